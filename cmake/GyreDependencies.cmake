@@ -1,0 +1,49 @@
+# Everything Gyre links comes from here. Each package is required: a build that silently lost MPI or
+# parallel HDF5 would measure something else.
+find_package(Threads REQUIRED)
+find_package(MPI REQUIRED COMPONENTS C CXX)
+
+set(HDF5_PREFER_PARALLEL ON) # without this CMake takes the serial library without a word
+find_package(HDF5 REQUIRED COMPONENTS C)
+if(NOT HDF5_IS_PARALLEL)
+  message(FATAL_ERROR "Gyre needs parallel HDF5 (Debian: libhdf5-mpich-dev); found a serial one: "
+                      "${HDF5_C_LIBRARIES}")
+endif()
+
+find_package(fmt REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(hwy REQUIRED)
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+
+# Small matrix products: libxsmm generates a kernel per shape at run time. Its link line wants a BLAS
+# for the shapes that it does not generate; Gyre asks for none of those.
+find_path(LIBXSMM_INCLUDE_DIR libxsmm.h REQUIRED)
+find_library(LIBXSMM_LIBRARY xsmm REQUIRED)
+find_library(LIBXSMM_NOBLAS_LIBRARY xsmmnoblas REQUIRED)
+add_library(gyre_libxsmm INTERFACE)
+target_include_directories(gyre_libxsmm SYSTEM INTERFACE ${LIBXSMM_INCLUDE_DIR})
+target_link_libraries(gyre_libxsmm INTERFACE ${LIBXSMM_LIBRARY} ${LIBXSMM_NOBLAS_LIBRARY}
+                                             Threads::Threads ${CMAKE_DL_LIBS})
+
+set(GYRE_WITH_CUDA OFF)
+if(NOT GYRE_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES "80-real;90-real;100")
+    endif()
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
+    find_package(CUDAToolkit REQUIRED)
+    find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+    find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+    if(NCCL_LIBRARY AND NCCL_INCLUDE_DIR)
+      set(GYRE_WITH_CUDA ON)
+    endif()
+  endif()
+  if(GYRE_CUDA STREQUAL "ON" AND NOT GYRE_WITH_CUDA)
+    message(FATAL_ERROR "GYRE_CUDA=ON needs nvcc and NCCL; one of them was not found")
+  endif()
+endif()

@@ -1,0 +1,27 @@
+# Writes OUTPUT (a header) with the version, git commit and dirty flag; touches it only when it changes.
+execute_process(COMMAND git -C ${SOURCE} rev-parse --short=8 HEAD OUTPUT_VARIABLE sha
+                OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+set(state "no git")
+if(failed)
+  set(sha "unknown")
+else()
+  execute_process(COMMAND git -C ${SOURCE} status --porcelain OUTPUT_VARIABLE changes ERROR_QUIET)
+  set(state "clean")
+  if(changes)
+    set(state "dirty")
+  endif()
+endif()
+set(text "#pragma once
+#define GYRE_VERSION \"${VERSION}\"
+#define GYRE_GIT_SHA \"${sha}\"
+#define GYRE_GIT_STATE \"${state}\"
+#define GYRE_BUILD_TYPE \"${BUILD_TYPE}\"
+#define GYRE_COMPILER \"${COMPILER}\"
+")
+set(old "")
+if(EXISTS ${OUTPUT})
+  file(READ ${OUTPUT} old)
+endif()
+if(NOT old STREQUAL text)
+  file(WRITE ${OUTPUT} "${text}")
+endif()

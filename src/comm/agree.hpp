@@ -1,0 +1,26 @@
+#pragma once
+// Agreement about errors: what one rank finds ends all ranks, with the same code and message.
+
+#include <functional>
+
+#include "comm/communicator.hpp"
+#include "core/error.hpp"
+
+namespace gyre {
+
+/// Runs `local` (no communication inside) on every rank. If any rank throws, all ranks throw the error of the lowest
+/// such rank, marked agreed. Collective; `what` names the step. Unless all ranks failed alike, the message names the rank.
+void run_agreed(Communicator& comm, std::string_view what, const std::function<void()>& local);
+
+/// The gravest of the ranks' codes: verification_failed < usage < runtime < timeout; ok and skipped give way. Collective.
+ExitCode agree_on(Communicator& comm, ExitCode mine);
+
+/// Blocking conveniences over small host values.
+double all_reduce_value(Communicator& comm, double value, ReduceOp op);
+int64_t all_reduce_value(Communicator& comm, int64_t value, ReduceOp op);
+/// Everyone's value, in rank order.
+std::vector<double> all_gather_value(Communicator& comm, double value);
+std::vector<int64_t> all_gather_value(Communicator& comm, int64_t value);
+std::string broadcast_string(Communicator& comm, std::string value, int root);
+
+}  // namespace gyre

@@ -1,0 +1,16 @@
+#pragma once
+// The MPI backend of Communicator: host memory, non-blocking calls, polite waits.
+
+#include <mpi.h>
+
+#include "comm/communicator.hpp"
+
+namespace gyre {
+
+/// A communicator over a duplicate of `parent` (collective over it).
+std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm parent);
+
+/// The MPI handle of a communicator made by make_mpi_communicator (or split from one); HDF5 wants it.
+MPI_Comm mpi_handle(const Communicator& comm);
+
+}  // namespace gyre

@@ -1,0 +1,75 @@
+#pragma once
+// Errors and exit codes. A failing run ends with one of these codes on every rank.
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace gyre {
+
+/// Exit codes of every mini-app.
+enum class ExitCode : int {
+  ok = 0,
+  verification_failed = 1,
+  usage = 2,    ///< unusable arguments, an impossible configuration or an input that breaks its schema
+  runtime = 3,  ///< MPI, HDF5, CUDA, NCCL or the file system failed, or a peer died
+  timeout = 4,
+  skipped = 77,
+};
+
+/// A run-ending error. `agreed` says that every rank of the run throws the same error at the same place,
+/// so that the program can end in order; otherwise the rank that threw has to abort its peers.
+class Error : public std::runtime_error {
+ public:
+  Error(ExitCode code, const std::string& message, bool agreed = false)
+      : std::runtime_error(message), code_(code), agreed_(agreed) {}
+
+  ExitCode code() const { return code_; }
+  bool agreed() const { return agreed_; }
+
+ private:
+  ExitCode code_;
+  bool agreed_;
+};
+
+/// Throws the error that a user can mend: bad option, bad input, impossible configuration (exit code 2).
+template <class... Args>
+[[noreturn]] void throw_usage(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ExitCode::usage, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Throws the error of a failed library or system call (exit code 3).
+template <class... Args>
+[[noreturn]] void throw_runtime(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ExitCode::runtime, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Collects every problem of a configuration, so that a user sees all of them at once.
+class Problems {
+ public:
+  template <class... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    messages_.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+  bool empty() const { return messages_.empty(); }
+  const std::vector<std::string>& messages() const { return messages_; }
+  /// Throws a usage error that lists all problems, one a line; does nothing when there are none.
+  void throw_if_any(const std::string& headline) const;
+
+ private:
+  std::vector<std::string> messages_;
+};
+
+[[noreturn]] void fail_check(const char* expression, const char* file, int line,
+                             const std::string& message);
+
+}  // namespace gyre
+
+/// An invariant of the program itself (not of its input). Always compiled in; the message takes fmt arguments.
+#define GYRE_CHECK(condition, ...)                                                          \
+  do {                                                                                      \
+    if (!(condition))                                                                       \
+      ::gyre::fail_check(#condition, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__));       \
+  } while (false)

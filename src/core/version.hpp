@@ -1,0 +1,18 @@
+#pragma once
+// Identity of this build, taken when it was built.
+
+#include <string>
+
+namespace gyre {
+
+struct BuildInfo {
+  std::string version;     ///< "0.1.0"
+  std::string git_sha;     ///< eight digits, or "unknown"
+  std::string git_state;   ///< "clean", "dirty" or "no git"
+  std::string build_type;  ///< "Release", "RelWithDebInfo", ...
+  std::string compiler;    ///< "GNU 12.2.0"
+};
+
+BuildInfo build_info();
+
+}  // namespace gyre

@@ -1,0 +1,36 @@
+#pragma once
+// Non-owning views of row-major arrays.
+
+#include <cstdint>
+#include <type_traits>
+
+namespace gyre {
+
+/// Row-major matrix view [rows, cols]; consecutive rows are `stride` elements apart (stride >= cols).
+template <class T>
+struct MatrixView {
+  T* data = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;
+
+  MatrixView() = default;
+  MatrixView(T* data_, int64_t rows_, int64_t cols_) : MatrixView(data_, rows_, cols_, cols_) {}
+  MatrixView(T* data_, int64_t rows_, int64_t cols_, int64_t stride_)
+      : data(data_), rows(rows_), cols(cols_), stride(stride_) {}
+  /// A writable view is a read-only view.
+  operator MatrixView<const T>() const
+    requires(!std::is_const_v<T>)
+  {
+    return {data, rows, cols, stride};
+  }
+
+  T* row(int64_t r) const { return data + r * stride; }
+  T& operator()(int64_t r, int64_t c) const { return data[r * stride + c]; }
+  MatrixView rows_from(int64_t begin, int64_t count) const { return {row(begin), count, cols, stride}; }
+  MatrixView columns_from(int64_t begin, int64_t count) const {
+    return {data + begin, rows, count, stride};
+  }
+};
+
+}  // namespace gyre

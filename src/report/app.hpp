@@ -1,0 +1,46 @@
+#pragma once
+// The frame of every mini-app: MPI, options, errors, exit code.
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/communicator.hpp"
+#include "core/error.hpp"
+#include "runtime/mpi_env.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace gyre {
+
+struct AppInfo {
+  std::string name;         ///< "gyre-pipeline"
+  std::string description;  ///< one sentence, shown by --help
+  std::string footer;       ///< examples, shown by --help
+};
+
+/// What the body of an app works with.
+struct AppContext {
+  const AppInfo& info;
+  MpiEnvironment& mpi;
+  Communicator& world;
+  std::string command_line;  ///< argv joined, program without its folder
+  bool verbose = false;
+  bool quiet = false;
+  bool root() const { return world.rank() == 0; }
+};
+
+/// Runs an app: starts MPI, lets `declare` add its options to the common ones (--config, --timeout, -v, -q, --version,
+/// -h), parses, runs `body`, and returns the exit code that all ranks agree on.
+///
+/// --help and --version print on rank 0 and end with 0; unknown or malformed options print the reason, the nearest
+/// valid option and a hint at --help on rank 0's stderr and end with 2. An Error that is agreed (or thrown on one
+/// rank alone in the world) is printed once, "NAME: error: ...", and ends in order; any other exception prints rank and
+/// host and ends all ranks through MpiEnvironment::abort. Only rank 0 writes to stdout.
+int run_app(int argc, char** argv, const AppInfo& info,
+            const std::function<void(CLI::App&)>& declare,
+            const std::function<ExitCode(AppContext&)>& body);
+
+}  // namespace gyre

@@ -1,0 +1,45 @@
+#pragma once
+// Ends a run that hangs, and says where.
+//
+// The main thread publishes what it is waiting for (a WaitScope); a watchdog thread looks at it ten times a
+// second. When one wait lasts longer than the timeout, the rank reports the step, the peers that it waits for and
+// what has become of them (running, stopped, gone), removes its unfinished output files and ends the process with
+// exit code 4. When a peer on this host has died, it ends with exit code 3 at once, without waiting for the timeout.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gyre {
+
+/// How the watchdog names and looks up a rank.
+struct PeerProcess {
+  int world_rank = 0;
+  std::string host;
+  int64_t pid = 0;
+};
+
+class Watchdog {
+ public:
+  /// Starts the watchdog thread of this process. `peers` lists all ranks of the run, in world order.
+  /// `timeout_seconds` 0 means never; peers are looked after all the same.
+  static void start(std::string program, int world_rank, std::vector<PeerProcess> peers,
+                    double timeout_seconds);
+  static void set_timeout(double seconds);
+  static void stop();
+};
+
+/// For its lifetime, this process waits for `what` from `peers` (world ranks; empty: all of them).
+/// Scopes nest; the innermost is reported. Cheap: no lock when uncontended, no system call but the clock.
+class WaitScope {
+ public:
+  explicit WaitScope(std::string_view what, std::vector<int> peers = {});
+  ~WaitScope();
+  WaitScope(const WaitScope&) = delete;
+  WaitScope& operator=(const WaitScope&) = delete;
+};
+
+/// Names the step that the program is in ("layer 3 attention"); waits are reported with it.
+void set_current_step(std::string step);
+
+}  // namespace gyre
