@@ -9,6 +9,7 @@ target_compile_options(
             -Wshadow
             -Wnon-virtual-dtor
             -Woverloaded-virtual
+            -Wno-restrict # GCC 12 false positives in std::string (GCC bug 105651)
             -ffp-contract=off>
             $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${GYRE_WERROR}>>:-Werror>)
 if(GYRE_SANITIZE)

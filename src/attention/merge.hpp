@@ -6,14 +6,15 @@
 
 namespace gyre {
 
-/// Weights by which two partials (O1, L1), (O2, L2) combine: O = w1·O1 + w2·O2, with the log-sum-exp of both.
+/// Weights by which two partials (O1, L1), (O2, L2) combine: O = w1·O1 + w2·O2, with the
+/// log-sum-exp of both.
 template <class T>
 struct MergeWeights {
   T w1, w2, lse;
 };
 
-/// M = max(L1, L2), a_i = exp(L_i - M), w_i = a_i / (a1 + a2), L = M + log(a1 + a2). Two empty partials (both -inf) give
-/// (0, 0, -inf): the identity, never NaN.
+/// M = max(L1, L2), a_i = exp(L_i - M), w_i = a_i / (a1 + a2), L = M + log(a1 + a2). Two empty
+/// partials (both -inf) give (0, 0, -inf): the identity, never NaN.
 template <class T>
 MergeWeights<T> merge_lse(T lse1, T lse2) {
   const T top = lse1 > lse2 ? lse1 : lse2;

@@ -1,12 +1,14 @@
 #pragma once
 // A context-parallel schedule as data.
 //
-// A schedule is a function that returns, for every rank, a list of steps. The executor walks the list with a
-// Communicator and a BlockKernel; count() reads the same list for FLOPs, bytes and messages. What runs, what is
-// counted and what is checked can therefore not be different algorithms.
+// A schedule is a function that returns, for every rank, a list of steps. The executor walks the
+// list with a Communicator and a BlockKernel; count() reads the same list for FLOPs, bytes and
+// messages. What runs, what is counted and what is checked can therefore not be different
+// algorithms.
 //
-// A rank's keys and values travel as one block [2, slots, kv_heads, head_dim] (K, then V). Blocks live in numbered slots:
-// slot 0 is the rank's own block, the others are receive buffers whose sizes the plan states.
+// A rank's keys and values travel as one block [2, slots, kv_heads, head_dim] (K, then V). Blocks
+// live in numbered slots: slot 0 is the rank's own block, the others are receive buffers whose
+// sizes the plan states.
 //
 // Example, ring over cp = 3 with one segment in DualChunkSwap, rank 1 (chunks 1 and 4 of 0..5):
 //
@@ -14,9 +16,9 @@
 //     Compute       slot 0 (own): chunks {1,4} x {1,4}, causal
 //     Wait #0
 //     Exchange #1   send slot 1 to rank 2, receive rank 2's block into slot 2
-//     Compute       slot 1 (rank 0's, chunks {0,5}): {1,4} x {0}      first half of the keys, no mask
-//     Wait #1
-//     Compute       slot 2 (rank 2's, chunks {2,3}): {4} x {2,3}      second half of the queries, no mask
+//     Compute       slot 1 (rank 0's, chunks {0,5}): {1,4} x {0}      first half of the keys, no
+//     mask Wait #1 Compute       slot 2 (rank 2's, chunks {2,3}): {4} x {2,3}      second half of
+//     the queries, no mask
 
 #include <cstdint>
 #include <string>
@@ -28,15 +30,16 @@
 
 namespace gyre {
 
-/// Which pairs of a rectangle are visible: all, or key j for query i iff j <= i + diagonal (both counted from the
-/// rectangle's corner).
+/// Which pairs of a rectangle are visible: all, or key j for query i iff j <= i + diagonal (both
+/// counted from the rectangle's corner).
 struct Mask {
   bool causal = false;
   int64_t diagonal = 0;
   friend bool operator==(const Mask&, const Mask&) = default;
 };
 
-/// Queries [q_begin, q_begin + q_length) of this rank meet keys [k_begin, k_begin + k_length) of a KV block.
+/// Queries [q_begin, q_begin + q_length) of this rank meet keys [k_begin, k_begin + k_length) of a
+/// KV block.
 struct Rectangle {
   LocalToken q_begin;
   int64_t q_length = 0;
@@ -53,7 +56,7 @@ namespace step {
 /// Sends the KV block in `send_slot` to `to`, receives the next one from `from` into `recv_slot`.
 struct Exchange {
   int id = 0;
-  int to = 0, from = 0;                 ///< ranks in the context-parallel group
+  int to = 0, from = 0;  ///< ranks in the context-parallel group
   int send_slot = 0, recv_slot = 0;
   int64_t send_tokens = 0, recv_tokens = 0;  ///< block sizes in slots
 };
@@ -61,7 +64,8 @@ struct Exchange {
 struct Wait {
   int id = 0;
 };
-/// Attends the rectangles against the block in `slot` and merges the result into the rank's (O, LSE).
+/// Attends the rectangles against the block in `slot` and merges the result into the rank's (O,
+/// LSE).
 struct Compute {
   int slot = 0;
   int kv_owner = 0;                   ///< whose block it is (for drawings and checks)
@@ -74,7 +78,8 @@ using Step = std::variant<step::Exchange, step::Wait, step::Compute>;
 
 struct RankPlan {
   std::vector<Step> steps;
-  std::vector<int64_t> slot_tokens;  ///< size of each KV slot in tokens; [0] is the rank's own block
+  std::vector<int64_t>
+      slot_tokens;  ///< size of each KV slot in tokens; [0] is the rank's own block
 };
 
 struct Plan {
@@ -84,16 +89,16 @@ struct Plan {
 
 enum class MaskKind { causal, full };
 
-/// The visible pairs between the queries of one shard and the keys of another, as rectangles of local indices sorted by
-/// q_begin. Documents never see each other. Fragments of one document must have equal strides. Pads are in no fragment,
-/// hence in no rectangle.
+/// The visible pairs between the queries of one shard and the keys of another, as rectangles of
+/// local indices sorted by q_begin. Documents never see each other. Fragments of one document must
+/// have equal strides. Pads are in no fragment, hence in no rectangle.
 std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, MaskKind mask);
 
 /// What a rank's plan does, counted from the plan.
 struct PlanCount {
-  int64_t pairs = 0;         ///< visible (query, key) pairs, per head
-  int64_t messages = 0;      ///< sent
-  int64_t tokens_sent = 0;   ///< KV tokens (one token: 2 · kv_heads · head_dim elements)
+  int64_t pairs = 0;           ///< visible (query, key) pairs, per head
+  int64_t messages = 0;        ///< sent
+  int64_t tokens_sent = 0;     ///< KV tokens (one token: 2 · kv_heads · head_dim elements)
   int64_t peak_kv_tokens = 0;  ///< receive slots, in tokens
 };
 PlanCount count(const RankPlan& plan);

@@ -8,11 +8,13 @@
 
 namespace gyre {
 
-/// Runs `local` (no communication inside) on every rank. If any rank throws, all ranks throw the error of the lowest
-/// such rank, marked agreed. Collective; `what` names the step. Unless all ranks failed alike, the message names the rank.
+/// Runs `local` (no communication inside) on every rank. If any rank throws, all ranks throw the
+/// error of the lowest such rank, marked agreed. Collective; `what` names the step. Unless all
+/// ranks failed alike, the message names the rank.
 void run_agreed(Communicator& comm, std::string_view what, const std::function<void()>& local);
 
-/// The gravest of the ranks' codes: verification_failed < usage < runtime < timeout; ok and skipped give way. Collective.
+/// The gravest of the ranks' codes: verification_failed < usage < runtime < timeout; ok and skipped
+/// give way. Collective.
 ExitCode agree_on(Communicator& comm, ExitCode mine);
 
 /// Blocking conveniences over small host values.

@@ -17,11 +17,15 @@ int64_t total(std::span<const int64_t> bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
 }
 
-int64_t size_in_bytes(std::span<const std::byte> data) { return static_cast<int64_t>(data.size()); }
+int64_t size_in_bytes(std::span<const std::byte> data) {
+  return static_cast<int64_t>(data.size());
+}
 
 }  // namespace
 
-WorkPtr completed_work() { return std::make_unique<CompletedWork>(); }
+WorkPtr completed_work() {
+  return std::make_unique<CompletedWork>();
+}
 
 void Communicator::count(int64_t bytes, int64_t messages) {
   traffic_.bytes_sent += bytes;
@@ -31,12 +35,13 @@ void Communicator::count(int64_t bytes, int64_t messages) {
 WorkPtr Communicator::exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                                Stream& stream, std::string_view what) {
   for (const SendSlice& send : sends) {
-    GYRE_CHECK(send.peer >= 0 && send.peer < size(), "{}: send to rank {} of {}", what, send.peer, size());
+    GYRE_CHECK(send.peer >= 0 && send.peer < size(), "{}: send to rank {} of {}", what, send.peer,
+               size());
     if (send.peer != rank()) count(size_in_bytes(send.data), 1);
   }
   for (const RecvSlice& recv : recvs)
-    GYRE_CHECK(recv.peer >= 0 && recv.peer < size(), "{}: receive from rank {} of {}", what, recv.peer,
-               size());
+    GYRE_CHECK(recv.peer >= 0 && recv.peer < size(), "{}: receive from rank {} of {}", what,
+               recv.peer, size());
   return do_exchange(sends, recvs, stream, what);
 }
 
@@ -49,7 +54,8 @@ WorkPtr Communicator::all_gather(std::span<const std::byte> send, std::span<std:
 WorkPtr Communicator::all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
                                    std::span<const int64_t> recv_bytes, Stream& stream,
                                    std::string_view what) {
-  GYRE_CHECK(std::ssize(recv_bytes) == size() && recv_bytes[static_cast<size_t>(rank())] == size_in_bytes(send),
+  GYRE_CHECK(std::ssize(recv_bytes) == size() &&
+                 recv_bytes[static_cast<size_t>(rank())] == size_in_bytes(send),
              "{}: sizes do not match on rank {}", what, rank());
   GYRE_CHECK(total(recv_bytes) == size_in_bytes(recv), "{}: {} bytes for a buffer of {}", what,
              total(recv_bytes), recv.size());
@@ -59,7 +65,8 @@ WorkPtr Communicator::all_gather_v(std::span<const std::byte> send, std::span<st
 
 WorkPtr Communicator::all_to_all(std::span<const std::byte> send, std::span<std::byte> recv,
                                  Stream& stream, std::string_view what) {
-  GYRE_CHECK(std::ssize(send) % size() == 0, "{}: {} bytes for {} ranks", what, send.size(), size());
+  GYRE_CHECK(std::ssize(send) % size() == 0, "{}: {} bytes for {} ranks", what, send.size(),
+             size());
   const std::vector<int64_t> bytes(static_cast<size_t>(size()), std::ssize(send) / size());
   return all_to_all_v(send, bytes, recv, bytes, stream, what);
 }
@@ -82,8 +89,8 @@ WorkPtr Communicator::reduce_scatter(const void* send, void* recv, int64_t count
   return do_reduce_scatter(send, recv, count_, type, op, stream, what);
 }
 
-WorkPtr Communicator::all_reduce(void* data, int64_t count_, DType type, ReduceOp op, Stream& stream,
-                                 std::string_view what) {
+WorkPtr Communicator::all_reduce(void* data, int64_t count_, DType type, ReduceOp op,
+                                 Stream& stream, std::string_view what) {
   if (size() == 1) return completed_work();
   count(2 * (size() - 1) * count_ * static_cast<int64_t>(size_of(type)) / size(), 1);
   return do_all_reduce(data, count_, type, op, stream, what);

@@ -1,12 +1,13 @@
 #pragma once
 // Communication of one group of ranks.
 //
-// Every operation is asynchronous: it returns a Work that completes later, and the buffers that it names belong
-// to it until then. All ranks of the group submit the same operations in the same order. Buffers live in the
-// communicator's memory space; on a device, an operation starts after the work already on `stream`.
+// Every operation is asynchronous: it returns a Work that completes later, and the buffers that it
+// names belong to it until then. All ranks of the group submit the same operations in the same
+// order. Buffers live in the communicator's memory space; on a device, an operation starts after
+// the work already on `stream`.
 //
-// Wire bytes are counted here, for every backend alike, as what one rank must send with the bandwidth-optimal
-// algorithm for n ranks and b bytes:
+// Wire bytes are counted here, for every backend alike, as what one rank must send with the
+// bandwidth-optimal algorithm for n ranks and b bytes:
 //     exchange        the bytes of its messages to other ranks
 //     all-gather      (n-1) · own b            reduce-scatter  (n-1)/n · b
 //     all-to-all      b that leave the rank    all-reduce      2 (n-1)/n · b
@@ -65,8 +66,8 @@ class Communicator {
 
   /// Grouped point-to-point: all slices form one operation; between two ranks they match in order.
   /// `what` names the step in the watchdog's report.
-  WorkPtr exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, Stream& stream,
-                   std::string_view what);
+  WorkPtr exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
+                   Stream& stream, std::string_view what);
   /// recv [size * send.size()] <- every rank's `send`, in rank order; equal sizes.
   WorkPtr all_gather(std::span<const std::byte> send, std::span<std::byte> recv, Stream& stream,
                      std::string_view what);

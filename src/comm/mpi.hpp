@@ -7,10 +7,12 @@
 
 namespace gyre {
 
-/// A communicator over a duplicate of `parent` (collective over it).
-std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm parent);
+/// A communicator over a duplicate of `world`, the communicator of all ranks (collective over it).
+/// Smaller groups come from split().
+std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm world);
 
-/// The MPI handle of a communicator made by make_mpi_communicator (or split from one); HDF5 wants it.
+/// The MPI handle of a communicator made by make_mpi_communicator (or split from one); HDF5 wants
+/// it.
 MPI_Comm mpi_handle(const Communicator& comm);
 
 }  // namespace gyre

@@ -26,8 +26,8 @@ struct GridShape {
 /// "dp=2 cp=2 tp=1"
 std::string to_string(const GridShape& shape);
 
-/// All shapes of exactly `ranks` ranks whose tp is in `allowed_tp`, nearest to `wanted` first (distance: sum of
-/// |log ratio| of the three sizes).
+/// All shapes of exactly `ranks` ranks whose tp is in `allowed_tp`, nearest to `wanted` first
+/// (distance: sum of |log ratio| of the three sizes).
 std::vector<GridShape> nearest_grids(const GridShape& wanted, int ranks,
                                      const std::vector<int>& allowed_tp);
 

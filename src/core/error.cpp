@@ -10,8 +10,8 @@ void Problems::throw_if_any(const std::string& headline) const {
 }
 
 void fail_check(const char* expression, const char* file, int line, const std::string& message) {
-  throw Error(ExitCode::runtime,
-              fmt::format("internal check '{}' failed at {}:{}: {}", expression, file, line, message));
+  throw Error(ExitCode::runtime, fmt::format("internal check '{}' failed at {}:{}: {}", expression,
+                                             file, line, message));
 }
 
 }  // namespace gyre

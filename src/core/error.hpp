@@ -13,14 +13,16 @@ namespace gyre {
 enum class ExitCode : int {
   ok = 0,
   verification_failed = 1,
-  usage = 2,    ///< unusable arguments, an impossible configuration or an input that breaks its schema
+  usage =
+      2,  ///< unusable arguments, an impossible configuration or an input that breaks its schema
   runtime = 3,  ///< MPI, HDF5, CUDA, NCCL or the file system failed, or a peer died
   timeout = 4,
   skipped = 77,
 };
 
-/// A run-ending error. `agreed` says that every rank of the run throws the same error at the same place,
-/// so that the program can end in order; otherwise the rank that threw has to abort its peers.
+/// A run-ending error. `agreed` says that every rank of the run throws the same error at the same
+/// place, so that the program can end in order; otherwise the rank that threw has to abort its
+/// peers.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode code, const std::string& message, bool agreed = false)
@@ -34,7 +36,8 @@ class Error : public std::runtime_error {
   bool agreed_;
 };
 
-/// Throws the error that a user can mend: bad option, bad input, impossible configuration (exit code 2).
+/// Throws the error that a user can mend: bad option, bad input, impossible configuration (exit
+/// code 2).
 template <class... Args>
 [[noreturn]] void throw_usage(fmt::format_string<Args...> format, Args&&... args) {
   throw Error(ExitCode::usage, fmt::format(format, std::forward<Args>(args)...));
@@ -67,9 +70,10 @@ class Problems {
 
 }  // namespace gyre
 
-/// An invariant of the program itself (not of its input). Always compiled in; the message takes fmt arguments.
-#define GYRE_CHECK(condition, ...)                                                          \
-  do {                                                                                      \
-    if (!(condition))                                                                       \
-      ::gyre::fail_check(#condition, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__));       \
+/// An invariant of the program itself (not of its input). Always compiled in; the message takes fmt
+/// arguments.
+#define GYRE_CHECK(condition, ...)                                                    \
+  do {                                                                                \
+    if (!(condition))                                                                 \
+      ::gyre::fail_check(#condition, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__)); \
   } while (false)

@@ -1,6 +1,6 @@
 #pragma once
-// Index types. Mixing global and local positions is *the* bug of sharded attention, so that they do not
-// convert into each other: a conversion is a call with a name (see sharding/layout.hpp).
+// Index types. Mixing global and local positions is *the* bug of sharded attention, so that they do
+// not convert into each other: a conversion is a call with a name (see sharding/layout.hpp).
 
 #include <compare>
 #include <cstdint>
@@ -26,13 +26,17 @@ class Index {
   int64_t value_ = 0;
 };
 
-using GlobalToken = Index<struct GlobalTokenTag>;    ///< slot in the packed stream of all ranks
-using LocalToken = Index<struct LocalTokenTag>;      ///< slot in the shard of one rank
-using DocPosition = Index<struct DocPositionTag>;    ///< position inside a document (RoPE, masks)
-using ChunkIndex = Index<struct ChunkTag>;           ///< chunk of a segment, 0 .. 2 cp - 1
-using SegmentIndex = Index<struct SegmentTag>;       ///< segment of a packed batch
+using GlobalToken = Index<struct GlobalTokenTag>;  ///< slot in the packed stream of all ranks
+using LocalToken = Index<struct LocalTokenTag>;    ///< slot in the shard of one rank
+using DocPosition = Index<struct DocPositionTag>;  ///< position inside a document (RoPE, masks)
+using ChunkIndex = Index<struct ChunkTag>;         ///< chunk of a segment, 0 .. 2 cp - 1
+using SegmentIndex = Index<struct SegmentTag>;     ///< segment of a packed batch
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+constexpr int64_t round_up(int64_t a, int64_t multiple) {
+  return ceil_div(a, multiple) * multiple;
+}
 
 }  // namespace gyre

@@ -6,7 +6,8 @@
 
 namespace gyre {
 
-/// Row-major matrix view [rows, cols]; consecutive rows are `stride` elements apart (stride >= cols).
+/// Row-major matrix view [rows, cols]; consecutive rows are `stride` elements apart (stride >=
+/// cols).
 template <class T>
 struct MatrixView {
   T* data = nullptr;
@@ -19,15 +20,15 @@ struct MatrixView {
   MatrixView(T* data_, int64_t rows_, int64_t cols_, int64_t stride_)
       : data(data_), rows(rows_), cols(cols_), stride(stride_) {}
   /// A writable view is a read-only view.
-  operator MatrixView<const T>() const
-    requires(!std::is_const_v<T>)
-  {
+  operator MatrixView<const T>() const requires(!std::is_const_v<T>) {
     return {data, rows, cols, stride};
   }
 
   T* row(int64_t r) const { return data + r * stride; }
   T& operator()(int64_t r, int64_t c) const { return data[r * stride + c]; }
-  MatrixView rows_from(int64_t begin, int64_t count) const { return {row(begin), count, cols, stride}; }
+  MatrixView rows_from(int64_t begin, int64_t count) const {
+    return {row(begin), count, cols, stride};
+  }
   MatrixView columns_from(int64_t begin, int64_t count) const {
     return {data + begin, rows, count, stride};
   }

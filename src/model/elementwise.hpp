@@ -1,6 +1,6 @@
 #pragma once
-// The decoder's operations on rows, f32, vectorised with run-time dispatch (Highway). Each has a serial
-// double-precision twin inside the reference decoder (decoder_reference.cpp).
+// The decoder's operations on rows, f32, vectorised with run-time dispatch (Highway). Each has a
+// serial double-precision twin inside the reference decoder (decoder_reference.cpp).
 
 #include <cstdint>
 #include <span>
@@ -9,14 +9,19 @@
 
 namespace gyre {
 
-/// out_i = x_i / sqrt(mean(x²) + eps) · weight, row by row. x, out [tokens, hidden] (may be the same), weight [hidden].
-void rms_norm(MatrixView<const float> x, std::span<const float> weight, float eps, MatrixView<float> out);
+/// out_i = x_i / sqrt(mean(x²) + eps) · weight, row by row. x, out [tokens, hidden] (may be the
+/// same), weight [hidden].
+void rms_norm(MatrixView<const float> x, std::span<const float> weight, float eps,
+              MatrixView<float> out);
 
-/// Rotary embedding in place, rotate-half convention (Hugging Face Llama): pairs are (i, i + head_dim/2), the angle of pair i
-/// at position p is p · theta^(-2i / head_dim), evaluated in double. x [tokens, heads * head_dim]; positions [tokens].
-void apply_rope(MatrixView<float> x, int64_t head_dim, double theta, std::span<const int32_t> positions);
+/// Rotary embedding in place, rotate-half convention (Hugging Face Llama): pairs are (i, i +
+/// head_dim/2), the angle of pair i at position p is p · theta^(-2i / head_dim), evaluated in
+/// double. x [tokens, heads * head_dim]; positions [tokens].
+void apply_rope(MatrixView<float> x, int64_t head_dim, double theta,
+                std::span<const int32_t> positions);
 
-/// out = silu(gate) · up, element-wise; silu(g) = g / (1 + e^-g). All [tokens, columns]; out may be gate.
+/// out = silu(gate) · up, element-wise; silu(g) = g / (1 + e^-g). All [tokens, columns]; out may be
+/// gate.
 void silu_multiply(MatrixView<const float> gate, MatrixView<const float> up, MatrixView<float> out);
 
 /// x += y. Both [tokens, columns].

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.hpp"
 #include "core/error.hpp"
@@ -26,19 +27,21 @@ struct AppContext {
   const AppInfo& info;
   MpiEnvironment& mpi;
   Communicator& world;
-  std::string command_line;  ///< argv joined, program without its folder
+  std::vector<std::string> arguments;  ///< argv, program without its folder
+  std::string command_line;            ///< the same, joined
   bool verbose = false;
   bool quiet = false;
   bool root() const { return world.rank() == 0; }
 };
 
-/// Runs an app: starts MPI, lets `declare` add its options to the common ones (--config, --timeout, -v, -q, --version,
-/// -h), parses, runs `body`, and returns the exit code that all ranks agree on.
+/// Runs an app: starts MPI, lets `declare` add its options to the common ones (--config, --timeout,
+/// -v, -q, --version, -h), parses, runs `body`, and returns the exit code that all ranks agree on.
 ///
-/// --help and --version print on rank 0 and end with 0; unknown or malformed options print the reason, the nearest
-/// valid option and a hint at --help on rank 0's stderr and end with 2. An Error that is agreed (or thrown on one
-/// rank alone in the world) is printed once, "NAME: error: ...", and ends in order; any other exception prints rank and
-/// host and ends all ranks through MpiEnvironment::abort. Only rank 0 writes to stdout.
+/// --help and --version print on rank 0 and end with 0; unknown or malformed options print the
+/// reason, the nearest valid option and a hint at --help on rank 0's stderr and end with 2. An
+/// Error that is agreed (or thrown on one rank alone in the world) is printed once, "NAME: error:
+/// ...", and ends in order; any other exception prints rank and host and ends all ranks through
+/// MpiEnvironment::abort. Only rank 0 writes to stdout.
 int run_app(int argc, char** argv, const AppInfo& info,
             const std::function<void(CLI::App&)>& declare,
             const std::function<ExitCode(AppContext&)>& body);

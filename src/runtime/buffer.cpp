@@ -14,13 +14,19 @@ std::atomic<int64_t> current{0};
 std::atomic<int64_t> peak{0};
 }  // namespace
 
-bool poison_new_buffers(bool on) { return poison.exchange(on); }
+bool poison_new_buffers(bool on) {
+  return poison.exchange(on);
+}
 
-MemoryUse memory_use() { return {current.load(), peak.load()}; }
+MemoryUse memory_use() {
+  return {current.load(), peak.load()};
+}
 
 namespace detail {
 
-bool poisoning() { return poison.load(std::memory_order_relaxed); }
+bool poisoning() {
+  return poison.load(std::memory_order_relaxed);
+}
 
 RawBuffer allocate(size_t bytes, MemorySpace space) {
   constexpr size_t alignment = 64;
@@ -34,7 +40,8 @@ RawBuffer allocate(size_t bytes, MemorySpace space) {
     if (pointer == nullptr)
       throw_runtime("no {} memory for a buffer of {} bytes",
                     space == MemorySpace::host ? "host" : "device", bytes);
-    const int64_t now = current.fetch_add(static_cast<int64_t>(rounded)) + static_cast<int64_t>(rounded);
+    const int64_t now =
+        current.fetch_add(static_cast<int64_t>(rounded)) + static_cast<int64_t>(rounded);
     int64_t seen = peak.load();
     while (seen < now && !peak.compare_exchange_weak(seen, now)) {
     }

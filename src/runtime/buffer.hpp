@@ -14,8 +14,9 @@
 
 namespace gyre {
 
-/// When on, every new host array of floating-point elements starts as NaN (tests turn it on: what should be
-/// written and is not, or is read before it is written, shows up in the result). Returns the old setting.
+/// When on, every new host array of floating-point elements starts as NaN (tests turn it on: what
+/// should be written and is not, or is read before it is written, shows up in the result). Returns
+/// the old setting.
 bool poison_new_buffers(bool on);
 
 /// Bytes of host and device memory now held by buffers, and the most ever held, in this process.

@@ -10,8 +10,9 @@
 
 namespace gyre {
 
-/// Initialises MPI (MPI_THREAD_FUNNELED), gathers host and process id of every rank, starts the watchdog, and on
-/// destruction finalises MPI after a barrier. One per program; nothing else in Gyre names MPI_COMM_WORLD.
+/// Initialises MPI (MPI_THREAD_FUNNELED), gathers host and process id of every rank, starts the
+/// watchdog, and on destruction finalises MPI after a barrier. One per program; nothing else in
+/// Gyre names MPI_COMM_WORLD.
 class MpiEnvironment {
  public:
   MpiEnvironment(int& argc, char**& argv, std::string program);
@@ -21,8 +22,8 @@ class MpiEnvironment {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Number of ranks that the launcher's variables announce, or 0 when they say nothing; a mismatch with size()
-  /// means that the program was started by another MPI's launcher.
+  /// Number of ranks that the launcher's variables announce, or 0 when they say nothing; a mismatch
+  /// with size() means that the program was started by another MPI's launcher.
   int launched_ranks() const { return launched_ranks_; }
   MPI_Comm world() const { return world_; }
   const std::vector<PeerProcess>& peers() const { return peers_; }

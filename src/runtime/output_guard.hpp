@@ -7,10 +7,10 @@ namespace gyre {
 
 /// Owns the temporary file behind an output. Exactly one rank (the one that renames) holds it.
 ///
-/// The file is written under temporary_path(), in the same folder; commit() renames it to its final name. If the
-/// object dies first, or the process does, by whatever signal, SIGKILL included, the temporary file is removed: a small
-/// shell, detached from the process group, watches a pipe from this process and removes the file when the
-/// pipe closes without the word "keep".
+/// The file is written under temporary_path(), in the same folder; commit() renames it to its final
+/// name. If the object dies first, or the process does, by whatever signal, SIGKILL included, the
+/// temporary file is removed: a small shell, detached from the process group, watches a pipe from
+/// this process and removes the file when the pipe closes without the word "keep".
 class OutputGuard {
  public:
   /// Throws a usage error when the folder of `path` does not exist or cannot be written.
@@ -28,7 +28,8 @@ class OutputGuard {
   int watcher_pipe_ = -1;
 };
 
-/// The temporary name that an OutputGuard for `path` uses in the process `pid` (ranks agree on the writer's).
+/// The temporary name that an OutputGuard for `path` uses in the process `pid` (ranks agree on the
+/// writer's).
 std::string temporary_name(const std::string& path, int64_t pid);
 
 /// Writes `text` to `path` by way of a temporary file and a rename.

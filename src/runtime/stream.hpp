@@ -1,6 +1,7 @@
 #pragma once
-// An ordered queue of work. On the host, work is done when it is submitted; a CUDA stream keeps it in order
-// on the device. Every asynchronous interface takes one from day one, so that schedules and apps are written once.
+// An ordered queue of work. On the host, work is done when it is submitted; a CUDA stream keeps it
+// in order on the device. Every asynchronous interface takes one from day one, so that schedules
+// and apps are written once.
 
 #include <memory>
 

@@ -1,10 +1,11 @@
 #pragma once
 // Ends a run that hangs, and says where.
 //
-// The main thread publishes what it is waiting for (a WaitScope); a watchdog thread looks at it ten times a
-// second. When one wait lasts longer than the timeout, the rank reports the step, the peers that it waits for and
-// what has become of them (running, stopped, gone), removes its unfinished output files and ends the process with
-// exit code 4. When a peer on this host has died, it ends with exit code 3 at once, without waiting for the timeout.
+// The main thread publishes what it is waiting for (a WaitScope); a watchdog thread looks at it ten
+// times a second. When one wait lasts longer than the timeout, the rank reports the step, the peers
+// that it waits for and what has become of them (running, stopped, gone), removes its unfinished
+// output files and ends the process with exit code 4. When a peer on this host has died, it ends
+// with exit code 3 at once, without waiting for the timeout.
 
 #include <string>
 #include <string_view>
@@ -21,8 +22,8 @@ struct PeerProcess {
 
 class Watchdog {
  public:
-  /// Starts the watchdog thread of this process. `peers` lists all ranks of the run, in world order.
-  /// `timeout_seconds` 0 means never; peers are looked after all the same.
+  /// Starts the watchdog thread of this process. `peers` lists all ranks of the run, in world
+  /// order. `timeout_seconds` 0 means never; peers are looked after all the same.
   static void start(std::string program, int world_rank, std::vector<PeerProcess> peers,
                     double timeout_seconds);
   static void set_timeout(double seconds);
@@ -30,7 +31,8 @@ class Watchdog {
 };
 
 /// For its lifetime, this process waits for `what` from `peers` (world ranks; empty: all of them).
-/// Scopes nest; the innermost is reported. Cheap: no lock when uncontended, no system call but the clock.
+/// Scopes nest; the innermost is reported. Cheap: no lock when uncontended, no system call but the
+/// clock.
 class WaitScope {
  public:
   explicit WaitScope(std::string_view what, std::vector<int> peers = {});

@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Writes the small input files that Gyre's tests read, and inputs/MANIFEST.
+
+    model_tiny.h5   a model with seeded random weights: 2 layers, 48 wide, fast enough for any test
+    docs_tiny.h5    17 short documents, with every edge case of lengths and tokens that could be
+                    thought of, and the reference of model_tiny.h5 including residual streams
+    docs_small.h5   8 documents of English text, and the reference of the trained model.h5
+                    including residual streams (float32)
+    MANIFEST        per file of inputs/: SHA-256, size in bytes, command that makes it, what it is
+
+The trained model.h5 comes from train_model.py and is only read here. All outputs are a function of
+this directory's contents: running this program twice gives the same bytes (on another processor
+the last bits of the reference values may differ).
+"""
+
+import argparse
+import os
+
+import numpy as np
+
+import gyre_files
+import reference
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TINY_SEED = 20240229
+
+TINY_CONFIG = {
+    "vocab_size": gyre_files.VOCAB_SIZE,
+    "vocab_padded": gyre_files.VOCAB_PADDED,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+}
+
+LICENCE = "Text written for this project, BSD-3-Clause as the rest of it."
+
+# File -> (command, description), the order of MANIFEST.
+CONTENTS = {
+    "model.h5": (
+        "inputs/train_model.py",
+        "trained byte-level model, 4 layers, 192 wide",
+    ),
+    "model_tiny.h5": (
+        "inputs/make_inputs.py tiny",
+        "random-weight model, 2 layers, 48 wide",
+    ),
+    "docs_tiny.h5": (
+        "inputs/make_inputs.py tiny",
+        "edge-case documents with the float64 reference of model_tiny.h5",
+    ),
+    "docs_small.h5": (
+        "inputs/make_inputs.py small",
+        "English documents with the float64 reference of model.h5",
+    ),
+}
+
+# Text for docs_small.h5; (name, text).
+SMALL_TEXTS = [
+    (
+        "rings",
+        "A ring of processes passes blocks of keys and values from neighbour to neighbour. Each\n"
+        "process keeps its own queries, attends to the block that it holds, and adds the result\n"
+        "to what it has so far. After as many steps as there are processes, every query has seen\n"
+        "every key that it may see. With a causal mask about half of that work is masked out,\n"
+        "and the schedule decides who idles.\n",
+    ),
+    ("yes", "y"),
+    ("blank", ""),
+    ("usage", "Usage: ls [OPTION]... [FILE]...\n"),
+    ("header", "#include <stdio.h>\n\nint main(void)\n{\n    return 0;\n}\n"),
+    ("prose", "The permission is granted to use, copy and modify this software.\n"),
+    ("names", "Zürich, Kraków, 東京: naïve café €5\n"),
+    (
+        "manual",
+        ".SH DESCRIPTION\nThe\n.B sort\nprogram writes the lines of all files in order to the\n"
+        "standard output.\n",
+    ),
+]
+
+
+def tiny_weights():
+    """Random weights scaled so that every layer matters and no prediction is near certain."""
+    rng = np.random.default_rng(TINY_SEED)
+    weights = {}
+    for name, shape in gyre_files.model_shapes(TINY_CONFIG).items():
+        values = rng.standard_normal(shape)
+        if name.endswith("norm"):
+            weights[name] = 1.0 + 0.25 * values
+        elif name == "embed":
+            weights[name] = values
+        else:
+            gain = 2.0 if name.endswith(("wq", "wk", "head")) else 1.2
+            weights[name] = gain * values / np.sqrt(shape[0])
+    gyre_files.fill_padding(weights, TINY_CONFIG, TINY_SEED + 1)
+    return weights
+
+
+def tiny_documents():
+    """The documents of docs_tiny.h5: (name, tokens)."""
+    text = gyre_files.encode
+    bos, eos, pad = gyre_files.BOS, gyre_files.EOS, gyre_files.PAD
+    return [
+        ("length-3", text(b"A")),
+        ("empty", []),
+        ("length-1", [bos]),
+        ("length-2", text(b"")),
+        ("length-5", text(b"yes")),
+        ("length-7", text(b"Gyre.")),
+        ("length-15", text(b"to be, or not")),
+        ("length-16", text(b"a power of two")),
+        ("length-17", text(b"I am seventeen.")),
+        (
+            "length-120",
+            text(
+                b"Under a causal mask the last rows of a long document cost the most, "
+                b"so an even split of the rows splits the work badly"
+            ),
+        ),
+        ("same-byte", text(b"a" * 31)),
+        ("bytes-0-and-255", text(b"\x00\xff\x00\x00\xff\xff\x00\xff\x01\xfe")),
+        ("not-ascii", text("Größe: 3 µm; Łódź → 東京 🙂\n".encode("utf-8"))),
+        ("header", text(b"#ifndef GYRE_H\n#define GYRE_H\n\n#include <mpi.h>\n\n#endif\n")),
+        ("no-bos-no-eos", list(b"in the middle")),
+        ("specials-anywhere", [pad, eos, bos, ord("x"), pad, pad, bos, ord("y"), eos, eos]),
+        ("empty-at-the-end", []),
+    ]
+
+
+def make_tiny():
+    """model_tiny.h5 and docs_tiny.h5."""
+    model = os.path.join(HERE, "model_tiny.h5")
+    documents = os.path.join(HERE, "docs_tiny.h5")
+    provenance = {"generator": "inputs/make_inputs.py", "command": "inputs/make_inputs.py tiny"}
+    gyre_files.write_model(
+        model,
+        TINY_CONFIG,
+        tiny_weights(),
+        {
+            **provenance,
+            "sources": "none: random weights from NumPy's default_rng",
+            "seed": TINY_SEED,
+            "licence": "Random numbers.",
+        },
+    )
+    gyre_files.write_documents(
+        documents,
+        tiny_documents(),
+        {**provenance, "sources": "inputs/make_inputs.py", "licence": LICENCE},
+    )
+    reference.add_reference(model, documents, "float64")
+
+
+def make_small():
+    """docs_small.h5; needs the trained model.h5."""
+    model = os.path.join(HERE, "model.h5")
+    documents = os.path.join(HERE, "docs_small.h5")
+    gyre_files.write_documents(
+        documents,
+        [(name, gyre_files.encode(text.encode("utf-8"))) for name, text in SMALL_TEXTS],
+        {
+            "generator": "inputs/make_inputs.py",
+            "command": "inputs/make_inputs.py small",
+            "sources": "inputs/make_inputs.py",
+            "licence": LICENCE,
+        },
+    )
+    reference.add_reference(model, documents, "float32")
+
+
+def make_manifest():
+    """MANIFEST: a line of four tab-separated fields for every file that is there."""
+    lines = ["# sha256\tbytes\tcommand\twhat it is\n"]
+    for name, (command, what) in CONTENTS.items():
+        path = os.path.join(HERE, name)
+        if os.path.exists(path):
+            digest, size = gyre_files.sha256_of(path), os.path.getsize(path)
+            lines.append(f"{digest}\t{size}\t{command}\t{name}: {what}\n")
+    target = os.path.join(HERE, "MANIFEST")
+    temporary = f"{target}.tmp{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(lines)
+    os.replace(temporary, target)
+
+
+def main():
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description="Write the small test inputs, with their references, and inputs/MANIFEST."
+    )
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="WHAT",
+        default=["tiny", "small"],
+        help="tiny, small (needs inputs/model.h5) or manifest (nothing else); default: tiny small",
+    )
+    args = parser.parse_args()
+    makers = {"tiny": make_tiny, "small": make_small, "manifest": lambda: None}
+    for what in args.what:
+        if what not in makers:
+            parser.error(f"{what!r} is none of {', '.join(makers)}")
+    for what in args.what:
+        makers[what]()
+    make_manifest()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Scores documents with a Gyre model in NumPy float64, as the reference for the C++ programs.
+
+This is the plainest statement of the model that still runs in reasonable time: one document after
+another, one layer after another, one attention head after another, every sum in double precision.
+It shares no code with the program that trains models nor with the C++ library, so that agreement
+between them means something.
+
+The results are stored in the documents file itself, as the group /reference (replacing an earlier
+one; the rest of the file is copied unchanged). With n documents, T tokens in all, L layers, C =
+hidden_size, and P = sum over documents of max(0, length - 1):
+
+    attributes model_sha256 (of the model file's bytes), generator
+    offsets   int64   [n + 1]      the predictions of document i are offsets[i] .. offsets[i+1]
+    logprob   float64 [P]          natural logarithm of the probability of the token that came
+    entropy   float64 [P]          Shannon entropy of the predicted distribution, nats
+    hidden    float64 [L+1, T, C]  residual stream, before the final norm (--hidden; or float32);
+                                   hidden[0] is the embedding, hidden[l] what layer l left
+
+Prediction j of a document is the distribution after its tokens 0..j; its logprob is that of token
+j + 1. Positions start at 0 in every document, and no document sees another.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import os
+
+import h5py
+import numpy as np
+
+QUERY_BLOCK = 1024  # rows of attention scores held at once; bounds memory, changes no result
+
+
+class Model:
+    """The weights of a model file in float64, and its configuration as attributes."""
+
+    def __init__(self, path):
+        with open(path, "rb") as file:
+            self.sha256 = hashlib.sha256(file.read()).hexdigest()
+        with h5py.File(path, "r") as file:
+            check_schema(file, path, "gyre/model")
+            group = file["model"]
+            self.vocab_size = int(group.attrs["vocab_size"])
+            self.layers = int(group.attrs["num_hidden_layers"])
+            self.heads = int(group.attrs["num_attention_heads"])
+            self.kv_heads = int(group.attrs["num_key_value_heads"])
+            self.head_dim = int(group.attrs["head_dim"])
+            self.theta = float(group.attrs["rope_theta"])
+            self.eps = float(group.attrs["rms_norm_eps"])
+            self.embed = group["embed"][...].astype(np.float64)
+            self.head = group["head"][...].astype(np.float64)
+            self.final_norm = group["final_norm"][...].astype(np.float64)
+            self.layer = [
+                {name: data[...].astype(np.float64) for name, data in group[f"layers/{i}"].items()}
+                for i in range(self.layers)
+            ]
+
+
+def check_schema(file, path, schema):
+    """Refuses a file of another kind or version."""
+    found = (file.attrs.get("schema"), int(file.attrs.get("schema_version", -1)))
+    if found != (schema, 1):
+        raise SystemExit(f"{path}: schema {found}, wanted {(schema, 1)}")
+
+
+def rms_norm(x, weight, eps):
+    """x [t, C] with each row scaled to a root mean square of one, times weight [C]."""
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def rope(x, theta):
+    """Rotary position embedding of one head, x [t, D], row p being position p of its document.
+
+    Elements i and i + D/2 are a pair, turned by the angle p * theta^(-2i/D).
+    """
+    t, d = x.shape
+    half = d // 2
+    frequency = theta ** (-2.0 * np.arange(half) / d)
+    angle = np.arange(t)[:, None] * frequency[None, :]
+    cos, sin = np.cos(angle), np.sin(angle)
+    first, second = x[:, :half], x[:, half:]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
+
+
+def attend(q, k, v):
+    """Causal softmax attention of one head: q, k, v [t, D] -> [t, D]."""
+    t, d = q.shape
+    out = np.empty_like(q)
+    for begin in range(0, t, QUERY_BLOCK):
+        end = min(begin + QUERY_BLOCK, t)
+        score = q[begin:end] @ k[:end].T / np.sqrt(d)
+        future = np.arange(end)[None, :] > np.arange(begin, end)[:, None]
+        score[future] = -np.inf
+        weight = np.exp(score - score.max(axis=1, keepdims=True))
+        out[begin:end] = (weight @ v[:end]) / weight.sum(axis=1, keepdims=True)
+    return out
+
+
+def silu(x):
+    """x * sigmoid(x), without overflow for large negative x."""
+    e = np.exp(-np.abs(x))
+    return x * np.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+def forward(model, tokens):
+    """Residual streams of one document: tokens [t] -> [L + 1, t, C]."""
+    t, d = len(tokens), model.head_dim
+    x = model.embed[tokens]
+    hidden = [x]
+    for w in model.layer:
+        h = rms_norm(x, w["attn_norm"], model.eps)
+        q, k, v = h @ w["wq"], h @ w["wk"], h @ w["wv"]
+        mixed = np.empty((t, model.heads * d))
+        for head in range(model.heads):
+            kv_head = head // (model.heads // model.kv_heads)
+            mine = slice(head * d, (head + 1) * d)
+            shared = slice(kv_head * d, (kv_head + 1) * d)
+            mixed[:, mine] = attend(
+                rope(q[:, mine], model.theta), rope(k[:, shared], model.theta), v[:, shared]
+            )
+        x = x + mixed @ w["wo"]
+        h = rms_norm(x, w["mlp_norm"], model.eps)
+        x = x + (silu(h @ w["w_gate"]) * (h @ w["w_up"])) @ w["w_down"]
+        hidden.append(x)
+    return np.stack(hidden)
+
+
+def log_probabilities(model, x):
+    """Last residual stream x [t, C] -> [t, vocab_size]; the padded columns take no part."""
+    logits = rms_norm(x, model.final_norm, model.eps) @ model.head[:, : model.vocab_size]
+    logits = logits - logits.max(axis=1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def score(model, tokens):
+    """One document -> (logprob [t-1], entropy [t-1], hidden [L+1, t, C]); t may be 0."""
+    tokens = np.asarray(tokens, dtype=np.int64)
+    if tokens.size and not (0 <= tokens.min() and tokens.max() < model.vocab_size):
+        raise SystemExit("a token is outside the model's vocabulary")
+    if tokens.size == 0:
+        empty = np.empty((model.layers + 1, 0, model.embed.shape[1]))
+        return np.empty(0), np.empty(0), empty
+    hidden = forward(model, tokens)
+    logp = log_probabilities(model, hidden[-1][:-1])
+    logprob = logp[np.arange(tokens.size - 1), tokens[1:]]
+    entropy = -(np.exp(logp) * logp).sum(axis=1)
+    return logprob, np.abs(entropy), hidden  # abs: -0.0 -> 0.0; no term of the sum is negative
+
+
+def add_reference(model_path, documents_path, hidden_type=None):
+    """Scores every document of a file and stores the results in it.
+
+    hidden_type is None (leave the residual streams out), "float64" or "float32".
+    """
+    model = Model(model_path)
+    with h5py.File(documents_path, "r") as file:
+        check_schema(file, documents_path, "gyre/documents")
+        tokens = file["documents/tokens"][...]
+        bounds = file["documents/offsets"][...]
+    scored = [score(model, tokens[a:b]) for a, b in zip(bounds[:-1], bounds[1:])]
+
+    offsets = np.zeros(len(scored) + 1, dtype=np.int64)
+    np.cumsum([logprob.size for logprob, _, _ in scored], out=offsets[1:])
+    arrays = {
+        "offsets": offsets,
+        "logprob": np.concatenate([np.empty(0)] + [s[0] for s in scored]),
+        "entropy": np.concatenate([np.empty(0)] + [s[1] for s in scored]),
+    }
+    if hidden_type is not None:
+        empty = np.empty((model.layers + 1, 0, model.embed.shape[1]))
+        hidden = np.concatenate([empty] + [s[2] for s in scored], axis=1)
+        arrays["hidden"] = hidden.astype(hidden_type)
+
+    # A new file, not a change in place: HDF5 does not give back the room of what is deleted.
+    temporary = f"{documents_path}.tmp{os.getpid()}"
+    try:
+        with h5py.File(documents_path, "r") as old, h5py.File(temporary, "w") as new:
+            for key, value in old.attrs.items():
+                new.attrs[key] = value
+            for name in old:
+                if name != "reference":
+                    old.copy(name, new)
+            group = new.create_group("reference")
+            group.attrs["model_sha256"] = model.sha256
+            group.attrs["generator"] = "inputs/reference.py (NumPy, float64)"
+            for name, array in arrays.items():
+                options = {"chunks": array.shape, "fletcher32": True} if array.size else {}
+                if name == "hidden" and array.size:
+                    options["chunks"] = (1,) + array.shape[1:]
+                group.create_dataset(name, data=array, **options)
+        os.replace(temporary, documents_path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+    return arrays
+
+
+def main():
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description="Score documents in float64 and store the results in their file.",
+        epilog="Results: the group /reference of the documents file; see the top of this program.",
+    )
+    parser.add_argument("--model", required=True, help="gyre/model file")
+    parser.add_argument("--documents", required=True, help="gyre/documents file, rewritten")
+    parser.add_argument(
+        "--hidden",
+        nargs="?",
+        const="float64",
+        choices=["float64", "float32"],
+        help="also store the residual streams, as float64 unless float32 is asked for",
+    )
+    args = parser.parse_args()
+    arrays = add_reference(args.model, args.documents, args.hidden)
+    nats, count = -arrays["logprob"].sum(), arrays["logprob"].size
+    bits = nats / np.log(2.0) / max(1, count)
+    print(f"{args.documents}: {count} predictions, {nats:.6f} nats, {bits:.4f} bits per token")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+#include "comm/mpi.hpp"
+
+#include <limits>
+#include <numeric>
+
+#include "comm/agree.hpp"
+#include "core/error.hpp"
+#include "runtime/mpi_env.hpp"
+
+namespace gyre {
+namespace {
+
+MPI_Datatype mpi_type(DType type) {
+  switch (type) {
+    case DType::f32:
+      return MPI_FLOAT;
+    case DType::f64:
+      return MPI_DOUBLE;
+    case DType::i32:
+      return MPI_INT32_T;
+    case DType::i64:
+      return MPI_INT64_T;
+  }
+  return MPI_DATATYPE_NULL;
+}
+
+MPI_Op mpi_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return MPI_SUM;
+    case ReduceOp::max:
+      return MPI_MAX;
+    case ReduceOp::min:
+      return MPI_MIN;
+  }
+  return MPI_OP_NULL;
+}
+
+/// MPI counts are int; a larger transfer is an error with a name rather than a silent wrap.
+int to_int(int64_t count, std::string_view what) {
+  if (count > std::numeric_limits<int>::max())
+    throw_runtime("{}: {} elements are more than one MPI call takes ({})", what, count,
+                  std::numeric_limits<int>::max());
+  return static_cast<int>(count);
+}
+
+class MpiWork final : public Work {
+ public:
+  MpiWork(std::string_view what, std::vector<int> peers) : what_(what), peers_(std::move(peers)) {}
+
+  MPI_Request* add() { return &requests_.emplace_back(MPI_REQUEST_NULL); }
+  /// Before the first add(): MPI keeps no pointer to a request, but callers of add() do.
+  void reserve(size_t n) { requests_.reserve(n); }
+  /// Count and displacement arrays must live as long as the operation.
+  std::vector<int>& keep(std::vector<int> values) { return kept_.emplace_back(std::move(values)); }
+  void reserve_kept(size_t n) { kept_.reserve(n); }
+
+  bool test() override {
+    int done = 0;
+    check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done,
+                          MPI_STATUSES_IGNORE),
+              "MPI_Testall");
+    return done != 0;
+  }
+  void wait() override {
+    if (test()) return;
+    WaitScope scope(what_, peers_);
+    wait_politely(requests_);
+  }
+
+ private:
+  std::string what_;
+  std::vector<int> peers_;
+  std::vector<MPI_Request> requests_;
+  std::vector<std::vector<int>> kept_;
+};
+
+class MpiCommunicator final : public Communicator {
+ public:
+  /// `world_ranks`: the members' ranks in the world, by which the watchdog names them.
+  MpiCommunicator(MPI_Comm comm, std::vector<int> world_ranks)
+      : comm_(comm), world_ranks_(std::move(world_ranks)) {
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+  }
+  ~MpiCommunicator() override { MPI_Comm_free(&comm_); }
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  MemorySpace space() const override { return MemorySpace::host; }
+  std::string_view backend() const override { return "mpi"; }
+  MPI_Comm handle() const { return comm_; }
+
+  std::unique_ptr<Communicator> split(int color) override {
+    WaitScope scope("splitting a communicator", world_ranks_);
+    MPI_Comm part = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split(comm_, color, rank_, &part), "MPI_Comm_split");
+    const std::vector<int64_t> colors = all_gather_value(*this, int64_t{color});
+    std::vector<int> members;
+    for (size_t r = 0; r < colors.size(); ++r)
+      if (colors[r] == color) members.push_back(world_ranks_[r]);
+    return std::make_unique<MpiCommunicator>(part, std::move(members));
+  }
+
+ protected:
+  WorkPtr do_exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, Stream&,
+                      std::string_view what) override {
+    std::vector<int> peers;
+    for (const RecvSlice& recv : recvs)
+      peers.push_back(world_ranks_[static_cast<size_t>(recv.peer)]);
+    for (const SendSlice& send : sends)
+      peers.push_back(world_ranks_[static_cast<size_t>(send.peer)]);
+    auto work = std::make_unique<MpiWork>(what, std::move(peers));
+    work->reserve(sends.size() + recvs.size());
+    for (const RecvSlice& recv : recvs)
+      check_mpi(MPI_Irecv(recv.data.data(), to_int(std::ssize(recv.data), what), MPI_BYTE,
+                          recv.peer, 0, comm_, work->add()),
+                "MPI_Irecv");
+    for (const SendSlice& send : sends)
+      check_mpi(MPI_Isend(send.data.data(), to_int(std::ssize(send.data), what), MPI_BYTE,
+                          send.peer, 0, comm_, work->add()),
+                "MPI_Isend");
+    return work;
+  }
+
+  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
+                          std::span<const int64_t> recv_bytes, Stream&,
+                          std::string_view what) override {
+    auto work = collective(what);
+    auto& counts = work->keep(to_ints(recv_bytes, what));
+    auto& offsets = work->keep(prefix_sums(counts));
+    check_mpi(MPI_Iallgatherv(send.data(), to_int(std::ssize(send), what), MPI_BYTE, recv.data(),
+                              counts.data(), offsets.data(), MPI_BYTE, comm_, work->add()),
+              "MPI_Iallgatherv");
+    return work;
+  }
+
+  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
+                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes, Stream&,
+                          std::string_view what) override {
+    auto work = collective(what);
+    auto& send_counts = work->keep(to_ints(send_bytes, what));
+    auto& send_offsets = work->keep(prefix_sums(send_counts));
+    auto& recv_counts = work->keep(to_ints(recv_bytes, what));
+    auto& recv_offsets = work->keep(prefix_sums(recv_counts));
+    check_mpi(
+        MPI_Ialltoallv(send.data(), send_counts.data(), send_offsets.data(), MPI_BYTE, recv.data(),
+                       recv_counts.data(), recv_offsets.data(), MPI_BYTE, comm_, work->add()),
+        "MPI_Ialltoallv");
+    return work;
+  }
+
+  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp op,
+                            Stream&, std::string_view what) override {
+    auto work = collective(what);
+    check_mpi(MPI_Ireduce_scatter_block(send, recv, to_int(count, what), mpi_type(type), mpi_op(op),
+                                        comm_, work->add()),
+              "MPI_Ireduce_scatter_block");
+    return work;
+  }
+
+  WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp op, Stream&,
+                        std::string_view what) override {
+    auto work = collective(what);
+    check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data, to_int(count, what), mpi_type(type), mpi_op(op),
+                             comm_, work->add()),
+              "MPI_Iallreduce");
+    return work;
+  }
+
+  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream&,
+                       std::string_view what) override {
+    auto work = collective(what);
+    check_mpi(
+        MPI_Ibcast(data.data(), to_int(std::ssize(data), what), MPI_BYTE, root, comm_, work->add()),
+        "MPI_Ibcast");
+    return work;
+  }
+
+  WorkPtr do_barrier(Stream&, std::string_view what) override {
+    auto work = collective(what);
+    check_mpi(MPI_Ibarrier(comm_, work->add()), "MPI_Ibarrier");
+    return work;
+  }
+
+ private:
+  std::unique_ptr<MpiWork> collective(std::string_view what) const {
+    auto work = std::make_unique<MpiWork>(what, world_ranks_);
+    work->reserve(1);
+    work->reserve_kept(4);
+    return work;
+  }
+  static std::vector<int> to_ints(std::span<const int64_t> values, std::string_view what) {
+    std::vector<int> result;
+    for (int64_t value : values) result.push_back(to_int(value, what));
+    return result;
+  }
+  static std::vector<int> prefix_sums(const std::vector<int>& counts) {
+    std::vector<int> offsets(counts.size(), 0);
+    std::partial_sum(counts.begin(), counts.end() - 1, offsets.begin() + 1);
+    return offsets;
+  }
+
+  MPI_Comm comm_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::vector<int> world_ranks_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm world) {
+  MPI_Comm copy = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_dup(world, &copy), "MPI_Comm_dup");
+  int size = 1;
+  MPI_Comm_size(copy, &size);
+  std::vector<int> world_ranks(static_cast<size_t>(size));
+  std::iota(world_ranks.begin(), world_ranks.end(), 0);
+  return std::make_unique<MpiCommunicator>(copy, std::move(world_ranks));
+}
+
+MPI_Comm mpi_handle(const Communicator& comm) {
+  const auto* mpi = dynamic_cast<const MpiCommunicator*>(&comm);
+  GYRE_CHECK(mpi != nullptr, "a communicator of backend '{}' has no MPI handle", comm.backend());
+  return mpi->handle();
+}
+
+}  // namespace gyre

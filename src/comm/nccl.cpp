@@ -1,0 +1,513 @@
+#include <mpi.h>
+#include <nccl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "comm/agree.hpp"
+#include "comm/cuda_nccl.hpp"
+#include "comm/mpi.hpp"
+#include "core/error.hpp"
+#include "runtime/buffer.hpp"
+#include "runtime/cuda_check.hpp"
+#include "runtime/mpi_env.hpp"
+#include "runtime/watchdog.hpp"
+
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0), "ncclCommSplit came with NCCL 2.18");
+
+namespace gyre {
+namespace {
+
+ncclDataType_t nccl_type(DType type) {
+  switch (type) {
+    case DType::f32:
+      return ncclFloat32;
+    case DType::f64:
+      return ncclFloat64;
+    case DType::i32:
+      return ncclInt32;
+    case DType::i64:
+      return ncclInt64;
+  }
+  throw_runtime("NCCL has no type for {}", name_of(type));
+}
+
+ncclRedOp_t nccl_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return ncclSum;
+    case ReduceOp::max:
+      return ncclMax;
+    case ReduceOp::min:
+      return ncclMin;
+  }
+  throw_runtime("NCCL has no reduction number {}", static_cast<int>(op));
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+class Event {
+ public:
+  Event() { GYRE_CHECK_CUDA(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming)); }
+  ~Event() { (void)cudaEventDestroy(handle_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  void record(cudaStream_t stream) { GYRE_CHECK_CUDA(cudaEventRecord(handle_, stream)); }
+  /// Work submitted to `stream` from now on comes after what was recorded.
+  void hold(cudaStream_t stream) { GYRE_CHECK_CUDA(cudaStreamWaitEvent(stream, handle_, 0)); }
+  cudaError_t query() const { return cudaEventQuery(handle_); }
+
+ private:
+  cudaEvent_t handle_ = nullptr;
+};
+
+/// The stream of all communication of this process. Its priority lets a transfer start while the
+/// kernels of the caller's stream fill the device.
+class CommStream {
+ public:
+  CommStream() {
+    int least = 0, greatest = 0;
+    GYRE_CHECK_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    GYRE_CHECK_CUDA(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking, greatest));
+  }
+  ~CommStream() { (void)cudaStreamDestroy(handle_); }
+  CommStream(const CommStream&) = delete;
+  CommStream& operator=(const CommStream&) = delete;
+
+  cudaStream_t handle() const { return handle_; }
+
+ private:
+  cudaStream_t handle_ = nullptr;
+};
+
+/// An NCCL communicator and what its operations share; a Work keeps it alive.
+struct Channel {
+  explicit Channel(std::shared_ptr<CommStream> shared) : comm_stream(std::move(shared)) {
+    GYRE_CHECK_CUDA(cudaMemsetAsync(flag.data(), 0, sizeof(int32_t), stream()));
+  }
+  /// ncclCommDestroy waits for the peers. When an error ends the run they may never come.
+  ~Channel() {
+    if (comm == nullptr) return;
+    (void)(std::uncaught_exceptions() > 0 ? ncclCommAbort(comm) : ncclCommDestroy(comm));
+  }
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  cudaStream_t stream() const { return comm_stream->handle(); }
+  size_t index() const { return static_cast<size_t>(rank); }
+
+  void require_usable(std::string_view what) const {
+    if (comm == nullptr)
+      throw_runtime("{}: the NCCL communicator was aborted after an earlier error", what);
+  }
+  void check(ncclResult_t result, std::string_view call, int line) {
+    if (result != ncclSuccess) fail(result, call, line);
+  }
+  /// Finds what has gone wrong since the call that started an operation: a dead peer, a lost link.
+  void check_progress(std::string_view what) {
+    require_usable(what);
+    ncclResult_t state = ncclSuccess;
+    check(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError", __LINE__);
+    if (state != ncclSuccess && state != ncclInProgress) fail(state, what, __LINE__);
+  }
+  [[noreturn]] void fail(ncclResult_t result, std::string_view call, int line) {
+    const char* last = ncclGetLastError(comm);
+    const std::string detail = last == nullptr || *last == '\0' ? "no further message" : last;
+    if (comm != nullptr) (void)ncclCommAbort(std::exchange(comm, nullptr));
+    (void)cudaGetLastError();
+    throw_runtime("{} failed at nccl.cpp:{} on rank {} of {} (host {}): {}; NCCL's last error: {}",
+                  call, line, rank, size, host_name(), ncclGetErrorString(result), detail);
+  }
+
+  ncclComm_t comm = nullptr;
+  int rank = 0;
+  int size = 1;
+  std::vector<int> world_ranks;  ///< of the members, by which the watchdog names them
+  std::shared_ptr<CommStream> comm_stream;
+  Buffer<int32_t> flag{1, MemorySpace::device};  ///< what a barrier reduces
+};
+
+#define GYRE_CHECK_NCCL(channel, call) (channel).check((call), #call, __LINE__)
+
+/// Point-to-point calls that start together. An error inside is thrown after the group is closed:
+/// a communicator cannot be aborted while one is open.
+class Group {
+ public:
+  explicit Group(Channel& channel) : channel_(channel) {
+    GYRE_CHECK_NCCL(channel_, ncclGroupStart());
+  }
+  void send(std::span<const std::byte> data, int peer) {
+    if (data.empty()) return;
+    note(ncclSend(data.data(), data.size(), ncclUint8, peer, channel_.comm, channel_.stream()),
+         "ncclSend");
+  }
+  void recv(std::span<std::byte> data, int peer) {
+    if (data.empty()) return;
+    note(ncclRecv(data.data(), data.size(), ncclUint8, peer, channel_.comm, channel_.stream()),
+         "ncclRecv");
+  }
+  void end() {
+    const ncclResult_t closed = ncclGroupEnd();
+    channel_.check(first_error_, failed_call_, __LINE__);
+    channel_.check(closed, "ncclGroupEnd", __LINE__);
+  }
+
+ private:
+  void note(ncclResult_t result, const char* call) {
+    if (first_error_ != ncclSuccess || result == ncclSuccess) return;
+    first_error_ = result;
+    failed_call_ = call;
+  }
+
+  Channel& channel_;
+  ncclResult_t first_error_ = ncclSuccess;
+  const char* failed_call_ = "";
+};
+
+class NcclWork final : public Work {
+ public:
+  NcclWork(std::shared_ptr<Channel> channel, std::optional<cudaStream_t> caller,
+           std::string_view what, std::vector<int> peers)
+      : channel_(std::move(channel)), caller_(caller), what_(what), peers_(std::move(peers)) {
+    done_.record(channel_->stream());
+  }
+
+  bool test() override {
+    if (complete_) return true;
+    channel_->check_progress(what_);
+    const cudaError_t state = done_.query();
+    if (state == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+      return false;
+    }
+    check_cuda(state, what_.c_str(), __FILE__, __LINE__);
+    complete_ = true;
+    return true;
+  }
+
+  void wait() override {
+    if (test()) return;
+    if (caller_) done_.hold(*caller_);
+    const WaitScope scope(what_, peers_);
+    while (!test()) sched_yield();
+  }
+
+ private:
+  std::shared_ptr<Channel> channel_;
+  std::optional<cudaStream_t> caller_;  ///< none when the operation was submitted from the host
+  std::string what_;
+  std::vector<int> peers_;
+  Event done_;
+  bool complete_ = false;
+};
+
+/// Fills in the world ranks of a new channel's members; `mine` is this rank's. Collective.
+void learn_world_ranks(Channel& channel, int mine) {
+  Buffer<int32_t> ranks(channel.size, MemorySpace::device);
+  channel.world_ranks.resize(static_cast<size_t>(channel.size));
+  int32_t* own = ranks.data() + channel.rank;
+  const cudaStream_t stream = channel.stream();
+  GYRE_CHECK_CUDA(cudaMemcpyAsync(own, &mine, sizeof(mine), cudaMemcpyHostToDevice, stream));
+  GYRE_CHECK_NCCL(channel, ncclAllGather(own, ranks.data(), 1, ncclInt32, channel.comm, stream));
+  GYRE_CHECK_CUDA(cudaMemcpyAsync(channel.world_ranks.data(), ranks.data(),
+                                  channel.world_ranks.size() * sizeof(int32_t),
+                                  cudaMemcpyDeviceToHost, stream));
+  GYRE_CHECK_CUDA(cudaStreamSynchronize(stream));
+}
+
+struct Copy {
+  std::span<const std::byte> from;
+  std::span<std::byte> to;
+};
+
+/// A rank's messages to itself, matched in order.
+std::vector<Copy> own_messages(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
+                               int rank, std::string_view what) {
+  std::vector<Copy> copies;
+  for (const SendSlice& send : sends)
+    if (send.peer == rank) copies.push_back({send.data, {}});
+  size_t received = 0;
+  for (const RecvSlice& recv : recvs) {
+    if (recv.peer != rank) continue;
+    GYRE_CHECK(received < copies.size() && copies[received].from.size() == recv.data.size(),
+               "{}: no message of rank {} to itself fits its receive {}", what, rank, received);
+    copies[received++].to = recv.data;
+  }
+  GYRE_CHECK(received == copies.size(), "{}: rank {} sends itself {} messages and receives {}",
+             what, rank, copies.size(), received);
+  return copies;
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  explicit NcclCommunicator(std::shared_ptr<Channel> channel) : channel_(std::move(channel)) {}
+
+  int rank() const override { return channel_->rank; }
+  int size() const override { return channel_->size; }
+  MemorySpace space() const override { return MemorySpace::device; }
+  std::string_view backend() const override { return "nccl"; }
+
+  std::unique_ptr<Communicator> split(int color) override {
+    GYRE_CHECK(color >= 0, "color {} of rank {}", color, rank());
+    const WaitScope scope("splitting a communicator", channel_->world_ranks);
+    channel_->require_usable("split");
+    // ncclCommSplit may not meet operations under way.
+    GYRE_CHECK_CUDA(cudaStreamSynchronize(channel_->stream()));
+    auto part = std::make_shared<Channel>(channel_->comm_stream);
+    GYRE_CHECK_NCCL(*channel_, ncclCommSplit(channel_->comm, color, rank(), &part->comm, nullptr));
+    GYRE_CHECK_NCCL(*part, ncclCommUserRank(part->comm, &part->rank));
+    GYRE_CHECK_NCCL(*part, ncclCommCount(part->comm, &part->size));
+    learn_world_ranks(*part, channel_->world_ranks[channel_->index()]);
+    return std::make_unique<NcclCommunicator>(std::move(part));
+  }
+
+ protected:
+  WorkPtr do_exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
+                      Stream& stream, std::string_view what) override {
+    std::vector<int> peers;
+    for (const RecvSlice& recv : recvs) peers.push_back(world_rank(recv.peer));
+    for (const SendSlice& send : sends) peers.push_back(world_rank(send.peer));
+    return submit(stream, what, std::move(peers), [&] { exchange_slices(sends, recvs, what); });
+  }
+
+  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
+                          std::span<const int64_t> recv_bytes, Stream& stream,
+                          std::string_view what) override {
+    return submit(stream, what, channel_->world_ranks, [&] {
+      const auto differs = [&](int64_t bytes) { return bytes != recv_bytes[0]; };
+      if (std::none_of(recv_bytes.begin(), recv_bytes.end(), differs)) {
+        GYRE_CHECK_NCCL(*channel_, ncclAllGather(send.data(), recv.data(), send.size(), ncclUint8,
+                                                 channel_->comm, channel_->stream()));
+        return;
+      }
+      std::vector<SendSlice> sends;
+      for (int peer = 0; peer < size(); ++peer) sends.push_back({peer, send});
+      exchange_slices(sends, receive_blocks(recv, recv_bytes), what);
+    });
+  }
+
+  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
+                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes,
+                          Stream& stream, std::string_view what) override {
+    return submit(stream, what, channel_->world_ranks, [&] {
+      std::vector<SendSlice> sends;
+      size_t begin = 0;
+      for (int peer = 0; peer < size(); ++peer) {
+        const auto bytes = static_cast<size_t>(send_bytes[static_cast<size_t>(peer)]);
+        sends.push_back({peer, send.subspan(begin, bytes)});
+        begin += bytes;
+      }
+      exchange_slices(sends, receive_blocks(recv, recv_bytes), what);
+    });
+  }
+
+  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp op,
+                            Stream& stream, std::string_view what) override {
+    return submit(stream, what, channel_->world_ranks, [&] {
+      GYRE_CHECK_NCCL(*channel_,
+                      ncclReduceScatter(send, recv, static_cast<size_t>(count), nccl_type(type),
+                                        nccl_op(op), channel_->comm, channel_->stream()));
+    });
+  }
+
+  WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp op, Stream& stream,
+                        std::string_view what) override {
+    return submit(stream, what, channel_->world_ranks, [&] {
+      GYRE_CHECK_NCCL(*channel_,
+                      ncclAllReduce(data, data, static_cast<size_t>(count), nccl_type(type),
+                                    nccl_op(op), channel_->comm, channel_->stream()));
+    });
+  }
+
+  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream& stream,
+                       std::string_view what) override {
+    return submit(stream, what, channel_->world_ranks, [&] {
+      GYRE_CHECK_NCCL(*channel_, ncclBroadcast(data.data(), data.data(), data.size(), ncclUint8,
+                                               root, channel_->comm, channel_->stream()));
+    });
+  }
+
+  /// NCCL has no barrier; nobody has the result of a reduction before everyone has contributed.
+  WorkPtr do_barrier(Stream& stream, std::string_view what) override {
+    return do_all_reduce(channel_->flag.data(), 1, DType::i32, ReduceOp::max, stream, what);
+  }
+
+ private:
+  int world_rank(int peer) const { return channel_->world_ranks[static_cast<size_t>(peer)]; }
+
+  /// Runs `issue`, which puts an operation on the communication stream, behind the work already
+  /// on `stream`.
+  template <class Issue>
+  WorkPtr submit(Stream& stream, std::string_view what, std::vector<int> peers, Issue issue) {
+    const WaitScope scope(what, peers);  // the first operation with a peer connects to it
+    channel_->require_usable(what);
+    std::optional<cudaStream_t> caller;
+    if (stream.space() == MemorySpace::device) {
+      caller = cuda_handle(stream);
+      Event submitted;
+      submitted.record(*caller);
+      submitted.hold(channel_->stream());
+    }
+    issue();
+    return std::make_unique<NcclWork>(channel_, caller, what, std::move(peers));
+  }
+
+  /// Messages to other ranks as one NCCL group, those to this rank as copies on the device. Empty
+  /// messages are left out on both sides.
+  void exchange_slices(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
+                       std::string_view what) {
+    const std::vector<Copy> own = own_messages(sends, recvs, rank(), what);
+    Group group(*channel_);
+    for (const SendSlice& send : sends)
+      if (send.peer != rank()) group.send(send.data, send.peer);
+    for (const RecvSlice& recv : recvs)
+      if (recv.peer != rank()) group.recv(recv.data, recv.peer);
+    group.end();
+    for (const Copy& copy : own)
+      if (!copy.to.empty() && copy.to.data() != copy.from.data())
+        GYRE_CHECK_CUDA(cudaMemcpyAsync(copy.to.data(), copy.from.data(), copy.to.size(),
+                                        cudaMemcpyDeviceToDevice, channel_->stream()));
+  }
+
+  static std::vector<RecvSlice> receive_blocks(std::span<std::byte> recv,
+                                               std::span<const int64_t> recv_bytes) {
+    std::vector<RecvSlice> blocks;
+    size_t begin = 0;
+    for (int peer = 0; peer < std::ssize(recv_bytes); ++peer) {
+      const auto bytes = static_cast<size_t>(recv_bytes[static_cast<size_t>(peer)]);
+      blocks.push_back({peer, recv.subspan(begin, bytes)});
+      begin += bytes;
+    }
+    return blocks;
+  }
+
+  std::shared_ptr<Channel> channel_;
+};
+
+/// The ranks of a communicator that share a host.
+class HostGroup {
+ public:
+  explicit HostGroup(Communicator& host) {
+    const WaitScope scope("finding the ranks of this host");
+    check_mpi(MPI_Comm_split_type(mpi_handle(host), MPI_COMM_TYPE_SHARED, host.rank(),
+                                  MPI_INFO_NULL, &comm_),
+              "MPI_Comm_split_type");
+    check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+  }
+  ~HostGroup() { MPI_Comm_free(&comm_); }
+  HostGroup(const HostGroup&) = delete;
+  HostGroup& operator=(const HostGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// Everyone's `mine`, in rank order.
+  template <class T>
+  std::vector<T> gather(const T& mine) const {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const WaitScope scope("gathering from the ranks of this host");
+    constexpr int bytes = sizeof(T);
+    std::vector<T> all(static_cast<size_t>(size_));
+    std::vector<MPI_Request> requests(1);
+    check_mpi(
+        MPI_Iallgather(&mine, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, comm_, requests.data()),
+        "MPI_Iallgather");
+    wait_politely(requests);
+    return all;
+  }
+
+ private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  int rank_ = 0;
+  int size_ = 1;
+};
+
+constexpr auto how_to_share = "the staged backend lets ranks share a device";
+
+/// The device that a rank uses, identified as no index can: launchers renumber devices for a rank.
+struct DeviceClaim {
+  int rank = 0;
+  int device = 0;
+  std::array<char, 16> uuid{};
+};
+
+DeviceClaim claim_device(const HostGroup& group, int rank) {
+  std::string why;
+  const int devices = usable_cuda_devices(&why);
+  if (devices == 0) throw_runtime("no usable CUDA device on host {}: {}", host_name(), why);
+  if (devices > 1 && group.rank() >= devices)
+    throw_runtime("{} ranks on host {} have {} CUDA devices, and NCCL needs one for each; {}",
+                  group.size(), host_name(), devices, how_to_share);
+  DeviceClaim claim{rank, devices == 1 ? 0 : group.rank(), {}};
+  cudaDeviceProp properties{};
+  GYRE_CHECK_CUDA(cudaGetDeviceProperties(&properties, claim.device));
+  std::memcpy(claim.uuid.data(), properties.uuid.bytes, claim.uuid.size());
+  return claim;
+}
+
+void require_own_device(const DeviceClaim& mine, const std::vector<DeviceClaim>& claims) {
+  for (const DeviceClaim& other : claims)
+    if (other.rank != mine.rank && other.uuid == mine.uuid)
+      throw_runtime(
+          "ranks {} and {} on host {} have one CUDA device, and NCCL needs one for each; {}",
+          std::min(mine.rank, other.rank), std::max(mine.rank, other.rank), host_name(),
+          how_to_share);
+}
+
+/// Makes a device of its own the current one on every rank. Collective.
+void bind_device(Communicator& host) {
+  const HostGroup group(host);
+  DeviceClaim mine;
+  run_agreed(host, "choosing a CUDA device", [&] { mine = claim_device(group, host.rank()); });
+  const std::vector<DeviceClaim> claims = group.gather(mine);
+  run_agreed(host, "choosing a CUDA device", [&] {
+    require_own_device(mine, claims);
+    GYRE_CHECK_CUDA(cudaSetDevice(mine.device));
+  });
+}
+
+ncclUniqueId share_unique_id(Communicator& host) {
+  ncclUniqueId id{};
+  run_agreed(host, "ncclGetUniqueId", [&] {
+    if (host.rank() != 0) return;
+    const ncclResult_t result = ncclGetUniqueId(&id);
+    if (result != ncclSuccess)
+      throw_runtime("ncclGetUniqueId failed on host {}: {}; NCCL's last error: {}", host_name(),
+                    ncclGetErrorString(result), ncclGetLastError(nullptr));
+  });
+  HostStream stream;
+  host.broadcast(std::as_writable_bytes(std::span(&id, 1)), 0, stream, "NCCL unique id")->wait();
+  host.barrier(stream, "NCCL unique id")->wait();
+  return id;
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host) {
+  bind_device(host);
+  std::shared_ptr<Channel> channel;
+  run_agreed(host, "preparing the GPU",
+             [&] { channel = std::make_shared<Channel>(std::make_shared<CommStream>()); });
+  channel->rank = host.rank();
+  channel->size = host.size();
+  for (int r = 0; r < host.size(); ++r) channel->world_ranks.push_back(r);
+  const ncclUniqueId id = share_unique_id(host);
+  const WaitScope scope("ncclCommInitRank");
+  ncclComm_t comm = nullptr;
+  GYRE_CHECK_NCCL(*channel, ncclCommInitRank(&comm, host.size(), id, host.rank()));
+  channel->comm = comm;
+  return std::make_unique<NcclCommunicator>(std::move(channel));
+}
+
+}  // namespace gyre

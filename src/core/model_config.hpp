@@ -1,0 +1,31 @@
+#pragma once
+// Shape of a Llama-style decoder. Names as in Hugging Face's LlamaConfig.
+
+#include <cstdint>
+
+namespace gyre {
+
+struct ModelConfig {
+  int64_t vocab_size = 0;  ///< real columns; token ids are below it
+  int64_t vocab_padded =
+      0;  ///< columns of embed and head; those from vocab_size on enter no softmax
+  int64_t hidden_size = 0;
+  int64_t num_hidden_layers = 0;
+  int64_t num_attention_heads = 0;
+  int64_t num_key_value_heads = 0;
+  int64_t head_dim = 0;
+  int64_t intermediate_size = 0;
+  double rope_theta = 0;
+  double rms_norm_eps = 0;
+
+  int64_t query_width() const { return num_attention_heads * head_dim; }
+  int64_t kv_width() const { return num_key_value_heads * head_dim; }
+  int64_t parameters() const {
+    const int64_t attention = hidden_size * (2 * query_width() + 2 * kv_width());
+    const int64_t mlp = 3 * hidden_size * intermediate_size;
+    return num_hidden_layers * (attention + mlp + 2 * hidden_size) +
+           2 * vocab_padded * hidden_size + hidden_size;
+  }
+};
+
+}  // namespace gyre

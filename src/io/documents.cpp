@@ -1,0 +1,133 @@
+#include "io/documents.hpp"
+
+#include <algorithm>
+
+#include "comm/agree.hpp"
+#include "io/collective.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr const char* tokens_path = "/documents/tokens";
+constexpr const char* offsets_path = "/documents/offsets";
+constexpr const char* names_path = "/documents/names";
+
+/// The handles of a documents file; all are there once open_parts has returned.
+struct Parts {
+  std::optional<h5::Dataset> tokens, offsets, names;
+};
+
+Parts open_parts(const h5::File& file, Documents& documents) {
+  SchemaReader reader(file, documents_schema);
+  documents.vocab_size = reader.integer("/documents", "vocab_size");
+  documents.tokenizer = reader.text("/documents", "tokenizer");
+  Parts parts;
+  parts.tokens = reader.dataset(tokens_path, {h5::Type::i32}, {-1});
+  parts.offsets = reader.dataset(offsets_path, {h5::Type::i64}, {-1});
+  if (parts.offsets && parts.offsets->elements() == 0) {
+    reader.problems().add("dataset '{}' is empty; it must hold at least the number 0",
+                          offsets_path);
+  } else if (parts.offsets && file.has_dataset(names_path)) {
+    const int64_t count = parts.offsets->elements() - 1;
+    parts.names = reader.dataset(names_path, {h5::Type::text}, {count});
+  }
+  reader.throw_if_any();
+  return parts;
+}
+
+/// The first token outside the vocabulary.
+void check_tokens(Problems& problems, const Documents& documents) {
+  for (int64_t i = 0; i < documents.count(); ++i) {
+    const std::span<const int32_t> document = documents.document(i);
+    const auto bad = std::find_if(document.begin(), document.end(), [&](int32_t token) {
+      return token < 0 || token >= documents.vocab_size;
+    });
+    if (bad == document.end()) continue;
+    const int64_t position = bad - document.begin();
+    problems.add("{}[{}] is {} ({}, position {}); tokens must be 0 to {}", tokens_path,
+                 documents.begin(i) + position, *bad, documents.label(i), position,
+                 documents.vocab_size - 1);
+    return;
+  }
+}
+
+}  // namespace
+
+std::string Documents::label(int64_t i) const {
+  const auto index = static_cast<size_t>(i);
+  if (index < names.size()) return fmt::format("document {} ('{}')", i, names[index]);
+  return fmt::format("document {}", i);
+}
+
+std::vector<int64_t> prediction_offsets(std::span<const int64_t> token_offsets) {
+  std::vector<int64_t> offsets{0};
+  for (size_t i = 1; i < token_offsets.size(); ++i)
+    offsets.push_back(offsets.back() +
+                      std::max<int64_t>(0, token_offsets[i] - token_offsets[i - 1] - 1));
+  return offsets;
+}
+
+void check_documents(Problems& problems, const Documents& documents) {
+  const size_t before = problems.messages().size();
+  const int64_t tokens = std::ssize(documents.tokens);
+  if (documents.vocab_size < 1)
+    problems.add("vocab_size of '/documents' is {}; it must be at least 1", documents.vocab_size);
+  if (documents.tokenizer.empty()) problems.add("tokenizer of '/documents' is empty");
+  check_offsets(problems, offsets_path, documents.offsets, tokens,
+                fmt::format("the number of elements of {}", tokens_path));
+  if (!documents.names.empty() && std::ssize(documents.names) != documents.count())
+    problems.add("{} has {} elements; it must have {}, one for each document", names_path,
+                 documents.names.size(), documents.count());
+  if (problems.messages().size() == before) check_tokens(problems, documents);
+}
+
+Documents read_documents(Communicator& comm, const std::string& path) {
+  const h5::File file = open_schema_file(comm, path, documents_schema);
+  Documents documents;
+  Parts parts;
+  run_agreed(comm, "opening the documents of " + path,
+             [&] { parts = open_parts(file, documents); });
+  documents.offsets = parts.offsets->read_all<int64_t>();
+  documents.tokens = parts.tokens->read_all<int32_t>();
+  if (parts.names) documents.names = parts.names->read_texts();
+  run_agreed(comm, "checking the documents of " + path, [&] {
+    SchemaReader reader(file, documents_schema);
+    check_documents(reader.problems(), documents);
+    reader.throw_if_any();
+  });
+  return documents;
+}
+
+void write_documents(OutputFile& output, const Documents& documents, const Provenance& provenance) {
+  Communicator& comm = output.comm();
+  const int64_t total = documents.total();
+  run_agreed(comm, "checking documents", [&] {
+    Problems problems;
+    check_documents(problems, documents);
+    problems.throw_if_any(fmt::format("'{}' cannot be written:", output.path()));
+  });
+  run_on_root(comm, "creating " + output.path(), [&] {
+    h5::File file = h5::File::create(output.temporary_path());
+    write_schema(file, documents_schema, provenance);
+    file.create_group("/documents");
+    file.write_attribute("/documents", "vocab_size", documents.vocab_size);
+    file.write_attribute("/documents", "tokenizer", documents.tokenizer);
+    file.write_dataset(offsets_path, std::span<const int64_t>(documents.offsets));
+    if (!documents.names.empty())
+      file.write_dataset(names_path, std::span<const std::string>(documents.names));
+    file.create_dataset(tokens_path, DType::i32, {total}, h5::Checksum::fletcher32);
+    file.close();
+  });
+  h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
+  const int64_t mine = total * comm.rank() / comm.size();
+  const int64_t count = total * (comm.rank() + 1) / comm.size() - mine;
+  const h5::Slab share{{mine}, {count}};
+  file.dataset(tokens_path)
+      .write<int32_t>(std::span(&share, 1),
+                      std::span(documents.tokens)
+                          .subspan(static_cast<size_t>(mine), static_cast<size_t>(count)));
+  file.close();
+  output.commit();
+}
+
+}  // namespace gyre

@@ -1,0 +1,55 @@
+#pragma once
+// Tokenised documents and their file, "gyre/documents".
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "io/schema.hpp"
+
+namespace gyre {
+
+/// The tokenizer of text_import: byte values 0 to 255, then begin, end and padding.
+namespace byte_tokenizer {
+inline constexpr const char* name = "byte-bos-eos";
+inline constexpr int32_t bos = 256;
+inline constexpr int32_t eos = 257;
+inline constexpr int32_t pad = 258;
+inline constexpr int64_t vocab_size = 259;
+}  // namespace byte_tokenizer
+
+struct Documents {
+  std::vector<int32_t> tokens;      ///< [T], one document after another
+  std::vector<int64_t> offsets{0};  ///< [n + 1]; document i is tokens [offsets[i], offsets[i+1])
+  std::vector<std::string> names;   ///< [n], or empty when they have none
+  int64_t vocab_size = byte_tokenizer::vocab_size;  ///< tokens are in [0, vocab_size)
+  std::string tokenizer = byte_tokenizer::name;
+
+  int64_t count() const { return std::ssize(offsets) - 1; }
+  int64_t total() const { return offsets.back(); }
+  int64_t begin(int64_t i) const { return offsets[static_cast<size_t>(i)]; }
+  int64_t length(int64_t i) const { return offsets[static_cast<size_t>(i) + 1] - begin(i); }
+  std::span<const int32_t> document(int64_t i) const {
+    return std::span(tokens).subspan(static_cast<size_t>(begin(i)), static_cast<size_t>(length(i)));
+  }
+  /// "document 3 ('src/main.cpp')", for messages.
+  std::string label(int64_t i) const;
+};
+
+/// Where each document's predictions lie, [n + 1]: a document of n tokens has max(0, n - 1), the
+/// first of them about its second token.
+std::vector<int64_t> prediction_offsets(std::span<const int64_t> token_offsets);
+
+/// Adds everything that is wrong with `documents` to `problems`; one message a kind of fault.
+void check_documents(Problems& problems, const Documents& documents);
+
+/// All documents of a file, on every rank. Collective; every rank reads a share of the tokens.
+/// A file that breaks the schema is a usage error, a damaged one a runtime error.
+Documents read_documents(Communicator& comm, const std::string& path);
+
+/// Writes documents that every rank holds in full, and names the file. Collective; every rank
+/// writes a share of the tokens.
+void write_documents(OutputFile& output, const Documents& documents, const Provenance& provenance);
+
+}  // namespace gyre

@@ -1,0 +1,177 @@
+#pragma once
+// HDF5 files: handles that close themselves, errors that name file and dataset, and rectangles of
+// datasets moved between file and memory by one process or by all ranks together.
+//
+// A file opened over a communicator is collective: every rank makes the same calls in the same
+// order, each with its own rectangles or with none, and what fails on one rank fails on all of them
+// with one agreed error. Questions about structure (attributes, shapes, existence) need no company.
+//
+// A file that many ranks write is made in two steps, because HDF5 cannot write variable-length
+// texts in parallel: one process creates it, with its attributes, texts and empty datasets; then
+// all ranks open it to fill the datasets.
+
+#include <hdf5.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "core/dtype.hpp"
+
+namespace gyre::h5 {
+
+/// Owns one HDF5 identifier.
+class Handle {
+ public:
+  using Close = herr_t (*)(hid_t);
+  Handle() = default;
+  Handle(hid_t id, Close close) : id_(id), close_(close) {}
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
+  Handle& operator=(Handle&& other) noexcept {
+    std::swap(id_, other.id_);
+    std::swap(close_, other.close_);
+    return *this;
+  }
+  ~Handle() { reset(); }
+  /// Closes now; negative when HDF5 failed.
+  herr_t reset() { return id_ < 0 ? 0 : close_(std::exchange(id_, -1)); }
+  hid_t get() const { return id_; }
+  bool valid() const { return id_ >= 0; }
+
+ private:
+  hid_t id_ = -1;
+  Close close_ = nullptr;
+};
+
+/// Extents, slowest dimension first; empty for a scalar.
+using Shape = std::vector<int64_t>;
+int64_t elements_of(const Shape& shape);
+/// "[3, 4]"; extents of -1 print as "any".
+std::string to_string(const Shape& shape);
+
+/// A rectangle of a dataset: count[d] elements from start[d] in dimension d.
+struct Slab {
+  Shape start;
+  Shape count;
+};
+
+/// What the elements of a dataset are. `integer` and `real` stand for the widths without a name.
+enum class Type { f32, f64, i32, i64, integer, real, text, other };
+std::string_view name_of(Type type);
+inline bool is_integer(Type t) {
+  return t == Type::i32 || t == Type::i64 || t == Type::integer;
+}
+inline bool is_real(Type t) {
+  return t == Type::f32 || t == Type::f64 || t == Type::real;
+}
+
+class Dataset {
+ public:
+  const std::string& file() const { return file_; }
+  const std::string& path() const { return path_; }  ///< inside the file, from "/"
+  const Shape& shape() const { return shape_; }
+  int64_t elements() const { return elements_of(shape_); }
+  Type type() const { return type_; }
+
+  /// Reads `slabs`, one after another, into `out`, converting to T. The slabs are disjoint and in
+  /// file order: every element of one comes before every element of the next. Collective.
+  template <class T>
+  void read(std::span<const Slab> slabs, std::span<T> out) const {
+    transfer(false, dtype_of<T>, slabs, out.data(), std::ssize(out));
+  }
+  /// Writes `data` to `slabs`; same order. Ranks write disjoint slabs. Collective.
+  template <class T>
+  void write(std::span<const Slab> slabs, std::span<const T> data) const {
+    transfer(true, dtype_of<T>, slabs, const_cast<T*>(data.data()), std::ssize(data));
+  }
+  /// The whole dataset on every rank; each rank reads its share of the rows, then they are
+  /// gathered.
+  template <class T>
+  std::vector<T> read_all() const {
+    std::vector<T> out(static_cast<size_t>(elements()));
+    read_shares(dtype_of<T>, out.data());
+    return out;
+  }
+  /// All texts, on every rank. Collective.
+  std::vector<std::string> read_texts() const;
+
+ private:
+  friend class File;
+  Dataset() = default;
+  void transfer(bool writing, DType type, std::span<const Slab> slabs, void* data,
+                int64_t size) const;
+  void transfer_round(bool writing, DType type, std::span<const Slab> slabs, void* data) const;
+  void read_shares(DType type, void* data) const;
+  std::vector<std::string> read_texts_here() const;
+
+  std::string file_;
+  std::string path_;
+  Communicator* comm_ = nullptr;  // none: this process alone
+  Handle id_;
+  Shape shape_;
+  Type type_ = Type::other;
+};
+
+enum class Checksum { none, fletcher32 };
+
+/// An attribute's value; nothing when there is no such attribute, or none of these types.
+using AttributeValue = std::variant<std::monostate, int64_t, double, std::string>;
+
+class File {
+ public:
+  /// Opens for reading, in this process alone. A path that cannot be opened, or that is no HDF5
+  /// file, is a usage error; a truncated or damaged file is a runtime error.
+  static File open(const std::string& path);
+  /// Opens for reading by all ranks; rank 0 has a look before the others come. Collective.
+  static File open(Communicator& comm, const std::string& path);
+  /// Creates or empties a file, in this process alone.
+  static File create(const std::string& path);
+  /// Opens an existing file, so that all ranks write to its datasets. Collective.
+  static File open_to_fill(Communicator& comm, const std::string& path);
+  File(File&&) = default;
+  File& operator=(File&&) = default;
+  ~File();
+  /// Closes, and throws when not everything could be written. Collective; datasets must be gone.
+  void close();
+
+  const std::string& path() const { return path_; }
+  bool has_group(const std::string& path) const;
+  bool has_dataset(const std::string& path) const;
+  /// Paths of all datasets in and below `group`, relative to it, sorted. Links are not followed.
+  std::vector<std::string> datasets_below(const std::string& group) const;
+  Dataset dataset(const std::string& path) const;
+  AttributeValue attribute(const std::string& object, const std::string& name) const;
+
+  // Writing, for a file made by create(). Missing groups on the way are made.
+  void create_group(const std::string& path);
+  void write_attribute(const std::string& object, const std::string& name, int64_t value);
+  void write_attribute(const std::string& object, const std::string& name, double value);
+  void write_attribute(const std::string& object, const std::string& name,
+                       const std::string& value);
+  void create_dataset(const std::string& path, DType type, const Shape& shape, Checksum checksum);
+  void write_dataset(const std::string& path, std::span<const std::string> texts);
+  /// A one-dimensional dataset with checksums.
+  template <class T>
+  void write_dataset(const std::string& path, std::span<const T> data) {
+    create_dataset(path, dtype_of<T>, {std::ssize(data)}, Checksum::fletcher32);
+    const Slab all{{0}, {std::ssize(data)}};
+    dataset(path).template write<T>(std::span(&all, 1), data);
+  }
+
+ private:
+  File(std::string path, Communicator* comm, Handle id)
+      : path_(std::move(path)), comm_(comm), id_(std::move(id)) {}
+  void write_attribute(const std::string& object, const std::string& name, hid_t type,
+                       const void* value);
+  H5I_type_t kind_of(const std::string& path) const;
+
+  std::string path_;
+  Communicator* comm_ = nullptr;
+  Handle id_;
+};
+
+}  // namespace gyre::h5

@@ -1,0 +1,203 @@
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "comm/agree.hpp"
+#include "core/error.hpp"
+#include "core/index.hpp"
+#include "io/collective.hpp"
+#include "io/h5_support.hpp"
+#include "runtime/watchdog.hpp"
+
+namespace gyre::h5 {
+namespace {
+
+using Extents = std::vector<hsize_t>;
+
+Extents to_extents(const Shape& shape) {
+  return {shape.begin(), shape.end()};
+}
+
+/// Cuts slabs by rows into rounds of at most `limit` elements each (one row at least).
+std::vector<std::vector<Slab>> cut_into_rounds(std::span<const Slab> slabs, int64_t limit) {
+  std::vector<std::vector<Slab>> rounds;
+  int64_t room = 0;
+  for (const Slab& slab : slabs) {
+    const int64_t total = elements_of(slab.count);
+    if (total == 0) continue;
+    if (slab.count.empty()) return {{slab}};  // a scalar
+    const int64_t row = total / slab.count[0];
+    for (int64_t done = 0; done < slab.count[0];) {
+      if (room < row) {
+        rounds.emplace_back();
+        room = std::max(limit, row);
+      }
+      Slab part = slab;
+      part.start[0] += done;
+      part.count[0] = std::min(slab.count[0] - done, room / row);
+      done += part.count[0];
+      room -= part.count[0] * row;
+      rounds.back().push_back(std::move(part));
+    }
+  }
+  return rounds;
+}
+
+int64_t elements_of(std::span<const Slab> slabs) {
+  int64_t total = 0;
+  for (const Slab& slab : slabs) total += h5::elements_of(slab.count);
+  return total;
+}
+
+/// The file's dataspace with the union of `slabs` selected.
+Handle select(hid_t dataset, std::span<const Slab> slabs, const std::string& where) {
+  Handle space(H5Dget_space(dataset), H5Sclose);
+  if (elements_of(slabs) == 0) {
+    detail::check(H5Sselect_none(space.get()), "select nothing in " + where);
+    return space;
+  }
+  if (slabs[0].count.empty()) return space;  // a scalar: all of it
+  H5S_seloper_t how = H5S_SELECT_SET;
+  for (const Slab& slab : slabs) {
+    const Extents start = to_extents(slab.start), count = to_extents(slab.count);
+    detail::check(
+        H5Sselect_hyperslab(space.get(), how, start.data(), nullptr, count.data(), nullptr),
+        fmt::format("select {} from {} in {}", to_string(slab.count), to_string(slab.start),
+                    where));
+    how = H5S_SELECT_OR;
+  }
+  return space;
+}
+
+Handle collective_transfer() {
+  Handle list(H5Pcreate(H5P_DATASET_XFER), H5Pclose);
+  detail::check(H5Pset_dxpl_mpio(list.get(), H5FD_MPIO_COLLECTIVE),
+                "ask for a collective transfer");
+  return list;
+}
+
+/// Runs `work` as it is, or agreed over the ranks of `comm`.
+void run(Communicator* comm, const std::string& what, const std::function<void()>& work) {
+  if (comm == nullptr) return work();
+  run_agreed(*comm, what, work);
+}
+
+}  // namespace
+
+int64_t elements_of(const Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+std::string to_string(const Shape& shape) {
+  std::string text;
+  for (int64_t extent : shape)
+    text += (text.empty() ? "" : ", ") + (extent < 0 ? "any" : std::to_string(extent));
+  return "[" + text + "]";
+}
+
+std::string_view name_of(Type type) {
+  switch (type) {
+    case Type::f32:
+      return "float32";
+    case Type::f64:
+      return "float64";
+    case Type::i32:
+      return "int32";
+    case Type::i64:
+      return "int64";
+    case Type::integer:
+      return "another integer type";
+    case Type::real:
+      return "another real type";
+    case Type::text:
+      return "text";
+    case Type::other:
+      return "a type of another class";
+  }
+  return "?";
+}
+
+void Dataset::transfer_round(bool writing, DType type, std::span<const Slab> slabs,
+                             void* data) const {
+  const std::string where = fmt::format("dataset '{}' of '{}'", path_, file_);
+  const Handle file_space = select(id_.get(), slabs, where);
+  const auto count = static_cast<hsize_t>(elements_of(slabs));
+  const Handle memory_space(H5Screate_simple(1, &count, nullptr), H5Sclose);
+  if (count == 0) H5Sselect_none(memory_space.get());
+  const Handle list = comm_ == nullptr ? Handle() : collective_transfer();
+  const hid_t transfer_list = list.valid() ? list.get() : H5P_DEFAULT;
+  const hid_t memory_type = detail::native_type(type);
+  const herr_t result = writing ? H5Dwrite(id_.get(), memory_type, memory_space.get(),
+                                           file_space.get(), transfer_list, data)
+                                : H5Dread(id_.get(), memory_type, memory_space.get(),
+                                          file_space.get(), transfer_list, data);
+  detail::check(result, (writing ? "write " : "read ") + where);
+}
+
+void Dataset::transfer(bool writing, DType type, std::span<const Slab> slabs, void* data,
+                       int64_t size) const {
+  const int64_t wanted = elements_of(slabs);
+  const int64_t width = static_cast<int64_t>(size_of(type));
+  const auto rounds = cut_into_rounds(slabs, std::max<int64_t>(1, transfer_limit_bytes() / width));
+  int64_t count = std::ssize(rounds);
+  if (comm_ != nullptr) count = all_reduce_value(*comm_, count, ReduceOp::max);
+
+  const std::string what =
+      fmt::format("{} {} of {}", writing ? "writing" : "reading", path_, file_);
+  run(comm_, what, [&] {
+    GYRE_CHECK(wanted == size, "{}: {} elements selected for a buffer of {}", what, wanted, size);
+    const WaitScope scope(what);
+    auto* bytes = static_cast<std::byte*>(data);
+    std::string failure;  // the first; a rank that failed stays with the others until the end
+    for (size_t round = 0; round < static_cast<size_t>(count); ++round) {
+      std::span<const Slab> part;
+      if (round < rounds.size()) part = rounds[round];
+      try {
+        transfer_round(writing, type, part, bytes);
+      } catch (const Error& error) {
+        if (failure.empty()) failure = error.what();
+      }
+      bytes += elements_of(part) * width;
+    }
+    if (!failure.empty()) throw Error(ExitCode::runtime, failure);
+  });
+}
+
+void Dataset::read_shares(DType type, void* data) const {
+  const int64_t width = static_cast<int64_t>(size_of(type));
+  if (elements() == 0) return;
+  if (comm_ == nullptr || comm_->size() == 1 || shape_.empty()) {
+    const Slab all{Shape(shape_.size(), 0), shape_};
+    return transfer(false, type, std::span(&all, 1), data, elements());
+  }
+  const int64_t rows = shape_[0], row = elements() / rows;
+  const int64_t mine = rows * comm_->rank() / comm_->size();
+  const int64_t next = rows * (comm_->rank() + 1) / comm_->size();
+  Slab share{Shape(shape_.size(), 0), shape_};
+  share.start[0] = mine;
+  share.count[0] = next - mine;
+  std::vector<std::byte> bytes(static_cast<size_t>((next - mine) * row * width));
+  transfer(false, type, std::span(&share, 1), bytes.data(), (next - mine) * row);
+  const std::vector<std::byte> all = all_gather_bytes(*comm_, bytes);
+  std::copy(all.begin(), all.end(), static_cast<std::byte*>(data));
+}
+
+std::vector<std::string> Dataset::read_texts_here() const {
+  const Handle type(H5Dget_type(id_.get()), H5Tclose);
+  const Handle space(H5Dget_space(id_.get()), H5Sclose);
+  const auto count = static_cast<size_t>(elements());
+  if (count == 0) return {};
+  return detail::read_texts(type.get(), space.get(), count, [&](hid_t memory_type, void* buffer) {
+    detail::check(H5Dread(id_.get(), memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, buffer),
+                  fmt::format("read dataset '{}' of '{}'", path_, file_));
+  });
+}
+
+std::vector<std::string> Dataset::read_texts() const {
+  if (comm_ == nullptr) return read_texts_here();
+  std::vector<std::string> texts;
+  run_on_root(*comm_, "reading " + path_, [&] { texts = read_texts_here(); });
+  return broadcast_texts(*comm_, texts);
+}
+
+}  // namespace gyre::h5

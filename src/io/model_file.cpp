@@ -1,0 +1,128 @@
+#include "io/model_file.hpp"
+
+#include <cmath>
+
+#include "comm/agree.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr const char* group = "/model";
+
+ModelConfig read_config(SchemaReader& reader) {
+  ModelConfig config;
+  config.vocab_size = reader.integer(group, "vocab_size");
+  config.vocab_padded = reader.integer(group, "vocab_padded");
+  config.hidden_size = reader.integer(group, "hidden_size");
+  config.num_hidden_layers = reader.integer(group, "num_hidden_layers");
+  config.num_attention_heads = reader.integer(group, "num_attention_heads");
+  config.num_key_value_heads = reader.integer(group, "num_key_value_heads");
+  config.head_dim = reader.integer(group, "head_dim");
+  config.intermediate_size = reader.integer(group, "intermediate_size");
+  config.rope_theta = reader.real(group, "rope_theta");
+  config.rms_norm_eps = reader.real(group, "rms_norm_eps");
+  return config;
+}
+
+ModelConfig read_and_check(const h5::File& file) {
+  SchemaReader reader(file, model_schema);
+  const ModelConfig config = read_config(reader);
+  if (reader.problems().empty()) check_config(reader.problems(), config);
+  reader.throw_if_any();  // without a sound configuration the shapes would all be wrong
+  for (const auto& [name, shape] : model_tensors(config))
+    reader.dataset(fmt::format("{}/{}", group, name), {h5::Type::f32}, shape);
+  reader.throw_if_any();
+  return config;
+}
+
+/// Throws a usage error that names the first NaN or infinity of what was read from `slab`.
+void check_finite(const Buffer<float>& values, const h5::Dataset& dataset, const h5::Slab& slab) {
+  for (int64_t i = 0; i < values.size(); ++i) {
+    if (std::isfinite(values[i])) continue;
+    h5::Shape place = slab.start;
+    place.back() += i % slab.count.back();
+    if (place.size() == 2) place[0] += i / slab.count.back();
+    throw_usage("'{}': {}{} is {}; weights must be finite", dataset.file(), dataset.path(),
+                h5::to_string(place), values[i]);
+  }
+}
+
+}  // namespace
+
+void check_config(Problems& problems, const ModelConfig& c) {
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"vocab_size", c.vocab_size},
+      {"hidden_size", c.hidden_size},
+      {"num_hidden_layers", c.num_hidden_layers},
+      {"num_attention_heads", c.num_attention_heads},
+      {"num_key_value_heads", c.num_key_value_heads},
+      {"head_dim", c.head_dim},
+      {"intermediate_size", c.intermediate_size},
+  };
+  for (const auto& [name, value] : sizes)
+    if (value < 1) problems.add("{} is {}; it must be at least 1", name, value);
+  if (c.vocab_padded < c.vocab_size)
+    problems.add("vocab_padded is {}; it must be at least vocab_size = {}", c.vocab_padded,
+                 c.vocab_size);
+  if (c.num_key_value_heads > 0 && c.num_attention_heads % c.num_key_value_heads != 0)
+    problems.add("num_attention_heads is {}; it must be a multiple of num_key_value_heads = {}",
+                 c.num_attention_heads, c.num_key_value_heads);
+  if (c.head_dim % 2 != 0)
+    problems.add("head_dim is {}; it must be even, since rotary embedding turns pairs", c.head_dim);
+  if (!(c.rope_theta > 0) || !std::isfinite(c.rope_theta))
+    problems.add("rope_theta is {}; it must be positive", c.rope_theta);
+  if (!(c.rms_norm_eps >= 0) || !std::isfinite(c.rms_norm_eps))
+    problems.add("rms_norm_eps is {}; it must not be negative", c.rms_norm_eps);
+}
+
+std::string layer_tensor(int64_t layer, const std::string& name) {
+  return fmt::format("layers/{}/{}", layer, name);
+}
+
+std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& c) {
+  const int64_t q = c.num_attention_heads * c.head_dim, kv = c.num_key_value_heads * c.head_dim;
+  std::vector<std::pair<std::string, h5::Shape>> tensors{
+      {"embed", {c.vocab_padded, c.hidden_size}},
+      {"head", {c.hidden_size, c.vocab_padded}},
+      {"final_norm", {c.hidden_size}},
+  };
+  for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+    const auto add = [&](const char* name, h5::Shape shape) {
+      tensors.emplace_back(layer_tensor(layer, name), std::move(shape));
+    };
+    add("attn_norm", {c.hidden_size});
+    add("wq", {c.hidden_size, q});
+    add("wk", {c.hidden_size, kv});
+    add("wv", {c.hidden_size, kv});
+    add("wo", {q, c.hidden_size});
+    add("mlp_norm", {c.hidden_size});
+    add("w_gate", {c.hidden_size, c.intermediate_size});
+    add("w_up", {c.hidden_size, c.intermediate_size});
+    add("w_down", {c.intermediate_size, c.hidden_size});
+  }
+  return tensors;
+}
+
+ModelFile::ModelFile(Communicator& comm, const std::string& path)
+    : comm_(comm), file_(open_schema_file(comm, path, model_schema)) {
+  run_agreed(comm_, "checking the model " + path, [&] { config_ = read_and_check(file_); });
+}
+
+Buffer<float> ModelFile::read_matrix(const std::string& name, int64_t row_begin, int64_t row_count,
+                                     int64_t col_begin, int64_t col_count) {
+  const std::string path = fmt::format("{}/{}", group, name);
+  h5::Slab slab{{row_begin, col_begin}, {row_count, col_count}};
+  Buffer<float> values(row_count * col_count);
+  std::optional<h5::Dataset> dataset;
+  run_agreed(comm_, "opening " + path, [&] {
+    dataset = file_.dataset(path);
+    if (dataset->shape().size() != 1) return;
+    GYRE_CHECK(row_begin == 0 && row_count <= 1, "{} is one row", path);
+    slab = {{col_begin}, {row_count * col_count}};
+  });
+  dataset->read<float>(std::span(&slab, 1), values.span());
+  run_agreed(comm_, "checking " + path, [&] { check_finite(values, *dataset, slab); });
+  return values;
+}
+
+}  // namespace gyre

@@ -1,0 +1,45 @@
+#pragma once
+// The weights of a decoder and their file, "gyre/model".
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/model_config.hpp"
+#include "io/schema.hpp"
+#include "runtime/buffer.hpp"
+
+namespace gyre {
+
+/// Adds everything that is wrong with `config` to `problems`.
+void check_config(Problems& problems, const ModelConfig& config);
+
+/// Name, relative to /model, and shape of every tensor, in the layout y = x W: [in, out].
+std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& config);
+
+/// "layers/3/wq"
+std::string layer_tensor(int64_t layer, const std::string& name);
+
+/// An open model. Each rank reads the rectangles that it needs; the calls are collective over the
+/// communicator of the constructor, which must outlive the object.
+class ModelFile {
+ public:
+  /// Reads the configuration and checks that every tensor is there with its type and shape; throws
+  /// a usage error that lists all that is wrong.
+  ModelFile(Communicator& comm, const std::string& path);
+
+  const ModelConfig& config() const { return config_; }
+
+  /// Rows [row_begin, + row_count) and columns [col_begin, + col_count) of the tensor `name`, as a
+  /// packed [row_count, col_count]; a tensor of one dimension is one row. A NaN or an infinity is a
+  /// usage error that names its place. Collective; the rectangles may differ by rank and be empty.
+  Buffer<float> read_matrix(const std::string& name, int64_t row_begin, int64_t row_count,
+                            int64_t col_begin, int64_t col_count);
+
+ private:
+  Communicator& comm_;
+  h5::File file_;
+  ModelConfig config_;
+};
+
+}  // namespace gyre

@@ -1,0 +1,266 @@
+#include "io/results.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "comm/agree.hpp"
+#include "io/collective.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr const char* logprob_path = "/results/logprob";
+constexpr const char* entropy_path = "/results/entropy";
+
+/// A piece without its values, as it is told to the other ranks.
+struct Claim {
+  int64_t begin;
+  int64_t count;
+  int64_t rank;
+};
+
+/// Throws unless the pieces of all ranks hold every one of `total` predictions exactly once.
+void check_coverage(Communicator& comm, std::span<const ResultPiece> pieces, int64_t total) {
+  std::vector<Claim> mine;
+  for (const ResultPiece& piece : pieces) {
+    GYRE_CHECK(piece.logprob.size() == piece.entropy.size(), "{} log-probs, {} entropies",
+               piece.logprob.size(), piece.entropy.size());
+    if (!piece.logprob.empty())
+      mine.push_back({piece.begin, std::ssize(piece.logprob), comm.rank()});
+  }
+  std::vector<Claim> claims = all_gather_elements(comm, std::span<const Claim>(mine));
+  run_agreed(comm, "checking who has which results", [&] {
+    std::sort(claims.begin(), claims.end(),
+              [](const Claim& a, const Claim& b) { return a.begin < b.begin; });
+    int64_t next = 0, owner = -1;
+    for (const Claim& claim : claims) {
+      GYRE_CHECK(claim.begin <= next, "prediction {} of {} comes from no rank", next, total);
+      GYRE_CHECK(claim.begin == next, "prediction {} comes from rank {} and from rank {}",
+                 claim.begin, owner, claim.rank);
+      next += claim.count;
+      owner = claim.rank;
+    }
+    GYRE_CHECK(next >= total, "prediction {} of {} comes from no rank", next, total);
+    GYRE_CHECK(next == total, "rank {} has prediction {}, but there are {}", owner, next - 1,
+               total);
+  });
+}
+
+/// This rank's pieces in file order, neighbours joined.
+struct SortedPieces {
+  std::vector<h5::Slab> slabs;
+  std::vector<float> logprob;
+  std::vector<float> entropy;
+};
+
+SortedPieces sort_pieces(std::span<const ResultPiece> pieces) {
+  std::vector<ResultPiece> order(pieces.begin(), pieces.end());
+  std::sort(order.begin(), order.end(),
+            [](const ResultPiece& a, const ResultPiece& b) { return a.begin < b.begin; });
+  SortedPieces sorted;
+  int64_t end = -1;
+  for (const ResultPiece& piece : order) {
+    const int64_t count = std::ssize(piece.logprob);
+    if (count == 0) continue;
+    if (piece.begin == end)
+      sorted.slabs.back().count[0] += count;
+    else
+      sorted.slabs.push_back({{piece.begin}, {count}});
+    end = piece.begin + count;
+    sorted.logprob.insert(sorted.logprob.end(), piece.logprob.begin(), piece.logprob.end());
+    sorted.entropy.insert(sorted.entropy.end(), piece.entropy.begin(), piece.entropy.end());
+  }
+  return sorted;
+}
+
+void write_packed(h5::File& file, const PackedBins& packed) {
+  file.create_group("/packed");
+  file.write_attribute("/packed", "cp", packed.cp);
+  file.write_attribute("/packed", "bin_capacity", packed.bin_capacity);
+  file.write_dataset("/packed/bin_offsets", std::span<const int64_t>(packed.bin_offsets));
+  file.write_dataset("/packed/document", std::span<const int64_t>(packed.document));
+  file.write_dataset("/packed/cu_seqlens", std::span<const int32_t>(packed.cu_seqlens));
+  file.write_dataset("/packed/cu_seqlens_padded",
+                     std::span<const int32_t>(packed.cu_seqlens_padded));
+}
+
+void create_results(const std::string& path, const ResultsHeader& header) {
+  h5::File file = h5::File::create(path);
+  write_schema(file, results_schema, header.provenance);
+  file.create_group("/results");
+  file.write_attribute("/results", "model_sha256", header.model_sha256);
+  file.write_attribute("/results", "input_sha256", header.input_sha256);
+  file.write_dataset("/results/offsets", std::span<const int64_t>(header.offsets));
+  if (!header.names.empty())
+    file.write_dataset("/results/names", std::span<const std::string>(header.names));
+  for (const char* dataset : {logprob_path, entropy_path})
+    file.create_dataset(dataset, DType::f32, {header.offsets.back()}, h5::Checksum::fletcher32);
+  write_packed(file, header.packed);
+  file.close();
+}
+
+/// Datasets of a results file; all but the names are there once open_parts has returned.
+struct ResultParts {
+  std::optional<h5::Dataset> logprob, entropy, offsets, names;
+  std::optional<h5::Dataset> bin_offsets, document, cu_seqlens, cu_seqlens_padded;
+};
+
+ResultParts open_parts(const h5::File& file, ResultsHeader& header) {
+  SchemaReader reader(file, results_schema);
+  header.model_sha256 = reader.text("/results", "model_sha256");
+  header.input_sha256 = reader.text("/results", "input_sha256");
+  header.packed.cp = reader.integer("/packed", "cp");
+  header.packed.bin_capacity = reader.integer("/packed", "bin_capacity");
+  ResultParts parts;
+  parts.logprob = reader.dataset(logprob_path, {h5::Type::f32}, {-1});
+  const int64_t predictions = parts.logprob ? parts.logprob->elements() : -1;
+  parts.entropy = reader.dataset(entropy_path, {h5::Type::f32}, {predictions});
+  parts.offsets = reader.dataset("/results/offsets", {h5::Type::i64}, {-1});
+  if (parts.offsets && file.has_dataset("/results/names")) {
+    const int64_t count = parts.offsets->elements() - 1;
+    parts.names = reader.dataset("/results/names", {h5::Type::text}, {count});
+  }
+  parts.bin_offsets = reader.dataset("/packed/bin_offsets", {h5::Type::i64}, {-1});
+  parts.document = reader.dataset("/packed/document", {h5::Type::i64}, {-1});
+  const int64_t bounds = parts.bin_offsets && parts.document
+                             ? parts.document->elements() + parts.bin_offsets->elements() - 1
+                             : -1;
+  parts.cu_seqlens = reader.dataset("/packed/cu_seqlens", {h5::Type::i32}, {bounds});
+  parts.cu_seqlens_padded = reader.dataset("/packed/cu_seqlens_padded", {h5::Type::i32}, {bounds});
+  reader.throw_if_any();
+  return parts;
+}
+
+void check_results(const h5::File& file, const Results& results) {
+  SchemaReader reader(file, results_schema);
+  const PackedBins& packed = results.header.packed;
+  check_offsets(reader.problems(), "/results/offsets", results.header.offsets,
+                std::ssize(results.logprob), fmt::format("the elements of {}", logprob_path));
+  check_offsets(reader.problems(), "/packed/bin_offsets", packed.bin_offsets,
+                std::ssize(packed.document), "the elements of /packed/document");
+  reader.throw_if_any();
+}
+
+struct ReferenceParts {
+  std::optional<h5::Dataset> offsets, logprob, entropy;
+};
+
+ReferenceParts open_reference(const h5::File& file, const Documents& documents,
+                              Reference& reference) {
+  SchemaReader reader(file, documents_schema);
+  reference.model_sha256 = reader.text("/reference", "model_sha256");
+  reference.generator = reader.text("/reference", "generator");
+  const int64_t predictions = prediction_offsets(documents.offsets).back();
+  ReferenceParts parts;
+  parts.offsets = reader.dataset("/reference/offsets", {h5::Type::i64}, {documents.count() + 1});
+  parts.logprob = reader.dataset("/reference/logprob", {h5::Type::f64}, {predictions});
+  parts.entropy = reader.dataset("/reference/entropy", {h5::Type::f64}, {predictions});
+  if (file.has_dataset("/reference/hidden")) {
+    const auto hidden = reader.dataset("/reference/hidden", {h5::Type::f32, h5::Type::f64},
+                                       {-1, documents.total(), -1});
+    if (hidden) {
+      reference.hidden_layers = hidden->shape()[0];
+      reference.hidden_size = hidden->shape()[2];
+    }
+  }
+  reader.throw_if_any();
+  return parts;
+}
+
+void check_finite(Problems& problems, const std::string& name, std::span<const double> values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (std::isfinite(values[i])) continue;
+    problems.add("{}[{}] is {}; it must be finite", name, i, values[i]);
+    return;
+  }
+}
+
+void check_reference(const h5::File& file, const Documents& documents, const Reference& reference) {
+  SchemaReader reader(file, documents_schema);
+  const std::vector<int64_t> wanted = prediction_offsets(documents.offsets);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (reference.offsets[i] == wanted[i]) continue;
+    reader.problems().add(
+        "/reference/offsets[{}] is {}; it must be {}: a document of n tokens has max(0, n - 1) "
+        "predictions",
+        i, reference.offsets[i], wanted[i]);
+    break;
+  }
+  check_finite(reader.problems(), "/reference/logprob", reference.logprob);
+  check_finite(reader.problems(), "/reference/entropy", reference.entropy);
+  reader.throw_if_any();
+}
+
+}  // namespace
+
+std::optional<Reference> read_reference(Communicator& comm, const std::string& path,
+                                        const Documents& documents) {
+  const h5::File file = open_schema_file(comm, path, documents_schema);
+  Reference reference;
+  ReferenceParts parts;
+  bool there = false;
+  run_agreed(comm, "opening the reference of " + path, [&] {
+    there = file.has_group("/reference");
+    if (there) parts = open_reference(file, documents, reference);
+  });
+  if (!there) return {};
+  reference.offsets = parts.offsets->read_all<int64_t>();
+  reference.logprob = parts.logprob->read_all<double>();
+  reference.entropy = parts.entropy->read_all<double>();
+  run_agreed(comm, "checking the reference of " + path,
+             [&] { check_reference(file, documents, reference); });
+  return reference;
+}
+
+Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path, int64_t entry,
+                                     std::span<const RowRange> rows) {
+  const h5::File file = open_schema_file(comm, path, documents_schema);
+  std::optional<h5::Dataset> hidden;
+  run_agreed(comm, "opening the hidden states of " + path,
+             [&] { hidden = file.dataset("/reference/hidden"); });
+  const int64_t width = hidden->shape().back();
+  std::vector<h5::Slab> slabs;
+  int64_t count = 0;
+  for (const RowRange& range : rows) {
+    if (range.count == 0) continue;
+    slabs.push_back({{entry, range.begin, 0}, {1, range.count, width}});
+    count += range.count;
+  }
+  Buffer<double> values(count * width);
+  hidden->read<double>(slabs, values.span());
+  return values;
+}
+
+void write_results(OutputFile& output, const ResultsHeader& header,
+                   std::span<const ResultPiece> pieces) {
+  Communicator& comm = output.comm();
+  check_coverage(comm, pieces, header.offsets.back());
+  run_on_root(comm, "creating " + output.path(),
+              [&] { create_results(output.temporary_path(), header); });
+  const SortedPieces mine = sort_pieces(pieces);
+  h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
+  file.dataset(logprob_path).write<float>(mine.slabs, mine.logprob);
+  file.dataset(entropy_path).write<float>(mine.slabs, mine.entropy);
+  file.close();
+  output.commit();
+}
+
+Results read_results(Communicator& comm, const std::string& path) {
+  const h5::File file = open_schema_file(comm, path, results_schema);
+  Results results;
+  ResultsHeader& header = results.header;
+  ResultParts parts;
+  run_agreed(comm, "opening the results of " + path, [&] { parts = open_parts(file, header); });
+  results.logprob = parts.logprob->read_all<float>();
+  results.entropy = parts.entropy->read_all<float>();
+  header.offsets = parts.offsets->read_all<int64_t>();
+  if (parts.names) header.names = parts.names->read_texts();
+  header.packed.bin_offsets = parts.bin_offsets->read_all<int64_t>();
+  header.packed.document = parts.document->read_all<int64_t>();
+  header.packed.cu_seqlens = parts.cu_seqlens->read_all<int32_t>();
+  header.packed.cu_seqlens_padded = parts.cu_seqlens_padded->read_all<int32_t>();
+  run_agreed(comm, "checking the results of " + path, [&] { check_results(file, results); });
+  return results;
+}
+
+}  // namespace gyre

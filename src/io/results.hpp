@@ -1,0 +1,87 @@
+#pragma once
+// Log-probabilities of documents: the reference beside the documents (group /reference), and the
+// results of a run (file "gyre/results").
+//
+// Predictions are numbered document by document: number offsets[i] + p of document i is about its
+// token p + 1, given tokens 0 to p.
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "io/documents.hpp"
+#include "io/schema.hpp"
+#include "runtime/buffer.hpp"
+
+namespace gyre {
+
+/// Rows [begin, begin + count).
+struct RowRange {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+/// Reference values, computed elsewhere in double precision; all of them on every rank.
+struct Reference {
+  std::string model_sha256;  ///< of the model file's bytes
+  std::string generator;
+  std::vector<int64_t> offsets;  ///< [n + 1]
+  std::vector<double> logprob;   ///< [P] of the token that follows
+  std::vector<double> entropy;   ///< [P] of the distribution, nats
+  int64_t hidden_layers = 0;     ///< entries of the hidden states, layers + 1, or 0 without them
+  int64_t hidden_size = 0;
+};
+
+/// The reference in a documents file, checked against its documents; nothing when the file has
+/// none. Collective.
+std::optional<Reference> read_reference(Communicator& comm, const std::string& path,
+                                        const Documents& documents);
+
+/// Hidden states [rows, hidden_size] of the tokens in `rows` (ascending, disjoint): entry 0 is the
+/// embedding's output, entry l the residual stream after layer l. Collective; rows differ by rank.
+Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path, int64_t entry,
+                                     std::span<const RowRange> rows);
+
+/// The packed batch that a run worked on. Bins are concatenated; the cu_seqlens of each start at 0.
+struct PackedBins {
+  int64_t cp = 0;
+  int64_t bin_capacity = 0;
+  std::vector<int64_t> bin_offsets{0};     ///< [bins + 1], in segments
+  std::vector<int64_t> document;           ///< [segments]
+  std::vector<int32_t> cu_seqlens;         ///< [segments + bins], real lengths
+  std::vector<int32_t> cu_seqlens_padded;  ///< [segments + bins], slots
+};
+
+/// What all ranks of a run know alike.
+struct ResultsHeader {
+  std::string model_sha256;
+  std::string input_sha256;
+  std::vector<int64_t> offsets;    ///< [n + 1], see prediction_offsets
+  std::vector<std::string> names;  ///< [n], or empty
+  PackedBins packed;
+  Provenance provenance;
+};
+
+/// Predictions begin, begin + 1, ... as one rank computed them.
+struct ResultPiece {
+  int64_t begin = 0;
+  std::span<const float> logprob;
+  std::span<const float> entropy;
+};
+
+/// Writes the results of all ranks and names the file. Every prediction must be in exactly one
+/// piece of one rank; anything else is a runtime error that names the prediction. Collective.
+void write_results(OutputFile& output, const ResultsHeader& header,
+                   std::span<const ResultPiece> pieces);
+
+struct Results {
+  ResultsHeader header;
+  std::vector<float> logprob;  ///< [P]
+  std::vector<float> entropy;  ///< [P]
+};
+
+/// All of a results file on every rank, checked against the schema. Collective.
+Results read_results(Communicator& comm, const std::string& path);
+
+}  // namespace gyre

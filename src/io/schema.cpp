@@ -1,0 +1,128 @@
+#include "io/schema.hpp"
+
+#include <algorithm>
+
+#include "comm/agree.hpp"
+#include "io/collective.hpp"
+
+namespace gyre {
+namespace {
+
+std::string join(const std::vector<h5::Type>& types) {
+  std::string text;
+  for (h5::Type type : types) text += (text.empty() ? "" : " or ") + std::string(name_of(type));
+  return text;
+}
+
+bool matches(const h5::Shape& shape, const h5::Shape& wanted) {
+  return std::equal(shape.begin(), shape.end(), wanted.begin(), wanted.end(),
+                    [](int64_t has, int64_t want) { return want < 0 || has == want; });
+}
+
+}  // namespace
+
+SchemaReader::SchemaReader(const h5::File& file, std::string schema)
+    : file_(file), schema_(std::move(schema)) {}
+
+int64_t SchemaReader::integer(const std::string& object, const std::string& attribute) {
+  const h5::AttributeValue value = file_.attribute(object, attribute);
+  if (const auto* number = std::get_if<int64_t>(&value)) return *number;
+  problems_.add("'{}' has no integer attribute '{}'", object, attribute);
+  return 0;
+}
+
+double SchemaReader::real(const std::string& object, const std::string& attribute) {
+  const h5::AttributeValue value = file_.attribute(object, attribute);
+  if (const auto* number = std::get_if<double>(&value)) return *number;
+  if (const auto* number = std::get_if<int64_t>(&value)) return static_cast<double>(*number);
+  problems_.add("'{}' has no real attribute '{}'", object, attribute);
+  return 0;
+}
+
+std::string SchemaReader::text(const std::string& object, const std::string& attribute) {
+  const h5::AttributeValue value = file_.attribute(object, attribute);
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  problems_.add("'{}' has no text attribute '{}'", object, attribute);
+  return {};
+}
+
+std::optional<h5::Dataset> SchemaReader::dataset(const std::string& path,
+                                                 const std::vector<h5::Type>& types,
+                                                 const h5::Shape& shape) {
+  if (!file_.has_dataset(path)) {
+    problems_.add("there is no dataset '{}'; it must be {} {}", path, join(types),
+                  h5::to_string(shape));
+    return {};
+  }
+  h5::Dataset dataset = file_.dataset(path);
+  const bool right_type = std::find(types.begin(), types.end(), dataset.type()) != types.end();
+  if (right_type && matches(dataset.shape(), shape)) return dataset;
+  problems_.add("dataset '{}' is {} {}; it must be {} {}", path, name_of(dataset.type()),
+                h5::to_string(dataset.shape()), join(types), h5::to_string(shape));
+  return {};
+}
+
+void SchemaReader::throw_if_any() const {
+  problems_.throw_if_any(
+      fmt::format("'{}' breaks the schema {} version {}:", file_.path(), schema_, schema_version));
+}
+
+h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema) {
+  h5::File file = h5::File::open(comm, path);
+  run_agreed(comm, "reading the schema of " + path, [&] {
+    const h5::AttributeValue kind = file.attribute("/", "schema");
+    const auto* name = std::get_if<std::string>(&kind);
+    if (name == nullptr)
+      throw_usage("'{}' is not a file of Gyre: it has no text attribute 'schema'; {} is needed",
+                  path, schema);
+    if (*name != schema)
+      throw_usage("'{}' is of the kind '{}'; '{}' is needed", path, *name, schema);
+    const h5::AttributeValue version = file.attribute("/", "schema_version");
+    const auto* number = std::get_if<int64_t>(&version);
+    if (number == nullptr)
+      throw_usage("'{}' has no integer attribute 'schema_version'; it must be {}", path,
+                  schema_version);
+    if (*number != schema_version)
+      throw_usage("'{}' has version {} of the schema {}; this program reads version {}", path,
+                  *number, schema, schema_version);
+  });
+  return file;
+}
+
+void write_schema(h5::File& file, const std::string& schema, const Provenance& provenance) {
+  file.write_attribute("/", "schema", schema);
+  file.write_attribute("/", "schema_version", schema_version);
+  file.create_group("/provenance");
+  for (const auto& [name, text] : provenance) file.write_attribute("/provenance", name, text);
+}
+
+void check_offsets(Problems& problems, const std::string& name, std::span<const int64_t> offsets,
+                   int64_t total, const std::string& what) {
+  if (offsets.empty()) {
+    problems.add("{} is empty; it must hold one element more than there are parts", name);
+    return;
+  }
+  if (offsets.front() != 0) problems.add("{}[0] is {}; it must be 0", name, offsets.front());
+  for (size_t i = 1; i < offsets.size(); ++i) {
+    if (offsets[i] >= offsets[i - 1]) continue;
+    problems.add("{0}[{1}] is {2}, less than {0}[{3}] = {4}; offsets must not decrease", name, i,
+                 offsets[i], i - 1, offsets[i - 1]);
+    return;
+  }
+  if (offsets.back() != total)
+    problems.add("{}[{}], the last, is {}; it must be {}, {}", name, offsets.size() - 1,
+                 offsets.back(), total, what);
+}
+
+OutputFile::OutputFile(Communicator& comm, std::string path) : comm_(comm), path_(std::move(path)) {
+  run_on_root(comm_, "preparing output", [&] { guard_ = std::make_unique<OutputGuard>(path_); });
+  temporary_path_ = broadcast_string(comm_, guard_ ? guard_->temporary_path() : std::string(), 0);
+}
+
+void OutputFile::commit() {
+  HostStream stream;
+  comm_.barrier(stream, "all ranks before the output gets its name")->wait();
+  run_on_root(comm_, "naming the output", [&] { guard_->commit(); });
+}
+
+}  // namespace gyre

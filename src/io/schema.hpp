@@ -1,0 +1,79 @@
+#pragma once
+// What all files of Gyre share: kind, version, provenance, and the reading of what a schema
+// demands. inputs/SCHEMA.md describes the files.
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "core/error.hpp"
+#include "io/h5.hpp"
+#include "runtime/output_guard.hpp"
+
+namespace gyre {
+
+inline constexpr const char* documents_schema = "gyre/documents";
+inline constexpr const char* model_schema = "gyre/model";
+inline constexpr const char* results_schema = "gyre/results";
+inline constexpr int64_t schema_version = 1;
+
+/// Where a file comes from: free texts by name (generator, command, sources, ...).
+using Provenance = std::map<std::string, std::string>;
+
+/// Reads what a schema demands from an open file and collects everything that is missing or wrong.
+/// What is missing reads as zero, empty or nothing. No communication, except where said.
+class SchemaReader {
+ public:
+  SchemaReader(const h5::File& file, std::string schema);
+
+  int64_t integer(const std::string& object, const std::string& attribute);
+  double real(const std::string& object, const std::string& attribute);
+  std::string text(const std::string& object, const std::string& attribute);
+  /// The dataset, if it is there with one of `types` and the extents of `shape` (-1 matches any).
+  std::optional<h5::Dataset> dataset(const std::string& path, const std::vector<h5::Type>& types,
+                                     const h5::Shape& shape);
+  Problems& problems() { return problems_; }
+  /// Throws the usage error that lists all problems.
+  void throw_if_any() const;
+
+ private:
+  const h5::File& file_;
+  std::string schema_;
+  Problems problems_;
+};
+
+/// Opens a file of the kind `schema`, in this version. Any other kind is a usage error. Collective.
+h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema);
+
+/// Marks a new file with kind, version and provenance.
+void write_schema(h5::File& file, const std::string& schema, const Provenance& provenance);
+
+/// Adds a problem for every way in which `offsets` fail to cut `total` elements of `what` into
+/// parts: they start at 0, do not decrease, and end at `total`.
+void check_offsets(Problems& problems, const std::string& name, std::span<const int64_t> offsets,
+                   int64_t total, const std::string& what);
+
+/// An output of all ranks that appears complete or not at all. Made early, it finds a missing
+/// folder before hours of work. Collective throughout.
+class OutputFile {
+ public:
+  /// A usage error when the folder of `path` is missing or cannot be written.
+  OutputFile(Communicator& comm, std::string path);
+
+  Communicator& comm() const { return comm_; }
+  const std::string& path() const { return path_; }
+  const std::string& temporary_path() const { return temporary_path_; }
+  /// Gives the complete file its name. All ranks have closed it.
+  void commit();
+
+ private:
+  Communicator& comm_;
+  std::string path_;
+  std::string temporary_path_;
+  std::unique_ptr<OutputGuard> guard_;  // on rank 0
+};
+
+}  // namespace gyre

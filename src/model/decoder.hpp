@@ -1,0 +1,102 @@
+#pragma once
+// The decoder under tensor and context parallelism.
+//
+//     serial:
+//     x = embed[token]
+//     for every layer:
+//         h = rms_norm(x, attn_norm);  q, k, v = h·wq, h·wk, h·wv;  rope(q), rope(k)
+//         x += attention(q, k, v) · wo                              causal, inside the document
+//         h = rms_norm(x, mlp_norm);   x += (silu(h·w_gate) · (h·w_up)) · w_down
+//     logits = rms_norm(x, final_norm) · head
+//
+// Context parallelism splits tokens: every rank runs its own slots, and only attention
+// communicates, by the plan. Tensor parallelism (Shoeybi et al., arXiv 1909.08053) splits heads,
+// intermediate columns and vocabulary: wq, wk, wv, w_gate, w_up and head by columns, wo and w_down
+// by rows, embed by rows. Partial sums meet in one all-reduce after embed, wo and w_down; x is the
+// same on all ranks of a tensor-parallel group. Example, tp = 2, 8 heads over 4 KV heads:
+//     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)        rank 1: heads 4-7, KV heads 2-3,
+//     vocabulary [V/2, V)
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "attention/execute.hpp"
+#include "comm/process_grid.hpp"
+#include "core/model_config.hpp"
+#include "logprobs/vocab_parallel.hpp"
+#include "sharding/local_batch.hpp"
+
+namespace gyre {
+
+/// Reads the block [row, row + rows) × [column, column + columns) of the matrix `name`; a vector is
+/// one row. Collective.
+using WeightReader = std::function<Buffer<float>(const std::string& name, int64_t row, int64_t rows,
+                                                 int64_t column, int64_t columns)>;
+
+/// One tensor-parallel rank's part of the weights, all row-major [in, out].
+struct DecoderWeights {
+  struct Layer {
+    Buffer<float> attn_norm, wq, wk, wv, wo, mlp_norm, w_gate, w_up, w_down;
+  };
+  Buffer<float> embed;  ///< [vocab_padded / tp, hidden]
+  std::vector<Layer> layers;
+  Buffer<float> final_norm;  ///< [hidden]
+  Buffer<float> head;        ///< [hidden, vocab_padded / tp]
+};
+
+/// Adds to `problems` whatever keeps `config` from being split over `tp` ranks.
+void check_tensor_parallel(const ModelConfig& config, int tp, Problems& problems);
+/// The tensor-parallel sizes up to `ranks` that the model's head counts, intermediate size and
+/// vocabulary admit.
+std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks);
+
+DecoderWeights load_weights(const ModelConfig& config, int tp, int tp_rank,
+                            const WeightReader& read);
+
+/// Where the time of a forward pass went, seconds on this rank.
+struct DecoderTimes {
+  double linear = 0;                       ///< matrix products, norms, activations
+  double attention = 0;                    ///< block kernel
+  double logprobs = 0;                     ///< row statistics and merge
+  double attention_wait = 0, tp_wait = 0;  ///< communication that nothing hides
+  DecoderTimes& operator+=(const DecoderTimes& other);
+  double exposed() const { return attention_wait + tp_wait; }
+  double total() const { return linear + attention + logprobs + exposed(); }
+};
+
+/// Called with the residual stream x [slots, hidden]: index 0 after the embedding, l after layer l.
+using HiddenObserver = std::function<void(int64_t index, MatrixView<const float> x)>;
+
+class Decoder {
+ public:
+  Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid& grid, BlockKernel& kernel,
+          Stream& stream);
+
+  /// Scores the next token of every slot of `batch`: out [slots] (slots without a target get
+  /// logprob 0; padding holds no meaning). `plan` is this rank's part of a plan for the batch's
+  /// layout. Collective over the cp and tp groups.
+  DecoderTimes forward(const LocalBatch& batch, const RankPlan& plan, std::span<LogprobEntropy> out,
+                       const HiddenObserver& observe = {});
+
+ private:
+  struct Workspace;
+  void embed(const LocalBatch& batch, Workspace& w);
+  void attention(const DecoderWeights::Layer& layer, const LocalBatch& batch, const RankPlan& plan,
+                 Workspace& w);
+  void mlp(const DecoderWeights::Layer& layer, Workspace& w);
+  void score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntropy> out);
+  /// x += sum over the tensor-parallel group of `partial`, which is overwritten.
+  void add_reduced(MatrixView<float> partial, const char* what, Workspace& w);
+
+  ModelConfig config_;
+  DecoderWeights weights_;
+  ProcessGrid& grid_;
+  BlockKernel& kernel_;
+  Stream& stream_;
+  HeadShape heads_;       // of this rank
+  int64_t intermediate_;  // columns of this rank
+  VocabShard vocab_;      // of this rank
+};
+
+}  // namespace gyre

@@ -1,0 +1,134 @@
+#include "model/decoder_reference.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "logprobs/row_statistics.hpp"
+
+namespace gyre {
+namespace {
+
+using Matrix = std::vector<double>;  // row-major
+
+/// a [m, k] · b [k, n]
+Matrix product(const Matrix& a, const Buffer<float>& b, size_t m, size_t k, size_t n) {
+  Matrix c(m * n, 0.0);
+  for (size_t i = 0; i < m; ++i)
+    for (size_t l = 0; l < k; ++l) {
+      const double factor = a[i * k + l];
+      const float* row = b.data() + l * n;
+      for (size_t j = 0; j < n; ++j) c[i * n + j] += factor * static_cast<double>(row[j]);
+    }
+  return c;
+}
+
+Matrix rms_norm(const Matrix& x, const Buffer<float>& weight, double eps, size_t hidden) {
+  Matrix out(x.size());
+  for (size_t begin = 0; begin < x.size(); begin += hidden) {
+    double squares = 0;
+    for (size_t i = 0; i < hidden; ++i) squares += x[begin + i] * x[begin + i];
+    const double scale = 1.0 / std::sqrt(squares / static_cast<double>(hidden) + eps);
+    for (size_t i = 0; i < hidden; ++i)
+      out[begin + i] = x[begin + i] * scale * static_cast<double>(weight[static_cast<int64_t>(i)]);
+  }
+  return out;
+}
+
+/// x [tokens, heads, dim]; the position is the row.
+void rotate(Matrix& x, size_t heads, size_t dim, double theta) {
+  const size_t half = dim / 2;
+  for (size_t row = 0; row < x.size() / dim; ++row)
+    for (size_t i = 0; i < half; ++i) {
+      const double angle =
+          static_cast<double>(row / heads) *
+          std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+      double& a = x[row * dim + i];
+      double& b = x[row * dim + i + half];
+      const double first = a * std::cos(angle) - b * std::sin(angle);
+      b = b * std::cos(angle) + a * std::sin(angle);
+      a = first;
+    }
+}
+
+/// Causal softmax(q·k / sqrt(dim))·v; query head h reads key head h / (heads / kv_heads).
+Matrix attend(const Matrix& q, const Matrix& k, const Matrix& v, size_t tokens, size_t heads,
+              size_t kv_heads, size_t dim) {
+  Matrix out(q.size(), 0.0);
+  std::vector<double> p(tokens);
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t h = 0; h < heads; ++h) {
+      const size_t g = h / (heads / kv_heads);
+      const double* query = &q[(t * heads + h) * dim];
+      double top = -INFINITY, sum = 0;
+      for (size_t j = 0; j <= t; ++j) {
+        double dot = 0;
+        for (size_t d = 0; d < dim; ++d) dot += query[d] * k[(j * kv_heads + g) * dim + d];
+        p[j] = dot / std::sqrt(static_cast<double>(dim));
+        top = std::max(top, p[j]);
+      }
+      for (size_t j = 0; j <= t; ++j) sum += p[j] = std::exp(p[j] - top);
+      for (size_t j = 0; j <= t; ++j)
+        for (size_t d = 0; d < dim; ++d)
+          out[(t * heads + h) * dim + d] += p[j] / sum * v[(j * kv_heads + g) * dim + d];
+    }
+  return out;
+}
+
+void add(Matrix& x, const Matrix& y) {
+  for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+}
+
+void apply_layer(const ModelConfig& c, const DecoderWeights::Layer& layer, size_t tokens,
+                 Matrix& x) {
+  const auto hidden = static_cast<size_t>(c.hidden_size),
+             inner = static_cast<size_t>(c.intermediate_size);
+  const auto q_width = static_cast<size_t>(c.query_width()),
+             kv_width = static_cast<size_t>(c.kv_width());
+  const auto heads = static_cast<size_t>(c.num_attention_heads),
+             kv_heads = static_cast<size_t>(c.num_key_value_heads);
+  const auto dim = static_cast<size_t>(c.head_dim);
+  Matrix h = rms_norm(x, layer.attn_norm, c.rms_norm_eps, hidden);
+  Matrix q = product(h, layer.wq, tokens, hidden, q_width);
+  Matrix k = product(h, layer.wk, tokens, hidden, kv_width);
+  const Matrix v = product(h, layer.wv, tokens, hidden, kv_width);
+  rotate(q, heads, dim, c.rope_theta);
+  rotate(k, kv_heads, dim, c.rope_theta);
+  add(x, product(attend(q, k, v, tokens, heads, kv_heads, dim), layer.wo, tokens, q_width, hidden));
+  h = rms_norm(x, layer.mlp_norm, c.rms_norm_eps, hidden);
+  Matrix gate = product(h, layer.w_gate, tokens, hidden, inner);
+  const Matrix up = product(h, layer.w_up, tokens, hidden, inner);
+  for (size_t i = 0; i < gate.size(); ++i) gate[i] = gate[i] / (1.0 + std::exp(-gate[i])) * up[i];
+  add(x, product(gate, layer.w_down, tokens, inner, hidden));
+}
+
+}  // namespace
+
+ReferenceScores score_document_reference(
+    const ModelConfig& c, const DecoderWeights& weights, std::span<const int32_t> document,
+    const std::function<void(int64_t index, std::span<const double> x)>& observe) {
+  const size_t tokens = document.size();
+  const auto hidden = static_cast<size_t>(c.hidden_size),
+             padded = static_cast<size_t>(c.vocab_padded);
+  Matrix x;
+  for (int32_t token : document)
+    for (size_t i = 0; i < hidden; ++i)
+      x.push_back(static_cast<double>(
+          weights.embed[static_cast<int64_t>(token) * c.hidden_size + static_cast<int64_t>(i)]));
+  if (observe) observe(0, x);
+  for (size_t l = 0; l < weights.layers.size(); ++l) {
+    apply_layer(c, weights.layers[l], tokens, x);
+    if (observe) observe(static_cast<int64_t>(l) + 1, x);
+  }
+  const Matrix logits = product(rms_norm(x, weights.final_norm, c.rms_norm_eps, hidden),
+                                weights.head, tokens, hidden, padded);
+  ReferenceScores scores;
+  for (size_t t = 0; t + 1 < tokens; ++t) {
+    const std::span<const double> row(&logits[t * padded], static_cast<size_t>(c.vocab_size));
+    const TokenScore score = score_row_reference(row, document[t + 1]);
+    scores.logprob.push_back(score.logprob);
+    scores.entropy.push_back(score.entropy);
+  }
+  return scores;
+}
+
+}  // namespace gyre

@@ -1,0 +1,200 @@
+#include "model/scoring.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.hpp"
+#include "runtime/watchdog.hpp"
+
+namespace gyre {
+namespace {
+
+/// One prediction on its way to document order; 16 bytes.
+struct Scored {
+  int64_t index;
+  LogprobEntropy score;
+};
+
+int64_t share_begin(int64_t total, int ranks, int rank) {
+  return total * rank / ranks;
+}
+
+int owner_of(int64_t index, int64_t total, int ranks) {
+  int rank = static_cast<int>(index * ranks / total);
+  while (share_begin(total, ranks, rank + 1) <= index) ++rank;
+  while (share_begin(total, ranks, rank) > index) --rank;
+  return rank;
+}
+
+}  // namespace
+
+std::vector<int64_t> prediction_offsets(const DocumentView& documents) {
+  std::vector<int64_t> offsets = {0};
+  for (int64_t i = 0; i < documents.size(); ++i)
+    offsets.push_back(offsets.back() + std::max<int64_t>(0, documents.length(i) - 1));
+  return offsets;
+}
+
+double linear_flops_per_token(const ModelConfig& c) {
+  const int64_t layer =
+      c.hidden_size * (2 * c.query_width() + 2 * c.kv_width() + 3 * c.intermediate_size);
+  return 2.0 * static_cast<double>(c.num_hidden_layers * layer + c.hidden_size * c.vocab_size);
+}
+
+double ScoringPlan::flops(const ModelConfig& c) const {
+  return linear_flops_per_token(c) * static_cast<double>(tokens) +
+         static_cast<double>(c.num_hidden_layers) *
+             forward_flops(pairs, c.num_attention_heads, c.head_dim);
+}
+
+ScoringPlan plan_scoring(const DocumentView& documents, const ModelConfig& config,
+                         const GridShape& shape, int64_t bin_capacity) {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < documents.size(); ++i) lengths.push_back(documents.length(i));
+  ScoringPlan plan;
+  plan.capacity = bin_capacity;
+  plan.bins = pack_documents(lengths, bin_capacity, 2 * shape.cp);
+  plan.predictions = prediction_offsets(documents).back();
+  std::vector<double> costs;
+  for (const PackedBatch& bin : plan.bins) {
+    const int64_t pairs = causal_pairs(bin);
+    plan.tokens += bin.tokens();
+    plan.slots += bin.slots();
+    plan.pairs += pairs;
+    costs.push_back(linear_flops_per_token(config) * static_cast<double>(bin.slots()) +
+                    static_cast<double>(config.num_hidden_layers) *
+                        forward_flops(pairs, config.num_attention_heads, config.head_dim));
+  }
+  plan.bins_of_replica = balance_over_groups(costs, shape.dp);
+  return plan;
+}
+
+Scorer::Scorer(const DocumentView& documents, const ScoringPlan& plan, const Schedule& schedule,
+               ProcessGrid& grid)
+    : documents_(documents), plan_(plan), grid_(grid) {
+  const int cp = grid.shape().cp, rank = grid.cp_rank();
+  for (int64_t index : plan.bins_of_replica[static_cast<size_t>(grid.dp_rank())]) {
+    const PackedBatch& bin = plan.bins[static_cast<size_t>(index)];
+    std::vector<std::span<const int32_t>> texts;
+    for (int64_t document : bin.documents) texts.push_back(documents.document(document));
+    Layout layout = dual_chunk_swap(bin.bounds(), cp);
+    Plan attention = schedule.plan(layout, MaskKind::causal);
+    BinShard shard;
+    shard.bin = index;
+    shard.shard = std::move(layout.shards[static_cast<size_t>(rank)]);
+    shard.plan = std::move(attention.ranks[static_cast<size_t>(rank)]);
+    shard.batch = make_local_batch(bin.bounds(), texts, cp, rank);
+    shard.scores.resize(shard.batch.tokens.size());
+    shards_.push_back(std::move(shard));
+  }
+}
+
+PlanCount Scorer::count() const {
+  PlanCount total;
+  for (const BinShard& shard : shards_) {
+    const PlanCount one = gyre::count(shard.plan);
+    total.pairs += one.pairs;
+    total.messages += one.messages;
+    total.tokens_sent += one.tokens_sent;
+    total.peak_kv_tokens = std::max(total.peak_kv_tokens, one.peak_kv_tokens);
+  }
+  return total;
+}
+
+DecoderTimes Scorer::run(
+    Decoder& decoder,
+    const std::function<void(const BinShard&, int64_t index, MatrixView<const float> x)>& observe) {
+  DecoderTimes times;
+  for (BinShard& shard : shards_) {
+    HiddenObserver hidden;
+    if (observe)
+      hidden = [&](int64_t index, MatrixView<const float> x) { observe(shard, index, x); };
+    times += decoder.forward(shard.batch, shard.plan, shard.scores, hidden);
+  }
+  return times;
+}
+
+void Scorer::for_each_run(const BinShard& shard,
+                          const std::function<void(int64_t document, int64_t position, int64_t slot,
+                                                   int64_t length)>& f) const {
+  const PackedBatch& bin = plan_.bins[static_cast<size_t>(shard.bin)];
+  for (const Fragment& fragment : shard.shard.fragments) {
+    GYRE_CHECK(fragment.stride == 1, "fragment of stride {}", fragment.stride);
+    f(bin.documents[static_cast<size_t>(fragment.segment.value())], fragment.start.value(),
+      fragment.local_begin.value(), fragment.length);
+  }
+}
+
+ScoreRange Scorer::in_document_order() const {
+  set_current_step("back to document order");
+  Communicator& world = grid_.world();
+  const int ranks = world.size();
+  const std::vector<int64_t> offsets = prediction_offsets(documents_);
+  const int64_t total = offsets.back();
+  std::vector<std::vector<Scored>> outgoing(static_cast<size_t>(ranks));
+  for (const BinShard& shard : shards_) {
+    if (grid_.tp_rank() != 0) break;  // all ranks of a tensor-parallel group hold the same scores
+    for_each_run(shard, [&](int64_t document, int64_t position, int64_t slot, int64_t length) {
+      const int64_t last = std::min(position + length, documents_.length(document) - 1);
+      for (int64_t p = position; p < last; ++p) {
+        const int64_t index = offsets[static_cast<size_t>(document)] + p;
+        outgoing[static_cast<size_t>(owner_of(index, total, ranks))].push_back(
+            {index, shard.scores[static_cast<size_t>(slot + p - position)]});
+      }
+    });
+  }
+  std::vector<Scored> send;
+  std::vector<int64_t> send_bytes;
+  for (const auto& part : outgoing) {
+    send.insert(send.end(), part.begin(), part.end());
+    send_bytes.push_back(std::ssize(part) * static_cast<int64_t>(sizeof(Scored)));
+  }
+  HostStream stream;
+  std::vector<int64_t> recv_bytes(static_cast<size_t>(ranks));
+  world
+      .all_to_all(bytes_of(std::span<const int64_t>(send_bytes)),
+                  writable_bytes_of(std::span<int64_t>(recv_bytes)), stream, "counts of scores")
+      ->wait();
+  ScoreRange mine;
+  mine.begin = share_begin(total, ranks, world.rank());
+  const auto size = static_cast<size_t>(share_begin(total, ranks, world.rank() + 1) - mine.begin);
+  std::vector<Scored> received(size);
+  world
+      .all_to_all_v(bytes_of(std::span<const Scored>(send)), send_bytes,
+                    writable_bytes_of(std::span<Scored>(received)), recv_bytes, stream, "scores")
+      ->wait();
+  mine.logprob.assign(size, std::numeric_limits<float>::quiet_NaN());
+  mine.entropy.assign(size, std::numeric_limits<float>::quiet_NaN());
+  for (const Scored& scored : received) {
+    const auto i = static_cast<size_t>(scored.index - mine.begin);
+    mine.logprob.at(i) = scored.score.logprob;
+    mine.entropy.at(i) = scored.score.entropy;
+  }
+  return mine;
+}
+
+std::vector<DocumentScore> score_documents(const ScoreRange& mine, std::span<const int64_t> offsets,
+                                           Communicator& world) {
+  const int64_t documents = std::ssize(offsets) - 1;
+  std::vector<double> sums(static_cast<size_t>(2 * documents), 0);
+  auto document = static_cast<size_t>(std::upper_bound(offsets.begin(), offsets.end(), mine.begin) -
+                                      offsets.begin());
+  for (int64_t i = mine.begin; i < mine.end(); ++i) {
+    while (offsets[document] <= i) ++document;  // offsets[document] is the end of document - 1
+    sums[2 * (document - 1)] +=
+        static_cast<double>(mine.logprob[static_cast<size_t>(i - mine.begin)]);
+    sums[2 * (document - 1) + 1] +=
+        static_cast<double>(mine.entropy[static_cast<size_t>(i - mine.begin)]);
+  }
+  HostStream stream;
+  world
+      .all_reduce(sums.data(), std::ssize(sums), DType::f64, ReduceOp::sum, stream,
+                  "sums over documents")
+      ->wait();
+  std::vector<DocumentScore> scores;
+  for (size_t d = 0; d < static_cast<size_t>(documents); ++d)
+    scores.push_back({sums[2 * d], sums[2 * d + 1], offsets[d + 1] - offsets[d]});
+  return scores;
+}
+
+}  // namespace gyre

@@ -1,0 +1,115 @@
+#pragma once
+// Scoring of a set of documents on a dp × cp × tp grid: pack, shard, decode, and back to document
+// order.
+//
+//     serial:
+//     for every document d, every position p but its last:
+//         logprob[d, p] = log P(token p+1 | tokens 0..p);  entropy[d, p] = H(P(. | tokens 0..p))
+//
+// Bins are dealt over the dp replicas by cost; each bin is a packed stream, sharded over cp by
+// DualChunkSwap and planned once; all layers and iterations reuse the plan.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/schedules/registry.hpp"
+#include "model/decoder.hpp"
+#include "packing/packing.hpp"
+
+namespace gyre {
+
+/// Ragged documents: document i is tokens[offsets[i], offsets[i+1]).
+struct DocumentView {
+  std::span<const int32_t> tokens;
+  std::span<const int64_t> offsets;
+  int64_t size() const { return std::ssize(offsets) - 1; }
+  int64_t length(int64_t i) const {
+    return offsets[static_cast<size_t>(i) + 1] - offsets[static_cast<size_t>(i)];
+  }
+  std::span<const int32_t> document(int64_t i) const {
+    return tokens.subspan(static_cast<size_t>(offsets[static_cast<size_t>(i)]),
+                          static_cast<size_t>(length(i)));
+  }
+};
+
+/// offsets [documents + 1] of the predictions: document i has max(0, length - 1) of them.
+std::vector<int64_t> prediction_offsets(const DocumentView& documents);
+
+/// Forward FLOPs of the model without attention, per token: 2 per weight of a matrix product.
+double linear_flops_per_token(const ModelConfig& config);
+
+/// What is known of a scoring before it runs; the same on all ranks.
+struct ScoringPlan {
+  std::vector<PackedBatch> bins;
+  std::vector<std::vector<int64_t>> bins_of_replica;  ///< [dp] indices into bins
+  int64_t capacity = 0;
+  int64_t tokens = 0, slots = 0, predictions = 0;
+  int64_t pairs = 0;  ///< visible (query, key) pairs per head and layer
+
+  double flops(const ModelConfig& config) const;
+};
+
+/// Packs the documents for `shape`; each bin's slots are multiples of 2·cp. Throws usage errors
+/// (capacity).
+ScoringPlan plan_scoring(const DocumentView& documents, const ModelConfig& config,
+                         const GridShape& shape, int64_t bin_capacity);
+
+/// One bin on one rank.
+struct BinShard {
+  int64_t bin = 0;
+  Shard shard;
+  RankPlan plan;
+  LocalBatch batch;
+  std::vector<LogprobEntropy> scores;  ///< [slots]
+};
+
+/// A contiguous run of all predictions, in document order.
+struct ScoreRange {
+  int64_t begin = 0;
+  std::vector<float> logprob, entropy;
+  int64_t end() const { return begin + std::ssize(logprob); }
+};
+
+class Scorer {
+ public:
+  /// Shards and plans the bins of this rank's replica.
+  Scorer(const DocumentView& documents, const ScoringPlan& plan, const Schedule& schedule,
+         ProcessGrid& grid);
+
+  const std::vector<BinShard>& shards() const { return shards_; }
+  /// This rank's share of attention over all its bins, counted from the plans.
+  PlanCount count() const;
+
+  /// One pass of the decoder over all bins of this replica. Collective over the replica.
+  DecoderTimes run(Decoder& decoder,
+                   const std::function<void(const BinShard&, int64_t index,
+                                            MatrixView<const float> x)>& observe = {});
+
+  /// The scores of the last run in document order, in equal contiguous shares: rank r of the world
+  /// gets predictions [P·r/n, P·(r+1)/n). One all-to-all-v. Collective over the world.
+  ScoreRange in_document_order() const;
+
+  /// Calls f(document, first position, local slot, length) for every run of real tokens in `shard`.
+  void for_each_run(const BinShard& shard,
+                    const std::function<void(int64_t document, int64_t position, int64_t slot,
+                                             int64_t length)>& f) const;
+
+ private:
+  DocumentView documents_;
+  const ScoringPlan& plan_;
+  ProcessGrid& grid_;
+  std::vector<BinShard> shards_;
+};
+
+/// Per-document sums over a set of ScoreRanges that together cover all predictions. Collective.
+struct DocumentScore {
+  double logprob = 0;  ///< sum, nats
+  double entropy = 0;  ///< sum, nats
+  int64_t predictions = 0;
+};
+std::vector<DocumentScore> score_documents(const ScoreRange& mine,
+                                           std::span<const int64_t> prediction_offsets,
+                                           Communicator& world);
+
+}  // namespace gyre

@@ -1,0 +1,53 @@
+#pragma once
+// Documents into bins, bins into THD batches.
+//
+// A bin becomes one packed stream: its documents one after the other, each in a slot range rounded
+// up to a multiple (2·cp under DualChunkSwap). cu_seqlens counts real tokens, cu_seqlens_padded
+// says where the ranges lie.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sharding/layout.hpp"
+
+namespace gyre {
+
+/// A bin: indices of its items, in the order of packing.
+using Bin = std::vector<int64_t>;
+
+/// First-fit decreasing: items by (length, index), both descending; each goes into the first open
+/// bin where it fits. An item longer than `capacity` gets a bin of its own. O(n log n) (tree of
+/// free room over the bins). Lengths >= 0; throws a usage error for a negative one or capacity < 1.
+std::vector<Bin> first_fit_decreasing(std::span<const int64_t> lengths, int64_t capacity);
+/// The O(n · bins) twin that scans the bins one by one.
+std::vector<Bin> first_fit_decreasing_reference(std::span<const int64_t> lengths, int64_t capacity);
+
+/// One bin as a packed stream.
+struct PackedBatch {
+  std::vector<int64_t> documents;          ///< [N] input index of each segment
+  std::vector<int32_t> cu_seqlens;         ///< [N + 1] real
+  std::vector<int32_t> cu_seqlens_padded;  ///< [N + 1] slots
+  SegmentBounds bounds() const { return {cu_seqlens, cu_seqlens_padded}; }
+  int64_t tokens() const { return cu_seqlens.back(); }
+  int64_t slots() const { return cu_seqlens_padded.back(); }
+};
+
+/// Packs documents of the given lengths into bins of `capacity` slots, each document in
+/// round_up(length, multiple) slots. Throws a usage error when capacity is not a positive multiple
+/// of `multiple` (with the nearest valid values), or when a stream would exceed int32.
+std::vector<PackedBatch> pack_documents(std::span<const int64_t> lengths, int64_t capacity,
+                                        int64_t multiple);
+
+/// Real tokens over capacity of all bins (a bin that holds an oversize document counts what it
+/// holds).
+double packing_efficiency(std::span<const PackedBatch> batches, int64_t capacity);
+
+/// Causal pairs of a batch: Σ R(R+1)/2, the quadratic part of its cost.
+int64_t causal_pairs(const PackedBatch& batch);
+
+/// Deals items of the given costs over `groups`, heaviest first, each to the group with the least
+/// so far (ties: lower group, lower item). Returns each group's items in ascending order.
+std::vector<std::vector<int64_t>> balance_over_groups(std::span<const double> costs, int groups);
+
+}  // namespace gyre

@@ -1,0 +1,192 @@
+#include "report/app.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <optional>
+
+#include "comm/agree.hpp"
+#include "comm/mpi.hpp"
+#include "core/version.hpp"
+#include "report/options.hpp"
+#include "runtime/watchdog.hpp"
+
+namespace gyre {
+namespace {
+
+struct CommonOptions {
+  double timeout_seconds = 300;
+  bool verbose = false;
+  bool quiet = false;
+};
+
+/// What reading the command line came to, when it did not fail.
+enum class Request { run, help, version };
+
+std::string version_text(const std::string& name) {
+  const BuildInfo build = build_info();
+#ifdef GYRE_WITH_CUDA
+  const char* cuda = "with CUDA and NCCL";
+#else
+  const char* cuda = "without CUDA";
+#endif
+  return fmt::format("{} {}\ngit {} ({})\n{} build by {}, {}\n{}\n", name, build.version,
+                     build.git_sha, build.git_state, build.build_type, build.compiler, cuda,
+                     MpiEnvironment::library_version());
+}
+
+void declare_common(CLI::App& app, CommonOptions& common) {
+  app.set_config("--config", "", "Read options from this TOML file; the command line wins")
+      ->group("Common");
+  app.add_option("--timeout", common.timeout_seconds,
+                 "End the run when one wait lasts longer, in seconds; 0: never")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->group("Common");
+  CLI::Option* verbose = app.add_flag("-v,--verbose", common.verbose, "Say more")->group("Common");
+  app.add_flag("-q,--quiet", common.quiet, "Say less")->group("Common")->excludes(verbose);
+  app.set_version_flag("--version", std::string("unused"), "Print version and build, and exit")
+      ->group("Common");
+  app.get_help_ptr()->group("Common");
+  // Leftovers are collected, so that all of them can be named at once, each with a suggestion.
+  app.allow_extras();
+  app.allow_config_extras(true);
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  return names;
+}
+
+/// One line for each argument or configuration key that no option has taken.
+std::vector<std::string> describe_leftovers(const CLI::App& app) {
+  const std::vector<std::string> names = option_names(app);
+  std::vector<std::string> options, others;
+  for (const std::string& argument : app.remaining()) {
+    const std::string name = argument.substr(0, argument.find('='));
+    const bool dashed = name.size() > 1 && name[0] == '-';
+    const std::string near = nearest(dashed ? name : "--" + name, names);
+    const std::string hint = near.empty() ? "" : fmt::format("; nearest: {}", near);
+    if (dashed)
+      options.push_back(fmt::format("unknown option {}{}", name, hint));
+    else
+      others.push_back(fmt::format("unexpected argument or configuration key {}{}", name, hint));
+  }
+  // Without its option, a value is an unexpected argument too: name the cause alone.
+  return options.empty() ? others : options;
+}
+
+/// Throws a usage error that says everything that is wrong, as far as one parse can know.
+Request parse(CLI::App& app, int argc, const char* const* argv) {
+  std::string complaint;
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return Request::help;
+  } catch (const CLI::CallForVersion&) {
+    return Request::version;
+  } catch (const CLI::ParseError& error) {
+    complaint = error.what();
+  }
+  std::vector<std::string> problems = describe_leftovers(app);
+  if (!complaint.empty()) problems.push_back(complaint);
+  if (problems.empty()) return Request::run;
+  problems.push_back(fmt::format("see {} --help", app.get_name()));
+  throw Error(ExitCode::usage, fmt::format("{}", fmt::join(problems, "\n  ")));
+}
+
+std::vector<std::string> arguments_without_folder(int argc, char** argv) {
+  std::vector<std::string> arguments(argv, argv + argc);
+  if (!arguments.empty()) arguments[0] = arguments[0].substr(arguments[0].rfind('/') + 1);
+  return arguments;
+}
+
+/// Arguments that a shell would take apart are quoted.
+std::string join_quoted(const std::vector<std::string>& arguments) {
+  std::string line;
+  for (const std::string& argument : arguments) {
+    const bool plain = !argument.empty() &&
+                       argument.find_first_of(" \t\n'\"\\$&|;<>()*?[]#~`!{}") == std::string::npos;
+    std::string quoted = argument;
+    for (size_t at = 0; !plain && (at = quoted.find('\'', at)) != std::string::npos; at += 4)
+      quoted.replace(at, 1, "'\\''");
+    line += (line.empty() ? "" : " ") + (plain ? quoted : "'" + quoted + "'");
+  }
+  return line;
+}
+
+void refuse_foreign_launcher(const MpiEnvironment& mpi) {
+  if (mpi.launched_ranks() <= 1 || mpi.size() != 1) return;
+  throw_usage(
+      "the launcher started {} ranks, but this program's MPI ({}) sees only one.\n"
+      "  It was started by the launcher of another MPI library; use this one's (Debian: "
+      "mpiexec.mpich, or srun with a matching --mpi).",
+      mpi.launched_ranks(), MpiEnvironment::library_version());
+}
+
+/// Everything between MPI's start and its end. Throws only what run_app's last resort handles.
+ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Communicator& world,
+             const std::function<void(CLI::App&)>& declare,
+             const std::function<ExitCode(AppContext&)>& body) {
+  refuse_foreign_launcher(mpi);
+  CLI::App app(info.description, info.name);
+  app.footer(info.footer);
+  CommonOptions common;
+  Request request = Request::run;
+  run_agreed(world, "reading the options", [&] {
+    declare(app);
+    declare_common(app, common);
+    request = parse(app, argc, argv);
+  });
+  if (request != Request::run) {
+    const std::string text = request == Request::help ? app.help() : version_text(info.name);
+    if (world.rank() == 0) std::fputs(text.c_str(), stdout);
+    return ExitCode::ok;
+  }
+  Watchdog::set_timeout(common.timeout_seconds);
+  AppContext context{info,           mpi,         world, arguments_without_folder(argc, argv), {},
+                     common.verbose, common.quiet};
+  context.command_line = join_quoted(context.arguments);
+  return agree_on(world, body(context));
+}
+
+/// Ends all ranks because of an error that, as far as anyone knows, only this rank has seen.
+[[noreturn]] void end_all_ranks(const AppInfo& info, const MpiEnvironment& mpi, ExitCode code,
+                                const char* message) {
+  std::fflush(stdout);
+  fmt::print(stderr, "{}: error on rank {} ({}): {}\n", info.name, mpi.rank(),
+             mpi.peers()[static_cast<size_t>(mpi.rank())].host, message);
+  std::fflush(stderr);
+  mpi.abort(static_cast<int>(code));
+}
+
+}  // namespace
+
+int run_app(int argc, char** argv, const AppInfo& info,
+            const std::function<void(CLI::App&)>& declare,
+            const std::function<ExitCode(AppContext&)>& body) {
+  MpiEnvironment mpi(argc, argv, info.name);
+  try {
+    const std::unique_ptr<Communicator> world = make_mpi_communicator(mpi.world());
+    const ExitCode code = run(argc, argv, info, mpi, *world, declare, body);
+    std::fflush(stdout);
+    return static_cast<int>(code);
+  } catch (const Error& error) {
+    if (!error.agreed() && mpi.size() > 1) end_all_ranks(info, mpi, error.code(), error.what());
+    std::fflush(stdout);
+    if (mpi.rank() == 0) fmt::print(stderr, "{}: error: {}\n", info.name, error.what());
+    return static_cast<int>(error.code());
+  } catch (const std::exception& error) {
+    end_all_ranks(info, mpi, ExitCode::runtime, error.what());
+  } catch (...) {
+    end_all_ranks(info, mpi, ExitCode::runtime, "an exception of unknown type");
+  }
+}
+
+}  // namespace gyre

@@ -1,0 +1,140 @@
+#include "report/options.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+void finish(CLI::Option* option, const OptionSpec& spec) {
+  if (spec.required) option->required();
+}
+
+/// Runs `check` on the text of an option; what it throws becomes the parser's complaint.
+template <class Check>
+CLI::Validator validator(const std::string& shown_type, Check check) {
+  const auto run = [check](std::string& text) -> std::string {
+    try {
+      check(text);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  return CLI::Validator(run, shown_type);
+}
+
+}  // namespace
+
+void add_flag(CLI::App& app, const OptionSpec& spec, bool& value) {
+  finish(app.add_flag(spec.name, value, spec.description), spec);
+}
+
+void add_option(CLI::App& app, const OptionSpec& spec, std::string& value) {
+  finish(app.add_option(spec.name, value, spec.description)->capture_default_str(), spec);
+}
+
+void add_option(CLI::App& app, const OptionSpec& spec, std::vector<std::string>& values) {
+  finish(app.add_option(spec.name, values, spec.description)->capture_default_str(), spec);
+}
+
+void add_option(CLI::App& app, const OptionSpec& spec, double& value) {
+  finish(app.add_option(spec.name, value, spec.description)->capture_default_str(), spec);
+}
+
+void add_option(CLI::App& app, const OptionSpec& spec, int& value, int minimum) {
+  const auto check = [minimum](const std::string& text) {
+    int number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end != text.data() + text.size() || number < minimum)
+      throw_usage("'{}' is not an integer of at least {}", text, minimum);
+  };
+  finish(app.add_option(spec.name, value, spec.description)
+             ->capture_default_str()
+             ->check(validator("", check)),
+         spec);
+}
+
+void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum) {
+  const auto check = [minimum](std::string& text) {
+    const int64_t size = parse_size(text);
+    if (size < minimum) throw_usage("'{}' is less than {}", text, minimum);
+    text = std::to_string(size);
+  };
+  finish(app.add_option(spec.name, value, spec.description)
+             ->capture_default_str()
+             ->type_name("SIZE")
+             ->transform(validator("", check)),
+         spec);
+}
+
+void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value,
+                       const std::vector<std::string>& choices) {
+  const auto check = [choices](const std::string& text) {
+    if (std::find(choices.begin(), choices.end(), text) != choices.end()) return;
+    const std::string near = nearest(text, choices);
+    throw_usage("'{}' is not one of {}{}", text, fmt::join(choices, ", "),
+                near.empty() ? "" : "; nearest: " + near);
+  };
+  finish(app.add_option(spec.name, value, spec.description)
+             ->capture_default_str()
+             ->type_name(fmt::format("{}", fmt::join(choices, "|")))
+             ->check(validator("", check)),
+         spec);
+}
+
+int64_t parse_size(std::string_view text) {
+  uint64_t number = 0;
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  int shift = 0;
+  bool good = error == std::errc();
+  if (good && end != last) {
+    const size_t unit = std::string_view("KMGkmg").find(*end);
+    good = end + 1 == last && unit != std::string_view::npos;
+    shift = 10 * (1 + static_cast<int>(unit % 3));
+  }
+  if (!good) throw_usage("'{}' is not a size (digits, then K, M or G for 2^10, 2^20, 2^30)", text);
+  if (number > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) >> shift)
+    throw_usage("'{}' is too large (limit 2^63 - 1)", text);
+  return static_cast<int64_t>(number << shift);
+}
+
+int edit_distance(std::string_view a, std::string_view b) {
+  // Three rows of the table d[i][j] = distance of the first i characters of a and the first j of b.
+  std::vector<int> before(b.size() + 1), previous(b.size() + 1), row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    std::swap(before, previous);
+    std::swap(previous, row);
+    row[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int replaced = previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({replaced, previous[j] + 1, row[j - 1] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+  }
+  return row[b.size()];
+}
+
+std::string nearest(std::string_view text, const std::vector<std::string>& candidates) {
+  std::string best;
+  int best_distance = std::numeric_limits<int>::max();
+  for (const std::string& candidate : candidates) {
+    const int distance = edit_distance(text, candidate);
+    const size_t longer = std::max(text.size(), candidate.size());
+    if (distance >= best_distance || 2 * static_cast<size_t>(distance) > longer) continue;
+    best = candidate;
+    best_distance = distance;
+  }
+  return best;
+}
+
+}  // namespace gyre

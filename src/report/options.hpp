@@ -1,0 +1,48 @@
+#pragma once
+// Declaring options of an app, without including the option parser (which takes seconds to
+// compile).
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace gyre {
+
+/// `name` as on the command line: "-n,--iters", or "files" for positional arguments.
+struct OptionSpec {
+  std::string name;
+  std::string description;
+  bool required = false;
+};
+
+/// Each binds a variable, whose value at this moment is the default that --help shows.
+void add_flag(CLI::App& app, const OptionSpec& spec, bool& value);
+void add_option(CLI::App& app, const OptionSpec& spec, std::string& value);
+void add_option(CLI::App& app, const OptionSpec& spec, std::vector<std::string>& values);
+void add_option(CLI::App& app, const OptionSpec& spec, double& value);
+/// An integer that is at least `minimum`.
+void add_option(CLI::App& app, const OptionSpec& spec, int& value, int minimum);
+/// A size that is at least `minimum`, written as parse_size says.
+void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum = 0);
+/// One of `choices`; anything else is refused together with the nearest choice.
+void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value,
+                       const std::vector<std::string>& choices);
+
+/// "4096", "128K", "2M", "1G" with K, M, G = 2^10, 2^20, 2^30 (either case), exact.
+/// Throws a usage error for anything else: signs, fractions, other units, more than 2^63 - 1.
+int64_t parse_size(std::string_view text);
+
+/// Number of single-character insertions, deletions, replacements and swaps of neighbours that turn
+/// `a` into `b` (optimal string alignment).
+int edit_distance(std::string_view a, std::string_view b);
+
+/// The candidate with the smallest edit distance to `text` (the first of equals), or "" when all
+/// are farther than half of the longer of the two: then a suggestion would only confuse.
+std::string nearest(std::string_view text, const std::vector<std::string>& candidates);
+
+}  // namespace gyre

@@ -1,0 +1,108 @@
+#pragma once
+// What a run reports: "#" lines, FOM, VERIFY and RESULT lines, and the JSON file, all from one
+// value.
+
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/version.hpp"
+#include "report/app.hpp"
+#include "report/statistics.hpp"
+#include "report/value.hpp"
+#include "report/verify.hpp"
+
+namespace gyre {
+
+struct RankInfo {
+  int rank = 0;
+  std::string host;
+  std::string device;  ///< "cpu", or index and name of the GPU
+};
+
+struct InputInfo {
+  std::string path;    ///< as given; shown without its folder
+  std::string sha256;  ///< 64 digits, or "" when not computed
+};
+
+/// One measured configuration.
+struct ResultEntry {
+  Fields key;           ///< the independent variables that tell entries apart
+  Samples samples_ms;   ///< [rank][iteration]
+  Fields measurements;  ///< further results: rates, imbalance, exposed communication
+  double flops = std::numeric_limits<double>::quiet_NaN();  ///< unmasked pairs only; NaN: unknown
+  double bytes_wire = std::numeric_limits<double>::quiet_NaN();  ///< counted, sum over ranks
+};
+
+/// A figure of merit, printed on a line of its own.
+struct Fom {
+  std::string metric;  ///< "tokens_per_s"
+  double value = 0;
+  std::string unit;  ///< "1/s"
+  Fields tags;       ///< the configuration it belongs to
+};
+
+struct RunReport {
+  std::string program;
+  BuildInfo build;
+  std::vector<std::string> arguments;
+  std::string command_line;
+  std::string start;     ///< UTC, ISO 8601
+  std::string launcher;  ///< "hydra", "srun", "openmpi" or "none"
+  std::string job;       ///< "slurm 12345", "pbs 77.host" or "none"
+  std::vector<RankInfo> ranks;
+  Fields libraries;    ///< mpi, hdf5, cuda, nccl: version, "yes" or "no"
+  Fields environment;  ///< allow-listed variables that are set
+  Fields configuration;
+  std::vector<InputInfo> inputs;
+  std::vector<ResultEntry> results;
+  std::vector<Fom> foms;
+  Verification verification;
+  std::vector<std::string> unofficial_reasons;  ///< of the app: shared GPU, emulated network
+};
+
+enum class Validity { valid, unverified, unofficial, invalid };
+std::string_view name_of(Validity validity);  ///< "VALID", ...
+
+struct Verdict {
+  Validity validity = Validity::valid;
+  std::vector<std::string> reasons;
+};
+
+/// Starts a report at the beginning of an app's body: everything that the run itself knows.
+/// `libraries` adds to mpi, cuda and nccl (HDF5's version, say).
+RunReport begin_report(const AppContext& context, Fields configuration, Fields libraries);
+
+/// INVALID when a check failed, else UNVERIFIED when there was none, else UNOFFICIAL for a modified
+/// source tree, a build without optimisation or with a sanitizer, scaled tolerances or the app's
+/// own reasons, else VALID. All reasons that apply are listed. A tree without git is as good as a
+/// clean one.
+Verdict judge(const RunReport& report);
+
+/// 1 for INVALID, else 0.
+ExitCode exit_code_of(const Verdict& verdict);
+
+/// The "#" lines that identify the run. Ends with a newline, as all texts here.
+std::string header_text(const RunReport& report);
+
+/// FOM lines (none when the result is INVALID), VERIFY lines, the RESULT line.
+std::string footer_text(const RunReport& report);
+
+/// "hosts node01: 0-3, 8 | node02: 4-7": at most `most` hosts, then how many more.
+std::string hosts_text(const std::vector<RankInfo>& ranks, size_t most = 8);
+
+/// Variables that may go into a report: what changes how a run behaves, no names, paths or secrets.
+Fields allowed_environment();
+
+/// The document `gyre-result/1`; NaN and infinities become null. `end`: UTC, ISO 8601.
+std::string json_text(const RunReport& report, const std::string& end);
+/// The same, stamped with the present time, to a file that appears complete or not at all. One rank
+/// calls it.
+void write_json(const RunReport& report, const std::string& path);
+
+/// "2026-01-31T12:00:00Z"
+std::string utc_now();
+
+}  // namespace gyre

@@ -1,0 +1,40 @@
+#pragma once
+// Statistics of repeated measurements.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "comm/communicator.hpp"
+
+namespace gyre {
+
+/// Raw measurements [rank][iteration].
+using Samples = std::vector<std::vector<double>>;
+
+struct Statistics {
+  int64_t count = 0;
+  double min = 0;
+  double median = 0;
+  double p95 = 0;
+  double mean = 0;
+  double cv = 0;  ///< sample standard deviation / mean; NaN for fewer than two samples
+};
+
+/// All NaN when there is no sample or one of them is NaN.
+Statistics summarize(std::span<const double> samples);
+
+/// The q-quantile, 0 <= q <= 1, interpolated linearly between the two nearest samples (q = 0.5: the
+/// median).
+double quantile(std::span<const double> samples, double q);
+
+/// Time of each iteration: the maximum over ranks. All ranks have equally many iterations.
+std::vector<double> slowest_rank(const Samples& samples);
+
+/// max / mean - 1 of one value per rank: 0 is perfect balance. NaN when the mean is 0.
+double imbalance(std::span<const double> values);
+
+/// Everyone's samples, on every rank. Collective; counts may differ.
+Samples gather_samples(Communicator& comm, std::span<const double> mine);
+
+}  // namespace gyre

@@ -1,0 +1,107 @@
+#pragma once
+// Verification of a run's results against references.
+//
+//     Verification checks(tol_scale);
+//     Check& logprobs = checks.check("logprobs", tolerance.logprob);
+//     for (...) logprobs.add(actual[i], reference[i], [&] { return fmt::format("document {}
+//     position {}", d, p); }); checks.merge_over(world);              // the worst of all ranks, on
+//     all ranks fmt::print("{}", checks.text());       // VERIFY PASSED 3/3 max_err_over_tol=0.21
+
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "comm/communicator.hpp"
+
+namespace gyre {
+
+/// Error of `actual` in units of `scale`. Equal values, infinities included, have none; otherwise
+/// whatever is not finite (a NaN on either side, both included, or an infinity that only one side
+/// has) is infinitely wrong, and so is any difference at a scale of 0.
+inline double error_between(double actual, double reference, double scale = 1) {
+  if (actual == reference) return 0;
+  const double error = std::abs(actual - reference) / scale;
+  return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
+}
+
+/// One kind of comparison: many values, one tolerance. Remembers the worst.
+class Check {
+ public:
+  Check(std::string name, double tolerance) : name_(std::move(name)), tolerance_(tolerance) {}
+
+  /// Compares one value. `where()` names its place; it is called only when this is the worst so
+  /// far. With a `scale` (the rms of the reference's row, say) the error, and the tolerance, are
+  /// relative to it.
+  template <class Where>
+  void add(double actual, double reference, const Where& where, double scale = 1) {
+    const double error = error_between(actual, reference, scale);
+    ++count_;
+    if (!(error <= tolerance_)) ++outside_;
+    if (error > max_error_) {
+      max_error_ = error;
+      where_ = where();
+    }
+  }
+  /// Counts something that cannot be compared (a wrong shape, a missing row) as infinitely wrong.
+  void add_failure(const std::string& where);
+  /// Takes over the counts of `other`, a check of the same name, and its worst place if that is
+  /// worse than ours.
+  void merge(const Check& other);
+
+  const std::string& name() const { return name_; }
+  double tolerance() const { return tolerance_; }
+  int64_t count() const { return count_; }      ///< values compared
+  int64_t outside() const { return outside_; }  ///< of these, beyond the tolerance
+  double max_error() const { return max_error_; }
+  const std::string& where() const { return where_; }  ///< place of max_error; "" when it is 0
+  /// Share of the tolerance that the worst value used; 0 for no error at a tolerance of 0.
+  double error_over_tolerance() const;
+  /// Something was compared, and all of it was within the tolerance.
+  bool passed() const { return count_ > 0 && outside_ == 0; }
+
+ private:
+  friend class Verification;
+  std::string name_;
+  double tolerance_;
+  int64_t count_ = 0;
+  int64_t outside_ = 0;
+  double max_error_ = 0;
+  std::string where_;
+};
+
+/// All checks of a run. No check at all is neither passed nor failed: the run is unverified.
+class Verification {
+ public:
+  /// Tolerances are multiplied by `tolerance_scale`; anything but 1 makes a result unofficial.
+  explicit Verification(double tolerance_scale = 1) : scale_(tolerance_scale) {}
+
+  /// The check `name`, created when it is new; the reference stays valid. One name, one tolerance.
+  Check& check(std::string_view name, double tolerance);
+
+  /// Every rank gets every rank's checks, in order of rank, merged by name. Collective over `comm`
+  /// (in host memory).
+  void merge_over(Communicator& comm);
+  void merge(const Verification& other);
+
+  bool empty() const { return checks_.empty(); }
+  bool passed() const;
+  double tolerance_scale() const { return scale_; }
+  const std::deque<Check>& checks() const { return checks_; }
+  double max_error_over_tolerance() const;
+
+  /// "VERIFY PASSED n/n max_err_over_tol=0.37", or FAILED and one more line for each failed check,
+  /// or "VERIFY SKIPPED".
+  std::string text() const;
+
+ private:
+  std::string encode() const;
+  void merge_encoded(std::string_view bytes, int rank);
+
+  double scale_;
+  std::deque<Check> checks_;  // not a vector: references stay valid
+};
+
+}  // namespace gyre

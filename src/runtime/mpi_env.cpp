@@ -1,0 +1,104 @@
+#include "runtime/mpi_env.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+/// What the launcher's environment says about the number of ranks; 0 when it says nothing.
+int announced_ranks() {
+  for (const char* name : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE"})
+    if (const char* value = std::getenv(name)) return std::atoi(value);
+  return 0;
+}
+
+struct Identity {
+  char host[256];
+  int64_t pid;
+};
+
+}  // namespace
+
+void check_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw_runtime("{} failed: {}", call, text);
+}
+
+void wait_politely(std::vector<MPI_Request>& requests) {
+  int done = 0;
+  while (true) {
+    check_mpi(
+        MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
+        "MPI_Testall");
+    if (done) return;
+    sched_yield();
+  }
+}
+
+MpiEnvironment::MpiEnvironment(int& argc, char**& argv, std::string program) {
+  launched_ranks_ = announced_ranks();
+  int provided = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+  MPI_Comm_dup(MPI_COMM_WORLD, &world_);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(world_, &rank_);
+  MPI_Comm_size(world_, &size_);
+
+  Identity mine = {};
+  gethostname(mine.host, sizeof(mine.host) - 1);
+  mine.pid = getpid();
+  std::vector<Identity> all(static_cast<size_t>(size_));
+  std::vector<MPI_Request> request(1);
+  check_mpi(MPI_Iallgather(&mine, sizeof(Identity), MPI_BYTE, all.data(), sizeof(Identity),
+                           MPI_BYTE, world_, request.data()),
+            "MPI_Iallgather");
+  wait_politely(request);
+  for (int r = 0; r < size_; ++r) {
+    const Identity& identity = all[static_cast<size_t>(r)];
+    peers_.push_back({r, identity.host, identity.pid});
+  }
+  Watchdog::start(std::move(program), rank_, peers_, 0);
+}
+
+MpiEnvironment::~MpiEnvironment() {
+  {
+    WaitScope scope("all ranks at the end of the program");
+    std::vector<MPI_Request> request(1);
+    MPI_Ibarrier(world_, request.data());
+    wait_politely(request);
+  }
+  Watchdog::stop();
+  MPI_Comm_free(&world_);
+  MPI_Finalize();
+}
+
+std::string MpiEnvironment::library_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  // MPICH answers a page of configuration; the first line is "MPICH Version:\t4.0.2".
+  std::string line(text, std::strcspn(text, "\n"));
+  if (const size_t colon = line.find(" Version:"); colon != std::string::npos) {
+    size_t begin = colon + std::strlen(" Version:");
+    while (begin < line.size() && std::isspace(static_cast<unsigned char>(line[begin]))) ++begin;
+    return line.substr(0, colon) + " " + line.substr(begin);
+  }
+  return line;
+}
+
+void MpiEnvironment::abort(int code) const {
+  MPI_Abort(world_, code);
+  _exit(code);
+}
+
+}  // namespace gyre

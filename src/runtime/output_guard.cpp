@@ -1,0 +1,98 @@
+#include "runtime/output_guard.hpp"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr const char* remove_unless_kept =
+    "trap '' HUP INT TERM; read -r verdict; [ \"$verdict\" = keep ] || rm -f -- \"$1\"";
+
+/// Starts the watcher of `file`; returns the writing end of its pipe, or -1 when it could not be
+/// started (then only orderly ends clean up).
+int start_watcher(const std::string& file) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return -1;
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ends[0], 0);
+  posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID);
+  std::string script = remove_unless_kept, path = file;
+  char shell[] = "/bin/sh", option[] = "-c", name[] = "gyre-output-guard", locale[] = "LC_ALL=C";
+  char search[] = "PATH=/usr/bin:/bin";
+  char* arguments[] = {shell, option, script.data(), name, path.data(), nullptr};
+  char* environment[] = {locale, search, nullptr};
+  pid_t child = 0;
+  const int failed = posix_spawn(&child, shell, &actions, &attributes, arguments, environment);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  close(ends[0]);
+  if (failed != 0) {
+    close(ends[1]);
+    return -1;
+  }
+  return ends[1];
+}
+
+std::string absolute(const std::string& path) {
+  return std::filesystem::absolute(path).string();
+}
+
+}  // namespace
+
+std::string temporary_name(const std::string& path, int64_t pid) {
+  return fmt::format("{}.tmp-{}", path, pid);
+}
+
+OutputGuard::OutputGuard(std::string path) : path_(std::move(path)) {
+  const std::filesystem::path folder = std::filesystem::path(absolute(path_)).parent_path();
+  if (!std::filesystem::is_directory(folder))
+    throw_usage("cannot write '{}': there is no folder '{}'", path_, folder.string());
+  if (access(folder.c_str(), W_OK) != 0)
+    throw_usage("cannot write '{}': no permission to write in '{}'", path_, folder.string());
+  if (std::filesystem::is_directory(path_)) throw_usage("cannot write '{}': it is a folder", path_);
+  temporary_ = temporary_name(path_, getpid());
+  watcher_pipe_ = start_watcher(absolute(temporary_));
+}
+
+OutputGuard::~OutputGuard() {
+  if (temporary_.empty()) return;
+  std::error_code ignored;
+  std::filesystem::remove(temporary_, ignored);
+  if (watcher_pipe_ >= 0) close(watcher_pipe_);
+}
+
+void OutputGuard::commit() {
+  if (std::rename(temporary_.c_str(), path_.c_str()) != 0)
+    throw_runtime("cannot rename '{}' to '{}': {}", temporary_, path_, std::strerror(errno));
+  if (watcher_pipe_ >= 0) {
+    [[maybe_unused]] const ssize_t written = write(watcher_pipe_, "keep\n", 5);
+    close(watcher_pipe_);
+  }
+  temporary_.clear();
+}
+
+void write_file_atomically(const std::string& path, const std::string& text) {
+  OutputGuard guard(path);
+  std::ofstream out(guard.temporary_path(), std::ios::binary);
+  out << text;
+  out.close();
+  if (!out) throw_runtime("cannot write '{}': {}", guard.temporary_path(), std::strerror(errno));
+  guard.commit();
+}
+
+}  // namespace gyre

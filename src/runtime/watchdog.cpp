@@ -1,0 +1,192 @@
+#include "runtime/watchdog.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Wait {
+  std::string what;
+  std::vector<int> peers;
+  Clock::time_point since;
+};
+
+struct State {
+  std::mutex mutex;
+  std::condition_variable wake;
+  bool running = false;
+  std::thread thread;
+  std::string program;
+  int world_rank = 0;
+  std::vector<PeerProcess> peers;
+  std::string step = "start-up";
+  std::vector<Wait> waits;
+};
+
+State& state() {
+  static State* instance =
+      new State;  // outlives static destructors: the thread may still look at it
+  return *instance;
+}
+std::atomic<double> timeout_seconds{0};
+
+std::string this_host() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+/// State letter of a process on this host (R, S, T, Z, ...), or 0 when there is none.
+char process_state(int64_t pid) {
+  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  if (!std::getline(stat, line)) return 0;
+  const size_t end = line.rfind(')');
+  return end == std::string::npos || end + 2 >= line.size() ? '\0' : line[end + 2];
+}
+
+bool is_gone(char letter) {
+  return letter == 0 || letter == 'Z' || letter == 'X';
+}
+
+std::string describe(const PeerProcess& peer) {
+  std::string condition = "on another host";
+  if (peer.host == this_host()) {
+    const char letter = process_state(peer.pid);
+    if (is_gone(letter))
+      condition = "gone";
+    else if (letter == 'T' || letter == 't')
+      condition = "stopped";
+    else
+      condition = "running";
+  }
+  return fmt::format("rank {} ({}, pid {}: {})", peer.world_rank, peer.host, peer.pid, condition);
+}
+
+std::string report(const State& s, const Wait& wait, const std::string& headline) {
+  std::string text = fmt::format("{}: rank {} ({}, pid {}): {}\n", s.program, s.world_rank,
+                                 this_host(), getpid(), headline);
+  text += fmt::format("{}: rank {}:   step '{}', waiting for '{}'\n", s.program, s.world_rank,
+                      s.step, wait.what);
+  text += fmt::format("{}: rank {}:   peers:", s.program, s.world_rank);
+  bool any = false;
+  for (const PeerProcess& peer : s.peers) {
+    const bool named = wait.peers.empty() || std::find(wait.peers.begin(), wait.peers.end(),
+                                                       peer.world_rank) != wait.peers.end();
+    if (!named || peer.world_rank == s.world_rank) continue;
+    text += (any ? ", " : " ") + describe(peer);
+    any = true;
+  }
+  return text + (any ? "\n" : " none\n");
+}
+
+/// Ranks meet the same hang moments apart, and a launcher kills the others as soon as one has
+/// ended: leave them the time to speak too.
+void end_process(const std::string& text, ExitCode code) {
+  fmt::print(stderr, "{}", text);
+  std::fflush(stderr);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  _exit(static_cast<int>(code));
+}
+
+const PeerProcess* find_dead_peer(const State& s) {
+  const std::string host = this_host();
+  for (const PeerProcess& peer : s.peers)
+    if (peer.world_rank != s.world_rank && peer.host == host && is_gone(process_state(peer.pid)))
+      return &peer;
+  return nullptr;
+}
+
+void inspect(State& s, std::unique_lock<std::mutex>& lock) {
+  if (s.waits.empty()) return;
+  const Wait wait = s.waits.back();
+  const double waited = std::chrono::duration<double>(Clock::now() - wait.since).count();
+  const double limit = timeout_seconds.load();
+  if (limit > 0 && waited > limit) {
+    const std::string text =
+        report(s, wait, fmt::format("timeout after {:.3g} s without progress", limit));
+    lock.unlock();
+    end_process(text, ExitCode::timeout);
+  }
+  if (waited < 0.2) return;
+  if (const PeerProcess* dead = find_dead_peer(s)) {
+    const std::string text = report(
+        s, wait,
+        fmt::format("rank {} has died ({}, pid {})", dead->world_rank, dead->host, dead->pid));
+    lock.unlock();
+    end_process(text, ExitCode::runtime);
+  }
+}
+
+void watch() {
+  State& s = state();
+  std::unique_lock lock(s.mutex);
+  while (s.running) {
+    s.wake.wait_for(lock, std::chrono::milliseconds(100));
+    if (s.running) inspect(s, lock);
+  }
+}
+
+}  // namespace
+
+void Watchdog::start(std::string program, int world_rank, std::vector<PeerProcess> peers,
+                     double timeout) {
+  State& s = state();
+  timeout_seconds = timeout;
+  std::lock_guard lock(s.mutex);
+  s.program = std::move(program);
+  s.world_rank = world_rank;
+  s.peers = std::move(peers);
+  if (s.running) return;
+  s.running = true;
+  s.thread = std::thread(watch);
+}
+
+void Watchdog::set_timeout(double seconds) {
+  timeout_seconds = seconds;
+}
+
+void Watchdog::stop() {
+  State& s = state();
+  {
+    std::lock_guard lock(s.mutex);
+    if (!s.running) return;
+    s.running = false;
+  }
+  s.wake.notify_all();
+  s.thread.join();
+}
+
+WaitScope::WaitScope(std::string_view what, std::vector<int> peers) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.waits.push_back({std::string(what), std::move(peers), Clock::now()});
+}
+
+WaitScope::~WaitScope() {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.waits.pop_back();
+}
+
+void set_current_step(std::string step) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.step = std::move(step);
+}
+
+}  // namespace gyre

@@ -1,0 +1,28 @@
+#pragma once
+// One rank's view of a packed batch: token ids, positions and next-token targets of its slots.
+//
+// Targets are shifted in document order *before* sharding: a roll of the local tokens would be
+// wrong at the end of every chunk.
+//     one document a b c d e f g h, cp = 2, chunks of 2, target = next token, . = none
+//     rank 0   a b | g h   targets b c | h .         rank 1   c d | e f   targets d e | f g
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sharding/layout.hpp"
+
+namespace gyre {
+
+struct LocalBatch {
+  std::vector<int32_t> tokens;     ///< [slots]; padding holds id 0
+  std::vector<int32_t> positions;  ///< [slots] position inside the document; padding counts on
+  std::vector<int32_t>
+      targets;  ///< [slots] next token of the document, -1 for its last token and for padding
+};
+
+/// `documents[i]` are the tokens of segment i (bounds.real_length(i) of them).
+LocalBatch make_local_batch(const SegmentBounds& bounds,
+                            std::span<const std::span<const int32_t>> documents, int cp, int rank);
+
+}  // namespace gyre

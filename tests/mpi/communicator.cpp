@@ -1,0 +1,196 @@
+// Every operation of the MPI backend, on exact integers; agreement on errors; the process grid.
+
+#include "comm/communicator.hpp"
+
+#include <array>
+#include <numeric>
+
+#include "comm/agree.hpp"
+#include "comm/process_grid.hpp"
+#include "mpi_test.hpp"
+
+namespace gyre {
+namespace {
+
+using test::world;
+
+HostStream stream;
+
+std::vector<float> iota(int64_t n, float first) {
+  std::vector<float> values(static_cast<size_t>(n));
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+template <class T>
+std::span<const std::byte> in(const std::vector<T>& v) {
+  return bytes_of(std::span<const T>(v));
+}
+template <class T>
+std::span<std::byte> out(std::vector<T>& v) {
+  return writable_bytes_of(std::span<T>(v));
+}
+
+TEST(Communicator, ExchangeRoundTheRing) {
+  const int n = world().size(), r = world().rank(), next = (r + 1) % n, previous = (r + n - 1) % n;
+  const auto send = iota(1000, static_cast<float>(r) * 1000);
+  std::vector<float> recv(1000, -1);
+  const Traffic before = world().traffic();
+  const std::array sends = {SendSlice{next, in(send)}};
+  const std::array recvs = {RecvSlice{previous, out(recv)}};
+  world().exchange(sends, recvs, stream, "ring")->wait();
+  EXPECT_EQ(recv, iota(1000, static_cast<float>(previous) * 1000));
+  EXPECT_EQ(world().traffic().bytes_sent - before.bytes_sent, n > 1 ? 4000 : 0);
+  EXPECT_EQ(world().traffic().messages - before.messages, n > 1 ? 1 : 0);
+}
+
+TEST(Communicator, MessagesBetweenTwoRanksMatchInOrder) {
+  const int n = world().size(), r = world().rank(), next = (r + 1) % n, previous = (r + n - 1) % n;
+  const auto a = iota(3, static_cast<float>(r)), b = iota(5, static_cast<float>(100 + r));
+  std::vector<float> first(3), second(5);
+  const std::array sends = {SendSlice{next, in(a)}, SendSlice{next, in(b)}};
+  const std::array recvs = {RecvSlice{previous, out(first)}, RecvSlice{previous, out(second)}};
+  world().exchange(sends, recvs, stream, "two messages")->wait();
+  EXPECT_EQ(first, iota(3, static_cast<float>(previous)));
+  EXPECT_EQ(second, iota(5, static_cast<float>(100 + previous)));
+}
+
+TEST(Communicator, AllGatherOfUnevenParts) {
+  const int n = world().size(), r = world().rank();
+  const auto mine = iota(r + 1, static_cast<float>(10 * r));
+  std::vector<int64_t> bytes;
+  std::vector<float> expected;
+  for (int k = 0; k < n; ++k) {
+    bytes.push_back((k + 1) * 4);
+    const auto part = iota(k + 1, static_cast<float>(10 * k));
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  std::vector<float> all(expected.size(), -1);
+  const int64_t before = world().traffic().bytes_sent;
+  world().all_gather_v(in(mine), out(all), bytes, stream, "gather")->wait();
+  EXPECT_EQ(all, expected);
+  EXPECT_EQ(world().traffic().bytes_sent - before, (n - 1) * (r + 1) * 4);
+}
+
+TEST(Communicator, AllToAllOfUnevenBlocks) {
+  // Rank r sends k + 1 values of 100 r + k to rank k.
+  const int n = world().size(), r = world().rank();
+  std::vector<float> send, expected;
+  std::vector<int64_t> send_bytes, recv_bytes;
+  for (int k = 0; k < n; ++k) {
+    send.insert(send.end(), static_cast<size_t>(k + 1), static_cast<float>(100 * r + k));
+    expected.insert(expected.end(), static_cast<size_t>(r + 1), static_cast<float>(100 * k + r));
+    send_bytes.push_back((k + 1) * 4);
+    recv_bytes.push_back((r + 1) * 4);
+  }
+  std::vector<float> recv(expected.size(), -1);
+  world().all_to_all_v(in(send), send_bytes, out(recv), recv_bytes, stream, "uneven")->wait();
+  EXPECT_EQ(recv, expected);
+}
+
+TEST(Communicator, Reductions) {
+  const int n = world().size(), r = world().rank();
+  std::vector<float> sum = iota(7, static_cast<float>(r));
+  const int64_t before = world().traffic().bytes_sent;
+  world().all_reduce(sum.data(), 7, DType::f32, ReduceOp::sum, stream, "sum")->wait();
+  for (int i = 0; i < 7; ++i)
+    EXPECT_EQ(sum[static_cast<size_t>(i)], static_cast<float>(n * i + n * (n - 1) / 2));
+  EXPECT_EQ(world().traffic().bytes_sent - before, n > 1 ? 2 * (n - 1) * 7 * 4 / n : 0);
+  EXPECT_EQ(all_reduce_value(world(), int64_t{r}, ReduceOp::max), n - 1);
+  EXPECT_EQ(all_reduce_value(world(), 1.0 + r, ReduceOp::min), 1.0);
+
+  std::vector<int64_t> blocks(static_cast<size_t>(2 * n));
+  std::iota(blocks.begin(), blocks.end(), int64_t{r});
+  std::vector<int64_t> mine(2);
+  world()
+      .reduce_scatter(blocks.data(), mine.data(), 2, DType::i64, ReduceOp::sum, stream, "scatter")
+      ->wait();
+  EXPECT_EQ(mine[0], n * 2 * r + n * (n - 1) / 2);
+  EXPECT_EQ(mine[1], n * (2 * r + 1) + n * (n - 1) / 2);
+}
+
+TEST(Communicator, BroadcastBarrierAndText) {
+  const int last = world().size() - 1;
+  std::vector<double> value = {world().rank() == last ? 2.5 : 0.0};
+  world().broadcast(out(value), last, stream, "value")->wait();
+  EXPECT_EQ(value[0], 2.5);
+  world().barrier(stream, "barrier")->wait();
+  EXPECT_EQ(broadcast_string(world(), world().rank() == last ? "from the last rank" : "", last),
+            "from the last rank");
+}
+
+TEST(Communicator, SeveralOperationsUnderWayAtOnce) {
+  const int n = world().size(), r = world().rank();
+  std::vector<float> a = {static_cast<float>(r)}, b(static_cast<size_t>(n)), c = {1};
+  WorkPtr gather = world().all_gather(in(a), out(b), stream, "gather");
+  WorkPtr reduce = world().all_reduce(c.data(), 1, DType::f32, ReduceOp::sum, stream, "reduce");
+  while (!reduce->test()) {
+  }
+  gather->wait();
+  EXPECT_EQ(b, iota(n, 0));
+  EXPECT_EQ(c[0], static_cast<float>(n));
+}
+
+TEST(RunAgreed, OneRanksErrorEndsAllRanksAlike) {
+  const int last = world().size() - 1;
+  try {
+    run_agreed(world(), "test", [&] {
+      if (world().rank() == last) throw_usage("token 300 is too large");
+    });
+    ADD_FAILURE() << "no error on rank " << world().rank();
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.agreed());
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_EQ(std::string(error.what()),
+              last == 0 ? "token 300 is too large"
+                        : "token 300 is too large (found on rank " + std::to_string(last) + ")");
+  }
+  EXPECT_NO_THROW(run_agreed(world(), "test", [] {}));
+}
+
+TEST(RunAgreed, ForeignExceptionsBecomeRuntimeErrors) {
+  try {
+    run_agreed(world(), "reading", [] { throw std::runtime_error("disk on fire"); });
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::runtime);
+    EXPECT_STREQ(error.what(), "reading: disk on fire");
+  }
+}
+
+TEST(AgreeOn, TheGravestCodeWins) {
+  const bool first = world().rank() == 0;
+  EXPECT_EQ(agree_on(world(), first ? ExitCode::usage : ExitCode::ok), ExitCode::usage);
+  EXPECT_EQ(agree_on(world(), first ? ExitCode::skipped : ExitCode::ok),
+            world().size() == 1 ? ExitCode::skipped : ExitCode::ok);
+  EXPECT_EQ(agree_on(world(), first ? ExitCode::verification_failed : ExitCode::skipped),
+            ExitCode::verification_failed);
+}
+
+TEST(ProcessGrid, TensorParallelRanksAreNeighbours) {
+  const int n = world().size(), r = world().rank();
+  for (const GridShape& shape : nearest_grids({1, 1, 1}, n, {1, 2, 3, 4, 8})) {
+    ProcessGrid grid(world(), shape);
+    EXPECT_EQ(r, (grid.dp_rank() * shape.cp + grid.cp_rank()) * shape.tp + grid.tp_rank());
+    EXPECT_EQ(grid.tp().size(), shape.tp);
+    EXPECT_EQ(grid.cp().size(), shape.cp);
+    EXPECT_EQ(grid.tp().rank(), grid.tp_rank());
+    EXPECT_EQ(grid.cp().rank(), grid.cp_rank());
+    const std::vector<int64_t> members = all_gather_value(grid.tp(), int64_t{r});
+    for (size_t t = 0; t < members.size(); ++t)
+      EXPECT_EQ(members[t], r - grid.tp_rank() + static_cast<int>(t));
+    const std::vector<int64_t> ring = all_gather_value(grid.cp(), int64_t{r});
+    for (size_t c = 0; c < ring.size(); ++c)
+      EXPECT_EQ(ring[c], r + (static_cast<int>(c) - grid.cp_rank()) * shape.tp);
+  }
+}
+
+TEST(NearestGrids, OnlyPossibleOnesNearestFirst) {
+  const auto grids = nearest_grids({1, 2, 3}, 8, {1, 2, 4});
+  ASSERT_FALSE(grids.empty());
+  EXPECT_EQ(grids[0], (GridShape{1, 2, 4}));
+  for (const GridShape& grid : grids) EXPECT_EQ(grid.ranks(), 8);
+  EXPECT_TRUE(nearest_grids({1, 1, 2}, 3, {2}).empty());
+}
+
+}  // namespace
+}  // namespace gyre

@@ -1,0 +1,91 @@
+#pragma once
+// Files for tests: a folder that all ranks share, damage of several kinds, and the check of errors.
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+
+#include "comm/agree.hpp"
+#include "core/error.hpp"
+#include "io/collective.hpp"
+#include "mpi_test.hpp"
+
+namespace gyre::test {
+
+/// A temporary folder of all ranks, removed with its contents. Collective.
+class SharedFolder {
+ public:
+  SharedFolder() {
+    if (world().rank() == 0) {
+      std::string name = (std::filesystem::temp_directory_path() / "gyre-test-XXXXXX").string();
+      if (mkdtemp(name.data()) != nullptr) path_ = name;
+    }
+    path_ = broadcast_string(world(), path_, 0);
+  }
+  ~SharedFolder() {
+    HostStream stream;
+    world().barrier(stream, "end of a shared folder")->wait();
+    if (world().rank() == 0 && !path_.empty()) std::filesystem::remove_all(path_);
+  }
+  SharedFolder(const SharedFolder&) = delete;
+  SharedFolder& operator=(const SharedFolder&) = delete;
+
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// Rank 0 works, the others wait; an exception is one everywhere. Collective.
+inline void on_root(const std::function<void()>& work) {
+  run_on_root(world(), "test", work);
+}
+
+inline std::string read_bytes(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+inline void write_bytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+/// Copies a file without its last `missing` bytes.
+inline void copy_truncated(const std::string& from, const std::string& to, size_t missing) {
+  const std::string bytes = read_bytes(from);
+  write_bytes(to, bytes.substr(0, bytes.size() - missing));
+}
+
+/// Copies a file and flips one bit of the first byte of `pattern` in it.
+inline void copy_damaged(const std::string& from, const std::string& to,
+                         const std::string& pattern) {
+  std::string bytes = read_bytes(from);
+  const size_t at = bytes.find(pattern);
+  if (at == std::string::npos) throw_runtime("'{}' does not hold the pattern", from);
+  bytes[at] = static_cast<char>(bytes[at] ^ 1);
+  write_bytes(to, bytes);
+}
+
+/// Expects an Error of `code` whose message holds `part`; under several ranks, an agreed one with
+/// the same message on all of them.
+inline void expect_error(ExitCode code, const std::string& part,
+                         const std::function<void()>& work) {
+  std::string message = "(nothing thrown)";
+  try {
+    work();
+  } catch (const Error& error) {
+    message = error.what();
+    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << message;
+    EXPECT_TRUE(error.agreed() || world().size() == 1) << message;
+  }
+  EXPECT_NE(message.find(part), std::string::npos)
+      << "message: " << message << "\nexpected in it: " << part;
+  EXPECT_EQ(broadcast_string(world(), message, 0), message);
+}
+
+}  // namespace gyre::test

@@ -1,0 +1,62 @@
+#pragma once
+// A small decoder with random weights that any slice of can be had, as a model file gives them.
+
+#include <cmath>
+#include <random>
+
+#include "model/decoder.hpp"
+
+namespace gyre::test {
+
+inline ModelConfig small_config() {
+  ModelConfig c;
+  c.vocab_size = 37;
+  c.vocab_padded = 48;
+  c.hidden_size = 24;
+  c.num_hidden_layers = 2;
+  c.num_attention_heads = 8;
+  c.num_key_value_heads = 4;
+  c.head_dim = 8;
+  c.intermediate_size = 40;
+  c.rope_theta = 10000;
+  c.rms_norm_eps = 1e-5;
+  return c;
+}
+
+/// Rows and columns of a weight of `config` by its name in a model file.
+inline std::pair<int64_t, int64_t> weight_shape(const ModelConfig& c, const std::string& name) {
+  const std::string leaf = name.substr(name.rfind('/') + 1);
+  if (leaf == "embed") return {c.vocab_padded, c.hidden_size};
+  if (leaf == "head") return {c.hidden_size, c.vocab_padded};
+  if (leaf == "wq") return {c.hidden_size, c.query_width()};
+  if (leaf == "wk" || leaf == "wv") return {c.hidden_size, c.kv_width()};
+  if (leaf == "wo") return {c.query_width(), c.hidden_size};
+  if (leaf == "w_gate" || leaf == "w_up") return {c.hidden_size, c.intermediate_size};
+  if (leaf == "w_down") return {c.intermediate_size, c.hidden_size};
+  return {1, c.hidden_size};  // norms
+}
+
+/// Normal weights of standard deviation 1.5 / sqrt(fan-in); norms about 1. Columns of the padded
+/// vocabulary are NaN in the head: whatever reads them shows.
+inline WeightReader random_weights(const ModelConfig& config) {
+  return [config](const std::string& name, int64_t row, int64_t rows, int64_t column,
+                  int64_t columns) {
+    const auto [height, width] = weight_shape(config, name);
+    std::mt19937 generator(static_cast<unsigned>(std::hash<std::string>{}(name)));
+    const bool norm = height == 1;
+    std::normal_distribution<float> normal(
+        norm ? 1.0f : 0.0f, norm ? 0.2f : 1.5f / std::sqrt(static_cast<float>(height)));
+    Buffer<float> part(rows * columns);
+    for (int64_t r = 0; r < height; ++r)
+      for (int64_t c = 0; c < width; ++c) {
+        float value = normal(generator);
+        if (name == "embed") value = value * std::sqrt(static_cast<float>(height));
+        if (name == "head" && c >= config.vocab_size) value = NAN;
+        if (r >= row && r < row + rows && c >= column && c < column + columns)
+          part[(r - row) * columns + c - column] = value;
+      }
+    return part;
+  };
+}
+
+}  // namespace gyre::test
