@@ -12,6 +12,8 @@ target_compile_options(
             -Wno-restrict # GCC 12 false positives in std::string (GCC bug 105651)
             -ffp-contract=off>
             $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${GYRE_WERROR}>>:-Werror>)
+# fmt 9 turns constexpr off for nvcc, and then fails its own compile-time checks under C++20.
+target_compile_definitions(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
 if(GYRE_SANITIZE)
   target_compile_options(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${GYRE_SANITIZE}
                                               -fno-omit-frame-pointer -g>)

@@ -174,4 +174,7 @@ class File {
   Handle id_;
 };
 
+/// "1.10.8", of the library that runs.
+std::string library_version();
+
 }  // namespace gyre::h5

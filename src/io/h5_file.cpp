@@ -279,4 +279,10 @@ void File::write_dataset(const std::string& path, std::span<const std::string> t
                 what);
 }
 
+std::string library_version() {
+  unsigned major = 0, minor = 0, release = 0;
+  H5get_libversion(&major, &minor, &release);
+  return fmt::format("{}.{}.{}", major, minor, release);
+}
+
 }  // namespace gyre::h5

@@ -125,4 +125,10 @@ Buffer<float> ModelFile::read_matrix(const std::string& name, int64_t row_begin,
   return values;
 }
 
+Buffer<float> ModelFile::read_vector(const std::string& name) {
+  for (const auto& [tensor, shape] : model_tensors(config_))
+    if (tensor == name) return read_matrix(name, 0, 1, 0, shape[0]);
+  throw_runtime("the model '{}' has no tensor '{}'", file_.path(), name);
+}
+
 }  // namespace gyre

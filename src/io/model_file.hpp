@@ -35,6 +35,8 @@ class ModelFile {
   /// usage error that names its place. Collective; the rectangles may differ by rank and be empty.
   Buffer<float> read_matrix(const std::string& name, int64_t row_begin, int64_t row_count,
                             int64_t col_begin, int64_t col_count);
+  /// A whole tensor of one dimension.
+  Buffer<float> read_vector(const std::string& name);
 
  private:
   Communicator& comm_;

@@ -37,19 +37,30 @@ std::string version_text(const std::string& name) {
                      MpiEnvironment::library_version());
 }
 
+std::string complain_about_seconds(const std::string& text) {
+  try {
+    size_t used = 0;
+    if (std::stod(text, &used) >= 0 && used == text.size()) return {};
+  } catch (const std::exception&) {
+  }
+  return fmt::format("'{}' is not a number of seconds", text);
+}
+
+/// Added behind the app's own options, so that --help shows those first.
 void declare_common(CLI::App& app, CommonOptions& common) {
   app.set_config("--config", "", "Read options from this TOML file; the command line wins")
+      ->type_name("FILE")
       ->group("Common");
   app.add_option("--timeout", common.timeout_seconds,
                  "End the run when one wait lasts longer, in seconds; 0: never")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(complain_about_seconds)
       ->group("Common");
   CLI::Option* verbose = app.add_flag("-v,--verbose", common.verbose, "Say more")->group("Common");
   app.add_flag("-q,--quiet", common.quiet, "Say less")->group("Common")->excludes(verbose);
   app.set_version_flag("--version", std::string("unused"), "Print version and build, and exit")
       ->group("Common");
-  app.get_help_ptr()->group("Common");
+  app.set_help_flag("-h,--help", "Print this help, and exit")->group("Common");
   // Leftovers are collected, so that all of them can be named at once, each with a suggestion.
   app.allow_extras();
   app.allow_config_extras(true);
@@ -140,6 +151,7 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
   CommonOptions common;
   Request request = Request::run;
   run_agreed(world, "reading the options", [&] {
+    app.set_help_flag("");
     declare(app);
     declare_common(app, common);
     request = parse(app, argc, argv);

@@ -41,7 +41,7 @@ void add_option(CLI::App& app, const OptionSpec& spec, std::string& value) {
 }
 
 void add_option(CLI::App& app, const OptionSpec& spec, std::vector<std::string>& values) {
-  finish(app.add_option(spec.name, values, spec.description)->capture_default_str(), spec);
+  finish(app.add_option(spec.name, values, spec.description), spec);
 }
 
 void add_option(CLI::App& app, const OptionSpec& spec, double& value) {

@@ -32,21 +32,21 @@ Documents ragged_documents(const ModelConfig& config) {
   return documents;
 }
 
-struct Run {
+struct ScoringRun {
   ScoreRange range;
   PlanCount count;
   ScoringPlan plan;
   int64_t cp_bytes = 0;
 };
 
-Run score(const Documents& documents, const ModelConfig& config, const GridShape& shape) {
+ScoringRun score(const Documents& documents, const ModelConfig& config, const GridShape& shape) {
   ProcessGrid grid(world(), shape);
   HostStream stream;
   const auto kernel = make_cpu_kernel();
   Decoder decoder(config,
                   load_weights(config, shape.tp, grid.tp_rank(), test::random_weights(config)),
                   grid, *kernel, stream);
-  Run run;
+  ScoringRun run;
   run.plan = plan_scoring(documents.view(), config, shape, 48);
   Scorer scorer(documents.view(), run.plan, find_schedule("ring"), grid);
   scorer.run(decoder);
@@ -71,7 +71,7 @@ TEST(Scoring, EveryGridEqualsTheSerialTwin) {
   int grids = 0;
   for (const GridShape& shape :
        nearest_grids({1, 1, 1}, world().size(), allowed_tensor_parallel(config, 8))) {
-    const Run run = score(documents, config, shape);
+    const ScoringRun run = score(documents, config, shape);
     ASSERT_EQ(prediction_offsets(documents.view()).back(), std::ssize(logprob));
     double worst = 0;
     for (int64_t i = run.range.begin; i < run.range.end(); ++i) {
@@ -93,7 +93,7 @@ TEST(Scoring, TheSameRunTwiceGivesTheSameBits) {
   const Documents documents = ragged_documents(config);
   const GridShape shape =
       nearest_grids({1, 2, 2}, world().size(), allowed_tensor_parallel(config, 8)).front();
-  const Run a = score(documents, config, shape), b = score(documents, config, shape);
+  const ScoringRun a = score(documents, config, shape), b = score(documents, config, shape);
   EXPECT_EQ(0, std::memcmp(a.range.logprob.data(), b.range.logprob.data(),
                            a.range.logprob.size() * sizeof(float)));
   EXPECT_EQ(0, std::memcmp(a.range.entropy.data(), b.range.entropy.data(),
@@ -105,7 +105,7 @@ TEST(Scoring, WireBytesEqualThePlan) {
   const Documents documents = ragged_documents(config);
   for (const GridShape& shape :
        nearest_grids({1, 1, 1}, world().size(), allowed_tensor_parallel(config, 8))) {
-    const Run run = score(documents, config, shape);
+    const ScoringRun run = score(documents, config, shape);
     const int64_t token_bytes = 2 * config.kv_width() / shape.tp * 4;
     EXPECT_EQ(run.cp_bytes, run.count.tokens_sent * token_bytes * config.num_hidden_layers)
         << to_string(shape);
@@ -115,7 +115,7 @@ TEST(Scoring, WireBytesEqualThePlan) {
 TEST(Scoring, DocumentSumsCoverAllPredictions) {
   const ModelConfig config = test::small_config();
   const Documents documents = ragged_documents(config);
-  const Run run = score(documents, config, {1, world().size(), 1});
+  const ScoringRun run = score(documents, config, {1, world().size(), 1});
   const auto offsets = prediction_offsets(documents.view());
   const auto scores = score_documents(run.range, offsets, world());
   ASSERT_EQ(std::ssize(scores), documents.view().size());
@@ -135,7 +135,7 @@ TEST(Scoring, NoDocumentsAndOnlyEmptyOnes) {
   Documents none, empty;
   empty.offsets = {0, 0, 0};
   for (const Documents* documents : {&none, &empty}) {
-    const Run run = score(*documents, config, {1, world().size(), 1});
+    const ScoringRun run = score(*documents, config, {1, world().size(), 1});
     EXPECT_TRUE(run.range.logprob.empty());
   }
 }

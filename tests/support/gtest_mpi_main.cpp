@@ -56,14 +56,16 @@ class AgreeOnFailure : public testing::EmptyTestEventListener {
   }
 };
 
-/// Prints failures of a rank other than 0, each in one piece.
+/// Prints failures of a rank other than 0, each in one piece. (GoogleTest holds a lock here: asking
+/// it for the current test would deadlock.)
 class PrintFailures : public testing::EmptyTestEventListener {
+  void OnTestStart(const testing::TestInfo& info) override {
+    test_ = std::string(info.test_suite_name()) + "." + info.name();
+  }
+
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    std::string name = "outside of tests";
-    if (const testing::TestInfo* info = testing::UnitTest::GetInstance()->current_test_info())
-      name = std::string(info->test_suite_name()) + "." + info->name();
-    std::string text = name + ": ";
+    std::string text = test_ + ": ";
     if (result.file_name() != nullptr)
       text += std::string(result.file_name()) + ":" + std::to_string(result.line_number()) + ": ";
     text += result.message();
@@ -72,6 +74,8 @@ class PrintFailures : public testing::EmptyTestEventListener {
       text.insert(at + 1, prefix);
     std::fputs((prefix + text + "\n").c_str(), stderr);
   }
+
+  std::string test_ = "outside of tests";
 };
 
 void install_listeners() {
@@ -125,7 +129,7 @@ int main(int argc, char** argv) {
   test::the_environment = &environment;
   test::the_world = world.get();
   testing::InitGoogleTest(&argc, argv);
-  if (testing::GTEST_FLAG(list_tests) && environment.rank() != 0) return 0;
+  if (testing::GTEST_FLAG(list_tests)) return environment.rank() == 0 ? RUN_ALL_TESTS() : 0;
   test::install_listeners();
   return test::run_all_tests();
 }

@@ -1,0 +1,41 @@
+#pragma once
+// Text files into documents: one file, one document, bytes as tokens.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "io/documents.hpp"
+
+namespace gyre {
+
+/// What a list of paths stands for.
+struct FileList {
+  std::vector<std::string> files;
+  int64_t duplicates = 0;  ///< paths that lead to a file already listed
+  int64_t not_regular =
+      0;  ///< found in folders, neither file nor folder: dangling links, pipes, ...
+};
+
+/// Expands paths in their order. A file stands for itself; a folder for all files below it, sorted
+/// by path, without names that begin with a dot; links are followed. A file reached twice counts
+/// once. A path that does not exist, or is neither file nor folder, is a usage error. Serial.
+FileList list_files(const std::vector<std::string>& paths);
+
+struct ImportReport {
+  int64_t files = 0;  ///< files read, binary ones included
+  int64_t bytes = 0;  ///< bytes of the text files
+  int64_t duplicates = 0;
+  int64_t not_regular = 0;
+  std::vector<std::string> binary;  ///< left out, because they hold a NUL byte
+};
+
+/// Reads the files that `paths` stand for: bos, the bytes, eos. A file of more than `max_tokens`
+/// tokens (0: no limit, else at least 3) becomes several documents, the later ones named "path#2",
+/// "path#3", ... Files are dealt over the ranks for reading; all ranks get all documents.
+/// Collective.
+Documents import_text(Communicator& comm, const std::vector<std::string>& paths, int64_t max_tokens,
+                      ImportReport& report);
+
+}  // namespace gyre

@@ -1,0 +1,244 @@
+#include "model/elementwise.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "model/elementwise.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/index.hpp"
+#include "runtime/exp-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F = hn::ScalableTag<float>;
+using V = hn::Vec<F>;
+constexpr int64_t most_lanes = HWY_MAX_BYTES / sizeof(float);
+
+/// The first `count` elements, zeros behind them.
+HWY_INLINE V load_tail(F f, const float* from, int64_t count) {
+  HWY_ALIGN float padded[most_lanes] = {};
+  std::memcpy(padded, from, static_cast<size_t>(count) * sizeof(float));
+  return hn::Load(f, padded);
+}
+
+HWY_INLINE void store_tail(F f, V v, float* to, int64_t count) {
+  HWY_ALIGN float padded[most_lanes];
+  hn::Store(v, f, padded);
+  std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(float));
+}
+
+/// out[i] = op(a[i], b[i])
+template <class Op>
+HWY_INLINE void transform(const float* a, const float* b, float* out, int64_t count, Op op) {
+  const F f;
+  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  int64_t i = 0;
+  for (; i + n <= count; i += n) hn::StoreU(op(hn::LoadU(f, a + i), hn::LoadU(f, b + i)), f, out + i);
+  const int64_t rest = count - i;
+  if (rest > 0) store_tail(f, op(load_tail(f, a + i, rest), load_tail(f, b + i, rest)), out + i, rest);
+}
+
+float sum_of_squares(const float* x, int64_t count) {
+  const F f;
+  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  V a = hn::Zero(f), b = a, c = a, d = a;
+  const auto square = [&](int64_t at, V sum) HWY_ATTR {
+    const V v = hn::LoadU(f, x + at);
+    return hn::MulAdd(v, v, sum);
+  };
+  int64_t i = 0;
+  for (; i + 4 * n <= count; i += 4 * n) {
+    a = square(i, a);
+    b = square(i + n, b);
+    c = square(i + 2 * n, c);
+    d = square(i + 3 * n, d);
+  }
+  for (; i + n <= count; i += n) a = square(i, a);
+  if (i < count) {
+    const V v = load_tail(f, x + i, count - i);
+    b = hn::MulAdd(v, v, b);
+  }
+  return hn::GetLane(hn::SumOfLanes(f, hn::Add(hn::Add(a, b), hn::Add(c, d))));
+}
+
+void rms_norm_row(const float* x, const float* weight, float eps, float* out, int64_t count) {
+  const F f;
+  const float mean = sum_of_squares(x, count) / static_cast<float>(count);
+  const V scale = hn::Set(f, 1.0F / std::sqrt(mean + eps));
+  transform(x, weight, out, count,
+            [&](V v, V w) HWY_ATTR { return hn::Mul(hn::Mul(v, scale), w); });
+}
+
+void silu_multiply_row(const float* gate, const float* up, float* out, int64_t count) {
+  const F f;
+  const V one = hn::Set(f, 1.0F);
+  transform(gate, up, out, count, [&](V g, V u) HWY_ATTR {
+    // With e = exp(-|g|) nothing overflows: 1 / (1 + e^-g) is 1 / (1 + e), or e / (1 + e) for g < 0.
+    const V e = exp_f32(f, hn::Neg(hn::Abs(g)));
+    const V numerator = hn::IfThenElse(hn::Lt(g, hn::Zero(f)), e, one);
+    return hn::Mul(hn::Mul(g, hn::Div(numerator, hn::Add(one, e))), u);
+  });
+}
+
+void add_row(float* x, const float* y, int64_t count) {
+  transform(x, y, x, count, [](V a, V b) HWY_ATTR { return hn::Add(a, b); });
+}
+
+/// cos and sin of a + b from those of a and b, in double, rounded to float. Arrays are padded to whole vectors.
+void add_angles(const double* cos_a, const double* sin_a, const double* cos_b, const double* sin_b,
+                int64_t count, float* cos_out, float* sin_out) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> narrow;
+  for (int64_t i = 0; i < count; i += static_cast<int64_t>(hn::Lanes(d))) {
+    const auto ca = hn::LoadU(d, cos_a + i), sa = hn::LoadU(d, sin_a + i);
+    const auto cb = hn::LoadU(d, cos_b + i), sb = hn::LoadU(d, sin_b + i);
+    const auto c = hn::NegMulAdd(sa, sb, hn::Mul(ca, cb));
+    const auto s = hn::MulAdd(sa, cb, hn::Mul(ca, sb));
+    hn::StoreU(hn::DemoteTo(narrow, c), narrow, cos_out + i);
+    hn::StoreU(hn::DemoteTo(narrow, s), narrow, sin_out + i);
+  }
+}
+
+/// Rotates the pairs (x[i], x[i + half]) of every head of one row.
+void rotate_row(float* x, int64_t heads, int64_t half, const float* cos, const float* sin) {
+  const F f;
+  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  for (int64_t h = 0; h < heads; ++h) {
+    float* low = x + h * 2 * half;
+    float* high = low + half;
+    int64_t i = 0;
+    for (; i + n <= half; i += n) {
+      const V a = hn::LoadU(f, low + i), b = hn::LoadU(f, high + i);
+      const V c = hn::LoadU(f, cos + i), s = hn::LoadU(f, sin + i);
+      hn::StoreU(hn::NegMulAdd(b, s, hn::Mul(a, c)), f, low + i);
+      hn::StoreU(hn::MulAdd(a, s, hn::Mul(b, c)), f, high + i);
+    }
+    for (; i < half; ++i) {
+      const float a = low[i], b = high[i];
+      low[i] = a * cos[i] - b * sin[i];
+      high[i] = b * cos[i] + a * sin[i];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gyre::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gyre {
+namespace {
+HWY_EXPORT(rms_norm_row);
+HWY_EXPORT(silu_multiply_row);
+HWY_EXPORT(add_row);
+HWY_EXPORT(add_angles);
+HWY_EXPORT(rotate_row);
+
+/// cos and sin of p·theta^(-2i/head_dim) for any position p, from two small tables by the addition theorem: p = 256·high + low.
+/// A table of all positions would cost a sincos per position and pair, and tens of megabytes for long contexts.
+class Angles {
+ public:
+  /// Keeps the tables of the last call if they fit.
+  void prepare(int64_t head_dim, double theta) {
+    if (head_dim == head_dim_ && theta == theta_) return;
+    head_dim_ = head_dim;
+    theta_ = theta;
+    constexpr int64_t widest_vector = 8;  // doubles, of any target (HWY_MAX_BYTES is that of one)
+    stride_ = round_up(head_dim / 2, widest_vector);
+    low_ = {};
+    high_ = {};
+    for (int64_t i = 0; i < steps; ++i) append(low_, i);
+    row_cos_.assign(static_cast<size_t>(stride_), 0.0F);
+    row_sin_.assign(static_cast<size_t>(stride_), 0.0F);
+  }
+
+  /// Sets row_cos() and row_sin() to those of `position`.
+  void move_to(int64_t position) {
+    const int64_t high = position / steps, low = position % steps;
+    while (high_.rows <= high) append(high_, high_.rows * steps);
+    HWY_DYNAMIC_DISPATCH(add_angles)
+    (high_.cos.data() + high * stride_, high_.sin.data() + high * stride_, low_.cos.data() + low * stride_,
+     low_.sin.data() + low * stride_, stride_, row_cos_.data(), row_sin_.data());
+  }
+
+  const float* row_cos() const { return row_cos_.data(); }
+  const float* row_sin() const { return row_sin_.data(); }
+
+ private:
+  static constexpr int64_t steps = 256;
+  struct Table {
+    std::vector<double> cos, sin;  // [rows, stride_]
+    int64_t rows = 0;
+  };
+
+  void append(Table& table, int64_t position) {
+    for (int64_t i = 0; i < stride_; ++i) {
+      const double angle = static_cast<double>(position) *
+                           std::pow(theta_, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim_));
+      table.cos.push_back(std::cos(angle));
+      table.sin.push_back(std::sin(angle));
+    }
+    ++table.rows;
+  }
+
+  int64_t head_dim_ = 0, stride_ = 0;
+  double theta_ = 0;
+  Table low_, high_;
+  std::vector<float> row_cos_, row_sin_;
+};
+
+void check_same_shape(MatrixView<const float> a, MatrixView<const float> b) {
+  GYRE_CHECK(a.rows == b.rows && a.cols == b.cols, "[{}, {}] and [{}, {}]", a.rows, a.cols, b.rows,
+             b.cols);
+}
+
+}  // namespace
+
+void rms_norm(MatrixView<const float> x, std::span<const float> weight, float eps,
+              MatrixView<float> out) {
+  check_same_shape(x, out);
+  GYRE_CHECK(std::ssize(weight) == x.cols, "{} weights for {} columns", weight.size(), x.cols);
+  const auto norm = HWY_DYNAMIC_DISPATCH(rms_norm_row);
+  for (int64_t r = 0; r < x.rows; ++r) norm(x.row(r), weight.data(), eps, out.row(r), x.cols);
+}
+
+void apply_rope(MatrixView<float> x, int64_t head_dim, double theta, std::span<const int32_t> positions) {
+  GYRE_CHECK(head_dim > 0 && head_dim % 2 == 0 && x.cols % head_dim == 0,
+             "{} columns in heads of {}", x.cols, head_dim);
+  GYRE_CHECK(std::ssize(positions) == x.rows, "{} positions for {} rows", positions.size(), x.rows);
+  thread_local Angles angles;
+  angles.prepare(head_dim, theta);
+  const auto rotate = HWY_DYNAMIC_DISPATCH(rotate_row);
+  int64_t last = -1;
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const int64_t position = positions[static_cast<size_t>(r)];
+    GYRE_CHECK(position >= 0, "position {} of row {}", position, r);
+    if (position != last) angles.move_to(position);
+    last = position;
+    rotate(x.row(r), x.cols / head_dim, head_dim / 2, angles.row_cos(), angles.row_sin());
+  }
+}
+
+void silu_multiply(MatrixView<const float> gate, MatrixView<const float> up, MatrixView<float> out) {
+  check_same_shape(gate, up);
+  check_same_shape(gate, out);
+  const auto multiply = HWY_DYNAMIC_DISPATCH(silu_multiply_row);
+  for (int64_t r = 0; r < gate.rows; ++r) multiply(gate.row(r), up.row(r), out.row(r), gate.cols);
+}
+
+void add_in_place(MatrixView<float> x, MatrixView<const float> y) {
+  check_same_shape(x, y);
+  const auto add = HWY_DYNAMIC_DISPATCH(add_row);
+  for (int64_t r = 0; r < x.rows; ++r) add(x.row(r), y.row(r), x.cols);
+}
+
+}  // namespace gyre
+#endif  // HWY_ONCE

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# dependencies.sh SOURCE_DIR [BUILD_DIR]: the layering of the sources, checked by reading them. Then the check itself is
+# checked: each rule must notice a violation planted into a copy.
+set -euo pipefail
+
+# The quoted includes that a module may use, its own included. Everything may use core.
+declare -A ALLOWED=(
+  [core]='core'
+  [runtime]='runtime core'
+  [comm]='comm runtime core'
+  [packing]='packing comm runtime core'
+  [sharding]='sharding comm runtime core'
+  [attention]='attention sharding comm runtime core'
+  [logprobs]='logprobs comm runtime core'
+  [io]='io comm runtime core'
+  [model]='model attention logprobs packing sharding comm runtime core'
+  [report]='report model io attention logprobs packing sharding comm runtime core'
+)
+ALGORITHMS='packing sharding attention logprobs model comm'
+PRINTING='std::(cout|cerr|clog|puts|printf)|\b(f|v)?printf *\(|\bf?puts *\(|fmt::print|<iostream>'
+MOST_APP_LINES=200
+
+# The lines of the files below $1 that match $2 outside of // comments, as FILE:LINE: TEXT.
+code_lines() {
+  local file
+  while IFS= read -r file; do
+    sed 's@//.*@@' "$file" | grep -nE "$2" | sed "s@^@$file:@" || true
+  done < <(find "$1" \( -name '*.[ch]pp' -o -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) | sort)
+}
+
+check_includes() {
+  local folder module line included
+  for folder in src/*/; do
+    module=$(basename "$folder")
+    if [[ ! -v ALLOWED[$module] ]]; then
+      echo "src/$module: a module that the table of tests/unit/dependencies.sh does not know"
+      continue
+    fi
+    while IFS= read -r line; do
+      included=$(sed -E 's@.*#include "([^"]*)".*@\1@' <<<"$line")
+      [[ $included != gyre_build.hpp ]] || continue # made by the build
+      [[ $included == */* && " ${ALLOWED[$module]} " == *" ${included%%/*} "* ]] ||
+        echo "$line: $module may include only ${ALLOWED[$module]}, by their full path"
+    done < <(code_lines "$folder" '^ *#include "')
+  done
+}
+
+# forbid PATTERN REASON FOLDER...: the pattern may not occur below the folders.
+forbid() {
+  local folder
+  for folder in "${@:3}"; do
+    [[ -d $folder ]] || continue
+    code_lines "$folder" "$1" | sed "s@\$@   <- $2@"
+  done
+}
+
+check_names() {
+  local module
+  forbid 'MPI_COMM_WORLD' 'only src/runtime/mpi_env.cpp may name it' src apps tests bench |
+    grep -v '^src/runtime/mpi_env\.cpp:' || true
+  for module in $ALGORITHMS; do
+    forbid "$PRINTING" 'algorithms do not print' "src/$module"
+  done
+  for module in src/*/; do
+    [[ $module == src/report/ ]] || forbid '<CLI/' 'only report reads options' "$module"
+    [[ $module == src/io/ ]] || forbid '<hdf5' 'only io speaks HDF5' "$module"
+  done
+}
+
+check_sizes() {
+  local app lines
+  for app in apps/*.cpp; do
+    [[ -e $app ]] || continue
+    lines=$(wc -l <"$app")
+    [[ $lines -le $MOST_APP_LINES ]] || echo "$app: $lines lines; an app has at most $MOST_APP_LINES"
+  done
+}
+
+# Prints every violation in the tree $1.
+violations() { (cd "$1" && check_includes && check_names && check_sizes); }
+
+failed=0
+
+# must_notice FILE LINE EXPECTED: with LINE added to FILE of a copy, a violation must contain EXPECTED.
+must_notice() {
+  local copy found
+  copy=$(mktemp -d)
+  mkdir -p "$copy/src/core" "$copy/src/runtime" "$copy/src/comm" "$copy/src/io" "$copy/apps"
+  mkdir -p "$copy/$(dirname "$1")"
+  printf '%b\n' "$2" >"$copy/$1"
+  found=$(violations "$copy")
+  rm -rf "$copy"
+  if [[ -n $3 && $found != *"$3"* ]] || [[ -z $3 && -n $found ]]; then
+    echo "the check is broken: with '$2' in $1 it should find '${3:-nothing}', but finds '$found'"
+    failed=1
+  fi
+}
+
+found=$(violations "$1")
+if [[ -n $found ]]; then
+  printf '%s\n' "$found"
+  failed=1
+fi
+
+must_notice src/core/a.hpp '#include "comm/mpi.hpp"' 'core may include only'
+must_notice src/attention/a.cpp '#include "packing/packing.hpp"' 'attention may include only'
+must_notice src/sharding/a.cpp '#include "attention/plan.hpp"' 'sharding may include only'
+must_notice src/model/a.cu '#include "io/tensors.hpp"' 'model may include only'
+must_notice src/packing/a.cpp '#include "a.hpp"' 'by their full path'
+must_notice src/newcomer/a.cpp '' 'does not know'
+must_notice src/comm/a.cpp 'MPI_Barrier(MPI_COMM_WORLD);' 'may name it'
+must_notice tests/mpi/a.cpp 'MPI_Barrier(MPI_COMM_WORLD);' 'may name it'
+must_notice src/logprobs/a.cpp 'std::cout << 1;' 'do not print'
+must_notice src/model/a.cpp 'fmt::print("x");' 'do not print'
+must_notice src/comm/a.cpp 'fprintf(stderr, "x");' 'do not print'
+must_notice src/attention/a.cu 'printf("x");' 'do not print'
+must_notice src/model/a.cpp '#include <CLI/CLI.hpp>' 'only report reads options'
+must_notice src/report/a.cpp '#include <hdf5.h>' 'only io speaks HDF5'
+must_notice apps/long.cpp "$(printf '%.0s\\n' $(seq 200))" 'at most 200'
+# And what is allowed must pass.
+must_notice src/report/a.cpp '#include "model/decoder.hpp"\n#include <CLI/CLI.hpp>\nfmt::print("x");' ''
+must_notice src/runtime/mpi_env.cpp 'MPI_Comm_dup(MPI_COMM_WORLD, &world);' ''
+must_notice src/model/a.cpp '// MPI_COMM_WORLD and printf() in a comment\nsnprintf(text, 3, "x");' ''
+must_notice apps/short.cpp "$(printf '%.0s\\n' $(seq 199))" ''
+
+[[ $failed -eq 0 ]] && echo "dependencies: all rules hold"
+exit "$failed"

@@ -1,0 +1,72 @@
+#include "attention/merge.hpp"
+
+#include <gtest/gtest.h>
+
+#include "close.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+TEST(Merge, EmptyWithEmptyIsEmpty) {
+  const MergeWeights<float> w = merge_lse(-HUGE_VALF, -HUGE_VALF);
+  EXPECT_EQ(w.w1, 0);
+  EXPECT_EQ(w.w2, 0);
+  EXPECT_EQ(w.lse, -HUGE_VALF);
+}
+
+TEST(Merge, EmptyIsTheIdentityOnBothSides) {
+  for (const double lse : {-1e30, -3.5, 0.0, 1e4}) {
+    const MergeWeights<double> left = merge_lse(-infinity, lse), right = merge_lse(lse, -infinity);
+    EXPECT_EQ(left.w1, 0);
+    EXPECT_EQ(left.w2, 1);
+    EXPECT_EQ(left.lse, lse);
+    EXPECT_EQ(right.w1, 1);
+    EXPECT_EQ(right.w2, 0);
+    EXPECT_EQ(right.lse, lse);
+  }
+}
+
+TEST(Merge, WeightsSumToOneAndMatchTheDefinition) {
+  for (const double a : {-20.0, -1.0, 0.0, 2.0})
+    for (const double b : {-7.0, 0.0, 3.0, 12.0}) {
+      const MergeWeights<double> w = merge_lse(a, b);
+      const double sum = std::exp(a) + std::exp(b);
+      EXPECT_NEAR(w.w1 + w.w2, 1, 1e-15);
+      EXPECT_NEAR(w.w1, std::exp(a) / sum, 1e-15);
+      EXPECT_NEAR(w.lse, std::log(sum), 1e-14);
+      const MergeWeights<double> swapped = merge_lse(b, a);
+      EXPECT_EQ(w.w1, swapped.w2);
+      EXPECT_EQ(w.lse, swapped.lse);
+    }
+}
+
+TEST(Merge, LargeCommonOffsetsCancel) {
+  for (const float offset : {-1e4F, 1e4F, 1e30F}) {
+    const MergeWeights<float> w = merge_lse(offset, offset);
+    EXPECT_EQ(w.w1, 0.5F);
+    EXPECT_EQ(w.w2, 0.5F);
+    EXPECT_NEAR(w.lse, offset, 1 + std::abs(offset) * 0x1p-23F);
+  }
+}
+
+TEST(Merge, FarApartPartialsKeepTheLarger) {
+  const MergeWeights<float> w = merge_lse(-1000.0F, 1000.0F);
+  EXPECT_EQ(w.w1, 0);
+  EXPECT_EQ(w.w2, 1);
+  EXPECT_EQ(w.lse, 1000.0F);
+}
+
+TEST(Merge, OrderOfThreePartialsDoesNotMatter) {
+  const float l1 = -2.5F, l2 = 4.0F, l3 = 3.25F;
+  const MergeWeights<float> a = merge_lse(l1, l2), abc = merge_lse(a.lse, l3);
+  const MergeWeights<float> b = merge_lse(l2, l3), bca = merge_lse(l1, b.lse);
+  const double tolerance = test::rounding(3);
+  EXPECT_NEAR(abc.lse, bca.lse, tolerance * std::abs(abc.lse));
+  EXPECT_NEAR(abc.w1 * a.w1, bca.w1, tolerance);
+  EXPECT_NEAR(abc.w2, bca.w2 * b.w2, tolerance);
+}
+
+}  // namespace
+}  // namespace gyre
