@@ -111,6 +111,7 @@ void compare_texts(const h5::Dataset& a, const h5::Dataset& b, TensorComparison&
 void compare_tensors(const h5::Dataset& a, const h5::Dataset& b, const CompareOptions& options,
                      TensorComparison& result) {
   using h5::is_integer, h5::is_real, h5::Type;
+  const double infinity = std::numeric_limits<double>::infinity();
   result.shape_a = h5::to_string(a.shape());
   result.shape_b = h5::to_string(b.shape());
   result.elements = a.elements();
@@ -118,12 +119,10 @@ void compare_tensors(const h5::Dataset& a, const h5::Dataset& b, const CompareOp
   const bool numbers =
       (is_integer(a.type()) || is_real(a.type())) && (is_integer(b.type()) || is_real(b.type()));
   const bool texts = a.type() == Type::text && b.type() == Type::text;
-  if (!numbers && !texts) {
-    result.verdict = Verdict::other_kind;
-    return;
-  }
-  if (a.shape() != b.shape()) {
-    result.verdict = Verdict::other_shape;
+  const bool same_shape = a.shape() == b.shape();
+  if (!same_shape || (!numbers && !texts)) {
+    result.match = same_shape ? Match::other_kind : Match::other_shape;
+    result.max_error = result.err_over_tol = infinity;
     return;
   }
   if (texts)
@@ -135,24 +134,33 @@ void compare_tensors(const h5::Dataset& a, const h5::Dataset& b, const CompareOp
     compare_numbers<double>(
         a, b, [&](double x, double y) { return error_of(x, y, options.atol, options.rtol); },
         result);
-  if (result.err_over_tol > 1) result.verdict = Verdict::differs;
+  if (result.err_over_tol > 1) result.match = Match::differs;
+}
+
+/// A tensor that the other file lacks is infinitely wrong.
+TensorComparison only_one(const std::string& path, bool in_a) {
+  TensorComparison result;
+  result.path = path;
+  result.match = in_a ? Match::only_in_a : Match::only_in_b;
+  result.max_error = result.err_over_tol = std::numeric_limits<double>::infinity();
+  return result;
 }
 
 }  // namespace
 
 std::string describe(const TensorComparison& comparison) {
-  switch (comparison.verdict) {
-    case Verdict::same:
+  switch (comparison.match) {
+    case Match::same:
       return "same";
-    case Verdict::differs:
+    case Match::differs:
       return "differs";
-    case Verdict::only_in_a:
+    case Match::only_in_a:
       return "only in A";
-    case Verdict::only_in_b:
+    case Match::only_in_b:
       return "only in B";
-    case Verdict::other_shape:
+    case Match::other_shape:
       return fmt::format("shapes {} and {}", comparison.shape_a, comparison.shape_b);
-    case Verdict::other_kind:
+    case Match::other_kind:
       return "types that cannot be compared";
   }
   return "?";
@@ -174,7 +182,7 @@ std::vector<TensorComparison> compare_files(const std::string& a, const std::str
     else if (options.common_only)
       continue;
     else
-      result.verdict = has_a ? Verdict::only_in_a : Verdict::only_in_b;
+      result = only_one(path, has_a);
     results.push_back(std::move(result));
   }
   if (results.empty()) throw_usage("'{}' and '{}' have no tensor in common", a, b);

@@ -15,18 +15,18 @@ struct CompareOptions {
   bool common_only = false;
 };
 
-enum class Verdict { same, differs, only_in_a, only_in_b, other_shape, other_kind };
+enum class Match { same, differs, only_in_a, only_in_b, other_shape, other_kind };
 
 /// What became of one tensor.
 struct TensorComparison {
   std::string path;  ///< relative to the compared groups
   std::string shape_a, shape_b;
   int64_t elements = 0;
-  double max_error = 0;     ///< largest |a - b|; infinite when only one is NaN or infinite
+  double max_error = 0;     ///< largest |a - b|; infinite when that cannot be said
   double err_over_tol = 0;  ///< largest error as a share of its tolerance
   std::string worst_index;  ///< where err_over_tol is largest; "" where everything is equal
   std::string worst_a, worst_b;
-  Verdict verdict = Verdict::same;
+  Match match = Match::same;
 };
 
 /// "same", "differs", "only in A", ...

@@ -27,7 +27,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F = hn::ScalableTag<float>;
 using V = hn::Vec<F>;
 constexpr float minus_infinity = -__builtin_inff();
-constexpr int64_t row_block = 1024;
+constexpr int64_t row_block = 512;
 
 /// Sums of a row so far, one partial sum per vector lane and accumulator.
 struct Partial {
@@ -35,20 +35,27 @@ struct Partial {
   float max;
 };
 
-/// Terms of one vector: exp(x) and x·exp(x) with x = z - max. The clamp selects away what exp_f32 flushes to
-/// zero, -inf included: there the product is 0, not NaN.
+/// Terms of one vector: exp(x) and x·exp(x) with x = z - max. The clamp selects away what exp flushes to zero,
+/// -inf included: there the product is 0, not NaN.
 HWY_INLINE void add_terms(F f, V z, V max, V& sum, V& weighted) {
-  const V x = hn::Max(hn::Set(f, -88.0F), hn::Sub(z, max));
-  const V e = exp_f32(f, x);
+  const V x = hn::Max(hn::Set(f, least_exponent), hn::Sub(z, max));
+  const V e = exp_f32_in_range(f, x);
   sum = hn::Add(sum, e);
   weighted = hn::MulAdd(x, e, weighted);
 }
 
-/// The last, incomplete vector of a block, filled up with -inf.
-HWY_INLINE V load_tail(F f, const float* z, int64_t count) {
+/// The `rest` elements from z on, fewer than a vector, filled up with -inf. `before` elements of the row lie in front of z: with a
+/// vector's worth of them, one load that ends where the row does is enough.
+HWY_INLINE V load_tail(F f, const float* z, int64_t rest, int64_t before) {
+  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  const V empty = hn::Set(f, minus_infinity);
+  if (before + rest >= n) {
+    const auto seen = hn::FirstN(f, static_cast<size_t>(n - rest));
+    return hn::IfThenElse(seen, empty, hn::LoadU(f, z + rest - n));
+  }
   HWY_ALIGN float padded[HWY_MAX_BYTES / sizeof(float)];
-  hn::Store(hn::Set(f, minus_infinity), f, padded);
-  std::memcpy(padded, z, static_cast<size_t>(count) * sizeof(float));
+  hn::Store(empty, f, padded);
+  std::memcpy(padded, z, static_cast<size_t>(rest) * sizeof(float));
   return hn::Load(f, padded);
 }
 
@@ -63,7 +70,7 @@ float block_max(F f, const float* z, int64_t count) {
     d = hn::Max(d, hn::LoadU(f, z + i + 3 * n));
   }
   for (; i + n <= count; i += n) a = hn::Max(a, hn::LoadU(f, z + i));
-  if (i < count) b = hn::Max(b, load_tail(f, z + i, count - i));
+  if (i < count) b = hn::Max(b, load_tail(f, z + i, count - i, i));
   return hn::GetLane(hn::MaxOfLanes(f, hn::Max(hn::Max(a, b), hn::Max(c, d))));
 }
 
@@ -72,11 +79,10 @@ HWY_INLINE void raise_max(F f, float max, Partial& p) {
   const float old = p.max;
   p.max = max;
   if (old == minus_infinity) return;  // the sums are zero
-  const V d = hn::Set(f, old - max);
-  const V shrink = exp_f32(f, d);
-  const V d_finite = hn::Max(hn::Set(f, -88.0F), d);  // shrink is 0 there
-  p.weighted_a = hn::Mul(hn::MulAdd(d_finite, p.sum_a, p.weighted_a), shrink);
-  p.weighted_b = hn::Mul(hn::MulAdd(d_finite, p.sum_b, p.weighted_b), shrink);
+  const V d = hn::Max(hn::Set(f, least_exponent), hn::Set(f, old - max));  // finite where shrink is 0
+  const V shrink = exp_f32_in_range(f, d);
+  p.weighted_a = hn::Mul(hn::MulAdd(d, p.sum_a, p.weighted_a), shrink);
+  p.weighted_b = hn::Mul(hn::MulAdd(d, p.sum_b, p.weighted_b), shrink);
   p.sum_a = hn::Mul(p.sum_a, shrink);
   p.sum_b = hn::Mul(p.sum_b, shrink);
 }
@@ -95,7 +101,7 @@ void add_block(F f, const float* z, int64_t count, int64_t ahead, Partial& p) {
     add_terms(f, hn::LoadU(f, z + i + n), reference, p.sum_b, p.weighted_b);
   }
   for (; i + n <= count; i += n) add_terms(f, hn::LoadU(f, z + i), reference, p.sum_a, p.weighted_a);
-  if (i < count) add_terms(f, load_tail(f, z + i, count - i), reference, p.sum_b, p.weighted_b);
+  if (i < count) add_terms(f, load_tail(f, z + i, count - i, i), reference, p.sum_b, p.weighted_b);
 }
 
 void scan_row(const float* z, int64_t count, RowStatistics& out) {

@@ -139,7 +139,7 @@ Fields allowed_environment() {
   return fields;
 }
 
-RunReport begin_report(const AppContext& context, Fields configuration, Fields libraries) {
+RunReport begin_report(const AppContext& context, Fields configuration, const Fields& libraries) {
   RunReport report;
   report.program = context.info.name;
   report.build = build_info();
@@ -156,13 +156,13 @@ RunReport begin_report(const AppContext& context, Fields configuration, Fields l
   const std::string cuda = "no";
 #endif
   report.libraries = {{"mpi", MpiEnvironment::library_version()}, {"cuda", cuda}, {"nccl", cuda}};
-  for (auto& [name, value] : libraries) {
-    const auto same = [&](const auto& field) { return field.first == name; };
+  for (const auto& library : libraries) {
+    const auto same = [&](const auto& field) { return field.first == library.first; };
     const auto known = std::find_if(report.libraries.begin(), report.libraries.end(), same);
     if (known != report.libraries.end())
-      known->second = std::move(value);
+      *known = library;
     else
-      report.libraries.emplace_back(std::move(name), std::move(value));
+      report.libraries.push_back(library);
   }
   report.environment = allowed_environment();
   report.configuration = std::move(configuration);

@@ -73,7 +73,7 @@ struct Verdict {
 
 /// Starts a report at the beginning of an app's body: everything that the run itself knows.
 /// `libraries` adds to mpi, cuda and nccl (HDF5's version, say).
-RunReport begin_report(const AppContext& context, Fields configuration, Fields libraries);
+RunReport begin_report(const AppContext& context, Fields configuration, const Fields& libraries);
 
 /// INVALID when a check failed, else UNVERIFIED when there was none, else UNOFFICIAL for a modified
 /// source tree, a build without optimisation or with a sanitizer, scaled tolerances or the app's

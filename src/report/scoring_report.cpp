@@ -84,8 +84,8 @@ const Table<ScoringRow>& scoring_table() {
        [](const ScoringRow& r) { return r.flops / r.ranks() / (r.time_ms.median * 1e6); }},
       {"wire", "MB", 8, 2, [](const ScoringRow& r) { return r.wire_bytes / 1e6; }},
       {"exposed", "%", 7, 1, [](const ScoringRow& r) { return 100 * r.exposed; }},
-      {"imbal", "% pairs", 7, 1, [](const ScoringRow& r) { return 100 * r.pair_imbalance; }},
-      {"imbal", "% time", 7, 1, [](const ScoringRow& r) { return 100 * r.time_imbalance; }},
+      {"imb_pair", "%", 8, 1, [](const ScoringRow& r) { return 100 * r.pair_imbalance; }},
+      {"imb_time", "%", 8, 1, [](const ScoringRow& r) { return 100 * r.time_imbalance; }},
       {"err/tol", "", 7, 3, [](const ScoringRow& r) { return r.error_over_tolerance; }},
       {"check", "", 6, 0, [](const ScoringRow& r) { return r.check; }, Align::left},
   });

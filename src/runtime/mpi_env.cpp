@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/error.hpp"
+#include "runtime/supervisor.hpp"
 
 namespace gyre {
 namespace {
@@ -45,6 +46,7 @@ void wait_politely(std::vector<MPI_Request>& requests) {
 }
 
 MpiEnvironment::MpiEnvironment(int& argc, char**& argv, std::string program) {
+  start_supervised();
   launched_ranks_ = announced_ranks();
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
@@ -67,7 +69,8 @@ MpiEnvironment::MpiEnvironment(int& argc, char**& argv, std::string program) {
     const Identity& identity = all[static_cast<size_t>(r)];
     peers_.push_back({r, identity.host, identity.pid});
   }
-  Watchdog::start(std::move(program), rank_, peers_, 0);
+  Watchdog::start(std::move(program), rank_, peers_, 0,
+                  [](int code) { MPI_Abort(MPI_COMM_WORLD, code); });
 }
 
 MpiEnvironment::~MpiEnvironment() {

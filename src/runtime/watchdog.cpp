@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstdio>
 #include <fstream>
 #include <mutex>
@@ -43,6 +44,18 @@ State& state() {
   return *instance;
 }
 std::atomic<double> timeout_seconds{0};
+std::atomic<int> caught_signal{0};
+void (*end_all_ranks)(int code) = nullptr;
+
+/// SIGTERM: the launcher or the scheduler ends the run. SIGUSR1: MPICH's launcher says that a rank
+/// has died (under -disable-auto-cleanup; otherwise it kills all of them at once). SIGABRT: a
+/// library gave up, as UCX does when a peer has died. The watchdog thread tells why and ends the
+/// process; an aborting thread must not return.
+void on_signal(int signal) {
+  caught_signal = signal;
+  if (signal == SIGABRT)
+    for (;;) pause();
+}
 
 std::string this_host() {
   char name[256] = {};
@@ -100,6 +113,7 @@ void end_process(const std::string& text, ExitCode code) {
   fmt::print(stderr, "{}", text);
   std::fflush(stderr);
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  if (end_all_ranks != nullptr) end_all_ranks(static_cast<int>(code));
   _exit(static_cast<int>(code));
 }
 
@@ -111,7 +125,21 @@ const PeerProcess* find_dead_peer(const State& s) {
   return nullptr;
 }
 
+void end_after_signal(State& s, std::unique_lock<std::mutex>& lock, int signal) {
+  const PeerProcess* dead = find_dead_peer(s);
+  std::string why = signal == SIGTERM   ? "told to end (SIGTERM)"
+                    : signal == SIGUSR1 ? "the launcher reports a failure"
+                                        : "a library called abort()";
+  if (dead != nullptr)
+    why += fmt::format("; rank {} has died ({}, pid {})", dead->world_rank, dead->host, dead->pid);
+  const std::string text =
+      report(s, s.waits.empty() ? Wait{"nothing: it was computing", {}, {}} : s.waits.back(), why);
+  lock.unlock();
+  end_process(text, ExitCode::runtime);
+}
+
 void inspect(State& s, std::unique_lock<std::mutex>& lock) {
+  if (const int signal = caught_signal.load()) end_after_signal(s, lock, signal);
   if (s.waits.empty()) return;
   const Wait wait = s.waits.back();
   const double waited = std::chrono::duration<double>(Clock::now() - wait.since).count();
@@ -144,9 +172,10 @@ void watch() {
 }  // namespace
 
 void Watchdog::start(std::string program, int world_rank, std::vector<PeerProcess> peers,
-                     double timeout) {
+                     double timeout, void (*end_all)(int code)) {
   State& s = state();
   timeout_seconds = timeout;
+  end_all_ranks = end_all;
   std::lock_guard lock(s.mutex);
   s.program = std::move(program);
   s.world_rank = world_rank;
@@ -154,6 +183,9 @@ void Watchdog::start(std::string program, int world_rank, std::vector<PeerProces
   if (s.running) return;
   s.running = true;
   s.thread = std::thread(watch);
+  std::signal(SIGTERM, on_signal);
+  std::signal(SIGUSR1, on_signal);
+  std::signal(SIGABRT, on_signal);
 }
 
 void Watchdog::set_timeout(double seconds) {
@@ -167,6 +199,9 @@ void Watchdog::stop() {
     if (!s.running) return;
     s.running = false;
   }
+  std::signal(SIGTERM, SIG_DFL);
+  std::signal(SIGUSR1, SIG_DFL);
+  std::signal(SIGABRT, SIG_DFL);
   s.wake.notify_all();
   s.thread.join();
 }

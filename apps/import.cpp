@@ -1,0 +1,116 @@
+// gyre-import: text files in, a documents file out, one document a file, bytes as tokens.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "comm/agree.hpp"
+#include "core/version.hpp"
+#include "io/documents.hpp"
+#include "io/text_import.hpp"
+#include "report/app.hpp"
+#include "report/options.hpp"
+#include "report/table.hpp"
+
+namespace {
+
+using namespace gyre;
+
+struct Options {
+  std::string output;
+  std::vector<std::string> paths;
+  int64_t max_tokens = 0;
+};
+
+void declare(CLI::App& app, Options& o) {
+  add_option(app, {"-o,--output", "Documents file to write (HDF5, gyre/documents)", true},
+             o.output);
+  add_option(app, {"paths", "Text files, or folders to search for them", true}, o.paths);
+  add_size_option(
+      app, {"--max-tokens", "Cut files into documents of at most so many tokens; 0: do not cut"},
+      o.max_tokens);
+}
+
+struct Row {
+  ImportReport report;
+  int64_t documents = 0, tokens = 0, longest = 0;
+};
+
+const Table<Row>& import_table() {
+  static const Table<Row> table({
+      {"files", "", 8, 0, [](const Row& r) { return r.report.files; }},
+      {"skipped", "", 8, 0, [](const Row& r) { return std::ssize(r.report.binary); }},
+      {"documents", "", 10, 0, [](const Row& r) { return r.documents; }},
+      {"tokens", "", 12, 0, [](const Row& r) { return r.tokens; }},
+      {"longest", "tokens", 10, 0, [](const Row& r) { return r.longest; }},
+      {"text", "bytes", 12, 0, [](const Row& r) { return r.report.bytes; }},
+  });
+  return table;
+}
+
+/// What the numbers in the table leave out.
+void print_notes(const ImportReport& report, bool verbose) {
+  if (report.duplicates > 0)
+    fmt::print("# {} files were reached more than once and count once\n", report.duplicates);
+  if (report.not_regular > 0)
+    fmt::print("# {} things found in folders are no files: dangling links, pipes, ...\n",
+               report.not_regular);
+  if (!report.binary.empty())
+    fmt::print("# {} files hold a NUL byte and are skipped{}\n", report.binary.size(),
+               verbose ? ":" : " (-v lists them)");
+  for (const std::string& path : report.binary)
+    if (verbose) fmt::print("#     {}\n", path);
+}
+
+Row summarise(const Documents& documents, const ImportReport& report) {
+  Row row{report, documents.count(), documents.total(), 0};
+  for (int64_t i = 0; i < documents.count(); ++i)
+    row.longest = std::max(row.longest, documents.length(i));
+  return row;
+}
+
+Provenance provenance_of(const AppContext& context, const Options& o) {
+  const BuildInfo build = build_info();
+  return {{"generator", fmt::format("{} {} (git {}, {})", context.info.name, build.version,
+                                    build.git_sha, build.git_state)},
+          {"command", context.command_line},
+          {"sources", fmt::format("{}", fmt::join(o.paths, "\n"))}};
+}
+
+ExitCode run(const Options& o, AppContext& context) {
+  Communicator& world = context.world;
+  OutputFile output(world, o.output);
+
+  ImportReport report;
+  const Documents documents = import_text(world, o.paths, o.max_tokens, report);
+  run_agreed(world, "importing", [&] {
+    if (documents.count() == 0)
+      throw_usage("nothing to import: {} files found, {} of them hold a NUL byte", report.files,
+                  report.binary.size());
+  });
+  write_documents(output, documents, provenance_of(context, o));
+
+  if (context.root()) {
+    const Row row = summarise(documents, report);
+    if (!context.quiet) {
+      fmt::print("# {} {}, ranks {}, writes {}\n", context.info.name, build_info().version,
+                 world.size(), o.output);
+      print_notes(report, context.verbose);
+    }
+    fmt::print("{}{}", import_table().header(), import_table().row(row));
+  }
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  const AppInfo info{"gyre-import",
+                     "Turns text files into a documents file: begin, the bytes, end.",
+                     "Example: gyre-import -o docs.h5 README.md src/"};
+  return run_app(
+      argc, argv, info, [&](CLI::App& app) { declare(app, options); },
+      [&](AppContext& context) { return run(options, context); });
+}

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# gyre-pipeline on every grid of 1, 2, 3, 4, 6 and 8 ranks that the model admits: equal to the independent float64
+# reference, twice the same bits, and impossible grids refused.
+set -euo pipefail
+source_dir=$1
+apps=$2/apps
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+input=$source_dir/inputs/docs_tiny.h5
+model=$source_dir/inputs/model_tiny.h5
+
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+pipeline() { # RANKS ARGUMENTS...
+  local ranks=$1
+  shift
+  timeout 120 "$MPIEXEC" -n "$ranks" "$apps/gyre-pipeline" --input "$input" --model "$model" "$@"
+}
+
+grids=0
+for ranks in 1 2 3 4 6 8; do
+  for tp in 1 2 4; do
+    ((ranks % tp == 0)) || continue
+    for cp in 1 2 3 4 6 8; do
+      ((ranks / tp % cp == 0)) || continue
+      dp=$((ranks / tp / cp))
+      out=$scratch/out-$ranks-$dp-$cp-$tp.h5
+      pipeline "$ranks" --dp $dp --cp $cp --tp $tp --bin $((48 / (2 * cp) * 2 * cp)) -o "$out" >"$scratch/log" 2>&1 ||
+        fail "dp=$dp cp=$cp tp=$tp: $(cat "$scratch/log")"
+      grep -q '^VERIFY PASSED 5/5 ' "$scratch/log" || fail "dp=$dp cp=$cp tp=$tp was not verified: $(cat "$scratch/log")"
+      timeout 60 "$apps/gyre-compare" "$out:/results" "$input:/reference" --atol 1e-4 --rtol 1e-4 >"$scratch/log" ||
+        fail "dp=$dp cp=$cp tp=$tp: $(cat "$scratch/log")"
+      grids=$((grids + 1))
+    done
+  done
+done
+((grids >= 26)) || fail "only $grids grids"
+
+# The same run twice.
+pipeline 4 --cp 2 --tp 2 -c none -o "$scratch/a.h5" >"$scratch/log"
+grep -q '^RESULT UNVERIFIED' "$scratch/log" || fail "an unchecked run must say so: $(cat "$scratch/log")"
+pipeline 4 --cp 2 --tp 2 -c none -o "$scratch/b.h5" >"$scratch/log"
+timeout 60 "$apps/gyre-compare" "$scratch/a.h5" "$scratch/b.h5" --atol 0 --rtol 0 >"$scratch/log" ||
+  fail "two runs differ: $(cat "$scratch/log")"
+
+# Impossible grids: exit 2, all problems at once, the nearest grids, nothing written.
+refused() { # TEXT RANKS ARGUMENTS...
+  local text=$1 status=0
+  shift
+  pipeline "$@" -o "$scratch/never.h5" >"$scratch/log" 2>&1 || status=$?
+  ((status == 2)) || fail "exit $status, not 2, for $*: $(cat "$scratch/log")"
+  grep -qF -- "$text" "$scratch/log" || fail "'$text' is not in: $(cat "$scratch/log")"
+  [[ ! -e $scratch/never.h5 ]] || fail "a refused run wrote its output"
+}
+refused "--tp 3 does not divide the model's num_attention_heads = 8" 3 --tp 3
+refused "the nearest grids of this run's ranks: dp=1 cp=3 tp=1" 3 --tp 3
+refused "dp=1 cp=3 tp=1 is 3 ranks, but the run has 4" 4 --cp 3
+refused "--bin 50 is not a multiple of 2 cp = 4; the nearest are 48 and 52" 2 --cp 2 --bin 50
+refused "nearest: --schedule" 1 --shedule ring
+refused "there is no folder" 1 -o /nonexistent/folder/out.h5
+
+# A plan needs no ranks.
+pipeline 1 --cp 64 --dp 2 --dry-run >"$scratch/log"
+grep -q 'dp=2 cp=64 tp=1, ring: nothing was computed' "$scratch/log" || fail "$(cat "$scratch/log")"
+
+# The serial twin, where the input has no reference.
+timeout 60 "$apps/gyre-import" -o "$scratch/text.h5" "$source_dir/LICENSE" "$source_dir/CMakePresets.json" >"$scratch/log"
+input=$scratch/text.h5
+pipeline 2 --cp 2 --json "$scratch/r.json" --csv "$scratch/r.csv" --top 1 >"$scratch/log"
+grep -q '^VERIFY PASSED 2/2 ' "$scratch/log" || fail "$(cat "$scratch/log")"
+/usr/bin/python3 - "$scratch/r.json" "$scratch/r.csv" <<'PY'
+import csv, json, sys
+result = json.load(open(sys.argv[1]))
+assert result["schema"] == "gyre-result/1", result["schema"]
+assert len(result["results"][0]["samples_ms"]) == 2, "samples of two ranks"
+assert {f["metric"] for f in result["fom"]} >= {"tokens_per_s", "bits_per_byte"}, result["fom"]
+assert len(list(csv.reader(open(sys.argv[2])))) == 2
+PY
+echo "ok: $grids grids"

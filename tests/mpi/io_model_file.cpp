@@ -1,0 +1,206 @@
+// Model files: slices read by ranks, and every way in which a model can be wrong.
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+
+#include "io/model_file.hpp"
+#include "io_files.hpp"
+#include "mpi_test.hpp"
+
+namespace gyre {
+namespace {
+
+using test::expect_error;
+using test::on_root;
+using test::SharedFolder;
+using test::world;
+
+const ModelConfig small{5, 8, 6, 2, 4, 2, 2, 10, 10000.0, 1e-5};
+
+/// Element `i` of every tensor.
+float value_of(int64_t i) {
+  return 0.5F * static_cast<float>(i) - 3;
+}
+
+void write_tensor(h5::File& file, const std::string& name, const h5::Shape& shape,
+                  const std::map<int64_t, float>& changes, h5::Checksum checksum) {
+  file.create_dataset("/model/" + name, DType::f32, shape, checksum);
+  std::vector<float> values;
+  for (int64_t i = 0; i < h5::elements_of(shape); ++i) values.push_back(value_of(i));
+  for (auto [i, value] : changes) values[static_cast<size_t>(i)] = value;
+  const h5::Slab all{h5::Shape(shape.size(), 0), shape};
+  file.dataset("/model/" + name).write<float>(std::span(&all, 1), std::span<const float>(values));
+}
+
+void write_config(h5::File& file, const ModelConfig& c) {
+  const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", c.vocab_size},
+                                                   {"vocab_padded", c.vocab_padded},
+                                                   {"hidden_size", c.hidden_size},
+                                                   {"num_hidden_layers", c.num_hidden_layers},
+                                                   {"num_attention_heads", c.num_attention_heads},
+                                                   {"num_key_value_heads", c.num_key_value_heads},
+                                                   {"head_dim", c.head_dim},
+                                                   {"intermediate_size", c.intermediate_size}};
+  for (auto [name, value] : sizes) file.write_attribute("/model", name, value);
+  file.write_attribute("/model", "rope_theta", c.rope_theta);
+  file.write_attribute("/model", "rms_norm_eps", c.rms_norm_eps);
+}
+
+/// A model of `config` whose tensors may be left out, reshaped or changed in places. By rank 0.
+struct RawModel {
+  ModelConfig config = small;
+  std::map<std::string, h5::Shape> shapes{};  ///< instead of the right ones; an empty one: left out
+  std::map<std::string, std::map<int64_t, float>> changes{};
+  h5::Checksum checksum = h5::Checksum::none;
+
+  void save(const std::string& path) const {
+    on_root([&] {
+      h5::File file = h5::File::create(path);
+      write_schema(file, model_schema, {});
+      file.create_group("/model");
+      write_config(file, config);
+      for (auto [name, shape] : model_tensors(small)) {
+        if (shapes.contains(name)) shape = shapes.at(name);
+        const auto change = changes.find(name);
+        if (!shape.empty())
+          write_tensor(file, name, shape,
+                       change == changes.end() ? std::map<int64_t, float>() : change->second,
+                       checksum);
+      }
+      file.close();
+    });
+  }
+};
+
+void expect_rejected(const RawModel& raw, const std::vector<std::string>& messages) {
+  const SharedFolder folder;
+  raw.save(folder.file("m.h5"));
+  for (const std::string& message : messages)
+    expect_error(ExitCode::usage, message, [&] { ModelFile(world(), folder.file("m.h5")); });
+}
+
+/// Every rank reads its own rectangle of wq [6, 8], the last rank none.
+void expect_slices(ModelFile& model) {
+  const int64_t rank = world().rank() % 4;
+  const bool idle = world().size() > 1 && world().rank() == world().size() - 1;
+  const int64_t rows = idle ? 0 : 3 + rank % 2, row = 1, column = 2 * rank;
+  const Buffer<float> slice = model.read_matrix("layers/1/wq", row, rows, column, 2);
+  EXPECT_EQ(slice.size(), rows * 2);
+  for (int64_t i = 0; i < slice.size(); ++i)
+    EXPECT_EQ(slice[i], value_of((row + i / 2) * 8 + column + i % 2));
+}
+
+TEST(ModelFile, ConfigurationAndSlices) {
+  const SharedFolder folder;
+  for (h5::Checksum checksum : {h5::Checksum::none, h5::Checksum::fletcher32}) {
+    RawModel{.checksum = checksum}.save(folder.file("m.h5"));
+    ModelFile model(world(), folder.file("m.h5"));
+    EXPECT_EQ(model.config().vocab_padded, 8);
+    EXPECT_EQ(model.config().num_key_value_heads, 2);
+    EXPECT_EQ(model.config().rope_theta, 10000.0);
+    EXPECT_EQ(model.config().rms_norm_eps, 1e-5);
+    expect_slices(model);
+    const int64_t old = set_transfer_limit_bytes(32);
+    expect_slices(model);
+    set_transfer_limit_bytes(old);
+  }
+}
+
+TEST(ModelFile, VectorsAreOneRow) {
+  const SharedFolder folder;
+  RawModel().save(folder.file("m.h5"));
+  ModelFile model(world(), folder.file("m.h5"));
+  const Buffer<float> whole = model.read_vector("final_norm");
+  EXPECT_EQ(whole.size(), 6);
+  const Buffer<float> part = model.read_matrix("layers/0/attn_norm", 0, 1, 2, 3);
+  EXPECT_EQ(part.size(), 3);
+  EXPECT_EQ(part[0], value_of(2));
+}
+
+TEST(ModelFile, TheTinyInputIsSound) {
+  ModelFile model(world(), GYRE_SOURCE_DIR "/inputs/model_tiny.h5");
+  const ModelConfig& config = model.config();
+  EXPECT_EQ(config.vocab_size, 259);
+  EXPECT_EQ(model.read_matrix("embed", 0, config.vocab_padded, 0, config.hidden_size).size(),
+            config.vocab_padded * config.hidden_size);
+}
+
+TEST(ModelFileRejected, Configuration) {
+  ModelConfig bad = small;
+  bad.vocab_padded = 4;
+  bad.num_attention_heads = 3;
+  bad.head_dim = 3;
+  bad.intermediate_size = 0;
+  bad.rope_theta = -1;
+  bad.rms_norm_eps = -1e-6;
+  expect_rejected(
+      {.config = bad},
+      {"m.h5' breaks the schema gyre/model version 1:",
+       "vocab_padded is 4; it must be at least vocab_size = 5",
+       "num_attention_heads is 3; it must be a multiple of num_key_value_heads = 2",
+       "head_dim is 3; it must be even", "intermediate_size is 0; it must be at least 1",
+       "rope_theta is -1; it must be positive", "rms_norm_eps is -1e-06; it must not be negative"});
+}
+
+TEST(ModelFileRejected, MissingAttributes) {
+  const SharedFolder folder;
+  on_root([&] {
+    h5::File file = h5::File::create(folder.file("m.h5"));
+    write_schema(file, model_schema, {});
+    file.create_group("/model");
+    file.write_attribute("/model", "hidden_size", std::string("six"));
+    file.close();
+  });
+  for (const char* part : {"'/model' has no integer attribute 'hidden_size'",
+                           "'/model' has no real attribute 'rope_theta'"})
+    expect_error(ExitCode::usage, part, [&] { ModelFile(world(), folder.file("m.h5")); });
+}
+
+TEST(ModelFileRejected, AllWrongTensorsAreListed) {
+  expect_rejected(
+      {.shapes = {{"layers/1/wo", {}}, {"head", {6, 5}}, {"layers/0/mlp_norm", {6, 1}}}},
+      {"there is no dataset '/model/layers/1/wo'; it must be float32 [8, 6]",
+       "dataset '/model/head' is float32 [6, 5]; it must be float32 [6, 8]",
+       "dataset '/model/layers/0/mlp_norm' is float32 [6, 1]; it must be float32 [6]"});
+}
+
+TEST(ModelFileRejected, NotFinite) {
+  const SharedFolder folder;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  RawModel{.changes = {{"embed", {{13, nan}}}, {"final_norm", {{4, -inf}}}}}.save(
+      folder.file("m.h5"));
+  ModelFile model(world(), folder.file("m.h5"));
+  expect_error(ExitCode::usage, "/model/embed[2, 1] is nan; weights must be finite",
+               [&] { model.read_matrix("embed", 0, 8, 0, 6); });
+  expect_error(ExitCode::usage, "/model/final_norm[4] is -inf; weights must be finite",
+               [&] { model.read_vector("final_norm"); });
+  const int last = world().size() - 1;  // only the last rank's slice has it
+  expect_error(ExitCode::usage, "/model/embed[2, 1] is nan; weights must be finite",
+               [&] { model.read_matrix("embed", 1, world().rank() == last ? 3 : 1, 0, 6); });
+  EXPECT_EQ(model.read_matrix("embed", 3, 2, 0, 6).size(), 12);
+}
+
+TEST(ModelFileRejected, DamagedOnOneRank) {
+  const SharedFolder folder;
+  RawModel{.changes = {{"head", {{40, 123456.75F}, {41, 7654321.5F}}}},
+           .checksum = h5::Checksum::fletcher32}
+      .save(folder.file("m.h5"));
+  on_root([&] {
+    const float values[2] = {123456.75F, 7654321.5F};
+    test::copy_damaged(folder.file("m.h5"), folder.file("bad.h5"),
+                       std::string(reinterpret_cast<const char*>(values), sizeof(values)));
+  });
+  ModelFile model(world(), folder.file("bad.h5"));
+  const bool reads = world().rank() == world().size() - 1;
+  expect_error(ExitCode::runtime,
+               "cannot read dataset '/model/head' of '" + folder.file("bad.h5") +
+                   "': data error detected by Fletcher32 checksum",
+               [&] { model.read_matrix("head", 0, reads ? 6 : 0, 0, 8); });
+  EXPECT_EQ(model.read_matrix("embed", 0, 8, 0, 6).size(), 48) << "the others can still be read";
+}
+
+}  // namespace
+}  // namespace gyre

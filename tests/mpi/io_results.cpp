@@ -1,0 +1,307 @@
+// Results files written by all ranks in pieces, and the reference beside documents.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <list>
+
+#include "io/results.hpp"
+#include "io_files.hpp"
+#include "mpi_test.hpp"
+
+namespace gyre {
+namespace {
+
+using test::expect_error;
+using test::on_root;
+using test::SharedFolder;
+using test::world;
+
+float logprob_of(int64_t prediction) {
+  return -0.25F * static_cast<float>(prediction);
+}
+float entropy_of(int64_t prediction) {
+  return 0.5F * static_cast<float>(prediction);
+}
+
+/// Owns the values behind pieces.
+class Pieces {
+ public:
+  void add(int64_t begin, int64_t count) {
+    auto& values = values_.emplace_back();
+    for (int64_t i = begin; i < begin + count; ++i) values.first.push_back(logprob_of(i));
+    for (int64_t i = begin; i < begin + count; ++i) values.second.push_back(entropy_of(i));
+    pieces_.push_back({begin, values.first, values.second});
+  }
+  std::span<const ResultPiece> pieces() const { return pieces_; }
+
+ private:
+  std::list<std::pair<std::vector<float>, std::vector<float>>> values_;
+  std::vector<ResultPiece> pieces_;
+};
+
+ResultsHeader header_for(std::vector<int64_t> offsets) {
+  ResultsHeader header;
+  header.model_sha256 = std::string(64, 'a');
+  header.input_sha256 = std::string(64, 'b');
+  for (size_t i = 0; i + 1 < offsets.size(); ++i) header.names.push_back(fmt::format("d{}", i));
+  header.offsets = std::move(offsets);
+  header.packed = {2, 64, {0, 2, 3}, {1, 0, 2}, {0, 5, 9, 0, 4}, {0, 8, 12, 0, 4}};
+  header.provenance = {{"generator", "test"}};
+  return header;
+}
+
+void save(const std::string& path, const ResultsHeader& header, const Pieces& mine) {
+  OutputFile output(world(), path);
+  write_results(output, header, mine.pieces());
+}
+
+/// Expects every prediction in the file, by serial and by parallel reading.
+void expect_complete(const std::string& path, int64_t total) {
+  const Results results = read_results(world(), path);
+  const h5::File file = h5::File::open(path);
+  EXPECT_EQ(file.dataset("/results/logprob").read_all<float>(), results.logprob);
+  EXPECT_EQ(file.dataset("/results/entropy").read_all<float>(), results.entropy);
+  EXPECT_EQ(std::ssize(results.logprob), total);
+  for (int64_t i = 0; i < std::ssize(results.logprob); ++i) {
+    EXPECT_EQ(results.logprob[static_cast<size_t>(i)], logprob_of(i)) << i;
+    EXPECT_EQ(results.entropy[static_cast<size_t>(i)], entropy_of(i)) << i;
+  }
+}
+
+TEST(Results, OneBlockForEachRank) {
+  const SharedFolder folder;
+  const int64_t total = 1003, ranks = world().size(), rank = world().rank();
+  Pieces mine;
+  mine.add(total * rank / ranks, total * (rank + 1) / ranks - total * rank / ranks);
+  save(folder.file("r.h5"), header_for({0, 3, 3, 1003}), mine);
+  expect_complete(folder.file("r.h5"), total);
+}
+
+TEST(Results, ScatteredPiecesInAnyOrder) {
+  const SharedFolder folder;
+  const int64_t total = 700;
+  Pieces mine;  // pieces of 7, dealt backwards
+  for (int64_t piece = 99; piece >= 0; --piece)
+    if (piece % world().size() == world().rank()) mine.add(7 * piece, 7);
+  save(folder.file("r.h5"), header_for({0, 700}), mine);
+  expect_complete(folder.file("r.h5"), total);
+}
+
+TEST(Results, ManyChunksAndRounds) {
+  const SharedFolder folder;
+  const int64_t total = 600'000, ranks = world().size();
+  Pieces mine;
+  for (int64_t block = 0; block < 60; ++block)
+    if (block % ranks == world().rank()) mine.add(10'000 * block, 10'000);
+  const int64_t old = set_transfer_limit_bytes(100'000);
+  save(folder.file("r.h5"), header_for({0, total}), mine);
+  expect_complete(folder.file("r.h5"), total);
+  set_transfer_limit_bytes(old);
+}
+
+TEST(Results, OneRankHasThemAll) {
+  const SharedFolder folder;
+  Pieces mine;
+  if (world().rank() == world().size() - 1) mine.add(0, 50);
+  save(folder.file("r.h5"), header_for({0, 50}), mine);
+  expect_complete(folder.file("r.h5"), 50);
+}
+
+TEST(Results, NoPredictions) {
+  const SharedFolder folder;
+  Pieces mine;
+  mine.add(0, 0);
+  save(folder.file("r.h5"), header_for({0, 0, 0}), mine);
+  expect_complete(folder.file("r.h5"), 0);
+}
+
+TEST(Results, HeaderComesBack) {
+  const SharedFolder folder;
+  Pieces mine;
+  if (world().rank() == 0) mine.add(0, 9);
+  const ResultsHeader written = header_for({0, 4, 4, 9});
+  save(folder.file("r.h5"), written, mine);
+  const ResultsHeader read = read_results(world(), folder.file("r.h5")).header;
+  EXPECT_EQ(read.model_sha256, written.model_sha256);
+  EXPECT_EQ(read.input_sha256, written.input_sha256);
+  EXPECT_EQ(read.offsets, written.offsets);
+  EXPECT_EQ(read.names, written.names);
+  EXPECT_EQ(read.packed.cp, 2);
+  EXPECT_EQ(read.packed.bin_capacity, 64);
+  EXPECT_EQ(read.packed.bin_offsets, written.packed.bin_offsets);
+  EXPECT_EQ(read.packed.document, written.packed.document);
+  EXPECT_EQ(read.packed.cu_seqlens, written.packed.cu_seqlens);
+  EXPECT_EQ(read.packed.cu_seqlens_padded, written.packed.cu_seqlens_padded);
+}
+
+TEST(ResultsRejected, GapsAndOverlaps) {
+  const SharedFolder folder;
+  const int last = world().size() - 1;
+  const auto write = [&](std::vector<std::pair<int64_t, int64_t>> first_ranks,
+                         std::vector<std::pair<int64_t, int64_t>> last_ranks) {
+    Pieces mine;
+    if (world().rank() == 0)
+      for (auto [begin, count] : first_ranks) mine.add(begin, count);
+    if (world().rank() == last)
+      for (auto [begin, count] : last_ranks) mine.add(begin, count);
+    save(folder.file("r.h5"), header_for({0, 10}), mine);
+  };
+  expect_error(ExitCode::runtime, "prediction 4 of 10 comes from no rank", [&] {
+    write({{0, 4}}, {{5, 5}});
+  });
+  expect_error(ExitCode::runtime, "prediction 0 of 10 comes from no rank", [&] { write({}, {}); });
+  expect_error(ExitCode::runtime, "prediction 9 of 10 comes from no rank", [&] {
+    write({{0, 4}}, {{4, 5}});
+  });
+  expect_error(ExitCode::runtime,
+               fmt::format("prediction 3 comes from rank 0 and from rank {}", last), [&] {
+                 write({{0, 4}}, {{3, 7}});
+               });
+  expect_error(ExitCode::runtime, fmt::format("rank {} has prediction 10, but there are 10", last),
+               [&] {
+                 write({{0, 4}}, {{4, 7}});
+               });
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(ResultsRejected, MissingParts) {
+  const SharedFolder folder;
+  on_root([&] {
+    h5::File file = h5::File::create(folder.file("r.h5"));
+    write_schema(file, results_schema, {});
+    file.close();
+  });
+  for (const char* part : {"'/results' has no text attribute 'model_sha256'",
+                           "'/packed' has no integer attribute 'bin_capacity'",
+                           "there is no dataset '/results/logprob'; it must be float32 [any]",
+                           "there is no dataset '/packed/document'; it must be int64 [any]"})
+    expect_error(ExitCode::usage, part, [&] { read_results(world(), folder.file("r.h5")); });
+}
+
+TEST(ResultsRejected, OffsetsThatDoNotEndAtTheLastPrediction) {
+  const SharedFolder folder;
+  on_root([&] {
+    h5::File file = h5::File::create(folder.file("r.h5"));
+    write_schema(file, results_schema, {});
+    const std::vector<int64_t> offsets{0, 3}, one{0};
+    const std::vector<float> values{1, 2};
+    file.write_dataset("/results/logprob", std::span<const float>(values));
+    file.write_dataset("/results/entropy", std::span<const float>(values));
+    file.write_dataset("/results/offsets", std::span<const int64_t>(offsets));
+    file.write_dataset("/packed/bin_offsets", std::span<const int64_t>(one));
+    file.write_dataset("/packed/document", std::span<const int64_t>());
+    file.write_dataset("/packed/cu_seqlens", std::span<const int32_t>());
+    file.write_dataset("/packed/cu_seqlens_padded", std::span<const int32_t>());
+    for (const char* name : {"model_sha256", "input_sha256"})
+      file.write_attribute("/results", name, std::string("x"));
+    for (const char* name : {"cp", "bin_capacity"})
+      file.write_attribute("/packed", name, int64_t{1});
+    file.close();
+  });
+  expect_error(
+      ExitCode::usage,
+      "/results/offsets[1], the last, is 3; it must be 2, the elements of /results/logprob",
+      [&] { read_results(world(), folder.file("r.h5")); });
+}
+
+/// Two documents of 3 and 1 tokens and a reference of any contents, made by rank 0 alone.
+struct ReferenceFile {
+  std::vector<int64_t> offsets{0, 2, 2};
+  std::vector<double> logprob{-1, -2};
+  std::vector<double> entropy{0.5, 0.25};
+  h5::Shape hidden_shape{3, 4, 2};
+
+  void save(const std::string& path) const {
+    on_root([&] {
+      h5::File file = h5::File::create(path);
+      write_schema(file, documents_schema, {});
+      file.write_dataset("/reference/offsets", std::span<const int64_t>(offsets));
+      file.write_dataset("/reference/logprob", std::span<const double>(logprob));
+      file.write_dataset("/reference/entropy", std::span<const double>(entropy));
+      file.write_attribute("/reference", "model_sha256", std::string("abc"));
+      file.write_attribute("/reference", "generator", std::string("by hand"));
+      file.create_dataset("/reference/hidden", DType::f32, hidden_shape, h5::Checksum::fletcher32);
+      std::vector<float> values(static_cast<size_t>(h5::elements_of(hidden_shape)));
+      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+      const h5::Slab all{h5::Shape(hidden_shape.size(), 0), hidden_shape};
+      file.dataset("/reference/hidden")
+          .write<float>(std::span(&all, 1), std::span<const float>(values));
+      file.close();
+    });
+  }
+};
+
+Documents two_documents() {
+  Documents documents;
+  documents.tokens = {1, 2, 3, 4};
+  documents.offsets = {0, 3, 4};
+  return documents;
+}
+
+TEST(Reference, ValuesAndHiddenStates) {
+  const SharedFolder folder;
+  ReferenceFile().save(folder.file("d.h5"));
+  const auto reference = read_reference(world(), folder.file("d.h5"), two_documents());
+  ASSERT_TRUE(reference.has_value());
+  EXPECT_EQ(reference->model_sha256, "abc");
+  EXPECT_EQ(reference->generator, "by hand");
+  EXPECT_EQ(reference->logprob, (std::vector<double>{-1, -2}));
+  EXPECT_EQ(reference->entropy, (std::vector<double>{0.5, 0.25}));
+  EXPECT_EQ(reference->hidden_layers, 3);
+  EXPECT_EQ(reference->hidden_size, 2);
+
+  std::vector<RowRange> rows;  // rank 0 reads two ranges, the next one row, the others nothing
+  if (world().rank() == 0) rows = {{0, 1}, {2, 2}};
+  if (world().rank() == 1) rows = {{1, 1}};
+  const Buffer<double> hidden = read_reference_hidden(world(), folder.file("d.h5"), 1, rows);
+  const std::vector<double> read(hidden.span().begin(), hidden.span().end());
+  std::vector<double> expected;
+  if (world().rank() == 0) expected = {8, 9, 12, 13, 14, 15};
+  if (world().rank() == 1) expected = {10, 11};
+  EXPECT_EQ(read, expected);
+}
+
+TEST(Reference, MayBeAbsent) {
+  const SharedFolder folder;
+  OutputFile output(world(), folder.file("d.h5"));
+  write_documents(output, two_documents(), {});
+  EXPECT_FALSE(read_reference(world(), folder.file("d.h5"), two_documents()).has_value());
+}
+
+TEST(Reference, OfTheTinyInput) {
+  const std::string path = GYRE_SOURCE_DIR "/inputs/docs_tiny.h5";
+  const Documents documents = read_documents(world(), path);
+  const auto reference = read_reference(world(), path, documents);
+  ASSERT_TRUE(reference.has_value());
+  EXPECT_EQ(reference->offsets, prediction_offsets(documents.offsets));
+  EXPECT_GT(reference->hidden_layers, 1);
+}
+
+void expect_rejected(const ReferenceFile& contents, const std::string& message) {
+  const SharedFolder folder;
+  contents.save(folder.file("d.h5"));
+  expect_error(ExitCode::usage, message,
+               [&] { read_reference(world(), folder.file("d.h5"), two_documents()); });
+}
+
+TEST(ReferenceRejected, Contents) {
+  expect_rejected({.offsets = {0, 3, 3}},
+                  "/reference/offsets[1] is 3; it must be 2: a document of "
+                  "n tokens has max(0, n - 1) predictions");
+  expect_rejected({.offsets = {0, 2}},
+                  "dataset '/reference/offsets' is int64 [2]; it must be int64 [3]");
+  expect_rejected({.logprob = {-1}},
+                  "dataset '/reference/logprob' is float64 [1]; it must be float64 [2]");
+  expect_rejected({.logprob = {-1, std::nan("")}},
+                  "/reference/logprob[1] is nan; it must be finite");
+  expect_rejected({.entropy = {std::numeric_limits<double>::infinity(), 1}},
+                  "/reference/entropy[0] is inf; it must be finite");
+  expect_rejected({.hidden_shape = {3, 5, 2}},
+                  "dataset '/reference/hidden' is float32 [3, 5, 2]; it must be float32 or float64 "
+                  "[any, 4, any]");
+}
+
+}  // namespace
+}  // namespace gyre

@@ -1,0 +1,158 @@
+// Comparing two files, tensor by tensor.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "io/compare.hpp"
+#include "io/h5.hpp"
+#include "io_files.hpp"
+#include "mpi_test.hpp"
+
+namespace gyre {
+namespace {
+
+using test::expect_error;
+using test::SharedFolder;
+
+template <class T>
+void write(const std::string& path, const std::string& dataset, const std::vector<T>& values,
+           h5::Shape shape = {}) {
+  h5::File file = h5::File::create(path);
+  if (shape.empty()) shape = {std::ssize(values)};
+  file.create_dataset(dataset, dtype_of<T>, shape, h5::Checksum::none);
+  const h5::Slab all{h5::Shape(shape.size(), 0), shape};
+  file.dataset(dataset).write<T>(std::span(&all, 1), std::span<const T>(values));
+  file.close();
+}
+
+/// Compares one tensor of each file.
+template <class A, class B>
+TensorComparison compare(const std::vector<A>& a, const std::vector<B>& b,
+                         const CompareOptions& options = {}, const h5::Shape& shape = {}) {
+  const SharedFolder folder;
+  write(folder.file("a.h5"), "/x/t", a, shape);
+  write(folder.file("b.h5"), "/x/t", b, shape);
+  const auto results = compare_files(folder.file("a.h5"), folder.file("b.h5"), options);
+  EXPECT_EQ(results.size(), 1U);
+  EXPECT_EQ(results[0].path, "x/t");
+  return results[0];
+}
+
+TEST(Compare, EqualTensors) {
+  const TensorComparison result = compare<float>({1, 2, 3}, std::vector<float>{1, 2, 3});
+  EXPECT_EQ(result.match, Match::same);
+  EXPECT_EQ(result.elements, 3);
+  EXPECT_EQ(result.max_error, 0);
+  EXPECT_EQ(result.worst_index, "");
+}
+
+TEST(Compare, RealsWithinAndBeyondTheTolerance) {
+  const CompareOptions options{.rtol = 0, .atol = 0.5};
+  const TensorComparison within =
+      compare<float>({1, 2, 3, 4}, std::vector<double>{1, 2.25, 3, 4}, options, {2, 2});
+  EXPECT_EQ(within.match, Match::same);
+  EXPECT_EQ(within.max_error, 0.25);
+  EXPECT_EQ(within.err_over_tol, 0.5);
+  EXPECT_EQ(within.worst_index, "[0, 1]");
+  const TensorComparison beyond =
+      compare<float>({1, 2, 4, 4}, std::vector<double>{1, 2.25, 3, 4}, options, {2, 2});
+  EXPECT_EQ(beyond.match, Match::differs);
+  EXPECT_EQ(beyond.err_over_tol, 2);
+  EXPECT_EQ(beyond.worst_index, "[1, 0]");
+  EXPECT_EQ(beyond.worst_a, "4");
+  EXPECT_EQ(beyond.worst_b, "3");
+}
+
+TEST(Compare, RelativeToTheSecond) {
+  const CompareOptions options{.rtol = 0.1, .atol = 0};
+  EXPECT_EQ(compare<double>({109}, std::vector<double>{100}, options).match, Match::same);
+  EXPECT_EQ(compare<double>({111}, std::vector<double>{100}, options).match, Match::differs);
+  EXPECT_EQ(compare<double>({1e-30}, std::vector<double>{0}, options).match, Match::differs);
+}
+
+TEST(Compare, NanEqualsOnlyNan) {
+  const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(compare<double>({nan, inf}, std::vector<double>{nan, inf}).match, Match::same);
+  for (auto [a, b] :
+       std::vector<std::pair<double, double>>{{nan, 1}, {1, nan}, {inf, -inf}, {1, inf}}) {
+    const TensorComparison result = compare<double>({a}, std::vector<double>{b});
+    EXPECT_EQ(result.match, Match::differs) << a << " " << b;
+    EXPECT_EQ(result.max_error, inf);
+  }
+}
+
+TEST(Compare, IntegersMustBeEqual) {
+  const int64_t big = (int64_t{1} << 53) + 1;
+  EXPECT_EQ(compare<int32_t>({1, -2}, std::vector<int64_t>{1, -2}).match, Match::same);
+  const TensorComparison result = compare<int64_t>({5, big}, std::vector<int64_t>{5, big - 1});
+  EXPECT_EQ(result.match, Match::differs);
+  EXPECT_EQ(result.worst_index, "[1]");
+  EXPECT_EQ(result.worst_a, std::to_string(big));
+}
+
+TEST(Compare, BlocksOfLargeTensors) {
+  std::vector<float> a(3'000'000), b;
+  for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i % 1000);
+  b = a;
+  b[2'900'001] += 3;
+  const TensorComparison result = compare(a, b, {}, {3000, 1000});
+  EXPECT_EQ(result.match, Match::differs);
+  EXPECT_EQ(result.worst_index, "[2900, 1]");
+}
+
+TEST(Compare, TextsShapesKindsAndAbsence) {
+  const SharedFolder folder;
+  const std::vector<std::string> ab{"a", "b"}, ac{"a", "c"};
+  const std::vector<double> three{1, 2, 3}, two{1, 2};
+  {
+    h5::File a = h5::File::create(folder.file("a.h5")), b = h5::File::create(folder.file("b.h5"));
+    a.write_dataset("/kind", std::span(ab));
+    b.write_dataset("/kind", std::span<const double>(two));
+    a.write_dataset("/mine", std::span(ab));
+    b.write_dataset("/theirs", std::span(ab));
+    a.write_dataset("/shape", std::span<const double>(three));
+    b.write_dataset("/shape", std::span<const double>(two));
+    a.write_dataset("/text", std::span(ab));
+    b.write_dataset("/text", std::span(ac));
+  }
+  const auto all = compare_files(folder.file("a.h5"), folder.file("b.h5"), {});
+  ASSERT_EQ(all.size(), 5U);
+  EXPECT_EQ(describe(all[0]), "types that cannot be compared");
+  EXPECT_EQ(describe(all[1]), "only in A");
+  EXPECT_EQ(describe(all[2]), "shapes [3] and [2]");
+  EXPECT_EQ(describe(all[3]), "differs");
+  EXPECT_EQ(all[3].worst_index, "[1]");
+  EXPECT_EQ(all[3].worst_b, "c");
+  EXPECT_EQ(describe(all[4]), "only in B");
+  EXPECT_EQ(compare_files(folder.file("a.h5"), folder.file("b.h5"), {.common_only = true}).size(),
+            3U);
+}
+
+TEST(Compare, GroupsOfDifferentNames) {
+  const SharedFolder folder;
+  write<float>(folder.file("a.h5"), "/results/logprob", {-1, -2});
+  write<double>(folder.file("b.h5"), "/reference/logprob", {-1, -2.000001});
+  const auto results =
+      compare_files(folder.file("a.h5") + ":/results", folder.file("b.h5") + ":/reference", {});
+  ASSERT_EQ(results.size(), 1U);
+  EXPECT_EQ(results[0].path, "logprob");
+  EXPECT_EQ(results[0].match, Match::same);
+}
+
+TEST(CompareRejected, FilesAndGroups) {
+  const SharedFolder folder;
+  write<float>(folder.file("a.h5"), "/a/x", {1});
+  write<float>(folder.file("b.h5"), "/b/y", {1});
+  const std::string a = folder.file("a.h5"), b = folder.file("b.h5");
+  expect_error(ExitCode::usage, "cannot read 'none.h5': No such file or directory",
+               [&] { compare_files(a, "none.h5", {}); });
+  expect_error(ExitCode::usage, "a.h5' has no group '/q'",
+               [&] { compare_files(a + ":/q", b, {}); });
+  expect_error(ExitCode::usage, "have no tensor in common",
+               [&] { compare_files(a, b, {.common_only = true}); });
+}
+
+}  // namespace
+}  // namespace gyre

@@ -1,0 +1,130 @@
+// The HDF5 layer: attributes, listings, slabs, types, errors.
+
+#include <gtest/gtest.h>
+
+#include "io/h5.hpp"
+#include "io_files.hpp"
+#include "mpi_test.hpp"
+
+namespace gyre::h5 {
+namespace {
+
+using test::expect_error;
+using test::SharedFolder;
+
+/// 0, 1, 2, ... in the given shape.
+void write_count(File& file, const std::string& path, const Shape& shape, Checksum checksum) {
+  file.create_dataset(path, DType::i32, shape, checksum);
+  std::vector<int32_t> values(static_cast<size_t>(elements_of(shape)));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int32_t>(i);
+  const Slab all{Shape(shape.size(), 0), shape};
+  file.dataset(path).write<int32_t>(std::span(&all, 1), std::span<const int32_t>(values));
+}
+
+TEST(H5, AttributesOfAllTypes) {
+  const SharedFolder folder;
+  File file = File::create(folder.file("a.h5"));
+  file.create_group("/x/y");
+  file.write_attribute("/x/y", "integer", int64_t{-7});
+  file.write_attribute("/x/y", "real", 0.1);
+  file.write_attribute("/x/y", "text", std::string("zwölf"));
+  file.write_attribute("/", "empty", std::string());
+  file.write_attribute("/", "long", std::string(200'000, 'l'));
+  file.close();
+  const File read = File::open(folder.file("a.h5"));
+  EXPECT_EQ(std::get<int64_t>(read.attribute("/x/y", "integer")), -7);
+  EXPECT_EQ(std::get<double>(read.attribute("/x/y", "real")), 0.1);
+  EXPECT_EQ(std::get<std::string>(read.attribute("/x/y", "text")), "zwölf");
+  EXPECT_EQ(std::get<std::string>(read.attribute("/", "empty")), "");
+  EXPECT_EQ(std::get<std::string>(read.attribute("/", "long")).size(), 200'000U);
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(read.attribute("/x/y", "none")));
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(read.attribute("/none", "real")));
+}
+
+TEST(H5, WhatThereIs) {
+  const SharedFolder folder;
+  File file = File::create(folder.file("a.h5"));
+  write_count(file, "/g/h/two", {2, 2}, Checksum::none);
+  write_count(file, "/g/one", {3}, Checksum::fletcher32);
+  file.create_group("/g/nothing");
+  EXPECT_TRUE(file.has_group("/"));
+  EXPECT_TRUE(file.has_group("/g/h"));
+  EXPECT_FALSE(file.has_group("/g/one"));
+  EXPECT_TRUE(file.has_dataset("/g/one"));
+  EXPECT_FALSE(file.has_dataset("/g/one/two/three"));
+  EXPECT_FALSE(file.has_dataset("/q/r"));
+  EXPECT_EQ(file.datasets_below("/"), (std::vector<std::string>{"g/h/two", "g/one"}));
+  EXPECT_EQ(file.datasets_below("/g/"), (std::vector<std::string>{"h/two", "one"}));
+  EXPECT_TRUE(file.datasets_below("/g/nothing").empty());
+}
+
+TEST(H5, SlabsInFileOrder) {
+  const SharedFolder folder;
+  File file = File::create(folder.file("a.h5"));
+  for (Checksum checksum : {Checksum::none, Checksum::fletcher32}) {
+    const std::string path = checksum == Checksum::none ? "/plain" : "/checked";
+    write_count(file, path, {5, 4}, checksum);
+    const std::vector<Slab> slabs{{{0, 1}, {1, 2}}, {{2, 1}, {0, 2}}, {{3, 1}, {2, 2}}};
+    std::vector<double> values(6);
+    file.dataset(path).read<double>(slabs, values);
+    EXPECT_EQ(values, (std::vector<double>{1, 2, 13, 14, 17, 18}));
+  }
+}
+
+TEST(H5, ScalarsAndEmptyDatasets) {
+  const SharedFolder folder;
+  File file = File::create(folder.file("a.h5"));
+  write_count(file, "/scalar", {}, Checksum::fletcher32);
+  write_count(file, "/empty", {0, 3}, Checksum::fletcher32);
+  EXPECT_TRUE(file.dataset("/scalar").shape().empty());
+  EXPECT_EQ(file.dataset("/scalar").read_all<int32_t>(), std::vector<int32_t>{0});
+  EXPECT_EQ(file.dataset("/empty").shape(), (Shape{0, 3}));
+  EXPECT_TRUE(file.dataset("/empty").read_all<int32_t>().empty());
+}
+
+TEST(H5, Types) {
+  const SharedFolder folder;
+  File file = File::create(folder.file("a.h5"));
+  const std::vector<std::pair<DType, Type>> types{{DType::f32, Type::f32},
+                                                  {DType::f64, Type::f64},
+                                                  {DType::i32, Type::i32},
+                                                  {DType::i64, Type::i64}};
+  for (auto [written, read] : types) {
+    const std::string path = "/" + std::string(name_of(written));
+    file.create_dataset(path, written, {1}, Checksum::none);
+    EXPECT_EQ(file.dataset(path).type(), read);
+  }
+  const std::vector<std::string> texts{"", "ein", "zwei"};
+  file.write_dataset("/texts", std::span(texts));
+  EXPECT_EQ(file.dataset("/texts").type(), Type::text);
+  EXPECT_EQ(file.dataset("/texts").read_texts(), texts);
+  EXPECT_TRUE(is_integer(Type::i32) && is_integer(Type::integer) && !is_integer(Type::f32));
+  EXPECT_TRUE(is_real(Type::f32) && !is_real(Type::text));
+}
+
+TEST(H5, ErrorsNameFileAndDataset) {
+  const SharedFolder folder;
+  const std::string path = folder.file("a.h5");
+  File file = File::create(path);
+  write_count(file, "/v", {3}, Checksum::none);
+  expect_error(ExitCode::runtime,
+               "cannot open dataset '/w' of '" + path + "': ", [&] { (void)file.dataset("/w"); });
+  const Slab outside{{2}, {2}};
+  std::vector<int32_t> two(2);
+  expect_error(ExitCode::runtime, "cannot read dataset '/v' of '" + path + "': ", [&] {
+    file.dataset("/v").read<int32_t>(std::span(&outside, 1), std::span(two));
+  });
+  expect_error(ExitCode::runtime, "cannot create dataset '/v' of '" + path + "': ", [&] {
+    file.create_dataset("/v", DType::i32, {1}, Checksum::none);
+  });
+  expect_error(ExitCode::runtime, "cannot create '/no/such/folder/x.h5': ", [] {
+    File::create("/no/such/folder/x.h5");
+  });
+  expect_error(ExitCode::runtime, "3 elements selected for a buffer of 2", [&] {
+    const Slab all{{0}, {3}};
+    file.dataset("/v").read<int32_t>(std::span(&all, 1), std::span(two));
+  });
+}
+
+}  // namespace
+}  // namespace gyre::h5
