@@ -3,6 +3,7 @@
 set -euo pipefail
 source_dir=$1
 apps=$2/apps
+: "${MPIEXEC:=mpiexec}"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 input=$source_dir/inputs/docs_tiny.h5

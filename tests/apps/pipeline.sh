@@ -4,6 +4,7 @@
 set -euo pipefail
 source_dir=$1
 apps=$2/apps
+: "${MPIEXEC:=mpiexec}"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
@@ -31,7 +32,7 @@ for ranks in 1 2 3 4 6 8; do
       pipeline "$ranks" --dp $dp --cp $cp --tp $tp --bin $((48 / (2 * cp) * 2 * cp)) -o "$out" >"$scratch/log" 2>&1 ||
         fail "dp=$dp cp=$cp tp=$tp: $(cat "$scratch/log")"
       grep -q '^VERIFY PASSED 5/5 ' "$scratch/log" || fail "dp=$dp cp=$cp tp=$tp was not verified: $(cat "$scratch/log")"
-      timeout 60 "$apps/gyre-compare" "$out:/results" "$input:/reference" --atol 1e-4 --rtol 1e-4 >"$scratch/log" ||
+      timeout 60 "$apps/gyre-compare" "$out:/results" "$input:/reference" --common --atol 1e-4 --rtol 1e-4 >"$scratch/log" ||
         fail "dp=$dp cp=$cp tp=$tp: $(cat "$scratch/log")"
       grids=$((grids + 1))
     done
@@ -56,7 +57,7 @@ refused() { # TEXT RANKS ARGUMENTS...
   [[ ! -e $scratch/never.h5 ]] || fail "a refused run wrote its output"
 }
 refused "--tp 3 does not divide the model's num_attention_heads = 8" 3 --tp 3
-refused "the nearest grids of this run's ranks: dp=1 cp=3 tp=1" 3 --tp 3
+refused "the nearest grids of this run's ranks: dp=3 cp=1 tp=1 | dp=1 cp=3 tp=1" 3 --tp 3
 refused "dp=1 cp=3 tp=1 is 3 ranks, but the run has 4" 4 --cp 3
 refused "--bin 50 is not a multiple of 2 cp = 4; the nearest are 48 and 52" 2 --cp 2 --bin 50
 refused "nearest: --schedule" 1 --shedule ring

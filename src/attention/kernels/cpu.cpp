@@ -1,6 +1,7 @@
 // Flash attention on one core.
 //
-//     for every KV head, for every tile of up to 64 lanes (query rows x the query heads of that KV head):
+//     for every band of rows under the same rectangles, for every KV head,
+//     for every tile of up to 64 lanes (query rows x the query heads of that KV head):
 //       for every rectangle that covers the tile, for every block of visible keys:
 //         scores [key][lane]   = K [key][d] · Q [d][lane]         libxsmm, reads K where it lies
 //         scores               = exp(scores - top), online        lane_ops, all reductions vertical
@@ -128,6 +129,32 @@ std::vector<Band> cut_into_bands(std::span<const Rectangle> rectangles, std::vec
   return bands;
 }
 
+/// Lane i is row row_begin + i / heads, query head head_begin + i % heads.
+struct Tile {
+  int64_t row_begin, rows, head_begin, heads, kv_head;
+  std::span<const size_t> rectangles;  // that cover it
+  int64_t lanes() const { return rows * heads; }
+  int64_t padded() const { return round_up(lanes(), lane_granularity); }
+};
+
+/// Bands outermost, so that rows of short documents are touched while they are in cache; within a band all
+/// tiles of one KV head follow each other and find its keys and values there.
+std::vector<Tile> cut_into_tiles(const HeadShape& shape, const std::vector<Band>& bands,
+                                 std::span<const size_t> members) {
+  const int64_t group = shape.heads / shape.kv_heads;
+  const int64_t heads_at_once = std::min(group, lane_stride);
+  const int64_t rows_at_once = lane_stride / heads_at_once;
+  std::vector<Tile> tiles;
+  for (const Band& band : bands)
+    for (int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head)
+      for (int64_t row = band.begin; row < band.end; row += rows_at_once)
+        for (int64_t head = 0; head < group; head += heads_at_once)
+          tiles.push_back({row, std::min(rows_at_once, band.end - row), kv_head * group + head,
+                           std::min(heads_at_once, group - head), kv_head,
+                           members.subspan(band.first, band.last - band.first)});
+  return tiles;
+}
+
 class CpuKernel final : public BlockKernel {
  public:
   void forward(const HeadShape& shape, MatrixView<const float> queries, const KvBlock& block,
@@ -135,12 +162,6 @@ class CpuKernel final : public BlockKernel {
                const std::function<void()>& progress) override;
 
  private:
-  /// Lane i is row row_begin + i / heads, query head head_begin + i % heads.
-  struct Tile {
-    int64_t row_begin, rows, head_begin, heads, kv_head;
-    int64_t lanes() const { return rows * heads; }
-    int64_t padded() const { return round_up(lanes(), lane_granularity); }
-  };
   /// Keys [begin, begin + count) of the block meet the lanes from `lane` on.
   struct KeyRange {
     int64_t begin, count, lane;
@@ -160,6 +181,7 @@ class CpuKernel final : public BlockKernel {
   void attend_keys(const Call& call, const Tile& tile, KeyRange keys, int64_t hidden_rows);
   void end_tile(const Call& call, const Tile& tile);
   void account(const Call& call, double flops);
+  void prefetch(MatrixView<const float> rows, const Tile& tile) const;
   LaneState lanes_from(int64_t lane) {
     return {top_.data() + lane, sum_.data() + lane, out_.data() + lane, head_dim_};
   }
@@ -184,15 +206,17 @@ void CpuKernel::reserve(int64_t head_dim) {
 
 void CpuKernel::begin_tile(const Call& call, const Tile& tile) {
   std::array<const float*, lane_stride> rows;
-  rows.fill(zeros_.data());
-  for (int64_t i = 0; i < tile.lanes(); ++i)
-    rows[static_cast<size_t>(i)] = call.queries.row(tile.row_begin + i / tile.heads) +
-                                   (tile.head_begin + i % tile.heads) * head_dim_;
+  size_t lane = 0;
+  for (int64_t r = tile.row_begin; r < tile.row_begin + tile.rows; ++r)
+    for (int64_t h = tile.head_begin; h < tile.head_begin + tile.heads; ++h)
+      rows[lane++] = call.queries.row(r) + h * head_dim_;
+  while (lane < static_cast<size_t>(tile.padded())) rows[lane++] = zeros_.data();
   pack_lanes(rows.data(), tile.padded(), head_dim_, call.shape.scale, packed_queries_.data());
   std::fill_n(top_.data(), tile.padded(), minus_infinity);
   std::fill_n(sum_.data(), tile.padded(), 0.0F);
   for (int64_t d = 0; d < head_dim_; ++d)
     std::fill_n(out_.data() + d * lane_stride, tile.padded(), 0.0F);
+  prefetch(call.state.out, tile);  // for end_tile
   account(call, 16.0 * static_cast<double>(head_dim_ * lane_stride));
 }
 
@@ -236,12 +260,21 @@ void CpuKernel::attend_keys(const Call& call, const Tile& tile, KeyRange keys, i
 void CpuKernel::end_tile(const Call& call, const Tile& tile) {
   std::array<float*, lane_stride> rows;
   std::array<float*, lane_stride> lse;
-  for (int64_t i = 0; i < tile.lanes(); ++i) {
-    const int64_t row = tile.row_begin + i / tile.heads, head = tile.head_begin + i % tile.heads;
-    rows[static_cast<size_t>(i)] = call.state.out.row(row) + head * head_dim_;
-    lse[static_cast<size_t>(i)] = call.state.lse.row(row) + head;
-  }
+  size_t lane = 0;
+  for (int64_t r = tile.row_begin; r < tile.row_begin + tile.rows; ++r)
+    for (int64_t h = tile.head_begin; h < tile.head_begin + tile.heads; ++h, ++lane) {
+      rows[lane] = call.state.out.row(r) + h * head_dim_;
+      lse[lane] = call.state.lse.row(r) + h;
+    }
   merge_lanes(lanes_from(0), tile.lanes(), rows.data(), lse.data());
+}
+
+/// Rows of short documents come from memory, in pieces too short for the hardware to foresee.
+void CpuKernel::prefetch(MatrixView<const float> rows, const Tile& tile) const {
+  constexpr int64_t line = 64 / sizeof(float);
+  for (int64_t r = tile.row_begin; r < tile.row_begin + tile.rows; ++r)
+    for (int64_t i = 0; i < tile.heads * head_dim_; i += line)
+      __builtin_prefetch(rows.row(r) + tile.head_begin * head_dim_ + i, 0, 2);
 }
 
 void CpuKernel::account(const Call& call, double flops) {
@@ -258,23 +291,17 @@ void CpuKernel::forward(const HeadShape& shape, MatrixView<const float> queries,
              shape.heads, shape.kv_heads);
   std::vector<size_t> members;
   const std::vector<Band> bands = cut_into_bands(rectangles, members);
-  if (bands.empty()) return;
+  const std::vector<Tile> tiles = cut_into_tiles(shape, bands, members);
+  if (tiles.empty()) return;
   reserve(shape.head_dim);
   products_.set_shape(shape.head_dim, block.keys.stride, block.values.stride);
   const Call call{shape, queries, block, state, progress};
-  const int64_t group = shape.heads / shape.kv_heads;
-  const int64_t heads_at_once = std::min(group, lane_stride);
-  const int64_t rows_at_once = lane_stride / heads_at_once;
-  for (int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head)
-    for (const Band& band : bands)
-      for (int64_t row = band.begin; row < band.end; row += rows_at_once)
-        for (int64_t head = 0; head < group; head += heads_at_once) {
-          const Tile tile{row, std::min(rows_at_once, band.end - row), kv_head * group + head,
-                          std::min(heads_at_once, group - head), kv_head};
-          begin_tile(call, tile);
-          for (size_t i = band.first; i < band.last; ++i) attend(call, tile, rectangles[members[i]]);
-          end_tile(call, tile);
-        }
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    begin_tile(call, tiles[i]);
+    if (i + 1 < tiles.size()) prefetch(call.queries, tiles[i + 1]);
+    for (const size_t r : tiles[i].rectangles) attend(call, tiles[i], rectangles[r]);
+    end_tile(call, tiles[i]);
+  }
 }
 
 }  // namespace

@@ -41,12 +41,13 @@ constexpr int64_t block = 0;
 #endif
 
 void pack_lanes(const float* const* rows, int64_t lanes, int64_t head_dim, float scale, float* packed) {
-  int64_t d = 0;
+  int64_t packed_dims = 0;
 #if HWY_TARGET != HWY_SCALAR
   const F4 f;
   const V4 factor = hn::Set(f, scale);
-  for (; d + block <= head_dim; d += block)
-    for (int64_t lane = 0; lane < lanes; lane += block) {
+  packed_dims = head_dim / block * block;
+  for (int64_t lane = 0; lane < lanes; lane += block)
+    for (int64_t d = 0; d < packed_dims; d += block) {
       V4 r0 = hn::Mul(hn::LoadU(f, rows[lane] + d), factor);
       V4 r1 = hn::Mul(hn::LoadU(f, rows[lane + 1] + d), factor);
       V4 r2 = hn::Mul(hn::LoadU(f, rows[lane + 2] + d), factor);
@@ -59,7 +60,7 @@ void pack_lanes(const float* const* rows, int64_t lanes, int64_t head_dim, float
       hn::Store(r3, f, to + 3 * lane_stride);
     }
 #endif
-  for (; d < head_dim; ++d)
+  for (int64_t d = packed_dims; d < head_dim; ++d)
     for (int64_t lane = 0; lane < lanes; ++lane)
       packed[d * lane_stride + lane] = rows[lane][d] * scale;
 }
