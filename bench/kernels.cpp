@@ -1,5 +1,5 @@
-// The CPU kernels against the limits of the core they run on, which the same program measures: the FMA
-// rate of a register-only loop, and the rate at which the very same array can be read.
+// The CPU kernels against the limits of the core they run on, which the same program measures: the
+// FMA rate of a register-only loop, and the rate at which the very same array can be read.
 //
 // Rates are per second of CPU time, so that a shared machine disturbs them less.
 
@@ -41,18 +41,22 @@ double fastest(int repetitions, const std::function<void()>& body) {
   return best;
 }
 
-// Twelve separate accumulators hide the latency of FMA; g++ 12 would keep an array of them in memory.
-#define GYRE_TWELVE_FMAS(fma)                                                                  \
-  r0 = fma(r0, a, b), r1 = fma(r1, a, b), r2 = fma(r2, a, b), r3 = fma(r3, a, b),              \
-  r4 = fma(r4, a, b), r5 = fma(r5, a, b), r6 = fma(r6, a, b), r7 = fma(r7, a, b),              \
+// Twelve separate accumulators hide the latency of FMA; g++ 12 would keep an array of them in
+// memory.
+#define GYRE_TWELVE_FMAS(fma)                                                     \
+  r0 = fma(r0, a, b), r1 = fma(r1, a, b), r2 = fma(r2, a, b), r3 = fma(r3, a, b), \
+  r4 = fma(r4, a, b), r5 = fma(r5, a, b), r6 = fma(r6, a, b), r7 = fma(r7, a, b), \
   r8 = fma(r8, a, b), r9 = fma(r9, a, b), r10 = fma(r10, a, b), r11 = fma(r11, a, b)
 constexpr int64_t fma_loops = 1'000'000;
 
 __attribute__((target("avx512f"))) void fma_loop_avx512() {
   const __m512 a = _mm512_set1_ps(0.999F), b = _mm512_set1_ps(0.001F);
-  __m512 r0 = _mm512_set1_ps(0), r1 = _mm512_set1_ps(1), r2 = _mm512_set1_ps(2), r3 = _mm512_set1_ps(3);
-  __m512 r4 = _mm512_set1_ps(4), r5 = _mm512_set1_ps(5), r6 = _mm512_set1_ps(6), r7 = _mm512_set1_ps(7);
-  __m512 r8 = _mm512_set1_ps(8), r9 = _mm512_set1_ps(9), r10 = _mm512_set1_ps(10), r11 = _mm512_set1_ps(11);
+  __m512 r0 = _mm512_set1_ps(0), r1 = _mm512_set1_ps(1), r2 = _mm512_set1_ps(2),
+         r3 = _mm512_set1_ps(3);
+  __m512 r4 = _mm512_set1_ps(4), r5 = _mm512_set1_ps(5), r6 = _mm512_set1_ps(6),
+         r7 = _mm512_set1_ps(7);
+  __m512 r8 = _mm512_set1_ps(8), r9 = _mm512_set1_ps(9), r10 = _mm512_set1_ps(10),
+         r11 = _mm512_set1_ps(11);
   for (int64_t i = 0; i < fma_loops; ++i) GYRE_TWELVE_FMAS(_mm512_fmadd_ps);
   __m512 sum = r0 + r1 + r2 + r3 + r4 + r5 + r6 + r7 + r8 + r9 + r10 + r11;
   benchmark::DoNotOptimize(sum);
@@ -60,9 +64,12 @@ __attribute__((target("avx512f"))) void fma_loop_avx512() {
 
 __attribute__((target("avx2,fma"))) void fma_loop_avx2() {
   const __m256 a = _mm256_set1_ps(0.999F), b = _mm256_set1_ps(0.001F);
-  __m256 r0 = _mm256_set1_ps(0), r1 = _mm256_set1_ps(1), r2 = _mm256_set1_ps(2), r3 = _mm256_set1_ps(3);
-  __m256 r4 = _mm256_set1_ps(4), r5 = _mm256_set1_ps(5), r6 = _mm256_set1_ps(6), r7 = _mm256_set1_ps(7);
-  __m256 r8 = _mm256_set1_ps(8), r9 = _mm256_set1_ps(9), r10 = _mm256_set1_ps(10), r11 = _mm256_set1_ps(11);
+  __m256 r0 = _mm256_set1_ps(0), r1 = _mm256_set1_ps(1), r2 = _mm256_set1_ps(2),
+         r3 = _mm256_set1_ps(3);
+  __m256 r4 = _mm256_set1_ps(4), r5 = _mm256_set1_ps(5), r6 = _mm256_set1_ps(6),
+         r7 = _mm256_set1_ps(7);
+  __m256 r8 = _mm256_set1_ps(8), r9 = _mm256_set1_ps(9), r10 = _mm256_set1_ps(10),
+         r11 = _mm256_set1_ps(11);
   for (int64_t i = 0; i < fma_loops; ++i) GYRE_TWELVE_FMAS(_mm256_fmadd_ps);
   __m256 sum = r0 + r1 + r2 + r3 + r4 + r5 + r6 + r7 + r8 + r9 + r10 + r11;
   benchmark::DoNotOptimize(sum);
@@ -72,7 +79,8 @@ __attribute__((target("avx2,fma"))) void fma_loop_avx2() {
 double peak_flops() {
   static const double peak = [] {
     const bool wide = __builtin_cpu_supports("avx512f") != 0;
-    if (!wide && !(__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0)) return 0.0;
+    if (!wide && !(__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0))
+      return 0.0;
     const double flops = 12.0 * 2.0 * (wide ? 16.0 : 8.0) * static_cast<double>(fma_loops);
     return flops / fastest(20, wide ? fma_loop_avx512 : fma_loop_avx2);
   }();
@@ -142,8 +150,9 @@ void attention_forward(benchmark::State& state) {
   const auto kernel = make_cpu_kernel();
   for (auto _ : state) {
     kernel->reset(result);
-    kernel->forward(shape, q.matrix(tokens, width), {k.matrix(tokens, kv_width), v.matrix(tokens, kv_width)},
-                    rectangles, result, {});
+    kernel->forward(shape, q.matrix(tokens, width),
+                    {k.matrix(tokens, kv_width), v.matrix(tokens, kv_width)}, rectangles, result,
+                    {});
   }
   report_flops(state, forward_flops(pairs, shape.heads, shape.head_dim));
 }

@@ -148,16 +148,18 @@ void File::close() {
 }
 
 H5I_type_t File::kind_of(const std::string& path) const {
+  const std::string what = fmt::format("look for '{}' in '{}'", path, path_);
+  H5I_type_t kind = H5I_GROUP;
   for (const std::string& prefix : prefixes(path)) {
-    if (H5Lexists(id_.get(), prefix.c_str(), H5P_DEFAULT) <= 0 ||
-        H5Oexists_by_name(id_.get(), prefix.c_str(), H5P_DEFAULT) <= 0) {
-      H5Eclear2(H5E_DEFAULT);
+    if (kind != H5I_GROUP) return H5I_BADID;  // HDF5 fails below a dataset
+    if (detail::check(H5Lexists(id_.get(), prefix.c_str(), H5P_DEFAULT), what) == 0 ||
+        detail::check(H5Oexists_by_name(id_.get(), prefix.c_str(), H5P_DEFAULT), what) == 0)
       return H5I_BADID;
-    }
+    const Handle object(H5Oopen(id_.get(), prefix.c_str(), H5P_DEFAULT), H5Oclose);
+    detail::check(object.get(), what);
+    kind = H5Iget_type(object.get());
   }
-  const Handle object(H5Oopen(id_.get(), path.c_str(), H5P_DEFAULT), H5Oclose);
-  detail::check(object.get(), fmt::format("open '{}' of '{}'", path, path_));
-  return H5Iget_type(object.get());
+  return kind;
 }
 
 bool File::has_group(const std::string& path) const {

@@ -2,20 +2,20 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "logprobs/row_statistics.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include <hwy/cache_control.h>
-
 #include "core/error.hpp"
 #include "runtime/exp-inl.hpp"
 
-// A row is read in blocks that fit L1. A block is scanned twice, first for its maximum, then for the
-// exponentials, so that the running maximum moves once a block and there is one exp per element. What memory delivers is read
-// once: the second scan finds the block in L1 and prefetches the next one meanwhile.
+// A row is read in blocks that fit L1. A block is scanned twice, first for its maximum, then for
+// the exponentials, so that the running maximum moves once a block and there is one exp per
+// element. What memory delivers is read once: the second scan finds the block in L1 and prefetches
+// the next one meanwhile.
 //
 // NaN or +inf in a row make its `sum` NaN.
 
@@ -35,8 +35,8 @@ struct Partial {
   float max;
 };
 
-/// Terms of one vector: exp(x) and x·exp(x) with x = z - max. The clamp selects away what exp flushes to zero,
-/// -inf included: there the product is 0, not NaN.
+/// Terms of one vector: exp(x) and x·exp(x) with x = z - max. The clamp selects away what exp
+/// flushes to zero, -inf included: there the product is 0, not NaN.
 HWY_INLINE void add_terms(F f, V z, V max, V& sum, V& weighted) {
   const V x = hn::Max(hn::Set(f, least_exponent), hn::Sub(z, max));
   const V e = exp_f32_in_range(f, x);
@@ -44,8 +44,9 @@ HWY_INLINE void add_terms(F f, V z, V max, V& sum, V& weighted) {
   weighted = hn::MulAdd(x, e, weighted);
 }
 
-/// The `rest` elements from z on, fewer than a vector, filled up with -inf. `before` elements of the row lie in front of z: with a
-/// vector's worth of them, one load that ends where the row does is enough.
+/// The `rest` elements from z on, fewer than a vector, filled up with -inf. `before` elements of
+/// the row lie in front of z: with a vector's worth of them, one load that ends where the row does
+/// is enough.
 HWY_INLINE V load_tail(F f, const float* z, int64_t rest, int64_t before) {
   const auto n = static_cast<int64_t>(hn::Lanes(f));
   const V empty = hn::Set(f, minus_infinity);
@@ -74,12 +75,14 @@ float block_max(F f, const float* z, int64_t count) {
   return hn::GetLane(hn::MaxOfLanes(f, hn::Max(hn::Max(a, b), hn::Max(c, d))));
 }
 
-/// Moves the partial sums to a new maximum: with d = old - new, sum' = sum·e^d, weighted' = (weighted + d·sum)·e^d.
+/// Moves the partial sums to a new maximum: with d = old - new, sum' = sum·e^d, weighted' =
+/// (weighted + d·sum)·e^d.
 HWY_INLINE void raise_max(F f, float max, Partial& p) {
   const float old = p.max;
   p.max = max;
   if (old == minus_infinity) return;  // the sums are zero
-  const V d = hn::Max(hn::Set(f, least_exponent), hn::Set(f, old - max));  // finite where shrink is 0
+  const V d =
+      hn::Max(hn::Set(f, least_exponent), hn::Set(f, old - max));  // finite where shrink is 0
   const V shrink = exp_f32_in_range(f, d);
   p.weighted_a = hn::Mul(hn::MulAdd(d, p.sum_a, p.weighted_a), shrink);
   p.weighted_b = hn::Mul(hn::MulAdd(d, p.sum_b, p.weighted_b), shrink);
@@ -100,7 +103,8 @@ void add_block(F f, const float* z, int64_t count, int64_t ahead, Partial& p) {
     add_terms(f, hn::LoadU(f, z + i), reference, p.sum_a, p.weighted_a);
     add_terms(f, hn::LoadU(f, z + i + n), reference, p.sum_b, p.weighted_b);
   }
-  for (; i + n <= count; i += n) add_terms(f, hn::LoadU(f, z + i), reference, p.sum_a, p.weighted_a);
+  for (; i + n <= count; i += n)
+    add_terms(f, hn::LoadU(f, z + i), reference, p.sum_a, p.weighted_a);
   if (i < count) add_terms(f, load_tail(f, z + i, count - i, i), reference, p.sum_b, p.weighted_b);
 }
 

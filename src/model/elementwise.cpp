@@ -41,9 +41,11 @@ HWY_INLINE void transform(const float* a, const float* b, float* out, int64_t co
   const F f;
   const auto n = static_cast<int64_t>(hn::Lanes(f));
   int64_t i = 0;
-  for (; i + n <= count; i += n) hn::StoreU(op(hn::LoadU(f, a + i), hn::LoadU(f, b + i)), f, out + i);
+  for (; i + n <= count; i += n)
+    hn::StoreU(op(hn::LoadU(f, a + i), hn::LoadU(f, b + i)), f, out + i);
   const int64_t rest = count - i;
-  if (rest > 0) store_tail(f, op(load_tail(f, a + i, rest), load_tail(f, b + i, rest)), out + i, rest);
+  if (rest > 0)
+    store_tail(f, op(load_tail(f, a + i, rest), load_tail(f, b + i, rest)), out + i, rest);
 }
 
 float sum_of_squares(const float* x, int64_t count) {
@@ -81,7 +83,8 @@ void silu_multiply_row(const float* gate, const float* up, float* out, int64_t c
   const F f;
   const V one = hn::Set(f, 1.0F);
   transform(gate, up, out, count, [&](V g, V u) HWY_ATTR {
-    // With e = exp(-|g|) nothing overflows: 1 / (1 + e^-g) is 1 / (1 + e), or e / (1 + e) for g < 0.
+    // With e = exp(-|g|) nothing overflows: 1 / (1 + e^-g) is 1 / (1 + e), or e / (1 + e) for g <
+    // 0.
     const V e = exp_f32(f, hn::Neg(hn::Abs(g)));
     const V numerator = hn::IfThenElse(hn::Lt(g, hn::Zero(f)), e, one);
     return hn::Mul(hn::Mul(g, hn::Div(numerator, hn::Add(one, e))), u);
@@ -92,7 +95,8 @@ void add_row(float* x, const float* y, int64_t count) {
   transform(x, y, x, count, [](V a, V b) HWY_ATTR { return hn::Add(a, b); });
 }
 
-/// cos and sin of a + b from those of a and b, in double, rounded to float. Arrays are padded to whole vectors.
+/// cos and sin of a + b from those of a and b, in double, rounded to float. Arrays are padded to
+/// whole vectors.
 void add_angles(const double* cos_a, const double* sin_a, const double* cos_b, const double* sin_b,
                 int64_t count, float* cos_out, float* sin_out) {
   const hn::ScalableTag<double> d;
@@ -142,8 +146,9 @@ HWY_EXPORT(add_row);
 HWY_EXPORT(add_angles);
 HWY_EXPORT(rotate_row);
 
-/// cos and sin of p·theta^(-2i/head_dim) for any position p, from two small tables by the addition theorem: p = 256·high + low.
-/// A table of all positions would cost a sincos per position and pair, and tens of megabytes for long contexts.
+/// cos and sin of p·theta^(-2i/head_dim) for any position p, from two small tables by the addition
+/// theorem: p = 256·high + low. A table of all positions would cost a sincos per position and pair,
+/// and tens of megabytes for long contexts.
 class Angles {
  public:
   /// Keeps the tables of the last call if they fit.
@@ -165,8 +170,9 @@ class Angles {
     const int64_t high = position / steps, low = position % steps;
     while (high_.rows <= high) append(high_, high_.rows * steps);
     HWY_DYNAMIC_DISPATCH(add_angles)
-    (high_.cos.data() + high * stride_, high_.sin.data() + high * stride_, low_.cos.data() + low * stride_,
-     low_.sin.data() + low * stride_, stride_, row_cos_.data(), row_sin_.data());
+    (high_.cos.data() + high * stride_, high_.sin.data() + high * stride_,
+     low_.cos.data() + low * stride_, low_.sin.data() + low * stride_, stride_, row_cos_.data(),
+     row_sin_.data());
   }
 
   const float* row_cos() const { return row_cos_.data(); }
@@ -181,8 +187,9 @@ class Angles {
 
   void append(Table& table, int64_t position) {
     for (int64_t i = 0; i < stride_; ++i) {
-      const double angle = static_cast<double>(position) *
-                           std::pow(theta_, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim_));
+      const double angle =
+          static_cast<double>(position) *
+          std::pow(theta_, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim_));
       table.cos.push_back(std::cos(angle));
       table.sin.push_back(std::sin(angle));
     }
@@ -210,7 +217,8 @@ void rms_norm(MatrixView<const float> x, std::span<const float> weight, float ep
   for (int64_t r = 0; r < x.rows; ++r) norm(x.row(r), weight.data(), eps, out.row(r), x.cols);
 }
 
-void apply_rope(MatrixView<float> x, int64_t head_dim, double theta, std::span<const int32_t> positions) {
+void apply_rope(MatrixView<float> x, int64_t head_dim, double theta,
+                std::span<const int32_t> positions) {
   GYRE_CHECK(head_dim > 0 && head_dim % 2 == 0 && x.cols % head_dim == 0,
              "{} columns in heads of {}", x.cols, head_dim);
   GYRE_CHECK(std::ssize(positions) == x.rows, "{} positions for {} rows", positions.size(), x.rows);
@@ -227,7 +235,8 @@ void apply_rope(MatrixView<float> x, int64_t head_dim, double theta, std::span<c
   }
 }
 
-void silu_multiply(MatrixView<const float> gate, MatrixView<const float> up, MatrixView<float> out) {
+void silu_multiply(MatrixView<const float> gate, MatrixView<const float> up,
+                   MatrixView<float> out) {
   check_same_shape(gate, up);
   check_same_shape(gate, out);
   const auto multiply = HWY_DYNAMIC_DISPATCH(silu_multiply_row);

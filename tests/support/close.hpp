@@ -10,9 +10,9 @@
 
 namespace gyre::test {
 
-/// Error allowed for f32, relative to the sum of magnitudes that went into a result: u·(8 + 2·sqrt(terms)) with
-/// u = 2^-24. Rounding errors of `terms` additions behave like a random walk; 8 covers the handful of
-/// roundings outside the sum.
+/// Error allowed for f32, relative to the sum of magnitudes that went into a result: u·(8 +
+/// 2·sqrt(terms)) with u = 2^-24. Rounding errors of `terms` additions behave like a random walk; 8
+/// covers the handful of roundings outside the sum.
 inline double rounding(double terms) {
   return 0x1p-24 * (8 + 2 * std::sqrt(terms));
 }
@@ -31,7 +31,8 @@ void expect_close(std::span<const float> got, std::span<Want> want,
     if (!(share <= worst)) worst = share, at = i;
     if (std::isnan(worst)) break;
   }
-  EXPECT_LE(worst, 1) << "err/tol at element " << at << ": " << got[at] << ", expected " << want[at];
+  EXPECT_LE(worst, 1) << "err/tol at element " << at << ": " << got[at] << ", expected "
+                      << want[at];
 }
 
 /// Fills with standard normal numbers.

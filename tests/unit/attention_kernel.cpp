@@ -1,5 +1,3 @@
-#include "attention/kernels/block_kernel.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "attention/kernels/block_kernel.hpp"
 #include "close.hpp"
 #include "runtime/buffer.hpp"
 #include "simd_targets.hpp"
@@ -38,7 +37,8 @@ struct Result {
 
 /// Random queries and keys with gaps between rows; everything that no rectangle covers is NaN.
 struct Problem {
-  Problem(HeadShape shape_, int64_t query_rows, int64_t key_rows, std::vector<Rectangle> rectangles_)
+  Problem(HeadShape shape_, int64_t query_rows, int64_t key_rows,
+          std::vector<Rectangle> rectangles_)
       : shape(shape_),
         rectangles(std::move(rectangles_)),
         queries(query_rows, shape.heads * shape.head_dim),
@@ -60,7 +60,8 @@ struct Problem {
     }
     void fill(int64_t begin, int64_t count, std::mt19937& random) {
       for (int64_t r = begin; r < begin + count; ++r)
-        if (std::isnan(view(r, 0))) test::fill_normal({view.row(r), static_cast<size_t>(view.cols)}, random);
+        if (std::isnan(view(r, 0)))
+          test::fill_normal({view.row(r), static_cast<size_t>(view.cols)}, random);
     }
     Buffer<float> storage;
     MatrixView<float> view;
@@ -91,11 +92,12 @@ double largest(const Problem::Rows& rows) {
   return most;
 }
 
-/// Errors of a score are rounding(head_dim) · Σ|q·k|·scale, bounded here by the norms; they change weights
-/// relatively, hence O by that share of max|v|, and LSE by that amount.
+/// Errors of a score are rounding(head_dim) · Σ|q·k|·scale, bounded here by the norms; they change
+/// weights relatively, hence O by that share of max|v|, and LSE by that amount.
 double score_error(const Problem& p) {
   const auto dim = static_cast<double>(p.shape.head_dim);
-  const double size = largest(p.queries) * largest(p.keys) * dim * static_cast<double>(p.shape.scale);
+  const double size =
+      largest(p.queries) * largest(p.keys) * dim * static_cast<double>(p.shape.scale);
   return rounding(dim) * std::max(1.0, size / 4);
 }
 
@@ -107,7 +109,8 @@ void expect_same(const Problem& p, const Result& got, const Result& want) {
     const auto row_of = [r](MatrixView<float> m) {
       return std::span<const float>(m.row(r), static_cast<size_t>(m.cols));
     };
-    test::expect_close(row_of(got.state.out), row_of(want.state.out), [&](size_t) { return out_tolerance; });
+    test::expect_close(row_of(got.state.out), row_of(want.state.out),
+                       [&](size_t) { return out_tolerance; });
     test::expect_close(row_of(got.state.lse), row_of(want.state.lse), [&](size_t h) {
       const double lse = want.state.lse(r, static_cast<int64_t>(h));
       return weights + rounding(1) * std::abs(lse);
@@ -140,7 +143,8 @@ TEST(AttentionKernel, HeadDimensions) {
 }
 
 TEST(AttentionKernel, GroupedQueries) {
-  for (const auto& [heads, kv_heads] : {std::pair{4, 4}, {4, 2}, {4, 1}, {6, 2}, {5, 1}, {7, 1}, {96, 1}}) {
+  for (const auto& [heads, kv_heads] :
+       {std::pair{4, 4}, {4, 2}, {4, 1}, {6, 2}, {5, 1}, {7, 1}, {96, 1}}) {
     SCOPED_TRACE(testing::Message() << heads << " heads over " << kv_heads);
     check(Problem({heads, kv_heads, 16}, 70, 70, {causal(0, 70, 0, 70, 0)}));
   }
@@ -155,7 +159,8 @@ TEST(AttentionKernel, RaggedSizes) {
 }
 
 TEST(AttentionKernel, Diagonals) {
-  for (const int64_t diagonal : {-200, -100, -65, -64, -17, -1, 0, 1, 15, 16, 40, 63, 64, 99, 128, 300})
+  for (const int64_t diagonal :
+       {-200, -100, -65, -64, -17, -1, 0, 1, 15, 16, 40, 63, 64, 99, 128, 300})
     for (const int64_t heads : {1, 3}) {
       SCOPED_TRACE(testing::Message() << "diagonal " << diagonal << ", heads " << heads);
       check(Problem({heads, 1, 16}, 100, 140, {causal(0, 100, 0, 140, diagonal)}));
@@ -199,7 +204,8 @@ TEST(AttentionKernel, SeveralRectanglesForTheSameRows) {
 }
 
 TEST(AttentionKernel, EmptyRectanglesDoNothing) {
-  check(Problem({2, 1, 8}, 20, 20, {full(0, 10, 0, 0), full(3, 0, 0, 20), causal(5, 10, 0, 20, -50)}));
+  check(Problem({2, 1, 8}, 20, 20,
+                {full(0, 10, 0, 0), full(3, 0, 0, 20), causal(5, 10, 0, 20, -50)}));
 }
 
 TEST(AttentionKernel, EveryInstructionSet) {

@@ -82,8 +82,9 @@ void check_rope(int64_t head_dim, double theta, const std::vector<int32_t>& posi
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t i = 0; i < half; ++i) {
-        const double angle = positions[static_cast<size_t>(r)] *
-                             std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+        const double angle =
+            positions[static_cast<size_t>(r)] *
+            std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
         const int64_t low = h * head_dim + i, high = low + half;
         const double a = at(before, r, low), b = at(before, r, high);
         const double tolerance = rounding(1) * (std::abs(a) + std::abs(b));
@@ -95,8 +96,9 @@ void check_rope(int64_t head_dim, double theta, const std::vector<int32_t>& posi
 
 TEST(Elementwise, RopeMatchesDirectAngles) {
   for (const int64_t head_dim : {2, 6, 8, 32, 64, 80, 128})
-    test::on_every_simd_target(
-        [&] { check_rope(head_dim, 10000, {0, 1, 2, 2, 255, 256, 257, 5000, 0}); });
+    test::on_every_simd_target([&] {
+      check_rope(head_dim, 10000, {0, 1, 2, 2, 255, 256, 257, 5000, 0});
+    });
 }
 
 TEST(Elementwise, RopeFarPositionsAndOtherBases) {

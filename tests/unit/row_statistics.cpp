@@ -21,7 +21,8 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 RowStatistics statistics(const std::vector<float>& row, int32_t target, int64_t first_column = 0,
                          int64_t vocab_size = 1 << 30) {
   RowStatistics out;
-  row_statistics({row.data(), 1, std::ssize(row)}, first_column, vocab_size, {&target, 1}, {&out, 1});
+  row_statistics({row.data(), 1, std::ssize(row)}, first_column, vocab_size, {&target, 1},
+                 {&out, 1});
   return out;
 }
 
@@ -39,14 +40,16 @@ TokenScore combine(const std::vector<RowStatistics>& shards) {
   return {target - max - std::log(sum), std::log(sum) - weighted / sum};
 }
 
-void expect_matches_reference(const std::vector<float>& row, const std::vector<RowStatistics>& shards,
-                              int32_t target) {
+void expect_matches_reference(const std::vector<float>& row,
+                              const std::vector<RowStatistics>& shards, int32_t target) {
   const std::vector<double> exact(row.begin(), row.end());
   const TokenScore want = score_row_reference(exact, target), got = combine(shards);
   const double tolerance = rounding(static_cast<double>(row.size()));
-  // log s is accurate absolutely; t / s is an average of differences that reach |z - max| of the weighty terms.
+  // log s is accurate absolutely; t / s is an average of differences that reach |z - max| of the
+  // weighty terms.
   EXPECT_NEAR(got.logprob, want.logprob, tolerance * (1 + std::abs(want.logprob)));
-  EXPECT_NEAR(got.entropy, want.entropy, tolerance * (2 + std::log(static_cast<double>(row.size()))));
+  EXPECT_NEAR(got.entropy, want.entropy,
+              tolerance * (2 + std::log(static_cast<double>(row.size()))));
 }
 
 std::vector<float> random_row(size_t columns, float spread, float offset, unsigned seed) {
@@ -58,7 +61,8 @@ std::vector<float> random_row(size_t columns, float spread, float offset, unsign
 }
 
 TEST(RowStatistics, MatchesReferenceForAllLengths) {
-  for (const size_t columns : {1, 2, 15, 16, 17, 31, 33, 64, 264, 1000, 1023, 1024, 1025, 1040, 5000, 152064})
+  for (const size_t columns :
+       {1, 2, 15, 16, 17, 31, 33, 64, 264, 1000, 1023, 1024, 1025, 1040, 5000, 152064})
     for (const float spread : {0.1F, 3.0F, 30.0F}) {
       SCOPED_TRACE(testing::Message() << columns << " columns, spread " << spread);
       const std::vector<float> row = random_row(columns, spread, 0, 5);
@@ -196,7 +200,8 @@ TEST(RowStatistics, GoldenRows) {
     const TokenScore exact =
         score_row_reference(std::vector<double>(row.begin(), row.end()), (13 * s + 5) % 64);
     const double tolerance = rounding(64) * 16;  // |z - max| stays below 16
-    EXPECT_NEAR(static_cast<double>(r.max) + std::log(static_cast<double>(r.sum)), lse[s], tolerance);
+    EXPECT_NEAR(static_cast<double>(r.max) + std::log(static_cast<double>(r.sum)), lse[s],
+                tolerance);
     EXPECT_NEAR(got.logprob, logprob[s], tolerance);
     EXPECT_NEAR(got.entropy, entropy[s], tolerance);
     EXPECT_NEAR(exact.logprob, logprob[s], 6e-10);  // ten digits are given

@@ -8,9 +8,10 @@
 //         out    [d][lane]    += Vᵀ [d][key] · scores [key][lane]   libxsmm, reads V where it lies
 //       merge (out, top + log sum) into the state
 //
-// With lanes along the vectors neither keys nor values are copied or transposed; only the tile's queries and
-// its result are, once per tile. Key counts need no padding. Blocks outside the mask are never touched; on
-// the diagonal, blocks are 16 keys and leave out the lanes that see none of them, in steps of 16.
+// With lanes along the vectors neither keys nor values are copied or transposed; only the tile's
+// queries and its result are, once per tile. Key counts need no padding. Blocks outside the mask
+// are never touched; on the diagonal, blocks are 16 keys and leave out the lanes that see none of
+// them, in steps of 16.
 
 #include <libxsmm.h>
 
@@ -34,14 +35,15 @@ constexpr int64_t nothing_hidden = -key_tile;
 constexpr double flops_between_progress = 2.5e6;  // 15 to 40 µs
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-/// Generated products, by number of lanes and number of keys; made when first used. A count of keys is a
-/// multiple of 16 or below 16, so that ragged documents share few of them.
+/// Generated products, by number of lanes and number of keys; made when first used. A count of keys
+/// is a multiple of 16 or below 16, so that ragged documents share few of them.
 class Products {
  public:
   void set_shape(int64_t head_dim, int64_t key_stride, int64_t value_stride) {
     if (head_dim == head_dim_ && key_stride == key_stride_ && value_stride == value_stride_) return;
     constexpr int64_t limit = std::numeric_limits<libxsmm_blasint>::max();
-    GYRE_CHECK(std::max(key_stride, value_stride) <= limit, "strides {}, {}", key_stride, value_stride);
+    GYRE_CHECK(std::max(key_stride, value_stride) <= limit, "strides {}, {}", key_stride,
+               value_stride);
     head_dim_ = head_dim;
     key_stride_ = key_stride;
     value_stride_ = value_stride;
@@ -50,7 +52,8 @@ class Products {
   }
 
   /// scores [keys][lane] = K · Q
-  void score(const float* packed_queries, const float* keys, float* scores, int64_t lanes, int64_t count) {
+  void score(const float* packed_queries, const float* keys, float* scores, int64_t lanes,
+             int64_t count) {
     for_pieces(count, [&](int64_t begin, int64_t piece) {
       libxsmm_smmfunction& kernel = slot(scores_, lanes, piece);
       if (kernel == nullptr)
@@ -60,7 +63,8 @@ class Products {
   }
 
   /// out [d][lane] += Vᵀ · weights
-  void accumulate(const float* weights, const float* values, float* out, int64_t lanes, int64_t count) {
+  void accumulate(const float* weights, const float* values, float* out, int64_t lanes,
+                  int64_t count) {
     for_pieces(count, [&](int64_t begin, int64_t piece) {
       libxsmm_smmfunction& kernel = slot(outputs_, lanes, piece);
       if (kernel == nullptr)
@@ -70,7 +74,8 @@ class Products {
   }
 
  private:
-  using Table = std::array<std::array<libxsmm_smmfunction, key_tile + 1>, lane_stride / lane_granularity>;
+  using Table =
+      std::array<std::array<libxsmm_smmfunction, key_tile + 1>, lane_stride / lane_granularity>;
 
   template <class Body>
   static void for_pieces(int64_t count, Body body) {
@@ -89,8 +94,9 @@ class Products {
     const libxsmm_blasint ld_lanes = narrow(lane_stride), ld = narrow(stride);
     const float alpha = 1;
     const int prefetch = LIBXSMM_PREFETCH_NONE;
-    const libxsmm_smmfunction kernel = libxsmm_smmdispatch(
-        narrow(m), narrow(n), narrow(k), &ld_lanes, &ld, &ld_lanes, &alpha, &beta, &flags, &prefetch);
+    const libxsmm_smmfunction kernel =
+        libxsmm_smmdispatch(narrow(m), narrow(n), narrow(k), &ld_lanes, &ld, &ld_lanes, &alpha,
+                            &beta, &flags, &prefetch);
     if (kernel == nullptr)
       throw_runtime("libxsmm has no f32 kernel for {} x {} x {} on this processor", m, n, k);
     return kernel;
@@ -100,14 +106,17 @@ class Products {
   Table scores_{}, outputs_{};
 };
 
-/// Query rows [begin, end) that are covered by the same rectangles: indices [first, last) of a list.
+/// Query rows [begin, end) that are covered by the same rectangles: indices [first, last) of a
+/// list.
 struct Band {
   int64_t begin, end;
   size_t first, last;
 };
 
-/// Cuts the query rows at every edge of a rectangle. `members` receives the rectangles of all bands.
-std::vector<Band> cut_into_bands(std::span<const Rectangle> rectangles, std::vector<size_t>& members) {
+/// Cuts the query rows at every edge of a rectangle. `members` receives the rectangles of all
+/// bands.
+std::vector<Band> cut_into_bands(std::span<const Rectangle> rectangles,
+                                 std::vector<size_t>& members) {
   const auto end_of = [](const Rectangle& r) { return r.q_begin.value() + r.q_length; };
   std::vector<int64_t> edges;
   for (const Rectangle& r : rectangles)
@@ -121,7 +130,8 @@ std::vector<Band> cut_into_bands(std::span<const Rectangle> rectangles, std::vec
   for (size_t e = 0; e + 1 < edges.size(); ++e) {
     std::erase_if(active, [&](size_t i) { return end_of(rectangles[i]) <= edges[e]; });
     for (; next < rectangles.size() && rectangles[next].q_begin.value() <= edges[e]; ++next)
-      if (rectangles[next].k_length > 0 && end_of(rectangles[next]) > edges[e]) active.push_back(next);
+      if (rectangles[next].k_length > 0 && end_of(rectangles[next]) > edges[e])
+        active.push_back(next);
     if (active.empty()) continue;
     bands.push_back({edges[e], edges[e + 1], members.size(), members.size() + active.size()});
     members.insert(members.end(), active.begin(), active.end());
@@ -137,8 +147,8 @@ struct Tile {
   int64_t padded() const { return round_up(lanes(), lane_granularity); }
 };
 
-/// Bands outermost, so that rows of short documents are touched while they are in cache; within a band all
-/// tiles of one KV head follow each other and find its keys and values there.
+/// Bands outermost, so that rows of short documents are touched while they are in cache; within a
+/// band all tiles of one KV head follow each other and find its keys and values there.
 std::vector<Tile> cut_into_tiles(const HeadShape& shape, const std::vector<Band>& bands,
                                  std::span<const size_t> members) {
   const int64_t group = shape.heads / shape.kv_heads;
@@ -232,7 +242,8 @@ void CpuKernel::attend(const Call& call, const Tile& tile, const Rectangle& r) {
   int64_t j = 0;
   const int64_t unmasked = open == end ? end : open / diagonal_block * diagonal_block;
   for (; j < unmasked; j += key_tile)
-    attend_keys(call, tile, {r.k_begin.value() + j, std::min(key_tile, unmasked - j), 0}, nothing_hidden);
+    attend_keys(call, tile, {r.k_begin.value() + j, std::min(key_tile, unmasked - j), 0},
+                nothing_hidden);
   for (j = unmasked; j < end; j += diagonal_block) {
     const int64_t count = std::min(diagonal_block, end - j);
     const int64_t first_lane = std::max<int64_t>(j - diagonal, 0) * tile.heads;
@@ -241,19 +252,20 @@ void CpuKernel::attend(const Call& call, const Tile& tile, const Rectangle& r) {
   }
 }
 
-void CpuKernel::attend_keys(const Call& call, const Tile& tile, KeyRange keys, int64_t hidden_rows) {
+void CpuKernel::attend_keys(const Call& call, const Tile& tile, KeyRange keys,
+                            int64_t hidden_rows) {
   const int64_t lanes = tile.padded() - keys.lane;
   const int64_t column = tile.kv_head * head_dim_;
   float* scores = scores_.data() + keys.lane;
-  products_.score(packed_queries_.data() + keys.lane, call.block.keys.row(keys.begin) + column, scores,
-                  lanes, keys.count);
+  products_.score(packed_queries_.data() + keys.lane, call.block.keys.row(keys.begin) + column,
+                  scores, lanes, keys.count);
   for (int64_t i = 0; i < keys.count; ++i) {
     const int64_t hidden = (hidden_rows + i) * tile.heads - keys.lane;
     if (hidden > 0) std::fill_n(scores + i * lane_stride, hidden, minus_infinity);
   }
   softmax_tile(scores, keys.count, lanes, lanes_from(keys.lane));
-  products_.accumulate(scores, call.block.values.row(keys.begin) + column, out_.data() + keys.lane, lanes,
-                       keys.count);
+  products_.accumulate(scores, call.block.values.row(keys.begin) + column, out_.data() + keys.lane,
+                       lanes, keys.count);
   account(call, 4.0 * static_cast<double>(lanes * keys.count * head_dim_));
 }
 
@@ -284,11 +296,15 @@ void CpuKernel::account(const Call& call, double flops) {
   if (call.progress) call.progress();
 }
 
-void CpuKernel::forward(const HeadShape& shape, MatrixView<const float> queries, const KvBlock& block,
-                        std::span<const Rectangle> rectangles, AttentionState& state,
-                        const std::function<void()>& progress) {
-  GYRE_CHECK(shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "{} heads over {} KV heads",
-             shape.heads, shape.kv_heads);
+void CpuKernel::forward(const HeadShape& shape, MatrixView<const float> queries,
+                        const KvBlock& block, std::span<const Rectangle> rectangles,
+                        AttentionState& state, const std::function<void()>& progress) {
+  GYRE_CHECK(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0,
+             "{} heads over {} KV heads", shape.heads, shape.kv_heads);
+  GYRE_CHECK(
+      std::is_sorted(rectangles.begin(), rectangles.end(),
+                     [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; }),
+      "rectangles are not sorted by their first query");
   std::vector<size_t> members;
   const std::vector<Band> bands = cut_into_bands(rectangles, members);
   const std::vector<Tile> tiles = cut_into_tiles(shape, bands, members);
@@ -306,6 +322,8 @@ void CpuKernel::forward(const HeadShape& shape, MatrixView<const float> queries,
 
 }  // namespace
 
-std::unique_ptr<BlockKernel> make_cpu_kernel() { return std::make_unique<CpuKernel>(); }
+std::unique_ptr<BlockKernel> make_cpu_kernel() {
+  return std::make_unique<CpuKernel>();
+}
 
 }  // namespace gyre

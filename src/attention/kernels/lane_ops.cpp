@@ -2,10 +2,12 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/kernels/lane_ops.cpp"
+// The order matters: foreach_target first, -inl headers last.
+// clang-format off
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-
 #include <hwy/contrib/math/math-inl.h>
+// clang-format on
 
 #include "runtime/exp-inl.hpp"
 
@@ -40,7 +42,8 @@ constexpr int64_t block = 4;
 constexpr int64_t block = 0;
 #endif
 
-void pack_lanes(const float* const* rows, int64_t lanes, int64_t head_dim, float scale, float* packed) {
+void pack_lanes(const float* const* rows, int64_t lanes, int64_t head_dim, float scale,
+                float* packed) {
   int64_t packed_dims = 0;
 #if HWY_TARGET != HWY_SCALAR
   const F4 f;
@@ -126,7 +129,8 @@ void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state) {
 }
 
 /// For every lane the factors of the earlier output and of state.out, and the new LSE (in place).
-void merge_factors(LaneState state, int64_t lanes, float* old_factor, float* new_factor, float* lse) {
+void merge_factors(LaneState state, int64_t lanes, float* old_factor, float* new_factor,
+                   float* lse) {
   const F f;
   const V empty = hn::Set(f, minus_infinity), zero = hn::Zero(f), one = hn::Set(f, 1.0F);
   for (int64_t lane = 0; lane < lanes; lane += static_cast<int64_t>(hn::Lanes(f))) {
@@ -179,13 +183,17 @@ void merge_four_lanes(LaneState state, int64_t lane, const float* w1, const floa
 void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* const* lse) {
   HWY_ALIGN float w1[lane_stride], w2[lane_stride], merged[lane_stride];
   const int64_t padded = (lanes + lane_granularity - 1) / lane_granularity * lane_granularity;
-  for (int64_t lane = 0; lane < padded; ++lane) merged[lane] = lane < lanes ? *lse[lane] : minus_infinity;
+  for (int64_t lane = 0; lane < padded; ++lane)
+    merged[lane] = lane < lanes ? *lse[lane] : minus_infinity;
   merge_factors(state, padded, w1, w2, merged);
-  const auto saw_keys = [&](int64_t lane) { return state.sum[lane] != 0.0F; };  // NaN counts as seen
+  const auto saw_keys = [&](int64_t lane) {
+    return state.sum[lane] != 0.0F;
+  };  // NaN counts as seen
   int64_t lane = 0;
 #if HWY_TARGET != HWY_SCALAR
   for (; lane + block <= lanes; lane += block) {
-    const bool all = saw_keys(lane) && saw_keys(lane + 1) && saw_keys(lane + 2) && saw_keys(lane + 3);
+    const bool all =
+        saw_keys(lane) && saw_keys(lane + 1) && saw_keys(lane + 2) && saw_keys(lane + 3);
     const int64_t done = all ? state.head_dim / block * block : 0;
     if (all) merge_four_lanes(state, lane, w1, w2, rows);
     for (int64_t i = lane; i < lane + block; ++i)
@@ -208,7 +216,8 @@ HWY_EXPORT(pack_lanes);
 HWY_EXPORT(softmax_tile);
 HWY_EXPORT(merge_lanes);
 
-void pack_lanes(const float* const* rows, int64_t lanes, int64_t head_dim, float scale, float* packed) {
+void pack_lanes(const float* const* rows, int64_t lanes, int64_t head_dim, float scale,
+                float* packed) {
   HWY_DYNAMIC_DISPATCH(pack_lanes)(rows, lanes, head_dim, scale, packed);
 }
 void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state) {

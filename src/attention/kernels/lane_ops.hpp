@@ -1,9 +1,10 @@
 #pragma once
 // The vector part of the CPU attention kernel.
 //
-// A lane is one (query row, head) pair. All tiles are stored with lanes along the fastest dimension,
-// `lane_stride` floats from one row to the next: queries [head_dim][lane], scores [key][lane], output
-// [head_dim][lane]. Maxima, sums and rescaling are then vertical: no step needs a reduction inside a vector.
+// A lane is one (query row, head) pair. All tiles are stored with lanes along the fastest
+// dimension, `lane_stride` floats from one row to the next: queries [head_dim][lane], scores
+// [key][lane], output [head_dim][lane]. Maxima, sums and rescaling are then vertical: no step needs
+// a reduction inside a vector.
 
 #include <cstdint>
 
@@ -12,24 +13,28 @@ namespace gyre {
 constexpr int64_t lane_stride = 64;       ///< most lanes in a tile
 constexpr int64_t lane_granularity = 16;  ///< lane counts are multiples of this
 
-/// Online softmax of every lane: exp(score - top) sums to `sum`, and to `out` when weighted by values.
+/// Online softmax of every lane: exp(score - top) sums to `sum`, and to `out` when weighted by
+/// values.
 struct LaneState {
-  float* top;  ///< [lanes] reference maximum, -inf before the first visible key; may lag behind, see softmax_tile
+  float* top;  ///< [lanes] reference maximum, -inf before the first visible key; may lag behind,
+               ///< see softmax_tile
   float* sum;  ///< [lanes]
   float* out;  ///< [head_dim][lane_stride]
   int64_t head_dim;
 };
 
-/// packed [head_dim][lane_stride] = scale · rows[lane][head_dim]; `lanes` is a multiple of lane_granularity.
-void pack_lanes(const float* const* rows, int64_t lanes, int64_t head_dim, float scale, float* packed);
+/// packed [head_dim][lane_stride] = scale · rows[lane][head_dim]; `lanes` is a multiple of
+/// lane_granularity.
+void pack_lanes(const float* const* rows, int64_t lanes, int64_t head_dim, float scale,
+                float* packed);
 
-/// Replaces scores [keys][lane_stride] by exp(score - top) and adds them to `sum`. `top` moves, and `sum` and `out` are
-/// rescaled, only where a score exceeds it by more than 8 (terms up to e^8 cost no accuracy); hidden
-/// scores are -inf and become 0. `lanes` is a multiple of lane_granularity.
+/// Replaces scores [keys][lane_stride] by exp(score - top) and adds them to `sum`. `top` moves, and
+/// `sum` and `out` are rescaled, only where a score exceeds it by more than 8 (terms up to e^8 cost
+/// no accuracy); hidden scores are -inf and become 0. `lanes` is a multiple of lane_granularity.
 void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state);
 
-/// Merges lanes into rows by merge_lse: rows[lane] [head_dim] and lse[lane] hold the earlier partial. A lane that saw no
-/// key leaves its row alone.
+/// Merges lanes into rows by merge_lse: rows[lane] [head_dim] and lse[lane] hold the earlier
+/// partial. A lane that saw no key leaves its row alone.
 void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* const* lse);
 
 }  // namespace gyre

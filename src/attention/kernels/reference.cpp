@@ -22,7 +22,8 @@ class ReferenceKernel final : public BlockKernel {
   }
 
  private:
-  /// Query i of the rectangle, one head: keys in order, each merged as a partial of its own, (v_j, s_j).
+  /// Query i of the rectangle, one head: keys in order, each merged as a partial of its own, (v_j,
+  /// s_j).
   static void attend(const HeadShape& shape, MatrixView<const float> queries, const KvBlock& block,
                      const Rectangle& r, int64_t i, int64_t head, AttentionState& state) {
     const int64_t row = r.q_begin.value() + i, dim = shape.head_dim;
@@ -36,7 +37,8 @@ class ReferenceKernel final : public BlockKernel {
       const float* k = block.keys.row(r.k_begin.value() + j) + kv_column;
       const float* v = block.values.row(r.k_begin.value() + j) + kv_column;
       double score = 0;
-      for (int64_t d = 0; d < dim; ++d) score += static_cast<double>(q[d]) * static_cast<double>(k[d]);
+      for (int64_t d = 0; d < dim; ++d)
+        score += static_cast<double>(q[d]) * static_cast<double>(k[d]);
       const MergeWeights<double> w = merge_lse(lse, score * static_cast<double>(shape.scale));
       for (int64_t d = 0; d < dim; ++d) {
         const auto at = static_cast<size_t>(d);
@@ -51,6 +53,8 @@ class ReferenceKernel final : public BlockKernel {
 
 }  // namespace
 
-std::unique_ptr<BlockKernel> make_reference_kernel() { return std::make_unique<ReferenceKernel>(); }
+std::unique_ptr<BlockKernel> make_reference_kernel() {
+  return std::make_unique<ReferenceKernel>();
+}
 
 }  // namespace gyre

@@ -1,0 +1,105 @@
+// Output files appear complete or not at all, however their process ends.
+
+#include "runtime/output_guard.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+namespace fs = std::filesystem;
+
+class OutputGuardTest : public testing::Test {
+ protected:
+  void SetUp() override { fs::create_directory(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string path() const { return (folder_ / "result.h5").string(); }
+  /// Files in the folder, after the watcher has had up to two seconds to leave at most `wanted`.
+  int64_t files_left(int64_t wanted) const {
+    const auto count = [&] {
+      return std::distance(fs::directory_iterator(folder_), fs::directory_iterator());
+    };
+    for (int i = 0; i < 200 && count() > wanted; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return count();
+  }
+
+  fs::path folder_ = fs::temp_directory_path() / fmt::format("gyre-output-guard-{}", getpid());
+};
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream(path) << text;
+}
+std::string read(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST_F(OutputGuardTest, CommitGivesTheFinalNameAndReplacesAnOldFile) {
+  write(path(), "old");
+  OutputGuard guard(path());
+  write(guard.temporary_path(), "new");
+  EXPECT_EQ(read(path()), "old");
+  guard.commit();
+  EXPECT_EQ(read(path()), "new");
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(files_left(1), 1) << "the watcher must leave a committed file alone";
+}
+
+TEST_F(OutputGuardTest, WithoutCommitNothingIsLeft) {
+  {
+    OutputGuard guard(path());
+    write(guard.temporary_path(), "half");
+  }
+  EXPECT_EQ(files_left(0), 0);
+}
+
+TEST_F(OutputGuardTest, AKilledProcessLeavesNothing) {
+  const pid_t child = fork();
+  if (child == 0) {
+    OutputGuard guard(path());
+    write(guard.temporary_path(), "half");
+    raise(SIGKILL);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  EXPECT_EQ(files_left(0), 0);
+}
+
+TEST_F(OutputGuardTest, UnwritablePlacesAreRefusedAtOnce) {
+  const auto message = [](const std::string& path) {
+    try {
+      OutputGuard guard(path);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::usage);
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(message((folder_ / "no" / "x.h5").string()),
+            fmt::format("cannot write '{}': there is no folder '{}'",
+                        (folder_ / "no" / "x.h5").string(), (folder_ / "no").string()));
+  EXPECT_EQ(message(folder_.string()),
+            fmt::format("cannot write '{}': it is a folder", folder_.string()));
+}
+
+TEST_F(OutputGuardTest, WriteFileAtomically) {
+  write_file_atomically(path(), "whole");
+  EXPECT_EQ(read(path()), "whole");
+  EXPECT_EQ(files_left(1), 1);
+}
+
+}  // namespace
+}  // namespace gyre
