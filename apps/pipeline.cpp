@@ -110,12 +110,14 @@ ExitCode run(Options& o, AppContext& context) {
   const Documents documents = read_documents(world, o.input);
   ModelFile model(world, o.model);
   const ModelConfig& config = model.config();
-  GridShape shape;
-  run_agreed(world, "configuration",
-             [&] { shape = choose_grid(o, config, documents, world.size()); });
   const Schedule& schedule = find_schedule(o.schedule);
   const DocumentView view{documents.tokens, documents.offsets};
-  const ScoringPlan plan = plan_scoring(view, config, shape, o.bin);
+  GridShape shape;
+  ScoringPlan plan;
+  run_agreed(world, "configuration", [&] {
+    shape = choose_grid(o, config, documents, world.size());
+    plan = plan_scoring(view, config, shape, o.bin);
+  });
   if (o.dry_run) {
     if (context.root()) fmt::print("{}", dry_run_text(plan, config, shape, schedule));
     return ExitCode::ok;
@@ -164,7 +166,7 @@ ExitCode run(Options& o, AppContext& context) {
   if (output && valid)
     write_results(*output, make_results_header(report, documents, shape, plan, o.schedule),
                   std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
-  const auto scores = score_documents(mine, prediction_offsets(view), world);
+  const auto scores = score_documents(mine, prediction_offsets(documents.offsets), world);
   const std::string details =
       phases_text(passes, world) + compression_text(documents, scores, o.top);
   run_agreed(world, "report", [&] {

@@ -22,8 +22,6 @@
 namespace gyre {
 namespace {
 
-using benchmark::Counter;
-
 double cpu_seconds() {
   timespec t{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -106,14 +104,17 @@ double read_rate(std::span<const float> x) {
          fastest(10, [&] { read_all(x.data(), std::ssize(x)); });
 }
 
-void report_flops(benchmark::State& state, double flops) {
-  state.counters["FLOP/s"] = Counter(flops, Counter::kIsIterationInvariantRate);
-  if (peak_flops() > 0)
-    state.counters["of_peak"] = Counter(flops / peak_flops(), Counter::kIsIterationInvariantRate);
+/// Runs the benchmark; CPU seconds per iteration.
+template <class Body>
+double time_iterations(benchmark::State& state, Body body) {
+  const double start = cpu_seconds();
+  for (auto _ : state) body();
+  return (cpu_seconds() - start) / static_cast<double>(state.iterations());
 }
 
-void report_bytes(benchmark::State& state, double bytes) {
-  state.counters["B/s"] = Counter(bytes, Counter::kIsIterationInvariantRate);
+void report_flops(benchmark::State& state, double flops, double seconds) {
+  state.counters["FLOP/s"] = flops / seconds;
+  if (peak_flops() > 0) state.counters["of_peak"] = flops / seconds / peak_flops();
 }
 
 Buffer<float> random_buffer(int64_t count) {
@@ -148,13 +149,13 @@ void attention_forward(benchmark::State& state) {
     pairs += rectangles.back().pairs();
   }
   const auto kernel = make_cpu_kernel();
-  for (auto _ : state) {
+  const double seconds = time_iterations(state, [&] {
     kernel->reset(result);
     kernel->forward(shape, q.matrix(tokens, width),
                     {k.matrix(tokens, kv_width), v.matrix(tokens, kv_width)}, rectangles, result,
                     {});
-  }
-  report_flops(state, forward_flops(pairs, shape.heads, shape.head_dim));
+  });
+  report_flops(state, forward_flops(pairs, shape.heads, shape.head_dim), seconds);
 }
 BENCHMARK(attention_forward)
     ->ArgNames({"tokens", "document", "heads", "kv_heads", "dim"})
@@ -170,8 +171,9 @@ void gemm_f32(benchmark::State& state) {
   const int64_t m = state.range(0), n = state.range(1), k = state.range(2);
   const Buffer<float> a = random_buffer(m * k), b = random_buffer(k * n);
   Buffer<float> c(m * n);
-  for (auto _ : state) gemm(a.matrix(m, k), b.matrix(k, n), c.matrix(m, n));
-  report_flops(state, 2.0 * static_cast<double>(m * n * k));
+  const double seconds =
+      time_iterations(state, [&] { gemm(a.matrix(m, k), b.matrix(k, n), c.matrix(m, n)); });
+  report_flops(state, 2.0 * static_cast<double>(m * n * k), seconds);
 }
 BENCHMARK(gemm_f32)
     ->ArgNames({"m", "n", "k"})
@@ -187,11 +189,11 @@ void row_statistics_f32(benchmark::State& state) {
   const std::vector<int32_t> targets(static_cast<size_t>(rows), 3);
   std::vector<RowStatistics> out(static_cast<size_t>(rows));
   const double limit = read_rate(logits.span());
-  for (auto _ : state) row_statistics(logits.matrix(rows, columns), 0, columns, targets, out);
-  const auto bytes = static_cast<double>(logits.span().size_bytes());
-  report_bytes(state, bytes);
-  if (limit > 0)
-    state.counters["of_read"] = Counter(bytes / limit, Counter::kIsIterationInvariantRate);
+  const double seconds = time_iterations(
+      state, [&] { row_statistics(logits.matrix(rows, columns), 0, columns, targets, out); });
+  const double rate = static_cast<double>(logits.span().size_bytes()) / seconds;
+  state.counters["B/s"] = rate;
+  if (limit > 0) state.counters["of_read"] = rate / limit;
 }
 BENCHMARK(row_statistics_f32)
     ->ArgNames({"rows", "columns"})
@@ -205,8 +207,10 @@ void elementwise(benchmark::State& state, int64_t arrays,
                  const std::function<void(MatrixView<float>, MatrixView<float>)>& operation) {
   const int64_t rows = state.range(0), columns = state.range(1);
   Buffer<float> x = random_buffer(rows * columns), y = random_buffer(rows * columns);
-  for (auto _ : state) operation(x.matrix(rows, columns), y.matrix(rows, columns));
-  report_bytes(state, static_cast<double>(arrays * rows * columns) * sizeof(float));
+  const double seconds =
+      time_iterations(state, [&] { operation(x.matrix(rows, columns), y.matrix(rows, columns)); });
+  const double bytes = static_cast<double>(arrays * rows * columns) * sizeof(float);
+  state.counters["B/s"] = bytes / seconds;
 }
 
 void rms_norm_f32(benchmark::State& state) {

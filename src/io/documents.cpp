@@ -59,14 +59,6 @@ std::string Documents::label(int64_t i) const {
   return fmt::format("document {}", i);
 }
 
-std::vector<int64_t> prediction_offsets(std::span<const int64_t> token_offsets) {
-  std::vector<int64_t> offsets{0};
-  for (size_t i = 1; i < token_offsets.size(); ++i)
-    offsets.push_back(offsets.back() +
-                      std::max<int64_t>(0, token_offsets[i] - token_offsets[i - 1] - 1));
-  return offsets;
-}
-
 void check_documents(Problems& problems, const Documents& documents) {
   const size_t before = problems.messages().size();
   const int64_t tokens = std::ssize(documents.tokens);

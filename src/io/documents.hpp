@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/ragged.hpp"
 #include "io/schema.hpp"
 
 namespace gyre {
@@ -36,10 +37,6 @@ struct Documents {
   /// "document 3 ('src/main.cpp')", for messages.
   std::string label(int64_t i) const;
 };
-
-/// Where each document's predictions lie, [n + 1]: a document of n tokens has max(0, n - 1), the
-/// first of them about its second token.
-std::vector<int64_t> prediction_offsets(std::span<const int64_t> token_offsets);
 
 /// Adds everything that is wrong with `documents` to `problems`; one message a kind of fault.
 void check_documents(Problems& problems, const Documents& documents);

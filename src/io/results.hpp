@@ -72,6 +72,8 @@ struct ResultPiece {
 
 /// Writes the results of all ranks and names the file. Every prediction must be in exactly one
 /// piece of one rank; anything else is a runtime error that names the prediction. Collective.
+/// Neighbouring pieces of a rank count as one; HDF5 takes time quadratic in the number of scattered
+/// ones, so that some thousands on a rank are quick, but tens of thousands are not.
 void write_results(OutputFile& output, const ResultsHeader& header,
                    std::span<const ResultPiece> pieces);
 

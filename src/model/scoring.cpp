@@ -28,13 +28,6 @@ int owner_of(int64_t index, int64_t total, int ranks) {
 
 }  // namespace
 
-std::vector<int64_t> prediction_offsets(const DocumentView& documents) {
-  std::vector<int64_t> offsets = {0};
-  for (int64_t i = 0; i < documents.size(); ++i)
-    offsets.push_back(offsets.back() + std::max<int64_t>(0, documents.length(i) - 1));
-  return offsets;
-}
-
 double linear_flops_per_token(const ModelConfig& c) {
   const int64_t layer =
       c.hidden_size * (2 * c.query_width() + 2 * c.kv_width() + 3 * c.intermediate_size);
@@ -54,7 +47,7 @@ ScoringPlan plan_scoring(const DocumentView& documents, const ModelConfig& confi
   ScoringPlan plan;
   plan.capacity = bin_capacity;
   plan.bins = pack_documents(lengths, bin_capacity, 2 * shape.cp);
-  plan.predictions = prediction_offsets(documents).back();
+  plan.predictions = prediction_offsets(documents.offsets).back();
   std::vector<double> costs;
   for (const PackedBatch& bin : plan.bins) {
     const int64_t pairs = causal_pairs(bin);
@@ -129,7 +122,7 @@ ScoreRange Scorer::in_document_order() const {
   set_current_step("back to document order");
   Communicator& world = grid_.world();
   const int ranks = world.size();
-  const std::vector<int64_t> offsets = prediction_offsets(documents_);
+  const std::vector<int64_t> offsets = prediction_offsets(documents_.offsets);
   const int64_t total = offsets.back();
   std::vector<std::vector<Scored>> outgoing(static_cast<size_t>(ranks));
   for (const BinShard& shard : shards_) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention/schedules/registry.hpp"
+#include "core/ragged.hpp"
 #include "model/decoder.hpp"
 #include "packing/packing.hpp"
 
@@ -32,9 +33,6 @@ struct DocumentView {
                           static_cast<size_t>(length(i)));
   }
 };
-
-/// offsets [documents + 1] of the predictions: document i has max(0, length - 1) of them.
-std::vector<int64_t> prediction_offsets(const DocumentView& documents);
 
 /// Forward FLOPs of the model without attention, per token: 2 per weight of a matrix product.
 double linear_flops_per_token(const ModelConfig& config);

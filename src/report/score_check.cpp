@@ -182,7 +182,7 @@ void check_against_twin(const ScoreCheck& check, std::span<const TwinSample> sam
   }
   const double tolerance =
       score_tolerance(shape_of(check, check.config.num_hidden_layers), logit_scale(all));
-  const std::vector<int64_t> offsets = prediction_offsets(std::span(check.documents.offsets));
+  const std::vector<int64_t> offsets = prediction_offsets(check.documents.offsets);
   for (size_t i = 0; i < samples.size(); ++i)
     compare(check, tolerance, samples[i].document,
             offsets[static_cast<size_t>(samples[i].document)], scores[i].logprob, scores[i].entropy,

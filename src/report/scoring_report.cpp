@@ -138,7 +138,7 @@ ResultsHeader make_results_header(const RunReport& report, const Documents& docu
   ResultsHeader header;
   header.input_sha256 = report.inputs.at(0).sha256;
   header.model_sha256 = report.inputs.at(1).sha256;
-  header.offsets = prediction_offsets(std::span(documents.offsets));
+  header.offsets = prediction_offsets(documents.offsets);
   header.names = documents.names;
   PackedBins& packed = header.packed;
   packed.cp = shape.cp;

@@ -72,7 +72,7 @@ TEST(Scoring, EveryGridEqualsTheSerialTwin) {
   for (const GridShape& shape :
        nearest_grids({1, 1, 1}, world().size(), allowed_tensor_parallel(config, 8))) {
     const ScoringRun run = score(documents, config, shape);
-    ASSERT_EQ(prediction_offsets(documents.view()).back(), std::ssize(logprob));
+    ASSERT_EQ(prediction_offsets(documents.offsets).back(), std::ssize(logprob));
     double worst = 0;
     for (int64_t i = run.range.begin; i < run.range.end(); ++i) {
       const auto at = static_cast<size_t>(i - run.range.begin), all = static_cast<size_t>(i);
@@ -116,7 +116,7 @@ TEST(Scoring, DocumentSumsCoverAllPredictions) {
   const ModelConfig config = test::small_config();
   const Documents documents = ragged_documents(config);
   const ScoringRun run = score(documents, config, {1, world().size(), 1});
-  const auto offsets = prediction_offsets(documents.view());
+  const auto offsets = prediction_offsets(documents.offsets);
   const auto scores = score_documents(run.range, offsets, world());
   ASSERT_EQ(std::ssize(scores), documents.view().size());
   double sum = 0, mine = 0;
