@@ -99,6 +99,7 @@ DecoderTimes Scorer::run(
     const std::function<void(const BinShard&, int64_t index, MatrixView<const float> x)>& observe) {
   DecoderTimes times;
   for (BinShard& shard : shards_) {
+    if (progress_) progress_(&shard - shards_.data(), std::ssize(shards_));
     HiddenObserver hidden;
     if (observe)
       hidden = [&](int64_t index, MatrixView<const float> x) { observe(shard, index, x); };

@@ -76,6 +76,8 @@ class Scorer {
          ProcessGrid& grid);
 
   const std::vector<BinShard>& shards() const { return shards_; }
+  /// Is called with the number of bins done and of all bins of this rank, before each bin of a run.
+  void on_progress(std::function<void(int64_t done, int64_t all)> f) { progress_ = std::move(f); }
   /// This rank's share of attention over all its bins, counted from the plans.
   PlanCount count() const;
 
@@ -98,6 +100,7 @@ class Scorer {
   const ScoringPlan& plan_;
   ProcessGrid& grid_;
   std::vector<BinShard> shards_;
+  std::function<void(int64_t done, int64_t all)> progress_;
 };
 
 /// Per-document sums over a set of ScoreRanges that together cover all predictions. Collective.

@@ -1,9 +1,11 @@
 #include "report/scoring_report.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 
 #include "comm/agree.hpp"
@@ -96,15 +98,24 @@ Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, int i
                       int warmup) {
   HostStream stream;
   Passes passes;
+  int pass = -warmup;
+  const bool terminal = grid.world().rank() == 0 && isatty(STDERR_FILENO) == 1;
+  if (terminal)
+    scorer.on_progress([&](int64_t done, int64_t all) {
+      fmt::print(stderr, "\r{} {}: bin {} of {} \033[K", pass < 0 ? "warmup" : "pass",
+                 pass < 0 ? pass + warmup + 1 : pass + 1, done + 1, all);
+    });
   const auto sent = [&] { return grid.cp().traffic().bytes_sent + grid.tp().traffic().bytes_sent; };
-  for (int i = -warmup; i < iterations; ++i) {
+  for (; pass < iterations; ++pass) {
     const int64_t before = sent();
     grid.world().barrier(stream, "start of a pass")->wait();
     const Stopwatch watch;
     passes.times = scorer.run(decoder);
-    if (i >= 0) passes.seconds.push_back(watch.seconds());
+    if (pass >= 0) passes.seconds.push_back(watch.seconds());
     passes.wire_bytes = static_cast<double>(sent() - before);
   }
+  if (terminal) fmt::print(stderr, "\r\033[K");
+  scorer.on_progress({});
   passes.wire_bytes = all_reduce_value(grid.world(), passes.wire_bytes, ReduceOp::sum);
   return passes;
 }

@@ -23,7 +23,8 @@ double epsilon_of(DType type) {
 
 double tolerance_for(DType type, int64_t roundings) {
   GYRE_CHECK(roundings >= 0, "{} roundings", roundings);
-  return tolerance_safety * epsilon_of(type) * std::sqrt(static_cast<double>(roundings));
+  const double sigma = epsilon_of(type) / 6 * std::sqrt(static_cast<double>(roundings));
+  return tolerance_safety * sigma;
 }
 
 double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges) {
@@ -46,8 +47,9 @@ double score_tolerance(const DecoderShape& shape, double max_abs_logit) {
   const int64_t behind_layers =
       2 * shape.hidden + shape.vocab;  // norm, logits, sum over the vocabulary
   const int64_t roundings = shape.layers * roundings_per_layer(shape) + behind_layers;
-  const double size =
-      std::max({1.0, std::abs(max_abs_logit), std::log(static_cast<double>(shape.vocab))});
+  const double expected_max =
+      std::sqrt(2 * std::log(static_cast<double>(std::max<int64_t>(2, shape.vocab))));
+  const double size = std::max(1.0, std::abs(max_abs_logit) / expected_max);
   return size * tolerance_for(DType::f32, roundings);
 }
 
