@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# report_app.sh SOURCE_DIR BUILD_DIR: the frame of the mini-apps as a user meets it: help, version, configuration file,
+# and what a mistake on the command line prints and returns, once, on two ranks.
+set -euo pipefail
+
+program=$2/apps/gyre-pipeline
+if [[ ! -x $program ]]; then
+  echo "skipped: $program is not built"
+  exit 77
+fi
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+failed=0
+
+fail() {
+  echo "FAILED: $*"
+  sed 's/^/  | /' "$folder/out" "$folder/err"
+  failed=1
+}
+
+# expect CODE STDOUT STDERR ARGS...: the exit code, and a text that each stream must hold ("" for an empty stream).
+expect() {
+  local code=0 stream want
+  timeout 60 "${MPIEXEC:-mpiexec}" -n 2 "$program" "${@:4}" >"$folder/out" 2>"$folder/err" || code=$?
+  [[ $code -eq $1 ]] || fail "${*:4}: exit code $code, not $1"
+  for stream in out err; do
+    want=$2
+    [[ $stream == out ]] || want=$3
+    if [[ -z $want ]]; then
+      [[ ! -s $folder/$stream ]] || fail "${*:4}: std$stream is not empty"
+    elif [[ $(grep -cF -- "$want" "$folder/$stream") -ne 1 ]]; then
+      fail "${*:4}: std$stream does not say '$want' exactly once"
+    fi
+  done
+}
+
+expect 0 'Usage: gyre-pipeline' '' --help
+expect 0 '--timeout' '' -h
+expect 0 'git ' '' --version
+expect 2 '' 'unknown option --inptu; nearest: --input' --inptu a.h5
+expect 2 '' 'unknown option --tpp; nearest: --tp' --inptu a.h5 --tpp=2
+expect 2 '' 'see gyre-pipeline --help' --inptu a.h5 --tpp=2
+expect 2 '' "'two' is not an integer" --input a.h5 --model b.h5 --cp two
+expect 2 '' "'soon' is not a number of seconds" --timeout soon
+expect 2 '' 'none.toml was not readable' --config none.toml
+
+printf 'cp = 3\ntp = "many"\n' >"$folder/bad.toml"
+expect 2 '' "'many' is not an integer" --config "$folder/bad.toml"
+printf 'inptu = "a.h5"\n' >"$folder/typo.toml"
+expect 2 '' 'nearest: --input' --config "$folder/typo.toml"
+
+# A launcher of another MPI announces two ranks, and each of them finds itself alone.
+code=0
+PMIX_SIZE=2 timeout 60 "$program" --help >"$folder/out" 2>"$folder/err" || code=$?
+if [[ $code -ne 2 ]] || ! grep -q 'sees only one' "$folder/err"; then
+  fail "a foreign launcher was not noticed (exit code $code)"
+fi
+
+[[ $failed -eq 0 ]] && echo "report_app: all as expected"
+exit "$failed"
