@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "io/collective.hpp"
+#include "comm/agree.hpp"
 #include "report/app.hpp"
 #include "report/options.hpp"
 #include "report/table.hpp"

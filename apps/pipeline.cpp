@@ -89,91 +89,101 @@ GridShape choose_grid(Options& o, const ModelConfig& config, const Documents& do
 /// Table, lines and files, on rank 0.
 void present(const Options& o, RunReport& report, const ScoringRow& row, const Samples& samples_ms,
              const std::string& details, const Compression& compression) {
+  add_row(report, row, samples_ms, compression);
   const Table<ScoringRow>& table = scoring_table();
-  ResultEntry entry;
-  entry.key = {{"grid", to_string(row.shape)}, {"schedule", row.schedule}};
-  entry.samples_ms = samples_ms;
-  entry.measurements = table.fields(row);
-  entry.flops = row.flops;
-  entry.bytes_wire = row.wire_bytes;
-  report.results.push_back(entry);
-  report.foms = {{"tokens_per_s", row.tokens_per_second(), "1/s", entry.key},
-                 {"bits_per_byte", compression.bits_per_byte, "bit", {}},
-                 {"mean_entropy", compression.mean_entropy_bits, "bit", {}}};
   fmt::print("{}{}{}{}", table.header(), table.row(row), details, footer_text(report));
   if (!o.csv.empty()) write_file_atomically(o.csv, table.csv({row}));
   if (!o.json.empty()) write_json(report, o.json);
 }
 
-ExitCode run(Options& o, AppContext& context) {
-  Communicator& world = context.world;
-  const Documents documents = read_documents(world, o.input);
-  ModelFile model(world, o.model);
-  const ModelConfig& config = model.config();
-  const Schedule& schedule = find_schedule(o.schedule);
-  const DocumentView view{documents.tokens, documents.offsets};
+/// Everything that a run works on, checked.
+struct Job {
+  Documents documents;
+  ModelFile model;
   GridShape shape;
   ScoringPlan plan;
-  run_agreed(world, "configuration", [&] {
-    shape = choose_grid(o, config, documents, world.size());
-    plan = plan_scoring(view, config, shape, o.bin);
-  });
-  if (o.dry_run) {
-    if (context.root()) fmt::print("{}", dry_run_text(plan, config, shape, schedule));
-    return ExitCode::ok;
-  }
-  std::optional<OutputFile> output;
-  if (!o.output.empty()) output.emplace(world, o.output);
+  DocumentView view() const { return {documents.tokens, documents.offsets}; }
+};
 
+RunReport start_report(const Options& o, const Job& job, AppContext& context) {
   RunReport report = begin_report(context,
-                                  {{"documents", documents.count()},
-                                   {"tokens", plan.tokens},
-                                   {"bin", plan.capacity},
-                                   {"grid", to_string(shape)},
+                                  {{"documents", job.documents.count()},
+                                   {"tokens", job.plan.tokens},
+                                   {"bin", job.plan.capacity},
+                                   {"grid", to_string(job.shape)},
                                    {"schedule", o.schedule},
-                                   {"parameters", config.parameters()},
+                                   {"parameters", job.model.config().parameters()},
                                    {"dtype", "f32"},
                                    {"iters", int64_t{o.iterations}},
                                    {"warmup", int64_t{o.warmup}},
                                    {"check", o.check}},
                                   {{"hdf5", h5::library_version()}});
-  report.inputs = {{o.input, sha256_of_file(world, o.input)},
-                   {o.model, sha256_of_file(world, o.model)}};
+  report.inputs = {{o.input, sha256_of_file(context.world, o.input)},
+                   {o.model, sha256_of_file(context.world, o.model)}};
   report.verification = Verification(o.tol_scale);
   if (context.root()) fmt::print("{}", header_text(report));
+  std::fflush(stdout);
+  return report;
+}
 
-  ProcessGrid grid(world, shape);
+/// Measures, verifies, writes and reports.
+ExitCode score(const Options& o, Job& job, std::optional<OutputFile>& output, AppContext& context) {
+  Communicator& world = context.world;
+  const ModelConfig& config = job.model.config();
+  RunReport report = start_report(o, job, context);
+  ProcessGrid grid(world, job.shape);
   HostStream stream;
   const auto kernel = make_cpu_kernel();
-  Decoder decoder(config, load_weights(config, shape.tp, grid.tp_rank(), weights_of(model)), grid,
-                  *kernel, stream);
-  Scorer scorer(view, plan, schedule, grid);
+  Decoder decoder(config, load_weights(config, job.shape.tp, grid.tp_rank(), weights_of(job.model)),
+                  grid, *kernel, stream);
+  Scorer scorer(job.view(), job.plan, find_schedule(o.schedule), grid);
   const Passes passes = measure_passes(scorer, decoder, grid, o.iterations, o.warmup);
   const ScoreRange mine = scorer.in_document_order();
-  Samples samples_ms = gather_samples(world, passes.seconds);
-  for (auto& rank : samples_ms)
-    for (double& x : rank) x *= 1e3;
-  ScoringRow row = make_row(plan, scorer, passes, samples_ms, config, o.schedule, grid);
+  const Samples samples_ms = gather_samples(world, passes.milliseconds);
+  ScoringRow row = make_row(job.plan, scorer, passes, samples_ms, config, o.schedule, grid);
   if (o.check != "none") {
-    const std::string how = verify_scores({documents, config, shape.cp, report.verification},
-                                          {o.input, model, report.inputs[1].sha256, o.check_tokens},
-                                          scorer, decoder, mine, world);
+    const std::string how =
+        verify_scores({job.documents, config, job.shape.cp, report.verification},
+                      {o.input, job.model, report.inputs[1].sha256, o.check_tokens}, scorer,
+                      decoder, mine, world);
     row.check = report.verification.passed() ? "ok" : "FAILED";
     row.error_over_tolerance = report.verification.max_error_over_tolerance();
     if (context.root()) fmt::print("{}", how);
   }
-  const bool valid = o.check == "none" || report.verification.passed();
-  if (output && valid)
-    write_results(*output, make_results_header(report, documents, shape, plan, o.schedule),
+  if (output && row.check != "FAILED")
+    write_results(*output,
+                  make_results_header(report, job.documents, job.shape, job.plan, o.schedule),
                   std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
-  const auto scores = score_documents(mine, prediction_offsets(documents.offsets), world);
+  const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets), world);
   const std::string details =
-      phases_text(passes, world) + compression_text(documents, scores, o.top);
-  run_agreed(world, "report", [&] {
-    if (context.root())
-      present(o, report, row, samples_ms, details, compression_of(documents, scores));
+      phases_text(passes, world) + compression_text(job.documents, scores, o.top);
+  run_on_root(world, "report", [&] {
+    present(o, report, row, samples_ms, details, compression_of(job.documents, scores));
   });
   return exit_code_of(judge(report));
+}
+
+ExitCode run(Options& o, AppContext& context) {
+  Communicator& world = context.world;
+  Job job{read_documents(world, o.input), ModelFile(world, o.model), {}, {}};
+  run_agreed(world, "configuration", [&] {
+    job.shape = choose_grid(o, job.model.config(), job.documents, world.size());
+    job.plan = plan_scoring(job.view(), job.model.config(), job.shape, o.bin);
+  });
+  if (o.dry_run) {
+    if (context.root())
+      fmt::print("{}",
+                 dry_run_text(job.plan, job.model.config(), job.shape, find_schedule(o.schedule)));
+    return ExitCode::ok;
+  }
+  // Places that cannot be written are refused before any work.
+  run_on_root(world, "outputs", [&] {
+    for (const std::string& path : {o.json, o.csv})
+      if (!path.empty()) OutputGuard probe(path);
+  });
+  std::optional<OutputFile> output;
+  if (!o.output.empty()) output.emplace(world, o.output);
+  return score(o, job, output, context);
 }
 
 }  // namespace

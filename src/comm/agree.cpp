@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
+#include <algorithm>
 
 namespace gyre {
 namespace {
@@ -23,6 +23,23 @@ int severity(ExitCode code) {
       return 5;
   }
   return 4;
+}
+
+/// How a piece of work ended on this rank.
+struct Outcome {
+  ExitCode code = ExitCode::ok;
+  std::string message;
+};
+
+Outcome attempt(std::string_view what, const std::function<void()>& work) {
+  try {
+    work();
+    return {};
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  } catch (const std::exception& error) {
+    return {ExitCode::runtime, fmt::format("{}: {}", what, error.what())};
+  }
 }
 
 template <class T>
@@ -77,28 +94,23 @@ ExitCode agree_on(Communicator& comm, ExitCode mine) {
 }
 
 void run_agreed(Communicator& comm, std::string_view what, const std::function<void()>& local) {
-  ExitCode code = ExitCode::ok;
-  std::string message;
-  try {
-    local();
-  } catch (const Error& error) {
-    code = error.code();
-    message = error.what();
-  } catch (const std::exception& error) {
-    code = ExitCode::runtime;
-    message = fmt::format("{}: {}", what, error.what());
-  }
-  const std::vector<int64_t> codes = all_gather_value(comm, static_cast<int64_t>(code));
-  int first = -1, failures = 0;
-  for (int r = 0; r < comm.size(); ++r) {
-    if (codes[static_cast<size_t>(r)] == 0) continue;
-    if (first < 0) first = r;
-    ++failures;
-  }
-  if (first < 0) return;
-  message = broadcast_string(comm, message, first);
-  if (failures < comm.size()) message += fmt::format(" (found on rank {})", first);
-  throw Error(static_cast<ExitCode>(codes[static_cast<size_t>(first)]), message, true);
+  const Outcome mine = attempt(what, local);
+  const std::vector<int64_t> codes = all_gather_value(comm, static_cast<int64_t>(mine.code));
+  const auto failed = [](int64_t code) { return code != 0; };
+  const auto first = std::find_if(codes.begin(), codes.end(), failed);
+  if (first == codes.end()) return;
+  const int rank = static_cast<int>(first - codes.begin());
+  std::string message = broadcast_string(comm, mine.message, rank);
+  if (!std::all_of(codes.begin(), codes.end(), failed))
+    message += fmt::format(" (found on rank {})", rank);
+  throw Error(static_cast<ExitCode>(*first), message, true);
+}
+
+void run_on_root(Communicator& comm, std::string_view what, const std::function<void()>& work) {
+  Outcome outcome;
+  if (comm.rank() == 0) outcome = attempt(what, work);
+  const ExitCode code = agree_on(comm, outcome.code);
+  if (code != ExitCode::ok) throw Error(code, broadcast_string(comm, outcome.message, 0), true);
 }
 
 }  // namespace gyre

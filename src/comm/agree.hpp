@@ -13,6 +13,9 @@ namespace gyre {
 /// ranks failed alike, the message names the rank.
 void run_agreed(Communicator& comm, std::string_view what, const std::function<void()>& local);
 
+/// Runs `work` on rank 0 alone; if it throws, all ranks throw its error, marked agreed. Collective.
+void run_on_root(Communicator& comm, std::string_view what, const std::function<void()>& work);
+
 /// The gravest of the ranks' codes: verification_failed < usage < runtime < timeout; ok and skipped
 /// give way. Collective.
 ExitCode agree_on(Communicator& comm, ExitCode mine);

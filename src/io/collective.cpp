@@ -40,24 +40,6 @@ std::vector<std::string> decode(std::string_view encoded) {
 
 }  // namespace
 
-void run_on_root(Communicator& comm, std::string_view what, const std::function<void()>& work) {
-  ExitCode code = ExitCode::ok;
-  std::string message;
-  if (comm.rank() == 0) {
-    try {
-      work();
-    } catch (const Error& error) {
-      code = error.code();
-      message = error.what();
-    } catch (const std::exception& error) {
-      code = ExitCode::runtime;
-      message = fmt::format("{}: {}", what, error.what());
-    }
-  }
-  code = agree_on(comm, code);
-  if (code != ExitCode::ok) throw Error(code, broadcast_string(comm, message, 0), true);
-}
-
 std::vector<std::string> broadcast_texts(Communicator& comm,
                                          const std::vector<std::string>& texts) {
   return decode(broadcast_string(comm, comm.rank() == 0 ? encode(texts) : std::string(), 0));

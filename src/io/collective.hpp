@@ -1,5 +1,5 @@
 #pragma once
-// Small collectives that file work needs: the work of one rank for all, and the gathering of lists.
+// Small collectives that file work needs: broadcast and gathering of lists.
 
 #include <functional>
 #include <span>
@@ -10,9 +10,6 @@
 #include "comm/communicator.hpp"
 
 namespace gyre {
-
-/// Runs `work` on rank 0 alone; if it throws, all ranks throw its error, marked agreed. Collective.
-void run_on_root(Communicator& comm, std::string_view what, const std::function<void()>& work);
 
 /// The texts of rank 0 on every rank. Collective.
 std::vector<std::string> broadcast_texts(Communicator& comm, const std::vector<std::string>& texts);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "comm/agree.hpp"
-#include "io/collective.hpp"
 
 namespace gyre {
 namespace {

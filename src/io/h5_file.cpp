@@ -8,7 +8,6 @@
 #include "comm/agree.hpp"
 #include "comm/mpi.hpp"
 #include "core/error.hpp"
-#include "io/collective.hpp"
 #include "io/h5_support.hpp"
 #include "runtime/watchdog.hpp"
 

@@ -10,7 +10,6 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
-#include "io/collective.hpp"
 
 namespace gyre {
 

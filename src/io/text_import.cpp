@@ -159,11 +159,11 @@ Documents import_text(Communicator& comm, const std::vector<std::string>& paths,
   list.files = broadcast_texts(comm, list.files);
   bytes = all_gather_elements(comm, std::span<const int64_t>(bytes));  // only rank 0 has any
 
-  const auto [begin, end] = share_of(bytes, comm.rank(), comm.size());
+  const auto share = share_of(bytes, comm.rank(), comm.size());
   Documents mine;
   std::vector<std::string> binary;
   run_agreed(comm, "reading text files", [&] {
-    for (size_t i = begin; i < end; ++i) {
+    for (size_t i = share.first; i < share.second; ++i) {
       const std::string text = read_file(list.files[i]);
       if (text.find('\0') != std::string::npos)
         binary.push_back(list.files[i]);
@@ -171,7 +171,7 @@ Documents import_text(Communicator& comm, const std::vector<std::string>& paths,
         append_file(mine, text, list.files[i], max_tokens);
     }
   });
-  const Documents all = gather(comm, mine);
+  Documents all = gather(comm, mine);
   report.files = std::ssize(list.files);
   report.bytes = all.total() - 2 * all.count();
   report.duplicates = all_reduce_value(comm, list.duplicates, ReduceOp::max);

@@ -11,7 +11,8 @@
 namespace gyre {
 namespace {
 
-DecoderShape shape_of(const ScoreCheck& check, int64_t layers) {
+/// `longest`: tokens of the longest document that is compared.
+DecoderShape shape_of(const ScoreCheck& check, int64_t layers, int64_t longest) {
   const ModelConfig& c = check.config;
   DecoderShape shape;
   shape.layers = layers;
@@ -20,10 +21,15 @@ DecoderShape shape_of(const ScoreCheck& check, int64_t layers) {
   shape.attention_width = c.query_width();
   shape.intermediate = c.intermediate_size;
   shape.vocab = c.vocab_size;
-  for (int64_t d = 0; d < check.documents.count(); ++d)
-    shape.longest_document = std::max(shape.longest_document, check.documents.length(d));
+  shape.longest_document = longest;
   shape.merges = check.merges;
   return shape;
+}
+
+int64_t longest_document(const Documents& documents) {
+  int64_t longest = 0;
+  for (int64_t d = 0; d < documents.count(); ++d) longest = std::max(longest, documents.length(d));
+  return longest;
 }
 
 /// The size of the logits is not in a reference; the least likely target lies as far below the top
@@ -68,8 +74,9 @@ std::vector<double> broadcast_values(Communicator& world, std::vector<double> va
 }  // namespace
 
 void check_scores(const ScoreCheck& check, const Reference& reference, const ScoreRange& mine) {
-  const double tolerance = score_tolerance(shape_of(check, check.config.num_hidden_layers),
-                                           logit_scale(reference.logprob));
+  const double tolerance = score_tolerance(
+      shape_of(check, check.config.num_hidden_layers, longest_document(check.documents)),
+      logit_scale(reference.logprob));
   for (int64_t d = 0; d < check.documents.count(); ++d) {
     const int64_t begin = reference.offsets[static_cast<size_t>(d)];
     const auto count = static_cast<size_t>(reference.offsets[static_cast<size_t>(d) + 1] - begin);
@@ -106,10 +113,11 @@ void check_hidden(const ScoreCheck& check, const std::string& input, const Refer
   std::vector<RowRange> ranges;
   for (const Row& row : rows) ranges.push_back({row.token, 1});
   const auto width = static_cast<size_t>(reference.hidden_size);
+  const int64_t longest = longest_document(check.documents);
   for (int64_t l = 0; l < reference.hidden_layers; ++l) {
     const Buffer<double> expected = read_reference_hidden(world, input, l, ranges);
     Check& hidden = check.verification.check(fmt::format("hidden[{}]", l),
-                                             hidden_tolerance(shape_of(check, l)));
+                                             hidden_tolerance(shape_of(check, l, longest)));
     for (size_t r = 0; r < rows.size(); ++r) {
       const auto want = expected.span().subspan(r * width, width);
       const double squares = std::inner_product(want.begin(), want.end(), want.begin(), 0.0);
@@ -180,8 +188,10 @@ void check_against_twin(const ScoreCheck& check, std::span<const TwinSample> sam
         broadcast_values(world, std::move(scores[i].entropy), samples[i].tokens - 1, owner);
     all.insert(all.end(), scores[i].logprob.begin(), scores[i].logprob.end());
   }
+  int64_t longest = 0;
+  for (const TwinSample& sample : samples) longest = std::max(longest, sample.tokens);
   const double tolerance =
-      score_tolerance(shape_of(check, check.config.num_hidden_layers), logit_scale(all));
+      score_tolerance(shape_of(check, check.config.num_hidden_layers, longest), logit_scale(all));
   const std::vector<int64_t> offsets = prediction_offsets(check.documents.offsets);
   for (size_t i = 0; i < samples.size(); ++i)
     compare(check, tolerance, samples[i].document,

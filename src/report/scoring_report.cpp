@@ -111,7 +111,7 @@ Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, int i
     grid.world().barrier(stream, "start of a pass")->wait();
     const Stopwatch watch;
     passes.times = scorer.run(decoder);
-    if (pass >= 0) passes.seconds.push_back(watch.seconds());
+    if (pass >= 0) passes.milliseconds.push_back(1e3 * watch.seconds());
     passes.wire_bytes = static_cast<double>(sent() - before);
   }
   if (terminal) fmt::print(stderr, "\r\033[K");
@@ -134,7 +134,7 @@ ScoringRow make_row(const ScoringPlan& plan, const Scorer& scorer, const Passes&
   row.flops = plan.flops(config);
   row.wire_bytes = passes.wire_bytes;
   row.exposed =
-      all_reduce_value(grid.world(), passes.times.exposed() / passes.seconds.back(), ReduceOp::max);
+      all_reduce_value(grid.world(), 1e3 * passes.times.exposed() / passes.milliseconds.back(), ReduceOp::max);
   row.pair_imbalance =
       imbalance(all_gather_value(grid.world(), static_cast<double>(scorer.count().pairs)));
   row.time_imbalance = imbalance(all_gather_value(grid.world(), passes.times.attention));
@@ -187,6 +187,20 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
   return result;
 }
 
+void add_row(RunReport& report, const ScoringRow& row, const Samples& samples_ms,
+             const Compression& compression) {
+  ResultEntry entry;
+  entry.key = {{"grid", to_string(row.shape)}, {"schedule", row.schedule}};
+  entry.samples_ms = samples_ms;
+  entry.measurements = scoring_table().fields(row);
+  entry.flops = row.flops;
+  entry.bytes_wire = row.wire_bytes;
+  report.foms = {{"tokens_per_s", row.tokens_per_second(), "1/s", entry.key},
+                 {"bits_per_byte", compression.bits_per_byte, "bit", {}},
+                 {"mean_entropy", compression.mean_entropy_bits, "bit", {}}};
+  report.results.push_back(std::move(entry));
+}
+
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
                              int top) {
   const Compression all = compression_of(documents, scores);
@@ -217,7 +231,7 @@ std::string phases_text(const Passes& passes, Communicator& world) {
                                                    {"tensor-parallel wait", times.tp_wait},
                                                    {"log-probs", times.logprobs}};
   std::string text = "# phase, slowest rank, share of the pass:";
-  const double total = all_reduce_value(world, passes.seconds.back(), ReduceOp::max);
+  const double total = all_reduce_value(world, passes.milliseconds.back() / 1e3, ReduceOp::max);
   for (const auto& [name, seconds] : phases) {
     const double worst = all_reduce_value(world, seconds, ReduceOp::max);
     text += fmt::format("{} {} {:.1f} ms {:.1f} %", text.back() == ':' ? "" : ";", name,

@@ -32,7 +32,7 @@ const Table<ScoringRow>& scoring_table();
 
 /// Passes of the decoder over all documents, as one rank saw them.
 struct Passes {
-  std::vector<double> seconds;  ///< one a timed pass
+  std::vector<double> milliseconds;  ///< one a timed pass
   DecoderTimes times;           ///< of the last one
   double wire_bytes = 0;        ///< of the last one, all ranks
 };
@@ -59,6 +59,10 @@ struct Compression {
   int64_t predictions = 0;
 };
 Compression compression_of(const Documents& documents, std::span<const DocumentScore> scores);
+
+/// Adds the row to the results, and the figures of merit.
+void add_row(RunReport& report, const ScoringRow& row, const Samples& samples_ms,
+             const Compression& compression);
 
 /// "# score ..." line, and a table of the `top` documents that cost most bits per byte.
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,

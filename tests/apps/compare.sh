@@ -1,31 +1,9 @@
 #!/usr/bin/env bash
 # gyre-compare: verdicts, exit codes, refusals.
 # Usage: compare.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
-set -euo pipefail
-
-source_dir=$1
-import=$2/apps/gyre-import
-compare=$2/apps/gyre-compare
-mpiexec=${MPIEXEC:-mpiexec}
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
-
-fail() {
-  echo "FAILED: $*" >&2
-  exit 1
-}
-
-# expect CODE PATTERN COMMAND...: the command ends with CODE and prints a line that holds PATTERN.
-expect() {
-  local code=$1 pattern=$2 got=0
-  shift 2
-  timeout 60 "$@" >output 2>&1 || got=$?
-  [ "$got" -eq "$code" ] || fail "exit code $got, not $code: $*
-$(cat output)"
-  grep -qF -- "$pattern" output || fail "no line holds '$pattern': $*
-$(cat output)"
-}
+source "$(dirname "$0")/../support/app_test.bash"
+import=$apps/gyre-import
+compare=$apps/gyre-compare
 
 printf 'some text' >a.txt
 printf 'same text' >b.txt
@@ -40,7 +18,7 @@ grep -q '^#.*tensor.*elements.*max_err.*err/tol' output || fail "no header: $(ca
 expect 1 'VERIFY FAILED 2/3 max_err_over_tol=inf' "$compare" a.h5 b.h5
 grep -Eq 'documents/tokens +11 +14 +inf +\[2\] +111 +97 +differs' output ||
   fail "the worst place is not shown: $(cat output)"
-expect 1 'VERIFY FAILED 2/3' "$mpiexec" -n 3 "$compare" a.h5 b.h5
+expect 1 'VERIFY FAILED 2/3' "$MPIEXEC" -n 3 "$compare" a.h5 b.h5
 [ "$(grep -c VERIFY output)" -eq 1 ] || fail "more than one rank speaks: $(cat output)"
 expect 1 'shapes [11] and [16]' "$compare" a.h5 c.h5
 expect 0 'VERIFY PASSED 3/3' "$compare" --quiet a.h5:/documents a.h5:/documents

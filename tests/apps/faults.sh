@@ -1,26 +1,17 @@
 #!/usr/bin/env bash
 # What goes wrong ends with the designed exit code and message on all ranks, and leaves no output file.
-set -euo pipefail
-source_dir=$1
-apps=$2/apps
-: "${MPIEXEC:=mpiexec}"
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+source "$(dirname "$0")/../support/app_test.bash"
+
 input=$source_dir/inputs/docs_tiny.h5
 model=$source_dir/inputs/model_tiny.h5
 
-fail() {
-  echo "FAILED: $*" >&2
-  [[ ! -e $scratch/log ]] || cat "$scratch/log" >&2
-  exit 1
-}
 no_output() { [[ -z $(find "$scratch/out" -type f) ]] || fail "left behind: $(ls "$scratch/out")"; }
-expect() { # STATUS TEXT ARGUMENTS... of a run on four ranks
+ends() { # STATUS TEXT ARGUMENTS... of a run on four ranks, which leaves no file
   local status=0 wanted=$1 text=$2
   shift 2
   timeout 60 "$MPIEXEC" -n 4 "$apps/gyre-pipeline" --cp 2 --tp 2 -o "$scratch/out/o.h5" "$@" >"$scratch/log" 2>&1 || status=$?
-  ((status == wanted)) || fail "exit $status, not $wanted: $*"
-  grep -qF -- "$text" "$scratch/log" || fail "'$text' is missing"
+  ((status == wanted)) || fail "exit $status, not $wanted: $*: $(cat "$scratch/log")"
+  grep -qF -- "$text" "$scratch/log" || fail "'$text' is missing: $(cat "$scratch/log")"
   no_output
 }
 mkdir "$scratch/out"
@@ -36,12 +27,12 @@ shutil.copy(model, f"{scratch}/nan.h5")
 with h5py.File(f"{scratch}/nan.h5", "r+") as f:
     f["/model/layers/0/wq"][1, 2] = float("nan")
 PY
-expect 1 "RESULT INVALID" --input "$input" --model "$scratch/wrong.h5"
+ends 1 "RESULT INVALID" --input "$input" --model "$scratch/wrong.h5"
 grep -q '^FOM' "$scratch/log" && fail "a wrong result printed a FOM"
 grep -q 'hidden\[2\]' "$scratch/log" || fail "the layer is not named"
 grep -q 'hidden\[1\].*err' "$scratch/log" && fail "a layer before the wrong weight is blamed"
 grep -q 'another model file' "$scratch/log" || fail "the changed model file is not mentioned"
-expect 2 "layers/0/wq" --input "$input" --model "$scratch/nan.h5"
+ends 2 "layers/0/wq" --input "$input" --model "$scratch/nan.h5"
 
 # Corrupted inputs: a flipped bit in the data (checksum), a truncated file, a missing dataset, a token out of range.
 /usr/bin/python3 - "$input" "$scratch" <<'PY'
@@ -60,11 +51,11 @@ with h5py.File(f"{scratch}/missing.h5", "r+") as f:
 with h5py.File(f"{scratch}/range.h5", "r+") as f:
     f["/documents/tokens"][100] = 259
 PY
-expect 3 "/documents/tokens" --input "$scratch/flipped.h5" --model "$model"
-expect 3 "truncated" --input "$scratch/truncated.h5" --model "$model"
-expect 2 "/documents/offsets" --input "$scratch/missing.h5" --model "$model"
-expect 2 "259" --input "$scratch/range.h5" --model "$model"
-expect 2 "nosuch.h5" --input "$scratch/nosuch.h5" --model "$model"
+ends 3 "/documents/tokens" --input "$scratch/flipped.h5" --model "$model"
+ends 3 "truncated" --input "$scratch/truncated.h5" --model "$model"
+ends 2 "/documents/offsets" --input "$scratch/missing.h5" --model "$model"
+ends 2 "259" --input "$scratch/range.h5" --model "$model"
+ends 2 "nosuch.h5" --input "$scratch/nosuch.h5" --model "$model"
 
 # A killed and a stopped rank, in the middle of a long run.
 signal_one_rank() { # SIGNAL STATUS TEXT
@@ -81,9 +72,9 @@ signal_one_rank() { # SIGNAL STATUS TEXT
   victim=$(pgrep -f "^$apps/gyre-pipeline .*-o $scratch/out/o.h5" | sort -n | tail -1)
   kill "-$1" "$victim"
   wait "$launcher" || status=$?
-  ((status == $2)) || fail "exit $status, not $2, after SIG$1"
+  ((status == $2)) || fail "exit $status, not $2, after SIG$1: $(cat "$scratch/log")"
   # All ranks but the victim say what they were waiting for.
-  (($(grep -c "$3" "$scratch/log") >= 3)) || fail "fewer than three ranks said '$3'"
+  (($(grep -c "$3" "$scratch/log") >= 3)) || fail "fewer than three ranks said '$3': $(cat "$scratch/log")"
   for _ in $(seq 50); do
     [[ -z $(find "$scratch/out" -type f) ]] && break
     sleep 0.1

@@ -1,31 +1,9 @@
 #!/usr/bin/env bash
 # gyre-import: what it writes, what it prints, what it refuses.
 # Usage: import.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
-set -euo pipefail
-
-source_dir=$1
-import=$2/apps/gyre-import
-compare=$2/apps/gyre-compare
-mpiexec=${MPIEXEC:-mpiexec}
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
-
-fail() {
-  echo "FAILED: $*" >&2
-  exit 1
-}
-
-# expect CODE PATTERN COMMAND...: the command ends with CODE and prints a line that holds PATTERN.
-expect() {
-  local code=$1 pattern=$2 got=0
-  shift 2
-  timeout 60 "$@" >output 2>&1 || got=$?
-  [ "$got" -eq "$code" ] || fail "exit code $got, not $code: $*
-$(cat output)"
-  grep -qF -- "$pattern" output || fail "no line holds '$pattern': $*
-$(cat output)"
-}
+source "$(dirname "$0")/../support/app_test.bash"
+import=$apps/gyre-import
+compare=$apps/gyre-compare
 
 mkdir -p text/sub
 printf 'hello' >text/a.txt
@@ -41,10 +19,10 @@ expect 0 'text/sub/binary' "$import" -v -o docs.h5 text
 
 # Any number of ranks writes the same documents.
 for ranks in 2 4; do
-  expect 0 ' 3 ' "$mpiexec" -n "$ranks" "$import" --output "docs_$ranks.h5" text
+  expect 0 ' 3 ' "$MPIEXEC" -n "$ranks" "$import" --output "docs_$ranks.h5" text
   expect 0 'VERIFY PASSED 3/3' "$compare" docs.h5 "docs_$ranks.h5"
 done
-expect 0 'VERIFY PASSED 3/3' "$mpiexec" -n 2 "$compare" docs.h5 docs_2.h5
+expect 0 'VERIFY PASSED 3/3' "$MPIEXEC" -n 2 "$compare" docs.h5 docs_2.h5
 expect 0 ' 4 ' "$import" -o cut.h5 --max-tokens 8 text
 expect 0 '' "$import" -o own.h5 "$source_dir/src"
 
@@ -59,11 +37,11 @@ fi
 expect 2 'output' "$import" text
 expect 2 'paths' "$import" -o none.h5
 expect 2 "cannot read 'nowhere': No such file or directory" "$import" -o none.h5 text nowhere
-expect 2 "there is no folder '$folder/no'" "$import" -o no/none.h5 text
+expect 2 "there is no folder '$scratch/no'" "$import" -o no/none.h5 text
 expect 2 'nothing to import: 1 files found, 1 of them hold a NUL byte' \
   "$import" -o none.h5 text/sub/binary
 expect 2 'at least 3 are needed' "$import" -o none.h5 --max-tokens 2 text
-expect 2 "cannot read 'nowhere'" "$mpiexec" -n 3 "$import" -o none.h5 nowhere
+expect 2 "cannot read 'nowhere'" "$MPIEXEC" -n 3 "$import" -o none.h5 nowhere
 [ ! -e none.h5 ] || fail "a refused import left a file"
 [ "$(grep -c 'cannot read' output)" -eq 1 ] || fail "the error is printed more than once"
 echo "import: all passed"

@@ -1,20 +1,11 @@
 #!/usr/bin/env bash
 # gyre-pipeline on every grid of 1, 2, 3, 4, 6 and 8 ranks that the model admits: equal to the independent float64
 # reference, twice the same bits, and impossible grids refused.
-set -euo pipefail
-source_dir=$1
-apps=$2/apps
-: "${MPIEXEC:=mpiexec}"
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+source "$(dirname "$0")/../support/app_test.bash"
 
 input=$source_dir/inputs/docs_tiny.h5
 model=$source_dir/inputs/model_tiny.h5
 
-fail() {
-  echo "FAILED: $*" >&2
-  exit 1
-}
 pipeline() { # RANKS ARGUMENTS...
   local ranks=$1
   shift
@@ -48,23 +39,23 @@ timeout 60 "$apps/gyre-compare" "$scratch/a.h5" "$scratch/b.h5" --atol 0 --rtol 
   fail "two runs differ: $(cat "$scratch/log")"
 
 # Impossible grids: exit 2, all problems at once, the nearest grids, nothing written.
-output=$scratch/never.h5
+out=$scratch/never.h5
 refused() { # TEXT RANKS ARGUMENTS...
   local text=$1 status=0
   shift
-  pipeline "$@" -o "$output" >"$scratch/log" 2>&1 || status=$?
+  pipeline "$@" -o "$out" >"$scratch/log" 2>&1 || status=$?
   ((status == 2)) || fail "exit $status, not 2, for $*: $(cat "$scratch/log")"
   grep -qF -- "$text" "$scratch/log" || fail "'$text' is not in: $(cat "$scratch/log")"
-  [[ ! -e $output ]] || fail "a refused run wrote its output"
+  [[ ! -e $out ]] || fail "a refused run wrote its output"
 }
 refused "--tp 3 does not divide the model's num_attention_heads = 8" 3 --tp 3
 refused "the nearest grids of this run's ranks: dp=3 cp=1 tp=1 | dp=1 cp=3 tp=1" 3 --tp 3
 refused "dp=1 cp=3 tp=1 is 3 ranks, but the run has 4" 4 --cp 3
 refused "--bin 50 is not a multiple of 2 cp = 4; the nearest are 48 and 52" 2 --cp 2 --bin 50
 refused "nearest: --schedule" 1 --shedule ring
-output=$scratch/no/folder/out.h5
-refused "cannot write '$output': there is no folder" 1
-output=$scratch/never.h5
+out=$scratch/no/folder/out.h5
+refused "cannot write '$out': there is no folder" 1
+out=$scratch/never.h5
 
 # A plan needs no ranks.
 pipeline 1 --cp 64 --dp 2 --dry-run >"$scratch/log"

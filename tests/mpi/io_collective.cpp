@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "comm/agree.hpp"
 #include "io/collective.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"

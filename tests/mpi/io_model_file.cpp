@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 
+#include "io/collective.hpp"
 #include "io/model_file.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"

@@ -6,6 +6,7 @@
 #include <limits>
 #include <list>
 
+#include "io/collective.hpp"
 #include "io/results.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"

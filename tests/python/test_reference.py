@@ -237,4 +237,4 @@ class FilesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(argv=sys.argv[:1])  # CTest passes folders

@@ -12,7 +12,6 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
-#include "io/collective.hpp"
 #include "mpi_test.hpp"
 
 namespace gyre::test {
