@@ -61,6 +61,15 @@ out=$scratch/never.h5
 pipeline 1 --cp 64 --dp 2 --dry-run >"$scratch/log"
 grep -q 'dp=2 cp=64 tp=1, ring: nothing was computed' "$scratch/log" || fail "$(cat "$scratch/log")"
 
+# The real model against its reference, hidden states included.
+input=$source_dir/inputs/docs_small.h5 model=$source_dir/inputs/model.h5
+for grid in "4 --cp 2 --tp 2" "6 --dp 2 --cp 3" "4 --tp 4"; do
+  read -ra arguments <<<"$grid"
+  pipeline "${arguments[@]}" >"$scratch/log"
+  grep -q '^VERIFY PASSED 7/7 ' "$scratch/log" || fail "$grid: $(cat "$scratch/log")"
+done
+model=$source_dir/inputs/model_tiny.h5
+
 # The serial twin, where the input has no reference.
 timeout 60 "$apps/gyre-import" -o "$scratch/text.h5" "$source_dir/LICENSE" "$source_dir/CMakePresets.json" >"$scratch/log"
 input=$scratch/text.h5
