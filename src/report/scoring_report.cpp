@@ -133,8 +133,8 @@ ScoringRow make_row(const ScoringPlan& plan, const Scorer& scorer, const Passes&
   row.time_ms = summarize(slowest_rank(samples_ms));
   row.flops = plan.flops(config);
   row.wire_bytes = passes.wire_bytes;
-  row.exposed =
-      all_reduce_value(grid.world(), 1e3 * passes.times.exposed() / passes.milliseconds.back(), ReduceOp::max);
+  row.exposed = all_reduce_value(
+      grid.world(), 1e3 * passes.times.exposed() / passes.milliseconds.back(), ReduceOp::max);
   row.pair_imbalance =
       imbalance(all_gather_value(grid.world(), static_cast<double>(scorer.count().pairs)));
   row.time_imbalance = imbalance(all_gather_value(grid.world(), passes.times.attention));

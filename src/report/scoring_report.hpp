@@ -33,8 +33,8 @@ const Table<ScoringRow>& scoring_table();
 /// Passes of the decoder over all documents, as one rank saw them.
 struct Passes {
   std::vector<double> milliseconds;  ///< one a timed pass
-  DecoderTimes times;           ///< of the last one
-  double wire_bytes = 0;        ///< of the last one, all ranks
+  DecoderTimes times;                ///< of the last one
+  double wire_bytes = 0;             ///< of the last one, all ranks
 };
 /// Runs `warmup` passes, then `iterations` timed ones, each from a barrier. Collective over the
 /// world.
