@@ -121,7 +121,7 @@ RunReport start_report(const Options& o, const Job& job, AppContext& context) {
   report.inputs = {{o.input, sha256_of_file(context.world, o.input)},
                    {o.model, sha256_of_file(context.world, o.model)}};
   report.verification = Verification(o.tol_scale);
-  if (context.root()) fmt::print("{}", header_text(report));
+  if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
   std::fflush(stdout);
   return report;
 }
@@ -141,22 +141,22 @@ ExitCode score(const Options& o, Job& job, std::optional<OutputFile>& output, Ap
   const ScoreRange mine = scorer.in_document_order();
   const Samples samples_ms = gather_samples(world, passes.milliseconds);
   ScoringRow row = make_row(job.plan, scorer, passes, samples_ms, config, o.schedule, grid);
+  std::string details = phases_text(passes, world);
+  if (context.verbose) details += ranks_text(passes, scorer, world);
   if (o.check != "none") {
-    const std::string how =
-        verify_scores({job.documents, config, job.shape.cp, report.verification},
-                      {o.input, job.model, report.inputs[1].sha256, o.check_tokens}, scorer,
-                      decoder, mine, world);
+    details += verify_scores({job.documents, config, job.shape.cp, report.verification},
+                             {o.input, job.model, report.inputs[1].sha256, o.check_tokens}, scorer,
+                             decoder, mine, world);
     row.check = report.verification.passed() ? "ok" : "FAILED";
     row.error_over_tolerance = report.verification.max_error_over_tolerance();
-    if (context.root()) fmt::print("{}", how);
   }
   if (output && row.check != "FAILED")
     write_results(*output,
                   make_results_header(report, job.documents, job.shape, job.plan, o.schedule),
                   std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
   const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets), world);
-  const std::string details =
-      phases_text(passes, world) + compression_text(job.documents, scores, o.top);
+  details += compression_text(job.documents, scores, o.top);
+  if (context.quiet) details.clear();
   run_on_root(world, "report", [&] {
     present(o, report, row, samples_ms, details, compression_of(job.documents, scores));
   });

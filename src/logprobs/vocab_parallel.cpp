@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "runtime/buffer.hpp"
+#include "runtime/clock.hpp"
 
 namespace gyre {
 
@@ -39,25 +40,29 @@ LogprobEntropy merge_statistics(const RowStatistics* shards, int64_t ranks, int6
   return score;
 }
 
-void vocab_parallel_scores(std::span<const RowStatistics> statistics,
-                           std::span<const int32_t> targets, int64_t vocab_padded,
-                           Communicator& group, Stream& stream, std::span<LogprobEntropy> out) {
+double vocab_parallel_scores(std::span<const RowStatistics> statistics,
+                             std::span<const int32_t> targets, int64_t vocab_padded,
+                             Communicator& group, Stream& stream, std::span<LogprobEntropy> out) {
   const int64_t tokens = std::ssize(statistics), ranks = group.size();
   GYRE_CHECK(std::ssize(targets) == tokens && std::ssize(out) == tokens,
              "{} tokens, {} targets, {} outputs", tokens, targets.size(), out.size());
   const int64_t shard = vocab_padded / ranks;
   Buffer<RowStatistics> all(ranks == 1 ? 0 : ranks * tokens);
   const RowStatistics* gathered = statistics.data();
+  double waited = 0;
   if (ranks > 1) {
+    const Stopwatch watch;
     group.all_gather(bytes_of(statistics), writable_bytes_of(all.span()), stream, "row statistics")
         ->wait();
     gathered = all.data();
+    waited = watch.seconds();
   }
   for (int64_t i = 0; i < tokens; ++i) {
     const int32_t target = targets[static_cast<size_t>(i)];
     out[static_cast<size_t>(i)] =
         merge_statistics(gathered + i, ranks, tokens, target < 0 ? -1 : target / shard);
   }
+  return waited;
 }
 
 }  // namespace gyre

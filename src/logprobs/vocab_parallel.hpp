@@ -34,8 +34,8 @@ LogprobEntropy merge_statistics(const RowStatistics* shards, int64_t ranks, int6
 /// For every token: log-probability of its target (0 when the target is negative: no target) and
 /// entropy, on all ranks of `group`. statistics, targets, out [tokens]. Shards are those of
 /// vocab_shard(vocab_padded, ...). Collective.
-void vocab_parallel_scores(std::span<const RowStatistics> statistics,
-                           std::span<const int32_t> targets, int64_t vocab_padded,
-                           Communicator& group, Stream& stream, std::span<LogprobEntropy> out);
+double vocab_parallel_scores(std::span<const RowStatistics> statistics,
+                             std::span<const int32_t> targets, int64_t vocab_padded,
+                             Communicator& group, Stream& stream, std::span<LogprobEntropy> out);
 
 }  // namespace gyre

@@ -203,9 +203,10 @@ void Decoder::score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntr
   w.times.linear += head.seconds();
   const Stopwatch statistics;
   row_statistics(w.logits, vocab_.begin, config_.vocab_size, batch.targets, w.statistics);
-  vocab_parallel_scores(w.statistics, batch.targets, config_.vocab_padded, grid_.tp(), stream_,
-                        out);
-  w.times.logprobs += statistics.seconds();
+  const double waited = vocab_parallel_scores(w.statistics, batch.targets, config_.vocab_padded,
+                                              grid_.tp(), stream_, out);
+  w.times.tp_wait += waited;
+  w.times.logprobs += statistics.seconds() - waited;
 }
 
 DecoderTimes Decoder::forward(const LocalBatch& batch, const RankPlan& plan,

@@ -240,6 +240,32 @@ std::string phases_text(const Passes& passes, Communicator& world) {
   return text + "\n";
 }
 
+std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator& world) {
+  struct Row {
+    int64_t rank, pairs;
+    double linear, attention, attention_wait, tp_wait;
+  };
+  const Table<Row> table({
+      {"rank", "", 5, 0, [](const Row& r) { return r.rank; }},
+      {"pairs", "per head", 12, 0, [](const Row& r) { return r.pairs; }},
+      {"linear", "ms", 10, 1, [](const Row& r) { return 1e3 * r.linear; }},
+      {"attention", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention; }},
+      {"cp_wait", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention_wait; }},
+      {"tp_wait", "ms", 10, 1, [](const Row& r) { return 1e3 * r.tp_wait; }},
+  });
+  const DecoderTimes& times = passes.times;
+  const auto pairs = all_gather_value(world, scorer.count().pairs);
+  const auto linear = all_gather_value(world, times.linear);
+  const auto attention = all_gather_value(world, times.attention);
+  const auto attention_wait = all_gather_value(world, times.attention_wait);
+  const auto tp_wait = all_gather_value(world, times.tp_wait);
+  std::string text = table.header();
+  for (size_t r = 0; r < pairs.size(); ++r)
+    text += as_comment(table.row({static_cast<int64_t>(r), pairs[r], linear[r], attention[r],
+                                  attention_wait[r], tp_wait[r]}));
+  return text;
+}
+
 std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c, const GridShape& shape,
                          const Schedule& schedule) {
   std::vector<double> pairs, wire, slots;

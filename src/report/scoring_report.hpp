@@ -71,6 +71,10 @@ std::string compression_text(const Documents& documents, std::span<const Documen
 /// "# phase ..." line: each phase of the last pass on its slowest rank. Collective.
 std::string phases_text(const Passes& passes, Communicator& world);
 
+/// A "#" table with a line for each rank: its share of attention and its times in the last pass.
+/// Collective.
+std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator& world);
+
 /// What a run would do, without doing it: sizes, FLOPs, bytes and memory of each rank of `shape`.
 std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& config, const GridShape& shape,
                          const Schedule& schedule);
