@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "core/error.hpp"
+#include "runtime/host.hpp"
 
 namespace gyre {
 namespace {
@@ -57,12 +58,6 @@ void on_signal(int signal) {
     for (;;) pause();
 }
 
-std::string this_host() {
-  char name[256] = {};
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
-
 /// State letter of a process on this host (R, S, T, Z, ...), or 0 when there is none.
 char process_state(int64_t pid) {
   std::ifstream stat(fmt::format("/proc/{}/stat", pid));
@@ -78,7 +73,7 @@ bool is_gone(char letter) {
 
 std::string describe(const PeerProcess& peer) {
   std::string condition = "on another host";
-  if (peer.host == this_host()) {
+  if (peer.host == host_name()) {
     const char letter = process_state(peer.pid);
     if (is_gone(letter))
       condition = "gone";
@@ -92,7 +87,7 @@ std::string describe(const PeerProcess& peer) {
 
 std::string report(const State& s, const Wait& wait, const std::string& headline) {
   std::string text = fmt::format("{}: rank {} ({}, pid {}): {}\n", s.program, s.world_rank,
-                                 this_host(), getpid(), headline);
+                                 host_name(), getpid(), headline);
   text += fmt::format("{}: rank {}:   step '{}', waiting for '{}'\n", s.program, s.world_rank,
                       s.step, wait.what);
   text += fmt::format("{}: rank {}:   peers:", s.program, s.world_rank);
@@ -118,7 +113,7 @@ void end_process(const std::string& text, ExitCode code) {
 }
 
 const PeerProcess* find_dead_peer(const State& s) {
-  const std::string host = this_host();
+  const std::string host = host_name();
   for (const PeerProcess& peer : s.peers)
     if (peer.world_rank != s.world_rank && peer.host == host && is_gone(process_state(peer.pid)))
       return &peer;
