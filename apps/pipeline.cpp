@@ -179,7 +179,7 @@ ExitCode run(Options& o, AppContext& context) {
   // Places that cannot be written are refused before any work.
   run_on_root(world, "outputs", [&] {
     for (const std::string& path : {o.json, o.csv})
-      if (!path.empty()) OutputGuard probe(path);
+      check_output_place(path);
   });
   std::optional<OutputFile> output;
   if (!o.output.empty()) output.emplace(world, o.output);

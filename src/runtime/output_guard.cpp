@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -48,24 +49,32 @@ int start_watcher(const std::string& file) {
   return ends[1];
 }
 
+/// No two guards share a name, not even one after the other: the watcher of the first may still be
+/// about to remove its file when the second has created its own.
+std::string temporary_name(const std::string& path) {
+  static std::atomic<int> guards = 0;
+  return fmt::format("{}.tmp-{}-{}", path, getpid(), ++guards);
+}
+
 std::string absolute(const std::string& path) {
   return std::filesystem::absolute(path).string();
 }
 
 }  // namespace
 
-std::string temporary_name(const std::string& path, int64_t pid) {
-  return fmt::format("{}.tmp-{}", path, pid);
+void check_output_place(const std::string& path) {
+  if (path.empty()) return;
+  const std::filesystem::path folder = std::filesystem::path(absolute(path)).parent_path();
+  if (!std::filesystem::is_directory(folder))
+    throw_usage("cannot write '{}': there is no folder '{}'", path, folder.string());
+  if (access(folder.c_str(), W_OK) != 0)
+    throw_usage("cannot write '{}': no permission to write in '{}'", path, folder.string());
+  if (std::filesystem::is_directory(path)) throw_usage("cannot write '{}': it is a folder", path);
 }
 
 OutputGuard::OutputGuard(std::string path) : path_(std::move(path)) {
-  const std::filesystem::path folder = std::filesystem::path(absolute(path_)).parent_path();
-  if (!std::filesystem::is_directory(folder))
-    throw_usage("cannot write '{}': there is no folder '{}'", path_, folder.string());
-  if (access(folder.c_str(), W_OK) != 0)
-    throw_usage("cannot write '{}': no permission to write in '{}'", path_, folder.string());
-  if (std::filesystem::is_directory(path_)) throw_usage("cannot write '{}': it is a folder", path_);
-  temporary_ = temporary_name(path_, getpid());
+  check_output_place(path_);
+  temporary_ = temporary_name(path_);
   watcher_pipe_ = start_watcher(absolute(temporary_));
 }
 

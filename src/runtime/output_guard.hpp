@@ -28,9 +28,9 @@ class OutputGuard {
   int watcher_pipe_ = -1;
 };
 
-/// The temporary name that an OutputGuard for `path` uses in the process `pid` (ranks agree on the
-/// writer's).
-std::string temporary_name(const std::string& path, int64_t pid);
+/// Throws what OutputGuard(path) would throw: to find an impossible place before hours of work.
+/// Empty paths are no outputs and pass.
+void check_output_place(const std::string& path);
 
 /// Writes `text` to `path` by way of a temporary file and a rename.
 void write_file_atomically(const std::string& path, const std::string& text);

@@ -65,6 +65,16 @@ TEST_F(OutputGuardTest, WithoutCommitNothingIsLeft) {
   EXPECT_EQ(files_left(0), 0);
 }
 
+TEST_F(OutputGuardTest, TheWatcherOfOneGuardDoesNotRemoveTheFileOfTheNext) {
+  std::string first;
+  {
+    OutputGuard guard(path());
+    first = guard.temporary_path();
+  }
+  OutputGuard guard(path());
+  EXPECT_NE(guard.temporary_path(), first);
+}
+
 TEST_F(OutputGuardTest, AKilledProcessLeavesNothing) {
   const pid_t child = fork();
   if (child == 0) {
