@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "runtime/watchdog.hpp"
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 namespace {
@@ -70,13 +71,13 @@ Scorer::Scorer(const DocumentView& documents, const ScoringPlan& plan, const Sch
     const PackedBatch& bin = plan.bins[static_cast<size_t>(index)];
     std::vector<std::span<const int32_t>> texts;
     for (int64_t document : bin.documents) texts.push_back(documents.document(document));
-    Layout layout = dual_chunk_swap(bin.bounds(), cp);
+    const Layout layout = dual_chunk_swap(bin.bounds(), cp);
     Plan attention = schedule.plan(layout, MaskKind::causal);
     BinShard shard;
     shard.bin = index;
-    shard.shard = std::move(layout.shards[static_cast<size_t>(rank)]);
+    shard.shard = layout.shard(rank);
+    shard.batch = make_local_batch(layout, bin.bounds(), texts, rank);
     shard.plan = std::move(attention.ranks[static_cast<size_t>(rank)]);
-    shard.batch = make_local_batch(bin.bounds(), texts, cp, rank);
     shard.scores.resize(shard.batch.tokens.size());
     shards_.push_back(std::move(shard));
   }

@@ -10,6 +10,7 @@
 
 #include "comm/agree.hpp"
 #include "runtime/clock.hpp"
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 namespace {
@@ -60,10 +61,6 @@ const Table<DocumentRow>& document_table() {
       {"document", "", 0, 0, [](const DocumentRow& r) { return r.name; }, Align::left},
   });
   return table;
-}
-
-std::string as_comment(const std::string& line) {
-  return "#" + (line.empty() ? line : line.substr(line[0] == '#' ? 1 : 0));
 }
 
 }  // namespace
@@ -152,17 +149,10 @@ ResultsHeader make_results_header(const RunReport& report, const Documents& docu
   header.offsets = prediction_offsets(documents.offsets);
   header.names = documents.names;
   PackedBins& packed = header.packed;
-  packed.cp = shape.cp;
+  header.cp = shape.cp;
   packed.bin_capacity = plan.capacity;
-  const auto append = [](auto& all, const auto& part) {
-    all.insert(all.end(), part.begin(), part.end());
-  };
-  for (const PackedBatch& bin : plan.bins) {
-    append(packed.document, bin.documents);
-    append(packed.cu_seqlens, bin.cu_seqlens);
-    append(packed.cu_seqlens_padded, bin.cu_seqlens_padded);
-    packed.bin_offsets.push_back(std::ssize(packed.document));
-  }
+  for (const PackedBatch& bin : plan.bins)
+    packed.add_bin(bin.documents, bin.cu_seqlens, bin.cu_seqlens_padded);
   header.provenance = {
       {"generator", "gyre-pipeline " + report.build.version + " " + report.build.git_sha},
       {"command", report.command_line},

@@ -1,17 +1,52 @@
 #include "sharding/layout.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/error.hpp"
 
 namespace gyre {
 namespace {
 
-/// Checks the contract of DualChunkSwap for every boundary; "the shards cover the stream" would not
-/// be enough, since a misaligned boundary can still give a perfect permutation that splits a
-/// segment at the wrong slot.
-void check_bounds(const SegmentBounds& bounds, int cp) {
-  if (cp < 1) throw_usage("cp must be at least 1, not {}", cp);
+/// The part of `piece` that holds real tokens of segment `i`, as a fragment; length 0 if none.
+Fragment fragment_of(const Piece& piece, const SegmentBounds& bounds, int64_t i) {
+  const int64_t begin = bounds.begin(i), end = begin + bounds.real_length(i);
+  const int64_t start = piece.start.value();
+  const int64_t first = std::max<int64_t>(0, ceil_div(begin - start, piece.stride));
+  const int64_t last = std::min(piece.length, ceil_div(end - start, piece.stride));
+  return {SegmentIndex(i), DocPosition(start + first * piece.stride - begin), piece.stride,
+          std::max<int64_t>(0, last - first), piece.local_begin + first};
+}
+
+/// Appends the fragments of one piece, segment by segment.
+void add_fragments(std::vector<Fragment>& fragments, const Piece& piece,
+                   const SegmentBounds& bounds) {
+  const int64_t last_slot = piece.start.value() + (piece.length - 1) * piece.stride;
+  const auto above =
+      std::upper_bound(bounds.padded.begin(), bounds.padded.end(), piece.start.value());
+  for (int64_t i = above - bounds.padded.begin() - 1;
+       i < bounds.segments() && bounds.begin(i) <= last_slot; ++i)
+    if (const Fragment fragment = fragment_of(piece, bounds, i); fragment.length > 0)
+      fragments.push_back(fragment);
+}
+
+#ifndef NDEBUG
+void check_coverage(const Layout& layout) {
+  std::vector<bool> seen(static_cast<size_t>(layout.padded_slots), false);
+  for (int r = 0; r < layout.cp(); ++r)
+    for (int32_t slot : shard_index(layout, r)) {
+      GYRE_CHECK(slot >= 0 && slot < layout.padded_slots, "layout {}: rank {} owns slot {} of {}",
+                 layout.name, r, slot, layout.padded_slots);
+      GYRE_CHECK(!seen[static_cast<size_t>(slot)], "layout {}: slot {} is owned twice", layout.name,
+                 slot);
+      seen[static_cast<size_t>(slot)] = true;
+    }
+}
+#endif
+
+}  // namespace
+
+void check_bounds(const SegmentBounds& bounds) {
   if (bounds.real.size() != bounds.padded.size() || bounds.padded.empty())
     throw_usage("segment boundaries: {} real and {} padded entries; both need segments + 1",
                 bounds.real.size(), bounds.padded.size());
@@ -23,67 +58,70 @@ void check_bounds(const SegmentBounds& bounds, int cp) {
     if (real < 0 || slots < real)
       throw_usage("segment {}: real length {} and slot length {}; 0 <= real <= slots must hold", i,
                   real, slots);
-    if (slots % (2 * cp) != 0)
-      throw_usage(
-          "segment {}: slot length {} is not a multiple of 2·cp = {}; the next valid one is {}", i,
-          slots, 2 * cp, round_up(slots, 2 * cp));
   }
 }
 
-}  // namespace
-
-Layout dual_chunk_swap(const SegmentBounds& bounds, int cp) {
-  check_bounds(bounds, cp);
-  Layout layout{"dual-chunk-swap", {}};
-  for (int r = 0; r < cp; ++r) {
+Layout make_layout(std::string name, const SegmentBounds& bounds,
+                   std::vector<std::vector<Piece>> pieces) {
+  Layout layout{std::move(name), {}, bounds.slots(), 0};
+  for (std::vector<Piece>& mine : pieces) {
     Shard shard;
-    for (int64_t i = 0; i < bounds.segments(); ++i) {
-      const int64_t chunk = bounds.slot_length(i) / (2 * cp);
-      LocalToken local(bounds.padded[static_cast<size_t>(i)] / cp);
-      for (const ChunkIndex c : {ChunkIndex(r), ChunkIndex(2 * cp - 1 - r)}) {
-        const int64_t start = c.value() * chunk;
-        const int64_t valid = std::clamp<int64_t>(bounds.real_length(i) - start, 0, chunk);
-        if (valid > 0)
-          shard.fragments.push_back({SegmentIndex(i), DocPosition(start), 1, valid, local});
-        local += chunk;
-      }
+    for (Piece& piece : mine) {
+      if (piece.length == 0) continue;
+      piece.local_begin = LocalToken(shard.slots);
+      shard.slots += piece.length;
+      add_fragments(shard.fragments, piece, bounds);
+      shard.pieces.push_back(piece);
     }
-    shard.slots = bounds.padded.back() / cp;
+    layout.padded_slots += shard.slots;
     layout.shards.push_back(std::move(shard));
   }
+  for (const Shard& shard : layout.shards)
+    GYRE_CHECK(shard.slots * layout.cp() == layout.padded_slots,
+               "layout {}: a rank has {} slots of {} over {} ranks", layout.name, shard.slots,
+               layout.padded_slots, layout.cp());
+  if (layout.padded_slots > std::numeric_limits<int32_t>::max())
+    throw_usage("layout {}: {} slots exceed the int32 range of index lists", layout.name,
+                layout.padded_slots);
+#ifndef NDEBUG
+  check_coverage(layout);
+#endif
   return layout;
 }
 
-std::vector<int32_t> dual_chunk_swap_index(const SegmentBounds& bounds, int cp, int rank) {
-  check_bounds(bounds, cp);
+std::vector<int32_t> shard_index(const Layout& layout, int rank) {
+  const Shard& shard = layout.shard(rank);
   std::vector<int32_t> index;
-  index.reserve(static_cast<size_t>(bounds.padded.back() / cp));
-  for (int64_t i = 0; i < bounds.segments(); ++i) {
-    const auto begin = bounds.padded[static_cast<size_t>(i)];
-    const auto chunk = static_cast<int32_t>(bounds.slot_length(i) / (2 * cp));
-    for (const int32_t c : {rank, 2 * cp - 1 - rank})
-      for (int32_t k = 0; k < chunk; ++k) index.push_back(begin + c * chunk + k);
-  }
+  index.reserve(static_cast<size_t>(shard.slots));
+  for (const Piece& piece : shard.pieces)
+    for (int64_t k = 0; k < piece.length; ++k)
+      index.push_back(static_cast<int32_t>(piece.start.value() + k * piece.stride));
   return index;
 }
 
-std::vector<Owner> dual_chunk_swap_owner(const SegmentBounds& bounds, int cp) {
-  check_bounds(bounds, cp);
-  std::vector<Owner> owners;
-  owners.reserve(static_cast<size_t>(bounds.padded.back()));
-  for (int64_t i = 0; i < bounds.segments(); ++i) {
-    const auto slots = static_cast<int32_t>(bounds.slot_length(i));
-    const int32_t base = bounds.padded[static_cast<size_t>(i)] / cp;
-    const int32_t chunk = slots / (2 * cp);
-    for (int32_t p = 0; p < slots; ++p) {
-      const int32_t k = p / chunk, inside = p % chunk;
-      if (k < cp)
-        owners.push_back({k, base + inside});
-      else
-        owners.push_back({2 * cp - 1 - k, base + chunk + inside});
-    }
-  }
+std::vector<Owner> slot_owners(const Layout& layout) {
+  std::vector<Owner> owners(static_cast<size_t>(layout.padded_slots));
+  for (int r = 0; r < layout.cp(); ++r)
+    for (const Piece& piece : layout.shard(r).pieces)
+      for (int64_t k = 0; k < piece.length; ++k)
+        owners[static_cast<size_t>(piece.start.value() + k * piece.stride)] = {
+            r, static_cast<int32_t>(piece.local_begin.value() + k)};
   return owners;
+}
+
+std::vector<int64_t> local_real_lengths(const Layout& layout, int rank, int64_t segments) {
+  std::vector<int64_t> lengths(static_cast<size_t>(segments), 0);
+  for (const Fragment& fragment : layout.shard(rank).fragments)
+    lengths[static_cast<size_t>(fragment.segment.value())] += fragment.length;
+  return lengths;
+}
+
+std::vector<int32_t> segment_ids(std::span<const int32_t> bounds) {
+  std::vector<int32_t> ids;
+  ids.reserve(static_cast<size_t>(bounds.back()));
+  for (size_t i = 0; i + 1 < bounds.size(); ++i)
+    ids.insert(ids.end(), static_cast<size_t>(bounds[i + 1] - bounds[i]), static_cast<int32_t>(i));
+  return ids;
 }
 
 }  // namespace gyre

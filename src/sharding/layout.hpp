@@ -1,22 +1,19 @@
 #pragma once
-// Layouts: which tokens of a packed batch a context-parallel rank owns.
+// Layouts: which slots of a packed stream a context-parallel rank owns.
 //
-// A layout is a value: for every rank, a list of fragments. Schedules, kernels, maps and reports
+// A layout is a value: for every rank a list of pieces, runs of slots of the stream, and from them
+// the fragments, runs of real tokens of one document. Index maps, schedules, kernels and reports
 // read nothing else, so that none of them contains a case for a particular layout.
 //
-// DualChunkSwap cuts every segment into 2·cp equal chunks and gives rank r the chunks r and
-// 2·cp-1-r, so that under a causal mask every rank has the same work:
+//     the stream                         two segments, real lengths 5 and 2 in 8 and 4 slots, cp = 2
+//     slots        0 1 2 3 4 5 6 7 | 8 9 10 11
+//     tokens       a b c d e . . . | x y .  .
+//     layout       dual-chunk-swap: chunks of 2 and of 1
+//     rank 0       pieces 0+2, 6+2, 8+1, 11+1   holds a b . . x .   fragments ab, x
+//     rank 1       pieces 2+2, 4+2, 9+1, 10+1   holds c d e . y .   fragments cd, e, y
 //
-//     cp = 4, one segment of 16 slots, chunks of 2
-//     chunk      0    1    2    3    4    5    6    7
-//     slots     0 1  2 3  4 5  6 7  8 9 1011 1213 1415
-//     rank       0    1    2    3    3    2    1    0
-//     rank 0 holds 0 1 14 15, rank 1 holds 2 3 12 13, rank 2 holds 4 5 10 11, rank 3 holds 6 7 8 9
-//
-// Slots past a segment's real length are padding. Fragments name real tokens only: with chunk
-// length c and real length R, the first chunk holds clamp(R - r·c, 0, c) of them and the second
-// clamp(R - (2·cp-1-r)·c, 0, c), a prefix of the rank's local slots of that segment. (R / cp would
-// be wrong on some rank for every R but 0, L/2 and L.)
+// All ranks hold equally many slots. A layout that needs a longer stream than it is given appends
+// slots of padding on the right: slot s is padding of the layout itself when s >= stream_slots.
 
 #include <cstdint>
 #include <span>
@@ -26,6 +23,16 @@
 #include "core/index.hpp"
 
 namespace gyre {
+
+/// `length` slots of the stream on one rank: start, start + stride, ... lie at the local slots
+/// local_begin, local_begin + 1, ...
+struct Piece {
+  GlobalToken start;
+  int64_t stride = 1;
+  int64_t length = 0;
+  LocalToken local_begin;
+  friend bool operator==(const Piece&, const Piece&) = default;
+};
 
 /// `length` real tokens of one segment on one rank: positions start, start + stride, ... of the
 /// document lie at the local slots local_begin, local_begin + 1, ...
@@ -40,6 +47,7 @@ struct Fragment {
 
 /// What one rank holds.
 struct Shard {
+  std::vector<Piece> pieces;        ///< ascending in local_begin; cover all local slots
   std::vector<Fragment> fragments;  ///< ascending in local_begin; empty fragments are left out
   int64_t slots = 0;                ///< local slots, padding included
 };
@@ -47,7 +55,10 @@ struct Shard {
 struct Layout {
   std::string name;
   std::vector<Shard> shards;  ///< [cp]
+  int64_t stream_slots = 0;   ///< slots of the stream that was sharded
+  int64_t padded_slots = 0;   ///< the same and padding on the right: cp · slots of a rank
   int cp() const { return static_cast<int>(shards.size()); }
+  const Shard& shard(int rank) const { return shards[static_cast<size_t>(rank)]; }
 };
 
 /// Boundaries of a packed stream of N segments, each [N + 1], from 0 and non-decreasing: `padded`
@@ -57,6 +68,8 @@ struct SegmentBounds {
   std::span<const int32_t> real;
   std::span<const int32_t> padded;
   int64_t segments() const { return std::ssize(padded) - 1; }
+  int64_t slots() const { return padded.back(); }
+  int64_t begin(int64_t i) const { return padded[static_cast<size_t>(i)]; }
   int64_t real_length(int64_t i) const {
     return real[static_cast<size_t>(i) + 1] - real[static_cast<size_t>(i)];
   }
@@ -65,21 +78,35 @@ struct SegmentBounds {
   }
 };
 
-/// DualChunkSwap of every segment over `cp` ranks. Throws a usage error that names the first
-/// segment whose slot length is not a multiple of 2·cp (a multiple of cp, or only the total, is not
-/// enough), with the nearest valid length.
-Layout dual_chunk_swap(const SegmentBounds& bounds, int cp);
+/// Throws a usage error unless the boundaries are as SegmentBounds says; names the segment.
+void check_bounds(const SegmentBounds& bounds);
 
-/// The slot of the packed stream behind each local slot of `rank`, padding included: int32 [slots].
-/// (The index list by which ids, labels and positions are gathered.)
-std::vector<int32_t> dual_chunk_swap_index(const SegmentBounds& bounds, int cp, int rank);
+/// The layout in which rank r owns pieces[r] (local_begin is filled in here, in the order given).
+/// Every slot below the total must be in exactly one piece and all ranks must own equally many:
+/// that is the caller's promise, checked in full by debug builds.
+Layout make_layout(std::string name, const SegmentBounds& bounds,
+                   std::vector<std::vector<Piece>> pieces);
 
-/// Inverse: rank and local slot of every slot of the stream.
+/// The slot of the stream behind each local slot of `rank`, padding included: int32 [slots], the
+/// index list by which ids, labels, positions and masks are gathered. Padding that the layout
+/// appended has slots >= layout.stream_slots.
+std::vector<int32_t> shard_index(const Layout& layout, int rank);
+
+/// Where a slot of the stream lies.
 struct Owner {
   int32_t rank;
   int32_t local;
   friend bool operator==(const Owner&, const Owner&) = default;
 };
-std::vector<Owner> dual_chunk_swap_owner(const SegmentBounds& bounds, int cp);
+/// The inverse of all ranks' index lists: [padded_slots].
+std::vector<Owner> slot_owners(const Layout& layout);
+
+/// Real tokens of each segment on `rank`: [segments].
+std::vector<int64_t> local_real_lengths(const Layout& layout, int rank, int64_t segments);
+
+/// The segment of each slot of a stream with these boundaries, [bounds.back()]: the last i with
+/// bounds[i] <= slot (an upper-bound search; a lower-bound search would be wrong at the first slot
+/// of every segment, and empty segments are skipped for free).
+std::vector<int32_t> segment_ids(std::span<const int32_t> bounds);
 
 }  // namespace gyre

@@ -1,25 +1,35 @@
 #include "sharding/local_batch.hpp"
 
+#include <algorithm>
+
 #include "core/error.hpp"
 
 namespace gyre {
 
-LocalBatch make_local_batch(const SegmentBounds& bounds,
-                            std::span<const std::span<const int32_t>> documents, int cp, int rank) {
-  GYRE_CHECK(std::ssize(documents) == bounds.segments(), "{} documents for {} segments",
-             documents.size(), bounds.segments());
-  LocalBatch batch;
-  int64_t segment = 0;
-  for (int32_t slot : dual_chunk_swap_index(bounds, cp, rank)) {
-    // The index ascends inside a segment's chunks and segments come in order: the next boundary is
-    // never far.
-    while (slot >= bounds.padded[static_cast<size_t>(segment) + 1]) ++segment;
-    const std::span<const int32_t> document = documents[static_cast<size_t>(segment)];
-    const int32_t position = slot - bounds.padded[static_cast<size_t>(segment)];
-    const auto p = static_cast<size_t>(position);
-    batch.positions.push_back(position);
-    batch.tokens.push_back(p < document.size() ? document[p] : 0);
-    batch.targets.push_back(p + 1 < document.size() ? document[p + 1] : -1);
+LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
+                            std::span<const std::span<const int32_t>> documents, int rank) {
+  GYRE_CHECK(std::ssize(documents) == bounds.segments() && layout.stream_slots == bounds.slots(),
+             "{} documents for {} segments, a layout of {} slots for {}", documents.size(),
+             bounds.segments(), layout.stream_slots, bounds.slots());
+  const auto slots = static_cast<size_t>(layout.shard(rank).slots);
+  LocalBatch batch{std::vector<int32_t>(slots, 0), std::vector<int32_t>(slots, 0),
+                   std::vector<int32_t>(slots, no_target)};
+  size_t t = 0;
+  for (const Piece& piece : layout.shard(rank).pieces) {
+    int64_t segment = 0;
+    for (int64_t k = 0; k < piece.length; ++k, ++t) {
+      const int64_t slot = piece.start.value() + k * piece.stride;
+      if (slot >= bounds.slots()) continue;
+      if (k == 0)
+        segment = std::upper_bound(bounds.padded.begin(), bounds.padded.end(), slot) -
+                  bounds.padded.begin() - 1;
+      while (slot >= bounds.padded[static_cast<size_t>(segment) + 1]) ++segment;
+      const std::span<const int32_t> document = documents[static_cast<size_t>(segment)];
+      const auto p = static_cast<size_t>(slot - bounds.begin(segment));
+      batch.positions[t] = static_cast<int32_t>(p);
+      if (p < document.size()) batch.tokens[t] = document[p];
+      if (p + 1 < document.size()) batch.targets[t] = document[p + 1];
+    }
   }
   return batch;
 }

@@ -14,15 +14,20 @@
 
 namespace gyre {
 
+/// The label of a token that no loss counts.
+inline constexpr int32_t no_target = -1;
+
 struct LocalBatch {
   std::vector<int32_t> tokens;     ///< [slots]; padding holds id 0
-  std::vector<int32_t> positions;  ///< [slots] position inside the document; padding counts on
-  std::vector<int32_t>
-      targets;  ///< [slots] next token of the document, -1 for its last token and for padding
+  std::vector<int32_t> positions;  ///< [slots] position inside the document; padding inside a
+                                   ///< segment counts on, padding of the layout is 0
+  std::vector<int32_t> targets;    ///< [slots] next token of the document, no_target for its last
+                                   ///< token and for padding
 };
 
-/// `documents[i]` are the tokens of segment i (bounds.real_length(i) of them).
-LocalBatch make_local_batch(const SegmentBounds& bounds,
-                            std::span<const std::span<const int32_t>> documents, int cp, int rank);
+/// `documents[i]` are the tokens of segment i (bounds.real_length(i) of them); `layout` is one of
+/// these bounds.
+LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
+                            std::span<const std::span<const int32_t>> documents, int rank);
 
 }  // namespace gyre

@@ -8,6 +8,7 @@
 #include "attention/execute.hpp"
 #include "attention/schedules/registry.hpp"
 #include "mpi_test.hpp"
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 namespace {
@@ -86,8 +87,9 @@ Output whole_stream(const Problem& p, MaskKind mask) {
 Output run_schedule(const Schedule& schedule, const Problem& p, MaskKind mask,
                     BlockKernel& kernel) {
   const int cp = world().size(), rank = world().rank();
-  const Plan plan = schedule.plan(dual_chunk_swap(p.bounds(), cp), mask);
-  const auto index = dual_chunk_swap_index(p.bounds(), cp, rank);
+  const Layout layout = dual_chunk_swap(p.bounds(), cp);
+  const Plan plan = schedule.plan(layout, mask);
+  const auto index = shard_index(layout, rank);
   const auto slots = static_cast<size_t>(p.padded.back());
   const auto q = take_rows(p.q, slots, index), k = take_rows(p.k, slots, index),
              v = take_rows(p.v, slots, index);
@@ -115,7 +117,7 @@ double tolerance(const Problem& p) {
 }
 
 void expect_equal(const Problem& p, const Output& whole, const Output& mine) {
-  const auto owner = dual_chunk_swap_owner(p.bounds(), world().size());
+  const auto owner = slot_owners(dual_chunk_swap(p.bounds(), world().size()));
   const int64_t heads = p.heads.heads, width = heads * p.heads.head_dim;
   const SegmentBounds bounds = p.bounds();
   double worst = 0;

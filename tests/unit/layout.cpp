@@ -1,205 +1,425 @@
-// DualChunkSwap: index maps, inverses, fragments, rejection of broken boundaries.
+// Layouts: index maps and their inverses, fragments, padding, rejection of broken boundaries.
 
 #include "sharding/layout.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include <functional>
-#include <numeric>
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include "core/error.hpp"
-#include "sharding/local_batch.hpp"
+#include "layout_cases.hpp"
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 namespace {
 
+using test::Bounds;
+using test::bounds_of;
+using test::full_bounds;
+using test::usage_message;
 using Ints = std::vector<int32_t>;
+using Lengths = std::vector<int64_t>;
 
-Ints index_of(const Ints& bounds, int cp, int rank) {
-  return dual_chunk_swap_index({bounds, bounds}, cp, rank);
+LayoutOptions options_of(int cp) {
+  LayoutOptions options;
+  options.cp = cp;
+  return options;
 }
 
-/// Real tokens of `rank` per segment.
-std::vector<int64_t> real_lengths(int64_t real, int64_t slots, int cp) {
-  const Ints cu = {0, static_cast<int32_t>(real)}, padded = {0, static_cast<int32_t>(slots)};
-  std::vector<int64_t> lengths;
-  for (const Shard& shard : dual_chunk_swap({cu, padded}, cp).shards) {
+/// The index lists of all ranks.
+std::vector<Ints> indices(const Layout& layout) {
+  std::vector<Ints> result;
+  for (int r = 0; r < layout.cp(); ++r) result.push_back(shard_index(layout, r));
+  return result;
+}
+std::vector<Ints> swapped(const Ints& bounds, int cp) {
+  return indices(dual_chunk_swap({bounds, bounds}, cp));
+}
+
+/// Real tokens of each rank, all segments together.
+Lengths real_tokens(const Layout& layout) {
+  Lengths result;
+  for (const Shard& shard : layout.shards) {
     int64_t sum = 0;
     for (const Fragment& fragment : shard.fragments) sum += fragment.length;
-    lengths.push_back(sum);
+    result.push_back(sum);
   }
-  return lengths;
+  return result;
 }
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    return error.what();
-  }
-  return "no error";
+Lengths real_tokens(const Lengths& real, const Lengths& slots, int cp) {
+  return real_tokens(dual_chunk_swap(bounds_of(real, slots).view(), cp));
 }
 
 TEST(DualChunkSwap, OneSegment) {
-  EXPECT_EQ(index_of({0, 12}, 2, 0), (Ints{0, 1, 2, 9, 10, 11}));
-  EXPECT_EQ(index_of({0, 12}, 2, 1), (Ints{3, 4, 5, 6, 7, 8}));
-  EXPECT_EQ(index_of({0, 16}, 4, 0), (Ints{0, 1, 14, 15}));
-  EXPECT_EQ(index_of({0, 16}, 4, 1), (Ints{2, 3, 12, 13}));
-  EXPECT_EQ(index_of({0, 16}, 4, 2), (Ints{4, 5, 10, 11}));
-  EXPECT_EQ(index_of({0, 16}, 4, 3), (Ints{6, 7, 8, 9}));
+  EXPECT_EQ(swapped({0, 12}, 2), (std::vector<Ints>{{0, 1, 2, 9, 10, 11}, {3, 4, 5, 6, 7, 8}}));
+  EXPECT_EQ(swapped({0, 16}, 4),
+            (std::vector<Ints>{{0, 1, 14, 15}, {2, 3, 12, 13}, {4, 5, 10, 11}, {6, 7, 8, 9}}));
 }
 
 TEST(DualChunkSwap, TwoSegments) {
-  EXPECT_EQ(index_of({0, 8, 12}, 2, 0), (Ints{0, 1, 6, 7, 8, 11}));
-  EXPECT_EQ(index_of({0, 8, 12}, 2, 1), (Ints{2, 3, 4, 5, 9, 10}));
-  EXPECT_EQ(index_of({0, 8, 16}, 2, 0), (Ints{0, 1, 6, 7, 8, 9, 14, 15}));
-  EXPECT_EQ(index_of({0, 8, 16}, 2, 1), (Ints{2, 3, 4, 5, 10, 11, 12, 13}));
+  EXPECT_EQ(swapped({0, 8, 12}, 2), (std::vector<Ints>{{0, 1, 6, 7, 8, 11}, {2, 3, 4, 5, 9, 10}}));
+  EXPECT_EQ(swapped({0, 8, 16}, 2),
+            (std::vector<Ints>{{0, 1, 6, 7, 8, 9, 14, 15}, {2, 3, 4, 5, 10, 11, 12, 13}}));
 }
 
 TEST(DualChunkSwap, FourSegmentsFourRanks) {
-  const Ints bounds = {0, 8, 16, 24, 40};
-  EXPECT_EQ(index_of(bounds, 4, 0), (Ints{0, 7, 8, 15, 16, 23, 24, 25, 38, 39}));
-  EXPECT_EQ(index_of(bounds, 4, 1), (Ints{1, 6, 9, 14, 17, 22, 26, 27, 36, 37}));
-  EXPECT_EQ(index_of(bounds, 4, 2), (Ints{2, 5, 10, 13, 18, 21, 28, 29, 34, 35}));
-  EXPECT_EQ(index_of(bounds, 4, 3), (Ints{3, 4, 11, 12, 19, 20, 30, 31, 32, 33}));
+  EXPECT_EQ(swapped({0, 8, 16, 24, 40}, 4),
+            (std::vector<Ints>{{0, 7, 8, 15, 16, 23, 24, 25, 38, 39},
+                               {1, 6, 9, 14, 17, 22, 26, 27, 36, 37},
+                               {2, 5, 10, 13, 18, 21, 28, 29, 34, 35},
+                               {3, 4, 11, 12, 19, 20, 30, 31, 32, 33}}));
 }
 
-TEST(DualChunkSwap, EmptySegments) {
-  EXPECT_EQ(index_of({0, 4, 12, 12, 20}, 2, 0), (Ints{0, 3, 4, 5, 10, 11, 12, 13, 18, 19}));
-  EXPECT_EQ(index_of({0, 4, 12, 12, 20}, 2, 1), (Ints{1, 2, 6, 7, 8, 9, 14, 15, 16, 17}));
-  EXPECT_EQ(index_of({0, 0, 8}, 2, 0), (Ints{0, 1, 6, 7}));
-  EXPECT_EQ(index_of({0, 0, 8}, 2, 1), (Ints{2, 3, 4, 5}));
-  EXPECT_EQ(index_of({0, 0}, 3, 1), Ints{});
+TEST(DualChunkSwap, EmptySegmentsAndEmptyStreams) {
+  EXPECT_EQ(swapped({0, 4, 12, 12, 20}, 2),
+            (std::vector<Ints>{{0, 3, 4, 5, 10, 11, 12, 13, 18, 19},
+                               {1, 2, 6, 7, 8, 9, 14, 15, 16, 17}}));
+  EXPECT_EQ(swapped({0, 0, 8}, 2), (std::vector<Ints>{{0, 1, 6, 7}, {2, 3, 4, 5}}));
+  EXPECT_EQ(swapped({0, 0}, 3), (std::vector<Ints>{{}, {}, {}}));
+  EXPECT_EQ(swapped({0}, 2), (std::vector<Ints>{{}, {}}));
+}
+
+TEST(DualChunkSwap, OneRankIsTheIdentity) {
+  EXPECT_EQ(swapped({0, 2, 8}, 1), (std::vector<Ints>{{0, 1, 2, 3, 4, 5, 6, 7}}));
+}
+
+TEST(DualChunkSwap, TheSmallestSlotHasChunksOfOneToken) {
+  EXPECT_EQ(swapped({0, 6}, 3), (std::vector<Ints>{{0, 5}, {1, 4}, {2, 3}}));
+}
+
+TEST(DualChunkSwap, SegmentsOfPaddingAreDealtLikeOthers) {
+  const Bounds bounds = bounds_of({0, 4}, {8, 4});
+  const Layout layout = dual_chunk_swap(bounds.view(), 2);
+  EXPECT_EQ(indices(layout), (std::vector<Ints>{{0, 1, 6, 7, 8, 11}, {2, 3, 4, 5, 9, 10}}));
+  EXPECT_EQ(real_tokens(layout), (Lengths{2, 2}));
+  EXPECT_EQ(layout.shard(0).fragments.front(),
+            (Fragment{SegmentIndex(1), DocPosition(0), 1, 1, LocalToken(4)}));
+}
+
+TEST(DualChunkSwap, OrdersOfChunksBetweenRanksAndSequence) {
+  const Ints bounds = {0, 8};
+  const Layout layout = dual_chunk_swap({bounds, bounds}, 4);
+  Ints scatter, gather;
+  for (const Ints& index : indices(layout))
+    scatter.insert(scatter.end(), index.begin(), index.end());
+  for (const Owner& owner : slot_owners(layout)) gather.push_back(2 * owner.rank + owner.local);
+  EXPECT_EQ(scatter, (Ints{0, 7, 1, 6, 2, 5, 3, 4}));
+  EXPECT_EQ(gather, (Ints{0, 2, 4, 6, 7, 5, 3, 1}));
 }
 
 TEST(DualChunkSwap, RealLengthsAreNotTheLengthOverCp) {
-  EXPECT_EQ(real_lengths(7, 8, 2), (std::vector<int64_t>{3, 4}));
-  EXPECT_EQ(real_lengths(9, 12, 2), (std::vector<int64_t>{3, 6}));
-  EXPECT_EQ(real_lengths(8, 12, 2), (std::vector<int64_t>{3, 5}));
-  EXPECT_EQ(real_lengths(5, 8, 2), (std::vector<int64_t>{2, 3}));
-  EXPECT_EQ(real_lengths(1, 8, 2), (std::vector<int64_t>{1, 0}));
-  EXPECT_EQ(real_lengths(3, 8, 4), (std::vector<int64_t>{1, 1, 1, 0}));
-  EXPECT_EQ(real_lengths(698, 704, 4), (std::vector<int64_t>{170, 176, 176, 176}));
+  EXPECT_EQ(real_tokens({7}, {8}, 2), (Lengths{3, 4}));
+  EXPECT_EQ(real_tokens({9}, {12}, 2), (Lengths{3, 6}));
+  EXPECT_EQ(real_tokens({8}, {12}, 2), (Lengths{3, 5}));
+  EXPECT_EQ(real_tokens({5}, {8}, 2), (Lengths{2, 3}));
+  EXPECT_EQ(real_tokens({1}, {8}, 2), (Lengths{1, 0}));
+  EXPECT_EQ(real_tokens({3}, {8}, 4), (Lengths{1, 1, 1, 0}));
+  EXPECT_EQ(real_tokens({698}, {704}, 4), (Lengths{170, 176, 176, 176}));
+}
+
+TEST(DualChunkSwap, RealLengthsOfTwoSegments) {
+  // Real lengths 6 and 5 in 8 and 4 + 4 slots: prefix sums 0 3 5 on rank 0, 0 3 6 on rank 1.
+  const Layout layout = dual_chunk_swap(bounds_of({6, 5}, {8, 8}).view(), 2);
+  EXPECT_EQ(local_real_lengths(layout, 0, 2), (Lengths{2, 2}));
+  EXPECT_EQ(local_real_lengths(layout, 1, 2), (Lengths{4, 3}));
+}
+
+TEST(DualChunkSwap, RealTokensAreAPrefixOfEverySegmentOfARank) {
+  for (int cp = 1; cp <= 6; ++cp)
+    for (int64_t chunk = 1; chunk <= 4; ++chunk)
+      for (int64_t real = 0, slots = 2 * cp * chunk; real <= slots; ++real) {
+        // An equal segment in front, so that the local base is not 0.
+        const Layout layout = dual_chunk_swap(bounds_of({real, real}, {slots, slots}).view(), cp);
+        bool naive = true;
+        for (int r = 0; r < cp; ++r) {
+          const int64_t expected = std::clamp<int64_t>(real - r * chunk, 0, chunk) +
+                                   std::clamp<int64_t>(real - (2 * cp - 1 - r) * chunk, 0, chunk);
+          EXPECT_EQ(local_real_lengths(layout, r, 2), (Lengths{expected, expected}));
+          naive = naive && expected == real / cp;
+          std::set<int64_t> held;
+          for (const Fragment& f : layout.shard(r).fragments)
+            for (int64_t k = 0; k < f.length; ++k)
+              held.insert(f.segment.value() * 1000 + f.local_begin.value() + k);
+          std::set<int64_t> prefix;
+          for (int64_t k = 0; k < expected; ++k) {
+            prefix.insert(k);
+            prefix.insert(1000 + 2 * chunk + k);
+          }
+          EXPECT_EQ(held, prefix) << "cp " << cp << " chunk " << chunk << " real " << real;
+        }
+        // Length over cp is right on all ranks for no, half and full segments only.
+        if (cp > 1) {
+          EXPECT_EQ(naive, real == 0 || 2 * real == slots || real == slots)
+              << "cp " << cp << " chunk " << chunk << " real " << real;
+        }
+      }
+}
+
+TEST(DualChunkSwap, TrailingPaddingIsBetterASegmentOfItsOwn) {
+  EXPECT_EQ(real_tokens({16, 16, 5}, {16, 16, 96}, 4), (Lengths{13, 8, 8, 8}));
+  EXPECT_EQ(real_tokens({16, 16, 5, 0}, {16, 16, 8, 88}, 4), (Lengths{9, 9, 9, 10}));
 }
 
 TEST(DualChunkSwap, MisalignedBoundariesAreRejectedEvenWhereTheyWouldPermute) {
-  EXPECT_EQ(message_of([] {
-              index_of({0, 6, 12}, 2, 0);
-            }),
-            "segment 0: slot length 6 is not a multiple of 2·cp = 4; the next valid one is 8");
-  EXPECT_EQ(message_of([] {
-              index_of({0, 5, 12}, 2, 0);
-            }),
-            "segment 0: slot length 5 is not a multiple of 2·cp = 4; the next valid one is 8");
-  EXPECT_EQ(message_of([] {
-              index_of({0, 8, 18}, 2, 1);
-            }),
-            "segment 1: slot length 10 is not a multiple of 2·cp = 4; the next valid one is 12");
+  const auto message = [](const Ints& bounds, int cp) {
+    return usage_message([&] { dual_chunk_swap({bounds, bounds}, cp); });
+  };
+  // Duplicates and losses, if it were not rejected.
+  EXPECT_STREQ(message({0, 6, 12}, 2).c_str(),
+               "segment 0: slot length 6 is not a multiple of 2·cp = 4; the next valid one is 8");
+  // A permutation, but split at slot 4.
+  EXPECT_STREQ(message({0, 5, 12}, 2).c_str(),
+               "segment 0: slot length 5 is not a multiple of 2·cp = 4; the next valid one is 8");
+  // A multiple of cp, in a total that is a multiple of 2·cp.
+  EXPECT_STREQ(message({0, 8, 18, 20}, 2).c_str(),
+               "segment 1: slot length 10 is not a multiple of 2·cp = 4; the next valid one is 12");
+  EXPECT_STREQ(message({0, 10}, 2).c_str(),
+               "segment 0: slot length 10 is not a multiple of 2·cp = 4; the next valid one is 12");
+  EXPECT_STREQ(message({0, 3}, 1).c_str(),
+               "segment 0: slot length 3 is not a multiple of 2·cp = 2; the next valid one is 4");
 }
 
-TEST(DualChunkSwap, BrokenBoundariesAreRejectedByName) {
-  EXPECT_EQ(message_of([] {
-              index_of({4, 8}, 2, 0);
-            }),
-            "segment boundaries must start at 0, not at 4 (real) and 4 (padded)");
+TEST(DualChunkSwap, ShortDocumentsNeedManySlots) {
+  const auto needed = [](int32_t length) {
+    const Ints bounds = {0, length};
+    const std::string text = usage_message([&] { dual_chunk_swap({bounds, bounds}, 16); });
+    return text.substr(text.rfind(' ') + 1);
+  };
+  EXPECT_EQ(needed(5), "32");
+  EXPECT_EQ(needed(20), "32");
+  EXPECT_EQ(needed(100), "128");
+}
+
+TEST(Bounds, BrokenOnesAreRejectedByName) {
+  const Ints late = {4, 8}, real = {0, 9}, padded = {0, 8}, longer = {0, 8, 12};
+  const Ints falling = {0, 8, 4}, nothing = {};
+  const auto message = [](const Ints& r, const Ints& p) {
+    return usage_message([&] { check_bounds({r, p}); });
+  };
+  EXPECT_STREQ(message(late, late).c_str(),
+               "segment boundaries must start at 0, not at 4 (real) and 4 (padded)");
+  EXPECT_STREQ(message(real, padded).c_str(),
+               "segment 0: real length 9 and slot length 8; 0 <= real <= slots must hold");
+  EXPECT_STREQ(message(real, longer).c_str(),
+               "segment boundaries: 2 real and 3 padded entries; both need segments + 1");
+  EXPECT_STREQ(message(nothing, nothing).c_str(),
+               "segment boundaries: 0 real and 0 padded entries; both need segments + 1");
+  EXPECT_STREQ(message(falling, falling).c_str(),
+               "segment 1: real length -4 and slot length -4; 0 <= real <= slots must hold");
+  EXPECT_STREQ(message({0, 0, 0}, falling).c_str(),
+               "segment 1: real length 0 and slot length -4; 0 <= real <= slots must hold");
+  EXPECT_EQ(message(padded, padded), "no error");
+}
+
+TEST(Layouts, EveryKindChecksBoundariesAndRanks) {
   const Ints real = {0, 9}, padded = {0, 8};
-  EXPECT_EQ(message_of([&] {
-              dual_chunk_swap({real, padded}, 2);
-            }),
-            "segment 0: real length 9 and slot length 8; 0 <= real <= slots must hold");
-  const Ints longer = {0, 8, 12};
-  EXPECT_EQ(message_of([&] {
-              dual_chunk_swap({real, longer}, 2);
-            }),
-            "segment boundaries: 2 real and 3 padded entries; both need segments + 1");
-  EXPECT_EQ(message_of([&] {
-              dual_chunk_swap({padded, padded}, 0);
-            }),
-            "cp must be at least 1, not 0");
-}
-
-/// Random real and slot boundaries for cp ranks, tiny and empty segments included.
-struct Bounds {
-  Ints real = {0}, padded = {0};
-};
-Bounds arbitrary_bounds(int cp) {
-  Bounds bounds;
-  for (int64_t n : *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 50))) {
-    bounds.real.push_back(bounds.real.back() + static_cast<int32_t>(n));
-    bounds.padded.push_back(bounds.padded.back() + static_cast<int32_t>(round_up(n, 2 * cp)));
+  for (const LayoutKind& kind : layout_kinds()) {
+    SCOPED_TRACE(kind.name);
+    EXPECT_STREQ(usage_message([&] {
+                   kind.make({real, padded}, options_of(2));
+                 }).c_str(),
+                 "segment 0: real length 9 and slot length 8; 0 <= real <= slots must hold");
+    EXPECT_STREQ(usage_message([&] {
+                   kind.make({padded, padded}, options_of(0));
+                 }).c_str(),
+                 "cp must be at least 1, not 0");
   }
-  return bounds;
 }
 
-TEST(DualChunkSwap, IndexAndOwnerAreInverse) {
-  EXPECT_TRUE(rc::check("index maps are a bijection and owner is their inverse", [] {
-    const int cp = *rc::gen::inRange(1, 17);
-    const Bounds b = arbitrary_bounds(cp);
-    const SegmentBounds bounds{b.real, b.padded};
-    const std::vector<Owner> owner = dual_chunk_swap_owner(bounds, cp);
+TEST(Layouts, EveryKindIsFoundByItsNameAndMakesIt) {
+  const Ints bounds = {0, 4, 16};
+  for (const LayoutKind& kind : layout_kinds()) {
+    EXPECT_EQ(&find_layout(kind.name), &kind);
+    EXPECT_EQ(kind.make({bounds, bounds}, options_of(2)).name, kind.name);
+  }
+  EXPECT_STREQ(usage_message([] { find_layout("zebra"); }).c_str(),
+               "there is no layout 'zebra'; there are contiguous, zigzag, dual-chunk-swap, "
+               "striped, balanced, balanced-joint");
+}
+
+TEST(Contiguous, PadsOnTheRight) {
+  const Ints bounds = {0, 10};
+  const Layout layout = contiguous({bounds, bounds}, options_of(4));
+  EXPECT_EQ(indices(layout), (std::vector<Ints>{{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {9, 10, 11}}));
+  EXPECT_EQ(layout.stream_slots, 10);
+  EXPECT_EQ(layout.padded_slots, 12);
+  EXPECT_EQ(real_tokens(layout), (Lengths{3, 3, 3, 1}));
+}
+
+TEST(Contiguous, FewerTokensThanRanks) {
+  const Ints bounds = {0, 2};
+  const Layout layout = contiguous({bounds, bounds}, options_of(4));
+  EXPECT_EQ(indices(layout), (std::vector<Ints>{{0}, {1}, {2}, {3}}));
+  EXPECT_EQ(real_tokens(layout), (Lengths{1, 1, 0, 0}));
+  EXPECT_TRUE(layout.shard(2).fragments.empty());
+}
+
+TEST(Zigzag, CutsTheRowAndNotItsDocuments) {
+  const Ints bounds = {0, 4, 16};
+  const Layout layout = zigzag({bounds, bounds}, options_of(2));
+  EXPECT_EQ(indices(layout),
+            (std::vector<Ints>{{0, 1, 2, 3, 12, 13, 14, 15}, {4, 5, 6, 7, 8, 9, 10, 11}}));
+  EXPECT_EQ(layout.shard(0).fragments,
+            (std::vector<Fragment>{{SegmentIndex(0), DocPosition(0), 1, 4, LocalToken(0)},
+                                   {SegmentIndex(1), DocPosition(8), 1, 4, LocalToken(4)}}));
+}
+
+TEST(Zigzag, PadsToTwiceCp) {
+  const Ints bounds = {0, 5, 9};
+  const Layout layout = zigzag({bounds, bounds}, options_of(2));
+  EXPECT_EQ(indices(layout), (std::vector<Ints>{{0, 1, 2, 9, 10, 11}, {3, 4, 5, 6, 7, 8}}));
+  EXPECT_EQ(real_tokens(layout), (Lengths{3, 6}));
+}
+
+TEST(Striped, SlotsRoundRobin) {
+  const Ints bounds = {0, 5, 8};
+  const Layout layout = striped({bounds, bounds}, options_of(3));
+  EXPECT_EQ(indices(layout), (std::vector<Ints>{{0, 3, 6}, {1, 4, 7}, {2, 5, 8}}));
+  EXPECT_EQ(layout.shard(0).fragments,
+            (std::vector<Fragment>{{SegmentIndex(0), DocPosition(0), 3, 2, LocalToken(0)},
+                                   {SegmentIndex(1), DocPosition(1), 3, 1, LocalToken(2)}}));
+  EXPECT_EQ(layout.shard(2).fragments,
+            (std::vector<Fragment>{{SegmentIndex(0), DocPosition(2), 3, 1, LocalToken(0)},
+                                   {SegmentIndex(1), DocPosition(0), 3, 1, LocalToken(1)}}));
+}
+
+TEST(Striped, RunsOfSlots) {
+  const Ints bounds = {0, 9};
+  LayoutOptions options = options_of(2);
+  options.stripe = 2;
+  const Layout layout = striped({bounds, bounds}, options);
+  EXPECT_EQ(indices(layout), (std::vector<Ints>{{0, 1, 4, 5, 8, 9}, {2, 3, 6, 7, 10, 11}}));
+  EXPECT_EQ(real_tokens(layout), (Lengths{5, 4}));
+}
+
+TEST(Striped, RejectsImpossibleStripes) {
+  const Ints bounds = {0, 9};
+  const auto message = [&](int64_t stripe) {
+    LayoutOptions options = options_of(2);
+    options.stripe = stripe;
+    return usage_message([&] { striped({bounds, bounds}, options); });
+  };
+  EXPECT_STREQ(message(0).c_str(), "the stripe must be 1 to 2147483647 slots, not 0");
+  EXPECT_STREQ(message(int64_t{1} << 31).c_str(),
+               "the stripe must be 1 to 2147483647 slots, not 2147483648");
+  EXPECT_STREQ(message(int64_t{1} << 30).c_str(),
+               "layout striped: 2147483648 slots exceed the int32 range of index lists");
+}
+
+TEST(MakeLayout, RanksHoldEquallyManySlots) {
+  const Ints bounds = {0, 3};
+  try {
+    make_layout("lopsided", {bounds, bounds},
+                {{{GlobalToken(0), 1, 2, {}}}, {{GlobalToken(2), 1, 1, {}}}});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::runtime);
+    EXPECT_NE(
+        std::string(error.what()).find("layout lopsided: a rank has 2 slots of 3 over 2 ranks"),
+        std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(MakeLayout, PiecesLieInTheOrderGivenAndEmptyOnesAreLeftOut) {
+  const Ints bounds = {0, 4};
+  const Layout layout = make_layout(
+      "one", {bounds, bounds},
+      {{{GlobalToken(2), 1, 2, {}}, {GlobalToken(1), 1, 0, {}}, {GlobalToken(0), 1, 2, {}}}});
+  EXPECT_EQ(shard_index(layout, 0), (Ints{2, 3, 0, 1}));
+  EXPECT_EQ(layout.shard(0).pieces, (std::vector<Piece>{{GlobalToken(2), 1, 2, LocalToken(0)},
+                                                        {GlobalToken(0), 1, 2, LocalToken(2)}}));
+}
+
+TEST(EveryLayout, IndexListsAreABijectionAndOwnersTheirInverse) {
+  EXPECT_TRUE(rc::check("every slot is in one index list, where its owner says", [] {
+    const test::LayoutCase c = test::arbitrary_layout();
+    RC_TAG(c.kind);
+    const Layout& layout = c.layout;
+    RC_ASSERT(layout.cp() == c.options.cp);
+    RC_ASSERT(layout.stream_slots == c.bounds.view().slots());
+    RC_ASSERT(layout.padded_slots >= layout.stream_slots);
+    const std::vector<Owner> owners = slot_owners(layout);
+    RC_ASSERT(std::ssize(owners) == layout.padded_slots);
     std::set<int32_t> seen;
-    for (int r = 0; r < cp; ++r) {
-      const Ints index = dual_chunk_swap_index(bounds, cp, r);
-      RC_ASSERT(std::ssize(index) == bounds.padded.back() / cp);
+    for (int r = 0; r < layout.cp(); ++r) {
+      const Ints index = shard_index(layout, r);
+      RC_ASSERT(std::ssize(index) == layout.shard(r).slots);
+      RC_ASSERT(layout.shard(r).slots * layout.cp() == layout.padded_slots);
       for (size_t t = 0; t < index.size(); ++t) {
+        RC_ASSERT(index[t] >= 0 && index[t] < layout.padded_slots);
         RC_ASSERT(seen.insert(index[t]).second);
-        RC_ASSERT((owner[static_cast<size_t>(index[t])] == Owner{r, static_cast<int32_t>(t)}));
+        RC_ASSERT((owners[static_cast<size_t>(index[t])] == Owner{r, static_cast<int32_t>(t)}));
       }
     }
-    RC_ASSERT(std::ssize(seen) == bounds.padded.back());
+    RC_ASSERT(std::ssize(seen) == layout.padded_slots);
   }));
 }
 
-TEST(DualChunkSwap, FragmentsNameExactlyTheRealTokens) {
-  EXPECT_TRUE(rc::check("fragments and index map agree; pads are in no fragment", [] {
-    const int cp = *rc::gen::inRange(1, 9);
-    const Bounds b = arbitrary_bounds(cp);
-    const SegmentBounds bounds{b.real, b.padded};
-    const Layout layout = dual_chunk_swap(bounds, cp);
-    int64_t real = 0;
-    for (int r = 0; r < cp; ++r) {
-      const Ints index = dual_chunk_swap_index(bounds, cp, r);
-      const Shard& shard = layout.shards[static_cast<size_t>(r)];
-      RC_ASSERT(shard.slots == std::ssize(index));
-      for (const Fragment& f : shard.fragments) {
-        RC_ASSERT(f.length > 0);
-        for (int64_t i = 0; i < f.length; ++i, ++real) {
-          const auto segment = static_cast<size_t>(f.segment.value());
-          const int64_t position = f.start.value() + i * f.stride;
-          RC_ASSERT(position < bounds.real_length(f.segment.value()));
-          RC_ASSERT(index[static_cast<size_t>(f.local_begin.value() + i)] ==
-                    b.padded[segment] + position);
-        }
-      }
+/// Rank and local slot -> segment and position, as fragments say it; nothing twice.
+std::map<std::pair<int, int64_t>, std::pair<int64_t, int64_t>> tokens_of_fragments(
+    const Layout& layout) {
+  std::map<std::pair<int, int64_t>, std::pair<int64_t, int64_t>> tokens;
+  for (int r = 0; r < layout.cp(); ++r)
+    for (const Fragment& f : layout.shard(r).fragments) {
+      RC_ASSERT(f.length > 0);
+      for (int64_t k = 0; k < f.length; ++k)
+        RC_ASSERT(tokens
+                      .insert({{r, f.local_begin.value() + k},
+                               {f.segment.value(), f.start.value() + k * f.stride}})
+                      .second);
     }
-    RC_ASSERT(real == b.real.back());
+  return tokens;
+}
+
+TEST(EveryLayout, FragmentsNameExactlyTheRealTokens) {
+  EXPECT_TRUE(rc::check("fragments and index lists agree; padding is in no fragment", [] {
+    const test::LayoutCase c = test::arbitrary_layout();
+    RC_TAG(c.kind);
+    const SegmentBounds bounds = c.bounds.view();
+    const auto tokens = tokens_of_fragments(c.layout);
+    const std::vector<Owner> owners = slot_owners(c.layout);
+    size_t expected = 0;
+    for (int64_t i = 0; i < bounds.segments(); ++i)
+      for (int64_t p = 0; p < bounds.real_length(i); ++p, ++expected) {
+        const Owner owner = owners[static_cast<size_t>(bounds.begin(i) + p)];
+        const auto found = tokens.find({owner.rank, owner.local});
+        RC_ASSERT(found != tokens.end());
+        RC_ASSERT(found->second == std::pair(i, p));
+      }
+    RC_ASSERT(tokens.size() == expected);
+    for (const Shard& shard : c.layout.shards)
+      RC_ASSERT(std::is_sorted(
+          shard.fragments.begin(), shard.fragments.end(),
+          [](const Fragment& a, const Fragment& b) { return a.local_begin < b.local_begin; }));
   }));
 }
 
-TEST(LocalBatch, ShiftsTargetsBeforeSharding) {
-  const Ints bounds = {0, 8};
-  const Ints text = {10, 11, 12, 13, 14, 15, 16, 17};
-  const std::vector<std::span<const int32_t>> documents = {text};
-  EXPECT_EQ(make_local_batch({bounds, bounds}, documents, 2, 0).targets, (Ints{11, 12, 17, -1}));
-  EXPECT_EQ(make_local_batch({bounds, bounds}, documents, 2, 1).targets, (Ints{13, 14, 15, 16}));
+TEST(SegmentIds, EmptySegmentsAreSkipped) {
+  EXPECT_EQ(segment_ids(Ints{0, 4, 8}), (Ints{0, 0, 0, 0, 1, 1, 1, 1}));
+  EXPECT_EQ(segment_ids(Ints{0, 4, 4, 8}), (Ints{0, 0, 0, 0, 2, 2, 2, 2}));
+  EXPECT_EQ(segment_ids(Ints{0}), Ints{});
 }
 
-TEST(LocalBatch, TwoDocumentsWithPadding) {
-  // Real lengths 7 and 3 in 8 and 4 slots, cp = 2.
-  const Ints real = {0, 7, 10}, padded = {0, 8, 12};
-  const Ints first = {1, 2, 3, 4, 5, 6, 7}, second = {11, 12, 13};
-  const std::vector<std::span<const int32_t>> documents = {first, second};
-  const LocalBatch r0 = make_local_batch({real, padded}, documents, 2, 0);
-  EXPECT_EQ(r0.tokens, (Ints{1, 2, 7, 0, 11, 0}));
-  EXPECT_EQ(r0.positions, (Ints{0, 1, 6, 7, 0, 3}));
-  EXPECT_EQ(r0.targets, (Ints{2, 3, -1, -1, 12, -1}));
-  const LocalBatch r1 = make_local_batch({real, padded}, documents, 2, 1);
-  EXPECT_EQ(r1.tokens, (Ints{3, 4, 5, 6, 12, 13}));
-  EXPECT_EQ(r1.positions, (Ints{2, 3, 4, 5, 1, 2}));
-  EXPECT_EQ(r1.targets, (Ints{4, 5, 6, 7, 13, -1}));
+TEST(SegmentIds, EqualAnUpperBoundSearchAndDifferFromALowerBoundSearch) {
+  EXPECT_TRUE(rc::check("a lower bound is wrong at the first slots of segments, only there", [] {
+    const Ints bounds = test::arbitrary_bounds(1).padded;
+    const Ints ids = segment_ids(bounds);
+    RC_ASSERT(std::ssize(ids) == bounds.back());
+    for (int32_t slot = 0; slot < bounds.back(); ++slot) {
+      int32_t brute = -1;
+      for (size_t i = 0; i + 1 < bounds.size(); ++i)
+        if (bounds[i] <= slot && slot < bounds[i + 1]) brute = static_cast<int32_t>(i);
+      RC_ASSERT(ids[static_cast<size_t>(slot)] == brute);
+      const auto below = std::lower_bound(bounds.begin() + 1, bounds.end(), slot);
+      const bool same = below - (bounds.begin() + 1) == brute;
+      const bool first = std::find(bounds.begin() + 1, bounds.end(), slot) != bounds.end();
+      RC_ASSERT(same == !first);
+    }
+  }));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "attention/schedules/registry.hpp"
 #include "core/error.hpp"
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 namespace {
@@ -35,7 +36,8 @@ Bounds bounds_of(const std::vector<int64_t>& lengths, int cp) {
 struct SlotMap {
   std::vector<Ints> index;
   SlotMap(const SegmentBounds& bounds, int cp) {
-    for (int r = 0; r < cp; ++r) index.push_back(dual_chunk_swap_index(bounds, cp, r));
+    const Layout layout = dual_chunk_swap(bounds, cp);
+    for (int r = 0; r < cp; ++r) index.push_back(shard_index(layout, r));
   }
   int64_t operator()(int rank, int64_t local) const {
     return index[static_cast<size_t>(rank)][static_cast<size_t>(local)];

@@ -1,0 +1,275 @@
+// Shards and back against memcpy of the same bytes, and layouts against each other: work of the
+// slowest rank and keys that ranks need from others, for packed documents with a long tail.
+//
+// Rates are per second of CPU time, so that a shared machine disturbs them less. A copy is measured
+// as a whole job, all ranks' shards of one stream, and alternates with memcpy of the stream.
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "packing/lengths.hpp"
+#include "runtime/buffer.hpp"
+#include "sharding/balanced.hpp"
+#include "sharding/cost.hpp"
+#include "sharding/transfer.hpp"
+
+namespace gyre {
+namespace {
+
+double cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+double time_of(const std::function<void()>& body) {
+  const double start = cpu_seconds();
+  body();
+  return cpu_seconds() - start;
+}
+
+struct Bounds {
+  std::vector<int32_t> real = {0}, padded = {0};
+  SegmentBounds view() const { return {real, padded}; }
+  void add(int64_t length, int64_t multiple) {
+    real.push_back(real.back() + static_cast<int32_t>(length));
+    padded.push_back(padded.back() + static_cast<int32_t>(round_up(length, multiple)));
+  }
+};
+
+/// Long-tailed document lengths, cut at `longest`: enough to fill `slots` slots.
+std::vector<int64_t> long_tailed_lengths(int64_t slots, int64_t longest) {
+  LengthSpec spec;
+  spec.distribution = "long-tailed";
+  spec.count = slots / 128;
+  spec.max = longest;
+  return draw_lengths(spec);
+}
+
+/// Rows of `slots` slots, full of documents that are cut at slots / 4, each in a multiple of
+/// `multiple` slots.
+std::vector<Bounds> long_tailed_packs(int64_t count, int64_t slots, int64_t multiple) {
+  std::vector<Bounds> packs(1);
+  for (const int64_t length : long_tailed_lengths(count * slots, slots / 4)) {
+    if (packs.back().view().slots() >= slots) {
+      if (std::ssize(packs) == count) break;
+      packs.emplace_back();
+    }
+    packs.back().add(std::min(length, slots - packs.back().view().slots()), multiple);
+  }
+  return packs;
+}
+
+Bounds equal_documents(int64_t slots, int64_t length) {
+  Bounds bounds;
+  while (bounds.view().slots() < slots) bounds.add(length, length);
+  return bounds;
+}
+
+constexpr int copy_cp = 8;
+constexpr int64_t large_stream = int64_t{128} << 20;  // beyond the caches
+constexpr int64_t small_stream = int64_t{1} << 20;    // ids of 256K tokens
+
+struct CopyCase {
+  std::string name;
+  std::string layout;
+  int64_t document;  ///< length of all; 0: long-tailed, cut at 16K
+};
+
+Layout copy_layout(const CopyCase& which, int64_t slots) {
+  LayoutOptions options;
+  options.cp = copy_cp;
+  options.chunk = 512;
+  Bounds bounds;
+  if (which.document > 0) {
+    bounds = equal_documents(slots, which.document);
+  } else {
+    for (const int64_t length : long_tailed_lengths(slots, 16 << 10))
+      if (const int64_t room = slots - bounds.view().slots(); room > 0)
+        bounds.add(std::min(length, room), 2 * copy_cp);
+  }
+  return find_layout(which.layout).make(bounds.view(), options);
+}
+
+void copy_all(benchmark::State& state, const CopyCase& which, int64_t row_bytes,
+              int64_t stream_bytes, bool back) {
+  const Layout layout = copy_layout(which, stream_bytes / row_bytes);
+  const int64_t bytes = layout.padded_slots * row_bytes;
+  Buffer<std::byte> stream(bytes), shards(bytes);
+  std::memset(stream.data(), 1, static_cast<size_t>(bytes));
+  std::memset(shards.data(), 2, static_cast<size_t>(bytes));
+  const auto part = [&](int r) {
+    const size_t each = static_cast<size_t>(bytes) / copy_cp;
+    return shards.span().subspan(static_cast<size_t>(r) * each, each);
+  };
+  double best = HUGE_VAL, best_memcpy = HUGE_VAL;
+  for (auto _ : state) {
+    best_memcpy = std::min(best_memcpy, time_of([&] {
+                             if (back)
+                               std::memcpy(stream.data(), shards.data(), stream.span().size());
+                             else
+                               std::memcpy(shards.data(), stream.data(), stream.span().size());
+                             benchmark::ClobberMemory();
+                           }));
+    const double seconds = time_of([&] {
+      for (int r = 0; r < copy_cp; ++r)
+        if (back)
+          unshard_rows<std::byte>(layout, r, part(r), stream.span(), row_bytes);
+        else
+          shard_rows<std::byte>(layout, r, stream.span(), part(r), row_bytes);
+      benchmark::ClobberMemory();
+    });
+    best = std::min(best, seconds);
+    state.SetIterationTime(seconds);
+  }
+  state.counters["B/s"] = static_cast<double>(bytes) / best;
+  state.counters["of_memcpy"] = best_memcpy / best;
+}
+
+/// What layouts are compared on: packs of long-tailed documents.
+struct PackCase {
+  int64_t slots;
+  int cp;
+  std::vector<Bounds> packs(int64_t multiple) const {
+    return long_tailed_packs(20, slots, multiple);
+  }
+};
+
+/// Means over the packs of max/mean of pairs, of the needed share of a ring's bytes (all ranks,
+/// and the one that needs most), and of the tokens of a piece.
+struct CostMeans {
+  double pair_ratio = 0, worst_ratio = 0, needed = 0, needed_most = 0, run = 0;
+  void add(const LayoutCost& cost, double packs) {
+    int64_t tokens = 0;
+    for (const RankCost& rank : cost.ranks) tokens += rank.real_tokens;
+    pair_ratio += cost.pair_ratio() / packs;
+    worst_ratio = std::max(worst_ratio, cost.pair_ratio());
+    needed += cost.needed_share() / packs;
+    needed_most += cost.largest_needed_share() / packs;
+    run += static_cast<double>(tokens) / static_cast<double>(cost.pieces) / packs;
+  }
+  void report(benchmark::State& state) const {
+    state.counters["max/mean"] = pair_ratio;
+    state.counters["worst"] = worst_ratio;
+    state.counters["needed"] = needed;
+    state.counters["needed_most"] = needed_most;
+    state.counters["tokens/piece"] = run;
+  }
+};
+
+void make_layouts(benchmark::State& state, const PackCase& which, const std::string& name,
+                  int64_t chunk) {
+  LayoutOptions options;
+  options.cp = which.cp;
+  options.chunk = chunk;
+  const std::vector<Bounds> packs = which.packs(name == "dual-chunk-swap" ? 2 * which.cp : 1);
+  CostMeans means;
+  for (const Bounds& pack : packs)
+    means.add(layout_cost(find_layout(name).make(pack.view(), options)),
+              static_cast<double>(packs.size()));
+  size_t next = 0;
+  for (auto _ : state)
+    benchmark::DoNotOptimize(find_layout(name).make(packs[next++ % packs.size()].view(), options));
+  means.report(state);
+}
+
+/// `communication`: time for the keys that ranks need under the balanced layout over time for its
+/// pairs, means over ranks. Times are relative to perfectly balanced compute.
+void make_joint(benchmark::State& state, const PackCase& which, int64_t chunk,
+                double communication) {
+  LayoutOptions options;
+  options.cp = which.cp;
+  options.chunk = chunk;
+  const std::vector<Bounds> packs = which.packs(1);
+  const auto count = static_cast<double>(packs.size());
+  CostMeans means;
+  double joint_time = 0, balanced_time = 0, contiguous_time = 0;
+  for (auto _ : state)
+    for (const Bounds& pack : packs) {
+      const LayoutCost compute = layout_cost(balanced(pack.view(), options));
+      double needed = 0;
+      for (const RankCost& rank : compute.ranks) needed += static_cast<double>(rank.kv_needed);
+      const auto pairs = static_cast<double>(compute.pairs());
+      options.time = {which.cp / pairs, communication * which.cp / needed};
+      const LayoutCost joint = layout_cost(balanced_joint(pack.view(), options));
+      means.add(joint, count);
+      joint_time += joint.seconds(options.time) / count;
+      balanced_time += compute.seconds(options.time) / count;
+      contiguous_time +=
+          layout_cost(contiguous(pack.view(), options)).seconds(options.time) / count;
+    }
+  double search = 0;
+  for (const Bounds& pack : packs) search += balance_joint(pack.view(), options).cpu_seconds;
+  means.report(state);
+  state.counters["time"] = joint_time;
+  state.counters["balanced"] = balanced_time;
+  state.counters["contiguous"] = contiguous_time;
+  state.counters["search_s"] = search / count;
+}
+
+void register_layouts() {
+  for (const PackCase& which : {PackCase{64 << 10, 8}, PackCase{256 << 10, 32}}) {
+    const std::string size = fmt::format("{}K/cp:{}", which.slots >> 10, which.cp);
+    for (const char* name : {"contiguous", "zigzag", "dual-chunk-swap", "striped"})
+      benchmark::RegisterBenchmark(
+          fmt::format("layout/{}/{}", size, name).c_str(),
+          [=](benchmark::State& state) { make_layouts(state, which, name, 0); })
+          ->Unit(benchmark::kMillisecond);
+    for (const int64_t chunk : {256, 512, 1024, 2048}) {
+      benchmark::RegisterBenchmark(
+          fmt::format("layout/{}/balanced/chunk:{}", size, chunk).c_str(),
+          [=](benchmark::State& state) { make_layouts(state, which, "balanced", chunk); })
+          ->Unit(benchmark::kMillisecond);
+      for (const double communication : {0.1, 1.0, 10.0})
+        benchmark::RegisterBenchmark(
+            fmt::format("layout/{}/balanced-joint/chunk:{}/communication:{}", size, chunk,
+                        communication)
+                .c_str(),
+            [=](benchmark::State& state) { make_joint(state, which, chunk, communication); })
+            ->Iterations(1)
+            ->Unit(benchmark::kMillisecond);
+    }
+  }
+}
+
+void register_copies() {
+  const std::vector<CopyCase> cases = {
+      {"contiguous", "contiguous", 0},
+      {"zigzag", "zigzag", 0},
+      {"dual-chunk-swap", "dual-chunk-swap", 0},
+      {"dual-chunk-swap of 64-token documents", "dual-chunk-swap", 64},
+      {"balanced", "balanced", 0},
+      {"striped", "striped", 0},
+  };
+  for (const bool back : {false, true})
+    for (const CopyCase& which : cases) {
+      const auto add = [&](int64_t row_bytes, int64_t stream_bytes, const char* where) {
+        benchmark::RegisterBenchmark(
+            fmt::format("{}/{}/row_bytes:{}{}", back ? "unshard" : "shard", which.name, row_bytes,
+                        where)
+                .c_str(),
+            [=](benchmark::State& state) { copy_all(state, which, row_bytes, stream_bytes, back); })
+            ->Iterations(stream_bytes == large_stream ? 7 : 200)
+            ->UseManualTime()
+            ->Unit(benchmark::kMillisecond);
+      };
+      for (const int64_t row_bytes : {4096, 64, 8, 4}) add(row_bytes, large_stream, "");
+      add(4, small_stream, "/in cache");
+    }
+}
+
+const bool registered = [] {
+  register_layouts();
+  register_copies();
+  return true;
+}();
+
+}  // namespace
+}  // namespace gyre

@@ -1,0 +1,68 @@
+#pragma once
+// The layouts, and their registry. Pictures: one row of 16 slots, cp = 2; the digit is the owner.
+//
+//     contiguous        0 0 0 0 0 0 0 0 1 1 1 1 1 1 1 1    causal work grows with the rank
+//     zigzag            0 0 0 0 1 1 1 1 1 1 1 1 0 0 0 0    chunks r and 2·cp-1-r of the whole row
+//     dual-chunk-swap   0 1 1 0 | 0 0 0 1 1 1 1 1 1 0 0 0  the same, of each segment (4 and 12)
+//     striped           0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1    slot t on rank t mod cp
+//     striped, 2        0 0 1 1 0 0 1 1 0 0 1 1 0 0 1 1    runs of `stripe` slots
+//     balanced          chunks of `chunk` slots, dealt by their cost
+//
+// Under a causal mask a token meets the tokens before it in its own document. DualChunkSwap gives
+// every rank the same such work for every segment that fills its slots, but each segment must lie
+// in a multiple of 2·cp slots. The others take any boundaries.
+
+#include <string>
+#include <vector>
+
+#include "sharding/layout.hpp"
+
+namespace gyre {
+
+/// How long attention and its communication take, for layouts that weigh them.
+struct TimeModel {
+  double seconds_per_pair = 1e-9;      ///< a visible (query, key) pair, all heads
+  double seconds_per_kv_token = 1e-9;  ///< the keys and values of one token, received
+};
+
+struct LayoutOptions {
+  int cp = 1;
+  int64_t stripe = 1;  ///< run of slots of the striped layout
+  int64_t chunk = 0;   ///< slots of a chunk of the balanced layouts; 0: see balanced_chunk
+  TimeModel time;
+};
+
+/// Rank r owns slots [r·n, (r+1)·n), n = slots / cp rounded up.
+Layout contiguous(const SegmentBounds& bounds, const LayoutOptions& options);
+
+/// Chunks r and 2·cp-1-r of the whole row, which is padded to a multiple of 2·cp. Document masks
+/// stay; work is balanced only when one document fills the row.
+Layout zigzag(const SegmentBounds& bounds, const LayoutOptions& options);
+
+/// Chunks r and 2·cp-1-r of every segment. Throws a usage error that names the first segment whose
+/// slot length is not a multiple of 2·cp (a multiple of cp, or only the total, is not enough), with
+/// the nearest valid length.
+Layout dual_chunk_swap(const SegmentBounds& bounds, int cp);
+Layout dual_chunk_swap(const SegmentBounds& bounds, const LayoutOptions& options);
+
+/// Runs of `stripe` slots dealt round robin; the row is padded to a multiple of stripe·cp.
+Layout striped(const SegmentBounds& bounds, const LayoutOptions& options);
+
+/// Chunks of equal size, equally many on each rank, so that the largest number of visible pairs on
+/// a rank is small; the row is padded to a multiple of chunk·cp. See balanced.hpp.
+Layout balanced(const SegmentBounds& bounds, const LayoutOptions& options);
+
+/// The same chunks, dealt so that the larger of compute and communication time, by options.time,
+/// is small on the slowest rank.
+Layout balanced_joint(const SegmentBounds& bounds, const LayoutOptions& options);
+
+struct LayoutKind {
+  std::string name;
+  std::string summary;
+  Layout (*make)(const SegmentBounds& bounds, const LayoutOptions& options);
+};
+const std::vector<LayoutKind>& layout_kinds();
+/// Throws a usage error that lists the names.
+const LayoutKind& find_layout(const std::string& name);
+
+}  // namespace gyre
