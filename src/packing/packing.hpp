@@ -9,19 +9,10 @@
 #include <span>
 #include <vector>
 
+#include "packing/bins.hpp"
 #include "sharding/layout.hpp"
 
 namespace gyre {
-
-/// A bin: indices of its items, in the order of packing.
-using Bin = std::vector<int64_t>;
-
-/// First-fit decreasing: items by (length, index), both descending; each goes into the first open
-/// bin where it fits. An item longer than `capacity` gets a bin of its own. O(n log n) (tree of
-/// free room over the bins). Lengths >= 0; throws a usage error for a negative one or capacity < 1.
-std::vector<Bin> first_fit_decreasing(std::span<const int64_t> lengths, int64_t capacity);
-/// The O(n · bins) twin that scans the bins one by one.
-std::vector<Bin> first_fit_decreasing_reference(std::span<const int64_t> lengths, int64_t capacity);
 
 /// One bin as a packed stream.
 struct PackedBatch {
@@ -33,9 +24,16 @@ struct PackedBatch {
   int64_t slots() const { return cu_seqlens_padded.back(); }
 };
 
-/// Packs documents of the given lengths into bins of `capacity` slots, each document in
-/// round_up(length, multiple) slots. Throws a usage error when capacity is not a positive multiple
-/// of `multiple` (with the nearest valid values), or when a stream would exceed int32.
+/// Packs documents of the given lengths [n] into bins of options.capacity slots, by any packer of
+/// bins.hpp, each document in round_up(length, multiple) slots: the packer sees the rounded
+/// lengths. One batch for each bin, in the packer's order. Throws a usage error when the capacity
+/// is not a positive multiple of `multiple` (with the nearest valid values), when a length is
+/// negative, when a stream would exceed int32, and those of the packer (whose "items" are the
+/// documents, and whose lengths are the rounded ones).
+std::vector<PackedBatch> pack_documents(std::span<const int64_t> lengths, int64_t multiple,
+                                        const BinPacker& packer, const BinOptions& options);
+
+/// The same by first_fit_decreasing; a document longer than `capacity` gets a bin of its own.
 std::vector<PackedBatch> pack_documents(std::span<const int64_t> lengths, int64_t capacity,
                                         int64_t multiple);
 

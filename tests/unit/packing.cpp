@@ -1,63 +1,17 @@
-// First-fit decreasing and packed batches.
+// Packed batches of documents.
 
 #include "packing/packing.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include <numeric>
+#include <limits>
+#include <string>
 
 #include "core/error.hpp"
 
 namespace gyre {
 namespace {
-
-TEST(FirstFitDecreasing, GoldenCapacity5) {
-  const std::vector<int64_t> lengths = {4, 1, 3, 2, 1, 3, 4, 5};
-  EXPECT_EQ(first_fit_decreasing(lengths, 5), (std::vector<Bin>{{7}, {6, 4}, {0, 1}, {5, 3}, {2}}));
-}
-
-TEST(FirstFitDecreasing, GoldenCapacity8) {
-  const std::vector<int64_t> lengths = {4, 1, 3, 2, 1, 3, 4, 5};
-  EXPECT_EQ(first_fit_decreasing(lengths, 8), (std::vector<Bin>{{7, 5}, {6, 0}, {2, 3, 4, 1}}));
-}
-
-TEST(FirstFitDecreasing, GoldenCapacity20) {
-  EXPECT_EQ(first_fit_decreasing(std::vector<int64_t>{20, 13, 12, 10, 7, 5, 5, 4, 4}, 20),
-            (std::vector<Bin>{{0}, {1, 4}, {2, 6}, {3, 5, 8}, {7}}));
-  EXPECT_EQ(first_fit_decreasing(std::vector<int64_t>{16, 15, 11, 6, 5, 4}, 20),
-            (std::vector<Bin>{{0, 5}, {1, 4}, {2, 3}}));
-}
-
-TEST(FirstFitDecreasing, ZeroLengthsAndNothing) {
-  EXPECT_EQ(first_fit_decreasing(std::vector<int64_t>{0, 5, 0}, 10), (std::vector<Bin>{{1, 2, 0}}));
-  EXPECT_TRUE(first_fit_decreasing(std::vector<int64_t>{}, 10).empty());
-}
-
-TEST(FirstFitDecreasing, OversizeItemsGetABinOfTheirOwn) {
-  EXPECT_EQ(first_fit_decreasing(std::vector<int64_t>{3, 25, 7}, 10),
-            (std::vector<Bin>{{1}, {2, 0}}));
-}
-
-TEST(FirstFitDecreasing, TreeEqualsScan) {
-  EXPECT_TRUE(rc::check("the tree finds the bin that the scan finds", [] {
-    const int64_t capacity = *rc::gen::inRange<int64_t>(1, 60);
-    const auto lengths =
-        *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 70));
-    RC_ASSERT(first_fit_decreasing(lengths, capacity) ==
-              first_fit_decreasing_reference(lengths, capacity));
-  }));
-}
-
-TEST(FirstFitDecreasing, RejectsNegativeLengthsByName) {
-  try {
-    first_fit_decreasing(std::vector<int64_t>{3, -2}, 10);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_STREQ(error.what(), "length -2 of item 1 is negative");
-  }
-}
 
 TEST(PackDocuments, RoundsSlotsAndKeepsRealLengths) {
   const auto batches = pack_documents(std::vector<int64_t>{3, 5, 0, 1}, 16, 4);
@@ -79,6 +33,66 @@ TEST(PackDocuments, RejectsCapacityThatIsNoMultipleWithTheNearestOnes) {
         error.what(),
         "bin capacity 10 is not a positive multiple of 4 (2·cp); the nearest are 8 and 12");
   }
+}
+
+TEST(PackDocuments, OversizeDocumentsGetABinOfTheirOwn) {
+  const auto batches = pack_documents(std::vector<int64_t>{3, 25, 7}, 12, 4);
+  ASSERT_EQ(batches.size(), 2U);
+  EXPECT_EQ(batches[0].documents, (std::vector<int64_t>{1}));
+  EXPECT_EQ(batches[0].cu_seqlens_padded, (std::vector<int32_t>{0, 28}));
+  EXPECT_EQ(batches[1].documents, (std::vector<int64_t>{2, 0}));
+}
+
+void expect_usage_error(const std::vector<int64_t>& lengths, int64_t multiple, const char* packer,
+                        const BinOptions& options, const char* message) {
+  try {
+    pack_documents(lengths, multiple, find_bin_packer(packer), options);
+    FAIL() << "no error, expected: " << message;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_STREQ(error.what(), message);
+  }
+}
+
+TEST(PackDocuments, AnyPackerSeesTheRoundedLengths) {
+  // Real lengths would all fit into one bin of 16; in slots of 4 they need 8 + 4 + 8.
+  const std::vector<int64_t> lengths = {5, 3, 6};
+  BinOptions options;
+  options.capacity = 16;
+  const auto batches = pack_documents(lengths, 4, find_bin_packer("next-fit"), options);
+  ASSERT_EQ(batches.size(), 2U);
+  EXPECT_EQ(batches[0].documents, (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(batches[0].cu_seqlens, (std::vector<int32_t>{0, 5, 8}));
+  EXPECT_EQ(batches[0].cu_seqlens_padded, (std::vector<int32_t>{0, 8, 12}));
+  EXPECT_EQ(batches[1].documents, (std::vector<int64_t>{2}));
+  EXPECT_EQ(pack_documents(lengths, 1, find_bin_packer("next-fit"), options).size(), 1U);
+}
+
+TEST(PackDocuments, HandsTheOptionsToThePacker) {
+  const std::vector<int64_t> lengths = {5, 3, 6, 1};
+  const BinOptions options = options_for_ranks(BinOptions{.capacity = 16}, 4);
+  for (const BinPacker& packer : bin_packers())
+    EXPECT_EQ(pack_documents(lengths, 4, packer, options).size(), 4U) << packer.name;
+  // The document of 17 tokens takes 20 slots.
+  expect_usage_error({3, 17}, 4, "balanced", BinOptions{.capacity = 16},
+                     "length 20 of item 1 exceeds the bin capacity 16; the longest item needs 20");
+}
+
+TEST(PackDocuments, RejectsLengthsThatNoStreamCanHold) {
+  BinOptions options{.capacity = 16, .oversize = Oversize::own_bin};
+  expect_usage_error({3, -2}, 4, "next-fit", options, "length -2 of document 1 is negative");
+  for (int64_t length : {int64_t{2147483645}, std::numeric_limits<int64_t>::max()})
+    expect_usage_error({3, length}, 4, "next-fit", options,
+                       ("document 1 of " + std::to_string(length) +
+                        " tokens: the packed stream would exceed the int32 range of cu_seqlens")
+                           .c_str());
+  EXPECT_EQ(pack_documents(std::vector<int64_t>{2147483644}, 16, 4)[0].slots(), 2147483644);
+  // Two documents that fit one by one but not together.
+  options.capacity = int64_t{1} << 32;
+  expect_usage_error(
+      {1 << 30, 1 << 30}, 4, "next-fit", options,
+      "document 1 of 1073741824 tokens: the packed stream would exceed the int32 range of "
+      "cu_seqlens");
 }
 
 TEST(PackDocuments, EveryDocumentOnceInSlotsOfItsOwn) {
