@@ -1,0 +1,111 @@
+#pragma once
+// One context-parallel rank's part of a packed batch.
+//
+//     every rank starts from the same full batch; nothing is communicated
+//     stream = to_thd(batch)
+//     index  = slots of this rank under the layout
+//     each token-aligned array = its entries at `index`
+//
+// One row of 12 slots, real lengths 7 and 3 in 8 and 4 slots, cp = 2, dual-chunk-swap:
+//
+//                      whole stream                rank 0        rank 1
+//     slots            0 .. 11                     0 1 6 7 8 11  2 3 4 5 9 10
+//     positions        0 1 2 3 4 5 6 7 0 1 2 3     0 1 6 7 0 3   2 3 4 5 1 2
+//     padding_mask     . . . . . . . P . . . P     . . . P . P   . . . . . .
+//     cu_seqlens       0 7 10                      local 0 3 4   local 0 4 6
+//     cu_seqlens_padded 0 8 12                     local 0 4 6   local 0 4 6
+//
+// After NeMo Automodel's make_cp_batch_for_te. Unlike there the real lengths survive beside the
+// slots (bidirectional attention, routing and token counts need them), embeddings stay floats, and
+// positions of several axes are gathered along the stream.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "packing/thd.hpp"
+#include "sharding/layouts.hpp"
+
+namespace gyre {
+
+/// Boundaries of a rank's slots, as of a packed stream of its own.
+struct LocalBounds {
+  std::vector<int32_t> cu_seqlens;         ///< [N + 1]
+  std::vector<int32_t> cu_seqlens_padded;  ///< [N + 1]
+  SegmentBounds view() const { return {cu_seqlens, cu_seqlens_padded}; }
+};
+
+/// The boundaries of the local slots `index` (shard_index) of a stream: there are some if each
+/// segment is one run of local slots with its real tokens first, which always holds under
+/// dual-chunk-swap. Real lengths are counted: real length / cp would be wrong on some rank unless
+/// a segment is empty, half full or full. Slots past the stream, which a layout appended, lie after
+/// the last boundary.
+std::optional<LocalBounds> local_bounds(const SegmentBounds& bounds,
+                                        std::span<const int32_t> index);
+
+struct CpBatch {
+  std::string qkv_format = "thd";
+  int cp_size = 1;
+  int cp_rank = 0;
+  std::vector<int32_t> index;         ///< [slots] slot of the stream behind each local slot
+  TokenInputs inputs;                 ///< [slots] or [slots, hidden]
+  std::vector<int64_t> labels;        ///< [slots]
+  PositionIds positions;              ///< [axes, slots]
+  std::vector<uint8_t> padding_mask;  ///< [slots] 1 = padding
+  // Boundaries of the whole stream, not of this rank:
+  std::vector<int32_t> cu_seqlens;         ///< [N + 1] real; pads included if `absorbed`
+  std::vector<int32_t> cu_seqlens_padded;  ///< [N + 1] slots; equal if there is no padding
+  int32_t max_seqlen = 0;                  ///< widest slot range of a segment
+  bool absorbed = false;
+  std::optional<LocalBounds> local;  ///< of this rank; see local_bounds
+  Extras extras;
+  SegmentBounds bounds() const { return {cu_seqlens, cu_seqlens_padded}; }
+};
+
+/// This rank's part of `stream` under `layout`, which is one of stream.bounds(). Slots that the
+/// layout appends hold pad_id or zeros, ignored_label, position 0 and mask 1. Extras aligned to
+/// slots are sharded too; "attention_mask" is dropped, since no mask by slots can describe a
+/// shard; others are passed on. Throws a usage error when the stream has no boundaries or
+/// positions, when boundaries do not cover it, when the layout is of another length, or when rank
+/// is out of range.
+CpBatch shard_thd(const ThdBatch& stream, const Layout& layout, int rank, int64_t pad_id = 0);
+
+struct CpOptions {
+  std::string qkv_format = "thd";  ///< the only one that works
+  int cp = 1;
+  int rank = 0;
+  std::string layout = "dual-chunk-swap";  ///< see layout_kinds; not used for cp = 1
+  int64_t stripe = 1;                      ///< of the striped layout
+  int64_t chunk = 0;                       ///< of the balanced layouts
+  int64_t sentinel = length_sentinel;
+  int64_t pad_id = 0;
+  bool allow_undeclared_tail = false;
+  std::optional<Tail> tail;  ///< unset: absorb for cp = 1, own_segment for cp > 1
+};
+
+/// Converts the batch and takes this rank's part. For cp = 1 that is all of it, in order, with
+/// local = the whole stream's bounds. Usage errors: a qkv_format other than "thd" (before anything
+/// else); cp or rank out of range; seq_lens, seq_lens_padded or position_ids absent, by name; under
+/// dual-chunk-swap a slot length that is no multiple of 2·cp, by row and segment; all of to_thd.
+CpBatch make_cp_batch(BshdBatch batch, const CpOptions& options);
+
+/// The same for each of `chunks` equal groups of rows: [chunks]. Errors also as split_into_chunks.
+std::vector<CpBatch> make_cp_chunks(const BshdBatch& batch, int64_t chunks,
+                                    const CpOptions& options);
+
+/// Positions [begin, end) of a segment.
+struct PositionRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  friend bool operator==(const PositionRange&, const PositionRange&) = default;
+};
+/// The rows of a rotary table that a dual-chunk-swap shard of a segment with `local_slots` slots a
+/// rank reads, in local order: with c = local_slots / 2, [rank·c, (rank + 1)·c) and [cp·local_slots
+/// - (rank + 1)·c, cp·local_slots - rank·c). Throws a usage error when local_slots is negative or
+/// odd, or cp or rank are out of range.
+std::array<PositionRange, 2> rope_slices(int64_t local_slots, int cp, int rank);
+
+}  // namespace gyre

@@ -1,0 +1,201 @@
+#pragma once
+// A rectangular batch of packed rows (BSHD) as one stream of slots (THD).
+//
+//     2 rows of 6 slots, sentinel _      row 0  a a a . b b      row 1  c c c c c c
+//     seq_lens          [[3 2] [6 _]]    real tokens of each segment, the first ones of its slots
+//     seq_lens_padded   [[4 2] [6 _]]    slots of each segment; those of a row fill the row
+//
+//     stream            a a a . b b c c c c c c      rows one after the other, no token moves
+//     cu_seqlens        0 3 5 11                     prefix sums of the real lengths
+//     cu_seqlens_padded 0 4 6 12                     prefix sums of the slots: where segments lie
+//     max_seqlen        6
+//     padding_mask      . . . P . . . . . . . .
+//
+//     segments     cells of both tables that are not the sentinel, row by row
+//     cu, cup      prefix sums of their real lengths and of their slots
+//     tail         see Tail: cu and cup may change, the mask does not
+//     max_seqlen   widest segment of the final cu
+//     mask         offset in the segment >= real length, or beyond the last segment
+//
+// As NeMo Automodel's process_input_for_thd does it, except that what it assumes of the tables is
+// checked here: a row that is not filled would shift every boundary after it.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/label.hpp"
+#include "sharding/layout.hpp"
+
+namespace gyre {
+
+/// A cell of a length table that holds no segment.
+inline constexpr int64_t length_sentinel = -1000;
+
+/// Lengths of the segments of each row, row-major; a cell equal to the sentinel holds none.
+struct LengthTable {
+  int64_t rows = 0;
+  int64_t columns = 0;         ///< most segments of a row
+  std::vector<int64_t> cells;  ///< [rows, columns]
+  int64_t at(int64_t row, int64_t column) const {
+    return cells[static_cast<size_t>(row * columns + column)];
+  }
+};
+
+using TokenIds = std::vector<int64_t>;  ///< [slots]
+/// Activations of an earlier pipeline stage, or spliced frames. One value a token is still a row.
+struct TokenEmbeddings {
+  int64_t hidden = 1;
+  std::vector<float> values;  ///< [slots, hidden]
+};
+using TokenInputs = std::variant<TokenIds, TokenEmbeddings>;
+
+/// Position ids: one axis, or several for multi-axis rotary embeddings.
+struct PositionIds {
+  int64_t axes = 1;
+  std::vector<int64_t> values;  ///< [axes, slots]
+};
+
+/// An array that goes along with a batch without being read. Its bytes are shared; they are copied
+/// only where a batch is cut.
+struct Extra {
+  enum class Aligned {
+    none,   ///< passed on as it is
+    rows,   ///< [rows, ...]: cut with the rows
+    slots,  ///< [rows, slots, ...]: cut with the rows, sharded with the tokens
+  };
+  Aligned aligned = Aligned::none;
+  int64_t item_bytes = 0;  ///< bytes of a row or of a slot; not used by Aligned::none
+  std::shared_ptr<const std::vector<std::byte>> bytes;
+};
+using Extras = std::map<std::string, Extra>;
+
+/// An extra that holds a copy of `values`, `width` of them for each row or slot.
+template <class T>
+Extra make_extra(std::span<const T> values, Extra::Aligned aligned = Extra::Aligned::none,
+                 int64_t width = 1) {
+  const auto bytes = std::as_bytes(values);
+  return {aligned, width * static_cast<int64_t>(sizeof(T)),
+          std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end())};
+}
+
+/// A batch of `rows` rows of `slots` slots. Absent tables or positions are nullopt.
+struct BshdBatch {
+  int64_t rows = 0;
+  int64_t slots = 0;
+  TokenInputs inputs;                    ///< [rows, slots] or [rows, slots, hidden]
+  std::vector<int64_t> labels;           ///< [rows, slots], shifted already
+  std::optional<PositionIds> positions;  ///< [rows, slots] or [axes, rows, slots]
+  std::optional<LengthTable> seq_lens;
+  std::optional<LengthTable> seq_lens_padded;
+  Extras extras;
+};
+
+/// What becomes of padding behind the last real token of a row. One row, R = 5 in 16 slots:
+///
+///                   cu_seqlens  cu_seqlens_padded
+///     absorb        0 16        -                   the last segment takes it as if it were real
+///     own_segment   0 5 5       0 8 16              (slot_multiple 4) a segment of no tokens
+///     keep          0 5         0 16                as declared
+enum class Tail {
+  /// As NeMo Automodel: if the tables differ in nothing but the end of the whole stream,
+  /// cu_seqlens ends at the last slot and cu_seqlens_padded is dropped, which spares kernels the
+  /// slower path for padding between segments. Harmless for causal attention on one rank. From then
+  /// on cu_seqlens counts padding as real: count tokens by the mask or the labels.
+  absorb,
+  /// The last segment of each row keeps round_up(real, slot_multiple) slots, the rest of the row is
+  /// a segment of real length 0; so are slots beyond the last boundary. Under context parallelism
+  /// this keeps the chunks of the last segment small: real lengths 16 16 5 in 16 16 96 slots over 4
+  /// ranks leave 13 8 8 8 real tokens a rank if kept or absorbed, but 9 9 9 10 if split at 8.
+  own_segment,
+  keep,
+};
+
+struct ThdOptions {
+  int64_t sentinel = length_sentinel;
+  int64_t pad_id = 0;         ///< read only where seq_lens is absent
+  Tail tail = Tail::absorb;   ///< without seq_lens_padded, absorb is the same as keep
+  int64_t slot_multiple = 1;  ///< every slot length must be a multiple: 2·cp under DualChunkSwap
+  /// Accept a last row whose segments end before the row does; otherwise rows must be full.
+  bool allow_undeclared_tail = false;
+};
+
+/// A packed stream of `slots` slots.
+struct ThdBatch {
+  int64_t slots = 0;
+  TokenInputs inputs;                                     ///< [slots] or [slots, hidden]
+  std::vector<int64_t> labels;                            ///< [slots]
+  std::optional<PositionIds> positions;                   ///< [slots] or [axes, slots]
+  std::optional<std::vector<int32_t>> cu_seqlens;         ///< [N + 1]; absent without seq_lens
+  std::optional<std::vector<int32_t>> cu_seqlens_padded;  ///< [N + 1] only if it differs: its
+                                                          ///< presence says "padding in between"
+  std::optional<int32_t> max_seqlen;  ///< widest segment of cu_seqlens, 0 without segments
+  std::vector<uint8_t> padding_mask;  ///< [slots] 1 = padding, also where it was absorbed
+  bool absorbed = false;
+  Extras extras;
+
+  /// Real and padded boundaries; views of this batch. Precondition: cu_seqlens is there.
+  SegmentBounds bounds() const {
+    return {*cu_seqlens, cu_seqlens_padded ? *cu_seqlens_padded : *cu_seqlens};
+  }
+};
+
+/// Flattens a batch; moves its arrays. Rows of nothing but sentinels are padding, and may only
+/// follow the last row that has a segment; the slots of such rows are a tail of the stream (see
+/// Tail; kept, they lie beyond the last boundary). A real length of 0 is legal and repeats a
+/// boundary.
+///
+/// Without seq_lens (ids only) a slot is padding where it holds options.pad_id, which is accepted
+/// only if these slots are the end of the stream. Without seq_lens_padded the real lengths are the
+/// slot lengths.
+///
+/// Usage errors, by row and segment (column of the table), with the nearest valid value: arrays or
+/// tables of the wrong size; sentinels in one table only; not 0 <= real <= slots; slot lengths of a
+/// row that do not sum to its slots or are not multiples of slot_multiple; an all-padding row
+/// before one with segments; a stream longer than int32; embeddings without seq_lens;
+/// seq_lens_padded without seq_lens; pad ids among content without seq_lens.
+ThdBatch to_thd(BshdBatch batch, const ThdOptions& options = {});
+
+/// Cuts the rows into `chunks` equal groups and converts each by itself (so each has a tail of its
+/// own): [chunks]. Positions of all axes, and extras by their alignment, are cut with the rows.
+/// Throws a usage error unless rows is a multiple of chunks, with the nearest counts that divide;
+/// other errors as to_thd, rows numbered in the whole batch.
+std::vector<ThdBatch> split_into_chunks(const BshdBatch& batch, int64_t chunks,
+                                        const ThdOptions& options = {});
+
+/// Boundaries of several chunks in one rectangle: short rows end in sentinels.
+struct StackedBounds {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  std::vector<int32_t> cells;  ///< [rows, columns]
+  std::span<const int32_t> row(int64_t i) const {
+    return std::span(cells).subspan(static_cast<size_t>(i * columns), static_cast<size_t>(columns));
+  }
+};
+
+/// The chunks' metadata as arrays with an axis of chunks in front.
+struct ChunkBounds {
+  StackedBounds cu_seqlens;
+  std::optional<StackedBounds> cu_seqlens_padded;  ///< if any chunk has one; others: cu_seqlens
+  std::vector<int32_t> max_seqlen;                 ///< [chunks]
+};
+/// Precondition: all chunks have cu_seqlens.
+ChunkBounds stack_chunk_bounds(std::span<const ThdBatch> chunks,
+                               int32_t sentinel = static_cast<int32_t>(length_sentinel));
+
+/// One row without the sentinels at its end: the boundaries that a consumer may use.
+std::span<const int32_t> strip_sentinels(std::span<const int32_t> row,
+                                         int32_t sentinel = static_cast<int32_t>(length_sentinel));
+
+/// Slots that are no padding. (The end of cu_seqlens says the same only if nothing was absorbed.)
+int64_t count_real_tokens(std::span<const uint8_t> padding_mask);
+/// Labels other than ignored_label.
+int64_t count_supervised_tokens(std::span<const int64_t> labels);
+
+}  // namespace gyre
