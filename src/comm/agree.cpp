@@ -85,6 +85,32 @@ std::string broadcast_string(Communicator& comm, std::string value, int root) {
   return value;
 }
 
+void agree_on_arguments(Communicator& comm, std::string_view what,
+                        const std::function<void()>& check,
+                        std::initializer_list<SameOnAllRanks> arguments) {
+  run_agreed(comm, what, check);
+  std::vector<int64_t> mine;
+  for (const SameOnAllRanks& argument : arguments) mine.push_back(argument.value);
+  std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm.size()));
+  HostStream stream;
+  comm.all_gather(bytes_of(std::span<const int64_t>(mine)),
+                  writable_bytes_of(std::span<int64_t>(all)), stream, what)
+      ->wait();
+  size_t i = 0;
+  for (const SameOnAllRanks& argument : arguments) {
+    for (int r = 1; r < comm.size(); ++r) {
+      const int64_t other = all[static_cast<size_t>(r) * mine.size() + i];
+      if (other != all[i])
+        throw Error(ExitCode::usage,
+                    fmt::format("{}: {} is {} on rank 0, but {} on rank {}; it must be the same on "
+                                "all ranks of the group",
+                                what, argument.name, all[i], other, r),
+                    true);
+    }
+    ++i;
+  }
+}
+
 ExitCode agree_on(Communicator& comm, ExitCode mine) {
   const int64_t worst = all_reduce_value(comm, int64_t{severity(mine)}, ReduceOp::max);
   for (ExitCode code : {ExitCode::skipped, ExitCode::ok, ExitCode::verification_failed,

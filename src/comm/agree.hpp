@@ -2,6 +2,7 @@
 // Agreement about errors: what one rank finds ends all ranks, with the same code and message.
 
 #include <functional>
+#include <initializer_list>
 
 #include "comm/communicator.hpp"
 #include "core/error.hpp"
@@ -15,6 +16,19 @@ void run_agreed(Communicator& comm, std::string_view what, const std::function<v
 
 /// Runs `work` on rank 0 alone; if it throws, all ranks throw its error, marked agreed. Collective.
 void run_on_root(Communicator& comm, std::string_view what, const std::function<void()>& work);
+
+/// An argument that all ranks of a group must give alike.
+struct SameOnAllRanks {
+  std::string_view name;
+  int64_t value;
+};
+
+/// Runs `check` (no communication inside) on every rank and compares `arguments` over the ranks. If
+/// a check throws or an argument differs, all ranks throw the same error, marked agreed; a
+/// difference is a usage error that names both values. Collective: two small all-gathers.
+void agree_on_arguments(Communicator& comm, std::string_view what,
+                        const std::function<void()>& check,
+                        std::initializer_list<SameOnAllRanks> arguments);
 
 /// The gravest of the ranks' codes: verification_failed < usage < runtime < timeout; ok and skipped
 /// give way. Collective.

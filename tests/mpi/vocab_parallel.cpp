@@ -7,6 +7,7 @@
 #include <random>
 
 #include "comm/agree.hpp"
+#include "core/index.hpp"
 #include "mpi_test.hpp"
 
 namespace gyre {
@@ -57,6 +58,11 @@ TEST(VocabParallel, GoldenLogprobsAndEntropies) {
     EXPECT_NEAR(static_cast<double>(scores[s].logprob), logprob[s], 4e-6);
     EXPECT_NEAR(static_cast<double>(scores[s].entropy), entropy[s], 4e-6);
   }
+}
+
+TEST(VocabParallel, CrossEntropyOfFourLogitsOverAnyNumberOfRanks) {
+  const auto scores = score({{1, 2, 3, 4, 0, 0, 0, 0}}, 4, round_up(4, world().size()), {2});
+  EXPECT_NEAR(-static_cast<double>(scores[0].logprob), 1.440190, 1e-6);
 }
 
 TEST(VocabParallel, RandomRowsWithPaddedColumnsEqualTheTwin) {

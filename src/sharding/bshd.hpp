@@ -1,0 +1,48 @@
+#pragma once
+// Rows of equal width (BSHD) under dual-chunk-swap, with their key mask.
+//
+//     n' = n rounded up to a multiple of 2 · cp · max(1, tp)
+//     for each row: pad on the right; rank r gets chunks r and 2·cp-1-r of n' / (2·cp) slots
+//
+// 10 slots, two of them padding on the left (.), cp = 2: n' = 12, chunks of 3; + is new padding
+//
+//     . . a b c d e f g h + +        rank 0   . . a | h + +      mask 0 0 1 | 1 0 0
+//                                    rank 1   b c d | e f g      mask 1 1 1 | 1 1 1
+//
+// Rows come padded on the left. Padding on the right is invisible under a causal mask, since it
+// comes after every real query; padding on the left comes before them and is visible. So the
+// causal mask alone is wrong here: attention must receive `key_mask` with the keys, and pass it on
+// wherever the keys go. That is why the shard is one struct, with no way to leave the mask behind.
+// (NeMo Automodel, where this sharding comes from, dropped the mask and later gave the sharding
+// up.)
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sharding/layout.hpp"
+
+namespace gyre {
+
+/// One rank's part of every row; `slots` = n' / cp.
+struct BshdShard {
+  std::vector<float> embeddings;  ///< [batch, slots, hidden]; new padding is 0
+  std::vector<uint8_t> key_mask;  ///< [batch, slots]; 1: a key that may be attended, 0: padding
+  std::vector<int64_t> targets;   ///< [batch, slots]; new padding is ignored_label (-100)
+  Layout layout;                  ///< of each row; its fragments count padding on the left as real
+  int64_t slots() const { return layout.padded_slots / layout.cp(); }
+};
+
+/// The width of rows of n slots after padding: the next multiple of 2·cp·max(1, tp), so that a
+/// shard divides over tp ranks as well. Throws a usage error unless n >= 0, cp >= 1 and tp >= 0.
+int64_t bshd_padded_width(int64_t n, int cp, int tp);
+
+/// The shard of `rank` of embeddings [batch, n, hidden], mask [batch, n] (any value but 0 is real)
+/// and targets [batch, n], which are shifted already. tp is the size of the tensor-parallel group
+/// that shares the sequence, 0 or 1 for none. No communication: every rank of the group holds the
+/// same rows. Throws a usage error that names the sizes when they do not fit.
+BshdShard shard_bshd(std::span<const float> embeddings, std::span<const int64_t> mask,
+                     std::span<const int64_t> targets, int64_t batch, int64_t hidden, int cp,
+                     int rank, int tp);
+
+}  // namespace gyre

@@ -1,0 +1,229 @@
+#include "sharding/distributed.hpp"
+
+#include <algorithm>
+
+#include "comm/agree.hpp"
+#include "core/error.hpp"
+#include "sharding/transfer.hpp"
+
+namespace gyre {
+namespace {
+
+void check_group(const Layout& layout, const Communicator& comm) {
+  if (layout.cp() != comm.size())
+    throw_usage("layout {} is for {} ranks, but the group has {}", layout.name, layout.cp(),
+                comm.size());
+}
+
+void check_rows(int64_t batch, int64_t row) {
+  if (batch < 0) throw_usage("a batch of {} rows; there are at least 0", batch);
+  if (row < 1) throw_usage("{} elements a slot; there is at least 1", row);
+}
+
+int64_t local_slots(const Layout& layout) {
+  return layout.padded_slots / layout.cp();
+}
+
+void check_boundaries(const Layout& layout, std::span<const int32_t> bounds) {
+  if (bounds.empty()) throw_usage("no segment boundaries; there are segments + 1, from 0");
+  if (bounds.front() != 0)
+    throw_usage("segment boundaries must start at 0, not at {}", bounds.front());
+  for (size_t i = 0; i + 1 < bounds.size(); ++i)
+    if (bounds[i + 1] < bounds[i])
+      throw_usage("segment {}: ends at slot {}, before its begin {}", i, bounds[i + 1], bounds[i]);
+  if (bounds.back() != layout.stream_slots)
+    throw_usage("segment boundaries end at slot {}, but layout {} is of {} slots", bounds.back(),
+                layout.name, layout.stream_slots);
+}
+
+/// Slots that cross a rank boundary, with the slot of the stream by which both ends order them.
+struct Crossing {
+  int64_t stream_slot;
+  int32_t local;
+};
+
+std::vector<ShiftPlan::Message> messages(std::vector<std::vector<Crossing>>& by_peer) {
+  std::vector<ShiftPlan::Message> result;
+  for (size_t peer = 0; peer < by_peer.size(); ++peer) {
+    std::vector<Crossing>& crossings = by_peer[peer];
+    if (crossings.empty()) continue;
+    // Pieces of a rank may lie in any order.
+    std::sort(crossings.begin(), crossings.end(),
+              [](const Crossing& a, const Crossing& b) { return a.stream_slot < b.stream_slot; });
+    ShiftPlan::Message& message = result.emplace_back();
+    message.peer = static_cast<int>(peer);
+    for (const Crossing& crossing : crossings) message.slots.push_back(crossing.local);
+  }
+  return result;
+}
+
+void add_move(std::vector<ShiftPlan::Move>& moves, int32_t from, int32_t to) {
+  if (!moves.empty() && moves.back().from + moves.back().length == from &&
+      moves.back().to + moves.back().length == to)
+    ++moves.back().length;
+  else
+    moves.push_back({from, to, 1});
+}
+
+}  // namespace
+
+namespace detail {
+
+void check_gather(const Layout& layout, Communicator& comm, size_t elements, int64_t batch,
+                  int64_t row) {
+  agree_on_arguments(
+      comm, "gathering a stream",
+      [&] {
+        check_group(layout, comm);
+        check_rows(batch, row);
+        if (static_cast<int64_t>(elements) != batch * local_slots(layout) * row)
+          throw_usage(
+              "gathering a stream: {} local elements, but {} rows x {} slots x {} elements are {}",
+              elements, batch, local_slots(layout), row, batch * local_slots(layout) * row);
+      },
+      {{"the number of rows", batch},
+       {"the number of elements a slot", row},
+       {"the number of slots a rank", local_slots(layout)}});
+}
+
+void gather_bytes(const Layout& layout, Communicator& comm, std::span<const std::byte> local,
+                  int64_t batch, std::span<std::byte> stream, int64_t row_bytes) {
+  std::vector<std::byte> blocks(local.size() * static_cast<size_t>(comm.size()));
+  HostStream host;
+  comm.all_gather(local, blocks, host, "gathering a stream")->wait();
+  const auto block = static_cast<size_t>(local_slots(layout) * row_bytes);
+  const auto row = static_cast<size_t>(layout.stream_slots * row_bytes);
+  const std::span<const std::byte> all(blocks);
+  for (size_t r = 0; r < static_cast<size_t>(comm.size()); ++r)
+    for (size_t b = 0; b < static_cast<size_t>(batch); ++b)
+      unshard_bytes(layout, static_cast<int>(r), all.subspan(r * local.size() + b * block, block),
+                    stream.subspan(b * row, row), row_bytes);
+}
+
+}  // namespace detail
+
+template <class T>
+std::vector<T> gather_stream_backward(const Layout& layout, Communicator& comm,
+                                      std::span<const T> grad_stream, int64_t row,
+                                      GatherGradient convention) {
+  agree_on_arguments(
+      comm, "gradient of a gathered stream",
+      [&] {
+        check_group(layout, comm);
+        check_rows(1, row);
+        if (std::ssize(grad_stream) != layout.stream_slots * row)
+          throw_usage("gradient of a gathered stream: {} elements, but {} slots x {} are {}",
+                      grad_stream.size(), layout.stream_slots, row, layout.stream_slots * row);
+      },
+      {{"the number of elements a slot", row},
+       {"the number of slots a rank", local_slots(layout)},
+       {"the gradient convention", static_cast<int64_t>(convention)}});
+  const auto count = static_cast<size_t>(local_slots(layout) * row);
+  std::vector<T> grad(count, T{0});
+  if (convention == GatherGradient::split)
+    shard_rows<T>(layout, comm.rank(), grad_stream, grad, row);
+  if (convention == GatherGradient::sum) {
+    std::vector<T> blocks(count * static_cast<size_t>(comm.size()));
+    for (size_t r = 0; r < static_cast<size_t>(comm.size()); ++r)
+      shard_rows<T>(layout, static_cast<int>(r), grad_stream,
+                    std::span<T>(blocks).subspan(r * count, count), row);
+    HostStream host;
+    comm.reduce_scatter(blocks.data(), grad.data(), static_cast<int64_t>(count), dtype_of<T>,
+                        ReduceOp::sum, host, "gradient of a gathered stream")
+        ->wait();
+  }
+  return grad;
+}
+
+ShiftPlan plan_shift_left(const Layout& layout, std::span<const int32_t> bounds, int rank) {
+  check_boundaries(layout, bounds);
+  if (rank < 0 || rank >= layout.cp())
+    throw_usage("rank {} of a layout of {} ranks", rank, layout.cp());
+  std::vector<bool> begins(static_cast<size_t>(layout.stream_slots) + 1, false);
+  for (const int32_t bound : bounds) begins[static_cast<size_t>(bound)] = true;
+  const std::vector<Owner> owners = slot_owners(layout);
+  const std::vector<int32_t> index = shard_index(layout, rank);
+  std::vector<std::vector<Crossing>> sends(static_cast<size_t>(layout.cp())), recvs = sends;
+  ShiftPlan plan;
+  plan.slots = std::ssize(index);
+  for (size_t t = 0; t < index.size(); ++t) {
+    const auto local = static_cast<int32_t>(t);
+    const auto slot = static_cast<size_t>(index[t]);
+    const bool in_stream = index[t] < layout.stream_slots;
+    if (in_stream && !begins[slot])
+      if (const Owner before = owners[slot - 1]; before.rank != rank)
+        sends[static_cast<size_t>(before.rank)].push_back({index[t], local});
+    if (!in_stream || begins[slot + 1]) {
+      plan.ends.push_back(local);
+      continue;
+    }
+    const Owner next = owners[slot + 1];
+    if (next.rank == rank)
+      add_move(plan.moves, next.local, local);
+    else
+      recvs[static_cast<size_t>(next.rank)].push_back({index[t] + 1, local});
+  }
+  plan.sends = messages(sends);
+  plan.recvs = messages(recvs);
+  return plan;
+}
+
+template <class T>
+std::vector<T> shift_left_sharded(const ShiftPlan& plan, Communicator& comm,
+                                  std::span<const T> local, T fill) {
+  GYRE_CHECK(std::ssize(local) == plan.slots, "shift of {} slots by a plan of {}", local.size(),
+             plan.slots);
+  std::vector<std::vector<T>> sent, received;
+  std::vector<SendSlice> sends;
+  std::vector<RecvSlice> recvs;
+  for (const ShiftPlan::Message& message : plan.sends) {
+    std::vector<T>& values = sent.emplace_back();
+    for (const int32_t slot : message.slots) values.push_back(local[static_cast<size_t>(slot)]);
+    sends.push_back({message.peer, bytes_of(std::span<const T>(values))});
+  }
+  for (const ShiftPlan::Message& message : plan.recvs) {
+    std::vector<T>& values = received.emplace_back(message.slots.size());
+    recvs.push_back({message.peer, writable_bytes_of(std::span<T>(values))});
+  }
+  HostStream host;
+  const WorkPtr work = comm.exchange(sends, recvs, host, "next-token shift");
+  std::vector<T> out(local.size());
+  for (const ShiftPlan::Move& move : plan.moves)
+    std::copy_n(local.begin() + move.from, move.length, out.begin() + move.to);
+  for (const int32_t slot : plan.ends) out[static_cast<size_t>(slot)] = fill;
+  work->wait();
+  for (size_t m = 0; m < plan.recvs.size(); ++m)
+    for (size_t i = 0; i < received[m].size(); ++i)
+      out[static_cast<size_t>(plan.recvs[m].slots[i])] = received[m][i];
+  return out;
+}
+
+template <class T>
+std::vector<T> shift_left_sharded(const Layout& layout, std::span<const int32_t> bounds,
+                                  Communicator& comm, std::span<const T> local, T fill) {
+  ShiftPlan plan;
+  run_agreed(comm, "next-token shift", [&] {
+    check_group(layout, comm);
+    plan = plan_shift_left(layout, bounds, comm.rank());
+    if (std::ssize(local) != plan.slots)
+      throw_usage("next-token shift: {} local values, but the rank has {} slots", local.size(),
+                  plan.slots);
+  });
+  return shift_left_sharded(plan, comm, local, fill);
+}
+
+template std::vector<float> gather_stream_backward(const Layout&, Communicator&,
+                                                   std::span<const float>, int64_t, GatherGradient);
+template std::vector<double> gather_stream_backward(const Layout&, Communicator&,
+                                                    std::span<const double>, int64_t,
+                                                    GatherGradient);
+template std::vector<int32_t> shift_left_sharded(const ShiftPlan&, Communicator&,
+                                                 std::span<const int32_t>, int32_t);
+template std::vector<int64_t> shift_left_sharded(const ShiftPlan&, Communicator&,
+                                                 std::span<const int64_t>, int64_t);
+template std::vector<int32_t> shift_left_sharded(const Layout&, std::span<const int32_t>,
+                                                 Communicator&, std::span<const int32_t>, int32_t);
+template std::vector<int64_t> shift_left_sharded(const Layout&, std::span<const int32_t>,
+                                                 Communicator&, std::span<const int64_t>, int64_t);
+
+}  // namespace gyre

@@ -1,0 +1,229 @@
+#include "sharding/encoder_work.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "comm/agree.hpp"
+#include "core/error.hpp"
+#include "core/index.hpp"
+
+namespace gyre {
+namespace {
+
+void check_audio(Communicator& comm, const AudioBatch& audio, const EncodeOptions& options) {
+  const int64_t total = std::accumulate(audio.lengths.begin(), audio.lengths.end(), int64_t{0});
+  agree_on_arguments(
+      comm, "encoding audio",
+      [&] {
+        if (options.hidden < 1)
+          throw_usage("encodings of {} values; at least 1 is needed", options.hidden);
+        if (std::ssize(audio.lengths) != audio.samples.rows)
+          throw_usage("{} lengths for {} audio items", audio.lengths.size(), audio.samples.rows);
+        for (size_t i = 0; i < audio.lengths.size(); ++i)
+          if (audio.lengths[i] < 0 || audio.lengths[i] > audio.samples.cols)
+            throw_usage("audio item {}: length {} is not within 0 to {}, the width of the batch", i,
+                        audio.lengths[i], audio.samples.cols);
+      },
+      {{"the number of items", audio.samples.rows},
+       {"the width of the batch", audio.samples.cols},
+       {"the total length of the items", total},
+       {"the way of gathering", static_cast<int64_t>(options.gather)}});
+}
+
+/// What a rank encodes beside its share.
+struct Joint {
+  int64_t calls;         ///< of the encoder, on every rank
+  int64_t dummy_length;  ///< samples of a dummy: the shortest real length
+};
+
+Joint agree_on_calls(const AudioBatch& audio, int64_t share, const EncodeOptions& options) {
+  Joint joint{share, std::numeric_limits<int64_t>::max()};
+  for (const int64_t length : audio.lengths)
+    joint.dummy_length = std::min(joint.dummy_length, length);
+  if (options.encoder_group != nullptr) {
+    joint.calls = all_reduce_value(*options.encoder_group, joint.calls, ReduceOp::max);
+    joint.dummy_length =
+        all_reduce_value(*options.encoder_group, joint.dummy_length, ReduceOp::min);
+  }
+  return joint;
+}
+
+/// The encodings of this rank's share, those of dummies among them.
+std::vector<std::vector<float>> encode_share(const AudioBatch& audio,
+                                             const std::vector<int64_t>& share, const Joint& joint,
+                                             const AudioEncoder& encode, int64_t hidden) {
+  std::vector<std::vector<float>> encodings;
+  const auto width = static_cast<size_t>(audio.samples.cols);
+  // A text-only rank may have no width of its own.
+  std::vector<float> silence;
+  for (int64_t call = 0; call < joint.calls; ++call) {
+    const int64_t item = call < std::ssize(share) ? share[static_cast<size_t>(call)] : dummy_item;
+    std::vector<float> encoding;
+    if (item == dummy_item) {
+      silence.resize(std::max(width, static_cast<size_t>(joint.dummy_length)), 0.0f);
+      encoding = encode(silence, joint.dummy_length);
+    } else {
+      encoding = encode({audio.samples.row(item), width}, audio.lengths[static_cast<size_t>(item)]);
+    }
+    if (std::ssize(encoding) % hidden != 0)
+      throw_usage("audio item {}: an encoding of {} values is not a number of rows of {}", item,
+                  encoding.size(), hidden);
+    if (call < std::ssize(share)) encodings.push_back(std::move(encoding));
+  }
+  return encodings;
+}
+
+template <class T>
+std::vector<T> all_gather_vector(Communicator& comm, const std::vector<T>& mine,
+                                 std::string_view what) {
+  std::vector<T> all(mine.size() * static_cast<size_t>(comm.size()));
+  HostStream stream;
+  comm.all_gather(bytes_of(std::span<const T>(mine)), writable_bytes_of(std::span<T>(all)), stream,
+                  what)
+      ->wait();
+  return all;
+}
+
+/// Values of every item of all ranks, dummies included: [W · q].
+std::vector<int64_t> gather_sizes(Communicator& comm,
+                                  const std::vector<std::vector<float>>& encodings) {
+  std::vector<int64_t> sizes;
+  for (const std::vector<float>& encoding : encodings) sizes.push_back(std::ssize(encoding));
+  return all_gather_vector(comm, sizes, "lengths of encodings");
+}
+
+/// Every item in a slot of the longest encoding of all.
+std::vector<std::vector<float>> gather_padded(Communicator& comm,
+                                              const std::vector<std::vector<float>>& encodings,
+                                              int64_t items) {
+  int64_t longest = 0;
+  for (const std::vector<float>& encoding : encodings)
+    longest = std::max(longest, static_cast<int64_t>(std::ssize(encoding)));
+  longest = all_reduce_value(comm, longest, ReduceOp::max);
+  std::vector<float> mine(encodings.size() * static_cast<size_t>(longest), 0.0f);
+  for (size_t i = 0; i < encodings.size(); ++i)
+    std::copy(encodings[i].begin(), encodings[i].end(),
+              mine.begin() + static_cast<int64_t>(i) * longest);
+  const std::vector<float> all = all_gather_vector(comm, mine, "padded encodings");
+  const std::vector<int64_t> sizes = gather_sizes(comm, encodings);
+  std::vector<std::vector<float>> result;
+  // Items lie in order over the ranks and dummies last, so that item i is the i-th of all.
+  for (int64_t i = 0; i < items; ++i)
+    result.emplace_back(all.begin() + i * longest,
+                        all.begin() + i * longest + sizes[static_cast<size_t>(i)]);
+  return result;
+}
+
+/// The real items of each rank one after the other.
+std::vector<std::vector<float>> gather_ragged(Communicator& comm,
+                                              const std::vector<std::vector<float>>& encodings,
+                                              const std::vector<int64_t>& share, int64_t items) {
+  std::vector<float> mine;
+  for (size_t i = 0; i < encodings.size(); ++i)
+    if (share[i] != dummy_item) mine.insert(mine.end(), encodings[i].begin(), encodings[i].end());
+  const std::vector<int64_t> sizes = gather_sizes(comm, encodings);
+  const int64_t each = std::ssize(share);
+  std::vector<int64_t> bytes(static_cast<size_t>(comm.size()), 0);
+  for (int64_t i = 0; i < items; ++i)
+    bytes[static_cast<size_t>(i / each)] +=
+        sizes[static_cast<size_t>(i)] * static_cast<int64_t>(sizeof(float));
+  const int64_t total = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  std::vector<float> all(static_cast<size_t>(total) / sizeof(float));
+  HostStream stream;
+  comm.all_gather_v(bytes_of(std::span<const float>(mine)),
+                    writable_bytes_of(std::span<float>(all)), bytes, stream, "encodings")
+      ->wait();
+  std::vector<std::vector<float>> result;
+  auto at = all.begin();
+  for (int64_t i = 0; i < items; at += sizes[static_cast<size_t>(i)], ++i)
+    result.emplace_back(at, at + sizes[static_cast<size_t>(i)]);
+  return result;
+}
+
+int64_t total_size(std::span<const std::vector<float>> values) {
+  int64_t total = 0;
+  for (const std::vector<float>& value : values) total += std::ssize(value);
+  return total;
+}
+
+/// The sum over ranks of the gradients of each rank's share: one flat block a rank, as long as the
+/// longest.
+std::vector<float> reduce_shares(Communicator& comm, std::span<const std::vector<float>> grads,
+                                 int64_t each) {
+  std::vector<int64_t> sizes(static_cast<size_t>(comm.size()), 0);
+  for (int64_t i = 0; i < std::ssize(grads); ++i)
+    sizes[static_cast<size_t>(i / each)] += std::ssize(grads[static_cast<size_t>(i)]);
+  const int64_t block = *std::max_element(sizes.begin(), sizes.end());
+  std::vector<float> blocks(static_cast<size_t>(block * comm.size()), 0.0f);
+  for (int64_t r = 0; r < comm.size(); ++r) {
+    auto at = blocks.begin() + r * block;
+    for (int64_t i = r * each; i < std::min((r + 1) * each, std::ssize(grads)); ++i)
+      at =
+          std::copy(grads[static_cast<size_t>(i)].begin(), grads[static_cast<size_t>(i)].end(), at);
+  }
+  std::vector<float> mine(static_cast<size_t>(block));
+  HostStream stream;
+  comm.reduce_scatter(blocks.data(), mine.data(), block, DType::f32, ReduceOp::sum, stream,
+                      "gradient of encodings")
+      ->wait();
+  return mine;
+}
+
+}  // namespace
+
+std::vector<std::vector<int64_t>> distribute_items(int64_t items, int ranks) {
+  if (items < 0) throw_usage("{} items; there are at least 0", items);
+  if (ranks < 1) throw_usage("items over {} ranks; there is at least 1", ranks);
+  const int64_t each = ceil_div(items, ranks);
+  std::vector<std::vector<int64_t>> shares(static_cast<size_t>(ranks));
+  for (int64_t i = 0; i < each * ranks; ++i)
+    shares[static_cast<size_t>(i / each)].push_back(i < items ? i : dummy_item);
+  return shares;
+}
+
+std::vector<std::vector<float>> encode_distributed(Communicator& comm, const AudioBatch& audio,
+                                                   const AudioEncoder& encode,
+                                                   const EncodeOptions& options) {
+  Communicator& together = options.encoder_group != nullptr ? *options.encoder_group : comm;
+  // The groups agree one by one (every rank takes part), and then with each other: an error in one
+  // must not leave another waiting in the encoder.
+  run_agreed(together, "encoding audio", [&] { check_audio(comm, audio, options); });
+  const int64_t items = audio.samples.rows;
+  const std::vector<int64_t> share =
+      distribute_items(items, comm.size())[static_cast<size_t>(comm.rank())];
+  const Joint joint = agree_on_calls(audio, std::ssize(share), options);
+  std::vector<std::vector<float>> encodings;
+  run_agreed(together, "encoding audio",
+             [&] { encodings = encode_share(audio, share, joint, encode, options.hidden); });
+  if (items == 0) return {};
+  return options.gather == GatherKind::padded ? gather_padded(comm, encodings, items)
+                                              : gather_ragged(comm, encodings, share, items);
+}
+
+std::vector<std::vector<float>> encoder_gradient(Communicator& comm,
+                                                 std::span<const std::vector<float>> grads,
+                                                 GatherGradient convention) {
+  agree_on_arguments(comm, "gradient of encodings", [] {},
+                     {{"the number of items", std::ssize(grads)},
+                      {"the number of values", total_size(grads)},
+                      {"the gradient convention", static_cast<int64_t>(convention)}});
+  if (grads.empty()) return {};
+  const int64_t each = ceil_div(std::ssize(grads), comm.size());
+  std::vector<std::vector<float>> mine;
+  for (int64_t i = comm.rank() * each; i < (comm.rank() + 1) * each && i < std::ssize(grads); ++i)
+    mine.push_back(grads[static_cast<size_t>(i)]);
+  if (convention == GatherGradient::none)
+    for (std::vector<float>& grad : mine) std::fill(grad.begin(), grad.end(), 0.0f);
+  if (convention == GatherGradient::sum) {
+    const std::vector<float> summed = reduce_shares(comm, grads, each);
+    auto at = summed.begin();
+    for (std::vector<float>& grad : mine) {
+      std::copy_n(at, grad.size(), grad.begin());
+      at += std::ssize(grad);
+    }
+  }
+  return mine;
+}
+
+}  // namespace gyre

@@ -1,0 +1,80 @@
+#pragma once
+// Encoding a batch of audio with the work shared by the ranks of a context-parallel group.
+//
+// Every rank of the group starts from the same batch of A items and needs all encodings:
+//
+//     q = ceil(A / W); append q·W - A dummies: silence of the shortest real length
+//     rank r encodes items [r·q, (r+1)·q)
+//     gather; rebuild the original order; drop padding and dummies
+//
+//     A = 5, W = 4     rank 0: 0 1    rank 1: 2 3    rank 2: 4 dummy    rank 3: dummy dummy
+//
+// Every rank calls the encoder equally often, even if only for dummies: with sharded weights the
+// call itself is a collective. Work is split by the number of items, not by their duration. (As
+// encode_audio_with_cp_distribution of NeMo Speech, which gathers `padded`.)
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "core/view.hpp"
+#include "sharding/distributed.hpp"
+
+namespace gyre {
+
+/// A batch of audio, the same on all ranks of a group.
+struct AudioBatch {
+  MatrixView<const float> samples;   ///< [A, n], zero after each item's length
+  std::span<const int64_t> lengths;  ///< [A], each 0 to n
+};
+
+/// Encodes one item: samples [n] of which the first `length` count, into [frames, hidden].
+using AudioEncoder =
+    std::function<std::vector<float>(std::span<const float> samples, int64_t length)>;
+
+/// How encodings travel.
+enum class GatherKind {
+  padded,  ///< every item, dummies too, padded to the longest encoding: q · F_max rows a rank
+  ragged,  ///< the rows that each rank has of real items, and no more (NeMo's flat buffers are
+           ///< padded to the longest of them)
+};
+
+struct EncodeOptions {
+  int64_t hidden = 1;
+  GatherKind gather = GatherKind::ragged;
+  /// The ranks that call the encoder together, if more than the context-parallel group (weights
+  /// sharded over data-parallel ranks as well). A rank whose batch is smaller, or text only, then
+  /// joins with dummies. It must contain the group.
+  Communicator* encoder_group = nullptr;
+};
+
+/// The dummy of distribute_items.
+inline constexpr int64_t dummy_item = -1;
+
+/// Which items each of `ranks` ranks encodes, in order: [ranks][q], dummies included.
+std::vector<std::vector<int64_t>> distribute_items(int64_t items, int ranks);
+
+/// The encodings [frames, hidden] of all items in their order, identical on all ranks and to those
+/// of one rank alone. Collective over `comm` and the encoder group. All ranks of the group throw
+/// the same usage error when their batches differ in number, width or total length of the items
+/// (it names both values; unchecked, that would hang), when a length is not within 0 to n, or when
+/// an encoding is not a number of rows of `hidden` values. An error of the encoder on one rank ends
+/// all. comm.traffic() counts what is moved.
+std::vector<std::vector<float>> encode_distributed(Communicator& comm, const AudioBatch& audio,
+                                                   const AudioEncoder& encode,
+                                                   const EncodeOptions& options);
+
+/// The gradient that the encoder gets. `grads` [A][frames, hidden] are this rank's gradients with
+/// respect to the encodings of all items; the result are those of the items that this rank encoded
+/// (real ones, in order), to be propagated through its own encoder calls. With
+/// GatherGradient::sum, gradients of all ranks are summed (a reduce-scatter), as the ranks' losses
+/// are parts of one sum when the sequence is sharded; with `split` the own ones are taken as they
+/// are; with `none` the encoder gets zeros. Collective; all ranks throw the same usage error when
+/// the sizes or the convention differ between ranks.
+std::vector<std::vector<float>> encoder_gradient(Communicator& comm,
+                                                 std::span<const std::vector<float>> grads,
+                                                 GatherGradient convention);
+
+}  // namespace gyre
