@@ -11,6 +11,7 @@
 #include "io/text_import.hpp"
 #include "report/app.hpp"
 #include "report/options.hpp"
+#include "report/provenance.hpp"
 #include "report/table.hpp"
 
 namespace {
@@ -70,14 +71,6 @@ Row summarise(const Documents& documents, const ImportReport& report) {
   return row;
 }
 
-Provenance provenance_of(const AppContext& context, const Options& o) {
-  const BuildInfo build = build_info();
-  return {{"generator", fmt::format("{} {} (git {}, {})", context.info.name, build.version,
-                                    build.git_sha, build.git_state)},
-          {"command", context.command_line},
-          {"sources", fmt::format("{}", fmt::join(o.paths, "\n"))}};
-}
-
 ExitCode run(const Options& o, AppContext& context) {
   Communicator& world = context.world;
   OutputFile output(world, o.output);
@@ -89,7 +82,8 @@ ExitCode run(const Options& o, AppContext& context) {
       throw_usage("nothing to import: {} files found, {} of them hold a NUL byte", report.files,
                   report.binary.size());
   });
-  write_documents(output, documents, provenance_of(context, o));
+  write_documents(output, documents,
+                  provenance_of(context, fmt::format("{}", fmt::join(o.paths, "\n"))));
 
   if (context.root()) {
     const Row row = summarise(documents, report);

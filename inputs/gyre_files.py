@@ -162,3 +162,39 @@ def write_documents(path, documents, provenance):
         # HDF5 has no checksum for strings of variable length.
         group.create_dataset("names", data=names, dtype=h5py.string_dtype("utf-8"))
         put_provenance(file, provenance)
+
+
+def write_bshd(path, arrays, vocab_size, provenance, sentinel=-1000):
+    """Writes a gyre/bshd file.
+
+    `arrays`: input_ids [B, S] (or inputs_embeds [B, S, H]), labels, position_ids [B, S], seq_lens
+    and seq_lens_padded [B, M], where cells without a segment hold the sentinel.
+    """
+    with new_file(path, "gyre/bshd") as file:
+        group = file.create_group("bshd")
+        group.attrs["vocab_size"] = np.int64(vocab_size)
+        group.attrs["sentinel"] = np.int64(sentinel)
+        for name, array in arrays.items():
+            put(group, name, np.asarray(array, np.float32 if name == "inputs_embeds" else np.int64))
+        put_provenance(file, provenance)
+
+
+def write_salm(path, arrays, audio, attributes, provenance):
+    """Writes a gyre/salm file.
+
+    `arrays`: input_ids, target_ids [B, S], inputs_embeds [B, S, H], encoder [window, H]; `audio`: a
+    list of sample vectors, one for each placeholder in row-major order; `attributes`: vocab_size,
+    pad_id, placeholder_id.
+    """
+    offsets = np.zeros(len(audio) + 1, dtype=np.int64)
+    np.cumsum([len(item) for item in audio], out=offsets[1:])
+    with new_file(path, "gyre/salm") as file:
+        group = file.create_group("salm")
+        for name, value in attributes.items():
+            group.attrs[name] = np.int64(value)
+        for name, array in arrays.items():
+            whole = np.int64 if name.endswith("_ids") else np.float32
+            put(group, name, np.asarray(array, whole))
+        put(group, "audio", np.concatenate([np.empty(0, np.float32), *audio]).astype(np.float32))
+        put(group, "audio_offsets", offsets)
+        put_provenance(file, provenance)

@@ -6,6 +6,8 @@
                     thought of, and the reference of model_tiny.h5 including residual streams
     docs_small.h5   8 documents of English text, and the reference of the trained model.h5
                     including residual streams (float32)
+    bshd_tiny.h5    4 rows of packed segments, as a data loader makes them for cp = 2
+    salm_tiny.h5    2 rows of text with places for three pieces of audio
     MANIFEST        per file of inputs/: SHA-256, size in bytes, command that makes it, what it is
 
 The trained model.h5 comes from train_model.py and is only read here. All outputs are a function of
@@ -59,6 +61,14 @@ CONTENTS = {
     "docs_small.h5": (
         "inputs/make_inputs.py small",
         "English documents with the float64 reference of model.h5",
+    ),
+    "bshd_tiny.h5": (
+        "inputs/make_inputs.py batches",
+        "rows of packed segments, padded for cp = 2",
+    ),
+    "salm_tiny.h5": (
+        "inputs/make_inputs.py batches",
+        "rows of text with places for audio, and the audio",
     ),
 }
 
@@ -175,6 +185,68 @@ def make_small():
     reference.add_reference(model, documents, "float32")
 
 
+def bshd_arrays():
+    """Rows of 16 slots in segments of multiples of 4, with every kind of padding.
+
+    The padding id is also the id that ends documents, so that ids do not tell what is padding.
+    """
+    rng = np.random.default_rng(TINY_SEED + 2)
+    real = [[3, 8], [8, 5], [1, 0, 5], [7, 3]]
+    slots = [[4, 12], [8, 8], [4, 4, 8], [8, 8]]
+    rows, width, most, none = len(real), 16, 3, -1000
+    arrays = {
+        "input_ids": np.full((rows, width), gyre_files.EOS),
+        "labels": np.full((rows, width), -100),
+        "position_ids": np.zeros((rows, width), np.int64),
+        "seq_lens": np.full((rows, most), none),
+        "seq_lens_padded": np.full((rows, most), none),
+    }
+    for row in range(rows):
+        begin = 0
+        for i, (n, room) in enumerate(zip(real[row], slots[row])):
+            tokens = rng.integers(0, 256, n)
+            tokens[-1:] = gyre_files.EOS
+            arrays["input_ids"][row, begin : begin + n] = tokens
+            arrays["labels"][row, begin : begin + max(0, n - 1)] = tokens[1:]
+            arrays["position_ids"][row, begin : begin + room] = np.arange(room)
+            arrays["seq_lens"][row, i], arrays["seq_lens_padded"][row, i] = n, room
+            begin += room
+    return arrays
+
+
+def make_batches():
+    """bshd_tiny.h5 and salm_tiny.h5."""
+    provenance = {
+        "generator": "inputs/make_inputs.py",
+        "command": "inputs/make_inputs.py batches",
+        "sources": "none: random numbers from NumPy's default_rng",
+        "licence": "Random numbers.",
+    }
+    gyre_files.write_bshd(
+        os.path.join(HERE, "bshd_tiny.h5"), bshd_arrays(), gyre_files.VOCAB_SIZE, provenance
+    )
+    rng = np.random.default_rng(TINY_SEED + 3)
+    hidden, window, pad, place = 6, 5, 0, 99
+    ids = np.array([[7, place, 1, 2, place, 1], [pad, pad, 3, place, 4, 5]])
+    targets = np.full(ids.shape, -100)
+    targets[0, -1], targets[1, -2:] = ids[0, -1], ids[1, -2:]
+    # Small whole numbers: sums of their products are exact in any order.
+    small = lambda *shape: rng.integers(-8, 9, shape).astype(np.float32)  # noqa: E731
+    gyre_files.write_salm(
+        os.path.join(HERE, "salm_tiny.h5"),
+        {
+            "input_ids": ids,
+            "target_ids": targets,
+            "inputs_embeds": small(*ids.shape, hidden),
+            "encoder": small(window, hidden),
+        },
+        # 4, 3 and 2 frames; samples of a last frame that is not full are left out
+        [small(4 * window), small(3 * window + 2), small(2 * window + 4)],
+        {"vocab_size": 100, "pad_id": pad, "placeholder_id": place},
+        provenance,
+    )
+
+
 def make_manifest():
     """MANIFEST: a line of four tab-separated fields for every file that is there."""
     lines = ["# sha256\tbytes\tcommand\twhat it is\n"]
@@ -199,11 +271,12 @@ def main():
         "what",
         nargs="*",
         metavar="WHAT",
-        default=["tiny", "small"],
-        help="tiny, small (needs inputs/model.h5) or manifest (nothing else); default: tiny small",
+        default=["tiny", "small", "batches"],
+        help="tiny, small (needs inputs/model.h5), batches, or manifest (nothing else); default: "
+        "tiny small batches",
     )
     args = parser.parse_args()
-    makers = {"tiny": make_tiny, "small": make_small, "manifest": lambda: None}
+    makers = {"tiny": make_tiny, "small": make_small, "batches": make_batches, "manifest": lambda: None}
     for what in args.what:
         if what not in makers:
             parser.error(f"{what!r} is none of {', '.join(makers)}")

@@ -73,17 +73,6 @@ SortedPieces sort_pieces(std::span<const ResultPiece> pieces) {
   return sorted;
 }
 
-void write_packed(h5::File& file, const PackedBins& packed) {
-  file.create_group("/packed");
-  file.write_attribute("/packed", "cp", packed.cp);
-  file.write_attribute("/packed", "bin_capacity", packed.bin_capacity);
-  file.write_dataset("/packed/bin_offsets", std::span<const int64_t>(packed.bin_offsets));
-  file.write_dataset("/packed/document", std::span<const int64_t>(packed.document));
-  file.write_dataset("/packed/cu_seqlens", std::span<const int32_t>(packed.cu_seqlens));
-  file.write_dataset("/packed/cu_seqlens_padded",
-                     std::span<const int32_t>(packed.cu_seqlens_padded));
-}
-
 void create_results(const std::string& path, const ResultsHeader& header) {
   h5::File file = h5::File::create(path);
   write_schema(file, results_schema, header.provenance);
@@ -95,22 +84,22 @@ void create_results(const std::string& path, const ResultsHeader& header) {
     file.write_dataset("/results/names", std::span<const std::string>(header.names));
   for (const char* dataset : {logprob_path, entropy_path})
     file.create_dataset(dataset, DType::f32, {header.offsets.back()}, h5::Checksum::fletcher32);
-  write_packed(file, header.packed);
+  write_packed_bins(file, header.packed);
+  file.write_attribute("/packed", "cp", header.cp);
   file.close();
 }
 
 /// Datasets of a results file; all but the names are there once open_parts has returned.
 struct ResultParts {
   std::optional<h5::Dataset> logprob, entropy, offsets, names;
-  std::optional<h5::Dataset> bin_offsets, document, cu_seqlens, cu_seqlens_padded;
+  PackedBinParts bins;
 };
 
 ResultParts open_parts(const h5::File& file, ResultsHeader& header) {
   SchemaReader reader(file, results_schema);
   header.model_sha256 = reader.text("/results", "model_sha256");
   header.input_sha256 = reader.text("/results", "input_sha256");
-  header.packed.cp = reader.integer("/packed", "cp");
-  header.packed.bin_capacity = reader.integer("/packed", "bin_capacity");
+  header.cp = reader.integer("/packed", "cp");
   ResultParts parts;
   parts.logprob = reader.dataset(logprob_path, {h5::Type::f32}, {-1});
   const int64_t predictions = parts.logprob ? parts.logprob->elements() : -1;
@@ -120,13 +109,7 @@ ResultParts open_parts(const h5::File& file, ResultsHeader& header) {
     const int64_t count = parts.offsets->elements() - 1;
     parts.names = reader.dataset("/results/names", {h5::Type::text}, {count});
   }
-  parts.bin_offsets = reader.dataset("/packed/bin_offsets", {h5::Type::i64}, {-1});
-  parts.document = reader.dataset("/packed/document", {h5::Type::i64}, {-1});
-  const int64_t bounds = parts.bin_offsets && parts.document
-                             ? parts.document->elements() + parts.bin_offsets->elements() - 1
-                             : -1;
-  parts.cu_seqlens = reader.dataset("/packed/cu_seqlens", {h5::Type::i32}, {bounds});
-  parts.cu_seqlens_padded = reader.dataset("/packed/cu_seqlens_padded", {h5::Type::i32}, {bounds});
+  parts.bins = open_packed_bins(reader, header.packed);
   reader.throw_if_any();
   return parts;
 }
@@ -255,10 +238,7 @@ Results read_results(Communicator& comm, const std::string& path) {
   results.entropy = parts.entropy->read_all<float>();
   header.offsets = parts.offsets->read_all<int64_t>();
   if (parts.names) header.names = parts.names->read_texts();
-  header.packed.bin_offsets = parts.bin_offsets->read_all<int64_t>();
-  header.packed.document = parts.document->read_all<int64_t>();
-  header.packed.cu_seqlens = parts.cu_seqlens->read_all<int32_t>();
-  header.packed.cu_seqlens_padded = parts.cu_seqlens_padded->read_all<int32_t>();
+  read_packed_bins(parts.bins, header.packed);
   run_agreed(comm, "checking the results of " + path, [&] { check_results(file, results); });
   return results;
 }

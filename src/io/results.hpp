@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "io/documents.hpp"
+#include "io/packed_bins.hpp"
 #include "io/schema.hpp"
 #include "runtime/buffer.hpp"
 
@@ -43,22 +44,13 @@ std::optional<Reference> read_reference(Communicator& comm, const std::string& p
 Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path, int64_t entry,
                                      std::span<const RowRange> rows);
 
-/// The packed batch that a run worked on. Bins are concatenated; the cu_seqlens of each start at 0.
-struct PackedBins {
-  int64_t cp = 0;
-  int64_t bin_capacity = 0;
-  std::vector<int64_t> bin_offsets{0};     ///< [bins + 1], in segments
-  std::vector<int64_t> document;           ///< [segments]
-  std::vector<int32_t> cu_seqlens;         ///< [segments + bins], real lengths
-  std::vector<int32_t> cu_seqlens_padded;  ///< [segments + bins], slots
-};
-
 /// What all ranks of a run know alike.
 struct ResultsHeader {
   std::string model_sha256;
   std::string input_sha256;
   std::vector<int64_t> offsets;    ///< [n + 1], see prediction_offsets
   std::vector<std::string> names;  ///< [n], or empty
+  int64_t cp = 0;                  ///< context-parallel ranks that the bins were made for
   PackedBins packed;
   Provenance provenance;
 };

@@ -99,4 +99,8 @@ std::string csv_row(const std::vector<Value>& values) {
   return fmt::format("{}\n", fmt::join(cells, ","));
 }
 
+std::string as_comment(const std::string& line) {
+  return "#" + (line.empty() ? line : line.substr(line[0] == '#' ? 1 : 0));
+}
+
 }  // namespace gyre

@@ -45,6 +45,9 @@ std::string csv_header(const std::vector<ColumnFormat>& formats);
 /// Doubles with all their digits, NaN as an empty field; text quoted where CSV needs it (RFC 4180).
 std::string csv_row(const std::vector<Value>& values);
 
+/// The line with a '#' in front, so that scripts skip it.
+std::string as_comment(const std::string& line);
+
 template <class Row>
 struct Column {
   std::string name;

@@ -48,7 +48,8 @@ ResultsHeader header_for(std::vector<int64_t> offsets) {
   header.input_sha256 = std::string(64, 'b');
   for (size_t i = 0; i + 1 < offsets.size(); ++i) header.names.push_back(fmt::format("d{}", i));
   header.offsets = std::move(offsets);
-  header.packed = {2, 64, {0, 2, 3}, {1, 0, 2}, {0, 5, 9, 0, 4}, {0, 8, 12, 0, 4}};
+  header.cp = 2;
+  header.packed = {64, {0, 2, 3}, {1, 0, 2}, {0, 5, 9, 0, 4}, {0, 8, 12, 0, 4}};
   header.provenance = {{"generator", "test"}};
   return header;
 }
@@ -129,7 +130,7 @@ TEST(Results, HeaderComesBack) {
   EXPECT_EQ(read.input_sha256, written.input_sha256);
   EXPECT_EQ(read.offsets, written.offsets);
   EXPECT_EQ(read.names, written.names);
-  EXPECT_EQ(read.packed.cp, 2);
+  EXPECT_EQ(read.cp, 2);
   EXPECT_EQ(read.packed.bin_capacity, 64);
   EXPECT_EQ(read.packed.bin_offsets, written.packed.bin_offsets);
   EXPECT_EQ(read.packed.document, written.packed.document);

@@ -1,0 +1,51 @@
+#pragma once
+// Rectangular batches, as data loaders of training frameworks make them: files "gyre/bshd" (rows of
+// packed segments) and "gyre/salm" (rows of text with places for audio).
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "io/schema.hpp"
+
+namespace gyre {
+
+inline constexpr const char* bshd_schema = "gyre/bshd";
+inline constexpr const char* salm_schema = "gyre/salm";
+
+/// Datasets of a gyre/bshd file, as they are. Absent optional ones are empty.
+struct BshdArrays {
+  int64_t rows = 0, slots = 0;
+  int64_t hidden = 0;              ///< 0: ids; else embeddings of that width
+  int64_t vocab_size = 0;          ///< ids and labels are below it
+  int64_t segments_per_row = 0;    ///< columns of the length tables
+  int64_t sentinel = -1000;        ///< a cell without a segment
+  std::vector<int64_t> ids;        ///< [rows, slots]
+  std::vector<float> embeddings;   ///< [rows, slots, hidden]
+  std::vector<int64_t> labels;     ///< [rows, slots]
+  std::vector<int64_t> positions;  ///< [rows, slots]
+  std::vector<int64_t> seq_lens;   ///< [rows, segments_per_row]
+  std::vector<int64_t> seq_lens_padded;
+};
+
+/// Datasets of a gyre/salm file.
+struct SalmArrays {
+  int64_t rows = 0, width = 0, hidden = 0, vocab_size = 0;
+  int64_t pad_id = 0, placeholder_id = 0;
+  std::vector<int64_t> ids;            ///< [rows, width]
+  std::vector<float> embeddings;       ///< [rows, width, hidden]
+  std::vector<int64_t> targets;        ///< [rows, width]
+  std::vector<float> samples;          ///< all audio, one item after another
+  std::vector<int64_t> audio_offsets;  ///< [items + 1]
+  int64_t window = 0;                  ///< samples of a frame
+  std::vector<float> encoder;          ///< [window, hidden]: a frame is samples · encoder
+};
+
+/// The kind of file: its attribute `schema`. A usage error when it is none of Gyre's. Collective.
+std::string schema_of(Communicator& comm, const std::string& path);
+
+/// The arrays on every rank. Shapes and types are checked, contents are not. Collective.
+BshdArrays read_bshd(Communicator& comm, const std::string& path);
+SalmArrays read_salm(Communicator& comm, const std::string& path);
+
+}  // namespace gyre

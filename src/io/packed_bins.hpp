@@ -1,0 +1,39 @@
+#pragma once
+// The tables that say which documents lie where in packed bins: group /packed of results files and
+// of packed streams.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "io/schema.hpp"
+
+namespace gyre {
+
+/// Bins are concatenated; the cu_seqlens of each start at 0, so that those of bin b, which has s
+/// segments, are the s + 1 numbers from bin_offsets[b] + b on.
+struct PackedBins {
+  int64_t bin_capacity = 0;
+  std::vector<int64_t> bin_offsets{0};     ///< [bins + 1], in segments
+  std::vector<int64_t> document;           ///< [segments]
+  std::vector<int32_t> cu_seqlens;         ///< [segments + bins], real lengths
+  std::vector<int32_t> cu_seqlens_padded;  ///< [segments + bins], slots
+
+  /// Appends a bin: the document, and the real and slot boundaries of its segments.
+  void add_bin(std::span<const int64_t> documents, std::span<const int32_t> real,
+               std::span<const int32_t> padded);
+};
+
+/// Creates the group and writes the tables. One process.
+void write_packed_bins(h5::File& file, const PackedBins& bins);
+
+/// The datasets of the tables; all are there unless the reader found problems.
+struct PackedBinParts {
+  std::optional<h5::Dataset> bin_offsets, document, cu_seqlens, cu_seqlens_padded;
+};
+/// Finds the tables and checks their shapes. No communication.
+PackedBinParts open_packed_bins(SchemaReader& reader, PackedBins& bins);
+/// Reads them. Collective.
+void read_packed_bins(const PackedBinParts& parts, PackedBins& bins);
+
+}  // namespace gyre

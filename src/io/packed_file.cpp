@@ -1,0 +1,235 @@
+#include "io/packed_file.hpp"
+
+#include <algorithm>
+
+#include "comm/agree.hpp"
+#include "core/index.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr const char* group = "/packed";
+constexpr const char* ids_path = "/packed/ids";
+constexpr const char* embeddings_path = "/packed/embeddings";
+constexpr const char* labels_path = "/packed/labels";
+constexpr const char* positions_path = "/packed/positions";
+
+void create_packed(const std::string& path, const PackedHeader& header) {
+  const int64_t slots = header.slot_offsets().back();
+  h5::File file = h5::File::create(path);
+  write_schema(file, packed_schema, header.provenance);
+  write_packed_bins(file, header.bins);
+  file.write_attribute(group, "slot_multiple", header.slot_multiple);
+  file.write_attribute(group, "documents", header.documents);
+  file.write_attribute(group, "vocab_size", header.vocab_size);
+  file.write_attribute(group, "hidden_size", header.hidden_size);
+  file.write_attribute(group, "tokenizer", header.tokenizer);
+  file.write_attribute(group, "algorithm", header.algorithm);
+  if (!header.names.empty())
+    file.write_dataset("/packed/names", std::span<const std::string>(header.names));
+  for (const char* dataset : {labels_path, positions_path})
+    file.create_dataset(dataset, DType::i32, {slots}, h5::Checksum::fletcher32);
+  if (header.hidden_size == 0)
+    file.create_dataset(ids_path, DType::i32, {slots}, h5::Checksum::fletcher32);
+  else
+    file.create_dataset(embeddings_path, DType::f32, {slots, header.hidden_size},
+                        h5::Checksum::fletcher32);
+  file.close();
+}
+
+struct Parts {
+  PackedBinParts bins;
+  std::optional<h5::Dataset> names;
+};
+
+Parts open_parts(const h5::File& file, PackedHeader& header) {
+  SchemaReader reader(file, packed_schema);
+  Parts parts;
+  parts.bins = open_packed_bins(reader, header.bins);
+  header.slot_multiple = reader.integer(group, "slot_multiple");
+  header.documents = reader.integer(group, "documents");
+  header.vocab_size = reader.integer(group, "vocab_size");
+  header.hidden_size = reader.integer(group, "hidden_size");
+  header.tokenizer = reader.text(group, "tokenizer");
+  header.algorithm = reader.text(group, "algorithm");
+  if (file.has_dataset("/packed/names"))
+    parts.names = reader.dataset("/packed/names", {h5::Type::text}, {header.documents});
+  reader.throw_if_any();
+  return parts;
+}
+
+/// Boundaries of one bin; true when all is well.
+bool check_bin(Problems& problems, const PackedHeader& header, int64_t b) {
+  const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
+  if (real[0] != 0 || padded[0] != 0) {
+    problems.add("bin {}: boundaries begin at {} (cu_seqlens) and {} (cu_seqlens_padded), not at 0",
+                 b, real[0], padded[0]);
+    return false;
+  }
+  for (size_t i = 0; i + 1 < real.size(); ++i) {
+    const int64_t length = int64_t{real[i + 1]} - real[i];
+    const int64_t slots = int64_t{padded[i + 1]} - padded[i];
+    if (length < 0 || slots < length) {
+      problems.add("bin {}, segment {}: real length {} in {} slots; 0 <= real <= slots must hold",
+                   b, i, length, slots);
+      return false;
+    }
+    if (slots % header.slot_multiple != 0) {
+      problems.add(
+          "bin {}, segment {}: {} slots are not a multiple of slot_multiple {}; the next one is {}",
+          b, i, slots, header.slot_multiple, round_up(slots, header.slot_multiple));
+      return false;
+    }
+    const int64_t document = header.documents_of(b)[i];
+    if (document < 0 || document >= header.documents) {
+      problems.add("bin {}, segment {}: document {} of {}", b, i, document, header.documents);
+      return false;
+    }
+  }
+  return true;
+}
+
+/// The first value outside [0, limit), ignored ones aside.
+void check_range(Problems& problems, const char* dataset, std::span<const int32_t> values,
+                 int64_t begin, int64_t limit, bool may_be_ignored) {
+  const auto bad = std::find_if(values.begin(), values.end(), [&](int32_t value) {
+    return (value < 0 || value >= limit) && !(may_be_ignored && value == ignored_label);
+  });
+  if (bad == values.end()) return;
+  problems.add("{}[{}] is {}; it must be 0 to {}{}", dataset, begin + (bad - values.begin()), *bad,
+               limit - 1, may_be_ignored ? fmt::format(", or {}", ignored_label) : "");
+}
+
+struct SlotParts {
+  std::optional<h5::Dataset> ids, embeddings, labels, positions;
+};
+
+SlotParts open_slots(const h5::File& file, const PackedHeader& header) {
+  SchemaReader reader(file, packed_schema);
+  const int64_t slots = header.slot_offsets().back();
+  SlotParts parts;
+  if (header.hidden_size == 0)
+    parts.ids = reader.dataset(ids_path, {h5::Type::i32}, {slots});
+  else
+    parts.embeddings =
+        reader.dataset(embeddings_path, {h5::Type::f32}, {slots, header.hidden_size});
+  parts.labels = reader.dataset(labels_path, {h5::Type::i32}, {slots});
+  parts.positions = reader.dataset(positions_path, {h5::Type::i32}, {slots});
+  reader.throw_if_any();
+  return parts;
+}
+
+template <class T>
+std::vector<T> read_rows(const h5::Dataset& dataset, int64_t begin, int64_t count, int64_t row) {
+  std::vector<T> values(static_cast<size_t>(count * row));
+  h5::Slab slab{{begin}, {count}};
+  if (dataset.shape().size() == 2) slab = {{begin, 0}, {count, row}};
+  dataset.read<T>(std::span(&slab, count > 0 ? 1 : 0), std::span<T>(values));
+  return values;
+}
+
+}  // namespace
+
+std::span<const int32_t> PackedHeader::bounds(const std::vector<int32_t>& all, int64_t b) const {
+  const int64_t begin = bins.bin_offsets[static_cast<size_t>(b)] + b;
+  const int64_t end = bins.bin_offsets[static_cast<size_t>(b) + 1] + b + 1;
+  return std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+}
+
+std::vector<int64_t> PackedHeader::slot_offsets() const {
+  std::vector<int64_t> offsets{0};
+  for (int64_t b = 0; b < bin_count(); ++b)
+    offsets.push_back(offsets.back() + cu_seqlens_padded(b).back());
+  return offsets;
+}
+
+void check_packed(Problems& problems, const PackedHeader& header) {
+  const size_t before = problems.messages().size();
+  if (header.slot_multiple < 1)
+    problems.add("slot_multiple of '{}' is {}; it must be at least 1", group, header.slot_multiple);
+  if (header.vocab_size < 1)
+    problems.add("vocab_size of '{}' is {}; it must be at least 1", group, header.vocab_size);
+  if (header.hidden_size < 0)
+    problems.add("hidden_size of '{}' is {}; it must be at least 0", group, header.hidden_size);
+  const std::vector<int64_t>& offsets = header.bins.bin_offsets;
+  check_offsets(problems, "/packed/bin_offsets", offsets, std::ssize(header.bins.document),
+                "the elements of /packed/document");
+  if (problems.messages().size() != before) return;
+  for (int64_t b = 0; b < header.bin_count(); ++b)
+    if (!check_bin(problems, header, b)) return;  // one bin says enough
+}
+
+void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlots& mine) {
+  Communicator& comm = output.comm();
+  const int64_t count = std::ssize(mine.labels), total = header.slot_offsets().back();
+  int64_t begin = 0, all = 0;
+  const std::vector<int64_t> counts = all_gather_value(comm, count);
+  for (int r = 0; r < comm.size(); ++r) {
+    if (r < comm.rank()) begin += counts[static_cast<size_t>(r)];
+    all += counts[static_cast<size_t>(r)];
+  }
+  run_agreed(comm, "checking packed streams", [&] {
+    Problems problems;
+    check_packed(problems, header);
+    problems.throw_if_any(fmt::format("'{}' cannot be written:", output.path()));
+    GYRE_CHECK(all == total, "{} slots of {} are brought", all, total);
+    GYRE_CHECK(std::ssize(mine.positions) == count &&
+                   std::ssize(mine.ids) == (header.hidden_size == 0 ? count : 0) &&
+                   std::ssize(mine.embeddings) == count * header.hidden_size,
+               "{} labels, {} positions, {} ids, {} embeddings of {}", count, mine.positions.size(),
+               mine.ids.size(), mine.embeddings.size(), header.hidden_size);
+  });
+  run_on_root(comm, "creating " + output.path(),
+              [&] { create_packed(output.temporary_path(), header); });
+  h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
+  const h5::Slab share{{begin}, {count}}, rows{{begin, 0}, {count, header.hidden_size}};
+  file.dataset(labels_path).write<int32_t>(std::span(&share, 1), mine.labels);
+  file.dataset(positions_path).write<int32_t>(std::span(&share, 1), mine.positions);
+  if (header.hidden_size == 0)
+    file.dataset(ids_path).write<int32_t>(std::span(&share, 1), mine.ids);
+  else
+    file.dataset(embeddings_path).write<float>(std::span(&rows, 1), mine.embeddings);
+  file.close();
+}
+
+PackedHeader read_packed_header(Communicator& comm, const std::string& path) {
+  const h5::File file = open_schema_file(comm, path, packed_schema);
+  PackedHeader header;
+  Parts parts;
+  run_agreed(comm, "opening the packed streams of " + path,
+             [&] { parts = open_parts(file, header); });
+  read_packed_bins(parts.bins, header.bins);
+  if (parts.names) header.names = parts.names->read_texts();
+  run_agreed(comm, "checking the packed streams of " + path, [&] {
+    SchemaReader reader(file, packed_schema);
+    check_packed(reader.problems(), header);
+    reader.throw_if_any();
+  });
+  return header;
+}
+
+PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
+                              const PackedHeader& header, int64_t first, int64_t last) {
+  const h5::File file = open_schema_file(comm, path, packed_schema);
+  SlotParts parts;
+  run_agreed(comm, "opening the slots of " + path, [&] { parts = open_slots(file, header); });
+  const std::vector<int64_t> offsets = header.slot_offsets();
+  const int64_t begin = offsets[static_cast<size_t>(first)];
+  const int64_t count = offsets[static_cast<size_t>(last)] - begin;
+  PackedSlots slots;
+  slots.labels = read_rows<int32_t>(*parts.labels, begin, count, 1);
+  slots.positions = read_rows<int32_t>(*parts.positions, begin, count, 1);
+  if (parts.ids) slots.ids = read_rows<int32_t>(*parts.ids, begin, count, 1);
+  if (parts.embeddings)
+    slots.embeddings = read_rows<float>(*parts.embeddings, begin, count, header.hidden_size);
+  run_agreed(comm, "checking the slots of " + path, [&] {
+    SchemaReader reader(file, packed_schema);
+    check_range(reader.problems(), ids_path, slots.ids, begin, header.vocab_size, false);
+    check_range(reader.problems(), labels_path, slots.labels, begin, header.vocab_size, true);
+    check_range(reader.problems(), positions_path, slots.positions, begin, int64_t{1} << 31, false);
+    reader.throw_if_any();
+  });
+  return slots;
+}
+
+}  // namespace gyre

@@ -1,0 +1,74 @@
+#pragma once
+// Packed streams and their file, "gyre/packed": bins one after another, each with its segments,
+// and for every slot an id (or an embedding), a label and a position.
+//
+// Boundaries always stand beside real lengths, so that nothing needs to be guessed from ids or
+// positions: slot k of a segment's range is padding iff k >= its real length.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/label.hpp"
+#include "io/packed_bins.hpp"
+#include "io/schema.hpp"
+
+namespace gyre {
+
+inline constexpr const char* packed_schema = "gyre/packed";
+
+/// What all ranks know alike.
+struct PackedHeader {
+  PackedBins bins;
+  int64_t slot_multiple = 1;  ///< every segment's slots are a multiple of it
+  int64_t documents = 0;      ///< segments name documents 0 .. documents - 1
+  int64_t vocab_size = 0;     ///< ids are in [0, vocab_size); labels too, or ignored_label
+  int64_t hidden_size = 0;    ///< 0: ids; else embeddings of that width
+  std::string tokenizer;
+  std::string algorithm;           ///< how documents came into bins
+  std::vector<std::string> names;  ///< [documents], or empty
+  Provenance provenance;
+
+  int64_t bin_count() const { return std::ssize(bins.bin_offsets) - 1; }
+  /// Real and slot boundaries of bin b, each from 0: [segments + 1].
+  std::span<const int32_t> cu_seqlens(int64_t b) const { return bounds(bins.cu_seqlens, b); }
+  std::span<const int32_t> cu_seqlens_padded(int64_t b) const {
+    return bounds(bins.cu_seqlens_padded, b);
+  }
+  /// The document of each segment of bin b.
+  std::span<const int64_t> documents_of(int64_t b) const {
+    const auto begin = static_cast<size_t>(bins.bin_offsets[static_cast<size_t>(b)]);
+    const auto end = static_cast<size_t>(bins.bin_offsets[static_cast<size_t>(b) + 1]);
+    return std::span(bins.document).subspan(begin, end - begin);
+  }
+  /// First slot of each bin, and the number of slots at the end: [bins + 1].
+  std::vector<int64_t> slot_offsets() const;
+
+ private:
+  std::span<const int32_t> bounds(const std::vector<int32_t>& all, int64_t b) const;
+};
+
+/// Contents of consecutive slots.
+struct PackedSlots {
+  std::vector<int32_t> ids;        ///< [slots], or empty with embeddings
+  std::vector<float> embeddings;   ///< [slots, hidden_size], or empty with ids
+  std::vector<int32_t> labels;     ///< [slots] what the slot predicts; ignored_label: nothing
+  std::vector<int32_t> positions;  ///< [slots] inside the segment, padding included
+};
+
+/// Adds whatever is wrong with the tables of a header to `problems`, by bin and segment.
+void check_packed(Problems& problems, const PackedHeader& header);
+
+/// Writes the temporary file of `output`, which the caller commits. Every rank brings consecutive
+/// slots, in order of rank and without gaps. Collective.
+void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlots& mine);
+
+/// The header, checked, on every rank. Collective.
+PackedHeader read_packed_header(Communicator& comm, const std::string& path);
+
+/// The slots of bins [first, last), which may differ between ranks, checked. Collective.
+PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
+                              const PackedHeader& header, int64_t first, int64_t last);
+
+}  // namespace gyre

@@ -1,0 +1,51 @@
+#pragma once
+// Between documents and packed streams: contents of slots from documents (or made-up ones), and
+// documents back from slots.
+
+#include <functional>
+
+#include "io/documents.hpp"
+#include "io/packed_file.hpp"
+#include "packing/packing.hpp"
+
+namespace gyre {
+
+/// Token `position` of document `document`.
+using TokenSource = std::function<int32_t(int64_t document, int64_t position)>;
+TokenSource tokens_of(const Documents& documents);
+/// The vocabulary of made-up tokens.
+inline constexpr int64_t synthetic_vocab = 32000;
+/// Tokens without documents: a hash of document, position and seed in [0, vocab_size).
+TokenSource synthetic_tokens(uint64_t seed, int64_t vocab_size);
+
+/// The tables of `bins` in a header; its other fields are left alone.
+void set_bins(PackedHeader& header, std::span<const PackedBatch> bins, int64_t capacity,
+              int64_t slot_multiple);
+
+/// The slots of bins [first, last): ids of real tokens and 0 in padding, the id of the token that
+/// follows in the document as label (ignored_label for the last one and for padding), positions
+/// that count on through a segment's padding.
+PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
+                       const TokenSource& tokens);
+
+/// Streams of made-up documents: lengths from `spec` (packing/lengths.hpp), packed by the packer of
+/// that name (its seed is the spec's) into bins of `capacity` rounded up to `multiple`; slots too
+/// when they are wanted. Returns what to repeat it with.
+std::string generate_streams(const std::string& spec, const std::string& packer, int64_t capacity,
+                             int64_t multiple, bool with_slots, PackedHeader& header,
+                             PackedSlots& slots);
+
+/// The documents in the slots of all bins, by their number. Throws a usage error when a document is
+/// missing, in two segments, or when the slots hold embeddings.
+Documents unpack(const PackedHeader& header, const PackedSlots& slots);
+
+/// Reads packed streams and writes their documents to `to`. Returns a "#" line that says how many.
+/// Collective.
+std::string unpack_file(Communicator& comm, const std::string& from, const std::string& to,
+                        const Provenance& provenance);
+
+/// First bin of each part when bins are cut into `parts` runs of about equally many slots:
+/// [parts + 1].
+std::vector<int64_t> split_bins(const PackedHeader& header, int parts);
+
+}  // namespace gyre

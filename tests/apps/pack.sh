@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# gyre-pack: what it packs, converts and unpacks, what it prints, what it refuses.
+# Usage: pack.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
+source "$(dirname "$0")/../support/app_test.bash"
+pack=$apps/gyre-pack
+compare=$apps/gyre-compare
+docs=$source_dir/inputs/docs_tiny.h5
+
+# The bits do not depend on the number of ranks.
+expect 0 'VERIFY PASSED 4/4' "$pack" --input "$docs" --capacity 128 --cp 4 -o one.h5
+for ranks in 2 5; do
+  expect 0 'VERIFY PASSED 4/4' "$MPIEXEC" -n "$ranks" "$pack" --input "$docs" --capacity 128 --cp 4 -o many.h5
+  expect 0 'VERIFY PASSED' "$compare" one.h5 many.h5
+done
+expect 0 '17 documents' "$MPIEXEC" -n 3 "$pack" --input one.h5 --unpack -o back.h5
+expect 0 'VERIFY PASSED 3/3' "$compare" --common back.h5 "$docs"
+
+# All packers in one table; each packs all items, in no more bins than next-fit.
+expect 0 'VERIFY PASSED 2/2' "$pack" --gen dist=long-tailed,count=2000,max=8K,seed=3 --capacity 32K \
+  --algorithm all --dp 4 -n 2 --csv table.csv -J result.json
+awk -F, 'NR > 1 { bins[$1] = $4; util[$1] = $5; if ($2 != 2000) exit 1 }
+     END { exit !(NR == 6 && bins["balanced"] <= bins["first-fit-decreasing"] && bins["balanced"] % 4 == 0 &&
+                  bins["first-fit-decreasing"] <= bins["next-fit"]) }' table.csv || fail "wrong table: $(cat table.csv)"
+grep -q 'over dp=4 ranks' output || fail "no line about ranks: $(cat output)"
+grep -q '"gyre-result/1"' result.json || fail "no JSON"
+expect 0 'dist=speech' "$pack" --gen dist=speech,count=50 --capacity 4K -o speech.h5
+expect 0 'dist=uniform' "$pack" --gen dist=uniform,min=1,max=300,count=40 --capacity 600 --algorithm next-fit \
+  --max-items 3 --min-bins 17
+expect 0 'over dp=3' "$pack" --gen dist=fixed,length=100,count=30 --capacity 1K --dp 3 --algorithm first-fit-shuffle --seed 9
+expect 0 'dist=log-normal' "$pack" --gen dist=log-normal,median=200,count=64,max=1K --capacity 2K \
+  --algorithm modified-first-fit-decreasing --bin-multiple 4
+
+# Rows of a data loader, text with audio.
+expect 0 '9 segments' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --tail keep -o rows.h5
+expect 0 '11 segments' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --cp 2
+expect 0 'absorbed by the last segment' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --chunks 4 --tail absorb
+expect 2 'chunks' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --chunks 3
+expect 2 'row 0, segment 0' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --cp 4
+expect 0 'encoder 3 audio items over 2 ranks' "$MPIEXEC" -n 2 "$pack" --input "$source_dir/inputs/salm_tiny.h5" \
+  --cp 2 --tp 3 -o salm.h5
+
+# Documents longer than a bin.
+expect 2 'item' "$pack" --input "$docs" --capacity 64
+expect 0 'RESULT' "$pack" --input "$docs" --capacity 64 --oversize own-bin
+
+# What cannot be.
+expect 2 'one of --input and --gen' "$pack" --capacity 64
+expect 2 'needs one --algorithm' "$pack" --input "$docs" --algorithm all -o none.h5
+expect 2 'nearest: balanced' "$pack" --input "$docs" --algorithm balancd
+expect 2 'bin capacity 100 is not a positive multiple of 8' "$MPIEXEC" -n 2 "$pack" --input "$docs" --capacity 100 --cp 4 -o none.h5
+expect 2 'long-tail' "$pack" --gen dist=long-tail
+expect 2 "needs --input and --output" "$pack" --unpack --input one.h5
+expect 2 "'gyre/packed' is needed" "$pack" --unpack --input "$docs" -o none.h5
+expect 2 "'gyre/documents' is needed" "$pack" --input one.h5 -o none.h5
+expect 2 'there is no folder' "$pack" --input "$docs" -o no/none.h5
+[ ! -e none.h5 ] || fail "a refused run left a file"
+head -c 20000 one.h5 >short.h5
+expect 3 'short.h5' "$pack" --input short.h5 --unpack -o none.h5
+[ -z "$(ls | grep tmp)" ] || fail "temporary files are left: $(ls)"
+echo "pack: all passed"

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# gyre-shard: tables, files and pictures of every layout; what it refuses.
+# Usage: shard.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
+source "$(dirname "$0")/../support/app_test.bash"
+shard=$apps/gyre-shard
+compare=$apps/gyre-compare
+"$apps/gyre-pack" --input "$source_dir/inputs/docs_tiny.h5" --capacity 144 --cp 6 -o packed.h5 >/dev/null
+
+# On as many ranks as shards, they are gathered over the communicator and shifted too.
+expect 0 'VERIFY PASSED 3/3' "$shard" --input packed.h5 --cp 6
+for cp in 1 2 3 6; do
+  expect 0 'VERIFY PASSED 5/5' "$MPIEXEC" -n "$cp" "$shard" --input packed.h5 --cp "$cp" --csv "table$cp.csv" --chunk 4
+  [ "$(wc -l <"table$cp.csv")" -eq 7 ] || fail "not all layouts: $(cat "table$cp.csv")"
+done
+# Plans do not depend on the ranks that make them.
+rows() { awk '/^#/ || NF < 15 { next } { $14 = ""; print }' output; } # all columns but the time of planning
+rows >six
+expect 0 'VERIFY PASSED 3/3' "$MPIEXEC" -n 2 "$shard" --input packed.h5 --cp 6 --chunk 4
+[ "$(wc -l <six)" -eq 6 ] || fail "not all layouts: $(cat six)"
+rows | diff six - || fail "other numbers on 2 ranks"
+# DualChunkSwap balances whole documents exactly; one full document, any cp.
+expect 0 ' ok' "$shard" --gen dist=fixed,length=1024,count=8 --capacity 2K --cp 8 --csv even.csv
+awk -F, '$1 == "dual-chunk-swap" { found = $6 == 1 && $4 == 0 } END { exit !found }' even.csv ||
+  fail "dual-chunk-swap is not even: $(cat even.csv)"
+# No more ranks than one are needed to plan for many.
+expect 0 'RESULT UNVERIFIED' "$shard" --gen dist=long-tailed,count=300,max=16K,seed=2 --capacity 64K --cp 128 -c none
+
+# Files of shards are the same from any number of ranks.
+expect 0 'VERIFY PASSED 4/4' "$shard" --input packed.h5 --cp 3 --layout balanced --chunk 8 -o one.h5
+expect 0 'VERIFY PASSED 6/6' "$MPIEXEC" -n 3 "$shard" --input packed.h5 --cp 3 --layout balanced --chunk 8 -o three.h5
+expect 0 'VERIFY PASSED' "$compare" one.h5 three.h5
+
+# Cp that the file was not packed for: refused by segment, or repadded.
+expect 0 '# refused: dual-chunk-swap: bin 0, segment 1' "$shard" --input packed.h5 --cp 5
+expect 2 'is not a multiple of 2·cp = 10; the next valid one is' "$shard" --input packed.h5 --cp 5 --layout dual-chunk-swap
+expect 0 'VERIFY PASSED 4/4' "$shard" --input packed.h5 --cp 5 --layout dual-chunk-swap --repad -o repadded.h5
+expect 0 'by rank' "$shard" --input packed.h5 --cp 2 --layout striped --stripe 4 -v --svg picture.svg
+grep -q '</svg>' picture.svg || fail "no picture"
+[ "$(grep -c '<polygon' picture.svg)" -gt 10 ] || fail "an empty picture"
+expect 0 'RESULT' "$shard" --input packed.h5 --cp 2 -q -J result.json -d f32 --heads 16 --kv-heads 16 --head-dim 64 --tflops 50 --gbps 10
+grep -q '"needed_share"' result.json || fail "no figures of merit in the JSON"
+
+# What cannot be.
+expect 2 'one of --input and --gen' "$shard" --cp 2
+expect 2 'needs one --layout' "$shard" --input packed.h5 -o none.h5
+expect 2 '--heads 8 is not a multiple of --kv-heads 3; the nearest is 9' "$shard" --input packed.h5 --heads 8 --kv-heads 3
+expect 2 '--tflops 0 must be positive' "$shard" --input packed.h5 --tflops 0
+expect 2 '--bin 99: there are' "$shard" --input packed.h5 --svg none.svg --bin 99
+expect 2 "'gyre/packed' is needed" "$shard" --input "$source_dir/inputs/docs_tiny.h5"
+expect 2 'nearest: zigzag' "$shard" --input packed.h5 --layout zigzg
+[ ! -e none.h5 ] && [ ! -e none.svg ] || fail "a refused run left a file"
+[ -z "$(ls | grep tmp)" ] || fail "temporary files are left: $(ls)"
+echo "shard: all passed"
