@@ -178,8 +178,8 @@ ExitCode run(Options& o, AppContext& context) {
   }
   // Places that cannot be written are refused before any work.
   run_on_root(world, "outputs", [&] {
-    for (const std::string& path : {o.json, o.csv})
-      check_output_place(path);
+    check_output_places({{"--output", o.output}, {"--json", o.json}, {"--csv", o.csv}},
+                        {{"--input", o.input}, {"--model", o.model}});
   });
   std::optional<OutputFile> output;
   if (!o.output.empty()) output.emplace(world, o.output);

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ctime>
 #include <functional>
 #include <random>
 #include <vector>
@@ -17,24 +16,19 @@
 #include "logprobs/row_statistics.hpp"
 #include "model/elementwise.hpp"
 #include "runtime/buffer.hpp"
+#include "runtime/clock.hpp"
 #include "runtime/gemm.hpp"
 
 namespace gyre {
 namespace {
 
-double cpu_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
 /// Fastest of some repetitions, seconds.
 double fastest(int repetitions, const std::function<void()>& body) {
   double best = HUGE_VAL;
   for (int i = 0; i < repetitions; ++i) {
-    const double start = cpu_seconds();
+    const double start = thread_cpu_seconds();
     body();
-    best = std::min(best, cpu_seconds() - start);
+    best = std::min(best, thread_cpu_seconds() - start);
   }
   return best;
 }
@@ -107,9 +101,9 @@ double read_rate(std::span<const float> x) {
 /// Runs the benchmark; CPU seconds per iteration.
 template <class Body>
 double time_iterations(benchmark::State& state, Body body) {
-  const double start = cpu_seconds();
+  const double start = thread_cpu_seconds();
   for (auto _ : state) body();
-  return (cpu_seconds() - start) / static_cast<double>(state.iterations());
+  return (thread_cpu_seconds() - start) / static_cast<double>(state.iterations());
 }
 
 void report_flops(benchmark::State& state, double flops, double seconds) {

@@ -1,6 +1,9 @@
 #include "io/batch_file.hpp"
 
+#include <algorithm>
+
 #include "comm/agree.hpp"
+#include "core/label.hpp"
 
 namespace gyre {
 namespace {
@@ -12,6 +15,22 @@ std::vector<T> read_if(const OptionalDataset& dataset) {
   return dataset ? dataset->read_all<T>() : std::vector<T>();
 }
 
+constexpr int64_t most_index = int64_t{1} << 31;
+
+/// The first of `values` [rows, columns] outside [0, limit) that is none of `also`.
+void check_cells(Problems& problems, const char* dataset, const std::vector<int64_t>& values,
+                 int64_t columns, int64_t limit, const std::vector<int64_t>& also) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    const int64_t value = values[i];
+    if (value >= 0 && value < limit) continue;
+    if (std::find(also.begin(), also.end(), value) != also.end()) continue;
+    problems.add("{}[{}, {}] is {}; it must be 0 to {}{}{}", dataset,
+                 static_cast<int64_t>(i) / columns, static_cast<int64_t>(i) % columns, value,
+                 limit - 1, also.empty() ? "" : ", or ", fmt::join(also, " or "));
+    return;
+  }
+}
+
 struct BshdParts {
   OptionalDataset ids, embeddings, labels, positions, seq_lens, seq_lens_padded;
 };
@@ -21,6 +40,10 @@ BshdParts open_bshd(const h5::File& file, BshdArrays& batch) {
   BshdParts parts;
   batch.vocab_size = reader.integer("/bshd", "vocab_size");
   batch.sentinel = reader.integer("/bshd", "sentinel");
+  batch.rows = batch.slots = batch.segments_per_row = -1;  // whatever it is, until it is known
+  if (file.has_dataset("/bshd/inputs_embeds") && file.has_dataset("/bshd/input_ids"))
+    reader.problems().add(
+        "there are both '/bshd/input_ids' and '/bshd/inputs_embeds'; one is needed");
   if (file.has_dataset("/bshd/inputs_embeds")) {
     parts.embeddings = reader.dataset("/bshd/inputs_embeds", {h5::Type::f32}, {-1, -1, -1});
     if (parts.embeddings) {
@@ -38,6 +61,10 @@ BshdParts open_bshd(const h5::File& file, BshdArrays& batch) {
   if (parts.seq_lens) batch.segments_per_row = parts.seq_lens->shape()[1];
   parts.seq_lens_padded = reader.dataset("/bshd/seq_lens_padded", {h5::Type::i64},
                                          {batch.rows, batch.segments_per_row});
+  check_vocabulary(reader.problems(), "/bshd", batch.vocab_size);
+  if (parts.embeddings && batch.hidden < 1)
+    reader.problems().add("/bshd/inputs_embeds is {}; its last extent must be at least 1",
+                          h5::to_string(parts.embeddings->shape()));
   reader.throw_if_any();
   return parts;
 }
@@ -52,6 +79,7 @@ SalmParts open_salm(const h5::File& file, SalmArrays& batch) {
   batch.vocab_size = reader.integer("/salm", "vocab_size");
   batch.pad_id = reader.integer("/salm", "pad_id");
   batch.placeholder_id = reader.integer("/salm", "placeholder_id");
+  batch.rows = batch.width = batch.hidden = -1;  // whatever it is, until it is known
   parts.ids = reader.dataset("/salm/input_ids", {h5::Type::i64}, {-1, -1});
   if (parts.ids) batch.rows = parts.ids->shape()[0], batch.width = parts.ids->shape()[1];
   parts.embeddings =
@@ -62,8 +90,10 @@ SalmParts open_salm(const h5::File& file, SalmArrays& batch) {
   parts.offsets = reader.dataset("/salm/audio_offsets", {h5::Type::i64}, {-1});
   parts.encoder = reader.dataset("/salm/encoder", {h5::Type::f32}, {-1, batch.hidden});
   if (parts.encoder) batch.window = parts.encoder->shape()[0];
-  if (parts.encoder && batch.window < 1)
-    reader.problems().add("/salm/encoder has no rows; it needs one for each sample of a frame");
+  if (parts.encoder && (batch.window < 1 || batch.hidden < 1))
+    reader.problems().add("/salm/encoder is {}; both extents must be at least 1",
+                          h5::to_string(parts.encoder->shape()));
+  check_vocabulary(reader.problems(), "/salm", batch.vocab_size);
   reader.throw_if_any();
   return parts;
 }
@@ -94,6 +124,16 @@ BshdArrays read_bshd(Communicator& comm, const std::string& path) {
   batch.positions = read_if<int64_t>(parts.positions);
   batch.seq_lens = read_if<int64_t>(parts.seq_lens);
   batch.seq_lens_padded = read_if<int64_t>(parts.seq_lens_padded);
+  run_agreed(comm, "checking the batch of " + path, [&] {
+    SchemaReader reader(file, bshd_schema);
+    check_cells(reader.problems(), "/bshd/input_ids", batch.ids, batch.slots, batch.vocab_size, {});
+    check_cells(reader.problems(), "/bshd/labels", batch.labels, batch.slots, batch.vocab_size,
+                {ignored_label});
+    check_cells(reader.problems(), "/bshd/position_ids", batch.positions, batch.slots, most_index,
+                {});
+    check_finite(reader.problems(), "/bshd/inputs_embeds", batch.embeddings);
+    reader.throw_if_any();
+  });
   return batch;
 }
 
@@ -112,6 +152,13 @@ SalmArrays read_salm(Communicator& comm, const std::string& path) {
     SchemaReader reader(file, salm_schema);
     check_offsets(reader.problems(), "/salm/audio_offsets", batch.audio_offsets,
                   std::ssize(batch.samples), "the elements of /salm/audio");
+    check_cells(reader.problems(), "/salm/input_ids", batch.ids, batch.width, batch.vocab_size,
+                {batch.pad_id, batch.placeholder_id});
+    check_cells(reader.problems(), "/salm/target_ids", batch.targets, batch.width, batch.vocab_size,
+                {ignored_label});
+    check_finite(reader.problems(), "/salm/inputs_embeds", batch.embeddings);
+    check_finite(reader.problems(), "/salm/audio", batch.samples);
+    check_finite(reader.problems(), "/salm/encoder", batch.encoder);
     reader.throw_if_any();
   });
   return batch;

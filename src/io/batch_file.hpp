@@ -44,7 +44,8 @@ struct SalmArrays {
 /// The kind of file: its attribute `schema`. A usage error when it is none of Gyre's. Collective.
 std::string schema_of(Communicator& comm, const std::string& path);
 
-/// The arrays on every rank. Shapes and types are checked, contents are not. Collective.
+/// The arrays on every rank. Types, shapes and the range of every element are checked; the tables
+/// of lengths are checked by who converts them. Collective.
 BshdArrays read_bshd(Communicator& comm, const std::string& path);
 SalmArrays read_salm(Communicator& comm, const std::string& path);
 

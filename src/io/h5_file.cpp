@@ -23,6 +23,7 @@ void check_readable(const std::string& path) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              std::fclose);
   if (file == nullptr) throw_usage("cannot read '{}': {}", path, std::strerror(errno));
+  const WaitScope scope("opening " + path);
   if (H5Fis_hdf5(path.c_str()) <= 0) {
     H5Eclear2(H5E_DEFAULT);
     throw_usage("'{}' is not an HDF5 file", path);
@@ -206,6 +207,8 @@ Dataset File::dataset(const std::string& path) const {
 }
 
 AttributeValue File::attribute(const std::string& object, const std::string& name) const {
+  // A damaged file can send HDF5 round in circles: then the run ends like one that waits in vain.
+  const WaitScope scope("reading attributes of " + path_);
   if (kind_of(object) == H5I_BADID) return {};
   const std::string what = fmt::format("read attribute '{}' of '{}' in '{}'", name, object, path_);
   if (detail::check(H5Aexists_by_name(id_.get(), object.c_str(), name.c_str(), H5P_DEFAULT),

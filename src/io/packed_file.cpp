@@ -82,7 +82,8 @@ bool check_bin(Problems& problems, const PackedHeader& header, int64_t b) {
     }
     const int64_t document = header.documents_of(b)[i];
     if (document < 0 || document >= header.documents) {
-      problems.add("bin {}, segment {}: document {} of {}", b, i, document, header.documents);
+      problems.add("bin {}, segment {}: document {}; it must be 0 to {}", b, i, document,
+                   header.documents - 1);
       return false;
     }
   }
@@ -147,8 +148,14 @@ void check_packed(Problems& problems, const PackedHeader& header) {
   const size_t before = problems.messages().size();
   if (header.slot_multiple < 1)
     problems.add("slot_multiple of '{}' is {}; it must be at least 1", group, header.slot_multiple);
-  if (header.vocab_size < 1)
-    problems.add("vocab_size of '{}' is {}; it must be at least 1", group, header.vocab_size);
+  if (header.bins.bin_capacity < 0)
+    problems.add("bin_capacity of '{}' is {}; it must be at least 0", group,
+                 header.bins.bin_capacity);
+  const int64_t segments = std::ssize(header.bins.document);
+  if (header.documents < 0 || header.documents > segments)
+    problems.add("documents of '{}' is {}; it must be 0 to {}, the number of segments", group,
+                 header.documents, segments);
+  check_vocabulary(problems, group, header.vocab_size);
   if (header.hidden_size < 0)
     problems.add("hidden_size of '{}' is {}; it must be at least 0", group, header.hidden_size);
   const std::vector<int64_t>& offsets = header.bins.bin_offsets;
@@ -227,6 +234,7 @@ PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
     check_range(reader.problems(), ids_path, slots.ids, begin, header.vocab_size, false);
     check_range(reader.problems(), labels_path, slots.labels, begin, header.vocab_size, true);
     check_range(reader.problems(), positions_path, slots.positions, begin, int64_t{1} << 31, false);
+    check_finite(reader.problems(), embeddings_path, slots.embeddings);
     reader.throw_if_any();
   });
   return slots;

@@ -150,14 +150,6 @@ ReferenceParts open_reference(const h5::File& file, const Documents& documents,
   return parts;
 }
 
-void check_finite(Problems& problems, const std::string& name, std::span<const double> values) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (std::isfinite(values[i])) continue;
-    problems.add("{}[{}] is {}; it must be finite", name, i, values[i]);
-    return;
-  }
-}
-
 void check_reference(const h5::File& file, const Documents& documents, const Reference& reference) {
   SchemaReader reader(file, documents_schema);
   const std::vector<int64_t> wanted = prediction_offsets(documents.offsets);

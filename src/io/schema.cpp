@@ -1,6 +1,7 @@
 #include "io/schema.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "comm/agree.hpp"
 
@@ -111,6 +112,12 @@ void check_offsets(Problems& problems, const std::string& name, std::span<const 
   if (offsets.back() != total)
     problems.add("{}[{}], the last, is {}; it must be {}, {}", name, offsets.size() - 1,
                  offsets.back(), total, what);
+}
+
+void check_vocabulary(Problems& problems, const std::string& object, int64_t vocab_size) {
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  if (vocab_size < 1 || vocab_size > most)
+    problems.add("vocab_size of '{}' is {}; it must be 1 to {}", object, vocab_size, most);
 }
 
 OutputFile::OutputFile(Communicator& comm, std::string path) : comm_(comm), path_(std::move(path)) {

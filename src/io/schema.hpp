@@ -2,6 +2,7 @@
 // What all files of Gyre share: kind, version, provenance, and the reading of what a schema
 // demands. inputs/SCHEMA.md describes the files.
 
+#include <cmath>
 #include <map>
 #include <memory>
 #include <optional>
@@ -55,6 +56,19 @@ void write_schema(h5::File& file, const std::string& schema, const Provenance& p
 /// parts: they start at 0, do not decrease, and end at `total`.
 void check_offsets(Problems& problems, const std::string& name, std::span<const int64_t> offsets,
                    int64_t total, const std::string& what);
+
+/// Adds a problem for the first of `values` that is no finite number.
+template <class T>
+void check_finite(Problems& problems, const std::string& name, const std::vector<T>& values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (std::isfinite(values[i])) continue;
+    problems.add("{}[{}] is {}; it must be finite", name, i, values[i]);
+    return;
+  }
+}
+
+/// Adds a problem unless ids of a vocabulary of this size, named by `object`, fit 32 bits.
+void check_vocabulary(Problems& problems, const std::string& object, int64_t vocab_size);
 
 /// An output of all ranks that appears complete or not at all. Made early, it finds a missing
 /// folder before hours of work. Collective throughout.

@@ -232,8 +232,8 @@ const BinPacker& find_bin_packer(std::string_view name) {
 
 BinOptions options_for_ranks(BinOptions options, int ranks) {
   if (ranks < 1) throw_usage("bins cannot be dealt to {} ranks; at least 1", ranks);
-  options.min_bin_count = ranks;
-  options.bin_count_multiple = ranks;
+  options.min_bin_count = std::max<int64_t>(options.min_bin_count, ranks);
+  options.bin_count_multiple = std::lcm(options.bin_count_multiple, int64_t{ranks});
   return options;
 }
 

@@ -131,7 +131,7 @@ const std::vector<BinPacker>& bin_packers();
 const BinPacker& find_bin_packer(std::string_view name);
 
 /// The options under which bins can be dealt to `ranks` data-parallel ranks: at least so many bins,
-/// and a multiple. Minimum and multiple of `options` are replaced.
+/// and a multiple. What `options` ask for besides still holds.
 BinOptions options_for_ranks(BinOptions options, int ranks);
 
 /// Bin k goes to rank k mod ranks: [ranks] lists of bins, ascending. Packers that place long items

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/agree.hpp"
 #include "core/error.hpp"
 #include "sharding/transfer.hpp"
 
@@ -121,6 +122,25 @@ Extras part_of_extras(const Layout& layout, int rank, const Extras& extras) {
   return local;
 }
 
+/// FNV-1a over the bytes of arrays and their lengths.
+class Digest {
+ public:
+  template <class T>
+  void add(const std::vector<T>& values) {
+    const uint64_t size = values.size();
+    add_bytes(std::as_bytes(std::span<const uint64_t>(&size, 1)));
+    add_bytes(std::as_bytes(std::span<const T>(values)));
+  }
+  int64_t value() const { return static_cast<int64_t>(hash_); }
+
+ private:
+  void add_bytes(std::span<const std::byte> bytes) {
+    for (const std::byte byte : bytes)
+      hash_ = (hash_ ^ static_cast<uint64_t>(byte)) * 0x100000001b3ULL;
+  }
+  uint64_t hash_ = 0xcbf29ce484222325ULL;
+};
+
 }  // namespace
 
 std::optional<LocalBounds> local_bounds(const SegmentBounds& bounds,
@@ -190,6 +210,23 @@ std::vector<CpBatch> make_cp_chunks(const BshdBatch& batch, int64_t chunks,
   for (ThdBatch& chunk : split_into_chunks(batch, chunks, thd_options(options)))
     parts.push_back(take_part(std::move(chunk), options));
   return parts;
+}
+
+void agree_on_batch(Communicator& comm, const BshdBatch& batch) {
+  Digest inputs, others;
+  if (const auto* ids = std::get_if<TokenIds>(&batch.inputs))
+    inputs.add(*ids);
+  else
+    inputs.add(std::get<TokenEmbeddings>(batch.inputs).values);
+  others.add(batch.labels);
+  if (batch.positions) others.add(batch.positions->values);
+  for (const auto* table : {&batch.seq_lens, &batch.seq_lens_padded})
+    if (*table) others.add((*table)->cells);
+  agree_on_arguments(comm, "sharding a batch", [] {},
+                     {{"the number of rows", batch.rows},
+                      {"the number of slots", batch.slots},
+                      {"the digest of the inputs", inputs.value()},
+                      {"the digest of labels, positions and lengths", others.value()}});
 }
 
 std::array<PositionRange, 2> rope_slices(int64_t local_slots, int cp, int rank) {

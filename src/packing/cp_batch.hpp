@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.hpp"
 #include "packing/thd.hpp"
 #include "sharding/layouts.hpp"
 
@@ -95,6 +96,12 @@ CpBatch make_cp_batch(BshdBatch batch, const CpOptions& options);
 /// The same for each of `chunks` equal groups of rows: [chunks]. Errors also as split_into_chunks.
 std::vector<CpBatch> make_cp_chunks(const BshdBatch& batch, int64_t chunks,
                                     const CpOptions& options);
+
+/// Throws the same usage error on all ranks of the group unless their batches are the same: in
+/// rows, slots, and by a digest of inputs, labels, positions and length tables. Every sharder
+/// starts from the identical batch and none would notice another one. Collective; two small
+/// all-gathers.
+void agree_on_batch(Communicator& comm, const BshdBatch& batch);
 
 /// Positions [begin, end) of a segment.
 struct PositionRange {

@@ -81,7 +81,7 @@ std::string owner_bar(const LayoutPicture& picture, const std::vector<SlotView>&
                 22, color(view.owner, picture.layout.cp()), view.real ? 1 : 0.25);
   });
   for (const int32_t bound : picture.bounds.padded)
-    svg += rect(x + unit * bound - 0.4, y - 4, 0.8, 30, "#222");
+    svg += rect(x + unit * bound - 0.4, y + 22, 0.8, 6, "#222");
   return svg +
          text(x, y + 40, 11, "start", "who owns which slots (pale: padding; ticks: segments)");
 }

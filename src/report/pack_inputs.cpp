@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "comm/agree.hpp"
 #include "sharding/encoder_work.hpp"
@@ -11,19 +12,11 @@
 namespace gyre {
 namespace {
 
-/// Ids or labels as files hold them. Throws a usage error for one outside the vocabulary.
-std::vector<int32_t> narrow(std::span<const int64_t> values, int64_t limit, bool may_be_ignored,
-                            const char* what) {
+/// Ids, labels or positions as packed files hold them; readers have checked that they fit.
+std::vector<int32_t> narrow(const std::vector<int64_t>& values) {
   std::vector<int32_t> narrow;
   narrow.reserve(values.size());
-  for (size_t i = 0; i < values.size(); ++i) {
-    const bool good =
-        (values[i] >= 0 && values[i] < limit) || (may_be_ignored && values[i] == ignored_label);
-    if (!good)
-      throw_usage("{} of slot {} is {}; it must be 0 to {}{}", what, i, values[i], limit - 1,
-                  may_be_ignored ? fmt::format(", or {}", ignored_label) : "");
-    narrow.push_back(static_cast<int32_t>(values[i]));
-  }
+  for (const int64_t value : values) narrow.push_back(static_cast<int32_t>(value));
   return narrow;
 }
 
@@ -32,40 +25,48 @@ void append(std::vector<T>& all, const std::vector<U>& part) {
   all.insert(all.end(), part.begin(), part.end());
 }
 
-/// Appends one stream as a bin; its segments are numbered on.
-void add_stream(ConvertedBatch& batch, std::span<const int32_t> real,
-                std::span<const int32_t> padded) {
+/// Appends one stream as a bin; its segments are numbered on. Slots behind the last segment become
+/// one without tokens, so that every slot is in a segment.
+void add_stream(ConvertedBatch& batch, std::vector<int32_t> real, std::vector<int32_t> padded,
+                int64_t slots) {
   PackedHeader& header = batch.header;
+  if (padded.back() < slots) {
+    real.push_back(real.back());
+    padded.push_back(static_cast<int32_t>(slots));
+  }
   std::vector<int64_t> documents(real.size() - 1);
   for (int64_t& document : documents) document = header.documents++;
   header.bins.add_bin(documents, real, padded);
-  header.bins.bin_capacity = std::max<int64_t>(header.bins.bin_capacity, padded.back());
+  header.bins.bin_capacity = std::max(header.bins.bin_capacity, slots);
 }
 
-/// The row of the table for streams whose slots are given.
+/// The row of the table: linear measures by slots, costs by real lengths.
 void measure(ConvertedBatch& batch, const std::string& algorithm) {
   const PackedHeader& header = batch.header;
-  std::vector<int64_t> lengths;
+  std::vector<int64_t> lengths, slots;
   std::vector<Bin> bins;
   for (int64_t b = 0; b < header.bin_count(); ++b) {
-    const auto real = header.cu_seqlens(b);
+    const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
     Bin& bin = bins.emplace_back();
     for (size_t i = 0; i + 1 < real.size(); ++i) {
       bin.push_back(std::ssize(lengths));
       lengths.push_back(real[i + 1] - real[i]);
+      slots.push_back(padded[i + 1] - padded[i]);
     }
   }
-  PackingRow& row = batch.row;
   const int64_t capacity = std::max<int64_t>(1, header.bins.bin_capacity);
+  const BinMeasures costs = measure_bins(bins, lengths, capacity);
+  PackingRow& row = batch.row;
   row.algorithm = algorithm;
   row.items = std::ssize(lengths);
-  row.measures = measure_bins(bins, lengths, capacity);
+  row.measures = measure_bins(bins, slots, capacity);
+  row.measures.tokens = costs.tokens;
+  row.measures.padding = header.slot_offsets().back() - costs.tokens;
+  row.measures.costs = costs.costs;
+  row.measures.max_cost = costs.max_cost;
+  row.measures.mean_cost = costs.mean_cost;
+  row.measures.cost_imbalance = costs.cost_imbalance;
   row.longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-  const int64_t slots = header.slot_offsets().back(), all = header.bin_count() * capacity;
-  row.measures.padding = slots - row.measures.tokens;
-  row.measures.waste = all - slots;
-  row.measures.utilisation = all > 0 ? static_cast<double>(slots) / static_cast<double>(all) : 0;
-  row.measures.waste_ratio = 1 - row.measures.utilisation;
   row.time_ms = std::nan("");  // nothing was packed
   row.check = "-";
 }
@@ -141,9 +142,7 @@ std::vector<std::vector<float>> encode_and_compare(const SalmArrays& batch, Comm
   return ragged;
 }
 
-}  // namespace
-
-ConvertedBatch convert(const BshdArrays& batch, int64_t chunks, const ThdOptions& options) {
+ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOptions& options) {
   const LengthTable real{batch.rows, batch.segments_per_row, batch.seq_lens};
   const LengthTable padded{batch.rows, batch.segments_per_row, batch.seq_lens_padded};
   BshdBatch input;
@@ -167,13 +166,13 @@ ConvertedBatch convert(const BshdArrays& batch, int64_t chunks, const ThdOptions
   int64_t real_tokens = 0, supervised = 0;
   for (const ThdBatch& stream : split_into_chunks(input, chunks, options)) {
     const SegmentBounds bounds = stream.bounds();
-    add_stream(converted, bounds.real, bounds.padded);
+    add_stream(converted, {bounds.real.begin(), bounds.real.end()},
+               {bounds.padded.begin(), bounds.padded.end()}, stream.slots);
     PackedSlots& slots = converted.slots;
-    append(slots.labels, narrow(stream.labels, batch.vocab_size, true, "the label"));
-    append(slots.positions,
-           narrow(stream.positions->values, int64_t{1} << 31, false, "the position"));
+    append(slots.labels, narrow(stream.labels));
+    append(slots.positions, narrow(stream.positions->values));
     if (const auto* ids = std::get_if<TokenIds>(&stream.inputs))
-      append(slots.ids, narrow(*ids, batch.vocab_size, false, "the id"));
+      append(slots.ids, narrow(*ids));
     else
       append(slots.embeddings, std::get<TokenEmbeddings>(stream.inputs).values);
     real_tokens += count_real_tokens(stream.padding_mask);
@@ -189,12 +188,38 @@ ConvertedBatch convert(const BshdArrays& batch, int64_t chunks, const ThdOptions
   return converted;
 }
 
-ConvertedBatch convert(const SalmArrays& batch, const SalmOptions& options, Communicator& world,
-                       Verification& checks) {
+/// Runs `work` on every rank; what it finds wrong is said to be of `file`.
+void run_on_file(Communicator& world, const std::string& file, const std::function<void()>& work) {
+  run_agreed(world, "converting " + file, [&] {
+    try {
+      work();
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::usage) throw;
+      throw_usage("'{}': {}", file, error.what());
+    }
+  });
+}
+
+}  // namespace
+
+ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t chunks,
+                       int64_t slot_multiple, const std::string& tail, Communicator& world) {
+  ThdOptions options;
+  options.sentinel = batch.sentinel;
+  options.slot_multiple = slot_multiple;
+  options.tail = tail == "absorb" ? Tail::absorb : tail == "keep" ? Tail::keep : Tail::own_segment;
+  ConvertedBatch converted;
+  run_on_file(world, file, [&] { converted = convert_rows(batch, chunks, options); });
+  return converted;
+}
+
+ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp, int tp,
+                       Communicator& world, Verification& checks) {
+  const SalmOptions options{batch.pad_id, batch.placeholder_id, cp, tp, TpRounding::per_rank};
   ConvertedBatch converted;
   const std::vector<std::vector<float>> frames =
       encode_and_compare(batch, world, checks, converted.notes);
-  run_agreed(world, "packing utterances", [&] {
+  run_on_file(world, file, [&] {
     std::vector<MatrixView<const float>> audio;
     for (const std::vector<float>& item : frames)
       audio.push_back({item.data(), std::ssize(item) / batch.hidden, batch.hidden});
@@ -206,10 +231,10 @@ ConvertedBatch convert(const SalmArrays& batch, const SalmOptions& options, Comm
     header.hidden_size = batch.hidden;
     header.tokenizer = "unknown";
     header.algorithm = "salm";
-    add_stream(converted, packed.cu_seqlens, packed.cu_seqlens_padded);
+    add_stream(converted, packed.cu_seqlens, packed.cu_seqlens_padded, packed.slots());
     converted.slots.embeddings = packed.embeddings;
-    converted.slots.labels = narrow(packed.labels, batch.vocab_size, true, "the label");
-    converted.slots.positions = narrow(packed.positions, int64_t{1} << 31, false, "the position");
+    converted.slots.labels = narrow(packed.labels);
+    converted.slots.positions = narrow(packed.positions);
     measure(converted, "salm");
   });
   return converted;

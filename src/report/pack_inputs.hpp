@@ -19,14 +19,16 @@ struct ConvertedBatch {
   std::string notes;  ///< "#" lines
 };
 
-/// The rows as `chunks` streams. Throws a usage error that names row and segment as to_thd does,
-/// and when an id or label does not fit the vocabulary.
-ConvertedBatch convert(const BshdArrays& batch, int64_t chunks, const ThdOptions& options);
+/// The rows of `file` as `chunks` streams, their segments in multiples of `slot_multiple` slots;
+/// `tail`: own-segment, keep or absorb (see packing/thd.hpp). Throws a usage error that names file,
+/// row and segment as to_thd does. Collective.
+ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t chunks,
+                       int64_t slot_multiple, const std::string& tail, Communicator& world);
 
-/// Encodes the audio, which the ranks of `world` share, and packs rows and frames into one stream.
-/// Encodings are gathered in both ways (padded and ragged); `checks` get that both are those of a
-/// rank alone, and the notes say what each moved. Collective.
-ConvertedBatch convert(const SalmArrays& batch, const SalmOptions& options, Communicator& world,
-                       Verification& checks);
+/// Encodes the audio of `file`, which the ranks of `world` share, and packs rows and frames into
+/// one stream for cp and tp. Encodings are gathered in both ways (padded and ragged); `checks` get
+/// that both are those of a rank alone, and the notes say what each moved. Collective.
+ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp, int tp,
+                       Communicator& world, Verification& checks);
 
 }  // namespace gyre

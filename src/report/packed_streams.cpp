@@ -67,7 +67,7 @@ std::string generate_streams(const std::string& spec, const std::string& packer,
   const std::vector<int64_t> lengths = draw_lengths(drawn);
   const BinPacker& chosen = find_bin_packer(packer);
   BinOptions options;
-  options.capacity = round_up(capacity, multiple);
+  options.capacity = capacity;
   options.seed = drawn.seed;
   set_bins(header, pack_documents(lengths, multiple, chosen, options), options.capacity, multiple);
   header.documents = std::ssize(lengths);

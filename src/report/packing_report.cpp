@@ -86,25 +86,50 @@ const Table<PackingRow>& packing_table() {
        }},
       {"balance", "", 8, 4, [](const Row& r) { return r.measures.balance; }},
       {"cost", "max/mean", 9, 4, [](const Row& r) { return r.measures.cost_imbalance; }},
-      {"cost", "max/bound", 9, 4, [](const Row& r) { return over_bound(r); }},
+      {"cost_bound", "max/bound", 10, 4, [](const Row& r) { return over_bound(r); }},
       {"t_med", "ms", 10, 3, [](const Row& r) { return r.time_ms; }},
       {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
   });
   return table;
 }
 
+void check_lengths(const PackJob& job, const Documents& documents) {
+  if (job.options.oversize == Oversize::own_bin) return;
+  if (job.options.capacity % job.multiple != 0) return;  // pack_documents has more to say
+  for (size_t i = 0; i < job.lengths.size(); ++i) {
+    const int64_t slots = round_up(job.lengths[i], job.multiple);
+    if (slots <= job.options.capacity) continue;
+    const auto index = static_cast<int64_t>(i);
+    throw_usage(
+        "{} of {} tokens takes {} slots, a bin has {}; --capacity {} would hold it, "
+        "--oversize own-bin gives it a bin of its own, {}",
+        documents.count() > 0 ? documents.label(index) : fmt::format("document {}", i),
+        job.lengths[i], slots, job.options.capacity, slots,
+        documents.count() > 0
+            ? "gyre-import --max-tokens cuts documents"
+            : fmt::format("max={} in --gen cuts documents", job.options.capacity));
+  }
+}
+
 std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
                                      std::vector<PackingRow>& rows, std::string& notes) {
   std::vector<PackedBatch> batches;
+  std::vector<std::string> refused;
   for (const BinPacker& packer : bin_packers()) {
     if (job.algorithm != "all" && job.algorithm != packer.name) continue;
     BinOptions options = job.options;
     if (packer.pack != next_fit && job.algorithm == "all") options.max_items = 0;
     std::vector<double> samples_ms;
-    for (int i = 0; i < job.iterations; ++i) {
-      const Stopwatch watch;
-      batches = pack_documents(job.lengths, job.multiple, packer, options);
-      samples_ms.push_back(1e3 * watch.seconds());
+    try {
+      for (int i = 0; i < job.iterations; ++i) {
+        const Stopwatch watch;
+        batches = pack_documents(job.lengths, job.multiple, packer, options);
+        samples_ms.push_back(1e3 * watch.seconds());
+      }
+    } catch (const Error& error) {
+      if (job.algorithm != "all" || error.code() != ExitCode::usage) throw;
+      refused.push_back(fmt::format("{}: {}", packer.name, error.what()));
+      continue;
     }
     std::vector<Bin> bins;
     for (const PackedBatch& batch : batches) bins.push_back(batch.documents);
@@ -126,6 +151,8 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
     add_row(report, row, samples_ms);
     rows.push_back(row);
   }
+  if (rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
+  for (const std::string& reason : refused) notes += fmt::format("# refused: {}\n", reason);
   return batches;
 }
 
@@ -147,7 +174,8 @@ void check_bins(std::span<const Bin> bins, std::span<const int64_t> lengths, int
   }
   for (size_t i = 0; i < times.size(); ++i)
     once.add(times[i], 1, [&] { return fmt::format("{} item {}", algorithm, i); });
-  if (lengths.empty()) once.add(0, 0, [] { return ""; }), fits.add(0, 0, [] { return ""; });
+  if (lengths.empty())  // nothing to pack: both hold
+    for (Check* check : {&once, &fits}) check->add(0, 0, [] { return ""; });
 }
 
 void write_checked(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
@@ -175,6 +203,13 @@ void add_row(RunReport& report, const PackingRow& row, const std::vector<double>
   report.foms.push_back({"utilisation", row.measures.utilisation, "of slots", entry.key});
   report.foms.push_back({"cost_imbalance", row.measures.cost_imbalance, "max/mean", entry.key});
   report.results.push_back(std::move(entry));
+}
+
+std::string packer_help() {
+  std::string text = "Packers:\n";
+  for (const BinPacker& packer : bin_packers())
+    text += fmt::format("  {:31}{}\n", packer.name, packer.summary);
+  return text;
 }
 
 std::string length_help() {

@@ -35,9 +35,14 @@ struct PackJob {
   bool check = true;
 };
 
+/// Throws a usage error that names the first document that no bin can hold, unless such documents
+/// get bins of their own. `documents` may be empty: then lengths were drawn.
+void check_lengths(const PackJob& job, const Documents& documents);
+
 /// Runs the packers that the job names and adds to `report`: rows, figures of merit, and the checks
 /// that every item is in one bin and no bin above its capacity. Returns the bins of the last packer
-/// as streams; `rows` and `notes` are appended to. Throws the usage errors of pack_documents.
+/// as streams; `rows` and `notes` are appended to. Throws the usage errors of pack_documents; among
+/// all packers, those that refuse are noted instead, unless all do.
 std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
                                      std::vector<PackingRow>& rows, std::string& notes);
 
@@ -48,6 +53,8 @@ void check_bins(std::span<const Bin> bins, std::span<const int64_t> lengths, int
 
 /// The help of --gen: distributions and their keys.
 std::string length_help();
+/// A line for each packer.
+std::string packer_help();
 
 /// Writes the packed file `path` from every rank's slots, `mine` being those of bins [first, last).
 /// With `check`, it is read back first, and `checks` get that its tables are those of `header` and

@@ -17,10 +17,26 @@ namespace {
 /// Sums over bins, of this rank's bins at first.
 struct Totals {
   double mean_pairs = 0, most_pairs = 0, worst_ratio = 1;
-  double slots = 0, real_tokens = 0, fragments = 0;
+  double slots = 0, real_tokens = 0, runs = 0;
   double needed = 0, needed_most = 0, ring = 0;
   double compute_s = 0, communicate_s = 0, step_s = 0, planning_s = 0;
 };
+
+/// Runs of neighbouring tokens of a document at neighbouring slots of a rank, all ranks.
+int64_t count_runs(const Layout& layout) {
+  int64_t runs = 0;
+  for (const Shard& shard : layout.shards) {
+    Fragment last;
+    for (const Fragment& f : shard.fragments) {
+      const bool joined = f.stride == 1 && last.stride == 1 && f.segment == last.segment &&
+                          f.start == last.start + last.length &&
+                          f.local_begin == last.local_begin + last.length && last.length > 0;
+      runs += f.stride == 1 ? (joined ? 0 : 1) : f.length;
+      last = f;
+    }
+  }
+  return runs;
+}
 
 /// Adds one bin.
 void add(Totals& t, const Layout& layout, const LayoutCost& cost, const TimeModel& time) {
@@ -36,7 +52,7 @@ void add(Totals& t, const Layout& layout, const LayoutCost& cost, const TimeMode
   t.worst_ratio = std::max(t.worst_ratio, cost.pair_ratio());
   t.slots += static_cast<double>(cost.slots);
   t.real_tokens += real;
-  t.fragments += static_cast<double>(cost.pieces);
+  t.runs += static_cast<double>(count_runs(layout));
   t.needed += needed / cp;
   t.needed_most += most;
   t.ring += (cp - 1) * static_cast<double>(cost.slots);
@@ -51,8 +67,8 @@ double ratio(double a, double b, double otherwise) {
 
 void sum_over(Communicator& world, Totals& t) {
   for (double* x :
-       {&t.mean_pairs, &t.most_pairs, &t.slots, &t.real_tokens, &t.fragments, &t.needed,
-        &t.needed_most, &t.ring, &t.compute_s, &t.communicate_s, &t.step_s, &t.planning_s})
+       {&t.mean_pairs, &t.most_pairs, &t.slots, &t.real_tokens, &t.runs, &t.needed, &t.needed_most,
+        &t.ring, &t.compute_s, &t.communicate_s, &t.step_s, &t.planning_s})
     *x = all_reduce_value(world, *x, ReduceOp::sum);
   t.worst_ratio = all_reduce_value(world, t.worst_ratio, ReduceOp::max);
 }
@@ -69,14 +85,14 @@ const Table<ShardingRow>& sharding_table() {
   static const Table<Row> table({
       {"layout", "", 15, 0, [](const Row& r) { return r.layout; }, Align::left},
       {"cp", "", 4, 0, [](const Row& r) { return r.cp; }},
-      {"slots", "per rank", 9, 0, [](const Row& r) { return r.slots; }},
+      {"slots", "", 9, 0, [](const Row& r) { return r.slots; }},
       {"pad", "%", 6, 2, [](const Row& r) { return 100 * r.padding; }},
       {"run", "tokens", 8, 1, [](const Row& r) { return r.run_length; }},
       {"pairs", "max/mean", 8, 4, [](const Row& r) { return r.pair_ratio; }},
-      {"worst", "bin", 8, 4, [](const Row& r) { return r.worst_ratio; }},
-      {"need", "% of ring", 9, 1, [](const Row& r) { return 100 * r.needed; }},
-      {"most", "% of ring", 9, 1, [](const Row& r) { return 100 * r.needed_most; }},
-      {"need", "MB, most", 9, 2, [](const Row& r) { return r.needed_bytes / 1e6; }},
+      {"worst_bin", "max/mean", 9, 4, [](const Row& r) { return r.worst_ratio; }},
+      {"need", "% ring", 7, 1, [](const Row& r) { return 100 * r.needed; }},
+      {"need_most", "% ring", 9, 1, [](const Row& r) { return 100 * r.needed_most; }},
+      {"fetch", "MB", 9, 2, [](const Row& r) { return r.needed_bytes / 1e6; }},
       {"compute", "ms", 9, 3, [](const Row& r) { return 1e3 * r.compute_s; }},
       {"receive", "ms", 9, 3, [](const Row& r) { return 1e3 * r.communicate_s; }},
       {"step", "ms", 9, 3, [](const Row& r) { return 1e3 * r.step_s; }},
@@ -105,14 +121,15 @@ const Layout& ShardingPlan::layout(int64_t bin) {
   const auto known = layouts_.find(bin);
   if (known != layouts_.end()) return known->second;
   const BinBounds bounds = this->bounds(bin);
-  const Stopwatch watch;
+  const double start = thread_cpu_seconds();
   try {
     const Layout& made = layouts_.emplace(bin, kind_.make(bounds.view(), options_)).first->second;
-    seconds_ += watch.seconds();
+    seconds_ += thread_cpu_seconds() - start;
     return made;
   } catch (const Error& error) {
     if (error.code() != ExitCode::usage) throw;
-    throw_usage("{}: bin {}, {}", kind_.name, bin, error.what());
+    throw_usage("{}: bin {}, {}{}", kind_.name, bin, error.what(),
+                kind_.name == "dual-chunk-swap" && !repad_ ? " (--repad makes it so)" : "");
   }
 }
 
@@ -144,7 +161,7 @@ ShardingRow plan_layout(ShardingPlan& plan, const AttentionShape& shape, Communi
   row.cp = plan.cp();
   row.slots = static_cast<int64_t>(totals.slots);
   row.padding = 1 - ratio(totals.real_tokens, totals.slots * plan.cp(), 1);
-  row.run_length = ratio(totals.real_tokens, totals.fragments, 0);
+  row.run_length = ratio(totals.real_tokens, totals.runs, 0);
   row.pair_ratio = ratio(totals.most_pairs, totals.mean_pairs, 1);
   row.worst_ratio = totals.worst_ratio;
   row.needed = ratio(totals.needed, totals.ring, 0);
@@ -181,6 +198,13 @@ std::string rank_costs_text(const std::string& layout, const std::vector<RankCos
     text += as_comment(table.row(
         {static_cast<int64_t>(r), costs[r], ratio(static_cast<double>(costs[r].pairs), mean, 1),
          static_cast<double>(costs[r].kv_needed) * shape.kv_token_bytes()}));
+  return text;
+}
+
+std::string layout_help() {
+  std::string text = "Layouts:\n";
+  for (const LayoutKind& kind : layout_kinds())
+    text += fmt::format("  {:17}{}\n", kind.name, kind.summary);
   return text;
 }
 

@@ -31,16 +31,16 @@ struct ShardingRow {
   int64_t cp = 1;
   int64_t slots = 0;         ///< of a rank, all bins
   double padding = 0;        ///< share of slots without a real token
-  double run_length = 0;     ///< mean real tokens of a fragment
+  double run_length = 0;     ///< mean length of a run of neighbouring tokens on a rank
   double pair_ratio = 1;     ///< Σ over bins of max pairs / Σ of mean pairs
   double worst_ratio = 1;    ///< of one bin
   double needed = 0;         ///< share of the ring's bytes, mean over ranks
   double needed_most = 0;    ///< the same, of the rank that needs most
-  double needed_bytes = 0;   ///< of the rank that needs most, all bins
+  double needed_bytes = 0;   ///< Σ over bins of the rank that needs most in it
   double compute_s = 0;      ///< Σ over bins of the slowest rank's compute
   double communicate_s = 0;  ///< the same for needed keys
   double step_s = 0;         ///< the same for the larger of the two: all overlapped
-  double planning_s = 0;     ///< time that making the layouts took, all bins
+  double planning_s = 0;     ///< CPU time that making the layouts took, all bins
   std::string check;         ///< "ok", "FAILED" or "-"
 };
 const Table<ShardingRow>& sharding_table();
@@ -63,7 +63,7 @@ class ShardingPlan {
   BinBounds bounds(int64_t bin) const;
   /// Throws a usage error that names bin and segment when the layout refuses.
   const Layout& layout(int64_t bin);
-  /// Time that making layouts has taken in this process so far.
+  /// CPU time that making layouts has taken in this process so far.
   double seconds() const { return seconds_; }
 
  private:
@@ -84,6 +84,9 @@ ShardingRow plan_layout(ShardingPlan& plan, const AttentionShape& shape, Communi
 std::string rank_costs_text(const std::string& layout, const std::vector<RankCost>& costs,
                             const AttentionShape& shape);
 
+/// A line for each layout.
+std::string layout_help();
+
 /// A report whose configuration says what is sharded, and for what.
 RunReport begin_sharding_report(const AppContext& context, const PackedHeader& header,
                                 const std::string& origin, int cp, const AttentionShape& shape);
@@ -101,8 +104,9 @@ std::string picture_of_bin(const PackedHeader& header, int64_t bin, const std::s
 /// Adds to `checks`, for the slots of all bins (the same on all ranks): every slot's id (or
 /// embedding), label and position comes back from the shards of all ranks, bit for bit; pairs are
 /// those of the documents; the keys that ranks need add up. When the run has as many ranks as the
-/// layout, shards are also gathered over the communicator, and labels are found a second time by
-/// shifting the sharded ids. Collective; every rank ends with the same checks.
+/// layout, shards are also gathered over the communicator, and the
+/// sharded ids are shifted to the left, as labels are made. Collective; every rank ends with the
+/// same checks.
 void check_layout(ShardingPlan& plan, const PackedSlots& slots, Communicator& world,
                   Verification& checks);
 

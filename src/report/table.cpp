@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "core/error.hpp"
@@ -77,10 +78,27 @@ std::string row_text(const std::vector<ColumnFormat>& formats, const std::vector
   return line(formats, cells) + "\n";
 }
 
+namespace {
+
+/// A unit as a part of a name: "%" is "percent", "max/mean" is "max_mean".
+std::string unit_name(const std::string& unit) {
+  std::string name;
+  for (const char c : unit) {
+    if (c == '%')
+      name += "percent";
+    else
+      name += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+  }
+  return name;
+}
+
+}  // namespace
+
 std::string csv_header(const std::vector<ColumnFormat>& formats) {
   std::vector<Value> names;
   for (const ColumnFormat& format : formats)
-    names.emplace_back(format.unit.empty() ? format.name : format.name + "_" + format.unit);
+    names.emplace_back(format.unit.empty() ? format.name
+                                           : format.name + "_" + unit_name(format.unit));
   return csv_row(names);
 }
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "core/error.hpp"
 
@@ -62,18 +63,41 @@ std::string absolute(const std::string& path) {
 
 }  // namespace
 
-void check_output_place(const std::string& path) {
-  if (path.empty()) return;
+namespace {
+
+void check_place(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(absolute(path)).parent_path();
   if (!std::filesystem::is_directory(folder))
     throw_usage("cannot write '{}': there is no folder '{}'", path, folder.string());
   if (access(folder.c_str(), W_OK) != 0)
     throw_usage("cannot write '{}': no permission to write in '{}'", path, folder.string());
   if (std::filesystem::is_directory(path)) throw_usage("cannot write '{}': it is a folder", path);
+  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path))
+    throw_usage("cannot write '{}': it is there and no regular file", path);
+}
+
+}  // namespace
+
+void check_output_places(const std::vector<NamedPath>& outputs,
+                         const std::vector<NamedPath>& inputs) {
+  std::vector<std::pair<std::filesystem::path, std::string>> taken;
+  const auto place = [](const NamedPath& file) {
+    return std::filesystem::weakly_canonical(absolute(file.path));
+  };
+  for (const NamedPath& input : inputs)
+    if (!input.path.empty()) taken.emplace_back(place(input), input.option);
+  for (const NamedPath& output : outputs) {
+    if (output.path.empty()) continue;
+    check_place(output.path);
+    for (const auto& [path, option] : taken)
+      if (path == place(output))
+        throw_usage("{} '{}' is the file of {}", output.option, output.path, option);
+    taken.emplace_back(place(output), output.option);
+  }
 }
 
 OutputGuard::OutputGuard(std::string path) : path_(std::move(path)) {
-  check_output_place(path_);
+  check_place(path_);
   temporary_ = temporary_name(path_);
   watcher_pipe_ = start_watcher(absolute(temporary_));
 }

@@ -2,6 +2,7 @@
 // Output files appear complete or not at all.
 
 #include <string>
+#include <vector>
 
 namespace gyre {
 
@@ -13,7 +14,8 @@ namespace gyre {
 /// this process and removes the file when the pipe closes without the word "keep".
 class OutputGuard {
  public:
-  /// Throws a usage error when the folder of `path` does not exist or cannot be written.
+  /// Throws a usage error when the folder of `path` does not exist or cannot be written, or when
+  /// `path` is there and is no regular file: renaming would replace a device or a folder.
   explicit OutputGuard(std::string path);
   ~OutputGuard();
   OutputGuard(const OutputGuard&) = delete;
@@ -28,9 +30,16 @@ class OutputGuard {
   int watcher_pipe_ = -1;
 };
 
-/// Throws what OutputGuard(path) would throw: to find an impossible place before hours of work.
-/// Empty paths are no outputs and pass.
-void check_output_place(const std::string& path);
+/// A file and the option that names it. An empty path is no file.
+struct NamedPath {
+  std::string option;
+  std::string path;
+};
+
+/// Finds impossible outputs before hours of work. Throws a usage error when one could not be
+/// written (as OutputGuard would), when two are the same file, or when one is an input.
+void check_output_places(const std::vector<NamedPath>& outputs,
+                         const std::vector<NamedPath>& inputs);
 
 /// Writes `text` to `path` by way of a temporary file and a rename.
 void write_file_atomically(const std::string& path, const std::string& text);

@@ -3,22 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <ctime>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <queue>
 #include <random>
 
 #include "core/error.hpp"
+#include "runtime/clock.hpp"
 
 namespace gyre {
 namespace {
-
-double thread_cpu_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
 
 /// Visible pairs of the first n queries of a document.
 int64_t causal_triangle(int64_t n) {
@@ -33,6 +28,7 @@ struct Cut {
 
 Cut cut_row(const SegmentBounds& bounds, const LayoutOptions& options) {
   if (options.cp < 1) throw_usage("cp must be at least 1, not {}", options.cp);
+  if (options.cp > most_ranks) throw_usage("cp must be at most {}, not {}", most_ranks, options.cp);
   check_bounds(bounds);
   constexpr int64_t longest = std::numeric_limits<int32_t>::max();
   if (options.chunk < 0 || options.chunk > longest)
@@ -312,7 +308,7 @@ struct Best {
 
 void anneal(Deal deal, const Chunks& chunks, const Scale& scale, Best& best) {
   constexpr double hot = 0.05, cold = 0.0005;
-  constexpr int64_t moves_per_chunk = 2000, most_moves = 4'000'000, block = 1024;
+  constexpr int64_t moves_per_chunk = 400, most_moves = 2'000'000, block = 1024;
   const int64_t moves = std::min(moves_per_chunk * chunks.count(), most_moves);
   const double cooling =
       std::pow(cold / hot, static_cast<double>(block) / static_cast<double>(moves));

@@ -13,7 +13,7 @@
 // where kv_needed is what sharding/cost.hpp says:
 //
 //     for each start: the deal above, chunks in stream order, a deal by the objective itself
-//         repeat 2000 n times, at most 4,000,000:
+//         repeat 400 n times, at most 2,000,000:
 //             pick a chunk x, and y: mostly of the rank that holds a neighbour of x, else any
 //             swap their ranks unless that raises
 //                 Σ_r (time of r / slowest time so far)^64 + 0.1 · needed by r / mean of a start
@@ -24,7 +24,7 @@
 // The power stands for the maximum and, unlike it, rewards every step of a slow rank. This is
 // threshold accepting (Dueck and Scheuer, 1990) with a fixed random sequence: the same input gives
 // the same deal. Of the ring's bytes, packed documents with a long tail (64K slots, cp = 8, chunk
-// 512) need 42 % under `balanced`, 24 % at the same balance when communication takes as long as
+// 512) need 40 % under `balanced`, 24 % at the same balance when communication takes as long as
 // compute, and 3 % when it takes ten times as long; see bench/sharding.cpp.
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 // the fragments, runs of real tokens of one document. Index maps, schedules, kernels and reports
 // read nothing else, so that none of them contains a case for a particular layout.
 //
-//     the stream                         two segments, real lengths 5 and 2 in 8 and 4 slots, cp = 2
+//     two segments, real lengths 5 and 2 in 8 and 4 slots, cp = 2
 //     slots        0 1 2 3 4 5 6 7 | 8 9 10 11
 //     tokens       a b c d e . . . | x y .  .
 //     layout       dual-chunk-swap: chunks of 2 and of 1
@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.hpp"
 #include "core/index.hpp"
 
 namespace gyre {
@@ -58,7 +59,10 @@ struct Layout {
   int64_t stream_slots = 0;   ///< slots of the stream that was sharded
   int64_t padded_slots = 0;   ///< the same and padding on the right: cp · slots of a rank
   int cp() const { return static_cast<int>(shards.size()); }
-  const Shard& shard(int rank) const { return shards[static_cast<size_t>(rank)]; }
+  const Shard& shard(int rank) const {
+    GYRE_CHECK(rank >= 0 && rank < cp(), "layout {}: rank {} of {}", name, rank, cp());
+    return shards[static_cast<size_t>(rank)];
+  }
 };
 
 /// Boundaries of a packed stream of N segments, each [N + 1], from 0 and non-decreasing: `padded`
@@ -71,10 +75,10 @@ struct SegmentBounds {
   int64_t slots() const { return padded.back(); }
   int64_t begin(int64_t i) const { return padded[static_cast<size_t>(i)]; }
   int64_t real_length(int64_t i) const {
-    return real[static_cast<size_t>(i) + 1] - real[static_cast<size_t>(i)];
+    return int64_t{real[static_cast<size_t>(i) + 1]} - real[static_cast<size_t>(i)];
   }
   int64_t slot_length(int64_t i) const {
-    return padded[static_cast<size_t>(i) + 1] - padded[static_cast<size_t>(i)];
+    return int64_t{padded[static_cast<size_t>(i) + 1]} - padded[static_cast<size_t>(i)];
   }
 };
 

@@ -9,6 +9,7 @@ namespace {
 
 void check_cp(int cp) {
   if (cp < 1) throw_usage("cp must be at least 1, not {}", cp);
+  if (cp > most_ranks) throw_usage("cp must be at most {}, not {}", most_ranks, cp);
 }
 
 Piece run(int64_t start, int64_t length) {
@@ -100,8 +101,8 @@ const std::vector<LayoutKind>& layout_kinds() {
       {"zigzag", "chunks r and 2·cp-1-r of the whole row", zigzag},
       {"dual-chunk-swap", "chunks r and 2·cp-1-r of every segment", dual_chunk_swap},
       {"striped", "runs of --stripe slots, round robin", striped},
-      {"balanced", "chunks of --chunk slots, dealt by compute", balanced},
-      {"balanced-joint", "the same, dealt by the larger of compute and communication",
+      {"balanced", "chunks of --chunk slots, equal counts, dealt for equal compute", balanced},
+      {"balanced-joint", "the same chunks, dealt for the shortest step: compute or receiving",
        balanced_joint},
   };
   return kinds;

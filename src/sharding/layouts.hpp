@@ -25,6 +25,9 @@ struct TimeModel {
   double seconds_per_kv_token = 1e-9;  ///< the keys and values of one token, received
 };
 
+/// The largest context-parallel group that layouts are made for.
+inline constexpr int most_ranks = 1 << 16;
+
 struct LayoutOptions {
   int cp = 1;
   int64_t stripe = 1;  ///< run of slots of the striped layout

@@ -40,7 +40,8 @@ expect 0 'encoder 3 audio items over 2 ranks' "$MPIEXEC" -n 2 "$pack" --input "$
   --cp 2 --tp 3 -o salm.h5
 
 # Documents longer than a bin.
-expect 2 'item' "$pack" --input "$docs" --capacity 64
+expect 2 "('length-120') of 120 tokens takes 120 slots, a bin has 64" "$pack" --input "$docs" --capacity 64
+expect 2 'max=8192 in --gen cuts documents' "$pack" --gen dist=fixed,length=9000,count=2
 expect 0 'RESULT' "$pack" --input "$docs" --capacity 64 --oversize own-bin
 
 # What cannot be.
@@ -49,7 +50,16 @@ expect 2 'needs one --algorithm' "$pack" --input "$docs" --algorithm all -o none
 expect 2 'nearest: balanced' "$pack" --input "$docs" --algorithm balancd
 expect 2 'bin capacity 100 is not a positive multiple of 8' "$MPIEXEC" -n 2 "$pack" --input "$docs" --capacity 100 --cp 4 -o none.h5
 expect 2 'long-tail' "$pack" --gen dist=long-tail
-expect 2 "needs --input and --output" "$pack" --unpack --input one.h5
+expect 2 'takes --input and --output' "$pack" --unpack --input one.h5
+expect 2 'makes no table' "$pack" --unpack --input one.h5 -o none.h5 --csv none.csv
+expect 2 'do not apply' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --algorithm balanced
+expect 2 "--output 'one.h5' is the file of --input" "$MPIEXEC" -n 2 "$pack" --unpack --input one.h5 -o one.h5
+expect 2 "--csv './none.h5' is the file of --output" "$pack" --input "$docs" -o none.h5 --csv ./none.h5
+expect 2 'it is there and no regular file' "$pack" --input "$docs" --capacity 128 -o /dev/null
+[ -c /dev/null ] || fail "/dev/null was replaced"
+expect 2 '--cp 2000000000: at most 65536' "$pack" --input "$docs" --cp 2000000000
+expect 2 "cannot read '.': it is a folder" "$pack" --input .
+expect 0 '# refused: modified-first-fit-decreasing: length 0 of item' "$pack" --input "$docs" --capacity 256 --algorithm all
 expect 2 "'gyre/packed' is needed" "$pack" --unpack --input "$docs" -o none.h5
 expect 2 "'gyre/documents' is needed" "$pack" --input one.h5 -o none.h5
 expect 2 'there is no folder' "$pack" --input "$docs" -o no/none.h5

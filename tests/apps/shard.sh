@@ -25,6 +25,11 @@ awk -F, '$1 == "dual-chunk-swap" { found = $6 == 1 && $4 == 0 } END { exit !foun
 # No more ranks than one are needed to plan for many.
 expect 0 'RESULT UNVERIFIED' "$shard" --gen dist=long-tailed,count=300,max=16K,seed=2 --capacity 64K --cp 128 -c none
 
+# Nothing to shard, and documents of one token.
+for length in 0 1; do
+  expect 0 'VERIFY PASSED 5/5' "$MPIEXEC" -n 2 "$shard" --gen dist=fixed,length=$length,count=3 --cp 2
+done
+
 # Files of shards are the same from any number of ranks.
 expect 0 'VERIFY PASSED 4/4' "$shard" --input packed.h5 --cp 3 --layout balanced --chunk 8 -o one.h5
 expect 0 'VERIFY PASSED 6/6' "$MPIEXEC" -n 3 "$shard" --input packed.h5 --cp 3 --layout balanced --chunk 8 -o three.h5
@@ -47,6 +52,12 @@ expect 2 '--heads 8 is not a multiple of --kv-heads 3; the nearest is 9' "$shard
 expect 2 '--tflops 0 must be positive' "$shard" --input packed.h5 --tflops 0
 expect 2 '--bin 99: there are' "$shard" --input packed.h5 --svg none.svg --bin 99
 expect 2 "'gyre/packed' is needed" "$shard" --input "$source_dir/inputs/docs_tiny.h5"
+expect 2 'go with --gen' "$shard" --input packed.h5 --capacity 4K
+expect 2 '--bin says what --svg draws' "$shard" --input packed.h5 --bin 1
+expect 2 '--heads 7 is not a multiple of --kv-heads 3; the nearest is 6' "$shard" --input packed.h5 --heads 7 --kv-heads 3
+expect 2 "--output 'packed.h5' is the file of --input" "$shard" --input packed.h5 --layout zigzag -o packed.h5
+expect 2 'is not a positive multiple of 6' "$shard" --gen dist=fixed,length=10,count=5 --cp 3 --capacity 7
+expect 2 '--cp 100000: at most 65536' "$shard" --gen dist=fixed,length=10,count=5 --cp 100000
 expect 2 'nearest: zigzag' "$shard" --input packed.h5 --layout zigzg
 [ ! -e none.h5 ] && [ ! -e none.svg ] || fail "a refused run left a file"
 [ -z "$(ls | grep tmp)" ] || fail "temporary files are left: $(ls)"

@@ -172,7 +172,7 @@ TEST(PackedTables, BadOnesAreRejectedByBinAndSegment) {
             "bin 0, segment 1: 6 slots are not a multiple of slot_multiple 4; the next one is 8");
   header = small_header();
   header.bins.document[1] = 2;
-  EXPECT_EQ(problem_of(header), "bin 0, segment 1: document 2 of 2");
+  EXPECT_EQ(problem_of(header), "bin 0, segment 1: document 2; it must be 0 to 1");
   header = small_header();
   header.bins.cu_seqlens[0] = 1;
   EXPECT_EQ(problem_of(header),

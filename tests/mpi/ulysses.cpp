@@ -7,8 +7,8 @@
 #include <random>
 
 #include "comm/agree.hpp"
-#include "core/error.hpp"
 #include "core/index.hpp"
+#include "errors.hpp"
 #include "mpi_test.hpp"
 #include "sharding/distributed.hpp"
 #include "sharding/layouts.hpp"
@@ -17,6 +17,7 @@
 namespace gyre {
 namespace {
 
+using test::usage_message;
 using test::world;
 using Doubles = std::vector<double>;
 using Ints = std::vector<int32_t>;
@@ -24,19 +25,9 @@ using Longs = std::vector<int64_t>;
 using Shape = std::vector<int64_t>;
 
 /// The message of a usage error.
-std::string message_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    return error.what();
-  }
-  return "no error";
-}
-
 /// The message of the usage error that all ranks throw alike.
 std::string agreed_message(const std::function<void()>& work) {
-  const std::string message = message_of([&] {
+  const std::string message = usage_message([&] {
     try {
       work();
     } catch (const Error& error) {
@@ -137,13 +128,13 @@ TEST(SliceAndPad, RowsOfABatchAreSlicedAlikeAndAlignedOnesStayAsTheyAre) {
 TEST(SliceAndPad, ErrorsNameTheSizes) {
   const Longs ids(6, 1);
   const Ints bounds = {0, 3};
-  EXPECT_EQ(message_of([&] { slice_and_pad(ids, 4, {}, bounds, 2, 0); }),
+  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 4, {}, bounds, 2, 0); }),
             "6 ids are not 4 rows of equal length");
-  EXPECT_EQ(message_of([&] { slice_and_pad(ids, 2, Longs(6), bounds, 2, 0); }),
+  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 2, Longs(6), bounds, 2, 0); }),
             "6 positions for rows of 3 tokens; one row of them serves the whole batch");
-  EXPECT_EQ(message_of([&] { slice_and_pad(ids, 1, {}, bounds, 2, 0); }),
+  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 1, {}, bounds, 2, 0); }),
             "document boundaries end at 3, but rows have 6 tokens");
-  EXPECT_EQ(message_of([&] { slice_and_pad(ids, 2, {}, bounds, 2, 2); }), "rank 2 of 2 ranks");
+  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 2, {}, bounds, 2, 2); }), "rank 2 of 2 ranks");
 }
 
 TEST(GatherAxis, JoinsAlongAnyAxisAndDropsPaddingOfAnyAxis) {
@@ -316,7 +307,7 @@ TEST(SequenceOrder, IsPerSegmentPerPlaneAndInvertible) {
       for (const double e : {0.0, 0.5}) in_rank_order.push_back(plane + slot + e);
   EXPECT_EQ(to_rank_order<double>(layout, planes, 2, 2), in_rank_order);
   EXPECT_EQ(to_sequence_order<double>(layout, in_rank_order, 2, 2), planes);
-  EXPECT_EQ(message_of([&] { to_rank_order<double>(layout, planes, 1, 2); }),
+  EXPECT_EQ(usage_message([&] { to_rank_order<double>(layout, planes, 1, 2); }),
             "reordering a sequence: 48 elements, but 1 planes x 12 slots x 2");
 }
 

@@ -239,5 +239,114 @@ class Shard(unittest.TestCase):
         self.check("contiguous", 3, 2, {})
 
 
+class Batches(unittest.TestCase):
+    """Files that break a rule, one at a time, and unusual ones that do not."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def changed(self, name, change):
+        """A copy of an input file, changed."""
+        path = os.path.join(self.folder.name, name)
+        with open(os.path.join(INPUTS, name), "rb") as old, open(path, "wb") as new:
+            new.write(old.read())
+        with h5py.File(path, "r+") as file:
+            change(file)
+        return path
+
+    def refused(self, message, name, change, *options):
+        out = os.path.join(self.folder.name, "none.h5")
+        command = [MPIEXEC, "-n", "2", os.path.join(APPS, "gyre-pack"), "--input",
+                   self.changed(name, change), "-o", out, *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+        self.assertIn(message, done.stderr)
+        self.assertIn(name, done.stderr)
+        self.assertEqual(done.stderr.count(message), 1)
+        self.assertFalse(os.path.exists(out))
+
+    def test_rows_that_break_a_rule(self):
+        def cell(dataset, index, value):
+            def change(file):
+                file[dataset][index] = value
+            return change
+
+        def swap_tables(file):
+            file["bshd/seq_lens"][1] = [8, -1000, -1000]
+
+        def widen(file):
+            file["bshd"].attrs["vocab_size"] = np.int64(2**40)
+
+        def both(file):
+            file["bshd/inputs_embeds"] = np.zeros((4, 16, 2), np.float32)
+
+        def empty_row_first(file):
+            for name in ("seq_lens", "seq_lens_padded"):
+                file["bshd/" + name][0] = -1000
+
+        def no_ids(file):
+            del file["bshd/input_ids"]
+
+        for message, change in (
+            ("/bshd/input_ids[1, 2] is 259; it must be 0 to 258", cell("bshd/input_ids", (1, 2), 259)),
+            ("/bshd/labels[0, 3] is 300; it must be 0 to 258, or -100",
+             cell("bshd/labels", (0, 3), 300)),
+            ("vocab_size of '/bshd' is 1099511627776; it must be 1 to 2147483647", widen),
+            ("row 2, segment 0", cell("bshd/seq_lens", (2, 0), 9)),
+            ("row 3", cell("bshd/seq_lens_padded", (3, 1), 4)),
+            ("row 1, segment 1", swap_tables),
+            ("row 0", empty_row_first),
+            ("there are both '/bshd/input_ids' and '/bshd/inputs_embeds'", both),
+            ("there is no dataset '/bshd/input_ids'; it must be int64 [any, any]", no_ids),
+        ):
+            with self.subTest(message=message):
+                self.refused(message, "bshd_tiny.h5", change)
+
+    def test_audio_that_breaks_a_rule(self):
+        def nan(file):
+            file["salm/audio"][7] = np.nan
+
+        def one_audio_less(file):
+            offsets = file["salm/audio_offsets"][:-1]
+            del file["salm/audio_offsets"]
+            file["salm/audio_offsets"] = offsets
+            samples = file["salm/audio"][: offsets[-1]]
+            del file["salm/audio"]
+            file["salm/audio"] = samples
+
+        def id_out_of_range(file):
+            file["salm/input_ids"][0, 2] = 777
+
+        for message, change in (
+            ("/salm/audio[7] is nan; it must be finite", nan),
+            ("placeholder", one_audio_less),
+            ("/salm/input_ids[0, 2] is 777", id_out_of_range),
+        ):
+            with self.subTest(message=message):
+                self.refused(message, "salm_tiny.h5", change)
+
+    def test_rows_of_padding_at_the_end_become_a_segment(self):
+        def pad_last_row(file):
+            for name in ("seq_lens", "seq_lens_padded"):
+                file["bshd/" + name][3] = -1000
+            file["bshd/labels"][3] = -100
+
+        path = self.changed("bshd_tiny.h5", pad_last_row)
+        for tail in ("keep", "own-segment"):
+            out = os.path.join(self.folder.name, tail + ".h5")
+            run(2, "gyre-pack", "--input", path, "--tail", tail, "-o", out)
+            (real, slots, _), = bins_of(read(out, "packed"))
+            self.assertEqual((slots[-1], np.diff(real)[-1]), (64, 0))
+
+    def test_labels_need_not_be_the_next_token(self):
+        packed = os.path.join(self.folder.name, "packed.h5")
+        run(1, "gyre-pack", "--input", os.path.join(INPUTS, "docs_tiny.h5"), "--cp", 2, "-o", packed)
+        with h5py.File(packed, "r+") as file:
+            file["packed/labels"][3] = 17
+        for ranks in (1, 2):
+            self.assertIn("VERIFY PASSED", run(ranks, "gyre-shard", "--input", packed, "--cp", 2))
+
+
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1])

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/error.hpp"
+#include "errors.hpp"
 #include "packing/lengths.hpp"
 #include "sharding/layouts.hpp"
 
@@ -87,17 +87,6 @@ inline std::vector<Bounds> long_tailed_packs(int count, int64_t slots) {
     packs.back().add(fitting, fitting);
   }
   return packs;
-}
-
-/// The message of the usage error that `work` throws.
-inline std::string usage_message(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.code() == ExitCode::usage ? error.what()
-                                           : std::string("not a usage error: ") + error.what();
-  }
-  return "no error";
 }
 
 }  // namespace gyre::test

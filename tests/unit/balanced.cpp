@@ -228,6 +228,16 @@ TEST(BalancedJoint, IsNeverSlowerThanBalancedOrContiguous) {
   }));
 }
 
+TEST(BalancedJoint, GivesNoBalanceAwayForFewerKeys) {
+  for (const Bounds& pack : test::long_tailed_packs(4, 16 << 10)) {
+    LayoutOptions options = options_of(8, 64);
+    options.time = time_model(pack, options, 0.1);
+    const double compute = layout_cost(balanced(pack.view(), options)).seconds(options.time);
+    const LayoutCost joint = layout_cost(balanced_joint(pack.view(), options));
+    EXPECT_LE(joint.seconds(options.time), compute);
+  }
+}
+
 /// The least objective of any deal of 8 chunks over 2 ranks, 4 each.
 double least_seconds(const Bounds& bounds, const LayoutOptions& options) {
   double least = HUGE_VAL;

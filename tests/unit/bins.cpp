@@ -11,13 +11,14 @@
 #include <map>
 #include <numeric>
 
-#include "core/error.hpp"
 #include "core/index.hpp"
+#include "errors.hpp"
 #include "packing/lengths.hpp"
 
 namespace gyre {
 namespace {
 
+using test::expect_usage;
 using Lengths = std::vector<int64_t>;
 using Bins = std::vector<Bin>;
 
@@ -38,16 +39,6 @@ int64_t load_of(const Bin& bin, const Lengths& lengths) {
   int64_t load = 0;
   for (int64_t item : bin) load += lengths[static_cast<size_t>(item)];
   return load;
-}
-
-void expect_usage_error(const std::function<void()>& body, const char* message) {
-  try {
-    body();
-    FAIL() << "no error, expected: " << message;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_STREQ(error.what(), message);
-  }
 }
 
 const Lengths eight = {4, 1, 3, 2, 1, 3, 4, 5};
@@ -115,9 +106,8 @@ TEST(Packers, EmptyItemsNeedNoRoom) {
   EXPECT_EQ(next_fit(lengths, with_capacity(10)), (Bins{{0, 1, 2}}));
   EXPECT_EQ(first_fit_decreasing(lengths, with_capacity(10)), (Bins{{1, 2, 0}}));
   EXPECT_EQ(balanced_bins(lengths, with_capacity(10)).size(), 1U);
-  expect_usage_error(
-      [&] { modified_first_fit_decreasing(lengths, with_capacity(10)); },
-      "length 0 of item 0: modified-first-fit-decreasing needs lengths of at least 1");
+  expect_usage("length 0 of item 0: modified-first-fit-decreasing needs lengths of at least 1",
+               [&] { modified_first_fit_decreasing(lengths, with_capacity(10)); });
 }
 
 TEST(FirstFitShuffle, PinnedOrders) {
@@ -173,19 +163,19 @@ TEST(BinCount, MinimumAndMultiple) {
 }
 
 TEST(BinCount, NeedsAnItemForEachBin) {
-  expect_usage_error(
-      [] { next_fit(Lengths(5, 5), with_counts(10, 6, 4)); },
+  expect_usage(
       "5 items cannot fill 8 bins, one each at least (min_bin_count 6, bin_count_multiple 4); they "
-      "need 3");
-  expect_usage_error(
-      [] { next_fit({}, with_counts(10, 1, 1)); },
+      "need 3",
+      [] { next_fit(Lengths(5, 5), with_counts(10, 6, 4)); });
+  expect_usage(
       "0 items cannot fill 1 bins, one each at least (min_bin_count 1, bin_count_multiple 1); they "
-      "need 0");
+      "need 0",
+      [] { next_fit({}, with_counts(10, 1, 1)); });
   constexpr int64_t most = std::numeric_limits<int64_t>::max();
-  expect_usage_error(
-      [] { next_fit(Lengths{1}, with_counts(10, most, most - 1)); },
+  expect_usage(
       "1 items cannot fill 18446744073709551612 bins, one each at least (min_bin_count "
-      "9223372036854775807, bin_count_multiple 9223372036854775806); they need 1");
+      "9223372036854775807, bin_count_multiple 9223372036854775806); they need 1",
+      [] { next_fit(Lengths{1}, with_counts(10, most, most - 1)); });
 }
 
 TEST(Packers, WithoutItemsThereAreNoBins) {
@@ -200,11 +190,9 @@ TEST(Packers, OneItem) {
 
 TEST(Packers, OversizeItemsAreRefusedByIndex) {
   for (const BinPacker& packer : bin_packers())
-    expect_usage_error(
-        [&] {
-          packer.pack(Lengths{3, 12, 30, 4}, with_capacity(10));
-        },
-        "length 12 of item 1 exceeds the bin capacity 10; the longest item needs 30");
+    expect_usage("length 12 of item 1 exceeds the bin capacity 10; the longest item needs 30", [&] {
+      packer.pack(Lengths{3, 12, 30, 4}, with_capacity(10));
+    });
 }
 
 TEST(Packers, OversizeItemsGetABinOfTheirOwnWhereAllowed) {
@@ -220,7 +208,7 @@ TEST(Packers, OversizeItemsGetABinOfTheirOwnWhereAllowed) {
 TEST(Packers, InvalidArgumentsAreNamed) {
   for (const BinPacker& packer : bin_packers()) {
     const auto refuses = [&](const Lengths& lengths, const BinOptions& options, const char* text) {
-      expect_usage_error([&] { packer.pack(lengths, options); }, text);
+      expect_usage(text, [&] { packer.pack(lengths, options); });
     };
     refuses({1}, with_capacity(0), "bin capacity must be at least 1, not 0");
     refuses({1}, with_counts(5, -1, 1), "min_bin_count must be at least 0, not -1");
@@ -237,15 +225,13 @@ TEST(Packers, InvalidArgumentsAreNamed) {
 
 TEST(Packers, BalancedRefusesLengthsWhoseCostOverflows) {
   BinOptions options = with_capacity(int64_t{1} << 31);
-  expect_usage_error([&] { balanced_bins(Lengths{1}, options); },
-                     "balanced: bin capacity 2147483648 exceeds 2147483647");
+  expect_usage("balanced: bin capacity 2147483648 exceeds 2147483647",
+               [&] { balanced_bins(Lengths{1}, options); });
   options = with_capacity(10);
   options.oversize = Oversize::own_bin;
-  expect_usage_error(
-      [&] {
-        balanced_bins(Lengths{1, int64_t{1} << 31}, options);
-      },
-      "balanced: length 2147483648 of item 1 exceeds 2147483647");
+  expect_usage("balanced: length 2147483648 of item 1 exceeds 2147483647", [&] {
+    balanced_bins(Lengths{1, int64_t{1} << 31}, options);
+  });
 }
 
 TEST(Registry, NamesAreMatchedInFullWithoutCase) {
@@ -254,11 +240,11 @@ TEST(Registry, NamesAreMatchedInFullWithoutCase) {
             next_fit(eight, with_capacity(5)));
   for (const BinPacker& packer : bin_packers()) EXPECT_EQ(&find_bin_packer(packer.name), &packer);
   for (const char* name : {"mffd", "", "next-fi", "next-fit "})
-    expect_usage_error([&] { find_bin_packer(name); },
-                       ("there is no bin packer '" + std::string(name) +
-                        "'; there are next-fit, first-fit-decreasing, first-fit-shuffle, "
-                        "modified-first-fit-decreasing, balanced")
-                           .c_str());
+    expect_usage(("there is no bin packer '" + std::string(name) +
+                  "'; there are next-fit, first-fit-decreasing, first-fit-shuffle, "
+                  "modified-first-fit-decreasing, balanced")
+                     .c_str(),
+                 [&] { find_bin_packer(name); });
 }
 
 /// Lengths from 1 (for modified first fit) or 0, a capacity for them, counts that can be had.
@@ -402,10 +388,10 @@ TEST(Balanced, TakesTheNumberOfBinsOfTheBetterPacker) {
   EXPECT_EQ(balanced_bins(plain_needs_3, with_capacity(20)).size(), 3U);
   // The modified packer's five bins would become eight, for which there are not enough items.
   const Lengths seven = {16, 11, 4, 17, 6, 15, 4};
-  expect_usage_error(
-      [&] { modified_first_fit_decreasing(seven, with_counts(20, 0, 4)); },
+  expect_usage(
       "7 items cannot fill 8 bins, one each at least (min_bin_count 0, bin_count_multiple 4); they "
-      "need 5");
+      "need 5",
+      [&] { modified_first_fit_decreasing(seven, with_counts(20, 0, 4)); });
   EXPECT_EQ(balanced_bins(seven, with_counts(20, 0, 4)).size(), 4U);
 }
 
@@ -566,14 +552,17 @@ TEST(Ranks, OptionsMakeTheNumberOfBinsFit) {
   }
 }
 
+TEST(Ranks, MinimumAndMultipleOfTheOptionsStillHold) {
+  const BinOptions options = options_for_ranks(with_counts(40, 7, 6), 4);
+  EXPECT_EQ(options.min_bin_count, 7);
+  EXPECT_EQ(options.bin_count_multiple, 12);
+}
+
 TEST(Ranks, RefusesBinsThatDoNotDivide) {
-  expect_usage_error(
-      [] { assign_bins_to_ranks(7, 3); },
-      "7 bins cannot be dealt evenly to 3 ranks; the nearest numbers of bins are 6 and 9");
-  expect_usage_error([] { assign_bins_to_ranks(7, 0); },
-                     "bins cannot be dealt to 0 ranks; at least 1");
-  expect_usage_error([] { options_for_ranks({}, 0); },
-                     "bins cannot be dealt to 0 ranks; at least 1");
+  expect_usage("7 bins cannot be dealt evenly to 3 ranks; the nearest numbers of bins are 6 and 9",
+               [] { assign_bins_to_ranks(7, 3); });
+  expect_usage("bins cannot be dealt to 0 ranks; at least 1", [] { assign_bins_to_ranks(7, 0); });
+  expect_usage("bins cannot be dealt to 0 ranks; at least 1", [] { options_for_ranks({}, 0); });
 }
 
 }  // namespace

@@ -8,24 +8,15 @@
 #include <algorithm>
 #include <functional>
 
-#include "core/error.hpp"
 #include "core/index.hpp"
+#include "errors.hpp"
 
 namespace gyre {
 namespace {
 
+using test::usage_message;
 using Longs = std::vector<int64_t>;
 using Bytes = std::vector<uint8_t>;
-
-std::string message_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Bshd, RowsAreRoundedForBothContextAndTensorParallelism) {
   EXPECT_EQ(bshd_padded_width(10, 2, 1), 12);
@@ -105,18 +96,18 @@ TEST(Bshd, EverySlotIsOnOneRankAndTheRestIsPadding) {
 TEST(Bshd, ErrorsNameTheSizes) {
   const std::vector<float> embeddings(12);
   const Longs six(6), five(5);
-  EXPECT_EQ(message_of([&] { shard_bshd(embeddings, six, five, 2, 2, 2, 0, 1); }),
+  EXPECT_EQ(usage_message([&] { shard_bshd(embeddings, six, five, 2, 2, 2, 0, 1); }),
             "6 mask values and 5 targets; both must be 2 rows of equal width");
-  EXPECT_EQ(message_of([&] { shard_bshd(embeddings, five, five, 2, 2, 2, 0, 1); }),
+  EXPECT_EQ(usage_message([&] { shard_bshd(embeddings, five, five, 2, 2, 2, 0, 1); }),
             "5 mask values and 5 targets; both must be 2 rows of equal width");
-  EXPECT_EQ(message_of([&] { shard_bshd(embeddings, six, six, 2, 3, 2, 0, 1); }),
+  EXPECT_EQ(usage_message([&] { shard_bshd(embeddings, six, six, 2, 3, 2, 0, 1); }),
             "12 embedding values, but 2 rows x 3 slots x 3 are 18");
-  EXPECT_EQ(message_of([&] { shard_bshd(embeddings, six, six, 2, 2, 2, 2, 1); }),
+  EXPECT_EQ(usage_message([&] { shard_bshd(embeddings, six, six, 2, 2, 2, 2, 1); }),
             "rank 2 of cp = 2 ranks");
-  EXPECT_EQ(message_of([&] { shard_bshd(embeddings, six, six, 0, 2, 2, 0, 1); }),
+  EXPECT_EQ(usage_message([&] { shard_bshd(embeddings, six, six, 0, 2, 2, 0, 1); }),
             "0 rows with embeddings of 2 values; both are at least 1");
-  EXPECT_EQ(message_of([&] { bshd_padded_width(4, 0, 1); }), "cp must be at least 1, not 0");
-  EXPECT_EQ(message_of([&] { bshd_padded_width(4, 2, -1); }), "tp must be at least 0, not -1");
+  EXPECT_EQ(usage_message([&] { bshd_padded_width(4, 0, 1); }), "cp must be at least 1, not 0");
+  EXPECT_EQ(usage_message([&] { bshd_padded_width(4, 2, -1); }), "tp must be at least 0, not -1");
 }
 
 }  // namespace

@@ -7,22 +7,13 @@
 #include <cmath>
 #include <functional>
 
-#include "core/error.hpp"
+#include "errors.hpp"
 
 namespace gyre {
 namespace {
 
+using test::expect_usage;
 using Level = Compatibility::Level;
-
-void expect_usage(const std::string& message, const std::function<void()>& work) {
-  try {
-    work();
-    ADD_FAILURE() << "nothing thrown; expected: " << message;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_STREQ(error.what(), message.c_str());
-  }
-}
 
 constexpr AttentionCapabilities nothing = {false, false, false};
 constexpr AttentionCapabilities everything = {true, true, true};

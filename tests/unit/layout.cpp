@@ -18,7 +18,6 @@ namespace {
 
 using test::Bounds;
 using test::bounds_of;
-using test::full_bounds;
 using test::usage_message;
 using Ints = std::vector<int32_t>;
 using Lengths = std::vector<int64_t>;
@@ -420,6 +419,40 @@ TEST(SegmentIds, EqualAnUpperBoundSearchAndDifferFromALowerBoundSearch) {
       RC_ASSERT(same == !first);
     }
   }));
+}
+
+TEST(MakeLayout, DebugBuildsNoticeASlotThatIsOwnedTwice) {
+#ifdef NDEBUG
+  GTEST_SKIP() << "only builds without NDEBUG check it (preset asan)";
+#else
+  const Ints bounds = {0, 4};
+  try {
+    make_layout("overlap", {bounds, bounds},
+                {{{GlobalToken(0), 1, 2, {}}}, {{GlobalToken(1), 1, 2, {}}}});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("slot 1 is owned twice"), std::string::npos)
+        << error.what();
+  }
+#endif
+}
+
+TEST(CheckBounds, NoticesSumsThatWrappedBeyondInt32) {
+  const Ints wrapped = {0, 2147483640, -2147483640};
+  EXPECT_EQ(usage_message([&] {
+              check_bounds({wrapped, wrapped});
+            }),
+            "segment 1: real length -4294967280 and slot length -4294967280; 0 <= real <= slots "
+            "must hold");
+}
+
+TEST(Layouts, RefuseMoreRanksThanTheyAreMadeFor) {
+  const Ints bounds = {0, 4};
+  for (const LayoutKind& kind : layout_kinds())
+    EXPECT_EQ(usage_message([&] {
+                kind.make({bounds, bounds}, options_of(most_ranks + 1));
+              }),
+              "cp must be at most 65536, not 65537");
 }
 
 }  // namespace

@@ -10,12 +10,13 @@
 #include <functional>
 #include <numeric>
 
-#include "core/error.hpp"
+#include "errors.hpp"
 #include "packing/random.hpp"
 
 namespace gyre {
 namespace {
 
+using test::expect_usage;
 using Lengths = std::vector<int64_t>;
 
 Lengths draw(const char* text) {
@@ -35,16 +36,6 @@ double tokens_above(const Lengths& lengths, int64_t length) {
     if (n > length) above += n;
   }
   return static_cast<double>(above) / static_cast<double>(all);
-}
-
-void expect_usage_error(const std::function<void()>& body, const char* message) {
-  try {
-    body();
-    FAIL() << "no error, expected: " << message;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_STREQ(error.what(), message);
-  }
 }
 
 TEST(LongTailed, HasThePublishedShares) {
@@ -126,13 +117,14 @@ TEST(DrawLengths, SeedsDiffer) {
 TEST(DrawLengths, ChecksSpecificationsThatWereNotParsed) {
   LengthSpec spec;
   spec.count = -1;
-  expect_usage_error([&] { draw_lengths(spec); },
-                     "count=-1: must be from 1 to 1073741824; the nearest is 1");
+  expect_usage("count=-1: must be from 1 to 1073741824; the nearest is 1",
+               [&] { draw_lengths(spec); });
   spec = {};
   spec.distribution = "bimodal";
-  expect_usage_error([&] { draw_lengths(spec); },
-                     "there is no length distribution 'bimodal'; there are fixed, uniform, "
-                     "log-normal, long-tailed, speech");
+  expect_usage(
+      "there is no length distribution 'bimodal'; there are fixed, uniform, "
+      "log-normal, long-tailed, speech",
+      [&] { draw_lengths(spec); });
 }
 
 TEST(ParseLengthSpec, ReadsKeysInAnyOrder) {
@@ -173,7 +165,7 @@ TEST(ParseLengthSpec, TextAndBackForAnyNumbers) {
 
 TEST(ParseLengthSpec, RefusesWhatItDoesNotKnow) {
   const auto refuses = [](const char* text, const char* message) {
-    expect_usage_error([&] { parse_length_spec(text); }, message);
+    expect_usage(message, [&] { parse_length_spec(text); });
   };
   refuses("dist=zipf",
           "there is no length distribution 'zipf'; there are fixed, uniform, log-normal, "
@@ -195,7 +187,7 @@ TEST(ParseLengthSpec, RefusesWhatItDoesNotKnow) {
 
 TEST(ParseLengthSpec, RefusesValuesOutOfRange) {
   const auto refuses = [](const char* text, const char* message) {
-    expect_usage_error([&] { parse_length_spec(text); }, message);
+    expect_usage(message, [&] { parse_length_spec(text); });
   };
   refuses("count=0", "count=0: must be from 1 to 1073741824; the nearest is 1");
   refuses("max=2G", "max=2147483648: must be from 1 to 1073741824; the nearest is 1073741824");

@@ -13,7 +13,7 @@
 #include <functional>
 #include <thread>
 
-#include "core/error.hpp"
+#include "errors.hpp"
 
 namespace gyre {
 namespace {
@@ -109,6 +109,32 @@ TEST_F(OutputGuardTest, WriteFileAtomically) {
   write_file_atomically(path(), "whole");
   EXPECT_EQ(read(path()), "whole");
   EXPECT_EQ(files_left(1), 1);
+}
+
+TEST_F(OutputGuardTest, DevicesAreNotReplaced) {
+  try {
+    OutputGuard guard("/dev/null");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_STREQ(error.what(), "cannot write '/dev/null': it is there and no regular file");
+  }
+}
+
+TEST_F(OutputGuardTest, OutputsAreNoInputsAndDiffer) {
+  write(path(), "old");
+  check_output_places({{"--output", path()}, {"--csv", path() + ".csv"}, {"--json", ""}},
+                      {{"--input", path() + ".h5"}});
+  EXPECT_EQ(test::usage_message([&] {
+              check_output_places({{"--output", path()}}, {{"--input", path()}});
+            }),
+            "--output '" + path() + "' is the file of --input");
+  const std::filesystem::path whole(path());
+  const std::string detour = (whole.parent_path() / "." / whole.filename()).string();
+  EXPECT_EQ(test::usage_message([&] {
+              check_output_places({{"--csv", path()}, {"--json", detour}}, {});
+            }),
+            "--json '" + detour + "' is the file of --csv");
 }
 
 }  // namespace

@@ -9,13 +9,14 @@
 #include <algorithm>
 #include <functional>
 
-#include "core/error.hpp"
 #include "core/index.hpp"
+#include "errors.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
 namespace {
 
+using test::usage_message;
 using Longs = std::vector<int64_t>;
 using Ints = std::vector<int32_t>;
 
@@ -68,16 +69,6 @@ Batch example() {
   return {{{7, audio_id, 1, 2, audio_id, 1}, {0, 0, 3, audio_id, 4, 5}},
           {{none, none, none, none, none, 1}, {none, none, none, none, 4, 5}},
           {4, 3, 2}};
-}
-
-std::string message_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Salm, SplicesAndShiftsInsideEachRow) {
@@ -306,7 +297,7 @@ TEST(SalmPairs, AnyBatch) {
 }
 
 std::string error_of(const Batch& batch, const SalmOptions& options = options_of(2, 1)) {
-  return message_of([&] { pack_salm(batch.view(), options); });
+  return usage_message([&] { pack_salm(batch.view(), options); });
 }
 
 TEST(SalmErrors, PlaceholdersAndAudioMustMatch) {
@@ -348,7 +339,7 @@ TEST(SalmErrors, SizesAndOptionsThatDoNotFit) {
 TEST(SalmShard, ALayoutThatDoesNotFitIsAnError) {
   const SalmPacked packed = pack_salm(example().view(), options_of(2, 1));
   const Layout layout = dual_chunk_swap(packed.bounds(), 2);
-  EXPECT_EQ(message_of([&] { shard_salm(packed, layout, 2); }), "rank 2 of a layout of 2 ranks");
+  EXPECT_EQ(usage_message([&] { shard_salm(packed, layout, 2); }), "rank 2 of a layout of 2 ranks");
   EXPECT_EQ(shard_salm(packed, layout, 0).positions, (Longs{0, 1, 2, 9, 10, 11, 0, 1, 6, 7}));
 }
 

@@ -8,11 +8,12 @@
 #include <functional>
 #include <numeric>
 
-#include "core/error.hpp"
+#include "errors.hpp"
 
 namespace gyre {
 namespace {
 
+using test::expect_usage;
 using Ints = std::vector<int32_t>;
 using Longs = std::vector<int64_t>;
 using Rows = std::vector<Longs>;
@@ -61,16 +62,6 @@ ThdOptions with_tail(Tail tail, int64_t slot_multiple = 1) {
   options.tail = tail;
   options.slot_multiple = slot_multiple;
   return options;
-}
-
-void expect_usage(const std::string& message, const std::function<void()>& work) {
-  try {
-    work();
-    ADD_FAILURE() << "nothing thrown; expected: " << message;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_STREQ(error.what(), message.c_str());
-  }
 }
 
 struct Conversion {

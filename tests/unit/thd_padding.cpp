@@ -7,25 +7,16 @@
 #include <functional>
 #include <numeric>
 
-#include "core/error.hpp"
+#include "errors.hpp"
 #include "packing/cp_batch.hpp"
 #include "packing/padding.hpp"
 
 namespace gyre {
 namespace {
 
+using test::expect_usage;
 using Ints = std::vector<int32_t>;
 using Longs = std::vector<int64_t>;
-
-void expect_usage(const std::string& message, const std::function<void()>& work) {
-  try {
-    work();
-    ADD_FAILURE() << "nothing thrown; expected: " << message;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_STREQ(error.what(), message.c_str());
-  }
-}
 
 Ints prefix_sums(const Longs& lengths) {
   Ints bounds = {0};
