@@ -29,7 +29,7 @@ std::string text(double x, double y, int size, const std::string& anchor, const 
 std::string rect(double x, double y, double w, double h, const std::string& fill,
                  double opacity = 1) {
   return fmt::format(
-      "<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\"{}/>\n", x, y,
+      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\"{}/>\n", x, y,
       w, h, fill, opacity < 1 ? fmt::format(" fill-opacity=\"{:.3f}\"", opacity) : "");
 }
 
@@ -96,7 +96,7 @@ std::string mask_picture(const LayoutPicture& picture, const std::vector<SlotVie
     const double top = y + unit * static_cast<double>(begin),
                  bottom = y + unit * static_cast<double>(end);
     svg += fmt::format(
-        "<polygon points=\"{:.2f},{:.2f} {:.2f},{:.2f} {:.2f},{:.2f} {:.2f},{:.2f}\" "
+        "<polygon points=\"{:.1f},{:.1f} {:.1f},{:.1f} {:.1f},{:.1f} {:.1f},{:.1f}\" "
         "fill=\"{}\"/>\n",
         left, top, x + unit * static_cast<double>(begin), top, x + unit * static_cast<double>(end),
         bottom, left, bottom, color(view.owner, picture.layout.cp()));
