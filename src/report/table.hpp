@@ -40,7 +40,7 @@ std::string header_text(const std::vector<ColumnFormat>& formats);
 /// columns fall back into place as soon as there is room.
 std::string row_text(const std::vector<ColumnFormat>& formats, const std::vector<Value>& values);
 
-/// "tokens,schedule,t_med_ms": units join the names.
+/// "tokens,schedule,t_med_ms": units join the names, "%" as percent, other signs as "_".
 std::string csv_header(const std::vector<ColumnFormat>& formats);
 /// Doubles with all their digits, NaN as an empty field; text quoted where CSV needs it (RFC 4180).
 std::string csv_row(const std::vector<Value>& values);

@@ -93,11 +93,12 @@ void gather_bytes(const Layout& layout, Communicator& comm, std::span<const std:
   comm.all_gather(local, blocks, host, "gathering a stream")->wait();
   const auto block = static_cast<size_t>(local_slots(layout) * row_bytes);
   const auto row = static_cast<size_t>(layout.stream_slots * row_bytes);
+  // [cp, batch, slots, row]: the shards of one row of the batch lie a rank's whole block apart.
   const std::span<const std::byte> all(blocks);
-  for (size_t r = 0; r < static_cast<size_t>(comm.size()); ++r)
-    for (size_t b = 0; b < static_cast<size_t>(batch); ++b)
-      unshard_bytes(layout, static_cast<int>(r), all.subspan(r * local.size() + b * block, block),
-                    stream.subspan(b * row, row), row_bytes);
+  const size_t reach = blocks.size() - local.size() + block;
+  for (size_t b = 0; b < static_cast<size_t>(batch); ++b)
+    unshard_all_bytes(layout, all.subspan(b * block, reach), static_cast<int64_t>(local.size()),
+                      stream.subspan(b * row, row), row_bytes);
 }
 
 }  // namespace detail

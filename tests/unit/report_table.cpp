@@ -63,7 +63,7 @@ TEST(Table, RowsMustHaveOneValuePerColumn) {
 
 TEST(Table, CsvHasUnitsInNamesAndAllDigits) {
   EXPECT_EQ(make_table().csv({{1024, "ring", 0.1, nan}, {2048, "a,\"b\"", 1.0 / 3.0, 1e21}}),
-            "tokens,schedule,t_med_ms,rate_tok/s\n"
+            "tokens,schedule,t_med_ms,rate_tok_s\n"
             "1024,ring,0.1,\n"
             "2048,\"a,\"\"b\"\"\",0.3333333333333333,1e+21\n");
 }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "layout_cases.hpp"
@@ -65,7 +66,7 @@ TEST(UnshardRows, OtherRanksSlotsAreLeftAloneAndPaddingIsDropped) {
 TEST(ShardRows, WrongLengthsAreRejectedWithTheValidOnes) {
   const auto message = [](const Layout& layout, size_t stream, size_t local, int64_t row) {
     Ints from(stream), to(local);
-    const std::string there = usage_message([&] { shard_rows<int32_t>(layout, 0, from, to, row); });
+    std::string there = usage_message([&] { shard_rows<int32_t>(layout, 0, from, to, row); });
     const std::string back =
         usage_message([&] { unshard_rows<int32_t>(layout, 0, to, from, row); });
     EXPECT_EQ(there, back);
@@ -95,6 +96,15 @@ TEST(ShardRows, RanksThatTheLayoutDoesNotHave) {
     }
 }
 
+template <class T>
+bool same_bits(std::span<const T> a, std::span<const T> b) {
+  return std::ranges::equal(std::as_bytes(a), std::as_bytes(b));
+}
+template <class T>
+bool same_bits(const T& a, const T& b) {
+  return same_bits(std::span<const T>(&a, 1), std::span<const T>(&b, 1));
+}
+
 /// Shards of all ranks, each between guard elements that must survive.
 template <class T>
 std::vector<std::vector<T>> shard_all(const Layout& layout, const std::vector<T>& stream,
@@ -104,17 +114,11 @@ std::vector<std::vector<T>> shard_all(const Layout& layout, const std::vector<T>
     const auto size = static_cast<size_t>(layout.shard(r).slots * row);
     std::vector<T> guarded(size + 2, guard);
     shard_rows<T>(layout, r, stream, std::span(guarded).subspan(1, size), row, fill);
-    RC_ASSERT(std::memcmp(&guarded.front(), &guard, sizeof(T)) == 0);
-    RC_ASSERT(std::memcmp(&guarded.back(), &guard, sizeof(T)) == 0);
+    RC_ASSERT(same_bits(guarded.front(), guard));
+    RC_ASSERT(same_bits(guarded.back(), guard));
     shards.emplace_back(guarded.begin() + 1, guarded.end() - 1);
   }
   return shards;
-}
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
 /// Any bit pattern is a T, NaN and subnormal numbers too.
@@ -151,11 +155,11 @@ void check_round_trip() {
         const int64_t slot = index[e / static_cast<size_t>(row)];
         const auto from = static_cast<size_t>(slot * row) + e % static_cast<size_t>(row);
         const T& expected = slot < slots ? stream[from] : fill;
-        RC_ASSERT(std::memcmp(&mine[e], &expected, sizeof(T)) == 0);
+        RC_ASSERT(same_bits(mine[e], expected));
       }
       unshard_rows<T>(layout, r, mine, back, row);
     }
-    RC_ASSERT(same_bits(back, stream));
+    RC_ASSERT(same_bits(std::span<const T>(back), std::span<const T>(stream)));
   }
 }
 
@@ -209,6 +213,180 @@ TEST(EveryLayout, FastAndReferenceAgree) {
       unshard_rows_reference(c.layout, r, local, back_reference, row);
       RC_ASSERT(back == back_reference);
     }
+  }));
+}
+
+Layout by_hand(const std::vector<std::vector<Piece>>& pieces) {
+  return make_layout("by-hand", full_bounds({16}).view(), pieces);
+}
+Piece piece(int64_t start, int64_t stride, int64_t length) {
+  return {GlobalToken(start), stride, length, {}};
+}
+/// Runs in any local order.
+Layout shuffled() {
+  return by_hand({{piece(9, 1, 4), piece(0, 1, 3), piece(15, 1, 1)},
+                  {piece(3, 1, 5), piece(13, 1, 2), piece(8, 1, 1)}});
+}
+/// Even and odd slots, in two pieces each.
+Layout interleaved() {
+  return by_hand({{piece(2, 4, 4), piece(0, 4, 4)}, {piece(1, 4, 4), piece(3, 4, 4)}});
+}
+/// Odd slots on rank 0, even ones on rank 1.
+Layout odd_first() {
+  return by_hand({{piece(1, 2, 8)}, {piece(0, 2, 8)}});
+}
+
+TEST(AllShards, IdsOfBothRanks) {
+  const Ints stream = {10, 11, 12, 13, 14, 15, 16, 17};
+  Ints shards(8), back(8);
+  shard_all_rows<int32_t>(swap_of_8(), stream, shards);
+  EXPECT_EQ(shards, (Ints{10, 11, 16, 17, 12, 13, 14, 15}));
+  unshard_all_rows<int32_t>(swap_of_8(), shards, back);
+  EXPECT_EQ(back, stream);
+}
+
+TEST(AllShards, SlotsPastTheStreamAreFilledAndDropped) {
+  Ints stream(20), shards(24), back(20, -1), padded(24, -1);
+  for (size_t i = 0; i < stream.size(); ++i) stream[i] = static_cast<int32_t>(i);
+  shard_all_rows<int32_t>(contiguous_10_over_4(), stream, shards, 2, -100);
+  EXPECT_EQ(Ints(shards.end() - 6, shards.end()), (Ints{18, 19, -100, -100, -100, -100}));
+  unshard_all_rows<int32_t>(contiguous_10_over_4(), shards, back, 2);
+  EXPECT_EQ(back, stream);
+  unshard_all_rows<int32_t>(contiguous_10_over_4(), shards, padded, 2);
+  EXPECT_EQ(padded, shards);
+}
+
+TEST(AllShards, PiecesInAnyLocalOrder) {
+  Ints stream(16), back(16, -1);
+  for (size_t i = 0; i < stream.size(); ++i) stream[i] = static_cast<int32_t>(i);
+  Ints shards(16, -1);
+  shard_all_rows<int32_t>(shuffled(), stream, shards);
+  EXPECT_EQ(shards, (Ints{9, 10, 11, 12, 0, 1, 2, 15, 3, 4, 5, 6, 7, 13, 14, 8}));
+  unshard_all_rows<int32_t>(shuffled(), shards, back);
+  EXPECT_EQ(back, stream);
+  shard_all_rows<int32_t>(interleaved(), stream, shards);
+  EXPECT_EQ(shards, (Ints{2, 6, 10, 14, 0, 4, 8, 12, 1, 5, 9, 13, 3, 7, 11, 15}));
+  back.assign(16, -1);
+  unshard_all_rows<int32_t>(interleaved(), shards, back);
+  EXPECT_EQ(back, stream);
+}
+
+TEST(AllShards, OfNoRanksAndOfAnEmptyStream) {
+  Ints none;
+  shard_all_rows<int32_t>(Layout(), none, none);
+  unshard_all_rows<int32_t>(Layout(), none, none);
+  const Layout empty = dual_chunk_swap(full_bounds({0}).view(), 2);
+  shard_all_rows<int32_t>(empty, none, none);
+  unshard_all_rows<int32_t>(empty, none, none);
+}
+
+TEST(AllShards, WrongLengthsAreRejectedWithTheValidOnes) {
+  const auto message = [](const Layout& layout, size_t stream, size_t shards, int64_t row) {
+    Ints from(stream), to(shards);
+    std::string there = usage_message([&] { shard_all_rows<int32_t>(layout, from, to, row); });
+    const std::string back =
+        usage_message([&] { unshard_all_rows<int32_t>(layout, to, from, row); });
+    EXPECT_EQ(there, back);
+    return there;
+  };
+  EXPECT_STREQ(message(swap_of_8(), 16, 8, 1).c_str(),
+               "layout dual-chunk-swap: the stream has 16 rows; it must have 8");
+  EXPECT_STREQ(message(contiguous_10_over_4(), 11, 12, 1).c_str(),
+               "layout contiguous: the stream has 11 rows; it must have 10 or, padded, 12");
+  EXPECT_STREQ(message(contiguous_10_over_4(), 10, 10, 1).c_str(),
+               "layout contiguous: the array of all shards has 10 rows; it must have 12");
+  EXPECT_STREQ(message(contiguous_10_over_4(), 20, 25, 2).c_str(),
+               "layout contiguous: 100 bytes of the array of all shards are not whole rows of 8 "
+               "bytes");
+  EXPECT_STREQ(message(contiguous_10_over_4(), 10, 12, 0).c_str(),
+               "layout contiguous: a row must have at least 1 element");
+  EXPECT_EQ(message(contiguous_10_over_4(), 20, 24, 2), "no error");
+}
+
+/// All shards at once against rank by rank, there and back, as small and as large streams.
+/// Arrays begin after `offset` guard elements, so that lines are broken everywhere; on the way back
+/// shards lie `gap` elements apart.
+template <class T>
+void check_all_ranks(const Layout& layout, int64_t row, int64_t offset, int64_t gap) {
+  constexpr auto size = static_cast<int64_t>(sizeof(T));
+  const T fill = random_bits<T>(1, 3)[0], guard = random_bits<T>(1, 4)[0];
+  const auto at = static_cast<size_t>(offset);
+  for (const int64_t slots : {layout.stream_slots, layout.padded_slots})
+    for (const int64_t cached : {int64_t{0}, detail::cached_stream_bytes}) {
+      const std::vector<T> stream = random_bits<T>(slots * row, 7);
+      const auto each = static_cast<size_t>(layout.padded_slots / layout.cp() * row);
+      const size_t step = each + static_cast<size_t>(gap), cp = static_cast<size_t>(layout.cp());
+      std::vector<T> shards(at + each * cp + 1, guard), expected(each * cp, guard);
+      std::vector<T> apart(at + step * cp, guard), back(at + stream.size() + 1, guard);
+      for (size_t r = 0; r < cp; ++r) {
+        const auto mine = std::span(expected).subspan(r * each, each);
+        shard_rows<T>(layout, static_cast<int>(r), stream, mine, row, fill);
+        std::ranges::copy(mine, apart.begin() + static_cast<int64_t>(at + r * step));
+      }
+      detail::shard_all_bytes(
+          layout, std::as_bytes(std::span(stream)), std::as_bytes(std::span(&fill, 1)),
+          std::as_writable_bytes(std::span(shards).subspan(at, each * cp)), row * size, cached);
+      RC_ASSERT(same_bits(std::span<const T>(shards).subspan(at, each * cp),
+                          std::span<const T>(expected)));
+      RC_ASSERT(same_bits(shards.back(), guard));
+      detail::unshard_all_bytes(
+          layout, std::as_bytes(std::span(apart).subspan(at, step * (cp - 1) + each)),
+          static_cast<int64_t>(step) * size,
+          std::as_writable_bytes(std::span(back).subspan(at, stream.size())), row * size, cached);
+      RC_ASSERT(same_bits(std::span<const T>(back).subspan(at, stream.size()),
+                          std::span<const T>(stream)));
+      RC_ASSERT(same_bits(back.back(), guard));
+      for (size_t i = 0; i < at; ++i) {
+        RC_ASSERT(same_bits(shards[i], guard));
+        RC_ASSERT(same_bits(back[i], guard));
+      }
+    }
+}
+
+template <class T>
+void check_all_ranks_of_any_layout() {
+  const test::LayoutCase c = test::arbitrary_layout();
+  RC_TAG(c.kind);
+  const int64_t row = *rc::gen::weightedOneOf<int64_t>(
+      {{1, rc::gen::just<int64_t>(1)}, {2, rc::gen::inRange<int64_t>(2, 300)}});
+  check_all_ranks<T>(c.layout, row, *rc::gen::inRange<int64_t>(0, 64),
+                     *rc::gen::inRange<int64_t>(0, 3));
+}
+
+TEST(AllShards, AreWhatRankByRankGives) {
+  EXPECT_TRUE(rc::check("1 byte", check_all_ranks_of_any_layout<uint8_t>));
+  EXPECT_TRUE(rc::check("2 bytes", check_all_ranks_of_any_layout<uint16_t>));
+  EXPECT_TRUE(rc::check("3 bytes", check_all_ranks_of_any_layout<ThreeBytes>));
+  EXPECT_TRUE(rc::check("4 bytes, NaN among them", check_all_ranks_of_any_layout<float>));
+  EXPECT_TRUE(rc::check("8 bytes", check_all_ranks_of_any_layout<int64_t>));
+}
+
+TEST(AllShards, OfLargeStreamsWithPiecesInAnyLocalOrder) {
+  EXPECT_TRUE(rc::check("layouts by hand", [] {
+    check_all_ranks<int32_t>(*rc::gen::element(shuffled(), interleaved(), odd_first()),
+                             *rc::gen::element<int64_t>(1, 8, 16, 300),
+                             *rc::gen::inRange<int64_t>(0, 16), 1);
+  }));
+}
+
+TEST(AllShards, OfLongStreams) {
+  // Many blocks, long documents next to short ones, and rows of every size with a loop of its own.
+  EXPECT_TRUE(rc::check("thousands of slots", [] {
+    const int cp = *rc::gen::inRange(1, 9);
+    test::Bounds bounds;
+    while (bounds.view().slots() < 5000) {
+      const int64_t slots = 2 * cp * *rc::gen::element<int64_t>(1, 2, 3, 5, 40, 300);
+      bounds.add(slots, slots);
+    }
+    LayoutOptions options;
+    options.cp = cp;
+    const LayoutKind& kind = *rc::gen::elementOf(layout_kinds());
+    RC_TAG(kind.name);
+    const Layout layout = kind.make(bounds.view(), options);
+    const int64_t offset = *rc::gen::inRange<int64_t>(0, 64);
+    check_all_ranks<uint8_t>(layout, *rc::gen::element<int64_t>(1, 2, 3, 4, 8, 16, 24, 64, 100),
+                             offset, 0);
+    check_all_ranks<int32_t>(layout, 1, offset % 16, 0);
   }));
 }
 
