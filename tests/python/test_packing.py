@@ -189,14 +189,18 @@ class Shard(unittest.TestCase):
                     np.arange(padded).reshape(-1, cp, stripe).transpose(1, 0, 2)]
         return chunked(padded, cp, layout)
 
-    def check(self, layout, cp, ranks, options):
+    def check(self, layout, cp, ranks, options, repad=False):
         out = os.path.join(self.folder.name, "shards.h5")
-        flags = [str(x) for item in options.items() for x in item]
+        flags = [str(x) for item in options.items() for x in item] + ["--repad"] * repad
         run(ranks, "gyre-shard", "--input", self.packed_path, "--cp", cp, "--layout", layout,
             *flags, "-o", out)
         packed, shards = read(self.packed_path, "packed"), read(out, "shards")
         local = 0
         for b, (real, slots, first) in enumerate(bins_of(packed)):
+            arrays = {name: packed[name][first : first + slots[-1]]
+                      for name in ("ids", "labels", "positions", "embeddings") if name in packed}
+            if repad:
+                slots, arrays = self.repadded(slots, arrays, 2 * cp)
             indices = self.expected(layout, real, slots, cp, options)
             part = slice(packed["bin_offsets"][b] + b, packed["bin_offsets"][b + 1] + b + 1)
             segment, _, valid = segments_of(real, slots)
@@ -204,14 +208,11 @@ class Shard(unittest.TestCase):
                 mine = slice(local, local + index.size)
                 np.testing.assert_array_equal(shards["index"][r, mine], index)
                 inside = index[index < slots[-1]]
-                for name, fill in (("ids", 0), ("labels", IGNORED), ("positions", 0),
-                                   ("embeddings", 0)):
-                    if name not in packed:
-                        continue
-                    whole = packed[name][first : first + slots[-1]][inside]
+                for name, array in arrays.items():
                     got = shards[name][r, mine]
-                    np.testing.assert_array_equal(got[: inside.size], whole, name)
-                    np.testing.assert_array_equal(got[inside.size :], fill, name)
+                    np.testing.assert_array_equal(got[: inside.size], array[inside], name)
+                    np.testing.assert_array_equal(
+                        got[inside.size :], IGNORED if name == "labels" else 0, name)
                 counts = [np.bincount(segment[inside][keep], minlength=slots.size - 1)
                           for keep in (valid[inside], np.ones(inside.size, bool))]
                 for name, count in zip(("cu_seqlens", "cu_seqlens_padded"), counts):
@@ -219,6 +220,22 @@ class Shard(unittest.TestCase):
                         shards[name][r, part], np.append(0, np.cumsum(count)), name)
             local += indices[0].size
         self.assertEqual(local, shards["slot_offsets"][-1])
+
+    @staticmethod
+    def repadded(slots, arrays, multiple):
+        """A bin with the slots of each segment rounded up."""
+        rooms = -(-np.diff(slots) // multiple) * multiple
+        wide = np.append(0, np.cumsum(rooms))
+        moved = {}
+        for name, array in arrays.items():
+            fill = IGNORED if name == "labels" else 0
+            moved[name] = np.full((wide[-1],) + array.shape[1:], fill, array.dtype)
+            for i, begin in enumerate(slots[:-1]):
+                count = slots[i + 1] - begin
+                moved[name][wide[i] : wide[i] + count] = array[begin : begin + count]
+                if name == "positions":
+                    moved[name][wide[i] : wide[i + 1]] = np.arange(rooms[i])
+        return wide, moved
 
     def test_shards_of_documents(self):
         run(1, "gyre-pack", "--input", os.path.join(INPUTS, "docs_tiny.h5"), "--capacity", 144,
@@ -232,11 +249,18 @@ class Shard(unittest.TestCase):
             with self.subTest(layout=layout, cp=cp):
                 self.check(layout, cp, ranks, options)
 
+    def test_shards_of_repadded_segments(self):
+        run(1, "gyre-pack", "--input", os.path.join(INPUTS, "docs_tiny.h5"), "--capacity", 150,
+            "-o", self.packed_path)
+        self.check("dual-chunk-swap", 3, 3, {}, repad=True)
+        self.check("balanced", 2, 1, {"--chunk": 8}, repad=True)
+
     def test_shards_of_embeddings(self):
         run(1, "gyre-pack", "--input", os.path.join(INPUTS, "salm_tiny.h5"), "--cp", 2,
             "-o", self.packed_path)
         self.check("dual-chunk-swap", 2, 2, {})
         self.check("contiguous", 3, 2, {})
+        self.check("dual-chunk-swap", 5, 5, {}, repad=True)
 
 
 class Batches(unittest.TestCase):
