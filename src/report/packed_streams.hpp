@@ -29,8 +29,8 @@ PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
                        const TokenSource& tokens);
 
 /// Streams of made-up documents: lengths from `spec` (packing/lengths.hpp), packed by the packer of
-/// that name (its seed is the spec's) into bins of `capacity`, segments in multiples of `multiple`
-/// slots; slots too when they are wanted. Returns what to repeat it with.
+/// that name (whose seed is that of the lengths) into bins of `capacity`, segments in multiples of
+/// `multiple` slots; slots too when they are wanted. Returns what to repeat it with.
 std::string generate_streams(const std::string& spec, const std::string& packer, int64_t capacity,
                              int64_t multiple, bool with_slots, PackedHeader& header,
                              PackedSlots& slots);

@@ -8,6 +8,7 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "errors.hpp"
 #include "mpi_test.hpp"
 #include "sharding/distributed.hpp"
 #include "sharding/layouts.hpp"
@@ -16,6 +17,7 @@
 namespace gyre {
 namespace {
 
+using test::agreed_message;
 using test::world;
 using Ints = std::vector<int32_t>;
 using Doubles = std::vector<double>;
@@ -62,20 +64,6 @@ std::vector<int64_t> random_lengths(std::mt19937& random) {
   std::vector<int64_t> lengths(random() % 6);
   for (int64_t& n : lengths) n = static_cast<int64_t>(random() % 23);
   return lengths;
-}
-
-/// The message of the usage error that all ranks throw alike.
-std::string agreed_message(const std::function<void()>& work) {
-  std::string message = "no error";
-  try {
-    work();
-  } catch (const Error& error) {
-    message = error.what();
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_TRUE(error.agreed());
-  }
-  EXPECT_EQ(broadcast_string(world(), message, 0), message);
-  return message;
 }
 
 template <class T>

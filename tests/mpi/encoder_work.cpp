@@ -9,11 +9,13 @@
 #include "comm/agree.hpp"
 #include "core/error.hpp"
 #include "core/index.hpp"
+#include "errors.hpp"
 #include "mpi_test.hpp"
 
 namespace gyre {
 namespace {
 
+using test::agreed_message;
 using test::world;
 using Longs = std::vector<int64_t>;
 using Values = std::vector<float>;
@@ -21,19 +23,6 @@ using Items = std::vector<Values>;
 
 constexpr int64_t hidden = 3;
 constexpr int64_t shortest_input = 2;  ///< of the test encoder
-
-std::string agreed_message(const std::function<void()>& work) {
-  std::string message = "no error";
-  try {
-    work();
-  } catch (const Error& error) {
-    message = error.what();
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_TRUE(error.agreed());
-  }
-  EXPECT_EQ(broadcast_string(world(), message, 0), message);
-  return message;
-}
 
 /// Audio of given lengths, the same on all ranks.
 struct Audio {

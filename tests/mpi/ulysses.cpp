@@ -17,6 +17,7 @@
 namespace gyre {
 namespace {
 
+using test::agreed_message;
 using test::usage_message;
 using test::world;
 using Doubles = std::vector<double>;
@@ -25,20 +26,6 @@ using Longs = std::vector<int64_t>;
 using Shape = std::vector<int64_t>;
 
 /// The message of a usage error.
-/// The message of the usage error that all ranks throw alike.
-std::string agreed_message(const std::function<void()>& work) {
-  const std::string message = usage_message([&] {
-    try {
-      work();
-    } catch (const Error& error) {
-      EXPECT_TRUE(error.agreed());
-      throw;
-    }
-  });
-  EXPECT_EQ(broadcast_string(world(), message, 0), message);
-  return message;
-}
-
 Doubles random_values(int64_t count, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;

@@ -6,7 +6,9 @@
 #include <functional>
 #include <string>
 
+#include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "mpi_test.hpp"
 
 namespace gyre::test {
 
@@ -24,6 +26,21 @@ inline std::string usage_message(const std::function<void()>& work) {
 /// Expects the usage error with this message.
 inline void expect_usage(const std::string& message, const std::function<void()>& work) {
   EXPECT_EQ(usage_message(work), message);
+}
+
+/// The message of the agreed usage error that `work` throws on all ranks alike, or "no error".
+/// Collective.
+inline std::string agreed_message(const std::function<void()>& work) {
+  std::string message = "no error";
+  try {
+    work();
+  } catch (const Error& error) {
+    message = error.what();
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_TRUE(error.agreed());
+  }
+  EXPECT_EQ(broadcast_string(world(), message, 0), message);
+  return message;
 }
 
 }  // namespace gyre::test
