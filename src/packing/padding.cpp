@@ -1,6 +1,7 @@
 #include "packing/padding.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.hpp"
 
@@ -109,6 +110,23 @@ std::vector<int64_t> packed_positions(std::span<const int32_t> bounds, int64_t l
     for (int64_t p = 0; p < bounds[i + 1] - bounds[i]; ++p)
       positions.push_back(std::min(p, largest));
   return positions;
+}
+
+std::vector<int64_t> broadcast_positions(std::span<const int64_t> positions, int64_t rows,
+                                         int64_t slots) {
+  if (!positions.empty() && std::ssize(positions) == rows * slots)
+    return {positions.begin(), positions.end()};
+  std::vector<int64_t> row(positions.begin(), positions.end());
+  if (row.empty()) {
+    row.resize(static_cast<size_t>(slots));
+    std::iota(row.begin(), row.end(), 0);
+  }
+  if (std::ssize(row) != slots)
+    throw_usage("{} positions for {} rows of {} slots; {} (one row for all) or {} are needed",
+                row.size(), rows, slots, slots, rows * slots);
+  std::vector<int64_t> all;
+  for (int64_t r = 0; r < rows; ++r) all.insert(all.end(), row.begin(), row.end());
+  return all;
 }
 
 void pad_positions(std::vector<int64_t>& positions, int64_t length, PadPositions kind) {

@@ -45,6 +45,13 @@ PaddedSequences pad_thd_sequences(std::span<const int64_t> ids, std::span<const 
 std::vector<int64_t> packed_positions(std::span<const int32_t> bounds,
                                       int64_t largest = std::numeric_limits<int64_t>::max());
 
+/// Positions [rows, slots] of rows that are not packed: given for each row, or [1, slots] for all
+/// of them, or not at all (empty: 0 .. slots-1). A packed row must bring its own, or its documents
+/// would silently merge. Throws a usage error when there are neither slots nor rows · slots of
+/// them.
+std::vector<int64_t> broadcast_positions(std::span<const int64_t> positions, int64_t rows,
+                                         int64_t slots);
+
 /// Positions of padding that is appended behind a row.
 enum class PadPositions {
   counting,   ///< go on from the last one; packers, and rows cut for model-owned attention

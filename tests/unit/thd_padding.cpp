@@ -333,5 +333,15 @@ TEST(RoundSequences, RejectsLengthsOutOfRangeByName) {
       });
 }
 
+TEST(BroadcastPositions, OneRowServesAllAndNoneIsCounted) {
+  EXPECT_EQ(broadcast_positions(Longs{5, 6, 7}, 2, 3), (Longs{5, 6, 7, 5, 6, 7}));
+  EXPECT_EQ(broadcast_positions(Longs{0, 1, 2, 9, 8, 7}, 2, 3), (Longs{0, 1, 2, 9, 8, 7}));
+  EXPECT_EQ(broadcast_positions({}, 2, 3), (Longs{0, 1, 2, 0, 1, 2}));
+  EXPECT_EQ(broadcast_positions({}, 2, 0), Longs{});
+  expect_usage("4 positions for 2 rows of 3 slots; 3 (one row for all) or 6 are needed", [] {
+    broadcast_positions(Longs{1, 2, 3, 4}, 2, 3);
+  });
+}
+
 }  // namespace
 }  // namespace gyre
