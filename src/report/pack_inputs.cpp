@@ -123,17 +123,10 @@ std::vector<std::vector<float>> encode_and_compare(const SalmArrays& batch, Comm
         std::span(audio.samples)
             .subspan(i * static_cast<size_t>(audio.width), static_cast<size_t>(audio.width)),
         audio.lengths[i]);
-    for (const auto* gathered : {&padded[i], &ragged[i]}) {
-      if (gathered->size() != alone.size())
-        check.add_failure(
-            fmt::format("audio {}: {} values, not {}", i, gathered->size(), alone.size()));
-      else
-        for (size_t k = 0; k < alone.size(); ++k)
-          check.add(static_cast<double>((*gathered)[k]), static_cast<double>(alone[k]),
-                    [&] { return fmt::format("audio {} value {}", i, k); });
-    }
+    for (const auto* gathered : {&padded[i], &ragged[i]})
+      check.add_all(*gathered, alone, fmt::format("audio {}", i));
   }
-  if (check.count() == 0) check.add(0, 0, [] { return ""; });
+  if (check.count() == 0) check.add_nothing();
   notes = fmt::format(
       "# encoder {} audio items over {} ranks, {} each, dummies included; gathered padded {} B, "
       "ragged {} B (all ranks)\n",

@@ -10,18 +10,6 @@
 namespace gyre {
 namespace {
 
-template <class T>
-void compare(Check& check, const std::vector<T>& actual, const std::vector<T>& expected,
-             const char* name) {
-  if (actual.size() != expected.size()) {
-    check.add_failure(fmt::format("{}: {} elements, not {}", name, actual.size(), expected.size()));
-    return;
-  }
-  for (size_t i = 0; i < actual.size(); ++i)
-    check.add(static_cast<double>(actual[i]), static_cast<double>(expected[i]),
-              [&] { return fmt::format("{}[{}]", name, i); });
-}
-
 /// The largest cost over the larger of the mean and the longest document's: 1 when no packing into
 /// so many bins could be better.
 double over_bound(const PackingRow& row) {
@@ -38,16 +26,16 @@ void check_packed_file(const std::string& path, const PackedHeader& header, cons
   Check& tables = local.check("tables read back", 0);
   Check& contents = local.check("slots read back", 0);
   const PackedHeader read = read_packed_header(world, path);
-  compare(tables, read.bins.bin_offsets, header.bins.bin_offsets, "bin_offsets");
-  compare(tables, read.bins.document, header.bins.document, "document");
-  compare(tables, read.bins.cu_seqlens, header.bins.cu_seqlens, "cu_seqlens");
-  compare(tables, read.bins.cu_seqlens_padded, header.bins.cu_seqlens_padded, "cu_seqlens_padded");
+  tables.add_all(read.bins.bin_offsets, header.bins.bin_offsets, "bin_offsets");
+  tables.add_all(read.bins.document, header.bins.document, "document");
+  tables.add_all(read.bins.cu_seqlens, header.bins.cu_seqlens, "cu_seqlens");
+  tables.add_all(read.bins.cu_seqlens_padded, header.bins.cu_seqlens_padded, "cu_seqlens_padded");
   const PackedSlots slots = read_packed_slots(world, path, read, first, last);
-  compare(contents, slots.ids, mine.ids, "ids");
-  compare(contents, slots.embeddings, mine.embeddings, "embeddings");
-  compare(contents, slots.labels, mine.labels, "labels");
-  compare(contents, slots.positions, mine.positions, "positions");
-  if (header.slot_offsets().back() == 0) contents.add(0, 0, [] { return ""; });
+  contents.add_all(slots.ids, mine.ids, "ids");
+  contents.add_all(slots.embeddings, mine.embeddings, "embeddings");
+  contents.add_all(slots.labels, mine.labels, "labels");
+  contents.add_all(slots.positions, mine.positions, "positions");
+  if (header.slot_offsets().back() == 0) contents.add_nothing();
   local.merge_over(world);
   checks.merge(local);
 }
@@ -175,7 +163,7 @@ void check_bins(std::span<const Bin> bins, std::span<const int64_t> lengths, int
   for (size_t i = 0; i < times.size(); ++i)
     once.add(times[i], 1, [&] { return fmt::format("{} item {}", algorithm, i); });
   if (lengths.empty())  // nothing to pack: both hold
-    for (Check* check : {&once, &fits}) check->add(0, 0, [] { return ""; });
+    for (Check* check : {&once, &fits}) check->add_nothing();
 }
 
 void write_checked(const std::string& path, const PackedHeader& header, const PackedSlots& mine,

@@ -17,11 +17,6 @@ namespace {
 /// The matrix of who needs whose keys is cp x cp: beyond this it is not made.
 constexpr int most_ranks_for_matrix = 1024;
 
-/// Streams without a slot are restored by doing nothing: a check that has nothing to compare holds.
-void add_nothing(Check& check) {
-  check.add(0, 0, [] { return ""; });
-}
-
 /// What a layout's own padding holds.
 ShardRows padding_row() {
   ShardRows row;
@@ -71,24 +66,11 @@ void restore_slots(const Layout& layout, int rank, const PackedSlots& mine, int6
     unshard_rows<float>(layout, rank, mine.embeddings, bin.embeddings, hidden_size);
 }
 
-template <class T>
-void compare(Check& check, const std::vector<T>& actual, const std::vector<T>& expected,
-             int64_t bin, const char* name) {
-  if (actual.size() != expected.size()) {
-    check.add_failure(
-        fmt::format("bin {} {}: {} elements, not {}", bin, name, actual.size(), expected.size()));
-    return;
-  }
-  for (size_t i = 0; i < actual.size(); ++i)
-    check.add(static_cast<double>(actual[i]), static_cast<double>(expected[i]),
-              [&] { return fmt::format("bin {} {}[{}]", bin, name, i); });
-}
-
 void compare_slots(Check& check, const PackedSlots& actual, const PackedSlots& expected,
                    int64_t bin) {
   for (const auto& [name, array] : arrays)
-    compare(check, actual.*array, expected.*array, bin, name);
-  compare(check, actual.embeddings, expected.embeddings, bin, "embeddings");
+    check.add_all(actual.*array, expected.*array, fmt::format("bin {} {}", bin, name));
+  check.add_all(actual.embeddings, expected.embeddings, fmt::format("bin {} embeddings", bin));
 }
 
 /// The bin's slots, moved to where a repadded layout wants them.
@@ -133,10 +115,9 @@ PackedSlots part_of(const PackedSlots& all, int64_t begin, int64_t count, int64_
 /// Bin b of all slots, where the layout wants it.
 PackedSlots bin_of(const ShardingPlan& plan, const PackedSlots& all, int64_t bin) {
   const PackedHeader& header = plan.header();
-  const std::vector<int64_t> offsets = header.slot_offsets();
-  const int64_t begin = offsets[static_cast<size_t>(bin)];
   const int64_t count = header.cu_seqlens_padded(bin).back();
-  return moved_to(plan.bounds(bin), header, bin, part_of(all, begin, count, header.hidden_size));
+  return moved_to(plan.bounds(bin), header, bin,
+                  part_of(all, plan.first_slot(bin), count, header.hidden_size));
 }
 
 /// Round trips of this rank's bins, and the sums of their costs.
@@ -145,10 +126,10 @@ void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicat
   const int64_t hidden = plan.header().hidden_size;
   Check& round_trip = checks.check("round trip", 0);
   Check& pairs = checks.check("pairs", 0);
-  Check& keys = checks.check("keys needed", 0);
-  if (plan.header().slot_offsets().back() == 0 || plan.cp() > most_ranks_for_matrix)
-    add_nothing(keys);
-  if (plan.header().slot_offsets().back() == 0) add_nothing(round_trip), add_nothing(pairs);
+  Check* keys = plan.cp() <= most_ranks_for_matrix ? &checks.check("keys needed", 0) : nullptr;
+  if (plan.no_slots())
+    for (Check* check : {&round_trip, &pairs, keys})
+      if (check != nullptr) check->add_nothing();
   for (int64_t b = world.rank(); b < plan.header().bin_count(); b += world.size()) {
     const Layout& layout = plan.layout(b);
     const BinBounds bounds = plan.bounds(b);
@@ -164,10 +145,10 @@ void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicat
       expected += bounds.view().real_length(i) * (bounds.view().real_length(i) + 1) / 2;
     const auto where = [&] { return fmt::format("bin {}", b); };
     pairs.add(static_cast<double>(cost.pairs()), static_cast<double>(expected), where);
-    if (plan.cp() > most_ranks_for_matrix) continue;
+    if (keys == nullptr) continue;
     const auto traffic = kv_traffic(layout);
     for (size_t r = 0; r < traffic.size(); ++r)
-      keys.add(
+      keys->add(
           static_cast<double>(std::accumulate(traffic[r].begin(), traffic[r].end(), int64_t{0})),
           static_cast<double>(cost.ranks[r].kv_needed), where);
   }
@@ -188,26 +169,25 @@ void check_over_ranks(ShardingPlan& plan, const PackedSlots& all, Communicator& 
   const int64_t hidden = plan.header().hidden_size;
   Check& gathered = checks.check("gathered over ranks", 0);
   Check* shifted = hidden == 0 ? &checks.check("shift after sharding", 0) : nullptr;
-  if (plan.header().slot_offsets().back() == 0) {
-    add_nothing(gathered);
-    if (shifted != nullptr) add_nothing(*shifted);
-  }
+  if (plan.no_slots())
+    for (Check* check : {&gathered, shifted})
+      if (check != nullptr) check->add_nothing();
   for (int64_t b = 0; b < plan.header().bin_count(); ++b) {
     const Layout& layout = plan.layout(b);
     const PackedSlots bin = bin_of(plan, all, b);
     const PackedSlots mine = shard_slots(layout, world.rank(), bin, hidden);
-    compare(gathered, gather_stream<int32_t>(layout, world, interleaved(mine), std::ssize(arrays)),
-            interleaved(bin), b, "ids, labels, positions");
+    gathered.add_all(gather_stream<int32_t>(layout, world, interleaved(mine), std::ssize(arrays)),
+                     interleaved(bin), fmt::format("bin {} ids, labels, positions", b));
     if (hidden > 0)
-      compare(gathered, gather_stream<float>(layout, world, mine.embeddings, hidden),
-              bin.embeddings, b, "embeddings");
+      gathered.add_all(gather_stream<float>(layout, world, mine.embeddings, hidden), bin.embeddings,
+                       fmt::format("bin {} embeddings", b));
     if (shifted == nullptr) continue;
     const std::vector<int32_t> bounds = plan.bounds(b).padded;
     std::vector<int32_t> expected(mine.ids.size());
     shard_rows<int32_t>(layout, world.rank(), shift_left<int32_t>(bounds, bin.ids, ignored_label),
                         expected, 1, ignored_label);
-    compare(*shifted, shift_left_sharded<int32_t>(layout, bounds, world, mine.ids, ignored_label),
-            expected, b, "shifted ids");
+    shifted->add_all(shift_left_sharded<int32_t>(layout, bounds, world, mine.ids, ignored_label),
+                     expected, fmt::format("bin {} shifted ids", b));
   }
 }
 
@@ -265,7 +245,7 @@ void check_shard_file(ShardingPlan& plan, const PackedSlots& slots, const std::s
                       const ShardsHeader& shards, Communicator& world, Verification& checks) {
   Verification mine(checks.tolerance_scale());
   Check& check = mine.check("shards file", 0);
-  if (plan.header().slot_offsets().back() == 0) add_nothing(check);
+  if (plan.no_slots()) check.add_nothing();
   const int64_t hidden = plan.header().hidden_size;
   const std::vector<ShardRows> rows = read_shard_rows(world, path, shards);
   for (int64_t b = 0; b < plan.header().bin_count(); ++b) {

@@ -56,10 +56,17 @@ class ShardingPlan {
  public:
   ShardingPlan(const PackedHeader& header, const LayoutKind& kind, const LayoutOptions& options,
                bool repad)
-      : header_(header), kind_(kind), options_(options), repad_(repad) {}
+      : header_(header),
+        kind_(kind),
+        options_(options),
+        repad_(repad),
+        slot_offsets_(header.slot_offsets()) {}
   const PackedHeader& header() const { return header_; }
   const LayoutKind& kind() const { return kind_; }
   int cp() const { return options_.cp; }
+  /// The bin's first slot among those of all bins, as they are packed.
+  int64_t first_slot(int64_t bin) const { return slot_offsets_[static_cast<size_t>(bin)]; }
+  bool no_slots() const { return slot_offsets_.back() == 0; }
   BinBounds bounds(int64_t bin) const;
   /// Throws a usage error that names bin and segment when the layout refuses.
   const Layout& layout(int64_t bin);
@@ -71,6 +78,7 @@ class ShardingPlan {
   const LayoutKind& kind_;
   LayoutOptions options_;
   bool repad_;
+  std::vector<int64_t> slot_offsets_;
   std::map<int64_t, Layout> layouts_;
   double seconds_ = 0;
 };

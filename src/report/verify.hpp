@@ -7,12 +7,15 @@
 //     position {}", d, p); }); checks.merge_over(world);              // the worst of all ranks, on
 //     all ranks fmt::print("{}", checks.text());       // VERIFY PASSED 3/3 max_err_over_tol=0.21
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstdint>
 #include <deque>
 #include <limits>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/communicator.hpp"
 
@@ -47,6 +50,19 @@ class Check {
   }
   /// Counts something that cannot be compared (a wrong shape, a missing row) as infinitely wrong.
   void add_failure(const std::string& where);
+  /// Compares arrays element by element; another length counts as a failure. `name` is the array's.
+  template <class T>
+  void add_all(const std::vector<T>& actual, const std::vector<T>& expected,
+               const std::string& name) {
+    if (actual.size() != expected.size())
+      return add_failure(
+          fmt::format("{}: {} elements, not {}", name, actual.size(), expected.size()));
+    for (size_t i = 0; i < actual.size(); ++i)
+      add(static_cast<double>(actual[i]), static_cast<double>(expected[i]),
+          [&] { return fmt::format("{}[{}]", name, i); });
+  }
+  /// For input that has nothing to compare: what should hold of every element holds.
+  void add_nothing() { ++count_; }
   /// Takes over the counts of `other`, a check of the same name, and its worst place if that is
   /// worse than ours.
   void merge(const Check& other);

@@ -125,9 +125,7 @@ std::vector<T> gather_stream_backward(const Layout& layout, Communicator& comm,
     shard_rows<T>(layout, comm.rank(), grad_stream, grad, row);
   if (convention == GatherGradient::sum) {
     std::vector<T> blocks(count * static_cast<size_t>(comm.size()));
-    for (size_t r = 0; r < static_cast<size_t>(comm.size()); ++r)
-      shard_rows<T>(layout, static_cast<int>(r), grad_stream,
-                    std::span<T>(blocks).subspan(r * count, count), row);
+    shard_all_rows<T>(layout, grad_stream, blocks, row);
     HostStream host;
     comm.reduce_scatter(blocks.data(), grad.data(), static_cast<int64_t>(count), dtype_of<T>,
                         ReduceOp::sum, host, "gradient of a gathered stream")

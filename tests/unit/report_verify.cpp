@@ -171,5 +171,25 @@ TEST(Tolerance, IsFarBelowAnIndexingMistake) {
   EXPECT_LT(10 * hidden_tolerance(shape_of_layers(4)), 1 / std::sqrt(4096.0));
 }
 
+TEST(Check, ArraysAreComparedByElementAndLength) {
+  Check check("ids", 0);
+  check.add_all(std::vector<int>{1, 2, 3}, {1, 2, 3}, "a");
+  EXPECT_TRUE(check.passed());
+  EXPECT_EQ(check.count(), 3);
+  check.add_all(std::vector<int>{1, 5}, {1, 2}, "b");
+  EXPECT_FALSE(check.passed());
+  EXPECT_EQ(check.where(), "b[1]");
+  check.add_all(std::vector<int>{1}, {1, 2}, "c");
+  EXPECT_EQ(check.outside(), 2);
+  EXPECT_EQ(check.where(), "c: 1 elements, not 2");
+}
+
+TEST(Check, NothingToCompareHolds) {
+  Check check("ids", 0);
+  EXPECT_FALSE(check.passed());
+  check.add_nothing();
+  EXPECT_TRUE(check.passed());
+}
+
 }  // namespace
 }  // namespace gyre
