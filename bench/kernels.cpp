@@ -4,12 +4,14 @@
 // Rates are per second of CPU time, so that a shared machine disturbs them less.
 
 #include <benchmark/benchmark.h>
-#include <immintrin.h>
 
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
+#include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "attention/kernels/block_kernel.hpp"
@@ -18,85 +20,10 @@
 #include "runtime/buffer.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/gemm.hpp"
+#include "runtime/peak.hpp"
 
 namespace gyre {
 namespace {
-
-/// Fastest of some repetitions, seconds.
-double fastest(int repetitions, const std::function<void()>& body) {
-  double best = HUGE_VAL;
-  for (int i = 0; i < repetitions; ++i) {
-    const double start = thread_cpu_seconds();
-    body();
-    best = std::min(best, thread_cpu_seconds() - start);
-  }
-  return best;
-}
-
-// Twelve separate accumulators hide the latency of FMA; g++ 12 would keep an array of them in
-// memory.
-#define GYRE_TWELVE_FMAS(fma)                                                     \
-  r0 = fma(r0, a, b), r1 = fma(r1, a, b), r2 = fma(r2, a, b), r3 = fma(r3, a, b), \
-  r4 = fma(r4, a, b), r5 = fma(r5, a, b), r6 = fma(r6, a, b), r7 = fma(r7, a, b), \
-  r8 = fma(r8, a, b), r9 = fma(r9, a, b), r10 = fma(r10, a, b), r11 = fma(r11, a, b)
-constexpr int64_t fma_loops = 1'000'000;
-
-__attribute__((target("avx512f"))) void fma_loop_avx512() {
-  const __m512 a = _mm512_set1_ps(0.999F), b = _mm512_set1_ps(0.001F);
-  __m512 r0 = _mm512_set1_ps(0), r1 = _mm512_set1_ps(1), r2 = _mm512_set1_ps(2),
-         r3 = _mm512_set1_ps(3);
-  __m512 r4 = _mm512_set1_ps(4), r5 = _mm512_set1_ps(5), r6 = _mm512_set1_ps(6),
-         r7 = _mm512_set1_ps(7);
-  __m512 r8 = _mm512_set1_ps(8), r9 = _mm512_set1_ps(9), r10 = _mm512_set1_ps(10),
-         r11 = _mm512_set1_ps(11);
-  for (int64_t i = 0; i < fma_loops; ++i) GYRE_TWELVE_FMAS(_mm512_fmadd_ps);
-  __m512 sum = r0 + r1 + r2 + r3 + r4 + r5 + r6 + r7 + r8 + r9 + r10 + r11;
-  benchmark::DoNotOptimize(sum);
-}
-
-__attribute__((target("avx2,fma"))) void fma_loop_avx2() {
-  const __m256 a = _mm256_set1_ps(0.999F), b = _mm256_set1_ps(0.001F);
-  __m256 r0 = _mm256_set1_ps(0), r1 = _mm256_set1_ps(1), r2 = _mm256_set1_ps(2),
-         r3 = _mm256_set1_ps(3);
-  __m256 r4 = _mm256_set1_ps(4), r5 = _mm256_set1_ps(5), r6 = _mm256_set1_ps(6),
-         r7 = _mm256_set1_ps(7);
-  __m256 r8 = _mm256_set1_ps(8), r9 = _mm256_set1_ps(9), r10 = _mm256_set1_ps(10),
-         r11 = _mm256_set1_ps(11);
-  for (int64_t i = 0; i < fma_loops; ++i) GYRE_TWELVE_FMAS(_mm256_fmadd_ps);
-  __m256 sum = r0 + r1 + r2 + r3 + r4 + r5 + r6 + r7 + r8 + r9 + r10 + r11;
-  benchmark::DoNotOptimize(sum);
-}
-
-/// f32 FMA peak of this core, FLOP/s; 0 when the processor has neither AVX-512 nor AVX2.
-double peak_flops() {
-  static const double peak = [] {
-    const bool wide = __builtin_cpu_supports("avx512f") != 0;
-    if (!wide && !(__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0))
-      return 0.0;
-    const double flops = 12.0 * 2.0 * (wide ? 16.0 : 8.0) * static_cast<double>(fma_loops);
-    return flops / fastest(20, wide ? fma_loop_avx512 : fma_loop_avx2);
-  }();
-  return peak;
-}
-
-__attribute__((target("avx2"))) void read_all(const float* x, int64_t count) {
-  __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
-  for (int64_t i = 0; i + 32 <= count; i += 32) {
-    a += _mm256_loadu_ps(x + i);
-    b += _mm256_loadu_ps(x + i + 8);
-    c += _mm256_loadu_ps(x + i + 16);
-    d += _mm256_loadu_ps(x + i + 24);
-  }
-  a += b + c + d;
-  benchmark::DoNotOptimize(a);
-}
-
-/// Bytes/s at which one core reads this array; 0 without AVX2.
-double read_rate(std::span<const float> x) {
-  if (__builtin_cpu_supports("avx2") == 0) return 0;
-  return static_cast<double>(x.size_bytes()) /
-         fastest(10, [&] { read_all(x.data(), std::ssize(x)); });
-}
 
 /// Runs the benchmark; CPU seconds per iteration.
 template <class Body>
@@ -108,7 +35,7 @@ double time_iterations(benchmark::State& state, Body body) {
 
 void report_flops(benchmark::State& state, double flops, double seconds) {
   state.counters["FLOP/s"] = flops / seconds;
-  if (peak_flops() > 0) state.counters["of_peak"] = flops / seconds / peak_flops();
+  if (measured_fma_peak() > 0) state.counters["of_peak"] = flops / seconds / measured_fma_peak();
 }
 
 Buffer<float> random_buffer(int64_t count) {
@@ -120,46 +47,140 @@ Buffer<float> random_buffer(int64_t count) {
 }
 
 void fma_peak(benchmark::State& state) {
-  for (auto _ : state) benchmark::DoNotOptimize(peak_flops());
-  state.counters["FLOP/s"] = peak_flops();
+  for (auto _ : state) benchmark::DoNotOptimize(measured_fma_peak());
+  state.counters["FLOP/s"] = measured_fma_peak();
 }
 BENCHMARK(fma_peak)->Iterations(1);
 
-/// Causal self-attention of documents of equal length; FLOPs of visible pairs only.
-void attention_forward(benchmark::State& state) {
-  const int64_t tokens = state.range(0), document = state.range(1);
-  HeadShape shape{state.range(2), state.range(3), state.range(4), 0};
-  shape.scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
-  const int64_t width = shape.heads * shape.head_dim, kv_width = shape.kv_heads * shape.head_dim;
-  const Buffer<float> q = random_buffer(tokens * width), k = random_buffer(tokens * kv_width),
-                      v = random_buffer(tokens * kv_width);
-  Buffer<float> out(tokens * width), lse(tokens * shape.heads);
-  AttentionState result{out.matrix(tokens, width), lse.matrix(tokens, shape.heads)};
-  std::vector<Rectangle> rectangles;
-  int64_t pairs = 0;
-  for (int64_t at = 0; at < tokens; at += document) {
-    const int64_t length = std::min(document, tokens - at);
-    rectangles.push_back({LocalToken(at), length, LocalToken(at), length, {true, 0}});
-    pairs += rectangles.back().pairs();
+/// Causal self-attention of documents of equal length. Keys and values lie interleaved by token,
+/// [tokens, 2, kv_heads * dim], as they travel.
+class AttentionProblem {
+ public:
+  struct Shape {
+    int64_t tokens, document, heads, kv_heads, dim, window;
+    bool bf16_inputs;
+  };
+
+  explicit AttentionProblem(const Shape& s)
+      : shape_(s),
+        q_(random_buffer(s.tokens * width())),
+        kv_(random_buffer(2 * s.tokens * kv_width())),
+        d_out_(random_buffer(s.tokens * width())),
+        out_(s.tokens * width()),
+        lse_(s.tokens * s.heads),
+        delta_(s.tokens * s.heads),
+        d_q_(s.tokens * width()),
+        d_kv_(2 * s.tokens * kv_width()),
+        q16_(narrow(q_)),
+        kv16_(narrow(kv_)),
+        d_out16_(narrow(d_out_)) {
+    for (int64_t at = 0; at < s.tokens; at += s.document) {
+      const int64_t length = std::min(s.document, s.tokens - at);
+      rectangles_.push_back(
+          {LocalToken(at), length, LocalToken(at), length, {true, 0, 1, 1, s.window}});
+    }
+    for (Buffer<float>* buffer : {&delta_, &d_q_, &d_kv_})
+      std::fill_n(buffer->data(), buffer->size(), 0.0F);
   }
-  const auto kernel = make_cpu_kernel();
-  const double seconds = time_iterations(state, [&] {
-    kernel->reset(result);
-    kernel->forward(shape, q.matrix(tokens, width),
-                    {k.matrix(tokens, kv_width), v.matrix(tokens, kv_width)}, rectangles, result,
-                    {});
-  });
-  report_flops(state, forward_flops(pairs, shape.heads, shape.head_dim), seconds);
+
+  int64_t visible() const { return total_pairs(rectangles_) * shape_.heads * shape_.dim; }
+
+  void forward() {
+    std::fill_n(out_.data(), out_.size(), 0.0F);
+    std::fill_n(lse_.data(), lse_.size(), -std::numeric_limits<float>::infinity());
+    ForwardBlock block;
+    fill(block);
+    block.out = out_.matrix(shape_.tokens, width());
+    block.lse = lse_.matrix(shape_.tokens, shape_.heads);
+    kernel_->forward(block);
+  }
+  void backward() {
+    BackwardBlock block;
+    fill(block);
+    block.d_out = shape_.bf16_inputs
+                      ? ConstMatrixRef(std::as_const(d_out16_).matrix(shape_.tokens, width()))
+                      : ConstMatrixRef(std::as_const(d_out_).matrix(shape_.tokens, width()));
+    block.lse = lse_.matrix(shape_.tokens, shape_.heads);
+    block.delta = delta_.matrix(shape_.tokens, shape_.heads);
+    block.d_q = d_q_.matrix(shape_.tokens, width());
+    const MatrixView<float> d_kv = d_kv_.matrix(shape_.tokens, 2 * kv_width());
+    block.d_k = d_kv.columns_from(0, kv_width());
+    block.d_v = d_kv.columns_from(kv_width(), kv_width());
+    kernel_->backward(block);
+  }
+
+ private:
+  int64_t width() const { return shape_.heads * shape_.dim; }
+  int64_t kv_width() const { return shape_.kv_heads * shape_.dim; }
+  static Buffer<bf16> narrow(const Buffer<float>& from) {
+    Buffer<bf16> to(from.size());
+    std::transform(from.span().begin(), from.span().end(), to.data(), to_bf16);
+    return to;
+  }
+  void fill(BlockInput& in) const {
+    in.heads = {shape_.heads,
+                shape_.kv_heads,
+                shape_.dim,
+                shape_.heads / shape_.kv_heads,
+                0,
+                1 / std::sqrt(static_cast<float>(shape_.dim))};
+    const auto set = [&](const auto& q, const auto& kv) {
+      in.q = ConstMatrixRef(q.matrix(shape_.tokens, width()));
+      const auto both = kv.matrix(shape_.tokens, 2 * kv_width());
+      in.k = ConstMatrixRef(both.columns_from(0, kv_width()));
+      in.v = ConstMatrixRef(both.columns_from(kv_width(), kv_width()));
+    };
+    if (shape_.bf16_inputs)
+      set(q16_, kv16_);
+    else
+      set(q_, kv_);
+    in.rectangles = rectangles_;
+  }
+
+  Shape shape_;
+  Buffer<float> q_, kv_, d_out_, out_, lse_, delta_, d_q_, d_kv_;
+  Buffer<bf16> q16_, kv16_, d_out16_;
+  std::vector<Rectangle> rectangles_;
+  std::unique_ptr<BlockKernel> kernel_ = make_cpu_kernel();
+};
+
+AttentionProblem::Shape attention_shape(const benchmark::State& state) {
+  return {state.range(0), state.range(1), state.range(2),     state.range(3),
+          state.range(4), state.range(5), state.range(6) != 0};
 }
-BENCHMARK(attention_forward)
-    ->ArgNames({"tokens", "document", "heads", "kv_heads", "dim"})
-    ->Args({4096, 4096, 8, 4, 32})
-    ->Args({4096, 4096, 1, 1, 64})
-    ->Args({4096, 4096, 1, 1, 128})
-    ->Args({4096, 256, 8, 4, 32})
-    ->Args({4096, 64, 8, 4, 32})
-    ->Args({4096, 8, 8, 4, 32})
-    ->Unit(benchmark::kMillisecond);
+/// FLOPs of visible pairs only: two products of `dim` multiply-adds a pair.
+void attention_forward(benchmark::State& state) {
+  AttentionProblem problem(attention_shape(state));
+  const double seconds = time_iterations(state, [&] { problem.forward(); });
+  report_flops(state, 4.0 * static_cast<double>(problem.visible()), seconds);
+}
+/// Five products a pair.
+void attention_backward(benchmark::State& state) {
+  AttentionProblem problem(attention_shape(state));
+  problem.forward();
+  const double seconds = time_iterations(state, [&] { problem.backward(); });
+  report_flops(state, 10.0 * static_cast<double>(problem.visible()), seconds);
+}
+void attention_cases(benchmark::internal::Benchmark* cases) {
+  cases->ArgNames({"tokens", "document", "heads", "kv_heads", "dim", "window", "bf16"})
+      ->Args({4096, 4096, 1, 1, 64, 0, 0})
+      ->Args({4096, 4096, 1, 1, 80, 0, 0})
+      ->Args({4096, 4096, 1, 1, 128, 0, 0})
+      ->Args({4096, 4096, 1, 1, 256, 0, 0})
+      ->Args({4096, 4096, 1, 1, 128, 0, 1})
+      ->Args({4096, 4096, 8, 4, 64, 0, 0})
+      ->Args({4096, 4096, 8, 2, 128, 0, 0})
+      ->Args({4096, 4096, 8, 4, 64, 512, 0})
+      ->Args({4096, 4096, 8, 4, 32, 0, 0})
+      ->Args({4096, 256, 8, 4, 32, 0, 0})
+      ->Args({4096, 64, 8, 4, 32, 0, 0})
+      ->Args({4096, 8, 8, 4, 32, 0, 0})
+      ->Args({4096, 256, 8, 2, 128, 0, 0})
+      ->Args({4096, 256, 8, 2, 128, 0, 1})
+      ->Unit(benchmark::kMillisecond);
+}
+BENCHMARK(attention_forward)->Apply(attention_cases);
+BENCHMARK(attention_backward)->Apply(attention_cases);
 
 void gemm_f32(benchmark::State& state) {
   const int64_t m = state.range(0), n = state.range(1), k = state.range(2);
@@ -182,7 +203,7 @@ void row_statistics_f32(benchmark::State& state) {
   const Buffer<float> logits = random_buffer(rows * columns);
   const std::vector<int32_t> targets(static_cast<size_t>(rows), 3);
   std::vector<RowStatistics> out(static_cast<size_t>(rows));
-  const double limit = read_rate(logits.span());
+  const double limit = measured_read_rate(logits.span());
   const double seconds = time_iterations(
       state, [&] { row_statistics(logits.matrix(rows, columns), 0, columns, targets, out); });
   const double rate = static_cast<double>(logits.span().size_bytes()) / seconds;

@@ -1,6 +1,7 @@
 # Everything Gyre links comes from here. Each package is required: a build that silently lost MPI or
 # parallel HDF5 would measure something else.
 find_package(Threads REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(MPI REQUIRED COMPONENTS C CXX)
 
 set(HDF5_PREFER_PARALLEL ON) # without this CMake takes the serial library without a word

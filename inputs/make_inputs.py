@@ -70,6 +70,14 @@ CONTENTS = {
         "inputs/make_inputs.py batches",
         "rows of text with places for audio, and the audio",
     ),
+    "attention_causal.h5": (
+        "inputs/make_attention.py",
+        "causal attention of documents of 0 to 33 tokens with float64 answers",
+    ),
+    "attention_window.h5": (
+        "inputs/make_attention.py",
+        "causal attention with a window and sinks, with float64 answers",
+    ),
 }
 
 # Text for docs_small.h5; (name, text).

@@ -1,77 +1,197 @@
 #include "attention/plan.hpp"
 
 #include <algorithm>
-
-#include "core/error.hpp"
+#include <array>
+#include <map>
 
 namespace gyre {
+
+const char* name_of(ArrayKind kind) {
+  constexpr std::array names = {"q", "kv", "out", "stats", "d_out", "d_q", "d_kv"};
+  static_assert(names.size() == array_kinds);
+  return names[static_cast<size_t>(kind)];
+}
+
+int64_t PlanArray::tokens() const {
+  int64_t sum = 0;
+  for (const RowRun& run : rows) sum += run.length;
+  return sum;
+}
+
 namespace {
 
-int64_t floor_div(int64_t a, int64_t b) {
-  return a >= 0 ? a / b : -((-a + b - 1) / b);
-}
-
-/// Sum over i in [0, n) of clamp(i + first, 0, cap), cap >= 0.
-int64_t clamped_ramp(int64_t n, int64_t first, int64_t cap) {
-  const int64_t rising_begin = std::clamp<int64_t>(-first, 0, n);
-  const int64_t rising_end = std::clamp<int64_t>(cap - first, rising_begin, n);
-  const int64_t count = rising_end - rising_begin;
-  return count * (rising_begin + first) + count * (count - 1) / 2 + (n - rising_end) * cap;
-}
-
-/// The visible part of one pair of fragments, or length 0.
-Rectangle intersect(const Fragment& q, const Fragment& k, MaskKind kind) {
-  Rectangle all{q.local_begin, q.length, k.local_begin, k.length, {}};
-  if (kind == MaskKind::full) return all;
-  GYRE_CHECK(q.stride == k.stride, "fragments of segment {} with strides {} and {}",
-             q.segment.value(), q.stride, k.stride);
-  // key j visible to query i  <=>  k.start + j·s <= q.start + i·s  <=>  j <= i + diagonal
-  const int64_t diagonal = floor_div(q.start - k.start, q.stride);
-  const int64_t blind =
-      std::clamp<int64_t>(-diagonal, 0, q.length);  // queries before the first key
-  Rectangle seen{
-      q.local_begin + blind, q.length - blind, k.local_begin, 0, {true, diagonal + blind}};
-  if (seen.q_length == 0) return seen;
-  seen.k_length = std::min(k.length, seen.q_length + seen.mask.diagonal);
-  if (seen.mask.diagonal >= seen.k_length - 1) seen.mask = {};
-  return seen;
+/// Appends a fragment, to the last one if it goes on where that ends: the keys of a document that
+/// several ranks hold become one run where their rows are neighbours.
+void append(std::vector<Fragment>& fragments, const Fragment& next) {
+  if (!fragments.empty()) {
+    Fragment& last = fragments.back();
+    const auto consecutive = [](const Fragment& f) { return f.stride == 1 || f.length == 1; };
+    if (last.segment == next.segment && last.start + last.length == next.start &&
+        last.local_begin + last.length == next.local_begin && consecutive(last) &&
+        consecutive(next)) {
+      last.stride = 1;
+      last.length += next.length;
+      return;
+    }
+  }
+  fragments.push_back(next);
 }
 
 }  // namespace
 
-int64_t Rectangle::pairs() const {
-  if (!mask.causal) return q_length * k_length;
-  return clamped_ramp(q_length, mask.diagonal + 1, k_length);
+Shard shard_of(const Layout& layout, const std::vector<RowRun>& rows) {
+  Shard shard;
+  for (const RowRun& run : rows) {
+    const auto& fragments = layout.shard(run.rank).fragments;
+    const LocalToken end = run.begin + run.length;
+    auto f = std::partition_point(fragments.begin(), fragments.end(), [&](const Fragment& x) {
+      return x.local_begin + x.length <= run.begin;
+    });
+    for (; f != fragments.end() && f->local_begin < end; ++f) {
+      const int64_t skipped = std::max<int64_t>(0, run.begin - f->local_begin);
+      const int64_t last = std::min(f->length, end - f->local_begin);
+      append(shard.fragments,
+             {f->segment, f->start + skipped * f->stride, f->stride, last - skipped,
+              LocalToken(shard.slots + (f->local_begin + skipped - run.begin))});
+    }
+    shard.slots += run.length;
+  }
+  return shard;
 }
 
-std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, MaskKind mask) {
-  std::vector<Rectangle> rectangles;
-  auto first = keys.fragments.begin();
-  for (const Fragment& q : queries.fragments) {
-    // Both lists are in stream order, so that the keys of one segment are neighbours.
-    while (first != keys.fragments.end() && first->segment < q.segment) ++first;
-    for (auto k = first; k != keys.fragments.end() && k->segment == q.segment; ++k) {
-      const Rectangle seen = intersect(q, *k, mask);
-      if (seen.q_length > 0 && seen.k_length > 0) rectangles.push_back(seen);
-    }
+DType ElementTypes::stored(ArrayKind kind) const {
+  switch (kind) {
+    case ArrayKind::q:
+    case ArrayKind::kv:
+    case ArrayKind::d_out:
+      return activations;
+    case ArrayKind::out:
+      return partial_out;
+    case ArrayKind::d_q:
+      return d_q;
+    case ArrayKind::stats:
+    case ArrayKind::d_kv:
+      break;
   }
-  std::stable_sort(rectangles.begin(), rectangles.end(),
-                   [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; });
-  return rectangles;
+  return DType::f32;
 }
 
-PlanCount count(const RankPlan& plan) {
-  PlanCount total;
-  for (const Step& s : plan.steps) {
-    if (const auto* exchange = std::get_if<step::Exchange>(&s)) {
-      ++total.messages;
-      total.tokens_sent += exchange->send_tokens;
-    } else if (const auto* compute = std::get_if<step::Compute>(&s)) {
-      for (const Rectangle& r : compute->rectangles) total.pairs += r.pairs();
+DType ElementTypes::on_wire(ArrayKind kind) const {
+  if (kind == ArrayKind::d_kv) return wire_d_kv;
+  return kind == ArrayKind::stats ? DType::f32 : activations;
+}
+
+int64_t row_elements(ArrayKind kind, int64_t heads, int64_t head_dim) {
+  return planes_of(kind) * heads * (kind == ArrayKind::stats ? 1 : head_dim);
+}
+
+namespace {
+
+/// Walks one list of steps.
+class Counter {
+ public:
+  Counter(const RankPlan& plan, const HeadShape& heads, const ElementTypes& types)
+      : plan_(plan), heads_(heads), types_(types) {}
+
+  void operator()(const step::Exchange& s) {
+    int64_t copies = 0;
+    for (const Message& m : s.sends) {
+      if (m.peer == plan_.rank) continue;
+      ++count_.messages;
+      for (const Slice& slice : m.slices) {
+        touch(slice.array);
+        count_.bytes_sent += wire_bytes(slice);
+        if (!travels_as_it_lies(slice)) copies += wire_bytes(slice);
+      }
     }
+    for (const Message& m : s.recvs)
+      for (const Slice& slice : m.slices) {
+        touch(slice.array);
+        if (m.peer == plan_.rank) continue;
+        count_.bytes_received += wire_bytes(slice);
+        if (slice.add || !travels_as_it_lies(slice)) copies += wire_bytes(slice);
+      }
+    copies_[s.id] = copies;
+    copies_now_ += copies;
+    most_copies_ = std::max(most_copies_, copies_now_);
   }
-  for (size_t i = 1; i < plan.slot_tokens.size(); ++i) total.peak_kv_tokens += plan.slot_tokens[i];
-  return total;
+  void operator()(const step::Wait& s) { copies_now_ -= copies_[s.id]; }
+  void operator()(const step::Clear& s) { touch(s.array); }
+  void operator()(const step::Compute& s) {
+    for (const int array : {s.q, s.kv, s.stats, s.out, s.d_out, s.d_q, s.d_kv})
+      if (array >= 0) touch(array);
+    if (s.out >= 0 || s.d_q >= 0) count_.pairs += total_pairs(s.rectangles) * query_heads(s).count;
+  }
+  void operator()(const step::Finish& s) {
+    for (const int array : {s.out, s.stats}) touch(array);
+  }
+  void operator()(const step::Delta& s) {
+    for (const int array : {s.out, s.stats, s.d_out}) touch(array);
+  }
+  void operator()(const step::SinkGradient& s) { touch(s.stats); }
+
+  PlanCount result() const {
+    PlanCount total = count_;
+    total.transient_bytes = most_copies_;
+    for (const auto& [storage, bytes] : storages_) total.transient_bytes += bytes;
+    return total;
+  }
+
+ private:
+  const PlanArray& array(int index) const { return plan_.arrays[static_cast<size_t>(index)]; }
+  HeadRange query_heads(const step::Compute& s) const {
+    return query_heads_of(array(s.q).heads, s.kv_heads, heads_);
+  }
+  bool travels_as_it_lies(const Slice& slice) const {
+    return gyre::travels_as_it_lies(array(slice.array), slice, types_);
+  }
+  int64_t wire_bytes(const Slice& slice) const {
+    return gyre::wire_bytes(array(slice.array).kind, slice, heads_, types_);
+  }
+  void touch(int index) {
+    if (index < array_kinds) return;
+    const PlanArray& a = array(index);
+    int64_t& bytes = storages_[a.storage];
+    bytes = std::max(bytes, stored_bytes(a, heads_, types_));
+  }
+
+  const RankPlan& plan_;
+  const HeadShape& heads_;
+  const ElementTypes& types_;
+  PlanCount count_;
+  std::map<int, int64_t> copies_, storages_;
+  int64_t copies_now_ = 0, most_copies_ = 0;
+};
+
+}  // namespace
+
+HeadRange query_heads_of(HeadRange q, HeadRange kv, const HeadShape& heads) {
+  const int64_t group = heads.group();
+  const int64_t begin = std::max(q.begin, kv.begin * group);
+  const int64_t end = std::min(q.end(), kv.end() * group);
+  return {begin, std::max<int64_t>(0, end - begin)};
+}
+
+bool travels_as_it_lies(const PlanArray& array, const Slice& slice, const ElementTypes& types) {
+  return slice.heads == array.heads && types.stored(array.kind) == types.on_wire(array.kind);
+}
+
+int64_t wire_bytes(ArrayKind kind, const Slice& slice, const HeadShape& heads,
+                   const ElementTypes& types) {
+  return slice.rows * row_elements(kind, slice.heads.count, heads.head_dim) *
+         static_cast<int64_t>(size_of(types.on_wire(kind)));
+}
+
+int64_t stored_bytes(const PlanArray& array, const HeadShape& heads, const ElementTypes& types) {
+  return array.tokens() * row_elements(array.kind, array.heads.count, heads.head_dim) *
+         static_cast<int64_t>(size_of(types.stored(array.kind)));
+}
+
+PlanCount count(const RankPlan& plan, Pass pass, const HeadShape& heads,
+                const ElementTypes& types) {
+  Counter counter(plan, heads, types);
+  for (const Step& s : plan.steps(pass)) std::visit(counter, s);
+  return counter.result();
 }
 
 }  // namespace gyre

@@ -1,111 +1,227 @@
 #pragma once
 // A context-parallel schedule as data.
 //
-// A schedule is a function that returns, for every rank, a list of steps. The executor walks the
-// list with a Communicator and a BlockKernel; count() reads the same list for FLOPs, bytes and
-// messages. What runs, what is counted and what is checked can therefore not be different
-// algorithms.
+// A schedule is a function that returns, for a rank, the arrays that it uses and two lists of
+// steps, one for each direction. The executor walks a list with a Communicator and a BlockKernel;
+// count() reads the same list for pairs, bytes, messages and memory; simulate() and explain read it
+// too. What runs, what is counted, what is predicted and what is drawn can therefore not be
+// different algorithms.
 //
-// A rank's keys and values travel as one block [2, slots, kv_heads, head_dim] (K, then V). Blocks
-// live in numbered slots: slot 0 is the rank's own block, the others are receive buffers whose
-// sizes the plan states.
+// Every array says which tokens of which ranks and which heads it holds. That is all that the
+// geometry needs: rectangles follow from it, and a check can follow each element through every
+// message.
 //
-// Example, ring over cp = 3 with one segment in DualChunkSwap, rank 1 (chunks 1 and 4 of 0..5):
+// Example, ring over cp = 3 with one segment in DualChunkSwap, forward on rank 1 (chunks 1 and 4 of
+// 0..5):
 //
-//     Exchange #0   send slot 0 to rank 2, receive rank 0's block into slot 1
-//     Compute       slot 0 (own): chunks {1,4} x {1,4}, causal
+//     Clear         out, stats
+//     Exchange #0   send own kv to rank 2, receive rank 0's kv into A
+//     Compute       own kv: chunks {1,4} x {1,4}, causal
 //     Wait #0
-//     Exchange #1   send slot 1 to rank 2, receive rank 2's block into slot 2
-//     Compute       slot 1 (rank 0's, chunks {0,5}): {1,4} x {0}      first half of the keys, no
-//     mask Wait #1 Compute       slot 2 (rank 2's, chunks {2,3}): {4} x {2,3}      second half of
-//     the queries, no mask
+//     Exchange #1   send A to rank 2, receive rank 2's kv into B
+//     Compute       A (rank 0's, chunks {0,5}): {1,4} x {0}   first half of the keys, no mask
+//     Wait #1
+//     Compute       B (rank 2's, chunks {2,3}): {4} x {2,3}   second half of the queries, no mask
+//     Finish        sinks, if there are any
 
 #include <cstdint>
 #include <string>
 #include <variant>
 #include <vector>
 
-#include "core/index.hpp"
+#include "attention/kernels/block_kernel.hpp"
+#include "attention/rectangle.hpp"
+#include "core/dtype.hpp"
 #include "sharding/layout.hpp"
 
 namespace gyre {
 
-/// Which pairs of a rectangle are visible: all, or key j for query i iff j <= i + diagonal (both
-/// counted from the rectangle's corner).
-struct Mask {
-  bool causal = false;
-  int64_t diagonal = 0;
-  friend bool operator==(const Mask&, const Mask&) = default;
+enum class Pass { forward, backward };
+constexpr const char* name_of(Pass pass) {
+  return pass == Pass::forward ? "fwd" : "bwd";
+}
+
+/// What an array holds, row-major [tokens, planes, heads, dim], head fastest but for dim.
+enum class ArrayKind {
+  q,      ///< queries                                      1 plane, query heads, head_dim
+  kv,     ///< keys (plane 0) and values (plane 1)          2 planes, KV heads, head_dim
+  out,    ///< attention output, the running partial        1 plane, query heads, head_dim
+  stats,  ///< log-sum-exp (plane 0) and delta (plane 1)    2 planes, query heads, 1
+  d_out,  ///< gradient of out                              as out
+  d_q,    ///< gradient of q                                as q
+  d_kv,   ///< gradients of keys and values                 as kv
+};
+inline constexpr int array_kinds = 7;
+const char* name_of(ArrayKind kind);
+constexpr int64_t planes_of(ArrayKind kind) {
+  return kind == ArrayKind::kv || kind == ArrayKind::d_kv || kind == ArrayKind::stats ? 2 : 1;
+}
+
+/// Query heads or KV heads [begin, begin + count) of all; which of the two, the array's kind says.
+struct HeadRange {
+  int64_t begin = 0, count = 0;
+  int64_t end() const { return begin + count; }
+  friend bool operator==(const HeadRange&, const HeadRange&) = default;
 };
 
-/// Queries [q_begin, q_begin + q_length) of this rank meet keys [k_begin, k_begin + k_length) of a
-/// KV block.
-struct Rectangle {
-  LocalToken q_begin;
-  int64_t q_length = 0;
-  LocalToken k_begin;  ///< slot inside the KV block, which is a shard of its owner
-  int64_t k_length = 0;
-  Mask mask;
-  /// Number of visible (query, key) pairs.
-  int64_t pairs() const;
-  friend bool operator==(const Rectangle&, const Rectangle&) = default;
+/// Slots [begin, begin + length) of the shard of `rank`.
+struct RowRun {
+  int rank = 0;
+  LocalToken begin;
+  int64_t length = 0;
+  friend bool operator==(const RowRun&, const RowRun&) = default;
+};
+
+/// A value: what one array holds from when it is written until it was last read. Arrays whose lives
+/// do not overlap may share a storage.
+struct PlanArray {
+  ArrayKind kind = ArrayKind::q;
+  std::vector<RowRun> rows;
+  HeadRange heads;
+  int storage = 0;
+  int64_t tokens() const;
+};
+
+/// Rows [row, row + rows) and `heads` (a part of the array's) of an array.
+struct Slice {
+  int array = 0;
+  int64_t row = 0, rows = 0;
+  HeadRange heads;
+  bool add = false;  ///< received: added to what is there, when waited for
+};
+/// All slices that go to one peer, or come from one; they travel as one message, in this order.
+/// A peer that is the rank itself is a local copy.
+struct Message {
+  int peer = 0;  ///< rank in the context-parallel group
+  std::vector<Slice> slices;
 };
 
 namespace step {
 
-/// Sends the KV block in `send_slot` to `to`, receives the next one from `from` into `recv_slot`.
+/// Posts messages. Slices sent may not change, slices received may not be used (or, with `add`, may
+/// still be added to) until the Wait.
 struct Exchange {
-  int id = 0;
-  int to = 0, from = 0;  ///< ranks in the context-parallel group
-  int send_slot = 0, recv_slot = 0;
-  int64_t send_tokens = 0, recv_tokens = 0;  ///< block sizes in slots
+  int id = 0;        ///< distinct within a list
+  std::string what;  ///< "KV", "dKV", "all-gather KV": for traces and errors
+  std::vector<Message> sends, recvs;
 };
-/// Waits for the exchange `id`: its receive slot may be read and its send slot overwritten.
 struct Wait {
   int id = 0;
 };
-/// Attends the rectangles against the block in `slot` and merges the result into the rank's (O,
-/// LSE).
+/// Sets an array to its identity: 0, and -inf for log-sum-exps.
+struct Clear {
+  int array = 0;
+};
+/// Attends the rectangles, whose rows are rows of the arrays q and kv, for the KV heads kv_heads
+/// and the query heads of q that read them. Forward: merges into out and stats. Backward: adds to
+/// d_q and d_kv (either may be -1: not wanted), reading stats and d_out.
 struct Compute {
-  int slot = 0;
-  int kv_owner = 0;                   ///< whose block it is (for drawings and checks)
-  std::vector<Rectangle> rectangles;  ///< sorted by q_begin
+  int q = -1, kv = -1, stats = -1;
+  int out = -1;                         ///< forward
+  int d_out = -1, d_q = -1, d_kv = -1;  ///< backward
+  HeadRange kv_heads;
+  std::vector<Rectangle> rectangles;
+  bool fixed_tiles = false;  ///< see BlockInput
+};
+/// Forward, once after the last merge: takes learnable sinks z_h, if the attention has any, into
+/// the softmax:  L' = log(exp L + exp z),  O' = O · exp(L - L').
+struct Finish {
+  int out = -1, stats = -1;
+};
+/// Backward, once at the start: delta_i = <O_i, dO_i>.
+struct Delta {
+  int out = -1, stats = -1, d_out = -1;
+};
+/// Gradient of the sinks: dz_h = - sum over rows of exp(z_h - L_i) delta_i. Each (row, head) of the
+/// problem is in one rank's `stats`, and the sum over ranks is still to come; with `complete`, all
+/// rows are here and it is not.
+struct SinkGradient {
+  int stats = -1;
+  bool complete = false;
 };
 
 }  // namespace step
 
-using Step = std::variant<step::Exchange, step::Wait, step::Compute>;
+using Step = std::variant<step::Exchange, step::Wait, step::Clear, step::Compute, step::Finish,
+                          step::Delta, step::SinkGradient>;
 
 struct RankPlan {
-  std::vector<Step> steps;
-  std::vector<int64_t>
-      slot_tokens;  ///< size of each KV slot in tokens; [0] is the rank's own block
+  int rank = 0;
+  /// [0, array_kinds) are the rank's own shard of every kind with all heads, in the order of
+  /// ArrayKind: inputs q, kv, d_out; results out, d_q, d_kv. Then those the schedule needs.
+  std::vector<PlanArray> arrays;
+  int stats = 0;  ///< the array whose log-sum-exps are final, own or of other rows and heads
+  std::vector<Step> forward, backward;
+  const std::vector<Step>& steps(Pass pass) const {
+    return pass == Pass::forward ? forward : backward;
+  }
 };
+/// Index of the rank's own array of a kind.
+constexpr int own(ArrayKind kind) {
+  return static_cast<int>(kind);
+}
 
 struct Plan {
   std::string schedule;
   std::vector<RankPlan> ranks;  ///< [cp]
 };
 
-enum class MaskKind { causal, full };
-
-/// The visible pairs between the queries of one shard and the keys of another, as rectangles of
-/// local indices sorted by q_begin. Documents never see each other. Fragments of one document must
-/// have equal strides. Pads are in no fragment, hence in no rectangle.
-std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, MaskKind mask);
-
-/// What a rank's plan does, counted from the plan.
-struct PlanCount {
-  int64_t pairs = 0;           ///< visible (query, key) pairs, per head
-  int64_t messages = 0;        ///< sent
-  int64_t tokens_sent = 0;     ///< KV tokens (one token: 2 · kv_heads · head_dim elements)
-  int64_t peak_kv_tokens = 0;  ///< receive slots, in tokens
+/// What schedules may be told.
+struct ScheduleOptions {
+  int inner = 0;              ///< ranks of an inner group; 0: the schedule chooses
+  int64_t heads_at_once = 1;  ///< KV heads of one stage of a strided all-gather
 };
-PlanCount count(const RankPlan& plan);
 
-/// Forward FLOPs of `pairs` pairs: 4 · heads · head_dim each (two products).
-constexpr double forward_flops(int64_t pairs, int64_t heads, int64_t head_dim) {
-  return 4.0 * static_cast<double>(pairs) * static_cast<double>(heads * head_dim);
+/// What a schedule plans. The layout must outlive it.
+struct AttentionProblem {
+  const Layout* layout = nullptr;
+  HeadShape heads;
+  MaskRule mask;
+  ScheduleOptions options;
+  int cp() const { return layout->cp(); }
+};
+
+/// The fragments of the rows of an array, as a shard whose local slots are the array's rows.
+Shard shard_of(const Layout& layout, const std::vector<RowRun>& rows);
+
+/// Element types of the arrays, and of what travels. Sums inside a kernel call are f32 always.
+struct ElementTypes {
+  DType activations = DType::f32;  ///< q, kv, d_out; out and d_q when they travel
+  DType partial_out = DType::f32;  ///< out between merges
+  DType d_q = DType::f32;          ///< d_q between additions
+  DType wire_d_kv = DType::f32;    ///< d_kv when it travels; where it is summed it is f32
+  DType stored(ArrayKind kind) const;
+  DType on_wire(ArrayKind kind) const;
+};
+
+/// Elements of one row of `heads` heads.
+int64_t row_elements(ArrayKind kind, int64_t heads, int64_t head_dim);
+/// Bytes of an array where it lies.
+int64_t stored_bytes(const PlanArray& array, const HeadShape& heads, const ElementTypes& types);
+/// Bytes of a slice of an array of `kind` in a message.
+int64_t wire_bytes(ArrayKind kind, const Slice& slice, const HeadShape& heads,
+                   const ElementTypes& types);
+/// Whether a slice needs no copy to be sent: all heads of its rows, in the type that travels.
+bool travels_as_it_lies(const PlanArray& array, const Slice& slice, const ElementTypes& types);
+/// The query heads among `q` that read one of the KV heads `kv`.
+HeadRange query_heads_of(HeadRange q, HeadRange kv, const HeadShape& heads);
+
+/// What one direction of a rank's plan does, counted from its steps.
+struct PlanCount {
+  int64_t pairs = 0;       ///< visible (query, key) pairs, each times its query heads
+  int64_t messages = 0;    ///< sent to other ranks
+  int64_t bytes_sent = 0;  ///< to other ranks
+  int64_t bytes_received = 0;
+  int64_t transient_bytes = 0;  ///< arrays of this direction other than the rank's own, and copies
+                                ///< made for messages, at their peak
+};
+PlanCount count(const RankPlan& plan, Pass pass, const HeadShape& heads, const ElementTypes& types);
+
+/// FLOPs of one direction: 4 · head_dim for each pair and head forward (two products), 10 backward
+/// (five).
+constexpr double attention_flops(Pass pass, int64_t pair_heads, int64_t head_dim) {
+  return (pass == Pass::forward ? 4.0 : 10.0) * static_cast<double>(pair_heads) *
+         static_cast<double>(head_dim);
 }
 
 }  // namespace gyre

@@ -1,6 +1,7 @@
 #include "comm/communicator.hpp"
 
 #include <numeric>
+#include <set>
 
 #include "core/error.hpp"
 
@@ -34,10 +35,12 @@ void Communicator::count(int64_t bytes, int64_t messages) {
 
 WorkPtr Communicator::exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                                Stream& stream, std::string_view what) {
+  std::set<int> peers;
   for (const SendSlice& send : sends) {
     GYRE_CHECK(send.peer >= 0 && send.peer < size(), "{}: send to rank {} of {}", what, send.peer,
                size());
-    if (send.peer != rank()) count(size_in_bytes(send.data), 1);
+    if (send.peer == rank()) continue;
+    count(size_in_bytes(send.data), peers.insert(send.peer).second ? 1 : 0);
   }
   for (const RecvSlice& recv : recvs)
     GYRE_CHECK(recv.peer >= 0 && recv.peer < size(), "{}: receive from rank {} of {}", what,

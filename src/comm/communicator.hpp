@@ -39,7 +39,8 @@ struct RecvSlice {
 /// What a rank has put on the wire so far.
 struct Traffic {
   int64_t bytes_sent = 0;
-  int64_t messages = 0;  ///< point-to-point messages sent, plus one for each collective
+  int64_t messages = 0;  ///< point-to-point messages sent: one to each peer of an
+                         ///< exchange; plus one for each collective
 };
 
 /// An operation under way. wait() must be called before it is destroyed.
@@ -64,7 +65,8 @@ class Communicator {
   /// Ranks of equal `color` form a new communicator, in order of their rank here. Collective.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
 
-  /// Grouped point-to-point: all slices form one operation; between two ranks they match in order.
+  /// Grouped point-to-point: all slices form one operation. Those to one peer travel as one
+  /// message, in their order; what is sent to a rank is as long as what it receives from here.
   /// `what` names the step in the watchdog's report.
   WorkPtr exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                    Stream& stream, std::string_view what);

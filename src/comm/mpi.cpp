@@ -1,6 +1,7 @@
 #include "comm/mpi.hpp"
 
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include "comm/agree.hpp"
@@ -16,12 +17,14 @@ MPI_Datatype mpi_type(DType type) {
       return MPI_FLOAT;
     case DType::f64:
       return MPI_DOUBLE;
+    case DType::bf16:
+      break;
     case DType::i32:
       return MPI_INT32_T;
     case DType::i64:
       return MPI_INT64_T;
   }
-  return MPI_DATATYPE_NULL;
+  throw_runtime("MPI has no reduction of {}", name_of(type));
 }
 
 MPI_Op mpi_op(ReduceOp op) {
@@ -43,6 +46,47 @@ int to_int(int64_t count, std::string_view what) {
                   std::numeric_limits<int>::max());
   return static_cast<int>(count);
 }
+
+/// A piece of a message.
+struct Part {
+  const std::byte* data;
+  int bytes;
+};
+
+/// All parts as one message. MPI keeps what an operation under way needs of the type.
+class Gathered {
+ public:
+  explicit Gathered(const std::vector<Part>& parts) {
+    if (parts.size() == 1) {  // needs no type of its own
+      start_ = const_cast<std::byte*>(parts[0].data);
+      count_ = parts[0].bytes;
+      return;
+    }
+    std::vector<int> lengths;
+    std::vector<MPI_Aint> addresses;
+    for (const Part& part : parts) {
+      lengths.push_back(part.bytes);
+      MPI_Get_address(part.data, &addresses.emplace_back());
+    }
+    check_mpi(MPI_Type_create_hindexed(static_cast<int>(parts.size()), lengths.data(),
+                                       addresses.data(), MPI_BYTE, &type_),
+              "MPI_Type_create_hindexed");
+    check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
+  }
+  ~Gathered() {
+    if (type_ != MPI_BYTE) MPI_Type_free(&type_);
+  }
+  Gathered(const Gathered&) = delete;
+  Gathered& operator=(const Gathered&) = delete;
+  void* start() const { return start_; }
+  int count() const { return count_; }
+  MPI_Datatype type() const { return type_; }
+
+ private:
+  void* start_ = MPI_BOTTOM;
+  int count_ = 1;
+  MPI_Datatype type_ = MPI_BYTE;
+};
 
 class MpiWork final : public Work {
  public:
@@ -109,20 +153,27 @@ class MpiCommunicator final : public Communicator {
   WorkPtr do_exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, Stream&,
                       std::string_view what) override {
     std::vector<int> peers;
-    for (const RecvSlice& recv : recvs)
-      peers.push_back(world_ranks_[static_cast<size_t>(recv.peer)]);
-    for (const SendSlice& send : sends)
-      peers.push_back(world_ranks_[static_cast<size_t>(send.peer)]);
+    const auto parts_of = [&](const auto& slices) {
+      std::map<int, std::vector<Part>> parts;
+      for (const auto& slice : slices)
+        parts[slice.peer].push_back({slice.data.data(), to_int(std::ssize(slice.data), what)});
+      for (const auto& [peer, all] : parts)
+        peers.push_back(world_ranks_[static_cast<size_t>(peer)]);
+      return parts;
+    };
+    const auto incoming = parts_of(recvs), outgoing = parts_of(sends);
     auto work = std::make_unique<MpiWork>(what, std::move(peers));
-    work->reserve(sends.size() + recvs.size());
-    for (const RecvSlice& recv : recvs)
-      check_mpi(MPI_Irecv(recv.data.data(), to_int(std::ssize(recv.data), what), MPI_BYTE,
-                          recv.peer, 0, comm_, work->add()),
+    work->reserve(incoming.size() + outgoing.size());
+    for (const auto& [peer, parts] : incoming) {
+      const Gathered m(parts);
+      check_mpi(MPI_Irecv(m.start(), m.count(), m.type(), peer, 0, comm_, work->add()),
                 "MPI_Irecv");
-    for (const SendSlice& send : sends)
-      check_mpi(MPI_Isend(send.data.data(), to_int(std::ssize(send.data), what), MPI_BYTE,
-                          send.peer, 0, comm_, work->add()),
+    }
+    for (const auto& [peer, parts] : outgoing) {
+      const Gathered m(parts);
+      check_mpi(MPI_Isend(m.start(), m.count(), m.type(), peer, 0, comm_, work->add()),
                 "MPI_Isend");
+    }
     return work;
   }
 

@@ -29,6 +29,8 @@ ncclDataType_t nccl_type(DType type) {
   switch (type) {
     case DType::f32:
       return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
     case DType::f64:
       return ncclFloat64;
     case DType::i32:

@@ -5,17 +5,22 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/bf16.hpp"
+
 namespace gyre {
 
-enum class DType { f32, f64, i32, i64 };
+enum class DType { f32, bf16, f64, i32, i64 };
 
 constexpr size_t size_of(DType type) {
+  if (type == DType::bf16) return 2;
   return type == DType::f32 || type == DType::i32 ? 4 : 8;
 }
 constexpr std::string_view name_of(DType type) {
   switch (type) {
     case DType::f32:
       return "f32";
+    case DType::bf16:
+      return "bf16";
     case DType::f64:
       return "f64";
     case DType::i32:
@@ -31,6 +36,10 @@ struct DTypeOf;
 template <>
 struct DTypeOf<float> {
   static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<bf16> {
+  static constexpr DType value = DType::bf16;
 };
 template <>
 struct DTypeOf<double> {

@@ -33,6 +33,8 @@ hid_t native_type(DType type) {
       return H5T_NATIVE_FLOAT;
     case DType::f64:
       return H5T_NATIVE_DOUBLE;
+    case DType::bf16:
+      break;  // HDF5 1.10 has no 16-bit float
     case DType::i32:
       return H5T_NATIVE_INT32;
     case DType::i64:

@@ -14,16 +14,12 @@ namespace gyre {
 
 /// Activations of one forward pass over `n` slots.
 struct Decoder::Workspace {
-  Workspace(int64_t n, const ModelConfig& c, const HeadShape& heads, int64_t intermediate,
-            int64_t columns, const RankPlan& plan)
+  Workspace(int64_t n, const ModelConfig& c, int64_t intermediate, int64_t columns,
+            AttentionExecutor& executor)
       : slots(n),
         x_(n * c.hidden_size),
         h_(n * c.hidden_size),
         partial_(n * c.hidden_size),
-        q_(n * heads.heads * heads.head_dim),
-        kv_(2 * n * heads.kv_heads * heads.head_dim),
-        o_(n * heads.heads * heads.head_dim),
-        lse_(n * heads.heads),
         gate_(n * intermediate),
         up_(n * intermediate),
         logits_(n * columns),
@@ -31,30 +27,28 @@ struct Decoder::Workspace {
         x(x_.matrix(n, c.hidden_size)),
         h(h_.matrix(n, c.hidden_size)),
         partial(partial_.matrix(n, c.hidden_size)),
-        q(q_.matrix(n, heads.heads * heads.head_dim)),
-        k(kv_.data(), n, heads.kv_heads * heads.head_dim),
-        v(kv_.data() + n * k.cols, n, k.cols),
-        kv(kv_.span()),
-        state{o_.matrix(n, q.cols), lse_.matrix(n, heads.heads)},
+        q(executor.matrix(ArrayKind::q).as<float>()),
+        k(executor.keys().as<float>()),
+        v(executor.values().as<float>()),
+        out(executor.matrix(ArrayKind::out).as<float>()),
         gate(gate_.matrix(n, intermediate)),
         up(up_.matrix(n, intermediate)),
         logits(logits_.matrix(n, columns)),
-        kv_slots(plan, k.cols) {}
+        attention(executor) {}
 
   int64_t slots;
 
  private:
-  Buffer<float> x_, h_, partial_, q_, kv_, o_, lse_, gate_, up_, logits_;
+  Buffer<float> x_, h_, partial_, gate_, up_, logits_;
 
  public:
   std::vector<RowStatistics> statistics;
   MatrixView<float> x, h, partial;  // [slots, hidden]
-  MatrixView<float> q, k, v;  // [slots, heads · head_dim], [slots, kv_heads · head_dim] twice
-  std::span<const float> kv;  // k, then v: the block that travels
-  AttentionState state;
-  MatrixView<float> gate, up;  // [slots, intermediate of this rank]
-  MatrixView<float> logits;    // [slots, vocabulary columns of this rank]
-  KvSlots kv_slots;
+  MatrixView<float> q, k, v, out;   // [slots, heads · head_dim], of k and v kv_heads: the
+                                    // executor's own arrays
+  MatrixView<float> gate, up;       // [slots, intermediate of this rank]
+  MatrixView<float> logits;         // [slots, vocabulary columns of this rank]
+  AttentionExecutor& attention;
   DecoderTimes times;
 };
 
@@ -126,12 +120,16 @@ DecoderWeights load_weights(const ModelConfig& c, int tp, int tp_rank, const Wei
   return weights;
 }
 
+HeadShape local_heads(const ModelConfig& config, int tp) {
+  return {config.num_attention_heads / tp, config.num_key_value_heads / tp, config.head_dim,
+          1.0f / std::sqrt(static_cast<float>(config.head_dim))};
+}
+
 Decoder::Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid& grid,
                  BlockKernel& kernel, Stream& stream)
     : config_(config), weights_(std::move(weights)), grid_(grid), kernel_(kernel), stream_(stream) {
   const int tp = grid.shape().tp;
-  heads_ = {config.num_attention_heads / tp, config.num_key_value_heads / tp, config.head_dim,
-            1.0f / std::sqrt(static_cast<float>(config.head_dim))};
+  heads_ = local_heads(config, tp);
   intermediate_ = config.intermediate_size / tp;
   vocab_ = vocab_shard(config.vocab_padded, tp, grid.tp_rank());
 }
@@ -161,8 +159,7 @@ void Decoder::embed(const LocalBatch& batch, Workspace& w) {
   add_reduced(w.partial, "embedding all-reduce", w);
 }
 
-void Decoder::attention(const DecoderWeights::Layer& layer, const LocalBatch& batch,
-                        const RankPlan& plan, Workspace& w) {
+void Decoder::attention(const DecoderWeights::Layer& layer, const LocalBatch& batch, Workspace& w) {
   const int64_t hidden = config_.hidden_size;
   const Stopwatch projections;
   rms_norm(w.x, layer.attn_norm.span(), static_cast<float>(config_.rms_norm_eps), w.h);
@@ -173,13 +170,12 @@ void Decoder::attention(const DecoderWeights::Layer& layer, const LocalBatch& ba
   apply_rope(w.k, config_.head_dim, config_.rope_theta, batch.positions);
   w.times.linear += projections.seconds();
 
-  const ExecutionTimes execution =
-      execute_forward(plan, heads_, w.q, w.kv, w.kv_slots, kernel_, grid_.cp(), stream_, w.state);
-  w.times.attention += execution.compute;
+  const ExecutionTimes execution = w.attention.run(Pass::forward);
+  w.times.attention += execution.compute + execution.copy;
   w.times.attention_wait += execution.wait;
 
   const Stopwatch output;
-  gemm(w.state.out, as_matrix(layer.wo, heads_.heads * heads_.head_dim), w.partial);
+  gemm(w.out, as_matrix(layer.wo, heads_.heads * heads_.head_dim), w.partial);
   w.times.linear += output.seconds();
   add_reduced(w.partial, "attention output all-reduce", w);
 }
@@ -212,15 +208,18 @@ void Decoder::score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntr
 DecoderTimes Decoder::forward(const LocalBatch& batch, const RankPlan& plan,
                               std::span<LogprobEntropy> out, const HiddenObserver& observe) {
   const int64_t slots = std::ssize(batch.tokens);
-  GYRE_CHECK(std::ssize(out) == slots && plan.slot_tokens.at(0) == slots,
-             "{} slots, {} outputs, a plan for {}", slots, out.size(), plan.slot_tokens.at(0));
-  Workspace w(slots, config_, heads_, intermediate_, vocab_.columns, plan);
+  const int64_t planned = plan.arrays.at(own(ArrayKind::q)).tokens();
+  GYRE_CHECK(std::ssize(out) == slots && planned == slots, "{} slots, {} outputs, a plan for {}",
+             slots, out.size(), planned);
+  AttentionExecutor executor(plan, heads_, attention_types, grid_.cp(), kernel_, stream_,
+                             attention_memory_, false);
+  Workspace w(slots, config_, intermediate_, vocab_.columns, executor);
   set_current_step("embedding");
   embed(batch, w);
   if (observe) observe(0, w.x);
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     set_current_step(fmt::format("layer {}", l + 1));
-    attention(weights_.layers[l], batch, plan, w);
+    attention(weights_.layers[l], batch, w);
     mlp(weights_.layers[l], w);
     if (observe) observe(static_cast<int64_t>(l) + 1, w.x);
   }

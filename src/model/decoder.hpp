@@ -54,10 +54,15 @@ std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks);
 DecoderWeights load_weights(const ModelConfig& config, int tp, int tp_rank,
                             const WeightReader& read);
 
+/// Heads of one tensor-parallel rank: what its attention is planned for. `tp` must be allowed.
+HeadShape local_heads(const ModelConfig& config, int tp);
+/// Element types of the decoder's attention: f32 throughout.
+inline constexpr ElementTypes attention_types = {};
+
 /// Where the time of a forward pass went, seconds on this rank.
 struct DecoderTimes {
   double linear = 0;                       ///< matrix products, norms, activations
-  double attention = 0;                    ///< block kernel
+  double attention = 0;                    ///< block kernel, and packing of what travels
   double logprobs = 0;                     ///< row statistics and merge
   double attention_wait = 0, tp_wait = 0;  ///< communication that nothing hides
   DecoderTimes& operator+=(const DecoderTimes& other);
@@ -74,16 +79,15 @@ class Decoder {
           Stream& stream);
 
   /// Scores the next token of every slot of `batch`: out [slots] (slots without a target get
-  /// logprob 0; padding holds no meaning). `plan` is this rank's part of a plan for the batch's
-  /// layout. Collective over the cp and tp groups.
+  /// logprob 0; padding holds no meaning). `plan` is this rank's plan for the batch's layout and
+  /// local_heads; only its forward steps are used. Collective over the cp and tp groups.
   DecoderTimes forward(const LocalBatch& batch, const RankPlan& plan, std::span<LogprobEntropy> out,
                        const HiddenObserver& observe = {});
 
  private:
   struct Workspace;
   void embed(const LocalBatch& batch, Workspace& w);
-  void attention(const DecoderWeights::Layer& layer, const LocalBatch& batch, const RankPlan& plan,
-                 Workspace& w);
+  void attention(const DecoderWeights::Layer& layer, const LocalBatch& batch, Workspace& w);
   void mlp(const DecoderWeights::Layer& layer, Workspace& w);
   void score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntropy> out);
   /// x += sum over the tensor-parallel group of `partial`, which is overwritten.
@@ -94,7 +98,8 @@ class Decoder {
   ProcessGrid& grid_;
   BlockKernel& kernel_;
   Stream& stream_;
-  HeadShape heads_;       // of this rank
+  HeadShape heads_;  // of this rank
+  AttentionWorkspace attention_memory_;
   int64_t intermediate_;  // columns of this rank
   VocabShard vocab_;      // of this rank
 };

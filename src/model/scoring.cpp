@@ -5,7 +5,6 @@
 
 #include "core/error.hpp"
 #include "runtime/watchdog.hpp"
-#include "sharding/layouts.hpp"
 
 namespace gyre {
 namespace {
@@ -35,49 +34,78 @@ double linear_flops_per_token(const ModelConfig& c) {
   return 2.0 * static_cast<double>(c.num_hidden_layers * layer + c.hidden_size * c.vocab_size);
 }
 
+int64_t ScoringSetup::slot_multiple() const {
+  return layout->segment_multiple(grid.cp);
+}
+
+Layout ScoringSetup::layout_of(const PackedBatch& bin) const {
+  LayoutOptions options = layout_options;
+  options.cp = grid.cp;
+  return layout->make(bin.bounds(), options);
+}
+
+AttentionProblem ScoringSetup::problem(const Layout& of_bin, const ModelConfig& config) const {
+  return {&of_bin, local_heads(config, grid.tp), MaskKind::causal, schedule_options};
+}
+
 double ScoringPlan::flops(const ModelConfig& c) const {
   return linear_flops_per_token(c) * static_cast<double>(tokens) +
          static_cast<double>(c.num_hidden_layers) *
-             forward_flops(pairs, c.num_attention_heads, c.head_dim);
+             attention_flops(Pass::forward, pairs * c.num_attention_heads, c.head_dim);
 }
 
 ScoringPlan plan_scoring(const DocumentView& documents, const ModelConfig& config,
-                         const GridShape& shape, int64_t bin_capacity) {
+                         const ScoringSetup& setup, int64_t bin_capacity) {
   std::vector<int64_t> lengths;
   for (int64_t i = 0; i < documents.size(); ++i) lengths.push_back(documents.length(i));
   ScoringPlan plan;
+  plan.setup = setup;
   plan.capacity = bin_capacity;
-  plan.bins = pack_documents(lengths, bin_capacity, 2 * shape.cp);
+  plan.bins = pack_documents(lengths, bin_capacity, setup.slot_multiple());
   plan.predictions = prediction_offsets(documents.offsets).back();
   std::vector<double> costs;
   for (const PackedBatch& bin : plan.bins) {
     const int64_t pairs = causal_pairs(bin);
     plan.tokens += bin.tokens();
-    plan.slots += bin.slots();
     plan.pairs += pairs;
-    costs.push_back(linear_flops_per_token(config) * static_cast<double>(bin.slots()) +
-                    static_cast<double>(config.num_hidden_layers) *
-                        forward_flops(pairs, config.num_attention_heads, config.head_dim));
+    costs.push_back(
+        linear_flops_per_token(config) * static_cast<double>(bin.slots()) +
+        static_cast<double>(config.num_hidden_layers) *
+            attention_flops(Pass::forward, pairs * config.num_attention_heads, config.head_dim));
   }
-  plan.bins_of_replica = balance_over_groups(costs, shape.dp);
+  plan.bins_of_replica = balance_over_groups(costs, setup.grid.dp);
   return plan;
 }
 
-Scorer::Scorer(const DocumentView& documents, const ScoringPlan& plan, const Schedule& schedule,
+void add_bin(PlanCount& total, const PlanCount& bin) {
+  total.pairs += bin.pairs;
+  total.messages += bin.messages;
+  total.bytes_sent += bin.bytes_sent;
+  total.bytes_received += bin.bytes_received;
+  total.transient_bytes = std::max(total.transient_bytes, bin.transient_bytes);
+}
+
+Scorer::Scorer(const DocumentView& documents, const ModelConfig& config, const ScoringPlan& plan,
                ProcessGrid& grid)
-    : documents_(documents), plan_(plan), grid_(grid) {
-  const int cp = grid.shape().cp, rank = grid.cp_rank();
+    : documents_(documents),
+      plan_(plan),
+      grid_(grid),
+      heads_(local_heads(config, grid.shape().tp)) {
+  const ScoringSetup& setup = plan.setup;
+  GYRE_CHECK(setup.grid == grid.shape(), "a plan for {} on {}", to_string(setup.grid),
+             to_string(grid.shape()));
+  const int rank = grid.cp_rank();
   for (int64_t index : plan.bins_of_replica[static_cast<size_t>(grid.dp_rank())]) {
     const PackedBatch& bin = plan.bins[static_cast<size_t>(index)];
     std::vector<std::span<const int32_t>> texts;
     for (int64_t document : bin.documents) texts.push_back(documents.document(document));
-    const Layout layout = dual_chunk_swap(bin.bounds(), cp);
-    Plan attention = schedule.plan(layout, MaskKind::causal);
+    const Layout layout = setup.layout_of(bin);
     BinShard shard;
     shard.bin = index;
     shard.shard = layout.shard(rank);
     shard.batch = make_local_batch(layout, bin.bounds(), texts, rank);
-    shard.plan = std::move(attention.ranks[static_cast<size_t>(rank)]);
+    shard.plan = plan_rank(*setup.schedule, setup.problem(layout, config), rank);
+    shard.plan.backward = {};
     shard.scores.resize(shard.batch.tokens.size());
     shards_.push_back(std::move(shard));
   }
@@ -85,13 +113,8 @@ Scorer::Scorer(const DocumentView& documents, const ScoringPlan& plan, const Sch
 
 PlanCount Scorer::count() const {
   PlanCount total;
-  for (const BinShard& shard : shards_) {
-    const PlanCount one = gyre::count(shard.plan);
-    total.pairs += one.pairs;
-    total.messages += one.messages;
-    total.tokens_sent += one.tokens_sent;
-    total.peak_kv_tokens = std::max(total.peak_kv_tokens, one.peak_kv_tokens);
-  }
+  for (const BinShard& shard : shards_)
+    add_bin(total, gyre::count(shard.plan, Pass::forward, heads_, attention_types));
   return total;
 }
 
@@ -110,14 +133,11 @@ DecoderTimes Scorer::run(
 }
 
 void Scorer::for_each_run(const BinShard& shard,
-                          const std::function<void(int64_t document, int64_t position, int64_t slot,
-                                                   int64_t length)>& f) const {
+                          const std::function<void(const DocumentRun&)>& f) const {
   const PackedBatch& bin = plan_.bins[static_cast<size_t>(shard.bin)];
-  for (const Fragment& fragment : shard.shard.fragments) {
-    GYRE_CHECK(fragment.stride == 1, "fragment of stride {}", fragment.stride);
-    f(bin.documents[static_cast<size_t>(fragment.segment.value())], fragment.start.value(),
-      fragment.local_begin.value(), fragment.length);
-  }
+  for (const Fragment& fragment : shard.shard.fragments)
+    f({bin.documents[static_cast<size_t>(fragment.segment.value())], fragment.start.value(),
+       fragment.stride, fragment.length, fragment.local_begin.value()});
 }
 
 ScoreRange Scorer::in_document_order() const {
@@ -129,12 +149,15 @@ ScoreRange Scorer::in_document_order() const {
   std::vector<std::vector<Scored>> outgoing(static_cast<size_t>(ranks));
   for (const BinShard& shard : shards_) {
     if (grid_.tp_rank() != 0) break;  // all ranks of a tensor-parallel group hold the same scores
-    for_each_run(shard, [&](int64_t document, int64_t position, int64_t slot, int64_t length) {
-      const int64_t last = std::min(position + length, documents_.length(document) - 1);
-      for (int64_t p = position; p < last; ++p) {
-        const int64_t index = offsets[static_cast<size_t>(document)] + p;
+    for_each_run(shard, [&](const DocumentRun& run) {
+      const int64_t first = offsets[static_cast<size_t>(run.document)];
+      const int64_t predictions = documents_.length(run.document) - 1;
+      for (int64_t i = 0; i < run.length; ++i) {
+        const int64_t position = run.start + i * run.stride;
+        if (position >= predictions) break;
+        const int64_t index = first + position;
         outgoing[static_cast<size_t>(owner_of(index, total, ranks))].push_back(
-            {index, shard.scores[static_cast<size_t>(slot + p - position)]});
+            {index, shard.scores[static_cast<size_t>(run.slot + i)]});
       }
     });
   }

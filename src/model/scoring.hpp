@@ -6,8 +6,8 @@
 //     for every document d, every position p but its last:
 //         logprob[d, p] = log P(token p+1 | tokens 0..p);  entropy[d, p] = H(P(. | tokens 0..p))
 //
-// Bins are dealt over the dp replicas by cost; each bin is a packed stream, sharded over cp by
-// DualChunkSwap and planned once; all layers and iterations reuse the plan.
+// Bins are dealt over the dp replicas by cost; each bin is a packed stream, sharded over cp by a
+// layout and planned once by a schedule; all layers and iterations reuse the plan.
 
 #include <cstdint>
 #include <span>
@@ -17,6 +17,7 @@
 #include "core/ragged.hpp"
 #include "model/decoder.hpp"
 #include "packing/packing.hpp"
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 
@@ -37,27 +38,50 @@ struct DocumentView {
 /// Forward FLOPs of the model without attention, per token: 2 per weight of a matrix product.
 double linear_flops_per_token(const ModelConfig& config);
 
+/// How a scoring is spread over ranks: the grid, who owns which slots of a bin, and how queries
+/// meet the keys of other ranks.
+struct ScoringSetup {
+  GridShape grid;
+  const LayoutKind* layout = &find_layout("dual-chunk-swap");
+  LayoutOptions layout_options = {};  ///< but for cp, which is the grid's
+  const Schedule* schedule = &find_schedule("ring");
+  ScheduleOptions schedule_options = {};
+
+  /// Slots of a segment are a multiple of this: 2·cp for DualChunkSwap, which cuts every segment; 1
+  /// for the others, which pad the row.
+  int64_t slot_multiple() const;
+  /// The layout of a bin. Throws the usage errors of the layout.
+  Layout layout_of(const PackedBatch& bin) const;
+  /// Causal attention of a bin on one tensor-parallel rank of every cp rank. `layout` must outlive
+  /// the result.
+  AttentionProblem problem(const Layout& layout, const ModelConfig& config) const;
+};
+
 /// What is known of a scoring before it runs; the same on all ranks.
 struct ScoringPlan {
+  ScoringSetup setup;
   std::vector<PackedBatch> bins;
   std::vector<std::vector<int64_t>> bins_of_replica;  ///< [dp] indices into bins
   int64_t capacity = 0;
-  int64_t tokens = 0, slots = 0, predictions = 0;
+  int64_t tokens = 0, predictions = 0;
   int64_t pairs = 0;  ///< visible (query, key) pairs per head and layer
 
   double flops(const ModelConfig& config) const;
 };
 
-/// Packs the documents for `shape`; each bin's slots are multiples of 2·cp. Throws usage errors
-/// (capacity).
+/// Packs the documents; each segment's slots are a multiple of setup.slot_multiple(). Throws usage
+/// errors (capacity).
 ScoringPlan plan_scoring(const DocumentView& documents, const ModelConfig& config,
-                         const GridShape& shape, int64_t bin_capacity);
+                         const ScoringSetup& setup, int64_t bin_capacity);
+
+/// Adds what attention does for one more bin: sums, but for memory, of which bins reuse the same.
+void add_bin(PlanCount& total, const PlanCount& bin);
 
 /// One bin on one rank.
 struct BinShard {
   int64_t bin = 0;
   Shard shard;
-  RankPlan plan;
+  RankPlan plan;  ///< forward only
   LocalBatch batch;
   std::vector<LogprobEntropy> scores;  ///< [slots]
 };
@@ -69,16 +93,25 @@ struct ScoreRange {
   int64_t end() const { return begin + std::ssize(logprob); }
 };
 
+/// `length` real tokens of a document on this rank: positions start, start + stride, ... lie at the
+/// local slots slot, slot + 1, ...
+struct DocumentRun {
+  int64_t document = 0;
+  int64_t start = 0, stride = 1, length = 0;
+  int64_t slot = 0;
+};
+
 class Scorer {
  public:
-  /// Shards and plans the bins of this rank's replica.
-  Scorer(const DocumentView& documents, const ScoringPlan& plan, const Schedule& schedule,
+  /// Shards and plans the bins of this rank's replica; no communication. Throws the usage errors of
+  /// layouts and the refusals of schedules. `plan` and `grid` must outlive the scorer.
+  Scorer(const DocumentView& documents, const ModelConfig& config, const ScoringPlan& plan,
          ProcessGrid& grid);
 
   const std::vector<BinShard>& shards() const { return shards_; }
   /// Is called with the number of bins done and of all bins of this rank, before each bin of a run.
   void on_progress(std::function<void(int64_t done, int64_t all)> f) { progress_ = std::move(f); }
-  /// This rank's share of attention over all its bins, counted from the plans.
+  /// This rank's share of attention over all its bins in one layer, counted from the plans.
   PlanCount count() const;
 
   /// One pass of the decoder over all bins of this replica. Collective over the replica.
@@ -90,15 +123,14 @@ class Scorer {
   /// gets predictions [P·r/n, P·(r+1)/n). One all-to-all-v. Collective over the world.
   ScoreRange in_document_order() const;
 
-  /// Calls f(document, first position, local slot, length) for every run of real tokens in `shard`.
-  void for_each_run(const BinShard& shard,
-                    const std::function<void(int64_t document, int64_t position, int64_t slot,
-                                             int64_t length)>& f) const;
+  /// Calls f for every run of real tokens in `shard`, by ascending slot.
+  void for_each_run(const BinShard& shard, const std::function<void(const DocumentRun&)>& f) const;
 
  private:
   DocumentView documents_;
   const ScoringPlan& plan_;
   ProcessGrid& grid_;
+  HeadShape heads_;  // of this rank
   std::vector<BinShard> shards_;
   std::function<void(int64_t done, int64_t all)> progress_;
 };

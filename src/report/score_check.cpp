@@ -99,15 +99,15 @@ void check_hidden(const ScoreCheck& check, const std::string& input, const Refer
   scorer.run(decoder, [&](const BinShard& shard, int64_t index, MatrixView<const float> x) {
     if (index == 0) first = rows.size();
     size_t next = first;
-    scorer.for_each_run(
-        shard, [&](int64_t document, int64_t position, int64_t slot, int64_t length) {
-          for (int64_t i = 0; i < length; ++i, ++next) {
-            if (index == 0)
-              rows.push_back(
-                  {check.documents.begin(document) + position + i, document, position + i, {}});
-            rows[next].x.emplace_back(x.row(slot + i), x.row(slot + i) + x.cols);
-          }
-        });
+    scorer.for_each_run(shard, [&](const DocumentRun& run) {
+      for (int64_t i = 0; i < run.length; ++i, ++next) {
+        const int64_t position = run.start + i * run.stride, slot = run.slot + i;
+        if (index == 0)
+          rows.push_back(
+              {check.documents.begin(run.document) + position, run.document, position, {}});
+        rows[next].x.emplace_back(x.row(slot), x.row(slot) + x.cols);
+      }
+    });
   });
   std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.token < b.token; });
   std::vector<RowRange> ranges;

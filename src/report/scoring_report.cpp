@@ -6,11 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <numeric>
 
 #include "comm/agree.hpp"
 #include "runtime/clock.hpp"
-#include "sharding/layouts.hpp"
 
 namespace gyre {
 namespace {
@@ -70,7 +68,8 @@ const Table<ScoringRow>& scoring_table() {
       {"dp", "", 3, 0, [](const ScoringRow& r) { return int64_t{r.shape.dp}; }},
       {"cp", "", 3, 0, [](const ScoringRow& r) { return int64_t{r.shape.cp}; }},
       {"tp", "", 3, 0, [](const ScoringRow& r) { return int64_t{r.shape.tp}; }},
-      {"schedule", "", 8, 0, [](const ScoringRow& r) { return r.schedule; }, Align::left},
+      {"layout", "", 15, 0, [](const ScoringRow& r) { return r.layout; }, Align::left},
+      {"schedule", "", 18, 0, [](const ScoringRow& r) { return r.schedule; }, Align::left},
       {"tokens", "", 8, 0, [](const ScoringRow& r) { return r.tokens; }},
       {"bins", "", 5, 0, [](const ScoringRow& r) { return r.bins; }},
       {"pack", "%", 5, 1, [](const ScoringRow& r) { return 100 * r.packing; }},
@@ -118,11 +117,11 @@ Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, int i
 }
 
 ScoringRow make_row(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
-                    const Samples& samples_ms, const ModelConfig& config,
-                    const std::string& schedule, ProcessGrid& grid) {
+                    const Samples& samples_ms, const ModelConfig& config, Communicator& world) {
   ScoringRow row;
-  row.shape = grid.shape();
-  row.schedule = schedule;
+  row.shape = plan.setup.grid;
+  row.layout = plan.setup.layout->name;
+  row.schedule = plan.setup.schedule->name;
   row.tokens = plan.tokens;
   row.predictions = plan.predictions;
   row.bins = std::ssize(plan.bins);
@@ -130,26 +129,26 @@ ScoringRow make_row(const ScoringPlan& plan, const Scorer& scorer, const Passes&
   row.time_ms = summarize(slowest_rank(samples_ms));
   row.flops = plan.flops(config);
   row.wire_bytes = passes.wire_bytes;
-  row.exposed = all_reduce_value(
-      grid.world(), 1e3 * passes.times.exposed() / passes.milliseconds.back(), ReduceOp::max);
+  row.exposed = all_reduce_value(world, 1e3 * passes.times.exposed() / passes.milliseconds.back(),
+                                 ReduceOp::max);
   row.pair_imbalance =
-      imbalance(all_gather_value(grid.world(), static_cast<double>(scorer.count().pairs)));
-  row.time_imbalance = imbalance(all_gather_value(grid.world(), passes.times.attention));
+      imbalance(all_gather_value(world, static_cast<double>(scorer.count().pairs)));
+  row.time_imbalance = imbalance(all_gather_value(world, passes.times.attention));
   row.error_over_tolerance = std::nan("");
   row.check = "-";
   return row;
 }
 
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
-                                  const GridShape& shape, const ScoringPlan& plan,
-                                  const std::string& schedule) {
+                                  const ScoringPlan& plan) {
+  const ScoringSetup& setup = plan.setup;
   ResultsHeader header;
   header.input_sha256 = report.inputs.at(0).sha256;
   header.model_sha256 = report.inputs.at(1).sha256;
   header.offsets = prediction_offsets(documents.offsets);
   header.names = documents.names;
   PackedBins& packed = header.packed;
-  header.cp = shape.cp;
+  header.cp = setup.grid.cp;
   packed.bin_capacity = plan.capacity;
   for (const PackedBatch& bin : plan.bins)
     packed.add_bin(bin.documents, bin.cu_seqlens, bin.cu_seqlens_padded);
@@ -157,7 +156,8 @@ ResultsHeader make_results_header(const RunReport& report, const Documents& docu
       {"generator", "gyre-pipeline " + report.build.version + " " + report.build.git_sha},
       {"command", report.command_line},
       {"created", report.start},
-      {"grid", to_string(shape) + " schedule=" + schedule}};
+      {"grid", fmt::format("{} layout={} schedule={}", to_string(setup.grid), setup.layout->name,
+                           setup.schedule->name)}};
   return header;
 }
 
@@ -180,7 +180,7 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
 void add_row(RunReport& report, const ScoringRow& row, const Samples& samples_ms,
              const Compression& compression) {
   ResultEntry entry;
-  entry.key = {{"grid", to_string(row.shape)}, {"schedule", row.schedule}};
+  entry.key = {{"grid", to_string(row.shape)}, {"layout", row.layout}, {"schedule", row.schedule}};
   entry.samples_ms = samples_ms;
   entry.measurements = scoring_table().fields(row);
   entry.flops = row.flops;
@@ -237,7 +237,7 @@ std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator&
   };
   const Table<Row> table({
       {"rank", "", 5, 0, [](const Row& r) { return r.rank; }},
-      {"pairs", "per head", 12, 0, [](const Row& r) { return r.pairs; }},
+      {"pairs", "x heads", 12, 0, [](const Row& r) { return r.pairs; }},
       {"linear", "ms", 10, 1, [](const Row& r) { return 1e3 * r.linear; }},
       {"attention", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention; }},
       {"cp_wait", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention_wait; }},
@@ -256,53 +256,83 @@ std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator&
   return text;
 }
 
-std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c, const GridShape& shape,
-                         const Schedule& schedule) {
-  std::vector<double> pairs, wire, slots;
-  for (int d = 0; d < shape.dp; ++d) {
-    std::vector<PlanCount> counts(static_cast<size_t>(shape.cp));
-    int64_t largest = 0;
-    for (int64_t bin : plan.bins_of_replica[static_cast<size_t>(d)]) {
-      const PackedBatch& batch = plan.bins[static_cast<size_t>(bin)];
-      const Plan attention =
-          schedule.plan(dual_chunk_swap(batch.bounds(), shape.cp), MaskKind::causal);
-      largest = std::max(largest, batch.slots() / shape.cp);
-      for (size_t r = 0; r < counts.size(); ++r) {
-        const PlanCount one = count(attention.ranks[r]);
-        counts[r].pairs += one.pairs;
-        counts[r].tokens_sent += one.tokens_sent;
-      }
-    }
-    const double token_bytes =
-        2.0 * 4.0 * static_cast<double>(c.kv_width() / shape.tp * c.num_hidden_layers);
-    for (const PlanCount& one : counts) {
-      pairs.push_back(static_cast<double>(one.pairs));
-      wire.push_back(static_cast<double>(one.tokens_sent) * token_bytes);
-      slots.push_back(static_cast<double>(largest));
+namespace {
+
+/// What the ranks of a planned run will do in a pass; tensor-parallel ranks all do the same.
+struct Load {
+  int64_t slots = 0;                           ///< of all bins, padding of layouts included
+  int64_t most_slots = 0;                      ///< of a rank, its largest bin
+  int64_t own_bytes = 0, transient_bytes = 0;  ///< of attention, its largest bin
+  double most_pairs = 0, pairs = 0;            ///< busiest rank; sum over dp and cp
+  int64_t most_sent = 0, messages = 0;         ///< of attention, busiest rank
+  double sent = 0;                             ///< bytes, sum over dp and cp
+};
+
+/// Adds bin `bin` to the counts of its cp ranks.
+void add_bin_of_replica(const ScoringPlan& plan, const ModelConfig& config, int64_t bin,
+                        std::vector<PlanCount>& ranks, Load& load) {
+  const ScoringSetup& setup = plan.setup;
+  const Layout layout = setup.layout_of(plan.bins[static_cast<size_t>(bin)]);
+  const AttentionProblem problem = setup.problem(layout, config);
+  load.slots += layout.padded_slots;
+  load.most_slots = std::max(load.most_slots, layout.padded_slots / layout.cp());
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const RankPlan rank = plan_rank(*setup.schedule, problem, static_cast<int>(r));
+    add_bin(ranks[r], count(rank, Pass::forward, problem.heads, attention_types));
+    int64_t own_bytes = 0;
+    for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats})
+      own_bytes += stored_bytes(rank.arrays.at(own(kind)), problem.heads, attention_types);
+    load.own_bytes = std::max(load.own_bytes, own_bytes);
+  }
+}
+
+Load load_of(const ScoringPlan& plan, const ModelConfig& config) {
+  Load load;
+  for (const std::vector<int64_t>& bins : plan.bins_of_replica) {
+    if (bins.empty()) continue;
+    std::vector<PlanCount> ranks(static_cast<size_t>(plan.setup.grid.cp));
+    for (const int64_t bin : bins) add_bin_of_replica(plan, config, bin, ranks, load);
+    for (const PlanCount& rank : ranks) {
+      const auto pairs = static_cast<double>(rank.pairs);
+      const int64_t sent = rank.bytes_sent * config.num_hidden_layers;
+      load.most_pairs = std::max(load.most_pairs, pairs);
+      load.pairs += pairs;
+      load.most_sent = std::max(load.most_sent, sent);
+      load.messages = std::max(load.messages, rank.messages * config.num_hidden_layers);
+      load.sent += static_cast<double>(sent);
+      load.transient_bytes = std::max(load.transient_bytes, rank.transient_bytes);
     }
   }
-  const auto most = [](const std::vector<double>& v) {
-    return v.empty() ? 0.0 : *std::max_element(v.begin(), v.end());
-  };
+  return load;
+}
+
+}  // namespace
+
+std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
+  const GridShape& grid = plan.setup.grid;
+  const Load load = load_of(plan, c);
+  const double mean_pairs = load.pairs / grid.dp / grid.cp;
+  const int64_t row = 3 * c.hidden_size + (2 * c.intermediate_size + c.vocab_padded) / grid.tp;
   const double activations =
-      4.0 * most(slots) *
-      static_cast<double>(3 * c.hidden_size + (3 * c.query_width() + 6 * c.kv_width() +
-                                               2 * c.intermediate_size + c.vocab_padded) /
-                                                  shape.tp);
-  std::string text =
-      fmt::format("# dry run, {}, {}: nothing was computed\n", to_string(shape), schedule.name);
+      4.0 * static_cast<double>(load.most_slots * row) + static_cast<double>(load.own_bytes);
+  constexpr double mib = 1048576;
+  std::string text = fmt::format("# dry run, {}, {}, {}: nothing was computed\n", to_string(grid),
+                                 plan.setup.layout->name, plan.setup.schedule->name);
   text += fmt::format("#   tokens {}  slots {}  bins {} of {}  packing {:.1f} %  predictions {}\n",
-                      plan.tokens, plan.slots, plan.bins.size(), plan.capacity,
+                      plan.tokens, load.slots, plan.bins.size(), plan.capacity,
                       100 * packing_efficiency(plan.bins, plan.capacity), plan.predictions);
   text += fmt::format(
       "#   FLOPs of a pass {:.4g}  attention pairs of a head and layer {}  imbalance {:.2f} %\n",
-      plan.flops(c), plan.pairs, 100 * imbalance(pairs));
+      plan.flops(c), plan.pairs, mean_pairs > 0 ? 100 * (load.most_pairs / mean_pairs - 1) : 0);
   text += fmt::format(
-      "#   ring bytes sent by the busiest rank in a pass {:.4g} MB  all ranks {:.4g} MB\n",
-      most(wire) / 1e6, std::accumulate(wire.begin(), wire.end(), 0.0) * shape.tp / 1e6);
+      "#   attention sends in a pass, busiest rank {:.4g} MB, at most {} messages; all ranks "
+      "{:.4g} MB\n",
+      static_cast<double>(load.most_sent) / 1e6, load.messages, load.sent * grid.tp / 1e6);
   text += fmt::format(
-      "#   memory of a rank: weights {:.1f} MiB, activations of the largest bin {:.1f} MiB\n",
-      4.0 * static_cast<double>(c.parameters()) / shape.tp / 1048576.0, activations / 1048576.0);
+      "#   memory of a rank: weights {:.1f} MiB, activations of the largest bin {:.1f} MiB, "
+      "blocks of other ranks and copies for messages {:.1f} MiB\n",
+      4.0 * static_cast<double>(c.parameters()) / grid.tp / mib, activations / mib,
+      static_cast<double>(load.transient_bytes) / mib);
   return text;
 }
 

@@ -14,7 +14,7 @@ namespace gyre {
 /// One configuration, measured.
 struct ScoringRow {
   GridShape shape;
-  std::string schedule;
+  std::string layout, schedule;
   int64_t tokens = 0, predictions = 0, bins = 0;
   double packing = 0;         ///< real tokens over capacity
   Statistics time_ms;         ///< of one pass, slowest rank
@@ -43,13 +43,11 @@ Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, int i
 
 /// The row of the table, verification left open. Collective over the world.
 ScoringRow make_row(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
-                    const Samples& samples_ms, const ModelConfig& config,
-                    const std::string& schedule, ProcessGrid& grid);
+                    const Samples& samples_ms, const ModelConfig& config, Communicator& world);
 
 /// What the output file says beside the scores.
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
-                                  const GridShape& shape, const ScoringPlan& plan,
-                                  const std::string& schedule);
+                                  const ScoringPlan& plan);
 
 /// Bits per byte (or per token, when the tokenizer is not one of bytes) and mean entropy.
 struct Compression {
@@ -75,8 +73,9 @@ std::string phases_text(const Passes& passes, Communicator& world);
 /// Collective.
 std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator& world);
 
-/// What a run would do, without doing it: sizes, FLOPs, bytes and memory of each rank of `shape`.
-std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& config, const GridShape& shape,
-                         const Schedule& schedule);
+/// What a run would do, without doing it: sizes, FLOPs, bytes and memory of the ranks of the plan's
+/// grid. Plans attention of one rank and bin at a time. Throws the usage errors of layouts and the
+/// refusals of schedules.
+std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& config);
 
 }  // namespace gyre

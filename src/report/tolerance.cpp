@@ -1,9 +1,13 @@
 #include "report/tolerance.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <set>
 
+#include "comm/agree.hpp"
 #include "core/error.hpp"
 
 namespace gyre {
@@ -12,6 +16,8 @@ double epsilon_of(DType type) {
   switch (type) {
     case DType::f32:
       return std::numeric_limits<float>::epsilon();
+    case DType::bf16:
+      return 0x1p-7;
     case DType::f64:
       return std::numeric_limits<double>::epsilon();
     case DType::i32:
@@ -29,6 +35,137 @@ double tolerance_for(DType type, int64_t roundings) {
 
 double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges) {
   return tolerance_for(DType::f32, head_dim + keys + roundings_per_merge * merges + 1);
+}
+
+namespace {
+
+double tolerance_of(double f32_roundings, int64_t bf16_roundings) {
+  const double narrow = epsilon_of(DType::bf16), wide = epsilon_of(DType::f32);
+  return tolerance_safety / 6 *
+         std::sqrt(wide * wide * f32_roundings +
+                   narrow * narrow * static_cast<double>(bf16_roundings));
+}
+
+/// How often something happens to each range of heads; the most of them. Ranges that begin alike
+/// are the same range.
+class MostPerHeads {
+ public:
+  void add(HeadRange heads) { most_ = std::max(most_, ++times_[heads.begin]); }
+  int64_t most() const { return most_; }
+
+ private:
+  std::map<int64_t, int64_t> times_;
+  int64_t most_ = 0;
+};
+
+/// What happens to the rows of one rank in the worst case.
+struct StepCounter {
+  MostPerHeads partials, d_q_terms, hops, out_trips, d_q_trips;
+
+  void add(const RankPlan& plan, const Step& any) {
+    if (const auto* compute = std::get_if<step::Compute>(&any)) {
+      if (compute->out >= 0) partials.add(compute->kv_heads);
+      if (compute->d_q >= 0) d_q_terms.add(compute->kv_heads);
+    }
+    const auto* exchange = std::get_if<step::Exchange>(&any);
+    if (exchange == nullptr) return;
+    // Of each kind one slice of each range of heads and peer: it may be cut into runs of rows.
+    for (const Message& m : exchange->recvs) {
+      if (m.peer == plan.rank) continue;
+      std::set<std::pair<ArrayKind, int64_t>> seen;
+      for (const Slice& slice : m.slices) {
+        const ArrayKind kind = plan.arrays[static_cast<size_t>(slice.array)].kind;
+        if (!seen.insert({kind, slice.heads.begin}).second) continue;
+        if (kind == ArrayKind::d_kv) hops.add(slice.heads);
+        if (kind == ArrayKind::out) out_trips.add({m.peer, 0});
+        if (kind == ArrayKind::d_q) d_q_trips.add({m.peer, 0});
+      }
+    }
+  }
+};
+
+/// What ranks may differ in.
+constexpr std::array counts_of_ranks = {
+    &AttentionReductions::partials, &AttentionReductions::d_q_terms, &AttentionReductions::hops,
+    &AttentionReductions::out_trips, &AttentionReductions::d_q_trips};
+
+/// Tokens of each document.
+std::map<SegmentIndex, int64_t> document_lengths(const Layout& layout) {
+  std::map<SegmentIndex, int64_t> lengths;
+  for (const Shard& shard : layout.shards)
+    for (const Fragment& fragment : shard.fragments) lengths[fragment.segment] += fragment.length;
+  return lengths;
+}
+
+}  // namespace
+
+AttentionReductions attention_reductions(const RankPlan& plan, const AttentionProblem& problem) {
+  AttentionReductions lengths;
+  lengths.head_dim = problem.heads.head_dim;
+  for (const auto& [document, length] : document_lengths(*problem.layout))
+    lengths.keys = std::max(lengths.keys, length);
+  if (problem.mask.window > 0) lengths.keys = std::min(lengths.keys, problem.mask.window);
+  lengths.queries = lengths.keys * problem.heads.group();
+  StepCounter counter;
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const Step& step : plan.steps(pass)) counter.add(plan, step);
+  lengths.partials = std::max<int64_t>(1, counter.partials.most());
+  lengths.d_q_terms = std::max<int64_t>(1, counter.d_q_terms.most());
+  lengths.hops = counter.hops.most();
+  lengths.out_trips = counter.out_trips.most();
+  lengths.d_q_trips = counter.d_q_trips.most();
+  return lengths;
+}
+
+AttentionReductions attention_reductions(const Plan& plan, const AttentionProblem& problem) {
+  AttentionReductions lengths = attention_reductions(plan.ranks.at(0), problem);
+  for (const RankPlan& rank : plan.ranks) {
+    const AttentionReductions other = attention_reductions(rank, problem);
+    for (const auto count : counts_of_ranks)
+      lengths.*count = std::max(lengths.*count, other.*count);
+  }
+  return lengths;
+}
+
+AttentionReductions attention_reductions(const RankPlan& mine, const AttentionProblem& problem,
+                                         Communicator& group) {
+  AttentionReductions lengths = attention_reductions(mine, problem);
+  for (const auto count : counts_of_ranks)
+    lengths.*count = all_reduce_value(group, lengths.*count, ReduceOp::max);
+  return lengths;
+}
+
+AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
+                                         const ElementTypes& types) {
+  const auto dim = static_cast<double>(lengths.head_dim), keys = static_cast<double>(lengths.keys);
+  const auto partials = static_cast<double>(lengths.partials);
+  const auto rows = static_cast<double>(lengths.queries + lengths.hops);
+  const double log_keys = std::log(std::max(1.0, keys));
+  const double largest_score = lengths.score_size * std::sqrt(2 * log_keys);
+  const double lse = std::max(1 + log_keys, largest_score);
+  const double out = dim * lengths.score_size * lengths.score_size + keys +
+                     (roundings_per_merge + 3 * largest_score * largest_score) * partials + 1;
+  const double p = out + 3 * lse * lse * partials;
+  const auto narrow = [](DType type, int64_t n) { return type == DType::bf16 ? n : 0; };
+  const int64_t narrow_out = narrow(types.partial_out, lengths.partials);
+  const int64_t narrow_d_kv = narrow(types.wire_d_kv, lengths.hops);
+  AttentionTolerances t;
+  t.out = tolerance_of(out, narrow_out + narrow(types.activations, lengths.out_trips));
+  t.lse = tolerance_of(out, 0);
+  t.d_q = tolerance_of(p + out + 2 * dim + keys, narrow_out + narrow(types.d_q, lengths.d_q_terms) +
+                                                     narrow(types.activations, lengths.d_q_trips));
+  t.d_k = tolerance_of(p + out + 2 * dim + rows, narrow_out + narrow_d_kv);
+  t.d_v = tolerance_of(p + rows, narrow_d_kv);
+  t.d_sinks = tolerance_of(p + out + dim, narrow_out);
+  return t;
+}
+
+double error_scale(std::span<const double> row, double size) {
+  constexpr double smallest = 0x1p-80;
+  double sum = 0;
+  for (const double x : row) sum += x * x;
+  const double rms = row.empty() ? 0 : std::sqrt(sum / static_cast<double>(row.size()));
+  return std::max({smallest, size, rms});
 }
 
 int64_t roundings_per_layer(const DecoderShape& shape) {

@@ -27,7 +27,10 @@
 // value itself, which may be zero by cancellation.
 
 #include <cstdint>
+#include <span>
 
+#include "attention/plan.hpp"
+#include "comm/communicator.hpp"
 #include "core/dtype.hpp"
 
 namespace gyre {
@@ -45,6 +48,87 @@ double tolerance_for(DType type, int64_t roundings);
 /// tolerance of its log-sum-exp. `keys`: the most that one query sees; `merges`: how many partial
 /// results are folded into it.
 double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
+
+// Attention and its gradients, in full. Sums are kept in f32; some partial results are stored or
+// sent in bf16. With D = head_dim, K = keys that a query sees, Q = query rows (of all heads of a
+// group) that see a key, P = partial results that are merged into a query's, H = hops of dK and dV;
+// scores have the rms s, the largest is about X = s · sqrt(2 ln K), and log-sum-exps are about
+// L = max(1 + ln K, X):
+//
+//     score x           D s²        dot product; an absolute error, so its size matters
+//     merging           4P + 3X²P   partial log-sum-exps are rounded at their size, which is as bad
+//                                   as 3X² roundings each
+//     log-sum-exp       K           sum; 3L²P more for the final one, where p is made from it
+//     p = exp(x - L)                passes absolute errors on as relative ones: all of these
+//     out               K           sum of p · v
+//     dP                D           dot product
+//     delta             D           dot product, and what out has
+//     dS = p (dP - delta)           the errors of p, dP and delta, relative to what dP was before
+//                                   delta was taken away
+//     dQ                K           sum of dS · k
+//     dK, dV            Q + H       sums of dS · q and p · dO, and of what other ranks send
+//
+//     n_out  = D s² + K + (4 + 3X²) P + 1             also of the log-sum-exp, absolute
+//     n_p    = n_out + 3L²P
+//     n_dQ   = n_p + n_out + 2D + K                   n_dV   = n_p + Q + H
+//     n_dK   = n_p + n_out + 2D + Q + H               n_dz   = n_p + n_out + D, summed in f64
+//
+// Roundings to bf16 are counted apart, because they are 65536 times as large: P of out if that is
+// what partial results are, which reach dQ, dK and the sinks by delta; P of dQ; H of dK and dV; and
+// one for every time that out or dQ travels as an activation. Inputs are exact values of bf16.
+//
+//     tolerance = safety / 6 · sqrt(eps_f32² n_f32 + eps_bf16² n_bf16)
+//
+// Errors are relative to error_scale(): the larger of the rms of the reference's row of one head,
+// and the size of the terms that it was made of (attention_reference.hpp), the gradient of a sink
+// being a row of one. The rms alone will not do: dP and delta may cancel, and do so entirely for a
+// query that sees one key, whose dQ is 0. The rms of a whole tensor or document will not do either:
+// rows of dK and dV shrink with the number of queries that see them, to 1/K at the end of a
+// document, and an error there must not hide behind the large rows at its beginning; and the first
+// queries of a document, which see few keys, have the largest dQ and the largest errors. The size
+// is a row's own in both cases.
+//
+// Measured with a plain f32 computation, key by key, of normal inputs, documents of 1 to 2048
+// tokens, head_dim 32 to 128, P = 1 and 8, the worst values of tensors use these shares of the
+// tolerances: 0.1 to 0.35 of out, dQ, dK and dV where all is f32, 0.1 to 0.6 where all that can be
+// is bf16, 0.05 to 0.1 of log-sum-exps, 0.01 to 0.1 of gradients of sinks, which are few; with
+// scores of size 4 to 64 up to 0.7. Leaving out one block of 64 keys uses 17000 times the tolerance
+// of every tensor but the sinks' (4 times and more) in f32, and 13 times in bf16, where the sinks'
+// gradients do not show it.
+
+/// What of an attention determines its tolerances.
+struct AttentionReductions {
+  int64_t head_dim = 0;
+  int64_t keys = 0;       ///< the most that one query sees
+  int64_t queries = 0;    ///< the most rows that see one key, times the heads of its group
+  int64_t partials = 1;   ///< results that are merged into a row of out
+  int64_t d_q_terms = 1;  ///< results that are added to a row of dQ
+  int64_t hops = 0;       ///< times that a sum of dK and dV travels, or terms that come
+  int64_t out_trips = 0;  ///< times that out travels
+  int64_t d_q_trips = 0;  ///< times that dQ travels
+  double score_size = 1;  ///< rms of scores; 1 for normal inputs and a scale of head_dim^-1/2
+};
+
+/// Counted from the steps of one rank's plan and the documents of the layout. Ranks may differ.
+AttentionReductions attention_reductions(const RankPlan& plan, const AttentionProblem& problem);
+/// The most of all ranks.
+AttentionReductions attention_reductions(const Plan& plan, const AttentionProblem& problem);
+/// The same from each rank's own plan, on all ranks. Collective over `group`.
+AttentionReductions attention_reductions(const RankPlan& mine, const AttentionProblem& problem,
+                                         Communicator& group);
+
+/// Tolerances of each tensor, relative to error_scale(); lse absolute.
+struct AttentionTolerances {
+  double out = 0, lse = 0, d_q = 0, d_k = 0, d_v = 0, d_sinks = 0;
+};
+AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
+                                         const ElementTypes& types);
+
+/// What errors in a row of one head are relative to: the larger of its rms and of its size, but not
+/// less than 2^-80. A p below 2^-126 is 0 in f32, so that a row of which nothing is left in f32 may
+/// be something in f64: the sum of up to 2^20 terms of at most 2^-120, here within a tolerance of
+/// 2^-20.
+double error_scale(std::span<const double> row, double size);
 
 /// Lengths of the reductions of a decoder.
 struct DecoderShape {

@@ -99,7 +99,7 @@ const std::vector<LayoutKind>& layout_kinds() {
   static const std::vector<LayoutKind> kinds = {
       {"contiguous", "equal consecutive parts of the row", contiguous},
       {"zigzag", "chunks r and 2·cp-1-r of the whole row", zigzag},
-      {"dual-chunk-swap", "chunks r and 2·cp-1-r of every segment", dual_chunk_swap},
+      {"dual-chunk-swap", "chunks r and 2·cp-1-r of every segment", dual_chunk_swap, 2},
       {"striped", "runs of --stripe slots, round robin", striped},
       {"balanced", "chunks of --chunk slots, equal counts, dealt for equal compute", balanced},
       {"balanced-joint", "the same chunks, dealt for the shortest step: compute or receiving",

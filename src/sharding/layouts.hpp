@@ -12,6 +12,7 @@
 // every rank the same such work for every segment that fills its slots, but each segment must lie
 // in a multiple of 2·cp slots. The others take any boundaries.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,9 @@ struct LayoutKind {
   std::string name;
   std::string summary;
   Layout (*make)(const SegmentBounds& bounds, const LayoutOptions& options);
+  int chunks_per_rank = 0;  ///< each segment is cut into so many for every rank; 0: no matter
+  /// What the slots of every segment must be a multiple of.
+  int64_t segment_multiple(int cp) const { return std::max(1, chunks_per_rank * cp); }
 };
 const std::vector<LayoutKind>& layout_kinds();
 /// Throws a usage error that lists the names.

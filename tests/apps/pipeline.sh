@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# gyre-pipeline on every grid of 1, 2, 3, 4, 6 and 8 ranks that the model admits: equal to the independent float64
-# reference, twice the same bits, and impossible grids refused.
+# gyre-pipeline on every grid of 1, 2, 3, 4, 6 and 8 ranks that the model admits, and with every schedule and every
+# layout: equal to the independent float64 reference, twice the same bits, and impossible configurations refused.
 source "$(dirname "$0")/../support/app_test.bash"
 
 input=$source_dir/inputs/docs_tiny.h5
@@ -31,6 +31,51 @@ for ranks in 1 2 3 4 6 8; do
 done
 ((grids >= 26)) || fail "only $grids grids"
 
+# choices OPTION: what --help lists for it, one a line.
+choices() {
+  "$apps/gyre-pipeline" --help | grep -E -- "^ +$1 " | grep -oE '[a-z-]+(\|[a-z-]+)+' | tr '|' '\n'
+}
+mapfile -t schedules < <(choices --schedule)
+mapfile -t layouts < <(choices --layout)
+((${#schedules[@]} >= 2 && ${#layouts[@]} >= 2)) || fail "schedules ${schedules[*]}, layouts ${layouts[*]}"
+
+# compared RANKS ARGUMENTS...: verified by the program, and by gyre-compare. A schedule that refuses says so and is
+# passed over.
+compared() {
+  local status=0
+  pipeline "$@" -o "$scratch/out.h5" >"$scratch/log" 2>&1 || status=$?
+  if ((status == 2)) && grep -q '^  - schedule ' "$scratch/log"; then
+    echo "passed over: $*: $(grep '^  - schedule ' "$scratch/log")"
+    refusals=$((refusals + 1))
+    return
+  fi
+  ((status == 0)) || fail "exit $status: $*: $(cat "$scratch/log")"
+  grep -q '^VERIFY PASSED 5/5 ' "$scratch/log" || fail "not verified: $*: $(cat "$scratch/log")"
+  timeout 60 "$apps/gyre-compare" "$scratch/out.h5:/results" "$input:/reference" --common --atol 1e-4 --rtol 1e-4 \
+    >"$scratch/log2" || fail "$*: $(cat "$scratch/log2")"
+}
+
+# Every schedule, on grids with and without tensor parallelism; every layout, under the ring.
+refusals=0
+for schedule in "${schedules[@]}"; do
+  for grid in "2 --cp 2" "3 --cp 3" "4 --cp 2 --tp 2" "4 --cp 4"; do
+    read -ra arguments <<<"$grid"
+    compared "${arguments[@]}" --bin 48 --schedule "$schedule"
+  done
+  # It alone needs what scoring never gives, a window.
+  ((refusals == 0)) || [[ $schedule == halo ]] || fail "$schedule refused"
+  refusals=0
+done
+for layout in "${layouts[@]}"; do
+  compared 4 --cp 4 --bin 48 --layout "$layout"
+  grep -qE "^FOM .* layout=$layout schedule=ring\$" "$scratch/log" || fail "no FOM of $layout: $(cat "$scratch/log")"
+done
+compared 3 --layout striped --stripe 4 --schedule group-cast --bin 50
+((refusals == 0)) || fail "group-cast refused"
+compared 4 --cp 4 --schedule all-to-all-ring --inner 2 --layout balanced --chunk 4 --bin 50
+grep -qE '^# config .* layout=balanced schedule=all-to-all-ring .* chunk=4 inner=2$' "$scratch/log" ||
+  fail "the configuration lacks its options: $(cat "$scratch/log")"
+
 # The same run twice.
 pipeline 4 --cp 2 --tp 2 -c none -o "$scratch/a.h5" >"$scratch/log"
 grep -q '^RESULT UNVERIFIED' "$scratch/log" || fail "an unchecked run must say so: $(cat "$scratch/log")"
@@ -53,13 +98,19 @@ refused "the nearest grids of this run's ranks: dp=3 cp=1 tp=1 | dp=1 cp=3 tp=1"
 refused "dp=1 cp=3 tp=1 is 3 ranks, but the run has 4" 4 --cp 3
 refused "--bin 50 is not a multiple of 2 cp = 4; the nearest are 48 and 52" 2 --cp 2 --bin 50
 refused "nearest: --schedule" 1 --shedule ring
+refused "'rings' is not one of $(printf '%s, ' "${schedules[@]}" | sed 's/, $//'); nearest: ring" 1 --schedule rings
+refused "'stripe' is not one of $(printf '%s, ' "${layouts[@]}" | sed 's/, $//'); nearest: striped" 1 --layout stripe
+refused "schedule all-to-all-ring: inner groups of 3 do not divide 4 ranks" 4 --schedule all-to-all-ring --inner 3
+refused "--stripe 8 goes with --layout striped, not with zigzag" 1 --stripe 8 --layout zigzag
 out=$scratch/no/folder/out.h5
 refused "cannot write '$out': there is no folder" 1
 out=$scratch/never.h5
 
 # A plan needs no ranks.
 pipeline 1 --cp 64 --dp 2 --dry-run >"$scratch/log"
-grep -q 'dp=2 cp=64 tp=1, ring: nothing was computed' "$scratch/log" || fail "$(cat "$scratch/log")"
+grep -q 'dp=2 cp=64 tp=1, dual-chunk-swap, ring: nothing was computed' "$scratch/log" || fail "$(cat "$scratch/log")"
+pipeline 1 --cp 64 --schedule group-cast --layout contiguous --dry-run >"$scratch/log"
+grep -q 'dp=1 cp=64 tp=1, contiguous, group-cast: nothing was computed' "$scratch/log" || fail "$(cat "$scratch/log")"
 
 # The real model against its reference, hidden states included.
 input=$source_dir/inputs/docs_small.h5 model=$source_dir/inputs/model.h5
@@ -73,14 +124,18 @@ model=$source_dir/inputs/model_tiny.h5
 # The serial twin, where the input has no reference.
 timeout 60 "$apps/gyre-import" -o "$scratch/text.h5" "$source_dir/LICENSE" "$source_dir/CMakePresets.json" >"$scratch/log"
 input=$scratch/text.h5
-pipeline 2 --cp 2 --json "$scratch/r.json" --csv "$scratch/r.csv" --top 1 >"$scratch/log"
+pipeline 2 --cp 2 --layout zigzag --schedule all-gather --json "$scratch/r.json" --csv "$scratch/r.csv" --top 1 >"$scratch/log"
 grep -q '^VERIFY PASSED 2/2 ' "$scratch/log" || fail "$(cat "$scratch/log")"
 /usr/bin/python3 - "$scratch/r.json" "$scratch/r.csv" <<'PY'
 import csv, json, sys
 result = json.load(open(sys.argv[1]))
 assert result["schema"] == "gyre-result/1", result["schema"]
 assert len(result["results"][0]["samples_ms"]) == 2, "samples of two ranks"
+key = result["results"][0]["key"]
+assert key == {"grid": "dp=1 cp=2 tp=1", "layout": "zigzag", "schedule": "all-gather"}, key
+assert result["configuration"]["layout"] == "zigzag", result["configuration"]
 assert {f["metric"] for f in result["fom"]} >= {"tokens_per_s", "bits_per_byte"}, result["fom"]
-assert len(list(csv.reader(open(sys.argv[2])))) == 2
+header, row = csv.reader(open(sys.argv[2]))
+assert row[header.index("layout")] == "zigzag", (header, row)
 PY
-echo "ok: $grids grids"
+echo "ok: $grids grids, ${#schedules[@]} schedules, ${#layouts[@]} layouts"

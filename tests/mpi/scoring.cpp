@@ -1,10 +1,13 @@
-// The whole scoring path on every grid of the world's size against the decoder's serial twin.
+// The whole scoring path on every grid of the world's size, under every layout and schedule,
+// against the decoder's serial twin.
 
 #include "model/scoring.hpp"
 
 #include <cstring>
+#include <iostream>
 #include <random>
 
+#include "errors.hpp"
 #include "model/decoder_reference.hpp"
 #include "mpi_test.hpp"
 #include "random_model.hpp"
@@ -32,90 +35,201 @@ Documents ragged_documents(const ModelConfig& config) {
   return documents;
 }
 
-struct ScoringRun {
-  ScoreRange range;
-  PlanCount count;
-  ScoringPlan plan;
-  int64_t cp_bytes = 0;
+/// What the serial twin says of all predictions, in document order.
+struct TwinScores {
+  std::vector<double> logprob, entropy;
 };
 
-ScoringRun score(const Documents& documents, const ModelConfig& config, const GridShape& shape) {
-  ProcessGrid grid(world(), shape);
+TwinScores twin_scores(const Documents& documents, const ModelConfig& config) {
+  const DecoderWeights whole = load_weights(config, 1, 0, test::random_weights(config));
+  TwinScores all;
+  for (int64_t d = 0; d < documents.view().size(); ++d) {
+    const ReferenceScores scores =
+        score_document_reference(config, whole, documents.view().document(d));
+    all.logprob.insert(all.logprob.end(), scores.logprob.begin(), scores.logprob.end());
+    all.entropy.insert(all.entropy.end(), scores.entropy.begin(), scores.entropy.end());
+  }
+  return all;
+}
+
+/// The largest difference; infinite where there is a NaN.
+double worst_error(const ScoreRange& mine, const TwinScores& twin) {
+  double worst = 0;
+  for (int64_t i = mine.begin; i < mine.end(); ++i) {
+    const auto at = static_cast<size_t>(i - mine.begin), all = static_cast<size_t>(i);
+    const double error =
+        std::max(std::abs(static_cast<double>(mine.logprob[at]) - twin.logprob[all]),
+                 std::abs(static_cast<double>(mine.entropy[at]) - twin.entropy[all]));
+    worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+  }
+  return worst;
+}
+constexpr double tolerance = 2e-5;
+
+std::vector<GridShape> all_grids(const ModelConfig& config) {
+  return nearest_grids({1, 1, 1}, world().size(), allowed_tensor_parallel(config, 8));
+}
+
+/// The grid of the world's size that is nearest to `wanted`.
+GridShape grid_near(const GridShape& wanted, const ModelConfig& config) {
+  return nearest_grids(wanted, world().size(), allowed_tensor_parallel(config, 8)).front();
+}
+
+ScoringSetup setup_of(const GridShape& grid, const std::string& layout = "dual-chunk-swap",
+                      const std::string& schedule = "ring") {
+  return {grid, &find_layout(layout), {}, &find_schedule(schedule), {}};
+}
+
+std::string name_of(const ScoringSetup& setup) {
+  return to_string(setup.grid) + " " + setup.layout->name + " " + setup.schedule->name;
+}
+
+struct ScoringRun {
+  ScoreRange range;
+  PlanCount count;   ///< of one layer, from the plans
+  Traffic measured;  ///< of all layers, from the communicator
+};
+
+ScoringRun score(const Documents& documents, const ModelConfig& config, const ScoringSetup& setup) {
+  ProcessGrid grid(world(), setup.grid);
   HostStream stream;
   const auto kernel = make_cpu_kernel();
   Decoder decoder(config,
-                  load_weights(config, shape.tp, grid.tp_rank(), test::random_weights(config)),
+                  load_weights(config, setup.grid.tp, grid.tp_rank(), test::random_weights(config)),
                   grid, *kernel, stream);
-  ScoringRun run;
-  run.plan = plan_scoring(documents.view(), config, shape, 48);
-  Scorer scorer(documents.view(), run.plan, find_schedule("ring"), grid);
+  const ScoringPlan plan = plan_scoring(documents.view(), config, setup, 48);
+  Scorer scorer(documents.view(), config, plan, grid);
+  const Traffic before = grid.cp().traffic();
   scorer.run(decoder);
-  run.cp_bytes = grid.cp().traffic().bytes_sent;
-  run.count = scorer.count();
-  run.range = scorer.in_document_order();
-  return run;
+  const Traffic after = grid.cp().traffic();
+  return {scorer.in_document_order(),
+          scorer.count(),
+          {after.bytes_sent - before.bytes_sent, after.messages - before.messages}};
+}
+
+/// Why the schedule refuses the first bin, or "".
+std::string refusal_of(const Documents& documents, const ModelConfig& config,
+                       const ScoringSetup& setup) {
+  if (setup.schedule->refusal == nullptr) return "";
+  const ScoringPlan plan = plan_scoring(documents.view(), config, setup, 48);
+  const Layout layout = setup.layout_of(plan.bins.front());
+  return setup.schedule->refusal(setup.problem(layout, config));
+}
+
+/// Scores, and compares scores with the twin's and traffic with the plan's.
+void expect_right(const Documents& documents, const ModelConfig& config, const TwinScores& twin,
+                  const ScoringSetup& setup) {
+  const ScoringRun run = score(documents, config, setup);
+  EXPECT_LE(worst_error(run.range, twin), tolerance) << name_of(setup);
+  EXPECT_EQ(run.measured.bytes_sent, run.count.bytes_sent * config.num_hidden_layers)
+      << name_of(setup);
+  EXPECT_EQ(run.measured.messages, run.count.messages * config.num_hidden_layers) << name_of(setup);
 }
 
 TEST(Scoring, EveryGridEqualsTheSerialTwin) {
   const bool poisoned = poison_new_buffers(true);
   const ModelConfig config = test::small_config();
   const Documents documents = ragged_documents(config);
-  const DecoderWeights whole = load_weights(config, 1, 0, test::random_weights(config));
-  std::vector<double> logprob, entropy;
-  for (int64_t d = 0; d < documents.view().size(); ++d) {
-    const ReferenceScores scores =
-        score_document_reference(config, whole, documents.view().document(d));
-    logprob.insert(logprob.end(), scores.logprob.begin(), scores.logprob.end());
-    entropy.insert(entropy.end(), scores.entropy.begin(), scores.entropy.end());
-  }
-  int grids = 0;
-  for (const GridShape& shape :
-       nearest_grids({1, 1, 1}, world().size(), allowed_tensor_parallel(config, 8))) {
-    const ScoringRun run = score(documents, config, shape);
-    ASSERT_EQ(prediction_offsets(documents.offsets).back(), std::ssize(logprob));
-    double worst = 0;
-    for (int64_t i = run.range.begin; i < run.range.end(); ++i) {
-      const auto at = static_cast<size_t>(i - run.range.begin), all = static_cast<size_t>(i);
-      const double error =
-          std::max(std::abs(static_cast<double>(run.range.logprob[at]) - logprob[all]),
-                   std::abs(static_cast<double>(run.range.entropy[at]) - entropy[all]));
-      worst = std::isnan(error) ? INFINITY : std::max(worst, error);
-    }
-    EXPECT_LE(worst, 2e-5) << to_string(shape);
-    ++grids;
-  }
-  EXPECT_GE(grids, 1);
+  const TwinScores twin = twin_scores(documents, config);
+  ASSERT_EQ(prediction_offsets(documents.offsets).back(), std::ssize(twin.logprob));
+  const std::vector<GridShape> grids = all_grids(config);
+  for (const GridShape& grid : grids) expect_right(documents, config, twin, setup_of(grid));
+  EXPECT_GE(grids.size(), 1u);
   poison_new_buffers(poisoned);
+}
+
+// All pairs where every rank is a context-parallel one, and with two tensor-parallel ranks.
+TEST(Scoring, EveryScheduleUnderEveryLayoutEqualsTheSerialTwin) {
+  const bool poisoned = poison_new_buffers(true);
+  const ModelConfig config = test::small_config();
+  const Documents documents = ragged_documents(config);
+  const TwinScores twin = twin_scores(documents, config);
+  std::vector<GridShape> grids = {{1, world().size(), 1}};
+  if (world().size() % 2 == 0) grids.push_back({1, world().size() / 2, 2});
+  for (const GridShape& grid : grids)
+    for (const Schedule& schedule : schedules()) {
+      size_t refused = 0;
+      for (const LayoutKind& layout : layout_kinds()) {
+        const ScoringSetup setup = setup_of(grid, layout.name, schedule.name);
+        if (const std::string reason = refusal_of(documents, config, setup); !reason.empty()) {
+          ++refused;
+          if (world().rank() == 0) std::cout << name_of(setup) << " refused: " << reason << '\n';
+          continue;
+        }
+        expect_right(documents, config, twin, setup);
+      }
+      // Of all schedules only this one needs something that scoring never gives: a window.
+      EXPECT_EQ(refused, schedule.name == "halo" ? layout_kinds().size() : 0) << schedule.name;
+    }
+  poison_new_buffers(poisoned);
+}
+
+TEST(Scoring, OptionsOfLayoutsAndSchedulesArrive) {
+  const ModelConfig config = test::small_config();
+  const Documents documents = ragged_documents(config);
+  const TwinScores twin = twin_scores(documents, config);
+  const int cp = world().size();
+  ScoringSetup setup = setup_of({1, cp, 1}, "striped");
+  setup.layout_options.stripe = 3;
+  const ScoringPlan plan = plan_scoring(documents.view(), config, setup, 48);
+  EXPECT_EQ(setup.layout_of(plan.bins.front()).shard(0).pieces.front().length, 3);
+  expect_right(documents, config, twin, setup);
+
+  setup = setup_of({1, cp, 1}, "balanced-joint");
+  setup.layout_options.chunk = 5;
+  const Layout layout = setup.layout_of(plan.bins.front());
+  for (const Piece& piece : layout.shard(0).pieces) EXPECT_EQ(piece.length % 5, 0);
+  expect_right(documents, config, twin, setup);
+
+  // Groups of one rank exchange no heads: KV blocks alone travel, as in a ring.
+  setup = setup_of({1, cp, 1}, "contiguous", "all-to-all-ring");
+  setup.schedule_options.inner = 1;
+  const ScoringRun flat = score(documents, config, setup);
+  const ScoringRun ring = score(documents, config, setup_of({1, cp, 1}, "contiguous"));
+  EXPECT_EQ(flat.count.bytes_sent, ring.count.bytes_sent);
+  setup.schedule_options.inner = cp;
+  expect_right(documents, config, twin, setup);
+  if (cp > 1) {
+    EXPECT_NE(score(documents, config, setup).count.bytes_sent, ring.count.bytes_sent);
+  }
+}
+
+TEST(Scoring, WhatAScheduleCannotDoIsRefusedBeforeItRuns) {
+  const ModelConfig config = test::small_config();
+  const Documents documents = ragged_documents(config);
+  const int cp = world().size();
+  ScoringSetup setup = setup_of({1, cp, 1}, "contiguous", "all-to-all-ring");
+  setup.schedule_options.inner = cp + 1;
+  ProcessGrid grid(world(), setup.grid);
+  const ScoringPlan plan = plan_scoring(documents.view(), config, setup, 48);
+  test::expect_usage(
+      fmt::format("schedule all-to-all-ring: an inner group of {} of {} ranks; the nearest valid "
+                  "one is {}",
+                  cp + 1, cp, cp),
+      [&] { Scorer(documents.view(), config, plan, grid); });
 }
 
 TEST(Scoring, TheSameRunTwiceGivesTheSameBits) {
   const ModelConfig config = test::small_config();
   const Documents documents = ragged_documents(config);
-  const GridShape shape =
-      nearest_grids({1, 2, 2}, world().size(), allowed_tensor_parallel(config, 8)).front();
-  const ScoringRun a = score(documents, config, shape), b = score(documents, config, shape);
-  EXPECT_EQ(0, std::memcmp(a.range.logprob.data(), b.range.logprob.data(),
-                           a.range.logprob.size() * sizeof(float)));
-  EXPECT_EQ(0, std::memcmp(a.range.entropy.data(), b.range.entropy.data(),
-                           a.range.entropy.size() * sizeof(float)));
-}
-
-TEST(Scoring, WireBytesEqualThePlan) {
-  const ModelConfig config = test::small_config();
-  const Documents documents = ragged_documents(config);
-  for (const GridShape& shape :
-       nearest_grids({1, 1, 1}, world().size(), allowed_tensor_parallel(config, 8))) {
-    const ScoringRun run = score(documents, config, shape);
-    const int64_t token_bytes = 2 * config.kv_width() / shape.tp * 4;
-    EXPECT_EQ(run.cp_bytes, run.count.tokens_sent * token_bytes * config.num_hidden_layers)
-        << to_string(shape);
+  const GridShape grid = grid_near({1, 2, 2}, config);
+  for (const Schedule& schedule : schedules()) {
+    const ScoringSetup setup = setup_of(grid, "dual-chunk-swap", schedule.name);
+    if (!refusal_of(documents, config, setup).empty()) continue;
+    const ScoringRun a = score(documents, config, setup), b = score(documents, config, setup);
+    EXPECT_EQ(0, std::memcmp(a.range.logprob.data(), b.range.logprob.data(),
+                             a.range.logprob.size() * sizeof(float)))
+        << schedule.name;
+    EXPECT_EQ(0, std::memcmp(a.range.entropy.data(), b.range.entropy.data(),
+                             a.range.entropy.size() * sizeof(float)))
+        << schedule.name;
   }
 }
 
 TEST(Scoring, DocumentSumsCoverAllPredictions) {
   const ModelConfig config = test::small_config();
   const Documents documents = ragged_documents(config);
-  const ScoringRun run = score(documents, config, {1, world().size(), 1});
+  const ScoringRun run = score(documents, config, setup_of({1, world().size(), 1}));
   const auto offsets = prediction_offsets(documents.offsets);
   const auto scores = score_documents(run.range, offsets, world());
   ASSERT_EQ(std::ssize(scores), documents.view().size());
@@ -134,10 +248,12 @@ TEST(Scoring, NoDocumentsAndOnlyEmptyOnes) {
   const ModelConfig config = test::small_config();
   Documents none, empty;
   empty.offsets = {0, 0, 0};
-  for (const Documents* documents : {&none, &empty}) {
-    const ScoringRun run = score(*documents, config, {1, world().size(), 1});
-    EXPECT_TRUE(run.range.logprob.empty());
-  }
+  for (const Documents* documents : {&none, &empty})
+    for (const LayoutKind& layout : layout_kinds()) {
+      const ScoringRun run =
+          score(*documents, config, setup_of({1, world().size(), 1}, layout.name));
+      EXPECT_TRUE(run.range.logprob.empty()) << layout.name;
+    }
 }
 
 }  // namespace

@@ -1,144 +1,265 @@
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
+#include <cmath>
 #include <limits>
+#include <numeric>
+#include <random>
+#include <thread>
 #include <vector>
 
 #include "attention/kernels/block_kernel.hpp"
-#include "close.hpp"
-#include "runtime/buffer.hpp"
+#include "report/tolerance.hpp"
 #include "simd_targets.hpp"
 
 namespace gyre {
 namespace {
 
-using test::rounding;
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
 Rectangle full(int64_t q, int64_t rows, int64_t k, int64_t keys) {
   return {LocalToken(q), rows, LocalToken(k), keys, {}};
 }
-Rectangle causal(int64_t q, int64_t rows, int64_t k, int64_t keys, int64_t diagonal) {
-  return {LocalToken(q), rows, LocalToken(k), keys, {true, diagonal}};
+Rectangle causal(int64_t q, int64_t rows, int64_t k, int64_t keys, int64_t offset,
+                 int64_t window = 0, int64_t q_stride = 1, int64_t k_stride = 1) {
+  return {LocalToken(q), rows, LocalToken(k), keys, {true, offset, q_stride, k_stride, window}};
+}
+BlockHeads heads_of(int64_t heads, int64_t kv_heads, int64_t dim) {
+  return {heads, kv_heads, dim, heads / kv_heads, 0, 1 / std::sqrt(static_cast<float>(dim))};
 }
 
-struct Result {
-  Result(int64_t rows, const HeadShape& shape)
-      : out(rows * (shape.heads * shape.head_dim + 2)), lse(rows * (shape.heads + 1)) {
-    const int64_t width = shape.heads * shape.head_dim;
-    state.out = {out.data(), rows, width, width + 2};
-    state.lse = {lse.data(), rows, shape.heads, shape.heads + 1};
+/// A matrix of f32 or bf16 with gaps between rows; starts as NaN.
+class Matrix {
+ public:
+  Matrix(DType type, int64_t rows, int64_t cols, int64_t gap)
+      : type_(type),
+        rows_(rows),
+        cols_(cols),
+        stride_(cols + gap),
+        wide_(static_cast<size_t>(type == DType::f32 ? rows * stride_ : 0)),
+        narrow_(static_cast<size_t>(type == DType::bf16 ? rows * stride_ : 0)) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < stride_; ++c) set(r, c, nan);
   }
-  Buffer<float> out, lse;
-  AttentionState state;
+  void set(int64_t r, int64_t c, float x) {
+    const auto at = static_cast<size_t>(r * stride_ + c);
+    if (type_ == DType::f32)
+      wide_[at] = x;
+    else
+      narrow_[at] = to_bf16(x);
+  }
+  void fill_row(int64_t r, float x) {
+    for (int64_t c = 0; c < cols_; ++c) set(r, c, x);
+  }
+  /// Standard normal numbers in rows that are still NaN.
+  void fill(int64_t begin, int64_t count, std::mt19937& random) {
+    std::normal_distribution<float> normal;
+    for (int64_t r = begin; r < begin + count; ++r)
+      if (std::isnan(ref().at(r, 0)))
+        for (int64_t c = 0; c < cols_; ++c) set(r, c, normal(random));
+  }
+  MatrixRef ref() {
+    auto* data = type_ == DType::f32 ? reinterpret_cast<std::byte*>(wide_.data())
+                                     : reinterpret_cast<std::byte*>(narrow_.data());
+    return {data, type_, rows_, cols_, stride_};
+  }
+  ConstMatrixRef ref() const { return const_cast<Matrix*>(this)->ref(); }
+  MatrixView<float> view() { return ref().as<float>(); }
+  float operator()(int64_t r, int64_t c) const { return ref().at(r, c); }
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  DType type() const { return type_; }
+  bool same_bits(const Matrix& other) const {
+    const auto equal_bits = [](float a, float b) {
+      return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+    };
+    return std::equal(wide_.begin(), wide_.end(), other.wide_.begin(), other.wide_.end(),
+                      equal_bits) &&
+           narrow_ == other.narrow_;
+  }
+
+ private:
+  DType type_;
+  int64_t rows_, cols_, stride_;
+  std::vector<float> wide_;
+  std::vector<bf16> narrow_;
 };
 
-/// Random queries and keys with gaps between rows; everything that no rectangle covers is NaN.
+struct Types {
+  DType inputs = DType::f32, out = DType::f32, d_q = DType::f32;
+};
+
+struct Forward {
+  Matrix out, lse;
+};
+struct Backward {
+  Matrix d_q, d_kv;
+};
+
+/// Random queries, keys, values and output gradients in the rows that rectangles cover; NaN
+/// elsewhere. Keys and values are interleaved by token.
 struct Problem {
-  Problem(HeadShape shape_, int64_t query_rows, int64_t key_rows,
-          std::vector<Rectangle> rectangles_)
-      : shape(shape_),
+  Problem(BlockHeads heads_, int64_t rows_, int64_t keys_, std::vector<Rectangle> rectangles_,
+          Types types_ = {})
+      : heads(heads_),
+        rows(rows_),
+        keys(keys_),
+        types(types_),
         rectangles(std::move(rectangles_)),
-        queries(query_rows, shape.heads * shape.head_dim),
-        keys(key_rows, shape.kv_heads * shape.head_dim),
-        values(key_rows, shape.kv_heads * shape.head_dim) {
-    shape.scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
+        q(types.inputs, rows, heads.heads * heads.head_dim, 5),
+        kv(types.inputs, keys, 2 * heads.kv_heads * heads.head_dim, 0),
+        d_out(types.inputs, rows, heads.heads * heads.head_dim, 3) {
     std::mt19937 random(31);
     for (const Rectangle& r : rectangles) {
-      queries.fill(r.q_begin.value(), r.q_length, random);
-      keys.fill(r.k_begin.value(), r.k_length, random);
-      values.fill(r.k_begin.value(), r.k_length, random);
+      q.fill(r.q_begin.value(), r.q_length, random);
+      d_out.fill(r.q_begin.value(), r.q_length, random);
+      kv.fill(r.k_begin.value(), r.k_length, random);
     }
   }
 
-  struct Rows {
-    Rows(int64_t rows, int64_t width)
-        : storage(rows * (width + 5)), view(storage.data(), rows, width, width + 5) {
-      std::fill_n(storage.data(), storage.size(), nan);
-    }
-    void fill(int64_t begin, int64_t count, std::mt19937& random) {
-      for (int64_t r = begin; r < begin + count; ++r)
-        if (std::isnan(view(r, 0)))
-          test::fill_normal({view.row(r), static_cast<size_t>(view.cols)}, random);
-    }
-    Buffer<float> storage;
-    MatrixView<float> view;
-  };
+  int64_t kv_width() const { return heads.kv_heads * heads.head_dim; }
+  void fill(BlockInput& in, std::span<const Rectangle> some) const {
+    in.heads = heads;
+    in.q = q.ref();
+    in.k = kv.ref().columns_from(0, kv_width());
+    in.v = kv.ref().columns_from(kv_width(), kv_width());
+    in.rectangles = some;
+    in.fixed_tiles = fixed_tiles;
+    in.progress = progress;
+  }
 
-  Result run(BlockKernel& kernel, std::span<const Rectangle> some) const {
-    const bool old = poison_new_buffers(true);
-    Result result(queries.view.rows, shape);
-    poison_new_buffers(old);
-    kernel.reset(result.state);
-    add(kernel, some, result);
+  /// Nothing seen yet in rows that rectangles cover; NaN elsewhere.
+  Forward cleared() const {
+    Forward result{{types.out, rows, q.cols(), 2}, {DType::f32, rows, heads.heads, 1}};
+    for (const Rectangle& r : rectangles)
+      for (int64_t i = 0; i < r.q_length; ++i) {
+        result.out.fill_row(r.q_begin.value() + i, 0);
+        result.lse.fill_row(r.q_begin.value() + i, -infinity);
+      }
     return result;
   }
-  void add(BlockKernel& kernel, std::span<const Rectangle> some, Result& result) const {
-    kernel.forward(shape, queries.view, {keys.view, values.view}, some, result.state, {});
+  void add(BlockKernel& kernel, std::span<const Rectangle> some, Forward& to) const {
+    ForwardBlock block;
+    fill(block, some);
+    block.out = to.out.ref();
+    block.lse = to.lse.view();
+    kernel.forward(block);
+  }
+  Forward forward(BlockKernel& kernel) const {
+    Forward result = cleared();
+    add(kernel, rectangles, result);
+    return result;
   }
 
-  HeadShape shape;
+  /// Zero in rows that rectangles cover; NaN elsewhere.
+  Backward no_gradients() const {
+    Backward result{{types.d_q, rows, q.cols(), 2}, {DType::f32, keys, kv.cols(), 0}};
+    for (const Rectangle& r : rectangles) {
+      for (int64_t i = 0; i < r.q_length; ++i) result.d_q.fill_row(r.q_begin.value() + i, 0);
+      for (int64_t j = 0; j < r.k_length; ++j) result.d_kv.fill_row(r.k_begin.value() + j, 0);
+    }
+    return result;
+  }
+  struct Wanted {
+    bool queries = true, keys = true;
+  };
+  void add(BlockKernel& kernel, std::span<const Rectangle> some, const Forward& of, Backward& to,
+           Wanted wanted = {true, true}) const {
+    Matrix delta(DType::f32, rows, heads.heads, 0);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t h = 0; h < heads.heads; ++h) {
+        double sum = 0;
+        for (int64_t d = h * heads.head_dim; d < (h + 1) * heads.head_dim; ++d)
+          sum += static_cast<double>(of.out(r, d)) * static_cast<double>(d_out(r, d));
+        delta.set(r, h, static_cast<float>(sum));
+      }
+    Matrix lse = of.lse;
+    BackwardBlock block;
+    fill(block, some);
+    block.d_out = d_out.ref();
+    block.lse = lse.view();
+    block.delta = delta.view();
+    if (wanted.queries) block.d_q = to.d_q.ref();
+    if (wanted.keys) {
+      block.d_k = to.d_kv.view().columns_from(0, kv_width());
+      block.d_v = to.d_kv.view().columns_from(kv_width(), kv_width());
+    }
+    kernel.backward(block);
+  }
+  Backward backward(BlockKernel& kernel, const Forward& of, Wanted wanted = {true, true}) const {
+    Backward result = no_gradients();
+    add(kernel, rectangles, of, result, wanted);
+    return result;
+  }
+
+  BlockHeads heads;
+  int64_t rows, keys;
+  Types types;
   std::vector<Rectangle> rectangles;
-  Rows queries, keys, values;
+  Matrix q, kv, d_out;
+  bool fixed_tiles = false;
+  std::function<void()> progress = {};
+  double magnified = 1;      ///< size of scores, where it is large
+  double gradient_term = 1;  ///< size of a term of a gradient
 };
 
-/// Largest |value| of the rows in use.
-double largest(const Problem::Rows& rows) {
-  double most = 0;
-  for (const float x : rows.storage.span())
-    if (!std::isnan(x)) most = std::max(most, std::abs(static_cast<double>(x)));
-  return most;
-}
-
-/// Errors of a score are rounding(head_dim) · Σ|q·k|·scale, bounded here by the norms; they change
-/// weights relatively, hence O by that share of max|v|, and LSE by that amount.
-double score_error(const Problem& p) {
-  const auto dim = static_cast<double>(p.shape.head_dim);
-  const double size =
-      largest(p.queries) * largest(p.keys) * dim * static_cast<double>(p.shape.scale);
-  return rounding(dim) * std::max(1.0, size / 4);
-}
-
-void expect_same(const Problem& p, const Result& got, const Result& want) {
-  const double weights = score_error(p) + rounding(static_cast<double>(p.keys.view.rows));
-  const double out_tolerance = 2 * weights * largest(p.values);
-  for (int64_t r = 0; r < p.queries.view.rows; ++r) {
-    SCOPED_TRACE(testing::Message() << "row " << r);
-    const auto row_of = [r](MatrixView<float> m) {
-      return std::span<const float>(m.row(r), static_cast<size_t>(m.cols));
-    };
-    test::expect_close(row_of(got.state.out), row_of(want.state.out),
-                       [&](size_t) { return out_tolerance; });
-    test::expect_close(row_of(got.state.lse), row_of(want.state.lse), [&](size_t h) {
-      const double lse = want.state.lse(r, static_cast<int64_t>(h));
-      return weights + rounding(1) * std::abs(lse);
-    });
-    if (testing::Test::HasFailure()) return;
+/// Largest error as a share of the tolerance, which is `tolerance` times the rms of the reference's
+/// row, at least `least_rms`, plus the rounding of the matrix's own type. NaN where the reference
+/// is not, or not NaN where it is: infinite.
+double worst_error(const Matrix& got, const Matrix& want, double tolerance, double least_rms) {
+  double worst = 0;
+  for (int64_t r = 0; r < want.rows(); ++r) {
+    double squares = 0;
+    for (int64_t c = 0; c < want.cols(); ++c) squares += std::pow(want(r, c), 2);
+    const double rms = std::max(std::sqrt(squares / static_cast<double>(want.cols())), least_rms);
+    for (int64_t c = 0; c < want.cols(); ++c) {
+      const auto x = static_cast<double>(got(r, c)), y = static_cast<double>(want(r, c));
+      if (x == y || (std::isnan(x) && std::isnan(y))) continue;
+      const double allowed =
+          tolerance * (std::isnan(rms) ? 1 : rms) + epsilon_of(want.type()) * std::abs(y);
+      const double share = std::abs(x - y) / allowed;
+      if (!(share <= worst)) worst = std::isnan(share) ? HUGE_VAL : share;
+    }
   }
+  return worst;
 }
 
-void check(const Problem& p) {
-  const auto cpu = make_cpu_kernel(), reference = make_reference_kernel();
-  expect_same(p, p.run(*cpu, p.rectangles), p.run(*reference, p.rectangles));
+double worst_error(const Problem& p, const Forward& got, const Forward& want) {
+  const auto merges = std::ssize(p.rectangles);
+  const double tolerance =
+      p.magnified * attention_tolerance(p.heads.head_dim, p.keys, static_cast<int64_t>(merges));
+  return std::max(worst_error(got.out, want.out, tolerance, 0),
+                  worst_error(got.lse, want.lse, tolerance, 1));
 }
 
-TEST(AttentionKernel, ResetMakesTheIdentity) {
-  const Problem p({3, 3, 8}, 10, 10, {});
-  const auto cpu = make_cpu_kernel();
-  const Result r = p.run(*cpu, {});
-  for (int64_t row = 0; row < 10; ++row) {
-    for (int64_t c = 0; c < 24; ++c) EXPECT_EQ(r.state.out(row, c), 0.0F);
-    for (int64_t h = 0; h < 3; ++h) EXPECT_EQ(r.state.lse(row, h), -infinity);
-    EXPECT_TRUE(std::isnan(r.out[row * 26 + 24])) << "wrote behind the row";
-  }
+/// Gradients are sums of terms of either sign, which may cancel: errors are relative to the size of
+/// a term, 1 for standard normal inputs, where the rms of the row is below it.
+double worst_error(const Problem& p, const Backward& got, const Backward& want) {
+  const auto tolerance = [&](int64_t terms) {
+    return p.magnified *
+           tolerance_for(DType::f32, 2 * p.heads.head_dim + terms + roundings_per_merge);
+  };
+  return std::max(
+      worst_error(got.d_q, want.d_q, tolerance(p.keys), p.gradient_term),
+      worst_error(got.d_kv, want.d_kv, tolerance(p.rows * p.heads.group), p.gradient_term));
+}
+
+/// The tiled kernel against the reference, forward and backward.
+void check(const Problem& p, int threads = 1) {
+  const auto cpu = make_cpu_kernel(threads), reference = make_reference_kernel();
+  const Forward want = p.forward(*reference);
+  EXPECT_LE(worst_error(p, p.forward(*cpu), want), 1) << "forward, share of the tolerance";
+  EXPECT_LE(worst_error(p, p.backward(*cpu, want), p.backward(*reference, want)), 1)
+      << "backward, share of the tolerance";
 }
 
 TEST(AttentionKernel, HeadDimensions) {
-  for (const int64_t dim : {1, 4, 8, 13, 24, 32, 64, 80, 128}) {
+  for (const int64_t dim : {1, 4, 8, 13, 24, 32, 40, 64, 80, 96, 128, 256}) {
     SCOPED_TRACE(dim);
-    check(Problem({4, 2, dim}, 150, 150, {causal(0, 150, 0, 150, 0)}));
+    check(Problem(heads_of(4, 2, dim), 150, 150, {causal(0, 150, 0, 150, 0)}));
   }
 }
 
@@ -146,142 +267,471 @@ TEST(AttentionKernel, GroupedQueries) {
   for (const auto& [heads, kv_heads] :
        {std::pair{4, 4}, {4, 2}, {4, 1}, {6, 2}, {5, 1}, {7, 1}, {96, 1}}) {
     SCOPED_TRACE(testing::Message() << heads << " heads over " << kv_heads);
-    check(Problem({heads, kv_heads, 16}, 70, 70, {causal(0, 70, 0, 70, 0)}));
+    check(Problem(heads_of(heads, kv_heads, 16), 70, 70, {causal(0, 70, 0, 70, 0)}));
+  }
+}
+
+TEST(AttentionKernel, PartsOfGroups) {
+  // Heads 2 to 7 of groups of 4: the last two of the first KV head, all of the second.
+  check(Problem({6, 2, 16, 4, 2, 0.25F}, 90, 90, {causal(0, 90, 0, 90, 0)}));
+  check(Problem({5, 3, 8, 3, 2, 0.25F}, 90, 90, {causal(0, 90, 0, 90, 0)}));
+  check(Problem({1, 1, 8, 8, 7, 0.25F}, 90, 90, {causal(0, 90, 0, 90, 0)}));
+}
+
+TEST(AttentionKernel, PartOfAGroupIsItsHeads) {
+  const BlockHeads whole = heads_of(8, 2, 8);
+  const Problem p(whole, 40, 40, {causal(0, 40, 0, 40, 0)});
+  Problem part({3, 2, 8, 4, 2, whole.scale}, 40, 40,
+               p.rectangles);  // heads 2, 3 and 4 of the whole
+  part.kv = p.kv;
+  for (int64_t r = 0; r < 40; ++r)
+    for (int64_t c = 0; c < 24; ++c) part.q.set(r, c, p.q(r, 16 + c));
+  const double tolerance = attention_tolerance(8, 40, 1);
+  for (const auto& kernel : {make_reference_kernel(), make_cpu_kernel()}) {
+    const Forward all = p.forward(*kernel), some = part.forward(*kernel);
+    for (int64_t r = 0; r < 40; ++r)
+      for (int64_t c = 0; c < 24; ++c) EXPECT_NEAR(some.out(r, c), all.out(r, 16 + c), tolerance);
   }
 }
 
 TEST(AttentionKernel, RaggedSizes) {
   for (const int64_t rows : {1, 2, 15, 16, 17, 63, 64, 65, 129})
-    for (const int64_t keys : {1, 3, 16, 31, 64, 65, 130}) {
+    for (const int64_t keys : {1, 3, 16, 31, 64, 65, 130, 300}) {
       SCOPED_TRACE(testing::Message() << rows << " rows, " << keys << " keys");
-      check(Problem({2, 1, 24}, rows + 3, keys + 2, {full(2, rows, 1, keys)}));
+      check(Problem(heads_of(2, 1, 24), rows + 3, keys + 2, {full(2, rows, 1, keys)}));
     }
 }
 
 TEST(AttentionKernel, Diagonals) {
-  for (const int64_t diagonal :
+  for (const int64_t offset :
        {-200, -100, -65, -64, -17, -1, 0, 1, 15, 16, 40, 63, 64, 99, 128, 300})
     for (const int64_t heads : {1, 3}) {
-      SCOPED_TRACE(testing::Message() << "diagonal " << diagonal << ", heads " << heads);
-      check(Problem({heads, 1, 16}, 100, 140, {causal(0, 100, 0, 140, diagonal)}));
+      SCOPED_TRACE(testing::Message() << "offset " << offset << ", heads " << heads);
+      check(Problem(heads_of(heads, 1, 16), 100, 140, {causal(0, 100, 0, 140, offset)}));
+    }
+}
+
+TEST(AttentionKernel, Windows) {
+  for (const int64_t window : {1, 2, 15, 16, 17, 40, 64, 100, 400})
+    for (const int64_t offset : {-30, 0, 17, 200, 500}) {
+      SCOPED_TRACE(testing::Message() << "window " << window << ", offset " << offset);
+      check(Problem(heads_of(2, 1, 16), 150, 330, {causal(0, 150, 0, 330, offset, window)}));
+    }
+}
+
+TEST(AttentionKernel, Strides) {
+  for (const auto& [q_stride, k_stride] : {std::pair{2, 1}, {1, 2}, {3, 3}, {4, 1}, {3, 7}})
+    for (const int64_t window : {0, 5, 90}) {
+      SCOPED_TRACE(testing::Message() << q_stride << ", " << k_stride << ", window " << window);
+      check(Problem(heads_of(2, 1, 16), 100, 140,
+                    {causal(0, 100, 0, 140, 3, window, q_stride, k_stride)}));
     }
 }
 
 TEST(AttentionKernel, RowsWithoutAKeyStayUntouched) {
-  const Problem p({2, 1, 32}, 90, 40, {causal(10, 70, 0, 40, -25)});
-  const auto cpu = make_cpu_kernel();
-  Result r = p.run(*cpu, p.rectangles);
-  for (const int64_t row : {0, 10, 34, 80}) {
-    EXPECT_EQ(r.state.lse(row, 1), -infinity);
-    EXPECT_EQ(r.state.out(row, 33), 0.0F);
+  const Problem p(heads_of(2, 1, 32), 90, 40, {causal(10, 70, 0, 40, -25)});
+  for (const auto& kernel : {make_cpu_kernel(), make_reference_kernel()}) {
+    Forward r = p.forward(*kernel);
+    for (const int64_t row : {10, 34}) {
+      EXPECT_EQ(r.lse(row, 1), -infinity);
+      EXPECT_EQ(r.out(row, 33), 0.0F);
+    }
+    EXPECT_GT(r.lse(35, 1), -infinity);
+    r.out.set(34, 3, 42);
+    p.add(*kernel, p.rectangles, r);
+    EXPECT_EQ(r.out(34, 3), 42) << "a row that sees no key was written";
   }
-  EXPECT_GT(r.state.lse(35, 1), -infinity);
-  r.state.out(34, 3) = 42;
-  p.add(*cpu, p.rectangles, r);
-  EXPECT_EQ(r.state.out(34, 3), 42) << "a row that sees no key was written";
 }
 
 TEST(AttentionKernel, DocumentsNeverMeet) {
   std::vector<Rectangle> documents;
   int64_t at = 3;
-  for (const int64_t length : {5, 1, 64, 100, 2, 33}) {
+  for (const int64_t length : {5, 1, 64, 100, 2, 33, 290}) {
     documents.push_back(causal(at, length, at, length, 0));
     at += length + 3;  // the gaps stay NaN
   }
-  check(Problem({4, 2, 32}, at, at, documents));
+  check(Problem(heads_of(4, 2, 32), at, at, documents));
 }
 
 TEST(AttentionKernel, ManyTinyDocuments) {
   std::vector<Rectangle> documents;
   for (int64_t i = 0; i < 100; ++i) documents.push_back(causal(3 * i, 3, 3 * i, 3, 0));
-  check(Problem({2, 2, 16}, 300, 300, documents));
+  check(Problem(heads_of(2, 2, 16), 300, 300, documents));
 }
 
 TEST(AttentionKernel, SeveralRectanglesForTheSameRows) {
-  check(Problem({2, 1, 32}, 200, 400,
+  check(Problem(heads_of(2, 1, 32), 200, 400,
                 {full(0, 200, 0, 70), causal(0, 200, 150, 200, 0), full(50, 100, 80, 65),
                  full(60, 1, 380, 20), causal(120, 80, 360, 20, -10)}));
 }
 
 TEST(AttentionKernel, EmptyRectanglesDoNothing) {
-  check(Problem({2, 1, 8}, 20, 20,
+  check(Problem(heads_of(2, 1, 8), 20, 20,
                 {full(0, 10, 0, 0), full(3, 0, 0, 20), causal(5, 10, 0, 20, -50)}));
+  check(Problem(heads_of(2, 1, 8), 20, 20, {}));
 }
 
 TEST(AttentionKernel, EveryInstructionSet) {
   test::on_every_simd_target([] {
-    check(Problem({6, 2, 30}, 100, 120, {full(0, 100, 0, 20), causal(0, 100, 20, 100, 0)}));
-    check(Problem({2, 1, 8}, 20, 20, {causal(0, 20, 0, 20, -5)}));
+    check(Problem(heads_of(6, 2, 30), 100, 120, {full(0, 100, 0, 20), causal(0, 100, 20, 100, 0)},
+                  {DType::bf16, DType::f32, DType::bf16}));
+    check(Problem(heads_of(2, 1, 8), 20, 20, {causal(0, 20, 0, 20, -5)}));
   });
 }
 
+/// A random problem: documents behind each other with gaps, each with some rectangles in keys of
+/// their own.
+Problem arbitrary_problem() {
+  const auto draw = [](int64_t low, int64_t high) { return *rc::gen::inRange(low, high + 1); };
+  const auto type = [&] { return draw(0, 1) == 0 ? DType::f32 : DType::bf16; };
+  BlockHeads heads;
+  heads.group = draw(1, 4);
+  heads.kv_heads = draw(1, 3);
+  heads.skew = draw(0, heads.group - 1);
+  heads.heads = draw(std::max<int64_t>(1, (heads.kv_heads - 1) * heads.group - heads.skew + 1),
+                     heads.kv_heads * heads.group - heads.skew);
+  heads.head_dim = *rc::gen::element<int64_t>(5, 8, 16, 32, 64, 80);
+  heads.scale = 1 / std::sqrt(static_cast<float>(heads.head_dim));
+  std::vector<Rectangle> rectangles;
+  int64_t row = draw(0, 3), key = draw(0, 3);
+  for (int64_t documents = draw(1, 4); documents > 0; --documents) {
+    const int64_t length = draw(1, 150);
+    for (int64_t parts = draw(1, 3); parts > 0; --parts) {
+      const int64_t first = draw(0, length - 1), rows = draw(0, length - first);
+      const int64_t keys = draw(0, 300);
+      const bool masked = draw(0, 3) > 0;
+      Rectangle r = full(row + first, rows, key, keys);
+      if (masked)
+        r.mask = {true, draw(-50, 300), draw(1, 3), draw(1, 3), draw(0, 1) * draw(1, 200)};
+      rectangles.push_back(r);
+      key += keys + draw(0, 3);
+    }
+    row += length + draw(0, 3);
+  }
+  std::stable_sort(rectangles.begin(), rectangles.end(),
+                   [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; });
+  const bool fixed = draw(0, 1) == 1;
+  const Types types{type(), fixed ? DType::f32 : type(), fixed ? DType::f32 : type()};
+  Problem problem(heads, row + 1, key + 1, rectangles, types);
+  problem.fixed_tiles = fixed;
+  return problem;
+}
+
+TEST(AttentionKernel, AgreesWithTheReferenceForwardAndBackward) {
+  EXPECT_TRUE(rc::check([] {
+    const Problem p = arbitrary_problem();
+    const auto cpu = make_cpu_kernel(*rc::gen::inRange(1, 4));
+    const auto reference = make_reference_kernel();
+    const Forward want = p.forward(*reference);
+    RC_ASSERT(worst_error(p, p.forward(*cpu), want) <= 1);
+    RC_ASSERT(worst_error(p, p.backward(*cpu, want), p.backward(*reference, want)) <= 1);
+  }));
+}
+
+TEST(AttentionKernel, ResultsDoNotDependOnTheNumberOfThreads) {
+  EXPECT_TRUE(rc::check([] {
+    const Problem p = arbitrary_problem();
+    const auto one = make_cpu_kernel(1), some = make_cpu_kernel(*rc::gen::inRange(2, 6));
+    const Forward a = p.forward(*one), b = p.forward(*some);
+    RC_ASSERT(a.out.same_bits(b.out) && a.lse.same_bits(b.lse));
+    const Backward c = p.backward(*one, a), d = p.backward(*some, a);
+    RC_ASSERT(c.d_q.same_bits(d.d_q));
+    RC_ASSERT(c.d_kv.same_bits(d.d_kv));
+  }));
+}
+
+TEST(AttentionKernel, UnwantedGradientsDoNotChangeTheOthers) {
+  for (const int threads : {1, 2}) {
+    const Problem p(heads_of(6, 3, 32), 200, 220,
+                    {full(0, 200, 0, 20), causal(0, 200, 20, 200, 0)});
+    const auto cpu = make_cpu_kernel(threads);
+    const Forward of = p.forward(*cpu);
+    const Backward both = p.backward(*cpu, of), none = p.no_gradients();
+    const Backward queries = p.backward(*cpu, of, {true, false});
+    const Backward keys = p.backward(*cpu, of, {false, true});
+    EXPECT_TRUE(queries.d_q.same_bits(both.d_q) && queries.d_kv.same_bits(none.d_kv));
+    EXPECT_TRUE(keys.d_kv.same_bits(both.d_kv) && keys.d_q.same_bits(none.d_q));
+    EXPECT_FALSE(both.d_q.same_bits(none.d_q) || both.d_kv.same_bits(none.d_kv));
+  }
+}
+
+/// [0, length) cut at random places.
+std::vector<int64_t> arbitrary_cuts(int64_t length) {
+  std::vector<int64_t> cuts{0, length};
+  for (int n = *rc::gen::inRange(0, 5); n > 0; --n)
+    cuts.push_back(*rc::gen::inRange<int64_t>(0, length + 1));
+  std::sort(cuts.begin(), cuts.end());
+  return cuts;
+}
+
+/// One rectangle whose rows or keys can be dealt to several calls.
+Problem arbitrary_fixed_problem() {
+  const auto draw = [](int64_t low, int64_t high) { return *rc::gen::inRange(low, high + 1); };
+  const int64_t rows = draw(1, 300), keys = draw(1, 400);
+  const int64_t kv_heads = draw(1, 2);
+  Rectangle r = full(draw(0, 2), rows, draw(0, 2), keys);
+  if (draw(0, 3) > 0) r.mask = {true, draw(-50, 300), 1, draw(1, 2), draw(0, 1) * draw(1, 200)};
+  const DType type = draw(0, 1) == 0 ? DType::f32 : DType::bf16;
+  Problem p(heads_of(draw(1, 3) * kv_heads, kv_heads,
+                     *rc::gen::element<int64_t>(5, 8, 24, 64, 80, 96, 128)),
+            rows + 3, keys + 3, {r}, {type, type, DType::f32});
+  p.fixed_tiles = true;
+  return p;
+}
+
+TEST(AttentionKernel, FixedTilesGiveTheSameBitsHoweverQueriesAreDealt) {
+  EXPECT_TRUE(rc::check([] {
+    const Problem p = arbitrary_fixed_problem();
+    const Rectangle& r = p.rectangles[0];
+    const auto cpu = make_cpu_kernel(*rc::gen::inRange(1, 3));
+    Forward whole = p.forward(*cpu);
+    for (int again = 0; again < 2; ++again) p.add(*cpu, p.rectangles, whole);  // merged unevenly
+    const Backward gradients = p.backward(*cpu, whole);
+    Forward parts = p.cleared();
+    Backward part_gradients = p.no_gradients();
+    for (int round = 0; round < 3; ++round) {
+      const std::vector<int64_t> cuts = arbitrary_cuts(r.q_length);
+      for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+        Rectangle part = r;
+        part.q_begin += cuts[i];
+        part.q_length = cuts[i + 1] - cuts[i];
+        part.mask.offset += r.mask.causal ? cuts[i] * r.mask.q_stride : 0;
+        p.add(*cpu, {&part, 1}, parts);
+        if (round == 0) p.add(*cpu, {&part, 1}, whole, part_gradients, {true, false});
+      }
+    }
+    RC_ASSERT(parts.out.same_bits(whole.out) && parts.lse.same_bits(whole.lse));
+    RC_ASSERT(part_gradients.d_q.same_bits(gradients.d_q));
+  }));
+}
+
+TEST(AttentionKernel, FixedTilesGiveTheSameBitsHoweverKeysAreDealt) {
+  EXPECT_TRUE(rc::check([] {
+    const Problem p = arbitrary_fixed_problem();
+    const Rectangle& r = p.rectangles[0];
+    const auto cpu = make_cpu_kernel(*rc::gen::inRange(1, 3));
+    const Forward of = p.forward(*cpu);
+    const Backward whole = p.backward(*cpu, of);
+    Backward parts = p.no_gradients();
+    const std::vector<int64_t> cuts = arbitrary_cuts(r.k_length);
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      Rectangle part = r;
+      part.k_begin += cuts[i];
+      part.k_length = cuts[i + 1] - cuts[i];
+      part.mask.offset -= r.mask.causal ? cuts[i] * r.mask.k_stride : 0;
+      p.add(*cpu, {&part, 1}, of, parts, {false, true});
+    }
+    RC_ASSERT(parts.d_kv.same_bits(whole.d_kv));
+  }));
+}
+
 TEST(AttentionKernel, BlockByBlockEqualsOnePass) {
-  const Problem p({4, 2, 64}, 130, 300, {full(0, 130, 0, 300)});
+  Problem p(heads_of(4, 2, 64), 130, 300, {full(0, 130, 0, 300)});
   const auto cpu = make_cpu_kernel();
-  const Result whole = p.run(*cpu, p.rectangles);
-  Result parts = p.run(*cpu, {});
+  const Forward whole = p.forward(*cpu);
+  const Backward gradients = p.backward(*cpu, whole);
+  Forward parts = p.cleared();
+  Backward part_gradients = p.no_gradients();
   for (const auto& [begin, keys] : {std::pair{200, 100}, {0, 1}, {1, 64}, {65, 135}}) {
     const Rectangle part = full(0, 130, begin, keys);
     p.add(*cpu, {&part, 1}, parts);
+    p.add(*cpu, {&part, 1}, whole, part_gradients);
   }
-  expect_same(p, parts, whole);
+  EXPECT_LE(worst_error(p, parts, whole), 1);
+  EXPECT_LE(worst_error(p, part_gradients, gradients), 1);
 }
 
 TEST(AttentionKernel, LargeOffsets) {
-  Problem p({2, 1, 32}, 100, 200, {causal(0, 100, 0, 200, 50)});
+  Problem p(heads_of(2, 1, 32), 100, 200, {causal(0, 100, 0, 200, 50)});
   // Scores around 1e4: one dimension of the queries times one of the keys.
-  for (int64_t r = 0; r < 200; ++r) p.keys.view(r, 0) = 100;
+  for (int64_t r = 0; r < 200; ++r) p.kv.set(r, 0, 100);
   for (int64_t r = 0; r < 100; ++r)
-    for (int64_t h = 0; h < 2; ++h) p.queries.view(r, h * 32) = 100 / p.shape.scale;
+    for (int64_t h = 0; h < 2; ++h) p.q.set(r, h * 32, 100 / p.heads.scale);
+  p.magnified = 1e4;
+  p.gradient_term = 100;
   check(p);
 }
 
 TEST(AttentionKernel, ScoresThatKeepGrowing) {
   // Every block of keys exceeds the maximum of the ones before.
-  Problem p({1, 1, 8}, 70, 300, {full(0, 70, 0, 300)});
-  for (int64_t r = 0; r < 300; ++r) p.keys.view(r, 3) = static_cast<float>(r) / 4;
-  for (int64_t r = 0; r < 70; ++r) p.queries.view(r, 3) = 1;
+  Problem p(heads_of(1, 1, 8), 70, 300, {full(0, 70, 0, 300)});
+  for (int64_t r = 0; r < 300; ++r) p.kv.set(r, 3, static_cast<float>(2 * r));
+  for (int64_t r = 0; r < 70; ++r) p.q.set(r, 3, 1);
+  p.magnified = 210;
+  p.gradient_term = 600;
   check(p);
-  for (int64_t r = 0; r < 70; ++r) p.queries.view(r, 3) = -1;  // or falls far below it
+  for (int64_t r = 0; r < 70; ++r) p.q.set(r, 3, -1);  // or falls far below it
   check(p);
 }
 
-TEST(AttentionKernel, NotANumberIsNotHidden) {
-  Problem p({1, 1, 8}, 20, 20, {full(0, 20, 0, 20)});
-  p.queries.view(7, 2) = nan;
+TEST(AttentionKernel, NotANumberInAVisibleRowShows) {
+  for (const bool fixed : {false, true}) {
+    Problem p(heads_of(1, 1, 8), 40, 40, {causal(0, 20, 0, 20, 0), causal(20, 20, 20, 20, 0)});
+    p.fixed_tiles = fixed;
+    p.q.set(7, 2, nan);
+    p.kv.set(30, 8 + 5, nan);  // a value
+    p.kv.set(35, 1, nan);      // a key
+    const auto cpu = make_cpu_kernel();
+    const Forward r = p.forward(*cpu);
+    EXPECT_TRUE(std::isnan(r.lse(7, 0)) && std::isnan(r.out(7, 0)));
+    EXPECT_FALSE(std::isnan(r.lse(6, 0)) || std::isnan(r.out(6, 0)));
+    EXPECT_TRUE(std::isnan(r.out(30, 5)));
+    EXPECT_FALSE(std::isnan(r.lse(34, 0)));
+    EXPECT_TRUE(std::isnan(r.lse(35, 0)) && std::isnan(r.lse(39, 0)));
+    const Backward g = p.backward(*cpu, r);
+    EXPECT_TRUE(std::isnan(g.d_q(7, 0)) && std::isnan(g.d_kv(3, 0)) && std::isnan(g.d_kv(3, 8)));
+    EXPECT_FALSE(std::isnan(g.d_q(6, 0)));
+    EXPECT_TRUE(std::isnan(g.d_q(39, 0)) && std::isnan(g.d_kv(38, 0)));
+  }
+}
+
+TEST(AttentionKernel, InfiniteScoresShowAndStayInTheirRow) {
+  Problem p(heads_of(1, 1, 8), 20, 20, {causal(0, 20, 0, 20, 0)});
+  p.q.set(7, 2, infinity);
   const auto cpu = make_cpu_kernel();
-  const Result r = p.run(*cpu, p.rectangles);
-  EXPECT_TRUE(std::isnan(r.state.lse(7, 0)));
-  EXPECT_TRUE(std::isnan(r.state.out(7, 0)));
-  EXPECT_FALSE(std::isnan(r.state.lse(6, 0)));
+  const Forward r = p.forward(*cpu);
+  EXPECT_TRUE(std::isnan(r.lse(7, 0)));
+  EXPECT_FALSE(std::isnan(r.lse(6, 0)) || std::isnan(r.lse(8, 0)));
+  (void)p.backward(*cpu, r);
+}
+
+TEST(AttentionKernel, RowsThatSawNothingHaveNoGradientWhateverTheyHold) {
+  for (const bool fixed : {false, true}) {
+    Problem p(heads_of(2, 1, 16), 100, 100, {causal(0, 100, 0, 100, -10)});
+    p.fixed_tiles = fixed;
+    for (int64_t r = 0; r < 10; ++r) p.q.fill_row(r, nan), p.d_out.fill_row(r, nan);
+    for (const auto& kernel : {make_cpu_kernel(), make_reference_kernel()}) {
+      Forward of = p.forward(*kernel);
+      of.lse.fill_row(50, -infinity);  // also if the mask would let it see something
+      p.q.fill_row(50, nan);
+      p.d_out.fill_row(50, nan);
+      const Backward g = p.backward(*kernel, of);
+      for (int64_t c = 0; c < 32; ++c) EXPECT_EQ(g.d_q(5, c), 0) << c;
+      for (int64_t c = 0; c < 32; ++c) EXPECT_EQ(g.d_q(50, c), 0) << c;
+      for (int64_t j = 0; j < 90; ++j) EXPECT_FALSE(std::isnan(g.d_kv(j, 0))) << j;
+      for (int64_t j = 0; j < 90; ++j) EXPECT_NE(g.d_kv(j, 20), 0) << j;
+      EXPECT_EQ(g.d_kv(95, 0), 0) << "a key that nobody sees";
+    }
+  }
+}
+
+/// Attention of one head in double precision, straight from the definition.
+struct Dense {
+  std::vector<double> q, k, v, d_out;  // [rows][dim], [keys][dim]
+  int64_t rows, keys, dim;
+  double scale;
+  Mask mask;
+
+  bool visible(int64_t i, int64_t j) const {
+    const int64_t query = mask.offset + i * mask.q_stride, key = j * mask.k_stride;
+    return !mask.causal || (key <= query && (mask.window == 0 || query - key < mask.window));
+  }
+  /// sum over rows of <O_i, dO_i>
+  double loss() const {
+    double total = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      double weights = 0, sum = 0;
+      for (int64_t j = 0; j < keys; ++j) {
+        if (!visible(i, j)) continue;
+        const auto row = [dim = dim](const std::vector<double>& m, int64_t r) {
+          return m.begin() + r * dim;
+        };
+        const double score = std::inner_product(row(q, i), row(q, i) + dim, row(k, j), 0.0);
+        const double weight = std::exp(scale * score);
+        weights += weight;
+        sum += weight * std::inner_product(row(d_out, i), row(d_out, i) + dim, row(v, j), 0.0);
+      }
+      if (weights > 0) total += sum / weights;
+    }
+    return total;
+  }
+  /// Central difference of the loss by every element of one of the inputs. Cut off behind h²,
+  /// rounded by eps / h: both below 1e-8 for h = 1e-5 and values of order one.
+  std::vector<double> differences(std::vector<double>& by) {
+    constexpr double h = 1e-5;
+    std::vector<double> result;
+    for (double& x : by) {
+      const double at = x;
+      x = at + h;
+      const double above = loss();
+      x = at - h;
+      result.push_back((above - loss()) / (2 * h));
+      x = at;
+    }
+    return result;
+  }
+};
+
+TEST(AttentionKernel, ReferenceGradientsAreDerivatives) {
+  for (const Mask& mask :
+       {Mask{}, Mask{true, 3}, Mask{true, -2}, Mask{true, 2, 1, 1, 3}, Mask{true, 1, 2, 3, 7}}) {
+    const int64_t rows = 5, keys = 7, dim = 3;
+    const Rectangle r{LocalToken(0), rows, LocalToken(0), keys, mask};
+    const Problem p(heads_of(1, 1, dim), rows, keys, {r});
+    const auto values = [](const Matrix& m, int64_t begin) {
+      std::vector<double> all;
+      for (int64_t i = 0; i < m.rows(); ++i)
+        for (int64_t c = begin; c < begin + dim; ++c) all.push_back(m(i, c));
+      return all;
+    };
+    Dense dense{values(p.q, 0),
+                values(p.kv, 0),
+                values(p.kv, dim),
+                values(p.d_out, 0),
+                rows,
+                keys,
+                dim,
+                p.heads.scale,
+                mask};
+    const auto reference = make_reference_kernel();
+    const Backward g = p.backward(*reference, p.forward(*reference));
+    const double tolerance = tolerance_for(DType::f32, 2 * dim + keys + roundings_per_merge);
+    const auto expect_equal = [&](const std::vector<double>& want, const std::vector<double>& got) {
+      ASSERT_EQ(want.size(), got.size());
+      for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(want[i], got[i], tolerance) << i;
+    };
+    expect_equal(dense.differences(dense.q), values(g.d_q, 0));
+    expect_equal(dense.differences(dense.k), values(g.d_kv, 0));
+    expect_equal(dense.differences(dense.v), values(g.d_kv, dim));
+  }
 }
 
 TEST(AttentionKernel, RepeatsBitForBit) {
-  const Problem p({4, 2, 32}, 200, 200, {causal(0, 200, 0, 200, 0)});
+  const Problem p(heads_of(4, 2, 32), 200, 200, {causal(0, 200, 0, 200, 0)});
   const auto cpu = make_cpu_kernel(), other = make_cpu_kernel();
-  const Result first = p.run(*cpu, p.rectangles), second = p.run(*cpu, p.rectangles);
-  const Result third = p.run(*other, p.rectangles);
-  const auto bytes = static_cast<size_t>(first.out.size()) * sizeof(float);
-  EXPECT_EQ(0, std::memcmp(first.out.data(), second.out.data(), bytes));
-  EXPECT_EQ(0, std::memcmp(first.out.data(), third.out.data(), bytes));
+  const Forward first = p.forward(*cpu), second = p.forward(*cpu), third = p.forward(*other);
+  EXPECT_TRUE(first.out.same_bits(second.out) && first.lse.same_bits(second.lse));
+  EXPECT_TRUE(first.out.same_bits(third.out) && first.lse.same_bits(third.lse));
+  const Backward a = p.backward(*cpu, first), b = p.backward(*other, first);
+  EXPECT_TRUE(a.d_q.same_bits(b.d_q) && a.d_kv.same_bits(b.d_kv));
 }
 
 TEST(AttentionKernel, OneKernelServesDifferentShapes) {
   const auto cpu = make_cpu_kernel(), reference = make_reference_kernel();
-  for (const int64_t dim : {32, 64, 8, 32}) {
-    const Problem p({2, 1, dim}, 80, 90, {causal(0, 80, 0, 90, 3)});
-    expect_same(p, p.run(*cpu, p.rectangles), p.run(*reference, p.rectangles));
-  }
+  for (const int64_t dim : {32, 64, 8, 32, 128, 16})
+    for (const DType type : {DType::f32, DType::bf16}) {
+      const Problem p(heads_of(2, 1, dim), 80, 90, {causal(0, 80, 0, 90, 3)}, {type, type, type});
+      const Forward want = p.forward(*reference);
+      EXPECT_LE(worst_error(p, p.forward(*cpu), want), 1);
+      EXPECT_LE(worst_error(p, p.backward(*cpu, want), p.backward(*reference, want)), 1);
+    }
 }
 
-TEST(AttentionKernel, CallsProgressBetweenTiles) {
-  const Problem p({2, 2, 64}, 1024, 1024, {causal(0, 1024, 0, 1024, 0)});
-  const auto cpu = make_cpu_kernel();
-  Result r = p.run(*cpu, {});
-  int calls = 0;
-  cpu->forward(p.shape, p.queries.view, {p.keys.view, p.values.view}, p.rectangles, r.state,
-               [&] { ++calls; });
-  EXPECT_GT(calls, 20);
+TEST(AttentionKernel, CallsProgressBetweenTilesFromTheThreadThatCalled) {
+  for (const int threads : {1, 2}) {
+    Problem p(heads_of(3, 3, 64), 1024, 1024, {causal(0, 1024, 0, 1024, 0)});
+    int calls = 0;
+    p.progress = [&calls, caller = std::this_thread::get_id()] {
+      ++calls;
+      EXPECT_EQ(std::this_thread::get_id(), caller);
+    };
+    const auto cpu = make_cpu_kernel(threads);
+    const Forward r = p.forward(*cpu);
+    EXPECT_GT(calls, threads == 1 ? 50 : -1);  // one of two threads may find nothing left to do
+    calls = 0;
+    (void)p.backward(*cpu, r);
+    EXPECT_GT(calls, threads == 1 ? 100 : -1);
+  }
 }
 
 }  // namespace

@@ -50,9 +50,6 @@ struct Result {
         lse(static_cast<size_t>(slots * shape.heads), nan) {}
   Floats out;  ///< [slots, heads * head_dim]
   Floats lse;  ///< [slots, heads]
-  AttentionState state(int64_t slots) {
-    return {{out.data(), slots, query_width}, {lse.data(), slots, shape.heads}};
-  }
 };
 
 bool same_bits(const Floats& a, const Floats& b) {
@@ -94,28 +91,50 @@ Floats shard_of(const Layout& layout, int rank, const Floats& stream, int64_t wi
   return local;
 }
 
-/// Walks the plans of all ranks; a block that a rank would receive is taken from its owner.
-RingRun attend(const Attention& a, const Layout& layout) {
+/// The rows of an array of a plan, taken from the stream of their owners.
+Floats rows_of(const Layout& layout, const PlanArray& array, const Floats& stream, int64_t width) {
+  Floats rows;
+  for (const RowRun& run : array.rows) {
+    const Floats shard = shard_of(layout, run.rank, stream, width);
+    const auto begin = shard.begin() + static_cast<std::ptrdiff_t>(run.begin.value() * width);
+    rows.insert(rows.end(), begin, begin + static_cast<std::ptrdiff_t>(run.length * width));
+  }
+  return rows;
+}
+
+/// Carries out the Compute steps of a rank's ring; what it would receive is taken from its owner.
+Result attend(const Attention& a, const Layout& layout, const RankPlan& plan) {
   const auto kernel = make_cpu_kernel();
-  const Plan plan = ring_plan(layout, MaskKind::causal);
+  const int64_t slots = layout.shard(plan.rank).slots;
+  const Floats q = shard_of(layout, plan.rank, a.q, query_width);
+  Result mine(slots);
+  std::fill(mine.out.begin(), mine.out.end(), 0.0F);
+  std::fill(mine.lse.begin(), mine.lse.end(), -infinity);
+  for (const Step& s : plan.forward) {
+    const auto* compute = std::get_if<step::Compute>(&s);
+    if (compute == nullptr) continue;
+    const PlanArray& keys = plan.arrays[static_cast<size_t>(compute->kv)];
+    const Floats k = rows_of(layout, keys, a.k, key_width),
+                 v = rows_of(layout, keys, a.v, key_width);
+    ForwardBlock block;
+    block.heads = {shape.heads, shape.kv_heads, shape.head_dim, shape.group(), 0, shape.scale};
+    block.q = MatrixView(q.data(), slots, query_width);
+    block.k = MatrixView(k.data(), keys.tokens(), key_width);
+    block.v = MatrixView(v.data(), keys.tokens(), key_width);
+    block.rectangles = compute->rectangles;
+    block.out = MatrixView(mine.out.data(), slots, query_width);
+    block.lse = {mine.lse.data(), slots, shape.heads};
+    kernel->forward(block);
+  }
+  return mine;
+}
+
+RingRun attend(const Attention& a, const Layout& layout) {
   RingRun run{Result(layout.stream_slots), {}};
-  for (int r = 0; r < layout.cp(); ++r) {
-    const int64_t slots = layout.shard(r).slots;
-    const Floats q = shard_of(layout, r, a.q, query_width);
-    Result mine(slots);
-    AttentionState state = mine.state(slots);
-    kernel->reset(state);
-    for (const Step& s : plan.ranks[static_cast<size_t>(r)].steps) {
-      const auto* compute = std::get_if<step::Compute>(&s);
-      if (compute == nullptr) continue;
-      const Floats k = shard_of(layout, compute->kv_owner, a.k, key_width),
-                   v = shard_of(layout, compute->kv_owner, a.v, key_width);
-      kernel->forward(shape, {q.data(), slots, query_width},
-                      {{k.data(), slots, key_width}, {v.data(), slots, key_width}},
-                      compute->rectangles, state, [] {});
-    }
-    unshard_rows<float>(layout, r, mine.out, run.stream.out, query_width);
-    unshard_rows<float>(layout, r, mine.lse, run.stream.lse, shape.heads);
+  for (const RankPlan& plan : plan_all(find_schedule("ring"), {&layout, shape, {}, {}}).ranks) {
+    Result mine = attend(a, layout, plan);
+    unshard_rows<float>(layout, plan.rank, mine.out, run.stream.out, query_width);
+    unshard_rows<float>(layout, plan.rank, mine.lse, run.stream.lse, shape.heads);
     run.ranks.push_back(std::move(mine));
   }
   return run;
@@ -267,14 +286,15 @@ TEST(KnownProblems, SevenTokensOfEightSlotsAreNotSix) {
 TEST(KnownProblems, AChunkOfPaddingOnlyContributesExactlyNothing) {
   EXPECT_EQ(real_tokens(9, 12, 2), (Longs{3, 6}));
   const Attention a(bounds_of({9}, {12}));
-  const Plan plan = ring_plan(dual_chunk_swap(a.bounds.view(), 2), MaskKind::causal);
-  int steps = 0;
-  for (const Step& s : plan.ranks[0].steps)
-    if (const auto* compute = std::get_if<step::Compute>(&s); compute && compute->kv_owner == 1) {
-      EXPECT_TRUE(compute->rectangles.empty());
-      ++steps;
+  const Layout layout = dual_chunk_swap(a.bounds.view(), 2);
+  const RankPlan plan = ring_plan({&layout, shape, {}, {}}, 0);
+  int blocks = 0;
+  for (const Step& s : plan.forward)
+    if (const auto* compute = std::get_if<step::Compute>(&s)) {
+      EXPECT_EQ(plan.arrays[static_cast<size_t>(compute->kv)].rows.front().rank, 0);
+      ++blocks;
     }
-  EXPECT_EQ(steps, 1);
+  EXPECT_EQ(blocks, 1);
   expect_attention(a, attend(a, 2).stream);
   // Ranks without any query or key, and documents of no token.
   for (const Bounds& bounds : {bounds_of({1}, {8}), bounds_of({0, 1, 0}, {8, 8, 8}),

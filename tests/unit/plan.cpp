@@ -1,225 +1,482 @@
-// Plans without running them: coverage of the mask, closed forms, buffers that are free when they
-// are written.
+// Plans of all schedules without running them: every pair of the mask once, messages that meet,
+// storages that are free when they are written. The machine that finds out is in
+// tests/support/attention_cases.hpp; here it is also seen to find faults.
 
 #include "attention/plan.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include <map>
-#include <set>
+#include <functional>
 
-#include "attention/schedules/registry.hpp"
-#include "core/error.hpp"
-#include "sharding/layouts.hpp"
+#include "attention/schedules/builder.hpp"
+#include "attention_cases.hpp"
 
 namespace gyre {
 namespace {
 
-using Ints = std::vector<int32_t>;
+using test::AttentionCase;
+using test::expect_usage;
+using test::full_bounds;
+using test::layout_case;
+using test::plan_fault;
+using test::shape_of;
+using Longs = std::vector<int64_t>;
 
-struct Bounds {
-  Ints real = {0}, padded = {0};
-  SegmentBounds view() const { return {real, padded}; }
-};
-
-Bounds bounds_of(const std::vector<int64_t>& lengths, int cp) {
-  Bounds bounds;
-  for (int64_t n : lengths) {
-    bounds.real.push_back(bounds.real.back() + static_cast<int32_t>(n));
-    bounds.padded.push_back(bounds.padded.back() + static_cast<int32_t>(round_up(n, 2 * cp)));
-  }
-  return bounds;
+bool can_do(const Schedule& schedule, const AttentionProblem& problem) {
+  return schedule.refusal == nullptr || schedule.refusal(problem).empty();
 }
 
-/// Stream slot of a local slot of a rank.
-struct SlotMap {
-  std::vector<Ints> index;
-  SlotMap(const SegmentBounds& bounds, int cp) {
-    const Layout layout = dual_chunk_swap(bounds, cp);
-    for (int r = 0; r < cp; ++r) index.push_back(shard_index(layout, r));
-  }
-  int64_t operator()(int rank, int64_t local) const {
-    return index[static_cast<size_t>(rank)][static_cast<size_t>(local)];
-  }
-};
-
-/// How often each (query, key) pair of stream slots is computed by all ranks together.
-std::map<std::pair<int64_t, int64_t>, int> computed_pairs(const Plan& plan, const SlotMap& slot) {
-  std::map<std::pair<int64_t, int64_t>, int> times;
-  for (size_t r = 0; r < plan.ranks.size(); ++r)
-    for (const Step& s : plan.ranks[r].steps) {
-      const auto* compute = std::get_if<step::Compute>(&s);
-      if (compute == nullptr) continue;
-      for (const Rectangle& rect : compute->rectangles)
-        for (int64_t i = 0; i < rect.q_length; ++i)
-          for (int64_t j = 0; j < rect.k_length; ++j)
-            if (!rect.mask.causal || j <= i + rect.mask.diagonal)
-              ++times[{slot(static_cast<int>(r), rect.q_begin.value() + i),
-                       slot(compute->kv_owner, rect.k_begin.value() + j)}];
-    }
-  return times;
+TEST(Plan, OfEveryScheduleComputesEveryPairOnceFromDataThatIsThere) {
+  for (const Schedule& schedule : schedules())
+    EXPECT_TRUE(rc::check(schedule.name, [&] {
+      const AttentionCase c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
+      const AttentionProblem problem = c.problem();
+      RC_PRE(can_do(schedule, problem));
+      RC_LOG() << c.layout.kind << ", heads " << c.heads.heads << ":" << c.heads.kv_heads
+               << ", window " << c.mask.window << "\n";
+      RC_ASSERT(plan_fault(plan_all(schedule, problem), problem, c.bounds()) == "");
+    }));
 }
 
-void expect_covers_mask(const Plan& plan, const Bounds& b, int cp, MaskKind mask) {
-  const auto times = computed_pairs(plan, SlotMap(b.view(), cp));
-  size_t allowed = 0;
-  for (int64_t s = 0; s < b.view().segments(); ++s) {
-    const int64_t begin = b.padded[static_cast<size_t>(s)], length = b.view().real_length(s);
-    for (int64_t i = 0; i < length; ++i)
-      for (int64_t j = 0; j < (mask == MaskKind::causal ? i + 1 : length); ++j, ++allowed) {
-        const auto found = times.find({begin + i, begin + j});
-        RC_ASSERT(found != times.end() && found->second == 1);
+TEST(Plan, IsRightOnManyRanks) {
+  struct Case {
+    std::string kind;
+    int64_t stripe;
+    MaskRule mask;
+  };
+  const MaskRule causal, window(MaskKind::causal, 3);
+  for (const Case& x : std::vector<Case>{{"contiguous", 1, causal},
+                                         {"dual-chunk-swap", 1, causal},
+                                         {"dual-chunk-swap", 1, {MaskKind::causal, 2}},
+                                         {"striped", 2, window}}) {
+    AttentionCase c;
+    c.layout =
+        layout_case(x.kind, test::bounds_of({5, 0, 100, 130}, {128, 0, 128, 256}), 64, x.stripe);
+    c.heads = shape_of(6, 2);
+    c.mask = x.mask;
+    const AttentionProblem problem = c.problem();
+    for (const Schedule& schedule : schedules())
+      if (can_do(schedule, problem)) {
+        EXPECT_EQ(plan_fault(plan_all(schedule, problem), problem, c.bounds()), "") << x.kind;
       }
   }
-  RC_ASSERT(times.size() == allowed);
 }
 
-TEST(Plan, EveryScheduleComputesEveryAllowedPairExactlyOnce) {
-  for (const Schedule& schedule : schedules())
-    for (const MaskKind mask : {MaskKind::causal, MaskKind::full})
-      EXPECT_TRUE(
-          rc::check(schedule.name + (mask == MaskKind::causal ? ", causal" : ", full"), [&] {
-            const int cp = *rc::gen::inRange(1, 9);
-            const auto lengths =
-                *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 40));
-            const Bounds b = bounds_of(lengths, cp);
-            expect_covers_mask(schedule.plan(dual_chunk_swap(b.view(), cp), mask), b, cp, mask);
-          }));
-}
-
-TEST(Plan, RectanglesCountTheirPairs) {
-  EXPECT_TRUE(rc::check("Rectangle::pairs equals the brute-force count", [] {
-    Rectangle r{LocalToken(0),
-                *rc::gen::inRange<int64_t>(0, 12),
-                LocalToken(0),
-                *rc::gen::inRange<int64_t>(0, 12),
-                {*rc::gen::arbitrary<bool>(), *rc::gen::inRange<int64_t>(-14, 14)}};
-    int64_t pairs = 0;
-    for (int64_t i = 0; i < r.q_length; ++i)
-      for (int64_t j = 0; j < r.k_length; ++j) pairs += !r.mask.causal || j <= i + r.mask.diagonal;
-    RC_ASSERT(r.pairs() == pairs);
+TEST(Plan, WhatIsSentIsReceived) {
+  EXPECT_TRUE(rc::check("bytes of all ranks", [] {
+    const AttentionCase c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
+    const AttentionProblem problem = c.problem();
+    const ElementTypes types{DType::bf16, DType::f32, DType::f32, DType::bf16};
+    for (const Schedule& schedule : schedules()) {
+      if (!can_do(schedule, problem)) continue;
+      const Plan plan = plan_all(schedule, problem);
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        int64_t sent = 0, received = 0;
+        for (const RankPlan& rank : plan.ranks) {
+          const PlanCount counted = count(rank, pass, problem.heads, types);
+          sent += counted.bytes_sent;
+          received += counted.bytes_received;
+        }
+        RC_ASSERT(sent == received);
+      }
+    }
   }));
 }
 
-TEST(Plan, EveryRankHasTheSameWorkOnFullSegments) {
-  // c²(2cp - 1) + c(c + 1) pairs a segment with chunks of c, on every rank; cp - 1 messages of all
-  // local slots.
-  for (int cp = 1; cp <= 8; ++cp)
-    for (int64_t c : {1, 3, 8}) {
-      const Bounds b = bounds_of({2 * cp * c, 0, 4 * cp * c}, cp);
-      const Plan plan = ring_plan(dual_chunk_swap(b.view(), cp), MaskKind::causal);
-      const auto work = [&](int64_t chunk) {
-        return chunk * chunk * (2 * cp - 1) + chunk * (chunk + 1);
-      };
-      for (const RankPlan& rank : plan.ranks) {
-        const PlanCount counted = count(rank);
-        EXPECT_EQ(counted.pairs, work(c) + work(2 * c));
-        EXPECT_EQ(counted.messages, cp - 1);
-        EXPECT_EQ(counted.tokens_sent, (cp - 1) * b.padded.back() / cp);
-        EXPECT_EQ(counted.peak_kv_tokens, std::min(cp - 1, 2) * b.padded.back() / cp);
-      }
-    }
+/// Changes one step of a plan; false if it is not of the kind that this changes.
+using Change = std::function<bool(RankPlan& plan, std::vector<Step>& steps, size_t step)>;
+
+/// A problem in which every rank needs something of every other.
+AttentionCase busy_case() {
+  AttentionCase c;
+  c.layout = layout_case("dual-chunk-swap", full_bounds({16, 8}), 4);
+  c.heads = shape_of(4, 2);
+  return c;
 }
 
-TEST(Plan, StepsAfterTheFirstAreHalfSteps) {
-  // Rank 1 of 3: all queries x first half of rank 0's keys, then second half of the queries x all
-  // of rank 2's keys.
-  const Bounds b = bounds_of({24}, 3);
-  const RankPlan plan = ring_plan(dual_chunk_swap(b.view(), 3), MaskKind::causal).ranks[1];
-  std::vector<step::Compute> computes;
-  for (const Step& s : plan.steps)
-    if (const auto* compute = std::get_if<step::Compute>(&s)) computes.push_back(*compute);
-  ASSERT_EQ(computes.size(), 3u);
-  EXPECT_EQ(computes[1].kv_owner, 0);
-  EXPECT_EQ(computes[1].rectangles,
-            (std::vector<Rectangle>{{LocalToken(0), 4, LocalToken(0), 4, {}},
-                                    {LocalToken(4), 4, LocalToken(0), 4, {}}}));
-  EXPECT_EQ(computes[2].kv_owner, 2);
-  EXPECT_EQ(computes[2].rectangles,
-            (std::vector<Rectangle>{{LocalToken(4), 4, LocalToken(0), 4, {}},
-                                    {LocalToken(4), 4, LocalToken(4), 4, {}}}));
+/// Expects that the machine finds each such change, on any rank and at any step of any schedule.
+void expect_found(const Change& change, int at_least) {
+  const AttentionCase c = busy_case();
+  AttentionProblem problem = c.problem();
+  int changed = 0;
+  for (const Schedule& schedule : schedules()) {
+    if (!can_do(schedule, problem)) continue;
+    const Plan plan = plan_all(schedule, problem);
+    ASSERT_EQ(plan_fault(plan, problem, c.bounds()), "");
+    for (const size_t rank : {0, 2})
+      for (const Pass pass : {Pass::forward, Pass::backward})
+        for (size_t step = 0; step < plan.ranks[rank].steps(pass).size(); ++step) {
+          Plan broken = plan;
+          RankPlan& mine = broken.ranks[rank];
+          if (!change(mine, pass == Pass::forward ? mine.forward : mine.backward, step)) continue;
+          ++changed;
+          EXPECT_NE(plan_fault(broken, problem, c.bounds()), "")
+              << schedule.name << ", rank " << rank << ", " << name_of(pass) << " step " << step;
+        }
+  }
+  EXPECT_GE(changed, at_least);
 }
 
-TEST(Plan, PaddedSecondChunkGivesNoQueries) {
-  // Real length 9 in 12 slots, cp = 2: rank 0's second chunk is all padding.
-  const Ints real = {0, 9}, padded = {0, 12};
-  const Plan plan = ring_plan(dual_chunk_swap({real, padded}, 2), MaskKind::causal);
-  EXPECT_EQ(count(plan.ranks[0]).pairs, 6);
-  EXPECT_EQ(count(plan.ranks[1]).pairs, 45 - 6);
-  for (const Step& s : plan.ranks[0].steps) {
-    const auto* compute = std::get_if<step::Compute>(&s);
-    EXPECT_TRUE(compute == nullptr || compute->kv_owner == 0 || compute->rectangles.empty());
+/// Moves a step to the end of its list.
+void move_to_end(std::vector<Step>& steps, size_t step) {
+  std::rotate(steps.begin() + static_cast<std::ptrdiff_t>(step),
+              steps.begin() + static_cast<std::ptrdiff_t>(step) + 1, steps.end());
+}
+void remove(std::vector<Step>& steps, size_t step) {
+  steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(step));
+}
+step::Exchange* exchange_at(std::vector<Step>& steps, size_t step) {
+  return std::get_if<step::Exchange>(&steps[step]);
+}
+
+TEST(PlanMachine, FindsSlicesAtAWrongOffset) {
+  for (const bool sent : {true, false})
+    expect_found(
+        [&](RankPlan& plan, std::vector<Step>& steps, size_t step) {
+          step::Exchange* x = exchange_at(steps, step);
+          if (x == nullptr || (sent ? x->sends : x->recvs).empty()) return false;
+          Slice& slice = (sent ? x->sends : x->recvs).back().slices.back();
+          const PlanArray& array = plan.arrays[static_cast<size_t>(slice.array)];
+          if (slice.row + slice.rows < array.tokens())
+            ++slice.row;
+          else if (slice.row > 0)
+            --slice.row;
+          else
+            --slice.rows;
+          return true;
+        },
+        40);
+}
+
+TEST(PlanMachine, FindsSlicesOfWrongHeads) {
+  expect_found(
+      [](RankPlan& plan, std::vector<Step>& steps, size_t step) {
+        step::Exchange* x = exchange_at(steps, step);
+        if (x == nullptr || x->sends.empty()) return false;
+        Slice& slice = x->sends.front().slices.front();
+        if (slice.heads.end() == plan.arrays[static_cast<size_t>(slice.array)].heads.end())
+          return false;
+        ++slice.heads.begin;
+        return true;
+      },
+      4);
+}
+
+TEST(PlanMachine, FindsAMissingWait) {
+  expect_found(
+      [](RankPlan&, std::vector<Step>& steps, size_t step) {
+        if (!std::holds_alternative<step::Wait>(steps[step])) return false;
+        remove(steps, step);
+        return true;
+      },
+      60);
+}
+
+TEST(PlanMachine, FindsAWaitForKeysThatComesTooLate) {
+  expect_found(
+      [](RankPlan& plan, std::vector<Step>& steps, size_t step) {
+        const auto* wait = std::get_if<step::Wait>(&steps[step]);
+        if (wait == nullptr) return false;
+        for (size_t i = 0; i < step; ++i) {
+          const step::Exchange* x = exchange_at(steps, i);
+          if (x == nullptr || x->id != wait->id || x->recvs.empty()) continue;
+          const int array = x->recvs.front().slices.front().array;
+          if (plan.arrays[static_cast<size_t>(array)].kind != ArrayKind::kv) return false;
+          move_to_end(steps, step);
+          return true;
+        }
+        return false;
+      },
+      40);
+}
+
+TEST(PlanMachine, FindsExchangesInAnotherOrder) {
+  expect_found(
+      [](RankPlan&, std::vector<Step>& steps, size_t step) {
+        // Of all-to-all the two that go to the heads, of the others gathers before hops.
+        if (step + 1 >= steps.size() || exchange_at(steps, step) == nullptr ||
+            exchange_at(steps, step + 1) == nullptr)
+          return false;
+        std::swap(steps[step], steps[step + 1]);
+        return true;
+      },
+      4);
+}
+
+TEST(PlanMachine, FindsPairsThatAreMissingOrTwice) {
+  for (const bool twice : {true, false})
+    expect_found(
+        [&](RankPlan&, std::vector<Step>& steps, size_t step) {
+          auto* compute = std::get_if<step::Compute>(&steps[step]);
+          if (compute == nullptr) return false;
+          if (twice)
+            compute->rectangles.push_back(compute->rectangles.back());
+          else
+            compute->rectangles.pop_back();
+          return true;
+        },
+        60);
+}
+
+TEST(PlanMachine, FindsAMaskThatIsOffByOne) {
+  for (const int64_t off : {-1, 1})
+    expect_found(
+        [&](RankPlan&, std::vector<Step>& steps, size_t step) {
+          auto* compute = std::get_if<step::Compute>(&steps[step]);
+          if (compute == nullptr) return false;
+          for (Rectangle& r : compute->rectangles)
+            if (r.mask.causal) {
+              r.mask.offset += off;
+              return true;
+            }
+          return false;
+        },
+        10);
+}
+
+TEST(PlanMachine, FindsSumsThatAreNotSetOrNotAdded) {
+  expect_found(
+      [](RankPlan&, std::vector<Step>& steps, size_t step) {
+        if (!std::holds_alternative<step::Clear>(steps[step])) return false;
+        remove(steps, step);
+        return true;
+      },
+      60);
+  expect_found(
+      [](RankPlan&, std::vector<Step>& steps, size_t step) {
+        step::Exchange* x = exchange_at(steps, step);
+        if (x == nullptr || x->recvs.empty() || !x->recvs.back().slices.back().add) return false;
+        x->recvs.back().slices.back().add = false;
+        return true;
+      },
+      20);
+}
+
+TEST(PlanMachine, FindsAStepThatIsLeftOut) {
+  expect_found(
+      [](RankPlan&, std::vector<Step>& steps, size_t step) {
+        if (exchange_at(steps, step) != nullptr) return false;  // others would wait for it
+        remove(steps, step);
+        return true;
+      },
+      100);
+}
+
+TEST(PlanMachine, FindsBlocksThatShareAStorageWhileBothAreUsed) {
+  AttentionCase c = busy_case();
+  const AttentionProblem problem = c.problem();
+  for (const char* name : {"ring", "ring-forward", "all-gather-strided", "group-cast"}) {
+    Plan plan = plan_all(find_schedule(name), problem);
+    ASSERT_EQ(plan_fault(plan, problem, c.bounds()), "");
+    for (size_t i = array_kinds; i < plan.ranks[1].arrays.size(); ++i)
+      if (plan.ranks[1].arrays[i].kind == ArrayKind::kv) plan.ranks[1].arrays[i].storage = 100;
+    EXPECT_NE(plan_fault(plan, problem, c.bounds()), "") << name;
   }
 }
 
-TEST(Plan, ShortDocumentsStarveRanksAsCounted) {
-  const auto pairs = [](int64_t length) {
-    const Bounds b = bounds_of(std::vector<int64_t>(8, length), 4);
-    std::vector<int64_t> counts;
-    for (const RankPlan& rank : ring_plan(dual_chunk_swap(b.view(), 4), MaskKind::causal).ranks)
-      counts.push_back(count(rank).pairs);
-    return counts;
+TEST(PlanMachine, FindsRanksThatWaitForEachOther) {
+  // Both send in one exchange and receive in the next one: the first never ends.
+  AttentionCase c;
+  c.layout = layout_case("contiguous", full_bounds({4}), 2);
+  c.heads = shape_of(1, 1);
+  const AttentionProblem problem = c.problem();
+  Plan plan = plan_all(find_schedule("all-gather"), problem);
+  for (RankPlan& rank : plan.ranks)
+    for (size_t i = 0; i < rank.forward.size(); ++i)
+      if (step::Exchange* x = exchange_at(rank.forward, i)) {
+        step::Exchange second{x->id + 100, "second", {}, x->recvs};
+        x->recvs.clear();
+        rank.forward.insert(rank.forward.begin() + static_cast<std::ptrdiff_t>(i) + 1, second);
+        for (Step& s : rank.forward)
+          if (auto* wait = std::get_if<step::Wait>(&s)) wait->id += 100;
+        rank.forward.emplace_back(step::Wait{second.id - 100});
+        break;
+      }
+  EXPECT_EQ(plan_fault(plan, problem, c.bounds()), "all-gather: fwd rank 0 step 5: waits for ever");
+}
+
+TEST(ShardOf, RowsThatGoOnAreOneFragment) {
+  // Chunks 0|5, 1|4, 2|3 of three ranks; the last rank's are neighbours.
+  const auto c = layout_case("dual-chunk-swap", full_bounds({12}), 3);
+  const auto whole = [](int rank) { return RowRun{rank, LocalToken(0), 4}; };
+  const auto fragment = [](int64_t start, int64_t length, int64_t row) {
+    return Fragment{SegmentIndex(0), DocPosition(start), 1, length, LocalToken(row)};
   };
-  EXPECT_EQ(pairs(1), (std::vector<int64_t>{8, 0, 0, 0}));
-  EXPECT_EQ(pairs(3), (std::vector<int64_t>{8, 16, 24, 0}));
-  EXPECT_EQ(pairs(5), (std::vector<int64_t>{8, 16, 24, 72}));
-  EXPECT_EQ(pairs(7), (std::vector<int64_t>{8, 72, 72, 72}));
+  EXPECT_EQ(shard_of(c.layout, {whole(2), whole(0)}).fragments,
+            (std::vector<Fragment>{fragment(4, 4, 0), fragment(0, 2, 4), fragment(10, 2, 6)}));
+  // Parts of runs, in the document's order: all of it but the last token.
+  const std::vector<RowRun> parts = {{0, LocalToken(0), 2},
+                                     {1, LocalToken(0), 2},
+                                     {2, LocalToken(0), 4},
+                                     {1, LocalToken(2), 2},
+                                     {0, LocalToken(2), 1}};
+  EXPECT_EQ(shard_of(c.layout, parts).fragments, (std::vector<Fragment>{fragment(0, 11, 0)}));
+  EXPECT_EQ(shard_of(c.layout, parts).slots, 11);
+  // Single tokens of a stripe are as good as a run.
+  const auto striped = layout_case("striped", full_bounds({6}), 3);
+  EXPECT_EQ(shard_of(striped.layout, {{1, LocalToken(0), 1}, {2, LocalToken(0), 1}}).fragments,
+            (std::vector<Fragment>{fragment(1, 2, 0)}));
+  EXPECT_EQ(shard_of(striped.layout, {{1, LocalToken(0), 2}, {2, LocalToken(1), 1}}).fragments,
+            (std::vector<Fragment>{{SegmentIndex(0), DocPosition(1), 3, 2, LocalToken(0)},
+                                   {SegmentIndex(0), DocPosition(5), 3, 1, LocalToken(2)}}));
+  // Positions 0 2 4, then 3: not a run, although 3 is three after 0; nor is 1, then 2 4.
+  const auto halves = layout_case("striped", full_bounds({6}), 2);
+  EXPECT_EQ(
+      shard_of(halves.layout, {{0, LocalToken(0), 3}, {1, LocalToken(1), 1}}).fragments.size(), 2u);
+  EXPECT_EQ(
+      shard_of(halves.layout, {{1, LocalToken(0), 1}, {0, LocalToken(1), 2}}).fragments.size(), 2u);
 }
 
-/// Walks all ranks' steps and checks that messages match and that no buffer is used while a
-/// transfer owns it.
-void expect_buffers_are_safe(const Plan& plan) {
-  std::map<std::pair<int, int>, std::vector<int64_t>> sent, received;
-  for (size_t r = 0; r < plan.ranks.size(); ++r) {
-    std::set<int> receiving, sending;
-    std::map<int, step::Exchange> open;
-    std::set<int> filled = {0};
-    for (const Step& s : plan.ranks[r].steps) {
-      if (const auto* x = std::get_if<step::Exchange>(&s)) {
-        EXPECT_TRUE(filled.count(x->send_slot)) << "sends an empty slot";
-        EXPECT_FALSE(receiving.count(x->recv_slot) || sending.count(x->recv_slot))
-            << "receives into a busy slot";
-        EXPECT_NE(x->recv_slot, 0) << "overwrites the rank's own block";
-        receiving.insert(x->recv_slot);
-        sending.insert(x->send_slot);
-        open[x->id] = *x;
-        sent[{static_cast<int>(r), x->to}].push_back(x->send_tokens);
-        received[{x->from, static_cast<int>(r)}].push_back(x->recv_tokens);
-      } else if (const auto* w = std::get_if<step::Wait>(&s)) {
-        ASSERT_TRUE(open.count(w->id));
-        receiving.erase(open[w->id].recv_slot);
-        sending.erase(open[w->id].send_slot);
-        filled.insert(open[w->id].recv_slot);
-        open.erase(w->id);
-      } else {
-        const int slot = std::get<step::Compute>(s).slot;
-        EXPECT_TRUE(filled.count(slot) && !receiving.count(slot))
-            << "computes on slot " << slot << " too early";
+TEST(Halo, TakesTheLargestWindowThatNeighboursCanServe) {
+  struct Case {
+    std::string kind;
+    int64_t stripe, largest;
+    std::string refusal;
+  };
+  // 48 tokens on 4 ranks: 12 consecutive ones and one more; a chunk of 6 and one more; ...
+  const std::vector<Case> cases = {{"contiguous", 1, 13, "rank 2 needs keys of rank 0"},
+                                   {"dual-chunk-swap", 1, 7, "rank 2 needs keys of rank 0"},
+                                   {"striped", 4, 5, "rank 2 needs keys of rank 0"},
+                                   {"striped", 1, 2, "rank 2 needs keys of rank 0"}};
+  for (const Case& x : cases) {
+    AttentionCase c;
+    c.layout = layout_case(x.kind, full_bounds({48}), 4, x.stripe);
+    c.heads = shape_of(4, 2);
+    for (c.mask = {MaskKind::causal, 1}; c.mask.window <= x.largest; ++c.mask.window) {
+      const AttentionProblem problem = c.problem();
+      const Plan plan = plan_all(find_schedule("halo"), problem);
+      EXPECT_EQ(plan_fault(plan, problem, c.bounds()), "") << x.kind;
+    }
+    EXPECT_EQ(halo_refusal(c.problem()),
+              fmt::format("with a window of {}, {}, which is not its neighbour; the largest window "
+                          "that works is {}",
+                          x.largest + 1, x.refusal, x.largest));
+    c.mask = {};
+    EXPECT_EQ(
+        halo_refusal(c.problem()),
+        fmt::format("needs a causal mask with a window; the largest that works is {}", x.largest));
+  }
+  AttentionCase c;
+  c.layout = layout_case("contiguous", full_bounds({48}), 3);
+  c.heads = shape_of(4, 2);
+  c.mask = MaskKind::full;
+  EXPECT_EQ(halo_refusal(c.problem()), "needs a causal mask with a window; any will do");
+  c.mask = {MaskKind::causal, 48};
+  EXPECT_EQ(halo_refusal(c.problem()), "");
+}
+
+TEST(Halo, MovesTheBordersOfTheWindowOnly) {
+  // A window of 4 under dual-chunk-swap on 4 ranks: 3 tokens of either neighbour; the chunks of the
+  // last rank touch, and rank 0 has the ends of the sequence.
+  AttentionCase c;
+  c.layout = layout_case("dual-chunk-swap", full_bounds({48}), 4);
+  c.heads = shape_of(4, 2);
+  c.mask = {MaskKind::causal, 4};
+  const AttentionProblem problem = c.problem();
+  const int64_t row = 2 * 2 * c.heads.head_dim * 4;
+  const Longs sent = {3, 6, 6, 3}, received = {3, 6, 6, 3};
+  for (int r = 0; r < 4; ++r) {
+    const RankPlan plan = halo_plan(problem, r);
+    const PlanCount forward = count(plan, Pass::forward, c.heads, {}),
+                    backward = count(plan, Pass::backward, c.heads, {});
+    EXPECT_EQ(forward.bytes_sent, sent[static_cast<size_t>(r)] * row);
+    EXPECT_EQ(forward.bytes_received, received[static_cast<size_t>(r)] * row);
+    EXPECT_EQ(backward.bytes_sent, received[static_cast<size_t>(r)] * row);
+    EXPECT_EQ(forward.messages, r == 0 || r == 3 ? 1 : 2);
+  }
+}
+
+/// The rectangles of all Compute steps.
+std::vector<std::vector<Rectangle>> rectangles_of(const std::vector<Step>& steps) {
+  std::vector<std::vector<Rectangle>> all;
+  for (const Step& s : steps)
+    if (const auto* compute = std::get_if<step::Compute>(&s)) all.push_back(compute->rectangles);
+  return all;
+}
+
+TEST(Canonical, ADocumentIsOneRunOfKeysAndOfQueriesWhateverTheLayout) {
+  for (const auto& kind : layout_kinds())
+    for (const int cp : {1, 2, 4}) {
+      AttentionCase c;
+      c.layout = layout_case(kind.name, full_bounds({16, 8}), cp);
+      c.heads = shape_of(2, 1);
+      const AttentionProblem problem = c.problem();
+      for (int r = 0; r < cp; ++r) {
+        const RankPlan plan = canonical_plan(problem, r);
+        const auto forward = rectangles_of(plan.forward), backward = rectangles_of(plan.backward);
+        for (const Rectangle& x : forward.at(0)) {
+          EXPECT_EQ(x.k_begin.value(), x.k_length == 16 ? 0 : 16) << kind.name;
+          EXPECT_TRUE(x.k_length == 16 || x.k_length == 8) << kind.name;
+        }
+        EXPECT_EQ(backward.at(0), forward.at(0));
+        for (const Rectangle& x : backward.at(1)) {
+          EXPECT_EQ(x.q_begin.value(), x.q_length == 16 ? 0 : 16) << kind.name;
+          EXPECT_TRUE(x.q_length == 16 || x.q_length == 8) << kind.name;
+        }
       }
     }
-    EXPECT_TRUE(open.empty()) << "an exchange is never waited for";
-  }
-  EXPECT_EQ(sent, received);
 }
 
-TEST(Plan, BuffersAreFreeWhenWrittenAndFullWhenRead) {
-  for (const Schedule& schedule : schedules())
-    for (int cp = 1; cp <= 9; ++cp) {
-      const Bounds b = bounds_of({5, 17, 0, 64}, cp);
-      expect_buffers_are_safe(schedule.plan(dual_chunk_swap(b.view(), cp), MaskKind::causal));
+TEST(AllToAll, DealsHeadsEvenlyAndTheKvHeadsThatTheyRead) {
+  const auto dealt = [](HeadShape shape, int cp) {
+    std::vector<Longs> heads;
+    for (int r = 0; r < cp; ++r) {
+      const HeadRange q = dealt_heads(shape.heads, cp, r), kv = kv_heads_read(q, shape);
+      heads.push_back({q.begin, q.count, kv.begin, kv.count});
     }
+    return heads;
+  };
+  EXPECT_EQ(dealt(shape_of(6, 2), 4),
+            (std::vector<Longs>{{0, 2, 0, 1}, {2, 2, 0, 2}, {4, 1, 1, 1}, {5, 1, 1, 1}}));
+  EXPECT_EQ(dealt(shape_of(2, 1), 3),
+            (std::vector<Longs>{{0, 1, 0, 1}, {1, 1, 0, 1}, {2, 0, 0, 0}}));
+  EXPECT_EQ(dealt(shape_of(8, 4), 2), (std::vector<Longs>{{0, 4, 0, 2}, {4, 4, 2, 2}}));
 }
 
-TEST(Registry, UnknownScheduleListsTheKnownOnes) {
-  try {
-    find_schedule("rnig");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_NE(std::string(error.what()).find("no schedule 'rnig'; there are: ring"),
-              std::string::npos);
-  }
+TEST(AllToAllRing, ChoosesGroupsThatShareNoKvHead) {
+  const auto chosen = [](int cp, int64_t kv_heads) {
+    const auto c = layout_case("contiguous", full_bounds({16}), cp);
+    return inner_ranks({&c.layout, shape_of(16, kv_heads), {}, {}});
+  };
+  EXPECT_EQ(chosen(8, 8), 2);
+  EXPECT_EQ(chosen(16, 8), 4);
+  EXPECT_EQ(chosen(16, 2), 2);
+  EXPECT_EQ(chosen(9, 8), 1);
+  EXPECT_EQ(chosen(2, 2), 1);
+}
+
+TEST(Registry, RefusesWhatAScheduleCannotDo) {
+  AttentionCase c;
+  c.layout = layout_case("contiguous", full_bounds({24}), 12);
+  c.heads = shape_of(4, 2);
+  const auto plan = [&](const char* name, int inner, int64_t heads_at_once) {
+    c.options = {inner, heads_at_once};
+    plan_rank(find_schedule(name), c.problem(), 0);
+    plan_all(find_schedule(name), c.problem());
+  };
+  expect_usage(
+      "schedule all-to-all-ring: inner groups of 5 do not divide 12 ranks; the nearest that do are "
+      "4 and 6",
+      [&] { plan("all-to-all-ring", 5, 1); });
+  expect_usage(
+      "schedule all-to-all-ring: an inner group of 13 of 12 ranks; the nearest valid one is 12",
+      [&] { plan("all-to-all-ring", 13, 1); });
+  expect_usage(
+      "schedule all-to-all-ring: an inner group of -2 of 12 ranks; the nearest valid one is 1",
+      [&] { plan("all-to-all-ring", -2, 1); });
+  expect_usage(
+      "schedule all-gather-strided: 3 KV heads at once of 2; the nearest valid number is 2",
+      [&] { plan("all-gather-strided", 0, 3); });
+  expect_usage(
+      "schedule all-gather-strided: 0 KV heads at once of 2; the nearest valid number is 1",
+      [&] { plan("all-gather-strided", 0, 0); });
+}
+
+TEST(Registry, AnUnknownScheduleListsTheKnownOnes) {
+  std::string names;
+  for (const Schedule& schedule : schedules()) names += (names.empty() ? "" : ", ") + schedule.name;
+  expect_usage("no schedule 'rnig'; there are: " + names, [] { find_schedule("rnig"); });
 }
 
 }  // namespace

@@ -1,53 +1,84 @@
 #pragma once
-// Attention of one rank's queries against one KV block, accumulated.
+// Attention of one array of queries against one array of keys and values, accumulated.
+//
+// Forward, for query row i, head h, over the keys j that the rectangles let it see:
+//     x_ij = scale · <q_i, k_j>,  O_i = Σ exp(x_ij - LSE_i) v_j,  LSE_i = log Σ exp(x_ij)
+// merged with what (O, LSE) held before: merge.hpp. Backward, with the LSE of the whole row and
+// delta_i = <O_i, dO_i> (Dao, arXiv 2307.08691, algorithm 2):
+//     p = exp(x_ij - LSE_i)      dv_j += p · dO_i      ds = p · (<dO_i, v_j> - delta_i)
+//     dq_i += scale · ds · k_j   dk_j += scale · ds · q_i
+// so that the gradients of blocks simply add up, in any order. Sums are kept in f32 whatever the
+// arrays are.
 
 #include <functional>
 #include <memory>
 #include <span>
 
-#include "attention/plan.hpp"
-#include "core/view.hpp"
+#include "attention/rectangle.hpp"
+#include "core/matrix_ref.hpp"
 
 namespace gyre {
 
-/// Heads of this rank. Query head h reads key head h / (heads / kv_heads).
+/// Heads of an attention. Query head h reads KV head h / (heads / kv_heads).
 struct HeadShape {
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   float scale = 0;  ///< usually head_dim^-0.5
+  int64_t group() const { return heads / kv_heads; }
 };
 
-/// Running result over all keys seen so far. A row that has seen none is (O = 0, LSE = -inf), the
-/// identity of merging.
-struct AttentionState {
-  MatrixView<float> out;  ///< [queries, heads * head_dim], normalised
-  MatrixView<float> lse;  ///< [queries, heads], natural logarithm
+/// The heads of one call, which may be some of them: query head i of the arrays reads KV head
+/// (i + skew) / group of the arrays. skew < group.
+struct BlockHeads {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t group = 1;
+  int64_t skew = 0;
+  float scale = 0;
 };
 
-/// One KV block: keys [tokens, kv_heads * head_dim], values likewise.
-struct KvBlock {
-  MatrixView<const float> keys;
-  MatrixView<const float> values;
+/// What both directions read. Matrices are [rows, heads · head_dim] or [rows, kv_heads · head_dim],
+/// f32 or bf16, all of q, k, v (and d_out) of one type.
+struct BlockInput {
+  BlockHeads heads;
+  ConstMatrixRef q, k, v;
+  /// Sorted by q_begin; the rectangles of one query are disjoint in keys.
+  std::span<const Rectangle> rectangles;
+  /// Tiles are counted from the corners of rectangles, and what one row (forward and dQ: a query;
+  /// dK and dV: a key) gets depends on its own rectangle only, bit for bit, not on the other rows
+  /// of its tile nor on how rows are dealt to calls.
+  bool fixed_tiles = false;
+  /// Called between tiles, so that communication under way can advance; may be empty.
+  std::function<void()> progress = {};
+};
+
+struct ForwardBlock : BlockInput {
+  MatrixRef out;          ///< [rows, heads · head_dim], f32 or bf16, normalised
+  MatrixView<float> lse;  ///< [rows, heads]; -inf: nothing seen yet, out is 0
+};
+
+/// Output matrices may be empty: that gradient is not wanted.
+struct BackwardBlock : BlockInput {
+  ConstMatrixRef d_out;                ///< [rows, heads · head_dim]
+  MatrixView<const float> lse, delta;  ///< [rows, heads]; a row with lse = -inf has no gradient
+  MatrixRef d_q;                       ///< [rows, heads · head_dim], f32 or bf16, added to
+  MatrixView<float> d_k, d_v;          ///< [keys, kv_heads · head_dim], added to; both or none
 };
 
 class BlockKernel {
  public:
   virtual ~BlockKernel() = default;
-  /// Sets every row of `state` to the identity.
-  virtual void reset(AttentionState& state) const;
-  /// Attends `queries` [queries, heads * head_dim] to `block` under the rectangles (sorted by
-  /// q_begin; the rectangles of one query are disjoint in keys) and merges into `state`. `progress`
-  /// is called between tiles, so that communication under way can advance.
-  virtual void forward(const HeadShape& shape, MatrixView<const float> queries,
-                       const KvBlock& block, std::span<const Rectangle> rectangles,
-                       AttentionState& state, const std::function<void()>& progress) = 0;
+  virtual void forward(const ForwardBlock& block) = 0;
+  virtual void backward(const BackwardBlock& block) = 0;
 };
 
-/// Tiled, vectorised (AVX2 or AVX-512 chosen at run time), f32: matrix products by libxsmm, online
-/// softmax by Highway.
-std::unique_ptr<BlockKernel> make_cpu_kernel();
-/// Serial, double-precision twin: for every query and visible key, in order, merged with merge_lse.
+/// Tiled, vectorised (AVX2 or AVX-512 chosen at run time): matrix products by libxsmm, online
+/// softmax by Highway. `threads` > 1: tiles are shared among OpenMP threads; results do not depend
+/// on their number.
+std::unique_ptr<BlockKernel> make_cpu_kernel(int threads = 1);
+/// Serial, double-precision twin: for every query and visible key, in order.
 std::unique_ptr<BlockKernel> make_reference_kernel();
 
 }  // namespace gyre

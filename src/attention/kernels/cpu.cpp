@@ -1,27 +1,47 @@
-// Flash attention on one core.
+// Flash attention on the cores of one rank.
 //
-//     for every band of rows under the same rectangles, for every KV head,
-//     for every tile of up to 64 lanes (query rows x the query heads of that KV head):
-//       for every rectangle that covers the tile, for every block of visible keys:
-//         scores [key][lane]   = K [key][d] · Q [d][lane]         libxsmm, reads K where it lies
-//         scores               = exp(scores - top), online        lane_ops, all reductions vertical
-//         out    [d][lane]    += Vᵀ [d][key] · scores [key][lane]   libxsmm, reads V where it lies
-//       merge (out, top + log sum) into the state
+//     for every group of tiles of one KV head, shared among threads
+//         (tile: up to 64 lanes, which are query rows x the query heads of that KV head):
+//       for every window of up to 256 keys that they see, for every tile (pack its queries at its
+//           first window, transposed: Q [d][lane]), for every block of visible keys of the window:
+//         scores [key][lane]   = K [key][d] · Q [d][lane]           libxsmm
+//         scores               = exp(scores - top), online          lane_ops, reductions vertical
+//         out    [d][lane]    += Vᵀ [d][key] · scores [key][lane]   libxsmm
+//       merge (out, top + log sum) of a tile into the result behind its last window
 //
-// With lanes along the vectors neither keys nor values are copied or transposed; only the tile's
-// queries and its result are, once per tile. Key counts need no padding. Blocks outside the mask
-// are never touched; on the diagonal, blocks are 16 keys and leave out the lanes that see none of
-// them, in steps of 16.
-
-#include <libxsmm.h>
+// Backward, the same loops with five products on a block:
+//
+//         p      [key][lane]     = exp(K · Q - lse)
+//         ds     [key][lane]     = p (V · dO - delta)
+//         dv     [key][d]       += p · dO [lane][d]
+//         dk     [key][d]       += ds · Q [lane][d]
+//         dq     [d][lane]      += Kᵀ · ds
+//
+// With lanes along the vectors nothing that grows with the number of pairs is transposed or reduced
+// inside a vector. Blocks outside the mask are never touched; on diagonals, blocks are 16 keys and
+// leave out the lanes that see none of them, in steps of 16.
+//
+// f32 keys and values are read where they lie. Copies without gaps between rows (rows are often a
+// power of two apart, so that the 64 of a block share few cache sets) speed up the products by up
+// to 10 %, but were not faster on the whole for any shape tried, up to rows 16 KiB apart. Windows
+// of bf16 keys are converted, once for a group. Fixed tiles are copied, to fill them up with zeros.
+//
+// Hidden scores and weights are overwritten, so that hidden keys weigh exactly 0. They do go into
+// products with that weight, though: a value of NaN or infinity reaches the whole tile, which is of
+// one document.
 
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <list>
+#include <numeric>
 #include <vector>
 
 #include "attention/kernels/block_kernel.hpp"
 #include "attention/kernels/lane_ops.hpp"
+#include "attention/kernels/parallel.hpp"
+#include "attention/kernels/products.hpp"
+#include "attention/kernels/tiles.hpp"
 #include "core/error.hpp"
 #include "core/index.hpp"
 #include "runtime/buffer.hpp"
@@ -29,301 +49,530 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t key_tile = 64;
-constexpr int64_t diagonal_block = 16;
-constexpr int64_t nothing_hidden = -key_tile;
-constexpr double flops_between_progress = 2.5e6;  // 15 to 40 µs
-constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
+constexpr int64_t forward_group = 16, backward_group = 8;  // tiles
+constexpr size_t largest_group = 16;
+constexpr int64_t tiles_worth_a_copy = 3;         // on average over the keys of a window
+constexpr double flops_between_progress = 1.5e6;  // 15 to 40 µs
+constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// Generated products, by number of lanes and number of keys; made when first used. A count of keys
-/// is a multiple of 16 or below 16, so that ragged documents share few of them.
-class Products {
- public:
-  void set_shape(int64_t head_dim, int64_t key_stride, int64_t value_stride) {
-    if (head_dim == head_dim_ && key_stride == key_stride_ && value_stride == value_stride_) return;
-    constexpr int64_t limit = std::numeric_limits<libxsmm_blasint>::max();
-    GYRE_CHECK(std::max(key_stride, value_stride) <= limit, "strides {}, {}", key_stride,
-               value_stride);
-    head_dim_ = head_dim;
-    key_stride_ = key_stride;
-    value_stride_ = value_stride;
-    for (auto& kernels : scores_) kernels.fill(nullptr);
-    for (auto& kernels : outputs_) kernels.fill(nullptr);
+/// to[0, count) = factor · row[column, column + count)
+void load_row(ConstMatrixRef from, int64_t row, int64_t column, int64_t count, float factor,
+              float* to) {
+  if (from.type == DType::f32) {
+    const float* x = from.as<float>().row(row) + column;
+    for (int64_t i = 0; i < count; ++i) to[i] = factor * x[i];
+  } else {
+    const bf16* x = from.as<bf16>().row(row) + column;
+    for (int64_t i = 0; i < count; ++i) to[i] = factor * to_float(x[i]);
   }
-
-  /// scores [keys][lane] = K · Q
-  void score(const float* packed_queries, const float* keys, float* scores, int64_t lanes,
-             int64_t count) {
-    for_pieces(count, [&](int64_t begin, int64_t piece) {
-      libxsmm_smmfunction& kernel = slot(scores_, lanes, piece);
-      if (kernel == nullptr)
-        kernel = generate(lanes, piece, head_dim_, key_stride_, LIBXSMM_GEMM_FLAG_NONE, 0);
-      kernel(packed_queries, keys + begin * key_stride_, scores + begin * lane_stride);
-    });
-  }
-
-  /// out [d][lane] += Vᵀ · weights
-  void accumulate(const float* weights, const float* values, float* out, int64_t lanes,
-                  int64_t count) {
-    for_pieces(count, [&](int64_t begin, int64_t piece) {
-      libxsmm_smmfunction& kernel = slot(outputs_, lanes, piece);
-      if (kernel == nullptr)
-        kernel = generate(lanes, head_dim_, piece, value_stride_, LIBXSMM_GEMM_FLAG_TRANS_B, 1);
-      kernel(weights + begin * lane_stride, values + begin * value_stride_, out);
-    });
-  }
-
- private:
-  using Table =
-      std::array<std::array<libxsmm_smmfunction, key_tile + 1>, lane_stride / lane_granularity>;
-
-  template <class Body>
-  static void for_pieces(int64_t count, Body body) {
-    const int64_t even = count / lane_granularity * lane_granularity;
-    if (even > 0) body(int64_t{0}, even);
-    if (count > even) body(even, count - even);
-  }
-
-  static libxsmm_smmfunction& slot(Table& table, int64_t lanes, int64_t keys) {
-    return table[static_cast<size_t>(lanes / lane_granularity - 1)][static_cast<size_t>(keys)];
-  }
-
-  static libxsmm_smmfunction generate(int64_t m, int64_t n, int64_t k, int64_t stride, int flags,
-                                      float beta) {
-    const auto narrow = [](int64_t x) { return static_cast<libxsmm_blasint>(x); };
-    const libxsmm_blasint ld_lanes = narrow(lane_stride), ld = narrow(stride);
-    const float alpha = 1;
-    const int prefetch = LIBXSMM_PREFETCH_NONE;
-    const libxsmm_smmfunction kernel =
-        libxsmm_smmdispatch(narrow(m), narrow(n), narrow(k), &ld_lanes, &ld, &ld_lanes, &alpha,
-                            &beta, &flags, &prefetch);
-    if (kernel == nullptr)
-      throw_runtime("libxsmm has no f32 kernel for {} x {} x {} on this processor", m, n, k);
-    return kernel;
-  }
-
-  int64_t head_dim_ = -1, key_stride_ = -1, value_stride_ = -1;
-  Table scores_{}, outputs_{};
-};
-
-/// Query rows [begin, end) that are covered by the same rectangles: indices [first, last) of a
-/// list.
-struct Band {
-  int64_t begin, end;
-  size_t first, last;
-};
-
-/// Cuts the query rows at every edge of a rectangle. `members` receives the rectangles of all
-/// bands.
-std::vector<Band> cut_into_bands(std::span<const Rectangle> rectangles,
-                                 std::vector<size_t>& members) {
-  const auto end_of = [](const Rectangle& r) { return r.q_begin.value() + r.q_length; };
-  std::vector<int64_t> edges;
-  for (const Rectangle& r : rectangles)
-    if (r.q_length > 0 && r.k_length > 0) edges.insert(edges.end(), {r.q_begin.value(), end_of(r)});
-  std::sort(edges.begin(), edges.end());
-  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
-
-  std::vector<Band> bands;
-  std::vector<size_t> active;
-  size_t next = 0;
-  for (size_t e = 0; e + 1 < edges.size(); ++e) {
-    std::erase_if(active, [&](size_t i) { return end_of(rectangles[i]) <= edges[e]; });
-    for (; next < rectangles.size() && rectangles[next].q_begin.value() <= edges[e]; ++next)
-      if (rectangles[next].k_length > 0 && end_of(rectangles[next]) > edges[e])
-        active.push_back(next);
-    if (active.empty()) continue;
-    bands.push_back({edges[e], edges[e + 1], members.size(), members.size() + active.size()});
-    members.insert(members.end(), active.begin(), active.end());
-  }
-  return bands;
 }
 
-/// Lane i is row row_begin + i / heads, query head head_begin + i % heads.
-struct Tile {
-  int64_t row_begin, rows, head_begin, heads, kv_head;
-  std::span<const size_t> rectangles;  // that cover it
-  int64_t lanes() const { return rows * heads; }
-  int64_t padded() const { return round_up(lanes(), lane_granularity); }
+/// Asks for columns [column, column + columns) of some rows: those of short documents come from
+/// memory, in pieces too short for the hardware to foresee.
+void prefetch(ConstMatrixRef from, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  constexpr int64_t line = 64;
+  asm volatile("");  // or GCC drops calls of a function that does nothing but prefetch
+  const auto size = static_cast<int64_t>(size_of(from.type));
+  for (int64_t r = row; r < row + rows; ++r)
+    for (int64_t i = 0; i < columns * size; i += line)
+      __builtin_prefetch(from.data + (r * from.stride + column) * size + i, 0, 2);
+}
+
+void store_row(const float* from, int64_t row, int64_t column, int64_t count, MatrixRef to) {
+  bf16* x = to.as<bf16>().row(row) + column;
+  for (int64_t i = 0; i < count; ++i) x[i] = to_bf16(from[i]);
+}
+
+/// Distance between rows as libxsmm wants it: at least their length, also if there is one row only.
+template <class Matrix>
+int64_t row_stride(const Matrix& m) {
+  return std::max(m.stride, m.cols);
+}
+
+/// Keys and values of a window for one KV head, and where their gradients go.
+struct KeyBlock {
+  int64_t begin = 0, end = 0;  ///< rows of the key array
+  const float *k = nullptr, *v = nullptr;
+  float *d_k = nullptr, *d_v = nullptr;
+  Products *k_products = nullptr, *v_products = nullptr;
+  Products *d_k_products = nullptr, *d_v_products = nullptr;
+  int64_t k_stride = 0, v_stride = 0, d_k_stride = 0, d_v_stride = 0;
+  bool gradients_apart = false;  ///< in panels, to be added at the end
 };
 
-/// Bands outermost, so that rows of short documents are touched while they are in cache; within a
-/// band all tiles of one KV head follow each other and find its keys and values there.
-std::vector<Tile> cut_into_tiles(const HeadShape& shape, const std::vector<Band>& bands,
-                                 std::span<const size_t> members) {
-  const int64_t group = shape.heads / shape.kv_heads;
-  const int64_t heads_at_once = std::min(group, lane_stride);
-  const int64_t rows_at_once = lane_stride / heads_at_once;
-  std::vector<Tile> tiles;
-  for (const Band& band : bands)
-    for (int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head)
-      for (int64_t row = band.begin; row < band.end; row += rows_at_once)
-        for (int64_t head = 0; head < group; head += heads_at_once)
-          tiles.push_back({row, std::min(rows_at_once, band.end - row), kv_head * group + head,
-                           std::min(heads_at_once, group - head), kv_head,
-                           members.subspan(band.first, band.last - band.first)});
-  return tiles;
+struct Gradients {
+  bool queries, keys;
+};
+
+/// One thread's part: scratch and the loops over one group.
+class Worker {
+ public:
+  /// `progress` may be null.
+  void start(int64_t head_dim, const std::function<void()>* progress);
+  void forward(const ForwardBlock& block, const Pass& pass, const TileGroup& group);
+  void backward(const BackwardBlock& block, const Pass& pass, const TileGroup& group,
+                Gradients wanted, size_t only_window = all_windows);
+
+ private:
+  float* tile_array(Buffer<float>& buffer, size_t slot) {
+    return buffer.data() + static_cast<int64_t>(slot) * head_dim_ * lane_stride;
+  }
+  static float* lane_array(Buffer<float>& buffer, size_t slot) {
+    return buffer.data() + static_cast<int64_t>(slot) * lane_stride;
+  }
+  void reserve(Buffer<float>& buffer, int64_t count) {
+    if (buffer.size() < count) buffer = Buffer<float>(count);
+  }
+  Products& products(int64_t stride);
+  KeyBlock open_window(const BlockInput& in, const Pass& pass, int64_t kv_head,
+                       std::span<const Visit> visits);
+  void open_gradients(const BackwardBlock& block, const Pass& pass, int64_t kv_head,
+                      KeyBlock& keys);
+  void add_gradients(const BackwardBlock& block, int64_t kv_head, const KeyBlock& keys);
+  template <class Open, class Begin, class Piece, class End, class Close>
+  void walk(const Pass& pass, const TileGroup& group, Open open, Begin begin, Piece piece, End end,
+            Close close);
+
+  void begin_forward(const ForwardBlock& block, const Tile& tile, int64_t padded, size_t slot);
+  void attend(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
+              size_t slot);
+  void end_forward(const ForwardBlock& block, const Tile& tile, size_t slot);
+  void begin_backward(const BackwardBlock& block, const Tile& tile, int64_t padded, size_t slot);
+  void differentiate(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
+                     size_t slot, Gradients wanted);
+  void end_backward(const BackwardBlock& block, const Tile& tile, size_t slot);
+  /// The queries of a tile, or what is of their shape.
+  void prefetch_tile(ConstMatrixRef from, const Tile& tile) const {
+    prefetch(from, tile.row_begin, tile.rows, tile.head_begin * head_dim_, tile.heads * head_dim_);
+  }
+  void account(double flops);
+
+  int64_t head_dim_ = 0;
+  std::list<Products> products_;
+  const std::function<void()>* progress_ = nullptr;
+  double flops_since_progress_ = 0;
+  std::vector<Visit> visits_;
+  PieceList pieces_;
+  // Of every tile under way: [head_dim][lane_stride], rows_ and d_out_rows_ [lane][head_dim],
+  // top_ and sum_ [lane]. Backward, out_ is dQ, top_ the log-sum-exp and sum_ delta.
+  Buffer<float> packed_, out_, packed_d_out_, rows_, d_out_rows_, top_, sum_;
+  Buffer<float> scores_, d_scores_;                          // [key_tile][lane_stride]
+  Buffer<float> k_panel_, v_panel_, d_k_panel_, d_v_panel_;  // [largest_window][head_dim]
+  Buffer<float> row_scratch_;                                // [lane_stride][head_dim]
+};
+
+void Worker::start(int64_t head_dim, const std::function<void()>* progress) {
+  progress_ = progress;
+  flops_since_progress_ = 0;
+  head_dim_ = head_dim;
+  reserve(scores_, key_tile * lane_stride);
+  reserve(d_scores_, key_tile * lane_stride);
+  reserve(row_scratch_, lane_stride * head_dim);
+}
+
+Products& Worker::products(int64_t stride) {
+  constexpr size_t most = 16;  // a call uses up to five; the last ones used stay
+  for (auto p = products_.begin(); p != products_.end(); ++p)
+    if (p->serves(head_dim_, stride)) {
+      products_.splice(products_.begin(), products_, p);
+      return *p;
+    }
+  if (products_.size() >= most) products_.pop_back();
+  return products_.emplace_front(head_dim_, stride);
+}
+
+void Worker::account(double flops) {
+  flops_since_progress_ += flops;
+  if (flops_since_progress_ < flops_between_progress) return;
+  flops_since_progress_ = 0;
+  if (progress_ != nullptr && *progress_) (*progress_)();
+}
+
+/// Walks the visits of a group: open(visits) for each window returns its KeyBlock; begin(tile,
+/// slot) before the first visit of a tile and end(tile, slot) behind its last; piece(...) for every
+/// piece; close(keys) at the end of a window. Tiles that are not under way leave their slot to
+/// others, so that those of short documents stay in the first-level cache.
+template <class Open, class Begin, class Piece, class End, class Close>
+void Worker::walk(const Pass& pass, const TileGroup& group, Open open, Begin begin, Piece piece,
+                  End end, Close close) {
+  std::array<size_t, largest_group> visits_left{}, slot_of{}, free_slots;
+  for (const Visit& v : visits_) ++visits_left[v.tile];
+  std::iota(free_slots.rbegin(), free_slots.rend(), size_t{0});  // the last one is taken first
+  size_t free_count = free_slots.size();
+  std::array<bool, largest_group> begun{};
+  for (size_t first = 0; first < visits_.size();) {
+    size_t last = first;
+    while (last < visits_.size() && visits_[last].window == visits_[first].window) ++last;
+    const KeyBlock keys = open(std::span(visits_).subspan(first, last - first));
+    for (; first < last; ++first) {
+      const Visit& visit = visits_[first];
+      const Tile& tile = group.tiles[visit.tile];
+      size_t& slot = slot_of[visit.tile];
+      if (!begun[visit.tile]) {
+        slot = free_slots[--free_count];
+        begin(tile, slot);
+        begun[visit.tile] = true;
+      }
+      pass.cut(tile, visit, pieces_);
+      for (const KeyPiece& p : pieces_.pieces)
+        piece(tile, p, visit.rectangle->k_begin.value() + p.begin - keys.begin, keys, slot);
+      if (--visits_left[visit.tile] == 0) {
+        end(tile, slot);
+        free_slots[free_count++] = slot;
+      }
+    }
+    close(keys);
+  }
+}
+
+KeyBlock Worker::open_window(const BlockInput& in, const Pass& pass, int64_t kv_head,
+                             std::span<const Visit> visits) {
+  KeyBlock keys;
+  keys.begin = std::numeric_limits<int64_t>::max();
+  for (const Visit& v : visits) {
+    keys.begin = std::min(keys.begin, v.rectangle->k_begin.value() + v.begin);
+    keys.end = std::max(keys.end, v.rectangle->k_begin.value() + v.end);
+  }
+  const int64_t column = kv_head * head_dim_;
+  keys.k_stride = row_stride(in.k), keys.v_stride = row_stride(in.v);
+  if (in.k.type != DType::f32 || pass.fixed_tiles()) {
+    const int64_t count = keys.end - keys.begin;
+    const int64_t padded = pass.fixed_tiles() ? round_up(count, key_tile) : count;
+    reserve(k_panel_, largest_window * head_dim_);
+    reserve(v_panel_, largest_window * head_dim_);
+    for (int64_t i = 0; i < count; ++i) {
+      load_row(in.k, keys.begin + i, column, head_dim_, 1, k_panel_.data() + i * head_dim_);
+      load_row(in.v, keys.begin + i, column, head_dim_, 1, v_panel_.data() + i * head_dim_);
+    }
+    std::fill(k_panel_.data() + count * head_dim_, k_panel_.data() + padded * head_dim_, 0.0F);
+    std::fill(v_panel_.data() + count * head_dim_, v_panel_.data() + padded * head_dim_, 0.0F);
+    keys.k = k_panel_.data(), keys.v = v_panel_.data();
+    keys.k_stride = keys.v_stride = head_dim_;
+    account(8.0 * static_cast<double>(count * head_dim_));
+  } else {
+    keys.k = in.k.as<float>().row(keys.begin) + column;
+    keys.v = in.v.as<float>().row(keys.begin) + column;
+    const int64_t count = std::min(keys.end - keys.begin, key_tile);
+    prefetch(in.k, keys.begin, count, column, head_dim_);
+    prefetch(in.v, keys.begin, count, column, head_dim_);
+  }
+  keys.k_products = &products(keys.k_stride);
+  keys.v_products = &products(keys.v_stride);
+  return keys;
+}
+
+void Worker::forward(const ForwardBlock& block, const Pass& pass, const TileGroup& group) {
+  const auto tiles = std::ssize(group.tiles);
+  for (Buffer<float>* buffer : {&packed_, &out_}) reserve(*buffer, tiles * head_dim_ * lane_stride);
+  for (Buffer<float>* buffer : {&top_, &sum_}) reserve(*buffer, tiles * lane_stride);
+  pass.list_visits(group, all_windows, visits_);
+  walk(
+      pass, group,
+      [&](std::span<const Visit> some) { return open_window(block, pass, group.kv_head, some); },
+      [&](const Tile& tile, size_t slot) {
+        begin_forward(block, tile, pass.padded_lanes(tile), slot);
+        if (const Tile* next = pass.next(tile)) prefetch_tile(block.q, *next);
+      },
+      [&](const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys, size_t slot) {
+        attend(tile, piece, key, keys, slot);
+      },
+      [&](const Tile& tile, size_t slot) { end_forward(block, tile, slot); },
+      [](const KeyBlock&) {});
+}
+
+void Worker::begin_forward(const ForwardBlock& block, const Tile& tile, int64_t padded,
+                           size_t slot) {
+  std::array<const float*, lane_stride> rows;
+  size_t lane = 0;
+  for (int64_t r = tile.row_begin; r < tile.row_begin + tile.rows; ++r)
+    for (int64_t h = tile.head_begin; h < tile.head_begin + tile.heads; ++h, ++lane) {
+      float* scratch = row_scratch_.data() + static_cast<int64_t>(lane) * head_dim_;
+      if (block.q.type == DType::f32) {
+        rows[lane] = block.q.as<float>().row(r) + h * head_dim_;
+      } else {
+        load_row(block.q, r, h * head_dim_, head_dim_, 1, scratch);
+        rows[lane] = scratch;
+      }
+    }
+  float* packed = tile_array(packed_, slot);
+  if (tile.lanes() < padded) {
+    float* zeros = row_scratch_.data() + (lane_stride - 1) * head_dim_;
+    std::fill_n(zeros, head_dim_, 0.0F);
+    while (lane < static_cast<size_t>(padded)) rows[lane++] = zeros;
+  }
+  pack_lanes(rows.data(), padded, head_dim_, block.heads.scale, packed);
+  std::fill_n(lane_array(top_, slot), padded, -infinity);
+  std::fill_n(lane_array(sum_, slot), padded, 0.0F);
+  float* out = tile_array(out_, slot);
+  for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(out + d * lane_stride, padded, 0.0F);
+  prefetch_tile(block.out, tile);  // for end_forward
+  account(16.0 * static_cast<double>(head_dim_ * lane_stride));
+}
+
+/// The piece's first key is row `key` of `keys`.
+void Worker::attend(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
+                    size_t slot) {
+  const int64_t lane = piece.lane_begin, lanes = piece.lanes();
+  float* scores = scores_.data() + lane;
+  keys.k_products->score(tile_array(packed_, slot) + lane, keys.k + key * keys.k_stride, scores,
+                         lanes, piece.count);
+  if (piece.masked) hide(tile, pieces_, piece, -infinity, scores_.data());
+  float* out = tile_array(out_, slot) + lane;
+  softmax_tile(scores, piece.count, lanes,
+               {lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane, out, head_dim_});
+  keys.v_products->to_lanes(scores, keys.v + key * keys.v_stride, out, lanes, piece.count);
+  account(4.0 * static_cast<double>(lanes * piece.count * head_dim_));
+}
+
+void Worker::end_forward(const ForwardBlock& block, const Tile& tile, size_t slot) {
+  std::array<float*, lane_stride> rows;
+  std::array<float*, lane_stride> lse;
+  const bool direct = block.out.type == DType::f32;
+  const auto for_each_lane = [&](auto body) {
+    for (int64_t lane = 0; lane < tile.lanes(); ++lane)
+      body(static_cast<size_t>(lane), tile.row_begin + lane / tile.heads,
+           tile.head_begin + lane % tile.heads);
+  };
+  for_each_lane([&](size_t lane, int64_t row, int64_t head) {
+    lse[lane] = block.lse.row(row) + head;
+    if (direct) {
+      rows[lane] = block.out.as<float>().row(row) + head * head_dim_;
+    } else {
+      rows[lane] = row_scratch_.data() + static_cast<int64_t>(lane) * head_dim_;
+      load_row(block.out, row, head * head_dim_, head_dim_, 1, rows[lane]);
+    }
+  });
+  float* sum = lane_array(sum_, slot);
+  merge_lanes({lane_array(top_, slot), sum, tile_array(out_, slot), head_dim_}, tile.lanes(),
+              rows.data(), lse.data());
+  if (direct) return;
+  for_each_lane([&](size_t lane, int64_t row, int64_t head) {
+    if (sum[lane] != 0) store_row(rows[lane], row, head * head_dim_, head_dim_, block.out);
+  });
+}
+
+void Worker::backward(const BackwardBlock& block, const Pass& pass, const TileGroup& group,
+                      Gradients wanted, size_t only_window) {
+  const auto tiles = std::ssize(group.tiles);
+  for (Buffer<float>* buffer : {&packed_, &packed_d_out_, &rows_, &d_out_rows_, &out_})
+    reserve(*buffer, tiles * head_dim_ * lane_stride);
+  for (Buffer<float>* buffer : {&top_, &sum_}) reserve(*buffer, tiles * lane_stride);
+  pass.list_visits(group, only_window, visits_);
+  walk(
+      pass, group,
+      [&](std::span<const Visit> some) {
+        KeyBlock keys = open_window(block, pass, group.kv_head, some);
+        if (wanted.keys) open_gradients(block, pass, group.kv_head, keys);
+        return keys;
+      },
+      [&](const Tile& tile, size_t slot) {
+        begin_backward(block, tile, pass.padded_lanes(tile), slot);
+        if (const Tile* next = pass.next(tile)) {
+          prefetch_tile(block.q, *next);
+          prefetch_tile(block.d_out, *next);
+        }
+      },
+      [&](const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys, size_t slot) {
+        differentiate(tile, piece, key, keys, slot, wanted);
+      },
+      [&](const Tile& tile, size_t slot) {
+        if (wanted.queries) end_backward(block, tile, slot);
+      },
+      [&](const KeyBlock& keys) {
+        if (keys.gradients_apart) add_gradients(block, group.kv_head, keys);
+      });
+}
+
+void Worker::open_gradients(const BackwardBlock& block, const Pass& pass, int64_t kv_head,
+                            KeyBlock& keys) {
+  keys.d_k_stride = row_stride(block.d_k), keys.d_v_stride = row_stride(block.d_v);
+  if (pass.fixed_tiles()) {
+    const int64_t rows = round_up(keys.end - keys.begin, key_tile);
+    for (Buffer<float>* panel : {&d_k_panel_, &d_v_panel_}) {
+      reserve(*panel, largest_window * head_dim_);
+      std::fill_n(panel->data(), rows * head_dim_, 0.0F);
+    }
+    keys.d_k = d_k_panel_.data(), keys.d_v = d_v_panel_.data();
+    keys.d_k_stride = keys.d_v_stride = head_dim_;
+    keys.gradients_apart = true;
+  } else {
+    keys.d_k = block.d_k.row(keys.begin) + kv_head * head_dim_;
+    keys.d_v = block.d_v.row(keys.begin) + kv_head * head_dim_;
+  }
+  keys.d_k_products = &products(keys.d_k_stride);
+  keys.d_v_products = &products(keys.d_v_stride);
+}
+
+void Worker::add_gradients(const BackwardBlock& block, int64_t kv_head, const KeyBlock& keys) {
+  for (int64_t i = 0; i < keys.end - keys.begin; ++i) {
+    float* d_k = block.d_k.row(keys.begin + i) + kv_head * head_dim_;
+    float* d_v = block.d_v.row(keys.begin + i) + kv_head * head_dim_;
+    for (int64_t d = 0; d < head_dim_; ++d) d_k[d] += keys.d_k[i * head_dim_ + d];
+    for (int64_t d = 0; d < head_dim_; ++d) d_v[d] += keys.d_v[i * head_dim_ + d];
+  }
+  account(8.0 * static_cast<double>((keys.end - keys.begin) * head_dim_));
+}
+
+void Worker::begin_backward(const BackwardBlock& block, const Tile& tile, int64_t padded,
+                            size_t slot) {
+  float *q_rows = tile_array(rows_, slot), *d_out_rows = tile_array(d_out_rows_, slot);
+  float *lse = lane_array(top_, slot), *delta = lane_array(sum_, slot);
+  std::array<const float*, lane_stride> q, d_out;
+  for (int64_t lane = 0; lane < padded; ++lane) {
+    const auto at = static_cast<size_t>(lane);
+    const int64_t row = tile.row_begin + lane / tile.heads;
+    const int64_t head = tile.head_begin + lane % tile.heads;
+    float *q_row = q_rows + lane * head_dim_, *d_out_row = d_out_rows + lane * head_dim_;
+    q[at] = q_row, d_out[at] = d_out_row;
+    if (lane < tile.lanes() && block.lse(row, head) != -infinity) {
+      load_row(block.q, row, head * head_dim_, head_dim_, block.heads.scale, q_row);
+      load_row(block.d_out, row, head * head_dim_, head_dim_, 1, d_out_row);
+      lse[lane] = block.lse(row, head);
+      delta[lane] = block.delta(row, head);
+    } else {  // weighs nothing, whatever is in its row
+      std::fill_n(q_row, head_dim_, 0.0F);
+      std::fill_n(d_out_row, head_dim_, 0.0F);
+      lse[lane] = infinity;
+      delta[lane] = 0;
+    }
+  }
+  pack_lanes(q.data(), padded, head_dim_, 1, tile_array(packed_, slot));
+  pack_lanes(d_out.data(), padded, head_dim_, 1, tile_array(packed_d_out_, slot));
+  float* d_q = tile_array(out_, slot);
+  for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(d_q + d * lane_stride, padded, 0.0F);
+  account(32.0 * static_cast<double>(head_dim_ * lane_stride));
+}
+
+/// The piece's first key is row `key` of `keys`.
+void Worker::differentiate(const Tile& tile, const KeyPiece& piece, int64_t key,
+                           const KeyBlock& keys, size_t slot, Gradients wanted) {
+  const int64_t lane = piece.lane_begin, lanes = piece.lanes(), count = piece.count;
+  const double flops = 2.0 * static_cast<double>(lanes * count * head_dim_);
+  float *p = scores_.data() + lane, *ds = d_scores_.data() + lane;
+  const float *k = keys.k + key * keys.k_stride, *v = keys.v + key * keys.v_stride;
+  keys.k_products->score(tile_array(packed_, slot) + lane, k, p, lanes, count);
+  keys.v_products->score(tile_array(packed_d_out_, slot) + lane, v, ds, lanes, count);
+  account(2 * flops);
+  gradient_tile(p, ds, count, lanes, lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane);
+  if (piece.masked) {
+    hide(tile, pieces_, piece, 0, scores_.data());
+    hide(tile, pieces_, piece, 0, d_scores_.data());
+  }
+  if (wanted.keys) {
+    const int64_t first = lane * head_dim_;
+    keys.d_v_products->to_keys(p, tile_array(d_out_rows_, slot) + first,
+                               keys.d_v + key * keys.d_v_stride, lanes, count);
+    keys.d_k_products->to_keys(ds, tile_array(rows_, slot) + first,
+                               keys.d_k + key * keys.d_k_stride, lanes, count);
+    account(2 * flops);
+  }
+  if (wanted.queries) {
+    keys.k_products->to_lanes(ds, k, tile_array(out_, slot) + lane, lanes, count);
+    account(flops);
+  }
+}
+
+void Worker::end_backward(const BackwardBlock& block, const Tile& tile, size_t slot) {
+  std::array<float*, lane_stride> rows;
+  const bool direct = block.d_q.type == DType::f32;
+  for (int64_t lane = 0; lane < tile.lanes(); ++lane) {
+    const int64_t row = tile.row_begin + lane / tile.heads;
+    const int64_t column = (tile.head_begin + lane % tile.heads) * head_dim_;
+    float*& to = rows[static_cast<size_t>(lane)];
+    to = direct ? block.d_q.as<float>().row(row) + column : row_scratch_.data() + lane * head_dim_;
+    if (!direct) load_row(block.d_q, row, column, head_dim_, 1, to);
+  }
+  add_lanes(tile_array(out_, slot), tile.lanes(), head_dim_, block.heads.scale, rows.data());
+  for (int64_t lane = 0; !direct && lane < tile.lanes(); ++lane)
+    store_row(rows[static_cast<size_t>(lane)], tile.row_begin + lane / tile.heads,
+              (tile.head_begin + lane % tile.heads) * head_dim_, head_dim_, block.d_q);
 }
 
 class CpuKernel final : public BlockKernel {
  public:
-  void forward(const HeadShape& shape, MatrixView<const float> queries, const KvBlock& block,
-               std::span<const Rectangle> rectangles, AttentionState& state,
-               const std::function<void()>& progress) override;
+  explicit CpuKernel(int threads) : threads_(threads), workers_(static_cast<size_t>(threads)) {}
+
+  void forward(const ForwardBlock& block) override {
+    start(block);
+    for_each_pass(block, forward_group, [&](const Pass& pass) {
+      for_each_task(threads_, std::ssize(pass.groups()), [&](int64_t task, int thread) {
+        workers_[static_cast<size_t>(thread)].forward(block, pass,
+                                                      pass.groups()[static_cast<size_t>(task)]);
+      });
+    });
+  }
+
+  void backward(const BackwardBlock& block) override {
+    start(block);
+    const Gradients wanted{!block.d_q.empty(), block.d_k.data != nullptr};
+    for_each_pass(block, backward_group, [&](const Pass& pass) {
+      // One sweep does five products for each pair; sweeps for queries and keys apart do seven, and
+      // leave more to share. Results are the same.
+      const int64_t kv_heads = block.heads.kv_heads;
+      if (threads_ == 1 || kv_heads % threads_ == 0) {
+        for_each_task(threads_, threads_ == 1 ? 1 : kv_heads, [&](int64_t task, int thread) {
+          for (const TileGroup& group : pass.groups())
+            if (threads_ == 1 || group.kv_head == task)
+              workers_[static_cast<size_t>(thread)].backward(block, pass, group, wanted);
+        });
+        return;
+      }
+      if (wanted.queries) query_sweep(block, pass);
+      if (wanted.keys) key_sweep(block, pass);
+    });
+  }
 
  private:
-  /// Keys [begin, begin + count) of the block meet the lanes from `lane` on.
-  struct KeyRange {
-    int64_t begin, count, lane;
-  };
-  struct Call {
-    const HeadShape& shape;
-    MatrixView<const float> queries;
-    const KvBlock& block;
-    AttentionState& state;
-    const std::function<void()>& progress;
-  };
+  void start(const BlockInput& in);
 
-  void reserve(int64_t head_dim);
-  void begin_tile(const Call& call, const Tile& tile);
-  void attend(const Call& call, const Tile& tile, const Rectangle& r);
-  /// Key number i of the range is hidden from the tile's first `hidden_rows` + i rows, if positive.
-  void attend_keys(const Call& call, const Tile& tile, KeyRange keys, int64_t hidden_rows);
-  void end_tile(const Call& call, const Tile& tile);
-  void account(const Call& call, double flops);
-  void prefetch(MatrixView<const float> rows, const Tile& tile) const;
-  LaneState lanes_from(int64_t lane) {
-    return {top_.data() + lane, sum_.data() + lane, out_.data() + lane, head_dim_};
+  template <class Body>
+  static void for_each_pass(const BlockInput& in, int64_t tiles_per_group, Body body) {
+    const size_t step = in.fixed_tiles ? 1 : in.rectangles.size();
+    for (size_t first = 0; first < in.rectangles.size(); first += step)
+      body(Pass(in.heads, in.rectangles.subspan(first, step), in.fixed_tiles, tiles_per_group));
   }
 
-  Products products_;
-  Buffer<float> packed_queries_, scores_, out_, top_, sum_, zeros_;
-  int64_t head_dim_ = 0;
-  double flops_since_progress_ = 0;
+  void query_sweep(const BackwardBlock& block, const Pass& pass) {
+    for_each_task(threads_, std::ssize(pass.groups()), [&](int64_t task, int thread) {
+      workers_[static_cast<size_t>(thread)].backward(
+          block, pass, pass.groups()[static_cast<size_t>(task)], {true, false});
+    });
+  }
+  void key_sweep(const BackwardBlock& block, const Pass& pass) {
+    const auto windows = std::ssize(pass.windows());
+    for_each_task(threads_, windows * block.heads.kv_heads, [&](int64_t task, int thread) {
+      for (const TileGroup& group : pass.groups())
+        if (group.kv_head == task / windows)
+          workers_[static_cast<size_t>(thread)].backward(block, pass, group, {false, true},
+                                                         static_cast<size_t>(task % windows));
+    });
+  }
+
+  int threads_;
+  std::vector<Worker> workers_;
 };
 
-void CpuKernel::reserve(int64_t head_dim) {
-  if (head_dim == head_dim_) return;
-  head_dim_ = head_dim;
-  packed_queries_ = Buffer<float>(head_dim * lane_stride);
-  out_ = Buffer<float>(head_dim * lane_stride);
-  scores_ = Buffer<float>(key_tile * lane_stride);
-  top_ = Buffer<float>(lane_stride);
-  sum_ = Buffer<float>(lane_stride);
-  zeros_ = Buffer<float>(head_dim);
-  std::fill_n(zeros_.data(), head_dim, 0.0F);
-}
-
-void CpuKernel::begin_tile(const Call& call, const Tile& tile) {
-  std::array<const float*, lane_stride> rows;
-  size_t lane = 0;
-  for (int64_t r = tile.row_begin; r < tile.row_begin + tile.rows; ++r)
-    for (int64_t h = tile.head_begin; h < tile.head_begin + tile.heads; ++h)
-      rows[lane++] = call.queries.row(r) + h * head_dim_;
-  while (lane < static_cast<size_t>(tile.padded())) rows[lane++] = zeros_.data();
-  pack_lanes(rows.data(), tile.padded(), head_dim_, call.shape.scale, packed_queries_.data());
-  std::fill_n(top_.data(), tile.padded(), minus_infinity);
-  std::fill_n(sum_.data(), tile.padded(), 0.0F);
-  for (int64_t d = 0; d < head_dim_; ++d)
-    std::fill_n(out_.data() + d * lane_stride, tile.padded(), 0.0F);
-  prefetch(call.state.out, tile);  // for end_tile
-  account(call, 16.0 * static_cast<double>(head_dim_ * lane_stride));
-}
-
-void CpuKernel::attend(const Call& call, const Tile& tile, const Rectangle& r) {
-  const int64_t first_row = tile.row_begin - r.q_begin.value();
-  // Keys below `open` are visible to every row of the tile, those from `end` on to none.
-  int64_t open = r.k_length, end = r.k_length;
-  const int64_t diagonal = r.mask.diagonal + first_row;  // of the tile's first row
-  if (r.mask.causal) {
-    open = std::clamp<int64_t>(diagonal + 1, 0, r.k_length);
-    end = std::clamp<int64_t>(diagonal + tile.rows, 0, r.k_length);
-  }
-  int64_t j = 0;
-  const int64_t unmasked = open == end ? end : open / diagonal_block * diagonal_block;
-  for (; j < unmasked; j += key_tile)
-    attend_keys(call, tile, {r.k_begin.value() + j, std::min(key_tile, unmasked - j), 0},
-                nothing_hidden);
-  for (j = unmasked; j < end; j += diagonal_block) {
-    const int64_t count = std::min(diagonal_block, end - j);
-    const int64_t first_lane = std::max<int64_t>(j - diagonal, 0) * tile.heads;
-    const int64_t lane = first_lane / lane_granularity * lane_granularity;
-    attend_keys(call, tile, {r.k_begin.value() + j, count, lane}, j - diagonal);
-  }
-}
-
-void CpuKernel::attend_keys(const Call& call, const Tile& tile, KeyRange keys,
-                            int64_t hidden_rows) {
-  const int64_t lanes = tile.padded() - keys.lane;
-  const int64_t column = tile.kv_head * head_dim_;
-  float* scores = scores_.data() + keys.lane;
-  products_.score(packed_queries_.data() + keys.lane, call.block.keys.row(keys.begin) + column,
-                  scores, lanes, keys.count);
-  for (int64_t i = 0; i < keys.count; ++i) {
-    const int64_t hidden = (hidden_rows + i) * tile.heads - keys.lane;
-    if (hidden > 0) std::fill_n(scores + i * lane_stride, hidden, minus_infinity);
-  }
-  softmax_tile(scores, keys.count, lanes, lanes_from(keys.lane));
-  products_.accumulate(scores, call.block.values.row(keys.begin) + column, out_.data() + keys.lane,
-                       lanes, keys.count);
-  account(call, 4.0 * static_cast<double>(lanes * keys.count * head_dim_));
-}
-
-void CpuKernel::end_tile(const Call& call, const Tile& tile) {
-  std::array<float*, lane_stride> rows;
-  std::array<float*, lane_stride> lse;
-  size_t lane = 0;
-  for (int64_t r = tile.row_begin; r < tile.row_begin + tile.rows; ++r)
-    for (int64_t h = tile.head_begin; h < tile.head_begin + tile.heads; ++h, ++lane) {
-      rows[lane] = call.state.out.row(r) + h * head_dim_;
-      lse[lane] = call.state.lse.row(r) + h;
-    }
-  merge_lanes(lanes_from(0), tile.lanes(), rows.data(), lse.data());
-}
-
-/// Rows of short documents come from memory, in pieces too short for the hardware to foresee.
-void CpuKernel::prefetch(MatrixView<const float> rows, const Tile& tile) const {
-  constexpr int64_t line = 64 / sizeof(float);
-  for (int64_t r = tile.row_begin; r < tile.row_begin + tile.rows; ++r)
-    for (int64_t i = 0; i < tile.heads * head_dim_; i += line)
-      __builtin_prefetch(rows.row(r) + tile.head_begin * head_dim_ + i, 0, 2);
-}
-
-void CpuKernel::account(const Call& call, double flops) {
-  flops_since_progress_ += flops;
-  if (flops_since_progress_ < flops_between_progress) return;
-  flops_since_progress_ = 0;
-  if (call.progress) call.progress();
-}
-
-void CpuKernel::forward(const HeadShape& shape, MatrixView<const float> queries,
-                        const KvBlock& block, std::span<const Rectangle> rectangles,
-                        AttentionState& state, const std::function<void()>& progress) {
-  GYRE_CHECK(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0,
-             "{} heads over {} KV heads", shape.heads, shape.kv_heads);
+void CpuKernel::start(const BlockInput& in) {
+  const BlockHeads& h = in.heads;
+  GYRE_CHECK(h.heads > 0 && h.group > 0 && h.skew >= 0 && h.skew < h.group &&
+                 (h.heads - 1 + h.skew) / h.group < h.kv_heads,
+             "{} heads in groups of {} from {} on over {} KV heads", h.heads, h.group, h.skew,
+             h.kv_heads);
+  GYRE_CHECK(in.k.type == in.v.type, "keys are {}, values {}", name_of(in.k.type),
+             name_of(in.v.type));
   GYRE_CHECK(
-      std::is_sorted(rectangles.begin(), rectangles.end(),
+      std::is_sorted(in.rectangles.begin(), in.rectangles.end(),
                      [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; }),
       "rectangles are not sorted by their first query");
-  std::vector<size_t> members;
-  const std::vector<Band> bands = cut_into_bands(rectangles, members);
-  const std::vector<Tile> tiles = cut_into_tiles(shape, bands, members);
-  if (tiles.empty()) return;
-  reserve(shape.head_dim);
-  products_.set_shape(shape.head_dim, block.keys.stride, block.values.stride);
-  const Call call{shape, queries, block, state, progress};
-  for (size_t i = 0; i < tiles.size(); ++i) {
-    begin_tile(call, tiles[i]);
-    if (i + 1 < tiles.size()) prefetch(call.queries, tiles[i + 1]);
-    for (const size_t r : tiles[i].rectangles) attend(call, tiles[i], rectangles[r]);
-    end_tile(call, tiles[i]);
-  }
+  for (size_t i = 0; i < workers_.size(); ++i)
+    workers_[i].start(h.head_dim, i == 0 ? &in.progress : nullptr);
 }
 
 }  // namespace
 
-std::unique_ptr<BlockKernel> make_cpu_kernel() {
-  return std::make_unique<CpuKernel>();
+std::unique_ptr<BlockKernel> make_cpu_kernel(int threads) {
+  GYRE_CHECK(threads > 0, "{} threads", threads);
+  return std::make_unique<CpuKernel>(threads);
 }
 
 }  // namespace gyre

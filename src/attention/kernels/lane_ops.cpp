@@ -151,24 +151,32 @@ void merge_factors(LaneState state, int64_t lanes, float* old_factor, float* new
   }
 }
 
-/// row = w1 · row + w2 · out[.][lane]
-void merge_one_lane(LaneState state, int64_t lane, int64_t from, float w1, float w2, float* row) {
-  for (int64_t d = from; d < state.head_dim; ++d)
-    row[d] = w1 * row[d] + w2 * state.out[d * lane_stride + lane];
+/// row = w1 · row + w2 · tile[.][lane], with the instructions of blend_four_lanes: a row gets the
+/// same bits wherever it is in a tile.
+void blend_one_lane(const float* tile, int64_t lane, int64_t from, int64_t head_dim, float w1,
+                    float w2, float* row) {
+  const hn::CappedTag<float, 1> f;
+  for (int64_t d = from; d < head_dim; ++d) {
+    const auto scaled = hn::Mul(hn::Set(f, w2), hn::Load(f, tile + d * lane_stride + lane));
+    hn::Store(hn::MulAdd(hn::Set(f, w1), hn::Load(f, row + d), scaled), f, row + d);
+  }
 }
 
 #if HWY_TARGET != HWY_SCALAR
-/// The same for four lanes, for as many dimensions as come in fours.
-void merge_four_lanes(LaneState state, int64_t lane, const float* w1, const float* w2,
-                      float* const* rows) {
+/// The same for four lanes, for as many dimensions as come in fours. Rows that hold 0 (`fresh`) are
+/// not read.
+template <bool fresh>
+void blend_four_lanes(const float* tile, int64_t lane, int64_t head_dim, const float* w1,
+                      const float* w2, float* const* rows) {
   const F4 f;
   const auto blend = [&](int64_t i, int64_t d, V4 o) HWY_ATTR {
-    float* row = rows[lane + i] + d;
-    const V4 scaled = hn::Mul(hn::Set(f, w2[lane + i]), o);
-    hn::StoreU(hn::MulAdd(hn::Set(f, w1[lane + i]), hn::LoadU(f, row), scaled), f, row);
+    float* row = rows[i] + d;
+    const V4 scaled = hn::Mul(hn::Set(f, w2[i]), o);
+    const V4 old = fresh ? hn::Zero(f) : hn::LoadU(f, row);
+    hn::StoreU(hn::MulAdd(hn::Set(f, w1[i]), old, scaled), f, row);
   };
-  for (int64_t d = 0; d + block <= state.head_dim; d += block) {
-    const float* from = state.out + d * lane_stride + lane;
+  for (int64_t d = 0; d + block <= head_dim; d += block) {
+    const float* from = tile + d * lane_stride + lane;
     V4 o0 = hn::Load(f, from), o1 = hn::Load(f, from + lane_stride);
     V4 o2 = hn::Load(f, from + 2 * lane_stride), o3 = hn::Load(f, from + 3 * lane_stride);
     transpose(o0, o1, o2, o3);
@@ -191,19 +199,54 @@ void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* cons
   };  // NaN counts as seen
   int64_t lane = 0;
 #if HWY_TARGET != HWY_SCALAR
+  const auto first_result = [&](int64_t at) { return *lse[at] == minus_infinity; };
   for (; lane + block <= lanes; lane += block) {
     const bool all =
         saw_keys(lane) && saw_keys(lane + 1) && saw_keys(lane + 2) && saw_keys(lane + 3);
     const int64_t done = all ? state.head_dim / block * block : 0;
-    if (all) merge_four_lanes(state, lane, w1, w2, rows);
+    if (all && first_result(lane) && first_result(lane + 1) && first_result(lane + 2) &&
+        first_result(lane + 3))
+      blend_four_lanes<true>(state.out, lane, state.head_dim, w1 + lane, w2 + lane, rows + lane);
+    else if (all)
+      blend_four_lanes<false>(state.out, lane, state.head_dim, w1 + lane, w2 + lane, rows + lane);
     for (int64_t i = lane; i < lane + block; ++i)
-      if (saw_keys(i)) merge_one_lane(state, i, done, w1[i], w2[i], rows[i]);
+      if (saw_keys(i)) blend_one_lane(state.out, i, done, state.head_dim, w1[i], w2[i], rows[i]);
   }
 #endif
   for (; lane < lanes; ++lane)
-    if (saw_keys(lane)) merge_one_lane(state, lane, 0, w1[lane], w2[lane], rows[lane]);
+    if (saw_keys(lane))
+      blend_one_lane(state.out, lane, 0, state.head_dim, w1[lane], w2[lane], rows[lane]);
   for (int64_t i = 0; i < lanes; ++i)
     if (saw_keys(i)) *lse[i] = merged[i];
+}
+
+void add_lanes(const float* tile, int64_t lanes, int64_t head_dim, float factor,
+               float* const* rows) {
+  int64_t lane = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const float ones[block] = {1, 1, 1, 1}, factors[block] = {factor, factor, factor, factor};
+  for (; lane + block <= lanes; lane += block) {
+    blend_four_lanes<false>(tile, lane, head_dim, ones, factors, rows + lane);
+    for (int64_t i = lane; i < lane + block; ++i)
+      blend_one_lane(tile, i, head_dim / block * block, head_dim, 1, factor, rows[i]);
+  }
+#endif
+  for (; lane < lanes; ++lane) blend_one_lane(tile, lane, 0, head_dim, 1, factor, rows[lane]);
+}
+
+void gradient_tile(float* scores, float* products, int64_t keys, int64_t lanes, const float* lse,
+                   const float* delta) {
+  const F f;
+  for (int64_t lane = 0; lane < lanes; lane += static_cast<int64_t>(hn::Lanes(f))) {
+    const V reference = hn::Load(f, lse + lane), offset = hn::Load(f, delta + lane);
+    for (int64_t j = 0; j < keys; ++j) {
+      float* s = scores + j * lane_stride + lane;
+      float* g = products + j * lane_stride + lane;
+      const V p = exp_f32(f, hn::Sub(hn::Load(f, s), reference));
+      hn::Store(p, f, s);
+      hn::Store(hn::Mul(p, hn::Sub(hn::Load(f, g), offset)), f, g);
+    }
+  }
 }
 
 }  // namespace
@@ -215,6 +258,8 @@ namespace gyre {
 HWY_EXPORT(pack_lanes);
 HWY_EXPORT(softmax_tile);
 HWY_EXPORT(merge_lanes);
+HWY_EXPORT(gradient_tile);
+HWY_EXPORT(add_lanes);
 
 void pack_lanes(const float* const* rows, int64_t lanes, int64_t head_dim, float scale,
                 float* packed) {
@@ -225,6 +270,14 @@ void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state) {
 }
 void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* const* lse) {
   HWY_DYNAMIC_DISPATCH(merge_lanes)(state, lanes, rows, lse);
+}
+void gradient_tile(float* scores, float* products, int64_t keys, int64_t lanes, const float* lse,
+                   const float* delta) {
+  HWY_DYNAMIC_DISPATCH(gradient_tile)(scores, products, keys, lanes, lse, delta);
+}
+void add_lanes(const float* tile, int64_t lanes, int64_t head_dim, float factor,
+               float* const* rows) {
+  HWY_DYNAMIC_DISPATCH(add_lanes)(tile, lanes, head_dim, factor, rows);
 }
 }  // namespace gyre
 #endif  // HWY_ONCE

@@ -33,8 +33,19 @@ void pack_lanes(const float* const* rows, int64_t lanes, int64_t head_dim, float
 /// no accuracy); hidden scores are -inf and become 0. `lanes` is a multiple of lane_granularity.
 void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state);
 
+/// Replaces scores [keys][lane_stride] by p = exp(score - lse[lane]), and products [keys]
+/// [lane_stride], <dO, v>, by p · (product - delta[lane]). A lane with lse = inf gets 0, unless its
+/// product or delta is not finite. `lanes` is a multiple of lane_granularity.
+void gradient_tile(float* scores, float* products, int64_t keys, int64_t lanes, const float* lse,
+                   const float* delta);
+
 /// Merges lanes into rows by merge_lse: rows[lane] [head_dim] and lse[lane] hold the earlier
 /// partial. A lane that saw no key leaves its row alone.
+/// A row with lse = -inf holds 0, and need not be read.
 void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* const* lse);
+
+/// rows[lane] [head_dim] += factor · tile [head_dim][lane]
+void add_lanes(const float* tile, int64_t lanes, int64_t head_dim, float factor,
+               float* const* rows);
 
 }  // namespace gyre

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -8,46 +9,141 @@
 namespace gyre {
 namespace {
 
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+
+double value(ConstMatrixRef m, int64_t row, int64_t col) {
+  return static_cast<double>(m.at(row, col));
+}
+
+void store(MatrixRef m, int64_t row, int64_t col, double x) {
+  const auto rounded = static_cast<float>(x);
+  if (m.type == DType::f32)
+    m.as<float>()(row, col) = rounded;
+  else
+    m.as<bf16>()(row, col) = to_bf16(rounded);
+}
+
+/// One query row and head.
+struct Query {
+  int64_t row, head, column, kv_column;
+};
+
+/// Calls body(query) for every head of every query row that a rectangle covers, rows in order.
+template <class Body>
+void for_each_query(const BlockInput& in, Body body) {
+  const BlockHeads& h = in.heads;
+  for (int64_t row = 0; row < in.q.rows; ++row) {
+    const bool covered =
+        std::any_of(in.rectangles.begin(), in.rectangles.end(), [&](const Rectangle& r) {
+          return row >= r.q_begin.value() && row < r.q_begin.value() + r.q_length;
+        });
+    for (int64_t head = 0; covered && head < h.heads; ++head)
+      body({row, head, head * h.head_dim, (head + h.skew) / h.group * h.head_dim});
+    if (covered && in.progress) in.progress();
+  }
+}
+
+/// Calls body(key row, score) for every key that the query sees: rectangles and keys in order.
+template <class Body>
+void for_each_key(const BlockInput& in, const Query& query, Body body) {
+  for (const Rectangle& r : in.rectangles) {
+    const int64_t i = query.row - r.q_begin.value();
+    if (i < 0 || i >= r.q_length) continue;
+    const int64_t begin = std::max<int64_t>(r.mask.begin_key(i), 0);
+    const int64_t end = std::min(r.mask.end_key(i), r.k_length);
+    for (int64_t j = begin; j < end; ++j) {
+      const int64_t key = r.k_begin.value() + j;
+      double dot = 0;
+      for (int64_t d = 0; d < in.heads.head_dim; ++d)
+        dot += value(in.q, query.row, query.column + d) * value(in.k, key, query.kv_column + d);
+      body(key, dot * static_cast<double>(in.heads.scale));
+    }
+  }
+}
+
+/// Adds `sums` [keys, kv_heads * head_dim] to the rows of `to` that a rectangle covers.
+void add_to_keys(const BlockInput& in, const std::vector<double>& sums, MatrixView<float> to) {
+  std::vector<bool> covered(static_cast<size_t>(in.k.rows));
+  for (const Rectangle& r : in.rectangles)
+    for (int64_t j = 0; j < r.k_length; ++j)
+      covered[static_cast<size_t>(r.k_begin.value() + j)] = true;
+  const int64_t width = in.heads.kv_heads * in.heads.head_dim;
+  for (int64_t key = 0; key < in.k.rows; ++key)
+    for (int64_t c = 0; covered[static_cast<size_t>(key)] && c < width; ++c)
+      to(key, c) = static_cast<float>(static_cast<double>(to(key, c)) +
+                                      sums[static_cast<size_t>(key * width + c)]);
+}
+
 class ReferenceKernel final : public BlockKernel {
  public:
-  void forward(const HeadShape& shape, MatrixView<const float> queries, const KvBlock& block,
-               std::span<const Rectangle> rectangles, AttentionState& state,
-               const std::function<void()>& progress) override {
-    for (const Rectangle& r : rectangles) {
-      for (int64_t i = 0; i < r.q_length; ++i)
-        for (int64_t head = 0; head < shape.heads; ++head)
-          attend(shape, queries, block, r, i, head, state);
-      if (progress) progress();
-    }
+  void forward(const ForwardBlock& block) override {
+    for_each_query(block, [&](const Query& query) { attend(block, query); });
+  }
+
+  void backward(const BackwardBlock& block) override {
+    const bool keys_wanted = block.d_k.data != nullptr;
+    const int64_t width = block.heads.kv_heads * block.heads.head_dim;
+    const auto size = static_cast<size_t>(keys_wanted ? block.k.rows * width : 0);
+    std::vector<double> d_k(size), d_v(size);
+    for_each_query(block, [&](const Query& query) {
+      if (static_cast<double>(block.lse(query.row, query.head)) != minus_infinity)
+        differentiate(block, query, d_k, d_v);
+    });
+    if (!keys_wanted) return;
+    add_to_keys(block, d_k, block.d_k);
+    add_to_keys(block, d_v, block.d_v);
   }
 
  private:
-  /// Query i of the rectangle, one head: keys in order, each merged as a partial of its own, (v_j,
-  /// s_j).
-  static void attend(const HeadShape& shape, MatrixView<const float> queries, const KvBlock& block,
-                     const Rectangle& r, int64_t i, int64_t head, AttentionState& state) {
-    const int64_t row = r.q_begin.value() + i, dim = shape.head_dim;
-    const int64_t kv_column = head / (shape.heads / shape.kv_heads) * dim;
-    const float* q = queries.row(row) + head * dim;
-    float* out = state.out.row(row) + head * dim;
-    std::vector<double> sum(out, out + dim);
-    auto lse = static_cast<double>(state.lse(row, head));
-    for (int64_t j = 0; j < r.k_length; ++j) {
-      if (r.mask.causal && j > i + r.mask.diagonal) break;
-      const float* k = block.keys.row(r.k_begin.value() + j) + kv_column;
-      const float* v = block.values.row(r.k_begin.value() + j) + kv_column;
-      double score = 0;
-      for (int64_t d = 0; d < dim; ++d)
-        score += static_cast<double>(q[d]) * static_cast<double>(k[d]);
-      const MergeWeights<double> w = merge_lse(lse, score * static_cast<double>(shape.scale));
+  /// Each visible key is merged as a partial of its own, (v_j, x_ij).
+  static void attend(const ForwardBlock& block, const Query& query) {
+    const int64_t dim = block.heads.head_dim;
+    std::vector<double> out(static_cast<size_t>(dim));
+    for (int64_t d = 0; d < dim; ++d)
+      out[static_cast<size_t>(d)] = value(block.out, query.row, query.column + d);
+    auto lse = static_cast<double>(block.lse(query.row, query.head));
+    bool seen = false;
+    for_each_key(block, query, [&](int64_t key, double score) {
+      const MergeWeights<double> w = merge_lse(lse, score);
       for (int64_t d = 0; d < dim; ++d) {
         const auto at = static_cast<size_t>(d);
-        sum[at] = w.w1 * sum[at] + w.w2 * static_cast<double>(v[d]);
+        out[at] = w.w1 * out[at] + w.w2 * value(block.v, key, query.kv_column + d);
       }
       lse = w.lse;
-    }
-    for (int64_t d = 0; d < dim; ++d) out[d] = static_cast<float>(sum[static_cast<size_t>(d)]);
-    state.lse(row, head) = static_cast<float>(lse);
+      seen = true;
+    });
+    if (!seen) return;
+    for (int64_t d = 0; d < dim; ++d)
+      store(block.out, query.row, query.column + d, out[static_cast<size_t>(d)]);
+    block.lse(query.row, query.head) = static_cast<float>(lse);
+  }
+
+  /// Adds to d_q of the query, and to d_k and d_v [keys, kv_heads * head_dim] unless empty.
+  static void differentiate(const BackwardBlock& block, const Query& query,
+                            std::vector<double>& d_k, std::vector<double>& d_v) {
+    const int64_t dim = block.heads.head_dim, width = block.heads.kv_heads * dim;
+    const auto scale = static_cast<double>(block.heads.scale);
+    const auto lse = static_cast<double>(block.lse(query.row, query.head));
+    const auto delta = static_cast<double>(block.delta(query.row, query.head));
+    std::vector<double> d_q(static_cast<size_t>(dim));
+    for_each_key(block, query, [&](int64_t key, double score) {
+      const double p = std::exp(score - lse);
+      double dp = 0;
+      for (int64_t d = 0; d < dim; ++d)
+        dp += value(block.d_out, query.row, query.column + d) *
+              value(block.v, key, query.kv_column + d);
+      const double ds = scale * p * (dp - delta);
+      for (int64_t d = 0; d < dim; ++d) {
+        d_q[static_cast<size_t>(d)] += ds * value(block.k, key, query.kv_column + d);
+        if (d_k.empty()) continue;
+        const auto at = static_cast<size_t>(key * width + query.kv_column + d);
+        d_k[at] += ds * value(block.q, query.row, query.column + d);
+        d_v[at] += p * value(block.d_out, query.row, query.column + d);
+      }
+    });
+    for (int64_t d = 0; !block.d_q.empty() && d < dim; ++d)
+      store(block.d_q, query.row, query.column + d,
+            value(block.d_q, query.row, query.column + d) + d_q[static_cast<size_t>(d)]);
   }
 };
 

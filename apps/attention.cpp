@@ -1,0 +1,180 @@
+// gyre-attention: context-parallel attention, forward and backward: every schedule under every
+// layout, timed, counted and verified.
+
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "comm/agree.hpp"
+#include "comm/emulated.hpp"
+#include "io/sha256.hpp"
+#include "report/app.hpp"
+#include "report/attention_case.hpp"
+#include "report/attention_check.hpp"
+#include "report/attention_report.hpp"
+#include "report/provenance.hpp"
+#include "report/trace_file.hpp"
+#include "runtime/peak.hpp"
+
+namespace {
+
+using namespace gyre;
+
+/// Everything that all configurations of a run share.
+struct Session {
+  const AttentionOptions& o;
+  const std::optional<AttentionFile>& file;
+  AppContext& context;
+  Communicator& network;
+  BlockKernel& kernel;
+  RunReport& report;
+  double peak_flops;
+  AttentionWorkspace workspace;
+  std::vector<AttentionRow> rows;
+  std::vector<std::string> refused;
+};
+
+/// Times and verifies one direction.
+AttentionRow do_pass(Session& s, AttentionRun& run, const TensorRows& inputs, Pass pass) {
+  const AttentionOptions& o = s.o;
+  Communicator& world = s.context.world;
+  Verification checks(o.tol_scale);
+  const auto check = [&] {
+    const bool compares = s.file && s.file->reference;
+    AttentionChecker(run, inputs, compares ? &*s.file->reference : nullptr, o.check_pairs, world)
+        .check(pass, checks);
+  };
+  AttentionRow row = run.measure(pass, {o.iterations, o.warmup, s.peak_flops}, world,
+                                 o.check == "all" ? check : std::function<void()>{});
+  if (o.check == "last") {
+    run.repeat(pass);
+    check();
+  }
+  if (o.check != "none") {
+    checks.merge_over(world);
+    row.check = checks.passed() ? "ok" : "FAILED";
+    row.error_over_tolerance = checks.max_error_over_tolerance();
+    s.report.verification.merge(checks);
+  }
+  return row;
+}
+
+/// One schedule under one layout.
+void do_configuration(Session& s, const AttentionCase& problem, const TensorRows& inputs,
+                      const Schedule& schedule, const LayoutKind& layout) {
+  const AttentionOptions& o = s.o;
+  Communicator& world = s.context.world;
+  std::optional<AttentionRun> run;
+  run_agreed(world, "plan", [&] {
+    run.emplace(problem, inputs, schedule, o.schedule_options(), layout, o.layout_options(),
+                o.types(), o.pass != "fwd", s.kernel, s.network, s.workspace);
+  });
+  if (o.check != "none") run->check_counts(s.report.verification, world);
+  for (const Pass pass : o.passes()) {
+    AttentionRow row = do_pass(s, *run, inputs, pass);
+    add_row(s.report, row);
+    if (s.context.root()) fmt::print("{}", attention_table().row(row));
+    std::fflush(stdout);
+    s.rows.push_back(std::move(row));
+  }
+  if (!o.trace.empty()) {
+    Trace trace;
+    const ClockOffset offset = align_clocks(world);
+    for (const Pass pass : o.passes()) run->repeat(pass, &trace);
+    write_trace(o.trace, trace, world, offset);
+  }
+  if (o.output.empty() || s.report.verification.empty() || !s.report.verification.passed()) return;
+  OutputFile output(world, o.output);
+  write_results(output, *run, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
+                provenance_of(s.context, problem.origin), world);
+}
+
+void do_case(Session& s, const AttentionCase& problem) {
+  const AttentionOptions& o = s.o;
+  const auto inputs =
+      s.file ? rows_of(*s.file) : random_rows(problem, static_cast<uint64_t>(o.seed));
+  const bool many = o.schedule == "all" || o.layout == "all";
+  for (const Schedule& schedule : schedules()) {
+    if (o.schedule != "all" && o.schedule != schedule.name) continue;
+    for (const LayoutKind& layout : layout_kinds()) {
+      if (o.layout != "all" && o.layout != layout.name) continue;
+      try {
+        do_configuration(s, problem, *inputs, schedule, layout);
+      } catch (const Error& error) {
+        if (!error.agreed() || error.code() != ExitCode::usage || !many) throw;
+        s.refused.push_back(
+            fmt::format("{} under {}: {}", schedule.name, layout.name, error.what()));
+      }
+    }
+  }
+}
+
+ExitCode explain(const AttentionOptions& o, AppContext& context) {
+  run_on_root(context.world, "explanation", [&] {
+    const AttentionCase problem = made_up_case(o, o.sizes().front());
+    const Explanation explanation = explain_case(problem, o);
+    fmt::print("{}", explanation.text);
+    if (!o.svg.empty()) write_file_atomically(o.svg, explanation.svg);
+  });
+  return ExitCode::ok;
+}
+
+ExitCode run(AttentionOptions& o, AppContext& context) {
+  Communicator& world = context.world;
+  run_agreed(world, "options", [&] { check_options(o, world.size()); });
+  run_on_root(world, "outputs", [&] {
+    check_output_places({{"--output", o.output},
+                         {"--trace", o.trace},
+                         {"--svg", o.svg},
+                         {"--json", o.json},
+                         {"--csv", o.csv}},
+                        {{"--input", o.input}});
+  });
+  if (o.explain) return explain(o, context);
+  std::optional<AttentionFile> file;
+  if (!o.input.empty()) file = read_attention_file(world, o.input);
+  std::vector<AttentionCase> cases;
+  run_agreed(world, "documents", [&] {
+    if (file) cases.push_back(case_of(*file, o));
+    for (const int64_t size : o.sizes())
+      if (!file) cases.push_back(made_up_case(o, size));
+  });
+  std::unique_ptr<Communicator> slow;
+  run_agreed(world, "--emulate-network", [&] {
+    if (!o.network.empty()) slow = emulate_network(world, parse_network_model(o.network));
+  });
+  const auto kernel = make_cpu_kernel(o.threads);
+  RunReport report = begin_attention_report(context, o, cases.front());
+  if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  const bool shows = context.root() && !context.quiet;
+  if (shows) fmt::print("{}", header_text(report));
+  if (context.root()) fmt::print("{}", attention_table().header());
+  Session session{
+      o,  file, context, slow ? *slow : world, *kernel, report, o.threads * measured_fma_peak(),
+      {}, {},   {}};
+  for (const AttentionCase& problem : cases) do_case(session, problem);
+  run_on_root(world, "report", [&] {
+    if (session.rows.empty()) throw_usage("{}", fmt::join(session.refused, "\n"));
+    for (const std::string& reason : session.refused) fmt::print("# refused: {}\n", reason);
+    if (context.verbose) fmt::print("{}", overlap_text(session.rows));
+    fmt::print("{}", footer_text(report));
+    if (!o.csv.empty()) write_file_atomically(o.csv, attention_table().csv(session.rows));
+    if (!o.json.empty()) write_json(report, o.json);
+  });
+  return exit_code_of(judge(report));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  AttentionOptions options;
+  const AppInfo info{
+      "gyre-attention", "Runs context-parallel attention, forward and backward.",
+      "Examples: mpirun -n 4 gyre-attention --tokens 16K --heads 8 --kv-heads 2 --schedule all\n"
+      "          mpirun -n 2 gyre-attention --gen dist=long-tailed,max=4K --layout all\n"
+      "          gyre-attention --explain --cp 64 --tokens 1M --schedule ring --svg ring.svg\n" +
+          schedule_help()};
+  return run_app(
+      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      [&](AppContext& context) { return run(options, context); });
+}

@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""Attention of this project's CPU kernel beside PyTorch's, on the same shapes in the same run.
+
+    python3 -m venv build/torch-venv && build/torch-venv/bin/pip install torch
+    build/torch-venv/bin/python bench/attention_vs_torch.py [--build build/cpu] [--repetitions 7]
+
+Needs PyTorch 2.5 or newer in the Python that runs it (exit 77 without it) and the program
+bench/bench-kernels of a build. The shapes are those of its benchmarks attention_forward and
+attention_backward that hold one causal document of f32 without a window.
+
+    PyTorch   scaled_dot_product_attention(is_causal=True) with its flash kernel for CPUs, tensors
+              [1, heads, tokens, dim], grouped KV heads not repeated (enable_gqa)
+    ours      BlockKernel on [tokens, heads * dim]
+
+forward: output and log-sum-exp. forward+backward: also dQ, dK, dV; the delta of PyTorch's backward,
+a small part of its time, is inside its figure and not in ours. FLOPs are those of visible pairs:
+4 dim each forward, 10 dim backward. Repetitions of the two alternate, so that both meet the same
+disturbances; medians are shown, and of all repetitions the spread (max - min) / median. On one
+thread, time is CPU time; on more, elapsed time. ratio = PyTorch's time / ours: above 1, ours is
+faster. Where bench-kernels has no benchmark for a number of threads (an argument "threads"; none
+means 1), PyTorch stands alone.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+SKIPPED, USAGE = 77, 2
+
+try:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError as error:
+    print(
+        f"skipped: no PyTorch 2.5 or newer in {sys.executable} ({error}); to get one:\n"
+        "  python3 -m venv build/torch-venv && build/torch-venv/bin/pip install torch\n"
+        "and run this with build/torch-venv/bin/python",
+        file=sys.stderr,
+    )
+    sys.exit(SKIPPED)
+
+ARGUMENT = re.compile(r"([a-z_0-9]+):(\d+)")
+PASSES = ("forward", "forward+backward")
+
+
+class Case:
+    """One shape, pass and number of threads; times in seconds of both sides, by repetition."""
+
+    def __init__(self, shape, direction, threads, ours):
+        self.tokens, self.heads, self.kv_heads, self.dim = shape
+        self.direction, self.threads = direction, threads
+        self.ours = ours  # names of benchmarks whose times are added, or none
+        self.times = {"ours": [], "torch": []}
+
+    def flops(self):
+        """Floating-point operations of the visible pairs."""
+        pairs = self.tokens * (self.tokens + 1) // 2 * self.heads
+        return (4 if self.direction == "forward" else 14) * pairs * self.dim
+
+
+def arguments_of(name):
+    """The named arguments of a benchmark."""
+    return {key: int(value) for key, value in ARGUMENT.findall(name)}
+
+
+def list_benchmarks(program):
+    """(direction, shape, threads) -> name, of the benchmarks that PyTorch can answer."""
+    listed = subprocess.run(
+        [program, "--benchmark_list_tests=true"], capture_output=True, text=True, check=True
+    )
+    found = {}
+    for name in listed.stdout.split():
+        match = re.match(r"attention_(forward|backward)/", name)
+        a = arguments_of(name)
+        if not match or a.get("document") != a.get("tokens"):
+            continue
+        if a.get("window", 0) or a.get("bf16", 0):
+            continue
+        shape = (a["tokens"], a["heads"], a["kv_heads"], a["dim"])
+        found[match[1], shape, a.get("threads", 1)] = name
+    return found
+
+
+def make_cases(benchmarks, only, threads):
+    """Every shape, pass and number of threads, in the order of the benchmarks."""
+    shapes = list(dict.fromkeys(shape for _, shape, _ in benchmarks))
+    cases = []
+    for n in threads:
+        for shape in shapes:
+            if only and shape[3] not in only:
+                continue
+            forward = benchmarks.get(("forward", shape, n))
+            backward = benchmarks.get(("backward", shape, n))
+            cases.append(Case(shape, "forward", n, [forward] if forward else []))
+            both = [forward, backward] if forward and backward else []
+            cases.append(Case(shape, "forward+backward", n, both))
+    return cases
+
+
+def time_ours(program, names, threads, minimum):
+    """Seconds of one repetition of each benchmark, by name."""
+    pattern = "|".join(f"^{re.escape(name)}$" for name in names)
+    done = subprocess.run(
+        [
+            program,
+            f"--benchmark_filter={pattern}",
+            f"--benchmark_min_time={minimum}",
+            "--benchmark_format=json",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+    )
+    units = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+    clock = "cpu_time" if threads == 1 else "real_time"
+    return {
+        result["name"]: result[clock] * units[result["time_unit"]]
+        for result in json.loads(done.stdout)["benchmarks"]
+    }
+
+
+def torch_step(case):
+    """A function that runs the case once in PyTorch."""
+    wanted = case.direction != "forward"
+    inputs = [
+        (torch.rand(1, heads, case.tokens, case.dim) * 4 - 2).requires_grad_(wanted)
+        for heads in (case.heads, case.kv_heads, case.kv_heads)
+    ]
+    d_out = torch.rand(1, case.heads, case.tokens, case.dim) * 4 - 2
+    grouped = case.heads != case.kv_heads
+
+    def step():
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *inputs, is_causal=True, enable_gqa=grouped
+        )
+        if wanted:
+            for tensor in inputs:
+                tensor.grad = None
+            out.backward(d_out)
+
+    return step
+
+
+def time_torch(case, minimum):
+    """Seconds of one run, averaged over as many as take the minimum."""
+    clock = time.process_time if case.threads == 1 else time.perf_counter
+    torch.set_num_threads(case.threads)
+    step = torch_step(case)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        step()
+        runs, start, begin = 0, clock(), time.perf_counter()
+        while runs == 0 or time.perf_counter() - begin < minimum:
+            step()
+            runs += 1
+        return (clock() - start) / runs
+
+
+def measure(program, cases, repetitions, minimum):
+    """Fills in the times, the two sides taking turns."""
+    for repetition in range(repetitions):
+        for case in cases:
+            if sys.stderr.isatty():
+                print(f"\r{repetition + 1}/{repetitions} ", end="", file=sys.stderr, flush=True)
+            case.times["torch"].append(time_torch(case, minimum))
+            if case.ours:
+                times = time_ours(program, case.ours, case.threads, minimum)
+                case.times["ours"].append(sum(times[name] for name in case.ours))
+
+
+def side(case, name):
+    """Median ms, TFLOP/s and spread of one side, as text."""
+    times = case.times[name]
+    if not times:
+        return f"{'n/a':>9} {'n/a':>8} {'n/a':>7}"
+    median = statistics.median(times)
+    spread = (max(times) - min(times)) / median
+    return f"{median * 1e3:9.2f} {case.flops() / median / 1e12:8.4f} {spread:7.0%}"
+
+
+def report(cases):
+    """Prints the table."""
+    print(
+        f"{'tokens':>6} {'heads':>5} {'kv':>3} {'dim':>4} {'threads':>7} {'pass':16}"
+        f" {'ours':>9} {'':8} {'spread':>7} {'torch':>9} {'':8} {'spread':>7} {'ratio':>6}"
+    )
+    print(f"{'':46} {'ms':>9} {'TFLOP/s':>8} {'':>7} {'ms':>9} {'TFLOP/s':>8}")
+    for case in cases:
+        ratio = "n/a"
+        if case.times["ours"]:
+            medians = {name: statistics.median(times) for name, times in case.times.items()}
+            ratio = f"{medians['torch'] / medians['ours']:.2f}"
+        print(
+            f"{case.tokens:6} {case.heads:5} {case.kv_heads:3} {case.dim:4} {case.threads:7}"
+            f" {case.direction:16} {side(case, 'ours')} {side(case, 'torch')} {ratio:>6}"
+        )
+
+
+def processor():
+    """The model of this processor."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":")[1].strip() for line in file if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown processor"
+
+
+def main():
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--build", default="build/cpu", help="folder of a build (build/cpu)")
+    parser.add_argument("--repetitions", type=int, default=7, help="of each side (7)")
+    parser.add_argument("--min-time", type=float, default=0.3, help="seconds of one (0.3)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="(1 2)")
+    parser.add_argument("--dim", type=int, nargs="+", help="only these head dimensions")
+    parser.add_argument("--json", metavar="FILE", help="write all times here")
+    args = parser.parse_args()
+    program = os.path.join(args.build, "bench", "bench-kernels")
+    if not os.access(program, os.X_OK):
+        print(f"there is no program '{program}'; build it, or name a --build", file=sys.stderr)
+        return USAGE
+    if args.repetitions < 1 or min(args.threads) < 1:
+        print("--repetitions and --threads must be at least 1", file=sys.stderr)
+        return USAGE
+    cases = make_cases(list_benchmarks(program), args.dim, args.threads)
+    if not cases:
+        print(f"'{program}' has no benchmark of such a shape", file=sys.stderr)
+        return USAGE
+    print(f"# {processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"# PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}; {program}")
+    print(f"# causal, f32; medians of {args.repetitions} alternating repetitions")
+    measure(program, cases, args.repetitions, args.min_time)
+    report(cases)
+    if args.json:
+        rows = [vars(case) for case in cases]
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(rows, file, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Writes small attention problems with their answers in double precision, and inputs/MANIFEST.
+
+    attention_causal.h5   6 documents of 0 to 33 tokens, 4 query heads on 2 KV heads
+    attention_window.h5   3 documents, a window of 16 tokens, 8 query heads on one KV head, sinks
+
+The arithmetic, for query row i of head h over the keys j that it sees, with sink z_h if there are
+sinks (otherwise its term is missing):
+
+    x_ij = scale <q_i, k_j>          L_i = log(sum_j exp(x_ij) + exp(z_h))
+    p_ij = exp(x_ij - L_i)           O_i = sum_j p_ij v_j           delta_i = <O_i, dO_i>
+    dv_j = sum_i p_ij dO_i           ds_ij = p_ij (<dO_i, v_j> - delta_i)
+    dq_i = scale sum_j ds_ij k_j     dk_j = scale sum_i ds_ij q_i
+    dz_h = - sum_i exp(z_h - L_i) delta_i
+
+Query head h reads KV head h // (heads / kv_heads). A causal query at position p of its document
+sees the positions up to p, with a window w the positions p - w + 1 to p.
+"""
+
+import os
+
+# The number of threads changes the last bits of a matrix product; must come before NumPy's import.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import numpy as np  # noqa: E402
+
+import gyre_files  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SEED = 20240301
+
+# File -> (description, problem).
+PROBLEMS = {
+    "attention_causal.h5": (
+        "causal attention of documents of 0 to 33 tokens with float64 answers",
+        {"lengths": [33, 1, 0, 8, 11, 2], "heads": 4, "kv_heads": 2, "head_dim": 16},
+    ),
+    "attention_window.h5": (
+        "causal attention with a window and sinks, with float64 answers",
+        {
+            "lengths": [36, 3, 4],
+            "heads": 8,
+            "kv_heads": 1,
+            "head_dim": 8,
+            "window": 16,
+            "sinks": True,
+        },
+    ),
+}
+
+
+def visible(length, mask, window):
+    """[length, length] booleans: does query i see key j."""
+    i, j = np.ogrid[:length, :length]
+    if mask == "full":
+        return np.ones((length, length), dtype=bool)
+    return (j <= i) & ((j > i - window) if window else True)
+
+
+def attend(problem, answers, rows, head):
+    """Fills in the answers of one head on the rows of one document; adds to d_k, d_v, d_sinks."""
+    group = problem["q"].shape[1] // problem["k"].shape[1]
+    q, d_out = (problem[name][rows, head].astype(np.float64) for name in ("q", "d_out"))
+    k, v = (problem[name][rows, head // group].astype(np.float64) for name in ("k", "v"))
+    if len(q) == 0:
+        return
+    scores = problem["scale"] * (q @ k.T)
+    scores[~visible(len(q), problem["mask"], problem["window"])] = -np.inf
+    sink = -np.inf
+    if "sinks" in problem:
+        sink = np.float64(problem["sinks"][head])
+    top = np.maximum(scores.max(axis=1), sink)
+    lse = top + np.log(np.exp(scores - top[:, None]).sum(axis=1) + np.exp(sink - top))
+    p = np.exp(scores - lse[:, None])
+    out = p @ v
+    delta = (out * d_out).sum(axis=1)
+    d_scores = p * (d_out @ v.T - delta[:, None])
+    answers["out"][rows, head] = out
+    answers["lse"][rows, head] = lse
+    answers["d_q"][rows, head] = problem["scale"] * (d_scores @ k)
+    answers["d_k"][rows, head // group] += problem["scale"] * (d_scores.T @ q)
+    answers["d_v"][rows, head // group] += p.T @ d_out
+    if "sinks" in problem:
+        answers["d_sinks"][head] -= (np.exp(sink - lse) * delta).sum()
+
+
+def answer(problem):
+    """out, lse and all gradients of a problem, in float64."""
+    tokens, heads, _ = problem["q"].shape
+    answers = {
+        "out": np.zeros(problem["q"].shape),
+        "lse": np.zeros((tokens, heads)),
+        "d_q": np.zeros(problem["q"].shape),
+        "d_k": np.zeros(problem["k"].shape),
+        "d_v": np.zeros(problem["v"].shape),
+    }
+    if "sinks" in problem:
+        answers["d_sinks"] = np.zeros(heads)
+    for begin, end in zip(problem["offsets"][:-1], problem["offsets"][1:]):
+        for head in range(heads):
+            attend(problem, answers, slice(begin, end), head)
+    return answers
+
+
+def make_problem(lengths, heads, kv_heads, head_dim, mask="causal", window=0, sinks=False):
+    """Standard normal inputs; the same for the same arguments."""
+    rng = np.random.default_rng(SEED)
+    tokens = sum(lengths)
+    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    problem = {
+        "mask": mask,
+        "window": window,
+        "scale": head_dim**-0.5,
+        "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        "q": normal(tokens, heads, head_dim),
+        "k": normal(tokens, kv_heads, head_dim),
+        "v": normal(tokens, kv_heads, head_dim),
+        "d_out": normal(tokens, heads, head_dim),
+    }
+    if sinks:
+        problem["sinks"] = normal(heads)
+    return problem
+
+
+def write_attention(path, problem, answers):
+    """Writes a gyre/attention file; `answers` may be None."""
+    with gyre_files.new_file(path, "gyre/attention") as file:
+        group = file.create_group("attention")
+        group.attrs["mask"] = problem["mask"]
+        group.attrs["window"] = np.int64(problem["window"])
+        group.attrs["scale"] = np.float64(problem["scale"])
+        for name in ("offsets", "q", "k", "v", "d_out", "sinks"):
+            if name in problem:
+                gyre_files.put(group, name, problem[name])
+        if answers is not None:
+            group = file.create_group("reference")
+            group.attrs["generator"] = "inputs/make_attention.py"
+            for name, array in answers.items():
+                gyre_files.put(group, name, array)
+        gyre_files.put_provenance(
+            file,
+            {
+                "generator": "inputs/make_attention.py",
+                "command": "inputs/make_attention.py",
+                "sources": "none: random numbers from NumPy's default_rng",
+                "seed": SEED,
+                "licence": "Random numbers.",
+            },
+        )
+
+
+def list_in_manifest():
+    """Gives the files their lines in MANIFEST, as make_inputs.py does; the other lines stay."""
+    target = os.path.join(HERE, "MANIFEST")
+    with open(target, encoding="utf-8") as file:
+        lines = [
+            line
+            for line in file
+            if line.startswith("#") or line.split("\t")[3].split(":")[0] not in PROBLEMS
+        ]
+    for name, (what, _) in PROBLEMS.items():
+        path = os.path.join(HERE, name)
+        digest, size = gyre_files.sha256_of(path), os.path.getsize(path)
+        lines.append(f"{digest}\t{size}\tinputs/make_attention.py\t{name}: {what}\n")
+    temporary = f"{target}.tmp{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(lines)
+    os.replace(temporary, target)
+
+
+def main():
+    """Writes all files."""
+    for name, (_, arguments) in PROBLEMS.items():
+        problem = make_problem(**arguments)
+        write_attention(os.path.join(HERE, name), problem, answer(problem))
+    list_in_manifest()
+
+
+if __name__ == "__main__":
+    main()

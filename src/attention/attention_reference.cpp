@@ -1,0 +1,415 @@
+#include "attention/attention_reference.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+
+template <class A, class B>
+double dot(const A* a, const B* b, int64_t n) {
+  double sum = 0;
+  for (int64_t d = 0; d < n; ++d) sum += static_cast<double>(a[d]) * static_cast<double>(b[d]);
+  return sum;
+}
+
+template <class T>
+double square(const T* a, int64_t n) {
+  return dot(a, a, n);
+}
+
+/// y += factor · x.
+template <class T>
+void add_scaled(double* y, double factor, const T* x, int64_t n) {
+  for (int64_t d = 0; d < n; ++d) y[d] += factor * static_cast<double>(x[d]);
+}
+
+/// Keys [begin, end) of a document of `length` tokens that the query at `position` sees.
+struct KeyRange {
+  int64_t begin, end;
+};
+KeyRange visible_keys(int64_t position, int64_t length, const MaskRule& mask) {
+  if (mask.kind == MaskKind::full) return {0, length};
+  return {mask.window == 0 ? 0 : std::max<int64_t>(0, position - mask.window + 1), position + 1};
+}
+
+/// log(exp a + exp b), also of -inf.
+double log_add(double a, double b) {
+  const double top = std::max(a, b), bottom = std::min(a, b);
+  return bottom == minus_infinity ? top : top + std::log1p(std::exp(bottom - top));
+}
+
+size_t at(int64_t i) {
+  return static_cast<size_t>(i);
+}
+
+void check_heads(const HeadShape& heads, const MaskRule& mask) {
+  if (heads.heads < 1 || heads.kv_heads < 1 || heads.heads % heads.kv_heads != 0)
+    throw_usage("{} query heads for {} KV heads; wanted: a multiple of the KV heads", heads.heads,
+                heads.kv_heads);
+  if (heads.head_dim < 1) throw_usage("head_dim {}; wanted: 1 or more", heads.head_dim);
+  if (mask.window < 0 || (mask.window > 0 && mask.kind == MaskKind::full))
+    throw_usage("a window of {} with a {} mask; wanted: 0, or a causal mask", mask.window,
+                mask.kind == MaskKind::full ? "full" : "causal");
+}
+
+template <class T>
+void check_length(const char* name, std::span<const T> tensor, int64_t expected) {
+  if (std::ssize(tensor) != expected)
+    throw_usage("{} has {} elements, not {}", name, tensor.size(), expected);
+}
+
+template <class T>
+void check_inputs(const AttentionInputs<T>& in) {
+  check_heads(in.heads, in.mask);
+  const auto& documents = in.documents;
+  if (documents.empty() || documents[0] != 0)
+    throw_usage("document boundaries begin with {}, not 0",
+                documents.empty() ? "nothing" : std::to_string(documents[0]));
+  for (size_t i = 1; i < documents.size(); ++i)
+    if (documents[i] < documents[i - 1])
+      throw_usage("document {} ends at token {}, before its begin at {}", i - 1, documents[i],
+                  documents[i - 1]);
+  const int64_t q_size = documents.back() * in.heads.heads * in.heads.head_dim;
+  const int64_t kv_size = documents.back() * in.heads.kv_heads * in.heads.head_dim;
+  check_length("q", in.q, q_size);
+  check_length("k", in.k, kv_size);
+  check_length("v", in.v, kv_size);
+  if (!in.d_out.empty()) check_length("d_out", in.d_out, q_size);
+  if (!in.sinks.empty()) check_length("sinks", in.sinks, in.heads.heads);
+}
+
+/// One row after the other, pair by pair.
+template <class T>
+class FullReference {
+ public:
+  explicit FullReference(const AttentionInputs<T>& in)
+      : in_(in), heads_(in.heads.heads), kv_heads_(in.heads.kv_heads), dim_(in.heads.head_dim) {}
+
+  AttentionResults run() {
+    const int64_t tokens = in_.documents.back();
+    r_.out.resize(at(tokens * heads_ * dim_));
+    r_.lse.resize(at(tokens * heads_));
+    r_.out_size.resize(at(tokens * heads_));
+    if (!in_.d_out.empty()) {
+      r_.delta.resize(at(tokens * heads_));
+      r_.d_q.resize(r_.out.size());
+      r_.d_q_size.resize(at(tokens * heads_));
+      for (auto* gradient : {&r_.d_k, &r_.d_v}) gradient->resize(at(tokens * kv_heads_ * dim_));
+      for (auto* size : {&r_.d_k_size, &r_.d_v_size}) size->resize(at(tokens * kv_heads_));
+      for (auto* sinks : {&r_.d_sinks, &r_.d_sinks_size}) sinks->resize(in_.sinks.size());
+    }
+    for (size_t d = 0; d + 1 < in_.documents.size(); ++d)
+      for (int64_t token = in_.documents[d]; token < in_.documents[d + 1]; ++token)
+        for (int64_t head = 0; head < heads_; ++head)
+          row({in_.documents[d], in_.documents[d + 1]}, token, head);
+    for (auto* size : {&r_.out_size, &r_.d_q_size, &r_.d_k_size, &r_.d_v_size, &r_.d_sinks_size})
+      for (double& x : *size) x = std::sqrt(x / static_cast<double>(dim_));
+    return std::move(r_);
+  }
+
+ private:
+  /// One query and head: sizes are left as sums of squares over the head's values.
+  void row(const DocumentRange& document, int64_t token, int64_t head) {
+    const KeyRange keys = visible_keys(token - document.begin, document.length(), in_.mask);
+    const int64_t kv_head = head / in_.heads.group();
+    const T* const q = &in_.q[at((token * heads_ + head) * dim_)];
+    const auto kv_row = [&](int64_t key) {
+      return at(((document.begin + key) * kv_heads_ + kv_head) * dim_);
+    };
+    std::vector<double> p;
+    double lse = minus_infinity;
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      p.push_back(scale() * dot(q, &in_.k[kv_row(j)], dim_));
+      lse = log_add(lse, p.back());
+    }
+    if (!in_.sinks.empty()) lse = log_add(lse, static_cast<double>(in_.sinks[at(head)]));
+    double* const out = &r_.out[at((token * heads_ + head) * dim_)];
+    double& out_size = r_.out_size[at(token * heads_ + head)];
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      double& x = p[at(j - keys.begin)];
+      x = std::exp(x - lse);
+      const T* const v = &in_.v[kv_row(j)];
+      add_scaled(out, x, v, dim_);
+      out_size += x * x * square(v, dim_);
+    }
+    r_.lse[at(token * heads_ + head)] = lse;
+    if (in_.d_out.empty()) return;
+    for (int64_t j = keys.begin; j < keys.end; ++j)
+      pair(token, head, kv_row(j), p[at(j - keys.begin)]);
+    sink(token, head, lse);
+  }
+
+  /// Gradients by one query, head and key.
+  void pair(int64_t token, int64_t head, size_t kv_row, double p) {
+    const int64_t row = token * heads_ + head;
+    const T* const q = &in_.q[at(row * dim_)];
+    const T* const d_out = &in_.d_out[at(row * dim_)];
+    const T* const k = &in_.k[kv_row];
+    const T* const v = &in_.v[kv_row];
+    const double delta = dot(&r_.out[at(row * dim_)], d_out, dim_);
+    const double ds = scale() * p * (dot(d_out, v, dim_) - delta);
+    add_scaled(&r_.d_q[at(row * dim_)], ds, k, dim_);
+    add_scaled(&r_.d_k[kv_row], ds, q, dim_);
+    add_scaled(&r_.d_v[kv_row], p, d_out, dim_);
+    const double d_out2 = square(d_out, dim_);
+    const double term =
+        scale() * scale() * p * p * d_out2 * square(v, dim_) / static_cast<double>(dim_);
+    const size_t kv = kv_row / at(dim_);
+    r_.d_q_size[at(row)] += term * square(k, dim_);
+    r_.d_k_size[kv] += term * square(q, dim_);
+    r_.d_v_size[kv] += p * p * d_out2;
+  }
+
+  void sink(int64_t token, int64_t head, double lse) {
+    const int64_t row = token * heads_ + head;
+    const double* const out = &r_.out[at(row * dim_)];
+    const T* const d_out = &in_.d_out[at(row * dim_)];
+    const double delta = dot(out, d_out, dim_);
+    r_.delta[at(row)] = delta;
+    if (in_.sinks.empty()) return;
+    const double p = std::exp(static_cast<double>(in_.sinks[at(head)]) - lse);
+    r_.d_sinks[at(head)] -= p * delta;
+    r_.d_sinks_size[at(head)] += p * p * square(out, dim_) * square(d_out, dim_);
+  }
+
+  double scale() const { return static_cast<double>(in_.heads.scale); }
+
+  const AttentionInputs<T>& in_;
+  int64_t heads_, kv_heads_, dim_;
+  AttentionResults r_;
+};
+
+void check_tokens(const DocumentRange& document, std::span<const int64_t> tokens) {
+  for (const int64_t token : tokens)
+    if (token < document.begin || token >= document.end)
+      throw_usage("token {} is not in the document of tokens [{}, {})", token, document.begin,
+                  document.end);
+}
+
+/// One query and head while keys pass by. With m the largest score so far and w = exp(x - m):
+///   sum = Σ w   out = Σ w v   with_dp = Σ w <dO, v> k   with_one = Σ w k
+/// so that dq = scale · (with_dp - delta · with_one) / sum needs no second pass over the keys.
+struct OnlineRow {
+  double max = minus_infinity, sum = 0, out_size = 0, d_q_size = 0;
+  std::vector<double> out, with_dp, with_one;
+
+  /// The factor of a new term with score x; what was added before is scaled down if x is larger.
+  double weight(double x) {
+    if (x > max) {
+      const double factor = std::exp(max - x);
+      for (std::vector<double>* values : {&out, &with_dp, &with_one})
+        for (double& y : *values) y *= factor;
+      sum *= factor;
+      out_size *= factor * factor;
+      d_q_size *= factor * factor;
+      max = x;
+    }
+    return std::exp(x - max);
+  }
+};
+
+/// A query that was asked for: its rows and what was collected for each head.
+struct SampledQuery {
+  int64_t position = 0;
+  std::vector<double> q, d_out;  ///< [heads · head_dim]
+  std::vector<OnlineRow> heads;
+};
+
+class QuerySampler {
+ public:
+  QuerySampler(const AttentionRows& rows, const DocumentRange& document,
+               std::span<const int64_t> tokens)
+      : rows_(rows), heads_(rows.heads.heads), dim_(rows.heads.head_dim) {
+    for (const int64_t token : tokens) {
+      SampledQuery query;
+      query.position = token - document.begin;
+      const float* const q = rows.q(token);
+      query.q.assign(q, q + heads_ * dim_);
+      if (backward()) {
+        const float* const d_out = rows.d_out(token);
+        query.d_out.assign(d_out, d_out + heads_ * dim_);
+      }
+      query.heads.resize(at(heads_));
+      for (OnlineRow& row : query.heads) {
+        row.out.resize(at(dim_));
+        row.with_dp.resize(at(backward() ? dim_ : 0));
+        row.with_one = row.with_dp;
+      }
+      queries_.push_back(std::move(query));
+    }
+  }
+
+  void visit(const DocumentRange& document, int64_t key) {
+    const float *k = nullptr, *v = nullptr;
+    for (SampledQuery& query : queries_) {
+      const KeyRange seen = visible_keys(query.position, document.length(), rows_.mask);
+      if (key < seen.begin || key >= seen.end) continue;
+      if (k == nullptr) {
+        k = rows_.k(document.begin + key);
+        v = rows_.v(document.begin + key);
+      }
+      for (int64_t head = 0; head < heads_; ++head) {
+        const int64_t column = head / rows_.heads.group() * dim_;
+        add(query, head, k + column, v + column);
+      }
+    }
+  }
+
+  QueryResults take() {
+    QueryResults results;
+    for (SampledQuery& query : queries_)
+      for (int64_t head = 0; head < heads_; ++head) finish(query, head, results);
+    return results;
+  }
+
+ private:
+  bool backward() const { return static_cast<bool>(rows_.d_out); }
+  double scale() const { return static_cast<double>(rows_.heads.scale); }
+
+  void add(SampledQuery& query, int64_t head, const float* k, const float* v) {
+    OnlineRow& row = query.heads[at(head)];
+    const double w = row.weight(scale() * dot(&query.q[at(head * dim_)], k, dim_));
+    const double v2 = square(v, dim_);
+    row.sum += w;
+    add_scaled(row.out.data(), w, v, dim_);
+    row.out_size += w * w * v2;
+    if (!backward()) return;
+    const double dp = dot(&query.d_out[at(head * dim_)], v, dim_);
+    add_scaled(row.with_dp.data(), w * dp, k, dim_);
+    add_scaled(row.with_one.data(), w, k, dim_);
+    row.d_q_size += w * w * v2 * square(k, dim_);
+  }
+
+  void finish(SampledQuery& query, int64_t head, QueryResults& results) {
+    OnlineRow& row = query.heads[at(head)];
+    const auto dim = static_cast<double>(dim_);
+    double lse = row.sum > 0 ? row.max + std::log(row.sum) : minus_infinity;
+    if (!rows_.sinks.empty()) lse = log_add(lse, static_cast<double>(rows_.sinks[at(head)]));
+    // exp(x - lse) = w · factor.
+    const double factor = row.sum > 0 ? std::exp(row.max - lse) : 0;
+    for (double& x : row.out) x *= factor;
+    results.out.insert(results.out.end(), row.out.begin(), row.out.end());
+    results.lse.push_back(lse);
+    results.out_size.push_back(factor * std::sqrt(row.out_size / dim));
+    if (!backward()) return;
+    const double* const d_out = &query.d_out[at(head * dim_)];
+    const double delta = dot(row.out.data(), d_out, dim_);
+    results.delta.push_back(delta);
+    for (size_t d = 0; d < row.out.size(); ++d)
+      results.d_q.push_back(scale() * factor * (row.with_dp[d] - delta * row.with_one[d]));
+    results.d_q_size.push_back(scale() * factor * std::sqrt(row.d_q_size * square(d_out, dim_)) /
+                               dim);
+  }
+
+  const AttentionRows& rows_;
+  int64_t heads_, dim_;
+  std::vector<SampledQuery> queries_;
+};
+
+/// Keys that were asked for, while queries pass by; sizes are sums of squares until take().
+class KeySampler {
+ public:
+  KeySampler(const AttentionRows& rows, const DocumentRange& document,
+             std::span<const int64_t> tokens)
+      : rows_(rows), document_(document), tokens_(tokens), width_(kv_heads() * dim()) {
+    for (const int64_t token : tokens) {
+      const float *k = rows.k(token), *v = rows.v(token);
+      k_.insert(k_.end(), k, k + width_);
+      v_.insert(v_.end(), v, v + width_);
+    }
+    r_.d_k.resize(k_.size());
+    r_.d_v.resize(k_.size());
+    r_.d_k_size.resize(tokens.size() * at(kv_heads()));
+    r_.d_v_size = r_.d_k_size;
+  }
+
+  /// lse, delta: of this query, [heads].
+  void visit(int64_t position, const double* lse, const double* delta) {
+    const KeyRange seen = visible_keys(position, document_.length(), rows_.mask);
+    const float *q = nullptr, *d_out = nullptr;
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      const int64_t key = tokens_[i] - document_.begin;
+      if (key < seen.begin || key >= seen.end) continue;
+      if (q == nullptr) {
+        q = rows_.q(document_.begin + position);
+        d_out = rows_.d_out(document_.begin + position);
+      }
+      for (int64_t head = 0; head < rows_.heads.heads; ++head)
+        add(static_cast<int64_t>(i), head, q + head * dim(), d_out + head * dim(), lse[head],
+            delta[head]);
+    }
+  }
+
+  KeyResults take() {
+    for (std::vector<double>* sizes : {&r_.d_k_size, &r_.d_v_size})
+      for (double& x : *sizes) x = std::sqrt(x / static_cast<double>(dim()));
+    return std::move(r_);
+  }
+
+ private:
+  int64_t kv_heads() const { return rows_.heads.kv_heads; }
+  int64_t dim() const { return rows_.heads.head_dim; }
+
+  void add(int64_t i, int64_t head, const float* q, const float* d_out, double lse, double delta) {
+    const auto scale = static_cast<double>(rows_.heads.scale);
+    const int64_t kv_row = i * kv_heads() + head / rows_.heads.group();
+    const double* const k = &k_[at(kv_row * dim())];
+    const double* const v = &v_[at(kv_row * dim())];
+    const double p = std::exp(scale * dot(q, k, dim()) - lse);
+    const double ds = scale * p * (dot(d_out, v, dim()) - delta);
+    add_scaled(&r_.d_k[at(kv_row * dim())], ds, q, dim());
+    add_scaled(&r_.d_v[at(kv_row * dim())], p, d_out, dim());
+    const double d_out2 = square(d_out, dim());
+    r_.d_k_size[at(kv_row)] += scale * scale * p * p * d_out2 * square(v, dim()) *
+                               square(q, dim()) / static_cast<double>(dim());
+    r_.d_v_size[at(kv_row)] += p * p * d_out2;
+  }
+
+  const AttentionRows& rows_;
+  DocumentRange document_;
+  std::span<const int64_t> tokens_;
+  int64_t width_;
+  std::vector<double> k_, v_;  // [keys, kv_heads · head_dim]
+  KeyResults r_;
+};
+
+}  // namespace
+
+template <class T>
+AttentionResults attention_reference(const AttentionInputs<T>& inputs) {
+  check_inputs(inputs);
+  return FullReference<T>(inputs).run();
+}
+template AttentionResults attention_reference(const AttentionInputs<float>&);
+template AttentionResults attention_reference(const AttentionInputs<double>&);
+
+QueryResults reference_queries(const AttentionRows& rows, const DocumentRange& document,
+                               std::span<const int64_t> tokens) {
+  check_heads(rows.heads, rows.mask);
+  check_tokens(document, tokens);
+  QuerySampler sampler(rows, document, tokens);
+  for (int64_t key = 0; key < document.length(); ++key) sampler.visit(document, key);
+  return sampler.take();
+}
+
+KeyResults reference_keys(const AttentionRows& rows, const DocumentRange& document,
+                          std::span<const int64_t> tokens, std::span<const double> lse,
+                          std::span<const double> delta) {
+  check_heads(rows.heads, rows.mask);
+  check_tokens(document, tokens);
+  if (!rows.d_out) throw_usage("gradients of keys need d_out");
+  check_length("lse", lse, document.length() * rows.heads.heads);
+  check_length("delta", delta, document.length() * rows.heads.heads);
+  KeySampler sampler(rows, document, tokens);
+  for (int64_t i = 0; i < document.length(); ++i)
+    sampler.visit(i, &lse[at(i * rows.heads.heads)], &delta[at(i * rows.heads.heads)]);
+  return sampler.take();
+}
+
+}  // namespace gyre

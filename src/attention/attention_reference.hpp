@@ -1,0 +1,110 @@
+#pragma once
+// Attention of packed documents in double precision, serial, by the definition. What every schedule
+// and kernel is compared with.
+//
+// For query i of a document and query head h, over the keys j that the mask shows it, all of KV
+// head h / (heads / kv_heads):
+//
+//     x_ij = scale · <q_i, k_j>,  L_i = log Σ exp(x_ij),  O_i = Σ exp(x_ij - L_i) v_j
+//     with a sink z_h:  L'_i = log(exp L_i + exp z_h),  O'_i = O_i · exp(L_i - L'_i)
+//     p = exp(x_ij - L'_i),  delta_i = <O'_i, dO_i>,  ds = p · (<dO_i, v_j> - delta_i)
+//     dq_i = scale · Σ_j ds · k_j     dk_j = scale · Σ_ih ds · q_i     dv_j = Σ_ih p · dO_i
+//     dz_h = - Σ_i exp(z_h - L'_i) · delta_i
+//
+// A query that sees no key has O = 0 and L = -inf, or L' = z_h with a sink.
+//
+// Rounding errors are not relative to a result, which cancellation may make as small as it likes (a
+// query that sees one key has dq = 0, whatever the inputs are), but to the terms that it was made
+// of. So every result comes with a size, the root of the sum of the squares of its terms before
+// anything cancels, as rms over a row of head_dim values:
+//
+//     size of O      sqrt Σ_j (p |v_j|)² / dim           a_ij = |dO_i| |v_j| / sqrt(dim), what
+//     size of dq     scale · sqrt Σ_j (p a_ij |k_j|)² / dim      <dO_i, v_j> is in random
+//     directions size of dk     scale · sqrt Σ_ih (p a_ij |q_i|)² / dim size of dv     sqrt Σ_ih (p
+//     |dO_i|)² / dim size of dz     sqrt Σ_i (exp(z - L'_i) |O'_i| |dO_i|)² / dim
+//
+// where |.| is the length of a row of one head. Where nothing cancels and all terms point the same
+// way, the rms of the result is larger than the size; errors are relative to the larger of the two.
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "attention/kernels/block_kernel.hpp"
+#include "attention/rectangle.hpp"
+
+namespace gyre {
+
+/// What is attended; T is float or double. Rows are tokens, without padding.
+template <class T>
+struct AttentionInputs {
+  HeadShape heads;
+  MaskRule mask;
+  std::span<const int64_t> documents;  ///< [documents + 1] first token of each, from 0, ascending
+  std::span<const T> q;                ///< [tokens, heads, head_dim]
+  std::span<const T> k, v;             ///< [tokens, kv_heads, head_dim]
+  std::span<const T> d_out;            ///< as q; empty: no gradients are wanted
+  std::span<const T> sinks = {};       ///< [heads] logits; empty: none
+};
+
+/// Results and their sizes (above). Gradients are empty when d_out is; d_sinks is empty without
+/// sinks, too.
+struct AttentionResults {
+  std::vector<double> out;                 ///< [tokens, heads, head_dim]
+  std::vector<double> lse, delta;          ///< [tokens, heads]; lse is L' with sinks
+  std::vector<double> d_q;                 ///< as out
+  std::vector<double> d_k, d_v;            ///< [tokens, kv_heads, head_dim]
+  std::vector<double> d_sinks;             ///< [heads]
+  std::vector<double> out_size, d_q_size;  ///< [tokens, heads]
+  std::vector<double> d_k_size, d_v_size;  ///< [tokens, kv_heads]
+  std::vector<double> d_sinks_size;        ///< [heads]
+};
+
+/// O(visible pairs · heads · head_dim) time, O(tokens) memory. Usage errors name a tensor of the
+/// wrong length, document boundaries that do not ascend, and heads that no KV head serves.
+template <class T>
+AttentionResults attention_reference(const AttentionInputs<T>& inputs);
+
+/// The same inputs as rows that are asked for, for problems too large to be held. An accessor
+/// returns the row of a token, [heads · head_dim] or [kv_heads · head_dim], valid until it is
+/// called again.
+struct AttentionRows {
+  using Row = std::function<const float*(int64_t token)>;
+  HeadShape heads;
+  MaskRule mask;
+  Row q, k, v, d_out;                 ///< d_out may be null: no gradients
+  std::span<const float> sinks = {};  ///< [heads] or empty
+};
+
+/// Tokens [begin, end) of one document.
+struct DocumentRange {
+  int64_t begin = 0, end = 0;
+  int64_t length() const { return end - begin; }
+};
+
+/// Results of the queries asked for, in their order.
+struct QueryResults {
+  std::vector<double> out;                 ///< [queries, heads, head_dim]
+  std::vector<double> lse, delta;          ///< [queries, heads]; no delta without d_out
+  std::vector<double> d_q;                 ///< as out; empty without d_out
+  std::vector<double> out_size, d_q_size;  ///< [queries, heads]
+};
+/// Full rows of some queries of one document: every key is fetched once. O(queries · keys · heads ·
+/// head_dim) time. A usage error names a token that is not in the document.
+QueryResults reference_queries(const AttentionRows& rows, const DocumentRange& document,
+                               std::span<const int64_t> tokens);
+
+/// Results of the keys asked for, in their order.
+struct KeyResults {
+  std::vector<double> d_k, d_v;            ///< [keys, kv_heads, head_dim]
+  std::vector<double> d_k_size, d_v_size;  ///< [keys, kv_heads]
+};
+/// Gradients of some keys of one document, from the final log-sum-exps (with sinks, if there are
+/// any) and deltas of all its queries, [document length, heads]. Every query is fetched once. A
+/// usage error names a token that is not in the document, or says that d_out is missing.
+KeyResults reference_keys(const AttentionRows& rows, const DocumentRange& document,
+                          std::span<const int64_t> tokens, std::span<const double> lse,
+                          std::span<const double> delta);
+
+}  // namespace gyre

@@ -1,0 +1,207 @@
+#include "attention/kernels/tiles.hpp"
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "core/index.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr int64_t diagonal_block = 16;
+
+int64_t q_end(const Rectangle& r) {
+  return r.q_begin.value() + r.q_length;
+}
+
+/// Keys that the first to the last row of the tile see, clipped to the rectangle: all of them see
+/// [open_begin, open_end), none sees any outside [begin, end).
+struct KeyLimits {
+  int64_t begin, open_begin, open_end, end;
+};
+
+KeyLimits key_limits(const Tile& tile, const Rectangle& r) {
+  const int64_t first = tile.row_begin - r.q_begin.value(), last = first + tile.rows - 1;
+  const auto clip = [&](int64_t key) { return std::clamp<int64_t>(key, 0, r.k_length); };
+  return {clip(r.mask.begin_key(first)), clip(r.mask.begin_key(last)), clip(r.mask.end_key(first)),
+          clip(r.mask.end_key(last))};
+}
+
+void set_row_limits(const Tile& tile, const Rectangle& r, PieceList& list) {
+  const int64_t first = tile.row_begin - r.q_begin.value();
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const auto at = static_cast<size_t>(i);
+    list.begin[at] = std::clamp<int64_t>(r.mask.begin_key(first + i), 0, r.k_length);
+    list.end[at] = std::clamp<int64_t>(r.mask.end_key(first + i), 0, r.k_length);
+  }
+}
+
+/// The rows of the tile that see key `key` are [first, second).
+std::pair<int64_t, int64_t> rows_that_see(const Tile& tile, const PieceList& list,
+                                          int64_t key_begin, int64_t key_end) {
+  const auto begins = list.begin.begin(), ends = list.end.begin();
+  return {std::upper_bound(ends, ends + tile.rows, key_begin) - ends,
+          std::lower_bound(begins, begins + tile.rows, key_end) - begins};
+}
+
+}  // namespace
+
+Pass::Pass(const BlockHeads& heads, std::span<const Rectangle> rectangles, bool fixed_tiles,
+           int64_t tiles_per_group)
+    : fixed_tiles_(fixed_tiles) {
+  cut_bands(rectangles);
+  cut_windows(rectangles);
+  cut_tiles(heads, tiles_per_group);
+}
+
+void Pass::cut_bands(std::span<const Rectangle> rectangles) {
+  std::vector<int64_t> edges;
+  for (const Rectangle& r : rectangles)
+    if (r.q_length > 0 && r.k_length > 0) edges.insert(edges.end(), {r.q_begin.value(), q_end(r)});
+  std::sort(edges.begin(), edges.end());
+  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+
+  std::vector<const Rectangle*> active;
+  size_t next = 0;
+  for (size_t e = 0; e + 1 < edges.size(); ++e) {
+    std::erase_if(active, [&](const Rectangle* r) { return q_end(*r) <= edges[e]; });
+    for (; next < rectangles.size() && rectangles[next].q_begin.value() <= edges[e]; ++next)
+      if (rectangles[next].k_length > 0 && q_end(rectangles[next]) > edges[e])
+        active.push_back(&rectangles[next]);
+    if (active.empty()) continue;
+    bands_.push_back({edges[e], edges[e + 1], members_.size(), members_.size() + active.size()});
+    members_.insert(members_.end(), active.begin(), active.end());
+  }
+}
+
+void Pass::cut_windows(std::span<const Rectangle> rectangles) {
+  std::vector<int64_t> edges;
+  for (const Rectangle& r : rectangles)
+    if (r.q_length > 0 && r.k_length > 0)
+      edges.insert(edges.end(), {r.k_begin.value(), r.k_begin.value() + r.k_length});
+  std::sort(edges.begin(), edges.end());
+  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+  if (edges.empty()) return;
+
+  int64_t begin = edges.front(), last = begin;
+  for (const int64_t edge : edges) {
+    if (edge - begin > largest_window && last > begin) {
+      windows_.push_back({begin, last});
+      begin = last;
+    }
+    for (; edge - begin > largest_window; begin += largest_window)
+      windows_.push_back({begin, begin + largest_window});
+    last = edge;
+  }
+  if (last > begin) windows_.push_back({begin, last});
+}
+
+void Pass::cut_tiles(const BlockHeads& heads, int64_t tiles_per_group) {
+  struct Range {
+    int64_t kv_head;
+    size_t first, last;
+  };
+  std::vector<Range> ranges;  // of tiles_, which moves while it grows
+  for (const Band& band : bands_)
+    for (int64_t kv_head = 0; kv_head < heads.kv_heads; ++kv_head) {
+      size_t first = tiles_.size();
+      cut_tiles(heads, kv_head, band);
+      for (; first < tiles_.size(); first += static_cast<size_t>(tiles_per_group))
+        ranges.push_back({kv_head, first,
+                          std::min(first + static_cast<size_t>(tiles_per_group), tiles_.size())});
+    }
+  for (const Range& r : ranges)
+    groups_.push_back({r.kv_head, std::span(tiles_).subspan(r.first, r.last - r.first)});
+}
+
+void Pass::cut_tiles(const BlockHeads& heads, int64_t kv_head, const Band& band) {
+  const int64_t head_begin = std::max<int64_t>(0, kv_head * heads.group - heads.skew);
+  const int64_t head_end = std::min(heads.heads, (kv_head + 1) * heads.group - heads.skew);
+  if (head_begin >= head_end) return;
+  const int64_t heads_at_once = std::min(head_end - head_begin, lane_stride);
+  const int64_t rows_at_once = lane_stride / heads_at_once;
+  const std::span<const Rectangle* const> members(members_);
+  for (int64_t row = band.begin; row < band.end; row += rows_at_once)
+    for (int64_t head = head_begin; head < head_end; head += heads_at_once)
+      tiles_.push_back({row, std::min(rows_at_once, band.end - row), head,
+                        std::min(heads_at_once, head_end - head),
+                        members.subspan(band.first, band.last - band.first)});
+}
+
+void Pass::list_visits(const TileGroup& group, size_t only_window,
+                       std::vector<Visit>& visits) const {
+  visits.clear();
+  for (size_t t = 0; t < group.tiles.size(); ++t)
+    for (const Rectangle* r : group.tiles[t].rectangles) {
+      const KeyLimits keys = key_limits(group.tiles[t], *r);
+      if (keys.begin >= keys.end) continue;
+      const int64_t corner = r->k_begin.value();
+      const int64_t begin = fixed_tiles_ ? keys.begin / key_tile * key_tile : keys.begin;
+      auto window = std::upper_bound(
+          windows_.begin(), windows_.end(), corner + begin,
+          [](int64_t key, const KeyWindow& candidate) { return key < candidate.end; });
+      for (; window != windows_.end() && window->begin < corner + keys.end; ++window) {
+        const auto index = static_cast<size_t>(window - windows_.begin());
+        if (only_window == all_windows || only_window == index)
+          visits.push_back({index, t, r, std::max(begin, window->begin - corner),
+                            std::min(keys.end, window->end - corner)});
+      }
+    }
+  const auto by_window = [](const Visit& a, const Visit& b) { return a.window < b.window; };
+  if (!std::is_sorted(visits.begin(), visits.end(), by_window))
+    std::stable_sort(visits.begin(), visits.end(), by_window);
+}
+
+int64_t Pass::padded_lanes(const Tile& tile) const {
+  return fixed_tiles_ ? lane_stride : round_up(tile.lanes(), lane_granularity);
+}
+
+void Pass::add_masked(const Tile& tile, int64_t begin, int64_t end, PieceList& list) const {
+  for (int64_t j = begin; j < end; j += diagonal_block) {
+    const int64_t count = std::min(diagonal_block, end - j);
+    const auto [first, last] = rows_that_see(tile, list, j, j + count);
+    if (first < last)
+      list.pieces.push_back({j, count, first * tile.heads / lane_granularity * lane_granularity,
+                             round_up(last * tile.heads, lane_granularity), true});
+  }
+}
+
+void Pass::cut(const Tile& tile, const Visit& visit, PieceList& list) const {
+  const KeyLimits keys = key_limits(tile, *visit.rectangle);
+  const bool open = keys.open_begin <= visit.begin && keys.open_end >= visit.end;
+  const int64_t lanes = padded_lanes(tile);
+  list.pieces.clear();
+  if (!open || fixed_tiles_) set_row_limits(tile, *visit.rectangle, list);
+  if (fixed_tiles_) {
+    for (int64_t j = visit.begin; j < visit.end; j += key_tile)
+      list.pieces.push_back(
+          {j, key_tile, 0, lanes, keys.open_begin > j || keys.open_end < j + key_tile});
+    return;
+  }
+  // Whole blocks of 16 keys are masked on the left, so that those that follow are aligned to them.
+  const int64_t left = std::max<int64_t>(0, keys.open_begin - visit.begin);
+  int64_t open_begin = visit.begin + round_up(left, diagonal_block);
+  int64_t open_end = visit.end;
+  if (keys.open_end < visit.end)
+    open_end = open_begin + (keys.open_end - open_begin) / diagonal_block * diagonal_block;
+  if (open_begin >= open_end) open_begin = open_end = visit.end;
+  add_masked(tile, visit.begin, open_begin, list);
+  for (int64_t j = open_begin; j < open_end; j += key_tile)
+    list.pieces.push_back({j, std::min(key_tile, open_end - j), 0, lanes, false});
+  add_masked(tile, open_end, visit.end, list);
+}
+
+void hide(const Tile& tile, const PieceList& list, const KeyPiece& piece, float value,
+          float* block) {
+  for (int64_t i = 0; i < piece.count; ++i) {
+    const int64_t key = piece.begin + i;
+    auto [first, last] = rows_that_see(tile, list, key, key + 1);
+    first = std::clamp(first * tile.heads, piece.lane_begin, piece.lane_end);
+    last = std::clamp(last * tile.heads, first, piece.lane_end);
+    float* lane = block + i * lane_stride;
+    std::fill(lane + piece.lane_begin, lane + first, value);
+    std::fill(lane + last, lane + piece.lane_end, value);
+  }
+}
+
+}  // namespace gyre

@@ -1,0 +1,123 @@
+#pragma once
+// What the CPU attention kernel visits, and in which order.
+//
+//     pass      all rectangles of a call; with fixed tiles, one rectangle
+//     window    up to 256 rows of the key array; windows end where rectangles do, so that a short
+//               document lies in one
+//     tile      up to 64 lanes: query rows under the same rectangles x the query heads of a KV head
+//     group     up to some tiles of one KV head under the same rectangles, in order of rows
+//     visit     the keys of one window that the queries of one tile see through one rectangle
+//     piece     a block of up to 64 keys and the lanes that see some of it
+//
+// Example: one causal document of 512 tokens, one head. Tiles: rows 0-63, 64-127, ... 448-511, all
+// in one group. Windows: keys 0-255 and 256-511. Visits, in order: window 0 by tile 0 (keys 0-63),
+// tile 1 (0-127), ... tile 7 (0-255); window 1 by tile 4 (256-319), ... tile 7 (256-511). Pieces of
+// the last visit: 64 keys x 64 lanes three times, then on the diagonal 16 keys x 64 lanes, 16 x 48,
+// 16 x 32, 16 x 16.
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/kernels/block_kernel.hpp"
+#include "attention/kernels/lane_ops.hpp"
+#include "attention/kernels/products.hpp"
+
+namespace gyre {
+
+constexpr int64_t largest_window = 4 * key_tile;
+constexpr size_t all_windows = SIZE_MAX;
+
+struct KeyWindow {
+  int64_t begin, end;  ///< rows of the key array
+};
+
+/// Lane i is row row_begin + i / heads, query head head_begin + i % heads.
+struct Tile {
+  int64_t row_begin, rows, head_begin, heads;
+  std::span<const Rectangle* const> rectangles;  ///< that cover it
+  int64_t lanes() const { return rows * heads; }
+};
+
+/// Consecutive tiles of one KV head under the same rectangles.
+struct TileGroup {
+  int64_t kv_head = 0;
+  std::span<const Tile> tiles;
+};
+
+/// Keys [begin, end) of the rectangle, counted from its corner.
+struct Visit {
+  size_t window, tile;  ///< indices in the pass and in the group
+  const Rectangle* rectangle;
+  int64_t begin, end;
+};
+
+/// Part of a visit: all lanes of [lane_begin, lane_end), multiples of 16, meet the keys.
+struct KeyPiece {
+  int64_t begin, count;  ///< keys, counted from the rectangle's corner
+  int64_t lane_begin, lane_end;
+  bool masked;  ///< some pairs are hidden: see hide()
+  int64_t lanes() const { return lane_end - lane_begin; }
+};
+
+/// A visit cut into pieces, in order of keys.
+struct PieceList {
+  std::vector<KeyPiece> pieces;
+  /// Row i of the tile sees keys [begin[i], end[i]), clipped to the rectangle; neither decreases
+  /// from row to row. Set if some piece is masked.
+  std::array<int64_t, lane_stride> begin, end;
+};
+
+class Pass {
+ public:
+  /// `rectangles` sorted by q_begin. Tiles of the groups refer to them and to the pass.
+  Pass(const BlockHeads& heads, std::span<const Rectangle> rectangles, bool fixed_tiles,
+       int64_t tiles_per_group);
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+
+  bool fixed_tiles() const { return fixed_tiles_; }
+  /// In order of rows, so that the rows of a short document are touched by all KV heads while they
+  /// are in cache; for one KV head, in order of tiles.
+  const std::vector<TileGroup>& groups() const { return groups_; }
+  const std::vector<KeyWindow>& windows() const { return windows_; }
+  /// The tile after this one in the order of groups; null after the last.
+  const Tile* next(const Tile& tile) const { return &tile == &tiles_.back() ? nullptr : &tile + 1; }
+  /// The visits of a group, sorted by window, then by tile; of one window only if that is given.
+  void list_visits(const TileGroup& group, size_t only_window, std::vector<Visit>& visits) const;
+  /// Fixed tiles: always all 64 lanes; otherwise what the tile needs.
+  int64_t padded_lanes(const Tile& tile) const;
+  /// Diagonals are cut into blocks of 16 keys, which leave out lanes that see none of them; fixed
+  /// tiles into blocks of 64 keys x 64 lanes, counted from the rectangle's corner, where the last
+  /// one may reach beyond the visit.
+  void cut(const Tile& tile, const Visit& visit, PieceList& list) const;
+
+ private:
+  struct Band;
+  void cut_bands(std::span<const Rectangle> rectangles);
+  void cut_windows(std::span<const Rectangle> rectangles);
+  void cut_tiles(const BlockHeads& heads, int64_t tiles_per_group);
+  void cut_tiles(const BlockHeads& heads, int64_t kv_head, const Band& band);
+  void add_masked(const Tile& tile, int64_t begin, int64_t end, PieceList& list) const;
+
+  bool fixed_tiles_;
+  std::vector<Band> bands_;
+  std::vector<const Rectangle*> members_;  ///< rectangles of all bands
+  std::vector<KeyWindow> windows_;
+  std::vector<Tile> tiles_;
+  std::vector<TileGroup> groups_;
+};
+
+/// Query rows [begin, end) that are covered by the same rectangles: members_ [first, last).
+struct Pass::Band {
+  int64_t begin, end;
+  size_t first, last;
+};
+
+/// Writes `value` to the entries of a piece's block [count][lane_stride] that are hidden; the block
+/// starts at lane 0.
+void hide(const Tile& tile, const PieceList& list, const KeyPiece& piece, float value,
+          float* block);
+
+}  // namespace gyre

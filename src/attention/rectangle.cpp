@@ -1,0 +1,127 @@
+#include "attention/rectangle.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+int64_t floor_div(int64_t a, int64_t b) {
+  return a >= 0 ? a / b : -((-a + b - 1) / b);
+}
+int64_t ceil_div_signed(int64_t a, int64_t b) {
+  return -floor_div(-a, b);
+}
+
+/// Sum over i in [0, n) of clamp(i + first, 0, cap), cap >= 0.
+int64_t clamped_ramp(int64_t n, int64_t first, int64_t cap) {
+  const int64_t rising_begin = std::clamp<int64_t>(-first, 0, n);
+  const int64_t rising_end = std::clamp<int64_t>(cap - first, rising_begin, n);
+  const int64_t count = rising_end - rising_begin;
+  return count * (rising_begin + first) + count * (count - 1) / 2 + (n - rising_end) * cap;
+}
+
+/// Equal strides are as good as strides of 1: positions are counted in strides. False if the window
+/// is so short that no key of these residues lies in it.
+bool normalise(Mask& mask) {
+  if (mask.q_stride != mask.k_stride || mask.q_stride == 1) return true;
+  const int64_t stride = mask.q_stride, whole = floor_div(mask.offset, stride);
+  const int64_t rest = mask.offset - whole * stride;
+  mask.q_stride = mask.k_stride = 1;
+  mask.offset = whole;
+  if (mask.window == 0) return true;
+  mask.window = ceil_div(mask.window - rest, stride);
+  return mask.window > 0;
+}
+
+/// Leaves out queries that see none of the keys at both ends, then keys that none of the rest sees.
+void trim(Rectangle& r) {
+  const Mask& mask = r.mask;
+  const int64_t first = std::max<int64_t>(0, ceil_div_signed(-mask.offset, mask.q_stride));
+  int64_t end = r.q_length;
+  if (mask.window > 0) {
+    const int64_t reach = (r.k_length - 1) * mask.k_stride + mask.window - 1;  // last position
+    end = std::min(end, floor_div(reach - mask.offset, mask.q_stride) + 1);
+  }
+  r.q_length = std::max<int64_t>(0, end - first);
+  if (r.q_length == 0) return;
+  const int64_t k_first = std::clamp<int64_t>(mask.begin_key(first), 0, r.k_length);
+  const int64_t k_end = std::clamp<int64_t>(mask.end_key(end - 1), k_first, r.k_length);
+  r.q_begin += first;
+  r.k_begin += k_first;
+  r.k_length = k_end - k_first;
+  r.mask.offset += first * mask.q_stride - k_first * mask.k_stride;
+}
+
+/// The visible part of one pair of fragments; no queries or no keys if there is none.
+Rectangle intersect(const Fragment& q, const Fragment& k, const MaskRule& rule, Trim trimming) {
+  Rectangle r{q.local_begin, q.length, k.local_begin, k.length, {}};
+  if (rule.kind == MaskKind::full) return r;
+  r.mask = {true, q.start - k.start, q.stride, k.stride, rule.window};
+  if (!normalise(r.mask)) return {};
+  if (trimming == Trim::both) trim(r);
+  if (r.q_length == 0 || r.k_length == 0) return r;
+  if (r.mask.end_key(0) >= r.k_length && r.mask.begin_key(r.q_length - 1) <= 0) r.mask = {};
+  return r;
+}
+
+/// Indices of the fragments, by segment and then in their order.
+std::vector<size_t> by_segment(const std::vector<Fragment>& fragments) {
+  std::vector<size_t> order(fragments.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return fragments[a].segment < fragments[b].segment; });
+  return order;
+}
+
+}  // namespace
+
+int64_t visible_pairs(int64_t length, const MaskRule& rule) {
+  if (rule.kind == MaskKind::full) return length * length;
+  const int64_t n = rule.window == 0 ? length : std::min(rule.window, length);
+  return n * (n + 1) / 2 + (length - n) * n;
+}
+
+int64_t Rectangle::pairs() const {
+  if (!mask.causal) return q_length * k_length;
+  if (mask.q_stride == 1 && mask.k_stride == 1) {
+    const int64_t seen = clamped_ramp(q_length, mask.offset + 1, k_length);
+    if (mask.window == 0) return seen;
+    return seen - clamped_ramp(q_length, mask.offset + 1 - mask.window, k_length);
+  }
+  int64_t sum = 0;
+  for (int64_t i = 0; i < q_length; ++i)
+    sum += std::clamp<int64_t>(mask.end_key(i), 0, k_length) -
+           std::clamp<int64_t>(mask.begin_key(i), 0, k_length);
+  return sum;
+}
+
+std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const MaskRule& rule,
+                                 Trim trimming) {
+  GYRE_CHECK(rule.window >= 0 && (rule.window == 0 || rule.kind == MaskKind::causal),
+             "a window of {} without a causal mask", rule.window);
+  const std::vector<size_t> order = by_segment(keys.fragments);
+  const auto segment_of = [&](size_t i) { return keys.fragments[i].segment; };
+  std::vector<Rectangle> rectangles;
+  for (const Fragment& q : queries.fragments) {
+    auto k = std::lower_bound(order.begin(), order.end(), q.segment,
+                              [&](size_t i, SegmentIndex s) { return segment_of(i) < s; });
+    for (; k != order.end() && segment_of(*k) == q.segment; ++k) {
+      const Rectangle seen = intersect(q, keys.fragments[*k], rule, trimming);
+      if (seen.q_length > 0 && seen.k_length > 0 && seen.pairs() > 0) rectangles.push_back(seen);
+    }
+  }
+  std::stable_sort(rectangles.begin(), rectangles.end(),
+                   [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; });
+  return rectangles;
+}
+
+int64_t total_pairs(std::span<const Rectangle> rectangles) {
+  int64_t sum = 0;
+  for (const Rectangle& r : rectangles) sum += r.pairs();
+  return sum;
+}
+
+}  // namespace gyre

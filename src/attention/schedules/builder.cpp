@@ -1,0 +1,167 @@
+#include "attention/schedules/builder.hpp"
+
+#include <algorithm>
+
+namespace gyre {
+namespace {
+
+/// The runs behind some rows of an array.
+std::vector<RowRun> part_of(const std::vector<RowRun>& rows, RowRange range) {
+  std::vector<RowRun> part;
+  int64_t row = 0;
+  for (const RowRun& run : rows) {
+    const int64_t first = std::max<int64_t>(0, range.begin - row);
+    const int64_t last = std::min(run.length, range.begin + range.length - row);
+    if (first < last) part.push_back({run.rank, run.begin + first, last - first});
+    row += run.length;
+  }
+  return part;
+}
+
+}  // namespace
+
+PlanBuilder::PlanBuilder(const AttentionProblem& problem, int rank) : problem_(problem) {
+  plan_.rank = rank;
+  for (int kind = 0; kind < array_kinds; ++kind) {
+    const auto k = static_cast<ArrayKind>(kind);
+    plan_.arrays.push_back({k, rows_of(rank), all_heads(k), kind});
+  }
+}
+
+std::vector<RowRun> PlanBuilder::rows_of(int rank) const {
+  return {{rank, LocalToken(0), problem_.layout->shard(rank).slots}};
+}
+
+HeadRange PlanBuilder::all_heads(ArrayKind kind) const {
+  const bool kv = kind == ArrayKind::kv || kind == ArrayKind::d_kv;
+  return {0, kv ? problem_.heads.kv_heads : problem_.heads.heads};
+}
+
+int PlanBuilder::add_array(ArrayKind kind, std::vector<RowRun> rows, HeadRange heads, int storage) {
+  plan_.arrays.push_back({kind, std::move(rows), heads, storage < 0 ? new_storage() : storage});
+  return static_cast<int>(plan_.arrays.size()) - 1;
+}
+
+int PlanBuilder::exchange(std::string what, std::vector<Message> sends,
+                          std::vector<Message> recvs) {
+  const auto tidy = [](std::vector<Message>& messages) {
+    for (Message& m : messages)
+      std::erase_if(m.slices, [](const Slice& s) { return s.rows == 0 || s.heads.count == 0; });
+    std::erase_if(messages, [](const Message& m) { return m.slices.empty(); });
+  };
+  tidy(sends);
+  tidy(recvs);
+  if (sends.empty() && recvs.empty()) return -1;
+  list().emplace_back(
+      step::Exchange{exchanges_, std::move(what), std::move(sends), std::move(recvs)});
+  return exchanges_++;
+}
+
+void PlanBuilder::wait(int id) {
+  if (id >= 0) list().emplace_back(step::Wait{id});
+}
+
+void PlanBuilder::clear(int array) {
+  list().emplace_back(step::Clear{array});
+}
+
+step::Compute PlanBuilder::step_of(const ArraySet& set, int kv, int d_kv) const {
+  step::Compute step;
+  step.q = set.q;
+  step.kv = kv;
+  step.stats = set.stats;
+  step.kv_heads = array(kv).heads;
+  if (pass_ == Pass::forward) {
+    step.out = set.out;
+  } else {
+    step.d_out = set.d_out;
+    step.d_q = set.d_q;
+    step.d_kv = d_kv;
+  }
+  return step;
+}
+
+void PlanBuilder::compute(const ArraySet& set, int kv, int d_kv) {
+  compute(step_of(set, kv, d_kv));
+}
+
+void PlanBuilder::compute(const ArraySet& set, int kv, int d_kv, RowRange keys) {
+  compute(step_of(set, kv, d_kv), Trim::both, keys);
+}
+
+void PlanBuilder::compute(step::Compute step, Trim trim) {
+  const int64_t tokens = array(step.kv).tokens();
+  compute(std::move(step), trim, {0, tokens});
+}
+
+void PlanBuilder::compute(step::Compute step, Trim trim, RowRange keys) {
+  if (query_heads_of(array(step.q).heads, step.kv_heads, problem_.heads).count == 0) return;
+  const Layout& layout = *problem_.layout;
+  step.rectangles =
+      intersect(shard_of(layout, array(step.q).rows),
+                shard_of(layout, part_of(array(step.kv).rows, keys)), problem_.mask, trim);
+  for (Rectangle& r : step.rectangles) r.k_begin += keys.begin;
+  if (!step.rectangles.empty()) list().emplace_back(std::move(step));
+}
+
+void PlanBuilder::finish(const ArraySet& set) {
+  list().emplace_back(step::Finish{set.out, set.stats});
+}
+
+void PlanBuilder::delta(const ArraySet& set) {
+  list().emplace_back(step::Delta{set.out, set.stats, set.d_out});
+}
+
+void PlanBuilder::sink_gradient(int stats, bool complete) {
+  list().emplace_back(step::SinkGradient{stats, complete});
+}
+
+Slice PlanBuilder::whole(int index, bool add) const {
+  return {index, 0, array(index).tokens(), array(index).heads, add};
+}
+
+std::vector<Slice> PlanBuilder::slices_of(ArrayKind kind, const std::vector<RowRun>& runs,
+                                          bool add) const {
+  std::vector<Slice> slices;
+  for (const RowRun& run : runs)
+    slices.push_back({own(kind), run.begin.value(), run.length, all_heads(kind), add});
+  return slices;
+}
+
+std::vector<Slice> PlanBuilder::slices_of(int index) const {
+  std::vector<Slice> slices;
+  int64_t row = 0;
+  for (const RowRun& run : array(index).rows) {
+    slices.push_back({index, row, run.length, array(index).heads});
+    row += run.length;
+  }
+  return slices;
+}
+
+RankPlan PlanBuilder::take(int stats) {
+  plan_.stats = stats;
+  return std::move(plan_);
+}
+
+std::vector<RowRun> needed_rows(const AttentionProblem& problem, int reader, int owner) {
+  const auto shard = [&](int rank) {
+    return shard_of(*problem.layout, {{rank, LocalToken(0), problem.layout->shard(rank).slots}});
+  };
+  std::vector<RowRun> seen;
+  for (const Rectangle& r : intersect(shard(reader), shard(owner), problem.mask))
+    seen.push_back({owner, r.k_begin, r.k_length});
+  std::sort(seen.begin(), seen.end(),
+            [](const RowRun& a, const RowRun& b) { return a.begin < b.begin; });
+  std::vector<RowRun> rows;
+  for (const RowRun& run : seen) {
+    if (rows.empty() || rows.back().begin + rows.back().length < run.begin) {
+      rows.push_back(run);
+    } else {
+      const int64_t reach = run.begin - rows.back().begin + run.length;
+      rows.back().length = std::max(rows.back().length, reach);
+    }
+  }
+  return rows;
+}
+
+}  // namespace gyre

@@ -1,0 +1,160 @@
+#pragma once
+// What schedules write their plans with.
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/plan.hpp"
+
+namespace gyre {
+
+/// The arrays of one place where attention is computed: the rank's own shard, or what an exchange
+/// of heads has brought together. -1: not there.
+struct ArraySet {
+  int q = own(ArrayKind::q), kv = own(ArrayKind::kv), out = own(ArrayKind::out),
+      stats = own(ArrayKind::stats), d_out = own(ArrayKind::d_out), d_q = own(ArrayKind::d_q),
+      d_kv = own(ArrayKind::d_kv);
+};
+
+/// Rows [begin, begin + length) of an array.
+struct RowRange {
+  int64_t begin = 0, length = 0;
+};
+
+class PlanBuilder {
+ public:
+  PlanBuilder(const AttentionProblem& problem, int rank);
+
+  int rank() const { return plan_.rank; }
+  int cp() const { return problem_.cp(); }
+  const AttentionProblem& problem() const { return problem_; }
+  const PlanArray& array(int index) const { return plan_.arrays[static_cast<size_t>(index)]; }
+
+  /// All slots of a rank's shard.
+  std::vector<RowRun> rows_of(int rank) const;
+  HeadRange all_heads(ArrayKind kind) const;
+
+  int new_storage() { return storages_++; }
+  /// A new array; in a storage of its own if none is named.
+  int add_array(ArrayKind kind, std::vector<RowRun> rows, HeadRange heads, int storage = -1);
+
+  /// The steps that follow go to this list (at first: forward).
+  void begin(Pass pass) { pass_ = pass; }
+  /// Returns the id to wait for. Slices of no bytes and messages without slices are left out, and
+  /// so is an exchange without messages: the id is -1 then, for which wait does nothing.
+  int exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs);
+  void wait(int id);
+  void clear(int array);
+  /// The pairs of all rows of set.q with all rows of `kv`, for the KV heads that kv holds (or some
+  /// of them). Forward into set.out; backward into set.d_q and `d_kv`, of which either may be -1.
+  /// Nothing at all if no pair is visible.
+  void compute(const ArraySet& set, int kv, int d_kv = -1);
+  /// The same with the keys of some rows of `kv` only.
+  void compute(const ArraySet& set, int kv, int d_kv, RowRange keys);
+  /// As compute, with everything said by the caller but the rectangles.
+  void compute(step::Compute step, Trim trim = Trim::both);
+  void finish(const ArraySet& set);
+  void delta(const ArraySet& set);
+  void sink_gradient(int stats, bool complete = false);
+  void add(Step step) { list().emplace_back(std::move(step)); }
+
+  /// All rows and heads of an array; `add`: see Slice.
+  Slice whole(int index, bool add = false) const;
+  /// One slice for each run of rows of the rank's own array of a kind.
+  std::vector<Slice> slices_of(ArrayKind kind, const std::vector<RowRun>& runs,
+                               bool add = false) const;
+  /// One slice for each run of rows that an array has.
+  std::vector<Slice> slices_of(int index) const;
+
+  /// `stats`: where the final log-sum-exps are.
+  RankPlan take(int stats = own(ArrayKind::stats));
+
+ private:
+  step::Compute step_of(const ArraySet& set, int kv, int d_kv) const;
+  void compute(step::Compute step, Trim trim, RowRange keys);
+  std::vector<Step>& list() { return pass_ == Pass::forward ? plan_.forward : plan_.backward; }
+
+  const AttentionProblem& problem_;
+  RankPlan plan_;
+  Pass pass_ = Pass::forward;
+  int storages_ = array_kinds;
+  int exchanges_ = 0;
+};
+
+/// A ring of ranks, each with a block of keys and values. `mine` is this rank's place in it, and
+/// `set` has its arrays; all blocks have the heads of set.kv.
+struct Ring {
+  std::vector<int> ranks;                   ///< [members]
+  std::vector<std::vector<RowRun>> blocks;  ///< [members] rows of each member's block
+  int mine = 0;
+  ArraySet set;
+  std::array<int, 2> storages{-1, -1};  ///< of received blocks, in turn
+  int members() const { return static_cast<int>(ranks.size()); }
+};
+
+/// Appends the steps of one direction of ring attention; see ring.cpp. `last_block` is what
+/// ring_forward returned: the array held last, where ring_backward begins.
+int ring_forward(PlanBuilder& plan, const Ring& ring);
+void ring_backward(PlanBuilder& plan, const Ring& ring, int last_block);
+
+/// The query heads that member `member` of `members` ranks gets when they exchange tokens for
+/// heads: dealt evenly, one more for each of the first ones if they do not divide. May be none.
+HeadRange dealt_heads(int64_t heads, int members, int member);
+/// The KV heads that query heads read.
+HeadRange kv_heads_read(HeadRange q, const HeadShape& heads);
+
+/// Ranks that exchange tokens for heads; see all_to_all.cpp. Makes the arrays of all tokens of
+/// these ranks, in their order, with this rank's heads. A group of one rank exchanges nothing: its
+/// arrays are the rank's own.
+class HeadExchange {
+ public:
+  /// `ranks`: the group, this rank among them.
+  HeadExchange(PlanBuilder& plan, std::vector<int> ranks);
+
+  const ArraySet& arrays() const { return set_; }
+  /// The rows of the arrays.
+  const std::vector<RowRun>& rows() const { return rows_; }
+
+  /// Appends the exchanges before and after the attention of one direction.
+  void before_forward();
+  void after_forward();
+  void before_backward();
+  void after_backward();
+
+ private:
+  int members() const { return static_cast<int>(ranks_.size()); }
+  HeadRange heads_of(ArrayKind kind, int member) const;
+  bool replicated() const;
+  /// Slices that leave for each member, and come from it, when `kind` goes to its heads.
+  void there(ArrayKind kind, int array, std::vector<Message>& sends,
+             std::vector<Message>& recvs) const;
+  void back(ArrayKind kind, int array, bool add, std::vector<Message>& sends,
+            std::vector<Message>& recvs) const;
+  std::vector<Message> messages() const;
+
+  PlanBuilder& plan_;
+  std::vector<int> ranks_;      // [members]
+  int mine_ = 0;                // place among them
+  std::vector<RowRun> rows_;    // all slots of the members
+  std::vector<RowRange> part_;  // [members] their rows in the arrays
+  ArraySet set_;
+};
+
+/// The slots of `owner` whose keys the queries of `reader` see, as runs in the owner's order. Rows
+/// between the first and the last key that one fragment of queries sees of one fragment of keys
+/// count as seen.
+std::vector<RowRun> needed_rows(const AttentionProblem& problem, int reader, int owner);
+
+/// The ranks of an inner group of all-to-all-ring: options.inner, or what is chosen for 0.
+int inner_ranks(const AttentionProblem& problem);
+
+/// KV heads of each stage of a strided all-gather.
+std::vector<HeadRange> head_stages(int64_t kv_heads, int64_t at_once);
+
+/// All real tokens of all ranks, document by document in order of position; neighbouring rows are
+/// one run.
+std::vector<RowRun> stream_order(const Layout& layout);
+
+}  // namespace gyre

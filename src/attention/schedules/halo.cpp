@@ -1,0 +1,163 @@
+// Attention with a causal window whose keys are the rank's own or a neighbour's: one exchange of
+// borders, as in a stencil code.
+//
+// Forward:
+//
+//     start sending to r-1 and r+1 the rows of own KV that their queries see, receiving theirs
+//     attend own queries to own keys
+//     wait
+//     attend own queries to what was received
+//
+// Backward uses the received rows again, which are few and stay from forward, and sends their
+// gradients back while it computes on its own keys:
+//
+//     gradient of the received rows; start sending it to their owners, to be added there
+//     gradient of own keys
+//     wait
+//
+// Ranks cp-1 and 0 are neighbours too. Example, a window of w tokens, one document, cp = 3: under
+// dual-chunk-swap (chunks 0|5, 1|4, 2|3) chunk 1 needs the last w-1 tokens of chunk 0, chunk 4
+// those of chunk 3, and so on: rank 1 gets w-1 tokens from rank 0 and w-1 from rank 2, if w-1 is at
+// most a chunk. Under contiguous each rank gets w-1 tokens from the rank before it.
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+#include "attention/schedules/builder.hpp"
+#include "attention/schedules/registry.hpp"
+
+namespace gyre {
+namespace {
+
+/// How far queries can look back before they meet a token of a rank that is not a neighbour.
+struct Reach {
+  int64_t window = std::numeric_limits<int64_t>::max();  ///< the largest that works
+  int reader = 0, owner = 0;                             ///< the first that a larger one needs
+};
+
+bool are_neighbours(int a, int b, int cp) {
+  const int distance = (a - b + cp) % cp;
+  return distance <= 1 || distance == cp - 1;
+}
+
+/// O(runs log runs) if runs of three ranks seldom follow each other.
+Reach reach_of(const Layout& layout) {
+  struct Run {
+    SegmentIndex segment;
+    DocPosition begin;
+    int64_t length;
+    int rank;
+  };
+  Reach reach;
+  if (layout.cp() <= 3) return reach;  // all are neighbours
+  std::vector<Run> runs;
+  for (int r = 0; r < layout.cp(); ++r)
+    for (const Fragment& f : layout.shard(r).fragments) {
+      const int64_t run = f.stride == 1 ? f.length : 1;
+      for (int64_t i = 0; i < f.length; i += run)
+        runs.push_back({f.segment, f.start + i * f.stride, run, r});
+    }
+  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
+    return std::tie(a.segment, a.begin) < std::tie(b.segment, b.begin);
+  });
+  for (auto q = runs.begin(); q != runs.end(); ++q)
+    for (auto k = q; k != runs.begin() && (--k)->segment == q->segment;) {
+      if (are_neighbours(q->rank, k->rank, layout.cp())) continue;
+      const int64_t distance = q->begin - (k->begin + (k->length - 1));
+      if (distance < reach.window) reach = {distance, q->rank, k->rank};
+      break;
+    }
+  return reach;
+}
+
+class Halo {
+ public:
+  explicit Halo(PlanBuilder& plan) : plan_(plan) {
+    const int cp = plan.cp(), before = (plan.rank() + cp - 1) % cp, after = (plan.rank() + 1) % cp;
+    if (cp > 1) neighbours_.push_back({before, {}, {}});
+    if (cp > 2) neighbours_.push_back({after, {}, {}});
+    std::vector<RowRun> rows;
+    for (Neighbour& n : neighbours_) {
+      n.seen_there = needed_rows(plan.problem(), n.rank, plan.rank());
+      n.seen_here = needed_rows(plan.problem(), plan.rank(), n.rank);
+      rows.insert(rows.end(), n.seen_here.begin(), n.seen_here.end());
+    }
+    kv_ = plan.add_array(ArrayKind::kv, rows, plan.all_heads(ArrayKind::kv));
+    d_kv_ = plan.add_array(ArrayKind::d_kv, rows, plan.all_heads(ArrayKind::d_kv));
+  }
+
+  void forward() {
+    plan_.clear(set_.out);
+    plan_.clear(set_.stats);
+    std::vector<Message> sends;
+    for (const Neighbour& n : neighbours_)
+      sends.push_back({n.rank, plan_.slices_of(ArrayKind::kv, n.seen_there)});
+    const int id = plan_.exchange("KV halo", std::move(sends), messages(kv_));
+    plan_.compute(set_, set_.kv);
+    plan_.wait(id);
+    plan_.compute(set_, kv_);
+    plan_.finish(set_);
+  }
+
+  void backward() {
+    plan_.delta(set_);
+    for (const int sum : {set_.d_q, set_.d_kv, d_kv_}) plan_.clear(sum);
+    plan_.compute(set_, kv_, d_kv_);
+    std::vector<Message> recvs;
+    for (const Neighbour& n : neighbours_)
+      recvs.push_back({n.rank, plan_.slices_of(ArrayKind::d_kv, n.seen_there, true)});
+    const int id = plan_.exchange("dKV halo", messages(d_kv_), std::move(recvs));
+    plan_.compute(set_, set_.kv, set_.d_kv);
+    plan_.wait(id);
+    plan_.sink_gradient(set_.stats);
+  }
+
+ private:
+  struct Neighbour {
+    int rank = 0;
+    std::vector<RowRun> seen_there, seen_here;  // own rows and the neighbour's rows that are seen
+  };
+  /// The rows of an array of received rows, by the neighbour that they belong to.
+  std::vector<Message> messages(int array) const {
+    std::vector<Message> messages;
+    for (const Neighbour& n : neighbours_) messages.push_back({n.rank, {}});
+    const std::vector<RowRun>& rows = plan_.array(array).rows;
+    const std::vector<Slice> slices = plan_.slices_of(array);
+    for (size_t i = 0; i < rows.size(); ++i)
+      messages[rows[i].rank == neighbours_.front().rank ? 0 : 1].slices.push_back(slices[i]);
+    return messages;
+  }
+
+  PlanBuilder& plan_;
+  ArraySet set_;
+  std::vector<Neighbour> neighbours_;
+  int kv_ = -1, d_kv_ = -1;
+};
+
+}  // namespace
+
+std::string halo_refusal(const AttentionProblem& problem) {
+  const Reach reach = reach_of(*problem.layout);
+  const bool any = reach.window == std::numeric_limits<int64_t>::max();
+  if (problem.mask.window == 0)
+    return any ? "needs a causal mask with a window; any will do"
+               : fmt::format("needs a causal mask with a window; the largest that works is {}",
+                             reach.window);
+  if (problem.mask.window <= reach.window) return "";
+  return fmt::format(
+      "with a window of {}, rank {} needs keys of rank {}, which is not its neighbour; the largest "
+      "window that works is {}",
+      problem.mask.window, reach.reader, reach.owner, reach.window);
+}
+
+RankPlan halo_plan(const AttentionProblem& problem, int rank) {
+  PlanBuilder plan(problem, rank);
+  Halo halo(plan);
+  halo.forward();
+  plan.begin(Pass::backward);
+  halo.backward();
+  return plan.take();
+}
+
+}  // namespace gyre

@@ -1,0 +1,82 @@
+// All-to-all inside groups of ranks, ring across them (USP, arXiv 2405.07719; TransformerEngine's
+// "a2a+p2p"): heads are exchanged over fast links, and a ring of fewer, larger blocks goes over the
+// slow ones.
+//
+// cp = inner · outer; a group is `inner` consecutive ranks. Rank r is place r mod inner in group
+// r / inner.
+//
+//     exchange tokens for heads inside the group
+//     ring over the ranks with the same place, one of each group: attend the group's queries to
+//         the keys of each group, for this rank's heads
+//     exchange back
+//
+// Example, cp = 6, inner = 2: groups 01 23 45; rings 0 2 4 (first half of the heads) and 1 3 5.
+// inner = 1 is the ring, inner = cp the all-to-all.
+
+#include <algorithm>
+#include <numeric>
+
+#include "attention/schedules/builder.hpp"
+#include "attention/schedules/registry.hpp"
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+/// The ranks of group `group`.
+std::vector<int> group_ranks(int group, int inner) {
+  std::vector<int> ranks(static_cast<size_t>(inner));
+  std::iota(ranks.begin(), ranks.end(), group * inner);
+  return ranks;
+}
+
+}  // namespace
+
+int inner_ranks(const AttentionProblem& problem) {
+  if (problem.options.inner != 0) return problem.options.inner;
+  // As near to a square as can be without sending a KV head to several ranks.
+  const auto most = static_cast<int>(std::gcd<int64_t>(problem.cp(), problem.heads.kv_heads));
+  int inner = 1;
+  for (int d = 2; d <= most; ++d)
+    if (most % d == 0 && int64_t{d} * d <= problem.cp()) inner = d;
+  return inner;
+}
+
+std::string all_to_all_ring_refusal(const AttentionProblem& problem) {
+  const int cp = problem.cp(), inner = inner_ranks(problem);
+  if (inner >= 1 && cp % inner == 0) return "";
+  if (inner < 1 || inner > cp)
+    return fmt::format("an inner group of {} of {} ranks; the nearest valid one is {}", inner, cp,
+                       std::clamp(inner, 1, cp));
+  int below = inner, above = inner;
+  while (cp % below != 0) --below;
+  while (cp % above != 0) ++above;
+  return fmt::format("inner groups of {} do not divide {} ranks; the nearest that do are {} and {}",
+                     inner, cp, below, above);
+}
+
+RankPlan all_to_all_ring_plan(const AttentionProblem& problem, int rank) {
+  PlanBuilder plan(problem, rank);
+  const int inner = inner_ranks(problem);
+  HeadExchange heads(plan, group_ranks(rank / inner, inner));
+  Ring ring;
+  ring.mine = rank / inner;
+  ring.set = heads.arrays();
+  for (int g = 0; g < problem.cp() / inner; ++g) {
+    const std::vector<int> members = group_ranks(g, inner);
+    ring.ranks.push_back(members[static_cast<size_t>(rank % inner)]);
+    ring.blocks.emplace_back();
+    for (const int r : members) ring.blocks.back().push_back(plan.rows_of(r).front());
+  }
+  ring.storages = {plan.new_storage(), plan.new_storage()};
+  heads.before_forward();
+  const int last_block = ring_forward(plan, ring);
+  heads.after_forward();
+  plan.begin(Pass::backward);
+  heads.before_backward();
+  ring_backward(plan, ring, last_block);
+  heads.after_backward();
+  return plan.take(ring.set.stats);
+}
+
+}  // namespace gyre

@@ -1,0 +1,51 @@
+#pragma once
+// Random inputs that every rank can make for itself: a value depends on the seed, the tensor, the
+// token and the place in the token's row, and on nothing else. Layouts, ranks and the order of
+// calls do not matter, so that a reference can ask for single rows of a tensor that exists nowhere
+// in full.
+//
+//     row key   = mix(mix(mix(seed) + tensor) + token)
+//     bits[i]   = mix(key + (i + 1) · golden)             i = head · head_dim + dim
+//     value[i]  = (a + b + c + d - 131070) · 2^-16 · sqrt(3)   a..d: the 16-bit quarters of bits[i]
+//
+// mix and golden are those of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+// number generators", OOPSLA 2014): a row is the stream that SplitMix64 makes from the row's key.
+// The sum of four uniform variables is close to normal: mean 0, variance 1, no values beyond
+// 2 sqrt(3), kurtosis 2.7 instead of 3. All of it is integer arithmetic but for one exact
+// conversion and one rounding, so that the bits are the same everywhere.
+
+#include <cstdint>
+#include <span>
+
+#include "core/matrix_ref.hpp"
+
+namespace gyre {
+
+inline constexpr uint64_t splitmix64_golden = 0x9e3779b97f4a7c15U;
+
+/// The output function of SplitMix64: a bijection that mixes all bits.
+constexpr uint64_t splitmix64_mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+  return z ^ (z >> 31);
+}
+
+/// Tensors of an attention. Any other number is a tensor of its own as well.
+enum class TokenTensor : uint32_t { q, k, v, d_out, sinks };
+
+struct TokenRandom {
+  uint64_t seed = 0;
+  TokenTensor tensor = TokenTensor::q;
+  bool round_to_bf16 = false;  ///< values that bf16 holds exactly, whatever they are stored as
+};
+
+/// The row of one token: [width]. `token` is any number that names the token in all layouts, such
+/// as its position in the stream of real tokens.
+void fill_token_row(const TokenRandom& random, int64_t token, std::span<float> row);
+
+/// Row r of `rows` (f32 or bf16, any stride) gets the row of tokens[r]; rows of negative tokens
+/// (pads) are left as they are. A row's first `cols` values do not depend on `cols`. Rows in bf16
+/// are rounded whether or not it is asked for. tokens: [rows.rows].
+void fill_token_rows(const TokenRandom& random, std::span<const int64_t> tokens, MatrixRef rows);
+
+}  // namespace gyre

@@ -1,0 +1,347 @@
+#include "comm/emulated.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <deque>
+#include <map>
+#include <numeric>
+#include <optional>
+
+#include "comm/agree.hpp"
+#include "core/error.hpp"
+#include "runtime/watchdog.hpp"
+
+namespace gyre {
+namespace {
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Unit {
+  std::string_view name;
+  double factor;
+};
+constexpr Unit time_units[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
+constexpr Unit rate_units[] = {{"", 1}, {"K", 1e3}, {"M", 1e6}, {"G", 1e9}};
+
+/// A finite number that is not negative, followed by one of `units`.
+std::optional<double> parse_quantity(std::string_view text, std::span<const Unit> units) {
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || !std::isfinite(number) || std::signbit(number)) return {};
+  const std::string_view unit(rest, static_cast<size_t>(end - rest));
+  for (const Unit& known : units)
+    if (unit == known.name) return number * known.factor;
+  return {};
+}
+
+double parse_latency(std::string_view value) {
+  const std::optional<double> seconds =
+      value == "0" ? std::optional(0.0) : parse_quantity(value, time_units);
+  if (!seconds)
+    throw_usage("network: alpha is '{}'; it must be a number of us, ms or s, as in alpha=10us",
+                value);
+  return *seconds;
+}
+
+double parse_rate(std::string_view value) {
+  const std::optional<double> rate = parse_quantity(value, rate_units);
+  if (!rate || *rate <= 0)
+    throw_usage(
+        "network: beta is '{}'; it must be a number of bytes per second above 0, with K, M or G "
+        "for 10^3, 10^6 or 10^9, as in beta=5G",
+        value);
+  return *rate;
+}
+
+int parse_node(std::string_view value) {
+  int ranks = 0;
+  const char* const end = value.data() + value.size();
+  const auto [rest, error] = std::from_chars(value.data(), end, ranks);
+  if (error != std::errc() || rest != end || ranks < 1)
+    throw_usage("network: node is '{}'; it must be a number of ranks, at least 1", value);
+  return ranks;
+}
+
+class DelayedExchange;
+
+/// A message that waits for its time: all slices of an exchange that go to one rank.
+struct DelayedSend {
+  double due;
+  Communicator* real;
+  std::vector<SendSlice> slices;
+  DelayedExchange* owner;
+};
+
+/// The link of this rank and the messages on it, over all communicators of one emulated network.
+/// They are due in the order in which they were submitted, so that those to one rank stay in order.
+class Link {
+ public:
+  explicit Link(const NetworkModel& model) : model_(model) {}
+
+  const NetworkModel& model() const { return model_; }
+  void submit(Communicator& real, std::vector<SendSlice> slices, DelayedExchange& owner) {
+    int64_t bytes = 0;
+    for (const SendSlice& slice : slices) bytes += std::ssize(slice.data);
+    const double due = link_.send(model_, now_seconds(), bytes);
+    queue_.push_back({due, &real, std::move(slices), &owner});
+  }
+  /// Sends what is due.
+  void progress() {
+    while (!queue_.empty() && queue_.front().due <= now_seconds()) {
+      const DelayedSend next = std::move(queue_.front());
+      queue_.pop_front();
+      post(next);
+    }
+  }
+  /// Sends what is left on one communicator, due or not.
+  void flush(const Communicator& real) {
+    for (const DelayedSend& send : take([&](const DelayedSend& s) { return s.real == &real; }))
+      post(send);
+  }
+  /// Forgets what is left of one exchange.
+  void drop(const DelayedExchange& owner) {
+    take([&](const DelayedSend& s) { return s.owner == &owner; });
+  }
+  bool idle() const { return queue_.empty(); }
+
+ private:
+  void post(const DelayedSend& send);
+  /// Removes and returns the messages that `chosen` chooses, in order.
+  template <class Chosen>
+  std::deque<DelayedSend> take(Chosen chosen) {
+    std::deque<DelayedSend> taken, kept;
+    for (DelayedSend& send : queue_) (chosen(send) ? taken : kept).push_back(std::move(send));
+    queue_ = std::move(kept);
+    return taken;
+  }
+
+  NetworkModel model_;
+  EgressLink link_;
+  std::deque<DelayedSend> queue_;
+};
+
+/// Waits as the MPI backend does: poll, then yield the core, in sight of the watchdog.
+void wait_for(Work& work, std::string_view what, const std::vector<int>& peers) {
+  if (work.test()) return;
+  const WaitScope scope(what, peers);
+  while (!work.test()) sched_yield();
+}
+
+/// Receives and messages inside the node, submitted at once, and messages that follow.
+class DelayedExchange final : public Work {
+ public:
+  DelayedExchange(std::shared_ptr<Link> link, std::string_view what, std::vector<int> peers)
+      : link_(std::move(link)), what_(what), peers_(std::move(peers)) {}
+  ~DelayedExchange() override { link_->drop(*this); }
+  DelayedExchange(const DelayedExchange&) = delete;
+  DelayedExchange& operator=(const DelayedExchange&) = delete;
+
+  void add(WorkPtr work) { under_way_.push_back(std::move(work)); }
+  void delay(Communicator& real, std::vector<SendSlice> slices) {
+    ++unsent_;
+    link_->submit(real, std::move(slices), *this);
+  }
+  void send(Communicator& real, std::span<const SendSlice> slices) {
+    add(real.exchange(slices, {}, stream_, what_));
+    --unsent_;
+  }
+
+  bool test() override {
+    link_->progress();
+    std::erase_if(under_way_, [](const WorkPtr& work) { return work->test(); });
+    return unsent_ == 0 && under_way_.empty();
+  }
+  void wait() override { wait_for(*this, what_, peers_); }
+
+ private:
+  std::shared_ptr<Link> link_;
+  std::string what_;
+  std::vector<int> peers_;  // in the world
+  HostStream stream_;
+  std::vector<WorkPtr> under_way_;
+  int64_t unsent_ = 0;
+};
+
+void Link::post(const DelayedSend& send) {
+  send.owner->send(*send.real, send.slices);
+}
+
+/// An operation of the real communicator that drives delayed messages while it is waited for: a
+/// peer may need one of them before it can take part.
+class DrivingWork final : public Work {
+ public:
+  DrivingWork(std::shared_ptr<Link> link, WorkPtr work, std::string_view what,
+              std::vector<int> peers)
+      : link_(std::move(link)), work_(std::move(work)), what_(what), peers_(std::move(peers)) {}
+
+  bool test() override {
+    link_->progress();
+    return work_->test();
+  }
+  void wait() override { wait_for(*this, what_, peers_); }
+
+ private:
+  std::shared_ptr<Link> link_;
+  WorkPtr work_;
+  std::string what_;
+  std::vector<int> peers_;
+};
+
+/// Where the ranks of a communicator are.
+struct Places {
+  std::vector<int> world_ranks;
+  std::vector<int> nodes;
+};
+
+class EmulatedCommunicator final : public Communicator {
+ public:
+  EmulatedCommunicator(Communicator& real, std::unique_ptr<Communicator> owned, Places places,
+                       std::shared_ptr<Link> link)
+      : real_(real), owned_(std::move(owned)), places_(std::move(places)), link_(std::move(link)) {}
+  ~EmulatedCommunicator() override { link_->flush(real_); }
+  EmulatedCommunicator(const EmulatedCommunicator&) = delete;
+  EmulatedCommunicator& operator=(const EmulatedCommunicator&) = delete;
+
+  int rank() const override { return real_.rank(); }
+  int size() const override { return real_.size(); }
+  MemorySpace space() const override { return real_.space(); }
+  std::string_view backend() const override { return "emulated"; }
+
+  std::unique_ptr<Communicator> split(int color) override {
+    drain();
+    std::unique_ptr<Communicator> part = real_.split(color);
+    const auto me = static_cast<size_t>(rank());
+    const auto gather = [&](int mine) {
+      const std::vector<int64_t> all = all_gather_value(*part, int64_t{mine});
+      return std::vector<int>(all.begin(), all.end());
+    };
+    Places places;
+    places.world_ranks = gather(places_.world_ranks[me]);
+    places.nodes = gather(places_.nodes[me]);
+    Communicator& reference = *part;
+    return std::make_unique<EmulatedCommunicator>(reference, std::move(part), std::move(places),
+                                                  link_);
+  }
+
+ protected:
+  WorkPtr do_exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
+                      Stream& stream, std::string_view what) override {
+    std::vector<int> peers;
+    for (const RecvSlice& recv : recvs)
+      peers.push_back(places_.world_ranks[static_cast<size_t>(recv.peer)]);
+    for (const SendSlice& send : sends)
+      peers.push_back(places_.world_ranks[static_cast<size_t>(send.peer)]);
+    auto work = std::make_unique<DelayedExchange>(link_, what, std::move(peers));
+    std::vector<SendSlice> at_once;
+    std::map<int, std::vector<SendSlice>> delayed;  // by peer
+    for (const SendSlice& send : sends)
+      (node_of(send.peer) == node_of(rank()) ? at_once : delayed[send.peer]).push_back(send);
+    for (auto& [peer, slices] : delayed) work->delay(real_, std::move(slices));
+    work->add(real_.exchange(at_once, recvs, stream, what));
+    return work;
+  }
+
+  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
+                          std::span<const int64_t> recv_bytes, Stream& stream,
+                          std::string_view what) override {
+    return driving(real_.all_gather_v(send, recv, recv_bytes, stream, what), what);
+  }
+  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
+                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes,
+                          Stream& stream, std::string_view what) override {
+    return driving(real_.all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what), what);
+  }
+  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp op,
+                            Stream& stream, std::string_view what) override {
+    return driving(real_.reduce_scatter(send, recv, count, type, op, stream, what), what);
+  }
+  WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp op, Stream& stream,
+                        std::string_view what) override {
+    return driving(real_.all_reduce(data, count, type, op, stream, what), what);
+  }
+  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream& stream,
+                       std::string_view what) override {
+    return driving(real_.broadcast(data, root, stream, what), what);
+  }
+  WorkPtr do_barrier(Stream& stream, std::string_view what) override {
+    return driving(real_.barrier(stream, what), what);
+  }
+
+ private:
+  int node_of(int peer) const { return places_.nodes[static_cast<size_t>(peer)]; }
+  WorkPtr driving(WorkPtr work, std::string_view what) const {
+    return std::make_unique<DrivingWork>(link_, std::move(work), what, places_.world_ranks);
+  }
+  /// Sends all delayed messages in their time. The real split() blocks without driving them.
+  void drain() {
+    const WaitScope scope("delayed messages before splitting a communicator");
+    while (!link_->idle()) {
+      link_->progress();
+      sched_yield();
+    }
+  }
+
+  Communicator& real_;
+  std::unique_ptr<Communicator> owned_;  // real_ of a split group
+  Places places_;
+  std::shared_ptr<Link> link_;
+};
+
+}  // namespace
+
+NetworkModel parse_network_model(std::string_view text) {
+  NetworkModel model;
+  std::vector<std::string_view> seen;
+  for (size_t at = 0; at <= text.size();) {
+    const std::string_view item = text.substr(at, std::min(text.find(',', at), text.size()) - at);
+    at += item.size() + 1;
+    const size_t equals = item.find('=');
+    const std::string_view key = item.substr(0, equals);
+    if (equals == std::string_view::npos || (key != "alpha" && key != "beta" && key != "node"))
+      throw_usage("network: '{}' is none of alpha=TIME, beta=RATE and node=RANKS", item);
+    if (std::find(seen.begin(), seen.end(), key) != seen.end())
+      throw_usage("network: {} is given twice in '{}'", key, text);
+    seen.push_back(key);
+    const std::string_view value = item.substr(equals + 1);
+    if (key == "alpha") model.latency_s = parse_latency(value);
+    if (key == "beta") model.bytes_per_s = parse_rate(value);
+    if (key == "node") model.ranks_per_node = parse_node(value);
+  }
+  for (const std::string_view key : {"alpha", "beta"})
+    if (std::find(seen.begin(), seen.end(), key) == seen.end())
+      throw_usage(
+          "network: '{}' has no {}; both alpha and beta are needed, as in alpha=10us,beta=5G", text,
+          key);
+  return model;
+}
+
+double EgressLink::send(const NetworkModel& model, double now, int64_t bytes) {
+  free_at_ = std::max(now, free_at_) + static_cast<double>(bytes) / model.bytes_per_s;
+  return free_at_ + model.latency_s;
+}
+
+std::unique_ptr<Communicator> emulate_network(Communicator& real, const NetworkModel& model) {
+  if (real.space() != MemorySpace::host)
+    throw_usage("an emulated network needs a communicator in host memory; '{}' is not",
+                real.backend());
+  if (!(model.latency_s >= 0) || !(model.bytes_per_s > 0) || model.ranks_per_node < 1)
+    throw_usage(
+        "an emulated network of latency {} s, {} bytes/s and {} ranks a node: they must be at "
+        "least 0, above 0 and at least 1",
+        model.latency_s, model.bytes_per_s, model.ranks_per_node);
+  Places places;
+  places.world_ranks.resize(static_cast<size_t>(real.size()));
+  std::iota(places.world_ranks.begin(), places.world_ranks.end(), 0);
+  for (const int rank : places.world_ranks) places.nodes.push_back(rank / model.ranks_per_node);
+  return std::make_unique<EmulatedCommunicator>(real, nullptr, std::move(places),
+                                                std::make_shared<Link>(model));
+}
+
+}  // namespace gyre

@@ -1,0 +1,284 @@
+#include "io/attention_file.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "comm/agree.hpp"
+
+namespace gyre {
+namespace {
+
+struct Parts {
+  std::optional<h5::Dataset> offsets, q, k, v, d_out, sinks;
+  std::optional<h5::Dataset> out, lse, d_q, d_k, d_v, d_sinks;
+};
+
+void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens, Parts& parts) {
+  const h5::Shape queries{tokens, a.heads, a.head_dim}, keys{tokens, a.kv_heads, a.head_dim};
+  const std::vector<h5::Type> type{h5::Type::f64};
+  parts.out = reader.dataset("/reference/out", type, queries);
+  parts.lse = reader.dataset("/reference/lse", type, {tokens, a.heads});
+  parts.d_q = reader.dataset("/reference/d_q", type, queries);
+  parts.d_k = reader.dataset("/reference/d_k", type, keys);
+  parts.d_v = reader.dataset("/reference/d_v", type, keys);
+  if (parts.sinks) parts.d_sinks = reader.dataset("/reference/d_sinks", type, {a.heads});
+}
+
+void check_attributes(SchemaReader& reader, AttentionFile& a) {
+  Problems& problems = reader.problems();
+  const std::string mask = reader.text("/attention", "mask");
+  a.causal = mask == "causal";
+  a.window = reader.integer("/attention", "window");
+  a.scale = reader.real("/attention", "scale");
+  if (!mask.empty() && mask != "causal" && mask != "full")
+    problems.add("mask of '/attention' is '{}'; it must be causal or full", mask);
+  if (a.window < 0)
+    problems.add("window of '/attention' is {}; it must be 0, none, or the number of keys",
+                 a.window);
+  if (mask == "full" && a.window > 0)
+    problems.add("window of '/attention' is {}, but only a causal mask has one; it must be 0",
+                 a.window);
+  if (!(a.scale > 0) || !std::isfinite(a.scale))
+    problems.add("scale of '/attention' is {}; it must be positive, as 1 / sqrt(head_dim)",
+                 a.scale);
+}
+
+Parts open_attention(const h5::File& file, AttentionFile& a) {
+  SchemaReader reader(file, attention_schema);
+  check_attributes(reader, a);
+  Parts parts;
+  const std::vector<h5::Type> type{h5::Type::f32};
+  parts.offsets = reader.dataset("/attention/offsets", {h5::Type::i64}, {-1});
+  parts.q = reader.dataset("/attention/q", type, {-1, -1, -1});
+  int64_t tokens = -1;  // whatever it is, until it is known; so too the heads
+  a.heads = a.kv_heads = a.head_dim = -1;
+  if (parts.q) {
+    const h5::Shape& shape = parts.q->shape();
+    tokens = shape[0], a.heads = shape[1], a.head_dim = shape[2];
+    if (a.heads < 1 || a.head_dim < 1)
+      reader.problems().add("/attention/q is {}; it needs a head and an element of it",
+                            h5::to_string(shape));
+  }
+  parts.k = reader.dataset("/attention/k", type, {tokens, -1, a.head_dim});
+  if (parts.k) a.kv_heads = parts.k->shape()[1];
+  if (parts.q && parts.k && (a.kv_heads < 1 || a.heads % a.kv_heads != 0))
+    reader.problems().add(
+        "/attention/q has {} heads and /attention/k has {}; the former must be a multiple of the "
+        "latter",
+        a.heads, a.kv_heads);
+  parts.v = reader.dataset("/attention/v", type, {tokens, a.kv_heads, a.head_dim});
+  parts.d_out = reader.dataset("/attention/d_out", type, {tokens, a.heads, a.head_dim});
+  if (file.has_dataset("/attention/sinks"))
+    parts.sinks = reader.dataset("/attention/sinks", type, {a.heads});
+  if (file.has_group("/reference")) {
+    a.reference.emplace().generator = reader.text("/reference", "generator");
+    open_reference(reader, a, tokens, parts);
+  }
+  reader.throw_if_any();
+  return parts;
+}
+
+void check_numbers(const h5::File& file, const AttentionFile& a) {
+  SchemaReader reader(file, attention_schema);
+  Problems& problems = reader.problems();
+  const int64_t tokens = std::ssize(a.q) / (a.heads * a.head_dim);
+  check_offsets(problems, "/attention/offsets", a.offsets, tokens, "the rows of /attention/q");
+  check_finite(problems, "/attention/q", a.q);
+  check_finite(problems, "/attention/k", a.k);
+  check_finite(problems, "/attention/v", a.v);
+  check_finite(problems, "/attention/d_out", a.d_out);
+  check_finite(problems, "/attention/sinks", a.sinks);
+  if (a.reference) {
+    check_finite(problems, "/reference/out", a.reference->out);
+    check_finite(problems, "/reference/lse", a.reference->lse);
+    check_finite(problems, "/reference/d_q", a.reference->d_q);
+    check_finite(problems, "/reference/d_k", a.reference->d_k);
+    check_finite(problems, "/reference/d_v", a.reference->d_v);
+    check_finite(problems, "/reference/d_sinks", a.reference->d_sinks);
+  }
+  reader.throw_if_any();
+}
+
+/// Tokens [begin, end) are written by rank r of `ranks`.
+struct Block {
+  int64_t begin, end;
+  Block(int64_t tokens, int rank, int ranks)
+      : begin(tokens * rank / ranks), end(tokens * (rank + 1) / ranks) {}
+  int64_t size() const { return end - begin; }
+};
+
+/// Which row goes to which rank, and where its token stands in the block of that rank.
+class Routes {
+ public:
+  /// Collective; throws an agreed error unless all tokens of all blocks are there once.
+  Routes(Communicator& comm, const std::vector<int64_t>& tokens, int64_t total)
+      : comm_(comm), block_(total, comm.rank(), comm.size()) {
+    run_agreed(comm, "looking for the tokens of results", [&] { sort(tokens, total); });
+    std::vector<int64_t> sorted;
+    for (const int64_t row : rows_) sorted.push_back(tokens[static_cast<size_t>(row)]);
+    counts_in_.resize(counts_out_.size());
+    HostStream stream;
+    comm.all_to_all(bytes_of(std::span<const int64_t>(counts_out_)),
+                    writable_bytes_of(std::span(counts_in_)), stream, "counting rows of results")
+        ->wait();
+    arrived_.resize(
+        static_cast<size_t>(std::accumulate(counts_in_.begin(), counts_in_.end(), int64_t{0})));
+    move<int64_t>(sorted, arrived_, 1);
+    run_agreed(comm, "checking who has which results", [&] { check_coverage(total); });
+  }
+
+  /// The rows of this rank's block, in token order: [block, width] <- [rows, width].
+  std::vector<float> collect(const MatrixView<const float>& rows, int64_t width) const {
+    std::vector<float> out, in(arrived_.size() * static_cast<size_t>(width));
+    for (const int64_t row : rows_) out.insert(out.end(), rows.row(row), rows.row(row) + width);
+    move<float>(out, in, width);
+    std::vector<float> ordered(in.size());
+    for (size_t i = 0; i < arrived_.size(); ++i)
+      std::copy_n(in.begin() + static_cast<int64_t>(i) * width, width,
+                  ordered.begin() + (arrived_[i] - block_.begin) * width);
+    return ordered;
+  }
+  const Block& block() const { return block_; }
+
+ private:
+  /// Puts the rows in order of the ranks that they go to.
+  void sort(const std::vector<int64_t>& tokens, int64_t total) {
+    counts_out_.assign(static_cast<size_t>(comm_.size()), 0);
+    for (int64_t row = 0; row < std::ssize(tokens); ++row) {
+      const int64_t token = tokens[static_cast<size_t>(row)];
+      if (token < 0) continue;
+      GYRE_CHECK(token < total, "row {} holds token {}, but there are {}", row, token, total);
+      rows_.push_back(row);
+    }
+    std::stable_sort(rows_.begin(), rows_.end(), [&](int64_t a, int64_t b) {
+      return tokens[static_cast<size_t>(a)] < tokens[static_cast<size_t>(b)];
+    });
+    int rank = 0;
+    for (const int64_t row : rows_) {
+      while (tokens[static_cast<size_t>(row)] >= Block(total, rank, comm_.size()).end) ++rank;
+      ++counts_out_[static_cast<size_t>(rank)];
+    }
+  }
+  void check_coverage(int64_t total) const {
+    std::vector<bool> there(static_cast<size_t>(block_.size()), false);
+    for (const int64_t token : arrived_) {
+      const auto place = static_cast<size_t>(token - block_.begin);
+      GYRE_CHECK(!there[place], "token {} comes from two rows", token);
+      there[place] = true;
+    }
+    for (int64_t i = 0; i < block_.size(); ++i)
+      GYRE_CHECK(there[static_cast<size_t>(i)], "token {} of {} comes from no rank",
+                 block_.begin + i, total);
+  }
+  template <class T>
+  void move(const std::vector<T>& out, std::vector<T>& in, int64_t width) const {
+    const auto bytes = [&](const std::vector<int64_t>& counts) {
+      std::vector<int64_t> scaled;
+      for (const int64_t n : counts) scaled.push_back(n * width * static_cast<int64_t>(sizeof(T)));
+      return scaled;
+    };
+    HostStream stream;
+    comm_
+        .all_to_all_v(bytes_of(std::span<const T>(out)), bytes(counts_out_),
+                      writable_bytes_of(std::span<T>(in)), bytes(counts_in_), stream,
+                      "rows of results")
+        ->wait();
+  }
+
+  Communicator& comm_;
+  Block block_;
+  std::vector<int64_t> rows_;                    // that hold a token, by token
+  std::vector<int64_t> counts_out_, counts_in_;  // [ranks] in rows
+  std::vector<int64_t> arrived_;                 // tokens of the rows that come here
+};
+
+struct ResultArray {
+  std::string path;
+  MatrixView<const float> rows;
+  h5::Shape shape;
+  int64_t width() const {
+    return std::accumulate(shape.begin() + 1, shape.end(), int64_t{1}, std::multiplies<>());
+  }
+};
+
+std::vector<ResultArray> result_arrays(const AttentionResultsHeader& header,
+                                       const AttentionResultRows& mine) {
+  const int64_t tokens = header.offsets.back();
+  const h5::Shape queries{tokens, header.heads, header.head_dim};
+  const h5::Shape keys{tokens, header.kv_heads, header.head_dim};
+  std::vector<ResultArray> arrays{{"/results/out", mine.out, queries},
+                                  {"/results/lse", mine.lse, {tokens, header.heads}}};
+  if (header.gradients) {
+    arrays.push_back({"/results/d_q", mine.d_q, queries});
+    arrays.push_back({"/results/d_k", mine.d_k, keys});
+    arrays.push_back({"/results/d_v", mine.d_v, keys});
+  }
+  return arrays;
+}
+
+void create_results(const std::string& path, const AttentionResultsHeader& header,
+                    const std::vector<ResultArray>& arrays) {
+  h5::File file = h5::File::create(path);
+  write_schema(file, attention_results_schema, header.provenance);
+  file.create_group("/results");
+  file.write_attribute("/results", "input_sha256", header.input_sha256);
+  file.write_dataset("/results/offsets", std::span<const int64_t>(header.offsets));
+  for (const ResultArray& array : arrays)
+    file.create_dataset(array.path, DType::f32, array.shape, h5::Checksum::fletcher32);
+  if (!header.d_sinks.empty())
+    file.write_dataset("/results/d_sinks", std::span<const double>(header.d_sinks));
+  file.close();
+}
+
+}  // namespace
+
+AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
+  const h5::File file = open_schema_file(comm, path, attention_schema);
+  AttentionFile a;
+  Parts parts;
+  run_agreed(comm, "opening the attention of " + path, [&] { parts = open_attention(file, a); });
+  a.offsets = parts.offsets->read_all<int64_t>();
+  a.q = parts.q->read_all<float>();
+  a.k = parts.k->read_all<float>();
+  a.v = parts.v->read_all<float>();
+  a.d_out = parts.d_out->read_all<float>();
+  if (parts.sinks) a.sinks = parts.sinks->read_all<float>();
+  if (a.reference) {
+    a.reference->out = parts.out->read_all<double>();
+    a.reference->lse = parts.lse->read_all<double>();
+    a.reference->d_q = parts.d_q->read_all<double>();
+    a.reference->d_k = parts.d_k->read_all<double>();
+    a.reference->d_v = parts.d_v->read_all<double>();
+    if (parts.d_sinks) a.reference->d_sinks = parts.d_sinks->read_all<double>();
+  }
+  run_agreed(comm, "checking the attention of " + path, [&] { check_numbers(file, a); });
+  return a;
+}
+
+void write_attention_results(OutputFile& output, const AttentionResultsHeader& header,
+                             const AttentionResultRows& mine) {
+  Communicator& comm = output.comm();
+  const std::vector<ResultArray> arrays = result_arrays(header, mine);
+  run_agreed(comm, "checking the shapes of results", [&] {
+    for (const ResultArray& array : arrays)
+      GYRE_CHECK(array.rows.rows == std::ssize(mine.tokens) && array.rows.cols == array.width(),
+                 "{} is [{}, {}]; it must be [{}, {}]", array.path, array.rows.rows,
+                 array.rows.cols, mine.tokens.size(), array.width());
+  });
+  const Routes routes(comm, mine.tokens, header.offsets.back());
+  run_on_root(comm, "creating " + output.path(),
+              [&] { create_results(output.temporary_path(), header, arrays); });
+  h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
+  for (const ResultArray& array : arrays) {
+    const std::vector<float> block = routes.collect(array.rows, array.width());
+    h5::Slab slab{h5::Shape(array.shape.size(), 0), array.shape};
+    slab.start[0] = routes.block().begin;
+    slab.count[0] = routes.block().size();
+    const size_t slabs = block.empty() ? 0 : 1;
+    file.dataset(array.path).write<float>(std::span(&slab, slabs), block);
+  }
+  file.close();
+  output.commit();
+}
+
+}  // namespace gyre

@@ -1,0 +1,78 @@
+#pragma once
+// Attention problems with their reference answers, "gyre/attention", and what a run answered,
+// "gyre/attention-results". inputs/SCHEMA.md describes both.
+//
+// Rows are tokens, all documents one after another: document i is rows offsets[i] to
+// offsets[i+1] - 1, and tokens see tokens of their own document only.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/view.hpp"
+#include "io/schema.hpp"
+
+namespace gyre {
+
+inline constexpr const char* attention_schema = "gyre/attention";
+inline constexpr const char* attention_results_schema = "gyre/attention-results";
+
+/// Answers computed elsewhere in double precision; lse is in natural logarithms.
+struct AttentionReference {
+  std::string generator;
+  std::vector<double> out;       ///< [tokens, heads, head_dim]
+  std::vector<double> lse;       ///< [tokens, heads], sinks included
+  std::vector<double> d_q;       ///< [tokens, heads, head_dim]
+  std::vector<double> d_k, d_v;  ///< [tokens, kv_heads, head_dim]
+  std::vector<double> d_sinks;   ///< [heads], or empty without sinks
+};
+
+struct AttentionFile {
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  bool causal = true;
+  int64_t window = 0;               ///< keys that a query sees, itself included; 0: all before it
+  double scale = 0;                 ///< of <q, k>
+  std::vector<int64_t> offsets{0};  ///< [documents + 1]
+  std::vector<float> q;             ///< [tokens, heads, head_dim]
+  std::vector<float> k, v;          ///< [tokens, kv_heads, head_dim]
+  std::vector<float> d_out;         ///< [tokens, heads, head_dim]
+  std::vector<float> sinks;         ///< [heads] logits without a value, or empty
+  std::optional<AttentionReference> reference;
+
+  int64_t tokens() const { return offsets.back(); }
+};
+
+/// All of a file, on every rank; types, shapes and the finiteness of every number are checked. A
+/// file that breaks the schema is a usage error that lists all problems, a damaged one a runtime
+/// error. Collective; every rank reads a share.
+AttentionFile read_attention_file(Communicator& comm, const std::string& path);
+
+/// What all ranks of a run know alike.
+struct AttentionResultsHeader {
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  std::vector<int64_t> offsets{0};  ///< [documents + 1]
+  bool gradients = false;           ///< there are d_q, d_k, d_v
+  std::vector<double> d_sinks;      ///< [heads], or empty
+  std::string input_sha256;         ///< of the problem's file, or "" when it was generated
+  Provenance provenance;
+};
+
+/// Results as they lie on one rank, in any order.
+struct AttentionResultRows {
+  std::vector<int64_t> tokens;       ///< [rows] the token of each row; negative: padding
+  MatrixView<const float> out;       ///< [rows, heads · head_dim]
+  MatrixView<const float> lse;       ///< [rows, heads]
+  MatrixView<const float> d_q;       ///< [rows, heads · head_dim]
+  MatrixView<const float> d_k, d_v;  ///< [rows, kv_heads · head_dim]
+};
+
+/// Writes the results of all ranks in token order, and names the file. Every token must be in
+/// exactly one row of one rank; anything else is a runtime error that names the token. Rows first
+/// travel to the rank that writes their block of tokens: less than 2 GiB of one array on a rank.
+/// Collective.
+void write_attention_results(OutputFile& output, const AttentionResultsHeader& header,
+                             const AttentionResultRows& mine);
+
+}  // namespace gyre

@@ -1,0 +1,208 @@
+#include "report/attention_options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/error.hpp"
+#include "packing/lengths.hpp"
+#include "report/packing_report.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr int64_t most_tokens = int64_t{1} << 30;
+
+DType type_of(const std::string& name) {
+  return name == "bf16" ? DType::bf16 : DType::f32;
+}
+
+template <class Registry>
+std::vector<std::string> names_and_all(const Registry& registry) {
+  std::vector<std::string> names{"all"};
+  for (const auto& entry : registry) names.push_back(entry.name);
+  return names;
+}
+
+void declare_problem(CLI::App& app, AttentionOptions& o) {
+  add_option(app, {"--input", "Queries, keys, values and references (HDF5, gyre/attention)"},
+             o.input);
+  add_option(app, {"--gen", length_help()}, o.generate);
+  add_size_option(app, {"--capacity", "With --gen: slots of the pack; 0: 16K"}, o.capacity);
+  add_size_option(app, {"--tokens", "Tokens of each sequence, over all ranks"}, o.tokens, 1);
+  add_option(app, {"--batch", "Sequences of equal length"}, o.batch, 1);
+  add_size_option(app, {"-b,--min", "Sweep: the shortest sequence; 0: no sweep"}, o.min_tokens);
+  add_size_option(app, {"-e,--max", "Sweep: the longest sequence"}, o.max_tokens);
+  add_option(app, {"-f,--factor", "Sweep: ratio of neighbours"}, o.factor);
+  add_option(app, {"--heads", "Query heads"}, o.heads, 1);
+  add_option(app, {"--kv-heads", "Key and value heads"}, o.kv_heads, 1);
+  add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
+  add_choice_option(app, {"--mask", "Inside a document"}, o.mask, {"causal", "full"});
+  add_size_option(
+      app, {"--window", "Causal: a query sees itself and the window - 1 before; 0: all"}, o.window);
+  add_flag(app, {"--sinks", "Learnable sinks, one a query head"}, o.sinks);
+  add_size_option(app, {"--seed", "Of inputs that are made up"}, o.seed);
+}
+
+void declare_types(CLI::App& app, AttentionOptions& o) {
+  const std::vector<std::string> types = {"f32", "bf16"};
+  add_choice_option(app, {"-d,--dtype", "Type of queries, keys and values"}, o.dtype, types);
+  add_choice_option(app, {"--partial-out", "Type of the output between two merges"}, o.partial_out,
+                    types);
+  add_choice_option(app, {"--partial-dq", "Type of dQ between two steps"}, o.partial_dq, types);
+  add_choice_option(app, {"--wire-dkv", "Type of dK and dV that travel (that of --dtype)"},
+                    o.wire_dkv, types);
+}
+
+void declare_schedule(CLI::App& app, AttentionOptions& o) {
+  add_option(app, {"--cp", "Context-parallel ranks: those of the run (0), or any with --explain"},
+             o.cp, 0);
+  add_choice_option(app, {"--schedule", "How keys and queries meet"}, o.schedule,
+                    names_and_all(schedules()));
+  add_choice_option(app, {"--layout", "Who owns which slots"}, o.layout,
+                    names_and_all(layout_kinds()));
+  add_choice_option(app, {"--pass", "What is timed"}, o.pass, {"fwd", "bwd", "both"});
+  add_option(app, {"--inner", "Ranks of an inner group of all-to-all-ring; 0: by heads"}, o.inner,
+             0);
+  add_option(app, {"--heads-at-once", "KV heads of a stage of all-gather-strided"}, o.heads_at_once,
+             1);
+  add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
+  add_size_option(app, {"--chunk", "Slots of a chunk of the balanced layouts; 0: by size"},
+                  o.chunk);
+  add_option(app, {"--threads", "Threads of a rank's kernel"}, o.threads, 1);
+}
+
+void declare_measurement(CLI::App& app, AttentionOptions& o) {
+  add_option(app, {"-n,--iters", "Timed iterations"}, o.iterations, 1);
+  add_option(app, {"-w,--warmup", "Iterations before them"}, o.warmup, 0);
+  add_choice_option(app, {"-c,--check", "Verify the last iteration, every one, or nothing"},
+                    o.check, {"none", "last", "all"});
+  add_size_option(app,
+                  {"--check-pairs", "Pairs of a query head and a key that a check computes again"},
+                  o.check_pairs, 1);
+  add_option(app, {"--tol-scale", "Multiplies all tolerances"}, o.tol_scale);
+  add_option(
+      app,
+      {"--emulate-network", "Delay messages as a slower link would: alpha=10us,beta=5G[,node=4]"},
+      o.network);
+  add_option(app, {"--trace", "Write a timeline of one more iteration here (for Perfetto)"},
+             o.trace);
+  add_flag(app, {"--explain", "Show the plan and what it costs, and stop"}, o.explain);
+  add_option(app, {"--svg", "With --explain: draw it here"}, o.svg);
+  add_option(app, {"--tflops", "With --explain: rate of a rank, TFLOP/s (0.1)"}, o.tflops);
+  add_option(app, {"--gbps", "With --explain: what a rank sends, GB/s (5)"}, o.gbytes_per_s);
+  add_option(app, {"--latency-us", "With --explain: of a message, µs (10)"}, o.latency_us);
+  add_option(app, {"-o,--output", "Write out, lse and gradients of one configuration here (HDF5)"},
+             o.output);
+  add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
+  add_option(app, {"--csv", "Write the table here"}, o.csv);
+}
+
+void check_problem(const AttentionOptions& o, Problems& problems) {
+  if (!o.input.empty() && !o.generate.empty()) problems.add("one of --input and --gen, not both");
+  if ((!o.input.empty() || !o.generate.empty()) && (o.sweeps() || o.batch != 1))
+    problems.add("--min and --batch go with --tokens, not with --input or --gen");
+  if (o.capacity != 0 && o.generate.empty()) problems.add("--capacity goes with --gen");
+  if (o.sweeps() && o.max_tokens < o.min_tokens)
+    problems.add("--max {} is less than --min {}", o.max_tokens, o.min_tokens);
+  if (!o.sweeps() && o.max_tokens != 0) problems.add("--max {} needs --min", o.max_tokens);
+  if (!(o.factor > 1)) problems.add("--factor {} must be more than 1", o.factor);
+  if (std::max({o.tokens, o.max_tokens, o.capacity}) > most_tokens / o.batch)
+    problems.add("{} tokens are more than {}", std::max({o.tokens, o.max_tokens, o.capacity}),
+                 most_tokens / o.batch);
+  if (o.heads % o.kv_heads != 0)
+    problems.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
+                 o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
+  for (const auto& [option, value] : {std::pair{"--heads", o.heads}, {"--kv-heads", o.kv_heads}})
+    if (value > 4096) problems.add("{} {}: at most 4096", option, value);
+  if (o.head_dim > 1024) problems.add("--head-dim {}: at most 1024", o.head_dim);
+  if (o.window > 0 && o.mask != "causal") problems.add("--window {} needs --mask causal", o.window);
+}
+
+void check_run(const AttentionOptions& o, int ranks, Problems& problems) {
+  if (!o.explain && o.cp != ranks)
+    problems.add("--cp {} in a run of {} ranks; --explain takes any", o.cp, ranks);
+  if (o.cp > most_ranks) problems.add("--cp {}: at most {}", o.cp, most_ranks);
+  if (!o.explain && (!o.svg.empty() || o.tflops != 0 || o.gbytes_per_s != 0 || o.latency_us != 0))
+    problems.add("--svg, --tflops, --gbps and --latency-us go with --explain");
+  if (o.tflops < 0 || o.gbytes_per_s < 0 || o.latency_us < 0)
+    problems.add("--tflops, --gbps and --latency-us must not be negative");
+  const bool many = o.schedule == "all" || o.layout == "all" || o.sizes().size() > 1;
+  for (const auto& [option, file] :
+       {std::pair{"--output", o.output}, {"--trace", o.trace}, {"--svg", o.svg}})
+    if (!file.empty() && many)
+      problems.add("{} needs one --schedule, one --layout and one size", option);
+  if (o.explain && many) problems.add("--explain needs one --schedule, one --layout and one size");
+  if (o.explain && !o.input.empty()) problems.add("--explain takes sizes or --gen, not --input");
+  if (!o.output.empty() && o.pass == "fwd")
+    problems.add("--output writes gradients too: --pass both");
+  if (o.seed < 0 || !(o.tol_scale > 0))
+    problems.add("--tol-scale {} must be positive", o.tol_scale);
+}
+
+}  // namespace
+
+HeadShape AttentionOptions::head_shape() const {
+  return {heads, kv_heads, head_dim, 1 / std::sqrt(static_cast<float>(head_dim))};
+}
+
+MaskRule AttentionOptions::mask_rule() const {
+  return {mask == "full" ? MaskKind::full : MaskKind::causal, window};
+}
+
+ElementTypes AttentionOptions::types() const {
+  return {type_of(dtype), type_of(partial_out), type_of(partial_dq), type_of(wire_dkv)};
+}
+
+LayoutOptions AttentionOptions::layout_options() const {
+  LayoutOptions options;
+  options.cp = cp;
+  options.stripe = stripe;
+  options.chunk = chunk;
+  return options;
+}
+
+std::vector<Pass> AttentionOptions::passes() const {
+  if (pass == "fwd") return {Pass::forward};
+  if (pass == "bwd") return {Pass::backward};
+  return {Pass::forward, Pass::backward};
+}
+
+std::vector<int64_t> AttentionOptions::sizes() const {
+  if (!sweeps()) return {tokens};
+  std::vector<int64_t> all;
+  for (auto size = static_cast<double>(min_tokens); size <= static_cast<double>(max_tokens);
+       size *= factor)
+    if (const auto whole = static_cast<int64_t>(std::llround(size));
+        all.empty() || whole > all.back())
+      all.push_back(whole);
+  return all;
+}
+
+void declare_options(CLI::App& app, AttentionOptions& o) {
+  declare_problem(app, o);
+  declare_types(app, o);
+  declare_schedule(app, o);
+  declare_measurement(app, o);
+}
+
+void check_options(AttentionOptions& o, int ranks) {
+  if (o.cp == 0) o.cp = ranks;
+  if (o.wire_dkv.empty()) o.wire_dkv = o.dtype;
+  if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
+  Problems problems;
+  check_problem(o, problems);
+  if (problems.empty()) check_run(o, ranks, problems);
+  problems.throw_if_any("impossible configuration");
+}
+
+std::string schedule_help() {
+  std::string text = "Schedules:\n";
+  for (const Schedule& schedule : schedules())
+    text += fmt::format("  {:<20}{}\n", schedule.name, schedule.summary);
+  return text;
+}
+
+}  // namespace gyre

@@ -1,0 +1,42 @@
+#pragma once
+// Plans in words and numbers: what each rank does, step by step, and what that costs.
+//
+//     forward, rank 1 of 3: 2048 slots, 2048 tokens
+//       step  0  Clear        own out
+//       step  1  Clear        own stats
+//       step  2  Exchange #0  KV: own kv -> rank 2 (2048 tokens, 1.05 MB)
+//                             A (kv of rank 0) <- rank 0 (2048 tokens, 1.05 MB)
+//       step  3  Compute      own kv: 3 rectangles (1 full, 2 causal), 2.1 M pairs, 66.7 % of their
+//                             area, for 8 heads
+//       step  4  Wait #0      KV
+
+#include <string>
+
+#include "attention/plan.hpp"
+#include "attention/simulate.hpp"
+
+namespace gyre {
+
+struct ExplainOptions {
+  int rank = -1;         ///< whose steps; -1: every rank's up to cp = 8, and rank 0's beyond
+  MachineModel machine;  ///< for the times of the table
+};
+
+/// For both directions: the steps of one rank or of several, then a table over ranks with pairs,
+/// messages, bytes, memory and the times of simulate(). Beyond 64 ranks the table has every n-th
+/// rank only, and says so. Throws a usage error when there is no such rank.
+std::string explain(const Plan& plan, const AttentionProblem& problem, const ElementTypes& types,
+                    const ExplainOptions& options);
+
+/// "ring, dual-chunk-swap, cp = 4, 8192 tokens, causal" or "..., causal window of 1024".
+std::string plan_title(const Plan& plan, const AttentionProblem& problem);
+
+/// Ranks to show when there is room for `most` of `ranks`: all, or evenly spaced ones from the
+/// first to the last.
+std::vector<int> shown_ranks(int ranks, int most);
+
+/// Three digits and an SI prefix: si_text(16.8e6, "B") is "16.8 MB", si_text(0.0021, "s") "2.1 ms",
+/// si_text(512, "") "512".
+std::string si_text(double value, const std::string& unit);
+
+}  // namespace gyre

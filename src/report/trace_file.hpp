@@ -1,0 +1,53 @@
+#pragma once
+// The timelines of all ranks in one file, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+//
+//     ClockOffset clock = align_clocks(world);     before the part that is traced, or after it
+//     ... trace.add(TraceLane::compute, "own kv", begin, end) ...
+//     write_trace("trace.json", trace, world, clock);
+//
+// The format is Chrome's trace events: a process is a rank, a thread is a lane. Spans of a lane
+// that overlap go to further lanes, so that all are seen:
+//
+//     rank 3 on node1   compute           |own kv ||kv of rank 2 |
+//                       communication     |KV 0    |
+//                       communication 2       |KV 1       |
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "runtime/trace.hpp"
+
+namespace gyre {
+
+/// What to add to times of this rank's clock to have those of rank 0's.
+struct ClockOffset {
+  double seconds = 0;
+  double uncertainty_s = 0;  ///< the true offset is within `seconds` ± this
+};
+
+/// Reads a monotonic clock, in seconds.
+using TraceClock = std::function<double()>;
+
+/// Compares clocks with rank 0. A rank asks for rank 0's time, `rounds` times; the quickest answer
+/// counts, and is taken to have been read halfway. Its error is at most half of that round trip
+/// (Cristian, Distributed Computing 3, 1989). Collective; ranks take turns. `rounds` >= 1.
+ClockOffset align_clocks(Communicator& world, int rounds = 20, const TraceClock& now = &Trace::now);
+
+/// The spans of one rank.
+struct RankTrace {
+  std::string host;
+  ClockOffset clock;
+  std::vector<TraceSpan> spans;
+};
+
+/// The file's text. `ranks` are in rank order; time 0 is the earliest begin of all spans.
+std::string trace_json(const std::vector<RankTrace>& ranks);
+
+/// Gathers the spans of all ranks and writes the file, complete or not at all. A place that cannot
+/// be written is a usage error. Collective.
+void write_trace(const std::string& path, const Trace& mine, Communicator& world,
+                 const ClockOffset& clock);
+
+}  // namespace gyre

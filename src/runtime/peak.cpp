@@ -1,0 +1,91 @@
+#include "runtime/peak.hpp"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "runtime/clock.hpp"
+
+namespace gyre {
+namespace {
+
+/// Fastest of some repetitions, in seconds of CPU time.
+template <class Body>
+double fastest(int repetitions, Body body) {
+  double best = HUGE_VAL;
+  for (int i = 0; i < repetitions; ++i) {
+    const double start = thread_cpu_seconds();
+    body();
+    best = std::min(best, thread_cpu_seconds() - start);
+  }
+  return best;
+}
+
+// Twelve separate accumulators hide the latency of FMA; g++ 12 would keep an array of them in
+// memory.
+#define GYRE_TWELVE_FMAS(fma)                                                     \
+  r0 = fma(r0, a, b), r1 = fma(r1, a, b), r2 = fma(r2, a, b), r3 = fma(r3, a, b), \
+  r4 = fma(r4, a, b), r5 = fma(r5, a, b), r6 = fma(r6, a, b), r7 = fma(r7, a, b), \
+  r8 = fma(r8, a, b), r9 = fma(r9, a, b), r10 = fma(r10, a, b), r11 = fma(r11, a, b)
+constexpr int64_t fma_loops = 1'000'000;
+
+__attribute__((target("avx512f"))) void fma_loop_avx512() {
+  const __m512 a = _mm512_set1_ps(0.999F), b = _mm512_set1_ps(0.001F);
+  __m512 r0 = _mm512_set1_ps(0), r1 = _mm512_set1_ps(1), r2 = _mm512_set1_ps(2),
+         r3 = _mm512_set1_ps(3);
+  __m512 r4 = _mm512_set1_ps(4), r5 = _mm512_set1_ps(5), r6 = _mm512_set1_ps(6),
+         r7 = _mm512_set1_ps(7);
+  __m512 r8 = _mm512_set1_ps(8), r9 = _mm512_set1_ps(9), r10 = _mm512_set1_ps(10),
+         r11 = _mm512_set1_ps(11);
+  for (int64_t i = 0; i < fma_loops; ++i) GYRE_TWELVE_FMAS(_mm512_fmadd_ps);
+  __m512 sum = r0 + r1 + r2 + r3 + r4 + r5 + r6 + r7 + r8 + r9 + r10 + r11;
+  asm volatile("" : : "x"(sum));
+}
+
+__attribute__((target("avx2,fma"))) void fma_loop_avx2() {
+  const __m256 a = _mm256_set1_ps(0.999F), b = _mm256_set1_ps(0.001F);
+  __m256 r0 = _mm256_set1_ps(0), r1 = _mm256_set1_ps(1), r2 = _mm256_set1_ps(2),
+         r3 = _mm256_set1_ps(3);
+  __m256 r4 = _mm256_set1_ps(4), r5 = _mm256_set1_ps(5), r6 = _mm256_set1_ps(6),
+         r7 = _mm256_set1_ps(7);
+  __m256 r8 = _mm256_set1_ps(8), r9 = _mm256_set1_ps(9), r10 = _mm256_set1_ps(10),
+         r11 = _mm256_set1_ps(11);
+  for (int64_t i = 0; i < fma_loops; ++i) GYRE_TWELVE_FMAS(_mm256_fmadd_ps);
+  __m256 sum = r0 + r1 + r2 + r3 + r4 + r5 + r6 + r7 + r8 + r9 + r10 + r11;
+  asm volatile("" : : "x"(sum));
+}
+
+__attribute__((target("avx2"))) void read_all(const float* x, int64_t count) {
+  __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
+  for (int64_t i = 0; i + 32 <= count; i += 32) {
+    a += _mm256_loadu_ps(x + i);
+    b += _mm256_loadu_ps(x + i + 8);
+    c += _mm256_loadu_ps(x + i + 16);
+    d += _mm256_loadu_ps(x + i + 24);
+  }
+  a += b + c + d;
+  asm volatile("" : : "x"(a));
+}
+
+}  // namespace
+
+double measured_fma_peak() {
+  static const double peak = [] {
+    const bool wide = __builtin_cpu_supports("avx512f") != 0;
+    if (!wide && !(__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0))
+      return 0.0;
+    const double flops = 12.0 * 2.0 * (wide ? 16.0 : 8.0) * static_cast<double>(fma_loops);
+    return flops / fastest(20, wide ? fma_loop_avx512 : fma_loop_avx2);
+  }();
+  return peak;
+}
+
+double measured_read_rate(std::span<const float> array) {
+  if (__builtin_cpu_supports("avx2") == 0) return 0;
+  return static_cast<double>(array.size_bytes()) /
+         fastest(10, [&] { read_all(array.data(), std::ssize(array)); });
+}
+
+}  // namespace gyre

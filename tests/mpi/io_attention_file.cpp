@@ -1,0 +1,420 @@
+// Attention problems read by all ranks, and results written from rows that are dealt in any way.
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "io/attention_file.hpp"
+#include "io/compare.hpp"
+#include "io_files.hpp"
+#include "mpi_test.hpp"
+
+namespace gyre {
+namespace {
+
+using test::expect_error;
+using test::on_root;
+using test::SharedFolder;
+using test::world;
+
+std::string input(const std::string& name) {
+  return std::string(GYRE_SOURCE_DIR) + "/inputs/" + name;
+}
+
+TEST(AttentionFile, ReadsTheCausalProblem) {
+  const AttentionFile a = read_attention_file(world(), input("attention_causal.h5"));
+  EXPECT_EQ(a.offsets, (std::vector<int64_t>{0, 33, 34, 34, 42, 53, 55}));
+  EXPECT_EQ(a.heads, 4);
+  EXPECT_EQ(a.kv_heads, 2);
+  EXPECT_EQ(a.head_dim, 16);
+  EXPECT_TRUE(a.causal);
+  EXPECT_EQ(a.window, 0);
+  EXPECT_EQ(a.scale, 0.25);
+  EXPECT_EQ(std::ssize(a.q), 55 * 4 * 16);
+  EXPECT_EQ(std::ssize(a.v), 55 * 2 * 16);
+  EXPECT_TRUE(a.sinks.empty());
+  ASSERT_TRUE(a.reference.has_value());
+  EXPECT_EQ(a.reference->generator, "inputs/make_attention.py");
+  EXPECT_TRUE(a.reference->d_sinks.empty());
+  // Token 33 is a document of its own: it sees itself alone.
+  for (int64_t h = 0; h < 4; ++h) {
+    double score = 0;
+    for (int64_t d = 0; d < 16; ++d) {
+      const auto query = static_cast<size_t>((33 * 4 + h) * 16 + d);
+      const auto key = static_cast<size_t>((33 * 2 + h / 2) * 16 + d);
+      score += 0.25 * static_cast<double>(a.q[query]) * static_cast<double>(a.k[key]);
+      EXPECT_NEAR(a.reference->out[query], static_cast<double>(a.v[key]), 1e-15);
+      EXPECT_NEAR(a.reference->d_q[query], 0, 1e-15);
+    }
+    EXPECT_NEAR(a.reference->lse[static_cast<size_t>(33 * 4 + h)], score, 1e-14);
+  }
+}
+
+TEST(AttentionFile, ReadsWindowAndSinks) {
+  const AttentionFile a = read_attention_file(world(), input("attention_window.h5"));
+  EXPECT_EQ(a.window, 16);
+  EXPECT_EQ(a.heads, 8);
+  EXPECT_EQ(a.kv_heads, 1);
+  EXPECT_EQ(std::ssize(a.sinks), 8);
+  ASSERT_TRUE(a.reference.has_value());
+  ASSERT_EQ(std::ssize(a.reference->d_sinks), 8);
+  // Token 0 sees itself and the sink: its share of the sink's gradient can be had by hand.
+  const double scale = a.scale;
+  double score = 0;
+  for (size_t d = 0; d < 8; ++d)
+    score += scale * static_cast<double>(a.q[d]) * static_cast<double>(a.k[d]);
+  const double lse = std::log(std::exp(score) + std::exp(static_cast<double>(a.sinks[0])));
+  EXPECT_NEAR(a.reference->lse[0], lse, 1e-13);
+}
+
+/// A good problem of 3 tokens, 2 heads on 1 and 2 elements, with everything optional; `spoil` may
+/// change it before it is written.
+struct Draft {
+  std::string schema = attention_schema, mask = "causal";
+  int64_t window = 2;
+  double scale = 0.5;
+  std::vector<int64_t> offsets{0, 1, 3};
+  h5::Shape q{3, 2, 2}, k{3, 1, 2}, v{3, 1, 2}, d_out{3, 2, 2}, sinks{2};
+  h5::Shape out{3, 2, 2}, lse{3, 2}, d_sinks{2};
+  DType q_type = DType::f32;
+  float value = 0.5F;  // of every input
+  double answer = 0.25;
+  std::string omit;
+  bool reference = true;
+};
+
+template <class T>
+void put(h5::File& file, const std::string& path, const h5::Shape& shape, T value,
+         DType type = dtype_of<T>) {
+  file.create_dataset(path, type, shape, h5::Checksum::none);
+  const std::vector<T> values(static_cast<size_t>(h5::elements_of(shape)), value);
+  const h5::Slab all{h5::Shape(shape.size(), 0), shape};
+  file.dataset(path).write<T>(std::span(&all, values.empty() ? 0 : 1), values);
+}
+
+void write_draft(const std::string& path, const Draft& draft) {
+  h5::File file = h5::File::create(path);
+  write_schema(file, draft.schema, {});
+  file.create_group("/attention");
+  file.write_attribute("/attention", "mask", draft.mask);
+  file.write_attribute("/attention", "window", draft.window);
+  file.write_attribute("/attention", "scale", draft.scale);
+  file.write_dataset("/attention/offsets", std::span<const int64_t>(draft.offsets));
+  const auto put_unless = [&](const std::string& dataset, const h5::Shape& shape, auto value,
+                              DType type) {
+    if (dataset != draft.omit) put(file, dataset, shape, value, type);
+  };
+  put_unless("/attention/q", draft.q, draft.value, draft.q_type);
+  put_unless("/attention/k", draft.k, draft.value, DType::f32);
+  put_unless("/attention/v", draft.v, draft.value, DType::f32);
+  put_unless("/attention/d_out", draft.d_out, draft.value, DType::f32);
+  put_unless("/attention/sinks", draft.sinks, draft.value, DType::f32);
+  if (draft.reference) {
+    file.create_group("/reference");
+    file.write_attribute("/reference", "generator", std::string("test"));
+    put_unless("/reference/out", draft.out, draft.answer, DType::f64);
+    put_unless("/reference/lse", draft.lse, draft.answer, DType::f64);
+    put_unless("/reference/d_q", draft.out, draft.answer, DType::f64);
+    put_unless("/reference/d_k", draft.k, draft.answer, DType::f64);
+    put_unless("/reference/d_v", draft.v, draft.answer, DType::f64);
+    put_unless("/reference/d_sinks", draft.d_sinks, draft.answer, DType::f64);
+  }
+  file.close();
+}
+
+/// Expects the usage error with these problems for a draft changed by `spoil`.
+void expect_refused(const std::vector<std::string>& problems,
+                    const std::function<void(Draft&)>& spoil) {
+  const SharedFolder folder;
+  const std::string path = folder.file("a.h5");
+  on_root([&] {
+    Draft draft;
+    spoil(draft);
+    write_draft(path, draft);
+  });
+  std::string message = fmt::format("'{}' breaks the schema gyre/attention version 1:", path);
+  for (const std::string& problem : problems) message += "\n  - " + problem;
+  std::string found = "no error";
+  try {
+    read_attention_file(world(), path);
+  } catch (const Error& error) {
+    found = error.what();
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_TRUE(error.agreed());
+  }
+  EXPECT_STREQ(found.c_str(), message.c_str());
+}
+
+TEST(AttentionFile, ReadsAnyGoodDraft) {
+  const SharedFolder folder;
+  on_root([&] { write_draft(folder.file("a.h5"), {}); });
+  const AttentionFile a = read_attention_file(world(), folder.file("a.h5"));
+  EXPECT_EQ(a.window, 2);
+  EXPECT_EQ(a.tokens(), 3);
+  EXPECT_EQ(a.sinks, (std::vector<float>{0.5, 0.5}));
+  EXPECT_EQ(a.reference->lse, std::vector<double>(6, 0.25));
+}
+
+TEST(AttentionFile, ReadsAProblemWithoutAnswersAndSinks) {
+  const SharedFolder folder;
+  on_root([&] {
+    Draft draft;
+    draft.reference = false;
+    draft.omit = "/attention/sinks";
+    write_draft(folder.file("a.h5"), draft);
+  });
+  const AttentionFile a = read_attention_file(world(), folder.file("a.h5"));
+  EXPECT_FALSE(a.reference.has_value());
+  EXPECT_TRUE(a.sinks.empty());
+  EXPECT_EQ(a.d_out, std::vector<float>(12, 0.5F));
+}
+
+TEST(AttentionFile, ReadsAProblemWithoutTokens) {
+  const SharedFolder folder;
+  on_root([&] {
+    Draft draft;
+    draft.mask = "full";
+    draft.window = 0;
+    draft.offsets = {0};
+    for (h5::Shape* shape : {&draft.q, &draft.k, &draft.v, &draft.d_out, &draft.out, &draft.lse})
+      (*shape)[0] = 0;
+    write_draft(folder.file("a.h5"), draft);
+  });
+  const AttentionFile a = read_attention_file(world(), folder.file("a.h5"));
+  EXPECT_FALSE(a.causal);
+  EXPECT_EQ(a.tokens(), 0);
+  EXPECT_EQ(a.heads, 2);
+  EXPECT_TRUE(a.q.empty());
+}
+
+TEST(AttentionFile, RefusesAttributesWithoutMeaning) {
+  expect_refused({"mask of '/attention' is 'diagonal'; it must be causal or full"},
+                 [](Draft& d) { d.mask = "diagonal"; });
+  expect_refused({"window of '/attention' is 2, but only a causal mask has one; it must be 0"},
+                 [](Draft& d) { d.mask = "full"; });
+  expect_refused({"window of '/attention' is -1; it must be 0, none, or the number of keys",
+                  "scale of '/attention' is 0; it must be positive, as 1 / sqrt(head_dim)"},
+                 [](Draft& d) { d.window = -1, d.scale = 0; });
+  expect_refused({"scale of '/attention' is inf; it must be positive, as 1 / sqrt(head_dim)"},
+                 [](Draft& d) { d.scale = HUGE_VAL; });
+}
+
+TEST(AttentionFile, RefusesShapesThatDoNotFit) {
+  expect_refused({"there is no dataset '/attention/v'; it must be float32 [3, 1, 2]"},
+                 [](Draft& d) { d.omit = "/attention/v"; });
+  expect_refused({"dataset '/attention/k' is float32 [2, 1, 2]; it must be float32 [3, any, 2]",
+                  "dataset '/reference/d_k' is float64 [2, 1, 2]; it must be float64 [3, any, 2]"},
+                 [](Draft& d) {
+                   d.k = {2, 1, 2};
+                 });
+  expect_refused({"/attention/q has 2 heads and /attention/k has 3; the former must be a multiple "
+                  "of the latter"},
+                 [](Draft& d) {
+                   d.k = d.v = {3, 3, 2};
+                 });
+  expect_refused({"dataset '/attention/sinks' is float32 [3]; it must be float32 [2]"},
+                 [](Draft& d) { d.sinks = {3}; });
+  expect_refused(
+      {"dataset '/attention/q' is float64 [3, 2, 2]; it must be float32 [any, any, any]"},
+      [](Draft& d) { d.q_type = DType::f64; });
+  expect_refused({"dataset '/reference/lse' is float64 [2, 3]; it must be float64 [3, 2]",
+                  "there is no dataset '/reference/d_sinks'; it must be float64 [2]"},
+                 [](Draft& d) {
+                   d.lse = {2, 3}, d.omit = "/reference/d_sinks";
+                 });
+}
+
+TEST(AttentionFile, RefusesNumbersOutOfPlace) {
+  const std::vector<int64_t> decreasing{0, 1, 0, 3}, too_many{0, 1, 4};
+  expect_refused({"/attention/offsets[2] is 0, less than /attention/offsets[1] = 1; offsets must "
+                  "not decrease"},
+                 [&](Draft& d) { d.offsets = decreasing; });
+  expect_refused({"/attention/offsets[2], the last, is 4; it must be 3, the rows of /attention/q"},
+                 [&](Draft& d) { d.offsets = too_many; });
+  std::vector<std::string> inputs, answers;
+  for (const char* name : {"q", "k", "v", "d_out", "sinks"})
+    inputs.push_back(fmt::format("/attention/{}[0] is nan; it must be finite", name));
+  expect_refused(inputs, [](Draft& d) { d.value = NAN; });
+  for (const char* name : {"out", "lse", "d_q", "d_k", "d_v", "d_sinks"})
+    answers.push_back(fmt::format("/reference/{}[0] is -inf; it must be finite", name));
+  expect_refused(answers, [](Draft& d) { d.answer = -HUGE_VAL; });
+}
+
+TEST(AttentionFile, RefusesOtherAndDamagedFiles) {
+  expect_error(ExitCode::usage, "is of the kind 'gyre/bshd'; 'gyre/attention' is needed",
+               [] { read_attention_file(world(), input("bshd_tiny.h5")); });
+  const SharedFolder folder;
+  on_root([&] { test::copy_truncated(input("attention_causal.h5"), folder.file("cut.h5"), 1000); });
+  expect_error(ExitCode::runtime, folder.file("cut.h5"),
+               [&] { read_attention_file(world(), folder.file("cut.h5")); });
+  const AttentionFile a = read_attention_file(world(), input("attention_causal.h5"));
+  on_root([&] {
+    const std::string pattern(reinterpret_cast<const char*>(a.k.data()), 16);
+    test::copy_damaged(input("attention_causal.h5"), folder.file("bad.h5"), pattern);
+  });
+  expect_error(ExitCode::runtime, "/attention/k",
+               [&] { read_attention_file(world(), folder.file("bad.h5")); });
+}
+
+constexpr int64_t heads = 3, kv_heads = 1, dim = 2;
+
+float value_of(int64_t token, int64_t column, int array) {
+  return static_cast<float>(1000 * token + 10 * column + array);
+}
+
+/// Rows of some tokens with values that tell where they belong; NaN in padding.
+class Rows {
+ public:
+  explicit Rows(std::vector<int64_t> tokens) {
+    rows_.tokens = std::move(tokens);
+    rows_.out = make(0, heads * dim);
+    rows_.lse = make(1, heads);
+    rows_.d_q = make(2, heads * dim);
+    rows_.d_k = make(3, kv_heads * dim);
+    rows_.d_v = make(4, kv_heads * dim);
+  }
+  const AttentionResultRows& rows() const { return rows_; }
+
+ private:
+  MatrixView<const float> make(int array, int64_t width) {
+    const int64_t stride = width + 3;
+    std::vector<float>& values = values_[static_cast<size_t>(array)];
+    values.assign(static_cast<size_t>(std::ssize(rows_.tokens) * stride), NAN);
+    for (int64_t r = 0; r < std::ssize(rows_.tokens); ++r)
+      for (int64_t c = 0; c < width; ++c)
+        if (const int64_t token = rows_.tokens[static_cast<size_t>(r)]; token >= 0)
+          values[static_cast<size_t>(r * stride + c)] = value_of(token, c, array);
+    return {values.data(), std::ssize(rows_.tokens), width, stride};
+  }
+  std::array<std::vector<float>, 5> values_;
+  AttentionResultRows rows_;
+};
+
+AttentionResultsHeader header_for(int64_t tokens, bool gradients = true) {
+  AttentionResultsHeader header;
+  header.heads = heads, header.kv_heads = kv_heads, header.head_dim = dim;
+  header.offsets = {0, tokens / 2, tokens};
+  header.gradients = gradients;
+  if (gradients) header.d_sinks = {1, 2, 3};
+  header.input_sha256 = std::string(64, 'a');
+  header.provenance = {{"generator", "test"}};
+  return header;
+}
+
+void save(const std::string& path, const AttentionResultsHeader& header, const Rows& mine) {
+  OutputFile output(world(), path);
+  write_attention_results(output, header, mine.rows());
+}
+
+/// Expects every row in its place.
+void expect_complete(const std::string& path, int64_t tokens, bool gradients = true) {
+  const h5::File file = open_schema_file(world(), path, attention_results_schema);
+  EXPECT_EQ(std::get<std::string>(file.attribute("/results", "input_sha256")),
+            std::string(64, 'a'));
+  int array = 0;
+  for (const char* name : {"out", "lse", "d_q", "d_k", "d_v"}) {
+    const std::string dataset = std::string("/results/") + name;
+    EXPECT_EQ(file.has_dataset(dataset), array < 2 || gradients) << dataset;
+    if (!file.has_dataset(dataset)) continue;
+    const auto values = file.dataset(dataset).read_all<float>();
+    const int64_t width = name == std::string("lse") ? heads : array < 3 ? heads * dim : dim;
+    ASSERT_EQ(std::ssize(values), tokens * width) << dataset;
+    for (int64_t i = 0; i < std::ssize(values); ++i)
+      ASSERT_EQ(values[static_cast<size_t>(i)], value_of(i / width, i % width, array))
+          << dataset << " element " << i;
+    ++array;
+  }
+  EXPECT_EQ(file.has_dataset("/results/d_sinks"), gradients);
+}
+
+/// Tokens of this rank when token t goes to rank owner(t), backwards, with padding between.
+std::vector<int64_t> dealt(int64_t tokens, const std::function<int64_t(int64_t)>& owner) {
+  std::vector<int64_t> mine;
+  for (int64_t t = tokens - 1; t >= 0; --t) {
+    if (owner(t) != world().rank()) continue;
+    mine.push_back(t);
+    if (t % 5 == 0) mine.push_back(-1);
+  }
+  return mine;
+}
+
+TEST(AttentionResults, RowsFromAnyRank) {
+  const SharedFolder folder;
+  const int64_t ranks = world().size(), tokens = 103;
+  const std::vector<std::function<int64_t(int64_t)>> owners = {
+      [&](int64_t t) { return t % ranks; },
+      [&](int64_t t) { return (t * ranks / tokens + 1) % ranks; },
+      [&](int64_t) { return ranks - 1; },
+      [&](int64_t t) { return (t * t) % ranks; },
+  };
+  for (const auto& owner : owners) {
+    save(folder.file("r.h5"), header_for(tokens), Rows(dealt(tokens, owner)));
+    expect_complete(folder.file("r.h5"), tokens);
+  }
+}
+
+TEST(AttentionResults, FewerTokensThanRanksAndNoGradients) {
+  const SharedFolder folder;
+  for (const int64_t tokens : {0, 1, 3}) {
+    const Rows mine(dealt(tokens, [](int64_t) { return 0; }));
+    save(folder.file("r.h5"), header_for(tokens, false), mine);
+    expect_complete(folder.file("r.h5"), tokens, false);
+  }
+}
+
+TEST(AttentionResults, EveryTokenOnce) {
+  const SharedFolder folder;
+  const auto refused = [&](const std::string& part, std::vector<int64_t> on_last_rank) {
+    const bool last = world().rank() == world().size() - 1;
+    const Rows mine(last ? std::move(on_last_rank) : std::vector<int64_t>());
+    expect_error(ExitCode::runtime, part, [&] { save(folder.file("r.h5"), header_for(4), mine); });
+    EXPECT_FALSE(std::filesystem::exists(folder.file("r.h5")));
+  };
+  refused("token 2 of 4 comes from no rank", {0, 1, 3});
+  refused("token 1 comes from two rows", {0, 1, 2, 1, 3});
+  refused("row 2 holds token 4, but there are 4", {0, 1, 4, 2, 3});
+  AttentionResultsHeader other = header_for(0);
+  other.head_dim = 5;
+  expect_error(ExitCode::runtime, "/results/out is [0, 6]; it must be [0, 15]",
+               [&] { save(folder.file("r.h5"), other, Rows({})); });
+}
+
+TEST(AttentionResults, CompareWithTheReferenceTensorByTensor) {
+  const SharedFolder folder;
+  const AttentionFile a = read_attention_file(world(), input("attention_window.h5"));
+  const AttentionReference& wanted = *a.reference;
+  const auto as_float = [](const std::vector<double>& values) {
+    return std::vector<float>(values.begin(), values.end());
+  };
+  const std::vector<float> out = as_float(wanted.out), lse = as_float(wanted.lse),
+                           d_q = as_float(wanted.d_q), d_k = as_float(wanted.d_k),
+                           d_v = as_float(wanted.d_v);
+  AttentionResultRows mine;
+  const int64_t rows = world().rank() == 0 ? a.tokens() : 0;
+  mine.tokens.resize(static_cast<size_t>(rows));
+  std::iota(mine.tokens.begin(), mine.tokens.end(), 0);
+  const int64_t width = a.heads * a.head_dim, kv_width = a.kv_heads * a.head_dim;
+  mine.out = {out.data(), rows, width}, mine.lse = {lse.data(), rows, a.heads};
+  mine.d_q = {d_q.data(), rows, width};
+  mine.d_k = {d_k.data(), rows, kv_width}, mine.d_v = {d_v.data(), rows, kv_width};
+  AttentionResultsHeader header{a.heads, a.kv_heads,     a.head_dim, a.offsets,
+                                true,    wanted.d_sinks, "",         {}};
+  {
+    OutputFile output(world(), folder.file("r.h5"));
+    write_attention_results(output, header, mine);
+  }
+  on_root([&] {
+    const auto tensors = compare_files(folder.file("r.h5") + ":/results",
+                                       input("attention_window.h5") + ":/reference",
+                                       {.rtol = 1e-7, .atol = 1e-12, .common_only = true});
+    EXPECT_EQ(tensors.size(), 6U);
+    for (const TensorComparison& tensor : tensors) {
+      EXPECT_EQ(tensor.match, Match::same) << tensor.path << ": " << tensor.max_error;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace gyre

@@ -1,0 +1,431 @@
+// Simulated times of plans against closed forms, and plans that cannot end.
+
+#include "attention/simulate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <ctime>
+#include <functional>
+
+#include "attention/schedules/builder.hpp"
+#include "attention/schedules/registry.hpp"
+#include "layout_cases.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr HeadShape shape{8, 2, 16, 0.25F};
+constexpr ElementTypes types;
+constexpr double flops_per_token_pair = 4.0 * 8 * 16;        // forward, all heads
+constexpr double kv_bytes_per_token = 2.0 * 2 * 16 * 4;      // f32
+constexpr double d_kv_bytes_per_token = kv_bytes_per_token;  // f32 on the wire
+
+/// One document of cp · local tokens.
+Layout one_document(const std::string& layout, int cp, int64_t local) {
+  LayoutOptions options;
+  options.cp = cp;
+  return find_layout(layout).make(test::full_bounds({cp * local}).view(), options);
+}
+
+Simulation run(const std::string& schedule, const Layout& layout, const MaskRule& mask, Pass pass,
+               const MachineModel& machine) {
+  const AttentionProblem problem{&layout, shape, mask, {}};
+  return simulate(plan_all(find_schedule(schedule), problem), pass, shape, types, machine);
+}
+
+/// 1 GFLOP/s, 1 MB/s and 1 ms: times of a step of some 100 tokens are of one order.
+MachineModel slow_machine() {
+  MachineModel machine;
+  machine.flops_per_s = 1e9;
+  machine.bytes_per_s = 1e6;
+  machine.latency_s = 1e-3;
+  return machine;
+}
+
+void expect_seconds(double actual, double expected) {
+  EXPECT_NEAR(actual, expected, 1e-12 * expected);
+}
+
+TEST(Simulate, RingHidesEachTransferBehindTheStepBeforeIt) {
+  MachineModel machine = slow_machine();
+  constexpr int cp = 4;
+  for (const int64_t local : {64, 2000}) {  // communication-bound, compute-bound
+    SCOPED_TRACE(local);
+    const auto tokens = static_cast<double>(local);
+    const double hop = machine.latency_s + tokens * kv_bytes_per_token / machine.bytes_per_s;
+    const double pair = flops_per_token_pair / machine.flops_per_s;
+    EXPECT_EQ(hop > tokens * tokens * pair, local == 64);
+
+    const double full = tokens * tokens * pair;
+    const Simulation dense =
+        run("ring", one_document("contiguous", cp, local), MaskKind::full, Pass::forward, machine);
+    expect_seconds(dense.makespan(), full + (cp - 1) * std::max(full, hop));
+    expect_seconds(dense.compute_only(), cp * full);
+
+    // DualChunkSwap, causal, chunks of c: 2c² + c pairs on the diagonal, then 2c² on every rank.
+    const double later = tokens * tokens / 2 * pair, first = later + tokens / 2 * pair;
+    const Simulation causal = run("ring", one_document("dual-chunk-swap", cp, local),
+                                  MaskKind::causal, Pass::forward, machine);
+    expect_seconds(causal.makespan(),
+                   std::max(first, hop) + (cp - 2) * std::max(later, hop) + later);
+    for (const RankTimeline& rank : causal.ranks) expect_seconds(rank.total, causal.makespan());
+    expect_seconds(causal.exposed() + 1,
+                   1 + std::max(0.0, hop - first) + (cp - 2) * std::max(0.0, hop - later));
+  }
+}
+
+TEST(Simulate, TheLastHopOfARingsGradientIsExposed) {
+  MachineModel machine = slow_machine();
+  machine.flops_per_s = 1e7;  // everything but the tail is hidden
+  constexpr int cp = 4;
+  constexpr double tokens = 128, first = tokens * tokens / 2 + tokens / 2;
+  const double pair = 2.5 * flops_per_token_pair / machine.flops_per_s;
+  const double hop = machine.latency_s + tokens * d_kv_bytes_per_token / machine.bytes_per_s;
+  const Layout layout = one_document("dual-chunk-swap", cp, 128);
+  const double work = (first + (cp - 1) * tokens * tokens / 2) * pair;
+  // Turning round, the owner adds the last term and no gradient remains to be sent.
+  expect_seconds(run("ring", layout, MaskKind::causal, Pass::backward, machine).makespan(), work);
+  expect_seconds(run("ring-forward", layout, MaskKind::causal, Pass::backward, machine).makespan(),
+                 work + hop);
+}
+
+TEST(Simulate, ContiguousCausalRingUsesCpOverTwoCpLessOne) {
+  MachineModel machine = slow_machine();
+  machine.bytes_per_s = 1e9;  // a transfer takes less than the triangle of the first step
+  for (const int cp : {2, 8, 64}) {
+    constexpr int64_t local = 512;
+    const Simulation s = run("ring", one_document("contiguous", cp, local), MaskKind::causal,
+                             Pass::forward, machine);
+    constexpr auto tokens = static_cast<double>(local);
+    const double stream = cp * tokens;
+    double work = 0;
+    for (const RankTimeline& rank : s.ranks) work += rank.compute;
+    expect_seconds(work, stream * (stream + 1) / 2 * flops_per_token_pair / 1e9);
+    const double efficiency = work / (cp * s.makespan());
+    // Exactly: the last rank has a triangle and cp - 1 squares.
+    EXPECT_NEAR(
+        efficiency,
+        stream * (stream + 1) / (2 * cp * (tokens * (tokens + 1) / 2 + (cp - 1) * tokens * tokens)),
+        1e-12);
+    EXPECT_NEAR(efficiency, cp / (2.0 * cp - 1), 1 / tokens);
+  }
+}
+
+TEST(Simulate, RingIsHiddenFromTheLengthOnThatTheModelSays) {
+  // Forward, causal: L >= F · e / (G · W), without latency. Here 1e9 · 4 / (4 · 1e6) = 1000.
+  MachineModel machine = slow_machine();
+  machine.latency_s = 0;
+  const auto exposed = [&](int64_t local) {
+    return run("ring", one_document("dual-chunk-swap", 4, local), MaskKind::causal, Pass::forward,
+               machine)
+        .exposed();
+  };
+  EXPECT_EQ(exposed(1000), 0);
+  EXPECT_GT(exposed(998), 0);
+  // And a full mask from half of it on.
+  const auto full = [&](int64_t local) {
+    return run("ring", one_document("contiguous", 4, local), MaskKind::full, Pass::forward, machine)
+        .exposed();
+  };
+  EXPECT_EQ(full(500), 0);
+  EXPECT_GT(full(499), 0);
+}
+
+/// A schedule made here: a function appends the steps of one direction.
+Plan plan_of(const AttentionProblem& problem, const std::function<void(PlanBuilder&)>& steps) {
+  Plan plan{"hand-made", {}};
+  for (int r = 0; r < problem.cp(); ++r) {
+    PlanBuilder builder(problem, r);
+    steps(builder);
+    plan.ranks.push_back(builder.take());
+  }
+  return plan;
+}
+
+Simulation run(const Plan& plan, const MachineModel& machine, Pass pass = Pass::forward) {
+  return simulate(plan, pass, shape, types, machine);
+}
+
+/// Posts messages of all KV to `peers` and from them; returns the id, and the arrays received.
+int swap_kv(PlanBuilder& plan, const std::vector<int>& peers,
+            std::vector<int>* received = nullptr) {
+  std::vector<Message> sends, recvs;
+  for (const int peer : peers) {
+    sends.push_back({peer, {plan.whole(own(ArrayKind::kv))}});
+    const int array =
+        plan.add_array(ArrayKind::kv, plan.rows_of(peer), plan.all_heads(ArrayKind::kv));
+    recvs.push_back({peer, {plan.whole(array)}});
+    if (received != nullptr) received->push_back(array);
+  }
+  return plan.exchange("KV", sends, recvs);
+}
+std::vector<int> others(const PlanBuilder& plan) {
+  std::vector<int> peers;
+  for (int r = 1; r < plan.cp(); ++r) peers.push_back((plan.rank() + r) % plan.cp());
+  return peers;
+}
+
+TEST(Simulate, MessagesOfOneRankLeaveOneAfterTheOther) {
+  const Layout layout = one_document("contiguous", 4, 100);
+  const AttentionProblem problem{&layout, shape, MaskKind::full, {}};
+  const Plan plan = plan_of(problem, [](PlanBuilder& p) {
+    std::vector<int> received;
+    const int id = swap_kv(p, others(p), &received);
+    p.compute({}, own(ArrayKind::kv));
+    p.wait(id);
+    for (const int array : received) p.compute({}, array);
+  });
+  const MachineModel machine = slow_machine();
+  const double one = 100 * kv_bytes_per_token / machine.bytes_per_s;
+  const double block = 100 * 100 * flops_per_token_pair / machine.flops_per_s;
+  const Simulation s = run(plan, machine);
+  expect_seconds(s.makespan(), std::max(block, machine.latency_s + 3 * one) + 3 * block);
+  const RankTimeline& rank = s.ranks[2];
+  expect_seconds(rank.wait, machine.latency_s + 3 * one - block);
+  expect_seconds(rank.compute, 4 * block);
+  int messages = 0;
+  for (const SimulatedSpan& span : rank.spans)
+    if (span.kind == SpanKind::message) {
+      expect_seconds(1 + span.begin, 1 + messages * one);
+      expect_seconds(span.left, (messages + 1) * one);
+      expect_seconds(span.end, (messages + 1) * one + machine.latency_s);
+      EXPECT_EQ(span.peer, (2 + 1 + messages) % 4);
+      EXPECT_EQ(span.message, messages);
+      EXPECT_EQ(span.lane, TraceLane::communication);
+      ++messages;
+    }
+  EXPECT_EQ(messages, 3);
+}
+
+TEST(Simulate, ASenderWaitsUntilItsMessagesHaveLeft) {
+  const Layout layout = one_document("contiguous", 2, 100);
+  const AttentionProblem problem{&layout, shape, MaskKind::full, {}};
+  const Plan plan = plan_of(problem, [](PlanBuilder& p) {
+    const std::vector<Message> kv = {{1 - p.rank(), {p.whole(own(ArrayKind::kv))}}};
+    p.wait(p.rank() == 0 ? p.exchange("out", kv, {}) : p.exchange("in", {}, kv));
+  });
+  const MachineModel machine = slow_machine();
+  const Simulation s = run(plan, machine);
+  expect_seconds(s.ranks[0].total, 100 * kv_bytes_per_token / machine.bytes_per_s);
+  expect_seconds(s.ranks[1].total,
+                 100 * kv_bytes_per_token / machine.bytes_per_s + machine.latency_s);
+}
+
+TEST(Simulate, LinksInsideANodeAreOfTheirOwn) {
+  const Layout layout = one_document("contiguous", 4, 100);
+  const AttentionProblem problem{&layout, shape, MaskKind::full, {}};
+  const Plan plan = plan_of(problem, [](PlanBuilder& p) { p.wait(swap_kv(p, others(p))); });
+  MachineModel machine = slow_machine();
+  machine.ranks_per_node = 2;
+  machine.node_bytes_per_s = 1e9;
+  machine.node_latency_s = 1e-6;
+  const double one = 100 * kv_bytes_per_token / machine.bytes_per_s;
+  // Two of the three messages of each rank leave the node.
+  expect_seconds(run(plan, machine).makespan(), machine.latency_s + 2 * one);
+  machine.bytes_per_s = 1e12;
+  machine.latency_s = 0;
+  expect_seconds(run(plan, machine).makespan(), 1e-6 + one * 1e6 / 1e9);
+}
+
+TEST(Simulate, CopiesTakeTimeWhereSomethingIsCopied) {
+  const Layout layout = one_document("contiguous", 2, 100);
+  const AttentionProblem problem{&layout, shape, MaskKind::full, {}};
+  MachineModel machine = slow_machine();
+  machine.copy_bytes_per_s = 1e5;
+  const double kv = 100 * kv_bytes_per_token / 1e5;
+  // To the rank itself: a copy, and no message.
+  const Plan local = plan_of(problem, [](PlanBuilder& p) { p.wait(swap_kv(p, {p.rank()})); });
+  expect_seconds(run(local, machine).makespan(), kv);
+  expect_seconds(run(local, machine).ranks[0].copy, kv);
+  // All heads to a peer need none; one of two heads is packed, and unpacked on the other side.
+  const Plan whole = plan_of(problem, [](PlanBuilder& p) { p.wait(swap_kv(p, others(p))); });
+  EXPECT_EQ(run(whole, machine).ranks[0].copy, 0);
+  const Plan head = plan_of(problem, [](PlanBuilder& p) {
+    const int peer = 1 - p.rank();
+    const int array = p.add_array(ArrayKind::kv, p.rows_of(peer), p.all_heads(ArrayKind::kv));
+    p.wait(p.exchange("a head", {{peer, {{own(ArrayKind::kv), 0, 100, {1, 1}, false}}}},
+                      {{peer, {{array, 0, 100, {1, 1}, false}}}}));
+  });
+  expect_seconds(run(head, machine).ranks[0].copy, kv / 2 + kv / 2);
+  expect_seconds(run(head, machine).makespan(),
+                 kv / 2 + 100 * kv_bytes_per_token / 2 / 1e6 + 1e-3 + kv / 2);
+  // What is added is read once more, by its receiver only.
+  const Plan sum = plan_of(problem, [](PlanBuilder& p) {
+    const int mine = own(ArrayKind::d_kv), peer = 1 - p.rank();
+    p.wait(p.exchange("dKV", {{peer, {p.whole(mine)}}}, {{peer, {p.whole(mine, true)}}}));
+  });
+  expect_seconds(run(sum, machine).ranks[0].copy, kv);
+  // Clearing is a pass over the array, and no communication.
+  const Plan clear = plan_of(problem, [](PlanBuilder& p) { p.clear(own(ArrayKind::d_kv)); });
+  expect_seconds(run(clear, machine).makespan(), kv);
+  EXPECT_EQ(run(clear, machine).exposed(), 0);
+}
+
+TEST(Simulate, GradientsCostTheProductsTheyNeed) {
+  const Layout layout = one_document("contiguous", 1, 10);
+  const AttentionProblem problem{&layout, shape, MaskKind::full, {}};
+  const auto flops = [&](bool d_q, bool d_kv) {
+    const Plan plan = plan_of(problem, [&](PlanBuilder& p) {
+      ArraySet set;
+      if (!d_q) set.d_q = -1;
+      p.begin(Pass::backward);
+      p.compute(set, own(ArrayKind::kv), d_kv ? own(ArrayKind::d_kv) : -1);
+    });
+    return run(plan, slow_machine(), Pass::backward).makespan() * 1e9 / (100 * 8 * 16);
+  };
+  EXPECT_NEAR(flops(true, true), 10, 1e-9);
+  EXPECT_NEAR(flops(true, false), 6, 1e-9);
+  EXPECT_NEAR(flops(false, true), 8, 1e-9);
+}
+
+/// The message of the runtime error of simulating this plan.
+std::string failure(const Plan& plan) {
+  try {
+    run(plan, slow_machine());
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::runtime);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Simulate, RefusesPlansThatCannotEnd) {
+  const Layout layout = one_document("contiguous", 2, 10);
+  const AttentionProblem problem{&layout, shape, MaskKind::full, {}};
+  const auto message = [](int peer, int64_t rows) {
+    return std::vector<Message>{{peer, {{own(ArrayKind::kv), 0, rows, {0, 2}, false}}}};
+  };
+  // Both receive before they send.
+  EXPECT_EQ(failure(plan_of(problem,
+                            [&](PlanBuilder& p) {
+                              const int peer = 1 - p.rank();
+                              p.clear(own(ArrayKind::out));
+                              p.wait(p.exchange("in", {}, message(peer, 10)));
+                              p.wait(p.exchange("out", message(peer, 10), {}));
+                            })),
+            "schedule hand-made, fwd: rank 0 at step 2 waits for a message from rank 1, which "
+            "itself waits at step 2 for rank 0");
+  // One expects what the other does not send.
+  EXPECT_EQ(failure(plan_of(problem,
+                            [&](PlanBuilder& p) {
+                              if (p.rank() == 1) p.wait(p.exchange("in", {}, message(0, 10)));
+                            })),
+            "schedule hand-made, fwd: rank 1 at step 1 waits for a message from rank 0, which has "
+            "ended");
+  EXPECT_EQ(failure(plan_of(problem,
+                            [&](PlanBuilder& p) {
+                              if (p.rank() == 1) p.wait(p.exchange("out", message(0, 10), {}));
+                            })),
+            "schedule hand-made, fwd: rank 0 at step 0 has not received what rank 1 sent at step "
+            "0");
+  EXPECT_EQ(
+      failure(plan_of(problem,
+                      [&](PlanBuilder& p) {
+                        const int peer = 1 - p.rank();
+                        p.wait(p.exchange("KV", message(peer, 10), message(peer, 9 + p.rank())));
+                      })),
+      "schedule hand-made, fwd: rank 0 at step 1 expects 2304 bytes from rank 1, which sends "
+      "2560 at step 0");
+  EXPECT_EQ(failure(plan_of(problem,
+                            [&](PlanBuilder& p) {
+                              const int peer = 1 - p.rank();
+                              p.exchange("KV", message(peer, 10), message(peer, 10));
+                            })),
+            "schedule hand-made, fwd: rank 0 at step 1 never waits for exchange #0 of step 0");
+  EXPECT_EQ(failure(plan_of(problem, [&](PlanBuilder& p) { p.wait(7); })),
+            "schedule hand-made, fwd: rank 0 at step 0 waits for exchange #7, which is not under "
+            "way");
+  EXPECT_EQ(
+      failure(plan_of(problem, [&](PlanBuilder& p) { p.exchange("out", message(5, 10), {}); })),
+      "schedule hand-made, fwd: rank 0 at step 0 exchanges with rank 5 of 2");
+}
+
+TEST(Simulate, RefusesAMachineThatCannotBe) {
+  const auto refuse = [](const std::string& message,
+                         const std::function<void(MachineModel&)>& spoil) {
+    MachineModel machine;
+    spoil(machine);
+    test::expect_usage(message, [&] { check_machine(machine); });
+  };
+  refuse("flops_per_s of 0; wanted: more than 0", [](MachineModel& m) { m.flops_per_s = 0; });
+  refuse("bytes_per_s of -1; wanted: more than 0", [](MachineModel& m) { m.bytes_per_s = -1; });
+  refuse("node_bytes_per_s of nan; wanted: more than 0",
+         [](MachineModel& m) { m.node_bytes_per_s = std::nan(""); });
+  refuse("copy_bytes_per_s of 0; wanted: more than 0",
+         [](MachineModel& m) { m.copy_bytes_per_s = 0; });
+  refuse("latency of -1 s; wanted: 0 or more", [](MachineModel& m) { m.latency_s = -1; });
+  refuse("node_latency of inf s; wanted: 0 or more",
+         [](MachineModel& m) { m.node_latency_s = 1 / m.latency_s; });
+  refuse("-2 ranks per node; wanted: 1 or more, or 0 for one kind of link",
+         [](MachineModel& m) { m.ranks_per_node = -2; });
+}
+
+/// Spans of a rank's lane of computation follow each other without a gap, and add up.
+void check_timeline(const RankTimeline& rank, const PlanCount& counted, Pass pass) {
+  double clock = 0, sums[4] = {};
+  int64_t messages = 0;
+  for (const SimulatedSpan& span : rank.spans) {
+    if (span.kind == SpanKind::message) {
+      RC_ASSERT(span.begin <= span.left && span.left <= span.end);
+      ++messages;
+      continue;
+    }
+    RC_ASSERT(std::abs(span.begin - clock) <= 1e-12 * rank.total);
+    clock = span.end;
+    sums[static_cast<size_t>(span.kind)] += span.end - span.begin;
+  }
+  const auto equal = [&](double a, double b) { return std::abs(a - b) <= 1e-9 * rank.total; };
+  RC_ASSERT(equal(clock, rank.total));
+  RC_ASSERT(equal(rank.compute + rank.pass + rank.copy + rank.wait, rank.total));
+  RC_ASSERT(equal(sums[0], rank.compute));
+  RC_ASSERT(equal(sums[1], rank.pass));
+  RC_ASSERT(equal(sums[2], rank.copy));
+  RC_ASSERT(equal(sums[3], rank.wait));
+  RC_ASSERT(messages == counted.messages);
+  if (pass == Pass::forward)
+    RC_ASSERT(equal(rank.compute, attention_flops(pass, counted.pairs, shape.head_dim) / 1e9));
+}
+
+TEST(Simulate, EveryScheduleEndsAndItsTimesAddUp) {
+  EXPECT_TRUE(rc::check("any layout, mask and schedule", [] {
+    const test::LayoutCase c = test::arbitrary_layout();
+    MaskRule mask = *rc::gen::element<MaskRule>(MaskKind::causal, MaskKind::full,
+                                                MaskRule(MaskKind::causal, 5));
+    const AttentionProblem problem{&c.layout, shape, mask, {}};
+    const Schedule& schedule = *rc::gen::elementOf(schedules());
+    RC_TAG(schedule.name);
+    if (schedule.refusal != nullptr && !schedule.refusal(problem).empty()) RC_DISCARD("refused");
+    const Plan plan = plan_all(schedule, problem);
+    MachineModel machine = slow_machine();
+    machine.copy_bytes_per_s = *rc::gen::element(1e6, std::numeric_limits<double>::infinity());
+    machine.ranks_per_node = *rc::gen::inRange(0, 5);
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      const Simulation s = run(plan, machine, pass);
+      double longest = 0;
+      for (size_t r = 0; r < s.ranks.size(); ++r) {
+        check_timeline(s.ranks[r], count(plan.ranks[r], pass, shape, types), pass);
+        longest = std::max(longest, s.ranks[r].total);
+      }
+      RC_ASSERT(s.makespan() == longest);
+      RC_ASSERT(s.exposed() >= 0);
+    }
+  }));
+}
+
+TEST(Simulate, IsFastFor64Ranks) {
+  const Layout layout = one_document("dual-chunk-swap", 64, 1024);
+  const AttentionProblem problem{&layout, shape, MaskKind::causal, {}};
+  for (const Schedule& schedule : schedules()) {
+    if (schedule.refusal != nullptr && !schedule.refusal(problem).empty()) continue;
+    const Plan plan = plan_all(schedule, problem);
+    const std::clock_t begin = std::clock();
+    run(plan, slow_machine());
+    run(plan, slow_machine(), Pass::backward);
+    const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    EXPECT_LT(seconds, 2) << schedule.name;  // of processor time; some 0.01 is usual
+  }
+}
+
+}  // namespace
+}  // namespace gyre
