@@ -25,17 +25,20 @@
 namespace gyre {
 namespace {
 
-/// Runs the benchmark; CPU seconds per iteration.
+/// Runs the benchmark; seconds per iteration, of CPU time on one thread and by the clock on more.
 template <class Body>
-double time_iterations(benchmark::State& state, Body body) {
+double time_iterations(benchmark::State& state, Body body, int64_t threads = 1) {
+  const Stopwatch watch;
   const double start = thread_cpu_seconds();
   for (auto _ : state) body();
-  return (thread_cpu_seconds() - start) / static_cast<double>(state.iterations());
+  const double seconds = threads == 1 ? thread_cpu_seconds() - start : watch.seconds();
+  return seconds / static_cast<double>(state.iterations());
 }
 
-void report_flops(benchmark::State& state, double flops, double seconds) {
+void report_flops(benchmark::State& state, double flops, double seconds, int64_t threads = 1) {
   state.counters["FLOP/s"] = flops / seconds;
-  if (measured_fma_peak() > 0) state.counters["of_peak"] = flops / seconds / measured_fma_peak();
+  const double peak = static_cast<double>(threads) * measured_fma_peak();
+  if (peak > 0) state.counters["of_peak"] = flops / seconds / peak;
 }
 
 Buffer<float> random_buffer(int64_t count) {
@@ -59,6 +62,7 @@ class AttentionProblem {
   struct Shape {
     int64_t tokens, document, heads, kv_heads, dim, window;
     bool bf16_inputs;
+    int threads;
   };
 
   explicit AttentionProblem(const Shape& s)
@@ -141,42 +145,48 @@ class AttentionProblem {
   Buffer<float> q_, kv_, d_out_, out_, lse_, delta_, d_q_, d_kv_;
   Buffer<bf16> q16_, kv16_, d_out16_;
   std::vector<Rectangle> rectangles_;
-  std::unique_ptr<BlockKernel> kernel_ = make_cpu_kernel();
+  std::unique_ptr<BlockKernel> kernel_ = make_cpu_kernel(shape_.threads);
 };
 
 AttentionProblem::Shape attention_shape(const benchmark::State& state) {
-  return {state.range(0), state.range(1), state.range(2),     state.range(3),
-          state.range(4), state.range(5), state.range(6) != 0};
+  return {state.range(0), state.range(1), state.range(2),      state.range(3),
+          state.range(4), state.range(5), state.range(6) != 0, static_cast<int>(state.range(7))};
 }
 /// FLOPs of visible pairs only: two products of `dim` multiply-adds a pair.
 void attention_forward(benchmark::State& state) {
   AttentionProblem problem(attention_shape(state));
-  const double seconds = time_iterations(state, [&] { problem.forward(); });
-  report_flops(state, 4.0 * static_cast<double>(problem.visible()), seconds);
+  const double seconds = time_iterations(
+      state, [&] { problem.forward(); }, state.range(7));
+  report_flops(state, 4.0 * static_cast<double>(problem.visible()), seconds, state.range(7));
 }
 /// Five products a pair.
 void attention_backward(benchmark::State& state) {
   AttentionProblem problem(attention_shape(state));
   problem.forward();
-  const double seconds = time_iterations(state, [&] { problem.backward(); });
-  report_flops(state, 10.0 * static_cast<double>(problem.visible()), seconds);
+  const double seconds = time_iterations(
+      state, [&] { problem.backward(); }, state.range(7));
+  report_flops(state, 10.0 * static_cast<double>(problem.visible()), seconds, state.range(7));
 }
 void attention_cases(benchmark::internal::Benchmark* cases) {
-  cases->ArgNames({"tokens", "document", "heads", "kv_heads", "dim", "window", "bf16"})
-      ->Args({4096, 4096, 1, 1, 64, 0, 0})
-      ->Args({4096, 4096, 1, 1, 80, 0, 0})
-      ->Args({4096, 4096, 1, 1, 128, 0, 0})
-      ->Args({4096, 4096, 1, 1, 256, 0, 0})
-      ->Args({4096, 4096, 1, 1, 128, 0, 1})
-      ->Args({4096, 4096, 8, 4, 64, 0, 0})
-      ->Args({4096, 4096, 8, 2, 128, 0, 0})
-      ->Args({4096, 4096, 8, 4, 64, 512, 0})
-      ->Args({4096, 4096, 8, 4, 32, 0, 0})
-      ->Args({4096, 256, 8, 4, 32, 0, 0})
-      ->Args({4096, 64, 8, 4, 32, 0, 0})
-      ->Args({4096, 8, 8, 4, 32, 0, 0})
-      ->Args({4096, 256, 8, 2, 128, 0, 0})
-      ->Args({4096, 256, 8, 2, 128, 0, 1})
+  cases->ArgNames({"tokens", "document", "heads", "kv_heads", "dim", "window", "bf16", "threads"})
+      ->Args({4096, 4096, 1, 1, 64, 0, 0, 1})
+      ->Args({4096, 4096, 1, 1, 80, 0, 0, 1})
+      ->Args({4096, 4096, 1, 1, 128, 0, 0, 1})
+      ->Args({4096, 4096, 1, 1, 256, 0, 0, 1})
+      ->Args({4096, 4096, 1, 1, 128, 0, 1, 1})
+      ->Args({4096, 4096, 8, 8, 64, 0, 0, 1})
+      ->Args({4096, 4096, 8, 8, 128, 0, 0, 1})
+      ->Args({4096, 4096, 8, 8, 64, 0, 0, 2})
+      ->Args({4096, 4096, 8, 8, 128, 0, 0, 2})
+      ->Args({4096, 4096, 8, 4, 64, 0, 0, 1})
+      ->Args({4096, 4096, 8, 2, 128, 0, 0, 1})
+      ->Args({4096, 4096, 8, 4, 64, 512, 0, 1})
+      ->Args({4096, 4096, 8, 4, 32, 0, 0, 1})
+      ->Args({4096, 256, 8, 4, 32, 0, 0, 1})
+      ->Args({4096, 64, 8, 4, 32, 0, 0, 1})
+      ->Args({4096, 8, 8, 4, 32, 0, 0, 1})
+      ->Args({4096, 256, 8, 2, 128, 0, 0, 1})
+      ->Args({4096, 256, 8, 2, 128, 0, 1, 1})
       ->Unit(benchmark::kMillisecond);
 }
 BENCHMARK(attention_forward)->Apply(attention_cases);
