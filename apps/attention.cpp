@@ -20,6 +20,10 @@ namespace {
 
 using namespace gyre;
 
+constexpr const char* no_reference_text =
+    "# note: no reference in the file for these inputs (bf16 rounds them); results are computed "
+    "again\n";
+
 /// Everything that all configurations of a run share.
 struct Session {
   const AttentionOptions& o;
@@ -29,9 +33,11 @@ struct Session {
   BlockKernel& kernel;
   RunReport& report;
   double peak_flops;
-  AttentionWorkspace workspace;
-  std::vector<AttentionRow> rows;
-  std::vector<std::string> refused;
+  int64_t memory_bytes;
+  const AttentionReference* reference;  ///< null: results are computed again
+  AttentionWorkspace workspace = {};
+  std::vector<AttentionRow> rows = {};
+  std::vector<std::string> refused = {};
 };
 
 /// Times and verifies one direction.
@@ -40,9 +46,7 @@ AttentionRow do_pass(Session& s, AttentionRun& run, const TensorRows& inputs, Pa
   Communicator& world = s.context.world;
   Verification checks(o.tol_scale);
   const auto check = [&] {
-    const bool compares = s.file && s.file->reference;
-    AttentionChecker(run, inputs, compares ? &*s.file->reference : nullptr, o.check_pairs, world)
-        .check(pass, checks);
+    AttentionChecker(run, inputs, s.reference, o.check_pairs, world).check(pass, checks);
   };
   AttentionRow row = run.measure(pass, {o.iterations, o.warmup, s.peak_flops}, world,
                                  o.check == "all" ? check : std::function<void()>{});
@@ -65,10 +69,9 @@ void do_configuration(Session& s, const AttentionCase& problem, const TensorRows
   const AttentionOptions& o = s.o;
   Communicator& world = s.context.world;
   std::optional<AttentionRun> run;
-  run_agreed(world, "plan", [&] {
-    run.emplace(problem, inputs, schedule, o.schedule_options(), layout, o.layout_options(),
-                o.types(), o.pass != "fwd", s.kernel, s.network, s.workspace);
-  });
+  const AttentionSetup setup = setup_of(o, schedule, layout, s.memory_bytes);
+  run_agreed(world, "plan",
+             [&] { run.emplace(problem, inputs, setup, s.kernel, s.network, s.workspace); });
   if (o.check != "none") run->check_counts(s.report.verification, world);
   for (const Pass pass : o.passes()) {
     AttentionRow row = do_pass(s, *run, inputs, pass);
@@ -83,7 +86,8 @@ void do_configuration(Session& s, const AttentionCase& problem, const TensorRows
     for (const Pass pass : o.passes()) run->repeat(pass, &trace);
     write_trace(o.trace, trace, world, offset);
   }
-  if (o.output.empty() || s.report.verification.empty() || !s.report.verification.passed()) return;
+  if (o.output.empty() || (o.check != "none" && !s.report.verification.passed())) return;
+  run->repeat(Pass::backward);  // timing has left other things in the arrays
   OutputFile output(world, o.output);
   write_results(output, *run, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
                 provenance_of(s.context, problem.origin), world);
@@ -92,7 +96,7 @@ void do_configuration(Session& s, const AttentionCase& problem, const TensorRows
 void do_case(Session& s, const AttentionCase& problem) {
   const AttentionOptions& o = s.o;
   const auto inputs =
-      s.file ? rows_of(*s.file) : random_rows(problem, static_cast<uint64_t>(o.seed));
+      s.file ? rows_of(*s.file, problem.type) : random_rows(problem, static_cast<uint64_t>(o.seed));
   const bool many = o.schedule == "all" || o.layout == "all";
   for (const Schedule& schedule : schedules()) {
     if (o.schedule != "all" && o.schedule != schedule.name) continue;
@@ -102,11 +106,24 @@ void do_case(Session& s, const AttentionCase& problem) {
         do_configuration(s, problem, *inputs, schedule, layout);
       } catch (const Error& error) {
         if (!error.agreed() || error.code() != ExitCode::usage || !many) throw;
-        s.refused.push_back(
-            fmt::format("{} under {}: {}", schedule.name, layout.name, error.what()));
+        s.refused.push_back(fmt::format("under {}: {}", layout.name, error.what()));
       }
     }
   }
+}
+
+/// What comes behind the rows.
+void present(Session& s) {
+  if (s.rows.empty()) throw_usage("{}", fmt::join(s.refused, "\n"));
+  add_figures(s.report, s.rows);
+  for (const std::string& reason : s.refused) fmt::print("# refused {}\n", reason);
+  if (s.context.verbose) {
+    fmt::print("{}", peak_text(s.rows.front(), s.o.threads));
+    for (const AttentionRow& row : s.rows) fmt::print("{}", details_text(row));
+  }
+  fmt::print("{}", footer_text(s.report));
+  if (!s.o.csv.empty()) write_file_atomically(s.o.csv, attention_table().csv(s.rows));
+  if (!s.o.json.empty()) write_json(s.report, s.o.json);
 }
 
 ExitCode explain(const AttentionOptions& o, AppContext& context) {
@@ -134,10 +151,12 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   std::optional<AttentionFile> file;
   if (!o.input.empty()) file = read_attention_file(world, o.input);
   std::vector<AttentionCase> cases;
+  const int64_t memory = memory_for_rank(context);
   run_agreed(world, "documents", [&] {
     if (file) cases.push_back(case_of(*file, o));
     for (const int64_t size : o.sizes())
       if (!file) cases.push_back(made_up_case(o, size));
+    check_cases(cases, o, memory, world.rank());
   });
   std::unique_ptr<Communicator> slow;
   run_agreed(world, "--emulate-network", [&] {
@@ -149,18 +168,19 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   const bool shows = context.root() && !context.quiet;
   if (shows) fmt::print("{}", header_text(report));
   if (context.root()) fmt::print("{}", attention_table().header());
-  Session session{
-      o,  file, context, slow ? *slow : world, *kernel, report, o.threads * measured_fma_peak(),
-      {}, {},   {}};
+  const bool compares = file && file->reference && has_exact_inputs(*file, o.types().activations);
+  if (shows && file && !compares) fmt::print("{}", no_reference_text);
+  Session session{o,
+                  file,
+                  context,
+                  slow ? *slow : world,
+                  *kernel,
+                  report,
+                  o.threads * measured_fma_peak(),
+                  memory,
+                  compares ? &*file->reference : nullptr};
   for (const AttentionCase& problem : cases) do_case(session, problem);
-  run_on_root(world, "report", [&] {
-    if (session.rows.empty()) throw_usage("{}", fmt::join(session.refused, "\n"));
-    for (const std::string& reason : session.refused) fmt::print("# refused: {}\n", reason);
-    if (context.verbose) fmt::print("{}", overlap_text(session.rows));
-    fmt::print("{}", footer_text(report));
-    if (!o.csv.empty()) write_file_atomically(o.csv, attention_table().csv(session.rows));
-    if (!o.json.empty()) write_json(report, o.json);
-  });
+  run_on_root(world, "report", [&] { present(session); });
   return exit_code_of(judge(report));
 }
 

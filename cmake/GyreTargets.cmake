@@ -14,9 +14,10 @@ target_compile_options(
             $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${GYRE_WERROR}>>:-Werror>)
 # fmt 9 turns constexpr off for nvcc, and then fails its own compile-time checks under C++20.
 target_compile_definitions(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
+# What a sanitizer finds ends the program: a message alone would fail no test.
 if(GYRE_SANITIZE)
   target_compile_options(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${GYRE_SANITIZE}
-                                              -fno-omit-frame-pointer -g>)
+                                              -fno-sanitize-recover=all -fno-omit-frame-pointer -g>)
   target_link_options(gyre_flags INTERFACE -fsanitize=${GYRE_SANITIZE})
 endif()
 

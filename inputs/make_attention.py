@@ -25,27 +25,27 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np  # noqa: E402
 
 import gyre_files  # noqa: E402
+import make_inputs  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SEED = 20240301
 
-# File -> (description, problem).
+# File -> problem. make_inputs.CONTENTS describes the files in MANIFEST.
 PROBLEMS = {
-    "attention_causal.h5": (
-        "causal attention of documents of 0 to 33 tokens with float64 answers",
-        {"lengths": [33, 1, 0, 8, 11, 2], "heads": 4, "kv_heads": 2, "head_dim": 16},
-    ),
-    "attention_window.h5": (
-        "causal attention with a window and sinks, with float64 answers",
-        {
-            "lengths": [36, 3, 4],
-            "heads": 8,
-            "kv_heads": 1,
-            "head_dim": 8,
-            "window": 16,
-            "sinks": True,
-        },
-    ),
+    "attention_causal.h5": {
+        "lengths": [33, 1, 0, 8, 11, 2],
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+    },
+    "attention_window.h5": {
+        "lengths": [36, 3, 4],
+        "heads": 8,
+        "kv_heads": 1,
+        "head_dim": 8,
+        "window": 16,
+        "sinks": True,
+    },
 }
 
 
@@ -149,31 +149,12 @@ def write_attention(path, problem, answers):
         )
 
 
-def list_in_manifest():
-    """Gives the files their lines in MANIFEST, as make_inputs.py does; the other lines stay."""
-    target = os.path.join(HERE, "MANIFEST")
-    with open(target, encoding="utf-8") as file:
-        lines = [
-            line
-            for line in file
-            if line.startswith("#") or line.split("\t")[3].split(":")[0] not in PROBLEMS
-        ]
-    for name, (what, _) in PROBLEMS.items():
-        path = os.path.join(HERE, name)
-        digest, size = gyre_files.sha256_of(path), os.path.getsize(path)
-        lines.append(f"{digest}\t{size}\tinputs/make_attention.py\t{name}: {what}\n")
-    temporary = f"{target}.tmp{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(lines)
-    os.replace(temporary, target)
-
-
 def main():
     """Writes all files."""
-    for name, (_, arguments) in PROBLEMS.items():
+    for name, arguments in PROBLEMS.items():
         problem = make_problem(**arguments)
         write_attention(os.path.join(HERE, name), problem, answer(problem))
-    list_in_manifest()
+    make_inputs.make_manifest()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "runtime/clock.hpp"
@@ -86,11 +85,12 @@ std::span<std::byte> AttentionWorkspace::storage(int id, int64_t bytes) {
 }
 
 Buffer<float> AttentionWorkspace::take_staging(int64_t bytes) {
-  const auto fits = std::find_if(free_.begin(), free_.end(),
-                                 [&](const Buffer<float>& b) { return bytes_of(b) >= bytes; });
-  if (fits != free_.end()) {
-    Buffer<float> staging = std::move(*fits);
-    free_.erase(fits);
+  auto best = free_.end();  // the smallest that fits, so that larger ones stay for larger messages
+  for (auto b = free_.begin(); b != free_.end(); ++b)
+    if (bytes_of(*b) >= bytes && (best == free_.end() || b->size() < best->size())) best = b;
+  if (best != free_.end()) {
+    Buffer<float> staging = std::move(*best);
+    free_.erase(best);
     return staging;
   }
   if (!free_.empty()) {
@@ -208,12 +208,16 @@ void AttentionExecutor::copy_locally(const step::Exchange& s) {
   const std::vector<Slice> sends = slices_of(s.sends), recvs = slices_of(s.recvs);
   GYRE_CHECK(sends.size() == recvs.size(), "{}: {} local slices to {}", s.what, sends.size(),
              recvs.size());
+  std::vector<std::byte> wire;  // one row, rounded as if it had travelled
   for (size_t i = 0; i < sends.size(); ++i) {
-    const auto bytes = wire_bytes(array(sends[i].array).kind, sends[i], heads_, types_);
-    Buffer<float> staging = workspace_.take_staging(bytes);
-    pack(sends[i], std::as_writable_bytes(staging.span()));
-    unpack(recvs[i], std::as_bytes(staging.span()));
-    workspace_.give_back(std::move(staging));
+    Slice from = sends[i], to = recvs[i];
+    const int64_t rows = from.rows;
+    from.rows = to.rows = 1;
+    wire.resize(static_cast<size_t>(wire_bytes(array(from.array).kind, from, heads_, types_)));
+    for (int64_t r = 0; r < rows; ++r, ++from.row, ++to.row) {
+      pack(from, wire);
+      unpack(to, wire);
+    }
   }
 }
 
@@ -276,7 +280,7 @@ void AttentionExecutor::progress() {
 void AttentionExecutor::clear(int index) {
   const ArrayKind kind = array(index).kind;
   const auto data = data_[static_cast<size_t>(index)];
-  std::memset(data.data(), 0, data.size());  // 0 in all types
+  std::fill(data.begin(), data.end(), std::byte{0});  // 0 in all types
   if (kind != ArrayKind::stats) return;
   const MatrixView<float> lse = plane(index, 0).as<float>();
   for (int64_t r = 0; r < lse.rows; ++r) std::fill_n(lse.row(r), lse.cols, minus_infinity);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "comm/agree.hpp"
+#include "comm/coalesce.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/cuda_nccl.hpp"
 #include "comm/mpi.hpp"
@@ -84,8 +85,21 @@ class CommStream {
 
   cudaStream_t handle() const { return handle_; }
 
+  /// At least `bytes` bytes of device memory for the next operation. Operations follow each other
+  /// on the stream, so that all of them can use the same; what is too small by then is kept until
+  /// the end, because an operation under way may still use it.
+  std::span<std::byte> staging(int64_t bytes) {
+    if (bytes == 0) return {};
+    if (staging_.empty() || staging_.back().size() < bytes) {
+      const int64_t twice = staging_.empty() ? 0 : 2 * staging_.back().size();
+      staging_.emplace_back(std::max(bytes, twice), MemorySpace::device);
+    }
+    return staging_.back().span();
+  }
+
  private:
   cudaStream_t handle_ = nullptr;
+  std::vector<Buffer<std::byte>> staging_;
 };
 
 /// An NCCL communicator and what its operations share; a Work keeps it alive.
@@ -145,12 +159,10 @@ class Group {
     GYRE_CHECK_NCCL(channel_, ncclGroupStart());
   }
   void send(std::span<const std::byte> data, int peer) {
-    if (data.empty()) return;
     note(ncclSend(data.data(), data.size(), ncclUint8, peer, channel_.comm, channel_.stream()),
          "ncclSend");
   }
   void recv(std::span<std::byte> data, int peer) {
-    if (data.empty()) return;
     note(ncclRecv(data.data(), data.size(), ncclUint8, peer, channel_.comm, channel_.stream()),
          "ncclRecv");
   }
@@ -221,29 +233,6 @@ void learn_world_ranks(Channel& channel, int mine) {
                                   channel.world_ranks.size() * sizeof(int32_t),
                                   cudaMemcpyDeviceToHost, stream));
   GYRE_CHECK_CUDA(cudaStreamSynchronize(stream));
-}
-
-struct Copy {
-  std::span<const std::byte> from;
-  std::span<std::byte> to;
-};
-
-/// A rank's messages to itself, matched in order.
-std::vector<Copy> own_messages(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
-                               int rank, std::string_view what) {
-  std::vector<Copy> copies;
-  for (const SendSlice& send : sends)
-    if (send.peer == rank) copies.push_back({send.data, {}});
-  size_t received = 0;
-  for (const RecvSlice& recv : recvs) {
-    if (recv.peer != rank) continue;
-    GYRE_CHECK(received < copies.size() && copies[received].from.size() == recv.data.size(),
-               "{}: no message of rank {} to itself fits its receive {}", what, rank, received);
-    copies[received++].to = recv.data;
-  }
-  GYRE_CHECK(received == copies.size(), "{}: rank {} sends itself {} messages and receives {}",
-             what, rank, copies.size(), received);
-  return copies;
 }
 
 class NcclCommunicator final : public Communicator {
@@ -360,21 +349,25 @@ class NcclCommunicator final : public Communicator {
     return std::make_unique<NcclWork>(channel_, caller, what, std::move(peers));
   }
 
-  /// Messages to other ranks as one NCCL group, those to this rank as copies on the device. Empty
-  /// messages are left out on both sides.
+  /// Messages to other ranks as one NCCL group, one to each, as its sends and receives must agree
+  /// in length; those to this rank as copies on the device.
   void exchange_slices(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                        std::string_view what) {
-    const std::vector<Copy> own = own_messages(sends, recvs, rank(), what);
+    const std::span<std::byte> staging =
+        channel_->comm_stream->staging(staging_bytes(sends, recvs, rank()));
+    const CoalescedExchange exchange = coalesce(sends, recvs, rank(), staging, what);
+    copy_all(exchange.before);
     Group group(*channel_);
-    for (const SendSlice& send : sends)
-      if (send.peer != rank()) group.send(send.data, send.peer);
-    for (const RecvSlice& recv : recvs)
-      if (recv.peer != rank()) group.recv(recv.data, recv.peer);
+    for (const SendSlice& send : exchange.sends) group.send(send.data, send.peer);
+    for (const RecvSlice& recv : exchange.recvs) group.recv(recv.data, recv.peer);
     group.end();
-    for (const Copy& copy : own)
-      if (!copy.to.empty() && copy.to.data() != copy.from.data())
-        GYRE_CHECK_CUDA(cudaMemcpyAsync(copy.to.data(), copy.from.data(), copy.to.size(),
-                                        cudaMemcpyDeviceToDevice, channel_->stream()));
+    copy_all(exchange.after);
+  }
+
+  void copy_all(const std::vector<CoalescedExchange::Copy>& copies) {
+    for (const CoalescedExchange::Copy& copy : copies)
+      GYRE_CHECK_CUDA(cudaMemcpyAsync(copy.to.data(), copy.from.data(), copy.to.size(),
+                                      cudaMemcpyDeviceToDevice, channel_->stream()));
   }
 
   static std::vector<RecvSlice> receive_blocks(std::span<std::byte> recv,

@@ -1,8 +1,11 @@
 #include "report/attention_case.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
+#include <sstream>
 
 #include "report/attention_check.hpp"
 #include "report/explain.hpp"
@@ -13,7 +16,7 @@ namespace {
 
 class FileRows final : public TensorRows {
  public:
-  explicit FileRows(const AttentionFile& file) : file_(file) {}
+  FileRows(const AttentionFile& file, DType type) : file_(file), round_(type == DType::bf16) {}
   void row(InputTensor tensor, int64_t token, std::span<float> to) const override {
     const std::vector<float>& all = tensor == InputTensor::q   ? file_.q
                                     : tensor == InputTensor::k ? file_.k
@@ -21,11 +24,21 @@ class FileRows final : public TensorRows {
                                                                : file_.d_out;
     const auto width = std::ssize(to);
     std::copy_n(all.begin() + token * width, width, to.begin());
+    if (!round_) return;
+    for (float& value : to) value = to_float(to_bf16(value));
   }
 
  private:
   const AttentionFile& file_;
+  bool round_;
 };
+
+int64_t ranks_here(const AppContext& context) {
+  const auto& peers = context.mpi.peers();
+  const std::string& host = peers[static_cast<size_t>(context.world.rank())].host;
+  return std::count_if(peers.begin(), peers.end(),
+                       [&](const PeerProcess& peer) { return peer.host == host; });
+}
 
 /// A matrix of attention arrays as f32.
 class AsFloat {
@@ -43,14 +56,63 @@ class AsFloat {
   int64_t cols_;
 };
 
-constexpr double default_tflops = 0.1, default_gbytes_per_s = 5, default_latency_us = 10;
-
 MachineModel machine_of(const AttentionOptions& o) {
   MachineModel machine;
-  machine.flops_per_s = 1e12 * (o.tflops > 0 ? o.tflops : default_tflops);
-  machine.bytes_per_s = 1e9 * (o.gbytes_per_s > 0 ? o.gbytes_per_s : default_gbytes_per_s);
-  machine.latency_s = 1e-6 * (o.latency_us > 0 ? o.latency_us : default_latency_us);
+  machine.flops_per_s = 1e12 * o.tflops;
+  machine.bytes_per_s = 1e9 * o.gbytes_per_s;
+  machine.latency_s = 1e-6 * o.latency_us;
   return machine;
+}
+
+constexpr int64_t most_plan_entries = int64_t{30} << 20;
+
+/// Arrays, steps, messages, slices and rectangles of a plan: what its memory is proportional to.
+int64_t entries_of(const RankPlan& plan) {
+  int64_t entries = 0;
+  for (const PlanArray& array : plan.arrays) entries += 1 + std::ssize(array.rows);
+  for (const std::vector<Step>* steps : {&plan.forward, &plan.backward})
+    for (const Step& step : *steps) {
+      ++entries;
+      if (const auto* compute = std::get_if<step::Compute>(&step))
+        entries += std::ssize(compute->rectangles);
+      if (const auto* exchange = std::get_if<step::Exchange>(&step))
+        for (const auto* messages : {&exchange->sends, &exchange->recvs})
+          for (const Message& message : *messages) entries += 1 + std::ssize(message.slices);
+    }
+  return entries;
+}
+
+/// Entries of the plans of all ranks, from those of three of them.
+int64_t estimated_entries(const AttentionCase& problem, const AttentionOptions& o, int cp) {
+  LayoutOptions options = o.layout_options();
+  options.cp = cp;
+  const CaseLayout placed(problem, find_layout(o.layout), options);
+  const AttentionProblem planned{&placed.layout, problem.heads, problem.mask, o.schedule_options()};
+  int64_t most = 0;
+  for (const int rank : {0, cp / 2, cp - 1})
+    most = std::max(most, entries_of(plan_rank(find_schedule(o.schedule), planned, rank)));
+  return most * cp;
+}
+
+void check_plan_size(const AttentionCase& problem, const AttentionOptions& o) {
+  constexpr int always = 64;
+  const auto fits = [&](int cp) {
+    return cp <= always || estimated_entries(problem, o, cp) <= most_plan_entries;
+  };
+  // From small to large: plans of one rank that are too large need not be made.
+  int largest = std::min(always, o.cp);
+  while (largest < o.cp && fits(std::min(2 * largest, o.cp))) largest = std::min(2 * largest, o.cp);
+  if (largest < o.cp)
+    throw_usage(
+        "--cp {}: the plans of all ranks under {} are too large to be explained; {} ranks work",
+        o.cp, o.schedule, largest);
+}
+
+/// Of the text that explains both directions, that of one: its head and either part.
+std::string one_direction(const std::string& text, Pass pass) {
+  const size_t head = text.find('\n') + 1, backward = text.find("\nbackward, rank ") + 1;
+  return pass == Pass::forward ? text.substr(0, backward - 1)
+                               : text.substr(0, head) + text.substr(backward);
 }
 
 }  // namespace
@@ -78,11 +140,59 @@ AttentionCase case_of(const AttentionFile& file, AttentionOptions& o) {
   problem.sinks = file.sinks;
   problem.type = o.types().activations;
   problem.origin = o.input;
+  problem.score_size = sampled_score_size(problem, *rows_of(file, problem.type));
   return problem;
 }
 
-std::unique_ptr<TensorRows> rows_of(const AttentionFile& file) {
-  return std::make_unique<FileRows>(file);
+std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type) {
+  return std::make_unique<FileRows>(file, type);
+}
+
+bool has_exact_inputs(const AttentionFile& file, DType type) {
+  if (type != DType::bf16) return true;
+  for (const std::vector<float>* values : {&file.q, &file.k, &file.v, &file.d_out})
+    for (const float value : *values)
+      if (to_float(to_bf16(value)) != value) return false;
+  return true;
+}
+
+int64_t memory_for_rank(const AppContext& context) {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  int64_t kilobytes = 0;
+  for (std::string line; std::getline(file, line);)
+    if (std::istringstream words(line); words >> name >> kilobytes && name == "MemAvailable:")
+      return kilobytes * 1024 / ranks_here(context);
+  return 0;
+}
+
+std::string crowding(const AppContext& context, int threads) {
+  const int64_t ranks = ranks_here(context), cores = sysconf(_SC_NPROCESSORS_ONLN);
+  if (ranks * threads <= cores) return "";
+  return fmt::format("{} ranks of {} threads on {} cores", ranks, threads, cores);
+}
+
+AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
+                        const LayoutKind& layout, int64_t memory_bytes) {
+  return {schedule,  layout,          o.schedule_options(), o.layout_options(),
+          o.types(), o.pass != "fwd", o.check != "none",    memory_bytes};
+}
+
+void check_cases(const std::vector<AttentionCase>& cases, const AttentionOptions& o,
+                 int64_t memory_bytes, int rank) {
+  if (o.schedule == "all" || o.layout == "all") return;
+  const AttentionSetup setup =
+      setup_of(o, find_schedule(o.schedule), find_layout(o.layout), memory_bytes);
+  Problems problems;
+  for (const AttentionCase& problem : cases) {
+    try {
+      check_plan(problem, setup, rank);
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::usage) throw;
+      problems.add("{} tokens: {}", problem.tokens(), error.what());
+    }
+  }
+  problems.throw_if_any("impossible configuration");
 }
 
 void write_results(OutputFile& output, AttentionRun& run, const std::string& input_sha256,
@@ -119,11 +229,17 @@ void write_results(OutputFile& output, AttentionRun& run, const std::string& inp
 }
 
 Explanation explain_case(const AttentionCase& problem, const AttentionOptions& o) {
+  check_plan_size(problem, o);
   const CaseLayout placed(problem, find_layout(o.layout), o.layout_options());
   const AttentionProblem planned{&placed.layout, problem.heads, problem.mask, o.schedule_options()};
   const Plan plan = plan_all(find_schedule(o.schedule), planned);
   const ExplainOptions options{-1, machine_of(o)};
   Explanation explanation{explain(plan, planned, o.types(), options), ""};
+  if (o.passes().size() == 1)
+    explanation.text = one_direction(explanation.text, o.passes().front());
+  explanation.text += fmt::format(
+      "# times are of a model: a rank computes {} TFLOP/s, sends {} GB/s, latency {} us\n",
+      o.tflops, o.gbytes_per_s, o.latency_us);
   if (o.svg.empty()) return explanation;
   std::vector<Simulation> directions;
   for (const Pass pass : o.passes())

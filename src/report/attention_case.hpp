@@ -2,6 +2,7 @@
 // From options and files to the problems of gyre-attention, and from its arrays to a file.
 
 #include "io/attention_file.hpp"
+#include "report/app.hpp"
 #include "report/attention_options.hpp"
 #include "report/attention_run.hpp"
 
@@ -12,17 +13,35 @@ namespace gyre {
 AttentionCase made_up_case(const AttentionOptions& o, int64_t size);
 /// What a file holds; its shape and mask replace those of the options.
 AttentionCase case_of(const AttentionFile& file, AttentionOptions& o);
-/// Rows of the file, which must outlive them.
-std::unique_ptr<TensorRows> rows_of(const AttentionFile& file);
+/// Rows of the file, which must outlive them, rounded to `type`.
+std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type);
+/// Whether all inputs of the file are numbers of `type`: only then do its references belong to what
+/// is computed from rounded ones.
+bool has_exact_inputs(const AttentionFile& file, DType type);
+
+/// Bytes of memory that are available on this rank's host now, over the ranks there; 0: unknown.
+int64_t memory_for_rank(const AppContext& context);
+/// "4 ranks of 1 threads on 2 cores" if this rank's host has fewer cores than that, else "".
+std::string crowding(const AppContext& context, int threads);
+
+/// One schedule under one layout, as the options want it.
+AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
+                        const LayoutKind& layout, int64_t memory_bytes);
+/// With one schedule and one layout: throws a usage error that lists all sizes that they refuse, or
+/// that do not fit the memory of `rank`. With several, a run goes on with those that do.
+void check_cases(const std::vector<AttentionCase>& cases, const AttentionOptions& o,
+                 int64_t memory_bytes, int rank);
 
 /// Writes out, log-sum-exps and gradients of all tokens, after both passes. Collective.
 void write_results(OutputFile& output, AttentionRun& run, const std::string& input_sha256,
                    const Provenance& provenance, Communicator& world);
 
-/// A plan of all ranks, explained and drawn.
+/// A plan of all ranks, explained and drawn, in the directions of --pass.
 struct Explanation {
   std::string text, svg;
 };
+/// Throws a usage error that names the nearest --cp if the plans of all ranks are too large to be
+/// held (some 30 million entries, a few GB).
 Explanation explain_case(const AttentionCase& problem, const AttentionOptions& o);
 
 }  // namespace gyre

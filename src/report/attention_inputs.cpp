@@ -1,6 +1,7 @@
 #include "report/attention_inputs.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "attention/token_random.hpp"
@@ -50,6 +51,37 @@ int64_t AttentionCase::pairs() const {
   int64_t sum = 0;
   for (int64_t d = 0; d < documents(); ++d) sum += visible_pairs(length(d), mask);
   return sum * heads.heads;
+}
+
+double sampled_score_size(const AttentionCase& problem, const TensorRows& inputs) {
+  constexpr int64_t most = 32;
+  const auto stride = [](int64_t count) { return std::max<int64_t>(1, ceil_div(count, most)); };
+  std::vector<float> q(static_cast<size_t>(problem.width(InputTensor::q)));
+  std::vector<float> k(static_cast<size_t>(problem.width(InputTensor::k)));
+  const auto dim = static_cast<size_t>(problem.heads.head_dim);
+  const auto group = static_cast<size_t>(problem.heads.group());
+  double squares = 0, scores = 0;
+  for (int64_t d = 0; d < problem.documents(); d += stride(problem.documents())) {
+    const int64_t first = problem.offsets[static_cast<size_t>(d)], length = problem.length(d);
+    for (int64_t i = length - 1; i >= 0; i -= stride(length)) {
+      inputs.row(InputTensor::q, first + i, q);
+      // The pair of a token with itself is always visible, and often has the largest score.
+      for (int64_t j = i; j >= 0; j -= stride(i + 1)) {
+        if (problem.mask.window > 0 && i - j >= problem.mask.window) break;
+        inputs.row(InputTensor::k, first + j, k);
+        for (size_t h = 0; h < static_cast<size_t>(problem.heads.heads); ++h) {
+          double score = 0;
+          for (size_t e = 0; e < dim; ++e)
+            score +=
+                static_cast<double>(q[h * dim + e]) * static_cast<double>(k[h / group * dim + e]);
+          score *= static_cast<double>(problem.heads.scale);
+          squares += score * score;
+          ++scores;
+        }
+      }
+    }
+  }
+  return scores > 0 ? std::max(1.0, std::sqrt(squares / scores)) : 1;
 }
 
 std::unique_ptr<TensorRows> random_rows(const AttentionCase& problem, uint64_t seed) {

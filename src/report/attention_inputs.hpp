@@ -21,6 +21,7 @@ struct AttentionCase {
   std::vector<int64_t> offsets;  ///< [documents + 1]
   std::vector<float> sinks;      ///< [heads], or empty
   DType type = DType::f32;       ///< of q, k, v, d_out: values are rounded to it
+  double score_size = 1;         ///< rms of scaled scores, at least 1; normal inputs have 1
   std::string origin;            ///< what made it, for the report
 
   int64_t documents() const { return std::ssize(offsets) - 1; }
@@ -45,6 +46,10 @@ class TensorRows {
   /// to [heads · head_dim] <- a token's row.
   virtual void row(InputTensor tensor, int64_t token, std::span<float> to) const = 0;
 };
+
+/// The rms of scale · <q, k> over some of the visible pairs (up to 32 queries of each of up to 32
+/// documents, with up to 32 keys each, all heads); at least 1.
+double sampled_score_size(const AttentionCase& problem, const TensorRows& inputs);
 
 /// Nearly normal numbers, a function of seed, tensor, token and element only
 /// (attention/token_random.hpp). Sinks, if there are to be any, come from the same.

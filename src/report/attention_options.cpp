@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
+#include "comm/emulated.hpp"
 #include "core/error.hpp"
 #include "packing/lengths.hpp"
 #include "report/packing_report.hpp"
@@ -14,6 +16,7 @@ namespace gyre {
 namespace {
 
 constexpr int64_t most_tokens = int64_t{1} << 30;
+constexpr int most_sizes = 100;  // of a sweep
 
 DType type_of(const std::string& name) {
   return name == "bf16" ? DType::bf16 : DType::f32;
@@ -80,7 +83,9 @@ void declare_measurement(CLI::App& app, AttentionOptions& o) {
   add_choice_option(app, {"-c,--check", "Verify the last iteration, every one, or nothing"},
                     o.check, {"none", "last", "all"});
   add_size_option(app,
-                  {"--check-pairs", "Pairs of a query head and a key that a check computes again"},
+                  {"--check-pairs",
+                   "Pairs of a query head and a key that a check computes again, over all ranks; "
+                   "rows are sampled"},
                   o.check_pairs, 1);
   add_option(app, {"--tol-scale", "Multiplies all tolerances"}, o.tol_scale);
   add_option(
@@ -91,55 +96,114 @@ void declare_measurement(CLI::App& app, AttentionOptions& o) {
              o.trace);
   add_flag(app, {"--explain", "Show the plan and what it costs, and stop"}, o.explain);
   add_option(app, {"--svg", "With --explain: draw it here"}, o.svg);
-  add_option(app, {"--tflops", "With --explain: rate of a rank, TFLOP/s (0.1)"}, o.tflops);
-  add_option(app, {"--gbps", "With --explain: what a rank sends, GB/s (5)"}, o.gbytes_per_s);
-  add_option(app, {"--latency-us", "With --explain: of a message, µs (10)"}, o.latency_us);
+  add_option(app, {"--tflops", "With --explain: rate of a rank, TFLOP/s"}, o.tflops);
+  add_option(app, {"--gbps", "With --explain: what a rank sends, GB/s"}, o.gbytes_per_s);
+  add_option(app, {"--latency-us", "With --explain: of a message, µs"}, o.latency_us);
   add_option(app, {"-o,--output", "Write out, lse and gradients of one configuration here (HDF5)"},
              o.output);
   add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
   add_option(app, {"--csv", "Write the table here"}, o.csv);
 }
 
-void check_problem(const AttentionOptions& o, Problems& problems) {
+void check_source(const AttentionOptions& o, Problems& problems) {
+  const AttentionOptions usual;
   if (!o.input.empty() && !o.generate.empty()) problems.add("one of --input and --gen, not both");
-  if ((!o.input.empty() || !o.generate.empty()) && (o.sweeps() || o.batch != 1))
-    problems.add("--min and --batch go with --tokens, not with --input or --gen");
+  const bool has_shape = o.heads != usual.heads || o.kv_heads != usual.kv_heads ||
+                         o.head_dim != usual.head_dim || o.mask != usual.mask ||
+                         o.window != usual.window || o.sinks || o.seed != usual.seed;
+  if (!o.input.empty() && has_shape)
+    problems.add(
+        "--heads, --kv-heads, --head-dim, --mask, --window, --sinks and --seed are those of the "
+        "file of --input: leave them out");
+  const bool has_length = o.sweeps() || o.batch != 1 || o.tokens != usual.tokens;
+  if ((!o.input.empty() || !o.generate.empty()) && has_length)
+    problems.add("--tokens, --min and --batch go with sequences, not with --input or --gen");
   if (o.capacity != 0 && o.generate.empty()) problems.add("--capacity goes with --gen");
+}
+
+void check_sizes(const AttentionOptions& o, Problems& problems) {
+  if (!(o.factor > 1)) problems.add("--factor {} must be more than 1", o.factor);
+  if (!o.sweeps() && o.max_tokens != 0) problems.add("--max {} needs --min", o.max_tokens);
+  if (o.sweeps() && o.tokens != AttentionOptions().tokens)
+    problems.add("one of --tokens and --min, not both");
   if (o.sweeps() && o.max_tokens < o.min_tokens)
     problems.add("--max {} is less than --min {}", o.max_tokens, o.min_tokens);
-  if (!o.sweeps() && o.max_tokens != 0) problems.add("--max {} needs --min", o.max_tokens);
-  if (!(o.factor > 1)) problems.add("--factor {} must be more than 1", o.factor);
-  if (std::max({o.tokens, o.max_tokens, o.capacity}) > most_tokens / o.batch)
-    problems.add("{} tokens are more than {}", std::max({o.tokens, o.max_tokens, o.capacity}),
-                 most_tokens / o.batch);
+  else if (o.sweeps() && o.factor > 1) {
+    const double steps =
+        std::log(static_cast<double>(o.max_tokens) / static_cast<double>(o.min_tokens)) /
+        std::log(o.factor);
+    if (steps >= most_sizes)
+      problems.add(
+          "--factor {} makes {:.0f} sizes, and at most {} are run; the smallest that works is "
+          "{:.4f}",
+          o.factor, std::floor(steps) + 1, most_sizes,
+          std::exp(std::log(static_cast<double>(o.max_tokens) / static_cast<double>(o.min_tokens)) /
+                   (most_sizes - 1)));
+  }
+  const std::pair<const char*, int64_t> sizes[] = {{"--tokens", o.tokens},
+                                                   {"--min", o.min_tokens},
+                                                   {"--max", o.max_tokens},
+                                                   {"--capacity", o.capacity}};
+  for (const auto& [option, size] : sizes)
+    if (size > most_tokens / o.batch)
+      problems.add("{} {} times --batch {}: at most {} tokens, {} {}", option, size, o.batch,
+                   most_tokens, option, most_tokens / o.batch);
+}
+
+void check_shape(const AttentionOptions& o, Problems& problems) {
   if (o.heads % o.kv_heads != 0)
     problems.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
                  o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
-  for (const auto& [option, value] : {std::pair{"--heads", o.heads}, {"--kv-heads", o.kv_heads}})
-    if (value > 4096) problems.add("{} {}: at most 4096", option, value);
-  if (o.head_dim > 1024) problems.add("--head-dim {}: at most 1024", o.head_dim);
+  const std::tuple<const char*, int, int> limits[] = {{"--heads", o.heads, 4096},
+                                                      {"--kv-heads", o.kv_heads, 4096},
+                                                      {"--head-dim", o.head_dim, 1024},
+                                                      {"--threads", o.threads, 1024},
+                                                      {"--cp", o.cp, most_ranks}};
+  for (const auto& [option, value, most] : limits)
+    if (value > most) problems.add("{} {}: at most {}", option, value, most);
   if (o.window > 0 && o.mask != "causal") problems.add("--window {} needs --mask causal", o.window);
+}
+
+bool has_many(const AttentionOptions& o) {
+  return o.schedule == "all" || o.layout == "all" || (o.sweeps() && o.max_tokens != o.min_tokens);
+}
+
+void check_explanation(const AttentionOptions& o, Problems& problems) {
+  const AttentionOptions usual;
+  const bool has_model = o.tflops != usual.tflops || o.gbytes_per_s != usual.gbytes_per_s ||
+                         o.latency_us != usual.latency_us;
+  if (!o.explain && (!o.svg.empty() || has_model))
+    problems.add("--svg, --tflops, --gbps and --latency-us go with --explain");
+  if (!(o.tflops > 0) || !(o.gbytes_per_s > 0) || !(o.latency_us >= 0))
+    problems.add("--tflops {} and --gbps {} must be positive, --latency-us {} at least 0", o.tflops,
+                 o.gbytes_per_s, o.latency_us);
+  if (!o.explain) return;
+  if (has_many(o)) problems.add("--explain needs one --schedule, one --layout and one size");
+  if (!o.input.empty()) problems.add("--explain takes sizes or --gen, not --input");
+  for (const auto& [option, value] : {std::pair{"--output", o.output},
+                                      {"--trace", o.trace},
+                                      {"--json", o.json},
+                                      {"--csv", o.csv},
+                                      {"--emulate-network", o.network}})
+    if (!value.empty()) problems.add("{} goes with a run, not with --explain", option);
 }
 
 void check_run(const AttentionOptions& o, int ranks, Problems& problems) {
   if (!o.explain && o.cp != ranks)
     problems.add("--cp {} in a run of {} ranks; --explain takes any", o.cp, ranks);
-  if (o.cp > most_ranks) problems.add("--cp {}: at most {}", o.cp, most_ranks);
-  if (!o.explain && (!o.svg.empty() || o.tflops != 0 || o.gbytes_per_s != 0 || o.latency_us != 0))
-    problems.add("--svg, --tflops, --gbps and --latency-us go with --explain");
-  if (o.tflops < 0 || o.gbytes_per_s < 0 || o.latency_us < 0)
-    problems.add("--tflops, --gbps and --latency-us must not be negative");
-  const bool many = o.schedule == "all" || o.layout == "all" || o.sizes().size() > 1;
-  for (const auto& [option, file] :
-       {std::pair{"--output", o.output}, {"--trace", o.trace}, {"--svg", o.svg}})
-    if (!file.empty() && many)
+  for (const auto& [option, file] : {std::pair{"--output", o.output}, {"--trace", o.trace}})
+    if (!file.empty() && has_many(o))
       problems.add("{} needs one --schedule, one --layout and one size", option);
-  if (o.explain && many) problems.add("--explain needs one --schedule, one --layout and one size");
-  if (o.explain && !o.input.empty()) problems.add("--explain takes sizes or --gen, not --input");
   if (!o.output.empty() && o.pass == "fwd")
     problems.add("--output writes gradients too: --pass both");
-  if (o.seed < 0 || !(o.tol_scale > 0))
+  if (!(o.tol_scale > 0) || !std::isfinite(o.tol_scale))
     problems.add("--tol-scale {} must be positive", o.tol_scale);
+  if (o.network.empty()) return;
+  try {
+    parse_network_model(o.network);
+  } catch (const Error& error) {
+    problems.add("{}", error.what());
+  }
 }
 
 }  // namespace
@@ -193,8 +257,11 @@ void check_options(AttentionOptions& o, int ranks) {
   if (o.wire_dkv.empty()) o.wire_dkv = o.dtype;
   if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
   Problems problems;
-  check_problem(o, problems);
-  if (problems.empty()) check_run(o, ranks, problems);
+  check_source(o, problems);
+  check_sizes(o, problems);
+  check_shape(o, problems);
+  check_explanation(o, problems);
+  check_run(o, ranks, problems);
   problems.throw_if_any("impossible configuration");
 }
 
@@ -202,6 +269,9 @@ std::string schedule_help() {
   std::string text = "Schedules:\n";
   for (const Schedule& schedule : schedules())
     text += fmt::format("  {:<20}{}\n", schedule.name, schedule.summary);
+  text += "Layouts:\n";
+  for (const LayoutKind& layout : layout_kinds())
+    text += fmt::format("  {:<20}{}\n", layout.name, layout.summary);
   return text;
 }
 

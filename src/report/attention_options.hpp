@@ -19,8 +19,8 @@ struct AttentionOptions {
   int cp = 0, heads = 8, kv_heads = 8, head_dim = 64, batch = 1, threads = 1, inner = 0,
       heads_at_once = 1, iterations = 5, warmup = 1;
   int64_t tokens = 4096, min_tokens = 0, max_tokens = 0, capacity = 0, window = 0, stripe = 1,
-          chunk = 0, seed = 1, check_pairs = int64_t{1} << 20;
-  double factor = 2, tol_scale = 1, tflops = 0, gbytes_per_s = 0, latency_us = 0;
+          chunk = 0, seed = 1, check_pairs = int64_t{1} << 18;
+  double factor = 2, tol_scale = 1, tflops = 0.1, gbytes_per_s = 5, latency_us = 10;
   bool sinks = false, explain = false;
 
   HeadShape head_shape() const;
@@ -31,14 +31,14 @@ struct AttentionOptions {
   /// Both, forward or backward only. Backward needs a forward, which is then not timed.
   std::vector<Pass> passes() const;
   bool sweeps() const { return min_tokens > 0; }
-  /// Tokens of a sequence, from --min to --max by --factor; or --tokens.
+  /// Tokens of a sequence, from --min to --max by --factor; or --tokens. factor > 1.
   std::vector<int64_t> sizes() const;
 };
 
 void declare_options(CLI::App& app, AttentionOptions& o);
 
-/// Fills in what was left to be chosen; throws a usage error with everything that is wrong with
-/// the options in a run of `ranks` ranks.
+/// Fills in what was left to be chosen; throws a usage error that lists everything that is wrong
+/// with the options in a run of `ranks` ranks.
 void check_options(AttentionOptions& o, int ranks);
 
 /// A line for each schedule, and for each layout.

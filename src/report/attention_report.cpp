@@ -2,9 +2,24 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
+#include <algorithm>
+#include <utility>
+
+#include "report/attention_case.hpp"
+#include "report/explain.hpp"
 
 namespace gyre {
+namespace {
+
+Fields key_of(const AttentionRow& row) {
+  return {{"schedule", row.schedule},
+          {"layout", row.layout},
+          {"pass", std::string(name_of(row.pass))},
+          {"tokens", row.tokens},
+          {"cp", int64_t{row.cp}}};
+}
+
+}  // namespace
 
 const Table<AttentionRow>& attention_table() {
   using Row = AttentionRow;
@@ -16,13 +31,14 @@ const Table<AttentionRow>& attention_table() {
       {"time", "ms", 9, 3, [](const Row& r) { return r.time_ms.median; }},
       {"min", "ms", 9, 3, [](const Row& r) { return r.time_ms.min; }},
       {"rate", "TF/s/rank", 9, 4, [](const Row& r) { return r.tflops_per_rank(); }},
-      {"peak", "%", 5, 1, [](const Row& r) { return 100 * r.share_of_peak(); }},
-      {"wire", "MB", 9, 3, [](const Row& r) { return r.wire_bytes / 1e6; }},
-      {"msgs", "", 5, 0, [](const Row& r) { return r.messages; }},
-      {"exposed", "%", 7, 2, [](const Row& r) { return 100 * r.exposed(); }},
+      {"of_peak", "%", 7, 1, [](const Row& r) { return 100 * r.share_of_peak(); }},
+      {"sent", "MB/rank", 9, 3,
+       [](const Row& r) { return static_cast<double>(r.busiest_bytes()) / 1e6; }},
+      {"msgs", "", 5, 0, [](const Row& r) { return r.messages(); }},
+      {"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed(); }},
       {"overlap", "%", 7, 1, [](const Row& r) { return 100 * r.overlap(); }},
-      {"imbal", "%", 6, 2, [](const Row& r) { return 100 * r.imbalance; }},
-      {"extra", "MB", 8, 2,
+      {"imbal", "%", 6, 1, [](const Row& r) { return 100 * r.kernel_imbalance(); }},
+      {"buffers", "MB/rank", 8, 2,
        [](const Row& r) { return static_cast<double>(r.transient_bytes) / 1e6; }},
       {"err/tol", "", 8, 4, [](const Row& r) { return r.error_over_tolerance; }},
       {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
@@ -54,36 +70,67 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                   {});
   report.verification = Verification(o.tol_scale);
   if (!o.network.empty()) report.unofficial_reasons.push_back("emulated network " + o.network);
+  if (const std::string crowd = crowding(context, o.threads); !crowd.empty())
+    report.unofficial_reasons.push_back(crowd);
   return report;
 }
 
 void add_row(RunReport& report, const AttentionRow& row) {
   ResultEntry entry;
-  entry.key = {{"schedule", row.schedule},
-               {"layout", row.layout},
-               {"pass", std::string(name_of(row.pass))},
-               {"tokens", row.tokens},
-               {"cp", int64_t{row.cp}}};
+  entry.key = key_of(row);
   entry.samples_ms = row.samples_ms;
   entry.measurements = attention_table().fields(row);
   entry.measurements.emplace_back("compute_only_ms", row.compute_ms);
   entry.measurements.emplace_back("communication_only_ms", row.communicate_ms);
-  entry.measurements.emplace_back("busiest_rank_bytes", row.busiest_bytes);
+  entry.measurements.emplace_back("exposed_ms", row.exposed_ms);
+  entry.measurements.emplace_back("exposed_noise_ms", row.exposed_noise_ms);
   entry.flops = row.flops;
   entry.bytes_wire = row.wire_bytes;
-  report.foms.push_back({"attention_rate", row.tflops_per_rank(), "TFLOP/s/rank", entry.key});
   report.results.push_back(std::move(entry));
 }
 
-std::string overlap_text(const std::vector<AttentionRow>& rows) {
-  std::string text;
-  for (const AttentionRow& row : rows)
-    if (row.wire_bytes > 0)
-      text += fmt::format(
-          "# overlap {} {} {} {}: total {:.3f} ms, compute only {:.3f}, communication only {:.3f}, "
-          "exposed {:.3f}\n",
-          row.schedule, row.layout, name_of(row.pass), row.tokens, row.time_ms.median,
-          row.compute_ms, row.communicate_ms, std::max(0.0, row.time_ms.median - row.compute_ms));
+void add_figures(RunReport& report, const std::vector<AttentionRow>& rows) {
+  std::vector<const AttentionRow*> fastest;
+  for (const AttentionRow& row : rows) {
+    if (row.flops == 0) continue;
+    const auto same = std::find_if(fastest.begin(), fastest.end(), [&](const AttentionRow* other) {
+      return other->pass == row.pass && other->tokens == row.tokens;
+    });
+    if (same == fastest.end())
+      fastest.push_back(&row);
+    else if (row.tflops_per_rank() > (*same)->tflops_per_rank())
+      *same = &row;
+  }
+  for (const AttentionRow* row : fastest)
+    report.foms.push_back({"attention_rate", row->tflops_per_rank(), "TFLOP/s/rank", key_of(*row)});
+}
+
+std::string peak_text(const AttentionRow& row, int threads) {
+  if (!(row.peak > 0)) return "# peak n/a\n";
+  return fmt::format("# peak {:.4g} GFLOP/s a core, measured with f32 FMAs, {} a rank\n",
+                     row.peak / threads / 1e9, threads);
+}
+
+std::string details_text(const AttentionRow& row) {
+  std::string text = fmt::format(
+      "# {} {} {} {}: total {:.3f} ms, compute only {:.3f}, communication only {:.3f}, exposed "
+      "{:.3f} (quartiles {:.3f} apart)\n",
+      row.schedule, row.layout, name_of(row.pass), row.tokens, row.time_ms.median, row.compute_ms,
+      row.communicate_ms, row.exposed_ms, row.exposed_noise_ms);
+  using Line = std::pair<int, const AttentionRankTimes*>;
+  const Table<Line> table({
+      {"rank", "", 8, 0, [](const Line& l) { return int64_t{l.first}; }},
+      {"kernels", "ms", 10, 3, [](const Line& l) { return l.second->kernel_ms; }},
+      {"wait", "ms", 10, 3, [](const Line& l) { return l.second->wait_ms; }},
+      {"copy", "ms", 10, 3, [](const Line& l) { return l.second->copy_ms; }},
+      {"pairs", "", 14, 0, [](const Line& l) { return l.second->pairs; }},
+      {"sent", "MB", 10, 3,
+       [](const Line& l) { return static_cast<double>(l.second->bytes_sent) / 1e6; }},
+      {"msgs", "", 6, 0, [](const Line& l) { return l.second->messages; }},
+  });
+  text += table.header();
+  for (const int rank : shown_ranks(row.cp, 64))
+    text += as_comment(table.row({rank, &row.ranks.at(static_cast<size_t>(rank))}));
   return text;
 }
 

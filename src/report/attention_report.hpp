@@ -17,11 +17,17 @@ const Table<AttentionRow>& attention_table();
 RunReport begin_attention_report(const AppContext& context, const AttentionOptions& o,
                                  const AttentionCase& problem);
 
-/// Adds the row to the results, and its figure of merit.
+/// Adds the row to the results.
 void add_row(RunReport& report, const AttentionRow& row);
 
-/// "# peak ..." line: what a rank could do, measured; "# overlap ..." lines, one for each row with
-/// communication.
-std::string overlap_text(const std::vector<AttentionRow>& rows);
+/// Figures of merit: for each direction and number of tokens, the rate of the fastest row.
+void add_figures(RunReport& report, const std::vector<AttentionRow>& rows);
+
+/// "# peak ..." line: what a core could do, measured.
+std::string peak_text(const AttentionRow& row, int threads);
+
+/// How the time of a row came about: a "#" line with total, compute only, communication only and
+/// what is exposed; then a line for each of up to 64 ranks.
+std::string details_text(const AttentionRow& row);
 
 }  // namespace gyre

@@ -1,8 +1,6 @@
 #pragma once
 // One configuration of gyre-attention: planned, run, measured, verified.
 
-#include <optional>
-
 #include "attention/execute.hpp"
 #include "attention/schedules/registry.hpp"
 #include "report/attention_inputs.hpp"
@@ -12,6 +10,16 @@
 #include "sharding/layouts.hpp"
 
 namespace gyre {
+
+/// What one rank did in one direction.
+struct AttentionRankTimes {
+  double kernel_ms = 0;  ///< in the block kernel, median over iterations
+  double wait_ms = 0;    ///< for messages
+  double copy_ms = 0;    ///< packing, unpacking, adding, clearing, deltas
+  int64_t pairs = 0;     ///< visible, times query heads
+  int64_t bytes_sent = 0;
+  int64_t messages = 0;
+};
 
 /// A schedule under a layout, one direction, measured.
 struct AttentionRow {
@@ -24,21 +32,27 @@ struct AttentionRow {
   double peak = 0;              ///< FLOP/s of a rank, measured; 0: unknown
   double compute_ms = 0;        ///< the same kernels without communication, slowest rank, median
   double communicate_ms = 0;    ///< the messages alone
+  double exposed_ms = 0;        ///< median of (iteration - its compute), slowest ranks
+  double exposed_noise_ms = 0;  ///< distance of the quartiles of these differences
   double wire_bytes = 0;        ///< sum over ranks, counted
-  double busiest_bytes = 0;     ///< of the rank that sends most
-  int64_t messages = 0;         ///< of the rank that sends most
-  double imbalance = 0;         ///< max/mean - 1 of the time in kernels
   int64_t transient_bytes = 0;  ///< of the rank that needs most
+  std::vector<AttentionRankTimes> ranks;
   double error_over_tolerance = 0;  ///< NaN: not checked
   std::string check;                ///< "ok", "FAILED" or "-"
   Samples samples_ms;
 
   double tflops_per_rank() const { return flops / cp / time_ms.median / 1e9; }
   double share_of_peak() const;
-  /// Time that communication adds, as a share of the iteration: 1 - compute / total, at least 0.
+  int64_t messages() const;       ///< of the rank that sends most of them
+  int64_t busiest_bytes() const;  ///< of the rank that sends most
+  /// max/mean - 1 of the time in kernels; NaN where there is none.
+  double kernel_imbalance() const;
+  /// Share of the iteration that communication adds, copies for messages included: exposed_ms over
+  /// time_ms. Noise may make it negative. NaN where nothing is sent.
   double exposed() const;
-  /// Share of the communication's own time that compute hides: 1 - (total - compute) /
-  /// communication. NaN without communication.
+  /// Share of the communication's own time that compute hides: 1 - exposed_ms / communicate_ms,
+  /// within [0, 1]. NaN where nothing is sent, and where the noise of exposed_ms is larger than
+  /// communicate_ms, so that it would say nothing.
   double overlap() const;
 };
 
@@ -48,24 +62,45 @@ struct MeasureOptions {
   double peak_flops = 0;  ///< of a rank; 0: unknown
 };
 
+/// What is planned and run.
+struct AttentionSetup {
+  const Schedule& schedule;
+  const LayoutKind& layout;
+  ScheduleOptions schedule_options;
+  LayoutOptions layout_options;
+  ElementTypes types;
+  bool with_backward = true;
+  bool checks = true;        ///< results are to be compared, which needs statistics of all tokens
+  int64_t memory_bytes = 0;  ///< that this rank may use; 0: as much as it gets
+};
+
+/// Bytes that a rank allocates for a plan, copies for messages included.
+int64_t planned_bytes(const RankPlan& plan, const AttentionCase& problem,
+                      const AttentionSetup& setup);
+
+/// Throws the usage error that an AttentionRun on `rank` of as many ranks as the layout's would
+/// throw, without allocating what the plan needs.
+void check_plan(const AttentionCase& problem, const AttentionSetup& setup, int rank);
+
 class AttentionRun {
  public:
-  /// Plans and fills; throws a usage error if layout or schedule refuses the problem. Collective
-  /// over `world`, whose ranks are the context-parallel ones; `network` is the same group, or a
-  /// slower one emulated over it.
-  AttentionRun(const AttentionCase& problem, const TensorRows& inputs, const Schedule& schedule,
-               const ScheduleOptions& schedule_options, const LayoutKind& layout,
-               const LayoutOptions& layout_options, const ElementTypes& types, bool with_backward,
+  /// Plans and fills; throws a usage error if layout or schedule refuses the problem, and if it
+  /// needs more memory than it may. Every rank of the context-parallel group `network` makes its
+  /// own.
+  AttentionRun(const AttentionCase& problem, const TensorRows& inputs, const AttentionSetup& setup,
                BlockKernel& kernel, Communicator& network, AttentionWorkspace& workspace);
 
   /// Pairs, messages, bytes and memory, counted on all ranks, against closed forms and the problem.
   void check_counts(Verification& checks, Communicator& world) const;
-  /// Times one direction. Every iteration runs the plan, then its compute alone, then its
-  /// communication alone. After each complete iteration `after` is called, while the results are
-  /// there. Collective.
+  /// Times one direction, from a barrier to the end of the slowest rank. Every iteration runs the
+  /// plan; then its kernels, clears and deltas alone, on what was received; then its messages
+  /// alone, with the copies that they need. If there is an `after`, all arrays but the inputs are
+  /// poisoned before each iteration, and it is called after it, while the results are there.
+  /// Collective.
   AttentionRow measure(Pass pass, const MeasureOptions& options, Communicator& world,
                        const std::function<void()>& after);
-  /// One more iteration, not timed; with a timeline if there is one.
+  /// One more iteration, not timed; with a timeline if there is one. All arrays but the inputs are
+  /// poisoned before, so that nothing that an earlier iteration left can pass for a result.
   void repeat(Pass pass, Trace* trace = nullptr);
 
   const Layout& layout() const { return placed_.layout; }
@@ -74,22 +109,27 @@ class AttentionRun {
   const AttentionCase& problem() const { return problem_; }
   /// "ring, dual-chunk-swap, 4096 tokens"
   std::string name() const;
-  const ElementTypes& types() const { return types_; }
+  const ElementTypes& types() const { return setup_.types; }
   AttentionExecutor& executor() { return executor_; }
   AttentionTolerances tolerances() const;
 
  private:
   /// Brings the arrays into the state in which `pass` can run; not timed.
-  void prepare(Pass pass);
+  void prepare(Pass pass, bool poisoned);
+  /// Fills all arrays but the inputs with NaN.
+  void poison();
+  /// Counts and times of all ranks.
+  void add_ranks(AttentionRow& row, const ExecutionTimes& mine, const PlanCount& counted,
+                 Communicator& world) const;
   void check_traffic(Pass pass, const Traffic& before);
 
   const AttentionCase& problem_;
   CaseLayout placed_;
   AttentionProblem planned_;
-  const Schedule& schedule_;
-  ElementTypes types_;
+  AttentionSetup setup_;
   RankPlan plan_;
   Communicator& network_;
+  AttentionWorkspace& workspace_;
   HostStream stream_;
   AttentionExecutor executor_;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "report/svg.hpp"
 #include "sharding/cost.hpp"
 
 namespace gyre {
@@ -13,25 +14,9 @@ constexpr double margin = 24, bar_width = 840, mask_size = 300, bars_width = 240
                  gap = 40, row_height = 430;
 constexpr int64_t samples = 400;
 
-/// Evenly spaced hues; neighbours in rank differ in lightness as well, for print and for eyes that
-/// see few hues.
-std::string color(int rank, int cp) {
-  return fmt::format("hsl({:.0f},62%,{}%)", 330.0 * rank / std::max(1, cp),
-                     rank % 2 == 0 ? 45 : 63);
-}
-
-std::string text(double x, double y, int size, const std::string& anchor, const std::string& s) {
-  return fmt::format(
-      "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"{}\" text-anchor=\"{}\">{}</text>\n", x, y, size,
-      anchor, s);
-}
-
-std::string rect(double x, double y, double w, double h, const std::string& fill,
-                 double opacity = 1) {
-  return fmt::format(
-      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\"{}/>\n", x, y,
-      w, h, fill, opacity < 1 ? fmt::format(" fill-opacity=\"{:.3f}\"", opacity) : "");
-}
+using svg::color;
+using svg::rect;
+using svg::text;
 
 /// What is at a slot of the stream.
 struct SlotView {
@@ -153,12 +138,7 @@ std::string need_matrix(const Layout& layout, const LayoutCost& cost, double x, 
 std::string layout_svg(const std::string& title, const std::vector<LayoutPicture>& pictures) {
   const double width = 2 * margin + mask_size + bars_width + matrix_size + 2 * gap;
   const double height = 50 + row_height * static_cast<double>(pictures.size());
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 "
-      "0 "
-      "{0:.0f} {1:.0f}\" font-family=\"sans-serif\">\n",
-      width, height);
-  svg += rect(0, 0, width, height, "white") + text(margin, 30, 16, "start", title);
+  std::string svg = svg::begin(width, height) + text(margin, 30, 16, "start", title);
   double y = 50;
   for (const LayoutPicture& picture : pictures) {
     const LayoutCost cost = layout_cost(picture.layout);

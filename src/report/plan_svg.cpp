@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "report/explain.hpp"
+#include "report/svg.hpp"
 
 namespace gyre {
 namespace {
@@ -18,21 +19,9 @@ constexpr double band_height = 36, axis_height = 44;
 constexpr double panel_head = 30, title_height = 46, legend_height = 62;
 constexpr int most_bands = 16;
 
-/// Evenly spaced hues; neighbours in rank differ in lightness as well, as in pictures of layouts.
-std::string color(int rank, int cp) {
-  return fmt::format("hsl({:.0f},62%,{}%)", 330.0 * rank / std::max(1, cp),
-                     rank % 2 == 0 ? 45 : 63);
-}
-std::string text(double x, double y, int size, const std::string& anchor, const std::string& s) {
-  return fmt::format(
-      "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"{}\" text-anchor=\"{}\">{}</text>\n", x, y, size,
-      anchor, s);
-}
-std::string rect(double x, double y, double w, double h, const std::string& fill) {
-  return fmt::format(
-      "<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\"/>\n", x, y, w,
-      h, fill);
-}
+using svg::color;
+using svg::rect;
+using svg::text;
 
 /// Whose keys a Compute step uses: rank and share of its pairs. A rectangle over rows of several
 /// ranks counts for each by its rows.
@@ -88,14 +77,10 @@ class Picture {
     for (const Simulation& s : directions_) panels += panel(s, y);
     panels += legend(y);
     const double width = 2 * margin + label_width + plot_width + share_width;
-    std::string svg = fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
-        "viewBox=\"0 0 {0:.0f} {1:.0f}\" font-family=\"sans-serif\">\n"
-        "<defs><pattern id=\"wait\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\">"
-        "<path d=\"M0 5 L5 0\" stroke=\"#999\" stroke-width=\"0.8\"/></pattern></defs>\n",
-        width, y + legend_height);
-    svg += rect(0, 0, width, y + legend_height, "white");
-    return svg + text(margin, 30, 16, "start", plan_title(plan_, problem_)) + panels + "</svg>\n";
+    return svg::begin(width, y + legend_height) +
+           "<defs><pattern id=\"wait\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\">"
+           "<path d=\"M0 5 L5 0\" stroke=\"#999\" stroke-width=\"0.8\"/></pattern></defs>\n" +
+           text(margin, 30, 16, "start", plan_title(plan_, problem_)) + panels + "</svg>\n";
   }
 
  private:

@@ -130,8 +130,14 @@ AttentionReductions attention_reductions(const Plan& plan, const AttentionProble
 AttentionReductions attention_reductions(const RankPlan& mine, const AttentionProblem& problem,
                                          Communicator& group) {
   AttentionReductions lengths = attention_reductions(mine, problem);
-  for (const auto count : counts_of_ranks)
-    lengths.*count = all_reduce_value(group, lengths.*count, ReduceOp::max);
+  std::array<int64_t, counts_of_ranks.size()> most{};
+  for (size_t i = 0; i < most.size(); ++i) most.at(i) = lengths.*counts_of_ranks.at(i);
+  HostStream stream;
+  group
+      .all_reduce(most.data(), std::ssize(most), DType::i64, ReduceOp::max, stream,
+                  "lengths of reductions")
+      ->wait();
+  for (size_t i = 0; i < most.size(); ++i) lengths.*counts_of_ranks.at(i) = most.at(i);
   return lengths;
 }
 

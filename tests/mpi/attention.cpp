@@ -1,253 +1,21 @@
 // Every schedule under every layout on real ranks, both directions, against the whole attention in
 // double precision.
 
-#include <cmath>
-#include <cstring>
-#include <map>
-#include <memory>
-
-#include "attention/attention_reference.hpp"
-#include "attention/execute.hpp"
-#include "attention/schedules/registry.hpp"
-#include "attention/token_random.hpp"
-#include "mpi_test.hpp"
-#include "report/tolerance.hpp"
-#include "sharding/layouts.hpp"
+#include "attention_run.hpp"
 
 namespace gyre {
 namespace {
 
+using test::Attention;
+using test::bits_of;
+using test::Configuration;
+using test::expect_empty_padding;
+using test::expect_results;
+using test::make_problem;
+using test::Problem;
+using test::ProblemSpec;
+using test::same_bits;
 using test::world;
-
-/// One attention, identical on all ranks. Rows are tokens, without padding.
-struct Problem {
-  HeadShape heads;
-  MaskRule mask;
-  std::vector<int64_t> offsets = {0};
-  std::vector<float> q, k, v, d_out, sinks;
-  AttentionResults expected;
-
-  AttentionInputs<float> inputs() const { return {heads, mask, offsets, q, k, v, d_out, sinks}; }
-  int64_t longest() const {
-    int64_t most = 0;
-    for (size_t d = 1; d < offsets.size(); ++d) most = std::max(most, offsets[d] - offsets[d - 1]);
-    return most;
-  }
-};
-
-struct ProblemSpec {
-  std::vector<int64_t> lengths;
-  HeadShape heads;
-  MaskRule mask;
-  bool sinks = false;
-  DType type = DType::f32;
-};
-
-Problem make_problem(const ProblemSpec& spec) {
-  Problem p;
-  p.heads = spec.heads;
-  p.heads.scale = 1 / std::sqrt(static_cast<float>(spec.heads.head_dim));
-  p.mask = spec.mask;
-  for (const int64_t n : spec.lengths) p.offsets.push_back(p.offsets.back() + n);
-  const auto fill = [&](TokenTensor tensor, int64_t width, std::vector<float>& values) {
-    values.resize(static_cast<size_t>(p.offsets.back() * width));
-    for (int64_t t = 0; t < p.offsets.back(); ++t)
-      fill_token_row(
-          {11, tensor, spec.type == DType::bf16}, t,
-          std::span(values).subspan(static_cast<size_t>(t * width), static_cast<size_t>(width)));
-  };
-  const int64_t width = p.heads.heads * p.heads.head_dim;
-  const int64_t kv_width = p.heads.kv_heads * p.heads.head_dim;
-  fill(TokenTensor::q, width, p.q);
-  fill(TokenTensor::k, kv_width, p.k);
-  fill(TokenTensor::v, kv_width, p.v);
-  fill(TokenTensor::d_out, width, p.d_out);
-  if (spec.sinks) {
-    p.sinks.resize(static_cast<size_t>(p.heads.heads));
-    fill_token_row({11, TokenTensor::sinks, false}, 0, p.sinks);
-  }
-  p.expected = attention_reference(p.inputs());
-  return p;
-}
-
-struct Configuration {
-  const Schedule& schedule;
-  const LayoutKind& layout;
-  ElementTypes types = {};
-  ScheduleOptions options = {};
-};
-
-/// A problem planned and filled in for this rank of a group.
-class Attention {
- public:
-  Attention(const Problem& p, const Configuration& c, Communicator& group, BlockKernel& kernel)
-      : p_(p), group_(group), types_(c.types) {
-    const int cp = group.size();
-    const int64_t multiple = c.layout.name == "dual-chunk-swap" ? 2 * cp : 1;
-    for (size_t d = 0; d + 1 < p.offsets.size(); ++d) {
-      const int64_t n = p.offsets[d + 1] - p.offsets[d];
-      real_.push_back(real_.back() + static_cast<int32_t>(n));
-      padded_.push_back(padded_.back() + static_cast<int32_t>(round_up(n, multiple)));
-    }
-    LayoutOptions options;
-    options.cp = cp;
-    options.chunk = 4;
-    layout_ = c.layout.make({real_, padded_}, options);
-    problem_ = {&layout_, p.heads, p.mask, c.options};
-    refusal_ = c.schedule.refusal == nullptr ? "" : c.schedule.refusal(problem_);
-    if (!refusal_.empty()) return;
-    plan_ = plan_rank(c.schedule, problem_, group.rank());
-    executor_ = std::make_unique<AttentionExecutor>(plan_, p.heads, c.types, group, kernel, stream_,
-                                                    workspace_, true);
-    executor_->set_sinks(p.sinks);
-    put(p.q, executor_->matrix(ArrayKind::q));
-    put(p.k, executor_->keys());
-    put(p.v, executor_->values());
-    put(p.d_out, executor_->matrix(ArrayKind::d_out));
-  }
-
-  bool refused() const { return !refusal_.empty(); }
-  AttentionExecutor& executor() { return *executor_; }
-  const RankPlan& plan() const { return plan_; }
-  AttentionTolerances tolerances() const {
-    return attention_tolerances(attention_reductions(plan_, problem_, group_), types_);
-  }
-
-  void run() {
-    for (const Pass pass : {Pass::forward, Pass::backward}) {
-      const Traffic before = group_.traffic();
-      executor_->run(pass);
-      const PlanCount planned = count(plan_, pass, p_.heads, types_);
-      if (!p_.sinks.empty()) continue;  // their sum over ranks is not part of the plan
-      EXPECT_EQ(group_.traffic().bytes_sent - before.bytes_sent, planned.bytes_sent);
-      EXPECT_EQ(group_.traffic().messages - before.messages, planned.messages);
-    }
-  }
-
-  /// f(token, row) for the tokens of an array.
-  template <class F>
-  void for_each_token(const std::vector<RowRun>& rows, F f) const {
-    for (const Fragment& fragment : shard_of(layout_, rows).fragments)
-      for (int64_t i = 0; i < fragment.length; ++i)
-        f(p_.offsets[static_cast<size_t>(fragment.segment.value())] + fragment.start.value() +
-              i * fragment.stride,
-          fragment.local_begin.value() + i);
-  }
-  template <class F>
-  void for_each_own_token(F f) const {
-    for_each_token(plan_.arrays[0].rows, f);
-  }
-
- private:
-  /// Padding gets NaN, which must never be read.
-  void put(const std::vector<float>& all, MatrixRef to) {
-    const auto set = [&](int64_t row, int64_t column, float x) {
-      if (to.type == DType::f32)
-        to.as<float>()(row, column) = x;
-      else
-        to.as<bf16>()(row, column) = to_bf16(x);
-    };
-    for (int64_t r = 0; r < to.rows; ++r)
-      for (int64_t c = 0; c < to.cols; ++c) set(r, c, NAN);
-    for_each_own_token([&](int64_t token, int64_t row) {
-      for (int64_t c = 0; c < to.cols; ++c)
-        set(row, c, all[static_cast<size_t>(token * to.cols + c)]);
-    });
-  }
-
-  const Problem& p_;
-  Communicator& group_;
-  ElementTypes types_;
-  std::vector<int32_t> real_ = {0}, padded_ = {0};
-  Layout layout_;
-  AttentionProblem problem_;
-  std::string refusal_;
-  RankPlan plan_;
-  HostStream stream_;
-  AttentionWorkspace workspace_;
-  std::unique_ptr<AttentionExecutor> executor_;
-};
-
-/// The worst error of one result, as a share of its tolerance.
-class Worst {
- public:
-  void add(double got, double want, double scale) {
-    if (got == want) return;
-    const double share = std::abs(got - want) / (tolerance_ * scale);
-    worst_ = std::isnan(share) ? INFINITY : std::max(worst_, share);
-  }
-  explicit Worst(double tolerance) : tolerance_(tolerance) {}
-  double share() const { return worst_; }
-
- private:
-  double tolerance_, worst_ = 0;
-};
-
-void expect_rows(const char* name, MatrixRef got, const std::vector<double>& want,
-                 const std::vector<double>& size, int64_t dim, double tolerance,
-                 const Attention& attention) {
-  Worst worst(tolerance);
-  attention.for_each_own_token([&](int64_t token, int64_t row) {
-    for (int64_t h = 0; h < got.cols / dim; ++h) {
-      const auto at = static_cast<size_t>(token * got.cols / dim + h);
-      const double* expected = want.data() + static_cast<int64_t>(at) * dim;
-      const double scale = error_scale({expected, static_cast<size_t>(dim)}, size[at]);
-      for (int64_t i = 0; i < dim; ++i)
-        worst.add(static_cast<double>(got.at(row, h * dim + i)), expected[i], scale);
-    }
-  });
-  EXPECT_LE(worst.share(), 1) << name;
-}
-
-void expect_results(const Problem& p, Attention& attention, const AttentionTolerances& tolerance) {
-  AttentionExecutor& run = attention.executor();
-  const AttentionResults& want = p.expected;
-  const int64_t dim = p.heads.head_dim;
-  expect_rows("out", run.matrix(ArrayKind::out), want.out, want.out_size, dim, tolerance.out,
-              attention);
-  expect_rows("d_q", run.matrix(ArrayKind::d_q), want.d_q, want.d_q_size, dim, tolerance.d_q,
-              attention);
-  expect_rows("d_k", run.d_keys(), want.d_k, want.d_k_size, dim, tolerance.d_k, attention);
-  expect_rows("d_v", run.d_values(), want.d_v, want.d_v_size, dim, tolerance.d_v, attention);
-
-  const PlanArray& stats = attention.plan().arrays[static_cast<size_t>(attention.plan().stats)];
-  const auto lse = run.lse();
-  Worst worst(tolerance.lse);
-  attention.for_each_token(stats.rows, [&](int64_t token, int64_t row) {
-    for (int64_t h = 0; h < lse.cols; ++h)
-      worst.add(static_cast<double>(lse(row, h)),
-                want.lse[static_cast<size_t>(token * p.heads.heads + stats.heads.begin + h)], 1);
-  });
-  EXPECT_LE(worst.share(), 1) << "lse";
-
-  Worst sinks(tolerance.d_sinks);
-  for (size_t h = 0; h < p.sinks.size(); ++h)
-    sinks.add(run.d_sinks().at(h), want.d_sinks[h],
-              error_scale({&want.d_sinks[h], 1}, want.d_sinks_size[h]));
-  EXPECT_LE(sinks.share(), 1) << "d_sinks";
-}
-
-/// Padding got nothing.
-void expect_empty_padding(Attention& attention) {
-  AttentionExecutor& run = attention.executor();
-  std::vector<bool> real(static_cast<size_t>(run.matrix(ArrayKind::q).rows), false);
-  attention.for_each_own_token(
-      [&](int64_t, int64_t row) { real[static_cast<size_t>(row)] = true; });
-  for (const MatrixRef m :
-       {run.matrix(ArrayKind::out), run.matrix(ArrayKind::d_q), run.d_keys(), run.d_values()})
-    for (int64_t r = 0; r < m.rows; ++r)
-      for (int64_t c = 0; c < m.cols && !real[static_cast<size_t>(r)]; ++c)
-        EXPECT_EQ(m.at(r, c), 0.0F) << "row " << r;
-}
-
-std::string name_of(const Configuration& c, const ProblemSpec& spec) {
-  return c.schedule.name + ", " + c.layout.name + ", heads " + std::to_string(spec.heads.heads) +
-         "/" + std::to_string(spec.heads.kv_heads) +
-         (spec.mask.kind == MaskKind::full
-              ? ", full"
-              : ", causal, window " + std::to_string(spec.mask.window)) +
-         ", " + std::to_string(spec.lengths.size()) + " documents";
-}
 
 /// Runs a problem under the given schedules and layouts.
 void expect_right(const ProblemSpec& spec, const std::vector<const Schedule*>& some_schedules,
@@ -292,15 +60,19 @@ TEST(Attention, EveryScheduleLayoutMaskAndGroupingOfHeads) {
 
 TEST(Attention, TheSameInBf16) {
   const ElementTypes types{DType::bf16, DType::f32, DType::f32, DType::bf16};
-  for (const HeadShape& heads : groupings)
-    for (const MaskRule& mask : masks)
-      expect_right({ragged, heads, mask, false, DType::bf16}, all_of(schedules()),
-                   all_of(layout_kinds()), types);
+  for (size_t i = 0; i < masks.size(); ++i)  // each mask and each grouping once
+    expect_right({ragged, groupings.at(i), masks[i], false, DType::bf16}, all_of(schedules()),
+                 all_of(layout_kinds()), types);
 }
 
 TEST(Attention, DocumentsOfEveryLength) {
-  for (const std::vector<int64_t>& lengths :
-       {std::vector<int64_t>{1}, {0, 0}, {64}, {300}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {130, 17, 64}})
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{1},
+                                              {0, 0},
+                                              {64},
+                                              {300},
+                                              {1, 1, 1, 1, 1, 1, 1, 1, 1},
+                                              {48, 48, 48},  // a batch of equal sequences
+                                              {130, 17, 64}})
     expect_right({lengths, {2, 1, 16, 0}, {MaskKind::causal}}, all_of(schedules()),
                  {&find_layout("dual-chunk-swap"), &find_layout("balanced")});
 }
@@ -327,23 +99,6 @@ TEST(Attention, EveryHeadDimensionOfModels) {
                  {&find_layout("dual-chunk-swap")});
 }
 
-/// Bits of everything a rank got for its own tokens, by token.
-std::map<int64_t, std::vector<float>> bits_of(Attention& attention) {
-  std::map<int64_t, std::vector<float>> bits;
-  AttentionExecutor& run = attention.executor();
-  attention.for_each_own_token([&](int64_t token, int64_t row) {
-    std::vector<float>& values = bits[token];
-    for (const MatrixRef m :
-         {run.matrix(ArrayKind::out), run.matrix(ArrayKind::d_q), run.d_keys(), run.d_values()})
-      for (int64_t c = 0; c < m.cols; ++c) values.push_back(m.at(row, c));
-  });
-  return bits;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 TEST(Attention, TheSameRunTwiceGivesTheSameBits) {
   const auto kernel = make_cpu_kernel();
   const Problem p = make_problem({ragged, {4, 2, 8, 0}, {MaskKind::causal}, true});
@@ -366,22 +121,27 @@ TEST(Attention, TheSameRunTwiceGivesTheSameBits) {
 TEST(Attention, CanonicalGivesTheBitsOfOneRank) {
   const auto kernel = make_cpu_kernel();
   const auto alone = world().split(world().rank());
+  const Schedule& canonical = find_schedule("canonical");
+  const auto expect_bits = [&](const MaskRule& mask, bool sinks, const ElementTypes& types) {
+    const Problem p =
+        make_problem({{130, 0, 1, 200, 37, 3}, {4, 2, 16, 0}, mask, sinks, types.activations});
+    Attention one(p, {canonical, find_layout("contiguous"), types}, *alone, *kernel);
+    one.run();
+    const auto expected = bits_of(one);
+    for (const LayoutKind& layout : layout_kinds()) {
+      Attention all(p, {canonical, layout, types}, world(), *kernel);
+      all.run();
+      EXPECT_EQ(all.executor().d_sinks(), one.executor().d_sinks()) << layout.name;
+      for (const auto& [token, values] : bits_of(all))
+        EXPECT_TRUE(same_bits(values, expected.at(token))) << layout.name << ", token " << token;
+    }
+  };
   for (const bool sinks : {false, true})
     for (const MaskRule mask :
-         {MaskRule{MaskKind::causal}, MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 40}}) {
-      const Problem p = make_problem({{130, 0, 1, 200, 37, 3}, {4, 2, 16, 0}, mask, sinks});
-      const Schedule& canonical = find_schedule("canonical");
-      Attention one(p, {canonical, find_layout("contiguous")}, *alone, *kernel);
-      one.run();
-      const auto expected = bits_of(one);
-      for (const LayoutKind& layout : layout_kinds()) {
-        Attention all(p, {canonical, layout}, world(), *kernel);
-        all.run();
-        EXPECT_EQ(all.executor().d_sinks(), one.executor().d_sinks()) << layout.name;
-        for (const auto& [token, values] : bits_of(all))
-          EXPECT_TRUE(same_bits(values, expected.at(token))) << layout.name << ", token " << token;
-      }
-    }
+         {MaskRule{MaskKind::causal}, MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 40}})
+      expect_bits(mask, sinks, {});
+  const DType narrow = DType::bf16;
+  expect_bits({MaskKind::causal}, true, {narrow, narrow, narrow, narrow});
 }
 
 TEST(Attention, PartsOfAPlanRunAlone) {

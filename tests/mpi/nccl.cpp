@@ -206,6 +206,33 @@ TEST_F(Nccl, ExchangeOfTwoMessagesWithEveryRankItselfIncluded) {
   }
 }
 
+TEST_F(Nccl, ExchangeOfMessagesCutDifferentlyAtTheirTwoEnds) {
+  // From every rank to every rank, itself included: sent in 3 parts with an element between them,
+  // received in 1 or 2. The larger exchanges need more staging than the smaller ones.
+  for (const Group& group : groups())
+    for (const int64_t count : {6, 600})
+      for (const int64_t parts : {1, 2}) {
+        const int n = group.mpi->size();
+        const int64_t third = count / 3, received = count / parts;
+        expect_same(
+            group, sample<int32_t>(group.mpi->rank(), n * (count + 3)),
+            untouched<int32_t>(n * (count + 2)),
+            [&](Communicator& comm, const int32_t* send, int32_t* recv, Stream& on) {
+              std::vector<SendSlice> sends;
+              std::vector<RecvSlice> recvs;
+              for (int peer = 0; peer < n; ++peer) {
+                for (int64_t i = 0; i < 3; ++i)
+                  sends.push_back({peer, part(send, peer * (count + 3) + i * (third + 1), third)});
+                for (int64_t i = 0; i < parts; ++i)
+                  recvs.push_back(
+                      {peer,
+                       writable_part(recv, peer * (count + 2) + i * (received + 1), received)});
+              }
+              return comm.exchange(sends, recvs, on, "cut differently");
+            });
+      }
+}
+
 TEST_F(Nccl, AllGatherOfEqualParts) {
   constexpr int64_t count = 513;
   for (const Group& group : groups()) {

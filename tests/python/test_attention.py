@@ -127,7 +127,7 @@ class StoredAnswers(unittest.TestCase):
     def test_stored_files_are_what_the_program_makes(self):
         for name in FILES:
             problem, answers = load(os.path.join(INPUTS, name))
-            fresh = make_attention.make_problem(**make_attention.PROBLEMS[name][1])
+            fresh = make_attention.make_problem(**make_attention.PROBLEMS[name])
             self.assertEqual(set(fresh), set(problem))
             for key, value in fresh.items():
                 np.testing.assert_array_equal(problem[key], value, err_msg=f"{name} {key}")

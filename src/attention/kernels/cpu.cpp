@@ -51,7 +51,6 @@ namespace {
 
 constexpr int64_t forward_group = 16, backward_group = 8;  // tiles
 constexpr size_t largest_group = 16;
-constexpr int64_t tiles_worth_a_copy = 3;         // on average over the keys of a window
 constexpr double flops_between_progress = 1.5e6;  // 15 to 40 µs
 constexpr float infinity = std::numeric_limits<float>::infinity();
 

@@ -1,0 +1,50 @@
+#pragma once
+// One message to each peer of an exchange, for a backend whose messages are single spans.
+//
+// All slices that a rank sends to a peer form one message, and both ends may cut it differently: A
+// sends 3 slices, B receives them as 1. An end that has its side of a message in one span (a single
+// slice, or neighbours in memory) hands that over; an end that has it in several goes through a
+// staging area:
+//
+//     before: copy the slices to each peer, in order, into the staging area
+//     one send to each peer, one receive from each peer
+//     after:  copy what has come from each peer out of the staging area, in order of its slices
+//
+// Example, rank 0 to rank 1, 2 + 3 + 1 bytes received as 4 + 2:
+//
+//     rank 0   before: [0,2) [2,5) [5,6) of its staging area <- the three slices;   sends [0,6)
+//     rank 1   receives [0,6) of its staging area;   after: the two slices <- [0,4) [4,6)
+//
+// Messages of a rank to itself are copies and need no staging area. Empty slices count for nothing:
+// a message of no bytes is left out at both ends.
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "comm/communicator.hpp"
+
+namespace gyre {
+
+struct CoalescedExchange {
+  /// Equal lengths, not overlapping. Both spans are parts of one slice or of the staging area.
+  struct Copy {
+    std::span<const std::byte> from;
+    std::span<std::byte> to;
+  };
+  std::vector<Copy> before;
+  std::vector<SendSlice> sends;  ///< at most one a peer, in order of rank; none to the rank itself
+  std::vector<RecvSlice> recvs;  ///< likewise
+  std::vector<Copy> after;       ///< messages of the rank to itself among them
+};
+
+/// Bytes of staging area that coalesce() needs; 0 if all messages are single spans.
+int64_t staging_bytes(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, int rank);
+
+/// The exchange of rank `rank` by way of `staging`, which has staging_bytes() bytes; messages in it
+/// begin at multiples of 256 bytes. Throws a runtime error that begins with `what` when the rank
+/// sends itself more or less than it receives from itself.
+CoalescedExchange coalesce(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
+                           int rank, std::span<std::byte> staging, std::string_view what);
+
+}  // namespace gyre

@@ -1,0 +1,138 @@
+#!/usr/bin/env bash
+# gyre-attention: every schedule under every layout, files, timelines, plans; what it refuses, what a fault does.
+# Usage: attention.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
+source "$(dirname "$0")/../support/app_test.bash"
+attention=$apps/gyre-attention
+compare=$apps/gyre-compare
+causal=$source_dir/inputs/attention_causal.h5
+window=$source_dir/inputs/attention_window.h5
+quick="-n 1 -w 0"
+small="--tokens 96 --heads 4 --kv-heads 2 --head-dim 16"
+mpi=("$MPIEXEC" -n)
+column() { awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i } NR > 1 { print $c }' table.csv; }
+
+# Every schedule under every layout, but the halo, which needs a window; two directions.
+for ranks in 1 3; do
+  expect 0 '# refused under zigzag: schedule halo: needs a causal mask' "${mpi[@]}" "$ranks" "$attention" $small $quick --schedule all --layout all --csv table.csv
+  layouts=$(column layout | sort -u | wc -l)
+  schedules=$(column schedule | sort -u | wc -l)
+  [ "$layouts" -ge 6 ] && [ "$schedules" -ge 8 ] || fail "not all are run: $(cat output)"
+  [ "$(column check | grep -c '^ok$')" -eq $((2 * layouts * schedules)) ] || fail "not all are verified: $(cat table.csv)"
+  [ "$(grep -c '^FOM' output)" -eq 2 ] || fail "one figure of merit for each direction: $(cat output)"
+done
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --schedule halo --layout contiguous --window 20 --sinks -d bf16 --partial-out bf16 \
+  --partial-dq bf16 --wire-dkv f32 -c all
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --mask full --threads 2 --pass bwd --batch 3 --csv table.csv
+[ "$(column pass)" = bwd ] || fail "other directions than asked for: $(cat output)"
+
+# Nothing to attend, one token, fewer tokens than ranks, made-up documents, a sweep.
+expect 0 'VERIFY PASSED 8/8' "${mpi[@]}" 2 "$attention" --gen dist=fixed,length=0,count=3 $quick
+! grep -q '^FOM' output || fail "a figure of merit of nothing"
+for tokens in 1 3; do expect 0 'VERIFY PASSED 8/8' "${mpi[@]}" 4 "$attention" --tokens $tokens $quick; done
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" --gen dist=long-tailed,max=300 --capacity 600 $quick --heads 2 --kv-heads 1 --head-dim 8
+expect 0 'VERIFY PASSED 24/24' "${mpi[@]}" 2 "$attention" -b 16 -e 64 -f 2 $quick --csv table.csv
+[ "$(column tokens | tr '\n' ' ')" = '16 16 32 32 64 64 ' ] || fail "another sweep: $(cat table.csv)"
+
+# What is written is what the file's references say, whatever timing did to the arrays after it.
+for schedule in ring-forward all-gather; do
+  for check in all last none; do
+    expect 0 'RESULT' "${mpi[@]}" 3 "$attention" --input "$window" --schedule $schedule -c $check -n 2 -o out.h5
+    expect 0 'VERIFY PASSED 6/6' "$compare" out.h5:/results "$window":/reference --common
+  done
+done
+expect 0 'VERIFY PASSED 8/8' "${mpi[@]}" 2 "$attention" --input "$causal" $quick -J result.json
+grep -q '"exposed_ms"' result.json || fail "no exposed time in the JSON"
+expect 0 'results are computed again' "${mpi[@]}" 2 "$attention" --input "$causal" $quick -d bf16
+
+# A wrong number in a reference is found, by name; there is no figure of merit, and no file.
+/usr/bin/python3 - "$causal" <<'PY'
+import shutil, sys, h5py
+for name in ("wrong", "missing", "nan"):
+    shutil.copy(sys.argv[1], name + ".h5")
+with h5py.File("wrong.h5", "r+") as f:
+    f["/reference/d_k"][40, 1, 3] += 1e-3
+with h5py.File("missing.h5", "r+") as f:
+    del f["/attention/k"]
+with h5py.File("nan.h5", "r+") as f:
+    f["/attention/q"][2, 1, 0] = float("nan")
+PY
+expect 1 'RESULT INVALID' "${mpi[@]}" 2 "$attention" --input wrong.h5 $quick -o wrong_out.h5 -J wrong.json
+grep -q 'bwd: d_k.*position' output || fail "the place is not named: $(cat output)"
+! grep -q '^FOM' output && grep -q '"fom": *\[\]' wrong.json || fail "a wrong result has a figure of merit"
+[ ! -e wrong_out.h5 ] || fail "a wrong result is in a file"
+expect 2 '/k' "${mpi[@]}" 2 "$attention" --input missing.h5
+expect 2 '/q' "${mpi[@]}" 2 "$attention" --input nan.h5
+expect 2 'nosuch.h5' "${mpi[@]}" 2 "$attention" --input nosuch.h5
+expect 2 "'gyre/attention' is needed" "${mpi[@]}" 2 "$attention" --input "$source_dir/inputs/docs_tiny.h5"
+
+# A slow network shows: at 10 MB/s, the 0.2 MB that each rank sends take 20 ms, of which compute hides next to nothing.
+expect 0 'emulated network alpha=1ms,beta=10M' "${mpi[@]}" 2 "$attention" --tokens 256 --heads 4 --kv-heads 4 --head-dim 48 -n 3 --schedule all --pass fwd \
+  --emulate-network alpha=1ms,beta=10M --csv table.csv -v
+grep -q '^RESULT VALID' output && fail "an emulated network is official"
+awk -F, 'NR == 1 { for (i = 1; i <= NF; ++i) at[$i] = i; next }
+  { wire = 1 + 1000 * $at["sent_MB_rank"] / 10; if (wire < 20 || $at["time_ms"] < wire || $at["exposed_percent"] < 50) bad = 1 }
+  $1 == "ring" && $at["msgs"] != 1 || $1 == "all-gather-strided" && $at["msgs"] != 4 { bad = 1 }
+  END { exit bad || NR < 9 }' table.csv || fail "the slow network does not show: $(cat table.csv)"
+[ "$(grep -c '^# .*: total .* exposed' output)" -eq "$(($(wc -l <table.csv) - 1))" ] || fail "not all rows have details: $(cat output)"
+
+# A timeline: each rank computes and communicates, in spans that do not overlap in a lane.
+expect 0 'RESULT' "${mpi[@]}" 2 "$attention" $small $quick --trace trace.json
+/usr/bin/python3 - <<'PY'
+import json
+spans = [e for e in json.load(open("trace.json"))["traceEvents"] if e["ph"] == "X"]
+lanes = {}
+for e in spans:
+    lanes.setdefault((e["pid"], e["cat"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"], e["name"]))
+for rank in (0, 1):
+    names = [s[2] for (pid, cat, _), lane in lanes.items() if pid == rank and cat == "communication" for s in lane]
+    assert "KV" in names and "dKV" in names, names
+    computes = [s[2] for (pid, cat, _), lane in lanes.items() if pid == rank and cat == "compute" for s in lane]
+    assert computes.count("attention") == 4, computes
+for lane in lanes.values():
+    lane.sort()
+    assert all(a[1] <= b[0] + 0.002 for a, b in zip(lane, lane[1:])), lane
+PY
+
+# Plans, of more ranks than there are; in the directions asked for; too large ones are refused.
+expect 0 'backward, rank 1 of 3' "$attention" --explain --cp 3 --tokens 1K --svg plan.svg
+grep -q '</svg>' plan.svg || fail "no picture"
+expect 0 'forward, rank 0 of 64' "$attention" --explain --cp 64 --tokens 64K --pass fwd --latency-us 0
+! grep -q 'backward' output && grep -q 'latency 0 us' output || fail "not what was asked for: $(cat output)"
+expect 0 'backward, rank 0 of 64' "$attention" --explain --cp 64 --tokens 64K --pass bwd
+! grep -q 'forward' output || fail "not what was asked for: $(cat output)"
+expect 2 'too large to be explained; 128 ranks work' "$attention" --explain --cp 1024 --tokens 1M --schedule all-to-all --heads 64 --kv-heads 8
+
+# What cannot be: all at once, on all ranks, before anything is written.
+expect 2 '--heads 7 is not a multiple of --kv-heads 3; the nearest is 6' "${mpi[@]}" 2 "$attention" --heads 7 --kv-heads 3 --cp 3 --factor 0.5 --window 3 --mask full \
+  -o none.h5 --pass fwd --emulate-network alpha=3parsec
+[ "$(grep -c '^  - ' output)" -eq 6 ] || fail "not all problems are listed: $(cat output)"
+expect 2 'those of the file of --input' "${mpi[@]}" 2 "$attention" --input "$causal" --window 8
+expect 2 '4096 tokens: schedule halo: needs a causal mask' "${mpi[@]}" 2 "$attention" --schedule halo --csv none.csv
+! grep -q '^#' output || fail "a refused run began: $(cat output)"
+expect 2 'tokens fit' "${mpi[@]}" 2 "$attention" --tokens 512M
+expect 2 'smallest that works is 1.1503' "$attention" -b 1 -e 1M -f 1.01
+expect 2 "--json goes with a run" "$attention" --explain -J none.json
+expect 2 'needs one --schedule' "${mpi[@]}" 2 "$attention" --schedule all -o none.h5
+expect 2 'nearest: ring' "$attention" --schedule rig
+printf 'tokens = 64\nschedule = "all-gather"\n' >run.toml
+expect 0 'schedule=all-gather' "${mpi[@]}" 2 "$attention" --config run.toml $quick
+[ -z "$(ls | grep -e none -e tmp)" ] || fail "files are left: $(ls)"
+
+# A rank that is killed, or stops, in a long run.
+for how in 'KILL 3 has died' 'STOP 4 timeout after 3 s without progress'; do
+  read -r signal code text <<<"$how"
+  timeout 60 "$MPIEXEC" -n 3 "$attention" $small -n 100000000 --timeout 3 -J "$scratch/killed.json" >output 2>&1 &
+  launcher=$!
+  for _ in $(seq 100); do
+    grep -q '(ms)' output && break
+    sleep 0.1
+  done
+  sleep 0.5
+  kill "-$signal" "$(pgrep -f "^$attention .*-J $scratch/killed.json" | sort -n | tail -1)"
+  got=0
+  wait $launcher || got=$?
+  [ "$got" -eq "$code" ] || fail "exit code $got, not $code, after SIG$signal: $(cat output)"
+  grep -q "$text" output || fail "nobody said '$text': $(cat output)"
+  [ ! -e killed.json ] || fail "a killed run left a result"
+done
+echo "attention: all passed"

@@ -1,0 +1,297 @@
+#pragma once
+// Attentions on real ranks, and their results against the whole attention in double precision.
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/attention_reference.hpp"
+#include "attention/execute.hpp"
+#include "attention/schedules/registry.hpp"
+#include "attention/token_random.hpp"
+#include "mpi_test.hpp"
+#include "report/tolerance.hpp"
+#include "sharding/layouts.hpp"
+
+namespace gyre::test {
+
+/// One attention, identical on all ranks. Rows are tokens, without padding.
+struct Problem {
+  HeadShape heads;
+  MaskRule mask;
+  std::vector<int64_t> offsets = {0};
+  std::vector<float> q, k, v, d_out, sinks;
+  AttentionResults expected;
+
+  AttentionInputs<float> inputs() const { return {heads, mask, offsets, q, k, v, d_out, sinks}; }
+  int64_t longest() const {
+    int64_t most = 0;
+    for (size_t d = 1; d < offsets.size(); ++d) most = std::max(most, offsets[d] - offsets[d - 1]);
+    return most;
+  }
+};
+
+struct ProblemSpec {
+  std::vector<int64_t> lengths;
+  HeadShape heads;
+  MaskRule mask;
+  bool sinks = false;
+  DType type = DType::f32;
+  uint64_t seed = 11;
+};
+
+inline Problem make_problem(const ProblemSpec& spec) {
+  Problem p;
+  p.heads = spec.heads;
+  p.heads.scale = 1 / std::sqrt(static_cast<float>(spec.heads.head_dim));
+  p.mask = spec.mask;
+  for (const int64_t n : spec.lengths) p.offsets.push_back(p.offsets.back() + n);
+  const auto fill = [&](TokenTensor tensor, int64_t width, std::vector<float>& values) {
+    values.resize(static_cast<size_t>(p.offsets.back() * width));
+    for (int64_t t = 0; t < p.offsets.back(); ++t)
+      fill_token_row(
+          {spec.seed, tensor, spec.type == DType::bf16}, t,
+          std::span(values).subspan(static_cast<size_t>(t * width), static_cast<size_t>(width)));
+  };
+  const int64_t width = p.heads.heads * p.heads.head_dim;
+  const int64_t kv_width = p.heads.kv_heads * p.heads.head_dim;
+  fill(TokenTensor::q, width, p.q);
+  fill(TokenTensor::k, kv_width, p.k);
+  fill(TokenTensor::v, kv_width, p.v);
+  fill(TokenTensor::d_out, width, p.d_out);
+  if (spec.sinks) {
+    p.sinks.resize(static_cast<size_t>(p.heads.heads));
+    fill_token_row({spec.seed, TokenTensor::sinks, false}, 0, p.sinks);
+  }
+  p.expected = attention_reference(p.inputs());
+  return p;
+}
+
+struct Configuration {
+  const Schedule& schedule;
+  const LayoutKind& layout;
+  ElementTypes types = {};
+  ScheduleOptions options = {};
+};
+
+/// A problem planned and filled in for this rank of a group.
+class Attention {
+ public:
+  /// `shared`: memory that others have used or will use; otherwise it is this attention's own.
+  Attention(const Problem& p, const Configuration& c, Communicator& group, BlockKernel& kernel,
+            AttentionWorkspace* shared = nullptr)
+      : p_(p),
+        group_(group),
+        types_(c.types),
+        workspace_(shared == nullptr ? own_workspace_ : *shared) {
+    const int cp = group.size();
+    const int64_t multiple = c.layout.name == "dual-chunk-swap" ? 2 * cp : 1;
+    for (size_t d = 0; d + 1 < p.offsets.size(); ++d) {
+      const int64_t n = p.offsets[d + 1] - p.offsets[d];
+      real_.push_back(real_.back() + static_cast<int32_t>(n));
+      padded_.push_back(padded_.back() + static_cast<int32_t>(round_up(n, multiple)));
+    }
+    LayoutOptions options;
+    options.cp = cp;
+    options.chunk = 4;
+    layout_ = c.layout.make({real_, padded_}, options);
+    problem_ = {&layout_, p.heads, p.mask, c.options};
+    refusal_ = c.schedule.refusal == nullptr ? "" : c.schedule.refusal(problem_);
+    if (!refusal_.empty()) return;
+    plan_ = plan_rank(c.schedule, problem_, group.rank());
+    executor_ = std::make_unique<AttentionExecutor>(plan_, p.heads, c.types, group, kernel, stream_,
+                                                    workspace_, true);
+    executor_->set_sinks(p.sinks);
+    put(p.q, executor_->matrix(ArrayKind::q));
+    put(p.k, executor_->keys());
+    put(p.v, executor_->values());
+    put(p.d_out, executor_->matrix(ArrayKind::d_out));
+  }
+
+  bool refused() const { return !refusal_.empty(); }
+  AttentionExecutor& executor() { return *executor_; }
+  const RankPlan& plan() const { return plan_; }
+  const AttentionProblem& problem() const { return problem_; }
+  AttentionWorkspace& workspace() { return workspace_; }
+  /// Collective.
+  AttentionTolerances tolerances() const {
+    return attention_tolerances(attention_reductions(plan_, problem_, group_), types_);
+  }
+
+  void run() {
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      const Traffic before = group_.traffic();
+      executor_->run(pass);
+      const PlanCount planned = count(plan_, pass, p_.heads, types_);
+      if (!p_.sinks.empty()) continue;  // their sum over ranks is not part of the plan
+      EXPECT_EQ(group_.traffic().bytes_sent - before.bytes_sent, planned.bytes_sent);
+      EXPECT_EQ(group_.traffic().messages - before.messages, planned.messages);
+    }
+  }
+
+  /// f(token, row) for the tokens of an array.
+  template <class F>
+  void for_each_token(const std::vector<RowRun>& rows, F f) const {
+    for (const Fragment& fragment : shard_of(layout_, rows).fragments)
+      for (int64_t i = 0; i < fragment.length; ++i)
+        f(p_.offsets[static_cast<size_t>(fragment.segment.value())] + fragment.start.value() +
+              i * fragment.stride,
+          fragment.local_begin.value() + i);
+  }
+  template <class F>
+  void for_each_own_token(F f) const {
+    for_each_token(plan_.arrays[0].rows, f);
+  }
+
+ private:
+  /// Padding gets NaN, which must never be read.
+  void put(const std::vector<float>& all, MatrixRef to) {
+    const auto set = [&](int64_t row, int64_t column, float x) {
+      if (to.type == DType::f32)
+        to.as<float>()(row, column) = x;
+      else
+        to.as<bf16>()(row, column) = to_bf16(x);
+    };
+    for (int64_t r = 0; r < to.rows; ++r)
+      for (int64_t c = 0; c < to.cols; ++c) set(r, c, NAN);
+    for_each_own_token([&](int64_t token, int64_t row) {
+      for (int64_t c = 0; c < to.cols; ++c)
+        set(row, c, all[static_cast<size_t>(token * to.cols + c)]);
+    });
+  }
+
+  const Problem& p_;
+  Communicator& group_;
+  ElementTypes types_;
+  std::vector<int32_t> real_ = {0}, padded_ = {0};
+  Layout layout_;
+  AttentionProblem problem_;
+  std::string refusal_;
+  RankPlan plan_;
+  HostStream stream_;
+  AttentionWorkspace own_workspace_;
+  AttentionWorkspace& workspace_;
+  std::unique_ptr<AttentionExecutor> executor_;
+};
+
+/// The worst error of one result, as a share of its tolerance.
+class Worst {
+ public:
+  void add(double got, double want, double scale) {
+    if (got == want) return;
+    const double share = std::abs(got - want) / (tolerance_ * scale);
+    worst_ = std::isnan(share) ? INFINITY : std::max(worst_, share);
+  }
+  explicit Worst(double tolerance) : tolerance_(tolerance) {}
+  double share() const { return worst_; }
+
+ private:
+  double tolerance_, worst_ = 0;
+};
+
+inline void expect_rows(const char* name, MatrixRef got, const std::vector<double>& want,
+                        const std::vector<double>& size, int64_t dim, double tolerance,
+                        const Attention& attention) {
+  Worst worst(tolerance);
+  attention.for_each_own_token([&](int64_t token, int64_t row) {
+    for (int64_t h = 0; h < got.cols / dim; ++h) {
+      const auto at = static_cast<size_t>(token * got.cols / dim + h);
+      const double* expected = want.data() + static_cast<int64_t>(at) * dim;
+      const double scale = error_scale({expected, static_cast<size_t>(dim)}, size[at]);
+      for (int64_t i = 0; i < dim; ++i)
+        worst.add(static_cast<double>(got.at(row, h * dim + i)), expected[i], scale);
+    }
+  });
+  EXPECT_LE(worst.share(), 1) << name;
+}
+
+inline void expect_results(const Problem& p, Attention& attention,
+                           const AttentionTolerances& tolerance) {
+  AttentionExecutor& run = attention.executor();
+  const AttentionResults& want = p.expected;
+  const int64_t dim = p.heads.head_dim;
+  expect_rows("out", run.matrix(ArrayKind::out), want.out, want.out_size, dim, tolerance.out,
+              attention);
+  expect_rows("d_q", run.matrix(ArrayKind::d_q), want.d_q, want.d_q_size, dim, tolerance.d_q,
+              attention);
+  expect_rows("d_k", run.d_keys(), want.d_k, want.d_k_size, dim, tolerance.d_k, attention);
+  expect_rows("d_v", run.d_values(), want.d_v, want.d_v_size, dim, tolerance.d_v, attention);
+
+  const PlanArray& stats = attention.plan().arrays[static_cast<size_t>(attention.plan().stats)];
+  const auto lse = run.lse();
+  Worst worst(tolerance.lse);
+  attention.for_each_token(stats.rows, [&](int64_t token, int64_t row) {
+    for (int64_t h = 0; h < lse.cols; ++h)
+      worst.add(static_cast<double>(lse(row, h)),
+                want.lse[static_cast<size_t>(token * p.heads.heads + stats.heads.begin + h)], 1);
+  });
+  EXPECT_LE(worst.share(), 1) << "lse";
+
+  Worst sinks(tolerance.d_sinks);
+  for (size_t h = 0; h < p.sinks.size(); ++h)
+    sinks.add(run.d_sinks().at(h), want.d_sinks[h],
+              error_scale({&want.d_sinks[h], 1}, want.d_sinks_size[h]));
+  EXPECT_LE(sinks.share(), 1) << "d_sinks";
+}
+
+/// Padding got nothing: no output, no gradient, and a log-sum-exp of -inf.
+inline void expect_empty_padding(Attention& attention) {
+  AttentionExecutor& run = attention.executor();
+  const auto real_rows = [&](const std::vector<RowRun>& rows, int64_t count) {
+    std::vector<bool> real(static_cast<size_t>(count), false);
+    attention.for_each_token(rows,
+                             [&](int64_t, int64_t row) { real[static_cast<size_t>(row)] = true; });
+    return real;
+  };
+  const std::vector<bool> real =
+      real_rows(attention.plan().arrays[0].rows, run.matrix(ArrayKind::q).rows);
+  for (const MatrixRef m :
+       {run.matrix(ArrayKind::out), run.matrix(ArrayKind::d_q), run.d_keys(), run.d_values()})
+    for (int64_t r = 0; r < m.rows; ++r)
+      for (int64_t c = 0; c < m.cols && !real[static_cast<size_t>(r)]; ++c)
+        EXPECT_EQ(m.at(r, c), 0.0F) << "row " << r;
+  const auto lse = run.lse();
+  const auto stats = static_cast<size_t>(attention.plan().stats);
+  const std::vector<bool> final_rows = real_rows(attention.plan().arrays[stats].rows, lse.rows);
+  for (int64_t r = 0; r < lse.rows; ++r)
+    for (int64_t h = 0; h < lse.cols && !final_rows[static_cast<size_t>(r)]; ++h)
+      EXPECT_EQ(lse(r, h), -std::numeric_limits<float>::infinity()) << "row " << r;
+}
+
+inline std::string name_of(const Configuration& c, const ProblemSpec& spec) {
+  return c.schedule.name + ", " + c.layout.name + ", heads " + std::to_string(spec.heads.heads) +
+         "/" + std::to_string(spec.heads.kv_heads) +
+         (spec.mask.kind == MaskKind::full
+              ? ", full"
+              : ", causal, window " + std::to_string(spec.mask.window)) +
+         ", " + std::to_string(spec.lengths.size()) + " documents";
+}
+
+/// Bits of everything a rank got for its own tokens, and of its final log-sum-exps, by token.
+inline std::map<int64_t, std::vector<float>> bits_of(Attention& attention) {
+  std::map<int64_t, std::vector<float>> bits;
+  AttentionExecutor& run = attention.executor();
+  attention.for_each_own_token([&](int64_t token, int64_t row) {
+    std::vector<float>& values = bits[token];
+    for (const MatrixRef m :
+         {run.matrix(ArrayKind::out), run.matrix(ArrayKind::d_q), run.d_keys(), run.d_values()})
+      for (int64_t c = 0; c < m.cols; ++c) values.push_back(m.at(row, c));
+  });
+  const auto lse = run.lse();
+  const auto stats = static_cast<size_t>(attention.plan().stats);
+  attention.for_each_token(attention.plan().arrays[stats].rows, [&](int64_t token, int64_t row) {
+    for (int64_t h = 0; h < lse.cols; ++h) bits[token].push_back(lse(row, h));
+  });
+  return bits;
+}
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace gyre::test

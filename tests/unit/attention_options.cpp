@@ -1,0 +1,206 @@
+// What gyre-attention makes of its options, of the scores of its inputs and of its measurements.
+
+#include "report/attention_options.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "errors.hpp"
+#include "report/attention_case.hpp"
+#include "report/attention_report.hpp"
+
+namespace gyre {
+namespace {
+
+void expect_refused(const std::string& problems, AttentionOptions o, int ranks = 2) {
+  test::expect_usage("impossible configuration\n" + problems, [&] { check_options(o, ranks); });
+}
+
+TEST(AttentionOptions, FillsInWhatFollows) {
+  AttentionOptions o;
+  o.dtype = "bf16";
+  o.generate = "dist=fixed";
+  check_options(o, 6);
+  EXPECT_EQ(o.cp, 6);
+  EXPECT_EQ(o.wire_dkv, "bf16");
+  EXPECT_EQ(o.capacity, 16384);
+}
+
+TEST(AttentionOptions, SweepsWholeSizesOnce) {
+  AttentionOptions o;
+  EXPECT_EQ(o.sizes(), std::vector<int64_t>{4096});
+  o.min_tokens = 2;
+  o.max_tokens = 7;
+  o.factor = 1.3;
+  EXPECT_EQ(o.sizes(), (std::vector<int64_t>{2, 3, 4, 6}));
+  o.max_tokens = 2;
+  EXPECT_EQ(o.sizes(), std::vector<int64_t>{2});
+}
+
+TEST(AttentionOptions, ListsAllProblemsAtOnce) {
+  AttentionOptions o;
+  o.heads = 7;
+  o.kv_heads = 3;
+  o.cp = 5;
+  o.factor = 1;
+  o.max_tokens = 10;
+  o.window = 4;
+  o.mask = "full";
+  o.tol_scale = 0;
+  expect_refused(
+      "  - --factor 1 must be more than 1\n"
+      "  - --max 10 needs --min\n"
+      "  - --heads 7 is not a multiple of --kv-heads 3; the nearest is 6\n"
+      "  - --window 4 needs --mask causal\n"
+      "  - --cp 5 in a run of 2 ranks; --explain takes any\n"
+      "  - --tol-scale 0 must be positive",
+      o);
+}
+
+TEST(AttentionOptions, NothingGivenIsIgnored) {
+  AttentionOptions file;
+  file.input = "f.h5";
+  file.window = 8;
+  expect_refused(
+      "  - --heads, --kv-heads, --head-dim, --mask, --window, --sinks and --seed are those of the "
+      "file of --input: leave them out",
+      file);
+  AttentionOptions generated;
+  generated.generate = "dist=fixed";
+  generated.tokens = 5;
+  expect_refused("  - --tokens, --min and --batch go with sequences, not with --input or --gen",
+                 generated);
+  AttentionOptions explained;
+  explained.explain = true;
+  explained.json = "x.json";
+  expect_refused("  - --json goes with a run, not with --explain", explained);
+  AttentionOptions run;
+  run.latency_us = 0;
+  expect_refused("  - --svg, --tflops, --gbps and --latency-us go with --explain", run);
+}
+
+// 1.01^n = 2^20 takes 1393.2 steps; 99 steps of 1.1503 do it.
+TEST(AttentionOptions, SweepsOfAtMostAHundredSizes) {
+  AttentionOptions o;
+  o.min_tokens = 1;
+  o.max_tokens = 1 << 20;
+  o.factor = 1.01;
+  expect_refused(
+      "  - --factor 1.01 makes 1394 sizes, and at most 100 are run; the smallest that works is "
+      "1.1503",
+      o);
+  o.factor = 1.1504;
+  check_options(o, 2);
+  EXPECT_LE(o.sizes().size(), 100U);
+}
+
+/// q and k are `size` everywhere.
+class ConstantRows final : public TensorRows {
+ public:
+  explicit ConstantRows(float size) : size_(size) {}
+  void row(InputTensor tensor, int64_t token, std::span<float> to) const override {
+    (void)tensor;
+    (void)token;
+    std::fill(to.begin(), to.end(), size_);
+  }
+
+ private:
+  float size_;
+};
+
+TEST(ScoreSize, IsThatOfTheInputsAndAtLeastOne) {
+  AttentionOptions o;
+  o.head_dim = 16;
+  const AttentionCase problem = made_up_case(o, 100);
+  // <q, k> / sqrt(16) of rows of 3 is 16 · 9 / 4.
+  EXPECT_DOUBLE_EQ(sampled_score_size(problem, ConstantRows(3)), 36);
+  EXPECT_DOUBLE_EQ(sampled_score_size(problem, ConstantRows(0.1F)), 1);
+  EXPECT_NEAR(sampled_score_size(problem, *random_rows(problem, 1)), 1, 0.2);
+  EXPECT_DOUBLE_EQ(sampled_score_size(made_up_case(o, 0), ConstantRows(3)), 1);
+}
+
+AttentionRow measured_row(double rate, Pass pass, int64_t tokens) {
+  AttentionRow row;
+  row.pass = pass;
+  row.tokens = tokens;
+  row.cp = 2;
+  row.flops = rate * 2 * 1e9;
+  row.time_ms.median = 1;
+  return row;
+}
+
+TEST(AttentionRow, ExposedAndOverlap) {
+  AttentionRow row = measured_row(1, Pass::forward, 8);
+  row.time_ms.median = 10;
+  row.exposed_ms = 2;
+  row.communicate_ms = 5;
+  row.exposed_noise_ms = 1;
+  EXPECT_TRUE(std::isnan(row.exposed()));  // nothing is sent
+  EXPECT_TRUE(std::isnan(row.overlap()));
+  row.wire_bytes = 1;
+  EXPECT_DOUBLE_EQ(row.exposed(), 0.2);
+  EXPECT_DOUBLE_EQ(row.overlap(), 0.6);
+  row.exposed_noise_ms = 5.1;  // more than all of the communication
+  EXPECT_TRUE(std::isnan(row.overlap()));
+  row.exposed_noise_ms = 1;
+  row.exposed_ms = -1;
+  EXPECT_DOUBLE_EQ(row.exposed(), -0.1);
+  EXPECT_DOUBLE_EQ(row.overlap(), 1);
+}
+
+TEST(AttentionRow, BusiestRank) {
+  AttentionRow row = measured_row(1, Pass::forward, 8);
+  row.ranks = {{1, 0, 0, 10, 300, 2}, {3, 0, 0, 10, 200, 4}};
+  EXPECT_EQ(row.busiest_bytes(), 300);
+  EXPECT_EQ(row.messages(), 4);
+  EXPECT_DOUBLE_EQ(row.kernel_imbalance(), 0.5);
+}
+
+TEST(AttentionFigures, AreTheFastestOfADirectionAndSize) {
+  RunReport report;
+  AttentionRow nothing = measured_row(0, Pass::forward, 0);
+  add_figures(report,
+              {measured_row(1, Pass::forward, 8), measured_row(5, Pass::backward, 8),
+               measured_row(3, Pass::forward, 8), measured_row(2, Pass::forward, 16), nothing});
+  ASSERT_EQ(report.foms.size(), 3U);
+  EXPECT_DOUBLE_EQ(report.foms[0].value, 3);
+  EXPECT_DOUBLE_EQ(report.foms[1].value, 5);
+  EXPECT_DOUBLE_EQ(report.foms[2].value, 2);
+}
+
+TEST(ExplainCase, RefusesPlansThatAreTooLarge) {
+  AttentionOptions o;
+  o.explain = true;
+  o.schedule = "all-to-all";
+  o.cp = 1024;
+  o.heads = 64;
+  test::expect_usage(
+      "--cp 1024: the plans of all ranks under all-to-all are too large to be explained; 128 ranks "
+      "work",
+      [&] { explain_case(made_up_case(o, 1 << 20), o); });
+}
+
+TEST(MemoryOfAPlan, IsRefusedWithWhatFits) {
+  AttentionOptions o;
+  o.cp = 2;
+  o.check = "none";
+  o.layout = "contiguous";
+  const AttentionCase problem = made_up_case(o, 4096);
+  // q, out, d_out, d_q: 4 · 2048 rows · 2 KiB; kv, d_kv and one more of each: 8 MiB each; stats.
+  const AttentionSetup setup = setup_of(o, find_schedule("ring"), find_layout(o.layout), 1);
+  const CaseLayout placed(problem, setup.layout, setup.layout_options);
+  const RankPlan plan = plan_rank(
+      setup.schedule, {&placed.layout, problem.heads, problem.mask, setup.schedule_options}, 0);
+  const int64_t mib = 1 << 20, bytes = planned_bytes(plan, problem, setup);
+  EXPECT_EQ(bytes, 4 * 4 * mib + 4 * 8 * mib + 2 * 2048 * 8 * 4);
+  test::expect_usage(
+      "impossible configuration\n"
+      "  - 4096 tokens: schedule ring: needs 50.5 MB a rank, and 25.2 MB are available; about 2048 "
+      "tokens fit",
+      [&] { check_cases({problem}, o, bytes / 2, 0); });
+  check_cases({problem}, o, bytes, 0);
+}
+
+}  // namespace
+}  // namespace gyre
