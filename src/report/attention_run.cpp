@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <set>
 
 #include "attention/closed_forms.hpp"
@@ -197,7 +196,7 @@ void AttentionRun::poison() {
     if (!setup_.with_backward && array.kind > ArrayKind::stats) continue;
     const auto bytes =
         workspace_.storage(array.storage, stored_bytes(array, problem_.heads, setup_.types));
-    std::memset(bytes.data(), 0xff, bytes.size());  // NaN in every type
+    std::fill(bytes.begin(), bytes.end(), std::byte{0xff});  // NaN in every type
   }
 }
 

@@ -22,7 +22,11 @@
 namespace gyre::test {
 namespace {
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr double test_timeout_seconds = 300;
+#else
 constexpr double test_timeout_seconds = 60;
+#endif
 
 MpiEnvironment* the_environment = nullptr;
 Communicator* the_world = nullptr;
