@@ -25,7 +25,7 @@ constexpr const char* no_reference_text =
     "again\n";
 
 /// Everything that all configurations of a run share.
-struct Session {
+struct Suite {
   const AttentionOptions& o;
   const std::optional<AttentionFile>& file;
   AppContext& context;
@@ -41,7 +41,7 @@ struct Session {
 };
 
 /// Times and verifies one direction.
-AttentionRow do_pass(Session& s, AttentionRun& run, const TensorRows& inputs, Pass pass) {
+AttentionRow do_pass(Suite& s, AttentionRun& run, const TensorRows& inputs, Pass pass) {
   const AttentionOptions& o = s.o;
   Communicator& world = s.context.world;
   Verification checks(o.tol_scale);
@@ -64,7 +64,7 @@ AttentionRow do_pass(Session& s, AttentionRun& run, const TensorRows& inputs, Pa
 }
 
 /// One schedule under one layout.
-void do_configuration(Session& s, const AttentionCase& problem, const TensorRows& inputs,
+void do_configuration(Suite& s, const AttentionCase& problem, const TensorRows& inputs,
                       const Schedule& schedule, const LayoutKind& layout) {
   const AttentionOptions& o = s.o;
   Communicator& world = s.context.world;
@@ -93,7 +93,7 @@ void do_configuration(Session& s, const AttentionCase& problem, const TensorRows
                 provenance_of(s.context, problem.origin), world);
 }
 
-void do_case(Session& s, const AttentionCase& problem) {
+void do_case(Suite& s, const AttentionCase& problem) {
   const AttentionOptions& o = s.o;
   const auto inputs =
       s.file ? rows_of(*s.file, problem.type) : random_rows(problem, static_cast<uint64_t>(o.seed));
@@ -113,7 +113,7 @@ void do_case(Session& s, const AttentionCase& problem) {
 }
 
 /// What comes behind the rows.
-void present(Session& s) {
+void present(Suite& s) {
   if (s.rows.empty()) throw_usage("{}", fmt::join(s.refused, "\n"));
   add_figures(s.report, s.rows);
   for (const std::string& reason : s.refused) fmt::print("# refused {}\n", reason);
@@ -170,17 +170,17 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   if (context.root()) fmt::print("{}", attention_table().header());
   const bool compares = file && file->reference && has_exact_inputs(*file, o.types().activations);
   if (shows && file && !compares) fmt::print("{}", no_reference_text);
-  Session session{o,
-                  file,
-                  context,
-                  slow ? *slow : world,
-                  *kernel,
-                  report,
-                  o.threads * measured_fma_peak(),
-                  memory,
-                  compares ? &*file->reference : nullptr};
-  for (const AttentionCase& problem : cases) do_case(session, problem);
-  run_on_root(world, "report", [&] { present(session); });
+  Suite suite{o,
+              file,
+              context,
+              slow ? *slow : world,
+              *kernel,
+              report,
+              o.threads * measured_fma_peak(),
+              memory,
+              compares ? &*file->reference : nullptr};
+  for (const AttentionCase& problem : cases) do_case(suite, problem);
+  run_on_root(world, "report", [&] { present(suite); });
   return exit_code_of(judge(report));
 }
 
