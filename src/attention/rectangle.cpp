@@ -8,13 +8,6 @@
 namespace gyre {
 namespace {
 
-int64_t floor_div(int64_t a, int64_t b) {
-  return a >= 0 ? a / b : -((-a + b - 1) / b);
-}
-int64_t ceil_div_signed(int64_t a, int64_t b) {
-  return -floor_div(-a, b);
-}
-
 /// Sum over i in [0, n) of clamp(i + first, 0, cap), cap >= 0.
 int64_t clamped_ramp(int64_t n, int64_t first, int64_t cap) {
   const int64_t rising_begin = std::clamp<int64_t>(-first, 0, n);
@@ -39,7 +32,7 @@ bool normalise(Mask& mask) {
 /// Leaves out queries that see none of the keys at both ends, then keys that none of the rest sees.
 void trim(Rectangle& r) {
   const Mask& mask = r.mask;
-  const int64_t first = std::max<int64_t>(0, ceil_div_signed(-mask.offset, mask.q_stride));
+  const int64_t first = std::max<int64_t>(0, ceil_div(-mask.offset, mask.q_stride));
   int64_t end = r.q_length;
   if (mask.window > 0) {
     const int64_t reach = (r.k_length - 1) * mask.k_stride + mask.window - 1;  // last position

@@ -48,11 +48,6 @@ struct Mask {
     return floor_div(offset + i * q_stride, k_stride) + 1;
   }
   friend bool operator==(const Mask&, const Mask&) = default;
-
- private:
-  static constexpr int64_t floor_div(int64_t a, int64_t b) {
-    return a >= 0 ? a / b : -((-a + b - 1) / b);
-  }
 };
 
 /// Rows [q_begin, q_begin + q_length) of a query array meet rows [k_begin, k_begin + k_length) of a

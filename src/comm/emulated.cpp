@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <deque>
 #include <map>
@@ -13,14 +12,11 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "runtime/clock.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
-
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 struct Unit {
   std::string_view name;
@@ -89,12 +85,12 @@ class Link {
   void submit(Communicator& real, std::vector<SendSlice> slices, DelayedExchange& owner) {
     int64_t bytes = 0;
     for (const SendSlice& slice : slices) bytes += std::ssize(slice.data);
-    const double due = link_.send(model_, now_seconds(), bytes);
+    const double due = link_.send(model_, monotonic_seconds(), bytes);
     queue_.push_back({due, &real, std::move(slices), &owner});
   }
   /// Sends what is due.
   void progress() {
-    while (!queue_.empty() && queue_.front().due <= now_seconds()) {
+    while (!queue_.empty() && queue_.front().due <= monotonic_seconds()) {
       const DelayedSend next = std::move(queue_.front());
       queue_.pop_front();
       post(next);

@@ -32,8 +32,12 @@ using DocPosition = Index<struct DocPositionTag>;  ///< position inside a docume
 using ChunkIndex = Index<struct ChunkTag>;         ///< chunk of a segment, 0 .. 2 cp - 1
 using SegmentIndex = Index<struct SegmentTag>;     ///< segment of a packed batch
 
+/// a / b rounded down, and up; b > 0, a of any sign.
+constexpr int64_t floor_div(int64_t a, int64_t b) {
+  return a >= 0 ? a / b : -((-a + b - 1) / b);
+}
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
+  return -floor_div(-a, b);
 }
 constexpr int64_t round_up(int64_t a, int64_t multiple) {
   return ceil_div(a, multiple) * multiple;

@@ -108,13 +108,6 @@ void check_plan_size(const AttentionCase& problem, const AttentionOptions& o) {
         o.cp, o.schedule, largest);
 }
 
-/// Of the text that explains both directions, that of one: its head and either part.
-std::string one_direction(const std::string& text, Pass pass) {
-  const size_t head = text.find('\n') + 1, backward = text.find("\nbackward, rank ") + 1;
-  return pass == Pass::forward ? text.substr(0, backward - 1)
-                               : text.substr(0, head) + text.substr(backward);
-}
-
 }  // namespace
 
 AttentionCase made_up_case(const AttentionOptions& o, int64_t size) {
@@ -233,18 +226,14 @@ Explanation explain_case(const AttentionCase& problem, const AttentionOptions& o
   const CaseLayout placed(problem, find_layout(o.layout), o.layout_options());
   const AttentionProblem planned{&placed.layout, problem.heads, problem.mask, o.schedule_options()};
   const Plan plan = plan_all(find_schedule(o.schedule), planned);
-  const ExplainOptions options{-1, machine_of(o)};
-  Explanation explanation{explain(plan, planned, o.types(), options), ""};
-  if (o.passes().size() == 1)
-    explanation.text = one_direction(explanation.text, o.passes().front());
+  std::vector<Simulation> directions;
+  for (const Pass pass : o.passes())
+    directions.push_back(simulate(plan, pass, problem.heads, o.types(), machine_of(o)));
+  Explanation explanation{explain(plan, planned, o.types(), directions), ""};
   explanation.text += fmt::format(
       "# times are of a model: a rank computes {} TFLOP/s, sends {} GB/s, latency {} us\n",
       o.tflops, o.gbytes_per_s, o.latency_us);
-  if (o.svg.empty()) return explanation;
-  std::vector<Simulation> directions;
-  for (const Pass pass : o.passes())
-    directions.push_back(simulate(plan, pass, problem.heads, o.types(), options.machine));
-  explanation.svg = plan_svg(plan, planned, directions);
+  if (!o.svg.empty()) explanation.svg = plan_svg(plan, planned, directions);
   return explanation;
 }
 

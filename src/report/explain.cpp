@@ -286,32 +286,30 @@ std::string plan_title(const Plan& plan, const AttentionProblem& problem) {
 }
 
 std::string explain(const Plan& plan, const AttentionProblem& problem, const ElementTypes& types,
-                    const ExplainOptions& options) {
-  if (options.rank < -1 || options.rank >= problem.cp())
-    throw_usage("no rank {} among {}; wanted: 0 to {}, or -1", options.rank, problem.cp(),
+                    const std::vector<Simulation>& directions, int rank) {
+  if (rank < -1 || rank >= problem.cp())
+    throw_usage("no rank {} among {}; wanted: 0 to {}, or -1", rank, problem.cp(),
                 problem.cp() - 1);
-  std::vector<int> ranks = {std::max(0, options.rank)};
-  if (options.rank < 0 && problem.cp() <= 8) ranks = shown_ranks(problem.cp(), 8);
+  std::vector<int> ranks = {std::max(0, rank)};
+  if (rank < 0 && problem.cp() <= 8) ranks = shown_ranks(problem.cp(), 8);
   const HeadShape& heads = problem.heads;
   std::string text =
       fmt::format("# {}; {} query heads, {} KV heads, dim {}\n", plan_title(plan, problem),
                   heads.heads, heads.kv_heads, heads.head_dim);
-  for (const Pass pass : {Pass::forward, Pass::backward}) {
+  for (const Simulation& direction : directions) {
+    const Pass pass = direction.pass;
     const char* const name = pass == Pass::forward ? "forward" : "backward";
-    for (const int rank : ranks) {
-      const RankPlan& mine = plan.ranks[static_cast<size_t>(rank)];
-      const Shard& shard = problem.layout->shard(rank);
+    for (const int r : ranks) {
+      const RankPlan& mine = plan.ranks[static_cast<size_t>(r)];
+      const Shard& shard = problem.layout->shard(r);
       int64_t tokens = 0;
       for (const Fragment& fragment : shard.fragments) tokens += fragment.length;
-      text += fmt::format("{}, rank {} of {}: {}, {}\n", name, rank, problem.cp(),
+      text += fmt::format("{}, rank {} of {}: {}, {}\n", name, r, problem.cp(),
                           plural(shard.slots, "slot"), plural(tokens, "token"));
       StepWriter writer(mine, problem, types);
       text += writer.steps(pass) + "\n";
     }
-    text += fmt::format("# {}\n", name) +
-            direction_summary(plan, simulate(plan, pass, heads, types, options.machine), problem,
-                              types) +
-            "\n";
+    text += fmt::format("# {}\n", name) + direction_summary(plan, direction, problem, types) + "\n";
   }
   text.pop_back();
   return text;

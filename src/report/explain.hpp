@@ -17,16 +17,12 @@
 
 namespace gyre {
 
-struct ExplainOptions {
-  int rank = -1;         ///< whose steps; -1: every rank's up to cp = 8, and rank 0's beyond
-  MachineModel machine;  ///< for the times of the table
-};
-
-/// For both directions: the steps of one rank or of several, then a table over ranks with pairs,
-/// messages, bytes, memory and the times of simulate(). Beyond 64 ranks the table has every n-th
-/// rank only, and says so. Throws a usage error when there is no such rank.
+/// For each simulated direction: the steps of `rank` (-1: of every rank up to cp = 8, and of rank 0
+/// beyond), then a table over ranks with pairs, messages, bytes, memory and the simulated times.
+/// Beyond 64 ranks the table has every n-th rank only, and says so. Throws a usage error when there
+/// is no such rank.
 std::string explain(const Plan& plan, const AttentionProblem& problem, const ElementTypes& types,
-                    const ExplainOptions& options);
+                    const std::vector<Simulation>& directions, int rank = -1);
 
 /// "ring, dual-chunk-swap, cp = 4, 8192 tokens, causal" or "..., causal window of 1024".
 std::string plan_title(const Plan& plan, const AttentionProblem& problem);

@@ -66,9 +66,7 @@ void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, Problem
   const ScoringSetup& setup = plan.setup;
   try {
     const Layout layout = setup.layout_of(plan.bins.front());
-    const std::string reason = setup.schedule->refusal == nullptr
-                                   ? ""
-                                   : setup.schedule->refusal(setup.problem(layout, config));
+    const std::string reason = setup.schedule->why_not(setup.problem(layout, config));
     if (!reason.empty()) problems.add("schedule {}: {}", setup.schedule->name, reason);
   } catch (const Error& error) {
     if (error.code() != ExitCode::usage) throw;

@@ -5,6 +5,11 @@
 
 namespace gyre {
 
+/// Seconds on the monotonic clock of this machine.
+inline double monotonic_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 /// Seconds since its construction, on the monotonic clock.
 class Stopwatch {
  public:

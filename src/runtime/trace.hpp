@@ -1,10 +1,12 @@
 #pragma once
 // A timeline of one rank: named spans on a few lanes.
 
-#include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "runtime/clock.hpp"
 
 namespace gyre {
 
@@ -18,10 +20,7 @@ struct TraceSpan {
 
 class Trace {
  public:
-  static double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-  }
+  static double now() { return monotonic_seconds(); }
   void add(TraceLane lane, std::string name, double begin, double end) {
     spans_.push_back({lane, std::move(name), begin, end});
   }

@@ -60,9 +60,10 @@ TEST(Attention, EveryScheduleLayoutMaskAndGroupingOfHeads) {
 
 TEST(Attention, TheSameInBf16) {
   const ElementTypes types{DType::bf16, DType::f32, DType::f32, DType::bf16};
-  for (size_t i = 0; i < masks.size(); ++i)  // each mask and each grouping once
-    expect_right({ragged, groupings.at(i), masks[i], false, DType::bf16}, all_of(schedules()),
-                 all_of(layout_kinds()), types);
+  for (const HeadShape& heads : groupings)
+    for (const MaskRule& mask : masks)
+      expect_right({ragged, heads, mask, false, DType::bf16}, all_of(schedules()),
+                   all_of(layout_kinds()), types);
 }
 
 TEST(Attention, DocumentsOfEveryLength) {

@@ -4,7 +4,6 @@
 #include <sched.h>
 
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <list>
@@ -14,6 +13,7 @@
 #include "comm/emulated.hpp"
 #include "errors.hpp"
 #include "mpi_test.hpp"
+#include "runtime/clock.hpp"
 
 namespace gyre {
 namespace {
@@ -26,9 +26,6 @@ constexpr double fast = 1e15;   // bytes per second
 
 HostStream stream;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 int ring(int step) {
   return (world().rank() + step + world().size()) % world().size();
 }
@@ -157,14 +154,14 @@ TEST(EmulatedNetwork, ContentsAndOrderOnNodesOfAnySize) {
 /// Clocks of ranks on one machine agree.
 double time_of_message(Communicator& network, int64_t bytes) {
   std::vector<float> sent(static_cast<size_t>(bytes) / sizeof(float)), received(sent.size());
-  const double start = now();
+  const double start = monotonic_seconds();
   std::memcpy(sent.data(), &start, sizeof(start));
   const std::array sends = {SendSlice{ring(1), in(sent)}};
   const std::array recvs = {RecvSlice{ring(-1), out(received)}};
   network.exchange(sends, recvs, stream, "timed message")->wait();
   double sent_at = 0;
   std::memcpy(&sent_at, received.data(), sizeof(sent_at));
-  return now() - sent_at;
+  return monotonic_seconds() - sent_at;
 }
 
 TEST(EmulatedNetwork, AMessageTakesItsTime) {
@@ -183,7 +180,7 @@ TEST(EmulatedNetwork, MessagesShareTheLinkOfTheirSender) {
   const int64_t count = 4, bytes = 100'000;  // 10 ms each
   const auto network = emulate_network(world(), {5e-3, 10e6, 1});
   // Two go to the next rank, two to the one before; which may be the same, or this one.
-  const double start = now();
+  const double start = monotonic_seconds();
   std::list<std::vector<float>> sent, received;
   std::list<WorkPtr> works;
   for (int i = 0; i < count; ++i) {
@@ -201,7 +198,7 @@ TEST(EmulatedNetwork, MessagesShareTheLinkOfTheirSender) {
     double sent_at = 0;
     std::memcpy(&sent_at, std::next(received.begin(), place++)->data(), sizeof(sent_at));
     if (world().size() > 1) {
-      EXPECT_GE(now() - sent_at, 5e-3 + 10e-3 * static_cast<double>(place)) << place;
+      EXPECT_GE(monotonic_seconds() - sent_at, 5e-3 + 10e-3 * static_cast<double>(place)) << place;
     }
   }
 }
@@ -209,8 +206,9 @@ TEST(EmulatedNetwork, MessagesShareTheLinkOfTheirSender) {
 TEST(EmulatedNetwork, TestAloneCompletesAnExchange) {
   const auto network = emulate_network(world(), {5e-3, 1e9, 1});
   AllPairs pairs(*network, 2);
-  const double start = now();
-  while (!pairs.work().test() && now() - start < 30) sched_yield();  // time for computing
+  const double start = monotonic_seconds();
+  while (!pairs.work().test() && monotonic_seconds() - start < 30)
+    sched_yield();  // time for computing
   EXPECT_TRUE(pairs.work().test());
   pairs.expect_contents();
   pairs.work().wait();
@@ -323,14 +321,14 @@ TEST(EmulatedNetwork, GroupsKeepTheirNodesAndTheLink) {
   // 10 kB to another node occupy the link for 10 ms; the group's next message waits for it.
   std::vector<float> sent(2500), received(2500), later = {1, 2};
   const int away = (r + 2) % world().size(), from = (r + world().size() - 2) % world().size();
-  const double start = now();
+  const double start = monotonic_seconds();
   const std::array sends = {SendSlice{away, in(sent)}};
   const std::array recvs = {RecvSlice{from, out(received)}};
   const WorkPtr blocking = network->exchange(sends, recvs, stream, "occupies the link");
   AllPairs behind(*across, 1);
   behind.work().wait();
   if (across->size() > 1) {
-    EXPECT_GE(now() - start, 20e-3);
+    EXPECT_GE(monotonic_seconds() - start, 20e-3);
   }
   blocking->wait();
   behind.expect_contents();

@@ -110,10 +110,9 @@ ScoringRun score(const Documents& documents, const ModelConfig& config, const Sc
 /// Why the schedule refuses the first bin, or "".
 std::string refusal_of(const Documents& documents, const ModelConfig& config,
                        const ScoringSetup& setup) {
-  if (setup.schedule->refusal == nullptr) return "";
   const ScoringPlan plan = plan_scoring(documents.view(), config, setup, 48);
   const Layout layout = setup.layout_of(plan.bins.front());
-  return setup.schedule->refusal(setup.problem(layout, config));
+  return setup.schedule->why_not(setup.problem(layout, config));
 }
 
 /// Scores, and compares scores with the twin's and traffic with the plan's.

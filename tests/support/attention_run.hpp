@@ -101,7 +101,7 @@ class Attention {
     options.chunk = 4;
     layout_ = c.layout.make({real_, padded_}, options);
     problem_ = {&layout_, p.heads, p.mask, c.options};
-    refusal_ = c.schedule.refusal == nullptr ? "" : c.schedule.refusal(problem_);
+    refusal_ = c.schedule.why_not(problem_);
     if (!refusal_.empty()) return;
     plan_ = plan_rank(c.schedule, problem_, group.rank());
     executor_ = std::make_unique<AttentionExecutor>(plan_, p.heads, c.types, group, kernel, stream_,

@@ -18,10 +18,6 @@ using test::layout_case;
 using test::shape_of;
 using Longs = std::vector<int64_t>;
 
-bool can_do(const Schedule& schedule, const AttentionProblem& problem) {
-  return schedule.refusal == nullptr || schedule.refusal(problem).empty();
-}
-
 TEST(ClosedForm, IsWhatEveryScheduleCountsOn64Ranks) {
   constexpr int cp = 64;
   for (const char* kind : {"contiguous", "dual-chunk-swap", "zigzag", "striped", "balanced"})
@@ -33,7 +29,7 @@ TEST(ClosedForm, IsWhatEveryScheduleCountsOn64Ranks) {
       const AttentionProblem problem = c.problem();
       const ElementTypes types{DType::bf16, DType::f32, DType::f32, DType::bf16};
       for (const Schedule& schedule : schedules()) {
-        if (!can_do(schedule, problem)) continue;
+        if (!schedule.why_not(problem).empty()) continue;
         for (const int rank : {0, 1, 31, 63})
           for (const Pass pass : {Pass::forward, Pass::backward}) {
             SCOPED_TRACE(

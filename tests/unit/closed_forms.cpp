@@ -16,16 +16,12 @@ using test::layout_case;
 using test::shape_of;
 using Longs = std::vector<int64_t>;
 
-bool can_do(const Schedule& schedule, const AttentionProblem& problem) {
-  return schedule.refusal == nullptr || schedule.refusal(problem).empty();
-}
-
 TEST(ClosedForm, IsWhatEveryScheduleCounts) {
   for (const Schedule& schedule : schedules())
     EXPECT_TRUE(rc::check(schedule.name, [&] {
       const AttentionCase c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
       const AttentionProblem problem = c.problem();
-      RC_PRE(can_do(schedule, problem));
+      RC_PRE(schedule.why_not(problem).empty());
       const auto type = [] { return *rc::gen::element(DType::f32, DType::bf16); };
       const ElementTypes types{type(), type(), type(), type()};
       for (int rank = 0; rank < problem.cp(); ++rank)

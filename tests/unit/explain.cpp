@@ -29,7 +29,7 @@ struct Explained {
     machine.bytes_per_s = 1e6;
     machine.latency_s = 1e-4;
   }
-  std::string text(int rank = -1) const { return explain(plan, problem, {}, {rank, machine}); }
+  std::string text(int rank = -1) const { return explain(plan, problem, {}, directions(), rank); }
   std::vector<Simulation> directions() const {
     std::vector<Simulation> both;
     for (const Pass pass : {Pass::forward, Pass::backward})
@@ -154,6 +154,13 @@ TEST(Explain, ALargeTableIsCutAndSaysSo) {
   const std::string text = Explained("ring", "contiguous", 65, 65).text();
   EXPECT_EQ(occurrences(text, "# 64 of 65 ranks\n"), 2);
   EXPECT_EQ(occurrences(Explained("ring", "contiguous", 64, 64).text(), "of 64 ranks\n"), 0);
+}
+
+TEST(Explain, OnlyTheDirectionsThatWereSimulated) {
+  const Explained e("ring", "contiguous", 2, 8);
+  const std::string text = explain(e.plan, e.problem, {}, {e.directions().back()});
+  EXPECT_EQ(occurrences(text, "backward, rank "), 2);
+  EXPECT_EQ(occurrences(text, "forward, rank "), 0);
 }
 
 TEST(Explain, ThereIsNoSuchRank) {

@@ -52,6 +52,16 @@ Lengths real_tokens(const Lengths& real, const Lengths& slots, int cp) {
   return real_tokens(dual_chunk_swap(bounds_of(real, slots).view(), cp));
 }
 
+TEST(Division, RoundsDownAndUpForNumbersOfAnySign) {
+  for (int64_t a = -12; a <= 12; ++a)
+    for (int64_t b = 1; b <= 5; ++b) {
+      EXPECT_LE(b * floor_div(a, b), a);
+      EXPECT_GT(b * (floor_div(a, b) + 1), a);
+      EXPECT_GE(b * ceil_div(a, b), a);
+      EXPECT_LT(b * (ceil_div(a, b) - 1), a);
+    }
+}
+
 TEST(DualChunkSwap, OneSegment) {
   EXPECT_EQ(swapped({0, 12}, 2), (std::vector<Ints>{{0, 1, 2, 9, 10, 11}, {3, 4, 5, 6, 7, 8}}));
   EXPECT_EQ(swapped({0, 16}, 4),

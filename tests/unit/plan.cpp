@@ -23,16 +23,12 @@ using test::plan_fault;
 using test::shape_of;
 using Longs = std::vector<int64_t>;
 
-bool can_do(const Schedule& schedule, const AttentionProblem& problem) {
-  return schedule.refusal == nullptr || schedule.refusal(problem).empty();
-}
-
 TEST(Plan, OfEveryScheduleComputesEveryPairOnceFromDataThatIsThere) {
   for (const Schedule& schedule : schedules())
     EXPECT_TRUE(rc::check(schedule.name, [&] {
       const AttentionCase c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
       const AttentionProblem problem = c.problem();
-      RC_PRE(can_do(schedule, problem));
+      RC_PRE(schedule.why_not(problem).empty());
       RC_LOG() << c.layout.kind << ", heads " << c.heads.heads << ":" << c.heads.kv_heads
                << ", window " << c.mask.window << "\n";
       RC_ASSERT(plan_fault(plan_all(schedule, problem), problem, c.bounds()) == "");
@@ -57,7 +53,7 @@ TEST(Plan, IsRightOnManyRanks) {
     c.mask = x.mask;
     const AttentionProblem problem = c.problem();
     for (const Schedule& schedule : schedules())
-      if (can_do(schedule, problem)) {
+      if (schedule.why_not(problem).empty()) {
         EXPECT_EQ(plan_fault(plan_all(schedule, problem), problem, c.bounds()), "") << x.kind;
       }
   }
@@ -69,7 +65,7 @@ TEST(Plan, WhatIsSentIsReceived) {
     const AttentionProblem problem = c.problem();
     const ElementTypes types{DType::bf16, DType::f32, DType::f32, DType::bf16};
     for (const Schedule& schedule : schedules()) {
-      if (!can_do(schedule, problem)) continue;
+      if (!schedule.why_not(problem).empty()) continue;
       const Plan plan = plan_all(schedule, problem);
       for (const Pass pass : {Pass::forward, Pass::backward}) {
         int64_t sent = 0, received = 0;
@@ -101,7 +97,7 @@ void expect_found(const Change& change, int at_least) {
   AttentionProblem problem = c.problem();
   int changed = 0;
   for (const Schedule& schedule : schedules()) {
-    if (!can_do(schedule, problem)) continue;
+    if (!schedule.why_not(problem).empty()) continue;
     const Plan plan = plan_all(schedule, problem);
     ASSERT_EQ(plan_fault(plan, problem, c.bounds()), "");
     for (const size_t rank : {0, 2})

@@ -395,7 +395,7 @@ TEST(Simulate, EveryScheduleEndsAndItsTimesAddUp) {
     const AttentionProblem problem{&c.layout, shape, mask, {}};
     const Schedule& schedule = *rc::gen::elementOf(schedules());
     RC_TAG(schedule.name);
-    if (schedule.refusal != nullptr && !schedule.refusal(problem).empty()) RC_DISCARD("refused");
+    if (!schedule.why_not(problem).empty()) RC_DISCARD("refused");
     const Plan plan = plan_all(schedule, problem);
     MachineModel machine = slow_machine();
     machine.copy_bytes_per_s = *rc::gen::element(1e6, std::numeric_limits<double>::infinity());
@@ -417,7 +417,7 @@ TEST(Simulate, IsFastFor64Ranks) {
   const Layout layout = one_document("dual-chunk-swap", 64, 1024);
   const AttentionProblem problem{&layout, shape, MaskKind::causal, {}};
   for (const Schedule& schedule : schedules()) {
-    if (schedule.refusal != nullptr && !schedule.refusal(problem).empty()) continue;
+    if (!schedule.why_not(problem).empty()) continue;
     const Plan plan = plan_all(schedule, problem);
     const std::clock_t begin = std::clock();
     run(plan, slow_machine());

@@ -83,6 +83,17 @@ class PlanBuilder {
   int exchanges_ = 0;
 };
 
+/// The plan of a schedule that is a class: made from a builder, with forward() and backward().
+template <class Passes>
+RankPlan plan_both_passes(const AttentionProblem& problem, int rank) {
+  PlanBuilder plan(problem, rank);
+  Passes passes(plan);
+  passes.forward();
+  plan.begin(Pass::backward);
+  passes.backward();
+  return plan.take();
+}
+
 /// A ring of ranks, each with a block of keys and values. `mine` is this rank's place in it, and
 /// `set` has its arrays; all blocks have the heads of set.kv.
 struct Ring {

@@ -150,12 +150,7 @@ std::vector<RowRun> stream_order(const Layout& layout) {
 }
 
 RankPlan canonical_plan(const AttentionProblem& problem, int rank) {
-  PlanBuilder plan(problem, rank);
-  Canonical canonical(plan);
-  canonical.forward();
-  plan.begin(Pass::backward);
-  canonical.backward();
-  return plan.take();
+  return plan_both_passes<Canonical>(problem, rank);
 }
 
 }  // namespace gyre

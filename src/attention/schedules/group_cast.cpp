@@ -144,12 +144,7 @@ class GroupCast {
 }  // namespace
 
 RankPlan group_cast_plan(const AttentionProblem& problem, int rank) {
-  PlanBuilder plan(problem, rank);
-  GroupCast cast(plan);
-  cast.forward();
-  plan.begin(Pass::backward);
-  cast.backward();
-  return plan.take();
+  return plan_both_passes<GroupCast>(problem, rank);
 }
 
 }  // namespace gyre

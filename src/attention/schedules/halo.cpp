@@ -152,12 +152,7 @@ std::string halo_refusal(const AttentionProblem& problem) {
 }
 
 RankPlan halo_plan(const AttentionProblem& problem, int rank) {
-  PlanBuilder plan(problem, rank);
-  Halo halo(plan);
-  halo.forward();
-  plan.begin(Pass::backward);
-  halo.backward();
-  return plan.take();
+  return plan_both_passes<Halo>(problem, rank);
 }
 
 }  // namespace gyre

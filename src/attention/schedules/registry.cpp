@@ -39,7 +39,7 @@ const Schedule& find_schedule(const std::string& name) {
 namespace {
 
 void check_refusal(const Schedule& schedule, const AttentionProblem& problem) {
-  const std::string reason = schedule.refusal == nullptr ? "" : schedule.refusal(problem);
+  const std::string reason = schedule.why_not(problem);
   if (!reason.empty()) throw_usage("schedule {}: {}", schedule.name, reason);
 }
 

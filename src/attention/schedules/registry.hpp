@@ -17,6 +17,11 @@ struct Schedule {
   /// Why this schedule cannot do the problem, with the nearest that it can; "" when it can. Null:
   /// it can do all.
   std::string (*refusal)(const AttentionProblem& problem) = nullptr;
+
+  /// refusal(), "" where there is none.
+  std::string why_not(const AttentionProblem& problem) const {
+    return refusal == nullptr ? "" : refusal(problem);
+  }
 };
 
 const std::vector<Schedule>& schedules();
