@@ -1,5 +1,5 @@
-// The CPU kernels against the limits of the core they run on, which the same program measures: the
-// FMA rate of a register-only loop, and the rate at which the very same array can be read.
+// The CPU kernels against the limit of the core they run on, which the same program measures: the
+// FMA rate of a register-only loop. Log-probabilities are in logprobs.cpp.
 //
 // Rates are per second of CPU time, so that a shared machine disturbs them less.
 
@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "attention/kernels/block_kernel.hpp"
-#include "logprobs/row_statistics.hpp"
 #include "model/elementwise.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/clock.hpp"
@@ -206,25 +205,6 @@ BENCHMARK(gemm_f32)
     ->Args({4096, 512, 192})
     ->Args({4096, 192, 256})
     ->Args({16, 512, 192})
-    ->Unit(benchmark::kMillisecond);
-
-void row_statistics_f32(benchmark::State& state) {
-  const int64_t rows = state.range(0), columns = state.range(1);
-  const Buffer<float> logits = random_buffer(rows * columns);
-  const std::vector<int32_t> targets(static_cast<size_t>(rows), 3);
-  std::vector<RowStatistics> out(static_cast<size_t>(rows));
-  const double limit = measured_read_rate(logits.span());
-  const double seconds = time_iterations(
-      state, [&] { row_statistics(logits.matrix(rows, columns), 0, columns, targets, out); });
-  const double rate = static_cast<double>(logits.span().size_bytes()) / seconds;
-  state.counters["B/s"] = rate;
-  if (limit > 0) state.counters["of_read"] = rate / limit;
-}
-BENCHMARK(row_statistics_f32)
-    ->ArgNames({"rows", "columns"})
-    ->Args({4096, 264})
-    ->Args({2048, 32768})
-    ->Args({512, 151936})
     ->Unit(benchmark::kMillisecond);
 
 /// Bytes read and written by the operation, once each.

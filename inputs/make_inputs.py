@@ -78,6 +78,14 @@ CONTENTS = {
         "inputs/make_attention.py",
         "causal attention with a window and sinks, with float64 answers",
     ),
+    "logprobs_golden.h5": (
+        "inputs/make_logprobs.py",
+        "logits in round numbers without ties, with float64 answers",
+    ),
+    "logprobs_ties.h5": (
+        "inputs/make_logprobs.py",
+        "logits with ties, -inf, padding and a temperature, with float64 answers",
+    ),
 }
 
 # Text for docs_small.h5; (name, text).

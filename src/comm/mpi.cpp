@@ -182,7 +182,7 @@ class MpiCommunicator final : public Communicator {
                           std::string_view what) override {
     auto work = collective(what);
     auto& counts = work->keep(to_ints(recv_bytes, what));
-    auto& offsets = work->keep(prefix_sums(counts));
+    auto& offsets = work->keep(prefix_sums(counts, what));
     check_mpi(MPI_Iallgatherv(send.data(), to_int(std::ssize(send), what), MPI_BYTE, recv.data(),
                               counts.data(), offsets.data(), MPI_BYTE, comm_, work->add()),
               "MPI_Iallgatherv");
@@ -194,9 +194,9 @@ class MpiCommunicator final : public Communicator {
                           std::string_view what) override {
     auto work = collective(what);
     auto& send_counts = work->keep(to_ints(send_bytes, what));
-    auto& send_offsets = work->keep(prefix_sums(send_counts));
+    auto& send_offsets = work->keep(prefix_sums(send_counts, what));
     auto& recv_counts = work->keep(to_ints(recv_bytes, what));
-    auto& recv_offsets = work->keep(prefix_sums(recv_counts));
+    auto& recv_offsets = work->keep(prefix_sums(recv_counts, what));
     check_mpi(
         MPI_Ialltoallv(send.data(), send_counts.data(), send_offsets.data(), MPI_BYTE, recv.data(),
                        recv_counts.data(), recv_offsets.data(), MPI_BYTE, comm_, work->add()),
@@ -249,9 +249,10 @@ class MpiCommunicator final : public Communicator {
     for (int64_t value : values) result.push_back(to_int(value, what));
     return result;
   }
-  static std::vector<int> prefix_sums(const std::vector<int>& counts) {
+  static std::vector<int> prefix_sums(const std::vector<int>& counts, std::string_view what) {
     std::vector<int> offsets(counts.size(), 0);
-    std::partial_sum(counts.begin(), counts.end() - 1, offsets.begin() + 1);
+    for (size_t i = 1; i < counts.size(); ++i)
+      offsets[i] = to_int(int64_t{offsets[i - 1]} + counts[i - 1], what);
     return offsets;
   }
 

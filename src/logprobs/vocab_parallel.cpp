@@ -4,65 +4,341 @@
 #include <cmath>
 #include <limits>
 
+#include "comm/agree.hpp"
 #include "core/error.hpp"
-#include "runtime/buffer.hpp"
+#include "core/index.hpp"
 #include "runtime/clock.hpp"
+#include "runtime/parallel.hpp"
 
 namespace gyre {
+namespace {
 
-VocabShard vocab_shard(int64_t padded, int ranks, int rank) {
-  GYRE_CHECK(padded % ranks == 0, "vocabulary of {} columns over {} ranks", padded, ranks);
-  return {padded / ranks * rank, padded / ranks};
+constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
+
+/// body(token) for all of them, shared among threads by blocks.
+template <class Body>
+void for_each_token(int threads, int64_t tokens, Body body) {
+  constexpr int64_t block = 128;
+  for_each_task(threads, ceil_div(tokens, block), [&](int64_t task, int) {
+    const int64_t end = std::min(tokens, (task + 1) * block);
+    for (int64_t i = task * block; i < end; ++i) body(i);
+  });
 }
 
-LogprobEntropy merge_statistics(const RowStatistics* shards, int64_t ranks, int64_t stride,
-                                int64_t owner) {
-  constexpr float none = -std::numeric_limits<float>::infinity();
-  float top = none;
-  for (int64_t r = 0; r < ranks; ++r) top = std::max(top, shards[r * stride].max);
+/// all <- everyone's `own`, in rank order. Returns the seconds waited.
+template <class T>
+double gather_records(Communicator& tp, std::span<const T> own, std::span<T> all, Stream& stream,
+                      std::string_view what) {
+  const Stopwatch watch;
+  tp.all_gather(bytes_of(own), writable_bytes_of(all), stream, what)->wait();
+  return watch.seconds();
+}
+
+void check_tokens(int64_t tokens) {
+  if (tokens < 0) throw_usage("{} tokens; the fewest are 0", tokens);
+}
+
+void check_temperature(double temperature) {
+  const auto scale = static_cast<float>(1 / temperature);
+  if (!(std::isnormal(scale) && scale > 0))
+    throw_usage("a temperature of {}; it must be positive and finite, and so its inverse in f32",
+                temperature);
+}
+
+void agree_on_temperature(Communicator& tp, std::string_view what, double temperature) {
+  const std::vector<double> all = all_gather_value(tp, temperature);
+  for (size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0])
+      throw Error(ExitCode::usage,
+                  fmt::format("{}: the temperature is {} on rank 0, but {} on rank {}; it must be "
+                              "the same on all ranks of the group",
+                              what, all[0], all[r], r),
+                  true);
+}
+
+void check_shard(ConstMatrixRef logits, int64_t tokens, int64_t columns) {
+  GYRE_CHECK(logits.rows == tokens && logits.cols == columns,
+             "a shard of {} x {} logits, not {} x {}", logits.rows, logits.cols, tokens, columns);
+}
+
+/// The moments of a row over all shards.
+struct WholeRow {
+  float max = minus_infinity;
   double sum = 0, weighted = 0;
+};
+
+/// `records` are those of one token, of all ranks in rank order, `distance` floats apart: max, sum
+/// and, if there are `moments` = 3, weighted. A shard with nothing but -inf has the sum 0; one with
+/// a NaN has the sum NaN, whatever its maximum.
+WholeRow merge_ranks(const float* records, int64_t moments, int64_t distance, int64_t ranks,
+                     double scale) {
+  WholeRow row;
+  for (int64_t r = 0; r < ranks; ++r) row.max = std::max(row.max, records[r * distance]);
   for (int64_t r = 0; r < ranks; ++r) {
-    const RowStatistics& part = shards[r * stride];
-    if (part.max == none) continue;  // no visible column in this shard
-    const double shift = static_cast<double>(part.max) - static_cast<double>(top);
+    const float* part = records + r * distance;
+    const auto sum = static_cast<double>(part[1]);
+    if (sum == 0) continue;
+    const double shift = (static_cast<double>(part[0]) - static_cast<double>(row.max)) * scale;
     const double factor = std::exp(shift);
-    sum += part.sum * factor;
-    weighted += (part.weighted + shift * part.sum) * factor;
+    row.sum += sum * factor;
+    if (moments == 3) row.weighted += (static_cast<double>(part[2]) + shift * sum) * factor;
   }
-  const double log_sum = std::log(sum);
-  LogprobEntropy score;
-  const double entropy = log_sum - weighted / sum;
-  score.entropy =
-      static_cast<float>(entropy < 0 ? 0 : entropy);  // rounding may dip below 0; NaN stays
-  if (owner >= 0)
-    score.logprob = static_cast<float>(
-        (static_cast<double>(shards[owner * stride].target) - static_cast<double>(top)) - log_sum);
-  return score;
+  return row;
 }
 
-double vocab_parallel_scores(std::span<const RowStatistics> statistics,
-                             std::span<const int32_t> targets, int64_t vocab_padded,
-                             Communicator& group, Stream& stream, std::span<LogprobEntropy> out) {
-  const int64_t tokens = std::ssize(statistics), ranks = group.size();
-  GYRE_CHECK(std::ssize(targets) == tokens && std::ssize(out) == tokens,
-             "{} tokens, {} targets, {} outputs", tokens, targets.size(), out.size());
-  const int64_t shard = vocab_padded / ranks;
-  Buffer<RowStatistics> all(ranks == 1 ? 0 : ranks * tokens);
-  const RowStatistics* gathered = statistics.data();
+}  // namespace
+
+VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const ScoreOptions& options,
+                         Communicator& tp)
+    : tokens_(tokens), vocab_(vocab), options_(options), tp_(tp) {
+  constexpr std::string_view what = "log-probabilities";
+  const auto check = [&] {
+    check_tokens(tokens);
+    check_partition(vocab, tp.size());
+    if (options.picks < 0) throw_usage("{} ids a token; the fewest are 0", options.picks);
+    check_temperature(options.temperature);
+  };
+  agree_on_arguments(tp, what, check,
+                     {{"the number of tokens", tokens},
+                      {"the number of ids a token", options.picks},
+                      {"whether entropies are wanted", options.entropy ? 1 : 0}});
+  agree_on_partition(tp, what, vocab);
+  agree_on_temperature(tp, what, options.temperature);
+  resize(tokens);
+}
+
+void VocabScores::resize(int64_t tokens) {
+  GYRE_CHECK(tokens >= 0, "{} tokens", tokens);
+  if (tokens == tokens_ && normalizers_.size() == tokens) return;
+  tokens_ = tokens;
+  normalizers_ = Buffer<RowNormalizer>(tokens);
+  entropy_ = Buffer<float>(options_.entropy ? tokens : 0);
+  // Moments come in threes before what is not wanted is dropped.
+  own_ = Buffer<float>(tokens * std::max<int64_t>(3, width()));
+  all_ = Buffer<float>(tp_.size() == 1 ? 0 : tp_.size() * tokens * width());
+}
+
+int64_t VocabScores::record_bytes() const {
+  return width() * static_cast<int64_t>(sizeof(float));
+}
+
+float VocabScores::scale() const {
+  return static_cast<float>(1 / options_.temperature);
+}
+
+void VocabScores::make_records(ConstMatrixRef logits, std::span<const int32_t> ids) {
+  static_assert(sizeof(RowMoments) == 3 * sizeof(float));
+  const int64_t first = vocab_.begin(tp_.rank()), columns = vocab_.valid(tp_.rank());
+  row_moments(logits, {columns, scale(), options_.entropy, options_.threads},
+              {reinterpret_cast<RowMoments*>(own_.data()), static_cast<size_t>(tokens_)});
+  if (!options_.entropy)
+    for (int64_t i = 0; i < tokens_; ++i) {
+      own_[2 * i] = own_[3 * i];
+      own_[2 * i + 1] = own_[3 * i + 1];
+    }
+  const std::span<float> picks =
+      own_.span().subspan(static_cast<size_t>(tokens_ * moments()), ids.size());
+  std::fill(picks.begin(), picks.end(), 0.0F);
+  gather_picks(logits, ids, options_.picks, first, columns, picks);
+}
+
+double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
+                            std::span<float> logprob, std::span<float> entropy) {
+  const int64_t picks = options_.picks, ranks = tp_.size(), block = tokens_ * width();
+  check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
+  GYRE_CHECK(std::ssize(ids) == tokens_ * picks && std::ssize(logprob) == tokens_ * picks,
+             "{} ids and {} log-probabilities of {} x {}", ids.size(), logprob.size(), tokens_,
+             picks);
+  GYRE_CHECK(std::ssize(entropy) == entropy_.size(), "{} entropies, not {}", entropy.size(),
+             entropy_.size());
+  make_records(logits, ids);
+  const float* records = own_.data();
   double waited = 0;
   if (ranks > 1) {
-    const Stopwatch watch;
-    group.all_gather(bytes_of(statistics), writable_bytes_of(all.span()), stream, "row statistics")
-        ->wait();
-    gathered = all.data();
-    waited = watch.seconds();
+    waited = gather_records<float>(tp_, own_.span().first(static_cast<size_t>(block)), all_.span(),
+                                   stream, "moments and logits of ids");
+    records = all_.data();
   }
-  for (int64_t i = 0; i < tokens; ++i) {
-    const int32_t target = targets[static_cast<size_t>(i)];
-    out[static_cast<size_t>(i)] =
-        merge_statistics(gathered + i, ranks, tokens, target < 0 ? -1 : target / shard);
-  }
+  const auto scale = static_cast<double>(this->scale());
+  for_each_token(options_.threads, tokens_, [&](int64_t i) {
+    const WholeRow row = merge_ranks(records + i * moments(), moments(), block, ranks, scale);
+    const double log_sum = std::log(row.sum);
+    normalizers_[i] = {row.max, static_cast<float>(log_sum)};
+    if (options_.entropy) {
+      const double h = log_sum - row.weighted / row.sum;
+      // Rounding may dip below 0; NaN stays.
+      entropy_[i] = static_cast<float>(h < 0 ? 0 : h);
+      entropy[static_cast<size_t>(i)] = entropy_[i];
+    }
+    const float* logits_of_ids = records + tokens_ * moments();
+    for (int64_t at = i * picks; at < (i + 1) * picks; ++at) {
+      const int owner = vocab_.owner(ids[static_cast<size_t>(at)]);
+      const double z = owner < 0 ? 0 : static_cast<double>(logits_of_ids[owner * block + at]);
+      logprob[static_cast<size_t>(at)] =
+          owner < 0 ? 0 : static_cast<float>((z - static_cast<double>(row.max)) * scale - log_sum);
+    }
+  });
   return waited;
+}
+
+void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
+                           std::span<const float> d_logprob, std::span<const float> d_entropy,
+                           MatrixRef d_logits) const {
+  const int64_t picks = options_.picks;
+  const bool entropy = !d_entropy.empty();
+  const auto scale = static_cast<double>(this->scale());
+  check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
+  GYRE_CHECK(std::ssize(ids) == tokens_ * picks && ids.size() == d_logprob.size(),
+             "{} ids and {} gradients of {} x {}", ids.size(), d_logprob.size(), tokens_, picks);
+  GYRE_CHECK(!entropy || (std::ssize(d_entropy) == tokens_ && options_.entropy),
+             "{} gradients of entropies", d_entropy.size());
+  Buffer<RowSlope> slopes(tokens_);
+  Buffer<float> weights(scale == 1 ? 0 : tokens_ * picks);
+  for_each_token(options_.threads, tokens_, [&](int64_t i) {
+    double sum = 0;
+    for (int64_t at = i * picks; at < (i + 1) * picks; ++at) {
+      const auto g = static_cast<double>(d_logprob[static_cast<size_t>(at)]);
+      sum += g;
+      if (scale != 1) weights[at] = static_cast<float>(scale * g);
+    }
+    const double h = entropy ? static_cast<double>(d_entropy[static_cast<size_t>(i)]) : 0;
+    if (h != 0) sum += h * static_cast<double>(entropy_[i]);
+    slopes[i] = {static_cast<float>(-scale * sum), static_cast<float>(-scale * h)};
+  });
+  row_gradient(logits, pass(), normalizers_.span(), slopes.span(),
+               {ids, scale == 1 ? d_logprob : weights.span(), picks, vocab_.begin(tp_.rank())},
+               d_logits);
+}
+
+void VocabScores::write_log_softmax(ConstMatrixRef logits, bool exponentiate, MatrixRef out) const {
+  check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
+  row_log_softmax(logits, pass(), normalizers_.span(), exponentiate, out);
+}
+
+RowPass VocabScores::pass() const {
+  return {vocab_.valid(tp_.rank()), scale(), options_.threads};
+}
+
+SoftCrossEntropy::SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, int threads,
+                                   Communicator& tp)
+    : tokens_(tokens), vocab_(vocab), threads_(threads), tp_(tp) {
+  constexpr std::string_view what = "soft cross entropies";
+  const auto check = [&] {
+    check_tokens(tokens);
+    check_partition(vocab, tp.size());
+  };
+  agree_on_arguments(tp, what, check, {{"the number of tokens", tokens}});
+  agree_on_partition(tp, what, vocab);
+  students_ = Buffer<RowNormalizer>(tokens);
+  teachers_ = Buffer<RowNormalizer>(tokens);
+}
+
+namespace {
+
+/// One token's student and teacher over all shards; see CrossMoments.
+struct WholePair {
+  WholeRow student, teacher;
+  double cross = 0;
+};
+
+/// `records`: those of one token, of all ranks in rank order, `distance` records apart.
+WholePair merge_ranks(const CrossMoments* records, int64_t distance, int64_t ranks) {
+  WholePair row;
+  for (int64_t r = 0; r < ranks; ++r) {
+    row.student.max = std::max(row.student.max, records[r * distance].student_max);
+    row.teacher.max = std::max(row.teacher.max, records[r * distance].teacher_max);
+  }
+  for (int64_t r = 0; r < ranks; ++r) {
+    const CrossMoments& part = records[r * distance];
+    const auto student_sum = static_cast<double>(part.student_sum),
+               teacher_sum = static_cast<double>(part.teacher_sum);
+    const double shift =
+        static_cast<double>(part.student_max) - static_cast<double>(row.student.max);
+    row.student.sum += student_sum * std::exp(shift);
+    if (teacher_sum == 0) continue;
+    const double factor =
+        std::exp(static_cast<double>(part.teacher_max) - static_cast<double>(row.teacher.max));
+    row.teacher.sum += teacher_sum * factor;
+    // Where the student alone has a -inf: infinite, however small the teacher's share is.
+    row.cross += part.cross == minus_infinity
+                     ? static_cast<double>(minus_infinity)
+                     : (static_cast<double>(part.cross) + shift * teacher_sum) * factor;
+  }
+  return row;
+}
+
+}  // namespace
+
+double SoftCrossEntropy::forward(ConstMatrixRef student, ConstMatrixRef teacher, Stream& stream,
+                                 std::span<float> value) {
+  static_assert(sizeof(CrossMoments) == 20);
+  const int64_t ranks = tp_.size();
+  check_shard(student, tokens_, vocab_.columns(tp_.rank()));
+  check_shard(teacher, tokens_, vocab_.columns(tp_.rank()));
+  GYRE_CHECK(std::ssize(value) == tokens_, "{} values of {} tokens", value.size(), tokens_);
+  Buffer<CrossMoments> own(tokens_), all(ranks == 1 ? 0 : ranks * tokens_);
+  row_cross_moments(student, teacher, vocab_.valid(tp_.rank()), threads_, own.span());
+  const CrossMoments* records = own.data();
+  double waited = 0;
+  if (ranks > 1) {
+    waited = gather_records<CrossMoments>(tp_, own.span(), all.span(), stream, "cross moments");
+    records = all.data();
+  }
+  for_each_token(threads_, tokens_, [&](int64_t i) {
+    const WholePair row = merge_ranks(records + i, tokens_, ranks);
+    const double log_student = std::log(row.student.sum);
+    students_[i] = {row.student.max, static_cast<float>(log_student)};
+    teachers_[i] = {row.teacher.max, static_cast<float>(std::log(row.teacher.sum))};
+    value[static_cast<size_t>(i)] = static_cast<float>(log_student - row.cross / row.teacher.sum);
+  });
+  return waited;
+}
+
+void SoftCrossEntropy::backward(ConstMatrixRef student, ConstMatrixRef teacher,
+                                std::span<const float> d_value, MatrixRef d_student) const {
+  check_shard(student, tokens_, vocab_.columns(tp_.rank()));
+  check_shard(teacher, tokens_, vocab_.columns(tp_.rank()));
+  GYRE_CHECK(std::ssize(d_value) == tokens_, "{} gradients of {} tokens", d_value.size(), tokens_);
+  row_cross_gradient(student, teacher, {vocab_.valid(tp_.rank()), 1, threads_}, students_.span(),
+                     teachers_.span(), d_value, d_student);
+}
+
+GatheredLogits::GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t picks,
+                               int threads, Communicator& tp)
+    : tokens_(tokens), vocab_(vocab), picks_(picks), threads_(threads), tp_(tp) {
+  constexpr std::string_view what = "logits of ids";
+  const auto check = [&] {
+    check_tokens(tokens);
+    check_partition(vocab, tp.size());
+    if (picks < 0) throw_usage("{} ids a token; the fewest are 0", picks);
+  };
+  agree_on_arguments(tp, what, check,
+                     {{"the number of tokens", tokens}, {"the number of ids a token", picks}});
+  agree_on_partition(tp, what, vocab);
+}
+
+double GatheredLogits::forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
+                               std::span<float> values) {
+  check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
+  GYRE_CHECK(std::ssize(ids) == tokens_ * picks_ && values.size() == ids.size(),
+             "{} ids and {} values of {} x {}", ids.size(), values.size(), tokens_, picks_);
+  std::fill(values.begin(), values.end(), 0.0F);
+  gather_picks(logits, ids, picks_, vocab_.begin(tp_.rank()), vocab_.valid(tp_.rank()), values);
+  const Stopwatch watch;
+  // One rank has the value and all others 0: the sum is exact in any order.
+  tp_.all_reduce(values.data(), std::ssize(values), DType::f32, ReduceOp::sum, stream,
+                 "logits of ids")
+      ->wait();
+  return tp_.size() == 1 ? 0 : watch.seconds();
+}
+
+void GatheredLogits::backward(std::span<const int32_t> ids, std::span<const float> d_values,
+                              MatrixRef d_logits) const {
+  check_shard(d_logits, tokens_, vocab_.columns(tp_.rank()));
+  GYRE_CHECK(std::ssize(ids) == tokens_ * picks_ && d_values.size() == ids.size(),
+             "{} ids and {} gradients of {} x {}", ids.size(), d_values.size(), tokens_, picks_);
+  scatter_picks({ids, d_values, picks_, vocab_.begin(tp_.rank())}, vocab_.valid(tp_.rank()),
+                d_logits, threads_);
 }
 
 }  // namespace gyre

@@ -1,41 +1,147 @@
 #pragma once
-// Log-probability and entropy from a vocabulary that is split over tensor-parallel ranks: one pass
-// over the local columns (row_statistics), one all-gather of 16 bytes a token, a merge in rank
-// order that is bit-identical on all ranks.
+// Log-probabilities of given ids and entropies from a vocabulary that is split over tensor-parallel
+// ranks.
 //
-//     serial:  m = max z;  s = Σ e^{z-m};  t = Σ (z-m) e^{z-m};  log p_j = (z_j - m) - log s;  H =
-//     log s - t/s
+//     serial:   m = max z     s = Σ e^{x}     t = Σ x e^{x}     with x = (z - m) / temperature
+//               log p_k = x_{id_k} - log s         H = log s - t / s
+//
+//     forward   each rank: one pass over its columns (row_moments), and the logits of its ids
+//               one all-gather of 4 · (2 + K + 1 if entropy) bytes a token
+//               each rank merges all ranks' records in rank order: the same bits everywhere
+//     backward  each rank: one pass over its columns (row_gradient); no communication
+//
+// Example, 2 ranks, logits 0 1 2 | 3 4, one id, 4:
+//     rank 0   max 2, sum 1.503, logit -        rank 1   max 4, sum 1.368, logit 4
+//     merged   m = 4, s = 1.503 e^-2 + 1.368 = 1.571, log p_4 = (4 - 4) - log 1.571 = -0.452
+//
+// Gradients: what comes from above is the same on all ranks of the group, and each rank
+// differentiates its own columns. This is the contract of a loss that every rank computes alike.
+//
+// After DistributedLogprob, ChunkedDistributedGatherLogprob and ChunkedDistributedEntropy of NeMo
+// RL; entropies here are Shannon's, -Σ p log p >= 0, the negative of what it returns, and padded
+// columns and -inf logits take no part.
 
 #include <cstdint>
 #include <span>
 
 #include "comm/communicator.hpp"
+#include "core/matrix_ref.hpp"
+#include "logprobs/row_gradient.hpp"
 #include "logprobs/row_statistics.hpp"
+#include "logprobs/vocab_partition.hpp"
+#include "runtime/buffer.hpp"
 
 namespace gyre {
 
-/// Columns [begin, begin + columns) of a padded vocabulary on one rank.
-struct VocabShard {
-  int64_t begin = 0;
-  int64_t columns = 0;
+struct ScoreOptions {
+  int64_t picks = 1;     ///< K: ids of each token
+  bool entropy = false;  ///< whether entropies are asked for
+  double temperature = 1;
+  int threads = 1;
 };
-/// Equal shards; `padded` must be a multiple of `ranks`.
-VocabShard vocab_shard(int64_t padded, int ranks, int rank);
 
-/// Merges the ranks' statistics of one token. `owner` is the rank whose shard has the target, or
-/// -1: then logprob is 0. shards [ranks]: statistics in rank order, `stride` apart.
-struct LogprobEntropy {
-  float logprob = 0;
-  float entropy = 0;  ///< nats, >= 0
+/// The scores of `tokens` rows. Holds what backward needs, 8 bytes a token (12 with entropies), and
+/// the records of all ranks.
+class VocabScores {
+ public:
+  /// Collective over `tp`: all ranks throw the same usage error when the partition is not of as
+  /// many ranks, when an argument differs between ranks, when picks < 0, or unless the temperature
+  /// is positive and finite. Nothing is checked by communication after that.
+  VocabScores(int64_t tokens, const VocabPartition& vocab, const ScoreOptions& options,
+              Communicator& tp);
+
+  /// For another number of rows, the same on all ranks. No communication; forgets the last pass.
+  void resize(int64_t tokens);
+
+  /// logprob [tokens, K] <- log-probabilities of ids [tokens, K] (global), and entropy [tokens]
+  /// (empty unless asked for), from logits [tokens, this rank's columns], f32 or bf16. An id that
+  /// nobody owns scores 0. Returns the seconds waited for other ranks. Collective: one all-gather.
+  double forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
+                 std::span<float> logprob, std::span<float> entropy);
+
+  /// d_logits [tokens, columns] <- the gradient, from those of logprob [tokens, K] and entropy
+  /// [tokens] (empty: none), after a forward pass of the same logits and ids. d_logits may be the
+  /// logits' memory. The g of an id that nobody owns counts, as if it were a column elsewhere: set
+  /// it to 0 for tokens without a target. No communication.
+  void backward(ConstMatrixRef logits, std::span<const int32_t> ids,
+                std::span<const float> d_logprob, std::span<const float> d_entropy,
+                MatrixRef d_logits) const;
+
+  /// out [tokens, columns] <- log-probabilities of all columns, or probabilities, after a forward
+  /// pass. No communication.
+  void write_log_softmax(ConstMatrixRef logits, bool exponentiate, MatrixRef out) const;
+
+  /// Of the last forward pass: log p_v = (z_v - max) / temperature - log_sum. [tokens]
+  std::span<const RowNormalizer> normalizers() const { return normalizers_.span(); }
+  const VocabPartition& vocab() const { return vocab_; }
+  int64_t tokens() const { return tokens_; }
+  /// Bytes of a token in the collective.
+  int64_t record_bytes() const;
+
+ private:
+  int64_t moments() const { return options_.entropy ? 3 : 2; }  // floats of a row's moments
+  int64_t width() const { return moments() + options_.picks; }  // floats of a record
+  float scale() const;
+  RowPass pass() const;
+  void make_records(ConstMatrixRef logits, std::span<const int32_t> ids);
+
+  int64_t tokens_;
+  VocabPartition vocab_;
+  ScoreOptions options_;
+  Communicator& tp_;
+  Buffer<RowNormalizer> normalizers_;  // [tokens]
+  Buffer<float> entropy_;              // [tokens] or empty
+  // A rank's records are all moments [tokens, moments()], then all logits of ids [tokens, K], each
+  // as the passes over the rows write them.
+  Buffer<float> own_;  // [tokens, width()], at least 3 floats a token
+  Buffer<float> all_;  // [ranks, tokens, width()]; empty on one rank
 };
-LogprobEntropy merge_statistics(const RowStatistics* shards, int64_t ranks, int64_t stride,
-                                int64_t owner);
 
-/// For every token: log-probability of its target (0 when the target is negative: no target) and
-/// entropy, on all ranks of `group`. statistics, targets, out [tokens]. Shards are those of
-/// vocab_shard(vocab_padded, ...). Collective.
-double vocab_parallel_scores(std::span<const RowStatistics> statistics,
-                             std::span<const int32_t> targets, int64_t vocab_padded,
-                             Communicator& group, Stream& stream, std::span<LogprobEntropy> out);
+/// -Σ_v p_v log q_v with p a teacher's distribution and q the student's, both split alike. One
+/// all-gather of 20 bytes a token; 16 are kept. No gradient to the teacher. After
+/// DistributedCrossEntropy of NeMo RL.
+class SoftCrossEntropy {
+ public:
+  /// Collective; errors as VocabScores.
+  SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, int threads, Communicator& tp);
+
+  /// value [tokens] (nats). Collective: one all-gather. Returns the seconds waited.
+  double forward(ConstMatrixRef student, ConstMatrixRef teacher, Stream& stream,
+                 std::span<float> value);
+  /// d_student [tokens, columns] <- d_value (q - p); may be the student's memory.
+  void backward(ConstMatrixRef student, ConstMatrixRef teacher, std::span<const float> d_value,
+                MatrixRef d_student) const;
+
+ private:
+  int64_t tokens_;
+  VocabPartition vocab_;
+  int threads_;
+  Communicator& tp_;
+  Buffer<RowNormalizer> students_, teachers_;  // [tokens]
+};
+
+/// Raw logits at given global ids; touches nothing else. One all-reduce of 4 K bytes a token. After
+/// gather_logits_at_global_indices of NeMo RL.
+class GatheredLogits {
+ public:
+  /// Collective; errors as VocabScores.
+  GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t picks, int threads,
+                 Communicator& tp);
+
+  /// values [tokens, K] <- logits at ids [tokens, K]; 0 where nobody owns the id. Collective: one
+  /// all-reduce. Returns the seconds waited.
+  double forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
+                 std::span<float> values);
+  /// d_logits [tokens, columns] <- the sums of d_values at the ids, 0 elsewhere.
+  void backward(std::span<const int32_t> ids, std::span<const float> d_values,
+                MatrixRef d_logits) const;
+
+ private:
+  int64_t tokens_;
+  VocabPartition vocab_;
+  int64_t picks_;
+  int threads_;
+  Communicator& tp_;
+};
 
 }  // namespace gyre

@@ -23,7 +23,8 @@ struct Decoder::Workspace {
         gate_(n * intermediate),
         up_(n * intermediate),
         logits_(n * columns),
-        statistics(static_cast<size_t>(n)),
+        logprob(n),
+        entropy(n),
         x(x_.matrix(n, c.hidden_size)),
         h(h_.matrix(n, c.hidden_size)),
         partial(partial_.matrix(n, c.hidden_size)),
@@ -42,7 +43,7 @@ struct Decoder::Workspace {
   Buffer<float> x_, h_, partial_, gate_, up_, logits_;
 
  public:
-  std::vector<RowStatistics> statistics;
+  Buffer<float> logprob, entropy;   // [slots]
   MatrixView<float> x, h, partial;  // [slots, hidden]
   MatrixView<float> q, k, v, out;   // [slots, heads · head_dim], of k and v kv_heads: the
                                     // executor's own arrays
@@ -92,7 +93,7 @@ std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks) {
 
 DecoderWeights load_weights(const ModelConfig& c, int tp, int tp_rank, const WeightReader& read) {
   const int64_t q = c.query_width() / tp, kv = c.kv_width() / tp, inner = c.intermediate_size / tp;
-  const VocabShard vocab = vocab_shard(c.vocab_padded, tp, tp_rank);
+  const int64_t vocab_columns = c.vocab_padded / tp;
   const auto columns = [&](const std::string& name, int64_t width) {
     return read(name, 0, c.hidden_size, tp_rank * width, width);
   };
@@ -100,7 +101,7 @@ DecoderWeights load_weights(const ModelConfig& c, int tp, int tp_rank, const Wei
     return read(name, tp_rank * height, height, 0, c.hidden_size);
   };
   DecoderWeights weights;
-  weights.embed = rows("embed", vocab.columns);
+  weights.embed = rows("embed", vocab_columns);
   for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
     const auto name = [&](const char* leaf) { return fmt::format("layers/{}/{}", l, leaf); };
     DecoderWeights::Layer layer;
@@ -116,7 +117,7 @@ DecoderWeights load_weights(const ModelConfig& c, int tp, int tp_rank, const Wei
     weights.layers.push_back(std::move(layer));
   }
   weights.final_norm = read("final_norm", 0, 1, 0, c.hidden_size);
-  weights.head = columns("head", vocab.columns);
+  weights.head = columns("head", vocab_columns);
   return weights;
 }
 
@@ -127,11 +128,17 @@ HeadShape local_heads(const ModelConfig& config, int tp) {
 
 Decoder::Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid& grid,
                  BlockKernel& kernel, Stream& stream)
-    : config_(config), weights_(std::move(weights)), grid_(grid), kernel_(kernel), stream_(stream) {
+    : config_(config),
+      weights_(std::move(weights)),
+      grid_(grid),
+      kernel_(kernel),
+      stream_(stream),
+      columns_(config.vocab_padded / grid.shape().tp),
+      scores_(0, even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
+              {.picks = 1, .entropy = true}, grid.tp()) {
   const int tp = grid.shape().tp;
   heads_ = local_heads(config, tp);
   intermediate_ = config.intermediate_size / tp;
-  vocab_ = vocab_shard(config.vocab_padded, tp, grid.tp_rank());
 }
 
 void Decoder::add_reduced(MatrixView<float> partial, const char* what, Workspace& w) {
@@ -148,9 +155,10 @@ void Decoder::embed(const LocalBatch& batch, Workspace& w) {
   const int64_t hidden = config_.hidden_size;
   const Stopwatch watch;
   for (int64_t i = 0; i < w.slots; ++i) {
-    const int64_t row = batch.tokens[static_cast<size_t>(i)] - vocab_.begin;
+    const int64_t row =
+        batch.tokens[static_cast<size_t>(i)] - scores_.vocab().begin(grid_.tp_rank());
     std::fill_n(w.x.row(i), hidden, 0.0f);
-    if (row >= 0 && row < vocab_.columns)
+    if (row >= 0 && row < columns_)
       std::copy_n(weights_.embed.data() + row * hidden, hidden, w.partial.row(i));
     else
       std::fill_n(w.partial.row(i), hidden, 0.0f);
@@ -198,9 +206,10 @@ void Decoder::score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntr
   gemm(w.h, as_matrix(weights_.head, config_.hidden_size), w.logits);
   w.times.linear += head.seconds();
   const Stopwatch statistics;
-  row_statistics(w.logits, vocab_.begin, config_.vocab_size, batch.targets, w.statistics);
-  const double waited = vocab_parallel_scores(w.statistics, batch.targets, config_.vocab_padded,
-                                              grid_.tp(), stream_, out);
+  scores_.resize(w.slots);
+  const double waited =
+      scores_.forward(w.logits, batch.targets, stream_, w.logprob.span(), w.entropy.span());
+  for (int64_t i = 0; i < w.slots; ++i) out[static_cast<size_t>(i)] = {w.logprob[i], w.entropy[i]};
   w.times.tp_wait += waited;
   w.times.logprobs += statistics.seconds() - waited;
 }
@@ -213,7 +222,7 @@ DecoderTimes Decoder::forward(const LocalBatch& batch, const RankPlan& plan,
              slots, out.size(), planned);
   AttentionExecutor executor(plan, heads_, attention_types, grid_.cp(), kernel_, stream_,
                              attention_memory_, false);
-  Workspace w(slots, config_, intermediate_, vocab_.columns, executor);
+  Workspace w(slots, config_, intermediate_, columns_, executor);
   set_current_step("embedding");
   embed(batch, w);
   if (observe) observe(0, w.x);

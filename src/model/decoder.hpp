@@ -73,8 +73,15 @@ struct DecoderTimes {
 /// Called with the residual stream x [slots, hidden]: index 0 after the embedding, l after layer l.
 using HiddenObserver = std::function<void(int64_t index, MatrixView<const float> x)>;
 
+/// The score of one slot.
+struct LogprobEntropy {
+  float logprob = 0;
+  float entropy = 0;  ///< nats, >= 0
+};
+
 class Decoder {
  public:
+  /// Collective over the tp group.
   Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid& grid, BlockKernel& kernel,
           Stream& stream);
 
@@ -101,7 +108,8 @@ class Decoder {
   HeadShape heads_;  // of this rank
   AttentionWorkspace attention_memory_;
   int64_t intermediate_;  // columns of this rank
-  VocabShard vocab_;      // of this rank
+  int64_t columns_;       // of the vocabulary, on this rank
+  VocabScores scores_;
 };
 
 }  // namespace gyre

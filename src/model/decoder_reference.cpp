@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "logprobs/row_statistics.hpp"
+#include "logprobs/reference.hpp"
 
 namespace gyre {
 namespace {

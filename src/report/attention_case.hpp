@@ -5,6 +5,7 @@
 #include "report/app.hpp"
 #include "report/attention_options.hpp"
 #include "report/attention_run.hpp"
+#include "report/host.hpp"
 
 namespace gyre {
 
@@ -18,11 +19,6 @@ std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type);
 /// Whether all inputs of the file are numbers of `type`: only then do its references belong to what
 /// is computed from rounded ones.
 bool has_exact_inputs(const AttentionFile& file, DType type);
-
-/// Bytes of memory that are available on this rank's host now, over the ranks there; 0: unknown.
-int64_t memory_for_rank(const AppContext& context);
-/// "4 ranks of 1 threads on 2 cores" if this rank's host has fewer cores than that, else "".
-std::string crowding(const AppContext& context, int threads);
 
 /// One schedule under one layout, as the options want it.
 AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "attention/token_random.hpp"
+#include "core/token_random.hpp"
 #include "core/error.hpp"
 #include "io/packed_file.hpp"
 #include "report/packed_streams.hpp"

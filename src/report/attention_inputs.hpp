@@ -52,7 +52,7 @@ class TensorRows {
 double sampled_score_size(const AttentionCase& problem, const TensorRows& inputs);
 
 /// Nearly normal numbers, a function of seed, tensor, token and element only
-/// (attention/token_random.hpp). Sinks, if there are to be any, come from the same.
+/// (core/token_random.hpp). Sinks, if there are to be any, come from the same.
 std::unique_ptr<TensorRows> random_rows(const AttentionCase& problem, uint64_t seed);
 std::vector<float> random_sinks(int64_t heads, uint64_t seed);
 

@@ -174,6 +174,38 @@ double error_scale(std::span<const double> row, double size) {
   return std::max({smallest, size, rms});
 }
 
+double logprob_tolerance() {
+  return tolerance_for(DType::f32, row_roundings);
+}
+
+double logprob_scale(double logprob) {
+  return std::max(1.0, std::abs(logprob));
+}
+
+double entropy_scale(int64_t vocab_size) {
+  return std::max(1.0, std::log(static_cast<double>(vocab_size)));
+}
+
+double logit_gradient_tolerance(DType stored) {
+  return tolerance_of(static_cast<double>(row_roundings), stored == DType::bf16 ? 1 : 0);
+}
+
+double logit_gradient_scale(double logprob, double a, double b, double weights) {
+  constexpr double smallest = 0x1p-80;
+  if (!std::isfinite(logprob)) return std::max(smallest, weights);
+  const double size = std::abs(logprob);
+  return std::max(smallest,
+                  std::exp(logprob) * (std::abs(a) + std::abs(b) * size) * (1 + size) + weights);
+}
+
+double linear_logprob_tolerance(int64_t hidden, double logit_size) {
+  return tolerance_for(DType::f32, hidden) * std::max(1.0, logit_size) + logprob_tolerance();
+}
+
+double linear_gradient_tolerance(int64_t hidden, int64_t terms, double logit_size) {
+  return linear_logprob_tolerance(hidden, logit_size) + tolerance_for(DType::f32, terms);
+}
+
 int64_t roundings_per_layer(const DecoderShape& shape) {
   const int64_t norms = 2 * shape.hidden;
   const int64_t projections = 2 * shape.hidden;  // to Q, K, V and to gate and up

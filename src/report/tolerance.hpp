@@ -130,6 +130,50 @@ AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
 /// 2^-20.
 double error_scale(std::span<const double> row, double size);
 
+// Log-probabilities and entropies of given logits, and their gradients. Sums over a row are kept in
+// f32 over runs of it, and in f64 over the runs, so that a sum counts for `row_roundings` whatever
+// the vocabulary. A relative error of exp(x) is an absolute one of log p; x = z - max and the
+// result are rounded at their size, which is |log p| for a result that is not near 0. So
+//
+//     log p, cross entropy     tolerance_for(f32, row_roundings), relative to max(1, |value|)
+//     entropy                  the same, relative to max(1, ln vocab): a mean of |log p|
+//     dz_v                     the same, and one rounding to the type that it is stored in;
+//     relative
+//                              to (p (|a| + |b log p|) (1 + |log p|) + |weights|), see
+//                              row_gradient.hpp: to what it was made of, element by element, so
+//                              that the tail of a distribution is checked as closely as its top
+//
+// Leaving out one column of 32 K of equal probability moves every log p by 3e-5, five times the
+// tolerance.
+
+inline constexpr int64_t row_roundings = 64;
+
+double logprob_tolerance();
+double logprob_scale(double logprob);
+double entropy_scale(int64_t vocab_size);
+double logit_gradient_tolerance(DType stored);
+/// `weights`: sum of the magnitudes of what ids add. At least 2^-80, below which f32 flushes to 0.
+double logit_gradient_scale(double logprob, double a, double b, double weights);
+
+// The same from hidden states: logits are dot products of length `hidden`, wrong by
+// tolerance_for(f32, hidden) of their size, which is their rms (over the temperature), or 1 if that
+// is less. Log-softmax passes that on as it is, and an entropy as a mean of it, weighted by |log
+// p|; a p is wrong by it relatively. So
+//
+//     log p, entropy           tolerance_for(f32, hidden) · size + logprob_tolerance(), relative to
+//                              logprob_scale() and entropy_scale()
+//     dX, dW                   the same and tolerance_for(f32, terms) for the sum of `terms`
+//                              products: the columns of all ranks for a row of dX, the tokens for
+//                              one of dW; relative to error_scale() of the reference's row, of
+//                              which the size is the root of the sum of squares of its terms, those
+//                              of logit_gradient_scale() times the other factor
+//
+// bf16 inputs are widened exactly and need nothing more. Measured for normal hidden states and
+// logits of size 2: shares of 0.01 to 0.07.
+
+double linear_logprob_tolerance(int64_t hidden, double logit_size = 1);
+double linear_gradient_tolerance(int64_t hidden, int64_t terms, double logit_size = 1);
+
 /// Lengths of the reductions of a decoder.
 struct DecoderShape {
   int64_t layers = 0;  ///< up to and including the one whose output is compared

@@ -22,6 +22,10 @@ MemoryUse memory_use() {
   return {current.load(), peak.load()};
 }
 
+void reset_memory_peak() {
+  peak.store(current.load());
+}
+
 namespace detail {
 
 bool poisoning() {

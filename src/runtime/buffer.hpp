@@ -25,6 +25,8 @@ struct MemoryUse {
   int64_t peak_bytes = 0;
 };
 MemoryUse memory_use();
+/// Forgets the most that was held before now: the peak starts again at what is held.
+void reset_memory_peak();
 
 namespace detail {
 struct Release {

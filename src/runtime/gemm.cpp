@@ -20,8 +20,9 @@ namespace {
 
 // A panel of b (panel_columns x depth floats, at most 64 KiB) is copied so that its rows lie next
 // to each other: with the caller's stride, often a power of two, it would fall on a few cache sets
-// only.
-constexpr int64_t panel_columns = 64;
+// only. bf16 is widened and a transposed b transposed on the way; a transposed a needs no copy,
+// since its elements are read one at a time.
+constexpr int64_t panel_columns = gemm_panel_columns;
 constexpr int64_t largest_depth = 256;
 constexpr int64_t row_block = 64;
 
@@ -33,7 +34,9 @@ struct Strides {
 /// rest), with and without accumulation; libxsmm keeps what it generated for later calls, by shape.
 class Kernels {
  public:
-  explicit Kernels(Strides strides) : strides_(strides) {}
+  Kernels(Strides strides, bool a_transposed)
+      : strides_(strides),
+        flags_(a_transposed ? LIBXSMM_GEMM_FLAG_TRANS_B : LIBXSMM_GEMM_FLAG_NONE) {}
 
   libxsmm_smmfunction get(int64_t rows, int64_t columns, int64_t depth, bool accumulate) {
     for (int i = 0; i < used_; ++i) {
@@ -59,10 +62,10 @@ class Kernels {
     const libxsmm_blasint lda = narrow(strides_.b), ldb = narrow(strides_.a),
                           ldc = narrow(strides_.c);
     const float alpha = 1, beta = accumulate ? 1.0F : 0.0F;
-    const int flags = LIBXSMM_GEMM_FLAG_NONE, prefetch = LIBXSMM_PREFETCH_NONE;
+    const int prefetch = LIBXSMM_PREFETCH_NONE;
     const libxsmm_smmfunction kernel =
         libxsmm_smmdispatch(narrow(columns), narrow(rows), narrow(depth), &lda, &ldb, &ldc, &alpha,
-                            &beta, &flags, &prefetch);
+                            &beta, &flags_, &prefetch);
     if (kernel == nullptr)
       throw_runtime("libxsmm has no f32 kernel for {} x {} x {} on this processor", rows, depth,
                     columns);
@@ -70,62 +73,122 @@ class Kernels {
   }
 
   Strides strides_;
+  int flags_;
   std::array<Entry, 16> entries_;
   int used_ = 0;
 };
 
-/// Copies b [depth, columns] to rows of `panel_columns`.
-void pack_panel(MatrixView<const float> b, float* panel) {
-  const size_t bytes = static_cast<size_t>(b.cols) * sizeof(float);
-  for (int64_t i = 0; i < b.rows; ++i) std::memcpy(panel + i * panel_columns, b.row(i), bytes);
+/// The operands of one product as they lie in memory.
+struct Operands {
+  MatrixView<const float> a;  // [m, k], or [k, m] when transposed
+  ConstMatrixRef b;           // [k, n], or [n, k] when transposed
+  bool a_transposed, b_transposed;
+  int64_t m() const { return a_transposed ? a.cols : a.rows; }
+  int64_t k() const { return a_transposed ? a.rows : a.cols; }
+  int64_t b_depth() const { return b_transposed ? b.cols : b.rows; }
+  int64_t n() const { return b_transposed ? b.rows : b.cols; }
+  const float* a_from(int64_t row, int64_t depth) const {
+    return a_transposed ? a.row(depth) + row : a.row(row) + depth;
+  }
+};
+
+/// `rows` rows of `cols` elements of `from` as f32, `stride` apart.
+void widen(ConstMatrixRef from, int64_t row, int64_t col, int64_t rows, int64_t cols, float* to,
+           int64_t stride) {
+  if (from.type == DType::f32) {
+    const MatrixView<const float> view = from.as<float>();
+    for (int64_t i = 0; i < rows; ++i)
+      std::memcpy(to + i * stride, view.row(row + i) + col,
+                  static_cast<size_t>(cols) * sizeof(float));
+    return;
+  }
+  const MatrixView<const bf16> view = from.as<bf16>();
+  for (int64_t i = 0; i < rows; ++i) {
+    const bf16* source = view.row(row + i) + col;
+    for (int64_t j = 0; j < cols; ++j) to[i * stride + j] = to_float(source[j]);
+  }
 }
 
-float* panel_scratch() {
-  thread_local Buffer<float> scratch(panel_columns * largest_depth);
-  return scratch.data();
+struct Scratch {
+  Buffer<float> panel{panel_columns * largest_depth}, rows{panel_columns * largest_depth};
+};
+Scratch& scratch() {
+  thread_local Scratch scratch;
+  return scratch;
 }
 
-void check_shapes(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c) {
-  GYRE_CHECK(a.cols == b.rows && a.rows == c.rows && b.cols == c.cols,
-             "[{}, {}] = [{}, {}] x [{}, {}]", c.rows, c.cols, a.rows, a.cols, b.rows, b.cols);
+/// The panel of b from depth k and column n on, as [depth, columns] in rows of `panel_columns`.
+const float* pack_panel(const Operands& x, int64_t k, int64_t depth, int64_t n, int64_t columns) {
+  float* panel = scratch().panel.data();
+  if (!x.b_transposed) {
+    widen(x.b, k, n, depth, columns, panel, panel_columns);
+    return panel;
+  }
+  const float* rows = scratch().rows.data();
+  int64_t stride = depth;
+  if (x.b.type == DType::f32) {
+    rows = x.b.as<float>().row(n) + k;
+    stride = std::max(x.b.stride, depth);  // of a single row it may be anything
+  } else {
+    widen(x.b, n, k, columns, depth, scratch().rows.data(), depth);
+  }
+  libxsmm_otrans(panel, rows, sizeof(float), static_cast<libxsmm_blasint>(depth),
+                 static_cast<libxsmm_blasint>(columns), static_cast<libxsmm_blasint>(stride),
+                 static_cast<libxsmm_blasint>(panel_columns));
+  return panel;
+}
+
+void check_shapes(const Operands& x, MatrixView<float> c) {
+  GYRE_CHECK(x.k() == x.b_depth() && x.m() == c.rows && x.n() == c.cols,
+             "[{}, {}] = [{}, {}] x [{}, {}]", c.rows, c.cols, x.m(), x.k(), x.b_depth(), x.n());
   constexpr int64_t limit = std::numeric_limits<libxsmm_blasint>::max();
-  GYRE_CHECK(std::max({a.stride, b.stride, c.stride}) <= limit, "strides {}, {}, {}", a.stride,
-             b.stride, c.stride);
+  GYRE_CHECK(std::max({x.a.stride, x.b.stride, c.stride}) <= limit, "strides {}, {}, {}",
+             x.a.stride, x.b.stride, c.stride);
 }
 
-}  // namespace
-
-void gemm(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c,
-          bool accumulate) {
-  check_shapes(a, b, c);
+void multiply(const Operands& x, MatrixView<float> c, bool accumulate) {
+  check_shapes(x, c);
   if (c.rows == 0 || c.cols == 0) return;
-  if (a.cols == 0) {
+  if (x.k() == 0) {
     if (!accumulate)
       for (int64_t i = 0; i < c.rows; ++i) std::fill_n(c.row(i), c.cols, 0.0F);
     return;
   }
-  const bool pack = a.rows >= row_block;  // otherwise the copy would not be used often enough
+  // For few rows a copy would not be used often enough.
+  const bool pack = c.rows >= row_block || x.b_transposed || x.b.type != DType::f32;
   // A stride matters between rows only; libxsmm refuses one below the row's length.
   const auto stride_of = [](auto view) { return view.rows == 1 ? view.cols : view.stride; };
-  Kernels kernels({stride_of(a), pack ? panel_columns : stride_of(b), stride_of(c)});
-  const int64_t slices = ceil_div(a.cols, largest_depth);
-  const int64_t depth = ceil_div(a.cols, slices);
+  Kernels kernels({stride_of(x.a), pack ? panel_columns : stride_of(x.b), stride_of(c)},
+                  x.a_transposed);
+  const int64_t slices = ceil_div(x.k(), largest_depth);
+  const int64_t depth = ceil_div(x.k(), slices);
   for (int64_t n = 0; n < c.cols; n += panel_columns) {
     const int64_t columns = std::min(panel_columns, c.cols - n);
-    for (int64_t k = 0; k < a.cols; k += depth) {
-      const int64_t depth_now = std::min(depth, a.cols - k);
-      const float* panel = b.row(k) + n;
-      if (pack) {
-        pack_panel(b.rows_from(k, depth_now).columns_from(n, columns), panel_scratch());
-        panel = panel_scratch();
-      }
+    for (int64_t k = 0; k < x.k(); k += depth) {
+      const int64_t depth_now = std::min(depth, x.k() - k);
+      const float* panel =
+          pack ? pack_panel(x, k, depth_now, n, columns) : x.b.as<float>().row(k) + n;
       for (int64_t m = 0; m < c.rows; m += row_block) {
         const int64_t rows = std::min(row_block, c.rows - m);
-        kernels.get(rows, columns, depth_now, accumulate || k > 0)(panel, a.row(m) + k,
+        kernels.get(rows, columns, depth_now, accumulate || k > 0)(panel, x.a_from(m, k),
                                                                    c.row(m) + n);
       }
     }
   }
+}
+
+}  // namespace
+
+void gemm(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c, bool accumulate) {
+  multiply({a, b, false, false}, c, accumulate);
+}
+void gemm_a_transposed(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
+                       bool accumulate) {
+  multiply({a, b, true, false}, c, accumulate);
+}
+void gemm_b_transposed(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
+                       bool accumulate) {
+  multiply({a, b, false, true}, c, accumulate);
 }
 
 }  // namespace gyre

@@ -6,21 +6,33 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/error.hpp"
 #include "runtime/clock.hpp"
+#include "runtime/parallel.hpp"
 
 namespace gyre {
 namespace {
 
-/// Fastest of some repetitions, in seconds of CPU time.
+/// Fastest of some repetitions, in seconds: of CPU time on one thread, by the clock on more.
 template <class Body>
-double fastest(int repetitions, Body body) {
+double fastest(int repetitions, Body body, int threads = 1) {
   double best = HUGE_VAL;
   for (int i = 0; i < repetitions; ++i) {
+    const Stopwatch watch;
     const double start = thread_cpu_seconds();
     body();
-    best = std::min(best, thread_cpu_seconds() - start);
+    best = std::min(best, threads == 1 ? thread_cpu_seconds() - start : watch.seconds());
   }
   return best;
+}
+
+/// Calls body(begin, count) for slices of an array, each a multiple of 32 elements but the last.
+template <class Body>
+void in_slices(int threads, int64_t count, Body body) {
+  constexpr int64_t slice = 1 << 18;
+  for_each_task(threads, (count + slice - 1) / slice, [&](int64_t task, int) {
+    body(task * slice, std::min(slice, count - task * slice));
+  });
 }
 
 // Twelve separate accumulators hide the latency of FMA; g++ 12 would keep an array of them in
@@ -69,6 +81,22 @@ __attribute__((target("avx2"))) void read_all(const float* x, int64_t count) {
   asm volatile("" : : "x"(a));
 }
 
+__attribute__((target("avx2"))) void negate_all(float* x, int64_t count) {
+  const __m256 sign = _mm256_set1_ps(-0.0F);
+  for (int64_t i = 0; i + 16 <= count; i += 16) {
+    _mm256_storeu_ps(x + i, _mm256_xor_ps(sign, _mm256_loadu_ps(x + i)));
+    _mm256_storeu_ps(x + i + 8, _mm256_xor_ps(sign, _mm256_loadu_ps(x + i + 8)));
+  }
+}
+
+__attribute__((target("avx2"))) void copy_all(const float* x, int64_t count, float* to) {
+  for (int64_t i = 0; i + 16 <= count; i += 16) {
+    _mm256_stream_ps(to + i, _mm256_loadu_ps(x + i));
+    _mm256_stream_ps(to + i + 8, _mm256_loadu_ps(x + i + 8));
+  }
+  _mm_sfence();
+}
+
 }  // namespace
 
 double measured_fma_peak() {
@@ -82,10 +110,28 @@ double measured_fma_peak() {
   return peak;
 }
 
-double measured_read_rate(std::span<const float> array) {
+double measured_read_rate(std::span<const float> array, int threads) {
   if (__builtin_cpu_supports("avx2") == 0) return 0;
-  return static_cast<double>(array.size_bytes()) /
-         fastest(10, [&] { read_all(array.data(), std::ssize(array)); });
+  const auto slice = [&](int64_t begin, int64_t count) { read_all(array.data() + begin, count); };
+  const auto pass = [&] { in_slices(threads, std::ssize(array), slice); };
+  return static_cast<double>(array.size_bytes()) / fastest(10, pass, threads);
+}
+
+double measured_update_rate(std::span<float> array, int threads) {
+  if (__builtin_cpu_supports("avx2") == 0) return 0;
+  const auto slice = [&](int64_t begin, int64_t count) { negate_all(array.data() + begin, count); };
+  const auto pass = [&] { in_slices(threads, std::ssize(array), slice); };
+  return 2 * static_cast<double>(array.size_bytes()) / fastest(10, pass, threads);
+}
+
+double measured_copy_rate(std::span<const float> from, std::span<float> to, int threads) {
+  GYRE_CHECK(from.size() == to.size(), "{} elements to {}", from.size(), to.size());
+  if (__builtin_cpu_supports("avx2") == 0) return 0;
+  const auto slice = [&](int64_t begin, int64_t count) {
+    copy_all(from.data() + begin, count, to.data() + begin);
+  };
+  const auto pass = [&] { in_slices(threads, std::ssize(from), slice); };
+  return 2 * static_cast<double>(from.size_bytes()) / fastest(10, pass, threads);
 }
 
 }  // namespace gyre

@@ -10,7 +10,19 @@ namespace gyre {
 /// runs, about 5 ms each of CPU time, measured once per process.
 double measured_fma_peak();
 
-/// Bytes/s at which one core reads this array, the best of ten times; 0 without AVX2.
-double measured_read_rate(std::span<const float> array);
+// Rates of memory, in bytes/s, of these arrays by this many threads together: the best of ten
+// times, by CPU time with one thread and by the clock with more; 0 without AVX2. They are limits
+// only if arrays are much larger than the caches.
+
+/// Reading.
+double measured_read_rate(std::span<const float> array, int threads = 1);
+
+/// Changing the sign of every element in place (ten times, so that it is as it was): bytes read and
+/// bytes written both count.
+double measured_update_rate(std::span<float> array, int threads = 1);
+
+/// Copying to an array of the same size, past the caches (aligned to 32 bytes): bytes read and
+/// bytes written both count.
+double measured_copy_rate(std::span<const float> from, std::span<float> to, int threads = 1);
 
 }  // namespace gyre

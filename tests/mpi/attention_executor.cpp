@@ -570,6 +570,15 @@ TEST(Messages, LargerThanMpiCanCountAreRefusedByName) {
   const std::array sends = {SendSlice{next, std::span<const std::byte>(&first, size_t{1} << 31)}};
   EXPECT_EQ(failure([&] { world().exchange(sends, {}, stream, "KV"); }),
             "KV: 2147483648 elements are more than one MPI call takes (2147483647)");
+  // So are parts that fit one by one, but not behind each other.
+  if (world().size() < 3) return;
+  std::vector<int64_t> parts(static_cast<size_t>(world().size()), 0);
+  std::fill_n(parts.begin(), 2, int64_t{1} << 30);
+  const auto mine = static_cast<size_t>(parts[static_cast<size_t>(world().rank())]);
+  EXPECT_EQ(failure([&] {
+              world().all_gather_v({&first, mine}, {&first, size_t{1} << 31}, parts, stream, "ids");
+            }),
+            "ids: 2147483648 elements are more than one MPI call takes (2147483647)");
 }
 
 TEST(Messages, CollectivesCountTheBytesOfTheBestAlgorithm) {

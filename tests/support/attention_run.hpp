@@ -13,7 +13,7 @@
 #include "attention/attention_reference.hpp"
 #include "attention/execute.hpp"
 #include "attention/schedules/registry.hpp"
-#include "attention/token_random.hpp"
+#include "core/token_random.hpp"
 #include "mpi_test.hpp"
 #include "report/tolerance.hpp"
 #include "sharding/layouts.hpp"

@@ -10,7 +10,7 @@
 #include <functional>
 #include <numeric>
 
-#include "attention/token_random.hpp"
+#include "core/token_random.hpp"
 #include "errors.hpp"
 
 namespace gyre {

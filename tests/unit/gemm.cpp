@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "close.hpp"
 #include "runtime/buffer.hpp"
@@ -13,6 +15,9 @@ namespace gyre {
 namespace {
 
 using test::rounding;
+
+enum class Variant { plain, a_transposed, b_transposed };
+constexpr std::array variants = {Variant::plain, Variant::a_transposed, Variant::b_transposed};
 
 /// A matrix inside a larger array that is NaN everywhere else.
 struct Padded {
@@ -29,13 +34,46 @@ struct Padded {
   MatrixView<float> view;
 };
 
-void check(int64_t m, int64_t n, int64_t k, int64_t extra, bool accumulate) {
+Padded transposed(const Padded& from, int64_t extra) {
+  Padded to(from.view.cols, from.view.rows, extra);
+  for (int64_t r = 0; r < from.view.rows; ++r)
+    for (int64_t c = 0; c < from.view.cols; ++c) to.view(c, r) = from.view(r, c);
+  return to;
+}
+
+/// As bf16, with the same gap behind each row.
+std::vector<bf16> narrowed(const Padded& from) {
+  std::vector<bf16> to;
+  for (const float x : from.storage.span()) to.push_back(to_bf16(x));
+  return to;
+}
+
+/// One of the variants of c = a · b, from the operands as they are not transposed.
+void multiply(Variant variant, const Padded& a, const Padded& b, int64_t extra, bool narrow,
+              MatrixView<float> c, bool accumulate) {
+  const Padded at = transposed(a, extra), bt = transposed(b, extra);
+  const Padded& used_b = variant == Variant::b_transposed ? bt : b;
+  std::vector<bf16> halves = narrowed(used_b);
+  const MatrixView<float> v = used_b.view;
+  const ConstMatrixRef b_ref =
+      narrow ? ConstMatrixRef(MatrixView<bf16>(halves.data(), v.rows, v.cols, v.stride))
+             : ConstMatrixRef(v);
+  if (variant == Variant::plain) gemm(a.view, b_ref, c, accumulate);
+  if (variant == Variant::a_transposed) gemm_a_transposed(at.view, b_ref, c, accumulate);
+  if (variant == Variant::b_transposed) gemm_b_transposed(a.view, b_ref, c, accumulate);
+}
+
+void check(int64_t m, int64_t n, int64_t k, int64_t extra, bool accumulate,
+           Variant variant = Variant::plain, bool narrow = false) {
   SCOPED_TRACE(testing::Message() << m << " x " << n << " x " << k << ", stride + " << extra
-                                  << (accumulate ? ", accumulating" : ""));
+                                  << (accumulate ? ", accumulating" : "") << ", variant "
+                                  << static_cast<int>(variant) << (narrow ? ", bf16" : ""));
   std::mt19937 random(7);
   Padded a(m, k, extra), b(k, n, 2 * extra), c(m, n, extra), want(m, n, 0), size(m, n, 0);
   a.fill(random);
   b.fill(random);
+  if (narrow)
+    for (float& x : b.storage.span()) x = to_float(to_bf16(x));
   if (accumulate) c.fill(random);
   for (int64_t i = 0; i < m; ++i) {
     std::copy_n(c.view.row(i), n, want.view.row(i));
@@ -45,7 +83,7 @@ void check(int64_t m, int64_t n, int64_t k, int64_t extra, bool accumulate) {
       size.view(i, j) = sum;
     }
   }
-  gemm(a.view, b.view, c.view, accumulate);
+  multiply(variant, a, b, extra, narrow, c.view, accumulate);
   gemm_reference(a.view, b.view, want.view, accumulate);
   for (int64_t i = 0; i < m; ++i) {
     const std::span<const float> expected(want.view.row(i), static_cast<size_t>(n));
@@ -64,9 +102,25 @@ TEST(Gemm, MatchesReferenceForAllRemainders) {
       for (const int64_t k : {1, 3, 64, 257}) check(m, n, k, 0, false);
 }
 
+TEST(Gemm, TransposedOperandsAndBf16MatchReferenceForAllRemainders) {
+  for (const Variant variant : variants)
+    for (const bool narrow : {false, true}) {
+      if (variant == Variant::plain && !narrow) continue;
+      for (const int64_t m : {1, 63, 64, 130})
+        for (const int64_t n : {1, 15, 65, 192})
+          for (const int64_t k : {1, 17, 257}) check(m, n, k, 0, false, variant, narrow);
+    }
+}
+
 TEST(Gemm, HonoursStrides) {
   for (const int64_t m : {1, 7, 130}) check(m, 77, 33, 5, false);
   check(129, 65, 300, 3, true);
+  for (const Variant variant : variants)
+    for (const bool narrow : {false, true}) {
+      check(1, 77, 33, 5, true, variant, narrow);
+      check(130, 1, 65, 3, true, variant, narrow);
+      check(70, 65, 300, 3, false, variant, narrow);
+    }
 }
 
 TEST(Gemm, Accumulates) {
@@ -76,8 +130,10 @@ TEST(Gemm, Accumulates) {
 
 TEST(Gemm, EmptyShapes) {
   for (const auto& [m, n, k] : {std::array{0, 5, 4}, {5, 0, 4}, {5, 4, 0}, {0, 0, 0}}) {
-    check(m, n, k, 1, false);
-    check(m, n, k, 1, true);
+    for (const Variant variant : variants) {
+      check(m, n, k, 1, false, variant);
+      check(m, n, k, 1, true, variant);
+    }
   }
 }
 
@@ -89,6 +145,29 @@ TEST(Gemm, RepeatsBitForBit) {
   gemm(a.view, b.view, first.view);
   gemm(a.view, b.view, second.view);
   EXPECT_EQ(0, std::memcmp(first.storage.data(), second.storage.data(), 150 * 100 * sizeof(float)));
+}
+
+TEST(Gemm, PanelsOfColumnsGiveTheSameBitsAsAllOfThem) {
+  std::mt19937 random(3);
+  const int64_t m = 100, n = 3 * gemm_panel_columns + 5, k = 300;
+  Padded a(m, k, 1), b(k, n, 1), whole(m, n, 0), parts(m, n, 0);
+  a.fill(random);
+  b.fill(random);
+  const Padded at = transposed(a, 0), bt = transposed(b, 0);
+  for (const Variant variant : variants) {
+    multiply(variant, a, b, 0, false, whole.view, false);
+    for (int64_t at_column = 0; at_column < n; at_column += 2 * gemm_panel_columns) {
+      const int64_t count = std::min(2 * gemm_panel_columns, n - at_column);
+      const MatrixView<float> c = parts.view.columns_from(at_column, count);
+      if (variant == Variant::plain) gemm(a.view, b.view.columns_from(at_column, count), c);
+      if (variant == Variant::a_transposed)
+        gemm_a_transposed(at.view, b.view.columns_from(at_column, count), c);
+      if (variant == Variant::b_transposed)
+        gemm_b_transposed(a.view, bt.view.rows_from(at_column, count), c);
+    }
+    EXPECT_EQ(0, std::memcmp(whole.storage.data(), parts.storage.data(),
+                             static_cast<size_t>(m * n) * sizeof(float)));
+  }
 }
 
 }  // namespace

@@ -16,7 +16,7 @@
 #include "attention/schedules/registry.hpp"
 #include "close.hpp"
 #include "layout_cases.hpp"
-#include "logprobs/row_statistics.hpp"
+#include "logprobs/reference.hpp"
 #include "model/elementwise.hpp"
 #include "packing/compatibility.hpp"
 #include "packing/cp_batch.hpp"

@@ -1,6 +1,6 @@
 // Inputs that do not depend on who makes them, and look like normal variables.
 
-#include "attention/token_random.hpp"
+#include "core/token_random.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -44,15 +44,16 @@ TEST(TokenRandom, ARowDependsOnSeedTensorAndTokenOnly) {
         rc::gen::weightedOneOf<int64_t>({{1, rc::gen::inRange<int64_t>(-9, 0)},
                                          {2, rc::gen::inRange<int64_t>(0, int64_t{1} << 40)}}));
     const int64_t cols = *rc::gen::inRange<int64_t>(0, 9), stride = cols + 3;
+    const auto first = *rc::gen::inRange<int64_t>(0, 9);
     constexpr float untouched = 1e30F;
     std::vector<float> storage(tokens.size() * static_cast<size_t>(stride), untouched);
     fill_token_rows(random, tokens,
-                    MatrixView<float>(storage.data(), std::ssize(tokens), cols, stride));
+                    MatrixView<float>(storage.data(), std::ssize(tokens), cols, stride), first);
     for (size_t r = 0; r < tokens.size(); ++r) {
       const std::vector<float> alone = row_of(random, tokens[r], 20);
       for (int64_t c = 0; c < stride; ++c)
         RC_ASSERT(storage[r * static_cast<size_t>(stride) + static_cast<size_t>(c)] ==
-                  (tokens[r] < 0 || c >= cols ? untouched : alone[static_cast<size_t>(c)]));
+                  (tokens[r] < 0 || c >= cols ? untouched : alone[static_cast<size_t>(first + c)]));
     }
   }));
 }

@@ -12,7 +12,7 @@
 #include "attention/attention_reference.hpp"
 #include "attention/merge.hpp"
 #include "attention/schedules/registry.hpp"
-#include "attention/token_random.hpp"
+#include "core/token_random.hpp"
 #include "core/error.hpp"
 #include "layout_cases.hpp"
 #include "report/verify.hpp"

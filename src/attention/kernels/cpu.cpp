@@ -39,7 +39,7 @@
 
 #include "attention/kernels/block_kernel.hpp"
 #include "attention/kernels/lane_ops.hpp"
-#include "attention/kernels/parallel.hpp"
+#include "runtime/parallel.hpp"
 #include "attention/kernels/products.hpp"
 #include "attention/kernels/tiles.hpp"
 #include "core/error.hpp"

@@ -1,4 +1,4 @@
-#include "attention/token_random.hpp"
+#include "core/token_random.hpp"
 
 #include "core/error.hpp"
 
@@ -22,35 +22,44 @@ float normal_of(uint64_t bits) {
   return static_cast<float>(sum - 2 * 0xffff) * unit;
 }
 
-/// Calls put(i, value) for the first `width` values of a token's row.
+uint64_t bits_of(uint64_t key, int64_t i) {
+  return splitmix64_mix(key + (static_cast<uint64_t>(i) + 1) * splitmix64_golden);
+}
+
+/// Calls put(i, value) for the values first + i of a token's row, i below `width`.
 template <class Put>
-void draw_row(const TokenRandom& random, int64_t token, int64_t width, Put put) {
+void draw_row(const TokenRandom& random, int64_t token, int64_t first, int64_t width, Put put) {
   const uint64_t key = row_key(random, token);
-  for (int64_t i = 0; i < width; ++i)
-    put(i, normal_of(splitmix64_mix(key + (static_cast<uint64_t>(i) + 1) * splitmix64_golden)));
+  for (int64_t i = 0; i < width; ++i) put(i, normal_of(bits_of(key, first + i)));
 }
 
 }  // namespace
 
-void fill_token_row(const TokenRandom& random, int64_t token, std::span<float> row) {
-  float* const data = row.data();
-  if (random.round_to_bf16)
-    draw_row(random, token, std::ssize(row),
-             [=](int64_t i, float x) { data[i] = to_float(to_bf16(x)); });
-  else
-    draw_row(random, token, std::ssize(row), [=](int64_t i, float x) { data[i] = x; });
+uint64_t token_bits(const TokenRandom& random, int64_t token, int64_t i) {
+  return bits_of(row_key(random, token), i);
 }
 
-void fill_token_rows(const TokenRandom& random, std::span<const int64_t> tokens, MatrixRef rows) {
+void fill_token_row(const TokenRandom& random, int64_t token, std::span<float> row, int64_t first) {
+  float* const data = row.data();
+  if (random.round_to_bf16)
+    draw_row(random, token, first, std::ssize(row),
+             [=](int64_t i, float x) { data[i] = to_float(to_bf16(x)); });
+  else
+    draw_row(random, token, first, std::ssize(row), [=](int64_t i, float x) { data[i] = x; });
+}
+
+void fill_token_rows(const TokenRandom& random, std::span<const int64_t> tokens, MatrixRef rows,
+                     int64_t first) {
   GYRE_CHECK(std::ssize(tokens) == rows.rows, "{} tokens for {} rows", tokens.size(), rows.rows);
   for (int64_t r = 0; r < rows.rows; ++r) {
     const int64_t token = tokens[static_cast<size_t>(r)];
     if (token < 0) continue;
     if (rows.type == DType::f32) {
-      fill_token_row(random, token, {rows.as<float>().row(r), static_cast<size_t>(rows.cols)});
+      fill_token_row(random, token, {rows.as<float>().row(r), static_cast<size_t>(rows.cols)},
+                     first);
     } else {
       bf16* const data = rows.as<bf16>().row(r);
-      draw_row(random, token, rows.cols, [=](int64_t i, float x) { data[i] = to_bf16(x); });
+      draw_row(random, token, first, rows.cols, [=](int64_t i, float x) { data[i] = to_bf16(x); });
     }
   }
 }

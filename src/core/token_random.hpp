@@ -30,8 +30,21 @@ constexpr uint64_t splitmix64_mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-/// Tensors of an attention. Any other number is a tensor of its own as well.
-enum class TokenTensor : uint32_t { q, k, v, d_out, sinks };
+/// Tensors of an attention, then those of log-probabilities. Any other number is a tensor of its
+/// own as well.
+enum class TokenTensor : uint32_t {
+  q,
+  k,
+  v,
+  d_out,
+  sinks,
+  logits,
+  teacher,
+  hidden,
+  weight,
+  ids,
+  gradient
+};
 
 struct TokenRandom {
   uint64_t seed = 0;
@@ -39,13 +52,18 @@ struct TokenRandom {
   bool round_to_bf16 = false;  ///< values that bf16 holds exactly, whatever they are stored as
 };
 
-/// The row of one token: [width]. `token` is any number that names the token in all layouts, such
-/// as its position in the stream of real tokens.
-void fill_token_row(const TokenRandom& random, int64_t token, std::span<float> row);
+/// The row of one token, from its element `first` on: [width]. `token` is any number that names the
+/// token in all layouts, such as its position in the stream of real tokens.
+void fill_token_row(const TokenRandom& random, int64_t token, std::span<float> row,
+                    int64_t first = 0);
+
+/// The 64 random bits behind element `i` of the row of one token.
+uint64_t token_bits(const TokenRandom& random, int64_t token, int64_t i);
 
 /// Row r of `rows` (f32 or bf16, any stride) gets the row of tokens[r]; rows of negative tokens
-/// (pads) are left as they are. A row's first `cols` values do not depend on `cols`. Rows in bf16
-/// are rounded whether or not it is asked for. tokens: [rows.rows].
-void fill_token_rows(const TokenRandom& random, std::span<const int64_t> tokens, MatrixRef rows);
+/// (pads) are left as they are. Column 0 of `rows` is element `first` of the tokens' rows. Rows in
+/// bf16 are rounded whether or not it is asked for. tokens: [rows.rows].
+void fill_token_rows(const TokenRandom& random, std::span<const int64_t> tokens, MatrixRef rows,
+                     int64_t first = 0);
 
 }  // namespace gyre

@@ -1,0 +1,224 @@
+// The kernels of the log-probabilities against the limits of the machine, which the same program
+// measures next to each result, with the same memory and the same number of threads:
+//
+//     of_read     row_moments         the rate at which the logits' memory can be read
+//     of_update   in place            the rate of an update loop in that memory
+//     of_copy     out of place        the rate of a copy past the caches
+//
+// Bytes are those that the operation must move: each element read once and written once. Rates are
+// per second of CPU time on one thread, so that a shared machine disturbs them less, and by the
+// clock on more. Medians of five repetitions.
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "logprobs/row_gradient.hpp"
+#include "logprobs/row_statistics.hpp"
+#include "runtime/buffer.hpp"
+#include "runtime/clock.hpp"
+#include "runtime/peak.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr int64_t array_bytes = 256 << 20;  // eight times the last-level cache
+
+/// Memory of array_bytes that is looked at as f32, for the limits, and as rows of logits.
+class Logits {
+ public:
+  Logits(int64_t columns, bool narrow, uint64_t seed = 1)
+      : memory_(array_bytes / static_cast<int64_t>(sizeof(float))),
+        type_(narrow ? DType::bf16 : DType::f32),
+        columns_(columns),
+        rows_(array_bytes / static_cast<int64_t>(size_of(type_)) / columns) {
+    std::minstd_rand random(static_cast<unsigned>(seed));
+    std::normal_distribution<float> normal(0, 2);
+    std::vector<float> pool(1 << 18);
+    for (float& z : pool) z = normal(random);
+    const auto of_pool = [&](int64_t i) {
+      return pool[static_cast<size_t>(i * 7 + i / 262139) & (pool.size() - 1)];
+    };
+    if (narrow)
+      for (int64_t i = 0; i < 2 * memory_.size(); ++i) halves()[i] = to_bf16(of_pool(i));
+    else
+      for (int64_t i = 0; i < memory_.size(); ++i) memory_[i] = of_pool(i);
+  }
+  MatrixRef ref() {
+    return {reinterpret_cast<std::byte*>(memory_.data()), type_, rows_, columns_, columns_};
+  }
+  std::span<float> memory() { return memory_.span(); }
+  int64_t rows() const { return rows_; }
+  double bytes() const {
+    return static_cast<double>(rows_ * columns_) * static_cast<double>(size_of(type_));
+  }
+  double elements() const { return static_cast<double>(rows_ * columns_); }
+
+ private:
+  bf16* halves() { return reinterpret_cast<bf16*>(memory_.data()); }
+  Buffer<float> memory_;
+  DType type_;
+  int64_t columns_, rows_;
+};
+
+/// Seconds of an iteration.
+template <class Body>
+double time_iterations(benchmark::State& state, int threads, Body body) {
+  const Stopwatch watch;
+  const double start = thread_cpu_seconds();
+  for (auto _ : state) body();
+  const double seconds = threads == 1 ? thread_cpu_seconds() - start : watch.seconds();
+  return seconds / static_cast<double>(state.iterations());
+}
+
+void report(benchmark::State& state, double bytes, double seconds, const char* share,
+            double limit) {
+  state.counters["B/s"] = bytes / seconds;
+  if (limit > 0) state.counters[share] = bytes / seconds / limit;
+}
+
+struct Arguments {
+  int64_t columns;
+  bool narrow;
+  int threads;
+  explicit Arguments(const benchmark::State& state)
+      : columns(state.range(0)),
+        narrow(state.range(1) != 0),
+        threads(static_cast<int>(state.range(2))) {}
+};
+
+void sizes(benchmark::internal::Benchmark* cases) {
+  cases->ArgNames({"columns", "bf16", "threads"})
+      ->ArgsProduct({{32768, 151936}, {0, 1}, {1, 2}})
+      ->Unit(benchmark::kMillisecond)
+      ->Repetitions(5)
+      ->ReportAggregatesOnly();
+}
+
+void statistics(benchmark::State& state, bool weighted) {
+  const Arguments a(state);
+  Logits logits(a.columns, a.narrow);
+  std::vector<RowMoments> out(static_cast<size_t>(logits.rows()));
+  const double limit = measured_read_rate(logits.memory(), a.threads);
+  const double seconds = time_iterations(state, a.threads, [&] {
+    row_moments(logits.ref(), {a.columns, 1, weighted, a.threads}, out);
+  });
+  report(state, logits.bytes(), seconds, "of_read", limit);
+}
+BENCHMARK_CAPTURE(statistics, moments, false)->Apply(sizes);
+BENCHMARK_CAPTURE(statistics, moments_for_entropy, true)->Apply(sizes);
+
+void cross_statistics(benchmark::State& state) {
+  const Arguments a(state);
+  Logits student(a.columns, a.narrow), teacher(a.columns, a.narrow, 2);
+  std::vector<CrossMoments> out(static_cast<size_t>(student.rows()));
+  const double limit = measured_read_rate(student.memory(), a.threads);
+  const double seconds = time_iterations(state, a.threads, [&] {
+    row_cross_moments(student.ref(), teacher.ref(), a.columns, a.threads, out);
+  });
+  report(state, 2 * student.bytes(), seconds, "of_read", limit);
+}
+BENCHMARK(cross_statistics)->Apply(sizes);
+
+/// One target a row, log-probabilities alone or with entropies.
+struct Gradients {
+  std::vector<RowNormalizer> normalizers;
+  std::vector<RowSlope> slopes;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+
+  Gradients(int64_t rows, bool entropy)
+      : normalizers(static_cast<size_t>(rows), {9.0F, 3.4F}),
+        slopes(static_cast<size_t>(rows), {-1.0F, entropy ? -0.01F : 0.0F}),
+        ids(static_cast<size_t>(rows), 3),
+        weights(static_cast<size_t>(rows), 1.0F) {}
+  RowPicks picks() const { return {ids, weights, 1, 0}; }
+};
+
+void gradient_in_place(benchmark::State& state, bool entropy) {
+  const Arguments a(state);
+  Logits logits(a.columns, a.narrow);
+  const Gradients g(logits.rows(), entropy);
+  const double limit = measured_update_rate(logits.memory(), a.threads);
+  const double seconds = time_iterations(state, a.threads, [&] {
+    row_gradient(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, g.slopes, g.picks(),
+                 logits.ref());
+  });
+  report(state, 2 * logits.bytes(), seconds, "of_update", limit);
+}
+BENCHMARK_CAPTURE(gradient_in_place, logprob, false)->Apply(sizes);
+BENCHMARK_CAPTURE(gradient_in_place, with_entropy, true)->Apply(sizes);
+
+void gradient_out_of_place(benchmark::State& state, bool entropy) {
+  const Arguments a(state);
+  Logits logits(a.columns, a.narrow), out(a.columns, a.narrow);
+  const Gradients g(logits.rows(), entropy);
+  const double limit = measured_copy_rate(logits.memory(), out.memory(), a.threads);
+  const double seconds = time_iterations(state, a.threads, [&] {
+    row_gradient(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, g.slopes, g.picks(),
+                 out.ref());
+  });
+  report(state, 2 * logits.bytes(), seconds, "of_copy", limit);
+}
+BENCHMARK_CAPTURE(gradient_out_of_place, logprob, false)->Apply(sizes);
+BENCHMARK_CAPTURE(gradient_out_of_place, with_entropy, true)->Apply(sizes);
+
+void softmax(benchmark::State& state, bool exponentiate) {
+  const Arguments a(state);
+  Logits logits(a.columns, a.narrow), out(a.columns, a.narrow);
+  const Gradients g(logits.rows(), false);
+  const double limit = measured_copy_rate(logits.memory(), out.memory(), a.threads);
+  const double seconds = time_iterations(state, a.threads, [&] {
+    row_log_softmax(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, exponentiate,
+                    out.ref());
+  });
+  report(state, 2 * logits.bytes(), seconds, "of_copy", limit);
+}
+BENCHMARK_CAPTURE(softmax, probabilities, true)->Apply(sizes);
+BENCHMARK_CAPTURE(softmax, logarithms, false)->Apply(sizes);
+
+/// Log-probability and entropy of one target a row, forward and backward in place, the kernels
+/// alone: each element is read, read again and written, 12 or 6 bytes, and nothing else grows with
+/// them. `of_limits` is the time of these passes at the measured rates over the time taken.
+void forward_and_backward(benchmark::State& state) {
+  const Arguments a(state);
+  Logits logits(a.columns, a.narrow);
+  const Gradients g(logits.rows(), true);
+  std::vector<RowMoments> out(static_cast<size_t>(logits.rows()));
+  const double read = measured_read_rate(logits.memory(), a.threads);
+  const double update = measured_update_rate(logits.memory(), a.threads);
+  const double seconds = time_iterations(state, a.threads, [&] {
+    row_moments(logits.ref(), {a.columns, 1, true, a.threads}, out);
+    row_gradient(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, g.slopes, g.picks(),
+                 logits.ref());
+  });
+  const double bytes = 3 * logits.bytes();
+  state.counters["B/s"] = bytes / seconds;
+  state.counters["B/element"] = bytes / logits.elements();
+  if (read <= 0 || update <= 0) return;
+  const double least = logits.bytes() / read + 2 * logits.bytes() / update;
+  state.counters["of_limits"] = least / seconds;
+}
+BENCHMARK(forward_and_backward)->Apply(sizes);
+
+/// Rows of a small vocabulary in cache: what a row costs.
+void short_rows(benchmark::State& state) {
+  const int64_t rows = 4096, columns = state.range(0);
+  Buffer<float> memory(rows * columns);
+  std::minstd_rand random(1);
+  std::normal_distribution<float> normal;
+  for (float& z : memory.span()) z = normal(random);
+  std::vector<RowMoments> out(static_cast<size_t>(rows));
+  const double seconds = time_iterations(state, 1, [&] {
+    row_moments(std::as_const(memory).matrix(rows, columns), {columns, 1, false, 1}, out);
+  });
+  state.counters["s/row"] = seconds / static_cast<double>(rows);
+}
+BENCHMARK(short_rows)->ArgName("columns")->Arg(64)->Arg(264)->Arg(1024);
+
+}  // namespace
+}  // namespace gyre

@@ -1,0 +1,265 @@
+#include "io/logprobs_file.hpp"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "comm/agree.hpp"
+
+namespace gyre {
+namespace {
+
+using RealAnswer = std::vector<double> LogprobsReference::*;
+struct NamedAnswer {
+  const char* path;
+  RealAnswer answer;
+};
+
+constexpr std::array<NamedAnswer, 4> scalars{
+    {{"/reference/logprob", &LogprobsReference::logprob},
+     {"/reference/entropy", &LogprobsReference::entropy},
+     {"/reference/soft_cross_entropy", &LogprobsReference::soft_cross_entropy},
+     {"/reference/filtered_logprob", &LogprobsReference::filtered_logprob}}};
+constexpr std::array<NamedAnswer, 5> gradients{
+    {{"/reference/d_logprob", &LogprobsReference::d_logprob},
+     {"/reference/d_entropy", &LogprobsReference::d_entropy},
+     {"/reference/d_gathered", &LogprobsReference::d_gathered},
+     {"/reference/d_soft_cross_entropy", &LogprobsReference::d_soft_cross_entropy},
+     {"/reference/d_filtered_logprob", &LogprobsReference::d_filtered_logprob}}};
+
+struct Parts {
+  std::optional<h5::Dataset> offsets, logits, teacher, targets, ids, d_value, top_ids;
+  std::vector<std::pair<RealAnswer, std::optional<h5::Dataset>>> answers;
+};
+
+void check_attributes(SchemaReader& reader, LogprobsFile& f) {
+  Problems& problems = reader.problems();
+  f.vocab_size = reader.integer("/logprobs", "vocab_size");
+  f.top_k = reader.integer("/logprobs", "top_k");
+  f.top_p = reader.real("/logprobs", "top_p");
+  f.temperature = reader.real("/logprobs", "temperature");
+  check_vocabulary(problems, "/logprobs", f.vocab_size);
+  if (f.top_k < 0 || f.top_k > f.vocab_size)
+    problems.add("top_k of '/logprobs' is {}; it must be 0, none, or at most vocab_size, {}",
+                 f.top_k, f.vocab_size);
+  if (!(f.top_p > 0 && f.top_p <= 1))
+    problems.add("top_p of '/logprobs' is {}; it must be above 0 and at most 1, none", f.top_p);
+  if (!(f.temperature > 0) || !std::isfinite(f.temperature))
+    problems.add("temperature of '/logprobs' is {}; it must be positive", f.temperature);
+}
+
+void open_reference(SchemaReader& reader, const LogprobsFile& f, int64_t tokens, Parts& parts) {
+  const std::vector<h5::Type> type{h5::Type::f64};
+  const int64_t length = f.picks < 0 ? -1 : std::min(f.picks, f.vocab_size);
+  const auto add = [&](const char* path, RealAnswer answer, const h5::Shape& shape) {
+    parts.answers.emplace_back(answer, reader.dataset(path, type, shape));
+  };
+  for (const NamedAnswer& a : scalars) add(a.path, a.answer, {tokens});
+  for (const NamedAnswer& a : gradients) add(a.path, a.answer, {tokens, f.vocab_size});
+  add("/reference/gathered", &LogprobsReference::gathered, {tokens, f.picks});
+  add("/reference/top_values", &LogprobsReference::top_values, {tokens, length});
+  add("/reference/next_token_logprob", &LogprobsReference::next_token_logprob,
+      {parts.offsets ? parts.offsets->shape()[0] - 1 : -1, -1});
+  parts.top_ids = reader.dataset("/reference/top_ids", {h5::Type::i32}, {tokens, length});
+}
+
+Parts open_problem(const h5::File& file, LogprobsFile& f) {
+  SchemaReader reader(file, logprobs_schema);
+  check_attributes(reader, f);
+  Parts parts;
+  const std::vector<h5::Type> real{h5::Type::f32}, whole{h5::Type::i32};
+  parts.offsets = reader.dataset("/logprobs/offsets", {h5::Type::i64}, {-1});
+  parts.logits = reader.dataset("/logprobs/logits", real, {-1, -1});
+  int64_t tokens = -1;  // whatever it is, until it is known
+  f.columns = f.picks = -1;
+  if (parts.logits) {
+    tokens = parts.logits->shape()[0], f.columns = parts.logits->shape()[1];
+    if (f.columns < f.vocab_size)
+      reader.problems().add("/logprobs/logits is {}; it needs a column for each of {} ids",
+                            h5::to_string(parts.logits->shape()), f.vocab_size);
+  }
+  parts.teacher = reader.dataset("/logprobs/teacher", real, {tokens, f.columns});
+  parts.targets = reader.dataset("/logprobs/targets", whole, {tokens});
+  parts.ids = reader.dataset("/logprobs/ids", whole, {tokens, -1});
+  if (parts.ids) f.picks = parts.ids->shape()[1];
+  if (parts.ids && f.picks < 1)
+    reader.problems().add("/logprobs/ids is {}; it needs an id for each token",
+                          h5::to_string(parts.ids->shape()));
+  parts.d_value = reader.dataset("/logprobs/d_value", real, {tokens});
+  if (file.has_group("/reference")) {
+    f.reference.emplace().generator = reader.text("/reference", "generator");
+    open_reference(reader, f, tokens, parts);
+  }
+  reader.throw_if_any();
+  return parts;
+}
+
+/// A problem for the first logit that is NaN or +inf, and for the first row without a finite one.
+void check_logits(Problems& problems, const std::string& name, const LogprobsFile& f,
+                  const std::vector<float>& logits) {
+  for (int64_t t = 0; t < f.tokens(); ++t) {
+    bool some = false;
+    for (int64_t v = 0; v < f.vocab_size; ++v) {
+      const float z = logits[static_cast<size_t>(t * f.columns + v)];
+      some = some || std::isfinite(z);
+      if (z < std::numeric_limits<float>::infinity()) continue;
+      return problems.add("{}[{}, {}] is {}; it must be finite or -inf", name, t, v, z);
+    }
+    if (!some)
+      return problems.add("{}[{}] is -inf throughout; a row needs a finite logit", name, t);
+  }
+}
+
+void check_answers(Problems& problems, const LogprobsReference& reference) {
+  const auto check = [&](const std::string& name, const std::vector<double>& values) {
+    const auto bad = std::find_if(values.begin(), values.end(), [](double x) { return x != x; });
+    if (bad != values.end())
+      problems.add("{}[{}] is nan; an answer is a number", name, bad - values.begin());
+  };
+  for (const NamedAnswer& a : scalars) check(a.path, reference.*a.answer);
+  for (const NamedAnswer& a : gradients) check(a.path, reference.*a.answer);
+  check("/reference/gathered", reference.gathered);
+  check("/reference/top_values", reference.top_values);
+  check("/reference/next_token_logprob", reference.next_token_logprob);
+}
+
+void check_numbers(const h5::File& file, const LogprobsFile& f) {
+  SchemaReader reader(file, logprobs_schema);
+  Problems& problems = reader.problems();
+  const auto tokens = std::ssize(f.targets);
+  check_offsets(problems, "/logprobs/offsets", f.offsets, tokens, "the rows of /logprobs/logits");
+  reader.throw_if_any();
+  check_logits(problems, "/logprobs/logits", f, f.logits);
+  check_logits(problems, "/logprobs/teacher", f, f.teacher);
+  check_finite(problems, "/logprobs/d_value", f.d_value);
+  const auto bad = std::find_if(f.ids.begin(), f.ids.end(),
+                                [&](int32_t id) { return id < 0 || id >= f.vocab_size; });
+  if (bad != f.ids.end())
+    problems.add("/logprobs/ids[{}] is {}; ids are 0 to {}", bad - f.ids.begin(), *bad,
+                 f.vocab_size - 1);
+  if (f.reference) {
+    check_answers(problems, *f.reference);
+    const int64_t wanted = (std::ssize(f.offsets) - 1) * std::max<int64_t>(0, f.longest() - 1);
+    if (std::ssize(f.reference->next_token_logprob) != wanted)
+      problems.add("/reference/next_token_logprob has {} elements; it must have {}",
+                   f.reference->next_token_logprob.size(), wanted);
+  }
+  reader.throw_if_any();
+}
+
+struct ResultArray {
+  std::string path;
+  std::span<const float> values;
+  int64_t width;
+};
+
+std::vector<ResultArray> real_results(const LogprobsResultRows& mine, int64_t length) {
+  return {{"/results/logprob", mine.logprob, 1},
+          {"/results/entropy", mine.entropy, 1},
+          {"/results/filtered_logprob", mine.filtered_logprob, 1},
+          {"/results/top_values", mine.top_values, length}};
+}
+
+h5::Shape shape_of(int64_t rows, const std::string& path, int64_t width) {
+  return path.find("top_") == std::string::npos ? h5::Shape{rows} : h5::Shape{rows, width};
+}
+
+/// Fails unless the ranks' tokens are all tokens, each once.
+void check_coverage(Communicator& comm, int64_t begin, int64_t rows, int64_t tokens) {
+  const std::vector<int64_t> begins = all_gather_value(comm, begin),
+                             counts = all_gather_value(comm, rows);
+  run_agreed(comm, "checking who has which results", [&] {
+    std::vector<std::pair<int64_t, int64_t>> blocks;
+    for (size_t r = 0; r < begins.size(); ++r)
+      if (counts[r] > 0) blocks.emplace_back(begins[r], counts[r]);
+    std::sort(blocks.begin(), blocks.end());
+    int64_t next = 0;
+    for (const auto& [first, count] : blocks) {
+      GYRE_CHECK(first >= next, "token {} comes from two ranks", first);
+      GYRE_CHECK(first == next, "token {} of {} comes from no rank", next, tokens);
+      next = first + count;
+    }
+    GYRE_CHECK(next >= tokens, "token {} of {} comes from no rank", next, tokens);
+    GYRE_CHECK(next == tokens, "token {} comes from a rank, but there are {}", next - 1, tokens);
+  });
+}
+
+void create_results(const std::string& path, const LogprobsResultsHeader& header,
+                    const std::vector<ResultArray>& arrays) {
+  h5::File file = h5::File::create(path);
+  write_schema(file, logprobs_results_schema, header.provenance);
+  file.create_group("/results");
+  file.write_attribute("/results", "input_sha256", header.input_sha256);
+  file.write_attribute("/results", "vocab_size", header.vocab_size);
+  file.write_attribute("/results", "top_k", header.top_k);
+  file.write_attribute("/results", "top_p", header.top_p);
+  file.write_attribute("/results", "temperature", header.temperature);
+  for (const ResultArray& array : arrays)
+    file.create_dataset(array.path, DType::f32, shape_of(header.tokens, array.path, array.width),
+                        h5::Checksum::fletcher32);
+  file.create_dataset("/results/top_ids", DType::i32, {header.tokens, header.length},
+                      h5::Checksum::fletcher32);
+  file.close();
+}
+
+template <class T>
+void write_rows(const h5::File& file, const std::string& path, int64_t begin, int64_t rows,
+                int64_t width, std::span<const T> values) {
+  h5::Slab slab{shape_of(begin, path, 0), shape_of(rows, path, width)};
+  const size_t slabs = values.empty() ? 0 : 1;
+  file.dataset(path).write<T>(std::span(&slab, slabs), values);
+}
+
+}  // namespace
+
+int64_t LogprobsFile::longest() const {
+  int64_t most = 0;
+  for (size_t i = 0; i + 1 < offsets.size(); ++i)
+    most = std::max(most, offsets[i + 1] - offsets[i]);
+  return most;
+}
+
+LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path) {
+  const h5::File file = open_schema_file(comm, path, logprobs_schema);
+  LogprobsFile f;
+  Parts parts;
+  run_agreed(comm, "opening the logits of " + path, [&] { parts = open_problem(file, f); });
+  f.offsets = parts.offsets->read_all<int64_t>();
+  f.logits = parts.logits->read_all<float>();
+  f.teacher = parts.teacher->read_all<float>();
+  f.targets = parts.targets->read_all<int32_t>();
+  f.ids = parts.ids->read_all<int32_t>();
+  f.d_value = parts.d_value->read_all<float>();
+  for (const auto& [answer, dataset] : parts.answers)
+    (*f.reference).*answer = dataset->read_all<double>();
+  if (f.reference) f.reference->top_ids = parts.top_ids->read_all<int32_t>();
+  run_agreed(comm, "checking the logits of " + path, [&] { check_numbers(file, f); });
+  return f;
+}
+
+void write_logprobs_results(OutputFile& output, const LogprobsResultsHeader& header,
+                            const LogprobsResultRows& mine) {
+  Communicator& comm = output.comm();
+  const std::vector<ResultArray> arrays = real_results(mine, header.length);
+  const auto rows = std::ssize(mine.logprob);
+  run_agreed(comm, "checking the shapes of results", [&] {
+    for (const ResultArray& array : arrays)
+      GYRE_CHECK(std::ssize(array.values) == rows * array.width,
+                 "{} has {} elements; it must have {}", array.path, array.values.size(),
+                 rows * array.width);
+    GYRE_CHECK(mine.top_ids.size() == mine.top_values.size(), "{} ids of {} largest values",
+               mine.top_ids.size(), mine.top_values.size());
+  });
+  check_coverage(comm, mine.begin, rows, header.tokens);
+  run_on_root(comm, "creating " + output.path(),
+              [&] { create_results(output.temporary_path(), header, arrays); });
+  h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
+  for (const ResultArray& array : arrays)
+    write_rows<float>(file, array.path, mine.begin, rows, array.width, array.values);
+  write_rows<int32_t>(file, "/results/top_ids", mine.begin, rows, header.length, mine.top_ids);
+  file.close();
+  output.commit();
+}
+
+}  // namespace gyre

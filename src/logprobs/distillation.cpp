@@ -1,0 +1,109 @@
+#include "logprobs/distillation.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "comm/agree.hpp"
+#include "core/error.hpp"
+#include "runtime/parallel.hpp"
+
+namespace gyre {
+namespace {
+
+/// out <- log-softmax of a few logits.
+void log_softmax(std::span<const float> logits, std::span<float> out) {
+  float max = -std::numeric_limits<float>::infinity();
+  for (const float z : logits) max = std::max(max, z);
+  double sum = 0;
+  for (const float z : logits) sum += static_cast<double>(std::exp(z - max));
+  const double log_sum = std::log(sum);
+  for (size_t k = 0; k < logits.size(); ++k)
+    out[k] = static_cast<float>(static_cast<double>(logits[k] - max) - log_sum);
+}
+
+/// Of all rows of `picks` logits; may be in place.
+void log_softmax_rows(int threads, int64_t picks, std::span<const float> logits,
+                      std::span<float> out) {
+  const auto row = static_cast<size_t>(picks);
+  for_each_task(threads, std::ssize(logits) / picks, [&](int64_t i, int) {
+    const size_t at = static_cast<size_t>(i) * row;
+    log_softmax(logits.subspan(at, row), out.subspan(at, row));
+  });
+}
+
+void check_ids(std::span<const int32_t> ids, int64_t vocab_size) {
+  for (const int32_t id : ids)
+    GYRE_CHECK(id >= 0 && id < vocab_size, "a teacher's id {} of a vocabulary of {}", id,
+               vocab_size);
+}
+
+}  // namespace
+
+DistillationScores::DistillationScores(int64_t tokens, const VocabPartition& vocab,
+                                       const DistillationOptions& options, Communicator& tp)
+    : tokens_(tokens), vocab_size_(vocab.vocab_size), options_(options) {
+  const auto check = [&] {
+    if (options.picks < 1) throw_usage("{} ids a token; the fewest are 1", options.picks);
+    if (options.renormalised && options.entropy)
+      throw_usage(
+          "an entropy needs the whole vocabulary, but the student is renormalised over {} ids",
+          options.picks);
+  };
+  agree_on_arguments(
+      tp, "distillation", check,
+      {{"whether the student is renormalised over the ids", options.renormalised ? 1 : 0}});
+  if (!options.renormalised) {
+    scores_ = std::make_unique<VocabScores>(
+        tokens, vocab,
+        ScoreOptions{
+            .picks = options.picks, .entropy = options.entropy, .threads = options.threads},
+        tp);
+    return;
+  }
+  gathered_ = std::make_unique<GatheredLogits>(tokens, vocab, options.picks, options.threads, tp);
+  student_ = Buffer<float>(tokens * options.picks);
+}
+
+double DistillationScores::forward(ConstMatrixRef logits, std::span<const float> teacher_logits,
+                                   std::span<const int32_t> ids, Stream& stream,
+                                   std::span<float> student, std::span<float> teacher,
+                                   std::span<float> entropy) {
+  const int64_t picks = options_.picks;
+  GYRE_CHECK(teacher_logits.size() == ids.size() && teacher.size() == ids.size(),
+             "{} logits of the teacher and {} results for {} ids", teacher_logits.size(),
+             teacher.size(), ids.size());
+  check_ids(ids, vocab_size_);
+  log_softmax_rows(options_.threads, picks, teacher_logits, teacher);
+  if (scores_) return scores_->forward(logits, ids, stream, student, entropy);
+  GYRE_CHECK(entropy.empty(), "{} entropies of a renormalised student", entropy.size());
+  const double waited = gathered_->forward(logits, ids, stream, student);
+  log_softmax_rows(options_.threads, picks, student, student);
+  std::copy(student.begin(), student.end(), student_.data());
+  return waited;
+}
+
+void DistillationScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
+                                  std::span<const float> d_student,
+                                  std::span<const float> d_entropy, MatrixRef d_logits) const {
+  if (scores_) {
+    scores_->backward(logits, ids, d_student, d_entropy, d_logits);
+    return;
+  }
+  GYRE_CHECK(std::ssize(d_student) == student_.size() && d_entropy.empty(),
+             "{} gradients of {} x {}, {} of entropies", d_student.size(), tokens_, options_.picks,
+             d_entropy.size());
+  Buffer<float> d_values(student_.size());
+  for_each_task(options_.threads, tokens_, [&](int64_t i, int) {
+    const int64_t begin = i * options_.picks, end = begin + options_.picks;
+    double sum = 0;
+    for (int64_t k = begin; k < end; ++k)
+      sum += static_cast<double>(d_student[static_cast<size_t>(k)]);
+    for (int64_t k = begin; k < end; ++k)
+      d_values[k] = static_cast<float>(static_cast<double>(d_student[static_cast<size_t>(k)]) -
+                                       sum * std::exp(static_cast<double>(student_[k])));
+  });
+  gathered_->backward(ids, d_values.span(), d_logits);
+}
+
+}  // namespace gyre

@@ -1,0 +1,662 @@
+#include "logprobs/filtered_scores.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "comm/agree.hpp"
+#include "core/index.hpp"
+#include "logprobs/row_digits.hpp"
+#include "runtime/clock.hpp"
+#include "runtime/parallel.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr std::string_view what = "filtered log-probabilities";
+constexpr float infinity = std::numeric_limits<float>::infinity();
+/// Below all that has a probability, and above -inf.
+constexpr float lowest = std::numeric_limits<float>::lowest();
+
+/// What a rank says of a row beside its list.
+struct Scalars {
+  float sum;       ///< of the moments, whose maximum is the first of the list; 0 if not needed
+  int32_t last;    ///< how often the last value of the list occurs
+  float target;    ///< logit of the target, on the rank that owns it
+  int32_t behind;  ///< columns behind the target's, on that rank, that equal it
+};
+
+/// The records of some ranks: of each rank scalars [tokens], then lists [tokens, length].
+class Records {
+ public:
+  Records(int64_t tokens, int64_t length, DType type, int ranks)
+      : tokens_(tokens),
+        length_(length),
+        type_(type),
+        bytes_(ranks * block_bytes(tokens, length, type)) {}
+
+  static int64_t block_bytes(int64_t tokens, int64_t length, DType type) {
+    const auto value = static_cast<int64_t>(size_of(type));
+    return round_up(tokens * (static_cast<int64_t>(sizeof(Scalars)) + length * value), 4);
+  }
+  std::span<std::byte> bytes() { return bytes_.span(); }
+  std::span<const std::byte> bytes() const { return bytes_.span(); }
+  const Scalars& scalars(int64_t rank, int64_t token) const {
+    return reinterpret_cast<const Scalars*>(block(rank))[token];
+  }
+  Scalars& scalars(int64_t token) { return reinterpret_cast<Scalars*>(bytes_.data())[token]; }
+  float value(int64_t rank, int64_t token, int64_t entry) const {
+    const std::byte* values = block(rank) + tokens_ * static_cast<int64_t>(sizeof(Scalars));
+    const int64_t at = token * length_ + entry;
+    return type_ == DType::f32 ? reinterpret_cast<const float*>(values)[at]
+                               : to_float(reinterpret_cast<const bf16*>(values)[at]);
+  }
+  /// Of the first rank.
+  void set_values(std::span<const float> values) {
+    std::byte* const to = bytes_.data() + tokens_ * static_cast<int64_t>(sizeof(Scalars));
+    if (type_ == DType::f32)
+      std::copy(values.begin(), values.end(), reinterpret_cast<float*>(to));
+    else
+      std::transform(values.begin(), values.end(), reinterpret_cast<bf16*>(to), to_bf16);
+  }
+  int64_t length() const { return length_; }
+
+ private:
+  const std::byte* block(int64_t rank) const {
+    return bytes_.data() + rank * block_bytes(tokens_, length_, type_);
+  }
+  int64_t tokens_, length_;
+  DType type_;
+  Buffer<std::byte> bytes_;
+};
+
+/// A value and how often it occurs in a row, over all ranks.
+struct Group {
+  float value;
+  int64_t count;
+};
+
+/// Walks the values of one row downwards, over the lists of all ranks.
+class ListWalk {
+ public:
+  /// `columns` [ranks]: valid ones of each rank; `heads` [ranks] is scratch.
+  ListWalk(const Records& lists, int64_t token, std::span<const int64_t> columns,
+           std::span<int64_t> heads)
+      : lists_(lists), token_(token), heads_(heads) {
+    std::fill(heads.begin(), heads.end(), 0);
+    for (int64_t r = 0; r < ranks(); ++r)
+      if (columns[static_cast<size_t>(r)] > lists.length()) bound_ = std::max(bound_, last(r));
+  }
+
+  /// The largest of the row; NaN if there is a NaN.
+  float max() const {
+    float max = -infinity;
+    for (int64_t r = 0; r < ranks(); ++r) {
+      const float first = lists_.value(r, token_, 0);
+      if (std::isnan(first)) return first;
+      max = std::max(max, first);
+    }
+    return max;
+  }
+  /// The next smaller value but -inf; false if there is none, or too_short().
+  bool next(Group& group) {
+    float value = -infinity;
+    for (int64_t r = 0; r < ranks(); ++r)
+      if (const int64_t head = heads_[static_cast<size_t>(r)]; head < lists_.length())
+        value = std::max(value, lists_.value(r, token_, head));
+    too_short_ = value < bound_;
+    if (too_short_ || value == -infinity) return false;
+    group = {value, 0};
+    for (int64_t r = 0; r < ranks(); ++r) group.count += take(r, value);
+    return true;
+  }
+  /// Whether smaller values may be missing in the lists.
+  bool too_short() const { return too_short_; }
+  /// Below this, values may be missing.
+  float bound() const { return bound_; }
+
+ private:
+  int64_t ranks() const { return std::ssize(heads_); }
+  float last(int64_t rank) const { return lists_.value(rank, token_, lists_.length() - 1); }
+  /// How often a rank has the value; its head moves on.
+  int64_t take(int64_t rank, float value) {
+    int64_t& head = heads_[static_cast<size_t>(rank)];
+    const int64_t before = head;
+    while (head < lists_.length() && lists_.value(rank, token_, head) == value) ++head;
+    return last(rank) == value ? lists_.scalars(rank, token_).last : head - before;
+  }
+
+  const Records& lists_;
+  int64_t token_;
+  std::span<int64_t> heads_;
+  float bound_ = -infinity;
+  bool too_short_ = false;
+};
+
+/// What of a row survives.
+struct Cut {
+  float max = 0;
+  float threshold = lowest;
+  int64_t above = 0;      ///< columns above the threshold
+  int64_t ties = 0;       ///< columns equal to it
+  int64_t kept_ties = 0;  ///< how many of them survive: those with the highest ids
+  double mass = 0;        ///< Σ exp((z - max) · scale) of what survives
+};
+
+/// Adds a group to what survives, as far as less than `limit` lies before each of its columns.
+/// False if that is the end.
+bool add_group(const Group& group, double weight, double limit, Cut& cut) {
+  const auto count = static_cast<double>(group.count);
+  const double room = std::ceil((limit - cut.mass) / weight);
+  cut.above += cut.ties;
+  cut.threshold = group.value;
+  cut.ties = group.count;
+  cut.kept_ties = room < count ? static_cast<int64_t>(room) : group.count;
+  const bool more = cut.mass + count * weight < limit;
+  cut.mass += static_cast<double>(cut.kept_ties) * weight;
+  return more;
+}
+
+/// A row whose threshold is searched by digits.
+struct DigitRow {
+  int64_t token;
+  float max;
+  uint32_t low;                             ///< the threshold's key is low .. low + 2^bits - 1
+  int bits;                                 ///< a multiple of digit_bits
+  int64_t total = 0, above = 0, equal = 0;  ///< masses: of all, above the range, in it
+};
+
+/// Cuts the range to the part in which the sum from above reaches the share top_p of the total.
+void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
+  if (first) {
+    for (int64_t i = 0; i < digit_sums; ++i) row.total += masses[i];
+    row.above = masses[digit_buckets];
+  }
+  const double limit = top_p * static_cast<double>(row.total);
+  int64_t bucket = digit_buckets - 1;
+  while (bucket >= 0 && static_cast<double>(row.above + masses[bucket]) < limit)
+    row.above += masses[bucket--];
+  GYRE_CHECK(bucket >= 0, "token {}: no threshold from key {} in {} bits", row.token, row.low,
+             row.bits);
+  const int shift = row.bits - digit_bits;
+  row.low += static_cast<uint32_t>(bucket) << shift;
+  row.bits = shift;
+  row.equal = masses[bucket];
+}
+
+/// What a rank says of a row at the end of its search.
+struct Counts {
+  int32_t above, equal, behind;
+};
+
+/// body(token, scratch) for all tokens, shared among threads by blocks; scratch [ranks].
+template <class Body>
+void for_each_row(int threads, int64_t tokens, int ranks, Body body) {
+  constexpr int64_t block = 64;
+  for_each_task(threads, ceil_div(tokens, block), [&](int64_t task, int) {
+    std::vector<int64_t> scratch(static_cast<size_t>(ranks));
+    const int64_t end = std::min(tokens, (task + 1) * block);
+    for (int64_t t = task * block; t < end; ++t) body(t, std::span<int64_t>(scratch));
+  });
+}
+
+void check_options(int64_t tokens, const VocabPartition& vocab, DType type,
+                   const FilterOptions& options, int ranks) {
+  const SamplingFilter& filter = options.filter;
+  if (tokens < 0) throw_usage("{} tokens; the fewest are 0", tokens);
+  check_partition(vocab, ranks);
+  if (type != DType::f32 && type != DType::bf16)
+    throw_usage("logits of type {}; they must be f32 or bf16", name_of(type));
+  if (filter.top_k < 0)
+    throw_usage("top_k is {}; the smallest valid number is 0, for no such filter", filter.top_k);
+  if (filter.top_k > vocab.vocab_size)
+    throw_usage("top_k is {}; the largest valid number is {}, the size of the vocabulary",
+                filter.top_k, vocab.vocab_size);
+  if (!(filter.top_p > 0 && filter.top_p <= 1))
+    throw_usage("top_p is {}; it must be above 0 and at most 1", filter.top_p);
+  const auto scale = static_cast<float>(1 / filter.temperature);
+  if (!(std::isnormal(scale) && scale > 0))
+    throw_usage("a temperature of {}; it must be positive and finite, and so its inverse in f32",
+                filter.temperature);
+  if (options.list_length < 1)
+    throw_usage("lists of {} logits; the smallest valid length is 1", options.list_length);
+}
+
+void agree_on_number(Communicator& tp, std::string_view name, double value) {
+  const std::vector<double> all = all_gather_value(tp, value);
+  for (size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0])
+      throw Error(ExitCode::usage,
+                  fmt::format("{}: {} is {} on rank 0, but {} on rank {}; it must be the same on "
+                              "all ranks of the group",
+                              what, name, all[0], all[r], r),
+                  true);
+}
+
+}  // namespace
+
+FilteredScores::FilteredScores(int64_t tokens, const VocabPartition& vocab, DType type,
+                               const FilterOptions& options, Communicator& tp)
+    : tokens_(tokens), vocab_(vocab), type_(type), options_(options), tp_(tp) {
+  SamplingFilter& filter = options_.filter;
+  agree_on_arguments(tp, what, [&] { check_options(tokens, vocab, type, options, tp.size()); },
+                     {{"the number of tokens", tokens},
+                      {"the number of the logits' type", static_cast<int64_t>(type)},
+                      {"top_k", filter.top_k},
+                      {"the length of the lists", options.list_length}});
+  agree_on_partition(tp, what, vocab);
+  agree_on_number(tp, "top_p", filter.top_p);
+  agree_on_number(tp, "the temperature", filter.temperature);
+  if (filter.top_k == vocab.vocab_size) filter.top_k = 0;
+  int64_t longest = 1;
+  for (int r = 0; r < tp.size(); ++r) longest = std::max(longest, vocab.valid(r));
+  if (by_mass()) length_ = options.list_length;
+  if (by_count()) length_ = filter.top_k;
+  length_ = std::min(length_, longest);
+  normalizers_ = Buffer<RowNormalizer>(tokens);
+  survivors_ = Buffer<RowSurvivors>(tokens);
+  kept_ = Buffer<int32_t>(tokens);
+}
+
+/// One forward pass.
+class FilteredScores::Forward {
+ public:
+  Forward(FilteredScores& scores, ConstMatrixRef logits, std::span<const int32_t> targets,
+          Stream& stream, std::span<float> logprob)
+      : s_(scores),
+        logits_(logits),
+        targets_(targets),
+        stream_(stream),
+        logprob_(logprob),
+        ranks_(scores.tp_.size()),
+        mine_(scores.tp_.rank()),
+        records_(scores.tokens_, scores.length_, scores.type_, ranks_) {
+    for (int r = 0; r < ranks_; ++r) columns_.push_back(s_.vocab_.valid(r));
+  }
+
+  double run() {
+    gather();
+    walk();
+    s_.rows_by_digits_ = std::ssize(rows_);
+    if (!rows_.empty()) search();
+    return waited_;
+  }
+
+ private:
+  int64_t own_columns() const { return columns_[static_cast<size_t>(mine_)]; }
+  double scale() const { return static_cast<double>(s_.scale()); }
+  int64_t target_column(int64_t t) const {
+    return targets_[static_cast<size_t>(t)] - s_.vocab_.begin(mine_);
+  }
+  int owner(int64_t t) const { return s_.vocab_.owner(targets_[static_cast<size_t>(t)]); }
+  void wait(const WorkPtr& work) {
+    const Stopwatch watch;
+    work->wait();
+    waited_ += watch.seconds();
+  }
+
+  void gather();
+  void make_records(Records& own);
+  int32_t count_behind(int64_t t, std::span<const float> list, const Scalars& scalars) const;
+  void walk();
+  bool walk_row(int64_t t, std::span<int64_t> scratch);
+  double total_mass(int64_t t, float max) const;
+  Cut cut_by_count(ListWalk& walk, float max) const;
+  DigitRow digit_row(int64_t t, float max, double total, float bound) const;
+  void search();
+  void add_rounds(std::vector<DigitRow*>& active, bool first);
+  Buffer<Counts> gather_counts();
+  void finish_by_digits(const DigitRow& row, size_t i, const Buffer<Counts>& counts,
+                        std::span<int64_t> ties);
+  template <class Ties>
+  void finish(int64_t t, const Cut& cut, Ties ties_of, int64_t behind);
+  void finish_nan(int64_t t);
+  int32_t column_of_cut(int64_t t, const Cut& cut, int64_t own, int64_t higher) const;
+  int64_t ties_by_lists(int64_t rank, int64_t t, float value) const;
+
+  FilteredScores& s_;
+  ConstMatrixRef logits_;
+  std::span<const int32_t> targets_;
+  Stream& stream_;
+  std::span<float> logprob_;
+  int ranks_, mine_;
+  std::vector<int64_t> columns_;  // [ranks] valid ones
+  Records records_;               // of all ranks
+  Buffer<int32_t> ids_;           // [tokens, length] columns of the own list, if by mass
+  std::vector<DigitRow> rows_;    // that lists are too short for
+  double waited_ = 0;
+};
+
+// ---- lists ----
+
+void FilteredScores::Forward::gather() {
+  if (ranks_ == 1) {
+    make_records(records_);
+    return;
+  }
+  Records own(s_.tokens_, s_.length_, s_.type_, 1);
+  make_records(own);
+  wait(s_.tp_.all_gather(std::as_const(own).bytes(), records_.bytes(), stream_,
+                         "lists of the largest logits"));
+}
+
+void FilteredScores::Forward::make_records(Records& own) {
+  const int64_t tokens = s_.tokens_, length = s_.length_;
+  const RowScan scan{own_columns(), s_.scale(), false, s_.options_.threads};
+  const bool filtered = s_.by_count() || s_.by_mass(), summed = !s_.by_count();
+  Buffer<float> values(tokens * length);
+  Buffer<RowMoments> moments(summed ? tokens : 0);
+  Buffer<int32_t> last(filtered ? tokens : 0);
+  // Ties are told apart at the boundary of top-p only.
+  ids_ = Buffer<int32_t>(s_.by_mass() ? tokens * length : 0);
+  if (filtered) {
+    row_top(logits_, scan, {values.span(), ids_.span(), last.span(), length}, moments.span());
+  } else {
+    row_moments(logits_, scan, moments.span());
+    for (int64_t t = 0; t < tokens; ++t) values[t] = moments[t].max;
+  }
+  own.set_values(values.span());
+  for (int64_t t = 0; t < tokens; ++t) {
+    Scalars& scalars = own.scalars(t);
+    scalars = {summed ? moments[t].sum : 0, filtered ? last[t] : 0, -infinity, 0};
+    if (owner(t) != mine_) continue;
+    scalars.target = logits_.at(t, target_column(t));
+    if (!s_.by_mass()) continue;
+    const auto list = std::as_const(values).span().subspan(static_cast<size_t>(t * length),
+                                                           static_cast<size_t>(length));
+    scalars.behind = count_behind(t, list, scalars);
+  }
+}
+
+/// Columns of the own shard behind the target's that equal it. 0 if it is below the list's last
+/// value: then the list decides nothing about it.
+int32_t FilteredScores::Forward::count_behind(int64_t t, std::span<const float> list,
+                                              const Scalars& scalars) const {
+  const auto column = target_column(t);
+  if (scalars.target < list.back() || scalars.target == -infinity) return 0;
+  int32_t in_list = 0, behind = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (list[i] != scalars.target) continue;
+    ++in_list;
+    behind += ids_[t * s_.length_ + static_cast<int64_t>(i)] > column ? 1 : 0;
+  }
+  if (scalars.target > list.back() || scalars.last == in_list) return behind;
+  return static_cast<int32_t>(
+      count_columns(logits_, t, column + 1, own_columns(), scalars.target).equal);
+}
+
+void FilteredScores::Forward::walk() {
+  std::vector<char> too_short(static_cast<size_t>(s_.tokens_));
+  for_each_row(s_.options_.threads, s_.tokens_, ranks_, [&](int64_t t, auto scratch) {
+    too_short[static_cast<size_t>(t)] = walk_row(t, scratch) ? 0 : 1;
+  });
+  for (int64_t t = 0; t < s_.tokens_; ++t) {
+    if (too_short[static_cast<size_t>(t)] == 0) continue;
+    std::vector<int64_t> heads(static_cast<size_t>(ranks_));
+    const ListWalk lists(records_, t, columns_, heads);
+    rows_.push_back(digit_row(t, lists.max(), total_mass(t, lists.max()), lists.bound()));
+  }
+}
+
+/// Finishes the row; false if its lists are too short.
+bool FilteredScores::Forward::walk_row(int64_t t, std::span<int64_t> scratch) {
+  ListWalk lists(records_, t, columns_, scratch);
+  Cut cut;
+  cut.max = lists.max();
+  const double total = s_.by_count() ? 1 : total_mass(t, cut.max);
+  if (!std::isfinite(cut.max) || !std::isfinite(total)) {
+    finish_nan(t);
+    return true;
+  }
+  if (s_.by_count()) {
+    cut = cut_by_count(lists, cut.max);
+  } else if (s_.by_mass()) {
+    const double limit = s_.options_.filter.top_p * total;
+    Group group{};
+    while (lists.next(group)) {
+      const double x = (static_cast<double>(group.value) - static_cast<double>(cut.max)) * scale();
+      if (!add_group(group, std::exp(x), limit, cut)) break;
+    }
+    if (lists.too_short()) return false;
+  } else {
+    cut.above = s_.vocab_.vocab_size;
+    cut.mass = total;
+  }
+  const int rank = owner(t);
+  finish(
+      t, cut, [&](int64_t r) { return ties_by_lists(r, t, cut.threshold); },
+      rank < 0 ? 0 : records_.scalars(rank, t).behind);
+  return true;
+}
+
+double FilteredScores::Forward::total_mass(int64_t t, float max) const {
+  double total = 0;
+  for (int64_t r = 0; r < ranks_; ++r) {
+    const auto sum = static_cast<double>(records_.scalars(r, t).sum);
+    if (sum == 0) continue;
+    const double first = static_cast<double>(records_.value(r, t, 0));
+    total += sum * std::exp((first - static_cast<double>(max)) * scale());
+  }
+  return total;
+}
+
+/// The top_k largest and the ties of the last, and of them the share top_p.
+Cut FilteredScores::Forward::cut_by_count(ListWalk& walk, float max) const {
+  const SamplingFilter& filter = s_.options_.filter;
+  std::vector<std::pair<Group, double>> groups;
+  int64_t count = 0;
+  double total = 0;
+  for (Group group{}; count < filter.top_k && walk.next(group);) {
+    const double x = (static_cast<double>(group.value) - static_cast<double>(max)) * scale();
+    groups.emplace_back(group, std::exp(x));
+    count += group.count;
+    total += static_cast<double>(group.count) * groups.back().second;
+  }
+  GYRE_CHECK(!walk.too_short(), "{} of {} largest", count, filter.top_k);
+  Cut cut;
+  cut.max = max;
+  if (s_.by_mass()) {
+    for (const auto& [group, weight] : groups)
+      if (!add_group(group, weight, filter.top_p * total, cut)) break;
+    return cut;
+  }
+  cut.mass = total;
+  if (count < filter.top_k) {  // the k-th largest is -inf, and with it all columns survive
+    cut.above = s_.vocab_.vocab_size;
+    return cut;
+  }
+  cut.threshold = groups.back().first.value;
+  cut.ties = cut.kept_ties = groups.back().first.count;
+  cut.above = count - cut.ties;
+  return cut;
+}
+
+/// How often a rank has the value, which is no smaller than the last of its list if that left
+/// columns out.
+int64_t FilteredScores::Forward::ties_by_lists(int64_t rank, int64_t t, float value) const {
+  if (records_.value(rank, t, s_.length_ - 1) == value) return records_.scalars(rank, t).last;
+  int64_t count = 0;
+  for (int64_t i = 0; i < s_.length_ && records_.value(rank, t, i) >= value; ++i)
+    count += records_.value(rank, t, i) == value ? 1 : 0;
+  return count;
+}
+
+// ---- digits ----
+
+/// The threshold is below `bound`, and not below a value where even if all columns were there they
+/// would not have half of what is to be left out.
+DigitRow FilteredScores::Forward::digit_row(int64_t t, float max, double total, float bound) const {
+  const auto columns = static_cast<double>(s_.vocab_.vocab_size);
+  const double left_out = (1 - s_.options_.filter.top_p) * total / 2;
+  const double rounding = columns * std::exp2(-fraction_bits_for(s_.vocab_.vocab_size));
+  uint32_t low = 0;
+  if (left_out > rounding) {
+    const double least = static_cast<double>(max) + std::log(left_out / columns) / scale();
+    low = key_of(std::nextafter(static_cast<float>(std::max<double>(least, lowest)), -infinity),
+                 s_.type_);
+  }
+  const uint32_t high = key_of(bound, s_.type_) - 1;
+  low = std::min(low, high);
+  const int digits =
+      static_cast<int>(std::max<int64_t>(1, ceil_div(std::bit_width(high - low), digit_bits)));
+  return {t, max, low, digits * digit_bits};
+}
+
+void FilteredScores::Forward::search() {
+  std::vector<DigitRow*> active;
+  for (DigitRow& row : rows_) active.push_back(&row);
+  for (bool first = true; !active.empty(); first = false) {
+    add_rounds(active, first);
+    std::erase_if(active, [](const DigitRow* row) { return row->bits == 0; });
+  }
+  const Buffer<Counts> counts = gather_counts();
+  std::vector<int64_t> ties(static_cast<size_t>(ranks_));
+  for (size_t i = 0; i < rows_.size(); ++i) finish_by_digits(rows_[i], i, counts, ties);
+}
+
+/// One round for all rows that are left.
+void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool first) {
+  const auto count = static_cast<int64_t>(active.size());
+  const int bits = fraction_bits_for(s_.vocab_.vocab_size);
+  Buffer<int64_t> masses(count * digit_sums);
+  std::fill_n(masses.data(), masses.size(), 0);
+  for_each_task(s_.options_.threads, count, [&](int64_t i, int) {
+    const DigitRow& row = *active[static_cast<size_t>(i)];
+    const MassScan scan{row.max, s_.scale(), bits, row.low, row.bits - digit_bits, first};
+    add_masses(logits_, row.token, own_columns(), scan, masses.data() + i * digit_sums);
+  });
+  wait(s_.tp_.all_reduce(masses.data(), masses.size(), DType::i64, ReduceOp::sum, stream_,
+                         "probabilities by digits"));
+  for (int64_t i = 0; i < count; ++i)
+    descend(masses.data() + i * digit_sums, first, s_.options_.filter.top_p,
+            *active[static_cast<size_t>(i)]);
+}
+
+/// [ranks, rows]
+Buffer<Counts> FilteredScores::Forward::gather_counts() {
+  const int64_t count = std::ssize(rows_);
+  Buffer<Counts> own(count), all(ranks_ * count);
+  for_each_task(s_.options_.threads, count, [&](int64_t i, int) {
+    const DigitRow& row = rows_[static_cast<size_t>(i)];
+    const float threshold = value_of_key(row.low, s_.type_);
+    const ColumnCounts mine = count_columns(logits_, row.token, 0, own_columns(), threshold);
+    own[i] = {static_cast<int32_t>(mine.above), static_cast<int32_t>(mine.equal), 0};
+    if (owner(row.token) != mine_ || records_.scalars(mine_, row.token).target != threshold) return;
+    own[i].behind = static_cast<int32_t>(
+        count_columns(logits_, row.token, target_column(row.token) + 1, own_columns(), threshold)
+            .equal);
+  });
+  wait(s_.tp_.all_gather(bytes_of(std::as_const(own).span()), writable_bytes_of(all.span()),
+                         stream_, "counts of columns"));
+  return all;
+}
+
+/// `i`: place of the row in `counts`.
+void FilteredScores::Forward::finish_by_digits(const DigitRow& row, size_t i,
+                                               const Buffer<Counts>& counts,
+                                               std::span<int64_t> ties) {
+  const auto at = [&](int64_t rank) -> const Counts& {
+    return counts[rank * std::ssize(rows_) + static_cast<int64_t>(i)];
+  };
+  Cut cut;
+  cut.max = row.max;
+  Group group{value_of_key(row.low, s_.type_), 0};
+  for (int64_t r = 0; r < ranks_; ++r) {
+    cut.above += at(r).above;
+    ties[static_cast<size_t>(r)] = at(r).equal;
+    group.count += at(r).equal;
+  }
+  GYRE_CHECK(group.count > 0 && row.equal % group.count == 0,
+             "token {}: a mass of {} for {} columns of equal value", row.token, row.equal,
+             group.count);
+  cut.mass = static_cast<double>(row.above);
+  add_group(group, static_cast<double>(row.equal / group.count),
+            s_.options_.filter.top_p * static_cast<double>(row.total), cut);
+  cut.mass = std::ldexp(cut.mass, -fraction_bits_for(s_.vocab_.vocab_size));
+  const int rank = owner(row.token);
+  finish(
+      row.token, cut, [&](int64_t r) { return ties[static_cast<size_t>(r)]; },
+      rank < 0 ? 0 : at(rank).behind);
+}
+
+// ---- results ----
+
+void FilteredScores::Forward::finish_nan(int64_t t) {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  s_.normalizers_[t] = {nan, nan};
+  s_.survivors_[t] = {lowest, 0};
+  s_.kept_[t] = 0;
+  logprob_[static_cast<size_t>(t)] = nan;
+}
+
+/// ties_of(rank): columns of the rank that equal the threshold; asked for only if some of them do
+/// not survive. `behind`: columns behind the target's, on its rank, that equal it.
+template <class Ties>
+void FilteredScores::Forward::finish(int64_t t, const Cut& cut, Ties ties_of, int64_t behind) {
+  const double log_sum = std::log(cut.mass);
+  s_.normalizers_[t] = {cut.max, static_cast<float>(log_sum)};
+  s_.kept_[t] = static_cast<int32_t>(cut.above + cut.kept_ties);
+  s_.survivors_[t] = {cut.threshold, 0};
+  const int rank = owner(t);
+  const float target = rank < 0 ? -infinity : records_.scalars(rank, t).target;
+  bool survives = target >= cut.threshold;
+  if (cut.kept_ties < cut.ties) {
+    int64_t higher = 0;  // ties on higher ranks
+    for (int64_t r = ranks_ - 1; r >= 0; --r) {
+      const int64_t ties = ties_of(r);
+      if (r == rank && target == cut.threshold) survives = higher + behind < cut.kept_ties;
+      if (r == mine_) s_.survivors_[t].cut = column_of_cut(t, cut, ties, higher);
+      higher += ties;
+    }
+  }
+  const double x = (static_cast<double>(target) - static_cast<double>(cut.max)) * scale();
+  logprob_[static_cast<size_t>(t)] = survives ? static_cast<float>(x - log_sum) : -infinity;
+}
+
+/// The first column of the own shard from which ties survive. `own`: ties in it; `higher`: ties on
+/// higher ranks.
+int32_t FilteredScores::Forward::column_of_cut(int64_t t, const Cut& cut, int64_t own,
+                                               int64_t higher) const {
+  const int64_t kept = std::clamp<int64_t>(cut.kept_ties - higher, 0, own);
+  if (kept == own) return 0;
+  if (kept == 0) return static_cast<int32_t>(own_columns());
+  // All of them are in the list, by ascending id, if they are as many there.
+  int64_t in_list = 0, end = 0;
+  for (int64_t i = 0; i < s_.length_; ++i)
+    if (records_.value(mine_, t, i) == cut.threshold) ++in_list, end = i + 1;
+  if (in_list == own) return ids_[t * s_.length_ + end - kept];
+  return static_cast<int32_t>(nth_last_equal(logits_, t, own_columns(), cut.threshold, kept));
+}
+
+double FilteredScores::forward(ConstMatrixRef logits, std::span<const int32_t> targets,
+                               Stream& stream, std::span<float> logprob) {
+  GYRE_CHECK(
+      logits.type == type_ && logits.rows == tokens_ && logits.cols == vocab_.columns(tp_.rank()),
+      "a shard of {} x {} logits of {}, not {} x {} of {}", logits.rows, logits.cols,
+      name_of(logits.type), tokens_, vocab_.columns(tp_.rank()), name_of(type_));
+  GYRE_CHECK(std::ssize(targets) == tokens_ && std::ssize(logprob) == tokens_,
+             "{} targets and {} log-probabilities of {} tokens", targets.size(), logprob.size(),
+             tokens_);
+  return Forward(*this, logits, targets, stream, logprob).run();
+}
+
+void FilteredScores::backward(ConstMatrixRef logits, std::span<const int32_t> targets,
+                              std::span<const float> d_logprob, MatrixRef d_logits) const {
+  GYRE_CHECK(std::ssize(targets) == tokens_ && std::ssize(d_logprob) == tokens_,
+             "{} targets and {} gradients of {} tokens", targets.size(), d_logprob.size(), tokens_);
+  const int rank = tp_.rank();
+  Buffer<float> a(tokens_), weights(tokens_);
+  for (int64_t t = 0; t < tokens_; ++t) {
+    weights[t] = scale() * d_logprob[static_cast<size_t>(t)];
+    a[t] = -weights[t];
+  }
+  row_filtered_gradient(logits, {vocab_.valid(rank), scale(), options_.threads},
+                        normalizers_.span(), survivors_.span(), std::as_const(a).span(),
+                        {targets, std::as_const(weights).span(), 1, vocab_.begin(rank)}, d_logits);
+}
+
+}  // namespace gyre

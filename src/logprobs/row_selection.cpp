@@ -1,0 +1,449 @@
+#include "logprobs/row_selection.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "logprobs/row_selection.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/index.hpp"
+#include "runtime/buffer.hpp"
+#include "runtime/parallel.hpp"
+
+#ifndef GYRE_LOGPROBS_ROW_SELECTION_ONCE
+#define GYRE_LOGPROBS_ROW_SELECTION_ONCE
+namespace gyre {
+namespace {
+
+/// What may still be among the largest of a row, in the order of columns.
+struct Candidates {
+  float* values;
+  int32_t *ids, *keys;
+  int64_t count = 0;
+  float bar = -std::numeric_limits<float>::infinity();  ///< all candidates are above it, but for
+                                                        ///< those that equal it and came first
+  int64_t at_bar = 0;  ///< elements so far that equal the bar and are not candidates
+};
+
+constexpr int64_t most_columns = 1024;  ///< that are scanned at once
+
+// Keys are integers in the order of the values: both zeros have 0, and any NaN has nan_key.
+constexpr int32_t nan_key = std::numeric_limits<int32_t>::max();
+constexpr int32_t lowest_key = std::numeric_limits<int32_t>::min();  ///< below that of -inf
+
+/// The largest value whose key is not above `key`. Infinity stands for NaN: as a bar, that keeps
+/// rows full of NaN as fast as others.
+float value_of(int32_t key) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  if (key >= std::bit_cast<int32_t>(infinity)) return infinity;
+  return std::bit_cast<float>(key ^ ((key >> 31) & nan_key));
+}
+
+}  // namespace
+}  // namespace gyre
+#endif  // once
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F = hn::ScalableTag<float>;
+using V = hn::Vec<F>;
+using I = hn::RebindToSigned<F>;
+
+HWY_INLINE V load(F f, const float* from) {
+  return hn::LoadU(f, from);
+}
+HWY_INLINE V load(F f, const bf16* from) {
+  const hn::Rebind<uint16_t, F> half;
+  const hn::RebindToUnsigned<F> whole;
+  const auto bits = hn::LoadU(half, reinterpret_cast<const uint16_t*>(from));
+  return hn::BitCast(f, hn::ShiftLeft<16>(hn::PromoteTo(whole, bits)));
+}
+
+/// Whether the elements of four vectors from `from` on are all below the bar: no NaN either.
+HWY_INLINE bool all_below(F f, V bar, const float* from) {
+  const size_t n = hn::Lanes(f);
+  const auto a = hn::Lt(hn::LoadU(f, from), bar), b = hn::Lt(hn::LoadU(f, from + n), bar);
+  const auto c = hn::Lt(hn::LoadU(f, from + 2 * n), bar);
+  const auto d = hn::Lt(hn::LoadU(f, from + 3 * n), bar);
+  return hn::AllTrue(f, hn::And(hn::And(a, b), hn::And(c, d)));
+}
+HWY_INLINE bool all_below(F f, V bar, const bf16* from) {
+#if HWY_TARGET == HWY_SCALAR
+  (void)f;
+  return to_float(from[0]) < hn::GetLane(bar) && to_float(from[1]) < hn::GetLane(bar) &&
+         to_float(from[2]) < hn::GetLane(bar) && to_float(from[3]) < hn::GetLane(bar);
+#else
+  const hn::Repartition<uint16_t, F> halves;
+  const hn::RebindToUnsigned<F> words;
+  const auto below = [&](const bf16* at) HWY_ATTR {  // even and odd ones
+    const auto both = hn::BitCast(words, hn::LoadU(halves, reinterpret_cast<const uint16_t*>(at)));
+    const V even = hn::BitCast(f, hn::ShiftLeft<16>(both));
+    const V odd = hn::BitCast(f, hn::And(both, hn::Set(words, 0xffff0000U)));
+    return hn::And(hn::Lt(even, bar), hn::Lt(odd, bar));
+  };
+  return hn::AllTrue(f, hn::And(below(from), below(from + hn::Lanes(halves))));
+#endif
+}
+
+/// Appends the lanes of a vector at columns from `column` on that are above the bar, NaN included.
+/// Whole vectors are written, because a masked store costs Zen 4 a hundred cycles.
+HWY_INLINE void append(F f, V v, int64_t column, Candidates& c) {
+  const I i;
+  const V bar = hn::Set(f, c.bar);
+  const auto wanted = hn::Not(hn::Le(v, bar));
+  hn::StoreU(hn::Compress(v, wanted), f, c.values + c.count);
+  hn::StoreU(hn::Compress(hn::Iota(i, static_cast<int32_t>(column)), hn::RebindMask(i, wanted)), i,
+             c.ids + c.count);
+  c.count += static_cast<int64_t>(hn::CountTrue(f, wanted));
+  c.at_bar += static_cast<int64_t>(hn::CountTrue(f, hn::Eq(v, bar)));
+}
+
+HWY_INLINE void append(float x, int64_t column, Candidates& c) {
+  c.values[c.count] = x;
+  c.ids[c.count] = static_cast<int32_t>(column);
+  const bool at_bar = x == c.bar;
+  c.at_bar += at_bar ? 1 : 0;
+  c.count += at_bar || x < c.bar ? 0 : 1;
+}
+
+/// Appends the elements of columns [begin, end), at most most_columns, that are above the bar, NaN
+/// included. There must be room for all of them, and a vector more.
+///
+/// Once the bar has risen, one group of vectors in ten has something above it, now and then: groups
+/// are noted without a branch that could be mispredicted, and then looked at.
+template <class T>
+HWY_INLINE void scan(const T* row, int64_t begin, int64_t end, Candidates& c) {
+  const F f;
+  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  const V bar = hn::Set(f, c.bar);
+  int64_t groups[most_columns / 4];
+  int64_t count = 0, at = begin;
+  for (; at + 4 * n <= end; at += 4 * n) {
+    groups[count] = at;
+    count += all_below(f, bar, row + at) ? 0 : 1;
+  }
+  for (int64_t g = 0; g < count; ++g) {
+    uint64_t bits = 0;
+    for (int64_t k = 0; k < 4; ++k) {
+      const auto some = hn::Not(hn::Lt(load(f, row + groups[g] + k * n), bar));
+      uint8_t bytes[8] = {};
+      hn::StoreMaskBits(f, some, bytes);
+      uint64_t part = 0;
+      std::memcpy(&part, bytes, sizeof part);
+      bits |= part << (k * n);
+    }
+    if (std::popcount(bits) > 8) {
+      for (int64_t k = 0; k < 4; ++k)
+        append(f, load(f, row + groups[g] + k * n), groups[g] + k * n, c);
+      continue;
+    }
+    for (; bits != 0; bits &= bits - 1) {
+      const int64_t column = groups[g] + std::countr_zero(bits);
+      append(to_float(row[column]), column, c);
+    }
+  }
+  for (; at < end; ++at) append(to_float(row[at]), at, c);
+}
+
+void scan_f32(const float* row, int64_t begin, int64_t end, Candidates& c) {
+  scan(row, begin, end, c);
+}
+void scan_bf16(const bf16* row, int64_t begin, int64_t end, Candidates& c) {
+  scan(row, begin, end, c);
+}
+
+struct KeyRange {
+  int32_t least, most;
+};
+
+/// Sets the keys of the candidates, and of the vector behind them to lowest_key.
+HWY_INLINE KeyRange make_keys(const Candidates& c) {
+  const F f;
+  const I i;
+  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  auto least = hn::Set(i, nan_key), most = hn::Set(i, lowest_key);
+  for (int64_t at = 0; at < c.count; at += n) {
+    const V v = hn::LoadU(f, c.values + at);
+    const auto bits = hn::BitCast(i, hn::Add(v, hn::Zero(f)));
+    auto key = hn::Xor(bits, hn::And(hn::ShiftRight<31>(bits), hn::Set(i, nan_key)));
+    key = hn::IfThenElse(hn::RebindMask(i, hn::IsNaN(v)), hn::Set(i, nan_key), key);
+    const auto real = hn::FirstN(i, static_cast<size_t>(std::min(n, c.count - at)));
+    least = hn::Min(least, hn::IfThenElse(real, key, least));
+    key = hn::IfThenElse(real, key, hn::Set(i, lowest_key));
+    most = hn::Max(most, key);
+    hn::StoreU(key, i, c.keys + at);
+  }
+  return {hn::GetLane(hn::MinOfLanes(i, least)), hn::GetLane(hn::MaxOfLanes(i, most))};
+}
+
+HWY_INLINE int64_t count_above(const Candidates& c, int32_t key) {
+  const I i;
+  const auto n = static_cast<int64_t>(hn::Lanes(i));
+  const auto limit = hn::Set(i, key), one = hn::Set(i, 1);
+  auto count = hn::Zero(i);
+  for (int64_t at = 0; at < c.count; at += n)
+    count = hn::Add(count, hn::IfThenElseZero(hn::Gt(hn::LoadU(i, c.keys + at), limit), one));
+  return hn::GetLane(hn::SumOfLanes(i, count));
+}
+
+/// Drops the candidates whose key is not above `key`, but the first `equal` of those with that key.
+HWY_INLINE void drop_up_to(int32_t key, int64_t equal, Candidates& c) {
+  const F f;
+  const I i;
+  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  const auto limit = hn::Set(i, key);
+  const int64_t before = c.count;
+  int64_t dropped = 0;
+  c.count = 0;
+  for (int64_t at = 0; at < before; at += n) {
+    const auto keys = hn::LoadU(i, c.keys + at);
+    const V v = hn::LoadU(f, c.values + at);
+    const auto ids = hn::LoadU(i, c.ids + at);
+    auto kept = hn::Gt(keys, limit);
+    const auto ties = hn::Eq(keys, limit);
+    const auto found = static_cast<int64_t>(hn::CountTrue(i, ties));
+    if (found <= equal) {
+      kept = hn::Or(kept, ties);
+      equal -= found;
+    } else if (equal > 0) {
+      dropped += found - equal;
+      HWY_ALIGN int32_t lanes[HWY_MAX_BYTES / sizeof(int32_t)];
+      hn::Store(keys, i, lanes);
+      for (int64_t k = 0; k < n; ++k) {
+        const bool tie = lanes[k] == key && equal > 0;
+        equal -= tie ? 1 : 0;
+        lanes[k] = tie || lanes[k] > key ? -1 : 0;
+      }
+      kept = hn::MaskFromVec(hn::Load(i, lanes));
+    } else {
+      dropped += found;
+    }
+    hn::StoreU(hn::Compress(v, hn::RebindMask(f, kept)), f, c.values + c.count);
+    hn::StoreU(hn::Compress(ids, kept), i, c.ids + c.count);
+    c.count += static_cast<int64_t>(hn::CountTrue(i, kept));
+  }
+  // The bar stays where it is if the candidates equal to it are still needed.
+  const float bar = value_of(key);
+  c.at_bar = dropped + (bar == c.bar ? c.at_bar : 0);
+  c.bar = bar;
+}
+
+/// Drops candidates that are not among the `length` largest, until there are `most` at the most;
+/// length <= most < count.
+void prune(int64_t length, int64_t most, Candidates& c) {
+  const KeyRange range = make_keys(c);
+  // More than `length` candidates are above `low`, fewer above `high`.
+  int64_t low = static_cast<int64_t>(range.least) - 1, high = range.most;
+  int64_t above_low = c.count, above_high = 0;
+  while (high - low > 1 && above_low > most) {
+    const int64_t middle = low + (high - low) / 2;
+    const int64_t above = count_above(c, static_cast<int32_t>(middle));
+    if (above >= length)
+      low = middle, above_low = above;
+    else
+      high = middle, above_high = above;
+  }
+  if (above_low <= most)
+    drop_up_to(static_cast<int32_t>(low), 0, c);
+  else
+    drop_up_to(static_cast<int32_t>(high), length - above_high, c);
+}
+
+/// order[rank] = place of the candidate of that rank by (key descending, place ascending).
+void rank_candidates(const Candidates& c, int32_t* order) {
+  constexpr int64_t quadratic = 512;  // above that, sorting is faster than comparing all with all
+  const I i;
+  const auto n = static_cast<int64_t>(hn::Lanes(i));
+  make_keys(c);
+  if (c.count > quadratic) {
+    std::iota(order, order + c.count, 0);
+    std::sort(order, order + c.count, [&](int32_t a, int32_t b) {
+      return c.keys[a] != c.keys[b] ? c.keys[a] > c.keys[b] : a < b;
+    });
+    return;
+  }
+  for (int64_t k = 0; k < c.count; ++k) {
+    const auto key = hn::Set(i, c.keys[k]), one = hn::Set(i, 1);
+    auto before = hn::Zero(i);
+    for (int64_t at = 0; at < c.count; at += n) {
+      const auto keys = hn::LoadU(i, c.keys + at);
+      const auto earlier = hn::FirstN(i, static_cast<size_t>(std::clamp<int64_t>(k - at, 0, n)));
+      const auto first = hn::Or(hn::Gt(keys, key), hn::And(hn::Eq(keys, key), earlier));
+      before = hn::Add(before, hn::IfThenElseZero(first, one));
+    }
+    order[hn::GetLane(hn::SumOfLanes(i, before))] = static_cast<int32_t>(k);
+  }
+}
+
+}  // namespace
+}  // namespace gyre::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gyre {
+namespace {
+HWY_EXPORT(scan_f32);
+HWY_EXPORT(scan_bf16);
+HWY_EXPORT(prune);
+HWY_EXPORT(rank_candidates);
+
+constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
+/// Columns whose moments are taken at once, 256 KB of f32: what is then scanned comes from L2.
+/// Shorter blocks would do for L1, but row_moments looks twice at the first 4096 columns that it
+/// gets.
+constexpr int64_t block = 65536;
+constexpr int64_t run = most_columns;  // columns that are scanned with one bar
+constexpr int64_t widest_vector = 64;  // lanes, with room to spare
+
+/// Moments of a row from those of its blocks, in double precision.
+class MomentsSum {
+ public:
+  explicit MomentsSum(float scale) : scale_(static_cast<double>(scale)) {}
+  void add(const RowMoments& part) {
+    const auto sum = static_cast<double>(part.sum), weighted = static_cast<double>(part.weighted);
+    if (sum == 0) return;
+    if (part.max > max_) {
+      if (max_ != minus_infinity) shift(sum_, weighted_, max_, part.max);
+      max_ = part.max;
+    }
+    double more = sum, more_weighted = weighted;
+    if (part.max < max_) shift(more, more_weighted, part.max, max_);
+    sum_ += more;
+    weighted_ += more_weighted;
+  }
+  RowMoments moments(bool weighted) const {
+    return {max_, static_cast<float>(sum_), weighted ? static_cast<float>(weighted_) : 0};
+  }
+
+ private:
+  /// Sums relative to `from` become relative to `to`.
+  void shift(double& sum, double& weighted, float from, float to) const {
+    const double d = (static_cast<double>(from) - static_cast<double>(to)) * scale_;
+    weighted = (weighted + d * sum) * std::exp(d);
+    sum *= std::exp(d);
+  }
+  double scale_;
+  float max_ = minus_infinity;
+  double sum_ = 0, weighted_ = 0;
+};
+
+/// One thread's room.
+struct Room {
+  explicit Room(int64_t length)
+      : limit(2 * length + 64),
+        values(limit + run + widest_vector),
+        ids(values.size()),
+        keys(values.size()),
+        order(length) {}
+  int64_t limit;  ///< candidates that are not pruned yet
+  Buffer<float> values;
+  Buffer<int32_t> ids, keys, order;
+};
+
+class RowSelector {
+ public:
+  RowSelector(ConstMatrixRef logits, const RowScan& scan, const RowTop& top)
+      : logits_(logits), scan_(scan), top_(top) {
+    scan_.threads = 1;
+  }
+
+  /// Fills row r of the results.
+  void select(int64_t r, Room& room, RowMoments* moments) const {
+    Candidates c{room.values.data(), room.ids.data(), room.keys.data()};
+    MomentsSum sum(scan_.scale);
+    for (int64_t begin = 0; begin < scan_.columns; begin += block) {
+      const int64_t end = std::min(scan_.columns, begin + block);
+      if (moments != nullptr) sum.add(block_moments(r, begin, end));
+      for (int64_t at = begin; at < end; at += run) {
+        scan_run(r, at, std::min(end, at + run), c);
+        if (c.count > room.limit)
+          HWY_DYNAMIC_DISPATCH(prune)(top_.length, top_.length + top_.length / 4 + 8, c);
+      }
+    }
+    if (moments != nullptr) *moments = sum.moments(scan_.weighted);
+    const int64_t infinite = c.bar == minus_infinity ? c.at_bar : 0;
+    if (c.count > top_.length) HWY_DYNAMIC_DISPATCH(prune)(top_.length, top_.length, c);
+    write(r, c, room.order.data(), infinite);
+  }
+
+ private:
+  RowMoments block_moments(int64_t r, int64_t begin, int64_t end) const {
+    const auto size = static_cast<int64_t>(size_of(logits_.type));
+    RowMoments moments;
+    RowScan scan = scan_;
+    scan.columns = end - begin;
+    row_moments({logits_.data + (r * logits_.stride + begin) * size, logits_.type, 1, end - begin,
+                 end - begin},
+                scan, {&moments, 1});
+    return moments;
+  }
+
+  void scan_run(int64_t r, int64_t begin, int64_t end, Candidates& c) const {
+    if (logits_.type == DType::f32)
+      HWY_DYNAMIC_DISPATCH(scan_f32)(logits_.as<float>().row(r), begin, end, c);
+    else
+      HWY_DYNAMIC_DISPATCH(scan_bf16)(logits_.as<bf16>().row(r), begin, end, c);
+  }
+
+  /// `infinite`: elements of the row that are -inf, if all others are candidates.
+  void write(int64_t r, const Candidates& c, int32_t* order, int64_t infinite) const {
+    HWY_DYNAMIC_DISPATCH(rank_candidates)(c, order);
+    const int64_t length = top_.length;
+    float* values = top_.values.data() + r * length;
+    for (int64_t k = 0; k < length; ++k)
+      values[k] = k < c.count ? c.values[order[k]] : minus_infinity;
+    if (!top_.ids.empty()) {
+      int32_t* ids = top_.ids.data() + r * length;
+      for (int64_t k = 0; k < c.count; ++k) ids[k] = c.ids[order[k]];
+      int64_t k = c.count;
+      for (int64_t v = 0; k < length && infinite > 0; ++v)
+        if (logits_.at(r, v) == minus_infinity) ids[k++] = static_cast<int32_t>(v), --infinite;
+      std::fill(ids + k, ids + length, -1);
+    }
+    if (top_.last.empty()) return;
+    const float last = values[length - 1];
+    int64_t count = last == c.bar ? c.at_bar : 0;
+    for (int64_t k = 0; k < c.count; ++k) count += c.values[k] == last ? 1 : 0;
+    top_.last[static_cast<size_t>(r)] = static_cast<int32_t>(count);
+  }
+
+  ConstMatrixRef logits_;
+  RowScan scan_;
+  const RowTop& top_;
+};
+
+}  // namespace
+
+void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
+             std::span<RowMoments> moments) {
+  const int64_t length = top.length;
+  GYRE_CHECK(length >= 1 && scan.columns <= logits.cols, "the {} largest of {} of {} columns",
+             length, scan.columns, logits.cols);
+  GYRE_CHECK(std::ssize(top.values) == logits.rows * length &&
+                 (top.ids.empty() || top.ids.size() == top.values.size()) &&
+                 (top.last.empty() || std::ssize(top.last) == logits.rows) &&
+                 (moments.empty() || std::ssize(moments) == logits.rows),
+             "results of {} rows: {} values, {} ids, {} last, {} moments", logits.rows,
+             top.values.size(), top.ids.size(), top.last.size(), moments.size());
+  std::vector<Room> rooms;
+  for (int t = 0; t < std::max(1, scan.threads); ++t) rooms.emplace_back(length);
+  const RowSelector selector(logits, scan, top);
+  for_each_task(scan.threads, logits.rows, [&](int64_t r, int thread) {
+    selector.select(r, rooms[static_cast<size_t>(thread)],
+                    moments.empty() ? nullptr : &moments[static_cast<size_t>(r)]);
+  });
+}
+
+}  // namespace gyre
+#endif  // HWY_ONCE

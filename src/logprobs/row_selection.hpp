@@ -1,0 +1,44 @@
+#pragma once
+// The largest logits of a shard's rows, in one pass.
+//
+//     bar = -inf; kept = {}
+//     for each block of the row                    its moments are taken first, from memory
+//       for each run of it                         from L2
+//         append the elements above bar to kept    few, once bar has risen
+//         if kept is long: bar = some value with M elements or a few more above it;
+//                          drop what is not above bar
+//     keep the M largest, in order
+//
+// The bar is found by bisection over the bits of the values, where each step counts the elements of
+// kept above a value, vector by vector: no branches to mispredict, unlike partial sorting. If so
+// many are equal that no value has between M and a few more above it, the first of them stay.
+//
+// Equal values are ordered by ascending id, so that the result is one list, whatever the blocks.
+// After the first run, about M / i elements of run i of random data are above the bar, so that the
+// limit is memory: 2 or 4 bytes read an element, and with moments one exponential.
+
+#include <cstdint>
+#include <span>
+
+#include "core/matrix_ref.hpp"
+#include "logprobs/row_statistics.hpp"
+
+namespace gyre {
+
+struct RowTop {
+  std::span<float> values;  ///< [rows, length] descending; -inf where the row has fewer
+  std::span<int32_t> ids;   ///< [rows, length] columns of the shard, or empty: not wanted; -1
+                            ///< where the row has fewer
+  std::span<int32_t> last;  ///< [rows] how often the last value of the list occurs in the row (in
+                            ///< the list and beyond it; 0 if it is NaN), or empty: not wanted
+  int64_t length = 0;       ///< M, at least 1
+};
+
+/// The `length` largest of the first scan.columns elements of each row and, unless `moments` is
+/// empty, the moments [rows] of row_moments, in the same pass (added up in other runs, so that
+/// their last bits may differ). A NaN ranks as the largest. Vectorised; run-time dispatch. Bits do
+/// not depend on scan.threads.
+void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
+             std::span<RowMoments> moments);
+
+}  // namespace gyre

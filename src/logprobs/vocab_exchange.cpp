@@ -1,0 +1,130 @@
+#include "logprobs/vocab_exchange.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "comm/agree.hpp"
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+/// The block of a matrix that goes to a rank, or comes from it.
+template <class Byte>
+struct Block {
+  BasicMatrixRef<Byte> matrix;
+  int64_t row, rows, column, columns;
+
+  size_t line_bytes() const { return static_cast<size_t>(columns) * size_of(matrix.type); }
+  Byte* line(int64_t r) const {
+    return matrix.data +
+           static_cast<size_t>((row + r) * matrix.stride + column) * size_of(matrix.type);
+  }
+  bool empty() const { return rows == 0 || columns == 0; }
+
+  /// Slices of it, in order of rows: lines, or runs of them where they are neighbours in memory.
+  /// One MPI call takes less than 2 GiB of a slice.
+  template <class Slice>
+  void add_slices(int peer, std::vector<Slice>& slices) const {
+    if (empty()) return;
+    constexpr size_t longest = size_t{1} << 30;
+    const bool dense = columns == matrix.stride;
+    const auto run = dense ? std::max(int64_t{1}, static_cast<int64_t>(longest / line_bytes())) : 1;
+    for (int64_t r = 0; r < rows; r += run)
+      slices.push_back(
+          {peer, {line(r), static_cast<size_t>(std::min(run, rows - r)) * line_bytes()}});
+  }
+};
+
+using From = Block<const std::byte>;
+using To = Block<std::byte>;
+
+void copy(const From& from, const To& to) {
+  if (from.empty()) return;
+  for (int64_t r = 0; r < from.rows; ++r) std::memcpy(to.line(r), from.line(r), from.line_bytes());
+}
+
+/// from(peer) to every rank, to(peer) from every rank.
+template <class FromOf, class ToOf>
+void exchange_blocks(Communicator& tp, Stream& stream, std::string_view what, FromOf from,
+                     ToOf to) {
+  std::vector<SendSlice> sends;
+  std::vector<RecvSlice> recvs;
+  for (int peer = 0; peer < tp.size(); ++peer) {
+    if (peer == tp.rank()) continue;
+    from(peer).add_slices(peer, sends);
+    to(peer).add_slices(peer, recvs);
+  }
+  WorkPtr work = tp.size() == 1 ? completed_work() : tp.exchange(sends, recvs, stream, what);
+  copy(from(tp.rank()), to(tp.rank()));
+  work->wait();
+}
+
+}  // namespace
+
+VocabExchange::VocabExchange(int64_t tokens, const VocabPartition& vocab, DType type,
+                             Communicator& tp)
+    : tokens_(tokens), vocab_(vocab), type_(type), tp_(tp) {
+  constexpr std::string_view what = "exchange of columns for rows";
+  const auto check = [&] {
+    if (tokens < 0) throw_usage("{} tokens; the fewest are 0", tokens);
+    check_partition(vocab, tp.size());
+  };
+  agree_on_arguments(tp, what, check,
+                     {{"the number of tokens", tokens},
+                      {"the number of bytes of a logit", static_cast<int64_t>(size_of(type))}});
+  agree_on_partition(tp, what, vocab);
+}
+
+int64_t VocabExchange::first_row(int rank) const {
+  const int64_t ranks = tp_.size();
+  return rank * (tokens_ / ranks) + std::min<int64_t>(rank, tokens_ % ranks);
+}
+
+int64_t VocabExchange::rows_of(int rank) const {
+  return first_row(rank + 1) - first_row(rank);
+}
+
+int64_t VocabExchange::rows() const {
+  return rows_of(tp_.rank());
+}
+
+void VocabExchange::check(ConstMatrixRef by_columns, ConstMatrixRef by_rows) const {
+  const int64_t columns = vocab_.columns(tp_.rank());
+  GYRE_CHECK(by_columns.rows == tokens_ && by_columns.cols == columns,
+             "{} x {} logits by columns, not {} x {}", by_columns.rows, by_columns.cols, tokens_,
+             columns);
+  GYRE_CHECK(by_rows.rows == rows() && by_rows.cols == vocab_.padded(),
+             "{} x {} logits by rows, not {} x {}", by_rows.rows, by_rows.cols, rows(),
+             vocab_.padded());
+  GYRE_CHECK(by_columns.type == type_ && by_rows.type == type_, "logits of {} and {}, not {}",
+             name_of(by_columns.type), name_of(by_rows.type), name_of(type_));
+}
+
+void VocabExchange::to_sequence(ConstMatrixRef by_columns, Stream& stream,
+                                MatrixRef by_rows) const {
+  check(by_columns, by_rows);
+  exchange_blocks(
+      tp_, stream, "columns for rows",
+      [&](int peer) {
+        return From{by_columns, first_row(peer), rows_of(peer), 0, by_columns.cols};
+      },
+      [&](int peer) {
+        return To{by_rows, 0, by_rows.rows, vocab_.begin(peer), vocab_.columns(peer)};
+      });
+}
+
+void VocabExchange::to_vocab(ConstMatrixRef by_rows, Stream& stream, MatrixRef by_columns) const {
+  check(by_columns, by_rows);
+  exchange_blocks(
+      tp_, stream, "rows for columns",
+      [&](int peer) {
+        return From{by_rows, 0, by_rows.rows, vocab_.begin(peer), vocab_.columns(peer)};
+      },
+      [&](int peer) {
+        return To{by_columns, first_row(peer), rows_of(peer), 0, by_columns.cols};
+      });
+}
+
+}  // namespace gyre

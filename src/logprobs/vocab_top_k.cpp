@@ -1,0 +1,122 @@
+#include "logprobs/vocab_top_k.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "comm/agree.hpp"
+#include "core/index.hpp"
+#include "runtime/buffer.hpp"
+#include "runtime/clock.hpp"
+#include "runtime/parallel.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr std::string_view what = "largest logits";
+
+/// The lists of all ranks: of each rank ids [tokens, entries], then values [tokens, entries].
+struct Lists {
+  int64_t tokens, entries;  // the most that any rank has
+  DType type;
+
+  int64_t block_bytes() const {
+    return round_up(tokens * entries * static_cast<int64_t>(sizeof(int32_t) + size_of(type)), 4);
+  }
+  const int32_t* ids(const std::byte* all, int64_t rank, int64_t token) const {
+    return reinterpret_cast<const int32_t*>(all + rank * block_bytes()) + token * entries;
+  }
+  float value(const std::byte* all, int64_t rank, int64_t token, int64_t entry) const {
+    const std::byte* values = all + rank * block_bytes() + tokens * entries * int64_t{4};
+    const int64_t at = token * entries + entry;
+    return type == DType::f32 ? reinterpret_cast<const float*>(values)[at]
+                              : to_float(reinterpret_cast<const bf16*>(values)[at]);
+  }
+};
+
+/// Whether a comes before b, if its id is the lower one.
+bool not_behind(float a, float b) {
+  return std::isnan(a) || a >= b;
+}
+
+/// The first values.size() entries of all ranks' lists of one token.
+void merge_lists(const Lists& lists, const std::byte* all, int64_t token, std::span<int64_t> heads,
+                 std::span<float> values, std::span<int32_t> ids) {
+  std::fill(heads.begin(), heads.end(), 0);
+  for (size_t k = 0; k < values.size(); ++k) {
+    int64_t best = -1;
+    float value = 0;
+    for (int64_t r = 0; r < std::ssize(heads); ++r) {
+      const int64_t head = heads[static_cast<size_t>(r)];
+      if (head == lists.entries || lists.ids(all, r, token)[head] < 0) continue;
+      const float x = lists.value(all, r, token, head);
+      if (best >= 0 && not_behind(value, x)) continue;
+      best = r, value = x;
+    }
+    values[k] = value;
+    ids[k] = lists.ids(all, best, token)[heads[static_cast<size_t>(best)]++];
+  }
+}
+
+}  // namespace
+
+VocabTopK::VocabTopK(int64_t tokens, const VocabPartition& vocab, int64_t k, int threads,
+                     Communicator& tp)
+    : tokens_(tokens),
+      vocab_(vocab),
+      length_(std::min(k, vocab.vocab_size)),
+      threads_(threads),
+      tp_(tp) {
+  const auto check = [&] {
+    if (tokens < 0) throw_usage("{} tokens; the fewest are 0", tokens);
+    check_partition(vocab, tp.size());
+    if (k < 1) throw_usage("the {} largest logits; the smallest valid number is 1", k);
+  };
+  agree_on_arguments(tp, what, check,
+                     {{"the number of tokens", tokens}, {"the number of logits a token", k}});
+  agree_on_partition(tp, what, vocab);
+}
+
+double VocabTopK::run(ConstMatrixRef logits, Stream& stream, std::span<float> values,
+                      std::span<int32_t> ids) {
+  const int rank = tp_.rank();
+  GYRE_CHECK(logits.rows == tokens_ && logits.cols == vocab_.columns(rank),
+             "a shard of {} x {} logits, not {} x {}", logits.rows, logits.cols, tokens_,
+             vocab_.columns(rank));
+  GYRE_CHECK(std::ssize(values) == tokens_ * length_ && ids.size() == values.size(),
+             "{} values and {} ids of {} x {}", values.size(), ids.size(), tokens_, length_);
+  int64_t entries = 0;
+  for (int r = 0; r < vocab_.ranks(); ++r) entries = std::max(entries, vocab_.valid(r));
+  const Lists lists{tokens_, std::min(length_, entries), logits.type};
+  const int64_t count = tokens_ * lists.entries;
+
+  Buffer<std::byte> own(lists.block_bytes());
+  const std::span own_ids(reinterpret_cast<int32_t*>(own.data()), static_cast<size_t>(count));
+  std::byte* const own_values = own.data() + own_ids.size_bytes();
+  Buffer<float> wide(logits.type == DType::f32 ? 0 : count);
+  const std::span<float> found =
+      logits.type == DType::f32
+          ? std::span(reinterpret_cast<float*>(own_values), static_cast<size_t>(count))
+          : wide.span();
+  row_top(logits, {vocab_.valid(rank), 1, false, threads_}, {found, own_ids, {}, lists.entries},
+          {});
+  if (logits.type == DType::bf16)
+    std::transform(found.begin(), found.end(), reinterpret_cast<bf16*>(own_values), to_bf16);
+  for (int32_t& id : own_ids)
+    if (id >= 0) id += static_cast<int32_t>(vocab_.begin(rank));
+
+  Buffer<std::byte> all(tp_.size() * lists.block_bytes());
+  const Stopwatch watch;
+  tp_.all_gather(bytes_of(std::as_const(own).span()), all.span(), stream, what)->wait();
+  const double waited = watch.seconds();
+  const auto length = static_cast<size_t>(length_);
+  for_each_task(threads_, tokens_, [&](int64_t t, int) {
+    std::vector<int64_t> heads(static_cast<size_t>(tp_.size()));
+    const size_t at = static_cast<size_t>(t) * length;
+    merge_lists(lists, all.data(), t, heads, values.subspan(at, length), ids.subspan(at, length));
+  });
+  return waited;
+}
+
+}  // namespace gyre

@@ -1,0 +1,42 @@
+#pragma once
+// The k largest logits of a vocabulary that is split over ranks, and their ids.
+//
+//     each rank   its min(k, columns) largest by (value, then lower id)       one pass
+//     all-gather  ids and values, 8 bytes an entry; 6 if the logits are bf16
+//     each rank   the k largest of all ranks' lists, merged alike
+//
+// Example, k = 3, ranks hold 5 1 5 | 4 5 2: lists 5 5 1 of ids 0 2 1 and 5 4 2 of ids 4 3 5; merged
+// 5 5 5 of ids 0 2 4. Lower ranks hold lower ids, so that ties between lists go to the first list.
+//
+// Padded columns are never returned. A NaN ranks as the largest. With k = 1 this is the argmax.
+// After distributed_vocab_topk of NeMo RL, which leaves the order of ties open.
+
+#include "comm/communicator.hpp"
+#include "logprobs/row_selection.hpp"
+#include "logprobs/vocab_partition.hpp"
+
+namespace gyre {
+
+class VocabTopK {
+ public:
+  /// Collective; all ranks throw the same usage error when k < 1, when tokens < 0, when the
+  /// partition is not of as many ranks as `tp`, or when an argument differs between ranks.
+  VocabTopK(int64_t tokens, const VocabPartition& vocab, int64_t k, int threads, Communicator& tp);
+
+  /// min(k, vocab_size): entries of a row.
+  int64_t length() const { return length_; }
+  /// values, ids [tokens, length()] in descending order, equal values by ascending id, on all ranks
+  /// alike, from logits [tokens, own columns], f32 or bf16 on all ranks alike. Collective: one
+  /// all-gather. Returns the seconds waited.
+  double run(ConstMatrixRef logits, Stream& stream, std::span<float> values,
+             std::span<int32_t> ids);
+
+ private:
+  int64_t tokens_;
+  VocabPartition vocab_;
+  int64_t length_;
+  int threads_;
+  Communicator& tp_;
+};
+
+}  // namespace gyre

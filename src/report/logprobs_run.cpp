@@ -1,0 +1,230 @@
+#include "report/logprobs_run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "comm/agree.hpp"
+#include "report/explain.hpp"
+#include "runtime/clock.hpp"
+#include "runtime/peak.hpp"
+#include "runtime/watchdog.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
+
+SentTraffic operator-(const SentTraffic& a, const SentTraffic& b) {
+  return {a.messages - b.messages, a.bytes - b.bytes};
+}
+
+/// What this rank has sent so far inside the grid's groups.
+SentTraffic sent_so_far(ProcessGrid& grid) {
+  const Traffic &tp = grid.tp().traffic(), &cp = grid.cp().traffic();
+  return {tp.messages + cp.messages, tp.bytes_sent + cp.bytes_sent};
+}
+
+/// One operation in one direction.
+class Measurement {
+ public:
+  Measurement(LogprobsOp& op, Pass pass, LogprobsContext& context, std::string label,
+              Verification& checks)
+      : op_(op), pass_(pass), c_(context), label_(std::move(label)), checks_(checks) {}
+
+  /// Times all iterations; every rank's samples, milliseconds.
+  Samples time() {
+    const LogprobsOptions& o = c_.options;
+    std::vector<double> mine;
+    for (int i = -o.warmup; i < o.iterations; ++i) {
+      prepare(i == -o.warmup, o.check == "all");
+      const double ms = once();
+      if (i >= 0) mine.push_back(ms);
+      if (i >= 0 && o.check == "all") verify();
+    }
+    if (o.check == "last") {
+      prepare(true, true);
+      once();
+      verify();
+    }
+    return gather_samples(c_.grid.world(), mine);
+  }
+  const SentTraffic& sent() const { return sent_; }
+
+ private:
+  void prepare(bool first, bool poisoned) {
+    if (poisoned) op_.poison();
+    op_.restore();
+    if (pass_ == Pass::forward) return;
+    if (first || poisoned) op_.run(Pass::forward);
+    op_.prepare_backward();
+  }
+  /// From a barrier.
+  double once() {
+    HostStream stream;
+    c_.grid.world().barrier(stream, "before a call")->wait();
+    const SentTraffic before = sent_so_far(c_.grid);
+    const Stopwatch watch;
+    op_.run(pass_);
+    const double ms = 1e3 * watch.seconds();
+    const SentTraffic now = sent_so_far(c_.grid) - before;
+    if (c_.options.check != "none") count(now);
+    sent_ = now;
+    return ms;
+  }
+  /// Messages and bytes against the closed form.
+  void count(const SentTraffic& now) {
+    const std::optional<SentTraffic> expected = op_.expected(pass_);
+    if (!expected) return;
+    Check& check = checks_.check(label_ + ": counters", 0);
+    const auto add = [&](const char* what, int64_t counted, int64_t wanted) {
+      check.add(static_cast<double>(counted), static_cast<double>(wanted), [&] {
+        return fmt::format("rank {}, {}: {} counted, {} expected", c_.grid.world().rank(), what,
+                           counted, wanted);
+      });
+    };
+    add("messages", now.messages, expected->messages);
+    add("bytes sent", now.bytes, expected->bytes);
+  }
+  void verify() { op_.verify(pass_, label_, checks_); }
+
+  LogprobsOp& op_;
+  Pass pass_;
+  LogprobsContext& c_;
+  std::string label_;
+  Verification& checks_;
+  SentTraffic sent_;
+};
+
+double limit_of(const LogprobsRow& row, const MachineRates& rates, bool in_place) {
+  if (!std::isnan(row.flops)) return rates.flops;
+  const bool copies = row.op == "exchange" || row.op == "softmax" || row.op == "log-softmax";
+  if (copies) return rates.copy;
+  if (row.pass == Pass::forward) return rates.read;
+  return in_place ? rates.update : rates.copy;
+}
+
+int64_t largest(Communicator& world, int64_t mine) {
+  return all_reduce_value(world, mine, ReduceOp::max);
+}
+
+/// The largest of all ranks; NaN if it is one here, and with it everywhere.
+double largest(Communicator& world, double mine) {
+  return std::isnan(mine) ? mine : all_reduce_value(world, mine, ReduceOp::max);
+}
+
+LogprobsRow measure(LogprobsOp& op, Pass pass, LogprobsRow row, LogprobsContext& context,
+                    int64_t memory_before, const MachineRates& rates, Verification& all_checks) {
+  const LogprobsOptions& o = context.options;
+  Communicator& world = context.grid.world();
+  Verification checks(o.tol_scale);
+  row.pass = pass;
+  const std::string label =
+      fmt::format("{}, {}, {}, {} tokens", row.op, row.method, name_of(pass), row.tokens);
+  set_current_step(label);
+  reset_memory_peak();
+  Measurement measurement(op, pass, context, label, checks);
+  row.samples_ms = measurement.time();
+  row.extra_bytes = largest(world, std::max<int64_t>(0, memory_use().peak_bytes - memory_before));
+  row.time_ms = summarize(slowest_rank(row.samples_ms));
+  row.ideal_bytes = largest(world, op.ideal_bytes(pass));
+  row.flops = largest(world, op.flops(pass));
+  row.limit = limit_of(row, rates, o.in_place);
+  const SentTraffic sent = measurement.sent();
+  row.messages = largest(world, sent.messages);
+  row.bytes_sent = largest(world, sent.bytes);
+  row.wire_bytes = static_cast<double>(all_reduce_value(world, sent.bytes, ReduceOp::sum));
+  row.note = op.note();
+  row.check = "-";
+  row.error_over_tolerance = unknown;
+  if (o.check == "none") return row;
+  checks.merge_over(world);
+  row.check = checks.passed() ? "ok" : "FAILED";
+  row.error_over_tolerance = checks.max_error_over_tolerance();
+  all_checks.merge(checks);
+  return row;
+}
+
+}  // namespace
+
+double LogprobsRow::share_of_limit() const {
+  if (!(limit > 0)) return unknown;
+  const double amount = std::isnan(flops) ? ideal_bytes : flops;
+  return amount / (1e-3 * time_ms.median) / limit;
+}
+
+MachineRates measure_rates(int64_t bytes, int threads, Communicator& world) {
+  constexpr int64_t least = int64_t{1} << 20, most = int64_t{1} << 26, line = 64;
+  const int64_t count =
+      round_up(std::clamp(bytes, least, most), 2 * line) / static_cast<int64_t>(sizeof(float));
+  Buffer<float> array(count);
+  std::ranges::fill(array.span(), 0.0F);
+  const auto half = array.size() / 2;
+  HostStream stream;
+  world.barrier(stream, "before measuring memory")->wait();
+  MachineRates mine;
+  mine.read = measured_read_rate(array.span(), threads);
+  mine.update = measured_update_rate(array.span(), threads);
+  mine.copy = measured_copy_rate(array.span().first(static_cast<size_t>(half)),
+                                 array.span().last(static_cast<size_t>(half)), threads);
+  mine.flops = threads * measured_fma_peak();
+  const auto slowest = [&](double rate) { return all_reduce_value(world, rate, ReduceOp::min); };
+  return {slowest(mine.read), slowest(mine.update), slowest(mine.copy), slowest(mine.flops)};
+}
+
+int64_t needed_bytes(const LogprobsOperation& operation, bool upstream, const LogprobsCase& problem,
+                     const LogprobsOptions& o, int rank) {
+  const int tp_rank = rank % o.tp;
+  const auto tokens = static_cast<double>(ceil_div(problem.tokens(), o.cp));
+  const auto columns = static_cast<double>(problem.vocab.columns(tp_rank));
+  const auto hidden = static_cast<double>(problem.hidden),
+             picks = static_cast<double>(problem.picks),
+             element = static_cast<double>(size_of(problem.type));
+  // A few arrays of a number or of `picks` a token, and their copies from all ranks.
+  const double small = tokens * (40 + 24 * picks + 8 * o.tp * (1 + picks));
+  if (operation.name == "fused-linear")
+    return static_cast<int64_t>(small + tokens * hidden * (3 * element + 12) +
+                                columns * hidden * (element + 4));
+  const double second = operation.backward && o.pass != "fwd" ? 1 : 0;
+  double matrix = element * (1 + second + operation.typed_matrices);
+  if (upstream) matrix += 4 * operation.upstream_matrices;
+  return static_cast<int64_t>(small + tokens * columns * matrix);
+}
+
+std::string why_not(const LogprobsOperation& operation, bool upstream, const LogprobsCase& problem,
+                    const LogprobsOptions& o, int64_t memory_bytes, int rank) {
+  if (std::string reason = operation.why_not(problem, o, upstream); !reason.empty()) return reason;
+  const int64_t bytes = needed_bytes(operation, upstream, problem, o, rank);
+  if (memory_bytes == 0 || bytes <= memory_bytes) return "";
+  const double share = static_cast<double>(memory_bytes) / static_cast<double>(bytes);
+  return fmt::format("needs {} a rank, and {} are available; about {:.0f} tokens fit",
+                     si_text(static_cast<double>(bytes), "B"),
+                     si_text(static_cast<double>(memory_bytes), "B"),
+                     std::floor(share * static_cast<double>(problem.tokens())));
+}
+
+std::vector<LogprobsRow> run_operation(const LogprobsOperation& operation, bool upstream,
+                                       LogprobsContext& context, const MachineRates& rates,
+                                       LogprobsOutput* output, Verification& checks) {
+  const LogprobsOptions& o = context.options;
+  LogprobsRow row;
+  row.op = operation.name;
+  row.method = upstream ? "upstream" : "gyre";
+  row.tokens = context.problem.tokens();
+  row.vocab = context.problem.vocab.vocab_size;
+  row.tp = o.tp, row.cp = o.cp;
+  const std::unique_ptr<LogprobsOp> op = operation.make(context, operation.name, upstream);
+  if (operation.backward && o.pass != "fwd") op->prepare_backward();
+  const int64_t memory_before = memory_use().current_bytes;
+  op->start();
+  std::vector<LogprobsRow> rows;
+  for (const Pass pass : o.passes()) {
+    if (pass == Pass::backward && !operation.backward) continue;
+    rows.push_back(measure(*op, pass, row, context, memory_before, rates, checks));
+    if (output != nullptr && pass == Pass::forward) op->collect(*output);
+  }
+  return rows;
+}
+
+}  // namespace gyre

@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# gyre-logprobs: every operation on many grids, files, sweeps, outputs; what it refuses, what a wrong number does.
+# Usage: logprobs.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
+source "$(dirname "$0")/../support/app_test.bash"
+logprobs=$apps/gyre-logprobs
+compare=$apps/gyre-compare
+golden=$source_dir/inputs/logprobs_golden.h5
+ties=$source_dir/inputs/logprobs_ties.h5
+quick="-n 1 -w 0"
+small="--tokens 50 --vocab 300 --picks 7 --hidden 24 --peaks 5 --peak-height 6"
+mpi=("$MPIEXEC" -n)
+column() { awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i } NR > 1 { print $c }' table.csv; }
+operations=17 backward=13 upstream=6 upstream_backward=5
+
+# Every operation by both methods in both directions, on all kinds of grids and shards.
+while read -r ranks grid; do
+  expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" $small $quick --method all --csv table.csv $grid
+  [ "$(column check | grep -c '^ok$')" -eq $((operations + backward + upstream + upstream_backward)) ] || fail "not all are verified: $(cat output)"
+  [ "$(column op | sort -u | wc -l)" -eq $operations ] || fail "not all are run: $(cat output)"
+  [ "$(grep -c '^FOM gyre-logprobs upstream_over_gyre' output)" -eq $((upstream + upstream_backward)) ] || fail "no comparison of methods: $(cat output)"
+  [ "$(grep -c '^FOM gyre-logprobs logits_rate' output)" -eq 2 ] || fail "no figure of merit: $(cat output)"
+done <<'GRIDS'
+1 --threads 2 -c all
+2 --cp 2 --sequences 3 --layout zigzag -d bf16 --chunk 7
+2 --tp 2 --shards 290,10 --out-of-place --top-k 5 --zero-fraction 0.4
+3 --tp 3 --padded 330 --sequences 4 --list-length 2
+4 --tp 2 --cp 2 -d bf16 --sequences 7 --layout striped --stripe 3 --chunk 4 -c all
+4 --shards 100,0,60,150 --temperature 1 --top-k 9 --top-p 0.7
+8 --tp 4 --cp 2 --vocab 301 --out-of-place -d bf16 --peaks 0 --list-length 1
+GRIDS
+
+# A temperature: upstream's log-softmax has none.
+expect 0 '# refused entropy by upstream, 50 tokens: upstream has no temperature but 1, not 1.5' "${mpi[@]}" 2 "$logprobs" $small $quick --method all --temperature 1.5
+grep -q 'VERIFY PASSED' output || fail "a temperature is wrong: $(cat output)"
+# Nothing, one token, fewer tokens than ranks, more picks than ids, made-up documents, a sweep, one direction.
+expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" --gen dist=fixed,length=0,count=3 --vocab 40 --hidden 8 --method all --tp 2 $quick
+! grep -q '^FOM' output || fail "a figure of merit of nothing"
+for tokens in 1 3; do expect 0 'VERIFY PASSED' "${mpi[@]}" 8 "$logprobs" --tokens $tokens --vocab 40 --picks 3 --hidden 8 --tp 2 $quick --method all; done
+expect 0 '# refused distill by gyre, 20 tokens: a teacher has no 64 largest of 5 logits; the most are 5' "${mpi[@]}" 3 "$logprobs" --tokens 20 --vocab 5 --hidden 8 $quick
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --op packed --cp 2 --gen dist=long-tailed,max=60 --capacity 200 --vocab 90 $quick
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" -b 8 -e 32 --vocab 90 --op logprob --method all $quick --csv table.csv
+[ "$(column tokens | tr '\n' ' ')" = '8 8 8 8 16 16 16 16 32 32 32 32 ' ] || fail "another sweep: $(cat table.csv)"
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" $small $quick --pass bwd --csv table.csv -v
+[ "$(column pass | sort -u)" = bwd ] && [ "$(column op | wc -l)" -eq $backward ] || fail "other directions than asked for: $(cat output)"
+grep -q '^# fused-linear .* TFLOP/s a rank' output && grep -q '^# a rank.s memory, .*update in place' output || fail "no details: $(cat output)"
+expect 0 'distill-renormalised' "$logprobs" --list
+
+# The files, by both methods; what is written is what their references say.
+for ranks in 1 3 4; do
+  for file in "$golden" "$ties"; do
+    expect 0 'VERIFY PASSED' "${mpi[@]}" $ranks "$logprobs" --input "$file" $quick --method all -J result.json
+    grep -q 'results are computed again' output && fail "the references are not used: $(cat output)"
+  done
+done
+/usr/bin/python3 - <<'PY'
+import json
+result = json.load(open("result.json"))
+rows = {(r["key"]["op"], r["key"]["method"], r["key"]["pass"]): r for r in result["results"]}
+row = rows["filtered", "gyre", "fwd"]
+assert row["key"]["vocab"] == 101 and len(row["samples_ms"]) == 4, row
+assert "share_of_limit" in row["measurements"], row
+assert result["configuration"]["temperature"] == 2, result["configuration"]
+PY
+expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" --input "$golden" --shards 60,0,1,3 -d bf16 $quick
+expect 0 'results are computed again' "${mpi[@]}" 2 "$logprobs" --input "$ties" -d bf16 $quick
+for check in last all none; do
+  expect 0 'RESULT' "${mpi[@]}" 4 "$logprobs" --input "$ties" --tp 2 --op argmax -c $check -o out.h5 $quick
+  expect 0 'VERIFY PASSED 5/5' "$compare" out.h5:/results "$ties":/reference --common
+done
+
+# Wrong numbers in references are found, each by name; there is no figure of merit, and no file.
+/usr/bin/python3 - "$golden" <<'PY'
+import shutil, sys, h5py
+shutil.copy(sys.argv[1], "wrong.h5")
+with h5py.File("wrong.h5", "r+") as f:
+    reference = f["/reference"]
+    for name in ("logprob", "entropy", "filtered_logprob", "soft_cross_entropy"):
+        reference[name][5] = -1.5
+    for name in ("d_logprob", "d_entropy", "d_gathered", "d_filtered_logprob", "d_soft_cross_entropy"):
+        reference[name][3, 7] = 0.25
+    for name in ("gathered", "top_values", "top_ids"):
+        reference[name][2, 1] = 3
+    reference["next_token_logprob"][1, 1] = -3
+shutil.copy(sys.argv[1], "nan.h5")
+with h5py.File("nan.h5", "r+") as f:
+    f["/logprobs/logits"][2, 1] = float("nan")
+PY
+expect 1 'RESULT INVALID' "${mpi[@]}" 2 "$logprobs" --input wrong.h5 $quick -o wrong_out.h5 -J wrong.json --method all
+while read -r op what place; do
+  for method in gyre upstream; do
+    [ $method = gyre ] || [[ " logprob entropy gather soft-ce filtered top-k " == *" $op "* ]] || continue
+    grep -q "^VERIFY   $op, $method, .*: $what: .* values outside; .* at $place" output || fail "$op, $what by $method is not named: $(cat output)"
+  done
+done <<'WRONG'
+logprob log-probabilities token 5
+logprob d_logits token 3 column 7
+entropy entropies token 5
+entropy d_logits token 3 column 7
+gather log-probabilities token 2
+gather d_logits token 3 column 7
+soft-ce cross.entropies token 5
+soft-ce d_logits token 3 column 7
+filtered log-probabilities token 5
+filtered d_logits token 3 column 7
+top-k values token 2 entry 1
+top-k ids token 2 entry 1
+packed log-probabilities token 9
+packed-prerolled log-probabilities token 9
+WRONG
+! grep -q '^FOM' output && grep -q '"fom": *\[\]' wrong.json || fail "a wrong result has a figure of merit"
+[ ! -e wrong_out.h5 ] || fail "a wrong result is in a file"
+expect 2 '/logprobs/logits[2, 1] is nan; it must be finite or -inf' "${mpi[@]}" 2 "$logprobs" --input nan.h5
+expect 2 'nosuch.h5' "${mpi[@]}" 2 "$logprobs" --input nosuch.h5
+expect 2 "'gyre/logprobs' is needed" "${mpi[@]}" 2 "$logprobs" --input "$source_dir/inputs/docs_tiny.h5"
+head -c 40000 "$ties" >cut.h5
+expect 3 'cut.h5' "${mpi[@]}" 2 "$logprobs" --input cut.h5
+expect 2 '--shards 100,9 are 109 columns; ' "${mpi[@]}" 2 "$logprobs" --input "$ties" --shards 100,9
+
+# What cannot be: all at once, on all ranks, before anything is written.
+expect 2 'the nearest grids: --tp 4 --cp 1 | --tp 2 --cp 2 | --tp 1 --cp 4' "${mpi[@]}" 4 "$logprobs" --tp 3 --top-p 0 --factor 0.5 --temperature 0 --chunk 2 -o none.h5 --pass bwd
+[ "$(grep -c '^  - ' output)" -eq 6 ] || fail "not all problems are listed: $(cat output)"
+expect 2 '6 columns cannot be dealt evenly to 4 ranks; 8 can' "${mpi[@]}" 4 "$logprobs" --vocab 5 --padded 6
+expect 2 'those of the file of --input' "${mpi[@]}" 2 "$logprobs" --input "$golden" --top-k 8
+expect 2 'has no --method upstream; the nearest is gyre' "$logprobs" --op packed --method upstream
+expect 2 'tokens fit' "${mpi[@]}" 2 "$logprobs" --op logprob --tokens 256M --csv none.csv
+! grep -q '^#' output || fail "a refused run began: $(cat output)"
+expect 2 'the most are 8' "${mpi[@]}" 2 "$logprobs" --op distill --vocab 8
+expect 2 '--output needs one size' "$logprobs" -b 8 -e 16 -o none.h5
+expect 2 'nearest: soft-ce' "$logprobs" --op softce
+expect 2 'no_such_folder' "$logprobs" -o no_such_folder/out.h5
+printf 'tokens = 64\nvocab = 100\nop = "entropy"\n' >run.toml
+expect 0 'vocab=100' "${mpi[@]}" 2 "$logprobs" --config run.toml $quick
+[ -z "$(ls | grep -e none -e tmp)" ] || fail "files are left: $(ls)"
+echo "logprobs: all passed"

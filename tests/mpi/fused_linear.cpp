@@ -1,0 +1,735 @@
+// The fused linear layer over all ranks, against whole logits in double precision.
+
+#include "logprobs/fused_linear.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "comm/process_grid.hpp"
+#include "errors.hpp"
+#include "layout_cases.hpp"
+#include "logprob_cases.hpp"
+#include "logprobs/reference.hpp"
+#include "logprobs/sequence_scores.hpp"
+#include "logprobs/vocab_parallel.hpp"
+#include "report/tolerance.hpp"
+
+namespace gyre {
+namespace {
+
+using test::agreed_message;
+using test::world;
+using Ints = std::vector<int32_t>;
+using Floats = std::vector<float>;
+using Doubles = std::vector<double>;
+
+constexpr double quiet_nan = std::numeric_limits<double>::quiet_NaN();
+
+/// Hidden states, weight, targets and gradients of all tokens and ids; exact in `type`.
+struct Problem {
+  int64_t tokens, hidden, vocab_size;
+  DType type;
+  double temperature;
+  test::LogitRows x, weight;  // [tokens, hidden], [vocab_size, hidden]
+  Ints targets;
+  Floats d_logprob, d_entropy;
+};
+
+Problem make_problem(int64_t tokens, int64_t hidden, int64_t vocab_size, DType type,
+                     double temperature = 1) {
+  Problem p{tokens,
+            hidden,
+            vocab_size,
+            type,
+            temperature,
+            test::random_logits(tokens, hidden, type, 1, 3, TokenTensor::hidden),
+            test::random_logits(vocab_size, hidden, type,
+                                2 / std::sqrt(static_cast<double>(hidden)), 4, TokenTensor::weight),
+            {},
+            {},
+            {}};
+  for (int64_t t = 0; t < tokens; ++t) {
+    const auto bits = token_bits({5, TokenTensor::ids}, t, 0);
+    p.targets.push_back(static_cast<int32_t>(bits % static_cast<uint64_t>(vocab_size)));
+    p.d_logprob.push_back(0.25F * static_cast<float>(t % 5) - 0.5F);
+    p.d_entropy.push_back(0.1F * static_cast<float>(t % 3) - 0.07F);
+  }
+  return p;
+}
+
+/// Logits of a token.
+Doubles logits_of(const Problem& p, int64_t t) {
+  Doubles z(static_cast<size_t>(p.vocab_size), 0);
+  for (int64_t v = 0; v < p.vocab_size; ++v)
+    for (size_t d = 0; d < static_cast<size_t>(p.hidden); ++d)
+      z[static_cast<size_t>(v)] += p.x.row(t)[d] * p.weight.row(v)[d];
+  return z;
+}
+
+/// Values and gradients by definition, and the sizes that errors are relative to.
+struct Reference {
+  Doubles logprob, entropy;            // [tokens]
+  std::vector<Doubles> d_x, d_weight;  // [tokens][hidden], [vocab][hidden]
+  Doubles d_x_size, d_weight_size;     // of a row
+  double logit_size = 0;               // rms
+};
+
+/// What logits' gradients are made of, times the other factor: added to a gradient and its squares.
+void add_term(double g, double scale, std::span<const double> factor, Doubles& gradient,
+              double& squares) {
+  double sum = 0;
+  for (size_t d = 0; d < factor.size(); ++d) {
+    gradient[d] += g * factor[d];
+    sum += factor[d] * factor[d];
+  }
+  squares += scale * scale * sum / static_cast<double>(factor.size());
+}
+
+Reference make_reference(const Problem& p, bool entropies) {
+  Reference r;
+  r.d_x.assign(static_cast<size_t>(p.tokens), Doubles(static_cast<size_t>(p.hidden), 0));
+  r.d_weight.assign(static_cast<size_t>(p.vocab_size), Doubles(static_cast<size_t>(p.hidden), 0));
+  r.d_x_size.assign(r.d_x.size(), 0);
+  r.d_weight_size.assign(r.d_weight.size(), 0);
+  for (int64_t t = 0; t < p.tokens; ++t) {
+    const auto at = static_cast<size_t>(t);
+    const Doubles z = logits_of(p, t);
+    for (const double x : z)
+      r.logit_size +=
+          x * x / (p.temperature * p.temperature * static_cast<double>(p.tokens * p.vocab_size));
+    const int32_t target = p.targets[at];
+    const TokenScore score = score_row_reference(z, target, p.temperature);
+    r.logprob.push_back(score.logprob);
+    r.entropy.push_back(score.entropy);
+    const auto g = static_cast<double>(p.d_logprob[at]);
+    const double h = entropies ? static_cast<double>(p.d_entropy[at]) : 0;
+    if (g == 0 && h == 0) continue;
+    const Doubles gradient =
+        score_gradient_reference(z, std::span(&target, 1), std::span(&g, 1), h, p.temperature);
+    const Doubles logprobs = log_softmax_reference(z, p.temperature);
+    const double b = h / p.temperature,
+                 a = (std::abs(g) + std::abs(h) * score.entropy) / p.temperature;
+    for (size_t v = 0; v < z.size(); ++v) {
+      const double weight = static_cast<int64_t>(v) == target ? std::abs(g) / p.temperature : 0;
+      const double scale = logit_gradient_scale(logprobs[v], a, b, weight);
+      add_term(gradient[v], scale, p.weight.row(static_cast<int64_t>(v)), r.d_x[at],
+               r.d_x_size[at]);
+      add_term(gradient[v], scale, p.x.row(t), r.d_weight[v], r.d_weight_size[v]);
+    }
+  }
+  for (Doubles* sizes : {&r.d_x_size, &r.d_weight_size})
+    for (double& size : *sizes) size = std::sqrt(size);
+  r.logit_size = std::sqrt(r.logit_size);
+  return r;
+}
+
+/// What a rank gets.
+struct Result {
+  Floats logprob, entropy;
+  test::Matrix d_x, d_weight;
+};
+
+/// A rank's rows of X, in a matrix with gaps.
+test::Matrix rows_of(const Problem& p, int64_t first, int64_t count) {
+  test::Matrix x(count, p.hidden, p.type);
+  for (int64_t r = 0; r < count; ++r)
+    for (int64_t d = 0; d < p.hidden; ++d) x.set(r, d, p.x.row(first + r)[static_cast<size_t>(d)]);
+  return x;
+}
+
+/// A rank's columns of the logits, as rows of the weight. Padding is NaN.
+test::Matrix weight_of(const Problem& p, const VocabPartition& vocab, int rank) {
+  test::Matrix weight(vocab.columns(rank), p.hidden, p.type);
+  for (int64_t c = 0; c < vocab.valid(rank); ++c)
+    for (int64_t d = 0; d < p.hidden; ++d)
+      weight.set(c, d, p.weight.row(vocab.begin(rank) + c)[static_cast<size_t>(d)]);
+  return weight;
+}
+
+LinearOptions options_of(const Problem& p, bool sharded = true) {
+  LinearOptions options;
+  options.tokens = p.tokens;
+  options.hidden = p.hidden;
+  options.sharded = sharded;
+  options.temperature = p.temperature;
+  return options;
+}
+
+Result run(const Problem& p, const LinearOptions& options, const VocabPartition& vocab,
+           Communicator& tp) {
+  FusedLinear layer(options, vocab, tp);
+  const test::Matrix x = rows_of(p, layer.first_row(tp.rank()), layer.rows()),
+                     weight = weight_of(p, vocab, tp.rank());
+  const auto tokens = static_cast<size_t>(p.tokens);
+  Result result{Floats(tokens, NAN), Floats(options.entropy ? tokens : 0, NAN),
+                test::Matrix(layer.rows(), p.hidden, DType::f32),
+                test::Matrix(vocab.columns(tp.rank()), p.hidden, DType::f32)};
+  HostStream host;
+  layer.forward(x.ref(), weight.ref(), p.targets, host, result.logprob, result.entropy);
+  layer.backward(x.ref(), weight.ref(), p.targets, p.d_logprob,
+                 options.entropy ? std::span<const float>(p.d_entropy) : std::span<const float>{},
+                 host, result.d_x.ref().as<float>(), result.d_weight.ref().as<float>());
+  return result;
+}
+
+double worse(double a, double b) {
+  return std::isnan(a) || std::isnan(b) ? quiet_nan : std::max(a, b);
+}
+
+void expect_scores(std::span<const float> got, const Doubles& want, double tolerance,
+                   const std::function<double(double)>& scale) {
+  ASSERT_EQ(got.size(), want.size());
+  double worst = 0;
+  for (size_t t = 0; t < got.size(); ++t)
+    worst = worse(worst,
+                  std::abs(static_cast<double>(got[t]) - want[t]) / (tolerance * scale(want[t])));
+  EXPECT_LE(worst, 1) << "err/tol of scores";
+}
+
+/// Rows of a gradient; `row(r)` of the reference, -1: nothing, it must be 0.
+void expect_rows(const test::Matrix& got, const std::vector<Doubles>& want, const Doubles& sizes,
+                 double tolerance, const std::function<int64_t(int64_t)>& row, const char* what) {
+  double worst = 0;
+  for (int64_t r = 0; r < got.rows(); ++r) {
+    const int64_t at = row(r);
+    for (int64_t d = 0; d < got.cols(); ++d) {
+      if (at < 0) {
+        EXPECT_EQ(got.at(r, d), 0) << what << " of padding";
+        continue;
+      }
+      const auto i = static_cast<size_t>(at);
+      worst = worse(worst, std::abs(got.at(r, d) - want[i][static_cast<size_t>(d)]) /
+                               (tolerance * error_scale(want[i], sizes[i])));
+    }
+  }
+  EXPECT_LE(worst, 1) << "err/tol of " << what;
+}
+
+void expect_result(const Problem& p, const Reference& want, const Result& got, int64_t first_row,
+                   const VocabPartition& vocab, int rank) {
+  const double scores = linear_logprob_tolerance(p.hidden, want.logit_size);
+  expect_scores(got.logprob, want.logprob, scores, logprob_scale);
+  if (!got.entropy.empty())
+    expect_scores(got.entropy, want.entropy, scores,
+                  [&](double) { return entropy_scale(p.vocab_size); });
+  expect_rows(
+      got.d_x, want.d_x, want.d_x_size,
+      linear_gradient_tolerance(p.hidden, p.vocab_size, want.logit_size),
+      [&](int64_t r) { return first_row + r; }, "dX");
+  expect_rows(
+      got.d_weight, want.d_weight, want.d_weight_size,
+      linear_gradient_tolerance(p.hidden, p.tokens, want.logit_size),
+      [&](int64_t r) { return r < vocab.valid(rank) ? vocab.begin(rank) + r : -1; }, "dW");
+}
+
+/// First row of this rank of `tokens` dealt over the group.
+int64_t first_row_of(const Communicator& tp, int64_t tokens, bool sharded) {
+  return sharded ? tokens / tp.size() * tp.rank() + std::min<int64_t>(tp.rank(), tokens % tp.size())
+                 : 0;
+}
+
+void expect_reference(const Problem& p, LinearOptions options, const VocabPartition& vocab) {
+  const int rank = world().rank();
+  SCOPED_TRACE(testing::Message() << p.tokens << " x " << p.hidden << " x " << p.vocab_size << ' '
+                                  << name_of(p.type) << (options.sharded ? " sharded" : "")
+                                  << (options.entropy ? " entropy" : "") << " tiles "
+                                  << options.tile_rows << " x " << options.tile_columns
+                                  << " columns " << vocab.columns(rank));
+  expect_result(p, make_reference(p, options.entropy), run(p, options, vocab, world()),
+                first_row_of(world(), p.tokens, options.sharded), vocab, rank);
+}
+
+TEST(FusedLinear, MatchesReferenceForAllPartitionsAndTiles) {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const bool sharded : {true, false}) {
+      const Problem p = make_problem(19, 24, 53, type, sharded ? 1 : 1.7);
+      for (const VocabPartition& vocab : test::partitions(p.vocab_size, world().size()))
+        for (const auto& [rows, columns] :
+             {std::pair<int64_t, int64_t>{0, 0}, {1, 1}, {3, 5}, {7, 64}}) {
+          LinearOptions options = options_of(p, sharded);
+          options.entropy = columns != 5;
+          options.tile_rows = rows;
+          options.tile_columns = columns;
+          expect_reference(p, options, vocab);
+        }
+    }
+}
+
+TEST(FusedLinear, MatchesReferenceForFewTokensAndNone) {
+  for (const int64_t tokens : {0, 1, 2, 5})
+    for (const bool sharded : {true, false}) {
+      const Problem p = make_problem(tokens, 7, 20, DType::f32);
+      LinearOptions options = options_of(p, sharded);
+      options.entropy = true;
+      expect_reference(p, options, balanced_partition(p.vocab_size, world().size()));
+    }
+}
+
+TEST(FusedLinear, MatchesReferenceForLongDotProductsAndManyColumns) {
+  const Problem p = make_problem(90, 300, 700, DType::bf16);
+  LinearOptions options = options_of(p);
+  options.entropy = true;
+  options.tile_rows = 70;
+  options.tile_columns = 130;
+  options.threads = 2;
+  expect_reference(p, options, test::partitions(p.vocab_size, world().size())[0]);
+}
+
+TEST(FusedLinear, FewerIdsThanRanksLeaveShardsEmpty) {
+  const Problem p = make_problem(9, 5, 2, DType::f32);
+  expect_reference(p, options_of(p), balanced_partition(2, world().size()));
+  expect_reference(p, options_of(p), even_partition(2, 3 * world().size(), world().size()));
+}
+
+bool same_bits(const test::Matrix& a, const test::Matrix& b) {
+  if (a.rows() != b.rows() || a.cols() != b.cols()) return false;
+  for (int64_t r = 0; r < a.rows(); ++r)
+    if (std::memcmp(a.ref().as<float>().row(r), b.ref().as<float>().row(r),
+                    static_cast<size_t>(a.cols()) * sizeof(float)) != 0)
+      return false;
+  return true;
+}
+
+bool same_bits(const Result& a, const Result& b) {
+  const auto same = [](const Floats& x, const Floats& y) {
+    return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;
+  };
+  return same(a.logprob, b.logprob) && same(a.entropy, b.entropy) && same_bits(a.d_x, b.d_x) &&
+         same_bits(a.d_weight, b.d_weight);
+}
+
+/// Everyone's bytes are those of rank 0.
+void expect_same_on_all_ranks(const void* data, size_t bytes, const char* what) {
+  const std::string mine(static_cast<const char*>(data), bytes);
+  EXPECT_EQ(broadcast_string(world(), mine, 0), mine) << what;
+}
+
+TEST(FusedLinear, BitsAreTheSameOnAllRanksInASecondRunAndForAnyThreads) {
+  const Problem p = make_problem(150, 130, 1000, DType::f32);
+  const VocabPartition vocab = test::partitions(p.vocab_size, world().size())[2];
+  LinearOptions options = options_of(p, false);
+  options.entropy = true;
+  options.tile_rows = 80;
+  options.tile_columns = 200;
+  const Result first = run(p, options, vocab, world());
+  expect_same_on_all_ranks(first.logprob.data(), first.logprob.size() * 4, "log-probabilities");
+  expect_same_on_all_ranks(first.entropy.data(), first.entropy.size() * 4, "entropies");
+  Floats d_x;
+  for (int64_t r = 0; r < p.tokens; ++r) {
+    const float* row = first.d_x.ref().as<float>().row(r);
+    d_x.insert(d_x.end(), row, row + p.hidden);
+  }
+  expect_same_on_all_ranks(d_x.data(), d_x.size() * 4, "dX");
+  for (const int threads : {1, 2, 3, 7}) {
+    options.threads = threads;
+    EXPECT_TRUE(same_bits(run(p, options, vocab, world()), first)) << threads << " threads";
+  }
+}
+
+TEST(FusedLinear, EqualsScoresOfMaterialisedLogits) {
+  const Problem p = make_problem(33, 40, 301, DType::f32, 0.8);
+  const int rank = world().rank();
+  for (const VocabPartition& vocab : test::partitions(p.vocab_size, world().size())) {
+    LinearOptions options = options_of(p);
+    options.entropy = true;
+    const Result got = run(p, options, vocab, world());
+    test::Matrix logits(p.tokens, vocab.columns(rank), DType::f32);
+    for (int64_t t = 0; t < p.tokens; ++t) {
+      const Doubles z = logits_of(p, t);
+      for (int64_t c = 0; c < vocab.valid(rank); ++c)
+        logits.set(t, c, z[static_cast<size_t>(vocab.begin(rank) + c)]);
+    }
+    VocabScores scores(p.tokens, vocab, {1, true, p.temperature, 1}, world());
+    Floats logprob(got.logprob.size()), entropy(got.entropy.size());
+    HostStream host;
+    scores.forward(std::as_const(logits).ref(), p.targets, host, logprob, entropy);
+    const double tolerance = linear_logprob_tolerance(p.hidden, 2 / p.temperature);
+    expect_scores(got.logprob, Doubles(logprob.begin(), logprob.end()), tolerance, logprob_scale);
+    expect_scores(got.entropy, Doubles(entropy.begin(), entropy.end()), tolerance,
+                  [&](double) { return entropy_scale(p.vocab_size); });
+  }
+}
+
+/// Σ g log p + h H in double precision.
+double loss_of(const Problem& p) {
+  double loss = 0;
+  for (int64_t t = 0; t < p.tokens; ++t) {
+    const auto at = static_cast<size_t>(t);
+    const TokenScore score = score_row_reference(logits_of(p, t), p.targets[at], p.temperature);
+    loss += static_cast<double>(p.d_logprob[at]) * score.logprob +
+            static_cast<double>(p.d_entropy[at]) * score.entropy;
+  }
+  return loss;
+}
+
+TEST(FusedLinear, GradientsAreFiniteDifferencesOfTheLoss) {
+  const Problem p = make_problem(6, 5, 12, DType::f32, 1.3);
+  LinearOptions options = options_of(p, false);
+  options.entropy = true;
+  const VocabPartition vocab = balanced_partition(p.vocab_size, world().size());
+  const Result got = run(p, options, vocab, world());
+  constexpr double step = 1e-4;  // errors: step² and 1e-16 / step, both far below f32's
+  const auto difference = [&](test::LogitRows Problem::*input, int64_t row, int64_t d) {
+    Problem moved = p;
+    (moved.*input).at(row, d) += step;
+    const double up = loss_of(moved);
+    (moved.*input).at(row, d) -= 2 * step;
+    return (up - loss_of(moved)) / (2 * step);
+  };
+  const Reference reference = make_reference(p, true);
+  for (int64_t d = 0; d < p.hidden; ++d) {
+    for (int64_t t = 0; t < p.tokens; ++t)
+      EXPECT_NEAR(got.d_x.at(t, d), difference(&Problem::x, t, d),
+                  linear_gradient_tolerance(p.hidden, p.vocab_size, reference.logit_size) *
+                      reference.d_x_size[static_cast<size_t>(t)]);
+    for (int64_t c = 0; c < vocab.columns(world().rank()); ++c) {
+      const int64_t id = vocab.begin(world().rank()) + c;
+      EXPECT_NEAR(got.d_weight.at(c, d), difference(&Problem::weight, id, d),
+                  linear_gradient_tolerance(p.hidden, p.tokens, reference.logit_size) *
+                      reference.d_weight_size[static_cast<size_t>(id)]);
+    }
+  }
+}
+
+TEST(FusedLinear, IsUsedAgainAndWithArraysWithoutGaps) {
+  const VocabPartition vocab = balanced_partition(30, world().size());
+  for (const bool sharded : {true, false}) {
+    Problem p = make_problem(17, 8, 30, DType::f32);
+    FusedLinear layer(options_of(p, sharded), vocab, world());
+    const test::Matrix weight = weight_of(p, vocab, world().rank());
+    for (const double factor : {1.0, 0.5}) {
+      for (double& x : p.x.values) x *= factor;
+      const test::Matrix x = rows_of(p, layer.first_row(world().rank()), layer.rows());
+      Floats logprob(17);
+      Buffer<float> d_x(layer.rows() * 8), d_weight(weight.rows() * 8);
+      HostStream host;
+      layer.forward(x.ref(), weight.ref(), p.targets, host, logprob, {});
+      layer.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host,
+                     d_x.matrix(layer.rows(), 8), d_weight.matrix(weight.rows(), 8));
+      const Result with_gaps = run(p, options_of(p, sharded), vocab, world());
+      EXPECT_EQ(logprob, with_gaps.logprob);
+      for (int64_t d = 0; d < 8; ++d) {
+        for (int64_t r = 0; r < layer.rows(); ++r)
+          EXPECT_EQ(static_cast<double>(d_x[8 * r + d]), with_gaps.d_x.at(r, d));
+        for (int64_t r = 0; r < weight.rows(); ++r)
+          EXPECT_EQ(static_cast<double>(d_weight[8 * r + d]), with_gaps.d_weight.at(r, d));
+      }
+    }
+  }
+}
+
+TEST(FusedLinear, AccumulatesIntoTheWeightsGradient) {
+  const Problem p = make_problem(11, 6, 40, DType::f32);
+  const VocabPartition vocab = test::partitions(40, world().size())[0];
+  FusedLinear layer(options_of(p), vocab, world());
+  const test::Matrix x = rows_of(p, layer.first_row(world().rank()), layer.rows()),
+                     weight = weight_of(p, vocab, world().rank());
+  test::Matrix d_x(layer.rows(), 6, DType::f32), once(weight.rows(), 6, DType::f32),
+      twice(weight.rows(), 6, DType::f32);
+  Floats logprob(11);
+  HostStream host;
+  layer.forward(x.ref(), weight.ref(), p.targets, host, logprob, {});
+  const auto backward = [&](test::Matrix& d_weight, bool accumulate) {
+    layer.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host, d_x.ref().as<float>(),
+                   d_weight.ref().as<float>(), accumulate);
+  };
+  backward(once, false);
+  for (int64_t r = 0; r < twice.rows(); ++r)
+    for (int64_t d = 0; d < 6; ++d) twice.set(r, d, 1000);
+  backward(twice, true);
+  for (int64_t r = 0; r < twice.rows(); ++r)
+    for (int64_t d = 0; d < 6; ++d)  // rounded at the size of 1000 by every tile
+      EXPECT_NEAR(twice.at(r, d), 1000 + once.at(r, d), 1000 * tolerance_for(DType::f32, 1));
+  const Floats zeros(11, 0.0F);
+  layer.backward(x.ref(), weight.ref(), p.targets, zeros, {}, host, d_x.ref().as<float>(),
+                 twice.ref().as<float>(), false);
+  for (int64_t r = 0; r < twice.rows(); ++r)
+    for (int64_t d = 0; d < 6; ++d) EXPECT_EQ(twice.at(r, d), 0);
+  for (int64_t r = 0; r < d_x.rows(); ++r)
+    for (int64_t d = 0; d < 6; ++d) EXPECT_EQ(d_x.at(r, d), 0);
+}
+
+TEST(FusedLinear, TokensWithoutGradientTakeNoPartWhateverTheyHold) {
+  Problem p = make_problem(20, 8, 30, DType::f32);
+  for (size_t t = 0; t < 20; ++t)
+    if (t % 3 != 1) {
+      p.d_logprob[t] = p.d_entropy[t] = 0;
+      p.targets[t] = -1;
+    }
+  LinearOptions options = options_of(p);
+  options.entropy = true;
+  const Reference want = make_reference(p, true);
+  for (int64_t t = 0; t < 20; ++t)
+    if (t % 3 != 1)
+      for (int64_t d = 0; d < 8; ++d) p.x.at(t, d) = quiet_nan;
+  for (const int64_t rows : {0, 4}) {
+    options.tile_rows = rows;
+    Result got = run(p, options, test::partitions(30, world().size())[2], world());
+    for (size_t t = 0; t < 20; ++t)
+      if (t % 3 != 1) {
+        EXPECT_EQ(got.logprob[t], 0);  // no target
+        EXPECT_TRUE(std::isnan(got.entropy[t]));
+        got.entropy[t] = static_cast<float>(want.entropy[t]);
+      }
+    expect_result(p, want, got, first_row_of(world(), 20, true),
+                  test::partitions(30, world().size())[2], world().rank());
+  }
+}
+
+TEST(FusedLinear, GradientsOfTargetsThatNobodyHasCount) {
+  Problem p = make_problem(8, 6, 30, DType::f32);
+  p.targets[2] = -1;
+  p.targets[5] = 30;
+  p.targets[6] = 31;
+  for (const VocabPartition& vocab : test::partitions(30, world().size()))
+    expect_reference(p, options_of(p), vocab);
+}
+
+TEST(FusedLinear, BadNumbersMakeTheirRowsNanOnAllRanks) {
+  for (const double bad : {quiet_nan, 1e38}) {  // 1e38 · |w| overflows to infinities and NaN
+    Problem p = make_problem(12, 6, 40, DType::f32);
+    for (int64_t d = 0; d < 6; ++d) p.x.at(7, d) = bad;
+    for (int64_t v = 0; v < 40; ++v) p.weight.at(v, 0) = 4 + static_cast<double>(v);
+    for (const int64_t columns : {0, 1}) {
+      LinearOptions options = options_of(p);
+      options.entropy = true;
+      options.tile_columns = columns;
+      const Result got = run(p, options, test::partitions(40, world().size())[2], world());
+      for (size_t t = 0; t < 12; ++t) {
+        EXPECT_EQ(std::isnan(got.logprob[t]), t == 7) << bad << ", token " << t;
+        EXPECT_EQ(std::isnan(got.entropy[t]), t == 7) << bad << ", token " << t;
+      }
+    }
+  }
+  Problem p = make_problem(12, 6, 40, DType::f32);
+  p.weight.at(33, 2) = quiet_nan;  // one column: of every row
+  for (const int64_t columns : {0, 1}) {
+    LinearOptions options = options_of(p);
+    options.tile_columns = columns;
+    const Result got = run(p, options, balanced_partition(40, world().size()), world());
+    for (const float x : got.logprob) EXPECT_TRUE(std::isnan(x));
+  }
+}
+
+/// Messages and bytes that `work` sends from this rank.
+std::pair<int64_t, int64_t> sent(const std::function<void()>& work) {
+  const Traffic before = world().traffic();
+  work();
+  return {world().traffic().messages - before.messages,
+          world().traffic().bytes_sent - before.bytes_sent};
+}
+
+void expect_traffic(const Problem& p, LinearOptions options, int64_t record) {
+  const int64_t n = world().size();
+  const VocabPartition vocab = balanced_partition(p.vocab_size, world().size());
+  FusedLinear layer(options, vocab, world());
+  const test::Matrix x = rows_of(p, layer.first_row(world().rank()), layer.rows()),
+                     weight = weight_of(p, vocab, world().rank());
+  Result r{Floats(p.targets.size()), Floats(options.entropy ? p.targets.size() : 0),
+           test::Matrix(layer.rows(), p.hidden, DType::f32),
+           test::Matrix(weight.rows(), p.hidden, DType::f32)};
+  HostStream host;
+  const int64_t own = p.tokens / n + (world().rank() < p.tokens % n ? 1 : 0);
+  const int64_t element = static_cast<int64_t>(size_of(p.type));
+  const auto forward =
+      sent([&] { layer.forward(x.ref(), weight.ref(), p.targets, host, r.logprob, r.entropy); });
+  const int64_t x_bytes = options.sharded ? (n - 1) * own * p.hidden * element : 0;
+  EXPECT_EQ(forward.first, n == 1 ? 0 : (options.sharded ? n - 1 : 0) + 1);
+  EXPECT_EQ(forward.second, x_bytes + (n - 1) * p.tokens * record);
+  const auto backward = sent([&] {
+    layer.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host, r.d_x.ref().as<float>(),
+                   r.d_weight.ref().as<float>());
+  });
+  EXPECT_EQ(backward.first, n == 1 ? 0 : n - 1 + (options.sharded ? 0 : 1));
+  const int64_t share = options.sharded ? 0 : (n - 1) * own * p.hidden * 4;
+  EXPECT_EQ(backward.second, n == 1 ? 0 : (p.tokens - own) * p.hidden * 4 + share);
+}
+
+TEST(FusedLinear, SendsEachRowOnceForwardAndItsGradientOnceBackward) {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const bool sharded : {true, false})
+      for (const int64_t rows : {0, 2}) {
+        const Problem p = make_problem(21, 10, 50, type);
+        LinearOptions options = options_of(p, sharded);
+        options.tile_rows = rows;
+        expect_traffic(p, options, 12);
+        options.entropy = true;
+        expect_traffic(p, options, 16);
+      }
+}
+
+/// The most that a forward and a backward pass hold beyond what was there before.
+int64_t extra_memory(int64_t tokens, int64_t hidden, int64_t vocab_size) {
+  const Problem p = make_problem(tokens, hidden, vocab_size, DType::f32);
+  LinearOptions options = options_of(p);
+  options.tile_rows = 16;
+  options.tile_columns = 8;
+  const auto measure = [&] {
+    reset_memory_peak();
+    const int64_t before = memory_use().current_bytes;
+    run(p, options, even_partition(vocab_size, vocab_size, world().size()), world());
+    return memory_use().peak_bytes - before;
+  };
+  measure();  // the products' scratch memory stays
+  return measure();
+}
+
+TEST(FusedLinear, ExtraMemoryDoesNotGrowWithColumnsAndAsHiddenStatesWithTokens) {
+  const int64_t n = world().size(), hidden = 8;
+  const int64_t few = extra_memory(96 * n, hidden, 16 * n);
+  EXPECT_EQ(extra_memory(96 * n, hidden, 160 * n), few);
+  // Records of all ranks or parts of dX, whichever is more; X of all ranks; normalizers.
+  const int64_t tokens = 96 * n;
+  const int64_t growth = extra_memory(2 * tokens, hidden, 16 * n) - few;
+  const int64_t x_bytes = n == 1 ? 0 : tokens * hidden * 4;
+  const int64_t records = tokens * 12 * (n == 1 ? 1 : n + 1);
+  const int64_t parts = n == 1 ? 0 : 3 * 96 * hidden * 4;
+  const int64_t lists = 96 * 16;
+  EXPECT_LE(growth, x_bytes + 8 * tokens + std::max(records, parts + lists));
+  EXPECT_GT(growth, x_bytes);
+}
+
+std::vector<GridShape> grids() {
+  std::vector<GridShape> shapes;
+  for (int tp = 1; tp <= world().size(); ++tp)
+    if (world().size() % tp == 0) shapes.push_back({1, world().size() / tp, tp});
+  return shapes;
+}
+
+/// The problem of one context-parallel rank: its slots of the stream.
+Problem local_problem(const Problem& all, const Layout& layout, const Ints& bounds,
+                      const Ints& tokens, int cp_rank) {
+  const Ints index = shard_index(layout, cp_rank);
+  Problem p = make_problem(std::ssize(index), all.hidden, all.vocab_size, all.type);
+  p.weight = all.weight;
+  p.targets = next_token_targets(layout, bounds, tokens, cp_rank);
+  for (int64_t t = 0; t < p.tokens; ++t)
+    for (int64_t d = 0; d < p.hidden; ++d) {
+      const int64_t slot = index[static_cast<size_t>(t)];
+      p.x.at(t, d) =
+          slot < layout.stream_slots ? all.x.row(slot)[static_cast<size_t>(d)] : quiet_nan;
+    }
+  return p;
+}
+
+TEST(FusedLinear, OverContextParallelRanksPredictsAPackAndSumsTheWeightsGradient) {
+  const Ints bounds = {0, 10, 11, 11, 40, 62};
+  const int64_t width = 25;
+  Problem all = make_problem(62, 12, 37, DType::f32);
+  const Ints tokens = all.targets;
+  const Layout whole = contiguous({bounds, bounds}, {});
+  all.targets = next_token_targets(whole, bounds, tokens, 0);
+  const PredictionShape shape{bounds, width};
+  // What a loss gives for [segments, width]; the reference has it by slots.
+  Floats d(static_cast<size_t>(shape.segments() * width));
+  for (size_t i = 0; i < d.size(); ++i) d[i] = 0.125F * static_cast<float>(i % 7) - 0.3F;
+  std::unique_ptr<Communicator> alone = world().split(world().rank());
+  all.d_logprob = gather_predictions_backward(whole, shape, d, *alone, GatherGradient::split);
+  const Reference want = make_reference(all, false);
+  for (const GridShape& grid_shape : grids()) {
+    SCOPED_TRACE(to_string(grid_shape));
+    ProcessGrid grid(world(), grid_shape);
+    LayoutOptions layout_options;
+    layout_options.cp = grid_shape.cp;
+    const Layout layout = striped({bounds, bounds}, layout_options);
+    const VocabPartition vocab = test::partitions(37, grid_shape.tp).back();
+    Problem p = local_problem(all, layout, bounds, tokens, grid.cp_rank());
+    p.d_logprob = gather_predictions_backward(layout, shape, d, grid.cp(), GatherGradient::split);
+    const LinearOptions options = options_of(p);
+    Result got = run(p, options, vocab, grid.tp());
+    const Floats predictions = gather_predictions(layout, shape, got.logprob, grid.cp());
+    Doubles expected(predictions.size(), 0);
+    for (int64_t i = 0; i < shape.segments(); ++i)
+      for (int64_t k = 0; k < shape.predictions(i); ++k)
+        expected[static_cast<size_t>(i * width + k)] =
+            want.logprob[static_cast<size_t>(bounds[static_cast<size_t>(i)] + k)];
+    expect_scores(predictions, expected, linear_logprob_tolerance(12, want.logit_size),
+                  logprob_scale);
+    const Ints index = shard_index(layout, grid.cp_rank());
+    const int64_t first = first_row_of(grid.tp(), p.tokens, true);
+    expect_rows(
+        got.d_x, want.d_x, want.d_x_size, linear_gradient_tolerance(12, 37, want.logit_size),
+        [&](int64_t r) {
+          const int64_t slot = index[static_cast<size_t>(first + r)];
+          return slot < layout.stream_slots ? slot : -1;
+        },
+        "dX");
+    test::Matrix summed(got.d_weight.rows(), 12, DType::f32);
+    Floats flat;
+    for (int64_t r = 0; r < got.d_weight.rows(); ++r)
+      for (int64_t k = 0; k < 12; ++k) flat.push_back(static_cast<float>(got.d_weight.at(r, k)));
+    HostStream host;
+    grid.cp()
+        .all_reduce(flat.data(), std::ssize(flat), DType::f32, ReduceOp::sum, host, "dW")
+        ->wait();
+    for (int64_t r = 0; r < summed.rows(); ++r)
+      for (int64_t k = 0; k < 12; ++k)
+        summed.set(r, k, static_cast<double>(flat[static_cast<size_t>(12 * r + k)]));
+    expect_rows(
+        summed, want.d_weight, want.d_weight_size,
+        linear_gradient_tolerance(12, 62, want.logit_size),
+        [&](int64_t r) {
+          return r < vocab.valid(grid.tp_rank()) ? vocab.begin(grid.tp_rank()) + r : -1;
+        },
+        "dW");
+  }
+}
+
+TEST(FusedLinear, DealsRowsAsEvenlyAsCanBe) {
+  const int n = world().size();
+  const Problem p = make_problem(2 * n + 1, 3, 10, DType::f32);
+  const FusedLinear dealt(options_of(p), balanced_partition(10, n), world());
+  EXPECT_EQ(dealt.first_row(0), 0);
+  EXPECT_EQ(dealt.first_row(n), 2 * n + 1);
+  EXPECT_EQ(dealt.rows(), world().rank() == 0 ? 3 : 2);
+  for (int r = 1; r < n; ++r) EXPECT_EQ(dealt.first_row(r), 2 * r + 1);
+  const FusedLinear whole(options_of(p, false), balanced_partition(10, n), world());
+  EXPECT_EQ(whole.first_row(n - 1), 0);
+  EXPECT_EQ(whole.rows(), 2 * n + 1);
+}
+
+TEST(FusedLinear, ArgumentErrorsAreTheSameOnAllRanks) {
+  const int n = world().size(), me = world().rank();
+  const VocabPartition vocab = balanced_partition(10, n);
+  const LinearOptions good = options_of(make_problem(4, 3, 10, DType::f32));
+  const auto refused = [&](auto change) {
+    LinearOptions options = good;
+    change(options);
+    return agreed_message([&] { FusedLinear(options, vocab, world()); });
+  };
+  EXPECT_EQ(refused([](LinearOptions&) {}), "no error");
+  EXPECT_EQ(refused([](LinearOptions& o) { o.tokens = -1; }), "-1 tokens; the fewest are 0");
+  EXPECT_EQ(refused([](LinearOptions& o) { o.hidden = 0; }), "a hidden size of 0; at least 1");
+  EXPECT_EQ(refused([](LinearOptions& o) { o.tile_columns = -2; }),
+            "tiles of 0 x -2; at least 1 x 1, or 0: by size");
+  EXPECT_EQ(refused([](LinearOptions& o) { o.temperature = 0; }),
+            "a temperature of 0; it must be positive and finite, and so its inverse in f32");
+  EXPECT_EQ(agreed_message([&] { FusedLinear(good, balanced_partition(10, n + 1), world()); }),
+            fmt::format("a vocabulary in {} shards for a group of {} ranks; it must be one shard a "
+                        "rank",
+                        n + 1, n));
+  if (n == 1) return;
+  const auto differs = [&](const char* what, const char* zero, const char* one) {
+    return fmt::format(
+        "fused linear layer: {} is {} on rank 0, but {} on rank 1; it must be the "
+        "same on all ranks of the group",
+        what, zero, one);
+  };
+  EXPECT_EQ(refused([&](LinearOptions& o) { o.tokens += me == 1 ? 1 : 0; }),
+            differs("the number of tokens", "4", "5"));
+  EXPECT_EQ(refused([&](LinearOptions& o) { o.hidden += me == 1 ? 1 : 0; }),
+            differs("the hidden size", "3", "4"));
+  EXPECT_EQ(refused([&](LinearOptions& o) { o.sharded = me != 1; }),
+            differs("whether rows are dealt", "1", "0"));
+  EXPECT_EQ(refused([&](LinearOptions& o) { o.entropy = me == 1; }),
+            differs("whether entropies are wanted", "0", "1"));
+  EXPECT_EQ(refused([&](LinearOptions& o) { o.tile_rows = me == 1 ? 8 : 16; }),
+            differs("the rows of a tile", "16", "8"));
+  EXPECT_EQ(refused([&](LinearOptions& o) { o.temperature = me == 1 ? 1.5 : 1; }),
+            differs("the temperature", "1", "1.5"));
+}
+
+}  // namespace
+}  // namespace gyre

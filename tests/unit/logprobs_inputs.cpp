@@ -1,0 +1,280 @@
+// The rows that gyre-logprobs makes up, and those that it takes from files.
+
+#include "report/logprobs_inputs.hpp"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "errors.hpp"
+#include "logprobs/reference.hpp"
+#include "report/logprobs_op.hpp"
+
+namespace gyre {
+namespace {
+
+LogprobsOptions options_of(int64_t vocab, int ranks = 1) {
+  LogprobsOptions o;
+  o.vocab = vocab;
+  o.tp = ranks;
+  check_options(o, ranks);
+  return o;
+}
+
+std::vector<float> whole(const LogprobsInputs& inputs, int64_t token, int64_t columns,
+                         TokenTensor tensor = TokenTensor::logits) {
+  std::vector<float> row(static_cast<size_t>(columns));
+  inputs.row(tensor, token, 0, row);
+  return row;
+}
+
+TEST(LogprobsInputs, AnyPartOfARowIsThatOfTheWhole) {
+  EXPECT_TRUE(rc::check([](uint8_t at, uint8_t length, bool rounds) {
+    LogprobsOptions o = options_of(300);
+    o.dtype = rounds ? "bf16" : "f32";
+    const LogprobsCase problem = made_up_case(o, 10);
+    const auto inputs = random_inputs(problem, o);
+    for (const TokenTensor tensor : {TokenTensor::logits, TokenTensor::teacher}) {
+      const std::vector<float> row = whole(*inputs, 7, 520, tensor);
+      std::vector<float> part(length);
+      inputs->row(tensor, 7, at, part);
+      for (size_t i = 0; i < part.size(); ++i) {
+        const float want = row[at + i];
+        RC_ASSERT((part[i] == want || (std::isnan(part[i]) && std::isnan(want))));
+      }
+      RC_ASSERT(std::all_of(row.begin() + 300, row.end(), [](float z) { return std::isnan(z); }));
+      RC_ASSERT(
+          std::none_of(row.begin(), row.begin() + 300, [](float z) { return std::isnan(z); }));
+    }
+  }));
+}
+
+TEST(LogprobsInputs, AreExactInTheirType) {
+  LogprobsOptions o = options_of(500);
+  o.dtype = "bf16";
+  const auto inputs = random_inputs(made_up_case(o, 4), o);
+  for (const float z : whole(*inputs, 3, 500)) EXPECT_EQ(to_float(to_bf16(z)), z);
+}
+
+// A model's rows have a nucleus: with the defaults, top-p 0.9 keeps some tens of columns.
+TEST(LogprobsInputs, PeaksMakeANucleus) {
+  const LogprobsOptions o = options_of(32768);
+  const auto inputs = random_inputs(made_up_case(o, 100), o);
+  for (const int64_t token : {0, 41, 99}) {
+    const std::vector<float> row = whole(*inputs, token, o.vocab);
+    const std::vector<double> logits(row.begin(), row.end());
+    const std::vector<bool> kept = filter_reference(logits, {0, 0.9, 1});
+    const auto count = std::count(kept.begin(), kept.end(), true);
+    EXPECT_GE(count, 8) << token;
+    EXPECT_LE(count, 32) << token;
+    EXPECT_GT(score_row_reference(logits, 0).entropy, 1);
+  }
+  LogprobsOptions flat = o;
+  flat.peaks = 0;
+  const std::vector<float> row = whole(*random_inputs(made_up_case(flat, 1), flat), 0, o.vocab);
+  EXPECT_LT(*std::max_element(row.begin(), row.end()), 4);
+}
+
+TEST(LogprobsInputs, TargetsAreMostlyPeaksAndIdsBeginWithThem) {
+  const LogprobsOptions o = options_of(32768);
+  const auto inputs = random_inputs(made_up_case(o, 400), o);
+  int peaks = 0;
+  std::vector<int32_t> ids(static_cast<size_t>(o.picks));
+  for (int64_t token = 0; token < 400; ++token) {
+    inputs->ids(token, ids);
+    for (const int32_t id : ids) EXPECT_TRUE(id >= 0 && id < o.vocab);
+    const std::set<int32_t> first(ids.begin(), ids.begin() + o.peaks);
+    peaks += first.contains(inputs->target(token)) ? 1 : 0;
+    float z = 0;
+    inputs->row(TokenTensor::logits, token, ids[0], std::span(&z, 1));
+    EXPECT_GT(z, o.peak_height - 4);
+  }
+  EXPECT_NEAR(peaks, 300, 40);
+}
+
+TEST(LogprobsInputs, ZeroFractionOfTokens) {
+  LogprobsOptions o = options_of(100);
+  o.zero_fraction = 0.25;
+  const auto inputs = random_inputs(made_up_case(o, 1000), o);
+  int zeros = 0;
+  for (int64_t token = 0; token < 1000; ++token) {
+    const bool zero = inputs->gradient(token, 0) == 0;
+    zeros += zero ? 1 : 0;
+    EXPECT_EQ(inputs->gradient(token, 1) == 0, zero);
+    EXPECT_EQ(inputs->gradient(token, 9) == 0, zero);
+  }
+  EXPECT_NEAR(zeros, 250, 50);
+  o.zero_fraction = 1;
+  EXPECT_EQ(random_inputs(made_up_case(o, 1), o)->gradient(0, 0), 0);
+}
+
+TEST(LogprobsInputs, VocabulariesSmallerThanTheirPeaks) {
+  const LogprobsOptions o = options_of(3);
+  const auto inputs = random_inputs(made_up_case(o, 50), o);
+  for (int64_t token = 0; token < 50; ++token) {
+    EXPECT_LT(inputs->target(token), 3);
+    for (const float z : whole(*inputs, token, 3)) EXPECT_TRUE(std::isfinite(z));
+  }
+}
+
+TEST(LogprobsCase, Sequences) {
+  LogprobsOptions o = options_of(10);
+  o.sequences = 3;
+  const LogprobsCase problem = made_up_case(o, 10);
+  EXPECT_EQ(problem.offsets, (std::vector<int64_t>{0, 3, 6, 10}));
+  EXPECT_EQ(problem.longest(), 4);
+  EXPECT_EQ(problem.origin, "10 tokens in 3 sequences");
+  o.generate = "dist=fixed,length=7,count=2";
+  o.capacity = 100;
+  EXPECT_EQ(made_up_case(o, 10).offsets, (std::vector<int64_t>{0, 7, 14}));
+}
+
+LogprobsFile small_file() {
+  LogprobsFile file;
+  file.vocab_size = 3;
+  file.columns = 5;
+  file.picks = 1;
+  file.top_k = 2;
+  file.temperature = 1.5;
+  file.offsets = {0, 2};
+  file.logits = {1, 2, 3, 1e30F, 1e30F, 4, 5, 6, NAN, 0.1F};
+  file.teacher = file.logits;
+  file.targets = {-100, 2};
+  file.ids = {0, 1};
+  file.d_value = {0.5F, 0};
+  file.reference.emplace();
+  return file;
+}
+
+TEST(LogprobsCase, OfAFile) {
+  const LogprobsFile file = small_file();
+  LogprobsOptions o;
+  o.input = "f.h5";
+  o.tp = 2;
+  const LogprobsCase problem = case_of(file, o);
+  EXPECT_EQ(problem.vocab.offsets, (std::vector<int64_t>{0, 3, 5}));
+  EXPECT_EQ(problem.vocab.vocab_size, 3);
+  EXPECT_EQ(problem.filter.top_k, 2);
+  EXPECT_EQ(problem.filter.temperature, 1.5);
+  EXPECT_EQ(o.vocab, 3);
+  EXPECT_EQ(o.temperature, 1.5);
+  o.shards = "1,4";
+  EXPECT_EQ(case_of(file, o).vocab.offsets, (std::vector<int64_t>{0, 1, 5}));
+  o.shards = "1,3";
+  test::expect_usage("--shards 1,3 are 4 columns; f.h5 has 5", [&] { case_of(file, o); });
+}
+
+// 0.1 in a padded column is no reason to do without the file's answers; in a logit it is.
+TEST(LogprobsInputs, AnswersOfAFileBelongToExactLogits) {
+  LogprobsFile file = small_file();
+  EXPECT_NE(inputs_of(file, DType::f32)->reference(), nullptr);
+  EXPECT_NE(inputs_of(file, DType::bf16)->reference(), nullptr);
+  file.teacher[5] = 0.1F;
+  EXPECT_NE(inputs_of(file, DType::f32)->reference(), nullptr);
+  EXPECT_EQ(inputs_of(file, DType::bf16)->reference(), nullptr);
+  EXPECT_EQ(whole(*inputs_of(file, DType::bf16), 1, 3, TokenTensor::teacher)[0],
+            to_float(to_bf16(0.1F)));
+  EXPECT_EQ(inputs_of(file, DType::f32)->target(0), -100);
+  EXPECT_EQ(inputs_of(file, DType::f32)->gradient(0, 5), 0.5F);
+}
+
+TEST(FillLogits, PaddingOfAStreamIsNaN) {
+  const LogprobsFile file = small_file();
+  const auto inputs = inputs_of(file, DType::bf16);
+  LogitMatrix matrix(3, 2, DType::bf16);
+  const std::vector<int64_t> tokens{1, -1, 0};
+  fill_logits(*inputs, TokenTensor::logits, tokens, 1, matrix.ref());
+  EXPECT_EQ(matrix.ref().at(0, 0), 5);
+  EXPECT_EQ(matrix.ref().at(0, 1), 6);
+  EXPECT_TRUE(std::isnan(matrix.ref().at(1, 0)));
+  EXPECT_EQ(matrix.ref().at(2, 1), 3);
+}
+
+/// All elements of a matrix are equal.
+bool same(ConstMatrixRef a, ConstMatrixRef b) {
+  for (int64_t r = 0; r < a.rows; ++r)
+    for (int64_t c = 0; c < a.cols; ++c)
+      if (a.at(r, c) != b.at(r, c)) return false;
+  return a.rows == b.rows && a.cols == b.cols;
+}
+
+void fill(MatrixRef m, float value) {
+  for (int64_t r = 0; r < m.rows; ++r)
+    for (int64_t c = 0; c < m.cols; ++c) m.as<float>()(r, c) = value;
+}
+
+TEST(LogprobsRows, LogitsComeBackWhenGradientsHaveTakenTheirPlace) {
+  const LogprobsOptions o = options_of(30);
+  const LogprobsCase problem = made_up_case(o, 5);
+  const auto inputs = random_inputs(problem, o);
+  LogprobsRows original(problem, *inputs, {4, 2, 0}, 0, true);
+  for (const bool in_place : {true, false}) {
+    LogprobsRows rows(problem, *inputs, {4, 2, 0}, 0, in_place);
+    rows.restore();  // nothing to do yet
+    for (int round = 0; round < 2; ++round) {
+      rows.prepare_gradient();
+      EXPECT_TRUE(same(rows.logits(), original.logits())) << in_place << round;
+      EXPECT_EQ(rows.d_logits().data == rows.logits().data, in_place);
+      fill(rows.d_logits(), 7);
+    }
+    EXPECT_EQ(same(rows.logits(), original.logits()), !in_place);
+    rows.restore();
+    EXPECT_TRUE(same(rows.logits(), original.logits())) << in_place;
+    rows.clobber();
+    EXPECT_TRUE(std::isnan(rows.d_logits().at(1, 1)));
+    rows.restore();
+    EXPECT_TRUE(same(rows.logits(), original.logits())) << in_place;
+    rows.poison();
+    EXPECT_TRUE(same(rows.logits(), original.logits())) << in_place;
+  }
+}
+
+TEST(LogprobsRows, PaddingHasIdsAndNoGradient) {
+  const LogprobsOptions o = options_of(30);
+  const LogprobsCase problem = made_up_case(o, 5);
+  const auto inputs = random_inputs(problem, o);
+  LogprobsRows rows(problem, *inputs, {-1, 3}, 0, true);
+  EXPECT_EQ(rows.targets()[0], 0);
+  EXPECT_EQ(rows.targets()[1], inputs->target(3));
+  EXPECT_EQ(rows.gradients(1), (std::vector<float>{0, inputs->gradient(3, 1)}));
+  EXPECT_TRUE(std::isnan(rows.logits().at(0, 0)));
+}
+
+// Where a row is certain, a and b log p vanish, but not the errors of the entropy in a.
+TEST(RowGradientTerms, ScalesOfACertainRow) {
+  const std::vector<int32_t> ids{1, 1, -100, 2};
+  const std::vector<double> weights{0.5, -0.25, 9, 3};
+  const RowGradientTerms terms{{0, -HUGE_VAL, -1}, 0, -2, ids, weights};
+  const std::vector<double> scales = terms.scales();
+  EXPECT_DOUBLE_EQ(scales[0], 2);
+  EXPECT_DOUBLE_EQ(scales[1], 0.75);
+  EXPECT_DOUBLE_EQ(scales[2], std::exp(-1) * (2 + 2) * 2 + 3);
+}
+
+TEST(GradientRow, PaddingIsZeroAndNaNIsNaN) {
+  LogitMatrix d(1, 4, DType::f32);
+  fill(d.ref(), 0);
+  d.ref().as<float>()(0, 0) = 0.5F;
+  d.ref().as<float>()(0, 1) = NAN;
+  const std::vector<double> want{9, 0.5, NAN}, scales{1, 1, 1};
+  const auto outside = [&](ConstMatrixRef got) {
+    Check check("d_logits", 1e-3);
+    add_gradient_row(check, got, 0, 1, want, scales, 0);
+    EXPECT_EQ(check.count(), 4);
+    return check.outside();
+  };
+  EXPECT_EQ(outside(d.ref()), 0);
+  d.ref().as<float>()(0, 3) = 0.1F;  // padding
+  EXPECT_EQ(outside(d.ref()), 1);
+  d.ref().as<float>()(0, 1) = 0;  // NaN is wanted
+  EXPECT_EQ(outside(d.ref()), 2);
+  d.ref().as<float>()(0, 0) = 0.6F;
+  EXPECT_EQ(outside(d.ref()), 3);
+}
+
+}  // namespace
+}  // namespace gyre

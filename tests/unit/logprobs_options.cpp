@@ -1,0 +1,237 @@
+// What gyre-logprobs makes of its options and of its measurements.
+
+#include "report/logprobs_options.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "errors.hpp"
+#include "report/logprobs_report.hpp"
+
+namespace gyre {
+namespace {
+
+void expect_refused(const std::string& problems, LogprobsOptions o, int ranks = 4) {
+  test::expect_usage("impossible configuration\n" + problems, [&] { check_options(o, ranks); });
+}
+
+std::pair<int, int> grid_of(int tp, int cp, int ranks) {
+  LogprobsOptions o;
+  o.tp = tp;
+  o.cp = cp;
+  check_options(o, ranks);
+  return {o.tp, o.cp};
+}
+
+TEST(LogprobsOptions, GridTakesWhatIsLeft) {
+  EXPECT_EQ(grid_of(0, 0, 6), (std::pair{6, 1}));
+  EXPECT_EQ(grid_of(2, 0, 6), (std::pair{2, 3}));
+  EXPECT_EQ(grid_of(0, 2, 6), (std::pair{3, 2}));
+  EXPECT_EQ(grid_of(3, 2, 6), (std::pair{3, 2}));
+  LogprobsOptions shards;
+  shards.shards = "30K,2K,768";
+  check_options(shards, 6);
+  EXPECT_EQ(shards.tp, 3);
+  EXPECT_EQ(shards.cp, 2);
+}
+
+TEST(LogprobsOptions, WrongGridsNameTheNearest) {
+  LogprobsOptions o;
+  o.tp = 3;
+  expect_refused(
+      "  - --tp 3 --cp 1 in a run of 4 ranks; the nearest grids: --tp 4 --cp 1 | --tp 2 --cp 2 | "
+      "--tp 1 --cp 4",
+      o);
+  o.cp = 8;
+  expect_refused(
+      "  - --tp 3 --cp 8 in a run of 4 ranks; the nearest grids: --tp 1 --cp 4 | --tp 2 --cp 2 | "
+      "--tp 4 --cp 1",
+      o);
+}
+
+TEST(LogprobsOptions, ColumnsAreDealt) {
+  LogprobsOptions o;
+  o.vocab = 259;
+  o.tp = 4;
+  check_options(o, 4);
+  EXPECT_EQ(o.partition().offsets, (std::vector<int64_t>{0, 65, 130, 195, 260}));
+  EXPECT_EQ(o.partition().vocab_size, 259);
+  o.padded = 264;
+  EXPECT_EQ(o.partition().offsets, (std::vector<int64_t>{0, 66, 132, 198, 264}));
+  o.padded = 0;
+  o.shards = "100,0,60,100";
+  EXPECT_EQ(o.partition().offsets, (std::vector<int64_t>{0, 100, 100, 160, 260}));
+}
+
+TEST(LogprobsOptions, WrongColumnsNameTheNearest) {
+  LogprobsOptions o;
+  o.vocab = 259;
+  o.padded = 262;
+  expect_refused("  - --vocab, --padded: 262 columns cannot be dealt evenly to 4 ranks; 264 can",
+                 o);
+  o.padded = 256;
+  expect_refused(
+      "  - --vocab, --padded: a vocabulary of 259 ids in 256 columns; it needs at least one id and "
+      "one column each",
+      o);
+  o.padded = 0;
+  o.tp = 4;
+  o.shards = "100,100";
+  expect_refused("  - --shards 100,100 is 2 shards, but --tp is 4; give 4", o);
+  o.shards = "100,x,1,1";
+  expect_refused("  - --shards: 'x' is not a size (digits, then K, M or G for 2^10, 2^20, 2^30)",
+                 o);
+}
+
+TEST(LogprobsOptions, ListsAllProblemsAtOnce) {
+  LogprobsOptions o;
+  o.factor = 1;
+  o.max_tokens = 10;
+  o.sequences = 5000;
+  o.temperature = 0;
+  o.top_k = 40000;
+  o.top_p = 1.5;
+  o.logit_scale = -1;
+  o.zero_fraction = 2;
+  o.chunk = 16;
+  o.stripe = 2;
+  o.tol_scale = 0;
+  expect_refused(
+      "  - --factor 1 must be more than 1\n"
+      "  - --max 10 needs --min\n"
+      "  - --sequences 5000 of 4096 tokens; at most 4096\n"
+      "  - --temperature 0 must be positive and finite\n"
+      "  - --top-k 40000 of --vocab 32768; the nearest is 32768\n"
+      "  - --top-p 1.5 must be above 0 and at most 1; the nearest is 1\n"
+      "  - --logit-scale -1 must be at least 0 and finite\n"
+      "  - --zero-fraction 2 must be from 0 to 1; the nearest is 1\n"
+      "  - --chunk 16 goes with --method upstream or all\n"
+      "  - --stripe 2 goes with --layout striped, not with dual-chunk-swap\n"
+      "  - --tol-scale 0 must be positive",
+      o);
+}
+
+TEST(LogprobsOptions, NothingGivenIsIgnored) {
+  LogprobsOptions file;
+  file.input = "f.h5";
+  file.picks = 8;
+  expect_refused(
+      "  - --vocab, --padded, --picks, --temperature, --top-k, --top-p, --logit-scale, --peaks, "
+      "--peak-height and --zero-fraction are those of the file of --input: leave them out",
+      file);
+  LogprobsOptions generated;
+  generated.generate = "dist=fixed";
+  generated.sequences = 5;
+  expect_refused("  - --tokens, --min and --sequences do not go with --input or --gen", generated);
+}
+
+TEST(LogprobsOptions, OperationsWithoutAMethodOrAPass) {
+  LogprobsOptions o;
+  o.op = "raw-gather";
+  o.method = "upstream";
+  expect_refused("  - --op raw-gather has no --method upstream; the nearest is gyre", o);
+  o.op = "top-k";
+  o.method = "gyre";
+  o.pass = "bwd";
+  expect_refused("  - --op top-k has no backward pass; the nearest is --pass fwd", o);
+  o.op = "logprob";
+  o.output = "x.h5";
+  expect_refused(
+      "  - --output writes results of our forward passes: not with --pass bwd --method gyre", o);
+}
+
+TEST(LogprobsOptions, SweepsWholeSizesOnce) {
+  LogprobsOptions o;
+  EXPECT_EQ(o.sizes(), std::vector<int64_t>{4096});
+  o.min_tokens = 2;
+  o.max_tokens = 7;
+  o.factor = 1.3;
+  EXPECT_EQ(o.sizes(), (std::vector<int64_t>{2, 3, 4, 6}));
+}
+
+TEST(Operations, AreFoundByName) {
+  EXPECT_EQ(find_operation("soft-ce").name, "soft-ce");
+  test::expect_usage(
+      "operation 'softce' is none of log-softmax, softmax, logprob, entropy, logprob-entropy, "
+      "gather, raw-gather, soft-ce, distill, distill-renormalised, top-k, argmax, filtered, "
+      "exchange, fused-linear, packed, packed-prerolled",
+      [] { find_operation("softce"); });
+  EXPECT_NE(operation_help().find("distill-renormalised"), std::string::npos);
+}
+
+LogprobsCase small_case(LogprobsOptions& o) {
+  check_options(o, 4);
+  return made_up_case(o, o.tokens);
+}
+
+TEST(Memory, IsRefusedWithWhatFits) {
+  LogprobsOptions o;
+  o.tp = 4;
+  o.picks = 1;
+  const LogprobsCase problem = small_case(o);
+  const LogprobsOperation& op = find_operation("logprob");
+  // Logits and gradient, f32; 40 + 24 + 8 · 4 · 2 bytes a token beside them.
+  const int64_t matrix = 4096 * 8192 * 4, small = 4096 * 128;
+  EXPECT_EQ(needed_bytes(op, false, problem, o, 0), 2 * matrix + small);
+  EXPECT_EQ(needed_bytes(op, true, problem, o, 0), 7 * matrix + small);
+  EXPECT_EQ(why_not(op, false, problem, o, 0, 0), "");
+  EXPECT_EQ(why_not(op, false, problem, o, 2 * matrix + small, 0), "");
+  EXPECT_EQ(why_not(op, false, problem, o, matrix + small / 2, 0),
+            "needs 269 MB a rank, and 134 MB are available; about 2048 tokens fit");
+  o.pass = "fwd";
+  EXPECT_EQ(needed_bytes(op, false, problem, o, 0), matrix + small);
+  o.dtype = "bf16";
+  EXPECT_EQ(needed_bytes(op, false, made_up_case(o, 4096), o, 0), matrix / 2 + small);
+}
+
+TEST(Operations, SayWhatTheyCannotDo) {
+  LogprobsOptions o;
+  o.vocab = 8;
+  o.temperature = 2;
+  const LogprobsCase problem = small_case(o);
+  EXPECT_EQ(why_not(find_operation("distill"), false, problem, o, 0, 0),
+            "a teacher has no 64 largest of 8 logits; the most are 8");
+  EXPECT_EQ(why_not(find_operation("entropy"), true, problem, o, 0, 0),
+            "upstream has no temperature but 1, not 2");
+  EXPECT_EQ(why_not(find_operation("entropy"), false, problem, o, 0, 0), "");
+}
+
+LogprobsRow measured_row(const std::string& op, const std::string& method, double ms) {
+  LogprobsRow row;
+  row.op = op;
+  row.method = method;
+  row.tokens = 8;
+  row.time_ms.median = ms;
+  row.ideal_bytes = 6e6;
+  row.flops = std::nan("");
+  return row;
+}
+
+TEST(LogprobsRow, Rates) {
+  LogprobsRow row = measured_row("logprob", "gyre", 2);
+  EXPECT_DOUBLE_EQ(row.gbytes_per_s(), 3);
+  EXPECT_TRUE(std::isnan(row.share_of_limit()));  // unknown
+  row.limit = 6e9;
+  EXPECT_DOUBLE_EQ(row.share_of_limit(), 0.5);
+  row.flops = 4e9;
+  row.limit = 8e12;
+  EXPECT_DOUBLE_EQ(row.tflops_per_rank(), 2);
+  EXPECT_DOUBLE_EQ(row.share_of_limit(), 0.25);
+}
+
+TEST(LogprobsFigures, AreOfTheUsualOperationAndOfBothMethods) {
+  RunReport report;
+  LogprobsRow nothing = measured_row("logprob-entropy", "gyre", 1);
+  nothing.tokens = 0;
+  add_figures(report, {measured_row("logprob", "gyre", 2), measured_row("logprob", "upstream", 12),
+                       measured_row("logprob-entropy", "gyre", 3), nothing});
+  ASSERT_EQ(report.foms.size(), 2U);
+  EXPECT_EQ(report.foms[0].metric, "upstream_over_gyre");
+  EXPECT_DOUBLE_EQ(report.foms[0].value, 6);
+  EXPECT_EQ(report.foms[1].metric, "logits_rate");
+  EXPECT_DOUBLE_EQ(report.foms[1].value, 2);
+}
+
+}  // namespace
+}  // namespace gyre

@@ -1,0 +1,465 @@
+// The references of log-probabilities themselves: numbers worked out elsewhere, finite differences,
+// and properties that hold for any row.
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "logprob_cases.hpp"
+#include "logprobs/reference.hpp"
+
+namespace gyre {
+namespace {
+
+using Doubles = std::vector<double>;
+using Ints = std::vector<int32_t>;
+using Bools = std::vector<bool>;
+
+constexpr double inf = std::numeric_limits<double>::infinity();
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+constexpr double nine_decimals = 0.6e-9;  // of what is printed with nine
+
+void expect_values(const Doubles& got, const Doubles& want, double tolerance = nine_decimals) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (got[i] == want[i]) continue;  // infinities
+    EXPECT_NEAR(got[i], want[i], tolerance) << "element " << i;
+  }
+}
+
+Doubles first(const Doubles& values, size_t count) {
+  return {values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)};
+}
+double sum(const Doubles& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
+}
+/// f(row) of the 16 golden rows.
+Doubles of_rows(const std::function<double(int64_t)>& f) {
+  Doubles values;
+  for (int64_t t = 0; t < 16; ++t) values.push_back(f(t));
+  return values;
+}
+
+const test::LogitRows& student() {
+  static const test::LogitRows rows = test::golden_logits();
+  return rows;
+}
+const test::LogitRows& teacher() {
+  static const test::LogitRows rows = test::golden_teacher();
+  return rows;
+}
+const Doubles ramp = {0, 1, 2, 3, 4};
+
+TEST(LogprobsReference, GoldenLogSumExps) {
+  const Doubles got = of_rows(
+      [](int64_t t) { return student().row(t)[0] - log_softmax_reference(student().row(t))[0]; });
+  expect_values(first(got, 8), {7.748163688, 7.575016135, 7.792737857, 7.783393937, 7.837148456,
+                                7.651064173, 7.784641104, 7.720435309});
+}
+
+TEST(LogprobsReference, GoldenLogprobsOfTargets) {
+  const Ints targets = test::golden_targets();
+  const Doubles got = of_rows([&](int64_t t) {
+    return score_row_reference(student().row(t), targets[static_cast<size_t>(t)]).logprob;
+  });
+  expect_values(first(got, 8), {-3.123163688, -7.825016135, -12.917737857, -5.658393937,
+                                -10.587148456, -5.776064173, -10.784641104, -3.470435309});
+  EXPECT_NEAR(sum(got), -127.545396938, nine_decimals);
+}
+
+TEST(LogprobsReference, GoldenLogprobsOfTheNextTargets) {
+  const Ints targets = test::golden_targets();
+  Doubles got;
+  for (const size_t b : {0, 1})
+    for (size_t s = 0; s < 7; ++s)
+      got.push_back(score_row_reference(student().row(static_cast<int64_t>(8 * b + s)),
+                                        targets[8 * b + s + 1])
+                        .logprob);
+  expect_values(first(got, 7), {-11.873163688, -4.450016135, -9.542737857, -2.283393937,
+                                -9.837148456, -2.401064173, -7.409641104});
+  EXPECT_NEAR(sum(got), -97.727189536, nine_decimals);
+}
+
+TEST(LogprobsReference, GoldenGradientOfALogprob) {
+  const Doubles g = score_gradient_reference(student().row(0), Ints{5}, Doubles{1}, 0);
+  expect_values(first(g, 5), {-1.070e-6, -8.956e-6, -7.4989e-5, -6.27879e-4, -5.257163e-3});
+  EXPECT_NEAR(g[5], 0.955982310, nine_decimals);
+  EXPECT_NEAR(g[57], -0.174093340, nine_decimals);
+  double norm = 0;
+  for (const double x : g) norm += std::abs(x);
+  EXPECT_NEAR(norm, 1.911964621, nine_decimals);
+  EXPECT_NEAR(sum(g), 0, nine_decimals);
+}
+
+TEST(LogprobsReference, GoldenEntropies) {
+  const Doubles got =
+      of_rows([](int64_t t) { return score_row_reference(student().row(t), 0).entropy; });
+  expect_values(first(got, 8), {2.643832576, 2.637051615, 2.653252468, 2.676617565, 2.655697487,
+                                2.672440759, 2.723055265, 2.654009122});
+  EXPECT_NEAR(sum(got), 42.577899221, nine_decimals);
+}
+
+TEST(LogprobsReference, GoldenGradientOfAnEntropy) {
+  const Doubles g = score_gradient_reference(student().row(0), {}, {}, 1);
+  const auto [least, most] = std::minmax_element(g.begin(), g.end());
+  EXPECT_EQ(least - g.begin(), 57);
+  EXPECT_EQ(most - g.begin(), 39);
+  EXPECT_NEAR(*least, -0.155929988, nine_decimals);
+  EXPECT_NEAR(*most, 0.026146259, nine_decimals);
+  EXPECT_NEAR(sum(g), 0, nine_decimals);
+}
+
+TEST(LogprobsReference, GoldenSoftCrossEntropies) {
+  const Doubles got = of_rows(
+      [](int64_t t) { return soft_cross_entropy_reference(student().row(t), teacher().row(t)); });
+  expect_values(first(got, 8), {8.344218829, 7.786752955, 7.138260753, 7.456781096, 7.809284165,
+                                9.052951627, 7.284411675, 6.842543003});
+  EXPECT_NEAR(sum(got), 124.937161405, nine_decimals);
+  const Doubles g = soft_cross_entropy_gradient_reference(student().row(0), teacher().row(0), 1);
+  expect_values(first(g, 4), {-3.374e-6, -6.9801e-5, -1.321022e-3, -2.4117012e-2});
+}
+
+Ints top_ids(std::span<const double> row, int64_t k) {
+  Ints ids;
+  for (const TopEntry& entry : top_k_reference(row, k)) ids.push_back(entry.id);
+  return ids;
+}
+
+TEST(LogprobsReference, GoldenTopFive) {
+  EXPECT_EQ(top_ids(student().row(0), 5), (Ints{57, 17, 34, 51, 11}));
+  EXPECT_EQ(top_ids(student().row(15), 5), (Ints{8, 25, 42, 2, 59}));
+  Doubles values;
+  for (const TopEntry& entry : top_k_reference(student().row(0), 5)) values.push_back(entry.value);
+  EXPECT_EQ(values, (Doubles{6, 5.875, 5.625, 5.375, 5.25}));
+}
+
+int64_t survivors(std::span<const double> row, const SamplingFilter& filter) {
+  const Bools kept = filter_reference(row, filter);
+  return std::count(kept.begin(), kept.end(), true);
+}
+
+/// The target of row s is its (s + 1)-th largest.
+void expect_filtered(const SamplingFilter& filter, const std::vector<int64_t>& kept,
+                     const Doubles& want) {
+  SCOPED_TRACE(fmt::format("top-k {}, top-p {}", filter.top_k, filter.top_p));
+  const Ints targets = {57, 55, 19, 57, 38, 36, 57, 55};
+  Doubles got;
+  for (int64_t s = 0; s < 8; ++s) {
+    const auto at = static_cast<size_t>(s);
+    EXPECT_EQ(top_ids(student().row(s), s + 1).back(), targets[at]);
+    EXPECT_EQ(survivors(student().row(s), filter), kept[at]) << "row " << s;
+    got.push_back(filtered_logprob_reference(student().row(s), targets[at], filter));
+  }
+  expect_values(got, want);
+}
+
+TEST(LogprobsReference, GoldenFilteredLogprobs) {
+  expect_filtered({}, std::vector<int64_t>(8, 64),
+                  {-1.748163688, -1.950016135, -2.042737857, -2.283393937, -2.462148456,
+                   -2.651064173, -2.784641104, -3.095435309});
+  expect_filtered({.top_k = 10}, std::vector<int64_t>(8, 10),
+                  {-1.590189817, -1.790390795, -1.885388871, -2.115977590, -2.306783966,
+                   -2.490977590, -2.606760206, -2.940322503});
+  expect_filtered({.top_p = 0.9}, {12, 12, 13, 13, 13, 13, 13, 12},
+                  {-1.644316089, -1.847203671, -1.953223396, -2.193949773, -2.374777713,
+                   -2.561141136, -2.686609640, -2.992204844});
+  expect_filtered({.top_k = 10, .top_p = 0.9}, std::vector<int64_t>(8, 8),
+                  {-1.500657778, -1.707621019, -1.804886470, -2.033830664, -2.225416270,
+                   -2.408830664, -2.512239133, -2.853717082});
+  expect_filtered({.top_k = 5, .top_p = 0.5}, {2, 2, 2, 3, 3, 3, 3, 2},
+                  {-0.632599035, -0.825939420, -inf, -inf, -inf, -inf, -inf, -inf});
+}
+
+TEST(LogprobsReference, GoldenDistillationFromTheTeachersTopFour) {
+  const Ints ids = {29, 50, 12, 33};
+  EXPECT_EQ(top_ids(teacher().row(0), 4), ids);
+  Doubles logits;
+  for (const int32_t id : ids) logits.push_back(teacher().row(0)[static_cast<size_t>(id)]);
+  const auto all = distillation_reference(student().row(0), ids, logits, false);
+  const auto some = distillation_reference(student().row(0), ids, logits, true);
+  expect_values(all.teacher, {-1.099062684, -1.349062684, -1.474062684, -1.724062684});
+  expect_values(all.student, {-12.748163688, -4.498163688, -12.498163688, -4.248163688});
+  expect_values(some.student, {-9.076200644, -0.826200644, -8.826200644, -0.576200644});
+  EXPECT_EQ(some.teacher, all.teacher);
+  EXPECT_NEAR(all.entropy, 2.643832576, nine_decimals);
+}
+
+TEST(LogprobsReference, ARamp) {
+  expect_values(log_softmax_reference(ramp),
+                {-4.451914396, -3.451914396, -2.451914396, -1.451914396, -0.451914396});
+  EXPECT_NEAR(score_row_reference(ramp, 4).entropy, 0.999972828, nine_decimals);
+  expect_values(score_gradient_reference(ramp, {}, {}, -1),
+                {-0.040236628, -0.077689574, -0.125053614, -0.105809309, 0.348789125});
+  EXPECT_NEAR(soft_cross_entropy_reference(ramp, Doubles{4, 3, 2, 1, 0}), 3.903855964,
+              nine_decimals);
+}
+
+TEST(LogprobsReference, TopPActsOnWhatTopKLeftRenormalised) {
+  EXPECT_EQ(filter_reference(ramp, {.top_p = 0.9}), (Bools{false, false, true, true, true}));
+  const SamplingFilter both = {.top_k = 3, .top_p = 0.9};
+  EXPECT_EQ(filter_reference(ramp, both), (Bools{false, false, false, true, true}));
+  EXPECT_NEAR(filtered_logprob_reference(ramp, 3, both), -1.313261688, nine_decimals);
+  EXPECT_NEAR(filtered_logprob_reference(ramp, 4, both), -0.313261688, nine_decimals);
+  const SamplingFilter one = {.top_k = 2, .top_p = 0.5};
+  EXPECT_EQ(filter_reference(ramp, one), (Bools{false, false, false, false, true}));
+  EXPECT_EQ(filtered_logprob_reference(ramp, 4, one), 0);
+}
+
+TEST(LogprobsReference, AnIdThatNobodyOwnsScoresZeroButItsGradientCounts) {
+  for (const int32_t id : {9, 5, -1, -100}) {
+    EXPECT_EQ(score_row_reference(ramp, id).logprob, 0);
+    expect_values(score_gradient_reference(ramp, Ints{id}, Doubles{2}, 0),
+                  {-0.023312462, -0.063369842, -0.172257089, -0.468243315, -1.272817293});
+    EXPECT_EQ(filtered_logprob_reference(ramp, id, {.top_k = 2}), -inf);
+  }
+}
+
+TEST(LogprobsReference, GradientsOfEqualIdsAddUp) {
+  expect_values(score_gradient_reference(ramp, Ints{4, 4, 7}, Doubles{1, 2, 5}, 0),
+                {-0.093249848, -0.253479366, -0.689028355, -1.872973258, -2.091269172});
+}
+
+TEST(LogprobsReference, ATargetThatDidNotSurviveHasAGradientOnTheSurvivors) {
+  const SamplingFilter filter = {.top_k = 2};
+  EXPECT_EQ(filtered_logprob_reference(ramp, 0, filter), -inf);
+  expect_values(filtered_gradient_reference(ramp, 0, filter, 1),
+                {0, 0, 0, -0.268941421, -0.731058579});
+}
+
+TEST(LogprobsReference, AllTiesOfTheKthSurvive) {
+  const Doubles row = {1, 2, 2, 2, 3};
+  const SamplingFilter filter = {.top_k = 3};
+  EXPECT_EQ(filter_reference(row, filter), (Bools{false, true, true, true, true}));
+  EXPECT_NEAR(filtered_logprob_reference(row, 4, filter), -0.743668381, nine_decimals);
+  EXPECT_NEAR(filtered_logprob_reference(row, 2, filter), -1.743668381, nine_decimals);
+}
+
+TEST(LogprobsReference, TiesAtTheBoundaryOfTopPGoToHigherIds) {
+  const Doubles row = {0, 0, 0, 0};
+  EXPECT_EQ(filter_reference(row, {.top_p = 0.5}), (Bools{false, false, true, true}));
+  EXPECT_EQ(filter_reference(row, {.top_p = 0.6}), (Bools{false, true, true, true}));
+}
+
+TEST(LogprobsReference, FiltersThatDoNothingAndFiltersThatLeaveOne) {
+  for (const SamplingFilter& all :
+       {SamplingFilter{}, {.top_k = 5}, {.top_k = 6}, {.temperature = 3}})
+    EXPECT_EQ(filter_reference(ramp, all), Bools(5, true));
+  for (const SamplingFilter& one : {SamplingFilter{.top_k = 1}, {.top_p = 1e-9}, {.top_p = 0.6}})
+    EXPECT_EQ(filter_reference(ramp, one), (Bools{false, false, false, false, true}));
+  // The hot ramp is flatter, so that more of it is needed.
+  EXPECT_EQ(survivors(ramp, {.top_p = 0.6, .temperature = 10}), 3);
+  // What is -inf survives a top-k that has nothing else, with a probability of 0.
+  EXPECT_EQ(filter_reference(Doubles{1, -inf, -inf}, {.top_k = 2}), Bools(3, true));
+  EXPECT_EQ(filtered_logprob_reference(Doubles{1, -inf, -inf}, 0, {.top_k = 2}), 0);
+}
+
+TEST(LogprobsReference, MinusInfinityIsALogitOfProbabilityZero) {
+  const Doubles row = {0, 1, -inf};
+  expect_values(log_softmax_reference(row), {-1.313261688, -0.313261688, -inf});
+  EXPECT_NEAR(score_row_reference(row, 0).entropy, 0.582203109, nine_decimals);
+  EXPECT_EQ(score_row_reference(row, 2).logprob, -inf);
+  const Doubles g = score_gradient_reference(row, Ints{2}, Doubles{1}, 1);
+  EXPECT_EQ(g[2], 1);
+  EXPECT_NEAR(sum(g), 0, nine_decimals);
+  // A column that both mask, or the teacher alone, adds nothing; the student alone: infinite.
+  EXPECT_NEAR(soft_cross_entropy_reference(row, row), 0.582203109, nine_decimals);
+  EXPECT_TRUE(std::isfinite(soft_cross_entropy_reference(Doubles{0, 1, 2}, row)));
+  EXPECT_EQ(soft_cross_entropy_reference(row, Doubles{0, 1, 2}), inf);
+  EXPECT_EQ(soft_cross_entropy_reference(row, Doubles{0, 1, -5000}), inf);
+}
+
+TEST(LogprobsReference, LargeCommonOffsetsDoNotMatter) {
+  expect_values(log_softmax_reference(Doubles{1e4, 1e4, 0}),
+                {-0.693147181, -0.693147181, -10000.693147181});
+  const Doubles uniform(64, -1e5);
+  EXPECT_NEAR(score_row_reference(uniform, 7).logprob, -4.158883083, nine_decimals);
+  EXPECT_NEAR(score_row_reference(uniform, 7).entropy, 4.158883083, nine_decimals);
+}
+
+TEST(LogprobsReference, RowsThatAreNoDistributionAreNaN) {
+  for (const Doubles& row : {Doubles{1, nan, 0},
+                             {nan, -inf, -inf},
+                             {-inf, nan},
+                             {inf, 0, 1},
+                             {inf, inf},
+                             {-inf, -inf}}) {
+    const TokenScore score = score_row_reference(row, 0);
+    EXPECT_TRUE(std::isnan(score.logprob) && std::isnan(score.entropy));
+    EXPECT_TRUE(std::isnan(soft_cross_entropy_reference(row, Doubles(row.size(), 0))));
+    EXPECT_TRUE(std::isnan(soft_cross_entropy_reference(Doubles(row.size(), 0), row)));
+    for (const SamplingFilter& filter : {SamplingFilter{.top_k = 1}, {.top_k = 2}, {.top_p = 0.5}})
+      EXPECT_TRUE(std::isnan(filtered_logprob_reference(row, 0, filter)));
+  }
+}
+
+TEST(LogprobsReference, TheLargestAreInDescendingOrderTiesByIdAndNaNFirst) {
+  EXPECT_EQ(top_ids(Doubles{1, 3, 3, -inf, 2, 3}, 4), (Ints{1, 2, 5, 4}));
+  EXPECT_EQ(top_ids(Doubles{1, nan, inf, nan}, 3), (Ints{1, 3, 2}));
+  EXPECT_EQ(top_ids(ramp, 9), (Ints{4, 3, 2, 1, 0}));
+  EXPECT_EQ(top_ids(ramp, 0), Ints{});
+}
+
+// Any row.
+
+/// Logits on a grid of eighths, so that ties occur; up to 20.
+Doubles any_row() {
+  Doubles row;
+  for (const int z : *rc::gen::container<std::vector<int>>(rc::gen::inRange(-40, 40)))
+    if (row.size() < 20) row.push_back(z / 8.0);
+  row.push_back(*rc::gen::inRange(-40, 40) / 8.0);
+  return row;
+}
+double any_gradient() {
+  return *rc::gen::inRange(-16, 17) / 8.0;
+}
+double any_temperature() {
+  return *rc::gen::inRange(2, 17) / 8.0;
+}
+Ints any_ids(size_t count, size_t vocab_size, bool owned) {
+  const int margin = owned ? 0 : 2;
+  Ints ids;
+  for (size_t k = 0; k < count; ++k)
+    ids.push_back(*rc::gen::inRange(-margin, static_cast<int>(vocab_size) + margin));
+  return ids;
+}
+
+/// Central differences of f, against its gradient. With steps of eps^(1/3), what they leave out and
+/// what rounding adds are both about eps^(2/3) of the size of f and its third derivatives.
+void assert_gradient(const Doubles& row, const Doubles& gradient,
+                     const std::function<double(const Doubles&)>& f) {
+  const double step = std::cbrt(std::numeric_limits<double>::epsilon());
+  const double tolerance = 100 * step * step * (1 + std::abs(f(row)));
+  for (size_t v = 0; v < row.size(); ++v) {
+    if (row[v] == -inf) {
+      RC_ASSERT(gradient[v] == 0);
+      continue;
+    }
+    Doubles low = row, high = row;
+    low[v] -= step, high[v] += step;
+    const double slope = (f(high) - f(low)) / (high[v] - low[v]);
+    RC_LOG() << "column " << v << ": " << gradient[v] << ", by differences " << slope << "\n";
+    RC_ASSERT(std::abs(slope - gradient[v]) <= tolerance);
+  }
+}
+
+TEST(LogprobsReference, ScoreGradientsAreDifferencesOfTheScores) {
+  EXPECT_TRUE(rc::check("log-probabilities of several ids, and the entropy", [] {
+    const Doubles row = any_row();
+    const Ints ids = any_ids(3, row.size(), true);
+    const Doubles g = {any_gradient(), any_gradient(), any_gradient()};
+    const double h = any_gradient(), temperature = any_temperature();
+    assert_gradient(row, score_gradient_reference(row, ids, g, h, temperature),
+                    [&](const Doubles& z) {
+                      double loss = h * score_row_reference(z, -1, temperature).entropy;
+                      for (size_t k = 0; k < ids.size(); ++k)
+                        loss += g[k] * score_row_reference(z, ids[k], temperature).logprob;
+                      return loss;
+                    });
+  }));
+}
+
+TEST(LogprobsReference, SoftCrossEntropyGradientsAreDifferences) {
+  EXPECT_TRUE(rc::check("by the student's logits", [] {
+    const Doubles student = any_row();
+    Doubles teacher = any_row();
+    teacher.resize(student.size(), 1);
+    const double g = any_gradient();
+    assert_gradient(student, soft_cross_entropy_gradient_reference(student, teacher, g),
+                    [&](const Doubles& z) { return g * soft_cross_entropy_reference(z, teacher); });
+  }));
+}
+
+TEST(LogprobsReference, DistillationGradientsAreDifferences) {
+  EXPECT_TRUE(rc::check("of student and entropy, ids repeated", [] {
+    const Doubles row = any_row();
+    const auto picks = *rc::gen::inRange<size_t>(1, 6);
+    const Ints ids = any_ids(picks, row.size(), true);
+    Doubles g;
+    for (size_t k = 0; k < picks; ++k) g.push_back(any_gradient());
+    const bool renormalise = *rc::gen::arbitrary<bool>();
+    const double h = renormalise ? 0 : any_gradient();
+    assert_gradient(
+        row, distillation_gradient_reference(row, ids, g, h, renormalise), [&](const Doubles& z) {
+          const auto d = distillation_reference(z, ids, g, renormalise);
+          return h * d.entropy + std::inner_product(g.begin(), g.end(), d.student.begin(), 0.0);
+        });
+  }));
+}
+
+TEST(LogprobsReference, FilteredGradientsAreDifferencesWhereTheTargetSurvives) {
+  EXPECT_TRUE(rc::check("ties kept together, target kept", [] {
+    const Doubles row = any_row();
+    const SamplingFilter filter = {*rc::gen::inRange<int64_t>(0, 8), *rc::gen::inRange(1, 9) / 8.0,
+                                   any_temperature()};
+    const Bools kept = filter_reference(row, filter);
+    const int32_t target = top_k_reference(row, 1)[0].id;
+    const double g = any_gradient();
+    const Doubles gradient = filtered_gradient_reference(row, target, filter, g);
+    if (!kept[static_cast<size_t>(target)]) {  // a lower id of equal logit
+      RC_ASSERT(filtered_logprob_reference(row, target, filter) == -inf);
+      return;
+    }
+    // What survives stays: the others are taken away first.
+    Doubles left = row;
+    for (size_t v = 0; v < row.size(); ++v)
+      if (!kept[v]) left[v] = -inf;
+    assert_gradient(left, gradient, [&](const Doubles& z) {
+      return g * score_row_reference(z, target, filter.temperature).logprob;
+    });
+  }));
+}
+
+TEST(LogprobsReference, DistributionsSumToOneAndEntropiesLieBetweenZeroAndTheUniformOne) {
+  EXPECT_TRUE(rc::check("any row and temperature", [] {
+    const Doubles row = any_row();
+    const double temperature = any_temperature();
+    double mass = 0;
+    for (const double x : log_softmax_reference(row, temperature)) mass += std::exp(x);
+    RC_ASSERT(std::abs(mass - 1) < nine_decimals);
+    const double entropy = score_row_reference(row, 0, temperature).entropy;
+    RC_ASSERT(entropy > -nine_decimals);
+    RC_ASSERT(entropy < std::log(static_cast<double>(row.size())) + nine_decimals);
+  }));
+}
+
+TEST(LogprobsReference, SurvivorsAreTheFewestWithEnoughProbability) {
+  EXPECT_TRUE(rc::check("any filter", [] {
+    const Doubles row = any_row();
+    const SamplingFilter filter = {*rc::gen::inRange<int64_t>(0, 8), *rc::gen::inRange(1, 9) / 8.0,
+                                   any_temperature()};
+    const Bools kept = filter_reference(row, filter);
+    const Bools by_k = filter_reference(row, {.top_k = filter.top_k});
+    Doubles left = row;
+    for (size_t v = 0; v < row.size(); ++v) {
+      if (!by_k[v]) left[v] = -inf;
+      RC_ASSERT(by_k[v] || !kept[v]);
+      // Nothing larger is dropped, nor an equal one of a higher id.
+      for (size_t w = 0; w < row.size(); ++w)
+        if (kept[v] && (row[w] > row[v] || (row[w] == row[v] && w > v))) RC_ASSERT(kept[w]);
+    }
+    const Doubles logprobs = log_softmax_reference(left, filter.temperature);
+    double mass = 0, least = 1;
+    for (size_t v = 0; v < row.size(); ++v) {
+      if (!kept[v]) continue;
+      mass += std::exp(logprobs[v]);
+      least = std::min(least, std::exp(logprobs[v]));
+    }
+    RC_ASSERT(mass > filter.top_p - nine_decimals);
+    if (filter.top_p < 1) RC_ASSERT(mass - least < filter.top_p + nine_decimals);
+  }));
+}
+
+TEST(LogprobsReference, IdsThatRepeatCountTwiceWhenRenormalised) {
+  const auto d = distillation_reference(ramp, Ints{4, 4, 3}, Doubles{1, 1, 1}, true);
+  const double log_sum = std::log(2 + std::exp(-1));
+  expect_values(d.student, {-log_sum, -log_sum, -1 - log_sum});
+  expect_values(d.teacher, Doubles(3, -std::log(3.0)));
+}
+
+}  // namespace
+}  // namespace gyre
