@@ -24,13 +24,13 @@
 // vocabulary. The error of the exponential of the largest logit, which is 1, is taken out.
 //
 // Limits. A pass reads each element once, 2 or 4 bytes. With AVX-512 an element's exponential takes
-// five instructions of the FMA pipes and ten in all with its sum, and its conversion from bf16 and
+// five instructions of the FMA pipes and nine in all with its sum, and its conversion from bf16 and
 // its share in the range one each. On a Zen 4 core, which does one 512-bit FMA and two 512-bit
-// instructions of any kind a cycle, 16 elements take 6 cycles at least and measured 7.2, 8.9 with
-// the weighted sum (7.5 at least): the lookup in two registers does not spread over the pipes
-// evenly. At 3.7 GHz that feeds 30 GB/s of f32, more than the core can read, and 16 GB/s of bf16
-// (13 weighted), which is all that each of two such cores can read at once, but not the 23 to 29
-// GB/s that one alone can.
+// instructions of any kind a cycle, 16 elements take 5.5 cycles at least and measured 7.2, 8.9 with
+// the weighted sum (7 at least): the lookup in two registers does not spread over the pipes
+// evenly. At 3.7 GHz that is 16 GB/s of bf16 (13 weighted), 55 to 70 % of the 23 to 29 GB/s that
+// one core alone can read, where the limit is thus its pipes; of f32 memory decides, and one thread
+// reaches 85 to 93 % of the read rate.
 
 #include <cstdint>
 #include <span>

@@ -273,7 +273,7 @@ void to_float(MatrixView<const int64_t> a, MatrixView<float> out, int threads) {
 void clear(MatrixRef out, int threads) {
   for_each_task(threads, out.rows, [&](int64_t r, int) {
     const auto size = static_cast<int64_t>(size_of(out.type));
-    std::memset(out.data + r * out.stride * size, 0, static_cast<size_t>(out.cols * size));
+    std::fill_n(out.data + r * out.stride * size, out.cols * size, std::byte{0});
   });
 }
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "core/token_random.hpp"
 #include "core/error.hpp"
+#include "core/token_random.hpp"
 #include "io/packed_file.hpp"
 #include "report/packed_streams.hpp"
 

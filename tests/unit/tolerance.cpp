@@ -12,8 +12,8 @@
 #include "attention/attention_reference.hpp"
 #include "attention/merge.hpp"
 #include "attention/schedules/registry.hpp"
-#include "core/token_random.hpp"
 #include "core/error.hpp"
+#include "core/token_random.hpp"
 #include "layout_cases.hpp"
 #include "report/verify.hpp"
 

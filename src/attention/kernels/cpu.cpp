@@ -39,12 +39,12 @@
 
 #include "attention/kernels/block_kernel.hpp"
 #include "attention/kernels/lane_ops.hpp"
-#include "runtime/parallel.hpp"
 #include "attention/kernels/products.hpp"
 #include "attention/kernels/tiles.hpp"
 #include "core/error.hpp"
 #include "core/index.hpp"
 #include "runtime/buffer.hpp"
+#include "runtime/parallel.hpp"
 
 namespace gyre {
 namespace {
