@@ -33,19 +33,26 @@ struct Suite {
 };
 
 /// --output needs the results of these, whatever --op says.
-bool is_wanted(const LogprobsOptions& o, const std::string& op) {
-  const bool written = op == "logprob-entropy" || op == "filtered" || op == "top-k";
-  return o.wants(op) || (!o.output.empty() && written);
+bool is_written(const LogprobsOptions& o, const std::string& op) {
+  return !o.output.empty() && (op == "logprob-entropy" || op == "filtered" || op == "top-k");
 }
 
 /// Calls body(operation, upstream) for all that the options want.
 template <class Body>
 void for_each_run(const LogprobsOptions& o, Body body) {
   for (const LogprobsOperation& operation : logprobs_operations()) {
-    if (!is_wanted(o, operation.name) || (o.pass == "bwd" && !operation.backward)) continue;
+    if (!(o.wants(operation.name) || is_written(o, operation.name)) ||
+        (o.pass == "bwd" && !operation.backward))
+      continue;
     if (o.wants_method("gyre")) body(operation, false);
     if (o.wants_method("upstream") && operation.upstream) body(operation, true);
   }
+}
+
+std::string refusal_text(const LogprobsOperation& operation, bool upstream,
+                         const LogprobsCase& problem, const std::string& reason) {
+  return fmt::format("{} by {}, {} tokens: {}", operation.name, upstream ? "upstream" : "gyre",
+                     problem.tokens(), reason);
 }
 
 void do_operation(Suite& s, LogprobsContext& context, const LogprobsOperation& operation,
@@ -67,6 +74,8 @@ void do_case(Suite& s, const LogprobsCase& problem) {
                         static_cast<int64_t>(size_of(problem.type));
   const MachineRates rates = measure_rates(shard, o.threads, s.context.world);
   if (s.context.root() && s.context.verbose) fmt::print("{}", rates_text(rates));
+  if (s.context.root() && !s.context.quiet)
+    fmt::print("{}", smallness_text(rates, problem.tokens()));
   LogprobsOutput output;
   for_each_run(o, [&](const LogprobsOperation& operation, bool upstream) {
     try {
@@ -78,9 +87,7 @@ void do_case(Suite& s, const LogprobsCase& problem) {
       do_operation(s, context, operation, upstream, rates, o.output.empty() ? nullptr : &output);
     } catch (const Error& error) {
       if (!error.agreed() || error.code() != ExitCode::usage) throw;
-      s.refused.push_back(fmt::format("{} by {}, {} tokens: {}", operation.name,
-                                      upstream ? "upstream" : "gyre", problem.tokens(),
-                                      error.what()));
+      s.refused.push_back(refusal_text(operation, upstream, problem, error.what()));
     }
   });
   if (o.output.empty() || (o.check != "none" && !s.report.verification.passed())) return;
@@ -89,20 +96,25 @@ void do_case(Suite& s, const LogprobsCase& problem) {
                 provenance_of(s.context, problem.origin));
 }
 
-/// With one operation: throws a usage error that lists all sizes that it refuses or that do not fit
-/// the memory of `rank`. With several, a run goes on with those that do.
+/// Throws a usage error that lists what cannot be, or needs more memory than `rank` has: with one
+/// operation, any of its sizes, and what --output needs. A run of all operations goes on with the
+/// others, if there are any.
 void check_cases(const std::vector<LogprobsCase>& cases, const LogprobsOptions& o, int64_t memory,
                  int rank) {
-  if (o.op == "all") return;
-  Problems problems;
+  Problems all, fatal;
+  bool some = false;
   for (const LogprobsCase& problem : cases)
     for_each_run(o, [&](const LogprobsOperation& operation, bool upstream) {
       const std::string reason = why_not(operation, upstream, problem, o, memory, rank);
-      if (!reason.empty())
-        problems.add("{} by {}, {} tokens: {}", operation.name, upstream ? "upstream" : "gyre",
-                     problem.tokens(), reason);
+      some = some || reason.empty();
+      if (reason.empty()) return;
+      const bool needed = o.op != "all" || (!upstream && is_written(o, operation.name));
+      for (Problems* problems : {&all, needed ? &fatal : nullptr})
+        if (problems != nullptr)
+          problems->add("{}", refusal_text(operation, upstream, problem, reason));
     });
-  problems.throw_if_any("impossible configuration");
+  fatal.throw_if_any("impossible configuration");
+  if (!some) all.throw_if_any("impossible configuration");
 }
 
 /// What comes behind the rows.

@@ -1,10 +1,11 @@
 // The kernels of the log-probabilities against the limits of the machine, which the same program
 // measures next to each result, with the same memory and the same number of threads:
 //
-//     of_read     row_moments         the rate at which the logits' memory can be read
-//     of_update   in place            the rate of an update loop in that memory
-//     of_copy     out of place        the rate of a copy past the caches
+//     row_moments            the rate at which the logits' memory can be read
+//     gradients in place     the rate of an update loop in that memory
+//     elsewhere              the rate of a copy past the caches
 //
+// `of_limit` is the share of it; NaN where no limit was measured.
 // Bytes are those that the operation must move: each element read once and written once. Rates are
 // per second of CPU time on one thread, so that a shared machine disturbs them less, and by the
 // clock on more. Medians of five repetitions.
@@ -13,6 +14,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <utility>
 #include <vector>
@@ -56,7 +58,6 @@ class Logits {
   double bytes() const {
     return static_cast<double>(rows_ * columns_) * static_cast<double>(size_of(type_));
   }
-  double elements() const { return static_cast<double>(rows_ * columns_); }
 
  private:
   bf16* halves() { return reinterpret_cast<bf16*>(memory_.data()); }
@@ -75,10 +76,12 @@ double time_iterations(benchmark::State& state, int threads, Body body) {
   return seconds / static_cast<double>(state.iterations());
 }
 
-void report(benchmark::State& state, double bytes, double seconds, const char* share,
-            double limit) {
+/// The same counters of all benchmarks, as a table of them needs. `limit` in bytes a second.
+void report(benchmark::State& state, double bytes, double seconds, int64_t rows, double limit) {
   state.counters["B/s"] = bytes / seconds;
-  if (limit > 0) state.counters[share] = bytes / seconds / limit;
+  state.counters["s/row"] = seconds / static_cast<double>(rows);
+  state.counters["of_limit"] =
+      limit > 0 ? bytes / seconds / limit : std::numeric_limits<double>::quiet_NaN();
 }
 
 struct Arguments {
@@ -107,7 +110,7 @@ void statistics(benchmark::State& state, bool weighted) {
   const double seconds = time_iterations(state, a.threads, [&] {
     row_moments(logits.ref(), {a.columns, 1, weighted, a.threads}, out);
   });
-  report(state, logits.bytes(), seconds, "of_read", limit);
+  report(state, logits.bytes(), seconds, logits.rows(), limit);
 }
 BENCHMARK_CAPTURE(statistics, moments, false)->Apply(sizes);
 BENCHMARK_CAPTURE(statistics, moments_for_entropy, true)->Apply(sizes);
@@ -120,7 +123,7 @@ void cross_statistics(benchmark::State& state) {
   const double seconds = time_iterations(state, a.threads, [&] {
     row_cross_moments(student.ref(), teacher.ref(), a.columns, a.threads, out);
   });
-  report(state, 2 * student.bytes(), seconds, "of_read", limit);
+  report(state, 2 * student.bytes(), seconds, student.rows(), limit);
 }
 BENCHMARK(cross_statistics)->Apply(sizes);
 
@@ -148,7 +151,7 @@ void gradient_in_place(benchmark::State& state, bool entropy) {
     row_gradient(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, g.slopes, g.picks(),
                  logits.ref());
   });
-  report(state, 2 * logits.bytes(), seconds, "of_update", limit);
+  report(state, 2 * logits.bytes(), seconds, logits.rows(), limit);
 }
 BENCHMARK_CAPTURE(gradient_in_place, logprob, false)->Apply(sizes);
 BENCHMARK_CAPTURE(gradient_in_place, with_entropy, true)->Apply(sizes);
@@ -162,7 +165,7 @@ void gradient_out_of_place(benchmark::State& state, bool entropy) {
     row_gradient(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, g.slopes, g.picks(),
                  out.ref());
   });
-  report(state, 2 * logits.bytes(), seconds, "of_copy", limit);
+  report(state, 2 * logits.bytes(), seconds, logits.rows(), limit);
 }
 BENCHMARK_CAPTURE(gradient_out_of_place, logprob, false)->Apply(sizes);
 BENCHMARK_CAPTURE(gradient_out_of_place, with_entropy, true)->Apply(sizes);
@@ -176,14 +179,14 @@ void softmax(benchmark::State& state, bool exponentiate) {
     row_log_softmax(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, exponentiate,
                     out.ref());
   });
-  report(state, 2 * logits.bytes(), seconds, "of_copy", limit);
+  report(state, 2 * logits.bytes(), seconds, logits.rows(), limit);
 }
 BENCHMARK_CAPTURE(softmax, probabilities, true)->Apply(sizes);
 BENCHMARK_CAPTURE(softmax, logarithms, false)->Apply(sizes);
 
 /// Log-probability and entropy of one target a row, forward and backward in place, the kernels
 /// alone: each element is read, read again and written, 12 or 6 bytes, and nothing else grows with
-/// them. `of_limits` is the time of these passes at the measured rates over the time taken.
+/// them. The limit is the time of these passes at the measured rates.
 void forward_and_backward(benchmark::State& state) {
   const Arguments a(state);
   Logits logits(a.columns, a.narrow);
@@ -197,11 +200,8 @@ void forward_and_backward(benchmark::State& state) {
                  logits.ref());
   });
   const double bytes = 3 * logits.bytes();
-  state.counters["B/s"] = bytes / seconds;
-  state.counters["B/element"] = bytes / logits.elements();
-  if (read <= 0 || update <= 0) return;
   const double least = logits.bytes() / read + 2 * logits.bytes() / update;
-  state.counters["of_limits"] = least / seconds;
+  report(state, bytes, seconds, logits.rows(), read > 0 && update > 0 ? bytes / least : 0);
 }
 BENCHMARK(forward_and_backward)->Apply(sizes);
 
@@ -216,7 +216,7 @@ void short_rows(benchmark::State& state) {
   const double seconds = time_iterations(state, 1, [&] {
     row_moments(std::as_const(memory).matrix(rows, columns), {columns, 1, false, 1}, out);
   });
-  state.counters["s/row"] = seconds / static_cast<double>(rows);
+  report(state, static_cast<double>(memory.size()) * sizeof(float), seconds, rows, 0);
 }
 BENCHMARK(short_rows)->ArgName("columns")->Arg(64)->Arg(264)->Arg(1024);
 

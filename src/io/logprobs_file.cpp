@@ -45,18 +45,20 @@ void check_attributes(SchemaReader& reader, LogprobsFile& f) {
                  f.top_k, f.vocab_size);
   if (!(f.top_p > 0 && f.top_p <= 1))
     problems.add("top_p of '/logprobs' is {}; it must be above 0 and at most 1, none", f.top_p);
-  if (!(f.temperature > 0) || !std::isfinite(f.temperature))
-    problems.add("temperature of '/logprobs' is {}; it must be positive", f.temperature);
+  if (!(f.temperature >= least_temperature && f.temperature <= most_temperature))
+    problems.add("temperature of '/logprobs' is {}; it must be from {} to {}", f.temperature,
+                 least_temperature, most_temperature);
 }
 
 void open_reference(SchemaReader& reader, const LogprobsFile& f, int64_t tokens, Parts& parts) {
   const std::vector<h5::Type> type{h5::Type::f64};
-  const int64_t length = f.picks < 0 ? -1 : std::min(f.picks, f.vocab_size);
+  const int64_t ids = f.vocab_size > 0 ? f.vocab_size : -1;  // -1: any, where it is not known
+  const int64_t length = f.picks < 0 || ids < 0 ? -1 : std::min(f.picks, ids);
   const auto add = [&](const char* path, RealAnswer answer, const h5::Shape& shape) {
     parts.answers.emplace_back(answer, reader.dataset(path, type, shape));
   };
   for (const NamedAnswer& a : scalars) add(a.path, a.answer, {tokens});
-  for (const NamedAnswer& a : gradients) add(a.path, a.answer, {tokens, f.vocab_size});
+  for (const NamedAnswer& a : gradients) add(a.path, a.answer, {tokens, ids});
   add("/reference/gathered", &LogprobsReference::gathered, {tokens, f.picks});
   add("/reference/top_values", &LogprobsReference::top_values, {tokens, length});
   add("/reference/next_token_logprob", &LogprobsReference::next_token_logprob,

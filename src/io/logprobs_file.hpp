@@ -15,6 +15,9 @@ namespace gyre {
 inline constexpr const char* logprobs_schema = "gyre/logprobs";
 inline constexpr const char* logprobs_results_schema = "gyre/logprobs-results";
 
+/// Temperatures that leave room for logits in f32.
+inline constexpr double least_temperature = 1e-30, most_temperature = 1e30;
+
 /// Answers computed elsewhere in double precision. Log-probabilities may be -inf, cross entropies
 /// +inf.
 struct LogprobsReference {

@@ -11,6 +11,15 @@
 namespace gyre {
 namespace {
 
+/// body(row) for rows of `picks` exponentials.
+template <class Body>
+void for_each_row(int threads, int64_t rows, int64_t picks, Body body) {
+  const double nanoseconds = 5 * static_cast<double>(picks);
+  for_each_part(threads, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) body(i);
+  });
+}
+
 /// out <- log-softmax of a few logits.
 void log_softmax(std::span<const float> logits, std::span<float> out) {
   float max = -std::numeric_limits<float>::infinity();
@@ -26,7 +35,7 @@ void log_softmax(std::span<const float> logits, std::span<float> out) {
 void log_softmax_rows(int threads, int64_t picks, std::span<const float> logits,
                       std::span<float> out) {
   const auto row = static_cast<size_t>(picks);
-  for_each_task(threads, std::ssize(logits) / picks, [&](int64_t i, int) {
+  for_each_row(threads, std::ssize(logits) / picks, picks, [&](int64_t i) {
     const size_t at = static_cast<size_t>(i) * row;
     log_softmax(logits.subspan(at, row), out.subspan(at, row));
   });
@@ -94,11 +103,19 @@ void DistillationScores::backward(ConstMatrixRef logits, std::span<const int32_t
              "{} gradients of {} x {}, {} of entropies", d_student.size(), tokens_, options_.picks,
              d_entropy.size());
   Buffer<float> d_values(student_.size());
-  for_each_task(options_.threads, tokens_, [&](int64_t i, int) {
+  for_each_row(options_.threads, tokens_, options_.picks, [&](int64_t i) {
     const int64_t begin = i * options_.picks, end = begin + options_.picks;
     double sum = 0;
-    for (int64_t k = begin; k < end; ++k)
-      sum += static_cast<double>(d_student[static_cast<size_t>(k)]);
+    bool some = false;
+    for (int64_t k = begin; k < end; ++k) {
+      const float g = d_student[static_cast<size_t>(k)];
+      sum += static_cast<double>(g);
+      some = some || g != 0;
+    }
+    if (!some) {  // also where the row holds NaN
+      std::fill(d_values.data() + begin, d_values.data() + end, 0.0F);
+      return;
+    }
     for (int64_t k = begin; k < end; ++k)
       d_values[k] = static_cast<float>(static_cast<double>(d_student[static_cast<size_t>(k)]) -
                                        sum * std::exp(static_cast<double>(student_[k])));

@@ -11,6 +11,7 @@
 #include "comm/agree.hpp"
 #include "core/index.hpp"
 #include "logprobs/row_digits.hpp"
+#include "logprobs/score_detail.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/parallel.hpp"
 
@@ -193,21 +194,21 @@ struct Counts {
   int32_t above, equal, behind;
 };
 
-/// body(token, scratch) for all tokens, shared among threads by blocks; scratch [ranks].
+/// body(token, scratch) for all tokens, shared among threads; scratch [ranks]. `length` entries of
+/// each rank's list may be walked.
 template <class Body>
-void for_each_row(int threads, int64_t tokens, int ranks, Body body) {
-  constexpr int64_t block = 64;
-  for_each_task(threads, ceil_div(tokens, block), [&](int64_t task, int) {
+void for_each_row(int threads, int64_t tokens, int ranks, int64_t length, Body body) {
+  const double nanoseconds = 10 * static_cast<double>(ranks * std::min<int64_t>(length, 32));
+  for_each_part(threads, tokens, nanoseconds, [&](int64_t begin, int64_t end, int) {
     std::vector<int64_t> scratch(static_cast<size_t>(ranks));
-    const int64_t end = std::min(tokens, (task + 1) * block);
-    for (int64_t t = task * block; t < end; ++t) body(t, std::span<int64_t>(scratch));
+    for (int64_t t = begin; t < end; ++t) body(t, std::span<int64_t>(scratch));
   });
 }
 
 void check_options(int64_t tokens, const VocabPartition& vocab, DType type,
                    const FilterOptions& options, int ranks) {
   const SamplingFilter& filter = options.filter;
-  if (tokens < 0) throw_usage("{} tokens; the fewest are 0", tokens);
+  check_tokens(tokens);
   check_partition(vocab, ranks);
   if (type != DType::f32 && type != DType::bf16)
     throw_usage("logits of type {}; they must be f32 or bf16", name_of(type));
@@ -218,23 +219,9 @@ void check_options(int64_t tokens, const VocabPartition& vocab, DType type,
                 filter.top_k, vocab.vocab_size);
   if (!(filter.top_p > 0 && filter.top_p <= 1))
     throw_usage("top_p is {}; it must be above 0 and at most 1", filter.top_p);
-  const auto scale = static_cast<float>(1 / filter.temperature);
-  if (!(std::isnormal(scale) && scale > 0))
-    throw_usage("a temperature of {}; it must be positive and finite, and so its inverse in f32",
-                filter.temperature);
+  check_temperature(filter.temperature);
   if (options.list_length < 1)
     throw_usage("lists of {} logits; the smallest valid length is 1", options.list_length);
-}
-
-void agree_on_number(Communicator& tp, std::string_view name, double value) {
-  const std::vector<double> all = all_gather_value(tp, value);
-  for (size_t r = 1; r < all.size(); ++r)
-    if (all[r] != all[0])
-      throw Error(ExitCode::usage,
-                  fmt::format("{}: {} is {} on rank 0, but {} on rank {}; it must be the same on "
-                              "all ranks of the group",
-                              what, name, all[0], all[r], r),
-                  true);
 }
 
 }  // namespace
@@ -249,8 +236,8 @@ FilteredScores::FilteredScores(int64_t tokens, const VocabPartition& vocab, DTyp
                       {"top_k", filter.top_k},
                       {"the length of the lists", options.list_length}});
   agree_on_partition(tp, what, vocab);
-  agree_on_number(tp, "top_p", filter.top_p);
-  agree_on_number(tp, "the temperature", filter.temperature);
+  agree_on_number(tp, what, "top_p", filter.top_p);
+  agree_on_number(tp, what, "the temperature", filter.temperature);
   if (filter.top_k == vocab.vocab_size) filter.top_k = 0;
   int64_t longest = 1;
   for (int r = 0; r < tp.size(); ++r) longest = std::max(longest, vocab.valid(r));
@@ -308,6 +295,15 @@ class FilteredScores::Forward {
   Cut cut_by_count(ListWalk& walk, float max) const;
   DigitRow digit_row(int64_t t, float max, double total, float bound) const;
   void search();
+  /// body(i) for `count` rows, with a pass over the own columns that takes so long a column.
+  template <class Body>
+  void for_each_digit_row(int64_t count, double nanoseconds, Body body) const {
+    const auto columns = static_cast<double>(1 + own_columns());
+    for_each_part(s_.options_.threads, count, columns * nanoseconds,
+                  [&](int64_t begin, int64_t end, int) {
+                    for (int64_t i = begin; i < end; ++i) body(i);
+                  });
+  }
   void add_rounds(std::vector<DigitRow*>& active, bool first);
   Buffer<Counts> gather_counts();
   void finish_by_digits(const DigitRow& row, size_t i, const Buffer<Counts>& counts,
@@ -391,7 +387,7 @@ int32_t FilteredScores::Forward::count_behind(int64_t t, std::span<const float> 
 
 void FilteredScores::Forward::walk() {
   std::vector<char> too_short(static_cast<size_t>(s_.tokens_));
-  for_each_row(s_.options_.threads, s_.tokens_, ranks_, [&](int64_t t, auto scratch) {
+  for_each_row(s_.options_.threads, s_.tokens_, ranks_, s_.length_, [&](int64_t t, auto scratch) {
     too_short[static_cast<size_t>(t)] = walk_row(t, scratch) ? 0 : 1;
   });
   for (int64_t t = 0; t < s_.tokens_; ++t) {
@@ -524,7 +520,7 @@ void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool fi
   const int bits = fraction_bits_for(s_.vocab_.vocab_size);
   Buffer<int64_t> masses(count * digit_sums);
   std::fill_n(masses.data(), masses.size(), 0);
-  for_each_task(s_.options_.threads, count, [&](int64_t i, int) {
+  for_each_digit_row(count, 1, [&](int64_t i) {
     const DigitRow& row = *active[static_cast<size_t>(i)];
     const MassScan scan{row.max, s_.scale(), bits, row.low, row.bits - digit_bits, first};
     add_masses(logits_, row.token, own_columns(), scan, masses.data() + i * digit_sums);
@@ -540,7 +536,7 @@ void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool fi
 Buffer<Counts> FilteredScores::Forward::gather_counts() {
   const int64_t count = std::ssize(rows_);
   Buffer<Counts> own(count), all(ranks_ * count);
-  for_each_task(s_.options_.threads, count, [&](int64_t i, int) {
+  for_each_digit_row(count, 0.2, [&](int64_t i) {
     const DigitRow& row = rows_[static_cast<size_t>(i)];
     const float threshold = value_of_key(row.low, s_.type_);
     const ColumnCounts mine = count_columns(logits_, row.token, 0, own_columns(), threshold);

@@ -33,6 +33,7 @@
 #include "logprobs/reference.hpp"
 #include "logprobs/row_gradient.hpp"
 #include "logprobs/row_selection.hpp"
+#include "logprobs/score_detail.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "runtime/buffer.hpp"
 
@@ -77,7 +78,7 @@ class FilteredScores {
 
   bool by_count() const { return options_.filter.top_k > 0; }
   bool by_mass() const { return options_.filter.top_p != 1; }
-  float scale() const { return static_cast<float>(1 / options_.filter.temperature); }
+  float scale() const { return scale_of(options_.filter.temperature); }
 
   int64_t tokens_;
   VocabPartition vocab_;

@@ -85,7 +85,6 @@ class FusedLinear {
   class Forward;
   class Backward;
 
-  void agree_on_temperature() const;
   /// First row of a rank when rows are dealt, which those of d_x are in any case.
   int64_t dealt_row(int rank) const;
   bool exchanges_x() const { return options_.sharded && tp_.size() > 1; }

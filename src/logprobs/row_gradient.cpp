@@ -247,13 +247,12 @@ bool usable(const RowNormalizer& row) {
   return std::isfinite(row.max) && std::isfinite(row.log_sum);
 }
 
-/// Calls body(begin, end) for all rows, those of about 256 K columns in one task.
+/// Calls body(begin, end) for parts of the rows; a column takes about 0.15 ns.
 template <class Body>
 void for_rows(int threads, int64_t rows, int64_t columns, Body body) {
-  constexpr int64_t task_columns = 1 << 18;
-  const int64_t share = std::max<int64_t>(1, task_columns / std::max<int64_t>(1, columns));
-  for_each_task(threads, (rows + share - 1) / share, [&](int64_t task, int) {
-    body(task * share, std::min(rows, (task + 1) * share));
+  const double nanoseconds = 0.15 * static_cast<double>(columns) + 10;
+  for_each_part(threads, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
+    body(begin, end);
     hwy::FlushStream();  // what went past the caches is seen by other threads
   });
 }

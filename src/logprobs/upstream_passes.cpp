@@ -183,10 +183,13 @@ HWY_EXPORT(dot_row);
 HWY_EXPORT(widen_row);
 HWY_EXPORT(narrow_row);
 
-/// work(row) for each row of `out`.
-template <class T, class Work>
-void for_each_row(MatrixView<T> out, int threads, Work work) {
-  for_each_task(threads, out.rows, [&](int64_t r, int) { work(r); });
+/// work(row) for each row of `out`; a column takes about 0.2 ns.
+template <class Matrix, class Work>
+void for_each_row(const Matrix& out, int threads, Work work) {
+  const double nanoseconds = 0.2 * static_cast<double>(out.cols) + 10;
+  for_each_part(threads, out.rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) work(r);
+  });
 }
 
 size_t at(int64_t i) {
@@ -271,7 +274,7 @@ void to_float(MatrixView<const int64_t> a, MatrixView<float> out, int threads) {
 }
 
 void clear(MatrixRef out, int threads) {
-  for_each_task(threads, out.rows, [&](int64_t r, int) {
+  for_each_row(out, threads, [&](int64_t r) {
     const auto size = static_cast<int64_t>(size_of(out.type));
     std::fill_n(out.data + r * out.stride * size, out.cols * size, std::byte{0});
   });

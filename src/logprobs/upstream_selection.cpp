@@ -57,6 +57,15 @@ void sort_by_value(std::span<Item> items, std::span<Item> spare) {
   }
 }
 
+/// body(row, thread) for all rows, of which a column takes about so long.
+template <class Body>
+void for_each_row(int threads, MatrixView<const float> z, double nanoseconds, Body body) {
+  for_each_part(threads, z.rows, nanoseconds * static_cast<double>(z.cols) + 10,
+                [&](int64_t begin, int64_t end, int thread) {
+                  for (int64_t r = begin; r < end; ++r) body(r, thread);
+                });
+}
+
 /// One thread's arrays, each of a row.
 struct FilterScratch {
   Buffer<Item> items, spare;
@@ -105,7 +114,7 @@ void filter_rows(MatrixView<const float> z, const SamplingFilter& filter, int th
                  Buffer<uint8_t>& kept) {
   std::vector<FilterScratch> scratches;
   for (int t = 0; t < std::max(1, threads); ++t) scratches.emplace_back(z.cols);
-  for_each_task(threads, z.rows, [&](int64_t r, int thread) {
+  for_each_row(threads, z, 10, [&](int64_t r, int thread) {
     FilterScratch& scratch = scratches[static_cast<size_t>(thread)];
     for (int64_t c = 0; c < z.cols; ++c)
       scratch.items[c] = item_of(z(r, c), static_cast<uint32_t>(c));
@@ -121,7 +130,7 @@ void filter_rows(MatrixView<const float> z, const SamplingFilter& filter, int th
 /// left <- z where kept, -inf elsewhere.
 void mask_rows(MatrixView<const float> z, const Buffer<uint8_t>& kept, int threads,
                MatrixView<float> left) {
-  for_each_task(threads, z.rows, [&](int64_t r, int) {
+  for_each_row(threads, z, 0.3, [&](int64_t r, int) {
     const float* from = z.row(r);
     const uint8_t* keep = kept.data() + r * z.cols;
     float* to = left.row(r);
@@ -171,7 +180,7 @@ void local_top(MatrixView<const float> z, int64_t first_id, int threads, MatrixV
   const int64_t length = std::min(values.cols, z.cols);
   std::vector<Buffer<Item>> scratches;
   for (int t = 0; t < std::max(1, threads); ++t) scratches.emplace_back(z.cols);
-  for_each_task(threads, z.rows, [&](int64_t r, int thread) {
+  for_each_row(threads, z, 3, [&](int64_t r, int thread) {
     Buffer<Item>& items = scratches[static_cast<size_t>(thread)];
     for (int64_t c = 0; c < z.cols; ++c) items[c] = top_item(z(r, c), first_id + c);
     largest_first(items.span(), length);

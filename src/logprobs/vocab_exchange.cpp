@@ -1,11 +1,11 @@
 #include "logprobs/vocab_exchange.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "logprobs/score_detail.hpp"
 
 namespace gyre {
 namespace {
@@ -23,17 +23,13 @@ struct Block {
   }
   bool empty() const { return rows == 0 || columns == 0; }
 
-  /// Slices of it, in order of rows: lines, or runs of them where they are neighbours in memory.
-  /// One MPI call takes less than 2 GiB of a slice.
+  /// Adds it to a message: lines, or all of them at once where they are neighbours in memory.
   template <class Slice>
-  void add_slices(int peer, std::vector<Slice>& slices) const {
+  void add_to(int peer, std::vector<Slice>& slices) const {
     if (empty()) return;
-    constexpr size_t longest = size_t{1} << 30;
-    const bool dense = columns == matrix.stride;
-    const auto run = dense ? std::max(int64_t{1}, static_cast<int64_t>(longest / line_bytes())) : 1;
+    const int64_t run = columns == matrix.stride ? rows : 1;
     for (int64_t r = 0; r < rows; r += run)
-      slices.push_back(
-          {peer, {line(r), static_cast<size_t>(std::min(run, rows - r)) * line_bytes()}});
+      add_slices(peer, std::span(line(r), static_cast<size_t>(run) * line_bytes()), slices);
   }
 };
 
@@ -53,8 +49,8 @@ void exchange_blocks(Communicator& tp, Stream& stream, std::string_view what, Fr
   std::vector<RecvSlice> recvs;
   for (int peer = 0; peer < tp.size(); ++peer) {
     if (peer == tp.rank()) continue;
-    from(peer).add_slices(peer, sends);
-    to(peer).add_slices(peer, recvs);
+    from(peer).add_to(peer, sends);
+    to(peer).add_to(peer, recvs);
   }
   WorkPtr work = tp.size() == 1 ? completed_work() : tp.exchange(sends, recvs, stream, what);
   copy(from(tp.rank()), to(tp.rank()));
@@ -68,7 +64,7 @@ VocabExchange::VocabExchange(int64_t tokens, const VocabPartition& vocab, DType 
     : tokens_(tokens), vocab_(vocab), type_(type), tp_(tp) {
   constexpr std::string_view what = "exchange of columns for rows";
   const auto check = [&] {
-    if (tokens < 0) throw_usage("{} tokens; the fewest are 0", tokens);
+    check_tokens(tokens);
     check_partition(vocab, tp.size());
   };
   agree_on_arguments(tp, what, check,
@@ -78,8 +74,7 @@ VocabExchange::VocabExchange(int64_t tokens, const VocabPartition& vocab, DType 
 }
 
 int64_t VocabExchange::first_row(int rank) const {
-  const int64_t ranks = tp_.size();
-  return rank * (tokens_ / ranks) + std::min<int64_t>(rank, tokens_ % ranks);
+  return first_dealt(tokens_, tp_.size(), rank);
 }
 
 int64_t VocabExchange::rows_of(int rank) const {

@@ -6,7 +6,7 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
-#include "core/index.hpp"
+#include "logprobs/score_detail.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/parallel.hpp"
 
@@ -15,13 +15,12 @@ namespace {
 
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-/// body(token) for all of them, shared among threads by blocks.
+/// body(token) for all of them, shared among threads; each merges the records of all ranks.
 template <class Body>
-void for_each_token(int threads, int64_t tokens, Body body) {
-  constexpr int64_t block = 128;
-  for_each_task(threads, ceil_div(tokens, block), [&](int64_t task, int) {
-    const int64_t end = std::min(tokens, (task + 1) * block);
-    for (int64_t i = task * block; i < end; ++i) body(i);
+void for_each_token(int threads, int64_t tokens, int64_t ranks, Body body) {
+  const double nanoseconds = 30 * static_cast<double>(ranks + 2);
+  for_each_part(threads, tokens, nanoseconds, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) body(i);
   });
 }
 
@@ -34,54 +33,19 @@ double gather_records(Communicator& tp, std::span<const T> own, std::span<T> all
   return watch.seconds();
 }
 
-void check_tokens(int64_t tokens) {
-  if (tokens < 0) throw_usage("{} tokens; the fewest are 0", tokens);
-}
-
-void check_temperature(double temperature) {
-  const auto scale = static_cast<float>(1 / temperature);
-  if (!(std::isnormal(scale) && scale > 0))
-    throw_usage("a temperature of {}; it must be positive and finite, and so its inverse in f32",
-                temperature);
-}
-
-void agree_on_temperature(Communicator& tp, std::string_view what, double temperature) {
-  const std::vector<double> all = all_gather_value(tp, temperature);
-  for (size_t r = 1; r < all.size(); ++r)
-    if (all[r] != all[0])
-      throw Error(ExitCode::usage,
-                  fmt::format("{}: the temperature is {} on rank 0, but {} on rank {}; it must be "
-                              "the same on all ranks of the group",
-                              what, all[0], all[r], r),
-                  true);
-}
-
 void check_shard(ConstMatrixRef logits, int64_t tokens, int64_t columns) {
   GYRE_CHECK(logits.rows == tokens && logits.cols == columns,
              "a shard of {} x {} logits, not {} x {}", logits.rows, logits.cols, tokens, columns);
 }
 
-/// The moments of a row over all shards.
-struct WholeRow {
-  float max = minus_infinity;
-  double sum = 0, weighted = 0;
-};
-
 /// `records` are those of one token, of all ranks in rank order, `distance` floats apart: max, sum
-/// and, if there are `moments` = 3, weighted. A shard with nothing but -inf has the sum 0; one with
-/// a NaN has the sum NaN, whatever its maximum.
-WholeRow merge_ranks(const float* records, int64_t moments, int64_t distance, int64_t ranks,
+/// and, if there are `moments` = 3, weighted.
+RowTotal merge_ranks(const float* records, int64_t moments, int64_t distance, int64_t ranks,
                      double scale) {
-  WholeRow row;
-  for (int64_t r = 0; r < ranks; ++r) row.max = std::max(row.max, records[r * distance]);
+  RowTotal row;
   for (int64_t r = 0; r < ranks; ++r) {
     const float* part = records + r * distance;
-    const auto sum = static_cast<double>(part[1]);
-    if (sum == 0) continue;
-    const double shift = (static_cast<double>(part[0]) - static_cast<double>(row.max)) * scale;
-    const double factor = std::exp(shift);
-    row.sum += sum * factor;
-    if (moments == 3) row.weighted += (static_cast<double>(part[2]) + shift * sum) * factor;
+    row.add({part[0], part[1], moments == 3 ? part[2] : 0}, scale);
   }
   return row;
 }
@@ -103,7 +67,7 @@ VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const Scor
                       {"the number of ids a token", options.picks},
                       {"whether entropies are wanted", options.entropy ? 1 : 0}});
   agree_on_partition(tp, what, vocab);
-  agree_on_temperature(tp, what, options.temperature);
+  agree_on_number(tp, what, "the temperature", options.temperature);
   resize(tokens);
 }
 
@@ -123,7 +87,7 @@ int64_t VocabScores::record_bytes() const {
 }
 
 float VocabScores::scale() const {
-  return static_cast<float>(1 / options_.temperature);
+  return scale_of(options_.temperature);
 }
 
 void VocabScores::make_records(ConstMatrixRef logits, std::span<const int32_t> ids) {
@@ -160,22 +124,19 @@ double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids,
     records = all_.data();
   }
   const auto scale = static_cast<double>(this->scale());
-  for_each_token(options_.threads, tokens_, [&](int64_t i) {
-    const WholeRow row = merge_ranks(records + i * moments(), moments(), block, ranks, scale);
+  for_each_token(options_.threads, tokens_, tp_.size(), [&](int64_t i) {
+    const RowTotal row = merge_ranks(records + i * moments(), moments(), block, ranks, scale);
     const double log_sum = std::log(row.sum);
     normalizers_[i] = {row.max, static_cast<float>(log_sum)};
     if (options_.entropy) {
-      const double h = log_sum - row.weighted / row.sum;
-      // Rounding may dip below 0; NaN stays.
-      entropy_[i] = static_cast<float>(h < 0 ? 0 : h);
+      entropy_[i] = row.entropy(log_sum);
       entropy[static_cast<size_t>(i)] = entropy_[i];
     }
     const float* logits_of_ids = records + tokens_ * moments();
     for (int64_t at = i * picks; at < (i + 1) * picks; ++at) {
       const int owner = vocab_.owner(ids[static_cast<size_t>(at)]);
-      const double z = owner < 0 ? 0 : static_cast<double>(logits_of_ids[owner * block + at]);
       logprob[static_cast<size_t>(at)] =
-          owner < 0 ? 0 : static_cast<float>((z - static_cast<double>(row.max)) * scale - log_sum);
+          owner < 0 ? 0 : row.logprob(logits_of_ids[owner * block + at], scale, log_sum);
     }
   });
   return waited;
@@ -194,7 +155,7 @@ void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
              "{} gradients of entropies", d_entropy.size());
   Buffer<RowSlope> slopes(tokens_);
   Buffer<float> weights(scale == 1 ? 0 : tokens_ * picks);
-  for_each_token(options_.threads, tokens_, [&](int64_t i) {
+  for_each_token(options_.threads, tokens_, tp_.size(), [&](int64_t i) {
     double sum = 0;
     for (int64_t at = i * picks; at < (i + 1) * picks; ++at) {
       const auto g = static_cast<double>(d_logprob[static_cast<size_t>(at)]);
@@ -202,8 +163,7 @@ void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
       if (scale != 1) weights[at] = static_cast<float>(scale * g);
     }
     const double h = entropy ? static_cast<double>(d_entropy[static_cast<size_t>(i)]) : 0;
-    if (h != 0) sum += h * static_cast<double>(entropy_[i]);
-    slopes[i] = {static_cast<float>(-scale * sum), static_cast<float>(-scale * h)};
+    slopes[i] = slope_of(sum, h, entropy ? static_cast<double>(entropy_[i]) : 0, scale);
   });
   row_gradient(logits, pass(), normalizers_.span(), slopes.span(),
                {ids, scale == 1 ? d_logprob : weights.span(), picks, vocab_.begin(tp_.rank())},
@@ -237,7 +197,7 @@ namespace {
 
 /// One token's student and teacher over all shards; see CrossMoments.
 struct WholePair {
-  WholeRow student, teacher;
+  RowTotal student, teacher;
   double cross = 0;
 };
 
@@ -284,7 +244,7 @@ double SoftCrossEntropy::forward(ConstMatrixRef student, ConstMatrixRef teacher,
     waited = gather_records<CrossMoments>(tp_, own.span(), all.span(), stream, "cross moments");
     records = all.data();
   }
-  for_each_token(threads_, tokens_, [&](int64_t i) {
+  for_each_token(threads_, tokens_, ranks, [&](int64_t i) {
     const WholePair row = merge_ranks(records + i, tokens_, ranks);
     const double log_student = std::log(row.student.sum);
     students_[i] = {row.student.max, static_cast<float>(log_student)};

@@ -7,6 +7,7 @@
 
 #include "comm/agree.hpp"
 #include "core/index.hpp"
+#include "logprobs/score_detail.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/parallel.hpp"
@@ -69,7 +70,7 @@ VocabTopK::VocabTopK(int64_t tokens, const VocabPartition& vocab, int64_t k, int
       threads_(threads),
       tp_(tp) {
   const auto check = [&] {
-    if (tokens < 0) throw_usage("{} tokens; the fewest are 0", tokens);
+    check_tokens(tokens);
     check_partition(vocab, tp.size());
     if (k < 1) throw_usage("the {} largest logits; the smallest valid number is 1", k);
   };
@@ -111,10 +112,13 @@ double VocabTopK::run(ConstMatrixRef logits, Stream& stream, std::span<float> va
   tp_.all_gather(bytes_of(std::as_const(own).span()), all.span(), stream, what)->wait();
   const double waited = watch.seconds();
   const auto length = static_cast<size_t>(length_);
-  for_each_task(threads_, tokens_, [&](int64_t t, int) {
+  const double nanoseconds = 2 * static_cast<double>(length_ * tp_.size());
+  for_each_part(threads_, tokens_, nanoseconds, [&](int64_t begin, int64_t end, int) {
     std::vector<int64_t> heads(static_cast<size_t>(tp_.size()));
-    const size_t at = static_cast<size_t>(t) * length;
-    merge_lists(lists, all.data(), t, heads, values.subspan(at, length), ids.subspan(at, length));
+    for (int64_t t = begin; t < end; ++t) {
+      const size_t at = static_cast<size_t>(t) * length;
+      merge_lists(lists, all.data(), t, heads, values.subspan(at, length), ids.subspan(at, length));
+    }
   });
   return waited;
 }

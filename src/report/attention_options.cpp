@@ -16,7 +16,6 @@ namespace gyre {
 namespace {
 
 constexpr int64_t most_tokens = int64_t{1} << 30;
-constexpr int most_sizes = 100;  // of a sweep
 
 DType type_of(const std::string& name) {
   return name == "bf16" ? DType::bf16 : DType::f32;
@@ -122,24 +121,7 @@ void check_source(const AttentionOptions& o, Problems& problems) {
 }
 
 void check_sizes(const AttentionOptions& o, Problems& problems) {
-  if (!(o.factor > 1)) problems.add("--factor {} must be more than 1", o.factor);
-  if (!o.sweeps() && o.max_tokens != 0) problems.add("--max {} needs --min", o.max_tokens);
-  if (o.sweeps() && o.tokens != AttentionOptions().tokens)
-    problems.add("one of --tokens and --min, not both");
-  if (o.sweeps() && o.max_tokens < o.min_tokens)
-    problems.add("--max {} is less than --min {}", o.max_tokens, o.min_tokens);
-  else if (o.sweeps() && o.factor > 1) {
-    const double steps =
-        std::log(static_cast<double>(o.max_tokens) / static_cast<double>(o.min_tokens)) /
-        std::log(o.factor);
-    if (steps >= most_sizes)
-      problems.add(
-          "--factor {} makes {:.0f} sizes, and at most {} are run; the smallest that works is "
-          "{:.4f}",
-          o.factor, std::floor(steps) + 1, most_sizes,
-          std::exp(std::log(static_cast<double>(o.max_tokens) / static_cast<double>(o.min_tokens)) /
-                   (most_sizes - 1)));
-  }
+  check_sweep(o.sweep(), AttentionOptions().tokens, problems);
   const std::pair<const char*, int64_t> sizes[] = {{"--tokens", o.tokens},
                                                    {"--min", o.min_tokens},
                                                    {"--max", o.max_tokens},
@@ -232,17 +214,6 @@ std::vector<Pass> AttentionOptions::passes() const {
   if (pass == "fwd") return {Pass::forward};
   if (pass == "bwd") return {Pass::backward};
   return {Pass::forward, Pass::backward};
-}
-
-std::vector<int64_t> AttentionOptions::sizes() const {
-  if (!sweeps()) return {tokens};
-  std::vector<int64_t> all;
-  for (auto size = static_cast<double>(min_tokens); size <= static_cast<double>(max_tokens);
-       size *= factor)
-    if (const auto whole = static_cast<int64_t>(std::llround(size));
-        all.empty() || whole > all.back())
-      all.push_back(whole);
-  return all;
 }
 
 void declare_options(CLI::App& app, AttentionOptions& o) {

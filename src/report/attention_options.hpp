@@ -6,6 +6,7 @@
 
 #include "attention/schedules/registry.hpp"
 #include "report/options.hpp"
+#include "report/sweep.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -30,9 +31,10 @@ struct AttentionOptions {
   LayoutOptions layout_options() const;
   /// Both, forward or backward only. Backward needs a forward, which is then not timed.
   std::vector<Pass> passes() const;
-  bool sweeps() const { return min_tokens > 0; }
-  /// Tokens of a sequence, from --min to --max by --factor; or --tokens. factor > 1.
-  std::vector<int64_t> sizes() const;
+  TokenSweep sweep() const { return {tokens, min_tokens, max_tokens, factor}; }
+  bool sweeps() const { return sweep().sweeps(); }
+  /// Tokens of a sequence.
+  std::vector<int64_t> sizes() const { return sweep().sizes(); }
 };
 
 void declare_options(CLI::App& app, AttentionOptions& o);

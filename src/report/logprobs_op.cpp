@@ -194,7 +194,7 @@ std::vector<double> RowGradientTerms::scales() const {
     if (ids[k] >= 0 && ids[k] < std::ssize(added))
       added[static_cast<size_t>(ids[k])] += std::abs(weights[k]);
   for (size_t v = 0; v < logprobs.size(); ++v)
-    all.push_back(logit_gradient_scale(logprobs[v], std::abs(a) + std::abs(b), b, added[v]));
+    all.push_back(logit_gradient_scale(logprobs[v], a, b, added[v]));
   return all;
 }
 

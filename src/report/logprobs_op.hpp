@@ -168,8 +168,7 @@ struct RowGradientTerms {
   double a = 0, b = 0;                   ///< of logprobs/row_gradient.hpp
   std::span<const int32_t> ids = {};     ///< with a gradient of their own
   std::span<const double> weights = {};  ///< theirs
-  /// Scale of errors at every column. The log-probabilities and the entropy in a and b have errors
-  /// of their own where they are 0, as in a row with one column.
+  /// Scale of errors at every column: logit_gradient_scale().
   std::vector<double> scales() const;
 };
 

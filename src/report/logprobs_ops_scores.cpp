@@ -208,11 +208,13 @@ class ScoreOp final : public LogprobsOp {
     const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
     const auto at = static_cast<size_t>(token);
     const std::vector<double> row = whole_row(token);
+    std::vector<double> logprobs;
+    if (reference() == nullptr) logprobs = log_softmax_reference(row, temperature());
     for (int64_t k = 0; k < picks_; ++k) {
       const int32_t id = ids_of(r)[static_cast<size_t>(k)];
-      double want = 0;
+      double want = 0;  // that of an id that no rank has
       if (reference() == nullptr)
-        want = score_row_reference(row, id, temperature()).logprob;
+        want = id >= 0 && id < std::ssize(logprobs) ? logprobs[static_cast<size_t>(id)] : 0;
       else if (gathers_)
         want = reference()->gathered[at * static_cast<size_t>(picks_) + static_cast<size_t>(k)];
       else

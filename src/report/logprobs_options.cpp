@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "io/logprobs_file.hpp"
 #include "report/logprobs_op.hpp"
 #include "report/packing_report.hpp"
 #include "report/sharding_report.hpp"
@@ -18,7 +19,8 @@ namespace gyre {
 namespace {
 
 constexpr int64_t most_tokens = int64_t{1} << 30;
-constexpr int most_sizes = 100;  // of a sweep
+constexpr int64_t most_columns = std::numeric_limits<int32_t>::max();
+constexpr double most_scale = 1e6, most_logit = 1e30;
 
 std::vector<std::string> operation_names() {
   std::vector<std::string> names{"all"};
@@ -128,42 +130,29 @@ void check_source(const LogprobsOptions& o, Problems& problems) {
 }
 
 void check_sizes(const LogprobsOptions& o, Problems& problems) {
-  if (!(o.factor > 1)) problems.add("--factor {} must be more than 1", o.factor);
-  if (!o.sweeps() && o.max_tokens != 0) problems.add("--max {} needs --min", o.max_tokens);
-  if (o.sweeps() && o.tokens != LogprobsOptions().tokens)
-    problems.add("one of --tokens and --min, not both");
-  if (o.sweeps() && o.max_tokens < o.min_tokens)
-    problems.add("--max {} is less than --min {}", o.max_tokens, o.min_tokens);
-  else if (o.sweeps() && o.factor > 1) {
-    const double ratio = static_cast<double>(o.max_tokens) / static_cast<double>(o.min_tokens);
-    const double steps = std::log(ratio) / std::log(o.factor);
-    if (steps >= most_sizes)
-      problems.add(
-          "--factor {} makes {:.0f} sizes, and at most {} are run; the smallest that works is "
-          "{:.4f}",
-          o.factor, std::floor(steps) + 1, most_sizes,
-          std::exp(std::log(ratio) / (most_sizes - 1)));
-  }
+  check_sweep(o.sweep(), LogprobsOptions().tokens, problems);
   const int64_t fewest = o.sweeps() ? o.min_tokens : o.tokens;
   if (o.sequences > fewest)
     problems.add("--sequences {} of {} tokens; at most {}", o.sequences, fewest, fewest);
   const std::tuple<const char*, int64_t, int64_t> limits[] = {
-      {"--tokens", o.tokens, most_tokens},
-      {"--max", o.max_tokens, most_tokens},
-      {"--capacity", o.capacity, most_tokens},
-      {"--vocab", o.vocab, std::numeric_limits<int32_t>::max()},
-      {"--padded", o.padded, std::numeric_limits<int32_t>::max()},
-      {"--picks", o.picks, 65536},
-      {"--hidden", o.hidden, 1 << 20},
-      {"--list-length", o.list_length, 1 << 20},
+      {"--tokens", o.tokens, most_tokens},     {"--max", o.max_tokens, most_tokens},
+      {"--capacity", o.capacity, most_tokens}, {"--vocab", o.vocab, most_columns},
+      {"--padded", o.padded, most_columns},    {"--picks", o.picks, 65536},
+      {"--hidden", o.hidden, 1 << 20},         {"--list-length", o.list_length, 1 << 20},
       {"--threads", o.threads, 1024}};
   for (const auto& [option, value, most] : limits)
     if (value > most) problems.add("{} {}: at most {}", option, value, most);
 }
 
+bool is_temperature(double t) {
+  return t >= least_temperature && t <= most_temperature;
+}
+
 void check_filter(const LogprobsOptions& o, Problems& problems) {
-  if (!(o.temperature > 0) || !std::isfinite(o.temperature))
-    problems.add("--temperature {} must be positive and finite", o.temperature);
+  if (!is_temperature(o.temperature))
+    problems.add("--temperature {} must be from {} to {}; the nearest is {}", o.temperature,
+                 least_temperature, most_temperature,
+                 o.temperature > 1 ? most_temperature : least_temperature);
   if (o.top_k > o.vocab)
     problems.add("--top-k {} of --vocab {}; the nearest is {}", o.top_k, o.vocab, o.vocab);
   if (!(o.top_p > 0 && o.top_p <= 1))
@@ -175,6 +164,17 @@ void check_made_up(const LogprobsOptions& o, Problems& problems) {
   if (!(o.logit_scale >= 0) || !std::isfinite(o.logit_scale))
     problems.add("--logit-scale {} must be at least 0 and finite", o.logit_scale);
   if (!std::isfinite(o.peak_height)) problems.add("--peak-height {} must be finite", o.peak_height);
+  if (o.logit_scale > most_scale)
+    problems.add("--logit-scale {}: at most {}", o.logit_scale, most_scale);
+  // A normal number is hardly above 8; what becomes of logits stays far from the limits of f32.
+  const double largest =
+      (8 * o.logit_scale + std::abs(o.peak_height)) / std::min(1.0, o.temperature);
+  if (is_temperature(o.temperature) && std::isfinite(o.peak_height) && largest > most_logit)
+    problems.add(
+        "--logit-scale {} and --peak-height {} over --temperature {} make logits of {:.3g}; at "
+        "most "
+        "{:.3g}",
+        o.logit_scale, o.peak_height, o.temperature, largest, most_logit);
   if (o.peaks > 65536) problems.add("--peaks {}: at most 65536", o.peaks);
   if (!(o.zero_fraction >= 0 && o.zero_fraction <= 1))
     problems.add("--zero-fraction {} must be from 0 to 1; the nearest is {}", o.zero_fraction,
@@ -192,14 +192,30 @@ std::string grid_hint(const LogprobsOptions& o, int ranks) {
   return fmt::format("{}", fmt::join(some, " | "));
 }
 
+void check_shards(const LogprobsOptions& o, Problems& problems) {
+  const std::vector<int64_t> sizes = parse_shards(o.shards);
+  if (std::ssize(sizes) != o.tp)
+    problems.add("--shards {} is {} shards, but --tp is {}; give {}", o.shards, sizes.size(), o.tp,
+                 o.tp);
+  int64_t columns = 0;
+  for (const int64_t size : sizes) columns += std::min(size, most_columns + 1 - columns);
+  if (columns > most_columns)
+    problems.add("--shards {}: at most {} columns in all", o.shards, most_columns);
+  if (o.input.empty() && columns < o.vocab)
+    problems.add("--shards {} are {} columns for --vocab {}; at least {}", o.shards, columns,
+                 o.vocab, o.vocab);
+}
+
 void check_columns(const LogprobsOptions& o, Problems& problems) {
-  if (!o.shards.empty() && o.padded != 0) problems.add("one of --padded and --shards, not both");
+  if (!o.shards.empty() && o.padded != 0)
+    return problems.add("one of --padded and --shards, not both");
+  if (o.padded != 0 && o.padded < o.vocab)
+    return problems.add("--padded {} is less than --vocab {}; the nearest is {}", o.padded, o.vocab,
+                        round_up(o.vocab, o.tp));
+  const size_t others = problems.messages().size();
   try {
-    if (!o.shards.empty())
-      if (const auto sizes = parse_shards(o.shards); std::ssize(sizes) != o.tp)
-        return problems.add("--shards {} is {} shards, but --tp is {}; give {}", o.shards,
-                            sizes.size(), o.tp, o.tp);
-    if (o.input.empty()) o.partition();
+    if (!o.shards.empty()) check_shards(o, problems);
+    if (o.input.empty() && problems.messages().size() == others) o.partition();
   } catch (const Error& error) {
     if (error.code() != ExitCode::usage) throw;
     problems.add("{}: {}", o.shards.empty() ? "--vocab, --padded" : "--shards", error.what());
@@ -250,17 +266,6 @@ std::vector<Pass> LogprobsOptions::passes() const {
   if (pass == "fwd") return {Pass::forward};
   if (pass == "bwd") return {Pass::backward};
   return {Pass::forward, Pass::backward};
-}
-
-std::vector<int64_t> LogprobsOptions::sizes() const {
-  if (!sweeps()) return {tokens};
-  std::vector<int64_t> all;
-  for (auto size = static_cast<double>(min_tokens); size <= static_cast<double>(max_tokens);
-       size *= factor)
-    if (const auto whole = static_cast<int64_t>(std::llround(size));
-        all.empty() || whole > all.back())
-      all.push_back(whole);
-  return all;
 }
 
 void declare_options(CLI::App& app, LogprobsOptions& o) {

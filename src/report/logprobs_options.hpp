@@ -9,6 +9,7 @@
 #include "logprobs/reference.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "report/options.hpp"
+#include "report/sweep.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -19,8 +20,8 @@ struct LogprobsOptions {
                                layout = "dual-chunk-swap", pass = "both", check = "last", output,
                                json, csv;
   int tp = 0, cp = 0, sequences = 1, threads = 1, iterations = 5, warmup = 1;
-  int64_t tokens = 4096, min_tokens = 0, max_tokens = 0, capacity = 0, vocab = 32768, padded = 0,
-          picks = 64, hidden = 256, top_k = 0, list_length = 64, chunk = 0, stripe = 1, peaks = 32,
+  int64_t tokens = 512, min_tokens = 0, max_tokens = 0, capacity = 0, vocab = 32768, padded = 0,
+          picks = 64, hidden = 128, top_k = 0, list_length = 64, chunk = 0, stripe = 1, peaks = 32,
           seed = 1, check_tokens = 64;
   double factor = 2, temperature = 1, top_p = 0.9, logit_scale = 1, peak_height = 12,
          zero_fraction = 0, tol_scale = 1;
@@ -33,9 +34,10 @@ struct LogprobsOptions {
   VocabPartition partition() const;
   /// Both, forward or backward only. Backward needs a forward, which is then not timed.
   std::vector<Pass> passes() const;
-  bool sweeps() const { return min_tokens > 0; }
-  /// Tokens of a run, from --min to --max by --factor; or --tokens. factor > 1.
-  std::vector<int64_t> sizes() const;
+  TokenSweep sweep() const { return {tokens, min_tokens, max_tokens, factor}; }
+  bool sweeps() const { return sweep().sweeps(); }
+  /// Tokens of a run.
+  std::vector<int64_t> sizes() const { return sweep().sizes(); }
   bool wants(const std::string& op_name) const { return op == "all" || op == op_name; }
   bool wants_method(const std::string& name) const { return method == "all" || method == name; }
 };

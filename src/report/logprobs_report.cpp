@@ -121,7 +121,7 @@ void add_figures(RunReport& report, const std::vector<LogprobsRow>& rows) {
           {"fused_linear_rate", row.tflops_per_rank(), "TFLOP/s/rank", key_of(row)});
     if (const LogprobsRow* other = upstream_of(row, rows))
       report.foms.push_back(
-          {"upstream_over_gyre", other->time_ms.median / row.time_ms.median, "x", key_of(row)});
+          {"speedup_over_upstream", other->time_ms.median / row.time_ms.median, "x", key_of(row)});
   }
 }
 
@@ -130,9 +130,18 @@ std::string rates_text(const MachineRates& rates) {
     return rate > 0 ? si_text(rate, unit) : std::string("n/a");
   };
   return fmt::format(
-      "# a rank's memory, all ranks at once: read {}, update in place {}, copy {}; f32 FMAs {}\n",
-      text(rates.read, "B/s"), text(rates.update, "B/s"), text(rates.copy, "B/s"),
-      text(rates.flops, "FLOP/s"));
+      "# a rank's memory, all ranks at once, arrays of {}: read {}, update in place {}, copy {}; "
+      "f32 FMAs {}\n",
+      si_text(static_cast<double>(rates.array_bytes), "B"), text(rates.read, "B/s"),
+      text(rates.update, "B/s"), text(rates.copy, "B/s"), text(rates.flops, "FLOP/s"));
+}
+
+std::string smallness_text(const MachineRates& rates, int64_t tokens) {
+  if (rates.read > 0 || tokens == 0) return "";
+  return fmt::format(
+      "# note: {} tokens are {} of logits a rank: times are those of starting calls and of "
+      "messages, and say nothing about memory\n",
+      tokens, si_text(static_cast<double>(rates.array_bytes), "B"));
 }
 
 std::string details_text(const LogprobsRow& row) {

@@ -20,11 +20,14 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
 void add_row(RunReport& report, const LogprobsRow& row);
 
 /// Figures of merit: rates of our logprob-entropy (or of the first operation that was run, if that
-/// was not) and fused-linear, and how many times as long upstream's algorithms take.
+/// was not) and fused-linear, and how many times faster than
+/// upstream's algorithms ours are.
 void add_figures(RunReport& report, const std::vector<LogprobsRow>& rows);
 
 /// "# memory ..." line: what a rank's memory and cores can do, all ranks at once.
 std::string rates_text(const MachineRates& rates);
+/// A "#" line where shards are too small for rates to say anything; else nothing.
+std::string smallness_text(const MachineRates& rates, int64_t tokens);
 
 /// A "#" line of what the table has no column for.
 std::string details_text(const LogprobsRow& row);

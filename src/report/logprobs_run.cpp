@@ -155,22 +155,25 @@ double LogprobsRow::share_of_limit() const {
 }
 
 MachineRates measure_rates(int64_t bytes, int threads, Communicator& world) {
-  constexpr int64_t least = int64_t{1} << 20, most = int64_t{1} << 26, line = 64;
-  const int64_t count =
-      round_up(std::clamp(bytes, least, most), 2 * line) / static_cast<int64_t>(sizeof(float));
+  constexpr int64_t most = int64_t{1} << 26, line = 64;
+  MachineRates mine;
+  mine.flops = threads * measured_fma_peak();
+  const auto slowest = [&](double rate) { return all_reduce_value(world, rate, ReduceOp::min); };
+  mine.flops = slowest(mine.flops);
+  mine.array_bytes = round_up(std::min(largest(world, bytes), most), 2 * line);
+  if (mine.array_bytes < least_measured_bytes) return mine;
+  const int64_t count = mine.array_bytes / static_cast<int64_t>(sizeof(float));
   Buffer<float> array(count);
   std::ranges::fill(array.span(), 0.0F);
   const auto half = array.size() / 2;
   HostStream stream;
   world.barrier(stream, "before measuring memory")->wait();
-  MachineRates mine;
   mine.read = measured_read_rate(array.span(), threads);
   mine.update = measured_update_rate(array.span(), threads);
   mine.copy = measured_copy_rate(array.span().first(static_cast<size_t>(half)),
                                  array.span().last(static_cast<size_t>(half)), threads);
-  mine.flops = threads * measured_fma_peak();
-  const auto slowest = [&](double rate) { return all_reduce_value(world, rate, ReduceOp::min); };
-  return {slowest(mine.read), slowest(mine.update), slowest(mine.copy), slowest(mine.flops)};
+  for (double* rate : {&mine.read, &mine.update, &mine.copy}) *rate = slowest(*rate);
+  return mine;
 }
 
 int64_t needed_bytes(const LogprobsOperation& operation, bool upstream, const LogprobsCase& problem,
@@ -198,10 +201,12 @@ std::string why_not(const LogprobsOperation& operation, bool upstream, const Log
   const int64_t bytes = needed_bytes(operation, upstream, problem, o, rank);
   if (memory_bytes == 0 || bytes <= memory_bytes) return "";
   const double share = static_cast<double>(memory_bytes) / static_cast<double>(bytes);
-  return fmt::format("needs {} a rank, and {} are available; about {:.0f} tokens fit",
+  const double fit = std::floor(share * static_cast<double>(problem.tokens()));
+  return fmt::format("needs {} a rank, and {} are available; {}",
                      si_text(static_cast<double>(bytes), "B"),
                      si_text(static_cast<double>(memory_bytes), "B"),
-                     std::floor(share * static_cast<double>(problem.tokens())));
+                     fit > 0 ? fmt::format("about {:.0f} tokens fit", fit)
+                             : std::string("not even one token fits: take more ranks"));
 }
 
 std::vector<LogprobsRow> run_operation(const LogprobsOperation& operation, bool upstream,
@@ -214,6 +219,7 @@ std::vector<LogprobsRow> run_operation(const LogprobsOperation& operation, bool 
   row.tokens = context.problem.tokens();
   row.vocab = context.problem.vocab.vocab_size;
   row.tp = o.tp, row.cp = o.cp;
+  set_current_step(fmt::format("{}, {}: making inputs", row.op, row.method));
   const std::unique_ptr<LogprobsOp> op = operation.make(context, operation.name, upstream);
   if (operation.backward && o.pass != "fwd") op->prepare_backward();
   const int64_t memory_before = memory_use().current_bytes;

@@ -15,9 +15,12 @@ namespace gyre {
 struct MachineRates {
   double read = 0, update = 0, copy = 0;  ///< bytes/s
   double flops = 0;                       ///< f32 multiply-adds, FLOP/s
+  int64_t array_bytes = 0;                ///< what memory was measured with
 };
-/// Measured on arrays of about `bytes`, 1 to 64 MiB: what fits caches is compared with caches.
-/// Collective.
+/// Calls on fewer bytes take less time than what surrounds them: no rate of memory is their limit.
+inline constexpr int64_t least_measured_bytes = int64_t{1} << 20;
+/// Measured on arrays of about `bytes`, at most 64 MiB: what fits caches is compared with caches.
+/// Rates of memory are unknown below least_measured_bytes. Collective.
 MachineRates measure_rates(int64_t bytes, int threads, Communicator& world);
 
 /// An operation by one method in one direction, measured.

@@ -194,8 +194,9 @@ double logit_gradient_scale(double logprob, double a, double b, double weights) 
   constexpr double smallest = 0x1p-80;
   if (!std::isfinite(logprob)) return std::max(smallest, weights);
   const double size = std::abs(logprob);
-  return std::max(smallest,
-                  std::exp(logprob) * (std::abs(a) + std::abs(b) * size) * (1 + size) + weights);
+  return std::max(
+      smallest,
+      std::exp(logprob) * (std::abs(a) + std::abs(b) * std::max(1.0, size)) * (1 + size) + weights);
 }
 
 double linear_logprob_tolerance(int64_t hidden, double logit_size) {

@@ -138,13 +138,21 @@ double error_scale(std::span<const double> row, double size);
 //     log p, cross entropy     tolerance_for(f32, row_roundings), relative to max(1, |value|)
 //     entropy                  the same, relative to max(1, ln vocab): a mean of |log p|
 //     dz_v                     the same, and one rounding to the type that it is stored in;
-//     relative
-//                              to (p (|a| + |b log p|) (1 + |log p|) + |weights|), see
-//                              row_gradient.hpp: to what it was made of, element by element, so
-//                              that the tail of a distribution is checked as closely as its top
+//                              relative to what it was made of, element by element, so that the
+//                              tail of a distribution is checked as closely as its top
 //
-// Leaving out one column of 32 K of equal probability moves every log p by 3e-5, five times the
-// tolerance.
+// dz_v = p (a + b log p) + weights, see row_gradient.hpp, where a holds b H, H being the entropy. A
+// relative error e of what log p was made of is one of e (1 + |log p|) of p, and with it of the
+// whole product. H and log p have errors besides, e max(1, |log p|) each (H as a mean of |log p|),
+// absolute ones that stay when p is near 1 and both vanish. So errors are relative to
+//
+//     p (|a| + |b| max(1, |log p|)) (1 + |log p|) + |weights|
+//
+// Measured with a plain f32 computation that adds up runs of row_roundings columns, up to 152 K of
+// them, logits of size 0 to 20, with and without a common offset of 1000, and rows where one column
+// is nearly certain: shares of 0.01 to 0.1. Leaving out one column of 32 K of equal probability
+// moves every log p by 3e-5, six times logprob_tolerance(); where |log p| is 10 as there, by half
+// of what is tolerated.
 
 inline constexpr int64_t row_roundings = 64;
 
@@ -169,7 +177,7 @@ double logit_gradient_scale(double logprob, double a, double b, double weights);
 //                              of logit_gradient_scale() times the other factor
 //
 // bf16 inputs are widened exactly and need nothing more. Measured for normal hidden states and
-// logits of size 2: shares of 0.01 to 0.07.
+// logits of size 0.5 to 8: shares of 0.003 to 0.08.
 
 double linear_logprob_tolerance(int64_t hidden, double logit_size = 1);
 double linear_gradient_tolerance(int64_t hidden, int64_t terms, double logit_size = 1);

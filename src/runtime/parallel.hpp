@@ -1,6 +1,7 @@
 #pragma once
 // Sharing independent tasks among the threads of one rank.
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 
@@ -33,6 +34,32 @@ void for_each_task(int threads, int64_t count, Body body) {
   (void)threads;
 #endif
   for (int64_t task = 0; task < count; ++task) body(task, 0);
+}
+
+/// Work that threads are woken for, and of one task at least, in nanoseconds: waking and waiting
+/// costs several microseconds, and on a busy machine a turn of the scheduler. Only tests change it.
+struct SharingLimits {
+  double of_loop = 100e3;
+  double of_task = 20e3;
+};
+inline SharingLimits sharing_limits;
+
+/// How many items of about `nanoseconds` each make a task, all of them if they are not shared.
+inline int64_t items_of_task(int64_t count, double nanoseconds) {
+  const auto all = std::max<int64_t>(1, count);
+  const double work = static_cast<double>(all) * nanoseconds;
+  if (work < sharing_limits.of_loop || work <= sharing_limits.of_task) return all;
+  return std::max<int64_t>(1, static_cast<int64_t>(sharing_limits.of_task / nanoseconds));
+}
+
+/// Calls body(begin, end, thread) for parts of [0, count), of items that take about `nanoseconds`
+/// (> 0) each; otherwise as for_each_task.
+template <class Body>
+void for_each_part(int threads, int64_t count, double nanoseconds, Body body) {
+  const int64_t share = items_of_task(count, nanoseconds);
+  for_each_task(threads, (count + share - 1) / share, [&](int64_t task, int thread) {
+    body(task * share, std::min(count, (task + 1) * share), thread);
+  });
 }
 
 }  // namespace gyre

@@ -17,7 +17,7 @@ while read -r ranks grid; do
   expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" $small $quick --method all --csv table.csv $grid
   [ "$(column check | grep -c '^ok$')" -eq $((operations + backward + upstream + upstream_backward)) ] || fail "not all are verified: $(cat output)"
   [ "$(column op | sort -u | wc -l)" -eq $operations ] || fail "not all are run: $(cat output)"
-  [ "$(grep -c '^FOM gyre-logprobs upstream_over_gyre' output)" -eq $((upstream + upstream_backward)) ] || fail "no comparison of methods: $(cat output)"
+  [ "$(grep -c '^FOM gyre-logprobs speedup_over_upstream' output)" -eq $((upstream + upstream_backward)) ] || fail "no comparison of methods: $(cat output)"
   [ "$(grep -c '^FOM gyre-logprobs logits_rate' output)" -eq 2 ] || fail "no figure of merit: $(cat output)"
 done <<'GRIDS'
 1 --threads 2 -c all
@@ -44,6 +44,11 @@ expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" $small $quick --pass bwd --cs
 [ "$(column pass | sort -u)" = bwd ] && [ "$(column op | wc -l)" -eq $backward ] || fail "other directions than asked for: $(cat output)"
 grep -q '^# fused-linear .* TFLOP/s a rank' output && grep -q '^# a rank.s memory, .*update in place' output || fail "no details: $(cat output)"
 expect 0 'distill-renormalised' "$logprobs" --list
+# Calls on little say nothing about memory; more do. Picks by the thousand are checked in no time.
+expect 0 '# note: 50 tokens are 60 kB of logits a rank: times are those of starting calls' "$logprobs" $small $quick --op logprob --csv table.csv
+[ "$(column of_bw_percent | sort -u)" = "" ] || fail "a share of nothing: $(cat table.csv)"
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 timeout 20 "$logprobs" --tokens 300 --vocab 3000 --op gather --picks 3000 $quick --csv table.csv
+! grep -q '^# note' output && ! column of_bw_percent | grep -qx '' || fail "no share of what memory can do: $(cat output)"
 
 # The files, by both methods; what is written is what their references say.
 for ranks in 1 3 4; do
@@ -62,6 +67,19 @@ assert "share_of_limit" in row["measurements"], row
 assert result["configuration"]["temperature"] == 2, result["configuration"]
 PY
 expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" --input "$golden" --shards 60,0,1,3 -d bf16 $quick
+# Masks of the lowest finite number, or -inf on one side; targets that no rank has.
+/usr/bin/python3 - "$golden" <<'PY'
+import shutil, sys, h5py, numpy
+for name, student, teacher in (("lowest.h5", numpy.finfo("f4").min, numpy.finfo("f4").min), ("infinite.h5", -numpy.inf, 1)):
+    shutil.copy(sys.argv[1], name)
+    with h5py.File(name, "r+") as f:
+        del f["/reference"]
+        f["/logprobs/logits"][:, :12] = student
+        f["/logprobs/teacher"][:, 3:12] = teacher
+        f["/logprobs/teacher"][:, :3] = -numpy.inf
+        f["/logprobs/targets"][:3] = [-100, 3, 64]
+PY
+for file in lowest.h5 infinite.h5; do expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" --input $file --shards 10,0,30,24 $quick; done
 expect 0 'results are computed again' "${mpi[@]}" 2 "$logprobs" --input "$ties" -d bf16 $quick
 for check in last all none; do
   expect 0 'RESULT' "${mpi[@]}" 4 "$logprobs" --input "$ties" --tp 2 --op argmax -c $check -o out.h5 $quick
@@ -123,6 +141,8 @@ expect 2 '6 columns cannot be dealt evenly to 4 ranks; 8 can' "${mpi[@]}" 4 "$lo
 expect 2 'those of the file of --input' "${mpi[@]}" 2 "$logprobs" --input "$golden" --top-k 8
 expect 2 'has no --method upstream; the nearest is gyre' "$logprobs" --op packed --method upstream
 expect 2 'tokens fit' "${mpi[@]}" 2 "$logprobs" --op logprob --tokens 256M --csv none.csv
+! grep -q '^#' output || fail "a refused run began: $(cat output)"
+expect 2 'filtered by gyre, 2097152 tokens: needs' "${mpi[@]}" 2 "$logprobs" --op all --tokens 2M -o none.h5
 ! grep -q '^#' output || fail "a refused run began: $(cat output)"
 expect 2 'the most are 8' "${mpi[@]}" 2 "$logprobs" --op distill --vocab 8
 expect 2 '--output needs one size' "$logprobs" -b 8 -e 16 -o none.h5

@@ -212,6 +212,30 @@ TEST(Distillation, ANaNOfAnyShardReachesAllRanks) {
   }
 }
 
+TEST(Distillation, TokensWithoutAGradientGetZerosWhateverTheyHold) {
+  Case c = make_case(3, 40, 3, DType::bf16, false);
+  for (int64_t v = 0; v < 40; ++v) {
+    c.student.at(0, v) = NAN;
+    c.student.at(1, v) = v % 2 == 0 ? inf : -inf;
+    c.student.at(2, v) = -inf;
+  }
+  c.g.assign(9, 0);
+  for (const bool renormalised : {false, true})
+    for (const VocabPartition& vocab : test::partitions(40, world().size())) {
+      const Floats got = run(c, vocab, renormalised).d_logits;
+      EXPECT_EQ(got, Floats(got.size(), 0));
+    }
+}
+
+TEST(Distillation, GradientsOfATokenThatAddUpToZeroAreStillGradients) {
+  Case c = make_case(4, 40, 2, DType::f32, false);
+  for (size_t i = 0; i < c.g.size(); ++i) c.g[i] = i % 2 == 0 ? 1.0F : -1.0F;
+  for (const bool renormalised : {false, true}) {
+    const VocabPartition vocab = test::partitions(40, world().size()).back();
+    expect_reference(c, vocab, renormalised, run(c, vocab, renormalised), world().rank());
+  }
+}
+
 TEST(Distillation, ResultsDoNotDependOnTheSizeOfTheGroup) {
   for (const bool renormalised : {false, true}) {
     const Case c = make_case(6, 203, 5, DType::bf16, !renormalised);

@@ -17,6 +17,7 @@
 #include "comm/mpi.hpp"
 #include "core/error.hpp"
 #include "mpi_test.hpp"
+#include "runtime/parallel.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre::test {
@@ -128,6 +129,7 @@ int main(int argc, char** argv) {
                  environment.launched_ranks());
     return static_cast<int>(ExitCode::usage);
   }
+  sharing_limits = {0, 0};  // threads share what is small, too
   Watchdog::set_timeout(test::test_timeout_seconds);
   const std::unique_ptr<Communicator> world = make_mpi_communicator(environment.world());
   test::the_environment = &environment;

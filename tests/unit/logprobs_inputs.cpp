@@ -252,7 +252,7 @@ TEST(RowGradientTerms, ScalesOfACertainRow) {
   const std::vector<double> scales = terms.scales();
   EXPECT_DOUBLE_EQ(scales[0], 2);
   EXPECT_DOUBLE_EQ(scales[1], 0.75);
-  EXPECT_DOUBLE_EQ(scales[2], std::exp(-1) * (2 + 2) * 2 + 3);
+  EXPECT_DOUBLE_EQ(scales[2], std::exp(-1) * 2 * 2 + 3);
 }
 
 TEST(GradientRow, PaddingIsZeroAndNaNIsNaN) {

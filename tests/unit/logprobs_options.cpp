@@ -71,14 +71,16 @@ TEST(LogprobsOptions, WrongColumnsNameTheNearest) {
   expect_refused("  - --vocab, --padded: 262 columns cannot be dealt evenly to 4 ranks; 264 can",
                  o);
   o.padded = 256;
-  expect_refused(
-      "  - --vocab, --padded: a vocabulary of 259 ids in 256 columns; it needs at least one id and "
-      "one column each",
-      o);
+  expect_refused("  - --padded 256 is less than --vocab 259; the nearest is 260", o);
   o.padded = 0;
   o.tp = 4;
   o.shards = "100,100";
-  expect_refused("  - --shards 100,100 is 2 shards, but --tp is 4; give 4", o);
+  expect_refused(
+      "  - --shards 100,100 is 2 shards, but --tp is 4; give 4\n"
+      "  - --shards 100,100 are 200 columns for --vocab 259; at least 259",
+      o);
+  o.shards = "2G,0,8000000000G,1";
+  expect_refused("  - --shards 2G,0,8000000000G,1: at most 2147483647 columns in all", o);
   o.shards = "100,x,1,1";
   expect_refused("  - --shards: 'x' is not a size (digits, then K, M or G for 2^10, 2^20, 2^30)",
                  o);
@@ -100,8 +102,8 @@ TEST(LogprobsOptions, ListsAllProblemsAtOnce) {
   expect_refused(
       "  - --factor 1 must be more than 1\n"
       "  - --max 10 needs --min\n"
-      "  - --sequences 5000 of 4096 tokens; at most 4096\n"
-      "  - --temperature 0 must be positive and finite\n"
+      "  - --sequences 5000 of 512 tokens; at most 512\n"
+      "  - --temperature 0 must be from 1e-30 to 1e+30; the nearest is 1e-30\n"
       "  - --top-k 40000 of --vocab 32768; the nearest is 32768\n"
       "  - --top-p 1.5 must be above 0 and at most 1; the nearest is 1\n"
       "  - --logit-scale -1 must be at least 0 and finite\n"
@@ -110,6 +112,22 @@ TEST(LogprobsOptions, ListsAllProblemsAtOnce) {
       "  - --stripe 2 goes with --layout striped, not with dual-chunk-swap\n"
       "  - --tol-scale 0 must be positive",
       o);
+}
+
+TEST(LogprobsOptions, LogitsStayFarFromTheLimitsOfTheirType) {
+  LogprobsOptions o;
+  o.logit_scale = 2e6;
+  expect_refused("  - --logit-scale 2000000: at most 1000000", o);
+  o.logit_scale = 1;
+  o.peak_height = -2e20;
+  o.temperature = 1e-10;
+  expect_refused(
+      "  - --logit-scale 1 and --peak-height -2e+20 over --temperature 1e-10 make logits of 2e+30; "
+      "at most 1e+30",
+      o);
+  o.peak_height = 1e12;
+  o.temperature = 1e31;
+  expect_refused("  - --temperature 1e+31 must be from 1e-30 to 1e+30; the nearest is 1e+30", o);
 }
 
 TEST(LogprobsOptions, NothingGivenIsIgnored) {
@@ -143,7 +161,7 @@ TEST(LogprobsOptions, OperationsWithoutAMethodOrAPass) {
 
 TEST(LogprobsOptions, SweepsWholeSizesOnce) {
   LogprobsOptions o;
-  EXPECT_EQ(o.sizes(), std::vector<int64_t>{4096});
+  EXPECT_EQ(o.sizes(), std::vector<int64_t>{512});
   o.min_tokens = 2;
   o.max_tokens = 7;
   o.factor = 1.3;
@@ -167,6 +185,7 @@ LogprobsCase small_case(LogprobsOptions& o) {
 
 TEST(Memory, IsRefusedWithWhatFits) {
   LogprobsOptions o;
+  o.tokens = 4096;
   o.tp = 4;
   o.picks = 1;
   const LogprobsCase problem = small_case(o);
@@ -179,6 +198,9 @@ TEST(Memory, IsRefusedWithWhatFits) {
   EXPECT_EQ(why_not(op, false, problem, o, 2 * matrix + small, 0), "");
   EXPECT_EQ(why_not(op, false, problem, o, matrix + small / 2, 0),
             "needs 269 MB a rank, and 134 MB are available; about 2048 tokens fit");
+  EXPECT_EQ(
+      why_not(op, false, problem, o, 1000, 0),
+      "needs 269 MB a rank, and 1 kB are available; not even one token fits: take more ranks");
   o.pass = "fwd";
   EXPECT_EQ(needed_bytes(op, false, problem, o, 0), matrix + small);
   o.dtype = "bf16";
@@ -227,7 +249,7 @@ TEST(LogprobsFigures, AreOfTheUsualOperationAndOfBothMethods) {
   add_figures(report, {measured_row("logprob", "gyre", 2), measured_row("logprob", "upstream", 12),
                        measured_row("logprob-entropy", "gyre", 3), nothing});
   ASSERT_EQ(report.foms.size(), 2U);
-  EXPECT_EQ(report.foms[0].metric, "upstream_over_gyre");
+  EXPECT_EQ(report.foms[0].metric, "speedup_over_upstream");
   EXPECT_DOUBLE_EQ(report.foms[0].value, 6);
   EXPECT_EQ(report.foms[1].metric, "logits_rate");
   EXPECT_DOUBLE_EQ(report.foms[1].value, 2);

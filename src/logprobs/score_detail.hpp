@@ -1,0 +1,64 @@
+#pragma once
+// What the routines on split vocabularies share: checks of arguments, how rows are dealt, messages,
+// and rows of which the parts are added up.
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "logprobs/row_gradient.hpp"
+#include "logprobs/row_statistics.hpp"
+
+namespace gyre {
+
+/// Throws a usage error if there are fewer than none.
+void check_tokens(int64_t tokens);
+
+/// Throws a usage error unless the temperature and its inverse in f32 are positive and finite.
+void check_temperature(double temperature);
+/// The inverse, which logits are multiplied by.
+float scale_of(double temperature);
+
+/// All ranks throw the same usage error, which names `what` and `name`, unless all of them have the
+/// same value. Collective: one small all-gather.
+void agree_on_number(Communicator& tp, std::string_view what, std::string_view name, double value);
+
+/// First of the items of `part`, when `count` of them are dealt to `parts` in order, as evenly as
+/// can be: the first count % parts get one more. `part` may be `parts`: the end.
+inline int64_t first_dealt(int64_t count, int64_t parts, int64_t part) {
+  return count / parts * part + std::min(part, count % parts);
+}
+
+/// Adds a message, or a part of one, in slices: one MPI call takes less than 2 GiB.
+template <class Slice, class Byte>
+void add_slices(int peer, std::span<Byte> data, std::vector<Slice>& slices) {
+  constexpr size_t longest = size_t{1} << 30;
+  for (; data.size() > longest; data = data.subspan(longest))
+    slices.push_back({peer, data.first(longest)});
+  slices.push_back({peer, data});
+}
+
+/// The moments of a row over tiles of its columns, or over ranks, in f64: bits depend on the order
+/// of the parts alone.
+struct RowTotal {
+  float max = -std::numeric_limits<float>::infinity();
+  double sum = 0, weighted = 0;
+
+  /// A part with nothing but -inf has the sum 0 and adds nothing; one with a NaN has the sum NaN,
+  /// whatever its maximum, and makes the total NaN.
+  void add(const RowMoments& part, double scale);
+
+  /// The log-probability of a column with the logit z, and the entropy (nats, at least 0, or NaN);
+  /// `log_sum` is the logarithm of `sum`.
+  float logprob(float z, double scale, double log_sum) const;
+  float entropy(double log_sum) const;
+};
+
+/// What row_gradient wants of a row whose log-probabilities have gradients that add up to g, and
+/// its entropy, which is `entropy`, the gradient h. `entropy` does not matter if h is 0.
+RowSlope slope_of(double g, double h, double entropy, double scale);
+
+}  // namespace gyre

@@ -1,0 +1,43 @@
+#include "report/sweep.hpp"
+
+#include <cmath>
+
+namespace gyre {
+namespace {
+
+constexpr int most_sizes = 100;
+
+void check_count(const TokenSweep& sweep, Problems& problems) {
+  const double span =
+      std::log(static_cast<double>(sweep.max)) - std::log(static_cast<double>(sweep.min));
+  const double steps = span / std::log(sweep.factor);
+  if (steps >= most_sizes)
+    problems.add(
+        "--factor {} makes {:.0f} sizes, and at most {} are run; the smallest that works is {:.4f}",
+        sweep.factor, std::floor(steps) + 1, most_sizes, std::exp(span / (most_sizes - 1)));
+}
+
+}  // namespace
+
+std::vector<int64_t> TokenSweep::sizes() const {
+  if (!sweeps()) return {tokens};
+  std::vector<int64_t> all;
+  for (auto size = static_cast<double>(min); size <= static_cast<double>(max); size *= factor)
+    if (const auto whole = static_cast<int64_t>(std::llround(size));
+        all.empty() || whole > all.back())
+      all.push_back(whole);
+  return all;
+}
+
+void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, Problems& problems) {
+  if (!(sweep.factor > 1)) problems.add("--factor {} must be more than 1", sweep.factor);
+  if (!sweep.sweeps() && sweep.max != 0) problems.add("--max {} needs --min", sweep.max);
+  if (sweep.sweeps() && sweep.tokens != usual_tokens)
+    problems.add("one of --tokens and --min, not both");
+  if (sweep.sweeps() && sweep.max < sweep.min)
+    problems.add("--max {} is less than --min {}", sweep.max, sweep.min);
+  else if (sweep.sweeps() && sweep.factor > 1)
+    check_count(sweep, problems);
+}
+
+}  // namespace gyre
