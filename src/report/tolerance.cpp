@@ -179,7 +179,7 @@ double logprob_tolerance() {
 }
 
 double logprob_scale(double logprob) {
-  return std::max(1.0, std::abs(logprob));
+  return std::sqrt(1 + 4 * logprob * logprob / static_cast<double>(row_roundings));
 }
 
 double entropy_scale(int64_t vocab_size) {

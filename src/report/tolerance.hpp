@@ -133,9 +133,11 @@ double error_scale(std::span<const double> row, double size);
 // Log-probabilities and entropies of given logits, and their gradients. Sums over a row are kept in
 // f32 over runs of it, and in f64 over the runs, so that a sum counts for `row_roundings` whatever
 // the vocabulary. A relative error of exp(x) is an absolute one of log p; x = z - max and the
-// result are rounded at their size, which is |log p| for a result that is not near 0. So
+// result are rounded at their size, which is |log p| for a result that is not near 0, four times at
+// most. So
 //
-//     log p, cross entropy     tolerance_for(f32, row_roundings), relative to max(1, |value|)
+//     log p, cross entropy     tolerance_for(f32, row_roundings), relative to
+//                              sqrt(1 + 4 |value|² / row_roundings)
 //     entropy                  the same, relative to max(1, ln vocab): a mean of |log p|
 //     dz_v                     the same, and one rounding to the type that it is stored in;
 //                              relative to what it was made of, element by element, so that the
@@ -151,8 +153,7 @@ double error_scale(std::span<const double> row, double size);
 // Measured with a plain f32 computation that adds up runs of row_roundings columns, up to 152 K of
 // them, logits of size 0 to 20, with and without a common offset of 1000, and rows where one column
 // is nearly certain: shares of 0.01 to 0.1. Leaving out one column of 32 K of equal probability
-// moves every log p by 3e-5, six times logprob_tolerance(); where |log p| is 10 as there, by half
-// of what is tolerated.
+// moves every log p by 3e-5; |log p| is 10 there, and 1.3e-5 is tolerated.
 
 inline constexpr int64_t row_roundings = 64;
 

@@ -158,7 +158,7 @@ TEST(LogprobsFile, TheDraftIsGood) {
 TEST(LogprobsFile, RefusesAttributesWithoutMeaning) {
   expect_refused({"top_k of '/logprobs' is 4; it must be 0, none, or at most vocab_size, 3",
                   "top_p of '/logprobs' is 0; it must be above 0 and at most 1, none",
-                  "temperature of '/logprobs' is -1; it must be positive"},
+                  "temperature of '/logprobs' is -1; it must be from 1e-30 to 1e+30"},
                  [](Draft& d) { d.top_k = 4, d.top_p = 0, d.temperature = -1; });
 }
 

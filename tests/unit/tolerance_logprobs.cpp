@@ -136,7 +136,7 @@ TEST(LogprobTolerance, OneOf32KColumnsIsNoticed) {
   const Floats z(32768, 0.5F);
   RowShares shares;
   shares.add(z, 9, 1, 0, 20000);
-  EXPECT_GT(shares.logprob.most, 0.5);
+  EXPECT_GT(shares.logprob.most, 2);
   const double error = -std::log1p(-1.0 / 32768);
   EXPECT_GT(error, 5.9 * logprob_tolerance());
   EXPECT_LT(error, 6.1 * logprob_tolerance());
@@ -149,8 +149,9 @@ TEST(LogprobTolerance, OneOf32KColumnsIsNoticed) {
 TEST(LogprobTolerance, Scales) {
   const double infinity = HUGE_VAL;
   EXPECT_EQ(logprob_tolerance(), tolerance_for(DType::f32, row_roundings));
-  EXPECT_EQ(logprob_scale(-0.5), 1);
-  EXPECT_EQ(logprob_scale(-7), 7);
+  EXPECT_EQ(logprob_scale(0), 1);
+  EXPECT_DOUBLE_EQ(logprob_scale(-4), std::sqrt(2.0));
+  EXPECT_NEAR(logprob_scale(-4000), 1000, 1e-3);
   EXPECT_EQ(entropy_scale(1), 1);
   EXPECT_DOUBLE_EQ(entropy_scale(1000), std::log(1000.0));
   EXPECT_EQ(logit_gradient_tolerance(DType::f32), logprob_tolerance());
