@@ -45,7 +45,8 @@ struct Block {
   }
   bool operator==(const Block& other) const {
     return rows == other.rows && cols == other.cols && stride == other.stride &&
-           std::memcmp(data.data(), other.data.data(), data.size() * sizeof(T)) == 0;
+           (data.empty() ||
+            std::memcmp(data.data(), other.data.data(), data.size() * sizeof(T)) == 0);
   }
 };
 
