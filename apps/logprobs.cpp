@@ -16,10 +16,6 @@ namespace {
 
 using namespace gyre;
 
-constexpr const char* no_reference_text =
-    "# note: no reference in the file for these inputs (bf16 rounds them); results are computed "
-    "again\n";
-
 /// Everything that all operations of a run share.
 struct Suite {
   const LogprobsOptions& o;

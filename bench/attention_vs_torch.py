@@ -24,12 +24,13 @@ means 1), PyTorch stands alone.
 import argparse
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
 import sys
 import time
+
+import machine
 
 SKIPPED, USAGE = 77, 2
 
@@ -202,15 +203,6 @@ def report(cases):
         )
 
 
-def processor():
-    """The model of this processor."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":")[1].strip() for line in file if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown processor"
-
-
 def main():
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -232,7 +224,7 @@ def main():
     if not cases:
         print(f"'{program}' has no benchmark of such a shape", file=sys.stderr)
         return USAGE
-    print(f"# {processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(machine.text())
     print(f"# PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}; {program}")
     print(f"# causal, f32; medians of {args.repetitions} alternating repetitions")
     measure(program, cases, args.repetitions, args.min_time)

@@ -42,12 +42,13 @@ import contextlib
 import csv
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+import machine
 
 SKIPPED, FAILED = 77, 1
 
@@ -553,15 +554,6 @@ def report(case):
         print(line, flush=True)
 
 
-def processor():
-    """The model of this processor."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":")[1].strip() for line in file if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown processor"
-
-
 def parse_arguments():
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -594,7 +586,7 @@ def main():
     """Compares, measures, reports."""
     args = parse_arguments()
     cases = make_cases(args)
-    print(f"# {processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(machine.text())
     memory = "fresh memory" if args.fresh_memory else "kept memory"
     capability = torch.backends.cpu.get_cpu_capability()
     print(f"# PyTorch {torch.__version__}, {capability}, {memory}; {args.build}")

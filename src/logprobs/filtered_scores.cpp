@@ -1,7 +1,6 @@
 #include "logprobs/filtered_scores.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -10,6 +9,7 @@
 
 #include "comm/agree.hpp"
 #include "core/index.hpp"
+#include "logprobs/filtered_lists.hpp"
 #include "logprobs/row_digits.hpp"
 #include "logprobs/score_detail.hpp"
 #include "runtime/clock.hpp"
@@ -23,121 +23,6 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 /// Below all that has a probability, and above -inf.
 constexpr float lowest = std::numeric_limits<float>::lowest();
 
-/// What a rank says of a row beside its list.
-struct Scalars {
-  float sum;       ///< of the moments, whose maximum is the first of the list; 0 if not needed
-  int32_t last;    ///< how often the last value of the list occurs
-  float target;    ///< logit of the target, on the rank that owns it
-  int32_t behind;  ///< columns behind the target's, on that rank, that equal it
-};
-
-/// The records of some ranks: of each rank scalars [tokens], then lists [tokens, length].
-class Records {
- public:
-  Records(int64_t tokens, int64_t length, DType type, int ranks)
-      : tokens_(tokens),
-        length_(length),
-        type_(type),
-        bytes_(ranks * block_bytes(tokens, length, type)) {}
-
-  static int64_t block_bytes(int64_t tokens, int64_t length, DType type) {
-    const auto value = static_cast<int64_t>(size_of(type));
-    return round_up(tokens * (static_cast<int64_t>(sizeof(Scalars)) + length * value), 4);
-  }
-  std::span<std::byte> bytes() { return bytes_.span(); }
-  std::span<const std::byte> bytes() const { return bytes_.span(); }
-  const Scalars& scalars(int64_t rank, int64_t token) const {
-    return reinterpret_cast<const Scalars*>(block(rank))[token];
-  }
-  Scalars& scalars(int64_t token) { return reinterpret_cast<Scalars*>(bytes_.data())[token]; }
-  float value(int64_t rank, int64_t token, int64_t entry) const {
-    const std::byte* values = block(rank) + tokens_ * static_cast<int64_t>(sizeof(Scalars));
-    const int64_t at = token * length_ + entry;
-    return type_ == DType::f32 ? reinterpret_cast<const float*>(values)[at]
-                               : to_float(reinterpret_cast<const bf16*>(values)[at]);
-  }
-  /// Of the first rank.
-  void set_values(std::span<const float> values) {
-    std::byte* const to = bytes_.data() + tokens_ * static_cast<int64_t>(sizeof(Scalars));
-    if (type_ == DType::f32)
-      std::copy(values.begin(), values.end(), reinterpret_cast<float*>(to));
-    else
-      std::transform(values.begin(), values.end(), reinterpret_cast<bf16*>(to), to_bf16);
-  }
-  int64_t length() const { return length_; }
-
- private:
-  const std::byte* block(int64_t rank) const {
-    return bytes_.data() + rank * block_bytes(tokens_, length_, type_);
-  }
-  int64_t tokens_, length_;
-  DType type_;
-  Buffer<std::byte> bytes_;
-};
-
-/// A value and how often it occurs in a row, over all ranks.
-struct Group {
-  float value;
-  int64_t count;
-};
-
-/// Walks the values of one row downwards, over the lists of all ranks.
-class ListWalk {
- public:
-  /// `columns` [ranks]: valid ones of each rank; `heads` [ranks] is scratch.
-  ListWalk(const Records& lists, int64_t token, std::span<const int64_t> columns,
-           std::span<int64_t> heads)
-      : lists_(lists), token_(token), heads_(heads) {
-    std::fill(heads.begin(), heads.end(), 0);
-    for (int64_t r = 0; r < ranks(); ++r)
-      if (columns[static_cast<size_t>(r)] > lists.length()) bound_ = std::max(bound_, last(r));
-  }
-
-  /// The largest of the row; NaN if there is a NaN.
-  float max() const {
-    float max = -infinity;
-    for (int64_t r = 0; r < ranks(); ++r) {
-      const float first = lists_.value(r, token_, 0);
-      if (std::isnan(first)) return first;
-      max = std::max(max, first);
-    }
-    return max;
-  }
-  /// The next smaller value but -inf; false if there is none, or too_short().
-  bool next(Group& group) {
-    float value = -infinity;
-    for (int64_t r = 0; r < ranks(); ++r)
-      if (const int64_t head = heads_[static_cast<size_t>(r)]; head < lists_.length())
-        value = std::max(value, lists_.value(r, token_, head));
-    too_short_ = value < bound_;
-    if (too_short_ || value == -infinity) return false;
-    group = {value, 0};
-    for (int64_t r = 0; r < ranks(); ++r) group.count += take(r, value);
-    return true;
-  }
-  /// Whether smaller values may be missing in the lists.
-  bool too_short() const { return too_short_; }
-  /// Below this, values may be missing.
-  float bound() const { return bound_; }
-
- private:
-  int64_t ranks() const { return std::ssize(heads_); }
-  float last(int64_t rank) const { return lists_.value(rank, token_, lists_.length() - 1); }
-  /// How often a rank has the value; its head moves on.
-  int64_t take(int64_t rank, float value) {
-    int64_t& head = heads_[static_cast<size_t>(rank)];
-    const int64_t before = head;
-    while (head < lists_.length() && lists_.value(rank, token_, head) == value) ++head;
-    return last(rank) == value ? lists_.scalars(rank, token_).last : head - before;
-  }
-
-  const Records& lists_;
-  int64_t token_;
-  std::span<int64_t> heads_;
-  float bound_ = -infinity;
-  bool too_short_ = false;
-};
-
 /// What of a row survives.
 struct Cut {
   float max = 0;
@@ -150,7 +35,7 @@ struct Cut {
 
 /// Adds a group to what survives, as far as less than `limit` lies before each of its columns.
 /// False if that is the end.
-bool add_group(const Group& group, double weight, double limit, Cut& cut) {
+bool add_group(const ValueGroup& group, double weight, double limit, Cut& cut) {
   const auto count = static_cast<double>(group.count);
   const double room = std::ceil((limit - cut.mass) / weight);
   cut.above += cut.ties;
@@ -287,8 +172,8 @@ class FilteredScores::Forward {
   }
 
   void gather();
-  void make_records(Records& own);
-  int32_t count_behind(int64_t t, std::span<const float> list, const Scalars& scalars) const;
+  void make_records(ListRecords& own);
+  int32_t count_behind(int64_t t, std::span<const float> list, const ListScalars& scalars) const;
   void walk();
   bool walk_row(int64_t t, std::span<int64_t> scratch);
   double total_mass(int64_t t, float max) const;
@@ -321,7 +206,7 @@ class FilteredScores::Forward {
   std::span<float> logprob_;
   int ranks_, mine_;
   std::vector<int64_t> columns_;  // [ranks] valid ones
-  Records records_;               // of all ranks
+  ListRecords records_;           // of all ranks
   Buffer<int32_t> ids_;           // [tokens, length] columns of the own list, if by mass
   std::vector<DigitRow> rows_;    // that lists are too short for
   double waited_ = 0;
@@ -334,13 +219,13 @@ void FilteredScores::Forward::gather() {
     make_records(records_);
     return;
   }
-  Records own(s_.tokens_, s_.length_, s_.type_, 1);
+  ListRecords own(s_.tokens_, s_.length_, s_.type_, 1);
   make_records(own);
   wait(s_.tp_.all_gather(std::as_const(own).bytes(), records_.bytes(), stream_,
                          "lists of the largest logits"));
 }
 
-void FilteredScores::Forward::make_records(Records& own) {
+void FilteredScores::Forward::make_records(ListRecords& own) {
   const int64_t tokens = s_.tokens_, length = s_.length_;
   const RowScan scan{own_columns(), s_.scale(), false, s_.options_.threads};
   const bool filtered = s_.by_count() || s_.by_mass(), summed = !s_.by_count();
@@ -357,7 +242,7 @@ void FilteredScores::Forward::make_records(Records& own) {
   }
   own.set_values(values.span());
   for (int64_t t = 0; t < tokens; ++t) {
-    Scalars& scalars = own.scalars(t);
+    ListScalars& scalars = own.scalars(t);
     scalars = {summed ? moments[t].sum : 0, filtered ? last[t] : 0, -infinity, 0};
     if (owner(t) != mine_) continue;
     scalars.target = logits_.at(t, target_column(t));
@@ -371,7 +256,7 @@ void FilteredScores::Forward::make_records(Records& own) {
 /// Columns of the own shard behind the target's that equal it. 0 if it is below the list's last
 /// value: then the list decides nothing about it.
 int32_t FilteredScores::Forward::count_behind(int64_t t, std::span<const float> list,
-                                              const Scalars& scalars) const {
+                                              const ListScalars& scalars) const {
   const auto column = target_column(t);
   if (scalars.target < list.back() || scalars.target == -infinity) return 0;
   int32_t in_list = 0, behind = 0;
@@ -412,7 +297,7 @@ bool FilteredScores::Forward::walk_row(int64_t t, std::span<int64_t> scratch) {
     cut = cut_by_count(lists, cut.max);
   } else if (s_.by_mass()) {
     const double limit = s_.options_.filter.top_p * total;
-    Group group{};
+    ValueGroup group{};
     while (lists.next(group)) {
       const double x = (static_cast<double>(group.value) - static_cast<double>(cut.max)) * scale();
       if (!add_group(group, std::exp(x), limit, cut)) break;
@@ -443,10 +328,10 @@ double FilteredScores::Forward::total_mass(int64_t t, float max) const {
 /// The top_k largest and the ties of the last, and of them the share top_p.
 Cut FilteredScores::Forward::cut_by_count(ListWalk& walk, float max) const {
   const SamplingFilter& filter = s_.options_.filter;
-  std::vector<std::pair<Group, double>> groups;
+  std::vector<std::pair<ValueGroup, double>> groups;
   int64_t count = 0;
   double total = 0;
-  for (Group group{}; count < filter.top_k && walk.next(group);) {
+  for (ValueGroup group{}; count < filter.top_k && walk.next(group);) {
     const double x = (static_cast<double>(group.value) - static_cast<double>(max)) * scale();
     groups.emplace_back(group, std::exp(x));
     count += group.count;
@@ -560,7 +445,7 @@ void FilteredScores::Forward::finish_by_digits(const DigitRow& row, size_t i,
   };
   Cut cut;
   cut.max = row.max;
-  Group group{value_of_key(row.low, s_.type_), 0};
+  ValueGroup group{value_of_key(row.low, s_.type_), 0};
   for (int64_t r = 0; r < ranks_; ++r) {
     cut.above += at(r).above;
     ties[static_cast<size_t>(r)] = at(r).equal;

@@ -10,26 +10,14 @@
 #include <limits>
 
 #include "core/error.hpp"
-#include "runtime/exp-inl.hpp"
+#include "logprobs/row_lanes-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 namespace {
-namespace hn = hwy::HWY_NAMESPACE;
 
-using F = hn::ScalableTag<float>;
-using V = hn::Vec<F>;
 using U = hn::RebindToUnsigned<F>;
 constexpr int64_t most_lanes = HWY_MAX_BYTES / sizeof(float);
-
-HWY_INLINE V load(F f, const float* from) {
-  return hn::LoadU(f, from);
-}
-HWY_INLINE V load(F f, const bf16* from) {
-  const hn::Rebind<uint16_t, F> half;
-  const auto bits = hn::LoadU(half, reinterpret_cast<const uint16_t*>(from));
-  return hn::BitCast(f, hn::ShiftLeft<16>(hn::PromoteTo(U(), bits)));
-}
 
 /// Buckets of a vector of values; as in digit_sums.
 template <class T>

@@ -95,6 +95,16 @@ HWY_INLINE void store_halves(const Pair& x, uint16_t* to, bool stream) {
 }
 #endif
 
+/// One vector, in memory order.
+HWY_INLINE V load(F f, const float* from) {
+  return hn::LoadU(f, from);
+}
+HWY_INLINE V load(F f, const bf16* from) {
+  const hn::Rebind<uint16_t, F> half;
+  const auto bits = hn::LoadU(half, &from->bits);
+  return hn::BitCast(f, hn::ShiftLeft<16>(hn::PromoteTo(Words(), bits)));
+}
+
 template <bool evens_first, class T>
 HWY_INLINE Pair load_pair(F f, const T* from) {
   if constexpr (std::is_same_v<T, float>) {

@@ -15,6 +15,7 @@
 
 #include "core/error.hpp"
 #include "core/index.hpp"
+#include "logprobs/row_lanes-inl.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/parallel.hpp"
 
@@ -54,21 +55,8 @@ float value_of(int32_t key) {
 HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 namespace {
-namespace hn = hwy::HWY_NAMESPACE;
 
-using F = hn::ScalableTag<float>;
-using V = hn::Vec<F>;
 using I = hn::RebindToSigned<F>;
-
-HWY_INLINE V load(F f, const float* from) {
-  return hn::LoadU(f, from);
-}
-HWY_INLINE V load(F f, const bf16* from) {
-  const hn::Rebind<uint16_t, F> half;
-  const hn::RebindToUnsigned<F> whole;
-  const auto bits = hn::LoadU(half, reinterpret_cast<const uint16_t*>(from));
-  return hn::BitCast(f, hn::ShiftLeft<16>(hn::PromoteTo(whole, bits)));
-}
 
 /// Whether the elements of four vectors from `from` on are all below the bar: no NaN either.
 HWY_INLINE bool all_below(F f, V bar, const float* from) {

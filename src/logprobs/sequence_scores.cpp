@@ -31,18 +31,6 @@ void for_each_run(const Layout& layout, std::span<const int32_t> bounds, int ran
   }
 }
 
-void check_boundaries(const Layout& layout, std::span<const int32_t> bounds) {
-  if (bounds.empty()) throw_usage("no segment boundaries; there are segments + 1, from 0");
-  if (bounds.front() != 0)
-    throw_usage("segment boundaries must start at 0, not at {}", bounds.front());
-  for (size_t i = 0; i + 1 < bounds.size(); ++i)
-    if (bounds[i + 1] < bounds[i])
-      throw_usage("segment {}: ends at slot {}, before its begin {}", i, bounds[i + 1], bounds[i]);
-  if (bounds.back() != layout.stream_slots)
-    throw_usage("segment boundaries end at slot {}, but layout {} is of {} slots", bounds.back(),
-                layout.name, layout.stream_slots);
-}
-
 void check_rank(const Layout& layout, int rank) {
   if (rank < 0 || rank >= layout.cp())
     throw_usage("rank {} of a layout of {} ranks", rank, layout.cp());
@@ -61,10 +49,6 @@ std::vector<int32_t> targets_of(const Layout& layout, std::span<const int32_t> b
   return targets;
 }
 
-int64_t slots_of_rank(const Layout& layout) {
-  return layout.cp() == 0 ? 0 : layout.padded_slots / layout.cp();
-}
-
 /// All ranks throw the same error unless everything fits. Collective.
 void check_gather(const Layout& layout, const PredictionShape& shape, size_t elements,
                   bool gradient, Communicator& cp, GatherGradient convention) {
@@ -79,7 +63,7 @@ void check_gather(const Layout& layout, const PredictionShape& shape, size_t ele
                          throw_usage("{}: {} values each; at least 1", what, shape.row);
                        if (shape.width < 0)
                          throw_usage("{}: rows of {}; at least 0", what, shape.width);
-                       const int64_t rows = gradient ? shape.segments() : slots_of_rank(layout);
+                       const int64_t rows = gradient ? shape.segments() : layout.slots_of_rank();
                        const int64_t width = gradient ? shape.width : 1;
                        if (static_cast<int64_t>(elements) != rows * width * shape.row)
                          throw_usage("{}: {} elements, but {} x {} values are {}", what, elements,
@@ -90,7 +74,7 @@ void check_gather(const Layout& layout, const PredictionShape& shape, size_t ele
                      {{"the number of sequences", shape.segments()},
                       {"the width", shape.width},
                       {"the number of values of a prediction", shape.row},
-                      {"the number of slots a rank", slots_of_rank(layout)},
+                      {"the number of slots a rank", layout.slots_of_rank()},
                       {"the gradient convention", static_cast<int64_t>(convention)}});
 }
 
@@ -189,7 +173,7 @@ std::vector<float> gather_predictions_backward(const Layout& layout, const Predi
                                                std::span<const float> d_predictions,
                                                Communicator& cp, GatherGradient convention) {
   check_gather(layout, shape, d_predictions.size(), true, cp, convention);
-  const int64_t count = slots_of_rank(layout) * shape.row;
+  const int64_t count = layout.slots_of_rank() * shape.row;
   std::vector<float> grad(static_cast<size_t>(count), 0.0F);
   if (convention == GatherGradient::none) return grad;
   if (convention == GatherGradient::split || cp.size() == 1) {

@@ -275,7 +275,7 @@ void add_bin_of_replica(const ScoringPlan& plan, const ModelConfig& config, int6
   const Layout layout = setup.layout_of(plan.bins[static_cast<size_t>(bin)]);
   const AttentionProblem problem = setup.problem(layout, config);
   load.slots += layout.padded_slots;
-  load.most_slots = std::max(load.most_slots, layout.padded_slots / layout.cp());
+  load.most_slots = std::max(load.most_slots, layout.slots_of_rank());
   for (size_t r = 0; r < ranks.size(); ++r) {
     const RankPlan rank = plan_rank(*setup.schedule, problem, static_cast<int>(r));
     add_bin(ranks[r], count(rank, Pass::forward, problem.heads, attention_types));

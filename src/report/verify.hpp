@@ -21,6 +21,11 @@
 
 namespace gyre {
 
+/// What a run says whose inputs are not those that the file's answers belong to.
+inline constexpr const char* no_reference_text =
+    "# note: no reference in the file for these inputs (bf16 rounds them); results are computed "
+    "again\n";
+
 /// Error of `actual` in units of `scale`. Equal values, infinities included, have none; otherwise
 /// whatever is not finite (a NaN on either side, both included, or an infinity that only one side
 /// has) is infinitely wrong, and so is any difference at a scale of 0.

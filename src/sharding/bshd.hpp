@@ -30,7 +30,7 @@ struct BshdShard {
   std::vector<uint8_t> key_mask;  ///< [batch, slots]; 1: a key that may be attended, 0: padding
   std::vector<int64_t> targets;   ///< [batch, slots]; new padding is ignored_label (-100)
   Layout layout;                  ///< of each row; its fragments count padding on the left as real
-  int64_t slots() const { return layout.padded_slots / layout.cp(); }
+  int64_t slots() const { return layout.slots_of_rank(); }
 };
 
 /// The width of rows of n slots after padding: the next multiple of 2·cp·max(1, tp), so that a

@@ -20,22 +20,6 @@ void check_rows(int64_t batch, int64_t row) {
   if (row < 1) throw_usage("{} elements a slot; there is at least 1", row);
 }
 
-int64_t local_slots(const Layout& layout) {
-  return layout.padded_slots / layout.cp();
-}
-
-void check_boundaries(const Layout& layout, std::span<const int32_t> bounds) {
-  if (bounds.empty()) throw_usage("no segment boundaries; there are segments + 1, from 0");
-  if (bounds.front() != 0)
-    throw_usage("segment boundaries must start at 0, not at {}", bounds.front());
-  for (size_t i = 0; i + 1 < bounds.size(); ++i)
-    if (bounds[i + 1] < bounds[i])
-      throw_usage("segment {}: ends at slot {}, before its begin {}", i, bounds[i + 1], bounds[i]);
-  if (bounds.back() != layout.stream_slots)
-    throw_usage("segment boundaries end at slot {}, but layout {} is of {} slots", bounds.back(),
-                layout.name, layout.stream_slots);
-}
-
 /// Slots that cross a rank boundary, with the slot of the stream by which both ends order them.
 struct Crossing {
   int64_t stream_slot;
@@ -76,14 +60,14 @@ void check_gather(const Layout& layout, Communicator& comm, size_t elements, int
       [&] {
         check_group(layout, comm);
         check_rows(batch, row);
-        if (static_cast<int64_t>(elements) != batch * local_slots(layout) * row)
+        if (static_cast<int64_t>(elements) != batch * layout.slots_of_rank() * row)
           throw_usage(
               "gathering a stream: {} local elements, but {} rows x {} slots x {} elements are {}",
-              elements, batch, local_slots(layout), row, batch * local_slots(layout) * row);
+              elements, batch, layout.slots_of_rank(), row, batch * layout.slots_of_rank() * row);
       },
       {{"the number of rows", batch},
        {"the number of elements a slot", row},
-       {"the number of slots a rank", local_slots(layout)}});
+       {"the number of slots a rank", layout.slots_of_rank()}});
 }
 
 void gather_bytes(const Layout& layout, Communicator& comm, std::span<const std::byte> local,
@@ -91,7 +75,7 @@ void gather_bytes(const Layout& layout, Communicator& comm, std::span<const std:
   std::vector<std::byte> blocks(local.size() * static_cast<size_t>(comm.size()));
   HostStream host;
   comm.all_gather(local, blocks, host, "gathering a stream")->wait();
-  const auto block = static_cast<size_t>(local_slots(layout) * row_bytes);
+  const auto block = static_cast<size_t>(layout.slots_of_rank() * row_bytes);
   const auto row = static_cast<size_t>(layout.stream_slots * row_bytes);
   // [cp, batch, slots, row]: the shards of one row of the batch lie a rank's whole block apart.
   const std::span<const std::byte> all(blocks);
@@ -117,9 +101,9 @@ std::vector<T> gather_stream_backward(const Layout& layout, Communicator& comm,
                       grad_stream.size(), layout.stream_slots, row, layout.stream_slots * row);
       },
       {{"the number of elements a slot", row},
-       {"the number of slots a rank", local_slots(layout)},
+       {"the number of slots a rank", layout.slots_of_rank()},
        {"the gradient convention", static_cast<int64_t>(convention)}});
-  const auto count = static_cast<size_t>(local_slots(layout) * row);
+  const auto count = static_cast<size_t>(layout.slots_of_rank() * row);
   std::vector<T> grad(count, T{0});
   if (convention == GatherGradient::split)
     shard_rows<T>(layout, comm.rank(), grad_stream, grad, row);

@@ -61,6 +61,18 @@ void check_bounds(const SegmentBounds& bounds) {
   }
 }
 
+void check_boundaries(const Layout& layout, std::span<const int32_t> bounds) {
+  if (bounds.empty()) throw_usage("no segment boundaries; there are segments + 1, from 0");
+  if (bounds.front() != 0)
+    throw_usage("segment boundaries must start at 0, not at {}", bounds.front());
+  for (size_t i = 0; i + 1 < bounds.size(); ++i)
+    if (bounds[i + 1] < bounds[i])
+      throw_usage("segment {}: ends at slot {}, before its begin {}", i, bounds[i + 1], bounds[i]);
+  if (bounds.back() != layout.stream_slots)
+    throw_usage("segment boundaries end at slot {}, but layout {} is of {} slots", bounds.back(),
+                layout.name, layout.stream_slots);
+}
+
 Layout make_layout(std::string name, const SegmentBounds& bounds,
                    std::vector<std::vector<Piece>> pieces) {
   Layout layout{std::move(name), {}, bounds.slots(), 0};

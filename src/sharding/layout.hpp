@@ -59,6 +59,8 @@ struct Layout {
   int64_t stream_slots = 0;   ///< slots of the stream that was sharded
   int64_t padded_slots = 0;   ///< the same and padding on the right: cp · slots of a rank
   int cp() const { return static_cast<int>(shards.size()); }
+  /// Local slots: as many on every rank.
+  int64_t slots_of_rank() const { return shards.empty() ? 0 : padded_slots / cp(); }
   const Shard& shard(int rank) const {
     GYRE_CHECK(rank >= 0 && rank < cp(), "layout {}: rank {} of {}", name, rank, cp());
     return shards[static_cast<size_t>(rank)];
@@ -84,6 +86,10 @@ struct SegmentBounds {
 
 /// Throws a usage error unless the boundaries are as SegmentBounds says; names the segment.
 void check_bounds(const SegmentBounds& bounds);
+
+/// Throws a usage error unless `bounds` [segments + 1] cut the layout's stream: from 0 to
+/// stream_slots without decreasing. Names the segment.
+void check_boundaries(const Layout& layout, std::span<const int32_t> bounds);
 
 /// The layout in which rank r owns pieces[r] (local_begin is filled in here, in the order given).
 /// Every slot below the total must be in exactly one piece and all ranks must own equally many:

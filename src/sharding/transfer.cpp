@@ -35,10 +35,6 @@ void check_row(const Layout& layout, int64_t row_bytes) {
   if (row_bytes < 1) throw_usage("layout {}: a row must have at least 1 element", layout.name);
 }
 
-int64_t slots_of_rank(const Layout& layout) {
-  return layout.cp() == 0 ? 0 : layout.padded_slots / layout.cp();
-}
-
 /// Rows of the stream; throws when an array has a wrong length.
 int64_t check_arrays(const Layout& layout, int rank, size_t stream_bytes, size_t local_bytes,
                      int64_t row_bytes) {
@@ -55,7 +51,7 @@ int64_t check_arrays(const Layout& layout, int rank, size_t stream_bytes, size_t
 int64_t check_arrays(const Layout& layout, size_t stream_bytes, size_t shard_bytes, int64_t step,
                      int64_t row_bytes) {
   check_row(layout, row_bytes);
-  const int64_t slots = slots_of_rank(layout);
+  const int64_t slots = layout.slots_of_rank();
   if (step == slots * row_bytes)
     check_rows(layout, "array of all shards", shard_bytes, row_bytes, layout.padded_slots,
                layout.padded_slots);
@@ -389,7 +385,7 @@ inline void unshard_piece(const Piece& piece, const std::byte* shard, std::byte*
 /// Shards of all ranks past the caches; false as walk_stream.
 bool stream_shards(const Layout& layout, std::span<const std::byte> stream, int64_t rows,
                    std::span<const std::byte> fill, std::byte* shards, int64_t row_bytes) {
-  const int64_t each = slots_of_rank(layout) * row_bytes;
+  const int64_t each = layout.slots_of_rank() * row_bytes;
   std::vector<ShardWriter> writers;
   writers.reserve(static_cast<size_t>(layout.cp()));
   for (int64_t r = 0; r < layout.cp(); ++r) writers.emplace_back(shards + r * each);
@@ -442,7 +438,7 @@ void detail::unshard_bytes(const Layout& layout, int rank, std::span<const std::
 void detail::shard_all_bytes(const Layout& layout, std::span<const std::byte> stream,
                              std::span<const std::byte> fill, std::span<std::byte> shards,
                              int64_t row_bytes, int64_t cached_bytes) {
-  const int64_t each = slots_of_rank(layout) * row_bytes;
+  const int64_t each = layout.slots_of_rank() * row_bytes;
   const int64_t rows = check_arrays(layout, stream.size(), shards.size(), each, row_bytes);
   const auto move = [&](size_t r, const Piece& piece) {
     shard_piece(piece, stream, rows, fill, shards.data() + static_cast<int64_t>(r) * each,

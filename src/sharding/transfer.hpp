@@ -90,7 +90,7 @@ void unshard_all_rows(const Layout& layout, std::span<const T> shards, std::span
                       int64_t row = 1) {
   static_assert(std::is_trivially_copyable_v<T>);
   const auto row_bytes = row * static_cast<int64_t>(sizeof(T));
-  const int64_t slots = layout.cp() == 0 ? 0 : layout.padded_slots / layout.cp();
+  const int64_t slots = layout.slots_of_rank();
   detail::unshard_all_bytes(layout, std::as_bytes(shards), slots * row_bytes,
                             std::as_writable_bytes(stream), row_bytes);
 }

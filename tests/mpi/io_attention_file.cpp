@@ -15,13 +15,10 @@ namespace gyre {
 namespace {
 
 using test::expect_error;
+using test::input;
 using test::on_root;
 using test::SharedFolder;
 using test::world;
-
-std::string input(const std::string& name) {
-  return std::string(GYRE_SOURCE_DIR) + "/inputs/" + name;
-}
 
 TEST(AttentionFile, ReadsTheCausalProblem) {
   const AttentionFile a = read_attention_file(world(), input("attention_causal.h5"));

@@ -14,13 +14,10 @@ namespace gyre {
 namespace {
 
 using test::expect_error;
+using test::input;
 using test::on_root;
 using test::SharedFolder;
 using test::world;
-
-std::string input(const std::string& name) {
-  return std::string(GYRE_SOURCE_DIR) + "/inputs/" + name;
-}
 
 TEST(LogprobsFile, ReadsTheGoldenProblem) {
   const LogprobsFile f = read_logprobs_file(world(), input("logprobs_golden.h5"));

@@ -46,6 +46,11 @@ inline void on_root(const std::function<void()>& work) {
   run_on_root(world(), "test", work);
 }
 
+/// A file of the inputs that the sources come with.
+inline std::string input(const std::string& name) {
+  return std::string(GYRE_SOURCE_DIR) + "/inputs/" + name;
+}
+
 inline std::string read_bytes(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};

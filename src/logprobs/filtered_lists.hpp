@@ -1,0 +1,139 @@
+#pragma once
+// What ranks send each other of the rows that a sampling filter cuts, their lists of the largest
+// logits, and the walk down the lists of all ranks together. Of filtered_scores.cpp alone.
+//
+//     record of a rank    scalars [tokens], then values [tokens, length], f32 or bf16, descending
+//     walk of a row       lists 5 5 1 and 4 3 2: (5, 2 times), (4, 1), (3, 1), (2, as often as the
+//                         second rank says); below 2 values may be missing
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+
+#include "core/bf16.hpp"
+#include "core/dtype.hpp"
+#include "core/index.hpp"
+#include "runtime/buffer.hpp"
+
+namespace gyre {
+
+/// What a rank says of a row beside its list.
+struct ListScalars {
+  float sum;       ///< of the moments, whose maximum is the first of the list; 0 if not needed
+  int32_t last;    ///< how often the last value of the list occurs
+  float target;    ///< logit of the target, on the rank that owns it
+  int32_t behind;  ///< columns behind the target's, on that rank, that equal it
+};
+
+/// The records of some ranks: of each rank scalars [tokens], then lists [tokens, length].
+class ListRecords {
+ public:
+  ListRecords(int64_t tokens, int64_t length, DType type, int ranks)
+      : tokens_(tokens),
+        length_(length),
+        type_(type),
+        bytes_(ranks * block_bytes(tokens, length, type)) {}
+
+  static int64_t block_bytes(int64_t tokens, int64_t length, DType type) {
+    const auto value = static_cast<int64_t>(size_of(type));
+    return round_up(tokens * (static_cast<int64_t>(sizeof(ListScalars)) + length * value), 4);
+  }
+  std::span<std::byte> bytes() { return bytes_.span(); }
+  std::span<const std::byte> bytes() const { return bytes_.span(); }
+  const ListScalars& scalars(int64_t rank, int64_t token) const {
+    return reinterpret_cast<const ListScalars*>(block(rank))[token];
+  }
+  ListScalars& scalars(int64_t token) {
+    return reinterpret_cast<ListScalars*>(bytes_.data())[token];
+  }
+  float value(int64_t rank, int64_t token, int64_t entry) const {
+    const std::byte* values = block(rank) + tokens_ * static_cast<int64_t>(sizeof(ListScalars));
+    const int64_t at = token * length_ + entry;
+    return type_ == DType::f32 ? reinterpret_cast<const float*>(values)[at]
+                               : to_float(reinterpret_cast<const bf16*>(values)[at]);
+  }
+  /// Of the first rank.
+  void set_values(std::span<const float> values) {
+    std::byte* const to = bytes_.data() + tokens_ * static_cast<int64_t>(sizeof(ListScalars));
+    if (type_ == DType::f32)
+      std::copy(values.begin(), values.end(), reinterpret_cast<float*>(to));
+    else
+      std::transform(values.begin(), values.end(), reinterpret_cast<bf16*>(to), to_bf16);
+  }
+  int64_t length() const { return length_; }
+
+ private:
+  const std::byte* block(int64_t rank) const {
+    return bytes_.data() + rank * block_bytes(tokens_, length_, type_);
+  }
+  int64_t tokens_, length_;
+  DType type_;
+  Buffer<std::byte> bytes_;
+};
+
+/// A value and how often it occurs in a row, over all ranks.
+struct ValueGroup {
+  float value;
+  int64_t count;
+};
+
+/// Walks the values of one row downwards, over the lists of all ranks.
+class ListWalk {
+ public:
+  /// `columns` [ranks]: valid ones of each rank; `heads` [ranks] is scratch.
+  ListWalk(const ListRecords& lists, int64_t token, std::span<const int64_t> columns,
+           std::span<int64_t> heads)
+      : lists_(lists), token_(token), heads_(heads) {
+    std::fill(heads.begin(), heads.end(), 0);
+    for (int64_t r = 0; r < ranks(); ++r)
+      if (columns[static_cast<size_t>(r)] > lists.length()) bound_ = std::max(bound_, last(r));
+  }
+
+  /// The largest of the row; NaN if there is a NaN.
+  float max() const {
+    float max = none;
+    for (int64_t r = 0; r < ranks(); ++r) {
+      const float first = lists_.value(r, token_, 0);
+      if (std::isnan(first)) return first;
+      max = std::max(max, first);
+    }
+    return max;
+  }
+  /// The next smaller value but -inf; false if there is none, or too_short().
+  bool next(ValueGroup& group) {
+    float value = none;
+    for (int64_t r = 0; r < ranks(); ++r)
+      if (const int64_t head = heads_[static_cast<size_t>(r)]; head < lists_.length())
+        value = std::max(value, lists_.value(r, token_, head));
+    too_short_ = value < bound_;
+    if (too_short_ || value == none) return false;
+    group = {value, 0};
+    for (int64_t r = 0; r < ranks(); ++r) group.count += take(r, value);
+    return true;
+  }
+  /// Whether smaller values may be missing in the lists.
+  bool too_short() const { return too_short_; }
+  /// Below this, values may be missing.
+  float bound() const { return bound_; }
+
+ private:
+  static constexpr float none = -std::numeric_limits<float>::infinity();
+  int64_t ranks() const { return std::ssize(heads_); }
+  float last(int64_t rank) const { return lists_.value(rank, token_, lists_.length() - 1); }
+  /// How often a rank has the value; its head moves on.
+  int64_t take(int64_t rank, float value) {
+    int64_t& head = heads_[static_cast<size_t>(rank)];
+    const int64_t before = head;
+    while (head < lists_.length() && lists_.value(rank, token_, head) == value) ++head;
+    return last(rank) == value ? lists_.scalars(rank, token_).last : head - before;
+  }
+
+  const ListRecords& lists_;
+  int64_t token_;
+  std::span<int64_t> heads_;
+  float bound_ = none;
+  bool too_short_ = false;
+};
+
+}  // namespace gyre
