@@ -27,33 +27,47 @@ target_include_directories(gyre_libxsmm SYSTEM INTERFACE ${LIBXSMM_INCLUDE_DIR})
 target_link_libraries(gyre_libxsmm INTERFACE ${LIBXSMM_LIBRARY} ${LIBXSMM_NOBLAS_LIBRARY}
                                              Threads::Threads ${CMAKE_DL_LIBS})
 
-# CUDA: nvcc decides, although only .cu files are compiled with it.
+# CUDA: nvcc decides. SOFTWARE compiles the same sources for the software GPU (softgpu/) instead: a
+# device made of host code, on which the tests run where there is no other.
+#
+#   GYRE_WITH_CUDA   *.cu and cuda*.cpp are built        GYRE_WITH_NCCL   nccl*.cpp
+#   GYRE_WITH_CUBLAS cublas*.cpp                         GYRE_WITH_CUDNN  cudnn*.cpp
 set(GYRE_WITH_CUDA OFF)
-if(NOT GYRE_CUDA STREQUAL "OFF")
+set(GYRE_WITH_NCCL OFF)
+set(GYRE_WITH_CUBLAS OFF)
+set(GYRE_WITH_CUDNN OFF)
+set(GYRE_SOFTGPU OFF)
+file(GLOB_RECURSE GYRE_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/*.cu
+     ${CMAKE_SOURCE_DIR}/tests/*.cu ${CMAKE_SOURCE_DIR}/bench/*.cu)
+if(GYRE_CUDA STREQUAL "SOFTWARE")
+  set(GYRE_SOFTGPU ON)
+  set(GYRE_WITH_CUDA ON)
+elseif(NOT GYRE_CUDA STREQUAL "OFF")
   find_package(CUDAToolkit QUIET)
   if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE)
     find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
     find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
     if(NCCL_LIBRARY AND NCCL_INCLUDE_DIR)
       set(GYRE_WITH_CUDA ON)
+      set(GYRE_WITH_NCCL ON)
+      set(GYRE_WITH_CUBLAS ON)
     endif()
   endif()
   if(GYRE_CUDA STREQUAL "ON" AND NOT GYRE_WITH_CUDA)
     message(FATAL_ERROR "GYRE_CUDA=ON needs nvcc and NCCL; one of them was not found")
   endif()
-endif()
-file(GLOB_RECURSE GYRE_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/*.cu)
-if(GYRE_WITH_CUDA AND GYRE_CUDA_SOURCES)
-  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES "80-real;90-real;100")
-  endif()
-  if(NOT DEFINED CMAKE_CUDA_COMPILER)
-    set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
-  endif()
-  enable_language(CUDA)
-  set(CMAKE_CUDA_STANDARD 20)
-  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 may not know that nvcc has it
-    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
-    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  if(GYRE_WITH_CUDA)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES "80-real;90-real;100") # 100: also PTX for what comes after
+    endif()
+    if(NOT DEFINED CMAKE_CUDA_COMPILER)
+      set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
+    endif()
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 may not know that nvcc has it
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
   endif()
 endif()

@@ -12,6 +12,13 @@ target_compile_options(
             -Wno-restrict # GCC 12 false positives in std::string (GCC bug 105651)
             -ffp-contract=off>
             $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${GYRE_WERROR}>>:-Werror>)
+# nvcc: warnings of the host's side too; -Wpedantic would find the code that nvcc itself generates.
+target_compile_options(
+  gyre_flags
+  INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra
+            --expt-relaxed-constexpr
+            -lineinfo>
+            $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${GYRE_WERROR}>>:-Werror=all-warnings>)
 # fmt 9 turns constexpr off for nvcc, and then fails its own compile-time checks under C++20.
 target_compile_definitions(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
 # What a sanitizer finds ends the program: a message alone would fail no test.
@@ -21,24 +28,43 @@ if(GYRE_SANITIZE)
   target_link_options(gyre_flags INTERFACE -fsanitize=${GYRE_SANITIZE})
 endif()
 
+# What a program that uses the GPU is compiled with.
+function(gyre_cuda_definitions target)
+  foreach(feature WITH_CUDA WITH_NCCL WITH_CUBLAS WITH_CUDNN SOFTGPU)
+    if(GYRE_${feature})
+      target_compile_definitions(${target} PUBLIC GYRE_${feature}=1)
+    endif()
+  endforeach()
+endfunction()
+
+# The software GPU's kernels are C++. To be called where the sources are compiled.
+function(gyre_cuda_sources)
+  if(GYRE_SOFTGPU AND ARGN)
+    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
+  endif()
+endfunction()
+
 # gyre_module(NAME DEPENDS ...): static library gyre_NAME from every .cpp (and .cu) below this folder.
 # The DEPENDS lists are the dependency rule of the project; tests/unit/dependencies checks the includes.
 function(gyre_module name)
   cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
-  file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cu)
-  file(GLOB_RECURSE nccl_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/nccl*.cpp
-       ${CMAKE_CURRENT_SOURCE_DIR}/${name}/cuda*.cpp)
+  set(folder ${CMAKE_CURRENT_SOURCE_DIR}/${name})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cpp)
+  file(GLOB_RECURSE cuda_kernels CONFIGURE_DEPENDS ${folder}/*.cu)
+  foreach(feature CUDA NCCL CUBLAS CUDNN)
+    string(TOLOWER ${feature} prefix)
+    file(GLOB_RECURSE optional CONFIGURE_DEPENDS ${folder}/${prefix}*.cpp)
+    if(optional AND NOT GYRE_WITH_${feature})
+      list(REMOVE_ITEM sources ${optional})
+    endif()
+  endforeach()
   if(GYRE_WITH_CUDA)
-    list(APPEND sources ${cuda_sources})
-  elseif(nccl_sources)
-    list(REMOVE_ITEM sources ${nccl_sources})
+    list(APPEND sources ${cuda_kernels})
+    gyre_cuda_sources(${cuda_kernels})
   endif()
   add_library(gyre_${name} STATIC ${sources})
   target_link_libraries(gyre_${name} PUBLIC gyre_flags ${ARG_DEPENDS})
-  if(GYRE_WITH_CUDA)
-    target_compile_definitions(gyre_${name} PUBLIC GYRE_WITH_CUDA=1)
-  endif()
+  gyre_cuda_definitions(gyre_${name})
 endfunction()
 
 # gyre_app(NAME): program gyre-NAME from apps/NAME.cpp.

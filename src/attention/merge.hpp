@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "core/host_device.hpp"
+
 namespace gyre {
 
 /// Weights by which two partials (O1, L1), (O2, L2) combine: O = w1·O1 + w2·O2, with the
@@ -16,7 +18,7 @@ struct MergeWeights {
 /// M = max(L1, L2), a_i = exp(L_i - M), w_i = a_i / (a1 + a2), L = M + log(a1 + a2). Two empty
 /// partials (both -inf) give (0, 0, -inf): the identity, never NaN.
 template <class T>
-MergeWeights<T> merge_lse(T lse1, T lse2) {
+GYRE_HOST_DEVICE MergeWeights<T> merge_lse(T lse1, T lse2) {
   const T top = lse1 > lse2 ? lse1 : lse2;
   if (top == -std::numeric_limits<T>::infinity()) return {T(0), T(0), top};
   const T a1 = std::exp(lse1 - top), a2 = std::exp(lse2 - top);

@@ -51,6 +51,9 @@ class Work {
   virtual bool test() = 0;
   /// Blocks, politely (poll, then yield the core), until it is complete.
   virtual void wait() = 0;
+  /// Work submitted to the operation's stream from now on comes after it. Where a device can keep
+  /// this order by itself, the host does not wait, and wait() is still to be called.
+  virtual void hold() { wait(); }
 };
 using WorkPtr = std::unique_ptr<Work>;
 
@@ -61,7 +64,7 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual MemorySpace space() const = 0;
-  virtual std::string_view backend() const = 0;  ///< "mpi", "nccl"
+  virtual std::string_view backend() const = 0;  ///< "mpi", "nccl", "staged"
   /// Ranks of equal `color` form a new communicator, in order of their rank here. Collective.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
 

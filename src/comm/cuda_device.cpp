@@ -7,10 +7,10 @@
 #include <cstring>
 
 #include "comm/agree.hpp"
-#include "comm/cuda_nccl.hpp"
 #include "comm/mpi.hpp"
 #include "core/error.hpp"
 #include "runtime/cuda_check.hpp"
+#include "runtime/cuda_stream.hpp"
 #include "runtime/host.hpp"
 #include "runtime/mpi_env.hpp"
 #include "runtime/watchdog.hpp"

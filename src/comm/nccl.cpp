@@ -1,3 +1,5 @@
+#include "comm/nccl.hpp"
+
 #include <mpi.h>
 #include <nccl.h>
 #include <sched.h>
@@ -11,12 +13,12 @@
 
 #include "comm/agree.hpp"
 #include "comm/coalesce.hpp"
-#include "comm/cuda_device.hpp"
-#include "comm/cuda_nccl.hpp"
 #include "comm/mpi.hpp"
 #include "core/error.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/cuda_check.hpp"
+#include "runtime/cuda_event.hpp"
+#include "runtime/cuda_stream.hpp"
 #include "runtime/host.hpp"
 #include "runtime/mpi_env.hpp"
 #include "runtime/watchdog.hpp"
@@ -53,22 +55,6 @@ ncclRedOp_t nccl_op(ReduceOp op) {
   }
   throw_runtime("NCCL has no reduction number {}", static_cast<int>(op));
 }
-
-class Event {
- public:
-  Event() { GYRE_CHECK_CUDA(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming)); }
-  ~Event() { (void)cudaEventDestroy(handle_); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-
-  void record(cudaStream_t stream) { GYRE_CHECK_CUDA(cudaEventRecord(handle_, stream)); }
-  /// Work submitted to `stream` from now on comes after what was recorded.
-  void hold(cudaStream_t stream) { GYRE_CHECK_CUDA(cudaStreamWaitEvent(stream, handle_, 0)); }
-  cudaError_t query() const { return cudaEventQuery(handle_); }
-
- private:
-  cudaEvent_t handle_ = nullptr;
-};
 
 /// The stream of all communication of this process. Its priority lets a transfer start while the
 /// kernels of the caller's stream fill the device.
@@ -195,19 +181,17 @@ class NcclWork final : public Work {
   bool test() override {
     if (complete_) return true;
     channel_->check_progress(what_);
-    const cudaError_t state = done_.query();
-    if (state == cudaErrorNotReady) {
-      (void)cudaGetLastError();
-      return false;
-    }
-    check_cuda(state, what_.c_str(), __FILE__, __LINE__);
-    complete_ = true;
-    return true;
+    complete_ = done_.done();
+    return complete_;
+  }
+
+  void hold() override {
+    if (!complete_ && caller_) done_.hold(*caller_);
   }
 
   void wait() override {
     if (test()) return;
-    if (caller_) done_.hold(*caller_);
+    hold();
     const WaitScope scope(what_, peers_);
     while (!test()) sched_yield();
   }
@@ -217,7 +201,7 @@ class NcclWork final : public Work {
   std::optional<cudaStream_t> caller_;  ///< none when the operation was submitted from the host
   std::string what_;
   std::vector<int> peers_;
-  Event done_;
+  CudaEvent done_;
   bool complete_ = false;
 };
 
@@ -341,7 +325,7 @@ class NcclCommunicator final : public Communicator {
     std::optional<cudaStream_t> caller;
     if (stream.space() == MemorySpace::device) {
       caller = cuda_handle(stream);
-      Event submitted;
+      CudaEvent submitted;
       submitted.record(*caller);
       submitted.hold(channel_->stream());
     }
@@ -403,7 +387,6 @@ ncclUniqueId share_unique_id(Communicator& host) {
 }  // namespace
 
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host) {
-  bind_device(host);
   std::shared_ptr<Channel> channel;
   run_agreed(host, "preparing the GPU",
              [&] { channel = std::make_shared<Channel>(std::make_shared<CommStream>()); });

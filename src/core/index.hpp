@@ -5,6 +5,8 @@
 #include <compare>
 #include <cstdint>
 
+#include "core/host_device.hpp"
+
 namespace gyre {
 
 /// A 64-bit index of its own type. Differences and sizes are plain int64_t.
@@ -33,13 +35,13 @@ using ChunkIndex = Index<struct ChunkTag>;         ///< chunk of a segment, 0 ..
 using SegmentIndex = Index<struct SegmentTag>;     ///< segment of a packed batch
 
 /// a / b rounded down, and up; b > 0, a of any sign.
-constexpr int64_t floor_div(int64_t a, int64_t b) {
+GYRE_HOST_DEVICE constexpr int64_t floor_div(int64_t a, int64_t b) {
   return a >= 0 ? a / b : -((-a + b - 1) / b);
 }
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
+GYRE_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return -floor_div(-a, b);
 }
-constexpr int64_t round_up(int64_t a, int64_t multiple) {
+GYRE_HOST_DEVICE constexpr int64_t round_up(int64_t a, int64_t multiple) {
   return ceil_div(a, multiple) * multiple;
 }
 

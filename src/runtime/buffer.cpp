@@ -40,10 +40,10 @@ RawBuffer allocate(size_t bytes, MemorySpace space) {
     if (space == MemorySpace::host) pointer = std::aligned_alloc(alignment, rounded);
 #ifdef GYRE_WITH_CUDA
     if (space == MemorySpace::device) pointer = cuda_allocate(rounded);
+    if (space == MemorySpace::pinned) pointer = cuda_allocate_pinned(rounded);
 #endif
     if (pointer == nullptr)
-      throw_runtime("no {} memory for a buffer of {} bytes",
-                    space == MemorySpace::host ? "host" : "device", bytes);
+      throw_runtime("no {} memory for a buffer of {} bytes", name_of(space), bytes);
     const int64_t now =
         current.fetch_add(static_cast<int64_t>(rounded)) + static_cast<int64_t>(rounded);
     int64_t seen = peak.load();
@@ -59,6 +59,7 @@ void Release::operator()(void* pointer) const {
   if (space == MemorySpace::host) std::free(pointer);
 #ifdef GYRE_WITH_CUDA
   if (space == MemorySpace::device) cuda_release(pointer);
+  if (space == MemorySpace::pinned) cuda_release_pinned(pointer);
 #endif
 }
 

@@ -50,7 +50,7 @@ class Buffer {
   explicit Buffer(int64_t count, MemorySpace space = MemorySpace::host)
       : raw_(detail::allocate(static_cast<size_t>(count) * sizeof(T), space)), count_(count) {
     if constexpr (std::is_floating_point_v<T>)
-      if (space == MemorySpace::host && detail::poisoning())
+      if (space != MemorySpace::device && detail::poisoning())
         for (T& x : span()) x = std::numeric_limits<T>::quiet_NaN();
   }
 

@@ -59,6 +59,18 @@ void* cuda_allocate(size_t bytes) {
                 bytes, free_bytes, total_bytes, device);
 }
 
+void* cuda_allocate_pinned(size_t bytes) {
+  void* pointer = nullptr;
+  const cudaError_t code = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable);
+  if (code == cudaSuccess) return pointer;
+  (void)cudaGetLastError();
+  throw_runtime("no pinned memory for a buffer of {} bytes: {}", bytes, describe_cuda(code));
+}
+
+void cuda_release_pinned(void* pointer) noexcept {
+  if (cudaFreeHost(pointer) != cudaSuccess) (void)cudaGetLastError();
+}
+
 void cuda_release(void* pointer) noexcept {
   if (cudaFree(pointer) != cudaSuccess) (void)cudaGetLastError();
 }

@@ -13,4 +13,9 @@ void* cuda_allocate(size_t bytes);
 /// A failure is ignored: the error that matters has been reported by the call that caused it.
 void cuda_release(void* pointer) noexcept;
 
+/// Host memory that the device reads and writes too; 64-byte aligned, not initialised. Throws as
+/// above.
+void* cuda_allocate_pinned(size_t bytes);
+void cuda_release_pinned(void* pointer) noexcept;
+
 }  // namespace gyre

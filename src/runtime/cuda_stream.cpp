@@ -1,10 +1,35 @@
-#include "comm/cuda_nccl.hpp"
+#include "runtime/cuda_stream.hpp"
+
+#include <utility>
+
 #include "core/error.hpp"
+#include "runtime/clock.hpp"
 #include "runtime/cuda_check.hpp"
+#include "runtime/cuda_event.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
+
+/// Where the clock of the device's events and that of the host meet.
+struct ClockOrigin {
+  CudaEvent event{cudaEventDefault};
+  double seconds = 0;
+};
+
+class CudaMark final : public Mark {
+ public:
+  CudaMark(std::shared_ptr<ClockOrigin> origin, cudaStream_t stream) : origin_(std::move(origin)) {
+    event_.record(stream);
+  }
+  double seconds() const override {
+    return origin_->seconds + event_.seconds_since(origin_->event);
+  }
+
+ private:
+  std::shared_ptr<ClockOrigin> origin_;
+  CudaEvent event_{cudaEventDefault};
+};
 
 class CudaStream final : public Stream {
  public:
@@ -18,10 +43,27 @@ class CudaStream final : public Stream {
     const WaitScope scope("work on the GPU");
     GYRE_CHECK_CUDA(cudaStreamSynchronize(handle_));
   }
+  MarkPtr mark() override {
+    if (!origin_) {
+      origin_ = std::make_shared<ClockOrigin>();
+      origin_->event.record(handle_);
+      synchronize();
+      origin_->seconds = monotonic_seconds();
+    }
+    return std::make_unique<CudaMark>(origin_, handle_);
+  }
+  void copy(void* to, const void* from, size_t bytes) override {
+    if (bytes > 0) GYRE_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, handle_));
+  }
+  void fill(void* to, std::byte value, size_t bytes) override {
+    if (bytes > 0)
+      GYRE_CHECK_CUDA(cudaMemsetAsync(to, std::to_integer<int>(value), bytes, handle_));
+  }
   cudaStream_t handle() const { return handle_; }
 
  private:
   cudaStream_t handle_ = nullptr;
+  std::shared_ptr<ClockOrigin> origin_;
 };
 
 }  // namespace

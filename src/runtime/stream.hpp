@@ -1,13 +1,28 @@
 #pragma once
-// An ordered queue of work. On the host, work is done when it is submitted; a CUDA stream keeps it
-// in order on the device. Every asynchronous interface takes one from day one, so that schedules
-// and apps are written once.
+// An ordered queue of work, and the backend that does it: what a stream is given is done on the
+// host at once, or later, in order, on a device. Every asynchronous interface takes one, so that
+// schedules and apps are written once.
 
+#include <cstddef>
 #include <memory>
 
 namespace gyre {
 
-enum class MemorySpace { host, device };
+/// pinned: host memory that a device reads and writes too, and copies to and from at full speed.
+enum class MemorySpace { host, device, pinned };
+constexpr const char* name_of(MemorySpace space) {
+  if (space == MemorySpace::host) return "host";
+  return space == MemorySpace::device ? "device" : "pinned";
+}
+
+/// A point in a stream's work, with the time at which it was reached.
+class Mark {
+ public:
+  virtual ~Mark() = default;
+  /// Monotonic seconds on this host's clock. After Stream::synchronize() only.
+  virtual double seconds() const = 0;
+};
+using MarkPtr = std::unique_ptr<Mark>;
 
 class Stream {
  public:
@@ -15,6 +30,13 @@ class Stream {
   virtual MemorySpace space() const = 0;
   /// Blocks until all work submitted to this stream is done.
   virtual void synchronize() = 0;
+  /// Marks what has been submitted so far.
+  virtual MarkPtr mark() = 0;
+  /// Copies between any two places, one of them in this stream's space or pinned; fills with one
+  /// byte. In order with the rest of the stream's work. `from` and `to` must stay until it is done;
+  /// the contents of host memory that is not pinned may be read, or written, before return.
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;
+  virtual void fill(void* to, std::byte value, size_t bytes) = 0;
 };
 
 /// The host's stream: everything is done at submission.
@@ -22,6 +44,9 @@ class HostStream final : public Stream {
  public:
   MemorySpace space() const override { return MemorySpace::host; }
   void synchronize() override {}
+  MarkPtr mark() override;
+  void copy(void* to, const void* from, size_t bytes) override;
+  void fill(void* to, std::byte value, size_t bytes) override;
 };
 
 }  // namespace gyre

@@ -2,16 +2,19 @@
 // device and on the host, leaves the same bytes. The data are small integers, exact in every type,
 // so that the order of a reduction does not matter.
 
+#include "comm/nccl.hpp"
+
 #include <algorithm>
 #include <numeric>
 
 #include "comm/agree.hpp"
-#include "comm/cuda_nccl.hpp"
+#include "comm/cuda_device.hpp"
 #include "mpi_test.hpp"
 #include "runtime/buffer.hpp"
 
 #ifdef GYRE_WITH_CUDA
 #include "runtime/cuda_check.hpp"
+#include "runtime/cuda_stream.hpp"
 #endif
 
 namespace gyre {

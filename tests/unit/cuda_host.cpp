@@ -1,12 +1,14 @@
 // CUDA as the host sees it. A machine without a GPU gets a reason and the right error; a machine
 // with one gets memory and streams.
 
-#include "comm/cuda_nccl.hpp"
+#include "comm/cuda_device.hpp"
+#include "comm/nccl.hpp"
 #include "mpi_test.hpp"
 #include "runtime/buffer.hpp"
 
 #ifdef GYRE_WITH_CUDA
 #include "runtime/cuda_check.hpp"
+#include "runtime/cuda_stream.hpp"
 #endif
 
 namespace gyre {

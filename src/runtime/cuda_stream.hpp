@@ -1,0 +1,22 @@
+#pragma once
+// CUDA streams and events. Built where CUDA is, or the software GPU.
+
+#include <memory>
+#include <string>
+
+#include "runtime/stream.hpp"
+
+struct CUstream_st;  // cudaStream_t points to it
+
+namespace gyre {
+
+/// Number of usable CUDA devices; 0 without a driver. `why` receives the reason when it is 0.
+int usable_cuda_devices(std::string* why = nullptr);
+
+/// A new CUDA stream on the current device. It must outlive the Works submitted with it.
+std::unique_ptr<Stream> make_cuda_stream();
+
+/// The cudaStream_t of a stream made by make_cuda_stream, for kernel launches and copies.
+CUstream_st* cuda_handle(const Stream& stream);
+
+}  // namespace gyre

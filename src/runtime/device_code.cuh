@@ -1,0 +1,116 @@
+#pragma once
+// What kernels share: launches, dynamic shared memory, and the instructions that CUDA C++ has no
+// name for. Each has a plain counterpart for the software GPU.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include "core/bf16.hpp"
+#include "core/host_device.hpp"
+#include "runtime/cuda_check.hpp"
+
+namespace gyre {
+
+inline constexpr int warp_lanes = 32;
+inline constexpr unsigned all_lanes = 0xffffffffU;
+
+struct Launch {
+  dim3 grid, block;
+  cudaStream_t stream = nullptr;
+  size_t shared_bytes = 0;  ///< dynamic
+};
+
+/// Starts `kernel` with `args`, converted to its parameters. A grid without blocks is nothing to
+/// do. Throws a runtime error that names the launch when CUDA refuses it.
+template <class... Parameters, class... Args>
+void launch(const Launch& shape, void (*kernel)(Parameters...), Args&&... args) {
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  constexpr size_t without_asking = 48 * 1024;
+  if (shape.shared_bytes > without_asking)
+    GYRE_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(shape.shared_bytes)));
+#ifdef GYRE_SOFTGPU
+  GYRE_CHECK_CUDA(softgpu::launch({shape.grid, shape.block, shape.shared_bytes, shape.stream},
+                                  [kernel, ... values = static_cast<Parameters>(
+                                               std::forward<Args>(args))] { kernel(values...); }));
+#else
+  const auto start = [&](Parameters... values) {
+    void* pointers[] = {static_cast<void*>(&values)..., nullptr};
+    GYRE_CHECK_CUDA(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), shape.grid, shape.block,
+                                     pointers, shape.shared_bytes, shape.stream));
+  };
+  start(static_cast<Parameters>(std::forward<Args>(args))...);
+#endif
+}
+
+/// The dynamic shared memory of the block, 16-byte aligned.
+__device__ inline std::byte* dynamic_shared() {
+#ifdef GYRE_SOFTGPU
+  return static_cast<std::byte*>(softgpu::dynamic_shared_memory());
+#else
+  extern __shared__ __align__(16) std::byte gyre_dynamic_shared[];
+  return gyre_dynamic_shared;
+#endif
+}
+
+/// 2^x, in one instruction; relative error 2^-22. 2^-inf is 0.
+__device__ inline float fast_exp2(float x) {
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}
+
+/// Reads 16 bytes that nobody reads again soon, and writes likewise. 16-byte aligned.
+__device__ inline uint4 load_once(const void* from) {
+  return __ldcs(static_cast<const uint4*>(from));
+}
+__device__ inline void store_once(void* to, uint4 value) {
+  __stcs(static_cast<uint4*>(to), value);
+}
+
+/// Copies 16 bytes from global to shared memory without registers; complete after wait_copies.
+/// `bytes` < 16: the rest is 0, and 0: `from` is not read.
+__device__ inline void copy_async(void* shared, const void* from, int bytes = 16) {
+#ifdef __CUDA_ARCH__
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+#else
+  std::memset(shared, 0, 16);
+  std::memcpy(shared, from, static_cast<size_t>(bytes));
+#endif
+}
+/// Ends a group of copies.
+__device__ inline void commit_copies() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+/// Waits until at most `groups` of this thread's groups, the latest, are under way.
+template <int groups>
+__device__ inline void wait_copies() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+#endif
+}
+
+/// Sum, or maximum, over the lanes of the warp; the same bits in all of them.
+template <class T>
+__device__ T warp_sum(T x) {
+  for (int lanes = warp_lanes / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(all_lanes, x, lanes);
+  return x;
+}
+__device__ inline float warp_max(float x) {
+  for (int lanes = warp_lanes / 2; lanes > 0; lanes /= 2)
+    x = fmaxf(x, __shfl_xor_sync(all_lanes, x, lanes));
+  return x;
+}
+
+}  // namespace gyre

@@ -1,0 +1,45 @@
+#pragma once
+// Tests that need a GPU, or the software GPU: they are skipped, with the reason, where there is
+// none.
+
+#include <gtest/gtest.h>
+
+#include <span>
+#include <vector>
+
+#include "runtime/buffer.hpp"
+#include "runtime/cuda_stream.hpp"
+
+namespace gyre::test {
+
+class GpuTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    if (usable_cuda_devices(&why) == 0) GTEST_SKIP() << why;
+    stream_ = make_cuda_stream();
+  }
+
+  Stream& stream() { return *stream_; }
+  CUstream_st* handle() { return cuda_handle(*stream_); }
+
+  template <class T>
+  Buffer<T> to_device(std::span<const T> values) {
+    Buffer<T> buffer(std::ssize(values), MemorySpace::device);
+    stream_->copy(buffer.data(), values.data(), values.size_bytes());
+    stream_->synchronize();
+    return buffer;
+  }
+  template <class T>
+  std::vector<T> to_host(const Buffer<T>& buffer) {
+    std::vector<T> values(static_cast<size_t>(buffer.size()));
+    stream_->copy(values.data(), buffer.data(), values.size() * sizeof(T));
+    stream_->synchronize();
+    return values;
+  }
+
+ private:
+  std::unique_ptr<Stream> stream_;
+};
+
+}  // namespace gyre::test
