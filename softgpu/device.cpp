@@ -1,72 +1,109 @@
 // The host's side of the software GPU: devices, memory, streams, events.
 
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "softgpu.hpp"
-
-struct CUstream_st {};
-struct CUevent_st {
-  double seconds = 0;
-};
 
 namespace softgpu {
 namespace {
 
-constexpr size_t memory_bytes = size_t{2} << 30;
-constexpr size_t shared_bytes_of_block = 227 * 1024;
+thread_local cudaError_t last_error = cudaSuccess;
+int current_device = 0;
+int64_t launches = 0;
+
+cudaError_t allocate(void** pointer, size_t bytes) {
+  *pointer = nullptr;
+  if (devices() == 0) return note(cudaErrorNoDevice);
+  if (bytes == 0) return cudaSuccess;
+  *pointer = allocate_device(bytes);
+  return *pointer == nullptr ? note(cudaErrorMemoryAllocation) : cudaSuccess;
+}
+
+/// Rows of `width` bytes, `pitch` bytes apart.
+struct Rows {
+  size_t width = 0, height = 1;
+  size_t to_pitch = 0, from_pitch = 0;
+
+  size_t to_bytes() const { return (height - 1) * to_pitch + width; }
+  size_t from_bytes() const { return (height - 1) * from_pitch + width; }
+  void copy(void* to, const void* from) const {
+    for (size_t row = 0; row < height; ++row)
+      std::memmove(static_cast<std::byte*>(to) + row * to_pitch,
+                   static_cast<const std::byte*>(from) + row * from_pitch, width);
+  }
+};
+
+bool possible(cudaMemcpyKind kind, Place to, Place from) {
+  switch (kind) {
+    case cudaMemcpyHostToHost:
+      return to != Place::device && from != Place::device;
+    case cudaMemcpyHostToDevice:
+      return to == Place::device && from != Place::device;
+    case cudaMemcpyDeviceToHost:
+      return to != Place::device && from == Place::device;
+    case cudaMemcpyDeviceToDevice:
+      return to == Place::device && from == Place::device;
+    case cudaMemcpyDefault:
+      return true;
+  }
+  return false;
+}
+
+/// Host memory that is not pinned is read before return, and written before return.
+cudaError_t copy(void* to, const void* from, const Rows& rows, cudaMemcpyKind kind,
+                 cudaStream_t stream) {
+  if (devices() == 0) return note(cudaErrorNoDevice);
+  if (rows.width == 0 || rows.height == 0) return cudaSuccess;
+  const Place to_place = place_of(to), from_place = place_of(from);
+  if (!possible(kind, to_place, from_place) || !is_inside(to, rows.to_bytes()) ||
+      !is_inside(from, rows.from_bytes()))
+    return note(cudaErrorInvalidValue);
+  Task task;
+  if (to_place == Place::pinned) task.host[0] = to;
+  if (from_place == Place::pinned) task.host[1] = from;
+  if (from_place == Place::pageable && to_place != Place::pageable) {
+    const auto* begin = static_cast<const std::byte*>(from);
+    task.step = [to, rows, kept = std::vector<std::byte>(begin, begin + rows.from_bytes())] {
+      rows.copy(to, kept.data());
+      return Step::done;
+    };
+  } else {
+    task.step = [to, from, rows] {
+      rows.copy(to, from);
+      return Step::done;
+    };
+  }
+  submit(stream, std::move(task));
+  if (to_place == Place::pageable) finish(stream);
+  return cudaSuccess;
+}
+
+}  // namespace
 
 int devices() {
   const char* text = std::getenv("GYRE_SOFTGPU_DEVICES");
   return text == nullptr ? 1 : std::atoi(text);
 }
 
-thread_local cudaError_t last_error = cudaSuccess;
-int current_device = 0;
-std::map<void*, size_t> allocations;
-size_t used_bytes = 0;
-int64_t launches = 0;
-
 cudaError_t note(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
   return error;
 }
 
-cudaError_t allocate(void** pointer, size_t bytes) {
-  *pointer = nullptr;
-  if (devices() == 0) return note(cudaErrorNoDevice);
-  if (bytes == 0) return cudaSuccess;
-  if (used_bytes + bytes > memory_bytes) return note(cudaErrorMemoryAllocation);
-  *pointer = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  std::memset(*pointer, 0xff, bytes);  // NaN
-  allocations[*pointer] = bytes;
-  used_bytes += bytes;
-  return cudaSuccess;
-}
-
-cudaError_t release(void* pointer) {
-  if (pointer == nullptr) return cudaSuccess;
-  const auto found = allocations.find(pointer);
-  if (found == allocations.end()) return note(cudaErrorInvalidValue);
-  used_bytes -= found->second;
-  allocations.erase(found);
-  std::free(pointer);
-  return cudaSuccess;
-}
-
-}  // namespace
-
 cudaError_t launch(const LaunchShape& shape, std::function<void()> body) {
   const size_t threads = size_t{shape.block.x} * shape.block.y * shape.block.z;
   const size_t blocks = size_t{shape.grid.x} * shape.grid.y * shape.grid.z;
-  if (threads == 0 || threads > 1024 || blocks == 0 || shape.grid.x > 0x7fffffffU ||
-      shape.grid.y > 65535 || shape.grid.z > 65535 || shape.shared_bytes > shared_bytes_of_block)
+  if (devices() == 0) return note(cudaErrorNoDevice);
+  if (threads == 0 || threads > 1024 || shape.block.z > 64 || blocks == 0 ||
+      shape.grid.x > 0x7fffffffU || shape.grid.y > 65535 || shape.grid.z > 65535 ||
+      shape.shared_bytes > shared_bytes_of_block)
     return note(cudaErrorInvalidConfiguration);
-  run_grid(shape, body, ++launches % 2 == 0 ? LaneOrder::reverse : LaneOrder::forward);
+  const LaneOrder order = ++launches % 2 == 0 ? LaneOrder::reverse : LaneOrder::forward;
+  submit(shape.stream, [shape, order, body = std::move(body)] { run_grid(shape, body, order); });
   return cudaSuccess;
 }
 
@@ -100,7 +137,8 @@ const char* cudaGetErrorName(cudaError_t error) {
   return "unknown error";
 }
 const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : cudaGetErrorName(error);
+  return error == cudaErrorNoDevice ? "no CUDA-capable device is detected"
+                                    : cudaGetErrorName(error);
 }
 cudaError_t cudaGetLastError() {
   return std::exchange(softgpu::last_error, cudaSuccess);
@@ -167,107 +205,70 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *greatest = -5;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() {
-  return cudaSuccess;
-}
-
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  if (softgpu::devices() == 0) return note(cudaErrorNoDevice);
   *total = softgpu::memory_bytes;
-  *free = *total - softgpu::used_bytes;
+  *free = *total - softgpu::used_device_bytes();
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   return softgpu::allocate(pointer, bytes);
 }
 cudaError_t cudaFree(void* pointer) {
-  return softgpu::release(pointer);
+  if (pointer == nullptr) return cudaSuccess;
+  softgpu::finish_all();
+  return softgpu::release_device(pointer) ? cudaSuccess : note(cudaErrorInvalidValue);
 }
 cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) {
   return softgpu::allocate(pointer, bytes);
 }
-cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) {
-  return softgpu::release(pointer);
+cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
+  if (pointer == nullptr) return cudaSuccess;
+  if (softgpu::place_of(pointer) != softgpu::Place::device) return note(cudaErrorInvalidValue);
+  softgpu::submit(stream, [pointer] {
+    if (!softgpu::release_device(pointer)) softgpu::die("cudaFreeAsync of what is not allocated");
+  });
+  return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   if (softgpu::devices() == 0) return note(cudaErrorNoDevice);
-  *pointer = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  *pointer = softgpu::allocate_pinned(bytes);
   return *pointer == nullptr ? note(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
   return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
 }
 cudaError_t cudaFreeHost(void* pointer) {
-  std::free(pointer);
-  return cudaSuccess;
+  if (pointer == nullptr || softgpu::release_pinned(pointer)) return cudaSuccess;
+  return note(cudaErrorInvalidValue);
 }
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  std::memmove(to, from, bytes);
-  return cudaSuccess;
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  const cudaError_t error = softgpu::copy(to, from, {bytes, 1, bytes, bytes}, kind, nullptr);
+  if (error == cudaSuccess) softgpu::finish(nullptr);
+  return error;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
-                            cudaStream_t) {
-  std::memmove(to, from, bytes);
-  return cudaSuccess;
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  return softgpu::copy(to, from, {bytes, 1, bytes, bytes}, kind, stream);
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
-                              size_t width, size_t height, cudaMemcpyKind, cudaStream_t) {
-  for (size_t row = 0; row < height; ++row)
-    std::memmove(static_cast<std::byte*>(to) + row * to_pitch,
-                 static_cast<const std::byte*>(from) + row * from_pitch, width);
-  return cudaSuccess;
+                              size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+  if (width > to_pitch || width > from_pitch) return note(cudaErrorInvalidValue);
+  return softgpu::copy(to, from, {width, height, to_pitch, from_pitch}, kind, stream);
 }
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
-  std::memset(to, value, bytes);
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   if (softgpu::devices() == 0) return note(cudaErrorNoDevice);
-  *stream = new CUstream_st;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
-}
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  delete stream;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaStreamQuery(cudaStream_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t* event) {
-  return cudaEventCreateWithFlags(event, cudaEventDefault);
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  if (softgpu::devices() == 0) return note(cudaErrorNoDevice);
-  *event = new CUevent_st;
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete event;
-  return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-  event->seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  return cudaSuccess;
-}
-cudaError_t cudaEventQuery(cudaEvent_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-  *milliseconds = static_cast<float>(1e3 * (end->seconds - begin->seconds));
+  if (bytes == 0) return cudaSuccess;
+  if (softgpu::place_of(to) == softgpu::Place::pageable || !softgpu::is_inside(to, bytes))
+    return note(cudaErrorInvalidValue);
+  softgpu::Task task;
+  if (softgpu::place_of(to) == softgpu::Place::pinned) task.host[0] = to;
+  task.step = [to, value, bytes] {
+    std::memset(to, value, bytes);
+    return softgpu::Step::done;
+  };
+  softgpu::submit(stream, std::move(task));
   return cudaSuccess;
 }
 

@@ -1,23 +1,42 @@
-// The threads of a block as fibers.
+// The threads of a block as fibers of one thread of the host.
+//
+//     for each block
+//       until all threads have returned
+//         for each warp                        forward, or backward
+//           until none of its lanes can go on
+//             for each lane                    forward, or backward
+//               run it until it meets a barrier, or returns
+//
+// A thread that comes last to a barrier lets the others go and goes on itself.
+
+#include <unistd.h>
 
 #include <boost/context/fiber.hpp>
 #include <boost/context/preallocated.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <memory>
-#include <numeric>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "softgpu.hpp"
 
 namespace softgpu {
+
+Position* running = nullptr;
+
 namespace {
+
+bool throwing = false;
 
 namespace context = boost::context;
 constexpr size_t stack_bytes = 128 * 1024;
 constexpr size_t slot_bytes = 64;
 constexpr int lanes_of_warp = 32;
+constexpr int most_threads = 1024;
 
 /// Stacks are used again and again; boost::context must not free them.
 struct KeptStack {
@@ -27,31 +46,39 @@ struct KeptStack {
   void deallocate(context::stack_context&) {}
 };
 
-enum class Waiting { nothing, warp, block, ended };
-
-struct Warp {
-  int live = 0, arrived = 0;
-  int parity = 0;
-  alignas(64) std::byte slots[2][lanes_of_warp * slot_bytes];
-};
+enum class Waiting : char { nothing, warp, block, ended };
 
 struct Thread {
-  Position position{};
-  Warp* warp = nullptr;
-  Waiting waiting = Waiting::nothing;
+  Position position{};  // first: `running` points to it
   context::fiber fiber, scheduler;
 };
 
-/// One block at a time, on one thread of the host.
+struct Warp {
+  int lanes = 0, live = 0, arrived = 0;
+  int runnable = 0;
+  int parity = 0;
+  size_t bytes = 0;  // of the exchange under way
+  Waiting waiting[lanes_of_warp];
+  alignas(64) std::byte slots[2][lanes_of_warp * slot_bytes];
+};
+
+std::string text_of(const dim3& shape) {
+  return std::to_string(shape.x) + " x " + std::to_string(shape.y) + " x " +
+         std::to_string(shape.z);
+}
+
+/// One block at a time.
 class Block {
  public:
   void run(const LaunchShape& shape, uint3 index, const std::function<void()>& body,
            LaneOrder order);
-  Thread& current() { return *current_; }
-  void* shared() { return shared_.data(); }
+  void* shared() { return shared_; }
+  bool behind_shared(const void* address) const {
+    return shared_memory_.end() <= address && address < shared_memory_.end() + 4096;
+  }
 
   void barrier() {
-    current_->waiting = Waiting::block;
+    wait(Waiting::block);
     if (++arrived_ == live_) release_block();
     yield();
   }
@@ -62,136 +89,232 @@ class Block {
     return count_[slot];
   }
   Exchange exchange(const void* mine, size_t bytes) {
-    Warp& warp = *current_->warp;
+    Warp& warp = warps_[warp_];
     std::byte* slots = warp.slots[warp.parity];
-    if (bytes > 0)
-      std::memcpy(slots + static_cast<size_t>(lane()) * slot_bytes, mine, bytes);
-    current_->waiting = Waiting::warp;
+    if (warp.arrived > 0 && bytes != warp.bytes)
+      die(launch_text() + ": lanes of a warp meet at different warp functions");
+    warp.bytes = bytes;
+    if (bytes > 0) std::memcpy(slots + static_cast<size_t>(lane_) * slot_bytes, mine, bytes);
+    wait(Waiting::warp);
     if (++warp.arrived == warp.live) release_warp(warp);
     yield();
     return {slots};
   }
 
+  /// "a launch of 4 x 1 x 1 blocks of 256 x 1 x 1 threads, block (3, 0, 0)"
+  std::string launch_text() const {
+    return "a launch of " + text_of(shape_.grid) + " blocks of " + text_of(shape_.block) +
+           " threads, block (" + std::to_string(index_.x) + ", " + std::to_string(index_.y) + ", " +
+           std::to_string(index_.z) + ")";
+  }
+  void describe(char* text, size_t bytes) const {
+    const uint3& t = running->thread;
+    std::snprintf(text, bytes,
+                  "a launch of %u x %u x %u blocks of %u x %u x %u threads, block (%u, %u, %u), "
+                  "thread (%u, %u, %u),",
+                  shape_.grid.x, shape_.grid.y, shape_.grid.z, shape_.block.x, shape_.block.y,
+                  shape_.block.z, index_.x, index_.y, index_.z, t.x, t.y, t.z);
+  }
+
  private:
   void prepare(const LaunchShape& shape, uint3 index, const std::function<void()>& body);
+  void start_fiber(size_t i);
+  bool run_warp(size_t w, LaneOrder order);
+  void run_body() {
+    try {
+      (*body_)();
+    } catch (const context::detail::forced_unwind&) {
+      throw;
+    } catch (const std::exception& error) {
+      die(launch_text() + ": an exception left the kernel: " + error.what());
+    }
+  }
+  [[noreturn]] void die_of_deadlock() const;
+
+  void wait(Waiting what) {
+    Warp& warp = warps_[warp_];
+    warp.waiting[lane_] = what;
+    --warp.runnable;
+  }
   void yield() {
-    Thread& me = *current_;
-    if (me.waiting == Waiting::nothing) return;  // the last to arrive goes on
+    if (warps_[warp_].waiting[lane_] == Waiting::nothing) return;
+    Thread& me = *reinterpret_cast<Thread*>(running);
     me.scheduler = std::move(me.scheduler).resume();
   }
+  void release(Warp& warp, Waiting what) {
+    for (int i = 0; i < warp.lanes; ++i)
+      if (warp.waiting[i] == what) {
+        warp.waiting[i] = Waiting::nothing;
+        ++warp.runnable;
+      }
+  }
   void release_block() {
-    for (auto& thread : threads_)
-      if (thread->waiting == Waiting::block) thread->waiting = Waiting::nothing;
+    for (Warp& warp : warps_) release(warp, Waiting::block);
     arrived_ = 0;
     parity_ ^= 1;
     count_[parity_] = 0;
   }
   void release_warp(Warp& warp) {
-    for (auto& thread : threads_)
-      if (thread->warp == &warp && thread->waiting == Waiting::warp)
-        thread->waiting = Waiting::nothing;
+    release(warp, Waiting::warp);
     warp.arrived = 0;
     warp.parity ^= 1;
   }
-  void end(Thread& thread) {
-    thread.waiting = Waiting::ended;
+  void end_thread() {
+    wait(Waiting::ended);
     if (--live_ > 0 && arrived_ == live_) release_block();
-    Warp& warp = *thread.warp;
+    Warp& warp = warps_[warp_];
     if (--warp.live > 0 && warp.arrived == warp.live) release_warp(warp);
   }
 
-  std::vector<std::unique_ptr<Thread>> threads_;
-  std::vector<std::unique_ptr<Warp>> warps_;
-  std::vector<std::unique_ptr<std::byte[]>> stacks_;
-  std::vector<std::byte> shared_;
-  std::vector<size_t> order_;
-  Thread* current_ = nullptr;
+  LaunchShape shape_;
+  uint3 index_{};
+  const std::function<void()>* body_ = nullptr;
+  std::vector<Thread> threads_{most_threads};
+  std::vector<GuardedMemory> stacks_;
+  std::vector<Warp> warps_;
+  GuardedMemory shared_memory_{shared_bytes_of_block, true};
+  std::byte* shared_ = nullptr;
+  size_t warp_ = 0;  // of the thread that runs
+  int lane_ = 0;
   int live_ = 0, arrived_ = 0, parity_ = 0;
   int count_[2] = {0, 0};
 };
 
+void Block::start_fiber(size_t i) {
+  const GuardedMemory& memory = stacks_.emplace_back(stack_bytes, false);
+  context::stack_context stack;
+  stack.size = stack_bytes;
+  stack.sp = memory.end();
+  Thread& thread = threads_[i];
+  thread.fiber =
+      context::fiber(std::allocator_arg, context::preallocated(stack.sp, stack.size, stack),
+                     KeptStack{stack}, [this, &thread](context::fiber&& scheduler) {
+                       thread.scheduler = std::move(scheduler);
+                       while (true) {  // one turn for each block
+                         run_body();
+                         end_thread();
+                         yield();
+                       }
+                       return std::move(thread.scheduler);
+                     });
+}
+
 void Block::prepare(const LaunchShape& shape, uint3 index, const std::function<void()>& body) {
+  shape_ = shape;
+  index_ = index;
+  body_ = &body;
   const size_t count = size_t{shape.block.x} * shape.block.y * shape.block.z;
-  while (stacks_.size() < count) stacks_.push_back(std::make_unique<std::byte[]>(stack_bytes));
-  threads_.resize(count);
+  while (stacks_.size() < count) start_fiber(stacks_.size());
   warps_.resize((count + lanes_of_warp - 1) / lanes_of_warp);
-  for (auto& warp : warps_) {
-    if (!warp) warp = std::make_unique<Warp>();
-    warp->live = warp->arrived = warp->parity = 0;
+  for (size_t w = 0; w < warps_.size(); ++w) {
+    Warp& warp = warps_[w];
+    warp.lanes = static_cast<int>(std::min<size_t>(lanes_of_warp, count - w * lanes_of_warp));
+    warp.live = warp.runnable = warp.lanes;
+    warp.arrived = warp.parity = 0;
+    std::fill(warp.waiting, warp.waiting + lanes_of_warp, Waiting::nothing);
+    if (warp.lanes < lanes_of_warp) std::memset(warp.slots, 0xff, sizeof(warp.slots));
   }
-  shared_.assign(shape.shared_bytes, std::byte{0xff});  // NaN
+  shared_ = shared_memory_.end() - (shape.shared_bytes + 15) / 16 * 16;
+  std::memset(shared_, 0xff, static_cast<size_t>(shared_memory_.end() - shared_));  // NaN
   live_ = static_cast<int>(count);
   arrived_ = parity_ = count_[0] = count_[1] = 0;
+  uint3 at{0, 0, 0};
   for (size_t i = 0; i < count; ++i) {
-    if (!threads_[i]) threads_[i] = std::make_unique<Thread>();
-    Thread& thread = *threads_[i];
-    const auto x = static_cast<unsigned>(i % shape.block.x);
-    const auto y = static_cast<unsigned>(i / shape.block.x % shape.block.y);
-    const auto z = static_cast<unsigned>(i / shape.block.x / shape.block.y);
-    thread.position = {{x, y, z}, index, shape.block, shape.grid};
-    thread.warp = warps_[i / lanes_of_warp].get();
-    ++thread.warp->live;
-    thread.waiting = Waiting::nothing;
-    context::stack_context stack;
-    stack.size = stack_bytes;
-    stack.sp = stacks_[i].get() + stack_bytes;
-    thread.fiber = context::fiber(
-        std::allocator_arg, context::preallocated(stack.sp, stack.size, stack), KeptStack{stack},
-        [this, &thread, &body](context::fiber&& scheduler) {
-          thread.scheduler = std::move(scheduler);
-          body();
-          end(thread);
-          return std::move(thread.scheduler);
-        });
+    threads_[i].position = {at, index, shape.block, shape.grid, static_cast<int>(i % 32)};
+    if (++at.x == shape.block.x) {
+      at.x = 0;
+      if (++at.y == shape.block.y) {
+        at.y = 0;
+        ++at.z;
+      }
+    }
   }
+}
+
+/// Whether any lane could go on.
+bool Block::run_warp(size_t w, LaneOrder order) {
+  Warp& warp = warps_[w];
+  if (warp.runnable == 0) return false;
+  while (warp.runnable > 0)
+    for (int turn = 0; turn < warp.lanes; ++turn) {
+      const int lane = order == LaneOrder::forward ? turn : warp.lanes - 1 - turn;
+      if (warp.waiting[lane] != Waiting::nothing) continue;
+      Thread& thread = threads_[w * lanes_of_warp + static_cast<size_t>(lane)];
+      running = &thread.position;
+      warp_ = w;
+      lane_ = lane;
+      thread.fiber = std::move(thread.fiber).resume();
+    }
+  return true;
 }
 
 void Block::run(const LaunchShape& shape, uint3 index, const std::function<void()>& body,
                 LaneOrder order) {
   prepare(shape, index, body);
-  order_.resize(threads_.size());
-  std::iota(order_.begin(), order_.end(), size_t{0});
-  if (order == LaneOrder::reverse) std::reverse(order_.begin(), order_.end());
   while (live_ > 0) {
     bool moved = false;
-    for (const size_t i : order_) {
-      Thread& thread = *threads_[i];
-      if (thread.waiting != Waiting::nothing) continue;
-      moved = true;
-      current_ = &thread;
-      thread.fiber = std::move(thread.fiber).resume();
-    }
-    if (!moved) die("threads of a block wait for each other at different barriers");
+    for (size_t turn = 0; turn < warps_.size(); ++turn)
+      moved |= run_warp(order == LaneOrder::forward ? turn : warps_.size() - 1 - turn, order);
+    if (!moved) die_of_deadlock();
   }
-  current_ = nullptr;
+  running = nullptr;
 }
 
-thread_local Block the_block;
+void Block::die_of_deadlock() const {
+  std::string text = launch_text() + ": its threads wait for each other at different barriers: " +
+                     std::to_string(arrived_) + " of " + std::to_string(live_) +
+                     " at a barrier of the block";
+  for (size_t w = 0; w < warps_.size(); ++w)
+    if (warps_[w].arrived > 0) {
+      text += ", " + std::to_string(warps_[w].arrived) + " of " + std::to_string(warps_[w].live) +
+              " lanes of warp " + std::to_string(w) + " at a warp function";
+      break;
+    }
+  die(text);
+}
+
+Block& block() {
+  static Block& only = *new Block;  // never destroyed: its fibers would have to be unwound
+  return only;
+}
 
 }  // namespace
 
+bool throw_errors(bool on) {
+  return std::exchange(throwing, on);
+}
+
 void die(const std::string& why) {
+  if (throwing && running == nullptr) throw std::runtime_error(why);
   std::fprintf(stderr, "software GPU: %s\n", why.c_str());
+  // A program's SIGABRT handler may leave the rest to a thread, which a forked process has not.
+  if (getpid() != owning_process()) _exit(3);
   std::abort();
 }
 
-const Position& here() {
-  return the_block.current().position;
+void describe_running(char* text, size_t bytes) {
+  *text = '\0';
+  if (running != nullptr) block().describe(text, bytes);
 }
+bool behind_shared_memory(const void* address) {
+  return running != nullptr && block().behind_shared(address);
+}
+
 void* dynamic_shared_memory() {
-  return the_block.shared();
+  return block().shared();
 }
 void block_barrier() {
-  the_block.barrier();
+  block().barrier();
 }
 int block_count(int predicate) {
-  return the_block.count(predicate);
+  return block().count(predicate);
 }
 Exchange warp_exchange(const void* mine, size_t bytes) {
-  return the_block.exchange(mine, bytes);
+  return block().exchange(mine, bytes);
 }
 void require_full_warp(unsigned mask) {
-  if (mask != 0xffffffffU) die("a warp function on some of the lanes; this device knows all 32");
+  if (mask != 0xffffffffU)
+    die(block().launch_text() + ": a warp function on some of the lanes; this device knows all 32");
 }
 
 void run_grid(const LaunchShape& shape, const std::function<void()>& body, LaneOrder order) {
@@ -199,7 +322,7 @@ void run_grid(const LaunchShape& shape, const std::function<void()>& body, LaneO
     for (unsigned y = 0; y < shape.grid.y; ++y)
       for (unsigned x = 0; x < shape.grid.x; ++x) {
         const bool back = order == LaneOrder::reverse;
-        the_block.run(shape, {back ? shape.grid.x - 1 - x : x, y, z}, body, order);
+        block().run(shape, {back ? shape.grid.x - 1 - x : x, y, z}, body, order);
       }
 }
 

@@ -82,8 +82,12 @@ struct Position {
   uint3 block;
   dim3 block_shape;
   dim3 grid_shape;
+  int lane;
 };
-const Position& here();
+extern Position* running;  ///< null outside of kernels
+inline const Position& here() {
+  return *running;
+}
 void* dynamic_shared_memory();
 
 /// Runs `body` once for each thread of each block.
@@ -110,9 +114,7 @@ struct Exchange {
 };
 Exchange warp_exchange(const void* mine, size_t bytes);
 inline int lane() {
-  const Position& p = here();
-  return static_cast<int>(
-      (p.thread.x + p.block_shape.x * (p.thread.y + p.block_shape.y * p.thread.z)) % 32);
+  return here().lane;
 }
 template <class T>
 T from_lane(T value, int lane) {

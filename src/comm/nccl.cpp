@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <optional>
@@ -23,7 +24,7 @@
 #include "runtime/mpi_env.hpp"
 #include "runtime/watchdog.hpp"
 
-static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0), "ncclCommSplit came with NCCL 2.18");
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0), "Gyre needs NCCL 2.28 or later");
 
 namespace gyre {
 namespace {
@@ -65,7 +66,11 @@ class CommStream {
     GYRE_CHECK_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     GYRE_CHECK_CUDA(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking, greatest));
   }
-  ~CommStream() { (void)cudaStreamDestroy(handle_); }
+  /// The staging memory goes back when nothing uses it any more.
+  ~CommStream() {
+    (void)cudaStreamSynchronize(handle_);
+    (void)cudaStreamDestroy(handle_);
+  }
   CommStream(const CommStream&) = delete;
   CommStream& operator=(const CommStream&) = delete;
 
@@ -90,7 +95,9 @@ class CommStream {
 
 /// An NCCL communicator and what its operations share; a Work keeps it alive.
 struct Channel {
+  /// What used the memory of `flag` before may still be under way on another stream.
   explicit Channel(std::shared_ptr<CommStream> shared) : comm_stream(std::move(shared)) {
+    GYRE_CHECK_CUDA(cudaDeviceSynchronize());
     GYRE_CHECK_CUDA(cudaMemsetAsync(flag.data(), 0, sizeof(int32_t), stream()));
   }
   /// ncclCommDestroy waits for the peers. When an error ends the run they may never come.
@@ -186,12 +193,12 @@ class NcclWork final : public Work {
   }
 
   void hold() override {
-    if (!complete_ && caller_) done_.hold(*caller_);
+    if (!caller_) return wait();  // the host's own work has no other order
+    if (!complete_) done_.hold(*caller_);
   }
 
   void wait() override {
     if (test()) return;
-    hold();
     const WaitScope scope(what_, peers_);
     while (!test()) sched_yield();
   }
@@ -369,6 +376,46 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Channel> channel_;
 };
 
+/// The device of a rank, identified as no index can: launchers renumber devices for a rank.
+struct DeviceClaim {
+  std::array<char, 16> uuid{};
+  std::array<char, 64> host{};
+  bool operator==(const DeviceClaim&) const = default;
+};
+
+DeviceClaim claim_device() {
+  std::string why;
+  if (usable_cuda_devices(&why) == 0)
+    throw_runtime("no usable CUDA device on host {}: {}", host_name(), why);
+  DeviceClaim claim;
+  int device = 0;
+  cudaDeviceProp properties{};
+  GYRE_CHECK_CUDA(cudaGetDevice(&device));
+  GYRE_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
+  std::memcpy(claim.uuid.data(), properties.uuid.bytes, claim.uuid.size());
+  host_name().copy(claim.host.data(), claim.host.size() - 1);
+  return claim;
+}
+
+void require_devices(Communicator& host) {
+  DeviceClaim mine;
+  run_agreed(host, "preparing the GPU", [&] { mine = claim_device(); });
+  std::vector<DeviceClaim> claims(static_cast<size_t>(host.size()));
+  HostStream stream;
+  host.all_gather(bytes_of(std::span<const DeviceClaim>(&mine, 1)),
+                  writable_bytes_of(std::span<DeviceClaim>(claims)), stream, "devices of the ranks")
+      ->wait();
+  run_agreed(host, "preparing the GPU", [&] {
+    const auto first = std::find(claims.begin(), claims.end(), mine) - claims.begin();
+    if (first == host.rank() || nccl_shares_gpus()) return;
+    throw_runtime(
+        "ranks {} and {} on host {} have one CUDA device; NCCL takes several ranks on one from "
+        "version 2.30 on, with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment, and staged "
+        "communication always does",
+        first, host.rank(), host_name());
+  });
+}
+
 ncclUniqueId share_unique_id(Communicator& host) {
   ncclUniqueId id{};
   run_agreed(host, "ncclGetUniqueId", [&] {
@@ -386,7 +433,15 @@ ncclUniqueId share_unique_id(Communicator& host) {
 
 }  // namespace
 
+bool nccl_shares_gpus() {
+  int version = 0;
+  const char* enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 30, 0) &&
+         enabled != nullptr && std::string_view(enabled) == "1";
+}
+
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host) {
+  require_devices(host);
   std::shared_ptr<Channel> channel;
   run_agreed(host, "preparing the GPU",
              [&] { channel = std::make_shared<Channel>(std::make_shared<CommStream>()); });

@@ -7,10 +7,15 @@
 
 namespace gyre {
 
+/// Whether NCCL takes several ranks on one GPU: it does from 2.30 on, when
+/// NCCL_MULTI_RANK_GPU_ENABLE=1 is in the environment.
+bool nccl_shares_gpus();
+
 /// A communicator over `host`, the MPI communicator of all ranks, on the current device of each
 /// (see cuda_device.hpp). The unique id is broadcast over `host`, followed by a barrier (the
-/// broadcast may return before every rank has the id). Collective. An error inside NCCL is not
-/// agreed: the rank that sees it has to abort the others.
+/// broadcast may return before every rank has the id). Collective. All ranks throw the same runtime
+/// error when one of them has no usable device, or when two have one and nccl_shares_gpus() is
+/// false. An error inside NCCL is not agreed: the rank that sees it has to abort the others.
 ///
 /// The communicator and all that are split from it run on one communication stream of high
 /// priority, in the order of submission: NCCL kernels of two communicators, started in different

@@ -9,6 +9,10 @@
 #include "core/error.hpp"
 #include "runtime/supervisor.hpp"
 
+#ifdef GYRE_SOFTGPU
+#include <softgpu_progress.h>
+#endif
+
 namespace gyre {
 namespace {
 
@@ -41,6 +45,9 @@ void wait_politely(std::vector<MPI_Request>& requests) {
         MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
         "MPI_Testall");
     if (done) return;
+#ifdef GYRE_SOFTGPU
+    softgpu::progress();  // a GPU communicates while its host waits
+#endif
     sched_yield();
   }
 }

@@ -1,0 +1,14 @@
+#pragma once
+// What the rest of a program must do for the software GPU.
+
+namespace softgpu {
+
+/// Moves on what other processes wait for: communication in streams, and what comes before it. A
+/// GPU does so by itself; here, whoever waits for other processes calls this while it waits.
+void progress();
+
+/// For tests: what would end the program, outside of kernels, throws std::runtime_error. Returns
+/// the old setting.
+bool throw_errors(bool on);
+
+}  // namespace softgpu
