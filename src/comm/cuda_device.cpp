@@ -18,83 +18,114 @@
 namespace gyre {
 namespace {
 
-/// The ranks of a communicator that share a host.
-class HostGroup {
- public:
-  explicit HostGroup(Communicator& host) {
-    const WaitScope scope("finding the ranks of this host");
-    check_mpi(MPI_Comm_split_type(mpi_handle(host), MPI_COMM_TYPE_SHARED, host.rank(),
-                                  MPI_INFO_NULL, &comm_),
-              "MPI_Comm_split_type");
-    check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
-    check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
-  }
-  ~HostGroup() { MPI_Comm_free(&comm_); }
-  HostGroup(const HostGroup&) = delete;
-  HostGroup& operator=(const HostGroup&) = delete;
-
-  int rank() const { return rank_; }
-  int size() const { return size_; }
-  /// Everyone's `mine`, in rank order.
-  template <class T>
-  std::vector<T> gather(const T& mine) const {
-    static_assert(std::is_trivially_copyable_v<T>);
-    const WaitScope scope("gathering from the ranks of this host");
-    constexpr int bytes = sizeof(T);
-    std::vector<T> all(static_cast<size_t>(size_));
-    std::vector<MPI_Request> requests(1);
-    check_mpi(
-        MPI_Iallgather(&mine, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, comm_, requests.data()),
-        "MPI_Iallgather");
-    wait_politely(requests);
-    return all;
-  }
-
- private:
-  MPI_Comm comm_ = MPI_COMM_NULL;
-  int rank_ = 0;
-  int size_ = 1;
-};
-
-/// The device that a rank uses, identified as no index can: launchers renumber devices for a rank.
-struct DeviceClaim {
+/// This rank's number among the ranks of its host.
+int rank_on_host(Communicator& host) {
+  const WaitScope scope("finding the ranks of this host");
+  MPI_Comm group = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(mpi_handle(host), MPI_COMM_TYPE_SHARED, host.rank(), MPI_INFO_NULL,
+                                &group),
+            "MPI_Comm_split_type");
   int rank = 0;
-  int device = 0;
-  std::array<char, 16> uuid{};
+  check_mpi(MPI_Comm_rank(group, &rank), "MPI_Comm_rank");
+  MPI_Comm_free(&group);
+  return rank;
+}
+
+/// A RankDevice as it travels.
+struct Claim {
+  std::array<char, 256> host{}, name{};
+  std::array<unsigned char, 16> uuid{};
+  int device = 0, major = 0, minor = 0;
 };
 
-DeviceClaim claim_device(const HostGroup& group, int rank) {
+Claim claim_device(int rank_here) {
   std::string why;
   const int devices = usable_cuda_devices(&why);
   if (devices == 0) throw_runtime("no usable CUDA device on host {}: {}", host_name(), why);
-  if (devices > 1 && group.rank() >= devices)
-    throw_runtime("{} ranks on host {} have {} CUDA devices, and NCCL needs one for each",
-                  group.size(), host_name(), devices);
-  DeviceClaim claim{rank, devices == 1 ? 0 : group.rank(), {}};
+  Claim claim;
+  claim.device = rank_here % devices;
   cudaDeviceProp properties{};
   GYRE_CHECK_CUDA(cudaGetDeviceProperties(&properties, claim.device));
+  if (properties.major < least_compute_capability)
+    throw_runtime("CUDA device {} of host {} ({}) has compute capability {}.{}; the least is {}.0",
+                  claim.device, host_name(), properties.name, properties.major, properties.minor,
+                  least_compute_capability);
+  const std::string host = host_name();
+  std::copy_n(host.data(), std::min(host.size(), claim.host.size() - 1), claim.host.data());
+  std::memcpy(claim.name.data(), properties.name, claim.name.size() - 1);
   std::memcpy(claim.uuid.data(), properties.uuid.bytes, claim.uuid.size());
+  claim.major = properties.major;
+  claim.minor = properties.minor;
   return claim;
 }
 
-void require_own_device(const DeviceClaim& mine, const std::vector<DeviceClaim>& claims) {
-  for (const DeviceClaim& other : claims)
-    if (other.rank != mine.rank && other.uuid == mine.uuid)
-      throw_runtime("ranks {} and {} on host {} have one CUDA device, and NCCL needs one for each",
-                    std::min(mine.rank, other.rank), std::max(mine.rank, other.rank), host_name());
+std::string uuid_text(const std::array<unsigned char, 16>& uuid) {
+  std::string text = "GPU-";
+  for (size_t i = 0; i < uuid.size(); ++i)
+    text += fmt::format("{}{:02x}", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+  return text;
+}
+
+bool same_device(const RankDevice& a, const RankDevice& b) {
+  return a.uuid == b.uuid && a.host == b.host;
+}
+
+std::vector<RankDevice> gather_claims(Communicator& host, const Claim& mine) {
+  std::vector<Claim> claims(static_cast<size_t>(host.size()));
+  HostStream stream;
+  host.all_gather(bytes_of(std::span<const Claim>(&mine, 1)),
+                  writable_bytes_of(std::span<Claim>(claims)), stream, "devices of all ranks")
+      ->wait();
+  std::vector<RankDevice> devices;
+  for (const Claim& claim : claims)
+    devices.push_back({static_cast<int>(devices.size()), claim.host.data(), claim.device,
+                       claim.name.data(), uuid_text(claim.uuid), claim.major, claim.minor, 1});
+  for (RankDevice& device : devices)
+    device.sharers = static_cast<int>(
+        std::count_if(devices.begin(), devices.end(),
+                      [&](const RankDevice& other) { return same_device(device, other); }));
+  return devices;
 }
 
 }  // namespace
 
-void bind_device(Communicator& host) {
-  const HostGroup group(host);
-  DeviceClaim mine;
-  run_agreed(host, "choosing a CUDA device", [&] { mine = claim_device(group, host.rank()); });
-  const std::vector<DeviceClaim> claims = group.gather(mine);
+void require_own_devices(const std::vector<RankDevice>& devices) {
+  const auto shared = std::find_if(devices.begin(), devices.end(),
+                                   [](const RankDevice& device) { return device.sharers > 1; });
+  if (shared == devices.end()) return;
+  std::vector<int> ranks;
+  for (const RankDevice& other : devices)
+    if (same_device(*shared, other)) ranks.push_back(other.rank);
+  throw_runtime(
+      "ranks {} on host {} have one CUDA device, {} ({}); start one rank for each device, or let "
+      "them share it with --share-gpus, for checking: its times are not official",
+      fmt::join(ranks, ", "), shared->host, to_string(*shared), shared->uuid);
+}
+
+std::vector<RankDevice> bind_device(Communicator& host, bool share_gpus) {
+  const int rank_here = rank_on_host(host);
+  Claim mine;
+  run_agreed(host, "choosing a CUDA device", [&] { mine = claim_device(rank_here); });
+  std::vector<RankDevice> devices = gather_claims(host, mine);
   run_agreed(host, "choosing a CUDA device", [&] {
-    require_own_device(mine, claims);
+    if (!share_gpus) require_own_devices(devices);
     GYRE_CHECK_CUDA(cudaSetDevice(mine.device));
   });
+  return devices;
+}
+
+std::string to_string(const RankDevice& device) {
+  return fmt::format("{} {} ({}.{})", device.device, device.name, device.major, device.minor);
+}
+
+std::string cuda_version() {
+#ifdef GYRE_SOFTGPU
+  return "software GPU";
+#else
+  int version = 0;
+  GYRE_CHECK_CUDA(cudaRuntimeGetVersion(&version));
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+#endif
 }
 
 }  // namespace gyre

@@ -1,6 +1,6 @@
 #pragma once
-// Communication of device memory by way of the host, over MPI: needs no NCCL, and any number of ranks
-// may share a GPU.
+// Communication of device memory by way of the host, over MPI: needs no NCCL, and any number of
+// ranks may share a GPU.
 //
 //     device -> pinned memory (on a copy stream, behind the caller's work)
 //     MPI, from pinned memory to pinned memory

@@ -34,7 +34,10 @@ struct BasicMatrixRef {
         rows(view.rows),
         cols(view.cols),
         stride(view.stride) {}
-  operator BasicMatrixRef<const std::byte>() const requires(!std::is_const_v<Byte>) {
+  /// A writable one is a read-only one. (nvcc warns of a conversion that is no template.)
+  template <class To>
+  requires(std::is_same_v<To, const Byte> && !std::is_const_v<Byte>) operator BasicMatrixRef<To>()
+      const {
     return {data, type, rows, cols, stride};
   }
 

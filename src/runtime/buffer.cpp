@@ -39,7 +39,10 @@ RawBuffer allocate(size_t bytes, MemorySpace space) {
   if (rounded > 0) {
     if (space == MemorySpace::host) pointer = std::aligned_alloc(alignment, rounded);
 #ifdef GYRE_WITH_CUDA
-    if (space == MemorySpace::device) pointer = cuda_allocate(rounded);
+    if (space == MemorySpace::device) {
+      pointer = cuda_allocate(rounded);
+      if (poisoning()) cuda_poison(pointer, rounded);
+    }
     if (space == MemorySpace::pinned) pointer = cuda_allocate_pinned(rounded);
 #endif
     if (pointer == nullptr)

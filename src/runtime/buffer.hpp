@@ -14,12 +14,13 @@
 
 namespace gyre {
 
-/// When on, every new host array of floating-point elements starts as NaN (tests turn it on: what
-/// should be written and is not, or is read before it is written, shows up in the result). Returns
-/// the old setting.
+/// When on, every new array of floating-point elements starts as NaN, and every new array on a
+/// device as bytes 0xff (tests turn it on: what should be written and is not, or is read before it
+/// is written, shows up in the result). Returns the old setting.
 bool poison_new_buffers(bool on);
 
-/// Bytes of host and device memory now held by buffers, and the most ever held, in this process.
+/// Bytes of host, pinned and device memory now held by buffers, and the most ever held, in this
+/// process.
 struct MemoryUse {
   int64_t current_bytes = 0;
   int64_t peak_bytes = 0;
@@ -41,6 +42,8 @@ bool poisoning();
 }  // namespace detail
 
 /// `count` elements of a trivial type, 64-byte aligned, not initialised (see poison_new_buffers).
+/// Device and pinned memory comes from pools and may have another owner as soon as the buffer is
+/// destroyed; see cuda_memory.hpp for what that asks of streams.
 template <class T>
 class Buffer {
   static_assert(std::is_trivially_copyable_v<T>);

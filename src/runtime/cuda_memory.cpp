@@ -1,9 +1,13 @@
 #include "runtime/cuda_memory.hpp"
 
+#include <cstdlib>
+#include <string>
 #include <string_view>
 
 #include "core/error.hpp"
 #include "runtime/cuda_check.hpp"
+#include "runtime/cuda_memory_pool.hpp"
+#include "runtime/host.hpp"
 
 namespace gyre {
 namespace {
@@ -14,6 +18,77 @@ std::string version_text(int version) {  // 13000 is CUDA 13.0
 
 std::string_view file_name(std::string_view path) {
   return path.substr(path.rfind('/') + 1);
+}
+
+/// cudaFree and cudaFreeHost wait for the device, so that work under way with a block is done
+/// first.
+class DeviceMemory final : public MemorySource {
+ public:
+  void* allocate(size_t bytes) override {
+    void* pointer = nullptr;
+    const cudaError_t code = cudaMalloc(&pointer, bytes);
+    if (code == cudaSuccess) return pointer;
+    if (means_no_device(code))
+      throw_runtime("no usable CUDA device for a buffer of {} bytes: {}", bytes,
+                    describe_cuda(code));
+    if (code != cudaErrorMemoryAllocation) throw_cuda(code, "cudaMalloc", __FILE__, __LINE__);
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  void release(void* block) noexcept override {
+    if (cudaFree(block) != cudaSuccess) (void)cudaGetLastError();
+  }
+  void fail(size_t bytes) override {
+    size_t free_bytes = 0, total_bytes = 0;
+    int device = 0;
+    GYRE_CHECK_CUDA(cudaGetDevice(&device));
+    GYRE_CHECK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+    throw_runtime(
+        "no device memory for a buffer of {} bytes: {} of {} bytes are free on device {} of host "
+        "{}",
+        bytes, free_bytes, total_bytes, device, host_name());
+  }
+};
+
+class PinnedMemory final : public MemorySource {
+ public:
+  void* allocate(size_t bytes) override {
+    void* pointer = nullptr;
+    const cudaError_t code = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable);
+    if (code == cudaSuccess) return pointer;
+    (void)cudaGetLastError();
+    why_ = describe_cuda(code);
+    return nullptr;
+  }
+  void release(void* block) noexcept override {
+    if (cudaFreeHost(block) != cudaSuccess) (void)cudaGetLastError();
+  }
+  void fail(size_t bytes) override {
+    throw_runtime("no pinned memory for a buffer of {} bytes on host {}: {}", bytes, host_name(),
+                  why_);
+  }
+
+ private:
+  std::string why_;
+};
+
+bool pools_are_on() {
+  const char* setting = std::getenv("GYRE_MEMORY_POOL");
+  return setting == nullptr || std::string_view(setting) != "off";
+}
+
+struct Pools {
+  DeviceMemory device_memory;
+  PinnedMemory pinned_memory;
+  MemoryPool device{device_memory, pools_are_on()};
+  MemoryPool pinned{pinned_memory, pools_are_on()};
+};
+
+/// Never destroyed: buffers of static lifetime may outlive everything else, and at the end of the
+/// process CUDA frees what there is.
+Pools& pools() {
+  static Pools& all = *new Pools;
+  return all;
 }
 
 }  // namespace
@@ -39,40 +114,47 @@ void throw_cuda(cudaError_t code, const char* call, const char* file, int line) 
   int device = -1;
   const bool has_device = !means_no_device(code) && cudaGetDevice(&device) == cudaSuccess;
   (void)cudaGetLastError();
-  throw_runtime("{} failed at {}:{}{}: {}", call, file_name(file), line,
-                has_device ? fmt::format(" on CUDA device {}", device) : "", text);
+  throw_runtime("{} failed at {}:{} on {}host {}: {}", call, file_name(file), line,
+                has_device ? fmt::format("CUDA device {} of ", device) : "", host_name(), text);
 }
 
 void* cuda_allocate(size_t bytes) {
-  void* pointer = nullptr;
-  const cudaError_t code = cudaMalloc(&pointer, bytes);
-  if (code == cudaSuccess) return pointer;
-  if (means_no_device(code))
-    throw_runtime("no usable CUDA device for a buffer of {} bytes: {}", bytes, describe_cuda(code));
-  if (code != cudaErrorMemoryAllocation) throw_cuda(code, "cudaMalloc", __FILE__, __LINE__);
+  int device = 0;
+  const cudaError_t code = cudaGetDevice(&device);
+  if (code != cudaSuccess && !means_no_device(code))
+    throw_cuda(code, "cudaGetDevice", __FILE__, __LINE__);
+  return pools().device.take(bytes, device);
+}
+
+void cuda_release(void* pointer) noexcept {
+  pools().device.give(pointer);
+}
+
+void* cuda_allocate_pinned(size_t bytes) {
+  return pools().pinned.take(bytes, 0);
+}
+
+void cuda_release_pinned(void* pointer) noexcept {
+  pools().pinned.give(pointer);
+}
+
+int64_t cuda_memory_available() {
   size_t free_bytes = 0, total_bytes = 0;
   int device = 0;
   GYRE_CHECK_CUDA(cudaGetDevice(&device));
   GYRE_CHECK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-  (void)cudaGetLastError();
-  throw_runtime("no device memory for a buffer of {} bytes: {} of {} bytes are free on device {}",
-                bytes, free_bytes, total_bytes, device);
+  return static_cast<int64_t>(free_bytes + pools().device.free_bytes(device));
 }
 
-void* cuda_allocate_pinned(size_t bytes) {
-  void* pointer = nullptr;
-  const cudaError_t code = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable);
-  if (code == cudaSuccess) return pointer;
-  (void)cudaGetLastError();
-  throw_runtime("no pinned memory for a buffer of {} bytes: {}", bytes, describe_cuda(code));
+void empty_cuda_pools() {
+  pools().device.empty();
+  pools().pinned.empty();
 }
 
-void cuda_release_pinned(void* pointer) noexcept {
-  if (cudaFreeHost(pointer) != cudaSuccess) (void)cudaGetLastError();
-}
-
-void cuda_release(void* pointer) noexcept {
-  if (cudaFree(pointer) != cudaSuccess) (void)cudaGetLastError();
+void cuda_poison(void* pointer, size_t bytes) {
+  GYRE_CHECK_CUDA(cudaDeviceSynchronize());
+  GYRE_CHECK_CUDA(cudaMemsetAsync(pointer, 0xff, bytes, nullptr));
+  GYRE_CHECK_CUDA(cudaDeviceSynchronize());
 }
 
 }  // namespace gyre

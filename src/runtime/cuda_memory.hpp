@@ -1,7 +1,28 @@
 #pragma once
-// Memory of the current CUDA device. Buffers are made of it (see buffer.hpp).
+// Memory of the current CUDA device, and host memory that it reads and writes. Buffers are made of
+// both (see buffer.hpp).
+//
+// cudaMalloc and cudaFree wait for the device and take up to milliseconds, so that memory which is
+// given back is kept and handed out again:
+//
+//     allocate(bytes)   class = bytes rounded up to one of 8 sizes for each power of two, or 512
+//                       a free block of the class, else one from CUDA
+//                       CUDA has none: give all free blocks back to it, and try once more
+//     release(block)    to the free blocks of its class, at once
+//
+// A block may thus be handed out while the device still works with it. That is right for what is
+// submitted to one stream: the work of the new owner comes behind that of the old one. Hence the
+// rule that all kernels and copies of a rank go on its compute stream. A communication stream is
+// ordered with it: an operation starts behind the work that was on the compute stream when it was
+// submitted, and its buffers may be released once Work::hold() or wait() has put the compute stream
+// behind it. Pinned memory is used by the host, which waits for no stream: it may be released only
+// after the stream that copies it was synchronised.
+//
+// With GYRE_MEMORY_POOL=off in the environment every buffer comes from CUDA and goes back there, as
+// a memory checker needs it to see an access behind the end.
 
 #include <cstddef>
+#include <cstdint>
 
 namespace gyre {
 
@@ -9,13 +30,23 @@ namespace gyre {
 /// reason: no device, or what is free of the device's memory.
 void* cuda_allocate(size_t bytes);
 
-/// Gives back what cuda_allocate returned, after all work on the device that was submitted before.
-/// A failure is ignored: the error that matters has been reported by the call that caused it.
+/// Gives back what cuda_allocate returned. A failure of CUDA is ignored: the error that matters has
+/// been reported by the call that caused it.
 void cuda_release(void* pointer) noexcept;
 
 /// Host memory that the device reads and writes too; 64-byte aligned, not initialised. Throws as
 /// above.
 void* cuda_allocate_pinned(size_t bytes);
 void cuda_release_pinned(void* pointer) noexcept;
+
+/// Bytes that cuda_allocate can give out now on the current device.
+int64_t cuda_memory_available();
+
+/// Gives all free blocks, of devices and pinned, back to CUDA.
+void empty_cuda_pools();
+
+/// Fills device memory with bytes 0xff, NaN in every floating-point type, before any work that is
+/// submitted from now on. Waits for the device: for tests.
+void cuda_poison(void* pointer, size_t bytes);
 
 }  // namespace gyre

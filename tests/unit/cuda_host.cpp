@@ -2,7 +2,8 @@
 // with one gets memory and streams.
 
 #include "comm/cuda_device.hpp"
-#include "comm/nccl.hpp"
+#include "comm/nccl_version.hpp"
+#include "comm/staged.hpp"
 #include "mpi_test.hpp"
 #include "runtime/buffer.hpp"
 
@@ -46,6 +47,10 @@ Error error_of(Action action) {
   return Error(ExitCode::ok, "no error");
 }
 
+std::string environment_host() {
+  return test::environment().peers()[0].host;
+}
+
 bool contains(const Error& error, const std::string& text) {
   return std::string(error.what()).find(text) != std::string::npos;
 }
@@ -76,11 +81,24 @@ TEST_F(WithoutGpu, AStreamIsARuntimeErrorWithTheCallAndItsPlace) {
   EXPECT_TRUE(contains(error, " at cuda_stream.cpp:")) << error.what();
 }
 
-TEST_F(WithoutGpu, AnNcclCommunicatorIsAnAgreedRuntimeError) {
-  const Error error = error_of([] { make_nccl_communicator(test::world()); });
+TEST_F(WithoutGpu, ChoosingADeviceIsAnAgreedRuntimeError) {
+  const Error error = error_of([] { bind_device(test::world()); });
   EXPECT_EQ(static_cast<int>(error.code()), 3);
   EXPECT_TRUE(error.agreed());
   EXPECT_TRUE(contains(error, "no usable CUDA device on host ")) << error.what();
+}
+
+TEST_F(WithoutGpu, ACommunicatorOfDeviceMemoryIsAnAgreedRuntimeError) {
+  const Error error = error_of([] { make_staged_communicator(test::world()); });
+  EXPECT_EQ(error.code(), ExitCode::runtime);
+  EXPECT_TRUE(error.agreed());
+  EXPECT_TRUE(contains(error, " on host " + environment_host())) << error.what();
+}
+
+TEST_F(WithoutGpu, PinnedMemoryIsARuntimeError) {
+  const Error error = error_of([] { Buffer<float> buffer(250, MemorySpace::pinned); });
+  EXPECT_EQ(error.code(), ExitCode::runtime);
+  EXPECT_TRUE(contains(error, "no pinned memory for a buffer of ")) << error.what();
 }
 
 TEST_F(WithoutGpu, AFailedCallLeavesNoErrorBehind) {
@@ -93,10 +111,64 @@ TEST_F(WithoutGpu, AFailedCallLeavesNoErrorBehind) {
 
 TEST(CudaErrors, ADescriptionHasTextNameAndNumber) {
   EXPECT_EQ(describe_cuda(cudaErrorMemoryAllocation),
-            "out of memory (cudaErrorMemoryAllocation, 2)");
+            std::string(cudaGetErrorString(cudaErrorMemoryAllocation)) +
+                " (cudaErrorMemoryAllocation, 2)");
   EXPECT_TRUE(means_no_device(cudaErrorNoDevice));
   EXPECT_TRUE(means_no_device(cudaErrorInsufficientDriver));
   EXPECT_FALSE(means_no_device(cudaErrorMemoryAllocation));
+}
+
+/// Four ranks of one host, each with a device of its own.
+std::vector<RankDevice> four_devices() {
+  std::vector<RankDevice> devices;
+  for (int r = 0; r < 4; ++r)
+    devices.push_back({r, "node", r, "Test GPU", "GPU-" + std::to_string(r), 9, 0, 1});
+  return devices;
+}
+
+TEST(SharedDevices, RanksWithADeviceEachAreFine) {
+  EXPECT_NO_THROW(require_own_devices(four_devices()));
+}
+
+TEST(SharedDevices, TheErrorNamesRanksHostDeviceAndOption) {
+  std::vector<RankDevice> devices = four_devices();
+  devices[3] = {3, "node", 1, "Test GPU", "GPU-1", 9, 0, 2};
+  devices[1].sharers = 2;
+  devices[2].host = "other";  // the same number on another host is another device
+  devices[2].device = 1;
+  const Error error = error_of([&] { require_own_devices(devices); });
+  EXPECT_EQ(error.code(), ExitCode::runtime);
+  EXPECT_STREQ(error.what(),
+               "ranks 1, 3 on host node have one CUDA device, 1 Test GPU (9.0) (GPU-1); start one "
+               "rank for each device, or let them share it with --share-gpus, for checking: its "
+               "times are not official");
+}
+
+TEST(Versions, AreThoseOfTheLibraries) {
+#ifdef GYRE_SOFTGPU
+  EXPECT_EQ(cuda_version(), "software GPU");
+#ifdef GYRE_WITH_NCCL
+  EXPECT_EQ(nccl_version(), "software GPU");
+#endif
+#else
+  EXPECT_EQ(cuda_version(),
+            fmt::format("{}.{}", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10));
+#ifdef GYRE_WITH_NCCL
+  EXPECT_EQ(nccl_version().substr(0, 2), "2.");
+#endif
+#endif
+}
+
+TEST_F(WithGpu, EveryRankGetsADevice) {
+  const std::vector<RankDevice> devices = bind_device(test::world(), true);
+  ASSERT_EQ(std::ssize(devices), test::world().size());
+  EXPECT_EQ(devices[0].rank, 0);
+  EXPECT_EQ(devices[0].host, environment_host());
+  EXPECT_GE(devices[0].major, least_compute_capability);
+  EXPECT_EQ(devices[0].uuid.size(), std::string("GPU-00112233-4455-6677-8899-aabbccddeeff").size());
+  int current = -1;
+  GYRE_CHECK_CUDA(cudaGetDevice(&current));
+  EXPECT_EQ(current, devices[0].device);
 }
 
 TEST_F(WithGpu, DeviceMemoryKeepsWhatIsCopiedThere) {

@@ -1,0 +1,113 @@
+#pragma once
+// Blocks of memory that are kept when they are given back. What that means for streams is said in
+// cuda_memory.hpp. Knows nothing of CUDA, so that it is tested with a source that can be made full.
+
+#include <compare>
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace gyre {
+
+/// Where a pool's blocks come from.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  /// nullptr when there is not enough; throws when something else is wrong.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* block) noexcept = 0;
+  /// Throws the error that there is no memory for `bytes`.
+  [[noreturn]] virtual void fail(size_t bytes) = 0;
+};
+
+/// The size of the block that an allocation of `bytes` > 0 gets: at least 512, and at most an
+/// eighth more than asked for from then on.
+constexpr size_t pool_block_bytes(size_t bytes) {
+  constexpr size_t least = 512;
+  if (bytes <= least) return least;
+  size_t power = least;  // the largest power of two below `bytes`
+  while (power < bytes - power) power *= 2;
+  const size_t step = power / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+/// Thread-safe. The source must outlive it.
+class MemoryPool {
+ public:
+  /// `keeps` false: every block comes from the source, of the very size, and goes back there.
+  MemoryPool(MemorySource& source, bool keeps) : source_(source), keeps_(keeps) {}
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
+
+  /// A free block, else one of the source; when that has none, all free blocks go back to it first.
+  /// `device` tells blocks apart that are of one size.
+  void* take(size_t bytes, int device) {
+    const std::lock_guard lock(mutex_);
+    const Block block{device, keeps_ ? pool_block_bytes(bytes) : bytes};
+    std::vector<void*>& ready = ready_[block];
+    void* pointer = nullptr;
+    if (!ready.empty()) {
+      pointer = ready.back();
+      ready.pop_back();
+    } else {
+      pointer = source_.allocate(block.bytes);
+      if (pointer == nullptr) {
+        drop_all();
+        pointer = source_.allocate(block.bytes);
+      }
+      if (pointer == nullptr) source_.fail(bytes);
+    }
+    taken_[pointer] = block;
+    return pointer;
+  }
+
+  void give(void* pointer) noexcept {
+    const std::lock_guard lock(mutex_);
+    const auto found = taken_.find(pointer);
+    if (found == taken_.end()) return;
+    if (keeps_)
+      ready_[found->second].push_back(pointer);
+    else
+      source_.release(pointer);
+    taken_.erase(found);
+  }
+
+  /// Bytes of the free blocks of `device`.
+  size_t free_bytes(int device) const {
+    const std::lock_guard lock(mutex_);
+    size_t bytes = 0;
+    for (const auto& [block, pointers] : ready_)
+      if (block.device == device) bytes += block.bytes * pointers.size();
+    return bytes;
+  }
+
+  /// Gives the free blocks back to the source.
+  void empty() {
+    const std::lock_guard lock(mutex_);
+    drop_all();
+  }
+
+ private:
+  struct Block {
+    int device;
+    size_t bytes;
+    auto operator<=>(const Block&) const = default;
+  };
+
+  void drop_all() noexcept {
+    for (auto& [block, pointers] : ready_) {
+      for (void* pointer : pointers) source_.release(pointer);
+      pointers.clear();  // the lists stay: take() holds one
+    }
+  }
+
+  MemorySource& source_;
+  bool keeps_;
+  mutable std::mutex mutex_;
+  std::map<Block, std::vector<void*>> ready_;
+  std::unordered_map<void*, Block> taken_;
+};
+
+}  // namespace gyre
