@@ -47,10 +47,16 @@ void check_audio(const SalmBatch& batch, const SalmOptions& options) {
                   batch.audio[k].cols, batch.hidden);
 }
 
-/// Appends one row to `packed`, frames in place of placeholders, without padding; `next_audio` is
-/// the first audio of the row and then that of the next row. Returns the slots appended.
+/// The audio that the next placeholder stands for, and how many frames are before it.
+struct AudioPlace {
+  size_t next = 0;
+  int64_t frames = 0;
+};
+
+/// Appends one row to `packed`, frames in place of placeholders, without padding; `audio_place` is
+/// that of the row and then of the next row. Returns the slots appended.
 int64_t append_row(SalmPacked& packed, const SalmBatch& batch, const SalmOptions& options,
-                   int64_t row, size_t& next_audio) {
+                   int64_t row, AudioPlace& audio_place) {
   const int64_t width = std::ssize(batch.ids) / batch.rows;
   const auto ids = batch.ids.subspan(static_cast<size_t>(row * width), static_cast<size_t>(width));
   int64_t first = 0;
@@ -59,14 +65,18 @@ int64_t append_row(SalmPacked& packed, const SalmBatch& batch, const SalmOptions
   for (int64_t t = first; t < width; ++t) {
     const int64_t id = ids[static_cast<size_t>(t)], slot = row * width + t;
     if (id == options.placeholder_id) {
-      const MatrixView<const float>& audio = batch.audio[next_audio++];
-      for (int64_t f = 0; f < audio.rows; ++f)
+      const MatrixView<const float>& audio = batch.audio[audio_place.next++];
+      for (int64_t f = 0; f < audio.rows; ++f) {
         packed.embeddings.insert(packed.embeddings.end(), audio.row(f), audio.row(f) + audio.cols);
+        packed.sources.push_back(
+            static_cast<int32_t>(std::ssize(batch.ids) + audio_place.frames++));
+      }
       packed.labels.insert(packed.labels.end(), static_cast<size_t>(audio.rows), ignored_label);
       continue;
     }
     const auto text = batch.embeddings.begin() + slot * batch.hidden;
     packed.embeddings.insert(packed.embeddings.end(), text, text + batch.hidden);
+    packed.sources.push_back(static_cast<int32_t>(slot));
     packed.labels.push_back(id == options.pad_id ? ignored_label
                                                  : batch.targets[static_cast<size_t>(slot)]);
   }
@@ -84,6 +94,7 @@ void close_row(SalmPacked& packed, int64_t end) {
   const auto slots = static_cast<size_t>(end);
   packed.embeddings.resize(slots * static_cast<size_t>(packed.hidden), 0.0f);
   packed.labels.resize(slots, ignored_label);
+  packed.sources.resize(slots, -1);
   for (auto position = static_cast<int64_t>(packed.positions.size()); position < end; ++position)
     packed.positions.push_back(position - packed.cu_seqlens_padded.back());
   packed.seq_lens_padded.push_back(end - packed.cu_seqlens_padded.back());
@@ -108,7 +119,7 @@ SalmPacked pack_salm(const SalmBatch& batch, const SalmOptions& options) {
   SalmPacked packed;
   packed.hidden = batch.hidden;
   packed.cu_seqlens = packed.cu_seqlens_padded = {0};
-  size_t next_audio = 0;
+  AudioPlace next_audio;
   for (int64_t row = 0; row < batch.rows; ++row) {
     const int64_t length = append_row(packed, batch, options, row, next_audio);
     int64_t end = packed.cu_seqlens_padded.back() + round_up(length, row_unit);

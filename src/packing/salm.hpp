@@ -64,6 +64,9 @@ struct SalmPacked {
   std::vector<int32_t> cu_seqlens;         ///< [N + 1] real
   std::vector<int32_t> cu_seqlens_padded;  ///< [N + 1] slots: the boundaries that attention needs
   int32_t max_seqlen = 0;                  ///< slots of the widest row
+  /// [T] where each embedding comes from: row of [text of all ids, frames of all audio], or -1 in
+  /// padding. Gathered by it, these rows are `embeddings`.
+  std::vector<int32_t> sources;
   SegmentBounds bounds() const { return {cu_seqlens, cu_seqlens_padded}; }
   int64_t tokens() const { return cu_seqlens.back(); }
   int64_t slots() const { return cu_seqlens_padded.back(); }

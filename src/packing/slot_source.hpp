@@ -1,0 +1,54 @@
+#pragma once
+// Where the contents of a packed slot come from: the arithmetic of packing on a device.
+//
+//     segment   the last one whose first slot is <= the slot (an upper bound: empty ones are
+//     skipped) position  slot - first slot of the segment token     position < real length: first
+//     token of the document + position; else none (padding) next      position + 1 < real length:
+//     token + 1; else none (the label is ignored)
+//
+// 2 segments of 3 and 1 real tokens in 4 and 2 slots, documents from tokens 10 and 0 on:
+//
+//     slot        0   1   2   3   4   5
+//     token      10  11  12   -   0   -
+//     next       11  12   -   -   -   -
+//     position    0   1   2   3   0   1
+
+#include <cstdint>
+
+#include "core/host_device.hpp"
+
+namespace gyre {
+
+/// Segments of consecutive slots, from slot 0 on. Views.
+struct SegmentTable {
+  int64_t segments = 0;
+  const int64_t* first_slot = nullptr;   ///< [segments + 1], ascending, from 0
+  const int32_t* real_length = nullptr;  ///< [segments]
+  const int64_t* first_token = nullptr;  ///< [segments], of the segment's document
+};
+
+struct SlotSource {
+  int64_t token = -1;    ///< -1: padding
+  int64_t next = -1;     ///< -1: no label
+  int32_t position = 0;  ///< in the segment, padding included
+};
+
+/// Of a slot below first_slot[segments].
+GYRE_HOST_DEVICE inline SlotSource slot_source(const SegmentTable& table, int64_t slot) {
+  int64_t low = 0, high = table.segments;  // first_slot[low] <= slot < first_slot[high]
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    if (table.first_slot[middle] <= slot)
+      low = middle;
+    else
+      high = middle;
+  }
+  SlotSource source;
+  source.position = static_cast<int32_t>(slot - table.first_slot[low]);
+  const int32_t length = table.real_length[low];
+  if (source.position < length) source.token = table.first_token[low] + source.position;
+  if (source.position + 1 < length) source.next = source.token + 1;
+  return source;
+}
+
+}  // namespace gyre
