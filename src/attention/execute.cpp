@@ -3,83 +3,37 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
-#include "runtime/clock.hpp"
+#include "runtime/cuda_range.hpp"
 
 namespace gyre {
 namespace {
 
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-Buffer<float> buffer_of_bytes(int64_t bytes) {
-  return Buffer<float>(ceil_div(bytes, static_cast<int64_t>(sizeof(float))));
+Buffer<float> buffer_of_bytes(int64_t bytes, MemorySpace space) {
+  return Buffer<float>(ceil_div(bytes, static_cast<int64_t>(sizeof(float))), space);
 }
 int64_t bytes_of(const Buffer<float>& buffer) {
   return buffer.size() * static_cast<int64_t>(sizeof(float));
 }
 
-void convert(float from, float& to) {
-  to = from;
-}
-void convert(bf16 from, float& to) {
-  to = to_float(from);
-}
-void convert(float from, bf16& to) {
-  to = to_bf16(from);
-}
-void convert(bf16 from, bf16& to) {
-  to = from;
-}
-
-/// Calls f with a value of the C++ type behind an element type that attention arrays have.
-template <class F>
-void with_type(DType type, F f) {
-  GYRE_CHECK(type == DType::f32 || type == DType::bf16, "attention arrays of {}", name_of(type));
-  if (type == DType::f32)
-    f(float{});
-  else
-    f(bf16{});
-}
-
-template <class From, class To>
-void copy_row(const From* from, To* to, int64_t count, bool add) {
-  if (add) {
-    for (int64_t i = 0; i < count; ++i) convert(to_float(to[i]) + to_float(from[i]), to[i]);
-  } else {
-    for (int64_t i = 0; i < count; ++i) convert(from[i], to[i]);
-  }
-}
-
-/// Copies, or adds, rows of `planes` pieces of `width` elements; strides in elements.
-struct RowCopy {
-  int64_t rows, planes, width;
-  int64_t from_row, from_plane, to_row, to_plane;
-  bool add;
-
-  template <class From, class To>
-  void run(const From* from, To* to) const {
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t p = 0; p < planes; ++p)
-        copy_row(from + r * from_row + p * from_plane, to + r * to_row + p * to_plane, width, add);
-  }
-  void run(const std::byte* from, DType from_type, std::byte* to, DType to_type) const {
-    with_type(from_type, [&](auto f) {
-      with_type(to_type, [&](auto t) {
-        run(reinterpret_cast<const decltype(f)*>(from), reinterpret_cast<decltype(t)*>(to));
-      });
-    });
-  }
-};
-
 }  // namespace
+
+void AttentionWorkspace::use(MemorySpace space) {
+  if (space == space_) return;
+  storages_.clear();
+  free_.clear();
+  staging_bytes_ = 0;
+  space_ = space;
+}
 
 std::span<std::byte> AttentionWorkspace::storage(int id, int64_t bytes) {
   Buffer<float>& buffer = storages_[id];
   if (bytes_of(buffer) < bytes) {
     buffer = {};  // release first: the two need not fit together
-    buffer = buffer_of_bytes(bytes);
+    buffer = buffer_of_bytes(bytes, space_);
   }
   return std::as_writable_bytes(buffer.span()).first(static_cast<size_t>(bytes));
 }
@@ -97,7 +51,7 @@ Buffer<float> AttentionWorkspace::take_staging(int64_t bytes) {
     staging_bytes_ -= bytes_of(free_.back());
     free_.pop_back();  // too small: replaced by a larger one
   }
-  Buffer<float> staging = buffer_of_bytes(bytes);
+  Buffer<float> staging = buffer_of_bytes(bytes, space_);
   staging_bytes_ += bytes_of(staging);
   return staging;
 }
@@ -122,8 +76,13 @@ AttentionExecutor::AttentionExecutor(const RankPlan& plan, const HeadShape& head
       group_(group),
       kernel_(kernel),
       stream_(stream),
-      workspace_(workspace) {
+      workspace_(workspace),
+      ops_(make_array_ops(stream)) {
+  GYRE_CHECK(group.size() == 1 || group.space() == stream.space(),
+             "messages of {} memory, arrays in {} memory", name_of(group.space()),
+             name_of(stream.space()));
   GYRE_CHECK(plan.rank == group.rank(), "the plan of rank {} on rank {}", plan.rank, group.rank());
+  workspace_.use(stream.space());
   std::map<int, int64_t> bytes;
   const auto use = [&](int index) {
     if (index < 0) return;
@@ -178,27 +137,31 @@ std::span<std::byte> AttentionExecutor::place(const Slice& slice) {
                                                          static_cast<size_t>(slice.rows) * row);
 }
 
-void AttentionExecutor::pack(const Slice& slice, std::span<std::byte> to) {
-  const ArrayKind kind = array(slice.array).kind;
-  const MatrixRef from = columns(slice.array, 0, slice.heads);
-  const int64_t planes = planes_of(kind), width = from.cols;
-  const auto skipped = slice.row * from.stride * static_cast<int64_t>(size_of(from.type));
-  RowCopy{slice.rows,           planes,         width, from.stride,
-          from.stride / planes, planes * width, width, false}
-      .run(from.data + skipped, from.type, to.data(), types_.on_wire(kind));
+RowPlace AttentionExecutor::in_array(const Slice& slice) {
+  const MatrixRef rows = columns(slice.array, 0, slice.heads);
+  const auto skipped = slice.row * rows.stride * static_cast<int64_t>(size_of(rows.type));
+  return {rows.data + skipped, rows.type, rows.stride,
+          rows.stride / planes_of(array(slice.array).kind)};
 }
 
-void AttentionExecutor::unpack(const Slice& slice, std::span<const std::byte> from) {
+RowPlace AttentionExecutor::in_message(const Slice& slice, std::byte* data) const {
   const ArrayKind kind = array(slice.array).kind;
-  const MatrixRef to = columns(slice.array, 0, slice.heads);
-  const int64_t planes = planes_of(kind), width = to.cols;
-  const auto skipped = slice.row * to.stride * static_cast<int64_t>(size_of(to.type));
-  RowCopy{slice.rows,         planes,   width, planes * width, width, to.stride,
-          to.stride / planes, slice.add}
-      .run(from.data(), types_.on_wire(kind), to.data + skipped, to.type);
+  const int64_t row = row_elements(kind, slice.heads.count, heads_.head_dim);
+  return {data, types_.on_wire(kind), row, row / planes_of(kind)};
 }
 
-void AttentionExecutor::copy_locally(const step::Exchange& s) {
+RowCopy AttentionExecutor::copy_of(const Slice& slice) const {
+  const ArrayKind kind = array(slice.array).kind;
+  const int64_t planes = planes_of(kind);
+  RowCopy copy;
+  copy.rows = slice.rows;
+  copy.planes = planes;
+  copy.width = row_elements(kind, slice.heads.count, heads_.head_dim) / planes;
+  copy.via = types_.on_wire(kind);
+  return copy;
+}
+
+void AttentionExecutor::add_local_copies(const step::Exchange& s, std::vector<RowCopy>& copies) {
   const auto slices_of = [&](const std::vector<Message>& messages) {
     std::vector<Slice> slices;
     for (const Message& m : messages)
@@ -208,16 +171,11 @@ void AttentionExecutor::copy_locally(const step::Exchange& s) {
   const std::vector<Slice> sends = slices_of(s.sends), recvs = slices_of(s.recvs);
   GYRE_CHECK(sends.size() == recvs.size(), "{}: {} local slices to {}", s.what, sends.size(),
              recvs.size());
-  std::vector<std::byte> wire;  // one row, rounded as if it had travelled
   for (size_t i = 0; i < sends.size(); ++i) {
-    Slice from = sends[i], to = recvs[i];
-    const int64_t rows = from.rows;
-    from.rows = to.rows = 1;
-    wire.resize(static_cast<size_t>(wire_bytes(array(from.array).kind, from, heads_, types_)));
-    for (int64_t r = 0; r < rows; ++r, ++from.row, ++to.row) {
-      pack(from, wire);
-      unpack(to, wire);
-    }
+    RowCopy& copy = copies.emplace_back(copy_of(sends[i]));  // rounded as if it had travelled
+    copy.from = in_array(sends[i]);
+    copy.to = in_array(recvs[i]);
+    copy.add = recvs[i].add;
   }
 }
 
@@ -226,64 +184,86 @@ void AttentionExecutor::post(const step::Exchange& s) {
   pending.what = s.what;
   std::vector<SendSlice> sends;
   std::vector<RecvSlice> recvs;
+  std::vector<RowCopy> copies;
+  const auto staged = [&](const Slice& slice, Buffer<float>& staging) {
+    const int64_t bytes = wire_bytes(array(slice.array).kind, slice, heads_, types_);
+    staging = workspace_.take_staging(bytes);
+    return std::as_writable_bytes(staging.span()).first(static_cast<size_t>(bytes));
+  };
   for (const Message& m : s.sends) {
     if (m.peer == plan_.rank) continue;
     for (const Slice& slice : m.slices) {
-      const PlanArray& a = array(slice.array);
-      if (travels_as_it_lies(a, slice, types_)) {
+      if (travels_as_it_lies(array(slice.array), slice, types_)) {
         sends.push_back({m.peer, place(slice)});
         continue;
       }
-      const auto bytes = wire_bytes(a.kind, slice, heads_, types_);
-      Buffer<float>& staging = pending.sent.emplace_back(workspace_.take_staging(bytes));
-      const auto packed = std::as_writable_bytes(staging.span()).first(static_cast<size_t>(bytes));
-      pack(slice, packed);
+      const std::span<std::byte> packed = staged(slice, pending.sent.emplace_back());
+      RowCopy& copy = copies.emplace_back(copy_of(slice));
+      copy.from = in_array(slice);
+      copy.to = in_message(slice, packed.data());
       sends.push_back({m.peer, packed});
     }
   }
   for (const Message& m : s.recvs) {
     if (m.peer == plan_.rank) continue;
     for (const Slice& slice : m.slices) {
-      const PlanArray& a = array(slice.array);
-      if (travels_as_it_lies(a, slice, types_) && !slice.add) {
+      if (travels_as_it_lies(array(slice.array), slice, types_) && !slice.add) {
         recvs.push_back({m.peer, place(slice)});
         continue;
       }
-      const auto bytes = wire_bytes(a.kind, slice, heads_, types_);
-      Copy& copy = pending.received.emplace_back(Copy{slice, workspace_.take_staging(bytes)});
-      recvs.push_back(
-          {m.peer, std::as_writable_bytes(copy.staging.span()).first(static_cast<size_t>(bytes))});
+      Received& received = pending.received.emplace_back(Received{slice, {}});
+      recvs.push_back({m.peer, staged(slice, received.staging)});
     }
   }
-  copy_locally(s);
-  pending.begin = Trace::now();
+  add_local_copies(s, copies);
+  ops_->copy(copies);
+  if (trace_ != nullptr) pending.begin = stream_.mark();
   pending.work = group_.exchange(sends, recvs, stream_, s.what);
   pending_[s.id] = std::move(pending);
 }
 
+void AttentionExecutor::hold(WorkPtr work) {
+  work->hold();
+  if (stream_.space() == MemorySpace::device) held_.push_back(std::move(work));
+}
+
 void AttentionExecutor::complete(int id) {
   Pending& pending = pending_.at(id);
-  pending.work->wait();
-  if (trace_ != nullptr)
-    trace_->add(TraceLane::communication, pending.what, pending.begin,
-                pending.done ? pending.end : Trace::now());
+  hold(std::move(pending.work));
+  if (trace_ == nullptr) return;
+  if (!pending.end) pending.end = stream_.mark();
+  spans_.push_back({pending.what, std::move(pending.begin), std::move(pending.end)});
+}
+
+void AttentionExecutor::unpack(int id) {
+  Pending& pending = pending_.at(id);
+  std::vector<RowCopy> copies;
+  for (Received& received : pending.received) {
+    RowCopy& copy = copies.emplace_back(copy_of(received.slice));
+    copy.from = in_message(received.slice, std::as_writable_bytes(received.staging.span()).data());
+    copy.to = in_array(received.slice);
+    copy.add = received.slice.add;
+  }
+  ops_->copy(copies);
+  // Whoever takes them next writes into them behind these copies, in the order of the stream.
+  for (Received& received : pending.received) workspace_.give_back(std::move(received.staging));
+  for (Buffer<float>& sent : pending.sent) workspace_.give_back(std::move(sent));
+  pending_.erase(id);
 }
 
 void AttentionExecutor::progress() {
   for (auto& [id, pending] : pending_)
     if (!pending.done && pending.work->test()) {
       pending.done = true;
-      pending.end = Trace::now();
+      if (trace_ != nullptr) pending.end = stream_.mark();
     }
 }
 
 void AttentionExecutor::clear(int index) {
-  const ArrayKind kind = array(index).kind;
   const auto data = data_[static_cast<size_t>(index)];
-  std::fill(data.begin(), data.end(), std::byte{0});  // 0 in all types
-  if (kind != ArrayKind::stats) return;
-  const MatrixView<float> lse = plane(index, 0).as<float>();
-  for (int64_t r = 0; r < lse.rows; ++r) std::fill_n(lse.row(r), lse.cols, minus_infinity);
+  stream_.fill(data.data(), std::byte{0}, data.size());  // 0 in all types
+  if (array(index).kind == ArrayKind::stats)
+    ops_->fill(plane(index, 0).as<float>(), minus_infinity);
 }
 
 void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
@@ -319,138 +299,145 @@ void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
   kernel_.backward(block);
 }
 
+void AttentionExecutor::begin_sinks(Pass pass) {
+  const bool gradients = pass == Pass::backward;
+  if (gradients) d_sinks_.assign(sinks_.size(), 0.0);
+  if (sinks_.empty()) return;
+  if (gradients) {
+    if (sums_.size() != std::ssize(sinks_))
+      sums_ = Buffer<double>(std::ssize(sinks_), stream_.space());
+    stream_.fill(sums_.data(), std::byte{0}, sums_.span().size_bytes());
+  }
+  if (stream_.space() == MemorySpace::host) return;
+  if (sinks_there_.size() != std::ssize(sinks_))
+    sinks_there_ = Buffer<float>(std::ssize(sinks_), stream_.space());
+  stream_.copy(sinks_there_.data(), sinks_.data(), sinks_.size_bytes());
+}
+
+const float* AttentionExecutor::sinks_of(const PlanArray& stats) const {
+  const bool here = stream_.space() == MemorySpace::host;
+  return (here ? sinks_.data() : sinks_there_.data()) + stats.heads.begin;
+}
+
 void AttentionExecutor::finish(const step::Finish& s) {
   if (sinks_.empty()) return;
-  const PlanArray& stats = array(s.stats);
-  const MatrixRef lse_ref = plane(s.stats, 0), out = plane(s.out, 0);
-  const MatrixView<float> lse = lse_ref.as<float>();
-  for (int64_t h = 0; h < stats.heads.count; ++h) {
-    const float sink = sinks_[static_cast<size_t>(stats.heads.begin + h)];
-    for (int64_t r = 0; r < lse.rows; ++r) {
-      const float before = lse(r, h);
-      if (before == minus_infinity) continue;  // padding
-      const float top = std::max(before, sink), low = std::min(before, sink);
-      const float after = top + std::log1p(std::exp(low - top));
-      const float keep = std::exp(before - after);
-      lse(r, h) = after;
-      with_type(out.type, [&](auto t) {
-        using T = decltype(t);
-        T* row = out.as<T>().row(r) + h * heads_.head_dim;
-        for (int64_t d = 0; d < heads_.head_dim; ++d) convert(to_float(row[d]) * keep, row[d]);
-      });
-    }
-  }
+  ops_->take_in_sinks(plane(s.out, 0), plane(s.stats, 0).as<float>(), sinks_of(array(s.stats)));
 }
 
 void AttentionExecutor::delta(const step::Delta& s) {
-  const MatrixView<float> delta = plane(s.stats, 1).as<float>();
-  const MatrixRef out = plane(s.out, 0), d_out = plane(s.d_out, 0);
-  const int64_t dim = heads_.head_dim;
-  with_type(out.type, [&](auto a) {
-    with_type(d_out.type, [&](auto b) {
-      const auto o = out.as<decltype(a)>();
-      const auto d = d_out.as<decltype(b)>();
-      for (int64_t r = 0; r < delta.rows; ++r)
-        for (int64_t h = 0; h < delta.cols; ++h) {
-          double sum = 0;
-          for (int64_t i = h * dim; i < (h + 1) * dim; ++i)
-            sum += static_cast<double>(to_float(o(r, i))) * static_cast<double>(to_float(d(r, i)));
-          delta(r, h) = static_cast<float>(sum);
-        }
-    });
-  });
+  ops_->delta(plane(s.out, 0), plane(s.d_out, 0), plane(s.stats, 1).as<float>());
 }
 
 void AttentionExecutor::sink_gradient(const step::SinkGradient& s) {
   if (sinks_.empty()) return;
   const PlanArray& stats = array(s.stats);
-  const auto lse = plane(s.stats, 0).as<float>(), delta = plane(s.stats, 1).as<float>();
-  for (int64_t h = 0; h < stats.heads.count; ++h) {
-    const auto head = static_cast<size_t>(stats.heads.begin + h);
-    for (int64_t r = 0; r < lse.rows; ++r)
-      if (lse(r, h) != minus_infinity)
-        d_sinks_[head] -=
-            std::exp(static_cast<double>(sinks_[head]) - static_cast<double>(lse(r, h))) *
-            static_cast<double>(delta(r, h));
-  }
+  ops_->add_sink_gradient(plane(s.stats, 0).as<float>(), plane(s.stats, 1).as<float>(),
+                          sinks_of(stats), sums_.data() + stats.heads.begin);
   if (s.complete) return;
-  group_
-      .all_reduce(d_sinks_.data(), std::ssize(d_sinks_), DType::f64, ReduceOp::sum, stream_,
-                  "gradient of the sinks")
-      ->wait();
+  hold(group_.all_reduce(sums_.data(), sums_.size(), DType::f64, ReduceOp::sum, stream_,
+                         "gradient of the sinks"));
 }
 
+void AttentionExecutor::settle(Pass pass) {
+  GYRE_CHECK(pending_.empty(), "{} exchanges of schedule were never waited for", pending_.size());
+  for (const WorkPtr& work : held_) work->wait();
+  held_.clear();
+  if (pass == Pass::backward)
+    stream_.copy(d_sinks_.data(), sums_.data(), d_sinks_.size() * sizeof(double));
+  stream_.synchronize();
+}
+
+/// Carries out the steps, and ends a lap behind each part of them. Laps follow each other without
+/// gaps, so that a mark each is enough.
 class AttentionExecutor::Walker {
  public:
   Walker(AttentionExecutor& executor, Pass pass, Execute what)
-      : executor_(executor), pass_(pass), what_(what) {}
+      : executor_(executor), pass_(pass), what_(what), begin_(executor.stream_.mark()) {}
 
   void operator()(const step::Exchange& s) {
-    if (what_ != Execute::compute_only) timed(times_.copy, [&] { executor_.post(s); });
+    if (what_ == Execute::compute_only) return;
+    const Range range(s.what.c_str());
+    executor_.post(s);
+    lap(&ExecutionTimes::copy);
   }
   void operator()(const step::Wait& s) {
     if (what_ == Execute::compute_only) return;
-    timed(
-        times_.wait, [&] { executor_.complete(s.id); }, "wait");
-    timed(times_.copy, [&] {
-      AttentionExecutor::Pending& pending = executor_.pending_.at(s.id);
-      for (AttentionExecutor::Copy& copy : pending.received) {
-        executor_.unpack(copy.slice, std::as_bytes(copy.staging.span()));
-        executor_.workspace_.give_back(std::move(copy.staging));
-      }
-      for (Buffer<float>& sent : pending.sent) executor_.workspace_.give_back(std::move(sent));
-      executor_.pending_.erase(s.id);
-    });
+    const Range range("wait");
+    executor_.complete(s.id);
+    lap(&ExecutionTimes::wait, "wait");
+    executor_.unpack(s.id);
+    lap(&ExecutionTimes::copy);
   }
   void operator()(const step::Clear& s) {
-    local(times_.copy, [&] { executor_.clear(s.array); });
+    local("clear", &ExecutionTimes::copy, [&] { executor_.clear(s.array); });
   }
   void operator()(const step::Compute& s) {
-    local(
-        times_.compute, [&] { executor_.compute(s, pass_); }, "attention");
+    local("attention", &ExecutionTimes::compute, [&] {
+      executor_.compute(s, pass_);
+      executor_.progress();  // a device's kernel is only submitted by now
+    });
   }
   void operator()(const step::Finish& s) {
-    local(times_.copy, [&] { executor_.finish(s); });
+    local("sinks", &ExecutionTimes::copy, [&] { executor_.finish(s); });
   }
   void operator()(const step::Delta& s) {
-    local(times_.copy, [&] { executor_.delta(s); });
+    local("delta", &ExecutionTimes::copy, [&] { executor_.delta(s); });
   }
   void operator()(const step::SinkGradient& s) {
-    local(times_.copy, [&] { executor_.sink_gradient(s); });
+    local("gradient of the sinks", &ExecutionTimes::copy, [&] { executor_.sink_gradient(s); });
   }
-  const ExecutionTimes& times() const { return times_; }
+
+  /// When everything is done: the times, and the spans of compute and of waiting for the trace.
+  ExecutionTimes times(const Mark& end, Trace* trace) const {
+    ExecutionTimes times;
+    double last = begin_->seconds();
+    times.total = end.seconds() - last;
+    for (const Lap& lap : laps_) {
+      const double now = lap.end->seconds();
+      times.*lap.part += now - last;
+      if (trace != nullptr && lap.name != nullptr)
+        trace->add(TraceLane::compute, lap.name, last, now);
+      last = now;
+    }
+    return times;
+  }
 
  private:
-  template <class Body>
-  void timed(double& seconds, Body body, const char* name = nullptr) {
-    const double begin = Trace::now();
-    body();
-    const double end = Trace::now();
-    seconds += end - begin;
-    if (executor_.trace_ != nullptr && name != nullptr)
-      executor_.trace_->add(TraceLane::compute, name, begin, end);
+  using Part = double ExecutionTimes::*;
+  struct Lap {
+    Part part;
+    const char* name;  ///< in the trace; null: in none
+    MarkPtr end;
+  };
+  void lap(Part part, const char* name = nullptr) {
+    laps_.push_back({part, name, executor_.stream_.mark()});
   }
   template <class Body>
-  void local(double& seconds, Body body, const char* name = nullptr) {
-    if (what_ != Execute::communication_only) timed(seconds, body, name);
+  void local(const char* name, Part part, Body body) {
+    if (what_ == Execute::communication_only) return;
+    const Range range(name);
+    body();
+    lap(part, part == &ExecutionTimes::compute ? name : nullptr);
   }
 
   AttentionExecutor& executor_;
   Pass pass_;
   Execute what_;
-  ExecutionTimes times_;
+  MarkPtr begin_;
+  std::vector<Lap> laps_;
 };
 
 ExecutionTimes AttentionExecutor::run(Pass pass, Execute what) {
-  const Stopwatch watch;
-  if (pass == Pass::backward)
-    d_sinks_.assign(sinks_.empty() ? 0 : static_cast<size_t>(heads_.heads), 0.0);
+  const Range range(pass == Pass::forward ? "attention forward" : "attention backward");
+  begin_sinks(pass);
   Walker walker(*this, pass, what);
   for (const Step& s : plan_.steps(pass)) std::visit(walker, s);
-  GYRE_CHECK(pending_.empty(), "{} exchanges of schedule were never waited for", pending_.size());
-  ExecutionTimes times = walker.times();
-  times.total = watch.seconds();
-  return times;
+  const MarkPtr end = stream_.mark();
+  settle(pass);
+  for (const Span& span : spans_)
+    trace_->add(TraceLane::communication, span.what, span.begin->seconds(), span.end->seconds());
+  spans_.clear();
+  return walker.times(*end, trace_);
 }
 
 }  // namespace gyre

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "attention/rectangle.hpp"
 #include "core/matrix_ref.hpp"
@@ -67,11 +68,23 @@ struct BackwardBlock : BlockInput {
   MatrixView<float> d_k, d_v;          ///< [keys, kv_heads · head_dim], added to; both or none
 };
 
+/// What a kernel rounds to bf16 inside its calls, beyond what the arrays are.
+struct KernelPrecision {
+  bool narrow_weights =
+      false;  ///< softmax weights p and their gradients ds, as factors of products
+  bool narrow_results = false;  ///< what a call merges into out, and adds to gradients
+};
+
 class BlockKernel {
  public:
   virtual ~BlockKernel() = default;
   virtual void forward(const ForwardBlock& block) = 0;
   virtual void backward(const BackwardBlock& block) = 0;
+  /// For arrays of queries, keys and values of a type.
+  virtual KernelPrecision precision(DType /*activations*/) const { return {}; }
+  /// What a report should say of the calls so far, such as how many rectangles another kernel had
+  /// to take; empty: nothing.
+  virtual std::string note() const { return ""; }
 };
 
 /// Tiled, vectorised (AVX2 or AVX-512 chosen at run time): matrix products by libxsmm, online

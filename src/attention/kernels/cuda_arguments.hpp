@@ -1,0 +1,81 @@
+#pragma once
+// What the attention kernels on a GPU are given, and the functions that start them.
+
+#include <cstdint>
+
+#include "attention/kernels/cuda_shapes.hpp"
+#include "core/dtype.hpp"
+
+struct CUstream_st;
+
+namespace gyre {
+
+struct TileRectangle;
+struct TileVisit;
+struct OuterTile;
+
+/// A TileTable in device memory.
+struct DeviceTiles {
+  const TileRectangle* rectangles = nullptr;
+  const TileVisit* visits = nullptr;
+  const OuterTile* tiles = nullptr;
+  int count = 0;  ///< tiles
+};
+
+/// Whether every row of every head starts at a multiple of 16 bytes and is a multiple of that long,
+/// so that it can be copied 16 bytes at a time.
+constexpr bool in_pieces_of_16(uint64_t address, int64_t stride_bytes, int64_t head_bytes) {
+  return address % 16 == 0 && stride_bytes % 16 == 0 && head_bytes % 16 == 0;
+}
+
+/// [rows, heads · head_dim] in device memory, of the type that the kernel is made for.
+struct DeviceInput {
+  const void* data = nullptr;
+  int64_t rows = 0, stride = 0;
+  bool aligned = false;  ///< in_pieces_of_16()
+};
+
+/// The same, written to; f32, or bf16 if `narrow`.
+struct DeviceOutput {
+  void* data = nullptr;
+  int64_t rows = 0, stride = 0;
+  bool narrow = false;
+};
+
+/// [rows, heads] of f32.
+struct DeviceStatistic {
+  float* data = nullptr;
+  int64_t stride = 0;
+};
+
+struct KernelHeads {
+  int heads = 0, kv_heads = 0, head_dim = 0, group = 1, skew = 0;
+  float scale = 0;
+};
+
+struct ForwardArguments {
+  DeviceTiles tiles;  ///< of queries
+  KernelHeads heads;
+  bool visit_by_visit =
+      false;  ///< results are stored after every visit: see BlockInput::fixed_tiles
+  DeviceInput q, k, v;
+  DeviceOutput out;
+  DeviceStatistic lse;
+};
+
+struct BackwardArguments {
+  DeviceTiles tiles;  ///< of queries or of keys
+  KernelHeads heads;
+  bool visit_by_visit = false;
+  DeviceInput q, k, v, d_out;
+  DeviceStatistic lse, delta;  ///< read only
+  DeviceOutput d_q;            ///< query gradients
+  DeviceOutput d_k, d_v;       ///< key gradients; f32
+};
+
+/// Start the kernel for arrays of `type` (f32 or bf16) and tile_dim_for(head_dim); asynchronous.
+void start_forward(const ForwardArguments& arguments, DType type, CUstream_st* stream);
+void start_query_gradients(const BackwardArguments& arguments, DType type, CUstream_st* stream);
+void start_key_gradients(const BackwardArguments& arguments, DType type, CUstream_st* stream);
+
+}  // namespace gyre

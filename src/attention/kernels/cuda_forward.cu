@@ -1,0 +1,166 @@
+// Attention forward on a GPU, after FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1): a block
+// of threads keeps (O, top, sum) of up to 64 query rows of one head in registers over all keys that
+// they see.
+//
+//     (top, sum, O) = what (O, LSE) held
+//     for every inner tile of keys:
+//       x     = Q Kᵀ, -inf where hidden,  c = scale log2(e)
+//       top'  = max(top, c x),  w = 2^(c x - top'),  keep = 2^(top - top')
+//       sum   = keep · sum + Σ w,  O = keep · O + W V,  top = top'
+//     O / sum and ln 2 · top + ln sum are stored
+//
+// So what was there before costs nothing but its reading: a separate merge would read and write all
+// of O again. A tile that is hidden from a row gives it keep = 1 and w = 0, which changes no bit.
+//
+// Limit: 4 · head_dim FLOPs a visible pair over the peak of the tensor cores (f32: of the FMA
+// units, and of shared memory, which feeds each FMA there); what share of the peak this reaches has
+// not been measured. bf16: weights are rounded to bf16 for the second product, the sum is of those
+// before rounding.
+
+#include "attention/kernels/cuda_tile_code.cuh"
+
+namespace gyre {
+namespace {
+
+template <class T, int dim_>
+struct ForwardKernel {
+  static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::forward, dim_);
+  static constexpr int dim = dim_, inner = shape.inner;
+  static constexpr int stride = tile_stride(dtype_of<T>, dim);
+
+  /// A lane's part of 16 rows: sum of its own columns only, until finish().
+  struct Rows {
+    Sums<dim> out;
+    RowSum sums[2];
+  };
+
+  __device__ __forceinline__ static void begin(const ForwardArguments& a, const OutputHead& out,
+                                               const LaneRows& lane, int head, Rows& rows) {
+    const LanePlace place;
+    set_zero<dim>(rows.out);
+    for_rows([&](int i) {
+      rows.sums[i] = {};
+      if (lane.row[i] >= a.out.rows) return;
+      rows.sums[i] = partial_of(a.lse.data[lane.row[i] * a.lse.stride + head]);
+      if (rows.sums[i].sum == 0) return;
+      if (place.t != 0) rows.sums[i].sum = 0;  // the first lane of four has what was there
+      out.template for_row<dim>(
+          lane, i, [&](int n, int e, auto& element) { rows.out[n][e] = to_float(element); });
+    });
+  }
+
+  /// Weights from scores, relative to a maximum that has grown; scales what was summed before.
+  __device__ __forceinline__ static void weigh(float scale, Sums<inner>& x, Rows& rows) {
+    for_rows([&](int i) {
+      RowSum& row = rows.sums[i];
+      float best = -std::numeric_limits<float>::infinity();
+      for_row_sums<inner>(i, [&](int n, int e) { best = fmaxf(best, x[n][e]); });
+      best = fmaxf(best, __shfl_xor_sync(all_lanes, best, 1));
+      best = fmaxf(best, __shfl_xor_sync(all_lanes, best, 2));
+      const float top = fmaxf(row.top, rounded_product(best, scale));
+      const float shift = shift_of(top), keep = fast_exp2(row.top - shift);
+      float sum = 0;
+      for_row_sums<inner>(i, [&](int n, int e) {
+        x[n][e] = fast_exp2(fmaf(x[n][e], scale, -shift));
+        sum += x[n][e];
+      });
+      row = {top, fmaf(row.sum, keep, sum)};
+      for_row_sums<dim>(i, [&](int n, int e) { rows.out[n][e] *= keep; });
+    });
+  }
+
+  __device__ __forceinline__ static void attend(const LaneRows& lane, int key, float scale,
+                                                const T* q, const T* k, const T* v, float* weights,
+                                                Rows& rows) {
+    if (!lane.any_in(key, inner)) return;
+    Sums<inner> x;
+    set_zero<inner>(x);
+    add_row_products<dim, inner>(q, k, x);
+    hide<inner>(lane, key, x);
+    weigh(scale, x, rows);
+    add_weighted_rows<dim, inner, dim>(x, v, rows.out, weights);
+  }
+
+  /// Stores the rows that saw something.
+  __device__ __forceinline__ static void finish(const ForwardArguments& a, const OutputHead& out,
+                                                const LaneRows& lane, int head, const Rows& rows) {
+    const LanePlace place;
+    for_rows([&](int i) {
+      RowSum row = rows.sums[i];
+      row.sum += __shfl_xor_sync(all_lanes, row.sum, 1);
+      row.sum += __shfl_xor_sync(all_lanes, row.sum, 2);
+      if (!lane.seen[i]) return;
+      if (place.t == 0) a.lse.data[lane.row[i] * a.lse.stride + head] = lse_of(row);
+      const float factor = row.sum == 0 ? 0 : 1 / row.sum;
+      out.template for_row<dim>(
+          lane, i, [&](int n, int e, auto& element) { store(element, factor * rows.out[n][e]); });
+    });
+  }
+};
+
+template <class T, int dim>
+__global__ void __launch_bounds__(ForwardKernel<T, dim>::shape.threads())
+    attention_forward(const ForwardArguments a) {
+  using Kernel = ForwardKernel<T, dim>;
+  constexpr TileShape shape = Kernel::shape;
+  constexpr int inner_elements = shape.inner * Kernel::stride;
+  T* const q = reinterpret_cast<T*>(dynamic_shared());
+  T* const k = q + shape.outer() * Kernel::stride;
+  T* const v = k + shape.stages * inner_elements;
+  const LanePlace place;
+  float* const weights = reinterpret_cast<float*>(v + shape.stages * inner_elements) +
+                         place.warp * 16 * weight_stride(shape.inner);
+
+  const int head = static_cast<int>(blockIdx.x) % a.heads.heads;
+  const OuterTile tile = a.tiles.tiles[static_cast<int>(blockIdx.x) / a.heads.heads];
+  const int64_t column = head * a.heads.head_dim;
+  const int64_t kv_column = (head + a.heads.skew) / a.heads.group * a.heads.head_dim;
+  const auto inside = [&](int row) { return tile.first_row + row < a.q.rows; };
+  load_tile<T, dim, shape.outer()>(q, a.q, tile.first_row, column, a.heads.head_dim, inside);
+
+  const auto load = [&](const Walk& walk, int stage) {
+    const TileRectangle& r = a.tiles.rectangles[walk.visit->rectangle];
+    const auto wanted = [&](int row) { return walk.begin + row < r.inner_length; };
+    const int64_t first = r.inner_begin + walk.begin;
+    load_tile<T, dim, shape.inner>(k + stage * inner_elements, a.k, first, kv_column,
+                                   a.heads.head_dim, wanted);
+    load_tile<T, dim, shape.inner>(v + stage * inner_elements, a.v, first, kv_column,
+                                   a.heads.head_dim, wanted);
+  };
+  const OutputHead out{a.out, column, a.heads.head_dim, 0};
+  LaneRows lane(tile.first_row);
+  typename Kernel::Rows rows;
+  const TileVisit* visit = nullptr;
+  const float scale = a.heads.scale * log2_e;
+  const auto use = [&](const Walk& walk, const Walk& next, int stage) {
+    if (walk.visit != visit) {
+      if (visit == nullptr || a.visit_by_visit) {
+        lane.forget();
+        Kernel::begin(a, out, lane, head, rows);
+      }
+      visit = walk.visit;
+      lane.enter(a.tiles.rectangles[visit->rectangle]);
+    }
+    Kernel::attend(lane, walk.begin, scale, q + 16 * place.warp * Kernel::stride,
+                   k + stage * inner_elements, v + stage * inner_elements, weights, rows);
+    if (next.ended() || (a.visit_by_visit && next.visit != visit))
+      Kernel::finish(a, out, lane, head, rows);
+  };
+  pipeline<shape.stages>(Walk(a.tiles, tile, 0, 1, shape.inner), load, use);
+}
+
+}  // namespace
+
+void start_forward(const ForwardArguments& arguments, DType type, CUstream_st* stream) {
+  with_kernel<ForwardKernel>(
+      type, arguments.heads.head_dim, [&]<class T, int dim>(ForwardKernel<T, dim>) {
+        constexpr TileShape shape = ForwardKernel<T, dim>::shape;
+        const auto blocks = static_cast<unsigned>(arguments.tiles.count) *
+                            static_cast<unsigned>(arguments.heads.heads);
+        launch({blocks, static_cast<unsigned>(shape.threads()), stream,
+                static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::forward, shape))},
+               attention_forward<T, dim>, arguments);
+      });
+}
+
+}  // namespace gyre

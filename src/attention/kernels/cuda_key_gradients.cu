@@ -1,0 +1,164 @@
+// dK and dV of attention on a GPU: a block of threads keeps the sums of up to 64 key rows of one KV
+// head over all queries that see them, of all query heads of its group.
+//
+//     for every visit, for every query head of the KV head, for every inner tile of queries:
+//       w   = 2^(scale log2(e) · K Qᵀ - LSE log2(e)), 0 where hidden        [key][query]
+//       ds  = w (V dOᵀ - delta)
+//       dV += w dO,  dK += scale · ds Q
+//
+// Limit: 8 · head_dim FLOPs a visible pair over the peak of the tensor cores; not measured. bf16: w
+// and ds are rounded to bf16 for the products that they are weights of. Dimension 256: each of two
+// blocks sums half of the columns, and both make all of w and ds.
+
+#include "attention/kernels/cuda_tile_code.cuh"
+
+namespace gyre {
+namespace {
+
+template <class T, int dim_>
+struct KeyGradients {
+  static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::key_gradients, dim_);
+  static constexpr int dim = dim_, inner = shape.inner, columns = dim / shape.column_parts;
+  static constexpr int stride = tile_stride(dtype_of<T>, dim);
+
+  /// A lane's part of 16 rows.
+  struct Rows {
+    Sums<columns> d_k, d_v;
+  };
+  /// Inner tile of queries [begin, begin + inner) of one head.
+  struct Queries {
+    const T *q, *d_out;
+    const TileRectangle* rectangle;
+    int head, begin;
+  };
+
+  /// w and ds from scores and dO · V.
+  __device__ __forceinline__ static void weigh(const BackwardArguments& a, const LaneRows& lane,
+                                               const Queries& queries, Sums<inner>& x,
+                                               Sums<inner>& d_s) {
+    const LanePlace place;
+    const float scale = a.heads.scale * log2_e;
+    hide<inner>(lane, queries.begin, x);
+    for_row_sums<inner>(0, [&](int n, int c) {
+      const int query = queries.begin + place.column(n, c);
+      const bool inside = query < queries.rectangle->inner_length;
+      const int64_t row = queries.rectangle->inner_begin + (inside ? query : 0);
+      const float shift = backward_shift(a.lse.data[row * a.lse.stride + queries.head]);
+      const float delta = a.delta.data[row * a.delta.stride + queries.head];
+      for_rows([&](int i) {
+        float &w = x[n][2 * i + c], &ds = d_s[n][2 * i + c];
+        w = fast_exp2(fmaf(w, scale, -shift));
+        ds = w != 0 ? w * (ds - delta) : 0;  // a row that saw nothing has any delta
+      });
+    });
+  }
+
+  /// `part` of the columns.
+  __device__ __forceinline__ static void differentiate(const BackwardArguments& a,
+                                                       const LaneRows& lane, const Queries& queries,
+                                                       const T* k, const T* v, int part,
+                                                       float* weights, Rows& rows) {
+    if (!lane.any_in(queries.begin, inner)) return;
+    Sums<inner> x, d_s;
+    set_zero<inner>(x);
+    set_zero<inner>(d_s);
+    add_row_products<dim, inner>(k, queries.q, x);
+    add_row_products<dim, inner>(v, queries.d_out, d_s);
+    weigh(a, lane, queries, x, d_s);
+    add_weighted_rows<dim, inner, columns>(x, queries.d_out + part * columns, rows.d_v, weights);
+    add_weighted_rows<dim, inner, columns>(d_s, queries.q + part * columns, rows.d_k, weights);
+  }
+
+  __device__ __forceinline__ static void finish(const BackwardArguments& a, const LaneRows& lane,
+                                                int64_t column, int part, const Rows& rows) {
+    const OutputHead d_k{a.d_k, column, a.heads.head_dim, part * columns},
+        d_v{a.d_v, column, a.heads.head_dim, part * columns};
+    for_rows([&](int i) {
+      if (!lane.seen[i]) return;
+      d_k.template add<columns>(lane, i, rows.d_k, a.heads.scale);
+      d_v.template add<columns>(lane, i, rows.d_v, 1);
+    });
+  }
+};
+
+template <class T, int dim>
+__global__ void __launch_bounds__(KeyGradients<T, dim>::shape.threads())
+    attention_key_gradients(const BackwardArguments a) {
+  using Kernel = KeyGradients<T, dim>;
+  constexpr TileShape shape = Kernel::shape;
+  constexpr int inner_elements = shape.inner * Kernel::stride;
+  T* const k = reinterpret_cast<T*>(dynamic_shared());
+  T* const v = k + shape.outer() * Kernel::stride;
+  T* const q = v + shape.outer() * Kernel::stride;
+  T* const d_out = q + shape.stages * inner_elements;
+  const LanePlace place;
+  float* const weights = reinterpret_cast<float*>(d_out + shape.stages * inner_elements) +
+                         place.warp * 16 * weight_stride(shape.inner);
+
+  const int kv_head = static_cast<int>(blockIdx.x) % a.heads.kv_heads;
+  const int part = static_cast<int>(blockIdx.y);
+  const OuterTile tile = a.tiles.tiles[static_cast<int>(blockIdx.x) / a.heads.kv_heads];
+  const int64_t column = kv_head * a.heads.head_dim;
+  const int head_begin = max(kv_head * a.heads.group - a.heads.skew, 0);
+  const int head_end = min((kv_head + 1) * a.heads.group - a.heads.skew, a.heads.heads);
+  if (head_begin >= head_end) return;
+  const auto inside = [&](int row) { return tile.first_row + row < a.k.rows; };
+  load_tile<T, dim, shape.outer()>(k, a.k, tile.first_row, column, a.heads.head_dim, inside);
+  load_tile<T, dim, shape.outer()>(v, a.v, tile.first_row, column, a.heads.head_dim, inside);
+
+  const auto load = [&](const Walk& walk, int stage) {
+    const TileRectangle& r = a.tiles.rectangles[walk.visit->rectangle];
+    const int64_t first = r.inner_begin + walk.begin, from = walk.head * a.heads.head_dim;
+    // Rows without a gradient are zeros, whatever lies there: their weights of 0 meet finite
+    // numbers.
+    const auto wanted = [&](int i) {
+      return walk.begin + i < r.inner_length &&
+             a.lse.data[(first + i) * a.lse.stride + walk.head] !=
+                 -std::numeric_limits<float>::infinity();
+    };
+    load_tile<T, dim, shape.inner>(q + stage * inner_elements, a.q, first, from, a.heads.head_dim,
+                                   wanted);
+    load_tile<T, dim, shape.inner>(d_out + stage * inner_elements, a.d_out, first, from,
+                                   a.heads.head_dim, wanted);
+  };
+  LaneRows lane(tile.first_row);
+  typename Kernel::Rows rows;
+  const TileVisit* visit = nullptr;
+  const auto use = [&](const Walk& walk, const Walk& next, int stage) {
+    if (walk.visit != visit) {
+      if (visit == nullptr || a.visit_by_visit) {
+        lane.forget();
+        set_zero<Kernel::columns>(rows.d_k);
+        set_zero<Kernel::columns>(rows.d_v);
+      }
+      visit = walk.visit;
+      lane.enter(a.tiles.rectangles[visit->rectangle]);
+    }
+    const typename Kernel::Queries queries{
+        q + stage * inner_elements, d_out + stage * inner_elements,
+        &a.tiles.rectangles[visit->rectangle], walk.head, walk.begin};
+    const int own = 16 * place.warp * Kernel::stride;
+    Kernel::differentiate(a, lane, queries, k + own, v + own, part, weights, rows);
+    if (next.ended() || (a.visit_by_visit && next.visit != visit))
+      Kernel::finish(a, lane, column, part, rows);
+  };
+  pipeline<shape.stages>(Walk(a.tiles, tile, head_begin, head_end, shape.inner), load, use);
+}
+
+}  // namespace
+
+void start_key_gradients(const BackwardArguments& arguments, DType type, CUstream_st* stream) {
+  with_kernel<KeyGradients>(
+      type, arguments.heads.head_dim, [&]<class T, int dim>(KeyGradients<T, dim>) {
+        constexpr TileShape shape = KeyGradients<T, dim>::shape;
+        const auto blocks = static_cast<unsigned>(arguments.tiles.count) *
+                            static_cast<unsigned>(arguments.heads.kv_heads);
+        launch({{blocks, static_cast<unsigned>(shape.column_parts)},
+                static_cast<unsigned>(shape.threads()),
+                stream,
+                static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::key_gradients, shape))},
+               attention_key_gradients<T, dim>, arguments);
+      });
+}
+
+}  // namespace gyre

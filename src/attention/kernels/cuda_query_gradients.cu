@@ -1,0 +1,142 @@
+// dQ of attention on a GPU: a block of threads keeps the sums of up to 64 query rows of one head
+// over all keys that they see.
+//
+//     for every inner tile of keys:
+//       w   = 2^(scale log2(e) · Q Kᵀ - LSE log2(e)), 0 where hidden
+//       ds  = w (dO Vᵀ - delta)
+//       dQ += scale · ds K
+//
+// Three products here and four in cuda_key_gradients.cu, where one sweep would do with five: no two
+// blocks ever add to one sum, so that there are no atomics, and the same bits from run to run.
+//
+// Limit: 6 · head_dim FLOPs a visible pair over the peak of the tensor cores; not measured. bf16:
+// ds is rounded to bf16 for the third product.
+
+#include "attention/kernels/cuda_tile_code.cuh"
+
+namespace gyre {
+namespace {
+
+template <class T, int dim_>
+struct QueryGradients {
+  static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::query_gradients, dim_);
+  static constexpr int dim = dim_, inner = shape.inner;
+  static constexpr int stride = tile_stride(dtype_of<T>, dim);
+
+  /// A lane's part of 16 rows.
+  struct Rows {
+    Sums<dim> d_q;
+    float shift[2], delta[2];
+  };
+
+  __device__ __forceinline__ static void begin(const BackwardArguments& a, const LaneRows& lane,
+                                               int head, Rows& rows) {
+    set_zero<dim>(rows.d_q);
+    for_rows([&](int i) {
+      const bool inside = lane.row[i] < a.q.rows;
+      rows.shift[i] = backward_shift(inside ? a.lse.data[lane.row[i] * a.lse.stride + head]
+                                            : -std::numeric_limits<float>::infinity());
+      rows.delta[i] = inside ? a.delta.data[lane.row[i] * a.delta.stride + head] : 0;
+    });
+  }
+
+  __device__ __forceinline__ static void differentiate(const LaneRows& lane, int key, float scale,
+                                                       const T* q, const T* d_out, const T* k,
+                                                       const T* v, float* weights, Rows& rows) {
+    if (!lane.any_in(key, inner)) return;
+    Sums<inner> x, d_s;
+    set_zero<inner>(x);
+    set_zero<inner>(d_s);
+    add_row_products<dim, inner>(q, k, x);
+    add_row_products<dim, inner>(d_out, v, d_s);
+    hide<inner>(lane, key, x);
+    for_sums<inner>([&](int n, int e) {
+      const float w = fast_exp2(fmaf(x[n][e], scale, -rows.shift[e / 2]));
+      d_s[n][e] = w * (d_s[n][e] - rows.delta[e / 2]);
+    });
+    add_weighted_rows<dim, inner, dim>(d_s, k, rows.d_q, weights);
+  }
+
+  __device__ __forceinline__ static void finish(const BackwardArguments& a, const LaneRows& lane,
+                                                int64_t column, const Rows& rows) {
+    const OutputHead to{a.d_q, column, a.heads.head_dim, 0};
+    for_rows([&](int i) {
+      if (lane.seen[i] && rows.shift[i] != std::numeric_limits<float>::infinity())
+        to.template add<dim>(lane, i, rows.d_q, a.heads.scale);
+    });
+  }
+};
+
+template <class T, int dim>
+__global__ void __launch_bounds__(QueryGradients<T, dim>::shape.threads())
+    attention_query_gradients(const BackwardArguments a) {
+  using Kernel = QueryGradients<T, dim>;
+  constexpr TileShape shape = Kernel::shape;
+  constexpr int inner_elements = shape.inner * Kernel::stride;
+  T* const q = reinterpret_cast<T*>(dynamic_shared());
+  T* const d_out = q + shape.outer() * Kernel::stride;
+  T* const k = d_out + shape.outer() * Kernel::stride;
+  T* const v = k + shape.stages * inner_elements;
+  const LanePlace place;
+  float* const weights = reinterpret_cast<float*>(v + shape.stages * inner_elements) +
+                         place.warp * 16 * weight_stride(shape.inner);
+
+  const int head = static_cast<int>(blockIdx.x) % a.heads.heads;
+  const OuterTile tile = a.tiles.tiles[static_cast<int>(blockIdx.x) / a.heads.heads];
+  const int64_t column = head * a.heads.head_dim;
+  const int64_t kv_column = (head + a.heads.skew) / a.heads.group * a.heads.head_dim;
+  // Rows without a gradient are zeros, whatever lies there: their weights of 0 meet finite numbers.
+  const auto wanted_row = [&](int i) {
+    const int64_t row = tile.first_row + i;
+    return row < a.q.rows &&
+           a.lse.data[row * a.lse.stride + head] != -std::numeric_limits<float>::infinity();
+  };
+  load_tile<T, dim, shape.outer()>(q, a.q, tile.first_row, column, a.heads.head_dim, wanted_row);
+  load_tile<T, dim, shape.outer()>(d_out, a.d_out, tile.first_row, column, a.heads.head_dim,
+                                   wanted_row);
+
+  const auto load = [&](const Walk& walk, int stage) {
+    const TileRectangle& r = a.tiles.rectangles[walk.visit->rectangle];
+    const auto wanted = [&](int row) { return walk.begin + row < r.inner_length; };
+    const int64_t first = r.inner_begin + walk.begin;
+    load_tile<T, dim, shape.inner>(k + stage * inner_elements, a.k, first, kv_column,
+                                   a.heads.head_dim, wanted);
+    load_tile<T, dim, shape.inner>(v + stage * inner_elements, a.v, first, kv_column,
+                                   a.heads.head_dim, wanted);
+  };
+  LaneRows lane(tile.first_row);
+  typename Kernel::Rows rows;
+  const TileVisit* visit = nullptr;
+  const auto use = [&](const Walk& walk, const Walk& next, int stage) {
+    if (walk.visit != visit) {
+      if (visit == nullptr || a.visit_by_visit) {
+        lane.forget();
+        Kernel::begin(a, lane, head, rows);
+      }
+      visit = walk.visit;
+      lane.enter(a.tiles.rectangles[visit->rectangle]);
+    }
+    const int own = 16 * place.warp * Kernel::stride;
+    Kernel::differentiate(lane, walk.begin, a.heads.scale * log2_e, q + own, d_out + own,
+                          k + stage * inner_elements, v + stage * inner_elements, weights, rows);
+    if (next.ended() || (a.visit_by_visit && next.visit != visit))
+      Kernel::finish(a, lane, column, rows);
+  };
+  pipeline<shape.stages>(Walk(a.tiles, tile, 0, 1, shape.inner), load, use);
+}
+
+}  // namespace
+
+void start_query_gradients(const BackwardArguments& arguments, DType type, CUstream_st* stream) {
+  with_kernel<QueryGradients>(
+      type, arguments.heads.head_dim, [&]<class T, int dim>(QueryGradients<T, dim>) {
+        constexpr TileShape shape = QueryGradients<T, dim>::shape;
+        const auto blocks = static_cast<unsigned>(arguments.tiles.count) *
+                            static_cast<unsigned>(arguments.heads.heads);
+        launch({blocks, static_cast<unsigned>(shape.threads()), stream,
+                static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::query_gradients, shape))},
+               attention_query_gradients<T, dim>, arguments);
+      });
+}
+
+}  // namespace gyre

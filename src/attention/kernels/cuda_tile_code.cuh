@@ -1,0 +1,322 @@
+#pragma once
+// What the attention kernels on a GPU have in common: tiles into shared memory, the two products,
+// and the walk over visits. Lanes hold sums as mma's C (cuda_mma.cuh): of 16 outer rows, rows g and
+// g + 8, and of every 8 columns, columns 2t and 2t + 1.
+
+#include "attention/kernels/cuda_arguments.hpp"
+#include "attention/kernels/cuda_mma.cuh"
+#include "attention/kernels/cuda_tiles.hpp"
+
+namespace gyre {
+
+/// Sums of 16 outer rows by `columns` columns.
+template <int columns>
+using Sums = float[columns / 8][4];
+
+/// f(n, e) for each of a lane's sums; of one of its two rows only, `which` = 0 or 1.
+template <int columns, class F>
+__device__ __forceinline__ void for_sums(F f) {
+  GYRE_UNROLL
+  for (int i = 0; i < columns / 2; ++i) f(i / 4, i % 4);
+}
+template <int columns, class F>
+__device__ __forceinline__ void for_row_sums(int which, F f) {
+  GYRE_UNROLL
+  for (int i = 0; i < columns / 4; ++i) f(i / 2, 2 * which + i % 2);
+}
+/// f(0) and f(1), for each of a lane's rows.
+template <class F>
+__device__ __forceinline__ void for_rows(F f) {
+  f(0);
+  f(1);
+}
+
+template <int columns>
+__device__ __forceinline__ void set_zero(Sums<columns>& sums) {
+  for_sums<columns>([&](int n, int e) { sums[n][e] = 0; });
+}
+
+/// The lane's place among the sums of its warp.
+struct LanePlace {
+  int warp, g, t;
+  __device__ LanePlace()
+      : warp(static_cast<int>(threadIdx.x) / warp_lanes),
+        g(static_cast<int>(threadIdx.x) % warp_lanes / 4),
+        t(static_cast<int>(threadIdx.x) % 4) {}
+  /// Row of the tile that sums [e] and [e + 1] are of, e = 0 or 2: `which` = 0 or 1.
+  __device__ int row(int which) const { return 16 * warp + g + 8 * which; }
+  /// Column of sums[n][e].
+  __device__ int column(int n, int e) const { return 8 * n + 2 * t + e % 2; }
+};
+
+/// Fills a tile of `rows` rows: row i is row first + i of the matrix, head_dim elements from
+/// `column` on, and zeros; all zeros unless wanted(i). Asynchronous where rows are aligned.
+template <class T, int dim, int rows, class Wanted>
+__device__ void load_tile(T* tile, const DeviceInput& from, int64_t first, int64_t column,
+                          int head_dim, Wanted wanted) {
+  constexpr int together = 16 / sizeof(T), pieces = dim / together;
+  constexpr int stride = tile_stride(dtype_of<T>, dim);
+  const T* data = static_cast<const T*>(from.data);
+  for (int i = static_cast<int>(threadIdx.x); i < rows * pieces;
+       i += static_cast<int>(blockDim.x)) {
+    const int row = i / pieces, begin = i % pieces * together;
+    T* to = tile + row * stride + begin;
+    const bool some = begin < head_dim && wanted(row);
+    const T* source = some ? data + (first + row) * from.stride + column + begin : data;
+    if (from.aligned) {
+      copy_async(to, source, some ? 16 : 0);
+    } else {
+      for (int e = 0; e < together; ++e) to[e] = some && begin + e < head_dim ? source[e] : T{};
+    }
+  }
+}
+
+/// sums [16][inner] += rows of `outer` [16][dim] times rows of `inner_tile` [inner][dim].
+template <int dim, int inner>
+__device__ __forceinline__ void add_row_products(const bf16* outer, const bf16* inner_tile,
+                                                 Sums<inner>& sums) {
+  constexpr int stride = tile_stride(DType::bf16, dim);
+  GYRE_UNROLL
+  for (int k = 0; k < dim; k += 16) {
+    const FourPairs a = load_a(outer + k, stride);
+    GYRE_UNROLL
+    for (int n = 0; n < inner / 16; ++n) {
+      const FourPairs b = load_b_of_rows(inner_tile + 16 * n * stride + k, stride);
+      mma_bf16(sums[2 * n], a, b.pairs[0], b.pairs[1]);
+      mma_bf16(sums[2 * n + 1], a, b.pairs[2], b.pairs[3]);
+    }
+  }
+}
+
+template <int dim, int inner>
+__device__ __forceinline__ void add_row_products(const float* outer, const float* inner_tile,
+                                                 Sums<inner>& sums) {
+  constexpr int stride = tile_stride(DType::f32, dim);
+  const LanePlace place;
+  const auto dot = [](float4 a, float4 b, float sum) {
+    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+  };
+  const auto four = [](const float* x) { return *reinterpret_cast<const float4*>(x); };
+  GYRE_NO_UNROLL
+  for (int k = 0; k < dim; k += 4) {
+    const float4 first = four(outer + place.g * stride + k);
+    const float4 second = four(outer + (place.g + 8) * stride + k);
+    for_row_sums<inner>(0, [&](int n, int e) {
+      const float4 b = four(inner_tile + place.column(n, e) * stride + k);
+      sums[n][e] = dot(first, b, sums[n][e]);
+      sums[n][2 + e] = dot(second, b, sums[n][2 + e]);
+    });
+  }
+}
+
+/// sums [16][columns] += weights [16][inner] times inner_tile [inner][columns], which starts at the
+/// first of those columns of a tile of `dim`. bf16: weights are rounded. f32: by way of `shared`,
+/// the warp's own [16][weight_stride(inner)].
+template <int dim, int inner, int columns>
+__device__ __forceinline__ void add_weighted_rows(const Sums<inner>& weights,
+                                                  const bf16* inner_tile, Sums<columns>& sums,
+                                                  float* /*shared*/) {
+  constexpr int stride = tile_stride(DType::bf16, dim);
+  GYRE_UNROLL
+  for (int k = 0; k < inner / 16; ++k) {
+    const auto &low = weights[2 * k], &high = weights[2 * k + 1];
+    const FourPairs a{{pack_bf16(low[0], low[1]), pack_bf16(low[2], low[3]),
+                       pack_bf16(high[0], high[1]), pack_bf16(high[2], high[3])}};
+    GYRE_UNROLL
+    for (int n = 0; n < columns / 16; ++n) {
+      const FourPairs b = load_b_of_columns(inner_tile + 16 * k * stride + 16 * n, stride);
+      mma_bf16(sums[2 * n], a, b.pairs[0], b.pairs[1]);
+      mma_bf16(sums[2 * n + 1], a, b.pairs[2], b.pairs[3]);
+    }
+  }
+}
+
+template <int dim, int inner, int columns>
+__device__ __forceinline__ void add_weighted_rows(const Sums<inner>& weights,
+                                                  const float* inner_tile, Sums<columns>& sums,
+                                                  float* shared) {
+  constexpr int stride = tile_stride(DType::f32, dim);
+  const LanePlace place;
+  __syncwarp();  // the weights of the product before have been read
+  for_sums<inner>([&](int n, int e) {
+    shared[(place.g + e / 2 * 8) * weight_stride(inner) + place.column(n, e)] = weights[n][e];
+  });
+  __syncwarp();
+  const float *first = shared + place.g * weight_stride(inner),
+              *second = first + 8 * weight_stride(inner);
+  GYRE_NO_UNROLL
+  for (int i = 0; i < inner; ++i) {
+    const float a = first[i], b = second[i];
+    GYRE_UNROLL
+    for (int n = 0; n < columns / 8; ++n) {
+      const float2 x =
+          *reinterpret_cast<const float2*>(inner_tile + i * stride + place.column(n, 0));
+      sums[n][0] = fmaf(a, x.x, sums[n][0]);
+      sums[n][1] = fmaf(a, x.y, sums[n][1]);
+      sums[n][2] = fmaf(b, x.x, sums[n][2]);
+      sums[n][3] = fmaf(b, x.y, sums[n][3]);
+    }
+  }
+}
+
+__device__ inline void store(float& to, float x) {
+  to = x;
+}
+__device__ inline void store(bf16& to, float x) {
+  to = to_bf16(x);
+}
+
+/// Goes over the inner tiles of some visits, those of a visit for one head after the other.
+struct Walk {
+  const TileVisit *visit, *last;  ///< [visit, last)
+  int head_begin, head_end, inner;
+  int head = 0, begin = 0;
+
+  __device__ Walk(const DeviceTiles& tiles, const OuterTile& tile, int head_begin_, int head_end_,
+                  int inner_)
+      : visit(tiles.visits + tile.visit_begin),
+        last(tiles.visits + tile.visit_end),
+        head_begin(head_begin_),
+        head_end(head_end_),
+        inner(inner_),
+        head(head_begin_),
+        begin(visit->begin) {}
+
+  __device__ bool ended() const { return visit == last; }
+  __device__ void advance() {
+    begin += inner;
+    if (begin < visit->end) return;
+    if (++head == head_end) {
+      head = head_begin;
+      if (++visit == last) return;
+    }
+    begin = visit->begin;
+  }
+};
+
+/// use(walk, next, stage) for every step of the walk, with what load(walk, stage) has brought into
+/// shared memory; with two stages the next is loaded meanwhile. What was loaded before is complete
+/// with the first.
+template <int stages, class Load, class Use>
+__device__ void pipeline(Walk walk, Load load, Use use) {
+  static_assert(stages == 1 || stages == 2);
+  if constexpr (stages == 2) {
+    load(walk, 0);
+    commit_copies();
+  }
+  for (int step = 0; !walk.ended(); ++step) {
+    Walk next = walk;
+    next.advance();
+    if constexpr (stages == 2) {
+      if (!next.ended()) load(next, (step + 1) % 2);
+      commit_copies();
+      wait_copies<1>();
+    } else {
+      load(walk, 0);
+      commit_copies();
+      wait_copies<0>();
+    }
+    __syncthreads();
+    use(walk, next, stages == 2 ? step % 2 : 0);
+    __syncthreads();  // before it is filled again
+    walk = next;
+  }
+}
+
+/// The two outer rows of a lane under the rectangle of a visit.
+struct LaneRows {
+  int64_t row[2];
+  InnerRange sees[2];
+  bool seen[2] = {false, false};  ///< whether a visit since forget() showed them anything
+
+  __device__ explicit LaneRows(int64_t first_row) {
+    const LanePlace place;
+    row[0] = first_row + place.row(0), row[1] = first_row + place.row(1);
+  }
+  __device__ void forget() { seen[0] = seen[1] = false; }
+  __device__ void enter(const TileRectangle& r) {
+    for_rows([&](int i) {
+      sees[i] = inner_range(r, row[i] - r.outer_begin);
+      seen[i] = seen[i] || sees[i].begin < sees[i].end;
+    });
+  }
+  /// Whether the rows of the warp see any, and all, of an inner tile.
+  __device__ bool any_in(int begin, int count) const {
+    return __any_sync(all_lanes, meets(sees[0], begin, count) || meets(sees[1], begin, count)) != 0;
+  }
+  __device__ bool all_in(int begin, int count) const {
+    return __all_sync(all_lanes, covers(sees[0], begin, count) && covers(sees[1], begin, count)) !=
+           0;
+  }
+};
+
+/// -inf for what rows do not see of inner tile [begin, begin + inner).
+template <int inner>
+__device__ __forceinline__ void hide(const LaneRows& lane, int begin, Sums<inner>& scores) {
+  if (lane.all_in(begin, inner)) return;
+  const LanePlace place;
+  for_sums<inner>([&](int n, int e) {
+    if (!contains(lane.sees[e / 2], begin + place.column(n, e)))
+      scores[n][e] = -std::numeric_limits<float>::infinity();
+  });
+}
+
+/// Columns from `begin` on of one head of an output.
+struct OutputHead {
+  DeviceOutput to;
+  int64_t first;  ///< column of the matrix where the head begins
+  int head_dim, begin;
+
+  /// f(n, e, element) for each of a lane's sums of row lane.row[which].
+  template <int columns, class F>
+  __device__ __forceinline__ void for_row(const LaneRows& lane, int which, F f) const {
+    const int64_t at = lane.row[which] * to.stride + first + begin;
+    if (to.narrow)
+      for_elements<columns>(static_cast<bf16*>(to.data) + at, which, f);
+    else
+      for_elements<columns>(static_cast<float*>(to.data) + at, which, f);
+  }
+  /// Adds factor · sums to row lane.row[which].
+  template <int columns>
+  __device__ __forceinline__ void add(const LaneRows& lane, int which, const Sums<columns>& sums,
+                                      float factor) const {
+    for_row<columns>(lane, which, [&](int n, int e, auto& element) {
+      store(element, fmaf(factor, sums[n][e], to_float(element)));
+    });
+  }
+
+ private:
+  template <int columns, class T, class F>
+  __device__ __forceinline__ void for_elements(T* row, int which, F f) const {
+    const LanePlace place;
+    T* const own = row + 2 * place.t;
+    const int left = head_dim - begin - 2 * place.t;  // columns from own on
+    for_row_sums<columns>(which, [&](int n, int e) {
+      if (8 * n + e % 2 < left) f(n, e, own[8 * n + e % 2]);
+    });
+  }
+};
+
+/// Calls start(kernel of this element type and dimension, its shape); `Kernels` names them.
+template <template <class, int> class Kernels, class T, class Start>
+void with_dim(int64_t head_dim, Start start) {
+  switch (tile_dim_for(head_dim)) {
+    case 64:
+      return start(Kernels<T, 64>{});
+    case 96:
+      return start(Kernels<T, 96>{});
+    case 128:
+      return start(Kernels<T, 128>{});
+    default:
+      return start(Kernels<T, 256>{});
+  }
+}
+template <template <class, int> class Kernels, class Start>
+void with_kernel(DType type, int64_t head_dim, Start start) {
+  if (type == DType::bf16)
+    with_dim<Kernels, bf16>(head_dim, start);
+  else
+    with_dim<Kernels, float>(head_dim, start);
+}
+
+}  // namespace gyre

@@ -1,0 +1,205 @@
+#pragma once
+// What the attention kernels on a GPU visit, and the arithmetic of masks and softmax that they and
+// the tests on the host share.
+//
+//     side        queries: what is summed belongs to queries (out, dQ), the inner rows are keys;
+//                 keys: the other way round (dK, dV)
+//     tile        outer rows [n t, n t + n) of that array, whatever lies there: one block of
+//     threads visit       the inner rows of one rectangle that the rows of the tile see inner tile
+//     some rows of a visit, counted from the corner of the rectangle
+//
+//     for every tile, longest first                                   a block of threads each
+//       for every visit, in the order of rectangles
+//         for every inner tile: hide what inner_range() of a row leaves out; add
+//
+// Inner tiles start at multiples of their size from the rectangle's corner, and one that a row sees
+// nothing of leaves the row as it is. So the bits of a row depend on its rectangles alone, not on
+// where tiles of outer rows begin.
+//
+// Example: causal documents of 3 and 100 tokens at rows 0 and 3, tiles of 64 rows, inner tiles of
+// 32. Tile 0 (rows 0-63) visits rows 0-2 of document 0 and rows 0-60 of document 1; tile 1 (rows
+// 64-102) visits rows 0-99 of document 1. Tiles of keys: tile 0 visits queries 0-2 of document 0
+// and 0-99 of document 1, tile 1 (keys 61-99 of document 1) visits queries 32-99 of it: 61 rounded
+// down to the size of an inner tile.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "attention/rectangle.hpp"
+#include "core/error.hpp"
+#include "core/host_device.hpp"
+#include "core/index.hpp"
+
+namespace gyre {
+
+enum class TileSide { queries, keys };
+
+/// A rectangle as tiles of one side see it. Rows of arrays; the mask is that of Mask.
+struct TileRectangle {
+  int64_t outer_begin = 0, outer_length = 0;
+  int64_t inner_begin = 0, inner_length = 0;
+  int64_t offset = 0, q_stride = 1, k_stride = 1, window = 0;
+  bool causal = false;
+  bool outer_is_keys = false;
+};
+
+/// Inner rows [begin, end) of a rectangle, counted from its corner.
+struct InnerRange {
+  int begin = 0, end = 0;
+};
+
+/// Where what row `outer` of the rectangle, counted from its corner, sees begins and ends, clipped
+/// to the rectangle; begin >= end if it sees nothing. Neither decreases from row to row. Query i
+/// and key j see each other when 0 <= offset + i q_stride - j k_stride, and that is < window unless
+/// window is 0.
+GYRE_HOST_DEVICE inline InnerRange inner_limits(const TileRectangle& r, int64_t outer) {
+  int64_t begin = 0, end = r.inner_length;
+  if (r.causal && r.outer_is_keys) {
+    const int64_t position = outer * r.k_stride - r.offset;
+    begin = ceil_div(position, r.q_stride);
+    if (r.window > 0) end = floor_div(position + r.window - 1, r.q_stride) + 1;
+  } else if (r.causal) {
+    const int64_t position = r.offset + outer * r.q_stride;
+    end = floor_div(position, r.k_stride) + 1;
+    if (r.window > 0) begin = floor_div(position - r.window, r.k_stride) + 1;
+  }
+  const auto clip = [&r](int64_t row) {
+    return static_cast<int>(row < 0 ? 0 : row > r.inner_length ? r.inner_length : row);
+  };
+  return {clip(begin), clip(end)};
+}
+
+/// What row `outer` sees; (0, 0) if that is nothing, or if it is outside the rectangle.
+GYRE_HOST_DEVICE inline InnerRange inner_range(const TileRectangle& r, int64_t outer) {
+  if (outer < 0 || outer >= r.outer_length) return {};
+  const InnerRange seen = inner_limits(r, outer);
+  if (seen.begin >= seen.end) return {};
+  return seen;
+}
+
+/// Whether some, and whether all, of inner rows [begin, begin + count) are in the range.
+GYRE_HOST_DEVICE inline bool meets(InnerRange range, int begin, int count) {
+  return range.begin < begin + count && range.end > begin && range.begin < range.end;
+}
+GYRE_HOST_DEVICE inline bool covers(InnerRange range, int begin, int count) {
+  return range.begin <= begin && range.end >= begin + count;
+}
+GYRE_HOST_DEVICE inline bool contains(InnerRange range, int row) {
+  return range.begin <= row && row < range.end;
+}
+
+// Softmax in base 2: weights are 2^(scale log2(e) · score - top), scale > 0, so that an exponential
+// is two instructions. A partial result (O, LSE) is one of top = LSE log2(e) and sum = 1.
+
+inline constexpr float log2_e = 1.44269504088896340736F, ln_2 = 0.69314718055994530942F;
+
+/// A row's running maximum of scale log2(e) · score, and the sum of its weights relative to it.
+struct RowSum {
+  float top = -std::numeric_limits<float>::infinity();
+  float sum = 0;
+};
+/// a · b, rounded before anything is added to it: a row that is left as it is has to keep its bits.
+GYRE_HOST_DEVICE inline float rounded_product(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+GYRE_HOST_DEVICE inline RowSum partial_of(float lse) {
+  const bool empty = lse == -std::numeric_limits<float>::infinity();
+  return {rounded_product(lse, log2_e), empty ? 0.0F : 1.0F};
+}
+GYRE_HOST_DEVICE inline float lse_of(RowSum row) {
+  return fmaf(row.top, ln_2, std::log(row.sum));
+}
+/// What is taken away before the exponential: `top`, but 0 for a row that has seen nothing, where
+/// -inf - -inf would be NaN.
+GYRE_HOST_DEVICE inline float shift_of(float top) {
+  return top == -std::numeric_limits<float>::infinity() ? 0.0F : top;
+}
+/// Base-2 log-sum-exp of a row in the backward pass; infinity, hence weights of 0, for a row that
+/// saw nothing.
+GYRE_HOST_DEVICE inline float backward_shift(float lse) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  return lse == -infinity ? infinity : rounded_product(lse, log2_e);
+}
+
+/// Inner rows [begin, end) of a rectangle; begin is a multiple of the size of an inner tile.
+struct TileVisit {
+  int rectangle = 0, begin = 0, end = 0;
+};
+/// Outer rows from first_row on; visits [visit_begin, visit_end) of the table.
+struct OuterTile {
+  int64_t first_row = 0;
+  int visit_begin = 0, visit_end = 0;
+};
+struct TileTable {
+  std::vector<TileRectangle> rectangles;
+  std::vector<TileVisit> visits;
+  std::vector<OuterTile> tiles;
+};
+
+inline TileRectangle seen_from(const Rectangle& r, TileSide side) {
+  TileRectangle t{
+      r.q_begin.value(), r.q_length,      r.k_begin.value(), r.k_length,    r.mask.offset,
+      r.mask.q_stride,   r.mask.k_stride, r.mask.window,     r.mask.causal, side == TileSide::keys};
+  if (side == TileSide::keys) {
+    std::swap(t.outer_begin, t.inner_begin);
+    std::swap(t.outer_length, t.inner_length);
+  }
+  return t;
+}
+
+/// Tiles of `outer_rows` rows that see anything, those with most inner rows first, so that the last
+/// blocks to run are short ones; visits of a tile in the order of `rectangles`.
+/// O(visits log visits). Rectangles are shorter than 2^31 rows.
+inline TileTable make_tile_table(std::span<const Rectangle> rectangles, TileSide side,
+                                 int outer_rows, int inner_rows) {
+  TileTable table;
+  std::vector<std::pair<int64_t, TileVisit>> found;  // tile, visit
+  for (const Rectangle& rectangle : rectangles) {
+    const TileRectangle r = seen_from(rectangle, side);
+    GYRE_CHECK(std::max(r.outer_length, r.inner_length) < std::numeric_limits<int>::max(),
+               "a rectangle of {} x {} rows", r.outer_length, r.inner_length);
+    const auto index = static_cast<int>(table.rectangles.size());
+    table.rectangles.push_back(r);
+    const int64_t outer_end = r.outer_begin + r.outer_length;
+    for (int64_t row = r.outer_begin; row < outer_end;) {
+      const int64_t tile = row / outer_rows, next = std::min(outer_end, (tile + 1) * outer_rows);
+      const int begin = inner_limits(r, row - r.outer_begin).begin;
+      const int end = inner_limits(r, next - 1 - r.outer_begin).end;
+      if (begin < end) found.push_back({tile, {index, begin / inner_rows * inner_rows, end}});
+      row = next;
+    }
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<int64_t> lengths;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto& [tile, visit] = found[i];
+    const auto at = static_cast<int>(i);
+    if (i == 0 || found[i - 1].first != tile) {
+      table.tiles.push_back({tile * outer_rows, at, at});
+      lengths.push_back(0);
+    }
+    table.visits.push_back(visit);
+    table.tiles.back().visit_end = at + 1;
+    lengths.back() += visit.end - visit.begin;
+  }
+  std::vector<size_t> order(table.tiles.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return lengths[a] > lengths[b]; });
+  std::vector<OuterTile> sorted;
+  for (const size_t i : order) sorted.push_back(table.tiles[i]);
+  table.tiles = std::move(sorted);
+  return table;
+}
+
+}  // namespace gyre
