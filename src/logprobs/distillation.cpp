@@ -63,14 +63,16 @@ DistillationScores::DistillationScores(int64_t tokens, const VocabPartition& voc
       tp, "distillation", check,
       {{"whether the student is renormalised over the ids", options.renormalised ? 1 : 0}});
   if (!options.renormalised) {
-    scores_ = std::make_unique<VocabScores>(
-        tokens, vocab,
-        ScoreOptions{
-            .picks = options.picks, .entropy = options.entropy, .threads = options.threads},
-        tp);
+    scores_ = std::make_unique<VocabScores>(tokens, vocab,
+                                            ScoreOptions{.picks = options.picks,
+                                                         .entropy = options.entropy,
+                                                         .threads = options.threads,
+                                                         .kernels = options.kernels},
+                                            tp);
     return;
   }
-  gathered_ = std::make_unique<GatheredLogits>(tokens, vocab, options.picks, options.threads, tp);
+  gathered_ = std::make_unique<GatheredLogits>(tokens, vocab, options.picks, options.threads, tp,
+                                               options.kernels);
   student_ = Buffer<float>(tokens * options.picks);
 }
 

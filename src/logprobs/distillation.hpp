@@ -23,6 +23,7 @@ struct DistillationOptions {
   bool renormalised = false;  ///< over the K ids alone
   bool entropy = false;       ///< of the student; needs the whole vocabulary
   int threads = 1;
+  RowKernels* kernels = nullptr;  ///< as in ScoreOptions
 };
 
 class DistillationScores {

@@ -113,7 +113,12 @@ void check_options(int64_t tokens, const VocabPartition& vocab, DType type,
 
 FilteredScores::FilteredScores(int64_t tokens, const VocabPartition& vocab, DType type,
                                const FilterOptions& options, Communicator& tp)
-    : tokens_(tokens), vocab_(vocab), type_(type), options_(options), tp_(tp) {
+    : tokens_(tokens),
+      vocab_(vocab),
+      type_(type),
+      options_(options),
+      tp_(tp),
+      kernels_(kernels_or_cpu(options.kernels)) {
   SamplingFilter& filter = options_.filter;
   agree_on_arguments(tp, what, [&] { check_options(tokens, vocab, type, options, tp.size()); },
                      {{"the number of tokens", tokens},
@@ -146,7 +151,8 @@ class FilteredScores::Forward {
         logprob_(logprob),
         ranks_(scores.tp_.size()),
         mine_(scores.tp_.rank()),
-        records_(scores.tokens_, scores.length_, scores.type_, ranks_) {
+        records_(scores.tokens_, scores.length_, scores.type_, ranks_),
+        cut_ties_(static_cast<size_t>(scores.tokens_)) {
     for (int r = 0; r < ranks_; ++r) columns_.push_back(s_.vocab_.valid(r));
   }
 
@@ -155,6 +161,7 @@ class FilteredScores::Forward {
     walk();
     s_.rows_by_digits_ = std::ssize(rows_);
     if (!rows_.empty()) search();
+    find_cuts();
     return waited_;
   }
 
@@ -173,22 +180,15 @@ class FilteredScores::Forward {
 
   void gather();
   void make_records(ListRecords& own);
-  int32_t count_behind(int64_t t, std::span<const float> list, const ListScalars& scalars) const;
+  void count_behind(ListRecords& own, std::span<const float> values);
+  int32_t behind_in_list(int64_t t, std::span<const float> list, const ListScalars& scalars,
+                         bool& more) const;
   void walk();
   bool walk_row(int64_t t, std::span<int64_t> scratch);
   double total_mass(int64_t t, float max) const;
   Cut cut_by_count(ListWalk& walk, float max) const;
   DigitRow digit_row(int64_t t, float max, double total, float bound) const;
   void search();
-  /// body(i) for `count` rows, with a pass over the own columns that takes so long a column.
-  template <class Body>
-  void for_each_digit_row(int64_t count, double nanoseconds, Body body) const {
-    const auto columns = static_cast<double>(1 + own_columns());
-    for_each_part(s_.options_.threads, count, columns * nanoseconds,
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t i = begin; i < end; ++i) body(i);
-                  });
-  }
   void add_rounds(std::vector<DigitRow*>& active, bool first);
   Buffer<Counts> gather_counts();
   void finish_by_digits(const DigitRow& row, size_t i, const Buffer<Counts>& counts,
@@ -196,7 +196,8 @@ class FilteredScores::Forward {
   template <class Ties>
   void finish(int64_t t, const Cut& cut, Ties ties_of, int64_t behind);
   void finish_nan(int64_t t);
-  int32_t column_of_cut(int64_t t, const Cut& cut, int64_t own, int64_t higher) const;
+  int32_t column_of_cut(int64_t t, const Cut& cut, int64_t own, int64_t higher);
+  void find_cuts();
   int64_t ties_by_lists(int64_t rank, int64_t t, float value) const;
 
   FilteredScores& s_;
@@ -205,10 +206,11 @@ class FilteredScores::Forward {
   Stream& stream_;
   std::span<float> logprob_;
   int ranks_, mine_;
-  std::vector<int64_t> columns_;  // [ranks] valid ones
-  ListRecords records_;           // of all ranks
-  Buffer<int32_t> ids_;           // [tokens, length] columns of the own list, if by mass
-  std::vector<DigitRow> rows_;    // that lists are too short for
+  std::vector<int64_t> columns_;   // [ranks] valid ones
+  ListRecords records_;            // of all ranks
+  Buffer<int32_t> ids_;            // [tokens, length] columns of the own list, if by mass
+  std::vector<DigitRow> rows_;     // that lists are too short for
+  std::vector<int64_t> cut_ties_;  // [tokens] which tie from the end the cut is at; 0: it is known
   double waited_ = 0;
 };
 
@@ -235,28 +237,46 @@ void FilteredScores::Forward::make_records(ListRecords& own) {
   // Ties are told apart at the boundary of top-p only.
   ids_ = Buffer<int32_t>(s_.by_mass() ? tokens * length : 0);
   if (filtered) {
-    row_top(logits_, scan, {values.span(), ids_.span(), last.span(), length}, moments.span());
+    s_.kernels_.top(logits_, scan, {values.span(), ids_.span(), last.span(), length},
+                    moments.span());
   } else {
-    row_moments(logits_, scan, moments.span());
+    s_.kernels_.moments(logits_, scan, moments.span());
     for (int64_t t = 0; t < tokens; ++t) values[t] = moments[t].max;
   }
   own.set_values(values.span());
-  for (int64_t t = 0; t < tokens; ++t) {
-    ListScalars& scalars = own.scalars(t);
-    scalars = {summed ? moments[t].sum : 0, filtered ? last[t] : 0, -infinity, 0};
-    if (owner(t) != mine_) continue;
-    scalars.target = logits_.at(t, target_column(t));
-    if (!s_.by_mass()) continue;
-    const auto list = std::as_const(values).span().subspan(static_cast<size_t>(t * length),
-                                                           static_cast<size_t>(length));
-    scalars.behind = count_behind(t, list, scalars);
-  }
+  Buffer<float> target(tokens);
+  std::fill_n(target.data(), tokens, -infinity);
+  s_.kernels_.gather_picks(logits_, targets_, 1, s_.vocab_.begin(mine_), own_columns(),
+                           target.span());
+  for (int64_t t = 0; t < tokens; ++t)
+    own.scalars(t) = {summed ? moments[t].sum : 0, filtered ? last[t] : 0, target[t], 0};
+  if (s_.by_mass()) count_behind(own, values.span());
 }
 
-/// Columns of the own shard behind the target's that equal it. 0 if it is below the list's last
-/// value: then the list decides nothing about it.
-int32_t FilteredScores::Forward::count_behind(int64_t t, std::span<const float> list,
-                                              const ListScalars& scalars) const {
+/// Sets `behind` of the tokens whose target is here; values [tokens, length].
+void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const float> values) {
+  const auto length = static_cast<size_t>(s_.length_);
+  std::vector<ColumnQuery> queries;  // of rows whose lists do not tell
+  for (int64_t t = 0; t < s_.tokens_; ++t) {
+    if (owner(t) != mine_) continue;
+    ListScalars& scalars = own.scalars(t);
+    bool more = false;
+    scalars.behind =
+        behind_in_list(t, values.subspan(static_cast<size_t>(t) * length, length), scalars, more);
+    if (more) queries.push_back({t, target_column(t) + 1, own_columns(), scalars.target});
+  }
+  if (queries.empty()) return;
+  std::vector<ColumnCounts> counts(queries.size());
+  s_.kernels_.count_columns(logits_, queries, s_.options_.threads, counts);
+  for (size_t i = 0; i < queries.size(); ++i)
+    own.scalars(queries[i].row).behind = static_cast<int32_t>(counts[i].equal);
+}
+
+/// Columns of the own shard behind the target's that equal it, if all of them are in the list;
+/// otherwise there are `more`. 0 if the target is below the list's last value: then the list
+/// decides nothing about it.
+int32_t FilteredScores::Forward::behind_in_list(int64_t t, std::span<const float> list,
+                                                const ListScalars& scalars, bool& more) const {
   const auto column = target_column(t);
   if (scalars.target < list.back() || scalars.target == -infinity) return 0;
   int32_t in_list = 0, behind = 0;
@@ -265,9 +285,8 @@ int32_t FilteredScores::Forward::count_behind(int64_t t, std::span<const float> 
     ++in_list;
     behind += ids_[t * s_.length_ + static_cast<int64_t>(i)] > column ? 1 : 0;
   }
-  if (scalars.target > list.back() || scalars.last == in_list) return behind;
-  return static_cast<int32_t>(
-      count_columns(logits_, t, column + 1, own_columns(), scalars.target).equal);
+  more = scalars.target == list.back() && scalars.last != in_list;
+  return behind;
 }
 
 void FilteredScores::Forward::walk() {
@@ -403,13 +422,12 @@ void FilteredScores::Forward::search() {
 void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool first) {
   const auto count = static_cast<int64_t>(active.size());
   const int bits = fraction_bits_for(s_.vocab_.vocab_size);
+  std::vector<MassRow> rows;
+  for (const DigitRow* row : active)
+    rows.push_back(
+        {row->token, {row->max, s_.scale(), bits, row->low, row->bits - digit_bits, first}});
   Buffer<int64_t> masses(count * digit_sums);
-  std::fill_n(masses.data(), masses.size(), 0);
-  for_each_digit_row(count, 1, [&](int64_t i) {
-    const DigitRow& row = *active[static_cast<size_t>(i)];
-    const MassScan scan{row.max, s_.scale(), bits, row.low, row.bits - digit_bits, first};
-    add_masses(logits_, row.token, own_columns(), scan, masses.data() + i * digit_sums);
-  });
+  s_.kernels_.masses(logits_, own_columns(), rows, s_.options_.threads, masses.span());
   wait(s_.tp_.all_reduce(masses.data(), masses.size(), DType::i64, ReduceOp::sum, stream_,
                          "probabilities by digits"));
   for (int64_t i = 0; i < count; ++i)
@@ -421,16 +439,25 @@ void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool fi
 Buffer<Counts> FilteredScores::Forward::gather_counts() {
   const int64_t count = std::ssize(rows_);
   Buffer<Counts> own(count), all(ranks_ * count);
-  for_each_digit_row(count, 0.2, [&](int64_t i) {
-    const DigitRow& row = rows_[static_cast<size_t>(i)];
-    const float threshold = value_of_key(row.low, s_.type_);
-    const ColumnCounts mine = count_columns(logits_, row.token, 0, own_columns(), threshold);
+  std::vector<ColumnQuery> queries;
+  for (const DigitRow& row : rows_)
+    queries.push_back({row.token, 0, own_columns(), value_of_key(row.low, s_.type_)});
+  std::vector<int64_t> asked;  // rows whose target is at the threshold
+  for (int64_t i = 0; i < count; ++i) {
+    const ColumnQuery& whole = queries[static_cast<size_t>(i)];
+    if (owner(whole.row) != mine_ || records_.scalars(mine_, whole.row).target != whole.value)
+      continue;
+    asked.push_back(i);
+    queries.push_back({whole.row, target_column(whole.row) + 1, own_columns(), whole.value});
+  }
+  std::vector<ColumnCounts> found(queries.size());
+  s_.kernels_.count_columns(logits_, queries, s_.options_.threads, found);
+  for (int64_t i = 0; i < count; ++i) {
+    const ColumnCounts& mine = found[static_cast<size_t>(i)];
     own[i] = {static_cast<int32_t>(mine.above), static_cast<int32_t>(mine.equal), 0};
-    if (owner(row.token) != mine_ || records_.scalars(mine_, row.token).target != threshold) return;
-    own[i].behind = static_cast<int32_t>(
-        count_columns(logits_, row.token, target_column(row.token) + 1, own_columns(), threshold)
-            .equal);
-  });
+  }
+  for (size_t i = 0; i < asked.size(); ++i)
+    own[asked[i]].behind = static_cast<int32_t>(found[rows_.size() + i].equal);
   wait(s_.tp_.all_gather(bytes_of(std::as_const(own).span()), writable_bytes_of(all.span()),
                          stream_, "counts of columns"));
   return all;
@@ -499,9 +526,9 @@ void FilteredScores::Forward::finish(int64_t t, const Cut& cut, Ties ties_of, in
 }
 
 /// The first column of the own shard from which ties survive. `own`: ties in it; `higher`: ties on
-/// higher ranks.
+/// higher ranks. Where the list does not tell, that is noted for find_cuts.
 int32_t FilteredScores::Forward::column_of_cut(int64_t t, const Cut& cut, int64_t own,
-                                               int64_t higher) const {
+                                               int64_t higher) {
   const int64_t kept = std::clamp<int64_t>(cut.kept_ties - higher, 0, own);
   if (kept == own) return 0;
   if (kept == 0) return static_cast<int32_t>(own_columns());
@@ -510,7 +537,20 @@ int32_t FilteredScores::Forward::column_of_cut(int64_t t, const Cut& cut, int64_
   for (int64_t i = 0; i < s_.length_; ++i)
     if (records_.value(mine_, t, i) == cut.threshold) ++in_list, end = i + 1;
   if (in_list == own) return ids_[t * s_.length_ + end - kept];
-  return static_cast<int32_t>(nth_last_equal(logits_, t, own_columns(), cut.threshold, kept));
+  cut_ties_[static_cast<size_t>(t)] = kept;
+  return 0;
+}
+
+void FilteredScores::Forward::find_cuts() {
+  std::vector<TieQuery> queries;
+  for (int64_t t = 0; t < s_.tokens_; ++t)
+    if (const int64_t n = cut_ties_[static_cast<size_t>(t)]; n > 0)
+      queries.push_back({t, s_.survivors_[t].threshold, n});
+  if (queries.empty()) return;
+  std::vector<int64_t> found(queries.size());
+  s_.kernels_.find_ties(logits_, own_columns(), queries, s_.options_.threads, found);
+  for (size_t i = 0; i < queries.size(); ++i)
+    s_.survivors_[queries[i].row].cut = static_cast<int32_t>(found[i]);
 }
 
 double FilteredScores::forward(ConstMatrixRef logits, std::span<const int32_t> targets,
@@ -535,9 +575,10 @@ void FilteredScores::backward(ConstMatrixRef logits, std::span<const int32_t> ta
     weights[t] = scale() * d_logprob[static_cast<size_t>(t)];
     a[t] = -weights[t];
   }
-  row_filtered_gradient(logits, {vocab_.valid(rank), scale(), options_.threads},
-                        normalizers_.span(), survivors_.span(), std::as_const(a).span(),
-                        {targets, std::as_const(weights).span(), 1, vocab_.begin(rank)}, d_logits);
+  kernels_.filtered_gradient(logits, {vocab_.valid(rank), scale(), options_.threads},
+                             normalizers_.span(), survivors_.span(), std::as_const(a).span(),
+                             {targets, std::as_const(weights).span(), 1, vocab_.begin(rank)},
+                             d_logits);
 }
 
 }  // namespace gyre

@@ -32,7 +32,7 @@
 #include "comm/communicator.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/row_gradient.hpp"
-#include "logprobs/row_selection.hpp"
+#include "logprobs/row_kernels.hpp"
 #include "logprobs/score_detail.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "runtime/buffer.hpp"
@@ -43,6 +43,7 @@ struct FilterOptions {
   SamplingFilter filter;
   int64_t list_length = 64;  ///< M, at least 1; with top_k, lists are that long instead
   int threads = 1;
+  RowKernels* kernels = nullptr;  ///< as in ScoreOptions
 };
 
 class FilteredScores {
@@ -85,6 +86,7 @@ class FilteredScores {
   DType type_;
   FilterOptions options_;
   Communicator& tp_;
+  RowKernels& kernels_;
   int64_t length_ = 1;                 // entries of a list
   Buffer<RowNormalizer> normalizers_;  // [tokens] of the survivors
   Buffer<RowSurvivors> survivors_;     // [tokens] of this shard

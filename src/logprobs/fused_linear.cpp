@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <limits>
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
@@ -13,19 +13,26 @@
 namespace gyre {
 namespace {
 
-// Measured with bench/fused_linear.cpp: a few percent between 256 and 1024 either way; 128 rows,
-// which pack the weight more often, cost 7 % more.
-constexpr int64_t usual_tile_rows = 512;
-constexpr int64_t usual_tile_columns = 512;
+constexpr int64_t most_tokens = std::numeric_limits<int32_t>::max();  // rows have such numbers
 
 }  // namespace
-
 FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& vocab,
-                         Communicator& tp)
-    : options_(options), vocab_(vocab), tp_(tp) {
+                         Communicator& tp, Communicator* arrays)
+    : options_(options),
+      vocab_(vocab),
+      tp_(tp),
+      arrays_(arrays == nullptr ? tp : *arrays),
+      ops_(options.ops == nullptr ? cpu_linear_ops() : *options.ops) {
+  GYRE_CHECK(
+      arrays_.rank() == tp.rank() && arrays_.size() == tp.size() && arrays_.space() == ops_.space(),
+      "rank {} of {} in a group of {} memory, where {} of {} and {} memory are needed",
+      arrays_.rank(), arrays_.size(), name_of(arrays_.space()), tp.rank(), tp.size(),
+      name_of(ops_.space()));
   constexpr std::string_view what = "fused linear layer";
   const auto check = [&] {
     check_tokens(options.tokens);
+    if (options.tokens > most_tokens)
+      throw_usage("{} tokens; the most are {}", options.tokens, most_tokens);
     if (options.hidden < 1) throw_usage("a hidden size of {}; at least 1", options.hidden);
     if (options.tile_rows < 0 || options.tile_columns < 0)
       throw_usage("tiles of {} x {}; at least 1 x 1, or 0: by size", options.tile_rows,
@@ -41,8 +48,9 @@ FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& voc
                       {"the rows of a tile", options.tile_rows}});
   agree_on_partition(tp, what, vocab);
   agree_on_number(tp, what, "the temperature", options.temperature);
-  if (options_.tile_rows == 0) options_.tile_rows = usual_tile_rows;
-  if (options_.tile_columns == 0) options_.tile_columns = usual_tile_columns;
+  const TileSize usual = ops_.usual_tile();
+  if (options_.tile_rows == 0) options_.tile_rows = usual.rows;
+  if (options_.tile_columns == 0) options_.tile_columns = usual.columns;
   options_.tile_rows = std::min(options_.tile_rows, std::max<int64_t>(1, options_.tokens));
   options_.tile_columns =
       std::min(options_.tile_columns, std::max<int64_t>(1, vocab_.valid(tp.rank())));
@@ -66,6 +74,11 @@ float FusedLinear::scale() const {
   return scale_of(options_.temperature);
 }
 
+std::unique_ptr<LinearTile> FusedLinear::make_tile(DType x, DType weight) const {
+  return ops_.make_tile({options_.tile_rows, options_.tile_columns}, options_.hidden, x, weight,
+                        options_.threads);
+}
+
 void FusedLinear::check_inputs(ConstMatrixRef x, ConstMatrixRef weight,
                                std::span<const int32_t> targets) const {
   GYRE_CHECK(x.rows == rows() && x.cols == options_.hidden, "{} x {} hidden states, not {} x {}",
@@ -82,14 +95,13 @@ WorkPtr FusedLinear::gather_x(ConstMatrixRef x, Stream& stream) {
   const size_t row = fused::row_bytes(x);
   x_type_ = x.type;
   const auto bytes = options_.tokens * static_cast<int64_t>(row);
-  if (x_.size() != bytes) x_ = Buffer<std::byte>(bytes);
+  if (x_.size() != bytes) x_ = Buffer<std::byte>(bytes, ops_.space());
   const auto block = [&](int rank) {
     return x_.span().subspan(static_cast<size_t>(dealt_row(rank)) * row,
                              static_cast<size_t>(dealt_row(rank + 1) - dealt_row(rank)) * row);
   };
   const std::span<std::byte> own = block(tp_.rank());
-  for (int64_t r = 0; r < x.rows; ++r)
-    std::memcpy(own.data() + static_cast<size_t>(r) * row, fused::rows_of(x, r, 1).data, row);
+  ops_.copy(x, {own.data(), x.type, x.rows, x.cols, x.cols});
   std::vector<SendSlice> sends;
   std::vector<RecvSlice> recvs;
   for (int step = 1; step < tp_.size(); ++step) {
@@ -97,7 +109,7 @@ WorkPtr FusedLinear::gather_x(ConstMatrixRef x, Stream& stream) {
     add_slices(peer, own, sends);
     add_slices(peer, block(peer), recvs);
   }
-  return tp_.exchange(sends, recvs, stream, "hidden states of all ranks");
+  return arrays_.exchange(sends, recvs, stream, "hidden states of all ranks");
 }
 
 ConstMatrixRef FusedLinear::all_x(ConstMatrixRef x) const {
@@ -108,14 +120,14 @@ ConstMatrixRef FusedLinear::all_x(ConstMatrixRef x) const {
 /// What a forward pass knows of its own columns.
 class FusedLinear::Forward {
  public:
-  Forward(const FusedLinear& layer, ConstMatrixRef weight, std::span<const int32_t> targets)
+  Forward(const FusedLinear& layer, DType x_type, ConstMatrixRef weight,
+          std::span<const int32_t> targets)
       : layer_(layer),
         weight_(weight),
         targets_(targets),
         fields_(layer.options_.entropy ? 4 : 3),
         records_(layer.options_.tokens * fields_),
-        tile_(layer.options_.tile_rows, layer.options_.tile_columns, layer.options_.hidden,
-              layer.options_.threads),
+        tile_(layer.make_tile(x_type, weight.type)),
         moments_(layer.options_.tile_rows),
         totals_(layer.options_.tile_rows),
         picked_(layer.options_.tile_rows) {}
@@ -137,16 +149,17 @@ class FusedLinear::Forward {
     const std::span<float> picked = picked_.span().first(rows);
     std::fill(totals.begin(), totals.end(), RowTotal{});
     std::fill(picked.begin(), picked.end(), 0.0F);
-    tile_.load(x, count, [&](int64_t i) { return begin + i; });
+    RowKernels& kernels = layer_.ops_.row_kernels();
+    tile_->load(x, begin, count);
     const int64_t first_id = layer_.vocab_.begin(layer_.tp_.rank());
     layer_.for_each_column_tile(weight_, [&](int64_t column, ConstMatrixRef weight) {
-      const MatrixView<float> z = tile_.logits(weight);
-      row_moments(z, {z.cols, layer_.scale(), options.entropy, options.threads},
-                  moments_.span().first(rows));
+      const MatrixView<float> z = tile_->logits(weight);
+      kernels.moments(z, {z.cols, layer_.scale(), options.entropy, options.threads},
+                      moments_.span().first(rows));
       for (int64_t i = 0; i < count; ++i)
         totals_[i].add(moments_[i], static_cast<double>(layer_.scale()));
-      gather_picks(z, targets_.subspan(static_cast<size_t>(begin), rows), 1, first_id + column,
-                   z.cols, picked);
+      kernels.gather_picks(z, targets_.subspan(static_cast<size_t>(begin), rows), 1,
+                           first_id + column, z.cols, picked);
       other.test();
     });
     for (int64_t i = 0; i < count; ++i) {
@@ -163,7 +176,7 @@ class FusedLinear::Forward {
   std::span<const int32_t> targets_;
   int64_t fields_;
   Buffer<float> records_;
-  fused::Tile tile_;
+  std::unique_ptr<LinearTile> tile_;
   Buffer<RowMoments> moments_;  // of one tile
   Buffer<RowTotal> totals_;     // of the tiles of a row so far
   Buffer<float> picked_;
@@ -176,14 +189,15 @@ double FusedLinear::forward(ConstMatrixRef x, ConstMatrixRef weight,
   GYRE_CHECK(std::ssize(logprob) == options_.tokens && std::ssize(entropy) == entropy_.size(),
              "{} log-probabilities and {} entropies", logprob.size(), entropy.size());
   const WorkPtr arriving = gather_x(x, stream);
-  Forward pass(*this, weight, targets);
+  Forward pass(*this, x.type, weight, targets);
   const int64_t own = dealt_row(tp_.rank()), end = dealt_row(tp_.rank() + 1);
   pass.score(all_x(x), own, end, *arriving);
   const Stopwatch arrival;
-  arriving->wait();
+  arriving->hold();
   double waited = arrival.seconds();
   pass.score(all_x(x), 0, own, *arriving);
   pass.score(all_x(x), end, options_.tokens, *arriving);
+  arriving->wait();
   std::span<const float> records = pass.records();
   Buffer<float> all;
   if (tp_.size() > 1) {

@@ -5,7 +5,9 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "logprobs/cuda_block_copy.hpp"
 #include "logprobs/score_detail.hpp"
+#include "runtime/buffer.hpp"
 
 namespace gyre {
 namespace {
@@ -36,32 +38,96 @@ struct Block {
 using From = Block<const std::byte>;
 using To = Block<std::byte>;
 
-void copy(const From& from, const To& to) {
+/// The elements of a block as a matrix.
+template <class Byte>
+BasicMatrixRef<Byte> matrix_of(const Block<Byte>& block) {
+  return {block.line(0), block.matrix.type, block.rows, block.columns, block.matrix.stride};
+}
+
+void copy(const From& from, const To& to, Stream& stream) {
   if (from.empty()) return;
+  if (stream.space() == MemorySpace::device) {
+#ifdef GYRE_WITH_CUDA
+    cuda_copy_block(block_copy(matrix_of(from), matrix_of(to)), stream);
+#endif
+    return;
+  }
   for (int64_t r = 0; r < from.rows; ++r) std::memcpy(to.line(r), from.line(r), from.line_bytes());
 }
+
+/// The blocks of an exchange with gaps, without them: memory that is sent, or received, in their
+/// stead. On the host there are none.
+template <class Byte>
+class Packed {
+ public:
+  explicit Packed(const Stream& stream) : packs_(stream.space() == MemorySpace::device) {}
+
+  /// The block to be described to the communicator.
+  Block<Byte> stand_in(const Block<Byte>& block) {
+    if (!packs_ || block.empty() || block.rows == 1 || block.columns == block.matrix.stride)
+      return block;
+    Buffer<std::byte>& memory = memory_.emplace_back(
+        block.rows * static_cast<int64_t>(block.line_bytes()), MemorySpace::device);
+    blocks_.push_back(block);
+    return packed(block, memory);
+  }
+  /// Fills the copies.
+  void pack(Stream& stream) {
+    for (size_t i = 0; i < blocks_.size(); ++i)
+      copy(blocks_[i], packed<std::byte>(blocks_[i], memory_[i]), stream);
+  }
+  /// Puts what came into its place.
+  void unpack(Stream& stream) {
+    for (size_t i = 0; i < blocks_.size(); ++i)
+      copy(packed<const std::byte>(blocks_[i], memory_[i]), blocks_[i], stream);
+  }
+
+ private:
+  template <class As = Byte>
+  static Block<As> packed(const Block<Byte>& like, Buffer<std::byte>& memory) {
+    return {{memory.data(), like.matrix.type, like.rows, like.columns, like.columns},
+            0,
+            like.rows,
+            0,
+            like.columns};
+  }
+
+  bool packs_;
+  std::vector<Block<Byte>> blocks_;
+  std::vector<Buffer<std::byte>> memory_;
+};
 
 /// from(peer) to every rank, to(peer) from every rank.
 template <class FromOf, class ToOf>
 void exchange_blocks(Communicator& tp, Stream& stream, std::string_view what, FromOf from,
                      ToOf to) {
+  GYRE_CHECK(tp.space() == stream.space(), "a stream of {} memory, a communicator of {}",
+             name_of(stream.space()), name_of(tp.space()));
   std::vector<SendSlice> sends;
   std::vector<RecvSlice> recvs;
+  Packed<const std::byte> leaving(stream);
+  Packed<std::byte> arriving(stream);
   for (int peer = 0; peer < tp.size(); ++peer) {
     if (peer == tp.rank()) continue;
-    from(peer).add_to(peer, sends);
-    to(peer).add_to(peer, recvs);
+    leaving.stand_in(from(peer)).add_to(peer, sends);
+    arriving.stand_in(to(peer)).add_to(peer, recvs);
   }
+  leaving.pack(stream);
   WorkPtr work = tp.size() == 1 ? completed_work() : tp.exchange(sends, recvs, stream, what);
-  copy(from(tp.rank()), to(tp.rank()));
+  copy(from(tp.rank()), to(tp.rank()), stream);
+  work->hold();
+  arriving.unpack(stream);
   work->wait();
 }
 
 }  // namespace
 
 VocabExchange::VocabExchange(int64_t tokens, const VocabPartition& vocab, DType type,
-                             Communicator& tp)
-    : tokens_(tokens), vocab_(vocab), type_(type), tp_(tp) {
+                             Communicator& tp, Communicator* arrays)
+    : tokens_(tokens), vocab_(vocab), type_(type), tp_(arrays == nullptr ? tp : *arrays) {
+  GYRE_CHECK(tp_.rank() == tp.rank() && tp_.size() == tp.size(),
+             "rank {} of {} in the group of arrays, {} of {} in the other", tp_.rank(), tp_.size(),
+             tp.rank(), tp.size());
   constexpr std::string_view what = "exchange of columns for rows";
   const auto check = [&] {
     check_tokens(tokens);

@@ -8,10 +8,17 @@
 //                                                                  -----
 //                                                                  2 2 2
 //
-// One grouped exchange, at most one message to each rank. The blocks of a message are described to
-// the communicator where they lie, so that neither side makes a permuted copy. Rows are dealt in
-// order, as evenly as they can be; both directions are exact inverses. all_to_all_vp2sq and
-// all_to_all_sq2vp of NeMo RL, without their condition that ranks divide tokens and columns.
+// One grouped exchange, at most one message to each rank. On the host, the blocks of a message are
+// described to the communicator where they lie, so that neither side makes a permuted copy. On a
+// device that is done for blocks without gaps between their rows; others would be a message for
+// each row, and go through a copy on the side that has the gaps, by one kernel a rank. The own
+// block is copied meanwhile. Rows are dealt in order, as evenly as they can be; both directions are
+// exact inverses. all_to_all_vp2sq and all_to_all_sq2vp of NeMo RL, without their condition that
+// ranks divide tokens and columns.
+//
+// Limit: what leaves a rank, (n - 1) / n of its matrix, over the bandwidth of its link. On a
+// device, each side with gaps besides reads and writes that much memory once more, and has copies
+// of it.
 
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
@@ -22,14 +29,17 @@ namespace gyre {
 class VocabExchange {
  public:
   /// Collective; all ranks throw the same usage error when the partition is not of as many ranks as
-  /// `tp` or when an argument differs between ranks.
-  VocabExchange(int64_t tokens, const VocabPartition& vocab, DType type, Communicator& tp);
+  /// `tp`, a communicator of host memory, or when an argument differs between ranks. Matrices lie
+  /// in the memory of `arrays`, a communicator of the same ranks in the same order; null: tp.
+  VocabExchange(int64_t tokens, const VocabPartition& vocab, DType type, Communicator& tp,
+                Communicator* arrays = nullptr);
 
   /// First row of a rank, which has those up to the next rank's.
   int64_t first_row(int rank) const;
   int64_t rows() const;  ///< of this rank
 
   /// by_rows [rows(), padded columns] <- by_columns [tokens, own columns]. Any strides. Collective.
+  /// `stream` is one of the matrices' memory; on a device they are read and written in its order.
   void to_sequence(ConstMatrixRef by_columns, Stream& stream, MatrixRef by_rows) const;
   /// The inverse.
   void to_vocab(ConstMatrixRef by_rows, Stream& stream, MatrixRef by_columns) const;
@@ -41,7 +51,7 @@ class VocabExchange {
   int64_t tokens_;
   VocabPartition vocab_;
   DType type_;
-  Communicator& tp_;
+  Communicator& tp_;  // of the matrices' memory
 };
 
 }  // namespace gyre

@@ -54,7 +54,11 @@ RowTotal merge_ranks(const float* records, int64_t moments, int64_t distance, in
 
 VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const ScoreOptions& options,
                          Communicator& tp)
-    : tokens_(tokens), vocab_(vocab), options_(options), tp_(tp) {
+    : tokens_(tokens),
+      vocab_(vocab),
+      options_(options),
+      tp_(tp),
+      kernels_(kernels_or_cpu(options.kernels)) {
   constexpr std::string_view what = "log-probabilities";
   const auto check = [&] {
     check_tokens(tokens);
@@ -93,8 +97,8 @@ float VocabScores::scale() const {
 void VocabScores::make_records(ConstMatrixRef logits, std::span<const int32_t> ids) {
   static_assert(sizeof(RowMoments) == 3 * sizeof(float));
   const int64_t first = vocab_.begin(tp_.rank()), columns = vocab_.valid(tp_.rank());
-  row_moments(logits, {columns, scale(), options_.entropy, options_.threads},
-              {reinterpret_cast<RowMoments*>(own_.data()), static_cast<size_t>(tokens_)});
+  kernels_.moments(logits, {columns, scale(), options_.entropy, options_.threads},
+                   {reinterpret_cast<RowMoments*>(own_.data()), static_cast<size_t>(tokens_)});
   if (!options_.entropy)
     for (int64_t i = 0; i < tokens_; ++i) {
       own_[2 * i] = own_[3 * i];
@@ -103,7 +107,7 @@ void VocabScores::make_records(ConstMatrixRef logits, std::span<const int32_t> i
   const std::span<float> picks =
       own_.span().subspan(static_cast<size_t>(tokens_ * moments()), ids.size());
   std::fill(picks.begin(), picks.end(), 0.0F);
-  gather_picks(logits, ids, options_.picks, first, columns, picks);
+  kernels_.gather_picks(logits, ids, options_.picks, first, columns, picks);
 }
 
 double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
@@ -165,14 +169,14 @@ void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
     const double h = entropy ? static_cast<double>(d_entropy[static_cast<size_t>(i)]) : 0;
     slopes[i] = slope_of(sum, h, entropy ? static_cast<double>(entropy_[i]) : 0, scale);
   });
-  row_gradient(logits, pass(), normalizers_.span(), slopes.span(),
-               {ids, scale == 1 ? d_logprob : weights.span(), picks, vocab_.begin(tp_.rank())},
-               d_logits);
+  kernels_.gradient(logits, pass(), normalizers_.span(), slopes.span(),
+                    {ids, scale == 1 ? d_logprob : weights.span(), picks, vocab_.begin(tp_.rank())},
+                    d_logits);
 }
 
 void VocabScores::write_log_softmax(ConstMatrixRef logits, bool exponentiate, MatrixRef out) const {
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
-  row_log_softmax(logits, pass(), normalizers_.span(), exponentiate, out);
+  kernels_.log_softmax(logits, pass(), normalizers_.span(), exponentiate, out);
 }
 
 RowPass VocabScores::pass() const {
@@ -180,8 +184,12 @@ RowPass VocabScores::pass() const {
 }
 
 SoftCrossEntropy::SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, int threads,
-                                   Communicator& tp)
-    : tokens_(tokens), vocab_(vocab), threads_(threads), tp_(tp) {
+                                   Communicator& tp, RowKernels* kernels)
+    : tokens_(tokens),
+      vocab_(vocab),
+      threads_(threads),
+      tp_(tp),
+      kernels_(kernels_or_cpu(kernels)) {
   constexpr std::string_view what = "soft cross entropies";
   const auto check = [&] {
     check_tokens(tokens);
@@ -237,7 +245,7 @@ double SoftCrossEntropy::forward(ConstMatrixRef student, ConstMatrixRef teacher,
   check_shard(teacher, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(std::ssize(value) == tokens_, "{} values of {} tokens", value.size(), tokens_);
   Buffer<CrossMoments> own(tokens_), all(ranks == 1 ? 0 : ranks * tokens_);
-  row_cross_moments(student, teacher, vocab_.valid(tp_.rank()), threads_, own.span());
+  kernels_.cross_moments(student, teacher, vocab_.valid(tp_.rank()), threads_, own.span());
   const CrossMoments* records = own.data();
   double waited = 0;
   if (ranks > 1) {
@@ -259,13 +267,18 @@ void SoftCrossEntropy::backward(ConstMatrixRef student, ConstMatrixRef teacher,
   check_shard(student, tokens_, vocab_.columns(tp_.rank()));
   check_shard(teacher, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(std::ssize(d_value) == tokens_, "{} gradients of {} tokens", d_value.size(), tokens_);
-  row_cross_gradient(student, teacher, {vocab_.valid(tp_.rank()), 1, threads_}, students_.span(),
-                     teachers_.span(), d_value, d_student);
+  kernels_.cross_gradient(student, teacher, {vocab_.valid(tp_.rank()), 1, threads_},
+                          students_.span(), teachers_.span(), d_value, d_student);
 }
 
 GatheredLogits::GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t picks,
-                               int threads, Communicator& tp)
-    : tokens_(tokens), vocab_(vocab), picks_(picks), threads_(threads), tp_(tp) {
+                               int threads, Communicator& tp, RowKernels* kernels)
+    : tokens_(tokens),
+      vocab_(vocab),
+      picks_(picks),
+      threads_(threads),
+      tp_(tp),
+      kernels_(kernels_or_cpu(kernels)) {
   constexpr std::string_view what = "logits of ids";
   const auto check = [&] {
     check_tokens(tokens);
@@ -283,7 +296,8 @@ double GatheredLogits::forward(ConstMatrixRef logits, std::span<const int32_t> i
   GYRE_CHECK(std::ssize(ids) == tokens_ * picks_ && values.size() == ids.size(),
              "{} ids and {} values of {} x {}", ids.size(), values.size(), tokens_, picks_);
   std::fill(values.begin(), values.end(), 0.0F);
-  gather_picks(logits, ids, picks_, vocab_.begin(tp_.rank()), vocab_.valid(tp_.rank()), values);
+  kernels_.gather_picks(logits, ids, picks_, vocab_.begin(tp_.rank()), vocab_.valid(tp_.rank()),
+                        values);
   const Stopwatch watch;
   // One rank has the value and all others 0: the sum is exact in any order.
   tp_.all_reduce(values.data(), std::ssize(values), DType::f32, ReduceOp::sum, stream,
@@ -297,8 +311,8 @@ void GatheredLogits::backward(std::span<const int32_t> ids, std::span<const floa
   check_shard(d_logits, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(std::ssize(ids) == tokens_ * picks_ && d_values.size() == ids.size(),
              "{} ids and {} gradients of {} x {}", ids.size(), d_values.size(), tokens_, picks_);
-  scatter_picks({ids, d_values, picks_, vocab_.begin(tp_.rank())}, vocab_.valid(tp_.rank()),
-                d_logits, threads_);
+  kernels_.scatter_picks({ids, d_values, picks_, vocab_.begin(tp_.rank())},
+                         vocab_.valid(tp_.rank()), d_logits, threads_);
 }
 
 }  // namespace gyre

@@ -20,6 +20,9 @@
 // After DistributedLogprob, ChunkedDistributedGatherLogprob and ChunkedDistributedEntropy of NeMo
 // RL; entropies here are Shannon's, -Σ p log p >= 0, the negative of what it returns, and padded
 // columns and -inf logits take no part.
+//
+// Logits and their gradients lie in the memory of the RowKernels; all else is host memory, and so
+// are the buffers of `tp`.
 
 #include <cstdint>
 #include <span>
@@ -27,6 +30,7 @@
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
 #include "logprobs/row_gradient.hpp"
+#include "logprobs/row_kernels.hpp"
 #include "logprobs/row_statistics.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "runtime/buffer.hpp"
@@ -38,6 +42,7 @@ struct ScoreOptions {
   bool entropy = false;  ///< whether entropies are asked for
   double temperature = 1;
   int threads = 1;
+  RowKernels* kernels = nullptr;  ///< of the memory that logits and gradients lie in; null: host
 };
 
 /// The scores of `tokens` rows. Holds what backward needs, 8 bytes a token (12 with entropies), and
@@ -89,6 +94,7 @@ class VocabScores {
   VocabPartition vocab_;
   ScoreOptions options_;
   Communicator& tp_;
+  RowKernels& kernels_;
   Buffer<RowNormalizer> normalizers_;  // [tokens]
   Buffer<float> entropy_;              // [tokens] or empty
   // A rank's records are all moments [tokens, moments()], then all logits of ids [tokens, K], each
@@ -103,7 +109,8 @@ class VocabScores {
 class SoftCrossEntropy {
  public:
   /// Collective; errors as VocabScores.
-  SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, int threads, Communicator& tp);
+  SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, int threads, Communicator& tp,
+                   RowKernels* kernels = nullptr);
 
   /// value [tokens] (nats). Collective: one all-gather. Returns the seconds waited.
   double forward(ConstMatrixRef student, ConstMatrixRef teacher, Stream& stream,
@@ -117,6 +124,7 @@ class SoftCrossEntropy {
   VocabPartition vocab_;
   int threads_;
   Communicator& tp_;
+  RowKernels& kernels_;
   Buffer<RowNormalizer> students_, teachers_;  // [tokens]
 };
 
@@ -126,7 +134,7 @@ class GatheredLogits {
  public:
   /// Collective; errors as VocabScores.
   GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t picks, int threads,
-                 Communicator& tp);
+                 Communicator& tp, RowKernels* kernels = nullptr);
 
   /// values [tokens, K] <- logits at ids [tokens, K]; 0 where nobody owns the id. Collective: one
   /// all-reduce. Returns the seconds waited.
@@ -142,6 +150,7 @@ class GatheredLogits {
   int64_t picks_;
   int threads_;
   Communicator& tp_;
+  RowKernels& kernels_;
 };
 
 }  // namespace gyre

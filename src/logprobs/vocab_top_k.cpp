@@ -63,12 +63,13 @@ void merge_lists(const Lists& lists, const std::byte* all, int64_t token, std::s
 }  // namespace
 
 VocabTopK::VocabTopK(int64_t tokens, const VocabPartition& vocab, int64_t k, int threads,
-                     Communicator& tp)
+                     Communicator& tp, RowKernels* kernels)
     : tokens_(tokens),
       vocab_(vocab),
       length_(std::min(k, vocab.vocab_size)),
       threads_(threads),
-      tp_(tp) {
+      tp_(tp),
+      kernels_(kernels_or_cpu(kernels)) {
   const auto check = [&] {
     check_tokens(tokens);
     check_partition(vocab, tp.size());
@@ -100,8 +101,8 @@ double VocabTopK::run(ConstMatrixRef logits, Stream& stream, std::span<float> va
       logits.type == DType::f32
           ? std::span(reinterpret_cast<float*>(own_values), static_cast<size_t>(count))
           : wide.span();
-  row_top(logits, {vocab_.valid(rank), 1, false, threads_}, {found, own_ids, {}, lists.entries},
-          {});
+  kernels_.top(logits, {vocab_.valid(rank), 1, false, threads_},
+               {found, own_ids, {}, lists.entries}, {});
   if (logits.type == DType::bf16)
     std::transform(found.begin(), found.end(), reinterpret_cast<bf16*>(own_values), to_bf16);
   for (int32_t& id : own_ids)

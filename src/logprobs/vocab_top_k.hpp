@@ -12,7 +12,7 @@
 // After distributed_vocab_topk of NeMo RL, which leaves the order of ties open.
 
 #include "comm/communicator.hpp"
-#include "logprobs/row_selection.hpp"
+#include "logprobs/row_kernels.hpp"
 #include "logprobs/vocab_partition.hpp"
 
 namespace gyre {
@@ -21,13 +21,14 @@ class VocabTopK {
  public:
   /// Collective; all ranks throw the same usage error when k < 1, when tokens < 0, when the
   /// partition is not of as many ranks as `tp`, or when an argument differs between ranks.
-  VocabTopK(int64_t tokens, const VocabPartition& vocab, int64_t k, int threads, Communicator& tp);
+  VocabTopK(int64_t tokens, const VocabPartition& vocab, int64_t k, int threads, Communicator& tp,
+            RowKernels* kernels = nullptr);
 
   /// min(k, vocab_size): entries of a row.
   int64_t length() const { return length_; }
   /// values, ids [tokens, length()] in descending order, equal values by ascending id, on all ranks
-  /// alike, from logits [tokens, own columns], f32 or bf16 on all ranks alike. Collective: one
-  /// all-gather. Returns the seconds waited.
+  /// alike, from logits [tokens, own columns] in the kernels' memory, f32 or bf16 on all ranks
+  /// alike. Collective: one all-gather. Returns the seconds waited.
   double run(ConstMatrixRef logits, Stream& stream, std::span<float> values,
              std::span<int32_t> ids);
 
@@ -37,6 +38,7 @@ class VocabTopK {
   int64_t length_;
   int threads_;
   Communicator& tp_;
+  RowKernels& kernels_;
 };
 
 }  // namespace gyre

@@ -1,0 +1,257 @@
+// Gradients and log-probabilities: each element alone, from its row's constants. Weights of ids are
+// added by two small kernels around the pass, because it may overwrite the logits:
+//
+//     before   what each row gets (zeros, NaN, values), and of each id in the shard its element's
+//              gradient in f32
+//     the pass
+//     behind   the elements of ids: that gradient and all weights of the id, rounded once
+
+#include "logprobs/cuda_row_lanes.cuh"
+#include "logprobs/cuda_row_launch.hpp"
+
+namespace gyre::rows {
+namespace {
+
+/// What is in columns that no id has to do with: op(values...) where `kind` says so, elsewhere
+/// constants. `to` may be one of the rows read.
+template <class Op, class To, class... From>
+__device__ void write_part(const PartOfRow& mine, int64_t columns, float padding, RowKind kind,
+                           const Op& op, To* to, const From*... from) {
+  constexpr int lanes = lanes_of<To, From...>;
+  const Grid<lanes> grid(mine.begin, mine.end, to, from...);
+  const float constant = kind == RowKind::nans ? nan_value : 0;
+  const auto vector_at = [&](int64_t at) {
+    Lanes<lanes> out;
+    if (kind == RowKind::values && at < columns) {
+      const Grid<lanes> valid = grid.up_to(columns);
+      out = op(at, valid.load(from, at)...);
+    } else {
+      for (int i = 0; i < lanes; ++i) out.x[i] = constant;
+    }
+    for (int i = 0; i < lanes; ++i)
+      if (at + i >= columns) out.x[i] = padding;
+    return out;
+  };
+  // Two vectors are asked for before the first is written.
+  constexpr int64_t step = block_threads * lanes;
+  for (int64_t at = grid.first + threadIdx.x * lanes; at < grid.end; at += 2 * step) {
+    const bool more = at + step < grid.end;
+    Lanes<lanes> first = vector_at(at), second;
+    if (more) second = vector_at(at + step);
+    grid.store(to, at, first);
+    if (more) grid.store(to, at + step, second);
+  }
+}
+
+/// A row's element by element.
+template <class Element>
+struct EachLane {
+  Element element;
+  template <int lanes, class... More>
+  __device__ Lanes<lanes> operator()(int64_t column, const Lanes<lanes>& z,
+                                     const More&... more) const {
+    Lanes<lanes> out;
+    for (int i = 0; i < lanes; ++i) out.x[i] = element(column + i, z.x[i], more.x[i]...);
+    return out;
+  }
+};
+template <class Element>
+__device__ EachLane<Element> each_lane(const Element& element) {
+  return {element};
+}
+
+__device__ RowSlope slope_of_row(const GradientTask& task, int64_t row) {
+  return task.slopes == nullptr ? RowSlope{} : task.slopes[row];
+}
+
+/// One warp a row: its kind, and the ids that lie in its columns.
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    before_gradient(const T* logits, int64_t stride, int64_t rows, GradientTask task) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * block_warps + threadIdx.x / warp_lanes;
+  if (row >= rows) return;
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  const DevicePicks& picks = task.picks;
+  const int64_t first = row * picks.per_row, end = first + picks.per_row;
+  int mine = 0;
+  for (int64_t k = first + lane; k < end; k += warp_lanes) mine |= picks.weights[k] != 0;
+  const bool weighted = __any_sync(all_lanes, mine) != 0;
+  const RowSlope slope = slope_of_row(task, row);
+  const bool sloped = slope.a != 0 || slope.b != 0;
+  const RowNormalizer normalizer =
+      task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[row];
+  RowKind kind = kind_of(normalizer, sloped, sloped || weighted);
+  // Columns that a filter dropped are told from the others even if no slope is asked for.
+  if (task.survivors != nullptr && kind == RowKind::zeros && weighted) kind = RowKind::values;
+  if (lane == 0) task.kinds[row] = kind;
+  const SlopeOf op(normalizer, task.pass.scale, slope);
+  for (int64_t k = first + lane; k < end; k += warp_lanes) {
+    int64_t column = weighted && kind != RowKind::nans
+                         ? column_of(picks.ids[k], picks.first_column, task.pass.columns)
+                         : -1;
+    float base = 0;
+    if (column >= 0 && kind == RowKind::values) {
+      const float z = to_float(logits[row * stride + column]);
+      if (task.survivors != nullptr && !survives(task.survivors[row], z, column)) column = -1;
+      base = op(z);
+    }
+    picks.columns[k] = static_cast<int32_t>(column);
+    picks.bases[k] = base;
+  }
+}
+
+/// One thread an id. Of ids of the same column the last one writes, the sum in their order.
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    behind_gradient(T* out, int64_t stride, int64_t count, DevicePicks picks) {
+  const int64_t k = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
+  if (k >= count || picks.columns[k] < 0) return;
+  const int64_t row = k / picks.per_row, first = row * picks.per_row;
+  const int32_t column = picks.columns[k];
+  for (int64_t other = k + 1; other < first + picks.per_row; ++other)
+    if (picks.columns[other] == column) return;
+  float sum = picks.bases[k];
+  for (int64_t other = first; other <= k; ++other)
+    if (picks.columns[other] == column) sum += picks.weights[other];
+  store_one(out + row * stride + column, sum);
+}
+
+template <class From, class To>
+__global__ void __launch_bounds__(block_threads)
+    gradient(const From* logits, int64_t stride, int64_t cols, int64_t parts, GradientTask task,
+             To* out, int64_t out_stride) {
+  const PartOfRow mine(parts, cols, part_columns);
+  const RowKind kind = task.kinds[mine.row];
+  const From* from = logits + mine.row * stride;
+  To* to = out + mine.row * out_stride;
+  const RowNormalizer normalizer =
+      task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[mine.row];
+  const SlopeOf slope(normalizer, task.pass.scale, slope_of_row(task, mine.row));
+  if (task.survivors == nullptr) {
+    write_part(mine, task.pass.columns, 0, kind,
+               each_lane([&](int64_t, float z) { return slope(z); }), to, from);
+  } else {
+    const RowSurvivors kept = task.survivors[mine.row];
+    write_part(mine, task.pass.columns, 0, kind, each_lane([&](int64_t column, float z) {
+                 return survives(kept, z, column) ? slope(z) : 0;
+               }),
+               to, from);
+  }
+}
+
+template <class From, class To>
+__global__ void __launch_bounds__(block_threads)
+    log_probabilities(const From* logits, int64_t stride, int64_t cols, int64_t parts, RowPass pass,
+                      const RowNormalizer* normalizers, bool exponentiate, To* out,
+                      int64_t out_stride) {
+  const PartOfRow mine(parts, cols, part_columns);
+  const RowNormalizer row = normalizers[mine.row];
+  const RowKind kind = usable(row) ? RowKind::values : RowKind::nans;
+  const From* from = logits + mine.row * stride;
+  To* to = out + mine.row * out_stride;
+  const Distribution p(row, pass.scale);
+  if (exponentiate)
+    write_part(mine, pass.columns, 0, kind,
+               each_lane([&](int64_t, float z) { return p.probability(z); }), to, from);
+  else
+    write_part(mine, pass.columns, minus_infinity, kind, each_lane([&](int64_t, float z) {
+                 return (z - row.max) * pass.scale - row.log_sum;
+               }),
+               to, from);
+}
+
+template <class S, class T, class To>
+__global__ void __launch_bounds__(block_threads)
+    cross_gradient(const S* students, int64_t student_stride, const T* teachers,
+                   int64_t teacher_stride, int64_t cols, int64_t columns, int64_t parts,
+                   const RowNormalizer* student_rows, const RowNormalizer* teacher_rows,
+                   const float* gradients, To* out, int64_t out_stride) {
+  const PartOfRow mine(parts, cols, part_columns);
+  const float g = gradients[mine.row];
+  const RowNormalizer student = student_rows[mine.row], teacher = teacher_rows[mine.row];
+  const RowKind kind = g == 0                               ? RowKind::zeros
+                       : usable(student) && usable(teacher) ? RowKind::values
+                                                            : RowKind::nans;
+  const Distribution q(student, 1), p(teacher, 1);
+  write_part(mine, columns, 0, kind, each_lane([&](int64_t, float s, float t) {
+               return g * (q.probability(s) - p.probability(t));
+             }),
+             out + mine.row * out_stride, students + mine.row * student_stride,
+             teachers + mine.row * teacher_stride);
+}
+
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    gather(const T* logits, int64_t stride, int64_t columns, int64_t count, DevicePicks picks,
+           float* values) {
+  const int64_t k = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
+  if (k >= count) return;
+  const int64_t column = column_of(picks.ids[k], picks.first_column, columns);
+  values[k] = column < 0 ? 0 : to_float(logits[k / picks.per_row * stride + column]);
+}
+
+/// One block for each part of a row.
+Launch over_parts(CUstream_st* stream, const MatrixRef& out) {
+  return {blocks_of(out.rows * parts_of(out.cols, part_columns)), block_threads, stream};
+}
+
+}  // namespace
+
+void launch_gradient(CUstream_st* stream, ConstMatrixRef logits, const GradientTask& task,
+                     MatrixRef out) {
+  const int64_t picks = out.rows * task.picks.per_row;
+  const int64_t parts = parts_of(out.cols, part_columns);
+  with_elements(logits, [&](auto from) {
+    using From = typename decltype(from)::Type;
+    launch({blocks_of(parts_of(out.rows, block_warps)), block_threads, stream},
+           before_gradient<From>, from.view.data, from.view.stride, out.rows, task);
+    with_elements(out, [&](auto to) {
+      using To = typename decltype(to)::Type;
+      launch(over_parts(stream, out), gradient<From, To>, from.view.data, from.view.stride,
+             out.cols, parts, task, to.view.data, to.view.stride);
+      launch({blocks_of(parts_of(picks, block_threads)), block_threads, stream},
+             behind_gradient<To>, to.view.data, to.view.stride, picks, task.picks);
+    });
+  });
+}
+
+void launch_log_softmax(CUstream_st* stream, ConstMatrixRef logits, const RowPass& pass,
+                        const RowNormalizer* normalizers, bool exponentiate, MatrixRef out) {
+  with_elements(logits, [&](auto from) {
+    with_elements(out, [&](auto to) {
+      launch(over_parts(stream, out),
+             log_probabilities<typename decltype(from)::Type, typename decltype(to)::Type>,
+             from.view.data, from.view.stride, out.cols, parts_of(out.cols, part_columns), pass,
+             normalizers, exponentiate, to.view.data, to.view.stride);
+    });
+  });
+}
+
+void launch_cross_gradient(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
+                           int64_t columns, const RowNormalizer* students,
+                           const RowNormalizer* teachers, const float* gradients, MatrixRef out) {
+  with_elements(student, [&](auto s) {
+    with_elements(teacher, [&](auto t) {
+      with_elements(out, [&](auto to) {
+        launch(over_parts(stream, out),
+               cross_gradient<typename decltype(s)::Type, typename decltype(t)::Type,
+                              typename decltype(to)::Type>,
+               s.view.data, s.view.stride, t.view.data, t.view.stride, out.cols, columns,
+               parts_of(out.cols, part_columns), students, teachers, gradients, to.view.data,
+               to.view.stride);
+      });
+    });
+  });
+}
+
+void launch_gather(CUstream_st* stream, ConstMatrixRef logits, int64_t columns,
+                   const DevicePicks& picks, float* values) {
+  const int64_t count = logits.rows * picks.per_row;
+  with_elements(logits, [&](auto z) {
+    launch({blocks_of(parts_of(count, block_threads)), block_threads, stream},
+           gather<typename decltype(z)::Type>, z.view.data, z.view.stride, columns, count, picks,
+           values);
+  });
+}
+
+}  // namespace gyre::rows

@@ -1,0 +1,415 @@
+#include "logprobs/cuda_row_kernels.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/index.hpp"
+#include "logprobs/cuda_row_launch.hpp"
+#include "runtime/buffer.hpp"
+#include "runtime/cuda_event.hpp"
+#include "runtime/cuda_stream.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr int64_t alignment = 256;
+
+/// Memory that grows to what is asked for, and is kept.
+class Pool {
+ public:
+  explicit Pool(MemorySpace space) : space_(space) {}
+  std::byte* at_least(int64_t bytes) {
+    if (memory_.size() < bytes) {
+      memory_ = {};
+      memory_ = Buffer<std::byte>(bytes, space_);
+    }
+    return memory_.data();
+  }
+  bool holds(int64_t bytes) const { return memory_.size() >= bytes; }
+
+ private:
+  MemorySpace space_;
+  Buffer<std::byte> memory_;
+};
+
+/// Arrays one behind the other.
+class Places {
+ public:
+  template <class T>
+  int64_t add(int64_t count) {
+    const int64_t begin = end_;
+    end_ = round_up(end_ + count * static_cast<int64_t>(sizeof(T)), alignment);
+    return begin;
+  }
+  int64_t bytes() const { return end_; }
+
+ private:
+  int64_t end_ = 0;
+};
+
+/// Host arrays on their way to the device. The pinned memory of a call is written again only once
+/// the device has read it; that of the device is kept in order by the stream.
+class Uploads {
+ public:
+  explicit Uploads(Stream& stream) : stream_(stream) {}
+
+  /// Device addresses of copies, until the next call.
+  template <class... T>
+  std::tuple<const T*...> send(std::span<const T>... arrays) {
+    Places places;
+    const std::array<int64_t, sizeof...(T)> begins{
+        places.add<T>(static_cast<int64_t>(arrays.size()))...};
+    Slot& slot = slots_[next_++ % slots_.size()];
+    slot.wait();
+    std::byte* const host = slot.host.at_least(places.bytes());
+    std::byte* const device = device_.at_least(places.bytes());
+    size_t i = 0;
+    ((std::copy(arrays.begin(), arrays.end(), reinterpret_cast<T*>(host + begins[i++]))), ...);
+    stream_.copy(device, host, static_cast<size_t>(places.bytes()));
+    slot.copied.record(cuda_handle(stream_));
+    slot.used = true;
+    const std::byte* const arrived = device;
+    return [&]<size_t... i>(std::index_sequence<i...>) {
+      return std::tuple<const T*...>{reinterpret_cast<const T*>(arrived + begins[i])...};
+    }
+    (std::index_sequence_for<T...>());
+  }
+
+ private:
+  struct Slot {
+    Pool host{MemorySpace::pinned};
+    CudaEvent copied;
+    bool used = false;
+
+    void wait() const {
+      while (used && !copied.done()) sched_yield();
+    }
+  };
+  Stream& stream_;
+  std::array<Slot, 4> slots_;
+  size_t next_ = 0;
+  Pool device_{MemorySpace::device};
+};
+
+void check_rows(const ConstMatrixRef& matrix, int64_t columns, size_t results) {
+  GYRE_CHECK(0 <= columns && columns <= matrix.cols && std::cmp_equal(results, matrix.rows),
+             "{} of {} columns, {} rows, {} results", columns, matrix.cols, matrix.rows, results);
+}
+void check_output(const ConstMatrixRef& from, const MatrixRef& to, int64_t columns,
+                  size_t row_values) {
+  GYRE_CHECK(from.rows == to.rows && from.cols == to.cols, "{} x {} to {} x {}", from.rows,
+             from.cols, to.rows, to.cols);
+  check_rows(to, columns, row_values);
+  GYRE_CHECK(from.data != to.data || (from.type == to.type && from.stride == to.stride),
+             "in place of logits of another layout");
+}
+void check_picks(const RowPicks& picks, int64_t rows) {
+  constexpr int64_t most = 1 << 16;
+  GYRE_CHECK(0 <= picks.per_row && picks.per_row <= most &&
+                 std::cmp_equal(picks.ids.size(), rows * picks.per_row) &&
+                 picks.ids.size() == picks.weights.size(),
+             "{} rows of {} picks: {} ids, {} weights", rows, picks.per_row, picks.ids.size(),
+             picks.weights.size());
+}
+
+/// Bytes of scratch that selection may take for the rows that it does at once.
+constexpr int64_t selection_scratch_bytes = int64_t{256} << 20;
+
+class CudaRowKernels final : public RowKernels {
+ public:
+  explicit CudaRowKernels(Stream& stream) : stream_(stream), uploads_(stream) {
+    GYRE_CHECK(stream.space() == MemorySpace::device, "row passes on a stream of the {}",
+               name_of(stream.space()));
+  }
+
+  MemorySpace space() const override { return MemorySpace::device; }
+
+  void moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out) override {
+    check_rows(logits, scan.columns, out.size());
+    Places places;
+    const int64_t results = places.add<RowMoments>(logits.rows);
+    const int64_t parts = places.add<rows::PartSums>(parts_of_rows(logits.rows, scan.columns));
+    std::byte* const scratch = scratch_.at_least(places.bytes());
+    auto* const on_device = reinterpret_cast<RowMoments*>(scratch + results);
+    rows::launch_moments(handle(), logits, scan, reinterpret_cast<rows::PartSums*>(scratch + parts),
+                         on_device);
+    fetch(on_device, out);
+  }
+
+  void cross_moments(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns, int,
+                     std::span<CrossMoments> out) override {
+    check_rows(student, columns, out.size());
+    check_rows(teacher, columns, out.size());
+    Places places;
+    const int64_t results = places.add<CrossMoments>(student.rows);
+    const int64_t parts = places.add<rows::CrossSums>(parts_of_rows(student.rows, columns));
+    std::byte* const scratch = scratch_.at_least(places.bytes());
+    auto* const on_device = reinterpret_cast<CrossMoments*>(scratch + results);
+    rows::launch_cross_moments(handle(), student, teacher, columns,
+                               reinterpret_cast<rows::CrossSums*>(scratch + parts), on_device);
+    fetch(on_device, out);
+  }
+
+  void gradient(ConstMatrixRef logits, const RowPass& pass,
+                std::span<const RowNormalizer> normalizers, std::span<const RowSlope> slopes,
+                const RowPicks& picks, MatrixRef d_logits) override {
+    check_output(logits, d_logits, pass.columns, normalizers.size());
+    check_picks(picks, logits.rows);
+    GYRE_CHECK(slopes.size() == normalizers.size(), "{} slopes", slopes.size());
+    rows::GradientTask task;
+    task.pass = pass;
+    std::tie(task.normalizers, task.slopes, task.picks.ids, task.picks.weights) =
+        uploads_.send(normalizers, slopes, picks.ids, picks.weights);
+    launch_gradient(logits, picks, task, d_logits);
+  }
+
+  void log_softmax(ConstMatrixRef logits, const RowPass& pass,
+                   std::span<const RowNormalizer> normalizers, bool exponentiate,
+                   MatrixRef out) override {
+    check_output(logits, out, pass.columns, normalizers.size());
+    const auto [on_device] = uploads_.send(normalizers);
+    rows::launch_log_softmax(handle(), logits, pass, on_device, exponentiate, out);
+  }
+
+  void cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const RowPass& pass,
+                      std::span<const RowNormalizer> students,
+                      std::span<const RowNormalizer> teachers, std::span<const float> gradients,
+                      MatrixRef d_student) override {
+    check_output(student, d_student, pass.columns, students.size());
+    check_output(teacher, d_student, pass.columns, teachers.size());
+    GYRE_CHECK(pass.scale == 1 && gradients.size() == students.size(), "scale {}, {} gradients",
+               pass.scale, gradients.size());
+    const auto [s, t, g] = uploads_.send(students, teachers, gradients);
+    rows::launch_cross_gradient(handle(), student, teacher, pass.columns, s, t, g, d_student);
+  }
+
+  void filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
+                         std::span<const RowNormalizer> normalizers,
+                         std::span<const RowSurvivors> survivors, std::span<const float> a,
+                         const RowPicks& picks, MatrixRef d_logits) override {
+    check_output(logits, d_logits, pass.columns, normalizers.size());
+    check_picks(picks, logits.rows);
+    GYRE_CHECK(picks.per_row == 1 && survivors.size() == normalizers.size() &&
+                   a.size() == normalizers.size(),
+               "{} picks a row, {} survivors, {} slopes", picks.per_row, survivors.size(),
+               a.size());
+    std::vector<RowSlope> slopes;
+    for (const float slope : a) slopes.push_back({slope, 0});
+    rows::GradientTask task;
+    task.pass = pass;
+    std::tie(task.normalizers, task.slopes, task.survivors, task.picks.ids, task.picks.weights) =
+        uploads_.send(normalizers, std::span<const RowSlope>(slopes), survivors, picks.ids,
+                      picks.weights);
+    launch_gradient(logits, picks, task, d_logits);
+  }
+
+  void scatter_picks(const RowPicks& picks, int64_t columns, MatrixRef d_logits, int) override {
+    check_picks(picks, d_logits.rows);
+    GYRE_CHECK(0 <= columns && columns <= d_logits.cols, "{} of {} columns", columns,
+               d_logits.cols);
+    rows::GradientTask task;
+    task.pass = {columns, 1, 1};
+    std::tie(task.picks.ids, task.picks.weights) = uploads_.send(picks.ids, picks.weights);
+    // No logits are read where there are no slopes.
+    launch_gradient({nullptr, d_logits.type, d_logits.rows, d_logits.cols, 0}, picks, task,
+                    d_logits);
+  }
+
+  void gather_picks(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
+                    int64_t first_column, int64_t columns, std::span<float> values) override {
+    GYRE_CHECK(0 <= columns && columns <= logits.cols && ids.size() == values.size() &&
+                   std::cmp_equal(ids.size(), logits.rows * per_row),
+               "{} of {} columns, {} ids and {} values of {} rows of {}", columns, logits.cols,
+               ids.size(), values.size(), logits.rows, per_row);
+    rows::DevicePicks picks;
+    std::tie(picks.ids) = uploads_.send(ids);
+    picks.per_row = per_row;
+    picks.first_column = first_column;
+    Places places;
+    places.add<float>(std::ssize(ids));
+    auto* const on_device = reinterpret_cast<float*>(scratch_.at_least(places.bytes()));
+    rows::launch_gather(handle(), logits, columns, picks, on_device);
+    const float* const found = fetch_pinned(on_device, std::ssize(ids));
+    for (size_t k = 0; k < ids.size(); ++k)
+      if (rows::column_of(ids[k], first_column, columns) >= 0) values[k] = found[k];
+  }
+
+  void top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
+           std::span<RowMoments> moments) override;
+
+  void masses(ConstMatrixRef logits, int64_t columns, std::span<const MassRow> rows, int,
+              std::span<int64_t> masses) override {
+    GYRE_CHECK(std::cmp_equal(masses.size(), std::ssize(rows) * digit_sums), "{} sums for {} rows",
+               masses.size(), rows.size());
+    const auto [queries] = uploads_.send(rows);
+    int64_t* const sums = cleared<int64_t>(std::ssize(masses));
+    rows::launch_masses(handle(), logits, columns, queries, std::ssize(rows), sums);
+    fetch(sums, masses);
+  }
+
+  void count_columns(ConstMatrixRef logits, std::span<const ColumnQuery> queries, int,
+                     std::span<ColumnCounts> counts) override {
+    GYRE_CHECK(counts.size() == queries.size(), "{} counts of {} queries", counts.size(),
+               queries.size());
+    const auto [on_device] = uploads_.send(queries);
+    auto* const sums = cleared<ColumnCounts>(std::ssize(counts));
+    rows::launch_counts(handle(), logits, on_device, std::ssize(queries), sums);
+    fetch(sums, counts);
+  }
+
+  void find_ties(ConstMatrixRef logits, int64_t columns, std::span<const TieQuery> queries, int,
+                 std::span<int64_t> found) override {
+    GYRE_CHECK(found.size() == queries.size(), "{} columns for {} queries", found.size(),
+               queries.size());
+    const auto [on_device] = uploads_.send(queries);
+    auto* const results = cleared<int64_t>(std::ssize(found));
+    rows::launch_ties(handle(), logits, columns, on_device, std::ssize(queries), results);
+    fetch(results, found);
+    for (size_t i = 0; i < found.size(); ++i)
+      GYRE_CHECK(found[i] >= 0, "fewer than {} elements of row {} are {}", queries[i].n,
+                 queries[i].row, queries[i].value);
+  }
+
+ private:
+  CUstream_st* handle() const { return cuda_handle(stream_); }
+  static int64_t parts_of_rows(int64_t rows, int64_t columns) {
+    return rows * rows::parts_of(columns, rows::part_columns);
+  }
+
+  void launch_gradient(ConstMatrixRef logits, const RowPicks& picks, rows::GradientTask& task,
+                       MatrixRef d_logits) {
+    const auto count = std::ssize(picks.ids);
+    Places places;
+    const int64_t kinds = places.add<rows::RowKind>(d_logits.rows);
+    const int64_t columns = places.add<int32_t>(count), bases = places.add<float>(count);
+    std::byte* const scratch = scratch_.at_least(places.bytes());
+    task.kinds = reinterpret_cast<rows::RowKind*>(scratch + kinds);
+    task.picks.columns = reinterpret_cast<int32_t*>(scratch + columns);
+    task.picks.bases = reinterpret_cast<float*>(scratch + bases);
+    task.picks.per_row = picks.per_row;
+    task.picks.first_column = picks.first_column;
+    rows::launch_gradient(handle(), logits, task, d_logits);
+  }
+
+  /// Scratch of zeros.
+  template <class T>
+  T* cleared(int64_t count) {
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    std::byte* const memory = scratch_.at_least(bytes);
+    stream_.fill(memory, std::byte{0}, static_cast<size_t>(bytes));
+    return reinterpret_cast<T*>(memory);
+  }
+
+  /// The array in pinned memory, once it is there; until the next call.
+  template <class T>
+  const T* fetch_pinned(const T* from, int64_t count) {
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    std::byte* const to = results_.at_least(bytes);
+    stream_.copy(to, from, static_cast<size_t>(bytes));
+    stream_.synchronize();
+    return reinterpret_cast<const T*>(to);
+  }
+  template <class T>
+  void fetch(const T* from, std::span<T> to) {
+    std::copy_n(fetch_pinned(from, std::ssize(to)), to.size(), to.begin());
+  }
+
+  void select_rows(ConstMatrixRef logits, const RowScan& scan, const rows::SelectionShape& shape,
+                   const RowTop& top, std::span<RowMoments> moments);
+
+  Stream& stream_;
+  Uploads uploads_;
+  Pool scratch_{MemorySpace::device};
+  Pool results_{MemorySpace::pinned};
+};
+
+void CudaRowKernels::top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
+                         std::span<RowMoments> moments) {
+  const int64_t length = top.length;
+  GYRE_CHECK(length >= 1 && scan.columns <= logits.cols, "the {} largest of {} of {} columns",
+             length, scan.columns, logits.cols);
+  GYRE_CHECK(std::ssize(top.values) == logits.rows * length &&
+                 (top.ids.empty() || top.ids.size() == top.values.size()) &&
+                 (top.last.empty() || std::ssize(top.last) == logits.rows) &&
+                 (moments.empty() || std::ssize(moments) == logits.rows),
+             "results of {} rows: {} values, {} ids, {} last, {} moments", logits.rows,
+             top.values.size(), top.ids.size(), top.last.size(), moments.size());
+  const rows::SelectionShape shape = rows::selection_shape(scan.columns, length);
+  const int64_t entries = shape.parts * shape.part_length +
+                          (shape.part_spills ? shape.parts * shape.part_capacity : 0) +
+                          (shape.merge_spills ? shape.merge_capacity : 0) + length;
+  const int64_t rows_at_once = std::max<int64_t>(
+      1, selection_scratch_bytes / (entries * static_cast<int64_t>(sizeof(uint64_t))));
+  const auto element = static_cast<int64_t>(size_of(logits.type));
+  for (int64_t r = 0; r < logits.rows; r += rows_at_once) {
+    const int64_t count = std::min(rows_at_once, logits.rows - r);
+    const auto part = [&](auto span, int64_t width) {
+      return span.empty()
+                 ? span
+                 : span.subspan(static_cast<size_t>(r * width), static_cast<size_t>(count * width));
+    };
+    select_rows(
+        {logits.data + r * logits.stride * element, logits.type, count, logits.cols, logits.stride},
+        scan, shape, {part(top.values, length), part(top.ids, length), part(top.last, 1), length},
+        part(moments, 1));
+  }
+}
+
+void CudaRowKernels::select_rows(ConstMatrixRef logits, const RowScan& scan,
+                                 const rows::SelectionShape& shape, const RowTop& top,
+                                 std::span<RowMoments> moments) {
+  const int64_t rows = logits.rows, parts = rows * shape.parts;
+  // Results first: they are fetched by one copy.
+  Places places;
+  const int64_t values = places.add<float>(std::ssize(top.values));
+  const int64_t ids = places.add<int32_t>(std::ssize(top.ids));
+  const int64_t last = places.add<int32_t>(std::ssize(top.last));
+  const int64_t results_of_rows = places.add<RowMoments>(std::ssize(moments));
+  const int64_t results = places.bytes();
+  const int64_t lists = places.add<uint64_t>(parts * shape.part_length);
+  const int64_t lasts = places.add<int32_t>(parts);
+  const int64_t sums = places.add<rows::PartSums>(parts);
+  const int64_t part_room =
+      places.add<uint64_t>(shape.part_spills ? parts * shape.part_capacity : 0);
+  const int64_t merge_room =
+      places.add<uint64_t>(shape.merge_spills ? rows * shape.merge_capacity : 0);
+  std::byte* const scratch = scratch_.at_least(places.bytes());
+  const auto at = [scratch]<class T>(int64_t place, T*) {
+    return reinterpret_cast<T*>(scratch + place);
+  };
+  rows::SelectionTask task;
+  task.values = at(values, task.values);
+  task.ids = top.ids.empty() ? nullptr : at(ids, task.ids);
+  task.last = top.last.empty() ? nullptr : at(last, task.last);
+  task.moments = moments.empty() ? nullptr : at(results_of_rows, task.moments);
+  task.lists = at(lists, task.lists);
+  task.lasts = at(lasts, task.lasts);
+  task.sums = at(sums, task.sums);
+  task.part_room = at(part_room, task.part_room);
+  task.merge_room = at(merge_room, task.merge_room);
+  rows::launch_selection(handle(), logits, scan, shape, task);
+  const std::byte* const found = fetch_pinned(scratch, results);
+  const auto take = [found]<class T>(int64_t place, std::span<T> to) {
+    std::copy_n(reinterpret_cast<const T*>(found + place), to.size(), to.begin());
+  };
+  take(values, top.values);
+  take(ids, top.ids);
+  take(last, top.last);
+  take(results_of_rows, moments);
+}
+
+}  // namespace
+
+std::unique_ptr<RowKernels> make_cuda_row_kernels(Stream& stream) {
+  return std::make_unique<CudaRowKernels>(stream);
+}
+
+}  // namespace gyre

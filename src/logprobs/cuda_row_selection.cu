@@ -1,0 +1,328 @@
+// The largest logits of rows: a block keeps the candidates of a part of a row above a bar that
+// rises, then another merges the lists of the row's parts in the same way and sorts the result.
+//
+// Candidates are kept as integers that order as the entries of a list do (entry_of), no two of them
+// equal, so that the largest are one set, in whatever order threads append theirs.
+
+#include "logprobs/cuda_row_lanes.cuh"
+#include "logprobs/cuda_row_launch.hpp"
+
+namespace gyre::rows {
+namespace {
+
+constexpr int select_threads = 128;
+constexpr int64_t select_columns = 32768;  // of a part
+constexpr int64_t run_columns = 2048;      // offered between two looks at how many are kept
+constexpr int64_t most_shared_entries = 12288;
+
+/// What the threads of a block share beside the candidates.
+struct SelectionRoom {
+  int kept, moved, scratch[block_warps];
+};
+
+/// A block's candidates. All threads hold the same members but `rejected`.
+class Selector {
+ public:
+  __device__ Selector(uint64_t* entries, int64_t length, SelectionRoom& room)
+      : entries_(entries), length_(length), room_(room) {
+    if (threadIdx.x == 0) room_.kept = 0;
+    __syncthreads();
+  }
+
+  /// Of one thread: takes those of `count` values whose bit in `valid` is set, from `column` on.
+  template <int count>
+  __device__ void offer(const float (&z)[count], int64_t column, unsigned valid) {
+    unsigned taken = 0;
+    unrolled<count>([&](int i) { taken |= (z[i] < bar_value_ ? 0U : 1U) << i; });
+    taken &= valid;
+    if (taken == 0) return;
+    unrolled<count>([&](int i) {
+      if ((taken >> i & 1U) != 0 && !wanted(entry_of(z[i], column + i))) taken ^= 1U << i;
+    });
+    if (taken == 0) return;
+    int at = atomicAdd(&room_.kept, __popc(taken));
+    unrolled<count>([&](int i) {
+      if ((taken >> i & 1U) != 0) entries_[at++] = entry_of(z[i], column + i);
+    });
+  }
+  __device__ void offer(uint64_t entry) {
+    if (entry != 0 && wanted(entry)) entries_[atomicAdd(&room_.kept, 1)] = entry;
+  }
+
+  /// All threads, behind what they offered: makes room for another run.
+  __device__ void make_room() { prune(2 * length_ + 64, length_ + length_ / 4 + 8); }
+  /// All threads: the `length` largest, or fewer, are left, in no order. Returns how many.
+  __device__ int finish() {
+    prune(length_, length_);
+    return room_.kept;
+  }
+
+  /// After finish(): how often the last value of the list was offered, -inf if the list is short.
+  /// All threads get it.
+  __device__ int count_of_last(uint32_t last) {
+    int mine = last == bar_order_ ? rejected_ : 0;
+    for (int i = static_cast<int>(threadIdx.x); i < room_.kept; i += select_threads)
+      mine += order_of_entry(entries_[i]) == last ? 1 : 0;
+    return block_sum(mine, room_.scratch) + (last == bar_order_ ? dropped_ : 0);
+  }
+  /// The order of the smallest entry; of -inf if there are fewer than `length`.
+  __device__ uint32_t last_order() {
+    if (room_.kept < length_) return order_of(minus_infinity);
+    uint32_t least = ~0U;
+    for (int i = static_cast<int>(threadIdx.x); i < room_.kept; i += select_threads)
+      least = min(least, order_of_entry(entries_[i]));
+    return ~block_max_of(~least);
+  }
+
+ private:
+  __device__ bool wanted(uint64_t entry) {
+    if (entry >= bar_) return true;
+    rejected_ += order_of_entry(entry) == bar_order_ ? 1 : 0;
+    return false;
+  }
+  __device__ uint32_t block_max_of(uint32_t mine) {
+    mine = __reduce_max_sync(all_lanes, mine);
+    __syncthreads();
+    if (threadIdx.x % warp_lanes == 0)
+      room_.scratch[threadIdx.x / warp_lanes] = static_cast<int>(mine);
+    __syncthreads();
+    for (int w = 0; w < select_threads / warp_lanes; ++w)
+      mine = max(mine, static_cast<uint32_t>(room_.scratch[w]));
+    return mine;
+  }
+  __device__ int count_from(uint64_t bar) {
+    int mine = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < room_.kept; i += select_threads)
+      mine += entries_[i] >= bar ? 1 : 0;
+    return block_sum(mine, room_.scratch);
+  }
+
+  /// If more than `limit` are kept: raises the bar until `most` are, or fewer, but `length`.
+  __device__ void prune(int64_t limit, int64_t most) {
+    __syncthreads();
+    const int kept = room_.kept;
+    __syncthreads();  // nobody offers more before all have seen that
+    if (kept <= limit) return;
+    // At least `length` entries are not below `low`, fewer not below `high`.
+    uint64_t low = bar_, high = ~uint64_t{0};
+    int64_t above_low = kept;
+    while (above_low > most && high - low > 1) {
+      const uint64_t middle = low + (high - low) / 2;
+      const int above = count_from(middle);
+      if (above >= length_)
+        low = middle, above_low = above;
+      else
+        high = middle;
+    }
+    drop_below(low);
+  }
+
+  __device__ void drop_below(uint64_t bar) {
+    const int before = room_.kept;
+    const uint32_t order = order_of_entry(bar);
+    __syncthreads();
+    if (threadIdx.x == 0) room_.kept = 0;
+    int ties = 0;
+    // What a round moves lies below what it has read.
+    for (int first = 0; first < before; first += select_threads) {
+      const int at = first + static_cast<int>(threadIdx.x);
+      const uint64_t entry = at < before ? entries_[at] : 0;
+      __syncthreads();
+      if (entry >= bar) entries_[atomicAdd(&room_.kept, 1)] = entry;
+      ties += entry != 0 && entry < bar && order_of_entry(entry) == order ? 1 : 0;
+      __syncthreads();
+    }
+    const int dropped = block_sum(ties, room_.scratch);
+    if (order != bar_order_) dropped_ = rejected_ = 0;
+    dropped_ += dropped;
+    bar_ = bar;
+    bar_order_ = order;
+    const float value = value_of_order(order);
+    bar_value_ = value == value ? value : std::numeric_limits<float>::infinity();
+  }
+
+  uint64_t* entries_;
+  int64_t length_;
+  SelectionRoom& room_;
+  uint64_t bar_ = entry_of(minus_infinity, 0) + 1;  // entries below it are no candidates
+  uint32_t bar_order_ = order_of(minus_infinity);
+  float bar_value_ = minus_infinity;
+  int rejected_ = 0;  // of this thread: values of the bar's order that were not taken
+  int dropped_ = 0;   // of the block: those that were, and then dropped
+};
+
+template <class T, bool summed, bool weighted>
+__global__ void __launch_bounds__(select_threads)
+    select_in_parts(const T* logits, int64_t stride, float scale, SelectionShape shape,
+                    SelectionTask task) {
+  constexpr int lanes = lanes_of<T>;
+  __shared__ SelectionRoom room;
+  const PartOfRow mine(shape.parts, shape.columns, select_columns);
+  const auto block = static_cast<int64_t>(blockIdx.x);
+  uint64_t* entries = shape.part_spills ? task.part_room + block * shape.part_capacity
+                                        : reinterpret_cast<uint64_t*>(dynamic_shared());
+  Selector selector(entries, shape.part_length, room);
+  ThreadSums<weighted> sums{scale};
+  const T* row = logits + mine.row * stride;
+  const Grid<lanes> grid(mine.begin, mine.end, row);
+  constexpr int vectors = run_columns / (select_threads * lanes);
+  for (int64_t run = grid.first; run < grid.end; run += run_columns) {
+    Lanes<lanes> values[vectors];
+    for (int k = 0; k < vectors; ++k)
+      values[k] = grid.load(row, run + (k * select_threads + threadIdx.x) * lanes);
+    for (int k = 0; k < vectors; ++k) {
+      const int64_t at = run + (k * select_threads + threadIdx.x) * lanes;
+      if (summed) sums.add(values[k].x);
+      selector.offer(values[k].x, at, grid.valid(at));
+    }
+    selector.make_room();
+  }
+  const int kept = selector.finish();
+  const int last = selector.count_of_last(selector.last_order());
+  uint64_t* list = task.lists + block * shape.part_length;
+  for (int64_t i = threadIdx.x; i < shape.part_length; i += select_threads)
+    list[i] = i < kept ? entries[i] : 0;
+  if (threadIdx.x == 0) task.lasts[block] = last;
+  if (summed) {
+    const PartSums part = block_sums(sums);
+    if (threadIdx.x == 0) task.sums[block] = part;
+  }
+}
+
+/// Sorts `count` entries, a power of two, the largest first.
+__device__ void sort_entries(uint64_t* entries, int64_t count) {
+  for (int64_t size = 2; size <= count; size *= 2)
+    for (int64_t distance = size / 2; distance > 0; distance /= 2) {
+      __syncthreads();
+      for (int64_t i = threadIdx.x; i < count / 2; i += select_threads) {
+        const int64_t a = i / distance * 2 * distance + i % distance, b = a + distance;
+        const uint64_t first = entries[a], second = entries[b];
+        const bool descending = (a & size) == 0;
+        if ((first < second) == descending) entries[a] = second, entries[b] = first;
+      }
+    }
+  __syncthreads();
+}
+
+/// How often the value of this order occurs in the row: a part's list holds all of it, unless it is
+/// the list's last value.
+__device__ int count_in_row(const uint64_t* lists, const int32_t* lasts,
+                            const SelectionShape& shape, uint32_t order, int* scratch) {
+  int count = 0;
+  for (int64_t p = 0; p < shape.parts; ++p) {
+    const uint64_t* list = lists + p * shape.part_length;
+    int ties = 0, larger_ones = 0, filled = 0;
+    for (int64_t i = threadIdx.x; i < shape.part_length; i += select_threads) {
+      ties += order_of_entry(list[i]) == order ? 1 : 0;
+      larger_ones += order_of_entry(list[i]) > order ? 1 : 0;
+      filled += list[i] != 0 ? 1 : 0;
+    }
+    ties = block_sum(ties, scratch);
+    larger_ones = block_sum(larger_ones, scratch);
+    filled = block_sum(filled, scratch);
+    const bool short_list = filled < shape.part_length;
+    const bool is_last =
+        short_list ? order == order_of(minus_infinity) : ties > 0 && ties + larger_ones == filled;
+    count += is_last ? lasts[p] : ties;
+  }
+  return count;
+}
+
+/// The first warp: columns of a row that are -inf, in order, to ids [begin, end); -1 for the rest.
+template <class T>
+__device__ void put_infinite(const T* row, int64_t columns, int32_t* ids, int64_t begin,
+                             int64_t end) {
+  const int lane = static_cast<int>(threadIdx.x);
+  if (lane >= warp_lanes) return;
+  for (int64_t first = 0; first < columns && begin < end; first += warp_lanes) {
+    const int64_t column = first + lane;
+    const bool found = column < columns && to_float(row[column]) == minus_infinity;
+    const unsigned all = __ballot_sync(all_lanes, found);
+    const int64_t at = begin + __popc(all & ((1U << lane) - 1));
+    if (found && at < end) ids[at] = static_cast<int32_t>(column);
+    begin += __popc(all);
+  }
+  for (int64_t i = begin + lane; i < end; i += warp_lanes) ids[i] = -1;
+}
+
+template <class T>
+__global__ void __launch_bounds__(select_threads)
+    merge_selections(const T* logits, int64_t stride, float scale, bool weighted,
+                     SelectionShape shape, SelectionTask task) {
+  __shared__ SelectionRoom room;
+  const auto row = static_cast<int64_t>(blockIdx.x);
+  uint64_t* entries = shape.merge_spills ? task.merge_room + row * shape.merge_capacity
+                                         : reinterpret_cast<uint64_t*>(dynamic_shared());
+  Selector selector(entries, shape.length, room);
+  const uint64_t* lists = task.lists + row * shape.parts * shape.part_length;
+  const int64_t count = shape.parts * shape.part_length;
+  for (int64_t run = 0; run < count; run += run_columns) {
+    const int64_t end = min(count, run + run_columns);
+    for (int64_t i = run + threadIdx.x; i < end; i += select_threads) selector.offer(lists[i]);
+    selector.make_room();
+  }
+  const int kept = selector.finish();
+  const uint32_t last = selector.last_order();
+  int64_t sorted = 1;
+  while (sorted < kept) sorted *= 2;
+  for (int64_t i = kept + threadIdx.x; i < sorted; i += select_threads) entries[i] = 0;
+  sort_entries(entries, sorted);
+  for (int64_t i = threadIdx.x; i < shape.length; i += select_threads)
+    task.values[row * shape.length + i] =
+        i < kept ? value_of_order(order_of_entry(entries[i])) : minus_infinity;
+  if (task.ids != nullptr) {
+    int32_t* ids = task.ids + row * shape.length;
+    for (int64_t i = threadIdx.x; i < kept; i += select_threads)
+      ids[i] = column_of_entry(entries[i]);
+    put_infinite(logits + row * stride, shape.columns, ids, kept, shape.length);
+  }
+  const int times = count_in_row(lists, task.lasts + row * shape.parts, shape, last, room.scratch);
+  if (threadIdx.x == 0 && task.last != nullptr) task.last[row] = last == ~0U ? 0 : times;
+  if (threadIdx.x == 0 && task.moments != nullptr) {
+    PartSums total;
+    for (int64_t p = 0; p < shape.parts; ++p) total.add(task.sums[row * shape.parts + p], scale);
+    task.moments[row] = moments_of(total, weighted);
+  }
+}
+
+/// Candidates that a block has room for: what it keeps, another run, and a list to be sorted.
+int64_t capacity_for(int64_t length) {
+  return 2 * length + 64 + run_columns;
+}
+
+}  // namespace
+
+SelectionShape selection_shape(int64_t columns, int64_t length) {
+  SelectionShape shape;
+  shape.length = length;
+  shape.columns = columns;
+  shape.parts = parts_of(columns, select_columns);
+  shape.part_length = std::min(length, select_columns);
+  shape.part_capacity = capacity_for(shape.part_length);
+  shape.merge_capacity = capacity_for(length);
+  shape.part_spills = shape.part_capacity > most_shared_entries;
+  shape.merge_spills = shape.merge_capacity > most_shared_entries;
+  return shape;
+}
+
+void launch_selection(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                      const SelectionShape& shape, const SelectionTask& task) {
+  const auto scale = static_cast<float>(static_cast<double>(scan.scale) * log2_e);
+  const auto shared = [](int64_t entries, bool spills) {
+    return spills ? 0 : static_cast<size_t>(entries) * sizeof(uint64_t);
+  };
+  with_elements(logits, [&](auto z) {
+    using T = typename decltype(z)::Type;
+    auto select = select_in_parts<T, false, false>;
+    if (task.moments != nullptr)
+      select = scan.weighted ? select_in_parts<T, true, true> : select_in_parts<T, true, false>;
+    launch({blocks_of(logits.rows * shape.parts), select_threads, stream,
+            shared(shape.part_capacity, shape.part_spills)},
+           select, z.view.data, z.view.stride, scale, shape, task);
+    launch({blocks_of(logits.rows), select_threads, stream,
+            shared(shape.merge_capacity, shape.merge_spills)},
+           merge_selections<T>, z.view.data, z.view.stride, scale, scan.weighted, shape, task);
+  });
+}
+
+}  // namespace gyre::rows

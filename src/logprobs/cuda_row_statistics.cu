@@ -1,0 +1,93 @@
+// Moments of rows: a block adds up a part of a row, then a thread the parts of a row.
+
+#include "logprobs/cuda_row_lanes.cuh"
+#include "logprobs/cuda_row_launch.hpp"
+
+namespace gyre::rows {
+namespace {
+
+template <class T, bool weighted>
+__global__ void __launch_bounds__(block_threads)
+    moments_of_parts(const T* logits, int64_t stride, int64_t columns, int64_t parts, float scale,
+                     PartSums* out) {
+  const PartOfRow mine(parts, columns, part_columns);
+  ThreadSums<weighted> sums{scale};
+  for_each_vector(logits + mine.row * stride, mine.begin, mine.end,
+                  [&](const auto& values, int64_t) { sums.add(values.x); });
+  const PartSums part = block_sums(sums);
+  if (threadIdx.x == 0) out[blockIdx.x] = part;
+}
+
+__global__ void __launch_bounds__(block_threads)
+    moments_of_rows(const PartSums* sums, int64_t rows, int64_t parts, float scale, bool weighted,
+                    RowMoments* out) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
+  if (row >= rows) return;
+  PartSums total;
+  for (int64_t p = 0; p < parts; ++p) total.add(sums[row * parts + p], scale);
+  out[row] = moments_of(total, weighted);
+}
+
+template <class S, class T>
+__global__ void __launch_bounds__(block_threads)
+    cross_moments_of_parts(const S* students, int64_t student_stride, const T* teachers,
+                           int64_t teacher_stride, int64_t columns, int64_t parts, CrossSums* out) {
+  constexpr int lanes = lanes_of<S, T>;
+  __shared__ float maxima[block_warps];
+  __shared__ double shared[block_warps];
+  const PartOfRow mine(parts, columns, part_columns);
+  const S* student = students + mine.row * student_stride;
+  const T* teacher = teachers + mine.row * teacher_stride;
+  const Grid<lanes> grid(mine.begin, mine.end, student, teacher);
+  CrossSums sums;
+  for (int64_t at = grid.first + threadIdx.x * lanes; at < grid.end; at += block_threads * lanes) {
+    const Lanes<lanes> s = grid.load(student, at), t = grid.load(teacher, at);
+    sums.add(s.x, t.x);
+  }
+  sums.raise(block_max(sums.student_max, maxima), block_max(sums.teacher_max, maxima));
+  sums.student_sum = block_sum(sums.student_sum, shared);
+  sums.teacher_sum = block_sum(sums.teacher_sum, shared);
+  sums.cross = block_sum(sums.cross, shared);
+  if (threadIdx.x == 0) out[blockIdx.x] = sums;
+}
+
+__global__ void __launch_bounds__(block_threads)
+    cross_moments_of_rows(const CrossSums* sums, int64_t rows, int64_t parts, CrossMoments* out) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
+  if (row >= rows) return;
+  CrossSums total;
+  for (int64_t p = 0; p < parts; ++p) total.add(sums[row * parts + p]);
+  out[row] = moments_of(total);
+}
+
+}  // namespace
+
+void launch_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                    PartSums* parts, RowMoments* out) {
+  const auto scale = static_cast<float>(static_cast<double>(scan.scale) * log2_e);
+  const int64_t count = parts_of(scan.columns, part_columns);
+  const Launch shape{blocks_of(logits.rows * count), block_threads, stream};
+  with_elements(logits, [&](auto z) {
+    using T = typename decltype(z)::Type;
+    launch(shape, scan.weighted ? moments_of_parts<T, true> : moments_of_parts<T, false>,
+           z.view.data, z.view.stride, scan.columns, count, scale, parts);
+  });
+  launch({blocks_of(parts_of(logits.rows, block_threads)), block_threads, stream}, moments_of_rows,
+         parts, logits.rows, count, scale, scan.weighted, out);
+}
+
+void launch_cross_moments(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
+                          int64_t columns, CrossSums* parts, CrossMoments* out) {
+  const int64_t count = parts_of(columns, part_columns);
+  const Launch shape{blocks_of(student.rows * count), block_threads, stream};
+  with_elements(student, [&](auto s) {
+    with_elements(teacher, [&](auto t) {
+      launch(shape, cross_moments_of_parts<typename decltype(s)::Type, typename decltype(t)::Type>,
+             s.view.data, s.view.stride, t.view.data, t.view.stride, columns, count, parts);
+    });
+  });
+  launch({blocks_of(parts_of(student.rows, block_threads)), block_threads, stream},
+         cross_moments_of_rows, parts, student.rows, count, out);
+}
+
+}  // namespace gyre::rows

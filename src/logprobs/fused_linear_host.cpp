@@ -1,0 +1,131 @@
+// The fused linear layer's products and moves on the host.
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/index.hpp"
+#include "logprobs/fused_linear_detail.hpp"
+#include "runtime/gemm.hpp"
+#include "runtime/parallel.hpp"
+
+namespace gyre {
+namespace {
+
+// Measured with bench/fused_linear.cpp: a few percent between 256 and 1024 either way; 128 rows,
+// which pack the weight more often, cost 7 % more.
+constexpr TileSize usual_size{512, 512};
+
+void widen_row(ConstMatrixRef from, int64_t row, float* to) {
+  if (from.type == DType::f32) {
+    std::memcpy(to, from.as<float>().row(row), fused::row_bytes(from));
+    return;
+  }
+  const bf16* source = from.as<bf16>().row(row);
+  for (int64_t i = 0; i < from.cols; ++i) to[i] = to_float(source[i]);
+}
+
+/// Calls body(begin, count) for parts of [0, columns) that products may be cut into; a column takes
+/// `products` multiplications, of 0.02 ns.
+template <class Body>
+void share_columns(int threads, int64_t columns, int64_t products, Body body) {
+  const int64_t panels = ceil_div(columns, gemm_panel_columns);
+  const bool shared = items_of_task(columns, 0.02 * static_cast<double>(products)) < columns;
+  const int64_t tasks = std::min<int64_t>(shared ? std::max(1, threads) : 1, panels);
+  for_each_task(threads, tasks, [&](int64_t task, int) {
+    const int64_t begin = panels * task / tasks * gemm_panel_columns;
+    const int64_t end = std::min(columns, panels * (task + 1) / tasks * gemm_panel_columns);
+    body(begin, end - begin);
+  });
+}
+
+/// Rows are widened to f32; a gradient takes the place of its logits.
+class HostTile final : public LinearTile {
+ public:
+  HostTile(TileSize most, int64_t hidden, int threads)
+      : threads_(threads),
+        x_(most.rows * hidden),
+        memory_(most.rows * most.columns),
+        hidden_(hidden) {}
+
+  void load(ConstMatrixRef x, int64_t first, int64_t rows) override {
+    rows_ = rows;
+    for (int64_t i = 0; i < rows; ++i) widen_row(x, first + i, x_.data() + i * hidden_);
+  }
+  void load_listed(ConstMatrixRef x, const int32_t* numbers, int64_t rows) override {
+    rows_ = rows;
+    for (int64_t i = 0; i < rows; ++i) widen_row(x, numbers[i], x_.data() + i * hidden_);
+  }
+  MatrixView<float> logits(ConstMatrixRef weight) override {
+    weight_ = weight;
+    const MatrixView<float> z = tile();
+    share_columns(threads_, z.cols, rows_ * hidden_, [&](int64_t begin, int64_t count) {
+      gemm_b_transposed(x(), fused::rows_of(weight, begin, count), z.columns_from(begin, count));
+    });
+    return z;
+  }
+  MatrixRef gradient() override { return tile(); }
+  void add_d_x(MatrixView<float> d_x, bool accumulate) override {
+    const MatrixView<const float> g = tile();
+    share_columns(threads_, hidden_, g.rows * g.cols, [&](int64_t begin, int64_t count) {
+      gemm(g, weight_.columns_from(begin, count), d_x.columns_from(begin, count), accumulate);
+    });
+  }
+  void add_d_weight(MatrixView<float> d_weight) override {
+    const MatrixView<const float> g = tile();
+    share_columns(threads_, hidden_, g.rows * g.cols, [&](int64_t begin, int64_t count) {
+      gemm_a_transposed(g, x().columns_from(begin, count), d_weight.columns_from(begin, count),
+                        true);
+    });
+  }
+
+ private:
+  MatrixView<const float> x() const { return x_.matrix(rows_, hidden_); }
+  MatrixView<float> tile() { return memory_.matrix(rows_, weight_.rows); }
+
+  int threads_;
+  Buffer<float> x_, memory_;
+  int64_t hidden_, rows_ = 0;
+  ConstMatrixRef weight_;
+};
+
+class HostLinearOps final : public LinearOps {
+ public:
+  MemorySpace space() const override { return MemorySpace::host; }
+  RowKernels& row_kernels() override { return cpu_row_kernels(); }
+  TileSize usual_tile() const override { return usual_size; }
+  std::unique_ptr<LinearTile> make_tile(TileSize most, int64_t hidden, DType, DType,
+                                        int threads) override {
+    return std::make_unique<HostTile>(most, hidden, threads);
+  }
+
+  Buffer<int32_t> upload(std::span<const int32_t> numbers) override {
+    Buffer<int32_t> copied(std::ssize(numbers));
+    std::ranges::copy(numbers, copied.data());
+    return copied;
+  }
+  void copy(ConstMatrixRef from, MatrixRef to) override {
+    for (int64_t r = 0; r < from.rows; ++r)
+      std::memcpy(fused::rows_of(to, r, 1).data, fused::rows_of(from, r, 1).data,
+                  fused::row_bytes(from));
+  }
+  void scatter(MatrixView<const float> from, const int32_t* numbers,
+               MatrixView<float> to) override {
+    for (int64_t r = 0; r < from.rows; ++r) std::copy_n(from.row(r), from.cols, to.row(numbers[r]));
+  }
+  void add(MatrixView<const float> from, MatrixView<float> to) override {
+    for (int64_t r = 0; r < from.rows; ++r)
+      for (int64_t i = 0; i < from.cols; ++i) to(r, i) += from(r, i);
+  }
+  void fill_zero(MatrixView<float> to) override {
+    for (int64_t r = 0; r < to.rows; ++r) std::fill_n(to.row(r), to.cols, 0.0F);
+  }
+};
+
+}  // namespace
+
+LinearOps& cpu_linear_ops() {
+  static HostLinearOps ops;
+  return ops;
+}
+
+}  // namespace gyre

@@ -1,0 +1,356 @@
+#pragma once
+// The arithmetic of the row passes on a device, element by element and part by part, which host
+// tests call too. What the passes compute is said in row_statistics.hpp, row_gradient.hpp,
+// row_selection.hpp and row_digits.hpp; exponents are of base 2 here.
+//
+//     a row of 40000 columns     parts [0, 16384), [16384, 32768), [32768, 40000): one block each
+//     a thread of a block        every 256th vector of the part: sums in f32 of at most 128
+//     columns,
+//                                counted from the largest logit that the thread has met
+//     a block, a row             sums of threads, and of parts in their order, in f64, counted from
+//                                the largest of all
+//
+// A thread looks for a new maximum once a vector, so that an element costs one exponential.
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "core/bf16.hpp"
+#include "core/dtype.hpp"
+#include "core/host_device.hpp"
+#include "logprobs/row_digits.hpp"
+#include "logprobs/row_gradient.hpp"
+#include "logprobs/row_statistics.hpp"
+#ifdef __CUDACC__
+#include "runtime/device_code.cuh"
+#endif
+
+namespace gyre::rows {
+
+inline constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
+inline constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float lowest_number = std::numeric_limits<float>::lowest();
+inline constexpr double log2_e = 1.44269504088896341;
+inline constexpr double ln_2 = 0.693147180559945309;
+/// 2 to this power is 0 in f32, and a product with it finite.
+inline constexpr float no_exponent = -200;
+
+GYRE_HOST_DEVICE inline float power_of_2(float x) {
+#ifdef __CUDA_ARCH__
+  return fast_exp2(x);
+#else
+  return std::exp2(x);
+#endif
+}
+/// The larger one; the other one of a NaN.
+GYRE_HOST_DEVICE inline float larger(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return fmaxf(a, b);
+#else
+  return a < b || a != a ? b : a;
+#endif
+}
+/// x, or `least` if that is larger; NaN if x is.
+GYRE_HOST_DEVICE inline float at_least(float x, float least) {
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
+  return y;
+#else
+  return x < least ? least : x;
+#endif
+}
+
+/// Columns of a row that make one part, whatever the device: bits depend on it.
+inline constexpr int64_t part_columns = 16384;
+GYRE_HOST_DEVICE constexpr int64_t parts_of(int64_t columns, int64_t columns_of_part) {
+  return (columns + columns_of_part - 1) / columns_of_part;
+}
+
+/// How many elements of this size lie between the last multiple of `lanes` of them and the address.
+GYRE_HOST_DEVICE inline int64_t past_alignment(const void* address, int64_t size, int64_t lanes) {
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(address)) / size % lanes;
+}
+
+// ---- moments ----
+
+/// Sums of 2^y and y 2^y with y = (z - max) · scale turn into those that count from `to`.
+template <class T>
+GYRE_HOST_DEVICE void move_sums(float from, float to, float scale, T& sum, T& weighted) {
+  if (from == to || sum == 0) return;
+  const float distance = (from - to) * scale, factor = power_of_2(distance);
+  // Where nothing is left, a distance may be infinite; a NaN stays.
+  weighted =
+      factor == 0 ? sum * 0 : (weighted + static_cast<T>(distance) * sum) * static_cast<T>(factor);
+  sum *= static_cast<T>(factor);
+}
+
+/// Of a part of a row, counted from its maximum.
+struct PartSums {
+  float max = minus_infinity;
+  double sum = 0, weighted = 0;
+
+  GYRE_HOST_DEVICE void add(PartSums part, float scale) {
+    const float top = larger(max, part.max);
+    move_sums(max, top, scale, sum, weighted);
+    move_sums(part.max, top, scale, part.sum, part.weighted);
+    max = top;
+    sum += part.sum;
+    weighted += part.weighted;
+  }
+};
+
+/// Of the elements that one thread reads. A NaN or +inf makes `sum` NaN, and stays unseen in `max`.
+template <bool with_weights>
+struct ThreadSums {
+  float scale = 1;
+  float max = minus_infinity;
+  float sum = 0, weighted = 0;
+
+  template <int count>
+  GYRE_HOST_DEVICE void add(const float (&z)[count]) {
+    float top = max;
+    for (int i = 0; i < count; ++i) top = larger(top, z[i]);
+    if (top > max) {
+      move_sums(max, top, scale, sum, weighted);
+      max = top;
+    }
+    const float origin = max == minus_infinity ? 0 : max;
+    for (int i = 0; i < count; ++i) {
+      float y = (z[i] - origin) * scale;
+      if (with_weights) y = at_least(y, no_exponent);  // -inf · 0 is NaN
+      const float term = power_of_2(y);
+      sum += term;
+      if (with_weights) weighted += y * term;
+    }
+  }
+  /// The same counted from a maximum of several threads, in f64.
+  GYRE_HOST_DEVICE PartSums part(float to) const {
+    PartSums part{to, static_cast<double>(sum), static_cast<double>(weighted)};
+    move_sums(max, to, scale, part.sum, part.weighted);
+    return part;
+  }
+};
+
+/// The maximum's own term is 1: no sum is less, by rounding.
+GYRE_HOST_DEVICE inline float sum_of(double sum) {
+  return sum < 1 ? 1.0F : static_cast<float>(sum);
+}
+
+GYRE_HOST_DEVICE inline RowMoments moments_of(const PartSums& row, bool weighted) {
+  if (row.sum != row.sum) return {nan_value, nan_value, weighted ? nan_value : 0};
+  if (row.sum == 0) return {minus_infinity, 0, 0};
+  const double product = row.weighted * ln_2;
+  return {row.max, sum_of(row.sum), weighted ? static_cast<float>(product > 0 ? 0 : product) : 0};
+}
+
+// ---- cross moments ----
+
+/// Sums of a student's and a teacher's row, or parts of them, counted from the maxima; `cross` in
+/// f64 also in a thread: what a later maximum makes nothing of may be large before.
+struct CrossSums {
+  float student_max = minus_infinity, teacher_max = minus_infinity;
+  double student_sum = 0, teacher_sum = 0, cross = 0;
+
+  GYRE_HOST_DEVICE void raise_student(float top) {
+    if (top == student_max) return;
+    // While the student has had nothing but -inf, cross is 0 or -inf.
+    if (student_max != minus_infinity && cross != static_cast<double>(minus_infinity))
+      cross += (static_cast<double>(student_max) - static_cast<double>(top)) * teacher_sum;
+    double none = 0;
+    move_sums(student_max, top, static_cast<float>(log2_e), student_sum, none);
+    student_max = top;
+  }
+  GYRE_HOST_DEVICE void raise_teacher(float top) {
+    if (top == teacher_max) return;
+    const float factor = power_of_2((teacher_max - top) * static_cast<float>(log2_e));
+    teacher_sum *= static_cast<double>(factor);
+    if (cross != static_cast<double>(minus_infinity)) cross *= static_cast<double>(factor);
+    teacher_max = top;
+  }
+  GYRE_HOST_DEVICE void raise(float student_top, float teacher_top) {
+    raise_student(student_top);
+    raise_teacher(teacher_top);
+  }
+  GYRE_HOST_DEVICE void add(CrossSums part) {
+    const float student_top = larger(student_max, part.student_max);
+    const float teacher_top = larger(teacher_max, part.teacher_max);
+    raise(student_top, teacher_top);
+    part.raise(student_top, teacher_top);
+    student_sum += part.student_sum;
+    teacher_sum += part.teacher_sum;
+    cross += part.cross;
+  }
+
+  /// cross gains e^T (S - max): 0 where the teacher has -inf, and -inf where the student alone has.
+  template <int count>
+  GYRE_HOST_DEVICE void add(const float (&s)[count], const float (&t)[count]) {
+    constexpr auto scale = static_cast<float>(log2_e);
+    float student_top = student_max, teacher_top = teacher_max;
+    for (int i = 0; i < count; ++i) student_top = larger(student_top, s[i]);
+    for (int i = 0; i < count; ++i) teacher_top = larger(teacher_top, t[i]);
+    raise(student_top, teacher_top);
+    const float student_origin = student_top == minus_infinity ? 0 : student_top;
+    const float teacher_origin = teacher_top == minus_infinity ? 0 : teacher_top;
+    float student_terms = 0, teacher_terms = 0, cross_terms = 0;
+    for (int i = 0; i < count; ++i) {
+      const float below = s[i] - student_origin;
+      student_terms += power_of_2(below * scale);
+      const float p = power_of_2((t[i] - teacher_origin) * scale);
+      teacher_terms += p;
+      // Where both have the lowest finite number, as masks often do, the product is 0.
+      const float product = s[i] == minus_infinity ? s[i] : p * at_least(below, lowest_number);
+      cross_terms += t[i] == minus_infinity ? 0 : product;
+    }
+    student_sum += static_cast<double>(student_terms);
+    teacher_sum += static_cast<double>(teacher_terms);
+    cross += cross_terms == minus_infinity ? large_terms(s, t, student_origin, teacher_origin)
+                                           : static_cast<double>(cross_terms);
+  }
+
+ private:
+  /// What cross gains where f32 does not hold it, or where the student has -inf.
+  template <int count>
+  GYRE_HOST_DEVICE static double large_terms(const float (&s)[count], const float (&t)[count],
+                                             float student_origin, float teacher_origin) {
+    double sum = 0;
+    for (int i = 0; i < count; ++i) {
+      if (t[i] == minus_infinity) continue;
+      if (s[i] == minus_infinity) return static_cast<double>(s[i]);
+      const float p = power_of_2((t[i] - teacher_origin) * static_cast<float>(log2_e));
+      sum += static_cast<double>(p) *
+             (static_cast<double>(s[i]) - static_cast<double>(student_origin));
+    }
+    return sum;
+  }
+};
+
+GYRE_HOST_DEVICE inline CrossMoments moments_of(const CrossSums& row) {
+  if (row.student_sum != row.student_sum || row.teacher_sum != row.teacher_sum)
+    return {nan_value, nan_value, nan_value, nan_value, nan_value};
+  CrossMoments out{minus_infinity, 0, minus_infinity, 0, 0};
+  if (row.student_sum > 0) {
+    out.student_max = row.student_max;
+    out.student_sum = sum_of(row.student_sum);
+  }
+  if (row.teacher_sum > 0) {
+    out.teacher_max = row.teacher_max;
+    out.teacher_sum = sum_of(row.teacher_sum);
+    out.cross = static_cast<float>(row.cross > 0 ? 0 : row.cross);
+  }
+  return out;
+}
+
+// ---- gradients ----
+
+GYRE_HOST_DEVICE inline bool is_finite(float x) {
+  return x - x == 0;
+}
+GYRE_HOST_DEVICE inline bool usable(const RowNormalizer& row) {
+  return is_finite(row.max) && is_finite(row.log_sum);
+}
+
+/// What is written to a row's valid columns.
+enum class RowKind : int32_t { zeros, nans, values };
+
+/// `needed`: whether any of the row's slopes or weights is not 0.
+GYRE_HOST_DEVICE inline RowKind kind_of(const RowNormalizer& row, bool sloped, bool needed) {
+  if (!needed) return RowKind::zeros;
+  if (!usable(row)) return RowKind::nans;
+  return sloped ? RowKind::values : RowKind::zeros;
+}
+
+/// p and its logarithm of a row's elements, which are no NaN.
+struct Distribution {
+  float max, scale, log2_sum;
+
+  GYRE_HOST_DEVICE Distribution(const RowNormalizer& row, float natural_scale)
+      : max(row.max),
+        scale(static_cast<float>(static_cast<double>(natural_scale) * log2_e)),
+        log2_sum(static_cast<float>(static_cast<double>(row.log_sum) * log2_e)) {}
+  /// log2 p; finite where z is -inf.
+  GYRE_HOST_DEVICE float exponent(float z) const {
+    return larger((z - max) * scale - log2_sum, no_exponent);
+  }
+  GYRE_HOST_DEVICE float probability(float z) const { return power_of_2(exponent(z)); }
+};
+
+/// p (a + b log p)
+struct SlopeOf {
+  Distribution row;
+  float a, b;  // b of the logarithm of base 2
+
+  GYRE_HOST_DEVICE SlopeOf(const RowNormalizer& normalizer, float scale, const RowSlope& slope)
+      : row(normalizer, scale),
+        a(slope.a),
+        b(static_cast<float>(static_cast<double>(slope.b) * ln_2)) {}
+  GYRE_HOST_DEVICE float operator()(float z) const {
+    const float y = row.exponent(z);
+    return power_of_2(y) * (a + b * y);
+  }
+};
+
+GYRE_HOST_DEVICE inline bool survives(const RowSurvivors& survivors, float z, int64_t column) {
+  return z > survivors.threshold || (z == survivors.threshold && column >= survivors.cut);
+}
+
+/// The column of an id in the shard; -1 if it has none there.
+GYRE_HOST_DEVICE inline int64_t column_of(int32_t id, int64_t first_column, int64_t columns) {
+  const int64_t column = id - first_column;
+  return id >= 0 && column >= 0 && column < columns ? column : -1;
+}
+
+// ---- selection ----
+
+/// An integer in the order of the values: -0 as +0, and any NaN above all.
+GYRE_HOST_DEVICE inline uint32_t order_of(float z) {
+  constexpr uint32_t sign = 0x80000000U;
+  if (z != z) return ~0U;
+  const auto bits = std::bit_cast<uint32_t>(z + 0.0F);
+  return (bits & sign) != 0 ? ~bits : bits | sign;
+}
+GYRE_HOST_DEVICE inline float value_of_order(uint32_t order) {
+  constexpr uint32_t sign = 0x80000000U;
+  if (order == ~0U) return nan_value;
+  return std::bit_cast<float>((order & sign) != 0 ? order ^ sign : ~order);
+}
+
+/// A value and its column in one integer, in the order of a list, backwards: what comes first is
+/// larger. 0 is no entry.
+GYRE_HOST_DEVICE inline uint64_t entry_of(float z, int64_t column) {
+  return (static_cast<uint64_t>(order_of(z)) << 32) | static_cast<uint64_t>(0x7fffffff - column);
+}
+GYRE_HOST_DEVICE inline uint32_t order_of_entry(uint64_t entry) {
+  return static_cast<uint32_t>(entry >> 32);
+}
+GYRE_HOST_DEVICE inline int32_t column_of_entry(uint64_t entry) {
+  return static_cast<int32_t>(0x7fffffffU - static_cast<uint32_t>(entry & 0xffffffffU));
+}
+
+// ---- digits ----
+
+/// As key_of in row_digits.hpp, of a number.
+GYRE_HOST_DEVICE inline uint32_t digit_key(float z, DType type) {
+  const uint32_t key = order_of(z);
+  return type == DType::bf16 ? key >> 16 : key;
+}
+
+/// Where a column's mass belongs among digit_sums.
+GYRE_HOST_DEVICE inline int64_t bucket_of(float z, DType type, const MassScan& scan) {
+  const uint32_t key = digit_key(z, type);
+  if (key < scan.low) return digit_buckets + 1;
+  const int64_t bucket = (key - scan.low) >> scan.shift;
+  return bucket < digit_buckets ? bucket : digit_buckets;
+}
+
+/// floor(exp((z - max) · scale) · 2^fraction_bits). The same for equal values, on any rank.
+GYRE_HOST_DEVICE inline uint64_t mass_of(float z, const MassScan& scan) {
+  const auto scale = static_cast<float>(static_cast<double>(scan.scale) * log2_e);
+  const float p = power_of_2((z - scan.max) * scale);
+  const auto unit = static_cast<float>(uint64_t{1} << scan.fraction_bits);
+  return static_cast<uint64_t>(p * unit);
+}
+
+}  // namespace gyre::rows

@@ -1,0 +1,104 @@
+#include "logprobs/row_kernels.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.hpp"
+#include "runtime/parallel.hpp"
+
+namespace gyre {
+namespace {
+
+/// body(i) for `count` rows with a pass over their columns that takes so long a column.
+template <class Body>
+void for_each_query(int threads, size_t count, int64_t columns, double nanoseconds, Body body) {
+  const auto cost = static_cast<double>(1 + columns) * nanoseconds;
+  for_each_part(threads, static_cast<int64_t>(count), cost, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) body(static_cast<size_t>(i));
+  });
+}
+
+class CpuRowKernels final : public RowKernels {
+ public:
+  MemorySpace space() const override { return MemorySpace::host; }
+
+  void moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out) override {
+    row_moments(logits, scan, out);
+  }
+  void cross_moments(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns, int threads,
+                     std::span<CrossMoments> out) override {
+    row_cross_moments(student, teacher, columns, threads, out);
+  }
+  void gradient(ConstMatrixRef logits, const RowPass& pass,
+                std::span<const RowNormalizer> normalizers, std::span<const RowSlope> slopes,
+                const RowPicks& picks, MatrixRef d_logits) override {
+    row_gradient(logits, pass, normalizers, slopes, picks, d_logits);
+  }
+  void log_softmax(ConstMatrixRef logits, const RowPass& pass,
+                   std::span<const RowNormalizer> normalizers, bool exponentiate,
+                   MatrixRef out) override {
+    row_log_softmax(logits, pass, normalizers, exponentiate, out);
+  }
+  void cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const RowPass& pass,
+                      std::span<const RowNormalizer> students,
+                      std::span<const RowNormalizer> teachers, std::span<const float> gradients,
+                      MatrixRef d_student) override {
+    row_cross_gradient(student, teacher, pass, students, teachers, gradients, d_student);
+  }
+  void filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
+                         std::span<const RowNormalizer> normalizers,
+                         std::span<const RowSurvivors> survivors, std::span<const float> a,
+                         const RowPicks& picks, MatrixRef d_logits) override {
+    row_filtered_gradient(logits, pass, normalizers, survivors, a, picks, d_logits);
+  }
+  void scatter_picks(const RowPicks& picks, int64_t columns, MatrixRef d_logits,
+                     int threads) override {
+    gyre::scatter_picks(picks, columns, d_logits, threads);
+  }
+  void gather_picks(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
+                    int64_t first_column, int64_t columns, std::span<float> values) override {
+    gyre::gather_picks(logits, ids, per_row, first_column, columns, values);
+  }
+  void top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
+           std::span<RowMoments> moments) override {
+    row_top(logits, scan, top, moments);
+  }
+
+  void masses(ConstMatrixRef logits, int64_t columns, std::span<const MassRow> rows, int threads,
+              std::span<int64_t> masses) override {
+    GYRE_CHECK(std::cmp_equal(masses.size(), std::ssize(rows) * digit_sums), "{} sums for {} rows",
+               masses.size(), rows.size());
+    std::fill(masses.begin(), masses.end(), 0);
+    for_each_query(threads, rows.size(), columns, 1, [&](size_t i) {
+      add_masses(logits, rows[i].row, columns, rows[i].scan,
+                 masses.data() + static_cast<int64_t>(i) * digit_sums);
+    });
+  }
+  void count_columns(ConstMatrixRef logits, std::span<const ColumnQuery> queries, int threads,
+                     std::span<ColumnCounts> counts) override {
+    GYRE_CHECK(counts.size() == queries.size(), "{} counts of {} queries", counts.size(),
+               queries.size());
+    for_each_query(threads, queries.size(), logits.cols, 0.2, [&](size_t i) {
+      const ColumnQuery& q = queries[i];
+      counts[i] = gyre::count_columns(logits, q.row, q.begin, q.end, q.value);
+    });
+  }
+  void find_ties(ConstMatrixRef logits, int64_t columns, std::span<const TieQuery> queries,
+                 int threads, std::span<int64_t> found) override {
+    GYRE_CHECK(found.size() == queries.size(), "{} columns for {} queries", found.size(),
+               queries.size());
+    for_each_query(threads, queries.size(), columns, 0.2, [&](size_t i) {
+      const TieQuery& q = queries[i];
+      found[i] = nth_last_equal(logits, q.row, columns, q.value, q.n);
+    });
+  }
+};
+
+}  // namespace
+
+RowKernels& cpu_row_kernels() {
+  static CpuRowKernels kernels;
+  return kernels;
+}
+
+}  // namespace gyre

@@ -1,0 +1,98 @@
+#pragma once
+// The passes over the rows of a shard, wherever the shard lies: on the host by row_statistics.hpp,
+// row_gradient.hpp, row_selection.hpp and row_digits.hpp, which say what each of them does; on a
+// device by cuda_row_kernels.hpp.
+//
+//     matrices of logits, of gradients, of log-probabilities     in the memory of the kernels
+//     whatever there is one of a row, or a few                   in host memory
+//
+// What lies in host memory is read before a function returns, and is final when it does; matrices
+// are read and written in the order of the kernels' stream. So a function whose results are in host
+// memory waits for the device, and one that writes a matrix does not. Rows that need a pass of
+// their own (ties, digits) are handed over many at a time: a pass over one row fills no device.
+
+#include <cstdint>
+#include <span>
+
+#include "core/matrix_ref.hpp"
+#include "logprobs/row_digits.hpp"
+#include "logprobs/row_gradient.hpp"
+#include "logprobs/row_selection.hpp"
+#include "logprobs/row_statistics.hpp"
+#include "runtime/stream.hpp"
+
+namespace gyre {
+
+/// A row whose probabilities are to be added up by digits.
+struct MassRow {
+  int64_t row = 0;
+  MassScan scan;
+};
+
+/// Columns [begin, end) of a row, to be compared with a value.
+struct ColumnQuery {
+  int64_t row = 0, begin = 0, end = 0;
+  float value = 0;
+};
+
+/// The n-th last of the elements of a row that equal a value; n >= 1, and there are as many.
+struct TieQuery {
+  int64_t row = 0;
+  float value = 0;
+  int64_t n = 1;
+};
+
+class RowKernels {
+ public:
+  virtual ~RowKernels() = default;
+  /// Where matrices lie: host or device.
+  virtual MemorySpace space() const = 0;
+
+  // As the functions row_moments, row_cross_moments, row_gradient and so on.
+  virtual void moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out) = 0;
+  virtual void cross_moments(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
+                             int threads, std::span<CrossMoments> out) = 0;
+  virtual void gradient(ConstMatrixRef logits, const RowPass& pass,
+                        std::span<const RowNormalizer> normalizers,
+                        std::span<const RowSlope> slopes, const RowPicks& picks,
+                        MatrixRef d_logits) = 0;
+  virtual void log_softmax(ConstMatrixRef logits, const RowPass& pass,
+                           std::span<const RowNormalizer> normalizers, bool exponentiate,
+                           MatrixRef out) = 0;
+  virtual void cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const RowPass& pass,
+                              std::span<const RowNormalizer> students,
+                              std::span<const RowNormalizer> teachers,
+                              std::span<const float> gradients, MatrixRef d_student) = 0;
+  virtual void filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
+                                 std::span<const RowNormalizer> normalizers,
+                                 std::span<const RowSurvivors> survivors, std::span<const float> a,
+                                 const RowPicks& picks, MatrixRef d_logits) = 0;
+  virtual void scatter_picks(const RowPicks& picks, int64_t columns, MatrixRef d_logits,
+                             int threads) = 0;
+  virtual void gather_picks(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
+                            int64_t first_column, int64_t columns, std::span<float> values) = 0;
+  virtual void top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
+                   std::span<RowMoments> moments) = 0;
+
+  // Of some rows; `columns` are the valid ones, the first of each row.
+
+  /// masses [rows.size(), digit_sums] <- those of add_masses.
+  virtual void masses(ConstMatrixRef logits, int64_t columns, std::span<const MassRow> rows,
+                      int threads, std::span<int64_t> masses) = 0;
+  /// counts [queries.size()]
+  virtual void count_columns(ConstMatrixRef logits, std::span<const ColumnQuery> queries,
+                             int threads, std::span<ColumnCounts> counts) = 0;
+  /// found [queries.size()]: columns.
+  virtual void find_ties(ConstMatrixRef logits, int64_t columns, std::span<const TieQuery> queries,
+                         int threads, std::span<int64_t> found) = 0;
+};
+
+/// The host's. They have no state: any number of threads may use them.
+RowKernels& cpu_row_kernels();
+
+/// `kernels`, or the host's where it is null.
+inline RowKernels& kernels_or_cpu(RowKernels* kernels) {
+  return kernels == nullptr ? cpu_row_kernels() : *kernels;
+}
+
+}  // namespace gyre
