@@ -2,27 +2,54 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
+#include <utility>
 
-#include "model/elementwise.hpp"
-#include "runtime/clock.hpp"
-#include "runtime/gemm.hpp"
+#include "comm/host_side.hpp"
+#include "logprobs/cuda_row_kernels.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
 
+namespace {
+
+/// What the time between marks of the stream was spent on.
+class Phases {
+ public:
+  using Phase = double DecoderTimes::*;
+
+  explicit Phases(Stream& stream) : stream_(stream) { end(nullptr); }
+  /// What was submitted since the last call was `phase`, or, if null, is counted elsewhere.
+  void end(Phase phase) { marks_.push_back({stream_.mark(), phase}); }
+  /// To be called after the stream was synchronised.
+  void add_to(DecoderTimes& times) const {
+    for (size_t i = 1; i < marks_.size(); ++i)
+      if (marks_[i].phase != nullptr)
+        times.*marks_[i].phase += marks_[i].mark->seconds() - marks_[i - 1].mark->seconds();
+  }
+
+ private:
+  struct Marked {
+    MarkPtr mark;
+    Phase phase;
+  };
+  Stream& stream_;
+  std::vector<Marked> marks_;
+};
+
+}  // namespace
+
 /// Activations of one forward pass over `n` slots.
 struct Decoder::Workspace {
   Workspace(int64_t n, const ModelConfig& c, int64_t intermediate, int64_t columns,
-            AttentionExecutor& executor)
+            AttentionExecutor& executor, Stream& stream)
       : slots(n),
-        x_(n * c.hidden_size),
-        h_(n * c.hidden_size),
-        partial_(n * c.hidden_size),
-        gate_(n * intermediate),
-        up_(n * intermediate),
-        logits_(n * columns),
+        x_(n * c.hidden_size, stream.space()),
+        h_(n * c.hidden_size, stream.space()),
+        partial_(n * c.hidden_size, stream.space()),
+        gate_(n * intermediate, stream.space()),
+        up_(n * intermediate, stream.space()),
+        logits_(n * columns, stream.space()),
         logprob(n),
         entropy(n),
         x(x_.matrix(n, c.hidden_size)),
@@ -35,7 +62,8 @@ struct Decoder::Workspace {
         gate(gate_.matrix(n, intermediate)),
         up(up_.matrix(n, intermediate)),
         logits(logits_.matrix(n, columns)),
-        attention(executor) {}
+        attention(executor),
+        phases(stream) {}
 
   int64_t slots;
 
@@ -43,13 +71,16 @@ struct Decoder::Workspace {
   Buffer<float> x_, h_, partial_, gate_, up_, logits_;
 
  public:
-  Buffer<float> logprob, entropy;   // [slots]
+  Buffer<float> logprob, entropy;   // [slots], on the host
   MatrixView<float> x, h, partial;  // [slots, hidden]
   MatrixView<float> q, k, v, out;   // [slots, heads · head_dim], of k and v kv_heads: the
                                     // executor's own arrays
   MatrixView<float> gate, up;       // [slots, intermediate of this rank]
   MatrixView<float> logits;         // [slots, vocabulary columns of this rank]
+  bool to_be_added = false;         // x is still to get what partial holds
   AttentionExecutor& attention;
+  Phases phases;
+  std::vector<WorkPtr> works;  // held, and to be waited for
   DecoderTimes times;
 };
 
@@ -59,7 +90,46 @@ MatrixView<const float> as_matrix(const Buffer<float>& buffer, int64_t rows) {
   return buffer.matrix(rows, rows == 0 ? 0 : buffer.size() / rows);
 }
 
+void move_to(Stream& stream, Buffer<float>& buffer) {
+  if (buffer.space() == stream.space() || buffer.size() == 0) return;
+  Buffer<float> moved(buffer.size(), stream.space());
+  stream.copy(moved.data(), buffer.data(), static_cast<size_t>(buffer.size()) * sizeof(float));
+  stream.synchronize();
+  buffer = std::move(moved);
+}
+
+#ifdef GYRE_WITH_CUDA
+bool on_device(const Stream& stream) {
+  return stream.space() == MemorySpace::device;
+}
+#endif
+
+/// Row kernels of a device's stream; none on the host.
+std::unique_ptr<RowKernels> row_kernels_of([[maybe_unused]] Stream& stream) {
+#ifdef GYRE_WITH_CUDA
+  if (on_device(stream)) return make_cuda_row_kernels(stream);
+#endif
+  return nullptr;
+}
+
+/// A communicator of host memory over that of a device's stream; none on the host.
+std::unique_ptr<Communicator> host_side_of(Communicator& comm, Stream& stream) {
+  if (stream.space() == MemorySpace::host) return nullptr;
+  return make_host_side_communicator(comm, stream);
+}
+
 }  // namespace
+
+void DecoderWeights::move_to(Stream& stream) {
+  const auto move = [&](Buffer<float>& buffer) { gyre::move_to(stream, buffer); };
+  move(embed);
+  for (Layer& l : layers)
+    for (Buffer<float>* buffer :
+         {&l.attn_norm, &l.wq, &l.wk, &l.wv, &l.wo, &l.mlp_norm, &l.w_gate, &l.w_up, &l.w_down})
+      move(*buffer);
+  move(final_norm);
+  move(head);
+}
 
 DecoderTimes& DecoderTimes::operator+=(const DecoderTimes& other) {
   linear += other.linear;
@@ -133,85 +203,100 @@ Decoder::Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid&
       grid_(grid),
       kernel_(kernel),
       stream_(stream),
+      ops_(make_decoder_ops(stream)),
       columns_(config.vocab_padded / grid.shape().tp),
+      host_tp_(host_side_of(grid.tp(), stream)),
+      row_kernels_(row_kernels_of(stream)),
       scores_(0, even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
-              {.picks = 1, .entropy = true}, grid.tp()) {
+              {.picks = 1, .entropy = true, .kernels = row_kernels_.get()},
+              host_tp_ ? *host_tp_ : grid.tp()) {
   const int tp = grid.shape().tp;
   heads_ = local_heads(config, tp);
   intermediate_ = config.intermediate_size / tp;
+  weights_.move_to(stream);
 }
 
-void Decoder::add_reduced(MatrixView<float> partial, const char* what, Workspace& w) {
-  const Stopwatch watch;
-  grid_.tp()
-      .all_reduce(partial.data, partial.rows * partial.cols, DType::f32, ReduceOp::sum, stream_,
-                  what)
-      ->wait();
-  w.times.tp_wait += watch.seconds();
-  add_in_place(w.x, partial);
+Decoder::~Decoder() = default;
+
+void Decoder::reduce(MatrixView<float> data, const char* what, Workspace& w) {
+  w.works.push_back(grid_.tp().all_reduce(data.data, data.rows * data.cols, DType::f32,
+                                          ReduceOp::sum, stream_, what));
+  w.works.back()->hold();
+  w.phases.end(&DecoderTimes::tp_wait);
 }
 
-void Decoder::embed(const LocalBatch& batch, Workspace& w) {
+void Decoder::norm(const Buffer<float>& weight, Workspace& w) {
+  const MatrixView<const float> nothing;
+  ops_->add_rms_norm(w.x, w.to_be_added ? w.partial : nothing, weight.data(),
+                     static_cast<float>(config_.rms_norm_eps), w.h);
+  w.to_be_added = false;
+}
+
+void Decoder::embed(Workspace& w) {
+  ops_->embed(as_matrix(weights_.embed, columns_), scores_.vocab().begin(grid_.tp_rank()), w.x);
+  w.phases.end(&DecoderTimes::linear);
+  reduce(w.x, "embedding all-reduce", w);
+}
+
+void Decoder::attention(const DecoderWeights::Layer& layer, Workspace& w) {
   const int64_t hidden = config_.hidden_size;
-  const Stopwatch watch;
-  for (int64_t i = 0; i < w.slots; ++i) {
-    const int64_t row =
-        batch.tokens[static_cast<size_t>(i)] - scores_.vocab().begin(grid_.tp_rank());
-    std::fill_n(w.x.row(i), hidden, 0.0f);
-    if (row >= 0 && row < columns_)
-      std::copy_n(weights_.embed.data() + row * hidden, hidden, w.partial.row(i));
-    else
-      std::fill_n(w.partial.row(i), hidden, 0.0f);
-  }
-  w.times.linear += watch.seconds();
-  add_reduced(w.partial, "embedding all-reduce", w);
-}
-
-void Decoder::attention(const DecoderWeights::Layer& layer, const LocalBatch& batch, Workspace& w) {
-  const int64_t hidden = config_.hidden_size;
-  const Stopwatch projections;
-  rms_norm(w.x, layer.attn_norm.span(), static_cast<float>(config_.rms_norm_eps), w.h);
-  gemm(w.h, as_matrix(layer.wq, hidden), w.q);
-  gemm(w.h, as_matrix(layer.wk, hidden), w.k);
-  gemm(w.h, as_matrix(layer.wv, hidden), w.v);
-  apply_rope(w.q, config_.head_dim, config_.rope_theta, batch.positions);
-  apply_rope(w.k, config_.head_dim, config_.rope_theta, batch.positions);
-  w.times.linear += projections.seconds();
+  norm(layer.attn_norm, w);
+  ops_->linear(w.h, as_matrix(layer.wq, hidden), w.q);
+  ops_->linear(w.h, as_matrix(layer.wk, hidden), w.k);
+  ops_->linear(w.h, as_matrix(layer.wv, hidden), w.v);
+  ops_->rope(w.q, w.k, config_.head_dim, config_.rope_theta);
+  w.phases.end(&DecoderTimes::linear);
 
   const ExecutionTimes execution = w.attention.run(Pass::forward);
   w.times.attention += execution.compute + execution.copy;
   w.times.attention_wait += execution.wait;
+  w.phases.end(nullptr);
 
-  const Stopwatch output;
-  gemm(w.out, as_matrix(layer.wo, heads_.heads * heads_.head_dim), w.partial);
-  w.times.linear += output.seconds();
-  add_reduced(w.partial, "attention output all-reduce", w);
+  ops_->linear(w.out, as_matrix(layer.wo, heads_.heads * heads_.head_dim), w.partial);
+  w.phases.end(&DecoderTimes::linear);
+  reduce(w.partial, "attention output all-reduce", w);
+  w.to_be_added = true;
 }
 
 void Decoder::mlp(const DecoderWeights::Layer& layer, Workspace& w) {
   const int64_t hidden = config_.hidden_size;
-  const Stopwatch watch;
-  rms_norm(w.x, layer.mlp_norm.span(), static_cast<float>(config_.rms_norm_eps), w.h);
-  gemm(w.h, as_matrix(layer.w_gate, hidden), w.gate);
-  gemm(w.h, as_matrix(layer.w_up, hidden), w.up);
-  silu_multiply(w.gate, w.up, w.gate);
-  gemm(w.gate, as_matrix(layer.w_down, intermediate_), w.partial);
-  w.times.linear += watch.seconds();
-  add_reduced(w.partial, "MLP all-reduce", w);
+  norm(layer.mlp_norm, w);
+  ops_->linear(w.h, as_matrix(layer.w_gate, hidden), w.gate);
+  ops_->linear(w.h, as_matrix(layer.w_up, hidden), w.up);
+  ops_->silu_multiply(w.gate, w.up);
+  ops_->linear(w.gate, as_matrix(layer.w_down, intermediate_), w.partial);
+  w.phases.end(&DecoderTimes::linear);
+  reduce(w.partial, "MLP all-reduce", w);
+  w.to_be_added = true;
 }
 
 void Decoder::score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntropy> out) {
-  const Stopwatch head;
-  rms_norm(w.x, weights_.final_norm.span(), static_cast<float>(config_.rms_norm_eps), w.h);
-  gemm(w.h, as_matrix(weights_.head, config_.hidden_size), w.logits);
-  w.times.linear += head.seconds();
-  const Stopwatch statistics;
+  norm(weights_.final_norm, w);
+  ops_->linear(w.h, as_matrix(weights_.head, config_.hidden_size), w.logits);
+  w.phases.end(&DecoderTimes::linear);
   scores_.resize(w.slots);
   const double waited =
       scores_.forward(w.logits, batch.targets, stream_, w.logprob.span(), w.entropy.span());
   for (int64_t i = 0; i < w.slots; ++i) out[static_cast<size_t>(i)] = {w.logprob[i], w.entropy[i]};
+  w.phases.end(&DecoderTimes::logprobs);
   w.times.tp_wait += waited;
-  w.times.logprobs += statistics.seconds() - waited;
+  w.times.logprobs -= waited;
+}
+
+void Decoder::show(const HiddenObserver& observe, int64_t index, Workspace& w) {
+  if (!observe) return;
+  if (w.to_be_added) ops_->add(w.x, w.partial);
+  w.to_be_added = false;
+  w.phases.end(&DecoderTimes::linear);
+  if (stream_.space() == MemorySpace::host) {
+    observe(index, w.x);
+  } else {
+    Buffer<float> copy(w.x.rows * w.x.cols);
+    stream_.copy(copy.data(), w.x.data, static_cast<size_t>(copy.size()) * sizeof(float));
+    stream_.synchronize();
+    observe(index, copy.matrix(w.x.rows, w.x.cols));
+  }
+  w.phases.end(nullptr);
 }
 
 DecoderTimes Decoder::forward(const LocalBatch& batch, const RankPlan& plan,
@@ -222,18 +307,22 @@ DecoderTimes Decoder::forward(const LocalBatch& batch, const RankPlan& plan,
              slots, out.size(), planned);
   AttentionExecutor executor(plan, heads_, attention_types, grid_.cp(), kernel_, stream_,
                              attention_memory_, false);
-  Workspace w(slots, config_, intermediate_, columns_, executor);
+  Workspace w(slots, config_, intermediate_, columns_, executor, stream_);
   set_current_step("embedding");
-  embed(batch, w);
-  if (observe) observe(0, w.x);
+  ops_->set_slots(batch.tokens, batch.positions);
+  embed(w);
+  show(observe, 0, w);
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     set_current_step(fmt::format("layer {}", l + 1));
-    attention(weights_.layers[l], batch, w);
+    attention(weights_.layers[l], w);
     mlp(weights_.layers[l], w);
-    if (observe) observe(static_cast<int64_t>(l) + 1, w.x);
+    show(observe, static_cast<int64_t>(l) + 1, w);
   }
   set_current_step("log-probabilities");
   score(batch, w, out);
+  for (const WorkPtr& work : w.works) work->wait();
+  stream_.synchronize();
+  w.phases.add_to(w.times);
   return w.times;
 }
 

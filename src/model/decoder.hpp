@@ -16,8 +16,13 @@
 // same on all ranks of a tensor-parallel group. Example, tp = 2, 8 heads over 4 KV heads:
 //     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)        rank 1: heads 4-7, KV heads 2-3,
 //     vocabulary [V/2, V)
+//
+// Weights and activations lie in the space of the stream that the decoder is made for. On a device
+// the host submits a layer and goes on; it waits where attention is timed, and for the scores,
+// which are merged on the host.
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,6 +30,7 @@
 #include "comm/process_grid.hpp"
 #include "core/model_config.hpp"
 #include "logprobs/vocab_parallel.hpp"
+#include "model/decoder_ops.hpp"
 #include "sharding/local_batch.hpp"
 
 namespace gyre {
@@ -34,7 +40,8 @@ namespace gyre {
 using WeightReader = std::function<Buffer<float>(const std::string& name, int64_t row, int64_t rows,
                                                  int64_t column, int64_t columns)>;
 
-/// One tensor-parallel rank's part of the weights, all row-major [in, out].
+/// One tensor-parallel rank's part of the weights, all row-major [in, out]; host memory, or device
+/// memory after move_to.
 struct DecoderWeights {
   struct Layer {
     Buffer<float> attn_norm, wq, wk, wv, wo, mlp_norm, w_gate, w_up, w_down;
@@ -43,6 +50,9 @@ struct DecoderWeights {
   std::vector<Layer> layers;
   Buffer<float> final_norm;  ///< [hidden]
   Buffer<float> head;        ///< [hidden, vocab_padded / tp]
+
+  /// Copies all of them to the stream's space, unless they are there.
+  void move_to(Stream& stream);
 };
 
 /// Adds to `problems` whatever keeps `config` from being split over `tp` ranks.
@@ -70,7 +80,8 @@ struct DecoderTimes {
   double total() const { return linear + attention + logprobs + exposed(); }
 };
 
-/// Called with the residual stream x [slots, hidden]: index 0 after the embedding, l after layer l.
+/// Called with the residual stream x [slots, hidden], or a copy of it in host memory: index 0 after
+/// the embedding, l after layer l.
 using HiddenObserver = std::function<void(int64_t index, MatrixView<const float> x)>;
 
 /// The score of one slot.
@@ -81,34 +92,44 @@ struct LogprobEntropy {
 
 class Decoder {
  public:
-  /// Collective over the tp group.
+  /// `weights` are host memory. The grid's communicators are of the stream's space, and `kernel`
+  /// works there. Collective over the tp group.
   Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid& grid, BlockKernel& kernel,
           Stream& stream);
+  ~Decoder();
 
   /// Scores the next token of every slot of `batch`: out [slots] (slots without a target get
   /// logprob 0; padding holds no meaning). `plan` is this rank's plan for the batch's layout and
-  /// local_heads; only its forward steps are used. Collective over the cp and tp groups.
+  /// local_heads; only its forward steps are used. Everything is done at return. Collective over
+  /// the cp and tp groups.
   DecoderTimes forward(const LocalBatch& batch, const RankPlan& plan, std::span<LogprobEntropy> out,
                        const HiddenObserver& observe = {});
 
  private:
   struct Workspace;
-  void embed(const LocalBatch& batch, Workspace& w);
-  void attention(const DecoderWeights::Layer& layer, const LocalBatch& batch, Workspace& w);
+  void embed(Workspace& w);
+  void attention(const DecoderWeights::Layer& layer, Workspace& w);
   void mlp(const DecoderWeights::Layer& layer, Workspace& w);
   void score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntropy> out);
-  /// x += sum over the tensor-parallel group of `partial`, which is overwritten.
-  void add_reduced(MatrixView<float> partial, const char* what, Workspace& w);
+  /// data <- its sum over the tensor-parallel group.
+  void reduce(MatrixView<float> data, const char* what, Workspace& w);
+  /// h <- rms_norm(x) · weight, what is still to be added to x first.
+  void norm(const Buffer<float>& weight, Workspace& w);
+  void show(const HiddenObserver& observe, int64_t index, Workspace& w);
 
   ModelConfig config_;
   DecoderWeights weights_;
   ProcessGrid& grid_;
   BlockKernel& kernel_;
   Stream& stream_;
+  std::unique_ptr<DecoderOps> ops_;
   HeadShape heads_;  // of this rank
   AttentionWorkspace attention_memory_;
   int64_t intermediate_;  // columns of this rank
   int64_t columns_;       // of the vocabulary, on this rank
+  // Of scores; none on the host, whose grid and kernels serve.
+  std::unique_ptr<Communicator> host_tp_;
+  std::unique_ptr<RowKernels> row_kernels_;
   VocabScores scores_;
 };
 

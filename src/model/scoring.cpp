@@ -140,9 +140,8 @@ void Scorer::for_each_run(const BinShard& shard,
        fragment.stride, fragment.length, fragment.local_begin.value()});
 }
 
-ScoreRange Scorer::in_document_order() const {
+ScoreRange Scorer::in_document_order(Communicator& world) const {
   set_current_step("back to document order");
-  Communicator& world = grid_.world();
   const int ranks = world.size();
   const std::vector<int64_t> offsets = prediction_offsets(documents_.offsets);
   const int64_t total = offsets.back();

@@ -120,8 +120,9 @@ class Scorer {
                                             MatrixView<const float> x)>& observe = {});
 
   /// The scores of the last run in document order, in equal contiguous shares: rank r of the world
-  /// gets predictions [P·r/n, P·(r+1)/n). One all-to-all-v. Collective over the world.
-  ScoreRange in_document_order() const;
+  /// gets predictions [P·r/n, P·(r+1)/n). One all-to-all-v. Collective over `world`, all
+  /// ranks of the grid, a communicator of host memory.
+  ScoreRange in_document_order(Communicator& world) const;
 
   /// Calls f for every run of real tokens in `shard`, by ascending slot.
   void for_each_run(const BinShard& shard, const std::function<void(const DocumentRun&)>& f) const;

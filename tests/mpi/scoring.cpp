@@ -102,7 +102,7 @@ ScoringRun score(const Documents& documents, const ModelConfig& config, const Sc
   const Traffic before = grid.cp().traffic();
   scorer.run(decoder);
   const Traffic after = grid.cp().traffic();
-  return {scorer.in_document_order(),
+  return {scorer.in_document_order(world()),
           scorer.count(),
           {after.bytes_sent - before.bytes_sent, after.messages - before.messages}};
 }

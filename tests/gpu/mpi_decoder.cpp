@@ -1,0 +1,215 @@
+// The decoder on a device, on every grid of the world's size, against its serial twin. All ranks
+// share the GPU and communicate by way of the host.
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention/kernels/cuda_kernel.hpp"
+#include "comm/agree.hpp"
+#include "comm/cuda_device.hpp"
+#include "comm/staged.hpp"
+#include "gpu_test.hpp"
+#include "model/decoder_reference.hpp"
+#include "model/scoring.hpp"
+#include "mpi_test.hpp"
+#include "random_model.hpp"
+#include "report/tolerance.hpp"
+
+namespace gyre {
+namespace {
+
+using test::world;
+
+struct Documents {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> offsets = {0};
+  DocumentView view() const { return {tokens, offsets}; }
+};
+constexpr int64_t bin = 24;
+constexpr int64_t longest = 25;
+
+/// Empty, of one and two tokens, longer than a bin.
+Documents ragged_documents(const ModelConfig& config) {
+  Documents documents;
+  std::mt19937 generator(5);
+  std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(config.vocab_size) - 1);
+  for (const int64_t length : {0, 1, 2, 7, 16, int{longest}, 3}) {
+    for (int64_t i = 0; i < length; ++i) documents.tokens.push_back(token(generator));
+    documents.offsets.push_back(std::ssize(documents.tokens));
+  }
+  return documents;
+}
+
+/// What the serial twin says of all predictions, and the residual stream of all tokens.
+struct Twin {
+  std::vector<double> logprob, entropy;
+  std::vector<std::vector<double>> x;  // [layers + 1][tokens · hidden]
+};
+
+Twin twin_of(const Documents& documents, const ModelConfig& config) {
+  const DecoderWeights whole = load_weights(config, 1, 0, test::random_weights(config));
+  Twin all;
+  all.x.resize(static_cast<size_t>(config.num_hidden_layers) + 1);
+  for (int64_t d = 0; d < documents.view().size(); ++d) {
+    const ReferenceScores scores = score_document_reference(
+        config, whole, documents.view().document(d), [&](int64_t index, std::span<const double> x) {
+          all.x[static_cast<size_t>(index)].insert(all.x[static_cast<size_t>(index)].end(),
+                                                   x.begin(), x.end());
+        });
+    all.logprob.insert(all.logprob.end(), scores.logprob.begin(), scores.logprob.end());
+    all.entropy.insert(all.entropy.end(), scores.entropy.begin(), scores.entropy.end());
+  }
+  return all;
+}
+
+DecoderShape shape_of(const ModelConfig& c, int64_t layers, int cp) {
+  DecoderShape shape;
+  shape.layers = layers;
+  shape.hidden = c.hidden_size;
+  shape.head_dim = c.head_dim;
+  shape.attention_width = c.query_width();
+  shape.intermediate = c.intermediate_size;
+  shape.vocab = c.vocab_size;
+  shape.longest_document = longest;
+  shape.merges = cp;
+  return shape;
+}
+
+double tolerance_of_scores(const ModelConfig& config, const Twin& twin, int cp) {
+  double size = 1;
+  for (const double x : twin.logprob) size = std::max(size, std::abs(x));
+  return score_tolerance(shape_of(config, config.num_hidden_layers, cp), size);
+}
+
+/// Expects the residual stream of one bin to be the twin's; rows are counted.
+int64_t expect_hidden(const Scorer& scorer, const BinShard& shard, int64_t index,
+                      MatrixView<const float> x, const Documents& documents, const Twin& twin,
+                      double tolerance) {
+  int64_t rows = 0;
+  scorer.for_each_run(shard, [&](const DocumentRun& run) {
+    for (int64_t i = 0; i < run.length; ++i, ++rows) {
+      const int64_t token =
+          documents.offsets[static_cast<size_t>(run.document)] + run.start + i * run.stride;
+      const std::span<const double> want =
+          std::span(twin.x[static_cast<size_t>(index)])
+              .subspan(static_cast<size_t>(token * x.cols), static_cast<size_t>(x.cols));
+      double squares = 0;
+      for (const double v : want) squares += v * v;
+      const double rms = std::sqrt(squares / static_cast<double>(x.cols));
+      for (int64_t c = 0; c < x.cols; ++c)
+        EXPECT_NEAR(static_cast<double>(x(run.slot + i, c)), want[static_cast<size_t>(c)],
+                    tolerance * rms)
+            << "layer " << index << " token " << token << " channel " << c;
+    }
+  });
+  return rows;
+}
+
+class DeviceDecoder : public test::GpuTest {
+ protected:
+  void SetUp() override {
+    std::string why;
+    if (usable_cuda_devices(&why) == 0) GTEST_SKIP() << why;
+    bind_device(world(), true);
+    GpuTest::SetUp();
+    poisoned_ = poison_new_buffers(true);
+    device_world_ = make_staged_communicator(world());
+    kernel_ = make_cuda_kernel(stream());
+  }
+  void TearDown() override {
+    if (device_world_) poison_new_buffers(poisoned_);
+  }
+  Communicator& device_world() { return *device_world_; }
+  BlockKernel& kernel() { return *kernel_; }
+
+  /// Scores all documents twice: once timed, and once watched.
+  void expect_right(const Documents& documents, const ModelConfig& config, const Twin& twin,
+                    const ScoringSetup& setup) {
+    SCOPED_TRACE(to_string(setup.grid) + " " + setup.layout->name + " " + setup.schedule->name);
+    ProcessGrid grid(device_world(), setup.grid);
+    const ScoringPlan plan = plan_scoring(documents.view(), config, setup, bin);
+    Scorer scorer(documents.view(), config, plan, grid);
+    Decoder decoder(
+        config, load_weights(config, setup.grid.tp, grid.tp_rank(), test::random_weights(config)),
+        grid, kernel(), stream());
+    expect_scores(scorer, decoder, config, twin, setup.grid.cp);
+    int64_t rows = 0;
+    scorer.run(decoder, [&](const BinShard& shard, int64_t index, MatrixView<const float> x) {
+      rows += expect_hidden(scorer, shard, index, x, documents, twin,
+                            hidden_tolerance(shape_of(config, index, setup.grid.cp)));
+    });
+    const int64_t all = all_reduce_value(world(), rows, ReduceOp::sum);
+    EXPECT_EQ(all, setup.grid.tp * (config.num_hidden_layers + 1) * std::ssize(documents.tokens));
+  }
+
+  static void expect_scores(Scorer& scorer, Decoder& decoder, const ModelConfig& config,
+                            const Twin& twin, int cp) {
+    const DecoderTimes times = scorer.run(decoder);
+    for (const double seconds :
+         {times.linear, times.attention, times.logprobs, times.attention_wait, times.tp_wait})
+      EXPECT_GE(seconds, 0);
+    EXPECT_TRUE(times.linear > 0 || scorer.shards().empty());
+    const ScoreRange mine = scorer.in_document_order(world());
+    const double tolerance = tolerance_of_scores(config, twin, cp);
+    for (int64_t i = mine.begin; i < mine.end(); ++i) {
+      const auto at = static_cast<size_t>(i - mine.begin), all = static_cast<size_t>(i);
+      EXPECT_NEAR(static_cast<double>(mine.logprob[at]), twin.logprob[all], tolerance);
+      EXPECT_NEAR(static_cast<double>(mine.entropy[at]), twin.entropy[all], tolerance);
+    }
+  }
+
+ private:
+  bool poisoned_ = false;
+  std::unique_ptr<Communicator> device_world_;
+  std::unique_ptr<BlockKernel> kernel_;
+};
+
+TEST_F(DeviceDecoder, EveryGridEqualsTheSerialTwin) {
+  const ModelConfig config = test::small_config();
+  const Documents documents = ragged_documents(config);
+  const Twin twin = twin_of(documents, config);
+  for (const GridShape& grid :
+       nearest_grids({1, 1, 1}, world().size(), allowed_tensor_parallel(config, 8)))
+    expect_right(documents, config, twin,
+                 {grid, &find_layout("dual-chunk-swap"), {}, &find_schedule("ring"), {}});
+}
+
+TEST_F(DeviceDecoder, SchedulesAndLayoutsEqualTheSerialTwin) {
+  const ModelConfig config = test::small_config();
+  const Documents documents = ragged_documents(config);
+  const Twin twin = twin_of(documents, config);
+  const GridShape grid = {1, world().size(), 1};
+  for (const auto& [layout, schedule] : {std::pair{"striped", "all-gather"},
+                                         {"contiguous", "all-to-all"},
+                                         {"balanced-joint", "group-cast"}})
+    expect_right(documents, config, twin,
+                 {grid, &find_layout(layout), {}, &find_schedule(schedule), {}});
+}
+
+TEST_F(DeviceDecoder, TheSameRunTwiceGivesTheSameBits) {
+  const ModelConfig config = test::small_config();
+  const Documents documents = ragged_documents(config);
+  const GridShape shape =
+      nearest_grids({1, 2, 2}, world().size(), allowed_tensor_parallel(config, 8)).front();
+  const ScoringSetup setup = {
+      shape, &find_layout("dual-chunk-swap"), {}, &find_schedule("ring"), {}};
+  ProcessGrid grid(device_world(), shape);
+  const ScoringPlan plan = plan_scoring(documents.view(), config, setup, bin);
+  Scorer scorer(documents.view(), config, plan, grid);
+  Decoder decoder(config,
+                  load_weights(config, shape.tp, grid.tp_rank(), test::random_weights(config)),
+                  grid, kernel(), stream());
+  scorer.run(decoder);
+  const ScoreRange first = scorer.in_document_order(world());
+  scorer.run(decoder);
+  const ScoreRange second = scorer.in_document_order(world());
+  EXPECT_EQ(first.logprob, second.logprob);
+  EXPECT_EQ(first.entropy, second.entropy);
+}
+
+}  // namespace
+}  // namespace gyre
