@@ -25,13 +25,11 @@ struct Suite {
   const AttentionOptions& o;
   const std::optional<AttentionFile>& file;
   AppContext& context;
-  Communicator& network;
-  BlockKernel& kernel;
+  AttentionMachine machine;
   RunReport& report;
-  double peak_flops;
+  double peak_flops;  ///< of a rank; 0: unknown
   int64_t memory_bytes;
   const AttentionReference* reference;  ///< null: results are computed again
-  AttentionWorkspace workspace = {};
   std::vector<AttentionRow> rows = {};
   std::vector<std::string> refused = {};
 };
@@ -66,8 +64,7 @@ void do_configuration(Suite& s, const AttentionCase& problem, const TensorRows& 
   Communicator& world = s.context.world;
   std::optional<AttentionRun> run;
   const AttentionSetup setup = setup_of(o, schedule, layout, s.memory_bytes);
-  run_agreed(world, "plan",
-             [&] { run.emplace(problem, inputs, setup, s.kernel, s.network, s.workspace); });
+  run_agreed(world, "plan", [&] { run.emplace(problem, inputs, setup, s.machine); });
   if (o.check != "none") run->check_counts(s.report.verification, world);
   for (const Pass pass : o.passes()) {
     AttentionRow row = do_pass(s, *run, inputs, pass);
@@ -113,6 +110,8 @@ void present(Suite& s) {
   if (s.rows.empty()) throw_usage("{}", fmt::join(s.refused, "\n"));
   add_figures(s.report, s.rows);
   for (const std::string& reason : s.refused) fmt::print("# refused {}\n", reason);
+  if (const std::string note = s.machine.kernel.note(); !note.empty())
+    fmt::print("# kernel on rank 0: {}\n", note);
   if (s.context.verbose) {
     fmt::print("{}", peak_text(s.rows.front(), s.o.threads));
     for (const AttentionRow& row : s.rows) fmt::print("{}", details_text(row));
@@ -144,10 +143,11 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
                         {{"--input", o.input}});
   });
   if (o.explain) return explain(o, context);
+  Backend backend(context, o.backend);
   std::optional<AttentionFile> file;
   if (!o.input.empty()) file = read_attention_file(world, o.input);
   std::vector<AttentionCase> cases;
-  const int64_t memory = memory_for_rank(context);
+  const int64_t memory = backend.memory_bytes();
   run_agreed(world, "documents", [&] {
     if (file) cases.push_back(case_of(*file, o));
     for (const int64_t size : o.sizes())
@@ -158,23 +158,20 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   run_agreed(world, "--emulate-network", [&] {
     if (!o.network.empty()) slow = emulate_network(world, parse_network_model(o.network));
   });
-  const auto kernel = make_cpu_kernel(o.threads);
-  RunReport report = begin_attention_report(context, o, cases.front());
+  std::unique_ptr<BlockKernel> kernel;
+  run_agreed(world, "--kernel", [&] { kernel = make_kernel(o, backend.stream()); });
+  AttentionWorkspace workspace;
+  RunReport report = begin_attention_report(context, o, cases.front(), backend);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
   const bool shows = context.root() && !context.quiet;
   if (shows) fmt::print("{}", header_text(report));
   if (context.root()) fmt::print("{}", attention_table().header());
   const bool compares = file && file->reference && has_exact_inputs(*file, o.types().activations);
   if (shows && file && !compares) fmt::print("{}", no_reference_text);
-  Suite suite{o,
-              file,
-              context,
-              slow ? *slow : world,
-              *kernel,
-              report,
-              o.threads * measured_fma_peak(),
-              memory,
-              compares ? &*file->reference : nullptr};
+  Suite suite{o,       file,
+              context, {*kernel, slow ? *slow : backend.world(), backend.stream(), workspace},
+              report,  backend.on_gpu() ? 0 : o.threads * measured_fma_peak(),
+              memory,  compares ? &*file->reference : nullptr};
   for (const AttentionCase& problem : cases) do_case(suite, problem);
   run_on_root(world, "report", [&] { present(suite); });
   return exit_code_of(judge(report));

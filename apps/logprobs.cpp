@@ -8,7 +8,6 @@
 #include "comm/agree.hpp"
 #include "io/sha256.hpp"
 #include "report/app.hpp"
-#include "report/host.hpp"
 #include "report/logprobs_report.hpp"
 #include "report/provenance.hpp"
 
@@ -21,7 +20,7 @@ struct Suite {
   const LogprobsOptions& o;
   const std::optional<LogprobsFile>& file;
   AppContext& context;
-  ProcessGrid& grid;
+  LogprobsBackend& backend;
   RunReport& report;
   int64_t memory_bytes;
   std::vector<LogprobsRow> rows = {};
@@ -65,10 +64,11 @@ void do_operation(Suite& s, LogprobsContext& context, const LogprobsOperation& o
 void do_case(Suite& s, const LogprobsCase& problem) {
   const LogprobsOptions& o = s.o;
   const auto inputs = s.file ? inputs_of(*s.file, problem.type) : random_inputs(problem, o);
-  LogprobsContext context(problem, *inputs, o, s.grid);
-  const int64_t shard = ceil_div(problem.tokens(), o.cp) * problem.vocab.columns(s.grid.tp_rank()) *
+  LogprobsContext context(problem, *inputs, o, s.backend);
+  const int64_t shard = ceil_div(problem.tokens(), o.cp) *
+                        problem.vocab.columns(context.grid.tp_rank()) *
                         static_cast<int64_t>(size_of(problem.type));
-  const MachineRates rates = measure_rates(shard, o.threads, s.context.world);
+  const MachineRates rates = measure_rates(shard, o.threads, s.context.world, s.backend.stream());
   if (s.context.root() && s.context.verbose) fmt::print("{}", rates_text(rates));
   if (s.context.root() && !s.context.quiet)
     fmt::print("{}", smallness_text(rates, problem.tokens()));
@@ -136,25 +136,27 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
     check_output_places({{"--output", o.output}, {"--json", o.json}, {"--csv", o.csv}},
                         {{"--input", o.input}});
   });
+  Backend machine(context, o.backend);
   std::optional<LogprobsFile> file;
   if (!o.input.empty()) file = read_logprobs_file(world, o.input);
   std::vector<LogprobsCase> cases;
-  const int64_t memory = memory_for_rank(context);
+  const int64_t memory = machine.memory_bytes();
   run_agreed(world, "tokens", [&] {
     if (file) cases.push_back(case_of(*file, o));
     for (const int64_t size : o.sizes())
       if (!file) cases.push_back(made_up_case(o, size));
     check_cases(cases, o, memory, world.rank());
   });
-  ProcessGrid grid(world, {1, o.cp, o.tp});
+  LogprobsBackend backend(machine, {1, o.cp, o.tp});
   RunReport report = begin_logprobs_report(context, o, cases.front());
+  machine.describe(report);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
   const bool shows = context.root() && !context.quiet;
   if (shows) fmt::print("{}", header_text(report));
   if (context.root()) fmt::print("{}", logprobs_table().header());
   if (shows && file && file->reference && inputs_of(*file, o.type())->reference() == nullptr)
     fmt::print("{}", no_reference_text);
-  Suite suite{o, file, context, grid, report, memory};
+  Suite suite{o, file, context, backend, report, memory};
   for (const LogprobsCase& problem : cases) do_case(suite, problem);
   run_on_root(world, "report", [&] { present(suite); });
   return exit_code_of(judge(report));
@@ -170,6 +172,7 @@ int main(int argc, char** argv) {
       "Examples: mpirun -n 4 gyre-logprobs --tp 2 --cp 2 --tokens 4K --vocab 32K -d bf16\n"
       "          mpirun -n 2 gyre-logprobs --op filtered --method all --top-k 50 --top-p 0.9\n"
       "          gyre-logprobs --input inputs/logprobs_golden.h5\n"
+      "          mpirun -n 8 gyre-logprobs --backend cuda --tokens 16K --vocab 128K -d bf16\n"
       "Columns: rate = bytes that a rank must read and write in memory at least, over time; of_bw "
       "=\n"
       "         that rate over what its memory can do (-v); sent, msgs = of a call, of the rank "

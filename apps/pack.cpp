@@ -11,6 +11,10 @@
 #include "report/pack_options.hpp"
 #include "report/provenance.hpp"
 
+#ifdef GYRE_WITH_CUDA
+#include "report/cuda_packing.hpp"
+#endif
+
 namespace {
 
 using namespace gyre;
@@ -20,8 +24,29 @@ struct Outcome {
   std::string notes;
 };
 
+/// Writes the slots of this rank's bins, which the backend's device fills if it has one: then what
+/// is read back is compared with the host's.
+void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSource& tokens,
+                 AppContext& context, Backend& backend, RunReport& report) {
+  const std::vector<int64_t> parts = split_bins(header, context.world.size());
+  const int64_t first = parts[static_cast<size_t>(context.world.rank())];
+  const int64_t last = parts[static_cast<size_t>(context.world.rank()) + 1];
+  const bool check = o.check != "none", on_gpu = backend.on_gpu();
+  PackedSlots slots, expected;
+  if (check || !on_gpu) expected = fill_slots(header, first, last, tokens);
+#ifdef GYRE_WITH_CUDA
+  if (on_gpu)
+    run_agreed(context.world, "packing on the device", [&] {
+      slots = fill_slots_on_device(header, first, last, tokens, backend.stream());
+    });
+#endif
+  write_checked(o.output, header, on_gpu ? slots : expected, first, last, context.world, check,
+                report.verification, &expected);
+}
+
 /// Documents, or lengths alone, through one packer or all.
-void pack_lengths(const PackOptions& o, AppContext& context, RunReport& report, Outcome& outcome) {
+void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, RunReport& report,
+                  Outcome& outcome) {
   Communicator& world = context.world;
   Documents documents;
   LengthSpec spec;
@@ -58,32 +83,30 @@ void pack_lengths(const PackOptions& o, AppContext& context, RunReport& report, 
   header.documents = std::ssize(job.lengths);
   header.algorithm = job.algorithm;
   header.names = documents.names;
-  const std::vector<int64_t> parts = split_bins(header, world.size());
-  const int64_t first = parts[static_cast<size_t>(world.rank())];
-  const int64_t last = parts[static_cast<size_t>(world.rank()) + 1];
   const TokenSource tokens =
       o.input.empty() ? synthetic_tokens(spec.seed, synthetic_vocab) : tokens_of(documents);
   header.provenance = provenance_of(context, o.input.empty() ? to_string(spec) : o.input);
-  write_checked(o.output, header, fill_slots(header, first, last, tokens), first, last, world,
-                job.check, report.verification);
+  write_slots(o, header, tokens, context, backend, report);
 }
 
 /// A batch of a training framework as packed streams.
 void pack_batch(const PackOptions& o, const std::string& schema, AppContext& context,
-                RunReport& report, Outcome& outcome) {
+                Backend& backend, RunReport& report, Outcome& outcome) {
   Communicator& world = context.world;
   ConvertedBatch batch;
   if (schema == bshd_schema)
     batch = convert(o.input, read_bshd(world, o.input), o.chunks, o.multiple(), o.tail, world);
   else
-    batch = convert(o.input, read_salm(world, o.input), o.cp, o.tp, world, report.verification);
+    batch = convert(o.input, read_salm(world, o.input), o.cp, o.tp, world, report.verification,
+                    &backend);
   outcome.notes += batch.notes;
   if (!o.output.empty()) {
     batch.header.provenance = provenance_of(context, o.input);
     const bool root = context.root();  // these are small: one rank brings all
-    write_checked(o.output, batch.header, root ? batch.slots : PackedSlots(), 0,
+    if (!root) batch.slots = PackedSlots(), batch.device_slots = PackedSlots();
+    write_checked(o.output, batch.header, batch.device_slots.value_or(batch.slots), 0,
                   root ? batch.header.bin_count() : 0, world, o.check != "none",
-                  report.verification);
+                  report.verification, &batch.slots);
   }
   if (!report.verification.empty())
     batch.row.check = report.verification.passed() ? "ok" : "FAILED";
@@ -98,6 +121,7 @@ ExitCode run(const PackOptions& o, AppContext& context) {
     check_options(o);
     if (o.input.empty()) source = to_string(parse_length_spec(o.generate));
   });
+  Backend backend(context, o.backend);
   run_on_root(world, "outputs", [&] {
     check_output_places({{"--output", o.output}, {"--json", o.json}, {"--csv", o.csv}},
                         {{"--input", o.input}});
@@ -117,12 +141,13 @@ ExitCode run(const PackOptions& o, AppContext& context) {
         {{"capacity", o.bin_slots()}, {"dp", int64_t{o.dp}}, {"iters", int64_t{o.iterations}}});
   RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
   if (!o.input.empty()) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  backend.describe(report);
   if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
   Outcome outcome;
   if (is_batch)
-    pack_batch(o, schema, context, report, outcome);
+    pack_batch(o, schema, context, backend, report, outcome);
   else
-    pack_lengths(o, context, report, outcome);
+    pack_lengths(o, context, backend, report, outcome);
   run_on_root(world, "report", [&] {
     present_packing(report, outcome.rows, outcome.notes, context.quiet);
     if (!o.csv.empty()) write_file_atomically(o.csv, packing_table().csv(outcome.rows));

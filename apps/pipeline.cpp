@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <memory>
 #include <optional>
 
+#include "attention/kernels/cuda_kernel.hpp"
 #include "comm/agree.hpp"
 #include "comm/process_grid.hpp"
 #include "io/model_file.hpp"
@@ -40,7 +42,8 @@ struct Job {
   DocumentView view() const { return {documents.tokens, documents.offsets}; }
 };
 
-RunReport start_report(const PipelineOptions& o, const Job& job, AppContext& context) {
+RunReport start_report(const PipelineOptions& o, const Job& job, const Backend& backend,
+                       AppContext& context) {
   Fields configuration = {{"documents", job.documents.count()},
                           {"tokens", job.plan.tokens},
                           {"bin", job.plan.capacity},
@@ -59,28 +62,36 @@ RunReport start_report(const PipelineOptions& o, const Job& job, AppContext& con
   report.inputs = {{o.input, sha256_of_file(context.world, o.input)},
                    {o.model, sha256_of_file(context.world, o.model)}};
   report.verification = Verification(o.tol_scale);
+  backend.describe(report);
   if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
   std::fflush(stdout);
   return report;
 }
 
+std::unique_ptr<BlockKernel> block_kernel([[maybe_unused]] Stream& stream) {
+#ifdef GYRE_WITH_CUDA
+  if (stream.space() == MemorySpace::device) return make_cuda_kernel(stream);
+#endif
+  return make_cpu_kernel();
+}
+
 /// Measures, verifies, writes and reports.
 ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& output,
-               AppContext& context) {
+               Backend& backend, AppContext& context) {
   Communicator& world = context.world;
   const ModelConfig& config = job.model.config();
-  RunReport report = start_report(o, job, context);
-  ProcessGrid grid(world, job.shape());
+  RunReport report = start_report(o, job, backend, context);
+  ProcessGrid grid(backend.world(), job.shape());
   std::optional<Scorer> planned;
   run_agreed(world, "planning", [&] { planned.emplace(job.view(), config, job.plan, grid); });
   Scorer& scorer = *planned;
-  HostStream stream;
-  const auto kernel = make_cpu_kernel();
+  Stream& stream = backend.stream();
+  const auto kernel = block_kernel(stream);
   Decoder decoder(config,
                   load_weights(config, grid.shape().tp, grid.tp_rank(), weights_of(job.model)),
                   grid, *kernel, stream);
-  const Passes passes = measure_passes(scorer, decoder, grid, o.iterations, o.warmup);
-  const ScoreRange mine = scorer.in_document_order();
+  const Passes passes = measure_passes(scorer, decoder, grid, world, o.iterations, o.warmup);
+  const ScoreRange mine = scorer.in_document_order(world);
   const Samples samples_ms = gather_samples(world, passes.milliseconds);
   ScoringRow row = make_row(job.plan, scorer, passes, samples_ms, config, world);
   std::string details = phases_text(passes, world);
@@ -114,6 +125,7 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
     run_on_root(world, "dry run", [&] { fmt::print("{}", dry_run_text(job.plan, config)); });
     return ExitCode::ok;
   }
+  Backend backend(context, o.backend);
   // Places that cannot be written are refused before any work.
   run_on_root(world, "outputs", [&] {
     check_output_places({{"--output", o.output}, {"--json", o.json}, {"--csv", o.csv}},
@@ -121,7 +133,7 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
   });
   std::optional<OutputFile> output;
   if (!o.output.empty()) output.emplace(world, o.output);
-  return score(o, job, output, context);
+  return score(o, job, output, backend, context);
 }
 
 }  // namespace

@@ -60,15 +60,15 @@ struct Outcome {
 
 /// Plans, checks and writes one layout.
 void do_layout(const ShardOptions& o, const LayoutKind& kind, const Streams& streams,
-               const AttentionShape& shape, AppContext& context, RunReport& report,
-               Outcome& outcome) {
+               const AttentionShape& shape, AppContext& context, Backend& backend,
+               RunReport& report, Outcome& outcome) {
   Communicator& world = context.world;
   ShardingPlan plan(streams.header, kind, o.layout_options(), o.repad);
   std::vector<RankCost> costs;
   ShardingRow row = plan_layout(plan, shape, world, costs);
   if (o.check != "none") {
     Verification checks(1);
-    check_layout(plan, streams.slots, world, checks);
+    check_layout(plan, streams.slots, world, checks, &backend);
     row.check = checks.passed() ? "ok" : "FAILED";
     report.verification.merge(checks);
   }
@@ -80,7 +80,7 @@ void do_layout(const ShardOptions& o, const LayoutKind& kind, const Streams& str
   ShardsHeader header = shards_header(plan);
   header.packed_sha256 = streams.inputs.empty() ? "" : streams.inputs[0].sha256;
   header.provenance = provenance_of(context, streams.origin);
-  fill_shards(output, header, make_shard_rows(plan, streams.slots, world));
+  fill_shards(output, header, make_shard_rows(plan, streams.slots, world, &backend));
   if (o.check != "none")
     check_shard_file(plan, streams.slots, output.temporary_path(), header, world,
                      report.verification);
@@ -90,6 +90,7 @@ void do_layout(const ShardOptions& o, const LayoutKind& kind, const Streams& str
 ExitCode run(ShardOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o); });
+  Backend backend(context, o.backend);
   run_on_root(world, "outputs", [&] {
     check_output_places(
         {{"--output", o.output}, {"--svg", o.svg}, {"--json", o.json}, {"--csv", o.csv}},
@@ -100,6 +101,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   const AttentionShape shape = o.shape();
   RunReport report = begin_sharding_report(context, streams.header, streams.origin, o.cp, shape);
   report.inputs = streams.inputs;
+  backend.describe(report);
   if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
 
   Outcome outcome;
@@ -107,7 +109,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   for (const LayoutKind& kind : layout_kinds()) {
     if (o.layout != "all" && o.layout != kind.name) continue;
     try {
-      do_layout(o, kind, streams, shape, context, report, outcome);
+      do_layout(o, kind, streams, shape, context, backend, report, outcome);
     } catch (const Error& error) {
       if (!error.agreed() || error.code() != ExitCode::usage || o.layout != "all") throw;
       refused.push_back(error.what());

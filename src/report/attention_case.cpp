@@ -33,9 +33,11 @@ class FileRows final : public TensorRows {
 /// A matrix of attention arrays as f32.
 class AsFloat {
  public:
-  explicit AsFloat(const MatrixRef& from) : values_(from.rows * from.cols), cols_(from.cols) {
+  AsFloat(const MatrixRef& from, Stream& stream)
+      : values_(from.rows * from.cols), cols_(from.cols) {
+    const HostCopy here(from, stream);
     for (int64_t r = 0; r < from.rows; ++r)
-      for (int64_t c = 0; c < from.cols; ++c) values_[r * from.cols + c] = from.at(r, c);
+      for (int64_t c = 0; c < from.cols; ++c) values_[r * from.cols + c] = here.at(r, c);
   }
   MatrixView<const float> view() const {
     return values_.matrix(cols_ == 0 ? 0 : values_.size() / cols_, cols_);
@@ -141,8 +143,9 @@ bool has_exact_inputs(const AttentionFile& file, DType type) {
 
 AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
                         const LayoutKind& layout, int64_t memory_bytes) {
+  const bool checks_here = o.check != "none" && !o.backend.on_gpu();  // else in the host's memory
   return {schedule,  layout,          o.schedule_options(), o.layout_options(),
-          o.types(), o.pass != "fwd", o.check != "none",    memory_bytes};
+          o.types(), o.pass != "fwd", checks_here,          memory_bytes};
 }
 
 void check_cases(const std::vector<AttentionCase>& cases, const AttentionOptions& o,
@@ -185,8 +188,9 @@ void write_results(OutputFile& output, AttentionRun& run, const std::string& inp
       lse[own.row * header.heads + h] =
           static_cast<float>(all_lse[static_cast<size_t>(own.token * header.heads + h)]);
   }
-  const AsFloat out(executor.matrix(ArrayKind::out)), d_q(executor.matrix(ArrayKind::d_q)),
-      d_k(executor.d_keys()), d_v(executor.d_values());
+  const AsFloat out(executor.matrix(ArrayKind::out), run.stream()),
+      d_q(executor.matrix(ArrayKind::d_q), run.stream()), d_k(executor.d_keys(), run.stream()),
+      d_v(executor.d_values(), run.stream());
   mine.out = out.view();
   mine.lse = lse.matrix(run.shard().slots, header.heads);
   mine.d_q = d_q.view();

@@ -38,7 +38,7 @@ class Accessors {
 };
 
 /// Compares one row of heads of `got` with `want` [heads, dim].
-void add_row(Check& check, const MatrixRef& got, int64_t row, std::span<const double> want,
+void add_row(Check& check, const HostCopy& got, int64_t row, std::span<const double> want,
              std::span<const double> sizes, const std::string& place) {
   const size_t dim = want.size() / sizes.size();
   for (size_t h = 0; h < sizes.size(); ++h) {
@@ -79,11 +79,11 @@ std::vector<double> gather_statistics(AttentionRun& run, int64_t plane, Communic
   const int64_t heads = run.problem().heads.heads;
   std::vector<double> all(static_cast<size_t>(run.problem().tokens() * heads), 0.0);
   const PlanArray& stats = run.plan().arrays[static_cast<size_t>(run.plan().stats)];
-  const MatrixView<const float> mine = run.executor().final_stats(plane);
+  const HostCopy mine(run.executor().final_stats(plane), run.stream());
   for (const TokenRow& at : token_rows(run.problem(), shard_of(run.layout(), stats.rows)))
     for (int64_t h = 0; h < stats.heads.count; ++h)
       all[static_cast<size_t>(at.token * heads + stats.heads.begin + h)] =
-          static_cast<double>(mine(at.row, h));
+          static_cast<double>(mine.at(at.row, h));
   HostStream stream;
   world
       .all_reduce(all.data(), std::ssize(all), DType::f64, ReduceOp::sum, stream,
@@ -141,6 +141,13 @@ Check& AttentionChecker::check_of(const char* tensor, double tolerance,
 
 void AttentionChecker::check(Pass pass, Verification& checks) {
   pass_ = pass;
+  AttentionExecutor& executor = run_.executor();
+  out_ = {executor.matrix(ArrayKind::out), run_.stream()};
+  if (pass == Pass::backward) {
+    d_q_ = {executor.matrix(ArrayKind::d_q), run_.stream()};
+    d_k_ = {executor.d_keys(), run_.stream()};
+    d_v_ = {executor.d_values(), run_.stream()};
+  }
   const std::vector<double> lse = gather_statistics(run_, 0, world_);
   check_queries(pass, lse, checks);
   if (pass == Pass::forward) return;
@@ -152,7 +159,7 @@ void AttentionChecker::check(Pass pass, Verification& checks) {
 void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,
                                      Verification& checks) {
   const bool gradients = pass == Pass::backward;
-  const AttentionTolerances tolerance = run_.tolerances();
+  const AttentionTolerances tolerance = run_.tolerances(world_);
   const Accessors inputs(problem_, inputs_, gradients);
   const auto heads = static_cast<size_t>(problem_.heads.heads);
   const auto dim = static_cast<size_t>(problem_.heads.head_dim);
@@ -173,7 +180,7 @@ void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,
       const int64_t row = some[begin + i].row;
       const std::string place =
           fmt::format("document {} position {}", document, tokens[i] - problem_.offsets[document]);
-      add_row(out, run_.executor().matrix(ArrayKind::out), row,
+      add_row(out, out_, row,
               wanted(want.out, i, of(&AttentionReference::out), tokens[i], heads * dim),
               part(want.out_size, i, heads), place);
       const auto row_lse = wanted(want.lse, i, of(&AttentionReference::lse), tokens[i], heads);
@@ -181,7 +188,7 @@ void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,
         log_sums.add(lse[static_cast<size_t>(tokens[i]) * heads + h], row_lse[h],
                      [&] { return fmt::format("{} head {}", place, h); });
       if (d_q != nullptr)
-        add_row(*d_q, run_.executor().matrix(ArrayKind::d_q), row,
+        add_row(*d_q, d_q_, row,
                 wanted(want.d_q, i, of(&AttentionReference::d_q), tokens[i], heads * dim),
                 part(want.d_q_size, i, heads), place);
     }
@@ -190,7 +197,7 @@ void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,
 
 void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vector<double>& delta,
                                   Verification& checks) {
-  const AttentionTolerances tolerance = run_.tolerances();
+  const AttentionTolerances tolerance = run_.tolerances(world_);
   const Accessors inputs(problem_, inputs_, true);
   const auto heads = static_cast<size_t>(problem_.heads.heads);
   const auto kv_heads = static_cast<size_t>(problem_.heads.kv_heads);
@@ -215,11 +222,9 @@ void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vec
       const int64_t row = some[begin + i].row;
       const std::string place =
           fmt::format("document {} position {}", document, tokens[i] - problem_.offsets[document]);
-      add_row(d_k, run_.executor().d_keys(), row,
-              wanted(want.d_k, i, of(&AttentionReference::d_k), tokens[i], width),
+      add_row(d_k, d_k_, row, wanted(want.d_k, i, of(&AttentionReference::d_k), tokens[i], width),
               part(want.d_k_size, i, kv_heads), place);
-      add_row(d_v, run_.executor().d_values(), row,
-              wanted(want.d_v, i, of(&AttentionReference::d_v), tokens[i], width),
+      add_row(d_v, d_v_, row, wanted(want.d_v, i, of(&AttentionReference::d_v), tokens[i], width),
               part(want.d_v_size, i, kv_heads), place);
     }
   });
@@ -228,7 +233,6 @@ void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vec
 std::vector<double> AttentionChecker::sink_term_squares(const std::vector<double>& lse) const {
   const size_t heads = problem_.sinks.size();
   const auto dim = static_cast<size_t>(problem_.heads.head_dim);
-  const MatrixRef out = run_.executor().matrix(ArrayKind::out);
   std::vector<float> d_out(heads * dim);
   std::vector<double> squares(heads, 0.0);
   for (const TokenRow& own : own_) {
@@ -236,7 +240,7 @@ std::vector<double> AttentionChecker::sink_term_squares(const std::vector<double
     for (size_t h = 0; h < heads; ++h) {
       double out_squares = 0, d_out_squares = 0;
       for (size_t i = h * dim; i < (h + 1) * dim; ++i) {
-        const auto o = static_cast<double>(out.at(own.row, static_cast<int64_t>(i)));
+        const auto o = static_cast<double>(out_.at(own.row, static_cast<int64_t>(i)));
         const auto g = static_cast<double>(d_out[i]);
         out_squares += o * o;
         d_out_squares += g * g;
@@ -259,7 +263,7 @@ void AttentionChecker::check_sinks(const std::vector<double>& lse, const std::ve
       .all_reduce(squares.data(), std::ssize(squares), DType::f64, ReduceOp::sum, stream,
                   "sizes of the gradients of sinks")
       ->wait();
-  Check& check = check_of("d_sinks", run_.tolerances().d_sinks, checks);
+  Check& check = check_of("d_sinks", run_.tolerances(world_).d_sinks, checks);
   for (size_t h = 0; h < heads; ++h) {
     double sum = 0;
     for (size_t at = h; at < lse.size(); at += heads)

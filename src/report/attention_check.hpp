@@ -24,7 +24,8 @@ class AttentionChecker {
   AttentionChecker(AttentionRun& run, const TensorRows& inputs, const AttentionReference* reference,
                    int64_t pairs, Communicator& world);
 
-  /// After a forward pass, or a backward one (which checks the forward results too). Collective;
+  /// After a forward pass, or a backward one (which checks the forward results too). Results are
+  /// fetched from a device once for the call. Collective;
   /// every rank adds its own comparisons.
   void check(Pass pass, Verification& checks);
 
@@ -43,6 +44,7 @@ class AttentionChecker {
                    Verification& checks);
 
   AttentionRun& run_;
+  HostCopy out_, d_q_, d_k_, d_v_;  // results of the direction that is checked
   const AttentionCase& problem_;
   const TensorRows& inputs_;
   const AttentionReference* reference_;

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "attention/kernels/cuda_kernel.hpp"
 #include "comm/emulated.hpp"
 #include "core/error.hpp"
 #include "packing/lengths.hpp"
@@ -73,7 +74,13 @@ void declare_schedule(CLI::App& app, AttentionOptions& o) {
   add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
   add_size_option(app, {"--chunk", "Slots of a chunk of the balanced layouts; 0: by size"},
                   o.chunk);
-  add_option(app, {"--threads", "Threads of a rank's kernel"}, o.threads, 1);
+  declare_backend_options(app, o.backend);
+  add_choice_option(app,
+                    {"--kernel",
+                     "GPUs: tiled, cudnn (with tiled for what it refuses), or auto: cudnn for bf16 "
+                     "where it is built in, else tiled"},
+                    o.kernel, {"auto", "tiled", "cudnn"});
+  add_option(app, {"--threads", "CPUs: threads of a rank's kernel"}, o.threads, 1);
 }
 
 void declare_measurement(CLI::App& app, AttentionOptions& o) {
@@ -170,6 +177,26 @@ void check_explanation(const AttentionOptions& o, Problems& problems) {
     if (!value.empty()) problems.add("{} goes with a run, not with --explain", option);
 }
 
+void check_backend(const AttentionOptions& o, Problems& problems) {
+  if (!o.backend.on_gpu()) {
+    if (o.kernel != "auto")
+      problems.add("--kernel {} is one of GPUs: --backend cuda, or --kernel auto", o.kernel);
+    return;
+  }
+  if (o.explain) problems.add("--backend cuda goes with a run, not with --explain");
+  if (o.threads != 1)
+    problems.add("--threads {} are of a CPU's kernel; with --backend cuda: 1", o.threads);
+  if (!o.network.empty())
+    problems.add("--emulate-network delays messages of CPUs: --backend cpu, or without it");
+  constexpr int64_t largest_head_dim = cuda_kernel_largest_head_dim;
+  if (o.head_dim > largest_head_dim)
+    problems.add("--head-dim {}: with --backend cuda at most {}", o.head_dim, largest_head_dim);
+#ifndef GYRE_WITH_CUDNN
+  if (o.kernel == "cudnn")
+    problems.add("--kernel cudnn: this build has no cuDNN; --kernel tiled works");
+#endif
+}
+
 void check_run(const AttentionOptions& o, int ranks, Problems& problems) {
   if (!o.explain && o.cp != ranks)
     problems.add("--cp {} in a run of {} ranks; --explain takes any", o.cp, ranks);
@@ -232,6 +259,7 @@ void check_options(AttentionOptions& o, int ranks) {
   check_sizes(o, problems);
   check_shape(o, problems);
   check_explanation(o, problems);
+  check_backend(o, problems);
   check_run(o, ranks, problems);
   problems.throw_if_any("impossible configuration");
 }

@@ -5,8 +5,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/kernels/cuda_kernel.hpp"
 #include "report/attention_case.hpp"
 #include "report/explain.hpp"
+#ifdef GYRE_WITH_CUDNN
+#include "attention/kernels/cudnn_kernel.hpp"
+#endif
 
 namespace gyre {
 namespace {
@@ -46,8 +50,30 @@ const Table<AttentionRow>& attention_table() {
   return table;
 }
 
+std::string kernel_of(const AttentionOptions& o) {
+  if (!o.backend.on_gpu()) return "cpu";
+  if (o.kernel != "auto") return o.kernel;
+#ifdef GYRE_WITH_CUDNN
+  if (o.types().activations == DType::bf16) return "cudnn";
+#endif
+  return "tiled";
+}
+
+std::unique_ptr<BlockKernel> make_kernel(const AttentionOptions& o,
+                                         [[maybe_unused]] Stream& stream) {
+  const std::string kernel = kernel_of(o);
+#ifdef GYRE_WITH_CUDNN
+  if (kernel == "cudnn") return make_cudnn_kernel(stream);
+#endif
+#ifdef GYRE_WITH_CUDA
+  if (kernel == "tiled") return make_cuda_kernel(stream);
+#endif
+  GYRE_CHECK(kernel == "cpu", "no kernel {} in this build", kernel);
+  return make_cpu_kernel(o.threads);
+}
+
 RunReport begin_attention_report(const AppContext& context, const AttentionOptions& o,
-                                 const AttentionCase& problem) {
+                                 const AttentionCase& problem, const Backend& backend) {
   RunReport report = begin_report(context,
                                   {{"documents", problem.documents()},
                                    {"tokens", problem.tokens()},
@@ -63,6 +89,7 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                    {"partial_dq", o.partial_dq},
                                    {"wire_dkv", o.wire_dkv},
                                    {"cp", int64_t{o.cp}},
+                                   {"kernel", kernel_of(o)},
                                    {"threads", int64_t{o.threads}},
                                    {"iters", int64_t{o.iterations}},
                                    {"warmup", int64_t{o.warmup}},
@@ -72,6 +99,7 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
   if (!o.network.empty()) report.unofficial_reasons.push_back("emulated network " + o.network);
   if (const std::string crowd = crowding(context, o.threads); !crowd.empty())
     report.unofficial_reasons.push_back(crowd);
+  backend.describe(report);
   return report;
 }
 

@@ -13,9 +13,14 @@ namespace gyre {
 
 const Table<AttentionRow>& attention_table();
 
+/// The kernel that --kernel stands for: "cpu", "tiled" or "cudnn".
+std::string kernel_of(const AttentionOptions& o);
+/// That kernel, on a stream made for the backend of the options.
+std::unique_ptr<BlockKernel> make_kernel(const AttentionOptions& o, Stream& stream);
+
 /// A report whose configuration says what is attended.
 RunReport begin_attention_report(const AppContext& context, const AttentionOptions& o,
-                                 const AttentionCase& problem);
+                                 const AttentionCase& problem, const Backend& backend);
 
 /// Adds the row to the results.
 void add_row(RunReport& report, const AttentionRow& row);
@@ -23,7 +28,7 @@ void add_row(RunReport& report, const AttentionRow& row);
 /// Figures of merit: for each direction and number of tokens, the rate of the fastest row.
 void add_figures(RunReport& report, const std::vector<AttentionRow>& rows);
 
-/// "# peak ..." line: what a core could do, measured.
+/// "# peak ..." line: what a core could do, measured; n/a on GPUs.
 std::string peak_text(const AttentionRow& row, int threads);
 
 /// How the time of a row came about: a "#" line with total, compute only, communication only and

@@ -129,33 +129,40 @@ void check_plan(const AttentionCase& problem, const AttentionSetup& setup, int r
 }
 
 AttentionRun::AttentionRun(const AttentionCase& problem, const TensorRows& inputs,
-                           const AttentionSetup& setup, BlockKernel& kernel, Communicator& network,
-                           AttentionWorkspace& workspace)
+                           const AttentionSetup& setup, const AttentionMachine& machine)
     : problem_(problem),
       placed_(problem, setup.layout, setup.layout_options),
       planned_{&placed_.layout, problem.heads, problem.mask, setup.schedule_options},
       setup_(setup),
-      plan_(plan_that_fits(problem, planned_, setup, network.rank())),
-      network_(network),
-      workspace_(workspace),
-      executor_(plan_, problem.heads, setup.types, network, kernel, stream_, workspace,
-                setup.with_backward) {
+      plan_(plan_that_fits(problem, planned_, setup, machine.network.rank())),
+      machine_(machine),
+      executor_(plan_, problem.heads, setup.types, machine.network, machine.kernel, machine.stream,
+                machine.workspace, setup.with_backward) {
   executor_.set_sinks(problem.sinks);
-  fill_rows(problem, inputs, InputTensor::q, shard(), executor_.matrix(ArrayKind::q));
-  fill_rows(problem, inputs, InputTensor::k, shard(), executor_.keys());
-  fill_rows(problem, inputs, InputTensor::v, shard(), executor_.values());
-  if (setup.with_backward)
-    fill_rows(problem, inputs, InputTensor::d_out, shard(), executor_.matrix(ArrayKind::d_out));
+  const auto fill = [&](ArrayKind kind, std::initializer_list<InputTensor> planes) {
+    HostFill array(executor_.matrix(kind), machine_.stream);
+    int64_t column = 0;
+    for (const InputTensor tensor : planes) {
+      const int64_t width = problem.width(tensor);
+      fill_rows(problem, inputs, tensor, shard(), array.matrix().columns_from(column, width));
+      column += width;
+    }
+    array.upload();
+  };
+  fill(ArrayKind::q, {InputTensor::q});
+  fill(ArrayKind::kv, {InputTensor::k, InputTensor::v});
+  if (setup.with_backward) fill(ArrayKind::d_out, {InputTensor::d_out});
 }
 
 std::string AttentionRun::name() const {
   return fmt::format("{}, {}, {} tokens", setup_.schedule.name, layout().name, problem_.tokens());
 }
 
-AttentionTolerances AttentionRun::tolerances() const {
-  AttentionReductions lengths = attention_reductions(plan_, planned_, network_);
+AttentionTolerances AttentionRun::tolerances(Communicator& world) const {
+  AttentionReductions lengths = attention_reductions(plan_, planned_, world);
   lengths.score_size = problem_.score_size;
-  return attention_tolerances(lengths, setup_.types);
+  return attention_tolerances(lengths, setup_.types,
+                              machine_.kernel.precision(setup_.types.activations));
 }
 
 void AttentionRun::check_counts(Verification& checks, Communicator& world) const {
@@ -194,9 +201,9 @@ void AttentionRun::poison() {
   for (const PlanArray& array : plan_.arrays) {
     if (inputs.contains(array.storage)) continue;
     if (!setup_.with_backward && array.kind > ArrayKind::stats) continue;
-    const auto bytes =
-        workspace_.storage(array.storage, stored_bytes(array, problem_.heads, setup_.types));
-    std::fill(bytes.begin(), bytes.end(), std::byte{0xff});  // NaN in every type
+    const auto bytes = machine_.workspace.storage(
+        array.storage, stored_bytes(array, problem_.heads, setup_.types));
+    machine_.stream.fill(bytes.data(), std::byte{0xff}, bytes.size());  // NaN in every type
   }
 }
 
@@ -207,7 +214,7 @@ void AttentionRun::prepare(Pass pass, bool poisoned) {
 
 void AttentionRun::check_traffic(Pass pass, const Traffic& before) {
   const PlanCount planned = count(plan_, pass, problem_.heads, setup_.types);
-  const Traffic& after = network_.traffic();
+  const Traffic& after = machine_.network.traffic();
   GYRE_CHECK(after.bytes_sent - before.bytes_sent == planned.bytes_sent &&
                  after.messages - before.messages == planned.messages,
              "schedule {} sent {} bytes in {} messages, planned {} in {}", setup_.schedule.name,
@@ -224,7 +231,7 @@ AttentionRow AttentionRun::measure(Pass pass, const MeasureOptions& options, Com
     Clocked untimed;
     ExecutionTimes times;
     prepare(pass, static_cast<bool>(after));
-    const Traffic before = network_.traffic();
+    const Traffic before = machine_.network.traffic();
     (i < 0 ? untimed : whole).time(world, [&] { times = executor_.run(pass); });
     // The gradients of sinks are summed by a collective that is no part of the plan.
     if (problem_.sinks.empty()) check_traffic(pass, before);

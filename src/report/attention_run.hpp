@@ -70,7 +70,8 @@ struct AttentionSetup {
   LayoutOptions layout_options;
   ElementTypes types;
   bool with_backward = true;
-  bool checks = true;        ///< results are to be compared, which needs statistics of all tokens
+  bool checks = true;        ///< results are to be compared, which needs statistics of all tokens,
+                             ///< in the memory that the arrays are in
   int64_t memory_bytes = 0;  ///< that this rank may use; 0: as much as it gets
 };
 
@@ -82,13 +83,20 @@ int64_t planned_bytes(const RankPlan& plan, const AttentionCase& problem,
 /// throw, without allocating what the plan needs.
 void check_plan(const AttentionCase& problem, const AttentionSetup& setup, int rank);
 
+/// What an attention runs on.
+struct AttentionMachine {
+  BlockKernel& kernel;
+  Communicator& network;  ///< the context-parallel group
+  Stream& stream;         ///< arrays lie in its space, as messages and those of the kernel do
+  AttentionWorkspace& workspace;
+};
+
 class AttentionRun {
  public:
   /// Plans and fills; throws a usage error if layout or schedule refuses the problem, and if it
-  /// needs more memory than it may. Every rank of the context-parallel group `network` makes its
-  /// own.
+  /// needs more memory than it may. Every rank of the context-parallel group makes its own.
   AttentionRun(const AttentionCase& problem, const TensorRows& inputs, const AttentionSetup& setup,
-               BlockKernel& kernel, Communicator& network, AttentionWorkspace& workspace);
+               const AttentionMachine& machine);
 
   /// Pairs, messages, bytes and memory, counted on all ranks, against closed forms and the problem.
   void check_counts(Verification& checks, Communicator& world) const;
@@ -111,7 +119,9 @@ class AttentionRun {
   std::string name() const;
   const ElementTypes& types() const { return setup_.types; }
   AttentionExecutor& executor() { return executor_; }
-  AttentionTolerances tolerances() const;
+  Stream& stream() { return machine_.stream; }
+  /// `world`: the ranks of the group, small arrays of host memory. Collective.
+  AttentionTolerances tolerances(Communicator& world) const;
 
  private:
   /// Brings the arrays into the state in which `pass` can run; not timed.
@@ -128,9 +138,7 @@ class AttentionRun {
   AttentionProblem planned_;
   AttentionSetup setup_;
   RankPlan plan_;
-  Communicator& network_;
-  AttentionWorkspace& workspace_;
-  HostStream stream_;
+  AttentionMachine machine_;
   AttentionExecutor executor_;
 };
 

@@ -16,18 +16,19 @@ namespace gyre {
 
 struct BackendOptions {
   std::string backend = "cpu";  ///< cpu or cuda
-  std::string comm;             ///< mpi, staged or nccl; empty: mpi on CPUs, nccl (else staged) on GPUs
+  std::string comm;             ///< mpi, staged or nccl; "": what declare_backend_options says
   bool share_gpus = false;      ///< several ranks on one GPU: for checking, never for timing
   bool on_gpu() const { return backend == "cuda"; }
 };
 
-/// Adds the three options.
+/// Adds the three options. The default of --comm: mpi on CPUs; on GPUs nccl, or staged where the
+/// build has no NCCL or GPUs are shared.
 void declare_backend_options(CLI::App& app, BackendOptions& o);
 
 class Backend {
  public:
-  /// Collective. All ranks throw the same usage error for a combination that does not exist, and the
-  /// same runtime error (exit code 3) where a GPU, or what drives it, is missing: no driver, no
+  /// Collective. All ranks throw the same usage error for a combination that does not exist, and
+  /// the same runtime error (exit code 3) where a GPU, or what drives it, is missing: no driver, no
   /// device, a device older than compute capability 8.0, two ranks on one device without
   /// share_gpus, a build without CUDA or NCCL.
   Backend(AppContext& context, const BackendOptions& o);

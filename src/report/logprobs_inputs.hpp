@@ -9,6 +9,7 @@
 //     teacher             other normal numbers, the same peaks
 //     gradients           normal numbers, or 0 for a share of the tokens
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -68,25 +69,46 @@ std::unique_ptr<LogprobsInputs> random_inputs(const LogprobsCase& problem,
 /// nothing.
 std::unique_ptr<LogprobsInputs> inputs_of(const LogprobsFile& file, DType type);
 
-/// A matrix of logits on one rank.
+/// A matrix of logits on one rank, in host memory or a device's.
 class LogitMatrix {
  public:
   LogitMatrix() = default;
-  LogitMatrix(int64_t rows, int64_t cols, DType type)
-      : bytes_(rows * cols * static_cast<int64_t>(size_of(type))),
+  LogitMatrix(int64_t rows, int64_t cols, DType type, MemorySpace space = MemorySpace::host)
+      : bytes_(rows * cols * static_cast<int64_t>(size_of(type)), space),
         ref_(bytes_.data(), type, rows, cols, cols) {}
   MatrixRef ref() { return ref_; }
   ConstMatrixRef ref() const { return ref_; }
   std::span<std::byte> bytes() { return bytes_.span(); }
+  /// Fills it with NaN, in the order of `stream`.
+  void poison(Stream& stream) { stream.fill(bytes_.data(), std::byte{0xff}, bytes().size()); }
 
  private:
   Buffer<std::byte> bytes_;
   MatrixRef ref_;
 };
 
+/// Fills row r, rounded to the matrix' type, with what make_row(r, to [cols]) makes of it. Complete
+/// on return: where the matrix lies on a device, `stream` is waited for.
+void fill_rows(MatrixRef matrix, Stream& stream,
+               const std::function<void(int64_t row, std::span<float> to)>& make_row);
+
 /// Fills row r with the columns of tokens[r] from `first` on; with NaN if that is negative, which
-/// is padding.
+/// is padding. Complete on return.
+void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<const int64_t> tokens,
+                 int64_t first, MatrixRef to, Stream& stream);
+/// The same in host memory.
 void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<const int64_t> tokens,
                  int64_t first, MatrixRef to);
+
+/// Rows of matrices, one after the other, for who checks them on the host.
+class HostRow {
+ public:
+  /// Row `row` as a matrix of one row, which holds until the next call: where it lies if that is on
+  /// the host, else a copy, for which `stream` is waited for.
+  ConstMatrixRef read(ConstMatrixRef matrix, int64_t row, Stream& stream);
+
+ private:
+  Buffer<std::byte> copy_;
+};
 
 }  // namespace gyre

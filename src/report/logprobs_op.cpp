@@ -50,14 +50,23 @@ uint64_t digest(std::span<const float> values) {
 
 LogprobsRows::LogprobsRows(const LogprobsCase& problem, const LogprobsInputs& inputs,
                            std::vector<int64_t> tokens, int tp_rank, bool in_place)
-    : inputs_(inputs),
+    : LogprobsRows(problem, inputs, std::move(tokens), tp_rank, in_place, nullptr) {}
+
+LogprobsRows::LogprobsRows(const LogprobsCase& problem, const LogprobsInputs& inputs,
+                           std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream& stream)
+    : LogprobsRows(problem, inputs, std::move(tokens), tp_rank, in_place, &stream) {}
+
+LogprobsRows::LogprobsRows(const LogprobsCase& problem, const LogprobsInputs& inputs,
+                           std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream* stream)
+    : stream_(stream == nullptr ? host_ : *stream),
+      inputs_(inputs),
       tokens_(std::move(tokens)),
       first_column_(problem.vocab.begin(tp_rank)),
       in_place_(in_place),
-      logits_(rows(), problem.vocab.columns(tp_rank), problem.type),
+      logits_(rows(), problem.vocab.columns(tp_rank), problem.type, stream_.space()),
       targets_(rows()),
       ids_(rows() * problem.picks) {
-  fill_logits(inputs, TokenTensor::logits, tokens_, first_column_, logits_.ref());
+  fill_logits(inputs, TokenTensor::logits, tokens_, first_column_, logits_.ref(), stream_);
   const auto picks = static_cast<size_t>(problem.picks);
   for (int64_t r = 0; r < rows(); ++r) {
     const int64_t token = tokens_[static_cast<size_t>(r)];
@@ -73,12 +82,11 @@ LogprobsRows::LogprobsRows(const LogprobsCase& problem, const LogprobsInputs& in
 void LogprobsRows::prepare_gradient() {
   const MatrixRef like = logits_.ref();
   const bool is_new = !has_second_;
-  if (is_new) second_ = LogitMatrix(like.rows, like.cols, like.type);
+  if (is_new) second_ = LogitMatrix(like.rows, like.cols, like.type, stream_.space());
   has_second_ = true;
   if (!in_place_) return;
-  const auto from = is_new ? logits_.bytes() : second_.bytes();
-  const auto to = is_new ? second_.bytes() : logits_.bytes();
-  std::ranges::copy(from, to.begin());
+  LogitMatrix &from = is_new ? logits_ : second_, &to = is_new ? second_ : logits_;
+  stream_.copy(to.bytes().data(), from.bytes().data(), to.bytes().size());
 }
 
 void LogprobsRows::restore() {
@@ -86,18 +94,18 @@ void LogprobsRows::restore() {
 }
 
 void LogprobsRows::poison() {
-  if (!in_place_) std::ranges::fill(second_.bytes(), std::byte{0xff});
+  if (!in_place_ && has_second_) second_.poison(stream_);
 }
 
 void LogprobsRows::clobber() {
-  std::ranges::fill((in_place_ ? logits_ : second_).bytes(), std::byte{0xff});
+  (in_place_ ? logits_ : second_).poison(stream_);
 }
 
 MatrixRef LogprobsRows::teacher() {
   const MatrixRef like = logits_.ref();
   if (!has_teacher_) {
-    teacher_ = LogitMatrix(like.rows, like.cols, like.type);
-    fill_logits(inputs_, TokenTensor::teacher, tokens_, first_column_, teacher_.ref());
+    teacher_ = LogitMatrix(like.rows, like.cols, like.type, stream_.space());
+    fill_logits(inputs_, TokenTensor::teacher, tokens_, first_column_, teacher_.ref(), stream_);
     has_teacher_ = true;
   }
   return teacher_.ref();
@@ -120,7 +128,7 @@ LogprobsRows& LogprobsContext::in_order() {
   if (!rows_ || !ordered_) {
     rows_ = nullptr;  // before the others are there
     rows_ = std::make_unique<LogprobsRows>(problem, inputs, tokens_in_order(), grid.tp_rank(),
-                                           options.in_place);
+                                           options.in_place, backend.stream());
     ordered_ = true;
   }
   rows_->restore();
@@ -130,7 +138,7 @@ LogprobsRows& LogprobsContext::in_order() {
 LogprobsRows& LogprobsContext::by_layout(std::vector<int64_t> tokens) {
   rows_ = nullptr;
   rows_ = std::make_unique<LogprobsRows>(problem, inputs, std::move(tokens), grid.tp_rank(),
-                                         options.in_place);
+                                         options.in_place, backend.stream());
   ordered_ = false;
   return *rows_;
 }

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/process_grid.hpp"
+#include "report/logprobs_backend.hpp"
 #include "report/logprobs_inputs.hpp"
 #include "report/tolerance.hpp"
 #include "report/verify.hpp"
@@ -23,6 +23,9 @@ class LogprobsRows {
   /// tokens [rows]: the token of each row, negative for padding.
   LogprobsRows(const LogprobsCase& problem, const LogprobsInputs& inputs,
                std::vector<int64_t> tokens, int tp_rank, bool in_place);
+  /// In the memory of `stream`, in whose order matrices are filled and copied.
+  LogprobsRows(const LogprobsCase& problem, const LogprobsInputs& inputs,
+               std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream& stream);
 
   int64_t rows() const { return std::ssize(tokens_); }
   std::span<const int64_t> tokens() const { return tokens_; }
@@ -46,6 +49,11 @@ class LogprobsRows {
   std::vector<float> gradients(int64_t i) const;
 
  private:
+  LogprobsRows(const LogprobsCase& problem, const LogprobsInputs& inputs,
+               std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream* stream);
+
+  HostStream host_;
+  Stream& stream_;
   const LogprobsInputs& inputs_;
   std::vector<int64_t> tokens_;
   int64_t first_column_;
@@ -60,13 +68,18 @@ class LogprobsRows {
 class LogprobsContext {
  public:
   LogprobsContext(const LogprobsCase& problem_, const LogprobsInputs& inputs_,
-                  const LogprobsOptions& options_, ProcessGrid& grid_)
-      : problem(problem_), inputs(inputs_), options(options_), grid(grid_) {}
+                  const LogprobsOptions& options_, LogprobsBackend& backend_)
+      : problem(problem_),
+        inputs(inputs_),
+        options(options_),
+        backend(backend_),
+        grid(backend_.grid()) {}
 
   const LogprobsCase& problem;
   const LogprobsInputs& inputs;
   const LogprobsOptions& options;
-  ProcessGrid& grid;
+  LogprobsBackend& backend;
+  ProcessGrid& grid;  ///< the backend's, of host memory
 
   /// Tokens of this rank when they are dealt in order, as evenly as can be, over context-parallel
   /// ranks.
@@ -83,7 +96,7 @@ class LogprobsContext {
   bool ordered_ = false;
 };
 
-/// What a rank sends in one call, on all communicators of the grid together.
+/// What a rank sends in one call, on all communicators of the backend's grids together.
 struct SentTraffic {
   int64_t messages = 0;
   int64_t bytes = 0;
@@ -130,6 +143,16 @@ class LogprobsOp {
 
  protected:
   Communicator& tp() const { return c_.grid.tp(); }
+  /// The same ranks, for matrices.
+  Communicator& tp_arrays() const { return c_.backend.arrays().tp(); }
+  Stream& stream() const { return c_.backend.stream(); }
+  /// Of matrices; null: the host's.
+  RowKernels* kernels() const { return c_.backend.row_kernels(); }
+  MemorySpace space() const { return c_.backend.space(); }
+  /// A row of a result to be verified; holds until the next call.
+  ConstMatrixRef host_row(ConstMatrixRef matrix, int64_t row) {
+    return host_row_.read(matrix, row, stream());
+  }
   const VocabPartition& vocab() const { return c_.problem.vocab; }
   int64_t first_column() const { return vocab().begin(c_.grid.tp_rank()); }
   int64_t columns() const { return vocab().columns(c_.grid.tp_rank()); }
@@ -158,8 +181,10 @@ class LogprobsOp {
 
   LogprobsContext& c_;
   bool upstream_;
-  HostStream stream_;
   std::function<void()> forward_, backward_;
+
+ private:
+  HostRow host_row_;
 };
 
 /// What a gradient of one token's row is made of (logprobs/row_gradient.hpp).
@@ -183,7 +208,7 @@ void add_value(Check& check, float actual, double want, const Where& where, doub
     check.add_failure(where());
 }
 
-/// Compares a shard's row with `want` [vocab_size], and padding with 0.
+/// Compares a shard's row, in host memory, with `want` [vocab_size], and padding with 0.
 void add_gradient_row(Check& check, ConstMatrixRef d_logits, int64_t row, int64_t first_column,
                       std::span<const double> want, std::span<const double> scales, int64_t token);
 

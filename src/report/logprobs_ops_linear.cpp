@@ -26,38 +26,43 @@ class LinearOp final : public LogprobsOp {
         weight_scale_(context.options.logit_scale / std::sqrt(static_cast<double>(hidden_))),
         tokens_(context.tokens_in_order()),
         layer_({count(), hidden_, true, true, context.problem.filter.temperature,
-                context.options.threads},
-               vocab(), tp()),
+                context.options.threads, 0, 0, context.backend.linear_ops()},
+               vocab(), tp(), &tp_arrays()),
         first_(layer_.first_row(context.grid.tp_rank())),
-        x_(layer_.rows(), hidden_, context.problem.type),
-        weight_(columns(), hidden_, context.problem.type),
+        x_(layer_.rows(), hidden_, context.problem.type, space()),
+        weight_(columns(), hidden_, context.problem.type, space()),
         logprob_(count()),
         entropy_(count()),
-        d_x_(layer_.rows() * hidden_),
-        d_weight_(columns() * hidden_) {
+        d_x_(layer_.rows() * hidden_, space()),
+        d_weight_(columns() * hidden_, space()) {
     context.release();
     for (const int64_t token : tokens_) {
       targets_.push_back(context.inputs.target(token));
       d_logprob_.push_back(context.inputs.gradient(token, 0));
       d_entropy_.push_back(context.inputs.gradient(token, 1));
     }
-    for (int64_t r = 0; r < x_.ref().rows; ++r)
-      store(x_.ref(), r, hidden_row(tokens_[static_cast<size_t>(first_ + r)]));
-    for (int64_t c = 0; c < columns(); ++c) store(weight_.ref(), c, weight_row(first_column() + c));
+    fill_rows(x_.ref(), stream(), [&](int64_t r, std::span<float> to) {
+      std::ranges::copy(hidden_row(tokens_[static_cast<size_t>(first_ + r)]), to.begin());
+    });
+    fill_rows(weight_.ref(), stream(), [&](int64_t c, std::span<float> to) {
+      std::ranges::copy(weight_row(first_column() + c), to.begin());
+    });
   }
 
   void start() override {
     forward_ = [this] {
-      layer_.forward(x_.ref(), weight_.ref(), targets_, stream_, logprob_.span(), entropy_.span());
+      layer_.forward(x_.ref(), weight_.ref(), targets_, stream(), logprob_.span(), entropy_.span());
     };
     backward_ = [this] {
-      layer_.backward(x_.ref(), weight_.ref(), targets_, d_logprob_, d_entropy_, stream_,
+      layer_.backward(x_.ref(), weight_.ref(), targets_, d_logprob_, d_entropy_, stream(),
                       d_x_.matrix(layer_.rows(), hidden_), d_weight_.matrix(columns(), hidden_));
     };
   }
   void poison() override {
-    for (Buffer<float>* results : {&logprob_, &entropy_, &d_x_, &d_weight_})
+    for (Buffer<float>* results : {&logprob_, &entropy_})
       std::ranges::fill(results->span(), not_a_number);
+    for (Buffer<float>* results : {&d_x_, &d_weight_})
+      stream().fill(results->data(), std::byte{0xff}, results->span().size_bytes());
   }
   /// Own hidden states to everybody, then records; parts of d_x to those whose rows they are.
   std::optional<SentTraffic> expected(Pass pass) const override {
@@ -91,15 +96,6 @@ class LinearOp final : public LogprobsOp {
  private:
   int64_t count() const { return std::ssize(tokens_); }
   double temperature() const { return c_.problem.filter.temperature; }
-  static void store(MatrixRef to, int64_t row, const std::vector<float>& from) {
-    for (int64_t i = 0; i < to.cols; ++i) {
-      const float value = from[static_cast<size_t>(i)];
-      if (to.type == DType::f32)
-        to.as<float>()(row, i) = value;
-      else
-        to.as<bf16>()(row, i) = to_bf16(value);
-    }
-  }
   /// A row of made-up numbers that the type of the run holds exactly.
   std::vector<float> row_of(TokenTensor tensor, int64_t index, double scale) const {
     std::vector<float> row(static_cast<size_t>(hidden_));
@@ -150,8 +146,11 @@ class LinearOp final : public LogprobsOp {
   /// The rms of logits over the temperature.
   double logit_size() const { return c_.options.logit_scale / temperature(); }
   double score_tolerance() const { return linear_logprob_tolerance(hidden_, logit_size()); }
+  /// On a device, gradients of logits of bf16 factors are rounded to bf16 themselves.
   double gradient_tolerance(int64_t terms) const {
-    return linear_gradient_tolerance(hidden_, terms, logit_size());
+    const double exact = linear_gradient_tolerance(hidden_, terms, logit_size());
+    const bool rounded = space() == MemorySpace::device && c_.problem.type == DType::bf16;
+    return rounded ? exact + logit_gradient_tolerance(DType::bf16) : exact;
   }
 
   void verify_scores(const std::string& label, Verification& checks) {
@@ -216,7 +215,8 @@ class LinearOp final : public LogprobsOp {
       }
     });
     for (size_t s = 0; s < some.size(); ++s)
-      add_row(check, d_x_.data() + (some[s] - first_) * hidden_, want[s], squares[s],
+      add_row(check, host_row(d_x_.matrix(layer_.rows(), hidden_), some[s] - first_), want[s],
+              squares[s],
               [&] { return fmt::format("token {}", tokens_[static_cast<size_t>(some[s])]); });
   }
 
@@ -249,19 +249,19 @@ class LinearOp final : public LogprobsOp {
       }
     }
     for (size_t s = 0; s < some.size(); ++s)
-      add_row(check, d_weight_.data() + some[s] * hidden_, want[s], squares[s],
+      add_row(check, host_row(d_weight_.matrix(columns(), hidden_), some[s]), want[s], squares[s],
               [&] { return fmt::format("column {}", first_column() + some[s]); });
   }
   /// Compares a row of a gradient; `squares` are those of the terms of each element.
   template <class Where>
-  static void add_row(Check& check, const float* got, const std::vector<double>& want,
+  static void add_row(Check& check, ConstMatrixRef got, const std::vector<double>& want,
                       const std::vector<double>& squares, Where where) {
     const double mean =
         std::accumulate(squares.begin(), squares.end(), 0.0) / static_cast<double>(squares.size());
     const double scale = error_scale(want, std::sqrt(mean));
     for (size_t d = 0; d < want.size(); ++d)
       check.add(
-          static_cast<double>(got[d]), want[d],
+          static_cast<double>(got.at(0, static_cast<int64_t>(d))), want[d],
           [&] { return fmt::format("{} element {}", where(), d); }, scale);
   }
   /// Of the exponentials of token i's logits over the temperature.

@@ -58,10 +58,10 @@ class PackedOp final : public LogprobsOp {
   }
 
   void start() override {
-    const ScoreOptions options{1, false, temperature(), c_.options.threads};
+    const ScoreOptions options{1, false, temperature(), c_.options.threads, kernels()};
     auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(), options, tp());
     forward_ = [this, scores] {
-      scores->forward(rows_.logits(), targets_, stream_, logprob_.span(), {});
+      scores->forward(rows_.logits(), targets_, stream(), logprob_.span(), {});
       predictions_ = gather_predictions(packed_.layout, shape(), logprob_.span(), c_.grid.cp());
     };
     backward_ = [this, scores] {
@@ -180,7 +180,7 @@ class PackedOp final : public LogprobsOp {
       terms.ids = std::span(&id, 1);
       terms.weights = std::span(&weight, 1);
       add_gradient_row(
-          check, rows_.d_logits(), r, first_column(),
+          check, host_row(rows_.d_logits(), r), 0, first_column(),
           score_gradient_reference(row, std::span(&id, 1), std::span(&g, 1), 0, temperature()),
           terms.scales(), token);
     }
@@ -188,7 +188,8 @@ class PackedOp final : public LogprobsOp {
         scales(nothing.size(), 1);
     for (int64_t r = 0; r < rows_.rows(); ++r)
       if (rows_.tokens()[static_cast<size_t>(r)] < 0)
-        add_gradient_row(check, rows_.d_logits(), r, first_column(), nothing, scales, -1);
+        add_gradient_row(check, host_row(rows_.d_logits(), r), 0, first_column(), nothing, scales,
+                         -1);
     if (rows_.rows() * columns() == 0) check.add_nothing();
   }
 

@@ -22,17 +22,17 @@ class SoftmaxOp final : public LogprobsOp {
       : LogprobsOp(context, false),
         exponentiate_(exponentiate),
         rows_(context.in_order()),
-        out_(rows_.rows(), columns(), context.problem.type) {}
+        out_(rows_.rows(), columns(), context.problem.type, space()) {}
 
   void start() override {
-    const ScoreOptions options{0, false, c_.problem.filter.temperature, c_.options.threads};
+    const ScoreOptions options{0, false, temperature(), c_.options.threads, kernels()};
     scores_ = std::make_unique<VocabScores>(rows_.rows(), vocab(), options, tp());
     forward_ = [this] {
-      scores_->forward(rows_.logits(), {}, stream_, {}, {});
+      scores_->forward(rows_.logits(), {}, stream(), {}, {});
       scores_->write_log_softmax(rows_.logits(), exponentiate_, out_.ref());
     };
   }
-  void poison() override { std::ranges::fill(out_.bytes(), std::byte{0xff}); }
+  void poison() override { out_.poison(stream()); }
   std::optional<SentTraffic> expected(Pass) const override {
     return all_gather_of(tp(), 8 * rows_.rows());
   }
@@ -48,12 +48,13 @@ class SoftmaxOp final : public LogprobsOp {
         scales.push_back(scale(logprob));
         if (exponentiate_) logprob = std::exp(logprob);
       }
+      const ConstMatrixRef got = host_row(out_.ref(), r);
       for (int64_t c = 0; c < columns(); ++c) {
         const bool padding = c >= valid_columns();
         const auto id = static_cast<size_t>(first_column() + c);
         const double nothing = exponentiate_ ? 0 : -std::numeric_limits<double>::infinity();
         check.add(
-            static_cast<double>(out_.ref().at(r, c)), padding ? nothing : want[id],
+            static_cast<double>(got.at(0, c)), padding ? nothing : want[id],
             [&] { return fmt::format("token {} column {}", token, id); }, padding ? 1 : scales[id]);
       }
     }
@@ -144,10 +145,10 @@ class ScoreOp final : public LogprobsOp {
 
  private:
   void start_ours() {
-    const ScoreOptions options{picks_, entropy_, temperature(), c_.options.threads};
+    const ScoreOptions options{picks_, entropy_, temperature(), c_.options.threads, kernels()};
     auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(), options, tp());
     forward_ = [this, scores] {
-      scores->forward(rows_.logits(), ids_, stream_, logprob_.span(), entropies_.span());
+      scores->forward(rows_.logits(), ids_, stream(), logprob_.span(), entropies_.span());
     };
     backward_ = [this, scores] {
       scores->backward(rows_.logits(), ids_, d_logprob_.span(), d_entropy_, rows_.d_logits());
@@ -157,9 +158,9 @@ class ScoreOp final : public LogprobsOp {
     const upstream::Shape shape{rows_.rows(), vocab(), c_.options.chunk, c_.options.threads};
     if (entropy_) {
       auto theirs = std::make_shared<upstream::Entropy>(shape, tp());
-      forward_ = [this, theirs] { theirs->forward(rows_.logits(), stream_, entropies_.span()); };
+      forward_ = [this, theirs] { theirs->forward(rows_.logits(), stream(), entropies_.span()); };
       backward_ = [this, theirs] {
-        theirs->backward(rows_.logits(), d_entropy_, stream_, rows_.d_logits());
+        theirs->backward(rows_.logits(), d_entropy_, stream(), rows_.d_logits());
       };
     } else if (gathers_) {
       start_with_ids(std::make_shared<upstream::GatherLogprob>(shape, picks_, tp()));
@@ -169,9 +170,9 @@ class ScoreOp final : public LogprobsOp {
   }
   template <class Theirs>
   void start_with_ids(std::shared_ptr<Theirs> theirs) {
-    forward_ = [this, theirs] { theirs->forward(rows_.logits(), ids_, stream_, logprob_.span()); };
+    forward_ = [this, theirs] { theirs->forward(rows_.logits(), ids_, stream(), logprob_.span()); };
     backward_ = [this, theirs] {
-      theirs->backward(rows_.logits(), ids_, d_logprob_.span(), stream_, rows_.d_logits());
+      theirs->backward(rows_.logits(), ids_, d_logprob_.span(), stream(), rows_.d_logits());
     };
   }
   /// Two all-reduces of a number a token for a log-softmax, one more for values.
@@ -250,7 +251,8 @@ class ScoreOp final : public LogprobsOp {
       const std::vector<double> want =
           reference() == nullptr ? score_gradient_reference(row, ids_of(r), g, h, temperature())
                                  : stored_gradient(token);
-      add_gradient_row(check, rows_.d_logits(), r, first_column(), want, terms.scales(), token);
+      add_gradient_row(check, host_row(rows_.d_logits(), r), 0, first_column(), want,
+                       terms.scales(), token);
     }
   }
   /// Gradients of both scores add up.

@@ -32,12 +32,13 @@ class TopKOp final : public LogprobsOp {
       const upstream::Shape shape{rows_.rows(), vocab(), c_.options.chunk, c_.options.threads};
       auto theirs = std::make_shared<upstream::TopK>(shape, k_, tp());
       forward_ = [this, theirs] {
-        theirs->run(rows_.logits(), stream_, values_.span(), ids_.span());
+        theirs->run(rows_.logits(), stream(), values_.span(), ids_.span());
       };
       return;
     }
-    auto ours = std::make_shared<VocabTopK>(rows_.rows(), vocab(), k_, c_.options.threads, tp());
-    forward_ = [this, ours] { ours->run(rows_.logits(), stream_, values_.span(), ids_.span()); };
+    auto ours =
+        std::make_shared<VocabTopK>(rows_.rows(), vocab(), k_, c_.options.threads, tp(), kernels());
+    forward_ = [this, ours] { ours->run(rows_.logits(), stream(), values_.span(), ids_.span()); };
   }
   void poison() override {
     std::ranges::fill(values_.span(), not_a_number);
@@ -109,18 +110,18 @@ class FilteredOp final : public LogprobsOp {
       const upstream::Shape shape{rows_.rows(), vocab(), 0, c_.options.threads};
       auto theirs = std::make_shared<upstream::FilteredLogprob>(shape, filter, tp());
       forward_ = [this, theirs] {
-        theirs->forward(rows_.logits(), rows_.targets(), stream_, logprob_.span());
+        theirs->forward(rows_.logits(), rows_.targets(), stream(), logprob_.span());
       };
       backward_ = [this, theirs] {
-        theirs->backward(rows_.targets(), d_logprob_, stream_, rows_.d_logits());
+        theirs->backward(rows_.targets(), d_logprob_, stream(), rows_.d_logits());
       };
       return;
     }
-    const FilterOptions options{filter, c_.options.list_length, c_.options.threads};
+    const FilterOptions options{filter, c_.options.list_length, c_.options.threads, kernels()};
     auto ours =
         std::make_shared<FilteredScores>(rows_.rows(), vocab(), c_.problem.type, options, tp());
     forward_ = [this, ours] {
-      ours->forward(rows_.logits(), rows_.targets(), stream_, logprob_.span());
+      ours->forward(rows_.logits(), rows_.targets(), stream(), logprob_.span());
       by_digits_ = ours->rows_by_digits();
     };
     backward_ = [this, ours] {
@@ -255,7 +256,8 @@ class FilteredOp final : public LogprobsOp {
     if (reference() != nullptr)
       std::copy_n(reference()->d_filtered_logprob.begin() + token * std::ssize(want), want.size(),
                   want.begin());
-    add_gradient_row(check, rows_.d_logits(), r, first_column(), want, terms.scales(), token);
+    add_gradient_row(check, host_row(rows_.d_logits(), r), 0, first_column(), want, terms.scales(),
+                     token);
   }
 
   LogprobsRows& rows_;
@@ -269,19 +271,19 @@ class ExchangeOp final : public LogprobsOp {
   explicit ExchangeOp(LogprobsContext& context)
       : LogprobsOp(context, false),
         rows_(context.in_order()),
-        exchange_(rows_.rows(), vocab(), context.problem.type, tp()),
-        by_rows_(exchange_.rows(), vocab().padded(), context.problem.type) {}
+        exchange_(rows_.rows(), vocab(), context.problem.type, tp(), &tp_arrays()),
+        by_rows_(exchange_.rows(), vocab().padded(), context.problem.type, space()) {}
 
   void start() override {
-    forward_ = [this] { exchange_.to_sequence(rows_.logits(), stream_, by_rows_.ref()); };
-    backward_ = [this] { exchange_.to_vocab(by_rows_.ref(), stream_, rows_.d_logits()); };
+    forward_ = [this] { exchange_.to_sequence(rows_.logits(), stream(), by_rows_.ref()); };
+    backward_ = [this] { exchange_.to_vocab(by_rows_.ref(), stream(), rows_.d_logits()); };
   }
   void prepare_backward() override {
     rows_.prepare_gradient();
     rows_.clobber();  // what is to come back must not be there already
   }
   void restore() override { rows_.restore(); }
-  void poison() override { std::ranges::fill(by_rows_.bytes(), std::byte{0xff}); }
+  void poison() override { by_rows_.poison(stream()); }
   std::optional<SentTraffic> expected(Pass pass) const override {
     SentTraffic sent;
     const int me = c_.grid.tp_rank();
@@ -311,15 +313,16 @@ class ExchangeOp final : public LogprobsOp {
     for (const int64_t r : sample(tokens)) {
       const auto token = tokens.subspan(static_cast<size_t>(r), 1);
       fill_logits(c_.inputs, TokenTensor::logits, token, first_id, want.ref());
+      const ConstMatrixRef row = host_row(got, r);
       for (int64_t c = 0; c < got.cols; ++c)
-        check.add(static_cast<double>(bits(got, r, c)), static_cast<double>(bits(want.ref(), 0, c)),
+        check.add(static_cast<double>(bits(row, 0, c)), static_cast<double>(bits(want.ref(), 0, c)),
                   [&] { return fmt::format("token {} column {}", token[0], first_id + c); });
     }
     if (got.rows * got.cols == 0) check.add_nothing();
   }
 
  private:
-  static uint32_t bits(MatrixRef m, int64_t row, int64_t col) {
+  static uint32_t bits(ConstMatrixRef m, int64_t row, int64_t col) {
     return m.type == DType::f32 ? std::bit_cast<uint32_t>(m.as<float>()(row, col))
                                 : uint32_t{m.as<bf16>()(row, col).bits};
   }

@@ -54,10 +54,10 @@ class RawGatherOp final : public PicksOp {
  public:
   using PicksOp::PicksOp;
   void start() override {
-    auto gathered =
-        std::make_shared<GatheredLogits>(rows_.rows(), vocab(), picks_, c_.options.threads, tp());
+    auto gathered = std::make_shared<GatheredLogits>(rows_.rows(), vocab(), picks_,
+                                                     c_.options.threads, tp(), kernels());
     forward_ = [this, gathered] {
-      gathered->forward(rows_.logits(), rows_.ids(), stream_, values_.span());
+      gathered->forward(rows_.logits(), rows_.ids(), stream(), values_.span());
     };
     backward_ = [this, gathered] {
       gathered->backward(rows_.ids(), d_values_.span(), rows_.d_logits());
@@ -89,7 +89,8 @@ class RawGatherOp final : public PicksOp {
       }
       if (forward) continue;
       const RowGradientTerms terms{std::vector<double>(row.size(), -HUGE_VAL), 0, 0, ids_of(r), g};
-      add_gradient_row(check, rows_.d_logits(), r, first_column(), want, terms.scales(), token(r));
+      add_gradient_row(check, host_row(rows_.d_logits(), r), 0, first_column(), want,
+                       terms.scales(), token(r));
     }
     if (forward) check_same_bits(label, values_.span(), tp(), checks);
   }
@@ -109,10 +110,11 @@ class DistillationOp final : public PicksOp {
     if (!renormalised) d_entropy_ = rows_.gradients(1);
   }
   void start() override {
-    const DistillationOptions options{picks_, renormalised_, !renormalised_, c_.options.threads};
+    const DistillationOptions options{picks_, renormalised_, !renormalised_, c_.options.threads,
+                                      kernels()};
     auto scores = std::make_shared<DistillationScores>(rows_.rows(), vocab(), options, tp());
     forward_ = [this, scores] {
-      scores->forward(rows_.logits(), teacher_logits_.span(), rows_.ids(), stream_, values_.span(),
+      scores->forward(rows_.logits(), teacher_logits_.span(), rows_.ids(), stream(), values_.span(),
                       teacher_.span(), entropy_.span());
     };
     backward_ = [this, scores] {
@@ -187,7 +189,7 @@ class DistillationOp final : public PicksOp {
         }
       }
       terms.weights = weights;
-      add_gradient_row(check, rows_.d_logits(), r, first_column(),
+      add_gradient_row(check, host_row(rows_.d_logits(), r), 0, first_column(),
                        distillation_gradient_reference(row, ids_of(r), g, h, renormalised_),
                        terms.scales(), token(r));
     }
@@ -212,13 +214,14 @@ class SoftCrossEntropyOp final : public LogprobsOp {
       const upstream::Shape shape{rows_.rows(), vocab(), 0, c_.options.threads};
       auto theirs = std::make_shared<upstream::SoftCrossEntropy>(shape, tp());
       forward_ = [this, theirs] {
-        theirs->forward(rows_.logits(), teacher_, stream_, values_.span());
+        theirs->forward(rows_.logits(), teacher_, stream(), values_.span());
       };
       backward_ = [this, theirs] { theirs->backward(d_values_, rows_.d_logits()); };
       return;
     }
-    auto ours = std::make_shared<SoftCrossEntropy>(rows_.rows(), vocab(), c_.options.threads, tp());
-    forward_ = [this, ours] { ours->forward(rows_.logits(), teacher_, stream_, values_.span()); };
+    auto ours = std::make_shared<SoftCrossEntropy>(rows_.rows(), vocab(), c_.options.threads, tp(),
+                                                   kernels());
+    forward_ = [this, ours] { ours->forward(rows_.logits(), teacher_, stream(), values_.span()); };
     backward_ = [this, ours] {
       ours->backward(rows_.logits(), teacher_, d_values_, rows_.d_logits());
     };
@@ -278,7 +281,7 @@ class SoftCrossEntropyOp final : public LogprobsOp {
     for (size_t v = 0; v < want.size(); ++v)
       scales.push_back(logit_gradient_scale(log_q[v], g, 0, 0) +
                        logit_gradient_scale(log_p[v], g, 0, 0));
-    add_gradient_row(check, rows_.d_logits(), r, first_column(), want, scales, token);
+    add_gradient_row(check, host_row(rows_.d_logits(), r), 0, first_column(), want, scales, token);
   }
 
   LogprobsRows& rows_;

@@ -82,6 +82,7 @@ void declare_run(CLI::App& app, LogprobsOptions& o) {
   add_choice_option(app, {"--method", "Ours, or NeMo RL's algorithm where there is one, or both"},
                     o.method, {"gyre", "upstream", "all"});
   add_flag(app, {"--list", "Show operations and layouts, and stop"}, o.list);
+  declare_backend_options(app, o.backend);
   add_option(app, {"--tp", "Ranks that share the vocabulary; 0: what --cp leaves"}, o.tp, 0);
   add_option(app, {"--cp", "Ranks that share the tokens; 0: what --tp leaves"}, o.cp, 0);
   add_choice_option(app, {"--layout", "Packed sequences: who owns which slots"}, o.layout,
@@ -228,6 +229,13 @@ void check_run(const LogprobsOptions& o, int ranks, Problems& problems) {
                  grid_hint(o, ranks));
   else
     check_columns(o, problems);
+  if (o.backend.on_gpu() && o.wants_method("upstream"))
+    problems.add(
+        "--method {} runs NeMo RL's algorithm, which is here for --backend cpu alone; with "
+        "--backend cuda the nearest is --method gyre",
+        o.method);
+  if (o.backend.on_gpu() && o.threads > 1)
+    problems.add("--threads {} are of a CPU; with --backend cuda the nearest is 1", o.threads);
   if (o.chunk != 0 && !o.wants_method("upstream"))
     problems.add("--chunk {} goes with --method upstream or all", o.chunk);
   if (o.stripe != 1 && o.layout != "striped")

@@ -8,6 +8,7 @@
 #include "comm/process_grid.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/vocab_partition.hpp"
+#include "report/backend.hpp"
 #include "report/options.hpp"
 #include "report/sweep.hpp"
 #include "sharding/layouts.hpp"
@@ -26,6 +27,7 @@ struct LogprobsOptions {
   double factor = 2, temperature = 1, top_p = 0.9, logit_scale = 1, peak_height = 12,
          zero_fraction = 0, tol_scale = 1;
   bool in_place = true, list = false;
+  BackendOptions backend;
 
   DType type() const { return dtype == "bf16" ? DType::bf16 : DType::f32; }
   SamplingFilter filter() const { return {top_k, top_p, temperature}; }

@@ -129,6 +129,12 @@ std::string rates_text(const MachineRates& rates) {
   const auto text = [](double rate, const char* unit) {
     return rate > 0 ? si_text(rate, unit) : std::string("n/a");
   };
+  if (rates.fill > 0)
+    return fmt::format(
+        "# a rank's GPU memory, all ranks at once, arrays of {}: fill {}, copy {} (read and "
+        "written); shares are of these\n",
+        si_text(static_cast<double>(rates.array_bytes), "B"), text(rates.fill, "B/s"),
+        text(rates.copy, "B/s"));
   return fmt::format(
       "# a rank's memory, all ranks at once, arrays of {}: read {}, update in place {}, copy {}; "
       "f32 FMAs {}\n",
@@ -137,7 +143,7 @@ std::string rates_text(const MachineRates& rates) {
 }
 
 std::string smallness_text(const MachineRates& rates, int64_t tokens) {
-  if (rates.read > 0 || tokens == 0) return "";
+  if (rates.copy > 0 || tokens == 0) return "";
   return fmt::format(
       "# note: {} tokens are {} of logits a rank: times are those of starting calls and of "
       "messages, and say nothing about memory\n",

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "comm/agree.hpp"
+#include "logprobs/fused_linear_cuda.hpp"
 #include "report/explain.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/peak.hpp"
@@ -20,10 +21,18 @@ SentTraffic operator-(const SentTraffic& a, const SentTraffic& b) {
   return {a.messages - b.messages, a.bytes - b.bytes};
 }
 
-/// What this rank has sent so far inside the grid's groups.
-SentTraffic sent_so_far(ProcessGrid& grid) {
-  const Traffic &tp = grid.tp().traffic(), &cp = grid.cp().traffic();
-  return {tp.messages + cp.messages, tp.bytes_sent + cp.bytes_sent};
+/// What this rank has sent so far inside the groups of the grids.
+SentTraffic sent_so_far(LogprobsBackend& backend) {
+  SentTraffic sent;
+  const auto add = [&](ProcessGrid& grid) {
+    for (const Communicator* group : {&grid.tp(), &grid.cp()}) {
+      sent.messages += group->traffic().messages;
+      sent.bytes += group->traffic().bytes_sent;
+    }
+  };
+  add(backend.grid());
+  if (&backend.arrays() != &backend.grid()) add(backend.arrays());
+  return sent;
 }
 
 /// One operation in one direction.
@@ -60,15 +69,17 @@ class Measurement {
     if (first || poisoned) op_.run(Pass::forward);
     op_.prepare_backward();
   }
-  /// From a barrier.
+  /// From a barrier, behind which nothing is left to do, until all that was submitted is done.
   double once() {
-    HostStream stream;
+    Stream& stream = c_.backend.stream();
+    stream.synchronize();
     c_.grid.world().barrier(stream, "before a call")->wait();
-    const SentTraffic before = sent_so_far(c_.grid);
+    const SentTraffic before = sent_so_far(c_.backend);
     const Stopwatch watch;
     op_.run(pass_);
+    stream.synchronize();
     const double ms = 1e3 * watch.seconds();
-    const SentTraffic now = sent_so_far(c_.grid) - before;
+    const SentTraffic now = sent_so_far(c_.backend) - before;
     if (c_.options.check != "none") count(now);
     sent_ = now;
     return ms;
@@ -100,9 +111,13 @@ class Measurement {
 double limit_of(const LogprobsRow& row, const MachineRates& rates, bool in_place) {
   if (!std::isnan(row.flops)) return rates.flops;
   const bool copies = row.op == "exchange" || row.op == "softmax" || row.op == "log-softmax";
+  const double read = rates.read > 0 ? rates.read : rates.copy;  // of a GPU: copies alone
+  const double update = rates.update > 0 ? rates.update : rates.copy;
   if (copies) return rates.copy;
-  if (row.pass == Pass::forward) return rates.read;
-  return in_place ? rates.update : rates.copy;
+  if (row.pass == Pass::forward) return read;
+  const bool writes_only = row.op == "raw-gather" || row.op == "distill-renormalised";
+  if (writes_only && rates.fill > 0) return rates.fill;
+  return in_place ? update : rates.copy;
 }
 
 int64_t largest(Communicator& world, int64_t mine) {
@@ -154,6 +169,47 @@ double LogprobsRow::share_of_limit() const {
   return amount / (1e-3 * time_ms.median) / limit;
 }
 
+namespace {
+
+/// Bytes a second of the fastest of some runs of `submit`, which moves `bytes`.
+template <class Submit>
+double device_rate(Stream& stream, int64_t bytes, Submit submit) {
+  double fastest = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 10; ++i) {
+    const MarkPtr begin = stream.mark();
+    submit();
+    const MarkPtr end = stream.mark();
+    stream.synchronize();
+    fastest = std::min(fastest, end->seconds() - begin->seconds());
+  }
+  return fastest > 0 ? static_cast<double>(bytes) / fastest : 0;
+}
+
+}  // namespace
+
+MachineRates measure_rates(int64_t bytes, int threads, Communicator& world, Stream& stream) {
+  if (stream.space() == MemorySpace::host) return measure_rates(bytes, threads, world);
+  constexpr int64_t most = int64_t{1} << 29, line = 512;
+  MachineRates rates;
+  rates.array_bytes = round_up(std::min(largest(world, bytes), most), 2 * line);
+  if (rates.array_bytes < least_measured_bytes) return rates;
+  Buffer<std::byte> array(rates.array_bytes, MemorySpace::device);
+  const int64_t half = array.size() / 2;
+  const auto slowest = [&](double rate) { return all_reduce_value(world, rate, ReduceOp::min); };
+  world.barrier(stream, "before measuring memory")->wait();
+  const auto fill = [&] {
+    stream.fill(array.data(), std::byte{0}, static_cast<size_t>(array.size()));
+  };
+  const auto copy = [&] {
+    stream.copy(array.data() + half, array.data(), static_cast<size_t>(half));
+  };
+  const double filled = device_rate(stream, array.size(), fill);
+  const double copied = device_rate(stream, 2 * half, copy);
+  rates.fill = slowest(filled);
+  rates.copy = slowest(copied);
+  return rates;
+}
+
 MachineRates measure_rates(int64_t bytes, int threads, Communicator& world) {
   constexpr int64_t most = int64_t{1} << 26, line = 64;
   MachineRates mine;
@@ -186,9 +242,14 @@ int64_t needed_bytes(const LogprobsOperation& operation, bool upstream, const Lo
              element = static_cast<double>(size_of(problem.type));
   // A few arrays of a number or of `picks` a token, and their copies from all ranks.
   const double small = tokens * (40 + 24 * picks + 8 * o.tp * (1 + picks));
-  if (operation.name == "fused-linear")
-    return static_cast<int64_t>(small + tokens * hidden * (3 * element + 12) +
+  if (operation.name == "fused-linear") {
+    const double tile = o.backend.on_gpu()
+                            ? 6 * std::min(tokens, static_cast<double>(usual_cuda_tile.rows)) *
+                                  std::min(columns, static_cast<double>(usual_cuda_tile.columns))
+                            : 0;
+    return static_cast<int64_t>(small + tile + tokens * hidden * (3 * element + 12) +
                                 columns * hidden * (element + 4));
+  }
   const double second = operation.backward && o.pass != "fwd" ? 1 : 0;
   double matrix = element * (1 + second + operation.typed_matrices);
   if (upstream) matrix += 4 * operation.upstream_matrices;

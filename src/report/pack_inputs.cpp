@@ -9,6 +9,10 @@
 #include "comm/agree.hpp"
 #include "sharding/encoder_work.hpp"
 
+#ifdef GYRE_WITH_CUDA
+#include "report/cuda_packing.hpp"
+#endif
+
 namespace gyre {
 namespace {
 
@@ -207,11 +211,12 @@ ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t
 }
 
 ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp, int tp,
-                       Communicator& world, Verification& checks) {
+                       Communicator& world, Verification& checks, Backend* backend) {
+  const bool on_gpu = backend != nullptr && backend->on_gpu();
   const SalmOptions options{batch.pad_id, batch.placeholder_id, cp, tp, TpRounding::per_rank};
   ConvertedBatch converted;
   const std::vector<std::vector<float>> frames =
-      encode_and_compare(batch, world, checks, converted.notes);
+      encode_and_compare(batch, on_gpu ? backend->host_side() : world, checks, converted.notes);
   run_on_file(world, file, [&] {
     std::vector<MatrixView<const float>> audio;
     for (const std::vector<float>& item : frames)
@@ -229,6 +234,14 @@ ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp,
     converted.slots.labels = narrow(packed.labels);
     converted.slots.positions = narrow(packed.positions);
     measure(converted, "salm");
+#ifdef GYRE_WITH_CUDA
+    if (!on_gpu) return;
+    std::vector<float> rows = batch.embeddings;
+    for (const std::vector<float>& item : frames) append(rows, item);
+    converted.device_slots = converted.slots;
+    converted.device_slots->embeddings =
+        gather_rows_on_device(rows, packed.sources, batch.hidden, backend->stream());
+#endif
   });
   return converted;
 }

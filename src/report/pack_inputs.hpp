@@ -2,11 +2,13 @@
 // Packed streams out of the batches that gyre-pack reads: rectangular rows of segments, and rows of
 // text with audio.
 
+#include <optional>
 #include <string>
 
 #include "io/batch_file.hpp"
 #include "packing/salm.hpp"
 #include "packing/thd.hpp"
+#include "report/backend.hpp"
 #include "report/packing_report.hpp"
 
 namespace gyre {
@@ -15,6 +17,8 @@ namespace gyre {
 struct ConvertedBatch {
   PackedHeader header;  ///< one bin a stream; segments are numbered as documents
   PackedSlots slots;
+  /// The same, as the device of the backend has put them together, where there was something to do.
+  std::optional<PackedSlots> device_slots;
   PackingRow row;
   std::string notes;  ///< "#" lines
 };
@@ -27,8 +31,10 @@ ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t
 
 /// Encodes the audio of `file`, which the ranks of `world` share, and packs rows and frames into
 /// one stream for cp and tp. Encodings are gathered in both ways (padded and ragged); `checks` get
-/// that both are those of a rank alone, and the notes say what each moved. Collective.
+/// that both are those of a rank alone, and the notes say what each moved. With a backend on a GPU
+/// they travel over its communicator, and its device gathers text and frames into slots.
+/// Collective.
 ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp, int tp,
-                       Communicator& world, Verification& checks);
+                       Communicator& world, Verification& checks, Backend* backend = nullptr);
 
 }  // namespace gyre

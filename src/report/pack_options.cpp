@@ -40,6 +40,7 @@ void declare_options(CLI::App& app, PackOptions& o) {
   add_size_option(app, {"--chunks", "gyre/bshd: streams to make of the rows"}, o.chunks, 1);
   add_choice_option(app, {"--tail", "gyre/bshd: what becomes of padding at the end of a row"},
                     o.tail, {"own-segment", "keep", "absorb"});
+  declare_backend_options(app, o.backend);
   add_option(app, {"-n,--iters", "Times to pack"}, o.iterations, 1);
   add_choice_option(app, {"-c,--check", "Verify bins and files, or nothing"}, o.check,
                     {"none", "last"});
@@ -55,6 +56,7 @@ void check_options(const PackOptions& o) {
     problems.add("--output needs one --algorithm, not all");
   if (o.unpack && (o.input.empty() || o.output.empty() || !o.json.empty() || !o.csv.empty()))
     problems.add("--unpack takes --input and --output, and makes no table");
+  if (o.unpack && o.backend.on_gpu()) problems.add("--unpack works on the host: --backend cpu");
   for (const auto& [option, value] : {std::pair{"--cp", o.cp}, {"--dp", o.dp}, {"--tp", o.tp}})
     if (value > most_ranks) problems.add("{} {}: at most {}", option, value, most_ranks);
   problems.throw_if_any("impossible configuration");

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/index.hpp"
+#include "report/backend.hpp"
 #include "report/options.hpp"
 
 namespace gyre {
@@ -15,6 +16,7 @@ struct PackOptions {
   int64_t capacity = 0, min_bins = 0, bin_multiple = 1, seed = 1, max_items = 0, chunks = 1;
   int cp = 1, tp = 1, dp = 1, iterations = 1;
   bool unpack = false;
+  BackendOptions backend;
 
   /// Slots of a segment are a multiple of this.
   int64_t multiple() const { return cp > 1 ? 2 * cp : 1; }

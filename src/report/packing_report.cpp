@@ -168,10 +168,12 @@ void check_bins(std::span<const Bin> bins, std::span<const int64_t> lengths, int
 
 void write_checked(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
                    int64_t first, int64_t last, Communicator& world, bool check,
-                   Verification& checks) {
+                   Verification& checks, const PackedSlots* expected) {
   OutputFile output(world, path);
   fill_packed(output, header, mine);
-  if (check) check_packed_file(output.temporary_path(), header, mine, first, last, world, checks);
+  if (check)
+    check_packed_file(output.temporary_path(), header, expected == nullptr ? mine : *expected,
+                      first, last, world, checks);
   if (checks.empty() || checks.passed()) output.commit();
 }
 

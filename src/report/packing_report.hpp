@@ -58,10 +58,11 @@ std::string packer_help();
 
 /// Writes the packed file `path` from every rank's slots, `mine` being those of bins [first, last).
 /// With `check`, it is read back first, and `checks` get that its tables are those of `header` and
-/// its slots those written; the file appears only when they are. Collective.
+/// its slots those written, or those `expected` where a device made what is written; the file
+/// appears only when they are. Collective.
 void write_checked(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
                    int64_t first, int64_t last, Communicator& world, bool check,
-                   Verification& checks);
+                   Verification& checks, const PackedSlots* expected = nullptr);
 
 /// Adds the row to the results, with the measured times, and its figures of merit.
 void add_row(RunReport& report, const PackingRow& row, const std::vector<double>& samples_ms);

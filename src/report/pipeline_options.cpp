@@ -97,6 +97,7 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
                     names_of(schedules()));
   add_option(app, {"--inner", "Ranks of an inner group of all-to-all-ring; 0: it chooses"}, o.inner,
              0);
+  declare_backend_options(app, o.backend);
   add_option(app, {"-n,--iters", "Timed passes over all documents"}, o.iterations, 1);
   add_option(app, {"-w,--warmup", "Passes before them"}, o.warmup, 0);
   add_choice_option(app, {"-c,--check", "Verify the last pass, or nothing"}, o.check,

@@ -5,6 +5,7 @@
 
 #include "io/documents.hpp"
 #include "model/scoring.hpp"
+#include "report/backend.hpp"
 #include "report/options.hpp"
 
 namespace gyre {
@@ -17,6 +18,7 @@ struct PipelineOptions {
   int64_t bin = 0, chunk = 0, stripe = 1, check_tokens = 4096;
   double tol_scale = 1;
   bool dry_run = false;
+  BackendOptions backend;
 
   /// The setup for a run of `ranks` ranks.
   ScoringSetup setup(int ranks) const;

@@ -9,6 +9,10 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <map>
+#include <utility>
+
+#include "comm/cuda_device.hpp"
+#include "comm/nccl_version.hpp"
 
 namespace gyre {
 namespace {
@@ -61,6 +65,22 @@ std::string launcher() {
   if (!variable("SLURM_STEP_ID").empty()) return "srun";
   if (!variable("PMI_SIZE").empty()) return "pmi";
   return "none";
+}
+
+/// Version of the library that is loaded, "no" without one.
+std::string cuda_library() {
+#ifdef GYRE_WITH_CUDA
+  return cuda_version();
+#else
+  return "no";
+#endif
+}
+std::string nccl_library() {
+#ifdef GYRE_WITH_NCCL
+  return nccl_version();
+#else
+  return "no";
+#endif
 }
 
 bool built_with_sanitizer() {
@@ -150,12 +170,9 @@ RunReport begin_report(const AppContext& context, Fields configuration, const Fi
   report.job = first_set({{"slurm", "SLURM_JOB_ID"}, {"pbs", "PBS_JOBID"}, {"lsf", "LSB_JOBID"}});
   for (const PeerProcess& peer : context.mpi.peers())
     report.ranks.push_back({peer.world_rank, peer.host, "cpu"});
-#ifdef GYRE_WITH_CUDA
-  const std::string cuda = "yes";
-#else
-  const std::string cuda = "no";
-#endif
-  report.libraries = {{"mpi", MpiEnvironment::library_version()}, {"cuda", cuda}, {"nccl", cuda}};
+  report.libraries = {{"mpi", MpiEnvironment::library_version()},
+                      {"cuda", cuda_library()},
+                      {"nccl", nccl_library()}};
   for (const auto& library : libraries) {
     const auto same = [&](const auto& field) { return field.first == library.first; };
     const auto known = std::find_if(report.libraries.begin(), report.libraries.end(), same);
@@ -204,6 +221,29 @@ std::string hosts_text(const std::vector<RankInfo>& ranks, size_t most) {
   return text;
 }
 
+std::string devices_text(const std::vector<RankInfo>& ranks, size_t most) {
+  const auto on_cpu = [](const RankInfo& rank) { return rank.device == "cpu"; };
+  if (std::all_of(ranks.begin(), ranks.end(), on_cpu)) return "";
+  std::map<int, const RankInfo*> by_rank;
+  for (const RankInfo& rank : ranks) by_rank[rank.rank] = &rank;
+  const auto hosts = ranks_by_host(ranks);
+  std::string text = "devices (rank:device) ";
+  for (size_t i = 0; i < std::min(most, hosts.size()); ++i) {
+    text += fmt::format("{}{}:", i == 0 ? "" : " | ", hosts[i].first);
+    std::string model;  // named once for the ranks that have the same
+    for (const int rank : hosts[i].second) {
+      const std::string& device = by_rank[rank]->device;
+      const size_t blank = std::min(device.find(' '), device.size());
+      if (!model.empty() && device.substr(blank) != model) text += std::exchange(model, "");
+      model = device.substr(blank);
+      text += fmt::format(" {}:{}", rank, device.substr(0, blank));
+    }
+    text += model;
+  }
+  if (hosts.size() > most) text += fmt::format(" | {} more", hosts.size() - most);
+  return text;
+}
+
 std::string header_text(const RunReport& report) {
   const BuildInfo& build = report.build;
   std::string text = fmt::format("# {} {}  git {} ({})  {}  {}\n", report.program, build.version,
@@ -217,6 +257,8 @@ std::string header_text(const RunReport& report) {
                       count_of(ranks_by_host(report.ranks).size(), "host"), report.launcher,
                       report.job, report.command_line);
   text += fmt::format("# {}\n", hosts_text(report.ranks));
+  if (const std::string devices = devices_text(report.ranks); !devices.empty())
+    text += fmt::format("# {}\n", devices);
   if (!report.environment.empty()) text += fmt::format("# env {}\n", to_text(report.environment));
   text += fmt::format("# config {}\n", to_text(report.configuration));
   for (const InputInfo& input : report.inputs)

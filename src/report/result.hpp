@@ -19,7 +19,8 @@ namespace gyre {
 struct RankInfo {
   int rank = 0;
   std::string host;
-  std::string device;  ///< "cpu", or index and name of the GPU
+  std::string device;            ///< "cpu", or index, name and compute capability of the GPU
+  std::string device_uuid = {};  ///< of the GPU, else ""
 };
 
 struct InputInfo {
@@ -92,6 +93,10 @@ std::string footer_text(const RunReport& report);
 
 /// "hosts node01: 0-3, 8 | node02: 4-7": at most `most` hosts, then how many more.
 std::string hosts_text(const std::vector<RankInfo>& ranks, size_t most = 8);
+
+/// "devices (rank:device) node01: 0:0 1:1 2:0 3:1 NVIDIA H100 (9.0) | node02: ...": what the ranks
+/// of at most `most` hosts compute on, then how many hosts more; "" when all ranks compute on CPUs.
+std::string devices_text(const std::vector<RankInfo>& ranks, size_t most = 8);
 
 /// Variables that may go into a report: what changes how a run behaves, no names, paths or secrets.
 Fields allowed_environment();

@@ -76,8 +76,11 @@ Json run_json(const RunReport& report, const std::string& end) {
 
 Json ranks_json(const RunReport& report) {
   Json ranks = Json::array();
-  for (const RankInfo& rank : report.ranks)
-    ranks.push_back({{"rank", rank.rank}, {"host", rank.host}, {"device", rank.device}});
+  for (const RankInfo& rank : report.ranks) {
+    Json& entry =
+        ranks.emplace_back(Json{{"rank", rank.rank}, {"host", rank.host}, {"device", rank.device}});
+    if (!rank.device_uuid.empty()) entry["device_uuid"] = rank.device_uuid;
+  }
   return ranks;
 }
 

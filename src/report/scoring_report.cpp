@@ -90,12 +90,12 @@ const Table<ScoringRow>& scoring_table() {
   return table;
 }
 
-Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, int iterations,
-                      int warmup) {
+Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Communicator& world,
+                      int iterations, int warmup) {
   HostStream stream;
   Passes passes;
   int pass = -warmup;
-  const bool terminal = grid.world().rank() == 0 && isatty(STDERR_FILENO) == 1;
+  const bool terminal = world.rank() == 0 && isatty(STDERR_FILENO) == 1;
   if (terminal)
     scorer.on_progress([&](int64_t done, int64_t all) {
       fmt::print(stderr, "\r{} {}: bin {} of {} \033[K", pass < 0 ? "warmup" : "pass",
@@ -104,7 +104,7 @@ Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, int i
   const auto sent = [&] { return grid.cp().traffic().bytes_sent + grid.tp().traffic().bytes_sent; };
   for (; pass < iterations; ++pass) {
     const int64_t before = sent();
-    grid.world().barrier(stream, "start of a pass")->wait();
+    world.barrier(stream, "start of a pass")->wait();
     const Stopwatch watch;
     passes.times = scorer.run(decoder);
     if (pass >= 0) passes.milliseconds.push_back(1e3 * watch.seconds());
@@ -112,7 +112,7 @@ Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, int i
   }
   if (terminal) fmt::print(stderr, "\r\033[K");
   scorer.on_progress({});
-  passes.wire_bytes = all_reduce_value(grid.world(), passes.wire_bytes, ReduceOp::sum);
+  passes.wire_bytes = all_reduce_value(world, passes.wire_bytes, ReduceOp::sum);
   return passes;
 }
 

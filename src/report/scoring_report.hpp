@@ -36,10 +36,10 @@ struct Passes {
   DecoderTimes times;                ///< of the last one
   double wire_bytes = 0;             ///< of the last one, all ranks
 };
-/// Runs `warmup` passes, then `iterations` timed ones, each from a barrier. Collective over the
-/// world.
-Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, int iterations,
-                      int warmup);
+/// Runs `warmup` passes, then `iterations` timed ones, each from a barrier. `grid` is the
+/// decoder's. Collective over `world`, all ranks of the grid, a communicator of host memory.
+Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Communicator& world,
+                      int iterations, int warmup);
 
 /// The row of the table, verification left open. Collective over the world.
 ScoringRow make_row(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,

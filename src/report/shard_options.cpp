@@ -36,6 +36,7 @@ void declare_options(CLI::App& app, ShardOptions& o) {
   add_option(app, {"--kv-heads", "Key and value heads, for bytes"}, o.kv_heads, 1);
   add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
   add_choice_option(app, {"-d,--dtype", "Type of keys and values"}, o.dtype, {"f32", "bf16"});
+  declare_backend_options(app, o.backend);
   add_option(app, {"--tflops", "Attention rate of a rank, TFLOP/s, for times"}, o.tflops);
   add_option(app, {"--gbps", "What a rank receives, GB/s, for times"}, o.gbytes_per_s);
   add_size_option(app, {"--bin", "The bin that --svg draws"}, o.bin);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "report/backend.hpp"
 #include "report/options.hpp"
 #include "report/sharding_report.hpp"
 
@@ -16,6 +17,7 @@ struct ShardOptions {
   int64_t capacity = 0, chunk = 0, stripe = 1, bin = 0;
   double tflops = 400, gbytes_per_s = 50;
   bool repad = false;
+  BackendOptions backend;
 
   AttentionShape shape() const {
     return {heads, kv_heads, head_dim, dtype == "f32" ? 4 : 2, tflops, gbytes_per_s};

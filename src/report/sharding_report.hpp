@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "io/shard_file.hpp"
+#include "report/backend.hpp"
 #include "report/result.hpp"
 #include "report/table.hpp"
 #include "sharding/cost.hpp"
@@ -113,15 +114,15 @@ std::string picture_of_bin(const PackedHeader& header, int64_t bin, const std::s
 /// embedding), label and position comes back from the shards of all ranks, bit for bit; pairs are
 /// those of the documents; the keys that ranks need add up. When the run has as many ranks as the
 /// layout, shards are also gathered over the communicator, and the
-/// sharded ids are shifted to the left, as labels are made. Collective; every rank ends with the
-/// same checks.
+/// sharded ids are shifted to the left, as labels are made. A `backend` on a GPU shards, gathers
+/// and shifts there, over its communicator. Collective; every rank ends with the same checks.
 void check_layout(ShardingPlan& plan, const PackedSlots& slots, Communicator& world,
-                  Verification& checks);
+                  Verification& checks, Backend* backend = nullptr);
 
-/// The header of a shards file, and the rows that come from this rank.
+/// The header of a shards file, and the rows that come from this rank; sharded where `backend` is.
 ShardsHeader shards_header(ShardingPlan& plan);
 std::vector<ShardRows> make_shard_rows(ShardingPlan& plan, const PackedSlots& slots,
-                                       const Communicator& world);
+                                       Communicator& world, Backend* backend = nullptr);
 
 /// Adds to `checks`: rows read back from `path` restore the packed slots. Collective.
 void check_shard_file(ShardingPlan& plan, const PackedSlots& slots, const std::string& path,

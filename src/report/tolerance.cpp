@@ -142,7 +142,7 @@ AttentionReductions attention_reductions(const RankPlan& mine, const AttentionPr
 }
 
 AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
-                                         const ElementTypes& types) {
+                                         const ElementTypes& types, const KernelPrecision& kernel) {
   const auto dim = static_cast<double>(lengths.head_dim), keys = static_cast<double>(lengths.keys);
   const auto partials = static_cast<double>(lengths.partials);
   const auto rows = static_cast<double>(lengths.queries + lengths.hops);
@@ -153,12 +153,16 @@ AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
                      (roundings_per_merge + 3 * largest_score * largest_score) * partials + 1;
   const double p = out + 3 * lse * lse * partials;
   const auto narrow = [](DType type, int64_t n) { return type == DType::bf16 ? n : 0; };
-  const int64_t narrow_out = narrow(types.partial_out, lengths.partials);
-  const int64_t narrow_d_kv = narrow(types.wire_d_kv, lengths.hops);
+  const auto inside = [&](int64_t results) {
+    return (kernel.narrow_weights ? 1 : 0) + (kernel.narrow_results ? results : 0);
+  };
+  const int64_t narrow_out = narrow(types.partial_out, lengths.partials) + inside(lengths.partials);
+  const int64_t narrow_d_kv = narrow(types.wire_d_kv, lengths.hops) + inside(lengths.hops + 1);
   AttentionTolerances t;
   t.out = tolerance_of(out, narrow_out + narrow(types.activations, lengths.out_trips));
   t.lse = tolerance_of(out, 0);
   t.d_q = tolerance_of(p + out + 2 * dim + keys, narrow_out + narrow(types.d_q, lengths.d_q_terms) +
+                                                     inside(lengths.d_q_terms) +
                                                      narrow(types.activations, lengths.d_q_trips));
   t.d_k = tolerance_of(p + out + 2 * dim + rows, narrow_out + narrow_d_kv);
   t.d_v = tolerance_of(p + rows, narrow_d_kv);

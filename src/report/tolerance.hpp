@@ -121,8 +121,12 @@ AttentionReductions attention_reductions(const RankPlan& mine, const AttentionPr
 struct AttentionTolerances {
   double out = 0, lse = 0, d_q = 0, d_k = 0, d_v = 0, d_sinks = 0;
 };
+/// A kernel that rounds weights to bf16 adds one rounding to each of out, dQ, dK and dV (terms of a
+/// sum err independently, and so does the sum, relative to its size), and the one of out to what
+/// depends on delta; one that rounds results adds one for each of them.
 AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
-                                         const ElementTypes& types);
+                                         const ElementTypes& types,
+                                         const KernelPrecision& kernel = {});
 
 /// What errors in a row of one head are relative to: the larger of its rms and of its size, but not
 /// less than 2^-80. A p below 2^-126 is 0 in f32, so that a row of which nothing is left in f32 may

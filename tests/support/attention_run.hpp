@@ -79,15 +79,25 @@ struct Configuration {
   ScheduleOptions options = {};
 };
 
+/// Where an attention runs if not on the host: the stream of kernel and group, and the same ranks
+/// as the group's on the host, which agree about tolerances.
+struct OnDevice {
+  Stream& stream;
+  Communicator& host_group;
+};
+
 /// A problem planned and filled in for this rank of a group.
 class Attention {
  public:
   /// `shared`: memory that others have used or will use; otherwise it is this attention's own.
   Attention(const Problem& p, const Configuration& c, Communicator& group, BlockKernel& kernel,
-            AttentionWorkspace* shared = nullptr)
+            AttentionWorkspace* shared = nullptr, const OnDevice* device = nullptr)
       : p_(p),
         group_(group),
+        kernel_(kernel),
+        host_group_(device == nullptr ? group : device->host_group),
         types_(c.types),
+        stream_(device == nullptr ? host_stream_ : device->stream),
         workspace_(shared == nullptr ? own_workspace_ : *shared) {
     const int cp = group.size();
     const int64_t multiple = c.layout.name == "dual-chunk-swap" ? 2 * cp : 1;
@@ -107,10 +117,9 @@ class Attention {
     executor_ = std::make_unique<AttentionExecutor>(plan_, p.heads, c.types, group, kernel, stream_,
                                                     workspace_, true);
     executor_->set_sinks(p.sinks);
-    put(p.q, executor_->matrix(ArrayKind::q));
-    put(p.k, executor_->keys());
-    put(p.v, executor_->values());
-    put(p.d_out, executor_->matrix(ArrayKind::d_out));
+    put({&p.q}, ArrayKind::q);
+    put({&p.k, &p.v}, ArrayKind::kv);
+    put({&p.d_out}, ArrayKind::d_out);
   }
 
   bool refused() const { return !refusal_.empty(); }
@@ -118,9 +127,13 @@ class Attention {
   const RankPlan& plan() const { return plan_; }
   const AttentionProblem& problem() const { return problem_; }
   AttentionWorkspace& workspace() { return workspace_; }
+  Stream& stream() { return stream_; }
+  HostCopy on_host(const ConstMatrixRef& m) { return {m, stream_}; }
+  HostCopy lse_on_host() { return {executor_->lse(), stream_}; }
   /// Collective.
   AttentionTolerances tolerances() const {
-    return attention_tolerances(attention_reductions(plan_, problem_, group_), types_);
+    return attention_tolerances(attention_reductions(plan_, problem_, host_group_), types_,
+                                kernel_.precision(types_.activations));
   }
 
   void run() {
@@ -149,8 +162,10 @@ class Attention {
   }
 
  private:
-  /// Padding gets NaN, which must never be read.
-  void put(const std::vector<float>& all, MatrixRef to) {
+  /// The planes of an array. Padding gets NaN, which must never be read.
+  void put(const std::vector<const std::vector<float>*>& planes, ArrayKind kind) {
+    HostFill array(executor_->matrix(kind), stream_);
+    const MatrixRef& to = array.matrix();
     const auto set = [&](int64_t row, int64_t column, float x) {
       if (to.type == DType::f32)
         to.as<float>()(row, column) = x;
@@ -159,21 +174,28 @@ class Attention {
     };
     for (int64_t r = 0; r < to.rows; ++r)
       for (int64_t c = 0; c < to.cols; ++c) set(r, c, NAN);
+    const int64_t width = to.cols / std::ssize(planes);
     for_each_own_token([&](int64_t token, int64_t row) {
       for (int64_t c = 0; c < to.cols; ++c)
-        set(row, c, all[static_cast<size_t>(token * to.cols + c)]);
+        set(row, c,
+            (*planes[static_cast<size_t>(c / width)])[static_cast<size_t>(token * width +
+                                                                          c % width)]);
     });
+    array.upload();
   }
 
   const Problem& p_;
   Communicator& group_;
+  BlockKernel& kernel_;
+  Communicator& host_group_;
   ElementTypes types_;
+  HostStream host_stream_;
+  Stream& stream_;
   std::vector<int32_t> real_ = {0}, padded_ = {0};
   Layout layout_;
   AttentionProblem problem_;
   std::string refusal_;
   RankPlan plan_;
-  HostStream stream_;
   AttentionWorkspace own_workspace_;
   AttentionWorkspace& workspace_;
   std::unique_ptr<AttentionExecutor> executor_;
@@ -194,9 +216,11 @@ class Worst {
   double tolerance_, worst_ = 0;
 };
 
-inline void expect_rows(const char* name, MatrixRef got, const std::vector<double>& want,
+inline void expect_rows(const char* name, MatrixRef result, const std::vector<double>& want,
                         const std::vector<double>& size, int64_t dim, double tolerance,
-                        const Attention& attention) {
+                        Attention& attention) {
+  const HostCopy copy = attention.on_host(result);
+  const ConstMatrixRef& got = copy.matrix();
   Worst worst(tolerance);
   attention.for_each_own_token([&](int64_t token, int64_t row) {
     for (int64_t h = 0; h < got.cols / dim; ++h) {
@@ -223,11 +247,11 @@ inline void expect_results(const Problem& p, Attention& attention,
   expect_rows("d_v", run.d_values(), want.d_v, want.d_v_size, dim, tolerance.d_v, attention);
 
   const PlanArray& stats = attention.plan().arrays[static_cast<size_t>(attention.plan().stats)];
-  const auto lse = run.lse();
+  const HostCopy lse = attention.lse_on_host();
   Worst worst(tolerance.lse);
   attention.for_each_token(stats.rows, [&](int64_t token, int64_t row) {
-    for (int64_t h = 0; h < lse.cols; ++h)
-      worst.add(static_cast<double>(lse(row, h)),
+    for (int64_t h = 0; h < lse.matrix().cols; ++h)
+      worst.add(static_cast<double>(lse.at(row, h)),
                 want.lse[static_cast<size_t>(token * p.heads.heads + stats.heads.begin + h)], 1);
   });
   EXPECT_LE(worst.share(), 1) << "lse";
@@ -251,11 +275,14 @@ inline void expect_empty_padding(Attention& attention) {
   const std::vector<bool> real =
       real_rows(attention.plan().arrays[0].rows, run.matrix(ArrayKind::q).rows);
   for (const MatrixRef m :
-       {run.matrix(ArrayKind::out), run.matrix(ArrayKind::d_q), run.d_keys(), run.d_values()})
+       {run.matrix(ArrayKind::out), run.matrix(ArrayKind::d_q), run.d_keys(), run.d_values()}) {
+    const HostCopy got = attention.on_host(m);
     for (int64_t r = 0; r < m.rows; ++r)
       for (int64_t c = 0; c < m.cols && !real[static_cast<size_t>(r)]; ++c)
-        EXPECT_EQ(m.at(r, c), 0.0F) << "row " << r;
-  const auto lse = run.lse();
+        EXPECT_EQ(got.at(r, c), 0.0F) << "row " << r;
+  }
+  const HostCopy copy = attention.lse_on_host();
+  const auto lse = copy.matrix().as<float>();
   const auto stats = static_cast<size_t>(attention.plan().stats);
   const std::vector<bool> final_rows = real_rows(attention.plan().arrays[stats].rows, lse.rows);
   for (int64_t r = 0; r < lse.rows; ++r)
@@ -276,13 +303,15 @@ inline std::string name_of(const Configuration& c, const ProblemSpec& spec) {
 inline std::map<int64_t, std::vector<float>> bits_of(Attention& attention) {
   std::map<int64_t, std::vector<float>> bits;
   AttentionExecutor& run = attention.executor();
-  attention.for_each_own_token([&](int64_t token, int64_t row) {
-    std::vector<float>& values = bits[token];
-    for (const MatrixRef m :
-         {run.matrix(ArrayKind::out), run.matrix(ArrayKind::d_q), run.d_keys(), run.d_values()})
-      for (int64_t c = 0; c < m.cols; ++c) values.push_back(m.at(row, c));
-  });
-  const auto lse = run.lse();
+  for (const MatrixRef m :
+       {run.matrix(ArrayKind::out), run.matrix(ArrayKind::d_q), run.d_keys(), run.d_values()}) {
+    const HostCopy got = attention.on_host(m);
+    attention.for_each_own_token([&](int64_t token, int64_t row) {
+      for (int64_t c = 0; c < m.cols; ++c) bits[token].push_back(got.at(row, c));
+    });
+  }
+  const HostCopy copy = attention.lse_on_host();
+  const auto lse = copy.matrix().as<float>();
   const auto stats = static_cast<size_t>(attention.plan().stats);
   attention.for_each_token(attention.plan().arrays[stats].rows, [&](int64_t token, int64_t row) {
     for (int64_t h = 0; h < lse.cols; ++h) bits[token].push_back(lse(row, h));

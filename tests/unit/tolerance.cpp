@@ -329,8 +329,9 @@ TEST(AttentionTolerance, CountsTheRoundingsOfEveryReduction) {
   n.partials = 3;
   n.d_q_terms = 5;
   const AttentionTolerances wide = attention_tolerances(n, {});
+  KernelPrecision kernel;
   const auto narrow = [&](const ElementTypes& types, double AttentionTolerances::*tensor) {
-    const double all = attention_tolerances(n, types).*tensor, rest = wide.*tensor;
+    const double all = attention_tolerances(n, types, kernel).*tensor, rest = wide.*tensor;
     const double one_rounding = tolerance_for(DType::bf16, 1);
     return std::round((all * all - rest * rest) / (one_rounding * one_rounding) * 1e6) / 1e6;
   };
@@ -358,6 +359,11 @@ TEST(AttentionTolerance, CountsTheRoundingsOfEveryReduction) {
   n.out_trips = 1;
   n.d_q_trips = 2;
   EXPECT_EQ(all_of(types), (Counts{1, 0, 2, 0, 0, 0}));
+  types = {};
+  kernel.narrow_weights = true;
+  EXPECT_EQ(all_of(types), (Counts{1, 0, 2, 2, 1, 1}));
+  kernel = {false, true};
+  EXPECT_EQ(all_of(types), (Counts{3, 0, 8, 8, 5, 3}));
 }
 
 TEST(AttentionTolerance, ReductionsAreCountedFromThePlan) {

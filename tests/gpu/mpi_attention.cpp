@@ -1,0 +1,269 @@
+// The executor on the device: schedules under layouts, both directions, against the whole attention
+// in double precision. Once with a kernel that computes on the host, so that a failure is the
+// executor's, and once with the device's own.
+
+#include <cuda_runtime_api.h>
+
+#include <set>
+
+#include "attention/kernels/cuda_kernel.hpp"
+#include "attention_run.hpp"
+#include "comm/staged.hpp"
+#include "device_reference_kernel.hpp"
+#include "gpu_test.hpp"
+#ifdef GYRE_WITH_NCCL
+#include "comm/nccl.hpp"
+#endif
+
+namespace gyre {
+namespace {
+
+using test::Attention;
+using test::bits_of;
+using test::Configuration;
+using test::expect_empty_padding;
+using test::expect_results;
+using test::make_problem;
+using test::OnDevice;
+using test::Problem;
+using test::ProblemSpec;
+using test::same_bits;
+using test::world;
+
+class DeviceAttention : public test::GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    group_ = make_staged_communicator(world());
+    kernel_ = make_cuda_kernel(stream());
+    reference_ = std::make_unique<test::DeviceReferenceKernel>(stream());
+    device_ = std::make_unique<OnDevice>(OnDevice{stream(), world()});
+  }
+
+  Communicator& group() { return *group_; }
+  BlockKernel& kernel() { return *kernel_; }
+  BlockKernel& reference() { return *reference_; }
+  const OnDevice* device() { return device_.get(); }
+
+  /// Fills all arrays but the inputs, and all free copies of messages, with NaN.
+  void poison(Attention& attention, const ElementTypes& types) {
+    AttentionWorkspace& workspace = attention.workspace();
+    const RankPlan& plan = attention.plan();
+    std::set<int> inputs;
+    for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::d_out})
+      inputs.insert(plan.arrays[static_cast<size_t>(own(kind))].storage);
+    const auto fill = [&](std::span<std::byte> bytes) {
+      stream().fill(bytes.data(), std::byte{0xff}, bytes.size());
+    };
+    for (const PlanArray& a : plan.arrays)
+      if (!inputs.contains(a.storage))
+        fill(workspace.storage(a.storage, stored_bytes(a, attention.problem().heads, types)));
+    std::vector<Buffer<float>> free;
+    for (const int64_t bytes = workspace.bytes(); workspace.bytes() == bytes;)
+      free.push_back(workspace.take_staging(1));
+    for (Buffer<float>& buffer : free) {
+      fill(std::as_writable_bytes(buffer.span()));
+      workspace.give_back(std::move(buffer));
+    }
+  }
+
+  /// Run twice by the quicker kernel: the second run finds what the first one has left as NaN.
+  void expect_right(const Problem& p, const Configuration& c, Communicator& comm,
+                    BlockKernel& block_kernel) {
+    Attention attention(p, c, comm, block_kernel, &shared_, device());
+    if (attention.refused()) return;
+    for (int run = &block_kernel == reference_.get() ? 0 : 1; run < 2; ++run) {
+      poison(attention, c.types);
+      attention.run();
+    }
+    expect_results(p, attention, attention.tolerances());
+    expect_empty_padding(attention);
+    ++configurations_;
+  }
+
+  /// `names`: of schedules; all if none are named.
+  void expect_all_right(const ProblemSpec& spec, const std::vector<std::string>& layouts,
+                        const ElementTypes& types, Communicator& comm, BlockKernel& block_kernel,
+                        const std::set<std::string>& names = {}) {
+    const Problem p = make_problem(spec);
+    for (const Schedule& schedule : schedules())
+      for (const std::string& layout : layouts) {
+        if (!names.empty() && !names.contains(schedule.name)) continue;
+        const Configuration c{schedule, find_layout(layout), types};
+        SCOPED_TRACE(name_of(c, spec));
+        expect_right(p, c, comm, block_kernel);
+      }
+  }
+  int configurations() const { return configurations_; }
+
+ private:
+  std::unique_ptr<Communicator> group_;
+  std::unique_ptr<BlockKernel> kernel_, reference_;
+  std::unique_ptr<OnDevice> device_;
+  AttentionWorkspace shared_;  // by all configurations, one after the other
+  int configurations_ = 0;
+};
+
+const std::vector<int64_t> ragged = {13, 0, 1, 2, 21};
+const ElementTypes wide = {};
+const ElementTypes mixed = {DType::bf16, DType::f32, DType::f32, DType::bf16};
+const ElementTypes narrow = {DType::bf16, DType::bf16, DType::bf16, DType::bf16};
+
+TEST_F(DeviceAttention, ExecutesEveryScheduleLayoutAndMask) {
+  for (const MaskRule mask :
+       {MaskRule{MaskKind::causal}, MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 6}})
+    expect_all_right({ragged, {4, 2, 8, 0}, mask},
+                     {"contiguous", "dual-chunk-swap", "striped", "balanced"}, wide, group(),
+                     reference());
+  EXPECT_GT(configurations(), 3 * 8 * 3);
+}
+
+TEST_F(DeviceAttention, ExecutesSinksAndGroupsOfHeads) {
+  for (const HeadShape& heads : {HeadShape{6, 1, 8, 0}, HeadShape{4, 4, 8, 0}})
+    expect_all_right({ragged, heads, {MaskKind::causal, 9}, true}, {"dual-chunk-swap"}, wide,
+                     group(), reference());
+}
+
+TEST_F(DeviceAttention, ExecutesEveryElementType) {
+  for (const ElementTypes& types : {mixed, narrow})
+    expect_all_right({{29, 6}, {4, 2, 8, 0}, {MaskKind::causal}, true, DType::bf16},
+                     {"dual-chunk-swap", "striped"}, types, group(), reference());
+}
+
+TEST_F(DeviceAttention, WithItsOwnKernel) {
+  const HeadShape heads = {4, 2, 16, 0};
+  const std::set<std::string> some = {"ring", "all-gather", "halo"};
+  expect_all_right({{70, 0, 1, 19}, heads, {MaskKind::causal}, true, DType::bf16},
+                   {"dual-chunk-swap"}, mixed, group(), kernel());
+  for (const MaskRule mask : {MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 20}})
+    expect_all_right({{70, 0, 1, 19}, heads, mask}, {"dual-chunk-swap"}, wide, group(), kernel(),
+                     some);
+  expect_all_right({{40, 3}, {2, 1, 16, 0}, {MaskKind::causal}, false, DType::bf16}, {"striped"},
+                   narrow, group(), kernel(), some);
+}
+
+#ifdef GYRE_WITH_NCCL
+TEST_F(DeviceAttention, OverNccl) {
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);  // ranks may have to share a GPU
+  std::unique_ptr<Communicator> nccl;
+  try {
+    nccl = make_nccl_communicator(world());
+  } catch (const Error& error) {
+    if (!error.agreed()) throw;
+    GTEST_SKIP() << error.what();  // too few GPUs for this NCCL
+  }
+  expect_all_right({{33, 1, 6}, {4, 2, 16, 0}, {MaskKind::causal}, true}, {"dual-chunk-swap"}, wide,
+                   *nccl, reference());
+}
+#endif
+
+TEST_F(DeviceAttention, GivesTheBitsOfTheHost) {
+  // The kernels compute the same numbers; so must everything around them, to the last bit but for
+  // deltas, sums in double precision whose order differs.
+  const Problem p = make_problem({ragged, {4, 2, 8, 0}, {MaskKind::causal}});
+  const auto host_kernel = make_reference_kernel();
+  for (const Schedule& schedule : schedules())
+    for (const ElementTypes& types : {wide, narrow}) {
+      const Configuration c{schedule, find_layout("dual-chunk-swap"), types};
+      Attention here(p, c, world(), *host_kernel);
+      Attention there(p, c, group(), reference(), nullptr, device());
+      if (here.refused()) continue;
+      here.executor().run(Pass::forward);
+      there.executor().run(Pass::forward);
+      const HostCopy out = there.on_host(there.executor().matrix(ArrayKind::out));
+      const MatrixRef want = here.executor().matrix(ArrayKind::out);
+      here.for_each_own_token([&](int64_t token, int64_t row) {
+        for (int64_t col = 0; col < want.cols; ++col)
+          EXPECT_EQ(out.at(row, col), want.at(row, col)) << schedule.name << ", token " << token;
+      });
+    }
+}
+
+TEST_F(DeviceAttention, TheSameRunTwiceGivesTheSameBits) {
+  const Problem p = make_problem({{70, 3}, {4, 2, 16, 0}, {MaskKind::causal}, true});
+  for (const char* schedule : {"ring", "all-gather", "group-cast", "all-to-all"}) {
+    const Configuration c{find_schedule(schedule), find_layout("dual-chunk-swap"), wide};
+    Attention attention(p, c, group(), kernel(), nullptr, device());
+    attention.run();
+    EXPECT_EQ(cudaStreamQuery(handle()), cudaSuccess) << "something is left to be done";
+    const auto first = bits_of(attention);
+    const std::vector<double> d_sinks = attention.executor().d_sinks();
+    poison(attention, wide);
+    attention.run();
+    EXPECT_EQ(attention.executor().d_sinks(), d_sinks);
+    for (const auto& [token, values] : bits_of(attention))
+      EXPECT_TRUE(same_bits(values, first.at(token))) << schedule << ", token " << token;
+  }
+}
+
+TEST_F(DeviceAttention, PartsOfAPlanRunAloneAndTimesAddUp) {
+  const Problem p = make_problem({{70, 9}, {4, 2, 16, 0}, {MaskKind::causal}});
+  for (const Schedule& schedule : schedules()) {
+    SCOPED_TRACE(schedule.name);
+    Attention attention(p, {schedule, find_layout("dual-chunk-swap")}, group(), reference(),
+                        nullptr, device());
+    if (attention.refused()) continue;
+    attention.run();
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      const Traffic before = group().traffic();
+      const ExecutionTimes alone = attention.executor().run(pass, Execute::compute_only);
+      EXPECT_EQ(group().traffic().bytes_sent, before.bytes_sent);
+      EXPECT_EQ(alone.wait, 0);
+      EXPECT_GT(alone.compute, 0);
+      EXPECT_GE(alone.total, alone.compute + alone.copy);
+      const ExecutionTimes moves = attention.executor().run(pass, Execute::communication_only);
+      EXPECT_EQ(group().traffic().bytes_sent - before.bytes_sent,
+                count(attention.plan(), pass, p.heads, {}).bytes_sent);
+      EXPECT_EQ(moves.compute, 0);
+      EXPECT_GE(moves.total, moves.wait + moves.copy);
+    }
+    attention.run();
+    expect_results(p, attention, attention.tolerances());
+  }
+}
+
+TEST_F(DeviceAttention, TracesComputeAndMessagesOnTheHostsClock) {
+  const Problem p = make_problem({{70, 9}, {4, 2, 16, 0}, {MaskKind::causal}});
+  Attention attention(p, {find_schedule("ring"), find_layout("dual-chunk-swap")}, group(), kernel(),
+                      nullptr, device());
+  Trace trace;
+  attention.executor().set_trace(&trace);
+  const double begin = Trace::now();
+  attention.executor().run(Pass::forward);
+  const double end = Trace::now();
+  int computes = 0, messages = 0;
+  for (const TraceSpan& span : trace.spans()) {
+    EXPECT_LE(span.begin, span.end);
+    EXPECT_GE(span.begin, begin);
+    EXPECT_LE(span.end, end);
+    computes += span.lane == TraceLane::compute && span.name == "attention" ? 1 : 0;
+    messages += span.lane == TraceLane::communication && span.name == "KV" ? 1 : 0;
+  }
+  EXPECT_EQ(computes, world().size());
+  EXPECT_EQ(messages, world().size() - 1);
+}
+
+TEST_F(DeviceAttention, RefusesMessagesInAnotherMemory) {
+  if (world().size() == 1) return;
+  const Problem p = make_problem({{8}, {2, 1, 8, 0}, {}});
+  EXPECT_THROW(Attention(p, {find_schedule("ring"), find_layout("contiguous")}, world(), kernel(),
+                         nullptr, device()),
+               Error);
+}
+
+TEST_F(DeviceAttention, AWorkspaceMovesFromOneMemoryToAnother) {
+  AttentionWorkspace workspace;
+  workspace.storage(0, 100);
+  workspace.give_back(workspace.take_staging(100));
+  EXPECT_EQ(workspace.bytes(), 200);
+  workspace.use(MemorySpace::device);
+  EXPECT_EQ(workspace.bytes(), 0);
+  workspace.storage(0, 60);
+  EXPECT_EQ(workspace.take_staging(8).space(), MemorySpace::device);
+  workspace.use(MemorySpace::device);
+  EXPECT_EQ(workspace.bytes(), 68);
+}
+
+}  // namespace
+}  // namespace gyre
