@@ -1,0 +1,28 @@
+#pragma once
+// cuDNN's fused attention by itself, without anything of ours around it: one causal sequence, as
+// its own samples call it. What the executor is compared with.
+
+#include <memory>
+
+#include "attention/kernels/block_kernel.hpp"
+#include "runtime/stream.hpp"
+
+namespace gyre::bench {
+
+class BareCudnn {
+ public:
+  virtual ~BareCudnn() = default;
+  virtual void forward() = 0;
+  virtual void backward() = 0;
+};
+
+/// Arrays are the caller's: [tokens, heads · head_dim] in bf16, lse [heads, tokens] in f32. Throws
+/// a runtime error when cuDNN is not there, or refuses.
+struct BareArrays {
+  const void *q, *k, *v, *d_out;
+  void *out, *lse, *d_q, *d_k, *d_v;
+};
+std::unique_ptr<BareCudnn> make_bare_cudnn(Stream& stream, const HeadShape& heads, int64_t tokens,
+                                           const BareArrays& arrays);
+
+}  // namespace gyre::bench

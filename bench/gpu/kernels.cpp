@@ -1,0 +1,320 @@
+// The GPU's kernels against their limits, each measured in turns with what it is compared with:
+//
+//     attention   the executor on one rank, causal, with cuDNN and with the tiled kernel, against
+//                 cuDNN by itself on the same arrays; where there is no cuDNN, the tiled kernel
+//                 alone is the baseline. FLOPs are those of visible pairs: 4 D forward, 10 D
+//                 backward
+//     rows        statistics and gradient of log-probability and entropy, in bf16, against a device
+//                 copy of the same logits; bytes that must be read and written
+//     gather      shard maps of tokens against a device copy of them
+//
+//     bench-gpu-kernels [--json FILE] [--repetitions N] [--only GROUP] [--smoke]
+//
+// --smoke: tiny shapes; that everything runs, and nothing else.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <ctime>
+#include <fstream>
+#include <random>
+
+#include "attention/execute.hpp"
+#include "attention/kernels/cuda_kernel.hpp"
+#include "attention/kernels/cudnn_kernel.hpp"
+#include "attention/schedules/registry.hpp"
+#include "bare_cudnn.hpp"
+#include "comm/cuda_device.hpp"
+#include "comm/staged.hpp"
+#include "core/version.hpp"
+#include "logprobs/cuda_row_kernels.hpp"
+#include "report/app.hpp"
+#include "runtime/cuda_stream.hpp"
+#include "sharding/cuda_gather.hpp"
+#include "sharding/layouts.hpp"
+#include "timing.hpp"
+
+namespace {
+
+using namespace gyre;
+using bench::Alternative;
+using nlohmann::json;
+
+struct BenchOptions {
+  std::string json_file, only;
+  int repetitions = 11;
+  bool smoke = false;
+};
+
+struct Bench {
+  const BenchOptions& o;
+  Stream& stream;
+  Communicator& network;
+  bench::Suite& suite;
+};
+
+/// `count` normal numbers in bf16 in device memory, a pool of them again and again.
+Buffer<bf16> random_values(Stream& stream, int64_t count) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<bf16> pool(static_cast<size_t>(std::min<int64_t>(count, (1 << 20) - 3)));
+  for (bf16& x : pool) x = to_bf16(normal(random));
+  Buffer<bf16> values(count, MemorySpace::device);
+  for (int64_t begin = 0; begin < count; begin += std::ssize(pool))
+    stream.copy(
+        values.data() + begin, pool.data(),
+        static_cast<size_t>(std::min<int64_t>(std::ssize(pool), count - begin)) * sizeof(bf16));
+  stream.synchronize();
+  return values;
+}
+
+/// One causal sequence through a plan of one rank.
+class OneRank {
+ public:
+  OneRank(Bench& b, const HeadShape& heads, int64_t tokens, BlockKernel& kernel)
+      : bounds_{0, static_cast<int32_t>(tokens)},
+        layout_(find_layout("contiguous").make({bounds_, bounds_}, {})),
+        problem_{&layout_, heads, {}, {}},
+        plan_(plan_rank(find_schedule("ring"), problem_, 0)),
+        executor_(plan_, heads, {DType::bf16, DType::f32, DType::f32, DType::f32}, b.network,
+                  kernel, b.stream, workspace_, true) {
+    const int64_t columns = heads.heads * heads.head_dim, kv = heads.kv_heads * heads.head_dim;
+    fill(b.stream, executor_.matrix(ArrayKind::q), tokens * columns);
+    fill(b.stream, executor_.matrix(ArrayKind::kv), 2 * tokens * kv);
+    fill(b.stream, executor_.matrix(ArrayKind::d_out), tokens * columns);
+    executor_.run(Pass::forward);
+  }
+  AttentionExecutor& executor() { return executor_; }
+
+ private:
+  static void fill(Stream& stream, MatrixRef to, int64_t count) {
+    const Buffer<bf16> values = random_values(stream, count);
+    stream.copy(to.data, values.data(), static_cast<size_t>(count) * sizeof(bf16));
+    stream.synchronize();
+  }
+
+  std::vector<int32_t> bounds_;
+  Layout layout_;
+  AttentionProblem problem_;
+  RankPlan plan_;
+  AttentionWorkspace workspace_;
+  AttentionExecutor executor_;
+};
+
+/// Arrays of cuDNN by itself.
+struct BareMemory {
+  Buffer<bf16> q, k, v, d_out, out, d_q, d_k, d_v;
+  Buffer<float> lse;
+  BareMemory(Stream& stream, const HeadShape& h, int64_t tokens)
+      : q(random_values(stream, tokens * h.heads * h.head_dim)),
+        k(random_values(stream, tokens * h.kv_heads * h.head_dim)),
+        v(random_values(stream, tokens * h.kv_heads * h.head_dim)),
+        d_out(random_values(stream, q.size())),
+        out(q.size(), MemorySpace::device),
+        d_q(q.size(), MemorySpace::device),
+        d_k(k.size(), MemorySpace::device),
+        d_v(k.size(), MemorySpace::device),
+        lse(tokens * h.heads, MemorySpace::device) {}
+  bench::BareArrays arrays() {
+    return {q.data(),   k.data(),   v.data(),   d_out.data(), out.data(),
+            lse.data(), d_q.data(), d_k.data(), d_v.data()};
+  }
+};
+
+void attention_shape(Bench& b, int64_t head_dim, int64_t tokens) {
+  HeadShape heads;
+  heads.heads = b.o.smoke ? 2 : 16;
+  heads.kv_heads = b.o.smoke ? 1 : 8;
+  heads.head_dim = head_dim;
+  heads.scale = 1 / std::sqrt(static_cast<float>(head_dim));
+  const double pairs = 0.5 * static_cast<double>(tokens) * static_cast<double>(tokens + 1) *
+                       static_cast<double>(heads.heads * head_dim);
+  const json shape = {{"tokens", tokens},
+                      {"heads", heads.heads},
+                      {"kv_heads", heads.kv_heads},
+                      {"head_dim", head_dim}};
+
+  const std::unique_ptr<BlockKernel> tiled = make_cuda_kernel(b.stream);
+  OneRank with_tiled(b, heads, tokens, *tiled);
+  std::vector<Alternative> forward, backward;
+  const auto add = [&](const std::string& name, std::function<void()> one,
+                       std::function<void()> other) {
+    forward.push_back({name, std::move(one), 0, 4 * pairs});
+    backward.push_back({name, std::move(other), 0, 10 * pairs});
+  };
+  const auto add_executor = [&](const std::string& name, AttentionExecutor& executor) {
+    add(
+        name, [&executor] { executor.run(Pass::forward); },
+        [&executor] { executor.run(Pass::backward); });
+  };
+#ifdef GYRE_WITH_CUDNN
+  BareMemory memory(b.stream, heads, tokens);
+  const auto bare = bench::make_bare_cudnn(b.stream, heads, tokens, memory.arrays());
+  add(
+      "cudnn", [&] { bare->forward(); }, [&] { bare->backward(); });
+  const std::unique_ptr<BlockKernel> fused = make_cudnn_kernel(b.stream);
+  OneRank with_fused(b, heads, tokens, *fused);
+  add_executor("executor cudnn", with_fused.executor());
+#endif
+  add_executor("executor tiled", with_tiled.executor());
+  b.suite.measure("attention forward", shape, forward);
+  b.suite.measure("attention backward", shape, backward);
+#ifdef GYRE_WITH_CUDNN
+  if (!fused->note().empty()) fmt::print("  cudnn: {}\n", fused->note());
+#endif
+}
+
+void attention(Bench& b) {
+  if (b.o.smoke) return attention_shape(b, 64, 128);
+  for (const int64_t head_dim : {64, 128})
+    for (const int64_t tokens : {8192, 16384, 32768}) attention_shape(b, head_dim, tokens);
+}
+
+void rows_of(Bench& b, int64_t columns) {
+  const int64_t bytes = b.o.smoke ? 64 * 1024 : int64_t{2} << 30;
+  const int64_t rows = bytes / 2 / columns;
+  Buffer<bf16> logits = random_values(b.stream, rows * columns);
+  Buffer<bf16> gradient(rows * columns, MemorySpace::device);
+  const auto kernels = make_cuda_row_kernels(b.stream);
+  std::vector<RowMoments> moments(static_cast<size_t>(rows));
+  std::vector<RowNormalizer> normalizers(static_cast<size_t>(rows), {4, 2});
+  std::vector<RowSlope> slopes(static_cast<size_t>(rows), {0.5F, 0.25F});
+  std::vector<int32_t> ids(static_cast<size_t>(rows));
+  std::vector<float> weights(static_cast<size_t>(rows), 1);
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<int32_t>(i * 7919 % static_cast<size_t>(columns));
+  RowScan scan;
+  scan.columns = columns;
+  scan.weighted = true;
+  RowPass pass;
+  pass.columns = columns;
+  const RowPicks picks = {ids, weights, 1, 0};
+  const MatrixRef from = logits.matrix(rows, columns), to = gradient.matrix(rows, columns);
+  const auto read = static_cast<double>(2 * rows * columns);
+  b.suite.measure(
+      "rows", {{"rows", rows}, {"columns", columns}},
+      {{"copy",
+        [&] {
+          b.stream.copy(gradient.data(), logits.data(), static_cast<size_t>(2 * rows * columns));
+        },
+        2 * read},
+       {"statistics", [&] { kernels->moments(from, scan, moments); }, read},
+       {"gradient", [&] { kernels->gradient(from, pass, normalizers, slopes, picks, to); },
+        2 * read}});
+}
+
+/// Slots of the stream in the order in which the ranks hold them.
+std::vector<int32_t> shard_map(const Layout& layout) {
+  std::vector<int32_t> map;
+  for (const Shard& shard : layout.shards)
+    for (const Piece& piece : shard.pieces)
+      for (int64_t i = 0; i < piece.length; ++i)
+        map.push_back(static_cast<int32_t>((piece.start + i * piece.stride).value()));
+  return map;
+}
+
+void gathers(Bench& b) {
+  for (const char* name : {"dual-chunk-swap", "striped"})
+    for (const int64_t row_bytes : {8192, 4}) {
+      const int64_t smoke = row_bytes == 4 ? 1 << 16 : 256;
+      const int64_t rows = b.o.smoke ? smoke : row_bytes == 4 ? int64_t{1} << 26 : 1 << 17;
+      const std::vector<int32_t> bounds = {0, static_cast<int32_t>(rows)};
+      LayoutOptions options;
+      options.cp = 8;
+      const std::vector<int32_t> order =
+          shard_map(find_layout(name).make({bounds, bounds}, options));
+      Buffer<int32_t> map(rows, MemorySpace::device);
+      b.stream.copy(map.data(), order.data(), order.size() * sizeof(int32_t));
+      const Buffer<bf16> from = random_values(b.stream, rows * row_bytes / 2);
+      Buffer<bf16> to(from.size(), MemorySpace::device);
+      const auto bytes = static_cast<double>(rows * row_bytes);
+      b.suite.measure(
+          "gather", {{"layout", name}, {"rows", rows}, {"row_bytes", row_bytes}},
+          {{"copy", [&] { b.stream.copy(to.data(), from.data(), static_cast<size_t>(bytes)); },
+            2 * bytes},
+           {"gather",
+            [&] {
+              gather_rows(b.stream, to.data(), from.data(), map.data(), rows, rows, row_bytes);
+            },
+            2 * bytes + 4 * static_cast<double>(rows)}});
+    }
+}
+
+std::string version_line() {
+  const BuildInfo build = build_info();
+  return fmt::format("gyre {} {} ({}), {}", build.version, build.git_sha, build.git_state,
+                     build.compiler);
+}
+
+std::string utc_now() {
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  return text;
+}
+
+void write_json(const BenchOptions& o, const RankDevice& device, const bench::Suite& suite) {
+  std::ofstream file(o.json_file);
+  const json document = {{"program", "bench-gpu-kernels"},
+                         {"version", version_line()},
+                         {"date", utc_now()},
+                         {"device", device.name},
+                         {"compute_capability", fmt::format("{}.{}", device.major, device.minor)},
+                         {"cuda", cuda_version()},
+                         {"device_state", bench::device_state(device.device)},
+                         {"repetitions", o.repetitions},
+                         {"smoke", o.smoke},
+                         {"results", suite.results()}};
+  file << document.dump(1) << '\n';
+  if (!file.flush()) throw_runtime("cannot write {}", o.json_file);
+}
+
+ExitCode run(AppContext& context, const BenchOptions& o) {
+  if (context.world.size() != 1)
+    throw_usage("bench-gpu-kernels runs on 1 rank, not {}", context.world.size());
+  if (o.repetitions < 1) throw_usage("--repetitions {}: at least 1", o.repetitions);
+  const std::vector<std::pair<std::string, std::function<void(Bench&)>>> groups = {
+      {"attention", attention},
+      {"rows",
+       [](Bench& b) {
+         for (const int64_t columns : {32768, 152064})
+           rows_of(b, b.o.smoke ? columns / 64 : columns);
+       }},
+      {"gather", gathers}};
+  if (!o.only.empty() &&
+      std::none_of(groups.begin(), groups.end(), [&](const auto& g) { return g.first == o.only; }))
+    throw_usage("--only {}: there are attention, rows and gather", o.only);
+
+  const RankDevice device = bind_device(context.world).front();
+  const std::unique_ptr<Stream> stream = make_cuda_stream();
+  const std::unique_ptr<Communicator> network = make_staged_communicator(context.world);
+  fmt::print("# {} | {} | CUDA {}\n", version_line(), to_string(device), cuda_version());
+  bench::Suite suite(*stream, {o.repetitions, o.smoke ? 0 : 3});
+  Bench b{o, *stream, *network, suite};
+  for (const auto& [name, group] : groups)
+    if (o.only.empty() || o.only == name) group(b);
+  if (!o.json_file.empty()) write_json(o, device, suite);
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  BenchOptions o;
+  return run_app(
+      argc, argv,
+      {"bench-gpu-kernels", "The GPU's kernels against their limits.",
+       "Example: bench-gpu-kernels --json result.json"},
+      [&](CLI::App& app) {
+        app.add_option("--json,-J", o.json_file, "Write results here");
+        app.add_option("--repetitions", o.repetitions, "Timed runs of each alternative; --smoke: 1")
+            ->capture_default_str();
+        app.add_option("--only", o.only, "attention, rows or gather");
+        app.add_flag("--smoke", o.smoke, "Tiny shapes: shows that everything runs");
+      },
+      [&](AppContext& context) {
+        if (o.smoke) o.repetitions = 1;
+        return run(context, o);
+      });
+}

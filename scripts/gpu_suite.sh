@@ -1,0 +1,166 @@
+#!/usr/bin/env bash
+# What `run test-gpu` and `run bench-gpu` do once programs are there: in a build folder, or in a bundle.
+#
+#   gpu_suite.sh test [--apps-only]    the GPU's unit tests, the programs on 1 to 4 ranks, compute-sanitizer
+#   gpu_suite.sh bench [ARGS]          the GPU benchmarks; JSON to results/gpu/
+#
+# Environment: GYRE_PROGRAMS (folder with apps/, tests/, bench/), GYRE_INPUTS, GYRE_RESULTS, MPIEXEC,
+# GYRE_SOFTGPU=1 where the programs are those of the software GPU.
+# Exit codes: 0 all passed, 1 something failed, 3 there is no usable GPU.
+set -euo pipefail
+
+: "${GYRE_PROGRAMS:?}" "${GYRE_INPUTS:?}" "${MPIEXEC:=mpiexec}" "${GYRE_SOFTGPU:=0}"
+export UCX_HANDLE_ERRORS=none UCX_MEM_EVENTS=n HWLOC_COMPONENTS=-pci OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+apps=$GYRE_PROGRAMS/apps
+tests=$GYRE_PROGRAMS/tests
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+passed=0
+failed=0
+skipped=0
+say() { printf 'gpu: %s\n' "$*"; }
+
+# piece NAME COMMAND...: one line, and the output when it fails. 77 is a skip; its last line says why.
+piece() {
+  local name=$1 status=0 begin=$SECONDS
+  shift
+  "$@" >"$scratch/log" 2>&1 </dev/null || status=$?
+  case $status in
+    0) passed=$((passed + 1)) && say "passed   $name ($((SECONDS - begin)) s)" ;;
+    77) skipped=$((skipped + 1)) && say "skipped  $name: $(grep -v '^ *$' "$scratch/log" | tail -n 1)" ;;
+    *)
+      failed=$((failed + 1))
+      say "FAILED   $name: exit code $status: $*"
+      tail -n 60 "$scratch/log" | sed 's/^/    /'
+      ;;
+  esac
+}
+
+ranks() { # RANKS PROGRAM ARGS...
+  local n=$1
+  shift
+  limited "$MPIEXEC" -n "$n" "$@"
+}
+limited() { timeout --kill-after=10 "${GYRE_SECONDS:-600}" "$@"; }
+
+# verified PATTERN COMMAND...: exit code 0 and a line that begins with PATTERN.
+verified() {
+  local pattern=$1 status=0
+  shift
+  "$@" >"$scratch/out" 2>&1 || status=$?
+  cat "$scratch/out"
+  [[ $status -eq 0 ]] || return "$status"
+  grep -q "^$pattern" "$scratch/out" || { echo "no line begins with '$pattern'" && return 1; }
+}
+
+# nccl_or_skip COMMAND...: several ranks on one GPU need an NCCL that allows it; one that does not says so.
+nccl_or_skip() {
+  local status=0
+  verified 'VERIFY PASSED' "$@" || status=$?
+  if [[ $status -eq 3 ]] && grep -qiE 'nccl' "$scratch/out"; then
+    grep -iE 'nccl' "$scratch/out" | tail -n 1
+    return 77
+  fi
+  return "$status"
+}
+
+# Exit code 3 unless a program can use a GPU.
+need_gpu() {
+  local status=0
+  timeout 120 "$MPIEXEC" -n 1 "$apps/gyre-attention" --backend cuda --comm staged --tokens 64 --heads 1 --kv-heads 1 \
+    --head-dim 16 -n 1 >"$scratch/log" 2>&1 </dev/null || status=$?
+  [[ $status -eq 3 ]] || return 0
+  grep -v '^ *$' "$scratch/log" | tail -n 5 >&2
+  say "no GPU can be used here: nothing was run" >&2
+  exit 3
+}
+
+unit_tests() {
+  local program name n
+  for program in "$tests"/gpu.*; do
+    [[ -x $program && $program != *.bin ]] || continue
+    name=${program##*/}
+    for n in 1 2 3 4; do
+      [[ $n -eq 1 || $name == gpu.mpi_* ]] || continue
+      piece "$name on $n" ranks "$n" "$program"
+    done
+  done
+}
+
+sanitizers() {
+  local tool program checker
+  checker=$(command -v compute-sanitizer || true)
+  if [[ -z $checker || $GYRE_SOFTGPU == 1 ]]; then
+    say "compute-sanitizer is not here, or has nothing to check: memcheck and racecheck were not run"
+    return
+  fi
+  for tool in memcheck racecheck; do
+    for program in "$tests"/gpu.*; do
+      [[ -x $program && $program != *.bin && $program != */gpu.mpi_* && $program != */gpu.softgpu* ]] || continue
+      piece "$tool ${program##*/}" limited "$checker" --tool "$tool" --error-exitcode 99 --target-processes all "$program"
+    done
+  done
+}
+
+programs() {
+  local n comm gpu=(--backend cuda) tokens=8K vocab=32K heads=(--heads 8 --kv-heads 2 --head-dim 64)
+  if [[ $GYRE_SOFTGPU == 1 ]]; then
+    tokens=96 vocab=500 heads=(--heads 2 --kv-heads 1 --head-dim 16)
+  fi
+  for n in 1 2 4; do
+    for comm in nccl staged; do
+      local check=(verified 'VERIFY PASSED') with=("${gpu[@]}" --comm "$comm")
+      [[ $n -eq 1 ]] || with+=(--share-gpus)
+      # Alone on a GPU, NCCL must work; the software GPU may be built without.
+      [[ $comm == staged || $n -eq 1 && $GYRE_SOFTGPU == 0 ]] || check=(nccl_or_skip)
+      piece "gyre-attention $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-attention" "${with[@]}" \
+        --tokens $tokens "${heads[@]}" --schedule all -d bf16 -n 1 -w 0
+      piece "gyre-logprobs $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-logprobs" "${with[@]}" \
+        --op all --tokens 128 --vocab $vocab -d bf16 --tp "$n" -n 1 -w 0
+      piece "gyre-pipeline $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-pipeline" "${with[@]}" \
+        --input "$GYRE_INPUTS/docs_tiny.h5" --model "$GYRE_INPUTS/model_tiny.h5" --bin 48 --cp "$n"
+    done
+  done
+}
+
+run_tests() {
+  need_gpu
+  [[ ${1:-} == --apps-only ]] || unit_tests
+  programs
+  [[ ${1:-} == --apps-only ]] || sanitizers
+  printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+  [[ $failed -eq 0 ]]
+}
+
+run_benchmarks() {
+  local program name device date status=0 folder=${GYRE_RESULTS:?}/gpu
+  if [[ $GYRE_SOFTGPU == 1 ]]; then
+    say "the software GPU is no machine to time: bench-gpu needs programs of preset cuda" >&2
+    exit 2
+  fi
+  need_gpu
+  mkdir -p "$folder"
+  for program in "$GYRE_PROGRAMS"/bench/bench-gpu-*; do
+    [[ -x $program && $program != *.bin ]] || continue
+    name=${program##*/bench-gpu-}
+    "$program" --json "$scratch/$name.json" "$@" || status=$?
+    [[ -s $scratch/$name.json ]] || { say "$name wrote no result" >&2 && exit 1; }
+    device=$(sed -n 's/.*"device": *"\([^"]*\)".*/\1/p' "$scratch/$name.json" | head -n 1 | tr -cs 'A-Za-z0-9\n' '-')
+    date=$(date -u +%Y%m%dT%H%M%SZ)
+    cp "$scratch/$name.json" "$folder/${device%-}-$date-$name.json"
+    say "recorded $folder/${device%-}-$date-$name.json"
+  done
+  return "$status"
+}
+
+command=${1:-}
+[[ $# -eq 0 ]] || shift
+case $command in
+  test) run_tests "$@" ;;
+  bench) run_benchmarks "$@" ;;
+  *)
+    echo "usage: gpu_suite.sh test [--apps-only] | bench [ARGS]" >&2
+    exit 2
+    ;;
+esac

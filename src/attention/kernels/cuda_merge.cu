@@ -1,0 +1,190 @@
+#include <algorithm>
+
+#include "attention/kernels/cuda_merge.hpp"
+#include "attention/merge.hpp"
+#include "runtime/cuda_stream.hpp"
+#include "runtime/device_code.cuh"
+
+namespace gyre {
+namespace {
+
+constexpr int threads = 256;
+constexpr int rows_of_block = 4;
+
+/// `width` elements that lie side by side, moved at once.
+template <class T, int width>
+struct alignas(width * sizeof(T)) Pack {
+  T values[width];
+};
+
+/// A MatrixView as kernels see it.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t cols, stride;
+  explicit Rows(MatrixView<T> m) : data(m.data), cols(m.cols), stride(m.stride) {}
+  __device__ T* row(int64_t r) const { return data + r * stride; }
+  __device__ T& operator()(int64_t r, int64_t c) const { return data[r * stride + c]; }
+};
+
+__device__ float as_float(float x) {
+  return x;
+}
+__device__ float as_float(bf16 x) {
+  return to_float(x);
+}
+template <class T>
+__device__ T rounded(float x) {
+  if constexpr (std::is_same_v<T, float>)
+    return x;
+  else
+    return to_bf16(x);
+}
+
+dim3 grid_of(const DeviceRound& round) {
+  return {static_cast<unsigned>((round.longest + rows_of_block - 1) / rows_of_block),
+          static_cast<unsigned>(round.count), 1};
+}
+
+/// Elements that can be moved at once: 8, or 1 where something is not aligned for that.
+template <class Byte>
+bool in_packs(const BasicMatrixRef<Byte>& m, int64_t head_dim) {
+  constexpr int64_t width = 8;
+  const auto bytes = static_cast<uintptr_t>(width * static_cast<int64_t>(size_of(m.type)));
+  return head_dim % width == 0 && m.stride % width == 0 &&
+         reinterpret_cast<uintptr_t>(m.data) % bytes == 0;
+}
+
+template <class From, class To, int width>
+__global__ void merge_rows(const RowPiece* pieces, Rows<const From> partial,
+                           Rows<const float> partial_lse, Rows<To> out, Rows<float> lse) {
+  auto* weights = reinterpret_cast<MergeWeights<float>*>(dynamic_shared());  // [heads]
+  const RowPiece piece = pieces[blockIdx.y];
+  const auto heads = static_cast<int>(lse.cols), columns = static_cast<int>(out.cols);
+  const int head_dim = columns / heads;
+  const int64_t first = int64_t{blockIdx.x} * rows_of_block;
+  for (int64_t i = first; i < min(first + rows_of_block, piece.length); ++i) {
+    const int64_t row = piece.row + i, scratch = piece.scratch + i;
+    for (int h = static_cast<int>(threadIdx.x); h < heads; h += threads) {
+      weights[h] = merge_lse(lse(row, h), partial_lse(scratch, h));
+      lse(row, h) = weights[h].lse;
+    }
+    __syncthreads();
+    for (int c = static_cast<int>(threadIdx.x) * width; c < columns; c += threads * width) {
+      const MergeWeights<float> w = weights[c / head_dim];
+      const auto p = *reinterpret_cast<const Pack<From, width>*>(partial.row(scratch) + c);
+      auto* to = reinterpret_cast<Pack<To, width>*>(out.row(row) + c);
+      Pack<To, width> o{};
+      // A weight of 0 is an empty side: what it holds is not looked at.
+      if (w.w1 != 0) o = *to;
+      for (int x = 0; x < width; ++x)
+        o.values[x] = rounded<To>((w.w1 != 0 ? w.w1 * as_float(o.values[x]) : 0) +
+                                  (w.w2 != 0 ? w.w2 * as_float(p.values[x]) : 0));
+      *to = o;
+    }
+    __syncthreads();  // before the next row's weights
+  }
+}
+
+template <class T>
+__global__ void stand_in_rows(const RowPiece* pieces, Rows<const T> d_out, Rows<const float> lse,
+                              Rows<const float> delta, Rows<T> stand_in, Rows<float> scratch_lse) {
+  const RowPiece piece = pieces[blockIdx.y];
+  const auto heads = static_cast<int>(lse.cols);
+  const int head_dim = static_cast<int>(d_out.cols) / heads;
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  const int64_t first = int64_t{blockIdx.x} * rows_of_block;
+  const int64_t rows = min(int64_t{rows_of_block}, piece.length - first);
+  // One warp for each row and head.
+  for (int64_t n = threadIdx.x / warp_lanes; n < rows * heads; n += threads / warp_lanes) {
+    const int64_t row = piece.row + first + n / heads, scratch = piece.scratch + first + n / heads;
+    const auto h = static_cast<int>(n % heads);
+    const T* from = d_out.row(row) + h * head_dim;
+    T* to = stand_in.row(scratch) + h * head_dim;
+    double squared = 0;  // bf16 has the range of f32, whose squares are not f32's
+    for (int d = lane; d < head_dim; d += warp_lanes) {
+      const auto x = static_cast<double>(as_float(from[d]));
+      squared += x * x;
+    }
+    const double factor = stand_in_factor(static_cast<double>(delta(row, h)), warp_sum(squared));
+    for (int d = lane; d < head_dim; d += warp_lanes)
+      to[d] = rounded<T>(static_cast<float>(factor * static_cast<double>(as_float(from[d]))));
+    if (lane == 0) scratch_lse(scratch, h) = lse_for_backward(lse(row, h));
+  }
+}
+
+template <class From, class To, int width>
+__global__ void add_rows(const RowPiece* pieces, Rows<const From> partial, Rows<To> sum) {
+  const RowPiece piece = pieces[blockIdx.y];
+  const auto packs = static_cast<int>(sum.cols) / width;
+  const int64_t first = int64_t{blockIdx.x} * rows_of_block;
+  const int64_t rows = min(int64_t{rows_of_block}, piece.length - first);
+  for (int64_t n = threadIdx.x; n < rows * packs; n += threads) {
+    const int64_t i = first + n / packs, c = n % packs * width;
+    const auto p = *reinterpret_cast<const Pack<From, width>*>(partial.row(piece.scratch + i) + c);
+    auto* to = reinterpret_cast<Pack<To, width>*>(sum.row(piece.row + i) + c);
+    Pack<To, width> s = *to;
+    for (int x = 0; x < width; ++x)
+      s.values[x] = rounded<To>(as_float(s.values[x]) + as_float(p.values[x]));
+    *to = s;
+  }
+}
+
+/// Calls f(From{}, To{}) with the element types of two matrices.
+template <class F>
+void with_types(DType from, DType to, F f) {
+  const auto second = [&](auto first) {
+    if (to == DType::f32) return f(first, float{});
+    GYRE_CHECK(to == DType::bf16, "a matrix of {}", name_of(to));
+    f(first, bf16{});
+  };
+  if (from == DType::f32) return second(float{});
+  GYRE_CHECK(from == DType::bf16, "a matrix of {}", name_of(from));
+  second(bf16{});
+}
+
+}  // namespace
+
+void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
+                     MatrixView<const float> partial_lse, MatrixRef out, MatrixView<float> lse,
+                     Stream& stream) {
+  const int64_t heads = lse.cols;
+  GYRE_CHECK(
+      heads > 0 && out.cols % heads == 0 && partial.cols == out.cols && partial_lse.cols == heads,
+      "{} columns merged into {} columns of {} heads", partial.cols, out.cols, heads);
+  const bool packs = in_packs(partial, out.cols / heads) && in_packs(out, out.cols / heads);
+  const Launch shape = {grid_of(round), threads, cuda_handle(stream),
+                        static_cast<size_t>(heads) * sizeof(MergeWeights<float>)};
+  with_types(partial.type, out.type, [&]<class From, class To>(From, To) {
+    launch(shape, packs ? merge_rows<From, To, 8> : merge_rows<From, To, 1>, round.pieces,
+           partial.as<From>(), partial_lse, out.as<To>(), lse);
+  });
+}
+
+void cuda_stand_in_rows(const DeviceRound& round, ConstMatrixRef d_out, MatrixView<const float> lse,
+                        MatrixView<const float> delta, MatrixRef stand_in,
+                        MatrixView<float> scratch_lse, Stream& stream) {
+  GYRE_CHECK(lse.cols > 0 && d_out.cols % lse.cols == 0 && stand_in.cols == d_out.cols,
+             "{} columns for {} columns of {} heads", stand_in.cols, d_out.cols, lse.cols);
+  const Launch shape = {grid_of(round), threads, cuda_handle(stream)};
+  with_types(d_out.type, stand_in.type, [&]<class From, class To>(From, To) {
+    if constexpr (std::is_same_v<From, To>)
+      launch(shape, stand_in_rows<From>, round.pieces, d_out.as<From>(), lse, delta,
+             stand_in.as<To>(), scratch_lse);
+    else
+      GYRE_CHECK(false, "{} in the place of {}", name_of(stand_in.type), name_of(d_out.type));
+  });
+}
+
+void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum,
+                   Stream& stream) {
+  GYRE_CHECK(partial.cols == sum.cols, "{} columns added to {}", partial.cols, sum.cols);
+  const bool packs = in_packs(partial, sum.cols) && in_packs(sum, sum.cols);
+  const Launch shape = {grid_of(round), threads, cuda_handle(stream)};
+  with_types(partial.type, sum.type, [&]<class From, class To>(From, To) {
+    launch(shape, packs ? add_rows<From, To, 8> : add_rows<From, To, 1>, round.pieces,
+           partial.as<From>(), sum.as<To>());
+  });
+}
+
+}  // namespace gyre

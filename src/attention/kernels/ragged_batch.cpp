@@ -1,0 +1,213 @@
+#include "attention/kernels/ragged_batch.hpp"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+struct Part {
+  RaggedMask mask;
+  RaggedEntry entry;
+};
+
+/// Parts of a rectangle: `keys` keys from its first, for `queries` queries from `first`.
+Part part_of(const Rectangle& r, RaggedMask mask, int64_t first, int64_t queries, int64_t keys) {
+  return {mask, {r.q_begin.value() + first, queries, r.k_begin.value(), keys, 0, 0}};
+}
+
+/// A rectangle with a diagonal: equal strides, no window.
+std::vector<Part> diagonal_parts(const Rectangle& r) {
+  const int64_t offset = floor_div(r.mask.offset, r.mask.q_stride);
+  const int64_t first = std::max<int64_t>(0, -offset);
+  const int64_t keys = std::min(r.k_length, offset + r.q_length);
+  if (first >= r.q_length || keys <= 0) return {};
+  // The last query of the diagonal is the first that sees all keys.
+  const int64_t on_diagonal = std::min(r.q_length, keys - offset) - first;
+  const bool square = on_diagonal == keys;
+  std::vector<Part> parts = {
+      part_of(r, square ? RaggedMask::causal : RaggedMask::causal_end, first, on_diagonal, keys)};
+  const int64_t rest = first + on_diagonal;
+  if (rest < r.q_length)
+    parts.push_back(part_of(r, RaggedMask::full, rest, r.q_length - rest, keys));
+  return parts;
+}
+
+/// Nothing: the rectangle is no batch entry, for `reason`.
+std::optional<std::vector<Part>> parts_of(const Rectangle& r, NotRagged& reason) {
+  if (r.q_length <= 0 || r.k_length <= 0) return std::vector<Part>{};
+  const bool nothing_behind = r.mask.begin_key(r.q_length - 1) <= 0;
+  if (nothing_behind && r.mask.end_key(0) >= r.k_length)
+    return std::vector<Part>{part_of(r, RaggedMask::full, 0, r.q_length, r.k_length)};
+  if (!nothing_behind) {
+    reason = NotRagged::window;
+    return std::nullopt;
+  }
+  if (r.q_length == 1) {  // whatever the strides
+    const int64_t keys = std::min(r.k_length, r.mask.end_key(0));
+    if (keys <= 0) return std::vector<Part>{};
+    return std::vector<Part>{part_of(r, RaggedMask::full, 0, 1, keys)};
+  }
+  if (r.mask.q_stride != r.mask.k_stride) {
+    reason = NotRagged::strides;
+    return std::nullopt;
+  }
+  return diagonal_parts(r);
+}
+
+void append(RaggedBatch& batch, RaggedEntry entry) {
+  entry.q_row = batch.q_rows;
+  entry.k_row = batch.k_rows;
+  batch.q_rows += entry.q_length;
+  batch.k_rows += entry.k_length;
+  batch.longest_q = std::max(batch.longest_q, entry.q_length);
+  batch.longest_k = std::max(batch.longest_k, entry.k_length);
+  batch.entries.push_back(entry);
+}
+
+int64_t row_of(const RaggedEntry& e, RaggedRows rows) {
+  switch (rows) {
+    case RaggedRows::q:
+      return e.q_begin;
+    case RaggedRows::k:
+      return e.k_begin;
+    case RaggedRows::scratch_q:
+      return e.q_row;
+    case RaggedRows::scratch_k:
+      break;
+  }
+  return e.k_row;
+}
+
+int64_t length_of(const RaggedEntry& e, RaggedRows rows) {
+  return rows == RaggedRows::q || rows == RaggedRows::scratch_q ? e.q_length : e.k_length;
+}
+
+std::vector<Round> rounds_of(const RaggedBatch& batch, RaggedRows result, RaggedRows scratch) {
+  std::vector<Round> rounds;
+  const auto meets = [](const RowPiece& a, const RowPiece& b) {
+    return a.row < b.row + b.length && b.row < a.row + a.length;
+  };
+  for (const RaggedEntry& e : batch.entries) {
+    const RowPiece piece = {row_of(e, result), row_of(e, scratch), length_of(e, result)};
+    // Behind the last round that touches its rows: every row keeps the order of the entries.
+    size_t round = rounds.size();
+    while (round > 0 && std::none_of(rounds[round - 1].begin(), rounds[round - 1].end(),
+                                     [&](const RowPiece& p) { return meets(p, piece); }))
+      --round;
+    if (round == rounds.size()) rounds.emplace_back();
+    rounds[round].push_back(piece);
+  }
+  return rounds;
+}
+
+}  // namespace
+
+const char* name_of(NotRagged reason) {
+  switch (reason) {
+    case NotRagged::fixed_tiles:
+      return "bits that do not depend on the batch";
+    case NotRagged::window:
+      return "window";
+    case NotRagged::strides:
+      return "unequal strides";
+  }
+  return "?";
+}
+
+RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles,
+                       int64_t most_entries, int64_t most_rows) {
+  RaggedPlan plan;
+  std::map<std::pair<RaggedMask, int>, RaggedBatch> open;
+  const auto close = [&](RaggedBatch& batch) {
+    if (!batch.entries.empty()) plan.batches.push_back(std::exchange(batch, {}));
+  };
+  for (const Rectangle& r : rectangles) {
+    NotRagged reason = NotRagged::fixed_tiles;
+    const auto parts = fixed_tiles ? std::nullopt : parts_of(r, reason);
+    if (!parts) {
+      plan.others.push_back(r);
+      ++plan.reasons[static_cast<size_t>(reason)];
+      continue;
+    }
+    for (const Part& part : *parts) {
+      RaggedBatch& batch = open[{part.mask, length_class(part.entry.q_length)}];
+      if (std::ssize(batch.entries) >= most_entries ||
+          batch.q_rows + part.entry.q_length > most_rows ||
+          batch.k_rows + part.entry.k_length > most_rows)
+        close(batch);
+      batch.mask = part.mask;
+      append(batch, part.entry);
+    }
+  }
+  for (auto& [key, batch] : open) close(batch);
+  return plan;
+}
+
+int length_class(int64_t q_length) {
+  int result = 0;
+  for (int64_t longest = 512; q_length > longest; longest *= 4) ++result;
+  return result;
+}
+
+std::vector<Rectangle> rectangles_of(const RaggedBatch& batch) {
+  std::vector<Rectangle> rectangles;
+  rectangles.reserve(batch.entries.size());
+  for (const RaggedEntry& e : batch.entries) {
+    Mask mask;
+    mask.causal = batch.mask != RaggedMask::full;
+    mask.offset = mask.causal ? e.k_length - e.q_length : 0;
+    rectangles.push_back(
+        {LocalToken(e.q_begin), e.q_length, LocalToken(e.k_begin), e.k_length, mask});
+  }
+  std::stable_sort(rectangles.begin(), rectangles.end(),
+                   [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; });
+  return rectangles;
+}
+
+std::vector<Round> query_rounds(const RaggedBatch& batch) {
+  return rounds_of(batch, RaggedRows::q, RaggedRows::scratch_q);
+}
+
+std::vector<Round> key_rounds(const RaggedBatch& batch) {
+  return rounds_of(batch, RaggedRows::k, RaggedRows::scratch_k);
+}
+
+std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows, int64_t capacity) {
+  GYRE_CHECK(capacity >= std::ssize(batch.entries), "{} entries, room for {}", batch.entries.size(),
+             capacity);
+  std::vector<int32_t> lengths(static_cast<size_t>(capacity), 0);
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const int64_t length = length_of(batch.entries[i], rows);
+    lengths[i] = static_cast<int32_t>(length);
+    GYRE_CHECK(lengths[i] == length, "a sequence of {} rows", length);
+  }
+  return lengths;
+}
+
+std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, int64_t stride,
+                                    int64_t capacity) {
+  GYRE_CHECK(capacity >= std::ssize(batch.entries), "{} entries, room for {}", batch.entries.size(),
+             capacity);
+  int64_t end = 0;
+  std::vector<int64_t> offsets;
+  offsets.reserve(static_cast<size_t>(capacity + 1));
+  for (const RaggedEntry& e : batch.entries) {
+    offsets.push_back(row_of(e, rows) * stride);
+    end = (row_of(e, rows) + length_of(e, rows)) * stride;
+  }
+  offsets.resize(static_cast<size_t>(capacity + 1), end);
+  return offsets;
+}
+
+int64_t rounded_up(int64_t n, int64_t least) {
+  int64_t size = least;
+  while (size < n) size *= 2;
+  return size;
+}
+
+}  // namespace gyre

@@ -1,0 +1,286 @@
+// Rectangles as ragged batches, as cuDNN takes them: every visible pair once, and nothing else.
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "attention/kernels/ragged_batch.hpp"
+#include "layout_cases.hpp"
+
+namespace gyre {
+namespace {
+
+using Pairs = std::map<std::pair<int64_t, int64_t>, int>;
+
+constexpr int64_t no_limit = int64_t{1} << 40;
+
+void count(Pairs& pairs, const Rectangle& r) {
+  for (int64_t i = 0; i < r.q_length; ++i) {
+    const int64_t end = std::min(r.k_length, r.mask.end_key(i));
+    for (int64_t j = std::max<int64_t>(0, r.mask.begin_key(i)); j < end; ++j)
+      ++pairs[{r.q_begin.value() + i, r.k_begin.value() + j}];
+  }
+}
+
+/// By the definition of the masks.
+void count(Pairs& pairs, RaggedMask mask, const RaggedEntry& e) {
+  for (int64_t i = 0; i < e.q_length; ++i)
+    for (int64_t j = 0; j < e.k_length; ++j) {
+      const int64_t diagonal = mask == RaggedMask::causal_end ? e.k_length - e.q_length : 0;
+      if (mask == RaggedMask::full || j <= i + diagonal) ++pairs[{e.q_begin + i, e.k_begin + j}];
+    }
+}
+
+Pairs pairs_of(const RaggedPlan& plan) {
+  Pairs pairs;
+  for (const RaggedBatch& batch : plan.batches)
+    for (const RaggedEntry& e : batch.entries) count(pairs, batch.mask, e);
+  for (const Rectangle& r : plan.others) count(pairs, r);
+  return pairs;
+}
+
+Pairs pairs_of(std::span<const Rectangle> rectangles) {
+  Pairs pairs;
+  for (const Rectangle& r : rectangles) count(pairs, r);
+  return pairs;
+}
+
+Rectangle arbitrary_rectangle(int64_t row) {
+  const auto stride = [] { return *rc::gen::inRange<int64_t>(1, 4); };
+  return {LocalToken(row),
+          *rc::gen::inRange<int64_t>(0, 12),
+          LocalToken(row / 2),
+          *rc::gen::inRange<int64_t>(0, 12),
+          {*rc::gen::arbitrary<bool>(), *rc::gen::inRange<int64_t>(-20, 20), stride(), stride(),
+           *rc::gen::weightedOneOf<int64_t>(
+               {{3, rc::gen::just<int64_t>(0)}, {1, rc::gen::inRange<int64_t>(1, 30)}})}};
+}
+
+std::vector<Rectangle> arbitrary_rectangles() {
+  std::vector<Rectangle> rectangles;
+  const int count = *rc::gen::inRange(0, 9);
+  for (int i = 0; i < count; ++i) rectangles.push_back(arbitrary_rectangle(4 * i));
+  return rectangles;
+}
+
+TEST(RaggedPlan, HasEveryVisiblePairOnceAndNoOther) {
+  EXPECT_TRUE(rc::check("pairs", [] {
+    const std::vector<Rectangle> rectangles = arbitrary_rectangles();
+    const RaggedPlan plan =
+        plan_ragged(rectangles, *rc::gen::element(false, false, true),
+                    *rc::gen::inRange<int64_t>(1, 6), *rc::gen::inRange<int64_t>(1, 40));
+    RC_ASSERT(pairs_of(plan) == pairs_of(rectangles));
+  }));
+}
+
+TEST(RaggedPlan, EveryQueryOfAnEntrySeesAKey) {
+  // A row that sees nothing has no log-sum-exp, which libraries treat as each sees fit.
+  EXPECT_TRUE(rc::check("no empty rows", [] {
+    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit);
+    for (const RaggedBatch& batch : plan.batches)
+      for (const RaggedEntry& e : batch.entries) {
+        RC_ASSERT(e.q_length > 0);
+        RC_ASSERT(e.k_length > 0);
+        if (batch.mask == RaggedMask::causal) RC_ASSERT(e.q_length == e.k_length);
+        if (batch.mask == RaggedMask::causal_end) RC_ASSERT(e.q_length < e.k_length);
+      }
+  }));
+}
+
+TEST(RaggedPlan, BatchesStayWithinTheirLimits) {
+  EXPECT_TRUE(rc::check("limits", [] {
+    const auto most_entries = *rc::gen::inRange<int64_t>(1, 5);
+    const auto most_rows = *rc::gen::inRange<int64_t>(1, 40);
+    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, most_entries, most_rows);
+    for (const RaggedBatch& batch : plan.batches) {
+      RC_ASSERT(std::ssize(batch.entries) <= most_entries);
+      RC_ASSERT(batch.entries.size() == 1 || std::max(batch.q_rows, batch.k_rows) <= most_rows);
+      int64_t q_row = 0, k_row = 0, longest_q = 0, longest_k = 0;
+      for (const RaggedEntry& e : batch.entries) {
+        RC_ASSERT(e.q_row == q_row);
+        RC_ASSERT(e.k_row == k_row);
+        q_row += e.q_length;
+        k_row += e.k_length;
+        longest_q = std::max(longest_q, e.q_length);
+        longest_k = std::max(longest_k, e.k_length);
+      }
+      RC_ASSERT(q_row == batch.q_rows);
+      RC_ASSERT(k_row == batch.k_rows);
+      RC_ASSERT(longest_q == batch.longest_q);
+      RC_ASSERT(longest_k == batch.longest_k);
+    }
+  }));
+}
+
+TEST(RaggedPlan, EntriesOfABatchAreOfSimilarLength) {
+  EXPECT_EQ(length_class(1), 0);
+  EXPECT_EQ(length_class(512), 0);
+  EXPECT_EQ(length_class(513), 1);
+  EXPECT_EQ(length_class(2048), 1);
+  EXPECT_EQ(length_class(2049), 2);
+  const auto square = [](int64_t begin, int64_t length) {
+    return Rectangle{LocalToken(begin), length, LocalToken(begin), length, {true, 0}};
+  };
+  const RaggedPlan plan = plan_ragged(
+      std::vector{square(0, 7), square(10, 4096), square(5000, 300), square(6000, 8000)}, false,
+      100, no_limit);
+  ASSERT_EQ(plan.batches.size(), 2U);
+  EXPECT_EQ(plan.batches[0].longest_q, 300);
+  EXPECT_EQ(plan.batches[1].entries.size(), 2U);
+}
+
+TEST(RaggedPlan, ABatchCanGoBackToRectangles) {
+  EXPECT_TRUE(rc::check("back", [] {
+    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit);
+    for (const RaggedBatch& batch : plan.batches) {
+      Pairs pairs;
+      for (const RaggedEntry& e : batch.entries) count(pairs, batch.mask, e);
+      const std::vector<Rectangle> rectangles = rectangles_of(batch);
+      RC_ASSERT(pairs_of(rectangles) == pairs);
+      RC_ASSERT(std::is_sorted(
+          rectangles.begin(), rectangles.end(),
+          [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; }));
+    }
+  }));
+}
+
+Rectangle causal(int64_t q, int64_t k, int64_t offset, int64_t q_stride = 1, int64_t k_stride = 1,
+                 int64_t window = 0) {
+  return {LocalToken(100), q, LocalToken(200), k, {true, offset, q_stride, k_stride, window}};
+}
+
+RaggedPlan plan_one(const Rectangle& r) {
+  return plan_ragged(std::vector{r}, false, 100, no_limit);
+}
+
+TEST(RaggedPlan, CausalSquaresHaveAMaskOfTheirOwn) {
+  const RaggedPlan plan = plan_one(causal(8, 8, 0));
+  ASSERT_EQ(plan.batches.size(), 1U);
+  EXPECT_EQ(plan.batches[0].mask, RaggedMask::causal);
+  EXPECT_EQ(plan.batches[0].entries, (std::vector<RaggedEntry>{{100, 8, 200, 8, 0, 0}}));
+}
+
+TEST(RaggedPlan, ADiagonalWithQueriesBehindItIsTwoEntries) {  // the example of the header
+  const RaggedPlan plan = plan_one(causal(8, 6, 2));
+  ASSERT_EQ(plan.batches.size(), 2U);
+  EXPECT_EQ(plan.batches[0].mask, RaggedMask::full);
+  EXPECT_EQ(plan.batches[0].entries, (std::vector<RaggedEntry>{{104, 4, 200, 6, 0, 0}}));
+  EXPECT_EQ(plan.batches[1].mask, RaggedMask::causal_end);
+  EXPECT_EQ(plan.batches[1].entries, (std::vector<RaggedEntry>{{100, 4, 200, 6, 0, 0}}));
+}
+
+TEST(RaggedPlan, QueriesThatSeeNothingAreLeftOut) {
+  const RaggedPlan plan = plan_one(causal(8, 8, -3));
+  ASSERT_EQ(plan.batches.size(), 1U);
+  EXPECT_EQ(plan.batches[0].mask, RaggedMask::causal);
+  EXPECT_EQ(plan.batches[0].entries, (std::vector<RaggedEntry>{{103, 5, 200, 5, 0, 0}}));
+  EXPECT_TRUE(plan_one(causal(8, 8, -8)).batches.empty());
+}
+
+TEST(RaggedPlan, StripedDiagonalsAreDiagonals) {
+  // Rank 1 of 4 against the keys of rank 2: its query i is before key i.
+  const RaggedPlan plan = plan_one(causal(8, 8, -1, 4, 4));
+  ASSERT_EQ(plan.batches.size(), 1U);
+  EXPECT_EQ(plan.batches[0].entries, (std::vector<RaggedEntry>{{101, 7, 200, 7, 0, 0}}));
+}
+
+TEST(RaggedPlan, SaysWhyARectangleIsNoEntry) {
+  const auto reason = [](const RaggedPlan& plan, NotRagged why) {
+    return plan.reasons[static_cast<size_t>(why)];
+  };
+  const RaggedPlan window = plan_one(causal(8, 8, 0, 1, 1, 7));
+  EXPECT_EQ(window.others.size(), 1U);
+  EXPECT_EQ(reason(window, NotRagged::window), 1);
+  EXPECT_TRUE(plan_one(causal(8, 8, 0, 1, 1, 8)).others.empty()) << "a window that hides nothing";
+  EXPECT_EQ(reason(plan_one(causal(8, 8, 0, 2, 1)), NotRagged::strides), 1);
+  EXPECT_EQ(reason(plan_ragged(std::vector{causal(8, 8, 0)}, true, 100, no_limit),
+                   NotRagged::fixed_tiles),
+            1);
+  std::set<std::string> names;
+  for (int i = 0; i < not_ragged_reasons; ++i) names.insert(name_of(static_cast<NotRagged>(i)));
+  EXPECT_EQ(names.size(), static_cast<size_t>(not_ragged_reasons));
+}
+
+void check_rounds(const std::vector<Round>& rounds, const std::vector<RowPiece>& entries) {
+  std::map<int64_t, std::vector<int64_t>> order, want;  // of scratch rows, by row of the result
+  for (const Round& round : rounds) {
+    std::set<int64_t> seen;
+    for (const RowPiece& p : round)
+      for (int64_t i = 0; i < p.length; ++i) {
+        RC_ASSERT(seen.insert(p.row + i).second);
+        order[p.row + i].push_back(p.scratch + i);
+      }
+  }
+  for (const RowPiece& p : entries)
+    for (int64_t i = 0; i < p.length; ++i) want[p.row + i].push_back(p.scratch + i);
+  RC_ASSERT(order == want);
+}
+
+TEST(RaggedRounds, TouchARowOnceAndKeepTheOrderOfEntries) {
+  EXPECT_TRUE(rc::check("rounds", [] {
+    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit);
+    for (const RaggedBatch& batch : plan.batches) {
+      std::vector<RowPiece> queries, keys;
+      for (const RaggedEntry& e : batch.entries) {
+        queries.push_back({e.q_begin, e.q_row, e.q_length});
+        keys.push_back({e.k_begin, e.k_row, e.k_length});
+      }
+      check_rounds(query_rounds(batch), queries);
+      check_rounds(key_rounds(batch), keys);
+    }
+  }));
+}
+
+TEST(RaggedRounds, OfDisjointRowsAreOne) {
+  RaggedBatch batch;
+  batch.entries = {{0, 4, 0, 4, 0, 0}, {8, 4, 8, 4, 4, 4}, {4, 4, 4, 4, 8, 8}};
+  EXPECT_EQ(query_rounds(batch).size(), 1U);
+  EXPECT_EQ(key_rounds(batch).size(), 1U);
+}
+
+TEST(RaggedTables, CountElementsAndPadWithEmptyEntries) {
+  RaggedBatch batch;
+  batch.entries = {{10, 3, 20, 5, 0, 0}, {40, 2, 0, 7, 3, 5}};
+  using Lengths = std::vector<int32_t>;
+  using Offsets = std::vector<int64_t>;
+  EXPECT_EQ(ragged_lengths(batch, RaggedRows::q, 4), (Lengths{3, 2, 0, 0}));
+  EXPECT_EQ(ragged_lengths(batch, RaggedRows::scratch_k, 2), (Lengths{5, 7}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 100, 4), (Offsets{1000, 4000, 4200, 4200, 4200}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::k, 10, 2), (Offsets{200, 0, 70}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_q, 8, 2), (Offsets{0, 24, 40}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_k, 8, 3), (Offsets{0, 40, 96, 96}));
+  EXPECT_ANY_THROW((void)ragged_lengths(batch, RaggedRows::q, 1));
+}
+
+TEST(RaggedTables, OffsetsNeedMoreThan32Bits) {
+  RaggedBatch batch;
+  batch.entries = {{1 << 20, 1, 0, 1, 0, 0}};
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 1 << 14, 1)[0], int64_t{1} << 34);
+}
+
+TEST(RaggedTables, SizesAreRoundedToPowersOfTwo) {
+  EXPECT_EQ(rounded_up(1, 16), 16);
+  EXPECT_EQ(rounded_up(17, 16), 32);
+  EXPECT_EQ(rounded_up(8192, 1), 8192);
+}
+
+TEST(RaggedPlan, TakesWholeLayoutsWithoutWindow) {
+  EXPECT_TRUE(rc::check("layouts", [] {
+    const test::LayoutCase c = test::arbitrary_layout();
+    const int queries = *rc::gen::inRange(0, c.layout.cp());
+    const int keys = *rc::gen::inRange(0, c.layout.cp());
+    const std::vector<Rectangle> rectangles =
+        intersect(c.layout.shards[static_cast<size_t>(queries)],
+                  c.layout.shards[static_cast<size_t>(keys)], MaskKind::causal);
+    const RaggedPlan plan = plan_ragged(rectangles, false, 1024, no_limit);
+    RC_ASSERT(pairs_of(plan) == pairs_of(rectangles));
+    RC_ASSERT(plan.reasons[static_cast<size_t>(NotRagged::window)] == 0);
+    for (const Rectangle& r : plan.others) RC_ASSERT(r.mask.q_stride != r.mask.k_stride);
+  }));
+}
+
+}  // namespace
+}  // namespace gyre
