@@ -12,7 +12,7 @@
 #
 # The driver is the host's. So are NCCL, cuBLASLt and cuDNN, unless --with-cuda-libs packs them; a host's are looked
 # for in the usual places, and in CUDA_HOME, NCCL_HOME, and Python's site-packages. Without NCCL and cuBLASLt the
-# stubs answer every call with an error: --comm nccl and the decoder end with it, everything else runs.
+# stubs answer every call with an error: --comm nccl ends with it, and products are those of a kernel of Gyre's own.
 set -euo pipefail
 
 build=$(cd "$1" && pwd)

@@ -54,7 +54,7 @@ std::string kernel_of(const AttentionOptions& o) {
   if (!o.backend.on_gpu()) return "cpu";
   if (o.kernel != "auto") return o.kernel;
 #ifdef GYRE_WITH_CUDNN
-  if (o.types().activations == DType::bf16) return "cudnn";
+  if (o.types().activations == DType::bf16 && !cudnn_version().empty()) return "cudnn";
 #endif
   return "tiled";
 }

@@ -185,8 +185,10 @@ void cuda_gemm(ConstMatrixRef a, Transpose a_op, ConstMatrixRef b, Transpose b_o
                bool accumulate, Stream& stream) {
   const ColumnMajorGemm g = column_major(a, a_op, b, b_op, c);
   if (g.m == 0 || g.n == 0) return;
-  // Nothing to multiply, but c may still have to become 0.
-  if (g.k == 0) return cuda_gemm_plain(a, a_op, b, b_op, c, accumulate, stream);
+  // k = 0: nothing to multiply, but c may still have to become 0. Version 0: what stands in for the
+  // library on a host without it.
+  if (g.k == 0 || cublasLtGetVersion() == 0)
+    return cuda_gemm_plain(a, a_op, b, b_op, c, accumulate, stream);
   Library::of_current_device().multiply(g, c.data, accumulate, cuda_handle(stream));
 }
 
