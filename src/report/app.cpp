@@ -27,7 +27,11 @@ enum class Request { run, help, version };
 
 std::string version_text(const std::string& name) {
   const BuildInfo build = build_info();
-#ifdef GYRE_WITH_CUDA
+#ifdef GYRE_SOFTGPU
+  const char* cuda = "for the software GPU";
+#elif defined(GYRE_WITH_CUDNN)
+  const char* cuda = "with CUDA, NCCL and cuDNN";
+#elif defined(GYRE_WITH_CUDA)
   const char* cuda = "with CUDA and NCCL";
 #else
   const char* cuda = "without CUDA";

@@ -56,6 +56,8 @@ check_names() {
   local module
   forbid '\bMPI_COMM_WORLD' 'only src/runtime/mpi_env.cpp may name it' src apps tests bench |
     grep -v '^src/runtime/mpi_env\.cpp:' || true
+  # The software GPU knows no <<<...>>>, and nothing would check the launch.
+  forbid '<<<[^<]' 'launches go through gyre::launch' src tests bench
   for module in $ALGORITHMS; do
     forbid "$PRINTING" 'algorithms do not print' "src/$module"
   done
@@ -113,6 +115,7 @@ must_notice src/logprobs/a.cpp 'std::cout << 1;' 'do not print'
 must_notice src/model/a.cpp 'fmt::print("x");' 'do not print'
 must_notice src/comm/a.cpp 'fprintf(stderr, "x");' 'do not print'
 must_notice src/attention/a.cu 'printf("x");' 'do not print'
+must_notice src/model/a.cu 'kernel<<<grid, block>>>(x);' 'gyre::launch'
 must_notice src/model/a.cpp '#include <CLI/CLI.hpp>' 'only report reads options'
 must_notice src/report/a.cpp '#include <hdf5.h>' 'only io speaks HDF5'
 must_notice apps/long.cpp "$(printf '%.0s\\n' $(seq 200))" 'at most 200'
