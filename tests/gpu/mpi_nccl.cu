@@ -1,14 +1,13 @@
-// The NCCL communicator against the MPI communicator: the same operation on the same data, on the
-// device and on the host, leaves the same bytes. The data are small integers, exact in every type,
-// so that the order of a reduction does not matter.
+// The NCCL communicator: every operation against the MPI communicator, its order with kernels, and
+// its errors.
 
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 #include <stdexcept>
 
 #include "comm/agree.hpp"
 #include "comm/nccl.hpp"
+#include "device_comm_cases.hpp"
 #include "mpi_test.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/cuda_stream.hpp"
@@ -19,312 +18,49 @@
 #include <softgpu_progress.h>
 #endif
 
+namespace gyre::test {
+namespace {
+
+struct NcclBackend {
+  static void prepare() {
+#ifdef GYRE_SOFTGPU
+    setenv("GYRE_SOFTGPU_DEVICES", std::to_string(world().size()).c_str(), 1);
+#endif
+    if (const int devices = usable_cuda_devices(); devices > 0)
+      GYRE_CHECK_CUDA(cudaSetDevice(world().rank() % devices));
+  }
+  static std::unique_ptr<Communicator> make(Communicator& mpi, Stream&) {
+    return make_nccl_communicator(mpi);
+  }
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(Nccl, DeviceComm, NcclBackend);
+
+}  // namespace
+}  // namespace gyre::test
+
 namespace gyre {
 namespace {
 
-constexpr int64_t guard = 16;  // elements behind every receive buffer that nobody may write
+using test::CommGroup;
+using test::OnStream;
+using test::part;
+using test::writable_part;
 
-template <class T>
-std::vector<T> sample(int rank, int64_t count) {
-  std::vector<T> values(static_cast<size_t>(count));
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = static_cast<T>((static_cast<size_t>(rank) * 31 + i * 7) % 97) - T{48};
-  return values;
-}
-
-template <class T>
-std::vector<T> untouched(int64_t count) {
-  return std::vector<T>(static_cast<size_t>(count + guard), T{-999});
-}
-
-/// A vector's copy on the device, by way of the caller's stream.
-template <class T>
-class OnDevice {
- public:
-  OnDevice(const std::vector<T>& values, Stream& stream)
-      : values_(values), buffer_(std::ssize(values), MemorySpace::device), stream_(stream) {
-    GYRE_CHECK_CUDA(cudaMemcpyAsync(buffer_.data(), values_.data(), bytes(), cudaMemcpyHostToDevice,
-                                    cuda_handle(stream_)));
-  }
-  T* data() { return buffer_.data(); }
-  std::vector<T> download() {
-    GYRE_CHECK_CUDA(cudaMemcpyAsync(values_.data(), buffer_.data(), bytes(), cudaMemcpyDeviceToHost,
-                                    cuda_handle(stream_)));
-    stream_.synchronize();
-    return values_;
-  }
-
- private:
-  size_t bytes() const { return values_.size() * sizeof(T); }
-
-  std::vector<T> values_;
-  Buffer<T> buffer_;
-  Stream& stream_;
-};
-
-template <class T>
-std::span<const std::byte> part(const T* data, int64_t begin, int64_t count) {
-  return std::as_bytes(std::span<const T>(data + begin, static_cast<size_t>(count)));
-}
-template <class T>
-std::span<std::byte> writable_part(T* data, int64_t begin, int64_t count) {
-  return std::as_writable_bytes(std::span<T>(data + begin, static_cast<size_t>(count)));
-}
-
-std::vector<int64_t> in_bytes(std::vector<int64_t> counts, size_t element) {
-  for (int64_t& count : counts) count *= static_cast<int64_t>(element);
-  return counts;
-}
-
-int64_t sum(const std::vector<int64_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
-/// One group of ranks, as both backends see it.
-struct Group {
-  std::string name;
-  Communicator* mpi;
-  Communicator* nccl;
-};
-
-class Nccl : public testing::Test {
- protected:
-  static void SetUpTestSuite() {
-#ifdef GYRE_SOFTGPU
-    setenv("GYRE_SOFTGPU_DEVICES", std::to_string(test::world().size()).c_str(), 1);
-#endif
-    if (const int devices = usable_cuda_devices(); devices > 0)
-      GYRE_CHECK_CUDA(cudaSetDevice(test::world().rank() % devices));
-    try {
-      nccl_world_ = make_nccl_communicator(test::world());
-    } catch (const Error& error) {
-      if (!error.agreed()) throw;
-      why_not_ = error.what();
-      return;
-    }
-    const int parity = test::world().rank() % 2;
-    mpi_half_ = test::world().split(parity);
-    nccl_half_ = nccl_world_->split(parity);
-    stream_ = make_cuda_stream();
-  }
-  static void TearDownTestSuite() {
-    stream_.reset();
-    nccl_half_.reset();
-    mpi_half_.reset();
-    nccl_world_.reset();
-  }
-  void SetUp() override {
-    if (nccl_world_ == nullptr) GTEST_SKIP() << why_not_;
-  }
-
-  static std::vector<Group> groups() {
-    return {{"all ranks", &test::world(), nccl_world_.get()},
-            {"ranks of one parity", mpi_half_.get(), nccl_half_.get()}};
-  }
-  static Stream& stream() {
-    return *stream_;
-  }
-
-  /// Runs op(comm, send, recv, stream) with both backends; what it leaves in `recv` must agree.
-  template <class T, class Op>
-  static void expect_same(const Group& group, const std::vector<T>& send, std::vector<T> recv,
-                          Op op) {
-    SCOPED_TRACE(group.name);
-    OnDevice<T> device_send(send, stream()), device_recv(recv, stream());
-    HostStream host;
-    op(*group.mpi, send.data(), recv.data(), host)->wait();
-    op(*group.nccl, device_send.data(), device_recv.data(), stream())->wait();
-    EXPECT_EQ(device_recv.download(), recv);
-    EXPECT_EQ(device_send.download(), send);
-  }
-
- private:
-  static inline std::string why_not_;
-  static inline std::unique_ptr<Communicator> nccl_world_, mpi_half_, nccl_half_;
-  static inline std::unique_ptr<Stream> stream_;
-};
-
-TEST_F(Nccl, SplitKeepsTheOrderOfRanks) {
-  for (const Group& group : groups()) {
-    EXPECT_EQ(group.nccl->rank(), group.mpi->rank()) << group.name;
-    EXPECT_EQ(group.nccl->size(), group.mpi->size()) << group.name;
-    EXPECT_EQ(group.nccl->space(), MemorySpace::device);
-    EXPECT_EQ(group.nccl->backend(), "nccl");
-  }
-}
-
-TEST_F(Nccl, ExchangeAroundARing) {
-  constexpr int64_t count = 1000;
-  for (const Group& group : groups()) {
-    const int n = group.mpi->size(), me = group.mpi->rank();
-    expect_same(group, sample<float>(me, count), untouched<float>(count),
-                [&](Communicator& comm, const float* send, float* recv, Stream& on) {
-                  const SendSlice sends[] = {{(me + 1) % n, part(send, 0, count)}};
-                  const RecvSlice recvs[] = {{(me + n - 1) % n, writable_part(recv, 0, count)}};
-                  return comm.exchange(sends, recvs, on, "ring");
-                });
-  }
-}
-
-TEST_F(Nccl, ExchangeOfTwoMessagesWithEveryRankItselfIncluded) {
-  for (const Group& group : groups()) {
-    const int n = group.mpi->size(), me = group.mpi->rank();
-    // Message k from rank a to rank b has 3 a + b + 5 k elements; message 0 of rank 0 to itself
-    // has none.
-    const auto length = [](int from, int to, int k) -> int64_t { return 3 * from + to + 5 * k; };
-    int64_t most = 0;
-    for (int a = 0; a < n; ++a) most += length(n, a, 0) + length(n, a, 1);
-    expect_same(group, sample<int32_t>(me, most), untouched<int32_t>(most),
-                [&](Communicator& comm, const int32_t* send, int32_t* recv, Stream& on) {
-                  std::vector<SendSlice> sends;
-                  std::vector<RecvSlice> recvs;
-                  int64_t sent = 0, received = 0;
-                  for (int k = 0; k < 2; ++k)
-                    for (int peer = 0; peer < n; ++peer) {
-                      const int64_t out = length(me, peer, k), in = length(peer, me, k);
-                      sends.push_back({peer, part(send, sent, out)});
-                      recvs.push_back({peer, writable_part(recv, received, in)});
-                      sent += out;
-                      received += in;
-                    }
-                  return comm.exchange(sends, recvs, on, "all pairs");
-                });
-  }
-}
-
-TEST_F(Nccl, ExchangeOfMessagesCutDifferentlyAtTheirTwoEnds) {
-  // From every rank to every rank, itself included: sent in 3 parts with an element between them,
-  // received in 1 or 2. The larger exchanges need more staging than the smaller ones.
-  for (const Group& group : groups())
-    for (const int64_t count : {6, 600})
-      for (const int64_t parts : {1, 2}) {
-        const int n = group.mpi->size();
-        const int64_t third = count / 3, received = count / parts;
-        expect_same(
-            group, sample<int32_t>(group.mpi->rank(), n * (count + 3)),
-            untouched<int32_t>(n * (count + 2)),
-            [&](Communicator& comm, const int32_t* send, int32_t* recv, Stream& on) {
-              std::vector<SendSlice> sends;
-              std::vector<RecvSlice> recvs;
-              for (int peer = 0; peer < n; ++peer) {
-                for (int64_t i = 0; i < 3; ++i)
-                  sends.push_back({peer, part(send, peer * (count + 3) + i * (third + 1), third)});
-                for (int64_t i = 0; i < parts; ++i)
-                  recvs.push_back(
-                      {peer,
-                       writable_part(recv, peer * (count + 2) + i * (received + 1), received)});
-              }
-              return comm.exchange(sends, recvs, on, "cut differently");
-            });
-      }
-}
-
-TEST_F(Nccl, AllGatherOfEqualParts) {
-  constexpr int64_t count = 513;
-  for (const Group& group : groups()) {
-    const int n = group.mpi->size();
-    expect_same(group, sample<double>(group.mpi->rank(), count), untouched<double>(count * n),
-                [&](Communicator& comm, const double* send, double* recv, Stream& on) {
-                  return comm.all_gather(part(send, 0, count), writable_part(recv, 0, count * n),
-                                         on, "all-gather");
-                });
-  }
-}
-
-TEST_F(Nccl, AllGatherOfUnequalPartsOneOfThemEmpty) {
-  for (const Group& group : groups()) {
-    const int me = group.mpi->rank();
-    std::vector<int64_t> counts;
-    for (int r = 0; r < group.mpi->size(); ++r) counts.push_back(r == 1 ? 0 : 100 + 37 * r);
-    const int64_t mine = counts[static_cast<size_t>(me)];
-    expect_same(group, sample<float>(me, mine + 1), untouched<float>(sum(counts)),
-                [&](Communicator& comm, const float* send, float* recv, Stream& on) {
-                  return comm.all_gather_v(part(send, 0, mine), writable_part(recv, 0, sum(counts)),
-                                           in_bytes(counts, sizeof(float)), on, "all-gather-v");
-                });
-  }
-}
-
-TEST_F(Nccl, AllToAllOfEqualBlocks) {
-  constexpr int64_t block = 129;
-  for (const Group& group : groups()) {
-    const int64_t count = block * group.mpi->size();
-    expect_same(group, sample<float>(group.mpi->rank(), count), untouched<float>(count),
-                [&](Communicator& comm, const float* send, float* recv, Stream& on) {
-                  return comm.all_to_all(part(send, 0, count), writable_part(recv, 0, count), on,
-                                         "all-to-all");
-                });
-  }
-}
-
-TEST_F(Nccl, AllToAllOfUnequalBlocksSomeOfThemEmpty) {
-  for (const Group& group : groups()) {
-    const int me = group.mpi->rank();
-    std::vector<int64_t> out, in;
-    for (int peer = 0; peer < group.mpi->size(); ++peer) {
-      out.push_back((me * 5 + peer * 11) % 17);
-      in.push_back((peer * 5 + me * 11) % 17);
-    }
-    expect_same(group, sample<int64_t>(me, sum(out) + 1), untouched<int64_t>(sum(in)),
-                [&](Communicator& comm, const int64_t* send, int64_t* recv, Stream& on) {
-                  return comm.all_to_all_v(part(send, 0, sum(out)), in_bytes(out, sizeof(int64_t)),
-                                           writable_part(recv, 0, sum(in)),
-                                           in_bytes(in, sizeof(int64_t)), on, "all-to-all-v");
-                });
-  }
-}
-
-template <class T>
-class NcclReductions : public Nccl {};
-using ReducedTypes = testing::Types<float, double, int32_t, int64_t>;
-TYPED_TEST_SUITE(NcclReductions, ReducedTypes);
-
-TYPED_TEST(NcclReductions, ReduceScatter) {
-  constexpr int64_t count = 77;
-  for (const Group& group : this->groups())
-    for (ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min})
-      this->expect_same(
-          group, sample<TypeParam>(group.mpi->rank(), count * group.mpi->size()),
-          untouched<TypeParam>(count),
-          [&](Communicator& comm, const TypeParam* send, TypeParam* recv, Stream& on) {
-            return comm.reduce_scatter(send, recv, count, dtype_of<TypeParam>, op, on, "reduce");
-          });
-}
-
-TYPED_TEST(NcclReductions, AllReduceInPlace) {
-  constexpr int64_t count = 1025;
-  for (const Group& group : this->groups())
-    for (ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min})
-      this->expect_same(group, std::vector<TypeParam>(1),
-                        sample<TypeParam>(group.mpi->rank(), count + guard),
-                        [&](Communicator& comm, const TypeParam*, TypeParam* data, Stream& on) {
-                          return comm.all_reduce(data, count, dtype_of<TypeParam>, op, on, "sum");
-                        });
-}
-
-TEST_F(Nccl, BroadcastFromEveryRoot) {
-  constexpr int64_t count = 300;
-  for (const Group& group : groups())
-    for (int root = 0; root < group.mpi->size(); ++root)
-      expect_same(group, std::vector<float>(1), sample<float>(group.mpi->rank(), count + guard),
-                  [&](Communicator& comm, const float*, float* data, Stream& on) {
-                    return comm.broadcast(writable_part(data, 0, count), root, on, "broadcast");
-                  });
-}
+class Nccl : public test::DeviceComm<test::NcclBackend> {};
 
 TEST_F(Nccl, BarriersAndOperationsUnderWayTogether) {
-  for (const Group& group : groups()) {
-    OnDevice<int32_t> a(std::vector<int32_t>(100, 1), stream());
-    OnDevice<int32_t> b(std::vector<int32_t>(100, 2), stream());
-    WorkPtr first = group.nccl->all_reduce(a.data(), 100, DType::i32, ReduceOp::sum, stream(), "a");
-    WorkPtr barrier = group.nccl->barrier(stream(), "barrier");
-    WorkPtr last = group.nccl->all_reduce(b.data(), 100, DType::i32, ReduceOp::sum, stream(), "b");
+  for (const CommGroup& group : groups()) {
+    OnStream<int32_t> a(std::vector<int32_t>(100, 1), stream());
+    OnStream<int32_t> b(std::vector<int32_t>(100, 2), stream());
+    WorkPtr first = group.comm->all_reduce(a.data(), 100, DType::i32, ReduceOp::sum, stream(), "a");
+    WorkPtr barrier = group.comm->barrier(stream(), "barrier");
+    WorkPtr last = group.comm->all_reduce(b.data(), 100, DType::i32, ReduceOp::sum, stream(), "b");
     while (!last->test()) {
     }
     EXPECT_TRUE(first->test() && barrier->test()) << "operations complete in order";
     for (WorkPtr* work : {&barrier, &last, &first}) (*work)->wait();
-    EXPECT_EQ(a.download(), std::vector<int32_t>(100, group.nccl->size()));
-    EXPECT_EQ(b.download(), std::vector<int32_t>(100, 2 * group.nccl->size()));
+    EXPECT_EQ(a.values(), std::vector<int32_t>(100, group.comm->size()));
+    EXPECT_EQ(b.values(), std::vector<int32_t>(100, 2 * group.comm->size()));
   }
 }
 
@@ -334,8 +70,8 @@ TEST_F(Nccl, AnOperationStartsAfterTheWorkOfTheCallersStream) {
 #else
   constexpr int64_t count = int64_t{1} << 24;
 #endif
-  const Group group = groups().front();
-  const int n = group.nccl->size(), me = group.nccl->rank();
+  const CommGroup group = groups().front();
+  const int n = group.comm->size(), me = group.comm->rank();
   Buffer<int32_t> data(count, MemorySpace::device), received(count, MemorySpace::device);
   const size_t bytes = static_cast<size_t>(count) * sizeof(int32_t);
   // The last of many fills is what the neighbour must get.
@@ -343,19 +79,12 @@ TEST_F(Nccl, AnOperationStartsAfterTheWorkOfTheCallersStream) {
     GYRE_CHECK_CUDA(cudaMemsetAsync(data.data(), fill, bytes, cuda_handle(stream())));
   const SendSlice sends[] = {{(me + 1) % n, part<int32_t>(data.data(), 0, count)}};
   const RecvSlice recvs[] = {{(me + n - 1) % n, writable_part(received.data(), 0, count)}};
-  group.nccl->exchange(sends, recvs, stream(), "ordered")->wait();
+  group.comm->exchange(sends, recvs, stream(), "ordered")->wait();
   std::vector<int32_t> result(static_cast<size_t>(count));
   GYRE_CHECK_CUDA(cudaMemcpyAsync(result.data(), received.data(), bytes, cudaMemcpyDeviceToHost,
                                   cuda_handle(stream())));
   stream().synchronize();
   EXPECT_EQ(std::count(result.begin(), result.end(), 0x63636363), count);
-}
-
-TEST_F(Nccl, AMessageToOneselfWithoutItsReceiveIsAnError) {
-  const Group group = groups().front();
-  Buffer<float> data(4, MemorySpace::device);
-  const SendSlice sends[] = {{group.nccl->rank(), part<float>(data.data(), 0, 4)}};
-  EXPECT_THROW(group.nccl->exchange(sends, {}, stream(), "unmatched"), Error);
 }
 
 // ---- the order of communication and kernels
@@ -371,13 +100,13 @@ __global__ void add_all(const int32_t* from, int32_t* to, int count) {
 
 TEST_F(Nccl, HoldOrdersKernelsBehindTheOperation) {
   constexpr int count = 500;
-  for (const Group& group : groups()) {
-    const int n = group.nccl->size(), me = group.nccl->rank();
+  for (const CommGroup& group : groups()) {
+    const int n = group.comm->size(), me = group.comm->rank();
     Buffer<int32_t> data(count, MemorySpace::device), received(count, MemorySpace::device);
     launch({4, 128, cuda_handle(stream())}, write_all, data.data(), count, 1000 * me);
     const SendSlice sends[] = {{(me + 1) % n, part<int32_t>(data.data(), 0, count)}};
     const RecvSlice recvs[] = {{(me + n - 1) % n, writable_part(received.data(), 0, count)}};
-    WorkPtr work = group.nccl->exchange(sends, recvs, stream(), "between kernels");
+    WorkPtr work = group.comm->exchange(sends, recvs, stream(), "between kernels");
     work->hold();
     launch({4, 128, cuda_handle(stream())}, add_all, received.data(), data.data(), count);
     std::vector<int32_t> result(count), expected(count);
@@ -393,43 +122,45 @@ TEST_F(Nccl, HoldOrdersKernelsBehindTheOperation) {
 }
 
 TEST_F(Nccl, HoldOfWhatTheHostSubmittedWaits) {
-  const Group group = groups().front();
+  const CommGroup group = groups().front();
   Buffer<int32_t> data(1, MemorySpace::device);
   const int32_t one = 1;
   int32_t result = 0;
   GYRE_CHECK_CUDA(cudaMemcpy(data.data(), &one, sizeof(one), cudaMemcpyHostToDevice));
+  // A copy from memory that is not pinned may still be under way when it returns.
+  GYRE_CHECK_CUDA(cudaDeviceSynchronize());
   HostStream host;
-  WorkPtr work = group.nccl->all_reduce(data.data(), 1, DType::i32, ReduceOp::sum, host, "sum");
+  WorkPtr work = group.comm->all_reduce(data.data(), 1, DType::i32, ReduceOp::sum, host, "sum");
   work->hold();
   GYRE_CHECK_CUDA(cudaMemcpy(&result, data.data(), sizeof(result), cudaMemcpyDeviceToHost));
-  EXPECT_EQ(result, group.nccl->size());
+  EXPECT_EQ(result, group.comm->size());
   work->wait();
 }
 
 TEST_F(Nccl, OperationsMoveOnWhileTheHostWaitsForOtherRanks) {
-  const Group group = groups().front();
-  OnDevice<int32_t> data(std::vector<int32_t>(10, 1), stream());
+  const CommGroup group = groups().front();
+  OnStream<int32_t> data(std::vector<int32_t>(10, 1), stream());
   WorkPtr work =
-      group.nccl->all_reduce(data.data(), 10, DType::i32, ReduceOp::sum, stream(), "sum");
+      group.comm->all_reduce(data.data(), 10, DType::i32, ReduceOp::sum, stream(), "sum");
   // The others come to the agreement only after the operation, which needs rank 0.
-  if (group.nccl->rank() != 0) work->wait();
+  if (group.comm->rank() != 0) work->wait();
   EXPECT_EQ(all_reduce_value(*group.mpi, int64_t{1}, ReduceOp::sum), group.mpi->size());
   work->wait();
-  EXPECT_EQ(data.download(), std::vector<int32_t>(10, group.nccl->size()));
+  EXPECT_EQ(data.values(), std::vector<int32_t>(10, group.comm->size()));
 }
 
 TEST_F(Nccl, EmptyOperations) {
-  for (const Group& group : groups()) {
+  for (const CommGroup& group : groups()) {
     Buffer<float> data(1, MemorySpace::device);
     std::vector<WorkPtr> works;
     const std::span<std::byte> none = writable_part(data.data(), 0, 0);
-    works.push_back(group.nccl->exchange({}, {}, stream(), "no slices"));
+    works.push_back(group.comm->exchange({}, {}, stream(), "no slices"));
     const SendSlice sends[] = {{0, none}};
-    works.push_back(group.nccl->exchange(sends, {}, stream(), "no bytes"));
-    works.push_back(group.nccl->all_gather(none, none, stream(), "no bytes"));
-    works.push_back(group.nccl->broadcast(none, 0, stream(), "no bytes"));
+    works.push_back(group.comm->exchange(sends, {}, stream(), "no bytes"));
+    works.push_back(group.comm->all_gather(none, none, stream(), "no bytes"));
+    works.push_back(group.comm->broadcast(none, 0, stream(), "no bytes"));
     works.push_back(
-        group.nccl->all_reduce(data.data(), 0, DType::f32, ReduceOp::sum, stream(), "none"));
+        group.comm->all_reduce(data.data(), 0, DType::f32, ReduceOp::sum, stream(), "none"));
     for (const WorkPtr& work : works) work->wait();
   }
 }

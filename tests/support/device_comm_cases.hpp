@@ -4,7 +4,8 @@
 // type, so that the order of a reduction does not matter.
 //
 //     struct MyBackend {
-//       static std::unique_ptr<Communicator> make(Communicator& mpi, Stream& stream);   //
+//       static void prepare();  // optional: chooses the device
+//       static std::unique_ptr<Communicator> make(Communicator& mpi, Stream& stream);  //
 //       collective
 //     };
 //     INSTANTIATE_TYPED_TEST_SUITE_P(Mine, DeviceComm, MyBackend);
@@ -88,6 +89,7 @@ template <class Backend>
 class DeviceComm : public testing::Test {
  protected:
   static void SetUpTestSuite() {
+    if constexpr (requires { Backend::prepare(); }) Backend::prepare();
     std::string why;
     if (usable_cuda_devices(&why) == 0) {
       why_not_ = why;
