@@ -77,21 +77,7 @@ awk -F, 'NR == 1 { for (i = 1; i <= NF; ++i) at[$i] = i; next }
 
 # A timeline: each rank computes and communicates, in spans that do not overlap in a lane.
 expect 0 'RESULT' "${mpi[@]}" 2 "$attention" $small $quick --trace trace.json
-/usr/bin/python3 - <<'PY'
-import json
-spans = [e for e in json.load(open("trace.json"))["traceEvents"] if e["ph"] == "X"]
-lanes = {}
-for e in spans:
-    lanes.setdefault((e["pid"], e["cat"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"], e["name"]))
-for rank in (0, 1):
-    names = [s[2] for (pid, cat, _), lane in lanes.items() if pid == rank and cat == "communication" for s in lane]
-    assert "KV" in names and "dKV" in names, names
-    computes = [s[2] for (pid, cat, _), lane in lanes.items() if pid == rank and cat == "compute" for s in lane]
-    assert computes.count("attention") == 4, computes
-for lane in lanes.values():
-    lane.sort()
-    assert all(a[1] <= b[0] + 0.002 for a, b in zip(lane, lane[1:])), lane
-PY
+/usr/bin/python3 "$source_dir/tests/support/check_attention_trace.py" trace.json
 
 # Plans, of more ranks than there are; in the directions asked for; too large ones are refused.
 expect 0 'backward, rank 1 of 3' "$attention" --explain --cp 3 --tokens 1K --svg plan.svg

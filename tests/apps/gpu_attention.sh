@@ -3,16 +3,16 @@
 # gets a reason and exit code 3. The ranks share one GPU, or the software GPU.
 # Usage: gpu_attention.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
 source "$(dirname "$0")/../support/app_test.bash"
+source "$source_dir/tests/support/gpu_app_test.bash"
 attention=$apps/gyre-attention
 compare=$apps/gyre-compare
 quick="-n 1 -w 0"
 small="--tokens 40 --heads 4 --kv-heads 2 --head-dim 16"
 mpi=("$MPIEXEC" -n)
-gpu="--backend cuda --comm staged --share-gpus"
 column() { awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i } NR > 1 { print $c }' table.csv; }
 
 # What does not go together, all at once, with what does; before any GPU is looked for.
-expect 2 '--emulate-network delays messages of CPUs' "${mpi[@]}" 2 "$attention" $gpu --threads 2 --emulate-network alpha=1ms,beta=1G --head-dim 320
+expect 2 '--emulate-network delays messages of CPUs' "${mpi[@]}" 2 "$attention" "${gpu[@]}" --threads 2 --emulate-network alpha=1ms,beta=1G --head-dim 320
 grep -qF -- '--threads 2 are of a CPU' output && grep -qF -- '--head-dim 320: with --backend cuda at most 256' output ||
   fail "not all problems are listed: $(cat output)"
 expect 2 '--kernel tiled is one of GPUs: --backend cuda' "${mpi[@]}" 2 "$attention" --kernel tiled
@@ -20,28 +20,15 @@ expect 2 'goes with a run, not with --explain' "$attention" --backend cuda --exp
 expect 2 '--comm mpi moves host memory' "${mpi[@]}" 2 "$attention" --backend cuda --comm mpi
 expect 2 '--comm staged moves GPU memory' "${mpi[@]}" 2 "$attention" --comm staged
 
-status=0
-timeout 60 "${mpi[@]}" 2 "$attention" $gpu $small $quick --schedule ring -o out.h5 >output 2>&1 || status=$?
-if [ "$status" -ne 0 ]; then
-  [ "$status" -eq 3 ] || fail "exit code $status, not 3, without a GPU: $(cat output)"
-  [ ! -e out.h5 ] || fail "a run without a GPU left a file"
-  if grep -qF 'this build has no CUDA' output; then
-    echo "skipped: this build has no CUDA"
-    exit 77
-  fi
-  grep -qE 'no NVIDIA driver|no CUDA-capable device|supports CUDA' output || fail "no reason: $(cat output)"
-  echo "ok: $(grep -E -m 1 'driver|device' output)"
-  exit 0
-fi
+require_gpu "$attention" "${gpu[@]}" $small $quick --schedule ring -o none.h5
 
 # verified CHECKS RANKS ARGUMENTS...: on a shared GPU, or the software GPU, which is never official.
 verified() {
   local checks=$1 ranks=$2
   shift 2
-  expect 0 "VERIFY PASSED $checks/$checks " "${mpi[@]}" "$ranks" "$attention" $gpu "$@" $quick --csv table.csv
-  grep -qE '^# devices .* 0:0' output || fail "no device: $(cat output)"
+  expect 0 "VERIFY PASSED $checks/$checks " "${mpi[@]}" "$ranks" "$attention" "${gpu[@]}" "$@" $quick --csv table.csv
+  on_shared_gpu output
   grep -qE '^# config .*kernel=(tiled|cudnn)' output || fail "the kernel is not named: $(cat output)"
-  grep -qE '^RESULT UNOFFICIAL .*(shared|software) GPU' output || fail "official: $(cat output)"
   [ "$(column of_peak_percent | sort -u)" = "" ] || fail "a peak that nobody has measured: $(cat table.csv)"
 }
 
@@ -55,25 +42,11 @@ verified 8 2 --gen dist=long-tailed,max=30 --capacity 60 --heads 2 --kv-heads 1 
 verified 8 4 --tokens 3 --heads 2 --kv-heads 2 --head-dim 64 --schedule all-gather
 
 # What is written is what the file's references say.
-expect 0 'RESULT' "${mpi[@]}" 2 "$attention" $gpu --input "$source_dir/inputs/attention_window.h5" $quick --schedule group-cast -o out.h5
+expect 0 'RESULT' "${mpi[@]}" 2 "$attention" "${gpu[@]}" --input "$source_dir/inputs/attention_window.h5" $quick --schedule group-cast -o out.h5
 expect 0 'VERIFY PASSED 6/6' "$compare" out.h5:/results "$source_dir/inputs/attention_window.h5":/reference --common
 
 # A timeline: each rank computes and communicates, in spans that do not overlap in a lane.
-expect 0 'RESULT' "${mpi[@]}" 2 "$attention" $gpu $small $quick --trace trace.json -v
+expect 0 'RESULT' "${mpi[@]}" 2 "$attention" "${gpu[@]}" $small $quick --trace trace.json -v
 grep -q '^# peak n/a' output || fail "a peak of a GPU: $(cat output)"
-/usr/bin/python3 - <<'PY'
-import json
-spans = [e for e in json.load(open("trace.json"))["traceEvents"] if e["ph"] == "X"]
-lanes = {}
-for e in spans:
-    lanes.setdefault((e["pid"], e["cat"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"], e["name"]))
-for rank in (0, 1):
-    names = [s[2] for (pid, cat, _), lane in lanes.items() if pid == rank and cat == "communication" for s in lane]
-    assert "KV" in names and "dKV" in names, names
-    computes = [s[2] for (pid, cat, _), lane in lanes.items() if pid == rank and cat == "compute" for s in lane]
-    assert computes.count("attention") == 4, computes
-for lane in lanes.values():
-    lane.sort()
-    assert all(a[1] <= b[0] + 0.002 for a, b in zip(lane, lane[1:])), lane
-PY
+/usr/bin/python3 "$source_dir/tests/support/check_attention_trace.py" trace.json
 echo "gpu_attention: all passed"

@@ -2,42 +2,29 @@
 # gyre-logprobs on GPUs: every operation verified on many grids, what is written, what is refused; a machine without a
 # GPU gets a reason and exit code 3. The ranks share one GPU, or the software GPU.
 source "$(dirname "$0")/../support/app_test.bash"
+source "$source_dir/tests/support/gpu_app_test.bash"
 logprobs=$apps/gyre-logprobs
 golden=$source_dir/inputs/logprobs_golden.h5
 ties=$source_dir/inputs/logprobs_ties.h5
 quick="-n 1 -w 0"
 tiny="--tokens 14 --vocab 90 --picks 5 --hidden 8 --peaks 3 --peak-height 6"
-gpu="--backend cuda --comm staged --share-gpus"
 mpi=("$MPIEXEC" -n)
 column() { awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i } NR > 1 && c { print $c }' "$2"; }
 
 # Usage errors come before any GPU is looked for.
-expect 2 'with --backend cuda the nearest is --method gyre' "$logprobs" $tiny $gpu --op logprob --method upstream
-expect 2 '--method all runs' "${mpi[@]}" 2 "$logprobs" $tiny $gpu --method all --threads 3
+expect 2 'with --backend cuda the nearest is --method gyre' "$logprobs" $tiny "${gpu[@]}" --op logprob --method upstream
+expect 2 '--method all runs' "${mpi[@]}" 2 "$logprobs" $tiny "${gpu[@]}" --method all --threads 3
 [ "$(grep -c '^  - ' output)" -eq 2 ] || fail "not all problems are listed: $(cat output)"
 expect 2 'with --backend cuda it is nccl or staged' "${mpi[@]}" 2 "$logprobs" $tiny --backend cuda --comm mpi
 expect 2 'goes with --backend cuda' "$logprobs" $tiny --share-gpus
 expect 2 '--comm staged moves GPU memory' "$logprobs" $tiny --comm staged
 
-status=0
-timeout 60 "${mpi[@]}" 2 "$logprobs" $tiny $gpu --op logprob $quick --csv out.csv >log 2>&1 || status=$?
-if ((status != 0)); then
-  ((status == 3)) || fail "exit $status, not 3, without a GPU: $(cat log)"
-  [ ! -e out.csv ] || fail "a run without a GPU wrote its table"
-  if grep -qF 'this build has no CUDA' log; then
-    echo "skipped: this build has no CUDA"
-    exit 77
-  fi
-  grep -qE 'no NVIDIA driver|no CUDA-capable device|supports CUDA' log || fail "no reason: $(cat log)"
-  echo "ok: $(grep -E -m 1 'driver|device' log)"
-  exit 0
-fi
+require_gpu "$logprobs" $tiny "${gpu[@]}" --op logprob $quick -o none.h5
 
 # All operations in both directions; messages and bytes are those of CPUs.
 while read -r ranks grid; do
-  expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" $tiny $quick $gpu --csv gpu.csv $grid
-  grep -qE '^# devices .* 0:0' output || fail "no device: $(cat output)"
-  grep -qE '^RESULT UNOFFICIAL .*(shared|software) GPU' output || fail "official: $(cat output)"
+  expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" $tiny $quick "${gpu[@]}" --csv gpu.csv $grid
+  on_shared_gpu output
   [ "$(column check gpu.csv | grep -c '^ok$')" -eq 30 ] || fail "not all are verified: $(cat output)"
   expect 0 'RESULT' "${mpi[@]}" "$ranks" "$logprobs" $tiny $quick --csv cpu.csv $grid -c none
   for name in op pass msgs sent_MB_rank; do
@@ -54,9 +41,9 @@ GRIDS
 
 # Files and their references; what is written is what they say.
 for file in "$golden" "$ties"; do
-  expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$logprobs" --input "$file" $quick $gpu --hidden 8
+  expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$logprobs" --input "$file" $quick "${gpu[@]}" --hidden 8
 done
-expect 0 'RESULT' "${mpi[@]}" 2 "$logprobs" --input "$ties" --op argmax -o out.h5 $quick $gpu
+expect 0 'RESULT' "${mpi[@]}" 2 "$logprobs" --input "$ties" --op argmax -o out.h5 $quick "${gpu[@]}"
 expect 0 'VERIFY PASSED 5/5' "$apps/gyre-compare" out.h5:/results "$ties":/reference --common
 # Wrong references are found on GPUs too, in results and in gradients.
 /usr/bin/python3 - "$golden" <<'PY'
@@ -66,12 +53,12 @@ with h5py.File("wrong.h5", "r+") as f:
     f["/reference/logprob"][5] = -1.5
     f["/reference/d_entropy"][3, 7] = 0.25
 PY
-expect 1 'RESULT INVALID' "${mpi[@]}" 2 "$logprobs" --input wrong.h5 $quick $gpu --hidden 8
+expect 1 'RESULT INVALID' "${mpi[@]}" 2 "$logprobs" --input wrong.h5 $quick "${gpu[@]}" --hidden 8
 grep -q '^VERIFY   logprob, gyre, .*: log-probabilities: .* at token 5' output || fail "a wrong log-probability is not named: $(cat output)"
 grep -q '^VERIFY   entropy, gyre, .*: d_logits: .* at token 3 column 7' output || fail "a wrong gradient is not named: $(cat output)"
 # Enough for a share of what memory can do; nothing at all.
-expect 0 'VERIFY PASSED' "$logprobs" --tokens 64 --vocab 4096 --op raw-gather $quick $gpu -v --csv gpu.csv
+expect 0 'VERIFY PASSED' "$logprobs" --tokens 64 --vocab 4096 --op raw-gather $quick "${gpu[@]}" -v --csv gpu.csv
 grep -q "^# a rank.s GPU memory, .*: fill .*, copy " output || fail "no rates: $(cat output)"
 [ -n "$(column of_bw_percent gpu.csv | tail -1)" ] || fail "no share of memory: $(cat gpu.csv)"
-expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --gen dist=fixed,length=0,count=3 --vocab 40 --hidden 8 $quick $gpu
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --gen dist=fixed,length=0,count=3 --vocab 40 --hidden 8 $quick "${gpu[@]}"
 echo "gpu_logprobs: all passed"

@@ -2,6 +2,7 @@
 # gyre-pipeline on GPUs: equal to the independent float64 reference and to the CPU's run, twice the same bits; a
 # machine without a GPU gets a reason and exit code 3. The ranks share one GPU, or the software GPU.
 source "$(dirname "$0")/../support/app_test.bash"
+source "$source_dir/tests/support/gpu_app_test.bash"
 
 input=$source_dir/inputs/docs_tiny.h5
 model=$source_dir/inputs/model_tiny.h5
@@ -16,19 +17,7 @@ pipeline() { # RANKS ARGUMENTS...
 expect 0 'dp=1 cp=64 tp=2, dual-chunk-swap, ring: nothing was computed' \
   "$apps/gyre-pipeline" --input "$input" --model "$model" --backend cuda --cp 64 --tp 2 --dry-run
 
-status=0
-pipeline 2 --backend cuda --share-gpus --comm staged --cp 2 -o out.h5 >log 2>&1 || status=$?
-if ((status != 0)); then
-  ((status == 3)) || fail "exit $status, not 3, without a GPU: $(cat log)"
-  [[ ! -e out.h5 ]] || fail "a run without a GPU wrote its output"
-  if grep -qF 'this build has no CUDA' log; then
-    echo "skipped: this build has no CUDA"
-    exit 77
-  fi
-  grep -qE 'no NVIDIA driver|no CUDA-capable device|supports CUDA' log || fail "no reason: $(cat log)"
-  echo "ok: $(grep -E -m 1 'driver|device' log)"
-  exit 0
-fi
+require_gpu "$apps/gyre-pipeline" --input "$input" --model "$model" "${gpu[@]}" --cp 2 -o none.h5
 
 # verified CHECKS RANKS ARGUMENTS...: on shared GPUs, which is never official.
 verified() {
@@ -36,8 +25,7 @@ verified() {
   shift
   pipeline "$@" --backend cuda --share-gpus >log 2>&1 || fail "exit $?: $*: $(cat log)"
   grep -q "^VERIFY PASSED $checks/$checks " log || fail "not verified: $*: $(cat log)"
-  grep -qE '^# devices .* 0:0' log || fail "no device: $*: $(cat log)"
-  grep -qE '^RESULT UNOFFICIAL .*(shared|software) GPU' log || fail "official: $*: $(cat log)"
+  on_shared_gpu log
 }
 
 # Grids, layouts and schedules, hidden states included; what is put on the wire is what CPUs put there.

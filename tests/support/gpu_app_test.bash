@@ -18,3 +18,9 @@ require_gpu() {
   echo "ok: $(grep -E -m 1 'driver|device' output)"
   exit 0
 }
+
+# on_shared_gpu FILE: the output names the device, and is not official.
+on_shared_gpu() {
+  grep -qE '^# devices .* 0:0' "$1" || fail "no device: $(cat "$1")"
+  grep -qE '^RESULT UNOFFICIAL .*(shared|software) GPU' "$1" || fail "official: $(cat "$1")"
+}
