@@ -61,7 +61,7 @@ cudaDataType cuda_type(DType type) {
   return type == DType::f32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
-/// A product as cuBLASLt is asked for it, with the algorithm that its heuristic chose.
+/// A product as cuBLASLt is asked for it, with the algorithm that its heuristic chose, if any.
 class Product {
  public:
   Product(cublasLtHandle_t handle, const ColumnMajorGemm& g, size_t workspace_bytes)
@@ -71,6 +71,9 @@ class Product {
         result_(lay_out(g.result, g)) {
     choose(handle, g, workspace_bytes);
   }
+
+  /// Whether the library has an algorithm: only then may it run.
+  bool possible() const { return possible_; }
 
   void run(cublasLtHandle_t handle, const ColumnMajorGemm& g, std::byte* result, bool accumulate,
            Buffer<std::byte>& workspace, cudaStream_t stream) const {
@@ -128,17 +131,20 @@ class Product {
         uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     cublasLtMatmulHeuristicResult_t found = {};
     int count = 0;
-    check(cublasLtMatmulAlgoGetHeuristic(handle, description_.get(), first_.get(), second_.get(),
-                                         result_.get(), result_.get(), made, 1, &found, &count),
-          "cublasLtMatmulAlgoGetHeuristic", g);
-    check(count > 0 ? found.state : CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic",
-          g);
+    cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle, description_.get(), first_.get(), second_.get(),
+                                       result_.get(), result_.get(), made, 1, &found, &count);
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = count > 0 ? found.state : CUBLAS_STATUS_NOT_SUPPORTED;
+    possible_ = status != CUBLAS_STATUS_NOT_SUPPORTED;
+    if (possible_) check(status, "cublasLtMatmulAlgoGetHeuristic", g);
     algorithm_ = found.algo;
   }
 
   Description description_;
   MatrixLayout first_, second_, result_;
   cublasLtMatmulAlgo_t algorithm_ = {};
+  bool possible_ = false;
 };
 
 /// What is kept for a device. Never destroyed: at the end of the process CUDA may be gone first.
@@ -155,7 +161,8 @@ class Library {
     return *library;
   }
 
-  void multiply(const ColumnMajorGemm& g, std::byte* result, bool accumulate, cudaStream_t stream) {
+  /// False, and nothing is done: the library has no algorithm for this product.
+  bool multiply(const ColumnMajorGemm& g, std::byte* result, bool accumulate, cudaStream_t stream) {
     const std::lock_guard lock(mutex_);
     // Few shapes come back all the time. Where all differ, such as in the lengths of bins, what is
     // kept starts afresh now and then.
@@ -165,7 +172,9 @@ class Library {
     auto found = products_.find(key);
     if (found == products_.end())
       found = products_.emplace(key, Product(handle_, g, workspace_bytes)).first;
+    if (!found->second.possible()) return false;
     found->second.run(handle_, g, result, accumulate, workspace_, stream);
+    return true;
   }
 
  private:
@@ -187,9 +196,10 @@ void cuda_gemm(ConstMatrixRef a, Transpose a_op, ConstMatrixRef b, Transpose b_o
   if (g.m == 0 || g.n == 0) return;
   // k = 0: nothing to multiply, but c may still have to become 0. Version 0: what stands in for the
   // library on a host without it.
-  if (g.k == 0 || cublasLtGetVersion() == 0)
-    return cuda_gemm_plain(a, a_op, b, b_op, c, accumulate, stream);
-  Library::of_current_device().multiply(g, c.data, accumulate, cuda_handle(stream));
+  const bool done =
+      g.k > 0 && cublasLtGetVersion() > 0 &&
+      Library::of_current_device().multiply(g, c.data, accumulate, cuda_handle(stream));
+  if (!done) cuda_gemm_plain(a, a_op, b, b_op, c, accumulate, stream);
 }
 
 }  // namespace gyre

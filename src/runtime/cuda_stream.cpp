@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "runtime/clock.hpp"
 #include "runtime/cuda_check.hpp"
 #include "runtime/cuda_event.hpp"
 #include "runtime/watchdog.hpp"
@@ -11,19 +10,13 @@
 namespace gyre {
 namespace {
 
-/// Where the clock of the device's events and that of the host meet.
-struct ClockOrigin {
-  CudaEvent event{cudaEventDefault};
-  double seconds = 0;
-};
-
 class CudaMark final : public Mark {
  public:
   CudaMark(std::shared_ptr<ClockOrigin> origin, cudaStream_t stream) : origin_(std::move(origin)) {
     event_.record(stream);
   }
   double seconds() const override {
-    return origin_->seconds + event_.seconds_since(origin_->event);
+    return origin_->seconds() + event_.seconds_since(origin_->event());
   }
 
  private:
@@ -44,12 +37,7 @@ class CudaStream final : public Stream {
     GYRE_CHECK_CUDA(cudaStreamSynchronize(handle_));
   }
   MarkPtr mark() override {
-    if (!origin_) {
-      origin_ = std::make_shared<ClockOrigin>();
-      origin_->event.record(handle_);
-      synchronize();
-      origin_->seconds = monotonic_seconds();
-    }
+    origin_ = next_origin(*this, origin_);
     return std::make_unique<CudaMark>(origin_, handle_);
   }
   void copy(void* to, const void* from, size_t bytes) override {

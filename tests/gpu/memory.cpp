@@ -132,13 +132,15 @@ TEST_F(Memory, TheDeviceAndTheHostHaveSeparatePools) {
 TEST_F(Memory, BuffersAreCountedAndFreeBlocksAreNot) {
   const MemoryUse before = memory_use();
   const int64_t available = cuda_memory_available();
+  // Drivers hand memory out in slabs of 2 MiB, and may keep some: many slabs, and a few of slack.
+  constexpr int64_t on_device = 64 << 20, on_host = 1 << 20, slack = 4 << 20;
   {
-    const Buffer<std::byte> a(1 << 20, MemorySpace::device), b(1 << 20, MemorySpace::pinned);
-    EXPECT_EQ(memory_use().current_bytes - before.current_bytes, 2 << 20);
-    EXPECT_LE(cuda_memory_available(), available - (1 << 20));
+    const Buffer<std::byte> a(on_device, MemorySpace::device), b(on_host, MemorySpace::pinned);
+    EXPECT_EQ(memory_use().current_bytes - before.current_bytes, on_device + on_host);
+    EXPECT_LE(cuda_memory_available(), available - on_device / 2);
   }
   EXPECT_EQ(memory_use().current_bytes, before.current_bytes);
-  EXPECT_EQ(cuda_memory_available(), available);
+  EXPECT_GE(cuda_memory_available(), available - slack);
 }
 
 TEST_F(Memory, NewBuffersAreNanWhenTheyAreToBe) {

@@ -249,10 +249,52 @@ TEST(RaggedTables, CountElementsAndPadWithEmptyEntries) {
   EXPECT_EQ(ragged_lengths(batch, RaggedRows::q, 4), (Lengths{3, 2, 0, 0}));
   EXPECT_EQ(ragged_lengths(batch, RaggedRows::scratch_k, 2), (Lengths{5, 7}));
   EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 100, 4), (Offsets{1000, 4000, 4200, 4200, 4200}));
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::k, 10, 2), (Offsets{200, 0, 70}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::k, 10, 2), (Offsets{200, 0, 250}));
   EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_q, 8, 2), (Offsets{0, 24, 40}));
   EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_k, 8, 3), (Offsets{0, 40, 96, 96}));
   EXPECT_ANY_THROW((void)ragged_lengths(batch, RaggedRows::q, 1));
+}
+
+TEST(RaggedTables, PaddingBeginsBehindTheFurthestEntry) {  // which need not be the last
+  RaggedBatch batch;
+  batch.entries = {{40, 2, 0, 7, 0, 0}, {10, 3, 20, 5, 2, 7}, {0, 4, 3, 9, 5, 12}};
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 100, 4),
+            (std::vector<int64_t>{4000, 1000, 0, 4200, 4200}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::k, 10, 3), (std::vector<int64_t>{0, 200, 30, 250}));
+}
+
+TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
+  RaggedBatch batch;
+  batch.entries = {{50000, 300, 0, 40, 0, 0}};
+  batch.longest_q = 300;
+  batch.longest_k = 40;
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{128, 512, 128}));
+  batch.entries = {{0, 300, 16384 - 40, 40, 0, 0}};
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{128, 512, 128})) << "16384 / 128, and no more";
+  batch.entries[0].k_begin += 1;
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{256, 512, 128})) << "one key more";
+  batch.entries = {{65536 - 300, 300, 0, 40, 0, 0}};
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{128, 512, 128})) << "65536 / 512, and no more";
+  batch.entries[0].q_begin += 1;
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{256, 512, 128})) << "one query more";
+  batch.entries = {{0, 300, 0, 40, 0, 0}, {0, 1, 5, 7, 300, 40}, {0, 1, 9, 1, 301, 47}};
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{4, 512, 128})) << "entries at the same rows";
+  EXPECT_TRUE(rc::check("limits", [] {
+    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit);
+    for (RaggedBatch b : plan.batches) {
+      for (RaggedEntry& e : b.entries) {
+        e.q_begin += *rc::gen::inRange<int64_t>(0, 5000);
+        e.k_begin += *rc::gen::inRange<int64_t>(0, 5000);
+      }
+      const RaggedLimits limits = limits_of(b);
+      RC_ASSERT(limits.capacity >= std::ssize(b.entries));
+      RC_ASSERT(limits.longest_q >= b.longest_q && limits.longest_k >= b.longest_k);
+      for (const RaggedEntry& e : b.entries) {
+        RC_ASSERT(e.q_begin + e.q_length <= limits.capacity * limits.longest_q);
+        RC_ASSERT(e.k_begin + e.k_length <= limits.capacity * limits.longest_k);
+      }
+    }
+  }));
 }
 
 TEST(RaggedTables, OffsetsNeedMoreThan32Bits) {

@@ -36,7 +36,11 @@ class Builder {
 
   std::shared_ptr<CudnnGraph> forward() {
     fe::graph::SDPA_attributes options;
-    options.set_name("attention").set_generate_stats(true);
+    // One for all masks: AUTO takes another for some, and what that refuses would be the tiled
+    // kernel's.
+    options.set_name("attention")
+        .set_generate_stats(true)
+        .set_implementation(fe::AttentionImplementation_t::COMPOSITE);
     set_common(options);
     const auto [out, lse] = graph_->sdpa(q_, k_, v_, options);
     place(*out, "out", AttentionTensor::out, s_.heads, s_.longest_q, s_.out_stride,

@@ -50,7 +50,7 @@ const std::string& load_error() {
 /// What the library was given of a list of rectangles: built once, and kept.
 struct ReadyBatch {
   RaggedBatch batch;
-  int64_t capacity = 0;
+  RaggedLimits limits;
   Buffer<std::byte> pinned, device;           // all tables and pieces; the copy may be under way
   std::map<AttentionTensor, int64_t> tables;  // bytes from the begin of `device`
   DeviceRound all_q;                          // pieces of all query rounds; they share no scratch
@@ -119,13 +119,14 @@ std::vector<DeviceRound> device_rounds(const PieceTable& table, const std::byte*
 
 ReadyBatch make_ready(RaggedBatch batch, const RowStrides& strides, Stream& stream) {
   ReadyBatch ready;
-  ready.capacity = rounded_up(std::ssize(batch.entries), 1);
+  ready.limits = limits_of(batch);
+  const int64_t capacity = ready.limits.capacity;
   TableWriter writer;
   const auto lengths = [&](AttentionTensor id, RaggedRows rows) {
-    ready.tables[id] = writer.add<int32_t>(ragged_lengths(batch, rows, ready.capacity));
+    ready.tables[id] = writer.add<int32_t>(ragged_lengths(batch, rows, capacity));
   };
   const auto offsets = [&](AttentionTensor id, RaggedRows rows, int64_t stride) {
-    ready.tables[id] = writer.add<int64_t>(ragged_offsets(batch, rows, stride, ready.capacity));
+    ready.tables[id] = writer.add<int64_t>(ragged_offsets(batch, rows, stride, capacity));
   };
   lengths(AttentionTensor::q_lengths, RaggedRows::q);
   lengths(AttentionTensor::k_lengths, RaggedRows::k);
@@ -317,9 +318,9 @@ class CudnnKernel final : public BlockKernel {
     shape.kv_heads = h.kv_heads;
     shape.head_dim = h.head_dim;
     shape.scale = h.scale;
-    shape.batch = ready.capacity;
-    shape.longest_q = rounded_up(ready.batch.longest_q, 128);
-    shape.longest_k = rounded_up(ready.batch.longest_k, 128);
+    shape.batch = ready.limits.capacity;
+    shape.longest_q = ready.limits.longest_q;
+    shape.longest_k = ready.limits.longest_k;
     shape.q_stride = block.q.stride;
     shape.k_stride = block.k.stride;
     shape.v_stride = block.v.stride;

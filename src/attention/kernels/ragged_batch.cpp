@@ -177,6 +177,19 @@ std::vector<Round> key_rounds(const RaggedBatch& batch) {
   return rounds_of(batch, RaggedRows::k, RaggedRows::scratch_k);
 }
 
+RaggedLimits limits_of(const RaggedBatch& batch) {
+  constexpr int64_t least_rows = 128;
+  RaggedLimits limits;
+  limits.longest_q = rounded_up(batch.longest_q, least_rows);
+  limits.longest_k = rounded_up(batch.longest_k, least_rows);
+  int64_t entries = std::ssize(batch.entries);
+  for (const RaggedEntry& e : batch.entries)
+    entries = std::max({entries, ceil_div(e.q_begin + e.q_length, limits.longest_q),
+                        ceil_div(e.k_begin + e.k_length, limits.longest_k)});
+  limits.capacity = rounded_up(entries, 1);
+  return limits;
+}
+
 std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows, int64_t capacity) {
   GYRE_CHECK(capacity >= std::ssize(batch.entries), "{} entries, room for {}", batch.entries.size(),
              capacity);
@@ -198,7 +211,7 @@ std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, i
   offsets.reserve(static_cast<size_t>(capacity + 1));
   for (const RaggedEntry& e : batch.entries) {
     offsets.push_back(row_of(e, rows) * stride);
-    end = (row_of(e, rows) + length_of(e, rows)) * stride;
+    end = std::max(end, (row_of(e, rows) + length_of(e, rows)) * stride);
   }
   offsets.resize(static_cast<size_t>(capacity + 1), end);
   return offsets;

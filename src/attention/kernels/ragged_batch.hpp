@@ -93,8 +93,21 @@ std::vector<Rectangle> rectangles_of(const RaggedBatch& batch);
 std::vector<Round> query_rounds(const RaggedBatch& batch);
 std::vector<Round> key_rounds(const RaggedBatch& batch);
 
+/// The sizes for which a library is asked to take a batch. A library may hold accesses to rows
+/// below capacity · longest, as if entries lay behind each other, and drop those beyond. So that
+/// product reaches past every row of the queries, and of the keys, that an entry touches, and what
+/// is missing is made up by empty entries. Example: one entry of 300 queries from row 50000 on; the
+/// longest is 512, ceil(50300 / 512) = 99, capacity 128.
+struct RaggedLimits {
+  int64_t capacity = 0;                  ///< entries, with empty ones; a power of two
+  int64_t longest_q = 0, longest_k = 0;  ///< rows of an entry; powers of two, at least 128
+  friend bool operator==(const RaggedLimits&, const RaggedLimits&) = default;
+};
+RaggedLimits limits_of(const RaggedBatch& batch);
+
 /// What the library reads about a batch, padded with empty entries to `capacity`: lengths
-/// [capacity], offsets [capacity + 1], which count elements: rows x `stride`.
+/// [capacity], offsets [capacity + 1], which count elements: rows x `stride`. Empty entries begin,
+/// and the last offset is, where the furthest entry ends.
 enum class RaggedRows { q, k, scratch_q, scratch_k };
 std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows, int64_t capacity);
 std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, int64_t stride,
