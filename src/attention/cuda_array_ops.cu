@@ -1,91 +1,87 @@
-#include <cstring>
+#include <algorithm>
 #include <map>
 
 #include "attention/cuda_array_ops.cuh"
+#include "attention/kernels/cuda_mma.cuh"
 #include "core/index.hpp"
 #include "runtime/cuda_stream.hpp"
 
 namespace gyre {
 namespace {
 
-constexpr int array_threads = array_warps * warp_lanes;
+/// `unit` elements that a lane moves at once: 1, or 8 where every line is aligned for that.
+template <class T, int unit>
+struct alignas(unit == 1 ? sizeof(T) : 16) Pack {
+  T values[unit];
+};
 
-/// Elements [at, at + unit) of a line, widened.
-template <int unit>
-__device__ void load(const std::byte* line, bool narrow, int at, float (&x)[unit]) {
-  if constexpr (unit == 1) {
-    x[0] = narrow ? to_float(reinterpret_cast<const bf16*>(line)[at])
-                  : reinterpret_cast<const float*>(line)[at];
-  } else if (narrow) {
-    const uint4 bits = *reinterpret_cast<const uint4*>(line + 2 * static_cast<size_t>(at));
-    uint16_t values[unit];
-    memcpy(values, &bits, sizeof(bits));
-    for (int i = 0; i < unit; ++i) x[i] = to_float(bf16{values[i]});
-  } else {
-    const auto* quads = reinterpret_cast<const uint4*>(line + 4 * static_cast<size_t>(at));
-    const uint4 bits[2] = {quads[0], quads[1]};
-    memcpy(x, bits, sizeof(bits));
-  }
-}
-
-template <int unit>
-__device__ void store(std::byte* line, bool narrow, int at, const float (&x)[unit]) {
-  if constexpr (unit == 1) {
-    if (narrow)
-      reinterpret_cast<bf16*>(line)[at] = to_bf16(x[0]);
-    else
-      reinterpret_cast<float*>(line)[at] = x[0];
-  } else if (narrow) {
-    uint16_t values[unit];
-    for (int i = 0; i < unit; ++i) values[i] = to_bf16(x[i]).bits;
-    uint4 bits;
-    memcpy(&bits, values, sizeof(bits));
-    *reinterpret_cast<uint4*>(line + 2 * static_cast<size_t>(at)) = bits;
-  } else {
-    uint4 bits[2];
-    memcpy(bits, x, sizeof(bits));
-    auto* quads = reinterpret_cast<uint4*>(line + 4 * static_cast<size_t>(at));
-    quads[0] = bits[0];
-    quads[1] = bits[1];
-  }
-}
-
-template <int unit>
-__device__ void copy_line(const DeviceCopy& copy, const std::byte* from, std::byte* to, int lane) {
-  for (int at = lane * unit; at < copy.width; at += warp_lanes * unit) {
-    float x[unit];
-    load<unit>(from, copy.from_narrow, at, x);
-    if (copy.via_narrow)
-      for (int i = 0; i < unit; ++i) x[i] = to_float(to_bf16(x[i]));
-    if (copy.add) {
-      float sum[unit];
-      load<unit>(to, copy.to_narrow, at, sum);
-      for (int i = 0; i < unit; ++i) x[i] = sum[i] + x[i];
+/// Lines [begin, begin + lines) of a copy, four packs of each lane at once: all are under way
+/// before the first is looked at. Lines of one copy do not overlap.
+template <class From, class To, int unit, bool add>
+__device__ void copy_packs(const DeviceCopy& copy, int64_t begin, int lines) {
+  constexpr int at_once = 4;
+  // What is a bf16, or is rounded to one next, is not changed by being rounded before.
+  constexpr bool via_changes = std::is_same_v<From, float> && (add || std::is_same_v<To, float>);
+  const BlockLines block(copy, begin);
+  const From* from = reinterpret_cast<const From*>(copy.from) + block.first_row * copy.from_row;
+  To* to = reinterpret_cast<To*>(copy.to) + block.first_row * copy.to_row;
+  PackWalk walk(copy.width / unit, static_cast<int>(threadIdx.x));
+  while (walk.line < lines) {
+    Pack<From, unit> x[at_once];
+    Pack<To, unit> old[at_once], *place[at_once];
+    bool inside[at_once];
+    GYRE_UNROLL
+    for (int i = 0; i < at_once; ++i, walk.advance()) {
+      inside[i] = walk.line < lines;
+      const int line = inside[i] ? walk.line : 0, at = walk.pack * unit;  // read in any case
+      x[i] = *reinterpret_cast<const Pack<From, unit>*>(
+          from + block.at(line, copy.from_row, copy.from_plane) + at);
+      place[i] =
+          reinterpret_cast<Pack<To, unit>*>(to + block.at(line, copy.to_row, copy.to_plane) + at);
+      if constexpr (add) old[i] = *place[i];
     }
-    store<unit>(to, copy.to_narrow, at, x);
+    GYRE_UNROLL
+    for (int i = 0; i < at_once; ++i) {
+      Pack<To, unit> result;
+      GYRE_UNROLL
+      for (int e = 0; e < unit; ++e) {
+        float value = to_float(x[i].values[e]);
+        if (via_changes && copy.via_narrow) value = to_float(to_bf16(value));
+        if constexpr (add) value = to_float(old[i].values[e]) + value;
+        result.values[e] = converted<To>(value);
+      }
+      if (inside[i]) *place[i] = result;
+    }
   }
+}
+
+template <class From, class To>
+__device__ void copy_of_types(const DeviceCopy& copy, int64_t begin, int lines) {
+  if (copy.unit == 8 && copy.add)
+    copy_packs<From, To, 8, true>(copy, begin, lines);
+  else if (copy.unit == 8)
+    copy_packs<From, To, 8, false>(copy, begin, lines);
+  else if (copy.add)
+    copy_packs<From, To, 1, true>(copy, begin, lines);
+  else
+    copy_packs<From, To, 1, false>(copy, begin, lines);
 }
 
 __global__ void __launch_bounds__(array_threads)
     copy_lines(const __grid_constant__ CopyTable table) {
   const int block = static_cast<int>(blockIdx.x);
   const DeviceCopy& copy = table.copies[copy_of_block(table, block)];
-  const int warp = static_cast<int>(threadIdx.x) / warp_lanes;
-  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   const int64_t begin = static_cast<int64_t>(block - copy.first_block) * lines_of_a_block;
-  const int64_t end = min(begin + lines_of_a_block, copy.lines);
-  for (int64_t line = begin + warp; line < end; line += array_warps) {
-    const int64_t row = copy.planes == 1 ? line : line / copy.planes;
-    const int64_t plane = line - row * copy.planes;
-    const std::byte* from =
-        copy.from + (row * copy.from_row + plane * copy.from_plane) * (copy.from_narrow ? 2 : 4);
-    std::byte* to =
-        copy.to + (row * copy.to_row + plane * copy.to_plane) * (copy.to_narrow ? 2 : 4);
-    if (copy.unit == 8)
-      copy_line<8>(copy, from, to, lane);
-    else
-      copy_line<1>(copy, from, to, lane);
-  }
+  const auto lines =
+      static_cast<int>(min(copy.lines - begin, static_cast<int64_t>(lines_of_a_block)));
+  if (copy.from_narrow && copy.to_narrow)
+    copy_of_types<bf16, bf16>(copy, begin, lines);
+  else if (copy.from_narrow)
+    copy_of_types<bf16, float>(copy, begin, lines);
+  else if (copy.to_narrow)
+    copy_of_types<float, bf16>(copy, begin, lines);
+  else
+    copy_of_types<float, float>(copy, begin, lines);
 }
 
 /// One plane of row statistics [rows, heads] as kernels take it.
@@ -123,6 +119,10 @@ struct HeadRows {
     return data + (at.row * stride + at.head * dim) * (narrow ? 2 : 4);
   }
 };
+__device__ float element(const std::byte* line, bool narrow, int at) {
+  return narrow ? to_float(reinterpret_cast<const bf16*>(line)[at])
+                : reinterpret_cast<const float*>(line)[at];
+}
 HeadRows head_rows(const ConstMatrixRef& m, int64_t heads) {
   return {m.data, m.stride, static_cast<int>(m.cols / heads), m.type == DType::bf16};
 }
@@ -139,10 +139,11 @@ __global__ void __launch_bounds__(array_threads)
   if (lane == 0) lse.at(at.row, at.head) = with.lse;
   auto* line = const_cast<std::byte*>(out.line(at));
   for (int d = lane; d < out.dim; d += warp_lanes) {
-    float x[1];
-    load<1>(line, out.narrow, d, x);
-    x[0] *= with.keep;
-    store<1>(line, out.narrow, d, x);
+    const float x = with.keep * element(line, out.narrow, d);
+    if (out.narrow)
+      reinterpret_cast<bf16*>(line)[d] = to_bf16(x);
+    else
+      reinterpret_cast<float*>(line)[d] = x;
   }
 }
 
@@ -153,31 +154,57 @@ __global__ void __launch_bounds__(array_threads)
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   double sum = 0;
   for (int d = lane; d < out.dim; d += warp_lanes) {
-    float o[1], g[1];
-    load<1>(out.line(at), out.narrow, d, o);
-    load<1>(d_out.line(at), d_out.narrow, d, g);
-    sum += static_cast<double>(o[0]) * static_cast<double>(g[0]);
+    const float o = element(out.line(at), out.narrow, d);
+    const float g = element(d_out.line(at), d_out.narrow, d);
+    sum += static_cast<double>(o) * static_cast<double>(g);
   }
   sum = warp_sum(sum);
   if (lane == 0) delta.at(at.row, at.head) = static_cast<float>(sum);
 }
 
-/// A block for each head.
+constexpr int most_sink_parts = 256;
+
+/// Threads of a block that stand side by side along heads: a power of two.
+__host__ __device__ constexpr int sink_width(int64_t heads) {
+  int width = 1;
+  while (width < heads && width < warp_lanes) width *= 2;
+  return width;
+}
+unsigned sink_parts(int64_t rows, int64_t heads) {
+  return static_cast<unsigned>(
+      std::min<int64_t>(most_sink_parts, ceil_div(rows, array_threads / sink_width(heads))));
+}
+
+/// partial [gridDim.x][heads]: sums over every gridDim.x-th group of rows.
 __global__ void __launch_bounds__(array_threads)
-    sum_sink_gradients(Stats<const float> lse, Stats<const float> delta, const float* sinks,
-                       double* d_sinks) {
-  __shared__ double sums[array_warps];
-  const int head = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+    sum_sink_parts(Stats<const float> lse, Stats<const float> delta, const float* sinks,
+                   double* partial) {
+  __shared__ double sums[array_threads];
+  const int width = sink_width(lse.heads), thread = static_cast<int>(threadIdx.x);
+  const int64_t head = static_cast<int64_t>(blockIdx.y) * width + thread % width;
+  const int64_t together = array_threads / width;
   double sum = 0;
-  for (int64_t row = thread; row < lse.rows; row += array_threads)
-    sum += sink_gradient_term(sinks[head], lse.at(row, head), delta.at(row, head));
-  sum = warp_sum(sum);
-  if (thread % warp_lanes == 0) sums[thread / warp_lanes] = sum;
+  if (head < lse.heads)
+    for (int64_t row = blockIdx.x * together + thread / width; row < lse.rows;
+         row += gridDim.x * together)
+      sum += sink_gradient_term(sinks[head], lse.at(row, head), delta.at(row, head));
+  sums[thread] = sum;
   __syncthreads();
-  if (thread != 0) return;
-  double total = 0;
-  for (int warp = 0; warp < array_warps; ++warp) total += sums[warp];
-  d_sinks[head] -= total;
+  if (thread >= width || head >= lse.heads) return;
+  for (int other = thread + width; other < array_threads; other += width) sum += sums[other];
+  partial[blockIdx.x * lse.heads + head] = sum;
+}
+
+/// A warp for each head.
+__global__ void __launch_bounds__(array_threads)
+    take_off_sink_parts(const double* partial, int parts, int heads, double* d_sinks) {
+  const int head = static_cast<int>(blockIdx.x * array_warps + threadIdx.x / warp_lanes);
+  if (head >= heads) return;
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  double sum = 0;
+  for (int part = lane; part < parts; part += warp_lanes) sum += partial[part * heads + head];
+  sum = warp_sum(sum);
+  if (lane == 0) d_sinks[head] -= sum;
 }
 
 int32_t small(int64_t x) {
@@ -266,8 +293,16 @@ class CudaArrayOps final : public ArrayOps {
   }
   void add_sink_gradient(MatrixView<const float> lse, MatrixView<const float> delta,
                          const float* sinks, double* d_sinks) override {
-    start(static_cast<unsigned>(lse.cols), sum_sink_gradients, Stats(lse), Stats(delta), sinks,
-          d_sinks);
+    const int64_t rows = lse.rows, heads = lse.cols;
+    if (rows * heads == 0) return;
+    const unsigned parts = sink_parts(rows, heads);
+    if (sink_parts_.size() < parts * heads)
+      sink_parts_ = Buffer<double>(most_sink_parts * heads, MemorySpace::device);
+    const dim3 grid(parts, blocks_for(heads, sink_width(heads)));
+    launch({grid, array_threads, stream_}, sum_sink_parts, Stats(lse), Stats(delta), sinks,
+           sink_parts_.data());
+    start(blocks_for(heads, array_warps), take_off_sink_parts, sink_parts_.data(),
+          static_cast<int>(parts), static_cast<int>(heads), d_sinks);
   }
 
  private:
@@ -277,6 +312,7 @@ class CudaArrayOps final : public ArrayOps {
   }
 
   cudaStream_t stream_;
+  Buffer<double> sink_parts_;  // used by one launch after the other
 };
 
 }  // namespace

@@ -16,11 +16,13 @@ struct MergeWeights {
 };
 
 /// M = max(L1, L2), a_i = exp(L_i - M), w_i = a_i / (a1 + a2), L = M + log(a1 + a2). Two empty
-/// partials (both -inf) give (0, 0, -inf): the identity, never NaN.
+/// partials (both -inf) give (0, 0, -inf): the identity, never NaN. A NaN on either side, whatever
+/// is on the other, gives NaN throughout.
 template <class T>
 GYRE_HOST_DEVICE MergeWeights<T> merge_lse(T lse1, T lse2) {
+  constexpr T empty = -std::numeric_limits<T>::infinity();
+  if (lse1 == empty && lse2 == empty) return {T(0), T(0), empty};
   const T top = lse1 > lse2 ? lse1 : lse2;
-  if (top == -std::numeric_limits<T>::infinity()) return {T(0), T(0), top};
   const T a1 = std::exp(lse1 - top), a2 = std::exp(lse2 - top);
   const T sum = a1 + a2;
   return {a1 / sum, a2 / sum, top + std::log(sum)};

@@ -143,6 +143,51 @@ TEST_F(Copies, AddInTheirOrder) {
   expect_same(copies);
 }
 
+TEST_F(Copies, LongLinesAndManyPlanesAreTheHosts) {
+  for (const bool add : {false, true})
+    for (const auto& [rows, planes, width] :
+         {std::array<int64_t, 3>{5, 1, 2112}, {3, 2, 301}, {40, 3, 24}, {3, 127, 2}}) {
+      std::vector<RowCopy> copies;
+      int64_t from = 0, to = 0;
+      for (int i = 0; i < 4; ++i) {
+        RowCopy c;
+        c.rows = rows, c.planes = planes, c.width = width, c.add = add;
+        c.via = any_type();
+        c.from = next(from, c);
+        c.to = next(to, c);
+        copies.push_back(c);
+      }
+      expect_same(copies);
+    }
+}
+
+TEST(ArrayLines, EveryLineIsWhereItsRowAndPlaneAre) {
+  for (int planes = 1; planes <= 127; ++planes) {
+    DeviceCopy copy{};
+    copy.planes = static_cast<int8_t>(planes);
+    for (const int64_t begin : {int64_t{0}, int64_t{32}, int64_t{4096}, int64_t{1} << 33}) {
+      const BlockLines block(copy, begin);
+      for (int line = 0; line < lines_of_a_block; ++line) {
+        const int64_t row = (begin + line) / planes, plane = (begin + line) % planes;
+        ASSERT_EQ(block.at(line, 1 << 30, 3), ((row - block.first_row) << 30) + 3 * plane)
+            << planes << " planes, line " << begin << " + " << line;
+      }
+    }
+  }
+}
+
+TEST(ArrayLines, ThreadsTakeEveryPackOnce) {
+  for (const int packs : {1, 3, 32, 255, 256, 257, 700}) {
+    std::vector<int> taken(static_cast<size_t>(lines_of_a_block * packs));
+    for (int thread = 0; thread < array_threads; ++thread)
+      for (PackWalk walk(packs, thread); walk.line < lines_of_a_block; walk.advance()) {
+        ASSERT_LT(walk.pack, packs);
+        ++taken[static_cast<size_t>(walk.line * packs + walk.pack)];
+      }
+    EXPECT_EQ(taken, std::vector<int>(taken.size(), 1)) << packs;
+  }
+}
+
 TEST_F(Copies, OfNothingAreNoLaunch) {
   RowCopy nothing;
   nothing.width = 8;
@@ -335,13 +380,14 @@ TYPED_TEST(TypedOperations, Deltas) {
 }
 
 TEST_F(ArrayOperations, GradientsOfSinksAddUpInOneOrder) {
-  for (const int64_t rows : {0, 1, 31, 700}) {
-    constexpr int64_t heads = 3;
+  // Fewer rows than a block takes at once and more than all blocks do; one block of heads and two.
+  for (const auto& [rows, heads] :
+       {std::array<int64_t, 2>{0, 3}, {1, 3}, {31, 1}, {700, 3}, {2100, 33}, {9, 5}}) {
     std::vector<float> lse_values = normal<float>(rows * heads);
     if (rows > 0) lse_values[static_cast<size_t>(below(rows * heads))] = minus_infinity;
     const std::vector<float> deltas = normal<float>(rows * heads), sinks = normal<float>(heads);
     const TwoPlanes lse(rows, heads, lse_values), delta(rows, heads, deltas);
-    std::vector<double> want(heads, 2.5);
+    std::vector<double> want(static_cast<size_t>(heads), 2.5);
     const Buffer<double> before = to_device<double>(want);
     host().add_sink_gradient(lse.view(lse.values.data()), delta.view(delta.values.data()),
                              sinks.data(), want.data());
@@ -349,17 +395,20 @@ TEST_F(ArrayOperations, GradientsOfSinksAddUpInOneOrder) {
                         delta_there = to_device<float>(delta.values),
                         sinks_there = to_device<float>(sinks);
     std::vector<std::vector<double>> results;
+    Buffer<float> other(1, MemorySpace::device);
     for (int run = 0; run < 2; ++run) {
+      // A third launch, as every second one of the software GPU has its threads in reverse.
+      device().fill(other.matrix(1, 1), 0);
       Buffer<double> sums(heads, MemorySpace::device);
-      stream().copy(sums.data(), before.data(), heads * sizeof(double));
+      stream().copy(sums.data(), before.data(), want.size() * sizeof(double));
       device().add_sink_gradient(lse.view(lse_there.data()), delta.view(delta_there.data()),
                                  sinks_there.data(), sums.data());
       results.push_back(to_host(sums));
     }
     EXPECT_EQ(results[0], results[1]);
-    for (size_t h = 0; h < heads; ++h) {
+    for (size_t h = 0; h < want.size(); ++h) {
       double size = 2.5;
-      for (size_t i = h; i < deltas.size(); i += heads)
+      for (size_t i = h; i < deltas.size(); i += want.size())
         size += std::abs(sink_gradient_term(sinks[h], lse_values[i], deltas[i]));
       EXPECT_NEAR(results[0][h], want[h],
                   size * static_cast<double>(rows + 1) * epsilon_of(DType::f64));

@@ -28,6 +28,22 @@ TEST(Merge, EmptyIsTheIdentityOnBothSides) {
   }
 }
 
+template <class T>
+void expect_nan_stays() {
+  constexpr T nan = std::numeric_limits<T>::quiet_NaN(), inf = std::numeric_limits<T>::infinity();
+  for (const T other : {-inf, T(-3), T(0), T(1e4), nan})
+    for (const MergeWeights<T>& w : {merge_lse(nan, other), merge_lse(other, nan)}) {
+      EXPECT_TRUE(std::isnan(w.w1)) << other;
+      EXPECT_TRUE(std::isnan(w.w2)) << other;
+      EXPECT_TRUE(std::isnan(w.lse)) << other;
+    }
+}
+
+TEST(Merge, NanStaysNanOnBothSides) {
+  expect_nan_stays<float>();
+  expect_nan_stays<double>();
+}
+
 TEST(Merge, WeightsSumToOneAndMatchTheDefinition) {
   for (const double a : {-20.0, -1.0, 0.0, 2.0})
     for (const double b : {-7.0, 0.0, 3.0, 12.0}) {

@@ -115,17 +115,19 @@ __global__ void __launch_bounds__(ForwardKernel<T, dim>::shape.threads())
   const OuterTile tile = a.tiles.tiles[static_cast<int>(blockIdx.x) / a.heads.heads];
   const int64_t column = head * a.heads.head_dim;
   const int64_t kv_column = (head + a.heads.skew) / a.heads.group * a.heads.head_dim;
-  const auto inside = [&](int row) { return tile.first_row + row < a.q.rows; };
-  load_tile<T, dim, shape.outer()>(q, a.q, tile.first_row, column, a.heads.head_dim, inside);
+  const int rows_left = rows_in(a.q, tile, shape.outer());
+  const auto inside = [rows_left](int row) { return row < rows_left; };
+  load_tiles<dim, shape.outer(), shape.threads()>(a.heads.head_dim, inside,
+                                                  TileSource<T>{q, a.q, tile.first_row, column});
 
   const auto load = [&](const Walk& walk, int stage) {
     const TileRectangle& r = a.tiles.rectangles[walk.visit->rectangle];
-    const auto wanted = [&](int row) { return walk.begin + row < r.inner_length; };
+    const int left = static_cast<int>(r.inner_length) - walk.begin;
     const int64_t first = r.inner_begin + walk.begin;
-    load_tile<T, dim, shape.inner>(k + stage * inner_elements, a.k, first, kv_column,
-                                   a.heads.head_dim, wanted);
-    load_tile<T, dim, shape.inner>(v + stage * inner_elements, a.v, first, kv_column,
-                                   a.heads.head_dim, wanted);
+    const auto wanted = [left](int row) { return row < left; };
+    load_tiles<dim, shape.inner, shape.threads()>(
+        a.heads.head_dim, wanted, TileSource<T>{k + stage * inner_elements, a.k, first, kv_column},
+        TileSource<T>{v + stage * inner_elements, a.v, first, kv_column});
   };
   const OutputHead out{a.out, column, a.heads.head_dim, 0};
   LaneRows lane(tile.first_row);

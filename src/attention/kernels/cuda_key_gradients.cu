@@ -102,24 +102,27 @@ __global__ void __launch_bounds__(KeyGradients<T, dim>::shape.threads())
   const int head_begin = max(kv_head * a.heads.group - a.heads.skew, 0);
   const int head_end = min((kv_head + 1) * a.heads.group - a.heads.skew, a.heads.heads);
   if (head_begin >= head_end) return;
-  const auto inside = [&](int row) { return tile.first_row + row < a.k.rows; };
-  load_tile<T, dim, shape.outer()>(k, a.k, tile.first_row, column, a.heads.head_dim, inside);
-  load_tile<T, dim, shape.outer()>(v, a.v, tile.first_row, column, a.heads.head_dim, inside);
+  const int rows_left = rows_in(a.k, tile, shape.outer());
+  const auto inside = [rows_left](int row) { return row < rows_left; };
+  load_tiles<dim, shape.outer(), shape.threads()>(a.heads.head_dim, inside,
+                                                  TileSource<T>{k, a.k, tile.first_row, column},
+                                                  TileSource<T>{v, a.v, tile.first_row, column});
 
   const auto load = [&](const Walk& walk, int stage) {
     const TileRectangle& r = a.tiles.rectangles[walk.visit->rectangle];
-    const int64_t first = r.inner_begin + walk.begin, from = walk.head * a.heads.head_dim;
+    const int left = static_cast<int>(r.inner_length) - walk.begin;
+    const int64_t first = r.inner_begin + walk.begin;
+    const int64_t from = walk.head * a.heads.head_dim;
+    const float* const lse = a.lse.data + first * a.lse.stride + walk.head;
     // Rows without a gradient are zeros, whatever lies there: their weights of 0 meet finite
     // numbers.
-    const auto wanted = [&](int i) {
-      return walk.begin + i < r.inner_length &&
-             a.lse.data[(first + i) * a.lse.stride + walk.head] !=
-                 -std::numeric_limits<float>::infinity();
+    const auto wanted = [&](int row) {
+      const int some = row < left ? row : 0;  // read in any case: no branch for each row
+      return lse[some * a.lse.stride] != -std::numeric_limits<float>::infinity() && row < left;
     };
-    load_tile<T, dim, shape.inner>(q + stage * inner_elements, a.q, first, from, a.heads.head_dim,
-                                   wanted);
-    load_tile<T, dim, shape.inner>(d_out + stage * inner_elements, a.d_out, first, from,
-                                   a.heads.head_dim, wanted);
+    load_tiles<dim, shape.inner, shape.threads()>(
+        a.heads.head_dim, wanted, TileSource<T>{q + stage * inner_elements, a.q, first, from},
+        TileSource<T>{d_out + stage * inner_elements, a.d_out, first, from});
   };
   LaneRows lane(tile.first_row);
   typename Kernel::Rows rows;

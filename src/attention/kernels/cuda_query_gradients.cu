@@ -86,23 +86,24 @@ __global__ void __launch_bounds__(QueryGradients<T, dim>::shape.threads())
   const int64_t column = head * a.heads.head_dim;
   const int64_t kv_column = (head + a.heads.skew) / a.heads.group * a.heads.head_dim;
   // Rows without a gradient are zeros, whatever lies there: their weights of 0 meet finite numbers.
-  const auto wanted_row = [&](int i) {
-    const int64_t row = tile.first_row + i;
-    return row < a.q.rows &&
-           a.lse.data[row * a.lse.stride + head] != -std::numeric_limits<float>::infinity();
+  const int rows_left = rows_in(a.q, tile, shape.outer());
+  const float* const lse = a.lse.data + tile.first_row * a.lse.stride + head;
+  const auto wanted_row = [&](int row) {
+    const int some = row < rows_left ? row : 0;  // read in any case: no branch for each row
+    return lse[some * a.lse.stride] != -std::numeric_limits<float>::infinity() && row < rows_left;
   };
-  load_tile<T, dim, shape.outer()>(q, a.q, tile.first_row, column, a.heads.head_dim, wanted_row);
-  load_tile<T, dim, shape.outer()>(d_out, a.d_out, tile.first_row, column, a.heads.head_dim,
-                                   wanted_row);
+  load_tiles<dim, shape.outer(), shape.threads()>(
+      a.heads.head_dim, wanted_row, TileSource<T>{q, a.q, tile.first_row, column},
+      TileSource<T>{d_out, a.d_out, tile.first_row, column});
 
   const auto load = [&](const Walk& walk, int stage) {
     const TileRectangle& r = a.tiles.rectangles[walk.visit->rectangle];
-    const auto wanted = [&](int row) { return walk.begin + row < r.inner_length; };
+    const int left = static_cast<int>(r.inner_length) - walk.begin;
     const int64_t first = r.inner_begin + walk.begin;
-    load_tile<T, dim, shape.inner>(k + stage * inner_elements, a.k, first, kv_column,
-                                   a.heads.head_dim, wanted);
-    load_tile<T, dim, shape.inner>(v + stage * inner_elements, a.v, first, kv_column,
-                                   a.heads.head_dim, wanted);
+    const auto wanted = [left](int row) { return row < left; };
+    load_tiles<dim, shape.inner, shape.threads()>(
+        a.heads.head_dim, wanted, TileSource<T>{k + stage * inner_elements, a.k, first, kv_column},
+        TileSource<T>{v + stage * inner_elements, a.v, first, kv_column});
   };
   LaneRows lane(tile.first_row);
   typename Kernel::Rows rows;

@@ -3,6 +3,8 @@
 // and the walk over visits. Lanes hold sums as mma's C (cuda_mma.cuh): of 16 outer rows, rows g and
 // g + 8, and of every 8 columns, columns 2t and 2t + 1.
 
+#include <numeric>
+
 #include "attention/kernels/cuda_arguments.hpp"
 #include "attention/kernels/cuda_mma.cuh"
 #include "attention/kernels/cuda_tiles.hpp"
@@ -49,26 +51,99 @@ struct LanePlace {
   __device__ int column(int n, int e) const { return 8 * n + 2 * t + e % 2; }
 };
 
-/// Fills a tile of `rows` rows: row i is row first + i of the matrix, head_dim elements from
-/// `column` on, and zeros; all zeros unless wanted(i). Asynchronous where rows are aligned.
-template <class T, int dim, int rows, class Wanted>
-__device__ void load_tile(T* tile, const DeviceInput& from, int64_t first, int64_t column,
-                          int head_dim, Wanted wanted) {
-  constexpr int together = 16 / sizeof(T), pieces = dim / together;
-  constexpr int stride = tile_stride(dtype_of<T>, dim);
-  const T* data = static_cast<const T*>(from.data);
-  for (int i = static_cast<int>(threadIdx.x); i < rows * pieces;
-       i += static_cast<int>(blockDim.x)) {
-    const int row = i / pieces, begin = i % pieces * together;
-    T* to = tile + row * stride + begin;
-    const bool some = begin < head_dim && wanted(row);
-    const T* source = some ? data + (first + row) * from.stride + column + begin : data;
-    if (from.aligned) {
-      copy_async(to, source, some ? 16 : 0);
-    } else {
-      for (int e = 0; e < together; ++e) to[e] = some && begin + e < head_dim ? source[e] : T{};
+/// Which 16-byte pieces of a tile [rows][dim] a thread of `threads` copies. Pieces are numbered row
+/// by row; thread t has pieces t, t + threads, t + 2 threads, ... A thread meets `columns`
+/// different columns (1, or 3 for dim 96), and from one piece of a column to the next it goes down
+/// `hop` rows.
+template <class T, int dim, int rows, int threads>
+struct TilePieces {
+  static constexpr int together = 16 / sizeof(T), of_row = dim / together;
+  static constexpr int columns = of_row / std::gcd(of_row, threads);
+  static constexpr int hop = columns * threads / of_row, of_column = rows / hop;
+  static_assert(rows % hop == 0, "every thread has equally many pieces");
+
+  int row[columns], begin[columns];  ///< of the first piece of each column
+
+  __device__ __forceinline__ TilePieces() {
+    GYRE_UNROLL
+    for (int c = 0; c < columns; ++c) {
+      const int piece = static_cast<int>(threadIdx.x) + c * threads;
+      row[c] = piece / of_row;
+      begin[c] = piece % of_row * together;
     }
   }
+};
+
+/// What a tile is filled with: row i is row first + i of `from`, from `column` on.
+template <class T>
+struct TileSource {
+  T* tile;
+  const DeviceInput& from;
+  int64_t first, column;
+};
+
+/// Copies the pieces of one tile, asynchronously: zeros unless some[column][j].
+template <class T, int dim, int rows, int threads>
+__device__ __forceinline__ void copy_pieces(
+    const TilePieces<T, dim, rows, threads>& pieces,
+    const bool (&some)[TilePieces<T, dim, rows, threads>::columns]
+                      [TilePieces<T, dim, rows, threads>::of_column],
+    const TileSource<T>& source) {
+  using Pieces = TilePieces<T, dim, rows, threads>;
+  constexpr int stride = tile_stride(dtype_of<T>, dim);
+  const int64_t hop = Pieces::hop * source.from.stride;
+  GYRE_UNROLL
+  for (int c = 0; c < Pieces::columns; ++c) {
+    T* const to = source.tile + pieces.row[c] * stride + pieces.begin[c];
+    const T* piece = static_cast<const T*>(source.from.data) +
+                     (source.first + pieces.row[c]) * source.from.stride + source.column +
+                     pieces.begin[c];
+    GYRE_UNROLL
+    for (int j = 0; j < Pieces::of_column; ++j, piece += hop)
+      copy_async(to + j * Pieces::hop * stride, piece, some[c][j] ? 16 : 0);
+  }
+}
+
+/// The same element by element, where rows are not aligned.
+template <int dim, int rows, int threads, class T, class Wanted>
+__device__ void copy_elements(const TileSource<T>& source, int head_dim, const Wanted& wanted) {
+  constexpr int together = 16 / sizeof(T), of_row = dim / together;
+  constexpr int stride = tile_stride(dtype_of<T>, dim);
+  GYRE_NO_UNROLL
+  for (int i = static_cast<int>(threadIdx.x); i < rows * of_row; i += threads) {
+    const int row = i / of_row, begin = i % of_row * together;
+    const int count = wanted(row) ? head_dim - begin : 0;
+    T* const to = source.tile + row * stride + begin;
+    const T* const piece = static_cast<const T*>(source.from.data) +
+                           (source.first + row) * source.from.stride + source.column + begin;
+    GYRE_UNROLL
+    for (int e = 0; e < together; ++e) to[e] = e < count ? piece[e] : T{};
+  }
+}
+
+/// Fills tiles of `rows` rows with head_dim elements of each row, and zeros; all zeros in row i
+/// unless wanted(i), which is asked once for all tiles, and for all rows before the first copy: a
+/// copy is a barrier to what the compiler may move. Asynchronous where rows are aligned.
+template <int dim, int rows, int threads, class Wanted, class T, class... Others>
+__device__ __forceinline__ void load_tiles(int head_dim, const Wanted& wanted,
+                                           const TileSource<T>& source, const Others&... others) {
+  using Pieces = TilePieces<T, dim, rows, threads>;
+  const Pieces pieces;
+  bool some[Pieces::columns][Pieces::of_column];
+  GYRE_UNROLL
+  for (int c = 0; c < Pieces::columns; ++c) {
+    GYRE_UNROLL
+    for (int j = 0; j < Pieces::of_column; ++j)
+      some[c][j] = wanted(pieces.row[c] + j * Pieces::hop) && pieces.begin[c] < head_dim;
+  }
+  const auto load = [&](const TileSource<T>& from) {
+    if (from.from.aligned)
+      copy_pieces<T, dim, rows, threads>(pieces, some, from);
+    else
+      copy_elements<dim, rows, threads>(from, head_dim, wanted);
+  };
+  load(source);
+  (load(others), ...);
 }
 
 /// sums [16][inner] += rows of `outer` [16][dim] times rows of `inner_tile` [inner][dim].
@@ -259,6 +334,11 @@ __device__ __forceinline__ void hide(const LaneRows& lane, int begin, Sums<inner
     if (!contains(lane.sees[e / 2], begin + place.column(n, e)))
       scores[n][e] = -std::numeric_limits<float>::infinity();
   });
+}
+
+/// How many of `count` rows from the first of a tile on there are; at most that.
+__device__ inline int rows_in(const DeviceInput& from, const OuterTile& tile, int count) {
+  return static_cast<int>(min(from.rows - tile.first_row, static_cast<int64_t>(count)));
 }
 
 /// Columns from `begin` on of one head of an output.
