@@ -3,42 +3,42 @@
 #include "core/error.hpp"
 #include "core/index.hpp"
 #include "logprobs/cuda_block_copy.hpp"
+#include "logprobs/cuda_row_lanes.cuh"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/device_code.cuh"
 
 namespace gyre {
 namespace {
 
-constexpr int block_threads = 256;
+using rows::block_threads;
 /// Pieces of a row that a thread copies before another one would.
-constexpr int64_t pieces_of_thread = 4;
+constexpr int pieces_of_thread = 4;
 /// Of a grid, either way: enough to fill a device; the rest is their loops'.
 constexpr int64_t most_blocks = 1024;
 
+/// Threads of x take pieces of a row, those of y rows. A thread's pieces are all under way before
+/// the first is written; bytes behind the last whole piece go one by one.
 template <class Unit>
-__device__ void copy_piece(const std::byte* from, std::byte* to) {
-  *reinterpret_cast<Unit*>(to) = *reinterpret_cast<const Unit*>(from);
-}
-template <>
-__device__ void copy_piece<uint4>(const std::byte* from, std::byte* to) {
-  store_once(to, load_once(from));
-}
-
-/// Threads of x take pieces of a row, those of y rows.
-template <class Unit>
-__global__ void copy_rows(BlockCopy block) {
+__global__ void __launch_bounds__(block_threads) copy_rows(BlockCopy block) {
   constexpr int64_t unit = sizeof(Unit);
   const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x, pieces = block.bytes / unit;
   for (int64_t r = int64_t{blockIdx.y} * blockDim.y + threadIdx.y; r < block.rows;
        r += int64_t{gridDim.y} * blockDim.y) {
     const std::byte* from = block.from + r * block.from_stride;
     std::byte* to = block.to + r * block.to_stride;
-    for (int64_t at = first * unit; at < block.bytes; at += unit * gridDim.x * blockDim.x) {
-      if (at + unit <= block.bytes)
-        copy_piece<Unit>(from + at, to + at);
-      else
-        for (int64_t i = at; i < block.bytes; ++i) to[i] = from[i];
+    const auto* units = reinterpret_cast<const Unit*>(from);
+    for (int64_t at = first; at < pieces; at += pieces_of_thread * threads) {
+      Unit held[pieces_of_thread];
+      rows::unrolled<pieces_of_thread>([&](int k) {
+        held[k] = at + k * threads < pieces ? __ldcs(units + at + k * threads) : Unit{};
+      });
+      rows::unrolled<pieces_of_thread>([&](int k) {
+        if (at + k * threads < pieces)
+          __stcs(reinterpret_cast<Unit*>(to) + at + k * threads, held[k]);
+      });
     }
+    for (int64_t i = pieces * unit + first; i < block.bytes; i += threads) to[i] = from[i];
   }
 }
 
@@ -48,7 +48,7 @@ void start(const BlockCopy& block, Stream& stream) {
   int wide = block_threads;
   while (wide > 1 && wide / 2 >= pieces) wide /= 2;  // short rows share a block
   const int high = block_threads / wide;
-  const int64_t columns = ceil_div(pieces, wide * pieces_of_thread);
+  const int64_t columns = ceil_div(pieces, int64_t{wide} * pieces_of_thread);
   const dim3 grid(static_cast<unsigned>(std::min(columns, most_blocks)),
                   static_cast<unsigned>(std::min(ceil_div(block.rows, high), most_blocks)));
   launch(

@@ -11,31 +11,44 @@ namespace {
 using Sum = unsigned long long;
 static_assert(sizeof(Sum) == sizeof(int64_t));
 
+/// Adds `mass` to a sum in two words of shared memory, modulo 2^64. An atomic on 64 bits there
+/// would be a loop around compare-and-swap; one on 32 bits is an instruction.
+__device__ void add_mass(unsigned& low, unsigned& high, Sum mass) {
+  const auto part = static_cast<unsigned>(mass);
+  const unsigned before = atomicAdd(&low, part);
+  const unsigned rest = static_cast<unsigned>(mass >> 32) + (before + part < before ? 1U : 0U);
+  if (rest != 0) atomicAdd(&high, rest);
+}
+
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     masses_of_parts(const T* logits, int64_t stride, int64_t columns, int64_t parts,
                     const MassRow* rows, int64_t* masses) {
   // Neighbours often have the same bucket: each warp has a table of its own.
-  __shared__ Sum tables[block_warps][digit_sums];
+  __shared__ unsigned lows[block_warps][digit_sums], highs[block_warps][digit_sums];
   const PartOfRow mine(parts, columns, part_columns);
   const MassRow query = rows[mine.row];
   for (int64_t i = threadIdx.x; i < block_warps * digit_sums; i += block_threads)
-    tables[i / digit_sums][i % digit_sums] = 0;
+    lows[i / digit_sums][i % digit_sums] = highs[i / digit_sums][i % digit_sums] = 0;
   __syncthreads();
-  Sum* table = tables[threadIdx.x / warp_lanes];
-  for_each_vector(logits + query.row * stride, mine.begin, mine.end,
-                  [&](const auto& values, int64_t) {
-                    for (const float z : values.x) {
-                      const int64_t bucket = bucket_of(z, dtype_of<T>, query.scan);
-                      if (!query.scan.all && bucket >= digit_buckets) continue;
-                      const Sum mass = mass_of(z, query.scan);
-                      if (mass != 0) atomicAdd(&table[bucket], mass);
-                    }
-                  });
+  unsigned *low = lows[threadIdx.x / warp_lanes], *high = highs[threadIdx.x / warp_lanes];
+  const T* row = logits + query.row * stride;
+  const Grid<lanes_of<T>> grid(mine.begin, mine.end, row);
+  for_each_vector(
+      grid,
+      [&](Place, const auto& values) {
+        for (const float z : values.x) {
+          const int64_t bucket = bucket_of(z, dtype_of<T>, query.scan);
+          if (!query.scan.all && bucket >= digit_buckets) continue;
+          const Sum mass = mass_of(z, query.scan);
+          if (mass != 0) add_mass(low[bucket], high[bucket], mass);
+        }
+      },
+      row);
   __syncthreads();
   for (int64_t i = threadIdx.x; i < digit_sums; i += block_threads) {
     Sum sum = 0;
-    for (int w = 0; w < block_warps; ++w) sum += tables[w][i];
+    for (int w = 0; w < block_warps; ++w) sum += (static_cast<Sum>(highs[w][i]) << 32) + lows[w][i];
     if (sum != 0) atomicAdd(reinterpret_cast<Sum*>(masses) + mine.row * digit_sums + i, sum);
   }
 }
@@ -48,17 +61,22 @@ __global__ void __launch_bounds__(block_threads)
   const ColumnQuery query = queries[static_cast<int64_t>(blockIdx.x) / parts];
   const PartOfRow mine(parts, query.end, part_columns);
   int above = 0, equal = 0;
-  // Elements outside of the range come as -inf, which is nobody's.
   const int64_t begin = max(mine.begin, query.begin);
-  if (begin < mine.end)
-    for_each_vector(logits + query.row * stride, begin, mine.end,
-                    [&](const auto& values, int64_t column) {
-                      for (int i = 0; i < lanes_of<T>; ++i) {
-                        if (column + i < begin || column + i >= mine.end) continue;
-                        above += values.x[i] > query.value ? 1 : 0;
-                        equal += values.x[i] == query.value ? 1 : 0;
-                      }
-                    });
+  if (begin < mine.end) {
+    const T* row = logits + query.row * stride;
+    const Grid<lanes_of<T>> grid(begin, mine.end, row);
+    for_each_vector(
+        grid,
+        [&](Place at, const auto& values) {
+          // Elements outside of the range come as -inf, which may be asked for.
+          const unsigned valid = at.whole ? ~0U : grid.valid(at.column);
+          for (int i = 0; i < lanes_of<T>; ++i) {
+            above += (valid >> i & 1U) != 0 && values.x[i] > query.value ? 1 : 0;
+            equal += (valid >> i & 1U) != 0 && values.x[i] == query.value ? 1 : 0;
+          }
+        },
+        row);
+  }
   above = block_sum(above, shared);
   equal = block_sum(equal, shared);
   if (threadIdx.x != 0) return;

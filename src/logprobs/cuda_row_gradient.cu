@@ -12,35 +12,34 @@
 namespace gyre::rows {
 namespace {
 
+/// `constant` in columns [begin, end); nothing is read.
+template <class To>
+__device__ void fill_part(To* to, int64_t begin, int64_t end, float constant) {
+  if (begin >= end) return;
+  constexpr int lanes = lanes_of<To>;
+  const Grid<lanes> grid(begin, end, to);
+  Lanes<lanes> out;
+  for (int i = 0; i < lanes; ++i) out.x[i] = constant;
+  for (int64_t at = grid.first + threadIdx.x * lanes; at < end; at += block_threads * lanes)
+    grid.store(to, {at, grid.whole(at)}, out);
+}
+
 /// What is in columns that no id has to do with: op(values...) where `kind` says so, elsewhere
 /// constants. `to` may be one of the rows read.
 template <class Op, class To, class... From>
 __device__ void write_part(const PartOfRow& mine, int64_t columns, float padding, RowKind kind,
                            const Op& op, To* to, const From*... from) {
-  constexpr int lanes = lanes_of<To, From...>;
-  const Grid<lanes> grid(mine.begin, mine.end, to, from...);
-  const float constant = kind == RowKind::nans ? nan_value : 0;
-  const auto vector_at = [&](int64_t at) {
-    Lanes<lanes> out;
-    if (kind == RowKind::values && at < columns) {
-      const Grid<lanes> valid = grid.up_to(columns);
-      out = op(at, valid.load(from, at)...);
-    } else {
-      for (int i = 0; i < lanes; ++i) out.x[i] = constant;
-    }
-    for (int i = 0; i < lanes; ++i)
-      if (at + i >= columns) out.x[i] = padding;
-    return out;
-  };
-  // Two vectors are asked for before the first is written.
-  constexpr int64_t step = block_threads * lanes;
-  for (int64_t at = grid.first + threadIdx.x * lanes; at < grid.end; at += 2 * step) {
-    const bool more = at + step < grid.end;
-    Lanes<lanes> first = vector_at(at), second;
-    if (more) second = vector_at(at + step);
-    grid.store(to, at, first);
-    if (more) grid.store(to, at + step, second);
+  const int64_t end = min(mine.end, columns);
+  if (kind != RowKind::values) {
+    fill_part(to, mine.begin, end, kind == RowKind::nans ? nan_value : 0);
+  } else if (mine.begin < end) {
+    const Grid<lanes_of<To, From...>> grid(mine.begin, end, to, from...);
+    for_each_vector(
+        grid,
+        [&](Place at, const auto&... values) { grid.store(to, at, op(at.column, values...)); },
+        from...);
   }
+  fill_part(to, max(mine.begin, columns), mine.end, padding);
 }
 
 /// A row's element by element.
@@ -59,6 +58,23 @@ template <class Element>
 __device__ EachLane<Element> each_lane(const Element& element) {
   return {element};
 }
+
+/// As each_lane of the elements that survive, and 0; the column of the cut is looked for once a
+/// vector, and no element branches.
+struct SlopeOfSurvivors {
+  SlopeOf slope;
+  RowSurvivors kept;
+  template <int lanes>
+  __device__ Lanes<lanes> operator()(int64_t column, const Lanes<lanes>& z) const {
+    const auto cut = static_cast<int>(min(max(kept.cut - column, int64_t{0}), int64_t{lanes}));
+    Lanes<lanes> out;
+    for (int i = 0; i < lanes; ++i) {
+      const float s = slope(z.x[i]);
+      out.x[i] = survives({kept.threshold, cut}, z.x[i], i) ? s : 0.0F;
+    }
+    return out;
+  }
+};
 
 __device__ RowSlope slope_of_row(const GradientTask& task, int64_t row) {
   return task.slopes == nullptr ? RowSlope{} : task.slopes[row];
@@ -127,16 +143,12 @@ __global__ void __launch_bounds__(block_threads)
   const RowNormalizer normalizer =
       task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[mine.row];
   const SlopeOf slope(normalizer, task.pass.scale, slope_of_row(task, mine.row));
-  if (task.survivors == nullptr) {
+  if (task.survivors == nullptr)
     write_part(mine, task.pass.columns, 0, kind,
                each_lane([&](int64_t, float z) { return slope(z); }), to, from);
-  } else {
-    const RowSurvivors kept = task.survivors[mine.row];
-    write_part(mine, task.pass.columns, 0, kind, each_lane([&](int64_t column, float z) {
-                 return survives(kept, z, column) ? slope(z) : 0;
-               }),
+  else
+    write_part(mine, task.pass.columns, 0, kind, SlopeOfSurvivors{slope, task.survivors[mine.row]},
                to, from);
-  }
 }
 
 template <class From, class To>

@@ -4,6 +4,7 @@
 // not wholly in the range, and all of them where two rows are not aligned alike, go element by
 // element.
 
+#include <type_traits>
 #include <utility>
 
 #include "core/matrix_ref.hpp"
@@ -14,7 +15,9 @@ namespace gyre::rows {
 
 inline constexpr int block_threads = 256;
 inline constexpr int block_warps = block_threads / warp_lanes;
-/// Vectors that a thread has asked for before it looks at the first.
+/// Vectors, of all rows together, that a thread has asked for and not looked at. With 40 to 80
+/// registers a thread (of 65536) that is 96 to 48 KiB a multiprocessor, 40 where 8 bytes of bf16
+/// are read for 16 of f32.
 inline constexpr int in_flight = 4;
 
 /// Elements of a vector of rows of these types.
@@ -55,19 +58,36 @@ __device__ inline unsigned halves(float low, float high) {
 
 // Aligned to the vector. Nobody reads these again soon.
 
-__device__ inline void load_lanes(const float* from, Lanes<4>& to) {
-  const uint4 word = load_once(from);
-  to = {{__uint_as_float(word.x), __uint_as_float(word.y), __uint_as_float(word.z),
-         __uint_as_float(word.w)}};
+/// A vector as it comes from memory: 16 bytes, or 8 of bf16 beside f32.
+template <class T, int lanes>
+using Words = std::conditional_t<sizeof(T) * lanes == 16, uint4, uint2>;
+
+/// A device ends the program at an address that is not; this finds it without one.
+template <class Word>
+__device__ void check_aligned([[maybe_unused]] const void* address) {
+#ifdef GYRE_SOFTGPU
+  GYRE_CHECK(reinterpret_cast<uintptr_t>(address) % sizeof(Word) == 0,
+             "{} bytes at once at an address that is not aligned to them", sizeof(Word));
+#endif
 }
-__device__ inline void load_lanes(const bf16* from, Lanes<4>& to) {
-  const uint2 word = __ldcs(reinterpret_cast<const uint2*>(from));
-  to = {{low_half(word.x), high_half(word.x), low_half(word.y), high_half(word.y)}};
+
+template <int lanes, class T>
+__device__ Words<T, lanes> load_words(const T* from) {
+  check_aligned<Words<T, lanes>>(from);
+  return __ldcs(reinterpret_cast<const Words<T, lanes>*>(from));
 }
-__device__ inline void load_lanes(const bf16* from, Lanes<8>& to) {
-  const uint4 word = load_once(from);
-  to = {{low_half(word.x), high_half(word.x), low_half(word.y), high_half(word.y), low_half(word.z),
-         high_half(word.z), low_half(word.w), high_half(word.w)}};
+template <class T>
+__device__ auto lanes_in(uint4 words) {
+  if constexpr (sizeof(T) == 4)
+    return Lanes<4>{{__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
+                     __uint_as_float(words.w)}};
+  else
+    return Lanes<8>{{low_half(words.x), high_half(words.x), low_half(words.y), high_half(words.y),
+                     low_half(words.z), high_half(words.z), low_half(words.w), high_half(words.w)}};
+}
+template <class T>
+__device__ Lanes<4> lanes_in(uint2 words) {
+  return {{low_half(words.x), high_half(words.x), low_half(words.y), high_half(words.y)}};
 }
 __device__ inline void store_lanes(float* to, const Lanes<4>& from) {
   store_once(to, {__float_as_uint(from.x[0]), __float_as_uint(from.x[1]),
@@ -88,6 +108,26 @@ __device__ inline void store_one(bf16* to, float x) {
   *to = to_bf16(x);
 }
 
+/// Vectors of a row that a thread has asked for, as they come: what is loaded waits for nothing,
+/// what is unpacked waits for the load.
+template <class T, int lanes, int count>
+struct Asked {
+  const T* row;
+  Words<T, lanes> words[count];
+
+  /// If it is not wanted, nothing is read.
+  __device__ void ask(int k, int64_t at, bool wanted) {
+    words[k] = wanted ? load_words<lanes>(row + at) : Words<T, lanes>{};
+  }
+  __device__ Lanes<lanes> get(int k) const { return lanes_in<T>(words[k]); }
+};
+
+/// Where a vector begins, and whether all of it is read and written at once.
+struct Place {
+  int64_t column;
+  bool whole;
+};
+
 /// Columns [begin, end) of a row on the grid of its aligned vectors.
 template <int lanes>
 struct Grid {
@@ -102,12 +142,6 @@ struct Grid {
     first = begin - past;
     aligned = (... && (past_alignment(more + begin, sizeof(More), lanes) == past));
   }
-  /// The same vectors of fewer columns.
-  __device__ Grid up_to(int64_t columns) const {
-    Grid fewer = *this;
-    fewer.end = min(end, columns);
-    return fewer;
-  }
   __device__ bool whole(int64_t at) const { return aligned && at >= begin && at + lanes <= end; }
 
   /// Bit i: whether the i-th element of the vector at column `at` is in [begin, end).
@@ -117,43 +151,67 @@ struct Grid {
     return bits;
   }
 
-  /// The elements of the vector at column `at`; -inf outside of [begin, end).
+  /// The vector at column `at`, element by element; -inf outside of [begin, end).
   template <class T>
-  __device__ Lanes<lanes> load(const T* row, int64_t at) const {
+  __device__ Lanes<lanes> elements(const T* row, int64_t at) const {
     Lanes<lanes> values;
-    if (whole(at)) {
-      load_lanes(row + at, values);
-    } else {
-      for (int i = 0; i < lanes; ++i)
-        values.x[i] = at + i >= begin && at + i < end ? to_float(row[at + i]) : minus_infinity;
-    }
+    for (int i = 0; i < lanes; ++i)
+      values.x[i] = at + i >= begin && at + i < end ? to_float(row[at + i]) : minus_infinity;
     return values;
   }
   template <class T>
-  __device__ void store(T* row, int64_t at, const Lanes<lanes>& values) const {
-    if (whole(at)) {
-      store_lanes(row + at, values);
+  __device__ void store(T* row, Place at, const Lanes<lanes>& values) const {
+    if (at.whole) {
+      check_aligned<Words<T, lanes>>(row + at.column);
+      store_lanes(row + at.column, values);
     } else {
       for (int i = 0; i < lanes; ++i)
-        if (at + i >= begin && at + i < end) store_one(row + at + i, values.x[i]);
+        if (at.column + i >= begin && at.column + i < end)
+          store_one(row + at.column + i, values.x[i]);
     }
   }
 };
 
-/// body(values, column) for the vectors of columns [begin, end) that are this thread's.
-template <class T, class Body>
-__device__ void for_each_vector(const T* row, int64_t begin, int64_t end, const Body& body) {
-  constexpr int lanes = lanes_of<T>;
-  const Grid<lanes> grid(begin, end, row);
-  const auto threads = static_cast<int64_t>(blockDim.x);
-  const int64_t step = threads * lanes;
-  for (int64_t at = grid.first + threadIdx.x * lanes; at < end; at += in_flight * step) {
-    Lanes<lanes> values[in_flight];
-    for (int k = 0; k < in_flight; ++k)
-      if (at + k * step < end) values[k] = grid.load(row, at + k * step);
-    for (int k = 0; k < in_flight; ++k)
-      if (at + k * step < end) body(values[k], at + k * step);
-  }
+/// The loop of for_each_vector, of `count` vectors a row under way. The vector that takes another's
+/// place is asked for before that other's body: loads of a group that merely stood first in the
+/// loop were moved down between the bodies by the assembler, but none moves into the next round.
+template <int count, int lanes, class Body, class... T>
+__device__ void for_each_asked(const Grid<lanes>& grid, const Body& body,
+                               Asked<T, lanes, count>... rows) {
+  constexpr int64_t step = block_threads * lanes;
+  int64_t at = grid.first + threadIdx.x * lanes;
+  const auto one_by_one = [&](int64_t end) {
+    for (; at < end; at += step) body(Place{at, false}, grid.elements(rows.row, at)...);
+  };
+  const auto ask = [&](int k, int64_t column) {
+    (rows.ask(k, column, column + lanes <= grid.end), ...);
+  };
+  // Of aligned rows the thread's first vector may begin before the range, and its last end behind.
+  one_by_one(grid.aligned ? grid.begin : grid.end);
+  unrolled<count>([&](int k) { ask(k, at + k * step); });
+  for (; at + (count - 1) * step + lanes <= grid.end; at += count * step)
+    unrolled<count>([&](int k) {
+      const auto turn = [&](const auto&... values) {
+        ask(k, at + (count + k) * step);
+        body(Place{at + k * step, true}, values...);
+      };
+      turn(rows.get(k)...);
+    });
+  unrolled<count - 1>([&](int k) {
+    if (at + lanes > grid.end) return;
+    body(Place{at, true}, rows.get(k)...);
+    at += step;
+  });
+  one_by_one(grid.end);
+}
+
+/// body(Place, values of each row...) for the vectors of the grid that are this thread's, in order;
+/// a value is -inf outside of the grid's columns. Vectors read ahead are later ones of the same
+/// thread: a body may write to the elements that it has been given.
+template <int lanes, class Body, class... T>
+__device__ void for_each_vector(const Grid<lanes>& grid, const Body& body, const T*... rows) {
+  constexpr int count = in_flight / static_cast<int>(sizeof...(T));
+  for_each_asked<count>(grid, body, Asked<T, lanes, count>{rows, {}}...);
 }
 
 /// The sum over the threads of the block, on all of them; `shared` [warps].

@@ -151,8 +151,10 @@ class Selector {
   int dropped_ = 0;   // of the block: those that were, and then dropped
 };
 
+// A run that is under way takes 8 registers a thread, or 16 of f32: as many blocks as have room for
+// them without spilling.
 template <class T, bool summed, bool weighted>
-__global__ void __launch_bounds__(select_threads)
+__global__ void __launch_bounds__(select_threads, lanes_of<T> == 8 ? 10 : 8)
     select_in_parts(const T* logits, int64_t stride, float scale, SelectionShape shape,
                     SelectionTask task) {
   constexpr int lanes = lanes_of<T>;
@@ -166,15 +168,27 @@ __global__ void __launch_bounds__(select_threads)
   const T* row = logits + mine.row * stride;
   const Grid<lanes> grid(mine.begin, mine.end, row);
   constexpr int vectors = run_columns / (select_threads * lanes);
+  const auto column_of_vector = [](int64_t run, int k) {
+    return run + (k * select_threads + static_cast<int64_t>(threadIdx.x)) * lanes;
+  };
+  Asked<T, lanes, vectors> next{row, {}};
+  const auto ask = [&](int64_t run) {
+    unrolled<vectors>([&](int k) {
+      const int64_t at = column_of_vector(run, k);
+      next.ask(k, at, grid.whole(at));
+    });
+  };
+  ask(grid.first);
   for (int64_t run = grid.first; run < grid.end; run += run_columns) {
-    Lanes<lanes> values[vectors];
-    for (int k = 0; k < vectors; ++k)
-      values[k] = grid.load(row, run + (k * select_threads + threadIdx.x) * lanes);
-    for (int k = 0; k < vectors; ++k) {
-      const int64_t at = run + (k * select_threads + threadIdx.x) * lanes;
-      if (summed) sums.add(values[k].x);
-      selector.offer(values[k].x, at, grid.valid(at));
-    }
+    const Asked<T, lanes, vectors> here = next;
+    ask(run + run_columns);  // under way while this run is offered and room is made
+    unrolled<vectors>([&](int k) {
+      const int64_t at = column_of_vector(run, k);
+      const bool whole = grid.whole(at);
+      const Lanes<lanes> values = whole ? here.get(k) : grid.elements(row, at);
+      if (summed) sums.add(values.x);
+      selector.offer(values.x, at, whole ? ~0U : grid.valid(at));
+    });
     selector.make_room();
   }
   const int kept = selector.finish();

@@ -12,8 +12,10 @@ __global__ void __launch_bounds__(block_threads)
                      PartSums* out) {
   const PartOfRow mine(parts, columns, part_columns);
   ThreadSums<weighted> sums{scale};
-  for_each_vector(logits + mine.row * stride, mine.begin, mine.end,
-                  [&](const auto& values, int64_t) { sums.add(values.x); });
+  const T* row = logits + mine.row * stride;
+  const Grid<lanes_of<T>> grid(mine.begin, mine.end, row);
+  for_each_vector(
+      grid, [&](Place, const auto& values) { sums.add(values.x); }, row);
   const PartSums part = block_sums(sums);
   if (threadIdx.x == 0) out[blockIdx.x] = part;
 }
@@ -28,22 +30,20 @@ __global__ void __launch_bounds__(block_threads)
   out[row] = moments_of(total, weighted);
 }
 
+// Registers for all of a group's loads: with fewer, those of bf16 would come one pair at a time.
 template <class S, class T>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, 3)
     cross_moments_of_parts(const S* students, int64_t student_stride, const T* teachers,
                            int64_t teacher_stride, int64_t columns, int64_t parts, CrossSums* out) {
-  constexpr int lanes = lanes_of<S, T>;
   __shared__ float maxima[block_warps];
   __shared__ double shared[block_warps];
   const PartOfRow mine(parts, columns, part_columns);
   const S* student = students + mine.row * student_stride;
   const T* teacher = teachers + mine.row * teacher_stride;
-  const Grid<lanes> grid(mine.begin, mine.end, student, teacher);
+  const Grid<lanes_of<S, T>> grid(mine.begin, mine.end, student, teacher);
   CrossSums sums;
-  for (int64_t at = grid.first + threadIdx.x * lanes; at < grid.end; at += block_threads * lanes) {
-    const Lanes<lanes> s = grid.load(student, at), t = grid.load(teacher, at);
-    sums.add(s.x, t.x);
-  }
+  for_each_vector(
+      grid, [&](Place, const auto& s, const auto& t) { sums.add(s.x, t.x); }, student, teacher);
   sums.raise(block_max(sums.student_max, maxima), block_max(sums.teacher_max, maxima));
   sums.student_sum = block_sum(sums.student_sum, shared);
   sums.teacher_sum = block_sum(sums.teacher_sum, shared);

@@ -293,7 +293,9 @@ struct SlopeOf {
 };
 
 GYRE_HOST_DEVICE inline bool survives(const RowSurvivors& survivors, float z, int64_t column) {
-  return z > survivors.threshold || (z == survivors.threshold && column >= survivors.cut);
+  // Both are looked at: no branch.
+  const bool tied = z == survivors.threshold, kept = column >= survivors.cut;
+  return (z > survivors.threshold) | (tied & kept);
 }
 
 /// The column of an id in the shard; -1 if it has none there.

@@ -248,7 +248,7 @@ std::vector<double> random_row(int64_t columns, uint64_t seed) {
 TEST_F(CrossOnDevice, MatchesTheReferenceForAllTypes) {
   for (const DType s : both_types)
     for (const DType t : both_types)
-      for (const int64_t columns : {1, 2, 15, 33, 2051})
+      for (const int64_t columns : {1, 2, 15, 33, 2051, 9001})
         for (const int64_t lead : {0, 1}) {
           SCOPED_TRACE(testing::Message() << columns << " columns, lead " << lead);
           expect_reference(random_row(columns, 1), s, random_row(columns, 7), t, lead);
@@ -406,10 +406,13 @@ TEST_F(RowGradientOnDevice, MatchesTheReferenceInPlaceAndNot) {
 TEST_F(RowGradientOnDevice, RowsOfSeveralParts) {
   const LogitRows rows = random_logits(2, 36000, DType::bf16, 3);
   const Gradients c(rows, 5);
-  DeviceMatrix logits(padded(rows, DType::bf16).ref(), stream(), 1);
-  kernels().gradient(std::as_const(logits).ref(), c.pass(), c.normalizers, c.slopes, c.picks(),
-                     logits.ref());
-  EXPECT_LE(c.worst_share(logits.host(), DType::bf16), 1);
+  for (const DType type : both_types)
+    for (const int64_t lead : {0, 1}) {
+      DeviceMatrix logits(padded(rows, type).ref(), stream(), lead);
+      kernels().gradient(std::as_const(logits).ref(), c.pass(), c.normalizers, c.slopes, c.picks(),
+                         logits.ref());
+      EXPECT_LE(c.worst_share(logits.host(), type), 1) << name_of(type) << ", lead " << lead;
+    }
 }
 
 TEST_F(RowGradientOnDevice, WeightsOfOneIdAreAddedAndRoundedOnce) {
@@ -488,7 +491,7 @@ TEST_F(RowGradientOnDevice, CrossGradientMatchesTheReferenceForAllTypes) {
   for (const DType s : both_types)
     for (const DType t : both_types)
       for (const DType to : both_types)
-        for (const int64_t columns : {2, 33, 700}) {
+        for (const int64_t columns : {2, 33, 700, 9001}) {
           LogitRows student = random_logits(4, columns, DType::bf16),
                     teacher = random_logits(4, columns, DType::bf16, 2, 7);
           student.at(1, 1) = teacher.at(1, 1) = teacher.at(2, 0) = none;
@@ -534,18 +537,26 @@ TEST_F(RowGradientOnDevice, CrossGradientMatchesTheReferenceForAllTypes) {
   }
 }
 
-TEST_F(RowGradientOnDevice, FilteredGradientIsThatOfTheHost) {
-  constexpr int64_t columns = 103;
+/// Rows of many ties, and where their cuts are.
+struct CutCase {
+  int64_t columns;
+  std::vector<int32_t> cuts;
+};
+class FilteredGradientOnDevice : public RowKernelsTest,
+                                 public testing::WithParamInterface<CutCase> {};
+
+TEST_P(FilteredGradientOnDevice, IsThatOfTheHost) {
+  const int64_t columns = GetParam().columns;
   LogitRows rows(4, columns);
   for (int64_t t = 0; t < 4; ++t)
     for (int64_t v = 0; v < columns; ++v)
-      rows.at(t, v) = static_cast<double>((v * 37 + t * 11) % 10) - 4;  // many ties
+      rows.at(t, v) = static_cast<double>((v * 37 + t * 11) % 10) - 4;
   rows.at(2, 50) = none;
   const std::vector<int32_t> ids = {1003, 1066, 1050, 1010};  // dropped or not; -inf
   const std::vector<float> a = {-1, 0.5, -2, 0}, weights = {1, -0.5, 2, 3};
   for (const DType from : both_types)
     for (const DType to : both_types)
-      for (const int32_t cut : {-5, 0, 8, 17, 35, 42, 70, 100, 120}) {
+      for (const int32_t cut : GetParam().cuts) {
         SCOPED_TRACE(cut);
         std::vector<RowNormalizer> normalizers(4, {5, 1.25F});
         normalizers[1].log_sum = cut == 17 ? nan_value : 2;
@@ -574,6 +585,10 @@ TEST_F(RowGradientOnDevice, FilteredGradientIsThatOfTheHost) {
           }
       }
 }
+
+INSTANTIATE_TEST_SUITE_P(Cuts, FilteredGradientOnDevice,
+                         testing::Values(CutCase{103, {-5, 0, 8, 17, 35, 42, 70, 100, 120}},
+                                         CutCase{17001, {5, 4103, 16389}}));
 
 TEST_F(PicksOnDevice, ScatterAddsUpAndGatherTakesWhatTheShardHas) {
   const std::vector<int32_t> ids = {100, 101, 100, 146, 147, 99, -1, 500, 146, 146, 146, 120};

@@ -44,6 +44,16 @@ TEST_F(BlockCopyTest, EveryElementOfABlockArrivesWhereverItLies) {
         }
 }
 
+TEST_F(BlockCopyTest, RowsOfMorePiecesThanThreads) {
+  constexpr int64_t cols = 1024 * 256 * 4 + 1000;
+  const test::Matrix source = numbered(1, cols, DType::bf16);
+  const test::DeviceMatrix from(source.ref(), stream(), 1);
+  test::DeviceMatrix to(1, cols, DType::bf16, stream());
+  cuda_copy_block(block_copy(from.ref(), to.ref()), stream());
+  const test::Matrix got = to.host();
+  for (int64_t c = 0; c < cols; ++c) ASSERT_EQ(got.at(0, c), source.at(0, c)) << c;
+}
+
 TEST_F(BlockCopyTest, NothingIsNothingToDo) {
   test::DeviceMatrix to(3, 4, DType::f32, stream());
   cuda_copy_block(block_copy(ConstMatrixRef(nullptr, DType::f32, 0, 4, 4),
