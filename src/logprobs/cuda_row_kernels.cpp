@@ -333,15 +333,8 @@ class CudaRowKernels final : public RowKernels {
 
 void CudaRowKernels::top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
                          std::span<RowMoments> moments) {
+  check_row_top(logits, scan, top, moments);
   const int64_t length = top.length;
-  GYRE_CHECK(length >= 1 && scan.columns <= logits.cols, "the {} largest of {} of {} columns",
-             length, scan.columns, logits.cols);
-  GYRE_CHECK(std::ssize(top.values) == logits.rows * length &&
-                 (top.ids.empty() || top.ids.size() == top.values.size()) &&
-                 (top.last.empty() || std::ssize(top.last) == logits.rows) &&
-                 (moments.empty() || std::ssize(moments) == logits.rows),
-             "results of {} rows: {} values, {} ids, {} last, {} moments", logits.rows,
-             top.values.size(), top.ids.size(), top.last.size(), moments.size());
   const rows::SelectionShape shape = rows::selection_shape(scan.columns, length);
   const int64_t entries = shape.parts * shape.part_length +
                           (shape.part_spills ? shape.parts * shape.part_capacity : 0) +

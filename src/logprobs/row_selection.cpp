@@ -413,8 +413,8 @@ class RowSelector {
 
 }  // namespace
 
-void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
-             std::span<RowMoments> moments) {
+void check_row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
+                   std::span<const RowMoments> moments) {
   const int64_t length = top.length;
   GYRE_CHECK(length >= 1 && scan.columns <= logits.cols, "the {} largest of {} of {} columns",
              length, scan.columns, logits.cols);
@@ -424,6 +424,12 @@ void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
                  (moments.empty() || std::ssize(moments) == logits.rows),
              "results of {} rows: {} values, {} ids, {} last, {} moments", logits.rows,
              top.values.size(), top.ids.size(), top.last.size(), moments.size());
+}
+
+void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
+             std::span<RowMoments> moments) {
+  check_row_top(logits, scan, top, moments);
+  const int64_t length = top.length;
   std::vector<Room> rooms;
   for (int t = 0; t < std::max(1, scan.threads); ++t) rooms.emplace_back(length);
   const RowSelector selector(logits, scan, top);

@@ -34,6 +34,10 @@ struct RowTop {
   int64_t length = 0;       ///< M, at least 1
 };
 
+/// Throws an internal error unless shapes and lengths fit each other.
+void check_row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
+                   std::span<const RowMoments> moments);
+
 /// The `length` largest of the first scan.columns elements of each row and, unless `moments` is
 /// empty, the moments [rows] of row_moments, in the same pass (added up in other runs, so that
 /// their last bits may differ). A NaN ranks as the largest. Vectorised; run-time dispatch. Bits do
