@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/bf16.hpp"
 #include "softgpu.hpp"
 
 namespace softgpu {
@@ -151,15 +152,6 @@ T reduced(T a, T b, int op) {
       return static_cast<T>(a + b);
   }
 }
-float float_of(uint16_t bits) {
-  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-}
-uint16_t bf16_of(float value) {  // to nearest, ties to even
-  const auto bits = std::bit_cast<uint32_t>(value);
-  if (std::isnan(value)) return 0x7fff;
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 void reduce(std::byte* to, const std::byte* from, const Description& d) {
   const auto plain = [&](auto a, auto b) { return reduced(a, b, d.op); };
   switch (static_cast<ncclDataType_t>(d.type)) {
@@ -180,8 +172,8 @@ void reduce(std::byte* to, const std::byte* from, const Description& d) {
     case ncclFloat64:
       return reduce<double>(to, from, d.count, plain);
     case ncclBfloat16:
-      return reduce<uint16_t>(to, from, d.count, [&](uint16_t a, uint16_t b) {
-        return bf16_of(reduced(float_of(a), float_of(b), d.op));
+      return reduce<gyre::bf16>(to, from, d.count, [&](gyre::bf16 a, gyre::bf16 b) {
+        return gyre::to_bf16(reduced(gyre::to_float(a), gyre::to_float(b), d.op));
       });
   }
 }

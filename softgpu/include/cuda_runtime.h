@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 
 #include "cuda_runtime_api.h"
@@ -123,6 +125,14 @@ T from_lane(T value, int lane) {
   return all.get<T>(lane);
 }
 void require_full_warp(unsigned mask);
+
+/// A device ends the program at an address that is not aligned to what is read or written there;
+/// the host would not.
+inline void check_alignment(const void* address, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(address) % bytes != 0)
+    throw std::runtime_error(std::to_string(bytes) +
+                             " bytes at once at an address that is not aligned to them");
+}
 
 }  // namespace softgpu
 
@@ -238,14 +248,16 @@ using std::max;
 using std::min;
 template <class T>
 T __ldg(const T* from) {
+  softgpu::check_alignment(from, sizeof(T));
   return *from;
 }
 template <class T>
 T __ldcs(const T* from) {
-  return *from;
+  return __ldg(from);
 }
 template <class T>
 void __stcs(T* to, T value) {
+  softgpu::check_alignment(to, sizeof(T));
   *to = value;
 }
 inline int __float_as_int(float x) {

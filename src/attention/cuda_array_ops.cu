@@ -2,7 +2,6 @@
 #include <map>
 
 #include "attention/cuda_array_ops.cuh"
-#include "attention/kernels/cuda_mma.cuh"
 #include "core/index.hpp"
 #include "runtime/cuda_stream.hpp"
 

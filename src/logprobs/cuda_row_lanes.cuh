@@ -45,35 +45,12 @@ __device__ inline float low_half(unsigned word) {
 __device__ inline float high_half(unsigned word) {
   return __uint_as_float(word & 0xffff0000U);
 }
-/// Two values as bf16, rounded to nearest.
-__device__ inline unsigned halves(float low, float high) {
-#ifdef __CUDA_ARCH__
-  unsigned word;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  return word;
-#else
-  return to_bf16(low).bits | static_cast<unsigned>(to_bf16(high).bits) << 16;
-#endif
-}
-
-// Aligned to the vector. Nobody reads these again soon.
-
 /// A vector as it comes from memory: 16 bytes, or 8 of bf16 beside f32.
 template <class T, int lanes>
 using Words = std::conditional_t<sizeof(T) * lanes == 16, uint4, uint2>;
 
-/// A device ends the program at an address that is not; this finds it without one.
-template <class Word>
-__device__ void check_aligned([[maybe_unused]] const void* address) {
-#ifdef GYRE_SOFTGPU
-  GYRE_CHECK(reinterpret_cast<uintptr_t>(address) % sizeof(Word) == 0,
-             "{} bytes at once at an address that is not aligned to them", sizeof(Word));
-#endif
-}
-
 template <int lanes, class T>
 __device__ Words<T, lanes> load_words(const T* from) {
-  check_aligned<Words<T, lanes>>(from);
   return __ldcs(reinterpret_cast<const Words<T, lanes>*>(from));
 }
 template <class T>
@@ -95,11 +72,11 @@ __device__ inline void store_lanes(float* to, const Lanes<4>& from) {
 }
 __device__ inline void store_lanes(bf16* to, const Lanes<4>& from) {
   __stcs(reinterpret_cast<uint2*>(to),
-         make_uint2(halves(from.x[0], from.x[1]), halves(from.x[2], from.x[3])));
+         make_uint2(pack_bf16(from.x[0], from.x[1]), pack_bf16(from.x[2], from.x[3])));
 }
 __device__ inline void store_lanes(bf16* to, const Lanes<8>& from) {
-  store_once(to, {halves(from.x[0], from.x[1]), halves(from.x[2], from.x[3]),
-                  halves(from.x[4], from.x[5]), halves(from.x[6], from.x[7])});
+  store_once(to, {pack_bf16(from.x[0], from.x[1]), pack_bf16(from.x[2], from.x[3]),
+                  pack_bf16(from.x[4], from.x[5]), pack_bf16(from.x[6], from.x[7])});
 }
 __device__ inline void store_one(float* to, float x) {
   *to = x;
@@ -162,7 +139,6 @@ struct Grid {
   template <class T>
   __device__ void store(T* row, Place at, const Lanes<lanes>& values) const {
     if (at.whole) {
-      check_aligned<Words<T, lanes>>(row + at.column);
       store_lanes(row + at.column, values);
     } else {
       for (int i = 0; i < lanes; ++i)

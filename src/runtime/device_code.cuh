@@ -13,6 +13,14 @@
 #include "core/host_device.hpp"
 #include "runtime/cuda_check.hpp"
 
+#ifdef __CUDACC__
+#define GYRE_UNROLL _Pragma("unroll")
+#define GYRE_NO_UNROLL _Pragma("unroll 1")
+#else
+#define GYRE_UNROLL
+#define GYRE_NO_UNROLL
+#endif
+
 namespace gyre {
 
 inline constexpr int warp_lanes = 32;
@@ -68,6 +76,17 @@ __device__ inline float fast_exp2(float x) {
 #endif
 }
 
+/// Two values as bf16, rounded to nearest even; `low` in the lower half.
+__device__ inline uint32_t pack_bf16(float low, float high) {
+#ifdef __CUDA_ARCH__
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return static_cast<uint32_t>(to_bf16(low).bits) | static_cast<uint32_t>(to_bf16(high).bits) << 16;
+#endif
+}
+
 /// Reads 16 bytes that nobody reads again soon, and writes likewise. 16-byte aligned.
 __device__ inline uint4 load_once(const void* from) {
   return __ldcs(static_cast<const uint4*>(from));
@@ -77,13 +96,17 @@ __device__ inline void store_once(void* to, uint4 value) {
 }
 
 /// Copies 16 bytes from global to shared memory without registers; complete after wait_copies.
-/// `bytes` < 16: the rest is 0, and 0: `from` is not read.
+/// Both 16-byte aligned. `bytes` < 16: the rest is 0, and 0: `from` is not read.
 __device__ inline void copy_async(void* shared, const void* from, int bytes = 16) {
 #ifdef __CUDA_ARCH__
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 #else
+#ifdef GYRE_SOFTGPU
+  softgpu::check_alignment(shared, 16);
+  if (bytes > 0) softgpu::check_alignment(from, 16);
+#endif
   std::memset(shared, 0, 16);
   std::memcpy(shared, from, static_cast<size_t>(bytes));
 #endif

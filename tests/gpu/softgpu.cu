@@ -436,6 +436,18 @@ __global__ void misbehave(int how) {
       throw std::runtime_error("a text");
     case 6:
       *reinterpret_cast<volatile int*>(static_cast<uintptr_t>(lane) * 4) = 1;
+      break;
+    case 7:
+      load_once(dynamic_shared() + 8);
+      break;
+    case 8:
+      store_once(dynamic_shared() + 8, {});
+      break;
+    case 9:
+      copy_async(dynamic_shared(), dynamic_shared() + 8);
+      break;
+    case 10:
+      copy_async(dynamic_shared() + 8, dynamic_shared());
   }
 }
 
@@ -453,6 +465,7 @@ TEST_F(SoftwareGpu, KernelsThatWouldHangOrFailAreNamed) {
   EXPECT_DEATH(attempt(4), name + "touched what is behind its shared memory");
   EXPECT_DEATH(attempt(5), name + "an exception left the kernel: a text");
   EXPECT_DEATH(attempt(6), name + "touched .*, which is not its memory");
+  for (const int how : {7, 8, 9, 10}) EXPECT_DEATH(attempt(how), name + "is not aligned");
 }
 
 #endif

@@ -132,23 +132,15 @@ __global__ void __launch_bounds__(ForwardKernel<T, dim>::shape.threads())
   const OutputHead out{a.out, column, a.heads.head_dim, 0};
   LaneRows lane(tile.first_row);
   typename Kernel::Rows rows;
-  const TileVisit* visit = nullptr;
   const float scale = a.heads.scale * log2_e;
-  const auto use = [&](const Walk& walk, const Walk& next, int stage) {
-    if (walk.visit != visit) {
-      if (visit == nullptr || a.visit_by_visit) {
-        lane.forget();
-        Kernel::begin(a, out, lane, head, rows);
-      }
-      visit = walk.visit;
-      lane.enter(a.tiles.rectangles[visit->rectangle]);
-    }
+  const auto begin = [&] { Kernel::begin(a, out, lane, head, rows); };
+  const auto step = [&](const Walk& walk, int stage) {
     Kernel::attend(lane, walk.begin, scale, q + 16 * place.warp * Kernel::stride,
                    k + stage * inner_elements, v + stage * inner_elements, weights, rows);
-    if (next.ended() || (a.visit_by_visit && next.visit != visit))
-      Kernel::finish(a, out, lane, head, rows);
   };
-  pipeline<shape.stages>(Walk(a.tiles, tile, 0, 1, shape.inner), load, use);
+  const auto finish = [&] { Kernel::finish(a, out, lane, head, rows); };
+  walk_visits<shape.stages>(a.tiles, a.visit_by_visit, Walk(a.tiles, tile, 0, 1, shape.inner), lane,
+                            load, begin, step, finish);
 }
 
 }  // namespace

@@ -126,26 +126,21 @@ __global__ void __launch_bounds__(KeyGradients<T, dim>::shape.threads())
   };
   LaneRows lane(tile.first_row);
   typename Kernel::Rows rows;
-  const TileVisit* visit = nullptr;
-  const auto use = [&](const Walk& walk, const Walk& next, int stage) {
-    if (walk.visit != visit) {
-      if (visit == nullptr || a.visit_by_visit) {
-        lane.forget();
-        set_zero<Kernel::columns>(rows.d_k);
-        set_zero<Kernel::columns>(rows.d_v);
-      }
-      visit = walk.visit;
-      lane.enter(a.tiles.rectangles[visit->rectangle]);
-    }
+  const auto begin = [&] {
+    set_zero<Kernel::columns>(rows.d_k);
+    set_zero<Kernel::columns>(rows.d_v);
+  };
+  const auto step = [&](const Walk& walk, int stage) {
     const typename Kernel::Queries queries{
         q + stage * inner_elements, d_out + stage * inner_elements,
-        &a.tiles.rectangles[visit->rectangle], walk.head, walk.begin};
+        &a.tiles.rectangles[walk.visit->rectangle], walk.head, walk.begin};
     const int own = 16 * place.warp * Kernel::stride;
     Kernel::differentiate(a, lane, queries, k + own, v + own, part, weights, rows);
-    if (next.ended() || (a.visit_by_visit && next.visit != visit))
-      Kernel::finish(a, lane, column, part, rows);
   };
-  pipeline<shape.stages>(Walk(a.tiles, tile, head_begin, head_end, shape.inner), load, use);
+  const auto finish = [&] { Kernel::finish(a, lane, column, part, rows); };
+  walk_visits<shape.stages>(a.tiles, a.visit_by_visit,
+                            Walk(a.tiles, tile, head_begin, head_end, shape.inner), lane, load,
+                            begin, step, finish);
 }
 
 }  // namespace

@@ -18,31 +18,12 @@
 
 #include "runtime/device_code.cuh"
 
-#ifdef __CUDACC__
-#define GYRE_UNROLL _Pragma("unroll")
-#define GYRE_NO_UNROLL _Pragma("unroll 1")
-#else
-#define GYRE_UNROLL
-#define GYRE_NO_UNROLL
-#endif
-
 namespace gyre {
 
 /// Four registers of two bf16 each, the lower half first.
 struct FourPairs {
   uint32_t pairs[4];
 };
-
-/// (low, high), rounded to nearest even.
-__device__ inline uint32_t pack_bf16(float low, float high) {
-#ifdef __CUDA_ARCH__
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-#else
-  return static_cast<uint32_t>(to_bf16(low).bits) | static_cast<uint32_t>(to_bf16(high).bits) << 16;
-#endif
-}
 
 /// c += A · B.
 __device__ inline void mma_bf16(float (&c)[4], const FourPairs& a, uint32_t b_low,

@@ -107,23 +107,15 @@ __global__ void __launch_bounds__(QueryGradients<T, dim>::shape.threads())
   };
   LaneRows lane(tile.first_row);
   typename Kernel::Rows rows;
-  const TileVisit* visit = nullptr;
-  const auto use = [&](const Walk& walk, const Walk& next, int stage) {
-    if (walk.visit != visit) {
-      if (visit == nullptr || a.visit_by_visit) {
-        lane.forget();
-        Kernel::begin(a, lane, head, rows);
-      }
-      visit = walk.visit;
-      lane.enter(a.tiles.rectangles[visit->rectangle]);
-    }
+  const auto begin = [&] { Kernel::begin(a, lane, head, rows); };
+  const auto step = [&](const Walk& walk, int stage) {
     const int own = 16 * place.warp * Kernel::stride;
     Kernel::differentiate(lane, walk.begin, a.heads.scale * log2_e, q + own, d_out + own,
                           k + stage * inner_elements, v + stage * inner_elements, weights, rows);
-    if (next.ended() || (a.visit_by_visit && next.visit != visit))
-      Kernel::finish(a, lane, column, rows);
   };
-  pipeline<shape.stages>(Walk(a.tiles, tile, 0, 1, shape.inner), load, use);
+  const auto finish = [&] { Kernel::finish(a, lane, column, rows); };
+  walk_visits<shape.stages>(a.tiles, a.visit_by_visit, Walk(a.tiles, tile, 0, 1, shape.inner), lane,
+                            load, begin, step, finish);
 }
 
 }  // namespace

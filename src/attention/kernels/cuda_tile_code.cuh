@@ -325,6 +325,27 @@ struct LaneRows {
   }
 };
 
+/// Goes over a walk: begin() before its first step, step(walk, stage) with `lane` under the visit's
+/// rectangle, finish() behind the last; visit by visit, both for each of them.
+template <int stages, class Load, class Begin, class Step, class Finish>
+__device__ __forceinline__ void walk_visits(const DeviceTiles& tiles, bool visit_by_visit,
+                                            const Walk& walk, LaneRows& lane, Load load,
+                                            Begin begin, Step step, Finish finish) {
+  const TileVisit* visit = nullptr;
+  pipeline<stages>(walk, load, [&](const Walk& now, const Walk& next, int stage) {
+    if (now.visit != visit) {
+      if (visit == nullptr || visit_by_visit) {
+        lane.forget();
+        begin();
+      }
+      visit = now.visit;
+      lane.enter(tiles.rectangles[visit->rectangle]);
+    }
+    step(now, stage);
+    if (next.ended() || (visit_by_visit && next.visit != visit)) finish();
+  });
+}
+
 /// -inf for what rows do not see of inner tile [begin, begin + inner).
 template <int inner>
 __device__ __forceinline__ void hide(const LaneRows& lane, int begin, Sums<inner>& scores) {
