@@ -46,19 +46,19 @@ class Builder {
     place(*out, "out", AttentionTensor::out, s_.heads, s_.longest_q, s_.out_stride,
           offsets(AttentionTensor::out_offsets));
     out->set_output(true);
-    place_lse(*lse, s_.lse_stride);
+    place_lse(*lse);
     lse->set_output(true);
     return graph_;
   }
 
   std::shared_ptr<CudnnGraph> backward() {
-    const int64_t q_columns = s_.heads * s_.head_dim, k_columns = s_.kv_heads * s_.head_dim;
-    const TensorPtr out = rows("out", AttentionTensor::out, s_.heads, s_.longest_q, q_columns,
+    const int64_t k_columns = s_.kv_heads * s_.head_dim;
+    const TensorPtr out = rows("out", AttentionTensor::out, s_.heads, s_.longest_q, s_.out_stride,
                                AttentionTensor::out_offsets);
     const TensorPtr d_out = rows("d_out", AttentionTensor::d_out, s_.heads, s_.longest_q,
                                  s_.d_out_stride, AttentionTensor::d_out_offsets);
     Tensor_attributes stats;
-    place_lse(stats, s_.heads);
+    place_lse(stats);
     const TensorPtr lse = graph_->tensor(stats);
 
     fe::graph::SDPA_backward_attributes options;
@@ -69,7 +69,7 @@ class Builder {
     set_common(options);
     const auto [d_q, d_k, d_v] = graph_->sdpa_backward(q_, k_, v_, out, d_out, lse, options);
     const TensorPtr k_offsets = offsets(AttentionTensor::d_k_offsets);
-    place(*d_q, "d_q", AttentionTensor::d_q, s_.heads, s_.longest_q, q_columns,
+    place(*d_q, "d_q", AttentionTensor::d_q, s_.heads, s_.longest_q, s_.d_q_stride,
           offsets(AttentionTensor::d_q_offsets));
     place(*d_k, "d_k", AttentionTensor::d_k, s_.kv_heads, s_.longest_k, k_columns, k_offsets);
     place(*d_v, "d_v", AttentionTensor::d_v, s_.kv_heads, s_.longest_k, k_columns, k_offsets);
@@ -97,12 +97,12 @@ class Builder {
         .set_stride({longest * stride, s_.head_dim, stride, 1})
         .set_ragged_offset(ragged);
   }
-  void place_lse(Tensor_attributes& tensor, int64_t stride) {
+  void place_lse(Tensor_attributes& tensor) {
     tensor.set_name("log-sum-exp")
         .set_uid(static_cast<int64_t>(AttentionTensor::lse))
         .set_data_type(fe::DataType_t::FLOAT)
         .set_dim({s_.batch, s_.heads, s_.longest_q, 1})
-        .set_stride({s_.longest_q * stride, 1, stride, 1})
+        .set_stride({s_.longest_q * s_.lse_stride, 1, s_.lse_stride, 1})
         .set_ragged_offset(offsets(AttentionTensor::lse_offsets));
   }
   TensorPtr rows(const char* name, AttentionTensor id, int64_t heads, int64_t longest,
