@@ -318,12 +318,15 @@ void require_full_warp(unsigned mask) {
 }
 
 void run_grid(const LaunchShape& shape, const std::function<void()>& body, LaneOrder order) {
-  for (unsigned z = 0; z < shape.grid.z; ++z)
-    for (unsigned y = 0; y < shape.grid.y; ++y)
-      for (unsigned x = 0; x < shape.grid.x; ++x) {
-        const bool back = order == LaneOrder::reverse;
-        block().run(shape, {back ? shape.grid.x - 1 - x : x, y, z}, body, order);
-      }
+  const auto in_turn = [order](unsigned i, unsigned count) {
+    return order == LaneOrder::reverse ? count - 1 - i : i;
+  };
+  const dim3& grid = shape.grid;
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x)
+        block().run(shape, {in_turn(x, grid.x), in_turn(y, grid.y), in_turn(z, grid.z)}, body,
+                    order);
 }
 
 }  // namespace softgpu

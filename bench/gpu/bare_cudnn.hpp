@@ -17,12 +17,13 @@ class BareCudnn {
 };
 
 /// Arrays are the caller's: [tokens, heads · head_dim] in bf16, lse [heads, tokens] in f32. Throws
-/// a runtime error when cuDNN is not there, or refuses.
+/// a runtime error when cuDNN is not there, or refuses. `ordered`: a backward pass that gives the
+/// same bits in every run, where ours (cuda_ragged_kernel.hpp) has one.
 struct BareArrays {
   const void *q, *k, *v, *d_out;
   void *out, *lse, *d_q, *d_k, *d_v;
 };
 std::unique_ptr<BareCudnn> make_bare_cudnn(Stream& stream, const HeadShape& heads, int64_t tokens,
-                                           const BareArrays& arrays);
+                                           const BareArrays& arrays, bool ordered);
 
 }  // namespace gyre::bench

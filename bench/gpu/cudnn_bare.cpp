@@ -3,6 +3,7 @@
 
 #include <unordered_map>
 
+#include "attention/kernels/cuda_ragged_kernel.hpp"
 #include "attention/kernels/cudnn_kernel.hpp"
 #include "bare_cudnn.hpp"
 #include "core/error.hpp"
@@ -23,7 +24,7 @@ enum Id : int64_t { q = 1, k, v, out, lse, d_out, d_q, d_k, d_v };
 
 class Bare final : public BareCudnn {
  public:
-  Bare(Stream& stream, const HeadShape& heads, int64_t tokens, const BareArrays& a)
+  Bare(Stream& stream, const HeadShape& heads, int64_t tokens, const BareArrays& a, bool ordered)
       : heads_(heads), tokens_(tokens) {
     std::string why;
     if (cudnn_version(&why).empty()) throw_runtime("{}", why);
@@ -41,8 +42,11 @@ class Bare final : public BareCudnn {
                   {d_q, a.d_q},
                   {d_k, a.d_k},
                   {d_v, a.d_v}};
-    forward_ = build(false);
-    backward_ = build(true);
+    forward_ = take(make(false, false));
+    Graph backward = make(true, ordered);
+    if (ordered && (backward.problem.is_bad() || backward.workspace > most_ordered_workspace))
+      backward = make(true, false);  // as the executor's kernel does
+    backward_ = take(std::move(backward));
   }
   ~Bare() override { (void)fe::detail::destroy_handle(handle_); }
   Bare(const Bare&) = delete;
@@ -77,7 +81,19 @@ class Bare final : public BareCudnn {
         .set_diagonal_band_right_bound(0);
   }
 
-  std::shared_ptr<fe::graph::Graph> build(bool backward) {
+  struct Graph {
+    std::shared_ptr<fe::graph::Graph> graph;
+    fe::error_t problem;
+    int64_t workspace = 0;
+  };
+  std::shared_ptr<fe::graph::Graph> take(Graph built) {
+    check(built.problem, "build");
+    if (workspace_.size() < built.workspace)
+      workspace_ = Buffer<std::byte>(built.workspace, MemorySpace::device);
+    return std::move(built.graph);
+  }
+
+  Graph make(bool backward, bool ordered) const {
     auto graph = std::make_shared<fe::graph::Graph>();
     graph->set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
@@ -91,6 +107,7 @@ class Bare final : public BareCudnn {
       fe::graph::Tensor_attributes stats;
       place_lse(stats);
       fe::graph::SDPA_backward_attributes options;
+      options.set_deterministic_algorithm(ordered);
       const auto [dq, dk, dv] = graph->sdpa_backward(queries, keys, values, o, d_o,
                                                      graph->tensor(stats), causal(options));
       place(*dq, d_q, heads_.heads);
@@ -106,11 +123,10 @@ class Bare final : public BareCudnn {
       place_lse(*stats);
       stats->set_output(true);
     }
-    check(graph->build(handle_, {fe::HeurMode_t::A}), "build");
-    int64_t bytes = 0;
-    check(graph->get_workspace_size(bytes), "get_workspace_size");
-    if (workspace_.size() < bytes) workspace_ = Buffer<std::byte>(bytes, MemorySpace::device);
-    return graph;
+    Graph built{graph, graph->build(handle_, {fe::HeurMode_t::A}), 0};
+    if (built.problem.is_good())
+      check(graph->get_workspace_size(built.workspace), "get_workspace_size");
+    return built;
   }
 
   void run(const fe::graph::Graph& graph, std::initializer_list<Id> ids) {
@@ -130,8 +146,8 @@ class Bare final : public BareCudnn {
 }  // namespace
 
 std::unique_ptr<BareCudnn> make_bare_cudnn(Stream& stream, const HeadShape& heads, int64_t tokens,
-                                           const BareArrays& arrays) {
-  return std::make_unique<Bare>(stream, heads, tokens, arrays);
+                                           const BareArrays& arrays, bool ordered) {
+  return std::make_unique<Bare>(stream, heads, tokens, arrays, ordered);
 }
 
 }  // namespace gyre::bench

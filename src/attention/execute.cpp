@@ -239,6 +239,7 @@ void AttentionExecutor::unpack(int id) {
   Pending& pending = pending_.at(id);
   std::vector<RowCopy> copies;
   for (Received& received : pending.received) {
+    settle_clear(received.slice.array);
     RowCopy& copy = copies.emplace_back(copy_of(received.slice));
     copy.from = in_message(received.slice, std::as_writable_bytes(received.staging.span()).data());
     copy.to = in_array(received.slice);
@@ -260,10 +261,28 @@ void AttentionExecutor::progress() {
 }
 
 void AttentionExecutor::clear(int index) {
+  uncleared_.insert(index);
+  if (!kernel_.takes_fresh()) settle_clear(index);
+}
+
+void AttentionExecutor::settle_clear(int index) {
+  if (uncleared_.erase(index) == 0) return;
   const auto data = data_[static_cast<size_t>(index)];
   stream_.fill(data.data(), std::byte{0}, data.size());  // 0 in all types
   if (array(index).kind == ArrayKind::stats)
     ops_->fill(plane(index, 0).as<float>(), minus_infinity);
+}
+
+bool AttentionExecutor::take_fresh(std::initializer_list<int> arrays, HeadRange heads) {
+  const bool fresh = std::all_of(arrays.begin(), arrays.end(), [&](int index) {
+    return uncleared_.contains(index) && array(index).heads == heads;
+  });
+  for (const int index : arrays)
+    if (fresh)
+      uncleared_.erase(index);
+    else
+      settle_clear(index);
+  return fresh;
 }
 
 void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
@@ -284,15 +303,22 @@ void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
   input.progress = [this] { progress(); };
   const MatrixView<float> lse = columns(s.stats, 0, q_heads).as<float>();
   if (pass == Pass::forward) {
-    kernel_.forward({input, columns(s.out, 0, q_heads), lse});
+    kernel_.forward(
+        {input, columns(s.out, 0, q_heads), lse, take_fresh({s.out, s.stats}, q_heads)});
     return;
   }
-  BackwardBlock block{input, {}, {}, {}, {}, {}, {}};
+  BackwardBlock block{input};
   block.d_out = columns(s.d_out, 0, q_heads);
   block.lse = lse;
   block.delta = columns(s.stats, 1, q_heads).as<float>();
-  if (s.d_q >= 0) block.d_q = columns(s.d_q, 0, q_heads);
+  if (delta_ && delta_->stats == s.stats && delta_->d_out == s.d_out)
+    block.out = columns(delta_->out, 0, q_heads);
+  if (s.d_q >= 0) {
+    block.d_q = columns(s.d_q, 0, q_heads);
+    block.fresh_d_q = take_fresh({s.d_q}, q_heads);
+  }
   if (s.d_kv >= 0) {
+    block.fresh_d_kv = take_fresh({s.d_kv}, kv_heads);
     block.d_k = columns(s.d_kv, 0, kv_heads).as<float>();
     block.d_v = columns(s.d_kv, 1, kv_heads).as<float>();
   }
@@ -325,6 +351,7 @@ void AttentionExecutor::finish(const step::Finish& s) {
 }
 
 void AttentionExecutor::delta(const step::Delta& s) {
+  delta_ = s;
   ops_->delta(plane(s.out, 0), plane(s.d_out, 0), plane(s.stats, 1).as<float>());
 }
 
@@ -339,6 +366,7 @@ void AttentionExecutor::sink_gradient(const step::SinkGradient& s) {
 }
 
 void AttentionExecutor::settle(Pass pass) {
+  while (!uncleared_.empty()) settle_clear(*uncleared_.begin());
   GYRE_CHECK(pending_.empty(), "{} exchanges of schedule were never waited for", pending_.size());
   for (const WorkPtr& work : held_) work->wait();
   held_.clear();
@@ -357,6 +385,9 @@ class AttentionExecutor::Walker {
   void operator()(const step::Exchange& s) {
     if (what_ == Execute::compute_only) return;
     const Range range(s.what.c_str());
+    for (const auto* messages : {&s.sends, &s.recvs})
+      for (const Message& m : *messages)
+        for (const Slice& slice : m.slices) executor_.settle_clear(slice.array);
     executor_.post(s);
     lap(&ExecutionTimes::copy);
   }
@@ -378,7 +409,10 @@ class AttentionExecutor::Walker {
     });
   }
   void operator()(const step::Finish& s) {
-    local("sinks", &ExecutionTimes::copy, [&] { executor_.finish(s); });
+    local("sinks", &ExecutionTimes::copy, [&] {
+      for (const int index : {s.out, s.stats}) executor_.settle_clear(index);
+      executor_.finish(s);
+    });
   }
   void operator()(const step::Delta& s) {
     local("delta", &ExecutionTimes::copy, [&] { executor_.delta(s); });
@@ -430,6 +464,7 @@ class AttentionExecutor::Walker {
 ExecutionTimes AttentionExecutor::run(Pass pass, Execute what) {
   const Range range(pass == Pass::forward ? "attention forward" : "attention backward");
   begin_sinks(pass);
+  delta_.reset();
   Walker walker(*this, pass, what);
   for (const Step& s : plan_.steps(pass)) std::visit(walker, s);
   const MarkPtr end = stream_.mark();

@@ -15,8 +15,10 @@
 //
 // Arrays of a device are read and filled in by way of HostCopy and HostFill (array_ops.hpp).
 
+#include <initializer_list>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -138,7 +140,13 @@ class AttentionExecutor {
   RowPlace in_array(const Slice& slice);
   RowPlace in_message(const Slice& slice, std::byte* data) const;
   RowCopy copy_of(const Slice& slice) const;
+  /// Clears an array, or leaves that to the first call that writes it where the kernel can.
   void clear(int index);
+  /// What was left to be cleared and is now needed.
+  void settle_clear(int index);
+  /// Whether a call that writes `heads` of these arrays is the first to write them, and all of
+  /// them; it then has to.
+  bool take_fresh(std::initializer_list<int> arrays, HeadRange heads);
   void compute(const step::Compute& s, Pass pass);
   void finish(const step::Finish& s);
   void delta(const step::Delta& s);
@@ -164,6 +172,8 @@ class AttentionExecutor {
   std::vector<double> d_sinks_;  // the same on the host, after a run
   Trace* trace_ = nullptr;
   std::vector<std::span<std::byte>> data_;  // [arrays]
+  std::set<int> uncleared_;                 // arrays whose Clear is left to the kernel
+  std::optional<step::Delta> delta_;        // how the deltas came about that are there
   std::map<int, Pending> pending_;
   std::vector<WorkPtr> held_;
   std::vector<Span> spans_;

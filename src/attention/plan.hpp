@@ -128,7 +128,8 @@ struct Compute {
 struct Finish {
   int out = -1, stats = -1;
 };
-/// Backward, once at the start: delta_i = <O_i, dO_i>.
+/// Backward, once at the start: delta_i = <O_i, dO_i>. `out` stays as it is until the end, for
+/// kernels that want O itself.
 struct Delta {
   int out = -1, stats = -1, d_out = -1;
 };

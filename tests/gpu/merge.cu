@@ -111,37 +111,40 @@ const Shape shapes[] = {{3, 16, 0, DType::bf16, DType::f32},
 const Round pieces = {{4, 0, 5}, {1, 9, 1}, {10, 5, 4}};
 
 TEST_F(Merge, RowsAreMergedAndNothingElseIsTouched) {
-  for (const Shape& s : shapes) {
-    const int64_t columns = s.heads * s.head_dim;
-    Matrix partial = make(s.partial, 10, columns, s.pad),
-           partial_lse = make(DType::f32, 10, s.heads, 0);
-    Matrix out = make(s.out, 15, columns, s.pad), lse = make(DType::f32, 15, s.heads, 2);
-    const auto empty = [&](Matrix& o, Matrix& l, int64_t row, int64_t h, float content) {
-      l.at(row, h) = -infinity;
-      for (int64_t d = 0; d < s.head_dim; ++d) o.at(row, h * s.head_dim + d) = content;
-    };
-    empty(out, lse, 5, 0, NAN);              // nothing there before: not read
-    empty(partial, partial_lse, 2, 0, NAN);  // nothing new for row 6
-    empty(out, lse, 12, 0, 0);               // nothing on either side
-    empty(partial, partial_lse, 7, 0, NAN);
-    for (Matrix* m : {&partial, &partial_lse, &out, &lse}) upload(*m);
+  for (const Fold fold : {Fold::add, Fold::replace})
+    for (const Shape& s : shapes) {
+      const int64_t columns = s.heads * s.head_dim;
+      Matrix partial = make(s.partial, 10, columns, s.pad),
+             partial_lse = make(DType::f32, 10, s.heads, 0);
+      Matrix out = make(s.out, 15, columns, s.pad), lse = make(DType::f32, 15, s.heads, 2);
+      const auto empty = [&](Matrix& o, Matrix& l, int64_t row, int64_t h, float content) {
+        l.at(row, h) = -infinity;
+        for (int64_t d = 0; d < s.head_dim; ++d) o.at(row, h * s.head_dim + d) = content;
+      };
+      empty(out, lse, 5, 0, NAN);              // nothing there before: not read
+      empty(partial, partial_lse, 2, 0, NAN);  // nothing new for row 6
+      empty(out, lse, 12, 0, 0);               // nothing on either side
+      empty(partial, partial_lse, 7, 0, NAN);
+      for (Matrix* m : {&partial, &partial_lse, &out, &lse}) upload(*m);
 
-    std::vector<float> want = out.host, want_lse = lse.host;
-    for (const RowPiece& p : pieces)
-      for (int64_t i = 0; i < p.length; ++i)
-        for (int64_t h = 0; h < s.heads; ++h) {
-          const auto w = merge_lse<double>(lse.at(p.row + i, h), partial_lse.at(p.scratch + i, h));
-          want_lse[static_cast<size_t>((p.row + i) * lse.stride + h)] = static_cast<float>(w.lse);
-          for (int64_t c = h * s.head_dim; c < (h + 1) * s.head_dim; ++c)
-            want[static_cast<size_t>((p.row + i) * out.stride + c)] =
-                static_cast<float>((w.w1 > 0 ? w.w1 * out.at(p.row + i, c) : 0) +
-                                   (w.w2 > 0 ? w.w2 * partial.at(p.scratch + i, c) : 0));
-        }
-    cuda_merge_rows(round_of(pieces), partial.ref(), partial_lse.view(), out.ref(), lse.view(),
-                    stream());
-    expect_result(out, download(out), want);
-    expect_result(lse, download(lse), want_lse);
-  }
+      std::vector<float> want = out.host, want_lse = lse.host;
+      for (const RowPiece& p : pieces)
+        for (int64_t i = 0; i < p.length; ++i)
+          for (int64_t h = 0; h < s.heads; ++h) {
+            const auto before = static_cast<double>(lse.at(p.row + i, h));
+            const auto w = merge_lse<double>(fold == Fold::add ? before : -HUGE_VAL,
+                                             partial_lse.at(p.scratch + i, h));
+            want_lse[static_cast<size_t>((p.row + i) * lse.stride + h)] = static_cast<float>(w.lse);
+            for (int64_t c = h * s.head_dim; c < (h + 1) * s.head_dim; ++c)
+              want[static_cast<size_t>((p.row + i) * out.stride + c)] =
+                  static_cast<float>((w.w1 > 0 ? w.w1 * out.at(p.row + i, c) : 0) +
+                                     (w.w2 > 0 ? w.w2 * partial.at(p.scratch + i, c) : 0));
+          }
+      cuda_merge_rows(round_of(pieces), partial.ref(), partial_lse.view(), out.ref(), lse.view(),
+                      fold, stream());
+      expect_result(out, download(out), want);
+      expect_result(lse, download(lse), want_lse);
+    }
 }
 
 TEST_F(Merge, TheStandInHasTheDeltaOfTheOutput) {
@@ -186,33 +189,68 @@ TEST_F(Merge, TheStandInHasTheDeltaOfTheOutput) {
   }
 }
 
-TEST_F(Merge, RowsAreAddedAndNothingElseIsTouched) {
-  for (const Shape& s : shapes) {
-    const int64_t columns = s.heads * s.head_dim;
-    Matrix partial = make(s.partial, 10, columns, s.pad), sum = make(s.out, 15, columns, s.pad);
-    upload(partial);
-    upload(sum);
-    std::vector<float> want = sum.host;
-    for (const RowPiece& p : pieces)
-      for (int64_t i = 0; i < p.length; ++i)
-        for (int64_t c = 0; c < columns; ++c)
-          want[static_cast<size_t>((p.row + i) * sum.stride + c)] += partial.at(p.scratch + i, c);
-    cuda_add_rows(round_of(pieces), partial.ref(), sum.ref(), stream());
-    expect_result(sum, download(sum), want);
-  }
+TEST_F(Merge, RowsAreAddedOrReplacedAndNothingElseIsTouched) {
+  for (const Fold fold : {Fold::add, Fold::replace})
+    for (const Shape& s : shapes) {
+      const int64_t columns = s.heads * s.head_dim;
+      Matrix partial = make(s.partial, 10, columns, s.pad), sum = make(s.out, 15, columns, s.pad);
+      if (fold == Fold::replace) sum.at(5, 0) = NAN;
+      upload(partial);
+      upload(sum);
+      std::vector<float> want = sum.host;
+      for (const RowPiece& p : pieces)
+        for (int64_t i = 0; i < p.length; ++i)
+          for (int64_t c = 0; c < columns; ++c) {
+            float& x = want[static_cast<size_t>((p.row + i) * sum.stride + c)];
+            x = (fold == Fold::add ? x : 0) + partial.at(p.scratch + i, c);
+          }
+      cuda_add_rows(round_of(pieces), partial.ref(), sum.ref(), fold, stream());
+      expect_result(sum, download(sum), want);
+    }
+}
+
+TEST_F(Merge, RowsAreFilledAndNothingElseIsTouched) {
+  for (const bool all : {false, true})
+    for (const float value : {0.0F, -infinity})
+      for (const Shape& s : shapes) {
+        const int64_t columns = s.heads * s.head_dim;
+        Matrix m = make(s.out, 15, columns, s.pad);
+        m.at(5, 0) = NAN;
+        upload(m);
+        std::vector<float> want = m.host;
+        for (const RowPiece& p : all ? Round{{0, 0, 15}} : pieces)
+          for (int64_t i = 0; i < p.length; ++i)
+            for (int64_t c = 0; c < columns; ++c)
+              want[static_cast<size_t>((p.row + i) * m.stride + c)] = value;
+        cuda_fill_rows(all ? DeviceRound{nullptr, 1, 15} : round_of(pieces), m.ref(), value,
+                       stream());
+        expect_result(m, download(m), want);
+      }
+}
+
+TEST_F(Merge, MorePiecesThanBlocksSideBySide) {
+  constexpr int64_t count = 70000;
+  Round all;
+  for (int64_t r = 0; r < count; ++r) all.push_back({r, 0, 1});
+  Matrix m = make(DType::f32, count + 1, 1, 0);
+  upload(m);
+  std::vector<float> want = m.host;
+  std::fill_n(want.begin(), count, 3.0F);
+  cuda_fill_rows(round_of(all), m.ref(), 3, stream());
+  expect_result(m, download(m), want);
 }
 
 TEST_F(Merge, ARoundOfNothingIsNothingToDo) {
   Matrix partial = make(DType::f32, 1, 8, 0), sum = make(DType::f32, 1, 8, 0);
   upload(partial);
   upload(sum);
-  cuda_add_rows({}, partial.ref(), sum.ref(), stream());
+  cuda_add_rows({}, partial.ref(), sum.ref(), Fold::add, stream());
   expect_result(sum, download(sum), sum.host);
 }
 
 TEST_F(Merge, MatricesOfOtherWidthsAreRefused) {
   Matrix narrow = make(DType::f32, 4, 8, 0), wide = make(DType::f32, 4, 16, 0);
-  EXPECT_THROW(cuda_add_rows({}, narrow.ref(), wide.ref(), stream()), std::exception);
+  EXPECT_THROW(cuda_add_rows({}, narrow.ref(), wide.ref(), Fold::add, stream()), std::exception);
 }
 
 }  // namespace

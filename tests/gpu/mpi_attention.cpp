@@ -73,7 +73,7 @@ class DeviceAttention : public test::GpuTest {
                     BlockKernel& block_kernel) {
     Attention attention(p, c, comm, block_kernel, &shared_, device());
     if (attention.refused()) return;
-    for (int run = &block_kernel == reference_.get() ? 0 : 1; run < 2; ++run) {
+    for (int run = &block_kernel == kernel_.get() ? 1 : 0; run < 2; ++run) {
       poison(attention, c.types);
       attention.run();
     }
@@ -141,6 +141,46 @@ TEST_F(DeviceAttention, WithItsOwnKernel) {
                      some);
   expect_all_right({{40, 3}, {2, 1, 16, 0}, {MaskKind::causal}, false, DType::bf16}, {"striped"},
                    narrow, group(), kernel(), some);
+}
+
+TEST_F(DeviceAttention, WithAKernelThatWritesFreshResults) {
+  // What no call is the first to write is cleared all the same: padding, rows that nothing sees,
+  // what is received and added.
+  test::DeviceReferenceKernel fresh(stream(), true);
+  for (const MaskRule mask : {MaskRule{MaskKind::causal}, MaskRule{MaskKind::causal, 6}})
+    expect_all_right({ragged, {4, 2, 8, 0}, mask}, {"contiguous", "dual-chunk-swap", "striped"},
+                     wide, group(), fresh);
+  expect_all_right({ragged, {4, 2, 8, 0}, {MaskKind::causal}, true, DType::bf16},
+                   {"dual-chunk-swap"}, narrow, group(), fresh);
+  EXPECT_GT(fresh.fresh_forward, 0);
+  EXPECT_GT(fresh.fresh_d_q, 0);
+  EXPECT_GT(fresh.fresh_d_kv, 0);
+  EXPECT_GT(fresh.with_out, 0);
+}
+
+/// The ring's plan, with every call for one KV head at a time.
+RankPlan head_by_head(const AttentionProblem& problem, int rank) {
+  RankPlan plan = ring_plan(problem, rank);
+  for (std::vector<Step>* steps : {&plan.forward, &plan.backward}) {
+    std::vector<Step> parts;
+    for (const Step& s : *steps) {
+      const auto* compute = std::get_if<step::Compute>(&s);
+      for (int64_t h = 0; h < (compute != nullptr ? problem.heads.kv_heads : 1); ++h) {
+        parts.push_back(s);
+        if (compute != nullptr) std::get<step::Compute>(parts.back()).kv_heads = {h, 1};
+      }
+    }
+    *steps = std::move(parts);
+  }
+  return plan;
+}
+
+TEST_F(DeviceAttention, ACallForSomeHeadsIsNotFresh) {
+  test::DeviceReferenceKernel fresh(stream(), true);
+  const Problem p = make_problem({ragged, {4, 2, 8, 0}, {MaskKind::causal}});
+  const Schedule schedule = {"head by head", "", head_by_head};
+  expect_right(p, {schedule, find_layout("dual-chunk-swap")}, group(), fresh);
+  EXPECT_EQ(fresh.fresh_forward + fresh.fresh_d_q + fresh.fresh_d_kv, 0);
 }
 
 #ifdef GYRE_WITH_NCCL

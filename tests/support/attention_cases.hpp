@@ -166,7 +166,8 @@ class PlanMachine {
     std::map<int, Memory> memory;             // by storage
     std::map<int, std::vector<int>> adding;   // by array: messages under way [rows, heads]
     std::vector<Posted> posted;
-    size_t over = 0;  // exchanges that are complete, from the first on
+    step::Delta delta;  // the latest
+    size_t over = 0;    // exchanges that are complete, from the first on
     size_t step = 0;
   };
   /// The index of the exchange of each message from one rank to another, in order, and its place in
@@ -428,6 +429,8 @@ class PlanMachine {
       read(s.d_out, row, head);
       const Cell& stats = read(s.stats, row, head);
       if (!stats.finished || !stats.delta) fail("statistics of row {} are not final", row);
+      if (const step::Delta& d = rank().delta; d.stats == s.stats && d.d_out == s.d_out)
+        read(d.out, row, head);  // a kernel may
     }
     for (int64_t k = first; k < last; ++k) {
       read(s.kv, k, kv_head);
@@ -453,6 +456,7 @@ class PlanMachine {
       });
   }
   void operator()(const step::Delta& s) {
+    rank().delta = s;
     same_rows(s.out, s.stats);
     same_rows(s.out, s.d_out);
     each_cell(s.stats, [&](int64_t row, int64_t head) {

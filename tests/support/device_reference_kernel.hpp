@@ -2,28 +2,45 @@
 // A block kernel for arrays of device memory that computes on the host, in double precision: what
 // is wrong with it in the place of a device's kernel is not the kernel's fault.
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <set>
 #include <utility>
 #include <vector>
 
 #include "attention/array_ops.hpp"
 #include "attention/kernels/block_kernel.hpp"
+#include "report/tolerance.hpp"
 
 namespace gyre::test {
 
+/// With `takes_fresh`, calls may be fresh. The counters say how many were, and how many of the
+/// backward calls had `out` at hand, whose product with d_out must be delta.
 class DeviceReferenceKernel final : public BlockKernel {
  public:
-  explicit DeviceReferenceKernel(Stream& stream) : stream_(stream) {}
+  explicit DeviceReferenceKernel(Stream& stream, bool takes_fresh = false)
+      : stream_(stream), takes_fresh_(takes_fresh) {}
+  bool takes_fresh() const override { return takes_fresh_; }
+  int fresh_forward = 0, fresh_d_q = 0, fresh_d_kv = 0, with_out = 0;
 
   void forward(const ForwardBlock& block) override {
-    const std::set<int64_t> queries =
+    std::set<int64_t> queries =
         rows_of(block.rectangles, &Rectangle::q_begin, &Rectangle::q_length);
+    EXPECT_TRUE(takes_fresh_ || !block.fresh);
     ForwardBlock here = block;
     read_inputs(here);
     Result out(block.out, stream_), lse(MatrixRef(block.lse), stream_);
     here.out = out.matrix();
     here.lse = lse.matrix().as<float>();
+    if (block.fresh) {
+      ++fresh_forward;
+      out.fill(0, queries);
+      lse.fill(-std::numeric_limits<float>::infinity(), queries);
+      here.fresh = false;
+    }
     kernel_->forward(here);
     out.write_back(queries);
     lse.write_back(queries);
@@ -31,10 +48,10 @@ class DeviceReferenceKernel final : public BlockKernel {
   }
 
   void backward(const BackwardBlock& block) override {
-    const std::set<int64_t> queries = rows_of(block.rectangles, &Rectangle::q_begin,
-                                              &Rectangle::q_length),
-                            keys = rows_of(block.rectangles, &Rectangle::k_begin,
-                                           &Rectangle::k_length);
+    std::set<int64_t> queries =
+        rows_of(block.rectangles, &Rectangle::q_begin, &Rectangle::q_length);
+    std::set<int64_t> keys = rows_of(block.rectangles, &Rectangle::k_begin, &Rectangle::k_length);
+    EXPECT_TRUE(takes_fresh_ || !(block.fresh_d_q || block.fresh_d_kv));
     BackwardBlock here = block;
     read_inputs(here);
     here.d_out = read(block.d_out);
@@ -47,6 +64,21 @@ class DeviceReferenceKernel final : public BlockKernel {
       here.d_k = d_k.matrix().as<float>();
       here.d_v = d_v.matrix().as<float>();
     }
+    if (!block.out.empty()) {
+      ++with_out;
+      expect_delta(read(block.out), here, queries);
+    }
+    if (block.fresh_d_q) {
+      ++fresh_d_q;
+      d_q.fill(0, queries);
+    }
+    if (block.fresh_d_kv) {
+      ++fresh_d_kv;
+      d_k.fill(0, keys);
+      d_v.fill(0, keys);
+    }
+    here.fresh_d_q = here.fresh_d_kv = false;
+    here.out = {};
     kernel_->backward(here);
     d_q.write_back(queries);
     d_k.write_back(keys);
@@ -66,6 +98,18 @@ class DeviceReferenceKernel final : public BlockKernel {
       const ConstMatrixRef& m = here_.matrix();
       return {const_cast<std::byte*>(m.data), m.type, m.rows, m.cols, m.stride};
     }
+    /// All rows, which are then to be written back.
+    void fill(float value, std::set<int64_t>& rows) {
+      const MatrixRef m = matrix();
+      for (int64_t r = 0; r < m.rows; ++r) {
+        rows.insert(r);
+        for (int64_t c = 0; c < m.cols; ++c)
+          if (m.type == DType::f32)
+            m.as<float>()(r, c) = value;
+          else
+            m.as<bf16>()(r, c) = to_bf16(value);
+      }
+    }
     void write_back(const std::set<int64_t>& rows) {
       if (there_.empty()) return;
       const auto size = static_cast<int64_t>(size_of(there_.type));
@@ -81,6 +125,22 @@ class DeviceReferenceKernel final : public BlockKernel {
     Stream& stream_;
     HostCopy here_;
   };
+
+  static void expect_delta(const ConstMatrixRef& out, const BackwardBlock& block,
+                           const std::set<int64_t>& rows) {
+    for (const int64_t r : rows)
+      for (int64_t h = 0; h < block.heads.heads; ++h) {
+        double sum = 0, size = 0;
+        for (int64_t c = h * block.heads.head_dim; c < (h + 1) * block.heads.head_dim; ++c) {
+          const double term = static_cast<double>(out.at(r, c)) * block.d_out.at(r, c);
+          sum += term;
+          size += std::abs(term);
+        }
+        if (std::isnan(sum) && std::isnan(block.delta(r, h))) continue;  // a part of a plan, alone
+        EXPECT_NEAR(block.delta(r, h), sum, tolerance_for(DType::f32, block.heads.head_dim) * size)
+            << "delta of row " << r << ", head " << h;
+      }
+  }
 
   static std::set<int64_t> rows_of(std::span<const Rectangle> rectangles,
                                    LocalToken Rectangle::*begin, int64_t Rectangle::*length) {
@@ -99,6 +159,7 @@ class DeviceReferenceKernel final : public BlockKernel {
   }
 
   Stream& stream_;
+  bool takes_fresh_;
   std::unique_ptr<BlockKernel> kernel_ = make_reference_kernel();
   std::vector<HostCopy> inputs_;
 };

@@ -271,6 +271,22 @@ TEST(PlanMachine, FindsBlocksThatShareAStorageWhileBothAreUsed) {
   }
 }
 
+TEST(PlanMachine, FindsAnOutputThatDoesNotStay) {
+  AttentionCase c = busy_case();
+  const AttentionProblem problem = c.problem();
+  for (const char* name : {"ring", "all-gather", "all-to-all"}) {
+    Plan plan = plan_all(find_schedule(name), problem);
+    RankPlan& rank = plan.ranks[1];
+    int out = -1, d_q = -1;
+    for (const Step& s : rank.backward) {
+      if (const auto* delta = std::get_if<step::Delta>(&s)) out = delta->out;
+      if (const auto* compute = std::get_if<step::Compute>(&s)) d_q = compute->d_q;
+    }
+    rank.arrays[static_cast<size_t>(d_q)].storage = rank.arrays[static_cast<size_t>(out)].storage;
+    EXPECT_NE(plan_fault(plan, problem, c.bounds()).find("any more"), std::string::npos) << name;
+  }
+}
+
 TEST(PlanMachine, FindsRanksThatWaitForEachOther) {
   // Both send in one exchange and receive in the next one: the first never ends.
   AttentionCase c;

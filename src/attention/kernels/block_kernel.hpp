@@ -58,14 +58,23 @@ struct BlockInput {
 struct ForwardBlock : BlockInput {
   MatrixRef out;          ///< [rows, heads · head_dim], f32 or bf16, normalised
   MatrixView<float> lse;  ///< [rows, heads]; -inf: nothing seen yet, out is 0
+  /// Nothing is in out and lse yet, not even that: the call writes all rows of both, (0, -inf)
+  /// where nothing is seen. For kernels with takes_fresh().
+  bool fresh = false;
 };
 
 /// Output matrices may be empty: that gradient is not wanted.
 struct BackwardBlock : BlockInput {
-  ConstMatrixRef d_out;                ///< [rows, heads · head_dim]
-  MatrixView<const float> lse, delta;  ///< [rows, heads]; a row with lse = -inf has no gradient
-  MatrixRef d_q;                       ///< [rows, heads · head_dim], f32 or bf16, added to
-  MatrixView<float> d_k, d_v;          ///< [keys, kv_heads · head_dim], added to; both or none
+  ConstMatrixRef d_out = {};             ///< [rows, heads · head_dim]
+  MatrixView<const float> lse = {};      ///< [rows, heads]; -inf: the row has no gradient
+  MatrixView<const float> delta = {};    ///< [rows, heads]
+  MatrixRef d_q = {};                    ///< [rows, heads · head_dim], f32 or bf16, added to
+  MatrixView<float> d_k = {}, d_v = {};  ///< [keys, kv_heads · head_dim], added to; both or none
+  /// Where it is at hand, what the forward pass left: delta = <out, d_out>. A kernel may then read
+  /// it instead, and takes every row that a rectangle covers to have seen a key. May be empty.
+  ConstMatrixRef out = {};
+  /// Nothing is in d_q, or in d_k and d_v, yet: all rows of them are written, as in ForwardBlock.
+  bool fresh_d_q = false, fresh_d_kv = false;
 };
 
 /// What a kernel rounds to bf16 inside its calls, beyond what the arrays are.
@@ -80,6 +89,8 @@ class BlockKernel {
   virtual ~BlockKernel() = default;
   virtual void forward(const ForwardBlock& block) = 0;
   virtual void backward(const BackwardBlock& block) = 0;
+  /// Whether calls may be `fresh`, which spares them the clearing, and reading, of what they write.
+  virtual bool takes_fresh() const { return false; }
   /// For arrays of queries, keys and values of a type.
   virtual KernelPrecision precision(DType /*activations*/) const { return {}; }
   /// What a report should say of the calls so far, such as how many rectangles another kernel had

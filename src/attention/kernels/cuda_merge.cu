@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "attention/kernels/cuda_merge.hpp"
 #include "attention/merge.hpp"
@@ -57,7 +58,9 @@ bool in_packs(const BasicMatrixRef<Byte>& m, int64_t head_dim) {
 
 template <class From, class To, int width>
 __global__ void merge_rows(const RowPiece* pieces, Rows<const From> partial,
-                           Rows<const float> partial_lse, Rows<To> out, Rows<float> lse) {
+                           Rows<const float> partial_lse, Rows<To> out, Rows<float> lse,
+                           Fold fold) {
+  constexpr float empty = -std::numeric_limits<float>::infinity();
   auto* weights = reinterpret_cast<MergeWeights<float>*>(dynamic_shared());  // [heads]
   const RowPiece piece = pieces[blockIdx.y];
   const auto heads = static_cast<int>(lse.cols), columns = static_cast<int>(out.cols);
@@ -66,7 +69,7 @@ __global__ void merge_rows(const RowPiece* pieces, Rows<const From> partial,
   for (int64_t i = first; i < min(first + rows_of_block, piece.length); ++i) {
     const int64_t row = piece.row + i, scratch = piece.scratch + i;
     for (int h = static_cast<int>(threadIdx.x); h < heads; h += threads) {
-      weights[h] = merge_lse(lse(row, h), partial_lse(scratch, h));
+      weights[h] = merge_lse(fold == Fold::add ? lse(row, h) : empty, partial_lse(scratch, h));
       lse(row, h) = weights[h].lse;
     }
     __syncthreads();
@@ -114,7 +117,8 @@ __global__ void stand_in_rows(const RowPiece* pieces, Rows<const T> d_out, Rows<
 }
 
 template <class From, class To, int width>
-__global__ void add_rows(const RowPiece* pieces, Rows<const From> partial, Rows<To> sum) {
+__global__ void add_rows(const RowPiece* pieces, Rows<const From> partial, Rows<To> sum,
+                         Fold fold) {
   const RowPiece piece = pieces[blockIdx.y];
   const auto packs = static_cast<int>(sum.cols) / width;
   const int64_t first = int64_t{blockIdx.x} * rows_of_block;
@@ -123,31 +127,45 @@ __global__ void add_rows(const RowPiece* pieces, Rows<const From> partial, Rows<
     const int64_t i = first + n / packs, c = n % packs * width;
     const auto p = *reinterpret_cast<const Pack<From, width>*>(partial.row(piece.scratch + i) + c);
     auto* to = reinterpret_cast<Pack<To, width>*>(sum.row(piece.row + i) + c);
-    Pack<To, width> s = *to;
+    Pack<To, width> s{};
+    if (fold == Fold::add) s = *to;
     for (int x = 0; x < width; ++x)
       s.values[x] = rounded<To>(as_float(s.values[x]) + as_float(p.values[x]));
     *to = s;
   }
 }
 
-/// Calls f(From{}, To{}) with the element types of two matrices.
+template <class T, int width>
+__global__ void fill_rows(const RowPiece* pieces, int64_t all, Rows<T> m, float value) {
+  const RowPiece piece = pieces != nullptr ? pieces[blockIdx.y] : RowPiece{0, 0, all};
+  Pack<T, width> fill;
+  for (int x = 0; x < width; ++x) fill.values[x] = rounded<T>(value);
+  const auto packs = static_cast<int>(m.cols) / width;
+  const int64_t first = int64_t{blockIdx.x} * rows_of_block;
+  const int64_t rows = min(int64_t{rows_of_block}, piece.length - first);
+  for (int64_t n = threadIdx.x; n < rows * packs; n += threads)
+    *reinterpret_cast<Pack<T, width>*>(m.row(piece.row + first + n / packs) + n % packs * width) =
+        fill;
+}
+
+/// Calls f(T{}) with the element type of a matrix.
+template <class F>
+void with_type(DType type, F f) {
+  if (type == DType::f32) return f(float{});
+  GYRE_CHECK(type == DType::bf16, "a matrix of {}", name_of(type));
+  f(bf16{});
+}
+/// Calls f(From{}, To{}) with those of two.
 template <class F>
 void with_types(DType from, DType to, F f) {
-  const auto second = [&](auto first) {
-    if (to == DType::f32) return f(first, float{});
-    GYRE_CHECK(to == DType::bf16, "a matrix of {}", name_of(to));
-    f(first, bf16{});
-  };
-  if (from == DType::f32) return second(float{});
-  GYRE_CHECK(from == DType::bf16, "a matrix of {}", name_of(from));
-  second(bf16{});
+  with_type(from, [&](auto first) { with_type(to, [&](auto second) { f(first, second); }); });
 }
 
 }  // namespace
 
 void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
                      MatrixView<const float> partial_lse, MatrixRef out, MatrixView<float> lse,
-                     Stream& stream) {
+                     Fold fold, Stream& stream) {
   const int64_t heads = lse.cols;
   GYRE_CHECK(
       heads > 0 && out.cols % heads == 0 && partial.cols == out.cols && partial_lse.cols == heads,
@@ -157,7 +175,7 @@ void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
                         static_cast<size_t>(heads) * sizeof(MergeWeights<float>)};
   with_types(partial.type, out.type, [&]<class From, class To>(From, To) {
     launch(shape, packs ? merge_rows<From, To, 8> : merge_rows<From, To, 1>, round.pieces,
-           partial.as<From>(), partial_lse, out.as<To>(), lse);
+           partial.as<From>(), partial_lse, out.as<To>(), lse, fold);
   });
 }
 
@@ -176,15 +194,30 @@ void cuda_stand_in_rows(const DeviceRound& round, ConstMatrixRef d_out, MatrixVi
   });
 }
 
-void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum,
+void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum, Fold fold,
                    Stream& stream) {
   GYRE_CHECK(partial.cols == sum.cols, "{} columns added to {}", partial.cols, sum.cols);
   const bool packs = in_packs(partial, sum.cols) && in_packs(sum, sum.cols);
   const Launch shape = {grid_of(round), threads, cuda_handle(stream)};
   with_types(partial.type, sum.type, [&]<class From, class To>(From, To) {
     launch(shape, packs ? add_rows<From, To, 8> : add_rows<From, To, 1>, round.pieces,
-           partial.as<From>(), sum.as<To>());
+           partial.as<From>(), sum.as<To>(), fold);
   });
+}
+
+void cuda_fill_rows(const DeviceRound& round, MatrixRef m, float value, Stream& stream) {
+  constexpr int64_t most_pieces = 65535;  // blocks side by side
+  const bool packs = in_packs(m, m.cols);
+  const int64_t count = round.pieces != nullptr ? round.count : 1;
+  for (int64_t begin = 0; begin < count; begin += most_pieces) {
+    DeviceRound some = {round.pieces, std::min(most_pieces, count - begin), round.longest};
+    if (some.pieces != nullptr) some.pieces += begin;
+    const Launch shape = {grid_of(some), threads, cuda_handle(stream)};
+    with_type(m.type, [&]<class T>(T) {
+      launch(shape, packs ? fill_rows<T, 8> : fill_rows<T, 1>, some.pieces, some.longest, m.as<T>(),
+             value);
+    });
+  }
 }
 
 }  // namespace gyre

@@ -11,7 +11,8 @@
 
 namespace gyre {
 
-/// A Round in device memory; `longest` is its longest piece.
+/// A Round in device memory; `longest` is its longest piece. Without pieces: the one of rows
+/// [0, longest).
 struct DeviceRound {
   const RowPiece* pieces = nullptr;
   int64_t count = 0;
@@ -31,12 +32,16 @@ GYRE_HOST_DEVICE inline float lse_for_backward(float lse) {
   return lse == -infinity ? infinity : lse;
 }
 
+/// How scratch rows and the rows that they belong to combine: what was there is taken in, or not
+/// even read.
+enum class Fold { add, replace };
+
 /// Merges (merge.hpp) the scratch rows of (partial [scratch rows, heads · head_dim],
 /// partial_lse [scratch rows, heads]) into the rows of (out, lse), both f32 or bf16. Rows of `out`
 /// whose lse is -inf are not read.
 void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
                      MatrixView<const float> partial_lse, MatrixRef out, MatrixView<float> lse,
-                     Stream& stream);
+                     Fold fold, Stream& stream);
 
 /// Fills the scratch rows of what a backward pass reads of the rows of d_out, lse and delta:
 /// stand_in [scratch rows, heads · head_dim] (see stand_in_factor), of the type of d_out, and
@@ -46,6 +51,10 @@ void cuda_stand_in_rows(const DeviceRound& round, ConstMatrixRef d_out, MatrixVi
                         MatrixView<float> scratch_lse, Stream& stream);
 
 /// Adds the scratch rows of `partial` to the rows of `sum`: f32 or bf16 each, as many columns.
-void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum, Stream& stream);
+void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum, Fold fold,
+                   Stream& stream);
+
+/// Sets the rows of `m`, f32 or bf16, to a value.
+void cuda_fill_rows(const DeviceRound& round, MatrixRef m, float value, Stream& stream);
 
 }  // namespace gyre

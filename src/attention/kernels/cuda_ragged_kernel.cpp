@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -17,32 +18,39 @@
 namespace gyre {
 namespace {
 
+constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr int64_t most_entries = 1024;
 constexpr int64_t most_plans = 256;
-constexpr int64_t deterministic_workspace = int64_t{1} << 30;
+
+using TableOffsets = std::map<AttentionTensor, int64_t>;  // bytes from the begin of a plan's tables
 
 /// What the library was given of a list of rectangles: built once, and kept.
 struct ReadyBatch {
   RaggedBatch batch;
   RaggedLimits limits;
-  Buffer<std::byte> pinned, device;           // all tables and pieces; the copy may be under way
-  std::map<AttentionTensor, int64_t> tables;  // bytes from the begin of `device`
-  DeviceRound all_q;                          // pieces of all query rounds; they share no scratch
+  TableOffsets tables;    // where what it writes, and stand-ins, lie in scratch arrays
+  TableOffsets in_place;  // the tables of arrays that may be the caller's instead
+  DeviceRound all_q;      // pieces of all query rounds; they share no scratch
   std::vector<DeviceRound> q_rounds, k_rounds;
+  bool first_q = false, first_k = false;  // see FirstWriters
+  int64_t q_end = 0;                      // behind the last row of the queries
 };
 
-/// Distances between rows, elements.
-struct RowStrides {
-  int64_t q = 0, k = 0, v = 0, d_out = 0;
+/// Sizes that tables depend on: rows, and elements between them.
+struct TableSizes {
+  int64_t rows = 0, keys = 0;
+  int64_t q = 0, k = 0, v = 0, d_out = 0, out = 0, lse = 0, d_q = 0;
   int64_t q_columns = 0, k_columns = 0, heads = 0;
-  friend bool operator==(const RowStrides&, const RowStrides&) = default;
+  friend bool operator==(const TableSizes&, const TableSizes&) = default;
 };
 
 struct ReadyPlan {
   std::vector<Rectangle> rectangles;
-  RowStrides strides;
+  TableSizes sizes;
   bool fixed_tiles = false;
+  Buffer<std::byte> pinned, device;  // all tables and pieces; the copy may be under way
   std::vector<ReadyBatch> batches;
+  DeviceRound q_rest, k_rest;  // rows that no batch is the first to write
   std::vector<Rectangle> others;
   std::array<int64_t, not_ragged_reasons> reasons{};
 };
@@ -91,41 +99,74 @@ std::vector<DeviceRound> device_rounds(const PieceTable& table, const std::byte*
   return rounds;
 }
 
-ReadyBatch make_ready(RaggedBatch batch, const RowStrides& strides, Stream& stream) {
-  ReadyBatch ready;
-  ready.limits = limits_of(batch);
+void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready) {
+  using Id = AttentionTensor;
   const int64_t capacity = ready.limits.capacity;
+  const auto lengths = [&](Id id, RaggedRows rows) {
+    ready.tables[id] = writer.add<int32_t>(ragged_lengths(ready.batch, rows, capacity));
+  };
+  const auto offsets = [&](TableOffsets& to, Id id, RaggedRows rows, int64_t stride) {
+    to[id] = writer.add<int64_t>(ragged_offsets(ready.batch, rows, stride, capacity));
+  };
+  lengths(Id::q_lengths, RaggedRows::q);
+  lengths(Id::k_lengths, RaggedRows::k);
+  offsets(ready.tables, Id::q_offsets, RaggedRows::q, sizes.q);
+  offsets(ready.tables, Id::k_offsets, RaggedRows::k, sizes.k);
+  offsets(ready.tables, Id::v_offsets, RaggedRows::k, sizes.v);
+  offsets(ready.tables, Id::d_out_offsets, RaggedRows::q, sizes.d_out);
+  offsets(ready.tables, Id::out_offsets, RaggedRows::scratch_q, sizes.q_columns);
+  offsets(ready.tables, Id::d_q_offsets, RaggedRows::scratch_q, sizes.q_columns);
+  offsets(ready.tables, Id::lse_offsets, RaggedRows::scratch_q, sizes.heads);
+  offsets(ready.tables, Id::d_k_offsets, RaggedRows::scratch_k, sizes.k_columns);
+  offsets(ready.in_place, Id::out_offsets, RaggedRows::q, sizes.out);
+  offsets(ready.in_place, Id::lse_offsets, RaggedRows::q, sizes.lse);
+  offsets(ready.in_place, Id::d_q_offsets, RaggedRows::q, sizes.d_q);
+}
+
+std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
+                                      const TableSizes& sizes, bool fixed_tiles, Stream& stream) {
+  RaggedPlan ragged =
+      plan_ragged(rectangles, fixed_tiles, most_entries, 2 * std::max(sizes.rows, sizes.keys));
+  const FirstWriters q = first_writers(ragged.batches, RaggedRows::q, sizes.rows),
+                     k = first_writers(ragged.batches, RaggedRows::k, sizes.keys);
+  auto plan = std::make_unique<ReadyPlan>();
+  plan->rectangles.assign(rectangles.begin(), rectangles.end());
+  plan->sizes = sizes;
+  plan->fixed_tiles = fixed_tiles;
+  plan->others = std::move(ragged.others);
+  plan->reasons = ragged.reasons;
   TableWriter writer;
-  const auto lengths = [&](AttentionTensor id, RaggedRows rows) {
-    ready.tables[id] = writer.add<int32_t>(ragged_lengths(batch, rows, capacity));
-  };
-  const auto offsets = [&](AttentionTensor id, RaggedRows rows, int64_t stride) {
-    ready.tables[id] = writer.add<int64_t>(ragged_offsets(batch, rows, stride, capacity));
-  };
-  lengths(AttentionTensor::q_lengths, RaggedRows::q);
-  lengths(AttentionTensor::k_lengths, RaggedRows::k);
-  offsets(AttentionTensor::q_offsets, RaggedRows::q, strides.q);
-  offsets(AttentionTensor::k_offsets, RaggedRows::k, strides.k);
-  offsets(AttentionTensor::v_offsets, RaggedRows::k, strides.v);
-  offsets(AttentionTensor::d_out_offsets, RaggedRows::q, strides.d_out);
-  offsets(AttentionTensor::out_offsets, RaggedRows::scratch_q, strides.q_columns);
-  offsets(AttentionTensor::d_q_offsets, RaggedRows::scratch_q, strides.q_columns);
-  offsets(AttentionTensor::lse_offsets, RaggedRows::scratch_q, strides.heads);
-  offsets(AttentionTensor::d_k_offsets, RaggedRows::scratch_k, strides.k_columns);
-  const PieceTable q = add_pieces(writer, query_rounds(batch));
-  const PieceTable k = add_pieces(writer, key_rounds(batch));
+  std::vector<std::pair<PieceTable, PieceTable>> pieces;  // of queries, of keys
+  for (size_t i = 0; i < ragged.batches.size(); ++i) {
+    ReadyBatch& ready = plan->batches.emplace_back();
+    ready.batch = std::move(ragged.batches[i]);
+    ready.limits = limits_of(ready.batch);
+    ready.first_q = q.first[i];
+    ready.first_k = k.first[i];
+    for (const RaggedEntry& e : ready.batch.entries)
+      ready.q_end = std::max(ready.q_end, e.q_begin + e.q_length);
+    add_tables(writer, sizes, ready);
+    pieces.emplace_back(add_pieces(writer, query_rounds(ready.batch)),
+                        add_pieces(writer, key_rounds(ready.batch)));
+  }
+  const PieceTable q_rest = add_pieces(writer, {q.rest}), k_rest = add_pieces(writer, {k.rest});
 
   const std::vector<std::byte>& bytes = writer.bytes();
-  ready.pinned = Buffer<std::byte>(std::ssize(bytes), MemorySpace::pinned);
-  ready.device = Buffer<std::byte>(std::ssize(bytes), MemorySpace::device);
-  std::memcpy(ready.pinned.data(), bytes.data(), bytes.size());
-  stream.copy(ready.device.data(), ready.pinned.data(), bytes.size());
-  ready.q_rounds = device_rounds(q, ready.device.data());
-  ready.k_rounds = device_rounds(k, ready.device.data());
-  ready.all_q = {reinterpret_cast<const RowPiece*>(ready.device.data() + q.begin),
-                 std::ssize(batch.entries), batch.longest_q};
-  ready.batch = std::move(batch);
-  return ready;
+  plan->pinned = Buffer<std::byte>(std::ssize(bytes), MemorySpace::pinned);
+  plan->device = Buffer<std::byte>(std::ssize(bytes), MemorySpace::device);
+  std::memcpy(plan->pinned.data(), bytes.data(), bytes.size());
+  stream.copy(plan->device.data(), plan->pinned.data(), bytes.size());
+  const std::byte* device = plan->device.data();
+  for (size_t i = 0; i < plan->batches.size(); ++i) {
+    ReadyBatch& ready = plan->batches[i];
+    ready.q_rounds = device_rounds(pieces[i].first, device);
+    ready.k_rounds = device_rounds(pieces[i].second, device);
+    ready.all_q = {reinterpret_cast<const RowPiece*>(device + pieces[i].first.begin),
+                   std::ssize(ready.batch.entries), ready.batch.longest_q};
+  }
+  plan->q_rest = device_rounds(q_rest, device).front();
+  plan->k_rest = device_rounds(k_rest, device).front();
+  return plan;
 }
 
 /// Memory of the device that is kept and grows.
@@ -168,22 +209,40 @@ class RaggedKernel final : public BlockKernel {
       : stream_(stream), library_(std::move(library)), tiled_(make_cuda_kernel(stream)) {}
 
   void forward(const ForwardBlock& block) override {
-    const std::vector<Rectangle> rest =
-        each_batch(block, {}, [&](const ReadyBatch& ready) { return forward_batch(block, ready); });
+    Fresh fresh;
+    GYRE_CHECK(!block.fresh || (block.out.rows == block.q.rows && block.lse.rows == block.q.rows),
+               "{} and {} rows for the results of {} queries", block.out.rows, block.lse.rows,
+               block.q.rows);
+    if (block.fresh) fresh.q = {{block.out, 0.0F}, {block.lse, -infinity}};
+    const std::vector<Rectangle> rest = each_batch(
+        block, sizes_of(block), fresh, unfit(block, {}),
+        [&](const ReadyPlan& plan, const ReadyBatch& b) { return forward_batch(block, plan, b); });
     if (rest.empty()) return;
     ForwardBlock tiled = block;
     tiled.rectangles = rest;
+    tiled.fresh = false;
     tiled_->forward(tiled);
   }
 
   void backward(const BackwardBlock& block) override {
+    Fresh fresh;
+    GYRE_CHECK(!block.fresh_d_q || block.d_q.rows == block.q.rows, "{} rows of dQ for {} queries",
+               block.d_q.rows, block.q.rows);
+    GYRE_CHECK(!block.fresh_d_kv || block.d_k.rows == block.k.rows, "{} rows of dK for {} keys",
+               block.d_k.rows, block.k.rows);
+    if (block.fresh_d_q) fresh.q = {{block.d_q, 0.0F}};
+    if (block.fresh_d_kv) fresh.k = {{block.d_k, 0.0F}, {block.d_v, 0.0F}};
     const std::vector<Rectangle> rest = each_batch(
-        block, block.d_out, [&](const ReadyBatch& ready) { return backward_batch(block, ready); });
+        block, sizes_of(block), fresh, unfit(block, block.d_out),
+        [&](const ReadyPlan& plan, const ReadyBatch& b) { return backward_batch(block, plan, b); });
     if (rest.empty()) return;
     BackwardBlock tiled = block;
     tiled.rectangles = rest;
+    tiled.fresh_d_q = tiled.fresh_d_kv = false;
     tiled_->backward(tiled);
   }
+
+  bool takes_fresh() const override { return true; }
 
   KernelPrecision precision(DType activations) const override {
     const bool narrow = activations == DType::bf16;
@@ -211,23 +270,41 @@ class RaggedKernel final : public BlockKernel {
     std::string problem;
   };
 
-  /// Calls run(batch) for what the library may take; it returns whether that did. Returns the rest.
+  /// Results of a call that hold nothing yet, and what they are where nothing is added.
+  struct Fresh {
+    std::vector<std::pair<MatrixRef, float>> q, k;
+  };
+  void clear(const std::vector<std::pair<MatrixRef, float>>& results, const DeviceRound& round) {
+    for (const auto& [matrix, value] : results) cuda_fill_rows(round, matrix, value, stream_);
+  }
+
+  /// Calls run(plan, batch) for what the library may take; it returns whether that did. Returns the
+  /// rest, whose fresh rows are cleared.
   template <class Run>
-  std::vector<Rectangle> each_batch(const BlockInput& block, ConstMatrixRef d_out, Run run) {
-    rectangles_ += std::ssize(block.rectangles);
-    if (const char* reason = unfit(block, d_out)) {
-      tiled_rectangles_[reason] += std::ssize(block.rectangles);
+  std::vector<Rectangle> each_batch(const BlockInput& block, const TableSizes& sizes,
+                                    const Fresh& fresh, const char* unfit_reason, Run run) {
+    if (unfit_reason != nullptr) {
+      rectangles_ += std::ssize(block.rectangles);
+      tiled_rectangles_[unfit_reason] += std::ssize(block.rectangles);
+      clear(fresh.q, {nullptr, 1, sizes.rows});
+      clear(fresh.k, {nullptr, 1, sizes.keys});
       return {block.rectangles.begin(), block.rectangles.end()};
     }
-    const ReadyPlan& plan = ready_plan(block, d_out);
+    const ReadyPlan& plan = ready_plan(block, sizes);
+    clear(fresh.q, plan.q_rest);
+    clear(fresh.k, plan.k_rest);
     std::vector<Rectangle> rest = plan.others;
+    rectangles_ += std::ssize(rest);
     for (int i = 0; i < not_ragged_reasons; ++i)
       if (const int64_t count = plan.reasons[static_cast<size_t>(i)]; count > 0)
         tiled_rectangles_[name_of(static_cast<NotRagged>(i))] += count;
     for (const ReadyBatch& ready : plan.batches) {
-      if (!run(ready)) {
+      rectangles_ += std::ssize(ready.batch.entries);
+      if (!run(plan, ready)) {
         const std::vector<Rectangle> refused = rectangles_of(ready.batch);
         rest.insert(rest.end(), refused.begin(), refused.end());
+        if (ready.first_q) clear(fresh.q, ready.q_rounds.front());
+        if (ready.first_k) clear(fresh.k, ready.k_rounds.front());
       }
       if (block.progress) block.progress();
     }
@@ -236,13 +313,37 @@ class RaggedKernel final : public BlockKernel {
     return rest;
   }
 
-  const ReadyPlan& ready_plan(const BlockInput& block, ConstMatrixRef d_out) {
+  static TableSizes sizes_of(const BlockInput& block) {
     const BlockHeads& h = block.heads;
-    const RowStrides strides = {block.q.stride, block.k.stride,       block.v.stride,
-                                d_out.stride,   h.heads * h.head_dim, h.kv_heads * h.head_dim,
-                                h.heads};
+    TableSizes sizes;
+    sizes.rows = block.q.rows;
+    sizes.keys = block.k.rows;
+    sizes.q = block.q.stride;
+    sizes.k = block.k.stride;
+    sizes.v = block.v.stride;
+    sizes.q_columns = h.heads * h.head_dim;
+    sizes.k_columns = h.kv_heads * h.head_dim;
+    sizes.heads = h.heads;
+    return sizes;
+  }
+  static TableSizes sizes_of(const ForwardBlock& block) {
+    TableSizes sizes = sizes_of(static_cast<const BlockInput&>(block));
+    sizes.out = block.out.stride;
+    sizes.lse = block.lse.stride;
+    return sizes;
+  }
+  static TableSizes sizes_of(const BackwardBlock& block) {
+    TableSizes sizes = sizes_of(static_cast<const BlockInput&>(block));
+    sizes.out = block.out.stride;
+    sizes.lse = block.lse.stride;
+    sizes.d_out = block.d_out.stride;
+    sizes.d_q = block.d_q.stride;
+    return sizes;
+  }
+
+  const ReadyPlan& ready_plan(const BlockInput& block, const TableSizes& sizes) {
     for (const auto& plan : plans_)
-      if (plan->strides == strides && plan->fixed_tiles == block.fixed_tiles &&
+      if (plan->sizes == sizes && plan->fixed_tiles == block.fixed_tiles &&
           std::equal(plan->rectangles.begin(), plan->rectangles.end(), block.rectangles.begin(),
                      block.rectangles.end()))
         return *plan;
@@ -250,17 +351,7 @@ class RaggedKernel final : public BlockKernel {
       stream_.synchronize();  // copies of tables may be under way
       plans_.clear();
     }
-    RaggedPlan ragged = plan_ragged(block.rectangles, block.fixed_tiles, most_entries,
-                                    2 * std::max(block.q.rows, block.k.rows));
-    auto plan = std::make_unique<ReadyPlan>();
-    plan->rectangles.assign(block.rectangles.begin(), block.rectangles.end());
-    plan->strides = strides;
-    plan->fixed_tiles = block.fixed_tiles;
-    plan->others = std::move(ragged.others);
-    plan->reasons = ragged.reasons;
-    for (RaggedBatch& batch : ragged.batches)
-      plan->batches.push_back(make_ready(std::move(batch), strides, stream_));
-    return *plans_.emplace_back(std::move(plan));
+    return *plans_.emplace_back(make_ready(block.rectangles, sizes, block.fixed_tiles, stream_));
   }
 
   static AttentionGraphShape shape_of(const BlockInput& block, const ReadyBatch& ready) {
@@ -288,9 +379,8 @@ class RaggedKernel final : public BlockKernel {
     return built;
   }
 
-  /// The graph of a shape, deterministic if it can be; without one, the rectangles of `ready` are
-  /// counted as refused.
-  AttentionGraph* graph_of(AttentionGraphShape shape, const ReadyBatch& ready) {
+  /// The graph of a shape, deterministic if it can be; nullptr when it is refused.
+  AttentionGraph* graph_of(const AttentionGraphShape& shape) {
     auto found = graphs_.find(shape);
     if (found == graphs_.end()) {
       BuiltGraph built;
@@ -299,87 +389,160 @@ class RaggedKernel final : public BlockKernel {
         ordered.deterministic = true;
         built = build(ordered);
       }
-      if (!built.graph || built.graph->workspace_bytes() > deterministic_workspace) {
-        built = build(shape);
-        unordered_ = unordered_ || (shape.backward && built.graph);
+      if (!built.graph || built.graph->workspace_bytes() > most_ordered_workspace) {
+        BuiltGraph plain = build(shape);
+        unordered_ = unordered_ || (shape.backward && plain.graph);
+        if (plain.graph || !built.graph) built = std::move(plain);
       }
       found = graphs_.emplace(shape, std::move(built)).first;
     }
-    if (found->second.graph) return found->second.graph.get();
+    return found->second.graph.get();
+  }
+  /// Counts the rectangles of a batch whose graph was refused.
+  bool refused(const AttentionGraphShape& shape, const ReadyBatch& ready) {
     tiled_rectangles_["refused by " + library_->name() + ": " +
-                      found->second.problem.substr(0, 80)] += std::ssize(ready.batch.entries);
-    return nullptr;
+                      graphs_.at(shape).problem.substr(0, 80)] += std::ssize(ready.batch.entries);
+    return false;
   }
 
-  static void* address(ConstMatrixRef m) { return const_cast<std::byte*>(m.data); }
+  /// The arrays of one run, and where their entries are.
+  class Arrays {
+   public:
+    Arrays(const ReadyPlan& plan, const BlockInput& block, const ReadyBatch& ready) : plan_(plan) {
+      using enum AttentionTensor;
+      for (const AttentionTensor id : {q_lengths, k_lengths}) set_table(id, ready.tables);
+      add(q, block.q, q_offsets, ready.tables);
+      add(k, block.k, k_offsets, ready.tables);
+      add(v, block.v, v_offsets, ready.tables);
+    }
+    void add(AttentionTensor id, ConstMatrixRef m, AttentionTensor table,
+             const TableOffsets& tables) {
+      addresses_[id] = const_cast<std::byte*>(m.data);
+      set_table(table, tables);
+    }
+    const AttentionAddresses& addresses() const { return addresses_; }
 
-  void execute(AttentionGraph& graph, const BlockInput& block, const ReadyBatch& ready,
-               std::initializer_list<std::pair<AttentionTensor, ConstMatrixRef>> arrays,
-               std::initializer_list<AttentionTensor> tables) {
+   private:
+    void set_table(AttentionTensor id, const TableOffsets& tables) {
+      addresses_[id] = const_cast<std::byte*>(plan_.device.data()) + tables.at(id);
+    }
+    const ReadyPlan& plan_;
+    AttentionAddresses addresses_;
+  };
+  void execute(AttentionGraph& graph, const Arrays& arrays) {
+    graph.execute(arrays.addresses(), workspace_.at_least(graph.workspace_bytes()));
+  }
+
+  /// Whether the library may use an array of the caller's as it is; `type`: what it takes.
+  static bool usable(ConstMatrixRef m, DType type) {
+    const auto address = reinterpret_cast<uintptr_t>(m.data);
+    return m.data != nullptr && m.type == type && address % 16 == 0 &&
+           (type == DType::f32 || aligned(m));
+  }
+
+  bool forward_batch(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
     using enum AttentionTensor;
-    AttentionAddresses addresses = {
-        {q, address(block.q)}, {k, address(block.k)}, {v, address(block.v)}};
-    for (const auto& [id, matrix] : arrays) addresses[id] = address(matrix);
-    for (const AttentionTensor id : {q_lengths, k_lengths, q_offsets, k_offsets, v_offsets})
-      addresses[id] = table(ready, id);
-    for (const AttentionTensor id : tables) addresses[id] = table(ready, id);
-    graph.execute(addresses, workspace_.at_least(graph.workspace_bytes()));
-  }
-  static void* table(const ReadyBatch& ready, AttentionTensor id) {
-    return const_cast<std::byte*>(ready.device.data()) + ready.tables.at(id);
-  }
-
-  bool forward_batch(const ForwardBlock& block, const ReadyBatch& ready) {
-    const BlockHeads& h = block.heads;
-    const int64_t rows = ready.batch.q_rows;
-    AttentionGraph* graph = graph_of(shape_of(block, ready), ready);
-    if (graph == nullptr) return false;
-    const MatrixRef out = out_.matrix(DType::bf16, rows, h.heads * h.head_dim);
-    const MatrixRef lse = lse_.matrix(DType::f32, rows, h.heads);
-    execute(*graph, block, ready, {{AttentionTensor::out, out}, {AttentionTensor::lse, lse}},
-            {AttentionTensor::out_offsets, AttentionTensor::lse_offsets});
+    const bool first = block.fresh && ready.first_q;
+    Arrays arrays(plan, block, ready);
+    if (first && usable(block.out, DType::bf16) && usable(block.lse, DType::f32)) {
+      AttentionGraphShape shape = shape_of(block, ready);
+      shape.out_stride = block.out.stride;
+      shape.lse_stride = block.lse.stride;
+      if (AttentionGraph* graph = graph_of(shape)) {
+        arrays.add(out, block.out, out_offsets, ready.in_place);
+        arrays.add(lse, MatrixRef(block.lse), lse_offsets, ready.in_place);
+        execute(*graph, arrays);
+        return true;
+      }
+    }
+    const AttentionGraphShape shape = shape_of(block, ready);
+    AttentionGraph* graph = graph_of(shape);
+    if (graph == nullptr) return refused(shape, ready);
+    const MatrixRef part = out_.matrix(DType::bf16, ready.batch.q_rows, block.out.cols),
+                    part_lse = lse_.matrix(DType::f32, ready.batch.q_rows, block.lse.cols);
+    arrays.add(out, part, out_offsets, ready.tables);
+    arrays.add(lse, part_lse, lse_offsets, ready.tables);
+    execute(*graph, arrays);
     for (const DeviceRound& round : ready.q_rounds)
-      cuda_merge_rows(round, out, lse.as<float>(), block.out, block.lse, stream_);
+      cuda_merge_rows(round, part, part_lse.as<float>(), block.out, block.lse,
+                      first ? Fold::replace : Fold::add, stream_);
     return true;
   }
 
-  bool backward_batch(const BackwardBlock& block, const ReadyBatch& ready) {
-    const BlockHeads& h = block.heads;
-    const RaggedBatch& batch = ready.batch;
+  bool backward_batch(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
+    Direct direct;
+    direct.out = usable(block.out, DType::bf16) && usable(block.lse, DType::f32);
+    // In place only where all rows are written: of rows between entries nothing is promised.
+    direct.d_q = block.fresh_d_q && ready.first_q && ready.batch.q_rows == block.d_q.rows &&
+                 usable(block.d_q, DType::bf16);
+    const AttentionGraphShape shape = gradient_shape(block, ready, direct),
+                              plain = gradient_shape(block, ready, {});
+    if (AttentionGraph* graph = graph_of(shape))
+      differentiate(*graph, block, plan, ready, direct);
+    else if ((graph = graph_of(plain)) != nullptr)
+      differentiate(*graph, block, plan, ready, {});
+    else
+      return refused(plain, ready);
+    return true;
+  }
+
+  /// Arrays of the caller's that the library uses as they are.
+  struct Direct {
+    bool out = false, d_q = false;
+  };
+  static AttentionGraphShape gradient_shape(const BackwardBlock& block, const ReadyBatch& ready,
+                                            Direct direct) {
     AttentionGraphShape shape = shape_of(block, ready);
     shape.backward = true;
     shape.d_out_stride = block.d_out.stride;
-    shape.d_q_stride = h.heads * h.head_dim;
-    shape.q_rows = rounded_up(batch.q_rows, 128);
-    shape.k_rows = rounded_up(batch.k_rows, 128);
-    AttentionGraph* graph = graph_of(shape, ready);
-    if (graph == nullptr) return false;
-    const int64_t q_columns = h.heads * h.head_dim, k_columns = h.kv_heads * h.head_dim;
-    const MatrixRef stand_in = out_.matrix(DType::bf16, batch.q_rows, q_columns);
-    const MatrixRef lse = lse_.matrix(DType::f32, batch.q_rows, h.heads);
-    const MatrixRef d_q = d_q_.matrix(DType::bf16, batch.q_rows, q_columns);
-    const MatrixRef d_k = d_k_.matrix(DType::bf16, batch.k_rows, k_columns);
-    const MatrixRef d_v = d_v_.matrix(DType::bf16, batch.k_rows, k_columns);
-    cuda_stand_in_rows(ready.all_q, block.d_out, block.lse, block.delta, stand_in, lse.as<float>(),
-                       stream_);
-    using Id = AttentionTensor;
-    execute(
-        *graph, block, ready,
-        {{AttentionTensor::out, stand_in},
-         {AttentionTensor::lse, lse},
-         {AttentionTensor::d_out, block.d_out},
-         {AttentionTensor::d_q, d_q},
-         {AttentionTensor::d_k, d_k},
-         {AttentionTensor::d_v, d_v}},
-        {Id::out_offsets, Id::lse_offsets, Id::d_out_offsets, Id::d_q_offsets, Id::d_k_offsets});
+    shape.d_q_stride = direct.d_q ? block.d_q.stride : shape.out_stride;
+    if (direct.out) {
+      shape.out_stride = block.out.stride;
+      shape.lse_stride = block.lse.stride;
+    }
+    const bool in_place = direct.out || direct.d_q;  // where rows lie further apart
+    shape.q_rows = rounded_up(in_place ? ready.q_end : ready.batch.q_rows, 128);
+    shape.k_rows = rounded_up(ready.batch.k_rows, 128);
+    return shape;
+  }
+
+  void differentiate(AttentionGraph& graph, const BackwardBlock& block, const ReadyPlan& plan,
+                     const ReadyBatch& ready, Direct direct) {
+    using enum AttentionTensor;
+    const RaggedBatch& batch = ready.batch;
+    const int64_t q_columns = block.heads.heads * block.heads.head_dim,
+                  k_columns = block.heads.kv_heads * block.heads.head_dim;
+    Arrays arrays(plan, block, ready);
+    arrays.add(d_out, block.d_out, d_out_offsets, ready.tables);
+    if (direct.out) {
+      arrays.add(out, block.out, out_offsets, ready.in_place);
+      arrays.add(lse, ConstMatrixRef(block.lse), lse_offsets, ready.in_place);
+    } else {
+      const MatrixRef stand_in = out_.matrix(DType::bf16, batch.q_rows, q_columns),
+                      part_lse = lse_.matrix(DType::f32, batch.q_rows, block.heads.heads);
+      cuda_stand_in_rows(ready.all_q, block.d_out, block.lse, block.delta, stand_in,
+                         part_lse.as<float>(), stream_);
+      arrays.add(out, stand_in, out_offsets, ready.tables);
+      arrays.add(lse, part_lse, lse_offsets, ready.tables);
+    }
+    const MatrixRef part_q =
+        direct.d_q ? block.d_q : d_q_.matrix(DType::bf16, batch.q_rows, q_columns);
+    const MatrixRef part_k = d_k_.matrix(DType::bf16, batch.k_rows, k_columns),
+                    part_v = d_v_.matrix(DType::bf16, batch.k_rows, k_columns);
+    arrays.add(d_q, part_q, d_q_offsets, direct.d_q ? ready.in_place : ready.tables);
+    arrays.add(d_k, part_k, d_k_offsets, ready.tables);
+    arrays.add(d_v, part_v, d_k_offsets, ready.tables);
+    execute(graph, arrays);
+    const Fold fold_q = block.fresh_d_q && ready.first_q ? Fold::replace : Fold::add,
+               fold_k = block.fresh_d_kv && ready.first_k ? Fold::replace : Fold::add;
     for (const DeviceRound& round : ready.q_rounds)
-      if (!block.d_q.empty()) cuda_add_rows(round, d_q, block.d_q, stream_);
+      if (!block.d_q.empty() && !direct.d_q)
+        cuda_add_rows(round, part_q, block.d_q, fold_q, stream_);
     for (const DeviceRound& round : ready.k_rounds)
       if (block.d_k.data != nullptr) {
-        cuda_add_rows(round, d_k, block.d_k, stream_);
-        cuda_add_rows(round, d_v, block.d_v, stream_);
+        cuda_add_rows(round, part_k, block.d_k, fold_k, stream_);
+        cuda_add_rows(round, part_v, block.d_v, fold_k, stream_);
       }
-    return true;
   }
 
   Stream& stream_;
@@ -388,7 +551,7 @@ class RaggedKernel final : public BlockKernel {
   std::map<AttentionGraphShape, BuiltGraph> graphs_;
   std::vector<std::unique_ptr<ReadyPlan>> plans_;
   Scratch out_, lse_, d_q_, d_k_, d_v_, workspace_;
-  int64_t rectangles_ = 0;
+  int64_t rectangles_ = 0;                           // entries of batches, and what is none
   std::map<std::string, int64_t> tiled_rectangles_;  // by reason
   bool unordered_ = false;
 };

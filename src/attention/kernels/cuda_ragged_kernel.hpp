@@ -2,22 +2,30 @@
 // A kernel out of a library's fused attention.
 //
 //     forward    rectangles -> batches of sequences (ragged_batch.hpp), at most a few
-//                each batch -> cuDNN -> (O, LSE) of its entries, in scratch rows
+//                each batch -> library -> (O, LSE) of its entries, in scratch rows
 //                scratch rows merged into the running (O, LSE) (cuda_merge.hpp)
 //     backward   each batch: O' with <O', dO> = delta, and the LSE, to scratch rows
-//                -> cuDNN -> dQ, dK, dV of its entries in bf16 -> added to the sums
+//                -> library -> dQ, dK, dV of its entries in bf16 -> added to the sums
 //
-// cuDNN's backward pass is that of a whole softmax, p = exp(x - LSE), dS = p (dP - <O, dO>). Given
-// the LSE of the whole row, and of O what matters of it, it is right for a part of the keys, too.
+// A library's backward pass is that of a whole softmax, p = exp(x - LSE), dS = p (dP - <O, dO>).
+// Given the LSE of the whole row, and of O what matters of it, it is right for a part of the keys,
+// too.
 //
-// What cuDNN does not take goes to the tiled kernel (cuda_kernel.hpp), call by call (f32 arrays,
-// head_dim not a multiple of 16 or too large for the device, some heads of a group, rows that are
-// not 16-byte aligned) or rectangle by rectangle (windows, fixed tiles, unequal strides), or batch
-// by batch, when the library has no engine for it; note() counts them.
+// Where a batch is the first to write its rows of a fresh result, nothing is merged or added: the
+// library writes O and LSE, and dQ, where they belong, if they are bf16 and aligned; else scratch
+// rows replace what is there. It reads the caller's O where that is at hand.
 //
-// Limit: the FLOPs of the visible pairs over the tensor cores' peak, as far as cuDNN comes. On top
-// of that come the bytes of what is merged and added, over the memory bandwidth: forward 6 to 10
-// bytes for each element of out, backward 14 for each of dQ and 10 for each of dK and dV.
+// What the library does not take goes to the tiled kernel (cuda_kernel.hpp), call by call (f32
+// arrays, head_dim not a multiple of 16 or too large for the device, some heads of a group, rows
+// that are not 16-byte aligned) or rectangle by rectangle (windows, fixed tiles, unequal strides),
+// or batch by batch, when the library has no engine for it; note() counts them.
+//
+// Limit: the FLOPs of the visible pairs over the tensor cores' peak, as far as the library comes.
+// On top of that come the bytes of what is merged and added, over the memory bandwidth: forward 6
+// to 10 bytes for each element of out, backward 14 for each of dQ and 10 for each of dK and dV. Of
+// fresh results, forward 0 (in place) or 6, backward 0 (in place, with O) to 10 for each of dQ and
+// 6 for each of dK and dV. For a causal sequence of S tokens that is to be seen beside 2 S FLOPs
+// forward, 5 S backward, for each element of out.
 
 #include <memory>
 
@@ -27,13 +35,14 @@
 
 namespace gyre {
 
+/// A backward graph that gives the same bits in every run is taken up to this workspace, bytes.
+inline constexpr int64_t most_ordered_workspace = int64_t{1} << 30;
+
 /// A kernel whose calls are submitted to `stream`, a CUDA stream that must outlive it; arrays lie
 /// in device memory, rectangles on the host, where they may change after the call. The first call
-/// of a shape builds a graph, which takes a second or so; shapes are rounded up to powers of two,
-/// so that there are few. The backward pass gives the same bits in every run where cuDNN offers
-/// that in a workspace of at most 1 GiB; note() says when it was not so.
-///
-/// Throws a runtime error when cuDNN cannot be loaded or does not start on the current device.
+/// of a shape builds a graph; shapes are rounded up to powers of two, so that there are few. The
+/// backward pass gives the same bits in every run where the library offers that; note() says when
+/// it was not so.
 std::unique_ptr<BlockKernel> make_ragged_kernel(Stream& stream,
                                                 std::unique_ptr<AttentionLibrary> library);
 

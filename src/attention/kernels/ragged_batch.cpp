@@ -87,6 +87,25 @@ int64_t length_of(const RaggedEntry& e, RaggedRows rows) {
   return rows == RaggedRows::q || rows == RaggedRows::scratch_q ? e.q_length : e.k_length;
 }
 
+using RowInterval = std::pair<int64_t, int64_t>;  // rows [first, second)
+
+/// Sorts intervals and makes one of those that meet or overlap; returns whether some overlapped.
+bool unite(std::vector<RowInterval>& intervals) {
+  std::sort(intervals.begin(), intervals.end());
+  bool overlap = false;
+  std::vector<RowInterval> united;
+  for (const RowInterval& next : intervals) {
+    if (united.empty() || united.back().second < next.first) {
+      united.push_back(next);
+      continue;
+    }
+    overlap = overlap || next.first < united.back().second;
+    united.back().second = std::max(united.back().second, next.second);
+  }
+  intervals = std::move(united);
+  return overlap;
+}
+
 std::vector<Round> rounds_of(const RaggedBatch& batch, RaggedRows result, RaggedRows scratch) {
   std::vector<Round> rounds;
   const auto meets = [](const RowPiece& a, const RowPiece& b) {
@@ -175,6 +194,27 @@ std::vector<Round> query_rounds(const RaggedBatch& batch) {
 
 std::vector<Round> key_rounds(const RaggedBatch& batch) {
   return rounds_of(batch, RaggedRows::k, RaggedRows::scratch_k);
+}
+
+FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side, int64_t rows) {
+  FirstWriters result;
+  std::vector<RowInterval> touched, written;  // by any batch so far; by those that are first
+  for (const RaggedBatch& batch : batches) {
+    std::vector<RowInterval> mine;
+    for (const RaggedEntry& e : batch.entries)
+      mine.emplace_back(row_of(e, side), row_of(e, side) + length_of(e, side));
+    touched.insert(touched.end(), mine.begin(), mine.end());
+    result.first.push_back(!unite(touched));
+    if (result.first.back()) written.insert(written.end(), mine.begin(), mine.end());
+  }
+  unite(written);
+  int64_t row = 0;
+  for (const auto& [begin, end] : written) {
+    if (row < begin) result.rest.push_back({row, 0, begin - row});
+    row = end;
+  }
+  if (row < rows) result.rest.push_back({row, 0, rows - row});
+  return result;
 }
 
 RaggedLimits limits_of(const RaggedBatch& batch) {

@@ -47,6 +47,9 @@ struct RaggedEntry {
   friend bool operator==(const RaggedEntry&, const RaggedEntry&) = default;
 };
 
+/// Rows of entries: of the queries and the keys, or of the scratch arrays for them.
+enum class RaggedRows { q, k, scratch_q, scratch_k };
+
 /// Scratch rows [scratch, scratch + length) belong to rows [row, row + length) of the result.
 struct RowPiece {
   int64_t row = 0, scratch = 0, length = 0;
@@ -93,6 +96,15 @@ std::vector<Rectangle> rectangles_of(const RaggedBatch& batch);
 std::vector<Round> query_rounds(const RaggedBatch& batch);
 std::vector<Round> key_rounds(const RaggedBatch& batch);
 
+/// Of a result of `rows` rows that holds nothing yet, to which batches are added in their order.
+struct FirstWriters {
+  std::vector<bool> first;  ///< [batches] whether every row of the batch has nothing before, from
+                            ///< no earlier batch and from no other entry: it may just be written
+  Round rest;               ///< rows in none of those batches; `scratch` is 0
+};
+/// `side`: RaggedRows::q or k.
+FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side, int64_t rows);
+
 /// The sizes for which a library is asked to take a batch. A library may hold accesses to rows
 /// below capacity · longest, as if entries lay behind each other, and drop those beyond. So that
 /// product reaches past every row of the queries, and of the keys, that an entry touches, and what
@@ -108,7 +120,6 @@ RaggedLimits limits_of(const RaggedBatch& batch);
 /// What the library reads about a batch, padded with empty entries to `capacity`: lengths
 /// [capacity], offsets [capacity + 1], which count elements: rows x `stride`. Empty entries begin,
 /// and the last offset is, where the furthest entry ends.
-enum class RaggedRows { q, k, scratch_q, scratch_k };
 std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows, int64_t capacity);
 std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, int64_t stride,
                                     int64_t capacity);

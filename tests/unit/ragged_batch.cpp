@@ -1,4 +1,6 @@
-// Rectangles as ragged batches, as cuDNN takes them: every visible pair once, and nothing else.
+// Rectangles as ragged batches: every visible pair once, and nothing else.
+
+#include "attention/kernels/ragged_batch.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -7,7 +9,6 @@
 #include <map>
 #include <set>
 
-#include "attention/kernels/ragged_batch.hpp"
 #include "layout_cases.hpp"
 
 namespace gyre {
@@ -239,6 +240,57 @@ TEST(RaggedRounds, OfDisjointRowsAreOne) {
   batch.entries = {{0, 4, 0, 4, 0, 0}, {8, 4, 8, 4, 4, 4}, {4, 4, 4, 4, 8, 8}};
   EXPECT_EQ(query_rounds(batch).size(), 1U);
   EXPECT_EQ(key_rounds(batch).size(), 1U);
+}
+
+/// A batch of entries of these rows [first, second), of queries and of keys alike.
+RaggedBatch batch_of(const std::vector<std::pair<int64_t, int64_t>>& runs) {
+  RaggedBatch batch;
+  for (const auto& [begin, end] : runs)
+    batch.entries.push_back({begin, end - begin, begin, end - begin, 0, 0});
+  return batch;
+}
+
+TEST(RaggedFirstWriters, ABatchIsFirstWhereNothingElseWas) {
+  const std::vector<RaggedBatch> batches = {
+      batch_of({{2, 4}, {8, 10}}), batch_of({{4, 6}, {9, 11}}),  // row 9 once more
+      batch_of({{11, 12}, {6, 7}}), batch_of({{15, 17}, {16, 18}})};
+  for (const RaggedRows side : {RaggedRows::q, RaggedRows::k}) {
+    const FirstWriters writers = first_writers(batches, side, 20);
+    EXPECT_EQ(writers.first, (std::vector<bool>{true, false, true, false}));
+    EXPECT_EQ(writers.rest, (Round{{0, 0, 2}, {4, 0, 2}, {7, 0, 1}, {10, 0, 1}, {12, 0, 8}}));
+  }
+  EXPECT_EQ(first_writers({}, RaggedRows::q, 3).rest, (Round{{0, 0, 3}}));
+  EXPECT_TRUE(first_writers({}, RaggedRows::q, 0).rest.empty());
+}
+
+TEST(RaggedFirstWriters, AreThoseOfTheDefinition) {
+  rc::check([] {
+    constexpr int64_t rows = 24;
+    std::vector<RaggedBatch> batches(*rc::gen::inRange<size_t>(0, 5));
+    std::set<int64_t> touched, written;
+    std::vector<bool> first;
+    for (RaggedBatch& batch : batches) {
+      std::vector<std::pair<int64_t, int64_t>> runs(*rc::gen::inRange<size_t>(1, 4));
+      bool alone = true;
+      std::set<int64_t> mine;
+      for (auto& [begin, end] : runs) {
+        begin = *rc::gen::inRange<int64_t>(0, rows);
+        end = *rc::gen::inRange<int64_t>(begin + 1, std::min(rows, begin + 6) + 1);
+        for (int64_t r = begin; r < end; ++r)
+          alone = mine.insert(r).second && !touched.contains(r) && alone;
+      }
+      batch = batch_of(runs);
+      touched.insert(mine.begin(), mine.end());
+      if (alone) written.insert(mine.begin(), mine.end());
+      first.push_back(alone);
+    }
+    const FirstWriters writers = first_writers(batches, RaggedRows::q, rows);
+    RC_ASSERT(writers.first == first);
+    for (const RowPiece& p : writers.rest)
+      for (int64_t r = p.row; r < p.row + p.length; ++r) RC_ASSERT(written.insert(r).second);
+    RC_ASSERT(std::ssize(written) == rows);
+    RC_ASSERT(written.empty() || *written.rbegin() == rows - 1);
+  });
 }
 
 TEST(RaggedTables, CountElementsAndPadWithEmptyEntries) {

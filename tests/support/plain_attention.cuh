@@ -1,0 +1,432 @@
+#pragma once
+// A library of attention over ragged batches (attention_library.hpp) that is as plain as can be, so
+// that what is built around such libraries runs where there is none of them. For tests.
+//
+// It reads and writes what the tables name, and nothing else; and as a library may, it
+//   - holds all accesses to rows below batch · longest and below the last offset, and cuts longer
+//     entries: what is beyond is left out, and `dropped` set, as it is by a query without a key;
+//   - begins with NaN in all of its workspace, where delta = <O, dO> lies as log-sum-exps do, the
+//     sums of dQ as dQ does, and those of dK and dV as these do, but for every query head. For rows
+//     at or beyond q_rows and k_rows there is no room.
+// One thread for each row and head: nothing is summed by two.
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "attention/kernels/attention_library.hpp"
+#include "core/bf16.hpp"
+#include "core/error.hpp"
+#include "runtime/buffer.hpp"
+#include "runtime/cuda_stream.hpp"
+#include "runtime/device_code.cuh"
+
+namespace gyre::test {
+
+/// What a test has the library do, and what the library was asked for.
+struct PlainAttention {
+  /// Why the library does not take a shape; empty: it does.
+  std::function<std::string(const AttentionGraphShape&)> refuses = {};
+  /// Whether it has backward graphs that give the same bits in every run.
+  bool ordered_gradients = true;
+  /// Bytes of workspace that these ask for beyond what they use.
+  int64_t ordered_extra_bytes = 0;
+
+  struct Calls {
+    int64_t asked = 0, built = 0;
+    int64_t executed = 0, ordered = 0;  ///< runs, and those of deterministic graphs among them
+  };
+  Calls forward, backward;
+  AttentionAddresses last;  ///< of the last run
+  /// One number in device memory: not 0 when something was left out.
+  Buffer<int32_t> dropped;
+};
+
+namespace plain_attention {
+
+inline constexpr int most_head_dim = 256;
+inline constexpr int threads = 32;
+
+/// Rows of the entries of a batch; `times`: as many elements for each one that offsets count.
+template <class T>
+struct RaggedArray {
+  T* data = nullptr;
+  const int64_t* offsets = nullptr;
+  int64_t stride = 0;
+  int64_t entries = 0;
+  int64_t rows = 0;  ///< that can be reached
+  int64_t times = 1;
+
+  /// nullptr beyond what can be reached.
+  __device__ T* row(int64_t entry, int64_t i) const {
+    const int64_t at = offsets[entry] + i * stride;
+    return at / stride < rows && at < offsets[entries] ? data + at * times : nullptr;
+  }
+};
+
+struct Arguments {
+  RaggedArray<const bf16> q, k, v, d_out;
+  RaggedArray<bf16> out, d_q, d_k, d_v;
+  RaggedArray<float> lse;
+  RaggedArray<float> delta, q_sums, k_sums, v_sums;  // workspace of the backward pass
+  float* maxima = nullptr;                           // [batch, heads, longest_q], of the forward
+  const int32_t *q_lengths = nullptr, *k_lengths = nullptr;
+  RaggedMask mask = RaggedMask::full;
+  int heads = 0, group = 1, head_dim = 0;
+  int64_t longest_q = 0, longest_k = 0;
+  float scale = 0;
+  int32_t* dropped = nullptr;
+};
+
+/// What a thread works on: query head `head`, and rows threadIdx.x, threadIdx.x + threads, ...
+struct Place {
+  int64_t entry, rows, keys;
+  int head, kv_head;
+  RaggedMask mask;
+  int32_t* dropped;
+
+  __device__ explicit Place(const Arguments& a)
+      : entry(blockIdx.x),
+        rows(a.q_lengths[blockIdx.x]),
+        keys(a.k_lengths[blockIdx.x]),
+        head(static_cast<int>(blockIdx.y)),
+        kv_head(static_cast<int>(blockIdx.y) / a.group),
+        mask(a.mask),
+        dropped(a.dropped) {
+    if (rows > a.longest_q || keys > a.longest_k) *dropped = 1;
+    rows = min(rows, a.longest_q);
+    keys = min(keys, a.longest_k);
+  }
+  /// Query i sees the keys before this one.
+  __device__ int64_t end_key(int64_t i) const {
+    if (mask == RaggedMask::full) return keys;
+    const int64_t end = i + 1 + (mask == RaggedMask::causal ? 0 : keys - rows);
+    return max(int64_t{0}, min(end, keys));
+  }
+  template <class... Rows>
+  __device__ bool reached(Rows... row) const {
+    const bool all = (... && (row != nullptr));
+    if (!all) *dropped = 1;
+    return all;
+  }
+};
+
+/// <a, b>, of the heads that begin there.
+template <class T>
+__device__ float dot(const bf16* a, const T* b, int head_dim) {
+  float sum = 0;
+  for (int d = 0; d < head_dim; ++d) sum += to_float(a[d]) * to_float(b[d]);
+  return sum;
+}
+/// The first element of a row's head.
+template <class T>
+__device__ T* head_of(T* row, int head, const Arguments& a) {
+  return row == nullptr ? nullptr : row + head * a.head_dim;
+}
+
+/// The largest score of each row.
+template <class Args>
+__global__ void find_maxima(Args a) {
+  const Place p(a);
+  for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
+    const bf16* q = head_of(a.q.row(p.entry, i), p.head, a);
+    if (!p.reached(q)) continue;
+    if (p.end_key(i) == 0) *p.dropped = 1;
+    float largest = -std::numeric_limits<float>::infinity();
+    for (int64_t j = 0; j < p.end_key(i); ++j)
+      if (const bf16* k = head_of(a.k.row(p.entry, j), p.kv_head, a); p.reached(k))
+        largest = fmaxf(largest, a.scale * dot(q, k, a.head_dim));
+    a.maxima[(p.entry * a.heads + p.head) * a.longest_q + i] = largest;
+  }
+}
+
+template <class Args>
+__global__ void add_values(Args a) {
+  const Place p(a);
+  float sums[most_head_dim];
+  for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
+    const bf16* q = head_of(a.q.row(p.entry, i), p.head, a);
+    bf16* out = head_of(a.out.row(p.entry, i), p.head, a);
+    float* lse = a.lse.row(p.entry, i);
+    if (!p.reached(q, out, lse)) continue;
+    const float largest = a.maxima[(p.entry * a.heads + p.head) * a.longest_q + i];
+    float weights = 0;
+    for (int d = 0; d < a.head_dim; ++d) sums[d] = 0;
+    for (int64_t j = 0; j < p.end_key(i); ++j) {
+      const bf16* k = head_of(a.k.row(p.entry, j), p.kv_head, a);
+      const bf16* v = head_of(a.v.row(p.entry, j), p.kv_head, a);
+      if (!p.reached(k, v)) continue;
+      const float weight = expf(a.scale * dot(q, k, a.head_dim) - largest);
+      weights += weight;
+      for (int d = 0; d < a.head_dim; ++d) sums[d] += weight * to_float(v[d]);
+    }
+    for (int d = 0; d < a.head_dim; ++d) out[d] = to_bf16(sums[d] / weights);
+    lse[p.head] = largest + logf(weights);
+  }
+}
+
+template <class Args>
+__global__ void find_delta(Args a) {
+  const Place p(a);
+  for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
+    const bf16* out = head_of(a.out.row(p.entry, i), p.head, a);
+    const bf16* d_out = head_of(a.d_out.row(p.entry, i), p.head, a);
+    float* delta = a.delta.row(p.entry, i);
+    if (p.reached(out, d_out, delta)) delta[p.head] = dot(out, d_out, a.head_dim);
+  }
+}
+
+/// p and its gradient for one query and key; false: nothing can be said.
+struct Weight {
+  const bf16 *q, *k, *d_out;
+  float p, d_s;
+};
+__device__ inline bool weigh(const Arguments& a, const Place& at, int64_t i, int64_t j, Weight& w) {
+  w.q = head_of(a.q.row(at.entry, i), at.head, a);
+  w.k = head_of(a.k.row(at.entry, j), at.kv_head, a);
+  w.d_out = head_of(a.d_out.row(at.entry, i), at.head, a);
+  const bf16* v = head_of(a.v.row(at.entry, j), at.kv_head, a);
+  const float* lse = a.lse.row(at.entry, i);
+  const float* delta = a.delta.row(at.entry, i);
+  if (!at.reached(w.q, w.k, w.d_out, v, lse, delta)) return false;
+  w.p = expf(a.scale * dot(w.q, w.k, a.head_dim) - lse[at.head]);
+  w.d_s = w.p * (dot(w.d_out, v, a.head_dim) - delta[at.head]);
+  return true;
+}
+
+template <class Args>
+__global__ void query_gradients(Args a) {
+  const Place p(a);
+  Weight w{};
+  for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
+    bf16* d_q = head_of(a.d_q.row(p.entry, i), p.head, a);
+    float* sums = head_of(a.q_sums.row(p.entry, i), p.head, a);
+    if (!p.reached(d_q, sums)) continue;
+    for (int d = 0; d < a.head_dim; ++d) sums[d] = 0;
+    for (int64_t j = 0; j < p.end_key(i); ++j)
+      if (weigh(a, p, i, j, w))
+        for (int d = 0; d < a.head_dim; ++d) sums[d] += a.scale * w.d_s * to_float(w.k[d]);
+    for (int d = 0; d < a.head_dim; ++d) d_q[d] = to_bf16(sums[d]);
+  }
+}
+
+/// What each query head adds to the gradients of keys and values.
+template <class Args>
+__global__ void key_sums(Args a) {
+  const Place p(a);
+  Weight w{};
+  for (int64_t j = threadIdx.x; j < p.keys; j += threads) {
+    float* d_k = head_of(a.k_sums.row(p.entry, j), p.head, a);
+    float* d_v = head_of(a.v_sums.row(p.entry, j), p.head, a);
+    if (!p.reached(d_k, d_v)) continue;
+    for (int d = 0; d < a.head_dim; ++d) d_k[d] = d_v[d] = 0;
+    for (int64_t i = 0; i < p.rows; ++i) {
+      if (j >= p.end_key(i) || !weigh(a, p, i, j, w)) continue;
+      for (int d = 0; d < a.head_dim; ++d) {
+        d_k[d] += a.scale * w.d_s * to_float(w.q[d]);
+        d_v[d] += w.p * to_float(w.d_out[d]);
+      }
+    }
+  }
+}
+
+/// Sums over the heads of a group, by the threads of its first head.
+template <class Args>
+__global__ void key_gradients(Args a) {
+  const Place p(a);
+  if (p.head % a.group != 0) return;
+  for (int64_t j = threadIdx.x; j < p.keys; j += threads) {
+    bf16* d_k = head_of(a.d_k.row(p.entry, j), p.kv_head, a);
+    bf16* d_v = head_of(a.d_v.row(p.entry, j), p.kv_head, a);
+    const float* k_sums = head_of(a.k_sums.row(p.entry, j), p.head, a);
+    const float* v_sums = head_of(a.v_sums.row(p.entry, j), p.head, a);
+    if (!p.reached(d_k, d_v, k_sums, v_sums)) continue;
+    for (int d = 0; d < a.head_dim; ++d) {
+      float of_k = 0, of_v = 0;
+      for (int h = 0; h < a.group; ++h) {
+        of_k += k_sums[h * a.head_dim + d];
+        of_v += v_sums[h * a.head_dim + d];
+      }
+      d_k[d] = to_bf16(of_k);
+      d_v[d] = to_bf16(of_v);
+    }
+  }
+}
+
+class Graph final : public AttentionGraph {
+ public:
+  Graph(const AttentionGraphShape& shape, PlainAttention& asked, CUstream_st* stream)
+      : shape_(shape), asked_(asked), stream_(stream) {}
+
+  int64_t workspace_bytes() const override {
+    const bool ordered = shape_.backward && shape_.deterministic;
+    return used_bytes() + (ordered ? asked_.ordered_extra_bytes : 0);
+  }
+
+  void execute(const AttentionAddresses& addresses, std::byte* workspace) override {
+    GYRE_CHECK(workspace != nullptr, "no workspace");
+    PlainAttention::Calls& calls = shape_.backward ? asked_.backward : asked_.forward;
+    ++calls.executed;
+    calls.ordered += shape_.deterministic ? 1 : 0;
+    asked_.last = addresses;
+    GYRE_CHECK_CUDA(
+        cudaMemsetAsync(workspace, 0xff, static_cast<size_t>(workspace_bytes()), stream_));
+    Arguments a = common(addresses);
+    auto* floats = reinterpret_cast<float*>(workspace);
+    if (shape_.backward)
+      backward(a, addresses, floats);
+    else
+      forward(a, floats);
+  }
+
+ private:
+  using Id = AttentionTensor;
+  static constexpr int64_t float_bytes = sizeof(float);
+
+  int64_t group() const { return shape_.heads / shape_.kv_heads; }
+  int64_t k_columns() const { return shape_.kv_heads * shape_.head_dim; }
+  int64_t reached_q() const { return shape_.batch * shape_.longest_q; }
+  int64_t reached_k() const { return shape_.batch * shape_.longest_k; }
+  int64_t delta_size() const { return shape_.q_rows * shape_.lse_stride; }
+  int64_t q_sums_size() const { return shape_.q_rows * shape_.d_q_stride; }
+  int64_t k_sums_size() const { return shape_.k_rows * k_columns() * group(); }
+  int64_t used_bytes() const {
+    if (!shape_.backward) return reached_q() * shape_.heads * float_bytes;
+    return (delta_size() + q_sums_size() + 2 * k_sums_size()) * float_bytes;
+  }
+
+  template <class T>
+  static T* address(const AttentionAddresses& addresses, AttentionTensor id) {
+    const auto found = addresses.find(id);
+    const auto number = static_cast<int64_t>(id);
+    GYRE_CHECK(found != addresses.end() && found->second != nullptr, "no tensor {}", number);
+    GYRE_CHECK(reinterpret_cast<uintptr_t>(found->second) % 16 == 0, "tensor {} is not aligned",
+               number);
+    return static_cast<T*>(found->second);
+  }
+  template <class T>
+  RaggedArray<T> array(const AttentionAddresses& addresses, AttentionTensor id,
+                       AttentionTensor offsets, int64_t stride, int64_t rows) const {
+    return {address<T>(addresses, id),
+            address<const int64_t>(addresses, offsets),
+            stride,
+            shape_.batch,
+            rows,
+            1};
+  }
+  RaggedArray<float> sums(float* data, const int64_t* offsets, int64_t stride, int64_t rows,
+                          int64_t times) const {
+    return {data, offsets, stride, shape_.batch, rows, times};
+  }
+
+  Arguments common(const AttentionAddresses& addresses) const {
+    const AttentionGraphShape& s = shape_;
+    Arguments a;
+    a.q = array<const bf16>(addresses, Id::q, Id::q_offsets, s.q_stride, reached_q());
+    a.k = array<const bf16>(addresses, Id::k, Id::k_offsets, s.k_stride, reached_k());
+    a.v = array<const bf16>(addresses, Id::v, Id::v_offsets, s.v_stride, reached_k());
+    a.out = array<bf16>(addresses, Id::out, Id::out_offsets, s.out_stride, reached_q());
+    a.lse = array<float>(addresses, Id::lse, Id::lse_offsets, s.lse_stride, reached_q());
+    a.q_lengths = address<const int32_t>(addresses, Id::q_lengths);
+    a.k_lengths = address<const int32_t>(addresses, Id::k_lengths);
+    a.mask = s.mask;
+    a.heads = static_cast<int>(s.heads);
+    a.group = static_cast<int>(group());
+    a.head_dim = static_cast<int>(s.head_dim);
+    a.longest_q = s.longest_q;
+    a.longest_k = s.longest_k;
+    a.scale = s.scale;
+    a.dropped = asked_.dropped.data();
+    return a;
+  }
+
+  void run(void (*kernel)(Arguments), const Arguments& a) const {
+    launch({{static_cast<unsigned>(shape_.batch), static_cast<unsigned>(shape_.heads)},
+            threads,
+            stream_},
+           kernel, a);
+  }
+
+  void forward(Arguments& a, float* workspace) const {
+    a.maxima = workspace;
+    run(find_maxima<Arguments>, a);
+    run(add_values<Arguments>, a);
+  }
+
+  void backward(Arguments& a, const AttentionAddresses& addresses, float* workspace) const {
+    const AttentionGraphShape& s = shape_;
+    a.d_out =
+        array<const bf16>(addresses, Id::d_out, Id::d_out_offsets, s.d_out_stride, reached_q());
+    a.d_q = array<bf16>(addresses, Id::d_q, Id::d_q_offsets, s.d_q_stride, reached_q());
+    a.d_k = array<bf16>(addresses, Id::d_k, Id::d_k_offsets, k_columns(), reached_k());
+    a.d_v = array<bf16>(addresses, Id::d_v, Id::d_k_offsets, k_columns(), reached_k());
+    a.delta = sums(workspace, a.lse.offsets, s.lse_stride, s.q_rows, 1);
+    a.q_sums = sums(a.delta.data + delta_size(), a.d_q.offsets, s.d_q_stride, s.q_rows, 1);
+    a.k_sums = sums(a.q_sums.data + q_sums_size(), a.d_k.offsets, k_columns(), s.k_rows, group());
+    a.v_sums = sums(a.k_sums.data + k_sums_size(), a.d_k.offsets, k_columns(), s.k_rows, group());
+    run(find_delta<Arguments>, a);
+    run(query_gradients<Arguments>, a);
+    run(key_sums<Arguments>, a);
+    run(key_gradients<Arguments>, a);
+  }
+
+  AttentionGraphShape shape_;
+  PlainAttention& asked_;
+  CUstream_st* stream_;
+};
+
+class Library final : public AttentionLibrary {
+ public:
+  Library(Stream& stream, PlainAttention& asked) : asked_(asked), stream_(cuda_handle(stream)) {
+    asked_.dropped = Buffer<int32_t>(1, MemorySpace::device);
+    stream.fill(asked_.dropped.data(), std::byte{0}, sizeof(int32_t));
+  }
+  std::string name() const override { return "plain"; }
+
+  std::unique_ptr<AttentionGraph> build(const AttentionGraphShape& shape,
+                                        std::string& problem) override {
+    PlainAttention::Calls& calls = shape.backward ? asked_.backward : asked_.forward;
+    ++calls.asked;
+    problem = problem_of(shape);
+    if (problem.empty() && asked_.refuses) problem = asked_.refuses(shape);
+    if (!problem.empty()) return nullptr;
+    ++calls.built;
+    return std::make_unique<Graph>(shape, asked_, stream_);
+  }
+
+ private:
+  std::string problem_of(const AttentionGraphShape& s) const {
+    GYRE_CHECK(s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 && s.batch > 0 &&
+                   s.longest_q > 0 && s.longest_k > 0,
+               "{} heads over {}, {} entries of up to {} and {} rows", s.heads, s.kv_heads, s.batch,
+               s.longest_q, s.longest_k);
+    const int64_t q_columns = s.heads * s.head_dim, k_columns = s.kv_heads * s.head_dim;
+    const auto wrong = [](int64_t stride, int64_t columns) {
+      return stride < columns || stride % 8 != 0;  // 16 bytes
+    };
+    GYRE_CHECK(s.lse_stride >= s.heads, "a stride of {} for {} heads", s.lse_stride, s.heads);
+    if (s.head_dim <= 0 || s.head_dim > most_head_dim) return "head_dim";
+    if (wrong(s.q_stride, q_columns) || wrong(s.out_stride, q_columns)) return "stride of queries";
+    if (wrong(s.k_stride, k_columns) || wrong(s.v_stride, k_columns)) return "stride of keys";
+    if (!s.backward) return "";
+    if (wrong(s.d_out_stride, q_columns) || wrong(s.d_q_stride, q_columns))
+      return "stride of gradients";
+    return s.deterministic && !asked_.ordered_gradients ? "no fixed order" : "";
+  }
+
+  PlainAttention& asked_;
+  CUstream_st* stream_;
+};
+
+}  // namespace plain_attention
+
+/// `asked` must outlive the library and its graphs.
+inline std::unique_ptr<AttentionLibrary> make_plain_attention(Stream& stream,
+                                                              PlainAttention& asked) {
+  return std::make_unique<plain_attention::Library>(stream, asked);
+}
+
+}  // namespace gyre::test
