@@ -14,15 +14,17 @@ class BareCudnn {
   virtual ~BareCudnn() = default;
   virtual void forward() = 0;
   virtual void backward() = 0;
+  /// Whether the backward pass gives the same bits in every run.
+  virtual bool ordered() const = 0;
 };
 
-/// Arrays are the caller's: [tokens, heads · head_dim] in bf16, lse [heads, tokens] in f32. Throws
-/// a runtime error when cuDNN is not there, or refuses. `ordered`: a backward pass that gives the
-/// same bits in every run, where ours (cuda_ragged_kernel.hpp) has one.
+/// Arrays of the caller's: [tokens, heads · head_dim] in bf16, lse [heads, tokens] in f32.
 struct BareArrays {
   const void *q, *k, *v, *d_out;
   void *out, *lse, *d_q, *d_k, *d_v;
 };
+/// `ordered`: with an ordered backward pass, where our kernel (cuda_ragged_kernel.hpp) would take
+/// one. Throws a runtime error when cuDNN is not there, or refuses.
 std::unique_ptr<BareCudnn> make_bare_cudnn(Stream& stream, const HeadShape& heads, int64_t tokens,
                                            const BareArrays& arrays, bool ordered);
 

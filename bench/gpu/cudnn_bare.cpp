@@ -44,14 +44,15 @@ class Bare final : public BareCudnn {
                   {d_v, a.d_v}};
     forward_ = take(make(false, false));
     Graph backward = make(true, ordered);
-    if (ordered && (backward.problem.is_bad() || backward.workspace > most_ordered_workspace))
-      backward = make(true, false);  // as the executor's kernel does
-    backward_ = take(std::move(backward));
+    ordered_ =
+        ordered && backward.problem.is_good() && backward.workspace <= most_ordered_workspace;
+    backward_ = take(ordered_ == ordered ? std::move(backward) : make(true, false));
   }
   ~Bare() override { (void)fe::detail::destroy_handle(handle_); }
   Bare(const Bare&) = delete;
   Bare& operator=(const Bare&) = delete;
 
+  bool ordered() const override { return ordered_; }
   void forward() override { run(*forward_, {q, k, v, out, lse}); }
   void backward() override { run(*backward_, {q, k, v, out, lse, d_out, d_q, d_k, d_v}); }
 
@@ -123,7 +124,7 @@ class Bare final : public BareCudnn {
       place_lse(*stats);
       stats->set_output(true);
     }
-    Graph built{graph, graph->build(handle_, {fe::HeurMode_t::A}), 0};
+    Graph built{graph, graph->build(handle_, {fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}), 0};
     if (built.problem.is_good())
       check(graph->get_workspace_size(built.workspace), "get_workspace_size");
     return built;
@@ -141,6 +142,7 @@ class Bare final : public BareCudnn {
   Buffer<std::byte> workspace_;
   std::unordered_map<int64_t, void*> addresses_;
   std::shared_ptr<fe::graph::Graph> forward_, backward_;
+  bool ordered_ = false;
 };
 
 }  // namespace

@@ -261,6 +261,9 @@ void AttentionExecutor::progress() {
 }
 
 void AttentionExecutor::clear(int index) {
+  std::erase_if(uncleared_, [&](int other) {  // what held the storage before is done with
+    return array(other).storage == array(index).storage;
+  });
   uncleared_.insert(index);
   if (!kernel_.takes_fresh()) settle_clear(index);
 }
@@ -366,7 +369,6 @@ void AttentionExecutor::sink_gradient(const step::SinkGradient& s) {
 }
 
 void AttentionExecutor::settle(Pass pass) {
-  while (!uncleared_.empty()) settle_clear(*uncleared_.begin());
   GYRE_CHECK(pending_.empty(), "{} exchanges of schedule were never waited for", pending_.size());
   for (const WorkPtr& work : held_) work->wait();
   held_.clear();
@@ -421,6 +423,13 @@ class AttentionExecutor::Walker {
     local("gradient of the sinks", &ExecutionTimes::copy, [&] { executor_.sink_gradient(s); });
   }
 
+  /// Behind the last step: clears that no step needed.
+  void finish() {
+    if (executor_.uncleared_.empty()) return;
+    while (!executor_.uncleared_.empty()) executor_.settle_clear(*executor_.uncleared_.begin());
+    lap(&ExecutionTimes::copy);
+  }
+
   /// When everything is done: the times, and the spans of compute and of waiting for the trace.
   ExecutionTimes times(const Mark& end, Trace* trace) const {
     ExecutionTimes times;
@@ -465,8 +474,10 @@ ExecutionTimes AttentionExecutor::run(Pass pass, Execute what) {
   const Range range(pass == Pass::forward ? "attention forward" : "attention backward");
   begin_sinks(pass);
   delta_.reset();
+  uncleared_.clear();
   Walker walker(*this, pass, what);
   for (const Step& s : plan_.steps(pass)) std::visit(walker, s);
+  walker.finish();
   const MarkPtr end = stream_.mark();
   settle(pass);
   for (const Span& span : spans_)

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -343,7 +344,7 @@ class FreshResultsGpu : public RaggedKernelGpu {
     return {{p.types.out, p.rows, p.q.cols(), gap}, {DType::f32, p.rows, p.heads.heads, gap}};
   }
 
-  void check_forward(const Problem& p, int64_t gap) {
+  void check_forward(const Problem& p, int64_t gap, std::optional<bool> whole) {
     const Forward want = reference_forward(p);
     Forward got = fresh(p, gap);
     const There q = send(p.q), kv = send(p.kv), out = send(got.out), lse = send(got.lse);
@@ -353,6 +354,11 @@ class FreshResultsGpu : public RaggedKernelGpu {
     block.lse = lse.ref.as<float>();
     block.fresh = true;
     kernel().forward(block);
+    if (whole && is_plain()) {
+      const bool in_place = *whole && p.types.out == DType::bf16 && gap != 3;
+      EXPECT_EQ(plain().last.at(AttentionTensor::out) == out.ref.data, in_place);
+      EXPECT_EQ(plain().last.at(AttentionTensor::lse) == lse.ref.data, in_place);
+    }
     fetch(out, got.out);
     fetch(lse, got.lse);
     EXPECT_LE(worst_error(p, got,
@@ -361,11 +367,11 @@ class FreshResultsGpu : public RaggedKernelGpu {
               1);
   }
 
-  /// With what the forward pass left, or with delta alone.
-  void check_backward(const Problem& p, int64_t gap, bool with_out) {
+  /// With what the forward pass left, NaN in rows that are in no rectangle, or with delta alone.
+  void check_backward(const Problem& p, int64_t gap, bool with_out, std::optional<bool> whole) {
     const Forward exact = reference_forward(p);
-    const Forward of = {filled(exact.out, DType::bf16, gap, 0),
-                        filled(exact.lse, DType::f32, gap, -infinity)};
+    const Forward of = {filled(exact.out, DType::bf16, gap, nan_value),
+                        filled(exact.lse, DType::f32, gap, nan_value)};
     const Backward want = reference_backward(p, of);
     Backward got{{p.types.d_q, p.rows, p.q.cols(), gap}, {DType::f32, p.keys, p.kv.cols(), gap}};
     const There q = send(p.q), kv = send(p.kv), d_out = send(p.d_out), out = send(of.out),
@@ -382,6 +388,12 @@ class FreshResultsGpu : public RaggedKernelGpu {
     block.d_v = d_kv.ref.as<float>().columns_from(p.kv_width(), p.kv_width());
     block.fresh_d_q = block.fresh_d_kv = true;
     kernel().backward(block);
+    if (whole && is_plain()) {
+      const bool d_q_in_place = *whole && p.types.d_q == DType::bf16 && gap != 3;
+      EXPECT_EQ(plain().last.at(AttentionTensor::out) == out.ref.data, with_out && gap != 3);
+      EXPECT_EQ(plain().last.at(AttentionTensor::lse) == lse.ref.data, with_out && gap != 3);
+      EXPECT_EQ(plain().last.at(AttentionTensor::d_q) == d_q.ref.data, d_q_in_place);
+    }
     fetch(d_q, got.d_q);
     fetch(d_kv, got.d_kv);
     EXPECT_LE(
@@ -390,13 +402,14 @@ class FreshResultsGpu : public RaggedKernelGpu {
         1);
   }
 
-  void check_fresh(const Problem& p) {
+  /// `whole`: the library takes all in one batch, and that has every query or has not.
+  void check_fresh(const Problem& p, std::optional<bool> whole = {}) {
     for (const int64_t gap : {0, 8, 3}) {  // as the library may use them, and not
       SCOPED_TRACE(testing::Message() << "gap " << gap);
-      check_forward(p, gap);
+      check_forward(p, gap, whole);
       for (const bool with_out : {false, true}) {
         SCOPED_TRACE(with_out ? "with out" : "with delta");
-        check_backward(p, gap, with_out);
+        check_backward(p, gap, with_out, whole);
       }
     }
   }
@@ -406,8 +419,9 @@ INSTANTIATE_TEST_SUITE_P(Library, FreshResultsGpu, testing::ValuesIn(libraries()
 
 TEST_P(FreshResultsGpu, OneRectangle) {
   for (const Types types : {bf16_in, all_bf16}) {
-    check_fresh(problem(heads_of(2, 1, head_dim()), 40, 40, {causal(0, 40, 0, 40, 0)}, types));
-    check_fresh(problem(heads_of(2, 2, head_dim()), 40, 90, {full(3, 31, 20, 65)}, types));
+    check_fresh(problem(heads_of(2, 1, head_dim()), 40, 40, {causal(0, 40, 0, 40, 0)}, types),
+                true);
+    check_fresh(problem(heads_of(2, 2, head_dim()), 40, 90, {full(3, 31, 20, 65)}, types), false);
   }
   if (has_gradients()) expect_library();
 }
@@ -424,6 +438,20 @@ TEST_P(FreshResultsGpu, SeveralBatchesThatShareRows) {
                                              causal(60, 10, 30, 12, 2)};
   for (const Types types : {bf16_in, all_bf16})
     check_fresh(problem(heads_of(2, 1, head_dim()), 80, 100, rectangles, types));
+  if (has_gradients()) expect_library();
+}
+
+TEST_P(FreshResultsGpu, ManyRectanglesForEachRow) {
+  std::vector<Rectangle> parts;  // more scratch rows than queries
+  for (int64_t i = 0; i < 5; ++i) parts.push_back(full(0, 70, 4 * i, 4));
+  check_fresh(problem(heads_of(1, 1, head_dim()), 70, 20, parts), false);
+  if (has_gradients()) expect_library();
+}
+
+TEST_P(FreshResultsGpu, NotANumberInRowsOutsideDoesNotMatter) {
+  const std::vector<Rectangle> rectangles = {causal(3, 17, 30, 19, 2), causal(25, 30, 55, 30, 0),
+                                             full(60, 12, 2, 25)};
+  check_fresh(problem(heads_of(2, 1, head_dim()), 80, 100, rectangles, all_bf16, false), false);
   if (has_gradients()) expect_library();
 }
 

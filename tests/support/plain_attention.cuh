@@ -3,6 +3,7 @@
 // that what is built around such libraries runs where there is none of them. For tests.
 //
 // It reads and writes what the tables name, and nothing else; and as a library may, it
+//   - leaves NaN in up to a tile of rows behind each entry, as far as no other one begins;
 //   - holds all accesses to rows below batch · longest and below the last offset, and cuts longer
 //     entries: what is beyond is left out, and `dropped` set, as it is by a query without a key;
 //   - begins with NaN in all of its workspace, where delta = <O, dO> lies as log-sum-exps do, the
@@ -46,6 +47,14 @@ struct PlainAttention {
 };
 
 namespace plain_attention {
+
+template <class T>
+__device__ T not_a_number() {
+  if constexpr (std::is_same_v<T, float>)
+    return __uint_as_float(0x7fffffff);
+  else
+    return T{0x7fff};
+}
 
 inline constexpr int most_head_dim = 256;
 inline constexpr int threads = 32;
@@ -125,6 +134,20 @@ __device__ float dot(const bf16* a, const T* b, int head_dim) {
 template <class T>
 __device__ T* head_of(T* row, int head, const Arguments& a) {
   return row == nullptr ? nullptr : row + head * a.head_dim;
+}
+
+/// NaN in rows behind the entries that an array has.
+template <class T>
+__global__ void spoil(RaggedArray<T> array, const int32_t* lengths, int64_t columns) {
+  constexpr int64_t tile = 64;
+  const auto row_of = [&](int64_t entry) { return array.offsets[entry] / array.stride; };
+  if (lengths[blockIdx.x] == 0) return;
+  const int64_t begin = row_of(blockIdx.x) + lengths[blockIdx.x];
+  int64_t end = min(begin + tile, row_of(array.entries));
+  for (int64_t entry = 0; entry < array.entries; ++entry)
+    if (lengths[entry] > 0 && row_of(entry) >= begin) end = min(end, row_of(entry));
+  for (int64_t i = threadIdx.x; i < (end - begin) * columns; i += threads)
+    array.data[(begin + i / columns) * array.stride + i % columns] = not_a_number<T>();
 }
 
 /// The largest score of each row.
@@ -350,8 +373,16 @@ class Graph final : public AttentionGraph {
            kernel, a);
   }
 
+  template <class T>
+  void spoil_behind(const RaggedArray<T>& array, const int32_t* lengths, int64_t columns) const {
+    launch({static_cast<unsigned>(shape_.batch), threads, stream_}, spoil<T>, array, lengths,
+           columns);
+  }
+
   void forward(Arguments& a, float* workspace) const {
     a.maxima = workspace;
+    spoil_behind(a.out, a.q_lengths, shape_.heads * shape_.head_dim);
+    spoil_behind(a.lse, a.q_lengths, shape_.heads);
     run(find_maxima<Arguments>, a);
     run(add_values<Arguments>, a);
   }
@@ -367,6 +398,9 @@ class Graph final : public AttentionGraph {
     a.q_sums = sums(a.delta.data + delta_size(), a.d_q.offsets, s.d_q_stride, s.q_rows, 1);
     a.k_sums = sums(a.q_sums.data + q_sums_size(), a.d_k.offsets, k_columns(), s.k_rows, group());
     a.v_sums = sums(a.k_sums.data + k_sums_size(), a.d_k.offsets, k_columns(), s.k_rows, group());
+    spoil_behind(a.d_q, a.q_lengths, s.heads * s.head_dim);
+    spoil_behind(a.d_k, a.k_lengths, k_columns());
+    spoil_behind(a.d_v, a.k_lengths, k_columns());
     run(find_delta<Arguments>, a);
     run(query_gradients<Arguments>, a);
     run(key_sums<Arguments>, a);

@@ -97,10 +97,9 @@ TEST_F(CudnnGraphs, HaveEngines) {
           for (const int64_t longest_q : {128, 8192}) {
             if (backward && sm < 90) continue;  // refused by the front end
             AttentionGraphShape shape = shape_of(backward, mask, head_dim, longest_q);
-            if (longest_q > 128) {
-              shape.deterministic = backward;
-              shape.lse_stride = 2 * shape.heads;  // the executor's own, with deltas beside them
-            }
+            shape.deterministic = backward && longest_q > 128;
+            // The executor's own, with deltas beside them.
+            if (head_dim == 128) shape.lse_stride = 2 * shape.heads;
             const auto graph = make_attention_graph(shape, sm);
             graph->set_device_properties(properties);
             const auto expect_good = [&](fe::error_t result, const char* step) {

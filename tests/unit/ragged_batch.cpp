@@ -99,8 +99,11 @@ TEST(RaggedPlan, BatchesStayWithinTheirLimits) {
     for (const RaggedBatch& batch : plan.batches) {
       RC_ASSERT(std::ssize(batch.entries) <= most_entries);
       RC_ASSERT(batch.entries.size() == 1 || std::max(batch.q_rows, batch.k_rows) <= most_rows);
-      int64_t q_row = 0, k_row = 0, longest_q = 0, longest_k = 0;
+      int64_t q_row = 0, k_row = 0, longest_q = 0, longest_k = 0, q_begin = 0, q_end = 0;
       for (const RaggedEntry& e : batch.entries) {
+        RC_ASSERT(e.q_begin >= q_begin);
+        q_begin = e.q_begin;
+        q_end = std::max(q_end, e.q_begin + e.q_length);
         RC_ASSERT(e.q_row == q_row);
         RC_ASSERT(e.k_row == k_row);
         q_row += e.q_length;
@@ -108,6 +111,7 @@ TEST(RaggedPlan, BatchesStayWithinTheirLimits) {
         longest_q = std::max(longest_q, e.q_length);
         longest_k = std::max(longest_k, e.k_length);
       }
+      RC_ASSERT(q_end == batch.q_end);
       RC_ASSERT(q_row == batch.q_rows);
       RC_ASSERT(k_row == batch.k_rows);
       RC_ASSERT(longest_q == batch.longest_q);
@@ -167,10 +171,10 @@ TEST(RaggedPlan, CausalSquaresHaveAMaskOfTheirOwn) {
 TEST(RaggedPlan, ADiagonalWithQueriesBehindItIsTwoEntries) {  // the example of the header
   const RaggedPlan plan = plan_one(causal(8, 6, 2));
   ASSERT_EQ(plan.batches.size(), 2U);
-  EXPECT_EQ(plan.batches[0].mask, RaggedMask::full);
-  EXPECT_EQ(plan.batches[0].entries, (std::vector<RaggedEntry>{{104, 4, 200, 6, 0, 0}}));
-  EXPECT_EQ(plan.batches[1].mask, RaggedMask::causal_end);
-  EXPECT_EQ(plan.batches[1].entries, (std::vector<RaggedEntry>{{100, 4, 200, 6, 0, 0}}));
+  EXPECT_EQ(plan.batches[0].mask, RaggedMask::causal_end);
+  EXPECT_EQ(plan.batches[0].entries, (std::vector<RaggedEntry>{{100, 4, 200, 6, 0, 0}}));
+  EXPECT_EQ(plan.batches[1].mask, RaggedMask::full);
+  EXPECT_EQ(plan.batches[1].entries, (std::vector<RaggedEntry>{{104, 4, 200, 6, 0, 0}}));
 }
 
 TEST(RaggedPlan, QueriesThatSeeNothingAreLeftOut) {
@@ -257,14 +261,30 @@ TEST(RaggedFirstWriters, ABatchIsFirstWhereNothingElseWas) {
   for (const RaggedRows side : {RaggedRows::q, RaggedRows::k}) {
     const FirstWriters writers = first_writers(batches, side, 20);
     EXPECT_EQ(writers.first, (std::vector<bool>{true, false, true, false}));
-    EXPECT_EQ(writers.rest, (Round{{0, 0, 2}, {4, 0, 2}, {7, 0, 1}, {10, 0, 1}, {12, 0, 8}}));
+    EXPECT_EQ(writers.rest, (Round{{0, 0, 2}, {4, 4, 2}, {7, 7, 1}, {10, 10, 1}, {12, 12, 8}}));
+    EXPECT_EQ(writers.touched, (Round{{2, 2, 5}, {8, 8, 4}, {15, 15, 3}}));
   }
-  EXPECT_EQ(first_writers({}, RaggedRows::q, 3).rest, (Round{{0, 0, 3}}));
+  EXPECT_EQ(first_writers({}, RaggedRows::q, 600).rest, (Round{{0, 0, 512}, {512, 512, 88}}));
   EXPECT_TRUE(first_writers({}, RaggedRows::q, 0).rest.empty());
+  EXPECT_EQ(first_writers({{batch_of({{3, 600}})}}, RaggedRows::q, 600).touched,
+            (Round{{3, 3, 512}, {515, 515, 85}}));
+}
+
+TEST(RaggedFirstWriters, DiagonalsOfAShardAreFirstForAllOfIt) {
+  // Chunks of 4, an early and a late one of the same document, against their own keys.
+  const auto part = [](int64_t q, int64_t k, Mask mask) {
+    return Rectangle{LocalToken(q), 4, LocalToken(k), 4, mask};
+  };
+  const RaggedPlan plan =
+      plan_ragged(std::vector{part(0, 0, {true, 0}), part(4, 0, {}), part(4, 4, {true, 0})}, false,
+                  9, no_limit);
+  const FirstWriters writers = first_writers(plan.batches, RaggedRows::q, 8);
+  EXPECT_EQ(writers.first, (std::vector<bool>{true, false}));
+  EXPECT_TRUE(writers.rest.empty());
 }
 
 TEST(RaggedFirstWriters, AreThoseOfTheDefinition) {
-  rc::check([] {
+  EXPECT_TRUE(rc::check("first writers", [] {
     constexpr int64_t rows = 24;
     std::vector<RaggedBatch> batches(*rc::gen::inRange<size_t>(0, 5));
     std::set<int64_t> touched, written;
@@ -286,11 +306,14 @@ TEST(RaggedFirstWriters, AreThoseOfTheDefinition) {
     }
     const FirstWriters writers = first_writers(batches, RaggedRows::q, rows);
     RC_ASSERT(writers.first == first);
+    for (const RowPiece& p : writers.touched)
+      for (int64_t r = p.row; r < p.row + p.length; ++r) RC_ASSERT(touched.erase(r) == 1);
+    RC_ASSERT(touched.empty());
     for (const RowPiece& p : writers.rest)
       for (int64_t r = p.row; r < p.row + p.length; ++r) RC_ASSERT(written.insert(r).second);
     RC_ASSERT(std::ssize(written) == rows);
     RC_ASSERT(written.empty() || *written.rbegin() == rows - 1);
-  });
+  }));
 }
 
 TEST(RaggedTables, CountElementsAndPadWithEmptyEntries) {

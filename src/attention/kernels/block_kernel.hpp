@@ -70,8 +70,9 @@ struct BackwardBlock : BlockInput {
   MatrixView<const float> delta = {};    ///< [rows, heads]
   MatrixRef d_q = {};                    ///< [rows, heads · head_dim], f32 or bf16, added to
   MatrixView<float> d_k = {}, d_v = {};  ///< [keys, kv_heads · head_dim], added to; both or none
-  /// Where it is at hand, what the forward pass left: delta = <out, d_out>. A kernel may then read
-  /// it instead, and takes every row that a rectangle covers to have seen a key. May be empty.
+  /// Where it is at hand, what the forward pass left beside lse: delta = <out, d_out>. A kernel may
+  /// then make delta of it, and count on an lse for every row to which a rectangle shows a key. May
+  /// be empty.
   ConstMatrixRef out = {};
   /// Nothing is in d_q, or in d_k and d_v, yet: all rows of them are written, as in ForwardBlock.
   bool fresh_d_q = false, fresh_d_kv = false;

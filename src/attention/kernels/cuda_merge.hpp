@@ -1,8 +1,8 @@
 #pragma once
-// What a library's attention over a ragged batch leaves in scratch rows (see ragged_batch.hpp),
-// folded into the running results on the device. Limit: the bytes of the rows over the memory
-// bandwidth; a forward merge of bf16 into f32 moves 6 bytes an element where nothing was there
-// before, 10 elsewhere.
+// What is around a library's attention over a ragged batch on the device: its results, in scratch
+// rows (see ragged_batch.hpp), folded into the running ones, results set to nothing, and what it is
+// given in the place of O. Limit: the bytes of the rows over the memory bandwidth; a forward merge
+// of bf16 into f32 moves 6 bytes an element where nothing was there before, 10 elsewhere.
 
 #include "attention/kernels/ragged_batch.hpp"
 #include "core/host_device.hpp"
@@ -38,7 +38,7 @@ enum class Fold { add, replace };
 
 /// Merges (merge.hpp) the scratch rows of (partial [scratch rows, heads · head_dim],
 /// partial_lse [scratch rows, heads]) into the rows of (out, lse), both f32 or bf16. Rows of `out`
-/// whose lse is -inf are not read.
+/// whose lse is -inf, or all with Fold::replace, are not read.
 void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
                      MatrixView<const float> partial_lse, MatrixRef out, MatrixView<float> lse,
                      Fold fold, Stream& stream);
@@ -50,7 +50,8 @@ void cuda_stand_in_rows(const DeviceRound& round, ConstMatrixRef d_out, MatrixVi
                         MatrixView<const float> delta, MatrixRef stand_in,
                         MatrixView<float> scratch_lse, Stream& stream);
 
-/// Adds the scratch rows of `partial` to the rows of `sum`: f32 or bf16 each, as many columns.
+/// Adds the scratch rows of `partial` to the rows of `sum`, or puts them in their place: f32 or
+/// bf16 each, as many columns.
 void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum, Fold fold,
                    Stream& stream);
 

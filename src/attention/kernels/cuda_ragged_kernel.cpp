@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 #include <map>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -28,16 +27,15 @@ using TableOffsets = std::map<AttentionTensor, int64_t>;  // bytes from the begi
 struct ReadyBatch {
   RaggedBatch batch;
   RaggedLimits limits;
-  TableOffsets tables;    // where what it writes, and stand-ins, lie in scratch arrays
+  TableOffsets tables;    // where what it writes lies in scratch arrays
   TableOffsets in_place;  // the tables of arrays that may be the caller's instead
-  DeviceRound all_q;      // pieces of all query rounds; they share no scratch
   std::vector<DeviceRound> q_rounds, k_rounds;
   bool first_q = false, first_k = false;  // see FirstWriters
-  int64_t q_end = 0;                      // behind the last row of the queries
 };
 
-/// Sizes that tables depend on: rows, and elements between them.
+/// What tables depend on: the direction, rows, and elements between them.
 struct TableSizes {
+  bool backward = false;
   int64_t rows = 0, keys = 0;
   int64_t q = 0, k = 0, v = 0, d_out = 0, out = 0, lse = 0, d_q = 0;
   int64_t q_columns = 0, k_columns = 0, heads = 0;
@@ -51,6 +49,7 @@ struct ReadyPlan {
   Buffer<std::byte> pinned, device;  // all tables and pieces; the copy may be under way
   std::vector<ReadyBatch> batches;
   DeviceRound q_rest, k_rest;  // rows that no batch is the first to write
+  DeviceRound q_touched;       // rows of all batches
   std::vector<Rectangle> others;
   std::array<int64_t, not_ragged_reasons> reasons{};
 };
@@ -62,7 +61,7 @@ class TableWriter {
   int64_t add(std::span<const T> values) {
     const auto begin = (bytes_.size() + 15) / 16 * 16;
     bytes_.resize(begin + values.size_bytes());
-    std::memcpy(bytes_.data() + begin, values.data(), values.size_bytes());
+    if (!values.empty()) std::memcpy(bytes_.data() + begin, values.data(), values.size_bytes());
     return static_cast<int64_t>(begin);
   }
   const std::vector<std::byte>& bytes() const { return bytes_; }
@@ -71,33 +70,28 @@ class TableWriter {
   std::vector<std::byte> bytes_;
 };
 
-struct PieceTable {
-  int64_t begin = 0;
-  std::vector<std::pair<int64_t, int64_t>> rounds;  // pieces, longest
+/// Rounds among the tables: `pieces` is set when these are in device memory.
+class RoundsWriter {
+ public:
+  explicit RoundsWriter(TableWriter& tables) : tables_(tables) {}
+  void add(const Round& round, DeviceRound& to) {
+    to.count = std::ssize(round);
+    for (const RowPiece& p : round) to.longest = std::max(to.longest, p.length);
+    if (!round.empty()) added_.emplace_back(&to, tables_.add<RowPiece>(round));
+  }
+  void add(const std::vector<Round>& rounds, std::vector<DeviceRound>& to) {
+    to.resize(rounds.size());
+    for (size_t i = 0; i < rounds.size(); ++i) add(rounds[i], to[i]);
+  }
+  void place(const std::byte* device) const {
+    for (const auto& [round, begin] : added_)
+      round->pieces = reinterpret_cast<const RowPiece*>(device + begin);
+  }
+
+ private:
+  TableWriter& tables_;
+  std::vector<std::pair<DeviceRound*, int64_t>> added_;
 };
-
-PieceTable add_pieces(TableWriter& writer, const std::vector<Round>& rounds) {
-  PieceTable table;
-  std::vector<RowPiece> pieces;
-  for (const Round& round : rounds) {
-    int64_t longest = 0;
-    for (const RowPiece& p : round) longest = std::max(longest, p.length);
-    pieces.insert(pieces.end(), round.begin(), round.end());
-    table.rounds.emplace_back(std::ssize(round), longest);
-  }
-  table.begin = writer.add<RowPiece>(pieces);
-  return table;
-}
-
-std::vector<DeviceRound> device_rounds(const PieceTable& table, const std::byte* device) {
-  std::vector<DeviceRound> rounds;
-  const auto* pieces = reinterpret_cast<const RowPiece*>(device + table.begin);
-  for (const auto& [count, longest] : table.rounds) {
-    rounds.push_back({pieces, count, longest});
-    pieces += count;
-  }
-  return rounds;
-}
 
 void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready) {
   using Id = AttentionTensor;
@@ -114,9 +108,11 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready)
   offsets(ready.tables, Id::k_offsets, RaggedRows::k, sizes.k);
   offsets(ready.tables, Id::v_offsets, RaggedRows::k, sizes.v);
   offsets(ready.tables, Id::d_out_offsets, RaggedRows::q, sizes.d_out);
-  offsets(ready.tables, Id::out_offsets, RaggedRows::scratch_q, sizes.q_columns);
+  // Of the backward pass: stand-ins, one for each query whatever its entries.
+  const RaggedRows results = sizes.backward ? RaggedRows::q : RaggedRows::scratch_q;
+  offsets(ready.tables, Id::out_offsets, results, sizes.q_columns);
+  offsets(ready.tables, Id::lse_offsets, results, sizes.heads);
   offsets(ready.tables, Id::d_q_offsets, RaggedRows::scratch_q, sizes.q_columns);
-  offsets(ready.tables, Id::lse_offsets, RaggedRows::scratch_q, sizes.heads);
   offsets(ready.tables, Id::d_k_offsets, RaggedRows::scratch_k, sizes.k_columns);
   offsets(ready.in_place, Id::out_offsets, RaggedRows::q, sizes.out);
   offsets(ready.in_place, Id::lse_offsets, RaggedRows::q, sizes.lse);
@@ -136,36 +132,29 @@ std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
   plan->others = std::move(ragged.others);
   plan->reasons = ragged.reasons;
   TableWriter writer;
-  std::vector<std::pair<PieceTable, PieceTable>> pieces;  // of queries, of keys
-  for (size_t i = 0; i < ragged.batches.size(); ++i) {
-    ReadyBatch& ready = plan->batches.emplace_back();
+  RoundsWriter rounds(writer);
+  plan->batches.resize(ragged.batches.size());  // rounds stay where they are
+  for (size_t i = 0; i < plan->batches.size(); ++i) {
+    ReadyBatch& ready = plan->batches[i];
     ready.batch = std::move(ragged.batches[i]);
     ready.limits = limits_of(ready.batch);
     ready.first_q = q.first[i];
     ready.first_k = k.first[i];
-    for (const RaggedEntry& e : ready.batch.entries)
-      ready.q_end = std::max(ready.q_end, e.q_begin + e.q_length);
     add_tables(writer, sizes, ready);
-    pieces.emplace_back(add_pieces(writer, query_rounds(ready.batch)),
-                        add_pieces(writer, key_rounds(ready.batch)));
+    rounds.add(query_rounds(ready.batch), ready.q_rounds);
+    rounds.add(key_rounds(ready.batch), ready.k_rounds);
   }
-  const PieceTable q_rest = add_pieces(writer, {q.rest}), k_rest = add_pieces(writer, {k.rest});
+  rounds.add(q.rest, plan->q_rest);
+  rounds.add(k.rest, plan->k_rest);
+  rounds.add(q.touched, plan->q_touched);
 
   const std::vector<std::byte>& bytes = writer.bytes();
+  if (bytes.empty()) return plan;
   plan->pinned = Buffer<std::byte>(std::ssize(bytes), MemorySpace::pinned);
   plan->device = Buffer<std::byte>(std::ssize(bytes), MemorySpace::device);
   std::memcpy(plan->pinned.data(), bytes.data(), bytes.size());
   stream.copy(plan->device.data(), plan->pinned.data(), bytes.size());
-  const std::byte* device = plan->device.data();
-  for (size_t i = 0; i < plan->batches.size(); ++i) {
-    ReadyBatch& ready = plan->batches[i];
-    ready.q_rounds = device_rounds(pieces[i].first, device);
-    ready.k_rounds = device_rounds(pieces[i].second, device);
-    ready.all_q = {reinterpret_cast<const RowPiece*>(device + pieces[i].first.begin),
-                   std::ssize(ready.batch.entries), ready.batch.longest_q};
-  }
-  plan->q_rest = device_rounds(q_rest, device).front();
-  plan->k_rest = device_rounds(k_rest, device).front();
+  rounds.place(plan->device.data());
   return plan;
 }
 
@@ -187,6 +176,12 @@ class Scratch {
 
 bool aligned(ConstMatrixRef m) {
   return reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && m.stride % 8 == 0;
+}
+
+/// Whether the library may use an array of the caller's as it is.
+bool usable(ConstMatrixRef m, DType type) {
+  const bool rows = type == DType::f32 ? reinterpret_cast<uintptr_t>(m.data) % 16 == 0 : aligned(m);
+  return m.data != nullptr && m.type == type && rows;
 }
 
 /// Why the library takes no part of a call; nullptr when it may.
@@ -231,6 +226,7 @@ class RaggedKernel final : public BlockKernel {
     GYRE_CHECK(!block.fresh_d_kv || block.d_k.rows == block.k.rows, "{} rows of dK for {} keys",
                block.d_k.rows, block.k.rows);
     if (block.fresh_d_q) fresh.q = {{block.d_q, 0.0F}};
+    stand_ins_are_there_ = false;
     if (block.fresh_d_kv) fresh.k = {{block.d_k, 0.0F}, {block.d_v, 0.0F}};
     const std::vector<Rectangle> rest = each_batch(
         block, sizes_of(block), fresh, unfit(block, block.d_out),
@@ -334,6 +330,7 @@ class RaggedKernel final : public BlockKernel {
   }
   static TableSizes sizes_of(const BackwardBlock& block) {
     TableSizes sizes = sizes_of(static_cast<const BlockInput&>(block));
+    sizes.backward = true;
     sizes.out = block.out.stride;
     sizes.lse = block.lse.stride;
     sizes.d_out = block.d_out.stride;
@@ -433,18 +430,12 @@ class RaggedKernel final : public BlockKernel {
     graph.execute(arrays.addresses(), workspace_.at_least(graph.workspace_bytes()));
   }
 
-  /// Whether the library may use an array of the caller's as it is; `type`: what it takes.
-  static bool usable(ConstMatrixRef m, DType type) {
-    const auto address = reinterpret_cast<uintptr_t>(m.data);
-    return m.data != nullptr && m.type == type && address % 16 == 0 &&
-           (type == DType::f32 || aligned(m));
-  }
-
   bool forward_batch(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
     using enum AttentionTensor;
     const bool first = block.fresh && ready.first_q;
     Arrays arrays(plan, block, ready);
-    if (first && usable(block.out, DType::bf16) && usable(block.lse, DType::f32)) {
+    if (first && is_whole(ready, block.out) && usable(block.out, DType::bf16) &&
+        usable(block.lse, DType::f32)) {
       AttentionGraphShape shape = shape_of(block, ready);
       shape.out_stride = block.out.stride;
       shape.lse_stride = block.lse.stride;
@@ -469,11 +460,16 @@ class RaggedKernel final : public BlockKernel {
     return true;
   }
 
+  /// Whether a batch that is the first to write its rows writes all. Only then is it given a result
+  /// of the caller's: of what lies between its entries a library promises nothing.
+  static bool is_whole(const ReadyBatch& ready, ConstMatrixRef result) {
+    return ready.batch.q_rows == result.rows;
+  }
+
   bool backward_batch(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
     Direct direct;
     direct.out = usable(block.out, DType::bf16) && usable(block.lse, DType::f32);
-    // In place only where all rows are written: of rows between entries nothing is promised.
-    direct.d_q = block.fresh_d_q && ready.first_q && ready.batch.q_rows == block.d_q.rows &&
+    direct.d_q = block.fresh_d_q && ready.first_q && is_whole(ready, block.d_q) &&
                  usable(block.d_q, DType::bf16);
     const AttentionGraphShape shape = gradient_shape(block, ready, direct),
                               plain = gradient_shape(block, ready, {});
@@ -486,12 +482,13 @@ class RaggedKernel final : public BlockKernel {
     return true;
   }
 
-  /// Arrays of the caller's that the library uses as they are.
+  /// Arrays of the caller's that the library uses as they are; `out` with its log-sum-exps.
   struct Direct {
     bool out = false, d_q = false;
   };
   static AttentionGraphShape gradient_shape(const BackwardBlock& block, const ReadyBatch& ready,
                                             Direct direct) {
+    const RaggedBatch& batch = ready.batch;
     AttentionGraphShape shape = shape_of(block, ready);
     shape.backward = true;
     shape.d_out_stride = block.d_out.stride;
@@ -500,9 +497,8 @@ class RaggedKernel final : public BlockKernel {
       shape.out_stride = block.out.stride;
       shape.lse_stride = block.lse.stride;
     }
-    const bool in_place = direct.out || direct.d_q;  // where rows lie further apart
-    shape.q_rows = rounded_up(in_place ? ready.q_end : ready.batch.q_rows, 128);
-    shape.k_rows = rounded_up(ready.batch.k_rows, 128);
+    shape.q_rows = rounded_up(std::max(batch.q_end, direct.d_q ? 0 : batch.q_rows), 128);
+    shape.k_rows = rounded_up(batch.k_rows, 128);
     return shape;
   }
 
@@ -518,12 +514,13 @@ class RaggedKernel final : public BlockKernel {
       arrays.add(out, block.out, out_offsets, ready.in_place);
       arrays.add(lse, ConstMatrixRef(block.lse), lse_offsets, ready.in_place);
     } else {
-      const MatrixRef stand_in = out_.matrix(DType::bf16, batch.q_rows, q_columns),
-                      part_lse = lse_.matrix(DType::f32, batch.q_rows, block.heads.heads);
-      cuda_stand_in_rows(ready.all_q, block.d_out, block.lse, block.delta, stand_in,
-                         part_lse.as<float>(), stream_);
+      const MatrixRef stand_in = out_.matrix(DType::bf16, block.q.rows, q_columns),
+                      final_lse = lse_.matrix(DType::f32, block.q.rows, block.heads.heads);
+      if (!std::exchange(stand_ins_are_there_, true))
+        cuda_stand_in_rows(plan.q_touched, block.d_out, block.lse, block.delta, stand_in,
+                           final_lse.as<float>(), stream_);
       arrays.add(out, stand_in, out_offsets, ready.tables);
-      arrays.add(lse, part_lse, lse_offsets, ready.tables);
+      arrays.add(lse, final_lse, lse_offsets, ready.tables);
     }
     const MatrixRef part_q =
         direct.d_q ? block.d_q : d_q_.matrix(DType::bf16, batch.q_rows, q_columns);
@@ -554,6 +551,7 @@ class RaggedKernel final : public BlockKernel {
   int64_t rectangles_ = 0;                           // entries of batches, and what is none
   std::map<std::string, int64_t> tiled_rectangles_;  // by reason
   bool unordered_ = false;
+  bool stand_ins_are_there_ = false;  // those of this call
 };
 
 }  // namespace

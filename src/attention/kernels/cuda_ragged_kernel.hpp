@@ -4,16 +4,18 @@
 //     forward    rectangles -> batches of sequences (ragged_batch.hpp), at most a few
 //                each batch -> library -> (O, LSE) of its entries, in scratch rows
 //                scratch rows merged into the running (O, LSE) (cuda_merge.hpp)
-//     backward   each batch: O' with <O', dO> = delta, and the LSE, to scratch rows
-//                -> library -> dQ, dK, dV of its entries in bf16 -> added to the sums
+//     backward   O' with <O', dO> = delta, and the LSE, of all rows that entries touch
+//                each batch -> library -> dQ, dK, dV of its entries in bf16 -> added to the sums
 //
 // A library's backward pass is that of a whole softmax, p = exp(x - LSE), dS = p (dP - <O, dO>).
 // Given the LSE of the whole row, and of O what matters of it, it is right for a part of the keys,
 // too.
 //
-// Where a batch is the first to write its rows of a fresh result, nothing is merged or added: the
-// library writes O and LSE, and dQ, where they belong, if they are bf16 and aligned; else scratch
-// rows replace what is there. It reads the caller's O where that is at hand.
+// That is shorter for results that are fresh, and where O itself is at hand (block_kernel.hpp).
+// Scratch rows of a batch that is the first to write its rows replace what is there. A first batch
+// that has every row of O needs none: it writes O and LSE, or dQ, where they belong, if O, or dQ,
+// is in bf16 and 16-byte aligned. And it reads O and LSE where they are, if O is in bf16 and
+// aligned.
 //
 // What the library does not take goes to the tiled kernel (cuda_kernel.hpp), call by call (f32
 // arrays, head_dim not a multiple of 16 or too large for the device, some heads of a group, rows

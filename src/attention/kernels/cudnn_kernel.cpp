@@ -27,6 +27,9 @@ const std::string& load_error() {
     // The front end would look for a CUDA runtime by itself; it is to use the one that is here.
     setenv("CUDNN_FRONTEND_CUDART_LIB_NAME",
            ("libcudart.so." + std::to_string(CUDART_VERSION / 1000)).c_str(), 0);
+    // From 9.25 on, a fixed order that needs more workspace has another that needs little.
+    setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(most_ordered_workspace).c_str(),
+           0);
     fe::cudnn_dlhandle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (fe::cudnn_dlhandle != nullptr) return "";
     const char* text = dlerror();

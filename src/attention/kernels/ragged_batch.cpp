@@ -59,14 +59,25 @@ std::optional<std::vector<Part>> parts_of(const Rectangle& r, NotRagged& reason)
   return diagonal_parts(r);
 }
 
-void append(RaggedBatch& batch, RaggedEntry entry) {
-  entry.q_row = batch.q_rows;
-  entry.k_row = batch.k_rows;
+void append(RaggedBatch& batch, const RaggedEntry& entry) {
   batch.q_rows += entry.q_length;
   batch.k_rows += entry.k_length;
   batch.longest_q = std::max(batch.longest_q, entry.q_length);
   batch.longest_k = std::max(batch.longest_k, entry.k_length);
+  batch.q_end = std::max(batch.q_end, entry.q_begin + entry.q_length);
   batch.entries.push_back(entry);
+}
+
+/// Sorts the entries and deals out scratch rows.
+void complete(RaggedBatch& batch) {
+  std::stable_sort(
+      batch.entries.begin(), batch.entries.end(),
+      [](const RaggedEntry& a, const RaggedEntry& b) { return a.q_begin < b.q_begin; });
+  int64_t q_row = 0, k_row = 0;
+  for (RaggedEntry& e : batch.entries) {
+    e.q_row = std::exchange(q_row, q_row + e.q_length);
+    e.k_row = std::exchange(k_row, k_row + e.k_length);
+  }
 }
 
 int64_t row_of(const RaggedEntry& e, RaggedRows rows) {
@@ -143,7 +154,9 @@ RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles,
   RaggedPlan plan;
   std::map<std::pair<RaggedMask, int>, RaggedBatch> open;
   const auto close = [&](RaggedBatch& batch) {
-    if (!batch.entries.empty()) plan.batches.push_back(std::exchange(batch, {}));
+    if (batch.entries.empty()) return;
+    complete(batch);
+    plan.batches.push_back(std::exchange(batch, {}));
   };
   for (const Rectangle& r : rectangles) {
     NotRagged reason = NotRagged::fixed_tiles;
@@ -183,8 +196,6 @@ std::vector<Rectangle> rectangles_of(const RaggedBatch& batch) {
     rectangles.push_back(
         {LocalToken(e.q_begin), e.q_length, LocalToken(e.k_begin), e.k_length, mask});
   }
-  std::stable_sort(rectangles.begin(), rectangles.end(),
-                   [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; });
   return rectangles;
 }
 
@@ -207,13 +218,18 @@ FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side
     result.first.push_back(!unite(touched));
     if (result.first.back()) written.insert(written.end(), mine.begin(), mine.end());
   }
+  const auto add_pieces = [](Round& round, int64_t begin, int64_t end) {
+    for (; begin < end; begin += longest_piece)
+      round.push_back({begin, begin, std::min(end - begin, longest_piece)});
+  };
+  for (const auto& [begin, end] : touched) add_pieces(result.touched, begin, end);
   unite(written);
   int64_t row = 0;
   for (const auto& [begin, end] : written) {
-    if (row < begin) result.rest.push_back({row, 0, begin - row});
+    add_pieces(result.rest, row, begin);
     row = end;
   }
-  if (row < rows) result.rest.push_back({row, 0, rows - row});
+  add_pieces(result.rest, row, rows);
   return result;
 }
 

@@ -3,10 +3,9 @@
 // b is rows [q_begin, q_begin + q_length) of the queries against [k_begin, k_begin + k_length) of
 // the keys, under one of three masks that is the same for the whole batch.
 //
+//     causal       query i sees key j <= i                          (diagonal from the first key)
+//     causal_end   query i sees key j <= i + k_length - q_length    (diagonal to the last key)
 //     full         query i sees every key
-//     causal       query i sees key j <= i                              (diagonal from the top
-//     left) causal_end   query i sees key j <= i + k_length - q_length        (from the bottom
-//     right)
 //
 // A causal rectangle that is no window is at most two of them. With equal strides s of queries and
 // keys, query i sees j <= i + o, o = floor(offset / s): its first max(0, -o) queries see nothing,
@@ -34,7 +33,7 @@
 
 namespace gyre {
 
-enum class RaggedMask { full, causal, causal_end };
+enum class RaggedMask { causal, causal_end, full };
 constexpr const char* name_of(RaggedMask mask) {
   if (mask == RaggedMask::full) return "full";
   return mask == RaggedMask::causal ? "causal" : "causal-end";
@@ -60,9 +59,11 @@ using Round = std::vector<RowPiece>;
 
 struct RaggedBatch {
   RaggedMask mask = RaggedMask::full;
-  std::vector<RaggedEntry> entries;  ///< scratch rows are dealt in this order, without gaps
-  int64_t q_rows = 0, k_rows = 0;    ///< scratch rows in all
+  /// Sorted by q_begin; scratch rows are dealt in this order, without gaps.
+  std::vector<RaggedEntry> entries;
+  int64_t q_rows = 0, k_rows = 0;  ///< scratch rows in all
   int64_t longest_q = 0, longest_k = 0;
+  int64_t q_end = 0;  ///< behind the last row of the queries
 };
 
 /// Why a rectangle cannot be an entry.
@@ -79,6 +80,7 @@ struct RaggedPlan {
 /// Splits rectangles into batches of at most `most_entries` entries, whose query rows, and key
 /// rows, stay within `most_rows` (a single entry may be longer). Entries of a batch are of similar
 /// length, see length_class: libraries start as many blocks for each entry as for the longest.
+/// Diagonals come before full entries: those of a shard have each of its rows once.
 /// Every visible pair is in exactly one entry or rectangle of the result, and no pair that is not
 /// visible is in an entry. `fixed_tiles` (see BlockInput): everything is in `others`, since a
 /// library promises nothing about the bits of rows.
@@ -100,9 +102,12 @@ std::vector<Round> key_rounds(const RaggedBatch& batch);
 struct FirstWriters {
   std::vector<bool> first;  ///< [batches] whether every row of the batch has nothing before, from
                             ///< no earlier batch and from no other entry: it may just be written
-  Round rest;               ///< rows in none of those batches; `scratch` is 0
+  Round rest;               ///< rows in none of those batches
+  Round touched;            ///< rows in any batch
 };
-/// `side`: RaggedRows::q or k.
+/// `side`: RaggedRows::q or k. In the rounds, scratch rows are those of the result, and pieces have
+/// at most `longest_piece` rows.
+inline constexpr int64_t longest_piece = 512;
 FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side, int64_t rows);
 
 /// The sizes for which a library is asked to take a batch. A library may hold accesses to rows

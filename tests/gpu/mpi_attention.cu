@@ -7,10 +7,12 @@
 #include <set>
 
 #include "attention/kernels/cuda_kernel.hpp"
+#include "attention/kernels/cuda_ragged_kernel.hpp"
 #include "attention_run.hpp"
 #include "comm/staged.hpp"
 #include "device_reference_kernel.hpp"
 #include "gpu_test.hpp"
+#include "plain_attention.cuh"
 #ifdef GYRE_WITH_NCCL
 #include "comm/nccl.hpp"
 #endif
@@ -181,6 +183,20 @@ TEST_F(DeviceAttention, ACallForSomeHeadsIsNotFresh) {
   const Schedule schedule = {"head by head", "", head_by_head};
   expect_right(p, {schedule, find_layout("dual-chunk-swap")}, group(), fresh);
   EXPECT_EQ(fresh.fresh_forward + fresh.fresh_d_q + fresh.fresh_d_kv, 0);
+}
+
+TEST_F(DeviceAttention, WithALibrarysKernel) {
+  // Longer than what its sizes are rounded up to; results where they belong and not.
+  test::PlainAttention plain;
+  const auto library = make_ragged_kernel(stream(), test::make_plain_attention(stream(), plain));
+  const ProblemSpec long_one = {{300}, {8, 2, 16, 0}, {MaskKind::causal}, true, DType::bf16};
+  expect_all_right(long_one, {"dual-chunk-swap"}, narrow, group(), *library);
+  const ProblemSpec many = {{70, 0, 1, 19}, {4, 2, 16, 0}, {MaskKind::causal}, false, DType::bf16};
+  for (const ElementTypes& types : {narrow, mixed})
+    expect_all_right(many, {"contiguous", "dual-chunk-swap"}, types, group(), *library);
+  EXPECT_GT(plain.forward.executed, 0);
+  EXPECT_GT(plain.backward.executed, 0);
+  EXPECT_EQ(to_host(plain.dropped)[0], 0);
 }
 
 #ifdef GYRE_WITH_NCCL
