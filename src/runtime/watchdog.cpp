@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <fstream>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "core/error.hpp"
@@ -37,6 +38,7 @@ struct State {
   std::vector<PeerProcess> peers;
   std::string step = "start-up";
   std::vector<Wait> waits;
+  std::optional<Clock::time_point> signalled;  // when a signal was first looked at
 };
 
 State& state() {
@@ -133,8 +135,19 @@ void end_after_signal(State& s, std::unique_lock<std::mutex>& lock, int signal) 
   end_process(text, ExitCode::runtime);
 }
 
+/// Whether to look again before a signal is told of: the memory of a process that dies is gone, and
+/// a library may abort for it, a moment before the process is.
+bool look_again(State& s, int signal) {
+  if (!s.signalled) s.signalled = Clock::now();
+  return signal == SIGABRT && find_dead_peer(s) == nullptr &&
+         Clock::now() - *s.signalled < std::chrono::seconds(1);
+}
+
 void inspect(State& s, std::unique_lock<std::mutex>& lock) {
-  if (const int signal = caught_signal.load()) end_after_signal(s, lock, signal);
+  if (const int signal = caught_signal.load()) {
+    if (look_again(s, signal)) return;
+    end_after_signal(s, lock, signal);
+  }
   if (s.waits.empty()) return;
   const Wait wait = s.waits.back();
   const double waited = std::chrono::duration<double>(Clock::now() - wait.since).count();
