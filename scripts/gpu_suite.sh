@@ -10,6 +10,7 @@
 set -euo pipefail
 
 : "${GYRE_PROGRAMS:?}" "${GYRE_INPUTS:?}" "${MPIEXEC:=mpiexec}" "${GYRE_SOFTGPU:=0}"
+export NCCL_MULTI_RANK_GPU_ENABLE=1 # ranks share a GPU here, where NCCL lets them
 export UCX_HANDLE_ERRORS=none UCX_MEM_EVENTS=n HWLOC_COMPONENTS=-pci OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 apps=$GYRE_PROGRAMS/apps
 tests=$GYRE_PROGRAMS/tests
