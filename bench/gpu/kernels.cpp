@@ -142,22 +142,18 @@ void attention_shape(Bench& b, int64_t head_dim, int64_t tokens) {
   const std::unique_ptr<BlockKernel> tiled = make_cuda_kernel(b.stream);
   OneRank with_tiled(b, heads, tokens, *tiled);
   std::vector<Alternative> forward, backward;
-  const auto add = [&](const std::string& name, std::function<void()> one,
-                       std::function<void()> other) {
-    forward.push_back({name, std::move(one), 0, 4 * pairs});
-    backward.push_back({name, std::move(other), 0, 10 * pairs});
-  };
   const auto add_executor = [&](const std::string& name, AttentionExecutor& executor) {
-    add(
-        name, [&executor] { executor.run(Pass::forward); },
-        [&executor] { executor.run(Pass::backward); });
+    forward.push_back(
+        {name, {}, 0, 4 * pairs, [&executor] { return executor.run(Pass::forward).total; }});
+    backward.push_back(
+        {name, {}, 0, 10 * pairs, [&executor] { return executor.run(Pass::backward).total; }});
   };
 #ifdef GYRE_WITH_CUDNN
   BareMemory memory(b.stream, heads, tokens);
   const auto bare = bench::make_bare_cudnn(b.stream, heads, tokens, memory.arrays(), true),
              unordered = bench::make_bare_cudnn(b.stream, heads, tokens, memory.arrays(), false);
-  add(
-      "cudnn", [&] { bare->forward(); }, [&] { bare->backward(); });
+  forward.push_back({"cudnn", [&] { bare->forward(); }, 0, 4 * pairs});
+  backward.push_back({"cudnn", [&] { bare->backward(); }, 0, 10 * pairs});
   if (bare->ordered())
     backward.push_back({"cudnn in any order", [&] { unordered->backward(); }, 0, 10 * pairs});
   gradient_shape["fixed_order"] = bare->ordered();

@@ -17,6 +17,16 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
+/// One run, from mark to mark.
+double seconds_of(const Alternative& a, Stream& stream) {
+  if (a.timed) return a.timed();
+  const MarkPtr begin = stream.mark();
+  a.run();
+  const MarkPtr end = stream.mark();
+  stream.synchronize();
+  return end->seconds() - begin->seconds();
+}
+
 /// What is compared: more is better.
 double rate(const Alternative& a, double seconds) {
   const double work = a.bytes > 0 ? a.bytes : a.flops > 0 ? a.flops : 1;
@@ -30,11 +40,8 @@ void Suite::measure(const std::string& group, const nlohmann::json& shape,
   std::vector<std::vector<double>> seconds(alternatives.size());
   for (int i = -options_.warmup; i < options_.repetitions; ++i)
     for (size_t n = 0; n < alternatives.size(); ++n) {
-      const MarkPtr begin = stream_.mark();
-      alternatives[n].run();
-      const MarkPtr end = stream_.mark();
-      stream_.synchronize();
-      if (i >= 0) seconds[n].push_back(end->seconds() - begin->seconds());
+      const double taken = seconds_of(alternatives[n], stream_);
+      if (i >= 0) seconds[n].push_back(taken);
     }
   double baseline = 0;
   for (size_t n = 0; n < alternatives.size(); ++n) {

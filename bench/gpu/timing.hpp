@@ -21,6 +21,8 @@ struct Alternative {
   std::function<void()> run;  ///< submits to the stream
   double bytes = 0;           ///< that it must read and write; 0: not limited by memory
   double flops = 0;           ///< of what it computes; 0: not limited by these
+  /// In the place of run, for work that waits for its own end: its seconds between such marks.
+  std::function<double()> timed = {};
 };
 
 struct Options {
