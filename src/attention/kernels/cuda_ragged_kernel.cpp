@@ -1,15 +1,13 @@
 #include "attention/kernels/cuda_ragged_kernel.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "attention/kernels/cuda_kernel.hpp"
-#include "attention/kernels/cuda_merge.hpp"
+#include "attention/kernels/cuda_ragged_tables.hpp"
 #include "core/error.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/cuda_stream.hpp"
@@ -18,145 +16,7 @@ namespace gyre {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
-constexpr int64_t most_entries = 1024;
 constexpr int64_t most_plans = 256;
-
-using TableOffsets = std::map<AttentionTensor, int64_t>;  // bytes from the begin of a plan's tables
-
-/// What the library was given of a list of rectangles: built once, and kept.
-struct ReadyBatch {
-  RaggedBatch batch;
-  RaggedLimits limits;
-  TableOffsets tables;    // where what it writes lies in scratch arrays
-  TableOffsets in_place;  // the tables of arrays that may be the caller's instead
-  std::vector<DeviceRound> q_rounds, k_rounds;
-  bool first_q = false, first_k = false;  // see FirstWriters
-};
-
-/// What tables depend on: the direction, rows, and elements between them.
-struct TableSizes {
-  bool backward = false;
-  int64_t rows = 0, keys = 0;
-  int64_t q = 0, k = 0, v = 0, d_out = 0, out = 0, lse = 0, d_q = 0;
-  int64_t q_columns = 0, k_columns = 0, heads = 0;
-  friend bool operator==(const TableSizes&, const TableSizes&) = default;
-};
-
-struct ReadyPlan {
-  std::vector<Rectangle> rectangles;
-  TableSizes sizes;
-  bool fixed_tiles = false;
-  Buffer<std::byte> pinned, device;  // all tables and pieces; the copy may be under way
-  std::vector<ReadyBatch> batches;
-  DeviceRound q_rest, k_rest;  // rows that no batch is the first to write
-  DeviceRound q_touched;       // rows of all batches
-  std::vector<Rectangle> others;
-  std::array<int64_t, not_ragged_reasons> reasons{};
-};
-
-/// Lays tables one behind the other, 16-byte aligned.
-class TableWriter {
- public:
-  template <class T>
-  int64_t add(std::span<const T> values) {
-    const auto begin = (bytes_.size() + 15) / 16 * 16;
-    bytes_.resize(begin + values.size_bytes());
-    if (!values.empty()) std::memcpy(bytes_.data() + begin, values.data(), values.size_bytes());
-    return static_cast<int64_t>(begin);
-  }
-  const std::vector<std::byte>& bytes() const { return bytes_; }
-
- private:
-  std::vector<std::byte> bytes_;
-};
-
-/// Rounds among the tables: `pieces` is set when these are in device memory.
-class RoundsWriter {
- public:
-  explicit RoundsWriter(TableWriter& tables) : tables_(tables) {}
-  void add(const Round& round, DeviceRound& to) {
-    to.count = std::ssize(round);
-    for (const RowPiece& p : round) to.longest = std::max(to.longest, p.length);
-    if (!round.empty()) added_.emplace_back(&to, tables_.add<RowPiece>(round));
-  }
-  void add(const std::vector<Round>& rounds, std::vector<DeviceRound>& to) {
-    to.resize(rounds.size());
-    for (size_t i = 0; i < rounds.size(); ++i) add(rounds[i], to[i]);
-  }
-  void place(const std::byte* device) const {
-    for (const auto& [round, begin] : added_)
-      round->pieces = reinterpret_cast<const RowPiece*>(device + begin);
-  }
-
- private:
-  TableWriter& tables_;
-  std::vector<std::pair<DeviceRound*, int64_t>> added_;
-};
-
-void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready) {
-  using Id = AttentionTensor;
-  const int64_t capacity = ready.limits.capacity;
-  const auto lengths = [&](Id id, RaggedRows rows) {
-    ready.tables[id] = writer.add<int32_t>(ragged_lengths(ready.batch, rows, capacity));
-  };
-  const auto offsets = [&](TableOffsets& to, Id id, RaggedRows rows, int64_t stride) {
-    to[id] = writer.add<int64_t>(ragged_offsets(ready.batch, rows, stride, capacity));
-  };
-  lengths(Id::q_lengths, RaggedRows::q);
-  lengths(Id::k_lengths, RaggedRows::k);
-  offsets(ready.tables, Id::q_offsets, RaggedRows::q, sizes.q);
-  offsets(ready.tables, Id::k_offsets, RaggedRows::k, sizes.k);
-  offsets(ready.tables, Id::v_offsets, RaggedRows::k, sizes.v);
-  offsets(ready.tables, Id::d_out_offsets, RaggedRows::q, sizes.d_out);
-  // Of the backward pass: stand-ins, one for each query whatever its entries.
-  const RaggedRows results = sizes.backward ? RaggedRows::q : RaggedRows::scratch_q;
-  offsets(ready.tables, Id::out_offsets, results, sizes.q_columns);
-  offsets(ready.tables, Id::lse_offsets, results, sizes.heads);
-  offsets(ready.tables, Id::d_q_offsets, RaggedRows::scratch_q, sizes.q_columns);
-  offsets(ready.tables, Id::d_k_offsets, RaggedRows::scratch_k, sizes.k_columns);
-  offsets(ready.in_place, Id::out_offsets, RaggedRows::q, sizes.out);
-  offsets(ready.in_place, Id::lse_offsets, RaggedRows::q, sizes.lse);
-  offsets(ready.in_place, Id::d_q_offsets, RaggedRows::q, sizes.d_q);
-}
-
-std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
-                                      const TableSizes& sizes, bool fixed_tiles, Stream& stream) {
-  RaggedPlan ragged =
-      plan_ragged(rectangles, fixed_tiles, most_entries, 2 * std::max(sizes.rows, sizes.keys));
-  const FirstWriters q = first_writers(ragged.batches, RaggedRows::q, sizes.rows),
-                     k = first_writers(ragged.batches, RaggedRows::k, sizes.keys);
-  auto plan = std::make_unique<ReadyPlan>();
-  plan->rectangles.assign(rectangles.begin(), rectangles.end());
-  plan->sizes = sizes;
-  plan->fixed_tiles = fixed_tiles;
-  plan->others = std::move(ragged.others);
-  plan->reasons = ragged.reasons;
-  TableWriter writer;
-  RoundsWriter rounds(writer);
-  plan->batches.resize(ragged.batches.size());  // rounds stay where they are
-  for (size_t i = 0; i < plan->batches.size(); ++i) {
-    ReadyBatch& ready = plan->batches[i];
-    ready.batch = std::move(ragged.batches[i]);
-    ready.limits = limits_of(ready.batch);
-    ready.first_q = q.first[i];
-    ready.first_k = k.first[i];
-    add_tables(writer, sizes, ready);
-    rounds.add(query_rounds(ready.batch), ready.q_rounds);
-    rounds.add(key_rounds(ready.batch), ready.k_rounds);
-  }
-  rounds.add(q.rest, plan->q_rest);
-  rounds.add(k.rest, plan->k_rest);
-  rounds.add(q.touched, plan->q_touched);
-
-  const std::vector<std::byte>& bytes = writer.bytes();
-  if (bytes.empty()) return plan;
-  plan->pinned = Buffer<std::byte>(std::ssize(bytes), MemorySpace::pinned);
-  plan->device = Buffer<std::byte>(std::ssize(bytes), MemorySpace::device);
-  std::memcpy(plan->pinned.data(), bytes.data(), bytes.size());
-  stream.copy(plan->device.data(), plan->pinned.data(), bytes.size());
-  rounds.place(plan->device.data());
-  return plan;
-}
 
 /// Memory of the device that is kept and grows.
 class Scratch {

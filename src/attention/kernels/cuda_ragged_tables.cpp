@@ -1,0 +1,118 @@
+#include "attention/kernels/cuda_ragged_tables.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace gyre {
+namespace {
+
+constexpr int64_t most_entries = 1024;
+
+/// Lays tables one behind the other, 16-byte aligned.
+class TableWriter {
+ public:
+  template <class T>
+  int64_t add(std::span<const T> values) {
+    const auto begin = (bytes_.size() + 15) / 16 * 16;
+    bytes_.resize(begin + values.size_bytes());
+    if (!values.empty()) std::memcpy(bytes_.data() + begin, values.data(), values.size_bytes());
+    return static_cast<int64_t>(begin);
+  }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+/// Rounds among the tables: `pieces` is set when these are in device memory.
+class RoundsWriter {
+ public:
+  explicit RoundsWriter(TableWriter& tables) : tables_(tables) {}
+  void add(const Round& round, DeviceRound& to) {
+    to.count = std::ssize(round);
+    for (const RowPiece& p : round) to.longest = std::max(to.longest, p.length);
+    if (!round.empty()) added_.emplace_back(&to, tables_.add<RowPiece>(round));
+  }
+  void add(const std::vector<Round>& rounds, std::vector<DeviceRound>& to) {
+    to.resize(rounds.size());
+    for (size_t i = 0; i < rounds.size(); ++i) add(rounds[i], to[i]);
+  }
+  void place(const std::byte* device) const {
+    for (const auto& [round, begin] : added_)
+      round->pieces = reinterpret_cast<const RowPiece*>(device + begin);
+  }
+
+ private:
+  TableWriter& tables_;
+  std::vector<std::pair<DeviceRound*, int64_t>> added_;
+};
+
+void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready) {
+  using Id = AttentionTensor;
+  const int64_t capacity = ready.limits.capacity;
+  const auto lengths = [&](Id id, RaggedRows rows) {
+    ready.tables[id] = writer.add<int32_t>(ragged_lengths(ready.batch, rows, capacity));
+  };
+  const auto offsets = [&](TableOffsets& to, Id id, RaggedRows rows, int64_t stride) {
+    to[id] = writer.add<int64_t>(ragged_offsets(ready.batch, rows, stride, capacity));
+  };
+  lengths(Id::q_lengths, RaggedRows::q);
+  lengths(Id::k_lengths, RaggedRows::k);
+  offsets(ready.tables, Id::q_offsets, RaggedRows::q, sizes.q);
+  offsets(ready.tables, Id::k_offsets, RaggedRows::k, sizes.k);
+  offsets(ready.tables, Id::v_offsets, RaggedRows::k, sizes.v);
+  offsets(ready.tables, Id::d_out_offsets, RaggedRows::q, sizes.d_out);
+  // Of the backward pass: stand-ins, one for each query whatever its entries.
+  const RaggedRows results = sizes.backward ? RaggedRows::q : RaggedRows::scratch_q;
+  offsets(ready.tables, Id::out_offsets, results, sizes.q_columns);
+  offsets(ready.tables, Id::lse_offsets, results, sizes.heads);
+  offsets(ready.tables, Id::d_q_offsets, RaggedRows::scratch_q, sizes.q_columns);
+  offsets(ready.tables, Id::d_k_offsets, RaggedRows::scratch_k, sizes.k_columns);
+  offsets(ready.in_place, Id::out_offsets, RaggedRows::q, sizes.out);
+  offsets(ready.in_place, Id::lse_offsets, RaggedRows::q, sizes.lse);
+  offsets(ready.in_place, Id::d_q_offsets, RaggedRows::q, sizes.d_q);
+}
+
+}  // namespace
+
+std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
+                                      const TableSizes& sizes, bool fixed_tiles, Stream& stream) {
+  RaggedPlan ragged =
+      plan_ragged(rectangles, fixed_tiles, most_entries, 2 * std::max(sizes.rows, sizes.keys));
+  const FirstWriters q = first_writers(ragged.batches, RaggedRows::q, sizes.rows),
+                     k = first_writers(ragged.batches, RaggedRows::k, sizes.keys);
+  auto plan = std::make_unique<ReadyPlan>();
+  plan->rectangles.assign(rectangles.begin(), rectangles.end());
+  plan->sizes = sizes;
+  plan->fixed_tiles = fixed_tiles;
+  plan->others = std::move(ragged.others);
+  plan->reasons = ragged.reasons;
+  TableWriter writer;
+  RoundsWriter rounds(writer);
+  plan->batches.resize(ragged.batches.size());  // rounds stay where they are
+  for (size_t i = 0; i < plan->batches.size(); ++i) {
+    ReadyBatch& ready = plan->batches[i];
+    ready.batch = std::move(ragged.batches[i]);
+    ready.limits = limits_of(ready.batch);
+    ready.first_q = q.first[i];
+    ready.first_k = k.first[i];
+    add_tables(writer, sizes, ready);
+    rounds.add(query_rounds(ready.batch), ready.q_rounds);
+    rounds.add(key_rounds(ready.batch), ready.k_rounds);
+  }
+  rounds.add(q.rest, plan->q_rest);
+  rounds.add(k.rest, plan->k_rest);
+  rounds.add(q.touched, plan->q_touched);
+
+  const std::vector<std::byte>& bytes = writer.bytes();
+  if (bytes.empty()) return plan;
+  plan->pinned = Buffer<std::byte>(std::ssize(bytes), MemorySpace::pinned);
+  plan->device = Buffer<std::byte>(std::ssize(bytes), MemorySpace::device);
+  std::memcpy(plan->pinned.data(), bytes.data(), bytes.size());
+  stream.copy(plan->device.data(), plan->pinned.data(), bytes.size());
+  rounds.place(plan->device.data());
+  return plan;
+}
+
+}  // namespace gyre

@@ -1,0 +1,57 @@
+#pragma once
+// What the kernel around a library's attention keeps of a list of rectangles in device memory: the
+// tables that a library reads of each batch (attention_library.hpp), and the pieces in which its
+// scratch rows are folded into the results (cuda_merge.hpp).
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "attention/kernels/attention_library.hpp"
+#include "attention/kernels/cuda_merge.hpp"
+#include "runtime/buffer.hpp"
+#include "runtime/stream.hpp"
+
+namespace gyre {
+
+using TableOffsets = std::map<AttentionTensor, int64_t>;  // bytes from the begin of a plan's tables
+
+/// What the library was given of a list of rectangles: built once, and kept.
+struct ReadyBatch {
+  RaggedBatch batch;
+  RaggedLimits limits;
+  TableOffsets tables;    // where what it writes lies in scratch arrays
+  TableOffsets in_place;  // the tables of arrays that may be the caller's instead
+  std::vector<DeviceRound> q_rounds, k_rounds;
+  bool first_q = false, first_k = false;  // see FirstWriters
+};
+
+/// What tables depend on: the direction, rows, and elements between them.
+struct TableSizes {
+  bool backward = false;
+  int64_t rows = 0, keys = 0;
+  int64_t q = 0, k = 0, v = 0, d_out = 0, out = 0, lse = 0, d_q = 0;
+  int64_t q_columns = 0, k_columns = 0, heads = 0;
+  friend bool operator==(const TableSizes&, const TableSizes&) = default;
+};
+
+struct ReadyPlan {
+  std::vector<Rectangle> rectangles;
+  TableSizes sizes;
+  bool fixed_tiles = false;
+  Buffer<std::byte> pinned, device;  // all tables and pieces; the copy may be under way
+  std::vector<ReadyBatch> batches;
+  DeviceRound q_rest, k_rest;  // rows that no batch is the first to write
+  DeviceRound q_touched;       // rows of all batches
+  std::vector<Rectangle> others;
+  std::array<int64_t, not_ragged_reasons> reasons{};
+};
+
+/// Plans the rectangles in batches and submits the tables to `stream`.
+std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
+                                      const TableSizes& sizes, bool fixed_tiles, Stream& stream);
+
+}  // namespace gyre
