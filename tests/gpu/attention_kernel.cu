@@ -177,20 +177,9 @@ TEST_F(AttentionKernelGpu, AgreesWithTheReferenceForwardAndBackward) {
   }
 }
 
-TEST_F(AttentionKernelGpu, TwoCallsAreOne) {
-  for (const Types types : {all_f32, bf16_in, all_bf16}) {
-    const Problem p(heads_of(2, 1, 32), 70, 200, {full(0, 70, 0, 200)}, types);
-    const Forward want = reference_forward(p);
-    Forward parts = p.cleared();
-    Backward gradients = p.no_gradients();
-    for (const auto& [begin, keys] : {std::pair{130, 70}, {0, 1}, {1, 129}}) {
-      const Rectangle part = full(0, 70, begin, keys);
-      add(p, {&part, 1}, parts);
-      add(p, {&part, 1}, want, gradients);
-    }
-    EXPECT_LE(worst_error(p, parts, want, 3), 1);
-    EXPECT_LE(worst_error(p, gradients, reference_backward(p, want), 3), 1);
-  }
+TEST_F(AttentionKernelGpu, CallsForPartsOfTheKeysAreOne) {
+  for (const Types types : {all_f32, bf16_in, all_bf16})
+    check_in_parts({heads_of(2, 1, 32), 70, 200, {full(0, 70, 0, 200)}, types});
 }
 
 TEST_F(AttentionKernelGpu, RowsWithoutAKeyStayUntouched) {

@@ -231,22 +231,13 @@ TEST_P(RaggedKernelGpu, NotANumberInRowsOutsideDoesNotMatter) {
     check_library(lengths.problem(heads_of(2, 1, head_dim()), bf16_in, false));
 }
 
-TEST_P(RaggedKernelGpu, TwoCallsAreOne) {
+TEST_P(RaggedKernelGpu, CallsForPartsOfTheKeysAreOne) {
   for (const Types types : {bf16_in, all_bf16}) {
-    const Problem p = problem(heads_of(2, 1, head_dim()), 70, 200, {full(0, 70, 0, 200)}, types);
-    const Forward want = reference_forward(p);
-    Forward parts = p.cleared();
-    Backward gradients = p.no_gradients();
-    for (const auto& [begin, keys] : {std::pair{130, 70}, {0, 1}, {1, 129}}) {
-      const Rectangle part = full(0, 70, begin, keys);
-      add(p, {&part, 1}, parts);
-      add(p, {&part, 1}, want, gradients);
-    }
-    EXPECT_LE(worst_error(p, parts, want, 3), 1);
-    EXPECT_LE(worst_error(p, gradients, reference_backward(p, want), 3), 1);
+    check_in_parts(problem(heads_of(2, 1, head_dim()), 70, 200, {full(0, 70, 0, 200)}, types));
     if (has_gradients()) expect_library();
   }
 }
+
 TEST_P(RaggedKernelGpu, NarrowArraysAreSaidToBeRoundedTo) {
   for (const DType type : {DType::bf16, DType::f32}) {
     const KernelPrecision precision = kernel().precision(type);

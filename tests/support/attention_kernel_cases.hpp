@@ -340,6 +340,22 @@ class KernelTest : public GpuTest {
     EXPECT_LE(worst_error(p, backward(p, want), reference_backward(p, want)), 1)
         << "backward, share of the tolerance";
   }
+  /// The same for a problem whose one rectangle is all its rows and keys, in three calls that take
+  /// a part of the keys each.
+  void check_in_parts(const Problem& p) {
+    const Forward want = reference_forward(p);
+    Forward parts = p.cleared();
+    Backward gradients = p.no_gradients();
+    const int64_t last = p.keys - p.keys / 3;
+    for (const auto& [begin, end] :
+         {std::pair{last, p.keys}, {int64_t{0}, int64_t{1}}, {int64_t{1}, last}}) {
+      const Rectangle part = full(0, p.rows, begin, end - begin);
+      add(p, {&part, 1}, parts);
+      add(p, {&part, 1}, want, gradients);
+    }
+    EXPECT_LE(worst_error(p, parts, want, 3), 1);
+    EXPECT_LE(worst_error(p, gradients, reference_backward(p, want), 3), 1);
+  }
 
  private:
   std::unique_ptr<BlockKernel> kernel_;
