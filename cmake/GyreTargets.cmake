@@ -1,6 +1,7 @@
 # gyre_flags: what every target of ours is compiled with.
 add_library(gyre_flags INTERFACE)
-target_include_directories(gyre_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+# "module/file.hpp" is below src; "apps/app/file.hpp" is found from the root.
+target_include_directories(gyre_flags INTERFACE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR})
 target_compile_options(
   gyre_flags
   INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall
@@ -67,9 +68,28 @@ function(gyre_module name)
   gyre_cuda_definitions(gyre_${name})
 endfunction()
 
-# gyre_app(NAME): program gyre-NAME from apps/NAME.cpp.
+# gyre_app_parts(FOLDER): static library gyre_app_FOLDER from every .cpp of the folder but main.cpp.
+function(gyre_app_parts folder)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
+  list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/main.cpp)
+  set(needed gyre_all)
+  if(TARGET gyre_app_common)
+    list(APPEND needed gyre_app_common)
+  endif()
+  if(sources)
+    add_library(gyre_app_${folder} STATIC ${sources})
+    target_link_libraries(gyre_app_${folder} PUBLIC ${needed})
+  else() # an app that is all in its main file
+    add_library(gyre_app_${folder} INTERFACE)
+    target_link_libraries(gyre_app_${folder} INTERFACE ${needed})
+  endif()
+endfunction()
+
+# gyre_app(NAME): program gyre-NAME from apps/NAME/main.cpp and the library of that folder, which tests link, too.
 function(gyre_app name)
-  add_executable(gyre-${name} ${name}.cpp)
-  target_link_libraries(gyre-${name} PRIVATE gyre_all)
+  gyre_app_parts(${name})
+  add_executable(gyre-${name} ${name}/main.cpp)
+  target_link_libraries(gyre-${name} PRIVATE gyre_app_${name})
   install(TARGETS gyre-${name} RUNTIME)
+  set_property(GLOBAL APPEND PROPERTY GYRE_APPS ${name})
 endfunction()

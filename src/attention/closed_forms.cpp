@@ -36,7 +36,7 @@ std::optional<EqualSequences> equal_sequences(const Layout& layout) {
 
 /// Whether slot t of the stream is on rank t mod cp.
 bool striped_by_one(const Layout& layout) {
-  const std::vector<Piece>& pieces = layout.shard(0).pieces;
+  const std::vector<SlotRun>& pieces = layout.shard(0).pieces;
   return layout.name == "striped" && pieces.size() == 1 && pieces.front().stride == layout.cp();
 }
 
@@ -104,7 +104,7 @@ class Forms {
   /// Rows of `owner` that `reader` sees.
   int64_t needed(int reader, int owner) const {
     int64_t rows = 0;
-    for (const RowRun& run : needed_rows(problem_, reader, owner)) rows += run.length;
+    for (const RankRows& run : needed_rows(problem_, reader, owner)) rows += run.length;
     return rows;
   }
   int64_t kv_heads() const { return problem_.heads.kv_heads; }

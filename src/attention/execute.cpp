@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "runtime/cuda_range.hpp"
+#include "runtime/profile_range.hpp"
 
 namespace gyre {
 namespace {
@@ -222,14 +222,14 @@ void AttentionExecutor::post(const step::Exchange& s) {
   pending_[s.id] = std::move(pending);
 }
 
-void AttentionExecutor::hold(WorkPtr work) {
-  work->hold();
+void AttentionExecutor::wait_on_stream(WorkPtr work) {
+  work->wait_on_stream();
   if (stream_.space() == MemorySpace::device) held_.push_back(std::move(work));
 }
 
 void AttentionExecutor::complete(int id) {
   Pending& pending = pending_.at(id);
-  hold(std::move(pending.work));
+  wait_on_stream(std::move(pending.work));
   if (trace_ == nullptr) return;
   if (!pending.end) pending.end = stream_.mark();
   spans_.push_back({pending.what, std::move(pending.begin), std::move(pending.end)});
@@ -261,28 +261,28 @@ void AttentionExecutor::progress() {
 }
 
 void AttentionExecutor::clear(int index) {
-  std::erase_if(uncleared_, [&](int other) {  // what held the storage before is done with
+  std::erase_if(deferred_clears_, [&](int other) {  // what held the storage before is done with
     return array(other).storage == array(index).storage;
   });
-  uncleared_.insert(index);
-  if (!kernel_.takes_fresh()) settle_clear(index);
+  deferred_clears_.insert(index);
+  if (!kernel_.can_overwrite()) settle_clear(index);
 }
 
 void AttentionExecutor::settle_clear(int index) {
-  if (uncleared_.erase(index) == 0) return;
+  if (deferred_clears_.erase(index) == 0) return;
   const auto data = data_[static_cast<size_t>(index)];
   stream_.fill(data.data(), std::byte{0}, data.size());  // 0 in all types
   if (array(index).kind == ArrayKind::stats)
     ops_->fill(plane(index, 0).as<float>(), minus_infinity);
 }
 
-bool AttentionExecutor::take_fresh(std::initializer_list<int> arrays, HeadRange heads) {
+bool AttentionExecutor::take_overwrite(std::initializer_list<int> arrays, HeadRange heads) {
   const bool fresh = std::all_of(arrays.begin(), arrays.end(), [&](int index) {
-    return uncleared_.contains(index) && array(index).heads == heads;
+    return deferred_clears_.contains(index) && array(index).heads == heads;
   });
   for (const int index : arrays)
     if (fresh)
-      uncleared_.erase(index);
+      deferred_clears_.erase(index);
     else
       settle_clear(index);
   return fresh;
@@ -307,7 +307,7 @@ void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
   const MatrixView<float> lse = columns(s.stats, 0, q_heads).as<float>();
   if (pass == Pass::forward) {
     kernel_.forward(
-        {input, columns(s.out, 0, q_heads), lse, take_fresh({s.out, s.stats}, q_heads)});
+        {input, columns(s.out, 0, q_heads), lse, take_overwrite({s.out, s.stats}, q_heads)});
     return;
   }
   BackwardBlock block{input};
@@ -318,10 +318,10 @@ void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
     block.out = columns(delta_->out, 0, q_heads);
   if (s.d_q >= 0) {
     block.d_q = columns(s.d_q, 0, q_heads);
-    block.fresh_d_q = take_fresh({s.d_q}, q_heads);
+    block.overwrite_d_q = take_overwrite({s.d_q}, q_heads);
   }
   if (s.d_kv >= 0) {
-    block.fresh_d_kv = take_fresh({s.d_kv}, kv_heads);
+    block.overwrite_d_kv = take_overwrite({s.d_kv}, kv_heads);
     block.d_k = columns(s.d_kv, 0, kv_heads).as<float>();
     block.d_v = columns(s.d_kv, 1, kv_heads).as<float>();
   }
@@ -338,14 +338,14 @@ void AttentionExecutor::begin_sinks(Pass pass) {
     stream_.fill(sums_.data(), std::byte{0}, sums_.span().size_bytes());
   }
   if (stream_.space() == MemorySpace::host) return;
-  if (sinks_there_.size() != std::ssize(sinks_))
-    sinks_there_ = Buffer<float>(std::ssize(sinks_), stream_.space());
-  stream_.copy(sinks_there_.data(), sinks_.data(), sinks_.size_bytes());
+  if (device_sinks_.size() != std::ssize(sinks_))
+    device_sinks_ = Buffer<float>(std::ssize(sinks_), stream_.space());
+  stream_.copy(device_sinks_.data(), sinks_.data(), sinks_.size_bytes());
 }
 
 const float* AttentionExecutor::sinks_of(const PlanArray& stats) const {
   const bool here = stream_.space() == MemorySpace::host;
-  return (here ? sinks_.data() : sinks_there_.data()) + stats.heads.begin;
+  return (here ? sinks_.data() : device_sinks_.data()) + stats.heads.begin;
 }
 
 void AttentionExecutor::finish(const step::Finish& s) {
@@ -364,8 +364,8 @@ void AttentionExecutor::sink_gradient(const step::SinkGradient& s) {
   ops_->add_sink_gradient(plane(s.stats, 0).as<float>(), plane(s.stats, 1).as<float>(),
                           sinks_of(stats), sums_.data() + stats.heads.begin);
   if (s.complete) return;
-  hold(group_.all_reduce(sums_.data(), sums_.size(), DType::f64, ReduceOp::sum, stream_,
-                         "gradient of the sinks"));
+  wait_on_stream(group_.all_reduce(sums_.data(), sums_.size(), DType::f64, ReduceOp::sum, stream_,
+                                   "gradient of the sinks"));
 }
 
 void AttentionExecutor::settle(Pass pass) {
@@ -386,7 +386,7 @@ class AttentionExecutor::Walker {
 
   void operator()(const step::Exchange& s) {
     if (what_ == Execute::compute_only) return;
-    const Range range(s.what.c_str());
+    const ProfileRange range(s.what.c_str());
     for (const auto* messages : {&s.sends, &s.recvs})
       for (const Message& m : *messages)
         for (const Slice& slice : m.slices) executor_.settle_clear(slice.array);
@@ -395,7 +395,7 @@ class AttentionExecutor::Walker {
   }
   void operator()(const step::Wait& s) {
     if (what_ == Execute::compute_only) return;
-    const Range range("wait");
+    const ProfileRange range("wait");
     executor_.complete(s.id);
     lap(&ExecutionTimes::wait, "wait");
     executor_.unpack(s.id);
@@ -425,8 +425,9 @@ class AttentionExecutor::Walker {
 
   /// Behind the last step: clears that no step needed.
   void finish() {
-    if (executor_.uncleared_.empty()) return;
-    while (!executor_.uncleared_.empty()) executor_.settle_clear(*executor_.uncleared_.begin());
+    if (executor_.deferred_clears_.empty()) return;
+    while (!executor_.deferred_clears_.empty())
+      executor_.settle_clear(*executor_.deferred_clears_.begin());
     lap(&ExecutionTimes::copy);
   }
 
@@ -458,7 +459,7 @@ class AttentionExecutor::Walker {
   template <class Body>
   void local(const char* name, Part part, Body body) {
     if (what_ == Execute::communication_only) return;
-    const Range range(name);
+    const ProfileRange range(name);
     body();
     lap(part, part == &ExecutionTimes::compute ? name : nullptr);
   }
@@ -471,10 +472,10 @@ class AttentionExecutor::Walker {
 };
 
 ExecutionTimes AttentionExecutor::run(Pass pass, Execute what) {
-  const Range range(pass == Pass::forward ? "attention forward" : "attention backward");
+  const ProfileRange range(pass == Pass::forward ? "attention forward" : "attention backward");
   begin_sinks(pass);
   delta_.reset();
-  uncleared_.clear();
+  deferred_clears_.clear();
   Walker walker(*this, pass, what);
   for (const Step& s : plan_.steps(pass)) std::visit(walker, s);
   walker.finish();

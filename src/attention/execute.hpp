@@ -133,7 +133,7 @@ class AttentionExecutor {
   void unpack(int id);
   /// Makes what is submitted from now on come after an operation. On a device the operation is kept
   /// until the end of the run.
-  void hold(WorkPtr work);
+  void wait_on_stream(WorkPtr work);
   void add_local_copies(const step::Exchange& s, std::vector<RowCopy>& copies);
   std::span<std::byte> place(const Slice& slice);
   /// Where the rows and heads of a slice lie in their array, and one behind the other in a message.
@@ -146,7 +146,7 @@ class AttentionExecutor {
   void settle_clear(int index);
   /// Whether a call that writes `heads` of these arrays is the first to write them, and all of
   /// them; it then has to.
-  bool take_fresh(std::initializer_list<int> arrays, HeadRange heads);
+  bool take_overwrite(std::initializer_list<int> arrays, HeadRange heads);
   void compute(const step::Compute& s, Pass pass);
   void finish(const step::Finish& s);
   void delta(const step::Delta& s);
@@ -167,12 +167,12 @@ class AttentionExecutor {
   AttentionWorkspace& workspace_;
   std::unique_ptr<ArrayOps> ops_;
   std::span<const float> sinks_;
-  Buffer<float> sinks_there_;    // [heads], in the stream's space, if that is not the host's
+  Buffer<float> device_sinks_;   // [heads], in the stream's space, if that is not the host's
   Buffer<double> sums_;          // [heads], in the stream's space: gradients of sinks
   std::vector<double> d_sinks_;  // the same on the host, after a run
   Trace* trace_ = nullptr;
   std::vector<std::span<std::byte>> data_;  // [arrays]
-  std::set<int> uncleared_;                 // arrays whose Clear is left to the kernel
+  std::set<int> deferred_clears_;           // arrays whose Clear is left to the kernel
   std::optional<step::Delta> delta_;        // how the deltas came about that are there
   std::map<int, Pending> pending_;
   std::vector<WorkPtr> held_;

@@ -14,7 +14,7 @@ const char* name_of(ArrayKind kind) {
 
 int64_t PlanArray::tokens() const {
   int64_t sum = 0;
-  for (const RowRun& run : rows) sum += run.length;
+  for (const RankRows& run : rows) sum += run.length;
   return sum;
 }
 
@@ -39,9 +39,9 @@ void append(std::vector<Fragment>& fragments, const Fragment& next) {
 
 }  // namespace
 
-Shard shard_of(const Layout& layout, const std::vector<RowRun>& rows) {
+Shard shard_of(const Layout& layout, const std::vector<RankRows>& rows) {
   Shard shard;
-  for (const RowRun& run : rows) {
+  for (const RankRows& run : rows) {
     const auto& fragments = layout.shard(run.rank).fragments;
     const LocalToken end = run.begin + run.length;
     auto f = std::partition_point(fragments.begin(), fragments.end(), [&](const Fragment& x) {

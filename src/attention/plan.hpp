@@ -65,18 +65,18 @@ struct HeadRange {
 };
 
 /// Slots [begin, begin + length) of the shard of `rank`.
-struct RowRun {
+struct RankRows {
   int rank = 0;
   LocalToken begin;
   int64_t length = 0;
-  friend bool operator==(const RowRun&, const RowRun&) = default;
+  friend bool operator==(const RankRows&, const RankRows&) = default;
 };
 
 /// A value: what one array holds from when it is written until it was last read. Arrays whose lives
 /// do not overlap may share a storage.
 struct PlanArray {
   ArrayKind kind = ArrayKind::q;
-  std::vector<RowRun> rows;
+  std::vector<RankRows> rows;
   HeadRange heads;
   int storage = 0;
   int64_t tokens() const;
@@ -183,7 +183,7 @@ struct AttentionProblem {
 };
 
 /// The fragments of the rows of an array, as a shard whose local slots are the array's rows.
-Shard shard_of(const Layout& layout, const std::vector<RowRun>& rows);
+Shard shard_of(const Layout& layout, const std::vector<RankRows>& rows);
 
 /// Element types of the arrays, and of what travels. Sums inside a kernel call are f32 always.
 struct ElementTypes {

@@ -53,7 +53,7 @@ class Work {
   virtual void wait() = 0;
   /// Work submitted to the operation's stream from now on comes after it. Where a device can keep
   /// this order by itself, the host does not wait, and wait() is still to be called.
-  virtual void hold() { wait(); }
+  virtual void wait_on_stream() { wait(); }
 };
 using WorkPtr = std::unique_ptr<Work>;
 

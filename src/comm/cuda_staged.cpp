@@ -58,7 +58,7 @@ class Engine {
     if (stream.space() != MemorySpace::device) return;
     op.caller = cuda_handle(stream);
     op.submitted.record(*op.caller);
-    op.submitted.hold(cuda_handle(*out_));
+    op.submitted.wait_on_stream(cuda_handle(*out_));
   }
   void submit(std::shared_ptr<Operation> op) {
     op->copied_out.record(cuda_handle(*out_));
@@ -90,8 +90,8 @@ class Engine {
     op.mpi.reset();
     if (op.finish) op.finish();
     // What the device still does to the result's memory may have been submitted before.
-    if (op.caller) op.submitted.hold(cuda_handle(*in_));
-    op.copied_out.hold(cuda_handle(*in_));
+    if (op.caller) op.submitted.wait_on_stream(cuda_handle(*in_));
+    op.copied_out.wait_on_stream(cuda_handle(*in_));
     for (const Operation::Copy& copy : op.results) in_->copy(copy.to, copy.from, copy.bytes);
     op.copied_in.record(cuda_handle(*in_));
     op.state = Operation::State::copying_in;
@@ -109,17 +109,17 @@ class StagedWork final : public Work {
   bool test() override { return reaches(Operation::State::done); }
 
   /// Waits until the copies to the device are submitted; the device waits for those.
-  void hold() override {
+  void wait_on_stream() override {
     drive_to(Operation::State::copying_in);
     if (!op_->caller)
       drive_to(Operation::State::done);
     else if (op_->state != Operation::State::done)
-      op_->copied_in.hold(*op_->caller);
+      op_->copied_in.wait_on_stream(*op_->caller);
   }
 
   void wait() override {
     if (test()) return;
-    hold();
+    wait_on_stream();
     drive_to(Operation::State::done);
   }
 

@@ -192,9 +192,9 @@ class NcclWork final : public Work {
     return complete_;
   }
 
-  void hold() override {
+  void wait_on_stream() override {
     if (!caller_) return wait();  // the host's own work has no other order
-    if (!complete_) done_.hold(*caller_);
+    if (!complete_) done_.wait_on_stream(*caller_);
   }
 
   void wait() override {
@@ -334,7 +334,7 @@ class NcclCommunicator final : public Communicator {
       caller = cuda_handle(stream);
       CudaEvent submitted;
       submitted.record(*caller);
-      submitted.hold(channel_->stream());
+      submitted.wait_on_stream(channel_->stream());
     }
     issue();
     return std::make_unique<NcclWork>(channel_, caller, what, std::move(peers));

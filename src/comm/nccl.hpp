@@ -20,8 +20,8 @@ bool nccl_shares_gpus();
 /// The communicator and all that are split from it run on one communication stream of high
 /// priority, in the order of submission: NCCL kernels of two communicators, started in different
 /// orders on two devices, would wait for each other for ever. An operation starts after the work
-/// already on the caller's stream, and work submitted to that stream after Work::hold() or wait()
-/// comes after the operation.
+/// already on the caller's stream, and work submitted to that stream after Work::wait_on_stream()
+/// or wait() comes after the operation.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host);
 
 }  // namespace gyre

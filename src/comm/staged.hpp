@@ -4,7 +4,8 @@
 //
 //     device -> pinned memory (on a copy stream, behind the caller's work)
 //     MPI, from pinned memory to pinned memory
-//     pinned memory -> device, and whatever the caller submits after hold() or wait() behind that
+//     pinned memory -> device, and whatever the caller submits after wait_on_stream() or wait()
+//     behind that
 
 #include <memory>
 

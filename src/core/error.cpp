@@ -2,7 +2,7 @@
 
 namespace gyre {
 
-void Problems::throw_if_any(const std::string& headline) const {
+void ConfigErrors::throw_if_any(const std::string& headline) const {
   if (messages_.empty()) return;
   std::string text = headline;
   for (const std::string& message : messages_) text += "\n  - " + message;

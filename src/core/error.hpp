@@ -50,7 +50,7 @@ template <class... Args>
 }
 
 /// Collects every problem of a configuration, so that a user sees all of them at once.
-class Problems {
+class ConfigErrors {
  public:
   template <class... Args>
   void add(fmt::format_string<Args...> format, Args&&... args) {

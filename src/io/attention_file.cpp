@@ -25,7 +25,7 @@ void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens
 }
 
 void check_attributes(SchemaReader& reader, AttentionFile& a) {
-  Problems& problems = reader.problems();
+  ConfigErrors& problems = reader.problems();
   const std::string mask = reader.text("/attention", "mask");
   a.causal = mask == "causal";
   a.window = reader.integer("/attention", "window");
@@ -80,7 +80,7 @@ Parts open_attention(const h5::File& file, AttentionFile& a) {
 
 void check_numbers(const h5::File& file, const AttentionFile& a) {
   SchemaReader reader(file, attention_schema);
-  Problems& problems = reader.problems();
+  ConfigErrors& problems = reader.problems();
   const int64_t tokens = std::ssize(a.q) / (a.heads * a.head_dim);
   check_offsets(problems, "/attention/offsets", a.offsets, tokens, "the rows of /attention/q");
   check_finite(problems, "/attention/q", a.q);

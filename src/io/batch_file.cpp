@@ -18,7 +18,7 @@ std::vector<T> read_if(const OptionalDataset& dataset) {
 constexpr int64_t most_index = int64_t{1} << 31;
 
 /// The first of `values` [rows, columns] outside [0, limit) that is none of `also`.
-void check_cells(Problems& problems, const char* dataset, const std::vector<int64_t>& values,
+void check_cells(ConfigErrors& problems, const char* dataset, const std::vector<int64_t>& values,
                  int64_t columns, int64_t limit, const std::vector<int64_t>& also) {
   for (size_t i = 0; i < values.size(); ++i) {
     const int64_t value = values[i];

@@ -35,7 +35,7 @@ Parts open_parts(const h5::File& file, Documents& documents) {
 }
 
 /// The first token outside the vocabulary.
-void check_tokens(Problems& problems, const Documents& documents) {
+void check_tokens(ConfigErrors& problems, const Documents& documents) {
   for (int64_t i = 0; i < documents.count(); ++i) {
     const std::span<const int32_t> document = documents.document(i);
     const auto bad = std::find_if(document.begin(), document.end(), [&](int32_t token) {
@@ -58,7 +58,7 @@ std::string Documents::label(int64_t i) const {
   return fmt::format("document {}", i);
 }
 
-void check_documents(Problems& problems, const Documents& documents) {
+void check_documents(ConfigErrors& problems, const Documents& documents) {
   const size_t before = problems.messages().size();
   const int64_t tokens = std::ssize(documents.tokens);
   if (documents.vocab_size < 1)
@@ -93,7 +93,7 @@ void write_documents(OutputFile& output, const Documents& documents, const Prove
   Communicator& comm = output.comm();
   const int64_t total = documents.total();
   run_agreed(comm, "checking documents", [&] {
-    Problems problems;
+    ConfigErrors problems;
     check_documents(problems, documents);
     problems.throw_if_any(fmt::format("'{}' cannot be written:", output.path()));
   });

@@ -39,7 +39,7 @@ struct Documents {
 };
 
 /// Adds everything that is wrong with `documents` to `problems`; one message a kind of fault.
-void check_documents(Problems& problems, const Documents& documents);
+void check_documents(ConfigErrors& problems, const Documents& documents);
 
 /// All documents of a file, on every rank. Collective; every rank reads a share of the tokens.
 /// A file that breaks the schema is a usage error, a damaged one a runtime error.

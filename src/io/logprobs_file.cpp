@@ -34,7 +34,7 @@ struct Parts {
 };
 
 void check_attributes(SchemaReader& reader, LogprobsFile& f) {
-  Problems& problems = reader.problems();
+  ConfigErrors& problems = reader.problems();
   f.vocab_size = reader.integer("/logprobs", "vocab_size");
   f.top_k = reader.integer("/logprobs", "top_k");
   f.top_p = reader.real("/logprobs", "top_p");
@@ -98,7 +98,7 @@ Parts open_problem(const h5::File& file, LogprobsFile& f) {
 }
 
 /// A problem for the first logit that is NaN or +inf, and for the first row without a finite one.
-void check_logits(Problems& problems, const std::string& name, const LogprobsFile& f,
+void check_logits(ConfigErrors& problems, const std::string& name, const LogprobsFile& f,
                   const std::vector<float>& logits) {
   for (int64_t t = 0; t < f.tokens(); ++t) {
     bool some = false;
@@ -113,7 +113,7 @@ void check_logits(Problems& problems, const std::string& name, const LogprobsFil
   }
 }
 
-void check_answers(Problems& problems, const LogprobsReference& reference) {
+void check_answers(ConfigErrors& problems, const LogprobsReference& reference) {
   const auto check = [&](const std::string& name, const std::vector<double>& values) {
     const auto bad = std::find_if(values.begin(), values.end(), [](double x) { return x != x; });
     if (bad != values.end())
@@ -128,7 +128,7 @@ void check_answers(Problems& problems, const LogprobsReference& reference) {
 
 void check_numbers(const h5::File& file, const LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
-  Problems& problems = reader.problems();
+  ConfigErrors& problems = reader.problems();
   const auto tokens = std::ssize(f.targets);
   check_offsets(problems, "/logprobs/offsets", f.offsets, tokens, "the rows of /logprobs/logits");
   reader.throw_if_any();

@@ -49,7 +49,7 @@ void check_finite(const Buffer<float>& values, const h5::Dataset& dataset, const
 
 }  // namespace
 
-void check_config(Problems& problems, const ModelConfig& c) {
+void check_config(ConfigErrors& problems, const ModelConfig& c) {
   const std::pair<const char*, int64_t> sizes[] = {
       {"vocab_size", c.vocab_size},
       {"hidden_size", c.hidden_size},

@@ -12,7 +12,7 @@
 namespace gyre {
 
 /// Adds everything that is wrong with `config` to `problems`.
-void check_config(Problems& problems, const ModelConfig& config);
+void check_config(ConfigErrors& problems, const ModelConfig& config);
 
 /// Name, relative to /model, and shape of every tensor, in the layout y = x W: [in, out].
 std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& config);

@@ -59,7 +59,7 @@ Parts open_parts(const h5::File& file, PackedHeader& header) {
 }
 
 /// Boundaries of one bin; true when all is well.
-bool check_bin(Problems& problems, const PackedHeader& header, int64_t b) {
+bool check_bin(ConfigErrors& problems, const PackedHeader& header, int64_t b) {
   const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
   if (real[0] != 0 || padded[0] != 0) {
     problems.add("bin {}: boundaries begin at {} (cu_seqlens) and {} (cu_seqlens_padded), not at 0",
@@ -91,7 +91,7 @@ bool check_bin(Problems& problems, const PackedHeader& header, int64_t b) {
 }
 
 /// The first value outside [0, limit), ignored ones aside.
-void check_range(Problems& problems, const char* dataset, std::span<const int32_t> values,
+void check_range(ConfigErrors& problems, const char* dataset, std::span<const int32_t> values,
                  int64_t begin, int64_t limit, bool may_be_ignored) {
   const auto bad = std::find_if(values.begin(), values.end(), [&](int32_t value) {
     return (value < 0 || value >= limit) && !(may_be_ignored && value == ignored_label);
@@ -144,7 +144,7 @@ std::vector<int64_t> PackedHeader::slot_offsets() const {
   return offsets;
 }
 
-void check_packed(Problems& problems, const PackedHeader& header) {
+void check_packed(ConfigErrors& problems, const PackedHeader& header) {
   const size_t before = problems.messages().size();
   if (header.slot_multiple < 1)
     problems.add("slot_multiple of '{}' is {}; it must be at least 1", group, header.slot_multiple);
@@ -176,7 +176,7 @@ void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlo
     all += counts[static_cast<size_t>(r)];
   }
   run_agreed(comm, "checking packed streams", [&] {
-    Problems problems;
+    ConfigErrors problems;
     check_packed(problems, header);
     problems.throw_if_any(fmt::format("'{}' cannot be written:", output.path()));
     GYRE_CHECK(all == total, "{} slots of {} are brought", all, total);

@@ -188,7 +188,7 @@ std::optional<Reference> read_reference(Communicator& comm, const std::string& p
 }
 
 Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path, int64_t entry,
-                                     std::span<const RowRange> rows) {
+                                     std::span<const Rows> rows) {
   const h5::File file = open_schema_file(comm, path, documents_schema);
   std::optional<h5::Dataset> hidden;
   run_agreed(comm, "opening the hidden states of " + path,
@@ -196,7 +196,7 @@ Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path
   const int64_t width = hidden->shape().back();
   std::vector<h5::Slab> slabs;
   int64_t count = 0;
-  for (const RowRange& range : rows) {
+  for (const Rows& range : rows) {
     if (range.count == 0) continue;
     slabs.push_back({{entry, range.begin, 0}, {1, range.count, width}});
     count += range.count;

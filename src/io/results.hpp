@@ -18,7 +18,7 @@
 namespace gyre {
 
 /// Rows [begin, begin + count).
-struct RowRange {
+struct Rows {
   int64_t begin = 0;
   int64_t count = 0;
 };
@@ -42,7 +42,7 @@ std::optional<Reference> read_reference(Communicator& comm, const std::string& p
 /// Hidden states [rows, hidden_size] of the tokens in `rows` (ascending, disjoint): entry 0 is the
 /// embedding's output, entry l the residual stream after layer l. Collective; rows differ by rank.
 Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path, int64_t entry,
-                                     std::span<const RowRange> rows);
+                                     std::span<const Rows> rows);
 
 /// What all ranks of a run know alike.
 struct ResultsHeader {

@@ -96,8 +96,8 @@ void write_schema(h5::File& file, const std::string& schema, const Provenance& p
   for (const auto& [name, text] : provenance) file.write_attribute("/provenance", name, text);
 }
 
-void check_offsets(Problems& problems, const std::string& name, std::span<const int64_t> offsets,
-                   int64_t total, const std::string& what) {
+void check_offsets(ConfigErrors& problems, const std::string& name,
+                   std::span<const int64_t> offsets, int64_t total, const std::string& what) {
   if (offsets.empty()) {
     problems.add("{} is empty; it must hold one element more than there are parts", name);
     return;
@@ -114,7 +114,7 @@ void check_offsets(Problems& problems, const std::string& name, std::span<const 
                  offsets.back(), total, what);
 }
 
-void check_vocabulary(Problems& problems, const std::string& object, int64_t vocab_size) {
+void check_vocabulary(ConfigErrors& problems, const std::string& object, int64_t vocab_size) {
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
   if (vocab_size < 1 || vocab_size > most)
     problems.add("vocab_size of '{}' is {}; it must be 1 to {}", object, vocab_size, most);

@@ -36,14 +36,14 @@ class SchemaReader {
   /// The dataset, if it is there with one of `types` and the extents of `shape` (-1 matches any).
   std::optional<h5::Dataset> dataset(const std::string& path, const std::vector<h5::Type>& types,
                                      const h5::Shape& shape);
-  Problems& problems() { return problems_; }
+  ConfigErrors& problems() { return problems_; }
   /// Throws the usage error that lists all problems.
   void throw_if_any() const;
 
  private:
   const h5::File& file_;
   std::string schema_;
-  Problems problems_;
+  ConfigErrors problems_;
 };
 
 /// Opens a file of the kind `schema`, in this version. Any other kind is a usage error. Collective.
@@ -54,12 +54,12 @@ void write_schema(h5::File& file, const std::string& schema, const Provenance& p
 
 /// Adds a problem for every way in which `offsets` fail to cut `total` elements of `what` into
 /// parts: they start at 0, do not decrease, and end at `total`.
-void check_offsets(Problems& problems, const std::string& name, std::span<const int64_t> offsets,
-                   int64_t total, const std::string& what);
+void check_offsets(ConfigErrors& problems, const std::string& name,
+                   std::span<const int64_t> offsets, int64_t total, const std::string& what);
 
 /// Adds a problem for the first of `values` that is no finite number.
 template <class T>
-void check_finite(Problems& problems, const std::string& name, const std::vector<T>& values) {
+void check_finite(ConfigErrors& problems, const std::string& name, const std::vector<T>& values) {
   for (size_t i = 0; i < values.size(); ++i) {
     if (std::isfinite(values[i])) continue;
     problems.add("{}[{}] is {}; it must be finite", name, i, values[i]);
@@ -68,7 +68,7 @@ void check_finite(Problems& problems, const std::string& name, const std::vector
 }
 
 /// Adds a problem unless ids of a vocabulary of this size, named by `object`, fit 32 bits.
-void check_vocabulary(Problems& problems, const std::string& object, int64_t vocab_size);
+void check_vocabulary(ConfigErrors& problems, const std::string& object, int64_t vocab_size);
 
 /// An output of all ranks that appears complete or not at all. Made early, it finds a missing
 /// folder before hours of work. Collective throughout.

@@ -193,7 +193,7 @@ double FusedLinear::forward(ConstMatrixRef x, ConstMatrixRef weight,
   const int64_t own = dealt_row(tp_.rank()), end = dealt_row(tp_.rank() + 1);
   pass.score(all_x(x), own, end, *arriving);
   const Stopwatch arrival;
-  arriving->hold();
+  arriving->wait_on_stream();
   double waited = arrival.seconds();
   pass.score(all_x(x), 0, own, *arriving);
   pass.score(all_x(x), end, options_.tokens, *arriving);

@@ -200,7 +200,7 @@ void FusedLinear::Backward::post(const Batch& batch, MatrixView<float> part) {
 /// Adds what travels to the sum, behind its arrival.
 void FusedLinear::Backward::finish(MatrixView<float> sum) {
   const Stopwatch watch;
-  work_->hold();
+  work_->wait_on_stream();
   waited_ += watch.seconds();
   const int64_t steps = travelling_.end_step - travelling_.first_step;
   for (int64_t i = 0; i < steps; ++i) {
@@ -259,7 +259,7 @@ double FusedLinear::share_d_x(MatrixView<const float> own, Stream& stream,
       arrays_.all_gather_v(bytes_of(elements(own)), writable_bytes_of(elements(all)), bytes, stream,
                            "gradients of hidden states");
   const Stopwatch watch;
-  work->hold();
+  work->wait_on_stream();
   if (!dense) ops_.copy(all, d_x);
   work->wait();
   return watch.seconds();

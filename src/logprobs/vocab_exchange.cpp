@@ -115,7 +115,7 @@ void exchange_blocks(Communicator& tp, Stream& stream, std::string_view what, Fr
   leaving.pack(stream);
   WorkPtr work = tp.size() == 1 ? completed_work() : tp.exchange(sends, recvs, stream, what);
   copy(from(tp.rank()), to(tp.rank()), stream);
-  work->hold();
+  work->wait_on_stream();
   arriving.unpack(stream);
   work->wait();
 }

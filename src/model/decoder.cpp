@@ -5,7 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "comm/host_side.hpp"
+#include "comm/host_staging.hpp"
 #include "logprobs/cuda_row_kernels.hpp"
 #include "runtime/watchdog.hpp"
 
@@ -113,9 +113,9 @@ std::unique_ptr<RowKernels> row_kernels_of([[maybe_unused]] Stream& stream) {
 }
 
 /// A communicator of host memory over that of a device's stream; none on the host.
-std::unique_ptr<Communicator> host_side_of(Communicator& comm, Stream& stream) {
+std::unique_ptr<Communicator> host_staging_of(Communicator& comm, Stream& stream) {
   if (stream.space() == MemorySpace::host) return nullptr;
-  return make_host_side_communicator(comm, stream);
+  return make_host_staging_communicator(comm, stream);
 }
 
 }  // namespace
@@ -140,7 +140,7 @@ DecoderTimes& DecoderTimes::operator+=(const DecoderTimes& other) {
   return *this;
 }
 
-void check_tensor_parallel(const ModelConfig& config, int tp, Problems& problems) {
+void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& problems) {
   const auto check = [&](const char* name, int64_t value) {
     if (value % tp != 0)
       problems.add("--tp {} does not divide the model's {} = {}", tp, name, value);
@@ -154,7 +154,7 @@ void check_tensor_parallel(const ModelConfig& config, int tp, Problems& problems
 std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks) {
   std::vector<int> allowed;
   for (int tp = 1; tp <= ranks; ++tp) {
-    Problems problems;
+    ConfigErrors problems;
     check_tensor_parallel(config, tp, problems);
     if (problems.empty()) allowed.push_back(tp);
   }
@@ -205,7 +205,7 @@ Decoder::Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid&
       stream_(stream),
       ops_(make_decoder_ops(stream)),
       columns_(config.vocab_padded / grid.shape().tp),
-      host_tp_(host_side_of(grid.tp(), stream)),
+      host_tp_(host_staging_of(grid.tp(), stream)),
       row_kernels_(row_kernels_of(stream)),
       scores_(0, even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
               {.picks = 1, .entropy = true, .kernels = row_kernels_.get()},
@@ -221,7 +221,7 @@ Decoder::~Decoder() = default;
 void Decoder::reduce(MatrixView<float> data, const char* what, Workspace& w) {
   w.works.push_back(grid_.tp().all_reduce(data.data, data.rows * data.cols, DType::f32,
                                           ReduceOp::sum, stream_, what));
-  w.works.back()->hold();
+  w.works.back()->wait_on_stream();
   w.phases.end(&DecoderTimes::tp_wait);
 }
 

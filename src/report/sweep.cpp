@@ -7,7 +7,7 @@ namespace {
 
 constexpr int most_sizes = 100;
 
-void check_count(const TokenSweep& sweep, Problems& problems) {
+void check_count(const TokenSweep& sweep, ConfigErrors& problems) {
   const double span =
       std::log(static_cast<double>(sweep.max)) - std::log(static_cast<double>(sweep.min));
   const double steps = span / std::log(sweep.factor);
@@ -29,7 +29,7 @@ std::vector<int64_t> TokenSweep::sizes() const {
   return all;
 }
 
-void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, Problems& problems) {
+void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, ConfigErrors& problems) {
   if (!(sweep.factor > 1)) problems.add("--factor {} must be more than 1", sweep.factor);
   if (!sweep.sweeps() && sweep.max != 0) problems.add("--max {} needs --min", sweep.max);
   if (sweep.sweeps() && sweep.tokens != usual_tokens)

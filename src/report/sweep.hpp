@@ -19,6 +19,6 @@ struct TokenSweep {
 };
 
 /// Adds all that is wrong with the options; `usual_tokens` is the default of --tokens.
-void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, Problems& problems);
+void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, ConfigErrors& problems);
 
 }  // namespace gyre

@@ -21,4 +21,8 @@ std::string to_text(const Value& value);
 /// "tokens=1024 schedule=ring"; text with blanks in it is quoted.
 std::string to_text(const Fields& fields);
 
+/// Three digits and an SI prefix: si_text(16.8e6, "B") is "16.8 MB", si_text(0.0021, "s") "2.1 ms",
+/// si_text(512, "") "512".
+std::string si_text(double value, const std::string& unit);
+
 }  // namespace gyre

@@ -24,7 +24,9 @@ class CudaEvent {
 
   void record(cudaStream_t stream) { GYRE_CHECK_CUDA(cudaEventRecord(handle_, stream)); }
   /// Work submitted to `stream` from now on comes after what was recorded.
-  void hold(cudaStream_t stream) const { GYRE_CHECK_CUDA(cudaStreamWaitEvent(stream, handle_, 0)); }
+  void wait_on_stream(cudaStream_t stream) const {
+    GYRE_CHECK_CUDA(cudaStreamWaitEvent(stream, handle_, 0));
+  }
   /// Whether what was recorded is done.
   bool done() const {
     const cudaError_t state = cudaEventQuery(handle_);

@@ -14,9 +14,9 @@
 // submitted to one stream: the work of the new owner comes behind that of the old one. Hence the
 // rule that all kernels and copies of a rank go on its compute stream. A communication stream is
 // ordered with it: an operation starts behind the work that was on the compute stream when it was
-// submitted, and its buffers may be released once Work::hold() or wait() has put the compute stream
-// behind it. Pinned memory is used by the host, which waits for no stream: it may be released only
-// after the stream that copies it was synchronised.
+// submitted, and its buffers may be released once Work::wait_on_stream() or wait() has put the
+// compute stream behind it. Pinned memory is used by the host, which waits for no stream: it may be
+// released only after the stream that copies it was synchronised.
 //
 // With GYRE_MEMORY_POOL=off in the environment every buffer comes from CUDA and goes back there, as
 // a memory checker needs it to see an access behind the end.

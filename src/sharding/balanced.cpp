@@ -364,10 +364,10 @@ std::vector<int32_t> search_joint(const Chunks& chunks, int cp, const TimeModel&
 
 Layout layout_of(const char* name, const SegmentBounds& bounds, const LayoutOptions& options,
                  const BalanceSearch& search) {
-  std::vector<std::vector<Piece>> pieces(static_cast<size_t>(options.cp));
+  std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(options.cp));
   int64_t start = 0;
   for (const int32_t rank : search.rank_of_chunk) {
-    std::vector<Piece>& mine = pieces[static_cast<size_t>(rank)];
+    std::vector<SlotRun>& mine = pieces[static_cast<size_t>(rank)];
     if (!mine.empty() && mine.back().start.value() + mine.back().length == start)
       mine.back().length += search.chunk;
     else

@@ -90,7 +90,7 @@ void gather_stream(const DeviceLayout& layout, Communicator& comm, Stream& on, c
   Buffer<std::byte> shards(bytes * comm.size(), MemorySpace::device);
   const WorkPtr work = comm.all_gather({bytes_at(local, 0), static_cast<size_t>(bytes)},
                                        shards.span(), on, "gathering a stream");
-  work->hold();
+  work->wait_on_stream();
   layout.unshard_all(shards.data(), stream, layout.stream_slots(), row_bytes);
   work->wait();
 }
@@ -132,7 +132,7 @@ void DeviceShift::shift(Communicator& comm, const void* local, void* out, int64_
         {m.peer,
          {joined.data() + (slots_ + m.begin) * bytes, static_cast<size_t>(m.count * bytes)}});
   const WorkPtr work = comm.exchange(sends, recvs, stream_, "next-token shift");
-  work->hold();
+  work->wait_on_stream();
   gather_rows(stream_, out, joined.data(), result_.data(), slots_, slots_ + received_, bytes, fill);
   work->wait();
 }

@@ -9,7 +9,7 @@ namespace gyre {
 namespace {
 
 /// The part of `piece` that holds real tokens of segment `i`, as a fragment; length 0 if none.
-Fragment fragment_of(const Piece& piece, const SegmentBounds& bounds, int64_t i) {
+Fragment fragment_of(const SlotRun& piece, const SegmentBounds& bounds, int64_t i) {
   const int64_t begin = bounds.begin(i), end = begin + bounds.real_length(i);
   const int64_t start = piece.start.value();
   const int64_t first = std::max<int64_t>(0, ceil_div(begin - start, piece.stride));
@@ -19,7 +19,7 @@ Fragment fragment_of(const Piece& piece, const SegmentBounds& bounds, int64_t i)
 }
 
 /// Appends the fragments of one piece, segment by segment.
-void add_fragments(std::vector<Fragment>& fragments, const Piece& piece,
+void add_fragments(std::vector<Fragment>& fragments, const SlotRun& piece,
                    const SegmentBounds& bounds) {
   const int64_t last_slot = piece.start.value() + (piece.length - 1) * piece.stride;
   const auto above =
@@ -74,11 +74,11 @@ void check_boundaries(const Layout& layout, std::span<const int32_t> bounds) {
 }
 
 Layout make_layout(std::string name, const SegmentBounds& bounds,
-                   std::vector<std::vector<Piece>> pieces) {
+                   std::vector<std::vector<SlotRun>> pieces) {
   Layout layout{std::move(name), {}, bounds.slots(), 0};
-  for (std::vector<Piece>& mine : pieces) {
+  for (std::vector<SlotRun>& mine : pieces) {
     Shard shard;
-    for (Piece& piece : mine) {
+    for (SlotRun& piece : mine) {
       if (piece.length == 0) continue;
       piece.local_begin = LocalToken(shard.slots);
       shard.slots += piece.length;
@@ -105,7 +105,7 @@ std::vector<int32_t> shard_index(const Layout& layout, int rank) {
   const Shard& shard = layout.shard(rank);
   std::vector<int32_t> index;
   index.reserve(static_cast<size_t>(shard.slots));
-  for (const Piece& piece : shard.pieces)
+  for (const SlotRun& piece : shard.pieces)
     for (int64_t k = 0; k < piece.length; ++k)
       index.push_back(static_cast<int32_t>(piece.start.value() + k * piece.stride));
   return index;
@@ -114,7 +114,7 @@ std::vector<int32_t> shard_index(const Layout& layout, int rank) {
 std::vector<Owner> slot_owners(const Layout& layout) {
   std::vector<Owner> owners(static_cast<size_t>(layout.padded_slots));
   for (int r = 0; r < layout.cp(); ++r)
-    for (const Piece& piece : layout.shard(r).pieces)
+    for (const SlotRun& piece : layout.shard(r).pieces)
       for (int64_t k = 0; k < piece.length; ++k)
         owners[static_cast<size_t>(piece.start.value() + k * piece.stride)] = {
             r, static_cast<int32_t>(piece.local_begin.value() + k)};

@@ -27,12 +27,12 @@ namespace gyre {
 
 /// `length` slots of the stream on one rank: start, start + stride, ... lie at the local slots
 /// local_begin, local_begin + 1, ...
-struct Piece {
+struct SlotRun {
   GlobalToken start;
   int64_t stride = 1;
   int64_t length = 0;
   LocalToken local_begin;
-  friend bool operator==(const Piece&, const Piece&) = default;
+  friend bool operator==(const SlotRun&, const SlotRun&) = default;
 };
 
 /// `length` real tokens of one segment on one rank: positions start, start + stride, ... of the
@@ -48,7 +48,7 @@ struct Fragment {
 
 /// What one rank holds.
 struct Shard {
-  std::vector<Piece> pieces;        ///< ascending in local_begin; cover all local slots
+  std::vector<SlotRun> pieces;      ///< ascending in local_begin; cover all local slots
   std::vector<Fragment> fragments;  ///< ascending in local_begin; empty fragments are left out
   int64_t slots = 0;                ///< local slots, padding included
 };
@@ -95,7 +95,7 @@ void check_boundaries(const Layout& layout, std::span<const int32_t> bounds);
 /// Every slot below the total must be in exactly one piece and all ranks must own equally many:
 /// that is the caller's promise, checked in full by debug builds.
 Layout make_layout(std::string name, const SegmentBounds& bounds,
-                   std::vector<std::vector<Piece>> pieces);
+                   std::vector<std::vector<SlotRun>> pieces);
 
 /// The slot of the stream behind each local slot of `rank`, padding included: int32 [slots], the
 /// index list by which ids, labels, positions and masks are gathered. Padding that the layout

@@ -12,16 +12,16 @@ void check_cp(int cp) {
   if (cp > most_ranks) throw_usage("cp must be at most {}, not {}", most_ranks, cp);
 }
 
-Piece run(int64_t start, int64_t length) {
+SlotRun run(int64_t start, int64_t length) {
   return {GlobalToken(start), 1, length, {}};
 }
 
 /// Pieces of every rank when `slots` slots are cut into `chunks` equal chunks and rank r owns the
 /// chunks that `owned(r)` lists.
 template <class Owned>
-std::vector<std::vector<Piece>> by_chunks(int64_t slots, int cp, int64_t chunks, Owned owned) {
+std::vector<std::vector<SlotRun>> by_chunks(int64_t slots, int cp, int64_t chunks, Owned owned) {
   const int64_t length = slots / chunks;
-  std::vector<std::vector<Piece>> pieces(static_cast<size_t>(cp));
+  std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(cp));
   for (int r = 0; r < cp; ++r)
     for (const int64_t chunk : owned(r))
       pieces[static_cast<size_t>(r)].push_back(run(chunk * length, length));
@@ -56,7 +56,7 @@ Layout zigzag(const SegmentBounds& bounds, const LayoutOptions& options) {
 Layout dual_chunk_swap(const SegmentBounds& bounds, int cp) {
   check_cp(cp);
   check_bounds(bounds);
-  std::vector<std::vector<Piece>> pieces(static_cast<size_t>(cp));
+  std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(cp));
   for (int64_t i = 0; i < bounds.segments(); ++i) {
     const int64_t slots = bounds.slot_length(i), chunk = slots / (2 * cp);
     // "The shards cover the stream" would not be enough of a check: a misaligned boundary can give
@@ -84,9 +84,9 @@ Layout striped(const SegmentBounds& bounds, const LayoutOptions& options) {
   if (stripe < 1 || stripe > longest)
     throw_usage("the stripe must be 1 to {} slots, not {}", longest, stripe);
   const int64_t rounds = ceil_div(bounds.slots(), stripe * cp);
-  std::vector<std::vector<Piece>> pieces(static_cast<size_t>(cp));
+  std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(cp));
   for (int64_t r = 0; r < cp; ++r) {
-    std::vector<Piece>& mine = pieces[static_cast<size_t>(r)];
+    std::vector<SlotRun>& mine = pieces[static_cast<size_t>(r)];
     if (stripe == 1)
       mine.push_back({GlobalToken(r), cp, rounds, {}});
     else

@@ -15,7 +15,7 @@ LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
   LocalBatch batch{std::vector<int32_t>(slots, 0), std::vector<int32_t>(slots, 0),
                    std::vector<int32_t>(slots, no_target)};
   size_t t = 0;
-  for (const Piece& piece : layout.shard(rank).pieces) {
+  for (const SlotRun& piece : layout.shard(rank).pieces) {
     int64_t segment = 0;
     for (int64_t k = 0; k < piece.length; ++k, ++t) {
       const int64_t slot = piece.start.value() + k * piece.stride;

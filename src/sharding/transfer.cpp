@@ -65,7 +65,7 @@ int64_t check_arrays(const Layout& layout, size_t stream_bytes, size_t shard_byt
 }
 
 /// Slots of a piece that lie inside a stream of `rows` rows; the others follow them.
-int64_t slots_inside(const Piece& piece, int64_t rows) {
+int64_t slots_inside(const SlotRun& piece, int64_t rows) {
   const int64_t left = rows - piece.start.value();
   if (piece.stride == 1) return std::clamp<int64_t>(left, 0, piece.length);  // no division
   return std::clamp<int64_t>(ceil_div(left, piece.stride), 0, piece.length);
@@ -230,10 +230,10 @@ void fill_rows(std::byte* to, std::byte* end, std::span<const std::byte> fill) {
 template <class Visit>
 bool walk_stream(const Layout& layout, Visit visit) {
   const auto cp = static_cast<size_t>(layout.cp());
-  std::vector<const Piece*> ahead(cp + 2), ends(cp + 2);  // of ranks 1 .. cp; both ends have none
+  std::vector<const SlotRun*> ahead(cp + 2), ends(cp + 2);  // of ranks 1 .. cp; both ends have none
   std::vector<int64_t> begins(cp + 2, -1);
   for (size_t r = 1; r <= cp; ++r) {
-    const std::vector<Piece>& pieces = layout.shards[r - 1].pieces;
+    const std::vector<SlotRun>& pieces = layout.shards[r - 1].pieces;
     ahead[r] = pieces.data();
     ends[r] = pieces.data() + pieces.size();
     if (!pieces.empty()) begins[r] = pieces.front().start.value();
@@ -247,7 +247,7 @@ bool walk_stream(const Layout& layout, Visit visit) {
     else if (begins[r] != at)
       r = static_cast<size_t>(std::find(begins.begin(), begins.end(), at) - begins.begin());
     if (r > cp) return false;
-    const Piece& piece = *ahead[r];
+    const SlotRun& piece = *ahead[r];
     if (piece.stride != 1) return false;
     visit(r - 1, piece);
     at += piece.length;
@@ -301,7 +301,7 @@ bool mean_run_reaches(int64_t run, const Layout& layout, int64_t row_bytes) {
 
 bool interleaved(const Layout& layout) {
   for (int r = 0; r < layout.cp(); ++r) {
-    const std::vector<Piece>& pieces = layout.shard(r).pieces;
+    const std::vector<SlotRun>& pieces = layout.shard(r).pieces;
     if (pieces.size() != 1 || pieces[0].start.value() != r || pieces[0].stride != layout.cp())
       return false;
   }
@@ -352,13 +352,13 @@ struct Interleave {
 };
 
 /// The slots of a piece from `first` on.
-Piece rest_of(const Piece& piece, int64_t first) {
+SlotRun rest_of(const SlotRun& piece, int64_t first) {
   return {piece.start + first * piece.stride, piece.stride, piece.length - first,
           piece.local_begin + first};
 }
 
 /// One piece of a shard <- a stream of `rows` rows.
-inline void shard_piece(const Piece& piece, std::span<const std::byte> stream, int64_t rows,
+inline void shard_piece(const SlotRun& piece, std::span<const std::byte> stream, int64_t rows,
                         std::span<const std::byte> fill, std::byte* shard, int64_t row_bytes) {
   const int64_t inside = slots_inside(piece, rows);
   std::byte* to = shard + piece.local_begin.value() * row_bytes;
@@ -371,7 +371,7 @@ inline void shard_piece(const Piece& piece, std::span<const std::byte> stream, i
 }
 
 /// A stream of `rows` rows <- one piece of a shard.
-inline void unshard_piece(const Piece& piece, const std::byte* shard, std::byte* stream,
+inline void unshard_piece(const SlotRun& piece, const std::byte* shard, std::byte* stream,
                           int64_t rows, int64_t row_bytes) {
   const int64_t inside = slots_inside(piece, rows);
   const std::byte* from = shard + piece.local_begin.value() * row_bytes;
@@ -389,7 +389,7 @@ bool stream_shards(const Layout& layout, std::span<const std::byte> stream, int6
   std::vector<ShardWriter> writers;
   writers.reserve(static_cast<size_t>(layout.cp()));
   for (int64_t r = 0; r < layout.cp(); ++r) writers.emplace_back(shards + r * each);
-  const bool whole = walk_stream(layout, [&](size_t r, const Piece& piece) {
+  const bool whole = walk_stream(layout, [&](size_t r, const SlotRun& piece) {
     const int64_t inside = slots_inside(piece, rows);
     writers[r].append(stream.data() + piece.start.value() * row_bytes, inside * row_bytes);
     std::byte* to = shards + static_cast<int64_t>(r) * each;
@@ -404,7 +404,7 @@ bool stream_shards(const Layout& layout, std::span<const std::byte> stream, int6
 /// The stream past the caches; false as walk_stream.
 bool stream_stream(const Layout& layout, const std::byte* shards, int64_t step, std::byte* stream,
                    int64_t rows, int64_t row_bytes) {
-  const bool whole = walk_stream(layout, [&](size_t r, const Piece& piece) {
+  const bool whole = walk_stream(layout, [&](size_t r, const SlotRun& piece) {
     std::byte* to = stream + piece.start.value() * row_bytes;
     const std::byte* from =
         shards + static_cast<int64_t>(r) * step + piece.local_begin.value() * row_bytes;
@@ -424,14 +424,14 @@ void detail::shard_bytes(const Layout& layout, int rank, std::span<const std::by
                          std::span<const std::byte> fill, std::span<std::byte> local,
                          int64_t row_bytes) {
   const int64_t rows = check_arrays(layout, rank, stream.size(), local.size(), row_bytes);
-  for (const Piece& piece : layout.shard(rank).pieces)
+  for (const SlotRun& piece : layout.shard(rank).pieces)
     shard_piece(piece, stream, rows, fill, local.data(), row_bytes);
 }
 
 void detail::unshard_bytes(const Layout& layout, int rank, std::span<const std::byte> local,
                            std::span<std::byte> stream, int64_t row_bytes) {
   const int64_t rows = check_arrays(layout, rank, stream.size(), local.size(), row_bytes);
-  for (const Piece& piece : layout.shard(rank).pieces)
+  for (const SlotRun& piece : layout.shard(rank).pieces)
     unshard_piece(piece, local.data(), stream.data(), rows, row_bytes);
 }
 
@@ -440,7 +440,7 @@ void detail::shard_all_bytes(const Layout& layout, std::span<const std::byte> st
                              int64_t row_bytes, int64_t cached_bytes) {
   const int64_t each = layout.slots_of_rank() * row_bytes;
   const int64_t rows = check_arrays(layout, stream.size(), shards.size(), each, row_bytes);
-  const auto move = [&](size_t r, const Piece& piece) {
+  const auto move = [&](size_t r, const SlotRun& piece) {
     shard_piece(piece, stream, rows, fill, shards.data() + static_cast<int64_t>(r) * each,
                 row_bytes);
   };
@@ -460,14 +460,14 @@ void detail::shard_all_bytes(const Layout& layout, std::span<const std::byte> st
                       : walk_stream(layout, move));
   if (done) return;
   for (size_t r = 0; r < layout.shards.size(); ++r)
-    for (const Piece& piece : layout.shards[r].pieces) move(r, piece);
+    for (const SlotRun& piece : layout.shards[r].pieces) move(r, piece);
 }
 
 void detail::unshard_all_bytes(const Layout& layout, std::span<const std::byte> shards,
                                int64_t step, std::span<std::byte> stream, int64_t row_bytes,
                                int64_t cached_bytes) {
   const int64_t rows = check_arrays(layout, stream.size(), shards.size(), step, row_bytes);
-  const auto move = [&](size_t r, const Piece& piece) {
+  const auto move = [&](size_t r, const SlotRun& piece) {
     unshard_piece(piece, shards.data() + static_cast<int64_t>(r) * step, stream.data(), rows,
                   row_bytes);
   };
@@ -487,7 +487,7 @@ void detail::unshard_all_bytes(const Layout& layout, std::span<const std::byte> 
                       : walk_stream(layout, move));
   if (done) return;
   for (size_t r = 0; r < layout.shards.size(); ++r)
-    for (const Piece& piece : layout.shards[r].pieces) move(r, piece);
+    for (const SlotRun& piece : layout.shards[r].pieces) move(r, piece);
 }
 
 void shard_rows_reference(const Layout& layout, int rank, std::span<const double> stream,

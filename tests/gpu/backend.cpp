@@ -1,6 +1,6 @@
 // What --backend, --comm and --share-gpus come to.
 
-#include "report/backend.hpp"
+#include "apps/common/backend.hpp"
 
 #include "errors.hpp"
 #include "gpu_test.hpp"
@@ -27,7 +27,7 @@ TEST_F(BackendOf, TheCpuIsTheHost) {
   EXPECT_FALSE(backend->on_gpu());
   EXPECT_EQ(backend->space(), MemorySpace::host);
   EXPECT_EQ(&backend->world(), &test::world());
-  EXPECT_EQ(&backend->host_side(), &test::world());
+  EXPECT_EQ(&backend->host_staging(), &test::world());
   RunReport report = begin_report(context(), {}, {});
   backend->describe(report);
   EXPECT_EQ(report.ranks[0].device, "cpu");
@@ -41,7 +41,7 @@ TEST_F(BackendOf, StagedIsOnTheDevice) {
   EXPECT_EQ(backend->space(), MemorySpace::device);
   EXPECT_EQ(backend->world().space(), MemorySpace::device);
   EXPECT_EQ(backend->world().backend(), "staged");
-  EXPECT_EQ(backend->host_side().space(), MemorySpace::host);
+  EXPECT_EQ(backend->host_staging().space(), MemorySpace::host);
   EXPECT_EQ(backend->world().size(), test::world().size());
 }
 
@@ -50,7 +50,7 @@ TEST_F(BackendOf, NcclIsOnTheDevice) {
   const auto backend = std::make_unique<Backend>(context(), BackendOptions{"cuda", "nccl", false});
   EXPECT_EQ(backend->world().space(), MemorySpace::device);
   EXPECT_EQ(backend->world().backend(), "nccl");
-  EXPECT_EQ(backend->host_side().backend(), "nccl");
+  EXPECT_EQ(backend->host_staging().backend(), "nccl");
 }
 #endif
 

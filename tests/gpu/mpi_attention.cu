@@ -154,9 +154,9 @@ TEST_F(DeviceAttention, WithAKernelThatWritesFreshResults) {
                      wide, group(), fresh);
   expect_all_right({ragged, {4, 2, 8, 0}, {MaskKind::causal}, true, DType::bf16},
                    {"dual-chunk-swap"}, narrow, group(), fresh);
-  EXPECT_GT(fresh.fresh_forward, 0);
-  EXPECT_GT(fresh.fresh_d_q, 0);
-  EXPECT_GT(fresh.fresh_d_kv, 0);
+  EXPECT_GT(fresh.overwriting_forward, 0);
+  EXPECT_GT(fresh.overwrite_d_q, 0);
+  EXPECT_GT(fresh.overwrite_d_kv, 0);
   EXPECT_GT(fresh.with_out, 0);
 }
 
@@ -182,7 +182,7 @@ TEST_F(DeviceAttention, ACallForSomeHeadsIsNotFresh) {
   const Problem p = make_problem({ragged, {4, 2, 8, 0}, {MaskKind::causal}});
   const Schedule schedule = {"head by head", "", head_by_head};
   expect_right(p, {schedule, find_layout("dual-chunk-swap")}, group(), fresh);
-  EXPECT_EQ(fresh.fresh_forward + fresh.fresh_d_q + fresh.fresh_d_kv, 0);
+  EXPECT_EQ(fresh.overwriting_forward + fresh.overwrite_d_q + fresh.overwrite_d_kv, 0);
 }
 
 TEST_F(DeviceAttention, WithALibrarysKernel) {

@@ -107,13 +107,13 @@ TEST_F(Nccl, HoldOrdersKernelsBehindTheOperation) {
     const SendSlice sends[] = {{(me + 1) % n, part<int32_t>(data.data(), 0, count)}};
     const RecvSlice recvs[] = {{(me + n - 1) % n, writable_part(received.data(), 0, count)}};
     WorkPtr work = group.comm->exchange(sends, recvs, stream(), "between kernels");
-    work->hold();
+    work->wait_on_stream();
     launch({4, 128, cuda_handle(stream())}, add_all, received.data(), data.data(), count);
     std::vector<int32_t> result(count), expected(count);
     stream().copy(result.data(), data.data(), count * sizeof(int32_t));
-    stream().synchronize();  // before wait(): only hold() has ordered the kernel
+    stream().synchronize();  // before wait(): only wait_on_stream() has ordered the kernel
     work->wait();
-    work->hold();  // nothing more to do
+    work->wait_on_stream();  // nothing more to do
     work.reset();
     for (int i = 0; i < count; ++i)
       expected[static_cast<size_t>(i)] = 1000 * me + 1000 * ((me + n - 1) % n) + 2 * i;
@@ -131,7 +131,7 @@ TEST_F(Nccl, HoldOfWhatTheHostSubmittedWaits) {
   GYRE_CHECK_CUDA(cudaDeviceSynchronize());
   HostStream host;
   WorkPtr work = group.comm->all_reduce(data.data(), 1, DType::i32, ReduceOp::sum, host, "sum");
-  work->hold();
+  work->wait_on_stream();
   GYRE_CHECK_CUDA(cudaMemcpy(&result, data.data(), sizeof(result), cudaMemcpyDeviceToHost));
   EXPECT_EQ(result, group.comm->size());
   work->wait();

@@ -40,7 +40,7 @@ TEST_F(StagedComm, WhatIsSubmittedFromTheHostIsCompleteAfterHold) {
   HostStream host;
   const WorkPtr work = comm->all_gather(bytes_of(std::span<const int32_t>(from.span())),
                                         writable_bytes_of(to.span()), host, "from the host");
-  work->hold();
+  work->wait_on_stream();
   const std::vector<int32_t> result = to_host(to);
   for (int r = 0; r < comm->size(); ++r) EXPECT_EQ(result[static_cast<size_t>(r)], r);
   work->wait();

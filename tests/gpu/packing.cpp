@@ -1,12 +1,12 @@
 // Documents packed on the device: against the slots that the host fills.
 
+#include "apps/pack/cuda_packing.hpp"
 #include "core/label.hpp"
 #include "errors.hpp"
 #include "gpu_test.hpp"
 #include "packing/cuda_packing.hpp"
 #include "packing/lengths.hpp"
 #include "packing/slot_source.hpp"
-#include "report/cuda_packing.hpp"
 
 namespace gyre {
 namespace {

@@ -35,7 +35,7 @@ class FreshResultsGpu : public RaggedKernelGpu {
     p.fill(block, q.ref, kv.ref, p.rectangles);
     block.out = out.ref;
     block.lse = lse.ref.as<float>();
-    block.fresh = true;
+    block.overwrite = true;
     kernel().forward(block);
     if (whole && is_plain()) {
       const bool in_place = *whole && p.types.out == DType::bf16 && gap != 3;
@@ -69,7 +69,7 @@ class FreshResultsGpu : public RaggedKernelGpu {
     block.d_q = d_q.ref;
     block.d_k = d_kv.ref.as<float>().columns_from(0, p.kv_width());
     block.d_v = d_kv.ref.as<float>().columns_from(p.kv_width(), p.kv_width());
-    block.fresh_d_q = block.fresh_d_kv = true;
+    block.overwrite_d_q = block.overwrite_d_kv = true;
     kernel().backward(block);
     if (whole && is_plain()) {
       const bool d_q_in_place = *whole && p.types.d_q == DType::bf16 && gap != 3;

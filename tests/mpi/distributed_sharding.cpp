@@ -366,7 +366,7 @@ TEST(ShiftLeft, DualChunkSwapTalksToItsNeighboursOnly) {
 
 TEST(ShiftLeft, BothEndsOfAMessageUseTheOrderOfTheStreamWhateverTheOrderOfPieces) {
   const Ints bounds = {0, 8}, stream = {0, 1, 2, 3, 4, 5, 6, 7};
-  const auto one = [](int64_t slot) { return Piece{GlobalToken(slot), 1, 1, {}}; };
+  const auto one = [](int64_t slot) { return SlotRun{GlobalToken(slot), 1, 1, {}}; };
   const Layout layout =
       make_layout("opposed", {bounds, bounds},
                   {{one(6), one(4), one(2), one(0)}, {one(1), one(3), one(5), one(7)}});

@@ -254,7 +254,7 @@ TEST(Reference, ValuesAndHiddenStates) {
   EXPECT_EQ(reference->hidden_layers, 3);
   EXPECT_EQ(reference->hidden_size, 2);
 
-  std::vector<RowRange> rows;  // rank 0 reads two ranges, the next one row, the others nothing
+  std::vector<Rows> rows;  // rank 0 reads two ranges, the next one row, the others nothing
   if (world().rank() == 0) rows = {{0, 1}, {2, 2}};
   if (world().rank() == 1) rows = {{1, 1}};
   const Buffer<double> hidden = read_reference_hidden(world(), folder.file("d.h5"), 1, rows);

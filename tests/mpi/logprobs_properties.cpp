@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "baselines/upstream.hpp"
 #include "logprobs/distillation.hpp"
 #include "logprobs/filtered_scores.hpp"
 #include "logprobs/reference.hpp"
-#include "logprobs/upstream.hpp"
 #include "logprobs/vocab_parallel.hpp"
 #include "score_checks.hpp"
 

@@ -5,9 +5,9 @@
 
 #include <random>
 
+#include "apps/pack/report.hpp"
+#include "apps/shard/report.hpp"
 #include "io_files.hpp"
-#include "report/packing_report.hpp"
-#include "report/sharding_report.hpp"
 
 namespace gyre {
 namespace {
@@ -108,7 +108,7 @@ TEST(PackRoundTrip, MoreShardsThanRanksAndRepaddedSegments) {
   test::expect_error(ExitCode::usage, "is not a multiple of 2·cp = 22",
                      [&] { plan_layout(strict, {}, world(), costs); });
   ShardingPlan plan(header, find_layout("dual-chunk-swap"), options, true);
-  const ShardingRow row = plan_layout(plan, {}, world(), costs);
+  const ShardingResult row = plan_layout(plan, {}, world(), costs);
   EXPECT_EQ(row.slots % 2, 0);
   EXPECT_EQ(costs.size(), 11u);
   check_layout(plan, slots, world(), checks);
@@ -155,7 +155,7 @@ PackedHeader small_header() {
 }
 
 std::string problem_of(const PackedHeader& header) {
-  Problems problems;
+  ConfigErrors problems;
   check_packed(problems, header);
   return problems.empty() ? "" : problems.messages().front();
 }

@@ -177,7 +177,7 @@ TEST(Scoring, OptionsOfLayoutsAndSchedulesArrive) {
   setup = setup_of({1, cp, 1}, "balanced-joint");
   setup.layout_options.chunk = 5;
   const Layout layout = setup.layout_of(plan.bins.front());
-  for (const Piece& piece : layout.shard(0).pieces) EXPECT_EQ(piece.length % 5, 0);
+  for (const SlotRun& piece : layout.shard(0).pieces) EXPECT_EQ(piece.length % 5, 0);
   expect_right(documents, config, twin, setup);
 
   // Groups of one rank exchange no heads: KV blocks alone travel, as in a ring.

@@ -1,9 +1,8 @@
 // The row of a layout in gyre-shard's table, against numbers worked out by hand.
 
-#include "report/sharding_report.hpp"
-
 #include <gtest/gtest.h>
 
+#include "apps/shard/report.hpp"
 #include "mpi_test.hpp"
 
 namespace gyre {
@@ -29,7 +28,7 @@ AttentionShape small_shape() {
   return {2, 1, 4, 4, 32e-12, 32e-9};  // one pair and one token a second
 }
 
-ShardingRow row_of(const std::string& layout, std::vector<RankCost>& costs) {
+ShardingResult row_of(const std::string& layout, std::vector<RankCost>& costs) {
   const PackedHeader header = two_bins();
   LayoutOptions options;
   options.cp = 4;
@@ -37,9 +36,9 @@ ShardingRow row_of(const std::string& layout, std::vector<RankCost>& costs) {
   return plan_layout(plan, small_shape(), world(), costs);
 }
 
-TEST(ShardingRow, ContiguousPartsOfADocument) {
+TEST(ShardingResult, ContiguousPartsOfADocument) {
   std::vector<RankCost> costs;
-  const ShardingRow row = row_of("contiguous", costs);
+  const ShardingResult row = row_of("contiguous", costs);
   EXPECT_EQ(row.slots, 8);
   EXPECT_DOUBLE_EQ(row.padding, 0);
   EXPECT_DOUBLE_EQ(row.run_length, 4);
@@ -57,9 +56,9 @@ TEST(ShardingRow, ContiguousPartsOfADocument) {
   EXPECT_EQ(costs[2].real_tokens, 2 * 4);
 }
 
-TEST(ShardingRow, NeighbouringChunksAreOneRun) {
+TEST(ShardingResult, NeighbouringChunksAreOneRun) {
   std::vector<RankCost> costs;
-  const ShardingRow row = row_of("zigzag", costs);  // rank 3 owns chunks 3 and 4
+  const ShardingResult row = row_of("zigzag", costs);  // rank 3 owns chunks 3 and 4
   EXPECT_DOUBLE_EQ(row.run_length, 16.0 / 7);
   EXPECT_DOUBLE_EQ(row.pair_ratio, 1);
   EXPECT_DOUBLE_EQ(row_of("striped", costs).run_length, 1);

@@ -1,7 +1,7 @@
 // The algorithms of NeMo RL over all ranks: results against whole rows in double precision, and
 // what they cost: collectives, bytes on the wire, memory.
 
-#include "logprobs/upstream.hpp"
+#include "baselines/upstream.hpp"
 
 #include <rapidcheck.h>
 
@@ -15,10 +15,10 @@
 #include <span>
 #include <vector>
 
+#include "baselines/upstream_passes.hpp"
 #include "comm/agree.hpp"
 #include "logprob_cases.hpp"
 #include "logprobs/reference.hpp"
-#include "logprobs/upstream_passes.hpp"
 #include "mpi_test.hpp"
 #include "report/tolerance.hpp"
 #include "runtime/buffer.hpp"

@@ -31,7 +31,7 @@
 namespace gyre::test {
 
 /// An attention problem and what it was made from.
-struct AttentionCase {
+struct AttentionWorkload {
   LayoutCase layout;
   HeadShape heads;
   MaskRule mask;
@@ -66,8 +66,8 @@ inline MaskRule arbitrary_mask() {
 
 /// Any layout of random documents, mask, heads (groups of 1, 2, 3, 4 and all; fewer KV heads than
 /// ranks; heads that do not divide) and valid options.
-inline AttentionCase arbitrary_attention(int cp) {
-  AttentionCase result;
+inline AttentionWorkload arbitrary_attention(int cp) {
+  AttentionWorkload result;
   const LayoutKind& kind = *rc::gen::elementOf(layout_kinds());
   LayoutCase& layout = result.layout;
   layout.kind = kind.name;
@@ -117,7 +117,7 @@ class PlanMachine {
     for (size_t r = 0; r < ranks_.size(); ++r)
       for (const PlanArray& a : plan.ranks[r].arrays) {
         std::vector<int64_t>& slots = ranks_[r].slots.emplace_back();
-        for (const RowRun& run : a.rows)
+        for (const RankRows& run : a.rows)
           for (int64_t i = 0; i < run.length; ++i)
             slots.push_back(
                 index[static_cast<size_t>(run.rank)][static_cast<size_t>((run.begin + i).value())]);

@@ -1,7 +1,7 @@
 #pragma once
-// Problems for an attention kernel on the GPU, their answers by the double-precision reference, and
-// how what a kernel gives is compared with them. What no rectangle covers, and what lies between
-// rows, is NaN, and has to stay as it is.
+// ConfigErrors for an attention kernel on the GPU, their answers by the double-precision reference,
+// and how what a kernel gives is compared with them. What no rectangle covers, and what lies
+// between rows, is NaN, and has to stay as it is.
 
 #include <gtest/gtest.h>
 

@@ -149,7 +149,7 @@ class Attention {
 
   /// f(token, row) for the tokens of an array.
   template <class F>
-  void for_each_token(const std::vector<RowRun>& rows, F f) const {
+  void for_each_token(const std::vector<RankRows>& rows, F f) const {
     for (const Fragment& fragment : shard_of(layout_, rows).fragments)
       for (int64_t i = 0; i < fragment.length; ++i)
         f(p_.offsets[static_cast<size_t>(fragment.segment.value())] + fragment.start.value() +
@@ -266,7 +266,7 @@ inline void expect_results(const Problem& p, Attention& attention,
 /// Padding got nothing: no output, no gradient, and a log-sum-exp of -inf.
 inline void expect_empty_padding(Attention& attention) {
   AttentionExecutor& run = attention.executor();
-  const auto real_rows = [&](const std::vector<RowRun>& rows, int64_t count) {
+  const auto real_rows = [&](const std::vector<RankRows>& rows, int64_t count) {
     std::vector<bool> real(static_cast<size_t>(count), false);
     attention.for_each_token(rows,
                              [&](int64_t, int64_t row) { real[static_cast<size_t>(row)] = true; });

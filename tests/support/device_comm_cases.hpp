@@ -376,7 +376,7 @@ TYPED_TEST_P(DeviceComm, WhatFollowsAHoldSeesTheResultAndWhatCameBeforeIsSent) {
     const SendSlice sends[] = {{(me + 1) % n, part(out.data(), 0, 64)}};
     const RecvSlice recvs[] = {{(me + n - 1) % n, writable_part(in.data(), 0, 64)}};
     const WorkPtr work = group.comm->exchange(sends, recvs, this->stream(), "held");
-    work->hold();
+    work->wait_on_stream();
     this->stream().copy(after.data(), in.data(), bytes);
     EXPECT_EQ(after.values(), std::vector<float>(64, static_cast<float>((me + n - 1) % n)));
     work->wait();

@@ -17,29 +17,29 @@
 
 namespace gyre::test {
 
-/// With `takes_fresh`, calls may be fresh. The counters say how many were, and how many of the
+/// With `can_overwrite`, calls may be fresh. The counters say how many were, and how many of the
 /// backward calls had `out` at hand, whose product with d_out must be delta.
 class DeviceReferenceKernel final : public BlockKernel {
  public:
-  explicit DeviceReferenceKernel(Stream& stream, bool takes_fresh = false)
-      : stream_(stream), takes_fresh_(takes_fresh) {}
-  bool takes_fresh() const override { return takes_fresh_; }
-  int fresh_forward = 0, fresh_d_q = 0, fresh_d_kv = 0, with_out = 0;
+  explicit DeviceReferenceKernel(Stream& stream, bool can_overwrite = false)
+      : stream_(stream), can_overwrite_(can_overwrite) {}
+  bool can_overwrite() const override { return can_overwrite_; }
+  int overwriting_forward = 0, overwrite_d_q = 0, overwrite_d_kv = 0, with_out = 0;
 
   void forward(const ForwardBlock& block) override {
     std::set<int64_t> queries =
         rows_of(block.rectangles, &Rectangle::q_begin, &Rectangle::q_length);
-    EXPECT_TRUE(takes_fresh_ || !block.fresh);
+    EXPECT_TRUE(can_overwrite_ || !block.overwrite);
     ForwardBlock here = block;
     read_inputs(here);
     Result out(block.out, stream_), lse(MatrixRef(block.lse), stream_);
     here.out = out.matrix();
     here.lse = lse.matrix().as<float>();
-    if (block.fresh) {
-      ++fresh_forward;
+    if (block.overwrite) {
+      ++overwriting_forward;
       out.fill(0, queries);
       lse.fill(-std::numeric_limits<float>::infinity(), queries);
-      here.fresh = false;
+      here.overwrite = false;
     }
     kernel_->forward(here);
     out.write_back(queries);
@@ -51,7 +51,7 @@ class DeviceReferenceKernel final : public BlockKernel {
     std::set<int64_t> queries =
         rows_of(block.rectangles, &Rectangle::q_begin, &Rectangle::q_length);
     std::set<int64_t> keys = rows_of(block.rectangles, &Rectangle::k_begin, &Rectangle::k_length);
-    EXPECT_TRUE(takes_fresh_ || !(block.fresh_d_q || block.fresh_d_kv));
+    EXPECT_TRUE(can_overwrite_ || !(block.overwrite_d_q || block.overwrite_d_kv));
     BackwardBlock here = block;
     read_inputs(here);
     here.d_out = read(block.d_out);
@@ -68,16 +68,16 @@ class DeviceReferenceKernel final : public BlockKernel {
       ++with_out;
       expect_delta(read(block.out), here, queries);
     }
-    if (block.fresh_d_q) {
-      ++fresh_d_q;
+    if (block.overwrite_d_q) {
+      ++overwrite_d_q;
       d_q.fill(0, queries);
     }
-    if (block.fresh_d_kv) {
-      ++fresh_d_kv;
+    if (block.overwrite_d_kv) {
+      ++overwrite_d_kv;
       d_k.fill(0, keys);
       d_v.fill(0, keys);
     }
-    here.fresh_d_q = here.fresh_d_kv = false;
+    here.overwrite_d_q = here.overwrite_d_kv = false;
     here.out = {};
     kernel_->backward(here);
     d_q.write_back(queries);
@@ -159,7 +159,7 @@ class DeviceReferenceKernel final : public BlockKernel {
   }
 
   Stream& stream_;
-  bool takes_fresh_;
+  bool can_overwrite_;
   std::unique_ptr<BlockKernel> kernel_ = make_reference_kernel();
   std::vector<HostCopy> inputs_;
 };

@@ -1,6 +1,6 @@
 #pragma once
-// Problems of the fused linear layer, their answers by definition in double precision, and how what
-// a rank gets is compared with them.
+// ConfigErrors of the fused linear layer, their answers by definition in double precision, and how
+// what a rank gets is compared with them.
 
 #include <gtest/gtest.h>
 

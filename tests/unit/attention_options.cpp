@@ -1,14 +1,13 @@
 // What gyre-attention makes of its options, of the scores of its inputs and of its measurements.
 
-#include "report/attention_options.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "apps/attention/options.hpp"
+#include "apps/attention/report.hpp"
+#include "apps/attention/workload.hpp"
 #include "errors.hpp"
-#include "report/attention_case.hpp"
-#include "report/attention_report.hpp"
 
 namespace gyre {
 namespace {
@@ -112,16 +111,16 @@ class ConstantRows final : public TensorRows {
 TEST(ScoreSize, IsThatOfTheInputsAndAtLeastOne) {
   AttentionOptions o;
   o.head_dim = 16;
-  const AttentionCase problem = made_up_case(o, 100);
+  const AttentionWorkload problem = generated_workload(o, 100);
   // <q, k> / sqrt(16) of rows of 3 is 16 · 9 / 4.
   EXPECT_DOUBLE_EQ(sampled_score_size(problem, ConstantRows(3)), 36);
   EXPECT_DOUBLE_EQ(sampled_score_size(problem, ConstantRows(0.1F)), 1);
   EXPECT_NEAR(sampled_score_size(problem, *random_rows(problem, 1)), 1, 0.2);
-  EXPECT_DOUBLE_EQ(sampled_score_size(made_up_case(o, 0), ConstantRows(3)), 1);
+  EXPECT_DOUBLE_EQ(sampled_score_size(generated_workload(o, 0), ConstantRows(3)), 1);
 }
 
-AttentionRow measured_row(double rate, Pass pass, int64_t tokens) {
-  AttentionRow row;
+AttentionResult measured_row(double rate, Pass pass, int64_t tokens) {
+  AttentionResult row;
   row.pass = pass;
   row.tokens = tokens;
   row.cp = 2;
@@ -130,8 +129,8 @@ AttentionRow measured_row(double rate, Pass pass, int64_t tokens) {
   return row;
 }
 
-TEST(AttentionRow, ExposedAndOverlap) {
-  AttentionRow row = measured_row(1, Pass::forward, 8);
+TEST(AttentionResult, ExposedAndOverlap) {
+  AttentionResult row = measured_row(1, Pass::forward, 8);
   row.time_ms.median = 10;
   row.exposed_ms = 2;
   row.communicate_ms = 5;
@@ -149,8 +148,8 @@ TEST(AttentionRow, ExposedAndOverlap) {
   EXPECT_DOUBLE_EQ(row.overlap(), 1);
 }
 
-TEST(AttentionRow, BusiestRank) {
-  AttentionRow row = measured_row(1, Pass::forward, 8);
+TEST(AttentionResult, BusiestRank) {
+  AttentionResult row = measured_row(1, Pass::forward, 8);
   row.ranks = {{1, 0, 0, 10, 300, 2}, {3, 0, 0, 10, 200, 4}};
   EXPECT_EQ(row.busiest_bytes(), 300);
   EXPECT_EQ(row.messages(), 4);
@@ -159,7 +158,7 @@ TEST(AttentionRow, BusiestRank) {
 
 TEST(AttentionFigures, AreTheFastestOfADirectionAndSize) {
   RunReport report;
-  AttentionRow nothing = measured_row(0, Pass::forward, 0);
+  AttentionResult nothing = measured_row(0, Pass::forward, 0);
   add_figures(report,
               {measured_row(1, Pass::forward, 8), measured_row(5, Pass::backward, 8),
                measured_row(3, Pass::forward, 8), measured_row(2, Pass::forward, 16), nothing});
@@ -178,7 +177,7 @@ TEST(ExplainCase, RefusesPlansThatAreTooLarge) {
   test::expect_usage(
       "--cp 1024: the plans of all ranks under all-to-all are too large to be explained; 128 ranks "
       "work",
-      [&] { explain_case(made_up_case(o, 1 << 20), o); });
+      [&] { explain_workload(generated_workload(o, 1 << 20), o); });
 }
 
 TEST(MemoryOfAPlan, IsRefusedWithWhatFits) {
@@ -186,10 +185,10 @@ TEST(MemoryOfAPlan, IsRefusedWithWhatFits) {
   o.cp = 2;
   o.check = "none";
   o.layout = "contiguous";
-  const AttentionCase problem = made_up_case(o, 4096);
+  const AttentionWorkload problem = generated_workload(o, 4096);
   // q, out, d_out, d_q: 4 · 2048 rows · 2 KiB; kv, d_kv and one more of each: 8 MiB each; stats.
   const AttentionSetup setup = setup_of(o, find_schedule("ring"), find_layout(o.layout), 1);
-  const CaseLayout placed(problem, setup.layout, setup.layout_options);
+  const WorkloadLayout placed(problem, setup.layout, setup.layout_options);
   const RankPlan plan = plan_rank(
       setup.schedule, {&placed.layout, problem.heads, problem.mask, setup.schedule_options}, 0);
   const int64_t mib = 1 << 20, bytes = planned_bytes(plan, problem, setup);
@@ -198,8 +197,8 @@ TEST(MemoryOfAPlan, IsRefusedWithWhatFits) {
       "impossible configuration\n"
       "  - 4096 tokens: schedule ring: needs 50.5 MB a rank, and 25.2 MB are available; about 2048 "
       "tokens fit",
-      [&] { check_cases({problem}, o, bytes / 2, 0); });
-  check_cases({problem}, o, bytes, 0);
+      [&] { check_workloads({problem}, o, bytes / 2, 0); });
+  check_workloads({problem}, o, bytes, 0);
 }
 
 }  // namespace

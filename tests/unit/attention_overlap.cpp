@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "attention/schedules/registry.hpp"
-#include "attention/simulate.hpp"
 #include "layout_cases.hpp"
+#include "predict/simulate.hpp"
 
 namespace gyre {
 namespace {

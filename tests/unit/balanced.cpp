@@ -93,7 +93,7 @@ TEST(Balanced, NeighboursAreOnePieceAndTheOrderIsThatOfTheStream) {
   const Layout layout = balanced(bounds.view(), options_of(2, 2));
   EXPECT_EQ(shard_index(layout, 0), (Ints{0, 1, 6, 7}));
   EXPECT_EQ(shard_index(layout, 1), (Ints{2, 3, 4, 5}));
-  EXPECT_EQ(layout.shard(1).pieces, (std::vector<Piece>{{GlobalToken(2), 1, 4, LocalToken(0)}}));
+  EXPECT_EQ(layout.shard(1).pieces, (std::vector<SlotRun>{{GlobalToken(2), 1, 4, LocalToken(0)}}));
   EXPECT_TRUE(rc::check("pieces ascend and have gaps between them", [] {
     const Bounds b = test::arbitrary_bounds(1);
     const LayoutOptions options = options_of(*rc::gen::inRange(1, 9), *rc::gen::inRange(0, 9));
@@ -243,7 +243,7 @@ double least_seconds(const Bounds& bounds, const LayoutOptions& options) {
   double least = HUGE_VAL;
   for (unsigned mine = 0; mine < 256; ++mine) {
     if (std::popcount(mine) != 4) continue;
-    std::vector<std::vector<Piece>> pieces(2);
+    std::vector<std::vector<SlotRun>> pieces(2);
     for (int64_t c = 0; c < 8; ++c)
       pieces[(mine >> c) & 1].push_back({GlobalToken(c * options.chunk), 1, options.chunk, {}});
     least = std::min(

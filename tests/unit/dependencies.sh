@@ -3,7 +3,10 @@
 # checked: each rule must notice a violation planted into a copy.
 set -euo pipefail
 
-# The quoted includes that a module may use, its own included. Everything may use core.
+# The quoted includes that a module of src may use, its own included:
+#     apps -> {predict, baselines, report, io} -> model -> {attention, logprobs, packing, sharding} -> comm -> runtime
+#          -> core
+# predict draws with report's SVG, and report tells the provenance that io writes.
 declare -A ALLOWED=(
   [core]='core'
   [runtime]='runtime core'
@@ -14,11 +17,14 @@ declare -A ALLOWED=(
   [logprobs]='logprobs sharding comm runtime core'
   [io]='io comm runtime core'
   [model]='model attention logprobs packing sharding comm runtime core'
-  [report]='report model io attention logprobs packing sharding comm runtime core'
+  [baselines]='baselines logprobs sharding comm runtime core'
+  [report]='report io attention sharding comm runtime core'
+  [predict]='predict report attention sharding comm runtime core'
 )
 ALGORITHMS='packing sharding attention logprobs model comm'
 PRINTING='std::(cout|cerr|clog|puts|printf)|\b(f|v)?printf *\(|\bf?puts *\(|fmt::print|<iostream>'
-MOST_APP_LINES=200
+MOST_MAIN_LINES=200 # what is read in five minutes
+MOST_FILE_LINES=450
 
 # The lines below folder $1 that match $2 outside of // comments, as FILE:LINE:TEXT.
 code_lines() {
@@ -39,6 +45,16 @@ check_includes() {
       [[ $included != gyre_build.hpp ]] || continue # made by the build
       [[ $included == */* && " ${ALLOWED[$module]} " == *" ${included%%/*} "* ]] ||
         echo "$line: $module may include only ${ALLOWED[$module]}, by their full path"
+    done < <(code_lines "$folder" '#include "')
+  done
+  # Apps use everything of src, their own folder and what is common to them.
+  for folder in apps/*/; do
+    [[ -d $folder ]] || continue
+    module=$(basename "$folder")
+    while IFS= read -r line; do
+      included=$(sed -E 's@.*#include "([^"]*)".*@\1@' <<<"$line")
+      [[ $included == apps/$module/* || $included == apps/common/* || -v ALLOWED[${included%%/*}] ]] ||
+        echo "$line: apps/$module may include src, apps/common and itself, by their full path"
     done < <(code_lines "$folder" '#include "')
   done
 }
@@ -68,12 +84,16 @@ check_names() {
 }
 
 check_sizes() {
-  local app lines
-  for app in apps/*.cpp; do
-    [[ -e $app ]] || continue
-    lines=$(wc -l <"$app")
-    [[ $lines -le $MOST_APP_LINES ]] || echo "$app: $lines lines; an app has at most $MOST_APP_LINES"
+  local file lines
+  for file in apps/*/main.cpp; do
+    [[ -e $file ]] || continue
+    lines=$(wc -l <"$file")
+    [[ $lines -le $MOST_MAIN_LINES ]] || echo "$file: $lines lines; the main file of an app has at most $MOST_MAIN_LINES"
   done
+  while IFS= read -r file; do
+    lines=$(wc -l <"$file")
+    [[ $lines -le $MOST_FILE_LINES ]] || echo "$file: $lines lines; a file has at most $MOST_FILE_LINES"
+  done < <(find src apps -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 }
 
 # Prints every violation in the tree $1.
@@ -118,13 +138,20 @@ must_notice src/attention/a.cu 'printf("x");' 'do not print'
 must_notice src/model/a.cu 'kernel<<<grid, block>>>(x);' 'gyre::launch'
 must_notice src/model/a.cpp '#include <CLI/CLI.hpp>' 'only report reads options'
 must_notice src/report/a.cpp '#include <hdf5.h>' 'only io speaks HDF5'
-must_notice apps/long.cpp "$(printf '%.0s\\n' $(seq 200))" 'at most 200'
+must_notice apps/long/main.cpp "$(printf '%.0s\\n' $(seq 200))" 'at most 200'
+must_notice apps/long/run.cpp "$(printf '%.0s\\n' $(seq 450))" 'at most 450'
+must_notice src/io/long.cpp "$(printf '%.0s\\n' $(seq 450))" 'at most 450'
+must_notice apps/one/a.cpp '#include "apps/other/run.hpp"' 'apps/one may include'
+must_notice src/io/a.cpp '#include "apps/common/host.hpp"' 'io may include only'
+must_notice src/report/a.cpp '#include "predict/explain.hpp"' 'report may include only'
+must_notice src/logprobs/a.cpp '#include "baselines/upstream.hpp"' 'logprobs may include only'
 # And what is allowed must pass.
-must_notice src/report/a.cpp '#include "model/decoder.hpp"\n#include <CLI/CLI.hpp>\nfmt::print("x");' ''
+must_notice src/report/a.cpp '#include "io/schema.hpp"\n#include <CLI/CLI.hpp>\nfmt::print("x");' ''
+must_notice apps/one/a.cpp '#include "apps/common/host.hpp"\n#include "model/decoder.hpp"' ''
 must_notice src/runtime/mpi_env.cpp 'MPI_Comm_dup(MPI_COMM_WORLD, &world);' ''
 must_notice src/report/a.cpp 'getenv("OMPI_COMM_WORLD_SIZE");' ''
 must_notice src/model/a.cpp '// MPI_COMM_WORLD and printf() in a comment\nsnprintf(text, 3, "x");' ''
-must_notice apps/short.cpp "$(printf '%.0s\\n' $(seq 199))" ''
+must_notice apps/short/main.cpp "$(printf '%.0s\\n' $(seq 199))" ''
 
 [[ $failed -eq 0 ]] && echo "dependencies: all rules hold"
 exit "$failed"

@@ -1,6 +1,6 @@
 // Plans in words and in pictures.
 
-#include "report/explain.hpp"
+#include "predict/explain.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,8 @@
 
 #include "attention/schedules/registry.hpp"
 #include "layout_cases.hpp"
-#include "report/plan_svg.hpp"
+#include "predict/plan_svg.hpp"
+#include "report/value.hpp"
 
 namespace gyre {
 namespace {

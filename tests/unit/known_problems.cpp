@@ -1,6 +1,6 @@
-// Problems that users of packing with context parallelism have hit, one test each: the input that
-// broke, and what must come out. Where it helps, the wrong answer is computed beside the right one,
-// to show that the input tells them apart.
+// ConfigErrors that users of packing with context parallelism have hit, one test each: the input
+// that broke, and what must come out. Where it helps, the wrong answer is computed beside the right
+// one, to show that the input tells them apart.
 
 #include <gtest/gtest.h>
 
@@ -94,7 +94,7 @@ Floats shard_of(const Layout& layout, int rank, const Floats& stream, int64_t wi
 /// The rows of an array of a plan, taken from the stream of their owners.
 Floats rows_of(const Layout& layout, const PlanArray& array, const Floats& stream, int64_t width) {
   Floats rows;
-  for (const RowRun& run : array.rows) {
+  for (const RankRows& run : array.rows) {
     const Floats shard = shard_of(layout, run.rank, stream, width);
     const auto begin = shard.begin() + static_cast<std::ptrdiff_t>(run.begin.value() * width);
     rows.insert(rows.end(), begin, begin + static_cast<std::ptrdiff_t>(run.length * width));
@@ -640,7 +640,7 @@ TEST(KnownProblems, BalanceIsOfEveryDocumentNotOfTheRow) {
   EXPECT_EQ(pairs_of(zigzag(bounds.view(), options)), (Longs{52, 36}));
   // The chunks of both ranks, document by document (0 3 1 2 | 4-6 13-15 7-12), cut in the middle.
   const auto run = [](int64_t start, int64_t length) {
-    return Piece{GlobalToken(start), 1, length, {}};
+    return SlotRun{GlobalToken(start), 1, length, {}};
   };
   EXPECT_EQ(pairs_of(make_layout("cut", bounds.view(),
                                  {{run(0, 1), run(3, 1), run(1, 2), run(4, 3), run(13, 1)},

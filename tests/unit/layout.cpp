@@ -339,8 +339,8 @@ TEST(MakeLayout, PiecesLieInTheOrderGivenAndEmptyOnesAreLeftOut) {
       "one", {bounds, bounds},
       {{{GlobalToken(2), 1, 2, {}}, {GlobalToken(1), 1, 0, {}}, {GlobalToken(0), 1, 2, {}}}});
   EXPECT_EQ(shard_index(layout, 0), (Ints{2, 3, 0, 1}));
-  EXPECT_EQ(layout.shard(0).pieces, (std::vector<Piece>{{GlobalToken(2), 1, 2, LocalToken(0)},
-                                                        {GlobalToken(0), 1, 2, LocalToken(2)}}));
+  EXPECT_EQ(layout.shard(0).pieces, (std::vector<SlotRun>{{GlobalToken(2), 1, 2, LocalToken(0)},
+                                                          {GlobalToken(0), 1, 2, LocalToken(2)}}));
 }
 
 TEST(EveryLayout, IndexListsAreABijectionAndOwnersTheirInverse) {

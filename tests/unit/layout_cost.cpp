@@ -62,7 +62,7 @@ TEST(Pairs, ShortDocumentsStarveSomeRanks) {
 TEST(Pairs, ACutAcrossSegmentsLosesTheBalanceOfEach) {
   // Each segment in the order of its ranks' chunks, 0 3 1 2 | 4-6 13-15 7-12, and then halves.
   const auto run = [](int64_t start, int64_t length) {
-    return Piece{GlobalToken(start), 1, length, {}};
+    return SlotRun{GlobalToken(start), 1, length, {}};
   };
   const Bounds bounds = full_bounds({4, 12});
   const Layout halves = make_layout(

@@ -1,7 +1,5 @@
 // The rows that gyre-logprobs makes up, and those that it takes from files.
 
-#include "report/logprobs_inputs.hpp"
-
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -10,9 +8,10 @@
 #include <numeric>
 #include <set>
 
+#include "apps/logprobs/inputs.hpp"
+#include "apps/logprobs/op.hpp"
 #include "errors.hpp"
 #include "logprobs/reference.hpp"
-#include "report/logprobs_op.hpp"
 
 namespace gyre {
 namespace {
@@ -36,7 +35,7 @@ TEST(LogprobsInputs, AnyPartOfARowIsThatOfTheWhole) {
   EXPECT_TRUE(rc::check([](uint8_t at, uint8_t length, bool rounds) {
     LogprobsOptions o = options_of(300);
     o.dtype = rounds ? "bf16" : "f32";
-    const LogprobsCase problem = made_up_case(o, 10);
+    const LogprobsWorkload problem = generated_workload(o, 10);
     const auto inputs = random_inputs(problem, o);
     for (const TokenTensor tensor : {TokenTensor::logits, TokenTensor::teacher}) {
       const std::vector<float> row = whole(*inputs, 7, 520, tensor);
@@ -56,14 +55,14 @@ TEST(LogprobsInputs, AnyPartOfARowIsThatOfTheWhole) {
 TEST(LogprobsInputs, AreExactInTheirType) {
   LogprobsOptions o = options_of(500);
   o.dtype = "bf16";
-  const auto inputs = random_inputs(made_up_case(o, 4), o);
+  const auto inputs = random_inputs(generated_workload(o, 4), o);
   for (const float z : whole(*inputs, 3, 500)) EXPECT_EQ(to_float(to_bf16(z)), z);
 }
 
 // A model's rows have a nucleus: with the defaults, top-p 0.9 keeps some tens of columns.
 TEST(LogprobsInputs, PeaksMakeANucleus) {
   const LogprobsOptions o = options_of(32768);
-  const auto inputs = random_inputs(made_up_case(o, 100), o);
+  const auto inputs = random_inputs(generated_workload(o, 100), o);
   for (const int64_t token : {0, 41, 99}) {
     const std::vector<float> row = whole(*inputs, token, o.vocab);
     const std::vector<double> logits(row.begin(), row.end());
@@ -75,13 +74,14 @@ TEST(LogprobsInputs, PeaksMakeANucleus) {
   }
   LogprobsOptions flat = o;
   flat.peaks = 0;
-  const std::vector<float> row = whole(*random_inputs(made_up_case(flat, 1), flat), 0, o.vocab);
+  const std::vector<float> row =
+      whole(*random_inputs(generated_workload(flat, 1), flat), 0, o.vocab);
   EXPECT_LT(*std::max_element(row.begin(), row.end()), 4);
 }
 
 TEST(LogprobsInputs, TargetsAreMostlyPeaksAndIdsBeginWithThem) {
   const LogprobsOptions o = options_of(32768);
-  const auto inputs = random_inputs(made_up_case(o, 400), o);
+  const auto inputs = random_inputs(generated_workload(o, 400), o);
   int peaks = 0;
   std::vector<int32_t> ids(static_cast<size_t>(o.picks));
   for (int64_t token = 0; token < 400; ++token) {
@@ -99,7 +99,7 @@ TEST(LogprobsInputs, TargetsAreMostlyPeaksAndIdsBeginWithThem) {
 TEST(LogprobsInputs, ZeroFractionOfTokens) {
   LogprobsOptions o = options_of(100);
   o.zero_fraction = 0.25;
-  const auto inputs = random_inputs(made_up_case(o, 1000), o);
+  const auto inputs = random_inputs(generated_workload(o, 1000), o);
   int zeros = 0;
   for (int64_t token = 0; token < 1000; ++token) {
     const bool zero = inputs->gradient(token, 0) == 0;
@@ -109,28 +109,28 @@ TEST(LogprobsInputs, ZeroFractionOfTokens) {
   }
   EXPECT_NEAR(zeros, 250, 50);
   o.zero_fraction = 1;
-  EXPECT_EQ(random_inputs(made_up_case(o, 1), o)->gradient(0, 0), 0);
+  EXPECT_EQ(random_inputs(generated_workload(o, 1), o)->gradient(0, 0), 0);
 }
 
 TEST(LogprobsInputs, VocabulariesSmallerThanTheirPeaks) {
   const LogprobsOptions o = options_of(3);
-  const auto inputs = random_inputs(made_up_case(o, 50), o);
+  const auto inputs = random_inputs(generated_workload(o, 50), o);
   for (int64_t token = 0; token < 50; ++token) {
     EXPECT_LT(inputs->target(token), 3);
     for (const float z : whole(*inputs, token, 3)) EXPECT_TRUE(std::isfinite(z));
   }
 }
 
-TEST(LogprobsCase, Sequences) {
+TEST(LogprobsWorkload, Sequences) {
   LogprobsOptions o = options_of(10);
   o.sequences = 3;
-  const LogprobsCase problem = made_up_case(o, 10);
+  const LogprobsWorkload problem = generated_workload(o, 10);
   EXPECT_EQ(problem.offsets, (std::vector<int64_t>{0, 3, 6, 10}));
   EXPECT_EQ(problem.longest(), 4);
   EXPECT_EQ(problem.origin, "10 tokens in 3 sequences");
   o.generate = "dist=fixed,length=7,count=2";
   o.capacity = 100;
-  EXPECT_EQ(made_up_case(o, 10).offsets, (std::vector<int64_t>{0, 7, 14}));
+  EXPECT_EQ(generated_workload(o, 10).offsets, (std::vector<int64_t>{0, 7, 14}));
 }
 
 LogprobsFile small_file() {
@@ -150,12 +150,12 @@ LogprobsFile small_file() {
   return file;
 }
 
-TEST(LogprobsCase, OfAFile) {
+TEST(LogprobsWorkload, OfAFile) {
   const LogprobsFile file = small_file();
   LogprobsOptions o;
   o.input = "f.h5";
   o.tp = 2;
-  const LogprobsCase problem = case_of(file, o);
+  const LogprobsWorkload problem = workload_of(file, o);
   EXPECT_EQ(problem.vocab.offsets, (std::vector<int64_t>{0, 3, 5}));
   EXPECT_EQ(problem.vocab.vocab_size, 3);
   EXPECT_EQ(problem.filter.top_k, 2);
@@ -163,9 +163,9 @@ TEST(LogprobsCase, OfAFile) {
   EXPECT_EQ(o.vocab, 3);
   EXPECT_EQ(o.temperature, 1.5);
   o.shards = "1,4";
-  EXPECT_EQ(case_of(file, o).vocab.offsets, (std::vector<int64_t>{0, 1, 5}));
+  EXPECT_EQ(workload_of(file, o).vocab.offsets, (std::vector<int64_t>{0, 1, 5}));
   o.shards = "1,3";
-  test::expect_usage("--shards 1,3 are 4 columns; f.h5 has 5", [&] { case_of(file, o); });
+  test::expect_usage("--shards 1,3 are 4 columns; f.h5 has 5", [&] { workload_of(file, o); });
 }
 
 // 0.1 in a padded column is no reason to do without the file's answers; in a logit it is.
@@ -209,7 +209,7 @@ void fill(MatrixRef m, float value) {
 
 TEST(LogprobsRows, LogitsComeBackWhenGradientsHaveTakenTheirPlace) {
   const LogprobsOptions o = options_of(30);
-  const LogprobsCase problem = made_up_case(o, 5);
+  const LogprobsWorkload problem = generated_workload(o, 5);
   const auto inputs = random_inputs(problem, o);
   LogprobsRows original(problem, *inputs, {4, 2, 0}, 0, true);
   for (const bool in_place : {true, false}) {
@@ -235,7 +235,7 @@ TEST(LogprobsRows, LogitsComeBackWhenGradientsHaveTakenTheirPlace) {
 
 TEST(LogprobsRows, PaddingHasIdsAndNoGradient) {
   const LogprobsOptions o = options_of(30);
-  const LogprobsCase problem = made_up_case(o, 5);
+  const LogprobsWorkload problem = generated_workload(o, 5);
   const auto inputs = random_inputs(problem, o);
   LogprobsRows rows(problem, *inputs, {-1, 3}, 0, true);
   EXPECT_EQ(rows.targets()[0], 0);

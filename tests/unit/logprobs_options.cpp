@@ -1,13 +1,12 @@
 // What gyre-logprobs makes of its options and of its measurements.
 
-#include "report/logprobs_options.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "apps/logprobs/options.hpp"
+#include "apps/logprobs/report.hpp"
 #include "errors.hpp"
-#include "report/logprobs_report.hpp"
 
 namespace gyre {
 namespace {
@@ -178,9 +177,9 @@ TEST(Operations, AreFoundByName) {
   EXPECT_NE(operation_help().find("distill-renormalised"), std::string::npos);
 }
 
-LogprobsCase small_case(LogprobsOptions& o) {
+LogprobsWorkload small_case(LogprobsOptions& o) {
   check_options(o, 4);
-  return made_up_case(o, o.tokens);
+  return generated_workload(o, o.tokens);
 }
 
 TEST(Memory, IsRefusedWithWhatFits) {
@@ -188,7 +187,7 @@ TEST(Memory, IsRefusedWithWhatFits) {
   o.tokens = 4096;
   o.tp = 4;
   o.picks = 1;
-  const LogprobsCase problem = small_case(o);
+  const LogprobsWorkload problem = small_case(o);
   const LogprobsOperation& op = find_operation("logprob");
   // Logits and gradient, f32; 40 + 24 + 8 · 4 · 2 bytes a token beside them.
   const int64_t matrix = 4096 * 8192 * 4, small = 4096 * 128;
@@ -204,14 +203,14 @@ TEST(Memory, IsRefusedWithWhatFits) {
   o.pass = "fwd";
   EXPECT_EQ(needed_bytes(op, false, problem, o, 0), matrix + small);
   o.dtype = "bf16";
-  EXPECT_EQ(needed_bytes(op, false, made_up_case(o, 4096), o, 0), matrix / 2 + small);
+  EXPECT_EQ(needed_bytes(op, false, generated_workload(o, 4096), o, 0), matrix / 2 + small);
 }
 
 TEST(Operations, SayWhatTheyCannotDo) {
   LogprobsOptions o;
   o.vocab = 8;
   o.temperature = 2;
-  const LogprobsCase problem = small_case(o);
+  const LogprobsWorkload problem = small_case(o);
   EXPECT_EQ(why_not(find_operation("distill"), false, problem, o, 0, 0),
             "a teacher has no 64 largest of 8 logits; the most are 8");
   EXPECT_EQ(why_not(find_operation("entropy"), true, problem, o, 0, 0),
@@ -219,8 +218,8 @@ TEST(Operations, SayWhatTheyCannotDo) {
   EXPECT_EQ(why_not(find_operation("entropy"), false, problem, o, 0, 0), "");
 }
 
-LogprobsRow measured_row(const std::string& op, const std::string& method, double ms) {
-  LogprobsRow row;
+LogprobsResult measured_row(const std::string& op, const std::string& method, double ms) {
+  LogprobsResult row;
   row.op = op;
   row.method = method;
   row.tokens = 8;
@@ -230,8 +229,8 @@ LogprobsRow measured_row(const std::string& op, const std::string& method, doubl
   return row;
 }
 
-TEST(LogprobsRow, Rates) {
-  LogprobsRow row = measured_row("logprob", "gyre", 2);
+TEST(LogprobsResult, Rates) {
+  LogprobsResult row = measured_row("logprob", "gyre", 2);
   EXPECT_DOUBLE_EQ(row.gbytes_per_s(), 3);
   EXPECT_TRUE(std::isnan(row.share_of_limit()));  // unknown
   row.limit = 6e9;
@@ -244,7 +243,7 @@ TEST(LogprobsRow, Rates) {
 
 TEST(LogprobsFigures, AreOfTheUsualOperationAndOfBothMethods) {
   RunReport report;
-  LogprobsRow nothing = measured_row("logprob-entropy", "gyre", 1);
+  LogprobsResult nothing = measured_row("logprob-entropy", "gyre", 1);
   nothing.tokens = 0;
   add_figures(report, {measured_row("logprob", "gyre", 2), measured_row("logprob", "upstream", 12),
                        measured_row("logprob-entropy", "gyre", 3), nothing});

@@ -167,7 +167,7 @@ TEST(Refused, HeadersOfPackedFilesWithImpossibleSizes) {
   const Ints bounds = {0, 4};
   header.documents = 1;
   header.bins.add_bin(Longs{0}, bounds, bounds);
-  Problems problems;
+  ConfigErrors problems;
   check_packed(problems, header);
   ASSERT_EQ(problems.messages().size(), 3u);
   EXPECT_STREQ(problems.messages()[0].c_str(),

@@ -1,8 +1,8 @@
 // The checks of gyre-pack fail when a packing is wrong.
 
-#include "report/packing_report.hpp"
-
 #include <gtest/gtest.h>
+
+#include "apps/pack/report.hpp"
 
 namespace gyre {
 namespace {

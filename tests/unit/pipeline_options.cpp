@@ -1,12 +1,11 @@
 // What gyre-pipeline makes of its options: the plan, what it refuses, and what a dry run says.
 
-#include "report/pipeline_options.hpp"
-
 #include <gtest/gtest.h>
 
+#include "apps/pipeline/options.hpp"
+#include "apps/pipeline/report.hpp"
 #include "errors.hpp"
 #include "random_model.hpp"
-#include "report/scoring_report.hpp"
 
 namespace gyre {
 namespace {

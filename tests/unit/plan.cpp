@@ -15,7 +15,7 @@
 namespace gyre {
 namespace {
 
-using test::AttentionCase;
+using test::AttentionWorkload;
 using test::expect_usage;
 using test::full_bounds;
 using test::layout_case;
@@ -26,7 +26,7 @@ using Longs = std::vector<int64_t>;
 TEST(Plan, OfEveryScheduleComputesEveryPairOnceFromDataThatIsThere) {
   for (const Schedule& schedule : schedules())
     EXPECT_TRUE(rc::check(schedule.name, [&] {
-      const AttentionCase c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
+      const AttentionWorkload c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
       const AttentionProblem problem = c.problem();
       RC_PRE(schedule.why_not(problem).empty());
       RC_LOG() << c.layout.kind << ", heads " << c.heads.heads << ":" << c.heads.kv_heads
@@ -46,7 +46,7 @@ TEST(Plan, IsRightOnManyRanks) {
                                          {"dual-chunk-swap", 1, causal},
                                          {"dual-chunk-swap", 1, {MaskKind::causal, 2}},
                                          {"striped", 2, window}}) {
-    AttentionCase c;
+    AttentionWorkload c;
     c.layout =
         layout_case(x.kind, test::bounds_of({5, 0, 100, 130}, {128, 0, 128, 256}), 64, x.stripe);
     c.heads = shape_of(6, 2);
@@ -61,7 +61,7 @@ TEST(Plan, IsRightOnManyRanks) {
 
 TEST(Plan, WhatIsSentIsReceived) {
   EXPECT_TRUE(rc::check("bytes of all ranks", [] {
-    const AttentionCase c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
+    const AttentionWorkload c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
     const AttentionProblem problem = c.problem();
     const ElementTypes types{DType::bf16, DType::f32, DType::f32, DType::bf16};
     for (const Schedule& schedule : schedules()) {
@@ -84,8 +84,8 @@ TEST(Plan, WhatIsSentIsReceived) {
 using Change = std::function<bool(RankPlan& plan, std::vector<Step>& steps, size_t step)>;
 
 /// A problem in which every rank needs something of every other.
-AttentionCase busy_case() {
-  AttentionCase c;
+AttentionWorkload busy_case() {
+  AttentionWorkload c;
   c.layout = layout_case("dual-chunk-swap", full_bounds({16, 8}), 4);
   c.heads = shape_of(4, 2);
   return c;
@@ -93,7 +93,7 @@ AttentionCase busy_case() {
 
 /// Expects that the machine finds each such change, on any rank and at any step of any schedule.
 void expect_found(const Change& change, int at_least) {
-  const AttentionCase c = busy_case();
+  const AttentionWorkload c = busy_case();
   AttentionProblem problem = c.problem();
   int changed = 0;
   for (const Schedule& schedule : schedules()) {
@@ -260,7 +260,7 @@ TEST(PlanMachine, FindsAStepThatIsLeftOut) {
 }
 
 TEST(PlanMachine, FindsBlocksThatShareAStorageWhileBothAreUsed) {
-  AttentionCase c = busy_case();
+  AttentionWorkload c = busy_case();
   const AttentionProblem problem = c.problem();
   for (const char* name : {"ring", "ring-forward", "all-gather-strided", "group-cast"}) {
     Plan plan = plan_all(find_schedule(name), problem);
@@ -272,7 +272,7 @@ TEST(PlanMachine, FindsBlocksThatShareAStorageWhileBothAreUsed) {
 }
 
 TEST(PlanMachine, FindsAnOutputThatDoesNotStay) {
-  AttentionCase c = busy_case();
+  AttentionWorkload c = busy_case();
   const AttentionProblem problem = c.problem();
   for (const char* name : {"ring", "all-gather", "all-to-all"}) {
     Plan plan = plan_all(find_schedule(name), problem);
@@ -289,7 +289,7 @@ TEST(PlanMachine, FindsAnOutputThatDoesNotStay) {
 
 TEST(PlanMachine, FindsRanksThatWaitForEachOther) {
   // Both send in one exchange and receive in the next one: the first never ends.
-  AttentionCase c;
+  AttentionWorkload c;
   c.layout = layout_case("contiguous", full_bounds({4}), 2);
   c.heads = shape_of(1, 1);
   const AttentionProblem problem = c.problem();
@@ -311,18 +311,18 @@ TEST(PlanMachine, FindsRanksThatWaitForEachOther) {
 TEST(ShardOf, RowsThatGoOnAreOneFragment) {
   // Chunks 0|5, 1|4, 2|3 of three ranks; the last rank's are neighbours.
   const auto c = layout_case("dual-chunk-swap", full_bounds({12}), 3);
-  const auto whole = [](int rank) { return RowRun{rank, LocalToken(0), 4}; };
+  const auto whole = [](int rank) { return RankRows{rank, LocalToken(0), 4}; };
   const auto fragment = [](int64_t start, int64_t length, int64_t row) {
     return Fragment{SegmentIndex(0), DocPosition(start), 1, length, LocalToken(row)};
   };
   EXPECT_EQ(shard_of(c.layout, {whole(2), whole(0)}).fragments,
             (std::vector<Fragment>{fragment(4, 4, 0), fragment(0, 2, 4), fragment(10, 2, 6)}));
   // Parts of runs, in the document's order: all of it but the last token.
-  const std::vector<RowRun> parts = {{0, LocalToken(0), 2},
-                                     {1, LocalToken(0), 2},
-                                     {2, LocalToken(0), 4},
-                                     {1, LocalToken(2), 2},
-                                     {0, LocalToken(2), 1}};
+  const std::vector<RankRows> parts = {{0, LocalToken(0), 2},
+                                       {1, LocalToken(0), 2},
+                                       {2, LocalToken(0), 4},
+                                       {1, LocalToken(2), 2},
+                                       {0, LocalToken(2), 1}};
   EXPECT_EQ(shard_of(c.layout, parts).fragments, (std::vector<Fragment>{fragment(0, 11, 0)}));
   EXPECT_EQ(shard_of(c.layout, parts).slots, 11);
   // Single tokens of a stripe are as good as a run.
@@ -352,7 +352,7 @@ TEST(Halo, TakesTheLargestWindowThatNeighboursCanServe) {
                                    {"striped", 4, 5, "rank 2 needs keys of rank 0"},
                                    {"striped", 1, 2, "rank 2 needs keys of rank 0"}};
   for (const Case& x : cases) {
-    AttentionCase c;
+    AttentionWorkload c;
     c.layout = layout_case(x.kind, full_bounds({48}), 4, x.stripe);
     c.heads = shape_of(4, 2);
     for (c.mask = {MaskKind::causal, 1}; c.mask.window <= x.largest; ++c.mask.window) {
@@ -369,7 +369,7 @@ TEST(Halo, TakesTheLargestWindowThatNeighboursCanServe) {
         halo_refusal(c.problem()),
         fmt::format("needs a causal mask with a window; the largest that works is {}", x.largest));
   }
-  AttentionCase c;
+  AttentionWorkload c;
   c.layout = layout_case("contiguous", full_bounds({48}), 3);
   c.heads = shape_of(4, 2);
   c.mask = MaskKind::full;
@@ -381,7 +381,7 @@ TEST(Halo, TakesTheLargestWindowThatNeighboursCanServe) {
 TEST(Halo, MovesTheBordersOfTheWindowOnly) {
   // A window of 4 under dual-chunk-swap on 4 ranks: 3 tokens of either neighbour; the chunks of the
   // last rank touch, and rank 0 has the ends of the sequence.
-  AttentionCase c;
+  AttentionWorkload c;
   c.layout = layout_case("dual-chunk-swap", full_bounds({48}), 4);
   c.heads = shape_of(4, 2);
   c.mask = {MaskKind::causal, 4};
@@ -410,7 +410,7 @@ std::vector<std::vector<Rectangle>> rectangles_of(const std::vector<Step>& steps
 TEST(Canonical, ADocumentIsOneRunOfKeysAndOfQueriesWhateverTheLayout) {
   for (const auto& kind : layout_kinds())
     for (const int cp : {1, 2, 4}) {
-      AttentionCase c;
+      AttentionWorkload c;
       c.layout = layout_case(kind.name, full_bounds({16, 8}), cp);
       c.heads = shape_of(2, 1);
       const AttentionProblem problem = c.problem();
@@ -459,7 +459,7 @@ TEST(AllToAllRing, ChoosesGroupsThatShareNoKvHead) {
 }
 
 TEST(Registry, RefusesWhatAScheduleCannotDo) {
-  AttentionCase c;
+  AttentionWorkload c;
   c.layout = layout_case("contiguous", full_bounds({24}), 12);
   c.heads = shape_of(4, 2);
   const auto plan = [&](const char* name, int inner, int64_t heads_at_once) {

@@ -1,6 +1,6 @@
 // Simulated times of plans against closed forms, and plans that cannot end.
 
-#include "attention/simulate.hpp"
+#include "predict/simulate.hpp"
 
 #include <gtest/gtest.h>
 

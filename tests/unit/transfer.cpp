@@ -216,10 +216,10 @@ TEST(EveryLayout, FastAndReferenceAgree) {
   }));
 }
 
-Layout by_hand(const std::vector<std::vector<Piece>>& pieces) {
+Layout by_hand(const std::vector<std::vector<SlotRun>>& pieces) {
   return make_layout("by-hand", full_bounds({16}).view(), pieces);
 }
-Piece piece(int64_t start, int64_t stride, int64_t length) {
+SlotRun piece(int64_t start, int64_t stride, int64_t length) {
   return {GlobalToken(start), stride, length, {}};
 }
 /// Runs in any local order.

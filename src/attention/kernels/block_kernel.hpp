@@ -59,8 +59,8 @@ struct ForwardBlock : BlockInput {
   MatrixRef out;          ///< [rows, heads · head_dim], f32 or bf16, normalised
   MatrixView<float> lse;  ///< [rows, heads]; -inf: nothing seen yet, out is 0
   /// Nothing is in out and lse yet, not even that: the call writes all rows of both, (0, -inf)
-  /// where nothing is seen. For kernels with takes_fresh().
-  bool fresh = false;
+  /// where nothing is seen. For kernels with can_overwrite().
+  bool overwrite = false;
 };
 
 /// Output matrices may be empty: that gradient is not wanted.
@@ -75,7 +75,7 @@ struct BackwardBlock : BlockInput {
   /// be empty.
   ConstMatrixRef out = {};
   /// Nothing is in d_q, or in d_k and d_v, yet: all rows of them are written, as in ForwardBlock.
-  bool fresh_d_q = false, fresh_d_kv = false;
+  bool overwrite_d_q = false, overwrite_d_kv = false;
 };
 
 /// What a kernel rounds to bf16 inside its calls, beyond what the arrays are.
@@ -91,7 +91,7 @@ class BlockKernel {
   virtual void forward(const ForwardBlock& block) = 0;
   virtual void backward(const BackwardBlock& block) = 0;
   /// Whether calls may be `fresh`, which spares them the clearing, and reading, of what they write.
-  virtual bool takes_fresh() const { return false; }
+  virtual bool can_overwrite() const { return false; }
   /// For arrays of queries, keys and values of a type.
   virtual KernelPrecision precision(DType /*activations*/) const { return {}; }
   /// What a report should say of the calls so far, such as how many rectangles another kernel had

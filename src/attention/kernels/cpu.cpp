@@ -108,8 +108,8 @@ class Worker {
  public:
   /// `progress` may be null.
   void start(int64_t head_dim, const std::function<void()>* progress);
-  void forward(const ForwardBlock& block, const Pass& pass, const TileGroup& group);
-  void backward(const BackwardBlock& block, const Pass& pass, const TileGroup& group,
+  void forward(const ForwardBlock& block, const TileSweep& sweep, const TileGroup& group);
+  void backward(const BackwardBlock& block, const TileSweep& sweep, const TileGroup& group,
                 Gradients wanted, size_t only_window = all_windows);
 
  private:
@@ -123,14 +123,14 @@ class Worker {
     if (buffer.size() < count) buffer = Buffer<float>(count);
   }
   Products& products(int64_t stride);
-  KeyBlock open_window(const BlockInput& in, const Pass& pass, int64_t kv_head,
+  KeyBlock open_window(const BlockInput& in, const TileSweep& sweep, int64_t kv_head,
                        std::span<const Visit> visits);
-  void open_gradients(const BackwardBlock& block, const Pass& pass, int64_t kv_head,
+  void open_gradients(const BackwardBlock& block, const TileSweep& sweep, int64_t kv_head,
                       KeyBlock& keys);
   void add_gradients(const BackwardBlock& block, int64_t kv_head, const KeyBlock& keys);
   template <class Open, class Begin, class Piece, class End, class Close>
-  void walk(const Pass& pass, const TileGroup& group, Open open, Begin begin, Piece piece, End end,
-            Close close);
+  void walk(const TileSweep& sweep, const TileGroup& group, Open open, Begin begin, Piece piece,
+            End end, Close close);
 
   void begin_forward(const ForwardBlock& block, const Tile& tile, int64_t padded, size_t slot);
   void attend(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
@@ -192,8 +192,8 @@ void Worker::account(double flops) {
 /// piece; close(keys) at the end of a window. Tiles that are not under way leave their slot to
 /// others, so that those of short documents stay in the first-level cache.
 template <class Open, class Begin, class Piece, class End, class Close>
-void Worker::walk(const Pass& pass, const TileGroup& group, Open open, Begin begin, Piece piece,
-                  End end, Close close) {
+void Worker::walk(const TileSweep& sweep, const TileGroup& group, Open open, Begin begin,
+                  Piece piece, End end, Close close) {
   std::array<size_t, largest_group> visits_left{}, slot_of{}, free_slots;
   for (const Visit& v : visits_) ++visits_left[v.tile];
   std::iota(free_slots.rbegin(), free_slots.rend(), size_t{0});  // the last one is taken first
@@ -212,7 +212,7 @@ void Worker::walk(const Pass& pass, const TileGroup& group, Open open, Begin beg
         begin(tile, slot);
         begun[visit.tile] = true;
       }
-      pass.cut(tile, visit, pieces_);
+      sweep.cut(tile, visit, pieces_);
       for (const KeyPiece& p : pieces_.pieces)
         piece(tile, p, visit.rectangle->k_begin.value() + p.begin - keys.begin, keys, slot);
       if (--visits_left[visit.tile] == 0) {
@@ -224,7 +224,7 @@ void Worker::walk(const Pass& pass, const TileGroup& group, Open open, Begin beg
   }
 }
 
-KeyBlock Worker::open_window(const BlockInput& in, const Pass& pass, int64_t kv_head,
+KeyBlock Worker::open_window(const BlockInput& in, const TileSweep& sweep, int64_t kv_head,
                              std::span<const Visit> visits) {
   KeyBlock keys;
   keys.begin = std::numeric_limits<int64_t>::max();
@@ -234,9 +234,9 @@ KeyBlock Worker::open_window(const BlockInput& in, const Pass& pass, int64_t kv_
   }
   const int64_t column = kv_head * head_dim_;
   keys.k_stride = row_stride(in.k), keys.v_stride = row_stride(in.v);
-  if (in.k.type != DType::f32 || pass.fixed_tiles()) {
+  if (in.k.type != DType::f32 || sweep.fixed_tiles()) {
     const int64_t count = keys.end - keys.begin;
-    const int64_t padded = pass.fixed_tiles() ? round_up(count, key_tile) : count;
+    const int64_t padded = sweep.fixed_tiles() ? round_up(count, key_tile) : count;
     reserve(k_panel_, largest_window * head_dim_);
     reserve(v_panel_, largest_window * head_dim_);
     for (int64_t i = 0; i < count; ++i) {
@@ -260,17 +260,17 @@ KeyBlock Worker::open_window(const BlockInput& in, const Pass& pass, int64_t kv_
   return keys;
 }
 
-void Worker::forward(const ForwardBlock& block, const Pass& pass, const TileGroup& group) {
+void Worker::forward(const ForwardBlock& block, const TileSweep& sweep, const TileGroup& group) {
   const auto tiles = std::ssize(group.tiles);
   for (Buffer<float>* buffer : {&packed_, &out_}) reserve(*buffer, tiles * head_dim_ * lane_stride);
   for (Buffer<float>* buffer : {&top_, &sum_}) reserve(*buffer, tiles * lane_stride);
-  pass.list_visits(group, all_windows, visits_);
+  sweep.list_visits(group, all_windows, visits_);
   walk(
-      pass, group,
-      [&](std::span<const Visit> some) { return open_window(block, pass, group.kv_head, some); },
+      sweep, group,
+      [&](std::span<const Visit> some) { return open_window(block, sweep, group.kv_head, some); },
       [&](const Tile& tile, size_t slot) {
-        begin_forward(block, tile, pass.padded_lanes(tile), slot);
-        if (const Tile* next = pass.next(tile)) prefetch_tile(block.q, *next);
+        begin_forward(block, tile, sweep.padded_lanes(tile), slot);
+        if (const Tile* next = sweep.next(tile)) prefetch_tile(block.q, *next);
       },
       [&](const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys, size_t slot) {
         attend(tile, piece, key, keys, slot);
@@ -350,23 +350,23 @@ void Worker::end_forward(const ForwardBlock& block, const Tile& tile, size_t slo
   });
 }
 
-void Worker::backward(const BackwardBlock& block, const Pass& pass, const TileGroup& group,
+void Worker::backward(const BackwardBlock& block, const TileSweep& sweep, const TileGroup& group,
                       Gradients wanted, size_t only_window) {
   const auto tiles = std::ssize(group.tiles);
   for (Buffer<float>* buffer : {&packed_, &packed_d_out_, &rows_, &d_out_rows_, &out_})
     reserve(*buffer, tiles * head_dim_ * lane_stride);
   for (Buffer<float>* buffer : {&top_, &sum_}) reserve(*buffer, tiles * lane_stride);
-  pass.list_visits(group, only_window, visits_);
+  sweep.list_visits(group, only_window, visits_);
   walk(
-      pass, group,
+      sweep, group,
       [&](std::span<const Visit> some) {
-        KeyBlock keys = open_window(block, pass, group.kv_head, some);
-        if (wanted.keys) open_gradients(block, pass, group.kv_head, keys);
+        KeyBlock keys = open_window(block, sweep, group.kv_head, some);
+        if (wanted.keys) open_gradients(block, sweep, group.kv_head, keys);
         return keys;
       },
       [&](const Tile& tile, size_t slot) {
-        begin_backward(block, tile, pass.padded_lanes(tile), slot);
-        if (const Tile* next = pass.next(tile)) {
+        begin_backward(block, tile, sweep.padded_lanes(tile), slot);
+        if (const Tile* next = sweep.next(tile)) {
           prefetch_tile(block.q, *next);
           prefetch_tile(block.d_out, *next);
         }
@@ -382,10 +382,10 @@ void Worker::backward(const BackwardBlock& block, const Pass& pass, const TileGr
       });
 }
 
-void Worker::open_gradients(const BackwardBlock& block, const Pass& pass, int64_t kv_head,
+void Worker::open_gradients(const BackwardBlock& block, const TileSweep& sweep, int64_t kv_head,
                             KeyBlock& keys) {
   keys.d_k_stride = row_stride(block.d_k), keys.d_v_stride = row_stride(block.d_v);
-  if (pass.fixed_tiles()) {
+  if (sweep.fixed_tiles()) {
     const int64_t rows = round_up(keys.end - keys.begin, key_tile);
     for (Buffer<float>* panel : {&d_k_panel_, &d_v_panel_}) {
       reserve(*panel, largest_window * head_dim_);
@@ -493,10 +493,10 @@ class CpuKernel final : public BlockKernel {
 
   void forward(const ForwardBlock& block) override {
     start(block);
-    for_each_pass(block, forward_group, [&](const Pass& pass) {
-      for_each_task(threads_, std::ssize(pass.groups()), [&](int64_t task, int thread) {
-        workers_[static_cast<size_t>(thread)].forward(block, pass,
-                                                      pass.groups()[static_cast<size_t>(task)]);
+    for_each_sweep(block, forward_group, [&](const TileSweep& sweep) {
+      for_each_task(threads_, std::ssize(sweep.groups()), [&](int64_t task, int thread) {
+        workers_[static_cast<size_t>(thread)].forward(block, sweep,
+                                                      sweep.groups()[static_cast<size_t>(task)]);
       });
     });
   }
@@ -504,20 +504,20 @@ class CpuKernel final : public BlockKernel {
   void backward(const BackwardBlock& block) override {
     start(block);
     const Gradients wanted{!block.d_q.empty(), block.d_k.data != nullptr};
-    for_each_pass(block, backward_group, [&](const Pass& pass) {
+    for_each_sweep(block, backward_group, [&](const TileSweep& sweep) {
       // One sweep does five products for each pair; sweeps for queries and keys apart do seven, and
       // leave more to share. Results are the same.
       const int64_t kv_heads = block.heads.kv_heads;
       if (threads_ == 1 || kv_heads % threads_ == 0) {
         for_each_task(threads_, threads_ == 1 ? 1 : kv_heads, [&](int64_t task, int thread) {
-          for (const TileGroup& group : pass.groups())
+          for (const TileGroup& group : sweep.groups())
             if (threads_ == 1 || group.kv_head == task)
-              workers_[static_cast<size_t>(thread)].backward(block, pass, group, wanted);
+              workers_[static_cast<size_t>(thread)].backward(block, sweep, group, wanted);
         });
         return;
       }
-      if (wanted.queries) query_sweep(block, pass);
-      if (wanted.keys) key_sweep(block, pass);
+      if (wanted.queries) query_sweep(block, sweep);
+      if (wanted.keys) key_sweep(block, sweep);
     });
   }
 
@@ -525,24 +525,25 @@ class CpuKernel final : public BlockKernel {
   void start(const BlockInput& in);
 
   template <class Body>
-  static void for_each_pass(const BlockInput& in, int64_t tiles_per_group, Body body) {
+  static void for_each_sweep(const BlockInput& in, int64_t tiles_per_group, Body body) {
     const size_t step = in.fixed_tiles ? 1 : in.rectangles.size();
     for (size_t first = 0; first < in.rectangles.size(); first += step)
-      body(Pass(in.heads, in.rectangles.subspan(first, step), in.fixed_tiles, tiles_per_group));
+      body(
+          TileSweep(in.heads, in.rectangles.subspan(first, step), in.fixed_tiles, tiles_per_group));
   }
 
-  void query_sweep(const BackwardBlock& block, const Pass& pass) {
-    for_each_task(threads_, std::ssize(pass.groups()), [&](int64_t task, int thread) {
+  void query_sweep(const BackwardBlock& block, const TileSweep& sweep) {
+    for_each_task(threads_, std::ssize(sweep.groups()), [&](int64_t task, int thread) {
       workers_[static_cast<size_t>(thread)].backward(
-          block, pass, pass.groups()[static_cast<size_t>(task)], {true, false});
+          block, sweep, sweep.groups()[static_cast<size_t>(task)], {true, false});
     });
   }
-  void key_sweep(const BackwardBlock& block, const Pass& pass) {
-    const auto windows = std::ssize(pass.windows());
+  void key_sweep(const BackwardBlock& block, const TileSweep& sweep) {
+    const auto windows = std::ssize(sweep.windows());
     for_each_task(threads_, windows * block.heads.kv_heads, [&](int64_t task, int thread) {
-      for (const TileGroup& group : pass.groups())
+      for (const TileGroup& group : sweep.groups())
         if (group.kv_head == task / windows)
-          workers_[static_cast<size_t>(thread)].backward(block, pass, group, {false, true},
+          workers_[static_cast<size_t>(thread)].backward(block, sweep, group, {false, true},
                                                          static_cast<size_t>(task % windows));
     });
   }

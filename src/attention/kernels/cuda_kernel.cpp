@@ -131,7 +131,7 @@ class CudaKernel final : public BlockKernel {
       : stream_(stream), handle_(cuda_handle(stream)), tables_(stream) {}
 
   void forward(const ForwardBlock& block) override {
-    GYRE_CHECK(!block.fresh, "a fresh result for a kernel that merges into what is there");
+    GYRE_CHECK(!block.overwrite, "a fresh result for a kernel that merges into what is there");
     check(block);
     check_output("out", block.out.type);
     const int64_t dim = block.heads.head_dim;
@@ -147,7 +147,7 @@ class CudaKernel final : public BlockKernel {
   }
 
   void backward(const BackwardBlock& block) override {
-    GYRE_CHECK(!block.fresh_d_q && !block.fresh_d_kv,
+    GYRE_CHECK(!block.overwrite_d_q && !block.overwrite_d_kv,
                "fresh gradients for a kernel that adds to what is there");
     check(block);
     check_type("d_out", block.d_out.type, block.q.type);

@@ -64,41 +64,42 @@ class RaggedKernel final : public BlockKernel {
       : stream_(stream), library_(std::move(library)), tiled_(make_cuda_kernel(stream)) {}
 
   void forward(const ForwardBlock& block) override {
-    Fresh fresh;
-    GYRE_CHECK(!block.fresh || (block.out.rows == block.q.rows && block.lse.rows == block.q.rows),
-               "{} and {} rows for the results of {} queries", block.out.rows, block.lse.rows,
-               block.q.rows);
-    if (block.fresh) fresh.q = {{block.out, 0.0F}, {block.lse, -infinity}};
+    OverwrittenArrays fresh;
+    GYRE_CHECK(
+        !block.overwrite || (block.out.rows == block.q.rows && block.lse.rows == block.q.rows),
+        "{} and {} rows for the results of {} queries", block.out.rows, block.lse.rows,
+        block.q.rows);
+    if (block.overwrite) fresh.q = {{block.out, 0.0F}, {block.lse, -infinity}};
     const std::vector<Rectangle> rest = each_batch(
         block, sizes_of(block), fresh, unfit(block, {}),
         [&](const ReadyPlan& plan, const ReadyBatch& b) { return forward_batch(block, plan, b); });
     if (rest.empty()) return;
     ForwardBlock tiled = block;
     tiled.rectangles = rest;
-    tiled.fresh = false;
+    tiled.overwrite = false;
     tiled_->forward(tiled);
   }
 
   void backward(const BackwardBlock& block) override {
-    Fresh fresh;
-    GYRE_CHECK(!block.fresh_d_q || block.d_q.rows == block.q.rows, "{} rows of dQ for {} queries",
-               block.d_q.rows, block.q.rows);
-    GYRE_CHECK(!block.fresh_d_kv || block.d_k.rows == block.k.rows, "{} rows of dK for {} keys",
+    OverwrittenArrays fresh;
+    GYRE_CHECK(!block.overwrite_d_q || block.d_q.rows == block.q.rows,
+               "{} rows of dQ for {} queries", block.d_q.rows, block.q.rows);
+    GYRE_CHECK(!block.overwrite_d_kv || block.d_k.rows == block.k.rows, "{} rows of dK for {} keys",
                block.d_k.rows, block.k.rows);
-    if (block.fresh_d_q) fresh.q = {{block.d_q, 0.0F}};
+    if (block.overwrite_d_q) fresh.q = {{block.d_q, 0.0F}};
     stand_ins_are_there_ = false;
-    if (block.fresh_d_kv) fresh.k = {{block.d_k, 0.0F}, {block.d_v, 0.0F}};
+    if (block.overwrite_d_kv) fresh.k = {{block.d_k, 0.0F}, {block.d_v, 0.0F}};
     const std::vector<Rectangle> rest = each_batch(
         block, sizes_of(block), fresh, unfit(block, block.d_out),
         [&](const ReadyPlan& plan, const ReadyBatch& b) { return backward_batch(block, plan, b); });
     if (rest.empty()) return;
     BackwardBlock tiled = block;
     tiled.rectangles = rest;
-    tiled.fresh_d_q = tiled.fresh_d_kv = false;
+    tiled.overwrite_d_q = tiled.overwrite_d_kv = false;
     tiled_->backward(tiled);
   }
 
-  bool takes_fresh() const override { return true; }
+  bool can_overwrite() const override { return true; }
 
   KernelPrecision precision(DType activations) const override {
     const bool narrow = activations == DType::bf16;
@@ -127,7 +128,7 @@ class RaggedKernel final : public BlockKernel {
   };
 
   /// Results of a call that hold nothing yet, and what they are where nothing is added.
-  struct Fresh {
+  struct OverwrittenArrays {
     std::vector<std::pair<MatrixRef, float>> q, k;
   };
   void clear(const std::vector<std::pair<MatrixRef, float>>& results, const DeviceRound& round) {
@@ -138,7 +139,8 @@ class RaggedKernel final : public BlockKernel {
   /// rest, whose fresh rows are cleared.
   template <class Run>
   std::vector<Rectangle> each_batch(const BlockInput& block, const TableSizes& sizes,
-                                    const Fresh& fresh, const char* unfit_reason, Run run) {
+                                    const OverwrittenArrays& fresh, const char* unfit_reason,
+                                    Run run) {
     if (unfit_reason != nullptr) {
       rectangles_ += std::ssize(block.rectangles);
       tiled_rectangles_[unfit_reason] += std::ssize(block.rectangles);
@@ -292,7 +294,7 @@ class RaggedKernel final : public BlockKernel {
 
   bool forward_batch(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
     using enum AttentionTensor;
-    const bool first = block.fresh && ready.first_q;
+    const bool first = block.overwrite && ready.first_q;
     Arrays arrays(plan, block, ready);
     if (first && is_whole(ready, block.out) && usable(block.out, DType::bf16) &&
         usable(block.lse, DType::f32)) {
@@ -329,7 +331,7 @@ class RaggedKernel final : public BlockKernel {
   bool backward_batch(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
     Direct direct;
     direct.out = usable(block.out, DType::bf16) && usable(block.lse, DType::f32);
-    direct.d_q = block.fresh_d_q && ready.first_q && is_whole(ready, block.d_q) &&
+    direct.d_q = block.overwrite_d_q && ready.first_q && is_whole(ready, block.d_q) &&
                  usable(block.d_q, DType::bf16);
     const AttentionGraphShape shape = gradient_shape(block, ready, direct),
                               plain = gradient_shape(block, ready, {});
@@ -390,8 +392,8 @@ class RaggedKernel final : public BlockKernel {
     arrays.add(d_k, part_k, d_k_offsets, ready.tables);
     arrays.add(d_v, part_v, d_k_offsets, ready.tables);
     execute(graph, arrays);
-    const Fold fold_q = block.fresh_d_q && ready.first_q ? Fold::replace : Fold::add,
-               fold_k = block.fresh_d_kv && ready.first_k ? Fold::replace : Fold::add;
+    const Fold fold_q = block.overwrite_d_q && ready.first_q ? Fold::replace : Fold::add,
+               fold_k = block.overwrite_d_kv && ready.first_k ? Fold::replace : Fold::add;
     for (const DeviceRound& round : ready.q_rounds)
       if (!block.d_q.empty() && !direct.d_q)
         cuda_add_rows(round, part_q, block.d_q, fold_q, stream_);

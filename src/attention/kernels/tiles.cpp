@@ -46,15 +46,15 @@ std::pair<int64_t, int64_t> rows_that_see(const Tile& tile, const PieceList& lis
 
 }  // namespace
 
-Pass::Pass(const BlockHeads& heads, std::span<const Rectangle> rectangles, bool fixed_tiles,
-           int64_t tiles_per_group)
+TileSweep::TileSweep(const BlockHeads& heads, std::span<const Rectangle> rectangles,
+                     bool fixed_tiles, int64_t tiles_per_group)
     : fixed_tiles_(fixed_tiles) {
   cut_bands(rectangles);
   cut_windows(rectangles);
   cut_tiles(heads, tiles_per_group);
 }
 
-void Pass::cut_bands(std::span<const Rectangle> rectangles) {
+void TileSweep::cut_bands(std::span<const Rectangle> rectangles) {
   std::vector<int64_t> edges;
   for (const Rectangle& r : rectangles)
     if (r.q_length > 0 && r.k_length > 0) edges.insert(edges.end(), {r.q_begin.value(), q_end(r)});
@@ -74,7 +74,7 @@ void Pass::cut_bands(std::span<const Rectangle> rectangles) {
   }
 }
 
-void Pass::cut_windows(std::span<const Rectangle> rectangles) {
+void TileSweep::cut_windows(std::span<const Rectangle> rectangles) {
   std::vector<int64_t> edges;
   for (const Rectangle& r : rectangles)
     if (r.q_length > 0 && r.k_length > 0)
@@ -96,7 +96,7 @@ void Pass::cut_windows(std::span<const Rectangle> rectangles) {
   if (last > begin) windows_.push_back({begin, last});
 }
 
-void Pass::cut_tiles(const BlockHeads& heads, int64_t tiles_per_group) {
+void TileSweep::cut_tiles(const BlockHeads& heads, int64_t tiles_per_group) {
   struct Range {
     int64_t kv_head;
     size_t first, last;
@@ -114,7 +114,7 @@ void Pass::cut_tiles(const BlockHeads& heads, int64_t tiles_per_group) {
     groups_.push_back({r.kv_head, std::span(tiles_).subspan(r.first, r.last - r.first)});
 }
 
-void Pass::cut_tiles(const BlockHeads& heads, int64_t kv_head, const Band& band) {
+void TileSweep::cut_tiles(const BlockHeads& heads, int64_t kv_head, const Band& band) {
   const int64_t head_begin = std::max<int64_t>(0, kv_head * heads.group - heads.skew);
   const int64_t head_end = std::min(heads.heads, (kv_head + 1) * heads.group - heads.skew);
   if (head_begin >= head_end) return;
@@ -128,8 +128,8 @@ void Pass::cut_tiles(const BlockHeads& heads, int64_t kv_head, const Band& band)
                         members.subspan(band.first, band.last - band.first)});
 }
 
-void Pass::list_visits(const TileGroup& group, size_t only_window,
-                       std::vector<Visit>& visits) const {
+void TileSweep::list_visits(const TileGroup& group, size_t only_window,
+                            std::vector<Visit>& visits) const {
   visits.clear();
   for (size_t t = 0; t < group.tiles.size(); ++t)
     for (const Rectangle* r : group.tiles[t].rectangles) {
@@ -152,11 +152,11 @@ void Pass::list_visits(const TileGroup& group, size_t only_window,
     std::stable_sort(visits.begin(), visits.end(), by_window);
 }
 
-int64_t Pass::padded_lanes(const Tile& tile) const {
+int64_t TileSweep::padded_lanes(const Tile& tile) const {
   return fixed_tiles_ ? lane_stride : round_up(tile.lanes(), lane_granularity);
 }
 
-void Pass::add_masked(const Tile& tile, int64_t begin, int64_t end, PieceList& list) const {
+void TileSweep::add_masked(const Tile& tile, int64_t begin, int64_t end, PieceList& list) const {
   for (int64_t j = begin; j < end; j += diagonal_block) {
     const int64_t count = std::min(diagonal_block, end - j);
     const auto [first, last] = rows_that_see(tile, list, j, j + count);
@@ -166,7 +166,7 @@ void Pass::add_masked(const Tile& tile, int64_t begin, int64_t end, PieceList& l
   }
 }
 
-void Pass::cut(const Tile& tile, const Visit& visit, PieceList& list) const {
+void TileSweep::cut(const Tile& tile, const Visit& visit, PieceList& list) const {
   const KeyLimits keys = key_limits(tile, *visit.rectangle);
   const bool open = keys.open_begin <= visit.begin && keys.open_end >= visit.end;
   const int64_t lanes = padded_lanes(tile);

@@ -1,7 +1,7 @@
 #pragma once
 // What the CPU attention kernel visits, and in which order.
 //
-//     pass      all rectangles of a call; with fixed tiles, one rectangle
+//     sweep      all rectangles of a call; with fixed tiles, one rectangle
 //     window    up to 256 rows of the key array; windows end where rectangles do, so that a short
 //               document lies in one
 //     tile      up to 64 lanes: query rows under the same rectangles x the query heads of a KV head
@@ -48,7 +48,7 @@ struct TileGroup {
 
 /// Keys [begin, end) of the rectangle, counted from its corner.
 struct Visit {
-  size_t window, tile;  ///< indices in the pass and in the group
+  size_t window, tile;  ///< indices in the sweep and in the group
   const Rectangle* rectangle;
   int64_t begin, end;
 };
@@ -69,13 +69,13 @@ struct PieceList {
   std::array<int64_t, lane_stride> begin, end;
 };
 
-class Pass {
+class TileSweep {
  public:
-  /// `rectangles` sorted by q_begin. Tiles of the groups refer to them and to the pass.
-  Pass(const BlockHeads& heads, std::span<const Rectangle> rectangles, bool fixed_tiles,
-       int64_t tiles_per_group);
-  Pass(const Pass&) = delete;
-  Pass& operator=(const Pass&) = delete;
+  /// `rectangles` sorted by q_begin. Tiles of the groups refer to them and to the sweep.
+  TileSweep(const BlockHeads& heads, std::span<const Rectangle> rectangles, bool fixed_tiles,
+            int64_t tiles_per_group);
+  TileSweep(const TileSweep&) = delete;
+  TileSweep& operator=(const TileSweep&) = delete;
 
   bool fixed_tiles() const { return fixed_tiles_; }
   /// In order of rows, so that the rows of a short document are touched by all KV heads while they
@@ -110,7 +110,7 @@ class Pass {
 };
 
 /// Query rows [begin, end) that are covered by the same rectangles: members_ [first, last).
-struct Pass::Band {
+struct TileSweep::Band {
   int64_t begin, end;
   size_t first, last;
 };

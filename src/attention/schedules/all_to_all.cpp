@@ -44,7 +44,7 @@ HeadExchange::HeadExchange(PlanBuilder& plan, std::vector<int> ranks)
   for (int m = 0; m < members(); ++m) {
     const int rank = ranks_[static_cast<size_t>(m)];
     if (rank == plan.rank()) mine_ = m;
-    const RowRun run = plan.rows_of(rank).front();
+    const RankRows run = plan.rows_of(rank).front();
     rows_.push_back(run);
     part_.push_back({row, run.length});
     row += run.length;

@@ -6,10 +6,10 @@ namespace gyre {
 namespace {
 
 /// The runs behind some rows of an array.
-std::vector<RowRun> part_of(const std::vector<RowRun>& rows, RowRange range) {
-  std::vector<RowRun> part;
+std::vector<RankRows> part_of(const std::vector<RankRows>& rows, Rows range) {
+  std::vector<RankRows> part;
   int64_t row = 0;
-  for (const RowRun& run : rows) {
+  for (const RankRows& run : rows) {
     const int64_t first = std::max<int64_t>(0, range.begin - row);
     const int64_t last = std::min(run.length, range.begin + range.length - row);
     if (first < last) part.push_back({run.rank, run.begin + first, last - first});
@@ -28,7 +28,7 @@ PlanBuilder::PlanBuilder(const AttentionProblem& problem, int rank) : problem_(p
   }
 }
 
-std::vector<RowRun> PlanBuilder::rows_of(int rank) const {
+std::vector<RankRows> PlanBuilder::rows_of(int rank) const {
   return {{rank, LocalToken(0), problem_.layout->shard(rank).slots}};
 }
 
@@ -37,7 +37,8 @@ HeadRange PlanBuilder::all_heads(ArrayKind kind) const {
   return {0, kv ? problem_.heads.kv_heads : problem_.heads.heads};
 }
 
-int PlanBuilder::add_array(ArrayKind kind, std::vector<RowRun> rows, HeadRange heads, int storage) {
+int PlanBuilder::add_array(ArrayKind kind, std::vector<RankRows> rows, HeadRange heads,
+                           int storage) {
   plan_.arrays.push_back({kind, std::move(rows), heads, storage < 0 ? new_storage() : storage});
   return static_cast<int>(plan_.arrays.size()) - 1;
 }
@@ -85,7 +86,7 @@ void PlanBuilder::compute(const ArraySet& set, int kv, int d_kv) {
   compute(step_of(set, kv, d_kv));
 }
 
-void PlanBuilder::compute(const ArraySet& set, int kv, int d_kv, RowRange keys) {
+void PlanBuilder::compute(const ArraySet& set, int kv, int d_kv, Rows keys) {
   compute(step_of(set, kv, d_kv), Trim::both, keys);
 }
 
@@ -94,7 +95,7 @@ void PlanBuilder::compute(step::Compute step, Trim trim) {
   compute(std::move(step), trim, {0, tokens});
 }
 
-void PlanBuilder::compute(step::Compute step, Trim trim, RowRange keys) {
+void PlanBuilder::compute(step::Compute step, Trim trim, Rows keys) {
   if (query_heads_of(array(step.q).heads, step.kv_heads, problem_.heads).count == 0) return;
   const Layout& layout = *problem_.layout;
   step.rectangles =
@@ -120,10 +121,10 @@ Slice PlanBuilder::whole(int index, bool add) const {
   return {index, 0, array(index).tokens(), array(index).heads, add};
 }
 
-std::vector<Slice> PlanBuilder::slices_of(ArrayKind kind, const std::vector<RowRun>& runs,
+std::vector<Slice> PlanBuilder::slices_of(ArrayKind kind, const std::vector<RankRows>& runs,
                                           bool add) const {
   std::vector<Slice> slices;
-  for (const RowRun& run : runs)
+  for (const RankRows& run : runs)
     slices.push_back({own(kind), run.begin.value(), run.length, all_heads(kind), add});
   return slices;
 }
@@ -131,7 +132,7 @@ std::vector<Slice> PlanBuilder::slices_of(ArrayKind kind, const std::vector<RowR
 std::vector<Slice> PlanBuilder::slices_of(int index) const {
   std::vector<Slice> slices;
   int64_t row = 0;
-  for (const RowRun& run : array(index).rows) {
+  for (const RankRows& run : array(index).rows) {
     slices.push_back({index, row, run.length, array(index).heads});
     row += run.length;
   }
@@ -143,17 +144,17 @@ RankPlan PlanBuilder::take(int stats) {
   return std::move(plan_);
 }
 
-std::vector<RowRun> needed_rows(const AttentionProblem& problem, int reader, int owner) {
+std::vector<RankRows> needed_rows(const AttentionProblem& problem, int reader, int owner) {
   const auto shard = [&](int rank) {
     return shard_of(*problem.layout, {{rank, LocalToken(0), problem.layout->shard(rank).slots}});
   };
-  std::vector<RowRun> seen;
+  std::vector<RankRows> seen;
   for (const Rectangle& r : intersect(shard(reader), shard(owner), problem.mask))
     seen.push_back({owner, r.k_begin, r.k_length});
   std::sort(seen.begin(), seen.end(),
-            [](const RowRun& a, const RowRun& b) { return a.begin < b.begin; });
-  std::vector<RowRun> rows;
-  for (const RowRun& run : seen) {
+            [](const RankRows& a, const RankRows& b) { return a.begin < b.begin; });
+  std::vector<RankRows> rows;
+  for (const RankRows& run : seen) {
     if (rows.empty() || rows.back().begin + rows.back().length < run.begin) {
       rows.push_back(run);
     } else {

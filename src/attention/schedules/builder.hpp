@@ -19,7 +19,7 @@ struct ArraySet {
 };
 
 /// Rows [begin, begin + length) of an array.
-struct RowRange {
+struct Rows {
   int64_t begin = 0, length = 0;
 };
 
@@ -33,12 +33,12 @@ class PlanBuilder {
   const PlanArray& array(int index) const { return plan_.arrays[static_cast<size_t>(index)]; }
 
   /// All slots of a rank's shard.
-  std::vector<RowRun> rows_of(int rank) const;
+  std::vector<RankRows> rows_of(int rank) const;
   HeadRange all_heads(ArrayKind kind) const;
 
   int new_storage() { return storages_++; }
   /// A new array; in a storage of its own if none is named.
-  int add_array(ArrayKind kind, std::vector<RowRun> rows, HeadRange heads, int storage = -1);
+  int add_array(ArrayKind kind, std::vector<RankRows> rows, HeadRange heads, int storage = -1);
 
   /// The steps that follow go to this list (at first: forward).
   void begin(Pass pass) { pass_ = pass; }
@@ -52,7 +52,7 @@ class PlanBuilder {
   /// Nothing at all if no pair is visible.
   void compute(const ArraySet& set, int kv, int d_kv = -1);
   /// The same with the keys of some rows of `kv` only.
-  void compute(const ArraySet& set, int kv, int d_kv, RowRange keys);
+  void compute(const ArraySet& set, int kv, int d_kv, Rows keys);
   /// As compute, with everything said by the caller but the rectangles.
   void compute(step::Compute step, Trim trim = Trim::both);
   void finish(const ArraySet& set);
@@ -63,7 +63,7 @@ class PlanBuilder {
   /// All rows and heads of an array; `add`: see Slice.
   Slice whole(int index, bool add = false) const;
   /// One slice for each run of rows of the rank's own array of a kind.
-  std::vector<Slice> slices_of(ArrayKind kind, const std::vector<RowRun>& runs,
+  std::vector<Slice> slices_of(ArrayKind kind, const std::vector<RankRows>& runs,
                                bool add = false) const;
   /// One slice for each run of rows that an array has.
   std::vector<Slice> slices_of(int index) const;
@@ -73,7 +73,7 @@ class PlanBuilder {
 
  private:
   step::Compute step_of(const ArraySet& set, int kv, int d_kv) const;
-  void compute(step::Compute step, Trim trim, RowRange keys);
+  void compute(step::Compute step, Trim trim, Rows keys);
   std::vector<Step>& list() { return pass_ == Pass::forward ? plan_.forward : plan_.backward; }
 
   const AttentionProblem& problem_;
@@ -97,8 +97,8 @@ RankPlan plan_both_passes(const AttentionProblem& problem, int rank) {
 /// A ring of ranks, each with a block of keys and values. `mine` is this rank's place in it, and
 /// `set` has its arrays; all blocks have the heads of set.kv.
 struct Ring {
-  std::vector<int> ranks;                   ///< [members]
-  std::vector<std::vector<RowRun>> blocks;  ///< [members] rows of each member's block
+  std::vector<int> ranks;                     ///< [members]
+  std::vector<std::vector<RankRows>> blocks;  ///< [members] rows of each member's block
   int mine = 0;
   ArraySet set;
   std::array<int, 2> storages{-1, -1};  ///< of received blocks, in turn
@@ -126,7 +126,7 @@ class HeadExchange {
 
   const ArraySet& arrays() const { return set_; }
   /// The rows of the arrays.
-  const std::vector<RowRun>& rows() const { return rows_; }
+  const std::vector<RankRows>& rows() const { return rows_; }
 
   /// Appends the exchanges before and after the attention of one direction.
   void before_forward();
@@ -148,15 +148,15 @@ class HeadExchange {
   PlanBuilder& plan_;
   std::vector<int> ranks_;      // [members]
   int mine_ = 0;                // place among them
-  std::vector<RowRun> rows_;    // all slots of the members
-  std::vector<RowRange> part_;  // [members] their rows in the arrays
+  std::vector<RankRows> rows_;  // all slots of the members
+  std::vector<Rows> part_;      // [members] their rows in the arrays
   ArraySet set_;
 };
 
 /// The slots of `owner` whose keys the queries of `reader` see, as runs in the owner's order. Rows
 /// between the first and the last key that one fragment of queries sees of one fragment of keys
 /// count as seen.
-std::vector<RowRun> needed_rows(const AttentionProblem& problem, int reader, int owner);
+std::vector<RankRows> needed_rows(const AttentionProblem& problem, int reader, int owner);
 
 /// The ranks of an inner group of all-to-all-ring: options.inner, or what is chosen for 0.
 int inner_ranks(const AttentionProblem& problem);
@@ -166,6 +166,6 @@ std::vector<HeadRange> head_stages(int64_t kv_heads, int64_t at_once);
 
 /// All real tokens of all ranks, document by document in order of position; neighbouring rows are
 /// one run.
-std::vector<RowRun> stream_order(const Layout& layout);
+std::vector<RankRows> stream_order(const Layout& layout);
 
 }  // namespace gyre

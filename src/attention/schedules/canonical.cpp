@@ -33,11 +33,11 @@ namespace {
 /// Starts the gather of own rows of some kinds into new arrays, in stream order.
 class StreamGather {
  public:
-  StreamGather(PlanBuilder& plan, const std::vector<RowRun>& rows)
+  StreamGather(PlanBuilder& plan, const std::vector<RankRows>& rows)
       : plan_(plan), rows_(rows), sends_(static_cast<size_t>(plan.cp())), recvs_(sends_) {
     for (int r = 0; r < plan.cp(); ++r)
       sends_[static_cast<size_t>(r)].peer = recvs_[static_cast<size_t>(r)].peer = r;
-    for (const RowRun& run : rows)
+    for (const RankRows& run : rows)
       if (run.rank == plan.rank()) own_runs_.push_back(run);
   }
   int add(ArrayKind kind, int storage) {
@@ -53,8 +53,8 @@ class StreamGather {
 
  private:
   PlanBuilder& plan_;
-  const std::vector<RowRun>& rows_;
-  std::vector<RowRun> own_runs_;
+  const std::vector<RankRows>& rows_;
+  std::vector<RankRows> own_runs_;
   std::vector<Message> sends_, recvs_;  // [cp]
 };
 
@@ -116,17 +116,17 @@ class Canonical {
 
   PlanBuilder& plan_;
   ArraySet set_;
-  std::vector<RowRun> rows_;
+  std::vector<RankRows> rows_;
   int kv_storage_;
 };
 
 }  // namespace
 
-std::vector<RowRun> stream_order(const Layout& layout) {
+std::vector<RankRows> stream_order(const Layout& layout) {
   struct Place {
     SegmentIndex segment;
     DocPosition position;
-    RowRun run;
+    RankRows run;
   };
   std::vector<Place> places;
   for (int r = 0; r < layout.cp(); ++r)
@@ -138,7 +138,7 @@ std::vector<RowRun> stream_order(const Layout& layout) {
   std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
     return std::tie(a.segment, a.position) < std::tie(b.segment, b.position);
   });
-  std::vector<RowRun> rows;
+  std::vector<RankRows> rows;
   for (const Place& place : places) {
     if (!rows.empty() && rows.back().rank == place.run.rank &&
         rows.back().begin + rows.back().length == place.run.begin)

@@ -100,7 +100,7 @@ class GroupCast {
  private:
   struct Stage {
     int to = 0, from = 0;
-    std::vector<RowRun> sent, received;
+    std::vector<RankRows> sent, received;
   };
 
   bool receives(size_t i) const { return !stages_[i].received.empty(); }

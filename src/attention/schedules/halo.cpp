@@ -77,7 +77,7 @@ class Halo {
     const int cp = plan.cp(), before = (plan.rank() + cp - 1) % cp, after = (plan.rank() + 1) % cp;
     if (cp > 1) neighbours_.push_back({before, {}, {}});
     if (cp > 2) neighbours_.push_back({after, {}, {}});
-    std::vector<RowRun> rows;
+    std::vector<RankRows> rows;
     for (Neighbour& n : neighbours_) {
       n.seen_there = needed_rows(plan.problem(), n.rank, plan.rank());
       n.seen_here = needed_rows(plan.problem(), plan.rank(), n.rank);
@@ -116,13 +116,13 @@ class Halo {
  private:
   struct Neighbour {
     int rank = 0;
-    std::vector<RowRun> seen_there, seen_here;  // own rows and the neighbour's rows that are seen
+    std::vector<RankRows> seen_there, seen_here;  // own rows and the neighbour's rows that are seen
   };
   /// The rows of an array of received rows, by the neighbour that they belong to.
   std::vector<Message> messages(int array) const {
     std::vector<Message> messages;
     for (const Neighbour& n : neighbours_) messages.push_back({n.rank, {}});
-    const std::vector<RowRun>& rows = plan_.array(array).rows;
+    const std::vector<RankRows>& rows = plan_.array(array).rows;
     const std::vector<Slice> slices = plan_.slices_of(array);
     for (size_t i = 0; i < rows.size(); ++i)
       messages[rows[i].rank == neighbours_.front().rank ? 0 : 1].slices.push_back(slices[i]);

@@ -51,7 +51,7 @@ class Circle {
   Circle(PlanBuilder& plan, const Ring& ring) : plan_(plan), ring_(ring) {}
 
   int rank(int member) const { return ring_.ranks[wrap(member)]; }
-  const std::vector<RowRun>& rows(int member) const { return ring_.blocks[wrap(member)]; }
+  const std::vector<RankRows>& rows(int member) const { return ring_.blocks[wrap(member)]; }
   int block(ArrayKind kind, int member, int storage) {
     return plan_.add_array(kind, rows(member), plan_.array(ring_.set.kv).heads, storage);
   }

@@ -1,0 +1,278 @@
+#include "apps/attention/check.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/attention_reference.hpp"
+#include "report/tolerance.hpp"
+
+namespace gyre {
+namespace {
+
+/// Rows that the reference asks for, each in a buffer of its own tensor.
+class Accessors {
+ public:
+  Accessors(const AttentionWorkload& problem, const TensorRows& inputs, bool with_gradients) {
+    rows_.heads = problem.heads;
+    rows_.mask = problem.mask;
+    rows_.sinks = problem.sinks;
+    const auto accessor = [&](InputTensor tensor) {
+      auto buffer =
+          std::make_shared<std::vector<float>>(static_cast<size_t>(problem.width(tensor)));
+      return [&inputs, tensor, buffer](int64_t token) {
+        inputs.row(tensor, token, *buffer);
+        return static_cast<const float*>(buffer->data());
+      };
+    };
+    rows_.q = accessor(InputTensor::q);
+    rows_.k = accessor(InputTensor::k);
+    rows_.v = accessor(InputTensor::v);
+    if (with_gradients) rows_.d_out = accessor(InputTensor::d_out);
+  }
+  const AttentionRows& rows() const { return rows_; }
+
+ private:
+  AttentionRows rows_;
+};
+
+/// Compares one row of heads of `got` with `want` [heads, dim].
+void add_row(Check& check, const HostCopy& got, int64_t row, std::span<const double> want,
+             std::span<const double> sizes, const std::string& place) {
+  const size_t dim = want.size() / sizes.size();
+  for (size_t h = 0; h < sizes.size(); ++h) {
+    const auto head = want.subspan(h * dim, dim);
+    const double scale = error_scale(head, sizes[h]);
+    for (size_t i = 0; i < dim; ++i)
+      check.add(
+          static_cast<double>(got.at(row, static_cast<int64_t>(h * dim + i))), head[i],
+          [&] { return fmt::format("{} head {} element {}", place, h, i); }, scale);
+  }
+}
+
+std::span<const double> part(const std::vector<double>& all, size_t index, size_t length) {
+  return std::span(all).subspan(index * length, length);
+}
+
+/// Row `index` of what was computed again, or row `token` of a reference.
+std::span<const double> wanted(const std::vector<double>& computed, size_t index,
+                               const std::vector<double>* reference, int64_t token, size_t width) {
+  if (reference == nullptr) return part(computed, index, width);
+  return part(*reference, static_cast<size_t>(token), width);
+}
+
+/// Calls f(begin, end) for every run of entries of one document.
+template <class Entries, class F>
+void for_each_document(const Entries& entries, F f) {
+  for (size_t begin = 0; begin < entries.size();) {
+    size_t end = begin;
+    while (end < entries.size() && entries[end].document == entries[begin].document) ++end;
+    f(begin, end);
+    begin = end;
+  }
+}
+
+}  // namespace
+
+std::vector<double> gather_statistics(AttentionRun& run, int64_t plane, Communicator& world) {
+  const int64_t heads = run.problem().heads.heads;
+  std::vector<double> all(static_cast<size_t>(run.problem().tokens() * heads), 0.0);
+  const PlanArray& stats = run.plan().arrays[static_cast<size_t>(run.plan().stats)];
+  const HostCopy mine(run.executor().final_stats(plane), run.stream());
+  for (const TokenRow& at : token_rows(run.problem(), shard_of(run.layout(), stats.rows)))
+    for (int64_t h = 0; h < stats.heads.count; ++h)
+      all[static_cast<size_t>(at.token * heads + stats.heads.begin + h)] =
+          static_cast<double>(mine.at(at.row, h));
+  HostStream stream;
+  world
+      .all_reduce(all.data(), std::ssize(all), DType::f64, ReduceOp::sum, stream,
+                  "statistics of all rows")
+      ->wait();
+  return all;
+}
+
+AttentionChecker::AttentionChecker(AttentionRun& run, const TensorRows& inputs,
+                                   const AttentionReference* reference, int64_t pairs,
+                                   Communicator& world)
+    : run_(run),
+      problem_(run.problem()),
+      inputs_(inputs),
+      reference_(reference),
+      pairs_(pairs),
+      world_(world),
+      own_(token_rows(problem_, run.shard())) {
+  std::sort(own_.begin(), own_.end(),
+            [](const TokenRow& a, const TokenRow& b) { return a.token < b.token; });
+}
+
+std::vector<TokenRow> AttentionChecker::sample(bool keys) const {
+  // Pairs of a token as a query: the keys up to its own; as a key: the queries from its own on.
+  const auto pairs_of = [&](const TokenRow& own) {
+    const int64_t length = problem_.length(own.document);
+    const int64_t position = own.token - problem_.offsets[static_cast<size_t>(own.document)];
+    if (problem_.mask.kind == MaskKind::full) return length;
+    const int64_t all = keys ? length - position : position + 1;
+    return problem_.mask.window == 0 ? all : std::min(all, problem_.mask.window);
+  };
+  int64_t total = 0;
+  for (const TokenRow& own : own_) total += pairs_of(own) * problem_.heads.heads;
+  const int64_t budget = std::max<int64_t>(1, pairs_ / world_.size());
+  const int64_t step = std::max<int64_t>(1, ceil_div(total, budget)), count = std::ssize(own_);
+  // Not every step-th one: kernels work in tiles, and a fault may sit in the same place of each.
+  const auto chosen = [&](int64_t i) {
+    const auto block = static_cast<uint64_t>(i / step);
+    return i % step ==
+           static_cast<int64_t>((block * 0x9e3779b97f4a7c15U >> 32) % static_cast<uint64_t>(step));
+  };
+  std::vector<TokenRow> some;
+  for (int64_t i = 0; i < count; ++i)
+    if (chosen(i) || i == 0 || i + 1 == count) some.push_back(own_[static_cast<size_t>(i)]);
+  return some;
+}
+
+Check& AttentionChecker::check_of(const char* tensor, double tolerance,
+                                  Verification& checks) const {
+  Check& check =
+      checks.check(fmt::format("{}, {}: {}", run_.name(), name_of(pass_), tensor), tolerance);
+  if (problem_.tokens() == 0) check.add_nothing();
+  return check;
+}
+
+void AttentionChecker::check(Pass pass, Verification& checks) {
+  pass_ = pass;
+  AttentionExecutor& executor = run_.executor();
+  out_ = {executor.matrix(ArrayKind::out), run_.stream()};
+  if (pass == Pass::backward) {
+    d_q_ = {executor.matrix(ArrayKind::d_q), run_.stream()};
+    d_k_ = {executor.d_keys(), run_.stream()};
+    d_v_ = {executor.d_values(), run_.stream()};
+  }
+  const std::vector<double> lse = gather_statistics(run_, 0, world_);
+  check_queries(pass, lse, checks);
+  if (pass == Pass::forward) return;
+  const std::vector<double> delta = gather_statistics(run_, 1, world_);
+  check_keys(lse, delta, checks);
+  check_sinks(lse, delta, checks);
+}
+
+void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,
+                                     Verification& checks) {
+  const bool gradients = pass == Pass::backward;
+  const AttentionTolerances tolerance = run_.tolerances(world_);
+  const Accessors inputs(problem_, inputs_, gradients);
+  const auto heads = static_cast<size_t>(problem_.heads.heads);
+  const auto dim = static_cast<size_t>(problem_.heads.head_dim);
+  const std::vector<TokenRow> some = sample(false);
+  Check& out = check_of("out", tolerance.out, checks);
+  Check& log_sums = check_of("lse", tolerance.lse, checks);
+  Check* d_q = gradients ? &check_of("d_q", tolerance.d_q, checks) : nullptr;
+  const auto of = [&](std::vector<double> AttentionReference::*tensor) {
+    return reference_ == nullptr ? nullptr : &(reference_->*tensor);
+  };
+  for_each_document(some, [&](size_t begin, size_t end) {
+    const auto document = static_cast<size_t>(some[begin].document);
+    std::vector<int64_t> tokens;
+    for (size_t i = begin; i < end; ++i) tokens.push_back(some[i].token);
+    const QueryResults want = reference_queries(
+        inputs.rows(), {problem_.offsets[document], problem_.offsets[document + 1]}, tokens);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const int64_t row = some[begin + i].row;
+      const std::string place =
+          fmt::format("document {} position {}", document, tokens[i] - problem_.offsets[document]);
+      add_row(out, out_, row,
+              wanted(want.out, i, of(&AttentionReference::out), tokens[i], heads * dim),
+              part(want.out_size, i, heads), place);
+      const auto row_lse = wanted(want.lse, i, of(&AttentionReference::lse), tokens[i], heads);
+      for (size_t h = 0; h < heads; ++h)
+        log_sums.add(lse[static_cast<size_t>(tokens[i]) * heads + h], row_lse[h],
+                     [&] { return fmt::format("{} head {}", place, h); });
+      if (d_q != nullptr)
+        add_row(*d_q, d_q_, row,
+                wanted(want.d_q, i, of(&AttentionReference::d_q), tokens[i], heads * dim),
+                part(want.d_q_size, i, heads), place);
+    }
+  });
+}
+
+void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vector<double>& delta,
+                                  Verification& checks) {
+  const AttentionTolerances tolerance = run_.tolerances(world_);
+  const Accessors inputs(problem_, inputs_, true);
+  const auto heads = static_cast<size_t>(problem_.heads.heads);
+  const auto kv_heads = static_cast<size_t>(problem_.heads.kv_heads);
+  const size_t width = kv_heads * static_cast<size_t>(problem_.heads.head_dim);
+  const std::vector<TokenRow> some = sample(true);
+  Check& d_k = check_of("d_k", tolerance.d_k, checks);
+  Check& d_v = check_of("d_v", tolerance.d_v, checks);
+  const auto of = [&](std::vector<double> AttentionReference::*tensor) {
+    return reference_ == nullptr ? nullptr : &(reference_->*tensor);
+  };
+  for_each_document(some, [&](size_t begin, size_t end) {
+    const auto document = static_cast<size_t>(some[begin].document);
+    const auto first = static_cast<size_t>(problem_.offsets[document]);
+    const auto length = static_cast<size_t>(problem_.length(some[begin].document));
+    std::vector<int64_t> tokens;
+    for (size_t i = begin; i < end; ++i) tokens.push_back(some[i].token);
+    const KeyResults want =
+        reference_keys(inputs.rows(), {problem_.offsets[document], problem_.offsets[document + 1]},
+                       tokens, std::span(lse).subspan(first * heads, length * heads),
+                       std::span(delta).subspan(first * heads, length * heads));
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const int64_t row = some[begin + i].row;
+      const std::string place =
+          fmt::format("document {} position {}", document, tokens[i] - problem_.offsets[document]);
+      add_row(d_k, d_k_, row, wanted(want.d_k, i, of(&AttentionReference::d_k), tokens[i], width),
+              part(want.d_k_size, i, kv_heads), place);
+      add_row(d_v, d_v_, row, wanted(want.d_v, i, of(&AttentionReference::d_v), tokens[i], width),
+              part(want.d_v_size, i, kv_heads), place);
+    }
+  });
+}
+
+std::vector<double> AttentionChecker::sink_term_squares(const std::vector<double>& lse) const {
+  const size_t heads = problem_.sinks.size();
+  const auto dim = static_cast<size_t>(problem_.heads.head_dim);
+  std::vector<float> d_out(heads * dim);
+  std::vector<double> squares(heads, 0.0);
+  for (const TokenRow& own : own_) {
+    inputs_.row(InputTensor::d_out, own.token, d_out);
+    for (size_t h = 0; h < heads; ++h) {
+      double out_squares = 0, d_out_squares = 0;
+      for (size_t i = h * dim; i < (h + 1) * dim; ++i) {
+        const auto o = static_cast<double>(out_.at(own.row, static_cast<int64_t>(i)));
+        const auto g = static_cast<double>(d_out[i]);
+        out_squares += o * o;
+        d_out_squares += g * g;
+      }
+      const double weight = std::exp(static_cast<double>(problem_.sinks[h]) -
+                                     lse[static_cast<size_t>(own.token) * heads + h]);
+      squares[h] += weight * weight * out_squares * d_out_squares / static_cast<double>(dim);
+    }
+  }
+  return squares;
+}
+
+void AttentionChecker::check_sinks(const std::vector<double>& lse, const std::vector<double>& delta,
+                                   Verification& checks) {
+  const size_t heads = problem_.sinks.size();
+  if (heads == 0) return;
+  std::vector<double> squares = sink_term_squares(lse);
+  HostStream stream;
+  world_
+      .all_reduce(squares.data(), std::ssize(squares), DType::f64, ReduceOp::sum, stream,
+                  "sizes of the gradients of sinks")
+      ->wait();
+  Check& check = check_of("d_sinks", run_.tolerances(world_).d_sinks, checks);
+  for (size_t h = 0; h < heads; ++h) {
+    double sum = 0;
+    for (size_t at = h; at < lse.size(); at += heads)
+      sum -= std::exp(static_cast<double>(problem_.sinks[h]) - lse[at]) * delta[at];
+    const double want = reference_ == nullptr ? sum : reference_->d_sinks.at(h);
+    check.add(
+        run_.executor().d_sinks().at(h), want, [&] { return fmt::format("head {}", h); },
+        error_scale(std::span(&want, 1), std::sqrt(squares[h])));
+  }
+}
+
+}  // namespace gyre

@@ -1,0 +1,277 @@
+#include "apps/attention/options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+#include <utility>
+
+#include "apps/common/generated_lengths.hpp"
+#include "attention/kernels/cuda_kernel.hpp"
+#include "comm/emulated.hpp"
+#include "core/error.hpp"
+#include "packing/lengths.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr int64_t most_tokens = int64_t{1} << 30;
+
+DType type_of(const std::string& name) {
+  return name == "bf16" ? DType::bf16 : DType::f32;
+}
+
+template <class Registry>
+std::vector<std::string> names_and_all(const Registry& registry) {
+  std::vector<std::string> names{"all"};
+  for (const auto& entry : registry) names.push_back(entry.name);
+  return names;
+}
+
+void declare_problem(CLI::App& app, AttentionOptions& o) {
+  add_option(app, {"--input", "Queries, keys, values and references (HDF5, gyre/attention)"},
+             o.input);
+  add_option(app, {"--gen", length_help()}, o.generate);
+  add_size_option(app, {"--capacity", "With --gen: slots of the pack; 0: 16K"}, o.capacity);
+  add_size_option(app, {"--tokens", "Tokens of each sequence, over all ranks"}, o.tokens, 1);
+  add_option(app, {"--batch", "Sequences of equal length"}, o.batch, 1);
+  add_size_option(app, {"-b,--min", "Sweep: the shortest sequence; 0: no sweep"}, o.min_tokens);
+  add_size_option(app, {"-e,--max", "Sweep: the longest sequence"}, o.max_tokens);
+  add_option(app, {"-f,--factor", "Sweep: ratio of neighbours"}, o.factor);
+  add_option(app, {"--heads", "Query heads"}, o.heads, 1);
+  add_option(app, {"--kv-heads", "Key and value heads"}, o.kv_heads, 1);
+  add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
+  add_choice_option(app, {"--mask", "Inside a document"}, o.mask, {"causal", "full"});
+  add_size_option(
+      app, {"--window", "Causal: a query sees itself and the window - 1 before; 0: all"}, o.window);
+  add_flag(app, {"--sinks", "Learnable sinks, one a query head"}, o.sinks);
+  add_size_option(app, {"--seed", "Of inputs that are made up"}, o.seed);
+}
+
+void declare_types(CLI::App& app, AttentionOptions& o) {
+  const std::vector<std::string> types = {"f32", "bf16"};
+  add_choice_option(app, {"-d,--dtype", "Type of queries, keys and values"}, o.dtype, types);
+  add_choice_option(app, {"--partial-out", "Type of the output between two merges"}, o.partial_out,
+                    types);
+  add_choice_option(app, {"--partial-dq", "Type of dQ between two steps"}, o.partial_dq, types);
+  add_choice_option(app, {"--wire-dkv", "Type of dK and dV that travel (that of --dtype)"},
+                    o.wire_dkv, types);
+}
+
+void declare_schedule(CLI::App& app, AttentionOptions& o) {
+  add_option(app, {"--cp", "Context-parallel ranks: those of the run (0), or any with --explain"},
+             o.cp, 0);
+  add_choice_option(app, {"--schedule", "How keys and queries meet"}, o.schedule,
+                    names_and_all(schedules()));
+  add_choice_option(app, {"--layout", "Who owns which slots"}, o.layout,
+                    names_and_all(layout_kinds()));
+  add_choice_option(app, {"--pass", "What is timed"}, o.pass, {"fwd", "bwd", "both"});
+  add_option(app, {"--inner", "Ranks of an inner group of all-to-all-ring; 0: by heads"}, o.inner,
+             0);
+  add_option(app, {"--heads-at-once", "KV heads of a stage of all-gather-strided"}, o.heads_at_once,
+             1);
+  add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
+  add_size_option(app, {"--chunk", "Slots of a chunk of the balanced layouts; 0: by size"},
+                  o.chunk);
+  declare_backend_options(app, o.backend);
+  add_choice_option(app,
+                    {"--kernel",
+                     "GPUs: tiled, cudnn (with tiled for what it refuses), or auto: cudnn for bf16 "
+                     "where it is built in, else tiled"},
+                    o.kernel, {"auto", "tiled", "cudnn"});
+  add_option(app, {"--threads", "CPUs: threads of a rank's kernel"}, o.threads, 1);
+}
+
+void declare_measurement(CLI::App& app, AttentionOptions& o) {
+  add_option(app, {"-n,--iters", "Timed iterations"}, o.iterations, 1);
+  add_option(app, {"-w,--warmup", "Iterations before them"}, o.warmup, 0);
+  add_choice_option(app, {"-c,--check", "Verify the last iteration, every one, or nothing"},
+                    o.check, {"none", "last", "all"});
+  add_size_option(app,
+                  {"--check-pairs",
+                   "Pairs of a query head and a key that a check computes again, over all ranks; "
+                   "rows are sampled"},
+                  o.check_pairs, 1);
+  add_option(app, {"--tol-scale", "Multiplies all tolerances"}, o.tol_scale);
+  add_option(
+      app,
+      {"--emulate-network", "Delay messages as a slower link would: alpha=10us,beta=5G[,node=4]"},
+      o.network);
+  add_option(app, {"--trace", "Write a timeline of one more iteration here (for Perfetto)"},
+             o.trace);
+  add_flag(app, {"--explain", "Show the plan and what it costs, and stop"}, o.explain);
+  add_option(app, {"--svg", "With --explain: draw it here"}, o.svg);
+  add_option(app, {"--tflops", "With --explain: rate of a rank, TFLOP/s"}, o.tflops);
+  add_option(app, {"--gbps", "With --explain: what a rank sends, GB/s"}, o.gbytes_per_s);
+  add_option(app, {"--latency-us", "With --explain: of a message, µs"}, o.latency_us);
+  add_option(app, {"-o,--output", "Write out, lse and gradients of one configuration here (HDF5)"},
+             o.output);
+  add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
+  add_option(app, {"--csv", "Write the table here"}, o.csv);
+}
+
+void check_source(const AttentionOptions& o, ConfigErrors& problems) {
+  const AttentionOptions usual;
+  if (!o.input.empty() && !o.generate.empty()) problems.add("one of --input and --gen, not both");
+  const bool has_shape = o.heads != usual.heads || o.kv_heads != usual.kv_heads ||
+                         o.head_dim != usual.head_dim || o.mask != usual.mask ||
+                         o.window != usual.window || o.sinks || o.seed != usual.seed;
+  if (!o.input.empty() && has_shape)
+    problems.add(
+        "--heads, --kv-heads, --head-dim, --mask, --window, --sinks and --seed are those of the "
+        "file of --input: leave them out");
+  const bool has_length = o.sweeps() || o.batch != 1 || o.tokens != usual.tokens;
+  if ((!o.input.empty() || !o.generate.empty()) && has_length)
+    problems.add("--tokens, --min and --batch go with sequences, not with --input or --gen");
+  if (o.capacity != 0 && o.generate.empty()) problems.add("--capacity goes with --gen");
+}
+
+void check_sizes(const AttentionOptions& o, ConfigErrors& problems) {
+  check_sweep(o.sweep(), AttentionOptions().tokens, problems);
+  const std::pair<const char*, int64_t> sizes[] = {{"--tokens", o.tokens},
+                                                   {"--min", o.min_tokens},
+                                                   {"--max", o.max_tokens},
+                                                   {"--capacity", o.capacity}};
+  for (const auto& [option, size] : sizes)
+    if (size > most_tokens / o.batch)
+      problems.add("{} {} times --batch {}: at most {} tokens, {} {}", option, size, o.batch,
+                   most_tokens, option, most_tokens / o.batch);
+}
+
+void check_shape(const AttentionOptions& o, ConfigErrors& problems) {
+  if (o.heads % o.kv_heads != 0)
+    problems.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
+                 o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
+  const std::tuple<const char*, int, int> limits[] = {{"--heads", o.heads, 4096},
+                                                      {"--kv-heads", o.kv_heads, 4096},
+                                                      {"--head-dim", o.head_dim, 1024},
+                                                      {"--threads", o.threads, 1024},
+                                                      {"--cp", o.cp, most_ranks}};
+  for (const auto& [option, value, most] : limits)
+    if (value > most) problems.add("{} {}: at most {}", option, value, most);
+  if (o.window > 0 && o.mask != "causal") problems.add("--window {} needs --mask causal", o.window);
+}
+
+bool has_many(const AttentionOptions& o) {
+  return o.schedule == "all" || o.layout == "all" || (o.sweeps() && o.max_tokens != o.min_tokens);
+}
+
+void check_explanation(const AttentionOptions& o, ConfigErrors& problems) {
+  const AttentionOptions usual;
+  const bool has_model = o.tflops != usual.tflops || o.gbytes_per_s != usual.gbytes_per_s ||
+                         o.latency_us != usual.latency_us;
+  if (!o.explain && (!o.svg.empty() || has_model))
+    problems.add("--svg, --tflops, --gbps and --latency-us go with --explain");
+  if (!(o.tflops > 0) || !(o.gbytes_per_s > 0) || !(o.latency_us >= 0))
+    problems.add("--tflops {} and --gbps {} must be positive, --latency-us {} at least 0", o.tflops,
+                 o.gbytes_per_s, o.latency_us);
+  if (!o.explain) return;
+  if (has_many(o)) problems.add("--explain needs one --schedule, one --layout and one size");
+  if (!o.input.empty()) problems.add("--explain takes sizes or --gen, not --input");
+  for (const auto& [option, value] : {std::pair{"--output", o.output},
+                                      {"--trace", o.trace},
+                                      {"--json", o.json},
+                                      {"--csv", o.csv},
+                                      {"--emulate-network", o.network}})
+    if (!value.empty()) problems.add("{} goes with a run, not with --explain", option);
+}
+
+void check_backend(const AttentionOptions& o, ConfigErrors& problems) {
+  if (!o.backend.on_gpu()) {
+    if (o.kernel != "auto")
+      problems.add("--kernel {} is one of GPUs: --backend cuda, or --kernel auto", o.kernel);
+    return;
+  }
+  if (o.explain) problems.add("--backend cuda goes with a run, not with --explain");
+  if (o.threads != 1)
+    problems.add("--threads {} are of a CPU's kernel; with --backend cuda: 1", o.threads);
+  if (!o.network.empty())
+    problems.add("--emulate-network delays messages of CPUs: --backend cpu, or without it");
+  constexpr int64_t largest_head_dim = cuda_kernel_largest_head_dim;
+  if (o.head_dim > largest_head_dim)
+    problems.add("--head-dim {}: with --backend cuda at most {}", o.head_dim, largest_head_dim);
+#ifndef GYRE_WITH_CUDNN
+  if (o.kernel == "cudnn")
+    problems.add("--kernel cudnn: this build has no cuDNN; --kernel tiled works");
+#endif
+}
+
+void check_run(const AttentionOptions& o, int ranks, ConfigErrors& problems) {
+  if (!o.explain && o.cp != ranks)
+    problems.add("--cp {} in a run of {} ranks; --explain takes any", o.cp, ranks);
+  for (const auto& [option, file] : {std::pair{"--output", o.output}, {"--trace", o.trace}})
+    if (!file.empty() && has_many(o))
+      problems.add("{} needs one --schedule, one --layout and one size", option);
+  if (!o.output.empty() && o.pass == "fwd")
+    problems.add("--output writes gradients too: --pass both");
+  if (!(o.tol_scale > 0) || !std::isfinite(o.tol_scale))
+    problems.add("--tol-scale {} must be positive", o.tol_scale);
+  if (o.network.empty()) return;
+  try {
+    parse_network_model(o.network);
+  } catch (const Error& error) {
+    problems.add("{}", error.what());
+  }
+}
+
+}  // namespace
+
+HeadShape AttentionOptions::head_shape() const {
+  return {heads, kv_heads, head_dim, 1 / std::sqrt(static_cast<float>(head_dim))};
+}
+
+MaskRule AttentionOptions::mask_rule() const {
+  return {mask == "full" ? MaskKind::full : MaskKind::causal, window};
+}
+
+ElementTypes AttentionOptions::types() const {
+  return {type_of(dtype), type_of(partial_out), type_of(partial_dq), type_of(wire_dkv)};
+}
+
+LayoutOptions AttentionOptions::layout_options() const {
+  LayoutOptions options;
+  options.cp = cp;
+  options.stripe = stripe;
+  options.chunk = chunk;
+  return options;
+}
+
+std::vector<Pass> AttentionOptions::passes() const {
+  if (pass == "fwd") return {Pass::forward};
+  if (pass == "bwd") return {Pass::backward};
+  return {Pass::forward, Pass::backward};
+}
+
+void declare_options(CLI::App& app, AttentionOptions& o) {
+  declare_problem(app, o);
+  declare_types(app, o);
+  declare_schedule(app, o);
+  declare_measurement(app, o);
+}
+
+void check_options(AttentionOptions& o, int ranks) {
+  if (o.cp == 0) o.cp = ranks;
+  if (o.wire_dkv.empty()) o.wire_dkv = o.dtype;
+  if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
+  ConfigErrors problems;
+  check_source(o, problems);
+  check_sizes(o, problems);
+  check_shape(o, problems);
+  check_explanation(o, problems);
+  check_backend(o, problems);
+  check_run(o, ranks, problems);
+  problems.throw_if_any("impossible configuration");
+}
+
+std::string schedule_help() {
+  std::string text = "Schedules:\n";
+  for (const Schedule& schedule : schedules())
+    text += fmt::format("  {:<20}{}\n", schedule.name, schedule.summary);
+  text += "Layouts:\n";
+  for (const LayoutKind& layout : layout_kinds())
+    text += fmt::format("  {:<20}{}\n", layout.name, layout.summary);
+  return text;
+}
+
+}  // namespace gyre

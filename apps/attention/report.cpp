@@ -1,0 +1,166 @@
+#include "apps/attention/report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "apps/attention/workload.hpp"
+#include "attention/kernels/cuda_kernel.hpp"
+#include "predict/explain.hpp"
+#ifdef GYRE_WITH_CUDNN
+#include "attention/kernels/cudnn_kernel.hpp"
+#endif
+
+namespace gyre {
+namespace {
+
+Fields key_of(const AttentionResult& row) {
+  return {{"schedule", row.schedule},
+          {"layout", row.layout},
+          {"pass", std::string(name_of(row.pass))},
+          {"tokens", row.tokens},
+          {"cp", int64_t{row.cp}}};
+}
+
+}  // namespace
+
+const Table<AttentionResult>& attention_table() {
+  using Row = AttentionResult;
+  static const Table<Row> table({
+      {"schedule", "", 18, 0, [](const Row& r) { return r.schedule; }, Align::left},
+      {"layout", "", 15, 0, [](const Row& r) { return r.layout; }, Align::left},
+      {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); }, Align::left},
+      {"tokens", "", 7, 0, [](const Row& r) { return r.tokens; }},
+      {"time", "ms", 9, 3, [](const Row& r) { return r.time_ms.median; }},
+      {"min", "ms", 9, 3, [](const Row& r) { return r.time_ms.min; }},
+      {"rate", "TF/s/rank", 9, 4, [](const Row& r) { return r.tflops_per_rank(); }},
+      {"of_peak", "%", 7, 1, [](const Row& r) { return 100 * r.share_of_peak(); }},
+      {"sent", "MB/rank", 9, 3,
+       [](const Row& r) { return static_cast<double>(r.busiest_bytes()) / 1e6; }},
+      {"msgs", "", 5, 0, [](const Row& r) { return r.messages(); }},
+      {"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed(); }},
+      {"overlap", "%", 7, 1, [](const Row& r) { return 100 * r.overlap(); }},
+      {"imbal", "%", 6, 1, [](const Row& r) { return 100 * r.kernel_imbalance(); }},
+      {"buffers", "MB/rank", 8, 2,
+       [](const Row& r) { return static_cast<double>(r.transient_bytes) / 1e6; }},
+      {"err/tol", "", 8, 4, [](const Row& r) { return r.error_over_tolerance; }},
+      {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
+  });
+  return table;
+}
+
+std::string kernel_of(const AttentionOptions& o) {
+  if (!o.backend.on_gpu()) return "cpu";
+  if (o.kernel != "auto") return o.kernel;
+#ifdef GYRE_WITH_CUDNN
+  if (o.types().activations == DType::bf16 && !cudnn_version().empty()) return "cudnn";
+#endif
+  return "tiled";
+}
+
+std::unique_ptr<BlockKernel> make_kernel(const AttentionOptions& o,
+                                         [[maybe_unused]] Stream& stream) {
+  const std::string kernel = kernel_of(o);
+#ifdef GYRE_WITH_CUDNN
+  if (kernel == "cudnn") return make_cudnn_kernel(stream);
+#endif
+#ifdef GYRE_WITH_CUDA
+  if (kernel == "tiled") return make_cuda_kernel(stream);
+#endif
+  GYRE_CHECK(kernel == "cpu", "no kernel {} in this build", kernel);
+  return make_cpu_kernel(o.threads);
+}
+
+RunReport begin_attention_report(const AppContext& context, const AttentionOptions& o,
+                                 const AttentionWorkload& problem, const Backend& backend) {
+  RunReport report = begin_report(context,
+                                  {{"documents", problem.documents()},
+                                   {"tokens", problem.tokens()},
+                                   {"source", problem.origin},
+                                   {"heads", problem.heads.heads},
+                                   {"kv_heads", problem.heads.kv_heads},
+                                   {"head_dim", problem.heads.head_dim},
+                                   {"mask", o.mask},
+                                   {"window", problem.mask.window},
+                                   {"sinks", !problem.sinks.empty()},
+                                   {"dtype", o.dtype},
+                                   {"partial_out", o.partial_out},
+                                   {"partial_dq", o.partial_dq},
+                                   {"wire_dkv", o.wire_dkv},
+                                   {"cp", int64_t{o.cp}},
+                                   {"kernel", kernel_of(o)},
+                                   {"threads", int64_t{o.threads}},
+                                   {"iters", int64_t{o.iterations}},
+                                   {"warmup", int64_t{o.warmup}},
+                                   {"check", o.check}},
+                                  {});
+  report.verification = Verification(o.tol_scale);
+  if (!o.network.empty()) report.unofficial_reasons.push_back("emulated network " + o.network);
+  if (const std::string crowd = crowding(context, o.threads); !crowd.empty())
+    report.unofficial_reasons.push_back(crowd);
+  backend.describe(report);
+  return report;
+}
+
+void add_row(RunReport& report, const AttentionResult& row) {
+  ResultEntry entry;
+  entry.key = key_of(row);
+  entry.samples_ms = row.samples_ms;
+  entry.measurements = attention_table().fields(row);
+  entry.measurements.emplace_back("compute_only_ms", row.compute_ms);
+  entry.measurements.emplace_back("communication_only_ms", row.communicate_ms);
+  entry.measurements.emplace_back("exposed_ms", row.exposed_ms);
+  entry.measurements.emplace_back("exposed_noise_ms", row.exposed_noise_ms);
+  entry.flops = row.flops;
+  entry.bytes_wire = row.wire_bytes;
+  report.results.push_back(std::move(entry));
+}
+
+void add_figures(RunReport& report, const std::vector<AttentionResult>& rows) {
+  std::vector<const AttentionResult*> fastest;
+  for (const AttentionResult& row : rows) {
+    if (row.flops == 0) continue;
+    const auto same =
+        std::find_if(fastest.begin(), fastest.end(), [&](const AttentionResult* other) {
+          return other->pass == row.pass && other->tokens == row.tokens;
+        });
+    if (same == fastest.end())
+      fastest.push_back(&row);
+    else if (row.tflops_per_rank() > (*same)->tflops_per_rank())
+      *same = &row;
+  }
+  for (const AttentionResult* row : fastest)
+    report.foms.push_back({"attention_rate", row->tflops_per_rank(), "TFLOP/s/rank", key_of(*row)});
+}
+
+std::string peak_text(const AttentionResult& row, int threads) {
+  if (!(row.peak > 0)) return "# peak n/a\n";
+  return fmt::format("# peak {:.4g} GFLOP/s a core, measured with f32 FMAs, {} a rank\n",
+                     row.peak / threads / 1e9, threads);
+}
+
+std::string details_text(const AttentionResult& row) {
+  std::string text = fmt::format(
+      "# {} {} {} {}: total {:.3f} ms, compute only {:.3f}, communication only {:.3f}, exposed "
+      "{:.3f} (quartiles {:.3f} apart)\n",
+      row.schedule, row.layout, name_of(row.pass), row.tokens, row.time_ms.median, row.compute_ms,
+      row.communicate_ms, row.exposed_ms, row.exposed_noise_ms);
+  using Line = std::pair<int, const AttentionRankTimes*>;
+  const Table<Line> table({
+      {"rank", "", 8, 0, [](const Line& l) { return int64_t{l.first}; }},
+      {"kernels", "ms", 10, 3, [](const Line& l) { return l.second->kernel_ms; }},
+      {"wait", "ms", 10, 3, [](const Line& l) { return l.second->wait_ms; }},
+      {"copy", "ms", 10, 3, [](const Line& l) { return l.second->copy_ms; }},
+      {"pairs", "", 14, 0, [](const Line& l) { return l.second->pairs; }},
+      {"sent", "MB", 10, 3,
+       [](const Line& l) { return static_cast<double>(l.second->bytes_sent) / 1e6; }},
+      {"msgs", "", 6, 0, [](const Line& l) { return l.second->messages; }},
+  });
+  text += table.header();
+  for (const int rank : shown_ranks(row.cp, 64))
+    text += as_comment(table.row({rank, &row.ranks.at(static_cast<size_t>(rank))}));
+  return text;
+}
+
+}  // namespace gyre

@@ -1,0 +1,156 @@
+#include "apps/common/backend.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "apps/common/host.hpp"
+#include "comm/agree.hpp"
+#include "comm/cuda_device.hpp"
+#include "comm/host_staging.hpp"
+#include "comm/nccl.hpp"
+#include "comm/staged.hpp"
+#include "report/options.hpp"
+#include "runtime/cuda_memory.hpp"
+#include "runtime/cuda_stream.hpp"
+
+namespace gyre {
+namespace {
+
+#ifdef GYRE_WITH_CUDA
+constexpr bool has_cuda = true;
+#else
+constexpr bool has_cuda = false;
+#endif
+#ifdef GYRE_WITH_NCCL
+constexpr bool has_nccl = true;
+#else
+constexpr bool has_nccl = false;
+#endif
+
+/// What --comm stands for.
+std::string comm_of(const BackendOptions& o) {
+  if (!o.comm.empty()) return o.comm;
+  if (!o.on_gpu()) return "mpi";
+  return has_nccl && !o.share_gpus ? "nccl" : "staged";  // NCCL wants a GPU for each rank
+}
+
+void check_backend_options(const BackendOptions& o) {
+  ConfigErrors problems;
+  const auto one_of = [](const std::string& value, std::initializer_list<const char*> choices) {
+    return std::find(choices.begin(), choices.end(), value) != choices.end();
+  };
+  if (!one_of(o.backend, {"cpu", "cuda"}))
+    problems.add("--backend {}: it is cpu or cuda", o.backend);
+  const std::string comm = comm_of(o);
+  if (!one_of(comm, {"mpi", "staged", "nccl"}))
+    problems.add("--comm {}: it is mpi (CPUs), nccl or staged (GPUs)", comm);
+  else if (o.backend == "cpu" && comm != "mpi")
+    problems.add("--comm {} moves GPU memory; with --backend cpu it is mpi, or: --backend cuda",
+                 comm);
+  else if (o.on_gpu() && comm == "mpi")
+    problems.add("--comm mpi moves host memory; with --backend cuda it is nccl or staged");
+  if (o.share_gpus && !o.on_gpu()) problems.add("--share-gpus goes with --backend cuda");
+  problems.throw_if_any("these options do not go together:");
+}
+
+void check_build(const BackendOptions& o) {
+  if (o.on_gpu() && !has_cuda)
+    throw_runtime(
+        "--backend cuda: this build has no CUDA; build with nvcc (preset cuda), or run "
+        "with --backend cpu");
+  if (comm_of(o) == "nccl" && !has_nccl)
+    throw_runtime("--comm nccl: this build has no NCCL; run with --comm staged");
+}
+
+}  // namespace
+
+struct Backend::State {
+  const AppContext& context;
+  std::string comm;
+  std::unique_ptr<Stream> stream;
+  std::unique_ptr<Communicator> device_world;  ///< none on CPUs
+  std::unique_ptr<Communicator> host_staging;  ///< none on CPUs
+  std::vector<RankDevice> devices;             ///< none on CPUs
+};
+
+void declare_backend_options(CLI::App& app, BackendOptions& o) {
+  add_choice_option(app, {"--backend", "Compute on cpu or cuda"}, o.backend, {"cpu", "cuda"});
+  add_choice_option(app,
+                    {"--comm",
+                     "Communicate by mpi (CPUs), nccl or staged (GPUs: MPI by way of the host); "
+                     "default: mpi, nccl, or staged where there is no NCCL or GPUs are shared"},
+                    o.comm, {"mpi", "staged", "nccl"});
+  add_flag(app, {"--share-gpus", "Let ranks share a GPU: for checking, not for timing"},
+           o.share_gpus);
+}
+
+Backend::Backend(AppContext& context, const BackendOptions& o)
+    : state_(std::make_unique<State>(State{context, comm_of(o), nullptr, nullptr, nullptr, {}})) {
+  run_agreed(context.world, "--backend", [&] {
+    check_backend_options(o);
+    check_build(o);
+  });
+  if (!o.on_gpu()) {
+    state_->stream = std::make_unique<HostStream>();
+    return;
+  }
+#ifdef GYRE_WITH_CUDA
+  state_->devices = bind_device(context.world, o.share_gpus);
+  run_agreed(context.world, "preparing the GPU", [&] { state_->stream = make_cuda_stream(); });
+#ifdef GYRE_WITH_NCCL
+  if (state_->comm == "nccl") state_->device_world = make_nccl_communicator(context.world);
+#endif
+  if (state_->comm == "staged") state_->device_world = make_staged_communicator(context.world);
+  state_->host_staging = make_host_staging_communicator(*state_->device_world, *state_->stream);
+#endif
+}
+
+Backend::~Backend() = default;
+
+MemorySpace Backend::space() const {
+  return state_->stream->space();
+}
+
+Stream& Backend::stream() {
+  return *state_->stream;
+}
+
+Communicator& Backend::world() {
+  return on_gpu() ? *state_->device_world : state_->context.world;
+}
+
+Communicator& Backend::host_staging() {
+  return on_gpu() ? *state_->host_staging : state_->context.world;
+}
+
+int64_t Backend::memory_bytes() const {
+#ifdef GYRE_WITH_CUDA
+  if (on_gpu()) {
+    const auto rank = static_cast<size_t>(state_->context.world.rank());
+    return cuda_memory_available() / state_->devices[rank].sharers;
+  }
+#endif
+  return memory_for_rank(state_->context);
+}
+
+void Backend::describe([[maybe_unused]] RunReport& report) const {
+  if (!on_gpu()) return;
+#ifdef GYRE_WITH_CUDA
+  bool shared = false;
+  for (const RankDevice& device : state_->devices) {
+    RankInfo& rank = report.ranks[static_cast<size_t>(device.rank)];
+    rank.device = to_string(device);
+    rank.device_uuid = device.uuid;
+    shared = shared || device.sharers > 1;
+  }
+  report.configuration.insert(report.configuration.end(),
+                              {{"backend", "cuda"}, {"comm", state_->comm}});
+  if (shared) report.unofficial_reasons.push_back("shared GPU");
+#ifdef GYRE_SOFTGPU
+  report.unofficial_reasons.push_back("software GPU");
+#endif
+#endif
+}
+
+}  // namespace gyre

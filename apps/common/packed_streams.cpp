@@ -1,0 +1,136 @@
+#include "apps/common/packed_streams.hpp"
+
+#include <algorithm>
+
+#include "comm/agree.hpp"
+#include "packing/lengths.hpp"
+
+namespace gyre {
+namespace {
+
+/// Finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves every bit of the
+/// result.
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+TokenSource tokens_of(const Documents& documents) {
+  return [&documents](int64_t document, int64_t position) {
+    return documents.tokens[static_cast<size_t>(documents.begin(document) + position)];
+  };
+}
+
+TokenSource synthetic_tokens(uint64_t seed, int64_t vocab_size) {
+  return [=](int64_t document, int64_t position) {
+    const uint64_t key = mix(seed + mix(static_cast<uint64_t>(document) + 1)) +
+                         static_cast<uint64_t>(position) * 0x9e3779b97f4a7c15ULL;
+    return static_cast<int32_t>(mix(key) % static_cast<uint64_t>(vocab_size));
+  };
+}
+
+void set_bins(PackedHeader& header, std::span<const PackedBatch> bins, int64_t capacity,
+              int64_t slot_multiple) {
+  header.bins = {};
+  header.bins.bin_capacity = capacity;
+  header.slot_multiple = slot_multiple;
+  for (const PackedBatch& bin : bins)
+    header.bins.add_bin(bin.documents, bin.cu_seqlens, bin.cu_seqlens_padded);
+}
+
+PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
+                       const TokenSource& tokens) {
+  PackedSlots slots;
+  for (int64_t b = first; b < last; ++b) {
+    const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
+    for (size_t i = 0; i + 1 < real.size(); ++i) {
+      const int64_t document = header.documents_of(b)[i];
+      const int32_t length = real[i + 1] - real[i], room = padded[i + 1] - padded[i];
+      for (int32_t p = 0; p < room; ++p) {
+        const int32_t id = p < length ? tokens(document, p) : 0;
+        slots.ids.push_back(id);
+        slots.labels.push_back(p + 1 < length ? tokens(document, p + 1) : ignored_label);
+        slots.positions.push_back(p);
+      }
+    }
+  }
+  return slots;
+}
+
+std::string generate_streams(const std::string& spec, const std::string& packer, int64_t capacity,
+                             int64_t multiple, bool with_slots, PackedHeader& header,
+                             PackedSlots& slots) {
+  const LengthSpec drawn = parse_length_spec(spec);
+  const std::vector<int64_t> lengths = draw_lengths(drawn);
+  const BinPacker& chosen = find_bin_packer(packer);
+  BinOptions options;
+  options.capacity = capacity;
+  options.seed = drawn.seed;
+  set_bins(header, pack_documents(lengths, multiple, chosen, options), options.capacity, multiple);
+  header.documents = std::ssize(lengths);
+  header.vocab_size = synthetic_vocab;
+  if (with_slots)
+    slots =
+        fill_slots(header, 0, header.bin_count(), synthetic_tokens(drawn.seed, synthetic_vocab));
+  return to_string(drawn) + " " + chosen.name;
+}
+
+Documents unpack(const PackedHeader& header, const PackedSlots& slots) {
+  if (header.hidden_size > 0)
+    throw_usage("packed embeddings of width {} cannot be unpacked into tokens", header.hidden_size);
+  std::vector<std::span<const int32_t>> parts(static_cast<size_t>(header.documents));
+  std::vector<bool> seen(parts.size(), false);
+  const std::vector<int64_t> offsets = header.slot_offsets();
+  for (int64_t b = 0; b < header.bin_count(); ++b) {
+    const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
+    for (size_t i = 0; i + 1 < real.size(); ++i) {
+      const auto document = static_cast<size_t>(header.documents_of(b)[i]);
+      if (seen[document])
+        throw_usage("document {} is in two segments, the second of them segment {} of bin {}",
+                    document, i, b);
+      seen[document] = true;
+      const auto begin = static_cast<size_t>(offsets[static_cast<size_t>(b)] + padded[i]);
+      parts[document] =
+          std::span(slots.ids).subspan(begin, static_cast<size_t>(real[i + 1] - real[i]));
+    }
+  }
+  Documents documents;
+  documents.vocab_size = header.vocab_size;
+  documents.tokenizer = header.tokenizer;
+  documents.names = header.names;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!seen[i]) throw_usage("document {} of {} is in no bin", i, header.documents);
+    documents.tokens.insert(documents.tokens.end(), parts[i].begin(), parts[i].end());
+    documents.offsets.push_back(std::ssize(documents.tokens));
+  }
+  return documents;
+}
+
+std::string unpack_file(Communicator& comm, const std::string& from, const std::string& to,
+                        const Provenance& provenance) {
+  OutputFile output(comm, to);
+  const PackedHeader header = read_packed_header(comm, from);
+  const PackedSlots slots = read_packed_slots(comm, from, header, 0, header.bin_count());
+  Documents documents;
+  run_agreed(comm, "unpacking " + from, [&] { documents = unpack(header, slots); });
+  write_documents(output, documents, provenance);
+  return fmt::format("# {} documents, {} tokens in {} bins -> {}\n", documents.count(),
+                     documents.total(), header.bin_count(), to);
+}
+
+std::vector<int64_t> split_bins(const PackedHeader& header, int parts) {
+  const std::vector<int64_t> offsets = header.slot_offsets();
+  std::vector<int64_t> first;
+  for (int64_t p = 0; p < parts; ++p)
+    first.push_back(
+        std::lower_bound(offsets.begin(), offsets.end() - 1, offsets.back() * p / parts) -
+        offsets.begin());
+  first.front() = 0;
+  first.push_back(header.bin_count());
+  return first;
+}
+
+}  // namespace gyre

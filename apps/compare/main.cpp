@@ -1,0 +1,94 @@
+// gyre-compare: two HDF5 files, tensor by tensor.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "comm/agree.hpp"
+#include "io/compare.hpp"
+#include "report/app.hpp"
+#include "report/options.hpp"
+#include "report/table.hpp"
+
+namespace {
+
+using namespace gyre;
+
+struct Options {
+  std::string a, b;
+  CompareOptions compare;
+};
+
+void declare(CLI::App& app, Options& o) {
+  add_option(app, {"a", "FILE.h5 or FILE.h5:/group", true}, o.a);
+  add_option(app, {"b", "FILE.h5 or FILE.h5:/group, the reference", true}, o.b);
+  add_option(app, {"--rtol", "Relative tolerance of reals: |a - b| <= atol + rtol |b|"},
+             o.compare.rtol);
+  add_option(app, {"--atol", "Absolute tolerance of reals"}, o.compare.atol);
+  add_flag(app, {"--common", "Leave out what only one of the two has"}, o.compare.common_only);
+}
+
+/// Texts can be long; the table shows their beginnings.
+std::string shortened(const std::string& text) {
+  return text.size() <= 24 ? text : text.substr(0, 21) + "...";
+}
+
+const Table<TensorComparison>& compare_table() {
+  using Row = TensorComparison;
+  static const Table<Row> table({
+      {"tensor", "", 24, 0, [](const Row& r) { return r.path; }, Align::left},
+      {"elements", "", 10, 0, [](const Row& r) { return r.elements; }},
+      {"max_err", "", 10, 0, [](const Row& r) { return fmt::format("{:.3g}", r.max_error); }},
+      {"err/tol", "", 10, 0, [](const Row& r) { return fmt::format("{:.3g}", r.err_over_tol); }},
+      {"worst", "index", 12, 0, [](const Row& r) { return r.worst_index; }},
+      {"a", "", 16, 0, [](const Row& r) { return shortened(r.worst_a); }},
+      {"b", "", 16, 0, [](const Row& r) { return shortened(r.worst_b); }},
+      {"verdict", "", 9, 0, [](const Row& r) { return describe(r); }, Align::left},
+  });
+  return table;
+}
+
+/// Prints the comparison; the code is that of its verdict.
+ExitCode present(const std::vector<TensorComparison>& tensors, bool quiet) {
+  const auto same = std::count_if(tensors.begin(), tensors.end(),
+                                  [](const auto& t) { return t.match == Match::same; });
+  double worst = 0;
+  for (const TensorComparison& tensor : tensors) worst = std::max(worst, tensor.err_over_tol);
+  if (!quiet) fmt::print("{}", compare_table().header());
+  for (const TensorComparison& tensor : tensors)
+    if (!quiet || tensor.match != Match::same) fmt::print("{}", compare_table().row(tensor));
+  const bool passed = same == std::ssize(tensors);
+  fmt::print("VERIFY {} {}/{} max_err_over_tol={:.3g}\n", passed ? "PASSED" : "FAILED", same,
+             tensors.size(), worst);
+  return passed ? ExitCode::ok : ExitCode::verification_failed;
+}
+
+ExitCode run(const Options& o, AppContext& context) {
+  ExitCode code = ExitCode::ok;
+  run_on_root(context.world, "comparing", [&] {
+    if (!(o.compare.rtol >= 0) || !(o.compare.atol >= 0))
+      throw_usage("tolerances must not be negative: --rtol {} --atol {}", o.compare.rtol,
+                  o.compare.atol);
+    const std::vector<TensorComparison> tensors = compare_files(o.a, o.b, o.compare);
+    if (!context.quiet)
+      fmt::print(
+          "# A  {}\n# B  {}\n# reals agree when |a - b| <= {} + {} |b|; all else, when equal\n",
+          o.a, o.b, o.compare.atol, o.compare.rtol);
+    code = present(tensors, context.quiet);
+  });
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  const AppInfo info{
+      "gyre-compare", "Compares two HDF5 files, tensor by tensor; exit code 1 when they differ.",
+      "Examples: gyre-compare old.h5 new.h5\n"
+      "          gyre-compare --common scores.h5:/results docs.h5:/reference --rtol 1e-4"};
+  return run_app(
+      argc, argv, info, [&](CLI::App& app) { declare(app, options); },
+      [&](AppContext& context) { return run(options, context); });
+}

@@ -1,0 +1,264 @@
+#include "apps/logprobs/inputs.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "apps/common/generated_lengths.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+// Elements of a token's row of TokenTensor::ids: peaks, its target, its other ids.
+constexpr int64_t first_target = 1 << 20, first_other = 1 << 21;
+
+class RandomInputs final : public LogprobsInputs {
+ public:
+  RandomInputs(const LogprobsWorkload& problem, const LogprobsOptions& o)
+      : vocab_size_(problem.vocab.vocab_size),
+        peaks_(std::min(o.peaks, vocab_size_)),
+        scale_(static_cast<float>(o.logit_scale)),
+        height_(static_cast<float>(o.peak_height)),
+        zero_fraction_(o.zero_fraction),
+        seed_(static_cast<uint64_t>(o.seed)),
+        round_(problem.type == DType::bf16) {}
+
+  void row(TokenTensor tensor, int64_t token, int64_t first, std::span<float> to) const override {
+    const int64_t valid = std::clamp<int64_t>(vocab_size_ - first, 0, std::ssize(to));
+    const auto own = to.first(static_cast<size_t>(valid));
+    fill_token_row({seed_, tensor}, token, own, first);
+    for (float& z : own) z *= scale_;
+    for (const int64_t column : peaks(token))
+      if (column >= first && column < first + valid)
+        own[static_cast<size_t>(column - first)] += height_;
+    if (round_)
+      for (float& z : own) z = to_float(to_bf16(z));
+    std::fill(to.begin() + valid, to.end(), not_a_number);
+  }
+  int32_t target(int64_t token) const override {
+    const uint64_t bits = token_bits(ids_, token, first_target);
+    if (peaks_ > 0 && bits % 4 != 0)
+      return static_cast<int32_t>(
+          peak(token, static_cast<int64_t>((bits >> 2) % static_cast<uint64_t>(peaks_))));
+    return static_cast<int32_t>(bits / 4 % static_cast<uint64_t>(vocab_size_));
+  }
+  void ids(int64_t token, std::span<int32_t> to) const override {
+    for (int64_t k = 0; k < std::ssize(to); ++k)
+      to[static_cast<size_t>(k)] =
+          static_cast<int32_t>(k < peaks_ ? peak(token, k) : column(token, first_other + k));
+  }
+  float gradient(int64_t token, int64_t i) const override {
+    const double share = 0x1p-64 * static_cast<double>(token_bits(gradients_, token, 0));
+    if (share < zero_fraction_) return 0;
+    float g = 0;
+    fill_token_row(gradients_, token, std::span(&g, 1), i + 1);
+    return g;
+  }
+
+ private:
+  int64_t column(int64_t token, int64_t element) const {
+    return static_cast<int64_t>(token_bits(ids_, token, element) %
+                                static_cast<uint64_t>(vocab_size_));
+  }
+  int64_t peak(int64_t token, int64_t k) const { return column(token, k); }
+  /// Each once.
+  std::vector<int64_t> peaks(int64_t token) const {
+    std::vector<int64_t> columns;
+    for (int64_t k = 0; k < peaks_; ++k) columns.push_back(peak(token, k));
+    std::sort(columns.begin(), columns.end());
+    columns.erase(std::unique(columns.begin(), columns.end()), columns.end());
+    return columns;
+  }
+
+  int64_t vocab_size_, peaks_;
+  float scale_, height_;
+  double zero_fraction_;
+  uint64_t seed_;
+  bool round_;
+  TokenRandom ids_{seed_, TokenTensor::ids}, gradients_{seed_, TokenTensor::gradient};
+};
+
+class FileInputs final : public LogprobsInputs {
+ public:
+  FileInputs(const LogprobsFile& file, DType type)
+      : file_(file), round_(type == DType::bf16), exact_(is_exact()) {}
+
+  void row(TokenTensor tensor, int64_t token, int64_t first, std::span<float> to) const override {
+    const std::vector<float>& all = tensor == TokenTensor::teacher ? file_.teacher : file_.logits;
+    std::copy_n(all.begin() + token * file_.columns + first, to.size(), to.begin());
+    if (!round_) return;
+    for (float& z : to) z = to_float(to_bf16(z));
+  }
+  int32_t target(int64_t token) const override { return file_.targets[static_cast<size_t>(token)]; }
+  void ids(int64_t token, std::span<int32_t> to) const override {
+    std::copy_n(file_.ids.begin() + token * file_.picks, to.size(), to.begin());
+  }
+  float gradient(int64_t token, int64_t) const override {
+    return file_.d_value[static_cast<size_t>(token)];
+  }
+  const LogprobsReference* reference() const override {
+    return file_.reference && exact_ ? &*file_.reference : nullptr;
+  }
+
+ private:
+  bool is_exact() const {
+    if (!round_) return true;
+    for (const std::vector<float>* logits : {&file_.logits, &file_.teacher})
+      for (int64_t i = 0; i < std::ssize(*logits); ++i) {
+        const float z = (*logits)[static_cast<size_t>(i)];
+        if (i % file_.columns < file_.vocab_size && to_float(to_bf16(z)) != z) return false;
+      }
+    return true;
+  }
+
+  const LogprobsFile& file_;
+  bool round_, exact_;
+};
+
+/// As the options say, of the file's columns; dealt as evenly as they can be by default.
+VocabPartition partition_of_file(const LogprobsFile& file, const LogprobsOptions& o) {
+  LogprobsOptions shape = o;
+  shape.vocab = file.vocab_size;
+  VocabPartition vocab;
+  if (!o.shards.empty()) {
+    vocab = shape.partition();
+    if (vocab.padded() != file.columns)
+      throw_usage("--shards {} are {} columns; {} has {}", o.shards, vocab.padded(), o.input,
+                  file.columns);
+    return vocab;
+  }
+  vocab = balanced_partition(file.columns, o.tp);
+  vocab.vocab_size = file.vocab_size;
+  return vocab;
+}
+
+}  // namespace
+
+int64_t LogprobsWorkload::longest() const {
+  int64_t most = 0;
+  for (int64_t i = 0; i < sequences(); ++i) most = std::max(most, length(i));
+  return most;
+}
+
+LogprobsWorkload generated_workload(const LogprobsOptions& o, int64_t tokens) {
+  LogprobsWorkload problem;
+  problem.vocab = o.partition();
+  problem.type = o.type();
+  problem.picks = o.picks;
+  problem.hidden = o.hidden;
+  problem.filter = o.filter();
+  if (!o.generate.empty()) {
+    for (const int64_t length : generated_lengths(o.generate, o.capacity, problem.origin))
+      problem.offsets.push_back(problem.offsets.back() + length);
+    return problem;
+  }
+  problem.origin =
+      fmt::format("{} tokens in {} sequence{}", tokens, o.sequences, o.sequences == 1 ? "" : "s");
+  for (int64_t i = 1; i <= o.sequences; ++i) problem.offsets.push_back(tokens * i / o.sequences);
+  return problem;
+}
+
+LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
+  LogprobsWorkload problem;
+  problem.vocab = partition_of_file(file, o);
+  o.vocab = file.vocab_size;
+  o.picks = file.picks;
+  o.top_k = file.top_k;
+  o.top_p = file.top_p;
+  o.temperature = file.temperature;
+  problem.offsets = file.offsets;
+  problem.type = o.type();
+  problem.picks = file.picks;
+  problem.hidden = o.hidden;
+  problem.filter = o.filter();
+  problem.origin = o.input;
+  return problem;
+}
+
+std::unique_ptr<LogprobsInputs> random_inputs(const LogprobsWorkload& problem,
+                                              const LogprobsOptions& o) {
+  return std::make_unique<RandomInputs>(problem, o);
+}
+
+std::unique_ptr<LogprobsInputs> inputs_of(const LogprobsFile& file, DType type) {
+  return std::make_unique<FileInputs>(file, type);
+}
+
+namespace {
+
+void store_row(std::span<const float> from, MatrixRef to, int64_t row) {
+  for (int64_t c = 0; c < to.cols; ++c) {
+    const float z = from[static_cast<size_t>(c)];
+    if (to.type == DType::f32)
+      to.as<float>()(row, c) = z;
+    else
+      to.as<bf16>()(row, c) = to_bf16(z);
+  }
+}
+
+/// Rows [begin, begin + count) of a matrix.
+MatrixRef rows_of(MatrixRef m, int64_t begin, int64_t count) {
+  return {m.data + begin * m.stride * static_cast<int64_t>(size_of(m.type)), m.type, count, m.cols,
+          m.stride};
+}
+
+}  // namespace
+
+void fill_rows(MatrixRef matrix, Stream& stream,
+               const std::function<void(int64_t row, std::span<float> to)>& make_row) {
+  if (matrix.rows * matrix.cols == 0) return;
+  const bool on_host = stream.space() == MemorySpace::host;
+  std::vector<float> row(static_cast<size_t>(matrix.cols));
+  constexpr int64_t most_bytes = int64_t{1} << 24;
+  const int64_t row_bytes = matrix.cols * static_cast<int64_t>(size_of(matrix.type));
+  const int64_t most =
+      on_host ? matrix.rows : std::clamp<int64_t>(most_bytes / row_bytes, 1, matrix.rows);
+  LogitMatrix copy(on_host ? 0 : most, matrix.cols, matrix.type);
+  GYRE_CHECK(on_host || matrix.stride == matrix.cols, "rows of {} elements, {} apart", matrix.cols,
+             matrix.stride);
+  for (int64_t begin = 0; begin < matrix.rows; begin += most) {
+    const MatrixRef there = rows_of(matrix, begin, std::min(most, matrix.rows - begin));
+    const MatrixRef here = on_host ? there : rows_of(copy.ref(), 0, there.rows);
+    for (int64_t r = 0; r < here.rows; ++r) {
+      make_row(begin + r, row);
+      store_row(row, here, r);
+    }
+    if (on_host) continue;
+    stream.copy(there.data, here.data, static_cast<size_t>(there.rows * row_bytes));
+    stream.synchronize();
+  }
+}
+
+void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<const int64_t> tokens,
+                 int64_t first, MatrixRef to, Stream& stream) {
+  GYRE_CHECK(std::ssize(tokens) == to.rows, "{} tokens for {} rows", tokens.size(), to.rows);
+  fill_rows(to, stream, [&](int64_t r, std::span<float> row) {
+    const int64_t token = tokens[static_cast<size_t>(r)];
+    if (token < 0)
+      std::ranges::fill(row, not_a_number);
+    else
+      inputs.row(tensor, token, first, row);
+  });
+}
+
+void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<const int64_t> tokens,
+                 int64_t first, MatrixRef to) {
+  HostStream host;
+  fill_logits(inputs, tensor, tokens, first, to, host);
+}
+
+ConstMatrixRef HostRow::read(ConstMatrixRef matrix, int64_t row, Stream& stream) {
+  const auto element = static_cast<int64_t>(size_of(matrix.type));
+  const std::byte* from = matrix.data + row * matrix.stride * element;
+  if (stream.space() == MemorySpace::host) return {from, matrix.type, 1, matrix.cols, matrix.cols};
+  const int64_t bytes = matrix.cols * element;
+  if (copy_.size() < bytes) copy_ = Buffer<std::byte>(bytes);
+  stream.copy(copy_.data(), from, static_cast<size_t>(bytes));
+  stream.synchronize();
+  return {copy_.data(), matrix.type, 1, matrix.cols, matrix.cols};
+}
+
+}  // namespace gyre

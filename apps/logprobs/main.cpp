@@ -1,0 +1,187 @@
+// gyre-logprobs: log-probabilities, entropies and their kin from logits that are split over ranks:
+// every operation, forward and backward, timed, counted and verified.
+
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "apps/logprobs/report.hpp"
+#include "comm/agree.hpp"
+#include "io/sha256.hpp"
+#include "report/app.hpp"
+#include "report/provenance.hpp"
+
+namespace {
+
+using namespace gyre;
+
+/// Everything that all operations of a run share.
+struct Suite {
+  const LogprobsOptions& o;
+  const std::optional<LogprobsFile>& file;
+  AppContext& context;
+  LogprobsBackend& backend;
+  RunReport& report;
+  int64_t memory_bytes;
+  std::vector<LogprobsResult> rows = {};
+  std::vector<std::string> refused = {};
+};
+
+/// --output needs the results of these, whatever --op says.
+bool is_written(const LogprobsOptions& o, const std::string& op) {
+  return !o.output.empty() && (op == "logprob-entropy" || op == "filtered" || op == "top-k");
+}
+
+/// Calls body(operation, upstream) for all that the options want.
+template <class Body>
+void for_each_run(const LogprobsOptions& o, Body body) {
+  for (const LogprobsOperation& operation : logprobs_operations()) {
+    if (!(o.wants(operation.name) || is_written(o, operation.name)) ||
+        (o.pass == "bwd" && !operation.backward))
+      continue;
+    if (o.wants_method("gyre")) body(operation, false);
+    if (o.wants_method("upstream") && operation.upstream) body(operation, true);
+  }
+}
+
+std::string refusal_text(const LogprobsOperation& operation, bool upstream,
+                         const LogprobsWorkload& problem, const std::string& reason) {
+  return fmt::format("{} by {}, {} tokens: {}", operation.name, upstream ? "upstream" : "gyre",
+                     problem.tokens(), reason);
+}
+
+void do_operation(Suite& s, LogprobsContext& context, const LogprobsOperation& operation,
+                  bool upstream, const MachineRates& rates, LogprobsOutput* output) {
+  auto rows = run_operation(operation, upstream, context, rates, output, s.report.verification);
+  for (LogprobsResult& row : rows) {
+    add_row(s.report, row);
+    if (s.context.root()) fmt::print("{}", logprobs_table().row(row));
+    std::fflush(stdout);
+    s.rows.push_back(std::move(row));
+  }
+}
+
+void do_workload(Suite& s, const LogprobsWorkload& problem) {
+  const LogprobsOptions& o = s.o;
+  const auto inputs = s.file ? inputs_of(*s.file, problem.type) : random_inputs(problem, o);
+  LogprobsContext context(problem, *inputs, o, s.backend);
+  const int64_t shard = ceil_div(problem.tokens(), o.cp) *
+                        problem.vocab.columns(context.grid.tp_rank()) *
+                        static_cast<int64_t>(size_of(problem.type));
+  const MachineRates rates = measure_rates(shard, o.threads, s.context.world, s.backend.stream());
+  if (s.context.root() && s.context.verbose) fmt::print("{}", rates_text(rates));
+  if (s.context.root() && !s.context.quiet)
+    fmt::print("{}", smallness_text(rates, problem.tokens()));
+  LogprobsOutput output;
+  for_each_run(o, [&](const LogprobsOperation& operation, bool upstream) {
+    try {
+      run_agreed(s.context.world, operation.name, [&] {
+        const std::string reason =
+            why_not(operation, upstream, problem, o, s.memory_bytes, s.context.world.rank());
+        if (!reason.empty()) throw_usage("{}", reason);
+      });
+      do_operation(s, context, operation, upstream, rates, o.output.empty() ? nullptr : &output);
+    } catch (const Error& error) {
+      if (!error.agreed() || error.code() != ExitCode::usage) throw;
+      s.refused.push_back(refusal_text(operation, upstream, problem, error.what()));
+    }
+  });
+  if (o.output.empty() || (o.check != "none" && !s.report.verification.passed())) return;
+  OutputFile file(s.context.world, o.output);
+  write_results(file, output, context, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
+                provenance_of(s.context, problem.origin));
+}
+
+/// Throws a usage error that lists what cannot be, or needs more memory than `rank` has: with one
+/// operation, any of its sizes, and what --output needs. A run of all operations goes on with the
+/// others, if there are any.
+void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsOptions& o,
+                     int64_t memory, int rank) {
+  ConfigErrors all, fatal;
+  bool some = false;
+  for (const LogprobsWorkload& problem : cases)
+    for_each_run(o, [&](const LogprobsOperation& operation, bool upstream) {
+      const std::string reason = why_not(operation, upstream, problem, o, memory, rank);
+      some = some || reason.empty();
+      if (reason.empty()) return;
+      const bool needed = o.op != "all" || (!upstream && is_written(o, operation.name));
+      for (ConfigErrors* problems : {&all, needed ? &fatal : nullptr})
+        if (problems != nullptr)
+          problems->add("{}", refusal_text(operation, upstream, problem, reason));
+    });
+  fatal.throw_if_any("impossible configuration");
+  if (!some) all.throw_if_any("impossible configuration");
+}
+
+/// What comes behind the rows.
+void present(Suite& s) {
+  if (s.rows.empty()) throw_usage("{}", fmt::join(s.refused, "\n"));
+  add_figures(s.report, s.rows);
+  for (const std::string& reason : s.refused) fmt::print("# refused {}\n", reason);
+  if (s.context.verbose)
+    for (const LogprobsResult& row : s.rows) fmt::print("{}", details_text(row));
+  fmt::print("{}", footer_text(s.report));
+  if (!s.o.csv.empty()) write_file_atomically(s.o.csv, logprobs_table().csv(s.rows));
+  if (!s.o.json.empty()) write_json(s.report, s.o.json);
+}
+
+ExitCode run(LogprobsOptions& o, AppContext& context) {
+  Communicator& world = context.world;
+  if (o.list) {
+    if (context.root()) fmt::print("{}", operation_help());
+    return ExitCode::ok;
+  }
+  run_agreed(world, "options", [&] { check_options(o, world.size()); });
+  run_on_root(world, "outputs", [&] {
+    check_output_places({{"--output", o.output}, {"--json", o.json}, {"--csv", o.csv}},
+                        {{"--input", o.input}});
+  });
+  Backend machine(context, o.backend);
+  std::optional<LogprobsFile> file;
+  if (!o.input.empty()) file = read_logprobs_file(world, o.input);
+  std::vector<LogprobsWorkload> cases;
+  const int64_t memory = machine.memory_bytes();
+  run_agreed(world, "tokens", [&] {
+    if (file) cases.push_back(workload_of(*file, o));
+    for (const int64_t size : o.sizes())
+      if (!file) cases.push_back(generated_workload(o, size));
+    check_workloads(cases, o, memory, world.rank());
+  });
+  LogprobsBackend backend(machine, {1, o.cp, o.tp});
+  RunReport report = begin_logprobs_report(context, o, cases.front());
+  machine.describe(report);
+  if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  const bool shows = context.root() && !context.quiet;
+  if (shows) fmt::print("{}", header_text(report));
+  if (context.root()) fmt::print("{}", logprobs_table().header());
+  if (shows && file && file->reference && inputs_of(*file, o.type())->reference() == nullptr)
+    fmt::print("{}", no_reference_text);
+  Suite suite{o, file, context, backend, report, memory};
+  for (const LogprobsWorkload& problem : cases) do_workload(suite, problem);
+  run_on_root(world, "report", [&] { present(suite); });
+  return exit_code_of(judge(report));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  LogprobsOptions options;
+  const AppInfo info{
+      "gyre-logprobs",
+      "Runs log-probabilities over a vocabulary that is split over ranks, forward and backward.",
+      "Examples: mpirun -n 4 gyre-logprobs --tp 2 --cp 2 --tokens 4K --vocab 32K -d bf16\n"
+      "          mpirun -n 2 gyre-logprobs --op filtered --method all --top-k 50 --top-p 0.9\n"
+      "          gyre-logprobs --input inputs/logprobs_golden.h5\n"
+      "          mpirun -n 8 gyre-logprobs --backend cuda --tokens 16K --vocab 128K -d bf16\n"
+      "Columns: rate = bytes that a rank must read and write in memory at least, over time; of_bw "
+      "=\n"
+      "         that rate over what its memory can do (-v); sent, msgs = of a call, of the rank "
+      "that\n"
+      "         sends most; extra = memory beyond inputs and outputs; err/tol = largest error, as "
+      "a\n"
+      "         share of its tolerance\n" +
+          operation_help()};
+  return run_app(
+      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      [&](AppContext& context) { return run(options, context); });
+}

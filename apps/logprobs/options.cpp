@@ -1,0 +1,304 @@
+#include "apps/logprobs/options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "apps/common/generated_lengths.hpp"
+#include "apps/common/layout_options.hpp"
+#include "apps/logprobs/op.hpp"
+#include "core/error.hpp"
+#include "io/logprobs_file.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr int64_t most_tokens = int64_t{1} << 30;
+constexpr int64_t most_columns = std::numeric_limits<int32_t>::max();
+constexpr double most_scale = 1e6, most_logit = 1e30;
+
+std::vector<std::string> operation_names() {
+  std::vector<std::string> names{"all"};
+  for (const LogprobsOperation& operation : logprobs_operations()) names.push_back(operation.name);
+  return names;
+}
+
+std::vector<std::string> layout_names() {
+  std::vector<std::string> names;
+  for (const LayoutKind& kind : layout_kinds()) names.push_back(kind.name);
+  return names;
+}
+
+/// Columns of each rank; throws a usage error for what is no size.
+std::vector<int64_t> parse_shards(const std::string& text) {
+  std::vector<int64_t> sizes;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    sizes.push_back(parse_size(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return sizes;
+}
+
+void declare_problem(CLI::App& app, LogprobsOptions& o) {
+  add_option(app, {"--input", "Logits, ids and references (HDF5, gyre/logprobs)"}, o.input);
+  add_size_option(app, {"--tokens", "Tokens, over all context-parallel ranks"}, o.tokens, 1);
+  add_option(app, {"--sequences", "They are so many sequences of about equal length"}, o.sequences,
+             1);
+  add_option(app, {"--gen", length_help()}, o.generate);
+  add_size_option(app, {"--capacity", "With --gen: slots of the pack; 0: 16K"}, o.capacity);
+  add_size_option(app, {"-b,--min", "Sweep: the fewest tokens; 0: no sweep"}, o.min_tokens);
+  add_size_option(app, {"-e,--max", "Sweep: the most tokens"}, o.max_tokens);
+  add_option(app, {"-f,--factor", "Sweep: ratio of neighbours"}, o.factor);
+  add_size_option(app, {"--vocab", "Ids of the vocabulary"}, o.vocab, 1);
+  add_size_option(app, {"--padded", "Columns in all, padding included; 0: --vocab, rounded up"},
+                  o.padded);
+  add_option(app, {"--shards", "Columns of each tensor-parallel rank instead: 16K,8K,8K"},
+             o.shards);
+  add_size_option(app, {"--picks", "Ids of a token: those gathered, a teacher's, the largest"},
+                  o.picks, 1);
+  add_size_option(app, {"--hidden", "Elements of a hidden state"}, o.hidden, 1);
+  add_option(app, {"--temperature", "Divides logits"}, o.temperature);
+  add_size_option(app, {"--top-k", "Filter: how many largest logits survive; 0: all"}, o.top_k);
+  add_option(app, {"--top-p", "Filter: how much probability survives; 1: all"}, o.top_p);
+  add_choice_option(app, {"-d,--dtype", "Type of logits, gradients, hidden states and weights"},
+                    o.dtype, {"f32", "bf16"});
+  add_option(app, {"--logit-scale", "Standard deviation of made-up logits"}, o.logit_scale);
+  add_size_option(app, {"--peaks", "Columns of each made-up row that stand out"}, o.peaks);
+  add_option(app, {"--peak-height", "By how much they do"}, o.peak_height);
+  add_option(app, {"--zero-fraction", "Share of tokens whose gradient is zero, as of prompts"},
+             o.zero_fraction);
+  add_size_option(app, {"--seed", "Of inputs that are made up"}, o.seed);
+}
+
+void declare_run(CLI::App& app, LogprobsOptions& o) {
+  add_choice_option(app, {"--op", "What is run; --list says what each is"}, o.op,
+                    operation_names());
+  add_choice_option(app, {"--method", "Ours, or NeMo RL's algorithm where there is one, or both"},
+                    o.method, {"gyre", "upstream", "all"});
+  add_flag(app, {"--list", "Show operations and layouts, and stop"}, o.list);
+  declare_backend_options(app, o.backend);
+  add_option(app, {"--tp", "Ranks that share the vocabulary; 0: what --cp leaves"}, o.tp, 0);
+  add_option(app, {"--cp", "Ranks that share the tokens; 0: what --tp leaves"}, o.cp, 0);
+  add_choice_option(app, {"--layout", "Packed sequences: who owns which slots"}, o.layout,
+                    layout_names());
+  add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
+  add_choice_option(app, {"--pass", "What is timed"}, o.pass, {"fwd", "bwd", "both"});
+  add_size_option(app, {"--chunk", "Upstream: rows of a slice; 0: all at once"}, o.chunk);
+  add_size_option(app, {"--list-length", "Filter: largest logits that a rank sends"}, o.list_length,
+                  1);
+  add_flag(app, {"--in-place,!--out-of-place", "Gradients take the place of the logits (default)"},
+           o.in_place);
+  add_option(app, {"--threads", "Threads of a rank"}, o.threads, 1);
+  add_option(app, {"-n,--iters", "Timed iterations"}, o.iterations, 1);
+  add_option(app, {"-w,--warmup", "Iterations before them"}, o.warmup, 0);
+  add_choice_option(app, {"-c,--check", "Verify the last iteration, every one, or nothing"},
+                    o.check, {"none", "last", "all"});
+  add_size_option(
+      app,
+      {"--check-tokens", "Tokens that a check computes again over whole rows; they are sampled"},
+      o.check_tokens, 1);
+  add_option(app, {"--tol-scale", "Multiplies all tolerances"}, o.tol_scale);
+  add_option(app,
+             {"-o,--output",
+              "Write log-probabilities, entropies, filtered and largest logits here (HDF5)"},
+             o.output);
+  add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
+  add_option(app, {"--csv", "Write the table here"}, o.csv);
+}
+
+void check_source(const LogprobsOptions& o, ConfigErrors& problems) {
+  const LogprobsOptions usual;
+  if (!o.input.empty() && !o.generate.empty()) problems.add("one of --input and --gen, not both");
+  const bool has_shape =
+      o.vocab != usual.vocab || o.padded != usual.padded || o.picks != usual.picks ||
+      o.temperature != usual.temperature || o.top_k != usual.top_k || o.top_p != usual.top_p ||
+      o.logit_scale != usual.logit_scale || o.peaks != usual.peaks ||
+      o.peak_height != usual.peak_height || o.zero_fraction != usual.zero_fraction;
+  if (!o.input.empty() && has_shape)
+    problems.add(
+        "--vocab, --padded, --picks, --temperature, --top-k, --top-p, --logit-scale, --peaks, "
+        "--peak-height and --zero-fraction are those of the file of --input: leave them out");
+  const bool has_length = o.sweeps() || o.sequences != 1 || o.tokens != usual.tokens;
+  if ((!o.input.empty() || !o.generate.empty()) && has_length)
+    problems.add("--tokens, --min and --sequences do not go with --input or --gen");
+  if (o.capacity != 0 && o.generate.empty()) problems.add("--capacity goes with --gen");
+}
+
+void check_sizes(const LogprobsOptions& o, ConfigErrors& problems) {
+  check_sweep(o.sweep(), LogprobsOptions().tokens, problems);
+  const int64_t fewest = o.sweeps() ? o.min_tokens : o.tokens;
+  if (o.sequences > fewest)
+    problems.add("--sequences {} of {} tokens; at most {}", o.sequences, fewest, fewest);
+  const std::tuple<const char*, int64_t, int64_t> limits[] = {
+      {"--tokens", o.tokens, most_tokens},     {"--max", o.max_tokens, most_tokens},
+      {"--capacity", o.capacity, most_tokens}, {"--vocab", o.vocab, most_columns},
+      {"--padded", o.padded, most_columns},    {"--picks", o.picks, 65536},
+      {"--hidden", o.hidden, 1 << 20},         {"--list-length", o.list_length, 1 << 20},
+      {"--threads", o.threads, 1024}};
+  for (const auto& [option, value, most] : limits)
+    if (value > most) problems.add("{} {}: at most {}", option, value, most);
+}
+
+bool is_temperature(double t) {
+  return t >= least_temperature && t <= most_temperature;
+}
+
+void check_filter(const LogprobsOptions& o, ConfigErrors& problems) {
+  if (!is_temperature(o.temperature))
+    problems.add("--temperature {} must be from {} to {}; the nearest is {}", o.temperature,
+                 least_temperature, most_temperature,
+                 o.temperature > 1 ? most_temperature : least_temperature);
+  if (o.top_k > o.vocab)
+    problems.add("--top-k {} of --vocab {}; the nearest is {}", o.top_k, o.vocab, o.vocab);
+  if (!(o.top_p > 0 && o.top_p <= 1))
+    problems.add("--top-p {} must be above 0 and at most 1; the nearest is {}", o.top_p,
+                 o.top_p > 1 ? "1" : "a small positive number");
+}
+
+void check_made_up(const LogprobsOptions& o, ConfigErrors& problems) {
+  if (!(o.logit_scale >= 0) || !std::isfinite(o.logit_scale))
+    problems.add("--logit-scale {} must be at least 0 and finite", o.logit_scale);
+  if (!std::isfinite(o.peak_height)) problems.add("--peak-height {} must be finite", o.peak_height);
+  if (o.logit_scale > most_scale)
+    problems.add("--logit-scale {}: at most {}", o.logit_scale, most_scale);
+  // A normal number is hardly above 8; what becomes of logits stays far from the limits of f32.
+  const double largest =
+      (8 * o.logit_scale + std::abs(o.peak_height)) / std::min(1.0, o.temperature);
+  if (is_temperature(o.temperature) && std::isfinite(o.peak_height) && largest > most_logit)
+    problems.add(
+        "--logit-scale {} and --peak-height {} over --temperature {} make logits of {:.3g}; at "
+        "most "
+        "{:.3g}",
+        o.logit_scale, o.peak_height, o.temperature, largest, most_logit);
+  if (o.peaks > 65536) problems.add("--peaks {}: at most 65536", o.peaks);
+  if (!(o.zero_fraction >= 0 && o.zero_fraction <= 1))
+    problems.add("--zero-fraction {} must be from 0 to 1; the nearest is {}", o.zero_fraction,
+                 o.zero_fraction > 1 ? 1 : 0);
+}
+
+/// Grids of as many ranks as the run has that come nearest to what is wanted.
+std::string grid_hint(const LogprobsOptions& o, int ranks) {
+  std::vector<int> all(static_cast<size_t>(ranks));
+  std::iota(all.begin(), all.end(), 1);
+  std::vector<std::string> some;
+  for (const GridShape& grid : nearest_grids({1, o.cp, o.tp}, ranks, all))
+    if (grid.dp == 1 && some.size() < 3)
+      some.push_back(fmt::format("--tp {} --cp {}", grid.tp, grid.cp));
+  return fmt::format("{}", fmt::join(some, " | "));
+}
+
+void check_shards(const LogprobsOptions& o, ConfigErrors& problems) {
+  const std::vector<int64_t> sizes = parse_shards(o.shards);
+  if (std::ssize(sizes) != o.tp)
+    problems.add("--shards {} is {} shards, but --tp is {}; give {}", o.shards, sizes.size(), o.tp,
+                 o.tp);
+  int64_t columns = 0;
+  for (const int64_t size : sizes) columns += std::min(size, most_columns + 1 - columns);
+  if (columns > most_columns)
+    problems.add("--shards {}: at most {} columns in all", o.shards, most_columns);
+  if (o.input.empty() && columns < o.vocab)
+    problems.add("--shards {} are {} columns for --vocab {}; at least {}", o.shards, columns,
+                 o.vocab, o.vocab);
+}
+
+void check_columns(const LogprobsOptions& o, ConfigErrors& problems) {
+  if (!o.shards.empty() && o.padded != 0)
+    return problems.add("one of --padded and --shards, not both");
+  if (o.padded != 0 && o.padded < o.vocab)
+    return problems.add("--padded {} is less than --vocab {}; the nearest is {}", o.padded, o.vocab,
+                        round_up(o.vocab, o.tp));
+  const size_t others = problems.messages().size();
+  try {
+    if (!o.shards.empty()) check_shards(o, problems);
+    if (o.input.empty() && problems.messages().size() == others) o.partition();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::usage) throw;
+    problems.add("{}: {}", o.shards.empty() ? "--vocab, --padded" : "--shards", error.what());
+  }
+}
+
+void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& problems) {
+  if (int64_t{o.tp} * o.cp != ranks)
+    problems.add("--tp {} --cp {} in a run of {} ranks; the nearest grids: {}", o.tp, o.cp, ranks,
+                 grid_hint(o, ranks));
+  else
+    check_columns(o, problems);
+  if (o.backend.on_gpu() && o.wants_method("upstream"))
+    problems.add(
+        "--method {} runs NeMo RL's algorithm, which is here for --backend cpu alone; with "
+        "--backend cuda the nearest is --method gyre",
+        o.method);
+  if (o.backend.on_gpu() && o.threads > 1)
+    problems.add("--threads {} are of a CPU; with --backend cuda the nearest is 1", o.threads);
+  if (o.chunk != 0 && !o.wants_method("upstream"))
+    problems.add("--chunk {} goes with --method upstream or all", o.chunk);
+  if (o.stripe != 1 && o.layout != "striped")
+    problems.add("--stripe {} goes with --layout striped, not with {}", o.stripe, o.layout);
+  for (const LogprobsOperation& operation : logprobs_operations()) {
+    if (operation.name != o.op) continue;
+    if (o.method == "upstream" && !operation.upstream)
+      problems.add("--op {} has no --method upstream; the nearest is gyre", o.op);
+    if (o.pass == "bwd" && !operation.backward)
+      problems.add("--op {} has no backward pass; the nearest is --pass fwd", o.op);
+  }
+  if (!o.output.empty() && o.sweeps() && o.max_tokens != o.min_tokens)
+    problems.add("--output needs one size, not --min and --max");
+  if (!o.output.empty() && (o.pass == "bwd" || o.method == "upstream"))
+    problems.add("--output writes results of our forward passes: not with --pass {} --method {}",
+                 o.pass, o.method);
+  if (!(o.tol_scale > 0) || !std::isfinite(o.tol_scale))
+    problems.add("--tol-scale {} must be positive", o.tol_scale);
+}
+
+void complete_grid(LogprobsOptions& o, int ranks) {
+  if (o.tp == 0 && o.cp == 0 && !o.shards.empty())
+    o.tp = static_cast<int>(1 + std::count(o.shards.begin(), o.shards.end(), ','));
+  if (o.tp == 0) o.tp = std::max(1, ranks / std::max(1, o.cp));
+  if (o.cp == 0) o.cp = std::max(1, ranks / o.tp);
+}
+
+}  // namespace
+
+VocabPartition LogprobsOptions::partition() const {
+  if (!shards.empty()) return partition_of(parse_shards(shards), vocab);
+  return even_partition(vocab, padded > 0 ? padded : round_up(vocab, tp), tp);
+}
+
+std::vector<Pass> LogprobsOptions::passes() const {
+  if (pass == "fwd") return {Pass::forward};
+  if (pass == "bwd") return {Pass::backward};
+  return {Pass::forward, Pass::backward};
+}
+
+void declare_options(CLI::App& app, LogprobsOptions& o) {
+  declare_problem(app, o);
+  declare_run(app, o);
+}
+
+void check_options(LogprobsOptions& o, int ranks) {
+  complete_grid(o, ranks);
+  if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
+  ConfigErrors problems;
+  check_source(o, problems);
+  check_sizes(o, problems);
+  check_filter(o, problems);
+  check_made_up(o, problems);
+  check_run(o, ranks, problems);
+  problems.throw_if_any("impossible configuration");
+}
+
+std::string operation_help() {
+  std::string text = "Operations (u: upstream's algorithm too; f: forward only):\n";
+  for (const LogprobsOperation& operation : logprobs_operations())
+    text += fmt::format("  {:<22}{}{} {}\n", operation.name, operation.upstream ? 'u' : ' ',
+                        operation.backward ? ' ' : 'f', operation.summary);
+  return text + layout_help();
+}
+
+}  // namespace gyre

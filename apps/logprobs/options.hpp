@@ -1,0 +1,56 @@
+#pragma once
+// Options of gyre-logprobs.
+
+#include <string>
+#include <vector>
+
+#include "apps/common/backend.hpp"
+#include "attention/plan.hpp"
+#include "comm/process_grid.hpp"
+#include "logprobs/reference.hpp"
+#include "logprobs/vocab_partition.hpp"
+#include "report/options.hpp"
+#include "report/sweep.hpp"
+#include "sharding/layouts.hpp"
+
+namespace gyre {
+
+/// Options of gyre-logprobs; see --help.
+struct LogprobsOptions {
+  std::string input, generate, op = "all", method = "gyre", shards, dtype = "f32",
+                               layout = "dual-chunk-swap", pass = "both", check = "last", output,
+                               json, csv;
+  int tp = 0, cp = 0, sequences = 1, threads = 1, iterations = 5, warmup = 1;
+  int64_t tokens = 512, min_tokens = 0, max_tokens = 0, capacity = 0, vocab = 32768, padded = 0,
+          picks = 64, hidden = 128, top_k = 0, list_length = 64, chunk = 0, stripe = 1, peaks = 32,
+          seed = 1, check_tokens = 64;
+  double factor = 2, temperature = 1, top_p = 0.9, logit_scale = 1, peak_height = 12,
+         zero_fraction = 0, tol_scale = 1;
+  bool in_place = true, list = false;
+  BackendOptions backend;
+
+  DType type() const { return dtype == "bf16" ? DType::bf16 : DType::f32; }
+  SamplingFilter filter() const { return {top_k, top_p, temperature}; }
+  LayoutOptions layout_options() const { return {cp, stripe, 0, {}}; }
+  /// The columns of each rank, as --shards, --padded and --tp say.
+  VocabPartition partition() const;
+  /// Both, forward or backward only. Backward needs a forward, which is then not timed.
+  std::vector<Pass> passes() const;
+  TokenSweep sweep() const { return {tokens, min_tokens, max_tokens, factor}; }
+  bool sweeps() const { return sweep().sweeps(); }
+  /// Tokens of a run.
+  std::vector<int64_t> sizes() const { return sweep().sizes(); }
+  bool wants(const std::string& op_name) const { return op == "all" || op == op_name; }
+  bool wants_method(const std::string& name) const { return method == "all" || method == name; }
+};
+
+void declare_options(CLI::App& app, LogprobsOptions& o);
+
+/// Fills in what was left to be chosen; throws a usage error that lists everything that is wrong
+/// with the options in a run of `ranks` ranks, with the nearest valid values.
+void check_options(LogprobsOptions& o, int ranks);
+
+/// A line for each operation (its methods, what it computes), and for each layout.
+std::string operation_help();
+
+}  // namespace gyre

@@ -1,0 +1,191 @@
+#include "apps/logprobs/report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "apps/common/host.hpp"
+#include "report/value.hpp"
+
+namespace gyre {
+namespace {
+
+Fields key_of(const LogprobsResult& row) {
+  return {{"op", row.op},         {"method", row.method}, {"pass", std::string(name_of(row.pass))},
+          {"tokens", row.tokens}, {"vocab", row.vocab},   {"tp", int64_t{row.tp}},
+          {"cp", int64_t{row.cp}}};
+}
+
+double megabytes(int64_t bytes) {
+  return static_cast<double>(bytes) / 1e6;
+}
+
+/// The same operation, direction and size by upstream's algorithm; null: not run.
+const LogprobsResult* upstream_of(const LogprobsResult& row,
+                                  const std::vector<LogprobsResult>& rows) {
+  const auto same = std::ranges::find_if(rows, [&](const LogprobsResult& other) {
+    return other.method == "upstream" && other.op == row.op && other.pass == row.pass &&
+           other.tokens == row.tokens;
+  });
+  return same == rows.end() ? nullptr : &*same;
+}
+
+}  // namespace
+
+const Table<LogprobsResult>& logprobs_table() {
+  using Row = LogprobsResult;
+  static const Table<Row> table({
+      {"op", "", 20, 0, [](const Row& r) { return r.op; }, Align::left},
+      {"method", "", 8, 0, [](const Row& r) { return r.method; }, Align::left},
+      {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); }, Align::left},
+      {"tokens", "", 8, 0, [](const Row& r) { return r.tokens; }},
+      {"vocab", "", 7, 0, [](const Row& r) { return r.vocab; }},
+      {"time", "ms", 10, 3, [](const Row& r) { return r.time_ms.median; }},
+      {"min", "ms", 10, 3, [](const Row& r) { return r.time_ms.min; }},
+      {"rate", "GB/s/rank", 9, 2, [](const Row& r) { return r.gbytes_per_s(); }},
+      {"of_bw", "%", 6, 1,
+       [](const Row& r) { return std::isnan(r.flops) ? 100 * r.share_of_limit() : std::nan(""); }},
+      {"msgs", "", 5, 0, [](const Row& r) { return r.messages; }},
+      {"sent", "MB/rank", 9, 3, [](const Row& r) { return megabytes(r.bytes_sent); }},
+      {"extra", "MB/rank", 9, 2, [](const Row& r) { return megabytes(r.extra_bytes); }},
+      {"err/tol", "", 8, 4, [](const Row& r) { return r.error_over_tolerance; }},
+      {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
+  });
+  return table;
+}
+
+RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions& o,
+                                const LogprobsWorkload& problem) {
+  std::vector<int64_t> columns;
+  for (int r = 0; r < problem.vocab.ranks(); ++r) columns.push_back(problem.vocab.columns(r));
+  const auto [least, most] = std::ranges::minmax(columns);
+  RunReport report =
+      begin_report(context,
+                   {{"tokens", problem.tokens()},
+                    {"sequences", problem.sequences()},
+                    {"source", problem.origin},
+                    {"vocab", problem.vocab.vocab_size},
+                    {"columns", problem.vocab.padded()},
+                    {"columns_of_rank",
+                     least == most ? fmt::format("{}", least) : fmt::format("{}-{}", least, most)},
+                    {"dtype", o.dtype},
+                    {"picks", problem.picks},
+                    {"hidden", problem.hidden},
+                    {"temperature", problem.filter.temperature},
+                    {"top_k", problem.filter.top_k},
+                    {"top_p", problem.filter.top_p},
+                    {"list_length", o.list_length},
+                    {"chunk", o.chunk},
+                    {"in_place", o.in_place},
+                    {"zero_fraction", o.zero_fraction},
+                    {"layout", o.layout},
+                    {"tp", int64_t{o.tp}},
+                    {"cp", int64_t{o.cp}},
+                    {"threads", int64_t{o.threads}},
+                    {"iters", int64_t{o.iterations}},
+                    {"warmup", int64_t{o.warmup}},
+                    {"check", o.check}},
+                   {});
+  report.verification = Verification(o.tol_scale);
+  if (const std::string crowd = crowding(context, o.threads); !crowd.empty())
+    report.unofficial_reasons.push_back(crowd);
+  return report;
+}
+
+void add_row(RunReport& report, const LogprobsResult& row) {
+  ResultEntry entry;
+  entry.key = key_of(row);
+  entry.samples_ms = row.samples_ms;
+  entry.measurements = logprobs_table().fields(row);
+  entry.measurements.emplace_back("cv", row.time_ms.cv);
+  entry.measurements.emplace_back("ideal_bytes", row.ideal_bytes);
+  entry.measurements.emplace_back("tflops_per_rank", row.tflops_per_rank());
+  entry.measurements.emplace_back("share_of_limit", row.share_of_limit());
+  entry.flops = row.flops;
+  entry.bytes_wire = row.wire_bytes;
+  report.results.push_back(std::move(entry));
+}
+
+void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
+  if (rows.empty()) return;
+  const bool usual = std::ranges::any_of(
+      rows, [](const LogprobsResult& row) { return row.op == "logprob-entropy"; });
+  const std::string shown = usual ? "logprob-entropy" : rows.front().op;
+  for (const LogprobsResult& row : rows) {
+    if (row.method != "gyre" || row.tokens == 0) continue;
+    if (row.op == shown && !std::isnan(row.ideal_bytes))
+      report.foms.push_back({"logits_rate", row.gbytes_per_s(), "GB/s/rank", key_of(row)});
+    if (!std::isnan(row.flops))
+      report.foms.push_back(
+          {"fused_linear_rate", row.tflops_per_rank(), "TFLOP/s/rank", key_of(row)});
+    if (const LogprobsResult* other = upstream_of(row, rows))
+      report.foms.push_back(
+          {"speedup_over_upstream", other->time_ms.median / row.time_ms.median, "x", key_of(row)});
+  }
+}
+
+std::string rates_text(const MachineRates& rates) {
+  const auto text = [](double rate, const char* unit) {
+    return rate > 0 ? si_text(rate, unit) : std::string("n/a");
+  };
+  if (rates.fill > 0)
+    return fmt::format(
+        "# a rank's GPU memory, all ranks at once, arrays of {}: fill {}, copy {} (read and "
+        "written); shares are of these\n",
+        si_text(static_cast<double>(rates.array_bytes), "B"), text(rates.fill, "B/s"),
+        text(rates.copy, "B/s"));
+  return fmt::format(
+      "# a rank's memory, all ranks at once, arrays of {}: read {}, update in place {}, copy {}; "
+      "f32 FMAs {}\n",
+      si_text(static_cast<double>(rates.array_bytes), "B"), text(rates.read, "B/s"),
+      text(rates.update, "B/s"), text(rates.copy, "B/s"), text(rates.flops, "FLOP/s"));
+}
+
+std::string smallness_text(const MachineRates& rates, int64_t tokens) {
+  if (rates.copy > 0 || tokens == 0) return "";
+  return fmt::format(
+      "# note: {} tokens are {} of logits a rank: times are those of starting calls and of "
+      "messages, and say nothing about memory\n",
+      tokens, si_text(static_cast<double>(rates.array_bytes), "B"));
+}
+
+std::string details_text(const LogprobsResult& row) {
+  std::string text =
+      fmt::format("# {} {} {} {}: p95 {:.3f} ms, CV {:.1f} %", row.op, row.method,
+                  name_of(row.pass), row.tokens, row.time_ms.p95, 100 * row.time_ms.cv);
+  if (!std::isnan(row.flops))
+    text += fmt::format(", {:.4f} TFLOP/s a rank, {:.1f} % of its FMAs", row.tflops_per_rank(),
+                        100 * row.share_of_limit());
+  else if (!std::isnan(row.ideal_bytes))
+    text += fmt::format(", {} of memory a rank at least", si_text(row.ideal_bytes, "B"));
+  if (!row.note.empty()) text += ", " + row.note;
+  return text + "\n";
+}
+
+void write_results(OutputFile& output, const LogprobsOutput& mine, LogprobsContext& context,
+                   const std::string& input_sha256, const Provenance& provenance) {
+  const LogprobsWorkload& problem = context.problem;
+  LogprobsResultsHeader header;
+  header.tokens = problem.tokens();
+  header.vocab_size = problem.vocab.vocab_size;
+  header.length = std::min(problem.picks, problem.vocab.vocab_size);
+  header.top_k = problem.filter.top_k;
+  header.top_p = problem.filter.top_p;
+  header.temperature = problem.filter.temperature;
+  header.input_sha256 = input_sha256;
+  header.provenance = provenance;
+  LogprobsResultRows rows;
+  // All ranks of a tensor-parallel group have the same results.
+  if (context.grid.tp_rank() == 0) {
+    const std::vector<int64_t> tokens = context.tokens_in_order();
+    rows.begin = tokens.empty() ? 0 : tokens.front();
+    rows.logprob = mine.logprob, rows.entropy = mine.entropy;
+    rows.filtered_logprob = mine.filtered_logprob;
+    rows.top_values = mine.top_values, rows.top_ids = mine.top_ids;
+  }
+  write_logprobs_results(output, header, rows);
+}
+
+}  // namespace gyre

@@ -1,0 +1,39 @@
+#pragma once
+// How gyre-logprobs shows what it measured.
+
+#include <string>
+#include <vector>
+
+#include "apps/logprobs/run.hpp"
+#include "report/result.hpp"
+#include "report/table.hpp"
+
+namespace gyre {
+
+const Table<LogprobsResult>& logprobs_table();
+
+/// A report whose configuration says what is scored.
+RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions& o,
+                                const LogprobsWorkload& problem);
+
+/// Adds the row to the results.
+void add_row(RunReport& report, const LogprobsResult& row);
+
+/// Figures of merit: rates of our logprob-entropy (or of the first operation that was run, if that
+/// was not) and fused-linear, and how many times faster than
+/// upstream's algorithms ours are.
+void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows);
+
+/// "# memory ..." line: what a rank's memory and cores can do, all ranks at once.
+std::string rates_text(const MachineRates& rates);
+/// A "#" line where shards are too small for rates to say anything; else nothing.
+std::string smallness_text(const MachineRates& rates, int64_t tokens);
+
+/// A "#" line of what the table has no column for.
+std::string details_text(const LogprobsResult& row);
+
+/// Writes results of all tokens; `mine` are those of this rank's. Collective.
+void write_results(OutputFile& output, const LogprobsOutput& mine, LogprobsContext& context,
+                   const std::string& input_sha256, const Provenance& provenance);
+
+}  // namespace gyre

@@ -1,0 +1,298 @@
+#include "apps/logprobs/run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "comm/agree.hpp"
+#include "logprobs/fused_linear_cuda.hpp"
+#include "report/value.hpp"
+#include "runtime/clock.hpp"
+#include "runtime/peak.hpp"
+#include "runtime/watchdog.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
+
+SentTraffic operator-(const SentTraffic& a, const SentTraffic& b) {
+  return {a.messages - b.messages, a.bytes - b.bytes};
+}
+
+/// What this rank has sent so far inside the groups of the grids.
+SentTraffic sent_so_far(LogprobsBackend& backend) {
+  SentTraffic sent;
+  const auto add = [&](ProcessGrid& grid) {
+    for (const Communicator* group : {&grid.tp(), &grid.cp()}) {
+      sent.messages += group->traffic().messages;
+      sent.bytes += group->traffic().bytes_sent;
+    }
+  };
+  add(backend.grid());
+  if (&backend.arrays() != &backend.grid()) add(backend.arrays());
+  return sent;
+}
+
+/// One operation in one direction.
+class Measurement {
+ public:
+  Measurement(LogprobsOp& op, Pass pass, LogprobsContext& context, std::string label,
+              Verification& checks)
+      : op_(op), pass_(pass), c_(context), label_(std::move(label)), checks_(checks) {}
+
+  /// Times all iterations; every rank's samples, milliseconds.
+  Samples time() {
+    const LogprobsOptions& o = c_.options;
+    std::vector<double> mine;
+    for (int i = -o.warmup; i < o.iterations; ++i) {
+      prepare(i == -o.warmup, o.check == "all");
+      const double ms = once();
+      if (i >= 0) mine.push_back(ms);
+      if (i >= 0 && o.check == "all") verify();
+    }
+    if (o.check == "last") {
+      prepare(true, true);
+      once();
+      verify();
+    }
+    return gather_samples(c_.grid.world(), mine);
+  }
+  const SentTraffic& sent() const { return sent_; }
+
+ private:
+  void prepare(bool first, bool poisoned) {
+    if (poisoned) op_.poison();
+    op_.restore();
+    if (pass_ == Pass::forward) return;
+    if (first || poisoned) op_.run(Pass::forward);
+    op_.prepare_backward();
+  }
+  /// From a barrier, behind which nothing is left to do, until all that was submitted is done.
+  double once() {
+    Stream& stream = c_.backend.stream();
+    stream.synchronize();
+    c_.grid.world().barrier(stream, "before a call")->wait();
+    const SentTraffic before = sent_so_far(c_.backend);
+    const Stopwatch watch;
+    op_.run(pass_);
+    stream.synchronize();
+    const double ms = 1e3 * watch.seconds();
+    const SentTraffic now = sent_so_far(c_.backend) - before;
+    if (c_.options.check != "none") count(now);
+    sent_ = now;
+    return ms;
+  }
+  /// Messages and bytes against the closed form.
+  void count(const SentTraffic& now) {
+    const std::optional<SentTraffic> expected = op_.expected(pass_);
+    if (!expected) return;
+    Check& check = checks_.check(label_ + ": counters", 0);
+    const auto add = [&](const char* what, int64_t counted, int64_t wanted) {
+      check.add(static_cast<double>(counted), static_cast<double>(wanted), [&] {
+        return fmt::format("rank {}, {}: {} counted, {} expected", c_.grid.world().rank(), what,
+                           counted, wanted);
+      });
+    };
+    add("messages", now.messages, expected->messages);
+    add("bytes sent", now.bytes, expected->bytes);
+  }
+  void verify() { op_.verify(pass_, label_, checks_); }
+
+  LogprobsOp& op_;
+  Pass pass_;
+  LogprobsContext& c_;
+  std::string label_;
+  Verification& checks_;
+  SentTraffic sent_;
+};
+
+double limit_of(const LogprobsResult& row, const MachineRates& rates, bool in_place) {
+  if (!std::isnan(row.flops)) return rates.flops;
+  const bool copies = row.op == "exchange" || row.op == "softmax" || row.op == "log-softmax";
+  const double read = rates.read > 0 ? rates.read : rates.copy;  // of a GPU: copies alone
+  const double update = rates.update > 0 ? rates.update : rates.copy;
+  if (copies) return rates.copy;
+  if (row.pass == Pass::forward) return read;
+  const bool writes_only = row.op == "raw-gather" || row.op == "distill-renormalised";
+  if (writes_only && rates.fill > 0) return rates.fill;
+  return in_place ? update : rates.copy;
+}
+
+int64_t largest(Communicator& world, int64_t mine) {
+  return all_reduce_value(world, mine, ReduceOp::max);
+}
+
+/// The largest of all ranks; NaN if it is one here, and with it everywhere.
+double largest(Communicator& world, double mine) {
+  return std::isnan(mine) ? mine : all_reduce_value(world, mine, ReduceOp::max);
+}
+
+LogprobsResult measure(LogprobsOp& op, Pass pass, LogprobsResult row, LogprobsContext& context,
+                       int64_t memory_before, const MachineRates& rates, Verification& all_checks) {
+  const LogprobsOptions& o = context.options;
+  Communicator& world = context.grid.world();
+  Verification checks(o.tol_scale);
+  row.pass = pass;
+  const std::string label =
+      fmt::format("{}, {}, {}, {} tokens", row.op, row.method, name_of(pass), row.tokens);
+  set_current_step(label);
+  reset_memory_peak();
+  Measurement measurement(op, pass, context, label, checks);
+  row.samples_ms = measurement.time();
+  row.extra_bytes = largest(world, std::max<int64_t>(0, memory_use().peak_bytes - memory_before));
+  row.time_ms = summarize(slowest_rank(row.samples_ms));
+  row.ideal_bytes = largest(world, op.ideal_bytes(pass));
+  row.flops = largest(world, op.flops(pass));
+  row.limit = limit_of(row, rates, o.in_place);
+  const SentTraffic sent = measurement.sent();
+  row.messages = largest(world, sent.messages);
+  row.bytes_sent = largest(world, sent.bytes);
+  row.wire_bytes = static_cast<double>(all_reduce_value(world, sent.bytes, ReduceOp::sum));
+  row.note = op.note();
+  row.check = "-";
+  row.error_over_tolerance = unknown;
+  if (o.check == "none") return row;
+  checks.merge_over(world);
+  row.check = checks.passed() ? "ok" : "FAILED";
+  row.error_over_tolerance = checks.max_error_over_tolerance();
+  all_checks.merge(checks);
+  return row;
+}
+
+}  // namespace
+
+double LogprobsResult::share_of_limit() const {
+  if (!(limit > 0)) return unknown;
+  const double amount = std::isnan(flops) ? ideal_bytes : flops;
+  return amount / (1e-3 * time_ms.median) / limit;
+}
+
+namespace {
+
+/// Bytes a second of the fastest of some runs of `submit`, which moves `bytes`.
+template <class Submit>
+double device_rate(Stream& stream, int64_t bytes, Submit submit) {
+  double fastest = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 10; ++i) {
+    const MarkPtr begin = stream.mark();
+    submit();
+    const MarkPtr end = stream.mark();
+    stream.synchronize();
+    fastest = std::min(fastest, end->seconds() - begin->seconds());
+  }
+  return fastest > 0 ? static_cast<double>(bytes) / fastest : 0;
+}
+
+}  // namespace
+
+MachineRates measure_rates(int64_t bytes, int threads, Communicator& world, Stream& stream) {
+  if (stream.space() == MemorySpace::host) return measure_rates(bytes, threads, world);
+  constexpr int64_t most = int64_t{1} << 29, line = 512;
+  MachineRates rates;
+  rates.array_bytes = round_up(std::min(largest(world, bytes), most), 2 * line);
+  if (rates.array_bytes < least_measured_bytes) return rates;
+  Buffer<std::byte> array(rates.array_bytes, MemorySpace::device);
+  const int64_t half = array.size() / 2;
+  const auto slowest = [&](double rate) { return all_reduce_value(world, rate, ReduceOp::min); };
+  world.barrier(stream, "before measuring memory")->wait();
+  const auto fill = [&] {
+    stream.fill(array.data(), std::byte{0}, static_cast<size_t>(array.size()));
+  };
+  const auto copy = [&] {
+    stream.copy(array.data() + half, array.data(), static_cast<size_t>(half));
+  };
+  const double filled = device_rate(stream, array.size(), fill);
+  const double copied = device_rate(stream, 2 * half, copy);
+  rates.fill = slowest(filled);
+  rates.copy = slowest(copied);
+  return rates;
+}
+
+MachineRates measure_rates(int64_t bytes, int threads, Communicator& world) {
+  constexpr int64_t most = int64_t{1} << 26, line = 64;
+  MachineRates mine;
+  mine.flops = threads * measured_fma_peak();
+  const auto slowest = [&](double rate) { return all_reduce_value(world, rate, ReduceOp::min); };
+  mine.flops = slowest(mine.flops);
+  mine.array_bytes = round_up(std::min(largest(world, bytes), most), 2 * line);
+  if (mine.array_bytes < least_measured_bytes) return mine;
+  const int64_t count = mine.array_bytes / static_cast<int64_t>(sizeof(float));
+  Buffer<float> array(count);
+  std::ranges::fill(array.span(), 0.0F);
+  const auto half = array.size() / 2;
+  HostStream stream;
+  world.barrier(stream, "before measuring memory")->wait();
+  mine.read = measured_read_rate(array.span(), threads);
+  mine.update = measured_update_rate(array.span(), threads);
+  mine.copy = measured_copy_rate(array.span().first(static_cast<size_t>(half)),
+                                 array.span().last(static_cast<size_t>(half)), threads);
+  for (double* rate : {&mine.read, &mine.update, &mine.copy}) *rate = slowest(*rate);
+  return mine;
+}
+
+int64_t needed_bytes(const LogprobsOperation& operation, bool upstream,
+                     const LogprobsWorkload& problem, const LogprobsOptions& o, int rank) {
+  const int tp_rank = rank % o.tp;
+  const auto tokens = static_cast<double>(ceil_div(problem.tokens(), o.cp));
+  const auto columns = static_cast<double>(problem.vocab.columns(tp_rank));
+  const auto hidden = static_cast<double>(problem.hidden),
+             picks = static_cast<double>(problem.picks),
+             element = static_cast<double>(size_of(problem.type));
+  // A few arrays of a number or of `picks` a token, and their copies from all ranks.
+  const double small = tokens * (40 + 24 * picks + 8 * o.tp * (1 + picks));
+  if (operation.name == "fused-linear") {
+    const double tile = o.backend.on_gpu()
+                            ? 6 * std::min(tokens, static_cast<double>(usual_cuda_tile.rows)) *
+                                  std::min(columns, static_cast<double>(usual_cuda_tile.columns))
+                            : 0;
+    return static_cast<int64_t>(small + tile + tokens * hidden * (3 * element + 12) +
+                                columns * hidden * (element + 4));
+  }
+  const double second = operation.backward && o.pass != "fwd" ? 1 : 0;
+  double matrix = element * (1 + second + operation.typed_matrices);
+  if (upstream) matrix += 4 * operation.upstream_matrices;
+  return static_cast<int64_t>(small + tokens * columns * matrix);
+}
+
+std::string why_not(const LogprobsOperation& operation, bool upstream,
+                    const LogprobsWorkload& problem, const LogprobsOptions& o, int64_t memory_bytes,
+                    int rank) {
+  if (std::string reason = operation.why_not(problem, o, upstream); !reason.empty()) return reason;
+  const int64_t bytes = needed_bytes(operation, upstream, problem, o, rank);
+  if (memory_bytes == 0 || bytes <= memory_bytes) return "";
+  const double share = static_cast<double>(memory_bytes) / static_cast<double>(bytes);
+  const double fit = std::floor(share * static_cast<double>(problem.tokens()));
+  return fmt::format("needs {} a rank, and {} are available; {}",
+                     si_text(static_cast<double>(bytes), "B"),
+                     si_text(static_cast<double>(memory_bytes), "B"),
+                     fit > 0 ? fmt::format("about {:.0f} tokens fit", fit)
+                             : std::string("not even one token fits: take more ranks"));
+}
+
+std::vector<LogprobsResult> run_operation(const LogprobsOperation& operation, bool upstream,
+                                          LogprobsContext& context, const MachineRates& rates,
+                                          LogprobsOutput* output, Verification& checks) {
+  const LogprobsOptions& o = context.options;
+  LogprobsResult row;
+  row.op = operation.name;
+  row.method = upstream ? "upstream" : "gyre";
+  row.tokens = context.problem.tokens();
+  row.vocab = context.problem.vocab.vocab_size;
+  row.tp = o.tp, row.cp = o.cp;
+  set_current_step(fmt::format("{}, {}: making inputs", row.op, row.method));
+  const std::unique_ptr<LogprobsOp> op = operation.make(context, operation.name, upstream);
+  if (operation.backward && o.pass != "fwd") op->prepare_backward();
+  const int64_t memory_before = memory_use().current_bytes;
+  op->start();
+  std::vector<LogprobsResult> rows;
+  for (const Pass pass : o.passes()) {
+    if (pass == Pass::backward && !operation.backward) continue;
+    rows.push_back(measure(*op, pass, row, context, memory_before, rates, checks));
+    if (output != nullptr && pass == Pass::forward) op->collect(*output);
+  }
+  return rows;
+}
+
+}  // namespace gyre

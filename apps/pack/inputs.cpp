@@ -1,0 +1,249 @@
+#include "apps/pack/inputs.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "comm/agree.hpp"
+#include "sharding/encoder_work.hpp"
+
+#ifdef GYRE_WITH_CUDA
+#include "apps/pack/cuda_packing.hpp"
+#endif
+
+namespace gyre {
+namespace {
+
+/// Ids, labels or positions as packed files hold them; readers have checked that they fit.
+std::vector<int32_t> narrow(const std::vector<int64_t>& values) {
+  std::vector<int32_t> narrow;
+  narrow.reserve(values.size());
+  for (const int64_t value : values) narrow.push_back(static_cast<int32_t>(value));
+  return narrow;
+}
+
+template <class T, class U>
+void append(std::vector<T>& all, const std::vector<U>& part) {
+  all.insert(all.end(), part.begin(), part.end());
+}
+
+/// Appends one stream as a bin; its segments are numbered on. Slots behind the last segment become
+/// one without tokens, so that every slot is in a segment.
+void add_stream(ConvertedBatch& batch, std::vector<int32_t> real, std::vector<int32_t> padded,
+                int64_t slots) {
+  PackedHeader& header = batch.header;
+  if (padded.back() < slots) {
+    real.push_back(real.back());
+    padded.push_back(static_cast<int32_t>(slots));
+  }
+  std::vector<int64_t> documents(real.size() - 1);
+  for (int64_t& document : documents) document = header.documents++;
+  header.bins.add_bin(documents, real, padded);
+  header.bins.bin_capacity = std::max(header.bins.bin_capacity, slots);
+}
+
+/// The row of the table: linear measures by slots, costs by real lengths.
+void measure(ConvertedBatch& batch, const std::string& algorithm) {
+  const PackedHeader& header = batch.header;
+  std::vector<int64_t> lengths, slots;
+  std::vector<Bin> bins;
+  for (int64_t b = 0; b < header.bin_count(); ++b) {
+    const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
+    Bin& bin = bins.emplace_back();
+    for (size_t i = 0; i + 1 < real.size(); ++i) {
+      bin.push_back(std::ssize(lengths));
+      lengths.push_back(real[i + 1] - real[i]);
+      slots.push_back(padded[i + 1] - padded[i]);
+    }
+  }
+  const int64_t capacity = std::max<int64_t>(1, header.bins.bin_capacity);
+  const BinMeasures costs = measure_bins(bins, lengths, capacity);
+  PackingResult& row = batch.row;
+  row.algorithm = algorithm;
+  row.items = std::ssize(lengths);
+  row.measures = measure_bins(bins, slots, capacity);
+  row.measures.tokens = costs.tokens;
+  row.measures.padding = header.slot_offsets().back() - costs.tokens;
+  row.measures.costs = costs.costs;
+  row.measures.max_cost = costs.max_cost;
+  row.measures.mean_cost = costs.mean_cost;
+  row.measures.cost_imbalance = costs.cost_imbalance;
+  row.longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  row.time_ms = std::nan("");  // nothing was packed
+  row.check = "-";
+}
+
+/// One frame for each full window of samples: samples · encoder.
+std::vector<float> encode_frames(const SalmArrays& batch, std::span<const float> samples,
+                                 int64_t length) {
+  const int64_t frames = length / batch.window;
+  std::vector<float> out(static_cast<size_t>(frames * batch.hidden), 0);
+  for (int64_t f = 0; f < frames; ++f)
+    for (int64_t k = 0; k < batch.window; ++k)
+      for (int64_t h = 0; h < batch.hidden; ++h)
+        out[static_cast<size_t>(f * batch.hidden + h)] +=
+            samples[static_cast<size_t>(f * batch.window + k)] *
+            batch.encoder[static_cast<size_t>(k * batch.hidden + h)];
+  return out;
+}
+
+/// The audio as a rectangle, silence behind each item.
+struct AudioRectangle {
+  std::vector<float> samples;
+  std::vector<int64_t> lengths;
+  int64_t width = 0;
+  explicit AudioRectangle(const SalmArrays& batch) {
+    for (size_t i = 0; i + 1 < batch.audio_offsets.size(); ++i)
+      lengths.push_back(batch.audio_offsets[i + 1] - batch.audio_offsets[i]);
+    for (int64_t length : lengths) width = std::max(width, length);
+    samples.assign(lengths.size() * static_cast<size_t>(width), 0);
+    for (size_t i = 0; i < lengths.size(); ++i)
+      std::copy_n(batch.samples.begin() + batch.audio_offsets[i], lengths[i],
+                  samples.begin() + static_cast<std::ptrdiff_t>(i) * width);
+  }
+  AudioBatch view() const { return {{samples.data(), std::ssize(lengths), width}, lengths}; }
+};
+
+std::vector<std::vector<float>> encode_and_compare(const SalmArrays& batch, Communicator& world,
+                                                   Verification& checks, std::string& notes) {
+  const AudioRectangle audio(batch);
+  const AudioEncoder encode = [&](std::span<const float> samples, int64_t length) {
+    return encode_frames(batch, samples, length);
+  };
+  const auto moved = [&](GatherKind kind, std::vector<std::vector<float>>& frames) {
+    const int64_t before = world.traffic().bytes_sent;
+    frames = encode_distributed(world, audio.view(), encode, {batch.hidden, kind, nullptr});
+    return all_reduce_value(world, world.traffic().bytes_sent - before, ReduceOp::sum);
+  };
+  std::vector<std::vector<float>> padded, ragged;
+  const int64_t padded_bytes = moved(GatherKind::padded, padded);
+  const int64_t ragged_bytes = moved(GatherKind::ragged, ragged);
+  Check& check = checks.check("encodings", 0);
+  for (size_t i = 0; i < audio.lengths.size(); ++i) {
+    const auto alone = encode_frames(
+        batch,
+        std::span(audio.samples)
+            .subspan(i * static_cast<size_t>(audio.width), static_cast<size_t>(audio.width)),
+        audio.lengths[i]);
+    for (const auto* gathered : {&padded[i], &ragged[i]})
+      check.add_all(*gathered, alone, fmt::format("audio {}", i));
+  }
+  if (check.count() == 0) check.add_nothing();
+  notes = fmt::format(
+      "# encoder {} audio items over {} ranks, {} each, dummies included; gathered padded {} B, "
+      "ragged {} B (all ranks)\n",
+      audio.lengths.size(), world.size(), ceil_div(std::ssize(audio.lengths), world.size()),
+      padded_bytes, ragged_bytes);
+  return ragged;
+}
+
+ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOptions& options) {
+  const LengthTable real{batch.rows, batch.segments_per_row, batch.seq_lens};
+  const LengthTable padded{batch.rows, batch.segments_per_row, batch.seq_lens_padded};
+  BshdBatch input;
+  input.rows = batch.rows;
+  input.slots = batch.slots;
+  if (batch.hidden == 0)
+    input.inputs = batch.ids;
+  else
+    input.inputs = TokenEmbeddings{batch.hidden, batch.embeddings};
+  input.labels = batch.labels;
+  input.positions = PositionIds{1, batch.positions};
+  input.seq_lens = real;
+  input.seq_lens_padded = padded;
+
+  ConvertedBatch converted;
+  converted.header.slot_multiple = options.slot_multiple;
+  converted.header.vocab_size = batch.vocab_size;
+  converted.header.hidden_size = batch.hidden;
+  converted.header.tokenizer = "unknown";
+  converted.header.algorithm = "bshd";
+  int64_t real_tokens = 0, supervised = 0;
+  for (const ThdBatch& stream : split_into_chunks(input, chunks, options)) {
+    const SegmentBounds bounds = stream.bounds();
+    add_stream(converted, {bounds.real.begin(), bounds.real.end()},
+               {bounds.padded.begin(), bounds.padded.end()}, stream.slots);
+    PackedSlots& slots = converted.slots;
+    append(slots.labels, narrow(stream.labels));
+    append(slots.positions, narrow(stream.positions->values));
+    if (const auto* ids = std::get_if<TokenIds>(&stream.inputs))
+      append(slots.ids, narrow(*ids));
+    else
+      append(slots.embeddings, std::get<TokenEmbeddings>(stream.inputs).values);
+    real_tokens += count_real_tokens(stream.padding_mask);
+    supervised += count_supervised_tokens(stream.labels);
+    converted.notes += fmt::format(
+        "# stream {}: {} segments, {} slots, max_seqlen {}{}\n", converted.header.bin_count() - 1,
+        bounds.segments(), stream.slots, *stream.max_seqlen,
+        stream.absorbed ? ", trailing padding absorbed by the last segment" : "");
+  }
+  measure(converted, "bshd");
+  converted.notes += fmt::format("# tokens {} real by the padding mask, {} with a label\n",
+                                 real_tokens, supervised);
+  return converted;
+}
+
+/// Runs `work` on every rank; what it finds wrong is said to be of `file`.
+void run_on_file(Communicator& world, const std::string& file, const std::function<void()>& work) {
+  run_agreed(world, "converting " + file, [&] {
+    try {
+      work();
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::usage) throw;
+      throw_usage("'{}': {}", file, error.what());
+    }
+  });
+}
+
+}  // namespace
+
+ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t chunks,
+                       int64_t slot_multiple, const std::string& tail, Communicator& world) {
+  ThdOptions options;
+  options.sentinel = batch.sentinel;
+  options.slot_multiple = slot_multiple;
+  options.tail = tail == "absorb" ? Tail::absorb : tail == "keep" ? Tail::keep : Tail::own_segment;
+  ConvertedBatch converted;
+  run_on_file(world, file, [&] { converted = convert_rows(batch, chunks, options); });
+  return converted;
+}
+
+ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp, int tp,
+                       Communicator& world, Verification& checks, Backend* backend) {
+  const bool on_gpu = backend != nullptr && backend->on_gpu();
+  const SalmOptions options{batch.pad_id, batch.placeholder_id, cp, tp, TpRounding::per_rank};
+  ConvertedBatch converted;
+  const std::vector<std::vector<float>> frames =
+      encode_and_compare(batch, on_gpu ? backend->host_staging() : world, checks, converted.notes);
+  run_on_file(world, file, [&] {
+    std::vector<MatrixView<const float>> audio;
+    for (const std::vector<float>& item : frames)
+      audio.push_back({item.data(), std::ssize(item) / batch.hidden, batch.hidden});
+    const SalmPacked packed = pack_salm(
+        {batch.rows, batch.hidden, batch.ids, batch.embeddings, batch.targets, audio}, options);
+    PackedHeader& header = converted.header;
+    header.slot_multiple = options.cp > 1 ? 2 * options.cp : 1;
+    header.vocab_size = batch.vocab_size;
+    header.hidden_size = batch.hidden;
+    header.tokenizer = "unknown";
+    header.algorithm = "salm";
+    add_stream(converted, packed.cu_seqlens, packed.cu_seqlens_padded, packed.slots());
+    converted.slots.embeddings = packed.embeddings;
+    converted.slots.labels = narrow(packed.labels);
+    converted.slots.positions = narrow(packed.positions);
+    measure(converted, "salm");
+#ifdef GYRE_WITH_CUDA
+    if (!on_gpu) return;
+    std::vector<float> rows = batch.embeddings;
+    for (const std::vector<float>& item : frames) append(rows, item);
+    converted.device_slots = converted.slots;
+    converted.device_slots->embeddings =
+        gather_rows_on_device(rows, packed.sources, batch.hidden, backend->stream());
+#endif
+  });
+  return converted;
+}
+
+}  // namespace gyre

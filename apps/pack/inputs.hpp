@@ -1,0 +1,40 @@
+#pragma once
+// Packed streams out of the batches that gyre-pack reads: rectangular rows of segments, and rows of
+// text with audio.
+
+#include <optional>
+#include <string>
+
+#include "apps/common/backend.hpp"
+#include "apps/pack/report.hpp"
+#include "io/batch_file.hpp"
+#include "packing/salm.hpp"
+#include "packing/thd.hpp"
+
+namespace gyre {
+
+/// Streams, complete on every rank, and what was found on the way.
+struct ConvertedBatch {
+  PackedHeader header;  ///< one bin a stream; segments are numbered as documents
+  PackedSlots slots;
+  /// The same, as the device of the backend has put them together, where there was something to do.
+  std::optional<PackedSlots> device_slots;
+  PackingResult row;
+  std::string notes;  ///< "#" lines
+};
+
+/// The rows of `file` as `chunks` streams, their segments in multiples of `slot_multiple` slots;
+/// `tail`: own-segment, keep or absorb (see packing/thd.hpp). Throws a usage error that names file,
+/// row and segment as to_thd does. Collective.
+ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t chunks,
+                       int64_t slot_multiple, const std::string& tail, Communicator& world);
+
+/// Encodes the audio of `file`, which the ranks of `world` share, and packs rows and frames into
+/// one stream for cp and tp. Encodings are gathered in both ways (padded and ragged); `checks` get
+/// that both are those of a rank alone, and the notes say what each moved. With a backend on a GPU
+/// they travel over its communicator, and its device gathers text and frames into slots.
+/// Collective.
+ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp, int tp,
+                       Communicator& world, Verification& checks, Backend* backend = nullptr);
+
+}  // namespace gyre

@@ -1,0 +1,173 @@
+// gyre-pack: documents (or lengths drawn from a distribution, or batches of a training framework)
+// into packed streams; packers compared.
+
+#include <fmt/format.h>
+
+#include "apps/pack/inputs.hpp"
+#include "apps/pack/options.hpp"
+#include "comm/agree.hpp"
+#include "io/sha256.hpp"
+#include "packing/lengths.hpp"
+#include "report/app.hpp"
+#include "report/provenance.hpp"
+
+#ifdef GYRE_WITH_CUDA
+#include "apps/pack/cuda_packing.hpp"
+#endif
+
+namespace {
+
+using namespace gyre;
+
+struct Outcome {
+  std::vector<PackingResult> rows;
+  std::string notes;
+};
+
+/// Writes the slots of this rank's bins, which the backend's device fills if it has one: then what
+/// is read back is compared with the host's.
+void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSource& tokens,
+                 AppContext& context, Backend& backend, RunReport& report) {
+  const std::vector<int64_t> parts = split_bins(header, context.world.size());
+  const int64_t first = parts[static_cast<size_t>(context.world.rank())];
+  const int64_t last = parts[static_cast<size_t>(context.world.rank()) + 1];
+  const bool check = o.check != "none", on_gpu = backend.on_gpu();
+  PackedSlots slots, expected;
+  if (check || !on_gpu) expected = fill_slots(header, first, last, tokens);
+#ifdef GYRE_WITH_CUDA
+  if (on_gpu)
+    run_agreed(context.world, "packing on the device", [&] {
+      slots = fill_slots_on_device(header, first, last, tokens, backend.stream());
+    });
+#endif
+  write_checked(o.output, header, on_gpu ? slots : expected, first, last, context.world, check,
+                report.verification, &expected);
+}
+
+/// Documents, or lengths alone, through one packer or all.
+void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, RunReport& report,
+                  Outcome& outcome) {
+  Communicator& world = context.world;
+  Documents documents;
+  LengthSpec spec;
+  PackJob job{{},
+              o.algorithm.empty() ? "first-fit-decreasing" : o.algorithm,
+              {},
+              o.multiple(),
+              o.dp,
+              o.iterations,
+              o.check != "none"};
+  job.options = {o.bin_slots(),  o.min_bins,
+                 o.bin_multiple, static_cast<uint64_t>(o.seed),
+                 o.max_items,    o.oversize == "reject" ? Oversize::reject : Oversize::own_bin};
+  if (o.dp > 1) job.options = options_for_ranks(job.options, o.dp);
+  if (!o.input.empty()) documents = read_documents(world, o.input);
+  std::vector<PackedBatch> batches;
+  PackedHeader header;
+  run_agreed(world, "packing", [&] {
+    if (o.input.empty()) {
+      spec = parse_length_spec(o.generate);
+      job.lengths = draw_lengths(spec);
+      header.vocab_size = synthetic_vocab;
+      header.tokenizer = "synthetic";
+    } else {
+      for (int64_t i = 0; i < documents.count(); ++i) job.lengths.push_back(documents.length(i));
+      header.vocab_size = documents.vocab_size;
+      header.tokenizer = documents.tokenizer;
+    }
+    check_lengths(job, documents);
+    batches = run_packers(job, report, outcome.rows, outcome.notes);
+    set_bins(header, batches, job.options.capacity, job.multiple);
+  });
+  if (o.output.empty()) return;
+  header.documents = std::ssize(job.lengths);
+  header.algorithm = job.algorithm;
+  header.names = documents.names;
+  const TokenSource tokens =
+      o.input.empty() ? synthetic_tokens(spec.seed, synthetic_vocab) : tokens_of(documents);
+  header.provenance = provenance_of(context, o.input.empty() ? to_string(spec) : o.input);
+  write_slots(o, header, tokens, context, backend, report);
+}
+
+/// A batch of a training framework as packed streams.
+void pack_batch(const PackOptions& o, const std::string& schema, AppContext& context,
+                Backend& backend, RunReport& report, Outcome& outcome) {
+  Communicator& world = context.world;
+  ConvertedBatch batch;
+  if (schema == bshd_schema)
+    batch = convert(o.input, read_bshd(world, o.input), o.chunks, o.multiple(), o.tail, world);
+  else
+    batch = convert(o.input, read_salm(world, o.input), o.cp, o.tp, world, report.verification,
+                    &backend);
+  outcome.notes += batch.notes;
+  if (!o.output.empty()) {
+    batch.header.provenance = provenance_of(context, o.input);
+    const bool root = context.root();  // these are small: one rank brings all
+    if (!root) batch.slots = PackedSlots(), batch.device_slots = PackedSlots();
+    write_checked(o.output, batch.header, batch.device_slots.value_or(batch.slots), 0,
+                  root ? batch.header.bin_count() : 0, world, o.check != "none",
+                  report.verification, &batch.slots);
+  }
+  if (!report.verification.empty())
+    batch.row.check = report.verification.passed() ? "ok" : "FAILED";
+  add_row(report, batch.row, {});
+  outcome.rows.push_back(batch.row);
+}
+
+ExitCode run(const PackOptions& o, AppContext& context) {
+  Communicator& world = context.world;
+  std::string source = o.input;
+  run_agreed(world, "options", [&] {
+    check_options(o);
+    if (o.input.empty()) source = to_string(parse_length_spec(o.generate));
+  });
+  Backend backend(context, o.backend);
+  run_on_root(world, "outputs", [&] {
+    check_output_places({{"--output", o.output}, {"--json", o.json}, {"--csv", o.csv}},
+                        {{"--input", o.input}});
+  });
+  if (o.unpack) {
+    const std::string text = unpack_file(world, o.input, o.output, provenance_of(context, o.input));
+    if (context.root() && !context.quiet) fmt::print("{}", text);
+    return ExitCode::ok;
+  }
+  const std::string schema = o.input.empty() ? documents_schema : schema_of(world, o.input);
+  const bool is_batch = schema == bshd_schema || schema == salm_schema;
+  if (is_batch) run_agreed(world, "options", [&] { check_batch_options(o, schema); });
+  Fields configuration{{"source", source}, {"cp", int64_t{o.cp}}};
+  if (!is_batch)
+    configuration.insert(
+        configuration.end(),
+        {{"capacity", o.bin_slots()}, {"dp", int64_t{o.dp}}, {"iters", int64_t{o.iterations}}});
+  RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
+  if (!o.input.empty()) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  backend.describe(report);
+  if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
+  Outcome outcome;
+  if (is_batch)
+    pack_batch(o, schema, context, backend, report, outcome);
+  else
+    pack_lengths(o, context, backend, report, outcome);
+  run_on_root(world, "report", [&] {
+    present_packing(report, outcome.rows, outcome.notes, context.quiet);
+    if (!o.csv.empty()) write_file_atomically(o.csv, packing_table().csv(outcome.rows));
+    if (!o.json.empty()) write_json(report, o.json);
+  });
+  return exit_code_of(judge(report));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  PackOptions options;
+  const AppInfo info{"gyre-pack",
+                     "Packs documents into streams, compares packers, converts batches.",
+                     "Examples: gyre-pack --input docs.h5 --capacity 8K --cp 2 -o packed.h5\n"
+                     "          gyre-pack --gen dist=long-tailed,count=100K,max=64K --capacity 64K "
+                     "--algorithm all\n"
+                     "          gyre-pack --input packed.h5 --unpack -o docs.h5\n" +
+                         packer_help()};
+  return run_app(
+      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      [&](AppContext& context) { return run(options, context); });
+}

@@ -1,0 +1,75 @@
+#include "apps/pack/options.hpp"
+
+#include "apps/common/generated_lengths.hpp"
+#include "apps/pack/report.hpp"
+#include "core/error.hpp"
+#include "packing/bins.hpp"
+#include "sharding/layouts.hpp"
+
+namespace gyre {
+
+void declare_options(CLI::App& app, PackOptions& o) {
+  std::vector<std::string> names{"all"};
+  for (const BinPacker& packer : bin_packers()) names.push_back(packer.name);
+  add_option(app,
+             {"--input",
+              "What to pack (HDF5): gyre/documents, gyre/bshd or gyre/salm; or what to "
+              "unpack: gyre/packed"},
+             o.input);
+  add_option(app, {"--gen", length_help()}, o.generate);
+  add_option(app, {"-o,--output", "Write packed streams here (HDF5, gyre/packed), or documents"},
+             o.output);
+  add_flag(app, {"--unpack", "Turn packed streams back into documents, in their old order"},
+           o.unpack);
+  add_choice_option(app, {"--algorithm", "How documents come into bins (first-fit-decreasing)"},
+                    o.algorithm, names);
+  add_size_option(app, {"--capacity", "Slots of a bin; 0: 8K, rounded up to what --cp needs"},
+                  o.capacity);
+  add_option(
+      app, {"--cp", "Context-parallel ranks to pack for; above 1, segments take multiples of 2 cp"},
+      o.cp, 1);
+  add_option(app, {"--dp", "Data-parallel ranks: the number of bins is a multiple of it"}, o.dp, 1);
+  add_option(app, {"--tp", "gyre/salm: ranks that share a sequence"}, o.tp, 1);
+  add_size_option(app, {"--min-bins", "At least so many bins"}, o.min_bins);
+  add_size_option(app, {"--bin-multiple", "The number of bins is a multiple of this"},
+                  o.bin_multiple, 1);
+  add_size_option(app, {"--max-items", "next-fit: most documents of a bin; 0: any number"},
+                  o.max_items);
+  add_size_option(app, {"--seed", "Of first-fit-shuffle"}, o.seed);
+  add_choice_option(app, {"--oversize", "Documents longer than a bin"}, o.oversize,
+                    {"reject", "own-bin"});
+  add_size_option(app, {"--chunks", "gyre/bshd: streams to make of the rows"}, o.chunks, 1);
+  add_choice_option(app, {"--tail", "gyre/bshd: what becomes of padding at the end of a row"},
+                    o.tail, {"own-segment", "keep", "absorb"});
+  declare_backend_options(app, o.backend);
+  add_option(app, {"-n,--iters", "Times to pack"}, o.iterations, 1);
+  add_choice_option(app, {"-c,--check", "Verify bins and files, or nothing"}, o.check,
+                    {"none", "last"});
+  add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
+  add_option(app, {"--csv", "Write the table here"}, o.csv);
+}
+
+void check_options(const PackOptions& o) {
+  ConfigErrors problems;
+  if (o.input.empty() == o.generate.empty())
+    problems.add("one of --input and --gen is needed, and not both");
+  if (!o.output.empty() && o.algorithm == "all")
+    problems.add("--output needs one --algorithm, not all");
+  if (o.unpack && (o.input.empty() || o.output.empty() || !o.json.empty() || !o.csv.empty()))
+    problems.add("--unpack takes --input and --output, and makes no table");
+  if (o.unpack && o.backend.on_gpu()) problems.add("--unpack works on the host: --backend cpu");
+  for (const auto& [option, value] : {std::pair{"--cp", o.cp}, {"--dp", o.dp}, {"--tp", o.tp}})
+    if (value > most_ranks) problems.add("{} {}: at most {}", option, value, most_ranks);
+  problems.throw_if_any("impossible configuration");
+}
+
+void check_batch_options(const PackOptions& o, const std::string& schema) {
+  if (!o.algorithm.empty() || o.capacity > 0 || o.dp > 1 || o.min_bins > 0 || o.max_items > 0 ||
+      o.bin_multiple > 1 || o.iterations > 1)
+    throw_usage(
+        "'{}' is a batch of packed rows ({}): --algorithm, --capacity, --dp, --min-bins, "
+        "--bin-multiple, --max-items and --iters do not apply",
+        o.input, schema);
+}
+
+}  // namespace gyre

@@ -1,0 +1,33 @@
+#pragma once
+// Options of gyre-pack.
+
+#include <string>
+
+#include "apps/common/backend.hpp"
+#include "core/index.hpp"
+#include "report/options.hpp"
+
+namespace gyre {
+
+/// Options of gyre-pack; see --help.
+struct PackOptions {
+  std::string input, generate, output, json, csv, algorithm, oversize = "reject",
+                                                             tail = "own-segment", check = "last";
+  int64_t capacity = 0, min_bins = 0, bin_multiple = 1, seed = 1, max_items = 0, chunks = 1;
+  int cp = 1, tp = 1, dp = 1, iterations = 1;
+  bool unpack = false;
+  BackendOptions backend;
+
+  /// Slots of a segment are a multiple of this.
+  int64_t multiple() const { return cp > 1 ? 2 * cp : 1; }
+  int64_t bin_slots() const { return capacity > 0 ? capacity : round_up(8192, multiple()); }
+};
+
+void declare_options(CLI::App& app, PackOptions& o);
+
+/// Throws a usage error with everything that is wrong with the options.
+void check_options(const PackOptions& o);
+/// Throws a usage error for options of packers, given for a file whose rows are packed already.
+void check_batch_options(const PackOptions& o, const std::string& schema);
+
+}  // namespace gyre

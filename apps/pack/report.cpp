@@ -1,0 +1,205 @@
+#include "apps/pack/report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "packing/lengths.hpp"
+#include "runtime/clock.hpp"
+
+namespace gyre {
+namespace {
+
+/// The largest cost over the larger of the mean and the longest document's: 1 when no packing into
+/// so many bins could be better.
+double over_bound(const PackingResult& row) {
+  const auto n = static_cast<double>(row.longest);
+  const double bound = std::max(row.measures.mean_cost, n * (n + 1) / 2);
+  return bound > 0 ? row.measures.max_cost / bound : 1;
+}
+
+/// The packed file at `path`, read back, against what it was written from. All ranks end with the
+/// same checks.
+void check_packed_file(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
+                       int64_t first, int64_t last, Communicator& world, Verification& checks) {
+  Verification local(checks.tolerance_scale());
+  Check& tables = local.check("tables read back", 0);
+  Check& contents = local.check("slots read back", 0);
+  const PackedHeader read = read_packed_header(world, path);
+  tables.add_all(read.bins.bin_offsets, header.bins.bin_offsets, "bin_offsets");
+  tables.add_all(read.bins.document, header.bins.document, "document");
+  tables.add_all(read.bins.cu_seqlens, header.bins.cu_seqlens, "cu_seqlens");
+  tables.add_all(read.bins.cu_seqlens_padded, header.bins.cu_seqlens_padded, "cu_seqlens_padded");
+  const PackedSlots slots = read_packed_slots(world, path, read, first, last);
+  contents.add_all(slots.ids, mine.ids, "ids");
+  contents.add_all(slots.embeddings, mine.embeddings, "embeddings");
+  contents.add_all(slots.labels, mine.labels, "labels");
+  contents.add_all(slots.positions, mine.positions, "positions");
+  if (header.slot_offsets().back() == 0) contents.add_nothing();
+  local.merge_over(world);
+  checks.merge(local);
+}
+
+/// How even the cost of data-parallel ranks is when bins are dealt in their order, and by cost.
+std::string ranks_text(const PackingResult& row, int dp) {
+  const std::vector<double>& costs = row.measures.costs;
+  const auto ratio = [&](const std::vector<std::vector<int64_t>>& dealt) {
+    std::vector<double> sums;
+    for (const std::vector<int64_t>& bins : dealt) {
+      sums.push_back(0);
+      for (int64_t bin : bins) sums.back() += costs[static_cast<size_t>(bin)];
+    }
+    return 1 + imbalance(sums);
+  };
+  return fmt::format("# {} over dp={} ranks: cost max/mean {:.4f} in turn, {:.4f} by cost\n",
+                     row.algorithm, dp, ratio(assign_bins_to_ranks(std::ssize(costs), dp)),
+                     ratio(balance_over_groups(costs, dp)));
+}
+
+}  // namespace
+
+const Table<PackingResult>& packing_table() {
+  using Row = PackingResult;
+  static const Table<Row> table({
+      {"algorithm", "", 29, 0, [](const Row& r) { return r.algorithm; }, Align::left},
+      {"items", "", 9, 0, [](const Row& r) { return r.items; }},
+      {"tokens", "", 12, 0, [](const Row& r) { return r.measures.tokens; }},
+      {"bins", "", 8, 0, [](const Row& r) { return r.measures.bins; }},
+      {"util", "%", 7, 2, [](const Row& r) { return 100 * r.measures.utilisation; }},
+      {"eff", "%", 7, 2, [](const Row& r) { return 100 * r.measures.efficiency; }},
+      {"pad", "%", 6, 2,
+       [](const Row& r) {
+         const auto all = static_cast<double>(r.measures.tokens + r.measures.padding);
+         return all > 0 ? 100 * static_cast<double>(r.measures.padding) / all : 0;
+       }},
+      {"balance", "", 8, 4, [](const Row& r) { return r.measures.balance; }},
+      {"cost", "max/mean", 9, 4, [](const Row& r) { return r.measures.cost_imbalance; }},
+      {"cost_bound", "max/bound", 10, 4, [](const Row& r) { return over_bound(r); }},
+      {"t_med", "ms", 10, 3, [](const Row& r) { return r.time_ms; }},
+      {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
+  });
+  return table;
+}
+
+void check_lengths(const PackJob& job, const Documents& documents) {
+  if (job.options.oversize == Oversize::own_bin) return;
+  if (job.options.capacity % job.multiple != 0) return;  // pack_documents has more to say
+  for (size_t i = 0; i < job.lengths.size(); ++i) {
+    const int64_t slots = round_up(job.lengths[i], job.multiple);
+    if (slots <= job.options.capacity) continue;
+    const auto index = static_cast<int64_t>(i);
+    throw_usage(
+        "{} of {} tokens takes {} slots, a bin has {}; --capacity {} would hold it, "
+        "--oversize own-bin gives it a bin of its own, {}",
+        documents.count() > 0 ? documents.label(index) : fmt::format("document {}", i),
+        job.lengths[i], slots, job.options.capacity, slots,
+        documents.count() > 0
+            ? "gyre-import --max-tokens cuts documents"
+            : fmt::format("max={} in --gen cuts documents", job.options.capacity));
+  }
+}
+
+std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
+                                     std::vector<PackingResult>& rows, std::string& notes) {
+  std::vector<PackedBatch> batches;
+  std::vector<std::string> refused;
+  for (const BinPacker& packer : bin_packers()) {
+    if (job.algorithm != "all" && job.algorithm != packer.name) continue;
+    BinOptions options = job.options;
+    if (packer.pack != next_fit && job.algorithm == "all") options.max_items = 0;
+    std::vector<double> samples_ms;
+    try {
+      for (int i = 0; i < job.iterations; ++i) {
+        const Stopwatch watch;
+        batches = pack_documents(job.lengths, job.multiple, packer, options);
+        samples_ms.push_back(1e3 * watch.seconds());
+      }
+    } catch (const Error& error) {
+      if (job.algorithm != "all" || error.code() != ExitCode::usage) throw;
+      refused.push_back(fmt::format("{}: {}", packer.name, error.what()));
+      continue;
+    }
+    std::vector<Bin> bins;
+    for (const PackedBatch& batch : batches) bins.push_back(batch.documents);
+    PackingResult row;
+    row.algorithm = packer.name;
+    row.items = std::ssize(job.lengths);
+    row.measures = measure_bins(bins, job.lengths, options.capacity, job.multiple);
+    if (!job.lengths.empty())
+      row.longest = *std::max_element(job.lengths.begin(), job.lengths.end());
+    row.time_ms = summarize(samples_ms).median;
+    row.check = "-";
+    if (job.check) {
+      Verification checks(report.verification.tolerance_scale());
+      check_bins(bins, job.lengths, options.capacity, job.multiple, packer.name, checks);
+      row.check = checks.passed() ? "ok" : "FAILED";
+      report.verification.merge(checks);
+    }
+    if (job.dp > 1) notes += ranks_text(row, job.dp);
+    add_row(report, row, samples_ms);
+    rows.push_back(row);
+  }
+  if (rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
+  for (const std::string& reason : refused) notes += fmt::format("# refused: {}\n", reason);
+  return batches;
+}
+
+void check_bins(std::span<const Bin> bins, std::span<const int64_t> lengths, int64_t capacity,
+                int64_t multiple, const std::string& algorithm, Verification& checks) {
+  Check& once = checks.check("items in one bin", 0);
+  Check& fits = checks.check("bins within capacity", 0);
+  std::vector<int> times(lengths.size(), 0);
+  for (size_t b = 0; b < bins.size(); ++b) {
+    int64_t slots = 0, longest = 0;
+    for (int64_t item : bins[b]) {
+      ++times[static_cast<size_t>(item)];
+      const int64_t length = round_up(lengths[static_cast<size_t>(item)], multiple);
+      slots += length;
+      longest = std::max(longest, length);
+    }
+    fits.add(static_cast<double>(std::max<int64_t>(0, slots - std::max(capacity, longest))), 0,
+             [&] { return fmt::format("{} bin {}: {} slots", algorithm, b, slots); });
+  }
+  for (size_t i = 0; i < times.size(); ++i)
+    once.add(times[i], 1, [&] { return fmt::format("{} item {}", algorithm, i); });
+  if (lengths.empty())  // nothing to pack: both hold
+    for (Check* check : {&once, &fits}) check->add_nothing();
+}
+
+void write_checked(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
+                   int64_t first, int64_t last, Communicator& world, bool check,
+                   Verification& checks, const PackedSlots* expected) {
+  OutputFile output(world, path);
+  fill_packed(output, header, mine);
+  if (check)
+    check_packed_file(output.temporary_path(), header, expected == nullptr ? mine : *expected,
+                      first, last, world, checks);
+  if (checks.empty() || checks.passed()) output.commit();
+}
+
+void present_packing(const RunReport& report, const std::vector<PackingResult>& rows,
+                     const std::string& notes, bool quiet) {
+  fmt::print("{}", packing_table().header());
+  for (const PackingResult& row : rows) fmt::print("{}", packing_table().row(row));
+  if (!quiet) fmt::print("{}", notes);
+  fmt::print("{}", footer_text(report));
+}
+
+void add_row(RunReport& report, const PackingResult& row, const std::vector<double>& samples_ms) {
+  ResultEntry entry;
+  entry.key = {{"algorithm", row.algorithm}};
+  entry.samples_ms = {samples_ms};
+  entry.measurements = packing_table().fields(row);
+  report.foms.push_back({"utilisation", row.measures.utilisation, "of slots", entry.key});
+  report.foms.push_back({"cost_imbalance", row.measures.cost_imbalance, "max/mean", entry.key});
+  report.results.push_back(std::move(entry));
+}
+
+std::string packer_help() {
+  std::string text = "Packers:\n";
+  for (const BinPacker& packer : bin_packers())
+    text += fmt::format("  {:31}{}\n", packer.name, packer.summary);
+  return text;
+}
+
+}  // namespace gyre

@@ -1,0 +1,72 @@
+#pragma once
+// What gyre-pack measures and checks.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "apps/common/packed_streams.hpp"
+#include "io/packed_file.hpp"
+#include "packing/packing.hpp"
+#include "report/result.hpp"
+#include "report/table.hpp"
+
+namespace gyre {
+
+/// One way of packing, measured.
+struct PackingResult {
+  std::string algorithm;
+  int64_t items = 0;     ///< documents, or segments of a batch
+  BinMeasures measures;  ///< see packing/bins.hpp
+  int64_t longest = 0;   ///< tokens of the longest document: its pairs bound cost from below
+  double time_ms = 0;    ///< median over iterations, rank 0
+  std::string check;     ///< "ok", "FAILED" or "-"
+};
+const Table<PackingResult>& packing_table();
+
+/// What to pack, and how.
+struct PackJob {
+  std::vector<int64_t> lengths;
+  std::string algorithm;  ///< a packer's name, or "all"
+  BinOptions options;
+  int64_t multiple = 1;  ///< lengths are rounded up to it
+  int dp = 1;            ///< data-parallel ranks that share the bins
+  int iterations = 1;
+  bool check = true;
+};
+
+/// Throws a usage error that names the first document that no bin can hold, unless such documents
+/// get bins of their own. `documents` may be empty: then lengths were drawn.
+void check_lengths(const PackJob& job, const Documents& documents);
+
+/// Runs the packers that the job names and adds to `report`: rows, figures of merit, and the checks
+/// that every item is in one bin and no bin above its capacity. Returns the bins of the last packer
+/// as streams; `rows` and `notes` are appended to. Throws the usage errors of pack_documents; among
+/// all packers, those that refuse are noted instead, unless all do.
+std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
+                                     std::vector<PackingResult>& rows, std::string& notes);
+
+/// Adds to `checks`: every item is in one bin; no bin exceeds the capacity (but for an item that
+/// exceeds it by itself).
+void check_bins(std::span<const Bin> bins, std::span<const int64_t> lengths, int64_t capacity,
+                int64_t multiple, const std::string& algorithm, Verification& checks);
+
+/// A line for each packer.
+std::string packer_help();
+
+/// Writes the packed file `path` from every rank's slots, `mine` being those of bins [first, last).
+/// With `check`, it is read back first, and `checks` get that its tables are those of `header` and
+/// its slots those written, or those `expected` where a device made what is written; the file
+/// appears only when they are. Collective.
+void write_checked(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
+                   int64_t first, int64_t last, Communicator& world, bool check,
+                   Verification& checks, const PackedSlots* expected = nullptr);
+
+/// Adds the row to the results, with the measured times, and its figures of merit.
+void add_row(RunReport& report, const PackingResult& row, const std::vector<double>& samples_ms);
+
+/// Prints table, notes and the report's last lines. One rank calls it.
+void present_packing(const RunReport& report, const std::vector<PackingResult>& rows,
+                     const std::string& notes, bool quiet);
+
+}  // namespace gyre

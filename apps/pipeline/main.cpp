@@ -1,0 +1,150 @@
+// gyre-pipeline: documents in, per-token log-probabilities and entropies out, on a dp × cp × tp
+// grid.
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "apps/pipeline/options.hpp"
+#include "apps/pipeline/report.hpp"
+#include "apps/pipeline/score_check.hpp"
+#include "attention/kernels/cuda_kernel.hpp"
+#include "comm/agree.hpp"
+#include "comm/process_grid.hpp"
+#include "io/model_file.hpp"
+#include "io/results.hpp"
+#include "io/sha256.hpp"
+#include "report/app.hpp"
+
+namespace {
+
+using namespace gyre;
+
+/// Table, lines and files, on rank 0.
+void present(const PipelineOptions& o, RunReport& report, const ScoringResult& row,
+             const Samples& samples_ms, const std::string& details,
+             const Compression& compression) {
+  add_row(report, row, samples_ms, compression);
+  const Table<ScoringResult>& table = scoring_table();
+  fmt::print("{}{}{}{}", table.header(), table.row(row), details, footer_text(report));
+  if (!o.csv.empty()) write_file_atomically(o.csv, table.csv({row}));
+  if (!o.json.empty()) write_json(report, o.json);
+}
+
+/// Everything that a run works on, checked.
+struct Job {
+  Documents documents;
+  ModelFile model;
+  ScoringPlan plan;
+  const GridShape& shape() const { return plan.setup.grid; }
+  DocumentView view() const { return {documents.tokens, documents.offsets}; }
+};
+
+RunReport start_report(const PipelineOptions& o, const Job& job, const Backend& backend,
+                       AppContext& context) {
+  Fields configuration = {{"documents", job.documents.count()},
+                          {"tokens", job.plan.tokens},
+                          {"bin", job.plan.capacity},
+                          {"grid", to_string(job.shape())},
+                          {"layout", o.layout},
+                          {"schedule", o.schedule},
+                          {"parameters", job.model.config().parameters()},
+                          {"dtype", "f32"},
+                          {"iters", int64_t{o.iterations}},
+                          {"warmup", int64_t{o.warmup}},
+                          {"check", o.check}};
+  if (o.stripe != 1) configuration.emplace_back("stripe", o.stripe);
+  if (o.chunk != 0) configuration.emplace_back("chunk", o.chunk);
+  if (o.inner != 0) configuration.emplace_back("inner", int64_t{o.inner});
+  RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
+  report.inputs = {{o.input, sha256_of_file(context.world, o.input)},
+                   {o.model, sha256_of_file(context.world, o.model)}};
+  report.verification = Verification(o.tol_scale);
+  backend.describe(report);
+  if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
+  std::fflush(stdout);
+  return report;
+}
+
+std::unique_ptr<BlockKernel> block_kernel([[maybe_unused]] Stream& stream) {
+#ifdef GYRE_WITH_CUDA
+  if (stream.space() == MemorySpace::device) return make_cuda_kernel(stream);
+#endif
+  return make_cpu_kernel();
+}
+
+/// Measures, verifies, writes and reports.
+ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& output,
+               Backend& backend, AppContext& context) {
+  Communicator& world = context.world;
+  const ModelConfig& config = job.model.config();
+  RunReport report = start_report(o, job, backend, context);
+  ProcessGrid grid(backend.world(), job.shape());
+  std::optional<Scorer> planned;
+  run_agreed(world, "planning", [&] { planned.emplace(job.view(), config, job.plan, grid); });
+  Scorer& scorer = *planned;
+  Stream& stream = backend.stream();
+  const auto kernel = block_kernel(stream);
+  Decoder decoder(config,
+                  load_weights(config, grid.shape().tp, grid.tp_rank(), weights_of(job.model)),
+                  grid, *kernel, stream);
+  const Passes passes = measure_passes(scorer, decoder, grid, world, o.iterations, o.warmup);
+  const ScoreRange mine = scorer.in_document_order(world);
+  const Samples samples_ms = gather_samples(world, passes.milliseconds);
+  ScoringResult row = make_row(job.plan, scorer, passes, samples_ms, config, world);
+  std::string details = phases_text(passes, world);
+  if (context.verbose) details += ranks_text(passes, scorer, world);
+  if (o.check != "none") {
+    details += verify_scores({job.documents, config, job.shape().cp, report.verification},
+                             {o.input, job.model, report.inputs[1].sha256, o.check_tokens}, scorer,
+                             decoder, mine, world);
+    row.check = report.verification.passed() ? "ok" : "FAILED";
+    row.error_over_tolerance = report.verification.max_error_over_tolerance();
+  }
+  if (output && row.check != "FAILED")
+    write_results(*output, make_results_header(report, job.documents, job.plan),
+                  std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
+  const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets), world);
+  details += compression_text(job.documents, scores, o.top);
+  if (context.quiet) details.clear();
+  run_on_root(world, "report", [&] {
+    present(o, report, row, samples_ms, details, compression_of(job.documents, scores));
+  });
+  return exit_code_of(judge(report));
+}
+
+ExitCode run(const PipelineOptions& o, AppContext& context) {
+  Communicator& world = context.world;
+  Job job{read_documents(world, o.input), ModelFile(world, o.model), {}};
+  const ModelConfig& config = job.model.config();
+  run_agreed(world, "configuration",
+             [&] { job.plan = make_plan(o, config, job.documents, world.size()); });
+  if (o.dry_run) {
+    run_on_root(world, "dry run", [&] { fmt::print("{}", dry_run_text(job.plan, config)); });
+    return ExitCode::ok;
+  }
+  Backend backend(context, o.backend);
+  // Places that cannot be written are refused before any work.
+  run_on_root(world, "outputs", [&] {
+    check_output_places({{"--output", o.output}, {"--json", o.json}, {"--csv", o.csv}},
+                        {{"--input", o.input}, {"--model", o.model}});
+  });
+  std::optional<OutputFile> output;
+  if (!o.output.empty()) output.emplace(world, o.output);
+  return score(o, job, output, backend, context);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  PipelineOptions options;
+  const AppInfo info{"gyre-pipeline",
+                     "Scores documents with a decoder: per-token log-probability and entropy.",
+                     "Example: mpirun -n 4 gyre-pipeline --input docs.h5 --model inputs/model.h5 "
+                     "--cp 2 --tp 2 -o scores.h5"};
+  return run_app(
+      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      [&](AppContext& context) { return run(options, context); });
+}

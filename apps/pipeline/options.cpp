@@ -1,0 +1,157 @@
+#include "apps/pipeline/options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+template <class Registry>
+std::vector<std::string> names_of(const Registry& registry) {
+  std::vector<std::string> names;
+  for (const auto& entry : registry) names.push_back(entry.name);
+  return names;
+}
+
+/// Options that say nothing to the chosen layout and schedule.
+void check_companions(const PipelineOptions& o, ConfigErrors& problems) {
+  if (o.stripe != 1 && o.layout != "striped")
+    problems.add("--stripe {} goes with --layout striped, not with {}", o.stripe, o.layout);
+  if (o.chunk != 0 && !o.layout.starts_with("balanced"))
+    problems.add("--chunk {} goes with --layout balanced or balanced-joint, not with {}", o.chunk,
+                 o.layout);
+  if (o.inner != 0 && o.schedule != "all-to-all-ring")
+    problems.add("--inner {} goes with --schedule all-to-all-ring, not with {}", o.inner,
+                 o.schedule);
+}
+
+/// What the numbers of ranks rule out, before anything else; false if nothing can be planned for
+/// such a grid.
+bool check_grid(const PipelineOptions& o, const GridShape& grid, const ModelConfig& config,
+                int ranks, ConfigErrors& problems) {
+  for (const auto& [option, value] :
+       {std::pair{"--dp", grid.dp}, {"--cp", grid.cp}, {"--tp", grid.tp}})
+    if (value > most_ranks) problems.add("{} {}: at most {}", option, value, most_ranks);
+  if (!problems.empty()) return false;
+  check_tensor_parallel(config, grid.tp, problems);
+  const bool possible = problems.empty();
+  const int64_t wanted = int64_t{grid.dp} * grid.cp * grid.tp;
+  if (!o.dry_run && wanted != ranks)
+    problems.add("{} is {} ranks, but the run has {}", to_string(grid), wanted, ranks);
+  return possible;
+}
+
+bool check_bin(int64_t bin, int64_t multiple, ConfigErrors& problems) {
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  if (bin > most)
+    problems.add("--bin {}: at most {}, the int32 range of cu_seqlens", bin,
+                 most / multiple * multiple);
+  else if (bin % multiple != 0)
+    problems.add("--bin {} is not a multiple of 2 cp = {}; the nearest {}", bin, multiple,
+                 bin < multiple ? fmt::format("is {}", multiple)
+                                : fmt::format("are {} and {}", bin / multiple * multiple,
+                                              round_up(bin, multiple)));
+  else
+    return true;
+  return false;
+}
+
+/// The layout and the schedule, tried on the first bin.
+void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigErrors& problems) {
+  if (plan.bins.empty()) return;
+  const ScoringSetup& setup = plan.setup;
+  try {
+    const Layout layout = setup.layout_of(plan.bins.front());
+    const std::string reason = setup.schedule->why_not(setup.problem(layout, config));
+    if (!reason.empty()) problems.add("schedule {}: {}", setup.schedule->name, reason);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::usage) throw;
+    problems.add("{}", error.what());
+  }
+}
+
+}  // namespace
+
+void declare_options(CLI::App& app, PipelineOptions& o) {
+  add_option(app,
+             {"--input", "Documents (HDF5, gyre/documents), with a reference or without", true},
+             o.input);
+  add_option(app, {"--model", "Weights (HDF5, gyre/model)", true}, o.model);
+  add_option(app, {"-o,--output", "Write scores here (HDF5, gyre/results)"}, o.output);
+  add_size_option(
+      app, {"--bin", "Slots of a bin; a multiple of 2 cp under dual-chunk-swap; 0: 8K, rounded up"},
+      o.bin);
+  add_option(app, {"--dp", "Data-parallel replicas"}, o.dp, 1);
+  add_option(app, {"--cp", "Context-parallel ranks; 0: all that dp and tp leave"}, o.cp, 0);
+  add_option(app, {"--tp", "Tensor-parallel ranks"}, o.tp, 1);
+  add_choice_option(app, {"--layout", "Who owns which slots of a bin"}, o.layout,
+                    names_of(layout_kinds()));
+  add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
+  add_size_option(app, {"--chunk", "Slots of a chunk of the balanced layouts; 0: by size"},
+                  o.chunk);
+  add_choice_option(app, {"--schedule", "How queries meet the keys of other ranks"}, o.schedule,
+                    names_of(schedules()));
+  add_option(app, {"--inner", "Ranks of an inner group of all-to-all-ring; 0: it chooses"}, o.inner,
+             0);
+  declare_backend_options(app, o.backend);
+  add_option(app, {"-n,--iters", "Timed passes over all documents"}, o.iterations, 1);
+  add_option(app, {"-w,--warmup", "Passes before them"}, o.warmup, 0);
+  add_choice_option(app, {"-c,--check", "Verify the last pass, or nothing"}, o.check,
+                    {"none", "last"});
+  add_size_option(app,
+                  {"--check-tokens", "Without a reference: tokens that the serial twin scores"},
+                  o.check_tokens, 2);
+  add_option(app, {"--tol-scale", "Multiplies all tolerances"}, o.tol_scale);
+  add_option(app, {"--top", "List the documents that cost most bits"}, o.top, 0);
+  add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
+  add_option(app, {"--csv", "Write the table here"}, o.csv);
+  add_flag(app,
+           {"--dry-run",
+            "Show sizes, bytes and memory of the grid and stop; any grid, any number of ranks"},
+           o.dry_run);
+}
+
+ScoringSetup PipelineOptions::setup(int ranks) const {
+  const int64_t others = int64_t{dp} * tp;
+  const int rest = static_cast<int>(std::max<int64_t>(1, ranks / others));
+  ScoringSetup setup;
+  setup.grid = {dp, cp > 0 ? cp : rest, tp};
+  setup.layout = &find_layout(layout);
+  setup.layout_options = {setup.grid.cp, stripe, chunk, {}};
+  setup.schedule = &find_schedule(schedule);
+  setup.schedule_options.inner = inner;
+  return setup;
+}
+
+ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
+                      const Documents& documents, int ranks) {
+  const ScoringSetup setup = o.setup(ranks);
+  ConfigErrors problems;
+  const bool grid_possible = check_grid(o, setup.grid, config, ranks, problems);
+  const size_t of_grid = problems.messages().size();
+  check_companions(o, problems);
+  const int64_t multiple = setup.slot_multiple();
+  const int64_t bin = o.bin > 0 ? o.bin : round_up(8192, multiple);
+  const bool bin_possible = check_bin(bin, multiple, problems);
+  if (documents.vocab_size > config.vocab_size)
+    problems.add("{} has tokens of a vocabulary of {}, the model of {}", o.input,
+                 documents.vocab_size, config.vocab_size);
+  ScoringPlan plan;
+  if (grid_possible && bin_possible) {
+    plan = plan_scoring({documents.tokens, documents.offsets}, config, setup, bin);
+    check_first_bin(plan, config, problems);
+  }
+  std::string headline = "impossible configuration";
+  const auto grids = nearest_grids(setup.grid, ranks, allowed_tensor_parallel(config, ranks));
+  for (size_t i = 0; i < std::min<size_t>(3, grids.size()) && of_grid > 0; ++i)
+    headline += fmt::format("{}{}", i == 0 ? "; the nearest grids of this run's ranks: " : " | ",
+                            to_string(grids[i]));
+  problems.throw_if_any(headline);
+  return plan;
+}
+
+}  // namespace gyre

@@ -1,0 +1,36 @@
+#pragma once
+// Options of gyre-pipeline.
+
+#include <string>
+
+#include "apps/common/backend.hpp"
+#include "io/documents.hpp"
+#include "model/scoring.hpp"
+#include "report/options.hpp"
+
+namespace gyre {
+
+/// Options of gyre-pipeline; see --help.
+struct PipelineOptions {
+  std::string input, model, output, json, csv, layout = "dual-chunk-swap", schedule = "ring",
+                                               check = "last";
+  int dp = 1, cp = 0, tp = 1, iterations = 1, warmup = 0, top = 0, inner = 0;
+  int64_t bin = 0, chunk = 0, stripe = 1, check_tokens = 4096;
+  double tol_scale = 1;
+  bool dry_run = false;
+  BackendOptions backend;
+
+  /// The setup for a run of `ranks` ranks.
+  ScoringSetup setup(int ranks) const;
+};
+
+void declare_options(CLI::App& app, PipelineOptions& o);
+
+/// Packs `documents` as the options say, for a run of `ranks` ranks. Throws a usage error with
+/// everything that is wrong: options that do not go together, a grid that the model or the run does
+/// not admit (with the nearest ones), a layout or schedule that cannot do the first bin. (Whether
+/// they can do all bins is found when these are planned.)
+ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
+                      const Documents& documents, int ranks);
+
+}  // namespace gyre

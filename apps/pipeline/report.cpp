@@ -1,0 +1,339 @@
+#include "apps/pipeline/report.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "comm/agree.hpp"
+#include "runtime/clock.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr double bits_per_nat = 1.4426950408889634;
+
+int64_t bytes_of_document(const Documents& documents, int64_t d) {
+  if (documents.tokenizer != byte_tokenizer::name) return 0;
+  const auto tokens = documents.document(d);
+  return std::count_if(tokens.begin(), tokens.end(),
+                       [](int32_t t) { return t < byte_tokenizer::bos; });
+}
+
+double ratio(double a, double b) {
+  return b > 0 ? a / b : std::nan("");
+}
+
+/// One document (or all of them) as a line of the table.
+struct DocumentRow {
+  std::string name;
+  int64_t tokens = 0, bytes = 0;
+  DocumentScore score;
+  double bits_per_byte() const {
+    return ratio(-score.logprob * bits_per_nat, static_cast<double>(bytes));
+  }
+};
+
+std::vector<DocumentRow> document_rows(const Documents& documents,
+                                       std::span<const DocumentScore> scores) {
+  std::vector<DocumentRow> rows;
+  for (int64_t d = 0; d < documents.count(); ++d) {
+    const auto i = static_cast<size_t>(d);
+    const std::string name =
+        documents.names.empty() ? fmt::format("document {}", d) : documents.names[i];
+    rows.push_back({name, documents.length(d), bytes_of_document(documents, d), scores[i]});
+  }
+  return rows;
+}
+
+const Table<DocumentRow>& document_table() {
+  static const Table<DocumentRow> table({
+      {"tokens", "", 8, 0, [](const DocumentRow& r) { return r.tokens; }},
+      {"bits/byte", "", 9, 3, [](const DocumentRow& r) { return r.bits_per_byte(); }},
+      {"entropy", "bits", 8, 3,
+       [](const DocumentRow& r) {
+         return ratio(r.score.entropy * bits_per_nat, static_cast<double>(r.score.predictions));
+       }},
+      {"document", "", 0, 0, [](const DocumentRow& r) { return r.name; }, Align::left},
+  });
+  return table;
+}
+
+}  // namespace
+
+const Table<ScoringResult>& scoring_table() {
+  static const Table<ScoringResult> table({
+      {"dp", "", 3, 0, [](const ScoringResult& r) { return int64_t{r.shape.dp}; }},
+      {"cp", "", 3, 0, [](const ScoringResult& r) { return int64_t{r.shape.cp}; }},
+      {"tp", "", 3, 0, [](const ScoringResult& r) { return int64_t{r.shape.tp}; }},
+      {"layout", "", 15, 0, [](const ScoringResult& r) { return r.layout; }, Align::left},
+      {"schedule", "", 18, 0, [](const ScoringResult& r) { return r.schedule; }, Align::left},
+      {"tokens", "", 8, 0, [](const ScoringResult& r) { return r.tokens; }},
+      {"bins", "", 5, 0, [](const ScoringResult& r) { return r.bins; }},
+      {"pack", "%", 5, 1, [](const ScoringResult& r) { return 100 * r.packing; }},
+      {"t_med", "ms", 9, 1, [](const ScoringResult& r) { return r.time_ms.median; }},
+      {"t_min", "ms", 9, 1, [](const ScoringResult& r) { return r.time_ms.min; }},
+      {"t_p95", "ms", 9, 1, [](const ScoringResult& r) { return r.time_ms.p95; }},
+      {"cv", "%", 4, 1, [](const ScoringResult& r) { return 100 * r.time_ms.cv; }},
+      {"tok/s", "1/s", 8, 0, [](const ScoringResult& r) { return r.tokens_per_second(); }},
+      {"GFLOP/s", "per rank", 8, 1,
+       [](const ScoringResult& r) { return r.flops / r.ranks() / (r.time_ms.median * 1e6); }},
+      {"wire", "MB", 8, 2, [](const ScoringResult& r) { return r.wire_bytes / 1e6; }},
+      {"exposed", "%", 7, 1, [](const ScoringResult& r) { return 100 * r.exposed; }},
+      {"imb_pair", "%", 8, 1, [](const ScoringResult& r) { return 100 * r.pair_imbalance; }},
+      {"imb_time", "%", 8, 1, [](const ScoringResult& r) { return 100 * r.time_imbalance; }},
+      {"err/tol", "", 7, 3, [](const ScoringResult& r) { return r.error_over_tolerance; }},
+      {"check", "", 6, 0, [](const ScoringResult& r) { return r.check; }, Align::left},
+  });
+  return table;
+}
+
+Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Communicator& world,
+                      int iterations, int warmup) {
+  HostStream stream;
+  Passes passes;
+  int pass = -warmup;
+  const bool terminal = world.rank() == 0 && isatty(STDERR_FILENO) == 1;
+  if (terminal)
+    scorer.on_progress([&](int64_t done, int64_t all) {
+      fmt::print(stderr, "\r{} {}: bin {} of {} \033[K", pass < 0 ? "warmup" : "pass",
+                 pass < 0 ? pass + warmup + 1 : pass + 1, done + 1, all);
+    });
+  const auto sent = [&] { return grid.cp().traffic().bytes_sent + grid.tp().traffic().bytes_sent; };
+  for (; pass < iterations; ++pass) {
+    const int64_t before = sent();
+    world.barrier(stream, "start of a pass")->wait();
+    const Stopwatch watch;
+    passes.times = scorer.run(decoder);
+    if (pass >= 0) passes.milliseconds.push_back(1e3 * watch.seconds());
+    passes.wire_bytes = static_cast<double>(sent() - before);
+  }
+  if (terminal) fmt::print(stderr, "\r\033[K");
+  scorer.on_progress({});
+  passes.wire_bytes = all_reduce_value(world, passes.wire_bytes, ReduceOp::sum);
+  return passes;
+}
+
+ScoringResult make_row(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
+                       const Samples& samples_ms, const ModelConfig& config, Communicator& world) {
+  ScoringResult row;
+  row.shape = plan.setup.grid;
+  row.layout = plan.setup.layout->name;
+  row.schedule = plan.setup.schedule->name;
+  row.tokens = plan.tokens;
+  row.predictions = plan.predictions;
+  row.bins = std::ssize(plan.bins);
+  row.packing = packing_efficiency(plan.bins, plan.capacity);
+  row.time_ms = summarize(slowest_rank(samples_ms));
+  row.flops = plan.flops(config);
+  row.wire_bytes = passes.wire_bytes;
+  row.exposed = all_reduce_value(world, 1e3 * passes.times.exposed() / passes.milliseconds.back(),
+                                 ReduceOp::max);
+  row.pair_imbalance =
+      imbalance(all_gather_value(world, static_cast<double>(scorer.count().pairs)));
+  row.time_imbalance = imbalance(all_gather_value(world, passes.times.attention));
+  row.error_over_tolerance = std::nan("");
+  row.check = "-";
+  return row;
+}
+
+ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
+                                  const ScoringPlan& plan) {
+  const ScoringSetup& setup = plan.setup;
+  ResultsHeader header;
+  header.input_sha256 = report.inputs.at(0).sha256;
+  header.model_sha256 = report.inputs.at(1).sha256;
+  header.offsets = prediction_offsets(documents.offsets);
+  header.names = documents.names;
+  PackedBins& packed = header.packed;
+  header.cp = setup.grid.cp;
+  packed.bin_capacity = plan.capacity;
+  for (const PackedBatch& bin : plan.bins)
+    packed.add_bin(bin.documents, bin.cu_seqlens, bin.cu_seqlens_padded);
+  header.provenance = {
+      {"generator", "gyre-pipeline " + report.build.version + " " + report.build.git_sha},
+      {"command", report.command_line},
+      {"created", report.start},
+      {"grid", fmt::format("{} layout={} schedule={}", to_string(setup.grid), setup.layout->name,
+                           setup.schedule->name)}};
+  return header;
+}
+
+Compression compression_of(const Documents& documents, std::span<const DocumentScore> scores) {
+  double logprob = 0, entropy = 0, bytes = 0;
+  Compression result;
+  for (const DocumentRow& row : document_rows(documents, scores)) {
+    logprob += row.score.logprob;
+    entropy += row.score.entropy;
+    result.predictions += row.score.predictions;
+    if (row.score.predictions > 0) bytes += static_cast<double>(row.bytes);
+  }
+  const auto n = static_cast<double>(result.predictions);
+  result.bits_per_byte = ratio(-logprob * bits_per_nat, bytes);
+  result.bits_per_token = ratio(-logprob * bits_per_nat, n);
+  result.mean_entropy_bits = ratio(entropy * bits_per_nat, n);
+  return result;
+}
+
+void add_row(RunReport& report, const ScoringResult& row, const Samples& samples_ms,
+             const Compression& compression) {
+  ResultEntry entry;
+  entry.key = {{"grid", to_string(row.shape)}, {"layout", row.layout}, {"schedule", row.schedule}};
+  entry.samples_ms = samples_ms;
+  entry.measurements = scoring_table().fields(row);
+  entry.flops = row.flops;
+  entry.bytes_wire = row.wire_bytes;
+  report.foms = {{"tokens_per_s", row.tokens_per_second(), "1/s", entry.key},
+                 {"bits_per_byte", compression.bits_per_byte, "bit", {}},
+                 {"mean_entropy", compression.mean_entropy_bits, "bit", {}}};
+  report.results.push_back(std::move(entry));
+}
+
+std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
+                             int top) {
+  const Compression all = compression_of(documents, scores);
+  std::string text = fmt::format(
+      "# score  {} predictions in {} documents: {:.4f} bits/byte, {:.4f} bits/token, mean entropy "
+      "{:.4f} bits\n",
+      all.predictions, documents.count(), all.bits_per_byte, all.bits_per_token,
+      all.mean_entropy_bits);
+  std::vector<DocumentRow> rows = document_rows(documents, scores);
+  std::erase_if(rows,
+                [](const DocumentRow& r) { return r.score.predictions == 0 || r.bytes == 0; });
+  const auto shown = std::min<size_t>(static_cast<size_t>(std::max(0, top)), rows.size());
+  std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(shown), rows.end(),
+                    [](const DocumentRow& a, const DocumentRow& b) {
+                      return a.bits_per_byte() > b.bits_per_byte();
+                    });
+  if (shown == 0) return text;
+  text += fmt::format("# the {} documents that cost most:\n{}", shown, document_table().header());
+  for (size_t i = 0; i < shown; ++i) text += as_comment(document_table().row(rows[i]));
+  return text;
+}
+
+std::string phases_text(const Passes& passes, Communicator& world) {
+  const DecoderTimes& times = passes.times;
+  const std::pair<const char*, double> phases[] = {{"linear", times.linear},
+                                                   {"attention", times.attention},
+                                                   {"attention wait", times.attention_wait},
+                                                   {"tensor-parallel wait", times.tp_wait},
+                                                   {"log-probs", times.logprobs}};
+  std::string text = "# phase, slowest rank, share of the pass:";
+  const double total = all_reduce_value(world, passes.milliseconds.back() / 1e3, ReduceOp::max);
+  for (const auto& [name, seconds] : phases) {
+    const double worst = all_reduce_value(world, seconds, ReduceOp::max);
+    text += fmt::format("{} {} {:.1f} ms {:.1f} %", text.back() == ':' ? "" : ";", name,
+                        1e3 * worst, 100 * worst / total);
+  }
+  return text + "\n";
+}
+
+std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator& world) {
+  struct Row {
+    int64_t rank, pairs;
+    double linear, attention, attention_wait, tp_wait;
+  };
+  const Table<Row> table({
+      {"rank", "", 5, 0, [](const Row& r) { return r.rank; }},
+      {"pairs", "x heads", 12, 0, [](const Row& r) { return r.pairs; }},
+      {"linear", "ms", 10, 1, [](const Row& r) { return 1e3 * r.linear; }},
+      {"attention", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention; }},
+      {"cp_wait", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention_wait; }},
+      {"tp_wait", "ms", 10, 1, [](const Row& r) { return 1e3 * r.tp_wait; }},
+  });
+  const DecoderTimes& times = passes.times;
+  const auto pairs = all_gather_value(world, scorer.count().pairs);
+  const auto linear = all_gather_value(world, times.linear);
+  const auto attention = all_gather_value(world, times.attention);
+  const auto attention_wait = all_gather_value(world, times.attention_wait);
+  const auto tp_wait = all_gather_value(world, times.tp_wait);
+  std::string text = table.header();
+  for (size_t r = 0; r < pairs.size(); ++r)
+    text += as_comment(table.row({static_cast<int64_t>(r), pairs[r], linear[r], attention[r],
+                                  attention_wait[r], tp_wait[r]}));
+  return text;
+}
+
+namespace {
+
+/// What the ranks of a planned run will do in a pass; tensor-parallel ranks all do the same.
+struct Load {
+  int64_t slots = 0;                           ///< of all bins, padding of layouts included
+  int64_t most_slots = 0;                      ///< of a rank, its largest bin
+  int64_t own_bytes = 0, transient_bytes = 0;  ///< of attention, its largest bin
+  double most_pairs = 0, pairs = 0;            ///< busiest rank; sum over dp and cp
+  int64_t most_sent = 0, messages = 0;         ///< of attention, busiest rank
+  double sent = 0;                             ///< bytes, sum over dp and cp
+};
+
+/// Adds bin `bin` to the counts of its cp ranks.
+void add_bin_of_replica(const ScoringPlan& plan, const ModelConfig& config, int64_t bin,
+                        std::vector<PlanCount>& ranks, Load& load) {
+  const ScoringSetup& setup = plan.setup;
+  const Layout layout = setup.layout_of(plan.bins[static_cast<size_t>(bin)]);
+  const AttentionProblem problem = setup.problem(layout, config);
+  load.slots += layout.padded_slots;
+  load.most_slots = std::max(load.most_slots, layout.slots_of_rank());
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const RankPlan rank = plan_rank(*setup.schedule, problem, static_cast<int>(r));
+    add_bin(ranks[r], count(rank, Pass::forward, problem.heads, attention_types));
+    int64_t own_bytes = 0;
+    for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats})
+      own_bytes += stored_bytes(rank.arrays.at(own(kind)), problem.heads, attention_types);
+    load.own_bytes = std::max(load.own_bytes, own_bytes);
+  }
+}
+
+Load load_of(const ScoringPlan& plan, const ModelConfig& config) {
+  Load load;
+  for (const std::vector<int64_t>& bins : plan.bins_of_replica) {
+    if (bins.empty()) continue;
+    std::vector<PlanCount> ranks(static_cast<size_t>(plan.setup.grid.cp));
+    for (const int64_t bin : bins) add_bin_of_replica(plan, config, bin, ranks, load);
+    for (const PlanCount& rank : ranks) {
+      const auto pairs = static_cast<double>(rank.pairs);
+      const int64_t sent = rank.bytes_sent * config.num_hidden_layers;
+      load.most_pairs = std::max(load.most_pairs, pairs);
+      load.pairs += pairs;
+      load.most_sent = std::max(load.most_sent, sent);
+      load.messages = std::max(load.messages, rank.messages * config.num_hidden_layers);
+      load.sent += static_cast<double>(sent);
+      load.transient_bytes = std::max(load.transient_bytes, rank.transient_bytes);
+    }
+  }
+  return load;
+}
+
+}  // namespace
+
+std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
+  const GridShape& grid = plan.setup.grid;
+  const Load load = load_of(plan, c);
+  const double mean_pairs = load.pairs / grid.dp / grid.cp;
+  const int64_t row = 3 * c.hidden_size + (2 * c.intermediate_size + c.vocab_padded) / grid.tp;
+  const double activations =
+      4.0 * static_cast<double>(load.most_slots * row) + static_cast<double>(load.own_bytes);
+  constexpr double mib = 1048576;
+  std::string text = fmt::format("# dry run, {}, {}, {}: nothing was computed\n", to_string(grid),
+                                 plan.setup.layout->name, plan.setup.schedule->name);
+  text += fmt::format("#   tokens {}  slots {}  bins {} of {}  packing {:.1f} %  predictions {}\n",
+                      plan.tokens, load.slots, plan.bins.size(), plan.capacity,
+                      100 * packing_efficiency(plan.bins, plan.capacity), plan.predictions);
+  text += fmt::format(
+      "#   FLOPs of a pass {:.4g}  attention pairs of a head and layer {}  imbalance {:.2f} %\n",
+      plan.flops(c), plan.pairs, mean_pairs > 0 ? 100 * (load.most_pairs / mean_pairs - 1) : 0);
+  text += fmt::format(
+      "#   attention sends in a pass, busiest rank {:.4g} MB, at most {} messages; all ranks "
+      "{:.4g} MB\n",
+      static_cast<double>(load.most_sent) / 1e6, load.messages, load.sent * grid.tp / 1e6);
+  text += fmt::format(
+      "#   memory of a rank: weights {:.1f} MiB, activations of the largest bin {:.1f} MiB, "
+      "blocks of other ranks and copies for messages {:.1f} MiB\n",
+      4.0 * static_cast<double>(c.parameters()) / grid.tp / mib, activations / mib,
+      static_cast<double>(load.transient_bytes) / mib);
+  return text;
+}
+
+}  // namespace gyre

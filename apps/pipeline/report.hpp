@@ -1,0 +1,81 @@
+#pragma once
+// What gyre-pipeline measures, and how it shows it.
+
+#include <string>
+#include <vector>
+
+#include "io/results.hpp"
+#include "model/scoring.hpp"
+#include "report/result.hpp"
+#include "report/table.hpp"
+
+namespace gyre {
+
+/// One configuration, measured.
+struct ScoringResult {
+  GridShape shape;
+  std::string layout, schedule;
+  int64_t tokens = 0, predictions = 0, bins = 0;
+  double packing = 0;         ///< real tokens over capacity
+  Statistics time_ms;         ///< of one pass, slowest rank
+  double flops = 0;           ///< of one pass, all ranks
+  double wire_bytes = 0;      ///< of one pass, sum over ranks, counted
+  double exposed = 0;         ///< share of the pass that the worst rank waited for communication
+  double pair_imbalance = 0;  ///< of attention, counted from the plans
+  double time_imbalance = 0;  ///< of attention, measured
+  double error_over_tolerance = 0;  ///< NaN: not checked
+  std::string check;                ///< "ok", "FAILED" or "-"
+  int ranks() const { return shape.ranks(); }
+  double tokens_per_second() const { return static_cast<double>(tokens) / time_ms.median * 1e3; }
+};
+const Table<ScoringResult>& scoring_table();
+
+/// Passes of the decoder over all documents, as one rank saw them.
+struct Passes {
+  std::vector<double> milliseconds;  ///< one a timed pass
+  DecoderTimes times;                ///< of the last one
+  double wire_bytes = 0;             ///< of the last one, all ranks
+};
+/// Runs `warmup` passes, then `iterations` timed ones, each from a barrier. `grid` is the
+/// decoder's. Collective over `world`, all ranks of the grid, a communicator of host memory.
+Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Communicator& world,
+                      int iterations, int warmup);
+
+/// The row of the table, verification left open. Collective over the world.
+ScoringResult make_row(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
+                       const Samples& samples_ms, const ModelConfig& config, Communicator& world);
+
+/// What the output file says beside the scores.
+ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
+                                  const ScoringPlan& plan);
+
+/// Bits per byte (or per token, when the tokenizer is not one of bytes) and mean entropy.
+struct Compression {
+  double bits_per_byte = 0;  ///< NaN when there is no byte
+  double bits_per_token = 0;
+  double mean_entropy_bits = 0;
+  int64_t predictions = 0;
+};
+Compression compression_of(const Documents& documents, std::span<const DocumentScore> scores);
+
+/// Adds the row to the results, and the figures of merit.
+void add_row(RunReport& report, const ScoringResult& row, const Samples& samples_ms,
+             const Compression& compression);
+
+/// "# score ..." line, and a table of the `top` documents that cost most bits per byte.
+std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
+                             int top);
+
+/// "# phase ..." line: each phase of the last pass on its slowest rank. Collective.
+std::string phases_text(const Passes& passes, Communicator& world);
+
+/// A "#" table with a line for each rank: its share of attention and its times in the last pass.
+/// Collective.
+std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator& world);
+
+/// What a run would do, without doing it: sizes, FLOPs, bytes and memory of the ranks of the plan's
+/// grid. Plans attention of one rank and bin at a time. Throws the usage errors of layouts and the
+/// refusals of schedules.
+std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& config);
+
+}  // namespace gyre

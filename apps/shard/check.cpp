@@ -1,0 +1,342 @@
+// Checks of layouts on real slots, and the rows of shards files.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "apps/common/packed_streams.hpp"
+#include "apps/shard/report.hpp"
+#include "packing/cp_batch.hpp"
+#include "sharding/distributed.hpp"
+#include "sharding/transfer.hpp"
+
+#ifdef GYRE_WITH_CUDA
+#include "apps/shard/cuda_sharding.hpp"
+#endif
+
+namespace gyre {
+namespace {
+
+/// The matrix of who needs whose keys is cp x cp: beyond this it is not made.
+constexpr int most_ranks_for_matrix = 1024;
+
+/// What a layout's own padding holds.
+ShardRows padding_row() {
+  ShardRows row;
+  row.ids = row.positions = {0};
+  row.labels = {ignored_label};
+  return row;
+}
+
+/// The arrays of a shard by name; embeddings apart.
+constexpr std::pair<const char*, std::vector<int32_t> PackedSlots::*> arrays[] = {
+    {"ids", &PackedSlots::ids},
+    {"labels", &PackedSlots::labels},
+    {"positions", &PackedSlots::positions},
+};
+
+/// What `rank` holds of one bin.
+PackedSlots shard_slots(const Layout& layout, int rank, const PackedSlots& bin,
+                        int64_t hidden_size) {
+  static const ShardRows padding = padding_row();
+  const auto slots = static_cast<size_t>(layout.shard(rank).slots);
+  PackedSlots mine;
+  for (const auto& [name, array] : arrays) {
+    if (array == &PackedSlots::ids && hidden_size > 0) continue;
+    (mine.*array).resize(slots);
+    shard_rows<int32_t>(layout, rank, bin.*array, mine.*array, 1, (padding.*array)[0]);
+  }
+  if (hidden_size > 0) {
+    mine.embeddings.resize(slots * static_cast<size_t>(hidden_size));
+    shard_rows<float>(layout, rank, bin.embeddings, mine.embeddings, hidden_size, 0);
+  }
+  return mine;
+}
+
+/// An empty stream to restore a bin into: values that no input holds.
+PackedSlots blank_like(const PackedSlots& bin) {
+  PackedSlots blank;
+  for (const auto& [name, array] : arrays) (blank.*array).assign((bin.*array).size(), -7777);
+  blank.embeddings.assign(bin.embeddings.size(), -7777);
+  return blank;
+}
+
+void restore_slots(const Layout& layout, int rank, const PackedSlots& mine, int64_t hidden_size,
+                   PackedSlots& bin) {
+  for (const auto& [name, array] : arrays)
+    if (!(mine.*array).empty()) unshard_rows<int32_t>(layout, rank, mine.*array, bin.*array);
+  if (hidden_size > 0)
+    unshard_rows<float>(layout, rank, mine.embeddings, bin.embeddings, hidden_size);
+}
+
+void compare_slots(Check& check, const PackedSlots& actual, const PackedSlots& expected,
+                   int64_t bin) {
+  for (const auto& [name, array] : arrays)
+    check.add_all(actual.*array, expected.*array, fmt::format("bin {} {}", bin, name));
+  check.add_all(actual.embeddings, expected.embeddings, fmt::format("bin {} embeddings", bin));
+}
+
+/// The bin's slots, moved to where a repadded layout wants them.
+PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bin,
+                     const PackedSlots& from) {
+  const auto padded = header.cu_seqlens_padded(bin);
+  const auto hidden = static_cast<size_t>(header.hidden_size);
+  const auto slots = static_cast<size_t>(to.padded.back());
+  if (std::equal(padded.begin(), padded.end(), to.padded.begin())) return from;
+  PackedSlots moved;
+  if (hidden == 0) moved.ids.assign(slots, 0);
+  moved.labels.assign(slots, ignored_label);
+  moved.positions.assign(slots, 0);
+  moved.embeddings.assign(slots * hidden, 0);
+  for (size_t i = 0; i + 1 < padded.size(); ++i) {
+    const auto begin = static_cast<size_t>(padded[i]), there = static_cast<size_t>(to.padded[i]);
+    const auto room = static_cast<size_t>(padded[i + 1] - padded[i]);
+    for (size_t k = 0; k < room; ++k) {
+      if (hidden == 0) moved.ids[there + k] = from.ids[begin + k];
+      moved.labels[there + k] = from.labels[begin + k];
+    }
+    for (int32_t k = 0; k < to.padded[i + 1] - to.padded[i]; ++k)
+      moved.positions[there + static_cast<size_t>(k)] = k;
+    std::copy_n(from.embeddings.begin() + static_cast<std::ptrdiff_t>(begin * hidden),
+                room * hidden,
+                moved.embeddings.begin() + static_cast<std::ptrdiff_t>(there * hidden));
+  }
+  return moved;
+}
+
+/// Where shards are made and gathered: on the host, or by the device of a backend.
+class ShardTransport {
+ public:
+  /// `backend` may be null: the host.
+  ShardTransport(Backend* backend, Communicator& world)
+      : backend_(backend != nullptr && backend->on_gpu() ? backend : nullptr), world_(world) {}
+
+  /// Sharded over all ranks of the layout, and put together again.
+  PackedSlots round_trip(const Layout& layout, const PackedSlots& bin, int64_t hidden) const {
+#ifdef GYRE_WITH_CUDA
+    if (backend_ != nullptr) return on_device(layout, bin, hidden).round_trip();
+#endif
+    PackedSlots restored = blank_like(bin);
+    for (int r = 0; r < layout.cp(); ++r)
+      restore_slots(layout, r, shard_slots(layout, r, bin, hidden), hidden, restored);
+    return restored;
+  }
+
+  /// What the `ranks` hold.
+  std::vector<PackedSlots> shards(const Layout& layout, const PackedSlots& bin, int64_t hidden,
+                                  const std::vector<int>& ranks) const {
+    std::vector<PackedSlots> shards;
+#ifdef GYRE_WITH_CUDA
+    if (backend_ != nullptr) {
+      const DeviceBin there = on_device(layout, bin, hidden);
+      for (const int r : ranks) shards.push_back(there.shard(r));
+      return shards;
+    }
+#endif
+    for (const int r : ranks) shards.push_back(shard_slots(layout, r, bin, hidden));
+    return shards;
+  }
+
+  /// Sharded over the ranks of the run, and gathered from them.
+  PackedSlots gathered(const Layout& layout, const PackedSlots& bin, int64_t hidden) const {
+#ifdef GYRE_WITH_CUDA
+    if (backend_ != nullptr) return on_device(layout, bin, hidden).gathered(backend_->world());
+#endif
+    const PackedSlots mine = shard_slots(layout, world_.rank(), bin, hidden);
+    PackedSlots all = apart(
+        gather_stream<int32_t>(layout, world_, interleaved(mine), std::ssize(arrays)), hidden == 0);
+    if (hidden > 0) all.embeddings = gather_stream<float>(layout, world_, mine.embeddings, hidden);
+    return all;
+  }
+
+  /// The ids of this rank's shard, shifted to the left over the ranks of the run.
+  std::vector<int32_t> shifted_ids(const Layout& layout, const PackedSlots& bin,
+                                   std::span<const int32_t> bounds) const {
+#ifdef GYRE_WITH_CUDA
+    if (backend_ != nullptr)
+      return on_device(layout, bin, 0).shifted_ids(backend_->world(), bounds, ignored_label);
+#endif
+    const PackedSlots mine = shard_slots(layout, world_.rank(), bin, 0);
+    return shift_left_sharded<int32_t>(layout, bounds, world_, mine.ids, ignored_label);
+  }
+
+ private:
+#ifdef GYRE_WITH_CUDA
+  DeviceBin on_device(const Layout& layout, const PackedSlots& bin, int64_t hidden) const {
+    return DeviceBin(layout, bin, hidden, padding_row(), backend_->stream());
+  }
+#endif
+
+  /// The three integers of each slot side by side, so that one gather moves them.
+  static std::vector<int32_t> interleaved(const PackedSlots& slots) {
+    std::vector<int32_t> rows;
+    for (size_t t = 0; t < slots.labels.size(); ++t)
+      for (const auto& [name, array] : arrays)
+        rows.push_back((slots.*array).empty() ? 0 : (slots.*array)[t]);
+    return rows;
+  }
+  static PackedSlots apart(const std::vector<int32_t>& rows, bool with_ids) {
+    PackedSlots slots;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const auto array = arrays[i % std::size(arrays)].second;
+      if (with_ids || array != &PackedSlots::ids) (slots.*array).push_back(rows[i]);
+    }
+    return slots;
+  }
+
+  Backend* backend_;  ///< null: the host
+  Communicator& world_;
+};
+
+/// Slots of one bin out of those of several.
+PackedSlots part_of(const PackedSlots& all, int64_t begin, int64_t count, int64_t hidden_size) {
+  PackedSlots part;
+  const auto cut = [](const auto& from, auto& to, int64_t first, int64_t n) {
+    if (!from.empty()) to.assign(from.begin() + first, from.begin() + first + n);
+  };
+  for (const auto& [name, array] : arrays) cut(all.*array, part.*array, begin, count);
+  cut(all.embeddings, part.embeddings, begin * hidden_size, count * hidden_size);
+  return part;
+}
+
+/// Bin b of all slots, where the layout wants it.
+PackedSlots bin_of(const ShardingPlan& plan, const PackedSlots& all, int64_t bin) {
+  const PackedHeader& header = plan.header();
+  const int64_t count = header.cu_seqlens_padded(bin).back();
+  return moved_to(plan.bounds(bin), header, bin,
+                  part_of(all, plan.first_slot(bin), count, header.hidden_size));
+}
+
+/// Round trips of this rank's bins, and the sums of their costs.
+void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicator& world,
+                    const ShardTransport& mover, Verification& checks) {
+  const int64_t hidden = plan.header().hidden_size;
+  Check& round_trip = checks.check("round trip", 0);
+  Check& pairs = checks.check("pairs", 0);
+  Check* keys = plan.cp() <= most_ranks_for_matrix ? &checks.check("keys needed", 0) : nullptr;
+  if (plan.no_slots())
+    for (Check* check : {&round_trip, &pairs, keys})
+      if (check != nullptr) check->add_nothing();
+  for (int64_t b = world.rank(); b < plan.header().bin_count(); b += world.size()) {
+    const Layout& layout = plan.layout(b);
+    const BinBounds bounds = plan.bounds(b);
+    const PackedSlots bin = bin_of(plan, all, b);
+    compare_slots(round_trip, mover.round_trip(layout, bin, hidden), bin, b);
+
+    const LayoutCost cost = layout_cost(layout);
+    int64_t expected = 0;
+    for (int64_t i = 0; i < bounds.view().segments(); ++i)
+      expected += bounds.view().real_length(i) * (bounds.view().real_length(i) + 1) / 2;
+    const auto where = [&] { return fmt::format("bin {}", b); };
+    pairs.add(static_cast<double>(cost.pairs()), static_cast<double>(expected), where);
+    if (keys == nullptr) continue;
+    const auto traffic = kv_traffic(layout);
+    for (size_t r = 0; r < traffic.size(); ++r)
+      keys->add(
+          static_cast<double>(std::accumulate(traffic[r].begin(), traffic[r].end(), int64_t{0})),
+          static_cast<double>(cost.ranks[r].kv_needed), where);
+  }
+}
+
+/// Gathers every bin over the communicator, and shifts its sharded ids.
+void check_over_ranks(ShardingPlan& plan, const PackedSlots& all, const Communicator& world,
+                      const ShardTransport& mover, Verification& checks) {
+  const int64_t hidden = plan.header().hidden_size;
+  Check& gathered = checks.check("gathered over ranks", 0);
+  Check* shifted = hidden == 0 ? &checks.check("shift after sharding", 0) : nullptr;
+  if (plan.no_slots())
+    for (Check* check : {&gathered, shifted})
+      if (check != nullptr) check->add_nothing();
+  for (int64_t b = 0; b < plan.header().bin_count(); ++b) {
+    const Layout& layout = plan.layout(b);
+    const PackedSlots bin = bin_of(plan, all, b);
+    compare_slots(gathered, mover.gathered(layout, bin, hidden), bin, b);
+    if (shifted == nullptr) continue;
+    const std::vector<int32_t> bounds = plan.bounds(b).padded;
+    std::vector<int32_t> expected(static_cast<size_t>(layout.slots_of_rank()));
+    shard_rows<int32_t>(layout, world.rank(), shift_left<int32_t>(bounds, bin.ids, ignored_label),
+                        expected, 1, ignored_label);
+    shifted->add_all(mover.shifted_ids(layout, bin, bounds), expected,
+                     fmt::format("bin {} shifted ids", b));
+  }
+}
+
+}  // namespace
+
+void check_layout(ShardingPlan& plan, const PackedSlots& slots, Communicator& world,
+                  Verification& checks, Backend* backend) {
+  Verification mine(checks.tolerance_scale());
+  const ShardTransport mover(backend, world);
+  check_own_bins(plan, slots, world, mover, mine);
+  if (world.size() == plan.cp()) check_over_ranks(plan, slots, world, mover, mine);
+  mine.merge_over(world);
+  checks.merge(mine);
+}
+
+ShardsHeader shards_header(ShardingPlan& plan) {
+  ShardsHeader shards;
+  shards.layout = plan.kind().name;
+  shards.cp = plan.cp();
+  shards.hidden_size = plan.header().hidden_size;
+  shards.bin_offsets = plan.header().bins.bin_offsets;
+  for (int64_t b = 0; b < plan.header().bin_count(); ++b)
+    shards.slot_offsets.push_back(shards.slot_offsets.back() + plan.layout(b).shard(0).slots);
+  return shards;
+}
+
+std::vector<ShardRows> make_shard_rows(ShardingPlan& plan, const PackedSlots& slots,
+                                       Communicator& world, Backend* backend) {
+  const ShardTransport mover(backend, world);
+  std::vector<int> ranks;
+  for (int r = world.rank(); r < plan.cp(); r += world.size()) ranks.push_back(r);
+  std::vector<ShardRows> rows(ranks.size());
+  const auto append = [](auto& all, const auto& part) {
+    all.insert(all.end(), part.begin(), part.end());
+  };
+  for (int64_t b = 0; b < plan.header().bin_count(); ++b) {
+    const PackedSlots bin = bin_of(plan, slots, b);
+    const Layout& layout = plan.layout(b);
+    const BinBounds bounds = plan.bounds(b);
+    const std::vector<PackedSlots> shards =
+        mover.shards(layout, bin, plan.header().hidden_size, ranks);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const int r = ranks[i];
+      const PackedSlots& mine = shards[i];
+      for (const auto& [name, array] : arrays) append(rows[i].*array, mine.*array);
+      append(rows[i].embeddings, mine.embeddings);
+      const std::vector<int32_t> index = shard_index(layout, r);
+      append(rows[i].index, index);
+      const std::optional<LocalBounds> local = local_bounds(bounds.view(), index);
+      GYRE_CHECK(local.has_value(), "layout {}: rank {} does not keep the order of the stream",
+                 layout.name, r);
+      append(rows[i].cu_seqlens, local->cu_seqlens);
+      append(rows[i].cu_seqlens_padded, local->cu_seqlens_padded);
+    }
+  }
+  return rows;
+}
+
+void check_shard_file(ShardingPlan& plan, const PackedSlots& slots, const std::string& path,
+                      const ShardsHeader& shards, Communicator& world, Verification& checks) {
+  Verification mine(checks.tolerance_scale());
+  Check& check = mine.check("shards file", 0);
+  if (plan.no_slots()) check.add_nothing();
+  const int64_t hidden = plan.header().hidden_size;
+  const std::vector<ShardRows> rows = read_shard_rows(world, path, shards);
+  for (int64_t b = 0; b < plan.header().bin_count(); ++b) {
+    const PackedSlots bin = bin_of(plan, slots, b);
+    const Layout& layout = plan.layout(b);
+    PackedSlots restored = blank_like(bin);
+    const int64_t begin = shards.slot_offsets[static_cast<size_t>(b)];
+    for (int r = 0; r < plan.cp(); ++r)
+      restore_slots(layout, r,
+                    part_of(rows[static_cast<size_t>(r)], begin, layout.shard(r).slots, hidden),
+                    hidden, restored);
+    compare_slots(check, restored, bin, b);
+  }
+  mine.merge_over(world);
+  checks.merge(mine);
+}
+
+}  // namespace gyre

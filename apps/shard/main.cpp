@@ -1,0 +1,142 @@
+// gyre-shard: packed streams over context-parallel ranks: who owns what, who computes what, who
+// needs whose keys, under every layout, for any number of ranks.
+
+#include <fmt/format.h>
+
+#include "apps/common/layout_options.hpp"
+#include "apps/common/packed_streams.hpp"
+#include "apps/shard/options.hpp"
+#include "apps/shard/report.hpp"
+#include "comm/agree.hpp"
+#include "io/sha256.hpp"
+#include "io/shard_file.hpp"
+#include "report/app.hpp"
+#include "report/provenance.hpp"
+
+namespace {
+
+using namespace gyre;
+
+/// The streams to shard: from a file, or made up.
+struct Streams {
+  PackedHeader header;
+  PackedSlots slots;  ///< of all bins, when something is checked or written
+  std::vector<InputInfo> inputs;
+  std::string origin;
+};
+
+Streams open_streams(const ShardOptions& o, Communicator& world) {
+  Streams streams;
+  PackedHeader& header = streams.header;
+  const bool wanted = o.check != "none" || !o.output.empty();
+  if (!o.input.empty()) {
+    header = read_packed_header(world, o.input);
+    streams.inputs = {{o.input, sha256_of_file(world, o.input)}};
+    streams.origin = o.input;
+    if (wanted) streams.slots = read_packed_slots(world, o.input, header, 0, header.bin_count());
+    return streams;
+  }
+  run_agreed(world, "drawing lengths", [&] {
+    const int64_t capacity = o.capacity > 0 ? o.capacity : round_up(65536, 2 * o.cp);
+    streams.origin =
+        generate_streams(o.generate, o.algorithm.empty() ? "first-fit-shuffle" : o.algorithm,
+                         capacity, 2 * o.cp, wanted, header, streams.slots);
+  });
+  return streams;
+}
+
+void check_bin_exists(const ShardOptions& o, const PackedHeader& header) {
+  if (o.svg.empty()) return;
+  if (header.bin_count() == 0) throw_usage("--svg: there is no bin to draw");
+  if (o.bin >= header.bin_count())
+    throw_usage("--bin {}: there are {} bins; the last is {}", o.bin, header.bin_count(),
+                header.bin_count() - 1);
+}
+
+struct Outcome {
+  std::vector<ShardingResult> rows;
+  std::string details;  ///< lines below the table
+};
+
+/// Plans, checks and writes one layout.
+void do_layout(const ShardOptions& o, const LayoutKind& kind, const Streams& streams,
+               const AttentionShape& shape, AppContext& context, Backend& backend,
+               RunReport& report, Outcome& outcome) {
+  Communicator& world = context.world;
+  ShardingPlan plan(streams.header, kind, o.layout_options(), o.repad);
+  std::vector<RankCost> costs;
+  ShardingResult row = plan_layout(plan, shape, world, costs);
+  if (o.check != "none") {
+    Verification checks(1);
+    check_layout(plan, streams.slots, world, checks, &backend);
+    row.check = checks.passed() ? "ok" : "FAILED";
+    report.verification.merge(checks);
+  }
+  if (context.verbose) outcome.details += rank_costs_text(kind.name, costs, shape);
+  add_row(report, row);
+  outcome.rows.push_back(row);
+  if (o.output.empty() || row.check == "FAILED") return;
+  OutputFile output(world, o.output);
+  ShardsHeader header = shards_header(plan);
+  header.packed_sha256 = streams.inputs.empty() ? "" : streams.inputs[0].sha256;
+  header.provenance = provenance_of(context, streams.origin);
+  fill_shards(output, header, make_shard_rows(plan, streams.slots, world, &backend));
+  if (o.check != "none")
+    check_shard_file(plan, streams.slots, output.temporary_path(), header, world,
+                     report.verification);
+  if (report.verification.empty() || report.verification.passed()) output.commit();
+}
+
+ExitCode run(ShardOptions& o, AppContext& context) {
+  Communicator& world = context.world;
+  run_agreed(world, "options", [&] { check_options(o); });
+  Backend backend(context, o.backend);
+  run_on_root(world, "outputs", [&] {
+    check_output_places(
+        {{"--output", o.output}, {"--svg", o.svg}, {"--json", o.json}, {"--csv", o.csv}},
+        {{"--input", o.input}});
+  });
+  const Streams streams = open_streams(o, world);
+  run_agreed(world, "--bin", [&] { check_bin_exists(o, streams.header); });
+  const AttentionShape shape = o.shape();
+  RunReport report = begin_sharding_report(context, streams.header, streams.origin, o.cp, shape);
+  report.inputs = streams.inputs;
+  backend.describe(report);
+  if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
+
+  Outcome outcome;
+  std::vector<std::string> refused;
+  for (const LayoutKind& kind : layout_kinds()) {
+    if (o.layout != "all" && o.layout != kind.name) continue;
+    try {
+      do_layout(o, kind, streams, shape, context, backend, report, outcome);
+    } catch (const Error& error) {
+      if (!error.agreed() || error.code() != ExitCode::usage || o.layout != "all") throw;
+      refused.push_back(error.what());
+    }
+  }
+  run_on_root(world, "report", [&] {
+    present_sharding(report, outcome.rows, refused, outcome.details, context.quiet);
+    if (!o.csv.empty()) write_file_atomically(o.csv, sharding_table().csv(outcome.rows));
+    if (!o.json.empty()) write_json(report, o.json);
+    if (!o.svg.empty())
+      write_file_atomically(
+          o.svg, picture_of_bin(streams.header, o.bin, o.layout, o.layout_options(), o.repad));
+  });
+  return exit_code_of(judge(report));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ShardOptions options;
+  const AppInfo info{
+      "gyre-shard", "Shards packed streams over context-parallel ranks, under every layout.",
+      "Examples: gyre-shard --input packed.h5 --cp 8 --layout all --svg layouts.svg\n"
+      "          gyre-shard --gen dist=long-tailed,count=4096,max=16K --capacity 64K --cp 32\n"
+      "          mpirun -n 4 gyre-shard --input packed.h5 --cp 4 --layout balanced -o shards.h5\n" +
+          layout_help()};
+  return run_app(
+      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      [&](AppContext& context) { return run(options, context); });
+}

@@ -1,0 +1,73 @@
+#include "apps/shard/options.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "apps/common/generated_lengths.hpp"
+#include "core/error.hpp"
+#include "packing/bins.hpp"
+
+namespace gyre {
+
+void declare_options(CLI::App& app, ShardOptions& o) {
+  std::vector<std::string> names{"all"};
+  for (const LayoutKind& kind : layout_kinds()) names.push_back(kind.name);
+  std::vector<std::string> packers;
+  for (const BinPacker& packer : bin_packers()) packers.push_back(packer.name);
+  add_option(app, {"--input", "Packed streams (HDF5, gyre/packed), as gyre-pack writes them"},
+             o.input);
+  add_option(app, {"--gen", length_help()}, o.generate);
+  add_size_option(
+      app, {"--capacity", "With --gen: slots of a bin, a multiple of 2 cp; 0: 64K, rounded up"},
+      o.capacity);
+  add_choice_option(app,
+                    {"--algorithm", "With --gen: how documents come into bins (first-fit-shuffle)"},
+                    o.algorithm, packers);
+  add_option(app, {"--cp", "Context-parallel ranks, up to 65536, whatever the run has"}, o.cp, 1);
+  add_choice_option(app, {"--layout", "Who owns which slots"}, o.layout, names);
+  add_size_option(app, {"--chunk", "Slots of a chunk of the balanced layouts; 0: by size"},
+                  o.chunk);
+  add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
+  add_flag(
+      app,
+      {"--repad", "Round the slots of every segment up to a multiple of 2 cp, for all layouts"},
+      o.repad);
+  add_option(app, {"--heads", "Query heads, for times"}, o.heads, 1);
+  add_option(app, {"--kv-heads", "Key and value heads, for bytes"}, o.kv_heads, 1);
+  add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
+  add_choice_option(app, {"-d,--dtype", "Type of keys and values"}, o.dtype, {"f32", "bf16"});
+  declare_backend_options(app, o.backend);
+  add_option(app, {"--tflops", "Attention rate of a rank, TFLOP/s, for times"}, o.tflops);
+  add_option(app, {"--gbps", "What a rank receives, GB/s, for times"}, o.gbytes_per_s);
+  add_size_option(app, {"--bin", "The bin that --svg draws"}, o.bin);
+  add_option(app, {"--svg", "Draw the layouts here"}, o.svg);
+  add_option(app, {"-o,--output", "Write the shards of one layout here (HDF5, gyre/shards)"},
+             o.output);
+  add_choice_option(app, {"-c,--check", "Verify round trips and sums, or nothing"}, o.check,
+                    {"none", "last"});
+  add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
+  add_option(app, {"--csv", "Write the table here"}, o.csv);
+}
+
+void check_options(const ShardOptions& o) {
+  ConfigErrors problems;
+  if (o.input.empty() == o.generate.empty())
+    problems.add("one of --input and --gen is needed, and not both");
+  if (!o.output.empty() && o.layout == "all") problems.add("--output needs one --layout, not all");
+  if (!o.input.empty() && (o.capacity != 0 || !o.algorithm.empty()))
+    problems.add("--capacity and --algorithm go with --gen; the bins of --input are packed");
+  if (o.bin != 0 && o.svg.empty()) problems.add("--bin says what --svg draws, and there is none");
+  if (o.heads % o.kv_heads != 0)
+    problems.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
+                 o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
+  for (const auto& [option, value] : {std::pair{"--heads", o.heads},
+                                      {"--kv-heads", o.kv_heads},
+                                      {"--head-dim", o.head_dim},
+                                      {"--cp", o.cp}})
+    if (value > most_ranks) problems.add("{} {}: at most {}", option, value, most_ranks);
+  if (!(o.tflops > 0)) problems.add("--tflops {} must be positive", o.tflops);
+  if (!(o.gbytes_per_s > 0)) problems.add("--gbps {} must be positive", o.gbytes_per_s);
+  problems.throw_if_any("impossible configuration");
+}
+
+}  // namespace gyre

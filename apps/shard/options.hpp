@@ -1,0 +1,33 @@
+#pragma once
+// Options of gyre-shard.
+
+#include <string>
+
+#include "apps/common/backend.hpp"
+#include "apps/shard/report.hpp"
+#include "report/options.hpp"
+
+namespace gyre {
+
+/// Options of gyre-shard; see --help.
+struct ShardOptions {
+  std::string input, generate, layout = "all", output, svg, json, csv, dtype = "bf16",
+                               check = "last", algorithm;
+  int cp = 2, heads = 32, kv_heads = 8, head_dim = 128;
+  int64_t capacity = 0, chunk = 0, stripe = 1, bin = 0;
+  double tflops = 400, gbytes_per_s = 50;
+  bool repad = false;
+  BackendOptions backend;
+
+  AttentionShape shape() const {
+    return {heads, kv_heads, head_dim, dtype == "f32" ? 4 : 2, tflops, gbytes_per_s};
+  }
+  LayoutOptions layout_options() const { return {cp, stripe, chunk, shape().time_model()}; }
+};
+
+void declare_options(CLI::App& app, ShardOptions& o);
+
+/// Throws a usage error with everything that is wrong with the options.
+void check_options(const ShardOptions& o);
+
+}  // namespace gyre

@@ -1,0 +1,262 @@
+#include "apps/shard/report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <numeric>
+
+#include "apps/shard/layout_svg.hpp"
+#include "comm/agree.hpp"
+#include "runtime/clock.hpp"
+
+namespace gyre {
+namespace {
+
+/// Sums over bins, of this rank's bins at first.
+struct Totals {
+  double mean_pairs = 0, most_pairs = 0, worst_ratio = 1;
+  double slots = 0, real_tokens = 0, runs = 0;
+  double needed = 0, needed_most = 0, ring = 0;
+  double compute_s = 0, communicate_s = 0, step_s = 0, planning_s = 0;
+};
+
+/// Runs of neighbouring tokens of a document at neighbouring slots of a rank, all ranks.
+int64_t count_runs(const Layout& layout) {
+  int64_t runs = 0;
+  for (const Shard& shard : layout.shards) {
+    Fragment last;
+    for (const Fragment& f : shard.fragments) {
+      const bool joined = f.stride == 1 && last.stride == 1 && f.segment == last.segment &&
+                          f.start == last.start + last.length &&
+                          f.local_begin == last.local_begin + last.length && last.length > 0;
+      runs += f.stride == 1 ? (joined ? 0 : 1) : f.length;
+      last = f;
+    }
+  }
+  return runs;
+}
+
+/// Adds one bin.
+void add(Totals& t, const Layout& layout, const LayoutCost& cost, const TimeModel& time) {
+  const double cp = layout.cp();
+  double needed = 0, most = 0, real = 0;
+  for (const RankCost& rank : cost.ranks) {
+    needed += static_cast<double>(rank.kv_needed);
+    most = std::max(most, static_cast<double>(rank.kv_needed));
+    real += static_cast<double>(rank.real_tokens);
+  }
+  t.mean_pairs += static_cast<double>(cost.pairs()) / cp;
+  t.most_pairs += static_cast<double>(cost.max_pairs());
+  t.worst_ratio = std::max(t.worst_ratio, cost.pair_ratio());
+  t.slots += static_cast<double>(cost.slots);
+  t.real_tokens += real;
+  t.runs += static_cast<double>(count_runs(layout));
+  t.needed += needed / cp;
+  t.needed_most += most;
+  t.ring += (cp - 1) * static_cast<double>(cost.slots);
+  t.compute_s += static_cast<double>(cost.max_pairs()) * time.seconds_per_pair;
+  t.communicate_s += most * time.seconds_per_kv_token;
+  t.step_s += cost.seconds(time);
+}
+
+double ratio(double a, double b, double otherwise) {
+  return b > 0 ? a / b : otherwise;
+}
+
+void sum_over(Communicator& world, Totals& t) {
+  for (double* x :
+       {&t.mean_pairs, &t.most_pairs, &t.slots, &t.real_tokens, &t.runs, &t.needed, &t.needed_most,
+        &t.ring, &t.compute_s, &t.communicate_s, &t.step_s, &t.planning_s})
+    *x = all_reduce_value(world, *x, ReduceOp::sum);
+  t.worst_ratio = all_reduce_value(world, t.worst_ratio, ReduceOp::max);
+}
+
+}  // namespace
+
+TimeModel AttentionShape::time_model() const {
+  return {4.0 * static_cast<double>(heads * head_dim) / (tflops * 1e12),
+          kv_token_bytes() / (gbytes_per_s * 1e9)};
+}
+
+const Table<ShardingResult>& sharding_table() {
+  using Row = ShardingResult;
+  static const Table<Row> table({
+      {"layout", "", 15, 0, [](const Row& r) { return r.layout; }, Align::left},
+      {"cp", "", 4, 0, [](const Row& r) { return r.cp; }},
+      {"slots", "", 9, 0, [](const Row& r) { return r.slots; }},
+      {"pad", "%", 6, 2, [](const Row& r) { return 100 * r.padding; }},
+      {"run", "tokens", 8, 1, [](const Row& r) { return r.run_length; }},
+      {"pairs", "max/mean", 8, 4, [](const Row& r) { return r.pair_ratio; }},
+      {"worst_bin", "max/mean", 9, 4, [](const Row& r) { return r.worst_ratio; }},
+      {"need", "% ring", 7, 1, [](const Row& r) { return 100 * r.needed; }},
+      {"need_most", "% ring", 9, 1, [](const Row& r) { return 100 * r.needed_most; }},
+      {"fetch", "MB", 9, 2, [](const Row& r) { return r.needed_bytes / 1e6; }},
+      {"compute", "ms", 9, 3, [](const Row& r) { return 1e3 * r.compute_s; }},
+      {"receive", "ms", 9, 3, [](const Row& r) { return 1e3 * r.communicate_s; }},
+      {"step", "ms", 9, 3, [](const Row& r) { return 1e3 * r.step_s; }},
+      {"planning", "ms", 9, 2, [](const Row& r) { return 1e3 * r.planning_s; }},
+      {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
+  });
+  return table;
+}
+
+BinBounds ShardingPlan::bounds(int64_t bin) const {
+  const auto real = header_.cu_seqlens(bin), padded = header_.cu_seqlens_padded(bin);
+  BinBounds bounds{{real.begin(), real.end()}, {padded.begin(), padded.end()}};
+  if (!repad_) return bounds;
+  int64_t end = 0;
+  for (size_t i = 0; i + 1 < padded.size(); ++i) {
+    end += round_up(padded[i + 1] - padded[i], 2 * cp());
+    if (end > std::numeric_limits<int32_t>::max())
+      throw_usage("bin {}, segment {}: repadded to {}, the stream exceeds the int32 range", bin, i,
+                  2 * cp());
+    bounds.padded[i + 1] = static_cast<int32_t>(end);
+  }
+  return bounds;
+}
+
+const Layout& ShardingPlan::layout(int64_t bin) {
+  const auto known = layouts_.find(bin);
+  if (known != layouts_.end()) return known->second;
+  const BinBounds bounds = this->bounds(bin);
+  const double start = thread_cpu_seconds();
+  try {
+    const Layout& made = layouts_.emplace(bin, kind_.make(bounds.view(), options_)).first->second;
+    seconds_ += thread_cpu_seconds() - start;
+    return made;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::usage) throw;
+    throw_usage("{}: bin {}, {}{}", kind_.name, bin, error.what(),
+                kind_.name == "dual-chunk-swap" && !repad_ ? " (--repad makes it so)" : "");
+  }
+}
+
+ShardingResult plan_layout(ShardingPlan& plan, const AttentionShape& shape, Communicator& world,
+                           std::vector<RankCost>& rank_costs) {
+  const PackedHeader& header = plan.header();
+  const TimeModel time = shape.time_model();
+  Totals totals;
+  rank_costs.assign(static_cast<size_t>(plan.cp()), {});
+  run_agreed(world, "planning", [&] {
+    for (int64_t b = world.rank(); b < header.bin_count(); b += world.size()) {
+      const Layout& layout = plan.layout(b);
+      const LayoutCost cost = layout_cost(layout);
+      add(totals, layout, cost, time);
+      for (size_t r = 0; r < rank_costs.size(); ++r) {
+        rank_costs[r].pairs += cost.ranks[r].pairs;
+        rank_costs[r].real_tokens += cost.ranks[r].real_tokens;
+        rank_costs[r].kv_needed += cost.ranks[r].kv_needed;
+      }
+    }
+  });
+  totals.planning_s = plan.seconds();
+  sum_over(world, totals);
+  for (RankCost& rank : rank_costs)
+    for (int64_t* x : {&rank.pairs, &rank.real_tokens, &rank.kv_needed})
+      *x = all_reduce_value(world, *x, ReduceOp::sum);
+  ShardingResult row;
+  row.layout = plan.kind().name;
+  row.cp = plan.cp();
+  row.slots = static_cast<int64_t>(totals.slots);
+  row.padding = 1 - ratio(totals.real_tokens, totals.slots * plan.cp(), 1);
+  row.run_length = ratio(totals.real_tokens, totals.runs, 0);
+  row.pair_ratio = ratio(totals.most_pairs, totals.mean_pairs, 1);
+  row.worst_ratio = totals.worst_ratio;
+  row.needed = ratio(totals.needed, totals.ring, 0);
+  row.needed_most = ratio(totals.needed_most, totals.ring, 0);
+  row.needed_bytes = totals.needed_most * shape.kv_token_bytes();
+  row.compute_s = totals.compute_s;
+  row.communicate_s = totals.communicate_s;
+  row.step_s = totals.step_s;
+  row.planning_s = totals.planning_s;
+  row.check = "-";
+  return row;
+}
+
+std::string rank_costs_text(const std::string& layout, const std::vector<RankCost>& costs,
+                            const AttentionShape& shape) {
+  struct Row {
+    int64_t rank;
+    RankCost cost;
+    double share, bytes;
+  };
+  static const Table<Row> table({
+      {"rank", "", 5, 0, [](const Row& r) { return r.rank; }},
+      {"tokens", "real", 10, 0, [](const Row& r) { return r.cost.real_tokens; }},
+      {"pairs", "per head", 14, 0, [](const Row& r) { return r.cost.pairs; }},
+      {"pairs", "of mean", 8, 4, [](const Row& r) { return r.share; }},
+      {"need", "tokens", 10, 0, [](const Row& r) { return r.cost.kv_needed; }},
+      {"need", "MB", 9, 2, [](const Row& r) { return r.bytes / 1e6; }},
+  });
+  double mean = 0;
+  for (const RankCost& cost : costs)
+    mean += static_cast<double>(cost.pairs) / static_cast<double>(costs.size());
+  std::string text = fmt::format("# {}, by rank:\n{}", layout, table.header());
+  for (size_t r = 0; r < costs.size(); ++r)
+    text += as_comment(table.row(
+        {static_cast<int64_t>(r), costs[r], ratio(static_cast<double>(costs[r].pairs), mean, 1),
+         static_cast<double>(costs[r].kv_needed) * shape.kv_token_bytes()}));
+  return text;
+}
+
+RunReport begin_sharding_report(const AppContext& context, const PackedHeader& header,
+                                const std::string& origin, int cp, const AttentionShape& shape) {
+  return begin_report(context,
+                      {{"streams", origin},
+                       {"bins", header.bin_count()},
+                       {"segments", std::ssize(header.bins.document)},
+                       {"capacity", header.bins.bin_capacity},
+                       {"cp", int64_t{cp}},
+                       {"heads", shape.heads},
+                       {"kv_heads", shape.kv_heads},
+                       {"head_dim", shape.head_dim},
+                       {"element_bytes", shape.element_bytes},
+                       {"tflops", shape.tflops},
+                       {"gbytes_per_s", shape.gbytes_per_s}},
+                      {{"hdf5", h5::library_version()}});
+}
+
+void add_row(RunReport& report, const ShardingResult& row) {
+  ResultEntry entry;
+  entry.key = {{"layout", row.layout}, {"cp", row.cp}};
+  entry.measurements = sharding_table().fields(row);
+  report.foms.push_back({"pair_ratio", row.pair_ratio, "max/mean", entry.key});
+  report.foms.push_back({"needed_share", row.needed, "of ring", entry.key});
+  report.results.push_back(std::move(entry));
+}
+
+void present_sharding(const RunReport& report, const std::vector<ShardingResult>& rows,
+                      const std::vector<std::string>& refused, const std::string& details,
+                      bool quiet) {
+  if (rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
+  fmt::print("{}", sharding_table().header());
+  for (const ShardingResult& row : rows) fmt::print("{}", sharding_table().row(row));
+  for (const std::string& reason : refused) fmt::print("# refused: {}\n", reason);
+  if (!quiet) fmt::print("{}", details);
+  fmt::print("{}", footer_text(report));
+}
+
+std::string picture_of_bin(const PackedHeader& header, int64_t bin, const std::string& layout,
+                           const LayoutOptions& options, bool repad) {
+  std::deque<ShardingPlan> plans;
+  std::deque<BinBounds> bounds;
+  std::vector<LayoutPicture> pictures;
+  for (const LayoutKind& kind : layout_kinds()) {
+    if (layout != "all" && layout != kind.name) continue;
+    ShardingPlan& plan = plans.emplace_back(header, kind, options, repad);
+    BinBounds& b = bounds.emplace_back(plan.bounds(bin));
+    try {
+      pictures.push_back({plan.layout(bin), b.view()});
+    } catch (const Error&) {
+      if (layout != "all") throw;  // among all, a layout that refuses is left out
+    }
+  }
+  const int64_t slots = header.cu_seqlens_padded(bin).back();
+  return layout_svg(fmt::format("bin {} of {}: {} segments, {} slots", bin, header.bin_count(),
+                                header.documents_of(bin).size(), slots),
+                    pictures);
+}
+
+}  // namespace gyre

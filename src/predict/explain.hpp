@@ -1,0 +1,34 @@
+#pragma once
+// Plans in words and numbers: what each rank does, step by step, and what that costs.
+//
+//     forward, rank 1 of 3: 2048 slots, 2048 tokens
+//       step  0  Clear        own out
+//       step  1  Clear        own stats
+//       step  2  Exchange #0  KV: own kv -> rank 2 (2048 tokens, 1.05 MB)
+//                             A (kv of rank 0) <- rank 0 (2048 tokens, 1.05 MB)
+//       step  3  Compute      own kv: 3 rectangles (1 full, 2 causal), 2.1 M pairs, 66.7 % of their
+//                             area, for 8 heads
+//       step  4  Wait #0      KV
+
+#include <string>
+
+#include "attention/plan.hpp"
+#include "predict/simulate.hpp"
+
+namespace gyre {
+
+/// For each simulated direction: the steps of `rank` (-1: of every rank up to cp = 8, and of rank 0
+/// beyond), then a table over ranks with pairs, messages, bytes, memory and the simulated times.
+/// Beyond 64 ranks the table has every n-th rank only, and says so. Throws a usage error when there
+/// is no such rank.
+std::string explain(const Plan& plan, const AttentionProblem& problem, const ElementTypes& types,
+                    const std::vector<Simulation>& directions, int rank = -1);
+
+/// "ring, dual-chunk-swap, cp = 4, 8192 tokens, causal" or "..., causal window of 1024".
+std::string plan_title(const Plan& plan, const AttentionProblem& problem);
+
+/// Ranks to show when there is room for `most` of `ranks`: all, or evenly spaced ones from the
+/// first to the last.
+std::vector<int> shown_ranks(int ranks, int most);
+
+}  // namespace gyre
