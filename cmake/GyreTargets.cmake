@@ -22,6 +22,10 @@ target_compile_options(
             $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${GYRE_WERROR}>>:-Werror=all-warnings>)
 # fmt 9 turns constexpr off for nvcc, and then fails its own compile-time checks under C++20.
 target_compile_definitions(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
+# FEW: one without, one with fused multiply-add, and the widest.
+if(GYRE_SIMD STREQUAL "FEW")
+  target_compile_definitions(gyre_flags INTERFACE "HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4)")
+endif()
 # What a sanitizer finds ends the program: a message alone would fail no test.
 if(GYRE_SANITIZE)
   target_compile_options(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${GYRE_SANITIZE}
@@ -45,6 +49,17 @@ function(gyre_cuda_sources)
   endif()
 endfunction()
 
+# Sources of one target are compiled several at a time where CMAKE_UNITY_BUILD is on: headers are most of the work. What
+# Highway compiles once a target (foreach_target.h) includes itself, and stays alone.
+function(gyre_compile_alone)
+  foreach(source ${ARGN})
+    file(STRINGS ${source} self_inclusion REGEX "HWY_TARGET_INCLUDE" LIMIT_COUNT 1)
+    if(self_inclusion)
+      set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
+  endforeach()
+endfunction()
+
 # gyre_module(NAME DEPENDS ...): static library gyre_NAME from every .cpp (and .cu) below this folder.
 # The DEPENDS lists are the dependency rule of the project; tests/unit/dependencies checks the includes.
 function(gyre_module name)
@@ -63,6 +78,7 @@ function(gyre_module name)
     list(APPEND sources ${cuda_kernels})
     gyre_cuda_sources(${cuda_kernels})
   endif()
+  gyre_compile_alone(${sources})
   add_library(gyre_${name} STATIC ${sources})
   target_link_libraries(gyre_${name} PUBLIC gyre_flags ${ARG_DEPENDS})
   gyre_cuda_definitions(gyre_${name})

@@ -1,5 +1,6 @@
 #include "comm/cuda_device.hpp"
 
+#include <fmt/format.h>
 #include <mpi.h>
 
 #include <algorithm>

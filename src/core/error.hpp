@@ -1,7 +1,7 @@
 #pragma once
 // Errors and exit codes. A failing run ends with one of these codes on every rank.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>
@@ -36,17 +36,25 @@ class Error : public std::runtime_error {
   bool agreed_;
 };
 
+namespace detail {
+// Formatting is out of line: what is instantiated at every call is a list of arguments.
+[[noreturn]] void throw_formatted(ExitCode code, fmt::string_view format, fmt::format_args args);
+[[noreturn]] void fail_check(const char* expression, const char* file, int line,
+                             fmt::string_view format, fmt::format_args args);
+std::string formatted(fmt::string_view format, fmt::format_args args);
+}  // namespace detail
+
 /// Throws the error that a user can mend: bad option, bad input, impossible configuration (exit
 /// code 2).
 template <class... Args>
 [[noreturn]] void throw_usage(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ExitCode::usage, fmt::format(format, std::forward<Args>(args)...));
+  detail::throw_formatted(ExitCode::usage, format, fmt::make_format_args(args...));
 }
 
 /// Throws the error of a failed library or system call (exit code 3).
 template <class... Args>
 [[noreturn]] void throw_runtime(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ExitCode::runtime, fmt::format(format, std::forward<Args>(args)...));
+  detail::throw_formatted(ExitCode::runtime, format, fmt::make_format_args(args...));
 }
 
 /// Collects every problem of a configuration, so that a user sees all of them at once.
@@ -54,7 +62,7 @@ class ConfigErrors {
  public:
   template <class... Args>
   void add(fmt::format_string<Args...> format, Args&&... args) {
-    messages_.push_back(fmt::format(format, std::forward<Args>(args)...));
+    messages_.push_back(detail::formatted(format, fmt::make_format_args(args...)));
   }
   bool empty() const { return messages_.empty(); }
   const std::vector<std::string>& messages() const { return messages_; }
@@ -65,15 +73,18 @@ class ConfigErrors {
   std::vector<std::string> messages_;
 };
 
+/// What GYRE_CHECK calls when its condition does not hold: throws a runtime error.
+template <class... Args>
 [[noreturn]] void fail_check(const char* expression, const char* file, int line,
-                             const std::string& message);
+                             fmt::format_string<Args...> format, Args&&... args) {
+  detail::fail_check(expression, file, line, format, fmt::make_format_args(args...));
+}
 
 }  // namespace gyre
 
 /// An invariant of the program itself (not of its input). Always compiled in; the message takes fmt
 /// arguments.
-#define GYRE_CHECK(condition, ...)                                                    \
-  do {                                                                                \
-    if (!(condition))                                                                 \
-      ::gyre::fail_check(#condition, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__)); \
+#define GYRE_CHECK(condition, ...)                                                     \
+  do {                                                                                 \
+    if (!(condition)) ::gyre::fail_check(#condition, __FILE__, __LINE__, __VA_ARGS__); \
   } while (false)

@@ -1,5 +1,7 @@
 #include "io/batch_file.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "comm/agree.hpp"

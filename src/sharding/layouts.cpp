@@ -1,5 +1,7 @@
 #include "sharding/layouts.hpp"
 
+#include <fmt/format.h>
+
 #include <limits>
 
 #include "core/error.hpp"

@@ -1,6 +1,8 @@
 // The routines on split vocabularies with logits on the device: the same values as from the host's
 // passes, on any number of ranks and for any partition.
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <functional>
 #include <memory>

@@ -3,6 +3,8 @@
 
 #include "logprobs/distillation.hpp"
 
+#include <fmt/format.h>
+
 #include <numeric>
 
 #include "errors.hpp"

@@ -1,6 +1,8 @@
 // Cross entropies between a teacher's and a student's distribution, both split over all ranks,
 // against whole rows in double precision.
 
+#include <fmt/format.h>
+
 #include <numeric>
 
 #include "errors.hpp"

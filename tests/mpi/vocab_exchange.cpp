@@ -2,6 +2,7 @@
 
 #include "logprobs/vocab_exchange.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <bit>

@@ -3,6 +3,8 @@
 
 #include "logprobs/vocab_parallel.hpp"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <memory>
 #include <numeric>
