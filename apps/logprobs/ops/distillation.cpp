@@ -129,10 +129,6 @@ class DistillationOp final : public PicksOp {
   std::vector<float> d_entropy_;
 };
 
-}  // namespace
-
-namespace {
-
 std::string distinct_picks(const LogprobsWorkload& problem, const LogprobsOptions&, bool) {
   if (problem.picks <= problem.vocab.vocab_size) return "";
   return fmt::format("a teacher has no {} largest of {} logits; the most are {}", problem.picks,

@@ -338,10 +338,6 @@ class LinearOp final : public LogprobsOp {
   std::vector<float> d_logprob_, d_entropy_;
 };
 
-}  // namespace
-
-namespace {
-
 /// Hidden states of all ranks, two parts of their gradient that leave and one that comes; weights
 /// and their gradient; on a GPU, a tile of logits and of their gradient.
 double matrix_bytes(const MemoryCase& run) {

@@ -228,10 +228,6 @@ class PackedOp final : public LogprobsOp {
   std::vector<float> predictions_, d_predictions_;  // [sequences, width]
 };
 
-}  // namespace
-
-namespace {
-
 std::string packable(const LogprobsWorkload& problem, const LogprobsOptions& o, bool) {
   const int64_t multiple = find_layout(o.layout).segment_multiple(o.cp);
   int64_t slots = 0;

@@ -227,10 +227,6 @@ class ScoreOp final : public LogprobsOp {
   std::vector<float> d_entropy_;
 };
 
-}  // namespace
-
-namespace {
-
 std::string without_temperature(const LogprobsWorkload& problem, const LogprobsOptions&,
                                 bool upstream) {
   if (!upstream || problem.filter.temperature == 1) return "";

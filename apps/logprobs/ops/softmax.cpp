@@ -77,10 +77,6 @@ class SoftmaxOp final : public LogprobsOp {
   std::unique_ptr<VocabScores> scores_;
 };
 
-}  // namespace
-
-namespace {
-
 LogprobsOperation softmax_family(const char* name, const char* summary, bool exponentiate) {
   return {.name = name,
           .summary = summary,

@@ -96,10 +96,6 @@ class TopKOp final : public LogprobsOp {
   Buffer<int32_t> ids_;
 };
 
-}  // namespace
-
-namespace {
-
 std::unique_ptr<LogprobsOp> make_top_k(LogprobsContext& context, bool upstream) {
   return std::make_unique<TopKOp>(context, context.problem.picks, upstream);
 }
