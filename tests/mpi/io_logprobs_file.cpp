@@ -131,11 +131,12 @@ void write_draft(const std::string& path, const Draft& d) {
   write_ids(file, "/logprobs/targets", {2}, -100);
   write_ids(file, "/logprobs/ids", d.ids, d.id);
   write_floats(file, "/logprobs/d_value", {2}, {1, d.gradient});
-  for (const auto& [path, shape] :
-       {std::pair{"/logprobs/hidden", d.hidden}, {"/logprobs/head", d.head}})
-    if (!shape.empty())
-      write_floats(file, path, shape,
-                   std::vector<float>(static_cast<size_t>(h5::elements_of(shape)), d.factor));
+  const auto write_factor = [&](const char* name, const h5::Shape& shape) {
+    const auto count = static_cast<size_t>(h5::elements_of(shape));
+    if (!shape.empty()) write_floats(file, name, shape, std::vector<float>(count, d.factor));
+  };
+  write_factor("/logprobs/hidden", d.hidden);
+  write_factor("/logprobs/head", d.head);
   file.create_group("/reference");
   file.write_attribute("/reference", "generator", std::string("test"));
   for (const char* name : {"logprob", "entropy", "soft_cross_entropy", "filtered_logprob"})
@@ -147,9 +148,12 @@ void write_draft(const std::string& path, const Draft& d) {
   write_numbers(file, "/reference/top_values", {2, 2}, 0);
   write_ids(file, "/reference/top_ids", {2, 2}, 0);
   write_numbers(file, "/reference/next_token_logprob", {1, 1}, 0);
-  for (const std::string& name : d.linear_answers)
-    write_numbers(file, "/reference/" + name,
-                  name.starts_with("d_") ? h5::Shape{2, 5} : h5::Shape{2}, d.answer);
+  for (const std::string& name : d.linear_answers) {
+    h5::Shape shape{2};
+    if (name == "d_hidden") shape = {2, 5};
+    if (name == "d_head") shape = {3, 5};
+    write_numbers(file, "/reference/" + name, shape, d.answer);
+  }
   file.close();
 }
 
@@ -259,6 +263,14 @@ TEST(LogprobsFile, RefusesNumbersOutOfPlace) {
       [](Draft& d) {
         d.offsets = {0, 3};
       });
+  expect_refused({"/logprobs/hidden[0] is inf; it must be finite",
+                  "/logprobs/head[0] is inf; it must be finite"},
+                 [](Draft& d) {
+                   d.hidden = {2, 5};
+                   d.head = {3, 5};
+                   d.factor = std::numeric_limits<float>::infinity();
+                   d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden", "d_head"};
+                 });
   std::vector<std::string> answers;
   for (const char* name : {"logprob", "entropy", "soft_cross_entropy", "filtered_logprob"})
     answers.push_back(fmt::format("/reference/{}[0] is nan; an answer is a number", name));
