@@ -68,62 +68,6 @@ assert "share_of_limit" in row["measurements"], row
 assert result["configuration"]["temperature"] == 2, result["configuration"]
 PY
 expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" --input "$golden" --shards 60,0,1,3 -d bf16 $quick
-# Hidden states and the weight of a head, in both types; their answers are used, and those of a file that are wrong found,
-# on grids that split the tokens, too. Without answers both are computed from the file, as the file itself shows.
-while read -r ranks grid; do
-  expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" --input "$linear" --op fused-linear $quick -c all $grid
-  ! grep -q 'results are computed again' output || fail "the references are not used: $(cat output)"
-done <<'GRIDS'
-1 -d bf16
-2 --cp 2
-4 --tp 2 --cp 2 -d bf16
-4 --shards 20,0,30,14 --threads 2
-GRIDS
-/usr/bin/python3 - "$linear" <<'PY'
-import shutil, sys, h5py
-for name, place in (("linear_logprob", 6), ("linear_entropy", 6), ("d_hidden", (7, 3)), ("d_head", (8, 2))):
-    shutil.copy(sys.argv[1], f"wrong_{name}.h5")
-    with h5py.File(f"wrong_{name}.h5", "r+") as f:
-        f["/reference"][name][place] += 0.125
-shutil.copy(sys.argv[1], "other.h5")
-with h5py.File("other.h5", "r+") as f:
-    f["/logprobs/head"][8, 2] += 0.125
-shutil.copy("other.h5", "unanswered.h5")
-with h5py.File("unanswered.h5", "r+") as f:
-    del f["/reference"]
-shutil.copy(sys.argv[1], "narrow.h5")
-with h5py.File("narrow.h5", "r+") as f:
-    head = f["/logprobs/head"][:, :7]
-    del f["/logprobs/head"]
-    f["/logprobs/head"] = head
-PY
-while read -r name what; do
-  expect 1 "$what" "${mpi[@]}" 4 "$logprobs" --input "wrong_$name.h5" --op fused-linear --tp 2 --cp 2 $quick
-done <<'WRONG'
-linear_logprob log-probabilities: 1 of 14 values outside
-linear_entropy entropies: 1 of 14 values outside
-d_hidden d_x: 1 of 168 values outside
-d_head d_weight: 
-WRONG
-grep -q 'at column 8 element 2' output || fail "the wrong gradient is not named: $(cat output)"
-expect 1 'fused-linear, gyre, forward' "${mpi[@]}" 2 "$logprobs" --input other.h5 --op fused-linear $quick
-expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input unanswered.h5 --op fused-linear $quick
-expect 2 "dataset '/logprobs/head' is float32 [61, 7]; it must be float32 [61, 12]" "${mpi[@]}" 2 "$logprobs" --input narrow.h5
-grep -q 'narrow.h5' output || fail "the file is not named: $(cat output)"
-expect 2 '--hidden is that of the hidden states of ' "${mpi[@]}" 2 "$logprobs" --input "$linear" --hidden 24
-
-# The gradient of what is gathered over the tokens' ranks, by each convention: the same definition, messages of their own.
-for convention in split sum none; do
-  expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$logprobs" $small $quick --cp 3 --sequences 4 --gather-gradient $convention -c all --csv $convention.csv
-  grep -q "gather_gradient=$convention" output || fail "the convention is not told: $(cat output)"
-done
-sent_by() { awk -F, -v op="$2" '$1 == op && $3 == "bwd" { for (i = 1; i <= NF; ++i) if (head[i] == "msgs") print $i } NR == 1 { split($0, head) }' "$1.csv"; }
-for op in packed packed-prerolled; do
-  [ "$(sent_by split $op) $(sent_by sum $op) $(sent_by none $op)" = "2 3 2" ] || fail "other messages of $op: $(cat split.csv sum.csv none.csv)"
-done
-expect 2 '--gather-gradient sum goes with --op packed, packed-prerolled or all, not with logprob' "${mpi[@]}" 2 "$logprobs" --op logprob --gather-gradient sum
-expect 2 'not with --pass fwd' "${mpi[@]}" 2 "$logprobs" --op packed --gather-gradient none --pass fwd
-expect 2 'nearest: split' "$logprobs" --op packed --gather-gradient splits
 # Masks of the lowest finite number, or -inf on one side; targets that no rank has.
 /usr/bin/python3 - "$golden" <<'PY'
 import shutil, sys, h5py, numpy
