@@ -86,6 +86,10 @@ CONTENTS = {
         "inputs/make_logprobs.py",
         "logits with ties, -inf, padding and a temperature, with float64 answers",
     ),
+    "logprobs_linear.h5": (
+        "inputs/make_logprobs.py",
+        "hidden states, the weight of a head and their logits, with float64 answers",
+    ),
 }
 
 # Text for docs_small.h5; (name, text).

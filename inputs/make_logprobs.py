@@ -4,6 +4,8 @@
     logprobs_golden.h5   2 sequences of 8 tokens, 64 ids: round numbers without a tie in a row
     logprobs_ties.h5     17 tokens, 101 ids in 108 columns: ties, -inf, huge padding, targets that
                          no column has, a temperature
+    logprobs_linear.h5   14 tokens, 61 ids in 64 columns: hidden states and the weight of a head,
+                         whose products are the logits, exactly; in bf16, too
 
 The arithmetic, for a row z of the vocab_size logits of a token, with x = z / temperature:
 
@@ -15,7 +17,9 @@ A filter keeps the top_k largest, with all ties of the last of them; then, of wh
 renormalised, those before which (larger values first, of equal ones higher ids) lies less than
 top_p. An id that no column has scores 0, and -inf when filtered. Gradients are those of
 sum_t d_value_t value_t, for ids of sum_t d_value_t sum_k value_tk; nobody's ids count in them like
-columns elsewhere.
+columns elsewhere. Hidden states and the head's weight, if there are any, have answers of their own:
+log-probability and entropy from the product of both, and the gradients by both of
+sum_t d_value_t (log-probability_t + entropy_t).
 """
 
 import os
@@ -105,6 +109,22 @@ def next_tokens(problem, logp):
     return out
 
 
+def linear_answer(problem):
+    """Answers from hidden states and the weight of a head, in float64."""
+    x, w = (problem[name].astype(np.float64) for name in ("hidden", "head"))
+    heat, g = problem["temperature"], problem["d_value"].astype(np.float64)
+    targets = problem["targets"][:, None]
+    z = x @ w.T
+    logp, h = log_softmax(z, heat), entropy(z, heat)
+    d_z = gradient(logp, targets, g, heat) - g[:, None] * np.exp(logp) * (logp + h[:, None]) / heat
+    return {
+        "linear_logprob": picked(logp, targets, 0)[:, 0],
+        "linear_entropy": h,
+        "d_hidden": d_z @ w,
+        "d_head": d_z.T @ x,
+    }
+
+
 def answer(problem):
     """All answers of a problem, in float64."""
     vocab, heat = problem["vocab_size"], problem["temperature"]
@@ -117,7 +137,8 @@ def answer(problem):
     left = log_softmax(np.where(kept, z, -np.inf), heat)
     order = np.lexsort((np.broadcast_to(np.arange(vocab), z.shape), -z), axis=1)
     top = order[:, : min(ids.shape[1], vocab)]
-    return {
+    linear = linear_answer(problem) if "hidden" in problem else {}
+    return linear | {
         "logprob": picked(logp, targets, 0)[:, 0],
         "entropy": h,
         "gathered": picked(logp, ids, 0),
@@ -198,8 +219,43 @@ def ties_problem():
     }
 
 
+def linear_problem():
+    """Halves, whose products and their sums f32 and bf16 hold exactly."""
+    rng = np.random.default_rng(SEED + 1)
+    tokens, vocab, columns, width = 14, 61, 64, 12
+    hidden = rng.integers(-2, 3, (tokens, width)) / 2
+    head = rng.integers(-3, 4, (vocab, width)) / 2
+    hidden[5] = 0  # all ids alike
+    head[17] = head[18]  # two ids that no hidden state tells apart
+    logits = np.full((tokens, columns), 7.0)  # padding
+    logits[:, :vocab] = hidden @ head.T
+    teacher = rng.integers(-16, 17, (tokens, columns)) / 4
+    targets = rng.integers(0, vocab, tokens)
+    targets[[2, 9]] = -100, vocab
+    g = rng.integers(-8, 9, tokens) / 4
+    g[[3, 11]] = 0
+    return {
+        "vocab_size": vocab,
+        "top_k": 9,
+        "top_p": 1.0,
+        "temperature": 1.25,
+        "offsets": np.array([0, 5, 14], np.int64),
+        "logits": logits.astype(np.float32),
+        "teacher": teacher.astype(np.float32),
+        "targets": targets.astype(np.int32),
+        "ids": largest(teacher[:, :vocab], 3),
+        "d_value": g.astype(np.float32),
+        "hidden": hidden.astype(np.float32),
+        "head": head.astype(np.float32),
+    }
+
+
 # File -> its problem. make_inputs.CONTENTS describes the files in MANIFEST.
-PROBLEMS = {"logprobs_golden.h5": golden_problem, "logprobs_ties.h5": ties_problem}
+PROBLEMS = {
+    "logprobs_golden.h5": golden_problem,
+    "logprobs_ties.h5": ties_problem,
+    "logprobs_linear.h5": linear_problem,
+}
 
 
 def check_golden(problem, answers):
@@ -237,8 +293,9 @@ def write_logprobs(path, problem, answers):
             group.attrs[name] = np.int64(problem[name])
         for name in ("top_p", "temperature"):
             group.attrs[name] = np.float64(problem[name])
-        for name in ("offsets", "logits", "teacher", "targets", "ids", "d_value"):
-            gyre_files.put(group, name, problem[name])
+        for name in ("offsets", "logits", "teacher", "targets", "ids", "d_value", "hidden", "head"):
+            if name in problem:
+                gyre_files.put(group, name, problem[name])
         if answers is not None:
             group = file.create_group("reference")
             group.attrs["generator"] = "inputs/make_logprobs.py"

@@ -99,6 +99,7 @@ class FileInputs final : public LogprobsInputs {
   float gradient(int64_t token, int64_t) const override {
     return file_.d_value[static_cast<size_t>(token)];
   }
+  const LinearFactors* linear() const override { return file_.linear ? &*file_.linear : nullptr; }
   const LogprobsReference* reference() const override {
     return file_.reference && exact_ ? &*file_.reference : nullptr;
   }
@@ -106,10 +107,14 @@ class FileInputs final : public LogprobsInputs {
  private:
   bool is_exact() const {
     if (!round_) return true;
+    const auto holds = [](float z) { return to_float(to_bf16(z)) == z; };
+    if (file_.linear)
+      for (const std::vector<float>* factor : {&file_.linear->hidden, &file_.linear->head})
+        if (!std::ranges::all_of(*factor, holds)) return false;
     for (const std::vector<float>* logits : {&file_.logits, &file_.teacher})
       for (int64_t i = 0; i < std::ssize(*logits); ++i) {
         const float z = (*logits)[static_cast<size_t>(i)];
-        if (i % file_.columns < file_.vocab_size && to_float(to_bf16(z)) != z) return false;
+        if (i % file_.columns < file_.vocab_size && !holds(z)) return false;
       }
     return true;
   }
@@ -164,6 +169,10 @@ LogprobsWorkload generated_workload(const LogprobsOptions& o, int64_t tokens) {
 LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
   LogprobsWorkload problem;
   problem.vocab = partition_of_file(file, o);
+  if (file.linear && o.hidden != LogprobsOptions().hidden)
+    throw_usage("--hidden is that of the hidden states of {}, {}: leave it out", o.input,
+                file.linear->width);
+  if (file.linear) o.hidden = file.linear->width;
   o.vocab = file.vocab_size;
   o.picks = file.picks;
   o.top_k = file.top_k;

@@ -53,6 +53,8 @@ class LogprobsInputs {
   /// Gradient of the token's result `i`: 0 of its log-probability (or cross entropy), 1 of its
   /// entropy, 2 + k of that of id k.
   virtual float gradient(int64_t token, int64_t i) const = 0;
+  /// Hidden states and the weight of a head that come with the inputs, in f32; null: none.
+  virtual const LinearFactors* linear() const { return nullptr; }
   /// Answers that come with the inputs; null: none.
   virtual const LogprobsReference* reference() const { return nullptr; }
 };

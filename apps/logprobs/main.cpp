@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "apps/logprobs/registry.hpp"
 #include "apps/logprobs/report.hpp"
 #include "comm/agree.hpp"
 #include "io/sha256.hpp"
@@ -27,17 +28,17 @@ struct Suite {
   std::vector<std::string> refused = {};
 };
 
-/// --output needs the results of these, whatever --op says.
-bool is_written(const LogprobsOptions& o, const std::string& op) {
-  return !o.output.empty() && (op == "logprob-entropy" || op == "filtered" || op == "top-k");
+/// Whether --output needs the results of the operation, whatever --op says.
+bool is_written(const LogprobsOptions& o, const LogprobsOperation& operation) {
+  return !o.output.empty() && operation.written;
 }
 
 /// Calls body(operation, upstream) for all that the options want.
 template <class Body>
 void for_each_run(const LogprobsOptions& o, Body body) {
   for (const LogprobsOperation& operation : logprobs_operations()) {
-    if (!(o.wants(operation.name) || is_written(o, operation.name)) ||
-        (o.pass == "bwd" && !operation.backward))
+    if (!(o.wants(operation.name) || is_written(o, operation)) ||
+        (o.pass == "bwd" && !operation.has_backward()))
       continue;
     if (o.wants_method("gyre")) body(operation, false);
     if (o.wants_method("upstream") && operation.upstream) body(operation, true);
@@ -104,7 +105,7 @@ void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsO
       const std::string reason = why_not(operation, upstream, problem, o, memory, rank);
       some = some || reason.empty();
       if (reason.empty()) return;
-      const bool needed = o.op != "all" || (!upstream && is_written(o, operation.name));
+      const bool needed = o.op != "all" || (!upstream && is_written(o, operation));
       for (ConfigErrors* problems : {&all, needed ? &fatal : nullptr})
         if (problems != nullptr)
           problems->add("{}", refusal_text(operation, upstream, problem, reason));

@@ -11,7 +11,7 @@
 
 #include "apps/common/generated_lengths.hpp"
 #include "apps/common/layout_options.hpp"
-#include "apps/logprobs/op.hpp"
+#include "apps/logprobs/registry.hpp"
 #include "core/error.hpp"
 #include "io/logprobs_file.hpp"
 
@@ -88,6 +88,11 @@ void declare_run(CLI::App& app, LogprobsOptions& o) {
   add_choice_option(app, {"--layout", "Packed sequences: who owns which slots"}, o.layout,
                     layout_names());
   add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
+  add_choice_option(app,
+                    {gather_gradient_option,
+                     "Packed sequences, backward: the ranks of --cp compute the whole loss each "
+                     "(split, unless given), parts of it (sum), or no function of it (none)"},
+                    o.gather_gradient, {"split", "sum", "none"});
   add_choice_option(app, {"--pass", "What is timed"}, o.pass, {"fwd", "bwd", "both"});
   add_size_option(app, {"--chunk", "Upstream: rows of a slice; 0: all at once"}, o.chunk);
   add_size_option(app, {"--list-length", "Filter: largest logits that a rank sends"}, o.list_length,
@@ -223,6 +228,24 @@ void check_columns(const LogprobsOptions& o, ConfigErrors& problems) {
   }
 }
 
+/// What was given must be read by an operation of the run.
+void check_own_options(const LogprobsOptions& o, ConfigErrors& problems) {
+  if (o.gather_gradient.empty()) return;
+  bool read = false;
+  std::vector<std::string> readers;
+  for (const LogprobsOperation& operation : logprobs_operations()) {
+    if (!operation.reads(gather_gradient_option)) continue;
+    readers.push_back(operation.name);
+    read = read || o.wants(operation.name);
+  }
+  if (!read)
+    problems.add("{} {} goes with --op {} or all, not with {}", gather_gradient_option,
+                 o.gather_gradient, fmt::join(readers, ", "), o.op);
+  if (o.pass == "fwd")
+    problems.add("{} {} is of backward passes: not with --pass fwd", gather_gradient_option,
+                 o.gather_gradient);
+}
+
 void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& problems) {
   if (int64_t{o.tp} * o.cp != ranks)
     problems.add("--tp {} --cp {} in a run of {} ranks; the nearest grids: {}", o.tp, o.cp, ranks,
@@ -244,7 +267,7 @@ void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& problems) {
     if (operation.name != o.op) continue;
     if (o.method == "upstream" && !operation.upstream)
       problems.add("--op {} has no --method upstream; the nearest is gyre", o.op);
-    if (o.pass == "bwd" && !operation.backward)
+    if (o.pass == "bwd" && !operation.has_backward())
       problems.add("--op {} has no backward pass; the nearest is --pass fwd", o.op);
   }
   if (!o.output.empty() && o.sweeps() && o.max_tokens != o.min_tokens)
@@ -276,6 +299,11 @@ std::vector<Pass> LogprobsOptions::passes() const {
   return {Pass::forward, Pass::backward};
 }
 
+GatherGradient LogprobsOptions::gather_convention() const {
+  if (gather_gradient == "sum") return GatherGradient::sum;
+  return gather_gradient == "none" ? GatherGradient::none : GatherGradient::split;
+}
+
 void declare_options(CLI::App& app, LogprobsOptions& o) {
   declare_problem(app, o);
   declare_run(app, o);
@@ -290,6 +318,7 @@ void check_options(LogprobsOptions& o, int ranks) {
   check_filter(o, problems);
   check_made_up(o, problems);
   check_run(o, ranks, problems);
+  check_own_options(o, problems);
   problems.throw_if_any("impossible configuration");
 }
 
@@ -297,7 +326,7 @@ std::string operation_help() {
   std::string text = "Operations (u: upstream's algorithm too; f: forward only):\n";
   for (const LogprobsOperation& operation : logprobs_operations())
     text += fmt::format("  {:<22}{}{} {}\n", operation.name, operation.upstream ? 'u' : ' ',
-                        operation.backward ? ' ' : 'f', operation.summary);
+                        operation.has_backward() ? ' ' : 'f', operation.summary);
   return text + layout_help();
 }
 

@@ -11,9 +11,12 @@
 #include "logprobs/vocab_partition.hpp"
 #include "report/options.hpp"
 #include "report/sweep.hpp"
+#include "sharding/distributed.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
+
+inline constexpr const char* gather_gradient_option = "--gather-gradient";
 
 /// Options of gyre-logprobs; see --help.
 struct LogprobsOptions {
@@ -26,6 +29,7 @@ struct LogprobsOptions {
           seed = 1, check_tokens = 64;
   double factor = 2, temperature = 1, top_p = 0.9, logit_scale = 1, peak_height = 12,
          zero_fraction = 0, tol_scale = 1;
+  std::string gather_gradient;  ///< empty: not given
   bool in_place = true, list = false;
   BackendOptions backend;
 
@@ -34,6 +38,7 @@ struct LogprobsOptions {
   LayoutOptions layout_options() const { return {cp, stripe, 0, {}}; }
   /// The columns of each rank, as --shards, --padded and --tp say.
   VocabPartition partition() const;
+  GatherGradient gather_convention() const;
   /// Both, forward or backward only. Backward needs a forward, which is then not timed.
   std::vector<Pass> passes() const;
   TokenSweep sweep() const { return {tokens, min_tokens, max_tokens, factor}; }

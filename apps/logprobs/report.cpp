@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "apps/common/host.hpp"
+#include "apps/logprobs/registry.hpp"
 #include "report/value.hpp"
 
 namespace gyre {
@@ -81,6 +82,7 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
                     {"in_place", o.in_place},
                     {"zero_fraction", o.zero_fraction},
                     {"layout", o.layout},
+                    {"gather_gradient", o.gather_gradient.empty() ? "split" : o.gather_gradient},
                     {"tp", int64_t{o.tp}},
                     {"cp", int64_t{o.cp}},
                     {"threads", int64_t{o.threads}},
@@ -109,17 +111,16 @@ void add_row(RunReport& report, const LogprobsResult& row) {
 }
 
 void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
-  if (rows.empty()) return;
-  const bool usual = std::ranges::any_of(
-      rows, [](const LogprobsResult& row) { return row.op == "logprob-entropy"; });
-  const std::string shown = usual ? "logprob-entropy" : rows.front().op;
+  const bool headline = std::ranges::any_of(rows, [](const LogprobsResult& row) {
+    return find_operation(row.op).figure.shown == RateShown::headline;
+  });
   for (const LogprobsResult& row : rows) {
     if (row.method != "gyre" || row.tokens == 0) continue;
-    if (row.op == shown && !std::isnan(row.ideal_bytes))
-      report.foms.push_back({"logits_rate", row.gbytes_per_s(), "GB/s/rank", key_of(row)});
-    if (!std::isnan(row.flops))
-      report.foms.push_back(
-          {"fused_linear_rate", row.tflops_per_rank(), "TFLOP/s/rank", key_of(row)});
+    const RateFigure& figure = find_operation(row.op).figure;
+    const double rate = std::isnan(row.flops) ? row.gbytes_per_s() : row.tflops_per_rank();
+    const bool stands_in = !headline && row.op == rows.front().op;
+    if ((figure.shown != RateShown::if_no_headline || stands_in) && !std::isnan(rate))
+      report.foms.push_back({figure.metric, rate, figure.unit, key_of(row)});
     if (const LogprobsResult* other = upstream_of(row, rows))
       report.foms.push_back(
           {"speedup_over_upstream", other->time_ms.median / row.time_ms.median, "x", key_of(row)});
@@ -161,6 +162,7 @@ std::string details_text(const LogprobsResult& row) {
   else if (!std::isnan(row.ideal_bytes))
     text += fmt::format(", {} of memory a rank at least", si_text(row.ideal_bytes, "B"));
   if (!row.note.empty()) text += ", " + row.note;
+  if (row.check != "-") text += ", checked against " + find_operation(row.op).definition;
   return text + "\n";
 }
 

@@ -19,9 +19,8 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
 /// Adds the row to the results.
 void add_row(RunReport& report, const LogprobsResult& row);
 
-/// Figures of merit: rates of our logprob-entropy (or of the first operation that was run, if that
-/// was not) and fused-linear, and how many times faster than
-/// upstream's algorithms ours are.
+/// Figures of merit: our rates, of the operations whose entries say so, and how many times faster
+/// than upstream's algorithms ours are.
 void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows);
 
 /// "# memory ..." line: what a rank's memory and cores can do, all ranks at once.

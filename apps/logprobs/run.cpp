@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "comm/agree.hpp"
-#include "logprobs/fused_linear_cuda.hpp"
 #include "report/value.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/peak.hpp"
@@ -108,16 +107,22 @@ class Measurement {
   SentTraffic sent_;
 };
 
-double limit_of(const LogprobsResult& row, const MachineRates& rates, bool in_place) {
-  if (!std::isnan(row.flops)) return rates.flops;
-  const bool copies = row.op == "exchange" || row.op == "softmax" || row.op == "log-softmax";
-  const double read = rates.read > 0 ? rates.read : rates.copy;  // of a GPU: copies alone
-  const double update = rates.update > 0 ? rates.update : rates.copy;
-  if (copies) return rates.copy;
-  if (row.pass == Pass::forward) return read;
-  const bool writes_only = row.op == "raw-gather" || row.op == "distill-renormalised";
-  if (writes_only && rates.fill > 0) return rates.fill;
-  return in_place ? update : rates.copy;
+/// What this machine can do at most of what a pass does; of a GPU fills and copies alone are known.
+double limit_of(RowTraffic traffic, const MachineRates& rates, bool in_place) {
+  const double update = in_place && rates.update > 0 ? rates.update : rates.copy;
+  switch (traffic) {
+    case RowTraffic::reads:
+      return rates.read > 0 ? rates.read : rates.copy;
+    case RowTraffic::updates:
+      return update;
+    case RowTraffic::copies:
+      return rates.copy;
+    case RowTraffic::writes:
+      return rates.fill > 0 ? rates.fill : update;
+    case RowTraffic::products:
+      return rates.flops;
+  }
+  return 0;
 }
 
 int64_t largest(Communicator& world, int64_t mine) {
@@ -129,8 +134,9 @@ double largest(Communicator& world, double mine) {
   return std::isnan(mine) ? mine : all_reduce_value(world, mine, ReduceOp::max);
 }
 
-LogprobsResult measure(LogprobsOp& op, Pass pass, LogprobsResult row, LogprobsContext& context,
-                       int64_t memory_before, const MachineRates& rates, Verification& all_checks) {
+LogprobsResult measure(LogprobsOp& op, Pass pass, RowTraffic traffic, LogprobsResult row,
+                       LogprobsContext& context, int64_t memory_before, const MachineRates& rates,
+                       Verification& all_checks) {
   const LogprobsOptions& o = context.options;
   Communicator& world = context.grid.world();
   Verification checks(o.tol_scale);
@@ -145,7 +151,7 @@ LogprobsResult measure(LogprobsOp& op, Pass pass, LogprobsResult row, LogprobsCo
   row.time_ms = summarize(slowest_rank(row.samples_ms));
   row.ideal_bytes = largest(world, op.ideal_bytes(pass));
   row.flops = largest(world, op.flops(pass));
-  row.limit = limit_of(row, rates, o.in_place);
+  row.limit = limit_of(traffic, rates, o.in_place);
   const SentTraffic sent = measurement.sent();
   row.messages = largest(world, sent.messages);
   row.bytes_sent = largest(world, sent.bytes);
@@ -234,26 +240,17 @@ MachineRates measure_rates(int64_t bytes, int threads, Communicator& world) {
 
 int64_t needed_bytes(const LogprobsOperation& operation, bool upstream,
                      const LogprobsWorkload& problem, const LogprobsOptions& o, int rank) {
-  const int tp_rank = rank % o.tp;
-  const auto tokens = static_cast<double>(ceil_div(problem.tokens(), o.cp));
-  const auto columns = static_cast<double>(problem.vocab.columns(tp_rank));
-  const auto hidden = static_cast<double>(problem.hidden),
-             picks = static_cast<double>(problem.picks),
-             element = static_cast<double>(size_of(problem.type));
+  const MemoryCase run{problem, o, upstream, rank % o.tp};
+  const auto picks = static_cast<double>(problem.picks);
   // A few arrays of a number or of `picks` a token, and their copies from all ranks.
-  const double small = tokens * (40 + 24 * picks + 8 * o.tp * (1 + picks));
-  if (operation.name == "fused-linear") {
-    const double tile = o.backend.on_gpu()
-                            ? 6 * std::min(tokens, static_cast<double>(usual_cuda_tile.rows)) *
-                                  std::min(columns, static_cast<double>(usual_cuda_tile.columns))
-                            : 0;
-    return static_cast<int64_t>(small + tile + tokens * hidden * (3 * element + 12) +
-                                columns * hidden * (element + 4));
-  }
-  const double second = operation.backward && o.pass != "fwd" ? 1 : 0;
-  double matrix = element * (1 + second + operation.typed_matrices);
-  if (upstream) matrix += 4 * operation.upstream_matrices;
-  return static_cast<int64_t>(small + tokens * columns * matrix);
+  const double small = run.tokens() * (40 + 24 * picks + 8 * o.tp * (1 + picks));
+  if (operation.bytes_without_logits)
+    return static_cast<int64_t>(small + operation.bytes_without_logits(run));
+  const MatrixNeeds& needs = operation.matrices;
+  const double backward = operation.has_backward() && o.pass != "fwd" ? needs.backward : 0;
+  double element = run.element_bytes() * (1 + needs.always + backward);
+  if (upstream) element += 4 * needs.upstream;
+  return static_cast<int64_t>(small + run.tokens() * run.columns() * element);
 }
 
 std::string why_not(const LogprobsOperation& operation, bool upstream,
@@ -282,15 +279,17 @@ std::vector<LogprobsResult> run_operation(const LogprobsOperation& operation, bo
   row.vocab = context.problem.vocab.vocab_size;
   row.tp = o.tp, row.cp = o.cp;
   set_current_step(fmt::format("{}, {}: making inputs", row.op, row.method));
-  const std::unique_ptr<LogprobsOp> op = operation.make(context, operation.name, upstream);
-  if (operation.backward && o.pass != "fwd") op->prepare_backward();
+  const std::unique_ptr<LogprobsOp> op = operation.make(context, upstream);
+  if (operation.has_backward() && o.pass != "fwd") op->prepare_backward();
   const int64_t memory_before = memory_use().current_bytes;
   op->start();
   std::vector<LogprobsResult> rows;
   for (const Pass pass : o.passes()) {
-    if (pass == Pass::backward && !operation.backward) continue;
-    rows.push_back(measure(*op, pass, row, context, memory_before, rates, checks));
-    if (output != nullptr && pass == Pass::forward) op->collect(*output);
+    if (pass == Pass::backward && !operation.has_backward()) continue;
+    rows.push_back(
+        measure(*op, pass, operation.traffic(pass), row, context, memory_before, rates, checks));
+    if (output != nullptr && operation.written && !upstream && pass == Pass::forward)
+      op->collect(*output);
   }
   return rows;
 }

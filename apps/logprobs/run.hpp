@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/logprobs/op.hpp"
+#include "apps/logprobs/operation.hpp"
 #include "report/statistics.hpp"
 
 namespace gyre {

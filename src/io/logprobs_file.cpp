@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -28,9 +29,17 @@ constexpr std::array<NamedAnswer, 5> gradients{
      {"/reference/d_soft_cross_entropy", &LogprobsReference::d_soft_cross_entropy},
      {"/reference/d_filtered_logprob", &LogprobsReference::d_filtered_logprob}}};
 
+using LinearAnswer = std::vector<double> LinearReference::*;
+constexpr std::array<std::pair<const char*, LinearAnswer>, 4> linear_answers{
+    {{"/reference/linear_logprob", &LinearReference::logprob},
+     {"/reference/linear_entropy", &LinearReference::entropy},
+     {"/reference/d_hidden", &LinearReference::d_hidden},
+     {"/reference/d_head", &LinearReference::d_head}}};
+
 struct Parts {
-  std::optional<h5::Dataset> offsets, logits, teacher, targets, ids, d_value, top_ids;
+  std::optional<h5::Dataset> offsets, logits, teacher, targets, ids, d_value, hidden, head, top_ids;
   std::vector<std::pair<RealAnswer, std::optional<h5::Dataset>>> answers;
+  std::vector<std::pair<LinearAnswer, std::optional<h5::Dataset>>> linear_answers;
 };
 
 void check_attributes(SchemaReader& reader, LogprobsFile& f) {
@@ -66,6 +75,31 @@ void open_reference(SchemaReader& reader, const LogprobsFile& f, int64_t tokens,
   parts.top_ids = reader.dataset("/reference/top_ids", {h5::Type::i32}, {tokens, length});
 }
 
+/// Hidden states and a head, if the file has one of them: then it must have both, and answers of
+/// theirs if it has any.
+void open_linear(SchemaReader& reader, const h5::File& file, LogprobsFile& f, int64_t tokens,
+                 Parts& parts) {
+  const char *hidden = "/logprobs/hidden", *head = "/logprobs/head";
+  if (!file.has_dataset(hidden) && !file.has_dataset(head)) return;
+  const int64_t ids = f.vocab_size > 0 ? f.vocab_size : -1;
+  int64_t width = -1;
+  parts.hidden = reader.dataset(hidden, {h5::Type::f32}, {tokens, -1});
+  if (parts.hidden) width = parts.hidden->shape()[1];
+  if (width == 0)
+    reader.problems().add("{} is {}; a hidden state has at least one element", hidden,
+                          h5::to_string(parts.hidden->shape()));
+  parts.head = reader.dataset(head, {h5::Type::f32}, {ids, width});
+  f.linear.emplace().width = width;
+  if (!f.reference) return;
+  f.reference->linear.emplace();
+  for (const auto& [path, answer] : linear_answers) {
+    h5::Shape shape{tokens};
+    if (answer == &LinearReference::d_hidden) shape = {tokens, width};
+    if (answer == &LinearReference::d_head) shape = {ids, width};
+    parts.linear_answers.emplace_back(answer, reader.dataset(path, {h5::Type::f64}, shape));
+  }
+}
+
 Parts open_problem(const h5::File& file, LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
   check_attributes(reader, f);
@@ -93,6 +127,7 @@ Parts open_problem(const h5::File& file, LogprobsFile& f) {
     f.reference.emplace().generator = reader.text("/reference", "generator");
     open_reference(reader, f, tokens, parts);
   }
+  open_linear(reader, file, f, tokens, parts);
   reader.throw_if_any();
   return parts;
 }
@@ -124,6 +159,8 @@ void check_answers(ConfigErrors& problems, const LogprobsReference& reference) {
   check("/reference/gathered", reference.gathered);
   check("/reference/top_values", reference.top_values);
   check("/reference/next_token_logprob", reference.next_token_logprob);
+  if (!reference.linear) return;
+  for (const auto& [path, answer] : linear_answers) check(path, (*reference.linear).*answer);
 }
 
 void check_numbers(const h5::File& file, const LogprobsFile& f) {
@@ -135,6 +172,10 @@ void check_numbers(const h5::File& file, const LogprobsFile& f) {
   check_logits(problems, "/logprobs/logits", f, f.logits);
   check_logits(problems, "/logprobs/teacher", f, f.teacher);
   check_finite(problems, "/logprobs/d_value", f.d_value);
+  if (f.linear) {
+    check_finite(problems, "/logprobs/hidden", f.linear->hidden);
+    check_finite(problems, "/logprobs/head", f.linear->head);
+  }
   const auto bad = std::find_if(f.ids.begin(), f.ids.end(),
                                 [&](int32_t id) { return id < 0 || id >= f.vocab_size; });
   if (bad != f.ids.end())
@@ -222,6 +263,20 @@ int64_t LogprobsFile::longest() const {
   return most;
 }
 
+double LinearFactors::logit_size() const {
+  const auto largest_square = [&](const std::vector<float>& rows) {
+    double most = 0;
+    for (auto row = rows.begin(); row != rows.end(); row += width) {
+      double sum = 0;
+      for (auto x = row; x != row + width; ++x)
+        sum += static_cast<double>(*x) * static_cast<double>(*x);
+      most = std::max(most, sum);
+    }
+    return most;
+  };
+  return std::sqrt(largest_square(hidden) * largest_square(head) / static_cast<double>(width));
+}
+
 LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path) {
   const h5::File file = open_schema_file(comm, path, logprobs_schema);
   LogprobsFile f;
@@ -236,6 +291,12 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path) {
   for (const auto& [answer, dataset] : parts.answers)
     (*f.reference).*answer = dataset->read_all<double>();
   if (f.reference) f.reference->top_ids = parts.top_ids->read_all<int32_t>();
+  if (f.linear) {
+    f.linear->hidden = parts.hidden->read_all<float>();
+    f.linear->head = parts.head->read_all<float>();
+  }
+  for (const auto& [answer, dataset] : parts.linear_answers)
+    (*f.reference->linear).*answer = dataset->read_all<double>();
   run_agreed(comm, "checking the logits of " + path, [&] { check_numbers(file, f); });
   return f;
 }

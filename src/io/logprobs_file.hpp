@@ -18,6 +18,25 @@ inline constexpr const char* logprobs_results_schema = "gyre/logprobs-results";
 /// Temperatures that leave room for logits in f32.
 inline constexpr double least_temperature = 1e-30, most_temperature = 1e30;
 
+/// Hidden states and the weight of a head, which make logits: logits[t, v] = Σ_d hidden[t, d] ·
+/// head[v, d].
+struct LinearFactors {
+  int64_t width = 0;          ///< elements of a hidden state, D
+  std::vector<float> hidden;  ///< [tokens, D]
+  std::vector<float> head;    ///< [vocab_size, D]
+
+  /// The largest norm of a hidden state times that of a row of the head, over √D: as large as the
+  /// root of the mean square of logits would be if all rows were so and their angles random.
+  double logit_size() const;
+};
+
+/// Answers of the scores of LinearFactors, whatever the file's logits are.
+struct LinearReference {
+  std::vector<double> logprob, entropy;  ///< [tokens]
+  /// [tokens, D], [vocab_size, D]: of Σ d_value · (logprob + entropy)
+  std::vector<double> d_hidden, d_head;
+};
+
 /// Answers computed elsewhere in double precision. Log-probabilities may be -inf, cross entropies
 /// +inf.
 struct LogprobsReference {
@@ -29,6 +48,7 @@ struct LogprobsReference {
   std::vector<double> next_token_logprob;  ///< [sequences, longest - 1], zeros behind each
   /// [tokens, vocab_size], of Σ d_value · value
   std::vector<double> d_logprob, d_entropy, d_gathered, d_soft_cross_entropy, d_filtered_logprob;
+  std::optional<LinearReference> linear;  ///< of a file with LinearFactors
 };
 
 struct LogprobsFile {
@@ -36,11 +56,12 @@ struct LogprobsFile {
   int64_t picks = 0;                    ///< ids of a token
   int64_t top_k = 0;                    ///< 0: no such limit
   double top_p = 1, temperature = 1;
-  std::vector<int64_t> offsets{0};     ///< [sequences + 1] tokens
-  std::vector<float> logits, teacher;  ///< [tokens, columns]
-  std::vector<int32_t> targets;        ///< [tokens]
-  std::vector<int32_t> ids;            ///< [tokens, picks]
-  std::vector<float> d_value;          ///< [tokens] gradient of every value
+  std::vector<int64_t> offsets{0};      ///< [sequences + 1] tokens
+  std::vector<float> logits, teacher;   ///< [tokens, columns]
+  std::vector<int32_t> targets;         ///< [tokens]
+  std::vector<int32_t> ids;             ///< [tokens, picks]
+  std::vector<float> d_value;           ///< [tokens] gradient of every value
+  std::optional<LinearFactors> linear;  ///< if the file has them
   std::optional<LogprobsReference> reference;
 
   int64_t tokens() const { return offsets.back(); }

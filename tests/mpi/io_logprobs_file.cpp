@@ -54,6 +54,28 @@ TEST(LogprobsFile, ReadsTies) {
   EXPECT_EQ(f.logits.at(103), 3e38F);
 }
 
+TEST(LogprobsFile, ReadsHiddenStatesAndAHead) {
+  const LogprobsFile f = read_logprobs_file(world(), input("logprobs_linear.h5"));
+  EXPECT_EQ(f.vocab_size, 61);
+  ASSERT_TRUE(f.linear.has_value());
+  EXPECT_EQ(f.linear->width, 12);
+  ASSERT_EQ(std::ssize(f.linear->hidden), 14 * 12);
+  ASSERT_EQ(std::ssize(f.linear->head), 61 * 12);
+  for (const auto& [t, v] : {std::pair<int64_t, int64_t>{0, 0}, {13, 60}, {7, 17}}) {
+    float z = 0;
+    for (int64_t d = 0; d < 12; ++d)
+      z += f.linear->hidden.at(static_cast<size_t>(12 * t + d)) *
+           f.linear->head.at(static_cast<size_t>(12 * v + d));
+    EXPECT_EQ(f.logits.at(static_cast<size_t>(64 * t + v)), z);
+  }
+  ASSERT_TRUE(f.reference && f.reference->linear);
+  EXPECT_NEAR(f.reference->linear->logprob.at(4), f.reference->logprob.at(4), 1e-12);
+  EXPECT_NEAR(f.reference->linear->entropy.at(5), std::log(61), 1e-12);
+  EXPECT_EQ(std::ssize(f.reference->linear->d_hidden), 14 * 12);
+  EXPECT_EQ(std::ssize(f.reference->linear->d_head), 61 * 12);
+  EXPECT_FALSE(read_logprobs_file(world(), input("logprobs_ties.h5")).linear.has_value());
+}
+
 /// A small problem of 2 tokens, 3 ids in 4 columns, 2 ids a token; fields are what tests spoil.
 struct Draft {
   int64_t vocab_size = 3, top_k = 0;
@@ -65,6 +87,9 @@ struct Draft {
   float gradient = 1;
   double answer = 0;
   int64_t gathered_width = 2;
+  h5::Shape hidden, head;  // empty: there is none
+  float factor = 1;        // all of their elements
+  std::vector<std::string> linear_answers;
   std::string omit;
 };
 
@@ -106,6 +131,12 @@ void write_draft(const std::string& path, const Draft& d) {
   write_ids(file, "/logprobs/targets", {2}, -100);
   write_ids(file, "/logprobs/ids", d.ids, d.id);
   write_floats(file, "/logprobs/d_value", {2}, {1, d.gradient});
+  const auto write_factor = [&](const char* name, const h5::Shape& shape) {
+    const auto count = static_cast<size_t>(h5::elements_of(shape));
+    if (!shape.empty()) write_floats(file, name, shape, std::vector<float>(count, d.factor));
+  };
+  write_factor("/logprobs/hidden", d.hidden);
+  write_factor("/logprobs/head", d.head);
   file.create_group("/reference");
   file.write_attribute("/reference", "generator", std::string("test"));
   for (const char* name : {"logprob", "entropy", "soft_cross_entropy", "filtered_logprob"})
@@ -117,6 +148,12 @@ void write_draft(const std::string& path, const Draft& d) {
   write_numbers(file, "/reference/top_values", {2, 2}, 0);
   write_ids(file, "/reference/top_ids", {2, 2}, 0);
   write_numbers(file, "/reference/next_token_logprob", {1, 1}, 0);
+  for (const std::string& name : d.linear_answers) {
+    h5::Shape shape{2};
+    if (name == "d_hidden") shape = {2, 5};
+    if (name == "d_head") shape = {3, 5};
+    write_numbers(file, "/reference/" + name, shape, d.answer);
+  }
   file.close();
 }
 
@@ -170,6 +207,47 @@ TEST(LogprobsFile, RefusesShapesThatDoNotFit) {
                  [](Draft& d) { d.gathered_width = 3; });
 }
 
+// Both or neither, of one width, and with answers where the file has any.
+TEST(LogprobsFile, RefusesHiddenStatesAndAHeadThatDoNotFit) {
+  expect_refused({"there is no dataset '/logprobs/head'; it must be float32 [3, 5]",
+                  "there is no dataset '/reference/d_head'; it must be float64 [3, 5]"},
+                 [](Draft& d) {
+                   d.hidden = {2, 5};
+                   d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"};
+                 });
+  expect_refused({"there is no dataset '/logprobs/hidden'; it must be float32 [2, any]",
+                  "there is no dataset '/reference/linear_logprob'; it must be float64 [2]",
+                  "there is no dataset '/reference/linear_entropy'; it must be float64 [2]",
+                  "there is no dataset '/reference/d_hidden'; it must be float64 [2, any]",
+                  "there is no dataset '/reference/d_head'; it must be float64 [3, any]"},
+                 [](Draft& d) {
+                   d.head = {3, 5};
+                 });
+  expect_refused({"dataset '/logprobs/hidden' is float32 [4, 5]; it must be float32 [2, any]",
+                  "there is no dataset '/reference/d_head'; it must be float64 [3, any]"},
+                 [](Draft& d) {
+                   d.hidden = {4, 5};
+                   d.head = {3, 5};
+                   d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"};
+                 });
+  expect_refused({"dataset '/logprobs/head' is float32 [4, 6]; it must be float32 [3, 5]",
+                  "there is no dataset '/reference/d_head'; it must be float64 [3, 5]"},
+                 [](Draft& d) {
+                   d.hidden = {2, 5};
+                   d.head = {4, 6};
+                   d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"};
+                 });
+  expect_refused({"/logprobs/hidden is [2, 0]; a hidden state has at least one element",
+                  "dataset '/logprobs/head' is float32 [3, 5]; it must be float32 [3, 0]",
+                  "dataset '/reference/d_hidden' is float64 [2, 5]; it must be float64 [2, 0]",
+                  "there is no dataset '/reference/d_head'; it must be float64 [3, 0]"},
+                 [](Draft& d) {
+                   d.hidden = {2, 0};
+                   d.head = {3, 5};
+                   d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"};
+                 });
+}
+
 TEST(LogprobsFile, RefusesNumbersOutOfPlace) {
   expect_refused({"/logprobs/logits[1, 0] is nan; it must be finite or -inf",
                   "/logprobs/teacher[1, 0] is nan; it must be finite or -inf"},
@@ -185,6 +263,14 @@ TEST(LogprobsFile, RefusesNumbersOutOfPlace) {
       [](Draft& d) {
         d.offsets = {0, 3};
       });
+  expect_refused({"/logprobs/hidden[0] is inf; it must be finite",
+                  "/logprobs/head[0] is inf; it must be finite"},
+                 [](Draft& d) {
+                   d.hidden = {2, 5};
+                   d.head = {3, 5};
+                   d.factor = std::numeric_limits<float>::infinity();
+                   d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden", "d_head"};
+                 });
   std::vector<std::string> answers;
   for (const char* name : {"logprob", "entropy", "soft_cross_entropy", "filtered_logprob"})
     answers.push_back(fmt::format("/reference/{}[0] is nan; an answer is a number", name));

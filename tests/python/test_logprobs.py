@@ -85,6 +85,18 @@ def values(problem, t, row):
     }
 
 
+def linear_sum(problem, hidden, head):
+    """sum_t d_value_t (log-probability_t + entropy_t) of hidden states and a head's weight, lists of
+    lists of numbers that may be complex; and the two scores of each token."""
+    total, scores = 0, []
+    for t, x in enumerate(hidden):
+        row = [sum(a * b for a, b in zip(x, w)) for w in head]
+        found = values(problem, t, row)
+        scores.append((found["logprob"], found["entropy"]))
+        total += float(problem["d_value"][t]) * sum(scores[-1])
+    return total, scores
+
+
 def row_of(problem, t):
     """The token's logits as Python numbers."""
     return [float(z) for z in problem["logits"][t, : problem["vocab_size"]]]
@@ -139,6 +151,41 @@ class StoredAnswers(unittest.TestCase):
                     changed[v] = row[v] + 1j * STEP
                     for key, value in values(problem, t, changed).items():
                         self.compare(f"{name} d_{key}[{t}, {v}]", answers[f"d_{key}"][t, v], g, value)
+
+    def test_linear_scores_and_their_gradients(self):
+        rng = np.random.default_rng(2)
+        problem, answers = load(os.path.join(INPUTS, "logprobs_linear.h5"))
+        # Nobody's score is a constant 0 that yet has a gradient: it takes no part here.
+        there = (problem["targets"] >= 0) & (problem["targets"] < problem["vocab_size"])
+        problem["d_value"] = np.where(there, problem["d_value"], 0)
+        parts = {name: problem[name].astype(float).tolist() for name in ("hidden", "head")}
+        _, scores = linear_sum(problem, **parts)
+        wanted = np.array(scores).real
+        np.testing.assert_allclose(answers["linear_logprob"], wanted[:, 0], **CLOSE)
+        np.testing.assert_allclose(answers["linear_entropy"], wanted[:, 1], **CLOSE)
+        found = make_logprobs.linear_answer(problem)
+        for name, part in parts.items():
+            for _ in range(12):
+                i, d = rng.integers(len(part)), rng.integers(len(part[0]))
+                if name == "hidden" and not there[i]:
+                    continue
+                before, part[i][d] = part[i][d], part[i][d] + 1j * STEP
+                slope = linear_sum(problem, **parts)[0].imag / STEP
+                part[i][d] = before
+                np.testing.assert_allclose(found[f"d_{name}"][i, d], slope, **CLOSE)
+                if name == "hidden":
+                    np.testing.assert_allclose(answers["d_hidden"][i, d], slope, **CLOSE)
+
+    def test_linear_logits_are_exact_in_both_types(self):
+        problem, answers = load(os.path.join(INPUTS, "logprobs_linear.h5"))
+        product = problem["hidden"].astype(float) @ problem["head"].astype(float).T
+        logits = problem["logits"][:, : problem["vocab_size"]]
+        np.testing.assert_array_equal(logits, product)
+        for name in ("logits", "teacher", "hidden", "head"):
+            bits = problem[name].view(np.uint32)
+            self.assertFalse((bits & 0xFFFF).any(), f"{name} has more bits than bf16")
+        np.testing.assert_allclose(answers["linear_logprob"], answers["logprob"], **CLOSE)
+        self.assertTrue((problem["d_value"] == 0).any())
 
     def compare(self, place, stored, g, value):
         """An infinite value has the gradient of what is left of it, which has no derivative."""

@@ -18,7 +18,7 @@ fail() {
 expect() {
   local code=$1 pattern=$2 got=0
   shift 2
-  timeout 60 "$@" >output 2>&1 || got=$?
+  timeout 60 "$@" >output 2>&1 </dev/null || got=$?
   [ "$got" -eq "$code" ] || fail "exit code $got, not $code: $*
 $(cat output)"
   grep -qF -- "$pattern" output || fail "no line holds '$pattern': $*

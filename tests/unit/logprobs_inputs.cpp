@@ -182,6 +182,37 @@ TEST(LogprobsInputs, AnswersOfAFileBelongToExactLogits) {
   EXPECT_EQ(inputs_of(file, DType::f32)->gradient(0, 5), 0.5F);
 }
 
+LogprobsFile linear_file() {
+  LogprobsFile file = small_file();
+  file.linear = LinearFactors{2, {3, 4, 1, 0}, {0, 0, 0, 1, 5, 12}};
+  return file;
+}
+
+TEST(LogprobsWorkload, HiddenStatesAreThoseOfTheFile) {
+  const LogprobsFile file = linear_file();
+  LogprobsOptions o;
+  o.input = "f.h5";
+  o.tp = 1;
+  EXPECT_EQ(workload_of(file, o).hidden, 2);
+  EXPECT_EQ(workload_of(small_file(), o).hidden, 2);  // those of the options
+  o.hidden = 24;
+  test::expect_usage("--hidden is that of the hidden states of f.h5, 2: leave it out",
+                     [&] { workload_of(file, o); });
+  EXPECT_EQ(workload_of(small_file(), o).hidden, 24);
+}
+
+TEST(LogprobsInputs, HiddenStatesOfAFile) {
+  LogprobsFile file = linear_file();
+  EXPECT_EQ(inputs_of(small_file(), DType::f32)->linear(), nullptr);
+  EXPECT_EQ(inputs_of(file, DType::f32)->linear(), &*file.linear);
+  // 5 · 13 / √2
+  EXPECT_DOUBLE_EQ(file.linear->logit_size(), 65 / std::sqrt(2));
+  EXPECT_NE(inputs_of(file, DType::bf16)->reference(), nullptr);
+  file.linear->head[3] = 0.1F;
+  EXPECT_NE(inputs_of(file, DType::f32)->reference(), nullptr);
+  EXPECT_EQ(inputs_of(file, DType::bf16)->reference(), nullptr);
+}
+
 TEST(FillLogits, PaddingOfAStreamIsNaN) {
   const LogprobsFile file = small_file();
   const auto inputs = inputs_of(file, DType::bf16);

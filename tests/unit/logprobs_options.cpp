@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "apps/logprobs/options.hpp"
+#include "apps/logprobs/registry.hpp"
 #include "apps/logprobs/report.hpp"
 #include "errors.hpp"
 
@@ -158,6 +159,29 @@ TEST(LogprobsOptions, OperationsWithoutAMethodOrAPass) {
       "  - --output writes results of our forward passes: not with --pass bwd --method gyre", o);
 }
 
+TEST(LogprobsOptions, ThoseOfSomeOperationsAreRefusedByTheOthers) {
+  LogprobsOptions o;
+  o.gather_gradient = "split";  // refused though it is what packed sequences do anyway
+  o.op = "logprob";
+  expect_refused(
+      "  - --gather-gradient split goes with --op packed, packed-prerolled or all, not with "
+      "logprob",
+      o);
+  o.gather_gradient = "sum";
+  o.pass = "fwd";
+  o.op = "packed";
+  expect_refused("  - --gather-gradient sum is of backward passes: not with --pass fwd", o);
+  o.pass = "bwd";
+  for (const char* op : {"all", "packed", "packed-prerolled"}) {
+    o.op = op;
+    EXPECT_NO_THROW(check_options(o, 4)) << op;
+  }
+  EXPECT_EQ(o.gather_convention(), GatherGradient::sum);
+  o.gather_gradient = "none";
+  EXPECT_EQ(o.gather_convention(), GatherGradient::none);
+  EXPECT_EQ(LogprobsOptions().gather_convention(), GatherGradient::split);
+}
+
 TEST(LogprobsOptions, SweepsWholeSizesOnce) {
   LogprobsOptions o;
   EXPECT_EQ(o.sizes(), std::vector<int64_t>{512});
@@ -251,6 +275,25 @@ TEST(LogprobsFigures, AreOfTheUsualOperationAndOfBothMethods) {
   EXPECT_EQ(report.foms[0].metric, "speedup_over_upstream");
   EXPECT_DOUBLE_EQ(report.foms[0].value, 6);
   EXPECT_EQ(report.foms[1].metric, "logits_rate");
+  EXPECT_DOUBLE_EQ(report.foms[1].value, 2);
+}
+
+// Without the usual operation the first one stands in for it; products have a rate of their own.
+TEST(LogprobsFigures, AreOfTheFirstOperationWithoutTheUsualOne) {
+  RunReport report;
+  LogprobsResult product = measured_row("fused-linear", "gyre", 2);
+  product.ideal_bytes = std::nan("");
+  product.flops = 4e9;
+  LogprobsResult hardly = measured_row("raw-gather", "gyre", 2);
+  hardly.ideal_bytes = std::nan("");
+  add_figures(report, {hardly, measured_row("raw-gather", "gyre", 3),
+                       measured_row("argmax", "gyre", 3), product});
+  ASSERT_EQ(report.foms.size(), 2U);
+  EXPECT_EQ(report.foms[0].metric, "logits_rate");
+  EXPECT_EQ(report.foms[0].unit, "GB/s/rank");
+  EXPECT_DOUBLE_EQ(report.foms[0].value, 2);
+  EXPECT_EQ(report.foms[1].metric, "fused_linear_rate");
+  EXPECT_EQ(report.foms[1].unit, "TFLOP/s/rank");
   EXPECT_DOUBLE_EQ(report.foms[1].value, 2);
 }
 

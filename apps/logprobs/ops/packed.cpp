@@ -1,15 +1,25 @@
 // packed, packed-prerolled: next tokens of packed sequences, end to end.
 //
 // Targets by index arithmetic of the layout; log-probabilities of the local slots; all sequences
-// gathered to [sequences, longest - 1]. Backward: every rank has the gradient of the whole, and
-// takes its own part. Slots of padding hold NaN, which nothing may read.
+// gathered to [sequences, longest - 1]. Slots of padding hold NaN, which nothing may read. Defined
+// by score_row_reference and score_gradient_reference.
+//
+// Backward, by --gather-gradient: `split`, every rank has the gradient of the whole loss, and takes
+// its own part; `sum`, the ranks' losses are parts of one sum, and every prediction is in two of
+// them; `none`, the gathered log-probabilities are constants.
+//
+// A call is two all-gathers that compare arguments, of 8 and 40 bytes. Forward adds one of 12 bytes
+// a slot over tensor-parallel and one of 4 over context-parallel ranks; backward adds, with `sum`
+// alone, a reduce-scatter of 4 bytes a slot of every rank.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 
-#include "apps/logprobs/op.hpp"
+#include "apps/logprobs/operation.hpp"
+#include "core/index.hpp"
+#include "logprobs/reference.hpp"
 #include "logprobs/sequence_scores.hpp"
 #include "logprobs/vocab_parallel.hpp"
 
@@ -50,11 +60,13 @@ class PackedOp final : public LogprobsOp {
         packed_(context.problem, context.options),
         rows_(context.by_layout(packed_.tokens_of_rank(context.grid.cp_rank()))),
         width_(std::max<int64_t>(0, context.problem.longest() - 1)),
+        convention_(context.options.gather_convention()),
         targets_(prerolled ? rolled() : shifted()),
         logprob_(rows_.rows()),
         d_predictions_(static_cast<size_t>(context.problem.sequences() * width_), 0.0F) {
-    for_each_prediction(
-        [&](int64_t token, size_t at) { d_predictions_[at] = context.inputs.gradient(token, 0); });
+    for_each_prediction([&](int64_t token, size_t at) {
+      d_predictions_[at] = share(at) * context.inputs.gradient(token, 0);
+    });
   }
 
   void start() override {
@@ -66,7 +78,7 @@ class PackedOp final : public LogprobsOp {
     };
     backward_ = [this, scores] {
       const std::vector<float> g = gather_predictions_backward(
-          packed_.layout, shape(), d_predictions_, c_.grid.cp(), GatherGradient::split);
+          packed_.layout, shape(), d_predictions_, c_.grid.cp(), convention_);
       scores->backward(rows_.logits(), targets_, g, {}, rows_.d_logits());
     };
   }
@@ -84,6 +96,8 @@ class PackedOp final : public LogprobsOp {
     if (pass == Pass::forward) {
       parts.push_back(all_gather_of(tp(), 12 * rows_.rows()));
       parts.push_back(all_gather_of(cp, 4 * rows_.rows()));
+    } else if (convention_ == GatherGradient::sum) {
+      parts.push_back(reduce_scatter_of(cp, 4 * rows_.rows() * cp.size()));
     }
     SentTraffic sent;
     for (const SentTraffic& part : parts) {
@@ -95,8 +109,8 @@ class PackedOp final : public LogprobsOp {
   double ideal_bytes(Pass pass) const override {
     const double once = shard_bytes(rows_.rows());
     if (pass == Pass::forward) return once;
-    const auto active = std::ranges::count_if(
-        rows_.tokens(), [&](int64_t token) { return has_next(token) && gradient(token) != 0; });
+    const auto active =
+        std::ranges::count_if(rows_.tokens(), [&](int64_t token) { return gradient(token) != 0; });
     return once + shard_bytes(active);
   }
 
@@ -130,7 +144,19 @@ class PackedOp final : public LogprobsOp {
  private:
   double temperature() const { return c_.problem.filter.temperature; }
   PredictionShape shape() const { return {packed_.padded, width_, 1}; }
-  float gradient(int64_t token) const { return c_.inputs.gradient(token, 0); }
+  /// Of the log-probability of the token's next one, over all ranks.
+  float gradient(int64_t token) const {
+    const bool constant = convention_ == GatherGradient::none || !has_next(token);
+    return constant ? 0 : c_.inputs.gradient(token, 0);
+  }
+  /// How much of a prediction's gradient is this rank's: of `sum`, half on each of two ranks, so
+  /// that the sum is exact and neither rank has all of it.
+  float share(size_t place) const {
+    const auto ranks = static_cast<size_t>(c_.grid.cp().size());
+    if (convention_ != GatherGradient::sum || ranks == 1) return 1;
+    const auto rank = static_cast<size_t>(c_.grid.cp_rank());
+    return place % ranks == rank || (place + 1) % ranks == rank ? 0.5F : 0;
+  }
   /// Whether a token of the same sequence follows.
   bool has_next(int64_t token) const {
     return token >= 0 && !std::ranges::binary_search(c_.problem.offsets, token + 1);
@@ -173,7 +199,7 @@ class PackedOp final : public LogprobsOp {
     for (const int64_t r : sample(rows_.tokens())) {
       const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
       const std::vector<double> row = whole_row(token);
-      const double g = has_next(token) ? static_cast<double>(gradient(token)) : 0;
+      const auto g = static_cast<double>(gradient(token));
       const int32_t id = has_next(token) ? c_.inputs.target(token + 1) : 0;
       const double weight = g / temperature();
       RowGradientTerms terms{log_softmax_reference(row, temperature()), -weight, 0};
@@ -196,16 +222,41 @@ class PackedOp final : public LogprobsOp {
   PackedSequences packed_;
   LogprobsRows& rows_;
   int64_t width_;
+  GatherGradient convention_;
   std::vector<int32_t> targets_;
   Buffer<float> logprob_;
   std::vector<float> predictions_, d_predictions_;  // [sequences, width]
 };
 
+std::string packable(const LogprobsWorkload& problem, const LogprobsOptions& o, bool) {
+  const int64_t multiple = find_layout(o.layout).segment_multiple(o.cp);
+  int64_t slots = 0;
+  for (int64_t i = 0; i < problem.sequences(); ++i) slots += round_up(problem.length(i), multiple);
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  if (slots <= most) return "";
+  return fmt::format("{} slots; the most are {}", slots, most);
+}
+
+LogprobsOperation packed_family(const char* name, const char* summary, bool prerolled) {
+  return {.name = name,
+          .summary = summary,
+          .definition = "score_row_reference, score_gradient_reference",
+          .backward = RowTraffic::updates,
+          .own_options = {gather_gradient_option},
+          .make = [prerolled](LogprobsContext& context,
+                              bool) { return std::make_unique<PackedOp>(context, prerolled); },
+          .why_not = packable};
+}
+
 }  // namespace
 
-std::unique_ptr<LogprobsOp> make_packed_op(LogprobsContext& context, const std::string& name,
-                                           bool) {
-  return std::make_unique<PackedOp>(context, name == "packed-prerolled");
+LogprobsOperation packed_operation() {
+  return packed_family("packed", "next tokens of packed sequences under --layout", false);
+}
+
+LogprobsOperation packed_prerolled_operation() {
+  return packed_family("packed-prerolled", "the same from targets that were rolled ahead of time",
+                       true);
 }
 
 }  // namespace gyre

@@ -1,4 +1,9 @@
-// log-softmax, softmax; logprob, entropy, logprob-entropy, gather.
+// logprob, entropy, logprob-entropy, gather: scores of ids that are given, from one pass over the
+// rows.
+//
+// Defined by score_row_reference, log_softmax_reference and score_gradient_reference. A forward
+// call is one all-gather of 4 (2 + K + 1 with entropies) bytes a row, K ids each; backward sends
+// nothing. NeMo RL's: all-reduces of 4 bytes a row or value, see expected_upstream().
 
 #include <fmt/format.h>
 
@@ -7,8 +12,9 @@
 #include <limits>
 #include <numeric>
 
-#include "apps/logprobs/op.hpp"
+#include "apps/logprobs/operation.hpp"
 #include "baselines/upstream.hpp"
+#include "logprobs/reference.hpp"
 #include "logprobs/vocab_parallel.hpp"
 
 namespace gyre {
@@ -16,79 +22,20 @@ namespace {
 
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
-class SoftmaxOp final : public LogprobsOp {
- public:
-  SoftmaxOp(LogprobsContext& context, bool exponentiate)
-      : LogprobsOp(context, false),
-        exponentiate_(exponentiate),
-        rows_(context.in_order()),
-        out_(rows_.rows(), columns(), context.problem.type, space()) {}
-
-  void start() override {
-    const ScoreOptions options{0, false, temperature(), c_.options.threads, kernels()};
-    scores_ = std::make_unique<VocabScores>(rows_.rows(), vocab(), options, tp());
-    forward_ = [this] {
-      scores_->forward(rows_.logits(), {}, stream(), {}, {});
-      scores_->write_log_softmax(rows_.logits(), exponentiate_, out_.ref());
-    };
-  }
-  void poison() override { out_.poison(stream()); }
-  std::optional<SentTraffic> expected(Pass) const override {
-    return all_gather_of(tp(), 8 * rows_.rows());
-  }
-  /// Two reads: no row is known before all ranks have read their part of it.
-  double ideal_bytes(Pass) const override { return 3 * shard_bytes(rows_.rows()); }
-
-  void verify(Pass, const std::string& label, Verification& checks) override {
-    Check& check = check_of(label, "values", tolerance(), checks);
-    for (const int64_t r : sample(rows_.tokens())) {
-      const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
-      std::vector<double> want = log_softmax_reference(whole_row(token), temperature()), scales;
-      for (double& logprob : want) {
-        scales.push_back(scale(logprob));
-        if (exponentiate_) logprob = std::exp(logprob);
-      }
-      const ConstMatrixRef got = host_row(out_.ref(), r);
-      for (int64_t c = 0; c < columns(); ++c) {
-        const bool padding = c >= valid_columns();
-        const auto id = static_cast<size_t>(first_column() + c);
-        const double nothing = exponentiate_ ? 0 : -std::numeric_limits<double>::infinity();
-        check.add(
-            static_cast<double>(got.at(0, c)), padding ? nothing : want[id],
-            [&] { return fmt::format("token {} column {}", token, id); }, padding ? 1 : scales[id]);
-      }
-    }
-  }
-
- private:
-  double temperature() const { return c_.problem.filter.temperature; }
-  /// Values are stored in the logits' type: one rounding more.
-  double tolerance() const {
-    return c_.problem.type == DType::bf16 ? logit_gradient_tolerance(DType::bf16)
-                                          : logprob_tolerance();
-  }
-  /// An error of log p is a relative one of p.
-  double scale(double logprob) const {
-    if (!exponentiate_) return std::isfinite(logprob) ? logprob_scale(logprob) : 1;
-    return logit_gradient_scale(logprob, 1, 0, 0);
-  }
-
-  bool exponentiate_;
-  LogprobsRows& rows_;
-  LogitMatrix out_;
-  std::unique_ptr<VocabScores> scores_;
+/// What a member of the family computes of each row.
+struct Scores {
+  enum class Ids { none, target, picks } ids = Ids::none;
+  bool entropy = false;
 };
 
 class ScoreOp final : public LogprobsOp {
  public:
-  ScoreOp(LogprobsContext& context, const std::string& name, bool upstream)
+  ScoreOp(LogprobsContext& context, const Scores& scores, bool upstream)
       : LogprobsOp(context, upstream),
         rows_(context.in_order()),
-        gathers_(name == "gather"),
-        picks_(gathers_            ? context.problem.picks
-               : name == "entropy" ? 0
-                                   : 1),
-        entropy_(name == "entropy" || name == "logprob-entropy"),
+        gathers_(scores.ids == Scores::Ids::picks),
+        picks_(picks_of(scores, context.problem)),
+        entropy_(scores.entropy),
         ids_(gathers_      ? rows_.ids()
              : picks_ == 1 ? rows_.targets()
                            : std::span<const int32_t>()),
@@ -128,7 +75,6 @@ class ScoreOp final : public LogprobsOp {
     return shard_bytes(rows_.rows()) + shard_bytes(active);
   }
   void collect(LogprobsOutput& output) const override {
-    if (picks_ != 1 || !entropy_) return;
     output.logprob.assign(logprob_.span().begin(), logprob_.span().end());
     output.entropy.assign(entropies_.span().begin(), entropies_.span().end());
   }
@@ -144,6 +90,10 @@ class ScoreOp final : public LogprobsOp {
   }
 
  private:
+  static int64_t picks_of(const Scores& scores, const LogprobsWorkload& problem) {
+    if (scores.ids == Scores::Ids::picks) return problem.picks;
+    return scores.ids == Scores::Ids::target ? 1 : 0;
+  }
   void start_ours() {
     const ScoreOptions options{picks_, entropy_, temperature(), c_.options.threads, kernels()};
     auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(), options, tp());
@@ -277,16 +227,57 @@ class ScoreOp final : public LogprobsOp {
   std::vector<float> d_entropy_;
 };
 
-}  // namespace
-
-std::unique_ptr<LogprobsOp> make_softmax_op(LogprobsContext& context, const std::string& name,
-                                            bool) {
-  return std::make_unique<SoftmaxOp>(context, name == "softmax");
+std::string without_temperature(const LogprobsWorkload& problem, const LogprobsOptions&,
+                                bool upstream) {
+  if (!upstream || problem.filter.temperature == 1) return "";
+  return fmt::format("upstream has no temperature but 1, not {}", problem.filter.temperature);
 }
 
-std::unique_ptr<LogprobsOp> make_score_op(LogprobsContext& context, const std::string& name,
-                                          bool upstream) {
-  return std::make_unique<ScoreOp>(context, name, upstream);
+LogprobsOperation score_family(const char* name, const char* summary, const Scores& scores) {
+  LogprobsOperation entry;
+  entry.name = name;
+  entry.summary = summary;
+  if (scores.ids != Scores::Ids::none) entry.definition += "log_softmax_reference, ";
+  if (scores.entropy) entry.definition += "score_row_reference, ";
+  entry.definition += "score_gradient_reference";
+  entry.backward = RowTraffic::updates;
+  entry.make = [scores](LogprobsContext& context, bool upstream) {
+    return std::make_unique<ScoreOp>(context, scores, upstream);
+  };
+  return entry;
+}
+
+/// Of what NeMo RL computes too, by way of a log-softmax of f32.
+LogprobsOperation compared(LogprobsOperation entry) {
+  entry.upstream = true;
+  entry.matrices.upstream = 5;
+  entry.why_not = without_temperature;
+  return entry;
+}
+
+}  // namespace
+
+LogprobsOperation logprob_operation() {
+  return compared(score_family("logprob", "log-probability of each token's target",
+                               {Scores::Ids::target, false}));
+}
+
+LogprobsOperation entropy_operation() {
+  return compared(
+      score_family("entropy", "entropy of each token's distribution", {Scores::Ids::none, true}));
+}
+
+LogprobsOperation logprob_entropy_operation() {
+  LogprobsOperation entry =
+      score_family("logprob-entropy", "both in one pass", {Scores::Ids::target, true});
+  entry.written = true;
+  entry.figure.shown = RateShown::headline;
+  return entry;
+}
+
+LogprobsOperation gather_operation() {
+  return compared(score_family("gather", "log-probabilities of --picks ids a token",
+                               {Scores::Ids::picks, false}));
 }
 
 }  // namespace gyre

@@ -1,4 +1,9 @@
-// top-k, argmax, filtered; exchange.
+// filtered: log-probability of each token's target under temperature, top-k and top-p.
+//
+// Defined by filtered_logprob_reference and filtered_gradient_reference. A forward call is one
+// all-gather of 16 bytes a row and of the lists of the largest logits; rows whose threshold no list
+// holds cost rounds that depend on the logits. Backward sends nothing. NeMo RL's: an all-to-all of
+// all logits in f32 in both directions, and an all-gather of 4 bytes a row.
 
 #include <fmt/format.h>
 
@@ -6,95 +11,15 @@
 #include <cmath>
 #include <limits>
 
-#include "apps/logprobs/op.hpp"
+#include "apps/logprobs/operation.hpp"
 #include "baselines/upstream.hpp"
 #include "logprobs/filtered_scores.hpp"
-#include "logprobs/vocab_exchange.hpp"
-#include "logprobs/vocab_top_k.hpp"
+#include "logprobs/reference.hpp"
 
 namespace gyre {
 namespace {
 
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
-
-class TopKOp final : public LogprobsOp {
- public:
-  TopKOp(LogprobsContext& context, bool argmax, bool upstream)
-      : LogprobsOp(context, upstream),
-        rows_(context.in_order()),
-        k_(argmax ? 1 : context.problem.picks),
-        length_(std::min(k_, vocab().vocab_size)),
-        values_(rows_.rows() * length_),
-        ids_(rows_.rows() * length_) {}
-
-  void start() override {
-    if (upstream_) {
-      const upstream::Shape shape{rows_.rows(), vocab(), c_.options.chunk, c_.options.threads};
-      auto theirs = std::make_shared<upstream::TopK>(shape, k_, tp());
-      forward_ = [this, theirs] {
-        theirs->run(rows_.logits(), stream(), values_.span(), ids_.span());
-      };
-      return;
-    }
-    auto ours =
-        std::make_shared<VocabTopK>(rows_.rows(), vocab(), k_, c_.options.threads, tp(), kernels());
-    forward_ = [this, ours] { ours->run(rows_.logits(), stream(), values_.span(), ids_.span()); };
-  }
-  void poison() override {
-    std::ranges::fill(values_.span(), not_a_number);
-    std::ranges::fill(ids_.span(), -2);
-  }
-  std::optional<SentTraffic> expected(Pass) const override {
-    int64_t longest = 0;
-    for (int r = 0; r < vocab().ranks(); ++r) longest = std::max(longest, vocab().valid(r));
-    const int64_t entries = rows_.rows() * std::min(k_, longest);
-    const auto value_bytes = static_cast<int64_t>(size_of(c_.problem.type));
-    if (!upstream_) return all_gather_of(tp(), round_up(entries * (4 + value_bytes), 4));
-    const int64_t chunk = c_.options.chunk > 0 ? c_.options.chunk : rows_.rows();
-    const int64_t slices = rows_.rows() == 0 ? 0 : ceil_div(rows_.rows(), chunk);
-    const SentTraffic all = all_gather_of(tp(), 12 * entries);
-    return SentTraffic{2 * slices * all.messages, all.bytes};
-  }
-  double ideal_bytes(Pass) const override { return shard_bytes(rows_.rows()); }
-
-  void collect(LogprobsOutput& output) const override {
-    if (upstream_ || k_ != c_.problem.picks) return;
-    output.top_values.assign(values_.span().begin(), values_.span().end());
-    output.top_ids.assign(ids_.span().begin(), ids_.span().end());
-  }
-  void verify(Pass, const std::string& label, Verification& checks) override {
-    Check& values = check_of(label, "values", 0, checks);
-    Check& ids = check_of(label, "ids", 0, checks);
-    for (const int64_t r : sample(rows_.tokens())) {
-      const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
-      const std::vector<TopEntry> want = wanted(token);
-      for (int64_t k = 0; k < length_; ++k) {
-        const TopEntry& entry = want[static_cast<size_t>(k)];
-        const auto place = [&] { return fmt::format("token {} entry {}", token, k); };
-        values.add(static_cast<double>(values_[r * length_ + k]), entry.value, place);
-        ids.add(static_cast<double>(ids_[r * length_ + k]), static_cast<double>(entry.id), place);
-      }
-    }
-    check_same_bits(label, values_.span(), tp(), checks);
-  }
-
- private:
-  std::vector<TopEntry> wanted(int64_t token) const {
-    const int64_t stored = std::min(c_.problem.picks, vocab().vocab_size);
-    if (reference() == nullptr) return top_k_reference(whole_row(token), k_);
-    std::vector<TopEntry> entries;
-    for (int64_t k = 0; k < length_; ++k) {
-      const auto at = static_cast<size_t>(token * stored + k);
-      entries.push_back({reference()->top_values[at], reference()->top_ids[at]});
-    }
-    return entries;
-  }
-
-  LogprobsRows& rows_;
-  int64_t k_, length_;
-  Buffer<float> values_;
-  Buffer<int32_t> ids_;
-};
 
 class FilteredOp final : public LogprobsOp {
  public:
@@ -155,7 +80,7 @@ class FilteredOp final : public LogprobsOp {
   }
 
   void collect(LogprobsOutput& output) const override {
-    if (!upstream_) output.filtered_logprob.assign(logprob_.span().begin(), logprob_.span().end());
+    output.filtered_logprob.assign(logprob_.span().begin(), logprob_.span().end());
   }
   void verify(Pass pass, const std::string& label, Verification& checks) override {
     const bool forward = pass == Pass::forward;
@@ -266,86 +191,19 @@ class FilteredOp final : public LogprobsOp {
   int64_t by_digits_ = 0;
 };
 
-class ExchangeOp final : public LogprobsOp {
- public:
-  explicit ExchangeOp(LogprobsContext& context)
-      : LogprobsOp(context, false),
-        rows_(context.in_order()),
-        exchange_(rows_.rows(), vocab(), context.problem.type, tp(), &tp_arrays()),
-        by_rows_(exchange_.rows(), vocab().padded(), context.problem.type, space()) {}
-
-  void start() override {
-    forward_ = [this] { exchange_.to_sequence(rows_.logits(), stream(), by_rows_.ref()); };
-    backward_ = [this] { exchange_.to_vocab(by_rows_.ref(), stream(), rows_.d_logits()); };
-  }
-  void prepare_backward() override {
-    rows_.prepare_gradient();
-    rows_.clobber();  // what is to come back must not be there already
-  }
-  void restore() override { rows_.restore(); }
-  void poison() override { by_rows_.poison(stream()); }
-  std::optional<SentTraffic> expected(Pass pass) const override {
-    SentTraffic sent;
-    const int me = c_.grid.tp_rank();
-    for (int r = 0; r < tp().size(); ++r) {
-      const int64_t end = r + 1 < tp().size() ? exchange_.first_row(r + 1) : rows_.rows();
-      const int64_t block = pass == Pass::forward ? (end - exchange_.first_row(r)) * columns()
-                                                  : exchange_.rows() * vocab().columns(r);
-      if (r == me || block == 0) continue;
-      ++sent.messages;
-      sent.bytes += block * static_cast<int64_t>(size_of(c_.problem.type));
-    }
-    return sent;
-  }
-  double ideal_bytes(Pass) const override {
-    return element_bytes() *
-           static_cast<double>(rows_.rows() * columns() + exchange_.rows() * vocab().padded());
-  }
-  void verify(Pass pass, const std::string& label, Verification& checks) override {
-    Check& check = check_of(label, "bits of logits", 0, checks);
-    const bool forward = pass == Pass::forward;
-    const int64_t first = forward ? exchange_.first_row(c_.grid.tp_rank()) : 0;
-    const int64_t first_id = forward ? 0 : first_column();
-    const MatrixRef got = forward ? by_rows_.ref() : rows_.d_logits();
-    const auto tokens =
-        rows_.tokens().subspan(static_cast<size_t>(first), static_cast<size_t>(got.rows));
-    LogitMatrix want(1, got.cols, got.type);
-    for (const int64_t r : sample(tokens)) {
-      const auto token = tokens.subspan(static_cast<size_t>(r), 1);
-      fill_logits(c_.inputs, TokenTensor::logits, token, first_id, want.ref());
-      const ConstMatrixRef row = host_row(got, r);
-      for (int64_t c = 0; c < got.cols; ++c)
-        check.add(static_cast<double>(bits(row, 0, c)), static_cast<double>(bits(want.ref(), 0, c)),
-                  [&] { return fmt::format("token {} column {}", token[0], first_id + c); });
-    }
-    if (got.rows * got.cols == 0) check.add_nothing();
-  }
-
- private:
-  static uint32_t bits(ConstMatrixRef m, int64_t row, int64_t col) {
-    return m.type == DType::f32 ? std::bit_cast<uint32_t>(m.as<float>()(row, col))
-                                : uint32_t{m.as<bf16>()(row, col).bits};
-  }
-
-  LogprobsRows& rows_;
-  VocabExchange exchange_;
-  LogitMatrix by_rows_;
-};
-
 }  // namespace
 
-std::unique_ptr<LogprobsOp> make_top_k_op(LogprobsContext& context, const std::string& name,
-                                          bool upstream) {
-  return std::make_unique<TopKOp>(context, name == "argmax", upstream);
-}
-
-std::unique_ptr<LogprobsOp> make_filtered_op(LogprobsContext& context, const std::string&,
-                                             bool upstream) {
-  return std::make_unique<FilteredOp>(context, upstream);
-}
-
-std::unique_ptr<LogprobsOp> make_exchange_op(LogprobsContext& context, const std::string&, bool) {
-  return std::make_unique<ExchangeOp>(context);
+LogprobsOperation filtered_operation() {
+  return {.name = "filtered",
+          .summary = "log-probability under temperature, top-k and top-p",
+          .definition = "filtered_logprob_reference, filtered_gradient_reference",
+          .upstream = true,
+          .backward = RowTraffic::updates,
+          .matrices = {.upstream = 6},
+          .written = true,
+          .make = [](LogprobsContext& context, bool upstream) {
+            return std::make_unique<FilteredOp>(context, upstream);
+          }};
 }
 
 }  // namespace gyre

@@ -1,4 +1,11 @@
 // fused-linear: hidden states to log-probabilities and entropies, without logits.
+//
+// Defined by score_row_reference and log_softmax_reference of the product of hidden states and the
+// head's weight, both in double precision, or by the answers of the file. A forward call is an
+// exchange of hidden states, a message to every other rank, and one all-gather of 16 bytes a token;
+// backward is a message to every other rank, of the gradient of its hidden states in f32.
+
+#include "logprobs/fused_linear.hpp"
 
 #include <fmt/format.h>
 
@@ -7,8 +14,9 @@
 #include <limits>
 #include <numeric>
 
-#include "apps/logprobs/op.hpp"
-#include "logprobs/fused_linear.hpp"
+#include "apps/logprobs/operation.hpp"
+#include "logprobs/fused_linear_cuda.hpp"
+#include "logprobs/reference.hpp"
 
 namespace gyre {
 namespace {
@@ -17,13 +25,16 @@ constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 /// Products of a check, about a second's work: rows of large vocabularies are sampled less.
 constexpr int64_t most_products = int64_t{1} << 29;
 
-/// Hidden states are normal; weights so that logits are as large as the options say.
+/// Hidden states and weights are those of the file; otherwise hidden states are normal, and weights
+/// so that logits are as large as the options say.
 class LinearOp final : public LogprobsOp {
  public:
   explicit LinearOp(LogprobsContext& context)
       : LogprobsOp(context, false),
         hidden_(context.problem.hidden),
-        weight_scale_(context.options.logit_scale / std::sqrt(static_cast<double>(hidden_))),
+        factors_(context.inputs.linear()),
+        logit_scale_(factors_ == nullptr ? context.options.logit_scale : factors_->logit_size()),
+        weight_scale_(logit_scale_ / std::sqrt(static_cast<double>(hidden_))),
         tokens_(context.tokens_in_order()),
         layer_({count(), hidden_, true, true, context.problem.filter.temperature,
                 context.options.threads, 0, 0, context.backend.linear_ops()},
@@ -96,24 +107,33 @@ class LinearOp final : public LogprobsOp {
  private:
   int64_t count() const { return std::ssize(tokens_); }
   double temperature() const { return c_.problem.filter.temperature; }
-  /// A row of made-up numbers that the type of the run holds exactly.
-  std::vector<float> row_of(TokenTensor tensor, int64_t index, double scale) const {
+  /// A row of made-up numbers.
+  std::vector<float> made_up_row(TokenTensor tensor, int64_t index, double scale) const {
     std::vector<float> row(static_cast<size_t>(hidden_));
     fill_token_row({static_cast<uint64_t>(c_.options.seed), tensor}, index, row);
-    for (float& value : row) {
-      value *= static_cast<float>(scale);
-      if (c_.problem.type == DType::bf16) value = to_float(to_bf16(value));
-    }
+    for (float& value : row) value *= static_cast<float>(scale);
+    return row;
+  }
+  std::vector<float> stored_row(const std::vector<float>& all, int64_t index) const {
+    const auto begin = all.begin() + index * hidden_;
+    return {begin, begin + hidden_};
+  }
+  /// To numbers that the type of the run holds exactly.
+  std::vector<float> rounded(std::vector<float> row) const {
+    if (c_.problem.type == DType::bf16)
+      for (float& value : row) value = to_float(to_bf16(value));
     return row;
   }
   std::vector<float> hidden_row(int64_t token) const {
-    return row_of(TokenTensor::hidden, token, 1);
+    return rounded(factors_ == nullptr ? made_up_row(TokenTensor::hidden, token, 1)
+                                       : stored_row(factors_->hidden, token));
   }
   /// Padded columns hold NaN, which nothing may read.
   std::vector<float> weight_row(int64_t id) const {
     if (id >= vocab().vocab_size)
       return std::vector<float>(static_cast<size_t>(hidden_), not_a_number);
-    return row_of(TokenTensor::weight, id, weight_scale_);
+    return rounded(factors_ == nullptr ? made_up_row(TokenTensor::weight, id, weight_scale_)
+                                       : stored_row(factors_->head, id));
   }
   static double dot(const std::vector<float>& a, const std::vector<float>& b) {
     double sum = 0;
@@ -144,7 +164,11 @@ class LinearOp final : public LogprobsOp {
     return z;
   }
   /// The rms of logits over the temperature.
-  double logit_size() const { return c_.options.logit_scale / temperature(); }
+  double logit_size() const { return logit_scale_ / temperature(); }
+  /// The answers of the file; null: compute them.
+  const LinearReference* answers() const {
+    return reference() == nullptr || !reference()->linear ? nullptr : &*reference()->linear;
+  }
   double score_tolerance() const { return linear_logprob_tolerance(hidden_, logit_size()); }
   /// On a device, gradients of logits of bf16 factors are rounded to bf16 themselves.
   double gradient_tolerance(int64_t terms) const {
@@ -160,7 +184,11 @@ class LinearOp final : public LogprobsOp {
     const auto z = logits_of(some);
     for (size_t s = 0; s < some.size(); ++s) {
       const auto i = static_cast<size_t>(some[s]);
-      const TokenScore want = score_row_reference(z[s], targets_[i], temperature());
+      TokenScore want = score_row_reference(z[s], targets_[i], temperature());
+      if (answers() != nullptr) {
+        const auto at = static_cast<size_t>(tokens_[i]);
+        want = {answers()->logprob[at], answers()->entropy[at]};
+      }
       const auto place = [&] { return fmt::format("token {} id {}", tokens_[i], targets_[i]); };
       scores.add(static_cast<double>(logprob_[some[s]]), want.logprob, place,
                  logprob_scale(want.logprob));
@@ -214,10 +242,12 @@ class LinearOp final : public LogprobsOp {
         }
       }
     });
-    for (size_t s = 0; s < some.size(); ++s)
-      add_row(check, host_row(d_x_.matrix(layer_.rows(), hidden_), some[s] - first_), want[s],
-              squares[s],
-              [&] { return fmt::format("token {}", tokens_[static_cast<size_t>(some[s])]); });
+    for (size_t s = 0; s < some.size(); ++s) {
+      const int64_t token = tokens_[static_cast<size_t>(some[s])];
+      if (answers() != nullptr) want[s] = answer_row(answers()->d_hidden, token);
+      add_row(check, values_of(host_row(d_x_.matrix(layer_.rows(), hidden_), some[s] - first_)),
+              want[s], squares[s], [&] { return fmt::format("token {}", token); });
+    }
   }
 
   /// dW = G^T X: some of this rank's columns, from the normalisers that the forward pass implies,
@@ -248,21 +278,43 @@ class LinearOp final : public LogprobsOp {
         }
       }
     }
-    for (size_t s = 0; s < some.size(); ++s)
-      add_row(check, host_row(d_weight_.matrix(columns(), hidden_), some[s]), want[s], squares[s],
+    for (size_t s = 0; s < some.size(); ++s) {
+      std::vector<double> got = values_of(host_row(d_weight_.matrix(columns(), hidden_), some[s]));
+      if (answers() != nullptr) {  // of all tokens, where each rank has a part of them
+        for (std::vector<double>* parts : {&got, &squares[s]}) sum_over_tokens(*parts);
+        want[s] = answer_row(answers()->d_head, first_column() + some[s]);
+      }
+      add_row(check, got, want[s], squares[s],
               [&] { return fmt::format("column {}", first_column() + some[s]); });
+    }
+  }
+  std::vector<double> answer_row(const std::vector<double>& all, int64_t index) const {
+    const auto begin = all.begin() + index * hidden_;
+    return {begin, begin + hidden_};
+  }
+  static std::vector<double> values_of(ConstMatrixRef row) {
+    std::vector<double> values;
+    for (int64_t d = 0; d < row.cols; ++d) values.push_back(static_cast<double>(row.at(0, d)));
+    return values;
+  }
+  /// values <- their sums over the ranks that share the tokens. Collective over these.
+  void sum_over_tokens(std::vector<double>& values) const {
+    HostStream host;
+    c_.grid.cp()
+        .all_reduce(values.data(), std::ssize(values), DType::f64, ReduceOp::sum, host,
+                    "summing d_weight for a check")
+        ->wait();
   }
   /// Compares a row of a gradient; `squares` are those of the terms of each element.
   template <class Where>
-  static void add_row(Check& check, ConstMatrixRef got, const std::vector<double>& want,
+  static void add_row(Check& check, const std::vector<double>& got, const std::vector<double>& want,
                       const std::vector<double>& squares, Where where) {
     const double mean =
         std::accumulate(squares.begin(), squares.end(), 0.0) / static_cast<double>(squares.size());
     const double scale = error_scale(want, std::sqrt(mean));
     for (size_t d = 0; d < want.size(); ++d)
       check.add(
-          static_cast<double>(got.at(0, static_cast<int64_t>(d))), want[d],
-          [&] { return fmt::format("{} element {}", where(), d); }, scale);
+          got[d], want[d], [&] { return fmt::format("{} element {}", where(), d); }, scale);
   }
   /// Of the exponentials of token i's logits over the temperature.
   double log_sum_of(size_t i, const std::vector<float>& x) const {
@@ -274,6 +326,8 @@ class LinearOp final : public LogprobsOp {
   }
 
   int64_t hidden_;
+  const LinearFactors* factors_;  // null: made up
+  double logit_scale_;            // root of the mean square of logits, or a bound of it
   double weight_scale_;
   std::vector<int64_t> tokens_;  // of this context-parallel rank
   FusedLinear layer_;
@@ -284,11 +338,31 @@ class LinearOp final : public LogprobsOp {
   std::vector<float> d_logprob_, d_entropy_;
 };
 
+/// Hidden states of all ranks, two parts of their gradient that leave and one that comes; weights
+/// and their gradient; on a GPU, a tile of logits and of their gradient.
+double matrix_bytes(const MemoryCase& run) {
+  const auto hidden = static_cast<double>(run.problem.hidden);
+  const double tile =
+      run.options.backend.on_gpu()
+          ? 6 * std::min(run.tokens(), static_cast<double>(usual_cuda_tile.rows)) *
+                std::min(run.columns(), static_cast<double>(usual_cuda_tile.columns))
+          : 0;
+  return tile + run.tokens() * hidden * (3 * run.element_bytes() + 12) +
+         run.columns() * hidden * (run.element_bytes() + 4);
+}
+
 }  // namespace
 
-std::unique_ptr<LogprobsOp> make_fused_linear_op(LogprobsContext& context, const std::string&,
-                                                 bool) {
-  return std::make_unique<LinearOp>(context);
+LogprobsOperation fused_linear_operation() {
+  return {
+      .name = "fused-linear",
+      .summary = "hidden states to log-probability and entropy, no logits",
+      .definition = "score_row_reference, log_softmax_reference",
+      .forward = RowTraffic::products,
+      .backward = RowTraffic::products,
+      .figure = {RateShown::always, "fused_linear_rate", "TFLOP/s/rank"},
+      .make = [](LogprobsContext& context, bool) { return std::make_unique<LinearOp>(context); },
+      .bytes_without_logits = matrix_bytes};
 }
 
 }  // namespace gyre

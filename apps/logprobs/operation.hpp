@@ -1,0 +1,96 @@
+#pragma once
+// What gyre-logprobs knows of an operation. Everything that distinguishes one operation from
+// another stands in its entry and its adaptor: the code that measures and reports reads these, and
+// never a name.
+//
+// Adding one = a file in ops/, and a line in the list of registry.cpp. The file has
+//
+//     the adaptor, a LogprobsOp       calls src/logprobs, checks the results against a definition
+//                                     in double precision, and gives messages and bytes of a call
+//                                     in closed form
+//     NAME_operation()                the entry
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/logprobs/op.hpp"
+
+namespace gyre {
+
+/// What a pass does in memory with the rows of a shard: its rate is compared with that of a loop
+/// that does the same and nothing else.
+enum class RowTraffic {
+  reads,     ///< reads them
+  updates,   ///< reads them and writes as much in their place; elsewhere with --out-of-place
+  copies,    ///< reads them and writes as much elsewhere
+  writes,    ///< writes rows without reading any
+  products,  ///< multiplies matrices: the limit is that of FMAs
+};
+
+/// Which calls of an operation have a figure of merit for their rate.
+enum class RateShown {
+  always,
+  headline,        ///< always, and then `if_no_headline` ones have none
+  if_no_headline,  ///< if no headline operation runs, and this one is the first that does
+};
+
+/// The figure of merit of an operation's rate.
+struct RateFigure {
+  RateShown shown = RateShown::if_no_headline;
+  std::string metric = "logits_rate";
+  std::string unit = "GB/s/rank";
+};
+
+/// Matrices as large as a rank's logits that an operation needs besides them.
+struct MatrixNeeds {
+  double always = 0;    ///< of the logits' type
+  double upstream = 0;  ///< of f32, by NeMo RL's algorithm
+  double backward = 1;  ///< of the logits' type, if backward is run: the gradient or, in place, a
+                        ///< copy of the logits
+};
+
+/// One run of an operation, whose memory is asked for.
+struct MemoryCase {
+  const LogprobsWorkload& problem;
+  const LogprobsOptions& options;
+  bool upstream = false;
+  int tp_rank = 0;
+
+  /// Of the context-parallel rank that has most.
+  double tokens() const { return static_cast<double>(ceil_div(problem.tokens(), options.cp)); }
+  double columns() const { return static_cast<double>(problem.vocab.columns(tp_rank)); }
+  double element_bytes() const { return static_cast<double>(size_of(problem.type)); }
+};
+
+/// The entry of an operation.
+struct LogprobsOperation {
+  std::string name = "";     ///< of --op
+  std::string summary = "";  ///< what it computes
+  /// What results are checked against, in double precision: a routine of logprobs/reference.hpp, or
+  /// the inputs themselves.
+  std::string definition = "";
+  bool upstream = false;                      ///< NeMo RL's algorithm is there too
+  RowTraffic forward = RowTraffic::reads;     ///< what a forward pass does
+  std::optional<RowTraffic> backward = {};    ///< likewise; nothing: there is no backward pass
+  MatrixNeeds matrices = {};                  ///< what it needs beside logits
+  std::vector<std::string> own_options = {};  ///< those that others do not read
+  bool written = false;                       ///< --output writes its results
+  RateFigure figure = {};                     ///< of its rate
+
+  std::function<std::unique_ptr<LogprobsOp>(LogprobsContext& context, bool upstream)> make = {};
+  /// Why the case does not admit it; empty: it does.
+  std::function<std::string(const LogprobsWorkload& problem, const LogprobsOptions& options,
+                            bool upstream)>
+      why_not = [](const LogprobsWorkload&, const LogprobsOptions&, bool) { return ""; };
+  /// Bytes of the matrices, of an operation that works without logits; none: as `matrices` says.
+  std::function<double(const MemoryCase& run)> bytes_without_logits = {};
+
+  bool has_backward() const { return backward.has_value(); }
+  RowTraffic traffic(Pass pass) const { return pass == Pass::forward ? forward : *backward; }
+  bool reads(const std::string& option) const;
+};
+
+}  // namespace gyre

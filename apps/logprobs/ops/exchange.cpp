@@ -1,0 +1,95 @@
+// exchange: columns for rows (forward) and back (backward).
+//
+// Defined by the logits themselves, to the bit. A call is one exchange, a message to every rank
+// with which this one shares a block of logits.
+
+#include <fmt/format.h>
+
+#include <bit>
+
+#include "apps/logprobs/operation.hpp"
+#include "logprobs/vocab_exchange.hpp"
+
+namespace gyre {
+namespace {
+
+class ExchangeOp final : public LogprobsOp {
+ public:
+  explicit ExchangeOp(LogprobsContext& context)
+      : LogprobsOp(context, false),
+        rows_(context.in_order()),
+        exchange_(rows_.rows(), vocab(), context.problem.type, tp(), &tp_arrays()),
+        by_rows_(exchange_.rows(), vocab().padded(), context.problem.type, space()) {}
+
+  void start() override {
+    forward_ = [this] { exchange_.to_sequence(rows_.logits(), stream(), by_rows_.ref()); };
+    backward_ = [this] { exchange_.to_vocab(by_rows_.ref(), stream(), rows_.d_logits()); };
+  }
+  void prepare_backward() override {
+    rows_.prepare_gradient();
+    rows_.clobber();  // what is to come back must not be there already
+  }
+  void restore() override { rows_.restore(); }
+  void poison() override { by_rows_.poison(stream()); }
+  std::optional<SentTraffic> expected(Pass pass) const override {
+    SentTraffic sent;
+    const int me = c_.grid.tp_rank();
+    for (int r = 0; r < tp().size(); ++r) {
+      const int64_t end = r + 1 < tp().size() ? exchange_.first_row(r + 1) : rows_.rows();
+      const int64_t block = pass == Pass::forward ? (end - exchange_.first_row(r)) * columns()
+                                                  : exchange_.rows() * vocab().columns(r);
+      if (r == me || block == 0) continue;
+      ++sent.messages;
+      sent.bytes += block * static_cast<int64_t>(size_of(c_.problem.type));
+    }
+    return sent;
+  }
+  double ideal_bytes(Pass) const override {
+    return element_bytes() *
+           static_cast<double>(rows_.rows() * columns() + exchange_.rows() * vocab().padded());
+  }
+  void verify(Pass pass, const std::string& label, Verification& checks) override {
+    Check& check = check_of(label, "bits of logits", 0, checks);
+    const bool forward = pass == Pass::forward;
+    const int64_t first = forward ? exchange_.first_row(c_.grid.tp_rank()) : 0;
+    const int64_t first_id = forward ? 0 : first_column();
+    const MatrixRef got = forward ? by_rows_.ref() : rows_.d_logits();
+    const auto tokens =
+        rows_.tokens().subspan(static_cast<size_t>(first), static_cast<size_t>(got.rows));
+    LogitMatrix want(1, got.cols, got.type);
+    for (const int64_t r : sample(tokens)) {
+      const auto token = tokens.subspan(static_cast<size_t>(r), 1);
+      fill_logits(c_.inputs, TokenTensor::logits, token, first_id, want.ref());
+      const ConstMatrixRef row = host_row(got, r);
+      for (int64_t c = 0; c < got.cols; ++c)
+        check.add(static_cast<double>(bits(row, 0, c)), static_cast<double>(bits(want.ref(), 0, c)),
+                  [&] { return fmt::format("token {} column {}", token[0], first_id + c); });
+    }
+    if (got.rows * got.cols == 0) check.add_nothing();
+  }
+
+ private:
+  static uint32_t bits(ConstMatrixRef m, int64_t row, int64_t col) {
+    return m.type == DType::f32 ? std::bit_cast<uint32_t>(m.as<float>()(row, col))
+                                : uint32_t{m.as<bf16>()(row, col).bits};
+  }
+
+  LogprobsRows& rows_;
+  VocabExchange exchange_;
+  LogitMatrix by_rows_;
+};
+
+}  // namespace
+
+LogprobsOperation exchange_operation() {
+  return {
+      .name = "exchange",
+      .summary = "columns for rows (forward) and back (backward)",
+      .definition = "the logits",
+      .forward = RowTraffic::copies,
+      .backward = RowTraffic::copies,
+      .matrices = {.always = 1},
+      .make = [](LogprobsContext& context, bool) { return std::make_unique<ExchangeOp>(context); }};
+}
+
+}  // namespace gyre

@@ -1,0 +1,44 @@
+#pragma once
+// What raw-gather and the distillations share.
+
+#include <span>
+#include <vector>
+
+#include "apps/logprobs/op.hpp"
+
+namespace gyre {
+
+/// What the operations on a token's ids share: gradients [rows, picks] of their results.
+class PicksOp : public LogprobsOp {
+ public:
+  explicit PicksOp(LogprobsContext& context)
+      : LogprobsOp(context, false),
+        rows_(context.in_order()),
+        picks_(context.problem.picks),
+        values_(rows_.rows() * picks_),
+        d_values_(rows_.rows() * picks_) {
+    for (int64_t k = 0; k < picks_; ++k) {
+      const std::vector<float> g = rows_.gradients(2 + k);
+      for (int64_t r = 0; r < rows_.rows(); ++r)
+        d_values_[r * picks_ + k] = g[static_cast<size_t>(r)];
+    }
+  }
+  void prepare_backward() override { rows_.prepare_gradient(); }
+  void restore() override { rows_.restore(); }
+
+ protected:
+  int64_t token(int64_t r) const { return rows_.tokens()[static_cast<size_t>(r)]; }
+  std::span<const int32_t> ids_of(int64_t r) const {
+    return rows_.ids().subspan(static_cast<size_t>(r * picks_), static_cast<size_t>(picks_));
+  }
+  std::vector<double> gradients_of(int64_t r) const {
+    const float* first = d_values_.data() + r * picks_;
+    return {first, first + picks_};
+  }
+
+  LogprobsRows& rows_;
+  int64_t picks_;
+  Buffer<float> values_, d_values_;  // [rows, picks]
+};
+
+}  // namespace gyre

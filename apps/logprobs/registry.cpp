@@ -1,0 +1,53 @@
+#include "apps/logprobs/registry.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+// One line for each operation, in the order of the table; NAME_operation() in ops/ is its entry.
+#define GYRE_LOGPROBS_OPERATIONS(X) \
+  X(log_softmax)                    \
+  X(softmax)                        \
+  X(logprob)                        \
+  X(entropy)                        \
+  X(logprob_entropy)                \
+  X(gather)                         \
+  X(raw_gather)                     \
+  X(soft_cross_entropy)             \
+  X(distill)                        \
+  X(distill_renormalised)           \
+  X(top_k)                          \
+  X(argmax)                         \
+  X(filtered)                       \
+  X(exchange)                       \
+  X(fused_linear)                   \
+  X(packed)                         \
+  X(packed_prerolled)
+
+namespace gyre {
+
+#define GYRE_DECLARE(name) LogprobsOperation name##_operation();
+GYRE_LOGPROBS_OPERATIONS(GYRE_DECLARE)
+#undef GYRE_DECLARE
+
+bool LogprobsOperation::reads(const std::string& option) const {
+  return std::ranges::find(own_options, option) != own_options.end();
+}
+
+const std::vector<LogprobsOperation>& logprobs_operations() {
+#define GYRE_ENTRY(name) name##_operation(),
+  static const std::vector<LogprobsOperation> all = {GYRE_LOGPROBS_OPERATIONS(GYRE_ENTRY)};
+#undef GYRE_ENTRY
+  return all;
+}
+
+const LogprobsOperation& find_operation(const std::string& name) {
+  std::vector<std::string> names;
+  for (const LogprobsOperation& operation : logprobs_operations()) {
+    if (operation.name == name) return operation;
+    names.push_back(operation.name);
+  }
+  throw_usage("operation '{}' is none of {}", name, fmt::join(names, ", "));
+}
+
+}  // namespace gyre

@@ -1,0 +1,16 @@
+#pragma once
+// All operations of gyre-logprobs.
+
+#include <string>
+#include <vector>
+
+#include "apps/logprobs/operation.hpp"
+
+namespace gyre {
+
+/// In the order of the table.
+const std::vector<LogprobsOperation>& logprobs_operations();
+/// Throws a usage error that lists the names.
+const LogprobsOperation& find_operation(const std::string& name);
+
+}  // namespace gyre

@@ -1,0 +1,77 @@
+#include "apps/logprobs/rows.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gyre {
+
+LogprobsRows::LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
+                           std::vector<int64_t> tokens, int tp_rank, bool in_place)
+    : LogprobsRows(problem, inputs, std::move(tokens), tp_rank, in_place, nullptr) {}
+
+LogprobsRows::LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
+                           std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream& stream)
+    : LogprobsRows(problem, inputs, std::move(tokens), tp_rank, in_place, &stream) {}
+
+LogprobsRows::LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
+                           std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream* stream)
+    : stream_(stream == nullptr ? host_ : *stream),
+      inputs_(inputs),
+      tokens_(std::move(tokens)),
+      first_column_(problem.vocab.begin(tp_rank)),
+      in_place_(in_place),
+      logits_(rows(), problem.vocab.columns(tp_rank), problem.type, stream_.space()),
+      targets_(rows()),
+      ids_(rows() * problem.picks) {
+  fill_logits(inputs, TokenTensor::logits, tokens_, first_column_, logits_.ref(), stream_);
+  const auto picks = static_cast<size_t>(problem.picks);
+  for (int64_t r = 0; r < rows(); ++r) {
+    const int64_t token = tokens_[static_cast<size_t>(r)];
+    targets_[r] = token < 0 ? 0 : inputs.target(token);
+    const auto own = ids_.span().subspan(static_cast<size_t>(r) * picks, picks);
+    if (token < 0)
+      std::ranges::fill(own, 0);
+    else
+      inputs.ids(token, own);
+  }
+}
+
+void LogprobsRows::prepare_gradient() {
+  const MatrixRef like = logits_.ref();
+  const bool is_new = !has_second_;
+  if (is_new) second_ = LogitMatrix(like.rows, like.cols, like.type, stream_.space());
+  has_second_ = true;
+  if (!in_place_) return;
+  LogitMatrix &from = is_new ? logits_ : second_, &to = is_new ? second_ : logits_;
+  stream_.copy(to.bytes().data(), from.bytes().data(), to.bytes().size());
+}
+
+void LogprobsRows::restore() {
+  if (in_place_ && has_second_) prepare_gradient();
+}
+
+void LogprobsRows::poison() {
+  if (!in_place_ && has_second_) second_.poison(stream_);
+}
+
+void LogprobsRows::clobber() {
+  (in_place_ ? logits_ : second_).poison(stream_);
+}
+
+MatrixRef LogprobsRows::teacher() {
+  const MatrixRef like = logits_.ref();
+  if (!has_teacher_) {
+    teacher_ = LogitMatrix(like.rows, like.cols, like.type, stream_.space());
+    fill_logits(inputs_, TokenTensor::teacher, tokens_, first_column_, teacher_.ref(), stream_);
+    has_teacher_ = true;
+  }
+  return teacher_.ref();
+}
+
+std::vector<float> LogprobsRows::gradients(int64_t i) const {
+  std::vector<float> all;
+  for (const int64_t token : tokens_) all.push_back(token < 0 ? 0 : inputs_.gradient(token, i));
+  return all;
+}
+
+}  // namespace gyre

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# gyre-logprobs: what some of its operations alone read: hidden states and the weight of a head, and how the gradient of
+# gathered predictions comes back.
+# Usage: logprobs_own_inputs.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
+source "$(dirname "$0")/../support/app_test.bash"
+logprobs=$apps/gyre-logprobs
+linear=$source_dir/inputs/logprobs_linear.h5
+quick="-n 1 -w 0"
+small="--tokens 50 --vocab 300 --picks 7 --hidden 24 --peaks 5 --peak-height 6"
+mpi=("$MPIEXEC" -n)
+
+# Hidden states and the weight of a head, in both types; their answers are used, and those of a file that are wrong found,
+# on grids that split the tokens, too. Without answers both are computed from the file, as the file itself shows.
+while read -r ranks grid; do
+  expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" --input "$linear" --op fused-linear $quick -c all $grid
+  ! grep -q 'results are computed again' output || fail "the references are not used: $(cat output)"
+done <<'GRIDS'
+1 -d bf16
+2 --cp 2
+4 --tp 2 --cp 2 -d bf16
+4 --shards 20,0,30,14 --threads 2
+GRIDS
+/usr/bin/python3 - "$linear" <<'PY'
+import shutil, sys, h5py
+for name, place in (("linear_logprob", 6), ("linear_entropy", 6), ("d_hidden", (7, 3)), ("d_head", (8, 2))):
+    shutil.copy(sys.argv[1], f"wrong_{name}.h5")
+    with h5py.File(f"wrong_{name}.h5", "r+") as f:
+        f["/reference"][name][place] += 0.125
+shutil.copy(sys.argv[1], "other.h5")
+with h5py.File("other.h5", "r+") as f:
+    f["/logprobs/head"][8, 2] += 0.125
+shutil.copy("other.h5", "unanswered.h5")
+with h5py.File("unanswered.h5", "r+") as f:
+    del f["/reference"]
+shutil.copy(sys.argv[1], "narrow.h5")
+with h5py.File("narrow.h5", "r+") as f:
+    head = f["/logprobs/head"][:, :7]
+    del f["/logprobs/head"]
+    f["/logprobs/head"] = head
+PY
+while read -r name what; do
+  expect 1 "$what" "${mpi[@]}" 4 "$logprobs" --input "wrong_$name.h5" --op fused-linear --tp 2 --cp 2 $quick
+done <<'WRONG'
+linear_logprob log-probabilities: 2 of 28 values outside
+linear_entropy entropies: 2 of 28 values outside
+d_hidden d_x: 1 of 168 values outside
+d_head d_weight: 
+WRONG
+grep -q 'at column 8 element 2' output || fail "the wrong gradient is not named: $(cat output)"
+expect 1 'fused-linear, gyre, fwd, 14 tokens: log-probabilities' "${mpi[@]}" 2 "$logprobs" --input other.h5 --op fused-linear $quick
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input unanswered.h5 --op fused-linear $quick
+expect 2 "dataset '/logprobs/head' is float32 [61, 7]; it must be float32 [61, 12]" "${mpi[@]}" 2 "$logprobs" --input narrow.h5
+grep -q 'narrow.h5' output || fail "the file is not named: $(cat output)"
+expect 2 '--hidden is that of the hidden states of ' "${mpi[@]}" 2 "$logprobs" --input "$linear" --hidden 24
+
+# The gradient of what is gathered over the tokens' ranks, by each convention: the same definition, messages of their own.
+for convention in split sum none; do
+  expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$logprobs" $small $quick --cp 3 --sequences 4 --gather-gradient $convention -c all --csv $convention.csv
+  grep -q "gather_gradient=$convention" output || fail "the convention is not told: $(cat output)"
+done
+sent_by() { awk -F, -v op="$2" '$1 == op && $3 == "bwd" { for (i = 1; i <= NF; ++i) if (head[i] == "msgs") print $i } NR == 1 { split($0, head) }' "$1.csv"; }
+for op in packed packed-prerolled; do
+  [ "$(sent_by split $op) $(sent_by sum $op) $(sent_by none $op)" = "2 3 2" ] || fail "other messages of $op: $(cat split.csv sum.csv none.csv)"
+done
+expect 2 '--gather-gradient sum goes with --op packed, packed-prerolled or all, not with logprob' "${mpi[@]}" 2 "$logprobs" --op logprob --gather-gradient sum
+expect 2 'not with --pass fwd' "${mpi[@]}" 2 "$logprobs" --op packed --gather-gradient none --pass fwd
+expect 2 'nearest: split' "$logprobs" --op packed --gather-gradient splits
+echo "logprobs_own_inputs: all passed"

@@ -1,0 +1,140 @@
+// Every operation of gyre-logprobs is complete: its entry, its closed form of messages and bytes,
+// and what it is compared with.
+
+#include <cmath>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "apps/logprobs/registry.hpp"
+#include "apps/logprobs/run.hpp"
+#include "mpi_test.hpp"
+
+namespace gyre {
+namespace {
+
+using test::world;
+
+/// A problem that no operation refuses, and that all rows of lists of the filter hold.
+LogprobsOptions small_options(int tp, int cp, const std::string& gather_gradient) {
+  LogprobsOptions o;
+  o.tokens = 19;
+  o.sequences = 3;
+  o.vocab = 90;
+  o.picks = 3;
+  o.hidden = 8;
+  o.peaks = 2;
+  o.tp = tp;
+  o.cp = cp;
+  o.gather_gradient = gather_gradient;
+  check_options(o, tp * cp);
+  return o;
+}
+
+SentTraffic sent_by(ProcessGrid& grid) {
+  SentTraffic sent;
+  for (const Communicator* group : {&grid.tp(), &grid.cp()}) {
+    sent.messages += group->traffic().messages;
+    sent.bytes += group->traffic().bytes_sent;
+  }
+  return sent;
+}
+
+/// Runs all passes of an operation and compares what is counted with the closed form.
+void expect_counts(const LogprobsOperation& operation, bool upstream, LogprobsContext& context) {
+  const std::unique_ptr<LogprobsOp> op = operation.make(context, upstream);
+  if (operation.has_backward()) op->prepare_backward();
+  op->start();
+  EXPECT_EQ(op->has_backward(), operation.has_backward()) << operation.name;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    if (pass == Pass::backward && !operation.has_backward()) continue;
+    const SentTraffic before = sent_by(context.grid);
+    op->run(pass);
+    const SentTraffic after = sent_by(context.grid);
+    const std::string label = operation.name + (upstream ? " by upstream, " : ", ") +
+                              std::string(name_of(pass)) + " " + context.options.gather_gradient;
+    const std::optional<SentTraffic> expected = op->expected(pass);
+    EXPECT_TRUE(expected.has_value()) << label;
+    if (!expected) continue;
+    EXPECT_EQ(after.messages - before.messages, expected->messages) << label;
+    EXPECT_EQ(after.bytes - before.bytes, expected->bytes) << label;
+    const bool is_product = operation.traffic(pass) == RowTraffic::products;
+    EXPECT_EQ(std::isnan(op->flops(pass)), !is_product) << label;
+    EXPECT_TRUE(!is_product || std::isnan(op->ideal_bytes(pass))) << label;
+  }
+}
+
+TEST(Operations, HaveAClosedFormForEveryPassAndMethod) {
+  for (int tp = 1; tp <= world().size(); ++tp) {
+    if (world().size() % tp != 0) continue;
+    const GridShape shape{1, world().size() / tp, tp};
+    ProcessGrid grid(world(), shape);
+    LogprobsBackend backend(grid);
+    const LogprobsOptions o = small_options(tp, shape.cp, "");
+    const LogprobsWorkload problem = generated_workload(o, o.tokens);
+    const auto inputs = random_inputs(problem, o);
+    LogprobsContext context(problem, *inputs, o, backend);
+    for (const LogprobsOperation& operation : logprobs_operations()) {
+      EXPECT_EQ(operation.why_not(problem, o, operation.upstream), "") << operation.name;
+      expect_counts(operation, false, context);
+      if (operation.upstream) expect_counts(operation, true, context);
+    }
+  }
+}
+
+// Of predictions gathered over context-parallel ranks, by each convention of their gradient.
+TEST(Operations, HaveAClosedFormForEveryOptionOfTheirOwn) {
+  ProcessGrid grid(world(), {1, world().size(), 1});
+  LogprobsBackend backend(grid);
+  for (const char* convention : {"split", "sum", "none"}) {
+    const LogprobsOptions o = small_options(1, world().size(), convention);
+    const LogprobsWorkload problem = generated_workload(o, o.tokens);
+    const auto inputs = random_inputs(problem, o);
+    LogprobsContext context(problem, *inputs, o, backend);
+    int readers = 0;
+    for (const LogprobsOperation& operation : logprobs_operations()) {
+      if (!operation.reads(gather_gradient_option)) continue;
+      expect_counts(operation, false, context);
+      ++readers;
+    }
+    EXPECT_EQ(readers, 2);
+  }
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(std::string(GYRE_SOURCE_DIR) + "/" + path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+TEST(Operations, HaveCompleteEntries) {
+  const std::string definitions = text_of("src/logprobs/reference.hpp");
+  ASSERT_FALSE(definitions.empty());
+  std::set<std::string> names, summaries;
+  for (const LogprobsOperation& operation : logprobs_operations()) {
+    EXPECT_TRUE(names.insert(operation.name).second) << operation.name;
+    EXPECT_TRUE(summaries.insert(operation.summary).second) << operation.name;
+    EXPECT_FALSE(operation.summary.empty()) << operation.name;
+    EXPECT_TRUE(operation.make) << operation.name;
+    EXPECT_FALSE(operation.figure.metric.empty() || operation.figure.unit.empty())
+        << operation.name;
+    // Each routine that an entry names as its definition exists.
+    const std::string& definition = operation.definition;
+    const std::regex routine("[a-z_]+_reference");
+    const std::sregex_iterator first(definition.begin(), definition.end(), routine), end;
+    EXPECT_TRUE(first != end || definition == "the logits") << operation.name;
+    for (std::sregex_iterator it = first; it != end; ++it)
+      EXPECT_NE(definitions.find(" " + it->str() + "("), std::string::npos)
+          << operation.name << ": there is no " << it->str();
+    // A gradient takes memory, and what only writes or multiplies has one pass or both of a kind.
+    EXPECT_NE(operation.forward, RowTraffic::updates) << operation.name;
+    EXPECT_EQ(operation.forward == RowTraffic::products,
+              static_cast<bool>(operation.bytes_without_logits))
+        << operation.name;
+  }
+}
+
+}  // namespace
+}  // namespace gyre
