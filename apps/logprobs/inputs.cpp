@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "apps/common/generated_lengths.hpp"
+#include "core/special_values.hpp"
 
 namespace gyre {
 namespace {
 
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 // Elements of a token's row of TokenTensor::ids: peaks, its target, its other ids.
 constexpr int64_t first_target = 1 << 20, first_other = 1 << 21;
 
@@ -36,7 +35,7 @@ class RandomInputs final : public LogprobsInputs {
         own[static_cast<size_t>(column - first)] += height_;
     if (round_)
       for (float& z : own) z = to_float(to_bf16(z));
-    std::fill(to.begin() + valid, to.end(), not_a_number);
+    std::fill(to.begin() + valid, to.end(), nan_of<float>);
   }
   int32_t target(int64_t token) const override {
     const uint64_t bits = token_bits(ids_, token, first_target);
@@ -247,7 +246,7 @@ void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<con
   fill_rows(to, stream, [&](int64_t r, std::span<float> row) {
     const int64_t token = tokens[static_cast<size_t>(r)];
     if (token < 0)
-      std::ranges::fill(row, not_a_number);
+      std::ranges::fill(row, nan_of<float>);
     else
       inputs.row(tensor, token, first, row);
   });

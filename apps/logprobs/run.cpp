@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "comm/agree.hpp"
+#include "core/special_values.hpp"
 #include "report/value.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/peak.hpp"
@@ -13,8 +14,6 @@
 
 namespace gyre {
 namespace {
-
-constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
 
 SentTraffic operator-(const SentTraffic& a, const SentTraffic& b) {
   return {a.messages - b.messages, a.bytes - b.bytes};
@@ -158,7 +157,7 @@ LogprobsResult measure(LogprobsOp& op, Pass pass, RowTraffic traffic, LogprobsRe
   row.wire_bytes = static_cast<double>(all_reduce_value(world, sent.bytes, ReduceOp::sum));
   row.note = op.note();
   row.check = "-";
-  row.error_over_tolerance = unknown;
+  row.error_over_tolerance = nan_of<double>;
   if (o.check == "none") return row;
   checks.merge_over(world);
   row.check = checks.passed() ? "ok" : "FAILED";
@@ -170,7 +169,7 @@ LogprobsResult measure(LogprobsOp& op, Pass pass, RowTraffic traffic, LogprobsRe
 }  // namespace
 
 double LogprobsResult::share_of_limit() const {
-  if (!(limit > 0)) return unknown;
+  if (!(limit > 0)) return nan_of<double>;
   const double amount = std::isnan(flops) ? ideal_bytes : flops;
   return amount / (1e-3 * time_ms.median) / limit;
 }

@@ -11,19 +11,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "apps/logprobs/operation.hpp"
 #include "apps/logprobs/ops/picks.hpp"
+#include "core/special_values.hpp"
 #include "logprobs/reference.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
-
-constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
 
 class DistillationOp final : public PicksOp {
  public:
@@ -52,7 +48,7 @@ class DistillationOp final : public PicksOp {
   }
   void poison() override {
     for (Buffer<float>* results : {&values_, &teacher_, &entropy_})
-      std::ranges::fill(results->span(), not_a_number);
+      std::ranges::fill(results->span(), nan_of<float>);
     rows_.poison();
   }
   std::optional<SentTraffic> expected(Pass pass) const override {
@@ -62,7 +58,7 @@ class DistillationOp final : public PicksOp {
   }
   double ideal_bytes(Pass pass) const override {
     const double once = shard_bytes(rows_.rows());
-    if (pass == Pass::forward) return renormalised_ ? unknown : once;
+    if (pass == Pass::forward) return renormalised_ ? nan_of<double> : once;
     return renormalised_ ? once : 2 * once;
   }
   void verify(Pass pass, const std::string& label, Verification& checks) override {

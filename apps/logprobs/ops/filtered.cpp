@@ -9,17 +9,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "apps/logprobs/operation.hpp"
 #include "baselines/upstream.hpp"
+#include "core/special_values.hpp"
 #include "logprobs/filtered_scores.hpp"
 #include "logprobs/reference.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
 class FilteredOp final : public LogprobsOp {
  public:
@@ -56,7 +54,7 @@ class FilteredOp final : public LogprobsOp {
   void prepare_backward() override { rows_.prepare_gradient(); }
   void restore() override { rows_.restore(); }
   void poison() override {
-    std::ranges::fill(logprob_.span(), not_a_number);
+    std::ranges::fill(logprob_.span(), nan_of<float>);
     rows_.poison();
   }
   std::optional<SentTraffic> expected(Pass pass) const override {

@@ -11,17 +11,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "apps/logprobs/operation.hpp"
+#include "core/special_values.hpp"
 #include "logprobs/fused_linear_cuda.hpp"
 #include "logprobs/reference.hpp"
 
 namespace gyre {
 namespace {
 
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 /// Products of a check, about a second's work: rows of large vocabularies are sampled less.
 constexpr int64_t most_products = int64_t{1} << 29;
 
@@ -71,7 +70,7 @@ class LinearOp final : public LogprobsOp {
   }
   void poison() override {
     for (Buffer<float>* results : {&logprob_, &entropy_})
-      std::ranges::fill(results->span(), not_a_number);
+      std::ranges::fill(results->span(), nan_of<float>);
     for (Buffer<float>* results : {&d_x_, &d_weight_})
       stream().fill(results->data(), std::byte{0xff}, results->span().size_bytes());
   }
@@ -85,7 +84,7 @@ class LinearOp final : public LogprobsOp {
         others + records.messages,
         others * own * static_cast<int64_t>(size_of(c_.problem.type)) + records.bytes};
   }
-  double ideal_bytes(Pass) const override { return std::numeric_limits<double>::quiet_NaN(); }
+  double ideal_bytes(Pass) const override { return nan_of<double>; }
   /// One product forward; the logits again, and two more, backward, of tokens with a gradient.
   double flops(Pass pass) const override {
     int64_t active = 0;
@@ -131,7 +130,7 @@ class LinearOp final : public LogprobsOp {
   /// Padded columns hold NaN, which nothing may read.
   std::vector<float> weight_row(int64_t id) const {
     if (id >= vocab().vocab_size)
-      return std::vector<float>(static_cast<size_t>(hidden_), not_a_number);
+      return std::vector<float>(static_cast<size_t>(hidden_), nan_of<float>);
     return rounded(factors_ == nullptr ? made_up_row(TokenTensor::weight, id, weight_scale_)
                                        : stored_row(factors_->head, id));
   }

@@ -19,6 +19,7 @@
 
 #include "apps/logprobs/operation.hpp"
 #include "core/index.hpp"
+#include "core/special_values.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/sequence_scores.hpp"
 #include "logprobs/vocab_parallel.hpp"
@@ -85,8 +86,8 @@ class PackedOp final : public LogprobsOp {
   void prepare_backward() override { rows_.prepare_gradient(); }
   void restore() override { rows_.restore(); }
   void poison() override {
-    std::ranges::fill(logprob_.span(), std::numeric_limits<float>::quiet_NaN());
-    std::ranges::fill(predictions_, std::numeric_limits<float>::quiet_NaN());
+    std::ranges::fill(logprob_.span(), nan_of<float>);
+    std::ranges::fill(predictions_, nan_of<float>);
     rows_.poison();
   }
   std::optional<SentTraffic> expected(Pass pass) const override {

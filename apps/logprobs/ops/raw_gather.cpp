@@ -7,18 +7,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "apps/logprobs/operation.hpp"
 #include "apps/logprobs/ops/picks.hpp"
+#include "core/special_values.hpp"
 #include "logprobs/vocab_parallel.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
-
-constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
 
 class RawGatherOp final : public PicksOp {
  public:
@@ -34,14 +30,14 @@ class RawGatherOp final : public PicksOp {
     };
   }
   void poison() override {
-    std::ranges::fill(values_.span(), not_a_number);
+    std::ranges::fill(values_.span(), nan_of<float>);
     rows_.poison();
   }
   std::optional<SentTraffic> expected(Pass pass) const override {
     return pass == Pass::forward ? all_reduce_of(tp(), 4 * rows_.rows() * picks_) : SentTraffic{};
   }
   double ideal_bytes(Pass pass) const override {
-    return pass == Pass::forward ? unknown : shard_bytes(rows_.rows());
+    return pass == Pass::forward ? nan_of<double> : shard_bytes(rows_.rows());
   }
   void verify(Pass pass, const std::string& label, Verification& checks) override {
     const bool forward = pass == Pass::forward;

@@ -9,18 +9,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "apps/logprobs/operation.hpp"
 #include "baselines/upstream.hpp"
+#include "core/special_values.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/vocab_parallel.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
 /// What a member of the family computes of each row.
 struct Scores {
@@ -59,8 +57,8 @@ class ScoreOp final : public LogprobsOp {
   void prepare_backward() override { rows_.prepare_gradient(); }
   void restore() override { rows_.restore(); }
   void poison() override {
-    std::ranges::fill(logprob_.span(), not_a_number);
-    std::ranges::fill(entropies_.span(), not_a_number);
+    std::ranges::fill(logprob_.span(), nan_of<float>);
+    std::ranges::fill(entropies_.span(), nan_of<float>);
     rows_.poison();
   }
   std::optional<SentTraffic> expected(Pass pass) const override {

@@ -7,17 +7,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "apps/logprobs/operation.hpp"
 #include "baselines/upstream.hpp"
+#include "core/special_values.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/vocab_parallel.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
 class SoftCrossEntropyOp final : public LogprobsOp {
  public:
@@ -48,7 +46,7 @@ class SoftCrossEntropyOp final : public LogprobsOp {
   void prepare_backward() override { rows_.prepare_gradient(); }
   void restore() override { rows_.restore(); }
   void poison() override {
-    std::ranges::fill(values_.span(), not_a_number);
+    std::ranges::fill(values_.span(), nan_of<float>);
     rows_.poison();
   }
   std::optional<SentTraffic> expected(Pass pass) const override {

@@ -6,17 +6,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "apps/logprobs/operation.hpp"
 #include "baselines/upstream.hpp"
+#include "core/special_values.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/vocab_top_k.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
 class TopKOp final : public LogprobsOp {
  public:
@@ -42,7 +40,7 @@ class TopKOp final : public LogprobsOp {
     forward_ = [this, ours] { ours->run(rows_.logits(), stream(), values_.span(), ids_.span()); };
   }
   void poison() override {
-    std::ranges::fill(values_.span(), not_a_number);
+    std::ranges::fill(values_.span(), nan_of<float>);
     std::ranges::fill(ids_.span(), -2);
   }
   std::optional<SentTraffic> expected(Pass) const override {
