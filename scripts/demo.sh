@@ -31,7 +31,7 @@ step() {
   awk -v ns=$(($(date +%s%N) - start)) 'BEGIN { printf "%6.1f s\n", ns / 1e9 }'
 }
 
-rm -rf demo/text demo/*.json demo/*.h5 demo/*.svg demo/*.log
+rm -rf demo/text demo/*.json demo/*.h5 demo/*.svg
 mkdir -p demo/text
 # English text that the model has not been trained on, and some C++: lengths from a screenful to two thirds of a bin.
 cp --parents -r LICENSE softgpu/README.md src/core demo/text
