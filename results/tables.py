@@ -14,7 +14,8 @@ import pathlib
 import re
 import sys
 
-COMMENT = re.compile(r"<!-- table (?P<file>\S+)(?: where (?P<where>[^:]*))?: (?P<columns>.*?) *-->")
+TABLE = re.compile(r"(?P<comment><!-- table\s+(?P<file>\S+?)(?:\s+where\s+(?P<where>[^:]*))?:\s+(?P<columns>.*?)\s*-->)"
+                   r"\n\n?(?:\|[^\n]*\n)*\n?", re.DOTALL)
 PLAN = re.compile(r"# (?P<schedule>\S+), (?P<layout>\S+), cp = (?P<cp>\d+), (?P<tokens>\d+) tokens")
 TOTAL = re.compile(r"# all ranks: .* pairs, (?P<sent>.*) sent; (?P<time>.*), compute only .*, exposed (?P<exposed>.*)")
 
@@ -44,7 +45,7 @@ def cell(value, form):
 
 
 def render(root, comment):
-    """The lines of the table that the comment describes."""
+    """The lines of the table that a match of TABLE asks for."""
     rows = rows_of(root / comment["file"])
     for condition in (comment["where"] or "").split():
         column, value = condition.split("=")
@@ -56,17 +57,10 @@ def render(root, comment):
 
 
 def with_tables(root, page):
-    """The lines of the page, every table made anew."""
-    lines, result, i = page.read_text().splitlines(), [], 0
-    while i < len(lines):
-        result.append(lines[i])
-        comment = COMMENT.fullmatch(lines[i])
-        i += 1
-        if comment:
-            while i < len(lines) and (not lines[i] or lines[i].startswith("|")):
-                i += 1
-            result += ["", *render(root, comment), ""]
-    return "\n".join(result).rstrip("\n") + "\n"
+    """The text of the page, every table made anew."""
+    def table(match):
+        return match["comment"] + "\n\n" + "\n".join(render(root, match)) + "\n\n"
+    return TABLE.sub(table, page.read_text())
 
 
 def main():
