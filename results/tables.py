@@ -51,7 +51,7 @@ def render(root, comment):
         column, value = condition.split("=")
         rows = [row for row in rows if str(row[column]) in value.split(",")]
     columns = [re.fullmatch(r"([^:=]+)(?:=([^:]+))?(?::(.+))?", word).groups() for word in comment["columns"].split()]
-    lines = ["| " + " | ".join((header or name).replace("_", " ") for name, header, _ in columns) + " |",
+    lines = ["| " + " | ".join(header.replace("_", " ") if header else name for name, header, _ in columns) + " |",
              "|" + "|".join("---" if isinstance(rows[0][name], str) else "---:" for name, _, _ in columns) + "|"]
     return lines + ["| " + " | ".join(cell(row[name], form) for name, _, form in columns) + " |" for row in rows]
 
