@@ -43,6 +43,8 @@ echo "demo: $ranks ranks on $cores cores; all output of a step goes to demo/NAME
 step import 'text files become tokenised documents' "$apps/gyre-import" -o demo/corpus.h5 demo/text
 step pack 'documents are packed into bins of 32K tokens' "$mpiexec" -n "$ranks" "$apps/gyre-pack" \
   --input demo/corpus.h5 --capacity 32K --cp 4 --algorithm balanced --output demo/packed.h5 --json demo/pack.json
+step unpack 'the bins are unpacked again' "$apps/gyre-pack" --input demo/packed.h5 --unpack --output demo/unpacked.h5
+step compare 'unpacked and imported documents are compared' "$apps/gyre-compare" demo/corpus.h5 demo/unpacked.h5
 step shard 'bins are sharded over 4 ranks by every layout' "$mpiexec" -n 4 "$apps/gyre-shard" \
   --input demo/packed.h5 --cp 4 --svg demo/layouts.svg --json demo/shard.json
 step explain 'ring attention over 8 ranks is predicted and drawn' "$apps/gyre-attention" \
