@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# demo.sh BUILD_DIR: runs every program once on a small corpus, from the repository's root. Prints one line per step, then
+# one screen of results. Everything else goes to demo/: logs, JSON files, drawings.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+apps=$1/apps
+mpiexec=${MPIEXEC:-mpiexec}
+# At most as many ranks as cores, so that timings count; 2 or 4, for cp = 2 by tp.
+cores=$(env -u OMP_NUM_THREADS nproc)
+ranks=2
+[[ $cores -lt 4 ]] || ranks=4
+tp=$((ranks / 2))
+LOG_TAIL=15
+steps=0
+
+# step NAME TITLE COMMAND...: runs it with all output in demo/NAME.log; the demo ends where one fails.
+step() {
+  local name=$1 title=$2 status=0 start log=demo/$1.log
+  shift 2
+  steps=$((steps + 1))
+  printf '  %d  %-9s  %-60s' "$steps" "$name" "$title"
+  start=$(date +%s%N)
+  printf '$ %s\n' "$*" >"$log"
+  timeout 600 "$@" >>"$log" 2>&1 || status=$?
+  if [[ $status -ne 0 ]]; then
+    printf 'FAILED\n\nStep "%s" ended with exit code %d; the end of %s:\n' "$name" "$status" "$log" >&2
+    tail -n "$LOG_TAIL" "$log" >&2
+    exit 1
+  fi
+  awk -v ns=$(($(date +%s%N) - start)) 'BEGIN { printf "%6.1f s\n", ns / 1e9 }'
+}
+
+rm -rf demo/text demo/*.json demo/*.h5 demo/*.svg
+mkdir -p demo/text
+# English text that the model has not been trained on, and some C++: lengths from a screenful to two thirds of a bin.
+cp --parents -r LICENSE softgpu/README.md src/core demo/text
+for licence in BSD Artistic CC0-1.0 LGPL-3 Apache-2.0 MPL-2.0 GPL-2; do
+  [[ ! -e /usr/share/common-licenses/$licence ]] || cp -L "/usr/share/common-licenses/$licence" demo/text
+done
+
+echo "demo: $ranks ranks on $cores cores; all output of a step goes to demo/NAME.log"
+step import 'text files become tokenised documents' "$apps/gyre-import" -o demo/corpus.h5 demo/text
+step pack 'documents are packed into bins of 32K tokens' "$mpiexec" -n "$ranks" "$apps/gyre-pack" \
+  --input demo/corpus.h5 --capacity 32K --cp 4 --algorithm balanced --output demo/packed.h5 --json demo/pack.json
+step unpack 'the bins are unpacked again' "$apps/gyre-pack" --input demo/packed.h5 --unpack --output demo/unpacked.h5
+step compare 'unpacked and imported documents are compared' "$apps/gyre-compare" demo/corpus.h5 demo/unpacked.h5
+step shard 'bins are sharded over 4 ranks by every layout' "$mpiexec" -n 4 "$apps/gyre-shard" \
+  --input demo/packed.h5 --cp 4 --svg demo/layouts.svg --json demo/shard.json
+step explain 'ring attention over 8 ranks is predicted and drawn' "$apps/gyre-attention" \
+  --explain --cp 8 --tokens 64K --schedule ring --svg demo/ring.svg
+step attention 'attention is run by every schedule, forward and backward' "$mpiexec" -n "$ranks" "$apps/gyre-attention" \
+  --tokens 2K --heads 8 --kv-heads 4 --schedule all --json demo/attention.json
+step logprobs 'log-probabilities, ours and the algorithms in use, are run' "$mpiexec" -n "$ranks" "$apps/gyre-logprobs" \
+  --op all --method all --tp 2 --tokens 1K --vocab 32K -d bf16 --json demo/logprobs.json
+step reference 'documents with a NumPy reference are scored' "$mpiexec" -n "$ranks" "$apps/gyre-pipeline" \
+  --input inputs/docs_tiny.h5 --model inputs/model_tiny.h5 --cp 2 --tp "$tp" --json demo/reference.json
+step pipeline 'the text is scored by a trained model' "$mpiexec" -n "$ranks" "$apps/gyre-pipeline" \
+  --input demo/corpus.h5 --model inputs/model.h5 --cp 2 --tp "$tp" --top 5 \
+  --output demo/results.h5 --json demo/result.json
+echo
+python3 scripts/demo_summary.py demo "$apps"

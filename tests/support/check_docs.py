@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Checks README.md and the pages: check_docs.py ROOT APPS [--static]
+
+Links, anchors and images resolve; README.md is short; tables equal their recorded runs; programs know the options that
+the pages show. Blocks marked ```sh are run, each page in a scratch folder of its own, unless a comment `<!-- not run:
+REASON -->` stands before them; drawings in docs/ must be what these commands draw. --static: nothing is run.
+"""
+
+import filecmp
+import functools
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+MOST_LINES, MOST_COLUMNS = 150, 120  # of README.md
+MOST_RANKS = 4
+SECONDS = 120  # of one block
+BLOCK = re.compile(r"(?P<comment><!-- not run: [^>]*-->\n)?^```sh\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+PROGRAM = re.compile(r"gyre-(import|pack|shard|attention|logprobs|pipeline|compare)$")
+OPTION = re.compile(r"--[a-z][a-z0-9-]*|-[A-Za-z]\b")
+
+
+def pages(root):
+    found = [root / "README.md", *sorted(root.glob("docs/*.md")), root / "inputs/README.md", root / "results/README.md"]
+    return [page for page in found if page.exists()]
+
+
+def prose(text):
+    """The text without fenced and indented code."""
+    return re.sub(r"^    .*$", "", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), flags=re.MULTILINE)
+
+
+def anchors(page):
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ +(.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE),
+                          flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def check_size(root):
+    lines = (root / "README.md").read_text().splitlines()
+    if len(lines) > MOST_LINES:
+        yield f"README.md: {len(lines)} lines; at most {MOST_LINES}"
+    for number, line in enumerate(lines, 1):
+        if len(line) > MOST_COLUMNS:
+            yield f"README.md:{number}: {len(line)} columns; at most {MOST_COLUMNS}"
+
+
+def check_links(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text())):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        if not file.exists():
+            yield f"{page.name}: '{target}' does not exist"
+        elif anchor and anchor not in anchors(file):
+            yield f"{page.name}: '{target}': there is no heading '#{anchor}'"
+
+
+@functools.lru_cache(None)
+def options_of(program):
+    return set(OPTION.findall(subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout))
+
+
+def check_command(page, command, apps):
+    """The options of each program in the command."""
+    program = None
+    for word in shlex.split(command, comments=True):
+        if PROGRAM.search(word):
+            program = apps / PROGRAM.search(word)[0]
+        elif word in ("|", "&&", ";", "done"):
+            program = None
+        elif program and OPTION.match(word):
+            option = OPTION.match(word)[0]
+            if option not in options_of(program):
+                yield f"{page.name}: {program.name} has no option {option}: {command.strip()}"
+
+
+def check_options(page, apps, root):
+    text = page.read_text()
+    shown = [line for block in BLOCK.finditer(text) for line in block["text"].replace("\\\n", " ").splitlines()]
+    inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose(text))]
+    for command in shown + [code for code in inline if re.match(r"gyre-\w+ |mpirun ", code)]:
+        yield from check_command(page, command, apps)
+    known = set().union(*(options_of(apps / f"gyre-{name}") for name in PROGRAM.pattern[6:-2].split("|")))
+    usage = subprocess.run([root / "run", "help"], capture_output=True, text=True).stdout if (root / "run").exists() else ""
+    for option in [code.split()[0] for code in inline if re.match(r"--[a-z]", code)]:
+        if option not in known | set(OPTION.findall(usage)):
+            yield f"{page.name}: no program has the option {option}"
+    for command in re.findall(r"\./run ([a-z-]+)", text):
+        if usage and not re.search(rf"^  {command}\b", usage, flags=re.MULTILINE):
+            yield f"{page.name}: ./run has no command '{command}'"
+
+
+def run_page(page, apps, root):
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = pathlib.Path(folder)
+        for name in ("inputs", "src", "LICENSE"):
+            if (root / name).exists():
+                (scratch / name).symlink_to(root / name)
+        (scratch / "docs").mkdir()
+        (scratch / "bin").mkdir()
+        (scratch / "bin/mpirun").write_text(f'#!/bin/sh\nexec {os.environ.get("MPIEXEC", "mpiexec")} "$@"\n')
+        (scratch / "bin/mpirun").chmod(0o755)
+        environment = dict(os.environ, PATH=f"{scratch / 'bin'}:{apps}:{os.environ['PATH']}")
+        for block in BLOCK.finditer(page.read_text()):
+            if block["comment"]:
+                continue
+            if any(int(n) > MOST_RANKS for n in re.findall(r"mpirun -n (\d+)", block["text"])):
+                yield f"{page.name}: more than {MOST_RANKS} ranks: {block['text']}"
+                continue
+            try:
+                done = subprocess.run(["bash", "-euo", "pipefail", "-c", block["text"]], cwd=scratch, env=environment,
+                                      capture_output=True, text=True, timeout=SECONDS)
+                if done.returncode:
+                    yield f"{page.name}: exit code {done.returncode} of\n{block['text']}{done.stdout[-500:]}{done.stderr[-1500:]}"
+            except subprocess.TimeoutExpired:
+                yield f"{page.name}: longer than {SECONDS} s:\n{block['text']}"
+        for drawing in (scratch / "docs").glob("*.svg"):
+            if not filecmp.cmp(drawing, root / "docs" / drawing.name, shallow=False):
+                yield f"{page.name}: docs/{drawing.name} is not what its command draws"
+
+
+def faults(root, apps, static):
+    yield from check_size(root)
+    tables = subprocess.run([sys.executable, pathlib.Path(__file__).parents[2] / "results/tables.py", "--check", root],
+                            capture_output=True, text=True)
+    if tables.returncode:
+        yield tables.stderr.strip()
+    for page in pages(root):
+        yield from check_links(page)
+        yield from check_options(page, apps, root)
+        if not static:
+            yield from run_page(page, apps, root)
+
+
+def main():
+    root, apps = (pathlib.Path(a).resolve() for a in sys.argv[1:3])
+    found = list(faults(root, apps, "--static" in sys.argv))
+    print("\n".join(found) if found else "docs: links, tables, options and commands are right")
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()
