@@ -8,6 +8,7 @@
 
 #include "apps/common/bshd_rows.hpp"
 #include "apps/pack/encoder_gradient.hpp"
+#include "apps/pack/salm_shards.hpp"
 #include "comm/agree.hpp"
 #include "sharding/encoder_work.hpp"
 
@@ -194,6 +195,7 @@ ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp,
       audio.push_back({item.data(), std::ssize(item) / batch.hidden, batch.hidden});
     const SalmPacked packed = pack_salm(
         {batch.rows, batch.hidden, batch.ids, batch.embeddings, batch.targets, audio}, options);
+    check_salm_shards(packed, options.cp, checks);
     PackedHeader& header = converted.header;
     header.slot_multiple = options.cp > 1 ? 2 * options.cp : 1;
     header.vocab_size = batch.vocab_size;

@@ -147,12 +147,6 @@ std::vector<int> ranks_of(const Communicator& world, int cp) {
   return ranks;
 }
 
-int64_t swapped_slot(int64_t begin, int64_t slots, int cp, int rank, int64_t local) {
-  const int64_t chunk = slots / (2 * cp);
-  if (local < chunk) return begin + rank * chunk + local;
-  return begin + (2 * cp - 1 - rank) * chunk + (local - chunk);
-}
-
 LossSums stand_in_loss(const std::vector<int64_t>& labels) {
   const std::vector<float> losses(labels.begin(), labels.end());
   return sum_losses(losses, labels);

@@ -1,6 +1,7 @@
 #pragma once
 // The two formats of gyre-shard's batches: what a rank holds, and what the definitions say.
 
+#include "apps/common/swapped_slot.hpp"
 #include "apps/shard/batch.hpp"
 
 namespace gyre {
@@ -24,10 +25,6 @@ StreamParts shard_key_masked_rows(const BshdArrays& arrays, const BatchJob& job,
 /// Collective.
 void check_rows_over_ranks(const BshdArrays& arrays, const BatchJob& job, Communicator& world,
                            Verification& checks);
-
-/// The slot of chunk-swapped row [begin, begin + slots) behind the local slot `local` of `rank`, by
-/// the definition: chunk `rank`, then chunk 2·cp - 1 - rank, each of slots / (2·cp).
-int64_t swapped_slot(int64_t begin, int64_t slots, int cp, int rank, int64_t local);
 
 /// The stand-in loss of labels: their ids, which sums hold exactly.
 LossSums stand_in_loss(const std::vector<int64_t>& labels);

@@ -62,6 +62,24 @@ void check_contents(Check& check, const PartView& view) {
   }
 }
 
+/// An array of the caller's that goes along with the tokens: which slots have a label.
+constexpr const char* loss_mask = "loss_mask";
+
+Extra loss_mask_of(const std::vector<int64_t>& labels) {
+  std::vector<uint8_t> mask;
+  for (const int64_t label : labels) mask.push_back(label != ignored_label ? 1 : 0);
+  return make_extra(std::span<const uint8_t>(mask), Extra::Aligned::slots);
+}
+
+void check_loss_mask(Check& check, const PartView& view) {
+  const std::vector<std::byte>& mask = *view.part.extras.at(loss_mask).bytes;
+  if (mask.size() != view.part.index.size())
+    return check.add_failure(fmt::format("{} loss_mask of {} slots", view.name, mask.size()));
+  for (size_t t = 0; t < mask.size(); ++t)
+    check.add(static_cast<double>(mask[t]), view.part.labels[t] != ignored_label ? 1 : 0,
+              [&] { return fmt::format("{} loss_mask[{}]", view.name, t); });
+}
+
 /// The part's own boundaries: real tokens and slots of each segment, counted in the mask.
 void check_local_bounds(Check& check, const PartView& view) {
   const CpBatch& part = view.part;
@@ -126,7 +144,8 @@ CpOptions cp_options(const BshdArrays& arrays, const BatchJob& job, int rank) {
 
 StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communicator& world,
                           Verification& checks) {
-  const BshdBatch batch = batch_of(arrays);
+  BshdBatch batch = batch_of(arrays);
+  batch.extras[loss_mask] = loss_mask_of(arrays.labels);
   const std::vector<uint8_t> real = real_slots(arrays);
   const bool swapped = job.layout == "dual-chunk-swap" && job.cp > 1;
   Check& contents = checks.check("contents", 0);
@@ -148,6 +167,7 @@ StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communi
       const PartView view{arrays,   batch, real,
                           parts[s], first, fmt::format("stream {} rank {}", s, rank)};
       check_contents(contents, view);
+      check_loss_mask(contents, view);
       if (swapped) {
         check_index(*index, view);
         check_local_bounds(*local, view);

@@ -39,9 +39,9 @@ expect 2 'row 0, segment 0' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --
 expect 0 'encoder 3 audio items over 2 ranks' "$MPIEXEC" -n 2 "$pack" --input "$source_dir/inputs/salm_tiny.h5" \
   --cp 2 --tp 3 -o salm.h5
 
-expect 0 'VERIFY PASSED 6/6' "$MPIEXEC" -n 4 "$pack" --input "$source_dir/inputs/salm_tiny.h5" --cp 4 -o salm.h5
+expect 0 'VERIFY PASSED 7/7' "$MPIEXEC" -n 4 "$pack" --input "$source_dir/inputs/salm_tiny.h5" --cp 4 -o salm.h5
 "$pack" --input "$source_dir/inputs/salm_tiny.h5" -q -J salm.json >/dev/null
-for check in 'encoder gradient, sum' 'encoder gradient, split' 'encoder gradient, none'; do
+for check in 'shards of text and audio' 'encoder gradient, sum' 'encoder gradient, split' 'encoder gradient, none'; do
   grep -q "$check" salm.json || fail "no check '$check' in the JSON"
 done
 

@@ -114,6 +114,18 @@ def is_used_in_own_file(name):
     return False
 
 
+# A function whose body is in a header has no symbol of its own where it is inlined: some other line must name it.
+bodies = {}
+for path in glob.glob(source + "/src/**/*.hpp", recursive=True):
+    for found in re.finditer(r"(?m)^(?:template <[^\n]*>\n)?(?:inline |constexpr |GYRE_HOST_DEVICE )*[\w:<>,&* ]+?[ &*]"
+                             r"(\w+)\([^;{}]*\)[^;{}]*\{", without_comments(read(path))):
+        bodies.setdefault(found[1], os.path.basename(path))
+text = headers
+for pattern in ("src/**/*.c*", "apps/**/*.[ch]pp"):
+    for path in glob.glob(f"{source}/{pattern}", recursive=True):
+        text += without_comments(read(path)) + "\n"
+in_headers = {name: path for name, path in bodies.items() if len(re.findall(rf"\b{name}\b", text)) == 1}
+
 if not defined or not reached - {None}:
     print(f"nothing to compare: {len(defined)} functions in {build}/src, {len(reached)} in {build}/apps")
 allowed = {}
@@ -127,10 +139,13 @@ unused = sorted(name for name in defined if name not in reached and not is_used_
 for name in unused:
     if name not in allowed:
         print(f"{name}: no app reaches it ({', '.join(sorted(members[name]))})")
+for name, path in sorted(in_headers.items()):
+    if "gyre::" + name not in allowed:
+        print(f"gyre::{name}: nothing in src or apps names it ({path})")
 for name, reason in allowed.items():
     if name in reached and not reason.startswith("GPU:"):
         print(f"{name}: allowed, but an app reaches it")
-    elif name not in defined and not is_declared(name):
+    elif name not in defined and not is_declared(name) and name[len("gyre::"):] not in in_headers:
         print(f"{name}: allowed, but there is no such function")
 PYTHON
 }
@@ -163,6 +178,7 @@ class Planted {
   int x_;
 };
 int allowed(int x);
+inline int planted_inline(int x) { return x + 6; }
 }  // namespace gyre
 CODE
 cat >"$scratch/src/core/planted.cpp" <<'CODE'
@@ -201,7 +217,9 @@ expect() {
 }
 all='gyre::Planted::method: no app reaches it (planted.cpp)
 gyre::planted: no app reaches it (planted.cpp)
-gyre::planted_template: no app reaches it (planted.cpp)'
+gyre::planted_template: no app reaches it (planted.cpp)
+gyre::in_header: nothing in src or apps names it (planted.hpp)
+gyre::planted_inline: nothing in src or apps names it (planted.hpp)'
 expect 'gyre::allowed for a test\n' "$all"
 expect 'gyre::allowed for a test\ngyre::planted\n' "gyre::planted: allowed without a reason
 $(grep -v 'planted:' <<<"$all")"
