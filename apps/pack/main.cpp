@@ -165,7 +165,9 @@ int main(int argc, char** argv) {
                      "Examples: gyre-pack --input docs.h5 --capacity 8K --cp 2 -o packed.h5\n"
                      "          gyre-pack --gen dist=long-tailed,count=100K,max=64K --capacity 64K "
                      "--algorithm all\n"
-                     "          gyre-pack --input packed.h5 --unpack -o docs.h5\n" +
+                     "          gyre-pack --input packed.h5 --unpack -o docs.h5\n"
+                     "          gyre-pack --input packed.h5 --repad --cp 8 -o packed8.h5\n"
+                     "          gyre-pack --input docs.h5 --rows 4K --cp 2 -o batch.h5\n" +
                          packer_help()};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },

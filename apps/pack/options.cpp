@@ -8,6 +8,35 @@
 
 namespace gyre {
 
+namespace {
+
+/// What shape streams get, or rows instead of streams.
+void declare_shape_options(CLI::App& app, PackOptions& o) {
+  add_size_option(app, {"--chunks", "gyre/bshd: streams to make of the rows"}, o.chunks, 1);
+  add_choice_option(app,
+                    {"--tail",
+                     "What becomes of padding at the end of a row (gyre/bshd), or of "
+                     "a stream that is rounded: not absorb"},
+                    o.tail, {"own-segment", "keep", "absorb"});
+  add_size_option(app,
+                  {"--stream-multiple",
+                   "Slots of every stream of documents are a multiple of "
+                   "this, itself one of 2 cp tp"},
+                  o.rounding.multiple, 1);
+  add_size_option(app,
+                  {"--stream-slots", "Slots of every stream of documents; 0: as many as needed"},
+                  o.rounding.slots);
+  add_size_option(app,
+                  {"--rows",
+                   "Documents into rows of so many slots instead of streams, in their "
+                   "order (gyre/bshd); 0: streams"},
+                  o.row);
+  add_flag(app, {"--repad", "Packed streams for another --cp: segments in multiples of 2 cp tp"},
+           o.repad);
+}
+
+}  // namespace
+
 void declare_options(CLI::App& app, PackOptions& o) {
   std::vector<std::string> names{"all"};
   for (const BinPacker& packer : bin_packers()) names.push_back(packer.name);
@@ -32,7 +61,7 @@ void declare_options(CLI::App& app, PackOptions& o) {
   add_option(app,
              {"--tp",
               "Tensor-parallel ranks that share a sequence: segments take multiples of 2 cp tp "
-              "(gyre/salm: the stream alone grows)"},
+              "(gyre/salm: the stream alone grows; gyre/bshd: not used)"},
              o.tp, 1);
   add_size_option(app, {"--min-bins", "At least so many bins"}, o.min_bins);
   add_size_option(app, {"--bin-multiple", "The number of bins is a multiple of this"},
@@ -42,27 +71,7 @@ void declare_options(CLI::App& app, PackOptions& o) {
   add_size_option(app, {"--seed", "Of first-fit-shuffle"}, o.seed);
   add_choice_option(app, {"--oversize", "Documents longer than a bin, or (drop) than a row"},
                     o.oversize, {"reject", "own-bin", "drop"});
-  add_size_option(app, {"--chunks", "gyre/bshd: streams to make of the rows"}, o.chunks, 1);
-  add_choice_option(app,
-                    {"--tail",
-                     "What becomes of padding at the end of a row (gyre/bshd), or of "
-                     "a stream that is rounded: not absorb"},
-                    o.tail, {"own-segment", "keep", "absorb"});
-  add_size_option(app,
-                  {"--stream-multiple",
-                   "Slots of every stream of documents are a multiple of "
-                   "this, itself one of 2 cp tp"},
-                  o.rounding.multiple, 1);
-  add_size_option(app,
-                  {"--stream-slots", "Slots of every stream of documents; 0: as many as needed"},
-                  o.rounding.slots);
-  add_size_option(app,
-                  {"--rows",
-                   "Documents into rows of so many slots instead of streams, in their "
-                   "order (gyre/bshd); 0: streams"},
-                  o.row);
-  add_flag(app, {"--repad", "Packed streams for another --cp: segments in multiples of 2 cp tp"},
-           o.repad);
+  declare_shape_options(app, o);
   declare_target_options(app, o.target);
   declare_backend_options(app, o.backend);
   add_option(app, {"-n,--iters", "Times to pack"}, o.iterations, 1);

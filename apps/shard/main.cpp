@@ -151,10 +151,13 @@ ExitCode run(ShardOptions& o, AppContext& context) {
 int main(int argc, char** argv) {
   ShardOptions options;
   const AppInfo info{
-      "gyre-shard", "Shards packed streams over context-parallel ranks, under every layout.",
+      "gyre-shard",
+      "Shards packed streams over context-parallel ranks, under every layout; or batches of rows.",
       "Examples: gyre-shard --input packed.h5 --cp 8 --layout all --svg layouts.svg\n"
       "          gyre-shard --gen dist=long-tailed,count=4096,max=16K --capacity 64K --cp 32\n"
-      "          mpirun -n 4 gyre-shard --input packed.h5 --cp 4 --layout balanced -o shards.h5\n" +
+      "          mpirun -n 4 gyre-shard --input packed.h5 --cp 4 --layout balanced -o shards.h5\n"
+      "          mpirun -n 4 gyre-shard --input packed.h5 --ulysses --heads 32 --kv-heads 8\n"
+      "          gyre-shard --input batch.h5 --cp 4 --format bshd --tp 2\n" +
           layout_help()};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },

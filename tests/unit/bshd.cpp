@@ -76,7 +76,8 @@ TEST(Bshd, EverySlotIsOnOneRankAndTheRestIsPadding) {
     const int64_t width = bshd_padded_width(n, cp, tp), chunk = width / (2 * cp);
     RC_ASSERT(width - n < 2 * cp * std::max(1, tp));
     for (int rank = 0; rank < cp; ++rank) {
-      const BshdShard<float> shard = shard_bshd<float>(embeddings, mask, targets, batch, 1, cp, rank, tp);
+      const BshdShard<float> shard =
+          shard_bshd<float>(embeddings, mask, targets, batch, 1, cp, rank, tp);
       RC_ASSERT(shard.slots() == 2 * chunk);
       RC_ASSERT(shard.slots() % std::max(1, tp) == 0);
       for (int64_t b = 0; b < batch; ++b)
