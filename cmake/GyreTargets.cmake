@@ -11,7 +11,9 @@ target_compile_options(
             -Wnon-virtual-dtor
             -Woverloaded-virtual
             -Wno-restrict # GCC 12 false positives in std::string (GCC bug 105651)
-            -ffp-contract=off>
+            -ffp-contract=off
+            -ffunction-sections # each function can be left out of a program: tests/unit/reached.sh
+            -fdata-sections>
             $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${GYRE_WERROR}>>:-Werror>)
 # nvcc: warnings of the host's side too; -Wpedantic would find the code that nvcc itself generates.
 target_compile_options(
@@ -106,6 +108,8 @@ function(gyre_app name)
   gyre_app_parts(${name})
   add_executable(gyre-${name} ${name}/main.cpp)
   target_link_libraries(gyre-${name} PRIVATE gyre_app_${name})
+  # What the program cannot reach is left out; tests/unit/reached.sh reads what stays.
+  target_link_options(gyre-${name} PRIVATE -Wl,--gc-sections)
   install(TARGETS gyre-${name} RUNTIME)
   set_property(GLOBAL APPEND PROPERTY GYRE_APPS ${name})
 endfunction()

@@ -167,8 +167,9 @@ def write_documents(path, documents, provenance):
 def write_bshd(path, arrays, vocab_size, provenance, sentinel=-1000):
     """Writes a gyre/bshd file.
 
-    `arrays`: input_ids [B, S] (or inputs_embeds [B, S, H]), labels, position_ids [B, S], seq_lens
-    and seq_lens_padded [B, M], where cells without a segment hold the sentinel.
+    `arrays`: input_ids [B, S] (or inputs_embeds [B, S, H]), labels [B, S], position_ids [B, S] (or
+    [axes, B, S]), seq_lens and seq_lens_padded [B, M], where cells without a segment hold the
+    sentinel.
     """
     with new_file(path, "gyre/bshd") as file:
         group = file.create_group("bshd")

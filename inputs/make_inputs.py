@@ -7,6 +7,7 @@
     docs_small.h5   8 documents of English text, and the reference of the trained model.h5
                     including residual streams (float32)
     bshd_tiny.h5    4 rows of packed segments, as a data loader makes them for cp = 2
+    bshd_left.h5    3 rows of embeddings, padded on the left, with positions of 2 axes
     salm_tiny.h5    2 rows of text with places for three pieces of audio
     MANIFEST        per file of inputs/: SHA-256, size in bytes, command that makes it, what it is
 
@@ -65,6 +66,10 @@ CONTENTS = {
     "bshd_tiny.h5": (
         "inputs/make_inputs.py batches",
         "rows of packed segments, padded for cp = 2",
+    ),
+    "bshd_left.h5": (
+        "inputs/make_inputs.py batches",
+        "rows of embeddings, padded on the left, with positions of 2 axes",
     ),
     "salm_tiny.h5": (
         "inputs/make_inputs.py batches",
@@ -234,8 +239,32 @@ def bshd_arrays():
     return arrays
 
 
+def left_padded_arrays():
+    """Rows of 10 slots with one document each, padding in front: a segment without tokens."""
+    rng = np.random.default_rng(TINY_SEED + 4)
+    width, hidden, none = 10, 2, -1000
+    lengths = [10, 7, 4]
+    arrays = {
+        "inputs_embeds": np.zeros((len(lengths), width, hidden), np.float32),
+        "labels": np.full((len(lengths), width), -100),
+        "position_ids": np.zeros((2, len(lengths), width), np.int64),
+        "seq_lens": np.full((len(lengths), 2), none),
+        "seq_lens_padded": np.full((len(lengths), 2), none),
+    }
+    for row, n in enumerate(lengths):
+        pad = width - n
+        segments = [(n, n)] if pad == 0 else [(0, pad), (n, n)]
+        arrays["inputs_embeds"][row, pad:] = rng.integers(-8, 9, (n, hidden))
+        arrays["labels"][row, pad : width - 1] = rng.integers(0, 256, n - 1)
+        arrays["position_ids"][0, row, pad:] = np.arange(n)
+        arrays["position_ids"][1, row, pad:] = np.arange(n) // 3
+        for i, (real, slots) in enumerate(segments):
+            arrays["seq_lens"][row, i], arrays["seq_lens_padded"][row, i] = real, slots
+    return arrays
+
+
 def make_batches():
-    """bshd_tiny.h5 and salm_tiny.h5."""
+    """bshd_tiny.h5, bshd_left.h5 and salm_tiny.h5."""
     provenance = {
         "generator": "inputs/make_inputs.py",
         "command": "inputs/make_inputs.py batches",
@@ -244,6 +273,9 @@ def make_batches():
     }
     gyre_files.write_bshd(
         os.path.join(HERE, "bshd_tiny.h5"), bshd_arrays(), gyre_files.VOCAB_SIZE, provenance
+    )
+    gyre_files.write_bshd(
+        os.path.join(HERE, "bshd_left.h5"), left_padded_arrays(), gyre_files.VOCAB_SIZE, provenance
     )
     rng = np.random.default_rng(TINY_SEED + 3)
     hidden, window, pad, place = 6, 5, 0, 99

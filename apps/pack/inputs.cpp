@@ -6,6 +6,9 @@
 #include <cmath>
 #include <functional>
 
+#include "apps/common/bshd_rows.hpp"
+#include "apps/pack/encoder_gradient.hpp"
+#include "apps/pack/salm_shards.hpp"
 #include "comm/agree.hpp"
 #include "sharding/encoder_work.hpp"
 
@@ -42,37 +45,6 @@ void add_stream(ConvertedBatch& batch, std::vector<int32_t> real, std::vector<in
   for (int64_t& document : documents) document = header.documents++;
   header.bins.add_bin(documents, real, padded);
   header.bins.bin_capacity = std::max(header.bins.bin_capacity, slots);
-}
-
-/// The row of the table: linear measures by slots, costs by real lengths.
-void measure(ConvertedBatch& batch, const std::string& algorithm) {
-  const PackedHeader& header = batch.header;
-  std::vector<int64_t> lengths, slots;
-  std::vector<Bin> bins;
-  for (int64_t b = 0; b < header.bin_count(); ++b) {
-    const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
-    Bin& bin = bins.emplace_back();
-    for (size_t i = 0; i + 1 < real.size(); ++i) {
-      bin.push_back(std::ssize(lengths));
-      lengths.push_back(real[i + 1] - real[i]);
-      slots.push_back(padded[i + 1] - padded[i]);
-    }
-  }
-  const int64_t capacity = std::max<int64_t>(1, header.bins.bin_capacity);
-  const BinMeasures costs = measure_bins(bins, lengths, capacity);
-  PackingResult& row = batch.row;
-  row.algorithm = algorithm;
-  row.items = std::ssize(lengths);
-  row.measures = measure_bins(bins, slots, capacity);
-  row.measures.tokens = costs.tokens;
-  row.measures.padding = header.slot_offsets().back() - costs.tokens;
-  row.measures.costs = costs.costs;
-  row.measures.max_cost = costs.max_cost;
-  row.measures.mean_cost = costs.mean_cost;
-  row.measures.cost_imbalance = costs.cost_imbalance;
-  row.longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-  row.time_ms = std::nan("");  // nothing was packed
-  row.check = "-";
 }
 
 /// One frame for each full window of samples: samples · encoder.
@@ -140,20 +112,10 @@ std::vector<std::vector<float>> encode_and_compare(const SalmArrays& batch, Comm
 }
 
 ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOptions& options) {
-  const LengthTable real{batch.rows, batch.segments_per_row, batch.seq_lens};
-  const LengthTable padded{batch.rows, batch.segments_per_row, batch.seq_lens_padded};
-  BshdBatch input;
-  input.rows = batch.rows;
-  input.slots = batch.slots;
-  if (batch.hidden == 0)
-    input.inputs = batch.ids;
-  else
-    input.inputs = TokenEmbeddings{batch.hidden, batch.embeddings};
-  input.labels = batch.labels;
-  input.positions = PositionIds{1, batch.positions};
-  input.seq_lens = real;
-  input.seq_lens_padded = padded;
-
+  const BshdBatch input = batch_of(batch);
+  if (batch.position_axes > 1)
+    throw_usage("position_ids has {} axes; packed streams hold one (gyre-shard shards all)",
+                batch.position_axes);
   ConvertedBatch converted;
   converted.header.slot_multiple = options.slot_multiple;
   converted.header.vocab_size = batch.vocab_size;
@@ -161,10 +123,18 @@ ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOp
   converted.header.tokenizer = "unknown";
   converted.header.algorithm = "bshd";
   int64_t real_tokens = 0, supervised = 0;
-  for (const ThdBatch& stream : split_into_chunks(input, chunks, options)) {
-    const SegmentBounds bounds = stream.bounds();
-    add_stream(converted, {bounds.real.begin(), bounds.real.end()},
-               {bounds.padded.begin(), bounds.padded.end()}, stream.slots);
+  const std::vector<ThdBatch> streams = split_into_chunks(input, chunks, options);
+  // Boundaries of all streams in one table, as a pipeline's micro-batches carry them: rows that end
+  // in sentinels, which are stripped before use.
+  const ChunkBounds stacked = stack_chunk_bounds(streams);
+  for (size_t c = 0; c < streams.size(); ++c) {
+    const ThdBatch& stream = streams[c];
+    const auto chunk = static_cast<int64_t>(c);
+    const auto real = strip_sentinels(stacked.cu_seqlens.row(chunk));
+    const auto padded =
+        stacked.cu_seqlens_padded ? strip_sentinels(stacked.cu_seqlens_padded->row(chunk)) : real;
+    const SegmentBounds bounds{real, padded};
+    add_stream(converted, {real.begin(), real.end()}, {padded.begin(), padded.end()}, stream.slots);
     PackedSlots& slots = converted.slots;
     append(slots.labels, narrow(stream.labels));
     append(slots.positions, narrow(stream.positions->values));
@@ -176,10 +146,10 @@ ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOp
     supervised += count_supervised_tokens(stream.labels);
     converted.notes += fmt::format(
         "# stream {}: {} segments, {} slots, max_seqlen {}{}\n", converted.header.bin_count() - 1,
-        bounds.segments(), stream.slots, *stream.max_seqlen,
+        bounds.segments(), stream.slots, stacked.max_seqlen[c],
         stream.absorbed ? ", trailing padding absorbed by the last segment" : "");
   }
-  measure(converted, "bshd");
+  converted.row = measured_row(converted.header, "bshd");
   converted.notes += fmt::format("# tokens {} real by the padding mask, {} with a label\n",
                                  real_tokens, supervised);
   return converted;
@@ -215,14 +185,17 @@ ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp,
   const bool on_gpu = backend != nullptr && backend->on_gpu();
   const SalmOptions options{batch.pad_id, batch.placeholder_id, cp, tp, TpRounding::per_rank};
   ConvertedBatch converted;
+  Communicator& links = on_gpu ? backend->host_staging() : world;
   const std::vector<std::vector<float>> frames =
-      encode_and_compare(batch, on_gpu ? backend->host_staging() : world, checks, converted.notes);
+      encode_and_compare(batch, links, checks, converted.notes);
+  check_encoder_gradients(frames, links, checks);
   run_on_file(world, file, [&] {
     std::vector<MatrixView<const float>> audio;
     for (const std::vector<float>& item : frames)
       audio.push_back({item.data(), std::ssize(item) / batch.hidden, batch.hidden});
     const SalmPacked packed = pack_salm(
         {batch.rows, batch.hidden, batch.ids, batch.embeddings, batch.targets, audio}, options);
+    check_salm_shards(packed, options.cp, checks);
     PackedHeader& header = converted.header;
     header.slot_multiple = options.cp > 1 ? 2 * options.cp : 1;
     header.vocab_size = batch.vocab_size;
@@ -233,7 +206,7 @@ ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp,
     converted.slots.embeddings = packed.embeddings;
     converted.slots.labels = narrow(packed.labels);
     converted.slots.positions = narrow(packed.positions);
-    measure(converted, "salm");
+    converted.row = measured_row(header, "salm");
 #ifdef GYRE_WITH_CUDA
     if (!on_gpu) return;
     std::vector<float> rows = batch.embeddings;

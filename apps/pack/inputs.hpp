@@ -31,8 +31,9 @@ ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t
 
 /// Encodes the audio of `file`, which the ranks of `world` share, and packs rows and frames into
 /// one stream for cp and tp. Encodings are gathered in both ways (padded and ragged); `checks` get
-/// that both are those of a rank alone, and the notes say what each moved. With a backend on a GPU
-/// they travel over its communicator, and its device gathers text and frames into slots.
+/// that both are those of a rank alone, that gradients of them reach the encoder, and that ranks'
+/// shards are those of the stream; the notes say what each way of gathering moved. With a backend
+/// on a GPU they travel over its communicator, and its device gathers text and frames into slots.
 /// Collective.
 ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp, int tp,
                        Communicator& world, Verification& checks, Backend* backend = nullptr);

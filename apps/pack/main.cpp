@@ -5,6 +5,7 @@
 
 #include "apps/pack/inputs.hpp"
 #include "apps/pack/options.hpp"
+#include "apps/pack/runs.hpp"
 #include "comm/agree.hpp"
 #include "io/sha256.hpp"
 #include "packing/lengths.hpp"
@@ -18,11 +19,6 @@
 namespace {
 
 using namespace gyre;
-
-struct Outcome {
-  std::vector<PackingResult> rows;
-  std::string notes;
-};
 
 /// Writes the slots of this rank's bins, which the backend's device fills if it has one: then what
 /// is read back is compared with the host's.
@@ -53,7 +49,7 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
   PackJob job{{},
               o.algorithm.empty() ? "first-fit-decreasing" : o.algorithm,
               {},
-              o.multiple(),
+              o.document_multiple(),
               o.dp,
               o.iterations,
               o.check != "none"};
@@ -78,11 +74,15 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
     check_lengths(job, documents);
     batches = run_packers(job, report, outcome.rows, outcome.notes);
     set_bins(header, batches, job.options.capacity, job.multiple);
+    header.documents = std::ssize(job.lengths);
+    header.algorithm = job.algorithm;
+    header.names = documents.names;
+    if (!o.rounding.wanted()) return;
+    round_streams(header, o.round_options(), report.verification);
+    outcome.notes += fmt::format("# streams rounded: {} slots in all, {} documents with padding\n",
+                                 header.slot_offsets().back(), header.documents);
   });
   if (o.output.empty()) return;
-  header.documents = std::ssize(job.lengths);
-  header.algorithm = job.algorithm;
-  header.names = documents.names;
   const TokenSource tokens =
       o.input.empty() ? synthetic_tokens(spec.seed, synthetic_vocab) : tokens_of(documents);
   header.provenance = provenance_of(context, o.input.empty() ? to_string(spec) : o.input);
@@ -102,23 +102,18 @@ void pack_batch(const PackOptions& o, const std::string& schema, AppContext& con
   outcome.notes += batch.notes;
   if (!o.output.empty()) {
     batch.header.provenance = provenance_of(context, o.input);
-    const bool root = context.root();  // these are small: one rank brings all
-    if (!root) batch.slots = PackedSlots(), batch.device_slots = PackedSlots();
-    write_checked(o.output, batch.header, batch.device_slots.value_or(batch.slots), 0,
-                  root ? batch.header.bin_count() : 0, world, o.check != "none",
-                  report.verification, &batch.slots);
+    write_on_root(o, batch.header, batch.device_slots.value_or(batch.slots), context, report,
+                  &batch.slots);
   }
-  if (!report.verification.empty())
-    batch.row.check = report.verification.passed() ? "ok" : "FAILED";
-  add_row(report, batch.row, {});
-  outcome.rows.push_back(batch.row);
+  add_checked_row(batch.row, report, outcome);
 }
 
 ExitCode run(const PackOptions& o, AppContext& context) {
   Communicator& world = context.world;
-  std::string source = o.input;
+  std::string source = o.input, compatibility;
   run_agreed(world, "options", [&] {
     check_options(o);
+    compatibility = compatibility_text(o.target, o.cp);
     if (o.input.empty()) source = to_string(parse_length_spec(o.generate));
   });
   Backend backend(context, o.backend);
@@ -144,8 +139,13 @@ ExitCode run(const PackOptions& o, AppContext& context) {
   backend.describe(report);
   if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
   Outcome outcome;
+  outcome.notes = compatibility;
   if (is_batch)
     pack_batch(o, schema, context, backend, report, outcome);
+  else if (o.repad)
+    repad_streams(o, context, report, outcome);
+  else if (o.row > 0)
+    pack_into_rows(o, context, report, outcome);
   else
     pack_lengths(o, context, backend, report, outcome);
   run_on_root(world, "report", [&] {
@@ -165,7 +165,9 @@ int main(int argc, char** argv) {
                      "Examples: gyre-pack --input docs.h5 --capacity 8K --cp 2 -o packed.h5\n"
                      "          gyre-pack --gen dist=long-tailed,count=100K,max=64K --capacity 64K "
                      "--algorithm all\n"
-                     "          gyre-pack --input packed.h5 --unpack -o docs.h5\n" +
+                     "          gyre-pack --input packed.h5 --unpack -o docs.h5\n"
+                     "          gyre-pack --input packed.h5 --repad --cp 8 -o packed8.h5\n"
+                     "          gyre-pack --input docs.h5 --rows 4K --cp 2 -o batch.h5\n" +
                          packer_help()};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },

@@ -8,6 +8,35 @@
 
 namespace gyre {
 
+namespace {
+
+/// What shape streams get, or rows instead of streams.
+void declare_shape_options(CLI::App& app, PackOptions& o) {
+  add_size_option(app, {"--chunks", "gyre/bshd: streams to make of the rows"}, o.chunks, 1);
+  add_choice_option(app,
+                    {"--tail",
+                     "What becomes of padding at the end of a row (gyre/bshd), or of "
+                     "a stream that is rounded: not absorb"},
+                    o.tail, {"own-segment", "keep", "absorb"});
+  add_size_option(app,
+                  {"--stream-multiple",
+                   "Slots of every stream of documents are a multiple of "
+                   "this, itself one of 2 cp tp"},
+                  o.rounding.multiple, 1);
+  add_size_option(app,
+                  {"--stream-slots", "Slots of every stream of documents; 0: as many as needed"},
+                  o.rounding.slots);
+  add_size_option(app,
+                  {"--rows",
+                   "Documents into rows of so many slots instead of streams, in their "
+                   "order (gyre/bshd); 0: streams"},
+                  o.row);
+  add_flag(app, {"--repad", "Packed streams for another --cp: segments in multiples of 2 cp tp"},
+           o.repad);
+}
+
+}  // namespace
+
 void declare_options(CLI::App& app, PackOptions& o) {
   std::vector<std::string> names{"all"};
   for (const BinPacker& packer : bin_packers()) names.push_back(packer.name);
@@ -29,24 +58,38 @@ void declare_options(CLI::App& app, PackOptions& o) {
       app, {"--cp", "Context-parallel ranks to pack for; above 1, segments take multiples of 2 cp"},
       o.cp, 1);
   add_option(app, {"--dp", "Data-parallel ranks: the number of bins is a multiple of it"}, o.dp, 1);
-  add_option(app, {"--tp", "gyre/salm: ranks that share a sequence"}, o.tp, 1);
+  add_option(app,
+             {"--tp",
+              "Tensor-parallel ranks that share a sequence: segments take multiples of 2 cp tp "
+              "(gyre/salm: the stream alone grows; gyre/bshd: not used)"},
+             o.tp, 1);
   add_size_option(app, {"--min-bins", "At least so many bins"}, o.min_bins);
   add_size_option(app, {"--bin-multiple", "The number of bins is a multiple of this"},
                   o.bin_multiple, 1);
   add_size_option(app, {"--max-items", "next-fit: most documents of a bin; 0: any number"},
                   o.max_items);
   add_size_option(app, {"--seed", "Of first-fit-shuffle"}, o.seed);
-  add_choice_option(app, {"--oversize", "Documents longer than a bin"}, o.oversize,
-                    {"reject", "own-bin"});
-  add_size_option(app, {"--chunks", "gyre/bshd: streams to make of the rows"}, o.chunks, 1);
-  add_choice_option(app, {"--tail", "gyre/bshd: what becomes of padding at the end of a row"},
-                    o.tail, {"own-segment", "keep", "absorb"});
+  add_choice_option(app, {"--oversize", "Documents longer than a bin, or (drop) than a row"},
+                    o.oversize, {"reject", "own-bin", "drop"});
+  declare_shape_options(app, o);
+  declare_target_options(app, o.target);
   declare_backend_options(app, o.backend);
   add_option(app, {"-n,--iters", "Times to pack"}, o.iterations, 1);
   add_choice_option(app, {"-c,--check", "Verify bins and files, or nothing"}, o.check,
                     {"none", "last"});
   add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
   add_option(app, {"--csv", "Write the table here"}, o.csv);
+}
+
+RoundOptions PackOptions::round_options() const {
+  RoundOptions options;
+  options.multiple = document_multiple();
+  options.cp = cp;
+  options.tp = tp;
+  options.stream_multiple = rounding.multiple;
+  options.stream_slots = rounding.slots;
+  options.tail = tail == "keep" ? Tail::keep : Tail::own_segment;
+  return options;
 }
 
 void check_options(const PackOptions& o) {
@@ -57,6 +100,21 @@ void check_options(const PackOptions& o) {
     problems.add("--output needs one --algorithm, not all");
   if (o.unpack && (o.input.empty() || o.output.empty() || !o.json.empty() || !o.csv.empty()))
     problems.add("--unpack takes --input and --output, and makes no table");
+  const bool rounded = o.rounding.wanted();
+  if (o.repad && (o.input.empty() || o.unpack || o.row > 0 || rounded || o.tail != "own-segment"))
+    problems.add("--repad takes the packed streams of --input as they are");
+  if (o.row > 0 && (o.unpack || rounded || o.tp > 1 || !o.algorithm.empty() || o.capacity > 0 ||
+                    o.dp > 1 || o.min_bins > 0 || o.bin_multiple > 1 || o.max_items > 0))
+    problems.add(
+        "--rows fills rows in order: --algorithm, --capacity, --tp, --dp, --min-bins, "
+        "--bin-multiple, --max-items, --stream-multiple and --stream-slots do not apply");
+  if (o.oversize == (o.row > 0 ? "own-bin" : "drop"))
+    problems.add("--oversize {}: {}", o.oversize,
+                 o.row > 0 ? "rows have one width" : "--rows alone leaves documents out");
+  if (rounded && o.tail == "absorb")
+    problems.add("--tail absorb counts padding of a stream as tokens; keep and own-segment do not");
+  if ((o.repad || o.row > 0) && o.backend.on_gpu())
+    problems.add("--repad and --rows work on the host: --backend cpu");
   if (o.unpack && o.backend.on_gpu()) problems.add("--unpack works on the host: --backend cpu");
   for (const auto& [option, value] : {std::pair{"--cp", o.cp}, {"--dp", o.dp}, {"--tp", o.tp}})
     if (value > most_ranks) problems.add("{} {}: at most {}", option, value, most_ranks);
@@ -65,10 +123,11 @@ void check_options(const PackOptions& o) {
 
 void check_batch_options(const PackOptions& o, const std::string& schema) {
   if (!o.algorithm.empty() || o.capacity > 0 || o.dp > 1 || o.min_bins > 0 || o.max_items > 0 ||
-      o.bin_multiple > 1 || o.iterations > 1)
+      o.bin_multiple > 1 || o.iterations > 1 || o.row > 0 || o.rounding.wanted())
     throw_usage(
         "'{}' is a batch of packed rows ({}): --algorithm, --capacity, --dp, --min-bins, "
-        "--bin-multiple, --max-items and --iters do not apply",
+        "--bin-multiple, --max-items, --rows, --stream-multiple, --stream-slots and --iters do not "
+        "apply",
         o.input, schema);
 }
 

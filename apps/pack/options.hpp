@@ -4,6 +4,8 @@
 #include <string>
 
 #include "apps/common/backend.hpp"
+#include "apps/pack/compatibility.hpp"
+#include "apps/pack/streams.hpp"
 #include "core/index.hpp"
 #include "report/options.hpp"
 
@@ -15,12 +17,20 @@ struct PackOptions {
                                                              tail = "own-segment", check = "last";
   int64_t capacity = 0, min_bins = 0, bin_multiple = 1, seed = 1, max_items = 0, chunks = 1;
   int cp = 1, tp = 1, dp = 1, iterations = 1;
-  bool unpack = false;
+  int64_t row = 0;  ///< slots of a row; 0: streams instead of rows
+  bool unpack = false, repad = false;
+  StreamRounding rounding;
+  AttentionTarget target;
   BackendOptions backend;
 
   /// Slots of a segment are a multiple of this.
   int64_t multiple() const { return cp > 1 ? 2 * cp : 1; }
-  int64_t bin_slots() const { return capacity > 0 ? capacity : round_up(8192, multiple()); }
+  /// The same where ranks of sequence parallelism share the stream of documents.
+  int64_t document_multiple() const { return multiple() * tp; }
+  int64_t bin_slots() const {
+    return capacity > 0 ? capacity : round_up(8192, document_multiple());
+  }
+  RoundOptions round_options() const;
 };
 
 void declare_options(CLI::App& app, PackOptions& o);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "packing/lengths.hpp"
 #include "runtime/clock.hpp"
@@ -79,6 +80,36 @@ const Table<PackingResult>& packing_table() {
       {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
   });
   return table;
+}
+
+PackingResult measured_row(const PackedHeader& header, const std::string& algorithm) {
+  std::vector<int64_t> lengths, slots;
+  std::vector<Bin> bins;
+  for (int64_t b = 0; b < header.bin_count(); ++b) {
+    const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
+    Bin& bin = bins.emplace_back();
+    for (size_t i = 0; i + 1 < real.size(); ++i) {
+      bin.push_back(std::ssize(lengths));
+      lengths.push_back(real[i + 1] - real[i]);
+      slots.push_back(padded[i + 1] - padded[i]);
+    }
+  }
+  const int64_t capacity = std::max<int64_t>(1, header.bins.bin_capacity);
+  const BinMeasures costs = measure_bins(bins, lengths, capacity);
+  PackingResult row;
+  row.algorithm = algorithm;
+  row.items = std::ssize(lengths);
+  row.measures = measure_bins(bins, slots, capacity);
+  row.measures.tokens = costs.tokens;
+  row.measures.padding = header.slot_offsets().back() - costs.tokens;
+  row.measures.costs = costs.costs;
+  row.measures.max_cost = costs.max_cost;
+  row.measures.mean_cost = costs.mean_cost;
+  row.measures.cost_imbalance = costs.cost_imbalance;
+  row.longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  row.time_ms = std::nan("");  // nothing was packed
+  row.check = "-";
+  return row;
 }
 
 void check_lengths(const PackJob& job, const Documents& documents) {

@@ -24,6 +24,9 @@ struct PackingResult {
 };
 const Table<PackingResult>& packing_table();
 
+/// The row of streams that were packed already: linear measures by slots, costs by real lengths.
+PackingResult measured_row(const PackedHeader& header, const std::string& algorithm);
+
 /// What to pack, and how.
 struct PackJob {
   std::vector<int64_t> lengths;

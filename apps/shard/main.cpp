@@ -3,10 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "apps/common/layout_options.hpp"
 #include "apps/common/packed_streams.hpp"
+#include "apps/shard/gradients.hpp"
 #include "apps/shard/options.hpp"
 #include "apps/shard/report.hpp"
+#include "apps/shard/runs.hpp"
 #include "comm/agree.hpp"
 #include "io/sha256.hpp"
 #include "io/shard_file.hpp"
@@ -28,7 +32,7 @@ struct Streams {
 Streams open_streams(const ShardOptions& o, Communicator& world) {
   Streams streams;
   PackedHeader& header = streams.header;
-  const bool wanted = o.check != "none" || !o.output.empty();
+  const bool wanted = o.check != "none" || !o.output.empty() || o.ulysses;
   if (!o.input.empty()) {
     header = read_packed_header(world, o.input);
     streams.inputs = {{o.input, sha256_of_file(world, o.input)}};
@@ -69,6 +73,8 @@ void do_layout(const ShardOptions& o, const LayoutKind& kind, const Streams& str
   if (o.check != "none") {
     Verification checks(1);
     check_layout(plan, streams.slots, world, checks, &backend);
+    if (!o.gradient.empty())
+      outcome.details += check_gather_gradients(plan, o.gradient, world, checks);
     row.check = checks.passed() ? "ok" : "FAILED";
     report.verification.merge(checks);
   }
@@ -87,6 +93,15 @@ void do_layout(const ShardOptions& o, const LayoutKind& kind, const Streams& str
   if (report.verification.empty() || report.verification.passed()) output.commit();
 }
 
+/// Refuses a mask that shards of these streams cannot keep.
+void check_mask(const ShardOptions& o, const PackedHeader& header) {
+  if (o.mask.empty()) return;
+  int64_t most = 0;
+  for (int64_t b = 0; b < header.bin_count(); ++b)
+    most = std::max<int64_t>(most, std::ssize(header.documents_of(b)));
+  check_mask_contract(o.cp > 1, find_mask(o.mask), most);
+}
+
 ExitCode run(ShardOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o); });
@@ -96,13 +111,18 @@ ExitCode run(ShardOptions& o, AppContext& context) {
         {{"--output", o.output}, {"--svg", o.svg}, {"--json", o.json}, {"--csv", o.csv}},
         {{"--input", o.input}});
   });
+  if (!o.input.empty() && schema_of(world, o.input) == bshd_schema) return run_batch(o, context);
   const Streams streams = open_streams(o, world);
-  run_agreed(world, "--bin", [&] { check_bin_exists(o, streams.header); });
+  run_agreed(world, "--bin", [&] {
+    check_bin_exists(o, streams.header);
+    check_mask(o, streams.header);
+  });
   const AttentionShape shape = o.shape();
   RunReport report = begin_sharding_report(context, streams.header, streams.origin, o.cp, shape);
   report.inputs = streams.inputs;
   backend.describe(report);
   if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
+  if (o.ulysses) return run_heads_for_tokens(o, streams.header, streams.slots, context, report);
 
   Outcome outcome;
   std::vector<std::string> refused;
@@ -131,10 +151,13 @@ ExitCode run(ShardOptions& o, AppContext& context) {
 int main(int argc, char** argv) {
   ShardOptions options;
   const AppInfo info{
-      "gyre-shard", "Shards packed streams over context-parallel ranks, under every layout.",
+      "gyre-shard",
+      "Shards packed streams over context-parallel ranks, under every layout; or batches of rows.",
       "Examples: gyre-shard --input packed.h5 --cp 8 --layout all --svg layouts.svg\n"
       "          gyre-shard --gen dist=long-tailed,count=4096,max=16K --capacity 64K --cp 32\n"
-      "          mpirun -n 4 gyre-shard --input packed.h5 --cp 4 --layout balanced -o shards.h5\n" +
+      "          mpirun -n 4 gyre-shard --input packed.h5 --cp 4 --layout balanced -o shards.h5\n"
+      "          mpirun -n 4 gyre-shard --input packed.h5 --ulysses --heads 32 --kv-heads 8\n"
+      "          gyre-shard --input batch.h5 --cp 4 --format bshd --tp 2\n" +
           layout_help()};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },

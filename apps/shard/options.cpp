@@ -14,7 +14,10 @@ void declare_options(CLI::App& app, ShardOptions& o) {
   for (const LayoutKind& kind : layout_kinds()) names.push_back(kind.name);
   std::vector<std::string> packers;
   for (const BinPacker& packer : bin_packers()) packers.push_back(packer.name);
-  add_option(app, {"--input", "Packed streams (HDF5, gyre/packed), as gyre-pack writes them"},
+  add_option(app,
+             {"--input",
+              "What to shard (HDF5): packed streams as gyre-pack writes them "
+              "(gyre/packed), or a batch of rows (gyre/bshd)"},
              o.input);
   add_option(app, {"--gen", length_help()}, o.generate);
   add_size_option(
@@ -32,6 +35,22 @@ void declare_options(CLI::App& app, ShardOptions& o) {
       app,
       {"--repad", "Round the slots of every segment up to a multiple of 2 cp, for all layouts"},
       o.repad);
+  add_choice_option(app,
+                    {"--mask",
+                     "What attention over the shards is to see, which is refused "
+                     "if they cannot keep it (causal-segments; bshd: causal)"},
+                    o.mask, mask_names());
+  add_choice_option(app,
+                    {"--gather-gradient",
+                     "With as many ranks as --cp: check how the gradient "
+                     "of a gathered stream comes back"},
+                    o.gradient, {"split", "sum", "none", "all"});
+  add_flag(app,
+           {"--ulysses",
+            "Instead of layouts: slices, and heads exchanged for tokens, over "
+            "the ranks of the run"},
+           o.ulysses);
+  declare_batch_options(app, o.batch);
   add_option(app, {"--heads", "Query heads, for times"}, o.heads, 1);
   add_option(app, {"--kv-heads", "Key and value heads, for bytes"}, o.kv_heads, 1);
   add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
@@ -67,6 +86,28 @@ void check_options(const ShardOptions& o) {
     if (value > most_ranks) problems.add("{} {}: at most {}", option, value, most_ranks);
   if (!(o.tflops > 0)) problems.add("--tflops {} must be positive", o.tflops);
   if (!(o.gbytes_per_s > 0)) problems.add("--gbps {} must be positive", o.gbytes_per_s);
+  if (o.ulysses && (o.layout != "all" || !o.output.empty() || !o.svg.empty() || o.repad))
+    problems.add("--ulysses takes no --layout, --repad, --output or --svg");
+  if (o.ulysses && o.backend.on_gpu()) problems.add("--ulysses works on the host: --backend cpu");
+  problems.throw_if_any("impossible configuration");
+}
+
+void check_batch_options(const ShardOptions& o) {
+  ConfigErrors problems;
+  if (!o.output.empty() || !o.svg.empty() || o.repad || o.ulysses || !o.gradient.empty())
+    problems.add(
+        "'{}' is a batch of rows: --repad, --ulysses, --gather-gradient, --svg and --output are "
+        "for packed streams, which gyre-pack makes of it",
+        o.input);
+  if (o.backend.on_gpu()) problems.add("batches are sharded on the host: --backend cpu");
+  const BatchOptions& batch = o.batch;
+  const bool swapped = o.layout == "all" || o.layout == "dual-chunk-swap";
+  if (batch.format == "bshd" && (!swapped || batch.chunks > 1 || !batch.tail.empty()))
+    problems.add(
+        "--format bshd cuts whole rows by dual-chunk-swap: --layout, --chunks and --tail "
+        "are for --format thd");
+  if (batch.format == "thd" && batch.tp > 1)
+    problems.add("--tp {} pads the rows of --format bshd", batch.tp);
   problems.throw_if_any("impossible configuration");
 }
 

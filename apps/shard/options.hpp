@@ -4,6 +4,7 @@
 #include <string>
 
 #include "apps/common/backend.hpp"
+#include "apps/shard/batch.hpp"
 #include "apps/shard/report.hpp"
 #include "report/options.hpp"
 
@@ -17,6 +18,9 @@ struct ShardOptions {
   int64_t capacity = 0, chunk = 0, stripe = 1, bin = 0;
   double tflops = 400, gbytes_per_s = 50;
   bool repad = false;
+  std::string mask, gradient;  ///< "": as the shards keep it; not checked
+  bool ulysses = false;
+  BatchOptions batch;
   BackendOptions backend;
 
   AttentionShape shape() const {
@@ -29,5 +33,7 @@ void declare_options(CLI::App& app, ShardOptions& o);
 
 /// Throws a usage error with everything that is wrong with the options.
 void check_options(const ShardOptions& o);
+/// Throws a usage error for options of packed streams, given for a gyre/bshd file.
+void check_batch_options(const ShardOptions& o);
 
 }  // namespace gyre

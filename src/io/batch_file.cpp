@@ -37,6 +37,21 @@ struct BshdParts {
   OptionalDataset ids, embeddings, labels, positions, seq_lens, seq_lens_padded;
 };
 
+/// Positions of each row, of all rows alike, or of several axes; rows that are not packed may do
+/// without.
+OptionalDataset open_positions(const h5::File& file, SchemaReader& reader, BshdArrays& batch) {
+  constexpr const char* path = "/bshd/position_ids";
+  if (!file.has_dataset(path)) return {};
+  const h5::Shape shape = file.dataset(path).shape();
+  if (shape.size() == 3) {
+    batch.position_axes = shape[0];
+    if (shape[0] < 1) reader.problems().add("{} has {} axes; at least 1 is needed", path, shape[0]);
+    return reader.dataset(path, {h5::Type::i64}, {-1, batch.rows, batch.slots});
+  }
+  const bool shared = shape.size() == 2 && shape[0] == 1;
+  return reader.dataset(path, {h5::Type::i64}, {shared ? 1 : batch.rows, batch.slots});
+}
+
 BshdParts open_bshd(const h5::File& file, BshdArrays& batch) {
   SchemaReader reader(file, bshd_schema);
   BshdParts parts;
@@ -58,7 +73,7 @@ BshdParts open_bshd(const h5::File& file, BshdArrays& batch) {
   }
   const h5::Shape tokens{batch.rows, batch.slots};
   parts.labels = reader.dataset("/bshd/labels", {h5::Type::i64}, tokens);
-  parts.positions = reader.dataset("/bshd/position_ids", {h5::Type::i64}, tokens);
+  parts.positions = open_positions(file, reader, batch);
   parts.seq_lens = reader.dataset("/bshd/seq_lens", {h5::Type::i64}, {batch.rows, -1});
   if (parts.seq_lens) batch.segments_per_row = parts.seq_lens->shape()[1];
   parts.seq_lens_padded = reader.dataset("/bshd/seq_lens_padded", {h5::Type::i64},
@@ -137,6 +152,29 @@ BshdArrays read_bshd(Communicator& comm, const std::string& path) {
     reader.throw_if_any();
   });
   return batch;
+}
+
+void fill_bshd(OutputFile& output, const BshdArrays& batch, const Provenance& provenance) {
+  run_on_root(output.comm(), "creating " + output.path(), [&] {
+    h5::File file = h5::File::create(output.temporary_path());
+    write_schema(file, bshd_schema, provenance);
+    file.create_group("/bshd");
+    file.write_attribute("/bshd", "vocab_size", batch.vocab_size);
+    file.write_attribute("/bshd", "sentinel", batch.sentinel);
+    const auto write = [&](const std::string& name, const std::vector<int64_t>& values,
+                           int64_t columns) {
+      const h5::Slab all{{0, 0}, {batch.rows, columns}};
+      file.create_dataset("/bshd/" + name, DType::i64, all.count, h5::Checksum::fletcher32);
+      file.dataset("/bshd/" + name)
+          .write<int64_t>(std::span(&all, 1), std::span<const int64_t>(values));
+    };
+    write("input_ids", batch.ids, batch.slots);
+    write("labels", batch.labels, batch.slots);
+    write("position_ids", batch.positions, batch.slots);
+    write("seq_lens", batch.seq_lens, batch.segments_per_row);
+    write("seq_lens_padded", batch.seq_lens_padded, batch.segments_per_row);
+    file.close();
+  });
 }
 
 SalmArrays read_salm(Communicator& comm, const std::string& path) {

@@ -23,7 +23,8 @@ struct BshdArrays {
   std::vector<int64_t> ids;        ///< [rows, slots]
   std::vector<float> embeddings;   ///< [rows, slots, hidden]
   std::vector<int64_t> labels;     ///< [rows, slots]
-  std::vector<int64_t> positions;  ///< [rows, slots]
+  int64_t position_axes = 1;       ///< of multi-axis rotary embeddings; with several, all rows
+  std::vector<int64_t> positions;  ///< [position_axes, rows, slots], or [slots] for every row
   std::vector<int64_t> seq_lens;   ///< [rows, segments_per_row]
   std::vector<int64_t> seq_lens_padded;
 };
@@ -47,6 +48,9 @@ std::string schema_of(Communicator& comm, const std::string& path);
 /// The arrays on every rank. Types, shapes and the range of every element are checked; the tables
 /// of lengths are checked by who converts them. Collective.
 BshdArrays read_bshd(Communicator& comm, const std::string& path);
+/// Writes the temporary file of `output`, which the caller commits, from rank 0's arrays. Of ids.
+/// Collective.
+void fill_bshd(OutputFile& output, const BshdArrays& batch, const Provenance& provenance);
 SalmArrays read_salm(Communicator& comm, const std::string& path);
 
 }  // namespace gyre

@@ -42,30 +42,36 @@ int64_t bshd_padded_width(int64_t n, int cp, int tp) {
   return round_up(n, int64_t{2} * cp * std::max(1, tp));
 }
 
-BshdShard shard_bshd(std::span<const float> embeddings, std::span<const int64_t> mask,
-                     std::span<const int64_t> targets, int64_t batch, int64_t hidden, int cp,
-                     int rank, int tp) {
+template <class T>
+BshdShard<T> shard_bshd(std::span<const T> inputs, std::span<const int64_t> mask,
+                        std::span<const int64_t> targets, int64_t batch, int64_t hidden, int cp,
+                        int rank, int tp) {
   if (batch < 1 || hidden < 1)
-    throw_usage("{} rows with embeddings of {} values; both are at least 1", batch, hidden);
+    throw_usage("{} rows with inputs of {} values; both are at least 1", batch, hidden);
   if (mask.size() != targets.size() || std::ssize(mask) % batch != 0)
     throw_usage("{} mask values and {} targets; both must be {} rows of equal width", mask.size(),
                 targets.size(), batch);
   const int64_t n = std::ssize(mask) / batch, width = bshd_padded_width(n, cp, tp);
-  if (std::ssize(embeddings) != batch * n * hidden)
-    throw_usage("{} embedding values, but {} rows x {} slots x {} are {}", embeddings.size(), batch,
-                n, hidden, batch * n * hidden);
+  if (std::ssize(inputs) != batch * n * hidden)
+    throw_usage("{} input values, but {} rows x {} slots x {} are {}", inputs.size(), batch, n,
+                hidden, batch * n * hidden);
   if (rank < 0 || rank >= cp) throw_usage("rank {} of cp = {} ranks", rank, cp);
   if (width > std::numeric_limits<int32_t>::max())
     throw_usage("rows of {} slots exceed the int32 range of index lists", width);
   std::vector<uint8_t> is_real(mask.size());
   std::transform(mask.begin(), mask.end(), is_real.begin(),
                  [](int64_t value) { return static_cast<uint8_t>(value != 0 ? 1 : 0); });
-  BshdShard shard;
+  BshdShard<T> shard;
   shard.layout = row_layout(n, width, cp);
-  shard.embeddings = shard_batch<float>(shard.layout, rank, embeddings, batch, hidden, 0.0f);
+  shard.inputs = shard_batch<T>(shard.layout, rank, inputs, batch, hidden, T{0});
   shard.key_mask = shard_batch<uint8_t>(shard.layout, rank, is_real, batch, 1, 0);
   shard.targets = shard_batch<int64_t>(shard.layout, rank, targets, batch, 1, ignored_label);
   return shard;
 }
+
+template BshdShard<float> shard_bshd(std::span<const float>, std::span<const int64_t>,
+                                     std::span<const int64_t>, int64_t, int64_t, int, int, int);
+template BshdShard<int64_t> shard_bshd(std::span<const int64_t>, std::span<const int64_t>,
+                                       std::span<const int64_t>, int64_t, int64_t, int, int, int);
 
 }  // namespace gyre

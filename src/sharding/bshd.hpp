@@ -24,9 +24,10 @@
 
 namespace gyre {
 
-/// One rank's part of every row; `slots` = n' / cp.
+/// One rank's part of every row; `slots` = n' / cp. T is float (embeddings) or int64_t (token ids).
+template <class T>
 struct BshdShard {
-  std::vector<float> embeddings;  ///< [batch, slots, hidden]; new padding is 0
+  std::vector<T> inputs;          ///< [batch, slots, hidden]; new padding is 0
   std::vector<uint8_t> key_mask;  ///< [batch, slots]; 1: a key that may be attended, 0: padding
   std::vector<int64_t> targets;   ///< [batch, slots]; new padding is ignored_label (-100)
   Layout layout;                  ///< of each row; its fragments count padding on the left as real
@@ -37,12 +38,13 @@ struct BshdShard {
 /// shard divides over tp ranks as well. Throws a usage error unless n >= 0, cp >= 1 and tp >= 0.
 int64_t bshd_padded_width(int64_t n, int cp, int tp);
 
-/// The shard of `rank` of embeddings [batch, n, hidden], mask [batch, n] (any value but 0 is real)
-/// and targets [batch, n], which are shifted already. tp is the size of the tensor-parallel group
-/// that shares the sequence, 0 or 1 for none. No communication: every rank of the group holds the
-/// same rows. Throws a usage error that names the sizes when they do not fit.
-BshdShard shard_bshd(std::span<const float> embeddings, std::span<const int64_t> mask,
-                     std::span<const int64_t> targets, int64_t batch, int64_t hidden, int cp,
-                     int rank, int tp);
+/// The shard of `rank` of inputs [batch, n, hidden] (ids: hidden = 1), mask [batch, n] (any value
+/// but 0 is real) and targets [batch, n], which are shifted already. tp is the size of the
+/// tensor-parallel group that shares the sequence, 0 or 1 for none. No communication: every rank of
+/// the group holds the same rows. Throws a usage error that names the sizes when they do not fit.
+template <class T>
+BshdShard<T> shard_bshd(std::span<const T> inputs, std::span<const int64_t> mask,
+                        std::span<const int64_t> targets, int64_t batch, int64_t hidden, int cp,
+                        int rank, int tp);
 
 }  // namespace gyre

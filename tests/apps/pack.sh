@@ -39,6 +39,61 @@ expect 2 'row 0, segment 0' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --
 expect 0 'encoder 3 audio items over 2 ranks' "$MPIEXEC" -n 2 "$pack" --input "$source_dir/inputs/salm_tiny.h5" \
   --cp 2 --tp 3 -o salm.h5
 
+expect 0 'VERIFY PASSED 7/7' "$MPIEXEC" -n 4 "$pack" --input "$source_dir/inputs/salm_tiny.h5" --cp 4 -o salm.h5
+"$pack" --input "$source_dir/inputs/salm_tiny.h5" -q -J salm.json >/dev/null
+for check in 'shards of text and audio' 'encoder gradient, sum' 'encoder gradient, split' 'encoder gradient, none'; do
+  grep -q "$check" salm.json || fail "no check '$check' in the JSON"
+done
+
+# Documents in rows, which become streams; what a row cannot hold.
+expect 0 '3 rows of 160 slots, 0 documents dropped' "$pack" --input "$docs" --rows 160 --cp 2 -o rows160.h5
+grep -q 'VERIFY PASSED 4/4' output || fail "rows are not checked: $(cat output)"
+expect 0 'tokens 354 real by the padding mask, 339 with a label' "$pack" --input rows160.h5 --cp 2
+expect 0 'VERIFY PASSED 4/4' "$MPIEXEC" -n 3 "$pack" --input "$docs" --rows 160 --cp 2 -o rows3.h5
+expect 0 'VERIFY PASSED' "$compare" rows160.h5 rows3.h5
+expect 0 '5 rows of 64 slots, 1 documents dropped' "$pack" --input "$docs" --rows 64 --cp 2 --oversize drop
+expect 0 'VERIFY PASSED 3/3' "$pack" --gen dist=long-tailed,count=100,max=64 --rows 100
+expect 2 'sample 9: length 120 takes 120 slots in a row of 64' "$pack" --input "$docs" --rows 64 --cp 2
+expect 2 'row width 66 is not a positive multiple of 4' "$pack" --input "$docs" --rows 66 --cp 2
+expect 2 'rows have one width' "$pack" --input "$docs" --rows 64 --oversize own-bin
+expect 2 '--rows alone leaves documents out' "$pack" --input "$docs" --oversize drop
+expect 2 'do not apply' "$pack" --input "$docs" --rows 160 --algorithm balanced
+expect 2 'do not apply' "$pack" --input rows160.h5 --rows 160
+
+# Packed streams for other ranks hold the same documents.
+expect 0 'VERIFY PASSED 3/3' "$MPIEXEC" -n 2 "$pack" --input one.h5 --repad --cp 6 --tp 2 -o other.h5
+expect 0 '17 documents' "$pack" --input other.h5 --unpack -o back.h5
+expect 0 'VERIFY PASSED 3/3' "$compare" --common back.h5 "$docs"
+expect 2 "'gyre/packed' is needed" "$pack" --input "$docs" --repad --cp 2
+expect 2 '--repad takes the packed streams' "$pack" --input one.h5 --repad --stream-slots 160
+expect 2 '--repad pads ids' "$pack" --input salm.h5 --repad
+
+# Streams of a length that a trainer asks for: the tail is a document of no tokens, or of the last one.
+expect 0 '480 slots in all, 20 documents with padding' "$pack" --input "$docs" --capacity 144 --cp 2 --tp 2 --stream-slots 160 -o long.h5
+grep -q 'VERIFY PASSED 5/5' output || fail "rounded streams are not checked: $(cat output)"
+expect 0 '20 documents, 354 tokens' "$pack" --input long.h5 --unpack -o back.h5
+expect 0 '448 slots in all, 17 documents' "$pack" --input "$docs" --capacity 144 --cp 2 --tp 2 --stream-multiple 32 --tail keep
+expect 2 'stream 0: the sequences need 144 slots; a stream of 80 is too short' "$pack" --input "$docs" --capacity 144 --stream-slots 80
+expect 2 'cannot have both a fixed length' "$pack" --input "$docs" --stream-slots 16K --stream-multiple 8
+expect 2 '--tail absorb counts padding' "$pack" --input "$docs" --stream-slots 16K --tail absorb
+
+# Every row of the table of what is sound, asked before anything is packed.
+able=(--input "$docs" --cp 2 --attention varlen,padded-offsets,cp-aware)
+expect 0 '# compatibility: ok' "$pack" "${able[@]}" --fused-flag 0 --device 12.0
+expect 0 '# compatibility: ok' "$pack" "${able[@]}" --device 12.0 --gradient-probe agrees
+expect 0 '# compatibility: warning' "$pack" "${able[@]}" --device 9.0
+expect 0 '# compatibility: warning' "$pack" "${able[@]}" --device 12.0 --forward-only
+expect 2 'turn fused attention off' "$pack" "${able[@]}" --device 12.0
+expect 2 'differs from the reference' "$pack" "${able[@]}" --fused-flag 1 --device 9.0 --gradient-probe differs
+expect 2 'linear-attention layers' "$pack" "${able[@]}" --linear-attention
+expect 2 'does not support context parallelism' "$pack" --input "$docs" --cp 2 --attention varlen,padded-offsets
+expect 0 '# compatibility: warning' "$pack" --input "$docs" --attention varlen,padded-offsets
+expect 2 'does not support segments of different lengths' "$pack" --input "$docs" --attention none -o none.h5
+expect 2 'does not support padding between segments' "$pack" --input "$docs" --attention varlen
+expect 2 'nearest: padded-offsets' "$pack" --input "$docs" --attention varlen,paded-offsets
+expect 2 "--device '9' is no compute capability" "$pack" "${able[@]}" --device 9
+expect 2 'go with --attention' "$pack" --input "$docs" --device 9.0
+
 # Documents longer than a bin.
 expect 2 "('length-120') of 120 tokens takes 120 slots, a bin has 64" "$pack" --input "$docs" --capacity 64
 expect 2 'max=8192 in --gen cuts documents' "$pack" --gen dist=fixed,length=9000,count=2

@@ -45,6 +45,63 @@ grep -q '</svg>' picture.svg || fail "no picture"
 expect 0 'RESULT' "$shard" --input packed.h5 --cp 2 -q -J result.json -d f32 --heads 16 --kv-heads 16 --head-dim 64 --tflops 50 --gbps 10
 grep -q '"needed_share"' result.json || fail "no figures of merit in the JSON"
 
+# Batches of rows: as a stream of segments, and as rows with their key mask.
+rows=$source_dir/inputs/bshd_tiny.h5
+left=$source_dir/inputs/bshd_left.h5
+for ranks in 1 2 3; do
+  expect 0 'VERIFY PASSED 5/5' "$MPIEXEC" -n "$ranks" "$shard" --input "$rows" --cp 2 --chunks 2 --csv "rows$ranks.csv" -J rows.json
+done
+cmp rows1.csv rows3.csv || fail "other numbers on 3 ranks"
+awk -F, '$1 == "thd" { streams++; if ($4 + $5 != ($2 == 0 ? 24 : 16)) exit 1 } END { exit streams != 2 }' rows1.csv ||
+  fail "wrong tokens: $(cat rows1.csv)"
+for tail in own-segment keep absorb; do
+  expect 0 'VERIFY PASSED' "$shard" --input "$rows" --cp 2 --tail "$tail"
+done
+expect 0 'VERIFY PASSED 2/2' "$shard" --input "$rows" --cp 3 --layout striped --stripe 2
+expect 0 'VERIFY PASSED 2/2' "$shard" --input "$left" --cp 1
+for positions in zero counting restarted; do
+  expect 0 'VERIFY PASSED 4/4' "$MPIEXEC" -n 4 "$shard" --input "$left" --cp 4 --tp 2 --format bshd --pad-positions "$positions" \
+    --csv left.csv
+done
+# 3 · 7 and 6 · 4 pairs of a real token and the padding before it.
+awk -F, '$1 == "bshd" { found = $9 == 45 && $3 == 12 } END { exit !found }' left.csv || fail "wrong pairs: $(cat left.csv)"
+"$apps/gyre-pack" --gen dist=fixed,length=10,count=3 --rows 11 -o ids.h5 >/dev/null
+expect 0 'VERIFY PASSED 4/4' "$MPIEXEC" -n 2 "$shard" --input ids.h5 --cp 2 --format bshd
+expect 2 'would see each other' "$shard" --input "$rows" --cp 2 --format bshd
+expect 2 '--format bshd has no boundaries' "$shard" --input "$rows" --cp 2 --format bshd --mask causal-segments
+expect 2 'a full attention mask under context parallelism' "$shard" --input "$left" --cp 2 --format bshd --mask full
+expect 0 'VERIFY PASSED' "$shard" --input "$left" --cp 1 --format bshd --mask dense
+expect 2 "row 0, segment 0: slot length 10 is not a multiple of 4" "$shard" --input "$left" --cp 2
+expect 2 'cannot be cut into 3 equal chunks' "$shard" --input "$rows" --cp 2 --chunks 3
+expect 2 'are for --format thd' "$shard" --input "$left" --cp 2 --format bshd --chunks 2
+expect 2 '--tp 2 pads the rows of --format bshd' "$shard" --input "$rows" --cp 2 --tp 2
+expect 2 'is a batch of rows' "$shard" --input "$rows" --cp 2 --ulysses
+
+# Masks of packed streams that shards cannot keep.
+expect 0 'VERIFY PASSED' "$shard" --input packed.h5 --cp 2 --mask causal-segments
+expect 2 'would see each other' "$shard" --input packed.h5 --cp 2 --mask causal
+expect 2 'a dense attention mask' "$shard" --input packed.h5 --cp 2 --mask dense
+expect 0 'VERIFY PASSED' "$shard" --input packed.h5 --cp 1 --mask full
+
+# The gradient of a gathered stream, by each convention.
+expect 0 'VERIFY PASSED 8/8' "$MPIEXEC" -n 3 "$shard" --input packed.h5 --cp 3 --gather-gradient all
+expect 0 'VERIFY PASSED 6/6' "$MPIEXEC" -n 2 "$shard" --input packed.h5 --cp 2 --layout balanced --gather-gradient sum
+expect 2 '--gather-gradient gathers over the run' "$shard" --input packed.h5 --cp 2 --gather-gradient split
+
+# Heads for tokens: fewer key heads than ranks, as many, more; a stream that the ranks do not divide.
+for case in '1 6' '3 1' '3 6' '4 2'; do
+  read -r ranks kv <<<"$case"
+  expect 0 'VERIFY PASSED' "$MPIEXEC" -n "$ranks" "$shard" --input packed.h5 --ulysses --heads 12 --kv-heads "$kv" --head-dim 3
+done
+expect 0 'VERIFY PASSED 3/3' "$MPIEXEC" -n 5 "$shard" --input packed.h5 --ulysses --heads 5 --kv-heads 1 --head-dim 2 --csv heads.csv
+awk -F, '$1 == "slices" { found = $4 > 0 } END { exit !found }' heads.csv || fail "no padding: $(cat heads.csv)"
+expect 0 'VERIFY PASSED 4/4' "$MPIEXEC" -n 2 "$shard" --gen dist=fixed,length=12,count=5 --capacity 64 --cp 2 --ulysses --heads 4 \
+  --kv-heads 2 --head-dim 8 --csv heads.csv -J heads.json
+awk -F, '$1 == "exchange" || $1 == "swapped" { found += $5 == $6 && $5 > 0 } END { exit found != 2 }' heads.csv ||
+  fail "bytes are not those of the formula: $(cat heads.csv)"
+expect 2 'query heads do not divide over 3 ranks' "$MPIEXEC" -n 3 "$shard" --input packed.h5 --ulysses --heads 8 --kv-heads 8
+expect 2 '--ulysses takes no --layout' "$shard" --input packed.h5 --ulysses --layout zigzag
+
 # What cannot be.
 expect 2 'one of --input and --gen' "$shard" --cp 2
 expect 2 'needs one --layout' "$shard" --input packed.h5 -o none.h5

@@ -279,6 +279,38 @@ class Batches(unittest.TestCase):
             change(file)
         return path
 
+    def test_positions_of_axes_shared_and_left_out(self):
+        def two_axes(file):
+            one = file["bshd/position_ids"][:]
+            del file["bshd/position_ids"]
+            file["bshd/position_ids"] = np.stack([one, one // 2])
+
+        def one_document_a_row(file):
+            for name in ("seq_lens", "seq_lens_padded"):
+                del file["bshd/" + name]
+                file["bshd/" + name] = np.full((4, 1), 16)
+
+        def shared(file):
+            one_document_a_row(file)
+            del file["bshd/position_ids"]
+            file["bshd/position_ids"] = np.arange(16)[None] + 5
+
+        def left_out(file):
+            one_document_a_row(file)
+            del file["bshd/position_ids"]
+
+        out = os.path.join(self.folder.name, "packed.h5")
+        path = self.changed("bshd_tiny.h5", two_axes)
+        self.assertIn("VERIFY PASSED 5/5", run(2, "gyre-shard", "--input", path, "--cp", 2))
+        with self.assertRaisesRegex(AssertionError, "position_ids has 2 axes"):
+            run(1, "gyre-pack", "--input", path, "--cp", 2, "-o", out)
+        for change, begin in ((shared, 5), (left_out, 0)):
+            path = self.changed("bshd_tiny.h5", change)
+            run(1, "gyre-pack", "--input", path, "--cp", 2, "-o", out)
+            np.testing.assert_array_equal(
+                read(out, "packed")["positions"], np.tile(np.arange(16) + begin, 4))
+            self.assertIn("VERIFY PASSED", run(2, "gyre-shard", "--input", path, "--cp", 4))
+
     def refused(self, message, name, change, *options):
         out = os.path.join(self.folder.name, "none.h5")
         command = [MPIEXEC, "-n", "2", os.path.join(APPS, "gyre-pack"), "--input",
@@ -312,6 +344,9 @@ class Batches(unittest.TestCase):
         def no_ids(file):
             del file["bshd/input_ids"]
 
+        def no_positions(file):
+            del file["bshd/position_ids"]
+
         for message, change in (
             ("/bshd/input_ids[1, 2] is 259; it must be 0 to 258", cell("bshd/input_ids", (1, 2), 259)),
             ("/bshd/labels[0, 3] is 300; it must be 0 to 258, or -100",
@@ -321,6 +356,7 @@ class Batches(unittest.TestCase):
             ("row 3", cell("bshd/seq_lens_padded", (3, 1), 4)),
             ("row 1, segment 1", swap_tables),
             ("row 0", empty_row_first),
+            ("row 0 has 2 documents and no positions of its own", no_positions),
             ("there are both '/bshd/input_ids' and '/bshd/inputs_embeds'", both),
             ("there is no dataset '/bshd/input_ids'; it must be int64 [any, any]", no_ids),
         ):

@@ -41,23 +41,23 @@ struct Rows {
         targets.push_back(t == 9 ? -100 : 100 * b + t);
       }
   }
-  BshdShard shard(int cp, int rank, int tp) const {
-    return shard_bshd(embeddings, mask, targets, 2, 2, cp, rank, tp);
+  BshdShard<float> shard(int cp, int rank, int tp) const {
+    return shard_bshd<float>(embeddings, mask, targets, 2, 2, cp, rank, tp);
   }
 };
 
 TEST(Bshd, ShardsHoldBothChunksOfEveryRow) {
-  const BshdShard first = Rows().shard(2, 0, 1), second = Rows().shard(2, 1, 1);
+  const BshdShard<float> first = Rows().shard(2, 0, 1), second = Rows().shard(2, 1, 1);
   EXPECT_EQ(first.slots(), 6);
   EXPECT_EQ(first.targets, (Longs{0, 1, 2, -100, -100, -100, 100, 101, 102, -100, -100, -100}));
   EXPECT_EQ(second.targets, (Longs{3, 4, 5, 6, 7, 8, 103, 104, 105, 106, 107, 108}));
-  EXPECT_EQ(first.embeddings,
+  EXPECT_EQ(first.inputs,
             (std::vector<float>{1,   0.5f, 2,   0.5f, 3,   0.5f, 10,  0.5f, 0, 0, 0, 0,
                                 101, 0.5f, 102, 0.5f, 103, 0.5f, 110, 0.5f, 0, 0, 0, 0}));
 }
 
 TEST(Bshd, TheKeyMaskHidesPaddingOnBothSides) {
-  const BshdShard first = Rows().shard(2, 0, 1), second = Rows().shard(2, 1, 1);
+  const BshdShard<float> first = Rows().shard(2, 0, 1), second = Rows().shard(2, 1, 1);
   EXPECT_EQ(first.key_mask, (Bytes{1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0}));
   EXPECT_EQ(second.key_mask, Bytes(12, 1));
 }
@@ -76,7 +76,8 @@ TEST(Bshd, EverySlotIsOnOneRankAndTheRestIsPadding) {
     const int64_t width = bshd_padded_width(n, cp, tp), chunk = width / (2 * cp);
     RC_ASSERT(width - n < 2 * cp * std::max(1, tp));
     for (int rank = 0; rank < cp; ++rank) {
-      const BshdShard shard = shard_bshd(embeddings, mask, targets, batch, 1, cp, rank, tp);
+      const BshdShard<float> shard =
+          shard_bshd<float>(embeddings, mask, targets, batch, 1, cp, rank, tp);
       RC_ASSERT(shard.slots() == 2 * chunk);
       RC_ASSERT(shard.slots() % std::max(1, tp) == 0);
       for (int64_t b = 0; b < batch; ++b)
@@ -87,7 +88,7 @@ TEST(Bshd, EverySlotIsOnOneRankAndTheRestIsPadding) {
           const int64_t i = b * n + slot;
           RC_ASSERT(shard.targets[local] == (slot < n ? i : -100));
           RC_ASSERT(shard.key_mask[local] == (slot < n && i % 3 != 0 ? 1 : 0));
-          RC_ASSERT(shard.embeddings[local] == (slot < n ? static_cast<float>(i + 1) : 0.0f));
+          RC_ASSERT(shard.inputs[local] == (slot < n ? static_cast<float>(i + 1) : 0.0f));
         }
     }
   }));
@@ -96,16 +97,16 @@ TEST(Bshd, EverySlotIsOnOneRankAndTheRestIsPadding) {
 TEST(Bshd, ErrorsNameTheSizes) {
   const std::vector<float> embeddings(12);
   const Longs six(6), five(5);
-  EXPECT_EQ(usage_message([&] { shard_bshd(embeddings, six, five, 2, 2, 2, 0, 1); }),
+  EXPECT_EQ(usage_message([&] { shard_bshd<float>(embeddings, six, five, 2, 2, 2, 0, 1); }),
             "6 mask values and 5 targets; both must be 2 rows of equal width");
-  EXPECT_EQ(usage_message([&] { shard_bshd(embeddings, five, five, 2, 2, 2, 0, 1); }),
+  EXPECT_EQ(usage_message([&] { shard_bshd<float>(embeddings, five, five, 2, 2, 2, 0, 1); }),
             "5 mask values and 5 targets; both must be 2 rows of equal width");
-  EXPECT_EQ(usage_message([&] { shard_bshd(embeddings, six, six, 2, 3, 2, 0, 1); }),
-            "12 embedding values, but 2 rows x 3 slots x 3 are 18");
-  EXPECT_EQ(usage_message([&] { shard_bshd(embeddings, six, six, 2, 2, 2, 2, 1); }),
+  EXPECT_EQ(usage_message([&] { shard_bshd<float>(embeddings, six, six, 2, 3, 2, 0, 1); }),
+            "12 input values, but 2 rows x 3 slots x 3 are 18");
+  EXPECT_EQ(usage_message([&] { shard_bshd<float>(embeddings, six, six, 2, 2, 2, 2, 1); }),
             "rank 2 of cp = 2 ranks");
-  EXPECT_EQ(usage_message([&] { shard_bshd(embeddings, six, six, 0, 2, 2, 0, 1); }),
-            "0 rows with embeddings of 2 values; both are at least 1");
+  EXPECT_EQ(usage_message([&] { shard_bshd<float>(embeddings, six, six, 0, 2, 2, 0, 1); }),
+            "0 rows with inputs of 2 values; both are at least 1");
   EXPECT_EQ(usage_message([&] { bshd_padded_width(4, 0, 1); }), "cp must be at least 1, not 0");
   EXPECT_EQ(usage_message([&] { bshd_padded_width(4, 2, -1); }), "tp must be at least 0, not -1");
 }

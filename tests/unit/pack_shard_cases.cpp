@@ -125,9 +125,10 @@ TEST(Refused, StreamsOfUtterancesBeyondInt32) {
 TEST(Refused, RowsBeyondInt32) {
   const Floats embeddings(4);
   const Longs mask(4, 1);
-  EXPECT_STREQ(
-      usage_message([&] { shard_bshd(embeddings, mask, mask, 1, 1, 2, 0, 1 << 29); }).c_str(),
-      "rows of 2147483648 slots exceed the int32 range of index lists");
+  EXPECT_STREQ(usage_message([&] {
+                 shard_bshd<float>(embeddings, mask, mask, 1, 1, 2, 0, 1 << 29);
+               }).c_str(),
+               "rows of 2147483648 slots exceed the int32 range of index lists");
   EXPECT_STREQ(usage_message([] { bshd_padded_width(-1, 2, 1); }).c_str(),
                "rows of -1 slots; the width is at least 0");
 }

@@ -1,0 +1,112 @@
+#include "apps/pack/rows.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "apps/common/bshd_rows.hpp"
+
+namespace gyre {
+namespace {
+
+/// Tokens, labels and positions of one row.
+void append_row(BshdArrays& arrays, const PackedRow& row, const TokenSource& tokens) {
+  std::vector<int32_t> bounds{0};
+  for (size_t i = 0; i < row.samples.size(); ++i) {
+    for (int64_t p = 0; p < row.seq_lens_padded[i]; ++p) {
+      const bool real = p < row.seq_lens[i], has_next = p + 1 < row.seq_lens[i];
+      arrays.ids.push_back(real ? tokens(row.samples[i], p) : 0);
+      arrays.labels.push_back(has_next ? tokens(row.samples[i], p + 1) : ignored_label);
+    }
+    bounds.push_back(bounds.back() + static_cast<int32_t>(row.seq_lens_padded[i]));
+  }
+  const std::vector<int64_t> positions = packed_positions(bounds, arrays.slots - 1);
+  arrays.positions.insert(arrays.positions.end(), positions.begin(), positions.end());
+}
+
+}  // namespace
+
+DocumentRows make_rows(std::span<const int64_t> lengths, const RowPackOptions& options,
+                       const TokenSource& tokens, int64_t vocab_size) {
+  DocumentRows made;
+  made.packing = pack_rows(lengths, options);
+  const LengthTables tables = length_tables(made.packing.rows);
+  BshdArrays& arrays = made.arrays;
+  arrays.rows = std::ssize(made.packing.rows);
+  arrays.slots = options.row;
+  arrays.vocab_size = vocab_size;
+  arrays.sentinel = length_sentinel;
+  arrays.segments_per_row = tables.seq_lens.columns;
+  arrays.seq_lens = tables.seq_lens.cells;
+  arrays.seq_lens_padded = tables.seq_lens_padded.cells;
+  std::vector<Bin> bins;
+  for (const PackedRow& row : made.packing.rows) {
+    append_row(arrays, row, tokens);
+    bins.push_back(row.samples);
+  }
+  made.row.algorithm = "rows";
+  made.row.items = std::ssize(lengths) - std::ssize(made.packing.dropped);
+  made.row.measures = measure_bins(bins, lengths, options.row, options.cp > 1 ? 2 * options.cp : 1);
+  for (const Bin& bin : bins)
+    for (const int64_t item : bin)
+      made.row.longest = std::max(made.row.longest, lengths[static_cast<size_t>(item)]);
+  made.row.time_ms = std::nan("");
+  made.row.check = "-";
+  return made;
+}
+
+void check_rows(const DocumentRows& rows, std::span<const int64_t> lengths,
+                const RowPackOptions& options, const TokenSource& tokens, Verification& checks) {
+  const BshdArrays& arrays = rows.arrays;
+  Check& once = checks.check("documents in one row", 0);
+  Check& full = checks.check("rows are full", 0);
+  Check& contents = checks.check("contents of rows", 0);
+  const int64_t unit = options.cp > 1 ? 2 * options.cp : 1;
+  std::vector<int64_t> times(lengths.size(), 0), expected(lengths.size(), 1);
+  for (const int64_t dropped : rows.packing.dropped) expected[static_cast<size_t>(dropped)] = 0;
+  for (size_t r = 0; r < rows.packing.rows.size(); ++r) {
+    const PackedRow& row = rows.packing.rows[r];
+    int64_t begin = 0;
+    for (size_t i = 0; i < row.samples.size(); ++i) {
+      const int64_t document = row.samples[i], length = lengths[static_cast<size_t>(document)];
+      const auto cell = r * static_cast<size_t>(arrays.segments_per_row) + i;
+      const int64_t slots = arrays.seq_lens_padded[cell];
+      const auto where = [&] { return fmt::format("row {} segment {}", r, i); };
+      ++times[static_cast<size_t>(document)];
+      full.add(static_cast<double>(arrays.seq_lens[cell]), static_cast<double>(length), where);
+      full.add(static_cast<double>(slots % unit), 0, where);
+      for (int64_t p = 0; p < slots; ++p) {
+        const auto t = r * static_cast<size_t>(arrays.slots) + static_cast<size_t>(begin + p);
+        const int64_t id = p < length ? tokens(document, p) : 0;
+        const int64_t label = p + 1 < length ? tokens(document, p + 1) : ignored_label;
+        contents.add(static_cast<double>(arrays.ids[t]), static_cast<double>(id), where);
+        contents.add(static_cast<double>(arrays.labels[t]), static_cast<double>(label), where);
+        contents.add(static_cast<double>(arrays.positions[t]), static_cast<double>(p), where);
+      }
+      begin += slots;
+    }
+    full.add(static_cast<double>(begin), static_cast<double>(options.row),
+             [&] { return fmt::format("row {}", r); });
+  }
+  once.add_all(times, expected, "document");
+  const ThdBatch stream = to_thd(batch_of(arrays), {.tail = Tail::keep, .slot_multiple = unit});
+  full.add(static_cast<double>(count_real_tokens(stream.padding_mask)),
+           static_cast<double>(rows.row.measures.tokens), [] { return "tokens of the stream"; });
+}
+
+void write_rows(const std::string& path, const BshdArrays& arrays, const Provenance& provenance,
+                Communicator& world, bool check, Verification& checks) {
+  OutputFile output(world, path);
+  fill_bshd(output, arrays, provenance);
+  if (check) {
+    Check& same = checks.check("rows read back", 0);
+    const BshdArrays read = read_bshd(world, output.temporary_path());
+    same.add_all(read.ids, arrays.ids, "input_ids");
+    same.add_all(read.labels, arrays.labels, "labels");
+    same.add_all(read.positions, arrays.positions, "position_ids");
+    same.add_all(read.seq_lens, arrays.seq_lens, "seq_lens");
+    same.add_all(read.seq_lens_padded, arrays.seq_lens_padded, "seq_lens_padded");
+  }
+  if (checks.empty() || checks.passed()) output.commit();
+}
+
+}  // namespace gyre

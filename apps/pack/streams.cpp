@@ -1,0 +1,128 @@
+#include "apps/pack/streams.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace gyre {
+namespace {
+
+std::vector<int64_t> widths(std::span<const int32_t> bounds) {
+  std::vector<int64_t> lengths;
+  for (size_t i = 0; i + 1 < bounds.size(); ++i) lengths.push_back(bounds[i + 1] - bounds[i]);
+  return lengths;
+}
+
+/// Against the lengths that went in: documents in multiples, streams as long as they should be.
+void check_rounded(Check& check, const RoundedStream& stream, const std::vector<int64_t>& lengths,
+                   const RoundOptions& options, int64_t bin) {
+  int64_t needed = 0;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const auto where = [&] { return fmt::format("stream {} segment {}", bin, i); };
+    check.add(stream.cu_seqlens[i + 1] - stream.cu_seqlens[i], static_cast<double>(lengths[i]),
+              where);
+    check.add(stream.cu_seqlens_padded[i], static_cast<double>(needed), where);
+    needed += (lengths[i] + options.multiple - 1) / options.multiple * options.multiple;
+  }
+  const int64_t unit = options.stream_multiple;
+  const int64_t slots =
+      options.stream_slots > 0 ? options.stream_slots : (needed + unit - 1) / unit * unit;
+  check.add(stream.cu_seqlens_padded.back(), static_cast<double>(slots),
+            [&] { return fmt::format("slots of stream {}", bin); });
+}
+
+/// One bin out of all slots, without its padding.
+struct Gapless {
+  std::vector<int64_t> ids, labels;
+};
+Gapless without_padding(const PackedHeader& header, const PackedSlots& slots, int64_t bin) {
+  const auto real = header.cu_seqlens(bin), padded = header.cu_seqlens_padded(bin);
+  const int64_t first = header.slot_offsets()[static_cast<size_t>(bin)];
+  Gapless stream;
+  for (size_t i = 0; i + 1 < real.size(); ++i)
+    for (int64_t t = first + padded[i]; t < first + padded[i] + real[i + 1] - real[i]; ++t) {
+      stream.ids.push_back(slots.ids[static_cast<size_t>(t)]);
+      stream.labels.push_back(slots.labels[static_cast<size_t>(t)]);
+    }
+  return stream;
+}
+
+/// Slot by slot: what the segment held, then padding; positions from 0 through both.
+void check_repadded(Check& check, const PackedHeader& header, const PackedSlots& slots,
+                    const RepaddedStreams& repadded) {
+  const std::vector<int64_t> old_first = header.slot_offsets();
+  const std::vector<int64_t> new_first = repadded.header.slot_offsets();
+  for (int64_t b = 0; b < header.bin_count(); ++b) {
+    const auto real = header.cu_seqlens(b), from = header.cu_seqlens_padded(b);
+    const auto to = repadded.header.cu_seqlens_padded(b);
+    for (size_t i = 0; i + 1 < to.size(); ++i)
+      for (int64_t p = 0; p < to[i + 1] - to[i]; ++p) {
+        const bool held = p < real[i + 1] - real[i];
+        const auto there = static_cast<size_t>(old_first[static_cast<size_t>(b)] + from[i] + p);
+        const auto here = static_cast<size_t>(new_first[static_cast<size_t>(b)] + to[i] + p);
+        const auto where = [&] { return fmt::format("bin {} segment {} slot {}", b, i, p); };
+        check.add(repadded.slots.ids[here], held ? slots.ids[there] : 0, where);
+        check.add(repadded.slots.labels[here], held ? slots.labels[there] : ignored_label, where);
+        check.add(repadded.slots.positions[here], static_cast<double>(p), where);
+      }
+  }
+}
+
+}  // namespace
+
+void round_streams(PackedHeader& header, const RoundOptions& options, Verification& checks) {
+  Check& check = checks.check("rounded streams", 0);
+  if (header.bin_count() == 0) check.add_nothing();
+  PackedBins bins;
+  bins.bin_capacity = header.bins.bin_capacity;
+  for (int64_t b = 0; b < header.bin_count(); ++b) {
+    const std::vector<int64_t> lengths = widths(header.cu_seqlens(b));
+    RoundedStream stream;
+    try {
+      stream = round_sequences(lengths, options);
+    } catch (const Error& error) {
+      throw_usage("stream {}: {}", b, error.what());
+    }
+    check_rounded(check, stream, lengths, options, b);
+    std::vector<int64_t> documents(header.documents_of(b).begin(), header.documents_of(b).end());
+    if (documents.size() + 1 < stream.cu_seqlens.size()) {
+      if (!header.names.empty()) header.names.push_back(fmt::format("padding of stream {}", b));
+      documents.push_back(header.documents++);
+    }
+    bins.add_bin(documents, stream.cu_seqlens, stream.cu_seqlens_padded);
+    bins.bin_capacity = std::max<int64_t>(bins.bin_capacity, stream.cu_seqlens_padded.back());
+  }
+  header.bins = std::move(bins);
+}
+
+RepaddedStreams repad_streams(const PackedHeader& header, const PackedSlots& slots,
+                              int64_t multiple, Verification& checks) {
+  if (header.hidden_size > 0)
+    throw_usage("--repad pads ids; these streams hold embeddings of {}", header.hidden_size);
+  RepaddedStreams result;
+  result.header = header;
+  result.header.bins = {};
+  result.header.slot_multiple = multiple;
+  const auto append = [](std::vector<int32_t>& all, const std::vector<int64_t>& part) {
+    for (const int64_t value : part) all.push_back(static_cast<int32_t>(value));
+  };
+  for (int64_t b = 0; b < header.bin_count(); ++b) {
+    const Gapless stream = without_padding(header, slots, b);
+    const auto real = header.cu_seqlens(b);
+    const PaddedSequences padded = pad_thd_sequences(stream.ids, stream.labels, real, multiple);
+    const std::vector<int64_t> documents(header.documents_of(b).begin(),
+                                         header.documents_of(b).end());
+    PackedBins& bins = result.header.bins;
+    bins.add_bin(documents, real, padded.cu_seqlens_padded);
+    bins.bin_capacity = std::max<int64_t>(bins.bin_capacity, padded.cu_seqlens_padded.back());
+    append(result.slots.ids, padded.ids);
+    append(result.slots.labels, padded.labels);
+    append(result.slots.positions, packed_positions(padded.cu_seqlens_padded));
+  }
+  Check& check = checks.check("repadded", 0);
+  if (result.slots.ids.empty()) check.add_nothing();
+  check_repadded(check, header, slots, result);
+  return result;
+}
+
+}  // namespace gyre

@@ -1,0 +1,178 @@
+// Batches as rows with their key mask: what each rank gets, against the definition of its slots.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "apps/common/bshd_rows.hpp"
+#include "apps/shard/batch_parts.hpp"
+#include "core/label.hpp"
+#include "packing/padding.hpp"
+#include "sharding/bshd.hpp"
+#include "sharding/distributed.hpp"
+#include "sharding/transfer.hpp"
+
+namespace gyre {
+namespace {
+
+/// The rows as shard_bshd takes them; T is the type of the inputs.
+template <class T>
+struct Rows {
+  const BshdArrays& arrays;
+  std::vector<int64_t> mask;
+  explicit Rows(const BshdArrays& from) : arrays(from) {
+    const std::vector<uint8_t> real = real_slots(from);
+    mask.assign(real.begin(), real.end());
+  }
+  const std::vector<T>& inputs() const {
+    if constexpr (std::is_same_v<T, float>)
+      return arrays.embeddings;
+    else
+      return arrays.ids;
+  }
+  int64_t hidden() const { return std::max<int64_t>(1, arrays.hidden); }
+  BshdShard<T> shard(const BatchJob& job, int rank) const {
+    return shard_bshd<T>(inputs(), mask, arrays.labels, arrays.rows, hidden(), job.cp, rank,
+                         job.options.tp);
+  }
+};
+
+PadPositions kind_of(const std::string& name) {
+  if (name == "counting") return PadPositions::counting;
+  return name == "zero" ? PadPositions::zero : PadPositions::restarted;
+}
+
+/// What a position behind the row's own `n` slots is.
+int64_t padded_position(const std::string& kind, int64_t last, int64_t behind) {
+  if (kind == "counting") return last + 1 + behind;
+  return kind == "zero" ? 0 : behind;
+}
+
+/// The rank's slots of each row are chunks `rank` and 2·cp-1-rank of the padded width; new padding
+/// is 0, no key, and without a label.
+template <class T>
+void check_shard(Check& check, const Rows<T>& rows, const BshdShard<T>& shard, const BatchJob& job,
+                 int rank) {
+  const BshdArrays& arrays = rows.arrays;
+  const int64_t unit = int64_t{2} * job.cp * job.options.tp;
+  const int64_t width = (arrays.slots + unit - 1) / unit * unit, count = width / job.cp;
+  const int64_t hidden = rows.hidden();
+  check.add(static_cast<double>(shard.slots()), static_cast<double>(count),
+            [&] { return fmt::format("slots of rank {}", rank); });
+  if (shard.slots() != count) return;
+  for (int64_t b = 0; b < arrays.rows; ++b)
+    for (int64_t t = 0; t < count; ++t) {
+      const int64_t slot = swapped_slot(0, width, job.cp, rank, t);
+      const bool given = slot < arrays.slots;
+      const auto here = static_cast<size_t>(b * count + t);
+      const auto there = static_cast<size_t>(b * arrays.slots + slot);
+      const auto where = [&] { return fmt::format("rank {} row {} slot {}", rank, b, slot); };
+      check.add(shard.key_mask[here], given ? static_cast<double>(rows.mask[there]) : 0, where);
+      check.add(static_cast<double>(shard.targets[here]),
+                static_cast<double>(given ? arrays.labels[there] : ignored_label), where);
+      for (int64_t h = 0; h < hidden; ++h)
+        check.add(
+            static_cast<double>(
+                shard.inputs[here * static_cast<size_t>(hidden) + static_cast<size_t>(h)]),
+            given ? static_cast<double>(
+                        rows.inputs()[there * static_cast<size_t>(hidden) + static_cast<size_t>(h)])
+                  : 0,
+            where);
+    }
+}
+
+/// Positions of each row, padded as asked for, cut as the row is.
+void check_positions(Check& check, const BshdArrays& arrays, const Layout& layout,
+                     const BatchJob& job, int rank) {
+  const PositionIds positions = *batch_of(arrays).positions;
+  const std::string& kind = job.options.pad_positions;
+  for (int64_t row = 0; row < positions.axes * arrays.rows; ++row) {
+    const auto begin = positions.values.begin() + row * arrays.slots;
+    std::vector<int64_t> padded(begin, begin + arrays.slots);
+    const int64_t last = padded.empty() ? -1 : padded.back();
+    pad_positions(padded, layout.padded_slots, kind_of(kind));
+    std::vector<int64_t> mine(static_cast<size_t>(layout.slots_of_rank()));
+    shard_rows<int64_t>(layout, rank, padded, mine);
+    for (size_t t = 0; t < mine.size(); ++t) {
+      const int64_t slot =
+          swapped_slot(0, layout.padded_slots, layout.cp(), rank, static_cast<int64_t>(t));
+      const int64_t expected =
+          slot < arrays.slots ? begin[slot] : padded_position(kind, last, slot - arrays.slots);
+      check.add(static_cast<double>(mine[t]), static_cast<double>(expected),
+                [&] { return fmt::format("rank {} row {} slot {}", rank, row, slot); });
+    }
+  }
+}
+
+/// A real token sees the real keys before it in its row, and itself; causality leaves the padding
+/// before it visible as well.
+template <class T>
+RankPart counted(const Rows<T>& rows, const BshdShard<T>& shard, int rank) {
+  RankPart part;
+  part.rank = rank;
+  part.slots = std::ssize(shard.key_mask);
+  part.tokens = std::count(shard.key_mask.begin(), shard.key_mask.end(), uint8_t{1});
+  part.loss = stand_in_loss(shard.targets);
+  const std::vector<int32_t> index = shard_index(shard.layout, rank);
+  const int64_t n = rows.arrays.slots;
+  for (int64_t b = 0; b < rows.arrays.rows; ++b) {
+    std::vector<int64_t> keys(static_cast<size_t>(n) + 1, 0);  // real ones below each slot
+    for (size_t t = 0; t < static_cast<size_t>(n); ++t)
+      keys[t + 1] = keys[t] + rows.mask[static_cast<size_t>(b * n) + t];
+    for (size_t t = 0; t < index.size(); ++t) {
+      if (shard.key_mask[static_cast<size_t>(b) * index.size() + t] == 0) continue;
+      const int64_t seen = keys[static_cast<size_t>(index[t]) + 1];
+      part.pairs += seen;
+      part.hidden_pairs += index[t] + 1 - seen;
+    }
+  }
+  return part;
+}
+
+template <class T>
+std::vector<RankPart> shard_rows_of(const Rows<T>& rows, const BatchJob& job, Communicator& world,
+                                    Verification& checks) {
+  Check& contents = checks.check("rows, key masks, targets", 0);
+  Check& positions = checks.check("positions", 0);
+  for (Check* check : {&contents, &positions}) check->add_nothing();  // ranks without a part
+  std::vector<RankPart> parts;
+  for (const int rank : ranks_of(world, job.cp)) {
+    const BshdShard<T> shard = rows.shard(job, rank);
+    check_shard(contents, rows, shard, job, rank);
+    check_positions(positions, rows.arrays, shard.layout, job, rank);
+    parts.push_back(counted(rows, shard, rank));
+  }
+  return parts;
+}
+
+template <class T>
+void check_gathered(const Rows<T>& rows, const BatchJob& job, Communicator& world, Check& check) {
+  const BshdArrays& arrays = rows.arrays;
+  const BshdShard<T> shard = rows.shard(job, world.rank());
+  check.add_all(gather_batch<T>(shard.layout, world, shard.inputs, arrays.rows, rows.hidden()),
+                rows.inputs(), "inputs");
+  const std::vector<uint8_t> mask =
+      gather_batch<uint8_t>(shard.layout, world, shard.key_mask, arrays.rows);
+  check.add_all(mask, real_slots(arrays), "key_mask");
+  check.add_all(gather_batch<int64_t>(shard.layout, world, shard.targets, arrays.rows),
+                arrays.labels, "targets");
+}
+
+}  // namespace
+
+StreamParts shard_key_masked_rows(const BshdArrays& arrays, const BatchJob& job,
+                                  Communicator& world, Verification& checks) {
+  if (arrays.hidden > 0) return {shard_rows_of(Rows<float>(arrays), job, world, checks)};
+  return {shard_rows_of(Rows<int64_t>(arrays), job, world, checks)};
+}
+
+void check_rows_over_ranks(const BshdArrays& arrays, const BatchJob& job, Communicator& world,
+                           Verification& checks) {
+  Check& gathered = checks.check("gathered over ranks", 0);
+  if (arrays.hidden > 0)
+    check_gathered(Rows<float>(arrays), job, world, gathered);
+  else
+    check_gathered(Rows<int64_t>(arrays), job, world, gathered);
+}
+
+}  // namespace gyre

@@ -1,0 +1,182 @@
+// Batches as streams of segments: what each rank gets, against the definition of its slots.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "apps/common/bshd_rows.hpp"
+#include "apps/shard/batch_parts.hpp"
+#include "packing/cp_batch.hpp"
+
+namespace gyre {
+namespace {
+
+/// One rank's part of one stream, and what it is compared with.
+struct PartView {
+  const BshdArrays& arrays;
+  const BshdBatch& batch;
+  const std::vector<uint8_t>& real;  ///< of all rows
+  const CpBatch& part;
+  size_t first_slot = 0;  ///< of the stream among all rows
+  std::string name;       ///< "stream 0 rank 1"
+  size_t whole(int32_t slot) const { return first_slot + static_cast<size_t>(slot); }
+};
+
+/// The slots are those of dual-chunk-swap over the boundaries.
+void check_index(Check& check, const PartView& view) {
+  const CpBatch& part = view.part;
+  std::vector<int32_t> expected;
+  const SegmentBounds bounds = part.bounds();
+  for (int64_t i = 0; i < bounds.segments(); ++i)
+    for (int64_t t = 0; t < bounds.slot_length(i) / part.cp_size; ++t)
+      expected.push_back(static_cast<int32_t>(
+          swapped_slot(bounds.begin(i), bounds.slot_length(i), part.cp_size, part.cp_rank, t)));
+  check.add_all(part.index, expected, view.name + " slots");
+}
+
+/// Every array holds what the rows hold at the part's slots.
+void check_contents(Check& check, const PartView& view) {
+  const CpBatch& part = view.part;
+  const PositionIds& positions = *view.batch.positions;
+  const auto slots = static_cast<size_t>(std::ssize(part.index));
+  const auto all = static_cast<size_t>(view.arrays.rows * view.arrays.slots);
+  const auto compare = [&](double actual, double expected, const char* array, size_t t) {
+    check.add(actual, expected, [&] { return fmt::format("{} {}[{}]", view.name, array, t); });
+  };
+  const auto hidden = static_cast<size_t>(std::max<int64_t>(1, view.arrays.hidden));
+  for (size_t t = 0; t < slots; ++t) {
+    if (part.index[t] >= part.bounds().slots()) continue;  // padding of the layout
+    const size_t from = view.whole(part.index[t]);
+    compare(static_cast<double>(part.labels[t]), static_cast<double>(view.arrays.labels[from]),
+            "labels", t);
+    compare(part.padding_mask[t], 1 - view.real[from], "padding_mask", t);
+    for (size_t axis = 0; axis < static_cast<size_t>(positions.axes); ++axis)
+      compare(static_cast<double>(part.positions.values[axis * slots + t]),
+              static_cast<double>(positions.values[axis * all + from]), "positions", t);
+    if (const auto* ids = std::get_if<TokenIds>(&part.inputs))
+      compare(static_cast<double>((*ids)[t]), static_cast<double>(view.arrays.ids[from]), "ids", t);
+    else
+      for (size_t h = 0; h < hidden; ++h)
+        compare(std::get<TokenEmbeddings>(part.inputs).values[t * hidden + h],
+                view.arrays.embeddings[from * hidden + h], "embeddings", t * hidden + h);
+  }
+}
+
+/// An array of the caller's that goes along with the tokens: which slots have a label.
+constexpr const char* loss_mask = "loss_mask";
+
+Extra loss_mask_of(const std::vector<int64_t>& labels) {
+  std::vector<uint8_t> mask;
+  for (const int64_t label : labels) mask.push_back(label != ignored_label ? 1 : 0);
+  return make_extra(std::span<const uint8_t>(mask), Extra::Aligned::slots);
+}
+
+void check_loss_mask(Check& check, const PartView& view) {
+  const std::vector<std::byte>& mask = *view.part.extras.at(loss_mask).bytes;
+  if (mask.size() != view.part.index.size())
+    return check.add_failure(fmt::format("{} loss_mask of {} slots", view.name, mask.size()));
+  for (size_t t = 0; t < mask.size(); ++t)
+    check.add(static_cast<double>(mask[t]), view.part.labels[t] != ignored_label ? 1 : 0,
+              [&] { return fmt::format("{} loss_mask[{}]", view.name, t); });
+}
+
+/// The part's own boundaries: real tokens and slots of each segment, counted in the mask.
+void check_local_bounds(Check& check, const PartView& view) {
+  const CpBatch& part = view.part;
+  if (!part.local || part.absorbed) return;  // absorbed padding counts as real in the boundaries
+  const SegmentBounds local = part.local->view();
+  for (int64_t i = 0; i < local.segments(); ++i) {
+    int64_t tokens = 0;
+    for (int64_t t = local.begin(i); t < local.begin(i) + local.slot_length(i); ++t)
+      tokens += view.real[view.whole(part.index[static_cast<size_t>(t)])];
+    check.add(static_cast<double>(local.real_length(i)), static_cast<double>(tokens),
+              [&] { return fmt::format("{} segment {}", view.name, i); });
+  }
+}
+
+/// The rows of a rotary table that a rank reads are its positions in each segment.
+void check_rotary_rows(Check& check, const PartView& view) {
+  const CpBatch& part = view.part;
+  if (!part.local) return;
+  const SegmentBounds local = part.local->view(), bounds = part.bounds();
+  for (int64_t i = 0; i < local.segments(); ++i) {
+    auto t = static_cast<size_t>(local.begin(i));
+    for (const PositionRange& range : rope_slices(local.slot_length(i), part.cp_size, part.cp_rank))
+      for (int64_t position = range.begin; position < range.end; ++position, ++t)
+        check.add(static_cast<double>(position),
+                  static_cast<double>(part.index[t] - bounds.begin(i)),
+                  [&] { return fmt::format("{} local slot {}", view.name, t); });
+  }
+}
+
+/// A real token sees the real tokens before it in its segment, and itself.
+RankPart counted(const CpBatch& part) {
+  RankPart counts;
+  counts.rank = part.cp_rank;
+  counts.slots = std::ssize(part.index);
+  counts.tokens = count_real_tokens(part.padding_mask);
+  counts.loss = stand_in_loss(part.labels);
+  const std::vector<int32_t> segment = segment_ids(part.cu_seqlens_padded);
+  for (size_t t = 0; t < part.index.size(); ++t) {
+    const int32_t slot = part.index[t];
+    if (part.padding_mask[t] != 0) continue;
+    counts.pairs += slot - part.bounds().begin(segment[static_cast<size_t>(slot)]) + 1;
+  }
+  return counts;
+}
+
+CpOptions cp_options(const BshdArrays& arrays, const BatchJob& job, int rank) {
+  CpOptions options;
+  options.qkv_format = job.options.format;
+  options.cp = job.cp;
+  options.rank = rank;
+  options.layout = job.layout;
+  options.stripe = job.stripe;
+  options.chunk = job.chunk;
+  options.sentinel = arrays.sentinel;
+  if (job.options.tail == "absorb") options.tail = Tail::absorb;
+  if (job.options.tail == "keep") options.tail = Tail::keep;
+  if (job.options.tail == "own-segment") options.tail = Tail::own_segment;
+  return options;
+}
+
+}  // namespace
+
+StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communicator& world,
+                          Verification& checks) {
+  BshdBatch batch = batch_of(arrays);
+  batch.extras[loss_mask] = loss_mask_of(arrays.labels);
+  const std::vector<uint8_t> real = real_slots(arrays);
+  const bool swapped = job.layout == "dual-chunk-swap" && job.cp > 1;
+  Check& contents = checks.check("contents", 0);
+  Check* index = swapped ? &checks.check("slots of ranks", 0) : nullptr;
+  Check* local = swapped ? &checks.check("local boundaries", 0) : nullptr;
+  Check* rotary = swapped ? &checks.check("rotary rows", 0) : nullptr;
+  for (Check* check : {&contents, index, local, rotary})
+    if (check != nullptr) check->add_nothing();  // ranks without a part, or without a token
+  StreamParts streams(static_cast<size_t>(job.options.chunks));
+  for (const int rank : ranks_of(world, job.cp)) {
+    const CpOptions options = cp_options(arrays, job, rank);
+    std::vector<CpBatch> parts;
+    if (job.options.chunks == 1)
+      parts.push_back(make_cp_batch(batch, options));
+    else
+      parts = make_cp_chunks(batch, job.options.chunks, options);
+    for (size_t s = 0; s < parts.size(); ++s) {
+      const auto first = s * static_cast<size_t>(arrays.rows * arrays.slots) / parts.size();
+      const PartView view{arrays,   batch, real,
+                          parts[s], first, fmt::format("stream {} rank {}", s, rank)};
+      check_contents(contents, view);
+      check_loss_mask(contents, view);
+      if (swapped) {
+        check_index(*index, view);
+        check_local_bounds(*local, view);
+        check_rotary_rows(*rotary, view);
+      }
+      streams[s].push_back(counted(parts[s]));
+    }
+  }
+  return streams;
+}
+
+}  // namespace gyre

@@ -1,0 +1,69 @@
+#include "apps/shard/runs.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "apps/shard/ulysses.hpp"
+#include "comm/agree.hpp"
+#include "io/sha256.hpp"
+#include "report/provenance.hpp"
+
+namespace gyre {
+namespace {
+
+/// Prints the table, which is the whole outcome, and writes the files that were asked for.
+template <class Row>
+ExitCode present(const ShardOptions& o, const AppContext& context, RunReport& report,
+                 const Table<Row>& table, const std::vector<Row>& rows, const char* key) {
+  for (const Row& row : rows) {
+    ResultEntry entry;
+    entry.measurements = table.fields(row);
+    entry.key = {*std::find_if(entry.measurements.begin(), entry.measurements.end(),
+                               [&](const auto& field) { return field.first == key; })};
+    report.results.push_back(std::move(entry));
+  }
+  run_on_root(context.world, "report", [&] {
+    fmt::print("{}", table.header());
+    for (const Row& row : rows) fmt::print("{}", table.row(row));
+    fmt::print("{}", footer_text(report));
+    if (!o.csv.empty()) write_file_atomically(o.csv, table.csv(rows));
+    if (!o.json.empty()) write_json(report, o.json);
+  });
+  return exit_code_of(judge(report));
+}
+
+}  // namespace
+
+ExitCode run_batch(const ShardOptions& o, AppContext& context) {
+  Communicator& world = context.world;
+  run_agreed(world, "options", [&] { check_batch_options(o); });
+  const BshdArrays arrays = read_bshd(world, o.input);
+  RunReport report = begin_report(context,
+                                  {{"source", o.input},
+                                   {"cp", int64_t{o.cp}},
+                                   {"format", o.batch.format},
+                                   {"rows", arrays.rows},
+                                   {"slots", arrays.slots}},
+                                  {{"hdf5", h5::library_version()}});
+  report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
+  const std::string usual = o.batch.format == "thd" ? "causal-segments" : "causal";
+  const LayoutOptions layout = o.layout_options();
+  const BatchJob job{o.batch,       o.cp,         o.layout == "all" ? "dual-chunk-swap" : o.layout,
+                     layout.stripe, layout.chunk, find_mask(o.mask.empty() ? usual : o.mask)};
+  Verification checks(1);
+  const std::vector<BatchResult> rows = shard_batch(o.input, arrays, job, world, checks);
+  if (o.check != "none") report.verification.merge(checks);
+  return present(o, context, report, batch_table(), rows, "stream");
+}
+
+ExitCode run_heads_for_tokens(const ShardOptions& o, const PackedHeader& header,
+                              const PackedSlots& slots, AppContext& context, RunReport& report) {
+  const std::vector<UlyssesResult> rows =
+      run_ulysses(header, slots, {o.heads, o.kv_heads, o.head_dim}, context.world,
+                  o.check != "none", report.verification);
+  return present(o, context, report, ulysses_table(), rows, "step");
+}
+
+}  // namespace gyre
