@@ -30,7 +30,7 @@ std::string distinct_picks(const LogprobsWorkload& problem, const LogprobsOption
 }
 
 std::string packable(const LogprobsWorkload& problem, const LogprobsOptions& o, bool) {
-  const int64_t multiple = find_layout(o.layout).segment_multiple(o.cp);
+  const int64_t multiple = find_layout(o.layout.name).segment_multiple(o.cp);
   int64_t slots = 0;
   for (int64_t i = 0; i < problem.sequences(); ++i) slots += round_up(problem.length(i), multiple);
   constexpr int64_t most = std::numeric_limits<int32_t>::max();

@@ -80,7 +80,7 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
                     {"chunk", o.chunk},
                     {"in_place", o.in_place},
                     {"zero_fraction", o.zero_fraction},
-                    {"layout", o.layout},
+                    {"layout", o.layout.name},
                     {"tp", int64_t{o.tp}},
                     {"cp", int64_t{o.cp}},
                     {"threads", int64_t{o.threads}},

@@ -1,5 +1,7 @@
 #include "apps/shard/options.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -10,27 +12,27 @@
 namespace gyre {
 
 void declare_options(CLI::App& app, ShardOptions& o) {
-  std::vector<std::string> names{"all"};
-  for (const LayoutKind& kind : layout_kinds()) names.push_back(kind.name);
   std::vector<std::string> packers;
   for (const BinPacker& packer : bin_packers()) packers.push_back(packer.name);
   add_option(app, {"--input", "Packed streams (HDF5, gyre/packed), as gyre-pack writes them"},
              o.input);
   add_option(app, {"--gen", length_help()}, o.generate);
+  const int chunks = chunks_for_all_layouts();
   add_size_option(
-      app, {"--capacity", "With --gen: slots of a bin, a multiple of 2 cp; 0: 64K, rounded up"},
+      app,
+      {"--capacity",
+       fmt::format("With --gen: slots of a bin, a multiple of {} cp; 0: 64K, rounded up", chunks)},
       o.capacity);
   add_choice_option(app,
                     {"--algorithm", "With --gen: how documents come into bins (first-fit-shuffle)"},
                     o.algorithm, packers);
   add_option(app, {"--cp", "Context-parallel ranks, up to 65536, whatever the run has"}, o.cp, 1);
-  add_choice_option(app, {"--layout", "Who owns which slots"}, o.layout, names);
-  add_size_option(app, {"--chunk", "Slots of a chunk of the balanced layouts; 0: by size"},
-                  o.chunk);
-  add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
+  layout_choices().declare(app, o.layout, "Who owns which slots", true);
   add_flag(
       app,
-      {"--repad", "Round the slots of every segment up to a multiple of 2 cp, for all layouts"},
+      {"--repad",
+       fmt::format("Round the slots of every segment up to a multiple of {} cp, for all layouts",
+                   chunks)},
       o.repad);
   add_option(app, {"--heads", "Query heads, for times"}, o.heads, 1);
   add_option(app, {"--kv-heads", "Key and value heads, for bytes"}, o.kv_heads, 1);
@@ -53,9 +55,10 @@ void check_options(const ShardOptions& o) {
   ConfigErrors problems;
   if (o.input.empty() == o.generate.empty())
     problems.add("one of --input and --gen is needed, and not both");
-  if (!o.output.empty() && o.layout == "all") problems.add("--output needs one --layout, not all");
+  if (!o.output.empty() && o.layout.all()) problems.add("--output needs one --layout, not all");
   if (!o.input.empty() && (o.capacity != 0 || !o.algorithm.empty()))
     problems.add("--capacity and --algorithm go with --gen; the bins of --input are packed");
+  layout_choices().check(o.layout, problems);
   if (o.bin != 0 && o.svg.empty()) problems.add("--bin says what --svg draws, and there is none");
   if (o.heads % o.kv_heads != 0)
     problems.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,

@@ -23,7 +23,7 @@ struct PackedSequences {
   Layout layout;
 
   PackedSequences(const LogprobsWorkload& problem, const LogprobsOptions& o) {
-    const LayoutKind& kind = find_layout(o.layout);
+    const LayoutKind& kind = find_layout(o.layout.name);
     const int64_t multiple = kind.segment_multiple(o.cp);
     for (int64_t i = 0; i < problem.sequences(); ++i) {
       const int64_t length = problem.length(i), first = problem.offsets[static_cast<size_t>(i)];
