@@ -15,7 +15,8 @@
   X(all_to_all_ring)      \
   X(group_cast)           \
   X(halo)                 \
-  X(canonical)
+  X(canonical)            \
+  /* the end */
 
 namespace gyre {
 

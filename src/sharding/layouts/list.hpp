@@ -12,7 +12,8 @@
   X(dual_chunk_swap)    \
   X(striped)            \
   X(balanced)           \
-  X(balanced_joint)
+  X(balanced_joint)     \
+  /* the end */
 
 /// The one that apps and options start from.
 #define GYRE_DEFAULT_LAYOUT dual_chunk_swap_layout
