@@ -90,11 +90,11 @@ void do_workload(Suite& s, const AttentionWorkload& problem) {
   const AttentionOptions& o = s.o;
   const auto inputs =
       s.file ? rows_of(*s.file, problem.type) : random_rows(problem, static_cast<uint64_t>(o.seed));
-  const bool many = o.schedule == "all" || o.layout == "all";
+  const bool many = o.schedule.all() || o.layout.all();
   for (const Schedule& schedule : schedules()) {
-    if (o.schedule != "all" && o.schedule != schedule.name) continue;
+    if (!o.schedule.wants(schedule.name)) continue;
     for (const LayoutKind& layout : layout_kinds()) {
-      if (o.layout != "all" && o.layout != layout.name) continue;
+      if (!o.layout.wants(layout.name)) continue;
       try {
         do_configuration(s, problem, *inputs, schedule, layout);
       } catch (const Error& error) {
@@ -186,7 +186,7 @@ int main(int argc, char** argv) {
       "Examples: mpirun -n 4 gyre-attention --tokens 16K --heads 8 --kv-heads 2 --schedule all\n"
       "          mpirun -n 2 gyre-attention --gen dist=long-tailed,max=4K --layout all\n"
       "          gyre-attention --explain --cp 64 --tokens 1M --schedule ring --svg ring.svg\n" +
-          schedule_help()};
+          schedule_help() + layout_help()};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
       [&](AppContext& context) { return run(options, context); });

@@ -22,13 +22,6 @@ DType type_of(const std::string& name) {
   return name == "bf16" ? DType::bf16 : DType::f32;
 }
 
-template <class Registry>
-std::vector<std::string> names_and_all(const Registry& registry) {
-  std::vector<std::string> names{"all"};
-  for (const auto& entry : registry) names.push_back(entry.name);
-  return names;
-}
-
 void declare_problem(CLI::App& app, AttentionOptions& o) {
   add_option(app, {"--input", "Queries, keys, values and references (HDF5, gyre/attention)"},
              o.input);
@@ -62,18 +55,9 @@ void declare_types(CLI::App& app, AttentionOptions& o) {
 void declare_schedule(CLI::App& app, AttentionOptions& o) {
   add_option(app, {"--cp", "Context-parallel ranks: those of the run (0), or any with --explain"},
              o.cp, 0);
-  add_choice_option(app, {"--schedule", "How keys and queries meet"}, o.schedule,
-                    names_and_all(schedules()));
-  add_choice_option(app, {"--layout", "Who owns which slots"}, o.layout,
-                    names_and_all(layout_kinds()));
+  schedule_choices().declare(app, o.schedule, "How keys and queries meet", true);
+  layout_choices().declare(app, o.layout, "Who owns which slots", true);
   add_choice_option(app, {"--pass", "What is timed"}, o.pass, {"fwd", "bwd", "both"});
-  add_option(app, {"--inner", "Ranks of an inner group of all-to-all-ring; 0: by heads"}, o.inner,
-             0);
-  add_option(app, {"--heads-at-once", "KV heads of a stage of all-gather-strided"}, o.heads_at_once,
-             1);
-  add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
-  add_size_option(app, {"--chunk", "Slots of a chunk of the balanced layouts; 0: by size"},
-                  o.chunk);
   declare_backend_options(app, o.backend);
   add_choice_option(app,
                     {"--kernel",
@@ -154,7 +138,7 @@ void check_shape(const AttentionOptions& o, ConfigErrors& problems) {
 }
 
 bool has_many(const AttentionOptions& o) {
-  return o.schedule == "all" || o.layout == "all" || (o.sweeps() && o.max_tokens != o.min_tokens);
+  return o.schedule.all() || o.layout.all() || (o.sweeps() && o.max_tokens != o.min_tokens);
 }
 
 void check_explanation(const AttentionOptions& o, ConfigErrors& problems) {
@@ -229,14 +213,6 @@ ElementTypes AttentionOptions::types() const {
   return {type_of(dtype), type_of(partial_out), type_of(partial_dq), type_of(wire_dkv)};
 }
 
-LayoutOptions AttentionOptions::layout_options() const {
-  LayoutOptions options;
-  options.cp = cp;
-  options.stripe = stripe;
-  options.chunk = chunk;
-  return options;
-}
-
 std::vector<Pass> AttentionOptions::passes() const {
   if (pass == "fwd") return {Pass::forward};
   if (pass == "bwd") return {Pass::backward};
@@ -258,20 +234,12 @@ void check_options(AttentionOptions& o, int ranks) {
   check_source(o, problems);
   check_sizes(o, problems);
   check_shape(o, problems);
+  schedule_choices().check(o.schedule, problems);
+  layout_choices().check(o.layout, problems);
   check_explanation(o, problems);
   check_backend(o, problems);
   check_run(o, ranks, problems);
   problems.throw_if_any("impossible configuration");
-}
-
-std::string schedule_help() {
-  std::string text = "Schedules:\n";
-  for (const Schedule& schedule : schedules())
-    text += fmt::format("  {:<20}{}\n", schedule.name, schedule.summary);
-  text += "Layouts:\n";
-  for (const LayoutKind& layout : layout_kinds())
-    text += fmt::format("  {:<20}{}\n", layout.name, layout.summary);
-  return text;
 }
 
 }  // namespace gyre

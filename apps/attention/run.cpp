@@ -6,7 +6,6 @@
 #include <cmath>
 #include <set>
 
-#include "attention/closed_forms.hpp"
 #include "comm/agree.hpp"
 #include "report/value.hpp"
 #include "runtime/clock.hpp"
@@ -181,14 +180,12 @@ void AttentionRun::check_counts(Verification& checks, Communicator& world) const
     expect("bytes received by all ranks",
            all_reduce_value(world, mine.bytes_received, ReduceOp::sum),
            all_reduce_value(world, mine.bytes_sent, ReduceOp::sum));
-    if (const auto form =
-            closed_form(setup_.schedule.name, planned_, setup_.types, plan_.rank, pass)) {
-      expect("messages", mine.messages, form->messages);
-      expect("bytes sent", mine.bytes_sent, form->bytes_sent);
-      expect("bytes received", mine.bytes_received, form->bytes_received);
-      expect("transient bytes", mine.transient_bytes, form->transient_bytes);
-      if (form->pairs) expect("pairs", mine.pairs, *form->pairs);
-    }
+    const ClosedForm form = setup_.schedule.closed_form({planned_, setup_.types, plan_.rank, pass});
+    expect("messages", mine.messages, form.messages);
+    expect("bytes sent", mine.bytes_sent, form.bytes_sent);
+    expect("bytes received", mine.bytes_received, form.bytes_received);
+    expect("transient bytes", mine.transient_bytes, form.transient_bytes);
+    if (form.pairs) expect("pairs", mine.pairs, *form.pairs);
     counters.merge_over(world);
     checks.merge(counters);
   }

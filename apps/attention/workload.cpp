@@ -79,11 +79,11 @@ int64_t entries_of(const RankPlan& plan) {
 int64_t estimated_entries(const AttentionWorkload& problem, const AttentionOptions& o, int cp) {
   LayoutOptions options = o.layout_options();
   options.cp = cp;
-  const WorkloadLayout placed(problem, find_layout(o.layout), options);
+  const WorkloadLayout placed(problem, find_layout(o.layout.name), options);
   const AttentionProblem planned{&placed.layout, problem.heads, problem.mask, o.schedule_options()};
   int64_t most = 0;
   for (const int rank : {0, cp / 2, cp - 1})
-    most = std::max(most, entries_of(plan_rank(find_schedule(o.schedule), planned, rank)));
+    most = std::max(most, entries_of(plan_rank(find_schedule(o.schedule.name), planned, rank)));
   return most * cp;
 }
 
@@ -98,7 +98,7 @@ void check_plan_size(const AttentionWorkload& problem, const AttentionOptions& o
   if (largest < o.cp)
     throw_usage(
         "--cp {}: the plans of all ranks under {} are too large to be explained; {} ranks work",
-        o.cp, o.schedule, largest);
+        o.cp, o.schedule.name, largest);
 }
 
 }  // namespace
@@ -151,9 +151,9 @@ AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
 
 void check_workloads(const std::vector<AttentionWorkload>& cases, const AttentionOptions& o,
                      int64_t memory_bytes, int rank) {
-  if (o.schedule == "all" || o.layout == "all") return;
+  if (o.schedule.all() || o.layout.all()) return;
   const AttentionSetup setup =
-      setup_of(o, find_schedule(o.schedule), find_layout(o.layout), memory_bytes);
+      setup_of(o, find_schedule(o.schedule.name), find_layout(o.layout.name), memory_bytes);
   ConfigErrors problems;
   for (const AttentionWorkload& problem : cases) {
     try {
@@ -202,9 +202,9 @@ void write_results(OutputFile& output, AttentionRun& run, const std::string& inp
 
 Explanation explain_workload(const AttentionWorkload& problem, const AttentionOptions& o) {
   check_plan_size(problem, o);
-  const WorkloadLayout placed(problem, find_layout(o.layout), o.layout_options());
+  const WorkloadLayout placed(problem, find_layout(o.layout.name), o.layout_options());
   const AttentionProblem planned{&placed.layout, problem.heads, problem.mask, o.schedule_options()};
-  const Plan plan = plan_all(find_schedule(o.schedule), planned);
+  const Plan plan = plan_all(find_schedule(o.schedule.name), planned);
   std::vector<Simulation> directions;
   for (const Pass pass : o.passes())
     directions.push_back(simulate(plan, pass, problem.heads, o.types(), machine_of(o)));

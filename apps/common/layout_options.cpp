@@ -1,16 +1,27 @@
 #include "apps/common/layout_options.hpp"
 
-#include <fmt/format.h>
-
-#include "sharding/layouts.hpp"
-
 namespace gyre {
 
+LayoutOptions LayoutChoice::for_ranks(int cp) const {
+  LayoutOptions result = options;
+  result.cp = cp;
+  return result;
+}
+
+RegistryOptions<LayoutKind, LayoutOptions> layout_choices() {
+  return {"layout", layout_kinds(), layout_option_fields()};
+}
+
 std::string layout_help() {
-  std::string text = "Layouts:\n";
+  return layout_choices().help("Layouts");
+}
+
+std::string segment_rule_help() {
+  std::vector<std::string> rules;
   for (const LayoutKind& kind : layout_kinds())
-    text += fmt::format("  {:17}{}\n", kind.name, kind.summary);
-  return text;
+    if (kind.chunks_per_rank > 0)
+      rules.push_back(fmt::format("a multiple of {} cp under {}", kind.chunks_per_rank, kind.name));
+  return fmt::format("{}", fmt::join(rules, ", "));
 }
 
 }  // namespace gyre

@@ -28,12 +28,6 @@ std::vector<std::string> operation_names() {
   return names;
 }
 
-std::vector<std::string> layout_names() {
-  std::vector<std::string> names;
-  for (const LayoutKind& kind : layout_kinds()) names.push_back(kind.name);
-  return names;
-}
-
 /// Columns of each rank; throws a usage error for what is no size.
 std::vector<int64_t> parse_shards(const std::string& text) {
   std::vector<int64_t> sizes;
@@ -85,9 +79,7 @@ void declare_run(CLI::App& app, LogprobsOptions& o) {
   declare_backend_options(app, o.backend);
   add_option(app, {"--tp", "Ranks that share the vocabulary; 0: what --cp leaves"}, o.tp, 0);
   add_option(app, {"--cp", "Ranks that share the tokens; 0: what --tp leaves"}, o.cp, 0);
-  add_choice_option(app, {"--layout", "Packed sequences: who owns which slots"}, o.layout,
-                    layout_names());
-  add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
+  layout_choices().declare(app, o.layout, "Packed sequences: who owns which slots", false);
   add_choice_option(app,
                     {gather_gradient_option,
                      "Packed sequences, backward: the ranks of --cp compute the whole loss each "
@@ -261,8 +253,7 @@ void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& problems) {
     problems.add("--threads {} are of a CPU; with --backend cuda the nearest is 1", o.threads);
   if (o.chunk != 0 && !o.wants_method("upstream"))
     problems.add("--chunk {} goes with --method upstream or all", o.chunk);
-  if (o.stripe != 1 && o.layout != "striped")
-    problems.add("--stripe {} goes with --layout striped, not with {}", o.stripe, o.layout);
+  layout_choices().check(o.layout, problems);
   for (const LogprobsOperation& operation : logprobs_operations()) {
     if (operation.name != o.op) continue;
     if (o.method == "upstream" && !operation.upstream)

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "apps/common/backend.hpp"
+#include "apps/common/layout_options.hpp"
 #include "attention/plan.hpp"
 #include "comm/process_grid.hpp"
 #include "logprobs/reference.hpp"
@@ -20,22 +21,24 @@ inline constexpr const char* gather_gradient_option = "--gather-gradient";
 
 /// Options of gyre-logprobs; see --help.
 struct LogprobsOptions {
-  std::string input, generate, op = "all", method = "gyre", shards, dtype = "f32",
-                               layout = "dual-chunk-swap", pass = "both", check = "last", output,
-                               json, csv;
+  std::string input, generate, op = "all", method = "gyre", shards, dtype = "f32", pass = "both",
+                               check = "last", output, json, csv;
   int tp = 0, cp = 0, sequences = 1, threads = 1, iterations = 5, warmup = 1;
   int64_t tokens = 512, min_tokens = 0, max_tokens = 0, capacity = 0, vocab = 32768, padded = 0,
-          picks = 64, hidden = 128, top_k = 0, list_length = 64, chunk = 0, stripe = 1, peaks = 32,
-          seed = 1, check_tokens = 64;
+          picks = 64, hidden = 128, top_k = 0, list_length = 64, chunk = 0, peaks = 32, seed = 1,
+          check_tokens = 64;
   double factor = 2, temperature = 1, top_p = 0.9, logit_scale = 1, peak_height = 12,
          zero_fraction = 0, tol_scale = 1;
   std::string gather_gradient;  ///< empty: not given
   bool in_place = true, list = false;
   BackendOptions backend;
+  LayoutChoice layout;
+
+  LogprobsOptions() { layout.taken = {"chunk"}; }
 
   DType type() const { return dtype == "bf16" ? DType::bf16 : DType::f32; }
   SamplingFilter filter() const { return {top_k, top_p, temperature}; }
-  LayoutOptions layout_options() const { return {cp, stripe, 0, {}}; }
+  LayoutOptions layout_options() const { return layout.for_ranks(cp); }
   /// The columns of each rank, as --shards, --padded and --tp say.
   VocabPartition partition() const;
   GatherGradient gather_convention() const;

@@ -81,7 +81,7 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
                     {"chunk", o.chunk},
                     {"in_place", o.in_place},
                     {"zero_fraction", o.zero_fraction},
-                    {"layout", o.layout},
+                    {"layout", o.layout.name},
                     {"gather_gradient", o.gather_gradient.empty() ? "split" : o.gather_gradient},
                     {"tp", int64_t{o.tp}},
                     {"cp", int64_t{o.cp}},

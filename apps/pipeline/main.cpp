@@ -48,16 +48,17 @@ RunReport start_report(const PipelineOptions& o, const Job& job, const Backend& 
                           {"tokens", job.plan.tokens},
                           {"bin", job.plan.capacity},
                           {"grid", to_string(job.shape())},
-                          {"layout", o.layout},
-                          {"schedule", o.schedule},
+                          {"layout", o.layout.name},
+                          {"schedule", o.schedule.name},
                           {"parameters", job.model.config().parameters()},
                           {"dtype", "f32"},
                           {"iters", int64_t{o.iterations}},
                           {"warmup", int64_t{o.warmup}},
                           {"check", o.check}};
-  if (o.stripe != 1) configuration.emplace_back("stripe", o.stripe);
-  if (o.chunk != 0) configuration.emplace_back("chunk", o.chunk);
-  if (o.inner != 0) configuration.emplace_back("inner", int64_t{o.inner});
+  for (const auto& [name, value] : layout_choices().given(o.layout))
+    configuration.emplace_back(name, value);
+  for (const auto& [name, value] : schedule_choices().given(o.schedule))
+    configuration.emplace_back(name, value);
   RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
   report.inputs = {{o.input, sha256_of_file(context.world, o.input)},
                    {o.model, sha256_of_file(context.world, o.model)}};

@@ -10,25 +10,6 @@
 namespace gyre {
 namespace {
 
-template <class Registry>
-std::vector<std::string> names_of(const Registry& registry) {
-  std::vector<std::string> names;
-  for (const auto& entry : registry) names.push_back(entry.name);
-  return names;
-}
-
-/// Options that say nothing to the chosen layout and schedule.
-void check_companions(const PipelineOptions& o, ConfigErrors& problems) {
-  if (o.stripe != 1 && o.layout != "striped")
-    problems.add("--stripe {} goes with --layout striped, not with {}", o.stripe, o.layout);
-  if (o.chunk != 0 && !o.layout.starts_with("balanced"))
-    problems.add("--chunk {} goes with --layout balanced or balanced-joint, not with {}", o.chunk,
-                 o.layout);
-  if (o.inner != 0 && o.schedule != "all-to-all-ring")
-    problems.add("--inner {} goes with --schedule all-to-all-ring, not with {}", o.inner,
-                 o.schedule);
-}
-
 /// What the numbers of ranks rule out, before anything else; false if nothing can be planned for
 /// such a grid.
 bool check_grid(const PipelineOptions& o, const GridShape& grid, const ModelConfig& config,
@@ -45,13 +26,16 @@ bool check_grid(const PipelineOptions& o, const GridShape& grid, const ModelConf
   return possible;
 }
 
-bool check_bin(int64_t bin, int64_t multiple, ConfigErrors& problems) {
+/// `setup` says what the bin must be a multiple of.
+bool check_bin(int64_t bin, const ScoringSetup& setup, ConfigErrors& problems) {
+  const int64_t multiple = setup.slot_multiple();
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
   if (bin > most)
     problems.add("--bin {}: at most {}, the int32 range of cu_seqlens", bin,
                  most / multiple * multiple);
   else if (bin % multiple != 0)
-    problems.add("--bin {} is not a multiple of 2 cp = {}; the nearest {}", bin, multiple,
+    problems.add("--bin {} is not a multiple of {} cp = {}; the nearest {}", bin,
+                 setup.layout->chunks_per_rank, multiple,
                  bin < multiple ? fmt::format("is {}", multiple)
                                 : fmt::format("are {} and {}", bin / multiple * multiple,
                                               round_up(bin, multiple)));
@@ -83,20 +67,13 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
   add_option(app, {"--model", "Weights (HDF5, gyre/model)", true}, o.model);
   add_option(app, {"-o,--output", "Write scores here (HDF5, gyre/results)"}, o.output);
   add_size_option(
-      app, {"--bin", "Slots of a bin; a multiple of 2 cp under dual-chunk-swap; 0: 8K, rounded up"},
+      app, {"--bin", fmt::format("Slots of a bin; {}; 0: 8K, rounded up", segment_rule_help())},
       o.bin);
   add_option(app, {"--dp", "Data-parallel replicas"}, o.dp, 1);
   add_option(app, {"--cp", "Context-parallel ranks; 0: all that dp and tp leave"}, o.cp, 0);
   add_option(app, {"--tp", "Tensor-parallel ranks"}, o.tp, 1);
-  add_choice_option(app, {"--layout", "Who owns which slots of a bin"}, o.layout,
-                    names_of(layout_kinds()));
-  add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
-  add_size_option(app, {"--chunk", "Slots of a chunk of the balanced layouts; 0: by size"},
-                  o.chunk);
-  add_choice_option(app, {"--schedule", "How queries meet the keys of other ranks"}, o.schedule,
-                    names_of(schedules()));
-  add_option(app, {"--inner", "Ranks of an inner group of all-to-all-ring; 0: it chooses"}, o.inner,
-             0);
+  layout_choices().declare(app, o.layout, "Who owns which slots of a bin", false);
+  schedule_choices().declare(app, o.schedule, "How queries meet the keys of other ranks", false);
   declare_backend_options(app, o.backend);
   add_option(app, {"-n,--iters", "Timed passes over all documents"}, o.iterations, 1);
   add_option(app, {"-w,--warmup", "Passes before them"}, o.warmup, 0);
@@ -120,10 +97,10 @@ ScoringSetup PipelineOptions::setup(int ranks) const {
   const int rest = static_cast<int>(std::max<int64_t>(1, ranks / others));
   ScoringSetup setup;
   setup.grid = {dp, cp > 0 ? cp : rest, tp};
-  setup.layout = &find_layout(layout);
-  setup.layout_options = {setup.grid.cp, stripe, chunk, {}};
-  setup.schedule = &find_schedule(schedule);
-  setup.schedule_options.inner = inner;
+  setup.layout = &find_layout(layout.name);
+  setup.layout_options = layout.for_ranks(setup.grid.cp);
+  setup.schedule = &find_schedule(schedule.name);
+  setup.schedule_options = schedule.options;
   return setup;
 }
 
@@ -133,10 +110,11 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
   ConfigErrors problems;
   const bool grid_possible = check_grid(o, setup.grid, config, ranks, problems);
   const size_t of_grid = problems.messages().size();
-  check_companions(o, problems);
+  layout_choices().check(o.layout, problems);
+  schedule_choices().check(o.schedule, problems);
   const int64_t multiple = setup.slot_multiple();
   const int64_t bin = o.bin > 0 ? o.bin : round_up(8192, multiple);
-  const bool bin_possible = check_bin(bin, multiple, problems);
+  const bool bin_possible = check_bin(bin, setup, problems);
   if (documents.vocab_size > config.vocab_size)
     problems.add("{} has tokens of a vocabulary of {}, the model of {}", o.input,
                  documents.vocab_size, config.vocab_size);

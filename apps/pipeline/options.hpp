@@ -4,6 +4,8 @@
 #include <string>
 
 #include "apps/common/backend.hpp"
+#include "apps/common/layout_options.hpp"
+#include "apps/common/schedule_options.hpp"
 #include "io/documents.hpp"
 #include "model/scoring.hpp"
 #include "report/options.hpp"
@@ -12,10 +14,11 @@ namespace gyre {
 
 /// Options of gyre-pipeline; see --help.
 struct PipelineOptions {
-  std::string input, model, output, json, csv, layout = "dual-chunk-swap", schedule = "ring",
-                                               check = "last";
-  int dp = 1, cp = 0, tp = 1, iterations = 1, warmup = 0, top = 0, inner = 0;
-  int64_t bin = 0, chunk = 0, stripe = 1, check_tokens = 4096;
+  std::string input, model, output, json, csv, check = "last";
+  LayoutChoice layout;
+  ScheduleChoice schedule;
+  int dp = 1, cp = 0, tp = 1, iterations = 1, warmup = 0, top = 0;
+  int64_t bin = 0, check_tokens = 4096;
   double tol_scale = 1;
   bool dry_run = false;
   BackendOptions backend;

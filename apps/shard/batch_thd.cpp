@@ -147,7 +147,7 @@ StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communi
   BshdBatch batch = batch_of(arrays);
   batch.extras[loss_mask] = loss_mask_of(arrays.labels);
   const std::vector<uint8_t> real = real_slots(arrays);
-  const bool swapped = job.layout == "dual-chunk-swap" && job.cp > 1;
+  const bool swapped = job.layout == default_layout().name && job.cp > 1;
   Check& contents = checks.check("contents", 0);
   Check* index = swapped ? &checks.check("slots of ranks", 0) : nullptr;
   Check* local = swapped ? &checks.check("local boundaries", 0) : nullptr;

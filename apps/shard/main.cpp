@@ -41,10 +41,11 @@ Streams open_streams(const ShardOptions& o, Communicator& world) {
     return streams;
   }
   run_agreed(world, "drawing lengths", [&] {
-    const int64_t capacity = o.capacity > 0 ? o.capacity : round_up(65536, 2 * o.cp);
+    const int64_t multiple = int64_t{chunks_for_all_layouts()} * o.cp;
+    const int64_t capacity = o.capacity > 0 ? o.capacity : round_up(65536, multiple);
     streams.origin =
         generate_streams(o.generate, o.algorithm.empty() ? "first-fit-shuffle" : o.algorithm,
-                         capacity, 2 * o.cp, wanted, header, streams.slots);
+                         capacity, multiple, wanted, header, streams.slots);
   });
   return streams;
 }
@@ -127,11 +128,11 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   Outcome outcome;
   std::vector<std::string> refused;
   for (const LayoutKind& kind : layout_kinds()) {
-    if (o.layout != "all" && o.layout != kind.name) continue;
+    if (!o.layout.wants(kind.name)) continue;
     try {
       do_layout(o, kind, streams, shape, context, backend, report, outcome);
     } catch (const Error& error) {
-      if (!error.agreed() || error.code() != ExitCode::usage || o.layout != "all") throw;
+      if (!error.agreed() || error.code() != ExitCode::usage || !o.layout.all()) throw;
       refused.push_back(error.what());
     }
   }
@@ -141,7 +142,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
     if (!o.json.empty()) write_json(report, o.json);
     if (!o.svg.empty())
       write_file_atomically(
-          o.svg, picture_of_bin(streams.header, o.bin, o.layout, o.layout_options(), o.repad));
+          o.svg, picture_of_bin(streams.header, o.bin, o.layout.name, o.layout_options(), o.repad));
   });
   return exit_code_of(judge(report));
 }

@@ -1,5 +1,7 @@
 #include "apps/shard/options.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -10,8 +12,6 @@
 namespace gyre {
 
 void declare_options(CLI::App& app, ShardOptions& o) {
-  std::vector<std::string> names{"all"};
-  for (const LayoutKind& kind : layout_kinds()) names.push_back(kind.name);
   std::vector<std::string> packers;
   for (const BinPacker& packer : bin_packers()) packers.push_back(packer.name);
   add_option(app,
@@ -20,20 +20,22 @@ void declare_options(CLI::App& app, ShardOptions& o) {
               "(gyre/packed), or a batch of rows (gyre/bshd)"},
              o.input);
   add_option(app, {"--gen", length_help()}, o.generate);
+  const int chunks = chunks_for_all_layouts();
   add_size_option(
-      app, {"--capacity", "With --gen: slots of a bin, a multiple of 2 cp; 0: 64K, rounded up"},
+      app,
+      {"--capacity",
+       fmt::format("With --gen: slots of a bin, a multiple of {} cp; 0: 64K, rounded up", chunks)},
       o.capacity);
   add_choice_option(app,
                     {"--algorithm", "With --gen: how documents come into bins (first-fit-shuffle)"},
                     o.algorithm, packers);
   add_option(app, {"--cp", "Context-parallel ranks, up to 65536, whatever the run has"}, o.cp, 1);
-  add_choice_option(app, {"--layout", "Who owns which slots"}, o.layout, names);
-  add_size_option(app, {"--chunk", "Slots of a chunk of the balanced layouts; 0: by size"},
-                  o.chunk);
-  add_size_option(app, {"--stripe", "Slots of a run of the striped layout"}, o.stripe, 1);
+  layout_choices().declare(app, o.layout, "Who owns which slots", true);
   add_flag(
       app,
-      {"--repad", "Round the slots of every segment up to a multiple of 2 cp, for all layouts"},
+      {"--repad",
+       fmt::format("Round the slots of every segment up to a multiple of {} cp, for all layouts",
+                   chunks)},
       o.repad);
   add_choice_option(app,
                     {"--mask",
@@ -72,9 +74,10 @@ void check_options(const ShardOptions& o) {
   ConfigErrors problems;
   if (o.input.empty() == o.generate.empty())
     problems.add("one of --input and --gen is needed, and not both");
-  if (!o.output.empty() && o.layout == "all") problems.add("--output needs one --layout, not all");
+  if (!o.output.empty() && o.layout.all()) problems.add("--output needs one --layout, not all");
   if (!o.input.empty() && (o.capacity != 0 || !o.algorithm.empty()))
     problems.add("--capacity and --algorithm go with --gen; the bins of --input are packed");
+  layout_choices().check(o.layout, problems);
   if (o.bin != 0 && o.svg.empty()) problems.add("--bin says what --svg draws, and there is none");
   if (o.heads % o.kv_heads != 0)
     problems.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
@@ -86,7 +89,7 @@ void check_options(const ShardOptions& o) {
     if (value > most_ranks) problems.add("{} {}: at most {}", option, value, most_ranks);
   if (!(o.tflops > 0)) problems.add("--tflops {} must be positive", o.tflops);
   if (!(o.gbytes_per_s > 0)) problems.add("--gbps {} must be positive", o.gbytes_per_s);
-  if (o.ulysses && (o.layout != "all" || !o.output.empty() || !o.svg.empty() || o.repad))
+  if (o.ulysses && (!o.layout.all() || !o.output.empty() || !o.svg.empty() || o.repad))
     problems.add("--ulysses takes no --layout, --repad, --output or --svg");
   if (o.ulysses && o.backend.on_gpu()) problems.add("--ulysses works on the host: --backend cpu");
   problems.throw_if_any("impossible configuration");
@@ -101,7 +104,7 @@ void check_batch_options(const ShardOptions& o) {
         o.input);
   if (o.backend.on_gpu()) problems.add("batches are sharded on the host: --backend cpu");
   const BatchOptions& batch = o.batch;
-  const bool swapped = o.layout == "all" || o.layout == "dual-chunk-swap";
+  const bool swapped = o.layout.wants(default_layout().name);
   if (batch.format == "bshd" && (!swapped || batch.chunks > 1 || !batch.tail.empty()))
     problems.add(
         "--format bshd cuts whole rows by dual-chunk-swap: --layout, --chunks and --tail "

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "apps/common/backend.hpp"
+#include "apps/common/layout_options.hpp"
 #include "apps/shard/batch.hpp"
 #include "apps/shard/report.hpp"
 #include "report/options.hpp"
@@ -12,10 +13,10 @@ namespace gyre {
 
 /// Options of gyre-shard; see --help.
 struct ShardOptions {
-  std::string input, generate, layout = "all", output, svg, json, csv, dtype = "bf16",
-                               check = "last", algorithm;
+  std::string input, generate, output, svg, json, csv, dtype = "bf16", check = "last", algorithm;
+  LayoutChoice layout;
   int cp = 2, heads = 32, kv_heads = 8, head_dim = 128;
-  int64_t capacity = 0, chunk = 0, stripe = 1, bin = 0;
+  int64_t capacity = 0, bin = 0;
   double tflops = 400, gbytes_per_s = 50;
   bool repad = false;
   std::string mask, gradient;  ///< "": as the shards keep it; not checked
@@ -23,10 +24,15 @@ struct ShardOptions {
   BatchOptions batch;
   BackendOptions backend;
 
+  ShardOptions() { layout.name = "all"; }
   AttentionShape shape() const {
     return {heads, kv_heads, head_dim, dtype == "f32" ? 4 : 2, tflops, gbytes_per_s};
   }
-  LayoutOptions layout_options() const { return {cp, stripe, chunk, shape().time_model()}; }
+  LayoutOptions layout_options() const {
+    LayoutOptions options = layout.for_ranks(cp);
+    options.time = shape().time_model();
+    return options;
+  }
 };
 
 void declare_options(CLI::App& app, ShardOptions& o);

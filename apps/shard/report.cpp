@@ -106,12 +106,13 @@ BinBounds ShardingPlan::bounds(int64_t bin) const {
   const auto real = header_.cu_seqlens(bin), padded = header_.cu_seqlens_padded(bin);
   BinBounds bounds{{real.begin(), real.end()}, {padded.begin(), padded.end()}};
   if (!repad_) return bounds;
+  const int64_t multiple = int64_t{chunks_for_all_layouts()} * cp();
   int64_t end = 0;
   for (size_t i = 0; i + 1 < padded.size(); ++i) {
-    end += round_up(padded[i + 1] - padded[i], 2 * cp());
+    end += round_up(padded[i + 1] - padded[i], multiple);
     if (end > std::numeric_limits<int32_t>::max())
       throw_usage("bin {}, segment {}: repadded to {}, the stream exceeds the int32 range", bin, i,
-                  2 * cp());
+                  multiple);
     bounds.padded[i + 1] = static_cast<int32_t>(end);
   }
   return bounds;
@@ -129,7 +130,7 @@ const Layout& ShardingPlan::layout(int64_t bin) {
   } catch (const Error& error) {
     if (error.code() != ExitCode::usage) throw;
     throw_usage("{}: bin {}, {}{}", kind_.name, bin, error.what(),
-                kind_.name == "dual-chunk-swap" && !repad_ ? " (--repad makes it so)" : "");
+                kind_.chunks_per_rank > 0 && !repad_ ? " (--repad makes it so)" : "");
   }
 }
 

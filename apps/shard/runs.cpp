@@ -50,8 +50,9 @@ ExitCode run_batch(const ShardOptions& o, AppContext& context) {
   if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
   const std::string usual = o.batch.format == "thd" ? "causal-segments" : "causal";
   const LayoutOptions layout = o.layout_options();
-  const BatchJob job{o.batch,       o.cp,         o.layout == "all" ? "dual-chunk-swap" : o.layout,
-                     layout.stripe, layout.chunk, find_mask(o.mask.empty() ? usual : o.mask)};
+  const BatchJob job{
+      o.batch,       o.cp,         o.layout.all() ? default_layout().name : o.layout.name,
+      layout.stripe, layout.chunk, find_mask(o.mask.empty() ? usual : o.mask)};
   Verification checks(1);
   const std::vector<BatchResult> rows = shard_batch(o.input, arrays, job, world, checks);
   if (o.check != "none") report.verification.merge(checks);

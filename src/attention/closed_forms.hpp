@@ -1,6 +1,8 @@
 #pragma once
 // What plans should count, by formula: pairs, messages, bytes and memory of every schedule without
-// looking at a step. Tests compare count() with these, and an app can do so when it starts.
+// looking at a step. Each schedule brings its own (Schedule::closed_form); here are the table of
+// them and the pairs, which are of the layout. Tests compare count() with these, and an app does so
+// when it starts.
 //
 // With n slots on each of cp ranks, k and k_g bytes of a rank's keys and values, and of their
 // gradients, in a message, and K_g the latter where they are summed (f32), one rank sends
@@ -9,7 +11,7 @@
 //     ring               (cp-1) k          (cp-2) k + (cp-1) k_g           2 k / 2 k + 2 K_g
 //     ring-forward       (cp-1) k          (cp-1) k + cp k_g               2 k / 2 k + 2 K_g
 //     all-gather         (cp-1) k          (cp-1) (k + k_g)                (cp-1) k / + (cp-1) K_g
-//     all-to-all         its tokens to the other ranks' heads and back: see to_heads, to_tokens
+//     all-to-all         its tokens to the other ranks' heads and back: see head_exchange.cpp
 //     group-cast, halo   the rows that others see, instead of (cp-1) k
 //     canonical          (cp-1) k of real tokens; backward q, d_out, statistics as well
 //
@@ -17,29 +19,17 @@
 // type, or to be added.
 
 #include <optional>
-#include <string>
 
 #include "attention/plan.hpp"
 
 namespace gyre {
 
-/// One direction of one rank's plan.
-struct ClosedForm {
-  /// As PlanCount::pairs; none where visible_pairs_of has none.
-  std::optional<int64_t> pairs;
-  int64_t messages = 0;
-  int64_t bytes_sent = 0;
-  int64_t bytes_received = 0;
-  int64_t transient_bytes = 0;
-};
-
-/// What count() should say of a rank's plan. Nothing for a schedule that is not known here. The
-/// problem must be one that the schedule can do.
-std::optional<ClosedForm> closed_form(const std::string& schedule, const AttentionProblem& problem,
-                                      const ElementTypes& types, int rank, Pass pass);
+/// Visible pairs of all queries, of one head, for any documents.
+int64_t pairs_of_all_ranks(const AttentionProblem& problem);
 
 /// Visible pairs of the queries of one rank, of one head. There is a form for one or several
-/// sequences of equal length S that fill their slots, for
+/// sequences of equal length S that fill their slots, for layouts whose entry says which slots a
+/// rank owns then (LayoutKind::owned):
 ///     contiguous, zigzag, dual-chunk-swap   any S
 ///     striped                               a stripe of 1 and S divisible by cp
 /// and every mask: a causal prefix of t tokens has V(t) = visible_pairs(t) pairs, so that the
@@ -51,7 +41,7 @@ std::optional<int64_t> visible_pairs_of(const AttentionProblem& problem, int ran
 
 /// Share of a ring's bytes (cp (cp-1) k over all ranks) that group-cast moves forward. There is a
 /// form for one causal sequence without a window that fills its slots, S divisible by cp (2 cp for
-/// dual-chunk-swap), and cp > 1:
+/// dual-chunk-swap), and cp > 1, where the layout's entry has one (LayoutKind::needed_share):
 ///     contiguous        1/2            all rows of the ranks before
 ///     dual-chunk-swap   3/4            the first half of the rows of ranks before, all of ranks
 ///     after striped by 1      1 - 1/(2 L)    all rows, but the last one of ranks after

@@ -32,6 +32,7 @@
 #include "attention/kernels/block_kernel.hpp"
 #include "attention/rectangle.hpp"
 #include "core/dtype.hpp"
+#include "sharding/heads.hpp"
 #include "sharding/layout.hpp"
 
 namespace gyre {
@@ -56,13 +57,6 @@ const char* name_of(ArrayKind kind);
 constexpr int64_t planes_of(ArrayKind kind) {
   return kind == ArrayKind::kv || kind == ArrayKind::d_kv || kind == ArrayKind::stats ? 2 : 1;
 }
-
-/// Query heads or KV heads [begin, begin + count) of all; which of the two, the array's kind says.
-struct HeadRange {
-  int64_t begin = 0, count = 0;
-  int64_t end() const { return begin + count; }
-  friend bool operator==(const HeadRange&, const HeadRange&) = default;
-};
 
 /// Slots [begin, begin + length) of the shard of `rank`.
 struct RankRows {
@@ -167,9 +161,9 @@ struct Plan {
   std::vector<RankPlan> ranks;  ///< [cp]
 };
 
-/// What schedules may be told.
+/// What schedules may be told; schedule_option_fields() lists the members.
 struct ScheduleOptions {
-  int inner = 0;              ///< ranks of an inner group; 0: the schedule chooses
+  int64_t inner = 0;          ///< ranks of an inner group; 0: the schedule chooses
   int64_t heads_at_once = 1;  ///< KV heads of one stage of a strided all-gather
 };
 

@@ -42,9 +42,9 @@ double linear_flops_per_token(const ModelConfig& config);
 /// meet the keys of other ranks.
 struct ScoringSetup {
   GridShape grid;
-  const LayoutKind* layout = &find_layout("dual-chunk-swap");
+  const LayoutKind* layout = &default_layout();
   LayoutOptions layout_options = {};  ///< but for cp, which is the grid's
-  const Schedule* schedule = &find_schedule("ring");
+  const Schedule* schedule = &default_schedule();
   ScheduleOptions schedule_options = {};
 
   /// Slots of a segment are a multiple of this: 2·cp for DualChunkSwap, which cuts every segment; 1

@@ -10,8 +10,6 @@
 namespace gyre {
 namespace {
 
-constexpr const char* swapped = "dual-chunk-swap";
-
 void check_rank(int cp, int rank) {
   if (cp < 1) throw_usage("cp must be at least 1, not {}", cp);
   if (rank < 0 || rank >= cp) throw_usage("rank {} of cp {}; ranks are 0 to {}", rank, cp, cp - 1);
@@ -36,8 +34,7 @@ ThdOptions thd_options(const CpOptions& options) {
   thd.pad_id = options.pad_id;
   thd.allow_undeclared_tail = options.allow_undeclared_tail;
   thd.tail = options.tail.value_or(options.cp == 1 ? Tail::absorb : Tail::own_segment);
-  if (options.cp > 1 && options.layout == swapped)
-    thd.slot_multiple = 2 * static_cast<int64_t>(options.cp);
+  if (options.cp > 1) thd.slot_multiple = find_layout(options.layout).segment_multiple(options.cp);
   return thd;
 }
 

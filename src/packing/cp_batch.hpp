@@ -78,9 +78,9 @@ struct CpOptions {
   std::string qkv_format = "thd";  ///< the only one that works
   int cp = 1;
   int rank = 0;
-  std::string layout = "dual-chunk-swap";  ///< see layout_kinds; not used for cp = 1
-  int64_t stripe = 1;                      ///< of the striped layout
-  int64_t chunk = 0;                       ///< of the balanced layouts
+  std::string layout = default_layout().name;  ///< see layout_kinds; not used for cp = 1
+  int64_t stripe = 1;                          ///< as in LayoutOptions
+  int64_t chunk = 0;                           ///< as in LayoutOptions
   int64_t sentinel = length_sentinel;
   int64_t pad_id = 0;
   bool allow_undeclared_tail = false;

@@ -362,21 +362,6 @@ std::vector<int32_t> search_joint(const Chunks& chunks, int cp, const TimeModel&
   return best.rank_of_chunk;
 }
 
-Layout layout_of(const char* name, const SegmentBounds& bounds, const LayoutOptions& options,
-                 const BalanceSearch& search) {
-  std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(options.cp));
-  int64_t start = 0;
-  for (const int32_t rank : search.rank_of_chunk) {
-    std::vector<SlotRun>& mine = pieces[static_cast<size_t>(rank)];
-    if (!mine.empty() && mine.back().start.value() + mine.back().length == start)
-      mine.back().length += search.chunk;
-    else
-      mine.push_back({GlobalToken(start), 1, search.chunk, {}});
-    start += search.chunk;
-  }
-  return make_layout(name, bounds, std::move(pieces));
-}
-
 }  // namespace
 
 int64_t balanced_chunk(int64_t slots, int cp) {
@@ -457,12 +442,19 @@ BalanceSearch balance_joint(const SegmentBounds& bounds, const LayoutOptions& op
   return search;
 }
 
-Layout balanced(const SegmentBounds& bounds, const LayoutOptions& options) {
-  return layout_of("balanced", bounds, options, balance_compute(bounds, options));
-}
-
-Layout balanced_joint(const SegmentBounds& bounds, const LayoutOptions& options) {
-  return layout_of("balanced-joint", bounds, options, balance_joint(bounds, options));
+Layout layout_of_deal(const char* name, const SegmentBounds& bounds, int cp,
+                      const BalanceSearch& search) {
+  std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(cp));
+  int64_t start = 0;
+  for (const int32_t rank : search.rank_of_chunk) {
+    std::vector<SlotRun>& mine = pieces[static_cast<size_t>(rank)];
+    if (!mine.empty() && mine.back().start.value() + mine.back().length == start)
+      mine.back().length += search.chunk;
+    else
+      mine.push_back({GlobalToken(start), 1, search.chunk, {}});
+    start += search.chunk;
+  }
+  return make_layout(name, bounds, std::move(pieces));
 }
 
 }  // namespace gyre

@@ -61,4 +61,8 @@ BalanceSearch balance_compute(const SegmentBounds& bounds, const LayoutOptions& 
 /// options.time is negative or not finite.
 BalanceSearch balance_joint(const SegmentBounds& bounds, const LayoutOptions& options);
 
+/// The layout of a deal over cp ranks; neighbouring chunks of a rank are one piece.
+Layout layout_of_deal(const char* name, const SegmentBounds& bounds, int cp,
+                      const BalanceSearch& search);
+
 }  // namespace gyre

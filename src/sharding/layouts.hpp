@@ -13,9 +13,11 @@
 // in a multiple of 2·cp slots. The others take any boundaries.
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/option_field.hpp"
 #include "sharding/layout.hpp"
 
 namespace gyre {
@@ -60,16 +62,56 @@ Layout balanced(const SegmentBounds& bounds, const LayoutOptions& options);
 /// is small on the slowest rank.
 Layout balanced_joint(const SegmentBounds& bounds, const LayoutOptions& options);
 
+/// `count` sequences of `length` tokens, which fill the stream.
+struct EqualSequences {
+  int64_t count = 0;
+  int64_t length = 0;
+};
+
+/// Slots of equal sequences that one rank owns, by formula.
+struct OwnedSlots {
+  std::vector<SlotRun> runs;      ///< start, stride and length; past the stream's end is padding
+  bool in_each_sequence = false;  ///< runs of the first sequence, repeated in each one
+};
+
+/// An entry of the registry. References have no default: a layout without a closed form says so by
+/// no_owned_slots and no_needed_share.
 struct LayoutKind {
   std::string name;
   std::string summary;
-  Layout (*make)(const SegmentBounds& bounds, const LayoutOptions& options);
+  Layout (&make)(const SegmentBounds& bounds, const LayoutOptions& options);
+  /// What `rank` owns of a layout of equal sequences; none where there is no form.
+  std::optional<OwnedSlots> (&owned)(const Layout& layout, const EqualSequences& sequences,
+                                     int rank);
+  /// Share of a ring's bytes that ranks need of each other, for one causal sequence of `length`
+  /// tokens which is a multiple of cp > 1; none where there is no form.
+  std::optional<double> (&needed_share)(const Layout& layout, int64_t length);
+  /// The members of LayoutOptions that `make` reads, but for cp and time.
+  std::vector<int64_t LayoutOptions::*> reads = {};
   int chunks_per_rank = 0;  ///< each segment is cut into so many for every rank; 0: no matter
   /// What the slots of every segment must be a multiple of.
   int64_t segment_multiple(int cp) const { return std::max(1, chunks_per_rank * cp); }
 };
+
+std::optional<OwnedSlots> no_owned_slots(const Layout& layout, const EqualSequences& sequences,
+                                         int rank);
+std::optional<double> no_needed_share(const Layout& layout, int64_t length);
+
+/// In the order of layouts/list.hpp, which says how to add one.
 const std::vector<LayoutKind>& layout_kinds();
+/// The one that list.hpp marks.
+const LayoutKind& default_layout();
 /// Throws a usage error that lists the names.
 const LayoutKind& find_layout(const std::string& name);
+/// The entry that made a layout; null when there is none of its name.
+const LayoutKind* kind_of(const Layout& layout);
+
+/// The least number of chunks that suits every layout: slots of a segment that are a multiple of it
+/// times cp can be cut by each.
+int chunks_for_all_layouts();
+
+/// Every member of LayoutOptions that is an option of layouts, by the name under which apps offer
+/// it.
+const std::vector<OptionField<LayoutOptions>>& layout_option_fields();
 
 }  // namespace gyre

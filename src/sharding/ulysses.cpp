@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "core/index.hpp"
 #include "sharding/distributed.hpp"
+#include "sharding/heads.hpp"
 #include "sharding/transfer.hpp"
 
 namespace gyre {
@@ -324,11 +325,12 @@ UlyssesPlan plan_ulysses(Communicator& comm, const UlyssesShape& shape) {
                       {"the dimension of a head", shape.dim}});
   const int64_t b = shape.batch, n = shape.tokens * ranks, d = shape.dim;
   UlyssesPlan plan;
+  const int64_t q_heads = dealt_heads(shape.heads, ranks, 0).count;  // of every rank
+  const int64_t replicas = kv_heads_dealt(shape.heads, shape.kv_heads, ranks) / shape.kv_heads;
   plan.query = {{b, shape.heads, shape.tokens, d}, 1, 2};
-  plan.key_value = {
-      {b, shape.kv_heads, shape.tokens, d}, 1, 2, std::max<int64_t>(1, ranks / shape.kv_heads)};
+  plan.key_value = {{b, shape.kv_heads, shape.tokens, d}, 1, 2, replicas};
   plan.output = backward_of(plan.query, ranks);
-  plan.output_token_major = {{b, n, shape.heads / ranks, d}, 1, 2};
+  plan.output_token_major = {{b, n, q_heads, d}, 1, 2};
   return plan;
 }
 

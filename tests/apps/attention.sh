@@ -100,6 +100,17 @@ expect 2 'smallest that works is 1.1503' "$attention" -b 1 -e 1M -f 1.01
 expect 2 "--json goes with a run" "$attention" --explain -J none.json
 expect 2 'needs one --schedule' "${mpi[@]}" 2 "$attention" --schedule all -o none.h5
 expect 2 'nearest: ring' "$attention" --schedule rig
+expect 2 '--inner 2: schedule ring does not read it; all-to-all-ring does' "${mpi[@]}" 2 "$attention" --inner 2 --heads-at-once 4 --stripe 3 --chunk 8 --csv none.csv
+grep -qF -- '--heads-at-once 4: schedule ring does not read it; all-gather-strided does' output || fail "$(cat output)"
+grep -qF -- '--stripe 3: layout dual-chunk-swap does not read it; striped does' output || fail "$(cat output)"
+grep -qF -- '--chunk 8: layout dual-chunk-swap does not read it; balanced and balanced-joint do' output || fail "$(cat output)"
+expect 2 '--heads-at-once 2: schedule all-to-all does not' "$attention" --explain --cp 4 --schedule all-to-all --heads-at-once 2
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --schedule all --layout all --inner 2 --heads-at-once 2 --stripe 3 --chunk 4
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --inner 0 --heads-at-once 1 --stripe 1 --chunk 0
+"$attention" --help >output
+for text in 'of an inner group.* by all-to-all-ring' 'of a stage.* by all-gather-strided' 'of a run.* by striped' 'of a chunk.* by balanced and balanced-joint'; do
+  tr -s ' \n' ' ' <output | grep -qE "$text" || fail "--help does not say '$text': $(cat output)"
+done
 printf 'tokens = 64\nschedule = "all-gather"\n' >run.toml
 expect 0 'schedule=all-gather' "${mpi[@]}" 2 "$attention" --config run.toml $quick
 [ -z "$(ls | grep -e none -e tmp)" ] || fail "files are left: $(ls)"

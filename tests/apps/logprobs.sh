@@ -146,6 +146,9 @@ expect 2 'tokens fit' "${mpi[@]}" 2 "$logprobs" --op logprob --tokens 256M --csv
 ! grep -q '^#' output || fail "a refused run began: $(cat output)"
 expect 2 'filtered by gyre, 2097152 tokens: needs' "${mpi[@]}" 2 "$logprobs" --op all --tokens 2M -o none.h5
 ! grep -q '^#' output || fail "a refused run began: $(cat output)"
+expect 2 '--stripe 2: layout zigzag does not read it; striped does' "$logprobs" --layout zigzag --stripe 2 -o none.h5
+expect 2 '--layout-chunk 4: layout dual-chunk-swap does not read it; balanced and balanced-joint do' "$logprobs" --layout-chunk 4 -o none.h5
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" $small $quick --op packed --cp 2 --sequences 3 --layout balanced --layout-chunk 4
 expect 2 'the most are 8' "${mpi[@]}" 2 "$logprobs" --op distill --vocab 8
 expect 2 '--output needs one size' "$logprobs" -b 8 -e 16 -o none.h5
 expect 2 'nearest: soft-ce' "$logprobs" --op softce

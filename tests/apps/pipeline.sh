@@ -75,6 +75,8 @@ compared 3 --layout striped --stripe 4 --schedule group-cast --bin 50
 compared 4 --cp 4 --schedule all-to-all-ring --inner 2 --layout balanced --chunk 4 --bin 50
 grep -qE '^# config .* layout=balanced schedule=all-to-all-ring .* chunk=4 inner=2$' "$scratch/log" ||
   fail "the configuration lacks its options: $(cat "$scratch/log")"
+compared 2 --schedule all-gather-strided --heads-at-once 2
+grep -qE '^# config .* heads_at_once=2$' "$scratch/log" || fail "the configuration lacks its option: $(cat "$scratch/log")"
 
 # The same run twice.
 pipeline 4 --cp 2 --tp 2 -c none -o "$scratch/a.h5" >"$scratch/log"
@@ -101,7 +103,11 @@ refused "nearest: --schedule" 1 --shedule ring
 refused "'rings' is not one of $(printf '%s, ' "${schedules[@]}" | sed 's/, $//'); nearest: ring" 1 --schedule rings
 refused "'stripe' is not one of $(printf '%s, ' "${layouts[@]}" | sed 's/, $//'); nearest: striped" 1 --layout stripe
 refused "schedule all-to-all-ring: inner groups of 3 do not divide 4 ranks" 4 --schedule all-to-all-ring --inner 3
-refused "--stripe 8 goes with --layout striped, not with zigzag" 1 --stripe 8 --layout zigzag
+refused "--stripe 8: layout zigzag does not read it; striped does" 1 --stripe 8 --layout zigzag
+refused "--chunk 8: layout zigzag does not read it; balanced and balanced-joint do" 1 --chunk 8 --layout zigzag
+refused "--inner 2: schedule ring does not read it; all-to-all-ring does" 1 --inner 2
+refused "--heads-at-once 2: schedule all-gather does not read it; all-gather-strided does" 1 --schedule all-gather --heads-at-once 2
+refused "schedule all-gather-strided: 9 KV heads at once of" 1 --schedule all-gather-strided --heads-at-once 9
 out=$scratch/no/folder/out.h5
 refused "cannot write '$out': there is no folder" 1
 out=$scratch/never.h5

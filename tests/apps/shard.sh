@@ -115,6 +115,8 @@ expect 2 '--heads 7 is not a multiple of --kv-heads 3; the nearest is 6' "$shard
 expect 2 "--output 'packed.h5' is the file of --input" "$shard" --input packed.h5 --layout zigzag -o packed.h5
 expect 2 'is not a positive multiple of 6' "$shard" --gen dist=fixed,length=10,count=5 --cp 3 --capacity 7
 expect 2 '--cp 100000: at most 65536' "$shard" --gen dist=fixed,length=10,count=5 --cp 100000
+expect 2 '--stripe 2: layout contiguous does not read it; striped does' "$shard" --input packed.h5 --layout contiguous --stripe 2 -o none.h5
+expect 2 '--chunk 8: layout dual-chunk-swap does not read it; balanced and balanced-joint do' "$shard" --input packed.h5 --layout dual-chunk-swap --chunk 8
 expect 2 'nearest: zigzag' "$shard" --input packed.h5 --layout zigzg
 [ ! -e none.h5 ] && [ ! -e none.svg ] || fail "a refused run left a file"
 [ -z "$(ls | grep tmp)" ] || fail "temporary files are left: $(ls)"

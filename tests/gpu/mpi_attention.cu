@@ -162,7 +162,7 @@ TEST_F(DeviceAttention, WithAKernelThatWritesFreshResults) {
 
 /// The ring's plan, with every call for one KV head at a time.
 RankPlan head_by_head(const AttentionProblem& problem, int rank) {
-  RankPlan plan = ring_plan(problem, rank);
+  RankPlan plan = plan_rank(find_schedule("ring"), problem, rank);
   for (std::vector<Step>* steps : {&plan.forward, &plan.backward}) {
     std::vector<Step> parts;
     for (const Step& s : *steps) {

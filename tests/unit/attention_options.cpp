@@ -171,7 +171,7 @@ TEST(AttentionFigures, AreTheFastestOfADirectionAndSize) {
 TEST(ExplainCase, RefusesPlansThatAreTooLarge) {
   AttentionOptions o;
   o.explain = true;
-  o.schedule = "all-to-all";
+  o.schedule.name = "all-to-all";
   o.cp = 1024;
   o.heads = 64;
   test::expect_usage(
@@ -184,10 +184,10 @@ TEST(MemoryOfAPlan, IsRefusedWithWhatFits) {
   AttentionOptions o;
   o.cp = 2;
   o.check = "none";
-  o.layout = "contiguous";
+  o.layout.name = "contiguous";
   const AttentionWorkload problem = generated_workload(o, 4096);
   // q, out, d_out, d_q: 4 · 2048 rows · 2 KiB; kv, d_kv and one more of each: 8 MiB each; stats.
-  const AttentionSetup setup = setup_of(o, find_schedule("ring"), find_layout(o.layout), 1);
+  const AttentionSetup setup = setup_of(o, find_schedule("ring"), find_layout(o.layout.name), 1);
   const WorkloadLayout placed(problem, setup.layout, setup.layout_options);
   const RankPlan plan = plan_rank(
       setup.schedule, {&placed.layout, problem.heads, problem.mask, setup.schedule_options}, 0);

@@ -28,24 +28,25 @@ TEST(ClosedForm, IsWhatEveryScheduleCounts) {
         for (const Pass pass : {Pass::forward, Pass::backward}) {
           const PlanCount counted =
               count(plan_rank(schedule, problem, rank), pass, problem.heads, types);
-          const auto form = closed_form(schedule.name, problem, types, rank, pass);
+          const ClosedForm form = schedule.closed_form({problem, types, rank, pass});
           RC_LOG() << c.layout.kind << ", heads " << c.heads.heads << ":" << c.heads.kv_heads
                    << ", inner " << c.options.inner << ", at once " << c.options.heads_at_once
                    << ", rank " << rank << " of " << problem.cp() << ", " << name_of(pass) << "\n";
-          RC_ASSERT(form.has_value());
-          RC_ASSERT(counted.messages == form->messages);
-          RC_ASSERT(counted.bytes_sent == form->bytes_sent);
-          RC_ASSERT(counted.bytes_received == form->bytes_received);
-          RC_ASSERT(counted.transient_bytes == form->transient_bytes);
-          if (form->pairs) RC_ASSERT(counted.pairs == *form->pairs);
+          RC_ASSERT(counted.messages == form.messages);
+          RC_ASSERT(counted.bytes_sent == form.bytes_sent);
+          RC_ASSERT(counted.bytes_received == form.bytes_received);
+          RC_ASSERT(counted.transient_bytes == form.transient_bytes);
+          if (form.pairs) RC_ASSERT(counted.pairs == *form.pairs);
         }
     }));
 }
 
-TEST(ClosedForm, OfAnUnknownScheduleIsNone) {
-  const auto c = layout_case("contiguous", full_bounds({8}), 2);
+TEST(VisiblePairsOf, OfALayoutThatIsNotRegisteredIsNone) {
+  auto c = layout_case("contiguous", full_bounds({8}), 2);
+  c.layout.name = "contigous";
   const AttentionProblem problem = {&c.layout, shape_of(1, 1), {}, {}};
-  EXPECT_FALSE(closed_form("rnig", problem, {}, 0, Pass::forward).has_value());
+  EXPECT_FALSE(visible_pairs_of(problem, 0).has_value());
+  EXPECT_FALSE(needed_share(problem).has_value());
 }
 
 /// Bytes that a rank sends forward and backward, in units of its tokens of one head.
@@ -141,8 +142,12 @@ TEST(NeededShare, OfOneCausalSequence) {
       EXPECT_DOUBLE_EQ(*needed_share(problem), share) << kind;
       int64_t ring = 0, cast = 0;
       for (int r = 0; r < cp; ++r) {
-        ring += count(ring_plan(problem, r), Pass::forward, c.heads, {}).bytes_sent;
-        cast += count(group_cast_plan(problem, r), Pass::forward, c.heads, {}).bytes_sent;
+        const auto sent = [&](const char* schedule) {
+          return count(plan_rank(find_schedule(schedule), problem, r), Pass::forward, c.heads, {})
+              .bytes_sent;
+        };
+        ring += sent("ring");
+        cast += sent("group-cast");
       }
       EXPECT_DOUBLE_EQ(static_cast<double>(cast) / static_cast<double>(ring), share)
           << kind << ", cp " << cp;

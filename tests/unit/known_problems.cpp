@@ -287,7 +287,7 @@ TEST(KnownProblems, AChunkOfPaddingOnlyContributesExactlyNothing) {
   EXPECT_EQ(real_tokens(9, 12, 2), (Longs{3, 6}));
   const Attention a(bounds_of({9}, {12}));
   const Layout layout = dual_chunk_swap(a.bounds.view(), 2);
-  const RankPlan plan = ring_plan({&layout, shape, {}, {}}, 0);
+  const RankPlan plan = plan_rank(find_schedule("ring"), {&layout, shape, {}, {}}, 0);
   int blocks = 0;
   for (const Step& s : plan.forward)
     if (const auto* compute = std::get_if<step::Compute>(&s)) {

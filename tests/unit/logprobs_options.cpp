@@ -97,7 +97,7 @@ TEST(LogprobsOptions, ListsAllProblemsAtOnce) {
   o.logit_scale = -1;
   o.zero_fraction = 2;
   o.chunk = 16;
-  o.stripe = 2;
+  o.layout.options.stripe = 2;
   o.tol_scale = 0;
   expect_refused(
       "  - --factor 1 must be more than 1\n"
@@ -109,7 +109,7 @@ TEST(LogprobsOptions, ListsAllProblemsAtOnce) {
       "  - --logit-scale -1 must be at least 0 and finite\n"
       "  - --zero-fraction 2 must be from 0 to 1; the nearest is 1\n"
       "  - --chunk 16 goes with --method upstream or all\n"
-      "  - --stripe 2 goes with --layout striped, not with dual-chunk-swap\n"
+      "  - --stripe 2: layout dual-chunk-swap does not read it; striped does\n"
       "  - --tol-scale 0 must be positive",
       o);
 }

@@ -23,8 +23,8 @@ PipelineOptions options_of(int cp, const std::string& layout = "dual-chunk-swap"
   PipelineOptions o;
   o.input = "docs.h5";
   o.cp = cp;
-  o.layout = layout;
-  o.schedule = schedule;
+  o.layout.name = layout;
+  o.schedule.name = schedule;
   return o;
 }
 
@@ -64,24 +64,24 @@ TEST(MakePlan, TheGridTakesTheRanksThatAreLeft) {
 
 TEST(MakePlan, OptionsOfLayoutAndScheduleReachTheSetup) {
   PipelineOptions o = options_of(4, "striped", "all-to-all-ring");
-  o.stripe = 16;
-  o.inner = 2;
+  o.layout.options.stripe = 16;
+  o.schedule.options.inner = 2;
   const ScoringSetup setup = o.setup(4);
   EXPECT_EQ(setup.layout->name, "striped");
   EXPECT_EQ(setup.layout_options.stripe, 16);
   EXPECT_EQ(setup.schedule->name, "all-to-all-ring");
   EXPECT_EQ(setup.schedule_options.inner, 2);
   o = options_of(4, "balanced");
-  o.chunk = 32;
+  o.layout.options.chunk = 32;
   EXPECT_EQ(o.setup(4).layout_options.chunk, 32);
 }
 
 TEST(MakePlan, AllProblemsAtOnce) {
   PipelineOptions o = options_of(2);
   o.tp = 3;
-  o.stripe = 4;
-  o.chunk = 8;
-  o.inner = 2;
+  o.layout.options.stripe = 4;
+  o.layout.options.chunk = 8;
+  o.schedule.options.inner = 2;
   o.bin = 3;
   Documents documents = documents_of({4});
   documents.vocab_size = 50;
@@ -92,9 +92,9 @@ TEST(MakePlan, AllProblemsAtOnce) {
       "  - --tp 3 does not divide the model's num_key_value_heads = 4\n"
       "  - --tp 3 does not divide the model's intermediate_size = 40\n"
       "  - dp=1 cp=2 tp=3 is 6 ranks, but the run has 4\n"
-      "  - --stripe 4 goes with --layout striped, not with dual-chunk-swap\n"
-      "  - --chunk 8 goes with --layout balanced or balanced-joint, not with dual-chunk-swap\n"
-      "  - --inner 2 goes with --schedule all-to-all-ring, not with ring\n"
+      "  - --stripe 4: layout dual-chunk-swap does not read it; striped does\n"
+      "  - --chunk 8: layout dual-chunk-swap does not read it; balanced and balanced-joint do\n"
+      "  - --inner 2: schedule ring does not read it; all-to-all-ring does\n"
       "  - --bin 3 is not a multiple of 2 cp = 4; the nearest is 4\n"
       "  - docs.h5 has tokens of a vocabulary of 50, the model of 37",
       [&] { make_plan(o, test::small_config(), documents, 4); });
@@ -102,7 +102,7 @@ TEST(MakePlan, AllProblemsAtOnce) {
 
 TEST(MakePlan, RefusesWhatTheScheduleOrTheLayoutRefuses) {
   PipelineOptions o = options_of(4, "contiguous", "all-to-all-ring");
-  o.inner = 3;
+  o.schedule.options.inner = 3;
   expect_refused(
       "impossible configuration\n"
       "  - schedule all-to-all-ring: inner groups of 3 do not divide 4 ranks; the nearest that do "
@@ -116,7 +116,7 @@ TEST(MakePlan, RefusesWhatTheScheduleOrTheLayoutRefuses) {
       "are 2 and 4",
       o, 2);
   o = options_of(2, "striped");
-  o.stripe = int64_t{1} << 31;
+  o.layout.options.stripe = int64_t{1} << 31;
   expect_refused(
       "impossible configuration\n"
       "  - the stripe must be 1 to 2147483647 slots, not 2147483648",

@@ -9,7 +9,7 @@
 
 #include <functional>
 
-#include "attention/schedules/builder.hpp"
+#include "attention/schedules/registry.hpp"
 #include "attention_cases.hpp"
 
 namespace gyre {
@@ -341,6 +341,7 @@ TEST(ShardOf, RowsThatGoOnAreOneFragment) {
 }
 
 TEST(Halo, TakesTheLargestWindowThatNeighboursCanServe) {
+  const Schedule& halo = find_schedule("halo");
   struct Case {
     std::string kind;
     int64_t stripe, largest;
@@ -360,22 +361,22 @@ TEST(Halo, TakesTheLargestWindowThatNeighboursCanServe) {
       const Plan plan = plan_all(find_schedule("halo"), problem);
       EXPECT_EQ(plan_fault(plan, problem, c.bounds()), "") << x.kind;
     }
-    EXPECT_EQ(halo_refusal(c.problem()),
+    EXPECT_EQ(halo.why_not(c.problem()),
               fmt::format("with a window of {}, {}, which is not its neighbour; the largest window "
                           "that works is {}",
                           x.largest + 1, x.refusal, x.largest));
     c.mask = {};
     EXPECT_EQ(
-        halo_refusal(c.problem()),
+        halo.why_not(c.problem()),
         fmt::format("needs a causal mask with a window; the largest that works is {}", x.largest));
   }
   AttentionWorkload c;
   c.layout = layout_case("contiguous", full_bounds({48}), 3);
   c.heads = shape_of(4, 2);
   c.mask = MaskKind::full;
-  EXPECT_EQ(halo_refusal(c.problem()), "needs a causal mask with a window; any will do");
+  EXPECT_EQ(halo.why_not(c.problem()), "needs a causal mask with a window; any will do");
   c.mask = {MaskKind::causal, 48};
-  EXPECT_EQ(halo_refusal(c.problem()), "");
+  EXPECT_EQ(halo.why_not(c.problem()), "");
 }
 
 TEST(Halo, MovesTheBordersOfTheWindowOnly) {
@@ -389,7 +390,7 @@ TEST(Halo, MovesTheBordersOfTheWindowOnly) {
   const int64_t row = 2 * 2 * c.heads.head_dim * 4;
   const Longs sent = {3, 6, 6, 3}, received = {3, 6, 6, 3};
   for (int r = 0; r < 4; ++r) {
-    const RankPlan plan = halo_plan(problem, r);
+    const RankPlan plan = find_schedule("halo").plan(problem, r);
     const PlanCount forward = count(plan, Pass::forward, c.heads, {}),
                     backward = count(plan, Pass::backward, c.heads, {});
     EXPECT_EQ(forward.bytes_sent, sent[static_cast<size_t>(r)] * row);
@@ -415,7 +416,7 @@ TEST(Canonical, ADocumentIsOneRunOfKeysAndOfQueriesWhateverTheLayout) {
       c.heads = shape_of(2, 1);
       const AttentionProblem problem = c.problem();
       for (int r = 0; r < cp; ++r) {
-        const RankPlan plan = canonical_plan(problem, r);
+        const RankPlan plan = find_schedule("canonical").plan(problem, r);
         const auto forward = rectangles_of(plan.forward), backward = rectangles_of(plan.backward);
         for (const Rectangle& x : forward.at(0)) {
           EXPECT_EQ(x.k_begin.value(), x.k_length == 16 ? 0 : 16) << kind.name;
@@ -434,7 +435,7 @@ TEST(AllToAll, DealsHeadsEvenlyAndTheKvHeadsThatTheyRead) {
   const auto dealt = [](HeadShape shape, int cp) {
     std::vector<Longs> heads;
     for (int r = 0; r < cp; ++r) {
-      const HeadRange q = dealt_heads(shape.heads, cp, r), kv = kv_heads_read(q, shape);
+      const HeadRange q = dealt_heads(shape.heads, cp, r), kv = kv_heads_read(q, shape.group());
       heads.push_back({q.begin, q.count, kv.begin, kv.count});
     }
     return heads;
@@ -449,20 +450,23 @@ TEST(AllToAll, DealsHeadsEvenlyAndTheKvHeadsThatTheyRead) {
 TEST(AllToAllRing, ChoosesGroupsThatShareNoKvHead) {
   const auto chosen = [](int cp, int64_t kv_heads) {
     const auto c = layout_case("contiguous", full_bounds({16}), cp);
-    return inner_ranks({&c.layout, shape_of(16, kv_heads), {}, {}});
+    const RankPlan plan =
+        plan_rank(find_schedule("all-to-all-ring"), {&c.layout, shape_of(16, kv_heads), {}, {}}, 0);
+    // Where final statistics are: those of one run of rows for each rank of the group.
+    return plan.arrays[static_cast<size_t>(plan.stats)].rows.size();
   };
-  EXPECT_EQ(chosen(8, 8), 2);
-  EXPECT_EQ(chosen(16, 8), 4);
-  EXPECT_EQ(chosen(16, 2), 2);
-  EXPECT_EQ(chosen(9, 8), 1);
-  EXPECT_EQ(chosen(2, 2), 1);
+  EXPECT_EQ(chosen(8, 8), 2U);
+  EXPECT_EQ(chosen(16, 8), 4U);
+  EXPECT_EQ(chosen(16, 2), 2U);
+  EXPECT_EQ(chosen(9, 8), 1U);
+  EXPECT_EQ(chosen(2, 2), 1U);
 }
 
 TEST(Registry, RefusesWhatAScheduleCannotDo) {
   AttentionWorkload c;
   c.layout = layout_case("contiguous", full_bounds({24}), 12);
   c.heads = shape_of(4, 2);
-  const auto plan = [&](const char* name, int inner, int64_t heads_at_once) {
+  const auto plan = [&](const char* name, int64_t inner, int64_t heads_at_once) {
     c.options = {inner, heads_at_once};
     plan_rank(find_schedule(name), c.problem(), 0);
     plan_all(find_schedule(name), c.problem());

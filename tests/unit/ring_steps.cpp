@@ -156,7 +156,8 @@ TEST(RingSteps, TurnRoundForBackward) {
   const Bounds bounds = full_bounds({16});
   const Layout layout = dual_chunk_swap(bounds.view(), 4);
   const AttentionProblem problem = {&layout, shape, {}, {}};
-  const RankPlan ring = ring_plan(problem, 1), same_way = ring_forward_plan(problem, 1);
+  const RankPlan ring = plan_rank(find_schedule("ring"), problem, 1),
+                 same_way = plan_rank(find_schedule("ring-forward"), problem, 1);
   EXPECT_EQ(exchanges_of(ring, Pass::forward), (Names{"2/0 KV", "2/0 KV", "2/0 KV"}));
   EXPECT_EQ(exchanges_of(ring, Pass::backward),
             (Names{"0/2 KV", "0/2 KV and dKV", "0/2 dKV", "0/2 dKV"}));

@@ -8,7 +8,7 @@
 #include <ctime>
 #include <functional>
 
-#include "attention/schedules/builder.hpp"
+#include "attention/schedules/builder/plan_builder.hpp"
 #include "attention/schedules/registry.hpp"
 #include "layout_cases.hpp"
 

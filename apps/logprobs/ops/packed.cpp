@@ -34,7 +34,7 @@ struct PackedSequences {
   Layout layout;
 
   PackedSequences(const LogprobsWorkload& problem, const LogprobsOptions& o) {
-    const LayoutKind& kind = find_layout(o.layout);
+    const LayoutKind& kind = find_layout(o.layout.name);
     const int64_t multiple = kind.segment_multiple(o.cp);
     for (int64_t i = 0; i < problem.sequences(); ++i) {
       const int64_t length = problem.length(i), first = problem.offsets[static_cast<size_t>(i)];
@@ -230,7 +230,7 @@ class PackedOp final : public LogprobsOp {
 };
 
 std::string packable(const LogprobsWorkload& problem, const LogprobsOptions& o, bool) {
-  const int64_t multiple = find_layout(o.layout).segment_multiple(o.cp);
+  const int64_t multiple = find_layout(o.layout.name).segment_multiple(o.cp);
   int64_t slots = 0;
   for (int64_t i = 0; i < problem.sequences(); ++i) slots += round_up(problem.length(i), multiple);
   constexpr int64_t most = std::numeric_limits<int32_t>::max();

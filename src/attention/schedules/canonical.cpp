@@ -24,11 +24,41 @@
 #include <algorithm>
 #include <tuple>
 
-#include "attention/schedules/builder.hpp"
-#include "attention/schedules/registry.hpp"
+#include "attention/schedules/builder/forms.hpp"
+#include "attention/schedules/builder/plan_builder.hpp"
+#include "attention/schedules/list.hpp"
 
 namespace gyre {
 namespace {
+
+/// All real tokens of all ranks, document by document in order of position; neighbouring rows are
+/// one run.
+std::vector<RankRows> stream_order(const Layout& layout) {
+  struct Place {
+    SegmentIndex segment;
+    DocPosition position;
+    RankRows run;
+  };
+  std::vector<Place> places;
+  for (int r = 0; r < layout.cp(); ++r)
+    for (const Fragment& f : layout.shard(r).fragments) {
+      const int64_t run = f.stride == 1 ? f.length : 1;
+      for (int64_t i = 0; i < f.length; i += run)
+        places.push_back({f.segment, f.start + i * f.stride, {r, f.local_begin + i, run}});
+    }
+  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+    return std::tie(a.segment, a.position) < std::tie(b.segment, b.position);
+  });
+  std::vector<RankRows> rows;
+  for (const Place& place : places) {
+    if (!rows.empty() && rows.back().rank == place.run.rank &&
+        rows.back().begin + rows.back().length == place.run.begin)
+      rows.back().length += place.run.length;
+    else
+      rows.push_back(place.run);
+  }
+  return rows;
+}
 
 /// Starts the gather of own rows of some kinds into new arrays, in stream order.
 class StreamGather {
@@ -120,37 +150,38 @@ class Canonical {
   int kv_storage_;
 };
 
-}  // namespace
-
-std::vector<RankRows> stream_order(const Layout& layout) {
-  struct Place {
-    SegmentIndex segment;
-    DocPosition position;
-    RankRows run;
-  };
-  std::vector<Place> places;
-  for (int r = 0; r < layout.cp(); ++r)
-    for (const Fragment& f : layout.shard(r).fragments) {
-      const int64_t run = f.stride == 1 ? f.length : 1;
-      for (int64_t i = 0; i < f.length; i += run)
-        places.push_back({f.segment, f.start + i * f.stride, {r, f.local_begin + i, run}});
+/// Real tokens only: t of this rank, T of all.
+ClosedForm closed_form(const FormContext& c) {
+  ClosedForm form;
+  form.pairs = own_pairs(c);
+  const int64_t others = c.problem.cp() - 1;
+  int64_t own = 0, all = 0;
+  for (int r = 0; r < c.problem.cp(); ++r)
+    for (const Fragment& f : c.problem.layout->shard(r).fragments) {
+      all += f.length;
+      own += r == c.rank ? f.length : 0;
     }
-  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
-    return std::tie(a.segment, a.position) < std::tie(b.segment, b.position);
-  });
-  std::vector<RankRows> rows;
-  for (const Place& place : places) {
-    if (!rows.empty() && rows.back().rank == place.run.rank &&
-        rows.back().begin + rows.back().length == place.run.begin)
-      rows.back().length += place.run.length;
-    else
-      rows.push_back(place.run);
-  }
-  return rows;
+  const auto gather = [&](std::initializer_list<ArrayKind> kinds) {
+    form.messages += own > 0 ? others : 0;
+    for (const ArrayKind kind : kinds) {
+      const int64_t heads = kind == ArrayKind::kv ? c.kv_heads() : c.problem.heads.heads;
+      form.bytes_sent += others * wire(c, kind, own, heads);
+      form.bytes_received += wire(c, kind, all - own, heads);
+      form.transient_bytes += stored(c, kind, all, heads);
+    }
+  };
+  gather({ArrayKind::kv});
+  if (!c.forward()) gather({ArrayKind::q, ArrayKind::d_out, ArrayKind::stats});
+  return form;
 }
 
-RankPlan canonical_plan(const AttentionProblem& problem, int rank) {
-  return plan_both_passes<Canonical>(problem, rank);
+}  // namespace
+
+Schedule canonical_schedule() {
+  return {.name = "canonical",
+          .summary = "the same bits for every cp and layout; for checks, not for speed",
+          .plan = plan_both_passes<Canonical>,
+          .closed_form = closed_form};
 }
 
 }  // namespace gyre

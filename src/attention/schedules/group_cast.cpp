@@ -30,10 +30,12 @@
 // rank 0, rank 2 all rows of ranks 1 and 0: half of what a ring moves. Under dual-chunk-swap a rank
 // needs the first half of the rows of ranks before it and all rows of ranks after it: 3/4.
 
+#include <algorithm>
 #include <array>
 
-#include "attention/schedules/builder.hpp"
-#include "attention/schedules/registry.hpp"
+#include "attention/schedules/builder/forms.hpp"
+#include "attention/schedules/builder/plan_builder.hpp"
+#include "attention/schedules/list.hpp"
 
 namespace gyre {
 namespace {
@@ -141,10 +143,44 @@ class GroupCast {
   size_t received_ = 0;  // stages with rows received so far
 };
 
+/// phi (cp-1) k in place of (cp-1) k, phi being the share of the rows that is seen.
+ClosedForm closed_form(const FormContext& c) {
+  ClosedForm form;
+  form.pairs = own_pairs(c);
+  const int cp = c.problem.cp();
+  int64_t largest[2] = {0, 0};  // rows in each of the two storages that take turns
+  int64_t turn = 0, copies = 0;
+  for (int i = 1; i < cp; ++i) {
+    const int to = (c.rank + i) % cp, from = (c.rank - i + cp) % cp;
+    const int64_t sent = needed(c, to, c.rank), received = needed(c, c.rank, from);
+    form.messages += sent > 0 ? 1 : 0;
+    form.bytes_sent += wire(c, ArrayKind::kv, sent, c.kv_heads());
+    form.bytes_received += wire(c, ArrayKind::kv, received, c.kv_heads());
+    if (received > 0) {
+      int64_t& rows = largest[turn++ % 2];
+      rows = std::max(rows, received);
+    }
+    if (c.forward()) continue;
+    form.messages += received > 0 ? 1 : 0;
+    form.bytes_sent += wire(c, ArrayKind::d_kv, received, c.kv_heads());
+    form.bytes_received += wire(c, ArrayKind::d_kv, sent, c.kv_heads());
+    copies = std::max(copies, hop_copies(c, received, sent, c.kv_heads()));
+  }
+  for (const int64_t rows : largest) {
+    form.transient_bytes += stored(c, ArrayKind::kv, rows, c.kv_heads());
+    if (!c.forward()) form.transient_bytes += stored(c, ArrayKind::d_kv, rows, c.kv_heads());
+  }
+  form.transient_bytes += copies;
+  return form;
+}
+
 }  // namespace
 
-RankPlan group_cast_plan(const AttentionProblem& problem, int rank) {
-  return plan_both_passes<GroupCast>(problem, rank);
+Schedule group_cast_schedule() {
+  return {.name = "group-cast",
+          .summary = "each rank receives only the KV rows that its queries see",
+          .plan = plan_both_passes<GroupCast>,
+          .closed_form = closed_form};
 }
 
 }  // namespace gyre

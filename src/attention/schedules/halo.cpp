@@ -24,8 +24,9 @@
 #include <limits>
 #include <tuple>
 
-#include "attention/schedules/builder.hpp"
-#include "attention/schedules/registry.hpp"
+#include "attention/schedules/builder/forms.hpp"
+#include "attention/schedules/builder/plan_builder.hpp"
+#include "attention/schedules/list.hpp"
 
 namespace gyre {
 namespace {
@@ -135,9 +136,7 @@ class Halo {
   int kv_ = -1, d_kv_ = -1;
 };
 
-}  // namespace
-
-std::string halo_refusal(const AttentionProblem& problem) {
+std::string refusal(const AttentionProblem& problem) {
   const Reach reach = reach_of(*problem.layout);
   const bool any = reach.window == std::numeric_limits<int64_t>::max();
   if (problem.mask.window == 0)
@@ -151,8 +150,40 @@ std::string halo_refusal(const AttentionProblem& problem) {
       problem.mask.window, reach.reader, reach.owner, reach.window);
 }
 
-RankPlan halo_plan(const AttentionProblem& problem, int rank) {
-  return plan_both_passes<Halo>(problem, rank);
+/// As group-cast, all at once and with the ranks before and after only.
+ClosedForm closed_form(const FormContext& c) {
+  ClosedForm form;
+  form.pairs = own_pairs(c);
+  const int cp = c.problem.cp();
+  std::vector<int> neighbours;
+  if (cp > 1) neighbours.push_back((c.rank + cp - 1) % cp);
+  if (cp > 2) neighbours.push_back((c.rank + 1) % cp);
+  int64_t sent = 0, received = 0;
+  for (const int other : neighbours) {
+    const int64_t there = needed(c, other, c.rank), here = needed(c, c.rank, other);
+    sent += there;
+    received += here;
+    form.messages += (c.forward() ? there : here) > 0 ? 1 : 0;
+  }
+  form.transient_bytes = stored(c, ArrayKind::kv, received, c.kv_heads());
+  form.bytes_sent = wire(c, ArrayKind::kv, sent, c.kv_heads());
+  form.bytes_received = wire(c, ArrayKind::kv, received, c.kv_heads());
+  if (c.forward()) return form;
+  form.bytes_sent = wire(c, ArrayKind::d_kv, received, c.kv_heads());
+  form.bytes_received = wire(c, ArrayKind::d_kv, sent, c.kv_heads());
+  form.transient_bytes += stored(c, ArrayKind::d_kv, received, c.kv_heads()) +
+                          hop_copies(c, received, sent, c.kv_heads());
+  return form;
+}
+
+}  // namespace
+
+Schedule halo_schedule() {
+  return {.name = "halo",
+          .summary = "causal windows: one exchange of borders with the neighbours",
+          .plan = plan_both_passes<Halo>,
+          .closed_form = closed_form,
+          .refusal = refusal};
 }
 
 }  // namespace gyre

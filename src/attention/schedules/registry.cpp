@@ -1,30 +1,26 @@
 #include "attention/schedules/registry.hpp"
 
+#include "attention/schedules/list.hpp"
 #include "core/error.hpp"
 
 namespace gyre {
 
 const std::vector<Schedule>& schedules() {
-  static const std::vector<Schedule> all = {
-      {"ring", "KV blocks travel round the ring; backward turns round, dKV one step behind",
-       ring_plan},
-      {"ring-forward", "as ring, but backward travels the same way: dKV makes cp hops",
-       ring_forward_plan},
-      {"all-gather", "KV of all ranks at once; backward gathers again, dKV by reduce-scatter",
-       all_gather_plan},
-      {"all-gather-strided", "as all-gather, some KV heads at a time, two stages in flight",
-       all_gather_strided_plan, all_gather_strided_refusal},
-      {"all-to-all", "tokens exchanged for heads: each rank attends all tokens (Ulysses)",
-       all_to_all_plan},
-      {"all-to-all-ring", "all-to-all inside groups of ranks, a ring across them",
-       all_to_all_ring_plan, all_to_all_ring_refusal},
-      {"group-cast", "each rank receives only the KV rows that its queries see", group_cast_plan},
-      {"halo", "causal windows: one exchange of borders with the neighbours", halo_plan,
-       halo_refusal},
-      {"canonical", "the same bits for every cp and layout; for checks, not for speed",
-       canonical_plan},
-  };
+#define GYRE_CALL_SCHEDULE(name) name##_schedule(),
+  static const std::vector<Schedule> all = {GYRE_SCHEDULES(GYRE_CALL_SCHEDULE)};
+#undef GYRE_CALL_SCHEDULE
   return all;
+}
+
+const std::vector<OptionField<ScheduleOptions>>& schedule_option_fields() {
+  static const std::vector<OptionField<ScheduleOptions>> fields = {
+      {"inner", "Ranks of an inner group; 0: by heads", &ScheduleOptions::inner, 0},
+      {"heads-at-once", "KV heads of a stage", &ScheduleOptions::heads_at_once, 1}};
+  return fields;
+}
+
+const Schedule& default_schedule() {
+  return schedules().front();
 }
 
 const Schedule& find_schedule(const std::string& name) {

@@ -1,7 +1,6 @@
 #pragma once
 // What schedules write their plans with.
 
-#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -94,78 +93,9 @@ RankPlan plan_both_passes(const AttentionProblem& problem, int rank) {
   return plan.take();
 }
 
-/// A ring of ranks, each with a block of keys and values. `mine` is this rank's place in it, and
-/// `set` has its arrays; all blocks have the heads of set.kv.
-struct Ring {
-  std::vector<int> ranks;                     ///< [members]
-  std::vector<std::vector<RankRows>> blocks;  ///< [members] rows of each member's block
-  int mine = 0;
-  ArraySet set;
-  std::array<int, 2> storages{-1, -1};  ///< of received blocks, in turn
-  int members() const { return static_cast<int>(ranks.size()); }
-};
-
-/// Appends the steps of one direction of ring attention; see ring.cpp. `last_block` is what
-/// ring_forward returned: the array held last, where ring_backward begins.
-int ring_forward(PlanBuilder& plan, const Ring& ring);
-void ring_backward(PlanBuilder& plan, const Ring& ring, int last_block);
-
-/// The query heads that member `member` of `members` ranks gets when they exchange tokens for
-/// heads: dealt evenly, one more for each of the first ones if they do not divide. May be none.
-HeadRange dealt_heads(int64_t heads, int members, int member);
-/// The KV heads that query heads read.
-HeadRange kv_heads_read(HeadRange q, const HeadShape& heads);
-
-/// Ranks that exchange tokens for heads; see all_to_all.cpp. Makes the arrays of all tokens of
-/// these ranks, in their order, with this rank's heads. A group of one rank exchanges nothing: its
-/// arrays are the rank's own.
-class HeadExchange {
- public:
-  /// `ranks`: the group, this rank among them.
-  HeadExchange(PlanBuilder& plan, std::vector<int> ranks);
-
-  const ArraySet& arrays() const { return set_; }
-  /// The rows of the arrays.
-  const std::vector<RankRows>& rows() const { return rows_; }
-
-  /// Appends the exchanges before and after the attention of one direction.
-  void before_forward();
-  void after_forward();
-  void before_backward();
-  void after_backward();
-
- private:
-  int members() const { return static_cast<int>(ranks_.size()); }
-  HeadRange heads_of(ArrayKind kind, int member) const;
-  bool replicated() const;
-  /// Slices that leave for each member, and come from it, when `kind` goes to its heads.
-  void there(ArrayKind kind, int array, std::vector<Message>& sends,
-             std::vector<Message>& recvs) const;
-  void back(ArrayKind kind, int array, bool add, std::vector<Message>& sends,
-            std::vector<Message>& recvs) const;
-  std::vector<Message> messages() const;
-
-  PlanBuilder& plan_;
-  std::vector<int> ranks_;      // [members]
-  int mine_ = 0;                // place among them
-  std::vector<RankRows> rows_;  // all slots of the members
-  std::vector<Rows> part_;      // [members] their rows in the arrays
-  ArraySet set_;
-};
-
 /// The slots of `owner` whose keys the queries of `reader` see, as runs in the owner's order. Rows
 /// between the first and the last key that one fragment of queries sees of one fragment of keys
 /// count as seen.
 std::vector<RankRows> needed_rows(const AttentionProblem& problem, int reader, int owner);
-
-/// The ranks of an inner group of all-to-all-ring: options.inner, or what is chosen for 0.
-int inner_ranks(const AttentionProblem& problem);
-
-/// KV heads of each stage of a strided all-gather.
-std::vector<HeadRange> head_stages(int64_t kv_heads, int64_t at_once);
-
-/// All real tokens of all ranks, document by document in order of position; neighbouring rows are
-/// one run.
-std::vector<RankRows> stream_order(const Layout& layout);
 
 }  // namespace gyre

@@ -16,8 +16,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "attention/schedules/builder.hpp"
-#include "attention/schedules/registry.hpp"
+#include "attention/schedules/builder/head_exchange.hpp"
+#include "attention/schedules/builder/ring_steps.hpp"
+#include "attention/schedules/list.hpp"
 #include "core/error.hpp"
 
 namespace gyre {
@@ -30,9 +31,8 @@ std::vector<int> group_ranks(int group, int inner) {
   return ranks;
 }
 
-}  // namespace
-
-int inner_ranks(const AttentionProblem& problem) {
+/// The ranks of an inner group: those of the option, or what is chosen for 0.
+int64_t inner_ranks(const AttentionProblem& problem) {
   if (problem.options.inner != 0) return problem.options.inner;
   // As near to a square as can be without sending a KV head to several ranks.
   const auto most = static_cast<int>(std::gcd<int64_t>(problem.cp(), problem.heads.kv_heads));
@@ -42,22 +42,22 @@ int inner_ranks(const AttentionProblem& problem) {
   return inner;
 }
 
-std::string all_to_all_ring_refusal(const AttentionProblem& problem) {
-  const int cp = problem.cp(), inner = inner_ranks(problem);
+std::string refusal(const AttentionProblem& problem) {
+  const int64_t cp = problem.cp(), inner = inner_ranks(problem);
   if (inner >= 1 && cp % inner == 0) return "";
   if (inner < 1 || inner > cp)
     return fmt::format("an inner group of {} of {} ranks; the nearest valid one is {}", inner, cp,
-                       std::clamp(inner, 1, cp));
-  int below = inner, above = inner;
+                       std::clamp<int64_t>(inner, 1, cp));
+  int64_t below = inner, above = inner;
   while (cp % below != 0) --below;
   while (cp % above != 0) ++above;
   return fmt::format("inner groups of {} do not divide {} ranks; the nearest that do are {} and {}",
                      inner, cp, below, above);
 }
 
-RankPlan all_to_all_ring_plan(const AttentionProblem& problem, int rank) {
+RankPlan all_to_all_ring(const AttentionProblem& problem, int rank) {
   PlanBuilder plan(problem, rank);
-  const int inner = inner_ranks(problem);
+  const auto inner = static_cast<int>(inner_ranks(problem));
   HeadExchange heads(plan, group_ranks(rank / inner, inner));
   Ring ring;
   ring.mine = rank / inner;
@@ -77,6 +77,21 @@ RankPlan all_to_all_ring_plan(const AttentionProblem& problem, int rank) {
   ring_backward(plan, ring, last_block);
   heads.after_backward();
   return plan.take(ring.set.stats);
+}
+
+ClosedForm closed_form(const FormContext& c) {
+  return head_exchange_form(c, static_cast<int>(inner_ranks(c.problem)));
+}
+
+}  // namespace
+
+Schedule all_to_all_ring_schedule() {
+  return {.name = "all-to-all-ring",
+          .summary = "all-to-all inside groups of ranks, a ring across them",
+          .plan = all_to_all_ring,
+          .closed_form = closed_form,
+          .refusal = refusal,
+          .reads = {&ScheduleOptions::inner}};
 }
 
 }  // namespace gyre

@@ -1,4 +1,4 @@
-#include "attention/schedules/builder.hpp"
+#include "attention/schedules/builder/plan_builder.hpp"
 
 #include <algorithm>
 

@@ -1,0 +1,109 @@
+#pragma once
+// An entry of a registry (a schedule, a layout) as options of an app: its name, and the numbers
+// that entries read. The registry says which entry reads which number; --help and the refusal of a
+// number that the chosen entry does not read follow from that.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/option_field.hpp"
+#include "report/options.hpp"
+
+namespace gyre {
+
+/// What was chosen.
+template <class Options>
+struct RegistryChoice {
+  std::string name;  ///< of an entry, or "all" where the app admits it
+  Options options;
+  std::vector<std::string> taken;  ///< names that the app uses for something else; see flag_of
+
+  bool all() const { return name == "all"; }
+  bool wants(const std::string& entry) const { return all() || name == entry; }
+};
+
+/// A registry as options. `word` is what its entries are: "layout" for --layout.
+template <class Entry, class Options>
+struct RegistryOptions {
+  using Choice = RegistryChoice<Options>;
+  using Field = OptionField<Options>;
+  const char* word;
+  const std::vector<Entry>& entries;
+  const std::vector<Field>& fields;
+
+  /// "--chunk", or "--layout-chunk" where the app has another --chunk.
+  std::string flag_of(const Choice& choice, const Field& field) const {
+    const bool taken =
+        std::find(choice.taken.begin(), choice.taken.end(), field.name) != choice.taken.end();
+    return taken ? fmt::format("--{}-{}", word, field.name) : fmt::format("--{}", field.name);
+  }
+
+  static bool reads(const Entry& entry, const Field& field) {
+    return std::find(entry.reads.begin(), entry.reads.end(), field.value) != entry.reads.end();
+  }
+  /// "balanced and balanced-joint".
+  std::string readers_of(const Field& field) const {
+    std::vector<std::string> names;
+    for (const Entry& entry : entries)
+      if (reads(entry, field)) names.push_back(entry.name);
+    const std::string last = names.empty() ? "none" : names.back();
+    if (names.size() < 2) return last;
+    names.pop_back();
+    return fmt::format("{} and {}", fmt::join(names, ", "), last);
+  }
+
+  /// --layout, and one option for each number.
+  void declare(CLI::App& app, Choice& choice, const std::string& summary, bool with_all) const {
+    std::vector<std::string> names;
+    if (with_all) names.emplace_back("all");
+    for (const Entry& entry : entries) names.push_back(entry.name);
+    add_choice_option(app, {fmt::format("--{}", word), summary}, choice.name, names);
+    for (const Field& field : fields)
+      add_size_option(
+          app,
+          {flag_of(choice, field), fmt::format("{}; read by {}", field.summary, readers_of(field))},
+          choice.options.*field.value, field.minimum);
+  }
+
+  /// The numbers that are not the usual ones, by name: "heads_at_once", for reports.
+  std::vector<std::pair<std::string, int64_t>> given(const Choice& choice) const {
+    std::vector<std::pair<std::string, int64_t>> given;
+    for (const Field& field : fields)
+      if (choice.options.*field.value != Options().*field.value) {
+        given.emplace_back(field.name, choice.options.*field.value);
+        std::string& name = given.back().first;
+        std::replace(name.begin(), name.end(), '-', '_');
+      }
+    return given;
+  }
+
+  /// Adds a problem for each number that is given to an entry which does not read it. With "all",
+  /// every number is read by some entry.
+  void check(const Choice& choice, ConfigErrors& problems) const {
+    for (const Entry& entry : entries) {
+      if (choice.name != entry.name) continue;
+      for (const Field& field : fields) {
+        const int64_t value = choice.options.*field.value;
+        if (value == Options().*field.value || reads(entry, field)) continue;
+        const std::string readers = readers_of(field);
+        problems.add("{} {}: {} {} does not read it; {} {}", flag_of(choice, field), value, word,
+                     entry.name, readers, readers.find(' ') == std::string::npos ? "does" : "do");
+      }
+    }
+  }
+
+  /// A line for each entry.
+  std::string help(const std::string& title) const {
+    std::string text = title + ":\n";
+    for (const Entry& entry : entries)
+      text += fmt::format("  {:<20}{}\n", entry.name, entry.summary);
+    return text;
+  }
+};
+
+}  // namespace gyre

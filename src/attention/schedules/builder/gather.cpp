@@ -1,0 +1,144 @@
+#include "attention/schedules/builder/gather.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "attention/schedules/builder/forms.hpp"
+#include "attention/schedules/builder/plan_builder.hpp"
+
+namespace gyre {
+namespace {
+
+class Gather {
+ public:
+  Gather(PlanBuilder& plan, std::vector<HeadRange> stages)
+      : plan_(plan), stages_(std::move(stages)), kv_(stages_.size(), -1) {
+    if (plan.cp() == 1) stages_.clear();  // nothing to gather
+    int64_t row = 0;
+    for (int r = 0; r < plan.cp(); ++r) {
+      const int64_t slots = r == plan.rank() ? 0 : tokens_of(r);
+      block_.push_back({row, slots});
+      if (r != plan.rank()) rows_.push_back(plan.rows_of(r).front());
+      row += slots;
+    }
+    for (auto* storages : {&kv_storages_, &d_kv_storages_}) {
+      storages->at(0) = plan.new_storage();
+      storages->at(1) = stages_.size() > 1 ? plan.new_storage() : storages->at(0);
+    }
+  }
+
+  void forward() {
+    plan_.clear(set_.out);
+    plan_.clear(set_.stats);
+    int gather = start(0);
+    plan_.compute(set_, set_.kv);
+    for (size_t g = 0; g < stages_.size(); ++g) {
+      plan_.wait(gather);
+      gather = start(g + 1);
+      plan_.compute(set_, kv_[g]);
+    }
+    plan_.finish(set_);
+  }
+
+  void backward() {
+    plan_.delta(set_);
+    plan_.clear(set_.d_q);
+    plan_.clear(set_.d_kv);
+    int gather = start(0), hop = -1;
+    plan_.compute(set_, set_.kv, set_.d_kv);
+    for (size_t g = 0; g < stages_.size(); ++g) {
+      plan_.wait(gather);
+      gather = start(g + 1);
+      const int d_kv =
+          plan_.add_array(ArrayKind::d_kv, rows_, stages_[g], d_kv_storages_.at(g % 2));
+      plan_.clear(d_kv);
+      for (int s = 0; s + 1 < plan_.cp(); ++s) {
+        plan_.compute(set_, kv_[g], d_kv, block(plan_.rank() - 1 - s));
+        plan_.wait(hop);
+        hop = start_hop(d_kv, s);
+      }
+    }
+    plan_.wait(hop);
+    plan_.sink_gradient(set_.stats);
+  }
+
+ private:
+  int wrap(int rank) const { return (rank % plan_.cp() + plan_.cp()) % plan_.cp(); }
+  int64_t tokens_of(int rank) const { return plan_.rows_of(rank).front().length; }
+  /// The rows of a rank in the gathered arrays.
+  Rows block(int rank) const { return block_[static_cast<size_t>(wrap(rank))]; }
+
+  /// Starts the gather of a stage, if there is one. Returns the id to wait for.
+  int start(size_t stage) {
+    if (stage >= stages_.size()) return -1;
+    const HeadRange heads = stages_[stage];
+    const int kv = plan_.add_array(ArrayKind::kv, rows_, heads, kv_storages_.at(stage % 2));
+    kv_[stage] = kv;
+    std::vector<Message> sends, recvs;
+    for (int i = 1; i < plan_.cp(); ++i) {
+      const int to = wrap(plan_.rank() + i), from = wrap(plan_.rank() - i);
+      sends.push_back({to, {{set_.kv, 0, tokens_of(plan_.rank()), heads}}});
+      recvs.push_back({from, {{kv, block(from).begin, block(from).length, heads}}});
+    }
+    return plan_.exchange("all-gather KV", std::move(sends), std::move(recvs));
+  }
+
+  /// Hop s of the reduce-scatter.
+  int start_hop(int d_kv, int s) {
+    const HeadRange heads = plan_.array(d_kv).heads;
+    const Rows sent = block(plan_.rank() - 1 - s), added = block(plan_.rank() - 2 - s);
+    const Slice from = {d_kv, sent.begin, sent.length, heads};
+    Slice to = {d_kv, added.begin, added.length, heads, true};
+    if (s + 2 == plan_.cp()) to = {set_.d_kv, 0, tokens_of(plan_.rank()), heads, true};
+    return plan_.exchange("reduce-scatter dKV", {{wrap(plan_.rank() + 1), {from}}},
+                          {{wrap(plan_.rank() - 1), {to}}});
+  }
+
+  PlanBuilder& plan_;
+  ArraySet set_;
+  std::vector<HeadRange> stages_;
+  std::vector<RankRows> rows_;  // of all other ranks, in rank order
+  std::vector<Rows> block_;     // [cp] each rank's rows among them; own: none
+  std::array<int, 2> kv_storages_{}, d_kv_storages_{};
+  std::vector<int> kv_;  // [stages] array of the gathered keys and values
+};
+
+}  // namespace
+
+RankPlan gather_plan(const AttentionProblem& problem, int rank, std::vector<HeadRange> stages) {
+  PlanBuilder plan(problem, rank);
+  Gather gather(plan, std::move(stages));
+  gather.forward();
+  plan.begin(Pass::backward);
+  gather.backward();
+  return plan.take();
+}
+
+ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stages) {
+  ClosedForm form;
+  form.pairs = own_pairs(c);
+  const int64_t slots = c.slots(), others = c.problem.cp() - 1, rows = others * slots;
+  if (others == 0 || slots == 0) return form;
+  int64_t hop = 0, most_copies = 0;  // copies of one hop of the stage before
+  for (size_t g = 0; g < stages.size(); ++g) {
+    const int64_t heads = stages[g].count;
+    form.messages += others * (c.forward() ? 1 : 2);
+    form.bytes_sent += others * wire(c, ArrayKind::kv, slots, heads);
+    if (!c.forward()) form.bytes_sent += others * wire(c, ArrayKind::d_kv, slots, heads);
+    if (g < 2) {  // later stages use the same storages
+      form.transient_bytes += stored(c, ArrayKind::kv, rows, heads);
+      if (!c.forward()) form.transient_bytes += stored(c, ArrayKind::d_kv, rows, heads);
+    }
+    // The gather of this stage is under way during the hops of the stage before.
+    const int64_t gather = others * copy(c, ArrayKind::kv, slots, heads, c.kv_heads());
+    most_copies = std::max(most_copies, gather + hop);
+    hop = c.forward() ? 0 : hop_copies(c, slots, slots, heads);
+    most_copies = std::max(most_copies, hop);
+  }
+  form.bytes_received = form.bytes_sent;
+  form.transient_bytes += most_copies;
+  return form;
+}
+
+}  // namespace gyre

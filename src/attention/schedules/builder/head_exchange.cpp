@@ -1,0 +1,203 @@
+#include "attention/schedules/builder/head_exchange.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "attention/closed_forms.hpp"
+#include "attention/schedules/builder/forms.hpp"
+#include "attention/schedules/builder/ring_steps.hpp"
+
+namespace gyre {
+namespace {
+
+/// Heads of an array that goes to heads, at one member of `inner`.
+int64_t heads_at(const FormContext& c, ArrayKind kind, int inner, int member) {
+  const HeadRange q = dealt_heads(c.problem.heads.heads, inner, member);
+  const bool kv = kind == ArrayKind::kv || kind == ArrayKind::d_kv;
+  return kv ? kv_heads_read(q, c.problem.heads.group()).count : q.count;
+}
+
+/// Sum over the ranks of a group; for all ranks together there is a form for any documents.
+std::optional<int64_t> group_pairs(const FormContext& c, int inner, int64_t heads) {
+  if (inner == c.problem.cp()) return pairs_of_all_ranks(c.problem) * heads;
+  int64_t pairs = 0;
+  const int first = c.rank - c.rank % inner;
+  for (int r = first; r < first + inner; ++r) {
+    const auto of_rank = visible_pairs_of(c.problem, r);
+    if (!of_rank) return std::nullopt;
+    pairs += *of_rank;
+  }
+  return pairs * heads;
+}
+
+/// What member j sends when its tokens go to the others' heads: n · heads_m to each other member m,
+/// of which it gets n · heads_j. Returns the bytes of copies.
+int64_t to_heads(const FormContext& c, ClosedForm& form, int inner, ArrayKind kind) {
+  const int mine = c.rank % inner;
+  const int64_t all = kind == ArrayKind::kv ? c.kv_heads() : c.problem.heads.heads;
+  int64_t copies = 0;
+  for (int m = 0; m < inner; ++m) {
+    if (m == mine) continue;
+    const int64_t heads = heads_at(c, kind, inner, m);
+    form.messages += heads > 0 ? 1 : 0;
+    form.bytes_sent += wire(c, kind, c.slots(), heads);
+    form.bytes_received += wire(c, kind, c.slots(), heads_at(c, kind, inner, mine));
+    copies += copy(c, kind, c.slots(), heads, all);
+  }
+  return copies;
+}
+
+/// The reverse: n · heads_j to each other member, n · heads_m from each; messages are counted by
+/// the caller. With `adds`, what comes is added.
+int64_t to_tokens(const FormContext& c, ClosedForm& form, int inner, ArrayKind kind, bool adds) {
+  const int mine = c.rank % inner;
+  const int64_t all = kind == ArrayKind::d_kv ? c.kv_heads() : c.problem.heads.heads;
+  const int64_t own_heads = heads_at(c, kind, inner, mine);
+  int64_t copies = 0;
+  for (int m = 0; m < inner; ++m) {
+    if (m == mine) continue;
+    const int64_t heads = heads_at(c, kind, inner, m);
+    form.bytes_sent += wire(c, kind, c.slots(), own_heads);
+    form.bytes_received += wire(c, kind, c.slots(), heads);
+    copies += copy(c, kind, c.slots(), own_heads, own_heads) +
+              (adds ? wire(c, kind, c.slots(), heads) : copy(c, kind, c.slots(), heads, all));
+  }
+  return copies;
+}
+
+/// Whether the rank's group has a token, and whether it sees a key of the other one of two groups.
+std::pair<bool, bool> group_sees(const FormContext& c, int inner) {
+  const int first = c.rank - c.rank % inner, cp = c.problem.cp();
+  bool tokens = false, other_group = false;
+  for (int r = first; r < first + inner; ++r) {
+    tokens = tokens || !c.problem.layout->shard(r).fragments.empty();
+    for (int p = 0; cp / inner == 2 && p < cp; ++p)
+      other_group = other_group || (p / inner != c.rank / inner && needed(c, r, p) > 0);
+  }
+  return {tokens, other_group};
+}
+
+}  // namespace
+
+HeadExchange::HeadExchange(PlanBuilder& plan, std::vector<int> ranks)
+    : plan_(plan), ranks_(std::move(ranks)) {
+  int64_t row = 0;
+  for (int m = 0; m < members(); ++m) {
+    const int rank = ranks_[static_cast<size_t>(m)];
+    if (rank == plan.rank()) mine_ = m;
+    const RankRows run = plan.rows_of(rank).front();
+    rows_.push_back(run);
+    part_.push_back({row, run.length});
+    row += run.length;
+  }
+  if (members() == 1) return;
+  const auto make = [&](ArrayKind kind) {
+    return plan_.add_array(kind, rows_, heads_of(kind, mine_));
+  };
+  set_ = {make(ArrayKind::q),     make(ArrayKind::kv),    make(ArrayKind::out),
+          make(ArrayKind::stats), make(ArrayKind::d_out), make(ArrayKind::d_q),
+          make(ArrayKind::d_kv)};
+}
+
+HeadRange HeadExchange::heads_of(ArrayKind kind, int member) const {
+  const HeadShape& shape = plan_.problem().heads;
+  const HeadRange q = dealt_heads(shape.heads, members(), member);
+  return kind == ArrayKind::kv || kind == ArrayKind::d_kv ? kv_heads_read(q, shape.group()) : q;
+}
+
+bool HeadExchange::replicated() const {
+  const HeadShape& shape = plan_.problem().heads;
+  return kv_heads_dealt(shape.heads, shape.kv_heads, members()) > shape.kv_heads;
+}
+
+std::vector<Message> HeadExchange::messages() const {
+  std::vector<Message> messages;
+  for (const int rank : ranks_) messages.push_back({rank, {}});
+  return messages;
+}
+
+void HeadExchange::there(ArrayKind kind, int array, std::vector<Message>& sends,
+                         std::vector<Message>& recvs) const {
+  for (int m = 0; m < members(); ++m) {
+    const auto i = static_cast<size_t>(m);
+    sends[i].slices.push_back(
+        {own(kind), 0, part_[static_cast<size_t>(mine_)].length, heads_of(kind, m)});
+    recvs[i].slices.push_back({array, part_[i].begin, part_[i].length, heads_of(kind, mine_)});
+  }
+}
+
+void HeadExchange::back(ArrayKind kind, int array, bool add, std::vector<Message>& sends,
+                        std::vector<Message>& recvs) const {
+  there(kind, array, recvs, sends);
+  for (Message& m : recvs)
+    for (Slice& slice : m.slices) slice.add = slice.add || (add && slice.array == own(kind));
+}
+
+void HeadExchange::before_forward() {
+  if (members() == 1) return;
+  std::vector<Message> sends = messages(), recvs = messages();
+  there(ArrayKind::q, set_.q, sends, recvs);
+  const int q = plan_.exchange("Q to heads", std::move(sends), std::move(recvs));
+  sends = messages(), recvs = messages();
+  there(ArrayKind::kv, set_.kv, sends, recvs);
+  const int kv = plan_.exchange("KV to heads", std::move(sends), std::move(recvs));
+  plan_.wait(q);
+  plan_.wait(kv);
+}
+
+void HeadExchange::after_forward() {
+  if (members() == 1) return;
+  std::vector<Message> sends = messages(), recvs = messages();
+  back(ArrayKind::out, set_.out, false, sends, recvs);
+  plan_.wait(plan_.exchange("O to tokens", std::move(sends), std::move(recvs)));
+}
+
+void HeadExchange::before_backward() {
+  if (members() == 1) return;
+  std::vector<Message> sends = messages(), recvs = messages();
+  there(ArrayKind::d_out, set_.d_out, sends, recvs);
+  plan_.wait(plan_.exchange("dO to heads", std::move(sends), std::move(recvs)));
+}
+
+void HeadExchange::after_backward() {
+  if (members() == 1) return;
+  std::vector<Message> sends = messages(), recvs = messages();
+  back(ArrayKind::d_q, set_.d_q, false, sends, recvs);
+  if (replicated()) plan_.clear(own(ArrayKind::d_kv));
+  back(ArrayKind::d_kv, set_.d_kv, replicated(), sends, recvs);
+  plan_.wait(plan_.exchange("dQ and dKV to tokens", std::move(sends), std::move(recvs)));
+}
+
+ClosedForm head_exchange_form(const FormContext& c, int inner) {
+  const int mine = c.rank % inner, outer = c.problem.cp() / inner;
+  const auto [tokens, sees] = group_sees(c, inner);
+  const int64_t rows = inner * c.slots();
+  const int64_t q = heads_at(c, ArrayKind::q, inner, mine),
+                kv = heads_at(c, ArrayKind::kv, inner, mine);
+  ClosedForm form = ring_form(c, outer, rows, kv, true, sees);
+  form.pairs = group_pairs(c, inner, q);
+  if (inner == 1 || c.slots() == 0) return form;
+
+  const bool replicated = kv_heads_dealt(c.problem.heads.heads, c.kv_heads(), inner) > c.kv_heads();
+  int64_t before = 0, ring = 0, after = 0;  // copies of exchanges that are not under way together
+  int64_t arrays = stored(c, ArrayKind::out, rows, q) + stored(c, ArrayKind::stats, rows, q);
+  const int64_t inputs = stored(c, ArrayKind::q, rows, q) + stored(c, ArrayKind::kv, rows, kv);
+  if (c.forward()) {
+    before = to_heads(c, form, inner, ArrayKind::q) + to_heads(c, form, inner, ArrayKind::kv);
+    after = to_tokens(c, form, inner, ArrayKind::out, false);
+    arrays += inputs;
+  } else {
+    before = to_heads(c, form, inner, ArrayKind::d_out);
+    if (outer > 1 && kv > 0) ring = hop_copies(c, rows, rows, kv);
+    after = to_tokens(c, form, inner, ArrayKind::d_q, false) +
+            to_tokens(c, form, inner, ArrayKind::d_kv, replicated);
+    arrays += stored(c, ArrayKind::d_out, rows, q) + stored(c, ArrayKind::d_q, rows, q) +
+              stored(c, ArrayKind::d_kv, rows, kv) + (tokens ? inputs : 0);
+  }
+  if (q > 0) form.messages += inner - 1;  // back to tokens, one to each
+  // ring_form has counted the ring's copies already.
+  form.transient_bytes += arrays + std::max({before, ring, after}) - ring;
+  return form;
+}
+
+}  // namespace gyre

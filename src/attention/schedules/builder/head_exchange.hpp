@@ -1,0 +1,58 @@
+#pragma once
+// Tokens exchanged for heads among a group of ranks, as steps of a plan. sharding/heads.hpp says
+// who gets which heads.
+//
+//     q, kv, d_out          [own tokens, all heads]    ->  [tokens of the group, own heads]
+//     out, d_q, d_kv        [tokens of the group, own heads]  ->  [own tokens, all heads]
+//
+// A KV head that several ranks read is sent to each, and their gradients are added in rank order.
+
+#include <vector>
+
+#include "attention/schedules/builder/plan_builder.hpp"
+#include "attention/schedules/schedule.hpp"
+
+namespace gyre {
+
+/// Ranks that exchange tokens for heads; see above. Makes the arrays of all tokens of
+/// these ranks, in their order, with this rank's heads. A group of one rank exchanges nothing: its
+/// arrays are the rank's own.
+class HeadExchange {
+ public:
+  /// `ranks`: the group, this rank among them.
+  HeadExchange(PlanBuilder& plan, std::vector<int> ranks);
+
+  const ArraySet& arrays() const { return set_; }
+  /// The rows of the arrays.
+  const std::vector<RankRows>& rows() const { return rows_; }
+
+  /// Appends the exchanges before and after the attention of one direction.
+  void before_forward();
+  void after_forward();
+  void before_backward();
+  void after_backward();
+
+ private:
+  int members() const { return static_cast<int>(ranks_.size()); }
+  HeadRange heads_of(ArrayKind kind, int member) const;
+  bool replicated() const;
+  /// Slices that leave for each member, and come from it, when `kind` goes to its heads.
+  void there(ArrayKind kind, int array, std::vector<Message>& sends,
+             std::vector<Message>& recvs) const;
+  void back(ArrayKind kind, int array, bool add, std::vector<Message>& sends,
+            std::vector<Message>& recvs) const;
+  std::vector<Message> messages() const;
+
+  PlanBuilder& plan_;
+  std::vector<int> ranks_;      // [members]
+  int mine_ = 0;                // place among them
+  std::vector<RankRows> rows_;  // all slots of the members
+  std::vector<Rows> part_;      // [members] their rows in the arrays
+  ArraySet set_;
+};
+
+/// One direction of an exchange of heads among groups of `inner` consecutive ranks, around a ring
+/// of cp / inner blocks of a group's rows.
+ClosedForm head_exchange_form(const FormContext& c, int inner);
+
+}  // namespace gyre

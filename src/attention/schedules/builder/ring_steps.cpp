@@ -1,0 +1,168 @@
+#include "attention/schedules/builder/ring_steps.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "attention/schedules/builder/forms.hpp"
+
+namespace gyre {
+namespace {
+
+/// What one step of a backward ring moves.
+struct Hop {
+  std::vector<Slice> sent, received;
+  void add(Slice from, Slice to) {
+    sent.push_back(from);
+    received.push_back(to);
+  }
+};
+
+class Circle {
+ public:
+  Circle(PlanBuilder& plan, const Ring& ring) : plan_(plan), ring_(ring) {}
+
+  int rank(int member) const { return ring_.ranks[wrap(member)]; }
+  const std::vector<RankRows>& rows(int member) const { return ring_.blocks[wrap(member)]; }
+  int block(ArrayKind kind, int member, int storage) {
+    return plan_.add_array(kind, rows(member), plan_.array(ring_.set.kv).heads, storage);
+  }
+  /// In the storage that `other` is not in.
+  int kv_block(int member, int other) {
+    const auto& [a, b] = ring_.storages;
+    return block(ArrayKind::kv, member, plan_.array(other).storage == a ? b : a);
+  }
+
+ private:
+  size_t wrap(int member) const {
+    const int n = ring_.members();
+    return static_cast<size_t>((member % n + n) % n);
+  }
+  PlanBuilder& plan_;
+  const Ring& ring_;
+};
+
+/// Backward in one direction: at step i the block of member first + i · direction is held.
+/// `first_block` is its array at step 0; blocks are fetched at steps below `fetches`.
+void travel_back(PlanBuilder& plan, const Ring& ring, int first, int first_block, int direction,
+                 int fetches) {
+  Circle circle(plan, ring);
+  const int n = ring.members();
+  const int ahead = circle.rank(ring.mine - direction), behind = circle.rank(ring.mine + direction);
+  const std::array<int, 2> sums = {plan.new_storage(), plan.new_storage()};
+  plan.delta(ring.set);
+  plan.clear(ring.set.d_q);
+  int current = first_block, last_sum = -1;
+  for (int i = 0; i < n; ++i) {
+    const int member = first + i * direction;
+    const bool own_block = circle.rank(member) == plan.rank();
+    const int sum = own_block && i == n - 1 ? ring.set.d_kv
+                                            : circle.block(ArrayKind::d_kv, member,
+                                                           sums.at(static_cast<size_t>(i % 2)));
+    Hop hop;
+    int next = ring.set.kv;
+    if (i < fetches) {
+      next = circle.kv_block(member + direction, current);
+      hop.add(plan.whole(current), plan.whole(next));
+    }
+    if (i > 0) hop.add(plan.whole(last_sum), plan.whole(sum, true));
+    const bool moves = !hop.sent.empty();
+    const int id = moves ? plan.exchange(i < fetches ? (i > 0 ? "KV and dKV" : "KV") : "dKV",
+                                         {{ahead, hop.sent}}, {{behind, hop.received}})
+                         : -1;
+    plan.clear(sum);
+    plan.compute(ring.set, current, sum);
+    if (moves) plan.wait(id);
+    current = next;
+    last_sum = sum;
+  }
+  if (last_sum != ring.set.d_kv) {
+    plan.clear(ring.set.d_kv);
+    plan.wait(plan.exchange("dKV home", {{ahead, {plan.whole(last_sum)}}},
+                            {{behind, {plan.whole(ring.set.d_kv, true)}}}));
+  }
+  plan.sink_gradient(ring.set.stats);
+}
+
+}  // namespace
+
+int ring_forward(PlanBuilder& plan, const Ring& ring) {
+  Circle circle(plan, ring);
+  plan.clear(ring.set.out);
+  plan.clear(ring.set.stats);
+  int current = ring.set.kv;
+  for (int i = 0; i < ring.members(); ++i) {
+    const bool more = i + 1 < ring.members();
+    int next = -1, id = -1;
+    if (more) {
+      next = circle.kv_block(ring.mine - i - 1, current);
+      id = plan.exchange("KV", {{circle.rank(ring.mine + 1), {plan.whole(current)}}},
+                         {{circle.rank(ring.mine - 1), {plan.whole(next)}}});
+    }
+    plan.compute(ring.set, current);
+    if (more) {
+      plan.wait(id);
+      current = next;
+    }
+  }
+  plan.finish(ring.set);
+  return current;
+}
+
+void ring_backward(PlanBuilder& plan, const Ring& ring, int last_block) {
+  travel_back(plan, ring, ring.mine + 1, last_block, 1, ring.members() - 2);
+}
+
+RankPlan flat_ring_plan(const AttentionProblem& problem, int rank, bool turn_round) {
+  PlanBuilder plan(problem, rank);
+  Ring ring;
+  ring.mine = rank;
+  for (int r = 0; r < problem.cp(); ++r) {
+    ring.ranks.push_back(r);
+    ring.blocks.push_back(plan.rows_of(r));
+  }
+  ring.storages = {plan.new_storage(), plan.new_storage()};
+  const int last_block = ring_forward(plan, ring);
+  plan.begin(Pass::backward);
+  if (turn_round || ring.members() == 1) {
+    ring_backward(plan, ring, last_block);
+  } else {
+    travel_back(plan, ring, ring.mine, ring.set.kv, -1, ring.members() - 1);
+  }
+  return plan.take();
+}
+
+ClosedForm ring_form(const FormContext& c, int members, int64_t rows, int64_t heads,
+                     bool turn_round, bool sees_other) {
+  ClosedForm form;
+  const int64_t n = members;
+  if (n == 1 || rows == 0 || heads == 0) return form;
+  const int64_t block = stored(c, ArrayKind::kv, rows, heads);
+  // Two storages take turns, or one does all; one that forward left behind counts if it is used.
+  const int64_t held =
+      n == 2 && !c.forward() && turn_round && !sees_other ? 0 : std::min(n - 1, int64_t{2});
+  form.transient_bytes = held * block;
+  int64_t kv_hops = n - 1, d_kv_hops = 0;
+  form.messages = n - 1;
+  if (!c.forward()) {
+    kv_hops = turn_round ? n - 2 : n - 1;
+    d_kv_hops = turn_round ? n - 1 : n;
+    // A block and the gradients of the one before it travel as one message; the first block goes
+    // alone, and so do the gradients of the last one, and of the own one if it has to come home.
+    form.messages = turn_round ? (n == 2 ? 1 : n) : n + 1;
+    const int64_t sums = turn_round ? std::min(n - 1, int64_t{2}) : 2;
+    form.transient_bytes +=
+        sums * stored(c, ArrayKind::d_kv, rows, heads) + hop_copies(c, rows, rows, heads);
+  }
+  form.bytes_sent = form.bytes_received = kv_hops * wire(c, ArrayKind::kv, rows, heads) +
+                                          d_kv_hops * wire(c, ArrayKind::d_kv, rows, heads);
+  return form;
+}
+
+ClosedForm flat_ring_form(const FormContext& c, bool turn_round) {
+  const bool sees = c.problem.cp() == 2 && needed(c, c.rank, 1 - c.rank) > 0;
+  ClosedForm form = ring_form(c, c.problem.cp(), c.slots(), c.kv_heads(), turn_round, sees);
+  form.pairs = own_pairs(c);
+  return form;
+}
+
+}  // namespace gyre

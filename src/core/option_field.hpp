@@ -1,0 +1,17 @@
+#pragma once
+// Options of algorithms as data, so that an app can offer them without naming them.
+
+#include <cstdint>
+
+namespace gyre {
+
+/// One number of a struct of options.
+template <class Options>
+struct OptionField {
+  const char* name;  ///< "heads-at-once": --heads-at-once on a command line
+  const char* summary;
+  int64_t Options::*value;
+  int64_t minimum;  ///< the smallest value that may be given
+};
+
+}  // namespace gyre

@@ -1,0 +1,27 @@
+// Equal chunks, equally many on each rank, dealt by the pairs of their queries; see balanced.hpp.
+
+#include "sharding/balanced.hpp"
+
+#include "sharding/layouts/list.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr const char* layout_name = "balanced";
+
+}  // namespace
+
+Layout balanced(const SegmentBounds& bounds, const LayoutOptions& options) {
+  return layout_of_deal(layout_name, bounds, options.cp, balance_compute(bounds, options));
+}
+
+LayoutKind balanced_layout() {
+  return {.name = layout_name,
+          .summary = "equal chunks, equal counts, dealt for equal compute",
+          .make = balanced,
+          .owned = no_owned_slots,
+          .needed_share = no_needed_share,
+          .reads = {&LayoutOptions::chunk}};
+}
+
+}  // namespace gyre

@@ -1,0 +1,25 @@
+#include "sharding/layouts/chunks.hpp"
+
+namespace gyre {
+
+void check_cp(int cp) {
+  if (cp < 1) throw_usage("cp must be at least 1, not {}", cp);
+  if (cp > most_ranks) throw_usage("cp must be at most {}, not {}", most_ranks, cp);
+}
+
+SlotRun slot_run(int64_t start, int64_t length) {
+  return {GlobalToken(start), 1, length, {}};
+}
+
+std::vector<int64_t> swapped_chunks(int rank, int cp) {
+  return {rank, 2 * cp - 1 - rank};
+}
+
+std::vector<SlotRun> swapped_runs(int rank, int cp, int64_t length) {
+  std::vector<SlotRun> runs;
+  for (const int64_t chunk : swapped_chunks(rank, cp))
+    runs.push_back(slot_run(chunk * length, length));
+  return runs;
+}
+
+}  // namespace gyre

@@ -1,0 +1,54 @@
+// Every segment is cut into 2·cp chunks; rank r owns chunks r and 2·cp-1-r of each.
+
+#include "sharding/layouts/chunks.hpp"
+#include "sharding/layouts/list.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr const char* layout_name = "dual-chunk-swap";
+
+std::optional<OwnedSlots> owned(const Layout& layout, const EqualSequences& sequences, int rank) {
+  return OwnedSlots{swapped_runs(rank, layout.cp(), sequences.length / (2 * layout.cp())), true};
+}
+
+/// The first half of the rows of ranks before, all rows of ranks after.
+std::optional<double> share(const Layout&, int64_t) {
+  return 0.75;
+}
+
+}  // namespace
+
+Layout dual_chunk_swap(const SegmentBounds& bounds, int cp) {
+  check_cp(cp);
+  check_bounds(bounds);
+  std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(cp));
+  for (int64_t i = 0; i < bounds.segments(); ++i) {
+    const int64_t slots = bounds.slot_length(i), chunk = slots / (2 * cp);
+    // "The shards cover the stream" would not be enough of a check: a misaligned boundary can give
+    // a perfect permutation that splits a segment at the wrong slot.
+    if (slots % (2 * cp) != 0)
+      throw_usage(
+          "segment {}: slot length {} is not a multiple of 2·cp = {}; the next valid one is {}", i,
+          slots, 2 * cp, round_up(slots, 2 * cp));
+    for (int r = 0; r < cp; ++r)
+      for (const int64_t c : swapped_chunks(r, cp))
+        pieces[static_cast<size_t>(r)].push_back(slot_run(bounds.begin(i) + c * chunk, chunk));
+  }
+  return make_layout(layout_name, bounds, std::move(pieces));
+}
+
+Layout dual_chunk_swap(const SegmentBounds& bounds, const LayoutOptions& options) {
+  return dual_chunk_swap(bounds, options.cp);
+}
+
+LayoutKind dual_chunk_swap_layout() {
+  return {.name = layout_name,
+          .summary = "chunks r and 2·cp-1-r of every segment",
+          .make = dual_chunk_swap,
+          .owned = owned,
+          .needed_share = share,
+          .chunks_per_rank = 2};
+}
+
+}  // namespace gyre

@@ -1,0 +1,27 @@
+#pragma once
+// The layouts that exist: one line each, in the order of tables.
+//
+// To add a layout, write a file in this folder that defines `LayoutKind NAME_layout()`, and add
+// X(NAME) here. See layouts.hpp for what an entry needs.
+
+#include "sharding/layouts.hpp"
+
+#define GYRE_LAYOUTS(X) \
+  X(contiguous)         \
+  X(zigzag)             \
+  X(dual_chunk_swap)    \
+  X(striped)            \
+  X(balanced)           \
+  X(balanced_joint)     \
+  /* the end */
+
+/// The one that apps and options start from.
+#define GYRE_DEFAULT_LAYOUT dual_chunk_swap_layout
+
+namespace gyre {
+
+#define GYRE_DECLARE_LAYOUT(name) LayoutKind name##_layout();
+GYRE_LAYOUTS(GYRE_DECLARE_LAYOUT)
+#undef GYRE_DECLARE_LAYOUT
+
+}  // namespace gyre

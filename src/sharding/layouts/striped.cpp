@@ -1,0 +1,61 @@
+// Runs of `stripe` slots dealt round robin.
+
+#include <limits>
+
+#include "sharding/layouts/chunks.hpp"
+#include "sharding/layouts/list.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr const char* layout_name = "striped";
+
+/// Whether slot t of the stream is on rank t mod cp.
+bool striped_by_one(const Layout& layout) {
+  const std::vector<SlotRun>& pieces = layout.shard(0).pieces;
+  return pieces.size() == 1 && pieces.front().stride == layout.cp();
+}
+
+std::optional<OwnedSlots> owned(const Layout& layout, const EqualSequences& sequences, int rank) {
+  const int64_t cp = layout.cp();
+  if (!striped_by_one(layout) || sequences.length % cp != 0) return std::nullopt;
+  return OwnedSlots{{{GlobalToken(rank), cp, sequences.length / cp, {}}}, true};
+}
+
+/// All rows, but the last one of ranks after.
+std::optional<double> share(const Layout& layout, int64_t length) {
+  if (!striped_by_one(layout)) return std::nullopt;
+  return 1 - layout.cp() / (2.0 * static_cast<double>(length));
+}
+
+}  // namespace
+
+Layout striped(const SegmentBounds& bounds, const LayoutOptions& options) {
+  const int64_t cp = options.cp, stripe = options.stripe;
+  check_cp(options.cp);
+  check_bounds(bounds);
+  constexpr int64_t longest = std::numeric_limits<int32_t>::max();
+  if (stripe < 1 || stripe > longest)
+    throw_usage("the stripe must be 1 to {} slots, not {}", longest, stripe);
+  const int64_t rounds = ceil_div(bounds.slots(), stripe * cp);
+  std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(cp));
+  for (int64_t r = 0; r < cp; ++r) {
+    std::vector<SlotRun>& mine = pieces[static_cast<size_t>(r)];
+    if (stripe == 1)
+      mine.push_back({GlobalToken(r), cp, rounds, {}});
+    else
+      for (int64_t k = 0; k < rounds; ++k) mine.push_back(slot_run((k * cp + r) * stripe, stripe));
+  }
+  return make_layout(layout_name, bounds, std::move(pieces));
+}
+
+LayoutKind striped_layout() {
+  return {.name = layout_name,
+          .summary = "runs of equal length, round robin",
+          .make = striped,
+          .owned = owned,
+          .needed_share = share,
+          .reads = {&LayoutOptions::stripe}};
+}
+
+}  // namespace gyre
