@@ -51,12 +51,13 @@ function(gyre_cuda_sources)
   endif()
 endfunction()
 
-# Sources of one target are compiled several at a time where CMAKE_UNITY_BUILD is on: headers are most of the work. What
-# Highway compiles once a target (foreach_target.h) includes itself, and stays alone.
+# Sources of one target are compiled several at a time where CMAKE_UNITY_BUILD is on: headers are most of the work. Alone
+# stay entries of a registry, which may all call their parts by the same names, and what Highway compiles once an
+# instruction set (foreach_target.h), which includes itself.
 function(gyre_compile_alone)
   foreach(source ${ARGN})
     file(STRINGS ${source} self_inclusion REGEX "HWY_TARGET_INCLUDE" LIMIT_COUNT 1)
-    if(self_inclusion)
+    if(self_inclusion OR source MATCHES "/(schedules|layouts|ops)/[^/]*$")
       set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     endif()
   endforeach()
@@ -95,6 +96,7 @@ function(gyre_app_parts folder)
     list(APPEND needed gyre_app_common)
   endif()
   if(sources)
+    gyre_compile_alone(${sources})
     add_library(gyre_app_${folder} STATIC ${sources})
     target_link_libraries(gyre_app_${folder} PUBLIC ${needed})
   else() # an app that is all in its main file

@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <limits>
 
 #include "core/host_device.hpp"
 
@@ -33,6 +34,9 @@ using LocalToken = Index<struct LocalTokenTag>;    ///< slot in the shard of one
 using DocPosition = Index<struct DocPositionTag>;  ///< position inside a document (RoPE, masks)
 using ChunkIndex = Index<struct ChunkTag>;         ///< chunk of a segment, 0 .. 2 cp - 1
 using SegmentIndex = Index<struct SegmentTag>;     ///< segment of a packed batch
+
+/// The most slots of a stream: boundaries of segments are 32-bit.
+inline constexpr int64_t most_slots = std::numeric_limits<int32_t>::max();
 
 /// a / b rounded down, and up; b > 0, a of any sign.
 GYRE_HOST_DEVICE constexpr int64_t floor_div(int64_t a, int64_t b) {

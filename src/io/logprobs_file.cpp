@@ -36,7 +36,7 @@ constexpr std::array<std::pair<const char*, LinearAnswer>, 4> linear_answers{
      {"/reference/d_hidden", &LinearReference::d_hidden},
      {"/reference/d_head", &LinearReference::d_head}}};
 
-struct Parts {
+struct LogprobsParts {
   std::optional<h5::Dataset> offsets, logits, teacher, targets, ids, d_value, hidden, head, top_ids;
   std::vector<std::pair<RealAnswer, std::optional<h5::Dataset>>> answers;
   std::vector<std::pair<LinearAnswer, std::optional<h5::Dataset>>> linear_answers;
@@ -59,7 +59,8 @@ void check_attributes(SchemaReader& reader, LogprobsFile& f) {
                  least_temperature, most_temperature);
 }
 
-void open_reference(SchemaReader& reader, const LogprobsFile& f, int64_t tokens, Parts& parts) {
+void open_reference(SchemaReader& reader, const LogprobsFile& f, int64_t tokens,
+                    LogprobsParts& parts) {
   const std::vector<h5::Type> type{h5::Type::f64};
   const int64_t ids = f.vocab_size > 0 ? f.vocab_size : -1;  // -1: any, where it is not known
   const int64_t length = f.picks < 0 || ids < 0 ? -1 : std::min(f.picks, ids);
@@ -78,7 +79,7 @@ void open_reference(SchemaReader& reader, const LogprobsFile& f, int64_t tokens,
 /// Hidden states and a head, if the file has one of them: then it must have both, and answers of
 /// theirs if it has any.
 void open_linear(SchemaReader& reader, const h5::File& file, LogprobsFile& f, int64_t tokens,
-                 Parts& parts) {
+                 LogprobsParts& parts) {
   const char *hidden = "/logprobs/hidden", *head = "/logprobs/head";
   if (!file.has_dataset(hidden) && !file.has_dataset(head)) return;
   const int64_t ids = f.vocab_size > 0 ? f.vocab_size : -1;
@@ -100,10 +101,10 @@ void open_linear(SchemaReader& reader, const h5::File& file, LogprobsFile& f, in
   }
 }
 
-Parts open_problem(const h5::File& file, LogprobsFile& f) {
+LogprobsParts open_problem(const h5::File& file, LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
   check_attributes(reader, f);
-  Parts parts;
+  LogprobsParts parts;
   const std::vector<h5::Type> real{h5::Type::f32}, whole{h5::Type::i32};
   parts.offsets = reader.dataset("/logprobs/offsets", {h5::Type::i64}, {-1});
   parts.logits = reader.dataset("/logprobs/logits", real, {-1, -1});
@@ -191,13 +192,13 @@ void check_numbers(const h5::File& file, const LogprobsFile& f) {
   reader.throw_if_any();
 }
 
-struct ResultArray {
+struct LogprobsArray {
   std::string path;
   std::span<const float> values;
   int64_t width;
 };
 
-std::vector<ResultArray> real_results(const LogprobsResultRows& mine, int64_t length) {
+std::vector<LogprobsArray> real_results(const LogprobsResultRows& mine, int64_t length) {
   return {{"/results/logprob", mine.logprob, 1},
           {"/results/entropy", mine.entropy, 1},
           {"/results/filtered_logprob", mine.filtered_logprob, 1},
@@ -229,7 +230,7 @@ void check_coverage(Communicator& comm, int64_t begin, int64_t rows, int64_t tok
 }
 
 void create_results(const std::string& path, const LogprobsResultsHeader& header,
-                    const std::vector<ResultArray>& arrays) {
+                    const std::vector<LogprobsArray>& arrays) {
   h5::File file = h5::File::create(path);
   write_schema(file, logprobs_results_schema, header.provenance);
   file.create_group("/results");
@@ -238,7 +239,7 @@ void create_results(const std::string& path, const LogprobsResultsHeader& header
   file.write_attribute("/results", "top_k", header.top_k);
   file.write_attribute("/results", "top_p", header.top_p);
   file.write_attribute("/results", "temperature", header.temperature);
-  for (const ResultArray& array : arrays)
+  for (const LogprobsArray& array : arrays)
     file.create_dataset(array.path, DType::f32, shape_of(header.tokens, array.path, array.width),
                         h5::Checksum::fletcher32);
   file.create_dataset("/results/top_ids", DType::i32, {header.tokens, header.length},
@@ -280,7 +281,7 @@ double LinearFactors::logit_size() const {
 LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path) {
   const h5::File file = open_schema_file(comm, path, logprobs_schema);
   LogprobsFile f;
-  Parts parts;
+  LogprobsParts parts;
   run_agreed(comm, "opening the logits of " + path, [&] { parts = open_problem(file, f); });
   f.offsets = parts.offsets->read_all<int64_t>();
   f.logits = parts.logits->read_all<float>();
@@ -304,10 +305,10 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path) {
 void write_logprobs_results(OutputFile& output, const LogprobsResultsHeader& header,
                             const LogprobsResultRows& mine) {
   Communicator& comm = output.comm();
-  const std::vector<ResultArray> arrays = real_results(mine, header.length);
+  const std::vector<LogprobsArray> arrays = real_results(mine, header.length);
   const auto rows = std::ssize(mine.logprob);
   run_agreed(comm, "checking the shapes of results", [&] {
-    for (const ResultArray& array : arrays)
+    for (const LogprobsArray& array : arrays)
       GYRE_CHECK(std::ssize(array.values) == rows * array.width,
                  "{} has {} elements; it must have {}", array.path, array.values.size(),
                  rows * array.width);
@@ -318,7 +319,7 @@ void write_logprobs_results(OutputFile& output, const LogprobsResultsHeader& hea
   run_on_root(comm, "creating " + output.path(),
               [&] { create_results(output.temporary_path(), header, arrays); });
   h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
-  for (const ResultArray& array : arrays)
+  for (const LogprobsArray& array : arrays)
     write_rows<float>(file, array.path, mine.begin, rows, array.width, array.values);
   write_rows<int32_t>(file, "/results/top_ids", mine.begin, rows, header.length, mine.top_ids);
   file.close();

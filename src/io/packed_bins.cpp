@@ -3,7 +3,6 @@
 namespace gyre {
 namespace {
 
-constexpr const char* group = "/packed";
 constexpr const char* bin_offsets_path = "/packed/bin_offsets";
 constexpr const char* document_path = "/packed/document";
 constexpr const char* cu_seqlens_path = "/packed/cu_seqlens";
@@ -20,8 +19,8 @@ void PackedBins::add_bin(std::span<const int64_t> documents, std::span<const int
 }
 
 void write_packed_bins(h5::File& file, const PackedBins& bins) {
-  file.create_group(group);
-  file.write_attribute(group, "bin_capacity", bins.bin_capacity);
+  file.create_group(packed_group);
+  file.write_attribute(packed_group, "bin_capacity", bins.bin_capacity);
   file.write_dataset(bin_offsets_path, std::span<const int64_t>(bins.bin_offsets));
   file.write_dataset(document_path, std::span<const int64_t>(bins.document));
   file.write_dataset(cu_seqlens_path, std::span<const int32_t>(bins.cu_seqlens));
@@ -29,7 +28,7 @@ void write_packed_bins(h5::File& file, const PackedBins& bins) {
 }
 
 PackedBinParts open_packed_bins(SchemaReader& reader, PackedBins& bins) {
-  bins.bin_capacity = reader.integer(group, "bin_capacity");
+  bins.bin_capacity = reader.integer(packed_group, "bin_capacity");
   PackedBinParts parts;
   parts.bin_offsets = reader.dataset(bin_offsets_path, {h5::Type::i64}, {-1});
   parts.document = reader.dataset(document_path, {h5::Type::i64}, {-1});

@@ -10,6 +10,9 @@
 
 namespace gyre {
 
+/// The HDF5 group of packed streams.
+inline constexpr const char* packed_group = "/packed";
+
 /// Bins are concatenated; the cu_seqlens of each start at 0, so that those of bin b, which has s
 /// segments, are the s + 1 numbers from bin_offsets[b] + b on.
 struct PackedBins {

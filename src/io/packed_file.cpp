@@ -8,9 +8,8 @@
 namespace gyre {
 namespace {
 
-constexpr const char* group = "/packed";
 constexpr const char* ids_path = "/packed/ids";
-constexpr const char* embeddings_path = "/packed/embeddings";
+constexpr const char* packed_embeddings_path = "/packed/embeddings";
 constexpr const char* labels_path = "/packed/labels";
 constexpr const char* positions_path = "/packed/positions";
 
@@ -19,12 +18,12 @@ void create_packed(const std::string& path, const PackedHeader& header) {
   h5::File file = h5::File::create(path);
   write_schema(file, packed_schema, header.provenance);
   write_packed_bins(file, header.bins);
-  file.write_attribute(group, "slot_multiple", header.slot_multiple);
-  file.write_attribute(group, "documents", header.documents);
-  file.write_attribute(group, "vocab_size", header.vocab_size);
-  file.write_attribute(group, "hidden_size", header.hidden_size);
-  file.write_attribute(group, "tokenizer", header.tokenizer);
-  file.write_attribute(group, "algorithm", header.algorithm);
+  file.write_attribute(packed_group, "slot_multiple", header.slot_multiple);
+  file.write_attribute(packed_group, "documents", header.documents);
+  file.write_attribute(packed_group, "vocab_size", header.vocab_size);
+  file.write_attribute(packed_group, "hidden_size", header.hidden_size);
+  file.write_attribute(packed_group, "tokenizer", header.tokenizer);
+  file.write_attribute(packed_group, "algorithm", header.algorithm);
   if (!header.names.empty())
     file.write_dataset("/packed/names", std::span<const std::string>(header.names));
   for (const char* dataset : {labels_path, positions_path})
@@ -32,26 +31,26 @@ void create_packed(const std::string& path, const PackedHeader& header) {
   if (header.hidden_size == 0)
     file.create_dataset(ids_path, DType::i32, {slots}, h5::Checksum::fletcher32);
   else
-    file.create_dataset(embeddings_path, DType::f32, {slots, header.hidden_size},
+    file.create_dataset(packed_embeddings_path, DType::f32, {slots, header.hidden_size},
                         h5::Checksum::fletcher32);
   file.close();
 }
 
-struct Parts {
+struct PackedParts {
   PackedBinParts bins;
   std::optional<h5::Dataset> names;
 };
 
-Parts open_parts(const h5::File& file, PackedHeader& header) {
+PackedParts open_parts(const h5::File& file, PackedHeader& header) {
   SchemaReader reader(file, packed_schema);
-  Parts parts;
+  PackedParts parts;
   parts.bins = open_packed_bins(reader, header.bins);
-  header.slot_multiple = reader.integer(group, "slot_multiple");
-  header.documents = reader.integer(group, "documents");
-  header.vocab_size = reader.integer(group, "vocab_size");
-  header.hidden_size = reader.integer(group, "hidden_size");
-  header.tokenizer = reader.text(group, "tokenizer");
-  header.algorithm = reader.text(group, "algorithm");
+  header.slot_multiple = reader.integer(packed_group, "slot_multiple");
+  header.documents = reader.integer(packed_group, "documents");
+  header.vocab_size = reader.integer(packed_group, "vocab_size");
+  header.hidden_size = reader.integer(packed_group, "hidden_size");
+  header.tokenizer = reader.text(packed_group, "tokenizer");
+  header.algorithm = reader.text(packed_group, "algorithm");
   if (file.has_dataset("/packed/names"))
     parts.names = reader.dataset("/packed/names", {h5::Type::text}, {header.documents});
   reader.throw_if_any();
@@ -113,7 +112,7 @@ SlotParts open_slots(const h5::File& file, const PackedHeader& header) {
     parts.ids = reader.dataset(ids_path, {h5::Type::i32}, {slots});
   else
     parts.embeddings =
-        reader.dataset(embeddings_path, {h5::Type::f32}, {slots, header.hidden_size});
+        reader.dataset(packed_embeddings_path, {h5::Type::f32}, {slots, header.hidden_size});
   parts.labels = reader.dataset(labels_path, {h5::Type::i32}, {slots});
   parts.positions = reader.dataset(positions_path, {h5::Type::i32}, {slots});
   reader.throw_if_any();
@@ -147,17 +146,19 @@ std::vector<int64_t> PackedHeader::slot_offsets() const {
 void check_packed(ConfigErrors& problems, const PackedHeader& header) {
   const size_t before = problems.messages().size();
   if (header.slot_multiple < 1)
-    problems.add("slot_multiple of '{}' is {}; it must be at least 1", group, header.slot_multiple);
+    problems.add("slot_multiple of '{}' is {}; it must be at least 1", packed_group,
+                 header.slot_multiple);
   if (header.bins.bin_capacity < 0)
-    problems.add("bin_capacity of '{}' is {}; it must be at least 0", group,
+    problems.add("bin_capacity of '{}' is {}; it must be at least 0", packed_group,
                  header.bins.bin_capacity);
   const int64_t segments = std::ssize(header.bins.document);
   if (header.documents < 0 || header.documents > segments)
-    problems.add("documents of '{}' is {}; it must be 0 to {}, the number of segments", group,
-                 header.documents, segments);
-  check_vocabulary(problems, group, header.vocab_size);
+    problems.add("documents of '{}' is {}; it must be 0 to {}, the number of segments",
+                 packed_group, header.documents, segments);
+  check_vocabulary(problems, packed_group, header.vocab_size);
   if (header.hidden_size < 0)
-    problems.add("hidden_size of '{}' is {}; it must be at least 0", group, header.hidden_size);
+    problems.add("hidden_size of '{}' is {}; it must be at least 0", packed_group,
+                 header.hidden_size);
   const std::vector<int64_t>& offsets = header.bins.bin_offsets;
   check_offsets(problems, "/packed/bin_offsets", offsets, std::ssize(header.bins.document),
                 "the elements of /packed/document");
@@ -195,14 +196,14 @@ void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlo
   if (header.hidden_size == 0)
     file.dataset(ids_path).write<int32_t>(std::span(&share, 1), mine.ids);
   else
-    file.dataset(embeddings_path).write<float>(std::span(&rows, 1), mine.embeddings);
+    file.dataset(packed_embeddings_path).write<float>(std::span(&rows, 1), mine.embeddings);
   file.close();
 }
 
 PackedHeader read_packed_header(Communicator& comm, const std::string& path) {
   const h5::File file = open_schema_file(comm, path, packed_schema);
   PackedHeader header;
-  Parts parts;
+  PackedParts parts;
   run_agreed(comm, "opening the packed streams of " + path,
              [&] { parts = open_parts(file, header); });
   read_packed_bins(parts.bins, header.bins);
@@ -234,7 +235,7 @@ PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
     check_range(reader.problems(), ids_path, slots.ids, begin, header.vocab_size, false);
     check_range(reader.problems(), labels_path, slots.labels, begin, header.vocab_size, true);
     check_range(reader.problems(), positions_path, slots.positions, begin, int64_t{1} << 31, false);
-    check_finite(reader.problems(), embeddings_path, slots.embeddings);
+    check_finite(reader.problems(), packed_embeddings_path, slots.embeddings);
     reader.throw_if_any();
   });
   return slots;

@@ -5,7 +5,7 @@
 namespace gyre {
 namespace {
 
-constexpr const char* group = "/shards";
+constexpr const char* shards_group = "/shards";
 
 /// The integer arrays of a row: dataset and member.
 struct Column {
@@ -20,7 +20,7 @@ constexpr Column columns[] = {
     {"/shards/cu_seqlens", &ShardRows::cu_seqlens},
     {"/shards/cu_seqlens_padded", &ShardRows::cu_seqlens_padded},
 };
-constexpr const char* embeddings_path = "/shards/embeddings";
+constexpr const char* shards_embeddings_path = "/shards/embeddings";
 
 /// Elements of a row of the dataset.
 int64_t width_of(const std::string& path, const ShardsHeader& header) {
@@ -36,11 +36,11 @@ bool has(const Column& column, const ShardsHeader& header) {
 void create_shards(const std::string& path, const ShardsHeader& header) {
   h5::File file = h5::File::create(path);
   write_schema(file, shards_schema, header.provenance);
-  file.create_group(group);
-  file.write_attribute(group, "layout", header.layout);
-  file.write_attribute(group, "cp", header.cp);
-  file.write_attribute(group, "hidden_size", header.hidden_size);
-  file.write_attribute(group, "packed_sha256", header.packed_sha256);
+  file.create_group(shards_group);
+  file.write_attribute(shards_group, "layout", header.layout);
+  file.write_attribute(shards_group, "cp", header.cp);
+  file.write_attribute(shards_group, "hidden_size", header.hidden_size);
+  file.write_attribute(shards_group, "packed_sha256", header.packed_sha256);
   file.write_dataset("/shards/bin_offsets", std::span<const int64_t>(header.bin_offsets));
   file.write_dataset("/shards/slot_offsets", std::span<const int64_t>(header.slot_offsets));
   for (const Column& column : columns)
@@ -48,7 +48,7 @@ void create_shards(const std::string& path, const ShardsHeader& header) {
       file.create_dataset(column.path, DType::i32, {header.cp, width_of(column.path, header)},
                           h5::Checksum::fletcher32);
   if (header.hidden_size > 0)
-    file.create_dataset(embeddings_path, DType::f32,
+    file.create_dataset(shards_embeddings_path, DType::f32,
                         {header.cp, header.slot_offsets.back(), header.hidden_size},
                         h5::Checksum::fletcher32);
   file.close();
@@ -84,7 +84,7 @@ void fill_shards(OutputFile& output, const ShardsHeader& header, std::span<const
                        {1, header.slot_offsets.back(), header.hidden_size}});
       values.insert(values.end(), mine[i].embeddings.begin(), mine[i].embeddings.end());
     }
-    file.dataset(embeddings_path).write<float>(slabs, values);
+    file.dataset(shards_embeddings_path).write<float>(slabs, values);
   }
   file.close();
 }
@@ -106,8 +106,8 @@ std::vector<ShardRows> read_shard_rows(Communicator& comm, const std::string& pa
   }
   if (header.hidden_size > 0) {
     const int64_t width = header.slot_offsets.back() * header.hidden_size;
-    const auto all = file.dataset(embeddings_path).read_all<float>();
-    GYRE_CHECK(std::ssize(all) == header.cp * width, "{}: {} elements", embeddings_path,
+    const auto all = file.dataset(shards_embeddings_path).read_all<float>();
+    GYRE_CHECK(std::ssize(all) == header.cp * width, "{}: {} elements", shards_embeddings_path,
                all.size());
     for (size_t r = 0; r < rows.size(); ++r) cut(all, r, width, rows[r].embeddings);
   }

@@ -1,15 +1,13 @@
 #include "packing/packing.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 #include "core/error.hpp"
+#include "core/index.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr int64_t most_slots = std::numeric_limits<int32_t>::max();
 
 [[noreturn]] void throw_beyond_int32(int64_t document, int64_t length) {
   throw_usage(

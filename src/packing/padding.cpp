@@ -4,11 +4,10 @@
 #include <numeric>
 
 #include "core/error.hpp"
+#include "core/index.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr int64_t most_slots = std::numeric_limits<int32_t>::max();
 
 /// Appends a boundary `length` slots after the last one.
 void extend(std::vector<int32_t>& bounds, int64_t length) {

@@ -1,14 +1,12 @@
 #include "packing/thd.hpp"
 
 #include <algorithm>
-#include <limits>
 
 #include "core/error.hpp"
+#include "core/index.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr int64_t most_slots = std::numeric_limits<int32_t>::max();
 
 struct Segment {
   int64_t real;
