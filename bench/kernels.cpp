@@ -1,7 +1,7 @@
-// The CPU kernels against the limit of the core they run on, which the same program measures: the
-// FMA rate of a register-only loop. Log-probabilities are in logprobs.cpp.
+// The CPU kernels against the limit of the core that they run on: the FMA rate of a register-only
+// loop, which the same program measures. Log-probabilities are in logprobs.cpp.
 //
-// Rates are per second of CPU time, so that a shared machine disturbs them less.
+// Rates are per second of CPU time, which a shared machine disturbs less.
 
 #include <benchmark/benchmark.h>
 
@@ -54,8 +54,8 @@ void fma_peak(benchmark::State& state) {
 }
 BENCHMARK(fma_peak)->Iterations(1);
 
-/// Causal self-attention of documents of equal length. Keys and values lie interleaved by token,
-/// [tokens, 2, kv_heads * dim], as they travel.
+/// Causal self-attention of documents of equal length. Keys and values are interleaved by token,
+/// [tokens, 2, kv_heads * dim], as they are sent.
 class AttentionProblem {
  public:
   struct Shape {

@@ -20,8 +20,8 @@ enum class ExitCode : int {
   skipped = 77,
 };
 
-/// A run-ending error. `agreed` says that every rank of the run throws the same error at the same
-/// place, so that the program can end in order; otherwise the rank that threw has to abort its
+/// An error that ends the run. `agreed`: every rank of the run throws the same error at the same
+/// place, so that the program can shut down in order. Otherwise the rank that throws must abort its
 /// peers.
 class Error : public std::runtime_error {
  public:
@@ -36,8 +36,8 @@ class Error : public std::runtime_error {
   bool agreed_;
 };
 
-/// Throws the error that a user can mend: bad option, bad input, impossible configuration (exit
-/// code 2).
+/// Throws an error that the user can fix: a bad option, a bad input or an impossible configuration
+/// (exit code 2).
 template <class... Args>
 [[noreturn]] void throw_usage(fmt::format_string<Args...> format, Args&&... args) {
   throw Error(ExitCode::usage, fmt::format(format, std::forward<Args>(args)...));
@@ -49,7 +49,7 @@ template <class... Args>
   throw Error(ExitCode::runtime, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// Collects every problem of a configuration, so that a user sees all of them at once.
+/// Collects all errors of a configuration, so that a user sees them at once.
 class ConfigErrors {
  public:
   template <class... Args>
@@ -58,7 +58,7 @@ class ConfigErrors {
   }
   bool empty() const { return messages_.empty(); }
   const std::vector<std::string>& messages() const { return messages_; }
-  /// Throws a usage error that lists all problems, one a line; does nothing when there are none.
+  /// Throws a usage error that lists all errors, one per line; does nothing when there are none.
   void throw_if_any(const std::string& headline) const;
 
  private:
@@ -70,8 +70,8 @@ class ConfigErrors {
 
 }  // namespace gyre
 
-/// An invariant of the program itself (not of its input). Always compiled in; the message takes fmt
-/// arguments.
+/// Checks an invariant of the program itself (not of its input). Always compiled in; the message
+/// takes fmt arguments.
 #define GYRE_CHECK(condition, ...)                                                    \
   do {                                                                                \
     if (!(condition))                                                                 \

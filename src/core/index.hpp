@@ -1,6 +1,6 @@
 #pragma once
-// Index types. Mixing global and local positions is *the* bug of sharded attention, so that they do
-// not convert into each other: a conversion is a call with a name (see sharding/layout.hpp).
+// Index types. Mixing up global and local positions is *the* bug of sharded attention. So these
+// types do not convert into each other: a conversion is a named call (see sharding/layout.hpp).
 
 #include <compare>
 #include <cstdint>
@@ -34,7 +34,7 @@ using DocPosition = Index<struct DocPositionTag>;  ///< position inside a docume
 using ChunkIndex = Index<struct ChunkTag>;         ///< chunk of a segment, 0 .. 2 cp - 1
 using SegmentIndex = Index<struct SegmentTag>;     ///< segment of a packed batch
 
-/// a / b rounded down, and up; b > 0, a of any sign.
+/// a / b, rounded down or up; b > 0, a of any sign.
 GYRE_HOST_DEVICE constexpr int64_t floor_div(int64_t a, int64_t b) {
   return a >= 0 ? a / b : -((-a + b - 1) / b);
 }

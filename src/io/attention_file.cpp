@@ -25,22 +25,20 @@ void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens
 }
 
 void check_attributes(SchemaReader& reader, AttentionFile& a) {
-  ConfigErrors& problems = reader.problems();
+  ConfigErrors& errors = reader.problems();
   const std::string mask = reader.text("/attention", "mask");
   a.causal = mask == "causal";
   a.window = reader.integer("/attention", "window");
   a.scale = reader.real("/attention", "scale");
   if (!mask.empty() && mask != "causal" && mask != "full")
-    problems.add("mask of '/attention' is '{}'; it must be causal or full", mask);
+    errors.add("mask of '/attention' is '{}'; it must be causal or full", mask);
   if (a.window < 0)
-    problems.add("window of '/attention' is {}; it must be 0, none, or the number of keys",
-                 a.window);
+    errors.add("window of '/attention' is {}; it must be 0, none, or the number of keys", a.window);
   if (mask == "full" && a.window > 0)
-    problems.add("window of '/attention' is {}, but only a causal mask has one; it must be 0",
-                 a.window);
+    errors.add("window of '/attention' is {}, but only a causal mask has one; it must be 0",
+               a.window);
   if (!(a.scale > 0) || !std::isfinite(a.scale))
-    problems.add("scale of '/attention' is {}; it must be positive, as 1 / sqrt(head_dim)",
-                 a.scale);
+    errors.add("scale of '/attention' is {}; it must be positive, as 1 / sqrt(head_dim)", a.scale);
 }
 
 Parts open_attention(const h5::File& file, AttentionFile& a) {
@@ -50,7 +48,7 @@ Parts open_attention(const h5::File& file, AttentionFile& a) {
   const std::vector<h5::Type> type{h5::Type::f32};
   parts.offsets = reader.dataset("/attention/offsets", {h5::Type::i64}, {-1});
   parts.q = reader.dataset("/attention/q", type, {-1, -1, -1});
-  int64_t tokens = -1;  // whatever it is, until it is known; so too the heads
+  int64_t tokens = -1;  // matches any extent until it is known; so do the heads
   a.heads = a.kv_heads = a.head_dim = -1;
   if (parts.q) {
     const h5::Shape& shape = parts.q->shape();
@@ -80,26 +78,26 @@ Parts open_attention(const h5::File& file, AttentionFile& a) {
 
 void check_numbers(const h5::File& file, const AttentionFile& a) {
   SchemaReader reader(file, attention_schema);
-  ConfigErrors& problems = reader.problems();
+  ConfigErrors& errors = reader.problems();
   const int64_t tokens = std::ssize(a.q) / (a.heads * a.head_dim);
-  check_offsets(problems, "/attention/offsets", a.offsets, tokens, "the rows of /attention/q");
-  check_finite(problems, "/attention/q", a.q);
-  check_finite(problems, "/attention/k", a.k);
-  check_finite(problems, "/attention/v", a.v);
-  check_finite(problems, "/attention/d_out", a.d_out);
-  check_finite(problems, "/attention/sinks", a.sinks);
+  check_offsets(errors, "/attention/offsets", a.offsets, tokens, "the rows of /attention/q");
+  check_finite(errors, "/attention/q", a.q);
+  check_finite(errors, "/attention/k", a.k);
+  check_finite(errors, "/attention/v", a.v);
+  check_finite(errors, "/attention/d_out", a.d_out);
+  check_finite(errors, "/attention/sinks", a.sinks);
   if (a.reference) {
-    check_finite(problems, "/reference/out", a.reference->out);
-    check_finite(problems, "/reference/lse", a.reference->lse);
-    check_finite(problems, "/reference/d_q", a.reference->d_q);
-    check_finite(problems, "/reference/d_k", a.reference->d_k);
-    check_finite(problems, "/reference/d_v", a.reference->d_v);
-    check_finite(problems, "/reference/d_sinks", a.reference->d_sinks);
+    check_finite(errors, "/reference/out", a.reference->out);
+    check_finite(errors, "/reference/lse", a.reference->lse);
+    check_finite(errors, "/reference/d_q", a.reference->d_q);
+    check_finite(errors, "/reference/d_k", a.reference->d_k);
+    check_finite(errors, "/reference/d_v", a.reference->d_v);
+    check_finite(errors, "/reference/d_sinks", a.reference->d_sinks);
   }
   reader.throw_if_any();
 }
 
-/// Tokens [begin, end) are written by rank r of `ranks`.
+/// Tokens [begin, end), which rank `rank` of `ranks` writes.
 struct Block {
   int64_t begin, end;
   Block(int64_t tokens, int rank, int ranks)
@@ -107,10 +105,10 @@ struct Block {
   int64_t size() const { return end - begin; }
 };
 
-/// Which row goes to which rank, and where its token stands in the block of that rank.
+/// Maps each row to the rank that writes it, and to its position in that rank's block.
 class Routes {
  public:
-  /// Collective; throws an agreed error unless all tokens of all blocks are there once.
+  /// Collective; throws an agreed error unless every token of every block is there exactly once.
   Routes(Communicator& comm, const std::vector<int64_t>& tokens, int64_t total)
       : comm_(comm), block_(total, comm.rank(), comm.size()) {
     run_agreed(comm, "looking for the tokens of results", [&] { sort(tokens, total); });
@@ -141,7 +139,7 @@ class Routes {
   const Block& block() const { return block_; }
 
  private:
-  /// Puts the rows in order of the ranks that they go to.
+  /// Sorts the rows by the rank that they go to.
   void sort(const std::vector<int64_t>& tokens, int64_t total) {
     counts_out_.assign(static_cast<size_t>(comm_.size()), 0);
     for (int64_t row = 0; row < std::ssize(tokens); ++row) {
@@ -187,9 +185,9 @@ class Routes {
 
   Communicator& comm_;
   Block block_;
-  std::vector<int64_t> rows_;                    // that hold a token, by token
+  std::vector<int64_t> rows_;                    // rows that hold a token, sorted by token
   std::vector<int64_t> counts_out_, counts_in_;  // [ranks] in rows
-  std::vector<int64_t> arrived_;                 // tokens of the rows that come here
+  std::vector<int64_t> arrived_;                 // tokens of the received rows
 };
 
 struct ResultArray {

@@ -96,28 +96,28 @@ void write_schema(h5::File& file, const std::string& schema, const Provenance& p
   for (const auto& [name, text] : provenance) file.write_attribute("/provenance", name, text);
 }
 
-void check_offsets(ConfigErrors& problems, const std::string& name,
-                   std::span<const int64_t> offsets, int64_t total, const std::string& what) {
+void check_offsets(ConfigErrors& errors, const std::string& name, std::span<const int64_t> offsets,
+                   int64_t total, const std::string& what) {
   if (offsets.empty()) {
-    problems.add("{} is empty; it must hold one element more than there are parts", name);
+    errors.add("{} is empty; it must hold one element more than there are parts", name);
     return;
   }
-  if (offsets.front() != 0) problems.add("{}[0] is {}; it must be 0", name, offsets.front());
+  if (offsets.front() != 0) errors.add("{}[0] is {}; it must be 0", name, offsets.front());
   for (size_t i = 1; i < offsets.size(); ++i) {
     if (offsets[i] >= offsets[i - 1]) continue;
-    problems.add("{0}[{1}] is {2}, less than {0}[{3}] = {4}; offsets must not decrease", name, i,
-                 offsets[i], i - 1, offsets[i - 1]);
+    errors.add("{0}[{1}] is {2}, less than {0}[{3}] = {4}; offsets must not decrease", name, i,
+               offsets[i], i - 1, offsets[i - 1]);
     return;
   }
   if (offsets.back() != total)
-    problems.add("{}[{}], the last, is {}; it must be {}, {}", name, offsets.size() - 1,
-                 offsets.back(), total, what);
+    errors.add("{}[{}], the last, is {}; it must be {}, {}", name, offsets.size() - 1,
+               offsets.back(), total, what);
 }
 
-void check_vocabulary(ConfigErrors& problems, const std::string& object, int64_t vocab_size) {
+void check_vocabulary(ConfigErrors& errors, const std::string& object, int64_t vocab_size) {
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
   if (vocab_size < 1 || vocab_size > most)
-    problems.add("vocab_size of '{}' is {}; it must be 1 to {}", object, vocab_size, most);
+    errors.add("vocab_size of '{}' is {}; it must be 1 to {}", object, vocab_size, most);
 }
 
 OutputFile::OutputFile(Communicator& comm, std::string path) : comm_(comm), path_(std::move(path)) {
