@@ -22,8 +22,8 @@
 #include "logprobs/row_gradient.hpp"
 #include "logprobs/row_statistics.hpp"
 #include "runtime/buffer.hpp"
-#include "runtime/clock.hpp"
 #include "runtime/peak.hpp"
+#include "timing.hpp"
 
 namespace gyre {
 namespace {
@@ -65,17 +65,6 @@ class Logits {
   DType type_;
   int64_t columns_, rows_;
 };
-
-/// Runs the benchmark; seconds per iteration, of CPU time on one thread and of wall-clock time on
-/// more.
-template <class Body>
-double time_iterations(benchmark::State& state, int threads, Body body) {
-  const Stopwatch watch;
-  const double start = thread_cpu_seconds();
-  for (auto _ : state) body();
-  const double seconds = threads == 1 ? thread_cpu_seconds() - start : watch.seconds();
-  return seconds / static_cast<double>(state.iterations());
-}
 
 /// Sets the counters, the same for all benchmarks so that they fit one table. `limit` in bytes/s.
 void report(benchmark::State& state, double bytes, double seconds, int64_t rows, double limit) {

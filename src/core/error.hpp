@@ -13,8 +13,8 @@ namespace gyre {
 enum class ExitCode : int {
   ok = 0,
   verification_failed = 1,
-  usage =
-      2,  ///< unusable arguments, an impossible configuration or an input that breaks its schema
+  /// unusable arguments, an impossible configuration or an input that breaks its schema
+  usage = 2,
   runtime = 3,  ///< MPI, HDF5, CUDA, NCCL or the file system failed, or a peer died
   timeout = 4,
   skipped = 77,
