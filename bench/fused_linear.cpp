@@ -1,10 +1,10 @@
-// The fused linear layer against the four matrix products that it cannot do without, which the same
-// program measures in between, in the same shapes: logits twice, dX and dW.
+// The fused linear layer against the four matrix products that it cannot avoid (logits twice, dX
+// and dW), which the same program measures in alternation, in the same shapes.
 //
 // gemms_ratio is the best time of a forward and a backward pass over the best time of the four
-// products; extra_bytes is the memory that the layer needs beyond inputs and outputs, and logits
-// the size of what it avoids. Times are of the CPU on one thread, so that a shared machine disturbs
-// them less, and by the clock on more.
+// products; extra_bytes is the memory that the layer needs besides inputs and outputs; logits is
+// the size of the logits that it does not store. Times are CPU time on one thread, which a shared
+// machine disturbs less, and wall-clock time on more.
 
 #include "logprobs/fused_linear.hpp"
 
@@ -106,7 +106,7 @@ class Best {
   double best_ = std::numeric_limits<double>::infinity();
 };
 
-/// The products alone. Values do not matter.
+/// The four products alone. Values do not matter.
 class FourProducts {
  public:
   explicit FourProducts(const Shape& s)

@@ -1,7 +1,7 @@
-// The CPU kernels against the limit of the core they run on, which the same program measures: the
-// FMA rate of a register-only loop. Log-probabilities are in logprobs.cpp.
+// The CPU kernels against the limit of the core that they run on: the FMA rate of a register-only
+// loop, which the same program measures. Log-probabilities are in logprobs.cpp.
 //
-// Rates are per second of CPU time, so that a shared machine disturbs them less.
+// Rates are per second of CPU time, which a shared machine disturbs less.
 
 #include <benchmark/benchmark.h>
 
@@ -17,22 +17,12 @@
 #include "attention/kernels/block_kernel.hpp"
 #include "model/elementwise.hpp"
 #include "runtime/buffer.hpp"
-#include "runtime/clock.hpp"
 #include "runtime/gemm.hpp"
 #include "runtime/peak.hpp"
+#include "timing.hpp"
 
 namespace gyre {
 namespace {
-
-/// Runs the benchmark; seconds per iteration, of CPU time on one thread and by the clock on more.
-template <class Body>
-double time_iterations(benchmark::State& state, Body body, int64_t threads = 1) {
-  const Stopwatch watch;
-  const double start = thread_cpu_seconds();
-  for (auto _ : state) body();
-  const double seconds = threads == 1 ? thread_cpu_seconds() - start : watch.seconds();
-  return seconds / static_cast<double>(state.iterations());
-}
 
 void report_flops(benchmark::State& state, double flops, double seconds, int64_t threads = 1) {
   state.counters["FLOP/s"] = flops / seconds;
@@ -54,8 +44,8 @@ void fma_peak(benchmark::State& state) {
 }
 BENCHMARK(fma_peak)->Iterations(1);
 
-/// Causal self-attention of documents of equal length. Keys and values lie interleaved by token,
-/// [tokens, 2, kv_heads * dim], as they travel.
+/// Causal self-attention of documents of equal length. Keys and values are interleaved by token,
+/// [tokens, 2, kv_heads * dim], as they are sent.
 class AttentionProblem {
  public:
   struct Shape {
@@ -154,16 +144,14 @@ AttentionProblem::Shape attention_shape(const benchmark::State& state) {
 /// FLOPs of visible pairs only: two products of `dim` multiply-adds a pair.
 void attention_forward(benchmark::State& state) {
   AttentionProblem problem(attention_shape(state));
-  const double seconds = time_iterations(
-      state, [&] { problem.forward(); }, state.range(7));
+  const double seconds = time_iterations(state, state.range(7), [&] { problem.forward(); });
   report_flops(state, 4.0 * static_cast<double>(problem.visible()), seconds, state.range(7));
 }
 /// Five products a pair.
 void attention_backward(benchmark::State& state) {
   AttentionProblem problem(attention_shape(state));
   problem.forward();
-  const double seconds = time_iterations(
-      state, [&] { problem.backward(); }, state.range(7));
+  const double seconds = time_iterations(state, state.range(7), [&] { problem.backward(); });
   report_flops(state, 10.0 * static_cast<double>(problem.visible()), seconds, state.range(7));
 }
 void attention_cases(benchmark::internal::Benchmark* cases) {
@@ -196,7 +184,7 @@ void gemm_f32(benchmark::State& state) {
   const Buffer<float> a = random_buffer(m * k), b = random_buffer(k * n);
   Buffer<float> c(m * n);
   const double seconds =
-      time_iterations(state, [&] { gemm(a.matrix(m, k), b.matrix(k, n), c.matrix(m, n)); });
+      time_iterations(state, 1, [&] { gemm(a.matrix(m, k), b.matrix(k, n), c.matrix(m, n)); });
   report_flops(state, 2.0 * static_cast<double>(m * n * k), seconds);
 }
 BENCHMARK(gemm_f32)
@@ -212,8 +200,8 @@ void elementwise(benchmark::State& state, int64_t arrays,
                  const std::function<void(MatrixView<float>, MatrixView<float>)>& operation) {
   const int64_t rows = state.range(0), columns = state.range(1);
   Buffer<float> x = random_buffer(rows * columns), y = random_buffer(rows * columns);
-  const double seconds =
-      time_iterations(state, [&] { operation(x.matrix(rows, columns), y.matrix(rows, columns)); });
+  const double seconds = time_iterations(
+      state, 1, [&] { operation(x.matrix(rows, columns), y.matrix(rows, columns)); });
   const double bytes = static_cast<double>(arrays * rows * columns) * sizeof(float);
   state.counters["B/s"] = bytes / seconds;
 }

@@ -3,12 +3,12 @@
 //
 //     row_moments            the rate at which the logits' memory can be read
 //     gradients in place     the rate of an update loop in that memory
-//     elsewhere              the rate of a copy past the caches
+//     other gradients        the rate of a copy with non-temporal stores
 //
-// `of_limit` is the share of it; NaN where no limit was measured.
-// Bytes are those that the operation must move: each element read once and written once. Rates are
-// per second of CPU time on one thread, so that a shared machine disturbs them less, and by the
-// clock on more. Medians of five repetitions.
+// `of_limit` is the share of that limit; NaN where no limit was measured. Bytes are those that the
+// operation must move: each element read once and written once. Rates are per second of CPU time on
+// one thread, which a shared machine disturbs less, and of wall-clock time on more. Medians of five
+// repetitions.
 
 #include <benchmark/benchmark.h>
 
@@ -22,15 +22,15 @@
 #include "logprobs/row_gradient.hpp"
 #include "logprobs/row_statistics.hpp"
 #include "runtime/buffer.hpp"
-#include "runtime/clock.hpp"
 #include "runtime/peak.hpp"
+#include "timing.hpp"
 
 namespace gyre {
 namespace {
 
 constexpr int64_t array_bytes = 256 << 20;  // eight times the last-level cache
 
-/// Memory of array_bytes that is looked at as f32, for the limits, and as rows of logits.
+/// array_bytes of memory, used as f32 for the limits and as rows of logits.
 class Logits {
  public:
   Logits(int64_t columns, bool narrow, uint64_t seed = 1)
@@ -66,17 +66,7 @@ class Logits {
   int64_t columns_, rows_;
 };
 
-/// Seconds of an iteration.
-template <class Body>
-double time_iterations(benchmark::State& state, int threads, Body body) {
-  const Stopwatch watch;
-  const double start = thread_cpu_seconds();
-  for (auto _ : state) body();
-  const double seconds = threads == 1 ? thread_cpu_seconds() - start : watch.seconds();
-  return seconds / static_cast<double>(state.iterations());
-}
-
-/// The same counters of all benchmarks, as a table of them needs. `limit` in bytes a second.
+/// Sets the counters, the same for all benchmarks so that they fit one table. `limit` in bytes/s.
 void report(benchmark::State& state, double bytes, double seconds, int64_t rows, double limit) {
   state.counters["B/s"] = bytes / seconds;
   state.counters["s/row"] = seconds / static_cast<double>(rows);
@@ -205,7 +195,7 @@ void forward_and_backward(benchmark::State& state) {
 }
 BENCHMARK(forward_and_backward)->Apply(sizes);
 
-/// Rows of a small vocabulary in cache: what a row costs.
+/// Rows of a small vocabulary, in cache: the cost per row.
 void short_rows(benchmark::State& state) {
   const int64_t rows = 4096, columns = state.range(0);
   Buffer<float> memory(rows * columns);

@@ -1,6 +1,6 @@
 // The bin packers on a million documents of the long-tailed distribution, capacity 64K: seconds,
-// and what the packing is worth. Documents are cut at C/4 (where attention cost can be evened out)
-// and at C (where a bin with one document of C bounds the largest cost from below).
+// and the quality of the packing. Documents are cut at C/4 (where attention cost can be balanced)
+// and at C (where a bin with one document of C is a lower bound of the largest cost).
 
 #include <benchmark/benchmark.h>
 

@@ -1,15 +1,15 @@
-// The M largest logits of rows, and rounds of the search by digits, against the rate at which the
-// same array can be read.
+// The M largest logits of rows, and rounds of the radix search, against the rate at which the same
+// array can be read.
 //
 // The limit, for one core: a pass reads 2 or 4 bytes an element from memory, at measured_read_rate.
 // Instructions come second: a pass for the largest alone is a load and a comparison for 16
 // elements; moments add an exponential, about 16 instructions. So f32 should run at the read
-// rate, and bf16, whose elements come twice as fast, somewhat below it with moments. What goes
-// above the bar costs M · ln(columns / run) appends a row, and a few rounds of pruning: 2 to 5 µs a
-// row, which is as long as reading 32 K columns of bf16 takes at 20 GB/s, and little for 152 K.
+// rate, and bf16, whose elements come twice as fast, somewhat below it with moments. Candidates
+// above the threshold cost M · ln(columns / run) appends per row and a few rounds of pruning: 2 to
+// 5 µs per row, as long as reading 32 K columns of bf16 at 20 GB/s, and little for 152 K.
 //
-// A round by digits adds up to one probability at a time to one of 256 sums: no vectors there, 1 ns
-// an element in the first round. Later rounds skip the vectors without a column in range.
+// A round of the radix search adds probabilities one by one to 256 sums, without vectors: 1 ns per
+// element in the first round. Later rounds skip vectors without a column in range.
 
 #include <benchmark/benchmark.h>
 
@@ -27,9 +27,9 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t bytes = int64_t{96} << 20;  // more than caches hold
+constexpr int64_t bytes = int64_t{96} << 20;  // larger than the caches
 
-/// Rows of one type and standard deviation, which are as many as fill `bytes`.
+/// Rows of one type and standard deviation, as many as fit `bytes`.
 class Logits {
  public:
   Logits(int64_t columns, DType type, double size)
@@ -69,7 +69,7 @@ Logits logits_of(const benchmark::State& state) {
           static_cast<double>(state.range(2))};
 }
 
-/// Runs the benchmark; reports the rate of reading by CPU time, and its share of the limit.
+/// Runs the benchmark; reports the read rate per CPU time, and its share of the limit.
 template <class Body>
 void measure(benchmark::State& state, const Logits& logits, Body body) {
   const double limit = measured_read_rate(logits.array());

@@ -1,7 +1,7 @@
-// Shards and back against memcpy of the same bytes, and layouts against each other: work of the
-// slowest rank and keys that ranks need from others, for packed documents with a long tail.
+// Sharding and unsharding against memcpy of the same bytes, and layouts against each other: work of
+// the slowest rank and keys that ranks need from others, for packed long-tailed documents.
 //
-// Rates are per second of CPU time, so that a shared machine disturbs them less. A copy is measured
+// Rates are per second of CPU time, which a shared machine disturbs less. A copy is measured
 // as a whole job, all ranks' shards of one stream, and alternates with memcpy of the stream: a call
 // for each rank (shard, unshard), or one for all (shard-all, unshard-all).
 //
@@ -108,7 +108,7 @@ Layout copy_layout(const CopyCase& which, int64_t slots) {
   return find_layout(which.layout).make(bounds.view(), options);
 }
 
-/// The layout of a copy; the last one is kept, for cases in a row that share it.
+/// The layout of a copy. The last one is cached for consecutive cases that share it.
 const Layout& kept_copy_layout(const CopyCase& which, int64_t slots) {
   static std::string kept_for;
   static Layout layout;
@@ -119,7 +119,7 @@ const Layout& kept_copy_layout(const CopyCase& which, int64_t slots) {
   return layout;
 }
 
-/// Which way, and how many ranks a call.
+/// Direction of the copy, and ranks per call.
 struct CopyMode {
   const char* name;
   bool back;
@@ -170,11 +170,11 @@ void copy_job(benchmark::State& state, const CopyCase& which, const CopyMode& mo
   state.counters["of_memcpy"] = best_memcpy / best;
 }
 
-/// What layouts are compared on: packs of long-tailed documents.
+/// Packs of long-tailed documents, on which layouts are compared.
 struct PackCase {
   int64_t slots;
   int cp;
-  int64_t joint_packs;  ///< for layouts that are searched for
+  int64_t joint_packs;  ///< for layouts found by search
   std::vector<Bounds> packs(int64_t multiple, int64_t count = 20) const {
     return long_tailed_packs(count, slots, multiple);
   }

@@ -11,16 +11,16 @@
 namespace gyre {
 namespace {
 
-/// Rows that the reference asks for, each in a buffer of its own tensor.
+/// Input rows for the reference; each tensor has its own buffer for one row.
 class Accessors {
  public:
-  Accessors(const AttentionWorkload& problem, const TensorRows& inputs, bool with_gradients) {
-    rows_.heads = problem.heads;
-    rows_.mask = problem.mask;
-    rows_.sinks = problem.sinks;
+  Accessors(const AttentionWorkload& workload, const TensorRows& inputs, bool with_gradients) {
+    rows_.heads = workload.heads;
+    rows_.mask = workload.mask;
+    rows_.sinks = workload.sinks;
     const auto accessor = [&](InputTensor tensor) {
       auto buffer =
-          std::make_shared<std::vector<float>>(static_cast<size_t>(problem.width(tensor)));
+          std::make_shared<std::vector<float>>(static_cast<size_t>(workload.width(tensor)));
       return [&inputs, tensor, buffer](int64_t token) {
         inputs.row(tensor, token, *buffer);
         return static_cast<const float*>(buffer->data());
@@ -55,7 +55,7 @@ std::span<const double> part(const std::vector<double>& all, size_t index, size_
   return std::span(all).subspan(index * length, length);
 }
 
-/// Row `index` of what was computed again, or row `token` of a reference.
+/// The expected row: row `token` of the reference, or row `index` of the recomputed values.
 std::span<const double> wanted(const std::vector<double>& computed, size_t index,
                                const std::vector<double>* reference, int64_t token, size_t width) {
   if (reference == nullptr) return part(computed, index, width);
@@ -76,11 +76,11 @@ void for_each_document(const Entries& entries, F f) {
 }  // namespace
 
 std::vector<double> gather_statistics(AttentionRun& run, int64_t plane, Communicator& world) {
-  const int64_t heads = run.problem().heads.heads;
-  std::vector<double> all(static_cast<size_t>(run.problem().tokens() * heads), 0.0);
+  const int64_t heads = run.workload().heads.heads;
+  std::vector<double> all(static_cast<size_t>(run.workload().tokens() * heads), 0.0);
   const PlanArray& stats = run.plan().arrays[static_cast<size_t>(run.plan().stats)];
   const HostCopy mine(run.executor().final_stats(plane), run.stream());
-  for (const TokenRow& at : token_rows(run.problem(), shard_of(run.layout(), stats.rows)))
+  for (const TokenRow& at : token_rows(run.workload(), shard_of(run.layout(), stats.rows)))
     for (int64_t h = 0; h < stats.heads.count; ++h)
       all[static_cast<size_t>(at.token * heads + stats.heads.begin + h)] =
           static_cast<double>(mine.at(at.row, h));
@@ -96,30 +96,31 @@ AttentionChecker::AttentionChecker(AttentionRun& run, const TensorRows& inputs,
                                    const AttentionReference* reference, int64_t pairs,
                                    Communicator& world)
     : run_(run),
-      problem_(run.problem()),
+      workload_(run.workload()),
       inputs_(inputs),
       reference_(reference),
       pairs_(pairs),
       world_(world),
-      own_(token_rows(problem_, run.shard())) {
+      own_(token_rows(workload_, run.shard())) {
   std::sort(own_.begin(), own_.end(),
             [](const TokenRow& a, const TokenRow& b) { return a.token < b.token; });
 }
 
 std::vector<TokenRow> AttentionChecker::sample(bool keys) const {
-  // Pairs of a token as a query: the keys up to its own; as a key: the queries from its own on.
+  // Visible pairs of a token: as a query, the keys up to its own; as a key, the queries from its
+  // own.
   const auto pairs_of = [&](const TokenRow& own) {
-    const int64_t length = problem_.length(own.document);
-    const int64_t position = own.token - problem_.offsets[static_cast<size_t>(own.document)];
-    if (problem_.mask.kind == MaskKind::full) return length;
+    const int64_t length = workload_.length(own.document);
+    const int64_t position = own.token - workload_.offsets[static_cast<size_t>(own.document)];
+    if (workload_.mask.kind == MaskKind::full) return length;
     const int64_t all = keys ? length - position : position + 1;
-    return problem_.mask.window == 0 ? all : std::min(all, problem_.mask.window);
+    return workload_.mask.window == 0 ? all : std::min(all, workload_.mask.window);
   };
   int64_t total = 0;
-  for (const TokenRow& own : own_) total += pairs_of(own) * problem_.heads.heads;
+  for (const TokenRow& own : own_) total += pairs_of(own) * workload_.heads.heads;
   const int64_t budget = std::max<int64_t>(1, pairs_ / world_.size());
   const int64_t step = std::max<int64_t>(1, ceil_div(total, budget)), count = std::ssize(own_);
-  // Not every step-th one: kernels work in tiles, and a fault may sit in the same place of each.
+  // Not every step-th token: kernels work in tiles, and an error may be at the same place of each.
   const auto chosen = [&](int64_t i) {
     const auto block = static_cast<uint64_t>(i / step);
     return i % step ==
@@ -135,7 +136,7 @@ Check& AttentionChecker::check_of(const char* tensor, double tolerance,
                                   Verification& checks) const {
   Check& check =
       checks.check(fmt::format("{}, {}: {}", run_.name(), name_of(pass_), tensor), tolerance);
-  if (problem_.tokens() == 0) check.add_nothing();
+  if (workload_.tokens() == 0) check.add_nothing();
   return check;
 }
 
@@ -160,9 +161,9 @@ void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,
                                      Verification& checks) {
   const bool gradients = pass == Pass::backward;
   const AttentionTolerances tolerance = run_.tolerances(world_);
-  const Accessors inputs(problem_, inputs_, gradients);
-  const auto heads = static_cast<size_t>(problem_.heads.heads);
-  const auto dim = static_cast<size_t>(problem_.heads.head_dim);
+  const Accessors inputs(workload_, inputs_, gradients);
+  const auto heads = static_cast<size_t>(workload_.heads.heads);
+  const auto dim = static_cast<size_t>(workload_.heads.head_dim);
   const std::vector<TokenRow> some = sample(false);
   Check& out = check_of("out", tolerance.out, checks);
   Check& log_sums = check_of("lse", tolerance.lse, checks);
@@ -175,11 +176,11 @@ void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,
     std::vector<int64_t> tokens;
     for (size_t i = begin; i < end; ++i) tokens.push_back(some[i].token);
     const QueryResults want = reference_queries(
-        inputs.rows(), {problem_.offsets[document], problem_.offsets[document + 1]}, tokens);
+        inputs.rows(), {workload_.offsets[document], workload_.offsets[document + 1]}, tokens);
     for (size_t i = 0; i < tokens.size(); ++i) {
       const int64_t row = some[begin + i].row;
       const std::string place =
-          fmt::format("document {} position {}", document, tokens[i] - problem_.offsets[document]);
+          fmt::format("document {} position {}", document, tokens[i] - workload_.offsets[document]);
       add_row(out, out_, row,
               wanted(want.out, i, of(&AttentionReference::out), tokens[i], heads * dim),
               part(want.out_size, i, heads), place);
@@ -198,10 +199,10 @@ void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,
 void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vector<double>& delta,
                                   Verification& checks) {
   const AttentionTolerances tolerance = run_.tolerances(world_);
-  const Accessors inputs(problem_, inputs_, true);
-  const auto heads = static_cast<size_t>(problem_.heads.heads);
-  const auto kv_heads = static_cast<size_t>(problem_.heads.kv_heads);
-  const size_t width = kv_heads * static_cast<size_t>(problem_.heads.head_dim);
+  const Accessors inputs(workload_, inputs_, true);
+  const auto heads = static_cast<size_t>(workload_.heads.heads);
+  const auto kv_heads = static_cast<size_t>(workload_.heads.kv_heads);
+  const size_t width = kv_heads * static_cast<size_t>(workload_.heads.head_dim);
   const std::vector<TokenRow> some = sample(true);
   Check& d_k = check_of("d_k", tolerance.d_k, checks);
   Check& d_v = check_of("d_v", tolerance.d_v, checks);
@@ -210,18 +211,18 @@ void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vec
   };
   for_each_document(some, [&](size_t begin, size_t end) {
     const auto document = static_cast<size_t>(some[begin].document);
-    const auto first = static_cast<size_t>(problem_.offsets[document]);
-    const auto length = static_cast<size_t>(problem_.length(some[begin].document));
+    const auto first = static_cast<size_t>(workload_.offsets[document]);
+    const auto length = static_cast<size_t>(workload_.length(some[begin].document));
     std::vector<int64_t> tokens;
     for (size_t i = begin; i < end; ++i) tokens.push_back(some[i].token);
-    const KeyResults want =
-        reference_keys(inputs.rows(), {problem_.offsets[document], problem_.offsets[document + 1]},
-                       tokens, std::span(lse).subspan(first * heads, length * heads),
-                       std::span(delta).subspan(first * heads, length * heads));
+    const KeyResults want = reference_keys(
+        inputs.rows(), {workload_.offsets[document], workload_.offsets[document + 1]}, tokens,
+        std::span(lse).subspan(first * heads, length * heads),
+        std::span(delta).subspan(first * heads, length * heads));
     for (size_t i = 0; i < tokens.size(); ++i) {
       const int64_t row = some[begin + i].row;
       const std::string place =
-          fmt::format("document {} position {}", document, tokens[i] - problem_.offsets[document]);
+          fmt::format("document {} position {}", document, tokens[i] - workload_.offsets[document]);
       add_row(d_k, d_k_, row, wanted(want.d_k, i, of(&AttentionReference::d_k), tokens[i], width),
               part(want.d_k_size, i, kv_heads), place);
       add_row(d_v, d_v_, row, wanted(want.d_v, i, of(&AttentionReference::d_v), tokens[i], width),
@@ -231,8 +232,8 @@ void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vec
 }
 
 std::vector<double> AttentionChecker::sink_term_squares(const std::vector<double>& lse) const {
-  const size_t heads = problem_.sinks.size();
-  const auto dim = static_cast<size_t>(problem_.heads.head_dim);
+  const size_t heads = workload_.sinks.size();
+  const auto dim = static_cast<size_t>(workload_.heads.head_dim);
   std::vector<float> d_out(heads * dim);
   std::vector<double> squares(heads, 0.0);
   for (const TokenRow& own : own_) {
@@ -245,7 +246,7 @@ std::vector<double> AttentionChecker::sink_term_squares(const std::vector<double
         out_squares += o * o;
         d_out_squares += g * g;
       }
-      const double weight = std::exp(static_cast<double>(problem_.sinks[h]) -
+      const double weight = std::exp(static_cast<double>(workload_.sinks[h]) -
                                      lse[static_cast<size_t>(own.token) * heads + h]);
       squares[h] += weight * weight * out_squares * d_out_squares / static_cast<double>(dim);
     }
@@ -255,7 +256,7 @@ std::vector<double> AttentionChecker::sink_term_squares(const std::vector<double
 
 void AttentionChecker::check_sinks(const std::vector<double>& lse, const std::vector<double>& delta,
                                    Verification& checks) {
-  const size_t heads = problem_.sinks.size();
+  const size_t heads = workload_.sinks.size();
   if (heads == 0) return;
   std::vector<double> squares = sink_term_squares(lse);
   HostStream stream;
@@ -267,7 +268,7 @@ void AttentionChecker::check_sinks(const std::vector<double>& lse, const std::ve
   for (size_t h = 0; h < heads; ++h) {
     double sum = 0;
     for (size_t at = h; at < lse.size(); at += heads)
-      sum -= std::exp(static_cast<double>(problem_.sinks[h]) - lse[at]) * delta[at];
+      sum -= std::exp(static_cast<double>(workload_.sinks[h]) - lse[at]) * delta[at];
     const double want = reference_ == nullptr ? sum : reference_->d_sinks.at(h);
     check.add(
         run_.executor().d_sinks().at(h), want, [&] { return fmt::format("head {}", h); },

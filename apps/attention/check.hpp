@@ -1,5 +1,5 @@
 #pragma once
-// Verifying an attention of any size: rows of the results against the definition in double
+// Verification of an attention of any size: rows of the results against the definition in double
 // precision (attention/attention_reference.hpp).
 
 #include "apps/attention/run.hpp"
@@ -12,27 +12,27 @@ namespace gyre {
 /// Collective.
 std::vector<double> gather_statistics(AttentionRun& run, int64_t plane, Communicator& world);
 
-/// Compares what a run left in its arrays. Every rank computes some of its own tokens again, all of
-/// them if the budget suffices: as queries (out, lse, d_q), and as keys (d_k, d_v, from the
-/// log-sum-exps and deltas of all queries, which are gathered and are themselves compared where
-/// they belong to a query that is computed again). Gradients of sinks are summed again from those.
+/// Verifies the results in the arrays of a run. Every rank recomputes a sample of its own tokens,
+/// all of them if the budget suffices: as queries (out, lse, d_q) and as keys (d_k, d_v). Keys need
+/// the log-sum-exps and deltas of all queries, which are gathered; lse is itself verified for the
+/// recomputed queries. Gradients of sinks are recomputed from the gathered values.
 class AttentionChecker {
  public:
-  /// `pairs`: how many (query head, key) pairs all ranks together compute again in one direction.
-  /// `reference`, of all tokens, takes the place of what is computed again, if there is one; then
-  /// the definition only says how large errors may be.
+  /// `pairs`: number of (query head, key) pairs that all ranks together recompute in one direction.
+  /// `reference` (of all tokens, or null) replaces the recomputed values; the recomputation then
+  /// only gives the scale of errors.
   AttentionChecker(AttentionRun& run, const TensorRows& inputs, const AttentionReference* reference,
                    int64_t pairs, Communicator& world);
 
-  /// After a forward pass, or a backward one (which checks the forward results too). Results are
-  /// fetched from a device once for the call. Collective;
-  /// every rank adds its own comparisons.
+  /// Call it after a forward pass, or after a backward pass (then forward results are checked too).
+  /// Copies the results from a device once. Collective; every rank adds its own comparisons.
   void check(Pass pass, Verification& checks);
 
  private:
   /// The check of one tensor in this run and direction.
   Check& check_of(const char* tensor, double tolerance, Verification& checks) const;
-  /// Some of the rank's tokens, one of every `step` at a place that varies, the first and the last.
+  /// A sample of the rank's tokens: the first, the last, and one of every `step` at a varying
+  /// place.
   std::vector<TokenRow> sample(bool keys) const;
   /// Sum over this rank's tokens of the squares of the terms of a sink's gradient (a size as in
   /// attention/attention_reference.hpp), [heads].
@@ -44,14 +44,14 @@ class AttentionChecker {
                    Verification& checks);
 
   AttentionRun& run_;
-  HostCopy out_, d_q_, d_k_, d_v_;  // results of the direction that is checked
-  const AttentionWorkload& problem_;
+  HostCopy out_, d_q_, d_k_, d_v_;  // results of the checked direction
+  const AttentionWorkload& workload_;
   const TensorRows& inputs_;
   const AttentionReference* reference_;
   int64_t pairs_;
   Pass pass_ = Pass::forward;
   Communicator& world_;
-  std::vector<TokenRow> own_;  // ascending in token
+  std::vector<TokenRow> own_;  // sorted by token
 };
 
 }  // namespace gyre

@@ -4,10 +4,9 @@
 #include <cmath>
 #include <limits>
 
-#include "apps/common/packed_streams.hpp"
 #include "core/error.hpp"
 #include "core/token_random.hpp"
-#include "io/packed_file.hpp"
+#include "io/attention_file.hpp"
 
 namespace gyre {
 namespace {
@@ -28,8 +27,8 @@ TokenTensor token_tensor(InputTensor tensor) {
 
 class RandomRows final : public TensorRows {
  public:
-  RandomRows(const AttentionWorkload& problem, uint64_t seed)
-      : seed_(seed), round_(problem.type == DType::bf16) {}
+  RandomRows(const AttentionWorkload& workload, uint64_t seed)
+      : seed_(seed), round_(workload.type == DType::bf16) {}
   void row(InputTensor tensor, int64_t token, std::span<float> to) const override {
     fill_token_row({seed_, token_tensor(tensor), round_}, token, to);
   }
@@ -39,42 +38,71 @@ class RandomRows final : public TensorRows {
   bool round_;
 };
 
+class FileRows final : public TensorRows {
+ public:
+  FileRows(const AttentionFile& file, DType type) : file_(file), round_(type == DType::bf16) {}
+  void row(InputTensor tensor, int64_t token, std::span<float> to) const override {
+    const std::vector<float>& all = tensor == InputTensor::q   ? file_.q
+                                    : tensor == InputTensor::k ? file_.k
+                                    : tensor == InputTensor::v ? file_.v
+                                                               : file_.d_out;
+    const auto width = std::ssize(to);
+    std::copy_n(all.begin() + token * width, width, to.begin());
+    if (!round_) return;
+    for (float& value : to) value = to_float(to_bf16(value));
+  }
+
+ private:
+  const AttentionFile& file_;
+  bool round_;
+};
+
 }  // namespace
 
-int64_t AttentionWorkload::longest() const {
-  int64_t most = 0;
-  for (int64_t d = 0; d < documents(); ++d) most = std::max(most, length(d));
-  return most;
+std::unique_ptr<TensorRows> random_rows(const AttentionWorkload& workload, uint64_t seed) {
+  return std::make_unique<RandomRows>(workload, seed);
 }
 
-int64_t AttentionWorkload::pairs() const {
-  int64_t sum = 0;
-  for (int64_t d = 0; d < documents(); ++d) sum += visible_pairs(length(d), mask);
-  return sum * heads.heads;
+std::vector<float> random_sinks(int64_t heads, uint64_t seed) {
+  std::vector<float> sinks(static_cast<size_t>(heads));
+  fill_token_row({seed, TokenTensor::sinks, false}, 0, sinks);
+  return sinks;
 }
 
-double sampled_score_size(const AttentionWorkload& problem, const TensorRows& inputs) {
+std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type) {
+  return std::make_unique<FileRows>(file, type);
+}
+
+bool has_exact_inputs(const AttentionFile& file, DType type) {
+  if (type != DType::bf16) return true;
+  for (const std::vector<float>* values : {&file.q, &file.k, &file.v, &file.d_out})
+    for (const float value : *values)
+      if (to_float(to_bf16(value)) != value) return false;
+  return true;
+}
+
+double sampled_score_size(const AttentionWorkload& workload, const TensorRows& inputs) {
   constexpr int64_t most = 32;
   const auto stride = [](int64_t count) { return std::max<int64_t>(1, ceil_div(count, most)); };
-  std::vector<float> q(static_cast<size_t>(problem.width(InputTensor::q)));
-  std::vector<float> k(static_cast<size_t>(problem.width(InputTensor::k)));
-  const auto dim = static_cast<size_t>(problem.heads.head_dim);
-  const auto group = static_cast<size_t>(problem.heads.group());
+  std::vector<float> q(static_cast<size_t>(workload.width(InputTensor::q)));
+  std::vector<float> k(static_cast<size_t>(workload.width(InputTensor::k)));
+  const auto dim = static_cast<size_t>(workload.heads.head_dim);
+  const auto group = static_cast<size_t>(workload.heads.group());
   double squares = 0, scores = 0;
-  for (int64_t d = 0; d < problem.documents(); d += stride(problem.documents())) {
-    const int64_t first = problem.offsets[static_cast<size_t>(d)], length = problem.length(d);
+  for (int64_t d = 0; d < workload.documents(); d += stride(workload.documents())) {
+    const int64_t first = workload.offsets[static_cast<size_t>(d)], length = workload.length(d);
     for (int64_t i = length - 1; i >= 0; i -= stride(length)) {
       inputs.row(InputTensor::q, first + i, q);
       // The pair of a token with itself is always visible, and often has the largest score.
       for (int64_t j = i; j >= 0; j -= stride(i + 1)) {
-        if (problem.mask.window > 0 && i - j >= problem.mask.window) break;
+        if (workload.mask.window > 0 && i - j >= workload.mask.window) break;
         inputs.row(InputTensor::k, first + j, k);
-        for (size_t h = 0; h < static_cast<size_t>(problem.heads.heads); ++h) {
+        for (size_t h = 0; h < static_cast<size_t>(workload.heads.heads); ++h) {
           double score = 0;
           for (size_t e = 0; e < dim; ++e)
             score +=
                 static_cast<double>(q[h * dim + e]) * static_cast<double>(k[h / group * dim + e]);
-          score *= static_cast<double>(problem.heads.scale);
+          score *= static_cast<double>(workload.heads.scale);
           squares += score * score;
           ++scores;
         }
@@ -84,44 +112,18 @@ double sampled_score_size(const AttentionWorkload& problem, const TensorRows& in
   return scores > 0 ? std::max(1.0, std::sqrt(squares / scores)) : 1;
 }
 
-std::unique_ptr<TensorRows> random_rows(const AttentionWorkload& problem, uint64_t seed) {
-  return std::make_unique<RandomRows>(problem, seed);
-}
-
-std::vector<float> random_sinks(int64_t heads, uint64_t seed) {
-  std::vector<float> sinks(static_cast<size_t>(heads));
-  fill_token_row({seed, TokenTensor::sinks, false}, 0, sinks);
-  return sinks;
-}
-
-WorkloadLayout::WorkloadLayout(const AttentionWorkload& problem, const LayoutKind& kind,
-                               const LayoutOptions& options) {
-  const int64_t multiple = kind.segment_multiple(options.cp);
-  int64_t tokens = 0, slots = 0;
-  for (int64_t d = 0; d < problem.documents(); ++d) {
-    tokens += problem.length(d);
-    slots += round_up(problem.length(d), multiple);
-    if (slots > std::numeric_limits<int32_t>::max())
-      throw_usage("document {} ends beyond slot 2^31 - 1 when documents take multiples of {} slots",
-                  d, multiple);
-    real.push_back(static_cast<int32_t>(tokens));
-    padded.push_back(static_cast<int32_t>(slots));
-  }
-  layout = kind.make({real, padded}, options);
-}
-
-std::vector<TokenRow> token_rows(const AttentionWorkload& problem, const Shard& shard) {
+std::vector<TokenRow> token_rows(const AttentionWorkload& workload, const Shard& shard) {
   std::vector<TokenRow> rows;
   for (const Fragment& f : shard.fragments) {
     const int64_t document = f.segment.value();
-    const int64_t first = problem.offsets[static_cast<size_t>(document)] + f.start.value();
+    const int64_t first = workload.offsets[static_cast<size_t>(document)] + f.start.value();
     for (int64_t i = 0; i < f.length; ++i)
       rows.push_back({first + i * f.stride, f.local_begin.value() + i, document});
   }
   return rows;
 }
 
-void fill_rows(const AttentionWorkload& problem, const TensorRows& inputs, InputTensor tensor,
+void fill_rows(const AttentionWorkload& workload, const TensorRows& inputs, InputTensor tensor,
                const Shard& shard, MatrixRef to) {
   std::vector<float> row(static_cast<size_t>(to.cols), std::numeric_limits<float>::quiet_NaN());
   const auto put = [&](int64_t at) {
@@ -133,7 +135,7 @@ void fill_rows(const AttentionWorkload& problem, const TensorRows& inputs, Input
     }
   };
   for (int64_t at = 0; at < to.rows; ++at) put(at);
-  for (const TokenRow& own : token_rows(problem, shard)) {
+  for (const TokenRow& own : token_rows(workload, shard)) {
     inputs.row(tensor, own.token, row);
     put(own.row);
   }

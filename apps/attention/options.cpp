@@ -95,37 +95,37 @@ void declare_measurement(CLI::App& app, AttentionOptions& o) {
   add_option(app, {"--csv", "Write the table here"}, o.csv);
 }
 
-void check_source(const AttentionOptions& o, ConfigErrors& problems) {
+void check_source(const AttentionOptions& o, ConfigErrors& errors) {
   const AttentionOptions usual;
-  if (!o.input.empty() && !o.generate.empty()) problems.add("one of --input and --gen, not both");
+  if (!o.input.empty() && !o.generate.empty()) errors.add("one of --input and --gen, not both");
   const bool has_shape = o.heads != usual.heads || o.kv_heads != usual.kv_heads ||
                          o.head_dim != usual.head_dim || o.mask != usual.mask ||
                          o.window != usual.window || o.sinks || o.seed != usual.seed;
   if (!o.input.empty() && has_shape)
-    problems.add(
+    errors.add(
         "--heads, --kv-heads, --head-dim, --mask, --window, --sinks and --seed are those of the "
         "file of --input: leave them out");
   const bool has_length = o.sweeps() || o.batch != 1 || o.tokens != usual.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
-    problems.add("--tokens, --min and --batch go with sequences, not with --input or --gen");
-  if (o.capacity != 0 && o.generate.empty()) problems.add("--capacity goes with --gen");
+    errors.add("--tokens, --min and --batch go with sequences, not with --input or --gen");
+  if (o.capacity != 0 && o.generate.empty()) errors.add("--capacity goes with --gen");
 }
 
-void check_sizes(const AttentionOptions& o, ConfigErrors& problems) {
-  check_sweep(o.sweep(), AttentionOptions().tokens, problems);
+void check_sizes(const AttentionOptions& o, ConfigErrors& errors) {
+  check_sweep(o.sweep(), AttentionOptions().tokens, errors);
   const std::pair<const char*, int64_t> sizes[] = {{"--tokens", o.tokens},
                                                    {"--min", o.min_tokens},
                                                    {"--max", o.max_tokens},
                                                    {"--capacity", o.capacity}};
   for (const auto& [option, size] : sizes)
     if (size > most_tokens / o.batch)
-      problems.add("{} {} times --batch {}: at most {} tokens, {} {}", option, size, o.batch,
+      errors.add("{} {} times --batch {}: at most {} tokens, {} {}", option, size, o.batch,
                    most_tokens, option, most_tokens / o.batch);
 }
 
-void check_shape(const AttentionOptions& o, ConfigErrors& problems) {
+void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
   if (o.heads % o.kv_heads != 0)
-    problems.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
+    errors.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
                  o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
   const std::tuple<const char*, int, int> limits[] = {{"--heads", o.heads, 4096},
                                                       {"--kv-heads", o.kv_heads, 4096},
@@ -133,69 +133,69 @@ void check_shape(const AttentionOptions& o, ConfigErrors& problems) {
                                                       {"--threads", o.threads, 1024},
                                                       {"--cp", o.cp, most_ranks}};
   for (const auto& [option, value, most] : limits)
-    if (value > most) problems.add("{} {}: at most {}", option, value, most);
-  if (o.window > 0 && o.mask != "causal") problems.add("--window {} needs --mask causal", o.window);
+    if (value > most) errors.add("{} {}: at most {}", option, value, most);
+  if (o.window > 0 && o.mask != "causal") errors.add("--window {} needs --mask causal", o.window);
 }
 
 bool has_many(const AttentionOptions& o) {
   return o.schedule.all() || o.layout.all() || (o.sweeps() && o.max_tokens != o.min_tokens);
 }
 
-void check_explanation(const AttentionOptions& o, ConfigErrors& problems) {
+void check_explanation(const AttentionOptions& o, ConfigErrors& errors) {
   const AttentionOptions usual;
   const bool has_model = o.tflops != usual.tflops || o.gbytes_per_s != usual.gbytes_per_s ||
                          o.latency_us != usual.latency_us;
   if (!o.explain && (!o.svg.empty() || has_model))
-    problems.add("--svg, --tflops, --gbps and --latency-us go with --explain");
+    errors.add("--svg, --tflops, --gbps and --latency-us go with --explain");
   if (!(o.tflops > 0) || !(o.gbytes_per_s > 0) || !(o.latency_us >= 0))
-    problems.add("--tflops {} and --gbps {} must be positive, --latency-us {} at least 0", o.tflops,
+    errors.add("--tflops {} and --gbps {} must be positive, --latency-us {} at least 0", o.tflops,
                  o.gbytes_per_s, o.latency_us);
   if (!o.explain) return;
-  if (has_many(o)) problems.add("--explain needs one --schedule, one --layout and one size");
-  if (!o.input.empty()) problems.add("--explain takes sizes or --gen, not --input");
+  if (has_many(o)) errors.add("--explain needs one --schedule, one --layout and one size");
+  if (!o.input.empty()) errors.add("--explain takes sizes or --gen, not --input");
   for (const auto& [option, value] : {std::pair{"--output", o.output},
                                       {"--trace", o.trace},
                                       {"--json", o.json},
                                       {"--csv", o.csv},
                                       {"--emulate-network", o.network}})
-    if (!value.empty()) problems.add("{} goes with a run, not with --explain", option);
+    if (!value.empty()) errors.add("{} goes with a run, not with --explain", option);
 }
 
-void check_backend(const AttentionOptions& o, ConfigErrors& problems) {
+void check_backend(const AttentionOptions& o, ConfigErrors& errors) {
   if (!o.backend.on_gpu()) {
     if (o.kernel != "auto")
-      problems.add("--kernel {} is one of GPUs: --backend cuda, or --kernel auto", o.kernel);
+      errors.add("--kernel {} is one of GPUs: --backend cuda, or --kernel auto", o.kernel);
     return;
   }
-  if (o.explain) problems.add("--backend cuda goes with a run, not with --explain");
+  if (o.explain) errors.add("--backend cuda goes with a run, not with --explain");
   if (o.threads != 1)
-    problems.add("--threads {} are of a CPU's kernel; with --backend cuda: 1", o.threads);
+    errors.add("--threads {} are of a CPU's kernel; with --backend cuda: 1", o.threads);
   if (!o.network.empty())
-    problems.add("--emulate-network delays messages of CPUs: --backend cpu, or without it");
+    errors.add("--emulate-network delays messages of CPUs: --backend cpu, or without it");
   constexpr int64_t largest_head_dim = cuda_kernel_largest_head_dim;
   if (o.head_dim > largest_head_dim)
-    problems.add("--head-dim {}: with --backend cuda at most {}", o.head_dim, largest_head_dim);
+    errors.add("--head-dim {}: with --backend cuda at most {}", o.head_dim, largest_head_dim);
 #ifndef GYRE_WITH_CUDNN
   if (o.kernel == "cudnn")
-    problems.add("--kernel cudnn: this build has no cuDNN; --kernel tiled works");
+    errors.add("--kernel cudnn: this build has no cuDNN; --kernel tiled works");
 #endif
 }
 
-void check_run(const AttentionOptions& o, int ranks, ConfigErrors& problems) {
+void check_run(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
   if (!o.explain && o.cp != ranks)
-    problems.add("--cp {} in a run of {} ranks; --explain takes any", o.cp, ranks);
+    errors.add("--cp {} in a run of {} ranks; --explain takes any", o.cp, ranks);
   for (const auto& [option, file] : {std::pair{"--output", o.output}, {"--trace", o.trace}})
     if (!file.empty() && has_many(o))
-      problems.add("{} needs one --schedule, one --layout and one size", option);
+      errors.add("{} needs one --schedule, one --layout and one size", option);
   if (!o.output.empty() && o.pass == "fwd")
-    problems.add("--output writes gradients too: --pass both");
+    errors.add("--output writes gradients too: --pass both");
   if (!(o.tol_scale > 0) || !std::isfinite(o.tol_scale))
-    problems.add("--tol-scale {} must be positive", o.tol_scale);
+    errors.add("--tol-scale {} must be positive", o.tol_scale);
   if (o.network.empty()) return;
   try {
     parse_network_model(o.network);
   } catch (const Error& error) {
-    problems.add("{}", error.what());
+    errors.add("{}", error.what());
   }
 }
 
@@ -230,16 +230,16 @@ void check_options(AttentionOptions& o, int ranks) {
   if (o.cp == 0) o.cp = ranks;
   if (o.wire_dkv.empty()) o.wire_dkv = o.dtype;
   if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
-  ConfigErrors problems;
-  check_source(o, problems);
-  check_sizes(o, problems);
-  check_shape(o, problems);
-  schedule_choices().check(o.schedule, problems);
-  layout_choices().check(o.layout, problems);
-  check_explanation(o, problems);
-  check_backend(o, problems);
-  check_run(o, ranks, problems);
-  problems.throw_if_any("impossible configuration");
+  ConfigErrors errors;
+  check_source(o, errors);
+  check_sizes(o, errors);
+  check_shape(o, errors);
+  schedule_choices().check(o.schedule, errors);
+  layout_choices().check(o.layout, errors);
+  check_explanation(o, errors);
+  check_backend(o, errors);
+  check_run(o, ranks, errors);
+  errors.throw_if_any("impossible configuration");
 }
 
 }  // namespace gyre

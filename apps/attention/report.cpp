@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "apps/attention/workload.hpp"
+#include "apps/common/host.hpp"
 #include "attention/kernels/cuda_kernel.hpp"
 #include "predict/explain.hpp"
 #ifdef GYRE_WITH_CUDNN
@@ -15,12 +15,12 @@
 namespace gyre {
 namespace {
 
-Fields key_of(const AttentionResult& row) {
-  return {{"schedule", row.schedule},
-          {"layout", row.layout},
-          {"pass", std::string(name_of(row.pass))},
-          {"tokens", row.tokens},
-          {"cp", int64_t{row.cp}}};
+Fields key_of(const AttentionResult& result) {
+  return {{"schedule", result.schedule},
+          {"layout", result.layout},
+          {"pass", std::string(name_of(result.pass))},
+          {"tokens", result.tokens},
+          {"cp", int64_t{result.cp}}};
 }
 
 }  // namespace
@@ -73,17 +73,17 @@ std::unique_ptr<BlockKernel> make_kernel(const AttentionOptions& o,
 }
 
 RunReport begin_attention_report(const AppContext& context, const AttentionOptions& o,
-                                 const AttentionWorkload& problem, const Backend& backend) {
+                                 const AttentionWorkload& workload, const Backend& backend) {
   RunReport report = begin_report(context,
-                                  {{"documents", problem.documents()},
-                                   {"tokens", problem.tokens()},
-                                   {"source", problem.origin},
-                                   {"heads", problem.heads.heads},
-                                   {"kv_heads", problem.heads.kv_heads},
-                                   {"head_dim", problem.heads.head_dim},
+                                  {{"documents", workload.documents()},
+                                   {"tokens", workload.tokens()},
+                                   {"source", workload.origin},
+                                   {"heads", workload.heads.heads},
+                                   {"kv_heads", workload.heads.kv_heads},
+                                   {"head_dim", workload.heads.head_dim},
                                    {"mask", o.mask},
-                                   {"window", problem.mask.window},
-                                   {"sinks", !problem.sinks.empty()},
+                                   {"window", workload.mask.window},
+                                   {"sinks", !workload.sinks.empty()},
                                    {"dtype", o.dtype},
                                    {"partial_out", o.partial_out},
                                    {"partial_dq", o.partial_dq},
@@ -103,49 +103,50 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
   return report;
 }
 
-void add_row(RunReport& report, const AttentionResult& row) {
+void add_result(RunReport& report, const AttentionResult& result) {
   ResultEntry entry;
-  entry.key = key_of(row);
-  entry.samples_ms = row.samples_ms;
-  entry.measurements = attention_table().fields(row);
-  entry.measurements.emplace_back("compute_only_ms", row.compute_ms);
-  entry.measurements.emplace_back("communication_only_ms", row.communicate_ms);
-  entry.measurements.emplace_back("exposed_ms", row.exposed_ms);
-  entry.measurements.emplace_back("exposed_noise_ms", row.exposed_noise_ms);
-  entry.flops = row.flops;
-  entry.bytes_wire = row.wire_bytes;
+  entry.key = key_of(result);
+  entry.samples_ms = result.samples_ms;
+  entry.measurements = attention_table().fields(result);
+  entry.measurements.emplace_back("compute_only_ms", result.compute_ms);
+  entry.measurements.emplace_back("communication_only_ms", result.communicate_ms);
+  entry.measurements.emplace_back("exposed_ms", result.exposed_ms);
+  entry.measurements.emplace_back("exposed_noise_ms", result.exposed_noise_ms);
+  entry.flops = result.flops;
+  entry.bytes_wire = result.wire_bytes;
   report.results.push_back(std::move(entry));
 }
 
-void add_figures(RunReport& report, const std::vector<AttentionResult>& rows) {
+void add_figures(RunReport& report, const std::vector<AttentionResult>& results) {
   std::vector<const AttentionResult*> fastest;
-  for (const AttentionResult& row : rows) {
-    if (row.flops == 0) continue;
+  for (const AttentionResult& result : results) {
+    if (result.flops == 0) continue;
     const auto same =
         std::find_if(fastest.begin(), fastest.end(), [&](const AttentionResult* other) {
-          return other->pass == row.pass && other->tokens == row.tokens;
+          return other->pass == result.pass && other->tokens == result.tokens;
         });
     if (same == fastest.end())
-      fastest.push_back(&row);
-    else if (row.tflops_per_rank() > (*same)->tflops_per_rank())
-      *same = &row;
+      fastest.push_back(&result);
+    else if (result.tflops_per_rank() > (*same)->tflops_per_rank())
+      *same = &result;
   }
-  for (const AttentionResult* row : fastest)
-    report.foms.push_back({"attention_rate", row->tflops_per_rank(), "TFLOP/s/rank", key_of(*row)});
+  for (const AttentionResult* result : fastest)
+    report.foms.push_back(
+        {"attention_rate", result->tflops_per_rank(), "TFLOP/s/rank", key_of(*result)});
 }
 
-std::string peak_text(const AttentionResult& row, int threads) {
-  if (!(row.peak > 0)) return "# peak n/a\n";
+std::string peak_text(const AttentionResult& result, int threads) {
+  if (!(result.peak > 0)) return "# peak n/a\n";
   return fmt::format("# peak {:.4g} GFLOP/s a core, measured with f32 FMAs, {} a rank\n",
-                     row.peak / threads / 1e9, threads);
+                     result.peak / threads / 1e9, threads);
 }
 
-std::string details_text(const AttentionResult& row) {
+std::string details_text(const AttentionResult& result) {
   std::string text = fmt::format(
       "# {} {} {} {}: total {:.3f} ms, compute only {:.3f}, communication only {:.3f}, exposed "
       "{:.3f} (quartiles {:.3f} apart)\n",
-      row.schedule, row.layout, name_of(row.pass), row.tokens, row.time_ms.median, row.compute_ms,
-      row.communicate_ms, row.exposed_ms, row.exposed_noise_ms);
+      result.schedule, result.layout, name_of(result.pass), result.tokens, result.time_ms.median,
+      result.compute_ms, result.communicate_ms, result.exposed_ms, result.exposed_noise_ms);
   using Line = std::pair<int, const AttentionRankTimes*>;
   const Table<Line> table({
       {"rank", "", 8, 0, [](const Line& l) { return int64_t{l.first}; }},
@@ -158,8 +159,8 @@ std::string details_text(const AttentionResult& row) {
       {"msgs", "", 6, 0, [](const Line& l) { return l.second->messages; }},
   });
   text += table.header();
-  for (const int rank : shown_ranks(row.cp, 64))
-    text += as_comment(table.row({rank, &row.ranks.at(static_cast<size_t>(rank))}));
+  for (const int rank : shown_ranks(result.cp, 64))
+    text += as_comment(table.row({rank, &result.ranks.at(static_cast<size_t>(rank))}));
   return text;
 }
 

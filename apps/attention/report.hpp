@@ -1,5 +1,5 @@
 #pragma once
-// How gyre-attention shows what it measured.
+// Presentation of the results of gyre-attention: table, report, figures of merit.
 
 #include <string>
 #include <vector>
@@ -13,26 +13,27 @@ namespace gyre {
 
 const Table<AttentionResult>& attention_table();
 
-/// The kernel that --kernel stands for: "cpu", "tiled" or "cudnn".
+/// The kernel that --kernel selects: "cpu", "tiled" or "cudnn".
 std::string kernel_of(const AttentionOptions& o);
-/// That kernel, on a stream made for the backend of the options.
+/// Makes that kernel, on a stream of the backend of the options.
 std::unique_ptr<BlockKernel> make_kernel(const AttentionOptions& o, Stream& stream);
 
-/// A report whose configuration says what is attended.
+/// Starts a report whose configuration describes the workload and the options.
 RunReport begin_attention_report(const AppContext& context, const AttentionOptions& o,
-                                 const AttentionWorkload& problem, const Backend& backend);
+                                 const AttentionWorkload& workload, const Backend& backend);
 
-/// Adds the row to the results.
-void add_row(RunReport& report, const AttentionResult& row);
+/// Adds the result to the report.
+void add_result(RunReport& report, const AttentionResult& result);
 
-/// Figures of merit: for each direction and number of tokens, the rate of the fastest row.
-void add_figures(RunReport& report, const std::vector<AttentionResult>& rows);
+/// Adds the figures of merit: for each direction and number of tokens, the rate of the fastest
+/// result.
+void add_figures(RunReport& report, const std::vector<AttentionResult>& results);
 
-/// "# peak ..." line: what a core could do, measured; n/a on GPUs.
-std::string peak_text(const AttentionResult& row, int threads);
+/// "# peak ..." line: the measured FMA peak of a core; n/a on GPUs.
+std::string peak_text(const AttentionResult& result, int threads);
 
-/// How the time of a row came about: a "#" line with total, compute only, communication only and
-/// what is exposed; then a line for each of up to 64 ranks.
-std::string details_text(const AttentionResult& row);
+/// The parts of a result's time: a "#" line with total, compute only, communication only and
+/// exposed time; then a line for each of up to 64 ranks.
+std::string details_text(const AttentionResult& result);
 
 }  // namespace gyre

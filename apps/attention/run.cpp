@@ -7,7 +7,6 @@
 #include <set>
 
 #include "comm/agree.hpp"
-#include "report/value.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/watchdog.hpp"
 
@@ -18,10 +17,10 @@ double median(std::span<const double> samples) {
   return quantile(samples, 0.5);
 }
 
-/// Times of one kind of run: an iteration is as slow as its slowest rank.
+/// Times of the iterations of one kind of run, on this rank.
 class Clocked {
  public:
-  /// From a barrier; milliseconds.
+  /// Times `body` in milliseconds, from a barrier on.
   template <class Body>
   void time(Communicator& world, Body body) {
     HostStream stream;
@@ -47,29 +46,16 @@ ExecutionTimes medians(const std::vector<ExecutionTimes>& parts) {
           of(&ExecutionTimes::total)};
 }
 
-/// What communication adds, iteration by iteration: a machine that is slow for a while slows an
-/// iteration and its compute alike.
-void add_exposure(AttentionResult& row, const std::vector<double>& whole,
+/// Sets the exposed communication: the median of the differences of each iteration and its compute.
+/// A machine that is slow for a while slows both alike.
+void add_exposure(AttentionResult& result, const std::vector<double>& whole,
                   const std::vector<double>& compute) {
   std::vector<double> added;
   for (size_t i = 0; i < whole.size(); ++i) added.push_back(whole[i] - compute[i]);
-  row.time_ms = summarize(whole);
-  row.compute_ms = median(compute);
-  row.exposed_ms = median(added);
-  row.exposed_noise_ms = quantile(added, 0.75) - quantile(added, 0.25);
-}
-
-/// The rank's plan; a usage error if it needs more memory than it may.
-RankPlan plan_that_fits(const AttentionWorkload& problem, const AttentionProblem& planned,
-                        const AttentionSetup& setup, int rank) {
-  RankPlan plan = plan_rank(setup.schedule, planned, rank);
-  const int64_t bytes = planned_bytes(plan, problem, setup);
-  if (setup.memory_bytes == 0 || bytes <= setup.memory_bytes) return plan;
-  const double share = static_cast<double>(setup.memory_bytes) / static_cast<double>(bytes);
-  throw_usage("schedule {}: needs {} a rank, and {} are available; about {:.0f} tokens fit",
-              setup.schedule.name, si_text(static_cast<double>(bytes), "B"),
-              si_text(static_cast<double>(setup.memory_bytes), "B"),
-              std::floor(share * static_cast<double>(problem.tokens())));
+  result.time_ms = summarize(whole);
+  result.compute_ms = median(compute);
+  result.exposed_ms = median(added);
+  result.exposed_noise_ms = quantile(added, 0.75) - quantile(added, 0.25);
 }
 
 }  // namespace
@@ -105,45 +91,23 @@ double AttentionResult::overlap() const {
   return std::clamp(1 - exposed_ms / communicate_ms, 0.0, 1.0);
 }
 
-int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& problem,
-                      const AttentionSetup& setup) {
-  int64_t bytes = 0, copies = 0;
-  for (int kind = 0; kind < array_kinds; ++kind)
-    if (setup.with_backward || kind <= own(ArrayKind::stats))
-      bytes += stored_bytes(plan.arrays[static_cast<size_t>(kind)], problem.heads, setup.types);
-  copies = count(plan, Pass::forward, problem.heads, setup.types).transient_bytes;
-  if (setup.with_backward)
-    copies =
-        std::max(copies, count(plan, Pass::backward, problem.heads, setup.types).transient_bytes);
-  const int64_t planes = setup.with_backward ? 2 : 1;
-  const auto statistics =
-      static_cast<int64_t>(sizeof(double)) * planes * problem.tokens() * problem.heads.heads;
-  return bytes + copies + (setup.checks ? statistics : 0);
-}
-
-void check_plan(const AttentionWorkload& problem, const AttentionSetup& setup, int rank) {
-  const WorkloadLayout placed(problem, setup.layout, setup.layout_options);
-  plan_that_fits(problem, {&placed.layout, problem.heads, problem.mask, setup.schedule_options},
-                 setup, rank);
-}
-
-AttentionRun::AttentionRun(const AttentionWorkload& problem, const TensorRows& inputs,
+AttentionRun::AttentionRun(const AttentionWorkload& workload, const TensorRows& inputs,
                            const AttentionSetup& setup, const AttentionMachine& machine)
-    : problem_(problem),
-      placed_(problem, setup.layout, setup.layout_options),
-      planned_{&placed_.layout, problem.heads, problem.mask, setup.schedule_options},
+    : workload_(workload),
+      placed_(workload, setup.layout, setup.layout_options),
+      planned_{&placed_.layout, workload.heads, workload.mask, setup.schedule_options},
       setup_(setup),
-      plan_(plan_that_fits(problem, planned_, setup, machine.network.rank())),
+      plan_(plan_that_fits(workload, planned_, setup, machine.network.rank())),
       machine_(machine),
-      executor_(plan_, problem.heads, setup.types, machine.network, machine.kernel, machine.stream,
+      executor_(plan_, workload.heads, setup.types, machine.network, machine.kernel, machine.stream,
                 machine.workspace, setup.with_backward) {
-  executor_.set_sinks(problem.sinks);
+  executor_.set_sinks(workload.sinks);
   const auto fill = [&](ArrayKind kind, std::initializer_list<InputTensor> planes) {
     HostFill array(executor_.matrix(kind), machine_.stream);
     int64_t column = 0;
     for (const InputTensor tensor : planes) {
-      const int64_t width = problem.width(tensor);
-      fill_rows(problem, inputs, tensor, shard(), array.matrix().columns_from(column, width));
+      const int64_t width = workload.width(tensor);
+      fill_rows(workload, inputs, tensor, shard(), array.matrix().columns_from(column, width));
       column += width;
     }
     array.upload();
@@ -154,19 +118,19 @@ AttentionRun::AttentionRun(const AttentionWorkload& problem, const TensorRows& i
 }
 
 std::string AttentionRun::name() const {
-  return fmt::format("{}, {}, {} tokens", setup_.schedule.name, layout().name, problem_.tokens());
+  return fmt::format("{}, {}, {} tokens", setup_.schedule.name, layout().name, workload_.tokens());
 }
 
 AttentionTolerances AttentionRun::tolerances(Communicator& world) const {
   AttentionReductions lengths = attention_reductions(plan_, planned_, world);
-  lengths.score_size = problem_.score_size;
+  lengths.score_size = workload_.score_size;
   return attention_tolerances(lengths, setup_.types,
                               machine_.kernel.precision(setup_.types.activations));
 }
 
 void AttentionRun::check_counts(Verification& checks, Communicator& world) const {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
-    const PlanCount mine = count(plan_, pass, problem_.heads, setup_.types);
+    const PlanCount mine = count(plan_, pass, workload_.heads, setup_.types);
     Verification counters;
     Check& check = counters.check(name() + ": counters", 0);
     const auto expect = [&](const char* what, int64_t counted, int64_t expected) {
@@ -176,7 +140,7 @@ void AttentionRun::check_counts(Verification& checks, Communicator& world) const
       });
     };
     expect("pairs of all ranks", all_reduce_value(world, mine.pairs, ReduceOp::sum),
-           problem_.pairs());
+           workload_.pairs());
     expect("bytes received by all ranks",
            all_reduce_value(world, mine.bytes_received, ReduceOp::sum),
            all_reduce_value(world, mine.bytes_sent, ReduceOp::sum));
@@ -199,7 +163,7 @@ void AttentionRun::poison() {
     if (inputs.contains(array.storage)) continue;
     if (!setup_.with_backward && array.kind > ArrayKind::stats) continue;
     const auto bytes = machine_.workspace.storage(
-        array.storage, stored_bytes(array, problem_.heads, setup_.types));
+        array.storage, stored_bytes(array, workload_.heads, setup_.types));
     machine_.stream.fill(bytes.data(), std::byte{0xff}, bytes.size());  // NaN in every type
   }
 }
@@ -210,7 +174,7 @@ void AttentionRun::prepare(Pass pass, bool poisoned) {
 }
 
 void AttentionRun::check_traffic(Pass pass, const Traffic& before) {
-  const PlanCount planned = count(plan_, pass, problem_.heads, setup_.types);
+  const PlanCount planned = count(plan_, pass, workload_.heads, setup_.types);
   const Traffic& after = machine_.network.traffic();
   GYRE_CHECK(after.bytes_sent - before.bytes_sent == planned.bytes_sent &&
                  after.messages - before.messages == planned.messages,
@@ -231,7 +195,7 @@ AttentionResult AttentionRun::measure(Pass pass, const MeasureOptions& options, 
     const Traffic before = machine_.network.traffic();
     (i < 0 ? untimed : whole).time(world, [&] { times = executor_.run(pass); });
     // The gradients of sinks are summed by a collective that is no part of the plan.
-    if (problem_.sinks.empty()) check_traffic(pass, before);
+    if (workload_.sinks.empty()) check_traffic(pass, before);
     if (i >= 0) parts.push_back(times);
     if (i >= 0 && after) after();
     (i < 0 ? untimed : compute).time(world, [&] { executor_.run(pass, Execute::compute_only); });
@@ -239,25 +203,25 @@ AttentionResult AttentionRun::measure(Pass pass, const MeasureOptions& options, 
       executor_.run(pass, Execute::communication_only);
     });
   }
-  AttentionResult row;
-  row.schedule = setup_.schedule.name;
-  row.layout = layout().name;
-  row.pass = pass;
-  row.tokens = problem_.tokens();
-  row.documents = problem_.documents();
-  row.cp = layout().cp();
-  row.samples_ms = whole.gather(world);
-  row.communicate_ms = median(slowest_rank(communicate.gather(world)));
-  add_exposure(row, slowest_rank(row.samples_ms), slowest_rank(compute.gather(world)));
-  row.flops = attention_flops(pass, problem_.pairs(), problem_.heads.head_dim);
-  row.peak = options.peak_flops;
-  add_ranks(row, medians(parts), count(plan_, pass, problem_.heads, setup_.types), world);
-  row.error_over_tolerance = std::nan("");
-  row.check = "-";
-  return row;
+  AttentionResult result;
+  result.schedule = setup_.schedule.name;
+  result.layout = layout().name;
+  result.pass = pass;
+  result.tokens = workload_.tokens();
+  result.documents = workload_.documents();
+  result.cp = layout().cp();
+  result.samples_ms = whole.gather(world);
+  result.communicate_ms = median(slowest_rank(communicate.gather(world)));
+  add_exposure(result, slowest_rank(result.samples_ms), slowest_rank(compute.gather(world)));
+  result.flops = attention_flops(pass, workload_.pairs(), workload_.heads.head_dim);
+  result.peak = options.peak_flops;
+  add_ranks(result, medians(parts), count(plan_, pass, workload_.heads, setup_.types), world);
+  result.error_over_tolerance = std::nan("");
+  result.check = "-";
+  return result;
 }
 
-void AttentionRun::add_ranks(AttentionResult& row, const ExecutionTimes& mine,
+void AttentionRun::add_ranks(AttentionResult& result, const ExecutionTimes& mine,
                              const PlanCount& counted, Communicator& world) const {
   const std::vector<double> kernel = all_gather_value(world, 1e3 * mine.compute),
                             wait = all_gather_value(world, 1e3 * mine.wait),
@@ -266,10 +230,10 @@ void AttentionRun::add_ranks(AttentionResult& row, const ExecutionTimes& mine,
                              bytes = all_gather_value(world, counted.bytes_sent),
                              messages = all_gather_value(world, counted.messages);
   for (size_t r = 0; r < kernel.size(); ++r) {
-    row.ranks.push_back({kernel[r], wait[r], copy[r], pairs[r], bytes[r], messages[r]});
-    row.wire_bytes += static_cast<double>(bytes[r]);
+    result.ranks.push_back({kernel[r], wait[r], copy[r], pairs[r], bytes[r], messages[r]});
+    result.wire_bytes += static_cast<double>(bytes[r]);
   }
-  row.transient_bytes = all_reduce_value(world, counted.transient_bytes, ReduceOp::max);
+  result.transient_bytes = all_reduce_value(world, counted.transient_bytes, ReduceOp::max);
 }
 
 void AttentionRun::repeat(Pass pass, Trace* trace) {

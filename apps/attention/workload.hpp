@@ -1,43 +1,59 @@
 #pragma once
-// From options and files to the problems of gyre-attention, and from its arrays to a file.
+// The workload of gyre-attention: documents, the shape and mask of the attention over them, and
+// their place in a layout. The values of q, k, v and d_out are in apps/attention/inputs.hpp.
 
-#include "apps/attention/options.hpp"
-#include "apps/attention/run.hpp"
-#include "apps/common/host.hpp"
-#include "io/attention_file.hpp"
-#include "report/app.hpp"
+#include <string>
+#include <vector>
+
+#include "attention/plan.hpp"
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 
-/// `size` tokens a sequence, or one pack of made-up documents; inputs by --seed. Throws usage
-/// errors of --gen.
-AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size);
-/// What a file holds; its shape and mask replace those of the options.
-AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o);
-/// Rows of the file, which must outlive them, rounded to `type`.
-std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type);
-/// Whether all inputs of the file are numbers of `type`: only then do its references belong to what
-/// is computed from rounded ones.
-bool has_exact_inputs(const AttentionFile& file, DType type);
+struct AttentionFile;
+struct AttentionOptions;
 
-/// One schedule under one layout, as the options want it.
-AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
-                        const LayoutKind& layout, int64_t memory_bytes);
-/// With one schedule and one layout: throws a usage error that lists all sizes that they refuse, or
-/// that do not fit the memory of `rank`. With several, a run goes on with those that do.
-void check_workloads(const std::vector<AttentionWorkload>& cases, const AttentionOptions& o,
-                     int64_t memory_bytes, int rank);
+enum class InputTensor { q, k, v, d_out };
 
-/// Writes out, log-sum-exps and gradients of all tokens, after both passes. Collective.
-void write_results(OutputFile& output, AttentionRun& run, const std::string& input_sha256,
-                   const Provenance& provenance, Communicator& world);
+/// Documents, concatenated, and the attention over them. Token t of the concatenation is position
+/// t - offsets[d] of document d.
+struct AttentionWorkload {
+  HeadShape heads;
+  MaskRule mask;
+  std::vector<int64_t> offsets;  ///< [documents + 1]
+  std::vector<float> sinks;      ///< [heads], or empty
+  DType type = DType::f32;       ///< of q, k, v, d_out: values are rounded to it
+  double score_size = 1;         ///< rms of scaled scores, at least 1; 1 for normal inputs
+  std::string origin;            ///< source of the documents, for the report
 
-/// A plan of all ranks, explained and drawn, in the directions of --pass.
-struct Explanation {
-  std::string text, svg;
+  int64_t documents() const { return std::ssize(offsets) - 1; }
+  int64_t tokens() const { return offsets.back(); }
+  int64_t length(int64_t d) const {
+    return offsets[static_cast<size_t>(d) + 1] - offsets[static_cast<size_t>(d)];
+  }
+  int64_t longest() const;
+  /// Visible (query, key) pairs of all documents, times the query heads.
+  int64_t pairs() const;
+  /// Elements of a token's row in `tensor`.
+  int64_t width(InputTensor tensor) const {
+    const bool kv = tensor == InputTensor::k || tensor == InputTensor::v;
+    return (kv ? heads.kv_heads : heads.heads) * heads.head_dim;
+  }
 };
-/// Throws a usage error that names the nearest --cp if the plans of all ranks are too large to be
-/// held (some 30 million entries, a few GB).
-Explanation explain_workload(const AttentionWorkload& problem, const AttentionOptions& o);
+
+/// The workload of the options: sequences of `size` tokens, or one pack of generated documents.
+/// Throws usage errors of --gen.
+AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size);
+/// The workload of a file. Its mask replaces that of the options.
+AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o);
+
+/// A workload in a layout: every document has as many slots as the layout requires. Throws a usage
+/// error for more than 2^31 - 1 slots.
+struct WorkloadLayout {
+  std::vector<int32_t> real = {0}, padded = {0};
+  Layout layout;
+  WorkloadLayout(const AttentionWorkload& workload, const LayoutKind& kind,
+                 const LayoutOptions& options);
+};
 
 }  // namespace gyre

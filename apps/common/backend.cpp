@@ -36,22 +36,22 @@ std::string comm_of(const BackendOptions& o) {
 }
 
 void check_backend_options(const BackendOptions& o) {
-  ConfigErrors problems;
+  ConfigErrors errors;
   const auto one_of = [](const std::string& value, std::initializer_list<const char*> choices) {
     return std::find(choices.begin(), choices.end(), value) != choices.end();
   };
   if (!one_of(o.backend, {"cpu", "cuda"}))
-    problems.add("--backend {}: it is cpu or cuda", o.backend);
+    errors.add("--backend {}: it is cpu or cuda", o.backend);
   const std::string comm = comm_of(o);
   if (!one_of(comm, {"mpi", "staged", "nccl"}))
-    problems.add("--comm {}: it is mpi (CPUs), nccl or staged (GPUs)", comm);
+    errors.add("--comm {}: it is mpi (CPUs), nccl or staged (GPUs)", comm);
   else if (o.backend == "cpu" && comm != "mpi")
-    problems.add("--comm {} moves GPU memory; with --backend cpu it is mpi, or: --backend cuda",
+    errors.add("--comm {} moves GPU memory; with --backend cpu it is mpi, or: --backend cuda",
                  comm);
   else if (o.on_gpu() && comm == "mpi")
-    problems.add("--comm mpi moves host memory; with --backend cuda it is nccl or staged");
-  if (o.share_gpus && !o.on_gpu()) problems.add("--share-gpus goes with --backend cuda");
-  problems.throw_if_any("these options do not go together:");
+    errors.add("--comm mpi moves host memory; with --backend cuda it is nccl or staged");
+  if (o.share_gpus && !o.on_gpu()) errors.add("--share-gpus goes with --backend cuda");
+  errors.throw_if_any("these options do not go together:");
 }
 
 void check_build(const BackendOptions& o) {

@@ -84,14 +84,14 @@ struct RegistryOptions {
 
   /// Adds a problem for each number that is given to an entry which does not read it. With "all",
   /// every number is read by some entry.
-  void check(const Choice& choice, ConfigErrors& problems) const {
+  void check(const Choice& choice, ConfigErrors& errors) const {
     for (const Entry& entry : entries) {
       if (choice.name != entry.name) continue;
       for (const Field& field : fields) {
         const int64_t value = choice.options.*field.value;
         if (value == Options().*field.value || reads(entry, field)) continue;
         const std::string readers = readers_of(field);
-        problems.add("{} {}: {} {} does not read it; {} {}", flag_of(choice, field), value, word,
+        errors.add("{} {}: {} {} does not read it; {} {}", flag_of(choice, field), value, word,
                      entry.name, readers, readers.find(' ') == std::string::npos ? "does" : "do");
       }
     }

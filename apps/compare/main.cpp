@@ -1,4 +1,4 @@
-// gyre-compare: two HDF5 files, tensor by tensor.
+// gyre-compare: compares two HDF5 files, tensor by tensor.
 
 #include <fmt/format.h>
 
@@ -49,7 +49,7 @@ const Table<TensorComparison>& compare_table() {
   return table;
 }
 
-/// Prints the comparison; the code is that of its verdict.
+/// Prints the comparison; returns the exit code of its verdict.
 ExitCode present(const std::vector<TensorComparison>& tensors, bool quiet) {
   const auto same = std::count_if(tensors.begin(), tensors.end(),
                                   [](const auto& t) { return t.match == Match::same; });

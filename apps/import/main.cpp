@@ -1,8 +1,7 @@
-// gyre-import: text files in, a documents file out, one document a file, bytes as tokens.
+// gyre-import: text files in, a documents file out; one document per file, bytes as tokens.
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdio>
 
 #include "comm/agree.hpp"
@@ -50,7 +49,7 @@ const Table<Row>& import_table() {
   return table;
 }
 
-/// What the numbers in the table leave out.
+/// Notes on files that the table does not count.
 void print_notes(const ImportReport& report, bool verbose) {
   if (report.duplicates > 0)
     fmt::print("# {} files were reached more than once and count once\n", report.duplicates);
@@ -64,11 +63,8 @@ void print_notes(const ImportReport& report, bool verbose) {
     if (verbose) fmt::print("#     {}\n", path);
 }
 
-Row summarise(const Documents& documents, const ImportReport& report) {
-  Row row{report, documents.count(), documents.total(), 0};
-  for (int64_t i = 0; i < documents.count(); ++i)
-    row.longest = std::max(row.longest, documents.length(i));
-  return row;
+Row row_of(const Documents& documents, const ImportReport& report) {
+  return {report, documents.count(), documents.total(), documents.longest()};
 }
 
 ExitCode run(const Options& o, AppContext& context) {
@@ -86,7 +82,7 @@ ExitCode run(const Options& o, AppContext& context) {
                   provenance_of(context, fmt::format("{}", fmt::join(o.paths, "\n"))));
 
   if (context.root()) {
-    const Row row = summarise(documents, report);
+    const Row row = row_of(documents, report);
     if (!context.quiet) {
       fmt::print("# {} {}, ranks {}, writes {}\n", context.info.name, build_info().version,
                  world.size(), o.output);

@@ -106,9 +106,9 @@ void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsO
       some = some || reason.empty();
       if (reason.empty()) return;
       const bool needed = o.op != "all" || (!upstream && is_written(o, operation));
-      for (ConfigErrors* problems : {&all, needed ? &fatal : nullptr})
-        if (problems != nullptr)
-          problems->add("{}", refusal_text(operation, upstream, problem, reason));
+      for (ConfigErrors* errors : {&all, needed ? &fatal : nullptr})
+        if (errors != nullptr)
+          errors->add("{}", refusal_text(operation, upstream, problem, reason));
     });
   fatal.throw_if_any("impossible configuration");
   if (!some) all.throw_if_any("impossible configuration");

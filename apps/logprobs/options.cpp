@@ -109,29 +109,29 @@ void declare_run(CLI::App& app, LogprobsOptions& o) {
   add_option(app, {"--csv", "Write the table here"}, o.csv);
 }
 
-void check_source(const LogprobsOptions& o, ConfigErrors& problems) {
+void check_source(const LogprobsOptions& o, ConfigErrors& errors) {
   const LogprobsOptions usual;
-  if (!o.input.empty() && !o.generate.empty()) problems.add("one of --input and --gen, not both");
+  if (!o.input.empty() && !o.generate.empty()) errors.add("one of --input and --gen, not both");
   const bool has_shape =
       o.vocab != usual.vocab || o.padded != usual.padded || o.picks != usual.picks ||
       o.temperature != usual.temperature || o.top_k != usual.top_k || o.top_p != usual.top_p ||
       o.logit_scale != usual.logit_scale || o.peaks != usual.peaks ||
       o.peak_height != usual.peak_height || o.zero_fraction != usual.zero_fraction;
   if (!o.input.empty() && has_shape)
-    problems.add(
+    errors.add(
         "--vocab, --padded, --picks, --temperature, --top-k, --top-p, --logit-scale, --peaks, "
         "--peak-height and --zero-fraction are those of the file of --input: leave them out");
   const bool has_length = o.sweeps() || o.sequences != 1 || o.tokens != usual.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
-    problems.add("--tokens, --min and --sequences do not go with --input or --gen");
-  if (o.capacity != 0 && o.generate.empty()) problems.add("--capacity goes with --gen");
+    errors.add("--tokens, --min and --sequences do not go with --input or --gen");
+  if (o.capacity != 0 && o.generate.empty()) errors.add("--capacity goes with --gen");
 }
 
-void check_sizes(const LogprobsOptions& o, ConfigErrors& problems) {
-  check_sweep(o.sweep(), LogprobsOptions().tokens, problems);
+void check_sizes(const LogprobsOptions& o, ConfigErrors& errors) {
+  check_sweep(o.sweep(), LogprobsOptions().tokens, errors);
   const int64_t fewest = o.sweeps() ? o.min_tokens : o.tokens;
   if (o.sequences > fewest)
-    problems.add("--sequences {} of {} tokens; at most {}", o.sequences, fewest, fewest);
+    errors.add("--sequences {} of {} tokens; at most {}", o.sequences, fewest, fewest);
   const std::tuple<const char*, int64_t, int64_t> limits[] = {
       {"--tokens", o.tokens, most_tokens},     {"--max", o.max_tokens, most_tokens},
       {"--capacity", o.capacity, most_tokens}, {"--vocab", o.vocab, most_columns},
@@ -139,43 +139,43 @@ void check_sizes(const LogprobsOptions& o, ConfigErrors& problems) {
       {"--hidden", o.hidden, 1 << 20},         {"--list-length", o.list_length, 1 << 20},
       {"--threads", o.threads, 1024}};
   for (const auto& [option, value, most] : limits)
-    if (value > most) problems.add("{} {}: at most {}", option, value, most);
+    if (value > most) errors.add("{} {}: at most {}", option, value, most);
 }
 
 bool is_temperature(double t) {
   return t >= least_temperature && t <= most_temperature;
 }
 
-void check_filter(const LogprobsOptions& o, ConfigErrors& problems) {
+void check_filter(const LogprobsOptions& o, ConfigErrors& errors) {
   if (!is_temperature(o.temperature))
-    problems.add("--temperature {} must be from {} to {}; the nearest is {}", o.temperature,
+    errors.add("--temperature {} must be from {} to {}; the nearest is {}", o.temperature,
                  least_temperature, most_temperature,
                  o.temperature > 1 ? most_temperature : least_temperature);
   if (o.top_k > o.vocab)
-    problems.add("--top-k {} of --vocab {}; the nearest is {}", o.top_k, o.vocab, o.vocab);
+    errors.add("--top-k {} of --vocab {}; the nearest is {}", o.top_k, o.vocab, o.vocab);
   if (!(o.top_p > 0 && o.top_p <= 1))
-    problems.add("--top-p {} must be above 0 and at most 1; the nearest is {}", o.top_p,
+    errors.add("--top-p {} must be above 0 and at most 1; the nearest is {}", o.top_p,
                  o.top_p > 1 ? "1" : "a small positive number");
 }
 
-void check_made_up(const LogprobsOptions& o, ConfigErrors& problems) {
+void check_made_up(const LogprobsOptions& o, ConfigErrors& errors) {
   if (!(o.logit_scale >= 0) || !std::isfinite(o.logit_scale))
-    problems.add("--logit-scale {} must be at least 0 and finite", o.logit_scale);
-  if (!std::isfinite(o.peak_height)) problems.add("--peak-height {} must be finite", o.peak_height);
+    errors.add("--logit-scale {} must be at least 0 and finite", o.logit_scale);
+  if (!std::isfinite(o.peak_height)) errors.add("--peak-height {} must be finite", o.peak_height);
   if (o.logit_scale > most_scale)
-    problems.add("--logit-scale {}: at most {}", o.logit_scale, most_scale);
+    errors.add("--logit-scale {}: at most {}", o.logit_scale, most_scale);
   // A normal number is hardly above 8; what becomes of logits stays far from the limits of f32.
   const double largest =
       (8 * o.logit_scale + std::abs(o.peak_height)) / std::min(1.0, o.temperature);
   if (is_temperature(o.temperature) && std::isfinite(o.peak_height) && largest > most_logit)
-    problems.add(
+    errors.add(
         "--logit-scale {} and --peak-height {} over --temperature {} make logits of {:.3g}; at "
         "most "
         "{:.3g}",
         o.logit_scale, o.peak_height, o.temperature, largest, most_logit);
-  if (o.peaks > 65536) problems.add("--peaks {}: at most 65536", o.peaks);
+  if (o.peaks > 65536) errors.add("--peaks {}: at most 65536", o.peaks);
   if (!(o.zero_fraction >= 0 && o.zero_fraction <= 1))
-    problems.add("--zero-fraction {} must be from 0 to 1; the nearest is {}", o.zero_fraction,
+    errors.add("--zero-fraction {} must be from 0 to 1; the nearest is {}", o.zero_fraction,
                  o.zero_fraction > 1 ? 1 : 0);
 }
 
@@ -190,38 +190,38 @@ std::string grid_hint(const LogprobsOptions& o, int ranks) {
   return fmt::format("{}", fmt::join(some, " | "));
 }
 
-void check_shards(const LogprobsOptions& o, ConfigErrors& problems) {
+void check_shards(const LogprobsOptions& o, ConfigErrors& errors) {
   const std::vector<int64_t> sizes = parse_shards(o.shards);
   if (std::ssize(sizes) != o.tp)
-    problems.add("--shards {} is {} shards, but --tp is {}; give {}", o.shards, sizes.size(), o.tp,
+    errors.add("--shards {} is {} shards, but --tp is {}; give {}", o.shards, sizes.size(), o.tp,
                  o.tp);
   int64_t columns = 0;
   for (const int64_t size : sizes) columns += std::min(size, most_columns + 1 - columns);
   if (columns > most_columns)
-    problems.add("--shards {}: at most {} columns in all", o.shards, most_columns);
+    errors.add("--shards {}: at most {} columns in all", o.shards, most_columns);
   if (o.input.empty() && columns < o.vocab)
-    problems.add("--shards {} are {} columns for --vocab {}; at least {}", o.shards, columns,
+    errors.add("--shards {} are {} columns for --vocab {}; at least {}", o.shards, columns,
                  o.vocab, o.vocab);
 }
 
-void check_columns(const LogprobsOptions& o, ConfigErrors& problems) {
+void check_columns(const LogprobsOptions& o, ConfigErrors& errors) {
   if (!o.shards.empty() && o.padded != 0)
-    return problems.add("one of --padded and --shards, not both");
+    return errors.add("one of --padded and --shards, not both");
   if (o.padded != 0 && o.padded < o.vocab)
-    return problems.add("--padded {} is less than --vocab {}; the nearest is {}", o.padded, o.vocab,
+    return errors.add("--padded {} is less than --vocab {}; the nearest is {}", o.padded, o.vocab,
                         round_up(o.vocab, o.tp));
-  const size_t others = problems.messages().size();
+  const size_t others = errors.messages().size();
   try {
-    if (!o.shards.empty()) check_shards(o, problems);
-    if (o.input.empty() && problems.messages().size() == others) o.partition();
+    if (!o.shards.empty()) check_shards(o, errors);
+    if (o.input.empty() && errors.messages().size() == others) o.partition();
   } catch (const Error& error) {
     if (error.code() != ExitCode::usage) throw;
-    problems.add("{}: {}", o.shards.empty() ? "--vocab, --padded" : "--shards", error.what());
+    errors.add("{}: {}", o.shards.empty() ? "--vocab, --padded" : "--shards", error.what());
   }
 }
 
 /// What was given must be read by an operation of the run.
-void check_own_options(const LogprobsOptions& o, ConfigErrors& problems) {
+void check_own_options(const LogprobsOptions& o, ConfigErrors& errors) {
   if (o.gather_gradient.empty()) return;
   bool read = false;
   std::vector<std::string> readers;
@@ -231,43 +231,43 @@ void check_own_options(const LogprobsOptions& o, ConfigErrors& problems) {
     read = read || o.wants(operation.name);
   }
   if (!read)
-    problems.add("{} {} goes with --op {} or all, not with {}", gather_gradient_option,
+    errors.add("{} {} goes with --op {} or all, not with {}", gather_gradient_option,
                  o.gather_gradient, fmt::join(readers, ", "), o.op);
   if (o.pass == "fwd")
-    problems.add("{} {} is of backward passes: not with --pass fwd", gather_gradient_option,
+    errors.add("{} {} is of backward passes: not with --pass fwd", gather_gradient_option,
                  o.gather_gradient);
 }
 
-void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& problems) {
+void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& errors) {
   if (int64_t{o.tp} * o.cp != ranks)
-    problems.add("--tp {} --cp {} in a run of {} ranks; the nearest grids: {}", o.tp, o.cp, ranks,
+    errors.add("--tp {} --cp {} in a run of {} ranks; the nearest grids: {}", o.tp, o.cp, ranks,
                  grid_hint(o, ranks));
   else
-    check_columns(o, problems);
+    check_columns(o, errors);
   if (o.backend.on_gpu() && o.wants_method("upstream"))
-    problems.add(
+    errors.add(
         "--method {} runs NeMo RL's algorithm, which is here for --backend cpu alone; with "
         "--backend cuda the nearest is --method gyre",
         o.method);
   if (o.backend.on_gpu() && o.threads > 1)
-    problems.add("--threads {} are of a CPU; with --backend cuda the nearest is 1", o.threads);
+    errors.add("--threads {} are of a CPU; with --backend cuda the nearest is 1", o.threads);
   if (o.chunk != 0 && !o.wants_method("upstream"))
-    problems.add("--chunk {} goes with --method upstream or all", o.chunk);
-  layout_choices().check(o.layout, problems);
+    errors.add("--chunk {} goes with --method upstream or all", o.chunk);
+  layout_choices().check(o.layout, errors);
   for (const LogprobsOperation& operation : logprobs_operations()) {
     if (operation.name != o.op) continue;
     if (o.method == "upstream" && !operation.upstream)
-      problems.add("--op {} has no --method upstream; the nearest is gyre", o.op);
+      errors.add("--op {} has no --method upstream; the nearest is gyre", o.op);
     if (o.pass == "bwd" && !operation.has_backward())
-      problems.add("--op {} has no backward pass; the nearest is --pass fwd", o.op);
+      errors.add("--op {} has no backward pass; the nearest is --pass fwd", o.op);
   }
   if (!o.output.empty() && o.sweeps() && o.max_tokens != o.min_tokens)
-    problems.add("--output needs one size, not --min and --max");
+    errors.add("--output needs one size, not --min and --max");
   if (!o.output.empty() && (o.pass == "bwd" || o.method == "upstream"))
-    problems.add("--output writes results of our forward passes: not with --pass {} --method {}",
+    errors.add("--output writes results of our forward passes: not with --pass {} --method {}",
                  o.pass, o.method);
   if (!(o.tol_scale > 0) || !std::isfinite(o.tol_scale))
-    problems.add("--tol-scale {} must be positive", o.tol_scale);
+    errors.add("--tol-scale {} must be positive", o.tol_scale);
 }
 
 void complete_grid(LogprobsOptions& o, int ranks) {
@@ -303,14 +303,14 @@ void declare_options(CLI::App& app, LogprobsOptions& o) {
 void check_options(LogprobsOptions& o, int ranks) {
   complete_grid(o, ranks);
   if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
-  ConfigErrors problems;
-  check_source(o, problems);
-  check_sizes(o, problems);
-  check_filter(o, problems);
-  check_made_up(o, problems);
-  check_run(o, ranks, problems);
-  check_own_options(o, problems);
-  problems.throw_if_any("impossible configuration");
+  ConfigErrors errors;
+  check_source(o, errors);
+  check_sizes(o, errors);
+  check_filter(o, errors);
+  check_made_up(o, errors);
+  check_run(o, ranks, errors);
+  check_own_options(o, errors);
+  errors.throw_if_any("impossible configuration");
 }
 
 std::string operation_help() {

@@ -93,32 +93,32 @@ RoundOptions PackOptions::round_options() const {
 }
 
 void check_options(const PackOptions& o) {
-  ConfigErrors problems;
+  ConfigErrors errors;
   if (o.input.empty() == o.generate.empty())
-    problems.add("one of --input and --gen is needed, and not both");
+    errors.add("one of --input and --gen is needed, and not both");
   if (!o.output.empty() && o.algorithm == "all")
-    problems.add("--output needs one --algorithm, not all");
+    errors.add("--output needs one --algorithm, not all");
   if (o.unpack && (o.input.empty() || o.output.empty() || !o.json.empty() || !o.csv.empty()))
-    problems.add("--unpack takes --input and --output, and makes no table");
+    errors.add("--unpack takes --input and --output, and makes no table");
   const bool rounded = o.rounding.wanted();
   if (o.repad && (o.input.empty() || o.unpack || o.row > 0 || rounded || o.tail != "own-segment"))
-    problems.add("--repad takes the packed streams of --input as they are");
+    errors.add("--repad takes the packed streams of --input as they are");
   if (o.row > 0 && (o.unpack || rounded || o.tp > 1 || !o.algorithm.empty() || o.capacity > 0 ||
                     o.dp > 1 || o.min_bins > 0 || o.bin_multiple > 1 || o.max_items > 0))
-    problems.add(
+    errors.add(
         "--rows fills rows in order: --algorithm, --capacity, --tp, --dp, --min-bins, "
         "--bin-multiple, --max-items, --stream-multiple and --stream-slots do not apply");
   if (o.oversize == (o.row > 0 ? "own-bin" : "drop"))
-    problems.add("--oversize {}: {}", o.oversize,
+    errors.add("--oversize {}: {}", o.oversize,
                  o.row > 0 ? "rows have one width" : "--rows alone leaves documents out");
   if (rounded && o.tail == "absorb")
-    problems.add("--tail absorb counts padding of a stream as tokens; keep and own-segment do not");
+    errors.add("--tail absorb counts padding of a stream as tokens; keep and own-segment do not");
   if ((o.repad || o.row > 0) && o.backend.on_gpu())
-    problems.add("--repad and --rows work on the host: --backend cpu");
-  if (o.unpack && o.backend.on_gpu()) problems.add("--unpack works on the host: --backend cpu");
+    errors.add("--repad and --rows work on the host: --backend cpu");
+  if (o.unpack && o.backend.on_gpu()) errors.add("--unpack works on the host: --backend cpu");
   for (const auto& [option, value] : {std::pair{"--cp", o.cp}, {"--dp", o.dp}, {"--tp", o.tp}})
-    if (value > most_ranks) problems.add("{} {}: at most {}", option, value, most_ranks);
-  problems.throw_if_any("impossible configuration");
+    if (value > most_ranks) errors.add("{} {}: at most {}", option, value, most_ranks);
+  errors.throw_if_any("impossible configuration");
 }
 
 void check_batch_options(const PackOptions& o, const std::string& schema) {

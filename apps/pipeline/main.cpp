@@ -22,18 +22,18 @@ namespace {
 
 using namespace gyre;
 
-/// Table, lines and files, on rank 0.
-void present(const PipelineOptions& o, RunReport& report, const ScoringResult& row,
+/// Prints table and notes, and writes files. On rank 0.
+void present(const PipelineOptions& o, RunReport& report, const ScoringResult& result,
              const Samples& samples_ms, const std::string& details,
              const Compression& compression) {
-  add_row(report, row, samples_ms, compression);
+  add_result(report, result, samples_ms, compression);
   const Table<ScoringResult>& table = scoring_table();
-  fmt::print("{}{}{}{}", table.header(), table.row(row), details, footer_text(report));
-  if (!o.csv.empty()) write_file_atomically(o.csv, table.csv({row}));
+  fmt::print("{}{}{}{}", table.header(), table.row(result), details, footer_text(report));
+  if (!o.csv.empty()) write_file_atomically(o.csv, table.csv({result}));
   if (!o.json.empty()) write_json(report, o.json);
 }
 
-/// Everything that a run works on, checked.
+/// The checked inputs of a run, and its plan.
 struct Job {
   Documents documents;
   ModelFile model;
@@ -94,24 +94,24 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   const Passes passes = measure_passes(scorer, decoder, grid, world, o.iterations, o.warmup);
   const ScoreRange mine = scorer.in_document_order(world);
   const Samples samples_ms = gather_samples(world, passes.milliseconds);
-  ScoringResult row = make_row(job.plan, scorer, passes, samples_ms, config, world);
+  ScoringResult result = make_result(job.plan, scorer, passes, samples_ms, config, world);
   std::string details = phases_text(passes, world);
   if (context.verbose) details += ranks_text(passes, scorer, world);
   if (o.check != "none") {
     details += verify_scores({job.documents, config, job.shape().cp, report.verification},
                              {o.input, job.model, report.inputs[1].sha256, o.check_tokens}, scorer,
                              decoder, mine, world);
-    row.check = report.verification.passed() ? "ok" : "FAILED";
-    row.error_over_tolerance = report.verification.max_error_over_tolerance();
+    result.check = report.verification.passed() ? "ok" : "FAILED";
+    result.error_over_tolerance = report.verification.max_error_over_tolerance();
   }
-  if (output && row.check != "FAILED")
+  if (output && result.check != "FAILED")
     write_results(*output, make_results_header(report, job.documents, job.plan),
                   std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
   const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets), world);
   details += compression_text(job.documents, scores, o.top);
   if (context.quiet) details.clear();
   run_on_root(world, "report", [&] {
-    present(o, report, row, samples_ms, details, compression_of(job.documents, scores));
+    present(o, report, result, samples_ms, details, compression_of(job.documents, scores));
   });
   return exit_code_of(judge(report));
 }
@@ -127,7 +127,7 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
     return ExitCode::ok;
   }
   Backend backend(context, o.backend);
-  // Places that cannot be written are refused before any work.
+  // Paths that cannot be written are refused before any work.
   run_on_root(world, "outputs", [&] {
     check_output_places({{"--output", o.output}, {"--json", o.json}, {"--csv", o.csv}},
                         {{"--input", o.input}, {"--model", o.model}});

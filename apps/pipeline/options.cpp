@@ -13,28 +13,28 @@ namespace {
 /// What the numbers of ranks rule out, before anything else; false if nothing can be planned for
 /// such a grid.
 bool check_grid(const PipelineOptions& o, const GridShape& grid, const ModelConfig& config,
-                int ranks, ConfigErrors& problems) {
+                int ranks, ConfigErrors& errors) {
   for (const auto& [option, value] :
        {std::pair{"--dp", grid.dp}, {"--cp", grid.cp}, {"--tp", grid.tp}})
-    if (value > most_ranks) problems.add("{} {}: at most {}", option, value, most_ranks);
-  if (!problems.empty()) return false;
-  check_tensor_parallel(config, grid.tp, problems);
-  const bool possible = problems.empty();
+    if (value > most_ranks) errors.add("{} {}: at most {}", option, value, most_ranks);
+  if (!errors.empty()) return false;
+  check_tensor_parallel(config, grid.tp, errors);
+  const bool possible = errors.empty();
   const int64_t wanted = int64_t{grid.dp} * grid.cp * grid.tp;
   if (!o.dry_run && wanted != ranks)
-    problems.add("{} is {} ranks, but the run has {}", to_string(grid), wanted, ranks);
+    errors.add("{} is {} ranks, but the run has {}", to_string(grid), wanted, ranks);
   return possible;
 }
 
 /// `setup` says what the bin must be a multiple of.
-bool check_bin(int64_t bin, const ScoringSetup& setup, ConfigErrors& problems) {
+bool check_bin(int64_t bin, const ScoringSetup& setup, ConfigErrors& errors) {
   const int64_t multiple = setup.slot_multiple();
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
   if (bin > most)
-    problems.add("--bin {}: at most {}, the int32 range of cu_seqlens", bin,
+    errors.add("--bin {}: at most {}, the int32 range of cu_seqlens", bin,
                  most / multiple * multiple);
   else if (bin % multiple != 0)
-    problems.add("--bin {} is not a multiple of {} cp = {}; the nearest {}", bin,
+    errors.add("--bin {} is not a multiple of {} cp = {}; the nearest {}", bin,
                  setup.layout->chunks_per_rank, multiple,
                  bin < multiple ? fmt::format("is {}", multiple)
                                 : fmt::format("are {} and {}", bin / multiple * multiple,
@@ -45,16 +45,16 @@ bool check_bin(int64_t bin, const ScoringSetup& setup, ConfigErrors& problems) {
 }
 
 /// The layout and the schedule, tried on the first bin.
-void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigErrors& problems) {
+void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigErrors& errors) {
   if (plan.bins.empty()) return;
   const ScoringSetup& setup = plan.setup;
   try {
     const Layout layout = setup.layout_of(plan.bins.front());
     const std::string reason = setup.schedule->why_not(setup.problem(layout, config));
-    if (!reason.empty()) problems.add("schedule {}: {}", setup.schedule->name, reason);
+    if (!reason.empty()) errors.add("schedule {}: {}", setup.schedule->name, reason);
   } catch (const Error& error) {
     if (error.code() != ExitCode::usage) throw;
-    problems.add("{}", error.what());
+    errors.add("{}", error.what());
   }
 }
 
@@ -107,28 +107,28 @@ ScoringSetup PipelineOptions::setup(int ranks) const {
 ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
                       const Documents& documents, int ranks) {
   const ScoringSetup setup = o.setup(ranks);
-  ConfigErrors problems;
-  const bool grid_possible = check_grid(o, setup.grid, config, ranks, problems);
-  const size_t of_grid = problems.messages().size();
-  layout_choices().check(o.layout, problems);
-  schedule_choices().check(o.schedule, problems);
+  ConfigErrors errors;
+  const bool grid_possible = check_grid(o, setup.grid, config, ranks, errors);
+  const size_t of_grid = errors.messages().size();
+  layout_choices().check(o.layout, errors);
+  schedule_choices().check(o.schedule, errors);
   const int64_t multiple = setup.slot_multiple();
   const int64_t bin = o.bin > 0 ? o.bin : round_up(8192, multiple);
-  const bool bin_possible = check_bin(bin, setup, problems);
+  const bool bin_possible = check_bin(bin, setup, errors);
   if (documents.vocab_size > config.vocab_size)
-    problems.add("{} has tokens of a vocabulary of {}, the model of {}", o.input,
+    errors.add("{} has tokens of a vocabulary of {}, the model of {}", o.input,
                  documents.vocab_size, config.vocab_size);
   ScoringPlan plan;
   if (grid_possible && bin_possible) {
     plan = plan_scoring({documents.tokens, documents.offsets}, config, setup, bin);
-    check_first_bin(plan, config, problems);
+    check_first_bin(plan, config, errors);
   }
   std::string headline = "impossible configuration";
   const auto grids = nearest_grids(setup.grid, ranks, allowed_tensor_parallel(config, ranks));
   for (size_t i = 0; i < std::min<size_t>(3, grids.size()) && of_grid > 0; ++i)
     headline += fmt::format("{}{}", i == 0 ? "; the nearest grids of this run's ranks: " : " | ",
                             to_string(grids[i]));
-  problems.throw_if_any(headline);
+  errors.throw_if_any(headline);
   return plan;
 }
 

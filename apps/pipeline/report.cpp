@@ -116,27 +116,28 @@ Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Commu
   return passes;
 }
 
-ScoringResult make_row(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
-                       const Samples& samples_ms, const ModelConfig& config, Communicator& world) {
-  ScoringResult row;
-  row.shape = plan.setup.grid;
-  row.layout = plan.setup.layout->name;
-  row.schedule = plan.setup.schedule->name;
-  row.tokens = plan.tokens;
-  row.predictions = plan.predictions;
-  row.bins = std::ssize(plan.bins);
-  row.packing = packing_efficiency(plan.bins, plan.capacity);
-  row.time_ms = summarize(slowest_rank(samples_ms));
-  row.flops = plan.flops(config);
-  row.wire_bytes = passes.wire_bytes;
-  row.exposed = all_reduce_value(world, 1e3 * passes.times.exposed() / passes.milliseconds.back(),
-                                 ReduceOp::max);
-  row.pair_imbalance =
+ScoringResult make_result(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
+                          const Samples& samples_ms, const ModelConfig& config,
+                          Communicator& world) {
+  ScoringResult result;
+  result.shape = plan.setup.grid;
+  result.layout = plan.setup.layout->name;
+  result.schedule = plan.setup.schedule->name;
+  result.tokens = plan.tokens;
+  result.predictions = plan.predictions;
+  result.bins = std::ssize(plan.bins);
+  result.packing = packing_efficiency(plan.bins, plan.capacity);
+  result.time_ms = summarize(slowest_rank(samples_ms));
+  result.flops = plan.flops(config);
+  result.wire_bytes = passes.wire_bytes;
+  result.exposed = all_reduce_value(
+      world, 1e3 * passes.times.exposed() / passes.milliseconds.back(), ReduceOp::max);
+  result.pair_imbalance =
       imbalance(all_gather_value(world, static_cast<double>(scorer.count().pairs)));
-  row.time_imbalance = imbalance(all_gather_value(world, passes.times.attention));
-  row.error_over_tolerance = std::nan("");
-  row.check = "-";
-  return row;
+  result.time_imbalance = imbalance(all_gather_value(world, passes.times.attention));
+  result.error_over_tolerance = std::nan("");
+  result.check = "-";
+  return result;
 }
 
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
@@ -177,15 +178,16 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
   return result;
 }
 
-void add_row(RunReport& report, const ScoringResult& row, const Samples& samples_ms,
-             const Compression& compression) {
+void add_result(RunReport& report, const ScoringResult& result, const Samples& samples_ms,
+                const Compression& compression) {
   ResultEntry entry;
-  entry.key = {{"grid", to_string(row.shape)}, {"layout", row.layout}, {"schedule", row.schedule}};
+  entry.key = {
+      {"grid", to_string(result.shape)}, {"layout", result.layout}, {"schedule", result.schedule}};
   entry.samples_ms = samples_ms;
-  entry.measurements = scoring_table().fields(row);
-  entry.flops = row.flops;
-  entry.bytes_wire = row.wire_bytes;
-  report.foms = {{"tokens_per_s", row.tokens_per_second(), "1/s", entry.key},
+  entry.measurements = scoring_table().fields(result);
+  entry.flops = result.flops;
+  entry.bytes_wire = result.wire_bytes;
+  report.foms = {{"tokens_per_s", result.tokens_per_second(), "1/s", entry.key},
                  {"bits_per_byte", compression.bits_per_byte, "bit", {}},
                  {"mean_entropy", compression.mean_entropy_bits, "bit", {}}};
   report.results.push_back(std::move(entry));
@@ -258,7 +260,7 @@ std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator&
 
 namespace {
 
-/// What the ranks of a planned run will do in a pass; tensor-parallel ranks all do the same.
+/// Work of the ranks of a planned run in one pass; all ranks of a tp group do the same.
 struct Load {
   int64_t slots = 0;                           ///< of all bins, padding of layouts included
   int64_t most_slots = 0;                      ///< of a rank, its largest bin

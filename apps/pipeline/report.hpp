@@ -1,5 +1,5 @@
 #pragma once
-// What gyre-pipeline measures, and how it shows it.
+// Measurements of gyre-pipeline, and their presentation.
 
 #include <string>
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace gyre {
 
-/// One configuration, measured.
+/// Measurements of one configuration.
 struct ScoringResult {
   GridShape shape;
   std::string layout, schedule;
@@ -30,39 +30,40 @@ struct ScoringResult {
 };
 const Table<ScoringResult>& scoring_table();
 
-/// Passes of the decoder over all documents, as one rank saw them.
+/// Passes of the decoder over all documents, as measured on one rank.
 struct Passes {
-  std::vector<double> milliseconds;  ///< one a timed pass
-  DecoderTimes times;                ///< of the last one
-  double wire_bytes = 0;             ///< of the last one, all ranks
+  std::vector<double> milliseconds;  ///< of each timed pass
+  DecoderTimes times;                ///< of the last pass
+  double wire_bytes = 0;             ///< of the last pass, all ranks
 };
-/// Runs `warmup` passes, then `iterations` timed ones, each from a barrier. `grid` is the
-/// decoder's. Collective over `world`, all ranks of the grid, a communicator of host memory.
+/// Runs `warmup` passes, then `iterations` timed ones, each from a barrier on. `grid` is that of
+/// the decoder. Collective over `world`: all ranks of the grid, in host memory.
 Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Communicator& world,
                       int iterations, int warmup);
 
-/// The row of the table, verification left open. Collective over the world.
-ScoringResult make_row(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
-                       const Samples& samples_ms, const ModelConfig& config, Communicator& world);
+/// The result without its verification. Collective over `world`.
+ScoringResult make_result(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
+                          const Samples& samples_ms, const ModelConfig& config,
+                          Communicator& world);
 
-/// What the output file says beside the scores.
+/// The part of the output file beside the scores.
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
                                   const ScoringPlan& plan);
 
-/// Bits per byte (or per token, when the tokenizer is not one of bytes) and mean entropy.
+/// Bits per byte (if the tokenizer is one of bytes), bits per token, and mean entropy.
 struct Compression {
-  double bits_per_byte = 0;  ///< NaN when there is no byte
+  double bits_per_byte = 0;  ///< NaN without bytes
   double bits_per_token = 0;
   double mean_entropy_bits = 0;
   int64_t predictions = 0;
 };
 Compression compression_of(const Documents& documents, std::span<const DocumentScore> scores);
 
-/// Adds the row to the results, and the figures of merit.
-void add_row(RunReport& report, const ScoringResult& row, const Samples& samples_ms,
-             const Compression& compression);
+/// Adds the result and the figures of merit to the report.
+void add_result(RunReport& report, const ScoringResult& result, const Samples& samples_ms,
+                const Compression& compression);
 
-/// "# score ..." line, and a table of the `top` documents that cost most bits per byte.
+/// "# score ..." line, and a table of the `top` documents with the most bits per byte.
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
                              int top);
 
@@ -73,9 +74,8 @@ std::string phases_text(const Passes& passes, Communicator& world);
 /// Collective.
 std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator& world);
 
-/// What a run would do, without doing it: sizes, FLOPs, bytes and memory of the ranks of the plan's
-/// grid. Plans attention of one rank and bin at a time. Throws the usage errors of layouts and the
-/// refusals of schedules.
+/// Sizes, FLOPs, bytes and memory of a run on the plan's grid, without running it. Plans the
+/// attention of one rank and bin at a time. Throws the usage errors of layouts and schedules.
 std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& config);
 
 }  // namespace gyre

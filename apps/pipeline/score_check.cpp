@@ -26,14 +26,8 @@ DecoderShape shape_of(const ScoreCheck& check, int64_t layers, int64_t longest) 
   return shape;
 }
 
-int64_t longest_document(const Documents& documents) {
-  int64_t longest = 0;
-  for (int64_t d = 0; d < documents.count(); ++d) longest = std::max(longest, documents.length(d));
-  return longest;
-}
-
-/// The size of the logits is not in a reference; the least likely target lies as far below the top
-/// as they spread.
+/// Estimates the size of the logits, which a reference does not hold: the least likely target lies
+/// below the largest logit by their spread.
 double logit_scale(std::span<const double> logprob) {
   double scale = 1;
   for (double x : logprob) scale = std::max(scale, std::abs(x));
@@ -44,7 +38,8 @@ std::string place(const Documents& documents, int64_t document, int64_t position
   return fmt::format("{} position {}", documents.label(document), position);
 }
 
-/// Compares predictions [begin, begin + logprob.size()) of `document` as far as `mine` holds them.
+/// Compares those of the predictions [begin, begin + logprob.size()) of `document` that `mine`
+/// holds.
 void compare(const ScoreCheck& check, double tolerance, int64_t document, int64_t begin,
              std::span<const double> logprob, std::span<const double> entropy,
              const ScoreRange& mine) {
@@ -74,9 +69,9 @@ std::vector<double> broadcast_values(Communicator& world, std::vector<double> va
 }  // namespace
 
 void check_scores(const ScoreCheck& check, const Reference& reference, const ScoreRange& mine) {
-  const double tolerance = score_tolerance(
-      shape_of(check, check.config.num_hidden_layers, longest_document(check.documents)),
-      logit_scale(reference.logprob));
+  const double tolerance =
+      score_tolerance(shape_of(check, check.config.num_hidden_layers, check.documents.longest()),
+                      logit_scale(reference.logprob));
   for (int64_t d = 0; d < check.documents.count(); ++d) {
     const int64_t begin = reference.offsets[static_cast<size_t>(d)];
     const auto count = static_cast<size_t>(reference.offsets[static_cast<size_t>(d) + 1] - begin);
@@ -88,14 +83,14 @@ void check_scores(const ScoreCheck& check, const Reference& reference, const Sco
 
 void check_hidden(const ScoreCheck& check, const std::string& input, const Reference& reference,
                   Scorer& scorer, Decoder& decoder, Communicator& world) {
-  // Every rank compares the rows that it holds; it keeps copies, since reading the reference is
-  // collective and bins are not.
+  // Every rank compares the rows that it holds. It keeps copies, because reading the reference is
+  // collective while the number of bins differs by rank.
   struct Row {
     int64_t token, document, position;
     std::vector<std::vector<float>> x;  // [layers + 1]
   };
   std::vector<Row> rows;
-  size_t first = 0;  // row of the present bin
+  size_t first = 0;  // first row of the current bin
   scorer.run(decoder, [&](const BinShard& shard, int64_t index, MatrixView<const float> x) {
     if (index == 0) first = rows.size();
     size_t next = first;
@@ -113,7 +108,7 @@ void check_hidden(const ScoreCheck& check, const std::string& input, const Refer
   std::vector<Rows> ranges;
   for (const Row& row : rows) ranges.push_back({row.token, 1});
   const auto width = static_cast<size_t>(reference.hidden_size);
-  const int64_t longest = longest_document(check.documents);
+  const int64_t longest = check.documents.longest();
   for (int64_t l = 0; l < reference.hidden_layers; ++l) {
     const Buffer<double> expected = read_reference_hidden(world, input, l, ranges);
     Check& hidden = check.verification.check(fmt::format("hidden[{}]", l),
@@ -154,7 +149,8 @@ std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t 
   };
   take(order.back());
   order.pop_back();
-  // Every 1st, then every other of the rest, ...: an even spread whatever the budget.
+  // Takes every stride-th document, then halves the stride for the rest: an even spread for any
+  // budget.
   for (size_t stride = std::max<size_t>(1, order.size() / 8); !order.empty() && left > 1;
        stride = std::max<size_t>(1, stride / 2)) {
     std::vector<int64_t> rest;

@@ -1,6 +1,6 @@
 #pragma once
-// Verification of scores: against the reference in the input file, or against the decoder's serial
-// twin.
+// Verification of scores, against the reference in the input file or against the serial reference
+// decoder (the "twin").
 
 #include <span>
 
@@ -13,11 +13,11 @@
 
 namespace gyre {
 
-/// What the checks of one run have in common.
+/// Inputs common to all checks of one run.
 struct ScoreCheck {
   const Documents& documents;
   const ModelConfig& config;
-  int merges;  ///< partial attention results folded per layer: cp
+  int merges;  ///< partial attention results merged per layer: cp
   Verification& verification;
 };
 
@@ -29,8 +29,8 @@ void check_scores(const ScoreCheck& check, const Reference& reference, const Sco
 void check_hidden(const ScoreCheck& check, const std::string& input, const Reference& reference,
                   Scorer& scorer, Decoder& decoder, Communicator& world);
 
-/// Part of a document that the twin scores: its first `tokens` tokens (what follows does not change
-/// them).
+/// Part of a document that the twin scores: its first `tokens` tokens (later tokens do not change
+/// their scores).
 struct TwinSample {
   int64_t document = 0;
   int64_t tokens = 0;
@@ -39,12 +39,12 @@ struct TwinSample {
 /// of the longest one.
 std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t budget);
 
-/// Scores `samples` with the serial twin (each by one rank) and compares; adds checks "logprob" and
-/// "entropy". `weights` are whole (tp = 1). Collective over `world`.
+/// Scores `samples` with the serial twin, each on one rank, and compares; adds checks "logprob" and
+/// "entropy". `weights` are unsharded (tp = 1). Collective over `world`.
 void check_against_twin(const ScoreCheck& check, std::span<const TwinSample> samples,
                         const DecoderWeights& weights, const ScoreRange& mine, Communicator& world);
 
-/// Where the values to compare with come from.
+/// Sources of the reference values.
 struct ScoreSources {
   const std::string& input;  ///< documents file, perhaps with a reference
   ModelFile& model;
@@ -52,9 +52,9 @@ struct ScoreSources {
   int64_t check_tokens;  ///< budget of the serial twin
 };
 
-/// All of the above: against the reference in the input if there is one, else a sample against the
-/// twin; merged over all ranks. Returns "#" lines that say what was compared with what. Collective
-/// over `world`.
+/// Runs the checks above: against the reference in the input if there is one, else of a sample
+/// against the twin; merges them over all ranks. Returns "#" lines that say what was compared.
+/// Collective over `world`.
 std::string verify_scores(const ScoreCheck& check, const ScoreSources& sources, Scorer& scorer,
                           Decoder& decoder, const ScoreRange& mine, Communicator& world);
 

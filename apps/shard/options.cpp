@@ -71,47 +71,47 @@ void declare_options(CLI::App& app, ShardOptions& o) {
 }
 
 void check_options(const ShardOptions& o) {
-  ConfigErrors problems;
+  ConfigErrors errors;
   if (o.input.empty() == o.generate.empty())
-    problems.add("one of --input and --gen is needed, and not both");
-  if (!o.output.empty() && o.layout.all()) problems.add("--output needs one --layout, not all");
+    errors.add("one of --input and --gen is needed, and not both");
+  if (!o.output.empty() && o.layout.all()) errors.add("--output needs one --layout, not all");
   if (!o.input.empty() && (o.capacity != 0 || !o.algorithm.empty()))
-    problems.add("--capacity and --algorithm go with --gen; the bins of --input are packed");
-  layout_choices().check(o.layout, problems);
-  if (o.bin != 0 && o.svg.empty()) problems.add("--bin says what --svg draws, and there is none");
+    errors.add("--capacity and --algorithm go with --gen; the bins of --input are packed");
+  layout_choices().check(o.layout, errors);
+  if (o.bin != 0 && o.svg.empty()) errors.add("--bin says what --svg draws, and there is none");
   if (o.heads % o.kv_heads != 0)
-    problems.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
+    errors.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
                  o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
   for (const auto& [option, value] : {std::pair{"--heads", o.heads},
                                       {"--kv-heads", o.kv_heads},
                                       {"--head-dim", o.head_dim},
                                       {"--cp", o.cp}})
-    if (value > most_ranks) problems.add("{} {}: at most {}", option, value, most_ranks);
-  if (!(o.tflops > 0)) problems.add("--tflops {} must be positive", o.tflops);
-  if (!(o.gbytes_per_s > 0)) problems.add("--gbps {} must be positive", o.gbytes_per_s);
+    if (value > most_ranks) errors.add("{} {}: at most {}", option, value, most_ranks);
+  if (!(o.tflops > 0)) errors.add("--tflops {} must be positive", o.tflops);
+  if (!(o.gbytes_per_s > 0)) errors.add("--gbps {} must be positive", o.gbytes_per_s);
   if (o.ulysses && (!o.layout.all() || !o.output.empty() || !o.svg.empty() || o.repad))
-    problems.add("--ulysses takes no --layout, --repad, --output or --svg");
-  if (o.ulysses && o.backend.on_gpu()) problems.add("--ulysses works on the host: --backend cpu");
-  problems.throw_if_any("impossible configuration");
+    errors.add("--ulysses takes no --layout, --repad, --output or --svg");
+  if (o.ulysses && o.backend.on_gpu()) errors.add("--ulysses works on the host: --backend cpu");
+  errors.throw_if_any("impossible configuration");
 }
 
 void check_batch_options(const ShardOptions& o) {
-  ConfigErrors problems;
+  ConfigErrors errors;
   if (!o.output.empty() || !o.svg.empty() || o.repad || o.ulysses || !o.gradient.empty())
-    problems.add(
+    errors.add(
         "'{}' is a batch of rows: --repad, --ulysses, --gather-gradient, --svg and --output are "
         "for packed streams, which gyre-pack makes of it",
         o.input);
-  if (o.backend.on_gpu()) problems.add("batches are sharded on the host: --backend cpu");
+  if (o.backend.on_gpu()) errors.add("batches are sharded on the host: --backend cpu");
   const BatchOptions& batch = o.batch;
   const bool swapped = o.layout.wants(default_layout().name);
   if (batch.format == "bshd" && (!swapped || batch.chunks > 1 || !batch.tail.empty()))
-    problems.add(
+    errors.add(
         "--format bshd cuts whole rows by dual-chunk-swap: --layout, --chunks and --tail "
         "are for --format thd");
   if (batch.format == "thd" && batch.tp > 1)
-    problems.add("--tp {} pads the rows of --format bshd", batch.tp);
-  problems.throw_if_any("impossible configuration");
+    errors.add("--tp {} pads the rows of --format bshd", batch.tp);
+  errors.throw_if_any("impossible configuration");
 }
 
 }  // namespace gyre

@@ -11,7 +11,7 @@ namespace {
 template <class T>
 MatrixView<T> matrix_in(Buffer<T>& buffer, int64_t rows, int64_t cols) {
   if (buffer.size() < rows * cols) {
-    buffer = {};  // before the new one is there
+    buffer = {};  // frees the old memory first
     buffer = Buffer<T>(rows * cols);
   }
   return buffer.matrix(rows, cols);
@@ -53,13 +53,13 @@ MatrixView<float> softmax_of(const Call& call, MatrixView<const float> logp) {
   return p;
 }
 
-/// Column of an id in this rank's shard; -1 for one that it does not hold.
+/// Column of an id in this rank's shard; -1 if another rank holds it.
 int64_t column_of(const Call& call, int32_t id) {
   const int64_t column = id - call.shape.vocab.begin(call.tp.rank());
   return column >= 0 && column < call.valid() ? column : -1;
 }
 
-/// values [rows, ids of a row] <- x at the ids that this rank holds, 0 elsewhere; then summed over
+/// values [rows, ids per row] <- x at the ids that this rank holds, 0 elsewhere; then summed over
 /// all ranks.
 void gather_ids(const Call& call, MatrixView<const float> x, std::span<const int32_t> ids,
                 std::span<float> values) {
@@ -81,13 +81,13 @@ void scatter_ids(const Call& call, std::span<const int32_t> ids, std::span<const
   }
 }
 
-/// Where an f32 gradient is made: in the output if that is its type.
+/// The memory in which an f32 gradient is computed: the output itself if that is f32.
 MatrixView<float> gradient_tensor(const Call& call, MatrixRef d_logits, size_t slot) {
   if (d_logits.type == DType::f32) return d_logits.columns_from(0, call.valid()).as<float>();
   return call.scratch.tensor(slot, d_logits.rows, call.valid());
 }
 
-/// Casts it to the type of the output, and clears padding.
+/// Casts the gradient to the type of the output, and clears padding.
 void finish(const Call& call, MatrixView<const float> gradient, MatrixRef d_logits) {
   const int64_t valid = call.valid();
   if (d_logits.type == DType::bf16)
@@ -97,7 +97,7 @@ void finish(const Call& call, MatrixView<const float> gradient, MatrixRef d_logi
 
 // ---- log-probability ---------------------------------------------------------------------------
 
-/// From the softmax that forward kept: two passes, a cast, no communication.
+/// The gradient from the softmax that forward kept: two passes, a cast, no communication.
 void backward_from_softmax(const Call& call, std::span<const int32_t> targets,
                            std::span<const float> g, MatrixRef d_logits) {
   const MatrixView<float> p = call.scratch.tensor(shifted, d_logits.rows, call.valid());
@@ -108,7 +108,7 @@ void backward_from_softmax(const Call& call, std::span<const int32_t> targets,
   finish(call, gradient, d_logits);
 }
 
-/// f32 of the one-hot of targets that this rank holds, by way of two tensors of int64.
+/// The one-hot, in f32, of the targets that this rank holds; computed through two int64 tensors.
 MatrixView<float> chosen(const Call& call, std::span<const int32_t> targets) {
   const auto rows = std::ssize(targets);
   Buffer<int64_t> columns(rows), here(rows);
@@ -126,7 +126,7 @@ MatrixView<float> chosen(const Call& call, std::span<const int32_t> targets) {
   return result;
 }
 
-/// A slice: the log-softmax again, with its two all-reduces.
+/// The gradient of a slice. Computes the log-softmax again, with its two all-reduces.
 void backward_of_slice(const Call& call, ConstMatrixRef logits, std::span<const int32_t> targets,
                        std::span<const float> g, MatrixRef d_logits) {
   const int threads = call.threads();
@@ -162,7 +162,7 @@ EntropyTensors entropy_of(const Call& call, ConstMatrixRef logits) {
   return t;
 }
 
-/// A slice of -g p (log p + H).
+/// The gradient of a slice: -g p (log p + H).
 void backward_of_entropy(const Call& call, ConstMatrixRef logits, std::span<const float> g,
                          MatrixView<float> gradient) {
   const int threads = call.threads();
@@ -181,7 +181,7 @@ void backward_of_entropy(const Call& call, ConstMatrixRef logits, std::span<cons
 
 // ---- several ids -------------------------------------------------------------------------------
 
-/// A slice of -p Σ g + Σ_k {id_k = v} g_k.
+/// The gradient of a slice: -p Σ g + Σ_k {id_k = v} g_k.
 void backward_of_ids(const Call& call, ConstMatrixRef logits, std::span<const int32_t> ids,
                      std::span<const float> g, MatrixView<float> gradient) {
   const int threads = call.threads();

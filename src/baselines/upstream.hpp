@@ -1,25 +1,24 @@
 #pragma once
-// The algorithms that NeMo RL's log-probabilities use (nemo_rl/distributed/model_utils.py), for
-// comparison: same results, other costs. Every step of theirs is a pass over a materialised f32
-// tensor here too, every collective of theirs a collective.
+// Baselines: the algorithms of NeMo RL's log-probabilities (nemo_rl/distributed/model_utils.py),
+// with the same results at other costs. Each of their steps is a pass over a materialised f32
+// tensor here too, and each of their collectives a collective.
 //
 //     log-softmax       max, subtract, exp, sum, subtract: two all-reduces, three f32 temporaries
 //     log-probability   a third all-reduce brings the owner's value; the f32 softmax is kept
 //     chunked           the same for slices of the rows; backward computes the log-softmax again
 //     filtered          an all-to-all turns columns into rows; sort; softmax; an all-gather
 //
-// Bytes of memory of an element of bf16 logits, forward and backward: log-probability 46 + 22,
+// Memory traffic in bytes per element of bf16 logits, forward + backward: log-probability 46 + 22,
 // chunked 38 + 110, entropy 62 + 104, K ids 38 + 80, soft cross entropy 92 + 26.
 //
-// What is not theirs: padded columns take part in nothing, logits of -inf are selected away, ties
-// are ordered as in reference.hpp, shards and rows need not divide evenly, and the memory of
-// temporaries is kept from call to call, as on a device with a caching allocator. Their sort works
-// on 256 rows at once, ours row by row, in cache. Passes run at the speed of memory
-// (upstream_passes.hpp).
+// Differences: padded columns are excluded, logits of -inf contribute nothing, ties are ordered as
+// in reference.hpp, shards and rows need not divide evenly, and the memory of temporaries is kept
+// from call to call, as on a device with a caching allocator. Their sort works on 256 rows at once,
+// ours row by row, in cache. Passes run at the speed of memory (upstream_passes.hpp).
 //
 // Gradients are made in f32 and then cast to the type of the output, which may be the logits'
 // memory. Arguments are those of the classes that these are compared with, which check them. All
-// calls that take a stream are collective. A backward pass follows the forward pass of the same
+// calls that take a stream are collective. A backward pass must follow the forward pass of the same
 // logits.
 
 #include <array>
@@ -35,18 +34,18 @@
 
 namespace gyre::upstream {
 
-/// What the classes below share.
+/// Shape of the inputs, common to the classes below.
 struct Shape {
   int64_t tokens = 0;
   VocabPartition vocab;
-  int64_t chunk = 0;  ///< rows of a slice; 0: all at once. Not for soft cross entropy nor filters
+  int64_t chunk = 0;  ///< rows per slice; 0: all at once. Ignored by soft cross entropy and filters
   int threads = 1;
 };
 
-/// Tensors that come and go, in memory that stays.
+/// Temporary tensors, in memory that is kept from call to call.
 class Scratch {
  public:
-  /// [rows, cols] in a slot. What was last written there is still there if the size is the same.
+  /// [rows, cols] in a slot. It keeps its contents between calls with the same size.
   MatrixView<float> tensor(size_t slot, int64_t rows, int64_t cols);
   MatrixView<int64_t> integers(size_t slot, int64_t rows, int64_t cols);
 
@@ -68,7 +67,7 @@ class Logprob {
  private:
   Shape shape_;
   Communicator& tp_;
-  Scratch scratch_;  // the softmax [tokens, columns] too unless chunked
+  Scratch scratch_;  // also keeps the softmax [tokens, columns] unless chunked
 };
 
 /// ChunkedDistributedEntropy; Shannon's sign.
@@ -113,12 +112,12 @@ class SoftCrossEntropy {
  private:
   Shape shape_;
   Communicator& tp_;
-  Scratch scratch_;  // both distributions [tokens, columns] too
+  Scratch scratch_;  // also keeps both distributions [tokens, columns]
 };
 
-/// DistributedLogprobWithSampling: logits of type f32 travel as such, bf16 is cast first, as its
-/// training paths do. A temperature other than 1 divides the f32 logits. A target that does not
-/// survive, or that nobody owns, scores -inf.
+/// DistributedLogprobWithSampling. f32 logits are sent as f32; bf16 logits are cast first, as in
+/// its training paths. A temperature other than 1 divides the f32 logits. A target that does not
+/// survive the filter, or that no rank owns, scores -inf.
 class FilteredLogprob {
  public:
   FilteredLogprob(Shape shape, SamplingFilter filter, Communicator& tp);
@@ -132,13 +131,13 @@ class FilteredLogprob {
   SamplingFilter filter_;
   Communicator& tp_;
   VocabExchange exchange_;
-  Scratch scratch_;       // the softmax [own rows, vocab_size] of the survivors too
-  Buffer<uint8_t> kept_;  // [own rows, vocab_size]: who survives; empty without a filter
+  Scratch scratch_;       // also keeps the softmax [own rows, vocab_size] of the survivors
+  Buffer<uint8_t> kept_;  // [own rows, vocab_size]: 1 for survivors; empty without a filter
   Buffer<float> own_;     // [own rows] log-probabilities
 };
 
-/// distributed_vocab_topk: for each slice two all-gathers, values and int64 ids. values, ids
-/// [tokens, min(k, vocab_size)] as VocabTopK.
+/// distributed_vocab_topk: two all-gathers per slice, of values and of int64 ids. values, ids
+/// [tokens, min(k, vocab_size)] as in VocabTopK.
 class TopK {
  public:
   TopK(Shape shape, int64_t k, Communicator& tp) : shape_(std::move(shape)), k_(k), tp_(tp) {}

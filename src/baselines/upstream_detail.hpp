@@ -9,15 +9,15 @@
 
 namespace gyre::upstream {
 
-// Slots of temporaries. The framework frees a tensor when its last use is over, and the next one
-// gets its memory: so do these.
+// Slots of temporaries. The framework frees a tensor after its last use, and the next tensor gets
+// its memory. Slots are reused in the same way.
 inline constexpr size_t cast = 0;      // logits in f32
 inline constexpr size_t shifted = 1;   // logits - max; then the softmax
 inline constexpr size_t logprobs = 2;  // exp(logits - max); then the log-softmax; then a gradient
 inline constexpr size_t product = 3;   // further tensors of a slice
 inline constexpr size_t whole = 4;     // the f32 gradient of all slices
 
-/// One call's surroundings.
+/// The context of one call.
 struct Call {
   const Shape& shape;
   Communicator& tp;
@@ -35,7 +35,7 @@ struct Rows {
   int64_t begin = 0, count = 0;
 };
 
-/// The slices of the rows, in order: one if they are not cut.
+/// Calls work(rows) for each slice of the rows, in order; once for all rows if chunk is 0.
 template <class Work>
 void for_each_slice(const Shape& shape, Work work) {
   const int64_t chunk = shape.chunk > 0 ? shape.chunk : shape.tokens;
@@ -68,7 +68,7 @@ inline MatrixView<float> rows_of(MatrixView<float> x, Rows rows) {
   return x.rows_from(rows.begin, rows.count);
 }
 
-/// The matrix, or a copy in f32 in the slot `cast`.
+/// The matrix if it is f32, otherwise an f32 copy in the slot `cast`.
 inline MatrixView<const float> in_f32(ConstMatrixRef x, Scratch& scratch, int threads) {
   if (x.type == DType::f32) return x.as<float>();
   const MatrixView<float> wide = scratch.tensor(cast, x.rows, x.cols);

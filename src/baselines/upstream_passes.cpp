@@ -27,7 +27,7 @@ int64_t lanes() {
   return static_cast<int64_t>(hn::Lanes(F()));
 }
 
-/// `count` elements, `fill` behind them. Whole vectors are loaded where they lie.
+/// Loads min(count, lanes) elements and pads with `fill`. Whole vectors need no copy.
 HWY_INLINE V load(const float* from, int64_t count, float fill = 0) {
   const F f;
   if (count >= lanes()) return hn::LoadU(f, from);
@@ -75,7 +75,7 @@ void map_row(RowMap op, const float* a, float s_, float* out, int64_t count) {
     transform(a, out, count, [s](V x) HWY_ATTR { return hn::Div(x, s); });
 }
 
-/// x y, and 0 where x is.
+/// x y; 0 where x is 0, whatever y is.
 HWY_INLINE V selected_product(V x, V y) {
   const V zero = hn::Zero(F());
   return hn::IfThenElse(hn::Eq(x, zero), zero, hn::Mul(x, y));
@@ -102,7 +102,7 @@ float max_row(const float* a, int64_t count) {
   return hn::GetLane(hn::MaxOfLanes(f, hn::Max(first, second)));
 }
 
-/// Σ term(i, elements from i on), of runs in f32 and over runs in f64.
+/// Σ term(i, elements left from i on): in f32 within a run, in f64 over the runs.
 template <class Term>
 HWY_INLINE double sum_of(int64_t count, Term term) {
   const F f;
@@ -145,7 +145,7 @@ void widen_row(const bf16* a, float* out, int64_t count) {
   for (; i < count; ++i) out[i] = gyre::to_float(a[i]);
 }
 
-/// As to_bf16 of core/bf16.hpp.
+/// Vectorised to_bf16 of core/bf16.hpp.
 void narrow_row(const float* a, bf16* out, int64_t count) {
   const U u;
   const hn::RebindToSigned<U> s;
@@ -268,7 +268,7 @@ void to_float(MatrixView<const int64_t> a, MatrixView<float> out, int threads) {
   for_each_row(out, threads, [&](int64_t r) {
     const int64_t* from = a.row(r);
     float* to = out.row(r);
-    // Of 32 bits, which hold 0 and 1, vectors of any instruction set make floats.
+    // Through int32, which holds 0 and 1: every instruction set can convert int32 vectors to f32.
     for (int64_t c = 0; c < a.cols; ++c) to[c] = static_cast<float>(static_cast<int32_t>(from[c]));
   });
 }

@@ -1,9 +1,9 @@
 #pragma once
-// One element-wise or row-wise operation over a whole matrix: what a framework that runs operation
-// by operation does. Each call reads its operands from memory and writes its result there, at the
-// speed of memory: vectorised, run-time dispatch, rows shared among threads.
+// Element-wise and row-wise operations over a whole matrix, as an eager framework runs them. Each
+// call reads its operands from memory and writes its result to memory, at the speed of memory:
+// vectorised with run-time dispatch, rows shared among threads.
 //
-// Bytes of an element are given as read + written, with f32 unless said otherwise.
+// Comments give bytes per element as read + written; elements are f32 unless said otherwise.
 
 #include <cstdint>
 #include <span>
@@ -16,18 +16,18 @@ namespace gyre::upstream {
 enum class Map { exp, negate, copy };
 void apply(Map f, MatrixView<const float> a, MatrixView<float> out, int threads);
 
-/// a op s with one s for each row, 4 + 4 bytes.
+/// a op s, with one s per row, 4 + 4 bytes.
 enum class RowMap { subtract, multiply, divide };
 void apply(RowMap op, MatrixView<const float> a, std::span<const float> s, MatrixView<float> out,
            int threads);
 
-/// a op b, 8 + 4 bytes. multiply: 0 where a is 0, whatever b holds.
+/// a op b, 8 + 4 bytes. multiply gives 0 where a is 0, whatever b holds.
 enum class Zip { subtract, multiply };
 void apply(Zip op, MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> out,
            int threads);
 
-/// Of each row, 4 bytes read: max is -inf and sum 0 without columns. A sum is taken in
-/// f32 over runs of a row and in f64 over the runs.
+/// Max or sum of each row, 4 bytes read; -inf or 0 without columns. A sum is taken in f32 over runs
+/// of a row and in f64 over the runs.
 enum class Reduction { max, sum };
 void reduce(Reduction f, MatrixView<const float> a, std::span<float> out, int threads);
 /// Σ a b of each row, 8 bytes read; where a is 0 the term is 0, whatever b holds.
@@ -37,14 +37,14 @@ void dot(MatrixView<const float> a, MatrixView<const float> b, std::span<float> 
 void widen(MatrixView<const bf16> a, MatrixView<float> out, int threads);
 void narrow(MatrixView<const float> a, MatrixView<bf16> out, int threads);
 
-/// The one-hot of PyTorch, of int64: zeros with a 1 at column ids[row], 8 bytes written; a product
-/// with 0 or 1 of each row, 8 + 8; and f32 of zeros and ones, 8 + 4. ids are columns of the matrix.
+/// PyTorch's one-hot in int64: zeros with a 1 at column ids[row], 8 bytes written; the product of
+/// each row with its 0 or 1, 8 + 8; conversion of zeros and ones to f32, 8 + 4. ids are columns.
 void one_hot(std::span<const int64_t> ids, MatrixView<int64_t> out, int threads);
 void multiply_rows(MatrixView<const int64_t> a, std::span<const int64_t> s, MatrixView<int64_t> out,
                    int threads);
 void to_float(MatrixView<const int64_t> a, MatrixView<float> out, int threads);
 
-/// Zeros, of either type.
+/// Sets a matrix of either type to zero.
 void clear(MatrixRef out, int threads);
 
 }  // namespace gyre::upstream

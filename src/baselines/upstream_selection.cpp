@@ -1,4 +1,4 @@
-// Filters and top-k: sorts, and what surrounds them.
+// Filters and top-k of upstream.hpp, by sorting.
 
 #include <algorithm>
 #include <bit>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// An element of a row that sorts as it should: its value, in the order of f32, above its place.
-/// A NaN ranks as the largest; both zeros are one value.
+/// A sort key of an element: its value in the upper half, as an integer in the order of f32, and
+/// its position in the lower half. NaN is the largest value; both zeros are equal.
 using Item = uint64_t;
 
 uint32_t key_of(float x) {
@@ -40,8 +40,8 @@ float value_in(Item item) {
   return std::bit_cast<float>((key >> 31U) != 0 ? key ^ 0x80000000U : ~key);
 }
 
-/// Ascending by value; equal ones stay in their order. Least significant digit first, 8 bits a
-/// pass, as sorts on devices do. `spare` is as long as `items`.
+/// Stable LSD radix sort, ascending by value, 8 bits per pass, as on devices. `spare` is as long as
+/// `items`.
 void sort_by_value(std::span<Item> items, std::span<Item> spare) {
   std::array<std::array<uint32_t, 256>, 4> starts{};
   for (const Item item : items)
@@ -57,7 +57,7 @@ void sort_by_value(std::span<Item> items, std::span<Item> spare) {
   }
 }
 
-/// body(row, thread) for all rows, of which a column takes about so long.
+/// Calls body(row, thread) for all rows; a column takes about `nanoseconds`.
 template <class Body>
 void for_each_row(int threads, MatrixView<const float> z, double nanoseconds, Body body) {
   for_each_part(threads, z.rows, nanoseconds * static_cast<double>(z.cols) + 10,
@@ -66,7 +66,7 @@ void for_each_row(int threads, MatrixView<const float> z, double nanoseconds, Bo
                 });
 }
 
-/// One thread's arrays, each of a row.
+/// Arrays of one thread, one row each.
 struct FilterScratch {
   Buffer<Item> items, spare;
   Buffer<float> exponentials;
@@ -75,7 +75,7 @@ struct FilterScratch {
       : items(columns), spare(columns), exponentials(columns), cumulative(columns) {}
 };
 
-/// Survivors of top_k alone: the k-th largest is the bar.
+/// Marks the survivors of top_k alone: elements not below the k-th largest.
 void keep_largest(std::span<Item> items, int64_t k, std::span<uint8_t> kept) {
   const auto kth = items.begin() + (std::ssize(items) - k);
   std::nth_element(items.begin(), kth, items.end());
@@ -83,8 +83,8 @@ void keep_largest(std::span<Item> items, int64_t k, std::span<uint8_t> kept) {
   for (const Item item : items) kept[place_in(item)] = key_in(item) >= bar ? 1 : 0;
 }
 
-/// Survivors of top_k and top_p: sort, exponentials of the sorted, cumulative sum, compare, and
-/// back to the order of the row.
+/// Marks the survivors of top_k and top_p: sorts, exponentiates, takes the cumulative sum,
+/// compares, and scatters back to the order of the row.
 void keep_nucleus(FilterScratch& scratch, const SamplingFilter& filter, std::span<uint8_t> kept) {
   const std::span<Item> items = scratch.items.span();
   const int64_t count = std::ssize(items);
@@ -103,13 +103,13 @@ void keep_nucleus(FilterScratch& scratch, const SamplingFilter& filter, std::spa
   for (int64_t i = 0; i < count; ++i) scratch.cumulative[i] = sum += static_cast<double>(e(0, i));
   const double limit = sum * filter.top_p;
   for (int64_t i = 0; i < count; ++i) {
-    // Not so for the largest, nor with NaN; always so for what top_k has left out.
+    // False for the largest element and with NaN; true for all elements that top_k has removed.
     const bool beyond = sum - scratch.cumulative[i] >= limit;
     kept[place_in(items[static_cast<size_t>(i)])] = beyond ? 0 : 1;
   }
 }
 
-/// kept [rows, columns] <- who survives.
+/// kept [rows, columns] <- 1 for survivors, 0 for other elements.
 void filter_rows(MatrixView<const float> z, const SamplingFilter& filter, int threads,
                  Buffer<uint8_t>& kept) {
   std::vector<FilterScratch> scratches;
@@ -153,10 +153,10 @@ MatrixView<float> log_softmax_of_rows(MatrixView<const float> z, Scratch& scratc
   return e;
 }
 
-/// The `length` largest of the items, in descending order, to the front.
+/// Moves the `length` largest items to the front, in descending order.
 void largest_first(std::span<Item> items, int64_t length) {
   const auto end = items.begin() + length;
-  constexpr int64_t few = 64;  // elements for each of the largest, from where a heap is faster
+  constexpr int64_t few = 64;  // with at least this many elements per result, a heap is faster
   if (length * few <= std::ssize(items)) {
     std::partial_sort(items.begin(), end, items.end(), std::greater<>());
     return;
@@ -165,8 +165,8 @@ void largest_first(std::span<Item> items, int64_t length) {
   std::sort(items.begin(), end, std::greater<>());
 }
 
-/// Items for top-k hold the complement of the id, so that of equal values the lower id is larger;
-/// that of -1, no element, is the smallest of all.
+/// The item of a candidate for top-k. It holds the complement of the id, so that the lower id wins
+/// a tie. Id -1 (no element) gives the smallest item of its value.
 Item top_item(float x, int64_t id) {
   return item_of(x, ~static_cast<uint32_t>(id));
 }
@@ -174,7 +174,7 @@ int32_t id_in(Item item) {
   return static_cast<int32_t>(~place_in(item));
 }
 
-/// values, ids [rows, length] <- the largest of each row; -inf and -1 where it has fewer.
+/// values, ids [rows, length] <- the largest elements of each row; -inf and -1 if it has fewer.
 void local_top(MatrixView<const float> z, int64_t first_id, int threads, MatrixView<float> values,
                MatrixView<int64_t> ids) {
   const int64_t length = std::min(values.cols, z.cols);

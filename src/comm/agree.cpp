@@ -25,7 +25,7 @@ int severity(ExitCode code) {
   return 4;
 }
 
-/// How a piece of work ended on this rank.
+/// Result of some work on this rank.
 struct Outcome {
   ExitCode code = ExitCode::ok;
   std::string message;

@@ -11,13 +11,13 @@ namespace gyre {
 
 /// Runs `local` (no communication inside) on every rank. If any rank throws, all ranks throw the
 /// error of the lowest such rank, marked agreed. Collective; `what` names the step. Unless all
-/// ranks failed alike, the message names the rank.
+/// ranks fail, the message names the rank.
 void run_agreed(Communicator& comm, std::string_view what, const std::function<void()>& local);
 
 /// Runs `work` on rank 0 alone; if it throws, all ranks throw its error, marked agreed. Collective.
 void run_on_root(Communicator& comm, std::string_view what, const std::function<void()>& work);
 
-/// An argument that all ranks of a group must give alike.
+/// An argument that must be the same on all ranks of a group.
 struct SameOnAllRanks {
   std::string_view name;
   int64_t value;
@@ -30,14 +30,14 @@ void agree_on_arguments(Communicator& comm, std::string_view what,
                         const std::function<void()>& check,
                         std::initializer_list<SameOnAllRanks> arguments);
 
-/// The gravest of the ranks' codes: verification_failed < usage < runtime < timeout; ok and skipped
-/// give way. Collective.
+/// The most severe of the ranks' codes, in the order skipped < ok < verification_failed < usage <
+/// runtime < timeout. Collective.
 ExitCode agree_on(Communicator& comm, ExitCode mine);
 
-/// Blocking conveniences over small host values.
+/// Blocking collectives over small host values.
 double all_reduce_value(Communicator& comm, double value, ReduceOp op);
 int64_t all_reduce_value(Communicator& comm, int64_t value, ReduceOp op);
-/// Everyone's value, in rank order.
+/// Every rank's value, in rank order.
 std::vector<double> all_gather_value(Communicator& comm, double value);
 std::vector<int64_t> all_gather_value(Communicator& comm, int64_t value);
 std::string broadcast_string(Communicator& comm, std::string value, int root);

@@ -9,7 +9,7 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t alignment = 256;  // of messages in the staging area, as of device allocations
+constexpr int64_t alignment = 256;  // of messages in the staging area; as in device allocations
 
 using Copy = CoalescedExchange::Copy;
 
@@ -32,7 +32,7 @@ int64_t bytes_of_message(const Message<Byte>& message) {
   return bytes;
 }
 
-/// All of a message if its parts are neighbours in memory, otherwise an empty span.
+/// The whole message if its parts are contiguous in memory, otherwise an empty span.
 template <class Byte>
 std::span<Byte> single_span(const Message<Byte>& message) {
   for (size_t i = 1; i < message.size(); ++i)
@@ -49,8 +49,8 @@ int64_t staged_bytes(const std::map<int, Message<Byte>>& messages, int rank) {
   return bytes;
 }
 
-/// Appends the copies from one cut of a message to another of the same length. What stays where it
-/// is needs none.
+/// Appends the copies from one cut of a message to another of the same length. A part that is
+/// already in place needs no copy.
 void append_copies(std::vector<Copy>& copies, const Message<const std::byte>& from,
                    const Message<std::byte>& to) {
   size_t source = 0, skipped = 0;

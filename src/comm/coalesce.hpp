@@ -1,22 +1,22 @@
 #pragma once
-// One message to each peer of an exchange, for a backend whose messages are single spans.
+// Coalesces an exchange into one message per peer, for a backend whose messages are single spans.
 //
-// All slices that a rank sends to a peer form one message, and both ends may cut it differently: A
-// sends 3 slices, B receives them as 1. An end that has its side of a message in one span (a single
-// slice, or neighbours in memory) hands that over; an end that has it in several goes through a
-// staging area:
+// All slices that a rank sends to a peer form one message. Sender and receiver may cut it
+// differently: A sends 3 slices, B receives them as 1. A side that holds the message in one span (a
+// single slice, or slices that are contiguous in memory) passes that span on. A side that holds it
+// in several spans goes through a staging area:
 //
 //     before: copy the slices to each peer, in order, into the staging area
 //     one send to each peer, one receive from each peer
-//     after:  copy what has come from each peer out of the staging area, in order of its slices
+//     after:  copy what each peer has sent out of the staging area, in the order of the slices
 //
 // Example, rank 0 to rank 1, 2 + 3 + 1 bytes received as 4 + 2:
 //
 //     rank 0   before: [0,2) [2,5) [5,6) of its staging area <- the three slices;   sends [0,6)
 //     rank 1   receives [0,6) of its staging area;   after: the two slices <- [0,4) [4,6)
 //
-// Messages of a rank to itself are copies and need no staging area. Empty slices count for nothing:
-// a message of no bytes is left out at both ends.
+// Messages of a rank to itself are copies and need no staging area. Empty slices are ignored: both
+// sides leave out a message of no bytes.
 
 #include <span>
 #include <string_view>
@@ -33,15 +33,15 @@ struct CoalescedExchange {
     std::span<std::byte> to;
   };
   std::vector<Copy> before;
-  std::vector<SendSlice> sends;  ///< at most one a peer, in order of rank; none to the rank itself
+  std::vector<SendSlice> sends;  ///< at most one per peer, in rank order; none to the rank itself
   std::vector<RecvSlice> recvs;  ///< likewise
-  std::vector<Copy> after;       ///< messages of the rank to itself among them
+  std::vector<Copy> after;       ///< includes messages of the rank to itself
 };
 
 /// Bytes of staging area that coalesce() needs; 0 if all messages are single spans.
 int64_t staging_bytes(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, int rank);
 
-/// The exchange of rank `rank` by way of `staging`, which has staging_bytes() bytes; messages in it
+/// The exchange of rank `rank` through `staging`, an area of staging_bytes() bytes. Messages in it
 /// begin at multiples of 256 bytes. Throws a runtime error that begins with `what` when the rank
 /// sends itself more or less than it receives from itself.
 CoalescedExchange coalesce(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,

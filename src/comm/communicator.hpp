@@ -1,13 +1,13 @@
 #pragma once
 // Communication of one group of ranks.
 //
-// Every operation is asynchronous: it returns a Work that completes later, and the buffers that it
-// names belong to it until then. All ranks of the group submit the same operations in the same
+// Every operation is asynchronous: it returns a Work that completes later, and the caller must not
+// touch its buffers until then. All ranks of the group submit the same operations in the same
 // order. Buffers live in the communicator's memory space; on a device, an operation starts after
 // the work already on `stream`.
 //
-// Wire bytes are counted here, for every backend alike, as what one rank must send with the
-// bandwidth-optimal algorithm for n ranks and b bytes:
+// Wire bytes are counted here, in the same way for every backend: the bytes that one rank must send
+// with the bandwidth-optimal algorithm for n ranks and b bytes:
 //     exchange        the bytes of its messages to other ranks
 //     all-gather      (n-1) · own b            reduce-scatter  (n-1)/n · b
 //     all-to-all      b that leave the rank    all-reduce      2 (n-1)/n · b
@@ -36,14 +36,14 @@ struct RecvSlice {
   std::span<std::byte> data;
 };
 
-/// What a rank has put on the wire so far.
+/// Traffic that a rank has sent so far.
 struct Traffic {
   int64_t bytes_sent = 0;
-  int64_t messages = 0;  ///< point-to-point messages sent: one to each peer of an
-                         ///< exchange; plus one for each collective
+  int64_t messages = 0;  ///< point-to-point messages sent, one to each peer of an
+                         ///< exchange, plus one for each collective
 };
 
-/// An operation under way. wait() must be called before it is destroyed.
+/// An operation in flight. wait() must be called before it is destroyed.
 class Work {
  public:
   virtual ~Work() = default;
@@ -51,8 +51,8 @@ class Work {
   virtual bool test() = 0;
   /// Blocks, politely (poll, then yield the core), until it is complete.
   virtual void wait() = 0;
-  /// Work submitted to the operation's stream from now on comes after it. Where a device can keep
-  /// this order by itself, the host does not wait, and wait() is still to be called.
+  /// Orders work that is submitted to the operation's stream from now on behind the operation. The
+  /// host does not wait where the device can keep this order; wait() must still be called.
   virtual void wait_on_stream() { wait(); }
 };
 using WorkPtr = std::unique_ptr<Work>;
@@ -68,8 +68,8 @@ class Communicator {
   /// Ranks of equal `color` form a new communicator, in order of their rank here. Collective.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
 
-  /// Grouped point-to-point: all slices form one operation. Those to one peer travel as one
-  /// message, in their order; what is sent to a rank is as long as what it receives from here.
+  /// Grouped point-to-point: all slices form one operation. Slices to one peer travel as one
+  /// message, in their order. A message has the same length at both ends; its slices may differ.
   /// `what` names the step in the watchdog's report.
   WorkPtr exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                    Stream& stream, std::string_view what);

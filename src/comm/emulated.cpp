@@ -67,7 +67,7 @@ int parse_node(std::string_view value) {
 
 class DelayedExchange;
 
-/// A message that waits for its time: all slices of an exchange that go to one rank.
+/// A delayed message: all slices of an exchange that go to one rank.
 struct DelayedSend {
   double due;
   Communicator* real;
@@ -75,8 +75,8 @@ struct DelayedSend {
   DelayedExchange* owner;
 };
 
-/// The link of this rank and the messages on it, over all communicators of one emulated network.
-/// They are due in the order in which they were submitted, so that those to one rank stay in order.
+/// The link of this rank and the messages on it, for all communicators of one emulated network.
+/// Messages are due in the order of submission, so that those to one rank stay in order.
 class Link {
  public:
   explicit Link(const NetworkModel& model) : model_(model) {}
@@ -88,7 +88,7 @@ class Link {
     const double due = link_.send(model_, monotonic_seconds(), bytes);
     queue_.push_back({due, &real, std::move(slices), &owner});
   }
-  /// Sends what is due.
+  /// Sends the messages that are due.
   void progress() {
     while (!queue_.empty() && queue_.front().due <= monotonic_seconds()) {
       const DelayedSend next = std::move(queue_.front());
@@ -96,12 +96,12 @@ class Link {
       post(next);
     }
   }
-  /// Sends what is left on one communicator, due or not.
+  /// Sends the remaining messages of one communicator, due or not.
   void flush(const Communicator& real) {
     for (const DelayedSend& send : take([&](const DelayedSend& s) { return s.real == &real; }))
       post(send);
   }
-  /// Forgets what is left of one exchange.
+  /// Drops the remaining messages of one exchange.
   void drop(const DelayedExchange& owner) {
     take([&](const DelayedSend& s) { return s.owner == &owner; });
   }
@@ -109,7 +109,7 @@ class Link {
 
  private:
   void post(const DelayedSend& send);
-  /// Removes and returns the messages that `chosen` chooses, in order.
+  /// Removes and returns the messages for which `chosen` is true, in order.
   template <class Chosen>
   std::deque<DelayedSend> take(Chosen chosen) {
     std::deque<DelayedSend> taken, kept;
@@ -123,14 +123,14 @@ class Link {
   std::deque<DelayedSend> queue_;
 };
 
-/// Waits as the MPI backend does: poll, then yield the core, in sight of the watchdog.
+/// Waits as the MPI backend does: polls, then yields the core, with a WaitScope for the watchdog.
 void wait_for(Work& work, std::string_view what, const std::vector<int>& peers) {
   if (work.test()) return;
   const WaitScope scope(what, peers);
   while (!work.test()) sched_yield();
 }
 
-/// Receives and messages inside the node, submitted at once, and messages that follow.
+/// An exchange: receives and messages inside the node are submitted at once, the others when due.
 class DelayedExchange final : public Work {
  public:
   DelayedExchange(std::shared_ptr<Link> link, std::string_view what, std::vector<int> peers)
@@ -169,8 +169,8 @@ void Link::post(const DelayedSend& send) {
   send.owner->send(*send.real, send.slices);
 }
 
-/// An operation of the real communicator that drives delayed messages while it is waited for: a
-/// peer may need one of them before it can take part.
+/// An operation of the real communicator that sends delayed messages while it is waited for: a peer
+/// may need one of them before it can take part.
 class DrivingWork final : public Work {
  public:
   DrivingWork(std::shared_ptr<Link> link, WorkPtr work, std::string_view what,
@@ -275,7 +275,7 @@ class EmulatedCommunicator final : public Communicator {
   WorkPtr driving(WorkPtr work, std::string_view what) const {
     return std::make_unique<DrivingWork>(link_, std::move(work), what, places_.world_ranks);
   }
-  /// Sends all delayed messages in their time. The real split() blocks without driving them.
+  /// Sends all delayed messages when they are due. The real split() blocks without doing so.
   void drain() {
     const WaitScope scope("delayed messages before splitting a communicator");
     while (!link_->idle()) {

@@ -1,25 +1,25 @@
 #pragma once
-// A slower network than the machine has: point-to-point messages between nodes take the time that a
-// model says.
+// Emulates a slower network than the machine has: point-to-point messages between nodes take the
+// time of an α-β (latency-bandwidth) model.
 //
-//     sender:  now ---- link busy with earlier messages ---|-- bytes/β --|---- α ----> message
-//     leaves
-//                                                 link_free before   link_free after
+//     now ---- link busy with earlier messages ----|---- bytes/β ----|---- α ----> message is sent
+//                                                  |                 |
+//                                         link_free before   link_free after
 //
 //     link_free = max(now, link_free) + bytes / β;   the message is really sent at link_free + α
 //
-// Each rank has one egress link, which all its messages to other nodes share, one after another.
-// What goes to one rank in one exchange is one message; messages of one exchange take the link in
-// order of their ranks. Messages inside a node and to the rank itself are sent at once. The
-// receiving side is not a bottleneck in this model.
+// Each rank has one egress link. All its messages to other nodes share it, one after another. All
+// that one exchange sends to one rank is one message; the messages of an exchange take the link in
+// rank order. Messages inside a node and to the rank itself are sent at once. The receiving side is
+// not a bottleneck in this model.
 //
 // Example, α = 10 us, β = 1 GB/s, one rank a node: at t = 0 a rank sends 100 kB to each of two
 // neighbours. The first arrives at 100 + 10 = 110 us, the second at 200 + 10 = 210 us.
 //
-// What is delayed is the send: nobody but the sending rank can start it. It starts when that rank
-// next calls test() or wait() on any operation of an emulated communicator once its time has come.
-// A rank that computes without a call for 1 ms may therefore send up to 1 ms late, as it is with
-// MPI libraries that progress only when called.
+// The send is delayed, and only the sending rank can start it: in its next call of test() or wait()
+// on any operation of an emulated communicator after the time has come. A rank that computes for
+// 1 ms without such a call may therefore send up to 1 ms late, as with MPI libraries that make
+// progress only inside calls.
 
 #include <memory>
 #include <string_view>
@@ -28,11 +28,11 @@
 
 namespace gyre {
 
-/// What the emulated network costs.
+/// Parameters of the emulated network.
 struct NetworkModel {
   double latency_s = 0;    ///< α: from the end of transmission to arrival
   double bytes_per_s = 0;  ///< β: of one rank's egress link
-  int ranks_per_node = 1;  ///< ranks r and s are on one node iff r and s / ranks_per_node agree
+  int ranks_per_node = 1;  ///< rank r is on node r / ranks_per_node
 };
 
 /// Reads "alpha=10us,beta=5G,node=4". alpha: a number with the unit us, ms or s (0 needs none);
@@ -40,11 +40,11 @@ struct NetworkModel {
 /// given. A usage error names key, value and what is allowed.
 NetworkModel parse_network_model(std::string_view text);
 
-/// When messages of one rank leave.
+/// Egress link of one rank: when its messages leave and arrive.
 class EgressLink {
  public:
-  /// Puts a message of `bytes` on the link at time `now`, in seconds; the time at which it arrives.
-  /// Times never decrease from call to call, if `now` does not.
+  /// Puts a message of `bytes` on the link at time `now`, in seconds; returns its time of arrival.
+  /// Returned times do not decrease from call to call if `now` does not.
   double send(const NetworkModel& model, double now, int64_t bytes);
 
  private:
@@ -55,17 +55,16 @@ class EgressLink {
 ///
 /// `real` is the communicator of all ranks, in host memory; smaller groups come from split() of the
 /// result, share each rank's link, and keep every rank on its node. Only exchange() is delayed;
-/// collectives pass through at the real speed, and drive delayed messages while they are waited
-/// for. Waits on other communicators do not drive them.
+/// collectives run at the real speed, and make progress on delayed messages while they are
+/// waited for. Waits on other communicators make no progress on them.
 ///
 /// traffic() of the result counts every operation once, when it is submitted. traffic() of `real`
-/// goes on counting what it is asked to do, so that the same bytes appear there too once they are
-/// really sent: read one of the two.
+/// counts the same bytes again when they are really sent: read one of the two.
 ///
-/// Destroying a communicator sends what is still delayed at once. Destroying an operation that
-/// nobody has waited for drops what is still delayed of it.
+/// Destroying a communicator sends its delayed messages at once. Destroying an operation that
+/// nobody has waited for drops its delayed messages.
 ///
-/// Usage errors: device memory; a negative latency, no bandwidth, less than one rank a node.
+/// Usage errors: device memory; a negative latency, no bandwidth, less than one rank per node.
 std::unique_ptr<Communicator> emulate_network(Communicator& real, const NetworkModel& model);
 
 }  // namespace gyre

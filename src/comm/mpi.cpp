@@ -39,7 +39,7 @@ MPI_Op mpi_op(ReduceOp op) {
   return MPI_OP_NULL;
 }
 
-/// MPI counts are int; a larger transfer is an error with a name rather than a silent wrap.
+/// MPI counts are int. A larger transfer is an error with a name instead of a silent overflow.
 int to_int(int64_t count, std::string_view what) {
   if (count > std::numeric_limits<int>::max())
     throw_runtime("{}: {} elements are more than one MPI call takes ({})", what, count,
@@ -53,7 +53,7 @@ struct Part {
   int bytes;
 };
 
-/// All parts as one message. MPI keeps what an operation under way needs of the type.
+/// All parts as one MPI message. The type may be freed while an operation in flight uses it.
 class Gathered {
  public:
   explicit Gathered(const std::vector<Part>& parts) {

@@ -1,5 +1,5 @@
 #pragma once
-// The MPI backend of Communicator: host memory, non-blocking calls, polite waits.
+// The MPI backend of Communicator: host memory, non-blocking calls, waits that yield the core.
 
 #include <mpi.h>
 

@@ -6,7 +6,7 @@
 //     d      0 0 0 0 1 1 1 1      tp groups  {0,1} {2,3} {4,5} {6,7}
 //     c      0 0 1 1 0 0 1 1      cp groups  {0,2} {1,3} {4,6} {5,7}
 //     t      0 1 0 1 0 1 0 1      dp groups  {0,4} {1,5} {2,6} {3,7}
-// Neighbours in tp exchange most (two all-reduces a layer), so they get neighbouring ranks.
+// The ranks of a tp group communicate most (two all-reduces per layer), so they are consecutive.
 
 #include <memory>
 #include <vector>

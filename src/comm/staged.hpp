@@ -1,11 +1,11 @@
 #pragma once
-// Communication of device memory by way of the host, over MPI: needs no NCCL, and any number of
-// ranks may share a GPU.
+// Communication of device memory staged through the host, over MPI. It needs no NCCL, and any
+// number of ranks may share a GPU.
 //
-//     device -> pinned memory (on a copy stream, behind the caller's work)
-//     MPI, from pinned memory to pinned memory
-//     pinned memory -> device, and whatever the caller submits after wait_on_stream() or wait()
-//     behind that
+//     device -> pinned memory, on a copy stream, after the caller's work
+//     pinned memory -> pinned memory, by MPI
+//     pinned memory -> device; work that the caller submits after wait_on_stream() or wait() runs
+//                      after this copy
 
 #include <memory>
 
@@ -14,8 +14,8 @@
 namespace gyre {
 
 /// A communicator of device memory over `host`, an MPI communicator, which must outlive it and all
-/// that are split from it. MPI operations are started in the order of submission, from test() or
-/// wait() of any Work. Collective.
+/// communicators split from it. MPI operations are started in the order of submission, from test()
+/// or wait() of any Work. Collective.
 std::unique_ptr<Communicator> make_staged_communicator(Communicator& host);
 
 }  // namespace gyre

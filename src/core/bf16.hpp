@@ -21,7 +21,7 @@ GYRE_HOST_DEVICE constexpr float to_float(float x) {
   return x;
 }
 
-/// Round to nearest, ties to even. A NaN stays one.
+/// Rounds to nearest, ties to even. NaN stays NaN.
 GYRE_HOST_DEVICE constexpr bf16 to_bf16(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   if ((bits & 0x7fffffffU) > 0x7f800000U) return {static_cast<uint16_t>((bits >> 16) | 0x40U)};

@@ -13,15 +13,15 @@ namespace gyre {
 enum class ExitCode : int {
   ok = 0,
   verification_failed = 1,
-  usage =
-      2,  ///< unusable arguments, an impossible configuration or an input that breaks its schema
+  /// unusable arguments, an impossible configuration or an input that breaks its schema
+  usage = 2,
   runtime = 3,  ///< MPI, HDF5, CUDA, NCCL or the file system failed, or a peer died
   timeout = 4,
   skipped = 77,
 };
 
-/// A run-ending error. `agreed` says that every rank of the run throws the same error at the same
-/// place, so that the program can end in order; otherwise the rank that threw has to abort its
+/// An error that ends the run. `agreed`: every rank of the run throws the same error at the same
+/// place, so that the program can shut down in order. Otherwise the rank that throws must abort its
 /// peers.
 class Error : public std::runtime_error {
  public:
@@ -44,8 +44,8 @@ namespace detail {
 std::string formatted(fmt::string_view format, fmt::format_args args);
 }  // namespace detail
 
-/// Throws the error that a user can mend: bad option, bad input, impossible configuration (exit
-/// code 2).
+/// Throws an error that the user can fix: a bad option, a bad input or an impossible configuration
+/// (exit code 2).
 template <class... Args>
 [[noreturn]] void throw_usage(fmt::format_string<Args...> format, Args&&... args) {
   detail::throw_formatted(ExitCode::usage, format, fmt::make_format_args(args...));
@@ -57,7 +57,7 @@ template <class... Args>
   detail::throw_formatted(ExitCode::runtime, format, fmt::make_format_args(args...));
 }
 
-/// Collects every problem of a configuration, so that a user sees all of them at once.
+/// Collects all errors of a configuration, so that a user sees them at once.
 class ConfigErrors {
  public:
   template <class... Args>
@@ -66,7 +66,7 @@ class ConfigErrors {
   }
   bool empty() const { return messages_.empty(); }
   const std::vector<std::string>& messages() const { return messages_; }
-  /// Throws a usage error that lists all problems, one a line; does nothing when there are none.
+  /// Throws a usage error that lists all errors, one per line; does nothing when there are none.
   void throw_if_any(const std::string& headline) const;
 
  private:
@@ -82,8 +82,8 @@ template <class... Args>
 
 }  // namespace gyre
 
-/// An invariant of the program itself (not of its input). Always compiled in; the message takes fmt
-/// arguments.
+/// Checks an invariant of the program itself (not of its input). Always compiled in; the message
+/// takes fmt arguments.
 #define GYRE_CHECK(condition, ...)                                                     \
   do {                                                                                 \
     if (!(condition)) ::gyre::fail_check(#condition, __FILE__, __LINE__, __VA_ARGS__); \

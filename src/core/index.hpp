@@ -1,6 +1,6 @@
 #pragma once
-// Index types. Mixing global and local positions is *the* bug of sharded attention, so that they do
-// not convert into each other: a conversion is a call with a name (see sharding/layout.hpp).
+// Index types. Mixing up global and local positions is *the* bug of sharded attention. So these
+// types do not convert into each other: a conversion is a named call (see sharding/layout.hpp).
 
 #include <compare>
 #include <cstdint>
@@ -38,7 +38,7 @@ using SegmentIndex = Index<struct SegmentTag>;     ///< segment of a packed batc
 /// The most slots of a stream: boundaries of segments are 32-bit.
 inline constexpr int64_t most_slots = std::numeric_limits<int32_t>::max();
 
-/// a / b rounded down, and up; b > 0, a of any sign.
+/// a / b, rounded down or up; b > 0, a of any sign.
 GYRE_HOST_DEVICE constexpr int64_t floor_div(int64_t a, int64_t b) {
   return a >= 0 ? a / b : -((-a + b - 1) / b);
 }

@@ -4,7 +4,7 @@
 
 namespace gyre {
 
-/// The label of a slot that no loss counts, as PyTorch's cross entropy has it.
+/// Label of a slot that the loss ignores (the default ignore_index of PyTorch's cross entropy).
 inline constexpr int32_t ignored_label = -100;
 
 }  // namespace gyre

@@ -34,7 +34,7 @@ struct BasicMatrixRef {
         rows(view.rows),
         cols(view.cols),
         stride(view.stride) {}
-  /// A writable one is a read-only one. (nvcc warns of a conversion that is no template.)
+  /// A writable matrix converts to a read-only one. (nvcc warns of a conversion without template.)
   template <class To>
   requires(std::is_same_v<To, const Byte> && !std::is_const_v<Byte>) operator BasicMatrixRef<To>()
       const {
@@ -42,7 +42,7 @@ struct BasicMatrixRef {
   }
 
   bool empty() const { return data == nullptr; }
-  /// The same as a view of T, which must be the type of the elements.
+  /// The matrix as a view of T. T must be the type of its elements.
   template <class T>
   MatrixView<Element<T>> as() const {
     GYRE_CHECK(type == dtype_of<T>, "a matrix of {} used as {}", name_of(type),

@@ -7,8 +7,8 @@ namespace gyre {
 
 struct ModelConfig {
   int64_t vocab_size = 0;  ///< real columns; token ids are below it
-  int64_t vocab_padded =
-      0;  ///< columns of embed and head; those from vocab_size on enter no softmax
+  /// Columns of embed and head. The softmax excludes those from vocab_size on.
+  int64_t vocab_padded = 0;
   int64_t hidden_size = 0;
   int64_t num_hidden_layers = 0;
   int64_t num_attention_heads = 0;

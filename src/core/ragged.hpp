@@ -8,8 +8,8 @@
 
 namespace gyre {
 
-/// Offsets of the next-token predictions of documents with these token offsets, [documents + 1]: a
-/// document of n tokens has max(0, n - 1), the first of them about its second token.
+/// Offsets [documents + 1] of the next-token predictions of documents with these token offsets. A
+/// document of n tokens has max(0, n - 1) predictions; the first one predicts its second token.
 inline std::vector<int64_t> prediction_offsets(std::span<const int64_t> token_offsets) {
   std::vector<int64_t> offsets{0};
   for (size_t i = 1; i < token_offsets.size(); ++i)

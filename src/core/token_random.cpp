@@ -11,11 +11,11 @@ uint64_t row_key(const TokenRandom& random, int64_t token) {
   return splitmix64_mix(splitmix64_mix(tensor) + static_cast<uint64_t>(token));
 }
 
-/// sqrt(3) · 2^-16: four uniform variables of 16 bits have a variance of 2^32 / 3 together.
+/// sqrt(3) · 2^-16: the sum of four uniform 16-bit variables has a variance of 2^32 / 3.
 constexpr float unit = 1.7320508075688772F * 0x1p-16F;
 
 float normal_of(uint64_t bits) {
-  // Adds neighbouring 16-bit quarters, then the two sums: at most 18 bits, exact in f32.
+  // Adds neighbouring 16-bit quarters, then the two sums. The result has 18 bits: exact in f32.
   constexpr uint64_t low = 0x0000ffff0000ffffU;
   const uint64_t pairs = (bits & low) + ((bits >> 16) & low);
   const auto sum = static_cast<int32_t>((pairs & 0xffffffffU) + (pairs >> 32));

@@ -1,8 +1,8 @@
 #pragma once
-// Random inputs that every rank can make for itself: a value depends on the seed, the tensor, the
-// token and the place in the token's row, and on nothing else. Layouts, ranks and the order of
-// calls do not matter, so that a reference can ask for single rows of a tensor that exists nowhere
-// in full.
+// Random inputs that every rank can generate for itself. A value depends on the seed, the tensor,
+// the token and the position in the token's row, and on nothing else. Layouts, ranks and the order
+// of calls do not matter, so that a reference can ask for single rows of a tensor that no rank
+// holds in full.
 //
 //     row key   = mix(mix(mix(seed) + tensor) + token)
 //     bits[i]   = mix(key + (i + 1) · golden)             i = head · head_dim + dim
@@ -11,8 +11,8 @@
 // mix and golden are those of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
 // number generators", OOPSLA 2014): a row is the stream that SplitMix64 makes from the row's key.
 // The sum of four uniform variables is close to normal: mean 0, variance 1, no values beyond
-// 2 sqrt(3), kurtosis 2.7 instead of 3. All of it is integer arithmetic but for one exact
-// conversion and one rounding, so that the bits are the same everywhere.
+// 2 sqrt(3), kurtosis 2.7 instead of 3. All of it is integer arithmetic except one exact
+// conversion and one rounding, so that the bits are the same on every machine.
 
 #include <cstdint>
 #include <span>
@@ -30,8 +30,8 @@ constexpr uint64_t splitmix64_mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-/// Tensors of an attention, then those of log-probabilities. Any other number is a tensor of its
-/// own as well.
+/// Tensors of the attention, then those of the log-probabilities. Any other number names a further
+/// tensor.
 enum class TokenTensor : uint32_t {
   q,
   k,
@@ -49,20 +49,20 @@ enum class TokenTensor : uint32_t {
 struct TokenRandom {
   uint64_t seed = 0;
   TokenTensor tensor = TokenTensor::q;
-  bool round_to_bf16 = false;  ///< values that bf16 holds exactly, whatever they are stored as
+  bool round_to_bf16 = false;  ///< values are rounded to bf16, whatever type stores them
 };
 
-/// The row of one token, from its element `first` on: [width]. `token` is any number that names the
-/// token in all layouts, such as its position in the stream of real tokens.
+/// Fills `row` [width] with the row of one token, from its element `first` on. `token` is a number
+/// that names the token in all layouts, such as its position in the stream of real tokens.
 void fill_token_row(const TokenRandom& random, int64_t token, std::span<float> row,
                     int64_t first = 0);
 
-/// The 64 random bits behind element `i` of the row of one token.
+/// The 64 random bits from which element `i` of a token's row is made.
 uint64_t token_bits(const TokenRandom& random, int64_t token, int64_t i);
 
 /// Row r of `rows` (f32 or bf16, any stride) gets the row of tokens[r]; rows of negative tokens
-/// (pads) are left as they are. Column 0 of `rows` is element `first` of the tokens' rows. Rows in
-/// bf16 are rounded whether or not it is asked for. tokens: [rows.rows].
+/// (padding) are left as they are. Column 0 of `rows` is element `first` of the tokens' rows. bf16
+/// rows are rounded even without round_to_bf16. tokens: [rows.rows].
 void fill_token_rows(const TokenRandom& random, std::span<const int64_t> tokens, MatrixRef rows,
                      int64_t first = 0);
 

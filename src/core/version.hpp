@@ -1,5 +1,5 @@
 #pragma once
-// Identity of this build, taken when it was built.
+// Identity of this build, recorded at build time.
 
 #include <string>
 

@@ -8,12 +8,12 @@
 namespace gyre {
 namespace {
 
-struct Parts {
+struct AttentionParts {
   std::optional<h5::Dataset> offsets, q, k, v, d_out, sinks;
   std::optional<h5::Dataset> out, lse, d_q, d_k, d_v, d_sinks;
 };
 
-void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens, Parts& parts) {
+void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens, AttentionParts& parts) {
   const h5::Shape queries{tokens, a.heads, a.head_dim}, keys{tokens, a.kv_heads, a.head_dim};
   const std::vector<h5::Type> type{h5::Type::f64};
   parts.out = reader.dataset("/reference/out", type, queries);
@@ -25,44 +25,42 @@ void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens
 }
 
 void check_attributes(SchemaReader& reader, AttentionFile& a) {
-  ConfigErrors& problems = reader.problems();
+  ConfigErrors& errors = reader.errors();
   const std::string mask = reader.text("/attention", "mask");
   a.causal = mask == "causal";
   a.window = reader.integer("/attention", "window");
   a.scale = reader.real("/attention", "scale");
   if (!mask.empty() && mask != "causal" && mask != "full")
-    problems.add("mask of '/attention' is '{}'; it must be causal or full", mask);
+    errors.add("mask of '/attention' is '{}'; it must be causal or full", mask);
   if (a.window < 0)
-    problems.add("window of '/attention' is {}; it must be 0, none, or the number of keys",
-                 a.window);
+    errors.add("window of '/attention' is {}; it must be 0, none, or the number of keys", a.window);
   if (mask == "full" && a.window > 0)
-    problems.add("window of '/attention' is {}, but only a causal mask has one; it must be 0",
-                 a.window);
+    errors.add("window of '/attention' is {}, but only a causal mask has one; it must be 0",
+               a.window);
   if (!(a.scale > 0) || !std::isfinite(a.scale))
-    problems.add("scale of '/attention' is {}; it must be positive, as 1 / sqrt(head_dim)",
-                 a.scale);
+    errors.add("scale of '/attention' is {}; it must be positive, as 1 / sqrt(head_dim)", a.scale);
 }
 
-Parts open_attention(const h5::File& file, AttentionFile& a) {
+AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   SchemaReader reader(file, attention_schema);
   check_attributes(reader, a);
-  Parts parts;
+  AttentionParts parts;
   const std::vector<h5::Type> type{h5::Type::f32};
   parts.offsets = reader.dataset("/attention/offsets", {h5::Type::i64}, {-1});
   parts.q = reader.dataset("/attention/q", type, {-1, -1, -1});
-  int64_t tokens = -1;  // whatever it is, until it is known; so too the heads
+  int64_t tokens = -1;  // matches any extent until it is known; so do the heads
   a.heads = a.kv_heads = a.head_dim = -1;
   if (parts.q) {
     const h5::Shape& shape = parts.q->shape();
     tokens = shape[0], a.heads = shape[1], a.head_dim = shape[2];
     if (a.heads < 1 || a.head_dim < 1)
-      reader.problems().add("/attention/q is {}; it needs a head and an element of it",
+      reader.errors().add("/attention/q is {}; it needs a head and an element of it",
                             h5::to_string(shape));
   }
   parts.k = reader.dataset("/attention/k", type, {tokens, -1, a.head_dim});
   if (parts.k) a.kv_heads = parts.k->shape()[1];
   if (parts.q && parts.k && (a.kv_heads < 1 || a.heads % a.kv_heads != 0))
-    reader.problems().add(
+    reader.errors().add(
         "/attention/q has {} heads and /attention/k has {}; the former must be a multiple of the "
         "latter",
         a.heads, a.kv_heads);
@@ -80,26 +78,26 @@ Parts open_attention(const h5::File& file, AttentionFile& a) {
 
 void check_numbers(const h5::File& file, const AttentionFile& a) {
   SchemaReader reader(file, attention_schema);
-  ConfigErrors& problems = reader.problems();
+  ConfigErrors& errors = reader.errors();
   const int64_t tokens = std::ssize(a.q) / (a.heads * a.head_dim);
-  check_offsets(problems, "/attention/offsets", a.offsets, tokens, "the rows of /attention/q");
-  check_finite(problems, "/attention/q", a.q);
-  check_finite(problems, "/attention/k", a.k);
-  check_finite(problems, "/attention/v", a.v);
-  check_finite(problems, "/attention/d_out", a.d_out);
-  check_finite(problems, "/attention/sinks", a.sinks);
+  check_offsets(errors, "/attention/offsets", a.offsets, tokens, "the rows of /attention/q");
+  check_finite(errors, "/attention/q", a.q);
+  check_finite(errors, "/attention/k", a.k);
+  check_finite(errors, "/attention/v", a.v);
+  check_finite(errors, "/attention/d_out", a.d_out);
+  check_finite(errors, "/attention/sinks", a.sinks);
   if (a.reference) {
-    check_finite(problems, "/reference/out", a.reference->out);
-    check_finite(problems, "/reference/lse", a.reference->lse);
-    check_finite(problems, "/reference/d_q", a.reference->d_q);
-    check_finite(problems, "/reference/d_k", a.reference->d_k);
-    check_finite(problems, "/reference/d_v", a.reference->d_v);
-    check_finite(problems, "/reference/d_sinks", a.reference->d_sinks);
+    check_finite(errors, "/reference/out", a.reference->out);
+    check_finite(errors, "/reference/lse", a.reference->lse);
+    check_finite(errors, "/reference/d_q", a.reference->d_q);
+    check_finite(errors, "/reference/d_k", a.reference->d_k);
+    check_finite(errors, "/reference/d_v", a.reference->d_v);
+    check_finite(errors, "/reference/d_sinks", a.reference->d_sinks);
   }
   reader.throw_if_any();
 }
 
-/// Tokens [begin, end) are written by rank r of `ranks`.
+/// Tokens [begin, end), which rank `rank` of `ranks` writes.
 struct Block {
   int64_t begin, end;
   Block(int64_t tokens, int rank, int ranks)
@@ -107,10 +105,10 @@ struct Block {
   int64_t size() const { return end - begin; }
 };
 
-/// Which row goes to which rank, and where its token stands in the block of that rank.
+/// Maps each row to the rank that writes it, and to its position in that rank's block.
 class Routes {
  public:
-  /// Collective; throws an agreed error unless all tokens of all blocks are there once.
+  /// Collective; throws an agreed error unless every token of every block is there exactly once.
   Routes(Communicator& comm, const std::vector<int64_t>& tokens, int64_t total)
       : comm_(comm), block_(total, comm.rank(), comm.size()) {
     run_agreed(comm, "looking for the tokens of results", [&] { sort(tokens, total); });
@@ -141,7 +139,7 @@ class Routes {
   const Block& block() const { return block_; }
 
  private:
-  /// Puts the rows in order of the ranks that they go to.
+  /// Sorts the rows by the rank that they go to.
   void sort(const std::vector<int64_t>& tokens, int64_t total) {
     counts_out_.assign(static_cast<size_t>(comm_.size()), 0);
     for (int64_t row = 0; row < std::ssize(tokens); ++row) {
@@ -187,12 +185,12 @@ class Routes {
 
   Communicator& comm_;
   Block block_;
-  std::vector<int64_t> rows_;                    // that hold a token, by token
+  std::vector<int64_t> rows_;                    // rows that hold a token, sorted by token
   std::vector<int64_t> counts_out_, counts_in_;  // [ranks] in rows
-  std::vector<int64_t> arrived_;                 // tokens of the rows that come here
+  std::vector<int64_t> arrived_;                 // tokens of the received rows
 };
 
-struct ResultArray {
+struct AttentionArray {
   std::string path;
   MatrixView<const float> rows;
   h5::Shape shape;
@@ -201,12 +199,12 @@ struct ResultArray {
   }
 };
 
-std::vector<ResultArray> result_arrays(const AttentionResultsHeader& header,
+std::vector<AttentionArray> result_arrays(const AttentionResultsHeader& header,
                                        const AttentionResultRows& mine) {
   const int64_t tokens = header.offsets.back();
   const h5::Shape queries{tokens, header.heads, header.head_dim};
   const h5::Shape keys{tokens, header.kv_heads, header.head_dim};
-  std::vector<ResultArray> arrays{{"/results/out", mine.out, queries},
+  std::vector<AttentionArray> arrays{{"/results/out", mine.out, queries},
                                   {"/results/lse", mine.lse, {tokens, header.heads}}};
   if (header.gradients) {
     arrays.push_back({"/results/d_q", mine.d_q, queries});
@@ -217,13 +215,13 @@ std::vector<ResultArray> result_arrays(const AttentionResultsHeader& header,
 }
 
 void create_results(const std::string& path, const AttentionResultsHeader& header,
-                    const std::vector<ResultArray>& arrays) {
+                    const std::vector<AttentionArray>& arrays) {
   h5::File file = h5::File::create(path);
   write_schema(file, attention_results_schema, header.provenance);
   file.create_group("/results");
   file.write_attribute("/results", "input_sha256", header.input_sha256);
   file.write_dataset("/results/offsets", std::span<const int64_t>(header.offsets));
-  for (const ResultArray& array : arrays)
+  for (const AttentionArray& array : arrays)
     file.create_dataset(array.path, DType::f32, array.shape, h5::Checksum::fletcher32);
   if (!header.d_sinks.empty())
     file.write_dataset("/results/d_sinks", std::span<const double>(header.d_sinks));
@@ -235,7 +233,7 @@ void create_results(const std::string& path, const AttentionResultsHeader& heade
 AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
   const h5::File file = open_schema_file(comm, path, attention_schema);
   AttentionFile a;
-  Parts parts;
+  AttentionParts parts;
   run_agreed(comm, "opening the attention of " + path, [&] { parts = open_attention(file, a); });
   a.offsets = parts.offsets->read_all<int64_t>();
   a.q = parts.q->read_all<float>();
@@ -258,9 +256,9 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
 void write_attention_results(OutputFile& output, const AttentionResultsHeader& header,
                              const AttentionResultRows& mine) {
   Communicator& comm = output.comm();
-  const std::vector<ResultArray> arrays = result_arrays(header, mine);
+  const std::vector<AttentionArray> arrays = result_arrays(header, mine);
   run_agreed(comm, "checking the shapes of results", [&] {
-    for (const ResultArray& array : arrays)
+    for (const AttentionArray& array : arrays)
       GYRE_CHECK(array.rows.rows == std::ssize(mine.tokens) && array.rows.cols == array.width(),
                  "{} is [{}, {}]; it must be [{}, {}]", array.path, array.rows.rows,
                  array.rows.cols, mine.tokens.size(), array.width());
@@ -269,7 +267,7 @@ void write_attention_results(OutputFile& output, const AttentionResultsHeader& h
   run_on_root(comm, "creating " + output.path(),
               [&] { create_results(output.temporary_path(), header, arrays); });
   h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
-  for (const ResultArray& array : arrays) {
+  for (const AttentionArray& array : arrays) {
     const std::vector<float> block = routes.collect(array.rows, array.width());
     h5::Slab slab{h5::Shape(array.shape.size(), 0), array.shape};
     slab.start[0] = routes.block().begin;

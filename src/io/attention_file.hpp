@@ -1,9 +1,9 @@
 #pragma once
-// Attention problems with their reference answers, "gyre/attention", and what a run answered,
-// "gyre/attention-results". inputs/SCHEMA.md describes both.
+// Files of attention inputs with their reference results, "gyre/attention", and of the results of a
+// run, "gyre/attention-results". inputs/SCHEMA.md describes both.
 //
-// Rows are tokens, all documents one after another: document i is rows offsets[i] to
-// offsets[i+1] - 1, and tokens see tokens of their own document only.
+// Rows are tokens, one document after another: document i is rows offsets[i] to offsets[i+1] - 1. A
+// token attends only to tokens of its own document.
 
 #include <cstdint>
 #include <optional>
@@ -19,7 +19,7 @@ namespace gyre {
 inline constexpr const char* attention_schema = "gyre/attention";
 inline constexpr const char* attention_results_schema = "gyre/attention-results";
 
-/// Answers computed elsewhere in double precision; lse is in natural logarithms.
+/// Results computed elsewhere in double precision; lse is a natural logarithm.
 struct AttentionReference {
   std::string generator;
   std::vector<double> out;       ///< [tokens, heads, head_dim]
@@ -49,17 +49,17 @@ struct AttentionFile {
 /// error. Collective; every rank reads a share.
 AttentionFile read_attention_file(Communicator& comm, const std::string& path);
 
-/// What all ranks of a run know alike.
+/// The part of the results that is the same on all ranks.
 struct AttentionResultsHeader {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   std::vector<int64_t> offsets{0};  ///< [documents + 1]
-  bool gradients = false;           ///< there are d_q, d_k, d_v
+  bool gradients = false;           ///< true: there are d_q, d_k and d_v
   std::vector<double> d_sinks;      ///< [heads], or empty
-  std::string input_sha256;         ///< of the problem's file, or "" when it was generated
+  std::string input_sha256;         ///< of the input file, or "" for generated inputs
   Provenance provenance;
 };
 
-/// Results as they lie on one rank, in any order.
+/// Results of one rank, rows in any order.
 struct AttentionResultRows {
   std::vector<int64_t> tokens;       ///< [rows] the token of each row; negative: padding
   MatrixView<const float> out;       ///< [rows, heads · head_dim]
@@ -68,10 +68,10 @@ struct AttentionResultRows {
   MatrixView<const float> d_k, d_v;  ///< [rows, kv_heads · head_dim]
 };
 
-/// Writes the results of all ranks in token order, and names the file. Every token must be in
-/// exactly one row of one rank; anything else is a runtime error that names the token. Rows first
-/// travel to the rank that writes their block of tokens: less than 2 GiB of one array on a rank.
-/// Collective.
+/// Writes the results of all ranks in token order, and gives the file its name. Every token must be
+/// in exactly one row of one rank; anything else is a runtime error that names the token. Each row
+/// is first sent to the rank that writes its block of tokens; the rows of one array on a rank must
+/// take less than 2 GiB. Collective.
 void write_attention_results(OutputFile& output, const AttentionResultsHeader& header,
                              const AttentionResultRows& mine);
 

@@ -20,13 +20,13 @@ std::vector<T> read_if(const OptionalDataset& dataset) {
 constexpr int64_t most_index = int64_t{1} << 31;
 
 /// The first of `values` [rows, columns] outside [0, limit) that is none of `also`.
-void check_cells(ConfigErrors& problems, const char* dataset, const std::vector<int64_t>& values,
+void check_cells(ConfigErrors& errors, const char* dataset, const std::vector<int64_t>& values,
                  int64_t columns, int64_t limit, const std::vector<int64_t>& also) {
   for (size_t i = 0; i < values.size(); ++i) {
     const int64_t value = values[i];
     if (value >= 0 && value < limit) continue;
     if (std::find(also.begin(), also.end(), value) != also.end()) continue;
-    problems.add("{}[{}, {}] is {}; it must be 0 to {}{}{}", dataset,
+    errors.add("{}[{}, {}] is {}; it must be 0 to {}{}{}", dataset,
                  static_cast<int64_t>(i) / columns, static_cast<int64_t>(i) % columns, value,
                  limit - 1, also.empty() ? "" : ", or ", fmt::join(also, " or "));
     return;
@@ -45,7 +45,7 @@ OptionalDataset open_positions(const h5::File& file, SchemaReader& reader, BshdA
   const h5::Shape shape = file.dataset(path).shape();
   if (shape.size() == 3) {
     batch.position_axes = shape[0];
-    if (shape[0] < 1) reader.problems().add("{} has {} axes; at least 1 is needed", path, shape[0]);
+    if (shape[0] < 1) reader.errors().add("{} has {} axes; at least 1 is needed", path, shape[0]);
     return reader.dataset(path, {h5::Type::i64}, {-1, batch.rows, batch.slots});
   }
   const bool shared = shape.size() == 2 && shape[0] == 1;
@@ -59,7 +59,7 @@ BshdParts open_bshd(const h5::File& file, BshdArrays& batch) {
   batch.sentinel = reader.integer("/bshd", "sentinel");
   batch.rows = batch.slots = batch.segments_per_row = -1;  // whatever it is, until it is known
   if (file.has_dataset("/bshd/inputs_embeds") && file.has_dataset("/bshd/input_ids"))
-    reader.problems().add(
+    reader.errors().add(
         "there are both '/bshd/input_ids' and '/bshd/inputs_embeds'; one is needed");
   if (file.has_dataset("/bshd/inputs_embeds")) {
     parts.embeddings = reader.dataset("/bshd/inputs_embeds", {h5::Type::f32}, {-1, -1, -1});
@@ -78,9 +78,9 @@ BshdParts open_bshd(const h5::File& file, BshdArrays& batch) {
   if (parts.seq_lens) batch.segments_per_row = parts.seq_lens->shape()[1];
   parts.seq_lens_padded = reader.dataset("/bshd/seq_lens_padded", {h5::Type::i64},
                                          {batch.rows, batch.segments_per_row});
-  check_vocabulary(reader.problems(), "/bshd", batch.vocab_size);
+  check_vocabulary(reader.errors(), "/bshd", batch.vocab_size);
   if (parts.embeddings && batch.hidden < 1)
-    reader.problems().add("/bshd/inputs_embeds is {}; its last extent must be at least 1",
+    reader.errors().add("/bshd/inputs_embeds is {}; its last extent must be at least 1",
                           h5::to_string(parts.embeddings->shape()));
   reader.throw_if_any();
   return parts;
@@ -108,9 +108,9 @@ SalmParts open_salm(const h5::File& file, SalmArrays& batch) {
   parts.encoder = reader.dataset("/salm/encoder", {h5::Type::f32}, {-1, batch.hidden});
   if (parts.encoder) batch.window = parts.encoder->shape()[0];
   if (parts.encoder && (batch.window < 1 || batch.hidden < 1))
-    reader.problems().add("/salm/encoder is {}; both extents must be at least 1",
+    reader.errors().add("/salm/encoder is {}; both extents must be at least 1",
                           h5::to_string(parts.encoder->shape()));
-  check_vocabulary(reader.problems(), "/salm", batch.vocab_size);
+  check_vocabulary(reader.errors(), "/salm", batch.vocab_size);
   reader.throw_if_any();
   return parts;
 }
@@ -143,12 +143,12 @@ BshdArrays read_bshd(Communicator& comm, const std::string& path) {
   batch.seq_lens_padded = read_if<int64_t>(parts.seq_lens_padded);
   run_agreed(comm, "checking the batch of " + path, [&] {
     SchemaReader reader(file, bshd_schema);
-    check_cells(reader.problems(), "/bshd/input_ids", batch.ids, batch.slots, batch.vocab_size, {});
-    check_cells(reader.problems(), "/bshd/labels", batch.labels, batch.slots, batch.vocab_size,
+    check_cells(reader.errors(), "/bshd/input_ids", batch.ids, batch.slots, batch.vocab_size, {});
+    check_cells(reader.errors(), "/bshd/labels", batch.labels, batch.slots, batch.vocab_size,
                 {ignored_label});
-    check_cells(reader.problems(), "/bshd/position_ids", batch.positions, batch.slots, most_index,
+    check_cells(reader.errors(), "/bshd/position_ids", batch.positions, batch.slots, most_index,
                 {});
-    check_finite(reader.problems(), "/bshd/inputs_embeds", batch.embeddings);
+    check_finite(reader.errors(), "/bshd/inputs_embeds", batch.embeddings);
     reader.throw_if_any();
   });
   return batch;
@@ -190,15 +190,15 @@ SalmArrays read_salm(Communicator& comm, const std::string& path) {
   batch.encoder = read_if<float>(parts.encoder);
   run_agreed(comm, "checking the batch of " + path, [&] {
     SchemaReader reader(file, salm_schema);
-    check_offsets(reader.problems(), "/salm/audio_offsets", batch.audio_offsets,
+    check_offsets(reader.errors(), "/salm/audio_offsets", batch.audio_offsets,
                   std::ssize(batch.samples), "the elements of /salm/audio");
-    check_cells(reader.problems(), "/salm/input_ids", batch.ids, batch.width, batch.vocab_size,
+    check_cells(reader.errors(), "/salm/input_ids", batch.ids, batch.width, batch.vocab_size,
                 {batch.pad_id, batch.placeholder_id});
-    check_cells(reader.problems(), "/salm/target_ids", batch.targets, batch.width, batch.vocab_size,
+    check_cells(reader.errors(), "/salm/target_ids", batch.targets, batch.width, batch.vocab_size,
                 {ignored_label});
-    check_finite(reader.problems(), "/salm/inputs_embeds", batch.embeddings);
-    check_finite(reader.problems(), "/salm/audio", batch.samples);
-    check_finite(reader.problems(), "/salm/encoder", batch.encoder);
+    check_finite(reader.errors(), "/salm/inputs_embeds", batch.embeddings);
+    check_finite(reader.errors(), "/salm/audio", batch.samples);
+    check_finite(reader.errors(), "/salm/encoder", batch.encoder);
     reader.throw_if_any();
   });
   return batch;

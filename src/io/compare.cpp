@@ -30,14 +30,14 @@ Place open_place(const std::string& text) {
   return {std::move(file), std::move(group), {tensors.begin(), tensors.end()}};
 }
 
-/// "[2, 7]" of element `flat` of an array of this shape, "[]" of a scalar.
+/// Index of element `flat` in an array of this shape: "[2, 7]", or "[]" for a scalar.
 std::string index_text(int64_t flat, const h5::Shape& shape) {
   h5::Shape index(shape.size());
   for (size_t d = shape.size(); d-- > 0; flat /= shape[d]) index[d] = flat % shape[d];
   return h5::to_string(index);
 }
 
-/// Visits a dataset in blocks of whole rows: (first element, block as a slab).
+/// Calls visit(first element, slab) for blocks of whole rows of a dataset.
 template <class Visit>
 void for_each_block(const h5::Shape& shape, const Visit& visit) {
   const int64_t total = h5::elements_of(shape);
@@ -137,7 +137,7 @@ void compare_tensors(const h5::Dataset& a, const h5::Dataset& b, const CompareOp
   if (result.err_over_tol > 1) result.match = Match::differs;
 }
 
-/// A tensor that the other file lacks is infinitely wrong.
+/// The result for a tensor that the other file lacks: an infinite error.
 TensorComparison only_one(const std::string& path, bool in_a) {
   TensorComparison result;
   result.path = path;

@@ -1,5 +1,5 @@
 #pragma once
-// Two HDF5 files, tensor by tensor. Serial: one process reads both, in blocks.
+// Compares two HDF5 files, tensor by tensor. Serial: one process reads both, in blocks.
 
 #include <cstdint>
 #include <string>
@@ -11,18 +11,18 @@ struct CompareOptions {
   /// Reals agree when |a - b| <= atol + rtol·|b|; integers and texts agree when they are equal.
   double rtol = 1e-5;
   double atol = 1e-5;
-  /// Leave out what only one of the two has, instead of counting it as a difference.
+  /// Skip tensors that only one file has, instead of counting them as differences.
   bool common_only = false;
 };
 
 enum class Match { same, differs, only_in_a, only_in_b, other_shape, other_kind };
 
-/// What became of one tensor.
+/// Result of comparing one tensor.
 struct TensorComparison {
   std::string path;  ///< relative to the compared groups
   std::string shape_a, shape_b;
   int64_t elements = 0;
-  double max_error = 0;     ///< largest |a - b|; infinite when that cannot be said
+  double max_error = 0;     ///< largest |a - b|; infinite when it is undefined
   double err_over_tol = 0;  ///< largest error as a share of its tolerance
   std::string worst_index;  ///< where err_over_tol is largest; "" where everything is equal
   std::string worst_a, worst_b;
@@ -32,9 +32,9 @@ struct TensorComparison {
 /// "same", "differs", "only in A", ...
 std::string describe(const TensorComparison& comparison);
 
-/// Compares all tensors in and below a group of two files. A place is "FILE.h5", all of it, or
-/// "FILE.h5:/group". Attributes are not compared. NaN equals NaN only; texts equal texts only.
-/// A file that cannot be read, a missing group or nothing to compare is a usage error.
+/// Compares all tensors in and below a group of two files. `a` and `b` are "FILE.h5" (the
+/// whole file) or "FILE.h5:/group". Attributes are not compared. NaN equals NaN only; texts equal
+/// texts only. A file that cannot be read, a missing group or nothing to compare is a usage error.
 std::vector<TensorComparison> compare_files(const std::string& a, const std::string& b,
                                             const CompareOptions& options);
 

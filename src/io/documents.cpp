@@ -11,20 +11,20 @@ constexpr const char* tokens_path = "/documents/tokens";
 constexpr const char* offsets_path = "/documents/offsets";
 constexpr const char* names_path = "/documents/names";
 
-/// The handles of a documents file; all are there once open_parts has returned.
-struct Parts {
+/// Datasets of a documents file. open_parts sets tokens and offsets, and names if there are any.
+struct DocumentParts {
   std::optional<h5::Dataset> tokens, offsets, names;
 };
 
-Parts open_parts(const h5::File& file, Documents& documents) {
+DocumentParts open_parts(const h5::File& file, Documents& documents) {
   SchemaReader reader(file, documents_schema);
   documents.vocab_size = reader.integer("/documents", "vocab_size");
   documents.tokenizer = reader.text("/documents", "tokenizer");
-  Parts parts;
+  DocumentParts parts;
   parts.tokens = reader.dataset(tokens_path, {h5::Type::i32}, {-1});
   parts.offsets = reader.dataset(offsets_path, {h5::Type::i64}, {-1});
   if (parts.offsets && parts.offsets->elements() == 0) {
-    reader.problems().add("dataset '{}' is empty; it must hold at least the number 0",
+    reader.errors().add("dataset '{}' is empty; it must hold at least the number 0",
                           offsets_path);
   } else if (parts.offsets && file.has_dataset(names_path)) {
     const int64_t count = parts.offsets->elements() - 1;
@@ -34,8 +34,8 @@ Parts open_parts(const h5::File& file, Documents& documents) {
   return parts;
 }
 
-/// The first token outside the vocabulary.
-void check_tokens(ConfigErrors& problems, const Documents& documents) {
+/// Adds an error for the first token outside the vocabulary.
+void check_tokens(ConfigErrors& errors, const Documents& documents) {
   for (int64_t i = 0; i < documents.count(); ++i) {
     const std::span<const int32_t> document = documents.document(i);
     const auto bad = std::find_if(document.begin(), document.end(), [&](int32_t token) {
@@ -43,9 +43,9 @@ void check_tokens(ConfigErrors& problems, const Documents& documents) {
     });
     if (bad == document.end()) continue;
     const int64_t position = bad - document.begin();
-    problems.add("{}[{}] is {} ({}, position {}); tokens must be 0 to {}", tokens_path,
-                 documents.begin(i) + position, *bad, documents.label(i), position,
-                 documents.vocab_size - 1);
+    errors.add("{}[{}] is {} ({}, position {}); tokens must be 0 to {}", tokens_path,
+               documents.begin(i) + position, *bad, documents.label(i), position,
+               documents.vocab_size - 1);
     return;
   }
 }
@@ -58,24 +58,30 @@ std::string Documents::label(int64_t i) const {
   return fmt::format("document {}", i);
 }
 
-void check_documents(ConfigErrors& problems, const Documents& documents) {
-  const size_t before = problems.messages().size();
+int64_t Documents::longest() const {
+  int64_t most = 0;
+  for (int64_t i = 0; i < count(); ++i) most = std::max(most, length(i));
+  return most;
+}
+
+void check_documents(ConfigErrors& errors, const Documents& documents) {
+  const size_t before = errors.messages().size();
   const int64_t tokens = std::ssize(documents.tokens);
   if (documents.vocab_size < 1)
-    problems.add("vocab_size of '/documents' is {}; it must be at least 1", documents.vocab_size);
-  if (documents.tokenizer.empty()) problems.add("tokenizer of '/documents' is empty");
-  check_offsets(problems, offsets_path, documents.offsets, tokens,
+    errors.add("vocab_size of '/documents' is {}; it must be at least 1", documents.vocab_size);
+  if (documents.tokenizer.empty()) errors.add("tokenizer of '/documents' is empty");
+  check_offsets(errors, offsets_path, documents.offsets, tokens,
                 fmt::format("the number of elements of {}", tokens_path));
   if (!documents.names.empty() && std::ssize(documents.names) != documents.count())
-    problems.add("{} has {} elements; it must have {}, one for each document", names_path,
-                 documents.names.size(), documents.count());
-  if (problems.messages().size() == before) check_tokens(problems, documents);
+    errors.add("{} has {} elements; it must have {}, one for each document", names_path,
+               documents.names.size(), documents.count());
+  if (errors.messages().size() == before) check_tokens(errors, documents);
 }
 
 Documents read_documents(Communicator& comm, const std::string& path) {
   const h5::File file = open_schema_file(comm, path, documents_schema);
   Documents documents;
-  Parts parts;
+  DocumentParts parts;
   run_agreed(comm, "opening the documents of " + path,
              [&] { parts = open_parts(file, documents); });
   documents.offsets = parts.offsets->read_all<int64_t>();
@@ -83,7 +89,7 @@ Documents read_documents(Communicator& comm, const std::string& path) {
   if (parts.names) documents.names = parts.names->read_texts();
   run_agreed(comm, "checking the documents of " + path, [&] {
     SchemaReader reader(file, documents_schema);
-    check_documents(reader.problems(), documents);
+    check_documents(reader.errors(), documents);
     reader.throw_if_any();
   });
   return documents;
@@ -93,9 +99,9 @@ void write_documents(OutputFile& output, const Documents& documents, const Prove
   Communicator& comm = output.comm();
   const int64_t total = documents.total();
   run_agreed(comm, "checking documents", [&] {
-    ConfigErrors problems;
-    check_documents(problems, documents);
-    problems.throw_if_any(fmt::format("'{}' cannot be written:", output.path()));
+    ConfigErrors errors;
+    check_documents(errors, documents);
+    errors.throw_if_any(fmt::format("'{}' cannot be written:", output.path()));
   });
   run_on_root(comm, "creating " + output.path(), [&] {
     h5::File file = h5::File::create(output.temporary_path());

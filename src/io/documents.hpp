@@ -23,7 +23,7 @@ inline constexpr int64_t vocab_size = 259;
 struct Documents {
   std::vector<int32_t> tokens;      ///< [T], one document after another
   std::vector<int64_t> offsets{0};  ///< [n + 1]; document i is tokens [offsets[i], offsets[i+1])
-  std::vector<std::string> names;   ///< [n], or empty when they have none
+  std::vector<std::string> names;   ///< [n], or empty if documents have no names
   int64_t vocab_size = byte_tokenizer::vocab_size;  ///< tokens are in [0, vocab_size)
   std::string tokenizer = byte_tokenizer::name;
 
@@ -31,6 +31,7 @@ struct Documents {
   int64_t total() const { return offsets.back(); }
   int64_t begin(int64_t i) const { return offsets[static_cast<size_t>(i)]; }
   int64_t length(int64_t i) const { return offsets[static_cast<size_t>(i) + 1] - begin(i); }
+  int64_t longest() const;  ///< tokens of the longest document; 0 without documents
   std::span<const int32_t> document(int64_t i) const {
     return std::span(tokens).subspan(static_cast<size_t>(begin(i)), static_cast<size_t>(length(i)));
   }
@@ -38,15 +39,15 @@ struct Documents {
   std::string label(int64_t i) const;
 };
 
-/// Adds everything that is wrong with `documents` to `problems`; one message a kind of fault.
-void check_documents(ConfigErrors& problems, const Documents& documents);
+/// Adds all errors of `documents`, one message per kind of error.
+void check_documents(ConfigErrors& errors, const Documents& documents);
 
 /// All documents of a file, on every rank. Collective; every rank reads a share of the tokens.
 /// A file that breaks the schema is a usage error, a damaged one a runtime error.
 Documents read_documents(Communicator& comm, const std::string& path);
 
-/// Writes documents that every rank holds in full, and names the file. Collective; every rank
-/// writes a share of the tokens.
+/// Writes documents that every rank holds in full, and gives the file its name. Collective; every
+/// rank writes a share of the tokens.
 void write_documents(OutputFile& output, const Documents& documents, const Provenance& provenance);
 
 }  // namespace gyre

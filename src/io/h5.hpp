@@ -3,8 +3,8 @@
 // datasets moved between file and memory by one process or by all ranks together.
 //
 // A file opened over a communicator is collective: every rank makes the same calls in the same
-// order, each with its own rectangles or with none, and what fails on one rank fails on all of them
-// with one agreed error. Questions about structure (attributes, shapes, existence) need no company.
+// order, each with its own rectangles or with none. An error on one rank becomes one agreed error
+// on all ranks. Queries of the structure (attributes, shapes, existence) are not collective.
 //
 // A file that many ranks write is made in two steps, because HDF5 cannot write variable-length
 // texts in parallel: one process creates it, with its attributes, texts and empty datasets; then
@@ -59,7 +59,7 @@ struct Slab {
   Shape count;
 };
 
-/// What the elements of a dataset are. `integer` and `real` stand for the widths without a name.
+/// Type of the elements of a dataset. `integer` and `real` are the widths without an own name.
 enum class Type { f32, f64, i32, i64, integer, real, text, other };
 std::string_view name_of(Type type);
 inline bool is_integer(Type t) {
@@ -88,8 +88,8 @@ class Dataset {
   void write(std::span<const Slab> slabs, std::span<const T> data) const {
     transfer(true, dtype_of<T>, slabs, const_cast<T*>(data.data()), std::ssize(data));
   }
-  /// The whole dataset on every rank; each rank reads its share of the rows, then they are
-  /// gathered.
+  /// The whole dataset on every rank: each rank reads its share of the rows, then all shares are
+  /// gathered. Collective.
   template <class T>
   std::vector<T> read_all() const {
     std::vector<T> out(static_cast<size_t>(elements()));
@@ -110,7 +110,7 @@ class Dataset {
 
   std::string file_;
   std::string path_;
-  Communicator* comm_ = nullptr;  // none: this process alone
+  Communicator* comm_ = nullptr;  // null: this process alone
   Handle id_;
   Shape shape_;
   Type type_ = Type::other;
@@ -118,7 +118,7 @@ class Dataset {
 
 enum class Checksum { none, fletcher32 };
 
-/// An attribute's value; nothing when there is no such attribute, or none of these types.
+/// Value of an attribute; std::monostate if there is none, or none of these types.
 using AttributeValue = std::variant<std::monostate, int64_t, double, std::string>;
 
 class File {
@@ -126,7 +126,7 @@ class File {
   /// Opens for reading, in this process alone. A path that cannot be opened, or that is no HDF5
   /// file, is a usage error; a truncated or damaged file is a runtime error.
   static File open(const std::string& path);
-  /// Opens for reading by all ranks; rank 0 has a look before the others come. Collective.
+  /// Opens for reading by all ranks, after rank 0 has checked the file. Collective.
   static File open(Communicator& comm, const std::string& path);
   /// Creates or empties a file, in this process alone.
   static File create(const std::string& path);
@@ -135,7 +135,7 @@ class File {
   File(File&&) = default;
   File& operator=(File&&) = default;
   ~File();
-  /// Closes, and throws when not everything could be written. Collective; datasets must be gone.
+  /// Closes; throws if not everything could be written. Collective; no dataset may be open.
   void close();
 
   const std::string& path() const { return path_; }
@@ -146,7 +146,7 @@ class File {
   Dataset dataset(const std::string& path) const;
   AttributeValue attribute(const std::string& object, const std::string& name) const;
 
-  // Writing, for a file made by create(). Missing groups on the way are made.
+  // Writing to a file made by create(). Missing parent groups are created.
   void create_group(const std::string& path);
   void write_attribute(const std::string& object, const std::string& name, int64_t value);
   void write_attribute(const std::string& object, const std::string& name, double value);
@@ -174,7 +174,7 @@ class File {
   Handle id_;
 };
 
-/// "1.10.8", of the library that runs.
+/// Version of the loaded library: "1.10.8".
 std::string library_version();
 
 }  // namespace gyre::h5

@@ -18,7 +18,7 @@ Extents to_extents(const Shape& shape) {
   return {shape.begin(), shape.end()};
 }
 
-/// Cuts slabs by rows into rounds of at most `limit` elements each (one row at least).
+/// Cuts slabs by rows into rounds of at most `limit` elements each (at least one row).
 std::vector<std::vector<Slab>> cut_into_rounds(std::span<const Slab> slabs, int64_t limit) {
   std::vector<std::vector<Slab>> rounds;
   int64_t room = 0;
@@ -76,7 +76,7 @@ Handle collective_transfer() {
   return list;
 }
 
-/// Runs `work` as it is, or agreed over the ranks of `comm`.
+/// Runs `work` directly, or through run_agreed if there is a communicator.
 void run(Communicator* comm, const std::string& what, const std::function<void()>& work) {
   if (comm == nullptr) return work();
   run_agreed(*comm, what, work);
@@ -148,7 +148,7 @@ void Dataset::transfer(bool writing, DType type, std::span<const Slab> slabs, vo
     GYRE_CHECK(wanted == size, "{}: {} elements selected for a buffer of {}", what, wanted, size);
     const WaitScope scope(what);
     auto* bytes = static_cast<std::byte*>(data);
-    std::string failure;  // the first; a rank that failed stays with the others until the end
+    std::string failure;  // the first one; a rank that failed still takes part in all rounds
     for (size_t round = 0; round < static_cast<size_t>(count); ++round) {
       std::span<const Slab> part;
       if (round < rounds.size()) part = rounds[round];

@@ -43,7 +43,7 @@ std::vector<std::string> prefixes(const std::string& path) {
   return result;
 }
 
-/// For links and datasets: make the groups on the way.
+/// Property list for links and datasets that creates missing parent groups.
 Handle with_groups() {
   Handle list(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
   H5Pset_create_intermediate_group(list.get(), 1);
@@ -207,7 +207,7 @@ Dataset File::dataset(const std::string& path) const {
 }
 
 AttributeValue File::attribute(const std::string& object, const std::string& name) const {
-  // A damaged file can send HDF5 round in circles: then the run ends like one that waits in vain.
+  // HDF5 can loop for ever in a damaged file: the scope lets the watchdog end the run.
   const WaitScope scope("reading attributes of " + path_);
   if (kind_of(object) == H5I_BADID) return {};
   const std::string what = fmt::format("read attribute '{}' of '{}' in '{}'", name, object, path_);

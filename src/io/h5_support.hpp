@@ -1,5 +1,5 @@
 #pragma once
-// Inside of io/h5: error texts and type names shared by its source files.
+// Internals of io/h5: error texts and types that its source files share.
 
 #include <hdf5.h>
 
@@ -19,7 +19,7 @@ std::string deepest_message();
 /// Throws a runtime error, "cannot <what>: <HDF5's reason>".
 [[noreturn]] void fail(const std::string& what);
 
-/// Passes a result of HDF5 on; a negative one becomes a runtime error.
+/// Returns a result of HDF5; throws a runtime error if it is negative.
 template <class T>
 T check(T result, const std::string& what) {
   if (result < 0) fail(what);

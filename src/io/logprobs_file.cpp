@@ -43,19 +43,19 @@ struct LogprobsParts {
 };
 
 void check_attributes(SchemaReader& reader, LogprobsFile& f) {
-  ConfigErrors& problems = reader.problems();
+  ConfigErrors& errors = reader.errors();
   f.vocab_size = reader.integer("/logprobs", "vocab_size");
   f.top_k = reader.integer("/logprobs", "top_k");
   f.top_p = reader.real("/logprobs", "top_p");
   f.temperature = reader.real("/logprobs", "temperature");
-  check_vocabulary(problems, "/logprobs", f.vocab_size);
+  check_vocabulary(errors, "/logprobs", f.vocab_size);
   if (f.top_k < 0 || f.top_k > f.vocab_size)
-    problems.add("top_k of '/logprobs' is {}; it must be 0, none, or at most vocab_size, {}",
+    errors.add("top_k of '/logprobs' is {}; it must be 0, none, or at most vocab_size, {}",
                  f.top_k, f.vocab_size);
   if (!(f.top_p > 0 && f.top_p <= 1))
-    problems.add("top_p of '/logprobs' is {}; it must be above 0 and at most 1, none", f.top_p);
+    errors.add("top_p of '/logprobs' is {}; it must be above 0 and at most 1, none", f.top_p);
   if (!(f.temperature >= least_temperature && f.temperature <= most_temperature))
-    problems.add("temperature of '/logprobs' is {}; it must be from {} to {}", f.temperature,
+    errors.add("temperature of '/logprobs' is {}; it must be from {} to {}", f.temperature,
                  least_temperature, most_temperature);
 }
 
@@ -87,7 +87,7 @@ void open_linear(SchemaReader& reader, const h5::File& file, LogprobsFile& f, in
   parts.hidden = reader.dataset(hidden, {h5::Type::f32}, {tokens, -1});
   if (parts.hidden) width = parts.hidden->shape()[1];
   if (width == 0)
-    reader.problems().add("{} is {}; a hidden state has at least one element", hidden,
+    reader.errors().add("{} is {}; a hidden state has at least one element", hidden,
                           h5::to_string(parts.hidden->shape()));
   parts.head = reader.dataset(head, {h5::Type::f32}, {ids, width});
   f.linear.emplace().width = width;
@@ -113,7 +113,7 @@ LogprobsParts open_problem(const h5::File& file, LogprobsFile& f) {
   if (parts.logits) {
     tokens = parts.logits->shape()[0], f.columns = parts.logits->shape()[1];
     if (f.columns < f.vocab_size)
-      reader.problems().add("/logprobs/logits is {}; it needs a column for each of {} ids",
+      reader.errors().add("/logprobs/logits is {}; it needs a column for each of {} ids",
                             h5::to_string(parts.logits->shape()), f.vocab_size);
   }
   parts.teacher = reader.dataset("/logprobs/teacher", real, {tokens, f.columns});
@@ -121,7 +121,7 @@ LogprobsParts open_problem(const h5::File& file, LogprobsFile& f) {
   parts.ids = reader.dataset("/logprobs/ids", whole, {tokens, -1});
   if (parts.ids) f.picks = parts.ids->shape()[1];
   if (parts.ids && f.picks < 1)
-    reader.problems().add("/logprobs/ids is {}; it needs an id for each token",
+    reader.errors().add("/logprobs/ids is {}; it needs an id for each token",
                           h5::to_string(parts.ids->shape()));
   parts.d_value = reader.dataset("/logprobs/d_value", real, {tokens});
   if (file.has_group("/reference")) {
@@ -134,7 +134,7 @@ LogprobsParts open_problem(const h5::File& file, LogprobsFile& f) {
 }
 
 /// A problem for the first logit that is NaN or +inf, and for the first row without a finite one.
-void check_logits(ConfigErrors& problems, const std::string& name, const LogprobsFile& f,
+void check_logits(ConfigErrors& errors, const std::string& name, const LogprobsFile& f,
                   const std::vector<float>& logits) {
   for (int64_t t = 0; t < f.tokens(); ++t) {
     bool some = false;
@@ -142,18 +142,18 @@ void check_logits(ConfigErrors& problems, const std::string& name, const Logprob
       const float z = logits[static_cast<size_t>(t * f.columns + v)];
       some = some || std::isfinite(z);
       if (z < std::numeric_limits<float>::infinity()) continue;
-      return problems.add("{}[{}, {}] is {}; it must be finite or -inf", name, t, v, z);
+      return errors.add("{}[{}, {}] is {}; it must be finite or -inf", name, t, v, z);
     }
     if (!some)
-      return problems.add("{}[{}] is -inf throughout; a row needs a finite logit", name, t);
+      return errors.add("{}[{}] is -inf throughout; a row needs a finite logit", name, t);
   }
 }
 
-void check_answers(ConfigErrors& problems, const LogprobsReference& reference) {
+void check_answers(ConfigErrors& errors, const LogprobsReference& reference) {
   const auto check = [&](const std::string& name, const std::vector<double>& values) {
     const auto bad = std::find_if(values.begin(), values.end(), [](double x) { return x != x; });
     if (bad != values.end())
-      problems.add("{}[{}] is nan; an answer is a number", name, bad - values.begin());
+      errors.add("{}[{}] is nan; an answer is a number", name, bad - values.begin());
   };
   for (const NamedAnswer& a : scalars) check(a.path, reference.*a.answer);
   for (const NamedAnswer& a : gradients) check(a.path, reference.*a.answer);
@@ -166,27 +166,27 @@ void check_answers(ConfigErrors& problems, const LogprobsReference& reference) {
 
 void check_numbers(const h5::File& file, const LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
-  ConfigErrors& problems = reader.problems();
+  ConfigErrors& errors = reader.errors();
   const auto tokens = std::ssize(f.targets);
-  check_offsets(problems, "/logprobs/offsets", f.offsets, tokens, "the rows of /logprobs/logits");
+  check_offsets(errors, "/logprobs/offsets", f.offsets, tokens, "the rows of /logprobs/logits");
   reader.throw_if_any();
-  check_logits(problems, "/logprobs/logits", f, f.logits);
-  check_logits(problems, "/logprobs/teacher", f, f.teacher);
-  check_finite(problems, "/logprobs/d_value", f.d_value);
+  check_logits(errors, "/logprobs/logits", f, f.logits);
+  check_logits(errors, "/logprobs/teacher", f, f.teacher);
+  check_finite(errors, "/logprobs/d_value", f.d_value);
   if (f.linear) {
-    check_finite(problems, "/logprobs/hidden", f.linear->hidden);
-    check_finite(problems, "/logprobs/head", f.linear->head);
+    check_finite(errors, "/logprobs/hidden", f.linear->hidden);
+    check_finite(errors, "/logprobs/head", f.linear->head);
   }
   const auto bad = std::find_if(f.ids.begin(), f.ids.end(),
                                 [&](int32_t id) { return id < 0 || id >= f.vocab_size; });
   if (bad != f.ids.end())
-    problems.add("/logprobs/ids[{}] is {}; ids are 0 to {}", bad - f.ids.begin(), *bad,
+    errors.add("/logprobs/ids[{}] is {}; ids are 0 to {}", bad - f.ids.begin(), *bad,
                  f.vocab_size - 1);
   if (f.reference) {
-    check_answers(problems, *f.reference);
+    check_answers(errors, *f.reference);
     const int64_t wanted = (std::ssize(f.offsets) - 1) * std::max<int64_t>(0, f.longest() - 1);
     if (std::ssize(f.reference->next_token_logprob) != wanted)
-      problems.add("/reference/next_token_logprob has {} elements; it must have {}",
+      errors.add("/reference/next_token_logprob has {} elements; it must have {}",
                    f.reference->next_token_logprob.size(), wanted);
   }
   reader.throw_if_any();

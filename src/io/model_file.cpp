@@ -27,8 +27,8 @@ ModelConfig read_config(SchemaReader& reader) {
 ModelConfig read_and_check(const h5::File& file) {
   SchemaReader reader(file, model_schema);
   const ModelConfig config = read_config(reader);
-  if (reader.problems().empty()) check_config(reader.problems(), config);
-  reader.throw_if_any();  // without a sound configuration the shapes would all be wrong
+  if (reader.errors().empty()) check_config(reader.errors(), config);
+  reader.throw_if_any();  // a wrong configuration would make all shapes wrong
   for (const auto& [name, shape] : model_tensors(config))
     reader.dataset(fmt::format("{}/{}", group, name), {h5::Type::f32}, shape);
   reader.throw_if_any();
@@ -49,7 +49,7 @@ void check_finite(const Buffer<float>& values, const h5::Dataset& dataset, const
 
 }  // namespace
 
-void check_config(ConfigErrors& problems, const ModelConfig& c) {
+void check_config(ConfigErrors& errors, const ModelConfig& c) {
   const std::pair<const char*, int64_t> sizes[] = {
       {"vocab_size", c.vocab_size},
       {"hidden_size", c.hidden_size},
@@ -60,19 +60,19 @@ void check_config(ConfigErrors& problems, const ModelConfig& c) {
       {"intermediate_size", c.intermediate_size},
   };
   for (const auto& [name, value] : sizes)
-    if (value < 1) problems.add("{} is {}; it must be at least 1", name, value);
+    if (value < 1) errors.add("{} is {}; it must be at least 1", name, value);
   if (c.vocab_padded < c.vocab_size)
-    problems.add("vocab_padded is {}; it must be at least vocab_size = {}", c.vocab_padded,
-                 c.vocab_size);
+    errors.add("vocab_padded is {}; it must be at least vocab_size = {}", c.vocab_padded,
+               c.vocab_size);
   if (c.num_key_value_heads > 0 && c.num_attention_heads % c.num_key_value_heads != 0)
-    problems.add("num_attention_heads is {}; it must be a multiple of num_key_value_heads = {}",
-                 c.num_attention_heads, c.num_key_value_heads);
+    errors.add("num_attention_heads is {}; it must be a multiple of num_key_value_heads = {}",
+               c.num_attention_heads, c.num_key_value_heads);
   if (c.head_dim % 2 != 0)
-    problems.add("head_dim is {}; it must be even, since rotary embedding turns pairs", c.head_dim);
+    errors.add("head_dim is {}; it must be even, since rotary embedding turns pairs", c.head_dim);
   if (!(c.rope_theta > 0) || !std::isfinite(c.rope_theta))
-    problems.add("rope_theta is {}; it must be positive", c.rope_theta);
+    errors.add("rope_theta is {}; it must be positive", c.rope_theta);
   if (!(c.rms_norm_eps >= 0) || !std::isfinite(c.rms_norm_eps))
-    problems.add("rms_norm_eps is {}; it must not be negative", c.rms_norm_eps);
+    errors.add("rms_norm_eps is {}; it must not be negative", c.rms_norm_eps);
 }
 
 std::string layer_tensor(int64_t layer, const std::string& name) {

@@ -11,8 +11,8 @@
 
 namespace gyre {
 
-/// Adds everything that is wrong with `config` to `problems`.
-void check_config(ConfigErrors& problems, const ModelConfig& config);
+/// Adds all errors of `config`.
+void check_config(ConfigErrors& errors, const ModelConfig& config);
 
 /// Name, relative to /model, and shape of every tensor, in the layout y = x W: [in, out].
 std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& config);
@@ -25,7 +25,7 @@ std::string layer_tensor(int64_t layer, const std::string& name);
 class ModelFile {
  public:
   /// Reads the configuration and checks that every tensor is there with its type and shape; throws
-  /// a usage error that lists all that is wrong.
+  /// a usage error that lists all errors.
   ModelFile(Communicator& comm, const std::string& path);
 
   const ModelConfig& config() const { return config_; }

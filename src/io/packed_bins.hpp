@@ -1,6 +1,6 @@
 #pragma once
-// The tables that say which documents lie where in packed bins: group /packed of results files and
-// of packed streams.
+// Tables of packed bins: which documents lie where. Group /packed of results files and of packed
+// streams.
 
 #include <cstdint>
 #include <optional>
@@ -13,8 +13,8 @@ namespace gyre {
 /// The HDF5 group of packed streams.
 inline constexpr const char* packed_group = "/packed";
 
-/// Bins are concatenated; the cu_seqlens of each start at 0, so that those of bin b, which has s
-/// segments, are the s + 1 numbers from bin_offsets[b] + b on.
+/// The tables of all bins, one bin after another. The cu_seqlens of each bin start at 0: those of
+/// bin b, which has s segments, are the s + 1 numbers from index bin_offsets[b] + b on.
 struct PackedBins {
   int64_t bin_capacity = 0;
   std::vector<int64_t> bin_offsets{0};     ///< [bins + 1], in segments
@@ -22,7 +22,7 @@ struct PackedBins {
   std::vector<int32_t> cu_seqlens;         ///< [segments + bins], real lengths
   std::vector<int32_t> cu_seqlens_padded;  ///< [segments + bins], slots
 
-  /// Appends a bin: the document, and the real and slot boundaries of its segments.
+  /// Appends a bin: document, real boundaries and slot boundaries of its segments.
   void add_bin(std::span<const int64_t> documents, std::span<const int32_t> real,
                std::span<const int32_t> padded);
 };
@@ -30,7 +30,7 @@ struct PackedBins {
 /// Creates the group and writes the tables. One process.
 void write_packed_bins(h5::File& file, const PackedBins& bins);
 
-/// The datasets of the tables; all are there unless the reader found problems.
+/// The datasets of the tables. All are set unless the reader found errors.
 struct PackedBinParts {
   std::optional<h5::Dataset> bin_offsets, document, cu_seqlens, cu_seqlens_padded;
 };

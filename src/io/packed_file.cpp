@@ -58,10 +58,10 @@ PackedParts open_parts(const h5::File& file, PackedHeader& header) {
 }
 
 /// Boundaries of one bin; true when all is well.
-bool check_bin(ConfigErrors& problems, const PackedHeader& header, int64_t b) {
+bool check_bin(ConfigErrors& errors, const PackedHeader& header, int64_t b) {
   const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
   if (real[0] != 0 || padded[0] != 0) {
-    problems.add("bin {}: boundaries begin at {} (cu_seqlens) and {} (cu_seqlens_padded), not at 0",
+    errors.add("bin {}: boundaries begin at {} (cu_seqlens) and {} (cu_seqlens_padded), not at 0",
                  b, real[0], padded[0]);
     return false;
   }
@@ -69,19 +69,19 @@ bool check_bin(ConfigErrors& problems, const PackedHeader& header, int64_t b) {
     const int64_t length = int64_t{real[i + 1]} - real[i];
     const int64_t slots = int64_t{padded[i + 1]} - padded[i];
     if (length < 0 || slots < length) {
-      problems.add("bin {}, segment {}: real length {} in {} slots; 0 <= real <= slots must hold",
+      errors.add("bin {}, segment {}: real length {} in {} slots; 0 <= real <= slots must hold",
                    b, i, length, slots);
       return false;
     }
     if (slots % header.slot_multiple != 0) {
-      problems.add(
+      errors.add(
           "bin {}, segment {}: {} slots are not a multiple of slot_multiple {}; the next one is {}",
           b, i, slots, header.slot_multiple, round_up(slots, header.slot_multiple));
       return false;
     }
     const int64_t document = header.documents_of(b)[i];
     if (document < 0 || document >= header.documents) {
-      problems.add("bin {}, segment {}: document {}; it must be 0 to {}", b, i, document,
+      errors.add("bin {}, segment {}: document {}; it must be 0 to {}", b, i, document,
                    header.documents - 1);
       return false;
     }
@@ -90,13 +90,13 @@ bool check_bin(ConfigErrors& problems, const PackedHeader& header, int64_t b) {
 }
 
 /// The first value outside [0, limit), ignored ones aside.
-void check_range(ConfigErrors& problems, const char* dataset, std::span<const int32_t> values,
+void check_range(ConfigErrors& errors, const char* dataset, std::span<const int32_t> values,
                  int64_t begin, int64_t limit, bool may_be_ignored) {
   const auto bad = std::find_if(values.begin(), values.end(), [&](int32_t value) {
     return (value < 0 || value >= limit) && !(may_be_ignored && value == ignored_label);
   });
   if (bad == values.end()) return;
-  problems.add("{}[{}] is {}; it must be 0 to {}{}", dataset, begin + (bad - values.begin()), *bad,
+  errors.add("{}[{}] is {}; it must be 0 to {}{}", dataset, begin + (bad - values.begin()), *bad,
                limit - 1, may_be_ignored ? fmt::format(", or {}", ignored_label) : "");
 }
 
@@ -143,28 +143,28 @@ std::vector<int64_t> PackedHeader::slot_offsets() const {
   return offsets;
 }
 
-void check_packed(ConfigErrors& problems, const PackedHeader& header) {
-  const size_t before = problems.messages().size();
+void check_packed(ConfigErrors& errors, const PackedHeader& header) {
+  const size_t before = errors.messages().size();
   if (header.slot_multiple < 1)
-    problems.add("slot_multiple of '{}' is {}; it must be at least 1", packed_group,
+    errors.add("slot_multiple of '{}' is {}; it must be at least 1", packed_group,
                  header.slot_multiple);
   if (header.bins.bin_capacity < 0)
-    problems.add("bin_capacity of '{}' is {}; it must be at least 0", packed_group,
+    errors.add("bin_capacity of '{}' is {}; it must be at least 0", packed_group,
                  header.bins.bin_capacity);
   const int64_t segments = std::ssize(header.bins.document);
   if (header.documents < 0 || header.documents > segments)
-    problems.add("documents of '{}' is {}; it must be 0 to {}, the number of segments",
+    errors.add("documents of '{}' is {}; it must be 0 to {}, the number of segments",
                  packed_group, header.documents, segments);
-  check_vocabulary(problems, packed_group, header.vocab_size);
+  check_vocabulary(errors, packed_group, header.vocab_size);
   if (header.hidden_size < 0)
-    problems.add("hidden_size of '{}' is {}; it must be at least 0", packed_group,
+    errors.add("hidden_size of '{}' is {}; it must be at least 0", packed_group,
                  header.hidden_size);
   const std::vector<int64_t>& offsets = header.bins.bin_offsets;
-  check_offsets(problems, "/packed/bin_offsets", offsets, std::ssize(header.bins.document),
+  check_offsets(errors, "/packed/bin_offsets", offsets, std::ssize(header.bins.document),
                 "the elements of /packed/document");
-  if (problems.messages().size() != before) return;
+  if (errors.messages().size() != before) return;
   for (int64_t b = 0; b < header.bin_count(); ++b)
-    if (!check_bin(problems, header, b)) return;  // one bin says enough
+    if (!check_bin(errors, header, b)) return;  // one bin says enough
 }
 
 void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlots& mine) {
@@ -177,9 +177,9 @@ void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlo
     all += counts[static_cast<size_t>(r)];
   }
   run_agreed(comm, "checking packed streams", [&] {
-    ConfigErrors problems;
-    check_packed(problems, header);
-    problems.throw_if_any(fmt::format("'{}' cannot be written:", output.path()));
+    ConfigErrors errors;
+    check_packed(errors, header);
+    errors.throw_if_any(fmt::format("'{}' cannot be written:", output.path()));
     GYRE_CHECK(all == total, "{} slots of {} are brought", all, total);
     GYRE_CHECK(std::ssize(mine.positions) == count &&
                    std::ssize(mine.ids) == (header.hidden_size == 0 ? count : 0) &&
@@ -210,7 +210,7 @@ PackedHeader read_packed_header(Communicator& comm, const std::string& path) {
   if (parts.names) header.names = parts.names->read_texts();
   run_agreed(comm, "checking the packed streams of " + path, [&] {
     SchemaReader reader(file, packed_schema);
-    check_packed(reader.problems(), header);
+    check_packed(reader.errors(), header);
     reader.throw_if_any();
   });
   return header;
@@ -232,10 +232,10 @@ PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
     slots.embeddings = read_rows<float>(*parts.embeddings, begin, count, header.hidden_size);
   run_agreed(comm, "checking the slots of " + path, [&] {
     SchemaReader reader(file, packed_schema);
-    check_range(reader.problems(), ids_path, slots.ids, begin, header.vocab_size, false);
-    check_range(reader.problems(), labels_path, slots.labels, begin, header.vocab_size, true);
-    check_range(reader.problems(), positions_path, slots.positions, begin, int64_t{1} << 31, false);
-    check_finite(reader.problems(), packed_embeddings_path, slots.embeddings);
+    check_range(reader.errors(), ids_path, slots.ids, begin, header.vocab_size, false);
+    check_range(reader.errors(), labels_path, slots.labels, begin, header.vocab_size, true);
+    check_range(reader.errors(), positions_path, slots.positions, begin, int64_t{1} << 31, false);
+    check_finite(reader.errors(), packed_embeddings_path, slots.embeddings);
     reader.throw_if_any();
   });
   return slots;

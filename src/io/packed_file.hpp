@@ -58,7 +58,7 @@ struct PackedSlots {
 };
 
 /// Adds whatever is wrong with the tables of a header to `problems`, by bin and segment.
-void check_packed(ConfigErrors& problems, const PackedHeader& header);
+void check_packed(ConfigErrors& errors, const PackedHeader& header);
 
 /// Writes the temporary file of `output`, which the caller commits. Every rank brings consecutive
 /// slots, in order of rank and without gaps. Collective.

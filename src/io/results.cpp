@@ -12,7 +12,7 @@ namespace {
 constexpr const char* logprob_path = "/results/logprob";
 constexpr const char* entropy_path = "/results/entropy";
 
-/// A piece without its values, as it is told to the other ranks.
+/// A piece without its values, as it is sent to the other ranks.
 struct Claim {
   int64_t begin;
   int64_t count;
@@ -46,7 +46,7 @@ void check_coverage(Communicator& comm, std::span<const ResultPiece> pieces, int
   });
 }
 
-/// This rank's pieces in file order, neighbours joined.
+/// This rank's pieces in file order; adjacent ones are merged.
 struct SortedPieces {
   std::vector<h5::Slab> slabs;
   std::vector<float> logprob;
@@ -89,7 +89,7 @@ void create_results(const std::string& path, const ResultsHeader& header) {
   file.close();
 }
 
-/// Datasets of a results file; all but the names are there once open_parts has returned.
+/// Datasets of a results file. open_parts sets all of them, names if there are any.
 struct ResultParts {
   std::optional<h5::Dataset> logprob, entropy, offsets, names;
   PackedBinParts bins;
@@ -117,9 +117,9 @@ ResultParts open_parts(const h5::File& file, ResultsHeader& header) {
 void check_results(const h5::File& file, const Results& results) {
   SchemaReader reader(file, results_schema);
   const PackedBins& packed = results.header.packed;
-  check_offsets(reader.problems(), "/results/offsets", results.header.offsets,
+  check_offsets(reader.errors(), "/results/offsets", results.header.offsets,
                 std::ssize(results.logprob), fmt::format("the elements of {}", logprob_path));
-  check_offsets(reader.problems(), "/packed/bin_offsets", packed.bin_offsets,
+  check_offsets(reader.errors(), "/packed/bin_offsets", packed.bin_offsets,
                 std::ssize(packed.document), "the elements of /packed/document");
   reader.throw_if_any();
 }
@@ -155,14 +155,14 @@ void check_reference(const h5::File& file, const Documents& documents, const Ref
   const std::vector<int64_t> wanted = prediction_offsets(documents.offsets);
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (reference.offsets[i] == wanted[i]) continue;
-    reader.problems().add(
+    reader.errors().add(
         "/reference/offsets[{}] is {}; it must be {}: a document of n tokens has max(0, n - 1) "
         "predictions",
         i, reference.offsets[i], wanted[i]);
     break;
   }
-  check_finite(reader.problems(), "/reference/logprob", reference.logprob);
-  check_finite(reader.problems(), "/reference/entropy", reference.entropy);
+  check_finite(reader.errors(), "/reference/logprob", reference.logprob);
+  check_finite(reader.errors(), "/reference/entropy", reference.entropy);
   reader.throw_if_any();
 }
 
@@ -173,12 +173,12 @@ std::optional<Reference> read_reference(Communicator& comm, const std::string& p
   const h5::File file = open_schema_file(comm, path, documents_schema);
   Reference reference;
   ReferenceParts parts;
-  bool there = false;
+  bool found = false;
   run_agreed(comm, "opening the reference of " + path, [&] {
-    there = file.has_group("/reference");
-    if (there) parts = open_reference(file, documents, reference);
+    found = file.has_group("/reference");
+    if (found) parts = open_reference(file, documents, reference);
   });
-  if (!there) return {};
+  if (!found) return {};
   reference.offsets = parts.offsets->read_all<int64_t>();
   reference.logprob = parts.logprob->read_all<double>();
   reference.entropy = parts.entropy->read_all<double>();

@@ -2,8 +2,8 @@
 // Log-probabilities of documents: the reference beside the documents (group /reference), and the
 // results of a run (file "gyre/results").
 //
-// Predictions are numbered document by document: number offsets[i] + p of document i is about its
-// token p + 1, given tokens 0 to p.
+// Predictions are numbered document by document: prediction offsets[i] + p is that of token p + 1
+// of document i, given tokens 0 to p.
 
 #include <optional>
 #include <span>
@@ -28,13 +28,13 @@ struct Reference {
   std::string model_sha256;  ///< of the model file's bytes
   std::string generator;
   std::vector<int64_t> offsets;  ///< [n + 1]
-  std::vector<double> logprob;   ///< [P] of the token that follows
+  std::vector<double> logprob;   ///< [P] of the next token
   std::vector<double> entropy;   ///< [P] of the distribution, nats
   int64_t hidden_layers = 0;     ///< entries of the hidden states, layers + 1, or 0 without them
   int64_t hidden_size = 0;
 };
 
-/// The reference in a documents file, checked against its documents; nothing when the file has
+/// The reference in a documents file, checked against its documents; std::nullopt if the file has
 /// none. Collective.
 std::optional<Reference> read_reference(Communicator& comm, const std::string& path,
                                         const Documents& documents);
@@ -44,7 +44,7 @@ std::optional<Reference> read_reference(Communicator& comm, const std::string& p
 Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path, int64_t entry,
                                      std::span<const Rows> rows);
 
-/// What all ranks of a run know alike.
+/// The part of the results that is the same on all ranks.
 struct ResultsHeader {
   std::string model_sha256;
   std::string input_sha256;
@@ -62,10 +62,10 @@ struct ResultPiece {
   std::span<const float> entropy;
 };
 
-/// Writes the results of all ranks and names the file. Every prediction must be in exactly one
-/// piece of one rank; anything else is a runtime error that names the prediction. Collective.
-/// Neighbouring pieces of a rank count as one; HDF5 takes time quadratic in the number of scattered
-/// ones, so that some thousands on a rank are quick, but tens of thousands are not.
+/// Writes the results of all ranks and gives the file its name. Every prediction must be in exactly
+/// one piece of one rank; anything else is a runtime error that names the prediction. Collective.
+/// Adjacent pieces of a rank count as one. HDF5 takes time quadratic in the number of other pieces:
+/// some thousands per rank are quick, tens of thousands are not.
 void write_results(OutputFile& output, const ResultsHeader& header,
                    std::span<const ResultPiece> pieces);
 

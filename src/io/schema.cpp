@@ -27,7 +27,7 @@ SchemaReader::SchemaReader(const h5::File& file, std::string schema)
 int64_t SchemaReader::integer(const std::string& object, const std::string& attribute) {
   const h5::AttributeValue value = file_.attribute(object, attribute);
   if (const auto* number = std::get_if<int64_t>(&value)) return *number;
-  problems_.add("'{}' has no integer attribute '{}'", object, attribute);
+  errors_.add("'{}' has no integer attribute '{}'", object, attribute);
   return 0;
 }
 
@@ -35,14 +35,14 @@ double SchemaReader::real(const std::string& object, const std::string& attribut
   const h5::AttributeValue value = file_.attribute(object, attribute);
   if (const auto* number = std::get_if<double>(&value)) return *number;
   if (const auto* number = std::get_if<int64_t>(&value)) return static_cast<double>(*number);
-  problems_.add("'{}' has no real attribute '{}'", object, attribute);
+  errors_.add("'{}' has no real attribute '{}'", object, attribute);
   return 0;
 }
 
 std::string SchemaReader::text(const std::string& object, const std::string& attribute) {
   const h5::AttributeValue value = file_.attribute(object, attribute);
   if (const auto* text = std::get_if<std::string>(&value)) return *text;
-  problems_.add("'{}' has no text attribute '{}'", object, attribute);
+  errors_.add("'{}' has no text attribute '{}'", object, attribute);
   return {};
 }
 
@@ -50,20 +50,20 @@ std::optional<h5::Dataset> SchemaReader::dataset(const std::string& path,
                                                  const std::vector<h5::Type>& types,
                                                  const h5::Shape& shape) {
   if (!file_.has_dataset(path)) {
-    problems_.add("there is no dataset '{}'; it must be {} {}", path, join(types),
+    errors_.add("there is no dataset '{}'; it must be {} {}", path, join(types),
                   h5::to_string(shape));
     return {};
   }
   h5::Dataset dataset = file_.dataset(path);
   const bool right_type = std::find(types.begin(), types.end(), dataset.type()) != types.end();
   if (right_type && matches(dataset.shape(), shape)) return dataset;
-  problems_.add("dataset '{}' is {} {}; it must be {} {}", path, name_of(dataset.type()),
+  errors_.add("dataset '{}' is {} {}; it must be {} {}", path, name_of(dataset.type()),
                 h5::to_string(dataset.shape()), join(types), h5::to_string(shape));
   return {};
 }
 
 void SchemaReader::throw_if_any() const {
-  problems_.throw_if_any(
+  errors_.throw_if_any(
       fmt::format("'{}' breaks the schema {} version {}:", file_.path(), schema_, schema_version));
 }
 
@@ -96,28 +96,28 @@ void write_schema(h5::File& file, const std::string& schema, const Provenance& p
   for (const auto& [name, text] : provenance) file.write_attribute("/provenance", name, text);
 }
 
-void check_offsets(ConfigErrors& problems, const std::string& name,
-                   std::span<const int64_t> offsets, int64_t total, const std::string& what) {
+void check_offsets(ConfigErrors& errors, const std::string& name, std::span<const int64_t> offsets,
+                   int64_t total, const std::string& what) {
   if (offsets.empty()) {
-    problems.add("{} is empty; it must hold one element more than there are parts", name);
+    errors.add("{} is empty; it must hold one element more than there are parts", name);
     return;
   }
-  if (offsets.front() != 0) problems.add("{}[0] is {}; it must be 0", name, offsets.front());
+  if (offsets.front() != 0) errors.add("{}[0] is {}; it must be 0", name, offsets.front());
   for (size_t i = 1; i < offsets.size(); ++i) {
     if (offsets[i] >= offsets[i - 1]) continue;
-    problems.add("{0}[{1}] is {2}, less than {0}[{3}] = {4}; offsets must not decrease", name, i,
-                 offsets[i], i - 1, offsets[i - 1]);
+    errors.add("{0}[{1}] is {2}, less than {0}[{3}] = {4}; offsets must not decrease", name, i,
+               offsets[i], i - 1, offsets[i - 1]);
     return;
   }
   if (offsets.back() != total)
-    problems.add("{}[{}], the last, is {}; it must be {}, {}", name, offsets.size() - 1,
-                 offsets.back(), total, what);
+    errors.add("{}[{}], the last, is {}; it must be {}, {}", name, offsets.size() - 1,
+               offsets.back(), total, what);
 }
 
-void check_vocabulary(ConfigErrors& problems, const std::string& object, int64_t vocab_size) {
+void check_vocabulary(ConfigErrors& errors, const std::string& object, int64_t vocab_size) {
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
   if (vocab_size < 1 || vocab_size > most)
-    problems.add("vocab_size of '{}' is {}; it must be 1 to {}", object, vocab_size, most);
+    errors.add("vocab_size of '{}' is {}; it must be 1 to {}", object, vocab_size, most);
 }
 
 OutputFile::OutputFile(Communicator& comm, std::string path) : comm_(comm), path_(std::move(path)) {

@@ -1,6 +1,6 @@
 #pragma once
-// What all files of Gyre share: kind, version, provenance, and the reading of what a schema
-// demands. inputs/SCHEMA.md describes the files.
+// What all files of Gyre share: kind, version, provenance, and reading against a schema.
+// inputs/SCHEMA.md describes the files.
 
 #include <cmath>
 #include <map>
@@ -21,11 +21,11 @@ inline constexpr const char* model_schema = "gyre/model";
 inline constexpr const char* results_schema = "gyre/results";
 inline constexpr int64_t schema_version = 1;
 
-/// Where a file comes from: free texts by name (generator, command, sources, ...).
+/// Provenance of a file: free texts by name (generator, command, sources, ...).
 using Provenance = std::map<std::string, std::string>;
 
-/// Reads what a schema demands from an open file and collects everything that is missing or wrong.
-/// What is missing reads as zero, empty or nothing. No communication, except where said.
+/// Reads the items that a schema requires from an open file, and collects all errors. A missing
+/// item reads as zero, empty or std::nullopt. No communication.
 class SchemaReader {
  public:
   SchemaReader(const h5::File& file, std::string schema);
@@ -33,45 +33,45 @@ class SchemaReader {
   int64_t integer(const std::string& object, const std::string& attribute);
   double real(const std::string& object, const std::string& attribute);
   std::string text(const std::string& object, const std::string& attribute);
-  /// The dataset, if it is there with one of `types` and the extents of `shape` (-1 matches any).
+  /// The dataset, if it exists with one of `types` and the extents of `shape` (-1 matches any).
   std::optional<h5::Dataset> dataset(const std::string& path, const std::vector<h5::Type>& types,
                                      const h5::Shape& shape);
-  ConfigErrors& problems() { return problems_; }
-  /// Throws the usage error that lists all problems.
+  ConfigErrors& errors() { return errors_; }
+  /// Throws a usage error that lists all errors, if there are any.
   void throw_if_any() const;
 
  private:
   const h5::File& file_;
   std::string schema_;
-  ConfigErrors problems_;
+  ConfigErrors errors_;
 };
 
-/// Opens a file of the kind `schema`, in this version. Any other kind is a usage error. Collective.
+/// Opens a file of kind `schema` and this version; any other is a usage error. Collective.
 h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema);
 
 /// Marks a new file with kind, version and provenance.
 void write_schema(h5::File& file, const std::string& schema, const Provenance& provenance);
 
-/// Adds a problem for every way in which `offsets` fail to cut `total` elements of `what` into
-/// parts: they start at 0, do not decrease, and end at `total`.
-void check_offsets(ConfigErrors& problems, const std::string& name,
-                   std::span<const int64_t> offsets, int64_t total, const std::string& what);
+/// Adds an error unless `offsets` cut `total` elements of `what` into parts: they start at 0, do
+/// not decrease, and end at `total`.
+void check_offsets(ConfigErrors& errors, const std::string& name, std::span<const int64_t> offsets,
+                   int64_t total, const std::string& what);
 
-/// Adds a problem for the first of `values` that is no finite number.
+/// Adds an error for the first of `values` that is not finite.
 template <class T>
-void check_finite(ConfigErrors& problems, const std::string& name, const std::vector<T>& values) {
+void check_finite(ConfigErrors& errors, const std::string& name, const std::vector<T>& values) {
   for (size_t i = 0; i < values.size(); ++i) {
     if (std::isfinite(values[i])) continue;
-    problems.add("{}[{}] is {}; it must be finite", name, i, values[i]);
+    errors.add("{}[{}] is {}; it must be finite", name, i, values[i]);
     return;
   }
 }
 
-/// Adds a problem unless ids of a vocabulary of this size, named by `object`, fit 32 bits.
-void check_vocabulary(ConfigErrors& problems, const std::string& object, int64_t vocab_size);
+/// Adds an error unless ids of a vocabulary of this size, an attribute of `object`, fit 32 bits.
+void check_vocabulary(ConfigErrors& errors, const std::string& object, int64_t vocab_size);
 
-/// An output of all ranks that appears complete or not at all. Made early, it finds a missing
-/// folder before hours of work. Collective throughout.
+/// An output file of all ranks that appears complete or not at all. Constructed early, it finds a
+/// missing folder before hours of work. All members are collective.
 class OutputFile {
  public:
   /// A usage error when the folder of `path` is missing or cannot be written.
@@ -80,7 +80,7 @@ class OutputFile {
   Communicator& comm() const { return comm_; }
   const std::string& path() const { return path_; }
   const std::string& temporary_path() const { return temporary_path_; }
-  /// Gives the complete file its name. All ranks have closed it.
+  /// Gives the complete file its name. All ranks must have closed it.
   void commit();
 
  private:

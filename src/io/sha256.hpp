@@ -1,5 +1,5 @@
 #pragma once
-// Identity of files.
+// SHA-256 of files.
 
 #include <string>
 

@@ -18,8 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Files below `folder`; hidden names and folders already seen (links may form a circle) are left
-/// out.
+/// Finds files below `folder`. Skips hidden names and folders already seen (links may form a
+/// cycle).
 void walk(const fs::path& folder, std::set<fs::path>& seen, std::vector<std::string>& found,
           FileList& list) {
   if (!seen.insert(fs::canonical(folder)).second) return;
@@ -49,7 +49,7 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
-/// Texts of names are UTF-8 in HDF5.
+/// Names are UTF-8 texts in HDF5.
 bool is_utf8(const std::string& text) {
   for (size_t i = 0; i < text.size();) {
     const auto lead = static_cast<unsigned char>(text[i]);
@@ -84,7 +84,7 @@ void append_file(Documents& documents, std::string_view text, const std::string&
     append_document(documents, text.substr(at, part), fmt::format("{}#{}", path, number));
 }
 
-/// The half-open range of files that `rank` reads: neighbours, with about equal bytes.
+/// The half-open range of files that `rank` reads. All ranks read about equally many bytes.
 std::pair<size_t, size_t> share_of(const std::vector<int64_t>& bytes, int rank, int ranks) {
   const int64_t total = std::accumulate(bytes.begin(), bytes.end(), std::ssize(bytes));
   std::pair<size_t, size_t> share{0, 0};

@@ -1,5 +1,5 @@
 #pragma once
-// Text files into documents: one file, one document, bytes as tokens.
+// Imports text files as documents: one document per file, bytes as tokens.
 
 #include <cstdint>
 #include <string>
@@ -10,12 +10,11 @@
 
 namespace gyre {
 
-/// What a list of paths stands for.
+/// The files that a list of paths stands for.
 struct FileList {
   std::vector<std::string> files;
-  int64_t duplicates = 0;  ///< paths that lead to a file already listed
-  int64_t not_regular =
-      0;  ///< found in folders, neither file nor folder: dangling links, pipes, ...
+  int64_t duplicates = 0;   ///< paths that lead to a file already listed
+  int64_t not_regular = 0;  ///< found in folders, neither file nor folder: dangling links, pipes
 };
 
 /// Expands paths in their order. A file stands for itself; a folder for all files below it, sorted
@@ -28,12 +27,12 @@ struct ImportReport {
   int64_t bytes = 0;  ///< bytes of the text files
   int64_t duplicates = 0;
   int64_t not_regular = 0;
-  std::vector<std::string> binary;  ///< left out, because they hold a NUL byte
+  std::vector<std::string> binary;  ///< skipped, because they hold a NUL byte
 };
 
-/// Reads the files that `paths` stand for: bos, the bytes, eos. A file of more than `max_tokens`
-/// tokens (0: no limit, else at least 3) becomes several documents, the later ones named "path#2",
-/// "path#3", ... Files are dealt over the ranks for reading; all ranks get all documents.
+/// Reads the files that `paths` stand for. A document is bos, the bytes, eos. A file of more than
+/// `max_tokens` tokens (0: no limit, else at least 3) becomes several documents, the later ones
+/// named "path#2", "path#3", ... Ranks share the reading of files; all ranks get all documents.
 /// Collective.
 Documents import_text(Communicator& comm, const std::vector<std::string>& paths, int64_t max_tokens,
                       ImportReport& report);

@@ -140,10 +140,10 @@ DecoderTimes& DecoderTimes::operator+=(const DecoderTimes& other) {
   return *this;
 }
 
-void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& problems) {
+void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors) {
   const auto check = [&](const char* name, int64_t value) {
     if (value % tp != 0)
-      problems.add("--tp {} does not divide the model's {} = {}", tp, name, value);
+      errors.add("--tp {} does not divide the model's {} = {}", tp, name, value);
   };
   check("num_attention_heads", config.num_attention_heads);
   check("num_key_value_heads", config.num_key_value_heads);
@@ -154,9 +154,9 @@ void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& prob
 std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks) {
   std::vector<int> allowed;
   for (int tp = 1; tp <= ranks; ++tp) {
-    ConfigErrors problems;
-    check_tensor_parallel(config, tp, problems);
-    if (problems.empty()) allowed.push_back(tp);
+    ConfigErrors errors;
+    check_tensor_parallel(config, tp, errors);
+    if (errors.empty()) allowed.push_back(tp);
   }
   return allowed;
 }

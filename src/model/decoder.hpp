@@ -56,7 +56,7 @@ struct DecoderWeights {
 };
 
 /// Adds to `problems` whatever keeps `config` from being split over `tp` ranks.
-void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& problems);
+void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors);
 /// The tensor-parallel sizes up to `ranks` that the model's head counts, intermediate size and
 /// vocabulary admit.
 std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks);

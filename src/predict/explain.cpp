@@ -15,12 +15,8 @@
 namespace gyre {
 namespace {
 
-constexpr size_t most_messages = 4;  // of one exchange; the others are summed up
+constexpr size_t most_messages = 4;  // shown of one exchange; the others are summed up
 constexpr int most_rows = 64;        // of the table over ranks
-
-std::string plural(int64_t n, const std::string& word) {
-  return fmt::format("{} {}{}", n, word, n == 1 ? "" : "s");
-}
 
 /// "A", "B", ..., "Z", "A1": storages in the order of their numbers.
 std::string storage_name(int storage) {
@@ -29,19 +25,12 @@ std::string storage_name(int storage) {
   return i < 26 ? letter : letter + std::to_string(i / 26);
 }
 
-/// "rank 3", "ranks 0, 2-7"; "40 ranks" if it is more than three runs of them.
+/// "rank 3", "ranks 0, 2-7"; "40 ranks" for more than three runs of ranks.
 std::string owners_text(const std::vector<RankRows>& rows) {
   std::set<int> ranks;
   for (const RankRows& run : rows) ranks.insert(run.rank);
   if (ranks.empty()) return "nobody";
-  std::vector<std::string> runs;
-  for (auto first = ranks.begin(); first != ranks.end();) {
-    auto after = first;
-    int last = *first;
-    while (after != ranks.end() && *after <= last + 1) last = *after++;
-    runs.push_back(last == *first ? std::to_string(last) : fmt::format("{}-{}", *first, last));
-    first = after;
-  }
+  const std::vector<std::string> runs = ranges_text({ranks.begin(), ranks.end()});
   if (runs.size() > 3) return fmt::format("{} ranks", ranks.size());
   return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", fmt::join(runs, ", "));
 }
@@ -68,7 +57,7 @@ class StepWriter {
     return fmt::format("{:<13}{}", name, rest);
   }
   const PlanArray& array(int index) const { return plan_.arrays[static_cast<size_t>(index)]; }
-  /// "own kv", "A (kv of rank 2)", with its heads if they are not all.
+  /// "own kv", "A (kv of rank 2)"; with its heads if it does not have all of them.
   std::string name(int index) const {
     const PlanArray& a = array(index);
     if (index < array_kinds) return fmt::format("own {}", name_of(a.kind));
@@ -110,7 +99,7 @@ class StepWriter {
       if (s.array == m.slices[0].array) tokens += s.rows;
     return fmt::format("{} {} {} ({}, {})", fmt::join(slices, " and "), arrow,
                        m.peer == plan_.rank ? "itself" : fmt::format("rank {}", m.peer),
-                       plural(tokens, "token"),
+                       count_text(tokens, "token"),
                        si_text(static_cast<double>(message_bytes(m)), "B"));
   }
   std::vector<std::string> messages_text(const std::vector<Message>& messages,
@@ -154,10 +143,10 @@ class StepWriter {
     std::string text = c.q == own(ArrayKind::q) ? "" : name(c.q) + " x ";
     text += fmt::format(
         "{}: {} ({}), {}, {:.1f} % of their area, for {}", name(c.kv),
-        plural(std::ssize(c.rectangles), "rectangle"), fmt::join(masks, ", "),
+        count_text(std::ssize(c.rectangles), "rectangle"), fmt::join(masks, ", "),
         si_text(static_cast<double>(pairs), "") + " pairs",
         100 * static_cast<double>(pairs) / static_cast<double>(std::max<int64_t>(1, area)),
-        plural(heads, "head"));
+        count_text(heads, "head"));
     if (c.d_out >= 0) {
       std::vector<std::string> results;
       for (const int index : {c.d_q, c.d_kv})
@@ -184,7 +173,7 @@ struct RankRow {
   const RankTimeline* times;
 };
 
-/// A unit in which the largest of some values has one to three digits before the point.
+/// A unit in which the largest value has one to three digits before the decimal point.
 struct Scale {
   double factor;
   std::string unit;
@@ -269,7 +258,7 @@ std::string plan_title(const Plan& plan, const AttentionProblem& problem) {
     for (const Fragment& fragment : shard.fragments) tokens += fragment.length;
   const MaskRule& mask = problem.mask;
   return fmt::format("{}, {}, cp = {}, {}, {}", plan.schedule, problem.layout->name, problem.cp(),
-                     plural(tokens, "token"),
+                     count_text(tokens, "token"),
                      mask.kind == MaskKind::full ? "full mask"
                      : mask.window > 0           ? fmt::format("causal window of {}", mask.window)
                                                  : "causal");
@@ -295,7 +284,7 @@ std::string explain(const Plan& plan, const AttentionProblem& problem, const Ele
       int64_t tokens = 0;
       for (const Fragment& fragment : shard.fragments) tokens += fragment.length;
       text += fmt::format("{}, rank {} of {}: {}, {}\n", name, r, problem.cp(),
-                          plural(shard.slots, "slot"), plural(tokens, "token"));
+                          count_text(shard.slots, "slot"), count_text(tokens, "token"));
       StepWriter writer(mine, problem, types);
       text += writer.steps(pass) + "\n";
     }

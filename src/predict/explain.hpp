@@ -1,5 +1,5 @@
 #pragma once
-// Plans in words and numbers: what each rank does, step by step, and what that costs.
+// Explains plans in words and numbers: what each rank does, step by step, and what it costs.
 //
 //     forward, rank 1 of 3: 2048 slots, 2048 tokens
 //       step  0  Clear        own out
@@ -19,8 +19,8 @@ namespace gyre {
 
 /// For each simulated direction: the steps of `rank` (-1: of every rank up to cp = 8, and of rank 0
 /// beyond), then a table over ranks with pairs, messages, bytes, memory and the simulated times.
-/// Beyond 64 ranks the table has every n-th rank only, and says so. Throws a usage error when there
-/// is no such rank.
+/// Beyond 64 ranks the table shows evenly spaced ranks, and says so. Throws a usage error for a
+/// rank that does not exist.
 std::string explain(const Plan& plan, const AttentionProblem& problem, const ElementTypes& types,
                     const std::vector<Simulation>& directions, int rank = -1);
 

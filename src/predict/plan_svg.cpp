@@ -24,8 +24,8 @@ using svg::color;
 using svg::rect;
 using svg::text;
 
-/// Whose keys a Compute step uses: rank and share of its pairs. A rectangle over rows of several
-/// ranks counts for each by its rows.
+/// The ranks whose keys a Compute step uses, each with its share of the pairs. A rectangle over
+/// rows of several ranks counts for each in proportion to its rows.
 std::map<int, double> key_shares(const RankPlan& plan, const step::Compute& compute) {
   std::map<int, double> shares;
   double all = 0;
@@ -45,7 +45,7 @@ std::map<int, double> key_shares(const RankPlan& plan, const step::Compute& comp
   return shares;
 }
 
-/// Whose rows a slice begins with.
+/// The rank that owns the first row of a slice.
 int owner_of(const RankPlan& plan, const Slice& slice) {
   int64_t row = slice.row;
   for (const RankRows& run : plan.arrays[static_cast<size_t>(slice.array)].rows) {
@@ -55,7 +55,7 @@ int owner_of(const RankPlan& plan, const Slice& slice) {
   return plan.rank;
 }
 
-/// A step of the axis: 1, 2 or 5 times a power of ten, at most eight of them.
+/// Distance between ticks: 1, 2 or 5 times a power of ten, for at most eight ticks.
 double tick_of(double longest) {
   const double power = std::pow(10.0, std::floor(std::log10(longest / 8)));
   for (const double factor : {1.0, 2.0, 5.0})
@@ -89,7 +89,7 @@ class Picture {
     return margin + label_width + plot_width * seconds / longest_;
   }
 
-  /// Those that there is room for; the slowest takes the place of its neighbour.
+  /// The ranks to draw: evenly spaced ones, and the slowest in place of its neighbour.
   std::vector<int> chosen_ranks(const Simulation& s) const {
     std::vector<int> shown = shown_ranks(problem_.cp(), most_bands);
     const auto slowest = std::max_element(
@@ -102,7 +102,7 @@ class Picture {
     return shown;
   }
 
-  /// Draws below y and moves y on.
+  /// Draws below y, and advances y.
   std::string panel(const Simulation& s, double& y) {
     const std::vector<int> shown = chosen_ranks(s);
     std::string selection;
@@ -133,7 +133,7 @@ class Picture {
     const RankPlan& mine = plan_.ranks[static_cast<size_t>(rank)];
     std::string svg = text(margin, y + 16, 11, "start", fmt::format("rank {}", rank));
     const bool two_lanes = messages_overlap(times);
-    double free = 0;  // of the first lane of messages
+    double free = 0;  // end of the last message in the first lane
     for (const SimulatedSpan& span : times.spans) {
       const Step& step = mine.steps(s.pass)[static_cast<size_t>(span.step)];
       if (span.kind == SpanKind::message) {
@@ -172,7 +172,7 @@ class Picture {
     for (const auto& [rank, share] : key_shares(mine, compute)) {
       const double end = begin + (span.end - span.begin) * share;
       const double width = x_of(end) - x_of(begin);
-      // A hair's breadth between steps.
+      // Leaves a thin gap between steps.
       svg += rect(x_of(begin), y, std::max(0.2, width - 0.5), compute_height,
                   color(rank, problem_.cp()));
       if (width > 18)
@@ -209,7 +209,7 @@ class Picture {
     return svg;
   }
 
-  /// Colours of ranks and what the other fills mean.
+  /// The colours of the ranks, and the meaning of the other fills.
   std::string legend(double y) const {
     const int cp = problem_.cp();
     const double cell = std::min(24.0, 384.0 / cp);

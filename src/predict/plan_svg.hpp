@@ -1,5 +1,5 @@
 #pragma once
-// A picture of plans: what every rank computes, sends and waits for, when.
+// A timeline of plans as SVG: what each rank computes, sends and waits for, and when.
 
 #include <string>
 #include <vector>
@@ -9,15 +9,15 @@
 
 namespace gyre {
 
-/// An SVG with one panel for each simulated direction, all on one scale of time, and in it one band
+/// An SVG with one panel for each simulated direction, all on one time scale. A panel has one band
 /// for each rank:
-///   - the upper lane is what it computes, coloured by the rank whose keys are used, which is also
-///     written there if there is room; hatched while it waits, grey for copies and passes over
-///     arrays
-///   - the lower lane is what it sends, coloured by the rank whose rows they are; a thin line lasts
-///     until they arrive
-///   - behind the band, the share of the time in which it computes
-/// Beyond 16 ranks every n-th and the slowest are drawn, and the panel says so.
+///   - the upper lane shows what the rank computes, coloured by the rank whose keys it uses, with
+///     that rank's number if there is room; waiting is hatched, copies and passes over arrays are
+///     grey
+///   - the lower lane shows what the rank sends, coloured by the rank that owns the rows; a thin
+///     line lasts until they arrive
+///   - to the right of the band is the share of time in which the rank computes
+/// Beyond 16 ranks, evenly spaced ones and the slowest are drawn, and the panel says so.
 std::string plan_svg(const Plan& plan, const AttentionProblem& problem,
                      const std::vector<Simulation>& directions);
 

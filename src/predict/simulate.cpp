@@ -1,7 +1,6 @@
 #include "predict/simulate.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <map>
 
@@ -10,7 +9,7 @@
 namespace gyre {
 namespace {
 
-/// What one rank has sent to another, in order.
+/// Messages that one rank has sent to another, in order.
 struct Channel {
   struct Sent {
     double arrival = 0;
@@ -21,17 +20,17 @@ struct Channel {
   size_t expected = 0;  ///< messages that the receiver has posted
 };
 
-/// A message that a rank has posted a receive for.
+/// A receive that a rank has posted.
 struct Expected {
   int peer = 0;
-  size_t place = 0;  ///< of the channel
+  size_t place = 0;  ///< index into the channel's messages
   int64_t bytes = 0;
 };
 
 /// An exchange from its posting to its Wait.
 struct Pending {
   std::vector<Expected> receives;
-  double left = 0;  ///< when the last message sent has left
+  double left = 0;  ///< when the last message sent has left the link
   int64_t unpacked = 0;
   int step = 0;
 };
@@ -79,7 +78,7 @@ class Simulator {
     return plan(rank).arrays[static_cast<size_t>(index)];
   }
 
-  /// Walks the steps of a rank until they end or it has to wait for a message not yet sent.
+  /// Runs the steps of a rank until they end or the rank waits for a message that is not yet sent.
   void advance(int rank) {
     const std::vector<Step>& steps = plan(rank).steps(pass_);
     RankState& s = state(rank);
@@ -179,7 +178,7 @@ class Simulator {
   void walk(int /*rank*/, const step::Finish&) {}
   void walk(int /*rank*/, const step::SinkGradient&) {}
 
-  /// Moves the rank's clock on. Returns `seconds`.
+  /// Advances the rank's clock by `seconds`, and returns them.
   double spend(int rank, SpanKind kind, std::string name, double seconds) {
     RankState& s = state(rank);
     if (!(seconds > 0)) return 0;
@@ -215,7 +214,7 @@ class Simulator {
     return travels_as_it_lies(array(rank, slice.array), slice, types_);
   }
 
-  /// Where a rank is, to begin a message with.
+  /// The position of a rank: the beginning of an error message.
   std::string place(int rank) {
     return fmt::format("schedule {}, {}: rank {} at step {}", plan_.schedule, name_of(pass_), rank,
                        state(rank).next_step);
@@ -255,25 +254,6 @@ class Simulator {
 };
 
 }  // namespace
-
-void check_machine(const MachineModel& machine) {
-  const auto rate = [](const char* name, double value) {
-    if (!(value > 0)) throw_usage("{} of {}; wanted: more than 0", name, value);
-  };
-  const auto latency = [](const char* name, double value) {
-    if (!(value >= 0) || std::isinf(value))
-      throw_usage("{} of {} s; wanted: 0 or more", name, value);
-  };
-  rate("flops_per_s", machine.flops_per_s);
-  rate("bytes_per_s", machine.bytes_per_s);
-  rate("node_bytes_per_s", machine.node_bytes_per_s);
-  rate("copy_bytes_per_s", machine.copy_bytes_per_s);
-  latency("latency", machine.latency_s);
-  latency("node_latency", machine.node_latency_s);
-  if (machine.ranks_per_node < 0)
-    throw_usage("{} ranks per node; wanted: 1 or more, or 0 for one kind of link",
-                machine.ranks_per_node);
-}
 
 double Simulation::makespan() const {
   double longest = 0;

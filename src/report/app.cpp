@@ -22,7 +22,7 @@ struct CommonOptions {
   bool quiet = false;
 };
 
-/// What reading the command line came to, when it did not fail.
+/// What a command line without errors asks for.
 enum class Request { run, help, version };
 
 std::string version_text(const std::string& name) {
@@ -50,7 +50,7 @@ std::string complain_about_seconds(const std::string& text) {
   return fmt::format("'{}' is not a number of seconds", text);
 }
 
-/// Added behind the app's own options, so that --help shows those first.
+/// Called after the app's own declarations, so that --help shows those first.
 void declare_common(CLI::App& app, CommonOptions& common) {
   app.set_config("--config", "", "Read options from this TOML file; the command line wins")
       ->type_name("FILE")
@@ -93,11 +93,11 @@ std::vector<std::string> describe_leftovers(const CLI::App& app) {
     else
       others.push_back(fmt::format("unexpected argument or configuration key {}{}", name, hint));
   }
-  // Without its option, a value is an unexpected argument too: name the cause alone.
+  // The value of an unknown option is an unexpected argument as well: report only the cause.
   return options.empty() ? others : options;
 }
 
-/// Throws a usage error that says everything that is wrong, as far as one parse can know.
+/// Throws a usage error that lists everything that one parse finds wrong.
 Request parse(CLI::App& app, int argc, const char* const* argv) {
   std::string complaint;
   try {
@@ -109,11 +109,11 @@ Request parse(CLI::App& app, int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     complaint = error.what();
   }
-  std::vector<std::string> problems = describe_leftovers(app);
-  if (!complaint.empty()) problems.push_back(complaint);
-  if (problems.empty()) return Request::run;
-  problems.push_back(fmt::format("see {} --help", app.get_name()));
-  throw Error(ExitCode::usage, fmt::format("{}", fmt::join(problems, "\n  ")));
+  std::vector<std::string> errors = describe_leftovers(app);
+  if (!complaint.empty()) errors.push_back(complaint);
+  if (errors.empty()) return Request::run;
+  errors.push_back(fmt::format("see {} --help", app.get_name()));
+  throw Error(ExitCode::usage, fmt::format("{}", fmt::join(errors, "\n  ")));
 }
 
 std::vector<std::string> arguments_without_folder(int argc, char** argv) {
@@ -122,7 +122,7 @@ std::vector<std::string> arguments_without_folder(int argc, char** argv) {
   return arguments;
 }
 
-/// Arguments that a shell would take apart are quoted.
+/// Joins arguments by blanks; quotes those that a shell would interpret.
 std::string join_quoted(const std::vector<std::string>& arguments) {
   std::string line;
   for (const std::string& argument : arguments) {
@@ -145,7 +145,7 @@ void refuse_foreign_launcher(const MpiEnvironment& mpi) {
       mpi.launched_ranks(), MpiEnvironment::library_version());
 }
 
-/// Everything between MPI's start and its end. Throws only what run_app's last resort handles.
+/// Everything between the start and the end of MPI. run_app handles what it throws.
 ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Communicator& world,
              const std::function<void(CLI::App&)>& declare,
              const std::function<ExitCode(AppContext&)>& body) {
@@ -172,7 +172,7 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
   return agree_on(world, body(context));
 }
 
-/// Ends all ranks because of an error that, as far as anyone knows, only this rank has seen.
+/// Ends all ranks after an error that perhaps only this rank has seen.
 [[noreturn]] void end_all_ranks(const AppInfo& info, const MpiEnvironment& mpi, ExitCode code,
                                 const char* message) {
   std::fflush(stdout);

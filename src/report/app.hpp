@@ -1,5 +1,5 @@
 #pragma once
-// The frame of every mini-app: MPI, options, errors, exit code.
+// The common frame of every mini-app: MPI, options, errors, exit code.
 
 #include <functional>
 #include <memory>
@@ -22,7 +22,7 @@ struct AppInfo {
   std::string footer;       ///< examples, shown by --help
 };
 
-/// What the body of an app works with.
+/// What the body of an app gets.
 struct AppContext {
   const AppInfo& info;
   MpiEnvironment& mpi;
@@ -37,10 +37,10 @@ struct AppContext {
 /// Runs an app: starts MPI, lets `declare` add its options to the common ones (--config, --timeout,
 /// -v, -q, --version, -h), parses, runs `body`, and returns the exit code that all ranks agree on.
 ///
-/// --help and --version print on rank 0 and end with 0; unknown or malformed options print the
-/// reason, the nearest valid option and a hint at --help on rank 0's stderr and end with 2. An
-/// Error that is agreed (or thrown on one rank alone in the world) is printed once, "NAME: error:
-/// ...", and ends in order; any other exception prints rank and host and ends all ranks through
+/// --help and --version print on rank 0 and exit with 0. Unknown or malformed options print the
+/// reason, the nearest valid option and a hint at --help on rank 0's stderr and exit with 2. An
+/// Error that is agreed (or thrown in a world of one rank) is printed once as "NAME: error: ...",
+/// and all ranks exit in order. Any other exception prints rank and host and ends all ranks through
 /// MpiEnvironment::abort. Only rank 0 writes to stdout.
 int run_app(int argc, char** argv, const AppInfo& info,
             const std::function<void(CLI::App&)>& declare,

@@ -16,7 +16,7 @@ void finish(CLI::Option* option, const OptionSpec& spec) {
   if (spec.required) option->required();
 }
 
-/// Runs `check` on the text of an option; what it throws becomes the parser's complaint.
+/// Runs `check` on the text of an option; an Error that it throws becomes the parser's message.
 template <class Check>
 CLI::Validator validator(const std::string& shown_type, Check check) {
   const auto run = [check](std::string& text) -> std::string {

@@ -1,6 +1,6 @@
 #pragma once
-// Declaring options of an app, without including the option parser (which takes seconds to
-// compile).
+// Declaring the options of an app without including the option parser, which takes seconds to
+// compile.
 
 #include <cstdint>
 #include <string>
@@ -20,14 +20,14 @@ struct OptionSpec {
   bool required = false;
 };
 
-/// Each binds a variable, whose value at this moment is the default that --help shows.
+/// Each binds a variable. Its value at the time of the call is the default that --help shows.
 void add_flag(CLI::App& app, const OptionSpec& spec, bool& value);
 void add_option(CLI::App& app, const OptionSpec& spec, std::string& value);
 void add_option(CLI::App& app, const OptionSpec& spec, std::vector<std::string>& values);
 void add_option(CLI::App& app, const OptionSpec& spec, double& value);
 /// An integer that is at least `minimum`.
 void add_option(CLI::App& app, const OptionSpec& spec, int& value, int minimum);
-/// A size that is at least `minimum`, written as parse_size says.
+/// A size that is at least `minimum`, in the notation of parse_size.
 void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum = 0);
 /// One of `choices`; anything else is refused together with the nearest choice.
 void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value,
@@ -41,8 +41,8 @@ int64_t parse_size(std::string_view text);
 /// `a` into `b` (optimal string alignment).
 int edit_distance(std::string_view a, std::string_view b);
 
-/// The candidate with the smallest edit distance to `text` (the first of equals), or "" when all
-/// are farther than half of the longer of the two: then a suggestion would only confuse.
+/// The candidate with the smallest edit distance to `text` (the first one of a tie), or "" when
+/// every distance is more than half the longer text: then a suggestion would only confuse.
 std::string nearest(std::string_view text, const std::vector<std::string>& candidates);
 
 }  // namespace gyre

@@ -1,12 +1,12 @@
 #pragma once
-// Where a file that an app writes comes from.
+// Provenance of a file that an app writes.
 
 #include "io/schema.hpp"
 #include "report/app.hpp"
 
 namespace gyre {
 
-/// generator (program, version, git), command, and `sources`: what went in.
+/// generator (program, version, git), command, and `sources` (the inputs).
 Provenance provenance_of(const AppContext& context, const std::string& sources);
 
 }  // namespace gyre

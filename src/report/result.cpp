@@ -67,7 +67,7 @@ std::string launcher() {
   return "none";
 }
 
-/// Version of the library that is loaded, "no" without one.
+/// Version of the loaded library; "no" without it.
 std::string cuda_library() {
 #ifdef GYRE_WITH_CUDA
   return cuda_version();
@@ -93,23 +93,6 @@ bool built_with_sanitizer() {
 
 std::string file_name(const std::string& path) {
   return path.substr(path.rfind('/') + 1);
-}
-
-std::string count_of(size_t count, const char* what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
-
-/// "0-3, 8" of ascending numbers.
-std::string ranges(const std::vector<int>& numbers) {
-  std::string text;
-  for (size_t i = 0; i < numbers.size();) {
-    size_t last = i;
-    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
-    text += fmt::format("{}{}", text.empty() ? "" : ", ", numbers[i]);
-    if (last > i) text += fmt::format("-{}", numbers[last]);
-    i = last + 1;
-  }
-  return text;
 }
 
 /// Hosts in order of their first rank, each with its ranks.
@@ -216,7 +199,8 @@ std::string hosts_text(const std::vector<RankInfo>& ranks, size_t most) {
   const auto hosts = ranks_by_host(ranks);
   std::string text = "hosts ";
   for (size_t i = 0; i < std::min(most, hosts.size()); ++i)
-    text += fmt::format("{}{}: {}", i == 0 ? "" : " | ", hosts[i].first, ranges(hosts[i].second));
+    text += fmt::format("{}{}: {}", i == 0 ? "" : " | ", hosts[i].first,
+                        fmt::join(ranges_text(hosts[i].second), ", "));
   if (hosts.size() > most) text += fmt::format(" | {} more", hosts.size() - most);
   return text;
 }
@@ -230,7 +214,7 @@ std::string devices_text(const std::vector<RankInfo>& ranks, size_t most) {
   std::string text = "devices (rank:device) ";
   for (size_t i = 0; i < std::min(most, hosts.size()); ++i) {
     text += fmt::format("{}{}:", i == 0 ? "" : " | ", hosts[i].first);
-    std::string model;  // named once for the ranks that have the same
+    std::string model;  // printed once for consecutive ranks with the same model
     for (const int rank : hosts[i].second) {
       const std::string& device = by_rank[rank]->device;
       const size_t blank = std::min(device.find(' '), device.size());
@@ -253,8 +237,8 @@ std::string header_text(const RunReport& report) {
     libraries.push_back(fmt::format("{} {}", name, to_text(value)));
   text += fmt::format("# {}\n", fmt::join(libraries, " | "));
   text += fmt::format("# run {}  {} on {}  launcher {}  job {}  cmd: {}\n", report.start,
-                      count_of(report.ranks.size(), "rank"),
-                      count_of(ranks_by_host(report.ranks).size(), "host"), report.launcher,
+                      count_text(std::ssize(report.ranks), "rank"),
+                      count_text(std::ssize(ranks_by_host(report.ranks)), "host"), report.launcher,
                       report.job, report.command_line);
   text += fmt::format("# {}\n", hosts_text(report.ranks));
   if (const std::string devices = devices_text(report.ranks); !devices.empty())

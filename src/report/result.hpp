@@ -1,6 +1,6 @@
 #pragma once
-// What a run reports: "#" lines, FOM, VERIFY and RESULT lines, and the JSON file, all from one
-// value.
+// The report of a run: "#" lines, FOM, VERIFY and RESULT lines, and the JSON file, all made from
+// one RunReport.
 
 #include <limits>
 #include <string>
@@ -33,7 +33,7 @@ struct ResultEntry {
   Fields key;           ///< the independent variables that tell entries apart
   Samples samples_ms;   ///< [rank][iteration]
   Fields measurements;  ///< further results: rates, imbalance, exposed communication
-  double flops = std::numeric_limits<double>::quiet_NaN();  ///< unmasked pairs only; NaN: unknown
+  double flops = std::numeric_limits<double>::quiet_NaN();  ///< of visible pairs only; NaN: unknown
   double bytes_wire = std::numeric_limits<double>::quiet_NaN();  ///< counted, sum over ranks
 };
 
@@ -61,7 +61,7 @@ struct RunReport {
   std::vector<ResultEntry> results;
   std::vector<Fom> foms;
   Verification verification;
-  std::vector<std::string> unofficial_reasons;  ///< of the app: shared GPU, emulated network
+  std::vector<std::string> unofficial_reasons;  ///< the app's own: shared GPU, emulated network
 };
 
 enum class Validity { valid, unverified, unofficial, invalid };
@@ -72,33 +72,34 @@ struct Verdict {
   std::vector<std::string> reasons;
 };
 
-/// Starts a report at the beginning of an app's body: everything that the run itself knows.
-/// `libraries` adds to mpi, cuda and nccl (HDF5's version, say).
+/// Starts a report at the beginning of an app's body, with everything that is known about the run.
+/// `libraries` are added to mpi, cuda and nccl (HDF5's version, say).
 RunReport begin_report(const AppContext& context, Fields configuration, const Fields& libraries);
 
 /// INVALID when a check failed, else UNVERIFIED when there was none, else UNOFFICIAL for a modified
 /// source tree, a build without optimisation or with a sanitizer, scaled tolerances or the app's
-/// own reasons, else VALID. All reasons that apply are listed. A tree without git is as good as a
-/// clean one.
+/// own reasons, else VALID. All reasons that apply are listed. A source tree without git counts as
+/// clean.
 Verdict judge(const RunReport& report);
 
 /// 1 for INVALID, else 0.
 ExitCode exit_code_of(const Verdict& verdict);
 
-/// The "#" lines that identify the run. Ends with a newline, as all texts here.
+/// The "#" lines that identify the run. Ends with a newline, as all texts here do.
 std::string header_text(const RunReport& report);
 
 /// FOM lines (none when the result is INVALID), VERIFY lines, the RESULT line.
 std::string footer_text(const RunReport& report);
 
-/// "hosts node01: 0-3, 8 | node02: 4-7": at most `most` hosts, then how many more.
+/// "hosts node01: 0-3, 8 | node02: 4-7": at most `most` hosts, then the number of the others.
 std::string hosts_text(const std::vector<RankInfo>& ranks, size_t most = 8);
 
 /// "devices (rank:device) node01: 0:0 1:1 2:0 3:1 NVIDIA H100 (9.0) | node02: ...": what the ranks
-/// of at most `most` hosts compute on, then how many hosts more; "" when all ranks compute on CPUs.
+/// of at most `most` hosts compute on, then the number of other hosts; "" when no rank uses a GPU.
 std::string devices_text(const std::vector<RankInfo>& ranks, size_t most = 8);
 
-/// Variables that may go into a report: what changes how a run behaves, no names, paths or secrets.
+/// Variables that may go into a report: those that change the behaviour of a run; no names, paths
+/// or secrets.
 Fields allowed_environment();
 
 /// The document `gyre-result/1`; NaN and infinities become null. `end`: UTC, ISO 8601.

@@ -1,5 +1,5 @@
-// The JSON document gyre-result/1. Field order is kept, so that two files can be compared with
-// diff.
+// The JSON document gyre-result/1. The order of fields is fixed, so that diff can compare two
+// files.
 
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -130,7 +130,7 @@ std::string json_text(const RunReport& report, const std::string& end) {
       {"verification", to_json(report.verification)},
       {"fom", verdict.validity == Validity::invalid ? Json::array() : foms_json(report)},
       {"status", {{"result", name_of(verdict.validity)}, {"reasons", verdict.reasons}}}};
-  // File names and arguments may be any bytes; JSON wants UTF-8.
+  // File names and arguments may hold any bytes; JSON requires UTF-8.
   return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

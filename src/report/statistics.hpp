@@ -34,7 +34,7 @@ std::vector<double> slowest_rank(const Samples& samples);
 /// max / mean - 1 of one value per rank: 0 is perfect balance. NaN when the mean is 0.
 double imbalance(std::span<const double> values);
 
-/// Everyone's samples, on every rank. Collective; counts may differ.
+/// The samples of all ranks, on every rank. Collective; counts may differ.
 Samples gather_samples(Communicator& comm, std::span<const double> mine);
 
 }  // namespace gyre

@@ -7,12 +7,12 @@ namespace {
 
 constexpr int most_sizes = 100;
 
-void check_count(const TokenSweep& sweep, ConfigErrors& problems) {
+void check_count(const TokenSweep& sweep, ConfigErrors& errors) {
   const double span =
       std::log(static_cast<double>(sweep.max)) - std::log(static_cast<double>(sweep.min));
   const double steps = span / std::log(sweep.factor);
   if (steps >= most_sizes)
-    problems.add(
+    errors.add(
         "--factor {} makes {:.0f} sizes, and at most {} are run; the smallest that works is {:.4f}",
         sweep.factor, std::floor(steps) + 1, most_sizes, std::exp(span / (most_sizes - 1)));
 }
@@ -29,15 +29,15 @@ std::vector<int64_t> TokenSweep::sizes() const {
   return all;
 }
 
-void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, ConfigErrors& problems) {
-  if (!(sweep.factor > 1)) problems.add("--factor {} must be more than 1", sweep.factor);
-  if (!sweep.sweeps() && sweep.max != 0) problems.add("--max {} needs --min", sweep.max);
+void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, ConfigErrors& errors) {
+  if (!(sweep.factor > 1)) errors.add("--factor {} must be more than 1", sweep.factor);
+  if (!sweep.sweeps() && sweep.max != 0) errors.add("--max {} needs --min", sweep.max);
   if (sweep.sweeps() && sweep.tokens != usual_tokens)
-    problems.add("one of --tokens and --min, not both");
+    errors.add("one of --tokens and --min, not both");
   if (sweep.sweeps() && sweep.max < sweep.min)
-    problems.add("--max {} is less than --min {}", sweep.max, sweep.min);
+    errors.add("--max {} is less than --min {}", sweep.max, sweep.min);
   else if (sweep.sweeps() && sweep.factor > 1)
-    check_count(sweep, problems);
+    check_count(sweep, errors);
 }
 
 }  // namespace gyre

@@ -22,7 +22,7 @@ size_t width_of(const ColumnFormat& format) {
       {static_cast<size_t>(format.width), format.name.size(), unit_text(format).size()});
 }
 
-/// Puts `cells` into their columns; the first column starts after a gap, which leaves room for '#'.
+/// Aligns `cells` in their columns. The first column starts after a gap, which leaves room for '#'.
 std::string line(const std::vector<ColumnFormat>& formats, const std::vector<std::string>& cells) {
   std::string text;
   size_t column_begin = 0;

@@ -1,10 +1,10 @@
 #pragma once
 // Result tables: one list of columns makes the header, the rows and the CSV.
 //
-//     Table<Row> table({{"tokens", "", 8, 0, [](const Row& r) { return r.tokens; }},
-//                       {"schedule", "", 10, 0, [](const Row& r) { return r.schedule; },
-//                       Align::left},
-//                       {"t_med", "ms", 8, 3, [](const Row& r) { return r.t_med; }}});
+//     Table<Row> table({
+//         {"tokens", "", 8, 0, [](const Row& r) { return r.tokens; }},
+//         {"schedule", "", 10, 0, [](const Row& r) { return r.schedule; }, Align::left},
+//         {"t_med", "ms", 8, 3, [](const Row& r) { return r.t_med; }}});
 //
 //     #   tokens  schedule       t_med
 //     #                           (ms)
@@ -21,7 +21,7 @@ namespace gyre {
 
 enum class Align { right, left };
 
-/// The look of a column. The width grows to fit name and unit.
+/// Format of a column. The width grows to fit name and unit.
 struct ColumnFormat {
   std::string name;
   std::string unit;  ///< "" for none
@@ -33,16 +33,17 @@ struct ColumnFormat {
 /// One cell. Doubles: fixed point, or scientific when that does not fit; NaN is "n/a".
 std::string cell_text(const ColumnFormat& format, const Value& value);
 
-/// Two lines that start with '#': names and units. Ends with a newline, as all the texts here do.
+/// Two lines that start with '#': names and units. Ends with a newline, as all texts here do.
 std::string header_text(const std::vector<ColumnFormat>& formats);
 
-/// One line. A cell that is too wide pushes the next ones to the right, by one blank at least, and
-/// columns fall back into place as soon as there is room.
+/// One line. A cell that is too wide pushes the next ones to the right, at least one blank apart;
+/// columns realign as soon as there is room.
 std::string row_text(const std::vector<ColumnFormat>& formats, const std::vector<Value>& values);
 
-/// "tokens,schedule,t_med_ms": units join the names, "%" as percent, other signs as "_".
+/// "tokens,schedule,t_med_ms": units are appended to names, "%" as percent, other signs as "_".
 std::string csv_header(const std::vector<ColumnFormat>& formats);
-/// Doubles with all their digits, NaN as an empty field; text quoted where CSV needs it (RFC 4180).
+/// Doubles have all their digits, NaN is an empty field; text is quoted where CSV needs it (RFC
+/// 4180).
 std::string csv_row(const std::vector<Value>& values);
 
 /// The line with a '#' in front, so that scripts skip it.
@@ -73,7 +74,7 @@ class Table {
     for (const Row& row : rows) text += csv_row(values(row));
     return text;
   }
-  /// The row by name, as JSON and FOM tags want it.
+  /// The cells of a row by column name, for JSON and FOM tags.
   Fields fields(const Row& row) const {
     Fields result;
     for (const Column<Row>& c : columns_) result.emplace_back(c.name, c.value(row));

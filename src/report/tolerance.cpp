@@ -46,8 +46,8 @@ double tolerance_of(double f32_roundings, int64_t bf16_roundings) {
                    narrow * narrow * static_cast<double>(bf16_roundings));
 }
 
-/// How often something happens to each range of heads; the most of them. Ranges that begin alike
-/// are the same range.
+/// Counts events per range of heads, and their maximum. Ranges with the same begin are the same
+/// range.
 class MostPerHeads {
  public:
   void add(HeadRange heads) { most_ = std::max(most_, ++times_[heads.begin]); }
@@ -58,7 +58,7 @@ class MostPerHeads {
   int64_t most_ = 0;
 };
 
-/// What happens to the rows of one rank in the worst case.
+/// The largest counts of roundings of one row, over the rows of one rank.
 struct StepCounter {
   MostPerHeads partials, d_q_terms, hops, out_trips, d_q_trips;
 
@@ -69,7 +69,7 @@ struct StepCounter {
     }
     const auto* exchange = std::get_if<step::Exchange>(&any);
     if (exchange == nullptr) return;
-    // Of each kind one slice of each range of heads and peer: it may be cut into runs of rows.
+    // Counts one slice per kind, range of heads and peer: slices may be cut into runs of rows.
     for (const Message& m : exchange->recvs) {
       if (m.peer == plan.rank) continue;
       std::set<std::pair<ArrayKind, int64_t>> seen;
@@ -84,7 +84,7 @@ struct StepCounter {
   }
 };
 
-/// What ranks may differ in.
+/// The counts that may differ between ranks.
 constexpr std::array counts_of_ranks = {
     &AttentionReductions::partials, &AttentionReductions::d_q_terms, &AttentionReductions::hops,
     &AttentionReductions::out_trips, &AttentionReductions::d_q_trips};
@@ -224,9 +224,9 @@ double hidden_tolerance(const DecoderShape& shape) {
 }
 
 double score_tolerance(const DecoderShape& shape, double max_abs_logit) {
-  const int64_t behind_layers =
-      2 * shape.hidden + shape.vocab;  // norm, logits, sum over the vocabulary
-  const int64_t roundings = shape.layers * roundings_per_layer(shape) + behind_layers;
+  // Final norm, logits, sum over the vocabulary.
+  const int64_t after_layers = 2 * shape.hidden + shape.vocab;
+  const int64_t roundings = shape.layers * roundings_per_layer(shape) + after_layers;
   const double expected_max =
       std::sqrt(2 * std::log(static_cast<double>(std::max<int64_t>(2, shape.vocab))));
   const double size = std::max(1.0, std::abs(max_abs_logit) / expected_max);

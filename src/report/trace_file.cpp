@@ -23,7 +23,7 @@ const char* name_of(TraceLane lane) {
   return lane == TraceLane::compute ? "compute" : "communication";
 }
 
-/// A message of one double, or none.
+/// Messages of one double.
 void send_double(Communicator& world, int peer, const double& value) {
   HostStream stream;
   const SendSlice slice{peer, bytes_of(std::span<const double>(&value, 1))};
@@ -37,14 +37,14 @@ double receive_double(Communicator& world, int peer) {
   return value;
 }
 
-/// A span on the common clock, in whole nanoseconds: what does not overlap keeps not overlapping
-/// when it is printed.
+/// A span on the common clock, in whole nanoseconds: spans that do not overlap do not overlap in
+/// print either.
 struct PlacedSpan {
   const TraceSpan* span;
   int64_t begin, end;
 };
 
-/// The spans of one lane of a rank, dealt to as few rows as keep them apart.
+/// The spans of one lane of a rank, in as few rows as possible without overlap.
 std::vector<std::vector<PlacedSpan>> rows_of(const RankTrace& rank, TraceLane lane, double origin) {
   std::vector<PlacedSpan> spans;
   const auto place = [&](double time) {
@@ -109,7 +109,7 @@ RankTrace unpacked(std::span<const uint8_t> bytes) {
   return rank;
 }
 
-/// Everyone's bytes on rank 0, in rank order; nothing elsewhere.
+/// The bytes of all ranks on rank 0, in rank order; nothing on other ranks.
 std::vector<std::vector<uint8_t>> gather_on_root(Communicator& world,
                                                  const std::vector<uint8_t>& mine) {
   const std::vector<int64_t> sizes = all_gather_value(world, std::ssize(mine));
@@ -165,7 +165,7 @@ std::string trace_json(const std::vector<RankTrace>& ranks) {
   const Json document = {{"displayTimeUnit", "ms"},
                          {"otherData", {{"clocks", std::move(clocks)}}},
                          {"traceEvents", std::move(events)}};
-  // Names of hosts may be any bytes; JSON wants UTF-8.
+  // Names of hosts may hold any bytes; JSON requires UTF-8.
   return document.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -1,12 +1,12 @@
 #pragma once
 // The timelines of all ranks in one file, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 //
-//     ClockOffset clock = align_clocks(world);     before the part that is traced, or after it
+//     ClockOffset clock = align_clocks(world);     // before or after the traced part
 //     ... trace.add(TraceLane::compute, "own kv", begin, end) ...
 //     write_trace("trace.json", trace, world, clock);
 //
-// The format is Chrome's trace events: a process is a rank, a thread is a lane. Spans of a lane
-// that overlap go to further lanes, so that all are seen:
+// The format is Chrome's trace events: a process is a rank, a thread is a lane. Overlapping spans
+// of a lane go to further lanes, so that all of them are visible:
 //
 //     rank 3 on node1   compute           |own kv ||kv of rank 2 |
 //                       communication     |KV 0    |
@@ -21,7 +21,7 @@
 
 namespace gyre {
 
-/// What to add to times of this rank's clock to have those of rank 0's.
+/// Added to a time of this rank's clock, it gives the time of rank 0's clock.
 struct ClockOffset {
   double seconds = 0;
   double uncertainty_s = 0;  ///< the true offset is within `seconds` ± this
@@ -30,9 +30,10 @@ struct ClockOffset {
 /// Reads a monotonic clock, in seconds.
 using TraceClock = std::function<double()>;
 
-/// Compares clocks with rank 0. A rank asks for rank 0's time, `rounds` times; the quickest answer
-/// counts, and is taken to have been read halfway. Its error is at most half of that round trip
-/// (Cristian, Distributed Computing 3, 1989). Collective; ranks take turns. `rounds` >= 1.
+/// Compares clocks with rank 0 by Cristian's algorithm (Distributed Computing 3, 1989). A rank asks
+/// for rank 0's time, `rounds` times. The shortest round trip counts; rank 0 is assumed to have
+/// read its clock halfway, so the error is at most half the round trip. Collective; ranks take
+/// turns. `rounds` >= 1.
 ClockOffset align_clocks(Communicator& world, int rounds = 20, const TraceClock& now = &Trace::now);
 
 /// The spans of one rank.
@@ -42,10 +43,10 @@ struct RankTrace {
   std::vector<TraceSpan> spans;
 };
 
-/// The file's text. `ranks` are in rank order; time 0 is the earliest begin of all spans.
+/// The text of the file. `ranks` are in rank order; time 0 is the earliest begin of all spans.
 std::string trace_json(const std::vector<RankTrace>& ranks);
 
-/// Gathers the spans of all ranks and writes the file, complete or not at all. A place that cannot
+/// Gathers the spans of all ranks and writes the file, complete or not at all. A path that cannot
 /// be written is a usage error. Collective.
 void write_trace(const std::string& path, const Trace& mine, Communicator& world,
                  const ClockOffset& clock);

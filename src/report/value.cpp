@@ -35,4 +35,20 @@ std::string si_text(double value, const std::string& unit) {
   return fmt::format("{:.3g}{}{}", value, name.empty() ? "" : " ", name);
 }
 
+std::string count_text(int64_t count, const std::string& noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+std::vector<std::string> ranges_text(const std::vector<int>& numbers) {
+  std::vector<std::string> ranges;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    ranges.push_back(last == i ? fmt::format("{}", numbers[i])
+                               : fmt::format("{}-{}", numbers[i], numbers[last]));
+    i = last + 1;
+  }
+  return ranges;
+}
+
 }  // namespace gyre

@@ -1,5 +1,5 @@
 #pragma once
-// Values that are reported: in a table cell, a "key=value" or JSON.
+// Values of reports, and their texts: in a table cell, in "key=value" or in JSON.
 
 #include <cstdint>
 #include <string>
@@ -18,11 +18,17 @@ using Fields = std::vector<std::pair<std::string, Value>>;
 /// "n/a".
 std::string to_text(const Value& value);
 
-/// "tokens=1024 schedule=ring"; text with blanks in it is quoted.
+/// "tokens=1024 schedule=ring"; text that contains blanks is quoted.
 std::string to_text(const Fields& fields);
 
 /// Three digits and an SI prefix: si_text(16.8e6, "B") is "16.8 MB", si_text(0.0021, "s") "2.1 ms",
 /// si_text(512, "") "512".
 std::string si_text(double value, const std::string& unit);
+
+/// "1 rank", "4 ranks".
+std::string count_text(int64_t count, const std::string& noun);
+
+/// Runs of ascending numbers: {0, 1, 2, 3, 8} is {"0-3", "8"}.
+std::vector<std::string> ranges_text(const std::vector<int>& numbers);
 
 }  // namespace gyre

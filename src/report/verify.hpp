@@ -3,9 +3,10 @@
 //
 //     Verification checks(tol_scale);
 //     Check& logprobs = checks.check("logprobs", tolerance.logprob);
-//     for (...) logprobs.add(actual[i], reference[i], [&] { return fmt::format("document {}
-//     position {}", d, p); }); checks.merge_over(world);              // the worst of all ranks, on
-//     all ranks fmt::print("{}", checks.text());       // VERIFY PASSED 3/3 max_err_over_tol=0.21
+//     for (...)
+//       logprobs.add(actual[i], reference[i], [&] { return fmt::format("position {}", i); });
+//     checks.merge_over(world);            // every rank gets the worst values of all ranks
+//     fmt::print("{}", checks.text());     // VERIFY PASSED 3/3 max_err_over_tol=0.21
 
 #include <fmt/format.h>
 
@@ -21,14 +22,14 @@
 
 namespace gyre {
 
-/// What a run says whose inputs are not those that the file's answers belong to.
+/// Printed when the inputs of a run differ from those of the reference in the file.
 inline constexpr const char* no_reference_text =
     "# note: no reference in the file for these inputs (bf16 rounds them); results are computed "
     "again\n";
 
-/// Error of `actual` in units of `scale`. Equal values, infinities included, have none; otherwise
-/// whatever is not finite (a NaN on either side, both included, or an infinity that only one side
-/// has) is infinitely wrong, and so is any difference at a scale of 0.
+/// Error of `actual` in units of `scale`. Equal values, infinities included, have no error.
+/// Otherwise the error is infinite if a value is not finite (a NaN on one side or both, an infinity
+/// on one side), and for any difference at a scale of 0.
 inline double error_between(double actual, double reference, double scale = 1) {
   if (actual == reference) return 0;
   const double error = std::abs(actual - reference) / scale;
@@ -40,9 +41,8 @@ class Check {
  public:
   Check(std::string name, double tolerance) : name_(std::move(name)), tolerance_(tolerance) {}
 
-  /// Compares one value. `where()` names its place; it is called only when this is the worst so
-  /// far. With a `scale` (the rms of the reference's row, say) the error, and the tolerance, are
-  /// relative to it.
+  /// Compares one value. `where()` names its place; it is called only when the error is the largest
+  /// so far. Error and tolerance are relative to `scale` (the rms of the reference's row, say).
   template <class Where>
   void add(double actual, double reference, const Where& where, double scale = 1) {
     const double error = error_between(actual, reference, scale);
@@ -66,19 +66,19 @@ class Check {
       add(static_cast<double>(actual[i]), static_cast<double>(expected[i]),
           [&] { return fmt::format("{}[{}]", name, i); });
   }
-  /// For input that has nothing to compare: what should hold of every element holds.
+  /// Passes for an input without elements: a statement about all of its elements is true.
   void add_nothing() { ++count_; }
-  /// Takes over the counts of `other`, a check of the same name, and its worst place if that is
-  /// worse than ours.
+  /// Adds the counts of `other`, a check of the same name, and takes its worst value if that is
+  /// worse.
   void merge(const Check& other);
 
   const std::string& name() const { return name_; }
   double tolerance() const { return tolerance_; }
   int64_t count() const { return count_; }      ///< values compared
-  int64_t outside() const { return outside_; }  ///< of these, beyond the tolerance
+  int64_t outside() const { return outside_; }  ///< those beyond the tolerance
   double max_error() const { return max_error_; }
   const std::string& where() const { return where_; }  ///< place of max_error; "" when it is 0
-  /// Share of the tolerance that the worst value used; 0 for no error at a tolerance of 0.
+  /// max_error over tolerance; 0 without an error, also at a tolerance of 0.
   double error_over_tolerance() const;
   /// Something was compared, and all of it was within the tolerance.
   bool passed() const { return count_ > 0 && outside_ == 0; }
@@ -93,13 +93,13 @@ class Check {
   std::string where_;
 };
 
-/// All checks of a run. No check at all is neither passed nor failed: the run is unverified.
+/// All checks of a run. Without any check, the run is unverified: neither passed nor failed.
 class Verification {
  public:
   /// Tolerances are multiplied by `tolerance_scale`; anything but 1 makes a result unofficial.
   explicit Verification(double tolerance_scale = 1) : scale_(tolerance_scale) {}
 
-  /// The check `name`, created when it is new; the reference stays valid. One name, one tolerance.
+  /// The check `name`, created when it is new; the reference stays valid. A name has one tolerance.
   Check& check(std::string_view name, double tolerance);
 
   /// Every rank gets every rank's checks, in order of rank, merged by name. Collective over `comm`

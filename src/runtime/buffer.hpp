@@ -14,19 +14,19 @@
 
 namespace gyre {
 
-/// When on, every new array of floating-point elements starts as NaN, and every new array on a
-/// device as bytes 0xff (tests turn it on: what should be written and is not, or is read before it
-/// is written, shows up in the result). Returns the old setting.
+/// When on, new floating-point arrays start as NaN, and new device arrays as bytes 0xff. Tests turn
+/// it on: an element that is never written, or read before it is written, then shows up in the
+/// result. Returns the old setting.
 bool poison_new_buffers(bool on);
 
-/// Bytes of host, pinned and device memory now held by buffers, and the most ever held, in this
-/// process.
+/// Bytes of host, pinned and device memory that the buffers of this process hold now, and the most
+/// that they have held.
 struct MemoryUse {
   int64_t current_bytes = 0;
   int64_t peak_bytes = 0;
 };
 MemoryUse memory_use();
-/// Forgets the most that was held before now: the peak starts again at what is held.
+/// Resets the peak to the bytes that are held now.
 void reset_memory_peak();
 
 namespace detail {
@@ -42,8 +42,8 @@ bool poisoning();
 }  // namespace detail
 
 /// `count` elements of a trivial type, 64-byte aligned, not initialised (see poison_new_buffers).
-/// Device and pinned memory comes from pools and may have another owner as soon as the buffer is
-/// destroyed; see cuda_memory.hpp for what that asks of streams.
+/// Device and pinned memory comes from pools and may get another owner as soon as the buffer is
+/// destroyed; cuda_memory.hpp gives the rules that follow for streams.
 template <class T>
 class Buffer {
   static_assert(std::is_trivially_copyable_v<T>);

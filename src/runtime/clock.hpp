@@ -20,7 +20,7 @@ class Stopwatch {
   Clock::time_point start_ = Clock::now();
 };
 
-/// CPU time that this thread has used, in seconds: a shared machine disturbs it less than a clock.
+/// CPU time of this thread, in seconds. Other processes disturb it less than wall-clock time.
 inline double thread_cpu_seconds() {
   timespec t{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);

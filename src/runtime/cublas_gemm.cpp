@@ -61,7 +61,7 @@ cudaDataType cuda_type(DType type) {
   return type == DType::f32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
-/// A product as cuBLASLt is asked for it, with the algorithm that its heuristic chose, if any.
+/// One product, described to cuBLASLt, and the algorithm that its heuristic chose, if any.
 class Product {
  public:
   Product(cublasLtHandle_t handle, const ColumnMajorGemm& g, size_t workspace_bytes)
@@ -72,7 +72,7 @@ class Product {
     choose(handle, g, workspace_bytes);
   }
 
-  /// Whether the library has an algorithm: only then may it run.
+  /// True if the library has an algorithm; run() needs one.
   bool possible() const { return possible_; }
 
   void run(cublasLtHandle_t handle, const ColumnMajorGemm& g, std::byte* result, bool accumulate,
@@ -125,8 +125,8 @@ class Product {
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(g.second.data));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(g.result.data));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(g.result.data));
-    // Where k is split, parts meet as f32 in the workspace: in the result they would be rounded to
-    // its type in between.
+    // With split k, partial products are reduced in f32 in the workspace. In the result they would
+    // be rounded to its type before they are summed.
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     cublasLtMatmulHeuristicResult_t found = {};
@@ -147,7 +147,7 @@ class Product {
   bool possible_ = false;
 };
 
-/// What is kept for a device. Never destroyed: at the end of the process CUDA may be gone first.
+/// cuBLASLt on one device. Never destroyed: at process exit CUDA may be unloaded first.
 class Library {
  public:
   static Library& of_current_device() {
@@ -161,11 +161,11 @@ class Library {
     return *library;
   }
 
-  /// False, and nothing is done: the library has no algorithm for this product.
+  /// Returns false, and does nothing, if the library has no algorithm for this product.
   bool multiply(const ColumnMajorGemm& g, std::byte* result, bool accumulate, cudaStream_t stream) {
     const std::lock_guard lock(mutex_);
-    // Few shapes come back all the time. Where all differ, such as in the lengths of bins, what is
-    // kept starts afresh now and then.
+    // Most runs repeat a few shapes. Where shapes keep changing, as with the lengths of bins, the
+    // cache is emptied when it is full.
     constexpr size_t most_products = 4096;
     if (products_.size() >= most_products) products_.clear();
     const Key key = key_of(g, accumulate);
@@ -194,8 +194,8 @@ void cuda_gemm(ConstMatrixRef a, Transpose a_op, ConstMatrixRef b, Transpose b_o
                bool accumulate, Stream& stream) {
   const ColumnMajorGemm g = column_major(a, a_op, b, b_op, c);
   if (g.m == 0 || g.n == 0) return;
-  // k = 0: nothing to multiply, but c may still have to become 0. Version 0: what stands in for the
-  // library on a host without it.
+  // k = 0: there is nothing to multiply, but c may have to be cleared. Version 0: the stub that
+  // replaces the library on a host without it.
   const bool done =
       g.k > 0 && cublasLtGetVersion() > 0 &&
       Library::of_current_device().multiply(g, c.data, accumulate, cuda_handle(stream));

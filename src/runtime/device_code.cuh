@@ -1,6 +1,6 @@
 #pragma once
-// What kernels share: launches, dynamic shared memory, and the instructions that CUDA C++ has no
-// name for. Each has a plain counterpart for the software GPU.
+// What kernels share: launches, dynamic shared memory, and instructions without a name in CUDA C++.
+// Each has a plain counterpart for the software GPU.
 
 #include <cuda_runtime.h>
 
@@ -32,8 +32,8 @@ struct Launch {
   size_t shared_bytes = 0;  ///< dynamic
 };
 
-/// Starts `kernel` with `args`, converted to its parameters. A grid without blocks is nothing to
-/// do. Throws a runtime error that names the launch when CUDA refuses it.
+/// Launches `kernel` with `args`, converted to its parameters. Does nothing for a grid without
+/// blocks. Throws a runtime error that names the launch when CUDA refuses it.
 template <class... Parameters, class... Args>
 void launch(const Launch& shape, void (*kernel)(Parameters...), Args&&... args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
@@ -87,7 +87,7 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
 #endif
 }
 
-/// Reads 16 bytes that nobody reads again soon, and writes likewise. 16-byte aligned.
+/// Streaming load and store of 16 bytes, 16-byte aligned: the caches evict them first.
 __device__ inline uint4 load_once(const void* from) {
   return __ldcs(static_cast<const uint4*>(from));
 }
@@ -96,7 +96,7 @@ __device__ inline void store_once(void* to, uint4 value) {
 }
 
 /// Copies 16 bytes from global to shared memory without registers; complete after wait_copies.
-/// Both 16-byte aligned. `bytes` < 16: the rest is 0, and 0: `from` is not read.
+/// Both are 16-byte aligned. Bytes from `bytes` on are set to 0; with 0, `from` is not read.
 __device__ inline void copy_async(void* shared, const void* from, int bytes = 16) {
 #ifdef __CUDA_ARCH__
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -117,7 +117,7 @@ __device__ inline void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-/// Waits until at most `groups` of this thread's groups, the latest, are under way.
+/// Waits until at most the latest `groups` groups of this thread are in flight.
 template <int groups>
 __device__ inline void wait_copies() {
 #ifdef __CUDA_ARCH__
@@ -125,7 +125,7 @@ __device__ inline void wait_copies() {
 #endif
 }
 
-/// Sum, or maximum, over the lanes of the warp; the same bits in all of them.
+/// Sum, or maximum, over the lanes of the warp; all lanes get the same bits.
 template <class T>
 __device__ T warp_sum(T x) {
   for (int lanes = warp_lanes / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(all_lanes, x, lanes);

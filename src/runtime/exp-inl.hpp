@@ -51,11 +51,11 @@ HWY_INLINE V exp_f32(D d, V x) {
                           hn::Max(hn::Set(d, least_exponent), x));  // this order lets NaN through
 }
 
-/// Exponents y = z · scale - whole with a whole number `whole`, for scans that are bound by the
-/// floating-point pipes: 2^y = power · polynomial(rest), so that the last product can be part of an
-/// FMA. With AVX-512 y is rounded to 1/32, of which the fraction is looked up in a table of two
-/// registers, and degree 2 is enough for what is left: relative error below 1.3e-7, with five
-/// instructions on the FMA pipes where exp_f32_in_range has ten. Elsewhere y is rounded to 1.
+/// 2^y for y = z · scale - whole, `whole` an integer, for scans that are bound by the
+/// floating-point pipes. 2^y = power · polynomial(rest), so that the last product can be part of an
+/// FMA. With AVX-512, y is rounded to 1/32 and the fraction is looked up in a table of two
+/// registers; degree 2 is enough for the rest: relative error below 1.3e-7, with five instructions
+/// on the FMA pipes where exp_f32_in_range has ten. Elsewhere y is rounded to an integer.
 ///
 /// z · scale is not rounded before `whole` is subtracted (where HWY_NATIVE_FMA), so that no common
 /// offset of the z needs to be taken off first. |z · scale| and |whole| must stay below
@@ -66,7 +66,7 @@ struct Exp2Scale {
 #if HWY_TARGET <= HWY_AVX3
   // Adding 1.5 · 2^18 rounds to 1/32.
   static constexpr float rounding = 393216.0F;
-  V low, high;  // bits of 2^(i/32), less i at the place where i of y arrives
+  V low, high;  // bits of 2^(i/32), minus i << 18, which the shifted y adds again
 #else
   static constexpr float rounding = 12582912.0F + 127.0F;
 #endif

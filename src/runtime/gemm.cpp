@@ -12,16 +12,16 @@
 #include "runtime/buffer.hpp"
 
 // libxsmm is column-major. A row-major matrix is the transpose of the column-major one at the same
-// address, so that c = a·b is asked for as cᵀ [n, m] = bᵀ [n, k] · aᵀ [k, m] and nothing is
-// transposed.
+// address. So c = a·b is computed as cᵀ [n, m] = bᵀ [n, k] · aᵀ [k, m], and nothing is transposed
+// in memory.
 
 namespace gyre {
 namespace {
 
-// A panel of b (panel_columns x depth floats, at most 64 KiB) is copied so that its rows lie next
-// to each other: with the caller's stride, often a power of two, it would fall on a few cache sets
-// only. bf16 is widened and a transposed b transposed on the way; a transposed a needs no copy,
-// since its elements are read one at a time.
+// A panel of b (panel_columns x depth floats, at most 64 KiB) is packed into contiguous rows: with
+// the caller's stride, often a power of two, it would map to a few cache sets only. Packing also
+// widens bf16 and transposes a transposed b. A transposed a needs no copy, since its elements are
+// read one at a time.
 constexpr int64_t panel_columns = gemm_panel_columns;
 constexpr int64_t largest_depth = 256;
 constexpr int64_t row_block = 64;
@@ -128,7 +128,7 @@ const float* pack_panel(const Operands& x, int64_t k, int64_t depth, int64_t n, 
   int64_t stride = depth;
   if (x.b.type == DType::f32) {
     rows = x.b.as<float>().row(n) + k;
-    stride = std::max(x.b.stride, depth);  // of a single row it may be anything
+    stride = std::max(x.b.stride, depth);  // a single row may have any stride
   } else {
     widen(x.b, n, k, columns, depth, scratch().rows.data(), depth);
   }
@@ -154,7 +154,7 @@ void multiply(const Operands& x, MatrixView<float> c, bool accumulate) {
       for (int64_t i = 0; i < c.rows; ++i) std::fill_n(c.row(i), c.cols, 0.0F);
     return;
   }
-  // For few rows a copy would not be used often enough.
+  // With few rows, a packed panel would not be reused often enough.
   const bool pack = c.rows >= row_block || x.b_transposed || x.b.type != DType::f32;
   // A stride matters between rows only; libxsmm refuses one below the row's length.
   const auto stride_of = [](auto view) { return view.rows == 1 ? view.cols : view.stride; };

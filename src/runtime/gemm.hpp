@@ -1,5 +1,5 @@
 #pragma once
-// Matrix products of the CPU backend, f32, by libxsmm (kernels generated for the shape at run
+// Matrix products of the CPU backend in f32, by libxsmm (kernels are generated for the shape at run
 // time).
 
 #include "core/matrix_ref.hpp"
@@ -15,15 +15,15 @@ void gemm(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
 /// The same with aᵀ: a [k, m]. Nothing is transposed in memory.
 void gemm_a_transposed(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
                        bool accumulate = false);
-/// The same with bᵀ: b [n, k]. Transposed in small pieces, once a call.
+/// The same with bᵀ: b [n, k]. Each call transposes b panel by panel.
 void gemm_b_transposed(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
                        bool accumulate = false);
 
-/// Calls of any of them may be split by columns of c, without a change of bits, into calls of
-/// multiples of so many columns.
+/// A call may be split along the columns of c into calls of multiples of this many columns; the
+/// result is bit-identical.
 inline constexpr int64_t gemm_panel_columns = 64;
 
-/// Serial double-precision-accumulating twin.
+/// Serial reference that accumulates in double precision.
 void gemm_reference(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c,
                     bool accumulate = false);
 

@@ -1,9 +1,9 @@
 #pragma once
-// What a matrix product asks of a library that is column-major.
+// A row-major matrix product as a column-major library computes it.
 //
 // A row-major matrix is the transpose of the column-major one at the same address, with the same
-// distance between its lines. So c = op(a) · op(b) is asked for as cᵀ = op(b)ᵀ · op(a)ᵀ, and
-// nothing is transposed. Example, c [2, 5] = a [2, 3] · bᵀ with b [5, 3]:
+// distance between its lines. So c = op(a) · op(b) is computed as cᵀ = op(b)ᵀ · op(a)ᵀ, and nothing
+// is transposed in memory. Example, c [2, 5] = a [2, 3] · bᵀ with b [5, 3]:
 //
 //     row-major                     column-major
 //     c [2, 5], stride 5            cᵀ [5, 2], leading dimension 5
@@ -17,7 +17,7 @@ namespace gyre {
 struct GemmShape {
   int64_t m = 0, n = 0, k = 0;  ///< c [m, n] = op(a) [m, k] · op(b) [k, n]
 };
-/// Throws a usage error that names the shapes and types of a product that does not exist.
+/// The shape of a product. Throws a usage error that names all shapes and types if they do not fit.
 GemmShape gemm_shape(ConstMatrixRef a, Transpose a_op, ConstMatrixRef b, Transpose b_op,
                      ConstMatrixRef c);
 

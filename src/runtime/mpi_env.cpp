@@ -16,7 +16,7 @@
 namespace gyre {
 namespace {
 
-/// What the launcher's environment says about the number of ranks; 0 when it says nothing.
+/// Number of ranks according to the launcher's environment variables; 0 without them.
 int announced_ranks() {
   for (const char* name : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE"})
     if (const char* value = std::getenv(name)) return std::atoi(value);

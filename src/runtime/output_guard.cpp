@@ -20,8 +20,8 @@ namespace {
 constexpr const char* remove_unless_kept =
     "trap '' HUP INT TERM; read -r verdict; [ \"$verdict\" = keep ] || rm -f -- \"$1\"";
 
-/// Starts the watcher of `file`; returns the writing end of its pipe, or -1 when it could not be
-/// started (then only orderly ends clean up).
+/// Starts the watcher of `file`. Returns the write end of its pipe, or -1 when it could not be
+/// started: then only an orderly end cleans up.
 int start_watcher(const std::string& file) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return -1;
@@ -60,10 +60,6 @@ std::string temporary_name(const std::string& path) {
 std::string absolute(const std::string& path) {
   return std::filesystem::absolute(path).string();
 }
-
-}  // namespace
-
-namespace {
 
 void check_place(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(absolute(path)).parent_path();

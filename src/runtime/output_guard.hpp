@@ -6,7 +6,7 @@
 
 namespace gyre {
 
-/// Owns the temporary file behind an output. Exactly one rank (the one that renames) holds it.
+/// Owns the temporary file of an output. Exactly one rank (the one that renames it) has a guard.
 ///
 /// The file is written under temporary_path(), in the same folder; commit() renames it to its final
 /// name. If the object dies first, or the process does, by whatever signal, SIGKILL included, the
@@ -15,7 +15,7 @@ namespace gyre {
 class OutputGuard {
  public:
   /// Throws a usage error when the folder of `path` does not exist or cannot be written, or when
-  /// `path` is there and is no regular file: renaming would replace a device or a folder.
+  /// `path` exists and is not a regular file: renaming would replace a device or a folder.
   explicit OutputGuard(std::string path);
   ~OutputGuard();
   OutputGuard(const OutputGuard&) = delete;
@@ -36,7 +36,7 @@ struct NamedPath {
   std::string path;
 };
 
-/// Finds impossible outputs before hours of work. Throws a usage error when one could not be
+/// Refuses impossible outputs before hours of work. Throws a usage error when one could not be
 /// written (as OutputGuard would), when two are the same file, or when one is an input.
 void check_output_places(const std::vector<NamedPath>& outputs,
                          const std::vector<NamedPath>& inputs);

@@ -12,7 +12,7 @@
 namespace gyre {
 
 /// Calls body(task, thread) for every task in [0, count), in order within a thread; thread 0 is the
-/// caller. An exception of a task is thrown again when all have run.
+/// caller. An exception of a task is rethrown when all tasks have run.
 template <class Body>
 void for_each_task(int threads, int64_t count, Body body) {
 #ifdef _OPENMP
@@ -36,15 +36,16 @@ void for_each_task(int threads, int64_t count, Body body) {
   for (int64_t task = 0; task < count; ++task) body(task, 0);
 }
 
-/// Work that threads are woken for, and of one task at least, in nanoseconds: waking and waiting
-/// costs several microseconds, and on a busy machine a turn of the scheduler. Only tests change it.
+/// Least work, in nanoseconds, of a loop that is shared among threads, and of one of its tasks.
+/// Waking threads and waiting for them costs several microseconds, and a scheduling quantum on a
+/// busy machine. Only tests change these limits.
 struct SharingLimits {
   double of_loop = 100e3;
   double of_task = 20e3;
 };
 inline SharingLimits sharing_limits;
 
-/// How many items of about `nanoseconds` each make a task, all of them if they are not shared.
+/// Items per task, if an item takes about `nanoseconds`; all items if the loop is not shared.
 inline int64_t items_of_task(int64_t count, double nanoseconds) {
   const auto all = std::max<int64_t>(1, count);
   const double work = static_cast<double>(all) * nanoseconds;
@@ -52,8 +53,8 @@ inline int64_t items_of_task(int64_t count, double nanoseconds) {
   return std::max<int64_t>(1, static_cast<int64_t>(sharing_limits.of_task / nanoseconds));
 }
 
-/// Calls body(begin, end, thread) for parts of [0, count), of items that take about `nanoseconds`
-/// (> 0) each; otherwise as for_each_task.
+/// Calls body(begin, end, thread) for parts of [0, count); an item takes about `nanoseconds` (> 0).
+/// Otherwise as for_each_task.
 template <class Body>
 void for_each_part(int threads, int64_t count, double nanoseconds, Body body) {
   const int64_t share = items_of_task(count, nanoseconds);

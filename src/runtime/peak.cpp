@@ -13,7 +13,7 @@
 namespace gyre {
 namespace {
 
-/// Fastest of some repetitions, in seconds: of CPU time on one thread, by the clock on more.
+/// Fastest repetition, in seconds: of CPU time with one thread, of wall-clock time with more.
 template <class Body>
 double fastest(int repetitions, Body body, int threads = 1) {
   double best = HUGE_VAL;

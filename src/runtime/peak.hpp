@@ -1,5 +1,5 @@
 #pragma once
-// Limits of the core that a thread runs on, measured.
+// Measured limits of the core that a thread runs on.
 
 #include <span>
 
@@ -10,9 +10,9 @@ namespace gyre {
 /// runs, about 5 ms each of CPU time, measured once per process.
 double measured_fma_peak();
 
-// Rates of memory, in bytes/s, of these arrays by this many threads together: the best of ten
-// times, by CPU time with one thread and by the clock with more; 0 without AVX2. They are limits
-// only if arrays are much larger than the caches.
+// Memory bandwidth, in bytes/s, that `threads` threads reach together on the given arrays: the best
+// of ten passes, in CPU time with one thread and in wall-clock time with more; 0 without AVX2. The
+// arrays should be much larger than the caches.
 
 /// Reading.
 double measured_read_rate(std::span<const float> array, int threads = 1);
@@ -21,8 +21,8 @@ double measured_read_rate(std::span<const float> array, int threads = 1);
 /// bytes written both count.
 double measured_update_rate(std::span<float> array, int threads = 1);
 
-/// Copying to an array of the same size, past the caches (aligned to 32 bytes): bytes read and
-/// bytes written both count.
+/// Copying to an array of the same size with non-temporal stores (aligned to 32 bytes): bytes read
+/// and bytes written both count.
 double measured_copy_rate(std::span<const float> from, std::span<float> to, int threads = 1);
 
 }  // namespace gyre

@@ -1,6 +1,6 @@
 #pragma once
-// Named ranges on the timeline of NVIDIA's profilers (Nsight Systems): what the host submits while
-// a ProfileRange lives belongs to it. They nest, and lie in a domain of their own, "gyre":
+// Named NVTX ranges on the timeline of NVIDIA's profilers (Nsight Systems). A range covers what the
+// host submits while its ProfileRange exists. Ranges nest, and have a domain of their own, "gyre":
 //
 //     nsys profile --trace=cuda,nvtx --nvtx-domain-include=gyre gyre-attention ...
 //

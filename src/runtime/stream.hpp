@@ -1,21 +1,21 @@
 #pragma once
-// An ordered queue of work, and the backend that does it: what a stream is given is done on the
-// host at once, or later, in order, on a device. Every asynchronous interface takes one, so that
-// schedules and apps are written once.
+// An ordered queue of work. The host's stream does the work at submission; a device's stream does
+// it later, in order. Every asynchronous interface takes a stream, so that schedules and apps are
+// written once for all backends.
 
 #include <cstddef>
 #include <memory>
 
 namespace gyre {
 
-/// pinned: host memory that a device reads and writes too, and copies to and from at full speed.
+/// pinned: page-locked host memory, which a device accesses directly and copies at full speed.
 enum class MemorySpace { host, device, pinned };
 constexpr const char* name_of(MemorySpace space) {
   if (space == MemorySpace::host) return "host";
   return space == MemorySpace::device ? "device" : "pinned";
 }
 
-/// A point in a stream's work, with the time at which it was reached.
+/// A point in a stream's work, and the time at which the stream reached it.
 class Mark {
  public:
   virtual ~Mark() = default;
@@ -33,8 +33,8 @@ class Stream {
   /// Marks what has been submitted so far.
   virtual MarkPtr mark() = 0;
   /// Copies between any two places, one of them in this stream's space or pinned; fills with one
-  /// byte. In order with the rest of the stream's work. `from` and `to` must stay until it is done;
-  /// the contents of host memory that is not pinned may be read, or written, before return.
+  /// byte. In order with the stream's other work. `from` and `to` must stay valid until it is done;
+  /// host memory that is not pinned may be read, or written, before the call returns.
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   virtual void fill(void* to, std::byte value, size_t bytes) = 0;
 };

@@ -43,8 +43,8 @@ bool traced() {
   std::fprintf(stderr, "rank %s (pid %d) was killed by signal %d (%s)%s\n",
                rank != nullptr ? rank : "?", static_cast<int>(child), signal, strsignal(signal),
                signal == SIGKILL ? "; out of memory?" : "");
-  sleep(5);  // the others notice within half a second, report and end the run; this is for when
-             // they cannot
+  // The other ranks notice within half a second, report and end the run, unless they cannot.
+  sleep(5);
   _exit(static_cast<int>(ExitCode::runtime));
 }
 

@@ -38,22 +38,21 @@ struct State {
   std::vector<PeerProcess> peers;
   std::string step = "start-up";
   std::vector<Wait> waits;
-  std::optional<Clock::time_point> signalled;  // when a signal was first looked at
+  std::optional<Clock::time_point> signalled;  // when the thread first saw a signal
 };
 
 State& state() {
-  static State* instance =
-      new State;  // outlives static destructors: the thread may still look at it
+  static State* instance = new State;  // never destroyed: the thread may outlive static objects
   return *instance;
 }
 std::atomic<double> timeout_seconds{0};
 std::atomic<int> caught_signal{0};
 void (*end_all_ranks)(int code) = nullptr;
 
-/// SIGTERM: the launcher or the scheduler ends the run. SIGUSR1: MPICH's launcher says that a rank
-/// has died (under -disable-auto-cleanup; otherwise it kills all of them at once). SIGABRT: a
-/// library gave up, as UCX does when a peer has died. The watchdog thread tells why and ends the
-/// process; an aborting thread must not return.
+/// SIGTERM: the launcher or the scheduler ends the run. SIGUSR1: MPICH's launcher reports that a
+/// rank has died (under -disable-auto-cleanup; otherwise it kills all ranks at once). SIGABRT: a
+/// library gave up, as UCX does when a peer has died. The watchdog thread reports the reason and
+/// ends the process; an aborting thread must not return.
 void on_signal(int signal) {
   caught_signal = signal;
   if (signal == SIGABRT)
@@ -104,8 +103,8 @@ std::string report(const State& s, const Wait& wait, const std::string& headline
   return text + (any ? "\n" : " none\n");
 }
 
-/// Ranks meet the same hang moments apart, and a launcher kills the others as soon as one has
-/// ended: leave them the time to speak too.
+/// Ranks detect the same hang moments apart, and a launcher kills the others as soon as one has
+/// ended. The pause gives them time to report, too.
 void end_process(const std::string& text, ExitCode code) {
   fmt::print(stderr, "{}", text);
   std::fflush(stderr);
@@ -135,8 +134,8 @@ void end_after_signal(State& s, std::unique_lock<std::mutex>& lock, int signal) 
   end_process(text, ExitCode::runtime);
 }
 
-/// Whether to look again before a signal is told of: the memory of a process that dies is gone, and
-/// a library may abort for it, a moment before the process is.
+/// True if the report of a signal should wait for the next inspection: when a peer dies, its memory
+/// vanishes a moment before its process does, and a library may abort in between.
 bool look_again(State& s, int signal) {
   if (!s.signalled) s.signalled = Clock::now();
   return signal == SIGABRT && find_dead_peer(s) == nullptr &&

@@ -1,11 +1,11 @@
 #pragma once
-// Ends a run that hangs, and says where.
+// Ends a run that hangs, and reports where.
 //
 // The main thread publishes what it is waiting for (a WaitScope); a watchdog thread looks at it ten
 // times a second. When one wait lasts longer than the timeout, the rank reports the step, the peers
-// that it waits for and what has become of them (running, stopped, gone) and ends the run with exit
-// code 4. When a peer on this host has died, or the launcher or a library ends this rank, it
-// reports likewise and ends the run with exit code 3, without waiting for the timeout. Unfinished
+// that it waits for and their state (running, stopped, gone), and ends the run with exit code 4.
+// When a peer on this host has died, or the launcher or a library ends this rank, it reports the
+// same and ends the run with exit code 3, without waiting for the timeout. Unfinished
 // output files are removed by their OutputGuard.
 
 #include <string>
@@ -24,8 +24,8 @@ struct PeerProcess {
 class Watchdog {
  public:
   /// Starts the watchdog thread of this process. `peers` lists all ranks of the run, in world
-  /// order. `timeout_seconds` 0 means never; peers are looked after all the same. `end_all` ends
-  /// all ranks with a code (it may return: then only this process ends).
+  /// order. `timeout_seconds` 0 means never; peers are watched all the same. `end_all` ends all
+  /// ranks with a code; if it returns, only this process ends.
   static void start(std::string program, int world_rank, std::vector<PeerProcess> peers,
                     double timeout_seconds, void (*end_all)(int code));
   static void set_timeout(double seconds);

@@ -1,18 +1,18 @@
 #pragma once
-// Attention problems for tests, and a machine that carries out the plans of all ranks on symbols
-// instead of numbers.
+// Attention problems for tests, and a machine that executes the plans of all ranks symbolically,
+// with sets of terms instead of numbers.
 //
-// What a plan array holds is tracked for each (row, head): whether it was written, which terms were
-// merged or added to it (keys of a query, queries of a key), whether a message reads or writes it.
-// A fault is any of
-//     a read of what is not written, not in this storage any more, or still to be received
-//     a write into what a message still reads or writes, or into inputs
+// For each (row, head) of a plan array the machine tracks whether it was written, which terms were
+// merged or added to it (keys of a query, queries of a key), and whether a message reads or writes
+// it. A fault is any of
+//     a read of an element that is not written, not in this storage any more, or not yet received
+//     a write into an element that a message still reads or writes, or into inputs
 //     a storage taken while a message uses it
 //     a message whose two ends differ, in slices, rows, heads or kind
-//     ranks that wait for each other, if every rank's exchanges are carried out in their order, an
-//         exchange being over when all its messages have met their other ends
-//     a result without exactly the terms that the mask asks for, each once
-// The mask is asked of the boundaries of the documents alone, not of fragments or rectangles.
+//     a deadlock, if every rank's exchanges are executed in order, and an exchange is complete when
+//         all its messages have met their other ends
+//     a result that does not have exactly the terms of the mask, each once
+// The mask is applied to the boundaries of the documents alone, not to fragments or rectangles.
 
 #include <fmt/format.h>
 #include <rapidcheck.h>
@@ -30,13 +30,13 @@
 
 namespace gyre::test {
 
-/// An attention problem and what it was made from.
+/// An attention problem, and the layout that it refers to.
 struct AttentionWorkload {
   LayoutCase layout;
   HeadShape heads;
   MaskRule mask;
   ScheduleOptions options;
-  /// Refers to this case, which must outlive it.
+  /// The problem refers to this object, which must outlive it.
   AttentionProblem problem() const { return {&layout.layout, heads, mask, options}; }
   SegmentBounds bounds() const { return layout.bounds.view(); }
 };
@@ -101,7 +101,7 @@ inline std::vector<std::vector<int64_t>> visible_keys(const SegmentBounds& bound
   return keys;
 }
 
-/// The machine. See the top of this file.
+/// The symbolic machine; see the top of this file.
 class PlanMachine {
  public:
   PlanMachine(const Plan& plan, const AttentionProblem& problem, const SegmentBounds& bounds)
@@ -140,15 +140,15 @@ class PlanMachine {
  private:
   struct Cell {
     bool written = false, finished = false, delta = false;
-    int sending = 0, receiving = 0;  // messages under way
+    int sending = 0, receiving = 0;  // messages in flight
     std::vector<int64_t> terms;
   };
   struct Memory {
-    int array = -1;  // that is held; -1: nothing
+    int array = -1;  // array in this storage; -1: none
     int messages = 0;
     std::vector<Cell> cells;  // [rows, heads]
   };
-  /// What a slice held when it was sent.
+  /// Contents of a slice when it was sent.
   struct Sent {
     ArrayKind kind;
     std::vector<int64_t> slots;
@@ -158,16 +158,16 @@ class PlanMachine {
   struct Posted {
     const step::Exchange* exchange;
     std::vector<std::vector<Sent>> sent;         // [sends]
-    std::vector<size_t> send_place, recv_place;  // places in the queues of their peers
+    std::vector<size_t> send_place, recv_place;  // positions in the queues of their peers
     bool waited = false;
   };
   struct Rank {
     std::vector<std::vector<int64_t>> slots;  // [arrays][rows] stream slots
     std::map<int, Memory> memory;             // by storage
-    std::map<int, std::vector<int>> adding;   // by array: messages under way [rows, heads]
+    std::map<int, std::vector<int>> adding;   // by array: messages in flight [rows, heads]
     std::vector<Posted> posted;
-    step::Delta delta;  // the latest
-    size_t over = 0;    // exchanges that are complete, from the first on
+    step::Delta delta;  // the latest one
+    size_t over = 0;    // number of complete exchanges, from the first on
     size_t step = 0;
   };
   /// The index of the exchange of each message from one rank to another, in order, and its place in
@@ -207,7 +207,7 @@ class PlanMachine {
       fail("array {} ({}) is not in storage {} (any more)", index, name_of(a.kind), a.storage);
     return m.cells[place(index, row, head)];
   }
-  /// Messages under way that will be added.
+  /// Messages in flight that will be added.
   int& adding(int index, int64_t row, int64_t head) {
     std::vector<int>& all = rank().adding[index];
     all.resize(places(index), 0);
@@ -232,7 +232,7 @@ class PlanMachine {
     return index < array_kinds && (index == own(ArrayKind::q) || index == own(ArrayKind::kv) ||
                                    index == own(ArrayKind::d_out));
   }
-  /// The array's storage, taken for it if it is not there yet.
+  /// The storage of an array; allocates it if it does not exist yet.
   Memory& take(int index) {
     const PlanArray& a = array(index);
     Memory& m = rank().memory[a.storage];
@@ -291,8 +291,8 @@ class PlanMachine {
     ++rank().memory[array(slice.array).storage].messages;
     return sent;
   }
-  /// What is added need not be there yet: it is added when it is waited for. A local copy may be
-  /// made at once.
+  /// A slice to be added need not have arrived: it is added at the Wait. A local copy may be made
+  /// at once.
   void receive(const Slice& slice, bool local) {
     if (slice.add && is_input(slice.array)) fail("an input is added to");
     if (!slice.add) take(slice.array);
@@ -309,7 +309,7 @@ class PlanMachine {
     });
     if (!slice.add) ++rank().memory[array(slice.array).storage].messages;
   }
-  /// Marks exchanges as over whose messages have all met their other ends. True if there were some.
+  /// Completes exchanges whose messages have all met their other ends. True if there were any.
   bool progress() {
     bool some = false;
     for (size_t r = 0; r < ranks_.size(); ++r) {
@@ -333,7 +333,7 @@ class PlanMachine {
     }
     return some;
   }
-  /// False: not yet.
+  /// Returns false if the step must wait.
   bool wait(int id) {
     std::vector<Posted>& posted = rank().posted;
     const auto p = std::find_if(posted.begin(), posted.end(),
@@ -526,7 +526,7 @@ class PlanMachine {
       r.memory[a.storage] = {own(kind), 0, std::vector<Cell>(places(own(kind)), input)};
     }
   }
-  /// Carries out steps of one rank up to a Wait that cannot be over yet.
+  /// Executes steps of one rank up to a Wait that cannot complete yet.
   void advance() {
     Rank& r = rank();
     for (; r.step < steps().size(); ++r.step) {

@@ -1,7 +1,7 @@
 #pragma once
-// ConfigErrors for an attention kernel on the GPU, their answers by the double-precision reference,
-// and how what a kernel gives is compared with them. What no rectangle covers, and what lies
-// between rows, is NaN, and has to stay as it is.
+// Test problems for an attention kernel on the GPU, their results by the double-precision
+// reference, and the comparison of a kernel's results with them. Rows that no rectangle covers, and
+// gaps between rows, are NaN and must stay unchanged.
 
 #include <gtest/gtest.h>
 
@@ -121,7 +121,7 @@ struct Problem {
   }
   int64_t kv_width() const { return heads.kv_heads * heads.head_dim; }
 
-  /// Nothing seen yet in rows that rectangles cover; NaN elsewhere.
+  /// Empty partial results in rows that rectangles cover; NaN elsewhere.
   Forward cleared(DType out_type) const {
     Forward result{{out_type, rows, q.cols(), 3}, {DType::f32, rows, heads.heads, 1}};
     for (const Rectangle& r : rectangles)
@@ -175,7 +175,7 @@ struct Problem {
   std::function<void()> progress = {};
   double magnified = 1;      ///< size of scores, where it is large
   double gradient_term = 1;  ///< size of a term of a gradient
-  /// The kernel under test rounds to bf16 what a rectangle adds to a result.
+  /// The kernel under test rounds to bf16 the term that a rectangle adds to a result.
   bool narrow_partials = false;
 };
 
@@ -208,8 +208,8 @@ inline Backward reference_backward(const Problem& p, const Forward& of) {
 }
 
 /// Largest error as a share of the tolerance, which is `tolerance` times the rms of the reference's
-/// row, at least `least_rms`. NaN where the reference is not, or not NaN where it is, and a gap
-/// that was written: infinite.
+/// row, at least `least_rms`. Infinite if only one of result and reference is NaN, and if a gap was
+/// written.
 inline double worst_error(const Matrix& got, const Matrix& want, double tolerance,
                           double least_rms) {
   double worst = 0;
@@ -227,7 +227,8 @@ inline double worst_error(const Matrix& got, const Matrix& want, double toleranc
   return worst;
 }
 
-/// What bf16 adds to a tolerance of f32: one rounding of each of `roundings` that are of bf16.
+/// Tolerance that bf16 adds to that of f32: one rounding for each of `roundings` whose type is
+/// bf16.
 inline double with_narrow(double wide, int64_t roundings) {
   return std::hypot(wide, tolerance_for(DType::bf16, roundings));
 }
@@ -235,14 +236,14 @@ inline int64_t narrow(DType type) {
   return type == DType::bf16 ? 1 : 0;
 }
 
-/// Partials that a row is made of: a kernel may take a rectangle in two parts, which share keys and
-/// no query.
+/// Partial results per row. A kernel may split a rectangle into two parts that share keys, but no
+/// query.
 inline int64_t narrow_partials(const Problem& p, int64_t calls, int64_t parts) {
   return p.narrow_partials ? calls * std::ssize(p.rectangles) * parts : 0;
 }
 
-/// Of a result that went through `calls` partials: weights are rounded to bf16 if inputs are, out
-/// if it is, and partials if they are.
+/// Tolerance of a result of `calls` partial results. Weights are rounded to bf16 if inputs are
+/// bf16; out and partial results if they are bf16 themselves.
 inline double worst_error(const Problem& p, const Forward& got, const Forward& want,
                           int64_t calls = 1) {
   const auto merges = std::ssize(p.rectangles) + calls;
@@ -253,10 +254,10 @@ inline double worst_error(const Problem& p, const Forward& got, const Forward& w
   return std::max(worst_error(got.out, want.out, out, 0), worst_error(got.lse, want.lse, wide, 1));
 }
 
-/// Gradients are sums of terms of either sign, which may cancel: errors are relative to the size of
-/// a term, 1 for standard normal inputs, where the rms of the row is below it. Weights and their
-/// gradients are rounded to bf16 if inputs are; partials as in the forward pass, and with them what
-/// stands in for out, once.
+/// Tolerance of gradients. They are sums of terms of either sign, which may cancel: errors are
+/// relative to the rms of the row, at least the size of a term, 1 for standard normal inputs.
+/// Weights and their gradients are rounded to bf16 if inputs are bf16; partial results as in the
+/// forward pass, and the value that replaces out, once.
 inline double worst_error(const Problem& p, const Backward& got, const Backward& want,
                           int64_t calls = 1) {
   const auto tolerance = [&](int64_t terms, int64_t partials) {
@@ -340,8 +341,8 @@ class KernelTest : public GpuTest {
     EXPECT_LE(worst_error(p, backward(p, want), reference_backward(p, want)), 1)
         << "backward, share of the tolerance";
   }
-  /// The same for a problem whose one rectangle is all its rows and keys, in three calls that take
-  /// a part of the keys each.
+  /// The same for a problem with one rectangle of all rows and keys, in three calls with a part of
+  /// the keys each.
   void check_in_parts(const Problem& p) {
     const Forward want = reference_forward(p);
     Forward parts = p.cleared();

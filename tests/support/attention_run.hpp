@@ -1,5 +1,6 @@
 #pragma once
-// Attentions on real ranks, and their results against the whole attention in double precision.
+// Attentions on real ranks, and the comparison of their results with the unsharded attention in
+// double precision.
 
 #include <array>
 #include <cmath>
@@ -79,8 +80,8 @@ struct Configuration {
   ScheduleOptions options = {};
 };
 
-/// Where an attention runs if not on the host: the stream of kernel and group, and the same ranks
-/// as the group's on the host, which agree about tolerances.
+/// The device that an attention runs on: the stream of kernel and group, and a host communicator of
+/// the group's ranks, which agree about tolerances.
 struct OnDevice {
   Stream& stream;
   Communicator& host_group;
@@ -89,7 +90,7 @@ struct OnDevice {
 /// A problem planned and filled in for this rank of a group.
 class Attention {
  public:
-  /// `shared`: memory that others have used or will use; otherwise it is this attention's own.
+  /// `shared`: a workspace that other attentions use as well; null: a workspace of its own.
   Attention(const Problem& p, const Configuration& c, Communicator& group, BlockKernel& kernel,
             AttentionWorkspace* shared = nullptr, const OnDevice* device = nullptr)
       : p_(p),
@@ -147,7 +148,7 @@ class Attention {
     }
   }
 
-  /// f(token, row) for the tokens of an array.
+  /// Calls f(token, row) for the tokens of an array.
   template <class F>
   void for_each_token(const std::vector<RankRows>& rows, F f) const {
     for (const Fragment& fragment : shard_of(layout_, rows).fragments)
@@ -162,7 +163,7 @@ class Attention {
   }
 
  private:
-  /// The planes of an array. Padding gets NaN, which must never be read.
+  /// Fills the planes of an array. Padding is NaN, which must never be read.
   void put(const std::vector<const std::vector<float>*>& planes, ArrayKind kind) {
     HostFill array(executor_->matrix(kind), stream_);
     const MatrixRef& to = array.matrix();
@@ -263,7 +264,7 @@ inline void expect_results(const Problem& p, Attention& attention,
   EXPECT_LE(sinks.share(), 1) << "d_sinks";
 }
 
-/// Padding got nothing: no output, no gradient, and a log-sum-exp of -inf.
+/// Expects padding without results: no output, no gradient, and a log-sum-exp of -inf.
 inline void expect_empty_padding(Attention& attention) {
   AttentionExecutor& run = attention.executor();
   const auto real_rows = [&](const std::vector<RankRows>& rows, int64_t count) {
@@ -299,7 +300,7 @@ inline std::string name_of(const Configuration& c, const ProblemSpec& spec) {
          ", " + std::to_string(spec.lengths.size()) + " documents";
 }
 
-/// Bits of everything a rank got for its own tokens, and of its final log-sum-exps, by token.
+/// Bits of all results of a rank's own tokens, and of its final log-sum-exps, by token.
 inline std::map<int64_t, std::vector<float>> bits_of(Attention& attention) {
   std::map<int64_t, std::vector<float>> bits;
   AttentionExecutor& run = attention.executor();

@@ -1,5 +1,5 @@
 #pragma once
-// Comparing f32 results with double-precision twins.
+// Comparison of f32 results with double-precision references.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 namespace gyre::test {
 
-/// Error allowed for f32, relative to the sum of magnitudes that went into a result: u·(8 +
+/// Error allowed for f32, relative to the sum of the magnitudes of a result's terms: u·(8 +
 /// 2·sqrt(terms)) with u = 2^-24. Rounding errors of `terms` additions behave like a random walk; 8
 /// covers the handful of roundings outside the sum.
 inline double rounding(double terms) {

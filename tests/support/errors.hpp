@@ -1,5 +1,5 @@
 #pragma once
-// Expecting usage errors by their whole message.
+// Expectations of usage errors with their whole message.
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ inline void expect_usage(const std::string& message, const std::function<void()>
   EXPECT_EQ(usage_message(work), message);
 }
 
-/// The message of the agreed usage error that `work` throws on all ranks alike, or "no error".
+/// The message of the agreed usage error that `work` throws, the same on all ranks, or "no error".
 /// Collective.
 inline std::string agreed_message(const std::function<void()>& work) {
   std::string message = "no error";

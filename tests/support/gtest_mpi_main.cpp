@@ -1,9 +1,9 @@
 // The main of every test program: GoogleTest under MPI, with one verdict for all ranks.
 //
 // Rank 0 prints as usual; the others print only their failures, marked "[rank r]". At the end of
-// each test all ranks tell each other whether it failed, so that a failure anywhere is a failure
-// everywhere and the ranks agree on the exit code: 0, 1, or 77 when every test was skipped. A test
-// that hangs is ended by the watchdog.
+// each test the ranks exchange whether it failed, so that a failure on one rank fails the test on
+// all of them and the ranks agree on the exit code: 0, 1, or 77 when every test was skipped. The
+// watchdog ends a test that hangs.
 
 #include <gtest/gtest.h>
 
@@ -32,7 +32,8 @@ constexpr double test_timeout_seconds = 60;
 MpiEnvironment* the_environment = nullptr;
 Communicator* the_world = nullptr;
 
-/// Everyone's `mine`, in rank order. Plain MPI: it must work where the library under test does not.
+/// `mine` of all ranks, in rank order. Plain MPI: it must work when the library under test does
+/// not.
 std::vector<int> gather_from_all(int mine, const std::string& what) {
   std::vector<int> all(static_cast<size_t>(environment().size()));
   std::vector<MPI_Request> requests(1);
@@ -44,8 +45,8 @@ std::vector<int> gather_from_all(int mine, const std::string& what) {
   return all;
 }
 
-/// Makes a failure on any rank a failure on all. Listeners see the end of a test in reverse order:
-/// this one, appended last, speaks before the printer gives the verdict.
+/// Makes a failure on any rank a failure on all. Listeners are called in reverse order at the end
+/// of a test: this one, appended last, comes before the printer reports the verdict.
 class AgreeOnFailure : public testing::EmptyTestEventListener {
   void OnTestStart(const testing::TestInfo& info) override {
     set_current_step(std::string(info.test_suite_name()) + "." + info.name());
@@ -61,8 +62,8 @@ class AgreeOnFailure : public testing::EmptyTestEventListener {
   }
 };
 
-/// Prints failures of a rank other than 0, each in one piece. (GoogleTest holds a lock here: asking
-/// it for the current test would deadlock.)
+/// Prints failures of a rank other than 0, each with one call. (GoogleTest holds a lock here: a
+/// query of the current test would deadlock.)
 class PrintFailures : public testing::EmptyTestEventListener {
   void OnTestStart(const testing::TestInfo& info) override {
     test_ = std::string(info.test_suite_name()) + "." + info.name();
@@ -120,7 +121,7 @@ MpiEnvironment& environment() {
 
 int main(int argc, char** argv) {
   using namespace gyre;
-  // Ranks of one run must draw the same random cases; a fixed seed makes every run repeat the last.
+  // The ranks of a run must draw the same random cases; a fixed seed makes runs repeatable.
   // To look further: RC_PARAMS="seed=... max_success=10000".
   setenv("RC_PARAMS", "seed=20240229", 0);
   MpiEnvironment environment(argc, argv, "test");
@@ -129,7 +130,7 @@ int main(int argc, char** argv) {
                  environment.launched_ranks());
     return static_cast<int>(ExitCode::usage);
   }
-  sharing_limits = {0, 0};  // threads share what is small, too
+  sharing_limits = {0, 0};  // threads share small loops, too
   Watchdog::set_timeout(test::test_timeout_seconds);
   const std::unique_ptr<Communicator> world = make_mpi_communicator(environment.world());
   test::the_environment = &environment;

@@ -1,5 +1,5 @@
 #pragma once
-// Files for tests: a folder that all ranks share, damage of several kinds, and the check of errors.
+// Files for tests: a folder that all ranks share, ways to damage files, and expectations of errors.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -41,12 +41,12 @@ class SharedFolder {
   std::string path_;
 };
 
-/// Rank 0 works, the others wait; an exception is one everywhere. Collective.
+/// Rank 0 works, the others wait; an exception is thrown on all ranks. Collective.
 inline void on_root(const std::function<void()>& work) {
   run_on_root(world(), "test", work);
 }
 
-/// A file of the inputs that the sources come with.
+/// Path of an input file in the source tree.
 inline std::string input(const std::string& name) {
   return std::string(GYRE_SOURCE_DIR) + "/inputs/" + name;
 }

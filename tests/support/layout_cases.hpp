@@ -1,5 +1,6 @@
 #pragma once
-// Boundaries and layouts for tests: random ones of every kind, and packs of long-tailed documents.
+// Boundaries and layouts for tests: random layouts of every kind, and packs of long-tailed
+// documents.
 
 #include <rapidcheck.h>
 
@@ -14,7 +15,7 @@
 
 namespace gyre::test {
 
-/// Boundaries of a stream, which grow segment by segment.
+/// Boundaries of a stream, built segment by segment.
 struct Bounds {
   std::vector<int32_t> real = {0}, padded = {0};
   SegmentBounds view() const { return {real, padded}; }
@@ -49,7 +50,7 @@ inline Bounds arbitrary_bounds(int64_t multiple) {
   return bounds;
 }
 
-/// A layout and what it was made from.
+/// A layout, and the arguments that it was made from.
 struct LayoutCase {
   std::string kind;
   LayoutOptions options;

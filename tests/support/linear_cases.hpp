@@ -1,6 +1,6 @@
 #pragma once
-// ConfigErrors of the fused linear layer, their answers by definition in double precision, and how
-// what a rank gets is compared with them.
+// Test problems of the fused linear layer, their results by definition in double precision, and the
+// comparison of a rank's results with them.
 
 #include <gtest/gtest.h>
 
@@ -74,7 +74,7 @@ struct Reference {
   double logit_size = 0;               // rms
 };
 
-/// What logits' gradients are made of, times the other factor: added to a gradient and its squares.
+/// Adds a term, a logit's gradient times the other factor, to a gradient and to its sum of squares.
 inline void add_term(double g, double scale, std::span<const double> factor, Doubles& gradient,
                      double& squares) {
   double sum = 0;
@@ -123,7 +123,7 @@ inline Reference make_reference(const Problem& p, bool entropies) {
   return r;
 }
 
-/// What a rank gets.
+/// Results of a rank.
 struct Result {
   Floats logprob, entropy;
   Matrix d_x, d_weight;
@@ -169,7 +169,7 @@ inline void expect_scores(std::span<const float> got, const Doubles& want, doubl
   EXPECT_LE(worst, 1) << "err/tol of scores";
 }
 
-/// Rows of a gradient; `row(r)` of the reference, -1: nothing, it must be 0.
+/// Compares rows of a gradient with row `row(r)` of the reference; for -1 the row must be 0.
 inline void expect_rows(const Matrix& got, const std::vector<Doubles>& want, const Doubles& sizes,
                         double tolerance, const std::function<int64_t(int64_t)>& row,
                         const char* what) {
@@ -189,7 +189,7 @@ inline void expect_rows(const Matrix& got, const std::vector<Doubles>& want, con
   EXPECT_LE(worst, 1) << "err/tol of " << what;
 }
 
-/// `rounding`: tolerance of roundings of logits' gradients, where they are not f32's.
+/// `rounding`: tolerance for rounding the logits' gradients, if they are not f32.
 inline void expect_result(const Problem& p, const Reference& want, const Result& got,
                           int64_t first_row, const VocabPartition& vocab, int rank,
                           double rounding = 0) {
@@ -208,7 +208,7 @@ inline void expect_result(const Problem& p, const Reference& want, const Result&
       [&](int64_t r) { return r < vocab.valid(rank) ? vocab.begin(rank) + r : -1; }, "dW");
 }
 
-/// First row of this rank of `tokens` dealt over the group.
+/// First row of this rank, if `tokens` rows are divided over the group.
 inline int64_t first_row_of(const Communicator& tp, int64_t tokens, bool sharded) {
   return sharded ? tokens / tp.size() * tp.rank() + std::min<int64_t>(tp.rank(), tokens % tp.size())
                  : 0;

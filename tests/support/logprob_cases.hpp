@@ -1,6 +1,6 @@
 #pragma once
-// Logits for tests: whole rows in double precision, and any rank's shard of them. What is not a
-// logit is NaN: padded columns, and the gap between two rows of a shard.
+// Logits for tests: whole rows in double precision, and any rank's shard of them. Padded columns
+// and the gaps between rows of a shard are NaN.
 
 #include <cmath>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace gyre::test {
 
-/// A matrix of f32 or bf16 with a gap behind each row.
+/// A matrix of f32 or bf16 with a gap after each row.
 class Matrix {
  public:
   Matrix(int64_t rows, int64_t cols, DType type)
@@ -115,8 +115,8 @@ inline std::vector<int32_t> golden_targets() {
   return targets;
 }
 
-/// Ways of cutting a vocabulary of this size for `ranks` ranks: evenly with padding, as evenly as
-/// possible without, and unevenly, with an empty shard if there are more than two.
+/// Partitions of a vocabulary of this size over `ranks` ranks: even with padding, as even as
+/// possible without, and uneven, with an empty shard for more than two ranks.
 inline std::vector<VocabPartition> partitions(int64_t vocab_size, int ranks) {
   const int64_t padded = (vocab_size / ranks + 2) * ranks;
   std::vector<int64_t> uneven(static_cast<size_t>(ranks), 0);

@@ -1,10 +1,8 @@
 #pragma once
-// What a test can reach of the run it is part of. Every test program has the main of
-// gtest_mpi_main.cpp.
+// What tests can access of their MPI run. Every test program has the main of gtest_mpi_main.cpp.
 //
-// All ranks run every test. Before and after a collective, a failing rank must keep in step with
-// the others: prefer EXPECT_ to ASSERT_ where communication follows. A test that fails on one rank
-// fails on all of them.
+// All ranks run every test. A failing rank must still take part in all collectives: prefer EXPECT_
+// to ASSERT_ where communication follows. A test that fails on one rank fails on all of them.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// A small decoder with random weights that any slice of can be had, as a model file gives them.
+// A small decoder with random weights, of which any slice can be read, as from a model file.
 
 #include <cmath>
 #include <random>
@@ -37,7 +37,7 @@ inline std::pair<int64_t, int64_t> weight_shape(const ModelConfig& c, const std:
 }
 
 /// Normal weights of standard deviation 1.5 / sqrt(fan-in); norms about 1. Columns of the padded
-/// vocabulary are NaN in the head: whatever reads them shows.
+/// vocabulary are NaN in the head, so that a read of them shows up.
 inline WeightReader random_weights(const ModelConfig& config) {
   return [config](const std::string& name, int64_t row, int64_t rows, int64_t column,
                   int64_t columns) {

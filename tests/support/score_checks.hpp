@@ -1,5 +1,5 @@
 #pragma once
-// What tests of log-probabilities over ranks share: ids and gradients of all kinds, and comparisons
+// Helpers of tests of sharded log-probabilities: ids and gradients of all kinds, and comparisons
 // with the references of logprobs/reference.hpp.
 
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@
 
 namespace gyre::test {
 
-/// [tokens, picks] ids: every eighth is nobody's (negative, in the padding, far beyond), every
-/// eighth repeats the one before it.
+/// [tokens, picks] ids: every eighth belongs to no rank (negative, in the padding, far beyond),
+/// every eighth repeats the previous one.
 inline std::vector<int32_t> mixed_ids(int64_t tokens, int64_t picks, int64_t vocab_size,
                                       uint64_t seed = 1) {
   const auto size = static_cast<int32_t>(vocab_size);
@@ -37,7 +37,7 @@ inline std::vector<int32_t> mixed_ids(int64_t tokens, int64_t picks, int64_t voc
   return ids;
 }
 
-/// Normal numbers, [tokens, width]. Those of every fifth token are 0.
+/// Normal numbers, [tokens, width]; every fifth token has zeros.
 inline std::vector<float> gradients(int64_t tokens, int64_t width, uint64_t seed = 1) {
   std::vector<float> all(static_cast<size_t>(tokens * width), 0.0F);
   for (int64_t t = 0; t < tokens; ++t)
@@ -57,8 +57,8 @@ inline std::vector<double> doubles(std::span<const float> values) {
   return {values.begin(), values.end()};
 }
 
-/// Expects `got` within `tolerance` of `want`; infinities and NaN must be the same, and what has no
-/// tolerance.
+/// Expects `got` within `tolerance` of `want`. Infinities and NaN must be the same, and so must
+/// values with a tolerance of 0.
 inline void expect_near(double got, double want, double tolerance, const std::string& where) {
   if (got == want || (std::isnan(got) && std::isnan(want))) return;
   EXPECT_LE(std::abs(got - want) / tolerance, 1)
@@ -73,9 +73,9 @@ inline void expect_entropy(float got, double want, int64_t vocab_size, const std
               where);
 }
 
-/// Expects this rank's columns of a row of gradients, whose errors are relative to `scale`
-/// [vocab_size], and exact zeros in the padding. got [tokens, this rank's columns], which were
-/// stored as `type`.
+/// Compares this rank's columns of a row of gradients, with errors relative to `scale`
+/// [vocab_size], and expects exact zeros in the padding. got [tokens, this rank's columns], stored
+/// as `type`.
 inline void expect_gradient_row(const std::vector<float>& got, DType type, int64_t token,
                                 const VocabPartition& vocab, int rank, std::span<const double> want,
                                 std::span<const double> scale) {
@@ -91,7 +91,7 @@ inline void expect_gradient_row(const std::vector<float>& got, DType type, int64
   }
 }
 
-/// A number that is, in all likelihood, the same for the same bits only.
+/// A hash of the bits.
 template <class T>
 int64_t digest(std::span<const T> values) {
   uint64_t hash = 0;
@@ -103,7 +103,7 @@ inline void expect_same_on_all_ranks(std::span<const float> values) {
   const std::vector<int64_t> all = all_gather_value(world(), digest(values));
   EXPECT_EQ(all, std::vector<int64_t>(all.size(), all[0])) << "digests of the ranks' results";
 }
-/// The elements of a matrix, without the gaps.
+/// The elements of a matrix without its gaps.
 inline std::vector<float> elements(ConstMatrixRef matrix) {
   std::vector<float> all;
   for (int64_t r = 0; r < matrix.rows; ++r)
@@ -111,7 +111,7 @@ inline std::vector<float> elements(ConstMatrixRef matrix) {
   return all;
 }
 
-/// What was put on the wire since its construction.
+/// Traffic since its construction.
 class TrafficSince {
  public:
   explicit TrafficSince(const Communicator& comm) : comm_(comm), start_(comm.traffic()) {}
@@ -127,8 +127,8 @@ class TrafficSince {
 inline std::string found_on(int rank) {
   return world().size() == 1 ? "" : fmt::format(" (found on rank {})", rank);
 }
-/// The message about an argument that is `mine` on all ranks but the last, and `other` there; none
-/// on one rank.
+/// The message about an argument that is `mine` on all ranks but the last, where it is `other`;
+/// none on one rank.
 inline std::string differs(const std::string& what, const std::string& name,
                            const std::string& mine, const std::string& other) {
   if (world().size() == 1) return "no error";

@@ -1,5 +1,5 @@
 #pragma once
-// Running a check on every instruction set that this processor has and Highway generated code for.
+// Runs a check on every instruction set that this processor has and Highway generated code for.
 
 #include <gtest/gtest.h>
 #include <hwy/targets.h>

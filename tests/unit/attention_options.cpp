@@ -4,9 +4,11 @@
 
 #include <cmath>
 
+#include "apps/attention/explain.hpp"
+#include "apps/attention/inputs.hpp"
 #include "apps/attention/options.hpp"
 #include "apps/attention/report.hpp"
-#include "apps/attention/workload.hpp"
+#include "apps/attention/setup.hpp"
 #include "errors.hpp"
 
 namespace gyre {

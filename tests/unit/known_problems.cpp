@@ -1,4 +1,4 @@
-// ConfigErrors that users of packing with context parallelism have hit, one test each: the input
+// Problems that users of packing with context parallelism have hit, one test each: the input
 // that broke, and what must come out. Where it helps, the wrong answer is computed beside the right
 // one, to show that the input tells them apart.
 

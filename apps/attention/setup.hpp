@@ -1,0 +1,46 @@
+#pragma once
+// One configuration of gyre-attention before it runs: a schedule under a layout, its plan, and the
+// memory that the plan needs.
+
+#include <vector>
+
+#include "apps/attention/options.hpp"
+#include "apps/attention/workload.hpp"
+#include "attention/schedules/registry.hpp"
+#include "sharding/layouts.hpp"
+
+namespace gyre {
+
+/// One schedule under one layout, and the options of a run.
+struct AttentionSetup {
+  const Schedule& schedule;
+  const LayoutKind& layout;
+  ScheduleOptions schedule_options;
+  LayoutOptions layout_options;
+  ElementTypes types;
+  bool with_backward = true;
+  /// Results are verified, which needs statistics of all tokens in the memory of the arrays.
+  bool checks = true;
+  int64_t memory_bytes = 0;  ///< available to this rank; 0: no limit
+};
+
+/// The setup of one schedule under one layout, by the options.
+AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
+                        const LayoutKind& layout, int64_t memory_bytes);
+
+/// Bytes that a rank allocates for a plan, including copies for messages.
+int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,
+                      const AttentionSetup& setup);
+
+/// The plan of `rank`. Throws a usage error if the schedule refuses it, or if it needs more memory
+/// than the setup allows.
+RankPlan plan_that_fits(const AttentionWorkload& workload, const AttentionProblem& planned,
+                        const AttentionSetup& setup, int rank);
+
+/// With one schedule and one layout: throws a usage error that lists all workloads that they
+/// refuse, or that do not fit the memory of `rank`. With several, does nothing: the run skips those
+/// that it cannot do.
+void check_workloads(const std::vector<AttentionWorkload>& workloads, const AttentionOptions& o,
+                     int64_t memory_bytes, int rank);
+
+}  // namespace gyre
