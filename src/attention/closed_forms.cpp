@@ -36,7 +36,7 @@ std::optional<EqualSequences> equal_sequences(const Layout& layout) {
 
 /// Whether slot t of the stream is on rank t mod cp.
 bool striped_by_one(const Layout& layout) {
-  const std::vector<SlotRun>& pieces = layout.shard(0).pieces;
+  const std::vector<SlotRun>& pieces = layout.shard(0).runs;
   return layout.name == "striped" && pieces.size() == 1 && pieces.front().stride == layout.cp();
 }
 

@@ -86,10 +86,6 @@ void VocabScores::resize(int64_t tokens) {
   all_ = Buffer<float>(tp_.size() == 1 ? 0 : tp_.size() * tokens * width());
 }
 
-int64_t VocabScores::record_bytes() const {
-  return width() * static_cast<int64_t>(sizeof(float));
-}
-
 float VocabScores::scale() const {
   return scale_of(options_.temperature);
 }

@@ -80,8 +80,6 @@ class VocabScores {
   std::span<const RowNormalizer> normalizers() const { return normalizers_.span(); }
   const VocabPartition& vocab() const { return vocab_; }
   int64_t tokens() const { return tokens_; }
-  /// Bytes of a token in the collective.
-  int64_t record_bytes() const;
 
  private:
   int64_t moments() const { return options_.entropy ? 3 : 2; }  // floats of a row's moments

@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "sharding/chunk_deal.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -41,12 +42,6 @@ int64_t balanced_chunk(int64_t slots, int cp);
 
 /// Visible causal pairs of the queries in each chunk of `chunk` slots: [ceil(slots / chunk)].
 std::vector<int64_t> chunk_pairs(const SegmentBounds& bounds, int64_t chunk);
-
-/// The rank of each of costs.size() = m·cp chunks, m on each rank, by the greedy rule above (ties:
-/// lower chunk first, lower rank first).
-std::vector<int32_t> deal_equal_counts(const std::vector<int64_t>& costs, int cp);
-/// The O(n · cp) twin that looks at every rank.
-std::vector<int32_t> deal_equal_counts_reference(const std::vector<int64_t>& costs, int cp);
 
 /// How a balanced layout was found.
 struct BalanceSearch {
