@@ -1,4 +1,4 @@
-// The search of FilteredScores for thresholds below the ends of the lists.
+// The search of FilteredScores for thresholds that are below the last value of a list.
 
 #include <algorithm>
 #include <bit>
@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-/// Cuts the range to the part in which the sum from above reaches the share top_p of the total.
+/// Narrows the range to the part in which the sum from above reaches the share top_p of the total.
 void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
   if (first) {
     for (int64_t i = 0; i < digit_sums; ++i) row.total += masses[i];
@@ -32,8 +32,9 @@ void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
 
 }  // namespace
 
-/// The threshold is below `bound`, and not below a value where even if all columns were there they
-/// would not have half of what is to be left out.
+/// The range of keys for the threshold of a row. The threshold is below `bound`. It is not below
+/// the value z for which all columns, if they had it, would have half of the mass that top_p leaves
+/// out.
 DigitRow FilteredScores::Forward::digit_row(int64_t t, float max, double total, float bound) const {
   using Limits = std::numeric_limits<float>;
   const auto columns = static_cast<double>(s_.vocab_.vocab_size);
@@ -65,7 +66,7 @@ void FilteredScores::Forward::search() {
   for (size_t i = 0; i < rows_.size(); ++i) finish_by_digits(rows_[i], i, counts, ties);
 }
 
-/// One round for all rows that are left.
+/// One round for all active rows.
 void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool first) {
   const auto count = static_cast<int64_t>(active.size());
   const int bits = fraction_bits_for(s_.vocab_.vocab_size);
@@ -82,7 +83,7 @@ void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool fi
             *active[static_cast<size_t>(i)]);
 }
 
-/// [ranks, rows]
+/// The counts of all ranks, [ranks, rows].
 Buffer<DigitCounts> FilteredScores::Forward::gather_counts() {
   const int64_t count = std::ssize(rows_);
   Buffer<DigitCounts> own(count), all(ranks_ * count);
@@ -110,7 +111,7 @@ Buffer<DigitCounts> FilteredScores::Forward::gather_counts() {
   return all;
 }
 
-/// `i`: place of the row in `counts`.
+/// `i`: index of the row in `counts`.
 void FilteredScores::Forward::finish_by_digits(const DigitRow& row, size_t i,
                                                const Buffer<DigitCounts>& counts,
                                                std::span<int64_t> ties) {

@@ -12,8 +12,8 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// body(token, scratch) for all tokens, shared among threads; scratch [ranks]. `length` entries of
-/// each rank's list may be walked.
+/// Calls body(token, scratch) for all tokens, shared among threads; scratch [ranks]. A walk reads
+/// up to `length` entries of each rank's list.
 template <class Body>
 void for_each_row(int threads, int64_t tokens, int ranks, int64_t length, Body body) {
   const double nanoseconds = 10 * static_cast<double>(ranks * std::min<int64_t>(length, 32));
@@ -25,8 +25,6 @@ void for_each_row(int threads, int64_t tokens, int ranks, int64_t length, Body b
 
 }  // namespace
 
-/// Adds a group to what survives, as far as less than `limit` lies before each of its columns.
-/// False if that is the end.
 bool add_group(const ValueGroup& group, double weight, double limit, FilterCut& cut) {
   const auto count = static_cast<double>(group.count);
   const double room = std::ceil((limit - cut.mass) / weight);
@@ -57,7 +55,7 @@ void FilteredScores::Forward::make_records(ListRecords& own) {
   Buffer<float> values(tokens * length);
   Buffer<RowMoments> moments(summed ? tokens : 0);
   Buffer<int32_t> last(filtered ? tokens : 0);
-  // Ties are told apart at the boundary of top-p only.
+  // Only the boundary of top-p distinguishes ties, and needs their ids.
   ids_ = Buffer<int32_t>(s_.by_mass() ? tokens * length : 0);
   if (filtered) {
     s_.kernels_.top(logits_, scan, {values.span(), ids_.span(), last.span(), length},
@@ -79,7 +77,7 @@ void FilteredScores::Forward::make_records(ListRecords& own) {
 /// Sets `behind` of the tokens whose target is here; values [tokens, length].
 void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const float> values) {
   const auto length = static_cast<size_t>(s_.length_);
-  std::vector<ColumnQuery> queries;  // of rows whose lists do not tell
+  std::vector<ColumnQuery> queries;  // for rows whose lists are too short
   for (int64_t t = 0; t < s_.tokens_; ++t) {
     if (owner(t) != mine_) continue;
     ListScalars& scalars = own.scalars(t);
@@ -95,9 +93,9 @@ void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const flo
     own.scalars(queries[i].row).behind = static_cast<int32_t>(counts[i].equal);
 }
 
-/// Columns of the own shard behind the target's that equal it, if all of them are in the list;
-/// otherwise there are `more`. 0 if the target is below the list's last value: then the list
-/// decides nothing about it.
+/// The number of columns of this shard behind the target's that equal it. Sets `more` if the list
+/// does not contain all of them. 0 if the target is below the list's last value, where the number
+/// is not needed.
 int32_t FilteredScores::Forward::behind_in_list(int64_t t, std::span<const float> list,
                                                 const ListScalars& scalars, bool& more) const {
   const auto column = target_column(t);
@@ -167,7 +165,7 @@ double FilteredScores::Forward::total_mass(int64_t t, float max) const {
   return total;
 }
 
-/// The top_k largest and the ties of the last, and of them the share top_p.
+/// Keeps the top_k largest and the ties of the last one, then of these the share top_p.
 FilterCut FilteredScores::Forward::cut_by_count(ListWalk& walk, float max) const {
   const SamplingFilter& filter = s_.options_.filter;
   std::vector<std::pair<ValueGroup, double>> groups;
@@ -198,8 +196,8 @@ FilterCut FilteredScores::Forward::cut_by_count(ListWalk& walk, float max) const
   return cut;
 }
 
-/// How often a rank has the value, which is no smaller than the last of its list if that left
-/// columns out.
+/// How often a rank has the value. If the rank's list is incomplete, the value must not be below
+/// the last one of the list.
 int64_t FilteredScores::Forward::ties_by_lists(int64_t rank, int64_t t, float value) const {
   if (records_.value(rank, t, s_.length_ - 1) == value) return records_.scalars(rank, t).last;
   int64_t count = 0;
@@ -207,8 +205,6 @@ int64_t FilteredScores::Forward::ties_by_lists(int64_t rank, int64_t t, float va
     count += records_.value(rank, t, i) == value ? 1 : 0;
   return count;
 }
-
-// ---- results ----
 
 void FilteredScores::Forward::finish_nan(int64_t t) {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
@@ -218,14 +214,14 @@ void FilteredScores::Forward::finish_nan(int64_t t) {
   logprob_[static_cast<size_t>(t)] = nan;
 }
 
-/// The first column of the own shard from which ties survive. `own`: ties in it; `higher`: ties on
-/// higher ranks. Where the list does not tell, that is noted for find_cuts.
+/// The first column of this shard from which ties survive. `own`: ties in the shard; `higher`: ties
+/// on higher ranks. If the list does not contain all ties of the shard, leaves it to find_cuts.
 int32_t FilteredScores::Forward::column_of_cut(int64_t t, const FilterCut& cut, int64_t own,
                                                int64_t higher) {
   const int64_t kept = std::clamp<int64_t>(cut.kept_ties - higher, 0, own);
   if (kept == own) return 0;
   if (kept == 0) return static_cast<int32_t>(own_columns());
-  // All of them are in the list, by ascending id, if they are as many there.
+  // If the list has as many, it has all of them, by ascending id.
   int64_t in_list = 0, end = 0;
   for (int64_t i = 0; i < s_.length_; ++i)
     if (records_.value(mine_, t, i) == cut.threshold) ++in_list, end = i + 1;

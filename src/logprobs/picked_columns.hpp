@@ -1,5 +1,5 @@
 #pragma once
-// The picks of a row while a pass writes its gradient. Of row_gradient.cpp and row_picks.cpp alone.
+// The picks of a row while a pass writes its gradient. For row_gradient.cpp and row_picks.cpp only.
 
 #include <algorithm>
 #include <bit>
@@ -15,13 +15,13 @@ namespace gyre {
 /// Throws unless there are as many ids and weights as picks, and not too many of a row.
 void check_picks(const RowPicks& picks, int64_t rows);
 
-/// The picks of one row: what they get besides their weights is kept in f32, so that the sum is
-/// rounded once.
+/// The picks of one row. Their gradients are kept in f32 until the weights are added, so that the
+/// sum is rounded once.
 class PickedColumns {
  public:
   PickedColumns(const RowPicks& picks, int64_t columns) : picks_(picks), columns_(columns) {}
 
-  /// Takes up row r; whether any of its weights, here or elsewhere, is not 0.
+  /// Begins row r. True if any of its weights is not 0, also of an id of another shard.
   bool start(int64_t r) {
     const auto first = static_cast<size_t>(r * picks_.per_row);
     const auto count = static_cast<size_t>(picks_.per_row);
@@ -32,7 +32,8 @@ class PickedColumns {
     values_.clear();
     return std::any_of(weights_.begin(), weights_.end(), [](float w) { return w != 0; });
   }
-  /// Keeps those picks of this shard that keep(column) is true for, and their base(column).
+  /// Keeps the picks of this shard for which keep(column) is true, each with the value
+  /// base(column).
   template <class Keep, class Base>
   void keep(Keep keep, Base base) {
     kept_weights_.clear();
@@ -44,14 +45,14 @@ class PickedColumns {
       kept_weights_.push_back(weights_[k]);
     }
   }
-  /// Keeps all picks of this shard; each gets its weight alone.
+  /// Keeps all picks of this shard, each with the value 0: put() then writes the sums of weights.
   void keep_weights() {
     keep([](int64_t) { return true; }, [](int64_t) { return 0.0F; });
   }
-  /// [kept] logits, to be turned into gradients in place.
+  /// [kept] the values: logits, which the caller replaces by gradients.
   std::span<float> values() { return values_; }
 
-  /// Overwrites the picked columns of the output with the sums.
+  /// Overwrites the picked columns of the output with the sums of value and weights.
   void put(const MatrixRef& to) {
     if (to.type == DType::f32)
       put(to.as<float>().row(r_));
@@ -67,8 +68,8 @@ class PickedColumns {
   static uint32_t marked(float at) { return std::bit_cast<uint32_t>(at); }
   static uint32_t marked(bf16 at) { return at.bits; }
 
-  /// Of picks of the same column one owns it, the last; the output itself, which is to be
-  /// overwritten, notes which.
+  /// The last pick of a column owns it: it collects the weights of all picks of the column. Each
+  /// pick first writes its number to the column of the output, so that the owner's number remains.
   template <class T>
   void put(T* row) {
     if (at_.size() == 1) return set(row[at_[0]], values_[0] + kept_weights_[0]);

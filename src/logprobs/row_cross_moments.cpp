@@ -21,9 +21,9 @@ struct CrossTerms {
   V student, teacher, cross;
 };
 
-/// cross gains e^T (S - reference). A teacher's -inf gives 0, whatever the student has; a student's
-/// alone gives -inf, also where e^T is flushed to 0. Where both have the lowest finite number, as
-/// masks often do, e^T is 0 and so is the product.
+/// Adds e^T (S - reference) to cross. Where the teacher has -inf, that is 0 for any S; where only
+/// the student has it, -inf, even if e^T underflows to 0. Where both have the lowest finite number,
+/// which is common for masks, e^T is 0 and so is the product.
 HWY_INLINE void add_cross(F f, V s, V t, V reference, const Exponential<true>& students,
                           const Exponential<true>& teachers, const Exp2Polynomial<F>& polynomial,
                           CrossTerms& sums) {
@@ -37,7 +37,7 @@ HWY_INLINE void add_cross(F f, V s, V t, V reference, const Exponential<true>& s
   sums.cross = hn::Add(sums.cross, hn::IfThenElseZero(hn::Ne(t, lowest), product));
 }
 
-/// The sums of a pair of rows so far; `cross` counts from the student's maximum and from the
+/// The sums of a pair of rows so far; `cross` is relative to the student's maximum and to the
 /// teacher's origin.
 struct CrossSums {
   Sums student, teacher;

@@ -15,10 +15,10 @@
 #include "logprobs/row_lanes-inl.hpp"
 #include "logprobs/row_output.hpp"
 
-// All of a row's constants are folded into those of the exponential: with an origin near the row's
-// normaliser, p = C 2^y for a C between 0.7 and 1.4, and a C 2^y takes no more instructions than
-// 2^y. With an entropy's gradient the logarithm is taken from z - max, which is exact where p is
-// near 1 and its logarithm small.
+// The constants of a row are folded into those of the exponential. With an origin near the row's
+// normaliser, p = C 2^y for a C between 0.7 and 1.4, and a C 2^y takes as many instructions as 2^y.
+// The gradient of an entropy computes log p from z - max, which is exact where p is near 1 and its
+// logarithm is small.
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
@@ -70,7 +70,7 @@ class Slope {
   V max_, factor_, constant_;
 };
 
-/// a p for those above the threshold, or equal to it if `ties` survive; else 0.
+/// a p for elements above the threshold or, with `ties`, equal to it; else 0.
 template <bool ties>
 class Survivor {
  public:
@@ -108,13 +108,13 @@ class Logarithm {
   V max_, scale_, log_sum_;
 };
 
-// Kernels of one row: elements [begin, end) of row r, types looked at here.
+// Kernels of one row. They dispatch on the types of elements.
 
 template <bool sloped, class From, class To>
 void slope_row(const Base& base, const RowSlope& slope, int64_t count, bool stream, const From* z,
                To* to) {
   const F f;
-  // A row of two types is bound by its conversions: one kind of it will do.
+  // A row of two types is bound by its conversions, which one variant does as fast.
   if constexpr (std::is_same_v<From, To>)
     if (HWY_NATIVE_FMA && base.origin.shift == 0)
       return map_row(f, Slope<false, sloped>(f, base, slope), count, stream, to, z);
@@ -200,7 +200,7 @@ void check(const ConstMatrixRef& from, const MatrixRef& to, int64_t columns, siz
 }
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 
-/// values <- p (a + b log p) of the logits that they are.
+/// Replaces the logits `values` by p (a + b log p).
 void differentiate(std::span<float> values, float scale, const RowNormalizer& row,
                    const RowSlope& slope) {
   if (values.empty()) return;

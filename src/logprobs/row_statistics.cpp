@@ -12,12 +12,12 @@
 #include "logprobs/row_passes.hpp"
 #include "logprobs/row_sums-inl.hpp"
 
-// A row is summed in blocks, against an origin near the largest element seen so far. Each block is
-// read once: while its exponentials are summed, integer instructions on the bits, which the
-// floating-point pipes hardly notice and which take bf16 by whole registers, find its range. That
-// tells three things: whether the sums should have had a higher origin, whether there is a NaN or
-// +inf, and whether anything is so low that its exponent should have been clamped (-inf is). If so,
-// which is rare, the block is summed again.
+// A row is summed in blocks, relative to an origin near the largest element so far. Each block is
+// read once. While its exponentials are summed, integer instructions on the bits find its range;
+// they hardly use the floating-point pipes, and take a whole register of bf16 at a time. The range
+// says whether the block needs a higher origin, whether it has a NaN or +inf, and whether an
+// element is so low that its exponent must be clamped (as for -inf). If the sums did not take that
+// into account, which is rare, the block is summed again.
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
@@ -39,7 +39,7 @@ struct Terms {
   }
 };
 
-/// What a block adds to the sums of its row, and its range, which may say that it does not hold.
+/// The sums of a block, and its range, which may show that they are not valid.
 struct BlockSums {
   Range range;
   double sum = 0, weighted = 0;
@@ -84,7 +84,8 @@ BlockSums sum_block(F f, const T* z, int64_t count, const Sums& sums) {
   return block;
 }
 
-/// Adds a block; false if it has a NaN or +inf. `clamped` says how the last block had to be summed.
+/// Adds a block; false if it has a NaN or +inf. `clamped`: whether the last block was clamped, as a
+/// first guess for this one.
 template <bool weighted, class T>
 bool add_block(F f, const T* z, int64_t count, Sums& sums, bool& clamped) {
   if (!sums.started()) {
@@ -124,7 +125,7 @@ RowMoments scan_row(const T* z, int64_t count, float scale) {
           weighted ? static_cast<float>(sums.weighted_to_max(scale)) : 0};
 }
 
-/// Row r of a matrix; the type of elements is looked at here.
+/// The moments of row r, of either type.
 void moments_of_row(const ConstMatrixRef& logits, int64_t r, const RowScan& row, RowMoments& out) {
   with_row(logits, r, [&](const auto* z) HWY_ATTR {
     out = row.weighted ? scan_row<true>(z, row.columns, row.scale)

@@ -19,16 +19,16 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 namespace {
 
-/// f32 sums are taken over so many columns.
+/// Columns over which sums are in f32.
 constexpr int64_t block_columns = 4096;
-/// How far ahead of the sums memory is asked for.
+/// Distance of the prefetches.
 constexpr int64_t bytes_ahead = 12288;
 
 /// Sums move to a new origin when a block's maximum has an exponent above this.
 constexpr double highest_exponent = 32;
 
-/// The largest element and a lower bound of the smallest: it, if negative, else 0. Neither is set
-/// when there is a NaN or +inf.
+/// The largest element, and the smallest of the elements and 0. Neither is set when there is a NaN
+/// or +inf.
 struct Range {
   float top = minus_infinity, low = 0;
   bool regular = true;
@@ -163,12 +163,12 @@ struct Sums {
   double sum = 0, weighted = 0;
 
   bool started() const { return max != minus_infinity; }
-  /// Whether elements up to `top` call for another origin.
+  /// Whether elements up to `top` need another origin.
   bool outgrown(float top) const {
     return top != minus_infinity &&
            (!started() || origin.exponent_of(top, scale) > highest_exponent);
   }
-  /// Makes room for elements up to `top`. Returns what sums of 2^y have been multiplied by.
+  /// Moves the origin if elements up to `top` need it. Returns the factor of the sums of 2^y.
   double raise(float top) {
     const bool first = !started(), enough = !outgrown(top);
     max = std::max(max, top);
@@ -185,8 +185,8 @@ struct Sums {
     sum *= factor;
     return factor;
   }
-  /// The sum of e^(x - max), at least 1, which is the maximum's own term: no probability is above 1
-  /// by rounding. Of that term the error is taken away.
+  /// The sum of e^(x - max), at least 1, the term of the maximum itself, so that rounding makes no
+  /// probability exceed 1. Replaces that term, as computed, by the exact 1.
   double sum_to_max(F f) const {
     const Exponential<true> exponential(f, scale, origin);
     const auto parts = exponential.split(f, hn::Set(f, max));

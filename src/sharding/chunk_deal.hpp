@@ -22,8 +22,8 @@ std::vector<int32_t> deal_equal_counts(const std::vector<int64_t>& costs, int cp
 /// The O(n · cp) twin that looks at every rank.
 std::vector<int32_t> deal_equal_counts_reference(const std::vector<int64_t>& costs, int cp);
 
-/// What the joint search knows of the chunks. Only documents that reach over several chunks can
-/// make a rank need foreign keys; a chunk holds parts of at most two of them, at its ends.
+/// The chunks as the joint search sees them. Only a document that spans several chunks can make a
+/// rank need keys of other ranks; a chunk holds parts of at most two such documents, at its ends.
 struct Chunks {
   struct Document {
     int64_t begin, length;
@@ -32,7 +32,7 @@ struct Chunks {
   static constexpr int32_t none = -1;
 
   int64_t chunk;
-  std::vector<Document> documents;               ///< that reach over several chunks
+  std::vector<Document> documents;               ///< that span several chunks
   std::vector<int64_t> pairs;                    ///< [n]
   std::vector<int64_t> tokens;                   ///< [n] of such documents
   std::vector<std::array<int32_t, 2>> parts_of;  ///< [n] such documents, or none
@@ -49,7 +49,7 @@ struct Chunks {
 /// Chunks of `chunk` slots that hold the row of `bounds`. pairs [n]: the cost of each.
 Chunks chunks_of(const SegmentBounds& bounds, int64_t chunk, std::vector<int64_t> pairs);
 
-/// Which rank holds which chunk, and what that costs every rank, kept up to date.
+/// Which rank holds which chunk, with the costs of every rank, updated by each change.
 class Deal {
  public:
   Deal(const Chunks& chunks, int cp, const TimeModel& time)
@@ -83,8 +83,8 @@ class Deal {
   }
   int64_t all_needed() const { return std::accumulate(needed_.begin(), needed_.end(), int64_t{0}); }
 
-  /// Keys that `rank` needs more, or fewer, when it gives chunk `out` away and gets `in` (either
-  /// may be none).
+  /// By how much the number of keys that `rank` needs changes when it gives chunk `out` away and
+  /// gets `in` (either may be none).
   int64_t needed_change(int32_t rank, int32_t out, int32_t in) const {
     int64_t change = tokens(out) - tokens(in);
     for_each_document(out, in, [&](int32_t document) {
@@ -154,7 +154,7 @@ class Deal {
         if (document != Chunks::none && !holds_part(a, document)) visit(document);
   }
 
-  /// Books the costs of `rank` giving `out` away and getting `in`.
+  /// Updates the costs of `rank`, which gives `out` away and gets `in`.
   void exchange(int32_t rank, int32_t out, int32_t in) {
     needed_[static_cast<size_t>(rank)] += needed_change(rank, out, in);
     pairs_[static_cast<size_t>(rank)] += chunk_pairs_of(in) - chunk_pairs_of(out);

@@ -35,9 +35,9 @@ Deal deal_by_objective(const Chunks& chunks, int cp, const TimeModel& time) {
   return deal;
 }
 
-/// What the search weighs against each other.
+/// The units of the terms that the search adds.
 struct Scale {
-  double seconds;          ///< the order of the best objective
+  double seconds;          ///< about the best objective
   double needed;           ///< keys that all ranks need under the deal by compute
   double slowest_allowed;  ///< objective of the best start
 };
@@ -49,8 +49,8 @@ double score(const Deal& deal, const Scale& scale) {
   return seconds / scale.seconds + 0.01 * static_cast<double>(deal.all_needed()) / scale.needed;
 }
 
-/// A rank's part of the sum that the search lowers. `slowest`: seconds that count 1, those of the
-/// slowest rank, so that a threshold means the same in every case.
+/// A rank's term of the sum that the search lowers. `slowest`: the seconds of the slowest rank,
+/// which are the unit of time, so that a threshold means the same in every case.
 double energy(const Deal& deal, const Scale& scale, double slowest, int64_t pairs, int64_t needed) {
   double power = deal.seconds(pairs, needed) / slowest;
   for (int i = 0; i < 6; ++i) power *= power;
@@ -76,7 +76,7 @@ class Proposals {
   std::mt19937_64 random_{1};
 };
 
-/// The best deal seen on the way, by score.
+/// The best deal that the search has met, by score.
 struct Best {
   double score = HUGE_VAL;
   std::vector<int32_t> rank_of_chunk;
@@ -137,7 +137,7 @@ std::vector<int32_t> search_joint(const Chunks& chunks, int cp, const TimeModel&
   const int64_t pairs = std::accumulate(chunks.pairs.begin(), chunks.pairs.end(), int64_t{0});
   scale.seconds = std::max(static_cast<double>(pairs) * time.seconds_per_pair / cp,
                            0.5 * scale.slowest_allowed);
-  // Nothing takes time in the best start: only needed tokens are left to weigh.
+  // The best start takes no time: only the needed tokens count.
   if (scale.seconds == 0) scale.seconds = 1;
   Best best;
   for (const Deal& start : starts) best.offer(start, scale);

@@ -2,12 +2,13 @@
 //
 //     for every group of tiles of one KV head, shared among threads
 //         (tile: up to 64 lanes, which are query rows x the query heads of that KV head):
-//       for every window of up to 256 keys that they see, for every tile (pack its queries at its
-//           first window, transposed: Q [d][lane]), for every block of visible keys of the window:
+//       for every window of up to 256 keys that they see, for every tile:
+//         (at its first window: pack its queries, transposed: Q [d][lane])
+//         for every block of visible keys of the window:
 //         scores [key][lane]   = K [key][d] · Q [d][lane]           libxsmm
 //         scores               = exp(scores - top), online          lane_ops, reductions vertical
 //         out    [d][lane]    += Vᵀ [d][key] · scores [key][lane]   libxsmm
-//       merge (out, top + log sum) of a tile into the result behind its last window
+//         (after its last window: merge (out, top + log sum) into the result)
 //
 // Backward, the same loops with five products on a block:
 //
@@ -17,18 +18,18 @@
 //         dk     [key][d]       += ds · Q [lane][d]
 //         dq     [d][lane]      += Kᵀ · ds
 //
-// With lanes along the vectors nothing that grows with the number of pairs is transposed or reduced
-// inside a vector. Blocks outside the mask are never touched; on diagonals, blocks are 16 keys and
-// leave out the lanes that see none of them, in steps of 16.
+// Lanes are along the vectors, so that no array whose size grows with the number of pairs is
+// transposed, or reduced inside a vector. Blocks outside the mask are skipped. On diagonals a block
+// has 16 keys, and leaves out lanes that see none of them, in steps of 16.
 //
-// f32 keys and values are read where they lie. Copies without gaps between rows (rows are often a
-// power of two apart, so that the 64 of a block share few cache sets) speed up the products by up
-// to 10 %, but were not faster on the whole for any shape tried, up to rows 16 KiB apart. Windows
-// of bf16 keys are converted, once for a group. Fixed tiles are copied, to fill them up with zeros.
+// f32 keys and values are read in place. Rows are often a power of two apart, so that the 64 rows
+// of a block share few cache sets; copies without gaps speed up the products by up to 10 %, but
+// with the time of the copy were not faster for any shape tried, up to rows 16 KiB apart. Windows
+// of bf16 keys are converted once for a group. Fixed tiles are copied and padded with zeros.
 //
-// Hidden scores and weights are overwritten, so that hidden keys weigh exactly 0. They do go into
-// products with that weight, though: a value of NaN or infinity reaches the whole tile, which is of
-// one document.
+// The scores and weights of hidden keys are overwritten, so that their weights are exactly 0. The
+// products still read hidden keys: a NaN or infinity in one of them reaches the whole tile, which
+// belongs to one document.
 
 #include <algorithm>
 #include <vector>
@@ -62,8 +63,8 @@ class CpuKernel final : public BlockKernel {
     start(block);
     const Gradients wanted{!block.d_q.empty(), block.d_k.data != nullptr};
     for_each_sweep(block, backward_group, [&](const TileSweep& sweep) {
-      // One sweep does five products for each pair; sweeps for queries and keys apart do seven, and
-      // leave more to share. Results are the same.
+      // One sweep computes five products for each pair. Separate sweeps for queries and for keys
+      // compute seven, but can use more threads. The results are the same.
       const int64_t kv_heads = block.heads.kv_heads;
       if (threads_ == 1 || kv_heads % threads_ == 0) {
         for_each_task(threads_, threads_ == 1 ? 1 : kv_heads, [&](int64_t task, int thread) {

@@ -25,11 +25,11 @@ void load_row(ConstMatrixRef from, int64_t row, int64_t column, int64_t count, f
   }
 }
 
-/// Asks for columns [column, column + columns) of some rows: those of short documents come from
-/// memory, in pieces too short for the hardware to foresee.
+/// Prefetches columns [column, column + columns) of some rows. The rows of a short document are
+/// read from memory, and are too few for the hardware prefetcher.
 void prefetch(ConstMatrixRef from, int64_t row, int64_t rows, int64_t column, int64_t columns) {
   constexpr int64_t line = 64;
-  asm volatile("");  // or GCC drops calls of a function that does nothing but prefetch
+  asm volatile("");  // without it GCC removes calls of a function that only prefetches
   const auto size = static_cast<int64_t>(size_of(from.type));
   for (int64_t r = row; r < row + rows; ++r)
     for (int64_t i = 0; i < columns * size; i += line)
@@ -41,7 +41,7 @@ void store_row(const float* from, int64_t row, int64_t column, int64_t count, Ma
   for (int64_t i = 0; i < count; ++i) x[i] = to_bf16(from[i]);
 }
 
-/// Distance between rows as libxsmm wants it: at least their length, also if there is one row only.
+/// The distance between rows as libxsmm requires it: at least their length, even of a single row.
 template <class Matrix>
 int64_t row_stride(const Matrix& m) {
   return std::max(m.stride, m.cols);
@@ -81,9 +81,9 @@ void TileWorker::account(double flops) {
 }
 
 /// Walks the visits of a group: open(visits) for each window returns its KeyBlock; begin(tile,
-/// slot) before the first visit of a tile and end(tile, slot) behind its last; piece(...) for every
-/// piece; close(keys) at the end of a window. Tiles that are not under way leave their slot to
-/// others, so that those of short documents stay in the first-level cache.
+/// slot) before the first visit of a tile and end(tile, slot) after its last; piece(...) for every
+/// piece; close(keys) at the end of a window. A slot holds the arrays of a tile between begin and
+/// end. Slots are reused, so that the arrays of short documents stay in the first-level cache.
 template <class Open, class Begin, class Piece, class End, class Close>
 void TileWorker::walk(const TileSweep& sweep, const TileGroup& group, Open open, Begin begin,
                       Piece piece, End end, Close close) {
@@ -322,7 +322,7 @@ void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, in
       load_row(block.d_out, row, head * head_dim_, head_dim_, 1, d_out_row);
       lse[lane] = block.lse(row, head);
       delta[lane] = block.delta(row, head);
-    } else {  // weighs nothing, whatever is in its row
+    } else {  // has the weight 0, whatever its row contains
       std::fill_n(q_row, head_dim_, 0.0F);
       std::fill_n(d_out_row, head_dim_, 0.0F);
       lse[lane] = infinity;

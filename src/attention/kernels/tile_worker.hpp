@@ -14,9 +14,9 @@
 
 namespace gyre {
 
-constexpr size_t largest_group = 16;  ///< tiles that one thread has under way at most
+constexpr size_t largest_group = 16;  ///< most tiles of a group
 
-/// Keys and values of a window for one KV head, and where their gradients go.
+/// Keys and values of a window for one KV head, and the destinations of their gradients.
 struct KeyBlock {
   int64_t begin = 0, end = 0;  ///< rows of the key array
   const float *k = nullptr, *v = nullptr;
@@ -24,7 +24,7 @@ struct KeyBlock {
   Products *k_products = nullptr, *v_products = nullptr;
   Products *d_k_products = nullptr, *d_v_products = nullptr;
   int64_t k_stride = 0, v_stride = 0, d_k_stride = 0, d_v_stride = 0;
-  bool gradients_apart = false;  ///< in panels, to be added at the end
+  bool gradients_apart = false;  ///< d_k and d_v are panels, added to the results at the end
 };
 
 struct Gradients {
@@ -69,7 +69,7 @@ class TileWorker {
   void differentiate(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
                      size_t slot, Gradients wanted);
   void end_backward(const BackwardBlock& block, const Tile& tile, size_t slot);
-  /// The queries of a tile, or what is of their shape.
+  /// Prefetches the rows of a tile in an array of the queries' shape.
   void prefetch_tile(ConstMatrixRef from, const Tile& tile) const;
   void account(double flops);
 
@@ -79,7 +79,7 @@ class TileWorker {
   double flops_since_progress_ = 0;
   std::vector<Visit> visits_;
   PieceList pieces_;
-  // Of every tile under way: [head_dim][lane_stride], rows_ and d_out_rows_ [lane][head_dim],
+  // Of every slot: [head_dim][lane_stride], rows_ and d_out_rows_ [lane][head_dim],
   // top_ and sum_ [lane]. Backward, out_ is dQ, top_ the log-sum-exp and sum_ delta.
   Buffer<float> packed_, out_, packed_d_out_, rows_, d_out_rows_, top_, sum_;
   Buffer<float> scores_, d_scores_;                          // [key_tile][lane_stride]
