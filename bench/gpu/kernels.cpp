@@ -212,7 +212,7 @@ void rows_of(Bench& b, int64_t columns) {
 std::vector<int32_t> shard_map(const Layout& layout) {
   std::vector<int32_t> map;
   for (const Shard& shard : layout.shards)
-    for (const SlotRun& piece : shard.pieces)
+    for (const SlotRun& piece : shard.runs)
       for (int64_t i = 0; i < piece.length; ++i)
         map.push_back(static_cast<int32_t>((piece.start + i * piece.stride).value()));
   return map;

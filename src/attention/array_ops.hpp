@@ -1,6 +1,6 @@
 #pragma once
 // What the executor does to the elements of plan arrays outside the block kernel, on the host and
-// on a device: all of it is bound by memory, so that a device should take bytes / bandwidth.
+// on a device. All of it is bound by memory: a device should take bytes / bandwidth.
 //
 //     copy                  pack, unpack and add what travels; copies from a rank to itself
 //     fill                  log-sum-exps of cleared arrays
@@ -23,16 +23,16 @@
 
 namespace gyre {
 
-/// Where the rows of an array, or of some of its heads, lie: row r of plane p begins
-/// r · row + p · plane elements behind `data`.
+/// The rows of an array, or of some of its heads, in memory: row r of plane p begins at element
+/// r · row + p · plane of `data`.
 struct RowPlace {
   std::byte* data = nullptr;
   DType type = DType::f32;  ///< f32 or bf16
   int64_t row = 0, plane = 0;
 };
 
-/// `rows` rows of `planes` pieces of `width` elements each. Elements are rounded to `via`, as if
-/// they had travelled, then to the type of `to`; with `add`, added in f32 to what is there.
+/// Copies `rows` rows of `planes` times `width` elements. Elements are rounded to `via`, the type
+/// of messages, then to the type of `to`; with `add`, they are added in f32 to the destination.
 struct RowCopy {
   int64_t rows = 0, planes = 1, width = 0;
   RowPlace from, to;
@@ -69,13 +69,13 @@ GYRE_HOST_DEVICE inline double sink_gradient_term(float sink, float lse, float d
          static_cast<double>(delta);
 }
 
-/// Arrays lie in the space of the stream that the implementation was made for. Everything is
-/// submitted to that stream, in order; a device does it later.
+/// Arrays are in the space of the stream that the implementation was made for. All operations are
+/// submitted to that stream, in order.
 class ArrayOps {
  public:
   virtual ~ArrayOps() = default;
-  /// The copies, as if one after the other: two may add to the same elements. What one copy writes
-  /// no other one reads.
+  /// Performs the copies as if one after the other: two may add to the same elements. No copy reads
+  /// what another one writes.
   virtual void copy(std::span<const RowCopy> copies) = 0;
   virtual void fill(MatrixView<float> to, float value) = 0;
   /// out [rows, heads · dim], lse [rows, heads], sinks [heads].

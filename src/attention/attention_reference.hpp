@@ -13,18 +13,20 @@
 //
 // A query that sees no key has O = 0 and L = -inf, or L' = z_h with a sink.
 //
-// Rounding errors are not relative to a result, which cancellation may make as small as it likes (a
-// query that sees one key has dq = 0, whatever the inputs are), but to the terms that it was made
-// of. So every result comes with a size, the root of the sum of the squares of its terms before
-// anything cancels, as rms over a row of head_dim values:
+// Rounding errors are relative to the terms of a result, not to the result, which cancellation can
+// make arbitrarily small: a query that sees one key has dq = 0 for any inputs. So every result
+// comes with a size: the root of the sum of the squares of its terms, as an rms over a row of
+// head_dim values:
 //
-//     size of O      sqrt Σ_j (p |v_j|)² / dim           a_ij = |dO_i| |v_j| / sqrt(dim), what
-//     size of dq     scale · sqrt Σ_j (p a_ij |k_j|)² / dim      <dO_i, v_j> is in random
-//     directions size of dk     scale · sqrt Σ_ih (p a_ij |q_i|)² / dim size of dv     sqrt Σ_ih (p
-//     |dO_i|)² / dim size of dz     sqrt Σ_i (exp(z - L'_i) |O'_i| |dO_i|)² / dim
+//     size of O      sqrt Σ_j (p |v_j|)² / dim
+//     size of dq     scale · sqrt Σ_j (p a_ij |k_j|)² / dim
+//     size of dk     scale · sqrt Σ_ih (p a_ij |q_i|)² / dim
+//     size of dv     sqrt Σ_ih (p |dO_i|)² / dim
+//     size of dz     sqrt Σ_i (exp(z - L'_i) |O'_i| |dO_i|)² / dim
 //
-// where |.| is the length of a row of one head. Where nothing cancels and all terms point the same
-// way, the rms of the result is larger than the size; errors are relative to the larger of the two.
+// where |.| is the length of a row of one head, and a_ij = |dO_i| |v_j| / sqrt(dim) is the rms of
+// <dO_i, v_j> for random directions. If all terms have the same direction, the rms of the result is
+// larger than its size; errors are relative to the larger of the two.
 
 #include <cstdint>
 #include <functional>
@@ -66,9 +68,8 @@ struct AttentionResults {
 template <class T>
 AttentionResults attention_reference(const AttentionInputs<T>& inputs);
 
-/// The same inputs as rows that are asked for, for problems too large to be held. An accessor
-/// returns the row of a token, [heads · head_dim] or [kv_heads · head_dim], valid until it is
-/// called again.
+/// The same inputs by accessors, for problems that do not fit in memory. An accessor returns the
+/// row of a token, [heads · head_dim] or [kv_heads · head_dim], valid until its next call.
 struct AttentionRows {
   using Row = std::function<const float*(int64_t token)>;
   HeadShape heads;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "attention/step_walker.hpp"
 #include "runtime/profile_range.hpp"
 
 namespace gyre {
@@ -12,59 +13,7 @@ namespace {
 
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-Buffer<float> buffer_of_bytes(int64_t bytes, MemorySpace space) {
-  return Buffer<float>(ceil_div(bytes, static_cast<int64_t>(sizeof(float))), space);
-}
-int64_t bytes_of(const Buffer<float>& buffer) {
-  return buffer.size() * static_cast<int64_t>(sizeof(float));
-}
-
 }  // namespace
-
-void AttentionWorkspace::use(MemorySpace space) {
-  if (space == space_) return;
-  storages_.clear();
-  free_.clear();
-  staging_bytes_ = 0;
-  space_ = space;
-}
-
-std::span<std::byte> AttentionWorkspace::storage(int id, int64_t bytes) {
-  Buffer<float>& buffer = storages_[id];
-  if (bytes_of(buffer) < bytes) {
-    buffer = {};  // release first: the two need not fit together
-    buffer = buffer_of_bytes(bytes, space_);
-  }
-  return std::as_writable_bytes(buffer.span()).first(static_cast<size_t>(bytes));
-}
-
-Buffer<float> AttentionWorkspace::take_staging(int64_t bytes) {
-  auto best = free_.end();  // the smallest that fits, so that larger ones stay for larger messages
-  for (auto b = free_.begin(); b != free_.end(); ++b)
-    if (bytes_of(*b) >= bytes && (best == free_.end() || b->size() < best->size())) best = b;
-  if (best != free_.end()) {
-    Buffer<float> staging = std::move(*best);
-    free_.erase(best);
-    return staging;
-  }
-  if (!free_.empty()) {
-    staging_bytes_ -= bytes_of(free_.back());
-    free_.pop_back();  // too small: replaced by a larger one
-  }
-  Buffer<float> staging = buffer_of_bytes(bytes, space_);
-  staging_bytes_ += bytes_of(staging);
-  return staging;
-}
-
-void AttentionWorkspace::give_back(Buffer<float> staging) {
-  free_.push_back(std::move(staging));
-}
-
-int64_t AttentionWorkspace::bytes() const {
-  int64_t sum = staging_bytes_;
-  for (const auto& [id, buffer] : storages_) sum += bytes_of(buffer);
-  return sum;
-}
 
 AttentionExecutor::AttentionExecutor(const RankPlan& plan, const HeadShape& heads,
                                      const ElementTypes& types, Communicator& group,
@@ -172,7 +121,7 @@ void AttentionExecutor::add_local_copies(const step::Exchange& s, std::vector<Ro
   GYRE_CHECK(sends.size() == recvs.size(), "{}: {} local slices to {}", s.what, sends.size(),
              recvs.size());
   for (size_t i = 0; i < sends.size(); ++i) {
-    RowCopy& copy = copies.emplace_back(copy_of(sends[i]));  // rounded as if it had travelled
+    RowCopy& copy = copies.emplace_back(copy_of(sends[i]));  // rounded as a message is
     copy.from = in_array(sends[i]);
     copy.to = in_array(recvs[i]);
     copy.add = recvs[i].add;
@@ -224,7 +173,7 @@ void AttentionExecutor::post(const step::Exchange& s) {
 
 void AttentionExecutor::wait_on_stream(WorkPtr work) {
   work->wait_on_stream();
-  if (stream_.space() == MemorySpace::device) held_.push_back(std::move(work));
+  if (stream_.space() == MemorySpace::device) in_stream_.push_back(std::move(work));
 }
 
 void AttentionExecutor::complete(int id) {
@@ -239,14 +188,14 @@ void AttentionExecutor::unpack(int id) {
   Pending& pending = pending_.at(id);
   std::vector<RowCopy> copies;
   for (Received& received : pending.received) {
-    settle_clear(received.slice.array);
+    clear_deferred(received.slice.array);
     RowCopy& copy = copies.emplace_back(copy_of(received.slice));
     copy.from = in_message(received.slice, std::as_writable_bytes(received.staging.span()).data());
     copy.to = in_array(received.slice);
     copy.add = received.slice.add;
   }
   ops_->copy(copies);
-  // Whoever takes them next writes into them behind these copies, in the order of the stream.
+  // Their next user writes to them after these copies, in the order of the stream.
   for (Received& received : pending.received) workspace_.give_back(std::move(received.staging));
   for (Buffer<float>& sent : pending.sent) workspace_.give_back(std::move(sent));
   pending_.erase(id);
@@ -261,14 +210,14 @@ void AttentionExecutor::progress() {
 }
 
 void AttentionExecutor::clear(int index) {
-  std::erase_if(deferred_clears_, [&](int other) {  // what held the storage before is done with
-    return array(other).storage == array(index).storage;
-  });
+  // The array that had the storage before is not used any more.
+  std::erase_if(deferred_clears_,
+                [&](int other) { return array(other).storage == array(index).storage; });
   deferred_clears_.insert(index);
-  if (!kernel_.can_overwrite()) settle_clear(index);
+  if (!kernel_.can_overwrite()) clear_deferred(index);
 }
 
-void AttentionExecutor::settle_clear(int index) {
+void AttentionExecutor::clear_deferred(int index) {
   if (deferred_clears_.erase(index) == 0) return;
   const auto data = data_[static_cast<size_t>(index)];
   stream_.fill(data.data(), std::byte{0}, data.size());  // 0 in all types
@@ -276,16 +225,16 @@ void AttentionExecutor::settle_clear(int index) {
     ops_->fill(plane(index, 0).as<float>(), minus_infinity);
 }
 
-bool AttentionExecutor::take_overwrite(std::initializer_list<int> arrays, HeadRange heads) {
-  const bool fresh = std::all_of(arrays.begin(), arrays.end(), [&](int index) {
+bool AttentionExecutor::replaces_clears(std::initializer_list<int> arrays, HeadRange heads) {
+  const bool overwrites = std::all_of(arrays.begin(), arrays.end(), [&](int index) {
     return deferred_clears_.contains(index) && array(index).heads == heads;
   });
   for (const int index : arrays)
-    if (fresh)
+    if (overwrites)
       deferred_clears_.erase(index);
     else
-      settle_clear(index);
-  return fresh;
+      clear_deferred(index);
+  return overwrites;
 }
 
 void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
@@ -307,7 +256,7 @@ void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
   const MatrixView<float> lse = columns(s.stats, 0, q_heads).as<float>();
   if (pass == Pass::forward) {
     kernel_.forward(
-        {input, columns(s.out, 0, q_heads), lse, take_overwrite({s.out, s.stats}, q_heads)});
+        {input, columns(s.out, 0, q_heads), lse, replaces_clears({s.out, s.stats}, q_heads)});
     return;
   }
   BackwardBlock block{input};
@@ -318,10 +267,10 @@ void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
     block.out = columns(delta_->out, 0, q_heads);
   if (s.d_q >= 0) {
     block.d_q = columns(s.d_q, 0, q_heads);
-    block.overwrite_d_q = take_overwrite({s.d_q}, q_heads);
+    block.overwrite_d_q = replaces_clears({s.d_q}, q_heads);
   }
   if (s.d_kv >= 0) {
-    block.overwrite_d_kv = take_overwrite({s.d_kv}, kv_heads);
+    block.overwrite_d_kv = replaces_clears({s.d_kv}, kv_heads);
     block.d_k = columns(s.d_kv, 0, kv_heads).as<float>();
     block.d_v = columns(s.d_kv, 1, kv_heads).as<float>();
   }
@@ -368,108 +317,15 @@ void AttentionExecutor::sink_gradient(const step::SinkGradient& s) {
                                    "gradient of the sinks"));
 }
 
-void AttentionExecutor::settle(Pass pass) {
-  GYRE_CHECK(pending_.empty(), "{} exchanges of schedule were never waited for", pending_.size());
-  for (const WorkPtr& work : held_) work->wait();
-  held_.clear();
+void AttentionExecutor::synchronize(Pass pass) {
+  GYRE_CHECK(pending_.empty(), "{} exchanges of the schedule were never waited for",
+             pending_.size());
+  for (const WorkPtr& work : in_stream_) work->wait();
+  in_stream_.clear();
   if (pass == Pass::backward)
     stream_.copy(d_sinks_.data(), sums_.data(), d_sinks_.size() * sizeof(double));
   stream_.synchronize();
 }
-
-/// Carries out the steps, and ends a lap behind each part of them. Laps follow each other without
-/// gaps, so that a mark each is enough.
-class AttentionExecutor::Walker {
- public:
-  Walker(AttentionExecutor& executor, Pass pass, Execute what)
-      : executor_(executor), pass_(pass), what_(what), begin_(executor.stream_.mark()) {}
-
-  void operator()(const step::Exchange& s) {
-    if (what_ == Execute::compute_only) return;
-    const ProfileRange range(s.what.c_str());
-    for (const auto* messages : {&s.sends, &s.recvs})
-      for (const Message& m : *messages)
-        for (const Slice& slice : m.slices) executor_.settle_clear(slice.array);
-    executor_.post(s);
-    lap(&ExecutionTimes::copy);
-  }
-  void operator()(const step::Wait& s) {
-    if (what_ == Execute::compute_only) return;
-    const ProfileRange range("wait");
-    executor_.complete(s.id);
-    lap(&ExecutionTimes::wait, "wait");
-    executor_.unpack(s.id);
-    lap(&ExecutionTimes::copy);
-  }
-  void operator()(const step::Clear& s) {
-    local("clear", &ExecutionTimes::copy, [&] { executor_.clear(s.array); });
-  }
-  void operator()(const step::Compute& s) {
-    local("attention", &ExecutionTimes::compute, [&] {
-      executor_.compute(s, pass_);
-      executor_.progress();  // a device's kernel is only submitted by now
-    });
-  }
-  void operator()(const step::Finish& s) {
-    local("sinks", &ExecutionTimes::copy, [&] {
-      for (const int index : {s.out, s.stats}) executor_.settle_clear(index);
-      executor_.finish(s);
-    });
-  }
-  void operator()(const step::Delta& s) {
-    local("delta", &ExecutionTimes::copy, [&] { executor_.delta(s); });
-  }
-  void operator()(const step::SinkGradient& s) {
-    local("gradient of the sinks", &ExecutionTimes::copy, [&] { executor_.sink_gradient(s); });
-  }
-
-  /// Behind the last step: clears that no step needed.
-  void finish() {
-    if (executor_.deferred_clears_.empty()) return;
-    while (!executor_.deferred_clears_.empty())
-      executor_.settle_clear(*executor_.deferred_clears_.begin());
-    lap(&ExecutionTimes::copy);
-  }
-
-  /// When everything is done: the times, and the spans of compute and of waiting for the trace.
-  ExecutionTimes times(const Mark& end, Trace* trace) const {
-    ExecutionTimes times;
-    double last = begin_->seconds();
-    times.total = end.seconds() - last;
-    for (const Lap& lap : laps_) {
-      const double now = lap.end->seconds();
-      times.*lap.part += now - last;
-      if (trace != nullptr && lap.name != nullptr)
-        trace->add(TraceLane::compute, lap.name, last, now);
-      last = now;
-    }
-    return times;
-  }
-
- private:
-  using Part = double ExecutionTimes::*;
-  struct Lap {
-    Part part;
-    const char* name;  ///< in the trace; null: in none
-    MarkPtr end;
-  };
-  void lap(Part part, const char* name = nullptr) {
-    laps_.push_back({part, name, executor_.stream_.mark()});
-  }
-  template <class Body>
-  void local(const char* name, Part part, Body body) {
-    if (what_ == Execute::communication_only) return;
-    const ProfileRange range(name);
-    body();
-    lap(part, part == &ExecutionTimes::compute ? name : nullptr);
-  }
-
-  AttentionExecutor& executor_;
-  Pass pass_;
-  Execute what_;
-  MarkPtr begin_;
-  std::vector<Lap> laps_;
-};
 
 ExecutionTimes AttentionExecutor::run(Pass pass, Execute what) {
   const ProfileRange range(pass == Pass::forward ? "attention forward" : "attention backward");
@@ -480,7 +336,7 @@ ExecutionTimes AttentionExecutor::run(Pass pass, Execute what) {
   for (const Step& s : plan_.steps(pass)) std::visit(walker, s);
   walker.finish();
   const MarkPtr end = stream_.mark();
-  settle(pass);
+  synchronize(pass);
   for (const Span& span : spans_)
     trace_->add(TraceLane::communication, span.what, span.begin->seconds(), span.end->seconds());
   spans_.clear();

@@ -1,5 +1,6 @@
 #pragma once
-// Executes a rank's plan with a Communicator and a BlockKernel, where the stream's arrays lie.
+// Executes the plan of a rank with a Communicator and a BlockKernel, in the memory space of a
+// stream.
 //
 //     AttentionExecutor attention(plan, heads, types, group, kernel, stream, workspace);
 //     fill attention.matrix(ArrayKind::q), .keys(), .values()
@@ -7,13 +8,14 @@
 //     fill attention.matrix(ArrayKind::d_out)
 //     attention.run(Pass::backward);            results in .matrix(ArrayKind::d_q), .d_keys(), ...
 //
-// The host walks the steps. On a device it only submits them, and is ahead of what is computed:
+// The host walks the steps. On a device it only submits them, and runs ahead of the computation. At
+// a Wait it makes the stream wait for the messages, and does not wait itself:
 //
-//     host      post KV | compute | hold KV | compute | ... | synchronize, results are there
+//     host      post KV | compute | Wait KV | compute | ... | synchronize: results are complete
 //     stream            pack | own keys ------- | keys of rank 2 --- | ...
 //     messages               | KV --------- |
 //
-// Arrays of a device are read and filled in by way of HostCopy and HostFill (array_ops.hpp).
+// HostCopy and HostFill (array_ops.hpp) read and fill arrays on a device.
 
 #include <initializer_list>
 #include <map>
@@ -25,58 +27,38 @@
 #include "attention/array_ops.hpp"
 #include "attention/kernels/block_kernel.hpp"
 #include "attention/plan.hpp"
+#include "attention/workspace.hpp"
 #include "comm/communicator.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/trace.hpp"
 
 namespace gyre {
 
-/// Memory of the arrays of plans, by storage number, and of the copies that messages need. Kept
-/// over executors (layers, bins), so that it is allocated once; grows as asked.
-class AttentionWorkspace {
- public:
-  /// Where memory is taken from now on, at first the host's. What is held in another space is
-  /// released. An executor calls it with its stream's.
-  void use(MemorySpace space);
-  /// At least `bytes` bytes. What a storage held is lost when it grows.
-  std::span<std::byte> storage(int id, int64_t bytes);
-  /// Takes a free staging buffer of at least `bytes` bytes, or makes one; to be given back.
-  Buffer<float> take_staging(int64_t bytes);
-  void give_back(Buffer<float> staging);
-  int64_t bytes() const;
-
- private:
-  MemorySpace space_ = MemorySpace::host;
-  std::map<int, Buffer<float>> storages_;
-  std::vector<Buffer<float>> free_;
-  int64_t staging_bytes_ = 0;
-};
-
-/// Time spent in one execution, seconds: the host's, or that of the device's stream. There a step
-/// lasts from the end of the last one, so that time in which the host had not yet submitted it
-/// counts as its own.
+/// Time spent in one execution, in seconds of the host or of the device's stream. On a device a
+/// step lasts from the end of the step before it, and so includes the time until the host submits
+/// it.
 struct ExecutionTimes {
-  double compute = 0;  ///< in the block kernel, calls of the communication engine included
-  double wait = 0;     ///< in Wait steps: communication not hidden by compute
-  double copy = 0;     ///< packing, unpacking, adding what was received, clearing, delta
+  double compute = 0;  ///< in the block kernel, with its calls of progress()
+  double wait = 0;     ///< in Wait steps: communication that compute does not hide
+  double copy = 0;     ///< packing, unpacking, adding received gradients, clearing, delta, sinks
   double total = 0;
 };
 
-/// What of a plan to run. Without communication the kernels read what an earlier run left in the
-/// receive arrays; without compute the messages carry what is there.
+/// Which steps of a plan to run. With compute_only the kernels read what an earlier run has
+/// received; with communication_only the messages carry whatever the arrays hold.
 enum class Execute { all, compute_only, communication_only };
 
 class AttentionExecutor {
  public:
-  /// Allocates the arrays of the given passes in the space of `stream`, to which everything is
-  /// submitted. `group` is the context-parallel group, in which this rank is plan.rank; it
-  /// communicates, and `kernel` computes, in the same space. All references must outlive the
-  /// executor.
+  /// Allocates the arrays of the forward pass, and of the backward pass if wanted, in the space of
+  /// `stream`, to which it submits all work. `group` is the context-parallel group, in which this
+  /// rank is plan.rank. `group` and `kernel` work in the same space. All references must outlive
+  /// the executor.
   AttentionExecutor(const RankPlan& plan, const HeadShape& heads, const ElementTypes& types,
                     Communicator& group, BlockKernel& kernel, Stream& stream,
                     AttentionWorkspace& workspace, bool with_backward);
 
-  /// Learnable sinks [heads], one logit for each query head; none when empty. Must outlive the
+  /// Learnable sinks [heads], one logit for each query head; empty: no sinks. They must outlive the
   /// executor.
   void set_sinks(std::span<const float> sinks) { sinks_ = sinks; }
   Stream& stream() { return stream_; }
@@ -91,12 +73,12 @@ class AttentionExecutor {
   MatrixRef d_values() { return plane(own(ArrayKind::d_kv), 1); }
   /// Final log-sum-exps after a forward pass, [rows, heads] of plan.arrays[plan.stats].
   MatrixView<const float> lse() { return final_stats(0); }
-  /// The same, or (plane 1) their deltas after a backward pass.
+  /// Plane 0: the same. Plane 1: the deltas, after a backward pass.
   MatrixView<const float> final_stats(int64_t p) { return plane(plan_.stats, p).as<float>(); }
 
-  /// Runs one direction. Padding rows (in no rectangle) get out = 0, LSE = -inf and no gradient.
-  /// Collective over the group. backward needs the arrays as forward left them. Everything is done
-  /// at return, on a device too.
+  /// Runs one direction. Padding rows, which no rectangle contains, get out = 0, LSE = -inf and the
+  /// gradient 0. Collective over the group. backward needs the arrays as forward left them. The
+  /// results are complete at return, on a device too.
   ExecutionTimes run(Pass pass, Execute what = Execute::all);
   /// Gradient of the sinks after a backward pass: [heads], the sum over the group.
   const std::vector<double>& d_sinks() const { return d_sinks_; }
@@ -107,15 +89,16 @@ class AttentionExecutor {
     Slice slice;
     Buffer<float> staging;
   };
+  /// An exchange that has been posted, with the staging buffers of its messages.
   struct Pending {
     WorkPtr work;
     std::vector<Buffer<float>> sent;
     std::vector<Received> received;
     std::string what;
     bool done = false;
-    MarkPtr begin, end;  ///< with a trace; end: once it is known to be done
+    MarkPtr begin, end;  ///< for the trace; end: set when the exchange is found to be complete
   };
-  /// A communication for the trace, whose marks are read when the stream has got there.
+  /// A communication in the trace. Its marks are read after the run.
   struct Span {
     std::string what;
     MarkPtr begin, end;
@@ -123,40 +106,43 @@ class AttentionExecutor {
 
   const PlanArray& array(int index) const { return plan_.arrays[static_cast<size_t>(index)]; }
   MatrixRef matrix_of(int index);
-  /// One plane of all heads of an array.
+  /// Plane `p` of an array, all heads.
   MatrixRef plane(int index, int64_t p);
-  /// Columns of `part`, heads of the array's, in one plane.
+  /// The columns of the heads `part` in plane `p` of an array.
   MatrixRef columns(int index, int64_t p, HeadRange part);
 
   void post(const step::Exchange& s);
   void complete(int id);
   void unpack(int id);
-  /// Makes what is submitted from now on come after an operation. On a device the operation is kept
-  /// until the end of the run.
+  /// Makes all work that is submitted from now on wait for a communication. On a device the
+  /// operation is kept until the end of the run.
   void wait_on_stream(WorkPtr work);
   void add_local_copies(const step::Exchange& s, std::vector<RowCopy>& copies);
   std::span<std::byte> place(const Slice& slice);
-  /// Where the rows and heads of a slice lie in their array, and one behind the other in a message.
+  /// The rows and heads of a slice in their array, and in a message, where they are contiguous.
   RowPlace in_array(const Slice& slice);
   RowPlace in_message(const Slice& slice, std::byte* data) const;
+  /// A copy of a slice, without its source and destination.
   RowCopy copy_of(const Slice& slice) const;
-  /// Clears an array, or leaves that to the first call that writes it where the kernel can.
+  /// Clears an array. If the kernel can overwrite, defers the clear to the first call that writes
+  /// the array.
   void clear(int index);
-  /// What was left to be cleared and is now needed.
-  void settle_clear(int index);
-  /// Whether a call that writes `heads` of these arrays is the first to write them, and all of
-  /// them; it then has to.
-  bool take_overwrite(std::initializer_list<int> arrays, HeadRange heads);
+  /// Carries out the clear of an array if it is deferred.
+  void clear_deferred(int index);
+  /// Whether the next call, which writes `heads` of these arrays, overwrites them: the clears of
+  /// all of them are deferred and `heads` are all their heads. Then the call replaces the clears;
+  /// otherwise the deferred ones are carried out.
+  bool replaces_clears(std::initializer_list<int> arrays, HeadRange heads);
   void compute(const step::Compute& s, Pass pass);
   void finish(const step::Finish& s);
   void delta(const step::Delta& s);
   void sink_gradient(const step::SinkGradient& s);
   void progress();
   void begin_sinks(Pass pass);
-  /// The sinks of the heads of an array, where kernels read them.
+  /// The sinks of the heads of an array, in the stream's space.
   const float* sinks_of(const PlanArray& stats) const;
-  /// Waits for everything that a run has submitted, and fetches what the host wants of it.
-  void settle(Pass pass);
+  /// Waits for all that a run has submitted, and copies the gradients of sinks to the host.
+  void synchronize(Pass pass);
 
   const RankPlan& plan_;
   HeadShape heads_;
@@ -167,15 +153,15 @@ class AttentionExecutor {
   AttentionWorkspace& workspace_;
   std::unique_ptr<ArrayOps> ops_;
   std::span<const float> sinks_;
-  Buffer<float> device_sinks_;   // [heads], in the stream's space, if that is not the host's
-  Buffer<double> sums_;          // [heads], in the stream's space: gradients of sinks
-  std::vector<double> d_sinks_;  // the same on the host, after a run
+  Buffer<float> device_sinks_;   // [heads], the sinks in the stream's space; empty on the host
+  Buffer<double> sums_;          // [heads], gradients of the sinks in the stream's space
+  std::vector<double> d_sinks_;  // [heads], the same on the host after a run
   Trace* trace_ = nullptr;
   std::vector<std::span<std::byte>> data_;  // [arrays]
-  std::set<int> deferred_clears_;           // arrays whose Clear is left to the kernel
-  std::optional<step::Delta> delta_;        // how the deltas came about that are there
-  std::map<int, Pending> pending_;
-  std::vector<WorkPtr> held_;
+  std::set<int> deferred_clears_;           // arrays
+  std::optional<step::Delta> delta_;        // the last Delta step of this run
+  std::map<int, Pending> pending_;          // by the id of the exchange
+  std::vector<WorkPtr> in_stream_;          // operations for which the stream of a device waits
   std::vector<Span> spans_;
 };
 

@@ -66,8 +66,8 @@ struct RankRows {
   friend bool operator==(const RankRows&, const RankRows&) = default;
 };
 
-/// A value: what one array holds from when it is written until it was last read. Arrays whose lives
-/// do not overlap may share a storage.
+/// An array of a plan lives from its first write to its last read. Arrays whose lifetimes do not
+/// overlap may share a storage.
 struct PlanArray {
   ArrayKind kind = ArrayKind::q;
   std::vector<RankRows> rows;
@@ -167,12 +167,16 @@ struct ScheduleOptions {
   int64_t heads_at_once = 1;  ///< KV heads of one stage of a strided all-gather
 };
 
+/// Which lists of steps a plan gets; a list that is not wanted stays empty.
+enum class PlanPasses { both, forward };
+
 /// What a schedule plans. The layout must outlive it.
 struct AttentionProblem {
   const Layout* layout = nullptr;
   HeadShape heads;
   MaskRule mask;
   ScheduleOptions options;
+  PlanPasses passes = PlanPasses::both;
   int cp() const { return layout->cp(); }
 };
 

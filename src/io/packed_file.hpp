@@ -57,7 +57,7 @@ struct PackedSlots {
   std::vector<int32_t> positions;  ///< [slots] inside the segment, padding included
 };
 
-/// Adds whatever is wrong with the tables of a header to `problems`, by bin and segment.
+/// Adds whatever is wrong with the tables of a header to `errors`, by bin and segment.
 void check_packed(ConfigErrors& errors, const PackedHeader& header);
 
 /// Writes the temporary file of `output`, which the caller commits. Every rank brings consecutive

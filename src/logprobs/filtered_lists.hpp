@@ -1,6 +1,6 @@
 #pragma once
-// What ranks send each other of the rows that a sampling filter cuts, their lists of the largest
-// logits, and the walk down the lists of all ranks together. Of filtered_scores.cpp alone.
+// The records that ranks exchange about the rows of a sampling filter, which are their lists of the
+// largest logits, and the walk down the lists of all ranks. For filtered_*.cpp only.
 //
 //     record of a rank    scalars [tokens], then values [tokens, length], f32 or bf16, descending
 //     walk of a row       lists 5 5 1 and 4 3 2: (5, 2 times), (4, 1), (3, 1), (2, as often as the

@@ -2,24 +2,29 @@
 // Log-probabilities under a sampling filter (temperature, top-k, top-p) from a vocabulary that is
 // split over ranks, which it stays: no rank ever holds a row.
 //
-// A filter is a threshold: what survives are the columns above it, and some of those equal to it
+// A filter is a threshold: the columns above it survive, and some of those equal to it
 // (SamplingFilter in reference.hpp says which). One pass gives each rank its moments and its M
-// largest logits; one all-gather of those, M values and 16 bytes a token, lets every rank find the
-// same threshold:
+// largest logits. One all-gather of these, M values and 16 bytes for each token, lets every rank
+// find the same threshold:
 //
-//     walk the values of all ranks' lists downwards, adding up probabilities (of the exact sum over
-//     the whole vocabulary); stop at the k-th, or where the sum reaches top_p
+//     walk down the values of all ranks' lists and add up their probabilities (relative to the
+//     exact sum over the whole vocabulary); stop at the k-th value, or where the sum reaches top_p
 //
-// That is exact if the threshold is not below the last value of any rank's list that left columns
-// out: all that is larger is in some list, and how often the last value itself occurs is sent too.
-// With top-k, M = k, which is always exact. For rows where it is not, all of them together:
+// A list is incomplete if its rank has more columns than the list has entries. The threshold is
+// exact if it is not below the last value of any incomplete list: then every larger value is in
+// some list, and each list says how often its last value occurs. With top-k, M = k, and the
+// threshold is always exact. The rows whose threshold is not exact are searched together:
 //
-//     the threshold lies below those last values, and above what so little is below of that it
-//     cannot matter: a range of keys, integers in the order of the values
-//     cut the range in 256, until one key is left: sums of the probabilities of the columns in each
-//     part, added over ranks as integers, so that the order does not matter
+//     key = an integer in the order of the values
+//     range = the keys below those last values and above a bound, below which the probabilities add
+//             up to too little to matter
+//     until one key is left:
+//         cut the range into 256 parts; sum the probabilities of the columns in each part, over all
+//         ranks and as integers, so that the order does not matter; go on in the part where the sum
+//         from above reaches top_p
 //
-// which is at most 2 rounds for bf16 and 4 for f32, usually 1 and 3; then one all-gather of counts.
+// This takes at most 2 rounds for bf16 and 4 for f32, usually 1 and 3, then one all-gather of
+// counts.
 //
 // Example, M = 2, top_p = 0.9, ranks hold 5 1 0 | 4 3 2: lists 5 1 and 4 3; p = .64 .24 .09 .03 ..
 //     5 and 4 make 0.88, 3 more 0.97 >= 0.9: threshold 3, not below 3 or 1: exact

@@ -6,9 +6,9 @@
 //     a row of 40000 columns     parts [0, 16384), [16384, 32768), [32768, 40000): one block each
 //     a thread of a block        every 256th vector of the part: sums in f32 of at most 128
 //     columns,
-//                                counted from the largest logit that the thread has met
-//     a block, a row             sums of threads, and of parts in their order, in f64, counted from
-//                                the largest of all
+//                                relative to the largest logit that the thread has read
+//     a block, a row             sums of threads, and of parts in their order, in f64, relative to
+//                                the largest logit of all
 //
 // A thread looks for a new maximum once a vector, so that an element costs one exponential.
 

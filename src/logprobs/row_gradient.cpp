@@ -6,20 +6,19 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "core/error.hpp"
+#include "logprobs/picked_columns.hpp"
 #include "logprobs/row_lanes-inl.hpp"
-#include "runtime/parallel.hpp"
+#include "logprobs/row_output.hpp"
 
-// All of a row's constants are folded into those of the exponential: with an origin near the row's
-// normaliser, p = C 2^y for a C between 0.7 and 1.4, and a C 2^y takes no more instructions than
-// 2^y. With an entropy's gradient the logarithm is taken from z - max, which is exact where p is
-// near 1 and its logarithm small.
+// The constants of a row are folded into those of the exponential. With an origin near the row's
+// normaliser, p = C 2^y for a C between 0.7 and 1.4, and a C 2^y takes as many instructions as 2^y.
+// The gradient of an entropy computes log p from z - max, which is exact where p is near 1 and its
+// logarithm is small.
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
@@ -71,7 +70,7 @@ class Slope {
   V max_, factor_, constant_;
 };
 
-/// a p for those above the threshold, or equal to it if `ties` survive; else 0.
+/// a p for elements above the threshold or, with `ties`, equal to it; else 0.
 template <bool ties>
 class Survivor {
  public:
@@ -109,44 +108,13 @@ class Logarithm {
   V max_, scale_, log_sum_;
 };
 
-class Constant {
- public:
-  HWY_INLINE Constant(F f, float x) : x_(hn::Set(f, x)) {}
-  HWY_INLINE V operator()() const { return x_; }
-
- private:
-  V x_;
-};
-
-template <class Body>
-HWY_INLINE void with_row(const ConstMatrixRef& matrix, int64_t r, const Body& body) {
-  if (matrix.type == DType::f32)
-    body(matrix.as<float>().row(r));
-  else
-    body(matrix.as<bf16>().row(r));
-}
-template <class Body>
-HWY_INLINE void with_row(const MatrixRef& matrix, int64_t r, const Body& body) {
-  if (matrix.type == DType::f32)
-    body(matrix.as<float>().row(r));
-  else
-    body(matrix.as<bf16>().row(r));
-}
-
-// Kernels of one row: elements [begin, end) of row r, types looked at here.
-
-void fill_row(const MatrixRef& out, bool stream, int64_t r, int64_t begin, int64_t end,
-              float value) {
-  with_row(out, r, [&](auto* to) HWY_ATTR {
-    map_row(F(), Constant(F(), value), end - begin, stream, to + begin);
-  });
-}
+// Kernels of one row. They dispatch on the types of elements.
 
 template <bool sloped, class From, class To>
 void slope_row(const Base& base, const RowSlope& slope, int64_t count, bool stream, const From* z,
                To* to) {
   const F f;
-  // A row of two types is bound by its conversions: one kind of it will do.
+  // A row of two types is bound by its conversions, which one variant does as fast.
   if constexpr (std::is_same_v<From, To>)
     if (HWY_NATIVE_FMA && base.origin.shift == 0)
       return map_row(f, Slope<false, sloped>(f, base, slope), count, stream, to, z);
@@ -211,7 +179,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace gyre {
-HWY_EXPORT(fill_row);
 HWY_EXPORT(gradient_row);
 HWY_EXPORT(logarithm_row);
 HWY_EXPORT(cross_gradient_row);
@@ -219,42 +186,8 @@ HWY_EXPORT(filtered_row);
 
 namespace {
 
-struct RowOutput {
-  MatrixRef matrix;
-  bool stream;  // past the caches
-};
-
-/// Where a matrix of results is too large to be found in a cache later.
-constexpr int64_t cached_bytes = 4 << 20;
-
-/// Results at `to`, past the caches if they are large and not in place of `from`.
-RowOutput output_at(const MatrixRef& to, const ConstMatrixRef& from) {
-  const int64_t bytes = to.rows * to.cols * static_cast<int64_t>(size_of(to.type));
-  return {to, bytes > cached_bytes && to.data != from.data};
-}
-
-void fill(const RowOutput& out, int64_t r, int64_t begin, int64_t end, float value) {
-  HWY_DYNAMIC_DISPATCH(fill_row)(out.matrix, out.stream, r, begin, end, value);
-}
-/// Zeros that nobody has read go past the caches also in place.
-void clear(const RowOutput& out, int64_t r, int64_t begin, int64_t end) {
-  const int64_t bytes =
-      out.matrix.rows * out.matrix.cols * static_cast<int64_t>(size_of(out.matrix.type));
-  fill({out.matrix, bytes > cached_bytes}, r, begin, end, 0);
-}
-
 bool usable(const RowNormalizer& row) {
   return std::isfinite(row.max) && std::isfinite(row.log_sum);
-}
-
-/// Calls body(begin, end) for parts of the rows; a column takes about 0.15 ns.
-template <class Body>
-void for_rows(int threads, int64_t rows, int64_t columns, Body body) {
-  const double nanoseconds = 0.15 * static_cast<double>(columns) + 10;
-  for_each_part(threads, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
-    body(begin, end);
-    hwy::FlushStream();  // what went past the caches is seen by other threads
-  });
 }
 
 void check(const ConstMatrixRef& from, const MatrixRef& to, int64_t columns, size_t row_values) {
@@ -265,90 +198,9 @@ void check(const ConstMatrixRef& from, const MatrixRef& to, int64_t columns, siz
   GYRE_CHECK(from.data != to.data || (from.type == to.type && from.stride == to.stride),
              "in place of logits of another layout");
 }
-void check(const RowPicks& picks, int64_t rows) {
-  constexpr int64_t most = 1 << 16;  // see PickedColumns::owners
-  GYRE_CHECK(0 <= picks.per_row && picks.per_row <= most &&
-                 std::cmp_equal(picks.ids.size(), rows * picks.per_row) &&
-                 picks.ids.size() == picks.weights.size(),
-             "{} rows of {} picks: {} ids, {} weights", rows, picks.per_row, picks.ids.size(),
-             picks.weights.size());
-}
-
-/// The picks of one row: what they get besides their weights is kept in f32, so that the sum is
-/// rounded once.
-class PickedColumns {
- public:
-  PickedColumns(const RowPicks& picks, int64_t columns) : picks_(picks), columns_(columns) {}
-
-  /// Takes up row r; whether any of its weights, here or elsewhere, is not 0.
-  bool start(int64_t r) {
-    const auto first = static_cast<size_t>(r * picks_.per_row);
-    const auto count = static_cast<size_t>(picks_.per_row);
-    r_ = r;
-    ids_ = picks_.ids.subspan(first, count);
-    weights_ = picks_.weights.subspan(first, count);
-    at_.clear();
-    values_.clear();
-    return std::any_of(weights_.begin(), weights_.end(), [](float w) { return w != 0; });
-  }
-  /// Keeps those picks of this shard that keep(column) is true for, and their base(column).
-  template <class Keep, class Base>
-  void keep(Keep keep, Base base) {
-    kept_weights_.clear();
-    for (size_t k = 0; k < ids_.size(); ++k) {
-      const int64_t column = ids_[k] - picks_.first_column;
-      if (ids_[k] < 0 || column < 0 || column >= columns_ || !keep(column)) continue;
-      at_.push_back(column);
-      values_.push_back(base(column));
-      kept_weights_.push_back(weights_[k]);
-    }
-  }
-  /// [kept] logits, to be turned into gradients in place.
-  std::span<float> values() { return values_; }
-
-  /// Overwrites the picked columns of the output with the sums.
-  void put(const MatrixRef& to) {
-    if (to.type == DType::f32)
-      put(to.as<float>().row(r_));
-    else
-      put(to.as<bf16>().row(r_));
-  }
-
- private:
-  static void set(float& to, float x) { to = x; }
-  static void set(bf16& to, float x) { to = to_bf16(x); }
-  static void mark(float& to, uint32_t x) { to = std::bit_cast<float>(x); }
-  static void mark(bf16& to, uint32_t x) { to.bits = static_cast<uint16_t>(x); }
-  static uint32_t marked(float at) { return std::bit_cast<uint32_t>(at); }
-  static uint32_t marked(bf16 at) { return at.bits; }
-
-  /// Of picks of the same column one owns it, the last; the output itself, which is to be
-  /// overwritten, notes which.
-  template <class T>
-  void put(T* row) {
-    if (at_.size() == 1) return set(row[at_[0]], values_[0] + kept_weights_[0]);
-    for (size_t k = 0; k < at_.size(); ++k) mark(row[at_[k]], static_cast<uint32_t>(k));
-    owners_.clear();
-    for (const int64_t column : at_) owners_.push_back(marked(row[column]));
-    for (size_t k = 0; k < at_.size(); ++k) values_[owners_[k]] += kept_weights_[k];
-    for (size_t k = 0; k < at_.size(); ++k)
-      if (owners_[k] == k) set(row[at_[k]], values_[k]);
-  }
-
-  const RowPicks& picks_;
-  int64_t columns_, r_ = 0;
-  std::span<const int32_t> ids_;
-  std::span<const float> weights_;
-  std::vector<int64_t> at_;
-  std::vector<float> values_, kept_weights_;
-  std::vector<uint32_t> owners_;
-};
-
-constexpr auto always = [](int64_t) { return true; };
-constexpr auto nothing = [](int64_t) { return 0.0F; };
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 
-/// values <- p (a + b log p) of the logits that they are.
+/// Replaces the logits `values` by p (a + b log p).
 void differentiate(std::span<float> values, float scale, const RowNormalizer& row,
                    const RowSlope& slope) {
   if (values.empty()) return;
@@ -364,11 +216,11 @@ void row_gradient(ConstMatrixRef logits, const RowPass& pass,
                   std::span<const RowNormalizer> normalizers, std::span<const RowSlope> slopes,
                   const RowPicks& picks, MatrixRef d_logits) {
   check(logits, d_logits, pass.columns, normalizers.size());
-  check(picks, logits.rows);
+  check_picks(picks, logits.rows);
   GYRE_CHECK(slopes.size() == normalizers.size(), "{} slopes", slopes.size());
   const RowOutput out = output_at(d_logits, logits);
   const auto gradient = HWY_DYNAMIC_DISPATCH(gradient_row);
-  for_rows(pass.threads, logits.rows, logits.cols, [&](int64_t begin, int64_t end) {
+  for_each_row_part(pass.threads, logits.rows, logits.cols, [&](int64_t begin, int64_t end) {
     PickedColumns picked(picks, pass.columns);
     for (int64_t r = begin; r < end; ++r) {
       const RowNormalizer& row = normalizers[static_cast<size_t>(r)];
@@ -381,10 +233,12 @@ void row_gradient(ConstMatrixRef logits, const RowPass& pass,
         fill(out, r, 0, pass.columns, nan_value);
       } else if (!sloped) {
         clear(out, r, 0, pass.columns);
-        picked.keep(always, nothing);
+        picked.keep_weights();
         picked.put(d_logits);
       } else {
-        if (weighted) picked.keep(always, [&](int64_t column) { return logits.at(r, column); });
+        if (weighted)
+          picked.keep([](int64_t) { return true; },
+                      [&](int64_t column) { return logits.at(r, column); });
         differentiate(picked.values(), pass.scale, row, slope);
         gradient(logits, r, pass, row, slope, out.matrix, out.stream);
         picked.put(d_logits);
@@ -400,7 +254,7 @@ void row_log_softmax(ConstMatrixRef logits, const RowPass& pass,
   const auto probability = HWY_DYNAMIC_DISPATCH(gradient_row);
   const auto logarithm = HWY_DYNAMIC_DISPATCH(logarithm_row);
   const float padding = exponentiate ? 0 : -std::numeric_limits<float>::infinity();
-  for_rows(pass.threads, logits.rows, logits.cols, [&](int64_t begin, int64_t end) {
+  for_each_row_part(pass.threads, logits.rows, logits.cols, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const RowNormalizer& row = normalizers[static_cast<size_t>(r)];
       fill(to, r, pass.columns, logits.cols, padding);
@@ -424,7 +278,7 @@ void row_cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const Ro
              pass.scale, gradients.size());
   const RowOutput out = output_at(d_student, student);
   const auto gradient = HWY_DYNAMIC_DISPATCH(cross_gradient_row);
-  for_rows(pass.threads, student.rows, student.cols, [&](int64_t begin, int64_t end) {
+  for_each_row_part(pass.threads, student.rows, student.cols, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const auto at = static_cast<size_t>(r);
       clear(out, r, pass.columns, student.cols);
@@ -444,13 +298,13 @@ void row_filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
                            std::span<const RowSurvivors> survivors, std::span<const float> a,
                            const RowPicks& picks, MatrixRef d_logits) {
   check(logits, d_logits, pass.columns, normalizers.size());
-  check(picks, logits.rows);
+  check_picks(picks, logits.rows);
   GYRE_CHECK(picks.per_row == 1 && survivors.size() == normalizers.size() &&
                  a.size() == normalizers.size(),
              "{} picks a row, {} survivors, {} slopes", picks.per_row, survivors.size(), a.size());
   const RowOutput out = output_at(d_logits, logits);
   const auto gradient = HWY_DYNAMIC_DISPATCH(filtered_row);
-  for_rows(pass.threads, logits.rows, logits.cols, [&](int64_t begin, int64_t end) {
+  for_each_row_part(pass.threads, logits.rows, logits.cols, [&](int64_t begin, int64_t end) {
     PickedColumns picked(picks, pass.columns);
     for (int64_t r = begin; r < end; ++r) {
       const auto at = static_cast<size_t>(r);
@@ -473,44 +327,6 @@ void row_filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
       }
     }
   });
-}
-
-void scatter_picks(const RowPicks& picks, int64_t columns, MatrixRef d_logits, int threads) {
-  check(picks, d_logits.rows);
-  GYRE_CHECK(0 <= columns && columns <= d_logits.cols, "{} of {} columns", columns, d_logits.cols);
-  const RowOutput out = output_at(d_logits, {});
-  for_rows(threads, d_logits.rows, d_logits.cols, [&](int64_t begin, int64_t end) {
-    PickedColumns picked(picks, columns);
-    for (int64_t r = begin; r < end; ++r) {
-      clear(out, r, 0, d_logits.cols);
-      if (!picked.start(r)) continue;
-      picked.keep(always, nothing);
-      picked.put(d_logits);
-    }
-  });
-}
-
-void gather_picks(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
-                  int64_t first_column, int64_t columns, std::span<float> values) {
-  GYRE_CHECK(0 <= columns && columns <= logits.cols && ids.size() == values.size() &&
-                 std::cmp_equal(ids.size(), logits.rows * per_row),
-             "{} of {} columns, {} ids and {} values of {} rows of {}", columns, logits.cols,
-             ids.size(), values.size(), logits.rows, per_row);
-  // Each is a miss of its own: asked for a few picks ahead.
-  constexpr int64_t ahead = 16;
-  const auto owned = [&](int64_t i) {
-    const int64_t column = ids[static_cast<size_t>(i)] - first_column;
-    return ids[static_cast<size_t>(i)] >= 0 && column >= 0 && column < columns ? column : -1;
-  };
-  const auto element = static_cast<int64_t>(size_of(logits.type));
-  for (int64_t i = 0; i < std::ssize(ids); ++i) {
-    if (i + ahead < std::ssize(ids)) {
-      const int64_t column = owned(i + ahead), row = (i + ahead) / per_row;
-      if (column >= 0) hwy::Prefetch(logits.data + (row * logits.stride + column) * element);
-    }
-    if (const int64_t column = owned(i); column >= 0)
-      values[static_cast<size_t>(i)] = logits.at(i / per_row, column);
-  }
 }
 
 }  // namespace gyre

@@ -30,6 +30,7 @@
 #include <span>
 
 #include "core/matrix_ref.hpp"
+#include "logprobs/row_picks.hpp"
 
 namespace gyre {
 
@@ -42,15 +43,6 @@ struct RowNormalizer {
 struct RowSlope {
   float a = 0;
   float b = 0;
-};
-
-/// Ids with a gradient of their own, at most 65536 a row. An id may occur several times in a row;
-/// those that are not in this shard's valid columns are passed over.
-struct RowPicks {
-  std::span<const int32_t> ids;    ///< [rows, per_row] global ids
-  std::span<const float> weights;  ///< [rows, per_row]
-  int64_t per_row = 0;
-  int64_t first_column = 0;  ///< global id of column 0 of the shard
 };
 
 struct RowPass {
@@ -90,13 +82,5 @@ void row_filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
                            std::span<const RowNormalizer> normalizers,
                            std::span<const RowSurvivors> survivors, std::span<const float> a,
                            const RowPicks& picks, MatrixRef d_logits);
-
-/// d_logits [rows, cols] <- weights at the picks, 0 elsewhere.
-void scatter_picks(const RowPicks& picks, int64_t columns, MatrixRef d_logits, int threads);
-
-/// values [rows, per_row] <- the logits of the ids that this shard holds; the others are left as
-/// they are. `columns` as in RowPass.
-void gather_picks(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
-                  int64_t first_column, int64_t columns, std::span<float> values);
 
 }  // namespace gyre

@@ -1,15 +1,15 @@
 #pragma once
-// The passes over the rows of a shard, wherever the shard lies: on the host by row_statistics.hpp,
-// row_gradient.hpp, row_selection.hpp and row_digits.hpp, which say what each of them does; on a
-// device by cuda_row_kernels.hpp.
+// The passes over the rows of a shard, on the host or on a device. row_statistics.hpp,
+// row_gradient.hpp, row_picks.hpp, row_selection.hpp and row_digits.hpp say what each pass does,
+// and implement it for the host; cuda_row_kernels.hpp implements it for a device.
 //
 //     matrices of logits, of gradients, of log-probabilities     in the memory of the kernels
-//     whatever there is one of a row, or a few                   in host memory
+//     arrays with one or some numbers for each row               in host memory
 //
-// What lies in host memory is read before a function returns, and is final when it does; matrices
-// are read and written in the order of the kernels' stream. So a function whose results are in host
-// memory waits for the device, and one that writes a matrix does not. Rows that need a pass of
-// their own (ties, digits) are handed over many at a time: a pass over one row fills no device.
+// A function has read its host arrays, and completed its results in host memory, when it returns;
+// it reads and writes matrices in the order of the kernels' stream. So a function with results in
+// host memory waits for the device, and a function that writes a matrix does not. Passes over
+// single rows (ties, digits) take many rows in one call, because one row does not fill a device.
 
 #include <cstdint>
 #include <span>
@@ -45,7 +45,7 @@ struct TieQuery {
 class RowKernels {
  public:
   virtual ~RowKernels() = default;
-  /// Where matrices lie: host or device.
+  /// The memory of the matrices: host or device.
   virtual MemorySpace space() const = 0;
 
   // As the functions row_moments, row_cross_moments, row_gradient and so on.
@@ -74,7 +74,7 @@ class RowKernels {
   virtual void top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
                    std::span<RowMoments> moments) = 0;
 
-  // Of some rows; `columns` are the valid ones, the first of each row.
+  // Passes over some rows; `columns` are the valid ones, the first of each row.
 
   /// masses [rows.size(), digit_sums] <- those of add_masses.
   virtual void masses(ConstMatrixRef logits, int64_t columns, std::span<const MassRow> rows,

@@ -21,6 +21,7 @@
 #include <type_traits>
 
 #include "core/bf16.hpp"
+#include "core/matrix_ref.hpp"
 #include "runtime/exp-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -159,6 +160,15 @@ HWY_INLINE void prefetch_pair(F f, const T* from, int64_t bytes_ahead) {
   const char* at = reinterpret_cast<const char*>(from) + bytes_ahead;
   const auto bytes = static_cast<int64_t>(2 * hn::Lanes(f) * sizeof(T));
   for (int64_t i = 0; i < bytes; i += line_bytes) hwy::Prefetch(at + i);
+}
+
+/// body(pointer to the first element of row r), of the matrix's type.
+template <class Matrix, class Body>
+HWY_INLINE void with_row(const Matrix& matrix, int64_t r, const Body& body) {
+  if (matrix.type == DType::f32)
+    body(matrix.template as<float>().row(r));
+  else
+    body(matrix.template as<bf16>().row(r));
 }
 
 /// Where the exponents of a row are counted from: y = (z - shift) · scale - whole. The shift is 0

@@ -16,6 +16,7 @@
 #include "core/error.hpp"
 #include "core/index.hpp"
 #include "logprobs/row_lanes-inl.hpp"
+#include "logprobs/score_detail.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/parallel.hpp"
 
@@ -24,7 +25,7 @@
 namespace gyre {
 namespace {
 
-/// What may still be among the largest of a row, in the order of columns.
+/// Elements that may be among the largest of a row, in the order of columns.
 struct Candidates {
   float* values;
   int32_t *ids, *keys;
@@ -108,8 +109,8 @@ HWY_INLINE void append(float x, int64_t column, Candidates& c) {
 /// Appends the elements of columns [begin, end), at most most_columns, that are above the bar, NaN
 /// included. There must be room for all of them, and a vector more.
 ///
-/// Once the bar has risen, one group of vectors in ten has something above it, now and then: groups
-/// are noted without a branch that could be mispredicted, and then looked at.
+/// Once the bar has risen, about one group of vectors in ten has an element above it. A first loop
+/// lists these groups without a branch that could be mispredicted; a second loop scans them.
 template <class T>
 HWY_INLINE void scan(const T* row, int64_t begin, int64_t end, Candidates& c) {
   const F f;
@@ -287,46 +288,13 @@ HWY_EXPORT(prune);
 HWY_EXPORT(rank_candidates);
 
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
-/// Columns whose moments are taken at once, 256 KB of f32: what is then scanned comes from L2.
-/// Shorter blocks would do for L1, but row_moments looks twice at the first 4096 columns that it
-/// gets.
+/// Columns whose moments are computed at once, 256 KB of f32, so that the scan reads them from L2.
+/// Shorter blocks would fit in L1, but row_moments reads the first 4096 columns of a call twice.
 constexpr int64_t block = 65536;
 constexpr int64_t run = most_columns;  // columns that are scanned with one bar
-constexpr int64_t widest_vector = 64;  // lanes, with room to spare
+constexpr int64_t widest_vector = 64;  // lanes, at least
 
-/// Moments of a row from those of its blocks, in double precision.
-class MomentsSum {
- public:
-  explicit MomentsSum(float scale) : scale_(static_cast<double>(scale)) {}
-  void add(const RowMoments& part) {
-    const auto sum = static_cast<double>(part.sum), weighted = static_cast<double>(part.weighted);
-    if (sum == 0) return;
-    if (part.max > max_) {
-      if (max_ != minus_infinity) shift(sum_, weighted_, max_, part.max);
-      max_ = part.max;
-    }
-    double more = sum, more_weighted = weighted;
-    if (part.max < max_) shift(more, more_weighted, part.max, max_);
-    sum_ += more;
-    weighted_ += more_weighted;
-  }
-  RowMoments moments(bool weighted) const {
-    return {max_, static_cast<float>(sum_), weighted ? static_cast<float>(weighted_) : 0};
-  }
-
- private:
-  /// Sums relative to `from` become relative to `to`.
-  void shift(double& sum, double& weighted, float from, float to) const {
-    const double d = (static_cast<double>(from) - static_cast<double>(to)) * scale_;
-    weighted = (weighted + d * sum) * std::exp(d);
-    sum *= std::exp(d);
-  }
-  double scale_;
-  float max_ = minus_infinity;
-  double sum_ = 0, weighted_ = 0;
-};
-
-/// One thread's room.
+/// Scratch arrays of one thread.
 struct Room {
   explicit Room(int64_t length)
       : limit(2 * length + 64),
@@ -349,17 +317,20 @@ class RowSelector {
   /// Fills row r of the results.
   void select(int64_t r, Room& room, RowMoments* moments) const {
     Candidates c{room.values.data(), room.ids.data(), room.keys.data()};
-    MomentsSum sum(scan_.scale);
+    const auto scale = static_cast<double>(scan_.scale);
+    RowTotal total;
     for (int64_t begin = 0; begin < scan_.columns; begin += block) {
       const int64_t end = std::min(scan_.columns, begin + block);
-      if (moments != nullptr) sum.add(block_moments(r, begin, end));
+      if (moments != nullptr) total.add(block_moments(r, begin, end), scale);
       for (int64_t at = begin; at < end; at += run) {
         scan_run(r, at, std::min(end, at + run), c);
         if (c.count > room.limit)
           HWY_DYNAMIC_DISPATCH(prune)(top_.length, top_.length + top_.length / 4 + 8, c);
       }
     }
-    if (moments != nullptr) *moments = sum.moments(scan_.weighted);
+    if (moments != nullptr)
+      *moments = {total.max, static_cast<float>(total.sum),
+                  scan_.weighted ? static_cast<float>(total.weighted) : 0};
     const int64_t infinite = c.bar == minus_infinity ? c.at_bar : 0;
     if (c.count > top_.length) HWY_DYNAMIC_DISPATCH(prune)(top_.length, top_.length, c);
     write(r, c, room.order.data(), infinite);
@@ -433,7 +404,7 @@ void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
   std::vector<Room> rooms;
   for (int t = 0; t < std::max(1, scan.threads); ++t) rooms.emplace_back(length);
   const RowSelector selector(logits, scan, top);
-  // A list costs some microseconds beside the pass.
+  // A list takes some microseconds more than the pass.
   const double nanoseconds = 0.12 * static_cast<double>(scan.columns) + 2000;
   for_each_part(scan.threads, logits.rows, nanoseconds,
                 [&](int64_t begin, int64_t end, int thread) {

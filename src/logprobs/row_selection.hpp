@@ -9,13 +9,13 @@
 //                          drop what is not above bar
 //     keep the M largest, in order
 //
-// The bar is found by bisection over the bits of the values, where each step counts the elements of
-// kept above a value, vector by vector: no branches to mispredict, unlike partial sorting. If so
-// many are equal that no value has between M and a few more above it, the first of them stay.
+// Bisection over the bits of the values finds the bar. Each step counts the elements of kept above
+// a value, vector by vector: unlike partial sorting, this has no branches to mispredict. If so many
+// elements are equal that no value has between M and a few more above it, the first of them stay.
 //
 // Equal values are ordered by ascending id, so that the result is one list, whatever the blocks.
-// After the first run, about M / i elements of run i of random data are above the bar, so that the
-// limit is memory: 2 or 4 bytes read an element, and with moments one exponential.
+// In random data about M / i elements of run i are above the bar. So the limit is memory: 2 or 4
+// bytes are read for each element; with moments it is also one exponential for each element.
 
 #include <cstdint>
 #include <span>
@@ -39,7 +39,7 @@ void check_row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top
                    std::span<const RowMoments> moments);
 
 /// The `length` largest of the first scan.columns elements of each row and, unless `moments` is
-/// empty, the moments [rows] of row_moments, in the same pass (added up in other runs, so that
+/// empty, the moments [rows] of row_moments, in the same pass (summed in other blocks, so that
 /// their last bits may differ). A NaN ranks as the largest. Vectorised; run-time dispatch. Bits do
 /// not depend on scan.threads.
 void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,

@@ -59,9 +59,6 @@ struct RowScan {
 /// 0 where max is a number.
 void row_moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out);
 
-/// The moments of two parts of a row together, in the order of columns.
-RowMoments merge_moments(const RowMoments& a, const RowMoments& b, float scale);
-
 /// Two rows of one token, of a student and a teacher, in 20 bytes:
 ///     cross = Σ exp(T_v - teacher_max) (S_v - student_max)
 /// so that over all shards, with s_S, s_T and u made of student_sum, teacher_sum and cross,

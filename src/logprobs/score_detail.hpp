@@ -1,6 +1,6 @@
 #pragma once
-// What the routines on split vocabularies share: checks of arguments, how rows are dealt, messages,
-// and rows of which the parts are added up.
+// What the routines on split vocabularies share: checks of arguments, the distribution of rows,
+// messages, and the merge of the moments of parts of a row.
 
 #include <algorithm>
 #include <limits>
@@ -14,7 +14,7 @@
 
 namespace gyre {
 
-/// Throws a usage error if there are fewer than none.
+/// Throws a usage error if tokens < 0.
 void check_tokens(int64_t tokens);
 
 /// Throws a usage error unless the temperature and its inverse in f32 are positive and finite.
@@ -26,8 +26,8 @@ float scale_of(double temperature);
 /// same value. Collective: one small all-gather.
 void agree_on_number(Communicator& tp, std::string_view what, std::string_view name, double value);
 
-/// First of the items of `part`, when `count` of them are dealt to `parts` in order, as evenly as
-/// can be: the first count % parts get one more. `part` may be `parts`: the end.
+/// The first item of part `part`, when `count` items are split into `parts` parts, in order and as
+/// evenly as possible: the first count % parts get one more. `part` may be `parts`: the end.
 inline int64_t first_dealt(int64_t count, int64_t parts, int64_t part) {
   return count / parts * part + std::min(part, count % parts);
 }
@@ -41,8 +41,8 @@ void add_slices(int peer, std::span<Byte> data, std::vector<Slice>& slices) {
   slices.push_back({peer, data});
 }
 
-/// The moments of a row over tiles of its columns, or over ranks, in f64: bits depend on the order
-/// of the parts alone.
+/// The moments of a row from those of parts of its columns (blocks, tiles, ranks), in f64. The bits
+/// depend only on the order of the parts.
 struct RowTotal {
   float max = -std::numeric_limits<float>::infinity();
   double sum = 0, weighted = 0;
@@ -57,8 +57,8 @@ struct RowTotal {
   float entropy(double log_sum) const;
 };
 
-/// What row_gradient wants of a row whose log-probabilities have gradients that add up to g, and
-/// its entropy, which is `entropy`, the gradient h. `entropy` does not matter if h is 0.
+/// The coefficients of row_gradient for a row: g is the sum of the gradients of its
+/// log-probabilities, h the gradient of its entropy. If h is 0, `entropy` is not used.
 RowSlope slope_of(double g, double h, double entropy, double scale);
 
 }  // namespace gyre

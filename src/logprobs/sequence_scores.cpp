@@ -18,7 +18,7 @@ struct Run {
 /// Calls body(run) for all local slots of a rank that are in the stream.
 template <class Body>
 void for_each_run(const Layout& layout, std::span<const int32_t> bounds, int rank, Body body) {
-  for (const SlotRun& piece : layout.shard(rank).pieces) {
+  for (const SlotRun& piece : layout.shard(rank).runs) {
     int64_t slot = piece.start.value(), done = 0;
     while (done < piece.length && slot < layout.stream_slots) {
       const auto end = std::upper_bound(bounds.begin(), bounds.end(), slot);

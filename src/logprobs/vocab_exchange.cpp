@@ -55,14 +55,14 @@ void copy(const From& from, const To& to, Stream& stream) {
   for (int64_t r = 0; r < from.rows; ++r) std::memcpy(to.line(r), from.line(r), from.line_bytes());
 }
 
-/// The blocks of an exchange with gaps, without them: memory that is sent, or received, in their
-/// stead. On the host there are none.
+/// Copies without gaps of the blocks that have gaps, which are sent or received instead of them. On
+/// the host there are none.
 template <class Byte>
 class Packed {
  public:
   explicit Packed(const Stream& stream) : packs_(stream.space() == MemorySpace::device) {}
 
-  /// The block to be described to the communicator.
+  /// The block that is passed to the communicator.
   Block<Byte> stand_in(const Block<Byte>& block) {
     if (!packs_ || block.empty() || block.rows == 1 || block.columns == block.matrix.stride)
       return block;
@@ -76,7 +76,7 @@ class Packed {
     for (size_t i = 0; i < blocks_.size(); ++i)
       copy(blocks_[i], packed<std::byte>(blocks_[i], memory_[i]), stream);
   }
-  /// Puts what came into its place.
+  /// Copies what was received to the blocks.
   void unpack(Stream& stream) {
     for (size_t i = 0; i < blocks_.size(); ++i)
       copy(packed<const std::byte>(blocks_[i], memory_[i]), blocks_[i], stream);

@@ -8,17 +8,16 @@
 //                                                                  -----
 //                                                                  2 2 2
 //
-// One grouped exchange, at most one message to each rank. On the host, the blocks of a message are
-// described to the communicator where they lie, so that neither side makes a permuted copy. On a
-// device that is done for blocks without gaps between their rows; others would be a message for
-// each row, and go through a copy on the side that has the gaps, by one kernel a rank. The own
-// block is copied meanwhile. Rows are dealt in order, as evenly as they can be; both directions are
-// exact inverses. all_to_all_vp2sq and all_to_all_sq2vp of NeMo RL, without their condition that
-// ranks divide tokens and columns.
+// One grouped exchange, with at most one message to each rank. On the host the communicator gets
+// the blocks of a message in place, so that neither side makes a permuted copy. On a device this
+// holds for blocks without gaps between their rows; a block with gaps would be a message for each
+// row, so one kernel for each rank copies it on the side that has the gaps. The rank copies its own
+// block during the exchange. Rows are distributed in order, as evenly as possible. The two
+// directions are exact inverses: all_to_all_vp2sq and all_to_all_sq2vp of NeMo RL, without their
+// condition that the number of ranks divides tokens and columns.
 //
-// Limit: what leaves a rank, (n - 1) / n of its matrix, over the bandwidth of its link. On a
-// device, each side with gaps besides reads and writes that much memory once more, and has copies
-// of it.
+// Limit: the bytes that leave a rank, (n - 1) / n of its matrix, over the bandwidth of its link. On
+// a device each side with gaps also reads and writes that many bytes in memory, and allocates them.
 
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
@@ -34,7 +33,7 @@ class VocabExchange {
   VocabExchange(int64_t tokens, const VocabPartition& vocab, DType type, Communicator& tp,
                 Communicator* arrays = nullptr);
 
-  /// First row of a rank, which has those up to the next rank's.
+  /// The first row of a rank, which has the rows up to the first one of the next rank.
   int64_t first_row(int rank) const;
   int64_t rows() const;  ///< of this rank
 

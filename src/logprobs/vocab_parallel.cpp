@@ -15,7 +15,7 @@ namespace {
 
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-/// body(token) for all of them, shared among threads; each merges the records of all ranks.
+/// Calls body(token), which merges the records of all ranks, for all tokens, shared among threads.
 template <class Body>
 void for_each_token(int threads, int64_t tokens, int64_t ranks, Body body) {
   const double nanoseconds = 30 * static_cast<double>(ranks + 2);
@@ -24,7 +24,7 @@ void for_each_token(int threads, int64_t tokens, int64_t ranks, Body body) {
   });
 }
 
-/// all <- everyone's `own`, in rank order. Returns the seconds waited.
+/// all <- `own` of all ranks, in rank order. Returns the seconds waited.
 template <class T>
 double gather_records(Communicator& tp, std::span<const T> own, std::span<T> all, Stream& stream,
                       std::string_view what) {
@@ -81,7 +81,7 @@ void VocabScores::resize(int64_t tokens) {
   tokens_ = tokens;
   normalizers_ = Buffer<RowNormalizer>(tokens);
   entropy_ = Buffer<float>(options_.entropy ? tokens : 0);
-  // Moments come in threes before what is not wanted is dropped.
+  // row_moments writes three numbers; the weighted sums are dropped if they are not needed.
   own_ = Buffer<float>(tokens * std::max<int64_t>(3, width()));
   all_ = Buffer<float>(tp_.size() == 1 ? 0 : tp_.size() * tokens * width());
 }
@@ -223,7 +223,7 @@ WholePair merge_ranks(const CrossMoments* records, int64_t distance, int64_t ran
     const double factor =
         std::exp(static_cast<double>(part.teacher_max) - static_cast<double>(row.teacher.max));
     row.teacher.sum += teacher_sum * factor;
-    // Where the student alone has a -inf: infinite, however small the teacher's share is.
+    // Only the student has -inf somewhere: infinite, for any probability of the teacher.
     row.cross += part.cross == minus_infinity
                      ? static_cast<double>(minus_infinity)
                      : (static_cast<double>(part.cross) + shift * teacher_sum) * factor;

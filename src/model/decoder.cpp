@@ -13,15 +13,15 @@ namespace gyre {
 
 namespace {
 
-/// What the time between marks of the stream was spent on.
+/// The times of phases, from marks in the stream.
 class Phases {
  public:
   using Phase = double DecoderTimes::*;
 
   explicit Phases(Stream& stream) : stream_(stream) { end(nullptr); }
-  /// What was submitted since the last call was `phase`, or, if null, is counted elsewhere.
+  /// Ends a phase that began with the last call; null: its time is counted elsewhere.
   void end(Phase phase) { marks_.push_back({stream_.mark(), phase}); }
-  /// To be called after the stream was synchronised.
+  /// The stream must be synchronised.
   void add_to(DecoderTimes& times) const {
     for (size_t i = 1; i < marks_.size(); ++i)
       if (marks_[i].phase != nullptr)
@@ -77,10 +77,10 @@ struct Decoder::Workspace {
                                     // executor's own arrays
   MatrixView<float> gate, up;       // [slots, intermediate of this rank]
   MatrixView<float> logits;         // [slots, vocabulary columns of this rank]
-  bool to_be_added = false;         // x is still to get what partial holds
+  bool partial_pending = false;     // partial is not yet added to x
   AttentionExecutor& attention;
   Phases phases;
-  std::vector<WorkPtr> works;  // held, and to be waited for
+  std::vector<WorkPtr> works;  // communications that the host has not yet waited for
   DecoderTimes times;
 };
 
@@ -227,9 +227,9 @@ void Decoder::reduce(MatrixView<float> data, const char* what, Workspace& w) {
 
 void Decoder::norm(const Buffer<float>& weight, Workspace& w) {
   const MatrixView<const float> nothing;
-  ops_->add_rms_norm(w.x, w.to_be_added ? w.partial : nothing, weight.data(),
+  ops_->add_rms_norm(w.x, w.partial_pending ? w.partial : nothing, weight.data(),
                      static_cast<float>(config_.rms_norm_eps), w.h);
-  w.to_be_added = false;
+  w.partial_pending = false;
 }
 
 void Decoder::embed(Workspace& w) {
@@ -255,7 +255,7 @@ void Decoder::attention(const DecoderWeights::Layer& layer, Workspace& w) {
   ops_->linear(w.out, as_matrix(layer.wo, heads_.heads * heads_.head_dim), w.partial);
   w.phases.end(&DecoderTimes::linear);
   reduce(w.partial, "attention output all-reduce", w);
-  w.to_be_added = true;
+  w.partial_pending = true;
 }
 
 void Decoder::mlp(const DecoderWeights::Layer& layer, Workspace& w) {
@@ -267,7 +267,7 @@ void Decoder::mlp(const DecoderWeights::Layer& layer, Workspace& w) {
   ops_->linear(w.gate, as_matrix(layer.w_down, intermediate_), w.partial);
   w.phases.end(&DecoderTimes::linear);
   reduce(w.partial, "MLP all-reduce", w);
-  w.to_be_added = true;
+  w.partial_pending = true;
 }
 
 void Decoder::score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntropy> out) {
@@ -285,8 +285,8 @@ void Decoder::score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntr
 
 void Decoder::show(const HiddenObserver& observe, int64_t index, Workspace& w) {
   if (!observe) return;
-  if (w.to_be_added) ops_->add(w.x, w.partial);
-  w.to_be_added = false;
+  if (w.partial_pending) ops_->add(w.x, w.partial);
+  w.partial_pending = false;
   w.phases.end(&DecoderTimes::linear);
   if (stream_.space() == MemorySpace::host) {
     observe(index, w.x);

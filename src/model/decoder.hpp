@@ -14,12 +14,13 @@
 // intermediate columns and vocabulary: wq, wk, wv, w_gate, w_up and head by columns, wo and w_down
 // by rows, embed by rows. Partial sums meet in one all-reduce after embed, wo and w_down; x is the
 // same on all ranks of a tensor-parallel group. Example, tp = 2, 8 heads over 4 KV heads:
-//     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)        rank 1: heads 4-7, KV heads 2-3,
-//     vocabulary [V/2, V)
 //
-// Weights and activations lie in the space of the stream that the decoder is made for. On a device
-// the host submits a layer and goes on; it waits where attention is timed, and for the scores,
-// which are merged on the host.
+//     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)
+//     rank 1: heads 4-7, KV heads 2-3, vocabulary [V/2, V)
+//
+// Weights and activations are in the memory space of the decoder's stream. On a device the host
+// submits the work of a layer without waiting for it. It waits at the end of each attention, which
+// is timed, and for the scores, which are merged on the host.
 
 #include <functional>
 #include <memory>
@@ -55,7 +56,7 @@ struct DecoderWeights {
   void move_to(Stream& stream);
 };
 
-/// Adds to `problems` whatever keeps `config` from being split over `tp` ranks.
+/// Adds to `errors` whatever keeps `config` from being split over `tp` ranks.
 void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors);
 /// The tensor-parallel sizes up to `ranks` that the model's head counts, intermediate size and
 /// vocabulary admit.
@@ -113,7 +114,7 @@ class Decoder {
   void score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntropy> out);
   /// data <- its sum over the tensor-parallel group.
   void reduce(MatrixView<float> data, const char* what, Workspace& w);
-  /// h <- rms_norm(x) · weight, what is still to be added to x first.
+  /// h <- rms_norm(x) · weight, after adding the output of the last block to x.
   void norm(const Buffer<float>& weight, Workspace& w);
   void show(const HiddenObserver& observe, int64_t index, Workspace& w);
 
@@ -127,7 +128,7 @@ class Decoder {
   AttentionWorkspace attention_memory_;
   int64_t intermediate_;  // columns of this rank
   int64_t columns_;       // of the vocabulary, on this rank
-  // Of scores; none on the host, whose grid and kernels serve.
+  // For the scores of a device; null on the host, where the grid and the CPU kernels serve.
   std::unique_ptr<Communicator> host_tp_;
   std::unique_ptr<RowKernels> row_kernels_;
   VocabScores scores_;

@@ -20,14 +20,14 @@
 
 namespace gyre {
 
-/// Matrices, and weights of norms, lie in the space of the stream that the operations were made
-/// for. All is submitted to that stream, in order.
+/// Matrices, and weights of norms, are in the space of the stream that the operations were made
+/// for. All operations are submitted to that stream, in order.
 class DecoderOps {
  public:
   virtual ~DecoderOps() = default;
 
-  /// The tokens [slots] and positions [slots] of what comes next: host memory, which must stay
-  /// until the stream is synchronised.
+  /// The tokens [slots] and positions [slots] for the operations that follow: host memory, which
+  /// must stay unchanged until the stream is synchronised.
   virtual void set_slots(std::span<const int32_t> tokens, std::span<const int32_t> positions) = 0;
 
   /// out [slots, hidden] <- rows `token - first` of table [rows, hidden], 0 for tokens outside.

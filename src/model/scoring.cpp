@@ -45,7 +45,8 @@ Layout ScoringSetup::layout_of(const PackedBatch& bin) const {
 }
 
 AttentionProblem ScoringSetup::problem(const Layout& of_bin, const ModelConfig& config) const {
-  return {&of_bin, local_heads(config, grid.tp), MaskKind::causal, schedule_options};
+  return {&of_bin, local_heads(config, grid.tp), MaskKind::causal, schedule_options,
+          PlanPasses::forward};
 }
 
 double ScoringPlan::flops(const ModelConfig& c) const {
@@ -105,7 +106,6 @@ Scorer::Scorer(const DocumentView& documents, const ModelConfig& config, const S
     shard.shard = layout.shard(rank);
     shard.batch = make_local_batch(layout, bin.bounds(), texts, rank);
     shard.plan = plan_rank(*setup.schedule, setup.problem(layout, config), rank);
-    shard.plan.backward = {};
     shard.scores.resize(shard.batch.tokens.size());
     shards_.push_back(std::move(shard));
   }

@@ -52,8 +52,8 @@ struct ScoringSetup {
   int64_t slot_multiple() const;
   /// The layout of a bin. Throws the usage errors of the layout.
   Layout layout_of(const PackedBatch& bin) const;
-  /// Causal attention of a bin on one tensor-parallel rank of every cp rank. `layout` must outlive
-  /// the result.
+  /// Causal attention of a bin, forward only, on one tensor-parallel rank of every cp rank.
+  /// `layout` must outlive the result.
   AttentionProblem problem(const Layout& layout, const ModelConfig& config) const;
 };
 
@@ -81,7 +81,7 @@ void add_bin(PlanCount& total, const PlanCount& bin);
 struct BinShard {
   int64_t bin = 0;
   Shard shard;
-  RankPlan plan;  ///< forward only
+  RankPlan plan;  ///< without backward steps
   LocalBatch batch;
   std::vector<LogprobEntropy> scores;  ///< [slots]
 };

@@ -18,18 +18,19 @@
 //             swap their ranks unless that raises
 //                 Σ_r (time of r / slowest time so far)^64 + 0.1 · needed by r / mean of a start
 //             by more than a threshold, which falls from 0.05 to 0.0005
-//     the best deal seen: no slower than any start; 1 % of time is worth all the keys that the
-//         deal by compute needs
+//     return the best deal that was met: no slower than any start; 1 % of time counts as much as
+//         all the keys that the deal by compute needs
 //
-// The power stands for the maximum and, unlike it, rewards every step of a slow rank. This is
-// threshold accepting (Dueck and Scheuer, 1990) with a fixed random sequence: the same input gives
-// the same deal. Of the ring's bytes, packed documents with a long tail (64K slots, cp = 8, chunk
-// 512) need 40 % under `balanced`, 24 % at the same balance when communication takes as long as
-// compute, and 3 % when it takes ten times as long; see bench/sharding.cpp.
+// The power approximates the maximum; unlike the maximum, it rewards every improvement of a slow
+// rank. This is threshold accepting (Dueck and Scheuer, 1990) with a fixed random sequence: the
+// same input gives the same deal. Of the ring's bytes, packed documents with a long tail (64K
+// slots, cp = 8, chunk 512) need 40 % under `balanced`, 24 % at the same balance when communication
+// takes as long as compute, and 3 % when it takes ten times as long; see bench/sharding.cpp.
 
 #include <cstdint>
 #include <vector>
 
+#include "sharding/chunk_deal.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -41,12 +42,6 @@ int64_t balanced_chunk(int64_t slots, int cp);
 
 /// Visible causal pairs of the queries in each chunk of `chunk` slots: [ceil(slots / chunk)].
 std::vector<int64_t> chunk_pairs(const SegmentBounds& bounds, int64_t chunk);
-
-/// The rank of each of costs.size() = m·cp chunks, m on each rank, by the greedy rule above (ties:
-/// lower chunk first, lower rank first).
-std::vector<int32_t> deal_equal_counts(const std::vector<int64_t>& costs, int cp);
-/// The O(n · cp) twin that looks at every rank.
-std::vector<int32_t> deal_equal_counts_reference(const std::vector<int64_t>& costs, int cp);
 
 /// How a balanced layout was found.
 struct BalanceSearch {

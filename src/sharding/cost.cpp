@@ -26,12 +26,12 @@ int64_t tokens_up_to(const Fragment& f, DocPosition last) {
   return std::min(f.length, (last - f.start) / f.stride + 1);
 }
 
-/// All fragments, those of a document together and of a rank in it together.
+/// All fragments, sorted by document, and by rank within a document.
 std::vector<Held> by_document_and_rank(const Layout& layout) {
   std::vector<Held> held;
   for (int r = 0; r < layout.cp(); ++r)
     for (const Fragment& fragment : layout.shard(r).fragments) held.push_back({r, &fragment});
-  // Ranks are in order already.
+  // Within a document they are sorted by rank already.
   std::stable_sort(held.begin(), held.end(), [](const Held& a, const Held& b) {
     return a.fragment->segment < b.fragment->segment;
   });

@@ -6,8 +6,8 @@
 //
 //     needed(r) = Σ over documents of (largest position on r + 1) - tokens of it on r
 //
-// A ring moves every block past every rank, (cp - 1)/cp of the stream to each; the share of that
-// which is needed says how much a schedule could save that sends keys only where they are used.
+// A ring sends every block to every rank, (cp - 1)/cp of the stream to each. The share of it that
+// is needed says how much a schedule could save that sends keys only to ranks that use them.
 
 #include <cstdint>
 #include <vector>
@@ -26,7 +26,7 @@ struct RankCost {
 struct LayoutCost {
   std::vector<RankCost> ranks;  ///< [cp]
   int64_t slots = 0;            ///< slots of a rank
-  int64_t pieces = 0;           ///< fragments of all ranks: a kernel's runs of consecutive queries
+  int64_t pieces = 0;           ///< fragments of all ranks: runs of consecutive queries in kernels
 
   int64_t pairs() const;
   int64_t max_pairs() const;

@@ -31,7 +31,7 @@ std::vector<ShiftPlan::Message> messages(std::vector<std::vector<Crossing>>& by_
   for (size_t peer = 0; peer < by_peer.size(); ++peer) {
     std::vector<Crossing>& crossings = by_peer[peer];
     if (crossings.empty()) continue;
-    // Pieces of a rank may lie in any order.
+    // The runs of a rank may be in any order of the stream.
     std::sort(crossings.begin(), crossings.end(),
               [](const Crossing& a, const Crossing& b) { return a.stream_slot < b.stream_slot; });
     ShiftPlan::Message& message = result.emplace_back();

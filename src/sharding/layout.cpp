@@ -8,25 +8,25 @@
 namespace gyre {
 namespace {
 
-/// The part of `piece` that holds real tokens of segment `i`, as a fragment; length 0 if none.
-Fragment fragment_of(const SlotRun& piece, const SegmentBounds& bounds, int64_t i) {
+/// The part of `run` that holds real tokens of segment `i`, as a fragment; length 0 if none.
+Fragment fragment_of(const SlotRun& run, const SegmentBounds& bounds, int64_t i) {
   const int64_t begin = bounds.begin(i), end = begin + bounds.real_length(i);
-  const int64_t start = piece.start.value();
-  const int64_t first = std::max<int64_t>(0, ceil_div(begin - start, piece.stride));
-  const int64_t last = std::min(piece.length, ceil_div(end - start, piece.stride));
-  return {SegmentIndex(i), DocPosition(start + first * piece.stride - begin), piece.stride,
-          std::max<int64_t>(0, last - first), piece.local_begin + first};
+  const int64_t start = run.start.value();
+  const int64_t first = std::max<int64_t>(0, ceil_div(begin - start, run.stride));
+  const int64_t last = std::min(run.length, ceil_div(end - start, run.stride));
+  return {SegmentIndex(i), DocPosition(start + first * run.stride - begin), run.stride,
+          std::max<int64_t>(0, last - first), run.local_begin + first};
 }
 
-/// Appends the fragments of one piece, segment by segment.
-void add_fragments(std::vector<Fragment>& fragments, const SlotRun& piece,
+/// Appends the fragments of one run, segment by segment.
+void add_fragments(std::vector<Fragment>& fragments, const SlotRun& run,
                    const SegmentBounds& bounds) {
-  const int64_t last_slot = piece.start.value() + (piece.length - 1) * piece.stride;
+  const int64_t last_slot = run.start.value() + (run.length - 1) * run.stride;
   const auto above =
-      std::upper_bound(bounds.padded.begin(), bounds.padded.end(), piece.start.value());
+      std::upper_bound(bounds.padded.begin(), bounds.padded.end(), run.start.value());
   for (int64_t i = above - bounds.padded.begin() - 1;
        i < bounds.segments() && bounds.begin(i) <= last_slot; ++i)
-    if (const Fragment fragment = fragment_of(piece, bounds, i); fragment.length > 0)
+    if (const Fragment fragment = fragment_of(run, bounds, i); fragment.length > 0)
       fragments.push_back(fragment);
 }
 
@@ -74,16 +74,16 @@ void check_boundaries(const Layout& layout, std::span<const int32_t> bounds) {
 }
 
 Layout make_layout(std::string name, const SegmentBounds& bounds,
-                   std::vector<std::vector<SlotRun>> pieces) {
+                   std::vector<std::vector<SlotRun>> runs) {
   Layout layout{std::move(name), {}, bounds.slots(), 0};
-  for (std::vector<SlotRun>& mine : pieces) {
+  for (std::vector<SlotRun>& mine : runs) {
     Shard shard;
-    for (SlotRun& piece : mine) {
-      if (piece.length == 0) continue;
-      piece.local_begin = LocalToken(shard.slots);
-      shard.slots += piece.length;
-      add_fragments(shard.fragments, piece, bounds);
-      shard.pieces.push_back(piece);
+    for (SlotRun& run : mine) {
+      if (run.length == 0) continue;
+      run.local_begin = LocalToken(shard.slots);
+      shard.slots += run.length;
+      add_fragments(shard.fragments, run, bounds);
+      shard.runs.push_back(run);
     }
     layout.padded_slots += shard.slots;
     layout.shards.push_back(std::move(shard));
@@ -105,27 +105,20 @@ std::vector<int32_t> shard_index(const Layout& layout, int rank) {
   const Shard& shard = layout.shard(rank);
   std::vector<int32_t> index;
   index.reserve(static_cast<size_t>(shard.slots));
-  for (const SlotRun& piece : shard.pieces)
-    for (int64_t k = 0; k < piece.length; ++k)
-      index.push_back(static_cast<int32_t>(piece.start.value() + k * piece.stride));
+  for (const SlotRun& run : shard.runs)
+    for (int64_t k = 0; k < run.length; ++k)
+      index.push_back(static_cast<int32_t>(run.start.value() + k * run.stride));
   return index;
 }
 
 std::vector<Owner> slot_owners(const Layout& layout) {
   std::vector<Owner> owners(static_cast<size_t>(layout.padded_slots));
   for (int r = 0; r < layout.cp(); ++r)
-    for (const SlotRun& piece : layout.shard(r).pieces)
-      for (int64_t k = 0; k < piece.length; ++k)
-        owners[static_cast<size_t>(piece.start.value() + k * piece.stride)] = {
-            r, static_cast<int32_t>(piece.local_begin.value() + k)};
+    for (const SlotRun& run : layout.shard(r).runs)
+      for (int64_t k = 0; k < run.length; ++k)
+        owners[static_cast<size_t>(run.start.value() + k * run.stride)] = {
+            r, static_cast<int32_t>(run.local_begin.value() + k)};
   return owners;
-}
-
-std::vector<int64_t> local_real_lengths(const Layout& layout, int rank, int64_t segments) {
-  std::vector<int64_t> lengths(static_cast<size_t>(segments), 0);
-  for (const Fragment& fragment : layout.shard(rank).fragments)
-    lengths[static_cast<size_t>(fragment.segment.value())] += fragment.length;
-  return lengths;
 }
 
 std::vector<int32_t> segment_ids(std::span<const int32_t> bounds) {

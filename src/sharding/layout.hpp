@@ -1,19 +1,19 @@
 #pragma once
 // Layouts: which slots of a packed stream a context-parallel rank owns.
 //
-// A layout is a value: for every rank a list of pieces, runs of slots of the stream, and from them
-// the fragments, runs of real tokens of one document. Index maps, schedules, kernels and reports
+// A layout is a value: for every rank a list of runs of slots of the stream, and the fragments that
+// follow from it, runs of real tokens of one document. Index maps, schedules, kernels and reports
 // read nothing else, so that none of them contains a case for a particular layout.
 //
 //     two segments, real lengths 5 and 2 in 8 and 4 slots, cp = 2
 //     slots        0 1 2 3 4 5 6 7 | 8 9 10 11
 //     tokens       a b c d e . . . | x y .  .
 //     layout       dual-chunk-swap: chunks of 2 and of 1
-//     rank 0       pieces 0+2, 6+2, 8+1, 11+1   holds a b . . x .   fragments ab, x
-//     rank 1       pieces 2+2, 4+2, 9+1, 10+1   holds c d e . y .   fragments cd, e, y
+//     rank 0       runs 0+2, 6+2, 8+1, 11+1     holds a b . . x .   fragments ab, x
+//     rank 1       runs 2+2, 4+2, 9+1, 10+1     holds c d e . y .   fragments cd, e, y
 //
-// All ranks hold equally many slots. A layout that needs a longer stream than it is given appends
-// slots of padding on the right: slot s is padding of the layout itself when s >= stream_slots.
+// All ranks hold the same number of slots. A layout that needs a longer stream than it is given
+// appends padding on the right: the slots s >= stream_slots.
 
 #include <cstdint>
 #include <span>
@@ -48,7 +48,7 @@ struct Fragment {
 
 /// What one rank holds.
 struct Shard {
-  std::vector<SlotRun> pieces;      ///< ascending in local_begin; cover all local slots
+  std::vector<SlotRun> runs;        ///< ascending in local_begin; cover all local slots
   std::vector<Fragment> fragments;  ///< ascending in local_begin; empty fragments are left out
   int64_t slots = 0;                ///< local slots, padding included
 };
@@ -91,11 +91,11 @@ void check_bounds(const SegmentBounds& bounds);
 /// stream_slots without decreasing. Names the segment.
 void check_boundaries(const Layout& layout, std::span<const int32_t> bounds);
 
-/// The layout in which rank r owns pieces[r] (local_begin is filled in here, in the order given).
-/// Every slot below the total must be in exactly one piece and all ranks must own equally many:
-/// that is the caller's promise, checked in full by debug builds.
+/// The layout in which rank r owns the slots of runs[r], in the order given; sets local_begin.
+/// Every slot below the total must be in exactly one run, and all ranks must own the same number of
+/// slots. A debug build checks the former, every build the latter.
 Layout make_layout(std::string name, const SegmentBounds& bounds,
-                   std::vector<std::vector<SlotRun>> pieces);
+                   std::vector<std::vector<SlotRun>> runs);
 
 /// The slot of the stream behind each local slot of `rank`, padding included: int32 [slots], the
 /// index list by which ids, labels, positions and masks are gathered. Padding that the layout
@@ -110,9 +110,6 @@ struct Owner {
 };
 /// The inverse of all ranks' index lists: [padded_slots].
 std::vector<Owner> slot_owners(const Layout& layout);
-
-/// Real tokens of each segment on `rank`: [segments].
-std::vector<int64_t> local_real_lengths(const Layout& layout, int rank, int64_t segments);
 
 /// The segment of each slot of a stream with these boundaries, [bounds.back()]: the last i with
 /// bounds[i] <= slot (an upper-bound search; a lower-bound search would be wrong at the first slot

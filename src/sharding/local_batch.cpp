@@ -15,10 +15,10 @@ LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
   LocalBatch batch{std::vector<int32_t>(slots, 0), std::vector<int32_t>(slots, 0),
                    std::vector<int32_t>(slots, no_target)};
   size_t t = 0;
-  for (const SlotRun& piece : layout.shard(rank).pieces) {
+  for (const SlotRun& run : layout.shard(rank).runs) {
     int64_t segment = 0;
-    for (int64_t k = 0; k < piece.length; ++k, ++t) {
-      const int64_t slot = piece.start.value() + k * piece.stride;
+    for (int64_t k = 0; k < run.length; ++k, ++t) {
+      const int64_t slot = run.start.value() + k * run.stride;
       if (slot >= bounds.slots()) continue;
       if (k == 0)
         segment = std::upper_bound(bounds.padded.begin(), bounds.padded.end(), slot) -

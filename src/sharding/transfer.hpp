@@ -4,23 +4,24 @@
 //     local[t] = stream[index[t]]           shard_rows
 //     stream[index[t]] = local[t]           unshard_rows
 //
-// over the pieces of the layout rather than an index list: a run of slots is one memcpy. Rows are
+// over the runs of the layout rather than an index list: a run of slots is one memcpy. Rows are
 // [row] elements of any trivially copyable type: ids, labels, positions, masks, embeddings. (A cast
 // to integers on the way would ruin embeddings, so there is none.)
 //
-// A process that has or wants the shards of all ranks moves them in one pass:
+// A process that reads or writes the shards of all ranks moves them in one pass:
 //
-//     for each piece of any rank, in stream order:         rank 0 0 1 2 3 3 2 1 0 ...
+//     for each run of any rank, in stream order:           rank 0 0 1 2 3 3 2 1 0 ...
 //         copy its slots, the next of the stream, to, or from, the next of its rank's shard
 //
-// Then one side is sequential, the other is cp sequential streams, and each line of memory is
-// touched once. Rank by rank, short runs touch a little of every page, cp times.
+// Then one side is one sequential stream, the other is cp of them, and each cache line is accessed
+// once. Rank by rank, short runs would access a part of every page, cp times.
 //
-// The limit is memory: a call moves each byte in and out, and reads 32 bytes of metadata a piece. A
-// piece takes 5 ns at least, so that runs of some lines reach memcpy's rate, and ids of
-// 64-token documents over 8 ranks (16 bytes a piece) a quarter of it. Results are written past the
-// caches where runs allow, which saves reading the lines that are overwritten and can beat memcpy.
-// Streams below 16 MiB move rank by rank all the same: in the caches that is faster. Numbers are in
+// The limit is memory: a call moves each byte in and out, and reads 32 bytes of metadata for each
+// run. A run takes 5 ns at least, so that runs of some cache lines reach memcpy's rate, and ids of
+// 64-token documents over 8 ranks (16 bytes a run) a quarter of it. Results are written past the
+// caches (non-temporal stores) where runs are long enough, which saves reading the lines that are
+// overwritten and can be faster than memcpy. Streams below 16 MiB are in the caches, where moving
+// them rank by rank is faster. Numbers are in
 // bench/sharding.cpp.
 
 #include <cstddef>

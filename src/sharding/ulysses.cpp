@@ -334,17 +334,35 @@ UlyssesPlan plan_ulysses(Communicator& comm, const UlyssesShape& shape) {
   return plan;
 }
 
+namespace {
+
+/// Elements [begin, begin + length) of an array.
+struct Part {
+  size_t begin, length;
+};
+
+/// Calls move(rank, plane, shard) for all planes and ranks: the elements of the plane in stream
+/// order, and those of the rank's shard of the plane in rank order.
+template <class Move>
+void for_each_shard(const Layout& layout, int64_t planes, int64_t row, Move move) {
+  const auto plane = static_cast<size_t>(layout.padded_slots * row);
+  const size_t shard = plane / static_cast<size_t>(layout.cp());
+  for (size_t p = 0; p < static_cast<size_t>(planes); ++p)
+    for (int r = 0; r < layout.cp(); ++r)
+      move(r, Part{p * plane, plane}, Part{p * plane + static_cast<size_t>(r) * shard, shard});
+}
+
+}  // namespace
+
 template <class T>
 std::vector<T> to_sequence_order(const Layout& layout, std::span<const T> x, int64_t planes,
                                  int64_t row) {
   check_planes(layout, x.size(), planes, row);
   std::vector<T> out(x.size());
-  const auto plane = static_cast<size_t>(layout.padded_slots * row);
-  const size_t block = plane / static_cast<size_t>(layout.cp());
-  for (size_t p = 0; p < static_cast<size_t>(planes); ++p)
-    for (size_t r = 0; r < static_cast<size_t>(layout.cp()); ++r)
-      unshard_rows<T>(layout, static_cast<int>(r), x.subspan(p * plane + r * block, block),
-                      std::span<T>(out).subspan(p * plane, plane), row);
+  for_each_shard(layout, planes, row, [&](int r, Part plane, Part shard) {
+    unshard_rows<T>(layout, r, x.subspan(shard.begin, shard.length),
+                    std::span<T>(out).subspan(plane.begin, plane.length), row);
+  });
   return out;
 }
 
@@ -353,12 +371,10 @@ std::vector<T> to_rank_order(const Layout& layout, std::span<const T> x, int64_t
                              int64_t row) {
   check_planes(layout, x.size(), planes, row);
   std::vector<T> out(x.size());
-  const auto plane = static_cast<size_t>(layout.padded_slots * row);
-  const size_t block = plane / static_cast<size_t>(layout.cp());
-  for (size_t p = 0; p < static_cast<size_t>(planes); ++p)
-    for (size_t r = 0; r < static_cast<size_t>(layout.cp()); ++r)
-      shard_rows<T>(layout, static_cast<int>(r), x.subspan(p * plane, plane),
-                    std::span<T>(out).subspan(p * plane + r * block, block), row);
+  for_each_shard(layout, planes, row, [&](int r, Part plane, Part shard) {
+    shard_rows<T>(layout, r, x.subspan(plane.begin, plane.length),
+                  std::span<T>(out).subspan(shard.begin, shard.length), row);
+  });
   return out;
 }
 

@@ -500,7 +500,7 @@ TEST(AttentionExecutor, RefusesPlansThatItCannotRun) {
   EXPECT_EQ(failure([&] {
               run(exchange({{0, {out}}}, {{0, {out}}}), {});
             }),
-            "1 exchanges of schedule were never waited for");
+            "1 exchanges of the schedule were never waited for");
   EXPECT_EQ(failure([&] {
               run(exchange({{0, {out}}}, {{0, {out, out}}}), {});
             }),

@@ -171,13 +171,13 @@ TEST(Scoring, OptionsOfLayoutsAndSchedulesArrive) {
   ScoringSetup setup = setup_of({1, cp, 1}, "striped");
   setup.layout_options.stripe = 3;
   const ScoringPlan plan = plan_scoring(documents.view(), config, setup, 48);
-  EXPECT_EQ(setup.layout_of(plan.bins.front()).shard(0).pieces.front().length, 3);
+  EXPECT_EQ(setup.layout_of(plan.bins.front()).shard(0).runs.front().length, 3);
   expect_right(documents, config, twin, setup);
 
   setup = setup_of({1, cp, 1}, "balanced-joint");
   setup.layout_options.chunk = 5;
   const Layout layout = setup.layout_of(plan.bins.front());
-  for (const SlotRun& piece : layout.shard(0).pieces) EXPECT_EQ(piece.length % 5, 0);
+  for (const SlotRun& run : layout.shard(0).runs) EXPECT_EQ(run.length % 5, 0);
   expect_right(documents, config, twin, setup);
 
   // Groups of one rank exchange no heads: KV blocks alone travel, as in a ring.

@@ -93,14 +93,14 @@ TEST(Balanced, NeighboursAreOnePieceAndTheOrderIsThatOfTheStream) {
   const Layout layout = balanced(bounds.view(), options_of(2, 2));
   EXPECT_EQ(shard_index(layout, 0), (Ints{0, 1, 6, 7}));
   EXPECT_EQ(shard_index(layout, 1), (Ints{2, 3, 4, 5}));
-  EXPECT_EQ(layout.shard(1).pieces, (std::vector<SlotRun>{{GlobalToken(2), 1, 4, LocalToken(0)}}));
+  EXPECT_EQ(layout.shard(1).runs, (std::vector<SlotRun>{{GlobalToken(2), 1, 4, LocalToken(0)}}));
   EXPECT_TRUE(rc::check("pieces ascend and have gaps between them", [] {
     const Bounds b = test::arbitrary_bounds(1);
     const LayoutOptions options = options_of(*rc::gen::inRange(1, 9), *rc::gen::inRange(0, 9));
     for (const Layout& made : {balanced(b.view(), options), balanced_joint(b.view(), options)})
       for (const Shard& shard : made.shards)
-        for (size_t i = 1; i < shard.pieces.size(); ++i)
-          RC_ASSERT(shard.pieces[i].start > shard.pieces[i - 1].start + shard.pieces[i - 1].length);
+        for (size_t i = 1; i < shard.runs.size(); ++i)
+          RC_ASSERT(shard.runs[i].start > shard.runs[i - 1].start + shard.runs[i - 1].length);
   }));
 }
 

@@ -129,6 +129,14 @@ TEST(DualChunkSwap, RealLengthsAreNotTheLengthOverCp) {
   EXPECT_EQ(real_tokens({698}, {704}, 4), (Lengths{170, 176, 176, 176}));
 }
 
+/// Real tokens of each segment on `rank`: [segments].
+Lengths local_real_lengths(const Layout& layout, int rank, int64_t segments) {
+  Lengths lengths(static_cast<size_t>(segments), 0);
+  for (const Fragment& fragment : layout.shard(rank).fragments)
+    lengths[static_cast<size_t>(fragment.segment.value())] += fragment.length;
+  return lengths;
+}
+
 TEST(DualChunkSwap, RealLengthsOfTwoSegments) {
   // Real lengths 6 and 5 in 8 and 4 + 4 slots: prefix sums 0 3 5 on rank 0, 0 3 6 on rank 1.
   const Layout layout = dual_chunk_swap(bounds_of({6, 5}, {8, 8}).view(), 2);
@@ -339,8 +347,8 @@ TEST(MakeLayout, PiecesLieInTheOrderGivenAndEmptyOnesAreLeftOut) {
       "one", {bounds, bounds},
       {{{GlobalToken(2), 1, 2, {}}, {GlobalToken(1), 1, 0, {}}, {GlobalToken(0), 1, 2, {}}}});
   EXPECT_EQ(shard_index(layout, 0), (Ints{2, 3, 0, 1}));
-  EXPECT_EQ(layout.shard(0).pieces, (std::vector<SlotRun>{{GlobalToken(2), 1, 2, LocalToken(0)},
-                                                          {GlobalToken(0), 1, 2, LocalToken(2)}}));
+  EXPECT_EQ(layout.shard(0).runs, (std::vector<SlotRun>{{GlobalToken(2), 1, 2, LocalToken(0)},
+                                                        {GlobalToken(0), 1, 2, LocalToken(2)}}));
 }
 
 TEST(EveryLayout, IndexListsAreABijectionAndOwnersTheirInverse) {

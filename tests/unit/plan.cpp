@@ -8,6 +8,7 @@
 #include <rapidcheck.h>
 
 #include <functional>
+#include <tuple>
 
 #include "attention/schedules/registry.hpp"
 #include "attention_cases.hpp"
@@ -57,6 +58,35 @@ TEST(Plan, IsRightOnManyRanks) {
         EXPECT_EQ(plan_fault(plan_all(schedule, problem), problem, c.bounds()), "") << x.kind;
       }
   }
+}
+
+TEST(Plan, ForForwardHasTheSameForwardStepsAndNoOthers) {
+  const ElementTypes types;
+  EXPECT_TRUE(rc::check("plans of one rank", [&] {
+    const AttentionWorkload c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
+    const AttentionProblem both = c.problem();
+    AttentionProblem forward = both;
+    forward.passes = PlanPasses::forward;
+    const int rank = *rc::gen::inRange(0, both.cp());
+    for (const Schedule& schedule : schedules()) {
+      if (!schedule.why_not(both).empty()) continue;
+      const RankPlan expected = plan_rank(schedule, both, rank);
+      const RankPlan plan = plan_rank(schedule, forward, rank);
+      RC_ASSERT(plan.backward.empty());
+      RC_ASSERT(plan.stats == expected.stats);
+      RC_ASSERT(plan.forward.size() == expected.forward.size());
+      for (size_t i = 0; i < plan.forward.size(); ++i) {
+        RC_ASSERT(plan.forward[i].index() == expected.forward[i].index());
+        if (const auto* compute = std::get_if<step::Compute>(&plan.forward[i])) {
+          RC_ASSERT(compute->rectangles == std::get<step::Compute>(expected.forward[i]).rectangles);
+        }
+      }
+      const PlanCount a = count(plan, Pass::forward, both.heads, types);
+      const PlanCount b = count(expected, Pass::forward, both.heads, types);
+      RC_ASSERT(std::tie(a.pairs, a.messages, a.bytes_sent, a.bytes_received, a.transient_bytes) ==
+                std::tie(b.pairs, b.messages, b.bytes_sent, b.bytes_received, b.transient_bytes));
+    }
+  }));
 }
 
 TEST(Plan, WhatIsSentIsReceived) {

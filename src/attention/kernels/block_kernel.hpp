@@ -29,8 +29,8 @@ struct HeadShape {
   int64_t group() const { return heads / kv_heads; }
 };
 
-/// The heads of one call, which may be some of them: query head i of the arrays reads KV head
-/// (i + skew) / group of the arrays. skew < group.
+/// The heads of one call, which may be a part of an attention's: query head i of the arrays reads
+/// KV head (i + skew) / group of the arrays, with skew < group.
 struct BlockHeads {
   int64_t heads = 0;
   int64_t kv_heads = 0;
@@ -47,9 +47,9 @@ struct BlockInput {
   ConstMatrixRef q, k, v;
   /// Sorted by q_begin; the rectangles of one query are disjoint in keys.
   std::span<const Rectangle> rectangles;
-  /// Tiles are counted from the corners of rectangles, and what one row (forward and dQ: a query;
-  /// dK and dV: a key) gets depends on its own rectangle only, bit for bit, not on the other rows
-  /// of its tile nor on how rows are dealt to calls.
+  /// Counts tiles from the corners of rectangles. Then the bits of a row (of O and dQ: a query; of
+  /// dK and dV: a key) depend on its own rectangle only, not on the other rows of its tile, nor on
+  /// how rows are distributed over calls.
   bool fixed_tiles = false;
   /// Called between tiles, so that communication under way can advance; may be empty.
   std::function<void()> progress = {};
@@ -58,27 +58,28 @@ struct BlockInput {
 struct ForwardBlock : BlockInput {
   MatrixRef out;          ///< [rows, heads · head_dim], f32 or bf16, normalised
   MatrixView<float> lse;  ///< [rows, heads]; -inf: nothing seen yet, out is 0
-  /// Nothing is in out and lse yet, not even that: the call writes all rows of both, (0, -inf)
-  /// where nothing is seen. For kernels with can_overwrite().
+  /// Overwrites out and lse, whose old values are not read (BLAS: beta = 0): all rows of both, with
+  /// (0, -inf) for a query that sees no key. Otherwise merges into them. For kernels with
+  /// can_overwrite().
   bool overwrite = false;
 };
 
-/// Output matrices may be empty: that gradient is not wanted.
+/// An output matrix may be empty: then that gradient is not computed.
 struct BackwardBlock : BlockInput {
   ConstMatrixRef d_out = {};             ///< [rows, heads · head_dim]
   MatrixView<const float> lse = {};      ///< [rows, heads]; -inf: the row has no gradient
   MatrixView<const float> delta = {};    ///< [rows, heads]
   MatrixRef d_q = {};                    ///< [rows, heads · head_dim], f32 or bf16, added to
   MatrixView<float> d_k = {}, d_v = {};  ///< [keys, kv_heads · head_dim], added to; both or none
-  /// Where it is at hand, what the forward pass left beside lse: delta = <out, d_out>. A kernel may
-  /// then make delta of it, and count on an lse for every row to which a rectangle shows a key. May
-  /// be empty.
+  /// The output of the forward pass, of which delta = <out, d_out>, if the caller has it; else
+  /// empty. A kernel may then compute delta itself, and may assume a finite lse for every row that
+  /// sees a key in a rectangle.
   ConstMatrixRef out = {};
-  /// Nothing is in d_q, or in d_k and d_v, yet: all rows of them are written, as in ForwardBlock.
+  /// Overwrites all rows of d_q, or of d_k and d_v, instead of adding to them, as in ForwardBlock.
   bool overwrite_d_q = false, overwrite_d_kv = false;
 };
 
-/// What a kernel rounds to bf16 inside its calls, beyond what the arrays are.
+/// What a kernel rounds to bf16 inside its calls, even if the arrays are f32.
 struct KernelPrecision {
   bool narrow_weights =
       false;  ///< softmax weights p and their gradients ds, as factors of products
@@ -90,12 +91,13 @@ class BlockKernel {
   virtual ~BlockKernel() = default;
   virtual void forward(const ForwardBlock& block) = 0;
   virtual void backward(const BackwardBlock& block) = 0;
-  /// Whether calls may be `fresh`, which spares them the clearing, and reading, of what they write.
+  /// Whether calls may set `overwrite`, which saves clearing the outputs before the call and
+  /// reading them in it.
   virtual bool can_overwrite() const { return false; }
   /// For arrays of queries, keys and values of a type.
   virtual KernelPrecision precision(DType /*activations*/) const { return {}; }
-  /// What a report should say of the calls so far, such as how many rectangles another kernel had
-  /// to take; empty: nothing.
+  /// A remark for reports about the calls so far, such as how many rectangles another kernel
+  /// computed; empty: none.
   virtual std::string note() const { return ""; }
 };
 
@@ -103,7 +105,7 @@ class BlockKernel {
 /// softmax by Highway. `threads` > 1: tiles are shared among OpenMP threads; results do not depend
 /// on their number.
 std::unique_ptr<BlockKernel> make_cpu_kernel(int threads = 1);
-/// Serial, double-precision twin: for every query and visible key, in order.
+/// Serial, double-precision twin: loops over queries and their visible keys, in order.
 std::unique_ptr<BlockKernel> make_reference_kernel();
 
 }  // namespace gyre

@@ -2,12 +2,13 @@
 //
 //     for every group of tiles of one KV head, shared among threads
 //         (tile: up to 64 lanes, which are query rows x the query heads of that KV head):
-//       for every window of up to 256 keys that they see, for every tile (pack its queries at its
-//           first window, transposed: Q [d][lane]), for every block of visible keys of the window:
+//       for every window of up to 256 keys that they see, for every tile:
+//         (at its first window: pack its queries, transposed: Q [d][lane])
+//         for every block of visible keys of the window:
 //         scores [key][lane]   = K [key][d] · Q [d][lane]           libxsmm
 //         scores               = exp(scores - top), online          lane_ops, reductions vertical
 //         out    [d][lane]    += Vᵀ [d][key] · scores [key][lane]   libxsmm
-//       merge (out, top + log sum) of a tile into the result behind its last window
+//         (after its last window: merge (out, top + log sum) into the result)
 //
 // Backward, the same loops with five products on a block:
 //
@@ -17,475 +18,32 @@
 //         dk     [key][d]       += ds · Q [lane][d]
 //         dq     [d][lane]      += Kᵀ · ds
 //
-// With lanes along the vectors nothing that grows with the number of pairs is transposed or reduced
-// inside a vector. Blocks outside the mask are never touched; on diagonals, blocks are 16 keys and
-// leave out the lanes that see none of them, in steps of 16.
+// Lanes are along the vectors, so that no array whose size grows with the number of pairs is
+// transposed, or reduced inside a vector. Blocks outside the mask are skipped. On diagonals a block
+// has 16 keys, and leaves out lanes that see none of them, in steps of 16.
 //
-// f32 keys and values are read where they lie. Copies without gaps between rows (rows are often a
-// power of two apart, so that the 64 of a block share few cache sets) speed up the products by up
-// to 10 %, but were not faster on the whole for any shape tried, up to rows 16 KiB apart. Windows
-// of bf16 keys are converted, once for a group. Fixed tiles are copied, to fill them up with zeros.
+// f32 keys and values are read in place. Rows are often a power of two apart, so that the 64 rows
+// of a block share few cache sets; copies without gaps speed up the products by up to 10 %, but
+// with the time of the copy were not faster for any shape tried, up to rows 16 KiB apart. Windows
+// of bf16 keys are converted once for a group. Fixed tiles are copied and padded with zeros.
 //
-// Hidden scores and weights are overwritten, so that hidden keys weigh exactly 0. They do go into
-// products with that weight, though: a value of NaN or infinity reaches the whole tile, which is of
-// one document.
+// The scores and weights of hidden keys are overwritten, so that their weights are exactly 0. The
+// products still read hidden keys: a NaN or infinity in one of them reaches the whole tile, which
+// belongs to one document.
 
 #include <algorithm>
-#include <array>
-#include <limits>
-#include <list>
-#include <numeric>
 #include <vector>
 
 #include "attention/kernels/block_kernel.hpp"
-#include "attention/kernels/lane_ops.hpp"
-#include "attention/kernels/products.hpp"
+#include "attention/kernels/tile_worker.hpp"
 #include "attention/kernels/tiles.hpp"
 #include "core/error.hpp"
-#include "core/index.hpp"
-#include "runtime/buffer.hpp"
 #include "runtime/parallel.hpp"
 
 namespace gyre {
 namespace {
 
-constexpr int64_t forward_group = 16, backward_group = 8;  // tiles
-constexpr size_t largest_group = 16;
-constexpr double flops_between_progress = 1.5e6;  // 15 to 40 µs
-constexpr float infinity = std::numeric_limits<float>::infinity();
-
-/// to[0, count) = factor · row[column, column + count)
-void load_row(ConstMatrixRef from, int64_t row, int64_t column, int64_t count, float factor,
-              float* to) {
-  if (from.type == DType::f32) {
-    const float* x = from.as<float>().row(row) + column;
-    for (int64_t i = 0; i < count; ++i) to[i] = factor * x[i];
-  } else {
-    const bf16* x = from.as<bf16>().row(row) + column;
-    for (int64_t i = 0; i < count; ++i) to[i] = factor * to_float(x[i]);
-  }
-}
-
-/// Asks for columns [column, column + columns) of some rows: those of short documents come from
-/// memory, in pieces too short for the hardware to foresee.
-void prefetch(ConstMatrixRef from, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-  constexpr int64_t line = 64;
-  asm volatile("");  // or GCC drops calls of a function that does nothing but prefetch
-  const auto size = static_cast<int64_t>(size_of(from.type));
-  for (int64_t r = row; r < row + rows; ++r)
-    for (int64_t i = 0; i < columns * size; i += line)
-      __builtin_prefetch(from.data + (r * from.stride + column) * size + i, 0, 2);
-}
-
-void store_row(const float* from, int64_t row, int64_t column, int64_t count, MatrixRef to) {
-  bf16* x = to.as<bf16>().row(row) + column;
-  for (int64_t i = 0; i < count; ++i) x[i] = to_bf16(from[i]);
-}
-
-/// Distance between rows as libxsmm wants it: at least their length, also if there is one row only.
-template <class Matrix>
-int64_t row_stride(const Matrix& m) {
-  return std::max(m.stride, m.cols);
-}
-
-/// Keys and values of a window for one KV head, and where their gradients go.
-struct KeyBlock {
-  int64_t begin = 0, end = 0;  ///< rows of the key array
-  const float *k = nullptr, *v = nullptr;
-  float *d_k = nullptr, *d_v = nullptr;
-  Products *k_products = nullptr, *v_products = nullptr;
-  Products *d_k_products = nullptr, *d_v_products = nullptr;
-  int64_t k_stride = 0, v_stride = 0, d_k_stride = 0, d_v_stride = 0;
-  bool gradients_apart = false;  ///< in panels, to be added at the end
-};
-
-struct Gradients {
-  bool queries, keys;
-};
-
-/// One thread's part: scratch and the loops over one group.
-class Worker {
- public:
-  /// `progress` may be null.
-  void start(int64_t head_dim, const std::function<void()>* progress);
-  void forward(const ForwardBlock& block, const TileSweep& sweep, const TileGroup& group);
-  void backward(const BackwardBlock& block, const TileSweep& sweep, const TileGroup& group,
-                Gradients wanted, size_t only_window = all_windows);
-
- private:
-  float* tile_array(Buffer<float>& buffer, size_t slot) {
-    return buffer.data() + static_cast<int64_t>(slot) * head_dim_ * lane_stride;
-  }
-  static float* lane_array(Buffer<float>& buffer, size_t slot) {
-    return buffer.data() + static_cast<int64_t>(slot) * lane_stride;
-  }
-  void reserve(Buffer<float>& buffer, int64_t count) {
-    if (buffer.size() < count) buffer = Buffer<float>(count);
-  }
-  Products& products(int64_t stride);
-  KeyBlock open_window(const BlockInput& in, const TileSweep& sweep, int64_t kv_head,
-                       std::span<const Visit> visits);
-  void open_gradients(const BackwardBlock& block, const TileSweep& sweep, int64_t kv_head,
-                      KeyBlock& keys);
-  void add_gradients(const BackwardBlock& block, int64_t kv_head, const KeyBlock& keys);
-  template <class Open, class Begin, class Piece, class End, class Close>
-  void walk(const TileSweep& sweep, const TileGroup& group, Open open, Begin begin, Piece piece,
-            End end, Close close);
-
-  void begin_forward(const ForwardBlock& block, const Tile& tile, int64_t padded, size_t slot);
-  void attend(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
-              size_t slot);
-  void end_forward(const ForwardBlock& block, const Tile& tile, size_t slot);
-  void begin_backward(const BackwardBlock& block, const Tile& tile, int64_t padded, size_t slot);
-  void differentiate(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
-                     size_t slot, Gradients wanted);
-  void end_backward(const BackwardBlock& block, const Tile& tile, size_t slot);
-  /// The queries of a tile, or what is of their shape.
-  void prefetch_tile(ConstMatrixRef from, const Tile& tile) const {
-    prefetch(from, tile.row_begin, tile.rows, tile.head_begin * head_dim_, tile.heads * head_dim_);
-  }
-  void account(double flops);
-
-  int64_t head_dim_ = 0;
-  std::list<Products> products_;
-  const std::function<void()>* progress_ = nullptr;
-  double flops_since_progress_ = 0;
-  std::vector<Visit> visits_;
-  PieceList pieces_;
-  // Of every tile under way: [head_dim][lane_stride], rows_ and d_out_rows_ [lane][head_dim],
-  // top_ and sum_ [lane]. Backward, out_ is dQ, top_ the log-sum-exp and sum_ delta.
-  Buffer<float> packed_, out_, packed_d_out_, rows_, d_out_rows_, top_, sum_;
-  Buffer<float> scores_, d_scores_;                          // [key_tile][lane_stride]
-  Buffer<float> k_panel_, v_panel_, d_k_panel_, d_v_panel_;  // [largest_window][head_dim]
-  Buffer<float> row_scratch_;                                // [lane_stride][head_dim]
-};
-
-void Worker::start(int64_t head_dim, const std::function<void()>* progress) {
-  progress_ = progress;
-  flops_since_progress_ = 0;
-  head_dim_ = head_dim;
-  reserve(scores_, key_tile * lane_stride);
-  reserve(d_scores_, key_tile * lane_stride);
-  reserve(row_scratch_, lane_stride * head_dim);
-}
-
-Products& Worker::products(int64_t stride) {
-  constexpr size_t most = 16;  // a call uses up to five; the last ones used stay
-  for (auto p = products_.begin(); p != products_.end(); ++p)
-    if (p->serves(head_dim_, stride)) {
-      products_.splice(products_.begin(), products_, p);
-      return *p;
-    }
-  if (products_.size() >= most) products_.pop_back();
-  return products_.emplace_front(head_dim_, stride);
-}
-
-void Worker::account(double flops) {
-  flops_since_progress_ += flops;
-  if (flops_since_progress_ < flops_between_progress) return;
-  flops_since_progress_ = 0;
-  if (progress_ != nullptr && *progress_) (*progress_)();
-}
-
-/// Walks the visits of a group: open(visits) for each window returns its KeyBlock; begin(tile,
-/// slot) before the first visit of a tile and end(tile, slot) behind its last; piece(...) for every
-/// piece; close(keys) at the end of a window. Tiles that are not under way leave their slot to
-/// others, so that those of short documents stay in the first-level cache.
-template <class Open, class Begin, class Piece, class End, class Close>
-void Worker::walk(const TileSweep& sweep, const TileGroup& group, Open open, Begin begin,
-                  Piece piece, End end, Close close) {
-  std::array<size_t, largest_group> visits_left{}, slot_of{}, free_slots;
-  for (const Visit& v : visits_) ++visits_left[v.tile];
-  std::iota(free_slots.rbegin(), free_slots.rend(), size_t{0});  // the last one is taken first
-  size_t free_count = free_slots.size();
-  std::array<bool, largest_group> begun{};
-  for (size_t first = 0; first < visits_.size();) {
-    size_t last = first;
-    while (last < visits_.size() && visits_[last].window == visits_[first].window) ++last;
-    const KeyBlock keys = open(std::span(visits_).subspan(first, last - first));
-    for (; first < last; ++first) {
-      const Visit& visit = visits_[first];
-      const Tile& tile = group.tiles[visit.tile];
-      size_t& slot = slot_of[visit.tile];
-      if (!begun[visit.tile]) {
-        slot = free_slots[--free_count];
-        begin(tile, slot);
-        begun[visit.tile] = true;
-      }
-      sweep.cut(tile, visit, pieces_);
-      for (const KeyPiece& p : pieces_.pieces)
-        piece(tile, p, visit.rectangle->k_begin.value() + p.begin - keys.begin, keys, slot);
-      if (--visits_left[visit.tile] == 0) {
-        end(tile, slot);
-        free_slots[free_count++] = slot;
-      }
-    }
-    close(keys);
-  }
-}
-
-KeyBlock Worker::open_window(const BlockInput& in, const TileSweep& sweep, int64_t kv_head,
-                             std::span<const Visit> visits) {
-  KeyBlock keys;
-  keys.begin = std::numeric_limits<int64_t>::max();
-  for (const Visit& v : visits) {
-    keys.begin = std::min(keys.begin, v.rectangle->k_begin.value() + v.begin);
-    keys.end = std::max(keys.end, v.rectangle->k_begin.value() + v.end);
-  }
-  const int64_t column = kv_head * head_dim_;
-  keys.k_stride = row_stride(in.k), keys.v_stride = row_stride(in.v);
-  if (in.k.type != DType::f32 || sweep.fixed_tiles()) {
-    const int64_t count = keys.end - keys.begin;
-    const int64_t padded = sweep.fixed_tiles() ? round_up(count, key_tile) : count;
-    reserve(k_panel_, largest_window * head_dim_);
-    reserve(v_panel_, largest_window * head_dim_);
-    for (int64_t i = 0; i < count; ++i) {
-      load_row(in.k, keys.begin + i, column, head_dim_, 1, k_panel_.data() + i * head_dim_);
-      load_row(in.v, keys.begin + i, column, head_dim_, 1, v_panel_.data() + i * head_dim_);
-    }
-    std::fill(k_panel_.data() + count * head_dim_, k_panel_.data() + padded * head_dim_, 0.0F);
-    std::fill(v_panel_.data() + count * head_dim_, v_panel_.data() + padded * head_dim_, 0.0F);
-    keys.k = k_panel_.data(), keys.v = v_panel_.data();
-    keys.k_stride = keys.v_stride = head_dim_;
-    account(8.0 * static_cast<double>(count * head_dim_));
-  } else {
-    keys.k = in.k.as<float>().row(keys.begin) + column;
-    keys.v = in.v.as<float>().row(keys.begin) + column;
-    const int64_t count = std::min(keys.end - keys.begin, key_tile);
-    prefetch(in.k, keys.begin, count, column, head_dim_);
-    prefetch(in.v, keys.begin, count, column, head_dim_);
-  }
-  keys.k_products = &products(keys.k_stride);
-  keys.v_products = &products(keys.v_stride);
-  return keys;
-}
-
-void Worker::forward(const ForwardBlock& block, const TileSweep& sweep, const TileGroup& group) {
-  const auto tiles = std::ssize(group.tiles);
-  for (Buffer<float>* buffer : {&packed_, &out_}) reserve(*buffer, tiles * head_dim_ * lane_stride);
-  for (Buffer<float>* buffer : {&top_, &sum_}) reserve(*buffer, tiles * lane_stride);
-  sweep.list_visits(group, all_windows, visits_);
-  walk(
-      sweep, group,
-      [&](std::span<const Visit> some) { return open_window(block, sweep, group.kv_head, some); },
-      [&](const Tile& tile, size_t slot) {
-        begin_forward(block, tile, sweep.padded_lanes(tile), slot);
-        if (const Tile* next = sweep.next(tile)) prefetch_tile(block.q, *next);
-      },
-      [&](const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys, size_t slot) {
-        attend(tile, piece, key, keys, slot);
-      },
-      [&](const Tile& tile, size_t slot) { end_forward(block, tile, slot); },
-      [](const KeyBlock&) {});
-}
-
-void Worker::begin_forward(const ForwardBlock& block, const Tile& tile, int64_t padded,
-                           size_t slot) {
-  std::array<const float*, lane_stride> rows;
-  size_t lane = 0;
-  for (int64_t r = tile.row_begin; r < tile.row_begin + tile.rows; ++r)
-    for (int64_t h = tile.head_begin; h < tile.head_begin + tile.heads; ++h, ++lane) {
-      float* scratch = row_scratch_.data() + static_cast<int64_t>(lane) * head_dim_;
-      if (block.q.type == DType::f32) {
-        rows[lane] = block.q.as<float>().row(r) + h * head_dim_;
-      } else {
-        load_row(block.q, r, h * head_dim_, head_dim_, 1, scratch);
-        rows[lane] = scratch;
-      }
-    }
-  float* packed = tile_array(packed_, slot);
-  if (tile.lanes() < padded) {
-    float* zeros = row_scratch_.data() + (lane_stride - 1) * head_dim_;
-    std::fill_n(zeros, head_dim_, 0.0F);
-    while (lane < static_cast<size_t>(padded)) rows[lane++] = zeros;
-  }
-  pack_lanes(rows.data(), padded, head_dim_, block.heads.scale, packed);
-  std::fill_n(lane_array(top_, slot), padded, -infinity);
-  std::fill_n(lane_array(sum_, slot), padded, 0.0F);
-  float* out = tile_array(out_, slot);
-  for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(out + d * lane_stride, padded, 0.0F);
-  prefetch_tile(block.out, tile);  // for end_forward
-  account(16.0 * static_cast<double>(head_dim_ * lane_stride));
-}
-
-/// The piece's first key is row `key` of `keys`.
-void Worker::attend(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
-                    size_t slot) {
-  const int64_t lane = piece.lane_begin, lanes = piece.lanes();
-  float* scores = scores_.data() + lane;
-  keys.k_products->score(tile_array(packed_, slot) + lane, keys.k + key * keys.k_stride, scores,
-                         lanes, piece.count);
-  if (piece.masked) hide(tile, pieces_, piece, -infinity, scores_.data());
-  float* out = tile_array(out_, slot) + lane;
-  softmax_tile(scores, piece.count, lanes,
-               {lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane, out, head_dim_});
-  keys.v_products->to_lanes(scores, keys.v + key * keys.v_stride, out, lanes, piece.count);
-  account(4.0 * static_cast<double>(lanes * piece.count * head_dim_));
-}
-
-void Worker::end_forward(const ForwardBlock& block, const Tile& tile, size_t slot) {
-  std::array<float*, lane_stride> rows;
-  std::array<float*, lane_stride> lse;
-  const bool direct = block.out.type == DType::f32;
-  const auto for_each_lane = [&](auto body) {
-    for (int64_t lane = 0; lane < tile.lanes(); ++lane)
-      body(static_cast<size_t>(lane), tile.row_begin + lane / tile.heads,
-           tile.head_begin + lane % tile.heads);
-  };
-  for_each_lane([&](size_t lane, int64_t row, int64_t head) {
-    lse[lane] = block.lse.row(row) + head;
-    if (direct) {
-      rows[lane] = block.out.as<float>().row(row) + head * head_dim_;
-    } else {
-      rows[lane] = row_scratch_.data() + static_cast<int64_t>(lane) * head_dim_;
-      load_row(block.out, row, head * head_dim_, head_dim_, 1, rows[lane]);
-    }
-  });
-  float* sum = lane_array(sum_, slot);
-  merge_lanes({lane_array(top_, slot), sum, tile_array(out_, slot), head_dim_}, tile.lanes(),
-              rows.data(), lse.data());
-  if (direct) return;
-  for_each_lane([&](size_t lane, int64_t row, int64_t head) {
-    if (sum[lane] != 0) store_row(rows[lane], row, head * head_dim_, head_dim_, block.out);
-  });
-}
-
-void Worker::backward(const BackwardBlock& block, const TileSweep& sweep, const TileGroup& group,
-                      Gradients wanted, size_t only_window) {
-  const auto tiles = std::ssize(group.tiles);
-  for (Buffer<float>* buffer : {&packed_, &packed_d_out_, &rows_, &d_out_rows_, &out_})
-    reserve(*buffer, tiles * head_dim_ * lane_stride);
-  for (Buffer<float>* buffer : {&top_, &sum_}) reserve(*buffer, tiles * lane_stride);
-  sweep.list_visits(group, only_window, visits_);
-  walk(
-      sweep, group,
-      [&](std::span<const Visit> some) {
-        KeyBlock keys = open_window(block, sweep, group.kv_head, some);
-        if (wanted.keys) open_gradients(block, sweep, group.kv_head, keys);
-        return keys;
-      },
-      [&](const Tile& tile, size_t slot) {
-        begin_backward(block, tile, sweep.padded_lanes(tile), slot);
-        if (const Tile* next = sweep.next(tile)) {
-          prefetch_tile(block.q, *next);
-          prefetch_tile(block.d_out, *next);
-        }
-      },
-      [&](const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys, size_t slot) {
-        differentiate(tile, piece, key, keys, slot, wanted);
-      },
-      [&](const Tile& tile, size_t slot) {
-        if (wanted.queries) end_backward(block, tile, slot);
-      },
-      [&](const KeyBlock& keys) {
-        if (keys.gradients_apart) add_gradients(block, group.kv_head, keys);
-      });
-}
-
-void Worker::open_gradients(const BackwardBlock& block, const TileSweep& sweep, int64_t kv_head,
-                            KeyBlock& keys) {
-  keys.d_k_stride = row_stride(block.d_k), keys.d_v_stride = row_stride(block.d_v);
-  if (sweep.fixed_tiles()) {
-    const int64_t rows = round_up(keys.end - keys.begin, key_tile);
-    for (Buffer<float>* panel : {&d_k_panel_, &d_v_panel_}) {
-      reserve(*panel, largest_window * head_dim_);
-      std::fill_n(panel->data(), rows * head_dim_, 0.0F);
-    }
-    keys.d_k = d_k_panel_.data(), keys.d_v = d_v_panel_.data();
-    keys.d_k_stride = keys.d_v_stride = head_dim_;
-    keys.gradients_apart = true;
-  } else {
-    keys.d_k = block.d_k.row(keys.begin) + kv_head * head_dim_;
-    keys.d_v = block.d_v.row(keys.begin) + kv_head * head_dim_;
-  }
-  keys.d_k_products = &products(keys.d_k_stride);
-  keys.d_v_products = &products(keys.d_v_stride);
-}
-
-void Worker::add_gradients(const BackwardBlock& block, int64_t kv_head, const KeyBlock& keys) {
-  for (int64_t i = 0; i < keys.end - keys.begin; ++i) {
-    float* d_k = block.d_k.row(keys.begin + i) + kv_head * head_dim_;
-    float* d_v = block.d_v.row(keys.begin + i) + kv_head * head_dim_;
-    for (int64_t d = 0; d < head_dim_; ++d) d_k[d] += keys.d_k[i * head_dim_ + d];
-    for (int64_t d = 0; d < head_dim_; ++d) d_v[d] += keys.d_v[i * head_dim_ + d];
-  }
-  account(8.0 * static_cast<double>((keys.end - keys.begin) * head_dim_));
-}
-
-void Worker::begin_backward(const BackwardBlock& block, const Tile& tile, int64_t padded,
-                            size_t slot) {
-  float *q_rows = tile_array(rows_, slot), *d_out_rows = tile_array(d_out_rows_, slot);
-  float *lse = lane_array(top_, slot), *delta = lane_array(sum_, slot);
-  std::array<const float*, lane_stride> q, d_out;
-  for (int64_t lane = 0; lane < padded; ++lane) {
-    const auto at = static_cast<size_t>(lane);
-    const int64_t row = tile.row_begin + lane / tile.heads;
-    const int64_t head = tile.head_begin + lane % tile.heads;
-    float *q_row = q_rows + lane * head_dim_, *d_out_row = d_out_rows + lane * head_dim_;
-    q[at] = q_row, d_out[at] = d_out_row;
-    if (lane < tile.lanes() && block.lse(row, head) != -infinity) {
-      load_row(block.q, row, head * head_dim_, head_dim_, block.heads.scale, q_row);
-      load_row(block.d_out, row, head * head_dim_, head_dim_, 1, d_out_row);
-      lse[lane] = block.lse(row, head);
-      delta[lane] = block.delta(row, head);
-    } else {  // weighs nothing, whatever is in its row
-      std::fill_n(q_row, head_dim_, 0.0F);
-      std::fill_n(d_out_row, head_dim_, 0.0F);
-      lse[lane] = infinity;
-      delta[lane] = 0;
-    }
-  }
-  pack_lanes(q.data(), padded, head_dim_, 1, tile_array(packed_, slot));
-  pack_lanes(d_out.data(), padded, head_dim_, 1, tile_array(packed_d_out_, slot));
-  float* d_q = tile_array(out_, slot);
-  for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(d_q + d * lane_stride, padded, 0.0F);
-  account(32.0 * static_cast<double>(head_dim_ * lane_stride));
-}
-
-/// The piece's first key is row `key` of `keys`.
-void Worker::differentiate(const Tile& tile, const KeyPiece& piece, int64_t key,
-                           const KeyBlock& keys, size_t slot, Gradients wanted) {
-  const int64_t lane = piece.lane_begin, lanes = piece.lanes(), count = piece.count;
-  const double flops = 2.0 * static_cast<double>(lanes * count * head_dim_);
-  float *p = scores_.data() + lane, *ds = d_scores_.data() + lane;
-  const float *k = keys.k + key * keys.k_stride, *v = keys.v + key * keys.v_stride;
-  keys.k_products->score(tile_array(packed_, slot) + lane, k, p, lanes, count);
-  keys.v_products->score(tile_array(packed_d_out_, slot) + lane, v, ds, lanes, count);
-  account(2 * flops);
-  gradient_tile(p, ds, count, lanes, lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane);
-  if (piece.masked) {
-    hide(tile, pieces_, piece, 0, scores_.data());
-    hide(tile, pieces_, piece, 0, d_scores_.data());
-  }
-  if (wanted.keys) {
-    const int64_t first = lane * head_dim_;
-    keys.d_v_products->to_keys(p, tile_array(d_out_rows_, slot) + first,
-                               keys.d_v + key * keys.d_v_stride, lanes, count);
-    keys.d_k_products->to_keys(ds, tile_array(rows_, slot) + first,
-                               keys.d_k + key * keys.d_k_stride, lanes, count);
-    account(2 * flops);
-  }
-  if (wanted.queries) {
-    keys.k_products->to_lanes(ds, k, tile_array(out_, slot) + lane, lanes, count);
-    account(flops);
-  }
-}
-
-void Worker::end_backward(const BackwardBlock& block, const Tile& tile, size_t slot) {
-  std::array<float*, lane_stride> rows;
-  const bool direct = block.d_q.type == DType::f32;
-  for (int64_t lane = 0; lane < tile.lanes(); ++lane) {
-    const int64_t row = tile.row_begin + lane / tile.heads;
-    const int64_t column = (tile.head_begin + lane % tile.heads) * head_dim_;
-    float*& to = rows[static_cast<size_t>(lane)];
-    to = direct ? block.d_q.as<float>().row(row) + column : row_scratch_.data() + lane * head_dim_;
-    if (!direct) load_row(block.d_q, row, column, head_dim_, 1, to);
-  }
-  add_lanes(tile_array(out_, slot), tile.lanes(), head_dim_, block.heads.scale, rows.data());
-  for (int64_t lane = 0; !direct && lane < tile.lanes(); ++lane)
-    store_row(rows[static_cast<size_t>(lane)], tile.row_begin + lane / tile.heads,
-              (tile.head_begin + lane % tile.heads) * head_dim_, head_dim_, block.d_q);
-}
+constexpr int64_t forward_group = largest_group, backward_group = largest_group / 2;  // tiles
 
 class CpuKernel final : public BlockKernel {
  public:
@@ -505,8 +63,8 @@ class CpuKernel final : public BlockKernel {
     start(block);
     const Gradients wanted{!block.d_q.empty(), block.d_k.data != nullptr};
     for_each_sweep(block, backward_group, [&](const TileSweep& sweep) {
-      // One sweep does five products for each pair; sweeps for queries and keys apart do seven, and
-      // leave more to share. Results are the same.
+      // One sweep computes five products for each pair. Separate sweeps for queries and for keys
+      // compute seven, but can use more threads. The results are the same.
       const int64_t kv_heads = block.heads.kv_heads;
       if (threads_ == 1 || kv_heads % threads_ == 0) {
         for_each_task(threads_, threads_ == 1 ? 1 : kv_heads, [&](int64_t task, int thread) {
@@ -549,7 +107,7 @@ class CpuKernel final : public BlockKernel {
   }
 
   int threads_;
-  std::vector<Worker> workers_;
+  std::vector<TileWorker> workers_;
 };
 
 void CpuKernel::start(const BlockInput& in) {

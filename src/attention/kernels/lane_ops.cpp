@@ -163,16 +163,16 @@ void blend_one_lane(const float* tile, int64_t lane, int64_t from, int64_t head_
 }
 
 #if HWY_TARGET != HWY_SCALAR
-/// The same for four lanes, for as many dimensions as come in fours. Rows that hold 0 (`fresh`) are
-/// not read.
-template <bool fresh>
+/// The same for four lanes, for as many dimensions as come in fours. With `overwrite`, row = w2 ·
+/// tile, in the same instructions: the rows are not read (beta = 0).
+template <bool overwrite>
 void blend_four_lanes(const float* tile, int64_t lane, int64_t head_dim, const float* w1,
                       const float* w2, float* const* rows) {
   const F4 f;
   const auto blend = [&](int64_t i, int64_t d, V4 o) HWY_ATTR {
     float* row = rows[i] + d;
     const V4 scaled = hn::Mul(hn::Set(f, w2[i]), o);
-    const V4 old = fresh ? hn::Zero(f) : hn::LoadU(f, row);
+    const V4 old = overwrite ? hn::Zero(f) : hn::LoadU(f, row);
     hn::StoreU(hn::MulAdd(hn::Set(f, w1[i]), old, scaled), f, row);
   };
   for (int64_t d = 0; d + block <= head_dim; d += block) {

@@ -16,8 +16,8 @@ constexpr int64_t lane_granularity = 16;  ///< lane counts are multiples of this
 /// Online softmax of every lane: exp(score - top) sums to `sum`, and to `out` when weighted by
 /// values.
 struct LaneState {
-  float* top;  ///< [lanes] reference maximum, -inf before the first visible key; may lag behind,
-               ///< see softmax_tile
+  float* top;  ///< [lanes] reference maximum, -inf before the first visible key; may be less than
+               ///< the maximum, see softmax_tile
   float* sum;  ///< [lanes]
   float* out;  ///< [head_dim][lane_stride]
   int64_t head_dim;
@@ -39,9 +39,9 @@ void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state);
 void gradient_tile(float* scores, float* products, int64_t keys, int64_t lanes, const float* lse,
                    const float* delta);
 
-/// Merges lanes into rows by merge_lse: rows[lane] [head_dim] and lse[lane] hold the earlier
-/// partial. A lane that saw no key leaves its row alone.
-/// A row with lse = -inf holds 0, and need not be read.
+/// Merges lanes into rows by merge_lse: rows[lane] [head_dim] and lse[lane] are the partial result
+/// so far. A lane that saw no key leaves its row unchanged. A row with lse = -inf must be 0; it may
+/// be overwritten without being read.
 void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* const* lse);
 
 /// rows[lane] [head_dim] += factor · tile [head_dim][lane]

@@ -12,7 +12,7 @@ constexpr const char* layout_name = "striped";
 
 /// Whether slot t of the stream is on rank t mod cp.
 bool striped_by_one(const Layout& layout) {
-  const std::vector<SlotRun>& pieces = layout.shard(0).pieces;
+  const std::vector<SlotRun>& pieces = layout.shard(0).runs;
   return pieces.size() == 1 && pieces.front().stride == layout.cp();
 }
 

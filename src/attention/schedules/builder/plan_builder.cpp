@@ -53,17 +53,16 @@ int PlanBuilder::exchange(std::string what, std::vector<Message> sends,
   tidy(sends);
   tidy(recvs);
   if (sends.empty() && recvs.empty()) return -1;
-  list().emplace_back(
-      step::Exchange{exchanges_, std::move(what), std::move(sends), std::move(recvs)});
+  add(step::Exchange{exchanges_, std::move(what), std::move(sends), std::move(recvs)});
   return exchanges_++;
 }
 
 void PlanBuilder::wait(int id) {
-  if (id >= 0) list().emplace_back(step::Wait{id});
+  if (id >= 0) add(step::Wait{id});
 }
 
 void PlanBuilder::clear(int array) {
-  list().emplace_back(step::Clear{array});
+  add(step::Clear{array});
 }
 
 step::Compute PlanBuilder::step_of(const ArraySet& set, int kv, int d_kv) const {
@@ -96,25 +95,26 @@ void PlanBuilder::compute(step::Compute step, Trim trim) {
 }
 
 void PlanBuilder::compute(step::Compute step, Trim trim, Rows keys) {
+  if (!wanted()) return;
   if (query_heads_of(array(step.q).heads, step.kv_heads, problem_.heads).count == 0) return;
   const Layout& layout = *problem_.layout;
   step.rectangles =
       intersect(shard_of(layout, array(step.q).rows),
                 shard_of(layout, part_of(array(step.kv).rows, keys)), problem_.mask, trim);
   for (Rectangle& r : step.rectangles) r.k_begin += keys.begin;
-  if (!step.rectangles.empty()) list().emplace_back(std::move(step));
+  if (!step.rectangles.empty()) add(std::move(step));
 }
 
 void PlanBuilder::finish(const ArraySet& set) {
-  list().emplace_back(step::Finish{set.out, set.stats});
+  add(step::Finish{set.out, set.stats});
 }
 
 void PlanBuilder::delta(const ArraySet& set) {
-  list().emplace_back(step::Delta{set.out, set.stats, set.d_out});
+  add(step::Delta{set.out, set.stats, set.d_out});
 }
 
 void PlanBuilder::sink_gradient(int stats, bool complete) {
-  list().emplace_back(step::SinkGradient{stats, complete});
+  add(step::SinkGradient{stats, complete});
 }
 
 Slice PlanBuilder::whole(int index, bool add) const {

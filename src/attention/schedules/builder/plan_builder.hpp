@@ -39,7 +39,8 @@ class PlanBuilder {
   /// A new array; in a storage of its own if none is named.
   int add_array(ArrayKind kind, std::vector<RankRows> rows, HeadRange heads, int storage = -1);
 
-  /// The steps that follow go to this list (at first: forward).
+  /// The steps that follow go to this list (at first: forward). If problem().passes leaves it out,
+  /// they are dropped, and their rectangles are not computed.
   void begin(Pass pass) { pass_ = pass; }
   /// Returns the id to wait for. Slices of no bytes and messages without slices are left out, and
   /// so is an exchange without messages: the id is -1 then, for which wait does nothing.
@@ -57,7 +58,10 @@ class PlanBuilder {
   void finish(const ArraySet& set);
   void delta(const ArraySet& set);
   void sink_gradient(int stats, bool complete = false);
-  void add(Step step) { list().emplace_back(std::move(step)); }
+  template <class AnyStep>
+  void add(AnyStep step) {
+    if (wanted()) list().emplace_back(std::move(step));
+  }
 
   /// All rows and heads of an array; `add`: see Slice.
   Slice whole(int index, bool add = false) const;
@@ -74,6 +78,7 @@ class PlanBuilder {
   step::Compute step_of(const ArraySet& set, int kv, int d_kv) const;
   void compute(step::Compute step, Trim trim, Rows keys);
   std::vector<Step>& list() { return pass_ == Pass::forward ? plan_.forward : plan_.backward; }
+  bool wanted() const { return pass_ == Pass::forward || problem_.passes == PlanPasses::both; }
 
   const AttentionProblem& problem_;
   RankPlan plan_;

@@ -1,0 +1,90 @@
+#pragma once
+// The arithmetic of the CPU attention kernel on tiles; see cpu.cpp for the loops.
+
+#include <array>
+#include <functional>
+#include <list>
+#include <span>
+#include <vector>
+
+#include "attention/kernels/block_kernel.hpp"
+#include "attention/kernels/products.hpp"
+#include "attention/kernels/tiles.hpp"
+#include "runtime/buffer.hpp"
+
+namespace gyre {
+
+constexpr size_t largest_group = 16;  ///< most tiles of a group
+
+/// Keys and values of a window for one KV head, and the destinations of their gradients.
+struct KeyBlock {
+  int64_t begin = 0, end = 0;  ///< rows of the key array
+  const float *k = nullptr, *v = nullptr;
+  float *d_k = nullptr, *d_v = nullptr;
+  Products *k_products = nullptr, *v_products = nullptr;
+  Products *d_k_products = nullptr, *d_v_products = nullptr;
+  int64_t k_stride = 0, v_stride = 0, d_k_stride = 0, d_v_stride = 0;
+  bool gradients_apart = false;  ///< d_k and d_v are panels, added to the results at the end
+};
+
+struct Gradients {
+  bool queries, keys;
+};
+
+/// One thread of the CPU attention kernel: its scratch arrays and the loops over one group of
+/// tiles.
+class TileWorker {
+ public:
+  /// `progress` may be null.
+  void start(int64_t head_dim, const std::function<void()>* progress);
+  void forward(const ForwardBlock& block, const TileSweep& sweep, const TileGroup& group);
+  void backward(const BackwardBlock& block, const TileSweep& sweep, const TileGroup& group,
+                Gradients wanted, size_t only_window = all_windows);
+
+ private:
+  float* tile_array(Buffer<float>& buffer, size_t slot) {
+    return buffer.data() + static_cast<int64_t>(slot) * head_dim_ * lane_stride;
+  }
+  static float* lane_array(Buffer<float>& buffer, size_t slot) {
+    return buffer.data() + static_cast<int64_t>(slot) * lane_stride;
+  }
+  void reserve(Buffer<float>& buffer, int64_t count) {
+    if (buffer.size() < count) buffer = Buffer<float>(count);
+  }
+  Products& products(int64_t stride);
+  KeyBlock open_window(const BlockInput& in, const TileSweep& sweep, int64_t kv_head,
+                       std::span<const Visit> visits);
+  void open_gradients(const BackwardBlock& block, const TileSweep& sweep, int64_t kv_head,
+                      KeyBlock& keys);
+  void add_gradients(const BackwardBlock& block, int64_t kv_head, const KeyBlock& keys);
+  template <class Open, class Begin, class Piece, class End, class Close>
+  void walk(const TileSweep& sweep, const TileGroup& group, Open open, Begin begin, Piece piece,
+            End end, Close close);
+
+  void begin_forward(const ForwardBlock& block, const Tile& tile, int64_t padded, size_t slot);
+  void attend(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
+              size_t slot);
+  void end_forward(const ForwardBlock& block, const Tile& tile, size_t slot);
+  void begin_backward(const BackwardBlock& block, const Tile& tile, int64_t padded, size_t slot);
+  void differentiate(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
+                     size_t slot, Gradients wanted);
+  void end_backward(const BackwardBlock& block, const Tile& tile, size_t slot);
+  /// Prefetches the rows of a tile in an array of the queries' shape.
+  void prefetch_tile(ConstMatrixRef from, const Tile& tile) const;
+  void account(double flops);
+
+  int64_t head_dim_ = 0;
+  std::list<Products> products_;
+  const std::function<void()>* progress_ = nullptr;
+  double flops_since_progress_ = 0;
+  std::vector<Visit> visits_;
+  PieceList pieces_;
+  // Of every slot: [head_dim][lane_stride], rows_ and d_out_rows_ [lane][head_dim],
+  // top_ and sum_ [lane]. Backward, out_ is dQ, top_ the log-sum-exp and sum_ delta.
+  Buffer<float> packed_, out_, packed_d_out_, rows_, d_out_rows_, top_, sum_;
+  Buffer<float> scores_, d_scores_;                          // [key_tile][lane_stride]
+  Buffer<float> k_panel_, v_panel_, d_k_panel_, d_v_panel_;  // [largest_window][head_dim]
+  Buffer<float> row_scratch_;                                // [lane_stride][head_dim]
+};
+
+}  // namespace gyre

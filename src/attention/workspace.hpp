@@ -1,0 +1,36 @@
+#pragma once
+// Memory that executors of plans use one after the other.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "runtime/buffer.hpp"
+
+namespace gyre {
+
+/// Memory of the arrays of plans, by storage number, and of the copies that messages need. It
+/// outlives the executors (of layers, of bins), so that it is allocated once; it grows on demand.
+class AttentionWorkspace {
+ public:
+  /// Takes memory from this space from now on; at first, from the host's. Releases what it holds in
+  /// another space. An executor passes the space of its stream.
+  void use(MemorySpace space);
+  /// At least `bytes` bytes. A storage that grows loses its contents.
+  std::span<std::byte> storage(int id, int64_t bytes);
+  /// Takes a free staging buffer of at least `bytes` bytes, or allocates one. Return it with
+  /// give_back().
+  Buffer<float> take_staging(int64_t bytes);
+  void give_back(Buffer<float> staging);
+  int64_t bytes() const;
+
+ private:
+  MemorySpace space_ = MemorySpace::host;
+  std::map<int, Buffer<float>> storages_;
+  std::vector<Buffer<float>> free_;
+  int64_t staging_bytes_ = 0;
+};
+
+}  // namespace gyre

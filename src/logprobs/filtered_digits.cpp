@@ -1,0 +1,142 @@
+// The search of FilteredScores for thresholds that are below the last value of a list.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/index.hpp"
+#include "logprobs/filtered_forward.hpp"
+
+namespace gyre {
+namespace {
+
+/// Narrows the range to the part in which the sum from above reaches the share top_p of the total.
+void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
+  if (first) {
+    for (int64_t i = 0; i < digit_sums; ++i) row.total += masses[i];
+    row.above = masses[digit_buckets];
+  }
+  const double limit = top_p * static_cast<double>(row.total);
+  int64_t bucket = digit_buckets - 1;
+  while (bucket >= 0 && static_cast<double>(row.above + masses[bucket]) < limit)
+    row.above += masses[bucket--];
+  GYRE_CHECK(bucket >= 0, "token {}: no threshold from key {} in {} bits", row.token, row.low,
+             row.bits);
+  const int shift = row.bits - digit_bits;
+  row.low += static_cast<uint32_t>(bucket) << shift;
+  row.bits = shift;
+  row.equal = masses[bucket];
+}
+
+}  // namespace
+
+/// The range of keys for the threshold of a row. The threshold is below `bound`. It is not below
+/// the value z for which all columns, if they had it, would have half of the mass that top_p leaves
+/// out.
+DigitRow FilteredScores::Forward::digit_row(int64_t t, float max, double total, float bound) const {
+  using Limits = std::numeric_limits<float>;
+  const auto columns = static_cast<double>(s_.vocab_.vocab_size);
+  const double left_out = (1 - s_.options_.filter.top_p) * total / 2;
+  const double rounding = columns * std::exp2(-fraction_bits_for(s_.vocab_.vocab_size));
+  uint32_t low = 0;
+  if (left_out > rounding) {
+    const double least = static_cast<double>(max) + std::log(left_out / columns) / scale();
+    low = key_of(std::nextafter(static_cast<float>(std::max<double>(least, Limits::lowest())),
+                                -Limits::infinity()),
+                 s_.type_);
+  }
+  const uint32_t high = key_of(bound, s_.type_) - 1;
+  low = std::min(low, high);
+  const int digits =
+      static_cast<int>(std::max<int64_t>(1, ceil_div(std::bit_width(high - low), digit_bits)));
+  return {t, max, low, digits * digit_bits};
+}
+
+void FilteredScores::Forward::search() {
+  std::vector<DigitRow*> active;
+  for (DigitRow& row : rows_) active.push_back(&row);
+  for (bool first = true; !active.empty(); first = false) {
+    add_rounds(active, first);
+    std::erase_if(active, [](const DigitRow* row) { return row->bits == 0; });
+  }
+  const Buffer<DigitCounts> counts = gather_counts();
+  std::vector<int64_t> ties(static_cast<size_t>(ranks_));
+  for (size_t i = 0; i < rows_.size(); ++i) finish_by_digits(rows_[i], i, counts, ties);
+}
+
+/// One round for all active rows.
+void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool first) {
+  const auto count = static_cast<int64_t>(active.size());
+  const int bits = fraction_bits_for(s_.vocab_.vocab_size);
+  std::vector<MassRow> rows;
+  for (const DigitRow* row : active)
+    rows.push_back(
+        {row->token, {row->max, s_.scale(), bits, row->low, row->bits - digit_bits, first}});
+  Buffer<int64_t> masses(count * digit_sums);
+  s_.kernels_.masses(logits_, own_columns(), rows, s_.options_.threads, masses.span());
+  wait(s_.tp_.all_reduce(masses.data(), masses.size(), DType::i64, ReduceOp::sum, stream_,
+                         "probabilities by digits"));
+  for (int64_t i = 0; i < count; ++i)
+    descend(masses.data() + i * digit_sums, first, s_.options_.filter.top_p,
+            *active[static_cast<size_t>(i)]);
+}
+
+/// The counts of all ranks, [ranks, rows].
+Buffer<DigitCounts> FilteredScores::Forward::gather_counts() {
+  const int64_t count = std::ssize(rows_);
+  Buffer<DigitCounts> own(count), all(ranks_ * count);
+  std::vector<ColumnQuery> queries;
+  for (const DigitRow& row : rows_)
+    queries.push_back({row.token, 0, own_columns(), value_of_key(row.low, s_.type_)});
+  std::vector<int64_t> asked;  // rows whose target is at the threshold
+  for (int64_t i = 0; i < count; ++i) {
+    const ColumnQuery& whole = queries[static_cast<size_t>(i)];
+    if (owner(whole.row) != mine_ || records_.scalars(mine_, whole.row).target != whole.value)
+      continue;
+    asked.push_back(i);
+    queries.push_back({whole.row, target_column(whole.row) + 1, own_columns(), whole.value});
+  }
+  std::vector<ColumnCounts> found(queries.size());
+  s_.kernels_.count_columns(logits_, queries, s_.options_.threads, found);
+  for (int64_t i = 0; i < count; ++i) {
+    const ColumnCounts& mine = found[static_cast<size_t>(i)];
+    own[i] = {static_cast<int32_t>(mine.above), static_cast<int32_t>(mine.equal), 0};
+  }
+  for (size_t i = 0; i < asked.size(); ++i)
+    own[asked[i]].behind = static_cast<int32_t>(found[rows_.size() + i].equal);
+  wait(s_.tp_.all_gather(bytes_of(std::as_const(own).span()), writable_bytes_of(all.span()),
+                         stream_, "counts of columns"));
+  return all;
+}
+
+/// `i`: index of the row in `counts`.
+void FilteredScores::Forward::finish_by_digits(const DigitRow& row, size_t i,
+                                               const Buffer<DigitCounts>& counts,
+                                               std::span<int64_t> ties) {
+  const auto at = [&](int64_t rank) -> const DigitCounts& {
+    return counts[rank * std::ssize(rows_) + static_cast<int64_t>(i)];
+  };
+  FilterCut cut;
+  cut.max = row.max;
+  ValueGroup group{value_of_key(row.low, s_.type_), 0};
+  for (int64_t r = 0; r < ranks_; ++r) {
+    cut.above += at(r).above;
+    ties[static_cast<size_t>(r)] = at(r).equal;
+    group.count += at(r).equal;
+  }
+  GYRE_CHECK(group.count > 0 && row.equal % group.count == 0,
+             "token {}: a mass of {} for {} columns of equal value", row.token, row.equal,
+             group.count);
+  cut.mass = static_cast<double>(row.above);
+  add_group(group, static_cast<double>(row.equal / group.count),
+            s_.options_.filter.top_p * static_cast<double>(row.total), cut);
+  cut.mass = std::ldexp(cut.mass, -fraction_bits_for(s_.vocab_.vocab_size));
+  const int rank = owner(row.token);
+  finish(
+      row.token, cut, [&](int64_t r) { return ties[static_cast<size_t>(r)]; },
+      rank < 0 ? 0 : at(rank).behind);
+}
+
+}  // namespace gyre

@@ -1,0 +1,148 @@
+#pragma once
+// One forward pass of FilteredScores: thresholds from the lists of the largest logits, and for rows
+// whose lists are too short, a search by digits. For filtered_*.cpp only.
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "logprobs/filtered_lists.hpp"
+#include "logprobs/filtered_scores.hpp"
+#include "logprobs/row_digits.hpp"
+#include "runtime/clock.hpp"
+
+namespace gyre {
+
+/// The threshold of a row, and what survives it.
+struct FilterCut {
+  float max = 0;
+  float threshold = std::numeric_limits<float>::lowest();  ///< above -inf
+  int64_t above = 0;                                       ///< columns above the threshold
+  int64_t ties = 0;                                        ///< columns equal to it
+  int64_t kept_ties = 0;  ///< how many of them survive: those with the highest ids
+  double mass = 0;        ///< Σ exp((z - max) · scale) of what survives
+};
+
+/// Adds to what survives the columns of a group before which the mass is below `limit`. False if
+/// the mass has reached the limit.
+bool add_group(const ValueGroup& group, double weight, double limit, FilterCut& cut);
+
+/// A row whose threshold is searched by digits.
+struct DigitRow {
+  int64_t token;
+  float max;
+  uint32_t low;                             ///< the threshold's key is low .. low + 2^bits - 1
+  int bits;                                 ///< a multiple of digit_bits
+  int64_t total = 0, above = 0, equal = 0;  ///< masses: of all, above the range, in it
+};
+
+/// What a rank says of a row at the end of its search.
+struct DigitCounts {
+  int32_t above, equal, behind;
+};
+
+/// One forward pass.
+class FilteredScores::Forward {
+ public:
+  Forward(FilteredScores& scores, ConstMatrixRef logits, std::span<const int32_t> targets,
+          Stream& stream, std::span<float> logprob)
+      : s_(scores),
+        logits_(logits),
+        targets_(targets),
+        stream_(stream),
+        logprob_(logprob),
+        ranks_(scores.tp_.size()),
+        mine_(scores.tp_.rank()),
+        records_(scores.tokens_, scores.length_, scores.type_, ranks_),
+        cut_ties_(static_cast<size_t>(scores.tokens_)) {
+    for (int r = 0; r < ranks_; ++r) columns_.push_back(s_.vocab_.valid(r));
+  }
+
+  double run() {
+    gather();
+    walk();
+    s_.rows_by_digits_ = std::ssize(rows_);
+    if (!rows_.empty()) search();
+    find_cuts();
+    return waited_;
+  }
+
+ private:
+  int64_t own_columns() const { return columns_[static_cast<size_t>(mine_)]; }
+  double scale() const { return static_cast<double>(s_.scale()); }
+  int64_t target_column(int64_t t) const {
+    return targets_[static_cast<size_t>(t)] - s_.vocab_.begin(mine_);
+  }
+  int owner(int64_t t) const { return s_.vocab_.owner(targets_[static_cast<size_t>(t)]); }
+  void wait(const WorkPtr& work) {
+    const Stopwatch watch;
+    work->wait();
+    waited_ += watch.seconds();
+  }
+
+  void gather();
+  void make_records(ListRecords& own);
+  void count_behind(ListRecords& own, std::span<const float> values);
+  int32_t behind_in_list(int64_t t, std::span<const float> list, const ListScalars& scalars,
+                         bool& more) const;
+  void walk();
+  bool walk_row(int64_t t, std::span<int64_t> scratch);
+  double total_mass(int64_t t, float max) const;
+  FilterCut cut_by_count(ListWalk& walk, float max) const;
+  DigitRow digit_row(int64_t t, float max, double total, float bound) const;
+  void search();
+  void add_rounds(std::vector<DigitRow*>& active, bool first);
+  Buffer<DigitCounts> gather_counts();
+  void finish_by_digits(const DigitRow& row, size_t i, const Buffer<DigitCounts>& counts,
+                        std::span<int64_t> ties);
+  /// Writes the results of a row. ties_of(rank): columns of the rank that equal the threshold;
+  /// called only if some of them do not survive. `behind`: columns behind the target's, on its
+  /// rank, that equal it.
+  template <class Ties>
+  void finish(int64_t t, const FilterCut& cut, Ties ties_of, int64_t behind);
+  void finish_nan(int64_t t);
+  int32_t column_of_cut(int64_t t, const FilterCut& cut, int64_t own, int64_t higher);
+  void find_cuts();
+  int64_t ties_by_lists(int64_t rank, int64_t t, float value) const;
+
+  FilteredScores& s_;
+  ConstMatrixRef logits_;
+  std::span<const int32_t> targets_;
+  Stream& stream_;
+  std::span<float> logprob_;
+  int ranks_, mine_;
+  std::vector<int64_t> columns_;   // [ranks] valid ones
+  ListRecords records_;            // of all ranks
+  Buffer<int32_t> ids_;            // [tokens, length] columns of the own list, if by mass
+  std::vector<DigitRow> rows_;     // that lists are too short for
+  std::vector<int64_t> cut_ties_;  // [tokens] which tie from the end the cut is at; 0: it is known
+  double waited_ = 0;
+};
+
+template <class Ties>
+void FilteredScores::Forward::finish(int64_t t, const FilterCut& cut, Ties ties_of,
+                                     int64_t behind) {
+  constexpr float none = -std::numeric_limits<float>::infinity();
+  const double log_sum = std::log(cut.mass);
+  s_.normalizers_[t] = {cut.max, static_cast<float>(log_sum)};
+  s_.kept_[t] = static_cast<int32_t>(cut.above + cut.kept_ties);
+  s_.survivors_[t] = {cut.threshold, 0};
+  const int rank = owner(t);
+  const float target = rank < 0 ? none : records_.scalars(rank, t).target;
+  bool survives = target >= cut.threshold;
+  if (cut.kept_ties < cut.ties) {
+    int64_t higher = 0;  // ties on higher ranks
+    for (int64_t r = ranks_ - 1; r >= 0; --r) {
+      const int64_t ties = ties_of(r);
+      if (r == rank && target == cut.threshold) survives = higher + behind < cut.kept_ties;
+      if (r == mine_) s_.survivors_[t].cut = column_of_cut(t, cut, ties, higher);
+      higher += ties;
+    }
+  }
+  const double x = (static_cast<double>(target) - static_cast<double>(cut.max)) * scale();
+  logprob_[static_cast<size_t>(t)] = survives ? static_cast<float>(x - log_sum) : none;
+}
+
+}  // namespace gyre
