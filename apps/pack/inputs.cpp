@@ -7,11 +7,8 @@
 #include <functional>
 
 #include "comm/agree.hpp"
+#include "packing/slot_packer.hpp"
 #include "sharding/encoder_work.hpp"
-
-#ifdef GYRE_WITH_CUDA
-#include "apps/pack/cuda_packing.hpp"
-#endif
 
 namespace gyre {
 namespace {
@@ -234,14 +231,12 @@ ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp,
     converted.slots.labels = narrow(packed.labels);
     converted.slots.positions = narrow(packed.positions);
     measure(converted, "salm");
-#ifdef GYRE_WITH_CUDA
-    if (!on_gpu) return;
     std::vector<float> rows = batch.embeddings;
     for (const std::vector<float>& item : frames) append(rows, item);
-    converted.device_slots = converted.slots;
-    converted.device_slots->embeddings =
-        gather_rows_on_device(rows, packed.sources, batch.hidden, backend->stream());
-#endif
+    converted.gathered_slots = converted.slots;
+    HostStream host;
+    const auto packer = make_slot_packer(backend == nullptr ? host : backend->stream());
+    converted.gathered_slots->embeddings = packer->gather(rows, packed.sources, batch.hidden);
   });
   return converted;
 }
