@@ -18,10 +18,10 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// The tokens of some documents, in the order of their numbers: bins take them in another one.
+/// The tokens of some documents, ordered by document number.
 struct Gathered {
   std::vector<int32_t> tokens;
-  std::map<int64_t, int64_t> first;  ///< token of each document
+  std::map<int64_t, int64_t> first;  ///< by document: where its tokens begin
 };
 
 Gathered documents_of_bins(const PackedHeader& header, int64_t first, int64_t last,

@@ -8,13 +8,13 @@
 namespace gyre {
 namespace {
 
-/// Bytes of host memory and their place on the device.
+/// An array of host memory, and its copy on the device.
 struct Mirror {
   std::span<std::byte> host;
   std::byte* device = nullptr;
 };
 
-/// An operation on mirrors: complete once they are copied back.
+/// An operation on copies of host arrays; complete once the results are copied back.
 class HostStagingWork final : public Work {
  public:
   HostStagingWork(Stream& stream, Buffer<std::byte> memory, std::vector<Mirror> results,
@@ -46,7 +46,7 @@ class HostStagingWork final : public Work {
   bool complete_ = false;
 };
 
-/// Places for the host memory of one operation, in one buffer on the device.
+/// Assigns offsets in one device buffer to the host arrays of an operation.
 class Mirrors {
  public:
   /// 16-byte aligned, as vector loads of a reduction like it.

@@ -6,7 +6,7 @@
 
 namespace gyre {
 
-/// What takes the place of rows that the map does not name: one element, again and again.
+/// The element that fills rows which a map does not name.
 struct RowFill {
   alignas(16) unsigned char bytes[16] = {};  ///< the element repeated
   /// All elements of a row are `value`. T has 1, 2, 4, 8 or 16 bytes, and rows are multiples of it.

@@ -103,8 +103,9 @@ TEST(KernelChoice, TheHostHasOneKernelAndADeviceSome) {
   EXPECT_EQ(kernel_name({.name = "tiled"}, MemorySpace::host), "cpu");
   EXPECT_EQ(kernel_name({.activations = DType::f32}, MemorySpace::device), "tiled");
   EXPECT_EQ(kernel_name({.name = "cudnn"}, MemorySpace::device), "cudnn");
-  if (!with_cudnn)
+  if (!with_cudnn) {
     EXPECT_EQ(kernel_name({.activations = DType::bf16}, MemorySpace::device), "tiled");
+  }
   StreamOfNoDevice stream;
   test::expect_usage("attention kernel fast; there are auto, tiled and cudnn",
                      [&] { make_block_kernel(stream, {.name = "fast"}); });
