@@ -30,15 +30,13 @@ target_link_libraries(gyre_libxsmm INTERFACE ${LIBXSMM_LIBRARY} ${LIBXSMM_NOBLAS
 # CUDA: nvcc decides. SOFTWARE compiles the same sources for the software GPU (softgpu/) instead: a
 # device made of host code, on which the tests run where there is no other.
 #
-#   GYRE_WITH_CUDA   *.cu and cuda*.cpp are built        GYRE_WITH_NCCL   nccl*.cpp
-#   GYRE_WITH_CUBLAS cublas*.cpp                         GYRE_WITH_CUDNN  cudnn*.cpp
+#   GYRE_WITH_CUDA   *.cu and cuda*.cpp are built, else no_cuda*.cpp        GYRE_WITH_NCCL   nccl*.cpp, no_nccl*.cpp
+#   GYRE_WITH_CUBLAS cublas*.cpp                                            GYRE_WITH_CUDNN  cudnn*.cpp, no_cudnn*.cpp
 set(GYRE_WITH_CUDA OFF)
 set(GYRE_WITH_NCCL OFF)
 set(GYRE_WITH_CUBLAS OFF)
 set(GYRE_WITH_CUDNN OFF)
 set(GYRE_SOFTGPU OFF)
-file(GLOB_RECURSE GYRE_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/*.cu
-     ${CMAKE_SOURCE_DIR}/tests/*.cu ${CMAKE_SOURCE_DIR}/bench/*.cu)
 if(GYRE_CUDA STREQUAL "SOFTWARE")
   set(GYRE_SOFTGPU ON)
   set(GYRE_WITH_CUDA ON)

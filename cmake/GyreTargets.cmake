@@ -63,7 +63,9 @@ function(gyre_compile_alone)
   endforeach()
 endfunction()
 
-# gyre_module(NAME DEPENDS ...): static library gyre_NAME from every .cpp (and .cu) below this folder.
+# gyre_module(NAME DEPENDS ...): static library gyre_NAME from every .cpp (and .cu) below this folder. Sources of a
+# library are chosen by their names: cuda*.cpp and *.cu are compiled with CUDA, no_cuda*.cpp without it, and likewise
+# nccl*, cublas* and cudnn*. A no_* file defines the factories of what is missing; they throw.
 # The DEPENDS lists are the dependency rule of the project; tests/unit/dependencies checks the includes.
 function(gyre_module name)
   cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
@@ -72,8 +74,12 @@ function(gyre_module name)
   file(GLOB_RECURSE cuda_kernels CONFIGURE_DEPENDS ${folder}/*.cu)
   foreach(feature CUDA NCCL CUBLAS CUDNN)
     string(TOLOWER ${feature} prefix)
-    file(GLOB_RECURSE optional CONFIGURE_DEPENDS ${folder}/${prefix}*.cpp)
-    if(optional AND NOT GYRE_WITH_${feature})
+    set(left_out ${prefix})
+    if(GYRE_WITH_${feature})
+      set(left_out no_${prefix})
+    endif()
+    file(GLOB_RECURSE optional CONFIGURE_DEPENDS ${folder}/${left_out}*.cpp)
+    if(optional)
       list(REMOVE_ITEM sources ${optional})
     endif()
   endforeach()

@@ -9,92 +9,16 @@
 // Messages are sent synchronously: as with NCCL, nothing is sent before its receiver is there.
 // A collective is all-to-all, so that every rank sees how every other has called it.
 
-#include "nccl.h"
-
-#include <mpi.h>
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <list>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "core/bf16.hpp"
+#include "nccl_internal.hpp"
 #include "softgpu.hpp"
 
 namespace softgpu {
 namespace {
-
-enum class Kind : int { send_recv, all_gather, all_reduce, reduce_scatter, broadcast };
-
-/// What both ends of a message say about the operation that it belongs to.
-struct Description {
-  Kind kind = Kind::send_recv;
-  int type = 0, op = 0, root = 0;  // send_recv: 0; types may differ
-  size_t count = 0;                // of elements; send_recv: of bytes
-  bool operator==(const Description&) const = default;
-};
-
-enum Channel { descriptions, contents, notices, channels };
-
-struct Shared {
-  int rank = 0;
-  std::vector<int> world;  // ranks of the members in MPI_COMM_WORLD
-  int id = 0;
-  bool aborted = false;
-  ncclResult_t error = ncclSuccess;
-  std::string last_error;
-  int pending = 0;  // operations in streams
-  int notice = 0;
-  MPI_Request notice_request = MPI_REQUEST_NULL;
-
-  int size() const { return static_cast<int>(world.size()); }
-  int tag(Channel channel) const { return id * channels + channel; }
-  void listen() {
-    MPI_Irecv(&notice, 1, MPI_INT, MPI_ANY_SOURCE, tag(notices), MPI_COMM_WORLD, &notice_request);
-  }
-  /// Learns whether another rank has aborted.
-  void hear() {
-    int heard = 0;
-    if (notice_request != MPI_REQUEST_NULL) MPI_Test(&notice_request, &heard, MPI_STATUS_IGNORE);
-    if (heard == 0 || error != ncclSuccess) return;
-    error = ncclRemoteError;
-    last_error = "rank " + std::to_string(notice) + " has aborted the communicator";
-  }
-  void stop_listening() {
-    if (notice_request == MPI_REQUEST_NULL) return;
-    MPI_Cancel(&notice_request);
-    MPI_Wait(&notice_request, MPI_STATUS_IGNORE);
-  }
-};
-
-std::string name_of(int type) {
-  switch (static_cast<ncclDataType_t>(type)) {
-    case ncclInt8:
-      return "int8";
-    case ncclUint8:
-      return "uint8";
-    case ncclInt32:
-      return "int32";
-    case ncclUint32:
-      return "uint32";
-    case ncclInt64:
-      return "int64";
-    case ncclUint64:
-      return "uint64";
-    case ncclFloat32:
-      return "float32";
-    case ncclFloat64:
-      return "float64";
-    case ncclBfloat16:
-      return "bfloat16";
-  }
-  return "type " + std::to_string(type);
-}
 
 std::string text_of(const Description& d, bool sent) {
   static const char* const ops[] = {"sum", "prod", "max", "min"};
@@ -107,78 +31,6 @@ std::string text_of(const Description& d, bool sent) {
   const std::string name = d.kind == Kind::all_reduce ? "ncclAllReduce" : "ncclReduceScatter";
   return name + what + " (" + ops[d.op & 3] + ")";
 }
-
-size_t bytes_of(ncclDataType_t type) {
-  switch (type) {
-    case ncclInt8:
-    case ncclUint8:
-      return 1;
-    case ncclBfloat16:
-      return 2;
-    case ncclInt32:
-    case ncclUint32:
-    case ncclFloat32:
-      return 4;
-    case ncclInt64:
-    case ncclUint64:
-    case ncclFloat64:
-      return 8;
-  }
-  return 0;
-}
-
-// ---- reductions: to[i] <- to[i] op from[i]
-
-template <class T, class Compute>
-void reduce(std::byte* to, const std::byte* from, size_t count, Compute compute) {
-  for (size_t i = 0; i < count; ++i) {
-    T a, b;
-    std::memcpy(&a, to + i * sizeof(T), sizeof(T));
-    std::memcpy(&b, from + i * sizeof(T), sizeof(T));
-    a = compute(a, b);
-    std::memcpy(to + i * sizeof(T), &a, sizeof(T));
-  }
-}
-template <class T>
-T reduced(T a, T b, int op) {
-  switch (op) {
-    case ncclProd:
-      return static_cast<T>(a * b);
-    case ncclMax:
-      return std::max(a, b);
-    case ncclMin:
-      return std::min(a, b);
-    default:
-      return static_cast<T>(a + b);
-  }
-}
-void reduce(std::byte* to, const std::byte* from, const Description& d) {
-  const auto plain = [&](auto a, auto b) { return reduced(a, b, d.op); };
-  switch (static_cast<ncclDataType_t>(d.type)) {
-    case ncclInt8:
-      return reduce<int8_t>(to, from, d.count, plain);
-    case ncclUint8:
-      return reduce<uint8_t>(to, from, d.count, plain);
-    case ncclInt32:
-      return reduce<int32_t>(to, from, d.count, plain);
-    case ncclUint32:
-      return reduce<uint32_t>(to, from, d.count, plain);
-    case ncclInt64:
-      return reduce<int64_t>(to, from, d.count, plain);
-    case ncclUint64:
-      return reduce<uint64_t>(to, from, d.count, plain);
-    case ncclFloat32:
-      return reduce<float>(to, from, d.count, plain);
-    case ncclFloat64:
-      return reduce<double>(to, from, d.count, plain);
-    case ncclBfloat16:
-      return reduce<gyre::bf16>(to, from, d.count, [&](gyre::bf16 a, gyre::bf16 b) {
-        return gyre::to_bf16(reduced(gyre::to_float(a), gyre::to_float(b), d.op));
-      });
-  }
-}
-
-// ---- operations
 
 struct Message {
   int peer = 0;  // rank in the communicator
@@ -389,13 +241,6 @@ struct Grouped {
 };
 int group_depth = 0;
 std::vector<Grouped> group;
-std::string last_error;
-
-ncclResult_t fail(ncclResult_t result, std::string why) {
-  last_error = std::move(why);
-  return result;
-}
-
 void submit_group() {
   for (Grouped& part : std::exchange(group, {})) {
     auto operation = std::make_shared<Operation>(part.comm, std::move(part.calls));
@@ -409,13 +254,6 @@ bool in_nccl_group() {
   return group_depth > 0;
 }
 
-}  // namespace softgpu
-
-struct ncclComm {
-  std::shared_ptr<softgpu::Shared> shared;
-};
-
-namespace softgpu {
 namespace {
 
 ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const Call& call) {
@@ -457,233 +295,12 @@ Call message_of(bool sends, const void* from, void* to, size_t count, ncclDataTy
   return call;
 }
 
-// ---- communicators
-
-int world_rank() {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return rank;
-}
-int world_size() {
-  int size = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  return size;
-}
-
-/// A number that no other communicator of the run has.
-int new_id() {
-  static int made = 0;
-  const int id = ++made * world_size() + world_rank();
-  void* most = nullptr;
-  int known = 0;
-  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &known);
-  if (known != 0 && id > (*static_cast<int*>(most) - channels) / channels)
-    die("more NCCL communicators than MPI has tags for");
-  return id;
-}
-
-struct Member {
-  int rank = 0, world = 0, size = 0;
-  int color = 0, key = 0, id = 0;
-  int device = 0;
-  char host[64] = {};
-};
-
-Member myself(int rank, int size) {
-  Member me;
-  me.rank = rank;
-  me.world = world_rank();
-  me.size = size;
-  cudaGetDevice(&me.device);
-  gethostname(me.host, sizeof(me.host) - 1);
-  return me;
-}
-
-void wait_all(std::vector<MPI_Request>& requests) {
-  run_until([&] {
-    int done = 0;
-    MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
-    return done != 0;
-  });
-}
-
-/// Everyone's Member at the rank that made the id, and from there at everyone.
-std::vector<Member> meet(const Member& me, int root, int id) {
-  std::vector<Member> all(static_cast<size_t>(me.size));
-  constexpr int bytes = sizeof(Member);
-  const int tag = id * channels;
-  std::vector<MPI_Request> requests(1);
-  MPI_Isend(&me, bytes, MPI_BYTE, root, tag + descriptions, MPI_COMM_WORLD, &requests[0]);
-  if (me.world == root)
-    for (Member& member : all)
-      MPI_Irecv(&member, bytes, MPI_BYTE, MPI_ANY_SOURCE, tag + descriptions, MPI_COMM_WORLD,
-                &requests.emplace_back());
-  wait_all(requests);
-  std::sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.rank < b.rank; });
-  requests.assign(1, MPI_REQUEST_NULL);
-  std::vector<Member> result(all.size());
-  MPI_Irecv(result.data(), me.size * bytes, MPI_BYTE, root, tag + contents, MPI_COMM_WORLD,
-            &requests[0]);
-  if (me.world == root)
-    for (const Member& member : all) {
-      if (member.size != me.size)
-        die("ncclCommInitRank with " + std::to_string(me.size) + " and with " +
-            std::to_string(member.size) + " ranks");
-      MPI_Isend(all.data(), me.size * bytes, MPI_BYTE, member.world, tag + contents, MPI_COMM_WORLD,
-                &requests.emplace_back());
-    }
-  wait_all(requests);
-  return result;
-}
-
-std::vector<Member> gather(const Shared& comm, const Member& mine) {
-  std::vector<Member> all(comm.world.size());
-  std::vector<MPI_Request> requests;
-  for (size_t peer = 0; peer < all.size(); ++peer) {
-    MPI_Irecv(&all[peer], sizeof(Member), MPI_BYTE, comm.world[peer], comm.tag(contents),
-              MPI_COMM_WORLD, &requests.emplace_back());
-    MPI_Isend(&mine, sizeof(Member), MPI_BYTE, comm.world[peer], comm.tag(contents), MPI_COMM_WORLD,
-              &requests.emplace_back());
-  }
-  wait_all(requests);
-  return all;
-}
-
-/// NCCL refuses two ranks on one device unless it is told to allow it.
-std::string shared_device(const std::vector<Member>& members) {
-  const char* allowed = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  if (allowed != nullptr && std::string(allowed) == "1") return "";
-  for (const Member& a : members)
-    for (const Member& b : members)
-      if (a.rank < b.rank && a.device == b.device && std::strcmp(a.host, b.host) == 0)
-        return "Duplicate GPU detected : rank " + std::to_string(a.rank) + " and rank " +
-               std::to_string(b.rank) + " both on CUDA device " + std::to_string(a.device);
-  return "";
-}
-
 }  // namespace
 }  // namespace softgpu
 
 using softgpu::call_of;
 using softgpu::Kind;
 using softgpu::message_of;
-
-ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  int initialised = 0;
-  MPI_Initialized(&initialised);
-  if (initialised == 0) return softgpu::fail(ncclSystemError, "MPI is not initialised");
-  const int content[2] = {softgpu::world_rank(), softgpu::new_id()};
-  *id = {};
-  std::memcpy(id->internal, content, sizeof(content));
-  return ncclSuccess;
-}
-
-const char* ncclGetErrorString(ncclResult_t result) {
-  static const char* const texts[] = {"no error",
-                                      "unhandled cuda error",
-                                      "unhandled system error",
-                                      "internal error",
-                                      "invalid argument",
-                                      "invalid usage",
-                                      "remote process exited or there was a network error",
-                                      "NCCL operation in progress"};
-  return result >= 0 && result <= ncclInProgress ? texts[result] : "unknown result code";
-}
-const char* ncclGetLastError(ncclComm_t comm) {
-  return comm != nullptr && !comm->shared->last_error.empty() ? comm->shared->last_error.c_str()
-                                                              : softgpu::last_error.c_str();
-}
-
-ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
-  if (softgpu::devices() == 0) return softgpu::fail(ncclUnhandledCudaError, "no CUDA device");
-  if (rank < 0 || rank >= ranks) return softgpu::fail(ncclInvalidArgument, "no such rank");
-  int content[2];
-  std::memcpy(content, id.internal, sizeof(content));
-  const auto members = softgpu::meet(softgpu::myself(rank, ranks), content[0], content[1]);
-  for (int r = 0; r < ranks; ++r)
-    if (members[static_cast<size_t>(r)].rank != r)
-      return softgpu::fail(ncclInvalidUsage, "two ranks of one number");
-  if (const std::string text = softgpu::shared_device(members); !text.empty())
-    return softgpu::fail(ncclInvalidUsage, text);
-  auto shared = std::make_shared<softgpu::Shared>();
-  shared->rank = rank;
-  shared->id = content[1];
-  for (const softgpu::Member& member : members) shared->world.push_back(member.world);
-  shared->listen();
-  *comm = new ncclComm{std::move(shared)};
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t*) {
-  *part = nullptr;
-  const softgpu::Shared& parent = *comm->shared;
-  if (parent.aborted) return softgpu::fail(ncclInvalidUsage, "the communicator was aborted");
-  if (parent.pending > 0)
-    softgpu::die("ncclCommSplit while operations of the communicator are under way");
-  softgpu::Member mine = softgpu::myself(parent.rank, parent.size());
-  mine.color = color;
-  mine.key = key;
-  mine.id = softgpu::new_id();
-  auto members = softgpu::gather(parent, mine);
-  if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
-  std::erase_if(members, [&](const softgpu::Member& member) { return member.color != color; });
-  std::stable_sort(members.begin(), members.end(), [](auto& a, auto& b) { return a.key < b.key; });
-  auto shared = std::make_shared<softgpu::Shared>();
-  shared->id = members.front().id;
-  for (const softgpu::Member& member : members) {
-    if (member.world == mine.world) shared->rank = static_cast<int>(shared->world.size());
-    shared->world.push_back(member.world);
-  }
-  shared->listen();
-  *part = new ncclComm{std::move(shared)};
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  {
-    const softgpu::DeviceAccess access;
-    softgpu::run_until([&] { return comm->shared->pending == 0; });
-  }
-  comm->shared->stop_listening();
-  delete comm;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  softgpu::Shared& shared = *comm->shared;
-  shared.aborted = true;
-  shared.stop_listening();
-  static auto& ranks = *new std::list<int>;  // MPI may read it until the end
-  ranks.push_back(shared.rank);
-  for (int peer = 0; peer < shared.size(); ++peer) {
-    if (peer == shared.rank) continue;
-    MPI_Request request;
-    MPI_Isend(&ranks.back(), 1, MPI_INT, shared.world[static_cast<size_t>(peer)],
-              shared.tag(softgpu::notices), MPI_COMM_WORLD, &request);
-    MPI_Request_free(&request);
-  }
-  delete comm;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
-  comm->shared->hear();
-  *error = comm->shared->error;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
-  *rank = comm->shared->rank;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
-  *count = comm->shared->size();
-  return ncclSuccess;
-}
 
 ncclResult_t ncclGroupStart() {
   ++softgpu::group_depth;

@@ -12,6 +12,7 @@
 #include "comm/emulated.hpp"
 #include "core/error.hpp"
 #include "packing/lengths.hpp"
+#include "runtime/features.hpp"
 
 namespace gyre {
 namespace {
@@ -175,10 +176,8 @@ void check_backend(const AttentionOptions& o, ConfigErrors& errors) {
   constexpr int64_t largest_head_dim = cuda_kernel_largest_head_dim;
   if (o.head_dim > largest_head_dim)
     errors.add("--head-dim {}: with --backend cuda at most {}", o.head_dim, largest_head_dim);
-#ifndef GYRE_WITH_CUDNN
-  if (o.kernel == "cudnn")
+  if (o.kernel == "cudnn" && !with_cudnn)
     errors.add("--kernel cudnn: this build has no cuDNN; --kernel tiled works");
-#endif
 }
 
 void check_run(const AttentionOptions& o, int ranks, ConfigErrors& errors) {

@@ -6,11 +6,8 @@
 #include <utility>
 
 #include "apps/common/host.hpp"
-#include "attention/kernels/cuda_kernel.hpp"
+#include "attention/kernels/make_kernel.hpp"
 #include "predict/explain.hpp"
-#ifdef GYRE_WITH_CUDNN
-#include "attention/kernels/cudnn_kernel.hpp"
-#endif
 
 namespace gyre {
 namespace {
@@ -51,25 +48,12 @@ const Table<AttentionResult>& attention_table() {
 }
 
 std::string kernel_of(const AttentionOptions& o) {
-  if (!o.backend.on_gpu()) return "cpu";
-  if (o.kernel != "auto") return o.kernel;
-#ifdef GYRE_WITH_CUDNN
-  if (o.types().activations == DType::bf16 && !cudnn_version().empty()) return "cudnn";
-#endif
-  return "tiled";
+  return kernel_name({o.kernel, o.types().activations},
+                     o.backend.on_gpu() ? MemorySpace::device : MemorySpace::host);
 }
 
-std::unique_ptr<BlockKernel> make_kernel(const AttentionOptions& o,
-                                         [[maybe_unused]] Stream& stream) {
-  const std::string kernel = kernel_of(o);
-#ifdef GYRE_WITH_CUDNN
-  if (kernel == "cudnn") return make_cudnn_kernel(stream);
-#endif
-#ifdef GYRE_WITH_CUDA
-  if (kernel == "tiled") return make_cuda_kernel(stream);
-#endif
-  GYRE_CHECK(kernel == "cpu", "no kernel {} in this build", kernel);
-  return make_cpu_kernel(o.threads);
+std::unique_ptr<BlockKernel> make_kernel(const AttentionOptions& o, Stream& stream) {
+  return make_block_kernel(stream, {o.kernel, o.types().activations, o.threads});
 }
 
 RunReport begin_attention_report(const AppContext& context, const AttentionOptions& o,

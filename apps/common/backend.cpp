@@ -13,26 +13,16 @@
 #include "report/options.hpp"
 #include "runtime/cuda_memory.hpp"
 #include "runtime/cuda_stream.hpp"
+#include "runtime/features.hpp"
 
 namespace gyre {
 namespace {
-
-#ifdef GYRE_WITH_CUDA
-constexpr bool has_cuda = true;
-#else
-constexpr bool has_cuda = false;
-#endif
-#ifdef GYRE_WITH_NCCL
-constexpr bool has_nccl = true;
-#else
-constexpr bool has_nccl = false;
-#endif
 
 /// What --comm stands for.
 std::string comm_of(const BackendOptions& o) {
   if (!o.comm.empty()) return o.comm;
   if (!o.on_gpu()) return "mpi";
-  return has_nccl && !o.share_gpus ? "nccl" : "staged";  // NCCL wants a GPU for each rank
+  return with_nccl && !o.share_gpus ? "nccl" : "staged";  // NCCL wants a GPU for each rank
 }
 
 void check_backend_options(const BackendOptions& o) {
@@ -55,11 +45,11 @@ void check_backend_options(const BackendOptions& o) {
 }
 
 void check_build(const BackendOptions& o) {
-  if (o.on_gpu() && !has_cuda)
+  if (o.on_gpu() && !with_cuda)
     throw_runtime(
         "--backend cuda: this build has no CUDA; build with nvcc (preset cuda), or run "
         "with --backend cpu");
-  if (comm_of(o) == "nccl" && !has_nccl)
+  if (comm_of(o) == "nccl" && !with_nccl)
     throw_runtime("--comm nccl: this build has no NCCL; run with --comm staged");
 }
 
@@ -95,15 +85,11 @@ Backend::Backend(AppContext& context, const BackendOptions& o)
     state_->stream = std::make_unique<HostStream>();
     return;
   }
-#ifdef GYRE_WITH_CUDA
   state_->devices = bind_device(context.world, o.share_gpus);
   run_agreed(context.world, "preparing the GPU", [&] { state_->stream = make_cuda_stream(); });
-#ifdef GYRE_WITH_NCCL
-  if (state_->comm == "nccl") state_->device_world = make_nccl_communicator(context.world);
-#endif
-  if (state_->comm == "staged") state_->device_world = make_staged_communicator(context.world);
+  state_->device_world = state_->comm == "nccl" ? make_nccl_communicator(context.world)
+                                                : make_staged_communicator(context.world);
   state_->host_staging = make_host_staging_communicator(*state_->device_world, *state_->stream);
-#endif
 }
 
 Backend::~Backend() = default;
@@ -125,18 +111,13 @@ Communicator& Backend::host_staging() {
 }
 
 int64_t Backend::memory_bytes() const {
-#ifdef GYRE_WITH_CUDA
-  if (on_gpu()) {
-    const auto rank = static_cast<size_t>(state_->context.world.rank());
-    return cuda_memory_available() / state_->devices[rank].sharers;
-  }
-#endif
-  return memory_for_rank(state_->context);
+  if (!on_gpu()) return memory_for_rank(state_->context);
+  const auto rank = static_cast<size_t>(state_->context.world.rank());
+  return cuda_memory_available() / state_->devices[rank].sharers;
 }
 
-void Backend::describe([[maybe_unused]] RunReport& report) const {
+void Backend::describe(RunReport& report) const {
   if (!on_gpu()) return;
-#ifdef GYRE_WITH_CUDA
   bool shared = false;
   for (const RankDevice& device : state_->devices) {
     RankInfo& rank = report.ranks[static_cast<size_t>(device.rank)];
@@ -147,10 +128,7 @@ void Backend::describe([[maybe_unused]] RunReport& report) const {
   report.configuration.insert(report.configuration.end(),
                               {{"backend", "cuda"}, {"comm", state_->comm}});
   if (shared) report.unofficial_reasons.push_back("shared GPU");
-#ifdef GYRE_SOFTGPU
-  report.unofficial_reasons.push_back("software GPU");
-#endif
-#endif
+  if (software_gpu) report.unofficial_reasons.push_back("software GPU");
 }
 
 }  // namespace gyre

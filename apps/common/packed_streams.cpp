@@ -1,6 +1,8 @@
 #include "apps/common/packed_streams.hpp"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "comm/agree.hpp"
 #include "packing/lengths.hpp"
@@ -14,6 +16,28 @@ uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
   return x ^ (x >> 31);
+}
+
+/// The tokens of some documents, ordered by document number.
+struct Gathered {
+  std::vector<int32_t> tokens;
+  std::map<int64_t, int64_t> first;  ///< by document: where its tokens begin
+};
+
+Gathered documents_of_bins(const PackedHeader& header, int64_t first, int64_t last,
+                           const TokenSource& tokens) {
+  std::map<int64_t, int32_t> lengths;
+  for (int64_t b = first; b < last; ++b) {
+    const auto real = header.cu_seqlens(b);
+    const auto documents = header.documents_of(b);
+    for (size_t i = 0; i < documents.size(); ++i) lengths[documents[i]] = real[i + 1] - real[i];
+  }
+  Gathered gathered;
+  for (const auto& [document, length] : lengths) {
+    gathered.first[document] = std::ssize(gathered.tokens);
+    for (int32_t p = 0; p < length; ++p) gathered.tokens.push_back(tokens(document, p));
+  }
+  return gathered;
 }
 
 }  // namespace
@@ -42,22 +66,28 @@ void set_bins(PackedHeader& header, std::span<const PackedBatch> bins, int64_t c
 }
 
 PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
-                       const TokenSource& tokens) {
-  PackedSlots slots;
+                       const TokenSource& tokens, SlotPacker& packer) {
+  const Gathered gathered = documents_of_bins(header, first, last, tokens);
+  SegmentLists segments;
   for (int64_t b = first; b < last; ++b) {
     const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
-    for (size_t i = 0; i + 1 < real.size(); ++i) {
-      const int64_t document = header.documents_of(b)[i];
-      const int32_t length = real[i + 1] - real[i], room = padded[i + 1] - padded[i];
-      for (int32_t p = 0; p < room; ++p) {
-        const int32_t id = p < length ? tokens(document, p) : 0;
-        slots.ids.push_back(id);
-        slots.labels.push_back(p + 1 < length ? tokens(document, p + 1) : ignored_label);
-        slots.positions.push_back(p);
-      }
-    }
+    const auto documents = header.documents_of(b);
+    for (size_t i = 0; i < documents.size(); ++i)
+      segments.add(padded[i + 1] - padded[i], real[i + 1] - real[i],
+                   gathered.first.at(documents[i]));
   }
+  SlotArrays packed = packer.pack(segments, gathered.tokens);
+  PackedSlots slots;
+  slots.ids = std::move(packed.ids);
+  slots.labels = std::move(packed.labels);
+  slots.positions = std::move(packed.positions);
   return slots;
+}
+
+PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
+                       const TokenSource& tokens) {
+  HostStream host;
+  return fill_slots(header, first, last, tokens, *make_slot_packer(host));
 }
 
 std::string generate_streams(const std::string& spec, const std::string& packer, int64_t capacity,

@@ -7,6 +7,7 @@
 #include "io/documents.hpp"
 #include "io/packed_file.hpp"
 #include "packing/packing.hpp"
+#include "packing/slot_packer.hpp"
 
 namespace gyre {
 
@@ -24,7 +25,10 @@ void set_bins(PackedHeader& header, std::span<const PackedBatch> bins, int64_t c
 
 /// The slots of bins [first, last): ids of real tokens and 0 in padding, the id of the token that
 /// follows in the document as label (ignored_label for the last one and for padding), positions
-/// that count on through a segment's padding.
+/// that count on through a segment's padding. Put together by `packer`, or on the host. A document
+/// is in one segment.
+PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
+                       const TokenSource& tokens, SlotPacker& packer);
 PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
                        const TokenSource& tokens);
 

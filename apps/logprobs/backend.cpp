@@ -1,8 +1,5 @@
 #include "apps/logprobs/backend.hpp"
 
-#include "logprobs/cuda_row_kernels.hpp"
-#include "logprobs/fused_linear_cuda.hpp"
-
 namespace gyre {
 
 LogprobsBackend::LogprobsBackend(Backend& backend, const GridShape& shape)
@@ -11,12 +8,8 @@ LogprobsBackend::LogprobsBackend(Backend& backend, const GridShape& shape)
                                    : nullptr),
       grid_(*own_grid_),
       arrays_(backend.on_gpu() ? *own_arrays_ : *own_grid_),
-      stream_(backend.stream()) {
-#ifdef GYRE_WITH_CUDA
-  if (!backend.on_gpu()) return;
-  row_kernels_ = make_cuda_row_kernels(stream_);
-  linear_ops_ = make_cuda_linear_ops(stream_, *row_kernels_);
-#endif
-}
+      stream_(backend.stream()),
+      row_kernels_(make_row_kernels(stream_)),
+      linear_ops_(make_linear_ops(stream_, *row_kernels_)) {}
 
 }  // namespace gyre

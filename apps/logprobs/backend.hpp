@@ -13,7 +13,12 @@ namespace gyre {
 class LogprobsBackend {
  public:
   /// The host and one grid for everything.
-  explicit LogprobsBackend(ProcessGrid& grid) : grid_(grid), arrays_(grid), stream_(host_) {}
+  explicit LogprobsBackend(ProcessGrid& grid)
+      : grid_(grid),
+        arrays_(grid),
+        stream_(host_),
+        row_kernels_(make_row_kernels(stream_)),
+        linear_ops_(make_linear_ops(stream_, *row_kernels_)) {}
   /// That of the options. Collective over all ranks.
   LogprobsBackend(Backend& backend, const GridShape& shape);
 
@@ -25,7 +30,6 @@ class LogprobsBackend {
   ProcessGrid& grid() { return grid_; }
   /// The same groups for what is as large as logits or hidden states: memory of space().
   ProcessGrid& arrays() { return arrays_; }
-  /// Null: the host's.
   RowKernels* row_kernels() { return row_kernels_.get(); }
   LinearOps* linear_ops() { return linear_ops_.get(); }
 

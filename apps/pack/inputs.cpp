@@ -10,11 +10,8 @@
 #include "apps/pack/encoder_gradient.hpp"
 #include "apps/pack/salm_shards.hpp"
 #include "comm/agree.hpp"
+#include "packing/slot_packer.hpp"
 #include "sharding/encoder_work.hpp"
-
-#ifdef GYRE_WITH_CUDA
-#include "apps/pack/cuda_packing.hpp"
-#endif
 
 namespace gyre {
 namespace {
@@ -207,14 +204,12 @@ ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp,
     converted.slots.labels = narrow(packed.labels);
     converted.slots.positions = narrow(packed.positions);
     converted.row = measured_row(header, "salm");
-#ifdef GYRE_WITH_CUDA
-    if (!on_gpu) return;
     std::vector<float> rows = batch.embeddings;
     for (const std::vector<float>& item : frames) append(rows, item);
-    converted.device_slots = converted.slots;
-    converted.device_slots->embeddings =
-        gather_rows_on_device(rows, packed.sources, batch.hidden, backend->stream());
-#endif
+    converted.gathered_slots = converted.slots;
+    HostStream host;
+    const auto packer = make_slot_packer(backend == nullptr ? host : backend->stream());
+    converted.gathered_slots->embeddings = packer->gather(rows, packed.sources, batch.hidden);
   });
   return converted;
 }

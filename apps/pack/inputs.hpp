@@ -17,8 +17,9 @@ namespace gyre {
 struct ConvertedBatch {
   PackedHeader header;  ///< one bin a stream; segments are numbered as documents
   PackedSlots slots;
-  /// The same, as the device of the backend has put them together, where there was something to do.
-  std::optional<PackedSlots> device_slots;
+  /// The same with the embeddings that the slot packer of the backend has gathered from rows of
+  /// text and audio; none for batches without audio.
+  std::optional<PackedSlots> gathered_slots;
   PackingResult row;
   std::string notes;  ///< "#" lines
 };
@@ -33,8 +34,8 @@ ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t
 /// one stream for cp and tp. Encodings are gathered in both ways (padded and ragged); `checks` get
 /// that both are those of a rank alone, that gradients of them reach the encoder, and that ranks'
 /// shards are those of the stream; the notes say what each way of gathering moved. With a backend
-/// on a GPU they travel over its communicator, and its device gathers text and frames into slots.
-/// Collective.
+/// on a GPU they travel over its communicator, and its device gathers text and frames into
+/// gathered_slots. Collective.
 ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp, int tp,
                        Communicator& world, Verification& checks, Backend* backend = nullptr);
 

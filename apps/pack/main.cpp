@@ -12,10 +12,6 @@
 #include "report/app.hpp"
 #include "report/provenance.hpp"
 
-#ifdef GYRE_WITH_CUDA
-#include "apps/pack/cuda_packing.hpp"
-#endif
-
 namespace {
 
 using namespace gyre;
@@ -30,12 +26,10 @@ void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSo
   const bool check = o.check != "none", on_gpu = backend.on_gpu();
   PackedSlots slots, expected;
   if (check || !on_gpu) expected = fill_slots(header, first, last, tokens);
-#ifdef GYRE_WITH_CUDA
   if (on_gpu)
     run_agreed(context.world, "packing on the device", [&] {
-      slots = fill_slots_on_device(header, first, last, tokens, backend.stream());
+      slots = fill_slots(header, first, last, tokens, *make_slot_packer(backend.stream()));
     });
-#endif
   write_checked(o.output, header, on_gpu ? slots : expected, first, last, context.world, check,
                 report.verification, &expected);
 }
@@ -102,7 +96,7 @@ void pack_batch(const PackOptions& o, const std::string& schema, AppContext& con
   outcome.notes += batch.notes;
   if (!o.output.empty()) {
     batch.header.provenance = provenance_of(context, o.input);
-    write_on_root(o, batch.header, batch.device_slots.value_or(batch.slots), context, report,
+    write_on_root(o, batch.header, batch.gathered_slots.value_or(batch.slots), context, report,
                   &batch.slots);
   }
   add_checked_row(batch.row, report, outcome);

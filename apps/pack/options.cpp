@@ -110,7 +110,7 @@ void check_options(const PackOptions& o) {
         "--bin-multiple, --max-items, --stream-multiple and --stream-slots do not apply");
   if (o.oversize == (o.row > 0 ? "own-bin" : "drop"))
     errors.add("--oversize {}: {}", o.oversize,
-                 o.row > 0 ? "rows have one width" : "--rows alone leaves documents out");
+               o.row > 0 ? "rows have one width" : "--rows alone leaves documents out");
   if (rounded && o.tail == "absorb")
     errors.add("--tail absorb counts padding of a stream as tokens; keep and own-segment do not");
   if ((o.repad || o.row > 0) && o.backend.on_gpu())

@@ -10,7 +10,7 @@
 #include "apps/pipeline/options.hpp"
 #include "apps/pipeline/report.hpp"
 #include "apps/pipeline/score_check.hpp"
-#include "attention/kernels/cuda_kernel.hpp"
+#include "attention/kernels/make_kernel.hpp"
 #include "comm/agree.hpp"
 #include "comm/process_grid.hpp"
 #include "io/model_file.hpp"
@@ -69,13 +69,6 @@ RunReport start_report(const PipelineOptions& o, const Job& job, const Backend& 
   return report;
 }
 
-std::unique_ptr<BlockKernel> block_kernel([[maybe_unused]] Stream& stream) {
-#ifdef GYRE_WITH_CUDA
-  if (stream.space() == MemorySpace::device) return make_cuda_kernel(stream);
-#endif
-  return make_cpu_kernel();
-}
-
 /// Measures, verifies, writes and reports.
 ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& output,
                Backend& backend, AppContext& context) {
@@ -87,7 +80,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   run_agreed(world, "planning", [&] { planned.emplace(job.view(), config, job.plan, grid); });
   Scorer& scorer = *planned;
   Stream& stream = backend.stream();
-  const auto kernel = block_kernel(stream);
+  const auto kernel = make_block_kernel(stream, {.activations = DType::f32});
   Decoder decoder(config,
                   load_weights(config, grid.shape().tp, grid.tp_rank(), weights_of(job.model)),
                   grid, *kernel, stream);

@@ -5,15 +5,11 @@
 #include <algorithm>
 #include <numeric>
 
-#include "apps/common/packed_streams.hpp"
+#include "apps/shard/bin_shards.hpp"
 #include "apps/shard/report.hpp"
 #include "packing/cp_batch.hpp"
 #include "sharding/distributed.hpp"
 #include "sharding/transfer.hpp"
-
-#ifdef GYRE_WITH_CUDA
-#include "apps/shard/cuda_sharding.hpp"
-#endif
 
 namespace gyre {
 namespace {
@@ -21,38 +17,12 @@ namespace {
 /// The matrix of who needs whose keys is cp x cp: beyond this it is not made.
 constexpr int most_ranks_for_matrix = 1024;
 
-/// What a layout's own padding holds.
-ShardRows padding_row() {
-  ShardRows row;
-  row.ids = row.positions = {0};
-  row.labels = {ignored_label};
-  return row;
-}
-
 /// The arrays of a shard by name; embeddings apart.
 constexpr std::pair<const char*, std::vector<int32_t> PackedSlots::*> arrays[] = {
     {"ids", &PackedSlots::ids},
     {"labels", &PackedSlots::labels},
     {"positions", &PackedSlots::positions},
 };
-
-/// What `rank` holds of one bin.
-PackedSlots shard_slots(const Layout& layout, int rank, const PackedSlots& bin,
-                        int64_t hidden_size) {
-  static const ShardRows padding = padding_row();
-  const auto slots = static_cast<size_t>(layout.shard(rank).slots);
-  PackedSlots mine;
-  for (const auto& [name, array] : arrays) {
-    if (array == &PackedSlots::ids && hidden_size > 0) continue;
-    (mine.*array).resize(slots);
-    shard_rows<int32_t>(layout, rank, bin.*array, mine.*array, 1, (padding.*array)[0]);
-  }
-  if (hidden_size > 0) {
-    mine.embeddings.resize(slots * static_cast<size_t>(hidden_size));
-    shard_rows<float>(layout, rank, bin.embeddings, mine.embeddings, hidden_size, 0);
-  }
-  return mine;
-}
 
 /// An empty stream to restore a bin into: values that no input holds.
 PackedSlots blank_like(const PackedSlots& bin) {
@@ -105,89 +75,16 @@ PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bi
   return moved;
 }
 
-/// Where shards are made and gathered: on the host, or by the device of a backend.
-class ShardTransport {
- public:
-  /// `backend` may be null: the host.
-  ShardTransport(Backend* backend, Communicator& world)
-      : backend_(backend != nullptr && backend->on_gpu() ? backend : nullptr), world_(world) {}
-
-  /// Sharded over all ranks of the layout, and put together again.
-  PackedSlots round_trip(const Layout& layout, const PackedSlots& bin, int64_t hidden) const {
-#ifdef GYRE_WITH_CUDA
-    if (backend_ != nullptr) return on_device(layout, bin, hidden).round_trip();
-#endif
-    PackedSlots restored = blank_like(bin);
-    for (int r = 0; r < layout.cp(); ++r)
-      restore_slots(layout, r, shard_slots(layout, r, bin, hidden), hidden, restored);
-    return restored;
-  }
-
-  /// What the `ranks` hold.
-  std::vector<PackedSlots> shards(const Layout& layout, const PackedSlots& bin, int64_t hidden,
-                                  const std::vector<int>& ranks) const {
-    std::vector<PackedSlots> shards;
-#ifdef GYRE_WITH_CUDA
-    if (backend_ != nullptr) {
-      const DeviceBin there = on_device(layout, bin, hidden);
-      for (const int r : ranks) shards.push_back(there.shard(r));
-      return shards;
-    }
-#endif
-    for (const int r : ranks) shards.push_back(shard_slots(layout, r, bin, hidden));
-    return shards;
-  }
-
-  /// Sharded over the ranks of the run, and gathered from them.
-  PackedSlots gathered(const Layout& layout, const PackedSlots& bin, int64_t hidden) const {
-#ifdef GYRE_WITH_CUDA
-    if (backend_ != nullptr) return on_device(layout, bin, hidden).gathered(backend_->world());
-#endif
-    const PackedSlots mine = shard_slots(layout, world_.rank(), bin, hidden);
-    PackedSlots all = apart(
-        gather_stream<int32_t>(layout, world_, interleaved(mine), std::ssize(arrays)), hidden == 0);
-    if (hidden > 0) all.embeddings = gather_stream<float>(layout, world_, mine.embeddings, hidden);
-    return all;
-  }
-
-  /// The ids of this rank's shard, shifted to the left over the ranks of the run.
-  std::vector<int32_t> shifted_ids(const Layout& layout, const PackedSlots& bin,
-                                   std::span<const int32_t> bounds) const {
-#ifdef GYRE_WITH_CUDA
-    if (backend_ != nullptr)
-      return on_device(layout, bin, 0).shifted_ids(backend_->world(), bounds, ignored_label);
-#endif
-    const PackedSlots mine = shard_slots(layout, world_.rank(), bin, 0);
-    return shift_left_sharded<int32_t>(layout, bounds, world_, mine.ids, ignored_label);
-  }
-
- private:
-#ifdef GYRE_WITH_CUDA
-  DeviceBin on_device(const Layout& layout, const PackedSlots& bin, int64_t hidden) const {
-    return DeviceBin(layout, bin, hidden, padding_row(), backend_->stream());
-  }
-#endif
-
-  /// The three integers of each slot side by side, so that one gather moves them.
-  static std::vector<int32_t> interleaved(const PackedSlots& slots) {
-    std::vector<int32_t> rows;
-    for (size_t t = 0; t < slots.labels.size(); ++t)
-      for (const auto& [name, array] : arrays)
-        rows.push_back((slots.*array).empty() ? 0 : (slots.*array)[t]);
-    return rows;
-  }
-  static PackedSlots apart(const std::vector<int32_t>& rows, bool with_ids) {
-    PackedSlots slots;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const auto array = arrays[i % std::size(arrays)].second;
-      if (with_ids || array != &PackedSlots::ids) (slots.*array).push_back(rows[i]);
-    }
-    return slots;
-  }
-
-  Backend* backend_;  ///< null: the host
-  Communicator& world_;
+/// Where shards are made, and over what they are gathered.
+struct Place {
+  Stream& stream;
+  Communicator& comm;
 };
+/// That of the backend; without one, the host's.
+Place place_of(Backend* backend, Stream& host, Communicator& world) {
+  if (backend == nullptr) return {host, world};
+  return {backend->stream(), backend->world()};
+}
 
 /// Slots of one bin out of those of several.
 PackedSlots part_of(const PackedSlots& all, int64_t begin, int64_t count, int64_t hidden_size) {
@@ -210,7 +107,7 @@ PackedSlots bin_of(const ShardingPlan& plan, const PackedSlots& all, int64_t bin
 
 /// Round trips of this rank's bins, and the sums of their costs.
 void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicator& world,
-                    const ShardTransport& mover, Verification& checks) {
+                    Stream& stream, Verification& checks) {
   const int64_t hidden = plan.header().hidden_size;
   Check& round_trip = checks.check("round trip", 0);
   Check& pairs = checks.check("pairs", 0);
@@ -222,7 +119,7 @@ void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicat
     const Layout& layout = plan.layout(b);
     const BinBounds bounds = plan.bounds(b);
     const PackedSlots bin = bin_of(plan, all, b);
-    compare_slots(round_trip, mover.round_trip(layout, bin, hidden), bin, b);
+    compare_slots(round_trip, BinShards(layout, bin, hidden, stream).round_trip(), bin, b);
 
     const LayoutCost cost = layout_cost(layout);
     int64_t expected = 0;
@@ -240,8 +137,8 @@ void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicat
 }
 
 /// Gathers every bin over the communicator, and shifts its sharded ids.
-void check_over_ranks(ShardingPlan& plan, const PackedSlots& all, const Communicator& world,
-                      const ShardTransport& mover, Verification& checks) {
+void check_over_ranks(ShardingPlan& plan, const PackedSlots& all, const Place& place,
+                      Verification& checks) {
   const int64_t hidden = plan.header().hidden_size;
   Check& gathered = checks.check("gathered over ranks", 0);
   Check* shifted = hidden == 0 ? &checks.check("shift after sharding", 0) : nullptr;
@@ -251,13 +148,15 @@ void check_over_ranks(ShardingPlan& plan, const PackedSlots& all, const Communic
   for (int64_t b = 0; b < plan.header().bin_count(); ++b) {
     const Layout& layout = plan.layout(b);
     const PackedSlots bin = bin_of(plan, all, b);
-    compare_slots(gathered, mover.gathered(layout, bin, hidden), bin, b);
+    const BinShards shards(layout, bin, hidden, place.stream);
+    compare_slots(gathered, shards.gathered(place.comm), bin, b);
     if (shifted == nullptr) continue;
     const std::vector<int32_t> bounds = plan.bounds(b).padded;
     std::vector<int32_t> expected(static_cast<size_t>(layout.slots_of_rank()));
-    shard_rows<int32_t>(layout, world.rank(), shift_left<int32_t>(bounds, bin.ids, ignored_label),
-                        expected, 1, ignored_label);
-    shifted->add_all(mover.shifted_ids(layout, bin, bounds), expected,
+    shard_rows<int32_t>(layout, place.comm.rank(),
+                        shift_left<int32_t>(bounds, bin.ids, ignored_label), expected, 1,
+                        ignored_label);
+    shifted->add_all(shards.shifted_ids(place.comm, bounds, ignored_label), expected,
                      fmt::format("bin {} shifted ids", b));
   }
 }
@@ -267,9 +166,10 @@ void check_over_ranks(ShardingPlan& plan, const PackedSlots& all, const Communic
 void check_layout(ShardingPlan& plan, const PackedSlots& slots, Communicator& world,
                   Verification& checks, Backend* backend) {
   Verification mine(checks.tolerance_scale());
-  const ShardTransport mover(backend, world);
-  check_own_bins(plan, slots, world, mover, mine);
-  if (world.size() == plan.cp()) check_over_ranks(plan, slots, world, mover, mine);
+  HostStream host;
+  const Place place = place_of(backend, host, world);
+  check_own_bins(plan, slots, world, place.stream, mine);
+  if (world.size() == plan.cp()) check_over_ranks(plan, slots, place, mine);
   mine.merge_over(world);
   checks.merge(mine);
 }
@@ -287,7 +187,7 @@ ShardsHeader shards_header(ShardingPlan& plan) {
 
 std::vector<ShardRows> make_shard_rows(ShardingPlan& plan, const PackedSlots& slots,
                                        Communicator& world, Backend* backend) {
-  const ShardTransport mover(backend, world);
+  HostStream host;
   std::vector<int> ranks;
   for (int r = world.rank(); r < plan.cp(); r += world.size()) ranks.push_back(r);
   std::vector<ShardRows> rows(ranks.size());
@@ -298,11 +198,11 @@ std::vector<ShardRows> make_shard_rows(ShardingPlan& plan, const PackedSlots& sl
     const PackedSlots bin = bin_of(plan, slots, b);
     const Layout& layout = plan.layout(b);
     const BinBounds bounds = plan.bounds(b);
-    const std::vector<PackedSlots> shards =
-        mover.shards(layout, bin, plan.header().hidden_size, ranks);
+    const BinShards shards(layout, bin, plan.header().hidden_size,
+                           place_of(backend, host, world).stream);
     for (size_t i = 0; i < rows.size(); ++i) {
       const int r = ranks[i];
-      const PackedSlots& mine = shards[i];
+      const PackedSlots mine = shards.shard(r);
       for (const auto& [name, array] : arrays) append(rows[i].*array, mine.*array);
       append(rows[i].embeddings, mine.embeddings);
       const std::vector<int32_t> index = shard_index(layout, r);

@@ -89,8 +89,8 @@ class ArrayOps {
 };
 
 std::unique_ptr<ArrayOps> make_host_array_ops();
-/// Kernels on a stream made by make_cuda_stream, which must outlive them. Built where CUDA is, or
-/// the software GPU.
+/// Kernels on a stream made by make_cuda_stream, which must outlive them. Throws a runtime error in
+/// a build without CUDA.
 std::unique_ptr<ArrayOps> make_cuda_array_ops(Stream& stream);
 /// Those of the stream's space.
 std::unique_ptr<ArrayOps> make_array_ops(Stream& stream);

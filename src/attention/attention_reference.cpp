@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "core/error.hpp"
+#include "core/special_values.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 template <class A, class B>
 double dot(const A* a, const B* b, int64_t n) {
@@ -41,7 +39,7 @@ KeyRange visible_keys(int64_t position, int64_t length, const MaskRule& mask) {
 /// log(exp a + exp b), also of -inf.
 double log_add(double a, double b) {
   const double top = std::max(a, b), bottom = std::min(a, b);
-  return bottom == minus_infinity ? top : top + std::log1p(std::exp(bottom - top));
+  return bottom == -infinity_of<double> ? top : top + std::log1p(std::exp(bottom - top));
 }
 
 size_t at(int64_t i) {
@@ -123,7 +121,7 @@ class FullReference {
       return at(((document.begin + key) * kv_heads_ + kv_head) * dim_);
     };
     std::vector<double> p;
-    double lse = minus_infinity;
+    double lse = -infinity_of<double>;
     for (int64_t j = keys.begin; j < keys.end; ++j) {
       p.push_back(scale() * dot(q, &in_.k[kv_row(j)], dim_));
       lse = log_add(lse, p.back());
@@ -196,7 +194,7 @@ void check_tokens(const DocumentRange& document, std::span<const int64_t> tokens
 ///   sum = Σ w   out = Σ w v   with_dp = Σ w <dO, v> k   with_one = Σ w k
 /// so that dq = scale · (with_dp - delta · with_one) / sum needs no second pass over the keys.
 struct OnlineRow {
-  double max = minus_infinity, sum = 0, out_size = 0, d_q_size = 0;
+  double max = -infinity_of<double>, sum = 0, out_size = 0, d_q_size = 0;
   std::vector<double> out, with_dp, with_one;
 
   /// The factor of a new term with score x; what was added before is scaled down if x is larger.
@@ -289,7 +287,7 @@ class QuerySampler {
   void finish(SampledQuery& query, int64_t head, QueryResults& results) {
     OnlineRow& row = query.heads[at(head)];
     const auto dim = static_cast<double>(dim_);
-    double lse = row.sum > 0 ? row.max + std::log(row.sum) : minus_infinity;
+    double lse = row.sum > 0 ? row.max + std::log(row.sum) : -infinity_of<double>;
     if (!rows_.sinks.empty()) lse = log_add(lse, static_cast<double>(rows_.sinks[at(head)]));
     // exp(x - lse) = w · factor.
     const double factor = row.sum > 0 ? std::exp(row.max - lse) : 0;

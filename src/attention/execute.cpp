@@ -3,18 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "attention/step_walker.hpp"
+#include "core/special_values.hpp"
 #include "runtime/profile_range.hpp"
 
 namespace gyre {
-namespace {
-
-constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
-
-}  // namespace
-
 AttentionExecutor::AttentionExecutor(const RankPlan& plan, const HeadShape& heads,
                                      const ElementTypes& types, Communicator& group,
                                      BlockKernel& kernel, Stream& stream,
@@ -222,7 +216,7 @@ void AttentionExecutor::clear_deferred(int index) {
   const auto data = data_[static_cast<size_t>(index)];
   stream_.fill(data.data(), std::byte{0}, data.size());  // 0 in all types
   if (array(index).kind == ArrayKind::stats)
-    ops_->fill(plane(index, 0).as<float>(), minus_infinity);
+    ops_->fill(plane(index, 0).as<float>(), -infinity_of<float>);
 }
 
 bool AttentionExecutor::replaces_clears(std::initializer_list<int> arrays, HeadRange heads) {

@@ -67,10 +67,6 @@ std::string uuid_text(const std::array<unsigned char, 16>& uuid) {
   return text;
 }
 
-bool same_device(const RankDevice& a, const RankDevice& b) {
-  return a.uuid == b.uuid && a.host == b.host;
-}
-
 std::vector<RankDevice> gather_claims(Communicator& host, const Claim& mine) {
   std::vector<Claim> claims(static_cast<size_t>(host.size()));
   HostStream stream;
@@ -90,19 +86,6 @@ std::vector<RankDevice> gather_claims(Communicator& host, const Claim& mine) {
 
 }  // namespace
 
-void require_own_devices(const std::vector<RankDevice>& devices) {
-  const auto shared = std::find_if(devices.begin(), devices.end(),
-                                   [](const RankDevice& device) { return device.sharers > 1; });
-  if (shared == devices.end()) return;
-  std::vector<int> ranks;
-  for (const RankDevice& other : devices)
-    if (same_device(*shared, other)) ranks.push_back(other.rank);
-  throw_runtime(
-      "ranks {} on host {} have one CUDA device, {} ({}); start one rank for each device, or let "
-      "them share it with --share-gpus, for checking: its times are not official",
-      fmt::join(ranks, ", "), shared->host, to_string(*shared), shared->uuid);
-}
-
 std::vector<RankDevice> bind_device(Communicator& host, bool share_gpus) {
   const int rank_here = rank_on_host(host);
   Claim mine;
@@ -113,10 +96,6 @@ std::vector<RankDevice> bind_device(Communicator& host, bool share_gpus) {
     GYRE_CHECK_CUDA(cudaSetDevice(mine.device));
   });
   return devices;
-}
-
-std::string to_string(const RankDevice& device) {
-  return fmt::format("{} {} ({}.{})", device.device, device.name, device.major, device.minor);
 }
 
 std::string cuda_version() {

@@ -1,23 +1,13 @@
 #pragma once
-// Which GPU a rank uses.
+// Which GPU a rank uses. In a build without CUDA bind_device throws.
 
 #include <string>
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "comm/rank_device.hpp"
 
 namespace gyre {
-
-/// The GPU of one rank.
-struct RankDevice {
-  int rank = 0;
-  std::string host;
-  int device = 0;            ///< as CUDA counts on the rank's host, for this rank
-  std::string name;          ///< "NVIDIA H100 80GB HBM3"
-  std::string uuid;          ///< "GPU-00112233-...": the same device has the same one for all ranks
-  int major = 0, minor = 0;  ///< compute capability
-  int sharers = 1;           ///< ranks that use this device, this one included
-};
 
 /// The least compute capability that the kernels are made for: 8.0 (A100).
 inline constexpr int least_compute_capability = 8;
@@ -29,18 +19,11 @@ inline constexpr int least_compute_capability = 8;
 ///     4 ranks that the launcher shows one device each: 0 0 0 0, told apart by UUID
 ///
 /// All ranks throw the same runtime error when one has no driver, no device or a device below
-/// compute capability 8.0, or when two use one device and `share_gpus` is not set. Collective over
-/// `host`, an MPI communicator.
+/// compute capability 8.0, when two use one device and `share_gpus` is not set, or when the build
+/// has no CUDA. Collective over `host`, an MPI communicator.
 std::vector<RankDevice> bind_device(Communicator& host, bool share_gpus = false);
 
-/// Throws the runtime error that names the ranks, their host and the device that they share, if
-/// any do.
-void require_own_devices(const std::vector<RankDevice>& devices);
-
-/// "0 NVIDIA H100 80GB HBM3 (9.0)"
-std::string to_string(const RankDevice& device);
-
-/// The CUDA runtime's version, "13.0", or "software GPU".
+/// The CUDA runtime's version, "13.0", or "software GPU"; "no" in a build without CUDA.
 std::string cuda_version();
 
 }  // namespace gyre

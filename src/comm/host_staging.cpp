@@ -8,16 +8,17 @@
 namespace gyre {
 namespace {
 
-/// Bytes of host memory and their place on the device.
+/// An array of host memory, and its copy on the device.
 struct Mirror {
   std::span<std::byte> host;
   std::byte* device = nullptr;
 };
 
-/// An operation on mirrors: complete once they are copied back.
-class HostSideWork final : public Work {
+/// An operation on copies of host arrays; complete once the results are copied back.
+class HostStagingWork final : public Work {
  public:
-  HostSideWork(Stream& stream, Buffer<std::byte> memory, std::vector<Mirror> results, WorkPtr inner)
+  HostStagingWork(Stream& stream, Buffer<std::byte> memory, std::vector<Mirror> results,
+                  WorkPtr inner)
       : stream_(stream),
         memory_(std::move(memory)),
         results_(std::move(results)),
@@ -45,7 +46,7 @@ class HostSideWork final : public Work {
   bool complete_ = false;
 };
 
-/// Places for the host memory of one operation, in one buffer on the device.
+/// Assigns offsets in one device buffer to the host arrays of an operation.
 class Mirrors {
  public:
   /// 16-byte aligned, as vector loads of a reduction like it.
@@ -58,10 +59,11 @@ class Mirrors {
   size_t end_ = 0;
 };
 
-class HostSideCommunicator final : public Communicator {
+class HostStagingCommunicator final : public Communicator {
  public:
-  HostSideCommunicator(Communicator& device, Stream& stream) : device_(device), stream_(stream) {}
-  HostSideCommunicator(std::unique_ptr<Communicator> owned, Stream& stream)
+  HostStagingCommunicator(Communicator& device, Stream& stream)
+      : device_(device), stream_(stream) {}
+  HostStagingCommunicator(std::unique_ptr<Communicator> owned, Stream& stream)
       : owned_(std::move(owned)), device_(*owned_), stream_(stream) {}
 
   int rank() const override { return device_.rank(); }
@@ -69,7 +71,7 @@ class HostSideCommunicator final : public Communicator {
   MemorySpace space() const override { return MemorySpace::host; }
   std::string_view backend() const override { return device_.backend(); }
   std::unique_ptr<Communicator> split(int color) override {
-    return std::make_unique<HostSideCommunicator>(device_.split(color), stream_);
+    return std::make_unique<HostStagingCommunicator>(device_.split(color), stream_);
   }
 
  protected:
@@ -169,8 +171,8 @@ class HostSideCommunicator final : public Communicator {
   }
 
   WorkPtr finish(Buffer<std::byte> memory, std::vector<Mirror> results, WorkPtr inner) {
-    return std::make_unique<HostSideWork>(stream_, std::move(memory), std::move(results),
-                                          std::move(inner));
+    return std::make_unique<HostStagingWork>(stream_, std::move(memory), std::move(results),
+                                             std::move(inner));
   }
 
   std::unique_ptr<Communicator> owned_;  ///< none when the caller owns it
@@ -181,7 +183,7 @@ class HostSideCommunicator final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_host_staging_communicator(Communicator& device, Stream& stream) {
-  return std::make_unique<HostSideCommunicator>(device, stream);
+  return std::make_unique<HostStagingCommunicator>(device, stream);
 }
 
 }  // namespace gyre

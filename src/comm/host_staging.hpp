@@ -1,7 +1,7 @@
 #pragma once
-// Communication of small arrays of host memory over a communicator of device memory: they are
-// copied to the device, communicated there, and copied back. For what is computed on the host row
-// by row, where a device's communicator is all there is.
+// Communication of small host arrays over a communicator of device memory: each array is copied to
+// the device, communicated there, and copied back. It serves values that the host computes row by
+// row in a run whose ranks communicate between devices.
 
 #include <memory>
 
@@ -10,8 +10,7 @@
 namespace gyre {
 
 /// A communicator of host memory over `device`, which must outlive it; its traffic is counted by
-/// both. `stream` is where the copies are made; every operation is complete when its wait()
-/// returns.
+/// both. The copies are submitted to `stream`. An operation is complete when its wait() returns.
 std::unique_ptr<Communicator> make_host_staging_communicator(Communicator& device, Stream& stream);
 
 }  // namespace gyre

@@ -1,30 +1,24 @@
 #include "comm/nccl.hpp"
 
-#include <mpi.h>
-#include <nccl.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <optional>
 #include <utility>
 
 #include "comm/agree.hpp"
 #include "comm/coalesce.hpp"
-#include "comm/mpi.hpp"
+#include "comm/nccl_channel.hpp"
 #include "core/error.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/cuda_check.hpp"
 #include "runtime/cuda_event.hpp"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/host.hpp"
-#include "runtime/mpi_env.hpp"
 #include "runtime/watchdog.hpp"
-
-static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0), "Gyre needs NCCL 2.28 or later");
 
 namespace gyre {
 namespace {
@@ -56,126 +50,6 @@ ncclRedOp_t nccl_op(ReduceOp op) {
   }
   throw_runtime("NCCL has no reduction number {}", static_cast<int>(op));
 }
-
-/// The stream of all communication of this process. Its priority lets a transfer start while the
-/// kernels of the caller's stream fill the device.
-class CommStream {
- public:
-  CommStream() {
-    int least = 0, greatest = 0;
-    GYRE_CHECK_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    GYRE_CHECK_CUDA(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking, greatest));
-  }
-  /// The staging memory goes back when nothing uses it any more.
-  ~CommStream() {
-    (void)cudaStreamSynchronize(handle_);
-    (void)cudaStreamDestroy(handle_);
-  }
-  CommStream(const CommStream&) = delete;
-  CommStream& operator=(const CommStream&) = delete;
-
-  cudaStream_t handle() const { return handle_; }
-
-  /// At least `bytes` bytes of device memory for the next operation. Operations follow each other
-  /// on the stream, so that all of them can use the same; what is too small by then is kept until
-  /// the end, because an operation under way may still use it.
-  std::span<std::byte> staging(int64_t bytes) {
-    if (bytes == 0) return {};
-    if (staging_.empty() || staging_.back().size() < bytes) {
-      const int64_t twice = staging_.empty() ? 0 : 2 * staging_.back().size();
-      staging_.emplace_back(std::max(bytes, twice), MemorySpace::device);
-    }
-    return staging_.back().span();
-  }
-
- private:
-  cudaStream_t handle_ = nullptr;
-  std::vector<Buffer<std::byte>> staging_;
-};
-
-/// An NCCL communicator and what its operations share; a Work keeps it alive.
-struct Channel {
-  /// What used the memory of `flag` before may still be under way on another stream.
-  explicit Channel(std::shared_ptr<CommStream> shared) : comm_stream(std::move(shared)) {
-    GYRE_CHECK_CUDA(cudaDeviceSynchronize());
-    GYRE_CHECK_CUDA(cudaMemsetAsync(flag.data(), 0, sizeof(int32_t), stream()));
-  }
-  /// ncclCommDestroy waits for the peers. When an error ends the run they may never come.
-  ~Channel() {
-    if (comm == nullptr) return;
-    (void)(std::uncaught_exceptions() > 0 ? ncclCommAbort(comm) : ncclCommDestroy(comm));
-  }
-  Channel(const Channel&) = delete;
-  Channel& operator=(const Channel&) = delete;
-
-  cudaStream_t stream() const { return comm_stream->handle(); }
-  size_t index() const { return static_cast<size_t>(rank); }
-
-  void require_usable(std::string_view what) const {
-    if (comm == nullptr)
-      throw_runtime("{}: the NCCL communicator was aborted after an earlier error", what);
-  }
-  void check(ncclResult_t result, std::string_view call, int line) {
-    if (result != ncclSuccess) fail(result, call, line);
-  }
-  /// Finds what has gone wrong since the call that started an operation: a dead peer, a lost link.
-  void check_progress(std::string_view what) {
-    require_usable(what);
-    ncclResult_t state = ncclSuccess;
-    check(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError", __LINE__);
-    if (state != ncclSuccess && state != ncclInProgress) fail(state, what, __LINE__);
-  }
-  [[noreturn]] void fail(ncclResult_t result, std::string_view call, int line) {
-    const char* last = ncclGetLastError(comm);
-    const std::string detail = last == nullptr || *last == '\0' ? "no further message" : last;
-    if (comm != nullptr) (void)ncclCommAbort(std::exchange(comm, nullptr));
-    (void)cudaGetLastError();
-    throw_runtime("{} failed at nccl.cpp:{} on rank {} of {} (host {}): {}; NCCL's last error: {}",
-                  call, line, rank, size, host_name(), ncclGetErrorString(result), detail);
-  }
-
-  ncclComm_t comm = nullptr;
-  int rank = 0;
-  int size = 1;
-  std::vector<int> world_ranks;  ///< of the members, by which the watchdog names them
-  std::shared_ptr<CommStream> comm_stream;
-  Buffer<int32_t> flag{1, MemorySpace::device};  ///< what a barrier reduces
-};
-
-#define GYRE_CHECK_NCCL(channel, call) (channel).check((call), #call, __LINE__)
-
-/// Point-to-point calls that start together. An error inside is thrown after the group is closed:
-/// a communicator cannot be aborted while one is open.
-class Group {
- public:
-  explicit Group(Channel& channel) : channel_(channel) {
-    GYRE_CHECK_NCCL(channel_, ncclGroupStart());
-  }
-  void send(std::span<const std::byte> data, int peer) {
-    note(ncclSend(data.data(), data.size(), ncclUint8, peer, channel_.comm, channel_.stream()),
-         "ncclSend");
-  }
-  void recv(std::span<std::byte> data, int peer) {
-    note(ncclRecv(data.data(), data.size(), ncclUint8, peer, channel_.comm, channel_.stream()),
-         "ncclRecv");
-  }
-  void end() {
-    const ncclResult_t closed = ncclGroupEnd();
-    channel_.check(first_error_, failed_call_, __LINE__);
-    channel_.check(closed, "ncclGroupEnd", __LINE__);
-  }
-
- private:
-  void note(ncclResult_t result, const char* call) {
-    if (first_error_ != ncclSuccess || result == ncclSuccess) return;
-    first_error_ = result;
-    failed_call_ = call;
-  }
-
-  Channel& channel_;
-  ncclResult_t first_error_ = ncclSuccess;
-  const char* failed_call_ = "";
-};
 
 class NcclWork final : public Work {
  public:

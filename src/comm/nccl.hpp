@@ -1,5 +1,5 @@
 #pragma once
-// The NCCL backend of Communicator. Built where NCCL is.
+// The NCCL backend of Communicator. In a build without NCCL make_nccl_communicator throws.
 
 #include <memory>
 

@@ -15,7 +15,7 @@ namespace gyre {
 
 /// A communicator of device memory over `host`, an MPI communicator, which must outlive it and all
 /// communicators split from it. MPI operations are started in the order of submission, from test()
-/// or wait() of any Work. Collective.
+/// or wait() of any Work. Collective. Throws a runtime error in a build without CUDA.
 std::unique_ptr<Communicator> make_staged_communicator(Communicator& host);
 
 }  // namespace gyre

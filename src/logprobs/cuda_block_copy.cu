@@ -90,4 +90,8 @@ void cuda_copy_block(const BlockCopy& block, Stream& stream) {
   }
 }
 
+void cuda_copy(ConstMatrixRef from, MatrixRef to, Stream& stream) {
+  cuda_copy_block(block_copy(from, to), stream);
+}
+
 }  // namespace gyre

@@ -34,4 +34,8 @@ BlockCopy block_copy(ConstMatrixRef from, MatrixRef to);
 /// between the runs.
 void cuda_copy_block(const BlockCopy& block, Stream& stream);
 
+/// to <- from, of one shape and type: that of block_copy. Throws a runtime error in a build without
+/// CUDA.
+void cuda_copy(ConstMatrixRef from, MatrixRef to, Stream& stream);
+
 }  // namespace gyre

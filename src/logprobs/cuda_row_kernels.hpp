@@ -30,7 +30,8 @@
 namespace gyre {
 
 /// Row passes over matrices of device memory, submitted to `stream`, a CUDA stream, which must
-/// outlive them. Results have the same bits in every run and on every device of one kind.
+/// outlive them. Results have the same bits in every run and on every device of one kind. Throws a
+/// runtime error in a build without CUDA.
 std::unique_ptr<RowKernels> make_cuda_row_kernels(Stream& stream);
 
 }  // namespace gyre

@@ -5,12 +5,11 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/special_values.hpp"
 #include "runtime/parallel.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr float infinity = std::numeric_limits<float>::infinity();
 
 /// Calls body(token, scratch) for all tokens, shared among threads; scratch [ranks]. A walk reads
 /// up to `length` entries of each rank's list.
@@ -66,7 +65,7 @@ void FilteredScores::Forward::make_records(ListRecords& own) {
   }
   own.set_values(values.span());
   Buffer<float> target(tokens);
-  std::fill_n(target.data(), tokens, -infinity);
+  std::fill_n(target.data(), tokens, -infinity_of<float>);
   s_.kernels_.gather_picks(logits_, targets_, 1, s_.vocab_.begin(mine_), own_columns(),
                            target.span());
   for (int64_t t = 0; t < tokens; ++t)
@@ -99,7 +98,7 @@ void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const flo
 int32_t FilteredScores::Forward::behind_in_list(int64_t t, std::span<const float> list,
                                                 const ListScalars& scalars, bool& more) const {
   const auto column = target_column(t);
-  if (scalars.target < list.back() || scalars.target == -infinity) return 0;
+  if (scalars.target < list.back() || scalars.target == -infinity_of<float>) return 0;
   int32_t in_list = 0, behind = 0;
   for (size_t i = 0; i < list.size(); ++i) {
     if (list[i] != scalars.target) continue;

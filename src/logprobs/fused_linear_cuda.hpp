@@ -16,6 +16,8 @@ inline constexpr TileSize usual_cuda_tile{2048, 8192};
 /// gradients of logits are rounded to bf16 for them: gradients of X and the weight are as exact as
 /// those of logits that are stored in bf16. Where X or the weight is f32, all products are f32's.
 ///
+/// Throws a runtime error in a build without CUDA.
+///
 /// Limit: the products (cuda_gemm.hpp). Row passes read a tile of f32 logits, forward once, and
 /// backward once, writing 2 bytes an element (4 if all is f32): per logit 4 + 6 bytes of memory
 /// against 8 D FLOPs, which is 1 to 10 at D = 2048 on a device of 3 TB/s and 500 TFLOP/s.

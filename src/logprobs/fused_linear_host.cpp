@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/index.hpp"
+#include "logprobs/fused_linear_cuda.hpp"
 #include "logprobs/fused_linear_detail.hpp"
 #include "runtime/gemm.hpp"
 #include "runtime/parallel.hpp"
@@ -90,8 +91,10 @@ class HostTile final : public LinearTile {
 
 class HostLinearOps final : public LinearOps {
  public:
+  explicit HostLinearOps(RowKernels& kernels) : kernels_(kernels) {}
+
   MemorySpace space() const override { return MemorySpace::host; }
-  RowKernels& row_kernels() override { return cpu_row_kernels(); }
+  RowKernels& row_kernels() override { return kernels_; }
   TileSize usual_tile() const override { return usual_size; }
   std::unique_ptr<LinearTile> make_tile(TileSize most, int64_t hidden, DType, DType,
                                         int threads) override {
@@ -119,13 +122,21 @@ class HostLinearOps final : public LinearOps {
   void fill_zero(MatrixView<float> to) override {
     for (int64_t r = 0; r < to.rows; ++r) std::fill_n(to.row(r), to.cols, 0.0F);
   }
+
+ private:
+  RowKernels& kernels_;
 };
 
 }  // namespace
 
 LinearOps& cpu_linear_ops() {
-  static HostLinearOps ops;
+  static HostLinearOps ops(cpu_row_kernels());
   return ops;
+}
+
+std::unique_ptr<LinearOps> make_linear_ops(Stream& stream, RowKernels& kernels) {
+  if (stream.space() == MemorySpace::device) return make_cuda_linear_ops(stream, kernels);
+  return std::make_unique<HostLinearOps>(kernels);
 }
 
 }  // namespace gyre

@@ -62,4 +62,8 @@ class LinearOps {
 /// The host's; no state.
 LinearOps& cpu_linear_ops();
 
+/// Those of the stream's space, with row passes by `kernels`, which are of the same stream. Both
+/// must outlive them.
+std::unique_ptr<LinearOps> make_linear_ops(Stream& stream, RowKernels& kernels);
+
 }  // namespace gyre

@@ -5,10 +5,10 @@
 #include <limits>
 #include <numeric>
 
+#include "core/special_values.hpp"
+
 namespace gyre {
 namespace {
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 bool has(std::span<const double> row, int64_t id) {
   return id >= 0 && id < std::ssize(row);
@@ -33,7 +33,7 @@ std::vector<double> filtered(std::span<const double> logits, const SamplingFilte
   const std::vector<bool> kept = filter_reference(logits, filter);
   std::vector<double> left(logits.begin(), logits.end());
   for (size_t v = 0; v < left.size(); ++v)
-    if (!kept[v]) left[v] = -infinity;
+    if (!kept[v]) left[v] = -infinity_of<double>;
   return left;
 }
 
@@ -46,11 +46,11 @@ std::vector<double> gathered(std::span<const double> row, std::span<const int32_
 }  // namespace
 
 std::vector<double> log_softmax_reference(std::span<const double> logits, double temperature) {
-  double max = -infinity;
+  double max = -infinity_of<double>;
   for (const double z : logits) max = std::max(max, z);
   double sum = 0;
   for (const double z : logits)
-    if (z != -infinity) sum += std::exp((z - max) / temperature);
+    if (z != -infinity_of<double>) sum += std::exp((z - max) / temperature);
   std::vector<double> logprobs;
   for (const double z : logits) logprobs.push_back((z - max) / temperature - std::log(sum));
   return logprobs;
@@ -62,7 +62,7 @@ TokenScore score_row_reference(std::span<const double> logits, int64_t target, d
   TokenScore score;
   double mass = 0;
   for (size_t v = 0; v < logprobs.size(); ++v) {
-    if (logits[v] == -infinity) continue;
+    if (logits[v] == -infinity_of<double>) continue;
     mass += std::exp(logprobs[v]);
     score.entropy -= std::exp(logprobs[v]) * logprobs[v];
   }
@@ -80,7 +80,7 @@ std::vector<double> score_gradient_reference(std::span<const double> logits,
   const double sum = std::accumulate(g.begin(), g.end(), 0.0);
   std::vector<double> gradient(logits.size(), 0);
   for (size_t v = 0; v < logits.size(); ++v) {
-    if (logits[v] == -infinity) continue;
+    if (logits[v] == -infinity_of<double>) continue;
     const double p = std::exp(logprobs[v]);
     gradient[v] = -p * sum;
     if (h != 0) gradient[v] -= h * p * (logprobs[v] + entropy);
@@ -97,10 +97,10 @@ double soft_cross_entropy_reference(std::span<const double> student,
   const std::vector<double> log_p = log_softmax_reference(teacher);
   double sum = 0, mass = 0;
   for (size_t v = 0; v < log_q.size(); ++v) {
-    if (teacher[v] == -infinity) continue;
+    if (teacher[v] == -infinity_of<double>) continue;
     const double p = std::exp(log_p[v]);  // 0 for a very small one
     mass += p;
-    sum -= log_q[v] == -infinity ? -infinity : p * log_q[v];
+    sum -= log_q[v] == -infinity_of<double> ? -infinity_of<double> : p * log_q[v];
   }
   return mass > 0 ? sum : std::numeric_limits<double>::quiet_NaN();
 }
@@ -128,20 +128,20 @@ std::vector<bool> filter_reference(std::span<const double> logits, const Samplin
   if (filter.top_p == 1) return kept;
   std::vector<double> left(logits.begin(), logits.end());
   for (size_t v = 0; v < left.size(); ++v)
-    if (!kept[v]) left[v] = -infinity;
+    if (!kept[v]) left[v] = -infinity_of<double>;
   const std::vector<double> logprobs = log_softmax_reference(left, filter.temperature);
   double before = 0;
   for (size_t i = 0; i < order.size(); ++i) {
     const auto v = static_cast<size_t>(order[i]);
     if (i > 0 && !(before < filter.top_p)) kept[v] = false;
-    if (left[v] != -infinity) before += std::exp(logprobs[v]);
+    if (left[v] != -infinity_of<double>) before += std::exp(logprobs[v]);
   }
   return kept;
 }
 
 double filtered_logprob_reference(std::span<const double> logits, int64_t target,
                                   const SamplingFilter& filter) {
-  if (!has(logits, target)) return -infinity;
+  if (!has(logits, target)) return -infinity_of<double>;
   return log_softmax_reference(filtered(logits, filter),
                                filter.temperature)[static_cast<size_t>(target)];
 }
@@ -152,7 +152,7 @@ std::vector<double> filtered_gradient_reference(std::span<const double> logits, 
   const std::vector<double> logprobs = log_softmax_reference(left, filter.temperature);
   std::vector<double> gradient;
   for (const double x : logprobs) gradient.push_back(-g * std::exp(x) / filter.temperature);
-  if (has(logits, target) && left[static_cast<size_t>(target)] != -infinity)
+  if (has(logits, target) && left[static_cast<size_t>(target)] != -infinity_of<double>)
     gradient[static_cast<size_t>(target)] += g / filter.temperature;
   return gradient;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "logprobs/cuda_row_kernels.hpp"
 #include "runtime/parallel.hpp"
 
 namespace gyre {
@@ -99,6 +100,11 @@ class CpuRowKernels final : public RowKernels {
 RowKernels& cpu_row_kernels() {
   static CpuRowKernels kernels;
   return kernels;
+}
+
+std::unique_ptr<RowKernels> make_row_kernels(Stream& stream) {
+  if (stream.space() == MemorySpace::device) return make_cuda_row_kernels(stream);
+  return std::make_unique<CpuRowKernels>();
 }
 
 }  // namespace gyre

@@ -12,6 +12,7 @@
 // single rows (ties, digits) take many rows in one call, because one row does not fill a device.
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "core/matrix_ref.hpp"
@@ -89,6 +90,9 @@ class RowKernels {
 
 /// The host's. They have no state: any number of threads may use them.
 RowKernels& cpu_row_kernels();
+
+/// Those of the stream's space. The stream must outlive them.
+std::unique_ptr<RowKernels> make_row_kernels(Stream& stream);
 
 /// `kernels`, or the host's where it is null.
 inline RowKernels& kernels_or_cpu(RowKernels* kernels) {

@@ -46,12 +46,8 @@ BasicMatrixRef<Byte> matrix_of(const Block<Byte>& block) {
 
 void copy(const From& from, const To& to, Stream& stream) {
   if (from.empty()) return;
-  if (stream.space() == MemorySpace::device) {
-#ifdef GYRE_WITH_CUDA
-    cuda_copy_block(block_copy(matrix_of(from), matrix_of(to)), stream);
-#endif
-    return;
-  }
+  if (stream.space() == MemorySpace::device)
+    return cuda_copy(matrix_of(from), matrix_of(to), stream);
   for (int64_t r = 0; r < from.rows; ++r) std::memcpy(to.line(r), from.line(r), from.line_bytes());
 }
 

@@ -2,18 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "core/special_values.hpp"
 #include "logprobs/score_detail.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/parallel.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
 /// Calls body(token), which merges the records of all ranks, for all tokens, shared among threads.
 template <class Body>
@@ -224,8 +222,8 @@ WholePair merge_ranks(const CrossMoments* records, int64_t distance, int64_t ran
         std::exp(static_cast<double>(part.teacher_max) - static_cast<double>(row.teacher.max));
     row.teacher.sum += teacher_sum * factor;
     // Only the student has -inf somewhere: infinite, for any probability of the teacher.
-    row.cross += part.cross == minus_infinity
-                     ? static_cast<double>(minus_infinity)
+    row.cross += part.cross == -infinity_of<float>
+                     ? static_cast<double>(-infinity_of<float>)
                      : (static_cast<double>(part.cross) + shift * teacher_sum) * factor;
   }
   return row;

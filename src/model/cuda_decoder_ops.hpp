@@ -1,5 +1,5 @@
 #pragma once
-// The decoder's operations on a device. Built where CUDA is, or the software GPU.
+// The decoder's operations on a device.
 
 #include <memory>
 
@@ -7,7 +7,8 @@
 
 namespace gyre {
 
-/// Kernels on `stream`, a CUDA stream.
+/// Kernels on `stream`, a CUDA stream, which must outlive them. Throws a runtime error in a build
+/// without CUDA.
 std::unique_ptr<DecoderOps> make_cuda_decoder_ops(Stream& stream);
 
 }  // namespace gyre

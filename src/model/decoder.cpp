@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "comm/host_staging.hpp"
-#include "logprobs/cuda_row_kernels.hpp"
+#include "logprobs/row_kernels.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
@@ -96,20 +96,6 @@ void move_to(Stream& stream, Buffer<float>& buffer) {
   stream.copy(moved.data(), buffer.data(), static_cast<size_t>(buffer.size()) * sizeof(float));
   stream.synchronize();
   buffer = std::move(moved);
-}
-
-#ifdef GYRE_WITH_CUDA
-bool on_device(const Stream& stream) {
-  return stream.space() == MemorySpace::device;
-}
-#endif
-
-/// Row kernels of a device's stream; none on the host.
-std::unique_ptr<RowKernels> row_kernels_of([[maybe_unused]] Stream& stream) {
-#ifdef GYRE_WITH_CUDA
-  if (on_device(stream)) return make_cuda_row_kernels(stream);
-#endif
-  return nullptr;
 }
 
 /// A communicator of host memory over that of a device's stream; none on the host.
@@ -206,7 +192,7 @@ Decoder::Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid&
       ops_(make_decoder_ops(stream)),
       columns_(config.vocab_padded / grid.shape().tp),
       host_tp_(host_staging_of(grid.tp(), stream)),
-      row_kernels_(row_kernels_of(stream)),
+      row_kernels_(make_row_kernels(stream)),
       scores_(0, even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
               {.picks = 1, .entropy = true, .kernels = row_kernels_.get()},
               host_tp_ ? *host_tp_ : grid.tp()) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/error.hpp"
 #include "model/cuda_decoder_ops.hpp"
 #include "model/elementwise.hpp"
 #include "runtime/gemm.hpp"
@@ -49,11 +48,7 @@ class HostDecoderOps final : public DecoderOps {
 }  // namespace
 
 std::unique_ptr<DecoderOps> make_decoder_ops(Stream& stream) {
-#ifdef GYRE_WITH_CUDA
   if (stream.space() == MemorySpace::device) return make_cuda_decoder_ops(stream);
-#endif
-  GYRE_CHECK(stream.space() == MemorySpace::host, "no decoder for {} memory",
-             name_of(stream.space()));
   return std::make_unique<HostDecoderOps>();
 }
 

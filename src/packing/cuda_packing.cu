@@ -1,10 +1,11 @@
-#include "core/error.hpp"
 #include "core/index.hpp"
 #include "core/label.hpp"
 #include "packing/cuda_packing.hpp"
 #include "packing/slot_source.hpp"
+#include "runtime/buffer.hpp"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/device_code.cuh"
+#include "sharding/cuda_gather.hpp"
 
 namespace gyre {
 namespace {
@@ -22,45 +23,58 @@ __global__ void __launch_bounds__(threads)
   positions[slot] = source.position;
 }
 
-void check(const SegmentLists& segments, int64_t tokens) {
-  for (size_t i = 0; i < segments.real_length.size(); ++i) {
-    const int64_t length = segments.real_length[i], first = segments.first_token[i];
-    const int64_t room = segments.first_slot[i + 1] - segments.first_slot[i];
-    if (length < 0 || length > room)
-      throw_usage("segment {}: {} real tokens in {} slots; there are 0 to {}", i, length, room,
-                  room);
-    if (first < 0 || first + length > tokens)
-      throw_usage("segment {}: tokens {} to {} of {}", i, first, first + length, tokens);
-  }
-}
+class CudaSlotPacker final : public SlotPacker {
+ public:
+  explicit CudaSlotPacker(Stream& stream) : stream_(stream) {}
 
-template <class T>
-Buffer<T> upload(std::span<const T> values, Stream& stream) {
-  Buffer<T> there(std::ssize(values), MemorySpace::device);
-  stream.copy(there.data(), values.data(), values.size_bytes());
-  return there;
-}
+  std::vector<float> gather(std::span<const float> rows, std::span<const int32_t> sources,
+                            int64_t row) override {
+    const auto from = upload(rows);
+    const auto map = upload(sources);
+    Buffer<float> to(std::ssize(sources) * row, MemorySpace::device);
+    gather_rows(stream_, to.data(), from.data(), map.data(), map.size(), from.size() / row,
+                row * static_cast<int64_t>(sizeof(float)), RowFill::of(0.0F));
+    return download(to);
+  }
+
+ private:
+  SlotArrays do_pack(const SegmentLists& segments, std::span<const int32_t> tokens) override {
+    const int64_t slots = segments.slots();
+    Buffer<int32_t> ids(slots, MemorySpace::device), labels(slots, MemorySpace::device),
+        positions(slots, MemorySpace::device);
+    const auto first_slot = upload(std::span<const int64_t>(segments.first_slot));
+    const auto real_length = upload(std::span<const int32_t>(segments.real_length));
+    const auto first_token = upload(std::span<const int64_t>(segments.first_token));
+    const auto source = upload(tokens);
+    const SegmentTable table{std::ssize(segments.real_length), first_slot.data(),
+                             real_length.data(), first_token.data()};
+    const auto blocks = static_cast<unsigned>(ceil_div(slots, threads));
+    launch({blocks, threads, cuda_handle(stream_)}, pack_slots, table, source.data(), slots,
+           ids.data(), labels.data(), positions.data());
+    return {download(ids), download(labels), download(positions)};
+  }
+
+  template <class T>
+  Buffer<T> upload(std::span<const T> values) {
+    Buffer<T> there(std::ssize(values), MemorySpace::device);
+    stream_.copy(there.data(), values.data(), values.size_bytes());
+    return there;
+  }
+  template <class T>
+  std::vector<T> download(const Buffer<T>& from) {
+    std::vector<T> values(static_cast<size_t>(from.size()));
+    stream_.copy(values.data(), from.data(), values.size() * sizeof(T));
+    stream_.synchronize();
+    return values;
+  }
+
+  Stream& stream_;
+};
 
 }  // namespace
 
-DeviceSlots pack_slots_on_device(const SegmentLists& segments, std::span<const int32_t> tokens,
-                                 Stream& stream) {
-  check(segments, std::ssize(tokens));
-  const int64_t slots = segments.slots();
-  DeviceSlots out{Buffer<int32_t>(slots, MemorySpace::device),
-                  Buffer<int32_t>(slots, MemorySpace::device),
-                  Buffer<int32_t>(slots, MemorySpace::device)};
-  const auto first_slot = upload<int64_t>(segments.first_slot, stream);
-  const auto real_length = upload<int32_t>(segments.real_length, stream);
-  const auto first_token = upload<int64_t>(segments.first_token, stream);
-  const auto source = upload<int32_t>(tokens, stream);
-  const SegmentTable table{std::ssize(segments.real_length), first_slot.data(), real_length.data(),
-                           first_token.data()};
-  const auto blocks = static_cast<unsigned>(ceil_div(slots, threads));
-  launch({blocks, threads, cuda_handle(stream)}, pack_slots, table, source.data(), slots,
-         out.ids.data(), out.labels.data(), out.positions.data());
-  stream.synchronize();
-  return out;
+std::unique_ptr<SlotPacker> make_cuda_slot_packer(Stream& stream) {
+  return std::make_unique<CudaSlotPacker>(stream);
 }
 
 }  // namespace gyre

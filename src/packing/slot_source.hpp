@@ -1,12 +1,10 @@
 #pragma once
-// Where the contents of a packed slot come from: the arithmetic of packing on a device.
+// Which token fills a packed slot: the arithmetic of packing on a device.
 //
-//     segment    the last one whose first slot is <= the slot (empty ones are skipped)
-//     position   slot - first slot of the segment
-//     token      position < real length: first token of the document + position
-//                otherwise none: padding
-//     next       position + 1 < real length: token + 1
-//                otherwise none: the label is ignored
+//     segment     the last one whose first slot is <= the slot, which skips empty segments
+//     position    slot - first slot of the segment
+//     token       first token of the document + position, if position < real length; else none
+//     next        token + 1, if position + 1 < real length; else none: the label is ignored
 //
 // 2 segments of 3 and 1 real tokens in 4 and 2 slots, documents from tokens 10 and 0 on:
 //

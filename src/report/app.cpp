@@ -11,6 +11,7 @@
 #include "comm/mpi.hpp"
 #include "core/version.hpp"
 #include "report/options.hpp"
+#include "runtime/features.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
@@ -27,15 +28,10 @@ enum class Request { run, help, version };
 
 std::string version_text(const std::string& name) {
   const BuildInfo build = build_info();
-#ifdef GYRE_SOFTGPU
-  const char* cuda = "for the software GPU";
-#elif defined(GYRE_WITH_CUDNN)
-  const char* cuda = "with CUDA, NCCL and cuDNN";
-#elif defined(GYRE_WITH_CUDA)
-  const char* cuda = "with CUDA and NCCL";
-#else
-  const char* cuda = "without CUDA";
-#endif
+  const char* cuda = software_gpu ? "for the software GPU"
+                     : with_cudnn ? "with CUDA, NCCL and cuDNN"
+                     : with_cuda  ? "with CUDA and NCCL"
+                                  : "without CUDA";
   return fmt::format("{} {}\ngit {} ({})\n{} build by {}, {}\n{}\n", name, build.version,
                      build.git_sha, build.git_state, build.build_type, build.compiler, cuda,
                      MpiEnvironment::library_version());

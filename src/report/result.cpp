@@ -67,22 +67,6 @@ std::string launcher() {
   return "none";
 }
 
-/// Version of the loaded library; "no" without it.
-std::string cuda_library() {
-#ifdef GYRE_WITH_CUDA
-  return cuda_version();
-#else
-  return "no";
-#endif
-}
-std::string nccl_library() {
-#ifdef GYRE_WITH_NCCL
-  return nccl_version();
-#else
-  return "no";
-#endif
-}
-
 bool built_with_sanitizer() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return true;
@@ -154,8 +138,8 @@ RunReport begin_report(const AppContext& context, Fields configuration, const Fi
   for (const PeerProcess& peer : context.mpi.peers())
     report.ranks.push_back({peer.world_rank, peer.host, "cpu"});
   report.libraries = {{"mpi", MpiEnvironment::library_version()},
-                      {"cuda", cuda_library()},
-                      {"nccl", nccl_library()}};
+                      {"cuda", cuda_version()},
+                      {"nccl", nccl_version()}};
   for (const auto& library : libraries) {
     const auto same = [&](const auto& field) { return field.first == library.first; };
     const auto known = std::find_if(report.libraries.begin(), report.libraries.end(), same);

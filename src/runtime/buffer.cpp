@@ -3,9 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 
-#ifdef GYRE_WITH_CUDA
 #include "runtime/cuda_memory.hpp"
-#endif
 
 namespace gyre {
 namespace {
@@ -37,14 +35,8 @@ RawBuffer allocate(size_t bytes, MemorySpace space) {
   const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
   void* pointer = nullptr;
   if (rounded > 0) {
-    if (space == MemorySpace::host) pointer = std::aligned_alloc(alignment, rounded);
-#ifdef GYRE_WITH_CUDA
-    if (space == MemorySpace::device) {
-      pointer = cuda_allocate(rounded);
-      if (poisoning()) cuda_poison(pointer, rounded);
-    }
-    if (space == MemorySpace::pinned) pointer = cuda_allocate_pinned(rounded);
-#endif
+    pointer = space == MemorySpace::host ? std::aligned_alloc(alignment, rounded)
+                                         : cuda_allocate(rounded, space, poisoning());
     if (pointer == nullptr)
       throw_runtime("no {} memory for a buffer of {} bytes", name_of(space), bytes);
     const int64_t now =
@@ -59,11 +51,10 @@ RawBuffer allocate(size_t bytes, MemorySpace space) {
 void Release::operator()(void* pointer) const {
   if (pointer == nullptr) return;
   current.fetch_sub(static_cast<int64_t>(bytes));
-  if (space == MemorySpace::host) std::free(pointer);
-#ifdef GYRE_WITH_CUDA
-  if (space == MemorySpace::device) cuda_release(pointer);
-  if (space == MemorySpace::pinned) cuda_release_pinned(pointer);
-#endif
+  if (space == MemorySpace::host)
+    std::free(pointer);
+  else
+    cuda_release(pointer, space);
 }
 
 }  // namespace detail

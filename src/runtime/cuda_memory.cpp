@@ -91,6 +91,12 @@ Pools& pools() {
   return all;
 }
 
+void fill_with_nan(void* pointer, size_t bytes) {
+  GYRE_CHECK_CUDA(cudaDeviceSynchronize());
+  GYRE_CHECK_CUDA(cudaMemsetAsync(pointer, 0xff, bytes, nullptr));
+  GYRE_CHECK_CUDA(cudaDeviceSynchronize());
+}
+
 }  // namespace
 
 bool means_no_device(cudaError_t code) {
@@ -118,24 +124,19 @@ void throw_cuda(cudaError_t code, const char* call, const char* file, int line) 
                 has_device ? fmt::format("CUDA device {} of ", device) : "", host_name(), text);
 }
 
-void* cuda_allocate(size_t bytes) {
+void* cuda_allocate(size_t bytes, MemorySpace space, bool poison) {
+  if (space == MemorySpace::pinned) return pools().pinned.take(bytes, 0);
   int device = 0;
   const cudaError_t code = cudaGetDevice(&device);
   if (code != cudaSuccess && !means_no_device(code))
     throw_cuda(code, "cudaGetDevice", __FILE__, __LINE__);
-  return pools().device.take(bytes, device);
+  void* pointer = pools().device.take(bytes, device);
+  if (poison) fill_with_nan(pointer, bytes);
+  return pointer;
 }
 
-void cuda_release(void* pointer) noexcept {
-  pools().device.give(pointer);
-}
-
-void* cuda_allocate_pinned(size_t bytes) {
-  return pools().pinned.take(bytes, 0);
-}
-
-void cuda_release_pinned(void* pointer) noexcept {
-  pools().pinned.give(pointer);
+void cuda_release(void* pointer, MemorySpace space) noexcept {
+  (space == MemorySpace::pinned ? pools().pinned : pools().device).give(pointer);
 }
 
 int64_t cuda_memory_available() {
@@ -144,17 +145,6 @@ int64_t cuda_memory_available() {
   GYRE_CHECK_CUDA(cudaGetDevice(&device));
   GYRE_CHECK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
   return static_cast<int64_t>(free_bytes + pools().device.free_bytes(device));
-}
-
-void empty_cuda_pools() {
-  pools().device.empty();
-  pools().pinned.empty();
-}
-
-void cuda_poison(void* pointer, size_t bytes) {
-  GYRE_CHECK_CUDA(cudaDeviceSynchronize());
-  GYRE_CHECK_CUDA(cudaMemsetAsync(pointer, 0xff, bytes, nullptr));
-  GYRE_CHECK_CUDA(cudaDeviceSynchronize());
 }
 
 }  // namespace gyre

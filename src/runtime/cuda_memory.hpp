@@ -24,29 +24,23 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "runtime/stream.hpp"
+
 namespace gyre {
 
-/// At least 256-byte aligned, not initialised. Throws a runtime error that names the size and the
-/// reason: no device, or what is free of the device's memory.
-void* cuda_allocate(size_t bytes);
+/// Memory of the current device, at least 256-byte aligned, or pinned memory, 64-byte aligned.
+/// `poison`: device memory is filled with bytes 0xff (NaN in every floating-point type) before any
+/// work that is submitted from now on; that waits for the device, and is for tests. Otherwise
+/// nothing is initialised. Throws a runtime error that names the size and the reason: a build
+/// without CUDA, no device, or what is free of the device's memory.
+void* cuda_allocate(size_t bytes, MemorySpace space, bool poison);
 
 /// Gives back what cuda_allocate returned. A failure of CUDA is ignored: the error that matters has
 /// been reported by the call that caused it.
-void cuda_release(void* pointer) noexcept;
+void cuda_release(void* pointer, MemorySpace space) noexcept;
 
-/// Host memory that the device reads and writes too; 64-byte aligned, not initialised. Throws as
-/// above.
-void* cuda_allocate_pinned(size_t bytes);
-void cuda_release_pinned(void* pointer) noexcept;
-
-/// Bytes that cuda_allocate can give out now on the current device.
+/// Bytes of device memory that cuda_allocate can give out now on the current device. Throws a
+/// runtime error in a build without CUDA.
 int64_t cuda_memory_available();
-
-/// Gives all free blocks, of devices and pinned, back to CUDA.
-void empty_cuda_pools();
-
-/// Fills device memory with bytes 0xff, NaN in every floating-point type, before any work that is
-/// submitted from now on. Waits for the device: for tests.
-void cuda_poison(void* pointer, size_t bytes);
 
 }  // namespace gyre

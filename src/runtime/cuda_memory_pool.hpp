@@ -83,12 +83,6 @@ class MemoryPool {
     return bytes;
   }
 
-  /// Gives the free blocks back to the source.
-  void empty() {
-    const std::lock_guard lock(mutex_);
-    drop_all();
-  }
-
  private:
   struct Block {
     int device;

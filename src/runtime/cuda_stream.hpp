@@ -1,5 +1,6 @@
 #pragma once
-// CUDA streams and events. Built where CUDA is, or the software GPU.
+// CUDA streams. In a build without CUDA (or the software GPU) make_cuda_stream throws, and the rest
+// is not there.
 
 #include <memory>
 #include <string>
@@ -13,7 +14,8 @@ namespace gyre {
 /// Number of usable CUDA devices; 0 without a driver. `why` receives the reason when it is 0.
 int usable_cuda_devices(std::string* why = nullptr);
 
-/// A new CUDA stream on the current device. It must outlive the Works submitted with it.
+/// A new CUDA stream on the current device. It must outlive the Works submitted with it. Throws a
+/// runtime error in a build without CUDA.
 std::unique_ptr<Stream> make_cuda_stream();
 
 /// The cudaStream_t of a stream made by make_cuda_stream, for kernel launches and copies.

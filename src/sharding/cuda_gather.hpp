@@ -11,25 +11,11 @@
 // lie in: runs of slots, as layouts have them, do not.
 
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
 
 #include "runtime/stream.hpp"
+#include "sharding/row_fill.hpp"
 
 namespace gyre {
-
-/// What takes the place of rows that the map does not name: one element, again and again.
-struct RowFill {
-  alignas(16) unsigned char bytes[16] = {};  ///< the element repeated
-  /// All elements of a row are `value`. T has 1, 2, 4, 8 or 16 bytes, and rows are multiples of it.
-  template <class T>
-  static RowFill of(const T& value) {
-    static_assert(std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0);
-    RowFill fill;
-    for (size_t at = 0; at < 16; at += sizeof(T)) std::memcpy(fill.bytes + at, &value, sizeof(T));
-    return fill;
-  }
-};
 
 /// out [rows, row_bytes] <- in [in_rows, row_bytes] by map [rows], all in device memory and not
 /// overlapping. Asynchronous on `stream`, a CUDA stream. Throws a usage error when row_bytes < 1 or

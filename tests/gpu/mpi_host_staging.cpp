@@ -9,7 +9,7 @@ namespace gyre::test {
 namespace {
 
 /// Keeps what the adapter is over.
-struct HostSide {
+struct HostStaging {
   static std::unique_ptr<Communicator> make(Communicator& mpi, Stream& stream) {
     bind_device(mpi, true);
     static std::unique_ptr<Communicator> device;
@@ -17,11 +17,11 @@ struct HostSide {
     return make_host_staging_communicator(*device, stream);
   }
 };
-INSTANTIATE_TYPED_TEST_SUITE_P(HostSide, DeviceComm, HostSide);
+INSTANTIATE_TYPED_TEST_SUITE_P(HostStaging, DeviceComm, HostStaging);
 
-class HostSideComm : public GpuTest {};
+class HostStagingComm : public GpuTest {};
 
-TEST_F(HostSideComm, ItIsOfHostMemoryAndCountsWhatTheDevicesSent) {
+TEST_F(HostStagingComm, ItIsOfHostMemoryAndCountsWhatTheDevicesSent) {
   const auto device = make_staged_communicator(world());
   const auto host = make_host_staging_communicator(*device, stream());
   EXPECT_EQ(host->space(), MemorySpace::host);

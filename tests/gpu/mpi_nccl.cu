@@ -187,7 +187,7 @@ TEST_F(Nccl, WhenARankAbortsTheOthersGetAnErrorAndNoHang) {
     } catch (const Error& error) {
       text = error.what();
     }
-    EXPECT_NE(text.find("never done failed at nccl.cpp:"), std::string::npos) << text;
+    EXPECT_NE(text.find("never done failed at nccl_channel.cpp:"), std::string::npos) << text;
     // Rank 1, or one that has followed it since.
     EXPECT_NE(text.find(" has aborted the communicator"), std::string::npos) << text;
     EXPECT_THROW(comm->barrier(stream(), "later"), Error);

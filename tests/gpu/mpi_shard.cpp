@@ -6,7 +6,8 @@
 #include "comm/staged.hpp"
 #include "gpu_test.hpp"
 #include "layout_cases.hpp"
-#include "sharding/cuda_sharding.hpp"
+#include "sharding/distributed.hpp"
+#include "sharding/stream_shards.hpp"
 #include "sharding/transfer.hpp"
 
 namespace gyre {
@@ -48,12 +49,12 @@ TEST_F(ShardsOnDevices, AGatherRestoresTheStreamOnEveryRank) {
     SCOPED_TRACE(layout.name);
     std::vector<float> values(static_cast<size_t>(layout.stream_slots * 3));
     std::iota(values.begin(), values.end(), 1.F);
-    const DeviceLayout there(layout, stream());
+    const auto there = make_stream_shards(layout, stream());
     const Buffer<float> whole = to_device<float>(values);
     Buffer<float> local(layout.slots_of_rank() * 3, MemorySpace::device);
     Buffer<float> gathered = to_device<float>(std::vector<float>(values.size() + 8, -7));
-    there.shard(world().rank(), whole.data(), layout.stream_slots, local.data(), 12);
-    gather_stream(there, comm(), stream(), local.data(), gathered.data(), 12);
+    there->shard(world().rank(), whole.data(), layout.stream_slots, local.data(), 12, {});
+    there->gather(comm(), local.data(), gathered.data(), 12);
     values.resize(values.size() + 8, -7);  // nothing is written behind the stream
     EXPECT_EQ(to_host(gathered), values);
   }
@@ -66,10 +67,10 @@ TEST_F(ShardsOnDevices, AShiftIsThatOfTheHost) {
     std::iota(ids.begin(), ids.end(), 100);
     std::vector<int32_t> mine(static_cast<size_t>(layout.slots_of_rank()));
     shard_rows<int32_t>(layout, world().rank(), ids, mine, 1, -5);
-    const DeviceShift shift(plan_shift_left(layout, bounds.padded, world().rank()), stream());
+    const auto there = make_stream_shards(layout, stream());
     const Buffer<int32_t> local = to_device<int32_t>(mine);
     Buffer<int32_t> out = to_device<int32_t>(std::vector<int32_t>(mine.size() + 4, -7));
-    shift.shift(comm(), local.data(), out.data(), 4, RowFill::of(int32_t{-100}));
+    there->shift_left(comm(), bounds.padded, local.data(), out.data(), -100);
     std::vector<int32_t> expected =
         shift_left_sharded<int32_t>(layout, bounds.padded, world(), mine, -100);
     expected.resize(mine.size() + 4, -7);
@@ -80,9 +81,10 @@ TEST_F(ShardsOnDevices, AShiftIsThatOfTheHost) {
 TEST_F(ShardsOnDevices, AGroupOfAnotherSizeIsAUsageError) {
   LayoutOptions options;
   options.cp = world().size() + 1;
-  const DeviceLayout there(contiguous(test::full_bounds({24}).view(), options), stream());
+  const Layout layout = contiguous(test::full_bounds({24}).view(), options);
+  const auto there = make_stream_shards(layout, stream());
   Buffer<float> data(24, MemorySpace::device);
-  EXPECT_THROW(gather_stream(there, comm(), stream(), data.data(), data.data(), 4), Error);
+  EXPECT_THROW(there->gather(comm(), data.data(), data.data(), 4), Error);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include "gpu_test.hpp"
 #include "layout_cases.hpp"
-#include "sharding/cuda_sharding.hpp"
+#include "sharding/stream_shards.hpp"
 #include "sharding/transfer.hpp"
 
 namespace gyre {
@@ -36,7 +36,7 @@ std::vector<T> numbered(int64_t count, T first) {
 
 class DeviceSharding : public test::GpuTest {
  protected:
-  /// All four moves of rows of `row` elements, from and to streams of `rows` rows.
+  /// Shards of every rank, and back, of rows of `row` elements, from and to streams of `rows` rows.
   template <class T>
   void expect_as_on_the_host(const Layout& layout, int64_t rows, int64_t row) {
     SCOPED_TRACE(layout.name + " over " + std::to_string(layout.cp()) + ", rows of " +
@@ -44,31 +44,23 @@ class DeviceSharding : public test::GpuTest {
     const T fill{-100}, old{-7};
     const int64_t slots = layout.slots_of_rank(), bytes = row * static_cast<int64_t>(sizeof(T));
     const std::vector<T> values = numbered<T>(rows * row, T{1});
-    std::vector<T> shards(static_cast<size_t>(layout.cp() * slots * row));
-    shard_all_rows<T>(layout, values, shards, row, fill);
-    const DeviceLayout there(layout, stream());
-    EXPECT_EQ(there.slots(), slots);
-    const Buffer<T> from = to_device<T>(values), all = to_device<T>(shards);
-    Buffer<T> out(layout.cp() * slots * row, MemorySpace::device);
-    there.shard_all(from.data(), rows, out.data(), bytes, RowFill::of(fill));
-    EXPECT_EQ(to_host(out), shards);
-    std::vector<T> restored(values.size());
+    const auto there = make_stream_shards(layout, stream());
+    const Buffer<T> from = to_device<T>(values);
+    std::vector<T> restored(values.size(), old);
     Buffer<T> back = to_device<T>(restored);
-    there.unshard_all(all.data(), back.data(), rows, bytes);
-    unshard_all_rows<T>(layout, shards, restored, row);
-    EXPECT_EQ(to_host(back), restored);
-    EXPECT_EQ(restored, values);
     for (int r = 0; r < layout.cp(); ++r) {
       std::vector<T> mine(static_cast<size_t>(slots * row), old),
           stream_of_rank(values.size(), old);
       Buffer<T> local = to_device<T>(mine), one = to_device<T>(stream_of_rank);
-      there.shard(r, from.data(), rows, local.data(), bytes, RowFill::of(fill));
+      there->shard(r, from.data(), rows, local.data(), bytes, RowFill::of(fill));
       shard_rows<T>(layout, r, values, mine, row, fill);
       EXPECT_EQ(to_host(local), mine) << "rank " << r;
-      there.unshard(r, local.data(), one.data(), rows, bytes);
+      there->unshard(r, local.data(), one.data(), rows, bytes);
       unshard_rows<T>(layout, r, mine, stream_of_rank, row);
       EXPECT_EQ(to_host(one), stream_of_rank) << "rank " << r;
+      there->unshard(r, local.data(), back.data(), rows, bytes);
     }
+    EXPECT_EQ(to_host(back), values);
   }
 };
 
@@ -99,10 +91,11 @@ TEST_F(DeviceSharding, AnEmptyStreamIsNothingToDo) {
 TEST_F(DeviceSharding, AStreamOfAnotherLengthIsAUsageError) {
   LayoutOptions options;
   options.cp = 4;
-  const DeviceLayout there(contiguous(test::full_bounds({10}).view(), options), stream());
+  const Layout layout = contiguous(test::full_bounds({10}).view(), options);
+  const auto there = make_stream_shards(layout, stream());
   Buffer<int32_t> data(16, MemorySpace::device);
   test::expect_usage("layout contiguous: the stream has 11 rows; it must have 10 or, padded, 12",
-                     [&] { there.shard(0, data.data(), 11, data.data(), 4); });
+                     [&] { there->shard(0, data.data(), 11, data.data(), 4, {}); });
 }
 
 }  // namespace

@@ -118,32 +118,6 @@ TEST(CudaErrors, ADescriptionHasTextNameAndNumber) {
   EXPECT_FALSE(means_no_device(cudaErrorMemoryAllocation));
 }
 
-/// Four ranks of one host, each with a device of its own.
-std::vector<RankDevice> four_devices() {
-  std::vector<RankDevice> devices;
-  for (int r = 0; r < 4; ++r)
-    devices.push_back({r, "node", r, "Test GPU", "GPU-" + std::to_string(r), 9, 0, 1});
-  return devices;
-}
-
-TEST(SharedDevices, RanksWithADeviceEachAreFine) {
-  EXPECT_NO_THROW(require_own_devices(four_devices()));
-}
-
-TEST(SharedDevices, TheErrorNamesRanksHostDeviceAndOption) {
-  std::vector<RankDevice> devices = four_devices();
-  devices[3] = {3, "node", 1, "Test GPU", "GPU-1", 9, 0, 2};
-  devices[1].sharers = 2;
-  devices[2].host = "other";  // the same number on another host is another device
-  devices[2].device = 1;
-  const Error error = error_of([&] { require_own_devices(devices); });
-  EXPECT_EQ(error.code(), ExitCode::runtime);
-  EXPECT_STREQ(error.what(),
-               "ranks 1, 3 on host node have one CUDA device, 1 Test GPU (9.0) (GPU-1); start one "
-               "rank for each device, or let them share it with --share-gpus, for checking: its "
-               "times are not official");
-}
-
 TEST(Versions, AreThoseOfTheLibraries) {
 #ifdef GYRE_SOFTGPU
   EXPECT_EQ(cuda_version(), "software GPU");

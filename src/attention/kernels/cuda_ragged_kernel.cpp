@@ -1,7 +1,6 @@
 #include "attention/kernels/cuda_ragged_kernel.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <utility>
 #include <vector>
@@ -9,13 +8,13 @@
 #include "attention/kernels/cuda_kernel.hpp"
 #include "attention/kernels/cuda_ragged_tables.hpp"
 #include "core/error.hpp"
+#include "core/special_values.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/cuda_stream.hpp"
 
 namespace gyre {
 namespace {
 
-constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr int64_t most_plans = 256;
 
 /// Memory of the device that is kept and grows.
@@ -69,7 +68,7 @@ class RaggedKernel final : public BlockKernel {
         !block.overwrite || (block.out.rows == block.q.rows && block.lse.rows == block.q.rows),
         "{} and {} rows for the results of {} queries", block.out.rows, block.lse.rows,
         block.q.rows);
-    if (block.overwrite) fresh.q = {{block.out, 0.0F}, {block.lse, -infinity}};
+    if (block.overwrite) fresh.q = {{block.out, 0.0F}, {block.lse, -infinity_of<float>}};
     const std::vector<Rectangle> rest = each_batch(
         block, sizes_of(block), fresh, unfit(block, {}),
         [&](const ReadyPlan& plan, const ReadyBatch& b) { return forward_batch(block, plan, b); });

@@ -1,7 +1,7 @@
 #pragma once
 // Attention by cuDNN's fused kernels, under our kernel for such libraries (cuda_ragged_kernel.hpp).
-// Built where CUDA, cuDNN's headers and its C++ front end are; the library itself is loaded when it
-// is first asked for.
+// Needs CUDA, cuDNN's headers and its C++ front end to be built; the library itself is loaded when
+// it is first asked for.
 
 #include <memory>
 #include <string>
@@ -17,7 +17,8 @@ std::string cudnn_version(std::string* why = nullptr);
 /// A kernel whose calls are submitted to `stream`, a CUDA stream that must outlive it. The first
 /// call of a shape builds a graph, which takes a second or so.
 ///
-/// Throws a runtime error when cuDNN cannot be loaded or does not start on the current device.
+/// Throws a runtime error when the build has no cuDNN, when cuDNN cannot be loaded, or when it does
+/// not start on the current device.
 std::unique_ptr<BlockKernel> make_cudnn_kernel(Stream& stream);
 
 }  // namespace gyre

@@ -1,15 +1,13 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "attention/kernels/block_kernel.hpp"
 #include "attention/merge.hpp"
+#include "core/special_values.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 double value(ConstMatrixRef m, int64_t row, int64_t col) {
   return static_cast<double>(m.at(row, col));
@@ -86,7 +84,7 @@ class ReferenceKernel final : public BlockKernel {
     const auto size = static_cast<size_t>(keys_wanted ? block.k.rows * width : 0);
     std::vector<double> d_k(size), d_v(size);
     for_each_query(block, [&](const Query& query) {
-      if (static_cast<double>(block.lse(query.row, query.head)) != minus_infinity)
+      if (static_cast<double>(block.lse(query.row, query.head)) != -infinity_of<double>)
         differentiate(block, query, d_k, d_v);
     });
     if (!keys_wanted) return;

@@ -6,12 +6,12 @@
 
 #include "attention/kernels/lane_ops.hpp"
 #include "core/index.hpp"
+#include "core/special_values.hpp"
 
 namespace gyre {
 namespace {
 
 constexpr double flops_between_progress = 1.5e6;  // 15 to 40 µs
-constexpr float infinity = std::numeric_limits<float>::infinity();
 
 /// to[0, count) = factor · row[column, column + count)
 void load_row(ConstMatrixRef from, int64_t row, int64_t column, int64_t count, float factor,
@@ -194,7 +194,7 @@ void TileWorker::begin_forward(const ForwardBlock& block, const Tile& tile, int6
     while (lane < static_cast<size_t>(padded)) rows[lane++] = zeros;
   }
   pack_lanes(rows.data(), padded, head_dim_, block.heads.scale, packed);
-  std::fill_n(lane_array(top_, slot), padded, -infinity);
+  std::fill_n(lane_array(top_, slot), padded, -infinity_of<float>);
   std::fill_n(lane_array(sum_, slot), padded, 0.0F);
   float* out = tile_array(out_, slot);
   for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(out + d * lane_stride, padded, 0.0F);
@@ -209,7 +209,7 @@ void TileWorker::attend(const Tile& tile, const KeyPiece& piece, int64_t key, co
   float* scores = scores_.data() + lane;
   keys.k_products->score(tile_array(packed_, slot) + lane, keys.k + key * keys.k_stride, scores,
                          lanes, piece.count);
-  if (piece.masked) hide(tile, pieces_, piece, -infinity, scores_.data());
+  if (piece.masked) hide(tile, pieces_, piece, -infinity_of<float>, scores_.data());
   float* out = tile_array(out_, slot) + lane;
   softmax_tile(scores, piece.count, lanes,
                {lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane, out, head_dim_});
@@ -317,7 +317,7 @@ void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, in
     const int64_t head = tile.head_begin + lane % tile.heads;
     float *q_row = q_rows + lane * head_dim_, *d_out_row = d_out_rows + lane * head_dim_;
     q[at] = q_row, d_out[at] = d_out_row;
-    if (lane < tile.lanes() && block.lse(row, head) != -infinity) {
+    if (lane < tile.lanes() && block.lse(row, head) != -infinity_of<float>) {
       load_row(block.q, row, head * head_dim_, head_dim_, block.heads.scale, q_row);
       load_row(block.d_out, row, head * head_dim_, head_dim_, 1, d_out_row);
       lse[lane] = block.lse(row, head);
@@ -325,7 +325,7 @@ void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, in
     } else {  // has the weight 0, whatever its row contains
       std::fill_n(q_row, head_dim_, 0.0F);
       std::fill_n(d_out_row, head_dim_, 0.0F);
-      lse[lane] = infinity;
+      lse[lane] = infinity_of<float>;
       delta[lane] = 0;
     }
   }

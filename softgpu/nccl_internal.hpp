@@ -1,0 +1,64 @@
+#pragma once
+// What the parts of the software GPU's NCCL share: nccl.cpp (operations and groups),
+// nccl_communicators.cpp and nccl_reductions.cpp.
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nccl.h"
+
+namespace softgpu {
+
+enum class Kind : int { send_recv, all_gather, all_reduce, reduce_scatter, broadcast };
+
+/// What both ends of a message say about the operation that it belongs to.
+struct Description {
+  Kind kind = Kind::send_recv;
+  int type = 0, op = 0, root = 0;  // send_recv: 0; types may differ
+  size_t count = 0;                // of elements; send_recv: of bytes
+  bool operator==(const Description&) const = default;
+};
+
+/// Tags of a communicator's messages.
+enum Channel { descriptions, contents, notices, channels };
+
+/// A communicator.
+struct Shared {
+  int rank = 0;
+  std::vector<int> world;  // ranks of the members in MPI_COMM_WORLD
+  int id = 0;
+  bool aborted = false;
+  ncclResult_t error = ncclSuccess;
+  std::string last_error;
+  int pending = 0;  // operations in streams
+  int notice = 0;
+  MPI_Request notice_request = MPI_REQUEST_NULL;
+
+  int size() const { return static_cast<int>(world.size()); }
+  int tag(Channel channel) const { return id * channels + channel; }
+  void listen();
+  /// Learns whether another rank has aborted.
+  void hear();
+  void stop_listening();
+};
+
+/// Keeps the text for ncclGetLastError, and returns `result`.
+ncclResult_t fail(ncclResult_t result, std::string why);
+
+// ---- nccl_reductions.cpp
+
+std::string name_of(int type);
+/// Of an element; 0: no such type.
+size_t bytes_of(ncclDataType_t type);
+/// to[i] <- to[i] op from[i] for all elements of the operation.
+void reduce(std::byte* to, const std::byte* from, const Description& d);
+
+}  // namespace softgpu
+
+struct ncclComm {
+  std::shared_ptr<softgpu::Shared> shared;
+};

@@ -1,0 +1,92 @@
+#pragma once
+// What the NCCL backend's operations share: the communication stream, an NCCL communicator with its
+// errors, and groups of point-to-point calls. For nccl*.cpp.
+
+#include <nccl.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "runtime/buffer.hpp"
+#include "runtime/cuda_check.hpp"
+
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0), "Gyre needs NCCL 2.28 or later");
+
+namespace gyre {
+
+/// The stream of all communication of this process. Its priority lets a transfer start while the
+/// kernels of the caller's stream fill the device.
+class CommStream {
+ public:
+  CommStream();
+  /// The staging memory goes back when nothing uses it any more.
+  ~CommStream();
+  CommStream(const CommStream&) = delete;
+  CommStream& operator=(const CommStream&) = delete;
+
+  cudaStream_t handle() const { return handle_; }
+
+  /// At least `bytes` bytes of device memory for the next operation. Operations follow each other
+  /// on the stream, so that all of them can use the same; what is too small by then is kept until
+  /// the end, because an operation under way may still use it.
+  std::span<std::byte> staging(int64_t bytes);
+
+ private:
+  cudaStream_t handle_ = nullptr;
+  std::vector<Buffer<std::byte>> staging_;
+};
+
+/// An NCCL communicator and what its operations share; a Work keeps it alive.
+struct Channel {
+  explicit Channel(std::shared_ptr<CommStream> shared);
+  /// Destroys the communicator, or aborts it while an exception ends the run.
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  cudaStream_t stream() const { return comm_stream->handle(); }
+  size_t index() const { return static_cast<size_t>(rank); }
+
+  /// Throws a runtime error when the communicator was aborted.
+  void require_usable(std::string_view what) const;
+  /// Throws by fail() unless the call has succeeded.
+  void check(ncclResult_t result, std::string_view call, std::string_view file, int line) {
+    if (result != ncclSuccess) fail(result, call, file, line);
+  }
+  /// Finds what has gone wrong since the call that started an operation: a dead peer, a lost link.
+  void check_progress(std::string_view what);
+  /// Aborts the communicator, and throws a runtime error that names call, place, rank and host.
+  [[noreturn]] void fail(ncclResult_t result, std::string_view call, std::string_view file,
+                         int line);
+
+  ncclComm_t comm = nullptr;
+  int rank = 0;
+  int size = 1;
+  std::vector<int> world_ranks;  ///< of the members, by which the watchdog names them
+  std::shared_ptr<CommStream> comm_stream;
+  Buffer<int32_t> flag{1, MemorySpace::device};  ///< what a barrier reduces
+};
+
+#define GYRE_CHECK_NCCL(channel, call) (channel).check((call), #call, __FILE__, __LINE__)
+
+/// Point-to-point calls that start together. An error inside is thrown after the group is closed:
+/// a communicator cannot be aborted while one is open.
+class Group {
+ public:
+  explicit Group(Channel& channel);
+  void send(std::span<const std::byte> data, int peer);
+  void recv(std::span<std::byte> data, int peer);
+  void end();
+
+ private:
+  void note(ncclResult_t result, const char* call);
+
+  Channel& channel_;
+  ncclResult_t first_error_ = ncclSuccess;
+  const char* failed_call_ = "";
+};
+
+}  // namespace gyre

@@ -1,0 +1,17 @@
+// NCCL in a build without it.
+
+#include "comm/nccl.hpp"
+#include "comm/nccl_version.hpp"
+#include "core/error.hpp"
+
+namespace gyre {
+
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& /*host*/) {
+  throw_runtime("communication by NCCL: this build has no NCCL");
+}
+
+std::string nccl_version() {
+  return "no";
+}
+
+}  // namespace gyre

@@ -1,0 +1,32 @@
+#include "comm/rank_device.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/error.hpp"
+
+namespace gyre {
+
+bool same_device(const RankDevice& a, const RankDevice& b) {
+  return a.uuid == b.uuid && a.host == b.host;
+}
+
+void require_own_devices(const std::vector<RankDevice>& devices) {
+  const auto shared = std::find_if(devices.begin(), devices.end(),
+                                   [](const RankDevice& device) { return device.sharers > 1; });
+  if (shared == devices.end()) return;
+  std::vector<int> ranks;
+  for (const RankDevice& other : devices)
+    if (same_device(*shared, other)) ranks.push_back(other.rank);
+  throw_runtime(
+      "ranks {} on host {} have one CUDA device, {} ({}); start one rank for each device, or let "
+      "them share it with --share-gpus, for checking: its times are not official",
+      fmt::join(ranks, ", "), shared->host, to_string(*shared), shared->uuid);
+}
+
+std::string to_string(const RankDevice& device) {
+  return fmt::format("{} {} ({}.{})", device.device, device.name, device.major, device.minor);
+}
+
+}  // namespace gyre

@@ -1,0 +1,56 @@
+#pragma once
+// Documents into packed slots: ids, next-token labels and positions of every slot out of the
+// documents' tokens, and rows of embeddings by an index list.
+//
+//     for each slot   (token, next, position) = slot_source(segments, slot)     slot_source.hpp
+//                     ids[slot]       = token < 0 ? 0 : tokens[token]
+//                     labels[slot]    = next < 0 ? ignored_label : tokens[next]
+//                     positions[slot] = position
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/stream.hpp"
+
+namespace gyre {
+
+/// Segments of consecutive slots, from slot 0 on; see slot_source.hpp.
+struct SegmentLists {
+  std::vector<int64_t> first_slot{0};  ///< [segments + 1]
+  std::vector<int32_t> real_length;    ///< [segments]
+  std::vector<int64_t> first_token;    ///< [segments]
+  void add(int64_t slots, int32_t length, int64_t token) {
+    first_slot.push_back(first_slot.back() + slots);
+    real_length.push_back(length);
+    first_token.push_back(token);
+  }
+  int64_t slots() const { return first_slot.back(); }
+};
+
+/// Contents of the slots, [slots] each.
+struct SlotArrays {
+  std::vector<int32_t> ids, labels, positions;
+};
+
+/// Arguments and results are in host memory; where they are put together is the packer's matter.
+class SlotPacker {
+ public:
+  virtual ~SlotPacker() = default;
+  /// The slots of the segments out of `tokens` [count]. Throws a usage error that names the segment
+  /// unless 0 <= real length <= slots and its tokens are among the `tokens`.
+  SlotArrays pack(const SegmentLists& segments, std::span<const int32_t> tokens);
+  /// [sources.size(), row] <- rows [any number, row] by `sources`; -1: zeros.
+  virtual std::vector<float> gather(std::span<const float> rows, std::span<const int32_t> sources,
+                                    int64_t row) = 0;
+
+ private:
+  virtual SlotArrays do_pack(const SegmentLists& segments, std::span<const int32_t> tokens) = 0;
+};
+
+/// The packer of the stream's space. The stream must outlive it. Throws a runtime error for a
+/// device in a build without CUDA.
+std::unique_ptr<SlotPacker> make_slot_packer(Stream& stream);
+
+}  // namespace gyre

@@ -1,0 +1,25 @@
+// Memory and streams of a device in a build without CUDA: every request is an error.
+
+#include "core/error.hpp"
+#include "runtime/cuda_memory.hpp"
+#include "runtime/cuda_stream.hpp"
+
+namespace gyre {
+
+void* cuda_allocate(size_t bytes, MemorySpace space, bool /*poison*/) {
+  throw_runtime("no {} memory for a buffer of {} bytes: this build has no CUDA", name_of(space),
+                bytes);
+}
+
+/// There is nothing to give back.
+void cuda_release(void* /*pointer*/, MemorySpace /*space*/) noexcept {}
+
+int64_t cuda_memory_available() {
+  throw_runtime("memory of a GPU: this build has no CUDA");
+}
+
+std::unique_ptr<Stream> make_cuda_stream() {
+  throw_runtime("a stream of a GPU: this build has no CUDA");
+}
+
+}  // namespace gyre

@@ -1,0 +1,22 @@
+#pragma once
+// The value of rows that a map does not name.
+
+#include <cstring>
+#include <type_traits>
+
+namespace gyre {
+
+/// The element that fills rows which a map does not name.
+struct RowFill {
+  alignas(16) unsigned char bytes[16] = {};  ///< the element repeated
+  /// All elements of a row are `value`. T has 1, 2, 4, 8 or 16 bytes, and rows are multiples of it.
+  template <class T>
+  static RowFill of(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0);
+    RowFill fill;
+    for (size_t at = 0; at < 16; at += sizeof(T)) std::memcpy(fill.bytes + at, &value, sizeof(T));
+    return fill;
+  }
+};
+
+}  // namespace gyre
