@@ -11,6 +11,7 @@ target_compile_options(
             -Wnon-virtual-dtor
             -Woverloaded-virtual
             -Wno-restrict # GCC 12 false positives in std::string (GCC bug 105651)
+            -Wno-subobject-linkage # a unity build includes its sources, as if they were headers
             -ffp-contract=off
             -ffunction-sections # each function can be left out of a program: tests/unit/reached.sh
             -fdata-sections>

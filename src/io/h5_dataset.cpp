@@ -43,7 +43,7 @@ std::vector<std::vector<Slab>> cut_into_rounds(std::span<const Slab> slabs, int6
   return rounds;
 }
 
-int64_t elements_of(std::span<const Slab> slabs) {
+int64_t elements_of_all(std::span<const Slab> slabs) {
   int64_t total = 0;
   for (const Slab& slab : slabs) total += h5::elements_of(slab.count);
   return total;
@@ -52,7 +52,7 @@ int64_t elements_of(std::span<const Slab> slabs) {
 /// The file's dataspace with the union of `slabs` selected.
 Handle select(hid_t dataset, std::span<const Slab> slabs, const std::string& where) {
   Handle space(H5Dget_space(dataset), H5Sclose);
-  if (elements_of(slabs) == 0) {
+  if (elements_of_all(slabs) == 0) {
     detail::check(H5Sselect_none(space.get()), "select nothing in " + where);
     return space;
   }
@@ -121,7 +121,7 @@ void Dataset::transfer_round(bool writing, DType type, std::span<const Slab> sla
                              void* data) const {
   const std::string where = fmt::format("dataset '{}' of '{}'", path_, file_);
   const Handle file_space = select(id_.get(), slabs, where);
-  const auto count = static_cast<hsize_t>(elements_of(slabs));
+  const auto count = static_cast<hsize_t>(elements_of_all(slabs));
   const Handle memory_space(H5Screate_simple(1, &count, nullptr), H5Sclose);
   if (count == 0) H5Sselect_none(memory_space.get());
   const Handle list = comm_ == nullptr ? Handle() : collective_transfer();
@@ -136,7 +136,7 @@ void Dataset::transfer_round(bool writing, DType type, std::span<const Slab> sla
 
 void Dataset::transfer(bool writing, DType type, std::span<const Slab> slabs, void* data,
                        int64_t size) const {
-  const int64_t wanted = elements_of(slabs);
+  const int64_t wanted = elements_of_all(slabs);
   const int64_t width = static_cast<int64_t>(size_of(type));
   const auto rounds = cut_into_rounds(slabs, std::max<int64_t>(1, transfer_limit_bytes() / width));
   int64_t count = std::ssize(rounds);
@@ -157,7 +157,7 @@ void Dataset::transfer(bool writing, DType type, std::span<const Slab> slabs, vo
       } catch (const Error& error) {
         if (failure.empty()) failure = error.what();
       }
-      bytes += elements_of(part) * width;
+      bytes += elements_of_all(part) * width;
     }
     if (!failure.empty()) throw Error(ExitCode::runtime, failure);
   });

@@ -15,7 +15,7 @@
 namespace gyre {
 namespace {
 
-constexpr std::string_view what = "largest logits";
+constexpr std::string_view call_name = "largest logits";
 
 /// The lists of all ranks: of each rank ids [tokens, entries], then values [tokens, entries].
 struct Lists {
@@ -75,9 +75,9 @@ VocabTopK::VocabTopK(int64_t tokens, const VocabPartition& vocab, int64_t k, int
     check_partition(vocab, tp.size());
     if (k < 1) throw_usage("the {} largest logits; the smallest valid number is 1", k);
   };
-  agree_on_arguments(tp, what, check,
+  agree_on_arguments(tp, call_name, check,
                      {{"the number of tokens", tokens}, {"the number of logits a token", k}});
-  agree_on_partition(tp, what, vocab);
+  agree_on_partition(tp, call_name, vocab);
 }
 
 double VocabTopK::run(ConstMatrixRef logits, Stream& stream, std::span<float> values,
@@ -110,7 +110,7 @@ double VocabTopK::run(ConstMatrixRef logits, Stream& stream, std::span<float> va
 
   Buffer<std::byte> all(tp_.size() * lists.block_bytes());
   const Stopwatch watch;
-  tp_.all_gather(bytes_of(std::as_const(own).span()), all.span(), stream, what)->wait();
+  tp_.all_gather(bytes_of(std::as_const(own).span()), all.span(), stream, call_name)->wait();
   const double waited = watch.seconds();
   const auto length = static_cast<size_t>(length_);
   const double nanoseconds = 2 * static_cast<double>(length_ * tp_.size());

@@ -31,7 +31,7 @@
 namespace gyre::test {
 
 /// An attention problem, and the layout that it refers to.
-struct AttentionWorkload {
+struct AttentionCase {
   LayoutCase layout;
   HeadShape heads;
   MaskRule mask;
@@ -66,8 +66,8 @@ inline MaskRule arbitrary_mask() {
 
 /// Any layout of random documents, mask, heads (groups of 1, 2, 3, 4 and all; fewer KV heads than
 /// ranks; heads that do not divide) and valid options.
-inline AttentionWorkload arbitrary_attention(int cp) {
-  AttentionWorkload result;
+inline AttentionCase arbitrary_attention(int cp) {
+  AttentionCase result;
   const LayoutKind& kind = *rc::gen::elementOf(layout_kinds());
   LayoutCase& layout = result.layout;
   layout.kind = kind.name;

@@ -11,7 +11,7 @@
 namespace gyre {
 namespace {
 
-using test::AttentionWorkload;
+using test::AttentionCase;
 using test::full_bounds;
 using test::layout_case;
 using test::shape_of;
@@ -21,7 +21,7 @@ TEST(ClosedForm, IsWhatEveryScheduleCountsOn64Ranks) {
   constexpr int cp = 64;
   for (const char* kind : {"contiguous", "dual-chunk-swap", "zigzag", "striped", "balanced"})
     for (const MaskRule& mask : {MaskRule{}, MaskRule{MaskKind::causal, 2}}) {
-      AttentionWorkload c;
+      AttentionCase c;
       c.layout = layout_case(kind, test::bounds_of({384, 5, 100}, {384, 128, 128}), cp);
       c.heads = shape_of(6, 2);
       c.mask = mask;
@@ -48,7 +48,7 @@ TEST(ClosedForm, IsWhatEveryScheduleCountsOn64Ranks) {
 /// Bytes that rank 0 sends forward and backward, in units of N · D · e.
 double volume(const char* schedule, const HeadShape& heads, int cp, DType gradients) {
   constexpr int64_t tokens = 2;
-  AttentionWorkload c;
+  AttentionCase c;
   c.layout = layout_case("dual-chunk-swap", full_bounds({tokens * cp}), cp);
   c.heads = heads;
   const ElementTypes types{DType::bf16, DType::bf16, DType::bf16, gradients};
@@ -115,7 +115,7 @@ TEST(Volume, HierarchicalSendsOnlyTheOuterRingBetweenGroups) {
          std::vector<std::pair<int, int>>{{8, 2}, {8, 4}, {12, 2}, {8, 8}, {6, 1}}) {
       if (heads.heads % inner != 0) continue;
       SCOPED_TRACE(fmt::format("cp {}, inner {}, {} KV heads", cp, inner, heads.kv_heads));
-      AttentionWorkload c;
+      AttentionCase c;
       c.layout = layout_case("dual-chunk-swap", full_bounds({tokens * cp}), cp);
       c.heads = heads;
       c.options.inner = inner;
@@ -145,7 +145,7 @@ TEST(Volume, HierarchicalSendsOnlyTheOuterRingBetweenGroups) {
 
 TEST(Volume, GroupCastDoesNotShortenTheBusiestLinkOfDualChunkSwap) {
   for (int cp = 2; cp <= 8; ++cp) {
-    AttentionWorkload c;
+    AttentionCase c;
     c.layout = layout_case("dual-chunk-swap", full_bounds({8 * cp}), cp);
     c.heads = shape_of(4, 2);
     const int64_t block = 8 * row_elements(ArrayKind::kv, 2, c.heads.head_dim) * 4;
@@ -167,7 +167,7 @@ TEST(Volume, GroupCastDoesNotShortenTheBusiestLinkOfDualChunkSwap) {
 
 TEST(Volume, AHaloMovesTheWindowAndNotTheSequence) {
   // A window of 1024 over 2^20 tokens on 64 ranks: a ring sends some 505 times the bytes.
-  AttentionWorkload c;
+  AttentionCase c;
   c.layout = layout_case("dual-chunk-swap", full_bounds({int64_t{1} << 20}), 64);
   c.heads = shape_of(4, 2);
   c.mask = {MaskKind::causal, 1024};
@@ -232,7 +232,7 @@ size_t storages_of(const RankPlan& plan, ArrayKind kind) {
 TEST(RingMemory, IsTwoBlocksHoweverManyRanks) {
   for (const int cp : {2, 3, 8, 64})
     for (const char* name : {"ring", "ring-forward", "group-cast", "all-gather-strided"}) {
-      AttentionWorkload c;
+      AttentionCase c;
       c.layout = layout_case("dual-chunk-swap", full_bounds({2 * cp}), cp);
       c.heads = shape_of(8, 8);
       for (const int rank : {0, cp / 2, cp - 1}) {

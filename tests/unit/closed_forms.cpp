@@ -10,7 +10,7 @@
 namespace gyre {
 namespace {
 
-using test::AttentionWorkload;
+using test::AttentionCase;
 using test::full_bounds;
 using test::layout_case;
 using test::shape_of;
@@ -19,7 +19,7 @@ using Longs = std::vector<int64_t>;
 TEST(ClosedForm, IsWhatEveryScheduleCounts) {
   for (const Schedule& schedule : schedules())
     EXPECT_TRUE(rc::check(schedule.name, [&] {
-      const AttentionWorkload c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
+      const AttentionCase c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
       const AttentionProblem problem = c.problem();
       RC_PRE(schedule.why_not(problem).empty());
       const auto type = [] { return *rc::gen::element(DType::f32, DType::bf16); };
@@ -115,7 +115,7 @@ TEST(VisiblePairsOf, AgreesWithCountingForEqualSequencesAndAllMasks) {
     const int cp = *rc::gen::inRange(1, 9);
     const int64_t multiple = kind == "striped" ? cp : find_layout(kind).segment_multiple(cp);
     const int64_t length = multiple * *rc::gen::inRange<int64_t>(1, 40 / multiple + 2);
-    AttentionWorkload c;
+    AttentionCase c;
     const auto count = *rc::gen::inRange<size_t>(0, 5);
     c.layout = layout_case(kind, full_bounds(Longs(count, length)), cp);
     c.mask = test::arbitrary_mask();
@@ -134,7 +134,7 @@ TEST(NeededShare, OfOneCausalSequence) {
   for (int cp = 2; cp <= 8; ++cp)
     for (const auto& [kind, share] : std::vector<std::pair<std::string, double>>{
              {"contiguous", 0.5}, {"dual-chunk-swap", 0.75}, {"striped", 1 - 1.0 / 12}}) {
-      AttentionWorkload c;
+      AttentionCase c;
       c.layout = layout_case(kind, full_bounds({6 * cp}), cp);
       c.heads = shape_of(4, 2);
       const AttentionProblem problem = c.problem();

@@ -16,7 +16,7 @@
 namespace gyre {
 namespace {
 
-using test::AttentionWorkload;
+using test::AttentionCase;
 using test::expect_usage;
 using test::full_bounds;
 using test::layout_case;
@@ -27,7 +27,7 @@ using Longs = std::vector<int64_t>;
 TEST(Plan, OfEveryScheduleComputesEveryPairOnceFromDataThatIsThere) {
   for (const Schedule& schedule : schedules())
     EXPECT_TRUE(rc::check(schedule.name, [&] {
-      const AttentionWorkload c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
+      const AttentionCase c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
       const AttentionProblem problem = c.problem();
       RC_PRE(schedule.why_not(problem).empty());
       RC_LOG() << c.layout.kind << ", heads " << c.heads.heads << ":" << c.heads.kv_heads
@@ -47,7 +47,7 @@ TEST(Plan, IsRightOnManyRanks) {
                                          {"dual-chunk-swap", 1, causal},
                                          {"dual-chunk-swap", 1, {MaskKind::causal, 2}},
                                          {"striped", 2, window}}) {
-    AttentionWorkload c;
+    AttentionCase c;
     c.layout =
         layout_case(x.kind, test::bounds_of({5, 0, 100, 130}, {128, 0, 128, 256}), 64, x.stripe);
     c.heads = shape_of(6, 2);
@@ -63,7 +63,7 @@ TEST(Plan, IsRightOnManyRanks) {
 TEST(Plan, ForForwardHasTheSameForwardStepsAndNoOthers) {
   const ElementTypes types;
   EXPECT_TRUE(rc::check("plans of one rank", [&] {
-    const AttentionWorkload c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
+    const AttentionCase c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
     const AttentionProblem both = c.problem();
     AttentionProblem forward = both;
     forward.passes = PlanPasses::forward;
@@ -91,7 +91,7 @@ TEST(Plan, ForForwardHasTheSameForwardStepsAndNoOthers) {
 
 TEST(Plan, WhatIsSentIsReceived) {
   EXPECT_TRUE(rc::check("bytes of all ranks", [] {
-    const AttentionWorkload c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
+    const AttentionCase c = test::arbitrary_attention(*rc::gen::inRange(1, 9));
     const AttentionProblem problem = c.problem();
     const ElementTypes types{DType::bf16, DType::f32, DType::f32, DType::bf16};
     for (const Schedule& schedule : schedules()) {
@@ -114,8 +114,8 @@ TEST(Plan, WhatIsSentIsReceived) {
 using Change = std::function<bool(RankPlan& plan, std::vector<Step>& steps, size_t step)>;
 
 /// A problem in which every rank needs something of every other.
-AttentionWorkload busy_case() {
-  AttentionWorkload c;
+AttentionCase busy_case() {
+  AttentionCase c;
   c.layout = layout_case("dual-chunk-swap", full_bounds({16, 8}), 4);
   c.heads = shape_of(4, 2);
   return c;
@@ -123,7 +123,7 @@ AttentionWorkload busy_case() {
 
 /// Expects that the machine finds each such change, on any rank and at any step of any schedule.
 void expect_found(const Change& change, int at_least) {
-  const AttentionWorkload c = busy_case();
+  const AttentionCase c = busy_case();
   AttentionProblem problem = c.problem();
   int changed = 0;
   for (const Schedule& schedule : schedules()) {
@@ -290,7 +290,7 @@ TEST(PlanMachine, FindsAStepThatIsLeftOut) {
 }
 
 TEST(PlanMachine, FindsBlocksThatShareAStorageWhileBothAreUsed) {
-  AttentionWorkload c = busy_case();
+  AttentionCase c = busy_case();
   const AttentionProblem problem = c.problem();
   for (const char* name : {"ring", "ring-forward", "all-gather-strided", "group-cast"}) {
     Plan plan = plan_all(find_schedule(name), problem);
@@ -302,7 +302,7 @@ TEST(PlanMachine, FindsBlocksThatShareAStorageWhileBothAreUsed) {
 }
 
 TEST(PlanMachine, FindsAnOutputThatDoesNotStay) {
-  AttentionWorkload c = busy_case();
+  AttentionCase c = busy_case();
   const AttentionProblem problem = c.problem();
   for (const char* name : {"ring", "all-gather", "all-to-all"}) {
     Plan plan = plan_all(find_schedule(name), problem);
@@ -319,7 +319,7 @@ TEST(PlanMachine, FindsAnOutputThatDoesNotStay) {
 
 TEST(PlanMachine, FindsRanksThatWaitForEachOther) {
   // Both send in one exchange and receive in the next one: the first never ends.
-  AttentionWorkload c;
+  AttentionCase c;
   c.layout = layout_case("contiguous", full_bounds({4}), 2);
   c.heads = shape_of(1, 1);
   const AttentionProblem problem = c.problem();
@@ -383,7 +383,7 @@ TEST(Halo, TakesTheLargestWindowThatNeighboursCanServe) {
                                    {"striped", 4, 5, "rank 2 needs keys of rank 0"},
                                    {"striped", 1, 2, "rank 2 needs keys of rank 0"}};
   for (const Case& x : cases) {
-    AttentionWorkload c;
+    AttentionCase c;
     c.layout = layout_case(x.kind, full_bounds({48}), 4, x.stripe);
     c.heads = shape_of(4, 2);
     for (c.mask = {MaskKind::causal, 1}; c.mask.window <= x.largest; ++c.mask.window) {
@@ -400,7 +400,7 @@ TEST(Halo, TakesTheLargestWindowThatNeighboursCanServe) {
         halo.why_not(c.problem()),
         fmt::format("needs a causal mask with a window; the largest that works is {}", x.largest));
   }
-  AttentionWorkload c;
+  AttentionCase c;
   c.layout = layout_case("contiguous", full_bounds({48}), 3);
   c.heads = shape_of(4, 2);
   c.mask = MaskKind::full;
@@ -412,7 +412,7 @@ TEST(Halo, TakesTheLargestWindowThatNeighboursCanServe) {
 TEST(Halo, MovesTheBordersOfTheWindowOnly) {
   // A window of 4 under dual-chunk-swap on 4 ranks: 3 tokens of either neighbour; the chunks of the
   // last rank touch, and rank 0 has the ends of the sequence.
-  AttentionWorkload c;
+  AttentionCase c;
   c.layout = layout_case("dual-chunk-swap", full_bounds({48}), 4);
   c.heads = shape_of(4, 2);
   c.mask = {MaskKind::causal, 4};
@@ -441,7 +441,7 @@ std::vector<std::vector<Rectangle>> rectangles_of(const std::vector<Step>& steps
 TEST(Canonical, ADocumentIsOneRunOfKeysAndOfQueriesWhateverTheLayout) {
   for (const auto& kind : layout_kinds())
     for (const int cp : {1, 2, 4}) {
-      AttentionWorkload c;
+      AttentionCase c;
       c.layout = layout_case(kind.name, full_bounds({16, 8}), cp);
       c.heads = shape_of(2, 1);
       const AttentionProblem problem = c.problem();
@@ -493,7 +493,7 @@ TEST(AllToAllRing, ChoosesGroupsThatShareNoKvHead) {
 }
 
 TEST(Registry, RefusesWhatAScheduleCannotDo) {
-  AttentionWorkload c;
+  AttentionCase c;
   c.layout = layout_case("contiguous", full_bounds({24}), 12);
   c.heads = shape_of(4, 2);
   const auto plan = [&](const char* name, int64_t inner, int64_t heads_at_once) {
