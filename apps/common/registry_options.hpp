@@ -51,7 +51,7 @@ struct RegistryOptions {
     std::vector<std::string> names;
     for (const Entry& entry : entries)
       if (reads(entry, field)) names.push_back(entry.name);
-    const std::string last = names.empty() ? "none" : names.back();
+    std::string last = names.empty() ? "none" : names.back();
     if (names.size() < 2) return last;
     names.pop_back();
     return fmt::format("{} and {}", fmt::join(names, ", "), last);

@@ -20,12 +20,12 @@ namespace gyre::HWY_NAMESPACE {
 namespace {
 
 /// Columns over which sums are in f32.
-constexpr int64_t block_columns = 4096;
+inline constexpr int64_t block_columns = 4096;
 /// Distance of the prefetches.
-constexpr int64_t bytes_ahead = 12288;
+inline constexpr int64_t bytes_ahead = 12288;
 
 /// Sums move to a new origin when a block's maximum has an exponent above this.
-constexpr double highest_exponent = 32;
+inline constexpr double highest_exponent = 32;
 
 /// The largest element, and the smallest of the elements and 0. Neither is set when there is a NaN
 /// or +inf.

@@ -180,7 +180,8 @@ RankPlan head_by_head(const AttentionProblem& problem, int rank) {
 TEST_F(DeviceAttention, ACallForSomeHeadsIsNotFresh) {
   test::DeviceReferenceKernel fresh(stream(), true);
   const Problem p = make_problem({ragged, {4, 2, 8, 0}, {MaskKind::causal}});
-  const Schedule schedule = {"head by head", "", head_by_head};
+  // What is computed at a time changes no message.
+  const Schedule schedule = {"head by head", "", head_by_head, find_schedule("ring").closed_form};
   expect_right(p, {schedule, find_layout("dual-chunk-swap")}, group(), fresh);
   EXPECT_EQ(fresh.overwriting_forward + fresh.overwrite_d_q + fresh.overwrite_d_kv, 0);
 }

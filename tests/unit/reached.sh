@@ -14,7 +14,8 @@ unreached() { /usr/bin/python3 - "$@" <<'PYTHON'
 """Compares the symbols of BUILD/src/libgyre_*.a with those of the programs BUILD/apps/gyre-*.
 
 A function counts when a header of SOURCE/src declares its name. It is reached when any overload of its qualified name is in a
-program. A function that its own file uses is left out, too, when the compiler has inlined it there; it is as reached as its caller.
+program. A function that its own file, or a file compiled together with it, uses is left out, too, when the compiler has inlined
+it there; it is as reached as its caller.
 Constructors and destructors do not count: the methods of their class do.
 """
 import glob
@@ -92,25 +93,32 @@ for pattern in ("cpp", "cu"):
     for path in glob.glob(f"{source}/src/**/*.{pattern}", recursive=True):
         sources.setdefault(os.path.basename(path), []).append(path)
 
+
+def files_of(archive, member):
+    """The source of an object of an archive; of a unity build, all that it includes."""
+    if not member.startswith("unity_"):
+        return sources.get(member, [])
+    library = os.path.basename(archive)[len("lib"):-len(".a")]
+    return re.findall(r'#include "([^"]+)"', read(f"{build}/src/CMakeFiles/{library}.dir/Unity/{member}"))
+
+
 defined, members = {}, {}
 for archive in sorted(glob.glob(build + "/src/libgyre_*.a")):
     for kind, symbol, member in symbols(archive):
         name = qualified_name(symbol)
         if name and (kind == "T" or kind == "W" and "<" in symbol) and is_declared(name):
             defined.setdefault(name, set()).add(symbol)
-            members.setdefault(name, set()).add(member[: -len(".o")] if member.endswith(".o") else member)
+            members.setdefault(name, set()).add((archive, member.removesuffix(".o")))
 
 
 def is_used_in_own_file(name):
-    """The file that defines the function names it more often than it defines it."""
+    """The source that defines the function names it more often than it defines it."""
     own = name.split("::")[-1]
-    definitions = len(defined[name])
-    for member in members[name]:
-        for path in sources.get(member, []):
-            text = without_comments(read(path))
-            text = re.sub(r"(?m)^\s*template (?!<)[^;]*;", "", text)  # explicit instantiations
-            if len(re.findall(r"\b" + own + r"\b", text)) > definitions:
-                return True
+    for archive, member in members[name]:
+        text = "\n".join(without_comments(read(path)) for path in files_of(archive, member))
+        text = re.sub(r"(?m)^\s*template (?!<)[^;]*;", "", text)  # explicit instantiations
+        if len(re.findall(r"\b" + own + r"\b", text)) > len(defined[name]):
+            return True
     return False
 
 
@@ -138,7 +146,7 @@ for line in read(allowed_path).splitlines():
 unused = sorted(name for name in defined if name not in reached and not is_used_in_own_file(name))
 for name in unused:
     if name not in allowed:
-        print(f"{name}: no app reaches it ({', '.join(sorted(members[name]))})")
+        print(f"{name}: no app reaches it ({', '.join(sorted(member for _, member in members[name]))})")
 for name, path in sorted(in_headers.items()):
     if "gyre::" + name not in allowed:
         print(f"gyre::{name}: nothing in src or apps names it ({path})")
