@@ -121,13 +121,13 @@ void check_sizes(const AttentionOptions& o, ConfigErrors& errors) {
   for (const auto& [option, size] : sizes)
     if (size > most_tokens / o.batch)
       errors.add("{} {} times --batch {}: at most {} tokens, {} {}", option, size, o.batch,
-                   most_tokens, option, most_tokens / o.batch);
+                 most_tokens, option, most_tokens / o.batch);
 }
 
 void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
   if (o.heads % o.kv_heads != 0)
     errors.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
-                 o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
+               o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
   const std::tuple<const char*, int, int> limits[] = {{"--heads", o.heads, 4096},
                                                       {"--kv-heads", o.kv_heads, 4096},
                                                       {"--head-dim", o.head_dim, 1024},
@@ -150,7 +150,7 @@ void check_explanation(const AttentionOptions& o, ConfigErrors& errors) {
     errors.add("--svg, --tflops, --gbps and --latency-us go with --explain");
   if (!(o.tflops > 0) || !(o.gbytes_per_s > 0) || !(o.latency_us >= 0))
     errors.add("--tflops {} and --gbps {} must be positive, --latency-us {} at least 0", o.tflops,
-                 o.gbytes_per_s, o.latency_us);
+               o.gbytes_per_s, o.latency_us);
   if (!o.explain) return;
   if (has_many(o)) errors.add("--explain needs one --schedule, one --layout and one size");
   if (!o.input.empty()) errors.add("--explain takes sizes or --gen, not --input");

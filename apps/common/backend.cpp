@@ -30,14 +30,13 @@ void check_backend_options(const BackendOptions& o) {
   const auto one_of = [](const std::string& value, std::initializer_list<const char*> choices) {
     return std::find(choices.begin(), choices.end(), value) != choices.end();
   };
-  if (!one_of(o.backend, {"cpu", "cuda"}))
-    errors.add("--backend {}: it is cpu or cuda", o.backend);
+  if (!one_of(o.backend, {"cpu", "cuda"})) errors.add("--backend {}: it is cpu or cuda", o.backend);
   const std::string comm = comm_of(o);
   if (!one_of(comm, {"mpi", "staged", "nccl"}))
     errors.add("--comm {}: it is mpi (CPUs), nccl or staged (GPUs)", comm);
   else if (o.backend == "cpu" && comm != "mpi")
     errors.add("--comm {} moves GPU memory; with --backend cpu it is mpi, or: --backend cuda",
-                 comm);
+               comm);
   else if (o.on_gpu() && comm == "mpi")
     errors.add("--comm mpi moves host memory; with --backend cuda it is nccl or staged");
   if (o.share_gpus && !o.on_gpu()) errors.add("--share-gpus goes with --backend cuda");

@@ -92,7 +92,7 @@ struct RegistryOptions {
         if (value == Options().*field.value || reads(entry, field)) continue;
         const std::string readers = readers_of(field);
         errors.add("{} {}: {} {} does not read it; {} {}", flag_of(choice, field), value, word,
-                     entry.name, readers, readers.find(' ') == std::string::npos ? "does" : "do");
+                   entry.name, readers, readers.find(' ') == std::string::npos ? "does" : "do");
       }
     }
   }

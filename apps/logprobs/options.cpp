@@ -149,13 +149,13 @@ bool is_temperature(double t) {
 void check_filter(const LogprobsOptions& o, ConfigErrors& errors) {
   if (!is_temperature(o.temperature))
     errors.add("--temperature {} must be from {} to {}; the nearest is {}", o.temperature,
-                 least_temperature, most_temperature,
-                 o.temperature > 1 ? most_temperature : least_temperature);
+               least_temperature, most_temperature,
+               o.temperature > 1 ? most_temperature : least_temperature);
   if (o.top_k > o.vocab)
     errors.add("--top-k {} of --vocab {}; the nearest is {}", o.top_k, o.vocab, o.vocab);
   if (!(o.top_p > 0 && o.top_p <= 1))
     errors.add("--top-p {} must be above 0 and at most 1; the nearest is {}", o.top_p,
-                 o.top_p > 1 ? "1" : "a small positive number");
+               o.top_p > 1 ? "1" : "a small positive number");
 }
 
 void check_made_up(const LogprobsOptions& o, ConfigErrors& errors) {
@@ -176,7 +176,7 @@ void check_made_up(const LogprobsOptions& o, ConfigErrors& errors) {
   if (o.peaks > 65536) errors.add("--peaks {}: at most 65536", o.peaks);
   if (!(o.zero_fraction >= 0 && o.zero_fraction <= 1))
     errors.add("--zero-fraction {} must be from 0 to 1; the nearest is {}", o.zero_fraction,
-                 o.zero_fraction > 1 ? 1 : 0);
+               o.zero_fraction > 1 ? 1 : 0);
 }
 
 /// Grids of as many ranks as the run has that come nearest to what is wanted.
@@ -194,14 +194,14 @@ void check_shards(const LogprobsOptions& o, ConfigErrors& errors) {
   const std::vector<int64_t> sizes = parse_shards(o.shards);
   if (std::ssize(sizes) != o.tp)
     errors.add("--shards {} is {} shards, but --tp is {}; give {}", o.shards, sizes.size(), o.tp,
-                 o.tp);
+               o.tp);
   int64_t columns = 0;
   for (const int64_t size : sizes) columns += std::min(size, most_columns + 1 - columns);
   if (columns > most_columns)
     errors.add("--shards {}: at most {} columns in all", o.shards, most_columns);
   if (o.input.empty() && columns < o.vocab)
-    errors.add("--shards {} are {} columns for --vocab {}; at least {}", o.shards, columns,
-                 o.vocab, o.vocab);
+    errors.add("--shards {} are {} columns for --vocab {}; at least {}", o.shards, columns, o.vocab,
+               o.vocab);
 }
 
 void check_columns(const LogprobsOptions& o, ConfigErrors& errors) {
@@ -209,7 +209,7 @@ void check_columns(const LogprobsOptions& o, ConfigErrors& errors) {
     return errors.add("one of --padded and --shards, not both");
   if (o.padded != 0 && o.padded < o.vocab)
     return errors.add("--padded {} is less than --vocab {}; the nearest is {}", o.padded, o.vocab,
-                        round_up(o.vocab, o.tp));
+                      round_up(o.vocab, o.tp));
   const size_t others = errors.messages().size();
   try {
     if (!o.shards.empty()) check_shards(o, errors);
@@ -232,16 +232,16 @@ void check_own_options(const LogprobsOptions& o, ConfigErrors& errors) {
   }
   if (!read)
     errors.add("{} {} goes with --op {} or all, not with {}", gather_gradient_option,
-                 o.gather_gradient, fmt::join(readers, ", "), o.op);
+               o.gather_gradient, fmt::join(readers, ", "), o.op);
   if (o.pass == "fwd")
     errors.add("{} {} is of backward passes: not with --pass fwd", gather_gradient_option,
-                 o.gather_gradient);
+               o.gather_gradient);
 }
 
 void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& errors) {
   if (int64_t{o.tp} * o.cp != ranks)
     errors.add("--tp {} --cp {} in a run of {} ranks; the nearest grids: {}", o.tp, o.cp, ranks,
-                 grid_hint(o, ranks));
+               grid_hint(o, ranks));
   else
     check_columns(o, errors);
   if (o.backend.on_gpu() && o.wants_method("upstream"))
@@ -265,7 +265,7 @@ void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& errors) {
     errors.add("--output needs one size, not --min and --max");
   if (!o.output.empty() && (o.pass == "bwd" || o.method == "upstream"))
     errors.add("--output writes results of our forward passes: not with --pass {} --method {}",
-                 o.pass, o.method);
+               o.pass, o.method);
   if (!(o.tol_scale > 0) || !std::isfinite(o.tol_scale))
     errors.add("--tol-scale {} must be positive", o.tol_scale);
 }

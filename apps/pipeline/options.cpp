@@ -32,13 +32,13 @@ bool check_bin(int64_t bin, const ScoringSetup& setup, ConfigErrors& errors) {
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
   if (bin > most)
     errors.add("--bin {}: at most {}, the int32 range of cu_seqlens", bin,
-                 most / multiple * multiple);
+               most / multiple * multiple);
   else if (bin % multiple != 0)
     errors.add("--bin {} is not a multiple of {} cp = {}; the nearest {}", bin,
-                 setup.layout->chunks_per_rank, multiple,
-                 bin < multiple ? fmt::format("is {}", multiple)
-                                : fmt::format("are {} and {}", bin / multiple * multiple,
-                                              round_up(bin, multiple)));
+               setup.layout->chunks_per_rank, multiple,
+               bin < multiple ? fmt::format("is {}", multiple)
+                              : fmt::format("are {} and {}", bin / multiple * multiple,
+                                            round_up(bin, multiple)));
   else
     return true;
   return false;
@@ -117,7 +117,7 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
   const bool bin_possible = check_bin(bin, setup, errors);
   if (documents.vocab_size > config.vocab_size)
     errors.add("{} has tokens of a vocabulary of {}, the model of {}", o.input,
-                 documents.vocab_size, config.vocab_size);
+               documents.vocab_size, config.vocab_size);
   ScoringPlan plan;
   if (grid_possible && bin_possible) {
     plan = plan_scoring({documents.tokens, documents.offsets}, config, setup, bin);

@@ -81,7 +81,7 @@ void check_options(const ShardOptions& o) {
   if (o.bin != 0 && o.svg.empty()) errors.add("--bin says what --svg draws, and there is none");
   if (o.heads % o.kv_heads != 0)
     errors.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
-                 o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
+               o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
   for (const auto& [option, value] : {std::pair{"--heads", o.heads},
                                       {"--kv-heads", o.kv_heads},
                                       {"--head-dim", o.head_dim},

@@ -13,7 +13,8 @@ struct AttentionParts {
   std::optional<h5::Dataset> out, lse, d_q, d_k, d_v, d_sinks;
 };
 
-void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens, AttentionParts& parts) {
+void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens,
+                    AttentionParts& parts) {
   const h5::Shape queries{tokens, a.heads, a.head_dim}, keys{tokens, a.kv_heads, a.head_dim};
   const std::vector<h5::Type> type{h5::Type::f64};
   parts.out = reader.dataset("/reference/out", type, queries);
@@ -55,7 +56,7 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
     tokens = shape[0], a.heads = shape[1], a.head_dim = shape[2];
     if (a.heads < 1 || a.head_dim < 1)
       reader.errors().add("/attention/q is {}; it needs a head and an element of it",
-                            h5::to_string(shape));
+                          h5::to_string(shape));
   }
   parts.k = reader.dataset("/attention/k", type, {tokens, -1, a.head_dim});
   if (parts.k) a.kv_heads = parts.k->shape()[1];
@@ -200,12 +201,12 @@ struct AttentionArray {
 };
 
 std::vector<AttentionArray> result_arrays(const AttentionResultsHeader& header,
-                                       const AttentionResultRows& mine) {
+                                          const AttentionResultRows& mine) {
   const int64_t tokens = header.offsets.back();
   const h5::Shape queries{tokens, header.heads, header.head_dim};
   const h5::Shape keys{tokens, header.kv_heads, header.head_dim};
   std::vector<AttentionArray> arrays{{"/results/out", mine.out, queries},
-                                  {"/results/lse", mine.lse, {tokens, header.heads}}};
+                                     {"/results/lse", mine.lse, {tokens, header.heads}}};
   if (header.gradients) {
     arrays.push_back({"/results/d_q", mine.d_q, queries});
     arrays.push_back({"/results/d_k", mine.d_k, keys});

@@ -27,8 +27,8 @@ void check_cells(ConfigErrors& errors, const char* dataset, const std::vector<in
     if (value >= 0 && value < limit) continue;
     if (std::find(also.begin(), also.end(), value) != also.end()) continue;
     errors.add("{}[{}, {}] is {}; it must be 0 to {}{}{}", dataset,
-                 static_cast<int64_t>(i) / columns, static_cast<int64_t>(i) % columns, value,
-                 limit - 1, also.empty() ? "" : ", or ", fmt::join(also, " or "));
+               static_cast<int64_t>(i) / columns, static_cast<int64_t>(i) % columns, value,
+               limit - 1, also.empty() ? "" : ", or ", fmt::join(also, " or "));
     return;
   }
 }
@@ -81,7 +81,7 @@ BshdParts open_bshd(const h5::File& file, BshdArrays& batch) {
   check_vocabulary(reader.errors(), "/bshd", batch.vocab_size);
   if (parts.embeddings && batch.hidden < 1)
     reader.errors().add("/bshd/inputs_embeds is {}; its last extent must be at least 1",
-                          h5::to_string(parts.embeddings->shape()));
+                        h5::to_string(parts.embeddings->shape()));
   reader.throw_if_any();
   return parts;
 }
@@ -109,7 +109,7 @@ SalmParts open_salm(const h5::File& file, SalmArrays& batch) {
   if (parts.encoder) batch.window = parts.encoder->shape()[0];
   if (parts.encoder && (batch.window < 1 || batch.hidden < 1))
     reader.errors().add("/salm/encoder is {}; both extents must be at least 1",
-                          h5::to_string(parts.encoder->shape()));
+                        h5::to_string(parts.encoder->shape()));
   check_vocabulary(reader.errors(), "/salm", batch.vocab_size);
   reader.throw_if_any();
   return parts;

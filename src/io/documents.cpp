@@ -24,8 +24,7 @@ DocumentParts open_parts(const h5::File& file, Documents& documents) {
   parts.tokens = reader.dataset(tokens_path, {h5::Type::i32}, {-1});
   parts.offsets = reader.dataset(offsets_path, {h5::Type::i64}, {-1});
   if (parts.offsets && parts.offsets->elements() == 0) {
-    reader.errors().add("dataset '{}' is empty; it must hold at least the number 0",
-                          offsets_path);
+    reader.errors().add("dataset '{}' is empty; it must hold at least the number 0", offsets_path);
   } else if (parts.offsets && file.has_dataset(names_path)) {
     const int64_t count = parts.offsets->elements() - 1;
     parts.names = reader.dataset(names_path, {h5::Type::text}, {count});

@@ -50,13 +50,13 @@ void check_attributes(SchemaReader& reader, LogprobsFile& f) {
   f.temperature = reader.real("/logprobs", "temperature");
   check_vocabulary(errors, "/logprobs", f.vocab_size);
   if (f.top_k < 0 || f.top_k > f.vocab_size)
-    errors.add("top_k of '/logprobs' is {}; it must be 0, none, or at most vocab_size, {}",
-                 f.top_k, f.vocab_size);
+    errors.add("top_k of '/logprobs' is {}; it must be 0, none, or at most vocab_size, {}", f.top_k,
+               f.vocab_size);
   if (!(f.top_p > 0 && f.top_p <= 1))
     errors.add("top_p of '/logprobs' is {}; it must be above 0 and at most 1, none", f.top_p);
   if (!(f.temperature >= least_temperature && f.temperature <= most_temperature))
     errors.add("temperature of '/logprobs' is {}; it must be from {} to {}", f.temperature,
-                 least_temperature, most_temperature);
+               least_temperature, most_temperature);
 }
 
 void open_reference(SchemaReader& reader, const LogprobsFile& f, int64_t tokens,
@@ -88,7 +88,7 @@ void open_linear(SchemaReader& reader, const h5::File& file, LogprobsFile& f, in
   if (parts.hidden) width = parts.hidden->shape()[1];
   if (width == 0)
     reader.errors().add("{} is {}; a hidden state has at least one element", hidden,
-                          h5::to_string(parts.hidden->shape()));
+                        h5::to_string(parts.hidden->shape()));
   parts.head = reader.dataset(head, {h5::Type::f32}, {ids, width});
   f.linear.emplace().width = width;
   if (!f.reference) return;
@@ -114,7 +114,7 @@ LogprobsParts open_problem(const h5::File& file, LogprobsFile& f) {
     tokens = parts.logits->shape()[0], f.columns = parts.logits->shape()[1];
     if (f.columns < f.vocab_size)
       reader.errors().add("/logprobs/logits is {}; it needs a column for each of {} ids",
-                            h5::to_string(parts.logits->shape()), f.vocab_size);
+                          h5::to_string(parts.logits->shape()), f.vocab_size);
   }
   parts.teacher = reader.dataset("/logprobs/teacher", real, {tokens, f.columns});
   parts.targets = reader.dataset("/logprobs/targets", whole, {tokens});
@@ -122,7 +122,7 @@ LogprobsParts open_problem(const h5::File& file, LogprobsFile& f) {
   if (parts.ids) f.picks = parts.ids->shape()[1];
   if (parts.ids && f.picks < 1)
     reader.errors().add("/logprobs/ids is {}; it needs an id for each token",
-                          h5::to_string(parts.ids->shape()));
+                        h5::to_string(parts.ids->shape()));
   parts.d_value = reader.dataset("/logprobs/d_value", real, {tokens});
   if (file.has_group("/reference")) {
     f.reference.emplace().generator = reader.text("/reference", "generator");
@@ -144,8 +144,7 @@ void check_logits(ConfigErrors& errors, const std::string& name, const LogprobsF
       if (z < std::numeric_limits<float>::infinity()) continue;
       return errors.add("{}[{}, {}] is {}; it must be finite or -inf", name, t, v, z);
     }
-    if (!some)
-      return errors.add("{}[{}] is -inf throughout; a row needs a finite logit", name, t);
+    if (!some) return errors.add("{}[{}] is -inf throughout; a row needs a finite logit", name, t);
   }
 }
 
@@ -181,13 +180,13 @@ void check_numbers(const h5::File& file, const LogprobsFile& f) {
                                 [&](int32_t id) { return id < 0 || id >= f.vocab_size; });
   if (bad != f.ids.end())
     errors.add("/logprobs/ids[{}] is {}; ids are 0 to {}", bad - f.ids.begin(), *bad,
-                 f.vocab_size - 1);
+               f.vocab_size - 1);
   if (f.reference) {
     check_answers(errors, *f.reference);
     const int64_t wanted = (std::ssize(f.offsets) - 1) * std::max<int64_t>(0, f.longest() - 1);
     if (std::ssize(f.reference->next_token_logprob) != wanted)
       errors.add("/reference/next_token_logprob has {} elements; it must have {}",
-                   f.reference->next_token_logprob.size(), wanted);
+                 f.reference->next_token_logprob.size(), wanted);
   }
   reader.throw_if_any();
 }

@@ -62,15 +62,15 @@ bool check_bin(ConfigErrors& errors, const PackedHeader& header, int64_t b) {
   const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
   if (real[0] != 0 || padded[0] != 0) {
     errors.add("bin {}: boundaries begin at {} (cu_seqlens) and {} (cu_seqlens_padded), not at 0",
-                 b, real[0], padded[0]);
+               b, real[0], padded[0]);
     return false;
   }
   for (size_t i = 0; i + 1 < real.size(); ++i) {
     const int64_t length = int64_t{real[i + 1]} - real[i];
     const int64_t slots = int64_t{padded[i + 1]} - padded[i];
     if (length < 0 || slots < length) {
-      errors.add("bin {}, segment {}: real length {} in {} slots; 0 <= real <= slots must hold",
-                   b, i, length, slots);
+      errors.add("bin {}, segment {}: real length {} in {} slots; 0 <= real <= slots must hold", b,
+                 i, length, slots);
       return false;
     }
     if (slots % header.slot_multiple != 0) {
@@ -82,7 +82,7 @@ bool check_bin(ConfigErrors& errors, const PackedHeader& header, int64_t b) {
     const int64_t document = header.documents_of(b)[i];
     if (document < 0 || document >= header.documents) {
       errors.add("bin {}, segment {}: document {}; it must be 0 to {}", b, i, document,
-                   header.documents - 1);
+                 header.documents - 1);
       return false;
     }
   }
@@ -97,7 +97,7 @@ void check_range(ConfigErrors& errors, const char* dataset, std::span<const int3
   });
   if (bad == values.end()) return;
   errors.add("{}[{}] is {}; it must be 0 to {}{}", dataset, begin + (bad - values.begin()), *bad,
-               limit - 1, may_be_ignored ? fmt::format(", or {}", ignored_label) : "");
+             limit - 1, may_be_ignored ? fmt::format(", or {}", ignored_label) : "");
 }
 
 struct SlotParts {
@@ -147,18 +147,18 @@ void check_packed(ConfigErrors& errors, const PackedHeader& header) {
   const size_t before = errors.messages().size();
   if (header.slot_multiple < 1)
     errors.add("slot_multiple of '{}' is {}; it must be at least 1", packed_group,
-                 header.slot_multiple);
+               header.slot_multiple);
   if (header.bins.bin_capacity < 0)
     errors.add("bin_capacity of '{}' is {}; it must be at least 0", packed_group,
-                 header.bins.bin_capacity);
+               header.bins.bin_capacity);
   const int64_t segments = std::ssize(header.bins.document);
   if (header.documents < 0 || header.documents > segments)
-    errors.add("documents of '{}' is {}; it must be 0 to {}, the number of segments",
-                 packed_group, header.documents, segments);
+    errors.add("documents of '{}' is {}; it must be 0 to {}, the number of segments", packed_group,
+               header.documents, segments);
   check_vocabulary(errors, packed_group, header.vocab_size);
   if (header.hidden_size < 0)
     errors.add("hidden_size of '{}' is {}; it must be at least 0", packed_group,
-                 header.hidden_size);
+               header.hidden_size);
   const std::vector<int64_t>& offsets = header.bins.bin_offsets;
   check_offsets(errors, "/packed/bin_offsets", offsets, std::ssize(header.bins.document),
                 "the elements of /packed/document");

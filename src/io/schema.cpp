@@ -51,14 +51,14 @@ std::optional<h5::Dataset> SchemaReader::dataset(const std::string& path,
                                                  const h5::Shape& shape) {
   if (!file_.has_dataset(path)) {
     errors_.add("there is no dataset '{}'; it must be {} {}", path, join(types),
-                  h5::to_string(shape));
+                h5::to_string(shape));
     return {};
   }
   h5::Dataset dataset = file_.dataset(path);
   const bool right_type = std::find(types.begin(), types.end(), dataset.type()) != types.end();
   if (right_type && matches(dataset.shape(), shape)) return dataset;
   errors_.add("dataset '{}' is {} {}; it must be {} {}", path, name_of(dataset.type()),
-                h5::to_string(dataset.shape()), join(types), h5::to_string(shape));
+              h5::to_string(dataset.shape()), join(types), h5::to_string(shape));
   return {};
 }
 

@@ -128,8 +128,7 @@ DecoderTimes& DecoderTimes::operator+=(const DecoderTimes& other) {
 
 void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors) {
   const auto check = [&](const char* name, int64_t value) {
-    if (value % tp != 0)
-      errors.add("--tp {} does not divide the model's {} = {}", tp, name, value);
+    if (value % tp != 0) errors.add("--tp {} does not divide the model's {} = {}", tp, name, value);
   };
   check("num_attention_heads", config.num_attention_heads);
   check("num_key_value_heads", config.num_key_value_heads);
