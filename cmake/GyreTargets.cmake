@@ -16,6 +16,11 @@ target_compile_options(
             -ffunction-sections # each function can be left out of a program: tests/unit/reached.sh
             -fdata-sections>
             $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${GYRE_WERROR}>>:-Werror>)
+# GCC looks for garbage less often: a tenth to a quarter less time, for some half a gigabyte more a job.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-expand=300
+                                              --param=ggc-min-heapsize=500000>)
+endif()
 # nvcc: warnings of the host's side too; -Wpedantic would find the code that nvcc itself generates.
 target_compile_options(
   gyre_flags

@@ -41,7 +41,7 @@ check_includes() {
       continue
     fi
     while IFS= read -r line; do
-      included=$(sed -E 's@.*#include "([^"]*)".*@\1@' <<<"$line")
+      [[ $line =~ \#include\ \"([^\"]*)\" ]] && included=${BASH_REMATCH[1]}
       [[ $included != gyre_build.hpp ]] || continue # made by the build
       [[ $included == */* && " ${ALLOWED[$module]} " == *" ${included%%/*} "* ]] ||
         echo "$line: $module may include only ${ALLOWED[$module]}, by their full path"
@@ -52,7 +52,7 @@ check_includes() {
     [[ -d $folder ]] || continue
     module=$(basename "$folder")
     while IFS= read -r line; do
-      included=$(sed -E 's@.*#include "([^"]*)".*@\1@' <<<"$line")
+      [[ $line =~ \#include\ \"([^\"]*)\" ]] && included=${BASH_REMATCH[1]}
       [[ $included == apps/$module/* || $included == apps/common/* || -v ALLOWED[${included%%/*}] ]] ||
         echo "$line: apps/$module may include src, apps/common and itself, by their full path"
     done < <(code_lines "$folder" '#include "')
@@ -83,17 +83,15 @@ check_names() {
   done
 }
 
+# at_most LINES WHAT: says which of the files that are read from stdin, separated by NUL, have more.
+at_most() {
+  xargs -0 -r wc -l |
+    awk -v most="$1" -v what="$2" '$2 != "total" && $1 > most { print $2 ": " $1 " lines; " what " has at most " most }'
+}
+
 check_sizes() {
-  local file lines
-  for file in apps/*/main.cpp; do
-    [[ -e $file ]] || continue
-    lines=$(wc -l <"$file")
-    [[ $lines -le $MOST_MAIN_LINES ]] || echo "$file: $lines lines; the main file of an app has at most $MOST_MAIN_LINES"
-  done
-  while IFS= read -r file; do
-    lines=$(wc -l <"$file")
-    [[ $lines -le $MOST_FILE_LINES ]] || echo "$file: $lines lines; a file has at most $MOST_FILE_LINES"
-  done < <(find src apps -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
+  find apps -path 'apps/*/main.cpp' -print0 | at_most "$MOST_MAIN_LINES" 'the main file of an app'
+  find src apps '(' -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh' ')' -print0 | at_most "$MOST_FILE_LINES" 'a file'
 }
 
 # Prints every violation in the tree $1.
