@@ -37,7 +37,7 @@ endif()
 # What a sanitizer finds ends the program: a message alone would fail no test.
 if(GYRE_SANITIZE)
   target_compile_options(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${GYRE_SANITIZE}
-                                              -fno-sanitize-recover=all -fno-omit-frame-pointer -g>)
+                                              -fno-sanitize-recover=all -fno-omit-frame-pointer -g1>)
   target_link_options(gyre_flags INTERFACE -fsanitize=${GYRE_SANITIZE})
 endif()
 
