@@ -13,17 +13,7 @@ namespace {
 
 /// `longest`: tokens of the longest document that is compared.
 DecoderShape shape_of(const ScoreCheck& check, int64_t layers, int64_t longest) {
-  const ModelConfig& c = check.config;
-  DecoderShape shape;
-  shape.layers = layers;
-  shape.hidden = c.hidden_size;
-  shape.head_dim = c.head_dim;
-  shape.attention_width = c.query_width();
-  shape.intermediate = c.intermediate_size;
-  shape.vocab = c.vocab_size;
-  shape.longest_document = longest;
-  shape.merges = check.merges;
-  return shape;
+  return decoder_shape(check.config, layers, longest, check.merges);
 }
 
 /// Estimates the size of the logits, which a reference does not hold: the least likely target lies

@@ -211,6 +211,18 @@ double linear_gradient_tolerance(int64_t hidden, int64_t terms, double logit_siz
   return linear_logprob_tolerance(hidden, logit_size) + tolerance_for(DType::f32, terms);
 }
 
+DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t longest_document,
+                           int64_t merges) {
+  return {.layers = layers,
+          .hidden = config.hidden_size,
+          .head_dim = config.head_dim,
+          .attention_width = config.query_width(),
+          .intermediate = config.intermediate_size,
+          .vocab = config.vocab_size,
+          .longest_document = longest_document,
+          .merges = merges};
+}
+
 int64_t roundings_per_layer(const DecoderShape& shape) {
   const int64_t norms = 2 * shape.hidden;
   const int64_t projections = 2 * shape.hidden;  // to Q, K, V and to gate and up

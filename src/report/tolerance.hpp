@@ -33,6 +33,7 @@
 #include "attention/plan.hpp"
 #include "comm/communicator.hpp"
 #include "core/dtype.hpp"
+#include "core/model_config.hpp"
 
 namespace gyre {
 
@@ -202,6 +203,10 @@ struct DecoderShape {
   int64_t longest_document = 0;
   int64_t merges = 0;  ///< of partial attention results, per layer
 };
+
+/// Of a decoder, up to and including layer `layers`.
+DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t longest_document,
+                           int64_t merges);
 
 /// Roundings in one layer: norms, projections, scores, attention, merges, MLP.
 int64_t roundings_per_layer(const DecoderShape& shape);

@@ -66,23 +66,10 @@ Twin twin_of(const Documents& documents, const ModelConfig& config) {
   return all;
 }
 
-DecoderShape shape_of(const ModelConfig& c, int64_t layers, int cp) {
-  DecoderShape shape;
-  shape.layers = layers;
-  shape.hidden = c.hidden_size;
-  shape.head_dim = c.head_dim;
-  shape.attention_width = c.query_width();
-  shape.intermediate = c.intermediate_size;
-  shape.vocab = c.vocab_size;
-  shape.longest_document = longest;
-  shape.merges = cp;
-  return shape;
-}
-
 double tolerance_of_scores(const ModelConfig& config, const Twin& twin, int cp) {
   double size = 1;
   for (const double x : twin.logprob) size = std::max(size, std::abs(x));
-  return score_tolerance(shape_of(config, config.num_hidden_layers, cp), size);
+  return score_tolerance(decoder_shape(config, config.num_hidden_layers, longest, cp), size);
 }
 
 /// Expects the residual stream of one bin to be the twin's; rows are counted.
@@ -140,7 +127,7 @@ class DeviceDecoder : public test::GpuTest {
     int64_t rows = 0;
     scorer.run(decoder, [&](const BinShard& shard, int64_t index, MatrixView<const float> x) {
       rows += expect_hidden(scorer, shard, index, x, documents, twin,
-                            hidden_tolerance(shape_of(config, index, setup.grid.cp)));
+                            hidden_tolerance(decoder_shape(config, index, longest, setup.grid.cp)));
     });
     const int64_t all = all_reduce_value(world(), rows, ReduceOp::sum);
     EXPECT_EQ(all, setup.grid.tp * (config.num_hidden_layers + 1) * std::ssize(documents.tokens));

@@ -6,6 +6,7 @@
 #include "gpu_test.hpp"
 #include "packing/lengths.hpp"
 #include "packing/slot_packer.hpp"
+#include "slot_cases.hpp"
 
 namespace gyre {
 namespace {
@@ -25,12 +26,7 @@ class Packing : public test::GpuTest {
 };
 
 TEST_F(Packing, EmptySegmentsAndPaddingAreSkipped) {
-  SegmentLists segments;
-  segments.add(0, 0, 0);  // no slots
-  segments.add(4, 2, 3);
-  segments.add(0, 0, 5);
-  segments.add(2, 0, 5);  // padding alone
-  segments.add(3, 3, 0);
+  const SegmentLists segments = test::segments_with_gaps();
   const Ints tokens = {10, 11, 12, 13, 14};
   const SlotArrays slots = packer().pack(segments, tokens);
   const int32_t x = ignored_label;

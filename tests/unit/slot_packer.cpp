@@ -5,6 +5,7 @@
 #include "core/label.hpp"
 #include "errors.hpp"
 #include "packing/slot_source.hpp"
+#include "slot_cases.hpp"
 
 namespace gyre {
 namespace {
@@ -32,12 +33,7 @@ class HostPacking : public testing::Test {
 };
 
 TEST_F(HostPacking, EverySlotIsThatOfItsSource) {
-  SegmentLists segments;
-  segments.add(0, 0, 0);  // no slots
-  segments.add(4, 2, 3);
-  segments.add(0, 0, 5);
-  segments.add(2, 0, 5);  // padding alone
-  segments.add(3, 3, 0);
+  const SegmentLists segments = test::segments_with_gaps();
   const Ints tokens = {10, 11, 12, 13, 14};
   const SlotArrays slots = packer_->pack(segments, tokens);
   const SegmentTable table{std::ssize(segments.real_length), segments.first_slot.data(),
