@@ -13,7 +13,8 @@
 # The driver is the host's. So are NCCL, cuBLASLt and cuDNN, unless --with-cuda-libs packs them; a host's are looked
 # for in the usual places, and in CUDA_HOME, NCCL_HOME, and Python's site-packages. Without NCCL and cuBLASLt the
 # stubs answer every call with an error: --comm nccl ends with it, and products are those of a kernel of Gyre's own.
-set -euo pipefail
+set -Eeuo pipefail
+trap 'echo "bundle: line $LINENO failed: $BASH_COMMAND" >&2' ERR
 
 build=$(cd "$1" && pwd)
 output=$2
@@ -102,7 +103,7 @@ stub() {
   local name=$1 library=$2 symbols version
   symbols=$(find "$root" -name '*.bin' -exec nm -D --undefined-only {} + | awk '$1 == "U" { print $2 }' |
     sed 's/@.*//' | sort -u | comm -12 - <(nm -D --defined-only "$library" | awk '{ print $3 }' | sed 's/@.*//' | sort -u))
-  version=$(objdump -p "$library" | awk '/Version definitions/ { on = 1; next } on && $1 == 2 { print $4; exit }')
+  version=$(objdump -p "$library" | awk '/Version definitions/ { on = 1; next } on && $1 == 2 { print $4; on = 0 }')
   {
     for symbol in $symbols; do
       case $symbol in

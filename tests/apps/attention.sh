@@ -109,7 +109,7 @@ expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --schedule all
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --inner 0 --heads-at-once 1 --stripe 1 --chunk 0
 "$attention" --help >output
 for text in 'of an inner group.* by all-to-all-ring' 'of a stage.* by all-gather-strided' 'of a run.* by striped' 'of a chunk.* by balanced and balanced-joint'; do
-  tr -s ' \n' ' ' <output | grep -qE "$text" || fail "--help does not say '$text': $(cat output)"
+  grep -qE "$text" <<<"$(tr -s ' \n' ' ' <output)" || fail "--help does not say '$text': $(cat output)"
 done
 printf 'tokens = 64\nschedule = "all-gather"\n' >run.toml
 expect 0 'schedule=all-gather' "${mpi[@]}" 2 "$attention" --config run.toml $quick
