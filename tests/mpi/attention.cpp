@@ -4,7 +4,7 @@
 #include "attention_run.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::Attention;
 using test::bits_of;
@@ -164,5 +164,5 @@ TEST(Attention, PartsOfAPlanRunAlone) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -9,7 +9,7 @@
 #include "comm/agree.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::Attention;
 using test::bits_of;
@@ -607,5 +607,5 @@ TEST(Messages, CollectivesCountTheBytesOfTheBestAlgorithm) {
             (std::array<int64_t, 2>{(n - 1) * 10, one}));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

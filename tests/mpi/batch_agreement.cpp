@@ -6,7 +6,7 @@
 #include "packing/cp_batch.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::world;
 
@@ -43,5 +43,5 @@ TEST(BatchAgreement, DifferencesEndAllRanksWithOneMessage) {
   refused("the digest of labels", [](BshdBatch& b) { b.seq_lens_padded.reset(); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -10,7 +10,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::world;
 
@@ -192,5 +192,5 @@ TEST(NearestGrids, OnlyPossibleOnesNearestFirst) {
   EXPECT_TRUE(nearest_grids({1, 1, 2}, 3, {2}).empty());
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -12,7 +12,7 @@
 #include "score_checks.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::differs;
@@ -305,5 +305,5 @@ TEST(Distillation, WrongArgumentsEndAllRanksAlike) {
             differs("logits of ids", "the number of tokens", "4", "3"));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -15,7 +15,7 @@
 #include "sharding/transfer.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::world;
@@ -459,5 +459,5 @@ TEST(ShiftLeft, ErrorsAreTheSameOnAllRanks) {
                 (n > 1 ? " (found on rank 0)" : ""));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

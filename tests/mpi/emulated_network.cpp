@@ -16,7 +16,7 @@
 #include "runtime/clock.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_usage;
 using test::world;
@@ -348,5 +348,5 @@ TEST(EmulatedNetwork, DroppedMessagesNeverArrive) {
   pairs.expect_contents();
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

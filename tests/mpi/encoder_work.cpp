@@ -13,7 +13,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::world;
@@ -275,5 +275,5 @@ TEST(EncoderGradient, WithoutItemsThereIsNone) {
   EXPECT_TRUE(encoder_gradient(world(), Items{}, GatherGradient::sum).empty());
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -17,7 +17,7 @@
 #include "report/tolerance.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::LogitRows;
@@ -662,5 +662,5 @@ TEST(FilteredScores, BadArgumentsAreUsageErrorsOnAllRanks) {
             "filtered log-probabilities: the length of the lists is 1 on rank 0, but 2" + end);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -15,7 +15,7 @@
 #include "logprobs/vocab_parallel.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::world;
@@ -539,5 +539,5 @@ TEST(FusedLinear, ArgumentErrorsAreTheSameOnAllRanks) {
             differs("the temperature", "1", "1.5"));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

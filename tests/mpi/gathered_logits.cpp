@@ -5,7 +5,7 @@
 #include "score_checks.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::differs;
@@ -115,5 +115,5 @@ TEST(GatheredLogits, WrongArgumentsEndAllRanksAlike) {
                         n + 1, n));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

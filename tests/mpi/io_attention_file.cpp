@@ -12,7 +12,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_error;
 using test::input;
@@ -413,5 +413,5 @@ TEST(AttentionResults, CompareWithTheReferenceTensorByTensor) {
   });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -8,7 +8,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_error;
 using test::world;
@@ -52,5 +52,5 @@ TEST(IoCollective, OnlyRootWorksAndAllRanksHearOfItsError) {
                [] { run_on_root(world(), "counting", [] { (void)std::vector<int>().at(3); }); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

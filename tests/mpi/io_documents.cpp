@@ -11,7 +11,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_error;
 using test::on_root;
@@ -269,5 +269,5 @@ TEST(DocumentsRejected, Tokens) {
                   "/documents/tokens[0] is 300 (document 0 ('a'), position 0)");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

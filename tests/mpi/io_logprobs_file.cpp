@@ -11,7 +11,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_error;
 using test::input;
@@ -370,5 +370,5 @@ TEST(LogprobsResults, EveryTokenOnce) {
                [&] { save(path, 4, short_of); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -11,7 +11,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_error;
 using test::on_root;
@@ -203,5 +203,5 @@ TEST(ModelFileRejected, DamagedOnOneRank) {
   EXPECT_EQ(model.read_matrix("embed", 0, 8, 0, 6).size(), 48) << "the others can still be read";
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -12,7 +12,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_error;
 using test::on_root;
@@ -305,5 +305,5 @@ TEST(ReferenceRejected, Contents) {
                   "[any, 4, any]");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

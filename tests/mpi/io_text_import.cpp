@@ -8,7 +8,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_error;
 using test::on_root;
@@ -120,5 +120,5 @@ TEST(TextImportRejected, Paths) {
                [&] { import_text(world(), {folder.path()}, 2, report); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

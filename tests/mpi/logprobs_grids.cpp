@@ -26,7 +26,7 @@
 #include "sharding/transfer.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::Bounds;
 using test::LogitRows;
@@ -475,5 +475,5 @@ TEST(LogprobGrids, TheArgmaxOfEverySlotIsTheSameOnAllTensorParallelRanks) {
     });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

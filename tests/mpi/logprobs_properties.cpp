@@ -18,7 +18,7 @@
 #include "score_checks.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::LogitRows;
 using test::Matrix;
@@ -326,5 +326,5 @@ TEST(LogprobProperties, RowsWithoutAGradientGetZerosUnderAFilterWhateverTheyHold
     }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

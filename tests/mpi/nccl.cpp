@@ -13,7 +13,7 @@
 #endif
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 #ifndef GYRE_WITH_NCCL
 
@@ -46,5 +46,5 @@ TEST(NcclErrors, WithoutADeviceAllRanksThrowTheSame) {
 
 #endif
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

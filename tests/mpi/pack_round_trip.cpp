@@ -10,7 +10,7 @@
 #include "io_files.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::SharedFolder;
 using test::world;
@@ -213,5 +213,5 @@ TEST(PackedSlotsRejected, IdsLabelsAndPositionsOutOfRange) {
   rejected(bad, "/packed/positions[7] is -4");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -9,7 +9,7 @@
 #include "report/verify.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 TEST(ReportMerge, AllRanksSeeTheWorstOfAllRanks) {
   Communicator& world = test::world();
@@ -53,5 +53,5 @@ TEST(ReportMerge, SamplesArriveInOrderOfRank) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

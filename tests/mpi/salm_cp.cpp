@@ -13,7 +13,7 @@
 #include "sharding/layouts.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::world;
 using Longs = std::vector<int64_t>;
@@ -171,5 +171,5 @@ TEST(SalmOverRanks, TheGradientReachesTheEncoder) {
   EXPECT_NEAR(of_scale, expected, 2e-3 * std::abs(expected));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -13,7 +13,7 @@
 #include "random_model.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::world;
 
@@ -255,5 +255,5 @@ TEST(Scoring, NoDocumentsAndOnlyEmptyOnes) {
     }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

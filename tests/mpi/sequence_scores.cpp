@@ -21,7 +21,7 @@
 #include "sharding/transfer.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::Bounds;
@@ -569,5 +569,5 @@ TEST(SequenceScores, OfTheGoldenBatchByNumber) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -6,7 +6,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::world;
 
@@ -64,5 +64,5 @@ TEST(ShardingResult, NeighbouringChunksAreOneRun) {
   EXPECT_DOUBLE_EQ(row_of("striped", costs).run_length, 1);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

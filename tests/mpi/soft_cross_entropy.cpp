@@ -11,7 +11,7 @@
 #include "score_checks.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::differs;
@@ -259,5 +259,5 @@ TEST(SoftCrossEntropy, WrongArgumentsEndAllRanksAlike) {
                         n + 2, n));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

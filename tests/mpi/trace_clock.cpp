@@ -13,7 +13,7 @@
 #include "runtime/host.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::world;
 using Json = nlohmann::json;
@@ -85,5 +85,5 @@ TEST(TraceFile, HoldsTheSpansOfAllRanks) {
   EXPECT_EQ(document["otherData"]["clocks"].back()["offset_us"], -100e6 * (ranks - 1));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

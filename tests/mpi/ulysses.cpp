@@ -15,7 +15,7 @@
 #include "sharding/transfer.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::usage_message;
@@ -373,5 +373,5 @@ TEST(SequenceOrder, AttentionOfExchangedDualChunkSwapShardsEqualsThatOfTheWholeS
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

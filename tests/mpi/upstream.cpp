@@ -25,7 +25,7 @@
 #include "simd_targets.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::LogitRows;
 using test::Matrix;
@@ -762,5 +762,5 @@ TEST(Upstream, SlicesBoundTheMemory) {
   EXPECT_GT(in_one_slice, 2 * at_once);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

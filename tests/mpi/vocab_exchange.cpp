@@ -13,7 +13,7 @@
 #include "score_checks.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::differs;
@@ -143,5 +143,5 @@ TEST(VocabExchange, WrongArgumentsEndAllRanksAlike) {
                         n + 1, n));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

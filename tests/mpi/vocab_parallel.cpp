@@ -14,7 +14,7 @@
 #include "score_checks.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::differs;
@@ -518,5 +518,5 @@ TEST(VocabParallel, ArgumentsOutOfRangeEndAllRanksAlike) {
       "the first shard of the vocabulary begins at column 1; it must be 0" + test::found_on(n - 1));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -13,7 +13,7 @@
 #include "logprobs/reference.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::agreed_message;
 using test::LogitRows;
@@ -163,5 +163,5 @@ TEST(VocabTopK, BadArgumentsAreUsageErrorsOnAllRanks) {
             "be the same on all ranks of the group");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -94,6 +94,30 @@ void install_listeners() {
   listeners.Append(new AgreeOnFailure);
 }
 
+/// The file whose tests are wanted: --file=PATH, as CMake names it. Empty: those of all files.
+std::string wanted_file(int argc, char** argv) {
+  const std::string option = "--file=";
+  for (int i = 1; i < argc; ++i)
+    if (std::string(argv[i]).rfind(option, 0) == 0) return argv[i] + option.size();
+  return {};
+}
+
+/// Leaves only the tests of `file` to be run. Throws when it has none.
+void select_file(const std::string& file) {
+  std::string filter;
+  const testing::UnitTest& all = *testing::UnitTest::GetInstance();
+  for (int s = 0; s < all.total_test_suite_count(); ++s) {
+    const testing::TestSuite& suite = *all.GetTestSuite(s);
+    for (int t = 0; t < suite.total_test_count(); ++t) {
+      const testing::TestInfo& test = *suite.GetTestInfo(t);
+      if (file == test.file())
+        filter += (filter.empty() ? "" : ":") + std::string(suite.name()) + "." + test.name();
+    }
+  }
+  if (filter.empty()) throw_usage("there are no tests of '{}' in this program", file);
+  testing::GTEST_FLAG(filter) = filter;
+}
+
 /// The exit code of all ranks.
 int run_all_tests() {
   const int mine = RUN_ALL_TESTS();
@@ -136,6 +160,8 @@ int main(int argc, char** argv) {
   test::the_environment = &environment;
   test::the_world = world.get();
   testing::InitGoogleTest(&argc, argv);
+  if (const std::string file = test::wanted_file(argc, argv); !file.empty())
+    test::select_file(file);
   if (testing::GTEST_FLAG(list_tests)) return environment.rank() == 0 ? RUN_ALL_TESTS() : 0;
   test::install_listeners();
   return test::run_all_tests();

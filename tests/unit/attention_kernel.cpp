@@ -15,7 +15,7 @@
 #include "simd_targets.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -734,5 +734,5 @@ TEST(AttentionKernel, CallsProgressBetweenTilesFromTheThreadThatCalled) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

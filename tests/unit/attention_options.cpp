@@ -12,7 +12,7 @@
 #include "errors.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 void expect_refused(const std::string& problems, AttentionOptions o, int ranks = 2) {
   test::expect_usage("impossible configuration\n" + problems, [&] { check_options(o, ranks); });
@@ -203,5 +203,5 @@ TEST(MemoryOfAPlan, IsRefusedWithWhatFits) {
   check_workloads({problem}, o, bytes, 0);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

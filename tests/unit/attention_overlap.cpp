@@ -10,7 +10,7 @@
 #include "predict/simulate.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 Layout one_document(const std::string& layout, int cp, int64_t local) {
   LayoutOptions options;
@@ -180,5 +180,5 @@ TEST(PlanOrder, PostsBeforeItComputesAndWaitsAfterwards) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -14,7 +14,7 @@
 #include "errors.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Values = std::vector<double>;
 
@@ -304,5 +304,5 @@ TEST(AttentionReference, RefusesWhatItCannotDo) {
   });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

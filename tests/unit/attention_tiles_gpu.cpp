@@ -15,7 +15,7 @@
 #include "report/tolerance.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 Rectangle rectangle(int64_t q, int64_t rows, int64_t k, int64_t keys, Mask mask = {}) {
   return {LocalToken(q), rows, LocalToken(k), keys, mask};
@@ -217,5 +217,5 @@ TEST(AttentionTilesGpu, HeadsGoToTheSmallestTileThatHoldsThem) {
   EXPECT_EQ(tile_dim_for(257), 0);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

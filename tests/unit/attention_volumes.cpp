@@ -9,7 +9,7 @@
 #include "attention_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::AttentionCase;
 using test::full_bounds;
@@ -243,5 +243,5 @@ TEST(RingMemory, IsTwoBlocksHoweverManyRanks) {
     }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -17,7 +17,7 @@
 #include "sharding/cost.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::Bounds;
 using test::bounds_of;
@@ -293,5 +293,5 @@ TEST(BalancedJoint, TheSameInputGivesTheSameDeal) {
     EXPECT_EQ(std::count(first.rank_of_chunk.begin(), first.rank_of_chunk.end(), r), 16);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -16,7 +16,7 @@
 #include "packing/lengths.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_usage;
 using Lengths = std::vector<int64_t>;
@@ -565,5 +565,5 @@ TEST(Ranks, RefusesBinsThatDoNotDivide) {
   expect_usage("bins cannot be dealt to 0 ranks; at least 1", [] { options_for_ranks({}, 0); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -12,7 +12,7 @@
 #include "errors.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::usage_message;
 using Longs = std::vector<int64_t>;
@@ -111,5 +111,5 @@ TEST(Bshd, ErrorsNameTheSizes) {
   EXPECT_EQ(usage_message([&] { bshd_padded_width(4, 2, -1); }), "tp must be at least 0, not -1");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

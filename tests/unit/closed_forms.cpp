@@ -8,7 +8,7 @@
 #include "attention_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::AttentionCase;
 using test::full_bounds;
@@ -168,5 +168,5 @@ TEST(NeededShare, HasNoFormElsewhere) {
   EXPECT_FALSE(has("balanced", full_bounds({8}), 2, {}));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

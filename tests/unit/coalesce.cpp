@@ -13,7 +13,7 @@
 #include "core/index.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Bytes = std::vector<std::byte>;
 constexpr std::byte unwritten{0xee};
@@ -193,5 +193,5 @@ TEST(Coalesce, WhatARankSendsItselfItMustReceive) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -10,7 +10,7 @@
 #include "errors.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_usage;
 using Level = Compatibility::Level;
@@ -211,5 +211,5 @@ TEST(SumLosses, OverShardsGivesTheMeanOfTheWhole) {
   EXPECT_DOUBLE_EQ(mean_loss(ranks), 1.5);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -13,7 +13,7 @@
 #include "packing/padding.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_usage;
 using Ints = std::vector<int32_t>;
@@ -502,5 +502,5 @@ TEST(RopeSlices, RejectWhatIsNotTwoChunks) {
   expect_usage("rank 2 of cp 2; ranks are 0 to 1", [] { rope_slices(4, 2, 2); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

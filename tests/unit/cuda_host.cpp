@@ -13,7 +13,7 @@
 #endif
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 #ifndef GYRE_WITH_CUDA
 
@@ -171,5 +171,5 @@ TEST_F(WithGpu, TooLargeABufferSaysWhatIsFree) {
 
 #endif
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -14,7 +14,7 @@
 #include "runtime/cuda_stream.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 namespace fe = cudnn_frontend;
 
@@ -139,7 +139,7 @@ TEST(Cudnn, VersionIsThatOfTheHeadersOrNewer) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre
 
 #else

@@ -11,7 +11,7 @@
 #include "simd_targets.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::rounding;
 
@@ -175,5 +175,5 @@ TEST(Elementwise, NoRows) {
   add_in_place(none, none);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

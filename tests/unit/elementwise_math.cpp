@@ -10,7 +10,7 @@
 #include "close.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::rounding;
 
@@ -63,5 +63,5 @@ TEST(ElementwiseMath, RmsScale) {
   EXPECT_FLOAT_EQ(rms_scale(0, 4, 0.25F), 2);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -13,7 +13,7 @@
 #include "report/value.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 struct Explained {
   Layout layout;
@@ -280,5 +280,5 @@ TEST(PlanSvg, NothingToDoIsAPictureToo) {
   EXPECT_EQ(svg.find("nan"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -12,7 +12,7 @@
 #include "runtime/buffer.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::rounding;
 
@@ -170,5 +170,5 @@ TEST(Gemm, PanelsOfColumnsGiveTheSameBitsAsAllOfThem) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -10,7 +10,7 @@
 #include "errors.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 /// op(x)(i, j) of a column-major matrix.
 float element(const ColumnMajorGemm::Matrix& x, int64_t i, int64_t j) {
@@ -117,5 +117,5 @@ TEST(GemmLayout, Alignment) {
   EXPECT_EQ(alignment_of(memory + 3), 1);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

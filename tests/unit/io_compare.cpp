@@ -11,7 +11,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_error;
 using test::SharedFolder;
@@ -154,5 +154,5 @@ TEST(CompareRejected, FilesAndGroups) {
                [&] { compare_files(a, b, {.common_only = true}); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -7,7 +7,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre::h5 {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_error;
 using test::SharedFolder;
@@ -126,5 +126,5 @@ TEST(H5, ErrorsNameFileAndDataset) {
   });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre::h5

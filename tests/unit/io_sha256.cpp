@@ -7,7 +7,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 std::string sha256_of_bytes(const std::string& bytes) {
   const test::SharedFolder folder;
@@ -37,5 +37,5 @@ TEST(Sha256, MissingFile) {
                      [] { sha256_of_file("/no/such/file"); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -26,7 +26,7 @@
 #include "sharding/transfer.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::Bounds;
 using test::bounds_of;
@@ -671,5 +671,5 @@ TEST(KnownProblems, ManyShortDocumentsAreUnevenAndMoveKeysForNothing) {
             layout_cost(dual_chunk_swap(uneven.view(), 4)).needed_share());
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -14,7 +14,7 @@
 #include "sharding/layouts.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::Bounds;
 using test::bounds_of;
@@ -473,5 +473,5 @@ TEST(Layouts, RefuseMoreRanksThanTheyAreMadeFor) {
               "cp must be at most 65536, not 65537");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

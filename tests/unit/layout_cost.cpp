@@ -10,7 +10,7 @@
 #include "sharding/cost.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::Bounds;
 using test::bounds_of;
@@ -212,5 +212,5 @@ TEST(EveryLayout, CostsEqualBruteForceOverAllPairs) {
   }));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -14,7 +14,7 @@
 #include "packing/random.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_usage;
 using Lengths = std::vector<int64_t>;
@@ -208,5 +208,5 @@ TEST(UniformBelow, HasNoBiasWhereTheRangeIsNearlyAllOf64Bits) {
   EXPECT_NEAR(low, 10000, 410);  // 5 standard deviations
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

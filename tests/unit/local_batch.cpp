@@ -7,7 +7,7 @@
 #include "sharding/layouts.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Ints = std::vector<int32_t>;
 
@@ -70,5 +70,5 @@ TEST(LocalBatch, EveryLayoutGivesEverySlotTheSameTokenPositionAndTarget) {
     }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

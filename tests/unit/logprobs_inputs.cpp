@@ -14,7 +14,7 @@
 #include "logprobs/reference.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 LogprobsOptions options_of(int64_t vocab, int ranks = 1) {
   LogprobsOptions o;
@@ -307,5 +307,5 @@ TEST(GradientRow, PaddingIsZeroAndNaNIsNaN) {
   EXPECT_EQ(outside(d.ref()), 3);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -10,7 +10,7 @@
 #include "errors.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 void expect_refused(const std::string& problems, LogprobsOptions o, int ranks = 4) {
   test::expect_usage("impossible configuration\n" + problems, [&] { check_options(o, ranks); });
@@ -297,5 +297,5 @@ TEST(LogprobsFigures, AreOfTheFirstOperationWithoutTheUsualOne) {
   EXPECT_DOUBLE_EQ(report.foms[1].value, 2);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -14,7 +14,7 @@
 #include "logprobs/reference.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Doubles = std::vector<double>;
 using Ints = std::vector<int32_t>;
@@ -461,5 +461,5 @@ TEST(LogprobsReference, IdsThatRepeatCountTwiceWhenRenormalised) {
   expect_values(d.teacher, Doubles(3, -std::log(3.0)));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

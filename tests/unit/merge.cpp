@@ -5,7 +5,7 @@
 #include "close.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
@@ -84,5 +84,5 @@ TEST(Merge, OrderOfThreePartialsDoesNotMatter) {
   EXPECT_NEAR(abc.w2, bca.w2 * b.w2, tolerance);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

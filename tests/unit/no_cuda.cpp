@@ -25,7 +25,7 @@
 #include "sharding/stream_shards.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 /// A stream that says that it is a device's.
 class StreamOfNoDevice final : public Stream {
@@ -111,5 +111,5 @@ TEST(KernelChoice, TheHostHasOneKernelAndADeviceSome) {
                      [&] { make_block_kernel(stream, {.name = "fast"}); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -16,7 +16,7 @@
 #include "errors.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 namespace fs = std::filesystem;
 
@@ -137,5 +137,5 @@ TEST_F(OutputGuardTest, OutputsAreNoInputsAndDiffer) {
             "--json '" + detour + "' is the file of --csv");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

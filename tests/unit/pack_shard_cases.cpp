@@ -17,7 +17,7 @@
 #include "sharding/ulysses.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::usage_message;
 using test::world;
@@ -179,5 +179,5 @@ TEST(Refused, HeadersOfPackedFilesWithImpossibleSizes) {
                "hidden_size of '/packed' is -1; it must be at least 0");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -11,7 +11,7 @@
 #include "core/error.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 TEST(PackDocuments, RoundsSlotsAndKeepsRealLengths) {
   const auto batches = pack_documents(std::vector<int64_t>{3, 5, 0, 1}, 16, 4);
@@ -125,5 +125,5 @@ TEST(BalanceOverGroups, HeaviestFirstToTheLightest) {
             (std::vector<std::vector<int64_t>>{{0}, {}, {}}));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

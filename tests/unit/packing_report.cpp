@@ -5,7 +5,7 @@
 #include "apps/pack/report.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 Verification checked(const std::vector<Bin>& bins) {
   const std::vector<int64_t> lengths = {4, 3, 9, 1};
@@ -29,5 +29,5 @@ TEST(CheckBins, NoticesMissingAndRepeatedItems) {
   EXPECT_NE(checked({{0, 1}, {2}, {3, 0}}).text().find("test item 0"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -5,7 +5,7 @@
 #include <vector>
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 TEST(Parallel, SmallLoopsAreOneTask) {
   sharing_limits = {};
@@ -33,5 +33,5 @@ TEST(Parallel, EachItemIsInOnePart) {
   sharing_limits = {0, 0};
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

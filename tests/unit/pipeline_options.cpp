@@ -8,7 +8,7 @@
 #include "random_model.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 Documents documents_of(const std::vector<int64_t>& lengths) {
   Documents documents;
@@ -193,5 +193,5 @@ TEST(DryRun, NothingToDo) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -14,7 +14,7 @@
 #include "attention_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::AttentionCase;
 using test::expect_usage;
@@ -525,5 +525,5 @@ TEST(Registry, AnUnknownScheduleListsTheKnownOnes) {
   expect_usage("no schedule 'rnig'; there are: " + names, [] { find_schedule("rnig"); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -12,7 +12,7 @@
 #include "layout_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Pairs = std::map<std::pair<int64_t, int64_t>, int>;
 
@@ -399,5 +399,5 @@ TEST(RaggedPlan, TakesWholeLayoutsWithoutWindow) {
   }));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -7,7 +7,7 @@
 #include "core/error.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 /// Four ranks of one host, each with a device of its own.
 std::vector<RankDevice> four_devices() {
@@ -40,5 +40,5 @@ TEST(SharedDevices, TheErrorNamesRanksHostDeviceAndOption) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -18,6 +18,7 @@ program. A function that its own file, or a file compiled together with it, uses
 it there; it is as reached as its caller.
 Constructors and destructors do not count: the methods of their class do.
 """
+import collections
 import glob
 import os
 import re
@@ -70,15 +71,21 @@ for path in sorted(glob.glob(source + "/src/**/*.hpp", recursive=True)):
     headers += without_comments(read(path)) + "\n"
 
 
+declarations = {}  # of each name, where its parameters begin: a type stands in front, on the same line
+for found in re.finditer(r"(?<=[\s&*])(\w+)\(", headers):
+    front = headers[headers.rfind("\n", 0, found.start()) + 1:found.start()]
+    if re.fullmatch(r"(?!\s*return\b)[^;{}=]*[\w>&*][\s&*]+", front):
+        declarations.setdefault(found[1], []).append(found.end())
+
+
 def is_declared(name):
-    """A header declares the function outside of other functions' bodies: a type in front, a semicolon behind."""
-    own = re.escape(name.split("::")[-1])
-    for found in re.finditer(r"(?m)^(?!\s*return\b)[^\n;{}=]*[\w>&*][\s&*]+" + own + r"\(", headers):
-        depth, at = 1, found.end()
+    """A header declares the function outside of other functions' bodies: a semicolon follows its parameters."""
+    for at in declarations.get(name.split("::")[-1], []):
+        depth = 1
         while depth > 0 and at < len(headers):
             depth += {"(": 1, ")": -1}.get(headers[at], 0)
             at += 1
-        if re.match(r"[^;{}]*;", headers[at:]):
+        if re.match(r"[^;{}]*;", headers[at:at + 1000]):
             return True
     return False
 
@@ -132,7 +139,8 @@ text = headers
 for pattern in ("src/**/*.c*", "apps/**/*.[ch]pp"):
     for path in glob.glob(f"{source}/{pattern}", recursive=True):
         text += without_comments(read(path)) + "\n"
-in_headers = {name: path for name, path in bodies.items() if len(re.findall(rf"\b{name}\b", text)) == 1}
+words = collections.Counter(re.findall(r"\w+", text))
+in_headers = {name: path for name, path in bodies.items() if words[name] == 1}
 
 if not defined or not reached - {None}:
     print(f"nothing to compare: {len(defined)} functions in {build}/src, {len(reached)} in {build}/apps")

@@ -10,7 +10,7 @@
 #include "layout_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 MaskRule arbitrary_rule() {
   return *rc::gen::element(MaskRule{MaskKind::causal}, MaskRule{MaskKind::full},
@@ -200,5 +200,5 @@ TEST(Intersect, OfTheDiagonalAndBelow) {
   EXPECT_TRUE(intersect(fragment(6, 4), fragment(0, 4), window).empty());
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -11,7 +11,7 @@
 #include "attention_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 // A reference has no default: neither entry can be made without what its references stand for.
 static_assert(!std::is_default_constructible_v<Schedule>);
@@ -132,5 +132,5 @@ TEST(RegistryOptions, ANameThatTheAppHasAlreadyGetsAPrefix) {
   EXPECT_EQ(given.front(), std::pair(std::string("chunk"), int64_t{3}));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

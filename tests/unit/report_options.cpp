@@ -5,7 +5,7 @@
 #include "report/options.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 ExitCode code_of(const char* size) {
   try {
@@ -75,5 +75,5 @@ TEST(Nearest, KeepsQuietWhenNothingIsNear) {
   EXPECT_EQ(nearest("--x", {}), "");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -11,7 +11,7 @@
 #include "report/result.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
@@ -191,5 +191,5 @@ TEST(Report, KnowsItsOwnRun) {
   EXPECT_EQ(libraries.find("nccl=no"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

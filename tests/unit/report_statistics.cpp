@@ -8,7 +8,7 @@
 #include "report/statistics.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
@@ -69,5 +69,5 @@ TEST(Imbalance, IsMaxOverMeanMinusOne) {
   EXPECT_TRUE(std::isnan(imbalance(std::vector<double>{0, 0})));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

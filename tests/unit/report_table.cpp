@@ -5,7 +5,7 @@
 #include "report/table.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
@@ -79,5 +79,5 @@ TEST(Fields, TextIsUnambiguous) {
             "a=true b=-1 c=0.1 d=n/a e=\"x y\" f=\"\"");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

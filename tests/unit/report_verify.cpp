@@ -6,7 +6,7 @@
 #include "report/verify.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -191,5 +191,5 @@ TEST(Check, NothingToCompareHolds) {
   EXPECT_TRUE(check.passed());
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -11,7 +11,7 @@
 #include "layout_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::Bounds;
 using test::bounds_of;
@@ -166,5 +166,5 @@ TEST(RingSteps, TurnRoundForBackward) {
             (Names{"2/0 KV", "2/0 KV and dKV", "2/0 KV and dKV", "2/0 dKV", "2/0 dKV home"}));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

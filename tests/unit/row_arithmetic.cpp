@@ -15,7 +15,7 @@
 #include "report/tolerance.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 constexpr double none = -HUGE_VAL;
 constexpr float minus_infinity = -HUGE_VALF;
@@ -148,5 +148,5 @@ TEST(RowArithmetic, SlopesOfElements) {
   EXPECT_EQ(slope(static_cast<float>(none)), 0);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -19,7 +19,7 @@
 #include "simd_targets.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::LogitRows;
 using test::Matrix;
@@ -642,5 +642,5 @@ TEST(Picks, ScatterAddsUpAndGatherTakesWhatTheShardHas) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

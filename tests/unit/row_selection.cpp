@@ -15,7 +15,7 @@
 #include "simd_targets.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::LogitRows;
 using test::Matrix;
@@ -201,5 +201,5 @@ TEST(RowTop, TheFiveLargestOfGoldenRows) {
   EXPECT_EQ(last.ids, (std::vector<int32_t>{8, 25, 42, 2, 59}));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

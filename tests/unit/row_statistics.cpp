@@ -17,7 +17,7 @@
 #include "simd_targets.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::LogitRows;
 using test::Matrix;
@@ -463,5 +463,5 @@ TEST(RowCrossMoments, GoldenRows) {
       3.903855964, 4 * logprob_tolerance());
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -14,7 +14,7 @@
 #include "sharding/layouts.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::usage_message;
 using Longs = std::vector<int64_t>;
@@ -343,5 +343,5 @@ TEST(SalmShard, ALayoutThatDoesNotFitIsAnError) {
   EXPECT_EQ(shard_salm(packed, layout, 0).positions, (Longs{0, 1, 2, 9, 10, 11, 0, 1, 6, 7}));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

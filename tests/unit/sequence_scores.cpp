@@ -13,7 +13,7 @@
 #include "sharding/transfer.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::Bounds;
 using test::bounds_of;
@@ -207,5 +207,5 @@ TEST(RolledTargets, RefuseBoundsAndRowsThatDoNotFit) {
                [&] { rolled_targets(layout, bounds.view(), Ints(15, 1), 5, 2); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -13,7 +13,7 @@
 #include "layout_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 constexpr HeadShape shape{8, 2, 16, 0.25F};
 constexpr ElementTypes types;
@@ -427,5 +427,5 @@ TEST(Simulate, IsFastFor64Ranks) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -8,7 +8,7 @@
 #include "slot_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Ints = std::vector<int32_t>;
 
@@ -69,5 +69,5 @@ TEST_F(HostPacking, RowsAreGatheredAndOthersAreZero) {
             (std::vector<float>{5, 6, 0, 0, 1, 2, 5, 6}));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -11,7 +11,7 @@
 #include "errors.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_usage;
 using Ints = std::vector<int32_t>;
@@ -676,5 +676,5 @@ TEST(Chunks, NumberRowsInTheWholeBatch) {
       });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

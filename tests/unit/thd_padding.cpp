@@ -12,7 +12,7 @@
 #include "packing/padding.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_usage;
 using Ints = std::vector<int32_t>;
@@ -343,5 +343,5 @@ TEST(BroadcastPositions, OneRowServesAllAndNoneIsCounted) {
   });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

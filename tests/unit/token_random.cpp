@@ -10,7 +10,7 @@
 #include <vector>
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 std::vector<float> row_of(const TokenRandom& random, int64_t token, int64_t width) {
   std::vector<float> row(static_cast<size_t>(width));
@@ -125,5 +125,5 @@ TEST(TokenRandom, NeighboursAreIndependent) {
   EXPECT_LT(std::abs(correlation(column, column, 1)), limit);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

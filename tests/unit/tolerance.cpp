@@ -18,7 +18,7 @@
 #include "report/verify.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Floats = std::vector<float>;
 
@@ -417,5 +417,5 @@ TEST(ErrorScale, IsTheRmsOrTheSizeAndNeverNothing) {
   EXPECT_DOUBLE_EQ(error_scale({}, 0), 0x1p-80);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

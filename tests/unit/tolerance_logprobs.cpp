@@ -14,7 +14,7 @@
 #include "report/tolerance.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Floats = std::vector<float>;
 using Doubles = std::vector<double>;
@@ -271,5 +271,5 @@ TEST(LinearTolerance, Sums) {
                    3 * f32(256) + logprob_tolerance() + f32(900));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -14,7 +14,7 @@
 #include "io_files.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Json = nlohmann::json;
 
@@ -155,5 +155,5 @@ TEST(TraceFile, WhatCannotBeWrittenIsAUsageError) {
                         folder.path()));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

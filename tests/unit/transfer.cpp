@@ -11,7 +11,7 @@
 #include "layout_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::full_bounds;
 using test::usage_message;
@@ -390,5 +390,5 @@ TEST(AllShards, OfLongStreams) {
   }));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -8,7 +8,7 @@
 #include "errors.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::expect_usage;
 using Longs = std::vector<int64_t>;
@@ -105,5 +105,5 @@ TEST(VocabPartition, PartitionsMadeByHandAreChecked) {
                });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre
