@@ -27,6 +27,8 @@ target_include_directories(gyre_libxsmm SYSTEM INTERFACE ${LIBXSMM_INCLUDE_DIR})
 target_link_libraries(gyre_libxsmm INTERFACE ${LIBXSMM_LIBRARY} ${LIBXSMM_NOBLAS_LIBRARY}
                                              Threads::Threads ${CMAKE_DL_LIBS})
 
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED) # headers alone: checksums
+
 # CUDA: nvcc decides. SOFTWARE compiles the same sources for the software GPU (softgpu/) instead: a
 # device made of host code, on which the tests run where there is no other.
 #

@@ -7,6 +7,10 @@
 namespace gyre {
 namespace {
 
+constexpr ExitCode exit_codes[] = {
+    ExitCode::skipped, ExitCode::ok,      ExitCode::verification_failed,
+    ExitCode::usage,   ExitCode::runtime, ExitCode::timeout};
+
 int severity(ExitCode code) {
   switch (code) {
     case ExitCode::skipped:
@@ -23,6 +27,12 @@ int severity(ExitCode code) {
       return 5;
   }
   return 4;
+}
+
+bool is_exit_code(int64_t code) {
+  for (ExitCode known : exit_codes)
+    if (static_cast<int64_t>(known) == code) return true;
+  return false;
 }
 
 /// Result of some work on this rank.
@@ -113,16 +123,18 @@ void agree_on_arguments(Communicator& comm, std::string_view what,
 
 ExitCode agree_on(Communicator& comm, ExitCode mine) {
   const int64_t worst = all_reduce_value(comm, int64_t{severity(mine)}, ReduceOp::max);
-  for (ExitCode code : {ExitCode::skipped, ExitCode::ok, ExitCode::verification_failed,
-                        ExitCode::usage, ExitCode::runtime, ExitCode::timeout})
+  for (ExitCode code : exit_codes)
     if (severity(code) == worst) return code;
-  return ExitCode::runtime;
+  throw_runtime("a rank says that its status is of severity {}, which no rank can", worst);
 }
 
 void run_agreed(Communicator& comm, std::string_view what, const std::function<void()>& local) {
   const Outcome mine = attempt(what, local);
   const std::vector<int64_t> codes = all_gather_value(comm, static_cast<int64_t>(mine.code));
   const auto failed = [](int64_t code) { return code != 0; };
+  for (size_t r = 0; r < codes.size(); ++r)
+    if (!is_exit_code(codes[r]))
+      throw_runtime("{}: rank {} says that its status is {}, which no rank can", what, r, codes[r]);
   const auto first = std::find_if(codes.begin(), codes.end(), failed);
   if (first == codes.end()) return;
   const int rank = static_cast<int>(first - codes.begin());

@@ -67,6 +67,8 @@ class Communicator {
   virtual std::string_view backend() const = 0;  ///< "mpi", "nccl", "staged"
   /// Ranks of equal `color` form a new communicator, in order of their rank here. Collective.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
+  /// What carries the bytes in the end: this, or for one that adds to another, that one's carrier.
+  virtual const Communicator& carrier() const { return *this; }
 
   /// Grouped point-to-point: all slices form one operation. Slices to one peer travel as one
   /// message, in their order. A message has the same length at both ends; its slices may differ.

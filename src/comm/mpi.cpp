@@ -93,6 +93,11 @@ class MpiWork final : public Work {
   MpiWork(std::string_view what, std::vector<int> peers) : what_(what), peers_(std::move(peers)) {}
 
   MPI_Request* add() { return &requests_.emplace_back(MPI_REQUEST_NULL); }
+  /// As add(), for a message that must have `bytes`.
+  MPI_Request* add_receive(int peer, int64_t bytes) {
+    receives_.push_back({requests_.size(), peer, bytes});
+    return add();
+  }
   /// Before the first add(): MPI keeps no pointer to a request, but callers of add() do.
   void reserve(size_t n) { requests_.reserve(n); }
   /// Count and displacement arrays must live as long as the operation.
@@ -100,22 +105,45 @@ class MpiWork final : public Work {
   void reserve_kept(size_t n) { kept_.reserve(n); }
 
   bool test() override {
+    if (done_) return true;
     int done = 0;
+    statuses_.resize(requests_.size());
     check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done,
-                          MPI_STATUSES_IGNORE),
+                          receives_.empty() ? MPI_STATUSES_IGNORE : statuses_.data()),
               "MPI_Testall");
-    return done != 0;
+    done_ = done != 0;
+    if (done_) check_lengths();
+    return done_;
   }
   void wait() override {
     if (test()) return;
     WaitScope scope(what_, peers_);
-    wait_politely(requests_);
+    while (!test()) yield_politely();
   }
 
  private:
+  struct Receive {
+    size_t request;
+    int peer;
+    int64_t bytes;
+  };
+  /// A message that is too long is an error of MPI's; one that is too short is none.
+  void check_lengths() const {
+    for (const Receive& receive : receives_) {
+      MPI_Count bytes = 0;
+      MPI_Get_elements_x(&statuses_[receive.request], MPI_BYTE, &bytes);
+      if (bytes != receive.bytes)
+        throw_runtime("{}: {} bytes came from rank {} of the group, not {}", what_, int64_t{bytes},
+                      receive.peer, receive.bytes);
+    }
+  }
+
   std::string what_;
   std::vector<int> peers_;
   std::vector<MPI_Request> requests_;
+  std::vector<Receive> receives_;
+  std::vector<MPI_Status> statuses_;
+  bool done_ = false;
   std::vector<std::vector<int>> kept_;
 };
 
@@ -166,8 +194,11 @@ class MpiCommunicator final : public Communicator {
     work->reserve(incoming.size() + outgoing.size());
     for (const auto& [peer, parts] : incoming) {
       const Gathered m(parts);
-      check_mpi(MPI_Irecv(m.start(), m.count(), m.type(), peer, 0, comm_, work->add()),
-                "MPI_Irecv");
+      int64_t bytes = 0;
+      for (const Part& part : parts) bytes += part.bytes;
+      check_mpi(
+          MPI_Irecv(m.start(), m.count(), m.type(), peer, 0, comm_, work->add_receive(peer, bytes)),
+          "MPI_Irecv");
     }
     for (const auto& [peer, parts] : outgoing) {
       const Gathered m(parts);
@@ -275,7 +306,7 @@ std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm world) {
 }
 
 MPI_Comm mpi_handle(const Communicator& comm) {
-  const auto* mpi = dynamic_cast<const MpiCommunicator*>(&comm);
+  const auto* mpi = dynamic_cast<const MpiCommunicator*>(&comm.carrier());
   GYRE_CHECK(mpi != nullptr, "a communicator of backend '{}' has no MPI handle", comm.backend());
   return mpi->handle();
 }

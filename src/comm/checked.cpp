@@ -1,0 +1,221 @@
+#include "comm/checked.hpp"
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "core/checksum.hpp"
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+/// The checksum of each peer's message; slices to one peer are one message.
+template <class Slice>
+std::map<int, uint64_t> checksums_of(const std::vector<Slice>& slices) {
+  std::map<int, Checksum> sums;
+  for (const Slice& slice : slices) sums[slice.peer].add(slice.data);
+  std::map<int, uint64_t> values;
+  for (const auto& [peer, sum] : sums) values[peer] = sum.value();
+  return values;
+}
+
+/// The blocks of `data`, packed in rank order.
+std::vector<uint64_t> checksums_of(Bytes data, std::span<const int64_t> bytes) {
+  std::vector<uint64_t> sums;
+  size_t begin = 0;
+  for (const int64_t size : bytes) {
+    sums.push_back(checksum_of(data.subspan(begin, static_cast<size_t>(size))));
+    begin += static_cast<size_t>(size);
+  }
+  return sums;
+}
+
+template <class T>
+Bytes read(const std::vector<T>& values) {
+  return bytes_of(std::span<const T>(values));
+}
+template <class T>
+std::span<std::byte> write(std::vector<T>& values) {
+  return writable_bytes_of(std::span<T>(values));
+}
+
+[[noreturn]] void fail(const std::string& what, const std::string& whose) {
+  throw_runtime("{}: {} arrived with other bits than were sent: memory or network are at fault",
+                what, whose);
+}
+
+/// Operations in flight, and what is compared when all are complete.
+class CheckedWork final : public Work {
+ public:
+  explicit CheckedWork(std::string_view what) : what_(what) {}
+  void add(WorkPtr part) { parts_.push_back(std::move(part)); }
+  /// `check` gets the name of the step.
+  void then(std::function<void(const std::string& what)> check) { check_ = std::move(check); }
+
+  bool test() override {
+    for (const WorkPtr& part : parts_)
+      if (!part->test()) return false;
+    check();
+    return true;
+  }
+  void wait() override {
+    for (const WorkPtr& part : parts_) part->wait();
+    check();
+  }
+
+ private:
+  void check() {
+    if (const auto once = std::exchange(check_, {})) once(what_);
+  }
+
+  std::string what_;
+  std::vector<WorkPtr> parts_;
+  std::function<void(const std::string& what)> check_;
+};
+
+/// Compares the checksums of what came from each rank with those that the ranks sent.
+void compare(const std::string& what, const std::vector<uint64_t>& here,
+             const std::vector<uint64_t>& sent) {
+  for (size_t r = 0; r < here.size(); ++r)
+    if (here[r] != sent[r]) fail(what, fmt::format("what rank {} sent", r));
+}
+
+}  // namespace
+
+CheckedCommunicator::CheckedCommunicator(std::unique_ptr<Communicator> carrier)
+    : CheckedCommunicator(std::move(carrier), std::make_shared<bool>(true)) {}
+
+CheckedCommunicator::CheckedCommunicator(std::unique_ptr<Communicator> carrier,
+                                         std::shared_ptr<bool> checking)
+    : carrier_(std::move(carrier)), checking_(std::move(checking)) {
+  GYRE_CHECK(carrier_->space() == MemorySpace::host, "checksums of messages need host memory");
+}
+
+std::unique_ptr<Communicator> CheckedCommunicator::split(int color) {
+  return std::unique_ptr<Communicator>(new CheckedCommunicator(carrier_->split(color), checking_));
+}
+
+WorkPtr CheckedCommunicator::do_exchange(std::span<const SendSlice> sends,
+                                         std::span<const RecvSlice> recvs, Stream& stream,
+                                         std::string_view what) {
+  if (!*checking_) return carrier_->exchange(sends, recvs, stream, what);
+  struct Sums {
+    std::vector<RecvSlice> slices;
+    std::map<int, uint64_t> sent, received;
+  };
+  const auto sums = std::make_shared<Sums>();
+  sums->slices.assign(recvs.begin(), recvs.end());
+  sums->sent = checksums_of(std::vector<SendSlice>(sends.begin(), sends.end()));
+  for (const RecvSlice& recv : recvs) sums->received[recv.peer] = 0;
+  std::vector<SendSlice> send_sums;
+  std::vector<RecvSlice> recv_sums;
+  for (const auto& [peer, sum] : sums->sent)
+    send_sums.push_back({peer, bytes_of(std::span<const uint64_t>(&sum, 1))});
+  for (auto& [peer, sum] : sums->received)
+    recv_sums.push_back({peer, writable_bytes_of(std::span<uint64_t>(&sum, 1))});
+  auto work = std::make_unique<CheckedWork>(what);
+  work->add(carrier_->exchange(sends, recvs, stream, what));
+  work->add(carrier_->exchange(send_sums, recv_sums, stream, what));
+  work->then([sums](const std::string& step) {
+    for (const auto& [peer, sum] : checksums_of(sums->slices))
+      if (sum != sums->received.at(peer)) fail(step, fmt::format("what rank {} sent", peer));
+  });
+  return work;
+}
+
+WorkPtr CheckedCommunicator::do_all_gather_v(Bytes send, std::span<std::byte> recv,
+                                             std::span<const int64_t> recv_bytes, Stream& stream,
+                                             std::string_view what) {
+  if (!*checking_) return carrier_->all_gather_v(send, recv, recv_bytes, stream, what);
+  struct Sums {
+    std::vector<int64_t> bytes;
+    std::vector<uint64_t> mine, all;
+  };
+  const auto sums = std::make_shared<Sums>();
+  sums->bytes.assign(recv_bytes.begin(), recv_bytes.end());
+  sums->mine = {checksum_of(send)};
+  sums->all.resize(recv_bytes.size());
+  auto work = std::make_unique<CheckedWork>(what);
+  work->add(carrier_->all_gather_v(send, recv, recv_bytes, stream, what));
+  work->add(carrier_->all_gather(read(sums->mine), write(sums->all), stream, what));
+  work->then([sums, recv](const std::string& step) {
+    compare(step, checksums_of(recv, sums->bytes), sums->all);
+  });
+  return work;
+}
+
+WorkPtr CheckedCommunicator::do_all_to_all_v(Bytes send, std::span<const int64_t> send_bytes,
+                                             std::span<std::byte> recv,
+                                             std::span<const int64_t> recv_bytes, Stream& stream,
+                                             std::string_view what) {
+  if (!*checking_) return carrier_->all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what);
+  struct Sums {
+    std::vector<int64_t> bytes;
+    std::vector<uint64_t> sent, received;
+  };
+  const auto sums = std::make_shared<Sums>();
+  sums->bytes.assign(recv_bytes.begin(), recv_bytes.end());
+  sums->sent = checksums_of(send, send_bytes);
+  sums->received.resize(recv_bytes.size());
+  auto work = std::make_unique<CheckedWork>(what);
+  work->add(carrier_->all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what));
+  work->add(carrier_->all_to_all(read(sums->sent), write(sums->received), stream, what));
+  work->then([sums, recv](const std::string& step) {
+    compare(step, checksums_of(recv, sums->bytes), sums->received);
+  });
+  return work;
+}
+
+WorkPtr CheckedCommunicator::do_reduce_scatter(const void* send, void* recv, int64_t count,
+                                               DType type, ReduceOp op, Stream& stream,
+                                               std::string_view what) {
+  if (!*checking_) return carrier_->reduce_scatter(send, recv, count, type, op, stream, what);
+  const auto again =
+      std::make_shared<std::vector<std::byte>>(static_cast<size_t>(count) * size_of(type));
+  auto work = std::make_unique<CheckedWork>(what);
+  work->add(carrier_->reduce_scatter(send, recv, count, type, op, stream, what));
+  work->add(carrier_->reduce_scatter(send, again->data(), count, type, op, stream, what));
+  work->then([again, recv](const std::string& step) {
+    if (std::memcmp(again->data(), recv, again->size()) != 0) fail(step, "a part of a sum");
+  });
+  return work;
+}
+
+WorkPtr CheckedCommunicator::do_all_reduce(void* data, int64_t count, DType type, ReduceOp op,
+                                           Stream& stream, std::string_view what) {
+  if (!*checking_) return carrier_->all_reduce(data, count, type, op, stream, what);
+  const auto again =
+      std::make_shared<std::vector<std::byte>>(static_cast<size_t>(count) * size_of(type));
+  std::memcpy(again->data(), data, again->size());
+  auto work = std::make_unique<CheckedWork>(what);
+  work->add(carrier_->all_reduce(data, count, type, op, stream, what));
+  work->add(carrier_->all_reduce(again->data(), count, type, op, stream, what));
+  work->then([again, data](const std::string& step) {
+    if (std::memcmp(again->data(), data, again->size()) != 0) fail(step, "a part of a sum");
+  });
+  return work;
+}
+
+WorkPtr CheckedCommunicator::do_broadcast(std::span<std::byte> data, int root, Stream& stream,
+                                          std::string_view what) {
+  if (!*checking_) return carrier_->broadcast(data, root, stream, what);
+  const auto sum = std::make_shared<std::vector<uint64_t>>(1, checksum_of(data));
+  auto work = std::make_unique<CheckedWork>(what);
+  work->add(carrier_->broadcast(data, root, stream, what));
+  work->add(carrier_->broadcast(write(*sum), root, stream, what));
+  work->then([sum, data, root](const std::string& step) {
+    if (checksum_of(data) != sum->front()) fail(step, fmt::format("what rank {} sent", root));
+  });
+  return work;
+}
+
+WorkPtr CheckedCommunicator::do_barrier(Stream& stream, std::string_view what) {
+  return carrier_->barrier(stream, what);
+}
+
+}  // namespace gyre

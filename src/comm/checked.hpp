@@ -1,0 +1,57 @@
+#pragma once
+// Communication whose results are compared with what was sent: a checksum follows every message.
+
+#include <memory>
+
+#include "comm/communicator.hpp"
+
+namespace gyre {
+
+/// Checks the messages of another communicator, in host memory. wait() (or the test() that finds
+/// the operation complete) throws a runtime error that names the step and the sender when what
+/// arrived is not what was sent:
+///     exchange, all-gather, all-to-all   the sender's checksum (64 bits, XXH3) of each message
+///                                        follows it; one of broadcast's data follows that
+///     all-reduce, reduce-scatter         are done twice; the results must have the same bits
+/// traffic() counts neither checksums nor second reductions.
+class CheckedCommunicator final : public Communicator {
+ public:
+  explicit CheckedCommunicator(std::unique_ptr<Communicator> carrier);
+
+  /// Off: messages pass as they are, at their own speed. On, as at first: they are checked. All
+  /// ranks switch between the same operations, none of which is in flight. Holds for what split()
+  /// made of this, too.
+  void check_messages(bool on) { *checking_ = on; }
+
+  int rank() const override { return carrier_->rank(); }
+  int size() const override { return carrier_->size(); }
+  MemorySpace space() const override { return carrier_->space(); }
+  std::string_view backend() const override { return carrier_->backend(); }
+  std::unique_ptr<Communicator> split(int color) override;
+  const Communicator& carrier() const override { return carrier_->carrier(); }
+
+ protected:
+  WorkPtr do_exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, Stream&,
+                      std::string_view what) override;
+  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
+                          std::span<const int64_t> recv_bytes, Stream&,
+                          std::string_view what) override;
+  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
+                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes, Stream&,
+                          std::string_view what) override;
+  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType, ReduceOp, Stream&,
+                            std::string_view what) override;
+  WorkPtr do_all_reduce(void* data, int64_t count, DType, ReduceOp, Stream&,
+                        std::string_view what) override;
+  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream&,
+                       std::string_view what) override;
+  WorkPtr do_barrier(Stream&, std::string_view what) override;
+
+ private:
+  CheckedCommunicator(std::unique_ptr<Communicator> carrier, std::shared_ptr<bool> checking);
+
+  std::unique_ptr<Communicator> carrier_;
+  std::shared_ptr<bool> checking_;
+};
+
+}  // namespace gyre
