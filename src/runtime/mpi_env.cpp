@@ -23,6 +23,14 @@ int announced_ranks() {
   return 0;
 }
 
+/// Ends all ranks. A rank that ended by itself, as MPI_Abort does, would race with the launcher,
+/// which then may report the signal that killed the others instead of `code`.
+void end_all(int code) {
+  remove_shared_memory();
+  if (end_run_through_launcher(code)) sleep(2);  // and is killed meanwhile
+  MPI_Abort(MPI_COMM_WORLD, code);
+}
+
 struct Identity {
   char host[256];
   int64_t pid;
@@ -38,6 +46,13 @@ void check_mpi(int code, const char* call) {
   throw_runtime("{} failed: {}", call, text);
 }
 
+void yield_politely() {
+#ifdef GYRE_SOFTGPU
+  softgpu::progress();  // a GPU communicates while its host waits
+#endif
+  sched_yield();
+}
+
 void wait_politely(std::vector<MPI_Request>& requests) {
   int done = 0;
   while (true) {
@@ -45,15 +60,12 @@ void wait_politely(std::vector<MPI_Request>& requests) {
         MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
         "MPI_Testall");
     if (done) return;
-#ifdef GYRE_SOFTGPU
-    softgpu::progress();  // a GPU communicates while its host waits
-#endif
-    sched_yield();
+    yield_politely();
   }
 }
 
 MpiEnvironment::MpiEnvironment(int& argc, char**& argv, std::string program) {
-  start_supervised();
+  start_supervised(program, argc, argv);
   launched_ranks_ = announced_ranks();
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
@@ -76,8 +88,8 @@ MpiEnvironment::MpiEnvironment(int& argc, char**& argv, std::string program) {
     const Identity& identity = all[static_cast<size_t>(r)];
     peers_.push_back({r, identity.host, identity.pid});
   }
-  Watchdog::start(std::move(program), rank_, peers_, 0,
-                  [](int code) { MPI_Abort(MPI_COMM_WORLD, code); });
+  Watchdog::start(std::move(program), rank_, peers_, 0, end_all);
+  tell_supervisor(RankPhase::running);
 }
 
 MpiEnvironment::~MpiEnvironment() {
@@ -88,8 +100,10 @@ MpiEnvironment::~MpiEnvironment() {
     wait_politely(request);
   }
   Watchdog::stop();
+  tell_supervisor(RankPhase::finalising);
   MPI_Comm_free(&world_);
   MPI_Finalize();
+  wake_supervisor();
 }
 
 std::string MpiEnvironment::library_version() {
@@ -107,7 +121,7 @@ std::string MpiEnvironment::library_version() {
 }
 
 void MpiEnvironment::abort(int code) const {
-  MPI_Abort(world_, code);
+  end_all(code);
   _exit(code);
 }
 

@@ -43,6 +43,9 @@ class MpiEnvironment {
 /// Throws a runtime error with the MPI library's text when `code` is not MPI_SUCCESS.
 void check_mpi(int code, const char* call);
 
+/// Between two polls of MPI: gives the core to others.
+void yield_politely();
+
 /// Waits for all `requests` politely: polls, and yields the core when nothing has happened.
 void wait_politely(std::vector<MPI_Request>& requests);
 

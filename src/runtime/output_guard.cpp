@@ -115,13 +115,13 @@ void OutputGuard::commit() {
   temporary_.clear();
 }
 
-void write_file_atomically(const std::string& path, const std::string& text) {
-  OutputGuard guard(path);
-  std::ofstream out(guard.temporary_path(), std::ios::binary);
+std::unique_ptr<OutputGuard> write_temporary(const std::string& path, const std::string& text) {
+  auto guard = std::make_unique<OutputGuard>(path);
+  std::ofstream out(guard->temporary_path(), std::ios::binary);
   out << text;
   out.close();
-  if (!out) throw_runtime("cannot write '{}': {}", guard.temporary_path(), std::strerror(errno));
-  guard.commit();
+  if (!out) throw_runtime("cannot write '{}': {}", guard->temporary_path(), std::strerror(errno));
+  return guard;
 }
 
 }  // namespace gyre

@@ -1,6 +1,7 @@
 #pragma once
 // Output files appear complete or not at all.
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,7 @@ struct NamedPath {
 void check_output_places(const std::vector<NamedPath>& outputs,
                          const std::vector<NamedPath>& inputs);
 
-/// Writes `text` to `path` by way of a temporary file and a rename.
-void write_file_atomically(const std::string& path, const std::string& text);
+/// Writes `text` to the temporary file of `path`.
+std::unique_ptr<OutputGuard> write_temporary(const std::string& path, const std::string& text);
 
 }  // namespace gyre

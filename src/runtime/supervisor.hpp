@@ -1,18 +1,51 @@
 #pragma once
-// A parent process for every rank, so that a rank that is killed still ends with a message and with
-// exit code 3.
+// A parent process for every rank. It ends the run when the rank cannot do so itself: because it
+// was killed, or because it is inside MPI_Init or MPI_Finalize, where no watchdog helps.
+//
+// What it gives: a run with a dead rank ends with exit code 3 on the launcher, and the rank, what
+// it was doing and the signal are named; without it a launcher ends with the signal's number, and
+// kills the other ranks before they can report. What it costs: a process a rank that sleeps, and a
+// second process that a signal can hit. A supervisor that is killed is reported by its rank, which
+// ends the run; one that is stopped is continued by its rank.
+
+#include <string_view>
 
 namespace gyre {
 
-/// Call once, before MPI is initialised and before any thread is started. Under an MPI launcher it
-/// forks: the child returns and becomes the rank, the parent stays behind, forwards signals and
-/// waits. When the child exits, the parent exits with the same code. When a signal ends the child
-/// (the kernel's out-of-memory killer, a crash, kill -9), the parent says so on stderr, leaves the
-/// other ranks time to notice and to report what they were waiting for, and exits with code 3.
-/// Otherwise a launcher would kill them at once and report a bare signal number. The child dies
-/// with its parent.
+/// Of the life of a rank. While it runs, its Watchdog knows more than its supervisor.
+enum class RankPhase { starting, running, finalising };
+
+/// Call once, first of all, before MPI is initialised and before any thread is started; later calls
+/// do nothing. Under an MPI launcher it
+/// forks: the child returns and becomes the rank; the parent stays behind, forwards signals and
+/// waits. When the child exits, the parent exits with the same code. It ends the run with exit code
+///   3  when a signal ended the child (the kernel's out-of-memory killer, a crash, kill -9), after
+///      the other ranks had time to notice and to report what they were waiting for, or when the
+///      launcher is gone;
+///   4  when the child starts, finalises or is stopped for longer than the timeout.
+/// Then it also removes the files of shared memory that the child mapped (MPICH's, UCX's).
 ///
 /// Does nothing without a launcher, or under a debugger.
-void start_supervised();
+void start_supervised(std::string_view program, int argc, char** argv);
+
+/// What the supervisor should know about its rank. Without a supervisor they do nothing.
+void tell_supervisor(RankPhase phase);
+void tell_supervisor(std::string_view step, std::string_view waiting_for);
+void tell_supervisor_timeout(double seconds);
+
+/// Continues the supervisor if it is stopped.
+void wake_supervisor();
+
+/// Removes the files of shared memory that the ranks of this host map: for one that is about to end
+/// the run. Nothing without a supervisor.
+void remove_shared_memory();
+
+/// Asks the launcher to end all ranks with `code` (one digit), over the PMI-1 connection that it
+/// gave to this process (PMI_FD). Unlike MPI_Abort it may be called by any thread, at any time, MPI
+/// initialised or not. False when there is no such connection: nothing happened.
+bool end_run_through_launcher(int code);
+
+/// State letter of a process of this host (R, S, T: stopped, Z, ...), 0 when there is none.
+char process_state(int64_t pid);
 
 }  // namespace gyre

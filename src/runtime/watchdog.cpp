@@ -9,13 +9,13 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
 #include <mutex>
 #include <optional>
 #include <thread>
 
 #include "core/error.hpp"
 #include "runtime/host.hpp"
+#include "runtime/supervisor.hpp"
 
 namespace gyre {
 namespace {
@@ -32,6 +32,7 @@ struct State {
   std::mutex mutex;
   std::condition_variable wake;
   bool running = false;
+  bool finishing = false;
   std::thread thread;
   std::string program;
   int world_rank = 0;
@@ -57,15 +58,6 @@ void on_signal(int signal) {
   caught_signal = signal;
   if (signal == SIGABRT)
     for (;;) pause();
-}
-
-/// State letter of a process on this host (R, S, T, Z, ...), or 0 when there is none.
-char process_state(int64_t pid) {
-  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  if (!std::getline(stat, line)) return 0;
-  const size_t end = line.rfind(')');
-  return end == std::string::npos || end + 2 >= line.size() ? '\0' : line[end + 2];
 }
 
 bool is_gone(char letter) {
@@ -101,6 +93,11 @@ std::string report(const State& s, const Wait& wait, const std::string& headline
     any = true;
   }
   return text + (any ? "\n" : " none\n");
+}
+
+/// What the supervisor says when this process is dead. Under the lock.
+void publish(const State& s) {
+  tell_supervisor(s.step, s.waits.empty() ? std::string_view() : s.waits.back().what);
 }
 
 /// Ranks detect the same hang moments apart, and a launcher kills the others as soon as one has
@@ -142,8 +139,13 @@ bool look_again(State& s, int signal) {
          Clock::now() - *s.signalled < std::chrono::seconds(1);
 }
 
+/// A library that gave up is never ignored.
+bool ignored(const State& s, int signal) {
+  return s.finishing && signal != SIGABRT;
+}
+
 void inspect(State& s, std::unique_lock<std::mutex>& lock) {
-  if (const int signal = caught_signal.load()) {
+  if (const int signal = caught_signal.load(); signal != 0 && !ignored(s, signal)) {
     if (look_again(s, signal)) return;
     end_after_signal(s, lock, signal);
   }
@@ -173,6 +175,7 @@ void watch() {
   while (s.running) {
     s.wake.wait_for(lock, std::chrono::milliseconds(100));
     if (s.running) inspect(s, lock);
+    wake_supervisor();
   }
 }
 
@@ -189,6 +192,7 @@ void Watchdog::start(std::string program, int world_rank, std::vector<PeerProces
   s.peers = std::move(peers);
   if (s.running) return;
   s.running = true;
+  publish(s);
   s.thread = std::thread(watch);
   std::signal(SIGTERM, on_signal);
   std::signal(SIGUSR1, on_signal);
@@ -197,17 +201,31 @@ void Watchdog::start(std::string program, int world_rank, std::vector<PeerProces
 
 void Watchdog::set_timeout(double seconds) {
   timeout_seconds = seconds;
+  tell_supervisor_timeout(seconds);
+}
+
+void Watchdog::begin_to_finish() {
+  State& s = state();
+  std::unique_lock lock(s.mutex);
+  while (caught_signal != 0) {  // the watchdog thread ends the process
+    lock.unlock();
+    pause();
+    lock.lock();
+  }
+  s.finishing = true;
 }
 
 void Watchdog::stop() {
   State& s = state();
+  bool finished = false;
   {
     std::lock_guard lock(s.mutex);
     if (!s.running) return;
     s.running = false;
+    finished = s.finishing;
   }
-  std::signal(SIGTERM, SIG_DFL);
-  std::signal(SIGUSR1, SIG_DFL);
+  std::signal(SIGTERM, finished ? SIG_IGN : SIG_DFL);
+  std::signal(SIGUSR1, finished ? SIG_IGN : SIG_DFL);
   std::signal(SIGABRT, SIG_DFL);
   s.wake.notify_all();
   s.thread.join();
@@ -217,18 +235,21 @@ WaitScope::WaitScope(std::string_view what, std::vector<int> peers) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   s.waits.push_back({std::string(what), std::move(peers), Clock::now()});
+  publish(s);
 }
 
 WaitScope::~WaitScope() {
   State& s = state();
   std::lock_guard lock(s.mutex);
   s.waits.pop_back();
+  publish(s);
 }
 
 void set_current_step(std::string step) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   s.step = std::move(step);
+  publish(s);
 }
 
 }  // namespace gyre

@@ -14,6 +14,10 @@
 
 namespace gyre {
 
+/// Of every program: the option for the timeout, and its default.
+inline constexpr const char* timeout_option = "--timeout";
+inline constexpr double default_timeout_seconds = 300;
+
 /// How the watchdog names and looks up a rank.
 struct PeerProcess {
   int world_rank = 0;
@@ -29,6 +33,9 @@ class Watchdog {
   static void start(std::string program, int world_rank, std::vector<PeerProcess> peers,
                     double timeout_seconds, void (*end_all)(int code));
   static void set_timeout(double seconds);
+  /// The work of this rank is done; what is left is to say so. From now on signals that ask the
+  /// run to end are ignored. When one has come before, this never returns: the run is ending.
+  static void begin_to_finish();
   static void stop();
 };
 

@@ -87,6 +87,32 @@ signal_one_rank() { # SIGNAL STATUS TEXT [SIGNAL that another rank gets a moment
   done
   no_output
 }
+# At start-up: MPI_Init of the others would wait for ever.
+signal_at_start() { # SIGNAL STATUS TEXT [supervisor]
+  local launcher parent='' victim='' status=0
+  timeout 60 "$MPIEXEC" -n 4 "$apps/gyre-pipeline" --input "$input" --model "$model" --cp 2 --tp 2 -n 1000000 \
+    --timeout 3 -o "$scratch/out/s.h5" >"$scratch/log" 2>&1 &
+  launcher=$!
+  # Ranks are forked before MPI_Init.
+  until [[ -n $victim ]]; do
+    for parent in $(pgrep -f "^$apps/gyre-pipeline .*-o $scratch/out/s.h5"); do
+      victim=$(pgrep -P "$parent" | head -1) && break
+    done
+  done
+  [[ ${4:-} != supervisor ]] || victim=$parent
+  kill "-$1" "$victim"
+  wait "$launcher" || status=$?
+  ((status == $2)) || fail "exit $status, not $2, after SIG$1 at start-up: $(cat "$scratch/log")"
+  grep -q "$3" "$scratch/log" || fail "'$3' is missing: $(cat "$scratch/log")"
+  no_output
+}
+signal_at_start KILL 3 "rank . (.*, pid .*) was killed by signal 9 (Killed); out of memory?; step 'start-up'"
+signal_at_start TERM 3 'was killed by signal 15\|told to end (SIGTERM)'
+signal_at_start STOP 4 'has been in MPI_Init for more than 3 s, stopped\|pid [0-9]*: stopped'
+
+# Supervisors: when one is killed, its rank says so and ends the run. A stopped one is continued.
+signal_at_start KILL 3 "its supervisor has died; step 'start-up'" supervisor
+
 signal_one_rank KILL 3 "has died"
 grep -q 'was killed by signal 9' "$scratch/log" || fail "the killed rank is not named"
 # UCX may abort a moment before the process that it misses is gone.
@@ -94,4 +120,16 @@ signal_one_rank KILL 3 "has died" ABRT
 grep -q 'a library called abort(); rank . has died' "$scratch/log" || fail "the abort is not explained: $(cat "$scratch/log")"
 signal_one_rank STOP 4 "timeout after 3 s without progress"
 grep -q 'stopped)' "$scratch/log" || fail "the stopped rank is not named"
+
+# A supervisor that is stopped goes on; so does the run, to its end.
+"$MPIEXEC" -n 2 "$apps/gyre-pipeline" --input "$input" --model "$model" --cp 2 -n 300 -o "$scratch/stopped.h5" >"$scratch/log" 2>&1 &
+launcher=$!
+until pgrep -f "^$apps/gyre-pipeline .*stopped.h5" >"$scratch/parents"; do sleep 0.01; done
+kill -STOP "$(head -1 "$scratch/parents")"
+for _ in $(seq 200); do
+  kill -0 "$launcher" 2>/dev/null || break
+  sleep 0.1
+done
+kill -0 "$launcher" 2>/dev/null && fail "a stopped supervisor stops the run"
+wait "$launcher" || fail "exit $? with a stopped supervisor: $(cat "$scratch/log")"
 echo ok

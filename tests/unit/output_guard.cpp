@@ -106,7 +106,7 @@ TEST_F(OutputGuardTest, UnwritablePlacesAreRefusedAtOnce) {
 }
 
 TEST_F(OutputGuardTest, WriteFileAtomically) {
-  write_file_atomically(path(), "whole");
+  write_temporary(path(), "whole")->commit();
   EXPECT_EQ(read(path()), "whole");
   EXPECT_EQ(files_left(1), 1);
 }
