@@ -276,4 +276,12 @@ void AttentionChecker::check_sinks(const std::vector<double>& lse, const std::ve
   }
 }
 
+void run_verified(Pass pass, AttentionRun& run, const TensorRows& inputs,
+                  const AttentionReference* reference, int64_t pairs, Communicator& world,
+                  Verification& checks) {
+  run.repeat_checked(pass, checks);
+  AttentionChecker(run, inputs, reference, pairs, world).check(pass, checks);
+  checks.merge_over(world);
+}
+
 }  // namespace gyre

@@ -54,4 +54,10 @@ class AttentionChecker {
   std::vector<TokenRow> own_;  // sorted by token
 };
 
+/// Runs `pass` once more with checked messages (AttentionRun::repeat_checked), verifies what it
+/// left in the arrays, and merges `checks` over all ranks. Collective.
+void run_verified(Pass pass, AttentionRun& run, const TensorRows& inputs,
+                  const AttentionReference* reference, int64_t pairs, Communicator& world,
+                  Verification& checks);
+
 }  // namespace gyre

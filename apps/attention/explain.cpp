@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/agree.hpp"
 #include "predict/explain.hpp"
 #include "predict/plan_svg.hpp"
 
@@ -81,6 +82,18 @@ Explanation explain_workload(const AttentionWorkload& workload, const AttentionO
       o.tflops, o.gbytes_per_s, o.latency_us);
   if (!o.svg.empty()) explanation.svg = plan_svg(plan, planned, directions);
   return explanation;
+}
+
+ExitCode explain(const AttentionOptions& o, AppContext& context) {
+  std::string text;
+  run_on_root(context.world, "explanation", [&] {
+    const AttentionWorkload workload = generated_workload(o, o.sizes().front());
+    const Explanation explanation = explain_workload(workload, o);
+    text = explanation.text;
+    context.outputs.add_text(o.svg, explanation.svg);
+  });
+  context.outputs.publish(text);
+  return ExitCode::ok;
 }
 
 }  // namespace gyre

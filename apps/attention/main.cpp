@@ -29,6 +29,7 @@ struct Suite {
   AppContext& context;
   AttentionMachine machine;
   RunReport& report;
+  bool on_gpu;
   double peak_flops;  ///< of a rank; 0: unknown
   int64_t memory_bytes;
   const AttentionReference* reference;  ///< null: expected values are recomputed
@@ -46,17 +47,30 @@ AttentionResult do_pass(Suite& s, AttentionRun& run, const TensorRows& inputs, P
   };
   AttentionResult result = run.measure(pass, {o.iterations, o.warmup, s.peak_flops}, world,
                                        o.check == "all" ? check : std::function<void()>{});
-  if (o.check == "last") {
-    run.repeat(pass);
-    check();
-  }
   if (o.check != "none") {
-    checks.merge_over(world);
+    // What was timed, where it cannot be compared with the next run bit by bit.
+    if (o.check == "last" && s.on_gpu) check();
+    run_verified(pass, run, inputs, s.reference, o.check_pairs, world, checks);
     result.check = checks.passed() ? "ok" : "FAILED";
     result.error_over_tolerance = checks.max_error_over_tolerance();
     s.report.verification.merge(checks);
   }
   return result;
+}
+
+/// Writes the results in the arrays, all of which have been verified, unless --check is none.
+void write_output(Suite& s, AttentionRun& run, const TensorRows& inputs) {
+  const AttentionOptions& o = s.o;
+  Communicator& world = s.context.world;
+  if (o.passes().back() != Pass::backward) {
+    Verification checks(o.tol_scale);
+    run_verified(Pass::backward, run, inputs, s.reference, o.check_pairs, world, checks);
+    if (o.check != "none") s.report.verification.merge(checks);
+  }
+  OutputFile output(world, o.output);
+  write_results(output, run, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
+                provenance_of(s.context, run.workload().origin), world);
+  s.context.outputs.add(std::move(output));
 }
 
 /// One schedule under one layout.
@@ -75,17 +89,14 @@ void do_configuration(Suite& s, const AttentionWorkload& workload, const TensorR
     std::fflush(stdout);
     s.results.push_back(std::move(result));
   }
+  if (!o.output.empty()) write_output(s, *run, inputs);
   if (!o.trace.empty()) {
     Trace trace;
     const ClockOffset offset = align_clocks(world);
-    for (const Pass pass : o.passes()) run->repeat(pass, &trace);
-    write_trace(o.trace, trace, world, offset);
+    for (const Pass pass : o.passes()) run->record(pass, trace);
+    const std::string text = trace_text(trace, world, offset);
+    run_on_root(world, "timeline", [&] { s.context.outputs.add_text(o.trace, text); });
   }
-  if (o.output.empty() || (o.check != "none" && !s.report.verification.passed())) return;
-  run->repeat(Pass::backward);  // the timed runs do not leave the results in the arrays
-  OutputFile output(world, o.output);
-  write_results(output, *run, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
-                provenance_of(s.context, workload.origin), world);
 }
 
 void do_workload(Suite& s, const AttentionWorkload& workload) {
@@ -105,32 +116,6 @@ void do_workload(Suite& s, const AttentionWorkload& workload) {
       }
     }
   }
-}
-
-/// Prints everything after the rows of the table, and writes the files.
-void present(Suite& s) {
-  if (s.results.empty()) throw_usage("{}", fmt::join(s.refused, "\n"));
-  add_figures(s.report, s.results);
-  for (const std::string& reason : s.refused) fmt::print("# refused {}\n", reason);
-  if (const std::string note = s.machine.kernel.note(); !note.empty())
-    fmt::print("# kernel on rank 0: {}\n", note);
-  if (s.context.verbose) {
-    fmt::print("{}", peak_text(s.results.front(), s.o.threads));
-    for (const AttentionResult& result : s.results) fmt::print("{}", details_text(result));
-  }
-  fmt::print("{}", footer_text(s.report));
-  if (!s.o.csv.empty()) write_file_atomically(s.o.csv, attention_table().csv(s.results));
-  if (!s.o.json.empty()) write_json(s.report, s.o.json);
-}
-
-ExitCode explain(const AttentionOptions& o, AppContext& context) {
-  run_on_root(context.world, "explanation", [&] {
-    const AttentionWorkload workload = generated_workload(o, o.sizes().front());
-    const Explanation explanation = explain_workload(workload, o);
-    fmt::print("{}", explanation.text);
-    if (!o.svg.empty()) write_file_atomically(o.svg, explanation.svg);
-  });
-  return ExitCode::ok;
 }
 
 ExitCode run(AttentionOptions& o, AppContext& context) {
@@ -158,7 +143,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   });
   std::unique_ptr<Communicator> slow;
   run_agreed(world, "--emulate-network", [&] {
-    if (!o.network.empty()) slow = emulate_network(world, parse_network_model(o.network));
+    if (!o.network.empty()) slow = emulate_network(backend.world(), parse_network_model(o.network));
   });
   std::unique_ptr<BlockKernel> kernel;
   run_agreed(world, "--kernel", [&] { kernel = make_kernel(o, backend.stream()); });
@@ -170,13 +155,30 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   if (context.root()) fmt::print("{}", attention_table().header());
   const bool compares = file && file->reference && has_exact_inputs(*file, o.types().activations);
   if (shows && file && !compares) fmt::print("{}", no_reference_text);
-  Suite suite{o,       file,
-              context, {*kernel, slow ? *slow : backend.world(), backend.stream(), workspace},
-              report,  backend.on_gpu() ? 0 : o.threads * measured_fma_peak(),
-              memory,  compares ? &*file->reference : nullptr};
+  Suite suite{o,
+              file,
+              context,
+              {*kernel, slow ? *slow : backend.world(), backend.stream(), workspace,
+               [&](bool on) { backend.check_messages(on); }},
+              report,
+              backend.on_gpu(),
+              backend.on_gpu() ? 0 : o.threads * measured_fma_peak(),
+              memory,
+              compares ? &*file->reference : nullptr};
+  backend.check_messages(false);
   for (const AttentionWorkload& workload : workloads) do_workload(suite, workload);
-  run_on_root(world, "report", [&] { present(suite); });
-  return exit_code_of(judge(report));
+  run_agreed(world, "report", [&] {
+    if (suite.results.empty()) throw_usage("{}", fmt::join(suite.refused, "\n"));
+  });
+  add_figures(report, suite.results);
+  return finish_run(context, report, [&] {
+    std::string text;
+    for (const std::string& reason : suite.refused) text += fmt::format("# refused {}\n", reason);
+    if (const std::string note = kernel->note(); !note.empty())
+      text += fmt::format("# kernel on rank 0: {}\n", note);
+    if (context.verbose) text += details_text(suite.results, o.threads);
+    return RunTexts{text, o.csv, attention_table().csv(suite.results), o.json};
+  });
 }
 
 }  // namespace

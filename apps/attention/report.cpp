@@ -119,13 +119,15 @@ void add_figures(RunReport& report, const std::vector<AttentionResult>& results)
         {"attention_rate", result->tflops_per_rank(), "TFLOP/s/rank", key_of(*result)});
 }
 
+namespace {
+
 std::string peak_text(const AttentionResult& result, int threads) {
   if (!(result.peak > 0)) return "# peak n/a\n";
   return fmt::format("# peak {:.4g} GFLOP/s a core, measured with f32 FMAs, {} a rank\n",
                      result.peak / threads / 1e9, threads);
 }
 
-std::string details_text(const AttentionResult& result) {
+std::string parts_text(const AttentionResult& result) {
   std::string text = fmt::format(
       "# {} {} {} {}: total {:.3f} ms, compute only {:.3f}, communication only {:.3f}, exposed "
       "{:.3f} (quartiles {:.3f} apart)\n",
@@ -145,6 +147,14 @@ std::string details_text(const AttentionResult& result) {
   text += table.header();
   for (const int rank : shown_ranks(result.cp, 64))
     text += as_comment(table.row({rank, &result.ranks.at(static_cast<size_t>(rank))}));
+  return text;
+}
+
+}  // namespace
+
+std::string details_text(const std::vector<AttentionResult>& results, int threads) {
+  std::string text = peak_text(results.front(), threads);
+  for (const AttentionResult& result : results) text += parts_text(result);
   return text;
 }
 

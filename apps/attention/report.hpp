@@ -29,11 +29,9 @@ void add_result(RunReport& report, const AttentionResult& result);
 /// result.
 void add_figures(RunReport& report, const std::vector<AttentionResult>& results);
 
-/// "# peak ..." line: the measured FMA peak of a core; n/a on GPUs.
-std::string peak_text(const AttentionResult& result, int threads);
-
-/// The parts of a result's time: a "#" line with total, compute only, communication only and
-/// exposed time; then a line for each of up to 64 ranks.
-std::string details_text(const AttentionResult& result);
+/// "# peak ..." line: the measured FMA peak of a core, n/a on GPUs. Then the parts of each result's
+/// time: a "#" line with total, compute only, communication only and exposed time; a line for each
+/// of up to 64 ranks.
+std::string details_text(const std::vector<AttentionResult>& results, int threads);
 
 }  // namespace gyre

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "comm/agree.hpp"
+#include "core/checksum.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/watchdog.hpp"
 
@@ -183,12 +184,26 @@ void AttentionRun::check_traffic(Pass pass, const Traffic& before) {
              planned.bytes_sent, planned.messages);
 }
 
+uint64_t AttentionRun::checksum(Pass pass) {
+  std::vector<MatrixRef> results{executor_.matrix(ArrayKind::out)};
+  if (pass == Pass::backward)
+    results = {executor_.matrix(ArrayKind::d_q), executor_.d_keys(), executor_.d_values()};
+  Checksum sum;
+  for (const TokenRow& own : token_rows(workload_, shard()))
+    for (const MatrixRef& matrix : results)
+      sum.add({matrix.data + own.row * matrix.stride * static_cast<int64_t>(size_of(matrix.type)),
+               static_cast<size_t>(matrix.cols) * size_of(matrix.type)});
+  if (pass == Pass::backward) sum.add(bytes_of(std::span<const double>(executor_.d_sinks())));
+  return sum.value();
+}
+
 AttentionResult AttentionRun::measure(Pass pass, const MeasureOptions& options, Communicator& world,
                                       const std::function<void()>& after) {
   set_current_step(fmt::format("{}, {}", name(), name_of(pass)));
   Clocked whole, compute, communicate;
   std::vector<ExecutionTimes> parts;
-  for (int i = -options.warmup; i < options.iterations; ++i) {
+  timed_checksums_.clear();
+  const auto run_whole = [&](int i) {
     Clocked untimed;
     ExecutionTimes times;
     prepare(pass, static_cast<bool>(after));
@@ -196,12 +211,26 @@ AttentionResult AttentionRun::measure(Pass pass, const MeasureOptions& options, 
     (i < 0 ? untimed : whole).time(world, [&] { times = executor_.run(pass); });
     // The gradients of sinks are summed by a collective that is no part of the plan.
     if (workload_.sinks.empty()) check_traffic(pass, before);
-    if (i >= 0) parts.push_back(times);
-    if (i >= 0 && after) after();
+    if (i < 0) return;
+    parts.push_back(times);
+    if (machine_.stream.space() == MemorySpace::host) timed_checksums_.push_back(checksum(pass));
+    if (after) after();
+  };
+  const auto run_parts = [&](int i) {
+    Clocked untimed;
     (i < 0 ? untimed : compute).time(world, [&] { executor_.run(pass, Execute::compute_only); });
     (i < 0 ? untimed : communicate).time(world, [&] {
       executor_.run(pass, Execute::communication_only);
     });
+  };
+  for (int i = -options.warmup; i < options.iterations; ++i) {
+    const bool last = i + 1 == options.iterations;
+    if (last) {  // its results stay in the arrays
+      prepare(pass, false);
+      run_parts(i);
+    }
+    run_whole(i);
+    if (!last) run_parts(i);
   }
   AttentionResult result;
   result.schedule = setup_.schedule.name;
@@ -236,12 +265,31 @@ void AttentionRun::add_ranks(AttentionResult& result, const ExecutionTimes& mine
   result.transient_bytes = all_reduce_value(world, counted.transient_bytes, ReduceOp::max);
 }
 
-void AttentionRun::repeat(Pass pass, Trace* trace) {
-  set_current_step(fmt::format("{}, {}, once more", name(), name_of(pass)));
+void AttentionRun::record(Pass pass, Trace& trace) {
+  set_current_step(fmt::format("{}, {}, for the timeline", name(), name_of(pass)));
   prepare(pass, true);
-  executor_.set_trace(trace);
+  executor_.set_trace(&trace);
   executor_.run(pass);
   executor_.set_trace(nullptr);
+}
+
+void AttentionRun::repeat_checked(Pass pass, Verification& checks) {
+  set_current_step(fmt::format("{}, {}, with checked messages", name(), name_of(pass)));
+  machine_.check_messages(true);
+  prepare(pass, true);
+  executor_.run(pass);
+  machine_.check_messages(false);
+  if (machine_.stream.space() != MemorySpace::host) return;
+  Check& same =
+      checks.check(fmt::format("{}, {}: bits of timed iterations", name(), name_of(pass)), 0);
+  const uint64_t checked = checksum(pass);
+  for (size_t i = 0; i < timed_checksums_.size(); ++i) {
+    if (timed_checksums_[i] == checked)
+      same.add_nothing();
+    else
+      same.add_failure(fmt::format("rank {}, iteration {}: other bits than with checked messages",
+                                   plan_.rank, i));
+  }
 }
 
 }  // namespace gyre

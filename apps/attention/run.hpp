@@ -1,6 +1,9 @@
 #pragma once
 // One configuration of gyre-attention, planned and filled: runs it and measures it.
 
+#include <functional>
+#include <vector>
+
 #include "apps/attention/inputs.hpp"
 #include "apps/attention/setup.hpp"
 #include "attention/execute.hpp"
@@ -69,6 +72,8 @@ struct AttentionMachine {
   Communicator& network;  ///< the context-parallel group
   Stream& stream;         ///< arrays and messages are in its memory space
   AttentionWorkspace& workspace;
+  /// Whether the network's messages are checked; off but for the runs that ask for it.
+  std::function<void(bool on)> check_messages;
 };
 
 class AttentionRun {
@@ -83,16 +88,19 @@ class AttentionRun {
   /// workload. Collective.
   void check_counts(Verification& checks, Communicator& world) const;
   /// Times one direction, from a barrier to the end of the slowest rank. Every iteration runs the
-  /// plan; then its kernels, clears and deltas alone, on the received data; then its messages
-  /// alone, with the copies that they need. With `after`, all arrays but the inputs are poisoned
-  /// before each iteration, and after() is called right after the plan, while the arrays hold its
-  /// results. Collective.
+  /// plan; its kernels, clears and deltas alone; and its messages alone, with the copies that they
+  /// need. The arrays hold the results of the last timed run afterwards. With `after`, all arrays
+  /// but the inputs are poisoned before each run of the plan, and after() is called right behind
+  /// it, while the arrays hold its results. Collective.
   AttentionResult measure(Pass pass, const MeasureOptions& options, Communicator& world,
                           const std::function<void()>& after);
-  /// Runs one more iteration, not timed; records a timeline if `trace` is given. All arrays but the
-  /// inputs are poisoned before, so that a leftover of an earlier iteration cannot pass for a
-  /// result.
-  void repeat(Pass pass, Trace* trace = nullptr);
+  /// Runs one more iteration, not timed, and records a timeline.
+  void record(Pass pass, Trace& trace);
+  /// Runs one more iteration, not timed, with all arrays but the inputs poisoned before, so that a
+  /// leftover of an earlier one cannot pass for a result, and with its messages checked; a message
+  /// that arrives changed is a runtime error. On CPUs adds the check that the timed iterations of
+  /// this direction gave the same bits. (On GPUs messages are not checked.) Collective.
+  void repeat_checked(Pass pass, Verification& checks);
 
   const Layout& layout() const { return placed_.layout; }
   const Shard& shard() const { return layout().shard(plan_.rank); }
@@ -111,6 +119,8 @@ class AttentionRun {
   void prepare(Pass pass, bool poisoned);
   /// Fills all arrays but the inputs with NaN.
   void poison();
+  /// Of the results of `pass` of this rank's tokens, in host memory.
+  uint64_t checksum(Pass pass);
   /// Adds counts and times of all ranks.
   void add_ranks(AttentionResult& result, const ExecutionTimes& mine, const PlanCount& counted,
                  Communicator& world) const;
@@ -123,6 +133,7 @@ class AttentionRun {
   RankPlan plan_;
   AttentionMachine machine_;
   AttentionExecutor executor_;
+  std::vector<uint64_t> timed_checksums_;  // of the last measured direction; empty on GPUs
 };
 
 }  // namespace gyre

@@ -6,8 +6,10 @@
 
 #include "apps/common/host.hpp"
 #include "comm/agree.hpp"
+#include "comm/checked.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/host_staging.hpp"
+#include "comm/mpi.hpp"
 #include "comm/nccl.hpp"
 #include "comm/staged.hpp"
 #include "report/options.hpp"
@@ -58,9 +60,10 @@ struct Backend::State {
   const AppContext& context;
   std::string comm;
   std::unique_ptr<Stream> stream;
-  std::unique_ptr<Communicator> device_world;  ///< none on CPUs
-  std::unique_ptr<Communicator> host_staging;  ///< none on CPUs
-  std::vector<RankDevice> devices;             ///< none on CPUs
+  std::unique_ptr<CheckedCommunicator> network;  ///< by MPI
+  std::unique_ptr<Communicator> device_world;    ///< none on CPUs
+  std::unique_ptr<Communicator> host_staging;    ///< none on CPUs
+  std::vector<RankDevice> devices;               ///< none on CPUs
 };
 
 void declare_backend_options(CLI::App& app, BackendOptions& o) {
@@ -75,11 +78,14 @@ void declare_backend_options(CLI::App& app, BackendOptions& o) {
 }
 
 Backend::Backend(AppContext& context, const BackendOptions& o)
-    : state_(std::make_unique<State>(State{context, comm_of(o), nullptr, nullptr, nullptr, {}})) {
+    : state_(std::make_unique<State>(
+          State{context, comm_of(o), nullptr, nullptr, nullptr, nullptr, {}})) {
   run_agreed(context.world, "--backend", [&] {
     check_backend_options(o);
     check_build(o);
   });
+  state_->network =
+      std::make_unique<CheckedCommunicator>(make_mpi_communicator(context.mpi.world()));
   if (!o.on_gpu()) {
     state_->stream = std::make_unique<HostStream>();
     return;
@@ -87,7 +93,7 @@ Backend::Backend(AppContext& context, const BackendOptions& o)
   state_->devices = bind_device(context.world, o.share_gpus);
   run_agreed(context.world, "preparing the GPU", [&] { state_->stream = make_cuda_stream(); });
   state_->device_world = state_->comm == "nccl" ? make_nccl_communicator(context.world)
-                                                : make_staged_communicator(context.world);
+                                                : make_staged_communicator(*state_->network);
   state_->host_staging = make_host_staging_communicator(*state_->device_world, *state_->stream);
 }
 
@@ -102,11 +108,15 @@ Stream& Backend::stream() {
 }
 
 Communicator& Backend::world() {
-  return on_gpu() ? *state_->device_world : state_->context.world;
+  return on_gpu() ? *state_->device_world : *state_->network;
 }
 
 Communicator& Backend::host_staging() {
-  return on_gpu() ? *state_->host_staging : state_->context.world;
+  return on_gpu() ? *state_->host_staging : *state_->network;
+}
+
+void Backend::check_messages(bool on) {
+  state_->network->check_messages(on);
 }
 
 int64_t Backend::memory_bytes() const {

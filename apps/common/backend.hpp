@@ -44,6 +44,9 @@ class Backend {
   /// All ranks, small arrays of host memory: by MPI on CPUs, and on GPUs over the same links as
   /// world(). See comm/host_staging.hpp.
   Communicator& host_staging();
+  /// Whether what MPI carries for world() is compared with what was sent (comm/checked.hpp), as it
+  /// is at first. Off for what is timed. All ranks switch between the same operations.
+  void check_messages(bool on);
   /// Bytes that this rank may allocate in space() now; 0: unknown.
   int64_t memory_bytes() const;
 

@@ -140,13 +140,14 @@ Documents unpack(const PackedHeader& header, const PackedSlots& slots) {
 }
 
 std::string unpack_file(Communicator& comm, const std::string& from, const std::string& to,
-                        const Provenance& provenance) {
+                        const Provenance& provenance, Outputs& outputs) {
   OutputFile output(comm, to);
   const PackedHeader header = read_packed_header(comm, from);
   const PackedSlots slots = read_packed_slots(comm, from, header, 0, header.bin_count());
   Documents documents;
   run_agreed(comm, "unpacking " + from, [&] { documents = unpack(header, slots); });
   write_documents(output, documents, provenance);
+  outputs.add(std::move(output));
   return fmt::format("# {} documents, {} tokens in {} bins -> {}\n", documents.count(),
                      documents.total(), header.bin_count(), to);
 }

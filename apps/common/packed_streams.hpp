@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "io/documents.hpp"
+#include "io/outputs.hpp"
 #include "io/packed_file.hpp"
 #include "packing/packing.hpp"
 #include "packing/slot_packer.hpp"
@@ -43,10 +44,10 @@ std::string generate_streams(const std::string& spec, const std::string& packer,
 /// missing, in two segments, or when the slots hold embeddings.
 Documents unpack(const PackedHeader& header, const PackedSlots& slots);
 
-/// Reads packed streams and writes their documents to `to`. Returns a "#" line that says how many.
-/// Collective.
+/// Reads packed streams and writes their documents to `to`, one of the `outputs`. Returns a "#"
+/// line that says how many. Collective.
 std::string unpack_file(Communicator& comm, const std::string& from, const std::string& to,
-                        const Provenance& provenance);
+                        const Provenance& provenance, Outputs& outputs);
 
 /// First bin of each part when bins are cut into `parts` runs of about equally many slots:
 /// [parts + 1].

@@ -26,6 +26,8 @@ void declare(CLI::App& app, Options& o) {
   add_option(app, {"--rtol", "Relative tolerance of reals: |a - b| <= atol + rtol |b|"},
              o.compare.rtol);
   add_option(app, {"--atol", "Absolute tolerance of reals"}, o.compare.atol);
+  add_flag(app, {"--equal-nan", "NaN agrees with NaN; without it, with nothing"},
+           o.compare.equal_nan);
   add_flag(app, {"--common", "Leave out what only one of the two has"}, o.compare.common_only);
 }
 
@@ -73,8 +75,8 @@ ExitCode run(const Options& o, AppContext& context) {
     const std::vector<TensorComparison> tensors = compare_files(o.a, o.b, o.compare);
     if (!context.quiet)
       fmt::print(
-          "# A  {}\n# B  {}\n# reals agree when |a - b| <= {} + {} |b|; all else, when equal\n",
-          o.a, o.b, o.compare.atol, o.compare.rtol);
+          "# A  {}\n# B  {}\n# reals agree when |a - b| <= {} + {} |b|{}; all else, when equal\n",
+          o.a, o.b, o.compare.atol, o.compare.rtol, o.compare.equal_nan ? ", or both are NaN" : "");
     code = present(tensors, context.quiet);
   });
   return code;

@@ -50,17 +50,23 @@ const Table<Row>& import_table() {
 }
 
 /// Notes on files that the table does not count.
-void print_notes(const ImportReport& report, bool verbose) {
+std::string notes_text(const ImportReport& report, const std::string& output, bool verbose) {
+  std::string text;
   if (report.duplicates > 0)
-    fmt::print("# {} files were reached more than once and count once\n", report.duplicates);
+    text +=
+        fmt::format("# {} files were reached more than once and count once\n", report.duplicates);
   if (report.not_regular > 0)
-    fmt::print("# {} things found in folders are no files: dangling links, pipes, ...\n",
-               report.not_regular);
+    text += fmt::format("# {} things found in folders are no files: dangling links, pipes, ...\n",
+                        report.not_regular);
+  if (report.left_out > 0)
+    text +=
+        fmt::format("# '{}' is found among the inputs, and left out: it is the output\n", output);
   if (!report.binary.empty())
-    fmt::print("# {} files hold a NUL byte and are skipped{}\n", report.binary.size(),
-               verbose ? ":" : " (-v lists them)");
+    text += fmt::format("# {} files hold a NUL byte and are skipped{}\n", report.binary.size(),
+                        verbose ? ":" : " (-v lists them)");
   for (const std::string& path : report.binary)
-    if (verbose) fmt::print("#     {}\n", path);
+    if (verbose) text += fmt::format("#     {}\n", path);
+  return text;
 }
 
 Row row_of(const Documents& documents, const ImportReport& report) {
@@ -72,7 +78,7 @@ ExitCode run(const Options& o, AppContext& context) {
   OutputFile output(world, o.output);
 
   ImportReport report;
-  const Documents documents = import_text(world, o.paths, o.max_tokens, report);
+  const Documents documents = import_text(world, o.paths, o.max_tokens, report, o.output);
   run_agreed(world, "importing", [&] {
     if (documents.count() == 0)
       throw_usage("nothing to import: {} files found, {} of them hold a NUL byte", report.files,
@@ -80,16 +86,14 @@ ExitCode run(const Options& o, AppContext& context) {
   });
   write_documents(output, documents,
                   provenance_of(context, fmt::format("{}", fmt::join(o.paths, "\n"))));
+  context.outputs.add(std::move(output));
 
-  if (context.root()) {
-    const Row row = row_of(documents, report);
-    if (!context.quiet) {
-      fmt::print("# {} {}, ranks {}, writes {}\n", context.info.name, build_info().version,
-                 world.size(), o.output);
-      print_notes(report, context.verbose);
-    }
-    fmt::print("{}{}", import_table().header(), import_table().row(row));
-  }
+  std::string text;
+  if (!context.quiet)
+    text = fmt::format("# {} {}, ranks {}, writes {}\n", context.info.name, build_info().version,
+                       world.size(), o.output) +
+           notes_text(report, o.output, context.verbose);
+  context.outputs.publish(text + import_table().text({row_of(documents, report)}));
   return ExitCode::ok;
 }
 

@@ -3,7 +3,8 @@
 namespace gyre {
 
 LogprobsBackend::LogprobsBackend(Backend& backend, const GridShape& shape)
-    : own_grid_(std::make_unique<ProcessGrid>(backend.host_staging(), shape)),
+    : backend_(&backend),
+      own_grid_(std::make_unique<ProcessGrid>(backend.host_staging(), shape)),
       own_arrays_(backend.on_gpu() ? std::make_unique<ProcessGrid>(backend.world(), shape)
                                    : nullptr),
       grid_(*own_grid_),

@@ -30,10 +30,15 @@ class LogprobsBackend {
   ProcessGrid& grid() { return grid_; }
   /// The same groups for what is as large as logits or hidden states: memory of space().
   ProcessGrid& arrays() { return arrays_; }
+  /// Backend::check_messages; nothing without one.
+  void check_messages(bool on) {
+    if (backend_ != nullptr) backend_->check_messages(on);
+  }
   RowKernels* row_kernels() { return row_kernels_.get(); }
   LinearOps* linear_ops() { return linear_ops_.get(); }
 
  private:
+  Backend* backend_ = nullptr;
   HostStream host_;
   std::unique_ptr<ProcessGrid> own_grid_, own_arrays_;
   ProcessGrid& grid_;

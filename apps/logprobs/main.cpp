@@ -91,6 +91,7 @@ void do_workload(Suite& s, const LogprobsWorkload& problem) {
   OutputFile file(s.context.world, o.output);
   write_results(file, output, context, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
                 provenance_of(s.context, problem.origin));
+  s.context.outputs.add(std::move(file));
 }
 
 /// Throws a usage error that lists what cannot be, or needs more memory than `rank` has: with one
@@ -115,15 +116,12 @@ void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsO
 }
 
 /// What comes behind the rows.
-void present(Suite& s) {
-  if (s.rows.empty()) throw_usage("{}", fmt::join(s.refused, "\n"));
-  add_figures(s.report, s.rows);
-  for (const std::string& reason : s.refused) fmt::print("# refused {}\n", reason);
+RunTexts texts_of(const Suite& s) {
+  std::string text;
+  for (const std::string& reason : s.refused) text += fmt::format("# refused {}\n", reason);
   if (s.context.verbose)
-    for (const LogprobsResult& row : s.rows) fmt::print("{}", details_text(row));
-  fmt::print("{}", footer_text(s.report));
-  if (!s.o.csv.empty()) write_file_atomically(s.o.csv, logprobs_table().csv(s.rows));
-  if (!s.o.json.empty()) write_json(s.report, s.o.json);
+    for (const LogprobsResult& row : s.rows) text += details_text(row);
+  return {text, s.o.csv, logprobs_table().csv(s.rows), s.o.json};
 }
 
 ExitCode run(LogprobsOptions& o, AppContext& context) {
@@ -159,8 +157,11 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
     fmt::print("{}", no_reference_text);
   Suite suite{o, file, context, backend, report, memory};
   for (const LogprobsWorkload& problem : cases) do_workload(suite, problem);
-  run_on_root(world, "report", [&] { present(suite); });
-  return exit_code_of(judge(report));
+  run_agreed(world, "report", [&] {
+    if (suite.rows.empty()) throw_usage("{}", fmt::join(suite.refused, "\n"));
+  });
+  add_figures(report, suite.rows);
+  return finish_run(context, report, [&] { return texts_of(suite); });
 }
 
 }  // namespace

@@ -40,17 +40,22 @@ class Measurement {
               Verification& checks)
       : op_(op), pass_(pass), c_(context), label_(std::move(label)), checks_(checks) {}
 
-  /// Times all iterations; every rank's samples, milliseconds.
+  /// Times all iterations; every rank's samples, milliseconds. What the last one left, or each of
+  /// them, is verified; then what a call leaves whose messages are checked.
   Samples time() {
     const LogprobsOptions& o = c_.options;
     std::vector<double> mine;
+    c_.backend.check_messages(false);
     for (int i = -o.warmup; i < o.iterations; ++i) {
-      prepare(i == -o.warmup, o.check == "all");
+      const bool last = i + 1 == o.iterations;
+      const bool verified = i >= 0 && (o.check == "all" || (o.check == "last" && last));
+      prepare(i == -o.warmup, verified);
       const double ms = once();
       if (i >= 0) mine.push_back(ms);
-      if (i >= 0 && o.check == "all") verify();
+      if (verified) verify();
     }
-    if (o.check == "last") {
+    c_.backend.check_messages(true);
+    if (o.check != "none") {
       prepare(true, true);
       once();
       verify();

@@ -31,7 +31,7 @@ void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSo
       slots = fill_slots(header, first, last, tokens, *make_slot_packer(backend.stream()));
     });
   write_checked(o.output, header, on_gpu ? slots : expected, first, last, context.world, check,
-                report.verification, &expected);
+                report.verification, context.outputs, &expected);
 }
 
 /// Documents, or lengths alone, through one packer or all.
@@ -116,8 +116,9 @@ ExitCode run(const PackOptions& o, AppContext& context) {
                         {{"--input", o.input}});
   });
   if (o.unpack) {
-    const std::string text = unpack_file(world, o.input, o.output, provenance_of(context, o.input));
-    if (context.root() && !context.quiet) fmt::print("{}", text);
+    const std::string text =
+        unpack_file(world, o.input, o.output, provenance_of(context, o.input), context.outputs);
+    context.outputs.publish(context.quiet ? "" : text);
     return ExitCode::ok;
   }
   const std::string schema = o.input.empty() ? documents_schema : schema_of(world, o.input);
@@ -142,12 +143,11 @@ ExitCode run(const PackOptions& o, AppContext& context) {
     pack_into_rows(o, context, report, outcome);
   else
     pack_lengths(o, context, backend, report, outcome);
-  run_on_root(world, "report", [&] {
-    present_packing(report, outcome.rows, outcome.notes, context.quiet);
-    if (!o.csv.empty()) write_file_atomically(o.csv, packing_table().csv(outcome.rows));
-    if (!o.json.empty()) write_json(report, o.json);
+  if (context.quiet) outcome.notes.clear();
+  return finish_run(context, report, [&] {
+    return RunTexts{packing_table().text(outcome.rows) + outcome.notes, o.csv,
+                    packing_table().csv(outcome.rows), o.json};
   });
-  return exit_code_of(judge(report));
 }
 
 }  // namespace

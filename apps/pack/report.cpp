@@ -199,21 +199,13 @@ void check_bins(std::span<const Bin> bins, std::span<const int64_t> lengths, int
 
 void write_checked(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
                    int64_t first, int64_t last, Communicator& world, bool check,
-                   Verification& checks, const PackedSlots* expected) {
+                   Verification& checks, Outputs& outputs, const PackedSlots* expected) {
   OutputFile output(world, path);
   fill_packed(output, header, mine);
   if (check)
     check_packed_file(output.temporary_path(), header, expected == nullptr ? mine : *expected,
                       first, last, world, checks);
-  if (checks.empty() || checks.passed()) output.commit();
-}
-
-void present_packing(const RunReport& report, const std::vector<PackingResult>& rows,
-                     const std::string& notes, bool quiet) {
-  fmt::print("{}", packing_table().header());
-  for (const PackingResult& row : rows) fmt::print("{}", packing_table().row(row));
-  if (!quiet) fmt::print("{}", notes);
-  fmt::print("{}", footer_text(report));
+  outputs.add(std::move(output));
 }
 
 void add_row(RunReport& report, const PackingResult& row, const std::vector<double>& samples_ms) {
@@ -221,7 +213,7 @@ void add_row(RunReport& report, const PackingResult& row, const std::vector<doub
   entry.key = {{"algorithm", row.algorithm}};
   entry.samples_ms = {samples_ms};
   entry.measurements = packing_table().fields(row);
-  report.foms.push_back({"utilisation", row.measures.utilisation, "of slots", entry.key});
+  report.foms.push_back({"utilisation", row.measures.utilisation, "of slots", entry.key, 1});
   report.foms.push_back({"cost_imbalance", row.measures.cost_imbalance, "max/mean", entry.key});
   report.results.push_back(std::move(entry));
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/common/packed_streams.hpp"
+#include "io/outputs.hpp"
 #include "io/packed_file.hpp"
 #include "packing/packing.hpp"
 #include "report/result.hpp"
@@ -59,17 +60,13 @@ std::string packer_help();
 
 /// Writes the packed file `path` from every rank's slots, `mine` being those of bins [first, last).
 /// With `check`, it is read back first, and `checks` get that its tables are those of `header` and
-/// its slots those written, or those `expected` where a device made what is written; the file
-/// appears only when they are. Collective.
+/// its slots those written, or those `expected` where a device made what is written. The file is
+/// one of the `outputs`. Collective.
 void write_checked(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
                    int64_t first, int64_t last, Communicator& world, bool check,
-                   Verification& checks, const PackedSlots* expected = nullptr);
+                   Verification& checks, Outputs& outputs, const PackedSlots* expected = nullptr);
 
 /// Adds the row to the results, with the measured times, and its figures of merit.
 void add_row(RunReport& report, const PackingResult& row, const std::vector<double>& samples_ms);
-
-/// Prints table, notes and the report's last lines. One rank calls it.
-void present_packing(const RunReport& report, const std::vector<PackingResult>& rows,
-                     const std::string& notes, bool quiet);
 
 }  // namespace gyre

@@ -94,7 +94,7 @@ void check_rows(const DocumentRows& rows, std::span<const int64_t> lengths,
 }
 
 void write_rows(const std::string& path, const BshdArrays& arrays, const Provenance& provenance,
-                Communicator& world, bool check, Verification& checks) {
+                Communicator& world, bool check, Verification& checks, Outputs& outputs) {
   OutputFile output(world, path);
   fill_bshd(output, arrays, provenance);
   if (check) {
@@ -106,7 +106,7 @@ void write_rows(const std::string& path, const BshdArrays& arrays, const Provena
     same.add_all(read.seq_lens, arrays.seq_lens, "seq_lens");
     same.add_all(read.seq_lens_padded, arrays.seq_lens_padded, "seq_lens_padded");
   }
-  if (checks.empty() || checks.passed()) output.commit();
+  outputs.add(std::move(output));
 }
 
 }  // namespace gyre

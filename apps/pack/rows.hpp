@@ -4,6 +4,7 @@
 #include "apps/common/packed_streams.hpp"
 #include "apps/pack/report.hpp"
 #include "io/batch_file.hpp"
+#include "io/outputs.hpp"
 #include "packing/padding.hpp"
 
 namespace gyre {
@@ -27,9 +28,9 @@ DocumentRows make_rows(std::span<const int64_t> lengths, const RowPackOptions& o
 void check_rows(const DocumentRows& rows, std::span<const int64_t> lengths,
                 const RowPackOptions& options, const TokenSource& tokens, Verification& checks);
 
-/// Writes the rows to `path`; with `check` reads them back, and the file appears only when they
-/// are the same. Collective.
+/// Writes the rows to `path`, one of the `outputs`; with `check` reads them back and compares them.
+/// Collective.
 void write_rows(const std::string& path, const BshdArrays& arrays, const Provenance& provenance,
-                Communicator& world, bool check, Verification& checks);
+                Communicator& world, bool check, Verification& checks, Outputs& outputs);
 
 }  // namespace gyre

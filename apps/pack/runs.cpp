@@ -21,7 +21,8 @@ void write_on_root(const PackOptions& o, const PackedHeader& header, const Packe
   const PackedSlots nothing;
   const PackedSlots& mine = context.root() ? slots : nothing;
   write_checked(o.output, header, mine, 0, context.root() ? header.bin_count() : 0, context.world,
-                o.check != "none", report.verification, context.root() ? expected : nullptr);
+                o.check != "none", report.verification, context.outputs,
+                context.root() ? expected : nullptr);
 }
 
 void pack_into_rows(const PackOptions& o, AppContext& context, RunReport& report,
@@ -48,7 +49,7 @@ void pack_into_rows(const PackOptions& o, AppContext& context, RunReport& report
   if (!o.output.empty())
     write_rows(o.output, rows.arrays,
                provenance_of(context, o.input.empty() ? to_string(spec) : o.input), world,
-               o.check != "none", report.verification);
+               o.check != "none", report.verification, context.outputs);
   add_checked_row(rows.row, report, outcome);
 }
 

@@ -22,17 +22,6 @@ namespace {
 
 using namespace gyre;
 
-/// Prints table and notes, and writes files. On rank 0.
-void present(const PipelineOptions& o, RunReport& report, const ScoringResult& result,
-             const Samples& samples_ms, const std::string& details,
-             const Compression& compression) {
-  add_result(report, result, samples_ms, compression);
-  const Table<ScoringResult>& table = scoring_table();
-  fmt::print("{}{}{}{}", table.header(), table.row(result), details, footer_text(report));
-  if (!o.csv.empty()) write_file_atomically(o.csv, table.csv({result}));
-  if (!o.json.empty()) write_json(report, o.json);
-}
-
 /// The checked inputs of a run, and its plan.
 struct Job {
   Documents documents;
@@ -74,6 +63,9 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
                Backend& backend, AppContext& context) {
   Communicator& world = context.world;
   const ModelConfig& config = job.model.config();
+  std::optional<Reference> reference;
+  if (o.check != "none")
+    reference = read_reference(world, o.input, job.documents, hidden_shape(config));
   RunReport report = start_report(o, job, backend, context);
   ProcessGrid grid(backend.world(), job.shape());
   std::optional<Scorer> planned;
@@ -84,29 +76,36 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   Decoder decoder(config,
                   load_weights(config, grid.shape().tp, grid.tp_rank(), weights_of(job.model)),
                   grid, *kernel, stream);
-  const Passes passes = measure_passes(scorer, decoder, grid, world, o.iterations, o.warmup);
+  const Passes passes = measure_passes(scorer, decoder, grid, backend, world,
+                                       {o.iterations, o.warmup, o.check != "none"});
   const ScoreRange mine = scorer.in_document_order(world);
   const Samples samples_ms = gather_samples(world, passes.milliseconds);
   ScoringResult result = make_result(job.plan, scorer, passes, samples_ms, config, world);
   std::string details = phases_text(passes, world);
   if (context.verbose) details += ranks_text(passes, scorer, world);
   if (o.check != "none") {
-    details += verify_scores({job.documents, config, job.shape().cp, report.verification},
-                             {o.input, job.model, report.inputs[1].sha256, o.check_tokens}, scorer,
-                             decoder, mine, world);
+    check_passes(passes.checksums, report.verification);
+    details +=
+        verify_scores({job.documents, config, job.shape().cp, report.verification},
+                      {o.input, reference, job.model, report.inputs[1].sha256, o.check_tokens},
+                      scorer, decoder, mine, world);
     result.check = report.verification.passed() ? "ok" : "FAILED";
     result.error_over_tolerance = report.verification.max_error_over_tolerance();
   }
-  if (output && result.check != "FAILED")
+  if (output && result.check != "FAILED") {
     write_results(*output, make_results_header(report, job.documents, job.plan),
                   std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
+    context.outputs.add(std::move(*output));
+  }
   const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets), world);
   details += compression_text(job.documents, scores, o.top);
   if (context.quiet) details.clear();
-  run_on_root(world, "report", [&] {
-    present(o, report, result, samples_ms, details, compression_of(job.documents, scores));
+  add_result(report, result, samples_ms, compression_of(job.documents, scores), config.vocab_size);
+  return finish_run(context, report, [&] {
+    const Table<ScoringResult>& table = scoring_table();
+    return RunTexts{table.header() + table.row(result) + details, o.csv, table.csv({result}),
+                    o.json};
   });
-  return exit_code_of(judge(report));
 }
 
 ExitCode run(const PipelineOptions& o, AppContext& context) {

@@ -90,10 +90,11 @@ const Table<ScoringResult>& scoring_table() {
   return table;
 }
 
-Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Communicator& world,
-                      int iterations, int warmup) {
+Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Backend& backend,
+                      Communicator& world, const PassOptions& options) {
   HostStream stream;
   Passes passes;
+  const int warmup = options.verify ? std::max(1, options.warmup) : options.warmup;
   int pass = -warmup;
   const bool terminal = world.rank() == 0 && isatty(STDERR_FILENO) == 1;
   if (terminal)
@@ -102,14 +103,17 @@ Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Commu
                  pass < 0 ? pass + warmup + 1 : pass + 1, done + 1, all);
     });
   const auto sent = [&] { return grid.cp().traffic().bytes_sent + grid.tp().traffic().bytes_sent; };
-  for (; pass < iterations; ++pass) {
+  for (; pass < options.iterations; ++pass) {
     const int64_t before = sent();
+    backend.check_messages(options.verify && pass == -1);
     world.barrier(stream, "start of a pass")->wait();
     const Stopwatch watch;
     passes.times = scorer.run(decoder);
     if (pass >= 0) passes.milliseconds.push_back(1e3 * watch.seconds());
     passes.wire_bytes = static_cast<double>(sent() - before);
+    if (options.verify && pass >= -1) passes.checksums.push_back(scorer.checksum());
   }
+  backend.check_messages(true);
   if (terminal) fmt::print(stderr, "\r\033[K");
   scorer.on_progress({});
   passes.wire_bytes = all_reduce_value(world, passes.wire_bytes, ReduceOp::sum);
@@ -179,7 +183,9 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
 }
 
 void add_result(RunReport& report, const ScoringResult& result, const Samples& samples_ms,
-                const Compression& compression) {
+                const Compression& compression, int64_t vocab_size) {
+  // Rounding may take a uniform distribution a little above its entropy.
+  const double most_entropy = std::log2(static_cast<double>(vocab_size)) + 1e-3;
   ResultEntry entry;
   entry.key = {
       {"grid", to_string(result.shape)}, {"layout", result.layout}, {"schedule", result.schedule}};
@@ -189,7 +195,7 @@ void add_result(RunReport& report, const ScoringResult& result, const Samples& s
   entry.bytes_wire = result.wire_bytes;
   report.foms = {{"tokens_per_s", result.tokens_per_second(), "1/s", entry.key},
                  {"bits_per_byte", compression.bits_per_byte, "bit", {}},
-                 {"mean_entropy", compression.mean_entropy_bits, "bit", {}}};
+                 {"mean_entropy", compression.mean_entropy_bits, "bit", {}, most_entropy}};
   report.results.push_back(std::move(entry));
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/common/backend.hpp"
 #include "io/results.hpp"
 #include "model/scoring.hpp"
 #include "report/result.hpp"
@@ -35,11 +36,21 @@ struct Passes {
   std::vector<double> milliseconds;  ///< of each timed pass
   DecoderTimes times;                ///< of the last pass
   double wire_bytes = 0;             ///< of the last pass, all ranks
+  /// Of this rank's scores in each timed pass, and, at the front, in a pass that was not timed and
+  /// whose messages were checked. Empty without verification.
+  std::vector<uint64_t> checksums;
 };
-/// Runs `warmup` passes, then `iterations` timed ones, each from a barrier on. `grid` is that of
-/// the decoder. Collective over `world`: all ranks of the grid, in host memory.
-Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Communicator& world,
-                      int iterations, int warmup);
+/// How passes are run.
+struct PassOptions {
+  int iterations = 1, warmup = 0;
+  bool verify = true;
+};
+/// Runs `warmup` passes, then `iterations` timed ones, each from a barrier on. The messages of the
+/// last warm-up pass are checked; without warm-up, an additional pass comes first. `grid` is that
+/// of the decoder, on the `backend`. Collective over `world`: all ranks of the grid, in host
+/// memory.
+Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Backend& backend,
+                      Communicator& world, const PassOptions& options);
 
 /// The result without its verification. Collective over `world`.
 ScoringResult make_result(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
@@ -61,7 +72,7 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
 
 /// Adds the result and the figures of merit to the report.
 void add_result(RunReport& report, const ScoringResult& result, const Samples& samples_ms,
-                const Compression& compression);
+                const Compression& compression, int64_t vocab_size);
 
 /// "# score ..." line, and a table of the `top` documents with the most bits per byte.
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,

@@ -71,8 +71,12 @@ void check_scores(const ScoreCheck& check, const Reference& reference, const Sco
   }
 }
 
-void check_hidden(const ScoreCheck& check, const std::string& input, const Reference& reference,
-                  Scorer& scorer, Decoder& decoder, Communicator& world) {
+HiddenShape hidden_shape(const ModelConfig& config) {
+  return {config.num_hidden_layers + 1, config.hidden_size};
+}
+
+void check_hidden(const ScoreCheck& check, const std::string& input, Scorer& scorer,
+                  Decoder& decoder, Communicator& world) {
   // Every rank compares the rows that it holds. It keeps copies, because reading the reference is
   // collective while the number of bins differs by rank.
   struct Row {
@@ -97,9 +101,9 @@ void check_hidden(const ScoreCheck& check, const std::string& input, const Refer
   std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.token < b.token; });
   std::vector<Rows> ranges;
   for (const Row& row : rows) ranges.push_back({row.token, 1});
-  const auto width = static_cast<size_t>(reference.hidden_size);
+  const auto width = static_cast<size_t>(check.config.hidden_size);
   const int64_t longest = check.documents.longest();
-  for (int64_t l = 0; l < reference.hidden_layers; ++l) {
+  for (int64_t l = 0; l < hidden_shape(check.config).entries; ++l) {
     const Buffer<double> expected = read_reference_hidden(world, input, l, ranges);
     Check& hidden = check.verification.check(fmt::format("hidden[{}]", l),
                                              hidden_tolerance(shape_of(check, l, longest)));
@@ -116,6 +120,16 @@ void check_hidden(const ScoreCheck& check, const std::string& input, const Refer
             },
             rms);
     }
+  }
+}
+
+void check_passes(std::span<const uint64_t> checksums, Verification& checks) {
+  Check& same = checks.check("bits of timed passes", 0);
+  for (size_t i = 1; i < checksums.size(); ++i) {
+    if (checksums[i] == checksums[0])
+      same.add_nothing();
+    else
+      same.add_failure(fmt::format("pass {}: other scores than those of checked messages", i));
   }
 }
 
@@ -197,7 +211,7 @@ std::string verify_scores(const ScoreCheck& check, const ScoreSources& sources, 
                           Decoder& decoder, const ScoreRange& mine, Communicator& world) {
   set_current_step("verification");
   std::string text;
-  if (const auto reference = read_reference(world, sources.input, check.documents)) {
+  if (const std::optional<Reference>& reference = sources.reference) {
     text =
         fmt::format("# check   against the reference in the input, by {}\n", reference->generator);
     if (reference->model_sha256 != sources.model_sha256)
@@ -205,8 +219,7 @@ std::string verify_scores(const ScoreCheck& check, const ScoreSources& sources, 
           "# check   note: that reference was computed with another model file, sha256 {:.8}...\n",
           reference->model_sha256);
     check_scores(check, *reference, mine);
-    if (reference->hidden_layers > 0)
-      check_hidden(check, sources.input, *reference, scorer, decoder, world);
+    if (reference->has_hidden) check_hidden(check, sources.input, scorer, decoder, world);
   } else {
     const std::vector<TwinSample> samples =
         choose_twin_samples(check.documents, sources.check_tokens);

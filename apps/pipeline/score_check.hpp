@@ -2,6 +2,7 @@
 // Verification of scores, against the reference in the input file or against the serial reference
 // decoder (the "twin").
 
+#include <optional>
 #include <span>
 
 #include "io/model_file.hpp"
@@ -26,8 +27,11 @@ void check_scores(const ScoreCheck& check, const Reference& reference, const Sco
 
 /// Runs the decoder once more and compares the residual stream after the embedding and after every
 /// layer with the reference's; adds checks "hidden[0]", "hidden[1]", ... Collective over the world.
-void check_hidden(const ScoreCheck& check, const std::string& input, const Reference& reference,
-                  Scorer& scorer, Decoder& decoder, Communicator& world);
+void check_hidden(const ScoreCheck& check, const std::string& input, Scorer& scorer,
+                  Decoder& decoder, Communicator& world);
+
+/// Adds the check that every timed pass gave the bits of the pass whose messages were checked.
+void check_passes(std::span<const uint64_t> checksums, Verification& checks);
 
 /// Part of a document that the twin scores: its first `tokens` tokens (later tokens do not change
 /// their scores).
@@ -44,9 +48,13 @@ std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t 
 void check_against_twin(const ScoreCheck& check, std::span<const TwinSample> samples,
                         const DecoderWeights& weights, const ScoreRange& mine, Communicator& world);
 
+/// The shape of the hidden states of a model of this configuration.
+HiddenShape hidden_shape(const ModelConfig& config);
+
 /// Sources of the reference values.
 struct ScoreSources {
-  const std::string& input;  ///< documents file, perhaps with a reference
+  const std::string& input;                   ///< documents file
+  const std::optional<Reference>& reference;  ///< the one in it
   ModelFile& model;
   const std::string& model_sha256;
   int64_t check_tokens;  ///< budget of the serial twin

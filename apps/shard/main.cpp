@@ -91,7 +91,7 @@ void do_layout(const ShardOptions& o, const LayoutKind& kind, const Streams& str
   if (o.check != "none")
     check_shard_file(plan, streams.slots, output.temporary_path(), header, world,
                      report.verification);
-  if (report.verification.empty() || report.verification.passed()) output.commit();
+  context.outputs.add(std::move(output));
 }
 
 /// Refuses a mask that shards of these streams cannot keep.
@@ -136,15 +136,16 @@ ExitCode run(ShardOptions& o, AppContext& context) {
       refused.push_back(error.what());
     }
   }
-  run_on_root(world, "report", [&] {
-    present_sharding(report, outcome.rows, refused, outcome.details, context.quiet);
-    if (!o.csv.empty()) write_file_atomically(o.csv, sharding_table().csv(outcome.rows));
-    if (!o.json.empty()) write_json(report, o.json);
+  if (context.quiet) outcome.details.clear();
+  return finish_run(context, report, [&] {
+    if (outcome.rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
     if (!o.svg.empty())
-      write_file_atomically(
+      context.outputs.add_text(
           o.svg, picture_of_bin(streams.header, o.bin, o.layout.name, o.layout_options(), o.repad));
+    std::string text = sharding_table().text(outcome.rows);
+    for (const std::string& reason : refused) text += fmt::format("# refused: {}\n", reason);
+    return RunTexts{text + outcome.details, o.csv, sharding_table().csv(outcome.rows), o.json};
   });
-  return exit_code_of(judge(report));
 }
 
 }  // namespace

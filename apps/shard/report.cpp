@@ -224,19 +224,8 @@ void add_row(RunReport& report, const ShardingResult& row) {
   entry.key = {{"layout", row.layout}, {"cp", row.cp}};
   entry.measurements = sharding_table().fields(row);
   report.foms.push_back({"pair_ratio", row.pair_ratio, "max/mean", entry.key});
-  report.foms.push_back({"needed_share", row.needed, "of ring", entry.key});
+  report.foms.push_back({"needed_share", row.needed, "of ring", entry.key, 1});
   report.results.push_back(std::move(entry));
-}
-
-void present_sharding(const RunReport& report, const std::vector<ShardingResult>& rows,
-                      const std::vector<std::string>& refused, const std::string& details,
-                      bool quiet) {
-  if (rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
-  fmt::print("{}", sharding_table().header());
-  for (const ShardingResult& row : rows) fmt::print("{}", sharding_table().row(row));
-  for (const std::string& reason : refused) fmt::print("# refused: {}\n", reason);
-  if (!quiet) fmt::print("{}", details);
-  fmt::print("{}", footer_text(report));
 }
 
 std::string picture_of_bin(const PackedHeader& header, int64_t bin, const std::string& layout,

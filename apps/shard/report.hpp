@@ -98,11 +98,6 @@ RunReport begin_sharding_report(const AppContext& context, const PackedHeader& h
                                 const std::string& origin, int cp, const AttentionShape& shape);
 /// Adds the row to the results, and its figures of merit.
 void add_row(RunReport& report, const ShardingResult& row);
-/// Prints table, `details`, what was refused and the report's last lines. Throws a usage error with
-/// the reasons when every layout was refused. One rank calls it.
-void present_sharding(const RunReport& report, const std::vector<ShardingResult>& rows,
-                      const std::vector<std::string>& refused, const std::string& details,
-                      bool quiet);
 /// A picture of one bin (that is there) under the layout of this name, or all that accept it.
 std::string picture_of_bin(const PackedHeader& header, int64_t bin, const std::string& layout,
                            const LayoutOptions& options, bool repad);

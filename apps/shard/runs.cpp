@@ -14,7 +14,7 @@ namespace {
 
 /// Prints the table, which is the whole outcome, and writes the files that were asked for.
 template <class Row>
-ExitCode present(const ShardOptions& o, const AppContext& context, RunReport& report,
+ExitCode present(const ShardOptions& o, AppContext& context, RunReport& report,
                  const Table<Row>& table, const std::vector<Row>& rows, const char* key) {
   for (const Row& row : rows) {
     ResultEntry entry;
@@ -23,14 +23,9 @@ ExitCode present(const ShardOptions& o, const AppContext& context, RunReport& re
                                [&](const auto& field) { return field.first == key; })};
     report.results.push_back(std::move(entry));
   }
-  run_on_root(context.world, "report", [&] {
-    fmt::print("{}", table.header());
-    for (const Row& row : rows) fmt::print("{}", table.row(row));
-    fmt::print("{}", footer_text(report));
-    if (!o.csv.empty()) write_file_atomically(o.csv, table.csv(rows));
-    if (!o.json.empty()) write_json(report, o.json);
+  return finish_run(context, report, [&] {
+    return RunTexts{table.text(rows), o.csv, table.csv(rows), o.json};
   });
-  return exit_code_of(judge(report));
 }
 
 }  // namespace

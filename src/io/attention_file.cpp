@@ -277,7 +277,6 @@ void write_attention_results(OutputFile& output, const AttentionResultsHeader& h
     file.dataset(array.path).write<float>(std::span(&slab, slabs), block);
   }
   file.close();
-  output.commit();
 }
 
 }  // namespace gyre

@@ -163,10 +163,7 @@ void fill_bshd(OutputFile& output, const BshdArrays& batch, const Provenance& pr
     file.write_attribute("/bshd", "sentinel", batch.sentinel);
     const auto write = [&](const std::string& name, const std::vector<int64_t>& values,
                            int64_t columns) {
-      const h5::Slab all{{0, 0}, {batch.rows, columns}};
-      file.create_dataset("/bshd/" + name, DType::i64, all.count, h5::Checksum::fletcher32);
-      file.dataset("/bshd/" + name)
-          .write<int64_t>(std::span(&all, 1), std::span<const int64_t>(values));
+      file.write_dataset("/bshd/" + name, std::span<const int64_t>(values), {batch.rows, columns});
     };
     write("input_ids", batch.ids, batch.slots);
     write("labels", batch.labels, batch.slots);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <type_traits>
 
 #include "core/error.hpp"
 #include "io/h5.hpp"
@@ -58,67 +59,91 @@ struct ElementError {
   double over_tolerance;
 };
 
-ElementError error_of(double a, double b, double atol, double rtol) {
-  if (a == b || (std::isnan(a) && std::isnan(b))) return {0, 0};
-  const double infinity = std::numeric_limits<double>::infinity();
-  if (!std::isfinite(a) || !std::isfinite(b)) return {infinity, infinity};
-  const double error = std::abs(a - b), tolerance = atol + rtol * std::abs(b);
-  return {error, tolerance > 0 ? error / tolerance : infinity};
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+/// Integers and enumerations: exact, whatever the tolerances say.
+bool is_exact(h5::Type type) {
+  return is_integer(type) || type == h5::Type::enumeration;
+}
+bool is_number(h5::Type type) {
+  return is_exact(type) || is_real(type);
+}
+/// A double holds every value; of the others, a long double does.
+bool fits_double(h5::Type type) {
+  return type == h5::Type::f32 || type == h5::Type::f64 || type == h5::Type::i32;
 }
 
-ElementError error_of(int64_t a, int64_t b) {
-  if (a == b) return {0, 0};
-  return {std::abs(static_cast<double>(a) - static_cast<double>(b)),
-          std::numeric_limits<double>::infinity()};
-}
-
-/// Folds the error of element `flat` into the comparison.
 template <class T>
-void record(TensorComparison& result, const h5::Shape& shape, int64_t flat, ElementError error,
-            const T& a, const T& b) {
+ElementError error_of(T a, T b, bool exact, const CompareOptions& options) {
+  if (a == b || (options.equal_nan && std::isnan(a) && std::isnan(b))) return {0, 0};
+  if (!std::isfinite(a) || !std::isfinite(b)) return {infinity, infinity};
+  const T error = std::abs(a - b);
+  const T tolerance = exact ? 0 : options.atol + options.rtol * std::abs(b);
+  return {static_cast<double>(error),
+          tolerance > 0 ? static_cast<double>(error / tolerance) : infinity};
+}
+
+/// Folds the error of element `flat` into the comparison; true if it is the worst so far.
+bool record(TensorComparison& result, const h5::Shape& shape, int64_t flat, ElementError error) {
   result.max_error = std::max(result.max_error, error.absolute);
   if (error.over_tolerance <= result.err_over_tol &&
       !(error.absolute > 0 && result.worst_index.empty()))
-    return;
+    return false;
   result.err_over_tol = error.over_tolerance;
   result.worst_index = index_text(flat, shape);
-  result.worst_a = fmt::format("{}", a);
-  result.worst_b = fmt::format("{}", b);
+  return true;
 }
 
-template <class T, class ErrorOf>
-void compare_numbers(const h5::Dataset& a, const h5::Dataset& b, const ErrorOf& error_of_pair,
+std::string value_text(long double value, h5::Type type) {
+  if (is_exact(type)) return fmt::format("{:.0f}", value);
+  if (type == h5::Type::real) return fmt::format("{}", value);
+  return fmt::format("{}", static_cast<double>(value));
+}
+
+template <class T>
+std::vector<T> read_block(const h5::Dataset& dataset, const h5::Slab& block) {
+  const int64_t count = h5::elements_of(block.count);
+  std::vector<T> values;
+  dataset.make_room(count, sizeof(T), [&] { values.resize(static_cast<size_t>(count)); });
+  if constexpr (std::is_same_v<T, double>)
+    dataset.read<double>(std::span(&block, 1), values);
+  else
+    dataset.read_exactly(std::span(&block, 1), values);
+  return values;
+}
+
+template <class T>
+void compare_numbers(const h5::Dataset& a, const h5::Dataset& b, const CompareOptions& options,
                      TensorComparison& result) {
+  const bool exact = is_exact(a.type()) && is_exact(b.type());
   for_each_block(a.shape(), [&](int64_t first, const h5::Slab& block) {
-    const auto count = static_cast<size_t>(h5::elements_of(block.count));
-    std::vector<T> x(count), y(count);
-    a.read<T>(std::span(&block, 1), std::span(x));
-    b.read<T>(std::span(&block, 1), std::span(y));
-    for (size_t i = 0; i < count; ++i)
-      record(result, a.shape(), first + static_cast<int64_t>(i), error_of_pair(x[i], y[i]), x[i],
-             y[i]);
+    const std::vector<T> x = read_block<T>(a, block), y = read_block<T>(b, block);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const ElementError error = error_of(x[i], y[i], exact, options);
+      if (!record(result, a.shape(), first + static_cast<int64_t>(i), error)) continue;
+      result.worst_a = value_text(x[i], a.type());
+      result.worst_b = value_text(y[i], b.type());
+    }
   });
 }
 
 void compare_texts(const h5::Dataset& a, const h5::Dataset& b, TensorComparison& result) {
   const std::vector<std::string> x = a.read_texts(), y = b.read_texts();
-  const double infinity = std::numeric_limits<double>::infinity();
-  for (size_t i = 0; i < x.size(); ++i)
-    if (x[i] != y[i])
-      record(result, a.shape(), static_cast<int64_t>(i), {infinity, infinity}, x[i], y[i]);
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (x[i] == y[i] || !record(result, a.shape(), static_cast<int64_t>(i), {infinity, infinity}))
+      continue;
+    result.worst_a = x[i];
+    result.worst_b = y[i];
+  }
 }
 
 void compare_tensors(const h5::Dataset& a, const h5::Dataset& b, const CompareOptions& options,
                      TensorComparison& result) {
-  using h5::is_integer, h5::is_real, h5::Type;
-  const double infinity = std::numeric_limits<double>::infinity();
   result.shape_a = h5::to_string(a.shape());
   result.shape_b = h5::to_string(b.shape());
   result.elements = a.elements();
-  const bool integers = is_integer(a.type()) && is_integer(b.type());
-  const bool numbers =
-      (is_integer(a.type()) || is_real(a.type())) && (is_integer(b.type()) || is_real(b.type()));
-  const bool texts = a.type() == Type::text && b.type() == Type::text;
+  const bool numbers = is_number(a.type()) && is_number(b.type());
+  const bool texts = a.type() == h5::Type::text && b.type() == h5::Type::text;
   const bool same_shape = a.shape() == b.shape();
   if (!same_shape || (!numbers && !texts)) {
     result.match = same_shape ? Match::other_kind : Match::other_shape;
@@ -127,13 +152,10 @@ void compare_tensors(const h5::Dataset& a, const h5::Dataset& b, const CompareOp
   }
   if (texts)
     compare_texts(a, b, result);
-  else if (integers)
-    compare_numbers<int64_t>(
-        a, b, [](int64_t x, int64_t y) { return error_of(x, y); }, result);
+  else if (fits_double(a.type()) && fits_double(b.type()))
+    compare_numbers<double>(a, b, options, result);
   else
-    compare_numbers<double>(
-        a, b, [&](double x, double y) { return error_of(x, y, options.atol, options.rtol); },
-        result);
+    compare_numbers<long double>(a, b, options, result);
   if (result.err_over_tol > 1) result.match = Match::differs;
 }
 
@@ -142,7 +164,7 @@ TensorComparison only_one(const std::string& path, bool in_a) {
   TensorComparison result;
   result.path = path;
   result.match = in_a ? Match::only_in_a : Match::only_in_b;
-  result.max_error = result.err_over_tol = std::numeric_limits<double>::infinity();
+  result.max_error = result.err_over_tol = infinity;
   return result;
 }
 

@@ -8,9 +8,12 @@
 namespace gyre {
 
 struct CompareOptions {
-  /// Reals agree when |a - b| <= atol + rtol·|b|; integers and texts agree when they are equal.
+  /// Reals agree when |a - b| <= atol + rtol·|b|; a pair with a real does, too. Integers, booleans
+  /// and texts agree when they are equal. Nothing is rounded before it is compared.
   double rtol = 1e-5;
   double atol = 1e-5;
+  /// NaN agrees with NaN, instead of with nothing.
+  bool equal_nan = false;
   /// Skip tensors that only one file has, instead of counting them as differences.
   bool common_only = false;
 };
@@ -33,8 +36,9 @@ struct TensorComparison {
 std::string describe(const TensorComparison& comparison);
 
 /// Compares all tensors in and below a group of two files. `a` and `b` are "FILE.h5" (the
-/// whole file) or "FILE.h5:/group". Attributes are not compared. NaN equals NaN only; texts equal
-/// texts only. A file that cannot be read, a missing group or nothing to compare is a usage error.
+/// whole file) or "FILE.h5:/group". Attributes are not compared. Texts agree with texts only. Links
+/// inside a file are followed. A file that cannot be read, a link to nothing or to another file, a
+/// missing group or nothing to compare is a usage error.
 std::vector<TensorComparison> compare_files(const std::string& a, const std::string& b,
                                             const CompareOptions& options);
 

@@ -123,7 +123,6 @@ void write_documents(OutputFile& output, const Documents& documents, const Prove
                       std::span(documents.tokens)
                           .subspan(static_cast<size_t>(mine), static_cast<size_t>(count)));
   file.close();
-  output.commit();
 }
 
 }  // namespace gyre

@@ -13,6 +13,8 @@
 #include <hdf5.h>
 
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -39,6 +41,8 @@ class Handle {
   ~Handle() { reset(); }
   /// Closes now; negative when HDF5 failed.
   herr_t reset() { return id_ < 0 ? 0 : close_(std::exchange(id_, -1)); }
+  /// Never closes.
+  void abandon() { id_ = -1; }
   hid_t get() const { return id_; }
   bool valid() const { return id_ >= 0; }
 
@@ -59,8 +63,9 @@ struct Slab {
   Shape count;
 };
 
-/// Type of the elements of a dataset. `integer` and `real` are the widths without an own name.
-enum class Type { f32, f64, i32, i64, integer, real, text, other };
+/// Type of the elements of a dataset. `integer` and `real` are those without an own name that a
+/// long double holds exactly; `enumeration` names integers, as booleans of h5py do.
+enum class Type { f32, f64, i32, i64, integer, real, enumeration, text, other };
 std::string_view name_of(Type type);
 inline bool is_integer(Type t) {
   return t == Type::i32 || t == Type::i64 || t == Type::integer;
@@ -71,6 +76,9 @@ inline bool is_real(Type t) {
 
 class Dataset {
  public:
+  Dataset(Dataset&&) = default;
+  Dataset& operator=(Dataset&&) = default;
+  ~Dataset();
   const std::string& file() const { return file_; }
   const std::string& path() const { return path_; }  ///< inside the file, from "/"
   const Shape& shape() const { return shape_; }
@@ -88,23 +96,40 @@ class Dataset {
   void write(std::span<const Slab> slabs, std::span<const T> data) const {
     transfer(true, dtype_of<T>, slabs, const_cast<T*>(data.data()), std::ssize(data));
   }
+  /// Reads any integers, reals or enumerations without loss. Collective.
+  void read_exactly(std::span<const Slab> slabs, std::span<long double> out) const;
   /// The whole dataset on every rank: each rank reads its share of the rows, then all shares are
   /// gathered. Collective.
   template <class T>
   std::vector<T> read_all() const {
-    std::vector<T> out(static_cast<size_t>(elements()));
+    std::vector<T> out;
+    make_room(elements(), sizeof(T), [&] { out.resize(static_cast<size_t>(elements())); });
     read_shares(dtype_of<T>, out.data());
     return out;
   }
+  /// Runs `allocate`, which takes memory for `count` elements of `width` bytes. A damaged file can
+  /// ask for any size: more than the machine has is a runtime error. Collective.
+  void make_room(int64_t count, int64_t width, const std::function<void()>& allocate) const;
   /// All texts, on every rank. Collective.
   std::vector<std::string> read_texts() const;
 
  private:
   friend class File;
+  /// Elements in memory: HDF5's type and bytes.
+  struct Element {
+    hid_t type;
+    int64_t width;
+  };
   Dataset() = default;
   void transfer(bool writing, DType type, std::span<const Slab> slabs, void* data,
                 int64_t size) const;
-  void transfer_round(bool writing, DType type, std::span<const Slab> slabs, void* data) const;
+  void transfer(bool writing, Element element, std::span<const Slab> slabs, void* data,
+                int64_t size) const;
+  /// Reads back what this rank has written: between ranks and file data goes by messages of the
+  /// libraries' own, which nobody checks.
+  void compare_written(Element element, std::span<const Slab> slabs, const void* data,
+                       int64_t size) const;
+  void transfer_round(bool writing, hid_t type, std::span<const Slab> slabs, void* data) const;
   void read_shares(DType type, void* data) const;
   std::vector<std::string> read_texts_here() const;
 
@@ -121,6 +146,9 @@ enum class Checksum { none, fletcher32 };
 /// Value of an attribute; std::monostate if there is none, or none of these types.
 using AttributeValue = std::variant<std::monostate, int64_t, double, std::string>;
 
+/// An HDF5 file. Everything read from it is in the file itself: links inside the file are followed,
+/// those to other files are usage errors, as are datasets whose elements are in other files,
+/// because the file's checksum would not cover them. A link to nothing is an error, too.
 class File {
  public:
   /// Opens for reading, in this process alone. A path that cannot be opened, or that is no HDF5
@@ -128,12 +156,16 @@ class File {
   static File open(const std::string& path);
   /// Opens for reading by all ranks, after rank 0 has checked the file. Collective.
   static File open(Communicator& comm, const std::string& path);
-  /// Creates or empties a file, in this process alone.
+  /// Creates or empties a file, in this process alone. Space on the disk is reserved before
+  /// anything is written, also for what open_to_fill will write: HDF5 neither reports a full disk
+  /// on all ranks nor survives it.
   static File create(const std::string& path);
   /// Opens an existing file, so that all ranks write to its datasets. Collective.
   static File open_to_fill(Communicator& comm, const std::string& path);
   File(File&&) = default;
   File& operator=(File&&) = default;
+  /// A file that an exception leaves half written stays open: closing it would write, and would
+  /// wait for ranks that may not come.
   ~File();
   /// Closes; throws if not everything could be written. Collective; no dataset may be open.
   void close();
@@ -141,7 +173,7 @@ class File {
   const std::string& path() const { return path_; }
   bool has_group(const std::string& path) const;
   bool has_dataset(const std::string& path) const;
-  /// Paths of all datasets in and below `group`, relative to it, sorted. Links are not followed.
+  /// Paths of all datasets in and below `group`, relative to it, sorted.
   std::vector<std::string> datasets_below(const std::string& group) const;
   Dataset dataset(const std::string& path) const;
   AttributeValue attribute(const std::string& object, const std::string& name) const;
@@ -154,25 +186,47 @@ class File {
                        const std::string& value);
   void create_dataset(const std::string& path, DType type, const Shape& shape, Checksum checksum);
   void write_dataset(const std::string& path, std::span<const std::string> texts);
-  /// A one-dimensional dataset with checksums.
+  /// A dataset with checksums; one-dimensional, unless it has a shape.
   template <class T>
   void write_dataset(const std::string& path, std::span<const T> data) {
-    create_dataset(path, dtype_of<T>, {std::ssize(data)}, Checksum::fletcher32);
-    const Slab all{{0}, {std::ssize(data)}};
+    write_dataset(path, data, {std::ssize(data)});
+  }
+  template <class T>
+  void write_dataset(const std::string& path, std::span<const T> data, const Shape& shape) {
+    create_dataset(path, dtype_of<T>, shape, Checksum::fletcher32);
+    reserve();
+    const Slab all{Shape(shape.size(), 0), shape};
     dataset(path).template write<T>(std::span(&all, 1), data);
+    --unfilled_;
   }
 
  private:
-  File(std::string path, Communicator* comm, Handle id)
-      : path_(std::move(path)), comm_(comm), id_(std::move(id)) {}
+  enum class Access { read, create, fill };
+  File(std::string path, Communicator* comm, Handle id, Access access)
+      : path_(std::move(path)), comm_(comm), id_(std::move(id)), access_(access) {}
   void write_attribute(const std::string& object, const std::string& name, hid_t type,
                        const void* value);
+  /// The object at a path; invalid if there is none.
+  Handle find(const std::string& path) const;
   H5I_type_t kind_of(const std::string& path) const;
+  void list_datasets(const std::string& group, const std::string& front,
+                     std::vector<haddr_t>& above, std::vector<std::string>& paths) const;
+  /// Reserves space for all that was created so far.
+  void reserve() const;
 
   std::string path_;
   Communicator* comm_ = nullptr;
   Handle id_;
+  Access access_ = Access::read;
+  int64_t planned_bytes_ = 0;  // of what was created, at most
+  int unfilled_ = 0;           // datasets that wait for open_to_fill
+  int exceptions_ = std::uncaught_exceptions();
 };
+
+/// Prepares HDF5 for programs of many ranks; to be called before MPI is initialised. At the end of
+/// a program, or of MPI, HDF5 writes what it could not write before, and crashes when that fails
+/// again: it is told not to. A file that gets too large is an error, not a signal.
+void initialise();
 
 /// Version of the loaded library: "1.10.8".
 std::string library_version();

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cstring>
 #include <functional>
+#include <new>
 #include <numeric>
 
 #include "comm/agree.hpp"
@@ -7,7 +9,7 @@
 #include "core/index.hpp"
 #include "io/collective.hpp"
 #include "io/h5_support.hpp"
-#include "runtime/watchdog.hpp"
+#include "io/reading.hpp"
 
 namespace gyre::h5 {
 namespace {
@@ -109,6 +111,8 @@ std::string_view name_of(Type type) {
       return "another integer type";
     case Type::real:
       return "another real type";
+    case Type::enumeration:
+      return "an enumeration";
     case Type::text:
       return "text";
     case Type::other:
@@ -117,7 +121,13 @@ std::string_view name_of(Type type) {
   return "?";
 }
 
-void Dataset::transfer_round(bool writing, DType type, std::span<const Slab> slabs,
+Dataset::~Dataset() {
+  if (!id_.valid()) return;
+  const Reading scope("closing " + path_ + " of " + file_, file_);
+  id_.reset();
+}
+
+void Dataset::transfer_round(bool writing, hid_t type, std::span<const Slab> slabs,
                              void* data) const {
   const std::string where = fmt::format("dataset '{}' of '{}'", path_, file_);
   const Handle file_space = select(id_.get(), slabs, where);
@@ -126,18 +136,26 @@ void Dataset::transfer_round(bool writing, DType type, std::span<const Slab> sla
   if (count == 0) H5Sselect_none(memory_space.get());
   const Handle list = comm_ == nullptr ? Handle() : collective_transfer();
   const hid_t transfer_list = list.valid() ? list.get() : H5P_DEFAULT;
-  const hid_t memory_type = detail::native_type(type);
-  const herr_t result = writing ? H5Dwrite(id_.get(), memory_type, memory_space.get(),
-                                           file_space.get(), transfer_list, data)
-                                : H5Dread(id_.get(), memory_type, memory_space.get(),
-                                          file_space.get(), transfer_list, data);
+  const herr_t result =
+      writing ? H5Dwrite(id_.get(), type, memory_space.get(), file_space.get(), transfer_list, data)
+              : H5Dread(id_.get(), type, memory_space.get(), file_space.get(), transfer_list, data);
   detail::check(result, (writing ? "write " : "read ") + where);
 }
 
 void Dataset::transfer(bool writing, DType type, std::span<const Slab> slabs, void* data,
                        int64_t size) const {
-  const int64_t wanted = elements_of_all(slabs);
-  const int64_t width = static_cast<int64_t>(size_of(type));
+  transfer(writing, Element{detail::native_type(type), static_cast<int64_t>(size_of(type))}, slabs,
+           data, size);
+}
+
+void Dataset::read_exactly(std::span<const Slab> slabs, std::span<long double> out) const {
+  transfer(false, Element{H5T_NATIVE_LDOUBLE, sizeof(long double)}, slabs, out.data(),
+           std::ssize(out));
+}
+
+void Dataset::transfer(bool writing, Element element, std::span<const Slab> slabs, void* data,
+                       int64_t size) const {
+  const int64_t wanted = elements_of_all(slabs), width = element.width;
   const auto rounds = cut_into_rounds(slabs, std::max<int64_t>(1, transfer_limit_bytes() / width));
   int64_t count = std::ssize(rounds);
   if (comm_ != nullptr) count = all_reduce_value(*comm_, count, ReduceOp::max);
@@ -146,20 +164,48 @@ void Dataset::transfer(bool writing, DType type, std::span<const Slab> slabs, vo
       fmt::format("{} {} of {}", writing ? "writing" : "reading", path_, file_);
   run(comm_, what, [&] {
     GYRE_CHECK(wanted == size, "{}: {} elements selected for a buffer of {}", what, wanted, size);
-    const WaitScope scope(what);
+    const Reading scope(what, file_);
     auto* bytes = static_cast<std::byte*>(data);
     std::string failure;  // the first one; a rank that failed still takes part in all rounds
     for (size_t round = 0; round < static_cast<size_t>(count); ++round) {
       std::span<const Slab> part;
       if (round < rounds.size()) part = rounds[round];
       try {
-        transfer_round(writing, type, part, bytes);
+        transfer_round(writing, element.type, part, bytes);
       } catch (const Error& error) {
         if (failure.empty()) failure = error.what();
       }
       bytes += elements_of_all(part) * width;
     }
     if (!failure.empty()) throw Error(ExitCode::runtime, failure);
+  });
+  if (writing && comm_ != nullptr && comm_->size() > 1) compare_written(element, slabs, data, size);
+}
+
+void Dataset::compare_written(Element element, std::span<const Slab> slabs, const void* data,
+                              int64_t size) const {
+  run(comm_, "flushing " + file_, [&] {
+    const WaitScope scope("flushing " + file_);
+    detail::check(H5Fflush(id_.get(), H5F_SCOPE_GLOBAL), fmt::format("flush '{}'", file_));
+  });
+  std::vector<std::byte> read(static_cast<size_t>(size * element.width));
+  transfer(false, element, slabs, read.data(), size);
+  run(comm_, "comparing", [&] {
+    if (std::memcmp(read.data(), data, read.size()) != 0)
+      throw_runtime("dataset '{}' of '{}' does not hold what was written", path_, file_);
+  });
+}
+
+void Dataset::make_room(int64_t count, int64_t width, const std::function<void()>& allocate) const {
+  const std::string what =
+      fmt::format("dataset '{}' of '{}', {},", path_, file_, to_string(shape_));
+  run(comm_, "making room for " + what, [&] {
+    require_memory(what, count, width);
+    try {
+      allocate();
+    } catch (const std::bad_alloc&) {
+      throw_runtime("there is no memory for {} {} x {} bytes", what, count, width);
+    }
   });
 }
 
@@ -187,10 +233,14 @@ std::vector<std::string> Dataset::read_texts_here() const {
   const Handle space(H5Dget_space(id_.get()), H5Sclose);
   const auto count = static_cast<size_t>(elements());
   if (count == 0) return {};
-  return detail::read_texts(type.get(), space.get(), count, [&](hid_t memory_type, void* buffer) {
-    detail::check(H5Dread(id_.get(), memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, buffer),
-                  fmt::format("read dataset '{}' of '{}'", path_, file_));
-  });
+  const std::string what = fmt::format("dataset '{}' of '{}'", path_, file_);
+  const Reading scope("reading " + what, file_);
+  return detail::read_texts(
+      what + ", " + to_string(shape_) + ",", type.get(), space.get(), count,
+      [&](hid_t memory_type, void* buffer) {
+        detail::check(H5Dread(id_.get(), memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, buffer),
+                      "read " + what);
+      });
 }
 
 std::vector<std::string> Dataset::read_texts() const {

@@ -1,46 +1,49 @@
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 
 #include "comm/agree.hpp"
 #include "comm/mpi.hpp"
 #include "core/error.hpp"
+#include "core/index.hpp"
 #include "io/h5_support.hpp"
-#include "runtime/watchdog.hpp"
+#include "io/reading.hpp"
+#include "io/trial_reading.hpp"
 
 namespace gyre::h5 {
 namespace {
 
 constexpr int64_t chunk_bytes = int64_t{1} << 20;
 
+// What HDF5 writes beside the elements, at most: of a file, of a group or dataset with its first
+// index block, of an attribute, of a chunk, of a text.
+constexpr int64_t file_overhead = int64_t{1} << 16;
+constexpr int64_t object_overhead = 8192;
+constexpr int64_t attribute_overhead = 1024;
+constexpr int64_t chunk_overhead = 256;
+constexpr int64_t text_overhead = 64;
+
+/// A file is not begun on a disk with less.
+constexpr int64_t least_space = int64_t{1} << 18;
+
 /// Throws when `path` cannot be opened, or is no complete HDF5 file. Serial.
 void check_readable(const std::string& path) {
   detail::silence();
-  if (std::filesystem::is_directory(path)) throw_usage("cannot read '{}': it is a folder", path);
+  require_regular_file(path);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              std::fclose);
   if (file == nullptr) throw_usage("cannot read '{}': {}", path, std::strerror(errno));
-  const WaitScope scope("opening " + path);
+  const Reading scope("opening " + path, path);
   if (H5Fis_hdf5(path.c_str()) <= 0) {
     H5Eclear2(H5E_DEFAULT);
     throw_usage("'{}' is not an HDF5 file", path);
   }
+  try_reading(path);
   const Handle id(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
   detail::check(id.get(), fmt::format("open '{}'", path));
-}
-
-/// Every prefix of an absolute path that ends at a '/' or at its end: "/a/b" -> "/a", "/a/b".
-std::vector<std::string> prefixes(const std::string& path) {
-  std::vector<std::string> result;
-  for (size_t at = 1; at < path.size();) {
-    const size_t end = std::min(path.find('/', at), path.size());
-    result.push_back(path.substr(0, end));
-    at = end + 1;
-  }
-  return result;
 }
 
 /// Property list for links and datasets that creates missing parent groups.
@@ -72,6 +75,17 @@ Handle creation_list(DType type, const Shape& shape, Checksum checksum) {
   return list;
 }
 
+/// Bytes of a dataset in the file. Chunks at its end are stored in full.
+int64_t bytes_in_file(DType type, const Shape& shape, Checksum checksum) {
+  const auto width = static_cast<int64_t>(size_of(type));
+  if (elements_of(shape) == 0 || shape.empty() || checksum == Checksum::none)
+    return object_overhead + elements_of(shape) * width;
+  const std::vector<hsize_t> chunk = chunk_of(shape, type);
+  const auto rows = static_cast<int64_t>(chunk[0]);
+  return object_overhead +
+         ceil_div(shape[0], rows) * (elements_of(shape) / shape[0] * rows * width + chunk_overhead);
+}
+
 AttributeValue read_attribute(hid_t attribute, const std::string& what) {
   const Handle type(H5Aget_type(attribute), H5Tclose);
   const Handle space(H5Aget_space(attribute), H5Sclose);
@@ -79,25 +93,26 @@ AttributeValue read_attribute(hid_t attribute, const std::string& what) {
   const Type kind = detail::classify(type.get());
   if (is_integer(kind)) {
     int64_t value = 0;
-    detail::check(H5Aread(attribute, H5T_NATIVE_INT64, &value), what);
+    detail::check(H5Aread(attribute, H5T_NATIVE_INT64, &value), "read " + what);
     return value;
   }
   if (is_real(kind)) {
     double value = 0;
-    detail::check(H5Aread(attribute, H5T_NATIVE_DOUBLE, &value), what);
+    detail::check(H5Aread(attribute, H5T_NATIVE_DOUBLE, &value), "read " + what);
     return value;
   }
   if (kind != Type::text) return {};
-  return detail::read_texts(type.get(), space.get(), 1, [&](hid_t memory_type, void* buffer) {
-    detail::check(H5Aread(attribute, memory_type, buffer), what);
-  })[0];
+  const auto read = [&](hid_t memory_type, void* buffer) {
+    detail::check(H5Aread(attribute, memory_type, buffer), "read " + what);
+  };
+  return detail::read_texts(what, type.get(), space.get(), 1, read)[0];
 }
 
 Handle open_parallel(Communicator& comm, const std::string& path, unsigned flags) {
   Handle id;
   run_agreed(comm, "opening " + path, [&] {
     detail::silence();
-    const WaitScope scope("opening " + path);
+    const Reading scope("opening " + path, path);
     const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
     detail::check(H5Pset_fapl_mpio(access.get(), mpi_handle(comm), MPI_INFO_NULL),
                   fmt::format("open '{}' over MPI-IO", path));
@@ -109,114 +124,96 @@ Handle open_parallel(Communicator& comm, const std::string& path, unsigned flags
 
 }  // namespace
 
+void initialise() {
+  std::signal(SIGXFSZ, SIG_IGN);
+  detail::check(H5dont_atexit(), "keep HDF5 from writing at exit");
+  detail::check(H5open(), "start HDF5");
+  detail::silence();
+}
+
 File File::open(const std::string& path) {
   check_readable(path);
+  const Reading scope("opening " + path, path);
   Handle id(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
   detail::check(id.get(), fmt::format("open '{}'", path));
-  return File(path, nullptr, std::move(id));
+  return File(path, nullptr, std::move(id), Access::read);
 }
 
 File File::open(Communicator& comm, const std::string& path) {
   run_on_root(comm, "opening " + path, [&] { check_readable(path); });
-  return File(path, &comm, open_parallel(comm, path, H5F_ACC_RDONLY));
+  return File(path, &comm, open_parallel(comm, path, H5F_ACC_RDONLY), Access::read);
 }
 
 File File::create(const std::string& path) {
   detail::silence();
+  require_space(path, least_space);
   Handle id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), H5Fclose);
   detail::check(id.get(), fmt::format("create '{}'", path));
-  return File(path, nullptr, std::move(id));
+  File file(path, nullptr, std::move(id), Access::create);
+  file.reserve();
+  return file;
 }
 
 File File::open_to_fill(Communicator& comm, const std::string& path) {
-  return File(path, &comm, open_parallel(comm, path, H5F_ACC_RDWR));
+  return File(path, &comm, open_parallel(comm, path, H5F_ACC_RDWR), Access::fill);
 }
 
 File::~File() {
+  if (access_ != Access::read && std::uncaught_exceptions() > exceptions_) id_.abandon();
   if (!id_.valid()) return;
-  const WaitScope scope("closing " + path_);
+  const Reading scope("closing " + path_, path_);
   id_.reset();
 }
 
 void File::close() {
   const auto close_here = [&] {
-    const WaitScope scope("closing " + path_);
+    const Reading scope("closing " + path_, path_);
+    if (access_ == Access::create) reserve();
     detail::check(id_.reset(), fmt::format("close '{}'", path_));
   };
-  if (comm_ == nullptr) return close_here();
-  run_agreed(*comm_, "closing " + path_, close_here);
+  if (comm_ == nullptr)
+    close_here();
+  else
+    run_agreed(*comm_, "closing " + path_, close_here);
+  const bool complete = access_ == Access::fill || (access_ == Access::create && unfilled_ == 0);
+  if (complete && (comm_ == nullptr || comm_->rank() == 0)) release_space(path_);
 }
 
-H5I_type_t File::kind_of(const std::string& path) const {
-  const std::string what = fmt::format("look for '{}' in '{}'", path, path_);
-  H5I_type_t kind = H5I_GROUP;
-  for (const std::string& prefix : prefixes(path)) {
-    if (kind != H5I_GROUP) return H5I_BADID;  // HDF5 fails below a dataset
-    if (detail::check(H5Lexists(id_.get(), prefix.c_str(), H5P_DEFAULT), what) == 0 ||
-        detail::check(H5Oexists_by_name(id_.get(), prefix.c_str(), H5P_DEFAULT), what) == 0)
-      return H5I_BADID;
-    const Handle object(H5Oopen(id_.get(), prefix.c_str(), H5P_DEFAULT), H5Oclose);
-    detail::check(object.get(), what);
-    kind = H5Iget_type(object.get());
-  }
-  return kind;
-}
-
-bool File::has_group(const std::string& path) const {
-  return kind_of(path) == H5I_GROUP;
-}
-bool File::has_dataset(const std::string& path) const {
-  return kind_of(path) == H5I_DATASET;
-}
-
-std::vector<std::string> File::datasets_below(const std::string& group) const {
-  std::vector<std::string> links;
-  const auto collect = [](hid_t, const char* name, const H5L_info_t* info, void* data) -> herr_t {
-    if (info->type == H5L_TYPE_HARD) static_cast<std::vector<std::string>*>(data)->push_back(name);
-    return 0;
-  };
-  detail::check(H5Lvisit_by_name(id_.get(), group.c_str(), H5_INDEX_NAME, H5_ITER_INC, collect,
-                                 &links, H5P_DEFAULT),
-                fmt::format("list '{}' of '{}'", group, path_));
-  const std::string front = group == "/" ? "/" : group + "/";
-  std::erase_if(links, [&](const std::string& link) { return !has_dataset(front + link); });
-  std::sort(links.begin(), links.end());
-  return links;
+void File::reserve() const {
+  reserve_space(path_, file_overhead + planned_bytes_ + planned_bytes_ / 100);
 }
 
 Dataset File::dataset(const std::string& path) const {
   const std::string what = fmt::format("open dataset '{}' of '{}'", path, path_);
+  const Reading scope(what, path_);
   Dataset result;
   result.file_ = path_;
   result.path_ = path;
   result.comm_ = comm_;
-  result.id_ = Handle(H5Dopen2(id_.get(), path.c_str(), H5P_DEFAULT), H5Dclose);
-  detail::check(result.id_.get(), what);
+  result.id_ = find(path);
+  if (!result.id_.valid()) throw_runtime("cannot {}: there is none", what);
+  if (H5Iget_type(result.id_.get()) != H5I_DATASET)
+    throw_runtime("cannot {}: it is no dataset", what);
+  // This comes before the shape: a virtual dataset would open other files for it.
+  if (const char* kind = detail::foreign_storage(result.id_.get()))
+    throw_usage("dataset '{}' of '{}' {}: its elements are in other files; copy them into this one",
+                path, path_, kind);
   const Handle type(H5Dget_type(result.id_.get()), H5Tclose);
+  detail::check(type.get(), what);
   result.type_ = detail::classify(type.get());
   const Handle space(H5Dget_space(result.id_.get()), H5Sclose);
-  if (H5Sget_simple_extent_type(space.get()) == H5S_NULL) {
-    result.shape_ = {0};
-    return result;
-  }
-  std::vector<hsize_t> extents(
-      static_cast<size_t>(detail::check(H5Sget_simple_extent_ndims(space.get()), what)));
-  detail::check(H5Sget_simple_extent_dims(space.get(), extents.data(), nullptr), what);
-  result.shape_.assign(extents.begin(), extents.end());
+  result.shape_ = detail::shape_of(detail::check(space.get(), what), what);
   return result;
 }
 
 AttributeValue File::attribute(const std::string& object, const std::string& name) const {
-  // HDF5 can loop for ever in a damaged file: the scope lets the watchdog end the run.
-  const WaitScope scope("reading attributes of " + path_);
-  if (kind_of(object) == H5I_BADID) return {};
-  const std::string what = fmt::format("read attribute '{}' of '{}' in '{}'", name, object, path_);
-  if (detail::check(H5Aexists_by_name(id_.get(), object.c_str(), name.c_str(), H5P_DEFAULT),
-                    what) == 0)
-    return {};
-  const Handle attribute(
-      H5Aopen_by_name(id_.get(), object.c_str(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
-  detail::check(attribute.get(), what);
+  const std::string what = fmt::format("attribute '{}' of '{}' in '{}'", name, object, path_);
+  const Reading scope("reading " + what, path_);
+  const Handle holder = find(object);
+  if (!holder.valid()) return {};
+  if (detail::check(H5Aexists(holder.get(), name.c_str()), "read " + what) == 0) return {};
+  const Handle attribute(H5Aopen(holder.get(), name.c_str(), H5P_DEFAULT), H5Aclose);
+  detail::check(attribute.get(), "read " + what);
   return read_attribute(attribute.get(), what);
 }
 
@@ -225,11 +222,13 @@ void File::create_group(const std::string& path) {
   const Handle group(H5Gcreate2(id_.get(), path.c_str(), links.get(), H5P_DEFAULT, H5P_DEFAULT),
                      H5Gclose);
   detail::check(group.get(), fmt::format("create group '{}' of '{}'", path, path_));
+  planned_bytes_ += object_overhead;
 }
 
 void File::write_attribute(const std::string& object, const std::string& name, hid_t type,
                            const void* value) {
   const std::string what = fmt::format("write attribute '{}' of '{}' in '{}'", name, object, path_);
+  planned_bytes_ += attribute_overhead;
   const Handle scalar(H5Screate(H5S_SCALAR), H5Sclose);
   const Handle attribute(H5Acreate_by_name(id_.get(), object.c_str(), name.c_str(), type,
                                            scalar.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
@@ -248,6 +247,8 @@ void File::write_attribute(const std::string& object, const std::string& name,
                            const std::string& value) {
   const Handle type = detail::text_type();
   const char* pointer = value.c_str();
+  planned_bytes_ += std::ssize(value);
+  reserve();
   write_attribute(object, name, type.get(), &pointer);
 }
 
@@ -260,6 +261,8 @@ void File::create_dataset(const std::string& path, DType type, const Shape& shap
                     : H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
       H5Sclose);
   detail::check(space.get(), what);
+  planned_bytes_ += bytes_in_file(type, shape, checksum);
+  ++unfilled_;
   const Handle links = with_groups(), creation = creation_list(type, shape, checksum);
   const Handle id(H5Dcreate2(id_.get(), path.c_str(), detail::native_type(type), space.get(),
                              links.get(), creation.get(), H5P_DEFAULT),
@@ -276,9 +279,14 @@ void File::write_dataset(const std::string& path, std::span<const std::string> t
                              H5P_DEFAULT, H5P_DEFAULT),
                   H5Dclose);
   detail::check(id.get(), what);
+  planned_bytes_ += object_overhead;
   if (texts.empty()) return;
   std::vector<const char*> pointers;
-  for (const std::string& text : texts) pointers.push_back(text.c_str());
+  for (const std::string& text : texts) {
+    pointers.push_back(text.c_str());
+    planned_bytes_ += std::ssize(text) + text_overhead;
+  }
+  reserve();
   detail::check(H5Dwrite(id.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, pointers.data()),
                 what);
 }

@@ -7,6 +7,7 @@
 
 #include "core/dtype.hpp"
 #include "io/h5.hpp"
+#include "io/resources.hpp"
 
 namespace gyre::h5::detail {
 
@@ -29,15 +30,27 @@ T check(T result, const std::string& what) {
 hid_t native_type(DType type);
 Type classify(hid_t type);
 
+/// How a dataset has its elements in other files ("is virtual"), or null.
+const char* foreign_storage(hid_t dataset);
+
+/// Extents of a dataspace; {0} for one without elements. A runtime error when there are more
+/// elements than can be counted.
+Shape shape_of(hid_t space, const std::string& what);
+
 /// The variable-length text type of the character set of `like`, or UTF-8.
 Handle text_type(hid_t like = -1);
 
-/// Reads `count` texts through `read(memory type, buffer)`, which wraps H5Dread or H5Aread.
+/// Reads `count` texts through `read(memory type, buffer)`, which wraps H5Dread or H5Aread. Throws
+/// a runtime error when `what`, their name, does not fit into memory.
 template <class Read>
-std::vector<std::string> read_texts(hid_t file_type, hid_t space, size_t count, const Read& read) {
+std::vector<std::string> read_texts(const std::string& what, hid_t file_type, hid_t space,
+                                    size_t count, const Read& read) {
+  const bool variable = H5Tis_variable_str(file_type) > 0;
+  const size_t each = sizeof(std::string) + (variable ? sizeof(char*) : H5Tget_size(file_type));
+  require_memory(what, static_cast<int64_t>(count), static_cast<int64_t>(each));
   std::vector<std::string> texts;
   texts.reserve(count);
-  if (H5Tis_variable_str(file_type) > 0) {
+  if (variable) {
     const Handle memory = text_type(file_type);
     std::vector<char*> pointers(count, nullptr);
     read(memory.get(), pointers.data());

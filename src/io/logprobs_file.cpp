@@ -322,7 +322,6 @@ void write_logprobs_results(OutputFile& output, const LogprobsResultsHeader& hea
     write_rows<float>(file, array.path, mine.begin, rows, array.width, array.values);
   write_rows<int32_t>(file, "/results/top_ids", mine.begin, rows, header.length, mine.top_ids);
   file.close();
-  output.commit();
 }
 
 }  // namespace gyre

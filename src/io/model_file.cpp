@@ -112,7 +112,6 @@ Buffer<float> ModelFile::read_matrix(const std::string& name, int64_t row_begin,
                                      int64_t col_begin, int64_t col_count) {
   const std::string path = fmt::format("{}/{}", group, name);
   h5::Slab slab{{row_begin, col_begin}, {row_count, col_count}};
-  Buffer<float> values(row_count * col_count);
   std::optional<h5::Dataset> dataset;
   run_agreed(comm_, "opening " + path, [&] {
     dataset = file_.dataset(path);
@@ -120,6 +119,9 @@ Buffer<float> ModelFile::read_matrix(const std::string& name, int64_t row_begin,
     GYRE_CHECK(row_begin == 0 && row_count <= 1, "{} is one row", path);
     slab = {{col_begin}, {row_count * col_count}};
   });
+  Buffer<float> values;
+  dataset->make_room(row_count * col_count, sizeof(float),
+                     [&] { values = Buffer<float>(row_count * col_count); });
   dataset->read<float>(std::span(&slab, 1), values.span());
   run_agreed(comm_, "checking " + path, [&] { check_finite(values, *dataset, slab); });
   return values;

@@ -121,7 +121,9 @@ SlotParts open_slots(const h5::File& file, const PackedHeader& header) {
 
 template <class T>
 std::vector<T> read_rows(const h5::Dataset& dataset, int64_t begin, int64_t count, int64_t row) {
-  std::vector<T> values(static_cast<size_t>(count * row));
+  std::vector<T> values;
+  dataset.make_room(count * row, sizeof(T),
+                    [&] { values.resize(static_cast<size_t>(count * row)); });
   h5::Slab slab{{begin}, {count}};
   if (dataset.shape().size() == 2) slab = {{begin, 0}, {count, row}};
   dataset.read<T>(std::span(&slab, count > 0 ? 1 : 0), std::span<T>(values));

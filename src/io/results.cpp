@@ -129,7 +129,7 @@ struct ReferenceParts {
 };
 
 ReferenceParts open_reference(const h5::File& file, const Documents& documents,
-                              Reference& reference) {
+                              const HiddenShape& model, Reference& reference) {
   SchemaReader reader(file, documents_schema);
   reference.model_sha256 = reader.text("/reference", "model_sha256");
   reference.generator = reader.text("/reference", "generator");
@@ -139,12 +139,14 @@ ReferenceParts open_reference(const h5::File& file, const Documents& documents,
   parts.logprob = reader.dataset("/reference/logprob", {h5::Type::f64}, {predictions});
   parts.entropy = reader.dataset("/reference/entropy", {h5::Type::f64}, {predictions});
   if (file.has_dataset("/reference/hidden")) {
+    reference.has_hidden = true;
     const auto hidden = reader.dataset("/reference/hidden", {h5::Type::f32, h5::Type::f64},
                                        {-1, documents.total(), -1});
-    if (hidden) {
-      reference.hidden_layers = hidden->shape()[0];
-      reference.hidden_size = hidden->shape()[2];
-    }
+    if (hidden && (hidden->shape()[0] != model.entries || hidden->shape()[2] != model.width))
+      reader.errors().add(
+          "/reference/hidden is of a model of {} layers and hidden size {}; this model has {} and "
+          "{}: take the model that the reference was computed with, or --check none",
+          hidden->shape()[0] - 1, hidden->shape()[2], model.entries - 1, model.width);
   }
   reader.throw_if_any();
   return parts;
@@ -169,14 +171,14 @@ void check_reference(const h5::File& file, const Documents& documents, const Ref
 }  // namespace
 
 std::optional<Reference> read_reference(Communicator& comm, const std::string& path,
-                                        const Documents& documents) {
+                                        const Documents& documents, const HiddenShape& model) {
   const h5::File file = open_schema_file(comm, path, documents_schema);
   Reference reference;
   ReferenceParts parts;
   bool found = false;
   run_agreed(comm, "opening the reference of " + path, [&] {
     found = file.has_group("/reference");
-    if (found) parts = open_reference(file, documents, reference);
+    if (found) parts = open_reference(file, documents, model, reference);
   });
   if (!found) return {};
   reference.offsets = parts.offsets->read_all<int64_t>();
@@ -217,7 +219,6 @@ void write_results(OutputFile& output, const ResultsHeader& header,
   file.dataset(logprob_path).write<float>(mine.slabs, mine.logprob);
   file.dataset(entropy_path).write<float>(mine.slabs, mine.entropy);
   file.close();
-  output.commit();
 }
 
 Results read_results(Communicator& comm, const std::string& path) {

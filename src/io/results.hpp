@@ -30,16 +30,21 @@ struct Reference {
   std::vector<int64_t> offsets;  ///< [n + 1]
   std::vector<double> logprob;   ///< [P] of the next token
   std::vector<double> entropy;   ///< [P] of the distribution, nats
-  int64_t hidden_layers = 0;     ///< entries of the hidden states, layers + 1, or 0 without them
-  int64_t hidden_size = 0;
+  bool has_hidden = false;
 };
 
-/// The reference in a documents file, checked against its documents; std::nullopt if the file has
-/// none. Collective.
-std::optional<Reference> read_reference(Communicator& comm, const std::string& path,
-                                        const Documents& documents);
+/// The hidden states of a model: entries (layers + 1) and elements of a token's.
+struct HiddenShape {
+  int64_t entries = 0;
+  int64_t width = 0;
+};
 
-/// Hidden states [rows, hidden_size] of the tokens in `rows` (ascending, disjoint): entry 0 is the
+/// The reference in a documents file, checked against its documents and, where it has hidden
+/// states, against the model's; std::nullopt if the file has none. Collective.
+std::optional<Reference> read_reference(Communicator& comm, const std::string& path,
+                                        const Documents& documents, const HiddenShape& model);
+
+/// Hidden states [rows, width] of the tokens in `rows` (ascending, disjoint): entry 0 is the
 /// embedding's output, entry l the residual stream after layer l. Collective; rows differ by rank.
 Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path, int64_t entry,
                                      std::span<const Rows> rows);
@@ -62,7 +67,7 @@ struct ResultPiece {
   std::span<const float> entropy;
 };
 
-/// Writes the results of all ranks and gives the file its name. Every prediction must be in exactly
+/// Writes the results of all ranks to the temporary file. Every prediction must be in exactly
 /// one piece of one rank; anything else is a runtime error that names the prediction. Collective.
 /// Adjacent pieces of a rank count as one. HDF5 takes time quadratic in the number of other pieces:
 /// some thousands per rank are quick, tens of thousands are not.

@@ -80,8 +80,11 @@ class OutputFile {
   Communicator& comm() const { return comm_; }
   const std::string& path() const { return path_; }
   const std::string& temporary_path() const { return temporary_path_; }
-  /// Gives the complete file its name. All ranks must have closed it.
+  /// Gives the complete file its name. All ranks must have closed it. A program hands the file to
+  /// its Outputs instead.
   void commit();
+  /// On rank 0, once: who removes the file or gives it its name.
+  std::unique_ptr<OutputGuard> take_guard() { return std::move(guard_); }
 
  private:
   Communicator& comm_;

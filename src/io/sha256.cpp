@@ -10,10 +10,13 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "io/resources.hpp"
+#include "runtime/watchdog.hpp"
 
 namespace gyre {
 
 std::string sha256_of_file(const std::string& path) {
+  require_regular_file(path);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              std::fclose);
   if (file == nullptr) throw_usage("cannot read '{}': {}", path, std::strerror(errno));
@@ -21,8 +24,12 @@ std::string sha256_of_file(const std::string& path) {
                                                                    EVP_MD_CTX_free);
   bool good = EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1;
   std::vector<unsigned char> block(size_t{1} << 20);
-  while (const size_t count = std::fread(block.data(), 1, block.size(), file.get()))
+  while (true) {
+    const WaitScope scope("reading " + path);  // of one block: a long file is no reason to give up
+    const size_t count = std::fread(block.data(), 1, block.size(), file.get());
+    if (count == 0) break;
     good = good && EVP_DigestUpdate(context.get(), block.data(), count) == 1;
+  }
   if (std::ferror(file.get()) != 0)
     throw_runtime("cannot read '{}': {}", path, std::strerror(errno));
 

@@ -5,13 +5,14 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <numeric>
 #include <set>
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
 #include "io/collective.hpp"
+#include "io/resources.hpp"
+#include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
@@ -44,7 +45,13 @@ std::string without_trailing_slashes(std::string path) {
 std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw_runtime("cannot read '{}': {}", path, std::strerror(errno));
-  std::string text{std::istreambuf_iterator<char>(in), {}};
+  std::string text;
+  std::vector<char> block(size_t{1} << 20);
+  while (in) {
+    const WaitScope scope("reading " + path);  // of one block: a long file is no reason to give up
+    in.read(block.data(), std::ssize(block));
+    text.append(block.data(), static_cast<size_t>(in.gcount()));
+  }
   if (in.bad()) throw_runtime("cannot read '{}': {}", path, std::strerror(errno));
   return text;
 }
@@ -113,14 +120,17 @@ Documents gather(Communicator& comm, const Documents& mine) {
 
 }  // namespace
 
-FileList list_files(const std::vector<std::string>& paths) {
+FileList list_files(const std::vector<std::string>& paths, const std::string& output) {
   FileList list;
   std::vector<std::string> candidates;
+  const fs::path taken = output.empty() ? fs::path() : fs::weakly_canonical(fs::absolute(output));
   for (const std::string& path : paths) {
     std::error_code error;
     const fs::file_status status = fs::status(path, error);
     if (!fs::exists(status)) throw_usage("cannot read '{}': No such file or directory", path);
     if (fs::is_regular_file(status)) {
+      if (fs::canonical(path) == taken)
+        throw_usage("the output '{}' is the file of the input '{}'", output, path);
       candidates.push_back(path);
     } else if (fs::is_directory(status)) {
       std::set<fs::path> seen;
@@ -134,7 +144,10 @@ FileList list_files(const std::vector<std::string>& paths) {
   }
   std::set<fs::path> seen;
   for (std::string& path : candidates) {
-    if (!seen.insert(fs::canonical(path)).second) {
+    const fs::path place = fs::canonical(path);
+    if (place == taken) {
+      ++list.left_out;
+    } else if (!seen.insert(place).second) {
       ++list.duplicates;
     } else {
       if (!is_utf8(path)) throw_usage("the name of '{}' is not UTF-8 text", path);
@@ -145,16 +158,18 @@ FileList list_files(const std::vector<std::string>& paths) {
 }
 
 Documents import_text(Communicator& comm, const std::vector<std::string>& paths, int64_t max_tokens,
-                      ImportReport& report) {
+                      ImportReport& report, const std::string& output) {
   FileList list;
   std::vector<int64_t> bytes;
   run_on_root(comm, "listing files", [&] {
     if (max_tokens != 0 && max_tokens < 3)
       throw_usage("a limit of {} tokens a document leaves no room for text; at least 3 are needed",
                   max_tokens);
-    list = list_files(paths);
-    for (const std::string& file : list.files)
+    list = list_files(paths, output);
+    for (const std::string& file : list.files) {
       bytes.push_back(static_cast<int64_t>(fs::file_size(file)));
+      require_memory("the import of '" + file + "'", bytes.back(), sizeof(int32_t));
+    }
   });
   list.files = broadcast_texts(comm, list.files);
   bytes = all_gather_elements(comm, std::span<const int64_t>(bytes));  // only rank 0 has any
@@ -176,6 +191,7 @@ Documents import_text(Communicator& comm, const std::vector<std::string>& paths,
   report.bytes = all.total() - 2 * all.count();
   report.duplicates = all_reduce_value(comm, list.duplicates, ReduceOp::max);
   report.not_regular = all_reduce_value(comm, list.not_regular, ReduceOp::max);
+  report.left_out = all_reduce_value(comm, list.left_out, ReduceOp::max);
   report.binary = all_gather_texts(comm, binary);
   return all;
 }

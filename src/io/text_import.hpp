@@ -15,26 +15,29 @@ struct FileList {
   std::vector<std::string> files;
   int64_t duplicates = 0;   ///< paths that lead to a file already listed
   int64_t not_regular = 0;  ///< found in folders, neither file nor folder: dangling links, pipes
+  int64_t left_out = 0;     ///< found in folders: the output, under any name
 };
 
 /// Expands paths in their order. A file stands for itself; a folder for all files below it, sorted
 /// by path, without names that begin with a dot; links are followed. A file reached twice counts
-/// once. A path that does not exist, or is neither file nor folder, is a usage error. Serial.
-FileList list_files(const std::vector<std::string>& paths);
+/// once. A path that does not exist, or is neither file nor folder, is a usage error, and so is the
+/// file `output` itself; found in a folder, that is left out: it is of an earlier run. Serial.
+FileList list_files(const std::vector<std::string>& paths, const std::string& output = {});
 
 struct ImportReport {
   int64_t files = 0;  ///< files read, binary ones included
   int64_t bytes = 0;  ///< bytes of the text files
   int64_t duplicates = 0;
   int64_t not_regular = 0;
+  int64_t left_out = 0;
   std::vector<std::string> binary;  ///< skipped, because they hold a NUL byte
 };
 
 /// Reads the files that `paths` stand for. A document is bos, the bytes, eos. A file of more than
 /// `max_tokens` tokens (0: no limit, else at least 3) becomes several documents, the later ones
 /// named "path#2", "path#3", ... Ranks share the reading of files; all ranks get all documents.
-/// Collective.
+/// `output` is the file that will hold them, see list_files. Collective.
 Documents import_text(Communicator& comm, const std::vector<std::string>& paths, int64_t max_tokens,
-                      ImportReport& report);
+                      ImportReport& report, const std::string& output = {});
 
 }  // namespace gyre

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/checksum.hpp"
 #include "core/error.hpp"
 #include "runtime/watchdog.hpp"
 
@@ -138,6 +139,17 @@ void Scorer::for_each_run(const BinShard& shard,
   for (const Fragment& fragment : shard.shard.fragments)
     f({bin.documents[static_cast<size_t>(fragment.segment.value())], fragment.start.value(),
        fragment.stride, fragment.length, fragment.local_begin.value()});
+}
+
+uint64_t Scorer::checksum() const {
+  Checksum sum;
+  for (const BinShard& shard : shards_)
+    for_each_run(shard, [&](const DocumentRun& run) {
+      const int64_t predictions = documents_.length(run.document) - 1;
+      for (int64_t i = 0; i < run.length && run.start + i * run.stride < predictions; ++i)
+        sum.add(std::as_bytes(std::span(&shard.scores[static_cast<size_t>(run.slot + i)], 1)));
+    });
+  return sum.value();
 }
 
 ScoreRange Scorer::in_document_order(Communicator& world) const {

@@ -119,6 +119,9 @@ class Scorer {
                    const std::function<void(const BinShard&, int64_t index,
                                             MatrixView<const float> x)>& observe = {});
 
+  /// Of this rank's scores of the last run.
+  uint64_t checksum() const;
+
   /// The scores of the last run in document order, in equal contiguous shares: rank r of the world
   /// gets predictions [P·r/n, P·(r+1)/n). One all-to-all-v. Collective over `world`, all
   /// ranks of the grid, a communicator of host memory.

@@ -8,17 +8,20 @@
 #include <optional>
 
 #include "comm/agree.hpp"
+#include "comm/checked.hpp"
 #include "comm/mpi.hpp"
 #include "core/version.hpp"
+#include "io/h5.hpp"
 #include "report/options.hpp"
 #include "runtime/features.hpp"
+#include "runtime/supervisor.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
 
 struct CommonOptions {
-  double timeout_seconds = 300;
+  double timeout_seconds = default_timeout_seconds;
   bool verbose = false;
   bool quiet = false;
 };
@@ -50,8 +53,9 @@ std::string complain_about_seconds(const std::string& text) {
 void declare_common(CLI::App& app, CommonOptions& common) {
   app.set_config("--config", "", "Read options from this TOML file; the command line wins")
       ->type_name("FILE")
+      ->check(complain_about_empty)
       ->group("Common");
-  app.add_option("--timeout", common.timeout_seconds,
+  app.add_option(timeout_option, common.timeout_seconds,
                  "End the run when one wait lasts longer, in seconds; 0: never")
       ->capture_default_str()
       ->check(complain_about_seconds)
@@ -162,9 +166,10 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
     return ExitCode::ok;
   }
   Watchdog::set_timeout(common.timeout_seconds);
-  AppContext context{info,           mpi,         world, arguments_without_folder(argc, argv), {},
+  Outputs outputs(world);
+  const std::vector<std::string> arguments = arguments_without_folder(argc, argv);
+  AppContext context{info,           mpi,         world, arguments, join_quoted(arguments), outputs,
                      common.verbose, common.quiet};
-  context.command_line = join_quoted(context.arguments);
   return agree_on(world, body(context));
 }
 
@@ -183,11 +188,13 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
 int run_app(int argc, char** argv, const AppInfo& info,
             const std::function<void(CLI::App&)>& declare,
             const std::function<ExitCode(AppContext&)>& body) {
+  start_supervised(info.name, argc, argv);
+  h5::initialise();
   MpiEnvironment mpi(argc, argv, info.name);
   try {
-    const std::unique_ptr<Communicator> world = make_mpi_communicator(mpi.world());
-    const ExitCode code = run(argc, argv, info, mpi, *world, declare, body);
-    std::fflush(stdout);
+    CheckedCommunicator world(make_mpi_communicator(mpi.world()));
+    const ExitCode code = run(argc, argv, info, mpi, world, declare, body);
+    flush_output();
     return static_cast<int>(code);
   } catch (const Error& error) {
     if (!error.agreed() && mpi.size() > 1) end_all_ranks(info, mpi, error.code(), error.what());

@@ -8,6 +8,7 @@
 
 #include "comm/communicator.hpp"
 #include "core/error.hpp"
+#include "io/outputs.hpp"
 #include "runtime/mpi_env.hpp"
 
 namespace CLI {
@@ -29,6 +30,7 @@ struct AppContext {
   Communicator& world;
   std::vector<std::string> arguments;  ///< argv, program without its folder
   std::string command_line;            ///< the same, joined
+  Outputs& outputs;
   bool verbose = false;
   bool quiet = false;
   bool root() const { return world.rank() == 0; }

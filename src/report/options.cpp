@@ -32,16 +32,23 @@ CLI::Validator validator(const std::string& shown_type, Check check) {
 
 }  // namespace
 
+std::string complain_about_empty(const std::string& text) {
+  return text.empty() ? "an empty text is no value; leave the option out instead" : "";
+}
+
 void add_flag(CLI::App& app, const OptionSpec& spec, bool& value) {
   finish(app.add_flag(spec.name, value, spec.description), spec);
 }
 
 void add_option(CLI::App& app, const OptionSpec& spec, std::string& value) {
-  finish(app.add_option(spec.name, value, spec.description)->capture_default_str(), spec);
+  finish(app.add_option(spec.name, value, spec.description)
+             ->capture_default_str()
+             ->check(complain_about_empty),
+         spec);
 }
 
 void add_option(CLI::App& app, const OptionSpec& spec, std::vector<std::string>& values) {
-  finish(app.add_option(spec.name, values, spec.description), spec);
+  finish(app.add_option(spec.name, values, spec.description)->check(complain_about_empty), spec);
 }
 
 void add_option(CLI::App& app, const OptionSpec& spec, double& value) {

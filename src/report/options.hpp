@@ -22,6 +22,7 @@ struct OptionSpec {
 
 /// Each binds a variable. Its value at the time of the call is the default that --help shows.
 void add_flag(CLI::App& app, const OptionSpec& spec, bool& value);
+/// Texts must not be empty.
 void add_option(CLI::App& app, const OptionSpec& spec, std::string& value);
 void add_option(CLI::App& app, const OptionSpec& spec, std::vector<std::string>& values);
 void add_option(CLI::App& app, const OptionSpec& spec, double& value);
@@ -32,6 +33,10 @@ void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int6
 /// One of `choices`; anything else is refused together with the nearest choice.
 void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value,
                        const std::vector<std::string>& choices);
+
+/// The complaint about an empty text, or "". An empty text is mostly a shell variable that was
+/// never set: taken as "no file", it would lose a result.
+std::string complain_about_empty(const std::string& text);
 
 /// "4096", "128K", "2M", "1G" with K, M, G = 2^10, 2^20, 2^30 (either case), exact.
 /// Throws a usage error for anything else: signs, fractions, other units, more than 2^63 - 1.

@@ -11,6 +11,7 @@
 #include <map>
 #include <utility>
 
+#include "comm/agree.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/nccl_version.hpp"
 
@@ -162,13 +163,17 @@ Verdict judge(const RunReport& report) {
   };
   const Verification& checks = report.verification;
   if (!checks.empty() && !checks.passed()) apply(Validity::invalid, "verification failed");
+  for (const Fom& fom : report.foms)
+    if (fom.value < 0 || fom.value > fom.most)
+      apply(Validity::invalid,
+            fmt::format("{} is {}, not 0 to {}", fom.metric, fom.value, fom.most));
   if (report.build.git_state == "dirty") apply(Validity::unofficial, "dirty tree");
   if (report.build.build_type != "Release" && report.build.build_type != "RelWithDebInfo")
     apply(Validity::unofficial, fmt::format("{} build", report.build.build_type));
   if (checks.tolerance_scale() != 1)
     apply(Validity::unofficial, fmt::format("tolerances times {:g}", checks.tolerance_scale()));
   for (const std::string& reason : report.unofficial_reasons) apply(Validity::unofficial, reason);
-  if (checks.empty()) {
+  if (checks.empty() && verdict.validity != Validity::invalid) {
     verdict.reasons.insert(verdict.reasons.begin(), "nothing checked");
     verdict.validity = Validity::unverified;
   }
@@ -233,6 +238,22 @@ std::string header_text(const RunReport& report) {
     text += fmt::format("# input {} sha256 {}\n", file_name(input.path),
                         input.sha256.empty() ? "not computed" : input.sha256);
   return text;
+}
+
+ExitCode finish_run(AppContext& context, const RunReport& report,
+                    const std::function<RunTexts()>& make) {
+  const ExitCode code = exit_code_of(judge(report));
+  std::string text;
+  run_on_root(context.world, "report", [&] {
+    const RunTexts texts = make();
+    context.outputs.add_text(texts.csv_path, texts.csv);
+    if (!texts.json_path.empty())
+      context.outputs.add_text(texts.json_path, json_text(report, utc_now()));
+    text = texts.text + footer_text(report);
+  });
+  if (agree_on(context.world, code) != ExitCode::ok) context.outputs.discard_files();
+  context.outputs.publish(text);
+  return code;
 }
 
 std::string footer_text(const RunReport& report) {

@@ -2,6 +2,7 @@
 // The report of a run: "#" lines, FOM, VERIFY and RESULT lines, and the JSON file, all made from
 // one RunReport.
 
+#include <functional>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -40,9 +41,12 @@ struct ResultEntry {
 /// A figure of merit, printed on a line of its own.
 struct Fom {
   std::string metric;  ///< "tokens_per_s"
-  double value = 0;
-  std::string unit;  ///< "1/s"
-  Fields tags;       ///< the configuration it belongs to
+  double value = 0;    ///< NaN: unknown
+  std::string unit;    ///< "1/s"
+  Fields tags;         ///< the configuration it belongs to
+  /// The largest possible value; the least is 0. A finite one that is possible is no proof, but one
+  /// that is impossible makes the result INVALID.
+  double most = std::numeric_limits<double>::max();
 };
 
 struct RunReport {
@@ -76,10 +80,10 @@ struct Verdict {
 /// `libraries` are added to mpi, cuda and nccl (HDF5's version, say).
 RunReport begin_report(const AppContext& context, Fields configuration, const Fields& libraries);
 
-/// INVALID when a check failed, else UNVERIFIED when there was none, else UNOFFICIAL for a modified
-/// source tree, a build without optimisation or with a sanitizer, scaled tolerances or the app's
-/// own reasons, else VALID. All reasons that apply are listed. A source tree without git counts as
-/// clean.
+/// INVALID when a check failed or a figure of merit is impossible, else UNVERIFIED when there was
+/// none, else UNOFFICIAL for a modified source tree, a build without optimisation or with a
+/// sanitizer, scaled tolerances or the app's own reasons, else VALID. All reasons that apply are
+/// listed. A source tree without git counts as clean.
 Verdict judge(const RunReport& report);
 
 /// 1 for INVALID, else 0.
@@ -104,9 +108,18 @@ Fields allowed_environment();
 
 /// The document `gyre-result/1`; NaN and infinities become null. `end`: UTC, ISO 8601.
 std::string json_text(const RunReport& report, const std::string& end);
-/// The same, stamped with the present time, to a file that appears complete or not at all. One rank
-/// calls it.
-void write_json(const RunReport& report, const std::string& path);
+
+/// What a run prints and writes at its end. An empty path is no file.
+struct RunTexts {
+  std::string text;  ///< before the FOM, VERIFY and RESULT lines
+  std::string csv_path, csv;
+  std::string json_path;
+};
+/// Ends a run: names all outputs of `context`, but data files only when the result is not INVALID,
+/// and prints (Outputs::publish). `make` is called on rank 0. Returns the exit code of the verdict.
+/// Collective.
+ExitCode finish_run(AppContext& context, const RunReport& report,
+                    const std::function<RunTexts()>& make);
 
 /// "2026-01-31T12:00:00Z"
 std::string utc_now();

@@ -134,8 +134,4 @@ std::string json_text(const RunReport& report, const std::string& end) {
   return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-void write_json(const RunReport& report, const std::string& path) {
-  write_file_atomically(path, json_text(report, utc_now()));
-}
-
 }  // namespace gyre

@@ -69,6 +69,12 @@ class Table {
 
   std::string header() const { return header_text(formats_); }
   std::string row(const Row& row) const { return row_text(formats_, values(row)); }
+  /// The header and the rows.
+  std::string text(const std::vector<Row>& rows) const {
+    std::string text = header();
+    for (const Row& each : rows) text += row(each);
+    return text;
+  }
   std::string csv(const std::vector<Row>& rows) const {
     std::string text = csv_header(formats_);
     for (const Row& row : rows) text += csv_row(values(row));

@@ -169,15 +169,16 @@ std::string trace_json(const std::vector<RankTrace>& ranks) {
   return document.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-void write_trace(const std::string& path, const Trace& mine, Communicator& world,
-                 const ClockOffset& clock) {
+std::string trace_text(const Trace& mine, Communicator& world, const ClockOffset& clock) {
   const std::vector<std::vector<uint8_t>> all =
       gather_on_root(world, packed({host_name(), clock, mine.spans()}));
-  run_on_root(world, "writing the trace", [&] {
+  std::string text;
+  run_on_root(world, "the timeline", [&] {
     std::vector<RankTrace> ranks;
     for (const std::vector<uint8_t>& rank : all) ranks.push_back(unpacked(rank));
-    write_file_atomically(path, trace_json(ranks));
+    text = trace_json(ranks);
   });
+  return text;
 }
 
 }  // namespace gyre

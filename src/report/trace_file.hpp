@@ -3,7 +3,7 @@
 //
 //     ClockOffset clock = align_clocks(world);     // before or after the traced part
 //     ... trace.add(TraceLane::compute, "own kv", begin, end) ...
-//     write_trace("trace.json", trace, world, clock);
+//     text = trace_text(trace, world, clock);
 //
 // The format is Chrome's trace events: a process is a rank, a thread is a lane. Overlapping spans
 // of a lane go to further lanes, so that all of them are visible:
@@ -46,9 +46,7 @@ struct RankTrace {
 /// The text of the file. `ranks` are in rank order; time 0 is the earliest begin of all spans.
 std::string trace_json(const std::vector<RankTrace>& ranks);
 
-/// Gathers the spans of all ranks and writes the file, complete or not at all. A path that cannot
-/// be written is a usage error. Collective.
-void write_trace(const std::string& path, const Trace& mine, Communicator& world,
-                 const ClockOffset& clock);
+/// The text of the file, on rank 0, from the spans of all ranks. Collective.
+std::string trace_text(const Trace& mine, Communicator& world, const ClockOffset& clock);
 
 }  // namespace gyre

@@ -38,7 +38,7 @@ print(*(value for name, value in zip(header, row) if name.startswith("wire")))' 
 runs=0
 for grid in "1" "2 --tp 2" "3 --dp 3" "4 --cp 4 --schedule all-gather --layout striped" "4 --cp 2 --tp 2"; do
   read -ra arguments <<<"$grid"
-  verified 5 "${arguments[@]}" --bin 48 -o out.h5 --csv gpu.csv
+  verified 6 "${arguments[@]}" --bin 48 -o out.h5 --csv gpu.csv
   timeout 60 "$apps/gyre-compare" out.h5:/results "$input:/reference" --common --atol 1e-4 --rtol 1e-4 >log ||
     fail "$grid: $(cat log)"
   pipeline "${arguments[@]}" --bin 48 -c none --csv cpu.csv >log 2>&1 || fail "CPU, $grid: $(cat log)"
@@ -48,8 +48,8 @@ for grid in "1" "2 --tp 2" "3 --dp 3" "4 --cp 4 --schedule all-gather --layout s
 done
 
 # The same run twice.
-verified 5 4 --cp 2 --tp 2 -o a.h5 --json a.json
-verified 5 4 --cp 2 --tp 2 -o b.h5
+verified 6 4 --cp 2 --tp 2 -o a.h5 --json a.json
+verified 6 4 --cp 2 --tp 2 -o b.h5
 timeout 60 "$apps/gyre-compare" a.h5 b.h5 --atol 0 --rtol 0 >log || fail "two runs differ: $(cat log)"
 /usr/bin/python3 - a.json <<'PY'
 import json, sys
@@ -63,8 +63,8 @@ model=$source_dir/inputs/model.h5
 head -c 150 "$source_dir/LICENSE" >text
 "$apps/gyre-import" -o text.h5 text >log
 input=$scratch/text.h5
-verified 2 1
-verified 2 4 --cp 2 --tp 2
+verified 3 1
+verified 3 4 --cp 2 --tp 2
 
 # Combinations that do not exist.
 expect 2 '--comm mpi moves host memory; with --backend cuda it is nccl or staged' \

@@ -41,9 +41,9 @@ PY
 while read -r name what; do
   expect 1 "$what" "${mpi[@]}" 4 "$logprobs" --input "wrong_$name.h5" --op fused-linear --tp 2 --cp 2 $quick
 done <<'WRONG'
-linear_logprob log-probabilities: 2 of 28 values outside
-linear_entropy entropies: 2 of 28 values outside
-d_hidden d_x: 1 of 168 values outside
+linear_logprob log-probabilities: 4 of 56 values outside
+linear_entropy entropies: 4 of 56 values outside
+d_hidden d_x: 2 of 336 values outside
 d_head d_weight: 
 WRONG
 grep -q 'at column 8 element 2' output || fail "the wrong gradient is not named: $(cat output)"

@@ -22,7 +22,7 @@ for ranks in 1 2 3 4 6 8; do
       out=$scratch/out-$ranks-$dp-$cp-$tp.h5
       pipeline "$ranks" --dp $dp --cp $cp --tp $tp --bin $((48 / (2 * cp) * 2 * cp)) -o "$out" >"$scratch/log" 2>&1 ||
         fail "dp=$dp cp=$cp tp=$tp: $(cat "$scratch/log")"
-      grep -q '^VERIFY PASSED 5/5 ' "$scratch/log" || fail "dp=$dp cp=$cp tp=$tp was not verified: $(cat "$scratch/log")"
+      grep -q '^VERIFY PASSED 6/6 ' "$scratch/log" || fail "dp=$dp cp=$cp tp=$tp was not verified: $(cat "$scratch/log")"
       timeout 60 "$apps/gyre-compare" "$out:/results" "$input:/reference" --common --atol 1e-4 --rtol 1e-4 >"$scratch/log" ||
         fail "dp=$dp cp=$cp tp=$tp: $(cat "$scratch/log")"
       grids=$((grids + 1))
@@ -50,7 +50,7 @@ compared() {
     return
   fi
   ((status == 0)) || fail "exit $status: $*: $(cat "$scratch/log")"
-  grep -q '^VERIFY PASSED 5/5 ' "$scratch/log" || fail "not verified: $*: $(cat "$scratch/log")"
+  grep -q '^VERIFY PASSED 6/6 ' "$scratch/log" || fail "not verified: $*: $(cat "$scratch/log")"
   timeout 60 "$apps/gyre-compare" "$scratch/out.h5:/results" "$input:/reference" --common --atol 1e-4 --rtol 1e-4 \
     >"$scratch/log2" || fail "$*: $(cat "$scratch/log2")"
 }
@@ -123,7 +123,7 @@ input=$source_dir/inputs/docs_small.h5 model=$source_dir/inputs/model.h5
 for grid in "4 --cp 2 --tp 2" "6 --dp 2 --cp 3" "4 --tp 4"; do
   read -ra arguments <<<"$grid"
   pipeline "${arguments[@]}" >"$scratch/log"
-  grep -q '^VERIFY PASSED 7/7 ' "$scratch/log" || fail "$grid: $(cat "$scratch/log")"
+  grep -q '^VERIFY PASSED 8/8 ' "$scratch/log" || fail "$grid: $(cat "$scratch/log")"
 done
 model=$source_dir/inputs/model_tiny.h5
 
@@ -131,7 +131,7 @@ model=$source_dir/inputs/model_tiny.h5
 timeout 60 "$apps/gyre-import" -o "$scratch/text.h5" "$source_dir/LICENSE" "$source_dir/CMakePresets.json" >"$scratch/log"
 input=$scratch/text.h5
 pipeline 2 --cp 2 --layout zigzag --schedule all-gather --json "$scratch/r.json" --csv "$scratch/r.csv" --top 1 >"$scratch/log"
-grep -q '^VERIFY PASSED 2/2 ' "$scratch/log" || fail "$(cat "$scratch/log")"
+grep -q '^VERIFY PASSED 3/3 ' "$scratch/log" || fail "$(cat "$scratch/log")"
 /usr/bin/python3 - "$scratch/r.json" "$scratch/r.csv" <<'PY'
 import csv, json, sys
 result = json.load(open(sys.argv[1]))

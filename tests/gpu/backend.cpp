@@ -17,7 +17,8 @@ class BackendOf : public test::GpuTest {
   }
   static AppContext& context() {
     static const AppInfo info{"gyre-test", "A test", ""};
-    static AppContext context{info, test::environment(), test::world(), {}, "gyre-test"};
+    static Outputs outputs(test::world());
+    static AppContext context{info, test::environment(), test::world(), {}, "gyre-test", outputs};
     return context;
   }
 };
@@ -26,8 +27,10 @@ TEST_F(BackendOf, TheCpuIsTheHost) {
   const auto backend = make("cpu", "");
   EXPECT_FALSE(backend->on_gpu());
   EXPECT_EQ(backend->space(), MemorySpace::host);
-  EXPECT_EQ(&backend->world(), &test::world());
-  EXPECT_EQ(&backend->host_staging(), &test::world());
+  EXPECT_EQ(backend->world().space(), MemorySpace::host);
+  EXPECT_EQ(backend->world().backend(), "mpi");
+  EXPECT_EQ(backend->world().size(), test::world().size());
+  EXPECT_EQ(&backend->host_staging(), &backend->world());
   RunReport report = begin_report(context(), {}, {});
   backend->describe(report);
   EXPECT_EQ(report.ranks[0].device, "cpu");

@@ -303,6 +303,7 @@ AttentionResultsHeader header_for(int64_t tokens, bool gradients = true) {
 void save(const std::string& path, const AttentionResultsHeader& header, const Rows& mine) {
   OutputFile output(world(), path);
   write_attention_results(output, header, mine.rows());
+  output.commit();
 }
 
 /// Expects every row in its place.
@@ -401,6 +402,7 @@ TEST(AttentionResults, CompareWithTheReferenceTensorByTensor) {
   {
     OutputFile output(world(), folder.file("r.h5"));
     write_attention_results(output, header, mine);
+    output.commit();
   }
   on_root([&] {
     const auto tensors = compare_files(folder.file("r.h5") + ":/results",

@@ -42,6 +42,7 @@ void expect_equal(const Documents& a, const Documents& b) {
 void save(const std::string& path, const Documents& documents) {
   OutputFile output(world(), path);
   write_documents(output, documents, {{"generator", "test"}});
+  output.commit();
 }
 
 /// A file with the given parts and no checks, made by rank 0 alone.

@@ -322,6 +322,7 @@ LogprobsResultsHeader header_for(int64_t tokens) {
 void save(const std::string& path, int64_t tokens, const Rows& mine) {
   OutputFile output(world(), path);
   write_logprobs_results(output, header_for(tokens), mine.rows);
+  output.commit();
 }
 
 TEST(LogprobsResults, BlocksFromAnyRank) {

@@ -7,6 +7,7 @@
 #include <list>
 
 #include "io/collective.hpp"
+#include "io/model_file.hpp"
 #include "io/results.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
@@ -57,6 +58,7 @@ ResultsHeader header_for(std::vector<int64_t> offsets) {
 void save(const std::string& path, const ResultsHeader& header, const Pieces& mine) {
   OutputFile output(world(), path);
   write_results(output, header, mine.pieces());
+  output.commit();
 }
 
 /// Expects every prediction in the file, by serial and by parallel reading.
@@ -245,14 +247,13 @@ Documents two_documents() {
 TEST(Reference, ValuesAndHiddenStates) {
   const SharedFolder folder;
   ReferenceFile().save(folder.file("d.h5"));
-  const auto reference = read_reference(world(), folder.file("d.h5"), two_documents());
+  const auto reference = read_reference(world(), folder.file("d.h5"), two_documents(), {3, 2});
   ASSERT_TRUE(reference.has_value());
   EXPECT_EQ(reference->model_sha256, "abc");
   EXPECT_EQ(reference->generator, "by hand");
   EXPECT_EQ(reference->logprob, (std::vector<double>{-1, -2}));
   EXPECT_EQ(reference->entropy, (std::vector<double>{0.5, 0.25}));
-  EXPECT_EQ(reference->hidden_layers, 3);
-  EXPECT_EQ(reference->hidden_size, 2);
+  EXPECT_TRUE(reference->has_hidden);
 
   std::vector<Rows> rows;  // rank 0 reads two ranges, the next one row, the others nothing
   if (world().rank() == 0) rows = {{0, 1}, {2, 2}};
@@ -269,23 +270,35 @@ TEST(Reference, MayBeAbsent) {
   const SharedFolder folder;
   OutputFile output(world(), folder.file("d.h5"));
   write_documents(output, two_documents(), {});
-  EXPECT_FALSE(read_reference(world(), folder.file("d.h5"), two_documents()).has_value());
+  output.commit();
+  EXPECT_FALSE(read_reference(world(), folder.file("d.h5"), two_documents(), {3, 2}).has_value());
 }
 
 TEST(Reference, OfTheTinyInput) {
   const std::string path = GYRE_SOURCE_DIR "/inputs/docs_tiny.h5";
   const Documents documents = read_documents(world(), path);
-  const auto reference = read_reference(world(), path, documents);
+  const ModelConfig model = ModelFile(world(), GYRE_SOURCE_DIR "/inputs/model_tiny.h5").config();
+  const auto reference =
+      read_reference(world(), path, documents, {model.num_hidden_layers + 1, model.hidden_size});
   ASSERT_TRUE(reference.has_value());
   EXPECT_EQ(reference->offsets, prediction_offsets(documents.offsets));
-  EXPECT_GT(reference->hidden_layers, 1);
+  EXPECT_TRUE(reference->has_hidden);
 }
 
 void expect_rejected(const ReferenceFile& contents, const std::string& message) {
   const SharedFolder folder;
   contents.save(folder.file("d.h5"));
-  expect_error(ExitCode::usage, message,
-               [&] { read_reference(world(), folder.file("d.h5"), two_documents()); });
+  expect_error(ExitCode::usage, message, [&] {
+    read_reference(world(), folder.file("d.h5"), two_documents(), {3, 2});
+  });
+}
+
+TEST(ReferenceRejected, HiddenStatesOfAnotherModel) {
+  const std::string message =
+      "/reference/hidden is of a model of 2 layers and hidden size {}; this model has 2 and 2";
+  expect_rejected({.hidden_shape = {3, 4, 3}}, fmt::format(fmt::runtime(message), 3));
+  expect_rejected({.hidden_shape = {2, 4, 2}}, "of a model of 1 layers and hidden size 2");
+  expect_rejected({.hidden_shape = {4, 4, 2}}, "of a model of 3 layers and hidden size 2");
 }
 
 TEST(ReferenceRejected, Contents) {

@@ -97,6 +97,35 @@ TEST(TextImport, ManyFilesOverAllRanks) {
   }
 }
 
+TEST(TextImport, TheOutputOfAnEarlierRunIsLeftOut) {
+  const SharedFolder folder;
+  make_tree(folder);
+  on_root(
+      [&] { std::filesystem::create_symlink("../b.txt", folder.file("tree/sub/link_to_b.txt")); });
+  ImportReport report;
+  const Documents documents =
+      import_text(world(), {folder.path()}, 0, report, folder.file("tree/sub/../b.txt"));
+  EXPECT_EQ(documents.count(), 3) << "neither b.txt nor the link to it";
+  EXPECT_EQ(report.left_out, 2);
+}
+
+TEST(TextImportRejected, TheOutputAmongTheInputs) {
+  const SharedFolder folder;
+  make_tree(folder);
+  on_root([&] { std::filesystem::create_symlink("tree/b.txt", folder.file("link")); });
+  ImportReport report;
+  for (const auto& [input, output] :
+       std::vector<std::pair<std::string, std::string>>{{"tree/b.txt", "tree/b.txt"},
+                                                        {"tree/b.txt", "tree/sub/../b.txt"},
+                                                        {"link", "tree/b.txt"},
+                                                        {"tree/b.txt", "link"}})
+    expect_error(
+        ExitCode::usage,
+        "the output '" + folder.file(output) + "' is the file of the input '" + folder.file(input) +
+            "'",
+        [&] { import_text(world(), {folder.file(input)}, 0, report, folder.file(output)); });
+}
+
 TEST(TextImport, NothingToImport) {
   const SharedFolder folder;
   ImportReport report;

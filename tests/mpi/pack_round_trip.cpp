@@ -54,8 +54,10 @@ void pack_to(const std::string& path, const Documents& documents, const BinPacke
   const auto parts = split_bins(header, world().size());
   const int64_t first = parts[static_cast<size_t>(world().rank())];
   const int64_t last = parts[static_cast<size_t>(world().rank()) + 1];
+  Outputs outputs(world());
   write_checked(path, header, fill_slots(header, first, last, tokens_of(documents)), first, last,
-                world(), true, checks);
+                world(), true, checks, outputs);
+  outputs.publish("");
 }
 
 TEST(PackRoundTrip, EveryTokenLabelAndPositionComesBackUnderEveryLayout) {
@@ -85,7 +87,9 @@ TEST(PackRoundTrip, EveryTokenLabelAndPositionComesBackUnderEveryLayout) {
     // round trip, pairs, keys, gathered, shifted, shards file; packed file: tables and slots
     EXPECT_EQ(checks.checks().size(), 8u);
 
-    unpack_file(world(), folder.file("packed.h5"), folder.file("back.h5"), {});
+    Outputs outputs(world());
+    unpack_file(world(), folder.file("packed.h5"), folder.file("back.h5"), {}, outputs);
+    outputs.publish("");
     const Documents back = read_documents(world(), folder.file("back.h5"));
     EXPECT_EQ(back.tokens, documents.tokens);
     EXPECT_EQ(back.offsets, documents.offsets);

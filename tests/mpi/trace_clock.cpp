@@ -55,7 +55,6 @@ TEST(TraceClock, TheQuickestAnswerCounts) {
 }
 
 TEST(TraceFile, HoldsTheSpansOfAllRanks) {
-  const test::SharedFolder folder;
   const int ranks = world().size(), rank = world().rank();
   Trace trace;  // rank r: r + 1 spans, on a clock that is 100 r seconds ahead
   for (int i = 0; i <= rank; ++i) {
@@ -63,9 +62,8 @@ TEST(TraceFile, HoldsTheSpansOfAllRanks) {
     trace.add(i % 2 == 0 ? TraceLane::compute : TraceLane::communication,
               fmt::format("span {} of rank {}", i, rank), begin, begin + 0.5);
   }
-  const std::string path = folder.file("trace.json");
-  write_trace(path, trace, world(), {-100.0 * rank, 1e-6 * rank});
-  const Json document = Json::parse(test::read_bytes(path));
+  const std::string text = trace_text(trace, world(), {-100.0 * rank, 1e-6 * rank});
+  const Json document = Json::parse(broadcast_string(world(), text, 0));
   std::map<std::string, double> begins;
   for (const Json& event : document["traceEvents"]) {
     if (event["ph"] == "X") {

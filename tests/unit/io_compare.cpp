@@ -72,14 +72,20 @@ TEST(Compare, RelativeToTheSecond) {
   EXPECT_EQ(compare<double>({1e-30}, std::vector<double>{0}, options).match, Match::differs);
 }
 
-TEST(Compare, NanEqualsOnlyNan) {
+TEST(Compare, NanAgreesWithNanOnlyOnRequest) {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
-  EXPECT_EQ(compare<double>({nan, inf}, std::vector<double>{nan, inf}).match, Match::same);
+  const CompareOptions nan_agrees{.equal_nan = true};
+  EXPECT_EQ(compare<double>({nan, inf}, std::vector<double>{nan, inf}, nan_agrees).match,
+            Match::same);
+  const TensorComparison result = compare<double>({1, nan}, std::vector<double>{1, nan});
+  EXPECT_EQ(result.match, Match::differs);
+  EXPECT_EQ(result.worst_index, "[1]");
+  EXPECT_EQ(result.worst_a, "nan");
   for (auto [a, b] :
        std::vector<std::pair<double, double>>{{nan, 1}, {1, nan}, {inf, -inf}, {1, inf}}) {
-    const TensorComparison result = compare<double>({a}, std::vector<double>{b});
-    EXPECT_EQ(result.match, Match::differs) << a << " " << b;
-    EXPECT_EQ(result.max_error, inf);
+    const TensorComparison mixed = compare<double>({a}, std::vector<double>{b}, nan_agrees);
+    EXPECT_EQ(mixed.match, Match::differs) << a << " " << b;
+    EXPECT_EQ(mixed.max_error, inf);
   }
 }
 
@@ -90,6 +96,86 @@ TEST(Compare, IntegersMustBeEqual) {
   EXPECT_EQ(result.match, Match::differs);
   EXPECT_EQ(result.worst_index, "[1]");
   EXPECT_EQ(result.worst_a, std::to_string(big));
+}
+
+/// Writes one dataset /x of any type of HDF5.
+template <class T>
+void write_as(const std::string& path, hid_t type, const std::vector<T>& values) {
+  const h5::Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), H5Fclose);
+  const hsize_t count = values.size();
+  const h5::Handle space(H5Screate_simple(1, &count, nullptr), H5Sclose);
+  const h5::Handle dataset(
+      H5Dcreate2(file.get(), "/x", type, space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+      H5Dclose);
+  ASSERT_GE(H5Dwrite(dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()), 0);
+}
+
+TensorComparison compare_written(const SharedFolder& folder, const CompareOptions& options = {}) {
+  return compare_files(folder.file("a.h5"), folder.file("b.h5"), options).at(0);
+}
+
+TEST(Compare, NothingIsRoundedBefore) {
+  const SharedFolder folder;
+  const std::string a = folder.file("a.h5"), b = folder.file("b.h5");
+  constexpr uint64_t top = uint64_t{1} << 63;
+  write_as<uint64_t>(a, H5T_NATIVE_UINT64, {top + 5});
+  write_as<uint64_t>(b, H5T_NATIVE_UINT64, {top + 6});
+  TensorComparison result = compare_written(folder);
+  EXPECT_EQ(result.match, Match::differs);
+  EXPECT_EQ(result.worst_a, "9223372036854775813");
+  EXPECT_EQ(result.max_error, 1);
+  write_as<uint64_t>(b, H5T_NATIVE_UINT64, {top + 5});
+  EXPECT_EQ(compare_written(folder).match, Match::same);
+  write_as<int64_t>(b, H5T_NATIVE_INT64, {std::numeric_limits<int64_t>::max()});
+  EXPECT_EQ(compare_written(folder).match, Match::differs) << "where HDF5 would clip";
+
+  const CompareOptions exact{.rtol = 0, .atol = 0};
+  constexpr int64_t odd = (int64_t{1} << 53) + 1;
+  write_as<int64_t>(a, H5T_NATIVE_INT64, {odd});
+  write_as<double>(b, H5T_NATIVE_DOUBLE, {static_cast<double>(odd)});
+  EXPECT_EQ(compare_written(folder, exact).match, Match::differs);
+  EXPECT_EQ(compare_written(folder, exact).max_error, 1);
+  write_as<double>(b, H5T_NATIVE_DOUBLE, {static_cast<double>(odd - 1)});
+  write_as<int64_t>(a, H5T_NATIVE_INT64, {odd - 1});
+  EXPECT_EQ(compare_written(folder, exact).match, Match::same);
+
+  const long double third = 1.0L / 3;
+  write_as<long double>(a, H5T_NATIVE_LDOUBLE, {third});
+  write_as<double>(b, H5T_NATIVE_DOUBLE, {static_cast<double>(third)});
+  EXPECT_EQ(compare_written(folder, exact).match, Match::differs);
+  EXPECT_EQ(compare_written(folder).match, Match::same);
+}
+
+TEST(Compare, BooleansAreIntegers) {
+  const SharedFolder folder;
+  const h5::Handle boolean(H5Tenum_create(H5T_NATIVE_INT8), H5Tclose);
+  const int8_t no = 0, yes = 1;
+  H5Tenum_insert(boolean.get(), "FALSE", &no);
+  H5Tenum_insert(boolean.get(), "TRUE", &yes);
+  write_as<int8_t>(folder.file("a.h5"), boolean.get(), {yes, no});
+  write_as<int8_t>(folder.file("b.h5"), boolean.get(), {yes, no});
+  EXPECT_EQ(compare_written(folder).match, Match::same);
+  write_as<int8_t>(folder.file("b.h5"), boolean.get(), {yes, yes});
+  const TensorComparison result = compare_written(folder, {.rtol = 10, .atol = 10});
+  EXPECT_EQ(result.match, Match::differs);
+  EXPECT_EQ(result.worst_index, "[1]");
+  write_as<int32_t>(folder.file("b.h5"), H5T_NATIVE_INT32, {1, 0});
+  EXPECT_EQ(compare_written(folder).match, Match::same);
+}
+
+TEST(Compare, LinksAreFollowed) {
+  const SharedFolder folder;
+  write<float>(folder.file("a.h5"), "/data/x", {1});
+  write<float>(folder.file("b.h5"), "/data/x", {1});
+  const auto add_link = [&](const char* name, const char* target) {
+    const h5::Handle file(H5Fopen(folder.file(name).c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+    H5Lcreate_soft(target, file.get(), "/y", H5P_DEFAULT, H5P_DEFAULT);
+  };
+  add_link("a.h5", "/data/x");
+  EXPECT_EQ(compare_files(folder.file("a.h5"), folder.file("b.h5"), {})[1].match, Match::only_in_a);
+  add_link("b.h5", "/data/z");
+  expect_error(ExitCode::usage, "the link 'y' -> '/data/z', which leads to nothing",
+               [&] { compare_files(folder.file("a.h5"), folder.file("b.h5"), {}); });
 }
 
 TEST(Compare, BlocksOfLargeTensors) {

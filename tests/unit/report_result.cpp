@@ -115,6 +115,17 @@ TEST(Report, UnknownFiguresAreNotPrinted) {
   EXPECT_TRUE(footer_text(report).starts_with("VERIFY"));
 }
 
+TEST(Report, AnImpossibleFigureMakesTheResultInvalid) {
+  for (const double value : {-1.0, 1.5, std::numeric_limits<double>::infinity()}) {
+    RunReport report = sample_report();
+    report.foms.push_back({"needed_share", value, "of ring", {}, 1});
+    EXPECT_EQ(judge(report).validity, Validity::invalid) << value;
+    EXPECT_EQ(exit_code_of(judge(report)), ExitCode::verification_failed);
+    EXPECT_TRUE(footer_text(report).starts_with("VERIFY")) << "a figure of a wrong result";
+    EXPECT_NE(footer_text(report).find("needed_share is"), std::string::npos);
+  }
+}
+
 TEST(ReportJson, RoundTrips) {
   const auto json = nlohmann::json::parse(json_text(sample_report(), "2026-01-31T12:00:09Z"));
   EXPECT_EQ(json.at("schema"), "gyre-result/1");
@@ -161,7 +172,10 @@ TEST(ReportJson, FileIsWrittenWhole) {
       std::filesystem::temp_directory_path() / ("gyre-report-" + std::to_string(getpid()));
   std::filesystem::create_directory(folder);
   const std::string path = folder / "result.json";
-  write_json(sample_report(), path);
+  Outputs outputs(test::world());
+  outputs.add_text(path, json_text(sample_report(), utc_now()));
+  EXPECT_FALSE(std::filesystem::exists(path));
+  outputs.publish("");
   std::ifstream file(path);
   EXPECT_EQ(nlohmann::json::parse(file).at("status").at("result"), "VALID");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1) << "left-overs";
@@ -179,7 +193,9 @@ TEST(ReportEnvironment, HoldsOnlyAllowedVariables) {
 
 TEST(Report, KnowsItsOwnRun) {
   const AppInfo info{"gyre-test", "", ""};
-  AppContext context{info, test::environment(), test::world(), {"gyre-test", "-v"}, "gyre-test -v"};
+  Outputs outputs(test::world());
+  AppContext context{
+      info, test::environment(), test::world(), {"gyre-test", "-v"}, "gyre-test -v", outputs};
   const RunReport report =
       begin_report(context, {{"cp", int64_t{1}}}, {{"hdf5", "1.10.8"}, {"nccl", "2.28"}});
   EXPECT_EQ(std::ssize(report.ranks), test::world().size());

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "errors.hpp"
+#include "io/outputs.hpp"
 #include "io_files.hpp"
 
 namespace gyre {
@@ -147,10 +148,10 @@ TEST(TraceFile, NamesOfAnyBytes) {
   EXPECT_EQ(lanes.at({0, "compute"}).at(0).name, "a \"b\" \\ \n");
 }
 
-TEST(TraceFile, WhatCannotBeWrittenIsAUsageError) {
+TEST(Outputs, WhatCannotBeWrittenIsAUsageError) {
   const test::SharedFolder folder;
-  EXPECT_EQ(test::agreed_message(
-                [&] { write_trace(folder.file("none/trace.json"), {}, test::world(), {}); }),
+  Outputs outputs(test::world());
+  EXPECT_EQ(test::usage_message([&] { outputs.add_text(folder.file("none/trace.json"), ""); }),
             fmt::format("cannot write '{0}/none/trace.json': there is no folder '{0}/none'",
                         folder.path()));
 }

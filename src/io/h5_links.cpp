@@ -1,0 +1,145 @@
+// Finding objects of an HDF5 file by their paths, and listing its datasets. Links are followed
+// here, one at a time, so that HDF5 never leaves the file, and a link to nothing is told from no
+// link.
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "io/h5_support.hpp"
+#include "io/reading.hpp"
+
+namespace gyre::h5 {
+namespace {
+
+constexpr int most_links = 32;  // of one path; more are a circle
+
+/// Names of a path, the first one last, without those that stay in place: "/a/./b" -> "b", "a".
+std::vector<std::string> names_of(const std::string& path) {
+  std::vector<std::string> names;
+  for (size_t at = 0; at < path.size();) {
+    const size_t end = std::min(path.find('/', at), path.size());
+    const std::string name = path.substr(at, end - at);
+    if (!name.empty() && name != ".") names.insert(names.begin(), name);
+    at = end + 1;
+  }
+  return names;
+}
+
+Handle open_object(hid_t group, const std::string& name, const std::string& what) {
+  Handle object(H5Oopen(group, name.c_str(), H5P_DEFAULT), H5Oclose);
+  detail::check(object.get(), what);
+  return object;
+}
+
+bool has_link(hid_t object, const std::string& name, const std::string& what) {
+  return H5Iget_type(object) == H5I_GROUP &&
+         detail::check(H5Lexists(object, name.c_str(), H5P_DEFAULT), what) > 0;
+}
+
+std::string value_of(hid_t group, const std::string& name, const H5L_info_t& info,
+                     const std::string& what) {
+  require_memory("the link of " + what, static_cast<int64_t>(info.u.val_size), 1);
+  std::string value(info.u.val_size + 1, '\0');
+  detail::check(H5Lget_val(group, name.c_str(), value.data(), info.u.val_size, H5P_DEFAULT), what);
+  return value;
+}
+
+/// Throws for a link that leaves the file.
+[[noreturn]] void refuse_foreign_link(const std::string& path, const std::string& file,
+                                      const H5L_info_t& info, const std::string& value) {
+  const char *target = "", *object = "";
+  if (info.type == H5L_TYPE_EXTERNAL)
+    H5Lunpack_elink_val(value.data(), info.u.val_size, nullptr, &target, &object);
+  H5Eclear2(H5E_DEFAULT);
+  throw_usage(
+      "'{}' of '{}' is behind a link to another file ('{}', '{}'); copy the object into this one",
+      path, file, target, object);
+}
+
+std::vector<std::string> links_of(hid_t group, const std::string& what) {
+  std::vector<std::string> names;
+  const auto collect = [](hid_t, const char* name, const H5L_info_t*, void* data) -> herr_t {
+    static_cast<std::vector<std::string>*>(data)->push_back(name);
+    return 0;
+  };
+  detail::check(H5Literate(group, H5_INDEX_NAME, H5_ITER_INC, nullptr, collect, &names), what);
+  return names;
+}
+
+}  // namespace
+
+Handle File::find(const std::string& path) const {
+  const std::string what = fmt::format("look for '{}' in '{}'", path, path_);
+  const Reading scope(what, path_);
+  Handle object = open_object(id_.get(), "/", what);
+  std::vector<std::string> names = names_of(path);
+  std::string link;        // the last one followed
+  size_t behind_link = 0;  // names left when its target is reached
+  int followed = 0;
+  while (!names.empty()) {
+    const std::string name = names.back();
+    if (!has_link(object.get(), name, what)) {
+      if (link.empty() || names.size() <= behind_link) return {};
+      throw_usage("'{}' of '{}' is behind the link {}, which leads to nothing", path, path_, link);
+    }
+    names.pop_back();
+    H5L_info_t info;
+    detail::check(H5Lget_info(object.get(), name.c_str(), &info, H5P_DEFAULT), what);
+    if (info.type == H5L_TYPE_HARD) {
+      object = open_object(object.get(), name, what);
+      continue;
+    }
+    const std::string value = value_of(object.get(), name, info, what);
+    if (info.type != H5L_TYPE_SOFT) refuse_foreign_link(path, path_, info, value);
+    const std::string target = value.c_str();
+    link = fmt::format("'{}' -> '{}'", name, target);
+    if (++followed > most_links)
+      throw_usage("'{}' of '{}' is behind the link {}, which leads in a circle", path, path_, link);
+    behind_link = names.size();
+    const std::vector<std::string> more = names_of(target);
+    names.insert(names.end(), more.begin(), more.end());
+    if (target.starts_with('/')) object = open_object(id_.get(), "/", what);
+  }
+  return object;
+}
+
+H5I_type_t File::kind_of(const std::string& path) const {
+  const Handle object = find(path);
+  return object.valid() ? H5Iget_type(object.get()) : H5I_BADID;
+}
+
+bool File::has_group(const std::string& path) const {
+  return kind_of(path) == H5I_GROUP;
+}
+bool File::has_dataset(const std::string& path) const {
+  return kind_of(path) == H5I_DATASET;
+}
+
+/// `above` are the addresses of the groups that lead to `group`: links may form a circle.
+void File::list_datasets(const std::string& group, const std::string& front,
+                         std::vector<haddr_t>& above, std::vector<std::string>& paths) const {
+  const std::string what = fmt::format("list '{}' of '{}'", group, path_);
+  const Handle here = find(group);
+  detail::check(here.get(), what);
+  H5O_info_t info;
+  detail::check(H5Oget_info2(here.get(), &info, H5O_INFO_BASIC), what);
+  if (std::find(above.begin(), above.end(), info.addr) != above.end()) return;
+  above.push_back(info.addr);
+  for (const std::string& name : links_of(here.get(), what)) {
+    const H5I_type_t kind = kind_of(group + "/" + name);
+    if (kind == H5I_DATASET) paths.push_back(front + name);
+    if (kind == H5I_GROUP) list_datasets(group + "/" + name, front + name + "/", above, paths);
+  }
+  above.pop_back();
+}
+
+std::vector<std::string> File::datasets_below(const std::string& group) const {
+  const Reading scope("listing " + path_, path_);
+  std::vector<haddr_t> above;
+  std::vector<std::string> paths;
+  list_datasets(group, "", above, paths);
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+}  // namespace gyre::h5

@@ -1,0 +1,68 @@
+#include "io/reading.hpp"
+
+#include <hdf5.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "core/error.hpp"
+
+namespace gyre::h5 {
+namespace {
+
+constexpr const char* version = &H5_VERS_INFO[std::string_view(H5_VERS_INFO).rfind(' ') + 1];
+const char* volatile file_read = nullptr;
+const bool launched = std::getenv("PMI_RANK") != nullptr;
+alignas(16) char handler_stack[1 << 16];  // HDF5 may have used up the program's own
+
+void say(const char* text) {
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, std::strlen(text));
+}
+
+/// Calls only what a signal handler may call. Under a launcher the signal then ends the process:
+/// its parent (runtime/supervisor) and the other ranks make exit code 3 of it.
+void on_crash(int signal) {
+  const char digits[] = {static_cast<char>('0' + signal / 10), static_cast<char>('0' + signal % 10),
+                         '\0'};
+  say(program_invocation_short_name);
+  say(": error: reading '");
+  say(file_read);
+  say("' crashes HDF5 ");
+  say(version);
+  say(" (signal ");
+  say(signal < 10 ? digits + 1 : digits);
+  say(signal == SIGABRT ? "): the file is damaged, or another rank has died\n"  // UCX aborts, too
+                        : "): the file is damaged\n");
+  if (!launched) _exit(static_cast<int>(ExitCode::runtime));
+  std::signal(signal, SIG_DFL);
+  raise(signal);
+}
+
+}  // namespace
+
+Reading::Reading(std::string_view what, const std::string& file)
+    : wait_(what), outer_file_(file_read) {
+  file_read = file.c_str();
+  if (outer_file_ != nullptr) return;
+  stack_t stack{};
+  stack.ss_sp = handler_stack;
+  stack.ss_size = sizeof(handler_stack);
+  sigaltstack(&stack, nullptr);
+  struct sigaction action {};
+  action.sa_handler = on_crash;
+  action.sa_flags = SA_ONSTACK;
+  for (size_t i = 0; i < std::size(signals); ++i)
+    sigaction(signals[i], &action, &outer_actions_[i]);
+}
+
+Reading::~Reading() {
+  file_read = outer_file_;
+  if (outer_file_ != nullptr) return;
+  for (size_t i = 0; i < std::size(signals); ++i)
+    sigaction(signals[i], &outer_actions_[i], nullptr);
+}
+
+}  // namespace gyre::h5
