@@ -1,0 +1,229 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "apps/attention/options.hpp"
+#include "apps/logprobs/options.hpp"
+#include "apps/pack/options.hpp"
+#include "apps/pipeline/options.hpp"
+#include "apps/shard/options.hpp"
+#include "comm/emulated.hpp"
+#include "core/error.hpp"
+#include "packing/lengths.hpp"
+#include "target.hpp"
+
+namespace gyre::fuzz {
+namespace {
+
+constexpr int ranks = 4;
+
+/// Declares the options of a program, and what report/app.cpp declares for all of them.
+struct Parser {
+  CLI::App app;
+
+  template <class Options>
+  explicit Parser(Options& options) {
+    declare_options(app, options);
+    app.set_config("--config");
+    app.allow_extras();
+    app.allow_config_extras(true);
+  }
+
+  /// A parse error is a refusal.
+  void parse(const std::vector<std::string>& arguments) {
+    std::vector<const char*> argv{"fuzz"};
+    for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+    try {
+      app.parse(static_cast<int>(argv.size()), argv.data());
+    } catch (const CLI::ParseError& error) {
+      throw_usage("{}", error.what());
+    }
+    if (!app.remaining().empty()) throw_usage("leftovers");
+  }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> result;
+    for (const CLI::Option* option : app.get_options())
+      for (const std::string& name : option->get_lnames()) result.push_back(name);
+    return result;
+  }
+};
+
+void check(AttentionOptions& o) {
+  check_options(o, ranks);
+}
+void check(LogprobsOptions& o) {
+  check_options(o, ranks);
+}
+void check(const PackOptions& o) {
+  check_options(o);
+}
+void check(const ShardOptions& o) {
+  check_options(o);
+}
+void check(const PipelineOptions& o) {
+  o.setup(ranks);
+}
+
+template <class Options>
+void parse_and_check(const std::vector<std::string>& arguments) {
+  Options options;
+  Parser(options).parse(arguments);
+  check(options);
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::string draw_value(Random& random) {
+  static const std::vector<std::string> values = {"",
+                                                  "0",
+                                                  "1",
+                                                  "2",
+                                                  "3",
+                                                  "4",
+                                                  "-1",
+                                                  "16",
+                                                  "1K",
+                                                  "3k",
+                                                  "7M",
+                                                  "1G",
+                                                  "8G",
+                                                  "1e9",
+                                                  "1e-300",
+                                                  "1e400",
+                                                  "nan",
+                                                  "inf",
+                                                  "-inf",
+                                                  "0x10",
+                                                  "2147483647",
+                                                  "2147483648",
+                                                  "9223372036854775807",
+                                                  "18446744073709551616",
+                                                  "all",
+                                                  "ring",
+                                                  "striped",
+                                                  "causal",
+                                                  "bf16",
+                                                  "f32",
+                                                  "both",
+                                                  "bwd",
+                                                  "none",
+                                                  "last",
+                                                  "gyre",
+                                                  "upstream",
+                                                  "cuda",
+                                                  "cpu",
+                                                  "2,2",
+                                                  "1,,2",
+                                                  ",",
+                                                  "dist=fixed,length=3",
+                                                  "alpha=1us,beta=1G",
+                                                  "true",
+                                                  "false",
+                                                  "[1,2]",
+                                                  "\"x\"",
+                                                  "/",
+                                                  "/nosuch/x",
+                                                  "a=b",
+                                                  "--cp"};
+  const std::string value = values[random() % values.size()];
+  return random() % 4 == 0 ? mutate_text(value, random) : value;
+}
+
+/// A command line, one argument a line.
+std::string draw_arguments(const std::vector<std::string>& names, Random& random) {
+  // gyre-pipeline needs both.
+  const bool needed = std::find(names.begin(), names.end(), "model") != names.end();
+  std::string text = needed && random() % 10 != 0 ? "--input=a.h5\n--model=b.h5\n" : "";
+  for (uint64_t i = random() % 6 + 1; i > 0; --i) {
+    std::string name = names[random() % names.size()];
+    if (name == "config" || name == "help") continue;
+    if (random() % 20 == 0) name = mutate_text(name, random);
+    const std::string value = draw_value(random);
+    text += "--" + name + (random() % 2 == 0 ? "=" + value : "\n" + value) + "\n";
+  }
+  return text;
+}
+
+std::string draw_toml(const std::vector<std::string>& names, Random& random) {
+  const bool needed = std::find(names.begin(), names.end(), "model") != names.end();
+  std::string text = needed ? "input = \"a.h5\"\nmodel = \"b.h5\"\n" : "";
+  for (uint64_t i = random() % 6 + 1; i > 0; --i) {
+    const std::string& name = names[random() % names.size()];
+    const bool quoted = random() % 2 == 0;
+    text += name + " = " + (quoted ? "\"" : "") + draw_value(random) + (quoted ? "\"\n" : "\n");
+    if (random() % 8 == 0) text += "[" + names[random() % names.size()] + "]\n";
+  }
+  return random() % 2 == 0 ? mutate_text(text, random) : text;
+}
+
+template <class Options>
+void add_program(std::vector<Target>& targets, const std::string& name, const std::string& folder) {
+  Options usual;
+  const std::vector<std::string> names = Parser(usual).names();
+  const auto parse = [](Communicator*, const std::string& text) {
+    parse_and_check<Options>(lines_of(text));
+    return Digests{};
+  };
+  const std::string path = folder + "/" + name + ".toml";
+  const auto read_toml = [path](Communicator*, const std::string& text) {
+    std::ofstream(path, std::ios::binary) << text;
+    parse_and_check<Options>({"--config", path});
+    return Digests{};
+  };
+  targets.push_back({"options-" + name, false, parse, {}, [names](Random& random) {
+                       return draw_arguments(names, random);
+                     }});
+  targets.push_back({"toml-" + name, false, read_toml, {}, [names](Random& random) {
+                       return draw_toml(names, random);
+                     }});
+}
+
+/// What is accepted has a text that reads as the same.
+Digests read_length_spec(Communicator*, const std::string& text) {
+  const LengthSpec spec = parse_length_spec(text);
+  GYRE_CHECK(parse_length_spec(to_string(spec)) == spec, "'{}' reads otherwise", to_string(spec));
+  return {};
+}
+
+}  // namespace
+
+std::vector<Target> text_targets(const std::string& folder) {
+  std::vector<Target> targets;
+  const auto target = [&](const char* name, auto read, std::vector<std::string> seeds) {
+    targets.push_back({name, false, read, std::move(seeds)});
+  };
+  target("length-spec", read_length_spec,
+         {"dist=fixed,length=512,count=100", "dist=uniform,min=100,max=4K",
+          "dist=log-normal,median=1024,sigma=1.2,max=64K",
+          "dist=long-tailed,count=4096,max=64K,seed=7",
+          "dist=speech,count=1000,min_seconds=0.5,frame_rate=12.5"});
+  const auto network = [](Communicator*, const std::string& text) {
+    const NetworkModel model = parse_network_model(text);
+    GYRE_CHECK(model.latency_s >= 0 && model.bytes_per_s > 0 && model.ranks_per_node > 0,
+               "'{}' is a network", text);
+    return Digests{};
+  };
+  target("network", network, {"alpha=10us,beta=5G,node=4", "alpha=0,beta=100M", "beta=1e9"});
+  const auto size = [](Communicator*, const std::string& text) {
+    GYRE_CHECK(parse_size(text) >= 0, "'{}' is negative", text);
+    return Digests{};
+  };
+  target("size", size, {"4096", "128K", "2M", "1G", "8589934591G"});
+  add_program<AttentionOptions>(targets, "attention", folder);
+  add_program<LogprobsOptions>(targets, "logprobs", folder);
+  add_program<PackOptions>(targets, "pack", folder);
+  add_program<ShardOptions>(targets, "shard", folder);
+  add_program<PipelineOptions>(targets, "pipeline", folder);
+  return targets;
+}
+
+}  // namespace gyre::fuzz
