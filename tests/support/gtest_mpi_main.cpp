@@ -16,6 +16,7 @@
 
 #include "comm/mpi.hpp"
 #include "core/error.hpp"
+#include "io/h5.hpp"
 #include "mpi_test.hpp"
 #include "runtime/parallel.hpp"
 #include "runtime/watchdog.hpp"
@@ -148,6 +149,7 @@ int main(int argc, char** argv) {
   // The ranks of a run must draw the same random cases; a fixed seed makes runs repeatable.
   // To look further: RC_PARAMS="seed=... max_success=10000".
   setenv("RC_PARAMS", "seed=20240229", 0);
+  h5::initialise();
   MpiEnvironment environment(argc, argv, "test");
   if (environment.launched_ranks() > 1 && environment.size() == 1) {
     std::fprintf(stderr, "test: the launcher started %d ranks, but MPI sees one: wrong mpiexec?\n",
