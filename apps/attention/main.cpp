@@ -172,10 +172,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   });
   add_figures(report, suite.results);
   return finish_run(context, report, [&] {
-    std::string text;
-    for (const std::string& reason : suite.refused) text += fmt::format("# refused {}\n", reason);
-    if (const std::string note = kernel->note(); !note.empty())
-      text += fmt::format("# kernel on rank 0: {}\n", note);
+    std::string text = notes_text(suite.refused, kernel->note());
     if (context.verbose) text += details_text(suite.results, o.threads);
     return RunTexts{text, o.csv, attention_table().csv(suite.results), o.json};
   });

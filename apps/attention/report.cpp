@@ -152,6 +152,13 @@ std::string parts_text(const AttentionResult& result) {
 
 }  // namespace
 
+std::string notes_text(const std::vector<std::string>& refused, const std::string& kernel_note) {
+  std::string text;
+  for (const std::string& reason : refused) text += fmt::format("# refused {}\n", reason);
+  if (!kernel_note.empty()) text += fmt::format("# kernel on rank 0: {}\n", kernel_note);
+  return text;
+}
+
 std::string details_text(const std::vector<AttentionResult>& results, int threads) {
   std::string text = peak_text(results.front(), threads);
   for (const AttentionResult& result : results) text += parts_text(result);

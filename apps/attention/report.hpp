@@ -29,6 +29,9 @@ void add_result(RunReport& report, const AttentionResult& result);
 /// result.
 void add_figures(RunReport& report, const std::vector<AttentionResult>& results);
 
+/// "# refused ..." lines, and one of what the kernel says of itself, if it does.
+std::string notes_text(const std::vector<std::string>& refused, const std::string& kernel_note);
+
 /// "# peak ..." line: the measured FMA peak of a core, n/a on GPUs. Then the parts of each result's
 /// time: a "#" line with total, compute only, communication only and exposed time; a line for each
 /// of up to 64 ranks.

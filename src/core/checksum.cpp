@@ -1,6 +1,6 @@
 #include "core/checksum.hpp"
 
-#define XXH_INLINE_ALL
+#define XXH_INLINE_ALL  // NOLINT(readability-identifier-naming): the library names it
 #include <xxhash.h>
 
 namespace gyre {
