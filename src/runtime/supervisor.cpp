@@ -91,19 +91,29 @@ void note_shared_memory(pid_t process) {
   }
 }
 
-pid_t parent_of(pid_t process) {
-  std::ifstream stat(fmt::format("/proc/{}/stat", static_cast<int>(process)));
+/// State letter and parent of a process of this host; zeros when there is none.
+struct ProcessStatus {
+  char state = 0;
+  pid_t parent = 0;
+};
+
+ProcessStatus status_of(int64_t process) {
+  std::ifstream stat(fmt::format("/proc/{}/stat", process));
   std::string line;
   std::getline(stat, line);
-  const size_t end = line.rfind(')');  // then " S 123 "
-  return end == std::string::npos || end + 4 > line.size() ? 0 : std::atoi(line.c_str() + end + 4);
+  ProcessStatus status;
+  const size_t end = line.rfind(')');  // of the program's name; then " S 123 ..."
+  if (end != std::string::npos)
+    std::sscanf(line.c_str() + end + 1, " %c %d", &status.state, &status.parent);
+  return status;
 }
 
 /// Of all ranks of this host: they are about to end, too.
 void unlink_shared_memory() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     const pid_t process = std::atoi(entry.path().filename().c_str());
-    if (process > 0 && parent_of(parent_of(process)) == launcher) note_shared_memory(process);
+    if (process > 0 && status_of(status_of(process).parent).parent == launcher)
+      note_shared_memory(process);
   }
   for (const std::string& file : shared_memory) unlink(file.c_str());
 }
@@ -114,8 +124,7 @@ void say(const std::string& what) {
   std::fflush(stderr);
 }
 
-/// Ends all ranks, this one's as well when the launcher
-/// does not.
+/// Ends all ranks; this supervisor's own when the launcher does not.
 [[noreturn]] void end_run(ExitCode code) {
   if (end_run_through_launcher(static_cast<int>(code))) sleep(2);  // and is killed meanwhile
   kill(worker, SIGKILL);
@@ -295,11 +304,7 @@ bool end_run_through_launcher(int code) {
 }
 
 char process_state(int64_t pid) {
-  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  if (!std::getline(stat, line)) return 0;
-  const size_t end = line.rfind(')');
-  return end == std::string::npos || end + 2 >= line.size() ? '\0' : line[end + 2];
+  return status_of(pid).state;
 }
 
 }  // namespace gyre

@@ -15,10 +15,10 @@ namespace gyre {
 /// Of the life of a rank. While it runs, its Watchdog knows more than its supervisor.
 enum class RankPhase { starting, running, finalising };
 
-/// Call once, first of all, before MPI is initialised and before any thread is started; later calls
-/// do nothing. Under an MPI launcher it
-/// forks: the child returns and becomes the rank; the parent stays behind, forwards signals and
-/// waits. When the child exits, the parent exits with the same code. It ends the run with exit code
+/// Call it first of all, before MPI is initialised and before any thread is started; later calls do
+/// nothing. Under an MPI launcher it forks: the child returns and becomes the rank; the parent
+/// stays behind, forwards signals and waits. When the child exits, the parent exits with the same
+/// code. It ends the run with exit code
 ///   3  when a signal ended the child (the kernel's out-of-memory killer, a crash, kill -9), after
 ///      the other ranks had time to notice and to report what they were waiting for, or when the
 ///      launcher is gone;
