@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# record.sh counted|timed [BUILD_DIR]: makes the runs whose figures README.md and docs/ show, again, and writes what the
-# programs say to results/cpu-2core/. Then `results/tables.py --write` brings the tables in the pages up to date.
+# record.sh counted|demo|timed [BUILD_DIR]: makes the runs whose figures README.md and docs/ show, again, and writes what
+# the programs say to results/cpu-2core/. Then `results/tables.py --write` brings the pages up to date. `demo` is the last
+# screen of ./run demo.
 # `counted` runs are about bytes, messages, shares and predictions: any machine gives the same. `timed` runs need a machine
 # of two cores with nothing else to do, and a clean tree.
 set -euo pipefail
@@ -46,6 +47,12 @@ counted() {
   done
 }
 
+demo() {
+  echo "record: demo.txt: ./run demo"
+  ./run demo >/dev/null
+  /usr/bin/python3 scripts/demo_summary.py demo "$apps" >"$out/demo.txt"
+}
+
 timed() {
   local layout
   record attention-schedules 2 gyre-attention --tokens 8K --heads 8 --kv-heads 4 --schedule all -n 3
@@ -60,9 +67,10 @@ timed() {
 
 case $what in
   counted) counted ;;
+  demo) demo ;;
   timed) timed ;;
   *)
-    sed -n '2,5s/^# //p' "$0" >&2
+    sed -n '2,6s/^# //p' "$0" >&2
     exit 2
     ;;
 esac

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Keeps the tables in README.md and docs/ equal to recorded runs: tables.py --check|--write [ROOT]
+"""Keeps tables and excerpts in README.md and docs/ equal to recorded runs: tables.py --check|--write [ROOT]
 
 A table is the block of '|' lines that follows a comment in a page:
 
@@ -7,6 +7,10 @@ A table is the block of '|' lines that follows a comment in a page:
 
 Columns are fields of `measurements` in gyre-result/1. Of NAME.txt, which `gyre-attention --explain` printed, they are
 schedule, layout, cp, tokens, pass, sent, time and exposed. FORMAT is Python's; underscores in HEADER are blanks.
+
+An excerpt is the fenced block that follows a comment; "..." stands for what is left out between two ranges:
+
+    <!-- excerpt results/cpu-2core/NAME.txt lines FIRST-LAST[,FIRST-LAST ...] -->
 """
 
 import json
@@ -16,6 +20,8 @@ import sys
 
 TABLE = re.compile(r"(?P<comment><!-- table\s+(?P<file>\S+?)(?:\s+where\s+(?P<where>[^:]*))?:\s+(?P<columns>.*?)\s*-->)"
                    r"\n\n?(?:\|[^\n]*\n)*\n?", re.DOTALL)
+EXCERPT = re.compile(r"(?P<comment><!-- excerpt (?P<file>\S+) lines (?P<ranges>[-,0-9]+) -->)\n\n?(?:```.*?^```\n)?\n?",
+                     re.DOTALL | re.MULTILINE)
 PLAN = re.compile(r"# (?P<schedule>\S+), (?P<layout>\S+), cp = (?P<cp>\d+), (?P<tokens>\d+) tokens")
 TOTAL = re.compile(r"# all ranks: .* pairs, (?P<sent>.*) sent; (?P<time>.*), compute only .*, exposed (?P<exposed>.*)")
 
@@ -56,11 +62,21 @@ def render(root, comment):
     return lines + ["| " + " | ".join(cell(row[name], form) for name, _, form in columns) + " |" for row in rows]
 
 
-def with_tables(root, page):
-    """The text of the page, every table made anew."""
+def excerpt(root, comment):
+    """The lines of the excerpt that a match of EXCERPT asks for."""
+    lines = (root / comment["file"]).read_text().splitlines()
+    ranges = [map(int, text.split("-")) for text in comment["ranges"].split(",")]
+    return "\n...\n".join("\n".join(lines[first - 1:last]) for first, last in ranges).splitlines()
+
+
+def with_recorded(root, page):
+    """The text of the page, every table and excerpt made anew."""
     def table(match):
-        return match["comment"] + "\n\n" + "\n".join(render(root, match)) + "\n\n"
-    return TABLE.sub(table, page.read_text())
+        return "\n".join([match["comment"], "", *render(root, match), "", ""])
+
+    def block(match):
+        return "\n".join([match["comment"], "", "```text", *excerpt(root, match), "```", "", ""])
+    return EXCERPT.sub(block, TABLE.sub(table, page.read_text()))
 
 
 def main():
@@ -70,13 +86,13 @@ def main():
     root = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else pathlib.Path(__file__).parent.parent)
     stale = []
     for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
-        text = with_tables(root, page)
+        text = with_recorded(root, page)
         if text != page.read_text():
             stale.append(str(page.relative_to(root)))
             if mode == "--write":
                 page.write_text(text)
     if stale and mode == "--check":
-        sys.exit("tables differ from the recorded runs (results/tables.py --write): " + ", ".join(stale))
+        sys.exit("tables or excerpts differ from the recorded runs (results/tables.py --write): " + ", ".join(stale))
 
 
 if __name__ == "__main__":

@@ -197,40 +197,51 @@ uint64_t AttentionRun::checksum(Pass pass) {
   return sum.value();
 }
 
+struct AttentionRun::Clocks {
+  Clocked whole, compute, communicate;
+  std::vector<ExecutionTimes> parts;  // of whole runs
+};
+
+void AttentionRun::time_whole(Pass pass, Clocks& clocks, Communicator& world, bool poisoned) {
+  ExecutionTimes times;
+  prepare(pass, poisoned);
+  const Traffic before = machine_.network.traffic();
+  clocks.whole.time(world, [&] { times = executor_.run(pass); });
+  // The gradients of sinks are summed by a collective that is no part of the plan.
+  if (workload_.sinks.empty()) check_traffic(pass, before);
+  clocks.parts.push_back(times);
+}
+
+void AttentionRun::time_parts(Pass pass, Clocks& clocks, Communicator& world) {
+  clocks.compute.time(world, [&] { executor_.run(pass, Execute::compute_only); });
+  clocks.communicate.time(world, [&] { executor_.run(pass, Execute::communication_only); });
+}
+
+void AttentionRun::warm_up(Pass pass, int iterations, Communicator& world, bool poisoned) {
+  Clocks untimed;
+  for (int i = 0; i < iterations; ++i) {
+    time_whole(pass, untimed, world, poisoned);
+    time_parts(pass, untimed, world);
+  }
+}
+
 AttentionResult AttentionRun::measure(Pass pass, const MeasureOptions& options, Communicator& world,
                                       const std::function<void()>& after) {
   set_current_step(fmt::format("{}, {}", name(), name_of(pass)));
-  Clocked whole, compute, communicate;
-  std::vector<ExecutionTimes> parts;
+  const bool poisoned = static_cast<bool>(after);
+  Clocks clocks;
   timed_checksums_.clear();
-  const auto run_whole = [&](int i) {
-    Clocked untimed;
-    ExecutionTimes times;
-    prepare(pass, static_cast<bool>(after));
-    const Traffic before = machine_.network.traffic();
-    (i < 0 ? untimed : whole).time(world, [&] { times = executor_.run(pass); });
-    // The gradients of sinks are summed by a collective that is no part of the plan.
-    if (workload_.sinks.empty()) check_traffic(pass, before);
-    if (i < 0) return;
-    parts.push_back(times);
-    if (machine_.stream.space() == MemorySpace::host) timed_checksums_.push_back(checksum(pass));
-    if (after) after();
-  };
-  const auto run_parts = [&](int i) {
-    Clocked untimed;
-    (i < 0 ? untimed : compute).time(world, [&] { executor_.run(pass, Execute::compute_only); });
-    (i < 0 ? untimed : communicate).time(world, [&] {
-      executor_.run(pass, Execute::communication_only);
-    });
-  };
-  for (int i = -options.warmup; i < options.iterations; ++i) {
+  warm_up(pass, options.warmup, world, poisoned);
+  for (int i = 0; i < options.iterations; ++i) {
     const bool last = i + 1 == options.iterations;
     if (last) {  // its results stay in the arrays
       prepare(pass, false);
-      run_parts(i);
+      time_parts(pass, clocks, world);
     }
-    run_whole(i);
-    if (!last) run_parts(i);
+    time_whole(pass, clocks, world, poisoned);
+    if (machine_.stream.space() == MemorySpace::host) timed_checksums_.push_back(checksum(pass));
+    if (after) after();
+    if (!last) time_parts(pass, clocks, world);
   }
   AttentionResult result;
   result.schedule = setup_.schedule.name;
@@ -239,12 +250,13 @@ AttentionResult AttentionRun::measure(Pass pass, const MeasureOptions& options, 
   result.tokens = workload_.tokens();
   result.documents = workload_.documents();
   result.cp = layout().cp();
-  result.samples_ms = whole.gather(world);
-  result.communicate_ms = median(slowest_rank(communicate.gather(world)));
-  add_exposure(result, slowest_rank(result.samples_ms), slowest_rank(compute.gather(world)));
+  result.samples_ms = clocks.whole.gather(world);
+  result.communicate_ms = median(slowest_rank(clocks.communicate.gather(world)));
+  add_exposure(result, slowest_rank(result.samples_ms), slowest_rank(clocks.compute.gather(world)));
   result.flops = attention_flops(pass, workload_.pairs(), workload_.heads.head_dim);
   result.peak = options.peak_flops;
-  add_ranks(result, medians(parts), count(plan_, pass, workload_.heads, setup_.types), world);
+  add_ranks(result, medians(clocks.parts), count(plan_, pass, workload_.heads, setup_.types),
+            world);
   result.error_over_tolerance = std::nan("");
   result.check = "-";
   return result;

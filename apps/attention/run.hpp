@@ -115,6 +115,14 @@ class AttentionRun {
   AttentionTolerances tolerances(Communicator& world) const;
 
  private:
+  struct Clocks;
+  /// Runs the plan once, and times it.
+  void time_whole(Pass pass, Clocks& clocks, Communicator& world, bool poisoned);
+  /// Runs its compute alone, then its messages alone, and times them. What these messages carry is
+  /// not looked at: tests/faults finds this name, and the next, in backtraces.
+  [[gnu::noinline]] void time_parts(Pass pass, Clocks& clocks, Communicator& world);
+  /// Iterations of which nothing is kept.
+  [[gnu::noinline]] void warm_up(Pass pass, int iterations, Communicator& world, bool poisoned);
   /// Brings the arrays into the state that `pass` needs; not timed.
   void prepare(Pass pass, bool poisoned);
   /// Fills all arrays but the inputs with NaN.

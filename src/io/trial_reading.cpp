@@ -92,9 +92,10 @@ void try_reading(const std::string& path) {
   int result = 0;
   while (child > 0 && waitpid(child, &result, 0) < 0 && errno == EINTR) {
   }
-  if (WIFSIGNALED(result))
-    throw_runtime("reading '{}' crashes HDF5 {} (signal {}): the file is damaged", path,
-                  library_version(), WTERMSIG(result));
+  if (result != 0)  // an exit code: a sanitizer's
+    throw_runtime("reading '{}' crashes HDF5 {} ({} {}): the file is damaged", path,
+                  library_version(), WIFSIGNALED(result) ? "signal" : "exit code",
+                  WIFSIGNALED(result) ? WTERMSIG(result) : WEXITSTATUS(result));
   survived.insert(identity);
 }
 

@@ -124,8 +124,13 @@ grep -q 'stopped)' "$scratch/log" || fail "the stopped rank is not named"
 # A supervisor that is stopped goes on; so does the run, to its end.
 "$MPIEXEC" -n 2 "$apps/gyre-pipeline" --input "$input" --model "$model" --cp 2 -n 300 -o "$scratch/stopped.h5" >"$scratch/log" 2>&1 &
 launcher=$!
-until pgrep -f "^$apps/gyre-pipeline .*stopped.h5" >"$scratch/parents"; do sleep 0.01; done
-kill -STOP "$(head -1 "$scratch/parents")"
+parent=''
+until [[ -n $parent ]]; do
+  for process in $(pgrep -f "^$apps/gyre-pipeline .*stopped.h5"); do
+    pgrep -P "$process" >"$scratch/children" && parent=$process && break # it has forked its rank
+  done
+done
+kill -STOP "$parent"
 for _ in $(seq 200); do
   kill -0 "$launcher" 2>/dev/null || break
   sleep 0.1

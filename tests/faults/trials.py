@@ -11,6 +11,8 @@ import runs
 MESSAGE_FAULTS = ("corrupt", "truncate", "drop", "delay")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
 NOTICED, HARMLESS, MISSED, HANG, IDLE = "noticed", "harmless", "missed", "hang", "not struck"
+# Functions of gyre-attention whose messages carry what nobody looks at: warm-up, communication timed alone.
+IGNORED = re.compile(r"\bAttentionRun::(warm_up|time_parts)\b")
 # A report must tell where the run was: its step, or one of those that have none.
 STEP = re.compile(r"step '|start-?up|MPI_Init|before the run|finali[sz]e|at the end of the program|end of MPI", re.I)
 MARGIN = 5  # seconds that a run may take to end, after the timeout
@@ -149,8 +151,8 @@ def what_was_struck(site, program, folder, rank):
         return None
     names = callers_of(site, program, line[4:])
     words = f"{line[1]} of {line[2]} bytes from {' < '.join(names[1:7])}"
-    timed = program.name == "attention" and any("AttentionRun" in name for name in names) and int(line[2]) > 8
-    return words, words if timed else ""
+    timed = any("AttentionRun::time_whole" in name for name in names) and not any(map(IGNORED.search, names))
+    return words, words if timed and int(line[2]) > 8 else ""
 
 
 def message_trial(site, program, baseline, folder, fault, rng):

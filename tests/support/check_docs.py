@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks README.md and the pages: check_docs.py ROOT APPS [--static]
 
-Links, anchors and images resolve; README.md is short; tables equal their recorded runs; programs know the options that
+Links, anchors and images resolve; README.md is short; tables and excerpts equal their recorded runs; programs know the options that
 the pages show. Blocks marked ```sh are run, each page in a scratch folder of its own, unless a comment `<!-- not run:
 REASON -->` stands before them; drawings in docs/ must be what these commands draw. --static: nothing is run.
 """

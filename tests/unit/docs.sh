@@ -42,12 +42,14 @@ must_notice '121 columns' "$(printf 'x%.0s' {1..121})" --static
 must_notice 'gyre-pack has no option --inputs' '```sh\ngyre-pack --capacity 8K --inputs x\n```' --static
 must_notice 'gyre-shard has no option --inputs' 'say `mpirun -n 2 gyre-shard --inputs x`' --static
 must_notice 'no program has the option --nothing' 'use `--nothing`' --static
-must_notice 'tables differ' "$table\n\n$rows 1 |\n" --static
+must_notice 'tables or excerpts differ' "$table\n\n$rows 1 |\n" --static
+must_notice 'tables or excerpts differ' '<!-- excerpt results/cpu-2core/pack-algorithms.json lines 1-1 -->\n\n```text\n[\n```\n' --static
 must_notice 'exit code 2' '```sh\ngyre-pack --capacity 8K\n```'
 must_notice 'more than 4 ranks' '```sh\nmpirun -n 5 gyre-pack --help\n```'
 # And what is right must pass.
 must_notice '' '[a](#title) [b](README.md)\n\n```sh\ngyre-pack --help   # a comment\n```'
 must_notice '' '<!-- not run: needs more -->\n```sh\nmpirun -n 64 gyre-pack --dp 4\n```'
+must_notice '' '<!-- excerpt results/cpu-2core/pack-algorithms.json lines 1-1 -->\n\n```text\n{\n```\n' --static
 must_notice '' "$table\n\n$rows $(python3 -c '
 import json, sys
 rows = json.load(open(sys.argv[1]))["results"]

@@ -235,8 +235,7 @@ TEST(H5Crash, InTheChildIsAnError) {
   std::string bytes = test::read_bytes(test::input("bshd_tiny.h5"));
   bytes[2074] = 32;
   test::write_bytes(path, bytes);
-  expect_error(ExitCode::runtime,
-               "reading '" + path + "' crashes HDF5 1.10.8 (signal 11): the file is damaged",
+  expect_error(ExitCode::runtime, "reading '" + path + "' crashes HDF5 1.10.8 (",
                [&] { File::open(path); });
 }
 
