@@ -3,10 +3,15 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <thread>
 
 #include "core/error.hpp"
+#include "runtime/launcher.hpp"
 #include "runtime/supervisor.hpp"
 
 #ifdef GYRE_SOFTGPU
@@ -26,10 +31,36 @@ int announced_ranks() {
 /// Ends all ranks. A rank that ended by itself, as MPI_Abort does, would race with the launcher,
 /// which then may report the signal that killed the others instead of `code`.
 void end_all(int code) {
-  remove_shared_memory();
   if (end_run_through_launcher(code)) sleep(2);  // and is killed meanwhile
   MPI_Abort(MPI_COMM_WORLD, code);
 }
+
+/// Continues the supervisor, whenever it is stopped, while MPI needs what it relays and the
+/// watchdog does not run.
+class AwakeSupervisor {
+ public:
+  AwakeSupervisor() : thread_([this] { watch(); }) {}
+  ~AwakeSupervisor() {
+    {
+      std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  void watch() {
+    std::unique_lock lock(mutex_);
+    while (!wake_.wait_for(lock, std::chrono::milliseconds(100), [this] { return over_; }))
+      wake_supervisor();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool over_ = false;
+  std::thread thread_;
+};
 
 struct Identity {
   char host[256];
@@ -68,7 +99,10 @@ MpiEnvironment::MpiEnvironment(int& argc, char**& argv, std::string program) {
   start_supervised(program, argc, argv);
   launched_ranks_ = announced_ranks();
   int provided = 0;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+  {
+    const AwakeSupervisor awake;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+  }
   MPI_Comm_dup(MPI_COMM_WORLD, &world_);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
@@ -102,7 +136,10 @@ MpiEnvironment::~MpiEnvironment() {
   Watchdog::stop();
   tell_supervisor(RankPhase::finalising);
   MPI_Comm_free(&world_);
-  MPI_Finalize();
+  {
+    const AwakeSupervisor awake;
+    MPI_Finalize();
+  }
   wake_supervisor();
 }
 

@@ -1,10 +1,8 @@
 #include "runtime/supervisor.hpp"
 
 #include <fmt/format.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,13 +13,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <set>
 #include <string>
 
 #include "core/error.hpp"
 #include "runtime/host.hpp"
+#include "runtime/launcher.hpp"
+#include "runtime/shared_memory_guard.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
@@ -65,57 +63,11 @@ const char* rank_name() {
   return rank != nullptr ? rank : "?";
 }
 
-int launcher_connection() {
-  const char* text = std::getenv("PMI_FD");
-  return text != nullptr ? std::atoi(text) : -1;
-}
-
-bool launcher_is_gone() {
-  pollfd connection{launcher_connection(), 0, 0};
-  return connection.fd >= 0 && poll(&connection, 1, 0) > 0 &&
-         (connection.revents & (POLLHUP | POLLERR)) != 0;
-}
-
-pid_t launcher = 0;  // the parent of all supervisors of this host
-
-/// Files of shared memory that ranks of this run map: MPI's and UCX's own, which stay when a rank
-/// is killed before they are unlinked. Nobody but this run knows their names.
-std::set<std::string> shared_memory;
-
-void note_shared_memory(pid_t process) {
-  std::ifstream maps(fmt::format("/proc/{}/maps", static_cast<int>(process)));
-  for (std::string line; std::getline(maps, line);) {
-    const size_t at = line.find("/dev/shm/");
-    if (at != std::string::npos && !line.ends_with(" (deleted)"))
-      shared_memory.insert(line.substr(at));
-  }
-}
-
-/// State letter and parent of a process of this host; zeros when there is none.
-struct ProcessStatus {
-  char state = 0;
-  pid_t parent = 0;
-};
-
-ProcessStatus status_of(int64_t process) {
-  std::ifstream stat(fmt::format("/proc/{}/stat", process));
-  std::string line;
-  std::getline(stat, line);
-  ProcessStatus status;
-  const size_t end = line.rfind(')');  // of the program's name; then " S 123 ..."
-  if (end != std::string::npos)
-    std::sscanf(line.c_str() + end + 1, " %c %d", &status.state, &status.parent);
-  return status;
-}
-
-/// Of all ranks of this host: they are about to end, too.
-void unlink_shared_memory() {
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    const pid_t process = std::atoi(entry.path().filename().c_str());
-    if (process > 0 && status_of(status_of(process).parent).parent == launcher)
-      note_shared_memory(process);
-  }
-  for (const std::string& file : shared_memory) unlink(file.c_str());
+/// As Hydra or Slurm number the ranks of a host; without a number, each is the first.
+bool first_of_host() {
+  for (const char* name : {"MPI_LOCALRANKID", "SLURM_LOCALID"})
+    if (const char* number = std::getenv(name)) return std::atoi(number) == 0;
+  return true;
 }
 
 void say(const std::string& what) {
@@ -124,8 +76,10 @@ void say(const std::string& what) {
   std::fflush(stderr);
 }
 
-/// Ends all ranks; this supervisor's own when the launcher does not.
+/// Ends all ranks; this supervisor's own when the launcher does not. The launcher drops what was
+/// written but not passed on when it ends a run.
 [[noreturn]] void end_run(ExitCode code) {
+  usleep(200'000);
   if (end_run_through_launcher(static_cast<int>(code))) sleep(2);  // and is killed meanwhile
   kill(worker, SIGKILL);
   _exit(static_cast<int>(code));
@@ -134,7 +88,6 @@ void say(const std::string& what) {
 /// Supervisors notice the same hang moments apart; each names its own rank before the first ends
 /// all.
 [[noreturn]] void end_after_reports(ExitCode code) {
-  unlink_shared_memory();
   usleep(1500000);
   end_run(code);
 }
@@ -148,7 +101,6 @@ class Patience {
     const double passed = std::min(1.0, std::chrono::duration<double>(now - last_).count());
     last_ = now;
     const RankPhase phase = shared->phase;
-    note_shared_memory(worker);
     const bool is_stopped = process_state(worker) == 'T';
     in_phase_ = phase == phase_ ? in_phase_ + passed : 0;
     stopped_ = is_stopped ? stopped_ + passed : 0;
@@ -180,27 +132,32 @@ class Patience {
 
 constexpr int forwarded_signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT};
 
+/// MPI gave up on this rank, for a reason that it has printed, or because another rank has died:
+/// that one's supervisor comes first.
+[[noreturn]] void end_aborted_run() {
+  usleep(300'000);
+  end_run(ExitCode::runtime);
+}
+
 /// `before`: the signals that were blocked before the fork.
-[[noreturn]] void supervise(const sigset_t& before) {
+[[noreturn]] void supervise(const sigset_t& before, LauncherRelay& relay) {
   for (const int signal : forwarded_signals) std::signal(signal, forward);
-  sigset_t child_ended, blocked = before;
-  sigemptyset(&child_ended);
-  sigaddset(&child_ended, SIGCHLD);
+  std::signal(SIGCHLD, [](int) {});  // ends a pause
+  sigset_t blocked = before;
   sigaddset(&blocked, SIGCHLD);
   sigprocmask(SIG_SETMASK, &blocked, nullptr);
+  relay.enter_supervisor();
   Patience patience;
   int status = 0;
   while (waitpid(worker, &status, WNOHANG) == 0) {
     patience.check();
-    // Files of shared memory come and go while MPI starts.
-    const timespec pause{0, shared->phase == RankPhase::starting ? 10'000'000 : 500'000'000};
-    sigtimedwait(&child_ended, nullptr, &pause);
+    if (!relay.pass({0, 500'000'000}, before)) end_aborted_run();
   }
+  if (!relay.pass({0, 0}, before)) end_aborted_run();
   if (WIFEXITED(status)) _exit(WEXITSTATUS(status));
   const int signal = WTERMSIG(status);
   say(fmt::format("was killed by signal {} ({}){}", signal, strsignal(signal),
                   signal == SIGKILL ? "; out of memory?" : ""));
-  unlink_shared_memory();
   // The other ranks notice within half a second, report and end the run, unless they cannot.
   if (shared->phase == RankPhase::running) sleep(5);
   end_run(ExitCode::runtime);
@@ -223,7 +180,8 @@ double timeout_of(int argc, char** argv) {
 
 /// In the rank, when its supervisor has died: only calls that are safe in a signal handler.
 void on_supervisor_death(int) {
-  // One write: the launcher may end this process at any moment.
+  // At once: Hydra ends the run with exit code 9 when it sees the dead supervisor, and it looks
+  // when anything happens. Both messages together reach it before.
   char line[512] = "";
   const char* parts[] = {shared->program, ": rank ", rank_name(), ": its supervisor has died; ",
                          shared->doing,   "\n"};
@@ -257,18 +215,21 @@ void start_supervised(std::string_view program, int argc, char** argv) {
   sigaddset(&held, SIGCHLD);
   for (const int signal : forwarded_signals) sigaddset(&held, signal);
   sigprocmask(SIG_BLOCK, &held, &before);
-  launcher = getppid();
+  if (first_of_host()) guard_shared_memory(argc, argv);
+  LauncherRelay relay;
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child > 0) {
     worker = child;
-    supervise(before);
+    supervise(before, relay);
   }
   sigprocmask(SIG_SETMASK, &before, nullptr);
-  if (child == 0)
-    watch_supervisor(parent);
-  else
-    shared = nullptr;  // it could not fork
+  if (child < 0) {  // it could not fork
+    shared = nullptr;
+    return;
+  }
+  relay.enter_rank();
+  watch_supervisor(parent);
 }
 
 void tell_supervisor(RankPhase phase) {
@@ -290,21 +251,12 @@ void wake_supervisor() {
   if (supervisor > 0 && process_state(supervisor) == 'T') kill(supervisor, SIGCONT);
 }
 
-void remove_shared_memory() {
-  if (supervisor > 0) unlink_shared_memory();
-}
-
-bool end_run_through_launcher(int code) {
-  const int connection = launcher_connection();
-  if (connection < 0) return false;
-  char line[] = "cmd=abort exitcode=0\n";
-  line[std::strlen("cmd=abort exitcode=")] = static_cast<char>('0' + code);
-  // A socket, of all launchers that were seen; without SIGPIPE when the launcher has gone.
-  return send(connection, line, std::strlen(line), MSG_NOSIGNAL) > 0;
-}
-
 char process_state(int64_t pid) {
-  return status_of(pid).state;
+  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  if (!std::getline(stat, line)) return 0;
+  const size_t end = line.rfind(')');  // of the program's name; then " S 123 ..."
+  return end == std::string::npos || end + 2 >= line.size() ? '\0' : line[end + 2];
 }
 
 }  // namespace gyre

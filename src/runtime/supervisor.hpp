@@ -20,10 +20,10 @@ enum class RankPhase { starting, running, finalising };
 /// stays behind, forwards signals and waits. When the child exits, the parent exits with the same
 /// code. It ends the run with exit code
 ///   3  when a signal ended the child (the kernel's out-of-memory killer, a crash, kill -9), after
-///      the other ranks had time to notice and to report what they were waiting for, or when the
-///      launcher is gone;
+///      the other ranks had time to notice and to report what they were waiting for; when MPI
+///      aborts; or when the launcher is gone;
 ///   4  when the child starts, finalises or is stopped for longer than the timeout.
-/// Then it also removes the files of shared memory that the child mapped (MPICH's, UCX's).
+/// A guard_shared_memory() of this host removes what MPI leaves in /dev/shm.
 ///
 /// Does nothing without a launcher, or under a debugger.
 void start_supervised(std::string_view program, int argc, char** argv);
@@ -35,15 +35,6 @@ void tell_supervisor_timeout(double seconds);
 
 /// Continues the supervisor if it is stopped.
 void wake_supervisor();
-
-/// Removes the files of shared memory that the ranks of this host map: for one that is about to end
-/// the run. Nothing without a supervisor.
-void remove_shared_memory();
-
-/// Asks the launcher to end all ranks with `code` (one digit), over the PMI-1 connection that it
-/// gave to this process (PMI_FD). Unlike MPI_Abort it may be called by any thread, at any time, MPI
-/// initialised or not. False when there is no such connection: nothing happened.
-bool end_run_through_launcher(int code);
 
 /// State letter of a process of this host (R, S, T: stopped, Z, ...), 0 when there is none.
 char process_state(int64_t pid);

@@ -15,6 +15,7 @@ ends() { # STATUS TEXT ARGUMENTS... of a run on four ranks, which leaves no file
   no_output
 }
 mkdir "$scratch/out"
+touch "$scratch/start"
 
 # A wrong weight: found by the reference's hidden states, at the layer that it is in; no figure of merit.
 /usr/bin/python3 - "$model" "$scratch" <<'PY'
@@ -96,7 +97,7 @@ signal_at_start() { # SIGNAL STATUS TEXT [supervisor]
   # Ranks are forked before MPI_Init.
   until [[ -n $victim ]]; do
     for parent in $(pgrep -f "^$apps/gyre-pipeline .*-o $scratch/out/s.h5"); do
-      victim=$(pgrep -P "$parent" | head -1) && break
+      victim=$(pgrep -P "$parent" -f "^$apps/gyre-pipeline" | head -1) && [[ -n $victim ]] && break
     done
   done
   [[ ${4:-} != supervisor ]] || victim=$parent
@@ -121,13 +122,26 @@ grep -q 'a library called abort(); rank . has died' "$scratch/log" || fail "the 
 signal_one_rank STOP 4 "timeout after 3 s without progress"
 grep -q 'stopped)' "$scratch/log" || fail "the stopped rank is not named"
 
+# Files of shared memory of all these runs are gone, but those that another run has mapped.
+unused_shared_memory() {
+  local file
+  for file in $(find /dev/shm -maxdepth 1 -newer "$scratch/start" \( -name 'mpich_shar_*' -o -name 'ucx_shm_posix_*' \)); do
+    grep -qsF "$file" /proc/[0-9]*/maps || ! [[ -e $file ]] || echo "$file"
+  done
+}
+for _ in $(seq 30); do
+  [[ -n $(unused_shared_memory) ]] || break
+  sleep 0.1
+done
+[[ -z $(unused_shared_memory) ]] || fail "left in /dev/shm: $(unused_shared_memory)"
+
 # A supervisor that is stopped goes on; so does the run, to its end.
 "$MPIEXEC" -n 2 "$apps/gyre-pipeline" --input "$input" --model "$model" --cp 2 -n 300 -o "$scratch/stopped.h5" >"$scratch/log" 2>&1 &
 launcher=$!
 parent=''
 until [[ -n $parent ]]; do
   for process in $(pgrep -f "^$apps/gyre-pipeline .*stopped.h5"); do
-    pgrep -P "$process" >"$scratch/children" && parent=$process && break # it has forked its rank
+    pgrep -P "$process" -f "^$apps/gyre-pipeline" >"$scratch/children" && parent=$process && break # it has forked its rank
   done
 done
 kill -STOP "$parent"

@@ -44,7 +44,7 @@ def arguments():
     parser.add_argument("--timeout", type=float, default=3)
     parser.add_argument("--supervisors", action="store_true", help="signal the parents of ranks, too")
     parser.add_argument("-J", "--json", default="")
-    parser.add_argument("-v", "--verbose", action="store_true", help="show every trial")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show every trial, and what the run said in those that were not well")
     chosen = parser.parse_args()
     for fault in chosen.faults.split(","):
         if fault not in FAULTS:
@@ -92,6 +92,8 @@ def one_program(site, program, chosen):
                 found.append(line)
             if bad or chosen.verbose:
                 print(f"#   {line}", flush=True)
+            if bad and chosen.verbose:
+                print("".join(f"#     | {said}\n" for said in verdict.said.splitlines()), end="", flush=True)
         rows.append(row)
     return rows, found
 

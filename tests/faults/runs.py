@@ -119,7 +119,8 @@ def processes_of(folder):
 def ranks_of(folder):
     """(ranks, their parents): the programs of a trial. A rank is there when its parent has forked it; before, the program
     is being loaded, and what a signal does to it is between the launcher and the kernel."""
-    found = {p.pid: p for p in processes_of(folder) if p.name.startswith("gyre-") and p.rank is not None}
+    found = {p.pid: p for p in processes_of(folder) if p.rank is not None and p.name.startswith("gyre-")
+             and not p.name.endswith("-guard")}
     parents = [p for p in found.values() if p.parent not in found]
     ranks = [p for p in found.values() if p.parent in found and found[p.parent].parent not in found]
     return ranks, [p for p in parents if p.pid in {rank.parent for rank in ranks}]

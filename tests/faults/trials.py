@@ -22,7 +22,7 @@ class Verdict:
     """What a trial showed."""
 
     def __init__(self, kind, why="", left=()):
-        self.kind, self.why, self.left = kind, why, list(left)
+        self.kind, self.why, self.left, self.said = kind, why, list(left), ""
 
 
 def judge_message(fault, outcome, clean, unseen):
@@ -63,7 +63,7 @@ def remains(folder, shared_before, spare=None):
     """What a run has left behind a moment after its end; ends it. `spare`: the process that the driver itself stopped."""
     def living():
         return [p for p in runs.processes_of(folder) if p.pid != spare]
-    runs.wait_until(lambda: not living(), 2)
+    runs.wait_until(lambda: not living(), 3)  # the guard of shared memory looks for 2 s
     left = [f"process {p}" for p in living()]
     runs.end(runs.processes_of(folder))
     left += [f"file {p.name}" for p in sorted((folder / "out").iterdir()) if p.name not in ("out.h5", "out.json")]
@@ -173,7 +173,7 @@ def message_trial(site, program, baseline, folder, fault, rng):
     verdict = judge_message(fault, outcome, baseline.clean, struck[1] if struck else "")
     verdict.why += f" ({struck[0]})" if struck and verdict.kind not in (NOTICED, HARMLESS) and struck[1] == "" else ""
     verdict.why += f": {state}" if state else ""
-    verdict.left = left
+    verdict.left, verdict.said = left, outcome.text
     return words, verdict
 
 
@@ -209,7 +209,7 @@ def signal_trial(site, program, baseline, folder, fault, rng, supervisors):
     outcome, left, state = finish(process, folder, site.timeout + MARGIN, shared, baseline.clean, spare)
     verdict = judge_signal(outcome, baseline.clean, victim.rank if victim else None)
     verdict.why += f": {state}" if state else ""
-    verdict.left = left
+    verdict.left, verdict.said = left, outcome.text
     return words, verdict
 
 

@@ -1,0 +1,95 @@
+#include "runtime/launcher.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace gyre {
+namespace {
+
+constexpr char abort_message[] = "cmd=abort";
+
+/// Read once: the relay changes the variable.
+int connection() {
+  static const int descriptor = [] {
+    const char* text = std::getenv("PMI_FD");
+    return text != nullptr ? std::atoi(text) : -1;
+  }();
+  return descriptor;
+}
+
+void write_all(int to, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = send(to, text.data(), text.size(), MSG_NOSIGNAL);
+    if (written < 0 && errno != EINTR) return;  // who does not listen has ended
+    if (written > 0) text.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+/// What can be read at once; empty at the end of the connection.
+std::string read_some(int from) {
+  std::array<char, 8192> block;
+  ssize_t got = 0;
+  do got = read(from, block.data(), block.size());
+  while (got < 0 && errno == EINTR);
+  return {block.data(), static_cast<size_t>(got > 0 ? got : 0)};
+}
+
+}  // namespace
+
+bool end_run_through_launcher(int code) {
+  if (connection() < 0) return false;
+  char line[] = "cmd=abort exitcode=0\n";
+  line[std::strlen("cmd=abort exitcode=")] = static_cast<char>('0' + code);
+  // A socket, of all launchers that were seen; without SIGPIPE when the launcher has gone.
+  return send(connection(), line, std::strlen(line), MSG_NOSIGNAL) > 0;
+}
+
+bool launcher_is_gone() {
+  pollfd end{connection(), 0, 0};
+  return end.fd >= 0 && poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR)) != 0;
+}
+
+LauncherRelay::LauncherRelay() {
+  int ends[2];
+  if (connection() < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return;
+  rank_end_ = ends[0];
+  supervisor_end_ = ends[1];
+}
+
+void LauncherRelay::enter_rank() {
+  // The other end stays open here, too: MPI gives up when it finds it closed, which would be before
+  // the rank is told of its supervisor's death.
+  if (rank_end_ >= 0) setenv("PMI_FD", std::to_string(rank_end_).c_str(), 1);
+}
+
+void LauncherRelay::enter_supervisor() {
+  if (rank_end_ >= 0) close(rank_end_);
+}
+
+bool LauncherRelay::pass(const timespec& pause, const sigset_t& unblocked) {
+  pollfd ends[] = {{rank_open_ ? supervisor_end_ : -1, POLLIN, 0},
+                   {launcher_open_ && supervisor_end_ >= 0 ? connection() : -1, POLLIN, 0}};
+  if (ppoll(ends, 2, &pause, &unblocked) <= 0) return true;
+  if (ends[0].revents != 0) {
+    const std::string text = read_some(ends[0].fd);
+    rank_open_ = !text.empty();
+    if (text.starts_with(abort_message)) return false;
+    write_all(connection(), text);
+  }
+  if (ends[1].revents != 0) {
+    const std::string text = read_some(ends[1].fd);
+    launcher_open_ = !text.empty();
+    write_all(supervisor_end_, text);
+  }
+  return true;
+}
+
+}  // namespace gyre
