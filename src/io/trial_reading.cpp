@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <malloc.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -10,19 +11,26 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstring>
+#include <exception>
 #include <set>
 #include <tuple>
 
 #include "core/error.hpp"
+#include "io/content_digest.hpp"
 #include "io/h5_support.hpp"
 
 namespace gyre::h5 {
 namespace {
 
 /// A file with more is not read in full, nor is a dataset that claims more.
-constexpr int64_t most_bytes = int64_t{1} << 26;
+constexpr int64_t most_bytes = most_content_bytes;
 
-/// Reads the elements of a dataset or attribute through `read(type, buffer)`, whatever they are.
+/// Exit code of the child for contents that are not what was written; no sanitizer has it.
+constexpr int refused = 97;
+
+/// Reads the elements of a dataset or attribute through `read(type, transfer list, buffer)`,
+/// whatever they are.
 template <class Read>
 void read_elements(const Handle& type, const Handle& space, const Read& read) {
   const Handle memory(H5Tget_native_type(type.get(), H5T_DIR_ASCEND), H5Tclose);
@@ -30,16 +38,18 @@ void read_elements(const Handle& type, const Handle& space, const Read& read) {
   const auto width = static_cast<int64_t>(H5Tget_size(memory.get()));
   if (!memory.valid() || count < 1 || width < 1 || count > most_bytes / width) return;
   std::vector<char> buffer(static_cast<size_t>(count * width));
-  if (read(memory.get(), buffer.data()) >= 0)
+  const detail::TextMemory text_memory(most_bytes);
+  if (read(memory.get(), text_memory.transfer_list(), buffer.data()) >= 0)
     H5Dvlen_reclaim(memory.get(), space.get(), H5P_DEFAULT, buffer.data());
 }
 
 herr_t read_attribute(hid_t object, const char* name, const H5A_info_t*, void*) {
   const Handle attribute(H5Aopen(object, name, H5P_DEFAULT), H5Aclose);
   if (!attribute.valid()) return 0;
-  read_elements(Handle(H5Aget_type(attribute.get()), H5Tclose),
-                Handle(H5Aget_space(attribute.get()), H5Sclose),
-                [&](hid_t type, void* buffer) { return H5Aread(attribute.get(), type, buffer); });
+  read_elements(
+      Handle(H5Aget_type(attribute.get()), H5Tclose),
+      Handle(H5Aget_space(attribute.get()), H5Sclose),
+      [&](hid_t type, hid_t, void* buffer) { return H5Aread(attribute.get(), type, buffer); });
   return 0;
 }
 
@@ -52,30 +62,62 @@ herr_t read_object(hid_t file, const char* name, const H5O_info_t* info, void* w
   const Handle type(H5Dget_type(object.get()), H5Tclose);
   const Handle space(H5Dget_space(object.get()), H5Sclose);
   if (type.valid() && space.valid() && *static_cast<const bool*>(whole))
-    read_elements(type, space, [&](hid_t memory, void* buffer) {
-      return H5Dread(object.get(), memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, buffer);
+    read_elements(type, space, [&](hid_t memory, hid_t transfer_list, void* buffer) {
+      return H5Dread(object.get(), memory, H5S_ALL, H5S_ALL, transfer_list, buffer);
     });
   return 0;
 }
 
+/// Reads the objects of an open file; their elements as well if `whole` is set. Contents that are
+/// not what was written are a runtime error.
+void read_objects(hid_t file, const std::string& path, bool whole) {
+  if (whole && has_content_digest(file, path))
+    check_content_digest(file, path);
+  else
+    H5Ovisit2(file, H5_INDEX_NAME, H5_ITER_INC, read_object, &whole, H5O_INFO_BASIC);
+}
+
+/// Where the child leaves its error.
+constexpr size_t error_bytes = 4096;
+
 /// What the child does. It is a copy of one thread: it takes no lock of this program, and its
 /// signals do what they do by default.
-[[noreturn]] void read_everything(const char* path, bool whole) {
+[[noreturn]] void read_everything(const std::string& path, bool whole, char* error) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTERM, SIGUSR1})
     std::signal(signal, SIG_DFL);
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
   dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);  // the C library's last words
-  {
-    const Handle file(H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
-    if (file.valid())
-      H5Ovisit2(file.get(), H5_INDEX_NAME, H5_ITER_INC, read_object, &whole, H5O_INFO_BASIC);
+  try {
+    const Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
+    if (file.valid()) read_objects(file.get(), path, whole);
+  } catch (const std::exception& exception) {
+    std::strncpy(error, exception.what(), error_bytes - 1);
+    _exit(refused);
   }
   H5garbage_collect();
   malloc_trim(0);  // both look over memory that may have been destroyed
   _exit(0);
 }
+
+/// Memory that a child process shares with its parent.
+class SharedText {
+ public:
+  SharedText()
+      : text_(
+            mmap(nullptr, error_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+    if (text_ == MAP_FAILED)
+      throw_runtime("cannot share memory with a child: {}", std::strerror(errno));
+  }
+  ~SharedText() { munmap(text_, error_bytes); }
+  SharedText(const SharedText&) = delete;
+  SharedText& operator=(const SharedText&) = delete;
+  char* text() const { return static_cast<char*>(text_); }
+
+ private:
+  void* text_;
+};
 
 }  // namespace
 
@@ -87,11 +129,13 @@ void try_reading(const std::string& path) {
   const Identity identity{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
                           status.st_mtim.tv_nsec};
   if (survived.contains(identity)) return;
+  const SharedText error;
   const pid_t child = fork();
-  if (child == 0) read_everything(path.c_str(), status.st_size <= most_bytes);
+  if (child == 0) read_everything(path, status.st_size <= most_bytes, error.text());
   int result = 0;
   while (child > 0 && waitpid(child, &result, 0) < 0 && errno == EINTR) {
   }
+  if (WIFEXITED(result) && WEXITSTATUS(result) == refused) throw_runtime("{}", error.text());
   if (result != 0)  // an exit code: a sanitizer's
     throw_runtime("reading '{}' crashes HDF5 {} ({} {}): the file is damaged", path,
                   library_version(), WIFSIGNALED(result) ? "signal" : "exit code",

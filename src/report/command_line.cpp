@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <memory>
 
 #include "core/error.hpp"
@@ -20,6 +21,15 @@ std::string complain_about_seconds(const std::string& text) {
   } catch (const std::exception&) {
   }
   return fmt::format("'{}' is not a number of seconds", text);
+}
+
+/// Opening a pipe would wait for its writer. What is missing is CLI11's business.
+std::string complain_about_irregular(const std::string& path) {
+  std::error_code ignored;
+  const auto type = std::filesystem::status(path, ignored).type();
+  using Type = std::filesystem::file_type;
+  if (type == Type::regular || type == Type::not_found || type == Type::none) return {};
+  return fmt::format("cannot read '{}': it is no regular file", path);
 }
 
 /// The complaint about what the flag `name` is given, or "". CLI11 takes any number for a flag's
@@ -94,6 +104,7 @@ void declare_common(CLI::App& app, CommonOptions& common) {
   app.set_config("--config", "", "Read options from this TOML file; the command line wins")
       ->type_name("FILE")
       ->check(complain_about_empty)
+      ->check(complain_about_irregular)
       ->group("Common");
   app.add_option(timeout_option, common.timeout_seconds,
                  "End the run when one wait lasts longer, in seconds; 0: never")
