@@ -140,12 +140,23 @@ std::string last_words(const std::string& scratch) {
   return words;
 }
 
+/// Whether io/reading's handler has named the file whose damage crashed HDF5.
+bool named_crash(const std::string& scratch) {
+  const std::string words = fmt::format("reading '{}/case.h5' crashes HDF5", scratch);
+  std::ifstream log(scratch + "/stderr");
+  for (std::string line; std::getline(log, line);)
+    if (line.find(words) != std::string::npos) return true;
+  return false;
+}
+
 Verdict verdict_of_end(int status, bool silent, const std::string& scratch) {
   if (silent) return {End::hang, fmt::format("no end within {} s", hang_ms / 1000)};
   if (WIFSIGNALED(status))
     return {End::signal, fmt::format("{}; {}", strsignal(WTERMSIG(status)), last_words(scratch))};
   const int code = WEXITSTATUS(status);
   if (code == static_cast<int>(ExitCode::timeout)) return {End::timeout, last_words(scratch)};
+  if (code == static_cast<int>(ExitCode::runtime) && named_crash(scratch))
+    return {End::refused, ""};
   return {End::signal, fmt::format("ended with {}; {}", code, last_words(scratch))};
 }
 
