@@ -50,7 +50,8 @@ def get(file, value, *way, kind):
             continue
         if step not in value:
             near = difflib.get_close_matches(step, value, 1, 0.5) or sorted(value)[:1]
-            raise Malformed(f"{file}: {place or 'the file'} has no '{step}'" + (f"; nearest: '{near[0]}'" if near else ""))
+            hint = f"nearest: '{near[0]}'" if near else "wanted: an object with it"
+            raise Malformed(f"{file}: {place or 'the file'} has no '{step}'; {hint}")
         value, place = value[step], f"{place}.{step}" if place else step
     check(file, place, value, kind)
     return value

@@ -63,6 +63,7 @@ class Tables(unittest.TestCase):
             self.refused(f"results is {found}; wanted: a list of at least one", shape(results))
         self.refused("results[1] is 7; wanted: an object", shape([{"measurements": {"op": "a", "n": 1}}, 7]))
         self.refused("results[0] has no 'measurements'; nearest: 'measurement'", shape([{"measurement": {}}]))
+        self.refused("results[0] has no 'measurements'; wanted: an object with it", shape([{}]))
         self.refused("results[0].measurements is []; wanted: an object", shape([{"measurements": []}]))
 
     def test_fields(self):
