@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -77,6 +78,9 @@ void limit_resources() {
                             int pipe, const std::string& scratch) {
   const int log = open((scratch + "/stderr").c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
   dup2(log, STDERR_FILENO);
+  dup2(log, STDOUT_FILENO);  // or what outlives this process would keep fuzz.py waiting
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
   int argc = 0;
   char** argv = nullptr;
   std::optional<MpiEnvironment> mpi;
@@ -193,6 +197,7 @@ uint64_t run_child(const Target& target, const Cases& cases, uint64_t first, uin
   if (next < last) kill(child, state == Lines::State::end ? 0 : SIGKILL);
   int status = 0;
   waitpid(child, &status, 0);
+  kill(-child, SIGKILL);  // a child of its own that it left behind
   if (next < last && in_time)
     add(tally, next++, verdict_of_end(status, state == Lines::State::silence, scratch));
   return next;
