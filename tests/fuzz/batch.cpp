@@ -180,6 +180,7 @@ uint64_t run_child(const Target& target, const Cases& cases, uint64_t first, uin
   int ends_of_pipe[2];
   if (pipe2(ends_of_pipe, O_CLOEXEC) != 0) throw_runtime("no pipe");
   const pid_t child = fork();
+  if (child < 0) throw_runtime("no child process");  // and no signal to process -1
   if (child == 0) run_batch(target, cases, first, last, ends_of_pipe[1], scratch);
   close(ends_of_pipe[1]);
   Lines lines(ends_of_pipe[0]);
