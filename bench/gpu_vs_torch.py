@@ -28,6 +28,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "results"))
+import gyre_result  # noqa: E402
+
 SKIPPED, FAILED = 77, 1
 
 HEADS, KV_HEADS = 16, 8
@@ -47,13 +50,27 @@ def our_times(arguments):
         if done.returncode != 0:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
             raise RuntimeError(f"exit code {done.returncode}: {' '.join(last)}")
-        with open(file, encoding="utf-8") as result:
-            return times_of(json.load(result))
+        return times_of_file(file, f"the result of {os.path.basename(arguments[0])}")
 
 
-def times_of(result):
-    """{"fwd": ms, "bwd": ms} of a gyre-result/1."""
-    return {r["key"]["pass"]: r["statistics_ms"]["median"] for r in result["results"]}
+def times_of_file(path, file=None):
+    """The times of a file that a program wrote; `file`: its name in messages."""
+    return times_of(gyre_result.load(path, file), file or path)
+
+
+def times_of(result, file="the result"):
+    """{"fwd": ms, "bwd": ms} of a gyre-result/1; of a pass that is there twice, the last."""
+
+    def entry(index, *way, kind):
+        return gyre_result.get(file, result, "results", index, *way, kind=kind)
+
+    count = len(gyre_result.get(file, result, "results", kind=gyre_result.LIST))
+    return {
+        entry(i, "key", "pass", kind=gyre_result.TEXT): entry(
+            i, "statistics_ms", "median", kind=gyre_result.TIME
+        )
+        for i in range(count)
+    }
 
 
 def medians(samples):

@@ -29,6 +29,8 @@ import os
 import h5py
 import numpy as np
 
+import gyre_files
+
 QUERY_BLOCK = 1024  # rows of attention scores held at once; bounds memory, changes no result
 
 
@@ -177,7 +179,8 @@ def add_reference(model_path, documents_path, hidden_type=None):
     try:
         with h5py.File(documents_path, "r") as old, h5py.File(temporary, "w") as new:
             for key, value in old.attrs.items():
-                new.attrs[key] = value
+                if key != gyre_files.CONTENT:
+                    new.attrs[key] = value
             for name in old:
                 if name != "reference":
                     old.copy(name, new)
@@ -189,6 +192,7 @@ def add_reference(model_path, documents_path, hidden_type=None):
                 if name == "hidden" and array.size:
                     options["chunks"] = (1,) + array.shape[1:]
                 group.create_dataset(name, data=array, **options)
+        gyre_files.record_content(temporary)
         os.replace(temporary, documents_path)
     finally:
         with contextlib.suppress(FileNotFoundError):

@@ -11,12 +11,15 @@ schedule, layout, cp, tokens, pass, sent, time and exposed. FORMAT is Python's; 
 An excerpt is the fenced block that follows a comment; "..." stands for what is left out between two ranges:
 
     <!-- excerpt results/cpu-2core/NAME.txt lines FIRST-LAST[,FIRST-LAST ...] -->
+
+Exit code 1 and one line when a page differs from its recorded runs, or when a run, or what a page asks of it, is malformed.
 """
 
-import json
 import pathlib
 import re
 import sys
+
+from gyre_result import CELL, Malformed, get, load
 
 TABLE = re.compile(r"(?P<comment><!-- table\s+(?P<file>\S+?)(?:\s+where\s+(?P<where>[^:]*))?:\s+(?P<columns>.*?)\s*-->)"
                    r"\n\n?(?:\|[^\n]*\n)*\n?", re.DOTALL)
@@ -38,35 +41,74 @@ def explained_rows(text):
     return rows
 
 
-def rows_of(path):
-    if path.suffix == ".txt":
-        return explained_rows(path.read_text())
-    return [result["measurements"] for result in json.loads(path.read_text())["results"]]
+def text_of(root, file):
+    try:
+        return (root / file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise Malformed(f"{file}: {error}; wanted: a text") from error
 
 
-def cell(value, form):
+def rows_of(root, file):
+    """The rows of a recorded run: the document, and the way to the row in it."""
+    if file.endswith(".txt"):
+        document = {"plan": explained_rows(text_of(root, file))}
+        return [(document, ("plan", index)) for index in range(len(document["plan"]))]
+    document = load(root / file, file)
+    return [(document, ("results", index, "measurements")) for index in range(len(document["results"]))]
+
+
+def field(file, row, name):
+    document, way = row
+    return get(file, document, *way, name, kind=CELL)
+
+
+def cell(file, value, form):
     if value is None:
         return "n/a"
-    return str(value) if isinstance(value, str) else format(value, form or "g")
+    if isinstance(value, (bool, str)):
+        return str(value)
+    try:
+        return format(value, form or "g")
+    except ValueError as error:
+        raise Malformed(f"{file}: a comment asks for {value} as '{form}': {error}; wanted: a format of numbers") from error
+
+
+def parts(file, word, form, wanted):
+    """The groups of `form` in a word of a comment."""
+    match = re.fullmatch(form, word)
+    if not match:
+        raise Malformed(f"{file}: a comment asks for '{word}'; wanted: {wanted}")
+    return match.groups()
 
 
 def render(root, comment):
     """The lines of the table that a match of TABLE asks for."""
-    rows = rows_of(root / comment["file"])
+    file = comment["file"]
+    rows = rows_of(root, file)
     for condition in (comment["where"] or "").split():
-        column, value = condition.split("=")
-        rows = [row for row in rows if str(row[column]) in value.split(",")]
-    columns = [re.fullmatch(r"([^:=]+)(?:=([^:]+))?(?::(.+))?", word).groups() for word in comment["columns"].split()]
+        column, values = parts(file, condition, "([^=]+)=([^=]+)", "COLUMN=VALUE,...")
+        rows = [row for row in rows if str(field(file, row, column)) in values.split(",")]
+    if not rows:
+        raise Malformed(f"{file}: no row where {comment['where'] or 'anything'}; wanted: at least one")
+    columns = [parts(file, word, r"([^:=]+)(?:=([^:]+))?(?::(.+))?", "COLUMN[=HEADER][:FORMAT]")
+               for word in comment["columns"].split()]
+    values = [[field(file, row, name) for name, _, _ in columns] for row in rows]
     lines = ["| " + " | ".join(header.replace("_", " ") if header else name for name, header, _ in columns) + " |",
-             "|" + "|".join("---" if isinstance(rows[0][name], str) else "---:" for name, _, _ in columns) + "|"]
-    return lines + ["| " + " | ".join(cell(row[name], form) for name, _, form in columns) + " |" for row in rows]
+             "|" + "|".join("---" if isinstance(value, str) else "---:" for value in values[0]) + "|"]
+    return lines + ["| " + " | ".join(cell(file, value, form) for value, (_, _, form) in zip(row, columns)) + " |"
+                    for row in values]
 
 
 def excerpt(root, comment):
     """The lines of the excerpt that a match of EXCERPT asks for."""
-    lines = (root / comment["file"]).read_text().splitlines()
-    ranges = [map(int, text.split("-")) for text in comment["ranges"].split(",")]
-    return "\n...\n".join("\n".join(lines[first - 1:last]) for first, last in ranges).splitlines()
+    file = comment["file"]
+    lines, blocks = text_of(root, file).splitlines(), []
+    for text in comment["ranges"].split(","):
+        first, last = map(int, parts(file, text, r"(\d{1,9})-(\d{1,9})", "FIRST-LAST"))
+        if not 1 <= first <= last <= len(lines):
+            raise Malformed(f"{file}: a comment asks for lines {text}; wanted: some of lines 1-{len(lines)}")
+        blocks.append("\n".join(lines[first - 1:last]))
+    return "\n...\n".join(blocks).splitlines()
 
 
 def with_recorded(root, page):
@@ -86,7 +128,10 @@ def main():
     root = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else pathlib.Path(__file__).parent.parent)
     stale = []
     for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
-        text = with_recorded(root, page)
+        try:
+            text = with_recorded(root, page)
+        except Malformed as error:
+            sys.exit(f"{page.relative_to(root)}: {error}")
         if text != page.read_text():
             stale.append(str(page.relative_to(root)))
             if mode == "--write":

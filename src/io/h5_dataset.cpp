@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <new>
 #include <numeric>
@@ -116,7 +117,7 @@ std::string_view name_of(Type type) {
     case Type::text:
       return "text";
     case Type::other:
-      return "a type of another class";
+      return "a type that is not read";
   }
   return "?";
 }
@@ -237,8 +238,9 @@ std::vector<std::string> Dataset::read_texts_here() const {
   const Reading scope("reading " + what, file_);
   return detail::read_texts(
       what + ", " + to_string(shape_) + ",", type.get(), space.get(), count,
-      [&](hid_t memory_type, void* buffer) {
-        detail::check(H5Dread(id_.get(), memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, buffer),
+      static_cast<int64_t>(std::filesystem::file_size(file_)),
+      [&](hid_t memory_type, hid_t transfer_list, void* buffer) {
+        detail::check(H5Dread(id_.get(), memory_type, H5S_ALL, H5S_ALL, transfer_list, buffer),
                       "read " + what);
       });
 }

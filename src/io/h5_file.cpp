@@ -102,10 +102,10 @@ AttributeValue read_attribute(hid_t attribute, const std::string& what) {
     return value;
   }
   if (kind != Type::text) return {};
-  const auto read = [&](hid_t memory_type, void* buffer) {
+  const auto read = [&](hid_t memory_type, hid_t, void* buffer) {
     detail::check(H5Aread(attribute, memory_type, buffer), "read " + what);
   };
-  return detail::read_texts(what, type.get(), space.get(), 1, read)[0];
+  return detail::read_texts(what, type.get(), space.get(), 1, INT64_MAX, read)[0];
 }
 
 Handle open_parallel(Communicator& comm, const std::string& path, unsigned flags) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <cstdlib>
 
 #include "core/error.hpp"
 
@@ -46,17 +47,66 @@ hid_t native_type(DType type) {
   return -1;
 }
 
-Type classify(hid_t type) {
+namespace {
+
+/// The reals of 16 bits that h5py and PyTorch's users write, of which HDF5 1.10 has no own type.
+hid_t real_of_16_bits(hid_t like, size_t exponent_bits, size_t mantissa_bits) {
+  const hid_t type = H5Tcopy(like);
+  H5Tset_fields(type, 15, mantissa_bits, exponent_bits, 0, mantissa_bits);
+  H5Tset_size(type, 2);
+  H5Tset_ebias(type, (size_t{1} << (exponent_bits - 1)) - 1);
+  return type;
+}
+
+/// A type whose values this program understands.
+struct KnownType {
+  hid_t type;
+  Type kind;
+};
+
+/// All of them but enumerations and texts. A damaged file can describe any others, with another
+/// bias of the exponent, for one, as which HDF5 would read other values.
+const std::vector<KnownType>& known_types() {
   static_assert(LDBL_MANT_DIG >= 64, "a long double holds every integer of 64 bits");
-  const size_t size = H5Tget_size(type), bits = H5Tget_precision(type);
+  static const std::vector<KnownType> types{
+      {H5T_IEEE_F32LE, Type::f32},
+      {H5T_IEEE_F32BE, Type::f32},
+      {H5T_IEEE_F64LE, Type::f64},
+      {H5T_IEEE_F64BE, Type::f64},
+      {H5T_STD_I32LE, Type::i32},
+      {H5T_STD_I32BE, Type::i32},
+      {H5T_STD_I64LE, Type::i64},
+      {H5T_STD_I64BE, Type::i64},
+      {H5T_STD_I8LE, Type::integer},
+      {H5T_STD_I8BE, Type::integer},
+      {H5T_STD_I16LE, Type::integer},
+      {H5T_STD_I16BE, Type::integer},
+      {H5T_STD_U8LE, Type::integer},
+      {H5T_STD_U8BE, Type::integer},
+      {H5T_STD_U16LE, Type::integer},
+      {H5T_STD_U16BE, Type::integer},
+      {H5T_STD_U32LE, Type::integer},
+      {H5T_STD_U32BE, Type::integer},
+      {H5T_STD_U64LE, Type::integer},
+      {H5T_STD_U64BE, Type::integer},
+      {H5T_NATIVE_LDOUBLE, Type::real},
+      {real_of_16_bits(H5T_IEEE_F32LE, 5, 10), Type::real},  // float16
+      {real_of_16_bits(H5T_IEEE_F32BE, 5, 10), Type::real},
+      {real_of_16_bits(H5T_IEEE_F32LE, 8, 7), Type::real},  // bfloat16
+      {real_of_16_bits(H5T_IEEE_F32BE, 8, 7), Type::real},
+  };
+  return types;
+}
+
+}  // namespace
+
+Type classify(hid_t type) {
   switch (H5Tget_class(type)) {
     case H5T_FLOAT:
-      if (bits > H5Tget_precision(H5T_NATIVE_LDOUBLE)) return Type::other;
-      return size == 4 ? Type::f32 : size == 8 ? Type::f64 : Type::real;
     case H5T_INTEGER:
-      if (bits > 64) return Type::other;
-      if (H5Tget_sign(type) == H5T_SGN_NONE) return Type::integer;
-      return size == 4 ? Type::i32 : size == 8 ? Type::i64 : Type::integer;
+      for (const KnownType& known : known_types())
+        if (H5Tequal(type, known.type) > 0) return known.kind;
+      return Type::other;
     case H5T_ENUM:
       return classify(Handle(H5Tget_super(type), H5Tclose).get()) == Type::other
                  ? Type::other
@@ -94,6 +144,31 @@ Handle text_type(hid_t like) {
   H5Tset_size(type.get(), H5T_VARIABLE);
   H5Tset_cset(type.get(), like < 0 ? H5T_CSET_UTF8 : H5Tget_cset(like));
   return type;
+}
+
+TextMemory::TextMemory(int64_t most_bytes)
+    : list_(H5Pcreate(H5P_DATASET_XFER), H5Pclose), left_(most_bytes) {
+  check(H5Pset_vlen_mem_manager(list_.get(), allocate, this, release, this), "limit texts");
+}
+
+void* TextMemory::allocate(size_t bytes, void* self) {
+  auto& memory = *static_cast<TextMemory*>(self);
+  memory.exceeded_ = memory.exceeded_ || static_cast<int64_t>(bytes) > memory.left_;
+  if (memory.exceeded_) return nullptr;
+  memory.left_ -= static_cast<int64_t>(bytes);
+  void* block = std::malloc(bytes);
+  if (block != nullptr) memory.blocks_.insert(block);
+  return block;
+}
+
+void TextMemory::release(void* block, void* self) {
+  static_cast<TextMemory*>(self)->blocks_.erase(block);
+  std::free(block);
+}
+
+void TextMemory::free_all() {
+  for (void* block : blocks_) std::free(block);
+  blocks_.clear();
 }
 
 }  // namespace gyre::h5::detail

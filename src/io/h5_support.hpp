@@ -3,9 +3,12 @@
 
 #include <hdf5.h>
 
+#include <set>
 #include <string>
+#include <vector>
 
 #include "core/dtype.hpp"
+#include "core/error.hpp"
 #include "io/h5.hpp"
 #include "io/resources.hpp"
 
@@ -40,20 +43,51 @@ Shape shape_of(hid_t space, const std::string& what);
 /// The variable-length text type of the character set of `like`, or UTF-8.
 Handle text_type(hid_t like = -1);
 
-/// Reads `count` texts through `read(memory type, buffer)`, which wraps H5Dread or H5Aread. Throws
-/// a runtime error when `what`, their name, does not fit into memory.
+/// Memory for what H5Dread reads of variable length, up to a number of bytes: a damaged file can
+/// claim gigabytes for each text. Whoever reads without an error frees it by H5Dvlen_reclaim.
+class TextMemory {
+ public:
+  explicit TextMemory(int64_t most_bytes);
+  TextMemory(const TextMemory&) = delete;
+  TextMemory& operator=(const TextMemory&) = delete;
+  /// For H5Dread.
+  hid_t transfer_list() const { return list_.get(); }
+  bool is_exceeded() const { return exceeded_; }
+  /// After an error, when HDF5 has forgotten what it took.
+  void free_all();
+
+ private:
+  static void* allocate(size_t bytes, void* self);
+  static void release(void* block, void* self);
+
+  Handle list_;
+  int64_t left_;
+  bool exceeded_ = false;
+  std::set<void*> blocks_;
+};
+
+/// Reads `count` texts, together at most `most_bytes` long, through `read(memory type, transfer
+/// list, buffer)`, which wraps H5Dread or H5Aread. Throws a runtime error when `what`, their name,
+/// does not fit into memory, or is longer. (H5Aread cannot be limited.)
 template <class Read>
 std::vector<std::string> read_texts(const std::string& what, hid_t file_type, hid_t space,
-                                    size_t count, const Read& read) {
+                                    size_t count, int64_t most_bytes, const Read& read) {
   const bool variable = H5Tis_variable_str(file_type) > 0;
   const size_t each = sizeof(std::string) + (variable ? sizeof(char*) : H5Tget_size(file_type));
   require_memory(what, static_cast<int64_t>(count), static_cast<int64_t>(each));
   std::vector<std::string> texts;
   texts.reserve(count);
+  TextMemory text_memory(most_bytes);
   if (variable) {
     const Handle memory = text_type(file_type);
     std::vector<char*> pointers(count, nullptr);
-    read(memory.get(), pointers.data());
+    try {
+      read(memory.get(), text_memory.transfer_list(), pointers.data());
+    } catch (const Error&) {
+      text_memory.free_all();
+      if (!text_memory.is_exceeded()) throw;
+      throw_runtime("{} claims texts of more than {} bytes: the file is damaged", what, most_bytes);
+    }
     for (const char* pointer : pointers) texts.emplace_back(pointer == nullptr ? "" : pointer);
     H5Dvlen_reclaim(memory.get(), space, H5P_DEFAULT, pointers.data());
     return texts;
@@ -61,7 +95,7 @@ std::vector<std::string> read_texts(const std::string& what, hid_t file_type, hi
   const size_t width = H5Tget_size(file_type);
   const Handle memory(H5Tcopy(file_type), H5Tclose);
   std::string bytes(width * count, '\0');
-  read(memory.get(), bytes.data());
+  read(memory.get(), text_memory.transfer_list(), bytes.data());
   const char pad = H5Tget_strpad(file_type) == H5T_STR_SPACEPAD ? ' ' : '\0';
   for (size_t i = 0; i < count; ++i) {
     const std::string text = bytes.substr(i * width, width);

@@ -1,6 +1,7 @@
 #include "io/model_file.hpp"
 
 #include <cmath>
+#include <limits>
 
 #include "comm/agree.hpp"
 
@@ -29,6 +30,10 @@ ModelConfig read_and_check(const h5::File& file) {
   const ModelConfig config = read_config(reader);
   if (reader.errors().empty()) check_config(reader.errors(), config);
   reader.throw_if_any();  // a wrong configuration would make all shapes wrong
+  // Of a wrong number of layers, the list of all tensors could fill the memory: the last one first.
+  const std::string last = layer_tensor(config.num_hidden_layers - 1, "attn_norm");
+  reader.dataset(fmt::format("{}/{}", group, last), {h5::Type::f32}, {config.hidden_size});
+  reader.throw_if_any();
   for (const auto& [name, shape] : model_tensors(config))
     reader.dataset(fmt::format("{}/{}", group, name), {h5::Type::f32}, shape);
   reader.throw_if_any();
@@ -59,8 +64,11 @@ void check_config(ConfigErrors& errors, const ModelConfig& c) {
       {"head_dim", c.head_dim},
       {"intermediate_size", c.intermediate_size},
   };
-  for (const auto& [name, value] : sizes)
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();  // a product of two is an int64_t
+  for (const auto& [name, value] : sizes) {
     if (value < 1) errors.add("{} is {}; it must be at least 1", name, value);
+    if (value > most) errors.add("{} is {}; it must be at most {}", name, value, most);
+  }
   if (c.vocab_padded < c.vocab_size)
     errors.add("vocab_padded is {}; it must be at least vocab_size = {}", c.vocab_padded,
                c.vocab_size);

@@ -203,7 +203,8 @@ Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path
     slabs.push_back({{entry, range.begin, 0}, {1, range.count, width}});
     count += range.count;
   }
-  Buffer<double> values(count * width);
+  Buffer<double> values;
+  hidden->make_room(count * width, sizeof(double), [&] { values = Buffer<double>(count * width); });
   hidden->read<double>(slabs, values.span());
   return values;
 }

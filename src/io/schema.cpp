@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "comm/agree.hpp"
+#include "io/content_digest.hpp"
 
 namespace gyre {
 namespace {
@@ -125,7 +126,20 @@ OutputFile::OutputFile(Communicator& comm, std::string path) : comm_(comm), path
   temporary_path_ = broadcast_string(comm_, guard_ ? guard_->temporary_path() : std::string(), 0);
 }
 
+void OutputFile::record_contents() {
+  HostStream stream;
+  comm_.barrier(stream, "all ranks before the contents of the output are recorded")->wait();
+  run_on_root(comm_, "recording the contents of the output",
+              [&] { h5::record_content_digest(temporary_path_, path_); });
+}
+
+std::unique_ptr<OutputGuard> OutputFile::take_guard() {
+  record_contents();
+  return std::move(guard_);
+}
+
 void OutputFile::commit() {
+  record_contents();
   HostStream stream;
   comm_.barrier(stream, "all ranks before the output gets its name")->wait();
   run_on_root(comm_, "naming the output", [&] { guard_->commit(); });

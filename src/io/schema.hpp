@@ -83,10 +83,13 @@ class OutputFile {
   /// Gives the complete file its name. All ranks must have closed it. A program hands the file to
   /// its Outputs instead.
   void commit();
-  /// On rank 0, once: who removes the file or gives it its name.
-  std::unique_ptr<OutputGuard> take_guard() { return std::move(guard_); }
+  /// On rank 0, once: who removes the complete file or gives it its name.
+  std::unique_ptr<OutputGuard> take_guard();
 
  private:
+  /// Adds the digest of what the complete file says.
+  void record_contents();
+
   Communicator& comm_;
   std::string path_;
   std::string temporary_path_;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <malloc.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -10,72 +11,151 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstring>
+#include <exception>
+#include <fstream>
 #include <set>
+#include <string_view>
 #include <tuple>
 
 #include "core/error.hpp"
+#include "io/content_digest.hpp"
 #include "io/h5_support.hpp"
 
 namespace gyre::h5 {
 namespace {
 
 /// A file with more is not read in full, nor is a dataset that claims more.
-constexpr int64_t most_bytes = int64_t{1} << 26;
+constexpr int64_t most_bytes = most_content_bytes;
 
-/// Reads the elements of a dataset or attribute through `read(type, buffer)`, whatever they are.
+/// Exit code of the child for contents that are not what was written; no sanitizer has it.
+constexpr int refused = 97;
+
+/// Memory that the child may take beyond what it has: what it reads is bounded, but HDF5 takes
+/// whatever a damaged file claims, and fills it.
+constexpr int64_t most_memory = int64_t{1} << 30;
+
+/// A reading of all objects of a file. HDF5 calls the functions below, and knows no exceptions.
+struct Visit {
+  const std::string& path;
+  bool whole;           // elements are read, too
+  std::string object;   // the current one
+  std::string failure;  // of the first text or list that takes too much memory
+};
+
+/// Reads the elements of a dataset or attribute through `read(type, transfer list, buffer)`,
+/// whatever they are. What cannot be read is the program's business, if it wants to read it; but
+/// with claims of gigabytes it would not come to an end. Negative ends the visit.
 template <class Read>
-void read_elements(const Handle& type, const Handle& space, const Read& read) {
+herr_t read_elements(Visit& visit, const Handle& type, const Handle& space, const std::string& what,
+                     const Read& read) {
   const Handle memory(H5Tget_native_type(type.get(), H5T_DIR_ASCEND), H5Tclose);
   const hssize_t count = H5Sget_simple_extent_npoints(space.get());
   const auto width = static_cast<int64_t>(H5Tget_size(memory.get()));
-  if (!memory.valid() || count < 1 || width < 1 || count > most_bytes / width) return;
+  if (!memory.valid() || count < 1 || width < 1 || count > most_bytes / width) return 0;
   std::vector<char> buffer(static_cast<size_t>(count * width));
-  if (read(memory.get(), buffer.data()) >= 0)
+  const detail::TextMemory text_memory(most_bytes);
+  if (read(memory.get(), text_memory.transfer_list(), buffer.data()) >= 0) {
     H5Dvlen_reclaim(memory.get(), space.get(), H5P_DEFAULT, buffer.data());
+    return 0;
+  }
+  const std::string reason = detail::deepest_message();
+  if (reason.find("memory allocation failed") == std::string::npos) return 0;
+  visit.failure = fmt::format("cannot read {} of '{}': {}", what, visit.path, reason);
+  return -1;
 }
 
-herr_t read_attribute(hid_t object, const char* name, const H5A_info_t*, void*) {
+herr_t read_attribute(hid_t object, const char* name, const H5A_info_t*, void* data) {
+  auto& visit = *static_cast<Visit*>(data);
   const Handle attribute(H5Aopen(object, name, H5P_DEFAULT), H5Aclose);
   if (!attribute.valid()) return 0;
-  read_elements(Handle(H5Aget_type(attribute.get()), H5Tclose),
-                Handle(H5Aget_space(attribute.get()), H5Sclose),
-                [&](hid_t type, void* buffer) { return H5Aread(attribute.get(), type, buffer); });
-  return 0;
+  return read_elements(
+      visit, Handle(H5Aget_type(attribute.get()), H5Tclose),
+      Handle(H5Aget_space(attribute.get()), H5Sclose),
+      fmt::format("attribute '{}' of '{}'", name, visit.object),
+      [&](hid_t type, hid_t, void* buffer) { return H5Aread(attribute.get(), type, buffer); });
 }
 
-/// `whole` points to whether elements are read, too.
-herr_t read_object(hid_t file, const char* name, const H5O_info_t* info, void* whole) {
+herr_t read_object(hid_t file, const char* name, const H5O_info_t* info, void* data) {
+  auto& visit = *static_cast<Visit*>(data);
+  visit.object = std::string("/") + (std::strcmp(name, ".") == 0 ? "" : name);
   const Handle object(H5Oopen(file, name, H5P_DEFAULT), H5Oclose);
   if (!object.valid()) return 0;
-  H5Aiterate2(object.get(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, read_attribute, nullptr);
+  H5Aiterate2(object.get(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, read_attribute, data);
+  if (!visit.failure.empty()) return -1;
   if (info->type != H5O_TYPE_DATASET || detail::foreign_storage(object.get()) != nullptr) return 0;
   const Handle type(H5Dget_type(object.get()), H5Tclose);
   const Handle space(H5Dget_space(object.get()), H5Sclose);
-  if (type.valid() && space.valid() && *static_cast<const bool*>(whole))
-    read_elements(type, space, [&](hid_t memory, void* buffer) {
-      return H5Dread(object.get(), memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, buffer);
-    });
-  return 0;
+  if (!type.valid() || !space.valid() || !visit.whole) return 0;
+  return read_elements(visit, type, space, fmt::format("dataset '{}'", visit.object),
+                       [&](hid_t memory, hid_t transfer_list, void* buffer) {
+                         return H5Dread(object.get(), memory, H5S_ALL, H5S_ALL, transfer_list,
+                                        buffer);
+                       });
 }
+
+/// Reads the objects of an open file; their elements as well if `whole` is set. Contents that are
+/// not what was written are a runtime error.
+void read_objects(hid_t file, const std::string& path, bool whole) {
+  if (whole && has_content_digest(file, path)) return check_content_digest(file, path);
+  Visit visit{path, whole, "/", ""};
+  H5Ovisit2(file, H5_INDEX_NAME, H5_ITER_INC, read_object, &visit, H5O_INFO_BASIC);
+  if (!visit.failure.empty()) throw_runtime("{}", visit.failure);
+}
+
+void limit_memory() {
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const auto most = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + most_memory);
+  rlimit limit{};
+  if (pages == 0 || getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur <= most) return;
+  limit.rlim_cur = most;
+  setrlimit(RLIMIT_AS, &limit);
+}
+
+/// Where the child leaves its error.
+constexpr size_t error_bytes = 4096;
 
 /// What the child does. It is a copy of one thread: it takes no lock of this program, and its
 /// signals do what they do by default.
-[[noreturn]] void read_everything(const char* path, bool whole) {
+[[noreturn]] void read_everything(const std::string& path, bool whole, char* error) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTERM, SIGUSR1})
     std::signal(signal, SIG_DFL);
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
+  limit_memory();
   dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);  // the C library's last words
-  {
-    const Handle file(H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
-    if (file.valid())
-      H5Ovisit2(file.get(), H5_INDEX_NAME, H5_ITER_INC, read_object, &whole, H5O_INFO_BASIC);
+  try {
+    const Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
+    if (file.valid()) read_objects(file.get(), path, whole);
+  } catch (const std::exception& exception) {
+    std::strncpy(error, exception.what(), error_bytes - 1);
+    _exit(refused);
   }
   H5garbage_collect();
   malloc_trim(0);  // both look over memory that may have been destroyed
   _exit(0);
 }
+
+/// Memory that a child process shares with its parent.
+class SharedText {
+ public:
+  SharedText()
+      : text_(
+            mmap(nullptr, error_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+    if (text_ == MAP_FAILED)
+      throw_runtime("cannot share memory with a child: {}", std::strerror(errno));
+  }
+  ~SharedText() { munmap(text_, error_bytes); }
+  SharedText(const SharedText&) = delete;
+  SharedText& operator=(const SharedText&) = delete;
+  char* text() const { return static_cast<char*>(text_); }
+  std::string_view view() const { return {text(), strnlen(text(), error_bytes)}; }
+
+ private:
+  void* text_;
+};
 
 }  // namespace
 
@@ -87,11 +167,13 @@ void try_reading(const std::string& path) {
   const Identity identity{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
                           status.st_mtim.tv_nsec};
   if (survived.contains(identity)) return;
+  const SharedText error;
   const pid_t child = fork();
-  if (child == 0) read_everything(path.c_str(), status.st_size <= most_bytes);
+  if (child == 0) read_everything(path, status.st_size <= most_bytes, error.text());
   int result = 0;
   while (child > 0 && waitpid(child, &result, 0) < 0 && errno == EINTR) {
   }
+  if (WIFEXITED(result) && WEXITSTATUS(result) == refused) throw_runtime("{}", error.view());
   if (result != 0)  // an exit code: a sanitizer's
     throw_runtime("reading '{}' crashes HDF5 {} ({} {}): the file is damaged", path,
                   library_version(), WIFSIGNALED(result) ? "signal" : "exit code",

@@ -8,7 +8,8 @@ namespace gyre::h5 {
 
 /// Reads a file in a child process, which may crash: that is a runtime error which names the file.
 /// Every object and attribute is read, and every dataset of a file that is not large. A file that
-/// has not changed since is not read again. To be called before the file is opened. Serial.
+/// has not changed since is not read again. A file with a digest of its contents that has others is
+/// a runtime error, too (io/content_digest.hpp). To be called before the file is opened. Serial.
 void try_reading(const std::string& path);
 
 }  // namespace gyre::h5

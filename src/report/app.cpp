@@ -12,22 +12,13 @@
 #include "comm/mpi.hpp"
 #include "core/version.hpp"
 #include "io/h5.hpp"
-#include "report/options.hpp"
+#include "report/command_line.hpp"
 #include "runtime/features.hpp"
 #include "runtime/supervisor.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
-
-struct CommonOptions {
-  double timeout_seconds = default_timeout_seconds;
-  bool verbose = false;
-  bool quiet = false;
-};
-
-/// What a command line without errors asks for.
-enum class Request { run, help, version };
 
 std::string version_text(const std::string& name) {
   const BuildInfo build = build_info();
@@ -38,82 +29,6 @@ std::string version_text(const std::string& name) {
   return fmt::format("{} {}\ngit {} ({})\n{} build by {}, {}\n{}\n", name, build.version,
                      build.git_sha, build.git_state, build.build_type, build.compiler, cuda,
                      MpiEnvironment::library_version());
-}
-
-std::string complain_about_seconds(const std::string& text) {
-  try {
-    size_t used = 0;
-    if (std::stod(text, &used) >= 0 && used == text.size()) return {};
-  } catch (const std::exception&) {
-  }
-  return fmt::format("'{}' is not a number of seconds", text);
-}
-
-/// Called after the app's own declarations, so that --help shows those first.
-void declare_common(CLI::App& app, CommonOptions& common) {
-  app.set_config("--config", "", "Read options from this TOML file; the command line wins")
-      ->type_name("FILE")
-      ->check(complain_about_empty)
-      ->group("Common");
-  app.add_option(timeout_option, common.timeout_seconds,
-                 "End the run when one wait lasts longer, in seconds; 0: never")
-      ->capture_default_str()
-      ->check(complain_about_seconds)
-      ->group("Common");
-  CLI::Option* verbose = app.add_flag("-v,--verbose", common.verbose, "Say more")->group("Common");
-  app.add_flag("-q,--quiet", common.quiet, "Say less")->group("Common")->excludes(verbose);
-  app.set_version_flag("--version", std::string("unused"), "Print version and build, and exit")
-      ->group("Common");
-  app.set_help_flag("-h,--help", "Print this help, and exit")->group("Common");
-  // Leftovers are collected, so that all of them can be named at once, each with a suggestion.
-  app.allow_extras();
-  app.allow_config_extras(true);
-}
-
-std::vector<std::string> option_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
-  }
-  return names;
-}
-
-/// One line for each argument or configuration key that no option has taken.
-std::vector<std::string> describe_leftovers(const CLI::App& app) {
-  const std::vector<std::string> names = option_names(app);
-  std::vector<std::string> options, others;
-  for (const std::string& argument : app.remaining()) {
-    const std::string name = argument.substr(0, argument.find('='));
-    const bool dashed = name.size() > 1 && name[0] == '-';
-    const std::string near = nearest(dashed ? name : "--" + name, names);
-    const std::string hint = near.empty() ? "" : fmt::format("; nearest: {}", near);
-    if (dashed)
-      options.push_back(fmt::format("unknown option {}{}", name, hint));
-    else
-      others.push_back(fmt::format("unexpected argument or configuration key {}{}", name, hint));
-  }
-  // The value of an unknown option is an unexpected argument as well: report only the cause.
-  return options.empty() ? others : options;
-}
-
-/// Throws a usage error that lists everything that one parse finds wrong.
-Request parse(CLI::App& app, int argc, const char* const* argv) {
-  std::string complaint;
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    return Request::help;
-  } catch (const CLI::CallForVersion&) {
-    return Request::version;
-  } catch (const CLI::ParseError& error) {
-    complaint = error.what();
-  }
-  std::vector<std::string> errors = describe_leftovers(app);
-  if (!complaint.empty()) errors.push_back(complaint);
-  if (errors.empty()) return Request::run;
-  errors.push_back(fmt::format("see {} --help", app.get_name()));
-  throw Error(ExitCode::usage, fmt::format("{}", fmt::join(errors, "\n  ")));
 }
 
 std::vector<std::string> arguments_without_folder(int argc, char** argv) {
@@ -158,7 +73,7 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
     app.set_help_flag("");
     declare(app);
     declare_common(app, common);
-    request = parse(app, argc, argv);
+    request = parse_command_line(app, argc, argv);
   });
   if (request != Request::run) {
     const std::string text = request == Request::help ? app.help() : version_text(info.name);

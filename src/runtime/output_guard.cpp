@@ -78,7 +78,9 @@ void check_output_places(const std::vector<NamedPath>& outputs,
                          const std::vector<NamedPath>& inputs) {
   std::vector<std::pair<std::filesystem::path, std::string>> taken;
   const auto place = [](const NamedPath& file) {
-    return std::filesystem::weakly_canonical(absolute(file.path));
+    std::error_code error;  // /dev/stdin is a link to a pipe without a path: no output is that
+    const auto path = std::filesystem::weakly_canonical(absolute(file.path), error);
+    return error ? std::filesystem::path(absolute(file.path)) : path;
   };
   for (const NamedPath& input : inputs)
     if (!input.path.empty()) taken.emplace_back(place(input), input.option);

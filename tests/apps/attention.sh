@@ -50,10 +50,13 @@ import shutil, sys, h5py
 for name in ("wrong", "missing", "nan"):
     shutil.copy(sys.argv[1], name + ".h5")
 with h5py.File("wrong.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     f["/reference/d_k"][40, 1, 3] += 1e-3
 with h5py.File("missing.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     del f["/attention/k"]
 with h5py.File("nan.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     f["/attention/q"][2, 1, 0] = float("nan")
 PY
 expect 1 'RESULT INVALID' "${mpi[@]}" 2 "$attention" --input wrong.h5 $quick -o wrong_out.h5 -J wrong.json

@@ -23,9 +23,11 @@ import shutil, sys, h5py
 model, scratch = sys.argv[1:]
 shutil.copy(model, f"{scratch}/wrong.h5")
 with h5py.File(f"{scratch}/wrong.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     f["/model/layers/1/w_up"][3, 5] += 0.25
 shutil.copy(model, f"{scratch}/nan.h5")
 with h5py.File(f"{scratch}/nan.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     f["/model/layers/0/wq"][1, 2] = float("nan")
 PY
 ends 1 "RESULT INVALID" --input "$input" --model "$scratch/wrong.h5"
@@ -48,8 +50,10 @@ open(f"{scratch}/flipped.h5", "wb").write(data)
 for name in ("missing", "range"):
     shutil.copy(source, f"{scratch}/{name}.h5")
 with h5py.File(f"{scratch}/missing.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     del f["/documents/offsets"]
 with h5py.File(f"{scratch}/range.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     f["/documents/tokens"][100] = 259
 PY
 ends 3 "/documents/tokens" --input "$scratch/flipped.h5" --model "$model"

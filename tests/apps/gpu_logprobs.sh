@@ -50,6 +50,7 @@ expect 0 'VERIFY PASSED 5/5' "$apps/gyre-compare" out.h5:/results "$ties":/refer
 import shutil, sys, h5py
 shutil.copy(sys.argv[1], "wrong.h5")
 with h5py.File("wrong.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     f["/reference/logprob"][5] = -1.5
     f["/reference/d_entropy"][3, 7] = 0.25
 PY

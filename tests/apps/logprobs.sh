@@ -75,6 +75,7 @@ import shutil, sys, h5py, numpy
 for name, student, teacher in (("lowest.h5", numpy.finfo("f4").min, numpy.finfo("f4").min), ("infinite.h5", -numpy.inf, 1)):
     shutil.copy(sys.argv[1], name)
     with h5py.File(name, "r+") as f:
+        del f.attrs["content_sha256"]
         del f["/reference"]
         f["/logprobs/logits"][:, :12] = student
         f["/logprobs/teacher"][:, 3:12] = teacher
@@ -93,6 +94,7 @@ done
 import shutil, sys, h5py
 shutil.copy(sys.argv[1], "wrong.h5")
 with h5py.File("wrong.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     reference = f["/reference"]
     for name in ("logprob", "entropy", "filtered_logprob", "soft_cross_entropy"):
         reference[name][5] = -1.5
@@ -103,6 +105,7 @@ with h5py.File("wrong.h5", "r+") as f:
     reference["next_token_logprob"][1, 1] = -3
 shutil.copy(sys.argv[1], "nan.h5")
 with h5py.File("nan.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     f["/logprobs/logits"][2, 1] = float("nan")
 PY
 expect 1 'RESULT INVALID' "${mpi[@]}" 2 "$logprobs" --input wrong.h5 $quick -o wrong_out.h5 -J wrong.json --method all

@@ -25,15 +25,18 @@ import shutil, sys, h5py
 for name, place in (("linear_logprob", 6), ("linear_entropy", 6), ("d_hidden", (7, 3)), ("d_head", (8, 2))):
     shutil.copy(sys.argv[1], f"wrong_{name}.h5")
     with h5py.File(f"wrong_{name}.h5", "r+") as f:
+        del f.attrs["content_sha256"]
         f["/reference"][name][place] += 0.125
 shutil.copy(sys.argv[1], "other.h5")
 with h5py.File("other.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     f["/logprobs/head"][8, 2] += 0.125
 shutil.copy("other.h5", "unanswered.h5")
 with h5py.File("unanswered.h5", "r+") as f:
     del f["/reference"]
 shutil.copy(sys.argv[1], "narrow.h5")
 with h5py.File("narrow.h5", "r+") as f:
+    del f.attrs["content_sha256"]
     head = f["/logprobs/head"][:, :7]
     del f["/logprobs/head"]
     f["/logprobs/head"] = head

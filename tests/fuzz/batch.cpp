@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -77,6 +78,9 @@ void limit_resources() {
                             int pipe, const std::string& scratch) {
   const int log = open((scratch + "/stderr").c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
   dup2(log, STDERR_FILENO);
+  dup2(log, STDOUT_FILENO);  // or what outlives this process would keep fuzz.py waiting
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
   int argc = 0;
   char** argv = nullptr;
   std::optional<MpiEnvironment> mpi;
@@ -140,12 +144,23 @@ std::string last_words(const std::string& scratch) {
   return words;
 }
 
+/// Whether io/reading's handler has named the file whose damage crashed HDF5.
+bool named_crash(const std::string& scratch) {
+  const std::string words = fmt::format("reading '{}/case.h5' crashes HDF5", scratch);
+  std::ifstream log(scratch + "/stderr");
+  for (std::string line; std::getline(log, line);)
+    if (line.find(words) != std::string::npos) return true;
+  return false;
+}
+
 Verdict verdict_of_end(int status, bool silent, const std::string& scratch) {
   if (silent) return {End::hang, fmt::format("no end within {} s", hang_ms / 1000)};
   if (WIFSIGNALED(status))
     return {End::signal, fmt::format("{}; {}", strsignal(WTERMSIG(status)), last_words(scratch))};
   const int code = WEXITSTATUS(status);
   if (code == static_cast<int>(ExitCode::timeout)) return {End::timeout, last_words(scratch)};
+  if (code == static_cast<int>(ExitCode::runtime) && named_crash(scratch))
+    return {End::refused, ""};
   return {End::signal, fmt::format("ended with {}; {}", code, last_words(scratch))};
 }
 
@@ -165,6 +180,7 @@ uint64_t run_child(const Target& target, const Cases& cases, uint64_t first, uin
   int ends_of_pipe[2];
   if (pipe2(ends_of_pipe, O_CLOEXEC) != 0) throw_runtime("no pipe");
   const pid_t child = fork();
+  if (child < 0) throw_runtime("no child process");  // and no signal to process -1
   if (child == 0) run_batch(target, cases, first, last, ends_of_pipe[1], scratch);
   close(ends_of_pipe[1]);
   Lines lines(ends_of_pipe[0]);
@@ -182,6 +198,7 @@ uint64_t run_child(const Target& target, const Cases& cases, uint64_t first, uin
   if (next < last) kill(child, state == Lines::State::end ? 0 : SIGKILL);
   int status = 0;
   waitpid(child, &status, 0);
+  kill(-child, SIGKILL);  // a child of its own that it left behind
   if (next < last && in_time)
     add(tally, next++, verdict_of_end(status, state == Lines::State::silence, scratch));
   return next;

@@ -10,7 +10,7 @@ namespace gyre::fuzz {
 /// How a case ended.
 enum class End {
   accepted,
-  refused,  ///< by an Error
+  refused,  ///< by an Error; or HDF5 crashed, and the program named the file: exit code 3
   timeout,  ///< ended by the watchdog, as a run would be: exit code 4
   signal,
   hang,

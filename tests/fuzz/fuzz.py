@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
-"""Fuzzes every reader of files and texts: fuzz.py SOURCE BUILD [--seconds S] [--seed N] [--save FOLDER] [-J FILE] [-v]
+"""Fuzzes every reader of files and texts:
+fuzz.py SOURCE BUILD [--seconds S] [--seed N] [--jobs N] [--save FOLDER] [-J FILE] [-v]
 
 First the cases of tests/fuzz/corpus are replayed. Then, from the seed and within the time: bytes of valid files are changed
 (gyre-fuzz), their structure is changed (h5py), command lines, TOML files and specifications are drawn, result files (JSON)
 are changed. Readers run in child processes, thousands of cases in each.
+
+Each of --jobs gives a quarter of its time to structure and the rest to gyre-fuzz, where texts get a tenth. A job's gyre-fuzz
+has a seed drawn from --seed and the job's number; cases of structure are numbered over all jobs. So a case depends on the
+seed and its number alone; how many there are depends on time and jobs.
 
     accepted   read; refused: an error that says what is wrong
     timeout    the watchdog ended it, as it ends a run: exit code 4
@@ -12,10 +17,13 @@ are changed. Readers run in child processes, thousands of cases in each.
     wrong      accepted, and other data was read than was written under checksums; or accepted without what every such
                file must have
 
-Exit code 1 when there are signals, hangs or others. --save keeps the cases that were found.
+Exit code 1 when there are signals, hangs, others or wrongs. --save keeps the cases that were found, each named after its
+reader, end, seed and number.
 """
 
 import argparse
+import concurrent.futures
+import itertools
 import json
 import os
 import pathlib
@@ -24,6 +32,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -31,8 +40,9 @@ import json_cases  # noqa: E402
 import structure  # noqa: E402
 
 COLUMNS = ("cases", "accepted", "refused", "timeout", "signal", "hang", "other", "wrong")
-FAULTS = ("signal", "hang", "other")
-STRUCTURE_BATCH = 400
+FAULTS = ("signal", "hang", "other", "wrong")
+STRUCTURE_BATCH = 50  # cases, of one reader
+STRUCTURE_SHARE = 0.25  # of a job's time
 
 
 def arguments():
@@ -41,11 +51,15 @@ def arguments():
     parser.add_argument("build")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="jobs at a time; default: the cores")
     parser.add_argument("--only", default="", help="one reader")
     parser.add_argument("--save", default="", help="folder for the cases that were found")
     parser.add_argument("-J", "--json", default="")
     parser.add_argument("-v", "--verbose", action="store_true", help="show all that was found, not three of a kind")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.jobs < 1 or chosen.seconds <= 0:
+        parser.error(f"--jobs {chosen.jobs} must be at least 1, --seconds {chosen.seconds} above 0")
+    return chosen
 
 
 class Fuzz:
@@ -54,10 +68,10 @@ class Fuzz:
     def __init__(self, chosen, scratch):
         self.source, self.build = pathlib.Path(chosen.source).resolve(), pathlib.Path(chosen.build).resolve()
         self.chosen, self.scratch = chosen, pathlib.Path(scratch)
-        self.rows, self.found = {}, []
+        self.rows, self.found, self.lock, self.batches = {}, [], threading.Lock(), itertools.count()
         self.save = pathlib.Path(chosen.save).resolve() if chosen.save else self.scratch / "found"
         self.seeds = self.scratch / "seeds"
-        for folder in (self.save, self.seeds, self.scratch / "structure"):
+        for folder in (self.save, self.seeds):
             folder.mkdir(parents=True, exist_ok=True)
 
     def make_seeds(self):
@@ -76,13 +90,14 @@ class Fuzz:
                 raise RuntimeError(f"gyre-{name} made no seed:\n{done.stdout}{done.stderr}")
 
     def count(self, name, counts):
-        row = self.rows.setdefault(name, dict.fromkeys(COLUMNS, 0))
-        for column, number in counts.items():
-            row[column] += number
+        with self.lock:
+            row = self.rows.setdefault(name, dict.fromkeys(COLUMNS, 0))
+            for column, number in counts.items():
+                row[column] += number
 
-    def fuzzer(self, *words):
-        """What gyre-fuzz prints, by first word: lists of the other words."""
-        command = [self.build / "tests" / "gyre-fuzz", self.source / "inputs", self.seeds, self.scratch, *words]
+    def fuzzer(self, folder, *words):
+        """What gyre-fuzz prints, by first word: lists of the other words. `folder` is for it alone."""
+        command = [self.build / "tests" / "gyre-fuzz", self.source / "inputs", self.seeds, folder, *words]
         done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True)
         lines = {"count": [], "found": [], "case": []}
         for line in done.stdout.decode(errors="replace").splitlines():
@@ -90,49 +105,58 @@ class Fuzz:
             lines[first].append(others)
         return lines
 
-    def replay(self, listed):
+    def replay(self, folder, listed):
         """[(target, path)] -> [(target, path, end, message)]"""
-        path = self.scratch / "list"
+        path = folder / "list"
         path.write_text("".join(f"{target}\t{case}\n" for target, case in listed))
-        lines = self.fuzzer("list", path)
-        return lines["case"], lines["count"]
+        return self.fuzzer(folder, "list", path)["case"]
 
     def corpus(self):
         """What was found before: each ends as designed now."""
         folder = self.source / "tests/fuzz/corpus"
         lines = [line.split(None, 3) for line in (folder / "cases.txt").read_text().splitlines() if line[:1] not in ("", "#")]
         expected = {str(folder / name): word for name, _, word, _ in lines}
-        for target, path, end, message in self.replay([(target, folder / name) for name, target, *_ in lines])[0]:
+        for target, path, end, message in self.replay(self.scratch, [(target, folder / name) for name, target, *_ in lines]):
             if end == "accepted" and expected[path] == "refused":
                 end = "wrong"
             self.count("corpus", {"cases": 1, end: 1})
             if end not in ("accepted", "refused"):
                 self.found.append(("corpus", end, f"{target} of tests/fuzz/corpus/{pathlib.Path(path).name}: {message}"))
 
-    def bytes_and_texts(self, seconds):
-        lines = self.fuzzer("draw", self.chosen.seed, seconds, self.save, *([self.chosen.only] if self.chosen.only else []))
+    def results(self):
+        if self.chosen.only:
+            return
+        counts, found = json_cases.run(self.source, self.scratch, self.chosen.seed, int(10 * self.chosen.seconds))
+        for name, count in counts.items():
+            self.count(name, count)
+        self.found += [(text.split(":")[0], "other", text) for text in found]
+
+    def bytes_and_texts(self, job, folder, seconds):
+        seed = random.Random(f"{self.chosen.seed}/bytes/{job}").getrandbits(63)
+        lines = self.fuzzer(folder, "draw", seed, seconds, self.save, *([self.chosen.only] if self.chosen.only else []))
         for name, *numbers in lines["count"]:
             self.count(name, dict(zip(COLUMNS, map(int, numbers))))
         for name, end, path, message in lines["found"]:
             self.found.append((name, end, f"{pathlib.Path(path).name}: {message}"))
 
-    def structure_batch(self, number):
-        inputs, listed, facts = self.source / "inputs", [], {}
-        seeds = {"documents": [self.seeds / "docs.h5"], "reference": [inputs / "docs_tiny.h5"],
-                 "model": [inputs / "model_tiny.h5"], "packed": [self.seeds / "packed.h5", self.seeds / "embeddings.h5"],
-                 "shards": [self.seeds / "shards.h5"], "bshd": [inputs / "bshd_tiny.h5", inputs / "bshd_left.h5"],
-                 "salm": [inputs / "salm_tiny.h5"], "attention": [inputs / "attention_window.h5"],
-                 "logprobs": [inputs / "logprobs_golden.h5", inputs / "logprobs_linear.h5"],
-                 "results": [self.seeds / "results.h5"], "compare": [self.seeds / "results.h5"]}
+    def structure_seeds(self):
+        inputs = self.source / "inputs"
+        return {"documents": [self.seeds / "docs.h5"], "reference": [inputs / "docs_tiny.h5"],
+                "model": [inputs / "model_tiny.h5"], "packed": [self.seeds / "packed.h5", self.seeds / "embeddings.h5"],
+                "shards": [self.seeds / "shards.h5"], "bshd": [inputs / "bshd_tiny.h5", inputs / "bshd_left.h5"],
+                "salm": [inputs / "salm_tiny.h5"], "attention": [inputs / "attention_window.h5"],
+                "logprobs": [inputs / "logprobs_golden.h5", inputs / "logprobs_linear.h5"],
+                "results": [self.seeds / "results.h5"], "compare": [self.seeds / "results.h5"]}
+
+    def structure_batch(self, target, number, folder):
+        seeds, listed, facts, cases = self.structure_seeds()[target], [], {}, folder / "structure"
+        cases.mkdir()
         for index in range(STRUCTURE_BATCH):
             rng = random.Random(f"{self.chosen.seed}/structure/{number}/{index}")
-            target = rng.choice(sorted(seeds))
-            if self.chosen.only not in ("", target):
-                continue
-            path = self.scratch / "structure" / f"{target}-structure-{self.chosen.seed}-{number}-{index}.h5"
-            facts[str(path)] = structure.mutated(rng.choice(seeds[target]), target, path, rng)
+            path = cases / f"{target}-structure-{self.chosen.seed}-{number}-{index}.h5"
+            facts[str(path)] = structure.mutated(rng.choice(seeds), target, path, rng)
             listed.append((target, path))
-        for target, path, end, message in self.replay(listed)[0]:
+        for _, path, end, message in self.replay(folder, listed):
             words, must_be_refused = facts[path]
             if end == "accepted" and must_be_refused:
                 end = "wrong"
@@ -140,23 +164,37 @@ class Fuzz:
             if end not in ("accepted", "refused"):
                 shutil.copy(path, self.save)
                 self.found.append((f"{target}, structure", end, f"{pathlib.Path(path).name}: {words}: {message}"))
-        shutil.rmtree(self.scratch / "structure")
-        (self.scratch / "structure").mkdir()
+        shutil.rmtree(cases)
+
+    def structures(self, folder, seconds):
+        """Batches, readers in turns."""
+        until, targets = time.monotonic() + seconds, sorted(self.structure_seeds())
+        while time.monotonic() < until:
+            number = next(self.batches)
+            target = targets[number % len(targets)]
+            if self.chosen.only in ("", target):
+                self.structure_batch(target, number, folder)
+
+    def job(self, number, seconds):
+        """Every other job begins with structure, so that some of both runs at a time: h5py uses one core."""
+        folder = self.scratch / f"job-{number}"
+        folder.mkdir()
+        share = STRUCTURE_SHARE if self.chosen.only in ("", *self.structure_seeds()) else 0
+        steps = [lambda: self.structures(folder, share * seconds),
+                 lambda: self.bytes_and_texts(number, folder, max(2.0, (1 - share) * seconds))]
+        for step in steps if number % 2 == 0 else reversed(steps):
+            step()
 
     def everything(self):
-        start, seconds = time.monotonic(), self.chosen.seconds
+        start, jobs = time.monotonic(), self.chosen.jobs
         self.make_seeds()
         self.corpus()
-        if not self.chosen.only:
-            counts, found = json_cases.run(self.source, self.scratch, self.chosen.seed, int(20 * seconds))
-            for name, count in counts.items():
-                self.count(name, count)
-            self.found += [(text.split(":")[0], "other", text) for text in found]
-        number, until = 0, start + 0.4 * seconds
-        while number == 0 or time.monotonic() < until:
-            self.structure_batch(number)
-            number += 1
-        self.bytes_and_texts(max(5.0, seconds - (time.monotonic() - start)))
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            seconds = self.chosen.seconds - (time.monotonic() - start)
+            running = [pool.submit(self.job, number, seconds) for number in range(jobs)]
+            self.results()
+        for done in running:
+            done.result()
 
 
 def print_findings(found, verbose):
@@ -179,13 +217,13 @@ def main():
         fuzz.everything()
     total = {column: sum(row[column] for row in fuzz.rows.values()) for column in COLUMNS}
     print(f"{'reader':<24}" + "".join(f"{column:>10}" for column in COLUMNS))
-    for name, row in [*fuzz.rows.items(), ("all", total)]:
+    for name, row in [*sorted(fuzz.rows.items()), ("all", total)]:
         print(f"{name:<24}" + "".join(f"{row[column]:>10}" for column in COLUMNS))
     print_findings(fuzz.found, chosen.verbose)
-    print(f"# seed {chosen.seed}, {time.monotonic() - start:.0f} s in all")
+    print(f"# seed {chosen.seed}, jobs {chosen.jobs}, {time.monotonic() - start:.0f} s in all")
     if chosen.json:
         pathlib.Path(chosen.json).write_text(json.dumps(
-            {"schema": "gyre-fuzz/1", "seed": chosen.seed, "rows": fuzz.rows, "found": fuzz.found}, indent=2) + "\n")
+            {"schema": "gyre-fuzz/1", "seed": chosen.seed, "jobs": chosen.jobs, "rows": fuzz.rows, "found": fuzz.found}, indent=2) + "\n")
     return 1 if any(total[column] for column in FAULTS) else 0
 
 

@@ -5,28 +5,28 @@ import importlib.util
 import json
 import pathlib
 import random
+import re
+import sys
 
-VALUES = (None, True, 0, -1, 1e308, 10**400, "", "x", [], {}, [[]], float("nan"), float("inf"))
+VALUES = (None, True, 0, -1, 1e308, 10**400, "", "x", [], {}, [[]], float("nan"), float("inf"), "\n", "\ud800")
 
 
 def module(path):
-    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
+    path = pathlib.Path(path)
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
 
 
 def readers(source, scratch):
-    """{name: function of the text of a result file}."""
+    """{name: function of a result file}, and the one exception that they may end with."""
     tables, torch = module(f"{source}/results/tables.py"), module(f"{source}/bench/gpu_vs_torch.py")
     page = "<!-- table case.json: op pass sent=sent:.2f err/tol=error:.3f -->\n\n"
-
-    def read_tables(text):
-        path = pathlib.Path(scratch, "case.json")
-        path.write_bytes(text)
-        tables.render(pathlib.Path(scratch), tables.TABLE.search(page))
-
-    return {"tables.py": read_tables, "gpu_vs_torch.py": lambda text: torch.times_of(json.loads(text))}
+    read = {"tables.py": lambda path: "".join(tables.render(pathlib.Path(scratch), tables.TABLE.search(page))).encode(),
+            "gpu_vs_torch.py": lambda path: torch.times_of_file(path, path.name)}
+    return read, tables.Malformed
 
 
 def places(value, path=()):
@@ -56,23 +56,27 @@ def mutated(document, text, rng):
 
 
 def run(source, scratch, seed, cases):
-    """Counts by reader, and what was found. A refusal names what is wrong: the place in the text, or the key."""
+    """Counts by reader, and what was found. A refusal is one line: the file, what is wrong where, and what is wanted."""
     text = pathlib.Path(source, "results/cpu-2core/logprobs-counted.json").read_bytes()
     document = json.loads(text)
     document["results"] = document["results"][:4]
     text = json.dumps(document).encode()
-    counts, found = {}, []
-    for name, read in readers(source, scratch).items():
+    counts, found, path = {}, [], pathlib.Path(scratch, "case.json")
+    functions, malformed = readers(source, scratch)
+    for name, read in functions.items():
         count = counts[name] = {"cases": 0, "accepted": 0, "refused": 0, "other": 0}
         for index in range(cases):
-            case = mutated(document, text, random.Random(f"{seed}/{name}/{index}"))
-            count["cases"] += 1
+            path.write_bytes(mutated(document, text, random.Random(f"{seed}/{name}/{index}")))
             try:
-                read(case)
-                count["accepted"] += 1
-            except (ValueError, KeyError, SystemExit):
-                count["refused"] += 1
+                read(path)
+                end, message = "accepted", ""
+            except malformed as error:
+                message = str(error)
+                end = "refused" if re.fullmatch(r"case\.json: .+; (wanted|nearest): .+", message) else "other"
             except Exception as error:  # pylint: disable=broad-except
-                count["other"] += 1
-                found.append(f"{name}: case {index} of seed {seed}: {type(error).__name__}: {error}")
+                end, message = "other", f"{type(error).__name__}: {error}"
+            count["cases"] += 1
+            count[end] += 1
+            if end == "other":
+                found.append(f"{name}: case {index} of seed {seed}: {message}")
     return counts, found

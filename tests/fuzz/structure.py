@@ -1,10 +1,18 @@
-"""Valid HDF5 files with one to three changes of their structure, made with h5py."""
+"""Valid HDF5 files with one to three changes of their structure, made with h5py.
 
+The digest of their contents is renewed: it is the schema that is to refuse them.
+"""
+
+import pathlib
 import re
 import shutil
+import sys
 
 import h5py
 import numpy
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "inputs"))
+import gyre_files  # noqa: E402
 
 # Datasets without which a file of a kind is nothing, by reader. A wrong type, rank or extent of them must be refused.
 REQUIRED = {
@@ -186,4 +194,5 @@ def mutated(seed, target, path, rng):
             required = target in REQUIRED and re.fullmatch(REQUIRED[target], at)
             allowed = change is value and target not in FINITE or change is resize and re.fullmatch(FREE, at)
             refused |= bool(wrong and required and not allowed)
+    gyre_files.record_content(path)
     return "; ".join(words), refused and len(words) == 1

@@ -13,6 +13,8 @@
 #include "comm/emulated.hpp"
 #include "core/error.hpp"
 #include "packing/lengths.hpp"
+#include "report/command_line.hpp"
+#include "report/options.hpp"
 #include "target.hpp"
 
 namespace gyre::fuzz {
@@ -20,28 +22,22 @@ namespace {
 
 constexpr int ranks = 4;
 
-/// Declares the options of a program, and what report/app.cpp declares for all of them.
+/// The options of a program, as its main function declares and reads them.
 struct Parser {
   CLI::App app;
+  CommonOptions common;
 
   template <class Options>
   explicit Parser(Options& options) {
+    app.set_help_flag("");
     declare_options(app, options);
-    app.set_config("--config");
-    app.allow_extras();
-    app.allow_config_extras(true);
+    declare_common(app, common);
   }
 
-  /// A parse error is a refusal.
-  void parse(const std::vector<std::string>& arguments) {
+  Request parse(const std::vector<std::string>& arguments) {
     std::vector<const char*> argv{"fuzz"};
     for (const std::string& argument : arguments) argv.push_back(argument.c_str());
-    try {
-      app.parse(static_cast<int>(argv.size()), argv.data());
-    } catch (const CLI::ParseError& error) {
-      throw_usage("{}", error.what());
-    }
-    if (!app.remaining().empty()) throw_usage("leftovers");
+    return parse_command_line(app, static_cast<int>(argv.size()), argv.data());
   }
 
   std::vector<std::string> names() const {
@@ -71,8 +67,7 @@ void check(const PipelineOptions& o) {
 template <class Options>
 void parse_and_check(const std::vector<std::string>& arguments) {
   Options options;
-  Parser(options).parse(arguments);
-  check(options);
+  if (Parser(options).parse(arguments) == Request::run) check(options);
 }
 
 std::vector<std::string> lines_of(const std::string& text) {

@@ -167,6 +167,16 @@ TEST(ModelFileRejected, AllWrongTensorsAreListed) {
        "dataset '/model/layers/0/mlp_norm' is float32 [6, 1]; it must be float32 [6]"});
 }
 
+TEST(ModelFileRejected, MoreLayersThanThereAreAreNotListed) {
+  ModelConfig bad = small;
+  bad.num_hidden_layers = std::numeric_limits<int32_t>::max();
+  expect_rejected({.config = bad}, {"there is no dataset '/model/layers/2147483646/attn_norm'"});
+  bad.num_hidden_layers = bad.head_dim = int64_t{1} << 32;
+  expect_rejected({.config = bad},
+                  {"num_hidden_layers is 4294967296; it must be at most 2147483647",
+                   "head_dim is 4294967296; it must be at most 2147483647"});
+}
+
 TEST(ModelFileRejected, NotFinite) {
   const SharedFolder folder;
   const float nan = std::numeric_limits<float>::quiet_NaN();

@@ -2,6 +2,7 @@
 """Checks what bench/gpu_vs_torch.py does with times; needs neither PyTorch nor a GPU."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -50,6 +51,28 @@ class Times(unittest.TestCase):
             ]
         }
         self.assertEqual(bench.times_of(result), {"fwd": 1.5, "bwd": 2.5})
+
+    def test_a_malformed_result_is_refused_by_file_and_place(self):
+        entry = {"key": {"pass": "fwd"}, "statistics_ms": {"median": 1.5}}
+        for text, want in (
+            ("{", "wanted: JSON, gyre-result/1"),
+            ("{}", "the file has no 'schema'"),
+            ([], "results is []; wanted: a list of at least one"),
+            ([entry, 3], "results[1] is 3; wanted: an object"),
+            ([{**entry, "key": None}], "results[0].key is null; wanted: an object"),
+            ([{**entry, "key": {"pass": 1}}], "results[0].key.pass is 1; wanted: a text of one line"),
+            ([{**entry, "statistics_ms": {}}], "results[0].statistics_ms has no 'median'"),
+            ([{**entry, "statistics_ms": {"median": None}}], "median is null; wanted: a number above 0"),
+            ([{**entry, "statistics_ms": {"median": 0}}], "median is 0; wanted: a number above 0"),
+        ):
+            if not isinstance(text, str):
+                text = json.dumps({"schema": "gyre-result/1", "results": text})
+            # A program: it writes the text into the file after --json.
+            write = ["/bin/sh", "-c", 'printf "%s" "$0" >"$6"', text]
+            with self.assertRaises(bench.gyre_result.Malformed) as caught:
+                bench.our_times(write)
+            self.assertTrue(str(caught.exception).startswith("the result of sh: "), caught.exception)
+            self.assertIn(want, str(caught.exception))
 
     def test_a_program_that_fails_says_why(self):
         with self.assertRaisesRegex(RuntimeError, "exit code 2: .*unused"):

@@ -42,10 +42,13 @@ expect 2 '' 'unknown option --tpp; nearest: --tp' --inptu a.h5 --tpp=2
 expect 2 '' 'see gyre-pipeline --help' --inptu a.h5 --tpp=2
 expect 2 '' "'two' is not an integer" --input a.h5 --model b.h5 --cp two
 expect 2 '' "'soon' is not a number of seconds" --timeout soon
+expect 2 '' '--verbose is a switch: true or false' --verbose=18446744073709551616
 expect 2 '' 'none.toml was not readable' --config none.toml
 
 printf 'cp = 3\ntp = "many"\n' >"$folder/bad.toml"
 expect 2 '' "'many' is not an integer" --config "$folder/bad.toml"
+printf 'quiet = 18446744073709551616\n' >"$folder/switch.toml"
+expect 2 '' '--quiet is a switch: true or false' --config "$folder/switch.toml"
 printf 'inptu = "a.h5"\n' >"$folder/typo.toml"
 expect 2 '' 'nearest: --input' --config "$folder/typo.toml"
 

@@ -1,7 +1,13 @@
 #include <rapidcheck.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <fstream>
 
 #include "core/error.hpp"
 #include "mpi_test.hpp"
+#include "report/command_line.hpp"
 #include "report/options.hpp"
 
 namespace gyre {
@@ -73,6 +79,74 @@ TEST(Nearest, SuggestsWhatWasMeant) {
 TEST(Nearest, KeepsQuietWhenNothingIsNear) {
   EXPECT_EQ(nearest("--frobnicate", {"--input", "--cp"}), "");
   EXPECT_EQ(nearest("--x", {}), "");
+}
+
+/// What a program with a flag, its negation and the common options makes of a command line.
+struct Switches {
+  bool in_place = true, list = false, verbose = false;
+  std::string refusal;
+};
+
+Switches read_switches(std::vector<const char*> arguments) {
+  Switches result;
+  CommonOptions common;
+  CLI::App app("", "program");
+  app.set_help_flag("");
+  add_flag(app, {"--in-place,!--out-of-place", ""}, result.in_place);
+  add_flag(app, {"--list", ""}, result.list);
+  declare_common(app, common);
+  arguments.insert(arguments.begin(), "program");
+  try {
+    parse_command_line(app, static_cast<int>(arguments.size()), arguments.data());
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    result.refusal = error.what();
+  }
+  result.verbose = common.verbose;
+  return result;
+}
+
+Switches read_switches_of_file(const std::string& name, const std::string& value) {
+  const std::string file = "gyre-switches-" + std::to_string(getpid()) + ".toml";
+  const std::string path = std::filesystem::temp_directory_path() / file;
+  std::ofstream(path) << name << " = " << value << '\n';
+  const Switches result = read_switches({"--config", path.c_str()});
+  std::filesystem::remove(path);
+  return result;
+}
+
+TEST(Switch, IsTrueOrFalse) {
+  EXPECT_TRUE(read_switches({"--list"}).list);
+  for (const char* yes : {"--list=true", "--list=True", "--list=on", "--list=yes", "--list=1"})
+    EXPECT_TRUE(read_switches({yes}).list) << yes;
+  for (const char* no : {"--list=false", "--list=off", "--list=no", "--list=0"})
+    EXPECT_FALSE(read_switches({no}).list) << no;
+  EXPECT_FALSE(read_switches({"--out-of-place"}).in_place);
+  EXPECT_FALSE(read_switches({"--out-of-place=true"}).in_place);
+  EXPECT_TRUE(read_switches({"--out-of-place=no"}).in_place);
+  EXPECT_FALSE(read_switches_of_file("in-place", "false").in_place);
+  EXPECT_FALSE(read_switches_of_file("out-of-place", "true").in_place);
+  EXPECT_TRUE(read_switches_of_file("list", "\"on\"").list);
+}
+
+TEST(Switch, RefusesEverythingElseByNameAndValue) {
+  for (const std::string value : {"18446744073709551616", "-99999999999999999999", "2", "-1", "1e5",
+                                  "3x", "tru", "{}", "", "x"})
+    for (const std::string name : {"in-place", "out-of-place", "list", "verbose", "quiet"}) {
+      const std::string want = "--" + name + " is a switch: true or false, not '" + value + "'";
+      const std::string argument = "--" + name + "=" + value;
+      const std::string of_line = read_switches({argument.c_str()}).refusal;
+      EXPECT_EQ(of_line.rfind(want, 0), 0U) << argument << ": " << of_line;
+      const std::string of_file = read_switches_of_file(name, '"' + value + '"').refusal;
+      EXPECT_EQ(of_file.rfind(want, 0), 0U) << argument << " of a file: " << of_file;
+    }
+  EXPECT_NE(read_switches({"--list=flase"}).refusal.find("; nearest: false"), std::string::npos);
+}
+
+TEST(Switch, IsNamedTogetherWithOthers) {
+  const std::string refusal = read_switches({"--list=7", "--verbose=9"}).refusal;
+  EXPECT_NE(refusal.find("--list is"), std::string::npos) << refusal;
+  EXPECT_NE(refusal.find("--verbose is"), std::string::npos) << refusal;
 }
 
 }  // namespace GYRE_FILE

@@ -1,0 +1,144 @@
+#include "report/command_line.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <exception>
+#include <filesystem>
+#include <memory>
+
+#include "core/error.hpp"
+#include "report/options.hpp"
+
+namespace gyre {
+namespace {
+
+std::string complain_about_seconds(const std::string& text) {
+  try {
+    size_t used = 0;
+    if (std::stod(text, &used) >= 0 && used == text.size()) return {};
+  } catch (const std::exception&) {
+  }
+  return fmt::format("'{}' is not a number of seconds", text);
+}
+
+/// Opening a pipe would wait for its writer. What is missing is CLI11's business.
+std::string complain_about_irregular(const std::string& path) {
+  std::error_code ignored;
+  const auto type = std::filesystem::status(path, ignored).type();
+  using Type = std::filesystem::file_type;
+  if (type == Type::regular || type == Type::not_found || type == Type::none) return {};
+  return fmt::format("cannot read '{}': it is no regular file", path);
+}
+
+/// The complaint about what the flag `name` is given, or "". CLI11 takes any number for a flag's
+/// value, and throws std::out_of_range for one beyond 64 bits.
+std::string complain_about_switch(const std::string& name, const std::string& text) {
+  static const std::vector<std::string> words = {"true", "false", "on", "off",
+                                                 "yes",  "no",    "1",  "0"};
+  const std::string lower = CLI::detail::to_lower(text);
+  if (std::find(words.begin(), words.end(), lower) != words.end()) return "";
+  const std::string near = nearest(lower, words);
+  return fmt::format("{} is a switch: true or false, not '{}'{}", name, text,
+                     near.empty() ? "" : "; nearest: " + near);
+}
+
+/// A configuration file in TOML, whose flags are switches.
+class Configuration : public CLI::ConfigTOML {
+ public:
+  std::string to_flag(const CLI::ConfigItem& item) const override {
+    const std::string text = CLI::ConfigTOML::to_flag(item);
+    const std::string complaint = complain_about_switch("--" + item.name, text);
+    if (!complaint.empty()) throw CLI::ConversionError(complaint);
+    return text;
+  }
+};
+
+/// Of flags with values that are no switch's: --flag=VALUE.
+std::vector<std::string> describe_switches(const CLI::App& app, int argc, const char* const* argv) {
+  std::vector<std::string> complaints;
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string argument = argv[i];
+    const size_t equals = argument.find('=');
+    if (argument.rfind("--", 0) != 0 || equals == std::string::npos) continue;
+    const std::string name = argument.substr(0, equals);
+    const CLI::Option* option = app.get_option_no_throw(name);
+    if (option == nullptr || option->get_items_expected_max() != 0) continue;
+    const std::string complaint = complain_about_switch(name, argument.substr(equals + 1));
+    if (!complaint.empty()) complaints.push_back(complaint);
+  }
+  return complaints;
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  return names;
+}
+
+/// One line for each argument or configuration key that no option has taken.
+std::vector<std::string> describe_leftovers(const CLI::App& app) {
+  const std::vector<std::string> names = option_names(app);
+  std::vector<std::string> options, others;
+  for (const std::string& argument : app.remaining()) {
+    const std::string name = argument.substr(0, argument.find('='));
+    const bool dashed = name.size() > 1 && name[0] == '-';
+    const std::string near = nearest(dashed ? name : "--" + name, names);
+    const std::string hint = near.empty() ? "" : fmt::format("; nearest: {}", near);
+    if (dashed)
+      options.push_back(fmt::format("unknown option {}{}", name, hint));
+    else
+      others.push_back(fmt::format("unexpected argument or configuration key {}{}", name, hint));
+  }
+  // The value of an unknown option is an unexpected argument as well: report only the cause.
+  return options.empty() ? others : options;
+}
+
+}  // namespace
+
+void declare_common(CLI::App& app, CommonOptions& common) {
+  app.set_config("--config", "", "Read options from this TOML file; the command line wins")
+      ->type_name("FILE")
+      ->check(complain_about_empty)
+      ->check(complain_about_irregular)
+      ->group("Common");
+  app.add_option(timeout_option, common.timeout_seconds,
+                 "End the run when one wait lasts longer, in seconds; 0: never")
+      ->capture_default_str()
+      ->check(complain_about_seconds)
+      ->group("Common");
+  CLI::Option* verbose = app.add_flag("-v,--verbose", common.verbose, "Say more")->group("Common");
+  app.add_flag("-q,--quiet", common.quiet, "Say less")->group("Common")->excludes(verbose);
+  app.set_version_flag("--version", std::string("unused"), "Print version and build, and exit")
+      ->group("Common");
+  app.set_help_flag("-h,--help", "Print this help, and exit")->group("Common");
+  app.config_formatter(std::make_shared<Configuration>());
+  // Leftovers are collected, so that all of them can be named at once, each with a suggestion.
+  app.allow_extras();
+  app.allow_config_extras(true);
+}
+
+Request parse_command_line(CLI::App& app, int argc, const char* const* argv) {
+  std::vector<std::string> errors = describe_switches(app, argc, argv);
+  std::string complaint;
+  try {
+    if (errors.empty()) app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return Request::help;
+  } catch (const CLI::CallForVersion&) {
+    return Request::version;
+  } catch (const CLI::ParseError& error) {
+    complaint = error.what();
+  }
+  for (std::string& leftover : describe_leftovers(app)) errors.push_back(std::move(leftover));
+  if (!complaint.empty()) errors.push_back(complaint);
+  if (errors.empty()) return Request::run;
+  errors.push_back(fmt::format("see {} --help", app.get_name()));
+  throw Error(ExitCode::usage, fmt::format("{}", fmt::join(errors, "\n  ")));
+}
+
+}  // namespace gyre

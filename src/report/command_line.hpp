@@ -1,0 +1,27 @@
+#pragma once
+// Reading a command line and its configuration file: what all programs have in common.
+
+#include "runtime/watchdog.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace gyre {
+
+struct CommonOptions {
+  double timeout_seconds = default_timeout_seconds;
+  bool verbose = false;
+  bool quiet = false;
+};
+
+/// What a command line without errors asks for.
+enum class Request { run, help, version };
+
+/// Called after the app's own declarations, so that --help shows those first.
+void declare_common(CLI::App& app, CommonOptions& common);
+
+/// Throws a usage error that lists everything that one parse finds wrong.
+Request parse_command_line(CLI::App& app, int argc, const char* const* argv);
+
+}  // namespace gyre
