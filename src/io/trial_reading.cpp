@@ -56,7 +56,9 @@ herr_t read_elements(Visit& visit, const Handle& type, const Handle& space, cons
   std::vector<char> buffer(static_cast<size_t>(count * width));
   const detail::TextMemory text_memory(most_bytes);
   if (read(memory.get(), text_memory.transfer_list(), buffer.data()) >= 0) {
-    H5Dvlen_reclaim(memory.get(), space.get(), H5P_DEFAULT, buffer.data());
+    if (H5Tdetect_class(memory.get(), H5T_STRING) > 0 ||
+        H5Tdetect_class(memory.get(), H5T_VLEN) > 0)  // of numbers, it takes its time
+      H5Dvlen_reclaim(memory.get(), space.get(), H5P_DEFAULT, buffer.data());
     return 0;
   }
   const std::string reason = detail::deepest_message();

@@ -244,6 +244,29 @@ Documents two_documents() {
   return documents;
 }
 
+TEST(Reference, HiddenStatesThatNoMachineHoldsAreAnError) {
+  const SharedFolder folder;
+  const std::string path = folder.file("d.h5");
+  ReferenceFile().save(path);
+  on_root([&] {
+    const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+    H5Ldelete(file.get(), "/reference/hidden", H5P_DEFAULT);
+    const hsize_t shape[] = {3, 4, hsize_t{1} << 40}, chunk[] = {1, 1, 1};
+    const h5::Handle space(H5Screate_simple(3, shape, nullptr), H5Sclose);
+    const h5::Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Pset_chunk(list.get(), 3, chunk);
+    const h5::Handle dataset(H5Dcreate2(file.get(), "/reference/hidden", H5T_IEEE_F32LE,
+                                        space.get(), H5P_DEFAULT, list.get(), H5P_DEFAULT),
+                             H5Dclose);
+  });
+  std::vector<Rows> rows;
+  if (world().rank() == 0) rows = {{0, 4}};
+  expect_error(ExitCode::runtime,
+               "dataset '/reference/hidden' of '" + path +
+                   "', [3, 4, 1099511627776], needs 35184372088832 bytes of memory",
+               [&] { read_reference_hidden(world(), path, 1, rows); });
+}
+
 TEST(Reference, ValuesAndHiddenStates) {
   const SharedFolder folder;
   ReferenceFile().save(folder.file("d.h5"));
