@@ -120,8 +120,9 @@ constexpr size_t error_bytes = 4096;
 
 /// What the child does. It is a copy of one thread: it takes no lock of this program, and its
 /// signals do what they do by default.
-[[noreturn]] void read_everything(const std::string& path, bool whole, char* error) {
+[[noreturn]] void read_everything(pid_t parent, const std::string& path, bool whole, char* error) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(refused);  // it has died before
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTERM, SIGUSR1})
     std::signal(signal, SIG_DFL);
   const rlimit no_core{0, 0};
@@ -170,8 +171,8 @@ void try_reading(const std::string& path) {
                           status.st_mtim.tv_nsec};
   if (survived.contains(identity)) return;
   const SharedText error;
-  const pid_t child = fork();
-  if (child == 0) read_everything(path, status.st_size <= most_bytes, error.text());
+  const pid_t parent = getpid(), child = fork();
+  if (child == 0) read_everything(parent, path, status.st_size <= most_bytes, error.text());
   int result = 0;
   while (child > 0 && waitpid(child, &result, 0) < 0 && errno == EINTR) {
   }
