@@ -41,7 +41,8 @@ class Measurement {
       : op_(op), pass_(pass), c_(context), label_(std::move(label)), checks_(checks) {}
 
   /// Times all iterations; every rank's samples, milliseconds. What the last one left, or each of
-  /// them, is verified; then what a call leaves whose messages are checked.
+  /// them, is verified; then what a call leaves whose messages are checked. On CPUs all that was
+  /// verified must have the bits of that call. (On GPUs messages are not checked.)
   Samples time() {
     const LogprobsOptions& o = c_.options;
     std::vector<double> mine;
@@ -59,6 +60,7 @@ class Measurement {
       prepare(true, true);
       once();
       verify();
+      if (c_.backend.space() == MemorySpace::host) compare_bits();
     }
     return gather_samples(c_.grid.world(), mine);
   }
@@ -101,7 +103,24 @@ class Measurement {
     add("messages", now.messages, expected->messages);
     add("bytes sent", now.bytes, expected->bytes);
   }
-  void verify() { op_.verify(pass_, label_, checks_); }
+  void verify() {
+    Verification checks(c_.options.tol_scale);
+    op_.verify(pass_, label_, checks);
+    std::vector<uint64_t> digests;
+    for (const Check& check : checks.checks()) digests.push_back(check.digest());
+    verified_.push_back(std::move(digests));
+    checks_.merge(checks);
+  }
+  void compare_bits() {
+    Check& same = checks_.check(label_ + ": bits of timed calls", 0);
+    for (size_t i = 0; i + 1 < verified_.size(); ++i) {
+      if (verified_[i] == verified_.back())
+        same.add_nothing();
+      else
+        same.add_failure(fmt::format("rank {}, call {}: other bits than with checked messages",
+                                     c_.grid.world().rank(), i));
+    }
+  }
 
   LogprobsOp& op_;
   Pass pass_;
@@ -109,6 +128,7 @@ class Measurement {
   std::string label_;
   Verification& checks_;
   SentTraffic sent_;
+  std::vector<std::vector<uint64_t>> verified_;  // digests of the checks of each verified call
 };
 
 /// What this machine can do at most of what a pass does; of a GPU fills and copies alone are known.

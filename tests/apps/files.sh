@@ -75,18 +75,18 @@ if [[ -n ${GYRE_OWN_MOUNTS:-} ]]; then
   mkdir disk
   mount -t tmpfs -o size=16M tmpfs disk
   trap 'cd /; umount "$scratch"/disk "$scratch"/locked 2>/dev/null; rm -rf "$scratch"' EXIT
-  for ranks in 1 2 4; do
-    for bytes in 2097152 1048576 65536 8192 0; do
+  for ranks in 1 4; do
+    for bytes in 1048576 8192; do
       full $bytes $ranks import
     done
-    for app in pack shard attention logprobs pipeline; do
-      full 0 $ranks $app
+  done
+  for app in import pack shard attention logprobs pipeline; do
+    full 0 4 $app
+    for bytes in 2097152 1048576 600000 8192; do
+      full $bytes 2 $app
     done
   done
   for app in pack shard attention logprobs pipeline; do
-    for bytes in 1048576 600000 8192; do
-      full $bytes 2 $app
-    done
     read -ra command <<<"$($app 2)"
     room 0
     ends 3 "${mpi[@]}" 2 "${command[@]}" -J disk/out.json

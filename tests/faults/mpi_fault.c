@@ -1,6 +1,7 @@
 /* Faults in messages: a library to preload into the ranks of a run (LD_PRELOAD).
  *
  *     GYRE_FAULT="corrupt rank=2 message=17 byte=5 bit=3"   one bit of the payload is flipped
+ *     GYRE_FAULT="scramble rank=2 message=17"               all bits of the payload are flipped
  *     GYRE_FAULT="truncate rank=2 message=17"               the second half does not arrive
  *     GYRE_FAULT="drop rank=2 message=17"                   it does not arrive at all
  *     GYRE_FAULT="delay rank=2 message=17 ms=300"           the rank sends it, and goes on, later
@@ -25,7 +26,7 @@
 #include <string.h>
 #include <time.h>
 
-enum Mode { unread, none, count, corrupt, truncate_half, drop, delay };
+enum Mode { unread, none, count, corrupt, scramble, truncate_half, drop, delay };
 
 static struct {
   enum Mode mode;
@@ -40,13 +41,13 @@ static long number_of(const char* text, const char* key) {
 }
 
 static void read_fault(void) {
-  static const char* const names[] = {"count", "corrupt", "truncate", "drop", "delay"};
+  static const char* const names[] = {"count", "corrupt", "scramble", "truncate", "drop", "delay"};
   const char* text = getenv("GYRE_FAULT");
   const char* folder = getenv("GYRE_FAULT_LOG");
   const char* rank = getenv("PMI_RANK");
   fault.mode = none;
   if (text == NULL || rank == NULL) return;
-  for (int i = 0; i < 5; ++i)
+  for (int i = 0; i < 6; ++i)
     if (strncmp(text, names[i], strlen(names[i])) == 0) fault.mode = (enum Mode)(count + i);
   if (fault.mode == none) {
     fprintf(stderr, "mpi_fault: GYRE_FAULT=\"%s\" is no fault\n", text);
@@ -113,13 +114,14 @@ static char* copy_of(const void* data, long bytes) {
 }
 
 static void flip(char* data, long bytes) {
-  data[fault.byte % bytes] ^= (char)(1 << fault.bit % 8);
+  if (fault.mode == corrupt) data[fault.byte % bytes] ^= (char)(1 << fault.bit % 8);
+  for (long i = 0; fault.mode == scramble && i < bytes; ++i) data[i] = (char)~data[i];
 }
 
 /* A contiguous contribution to a collective, struck. */
 static void* struck_copy(const void* data, long bytes) {
   char* copy = copy_of(data, bytes);
-  if (fault.mode == corrupt) flip(copy, bytes);
+  flip(copy, bytes);
   if (fault.mode == truncate_half) memset(copy + bytes / 2, 0, (size_t)(bytes - bytes / 2));
   return copy;
 }
@@ -140,7 +142,7 @@ int MPI_Isend(const void* data, int n, MPI_Datatype type, int to, int tag, MPI_C
   if (fault.mode == drop) return PMPI_Isend(NULL, 0, MPI_BYTE, MPI_PROC_NULL, tag, comm, request);
   char* packed = copy_of(NULL, bytes);
   PMPI_Pack(data, n, type, packed, (int)bytes, &position, comm);
-  if (fault.mode == corrupt) flip(packed, bytes);
+  flip(packed, bytes);
   const int sent = (int)(fault.mode == truncate_half ? bytes / 2 : bytes);
   return PMPI_Isend(packed, sent, MPI_BYTE, to, tag, comm, request);
 }
@@ -208,6 +210,7 @@ static void* struck_parts(const void* send, const int counts[], const int offset
     for (long b = 0; r != self && b < counts[r] * element; ++b, ++passed) {
       char* at = copy + offsets[r] * element + b;
       if (fault.mode == corrupt && passed == fault.byte % bytes) *at ^= (char)(1 << fault.bit % 8);
+      if (fault.mode == scramble) *at = (char)~*at;
       if (fault.mode == truncate_half && passed >= bytes / 2) *at = 0;
     }
   }

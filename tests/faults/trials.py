@@ -10,7 +10,7 @@ import runs
 
 MESSAGE_FAULTS = ("corrupt", "truncate", "drop", "delay")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
-NOTICED, HARMLESS, MISSED, HANG, IDLE = "noticed", "harmless", "missed", "hang", "not struck"
+NOTICED, HARMLESS, MISSED, HANG, IDLE, UNSEEN = "noticed", "harmless", "missed", "hang", "not struck", "unseen"
 # Functions of gyre-attention whose messages carry what nobody looks at: warm-up, communication timed alone.
 IGNORED = re.compile(r"\bAttentionRun::(warm_up|time_parts)\b")
 # A report must tell where the run was: its step, or one of those that have none.
@@ -38,7 +38,7 @@ def judge_message(fault, outcome, clean, unseen):
     if difference := outcome.difference(clean):
         return Verdict(MISSED, f"exit 0, but {difference}")
     if unseen and fault in ("corrupt", "truncate"):
-        return Verdict(MISSED, f"exit 0: unseen where times are taken, {unseen}")
+        return Verdict(UNSEEN, f"exit 0: unseen where times are taken, {unseen}")
     return Verdict(HARMLESS)
 
 
@@ -155,6 +155,15 @@ def what_was_struck(site, program, folder, rank):
     return words, words if timed and int(line[2]) > 8 else ""
 
 
+def scrambled_is_noticed(site, program, baseline, folder, rank, index):
+    """Whether the run notices when all bits of a message are flipped. A single one may be of padding, or of keys that its
+    receiver's queries do not see: it reaches nothing, and nothing can notice it."""
+    shared = runs.shared_memory()
+    process = site.launch(program, folder, f"scramble rank={rank} message={index}")
+    outcome, left, _ = finish(process, folder, baseline.seconds * 3 + site.timeout + MARGIN, shared)
+    return outcome.code in (1, 3, 4) and not left
+
+
 def message_trial(site, program, baseline, folder, fault, rng):
     """(fault in words, verdict)"""
     rank, index = baseline.draw_message(rng)
@@ -171,6 +180,9 @@ def message_trial(site, program, baseline, folder, fault, rng):
     if struck is None and outcome.code == 0:
         return words, Verdict(IDLE)
     verdict = judge_message(fault, outcome, baseline.clean, struck[1] if struck else "")
+    if verdict.kind == UNSEEN:
+        noticed = scrambled_is_noticed(site, program, baseline, folder / "scrambled", rank, index)
+        verdict.kind = HARMLESS if noticed else MISSED
     verdict.why += f" ({struck[0]})" if struck and verdict.kind not in (NOTICED, HARMLESS) and struck[1] == "" else ""
     verdict.why += f": {state}" if state else ""
     verdict.left, verdict.said = left, outcome.text
@@ -223,7 +235,7 @@ def check_judges():
     assert judge_message("corrupt", Ended(0), clean, "").kind == HARMLESS
     assert judge_message("corrupt", Ended(0, output="b"), clean, "").kind == MISSED
     assert judge_message("corrupt", Ended(0, figures={"fom/bits": 2}), clean, "").kind == MISSED
-    assert judge_message("corrupt", Ended(0), clean, "a tensor").kind == MISSED
+    assert judge_message("corrupt", Ended(0), clean, "a tensor").kind == UNSEEN
     assert judge_message("drop", Ended(4), clean, "").kind == NOTICED
     assert judge_message("drop", Ended(139), clean, "").kind == MISSED
     assert judge_message("drop", Ended(None), clean, "").kind == HANG

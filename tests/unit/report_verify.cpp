@@ -32,6 +32,18 @@ TEST(ErrorBetween, WhatIsNotFiniteIsInfinitelyWrongUnlessEqual) {
   EXPECT_EQ(error_between(1, 2, nan), infinity);
 }
 
+TEST(Verification, DigestIsOfTheBitsOfAllValuesInOrder) {
+  const auto digest = [](std::initializer_list<double> values) {
+    Check check("x", 1);
+    for (const double value : values) check.add(value, 0, [] { return ""; });
+    return check.digest();
+  };
+  EXPECT_EQ(digest({1, 2}), digest({1, 2}));
+  EXPECT_NE(digest({1, 2}), digest({2, 1}));
+  EXPECT_NE(digest({1, 2}), digest({1, std::nextafter(2.0, 3.0)}));
+  EXPECT_NE(digest({0.0}), digest({-0.0}));
+}
+
 TEST(Verification, PassesWithinTheToleranceAndSaysHowMuchOfItWasUsed) {
   Verification checks;
   checks.check("hidden", 0.5).add(1.25, 1, somewhere);
