@@ -48,7 +48,8 @@ class Check {
   void add(double actual, double reference, const Where& where, double scale = 1) {
     const double error = error_between(actual, reference, scale);
     ++count_;
-    digest_ = (digest_ ^ std::bit_cast<uint64_t>(actual)) * 0x100000001b3;
+    for (const double value : {actual, reference})
+      digest_ = (digest_ ^ std::bit_cast<uint64_t>(value)) * 0x100000001b3;
     if (!(error <= tolerance_)) ++outside_;
     if (error > max_error_) {
       max_error_ = error;
@@ -82,7 +83,8 @@ class Check {
   const std::string& where() const { return where_; }  ///< place of max_error; "" when it is 0
   /// max_error over tolerance; 0 without an error, also at a tolerance of 0.
   double error_over_tolerance() const;
-  /// Of the values given to add() on this rank, in their order: equal bits, equal digest.
+  /// Of the values and references given to add() on this rank, in their order: equal bits, equal
+  /// digest.
   uint64_t digest() const { return digest_; }
   /// Something was compared, and all of it was within the tolerance.
   bool passed() const { return count_ > 0 && outside_ == 0; }

@@ -42,6 +42,9 @@ TEST(Verification, DigestIsOfTheBitsOfAllValuesInOrder) {
   EXPECT_NE(digest({1, 2}), digest({2, 1}));
   EXPECT_NE(digest({1, 2}), digest({1, std::nextafter(2.0, 3.0)}));
   EXPECT_NE(digest({0.0}), digest({-0.0}));
+  Check other("x", 1);
+  other.add(1, 0.5, [] { return ""; });
+  EXPECT_NE(digest({1}), other.digest());
 }
 
 TEST(Verification, PassesWithinTheToleranceAndSaysHowMuchOfItWasUsed) {
