@@ -76,7 +76,11 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
   schedule_choices().declare(app, o.schedule, "How queries meet the keys of other ranks", false);
   declare_backend_options(app, o.backend);
   add_option(app, {"-n,--iters", "Timed passes over all documents"}, o.iterations, 1);
-  add_option(app, {"-w,--warmup", "Passes before them"}, o.warmup, 0);
+  add_option(
+      app,
+      {"-w,--warmup",
+       "Passes before them; one at least, with checked messages, where results are verified"},
+      o.warmup, 0);
   add_choice_option(app, {"-c,--check", "Verify the last pass, or nothing"}, o.check,
                     {"none", "last"});
   add_size_option(app,
