@@ -48,7 +48,7 @@ std::string complain_about_switch(const std::string& name, const std::string& te
 class Configuration : public CLI::ConfigTOML {
  public:
   std::string to_flag(const CLI::ConfigItem& item) const override {
-    const std::string text = CLI::ConfigTOML::to_flag(item);
+    std::string text = CLI::ConfigTOML::to_flag(item);
     const std::string complaint = complain_about_switch("--" + item.name, text);
     if (!complaint.empty()) throw CLI::ConversionError(complaint);
     return text;
