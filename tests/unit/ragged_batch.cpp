@@ -312,7 +312,7 @@ TEST(RaggedFirstWriters, AreThoseOfTheDefinition) {
     for (const RowPiece& p : writers.rest)
       for (int64_t r = p.row; r < p.row + p.length; ++r) RC_ASSERT(written.insert(r).second);
     RC_ASSERT(std::ssize(written) == rows);
-    RC_ASSERT(written.empty() || *written.rbegin() == rows - 1);
+    RC_ASSERT((written.empty() || *written.rbegin() == rows - 1));
   }));
 }
 

@@ -505,7 +505,8 @@ TEST(ToThd, BoundariesAndMaskDescribeEverySlot) {
     const SegmentBounds bounds = thd.bounds();
     check_bounds(bounds);
     RC_ASSERT(bounds.slots() == thd.slots);
-    RC_ASSERT(!thd.cu_seqlens_padded || *thd.cu_seqlens_padded != *thd.cu_seqlens);
+    // In parentheses: RapidCheck's own operator|| evaluates both sides.
+    RC_ASSERT((!thd.cu_seqlens_padded || *thd.cu_seqlens_padded != *thd.cu_seqlens));
     int64_t widest = 0, unlike = 0;
     for (int64_t i = 0; i < bounds.segments(); ++i) {
       widest = std::max(widest, bounds.real_length(i));
