@@ -78,7 +78,7 @@ SIDES = ("eager", "bf16", "compiled")
 # Bytes of an element at the most: what autograd keeps, and what is made while it runs.
 PEAK_BYTES = {"logprob-entropy": 26, "soft-ce": 34, "top-k": 10, "filtered": 60}
 # Quiets the MPI library.
-ENVIRONMENT = {"UCX_MEM_EVENTS": "n", "HWLOC_COMPONENTS": "-pci"}
+ENVIRONMENT = {"UCX_MEM_EVENTS": "n", "HWLOC_COMPONENTS": "-pci,-linux:pci"}
 
 
 # ---- PyTorch, one process ------------------------------------------------------------------------

@@ -17,6 +17,9 @@ find_package(nlohmann_json REQUIRED)
 find_package(hwy REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc) # topology of hosts
+
 # Small matrix products: libxsmm generates a kernel per shape at run time. Its link line wants a BLAS
 # for the shapes that it does not generate; Gyre asks for none of those.
 find_path(LIBXSMM_INCLUDE_DIR libxsmm.h REQUIRED)
@@ -28,6 +31,7 @@ target_link_libraries(gyre_libxsmm INTERFACE ${LIBXSMM_LIBRARY} ${LIBXSMM_NOBLAS
                                              Threads::Threads ${CMAKE_DL_LIBS})
 
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED) # headers alone: checksums
+find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED) # headers alone: configuration files
 
 # CUDA: nvcc decides. SOFTWARE compiles the same sources for the software GPU (softgpu/) instead: a
 # device made of host code, on which the tests run where there is no other.

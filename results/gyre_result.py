@@ -61,16 +61,21 @@ def refuse_constant(name):
     raise ValueError(f"{name} is no number of JSON")
 
 
+def load_json(path, file, wanted):
+    """The document of a JSON file. `file`: its name in messages."""
+    try:
+        with open(path, "rb") as stream:
+            return json.loads(stream.read(), parse_constant=refuse_constant)
+    except OSError as error:
+        raise Malformed(f"{file}: {error.strerror}; wanted: a file of {wanted}") from error
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"{file}: {error}; wanted: JSON, {wanted}") from error
+
+
 def load(path, file=None):
     """The document of a file whose schema is gyre-result/1. `file`: its name in messages."""
     file = file or path
-    try:
-        with open(path, "rb") as stream:
-            document = json.loads(stream.read(), parse_constant=refuse_constant)
-    except OSError as error:
-        raise Malformed(f"{file}: {error.strerror}; wanted: a file of {SCHEMA}") from error
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"{file}: {error}; wanted: JSON, {SCHEMA}") from error
+    document = load_json(path, file, SCHEMA)
     get(file, document, "schema", kind=(f'"{SCHEMA}"', lambda value: value == SCHEMA))
     get(file, document, "results", kind=LIST)
     return document

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# record.sh counted|demo|timed [BUILD_DIR]: makes the runs whose figures README.md and docs/ show, again, and writes what
-# the programs say to results/cpu-2core/. Then `results/tables.py --write` brings the pages up to date. `demo` is the last
-# screen of ./run demo.
-# `counted` runs are about bytes, messages, shares and predictions: any machine gives the same. `timed` runs need a machine
-# of two cores with nothing else to do, and a clean tree.
+# record.sh counted|predicted|demo|machine|timed|kernels|studies [BUILD_DIR]: makes the runs whose figures README.md and
+# docs/ show, again, and writes what the programs say to results/cpu-2core/. Then `results/tables.py --write` brings the
+# pages up to date. `demo` is the last screen of ./run demo. `counted` runs are about bytes, messages and shares,
+# `predicted` ones about machines of inputs/machines/ (results/prediction/): any machine gives the same. `timed` runs,
+# `kernels` and `studies` need a machine of two cores with nothing else to do, and a clean tree.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,7 +12,7 @@ build=${2:-build/cpu}
 apps=$build/apps
 out=results/cpu-2core
 mpiexec=$(command -v mpiexec.mpich || command -v mpiexec)
-export UCX_HANDLE_ERRORS=none UCX_MEM_EVENTS=n HWLOC_COMPONENTS=-pci OMP_NUM_THREADS=1
+export UCX_HANDLE_ERRORS=none UCX_MEM_EVENTS=n HWLOC_COMPONENTS=-pci,-linux:pci OMP_NUM_THREADS=1
 mkdir -p "$out"
 
 # record NAME RANKS PROGRAM ARGS...: to NAME.json.
@@ -37,7 +37,7 @@ counted() {
   record attention-counted 4 gyre-attention --tokens 2K --heads 8 --kv-heads 4 --schedule all -n 1 -w 0
   record logprobs-counted 2 gyre-logprobs --op all --method all --tp 2 --tokens 4K --vocab 32K -d bf16 -n 1 -w 0
   record filter-152k 8 gyre-logprobs --op filtered --method all --tp 8 --tokens 256 --vocab 152K -d bf16 -n 1 -w 0
-  record pipeline-reference 2 gyre-pipeline --input inputs/docs_small.h5 --model inputs/model.h5 --cp 2
+  record pipeline-reference 2 gyre-pipeline --input inputs/docs_small.h5 --model inputs/model.h5 --cp 2 -n 1
   rm -f "$out"/predicted-*.txt
   for tokens in 64K 128K; do
     for schedule in ring ring-forward all-gather all-gather-strided all-to-all all-to-all-ring group-cast canonical; do
@@ -47,28 +47,108 @@ counted() {
   done
 }
 
+# predict NAME ARGS...: to results/prediction/NAME.json.
+predict() {
+  echo "record: $1.json: gyre-predict ${*:2}"
+  "$apps/gyre-predict" "${@:2}" --json "results/prediction/$1.json" >/dev/null
+}
+
+predicted() {
+  local machine=inputs/machines/h100-sxm-8.toml link
+  mkdir -p results/prediction
+  for link in 50 25 12.5; do
+    predict "winners-$link" --machine $machine --link "switch=${link}G" --cp 8,16,32,64,128 --min 32K --max 1M \
+      --svg "results/prediction/winners-$link.svg"
+    predict "hiding-$link" --machine $machine --link "switch=${link}G" --cp 16 --min 16K --max 512K --schedule ring \
+      --pass fwd
+  done
+  predict documents --machine $machine --cp 16 --gen dist=long-tailed,count=4K,max=64K,seed=1 --capacity 256K \
+    --layout all
+  predict one-document --machine $machine --cp 16 --tokens 256K --layout all
+}
+
 demo() {
   echo "record: demo.txt: ./run demo"
   ./run demo >/dev/null
   /usr/bin/python3 scripts/demo_summary.py demo "$apps" >"$out/demo.txt"
 }
 
-timed() {
-  local layout
-  record attention-schedules 2 gyre-attention --tokens 8K --heads 8 --kv-heads 4 --schedule all -n 3
-  record attention-one-rank 1 gyre-attention --tokens 8K --heads 4 --kv-heads 4 --schedule ring
-  for layout in dual-chunk-swap contiguous zigzag striped balanced; do
-    record "attention-$layout" 2 gyre-attention --tokens 8K --heads 4 --kv-heads 4 --schedule ring --layout "$layout"
+machine() {
+  echo "record: info.txt: mpirun -n 2 gyre-info --quick"
+  {
+    echo '$ mpirun -n 2 gyre-info --quick'
+    timeout 60 "$mpiexec" -n 2 "$apps/gyre-info" --quick
+  } >"$out/info.txt"
+}
+
+# As record, with what was measured of the machine; again, at most twice, when something disturbed it.
+on_machine() {
+  local attempt
+  for attempt in 1 2 3; do
+    record "$@" --machine "$out/machine.json" --max-seconds 3
+    grep -q '"noisy: ' "$out/$1.json" || return 0
+    echo "record: $1.json: noisy, attempt $attempt of 3"
   done
-  record attention-slow-network 2 gyre-attention --tokens 4K --heads 8 --kv-heads 2 --schedule all --pass fwd \
+}
+
+timed() {
+  local grid licences=$build/licences.h5
+  record machine 2 gyre-info
+  on_machine attention-schedules 2 gyre-attention --tokens 8K --heads 8 --kv-heads 4 --schedule all
+  on_machine attention-one-rank 1 gyre-attention --tokens 8K --heads 4 --kv-heads 4 --schedule ring
+  on_machine attention-layouts 2 gyre-attention --tokens 8K --heads 4 --kv-heads 4 --schedule ring --layout all
+  on_machine attention-slow-network 2 gyre-attention --tokens 4K --heads 8 --kv-heads 2 --schedule all --pass fwd \
     --emulate-network alpha=20us,beta=100M
-  record logprobs-upstream 2 gyre-logprobs --op all --method all --tp 2 --tokens 4K --vocab 32K -d bf16
+  on_machine logprobs-upstream 2 gyre-logprobs --op all --method all --tp 2 --tokens 4K --vocab 32K -d bf16
+  on_machine pack-million 1 gyre-pack --gen dist=long-tailed,count=1M,max=16K,seed=1 --capacity 64K --algorithm all -n auto
+  "$apps/gyre-import" -o "$licences" /usr/share/common-licenses/{Apache-2.0,Artistic,BSD,CC0-1.0} >/dev/null
+  on_machine pipeline-1 1 gyre-pipeline --input "$licences" --model inputs/model.h5
+  for grid in cp tp dp; do
+    on_machine "pipeline-$grid" 2 gyre-pipeline --input "$licences" --model inputs/model.h5 "--$grid" 2
+  done
+}
+
+# bench NAME FILTER: benchmarks of kernels alone, beside what limits them, to bench-NAME.json.
+bench() {
+  echo "record: bench-$1.json: bench-$1 --benchmark_filter=$2"
+  "$build/bench/bench-$1" --benchmark_filter="$2" --benchmark_report_aggregates_only=true \
+    --benchmark_out="$out/bench-$1.json" >/dev/null 2>&1
+}
+
+kernels() {
+  bench kernels .
+  bench logprobs columns:32768/
+  bench fused_linear tile_rows:0
+  bench sharding '^(un)?shard-all/.*/row_bytes:(4096|64|4)/iterations'
+}
+
+# Every studies/NAME.toml, to studies/NAME/. Cases that are done stay: remove the folder to measure anew.
+studies() {
+  local file study site
+  for file in "$out"/studies/*.toml; do
+    study=${file%.toml}
+    case $study in
+      */crowded) continue ;;
+      *-emulated) site=$out/studies/crowded.toml ;;
+      *) site=slurm/sites/local.toml ;;
+    esac
+    echo "record: $study"
+    [[ -e $study/plan.json ]] || /usr/bin/python3 slurm/gyre-study plan "$file" --site "$site" --apps "$apps" -o "$study" >/dev/null
+    /usr/bin/python3 slurm/gyre-study run "$study" || true
+    /usr/bin/python3 slurm/gyre-study run "$study" # again what was too noisy
+    /usr/bin/python3 slurm/gyre-study collect "$study"
+    /usr/bin/python3 slurm/gyre-study report "$study"
+  done
 }
 
 case $what in
   counted) counted ;;
+  predicted) predicted ;;
   demo) demo ;;
+  machine) machine ;;
   timed) timed ;;
+  kernels) kernels ;;
+  studies) studies ;;
   *)
     sed -n '2,6s/^# //p' "$0" >&2
     exit 2

@@ -3,10 +3,12 @@
 
 A table is the block of '|' lines that follows a comment in a page:
 
-    <!-- table results/cpu-2core/NAME.json [where COLUMN=VALUE ...]: COLUMN[=HEADER][:FORMAT] ... -->
+    <!-- table results/cpu-2core/NAME.json[,...] [where COLUMN=VALUE ...]: COLUMN[=HEADER][:FORMAT] ... -->
 
-Columns are fields of `measurements` in gyre-result/1. Of NAME.txt, which `gyre-attention --explain` printed, they are
-schedule, layout, cp, tokens, pass, sent, time and exposed. FORMAT is Python's; underscores in HEADER are blanks.
+Rows of several files stand below one another. Columns are fields of `measurements` in gyre-result/1. Of bench-NAME.json, a
+document of Google Benchmark, they are its fields, the arguments in the name, and `benchmark`, the rest of the name. Of
+NAME.txt, which `gyre-attention --explain` printed, they are schedule, layout, cp, tokens, pass, sent, time and exposed.
+FORMAT is Python's, with a G at its end in units of 10^9; underscores in HEADER are blanks.
 
 An excerpt is the fenced block that follows a comment; "..." stands for what is left out between two ranges:
 
@@ -19,7 +21,7 @@ import pathlib
 import re
 import sys
 
-from gyre_result import CELL, Malformed, get, load
+from gyre_result import CELL, LIST, OBJECT, TEXT, Malformed, get, load, load_json
 
 TABLE = re.compile(r"(?P<comment><!-- table\s+(?P<file>\S+?)(?:\s+where\s+(?P<where>[^:]*))?:\s+(?P<columns>.*?)\s*-->)"
                    r"\n\n?(?:\|[^\n]*\n)*\n?", re.DOTALL)
@@ -48,17 +50,30 @@ def text_of(root, file):
         raise Malformed(f"{file}: {error}; wanted: a text") from error
 
 
+def benchmark_row(file, document, index):
+    """The fields of a benchmark; of its name "gradient/columns:4096/threads:2" also benchmark, columns and threads."""
+    row = get(file, document, "benchmarks", index, kind=OBJECT)
+    words = get(file, document, "benchmarks", index, "name", kind=TEXT).split("/")
+    arguments = dict(word.split(":", 1) for word in words if ":" in word)
+    return {**row, **arguments, "benchmark": "/".join(word for word in words if ":" not in word and word != "manual_time")}
+
+
 def rows_of(root, file):
-    """The rows of a recorded run: the document, and the way to the row in it."""
+    """The rows of a recorded run: the file, the document, and the way to the row in it."""
     if file.endswith(".txt"):
         document = {"plan": explained_rows(text_of(root, file))}
-        return [(document, ("plan", index)) for index in range(len(document["plan"]))]
+        return [(file, document, ("plan", index)) for index in range(len(document["plan"]))]
+    if pathlib.Path(file).name.startswith("bench-"):
+        document = load_json(root / file, file, "Google Benchmark")
+        count = len(get(file, document, "benchmarks", kind=LIST))
+        rows = [benchmark_row(file, document, index) for index in range(count)]
+        return [(file, {"benchmarks": rows}, ("benchmarks", index)) for index in range(len(rows))]
     document = load(root / file, file)
-    return [(document, ("results", index, "measurements")) for index in range(len(document["results"]))]
+    return [(file, document, ("results", index, "measurements")) for index in range(len(document["results"]))]
 
 
-def field(file, row, name):
-    document, way = row
+def field(row, name):
+    file, document, way = row
     return get(file, document, *way, name, kind=CELL)
 
 
@@ -66,9 +81,10 @@ def cell(file, value, form):
     if value is None:
         return "n/a"
     if isinstance(value, (bool, str)):
-        return str(value)
+        return str(value).replace("<", "&lt;")
+    scale = 1e9 if form and form.endswith("G") else 1
     try:
-        return format(value, form or "g")
+        return format(value / scale, form.removesuffix("G")) if form else format(value, "g")
     except ValueError as error:
         raise Malformed(f"{file}: a comment asks for {value} as '{form}': {error}; wanted: a format of numbers") from error
 
@@ -84,15 +100,15 @@ def parts(file, word, form, wanted):
 def render(root, comment):
     """The lines of the table that a match of TABLE asks for."""
     file = comment["file"]
-    rows = rows_of(root, file)
+    rows = [row for one in file.split(",") for row in rows_of(root, one)]
     for condition in (comment["where"] or "").split():
         column, values = parts(file, condition, "([^=]+)=([^=]+)", "COLUMN=VALUE,...")
-        rows = [row for row in rows if str(field(file, row, column)) in values.split(",")]
+        rows = [row for row in rows if str(field(row, column)) in values.split(",")]
     if not rows:
         raise Malformed(f"{file}: no row where {comment['where'] or 'anything'}; wanted: at least one")
     columns = [parts(file, word, r"([^:=]+)(?:=([^:]+))?(?::(.+))?", "COLUMN[=HEADER][:FORMAT]")
                for word in comment["columns"].split()]
-    values = [[field(file, row, name) for name, _, _ in columns] for row in rows]
+    values = [[field(row, name) for name, _, _ in columns] for row in rows]
     lines = ["| " + " | ".join(header.replace("_", " ") if header else name for name, header, _ in columns) + " |",
              "|" + "|".join("---" if isinstance(value, str) else "---:" for value in values[0]) + "|"]
     return lines + ["| " + " | ".join(cell(file, value, form) for value, (_, _, form) in zip(row, columns)) + " |"

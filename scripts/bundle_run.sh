@@ -4,7 +4,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 GYRE_SOFTGPU=$(cat "$here/softgpu")
 export GYRE_PROGRAMS=$here GYRE_INPUTS=$here/inputs GYRE_RESULTS=$PWD/results MPIEXEC=$here/libexec/mpiexec GYRE_SOFTGPU
-export UCX_HANDLE_ERRORS=none UCX_MEM_EVENTS=n HWLOC_COMPONENTS=-pci OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+export UCX_HANDLE_ERRORS=none UCX_MEM_EVENTS=n HWLOC_COMPONENTS=-pci,-linux:pci OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 usage() {
   cat <<'TEXT'

@@ -50,13 +50,13 @@ step shard 'bins are sharded over 4 ranks by every layout' "$mpiexec" -n 4 "$app
 step explain 'ring attention over 8 ranks is predicted and drawn' "$apps/gyre-attention" \
   --explain --cp 8 --tokens 64K --schedule ring --svg demo/ring.svg
 step attention 'attention is run by every schedule, forward and backward' "$mpiexec" -n "$ranks" "$apps/gyre-attention" \
-  --tokens 2K --heads 8 --kv-heads 4 --schedule all --json demo/attention.json
+  --tokens 2K --heads 8 --kv-heads 4 --schedule all --max-seconds 0.2 --json demo/attention.json
 step logprobs 'log-probabilities, ours and the algorithms in use, are run' "$mpiexec" -n "$ranks" "$apps/gyre-logprobs" \
-  --op all --method all --tp 2 --tokens 1K --vocab 32K -d bf16 --json demo/logprobs.json
+  --op all --method all --tp 2 --tokens 1K --vocab 32K -d bf16 --max-seconds 0.2 --json demo/logprobs.json
 step reference 'documents with a NumPy reference are scored' "$mpiexec" -n "$ranks" "$apps/gyre-pipeline" \
-  --input inputs/docs_tiny.h5 --model inputs/model_tiny.h5 --cp 2 --tp "$tp" --json demo/reference.json
+  --input inputs/docs_tiny.h5 --model inputs/model_tiny.h5 --cp 2 --tp "$tp" -n 1 --json demo/reference.json
 step pipeline 'the text is scored by a trained model' "$mpiexec" -n "$ranks" "$apps/gyre-pipeline" \
-  --input demo/corpus.h5 --model inputs/model.h5 --cp 2 --tp "$tp" --top 5 \
+  --input demo/corpus.h5 --model inputs/model.h5 --cp 2 --tp "$tp" -n 1 --top 5 \
   --output demo/results.h5 --json demo/result.json
 echo
 python3 scripts/demo_summary.py demo "$apps"

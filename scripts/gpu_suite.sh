@@ -11,7 +11,7 @@ set -euo pipefail
 
 : "${GYRE_PROGRAMS:?}" "${GYRE_INPUTS:?}" "${MPIEXEC:=mpiexec}" "${GYRE_SOFTGPU:=0}"
 export NCCL_MULTI_RANK_GPU_ENABLE=1 # ranks share a GPU here, where NCCL lets them
-export UCX_HANDLE_ERRORS=none UCX_MEM_EVENTS=n HWLOC_COMPONENTS=-pci OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+export UCX_HANDLE_ERRORS=none UCX_MEM_EVENTS=n HWLOC_COMPONENTS=-pci,-linux:pci OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 apps=$GYRE_PROGRAMS/apps
 tests=$GYRE_PROGRAMS/tests
 scratch=$(mktemp -d)
@@ -124,7 +124,7 @@ programs() {
       piece "gyre-logprobs $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-logprobs" "${with[@]}" \
         --op all --tokens 128 --vocab $vocab -d bf16 --tp "$n" -n 1 -w 0
       piece "gyre-pipeline $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-pipeline" "${with[@]}" \
-        --input "$GYRE_INPUTS/docs_tiny.h5" --model "$GYRE_INPUTS/model_tiny.h5" --bin 48 --cp "$n"
+        --input "$GYRE_INPUTS/docs_tiny.h5" --model "$GYRE_INPUTS/model_tiny.h5" --bin 48 --cp "$n" -n 1
     done
   done
 }

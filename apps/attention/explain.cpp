@@ -12,11 +12,7 @@ namespace gyre {
 namespace {
 
 MachineModel machine_of(const AttentionOptions& o) {
-  MachineModel machine;
-  machine.flops_per_s = 1e12 * o.tflops;
-  machine.bytes_per_s = 1e9 * o.gbytes_per_s;
-  machine.latency_s = 1e-6 * o.latency_us;
-  return machine;
+  return flat_machine(1e12 * o.tflops, 1e9 * o.gbytes_per_s, 1e-6 * o.latency_us);
 }
 
 constexpr int64_t most_plan_entries = int64_t{30} << 20;  // of all ranks
@@ -85,9 +81,11 @@ Explanation explain_workload(const AttentionWorkload& workload, const AttentionO
 }
 
 ExitCode explain(const AttentionOptions& o, AppContext& context) {
+  run_agreed(context.world, "options",
+             [&] { refuse_report_options(context, o.report, "--explain"); });
   std::string text;
   run_on_root(context.world, "explanation", [&] {
-    const AttentionWorkload workload = generated_workload(o, o.sizes().front());
+    const AttentionWorkload workload = generated_workload(o, o.sweep.sizes().front());
     const Explanation explanation = explain_workload(workload, o);
     text = explanation.text;
     context.outputs.add_text(o.svg, explanation.svg);

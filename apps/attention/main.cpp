@@ -6,15 +6,16 @@
 #include <optional>
 
 #include "apps/attention/check.hpp"
+#include "apps/attention/emulation.hpp"
 #include "apps/attention/explain.hpp"
 #include "apps/attention/report.hpp"
 #include "apps/attention/results.hpp"
 #include "apps/attention/setup.hpp"
 #include "comm/agree.hpp"
-#include "comm/emulated.hpp"
 #include "io/sha256.hpp"
 #include "report/app.hpp"
 #include "report/provenance.hpp"
+#include "report/row_log.hpp"
 #include "report/trace_file.hpp"
 #include "runtime/peak.hpp"
 
@@ -33,6 +34,8 @@ struct Suite {
   double peak_flops;  ///< of a rank; 0: unknown
   int64_t memory_bytes;
   const AttentionReference* reference;  ///< null: expected values are recomputed
+  Table<AttentionResult> table;         ///< the columns that are shown
+  int cycle = 1;
   std::vector<AttentionResult> results = {};
   std::vector<std::string> refused = {};
 };
@@ -45,8 +48,9 @@ AttentionResult do_pass(Suite& s, AttentionRun& run, const TensorRows& inputs, P
   const auto check = [&] {
     AttentionChecker(run, inputs, s.reference, o.check_pairs, world).check(pass, checks);
   };
-  AttentionResult result = run.measure(pass, {o.iterations, o.warmup, s.peak_flops}, world,
-                                       o.check == "all" ? check : std::function<void()>{});
+  AttentionResult result =
+      run.measure(pass, {o.repeats, o.warmup, s.peak_flops, o.emulates_compute()}, world,
+                  o.check == "all" ? check : std::function<void()>{});
   if (o.check != "none") {
     // What was timed, where it cannot be compared with the next run bit by bit.
     if (o.check == "last" && s.on_gpu) check();
@@ -81,18 +85,22 @@ void do_configuration(Suite& s, const AttentionWorkload& workload, const TensorR
   std::optional<AttentionRun> run;
   const AttentionSetup setup = setup_of(o, schedule, layout, s.memory_bytes);
   run_agreed(world, "plan", [&] { run.emplace(workload, inputs, setup, s.machine); });
+  s.report.memory.plan(planned_bytes(run->plan(), workload, setup) +
+                       writing_bytes(o.output, workload, world.size()));
   if (o.check != "none") run->check_counts(s.report.verification, world);
   for (const Pass pass : o.passes()) {
+    if (s.context.rows.has(key_of(run->unmeasured(pass, s.cycle)))) continue;
     AttentionResult result = do_pass(s, *run, inputs, pass);
-    add_result(s.report, result);
-    if (s.context.root()) fmt::print("{}", attention_table().row(result));
+    result.cycle = s.cycle;
+    finish_row(s.context, s.report, entry_of(result));
+    if (s.context.root()) fmt::print("{}", s.table.row(result));
     std::fflush(stdout);
     s.results.push_back(std::move(result));
   }
   if (!o.output.empty()) write_output(s, *run, inputs);
   if (!o.trace.empty()) {
     Trace trace;
-    const ClockOffset offset = align_clocks(world);
+    const ClockOffset offset = common_clock(world);
     for (const Pass pass : o.passes()) run->record(pass, trace);
     const std::string text = trace_text(trace, world, offset);
     run_on_root(world, "timeline", [&] { s.context.outputs.add_text(o.trace, text); });
@@ -121,14 +129,7 @@ void do_workload(Suite& s, const AttentionWorkload& workload) {
 ExitCode run(AttentionOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o, world.size()); });
-  run_on_root(world, "outputs", [&] {
-    check_output_places({{"--output", o.output},
-                         {"--trace", o.trace},
-                         {"--svg", o.svg},
-                         {"--json", o.json},
-                         {"--csv", o.csv}},
-                        {{"--input", o.input}});
-  });
+  run_on_root(world, "outputs", [&] { check_outputs(o); });
   if (o.explain) return explain(o, context);
   Backend backend(context, o.backend);
   std::optional<AttentionFile> file;
@@ -137,44 +138,44 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   const int64_t memory = backend.memory_bytes();
   run_agreed(world, "documents", [&] {
     if (file) workloads.push_back(workload_of(*file, o));
-    for (const int64_t size : o.sizes())
+    for (const int64_t size : o.sweep.sizes())
       if (!file) workloads.push_back(generated_workload(o, size));
     check_workloads(workloads, o, memory, world.rank());
   });
-  std::unique_ptr<Communicator> slow;
-  run_agreed(world, "--emulate-network", [&] {
-    if (!o.network.empty()) slow = emulate_network(backend.world(), parse_network_model(o.network));
-  });
-  std::unique_ptr<BlockKernel> kernel;
-  run_agreed(world, "--kernel", [&] { kernel = make_kernel(o, backend.stream()); });
+  const NetworkAndKernel made = make_network_and_kernel(context, o, backend);
   AttentionWorkspace workspace;
   RunReport report = begin_attention_report(context, o, workloads.front(), backend);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  start_run(context, report, o.report, o.sweep.cycles * std::ssize(workloads) * rows_of_a_size(o));
   const bool shows = context.root() && !context.quiet;
-  if (shows) fmt::print("{}", header_text(report));
-  if (context.root()) fmt::print("{}", attention_table().header());
+  const bool has_peak = !backend.on_gpu() && !o.emulates_compute();
   const bool compares = file && file->reference && has_exact_inputs(*file, o.types().activations);
   if (shows && file && !compares) fmt::print("{}", no_reference_text);
   Suite suite{o,
               file,
               context,
-              {*kernel, slow ? *slow : backend.world(), backend.stream(), workspace,
+              {*made.kernel, made.network, backend.stream(), workspace,
                [&](bool on) { backend.check_messages(on); }},
               report,
               backend.on_gpu(),
-              backend.on_gpu() ? 0 : o.threads * measured_fma_peak(),
+              has_peak ? o.threads * measured_fma_peak() : 0,
               memory,
-              compares ? &*file->reference : nullptr};
+              compares ? &*file->reference : nullptr,
+              attention_table().chosen(shown_columns(context, o.report))};
+  if (context.root()) fmt::print("{}", suite.table.header());
   backend.check_messages(false);
-  for (const AttentionWorkload& workload : workloads) do_workload(suite, workload);
+  for (; suite.cycle <= o.sweep.cycles; ++suite.cycle)
+    for (const AttentionWorkload& workload : workloads) do_workload(suite, workload);
   run_agreed(world, "report", [&] {
-    if (suite.results.empty()) throw_usage("{}", fmt::join(suite.refused, "\n"));
+    if (suite.results.empty() && context.rows.skipped() == 0)
+      throw_usage("{}", fmt::join(suite.refused, "\n"));
   });
   add_figures(report, suite.results);
-  return finish_run(context, report, [&] {
-    std::string text = notes_text(suite.refused, kernel->note());
+  return finish_run(context, report, o.report, [&] {
+    std::string text =
+        suite.table.legend(suite.results) + notes_text(suite.refused, made.kernel->note());
     if (context.verbose) text += details_text(suite.results, o.threads);
-    return RunTexts{text, o.csv, attention_table().csv(suite.results), o.json};
+    return text;
   });
 }
 

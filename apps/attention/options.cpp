@@ -7,12 +7,17 @@
 #include <tuple>
 #include <utility>
 
+#include "apps/attention/emulation.hpp"
 #include "apps/common/generated_lengths.hpp"
+#include "apps/common/type_options.hpp"
 #include "attention/kernels/cuda_kernel.hpp"
+#include "attention/kernels/emulated.hpp"
+#include "attention/kernels/make_kernel.hpp"
 #include "comm/emulated.hpp"
 #include "core/error.hpp"
 #include "packing/lengths.hpp"
 #include "runtime/features.hpp"
+#include "runtime/output_guard.hpp"
 
 namespace gyre {
 namespace {
@@ -28,11 +33,8 @@ void declare_problem(CLI::App& app, AttentionOptions& o) {
              o.input);
   add_option(app, {"--gen", length_help()}, o.generate);
   add_size_option(app, {"--capacity", "With --gen: slots of the pack; 0: 16K"}, o.capacity);
-  add_size_option(app, {"--tokens", "Tokens of each sequence, over all ranks"}, o.tokens, 1);
+  declare_sweep(app, "Tokens of each sequence, over all ranks", o.sweep);
   add_option(app, {"--batch", "Sequences of equal length"}, o.batch, 1);
-  add_size_option(app, {"-b,--min", "Sweep: the shortest sequence; 0: no sweep"}, o.min_tokens);
-  add_size_option(app, {"-e,--max", "Sweep: the longest sequence"}, o.max_tokens);
-  add_option(app, {"-f,--factor", "Sweep: ratio of neighbours"}, o.factor);
   add_option(app, {"--heads", "Query heads"}, o.heads, 1);
   add_option(app, {"--kv-heads", "Key and value heads"}, o.kv_heads, 1);
   add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
@@ -44,7 +46,7 @@ void declare_problem(CLI::App& app, AttentionOptions& o) {
 }
 
 void declare_types(CLI::App& app, AttentionOptions& o) {
-  const std::vector<std::string> types = {"f32", "bf16"};
+  const std::vector<std::string> types = activation_type_names();
   add_choice_option(app, {"-d,--dtype", "Type of queries, keys and values"}, o.dtype, types);
   add_choice_option(app, {"--partial-out", "Type of the output between two merges"}, o.partial_out,
                     types);
@@ -64,14 +66,17 @@ void declare_schedule(CLI::App& app, AttentionOptions& o) {
                     {"--kernel",
                      "GPUs: tiled, cudnn (with tiled for what it refuses), or auto: cudnn for bf16 "
                      "where it is built in, else tiled"},
-                    o.kernel, {"auto", "tiled", "cudnn"});
+                    o.kernel, kernel_choices());
   add_option(app, {"--threads", "CPUs: threads of a rank's kernel"}, o.threads, 1);
 }
 
 void declare_measurement(CLI::App& app, AttentionOptions& o) {
-  add_option(app, {"-n,--iters", "Timed iterations"}, o.iterations, 1);
+  declare_repeats(app, "Timed iterations", o.repeats);
   add_option(app, {"-w,--warmup", "Iterations before them"}, o.warmup, 0);
-  add_choice_option(app, {"-c,--check", "Verify the last iteration, every one, or nothing"},
+  add_choice_option(app,
+                    {"-c,--check",
+                     "Verify the last iteration, every one, or nothing; default: last, or none "
+                     "with --emulate-compute"},
                     o.check, {"none", "last", "all"});
   add_size_option(app,
                   {"--check-pairs",
@@ -83,6 +88,11 @@ void declare_measurement(CLI::App& app, AttentionOptions& o) {
       app,
       {"--emulate-network", "Delay messages as a slower link would: alpha=10us,beta=5G[,node=4]"},
       o.network);
+  add_option(app,
+             {"--emulate-compute",
+              "Sleep as long as a kernel of this rate would compute: tflops=0.1[,launch=10us], or "
+              "the kernel of this machine (gyre-machine/1)"},
+             o.compute);
   add_option(app, {"--trace", "Write a timeline of one more iteration here (for Perfetto)"},
              o.trace);
   add_flag(app, {"--explain", "Show the plan and what it costs, and stop"}, o.explain);
@@ -92,8 +102,7 @@ void declare_measurement(CLI::App& app, AttentionOptions& o) {
   add_option(app, {"--latency-us", "With --explain: of a message, µs"}, o.latency_us);
   add_option(app, {"-o,--output", "Write out, lse and gradients of one configuration here (HDF5)"},
              o.output);
-  add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
-  add_option(app, {"--csv", "Write the table here"}, o.csv);
+  declare_report_options(app, o.report);
 }
 
 void check_source(const AttentionOptions& o, ConfigErrors& errors) {
@@ -106,17 +115,18 @@ void check_source(const AttentionOptions& o, ConfigErrors& errors) {
     errors.add(
         "--heads, --kv-heads, --head-dim, --mask, --window, --sinks and --seed are those of the "
         "file of --input: leave them out");
-  const bool has_length = o.sweeps() || o.batch != 1 || o.tokens != usual.tokens;
+  const bool has_length = o.sweep.sweeps() || o.batch != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
     errors.add("--tokens, --min and --batch go with sequences, not with --input or --gen");
   if (o.capacity != 0 && o.generate.empty()) errors.add("--capacity goes with --gen");
 }
 
 void check_sizes(const AttentionOptions& o, ConfigErrors& errors) {
-  check_sweep(o.sweep(), AttentionOptions().tokens, errors);
-  const std::pair<const char*, int64_t> sizes[] = {{"--tokens", o.tokens},
-                                                   {"--min", o.min_tokens},
-                                                   {"--max", o.max_tokens},
+  check_repeats(o.repeats, errors);
+  check_sweep(o.sweep, AttentionOptions().sweep.tokens, errors);
+  const std::pair<const char*, int64_t> sizes[] = {{"--tokens", o.sweep.tokens},
+                                                   {"--min", o.sweep.min},
+                                                   {"--max", o.sweep.max},
                                                    {"--capacity", o.capacity}};
   for (const auto& [option, size] : sizes)
     if (size > most_tokens / o.batch)
@@ -139,7 +149,8 @@ void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
 }
 
 bool has_many(const AttentionOptions& o) {
-  return o.schedule.all() || o.layout.all() || (o.sweeps() && o.max_tokens != o.min_tokens);
+  return o.schedule.all() || o.layout.all() || o.sweep.cycles > 1 ||
+         (o.sweep.sweeps() && o.sweep.max != o.sweep.min);
 }
 
 void check_explanation(const AttentionOptions& o, ConfigErrors& errors) {
@@ -156,9 +167,8 @@ void check_explanation(const AttentionOptions& o, ConfigErrors& errors) {
   if (!o.input.empty()) errors.add("--explain takes sizes or --gen, not --input");
   for (const auto& [option, value] : {std::pair{"--output", o.output},
                                       {"--trace", o.trace},
-                                      {"--json", o.json},
-                                      {"--csv", o.csv},
-                                      {"--emulate-network", o.network}})
+                                      {"--emulate-network", o.network},
+                                      {"--emulate-compute", o.compute}})
     if (!value.empty()) errors.add("{} goes with a run, not with --explain", option);
 }
 
@@ -180,22 +190,47 @@ void check_backend(const AttentionOptions& o, ConfigErrors& errors) {
     errors.add("--kernel cudnn: this build has no cuDNN; --kernel tiled works");
 }
 
+void check_parsed(const std::string& value, void (*parse)(std::string_view), ConfigErrors& errors) {
+  if (value.empty()) return;
+  try {
+    parse(value);
+  } catch (const Error& error) {
+    errors.add("{}", error.what());
+  }
+}
+
+void check_emulation(const AttentionOptions& o, ConfigErrors& errors) {
+  check_parsed(
+      o.network, [](std::string_view text) { parse_network_model(text); }, errors);
+  if (!o.emulates_compute()) return;
+  if (!names_machine(o.compute))
+    check_parsed(
+        o.compute, [](std::string_view text) { parse_kernel_time(text); }, errors);
+  if (o.check != "none")
+    errors.add("--check {}: with --emulate-compute there are no results to check; --check none",
+               o.check);
+  if (!o.output.empty())
+    errors.add("--output: with --emulate-compute there are no results to write");
+  if (o.backend.on_gpu())
+    errors.add("--emulate-compute sleeps on CPUs: --backend cpu, or without it");
+  if (o.threads != 1)
+    errors.add("--threads {}: with --emulate-compute a rank's kernel has one, which sleeps",
+               o.threads);
+}
+
 void check_run(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
   if (!o.explain && o.cp != ranks)
     errors.add("--cp {} in a run of {} ranks; --explain takes any", o.cp, ranks);
   for (const auto& [option, file] : {std::pair{"--output", o.output}, {"--trace", o.trace}})
     if (!file.empty() && has_many(o))
       errors.add("{} needs one --schedule, one --layout and one size", option);
+  if (o.report.resume != "none" && (!o.output.empty() || !o.trace.empty()))
+    errors.add(
+        "--resume leaves rows out; --output and --trace need theirs: run them by themselves");
   if (!o.output.empty() && o.pass == "fwd")
     errors.add("--output writes gradients too: --pass both");
   if (!(o.tol_scale > 0) || !std::isfinite(o.tol_scale))
     errors.add("--tol-scale {} must be positive", o.tol_scale);
-  if (o.network.empty()) return;
-  try {
-    parse_network_model(o.network);
-  } catch (const Error& error) {
-    errors.add("{}", error.what());
-  }
 }
 
 }  // namespace
@@ -228,6 +263,7 @@ void declare_options(CLI::App& app, AttentionOptions& o) {
 void check_options(AttentionOptions& o, int ranks) {
   if (o.cp == 0) o.cp = ranks;
   if (o.wire_dkv.empty()) o.wire_dkv = o.dtype;
+  if (o.check.empty()) o.check = o.emulates_compute() ? "none" : "last";
   if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
   ConfigErrors errors;
   check_source(o, errors);
@@ -238,7 +274,17 @@ void check_options(AttentionOptions& o, int ranks) {
   check_explanation(o, errors);
   check_backend(o, errors);
   check_run(o, ranks, errors);
+  check_emulation(o, errors);
   errors.throw_if_any("impossible configuration");
+}
+
+void check_outputs(const AttentionOptions& o) {
+  check_output_places({{"--output", o.output},
+                       {"--trace", o.trace},
+                       {"--svg", o.svg},
+                       {"--json", o.report.json},
+                       {"--csv", o.report.csv}},
+                      {{"--input", o.input}});
 }
 
 }  // namespace gyre

@@ -8,52 +8,72 @@
 #include "apps/common/host.hpp"
 #include "attention/kernels/make_kernel.hpp"
 #include "predict/explain.hpp"
+#include "report/row_columns.hpp"
 
 namespace gyre {
 namespace {
 
-Fields key_of(const AttentionResult& result) {
-  return {{"schedule", result.schedule},
-          {"layout", result.layout},
-          {"pass", std::string(name_of(result.pass))},
-          {"tokens", result.tokens},
-          {"cp", int64_t{result.cp}}};
+/// Whether the exposed time is less than the distance of the quartiles of what it is the median of.
+bool drowns_in_noise(const AttentionResult& r) {
+  return r.wire_bytes > 0 && std::abs(r.exposed_ms) < r.exposed_noise_ms;
 }
 
 }  // namespace
 
+int64_t rows_of_a_size(const AttentionOptions& o) {
+  const auto wanted = [](const auto& all, const auto& choice) {
+    return std::ranges::count_if(all, [&](const auto& one) { return choice.wants(one.name); });
+  };
+  return wanted(schedules(), o.schedule) * wanted(layout_kinds(), o.layout) *
+         std::ssize(o.passes());
+}
+
+Fields key_of(const AttentionResult& result) {
+  Fields key{{"schedule", result.schedule},
+             {"layout", result.layout},
+             {"pass", std::string(name_of(result.pass))},
+             {"tokens", result.tokens},
+             {"cp", int64_t{result.cp}}};
+  if (result.cycle > 1) key.emplace_back("cycle", int64_t{result.cycle});
+  return key;
+}
+
 const Table<AttentionResult>& attention_table() {
   using Row = AttentionResult;
-  static const Table<Row> table({
-      {"schedule", "", 18, 0, [](const Row& r) { return r.schedule; }, Align::left},
-      {"layout", "", 15, 0, [](const Row& r) { return r.layout; }, Align::left},
-      {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); }, Align::left},
-      {"tokens", "", 7, 0, [](const Row& r) { return r.tokens; }},
-      {"time", "ms", 9, 3, [](const Row& r) { return r.time_ms.median; }},
-      {"min", "ms", 9, 3, [](const Row& r) { return r.time_ms.min; }},
-      {"rate", "TF/s/rank", 9, 4, [](const Row& r) { return r.tflops_per_rank(); }},
-      {"of_peak", "%", 7, 1, [](const Row& r) { return 100 * r.share_of_peak(); }},
-      {"sent", "MB/rank", 9, 3,
-       [](const Row& r) { return static_cast<double>(r.busiest_bytes()) / 1e6; }},
-      {"msgs", "", 5, 0, [](const Row& r) { return r.messages(); }},
-      {"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed(); }},
-      {"overlap", "%", 7, 1, [](const Row& r) { return 100 * r.overlap(); }},
-      {"imbal", "%", 6, 1, [](const Row& r) { return 100 * r.kernel_imbalance(); }},
-      {"buffers", "MB/rank", 8, 2,
-       [](const Row& r) { return static_cast<double>(r.transient_bytes) / 1e6; }},
-      {"err/tol", "", 8, 4, [](const Row& r) { return r.error_over_tolerance; }},
-      {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
-  });
+  static const Table<Row> table(joined<Row>(
+      {{
+           {"schedule", "", 18, 0, [](const Row& r) { return r.schedule; }, Align::left},
+           {"layout", "", 15, 0, [](const Row& r) { return r.layout; }, Align::left},
+           {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); },
+            Align::left},
+           {"tokens", "", 7, 0, [](const Row& r) { return r.tokens; }},
+       },
+       timing_columns<Row>(9, 3),
+       {
+           Column<Row>{"rate", "TF/s/rank", 8, 4, [](const Row& r) { return r.tflops_per_rank(); }}
+               .with_prefix(),
+           {"of_peak", "%", 7, 1, [](const Row& r) { return 100 * r.share_of_peak(); }},
+           {"sent", "MB/rank", 9, 3,
+            [](const Row& r) { return static_cast<double>(r.busiest_bytes()) / 1e6; }},
+           Column<Row>{"msgs", "", 5, 0, [](const Row& r) { return r.messages(); }}.extra(),
+           Column<Row>{"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed(); }}
+               .doubted(drowns_in_noise),
+           Column<Row>{"overlap", "%", 7, 1, [](const Row& r) { return 100 * r.overlap(); }}
+               .extra(),
+           Column<Row>{"imbal", "%", 6, 1, [](const Row& r) { return 100 * r.kernel_imbalance(); }}
+               .extra(),
+           Column<Row>{"buffers", "MB/rank", 8, 2,
+                       [](const Row& r) { return static_cast<double>(r.transient_bytes) / 1e6; }}
+               .extra(),
+       },
+       verdict_columns<Row>()}));
   return table;
 }
 
 std::string kernel_of(const AttentionOptions& o) {
+  if (o.emulates_compute()) return "emulated";
   return kernel_name({o.kernel, o.types().activations},
                      o.backend.on_gpu() ? MemorySpace::device : MemorySpace::host);
-}
-
-std::unique_ptr<BlockKernel> make_kernel(const AttentionOptions& o, Stream& stream) {
-  return make_block_kernel(stream, {o.kernel, o.types().activations, o.threads});
 }
 
 RunReport begin_attention_report(const AppContext& context, const AttentionOptions& o,
@@ -75,30 +95,36 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                    {"cp", int64_t{o.cp}},
                                    {"kernel", kernel_of(o)},
                                    {"threads", int64_t{o.threads}},
-                                   {"iters", int64_t{o.iterations}},
+                                   {"iters", o.repeats.text()},
                                    {"warmup", int64_t{o.warmup}},
+                                   {"network", o.network.empty() ? "none" : o.network},
+                                   {"compute", o.emulates_compute() ? o.compute : "real"},
                                    {"check", o.check}},
                                   {});
   report.verification = Verification(o.tol_scale);
   if (!o.network.empty()) report.unofficial_reasons.push_back("emulated network " + o.network);
+  if (o.emulates_compute())
+    report.unofficial_reasons.push_back("emulated compute " + o.compute + ": nothing is computed");
   if (const std::string crowd = crowding(context, o.threads); !crowd.empty())
     report.unofficial_reasons.push_back(crowd);
   backend.describe(report);
   return report;
 }
 
-void add_result(RunReport& report, const AttentionResult& result) {
+ResultEntry entry_of(const AttentionResult& result) {
   ResultEntry entry;
   entry.key = key_of(result);
-  entry.samples_ms = result.samples_ms;
+  entry.timing = result.timing;
   entry.measurements = attention_table().fields(result);
-  entry.measurements.emplace_back("compute_only_ms", result.compute_ms);
-  entry.measurements.emplace_back("communication_only_ms", result.communicate_ms);
-  entry.measurements.emplace_back("exposed_ms", result.exposed_ms);
-  entry.measurements.emplace_back("exposed_noise_ms", result.exposed_noise_ms);
+  entry.units = attention_table().units();
+  entry.add("compute_only", result.compute_ms, "ms");
+  entry.add("communication_only", result.communicate_ms, "ms");
+  entry.add("exposed_time", result.exposed_ms, "ms");
+  entry.add("exposed_noise", result.exposed_noise_ms, "ms");
+  if (result.check != "-") entry.verified = result.check == "ok";
   entry.flops = result.flops;
   entry.bytes_wire = result.wire_bytes;
-  report.results.push_back(std::move(entry));
+  return entry;
 }
 
 void add_figures(RunReport& report, const std::vector<AttentionResult>& results) {
@@ -117,6 +143,10 @@ void add_figures(RunReport& report, const std::vector<AttentionResult>& results)
   for (const AttentionResult* result : fastest)
     report.foms.push_back(
         {"attention_rate", result->tflops_per_rank(), "TFLOP/s/rank", key_of(*result)});
+  std::vector<double> rates;
+  for (const AttentionResult& result : results)
+    if (result.flops > 0) rates.push_back(result.tflops_per_rank());
+  add_average(report, "attention_rate", "TFLOP/s/rank", rates);
 }
 
 namespace {

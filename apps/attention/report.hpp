@@ -11,19 +11,23 @@
 
 namespace gyre {
 
+/// Rows of a sweep's size, when nothing is refused.
+int64_t rows_of_a_size(const AttentionOptions& o);
+
+/// The independent variables of a row.
+Fields key_of(const AttentionResult& result);
+
 const Table<AttentionResult>& attention_table();
 
-/// The kernel that --kernel selects: "cpu", "tiled" or "cudnn".
+/// The kernel of the options: "cpu", "tiled", "cudnn" or "emulated".
 std::string kernel_of(const AttentionOptions& o);
-/// Makes that kernel, on a stream of the backend of the options.
-std::unique_ptr<BlockKernel> make_kernel(const AttentionOptions& o, Stream& stream);
 
 /// Starts a report whose configuration describes the workload and the options.
 RunReport begin_attention_report(const AppContext& context, const AttentionOptions& o,
                                  const AttentionWorkload& workload, const Backend& backend);
 
 /// Adds the result to the report.
-void add_result(RunReport& report, const AttentionResult& result);
+ResultEntry entry_of(const AttentionResult& result);
 
 /// Adds the figures of merit: for each direction and number of tokens, the rate of the fastest
 /// result.

@@ -1,26 +1,31 @@
 #include "apps/attention/results.hpp"
 
 #include "apps/attention/check.hpp"
+#include "core/index.hpp"
 
 namespace gyre {
 namespace {
 
-/// A host copy of a matrix, as f32.
+/// A matrix as the host can read it, in f32: itself where it is that.
 class AsFloat {
  public:
-  AsFloat(const MatrixRef& from, Stream& stream)
-      : values_(from.rows * from.cols), cols_(from.cols) {
-    const HostCopy here(from, stream);
-    for (int64_t r = 0; r < from.rows; ++r)
-      for (int64_t c = 0; c < from.cols; ++c) values_[r * from.cols + c] = here.at(r, c);
+  AsFloat(const MatrixRef& from, Stream& stream) : here_(from, stream) {
+    const ConstMatrixRef& matrix = here_.matrix();
+    if (matrix.type == DType::f32) {
+      view_ = matrix.as<float>();
+      return;
+    }
+    values_ = Buffer<float>(matrix.rows * matrix.cols);
+    for (int64_t r = 0; r < matrix.rows; ++r)
+      for (int64_t c = 0; c < matrix.cols; ++c) values_[r * matrix.cols + c] = here_.at(r, c);
+    view_ = {values_.data(), matrix.rows, matrix.cols, matrix.cols};
   }
-  MatrixView<const float> view() const {
-    return values_.matrix(cols_ == 0 ? 0 : values_.size() / cols_, cols_);
-  }
+  const MatrixView<const float>& view() const { return view_; }
 
  private:
+  HostCopy here_;
   Buffer<float> values_;
-  int64_t cols_;
+  MatrixView<const float> view_;
 };
 
 }  // namespace
@@ -57,6 +62,13 @@ void write_results(OutputFile& output, AttentionRun& run, const std::string& inp
   mine.d_k = d_k.view();
   mine.d_v = d_v.view();
   write_attention_results(output, header, mine);
+}
+
+int64_t writing_bytes(const std::string& output, const AttentionWorkload& workload, int ranks) {
+  if (output.empty()) return 0;
+  constexpr int64_t copies = 4, bytes = sizeof(float);
+  const int64_t rows = ceil_div(workload.tokens(), int64_t{ranks});
+  return copies * rows * workload.heads.heads * workload.heads.head_dim * bytes;
 }
 
 }  // namespace gyre

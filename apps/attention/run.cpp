@@ -8,6 +8,7 @@
 
 #include "comm/agree.hpp"
 #include "core/checksum.hpp"
+#include "report/result.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/watchdog.hpp"
 
@@ -103,6 +104,7 @@ AttentionRun::AttentionRun(const AttentionWorkload& workload, const TensorRows& 
       executor_(plan_, workload.heads, setup.types, machine.network, machine.kernel, machine.stream,
                 machine.workspace, setup.with_backward) {
   executor_.set_sinks(workload.sinks);
+  overwrite(std::byte{0});  // what is timed without messages reads what no message has brought yet
   const auto fill = [&](ArrayKind kind, std::initializer_list<InputTensor> planes) {
     HostFill array(executor_.matrix(kind), machine_.stream);
     int64_t column = 0;
@@ -156,7 +158,7 @@ void AttentionRun::check_counts(Verification& checks, Communicator& world) const
   }
 }
 
-void AttentionRun::poison() {
+void AttentionRun::overwrite(std::byte value) {
   std::set<int> inputs;
   for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::d_out})
     inputs.insert(plan_.arrays[static_cast<size_t>(own(kind))].storage);
@@ -165,12 +167,12 @@ void AttentionRun::poison() {
     if (!setup_.with_backward && array.kind > ArrayKind::stats) continue;
     const auto bytes = machine_.workspace.storage(
         array.storage, stored_bytes(array, workload_.heads, setup_.types));
-    machine_.stream.fill(bytes.data(), std::byte{0xff}, bytes.size());  // NaN in every type
+    machine_.stream.fill(bytes.data(), value, bytes.size());
   }
 }
 
 void AttentionRun::prepare(Pass pass, bool poisoned) {
-  if (poisoned) poison();
+  if (poisoned) overwrite(std::byte{0xff});  // NaN in every type
   if (pass == Pass::backward) executor_.run(Pass::forward);
 }
 
@@ -198,18 +200,20 @@ uint64_t AttentionRun::checksum(Pass pass) {
 }
 
 struct AttentionRun::Clocks {
-  Clocked whole, compute, communicate;
-  std::vector<ExecutionTimes> parts;  // of whole runs
+  Clocked compute, communicate;
 };
 
-void AttentionRun::time_whole(Pass pass, Clocks& clocks, Communicator& world, bool poisoned) {
+ExecutionTimes AttentionRun::time_whole(Pass pass, Repeats& repeats, Communicator& world,
+                                        bool poisoned) {
   ExecutionTimes times;
   prepare(pass, poisoned);
   const Traffic before = machine_.network.traffic();
-  clocks.whole.time(world, [&] { times = executor_.run(pass); });
+  HostStream stream;
+  world.barrier(stream, "before an iteration")->wait();
+  repeats.time([&] { times = executor_.run(pass); });
   // The gradients of sinks are summed by a collective that is no part of the plan.
   if (workload_.sinks.empty()) check_traffic(pass, before);
-  clocks.parts.push_back(times);
+  return times;
 }
 
 void AttentionRun::time_parts(Pass pass, Clocks& clocks, Communicator& world) {
@@ -218,11 +222,24 @@ void AttentionRun::time_parts(Pass pass, Clocks& clocks, Communicator& world) {
 }
 
 void AttentionRun::warm_up(Pass pass, int iterations, Communicator& world, bool poisoned) {
+  if (iterations == 0) return;
   Clocks untimed;
-  for (int i = 0; i < iterations; ++i) {
-    time_whole(pass, untimed, world, poisoned);
+  for (Repeats repeats({iterations}, nullptr); repeats.next();) {
+    time_whole(pass, repeats, world, poisoned);
     time_parts(pass, untimed, world);
   }
+}
+
+AttentionResult AttentionRun::unmeasured(Pass pass, int cycle) const {
+  AttentionResult result;
+  result.schedule = setup_.schedule.name;
+  result.layout = layout().name;
+  result.pass = pass;
+  result.tokens = workload_.tokens();
+  result.documents = workload_.documents();
+  result.cp = layout().cp();
+  result.cycle = cycle;
+  return result;
 }
 
 AttentionResult AttentionRun::measure(Pass pass, const MeasureOptions& options, Communicator& world,
@@ -232,33 +249,31 @@ AttentionResult AttentionRun::measure(Pass pass, const MeasureOptions& options, 
   Clocks clocks;
   timed_checksums_.clear();
   warm_up(pass, options.warmup, world, poisoned);
-  for (int i = 0; i < options.iterations; ++i) {
-    const bool last = i + 1 == options.iterations;
-    if (last) {  // its results stay in the arrays
+  const bool on_host = machine_.stream.space() == MemorySpace::host;
+  std::vector<ExecutionTimes> parts;
+  const bool computes_here = on_host && !options.only_sleeps;
+  Repeats repeats(options.repeats, &world, computes_here);
+  while (repeats.next()) {
+    if (repeats.last()) {  // its results stay in the arrays
       prepare(pass, false);
       time_parts(pass, clocks, world);
     }
-    time_whole(pass, clocks, world, poisoned);
-    if (machine_.stream.space() == MemorySpace::host) timed_checksums_.push_back(checksum(pass));
+    parts.push_back(time_whole(pass, repeats, world, poisoned));
+    if (computes_here) timed_checksums_.push_back(checksum(pass));
     if (after) after();
-    if (!last) time_parts(pass, clocks, world);
+    if (!repeats.last()) time_parts(pass, clocks, world);
   }
-  AttentionResult result;
-  result.schedule = setup_.schedule.name;
-  result.layout = layout().name;
-  result.pass = pass;
-  result.tokens = workload_.tokens();
-  result.documents = workload_.documents();
-  result.cp = layout().cp();
-  result.samples_ms = clocks.whole.gather(world);
+  AttentionResult result = unmeasured(pass, 1);
+  result.timing = repeats.timing();
   result.communicate_ms = median(slowest_rank(clocks.communicate.gather(world)));
-  add_exposure(result, slowest_rank(result.samples_ms), slowest_rank(clocks.compute.gather(world)));
+  add_exposure(result, slowest_rank(result.timing.samples_ms),
+               slowest_rank(clocks.compute.gather(world)));
   result.flops = attention_flops(pass, workload_.pairs(), workload_.heads.head_dim);
   result.peak = options.peak_flops;
-  add_ranks(result, medians(clocks.parts), count(plan_, pass, workload_.heads, setup_.types),
-            world);
+  add_ranks(result, medians(parts), count(plan_, pass, workload_.heads, setup_.types), world);
   result.error_over_tolerance = std::nan("");
   result.check = "-";
+  result.finished = utc_now();
   return result;
 }
 

@@ -8,7 +8,7 @@
 #include "apps/attention/setup.hpp"
 #include "attention/execute.hpp"
 #include "attention/schedules/registry.hpp"
-#include "report/statistics.hpp"
+#include "report/repeat.hpp"
 #include "report/tolerance.hpp"
 #include "report/verify.hpp"
 #include "sharding/layouts.hpp"
@@ -31,7 +31,8 @@ struct AttentionResult {
   Pass pass = Pass::forward;
   int64_t tokens = 0, documents = 0;
   int cp = 1;
-  Statistics time_ms;           ///< of an iteration, slowest rank
+  Timing timing;                ///< of an iteration
+  Statistics time_ms;           ///< of its slowest rank
   double flops = 0;             ///< of visible pairs, all ranks
   double peak = 0;              ///< FLOP/s of a rank, measured; 0: unknown
   double compute_ms = 0;        ///< the same kernels without communication, slowest rank, median
@@ -43,7 +44,8 @@ struct AttentionResult {
   std::vector<AttentionRankTimes> ranks;
   double error_over_tolerance = 0;  ///< NaN: not checked
   std::string check;                ///< "ok", "FAILED" or "-"
-  Samples samples_ms;
+  int cycle = 1;                    ///< of how many times the sweep was run
+  std::string finished;             ///< when: UTC, ISO 8601
 
   double tflops_per_rank() const { return flops / cp / time_ms.median / 1e9; }
   double share_of_peak() const;
@@ -60,10 +62,12 @@ struct AttentionResult {
   double overlap() const;
 };
 
-/// Number of iterations, and the peak to compare with.
+/// How often an iteration is repeated, and the peak to compare with.
 struct MeasureOptions {
-  int iterations = 5, warmup = 1;
-  double peak_flops = 0;  ///< of a rank; 0: unknown
+  RepeatOptions repeats;
+  int warmup = 1;
+  double peak_flops = 0;     ///< of a rank; 0: unknown
+  bool only_sleeps = false;  ///< the kernel does, and leaves no results
 };
 
 /// The resources that an attention runs on.
@@ -94,6 +98,8 @@ class AttentionRun {
   /// it, while the arrays hold its results. Collective.
   AttentionResult measure(Pass pass, const MeasureOptions& options, Communicator& world,
                           const std::function<void()>& after);
+  /// What identifies a result of this direction; nothing is measured.
+  AttentionResult unmeasured(Pass pass, int cycle) const;
   /// Runs one more iteration, not timed, and records a timeline.
   void record(Pass pass, Trace& trace);
   /// Runs one more iteration, not timed, with all arrays but the inputs poisoned before, so that a
@@ -117,7 +123,7 @@ class AttentionRun {
  private:
   struct Clocks;
   /// Runs the plan once, and times it.
-  void time_whole(Pass pass, Clocks& clocks, Communicator& world, bool poisoned);
+  ExecutionTimes time_whole(Pass pass, Repeats& repeats, Communicator& world, bool poisoned);
   /// Runs its compute alone, then its messages alone, and times them. What these messages carry is
   /// not looked at: tests/faults finds this name, and the next, in backtraces.
   [[gnu::noinline]] void time_parts(Pass pass, Clocks& clocks, Communicator& world);
@@ -125,8 +131,8 @@ class AttentionRun {
   [[gnu::noinline]] void warm_up(Pass pass, int iterations, Communicator& world, bool poisoned);
   /// Brings the arrays into the state that `pass` needs; not timed.
   void prepare(Pass pass, bool poisoned);
-  /// Fills all arrays but the inputs with NaN.
-  void poison();
+  /// Fills all arrays but the inputs with this byte.
+  void overwrite(std::byte value);
   /// Of the results of `pass` of this rank's tokens, in host memory.
   uint64_t checksum(Pass pass);
   /// Adds counts and times of all ranks.

@@ -30,7 +30,7 @@ AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
 
 int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,
                       const AttentionSetup& setup) {
-  int64_t bytes = 0, copies = 0;
+  int64_t bytes = plan_bytes(plan), copies = 0;
   for (int kind = 0; kind < array_kinds; ++kind)
     if (setup.with_backward || kind <= own(ArrayKind::stats))
       bytes += stored_bytes(plan.arrays[static_cast<size_t>(kind)], workload.heads, setup.types);

@@ -28,7 +28,7 @@ struct AttentionSetup {
 AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
                         const LayoutKind& layout, int64_t memory_bytes);
 
-/// Bytes that a rank allocates for a plan, including copies for messages.
+/// Bytes that a rank allocates for a plan: the plan itself, its arrays, copies for messages.
 int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,
                       const AttentionSetup& setup);
 

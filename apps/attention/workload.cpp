@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "apps/attention/inputs.hpp"
 #include "apps/attention/options.hpp"
@@ -49,22 +48,6 @@ AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
   workload.origin = o.input;
   workload.score_size = sampled_score_size(workload, *rows_of(file, workload.type));
   return workload;
-}
-
-WorkloadLayout::WorkloadLayout(const AttentionWorkload& workload, const LayoutKind& kind,
-                               const LayoutOptions& options) {
-  const int64_t multiple = kind.segment_multiple(options.cp);
-  int64_t tokens = 0, slots = 0;
-  for (int64_t d = 0; d < workload.documents(); ++d) {
-    tokens += workload.length(d);
-    slots += round_up(workload.length(d), multiple);
-    if (slots > std::numeric_limits<int32_t>::max())
-      throw_usage("document {} ends beyond slot 2^31 - 1 when documents take multiples of {} slots",
-                  d, multiple);
-    real.push_back(static_cast<int32_t>(tokens));
-    padded.push_back(static_cast<int32_t>(slots));
-  }
-  layout = kind.make({real, padded}, options);
 }
 
 }  // namespace gyre

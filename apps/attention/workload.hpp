@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "attention/plan.hpp"
-#include "sharding/layouts.hpp"
+#include "sharding/padded_layout.hpp"
 
 namespace gyre {
 
@@ -47,13 +47,11 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size);
 /// The workload of a file. Its mask replaces that of the options.
 AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o);
 
-/// A workload in a layout: every document has as many slots as the layout requires. Throws a usage
-/// error for more than 2^31 - 1 slots.
-struct WorkloadLayout {
-  std::vector<int32_t> real = {0}, padded = {0};
-  Layout layout;
+/// A workload in a layout.
+struct WorkloadLayout : PaddedLayout {
   WorkloadLayout(const AttentionWorkload& workload, const LayoutKind& kind,
-                 const LayoutOptions& options);
+                 const LayoutOptions& options)
+      : PaddedLayout(workload.offsets, kind, options) {}
 };
 
 }  // namespace gyre

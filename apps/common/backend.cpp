@@ -29,12 +29,12 @@ std::string comm_of(const BackendOptions& o) {
 
 void check_backend_options(const BackendOptions& o) {
   ConfigErrors errors;
-  const auto one_of = [](const std::string& value, std::initializer_list<const char*> choices) {
+  const auto one_of = [](const std::string& value, const std::vector<std::string>& choices) {
     return std::find(choices.begin(), choices.end(), value) != choices.end();
   };
-  if (!one_of(o.backend, {"cpu", "cuda"})) errors.add("--backend {}: it is cpu or cuda", o.backend);
+  if (!one_of(o.backend, backend_names())) errors.add("--backend {}: it is cpu or cuda", o.backend);
   const std::string comm = comm_of(o);
-  if (!one_of(comm, {"mpi", "staged", "nccl"}))
+  if (!one_of(comm, comm_names()))
     errors.add("--comm {}: it is mpi (CPUs), nccl or staged (GPUs)", comm);
   else if (o.backend == "cpu" && comm != "mpi")
     errors.add("--comm {} moves GPU memory; with --backend cpu it is mpi, or: --backend cuda",
@@ -66,13 +66,36 @@ struct Backend::State {
   std::vector<RankDevice> devices;               ///< none on CPUs
 };
 
+const std::vector<std::string>& backend_names() {
+  static const std::vector<std::string> names = {"cpu", "cuda"};
+  return names;
+}
+
+const std::vector<std::string>& comm_names() {
+  static const std::vector<std::string> names = {"mpi", "staged", "nccl"};
+  return names;
+}
+
+std::vector<std::string> built_backends() {
+  std::vector<std::string> names = backend_names();
+  if (!with_cuda) std::erase(names, "cuda");
+  return names;
+}
+
+std::vector<std::string> built_comms() {
+  std::vector<std::string> names = comm_names();
+  if (!with_cuda) std::erase(names, "staged");
+  if (!with_nccl) std::erase(names, "nccl");
+  return names;
+}
+
 void declare_backend_options(CLI::App& app, BackendOptions& o) {
-  add_choice_option(app, {"--backend", "Compute on cpu or cuda"}, o.backend, {"cpu", "cuda"});
+  add_choice_option(app, {"--backend", "Compute on cpu or cuda"}, o.backend, backend_names());
   add_choice_option(app,
                     {"--comm",
                      "Communicate by mpi (CPUs), nccl or staged (GPUs: MPI by way of the host); "
                      "default: mpi, nccl, or staged where there is no NCCL or GPUs are shared"},
-                    o.comm, {"mpi", "staged", "nccl"});
+                    o.comm, comm_names());
   add_flag(app, {"--share-gpus", "Let ranks share a GPU: for checking, not for timing"},
            o.share_gpus);
 }

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "report/app.hpp"
 #include "report/result.hpp"
@@ -20,6 +21,15 @@ struct BackendOptions {
   bool share_gpus = false;      ///< several ranks on one GPU: for checking, never for timing
   bool on_gpu() const { return backend == "cuda"; }
 };
+
+/// What --backend may be: cpu, cuda.
+const std::vector<std::string>& backend_names();
+/// What --comm may be: mpi, staged, nccl.
+const std::vector<std::string>& comm_names();
+
+/// Those of them that this build has.
+std::vector<std::string> built_backends();
+std::vector<std::string> built_comms();
 
 /// Adds the three options. The default of --comm: mpi on CPUs; on GPUs nccl, or staged where the
 /// build has no NCCL or GPUs are shared.

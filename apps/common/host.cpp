@@ -29,6 +29,11 @@ int64_t memory_for_rank(const AppContext& context) {
   return 0;
 }
 
+double ranks_per_core(const AppContext& context) {
+  return static_cast<double>(ranks_here(context)) /
+         static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
+}
+
 std::string crowding(const AppContext& context, int threads) {
   const int64_t ranks = ranks_here(context), cores = sysconf(_SC_NPROCESSORS_ONLN);
   if (ranks * threads <= cores) return "";

@@ -9,6 +9,8 @@ namespace gyre {
 
 /// Bytes of memory that are available on this rank's host now, over the ranks there; 0: unknown.
 int64_t memory_for_rank(const AppContext& context);
+/// Ranks on this rank's host, over the cores there.
+double ranks_per_core(const AppContext& context);
 /// "4 ranks of 1 threads on 2 cores" if this rank's host has fewer cores than that, else "".
 std::string crowding(const AppContext& context, int threads);
 

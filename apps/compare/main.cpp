@@ -42,7 +42,8 @@ const Table<TensorComparison>& compare_table() {
       {"tensor", "", 24, 0, [](const Row& r) { return r.path; }, Align::left},
       {"elements", "", 10, 0, [](const Row& r) { return r.elements; }},
       {"max_err", "", 10, 0, [](const Row& r) { return fmt::format("{:.3g}", r.max_error); }},
-      {"err/tol", "", 10, 0, [](const Row& r) { return fmt::format("{:.3g}", r.err_over_tol); }},
+      {"err_over_tol", "", 12, 0,
+       [](const Row& r) { return fmt::format("{:.3g}", r.err_over_tol); }},
       {"worst", "index", 12, 0, [](const Row& r) { return r.worst_index; }},
       {"a", "", 16, 0, [](const Row& r) { return shortened(r.worst_a); }},
       {"b", "", 16, 0, [](const Row& r) { return shortened(r.worst_b); }},
@@ -89,7 +90,8 @@ int main(int argc, char** argv) {
   const AppInfo info{
       "gyre-compare", "Compares two HDF5 files, tensor by tensor; exit code 1 when they differ.",
       "Examples: gyre-compare old.h5 new.h5\n"
-      "          gyre-compare --common scores.h5:/results docs.h5:/reference --rtol 1e-4"};
+      "          gyre-compare --common scores.h5:/results docs.h5:/reference --rtol 1e-4",
+      false};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare(app, options); },
       [&](AppContext& context) { return run(options, context); });

@@ -103,7 +103,7 @@ int main(int argc, char** argv) {
   Options options;
   const AppInfo info{"gyre-import",
                      "Turns text files into a documents file: begin, the bytes, end.",
-                     "Example: gyre-import -o docs.h5 README.md src/"};
+                     "Example: gyre-import -o docs.h5 README.md src/", false};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare(app, options); },
       [&](AppContext& context) { return run(options, context); });

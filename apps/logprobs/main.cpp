@@ -11,6 +11,7 @@
 #include "io/sha256.hpp"
 #include "report/app.hpp"
 #include "report/provenance.hpp"
+#include "report/row_log.hpp"
 
 namespace {
 
@@ -24,26 +25,11 @@ struct Suite {
   LogprobsBackend& backend;
   RunReport& report;
   int64_t memory_bytes;
+  Table<LogprobsResult> table;  ///< the columns that are shown
+  int cycle = 1;
   std::vector<LogprobsResult> rows = {};
   std::vector<std::string> refused = {};
 };
-
-/// Whether --output needs the results of the operation, whatever --op says.
-bool is_written(const LogprobsOptions& o, const LogprobsOperation& operation) {
-  return !o.output.empty() && operation.written;
-}
-
-/// Calls body(operation, upstream) for all that the options want.
-template <class Body>
-void for_each_run(const LogprobsOptions& o, Body body) {
-  for (const LogprobsOperation& operation : logprobs_operations()) {
-    if (!(o.wants(operation.name) || is_written(o, operation)) ||
-        (o.pass == "bwd" && !operation.has_backward()))
-      continue;
-    if (o.wants_method("gyre")) body(operation, false);
-    if (o.wants_method("upstream") && operation.upstream) body(operation, true);
-  }
-}
 
 std::string refusal_text(const LogprobsOperation& operation, bool upstream,
                          const LogprobsWorkload& problem, const std::string& reason) {
@@ -53,13 +39,15 @@ std::string refusal_text(const LogprobsOperation& operation, bool upstream,
 
 void do_operation(Suite& s, LogprobsContext& context, const LogprobsOperation& operation,
                   bool upstream, const MachineRates& rates, LogprobsOutput* output) {
-  auto rows = run_operation(operation, upstream, context, rates, output, s.report.verification);
-  for (LogprobsResult& row : rows) {
-    add_row(s.report, row);
-    if (s.context.root()) fmt::print("{}", logprobs_table().row(row));
+  const auto wanted = [&](const LogprobsResult& row) { return !s.context.rows.has(key_of(row)); };
+  const auto add = [&](LogprobsResult row) {
+    finish_row(s.context, s.report, entry_of(row));
+    if (s.context.root()) fmt::print("{}", s.table.row(row));
     std::fflush(stdout);
     s.rows.push_back(std::move(row));
-  }
+  };
+  run_operation(operation, upstream, context, rates, {s.cycle, wanted, add}, output,
+                s.report.verification);
 }
 
 void do_workload(Suite& s, const LogprobsWorkload& problem) {
@@ -81,6 +69,7 @@ void do_workload(Suite& s, const LogprobsWorkload& problem) {
             why_not(operation, upstream, problem, o, s.memory_bytes, s.context.world.rank());
         if (!reason.empty()) throw_usage("{}", reason);
       });
+      s.report.memory.plan(planned_bytes(operation, upstream, problem, o, s.context.world.rank()));
       do_operation(s, context, operation, upstream, rates, o.output.empty() ? nullptr : &output);
     } catch (const Error& error) {
       if (!error.agreed() || error.code() != ExitCode::usage) throw;
@@ -116,12 +105,12 @@ void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsO
 }
 
 /// What comes behind the rows.
-RunTexts texts_of(const Suite& s) {
-  std::string text;
+std::string text_of(const Suite& s) {
+  std::string text = s.table.legend(s.rows);
   for (const std::string& reason : s.refused) text += fmt::format("# refused {}\n", reason);
   if (s.context.verbose)
     for (const LogprobsResult& row : s.rows) text += details_text(row);
-  return {text, s.o.csv, logprobs_table().csv(s.rows), s.o.json};
+  return text;
 }
 
 ExitCode run(LogprobsOptions& o, AppContext& context) {
@@ -132,8 +121,9 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   }
   run_agreed(world, "options", [&] { check_options(o, world.size()); });
   run_on_root(world, "outputs", [&] {
-    check_output_places({{"--output", o.output}, {"--json", o.json}, {"--csv", o.csv}},
-                        {{"--input", o.input}});
+    check_output_places(
+        {{"--output", o.output}, {"--json", o.report.json}, {"--csv", o.report.csv}},
+        {{"--input", o.input}});
   });
   Backend machine(context, o.backend);
   std::optional<LogprobsFile> file;
@@ -142,7 +132,7 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   const int64_t memory = machine.memory_bytes();
   run_agreed(world, "tokens", [&] {
     if (file) cases.push_back(workload_of(*file, o));
-    for (const int64_t size : o.sizes())
+    for (const int64_t size : o.sweep.sizes())
       if (!file) cases.push_back(generated_workload(o, size));
     check_workloads(cases, o, memory, world.rank());
   });
@@ -150,18 +140,27 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   RunReport report = begin_logprobs_report(context, o, cases.front());
   machine.describe(report);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows_of_a_size(o));
   const bool shows = context.root() && !context.quiet;
-  if (shows) fmt::print("{}", header_text(report));
-  if (context.root()) fmt::print("{}", logprobs_table().header());
+  if (shows) fmt::print("{}", method_note(o));
   if (shows && file && file->reference && inputs_of(*file, o.type())->reference() == nullptr)
     fmt::print("{}", no_reference_text);
-  Suite suite{o, file, context, backend, report, memory};
-  for (const LogprobsWorkload& problem : cases) do_workload(suite, problem);
+  Suite suite{o,
+              file,
+              context,
+              backend,
+              report,
+              memory,
+              logprobs_table().chosen(shown_columns(context, o.report))};
+  if (context.root()) fmt::print("{}", suite.table.header());
+  for (; suite.cycle <= o.sweep.cycles; ++suite.cycle)
+    for (const LogprobsWorkload& problem : cases) do_workload(suite, problem);
   run_agreed(world, "report", [&] {
-    if (suite.rows.empty()) throw_usage("{}", fmt::join(suite.refused, "\n"));
+    if (suite.rows.empty() && context.rows.skipped() == 0)
+      throw_usage("{}", fmt::join(suite.refused, "\n"));
   });
   add_figures(report, suite.rows);
-  return finish_run(context, report, [&] { return texts_of(suite); });
+  return finish_run(context, report, o.report, [&] { return text_of(suite); });
 }
 
 }  // namespace
@@ -175,13 +174,11 @@ int main(int argc, char** argv) {
       "          mpirun -n 2 gyre-logprobs --op filtered --method all --top-k 50 --top-p 0.9\n"
       "          gyre-logprobs --input inputs/logprobs_golden.h5\n"
       "          mpirun -n 8 gyre-logprobs --backend cuda --tokens 16K --vocab 128K -d bf16\n"
-      "Columns: rate = bytes that a rank must read and write in memory at least, over time; of_bw "
-      "=\n"
-      "         that rate over what its memory can do (-v); sent, msgs = of a call, of the rank "
-      "that\n"
-      "         sends most; extra = memory beyond inputs and outputs; err/tol = largest error, as "
-      "a\n"
-      "         share of its tolerance\n" +
+      "Columns: rate = bytes that a rank must read and write in memory at least, over time;\n"
+      "         of_bw = that rate over what its memory can do (-v); sent, msgs = of a call, of "
+      "the\n"
+      "         rank that sends most; extra = memory beyond inputs and outputs;\n"
+      "         err_over_tol = largest error, as a share of its tolerance\n" +
           operation_help()};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },

@@ -11,6 +11,7 @@
 
 #include "apps/common/generated_lengths.hpp"
 #include "apps/common/layout_options.hpp"
+#include "apps/common/type_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "core/error.hpp"
 #include "io/logprobs_file.hpp"
@@ -28,6 +29,18 @@ std::vector<std::string> operation_names() {
   return names;
 }
 
+/// The names of those for which `wanted` is true: "a, b and c".
+template <class Wanted>
+std::string operations_of(Wanted wanted) {
+  std::vector<std::string> names;
+  for (const LogprobsOperation& operation : logprobs_operations())
+    if (wanted(operation)) names.push_back(operation.name);
+  if (names.size() < 2) return fmt::format("{}", fmt::join(names, ""));
+  const std::string last = names.back();
+  names.pop_back();
+  return fmt::format("{} and {}", fmt::join(names, ", "), last);
+}
+
 /// Columns of each rank; throws a usage error for what is no size.
 std::vector<int64_t> parse_shards(const std::string& text) {
   std::vector<int64_t> sizes;
@@ -41,14 +54,11 @@ std::vector<int64_t> parse_shards(const std::string& text) {
 
 void declare_problem(CLI::App& app, LogprobsOptions& o) {
   add_option(app, {"--input", "Logits, ids and references (HDF5, gyre/logprobs)"}, o.input);
-  add_size_option(app, {"--tokens", "Tokens, over all context-parallel ranks"}, o.tokens, 1);
+  declare_sweep(app, "Tokens, over all context-parallel ranks", o.sweep);
   add_option(app, {"--sequences", "They are so many sequences of about equal length"}, o.sequences,
              1);
   add_option(app, {"--gen", length_help()}, o.generate);
   add_size_option(app, {"--capacity", "With --gen: slots of the pack; 0: 16K"}, o.capacity);
-  add_size_option(app, {"-b,--min", "Sweep: the fewest tokens; 0: no sweep"}, o.min_tokens);
-  add_size_option(app, {"-e,--max", "Sweep: the most tokens"}, o.max_tokens);
-  add_option(app, {"-f,--factor", "Sweep: ratio of neighbours"}, o.factor);
   add_size_option(app, {"--vocab", "Ids of the vocabulary"}, o.vocab, 1);
   add_size_option(app, {"--padded", "Columns in all, padding included; 0: --vocab, rounded up"},
                   o.padded);
@@ -61,7 +71,7 @@ void declare_problem(CLI::App& app, LogprobsOptions& o) {
   add_size_option(app, {"--top-k", "Filter: how many largest logits survive; 0: all"}, o.top_k);
   add_option(app, {"--top-p", "Filter: how much probability survives; 1: all"}, o.top_p);
   add_choice_option(app, {"-d,--dtype", "Type of logits, gradients, hidden states and weights"},
-                    o.dtype, {"f32", "bf16"});
+                    o.dtype, activation_type_names());
   add_option(app, {"--logit-scale", "Standard deviation of made-up logits"}, o.logit_scale);
   add_size_option(app, {"--peaks", "Columns of each made-up row that stand out"}, o.peaks);
   add_option(app, {"--peak-height", "By how much they do"}, o.peak_height);
@@ -92,7 +102,7 @@ void declare_run(CLI::App& app, LogprobsOptions& o) {
   add_flag(app, {"--in-place,!--out-of-place", "Gradients take the place of the logits (default)"},
            o.in_place);
   add_option(app, {"--threads", "Threads of a rank"}, o.threads, 1);
-  add_option(app, {"-n,--iters", "Timed iterations"}, o.iterations, 1);
+  declare_repeats(app, "Timed iterations", o.repeats);
   add_option(app, {"-w,--warmup", "Iterations before them"}, o.warmup, 0);
   add_choice_option(app, {"-c,--check", "Verify the last iteration, every one, or nothing"},
                     o.check, {"none", "last", "all"});
@@ -105,8 +115,7 @@ void declare_run(CLI::App& app, LogprobsOptions& o) {
              {"-o,--output",
               "Write log-probabilities, entropies, filtered and largest logits here (HDF5)"},
              o.output);
-  add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
-  add_option(app, {"--csv", "Write the table here"}, o.csv);
+  declare_report_options(app, o.report);
 }
 
 void check_source(const LogprobsOptions& o, ConfigErrors& errors) {
@@ -121,22 +130,28 @@ void check_source(const LogprobsOptions& o, ConfigErrors& errors) {
     errors.add(
         "--vocab, --padded, --picks, --temperature, --top-k, --top-p, --logit-scale, --peaks, "
         "--peak-height and --zero-fraction are those of the file of --input: leave them out");
-  const bool has_length = o.sweeps() || o.sequences != 1 || o.tokens != usual.tokens;
+  const bool has_length =
+      o.sweep.sweeps() || o.sequences != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
     errors.add("--tokens, --min and --sequences do not go with --input or --gen");
   if (o.capacity != 0 && o.generate.empty()) errors.add("--capacity goes with --gen");
 }
 
 void check_sizes(const LogprobsOptions& o, ConfigErrors& errors) {
-  check_sweep(o.sweep(), LogprobsOptions().tokens, errors);
-  const int64_t fewest = o.sweeps() ? o.min_tokens : o.tokens;
+  check_repeats(o.repeats, errors);
+  check_sweep(o.sweep, LogprobsOptions().sweep.tokens, errors);
+  const int64_t fewest = o.sweep.sweeps() ? o.sweep.min : o.sweep.tokens;
   if (o.sequences > fewest)
     errors.add("--sequences {} of {} tokens; at most {}", o.sequences, fewest, fewest);
   const std::tuple<const char*, int64_t, int64_t> limits[] = {
-      {"--tokens", o.tokens, most_tokens},     {"--max", o.max_tokens, most_tokens},
-      {"--capacity", o.capacity, most_tokens}, {"--vocab", o.vocab, most_columns},
-      {"--padded", o.padded, most_columns},    {"--picks", o.picks, 65536},
-      {"--hidden", o.hidden, 1 << 20},         {"--list-length", o.list_length, 1 << 20},
+      {"--tokens", o.sweep.tokens, most_tokens},
+      {"--max", o.sweep.max, most_tokens},
+      {"--capacity", o.capacity, most_tokens},
+      {"--vocab", o.vocab, most_columns},
+      {"--padded", o.padded, most_columns},
+      {"--picks", o.picks, 65536},
+      {"--hidden", o.hidden, 1 << 20},
+      {"--list-length", o.list_length, 1 << 20},
       {"--threads", o.threads, 1024}};
   for (const auto& [option, value, most] : limits)
     if (value > most) errors.add("{} {}: at most {}", option, value, most);
@@ -257,11 +272,16 @@ void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& errors) {
   for (const LogprobsOperation& operation : logprobs_operations()) {
     if (operation.name != o.op) continue;
     if (o.method == "upstream" && !operation.upstream)
-      errors.add("--op {} has no --method upstream; the nearest is gyre", o.op);
+      errors.add("--op {} has no --method upstream, which {} have; the nearest is --method gyre",
+                 o.op, operations_of([](const auto& other) { return other.upstream; }));
     if (o.pass == "bwd" && !operation.has_backward())
       errors.add("--op {} has no backward pass; the nearest is --pass fwd", o.op);
   }
-  if (!o.output.empty() && o.sweeps() && o.max_tokens != o.min_tokens)
+  if (!o.output.empty() && o.report.resume != "none")
+    errors.add("--resume leaves rows out, and --output needs them");
+  if (!o.output.empty() && o.sweep.cycles > 1)
+    errors.add("--output of --cycles {}: it needs one", o.sweep.cycles);
+  if (!o.output.empty() && o.sweep.sweeps() && o.sweep.max != o.sweep.min)
     errors.add("--output needs one size, not --min and --max");
   if (!o.output.empty() && (o.pass == "bwd" || o.method == "upstream"))
     errors.add("--output writes results of our forward passes: not with --pass {} --method {}",
@@ -311,6 +331,17 @@ void check_options(LogprobsOptions& o, int ranks) {
   check_run(o, ranks, errors);
   check_own_options(o, errors);
   errors.throw_if_any("impossible configuration");
+}
+
+std::string method_note(const LogprobsOptions& o) {
+  if (!o.wants_method("upstream")) return "";
+  const std::string names = operations_of([&](const LogprobsOperation& operation) {
+    return o.wants(operation.name) && !operation.upstream &&
+           (o.pass != "bwd" || operation.has_backward());
+  });
+  if (names.empty()) return "";
+  return fmt::format("# note: upstream has no counterpart of {}; {}\n", names,
+                     o.wants_method("gyre") ? "ours run alone" : "left out");
 }
 
 std::string operation_help() {

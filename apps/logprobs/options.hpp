@@ -22,13 +22,15 @@ inline constexpr const char* gather_gradient_option = "--gather-gradient";
 /// Options of gyre-logprobs; see --help.
 struct LogprobsOptions {
   std::string input, generate, op = "all", method = "gyre", shards, dtype = "f32", pass = "both",
-                               check = "last", output, json, csv;
-  int tp = 0, cp = 0, sequences = 1, threads = 1, iterations = 5, warmup = 1;
-  int64_t tokens = 512, min_tokens = 0, max_tokens = 0, capacity = 0, vocab = 32768, padded = 0,
-          picks = 64, hidden = 128, top_k = 0, list_length = 64, chunk = 0, peaks = 32, seed = 1,
-          check_tokens = 64;
-  double factor = 2, temperature = 1, top_p = 0.9, logit_scale = 1, peak_height = 12,
-         zero_fraction = 0, tol_scale = 1;
+                               check = "last", output;
+  int tp = 0, cp = 0, sequences = 1, threads = 1, warmup = 1;
+  TokenSweep sweep = {512};
+  RepeatOptions repeats;
+  ReportOptions report;
+  int64_t capacity = 0, vocab = 32768, padded = 0, picks = 64, hidden = 128, top_k = 0,
+          list_length = 64, chunk = 0, peaks = 32, seed = 1, check_tokens = 64;
+  double temperature = 1, top_p = 0.9, logit_scale = 1, peak_height = 12, zero_fraction = 0,
+         tol_scale = 1;
   std::string gather_gradient;  ///< empty: not given
   bool in_place = true, list = false;
   BackendOptions backend;
@@ -44,10 +46,6 @@ struct LogprobsOptions {
   GatherGradient gather_convention() const;
   /// Both, forward or backward only. Backward needs a forward, which is then not timed.
   std::vector<Pass> passes() const;
-  TokenSweep sweep() const { return {tokens, min_tokens, max_tokens, factor}; }
-  bool sweeps() const { return sweep().sweeps(); }
-  /// Tokens of a run.
-  std::vector<int64_t> sizes() const { return sweep().sizes(); }
   bool wants(const std::string& op_name) const { return op == "all" || op == op_name; }
   bool wants_method(const std::string& name) const { return method == "all" || method == name; }
 };
@@ -57,6 +55,10 @@ void declare_options(CLI::App& app, LogprobsOptions& o);
 /// Fills in what was left to be chosen; throws a usage error that lists everything that is wrong
 /// with the options in a run of `ranks` ranks, with the nearest valid values.
 void check_options(LogprobsOptions& o, int ranks);
+
+/// A "# note" line that names the operations of the run that --method upstream or all does not find
+/// in upstream; "" if it finds all.
+std::string method_note(const LogprobsOptions& o);
 
 /// A line for each operation (its methods, what it computes), and for each layout.
 std::string operation_help();

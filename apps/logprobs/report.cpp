@@ -4,20 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "apps/common/host.hpp"
 #include "apps/logprobs/registry.hpp"
+#include "report/row_columns.hpp"
 #include "report/value.hpp"
 
 namespace gyre {
 namespace {
-
-Fields key_of(const LogprobsResult& row) {
-  return {{"op", row.op},         {"method", row.method}, {"pass", std::string(name_of(row.pass))},
-          {"tokens", row.tokens}, {"vocab", row.vocab},   {"tp", int64_t{row.tp}},
-          {"cp", int64_t{row.cp}}};
-}
 
 double megabytes(int64_t bytes) {
   return static_cast<double>(bytes) / 1e6;
@@ -35,25 +31,41 @@ const LogprobsResult* upstream_of(const LogprobsResult& row,
 
 }  // namespace
 
+Fields key_of(const LogprobsResult& row) {
+  Fields key{
+      {"op", row.op},         {"method", row.method}, {"pass", std::string(name_of(row.pass))},
+      {"tokens", row.tokens}, {"vocab", row.vocab},   {"tp", int64_t{row.tp}},
+      {"cp", int64_t{row.cp}}};
+  if (row.cycle > 1) key.emplace_back("cycle", int64_t{row.cycle});
+  return key;
+}
+
 const Table<LogprobsResult>& logprobs_table() {
   using Row = LogprobsResult;
-  static const Table<Row> table({
-      {"op", "", 20, 0, [](const Row& r) { return r.op; }, Align::left},
-      {"method", "", 8, 0, [](const Row& r) { return r.method; }, Align::left},
-      {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); }, Align::left},
-      {"tokens", "", 8, 0, [](const Row& r) { return r.tokens; }},
-      {"vocab", "", 7, 0, [](const Row& r) { return r.vocab; }},
-      {"time", "ms", 10, 3, [](const Row& r) { return r.time_ms.median; }},
-      {"min", "ms", 10, 3, [](const Row& r) { return r.time_ms.min; }},
-      {"rate", "GB/s/rank", 9, 2, [](const Row& r) { return r.gbytes_per_s(); }},
-      {"of_bw", "%", 6, 1,
-       [](const Row& r) { return std::isnan(r.flops) ? 100 * r.share_of_limit() : std::nan(""); }},
-      {"msgs", "", 5, 0, [](const Row& r) { return r.messages; }},
-      {"sent", "MB/rank", 9, 3, [](const Row& r) { return megabytes(r.bytes_sent); }},
-      {"extra", "MB/rank", 9, 2, [](const Row& r) { return megabytes(r.extra_bytes); }},
-      {"err/tol", "", 8, 4, [](const Row& r) { return r.error_over_tolerance; }},
-      {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
-  });
+  static const Table<Row> table(joined<Row>(
+      {{
+           {"op", "", 20, 0, [](const Row& r) { return r.op; }, Align::left},
+           {"method", "", 8, 0, [](const Row& r) { return r.method; }, Align::left},
+           {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); },
+            Align::left},
+           {"tokens", "", 8, 0, [](const Row& r) { return r.tokens; }},
+           {"vocab", "", 7, 0, [](const Row& r) { return r.vocab; }},
+       },
+       timing_columns<Row>(10, 3),
+       {
+           Column<Row>{"rate", "GB/s/rank", 8, 2, [](const Row& r) { return r.gbytes_per_s(); }}
+               .with_prefix(),
+           {"of_bw", "%", 6, 1,
+            [](const Row& r) {
+              return std::isnan(r.flops) ? 100 * r.share_of_limit() : std::nan("");
+            }},
+           Column<Row>{"msgs", "", 5, 0, [](const Row& r) { return r.messages; }}.extra(),
+           {"sent", "MB/rank", 9, 3, [](const Row& r) { return megabytes(r.bytes_sent); }},
+           Column<Row>{"extra", "MB/rank", 9, 2,
+                       [](const Row& r) { return megabytes(r.extra_bytes); }}
+               .extra(),
+       },
+       verdict_columns<Row>()}));
   return table;
 }
 
@@ -86,7 +98,7 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
                     {"tp", int64_t{o.tp}},
                     {"cp", int64_t{o.cp}},
                     {"threads", int64_t{o.threads}},
-                    {"iters", int64_t{o.iterations}},
+                    {"iters", o.repeats.text()},
                     {"warmup", int64_t{o.warmup}},
                     {"check", o.check}},
                    {});
@@ -96,35 +108,41 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
   return report;
 }
 
-void add_row(RunReport& report, const LogprobsResult& row) {
+ResultEntry entry_of(const LogprobsResult& row) {
   ResultEntry entry;
   entry.key = key_of(row);
-  entry.samples_ms = row.samples_ms;
+  entry.timing = row.timing;
   entry.measurements = logprobs_table().fields(row);
-  entry.measurements.emplace_back("cv", row.time_ms.cv);
-  entry.measurements.emplace_back("ideal_bytes", row.ideal_bytes);
-  entry.measurements.emplace_back("tflops_per_rank", row.tflops_per_rank());
-  entry.measurements.emplace_back("share_of_limit", row.share_of_limit());
+  entry.units = logprobs_table().units();
+  entry.add("ideal_bytes", row.ideal_bytes, "B");
+  entry.add("flop_rate", row.tflops_per_rank(), "TF/s/rank");
+  entry.add("share_of_limit", row.share_of_limit(), "");
+  if (row.check != "-") entry.verified = row.check == "ok";
   entry.flops = row.flops;
   entry.bytes_wire = row.wire_bytes;
-  report.results.push_back(std::move(entry));
+  return entry;
 }
 
 void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
   const bool headline = std::ranges::any_of(rows, [](const LogprobsResult& row) {
     return find_operation(row.op).figure.shown == RateShown::headline;
   });
+  std::map<std::pair<std::string, std::string>, std::vector<double>> rates;
   for (const LogprobsResult& row : rows) {
     if (row.method != "gyre" || row.tokens == 0) continue;
     const RateFigure& figure = find_operation(row.op).figure;
     const double rate = std::isnan(row.flops) ? row.gbytes_per_s() : row.tflops_per_rank();
     const bool stands_in = !headline && row.op == rows.front().op;
-    if ((figure.shown != RateShown::if_no_headline || stands_in) && !std::isnan(rate))
+    if ((figure.shown != RateShown::if_no_headline || stands_in) && !std::isnan(rate)) {
       report.foms.push_back({figure.metric, rate, figure.unit, key_of(row)});
+      rates[{figure.metric, figure.unit}].push_back(rate);
+    }
     if (const LogprobsResult* other = upstream_of(row, rows))
       report.foms.push_back(
           {"speedup_over_upstream", other->time_ms.median / row.time_ms.median, "x", key_of(row)});
   }
+  for (const auto& [figure, values] : rates)
+    add_average(report, figure.first, figure.second, values);
 }
 
 std::string rates_text(const MachineRates& rates) {

@@ -10,6 +10,9 @@
 
 namespace gyre {
 
+/// The independent variables of a row.
+Fields key_of(const LogprobsResult& row);
+
 const Table<LogprobsResult>& logprobs_table();
 
 /// A report whose configuration says what is scored.
@@ -17,7 +20,7 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
                                 const LogprobsWorkload& problem);
 
 /// Adds the row to the results.
-void add_row(RunReport& report, const LogprobsResult& row);
+ResultEntry entry_of(const LogprobsResult& row);
 
 /// Figures of merit: our rates, of the operations whose entries say so, and how many times faster
 /// than upstream's algorithms ours are.

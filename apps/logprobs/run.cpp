@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/logprobs/registry.hpp"
 #include "comm/agree.hpp"
 #include "core/special_values.hpp"
+#include "report/result.hpp"
 #include "report/value.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/peak.hpp"
@@ -40,29 +42,31 @@ class Measurement {
               Verification& checks)
       : op_(op), pass_(pass), c_(context), label_(std::move(label)), checks_(checks) {}
 
-  /// Times all iterations; every rank's samples, milliseconds. What the last one left, or each of
-  /// them, is verified; then what a call leaves whose messages are checked. On CPUs all that was
-  /// verified must have the bits of that call. (On GPUs messages are not checked.)
-  Samples time() {
+  /// Times all iterations. What the last one left, or each of them, is verified; then what a call
+  /// leaves whose messages are checked. On CPUs all that was verified must have the bits of that
+  /// call. (On GPUs messages are not checked.)
+  Timing time() {
     const LogprobsOptions& o = c_.options;
-    std::vector<double> mine;
-    for (int i = -o.warmup; i < o.iterations; ++i) {
-      const bool last = i + 1 == o.iterations;
-      const bool verified = i >= 0 && (o.check == "all" || (o.check == "last" && last));
+    const bool on_host = c_.backend.space() == MemorySpace::host;
+    c_.backend.check_messages(false);
+    Repeats untimed({o.warmup}, nullptr);
+    while (o.warmup > 0 && untimed.next()) once(untimed, untimed.index() == 0, false);
+    Repeats repeats(o.repeats, &c_.grid.world(), on_host);
+    while (repeats.next()) {
+      const bool verified = o.check == "all" || (o.check == "last" && repeats.last());
       c_.backend.check_messages(false);
-      prepare(i == -o.warmup, verified);
-      const double ms = once();
+      once(repeats, o.warmup == 0 && repeats.index() == 0, verified);
       c_.backend.check_messages(true);  // those of verification, too
-      if (i >= 0) mine.push_back(ms);
       if (verified) verify();
     }
-    if (o.check != "none") {
-      prepare(true, true);
-      once();
-      verify();
-      if (c_.backend.space() == MemorySpace::host) compare_bits();
-    }
-    return gather_samples(c_.grid.world(), mine);
+    Timing timing = repeats.timing();
+    if (o.check == "none") return timing;
+    Repeats checked({1}, nullptr);
+    checked.next();
+    once(checked, true, true);
+    verify();
+    if (on_host) compare_bits();
+    return timing;
   }
   const SentTraffic& sent() const { return sent_; }
 
@@ -75,19 +79,19 @@ class Measurement {
     op_.prepare_backward();
   }
   /// From a barrier, behind which nothing is left to do, until all that was submitted is done.
-  double once() {
+  void once(Repeats& repeats, bool first, bool poisoned) {
+    prepare(first, poisoned);
     Stream& stream = c_.backend.stream();
     stream.synchronize();
     c_.grid.world().barrier(stream, "before a call")->wait();
     const SentTraffic before = sent_so_far(c_.backend);
-    const Stopwatch watch;
-    op_.run(pass_);
-    stream.synchronize();
-    const double ms = 1e3 * watch.seconds();
+    repeats.time([&] {
+      op_.run(pass_);
+      stream.synchronize();
+    });
     const SentTraffic now = sent_so_far(c_.backend) - before;
     if (c_.options.check != "none") count(now);
     sent_ = now;
-    return ms;
   }
   /// Messages and bytes against the closed form.
   void count(const SentTraffic& now) {
@@ -170,9 +174,10 @@ LogprobsResult measure(LogprobsOp& op, Pass pass, RowTraffic traffic, LogprobsRe
   set_current_step(label);
   reset_memory_peak();
   Measurement measurement(op, pass, context, label, checks);
-  row.samples_ms = measurement.time();
+  row.timing = measurement.time();
+  row.finished = utc_now();
   row.extra_bytes = largest(world, std::max<int64_t>(0, memory_use().peak_bytes - memory_before));
-  row.time_ms = summarize(slowest_rank(row.samples_ms));
+  row.time_ms = row.timing.statistics();
   row.ideal_bytes = largest(world, op.ideal_bytes(pass));
   row.flops = largest(world, op.flops(pass));
   row.limit = limit_of(traffic, rates, o.in_place);
@@ -199,71 +204,31 @@ double LogprobsResult::share_of_limit() const {
   return amount / (1e-3 * time_ms.median) / limit;
 }
 
-namespace {
+bool is_written(const LogprobsOptions& o, const LogprobsOperation& operation) {
+  return !o.output.empty() && operation.written;
+}
 
-/// Bytes a second of the fastest of some runs of `submit`, which moves `bytes`.
-template <class Submit>
-double device_rate(Stream& stream, int64_t bytes, Submit submit) {
-  double fastest = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < 10; ++i) {
-    const MarkPtr begin = stream.mark();
-    submit();
-    const MarkPtr end = stream.mark();
-    stream.synchronize();
-    fastest = std::min(fastest, end->seconds() - begin->seconds());
+void for_each_run(const LogprobsOptions& o,
+                  const std::function<void(const LogprobsOperation&, bool upstream)>& body) {
+  for (const LogprobsOperation& operation : logprobs_operations()) {
+    if (!(o.wants(operation.name) || is_written(o, operation)) ||
+        (o.pass == "bwd" && !operation.has_backward()))
+      continue;
+    if (o.wants_method("gyre")) body(operation, false);
+    if (o.wants_method("upstream") && operation.upstream) body(operation, true);
   }
-  return fastest > 0 ? static_cast<double>(bytes) / fastest : 0;
 }
 
-}  // namespace
-
-MachineRates measure_rates(int64_t bytes, int threads, Communicator& world, Stream& stream) {
-  if (stream.space() == MemorySpace::host) return measure_rates(bytes, threads, world);
-  constexpr int64_t most = int64_t{1} << 29, line = 512;
-  MachineRates rates;
-  rates.array_bytes = round_up(std::min(largest(world, bytes), most), 2 * line);
-  if (rates.array_bytes < least_measured_bytes) return rates;
-  Buffer<std::byte> array(rates.array_bytes, MemorySpace::device);
-  const int64_t half = array.size() / 2;
-  const auto slowest = [&](double rate) { return all_reduce_value(world, rate, ReduceOp::min); };
-  world.barrier(stream, "before measuring memory")->wait();
-  const auto fill = [&] {
-    stream.fill(array.data(), std::byte{0}, static_cast<size_t>(array.size()));
-  };
-  const auto copy = [&] {
-    stream.copy(array.data() + half, array.data(), static_cast<size_t>(half));
-  };
-  const double filled = device_rate(stream, array.size(), fill);
-  const double copied = device_rate(stream, 2 * half, copy);
-  rates.fill = slowest(filled);
-  rates.copy = slowest(copied);
-  return rates;
+int64_t rows_of_a_size(const LogprobsOptions& o) {
+  int64_t rows = 0;
+  for_each_run(o, [&](const LogprobsOperation& operation, bool) {
+    rows += operation.has_backward() && o.pass == "both" ? 2 : 1;
+  });
+  return rows;
 }
 
-MachineRates measure_rates(int64_t bytes, int threads, Communicator& world) {
-  constexpr int64_t most = int64_t{1} << 26, line = 64;
-  MachineRates mine;
-  mine.flops = threads * measured_fma_peak();
-  const auto slowest = [&](double rate) { return all_reduce_value(world, rate, ReduceOp::min); };
-  mine.flops = slowest(mine.flops);
-  mine.array_bytes = round_up(std::min(largest(world, bytes), most), 2 * line);
-  if (mine.array_bytes < least_measured_bytes) return mine;
-  const int64_t count = mine.array_bytes / static_cast<int64_t>(sizeof(float));
-  Buffer<float> array(count);
-  std::ranges::fill(array.span(), 0.0F);
-  const auto half = array.size() / 2;
-  HostStream stream;
-  world.barrier(stream, "before measuring memory")->wait();
-  mine.read = measured_read_rate(array.span(), threads);
-  mine.update = measured_update_rate(array.span(), threads);
-  mine.copy = measured_copy_rate(array.span().first(static_cast<size_t>(half)),
-                                 array.span().last(static_cast<size_t>(half)), threads);
-  for (double* rate : {&mine.read, &mine.update, &mine.copy}) *rate = slowest(*rate);
-  return mine;
-}
-
-int64_t needed_bytes(const LogprobsOperation& operation, bool upstream,
-                     const LogprobsWorkload& problem, const LogprobsOptions& o, int rank) {
+int64_t planned_bytes(const LogprobsOperation& operation, bool upstream,
+                      const LogprobsWorkload& problem, const LogprobsOptions& o, int rank) {
   const MemoryCase run{problem, o, upstream, rank % o.tp};
   const auto picks = static_cast<double>(problem.picks);
   // A few arrays of a number or of `picks` a token, and their copies from all ranks.
@@ -281,7 +246,7 @@ std::string why_not(const LogprobsOperation& operation, bool upstream,
                     const LogprobsWorkload& problem, const LogprobsOptions& o, int64_t memory_bytes,
                     int rank) {
   if (std::string reason = operation.why_not(problem, o, upstream); !reason.empty()) return reason;
-  const int64_t bytes = needed_bytes(operation, upstream, problem, o, rank);
+  const int64_t bytes = planned_bytes(operation, upstream, problem, o, rank);
   if (memory_bytes == 0 || bytes <= memory_bytes) return "";
   const double share = static_cast<double>(memory_bytes) / static_cast<double>(bytes);
   const double fit = std::floor(share * static_cast<double>(problem.tokens()));
@@ -292,9 +257,9 @@ std::string why_not(const LogprobsOperation& operation, bool upstream,
                              : std::string("not even one token fits: take more ranks"));
 }
 
-std::vector<LogprobsResult> run_operation(const LogprobsOperation& operation, bool upstream,
-                                          LogprobsContext& context, const MachineRates& rates,
-                                          LogprobsOutput* output, Verification& checks) {
+void run_operation(const LogprobsOperation& operation, bool upstream, LogprobsContext& context,
+                   const MachineRates& rates, const RowSink& rows, LogprobsOutput* output,
+                   Verification& checks) {
   const LogprobsOptions& o = context.options;
   LogprobsResult row;
   row.op = operation.name;
@@ -302,20 +267,25 @@ std::vector<LogprobsResult> run_operation(const LogprobsOperation& operation, bo
   row.tokens = context.problem.tokens();
   row.vocab = context.problem.vocab.vocab_size;
   row.tp = o.tp, row.cp = o.cp;
+  row.cycle = rows.cycle;
+  std::vector<Pass> passes;
+  for (const Pass pass : o.passes()) {
+    row.pass = pass;
+    if ((pass == Pass::forward || operation.has_backward()) && rows.wanted(row))
+      passes.push_back(pass);
+  }
+  if (passes.empty()) return;
   set_current_step(fmt::format("{}, {}: making inputs", row.op, row.method));
   const std::unique_ptr<LogprobsOp> op = operation.make(context, upstream);
   if (operation.has_backward() && o.pass != "fwd") op->prepare_backward();
   const int64_t memory_before = memory_use().current_bytes;
   op->start();
-  std::vector<LogprobsResult> rows;
-  for (const Pass pass : o.passes()) {
-    if (pass == Pass::backward && !operation.has_backward()) continue;
-    rows.push_back(
+  for (const Pass pass : passes) {
+    rows.add(
         measure(*op, pass, operation.traffic(pass), row, context, memory_before, rates, checks));
     if (output != nullptr && operation.written && !upstream && pass == Pass::forward)
       op->collect(*output);
   }
-  return rows;
 }
 
 }  // namespace gyre

@@ -45,7 +45,7 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
               {},
               o.document_multiple(),
               o.dp,
-              o.iterations,
+              o.repeats,
               o.check != "none"};
   job.options = {o.bin_slots(),  o.min_bins,
                  o.bin_multiple, static_cast<uint64_t>(o.seed),
@@ -107,13 +107,15 @@ ExitCode run(const PackOptions& o, AppContext& context) {
   std::string source = o.input, compatibility;
   run_agreed(world, "options", [&] {
     check_options(o);
+    if (o.unpack) refuse_report_options(context, o.report, "--unpack");
     compatibility = compatibility_text(o.target, o.cp);
     if (o.input.empty()) source = to_string(parse_length_spec(o.generate));
   });
   Backend backend(context, o.backend);
   run_on_root(world, "outputs", [&] {
-    check_output_places({{"--output", o.output}, {"--json", o.json}, {"--csv", o.csv}},
-                        {{"--input", o.input}});
+    check_output_places(
+        {{"--output", o.output}, {"--json", o.report.json}, {"--csv", o.report.csv}},
+        {{"--input", o.input}});
   });
   if (o.unpack) {
     const std::string text =
@@ -128,11 +130,11 @@ ExitCode run(const PackOptions& o, AppContext& context) {
   if (!is_batch)
     configuration.insert(
         configuration.end(),
-        {{"capacity", o.bin_slots()}, {"dp", int64_t{o.dp}}, {"iters", int64_t{o.iterations}}});
+        {{"capacity", o.bin_slots()}, {"dp", int64_t{o.dp}}, {"iters", o.repeats.text()}});
   RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
   if (!o.input.empty()) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
   backend.describe(report);
-  if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
+  start_run(context, report, o.report, 0);
   Outcome outcome;
   outcome.notes = compatibility;
   if (is_batch)
@@ -144,9 +146,9 @@ ExitCode run(const PackOptions& o, AppContext& context) {
   else
     pack_lengths(o, context, backend, report, outcome);
   if (context.quiet) outcome.notes.clear();
-  return finish_run(context, report, [&] {
-    return RunTexts{packing_table().text(outcome.rows) + outcome.notes, o.csv,
-                    packing_table().csv(outcome.rows), o.json};
+  return finish_run(context, report, o.report, [&] {
+    return packing_table().chosen(shown_columns(context, o.report)).text(outcome.rows) +
+           outcome.notes;
   });
 }
 

@@ -74,11 +74,10 @@ void declare_options(CLI::App& app, PackOptions& o) {
   declare_shape_options(app, o);
   declare_target_options(app, o.target);
   declare_backend_options(app, o.backend);
-  add_option(app, {"-n,--iters", "Times to pack"}, o.iterations, 1);
+  declare_repeats(app, "Times to pack; one is no measurement", o.repeats);
   add_choice_option(app, {"-c,--check", "Verify bins and files, or nothing"}, o.check,
                     {"none", "last"});
-  add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
-  add_option(app, {"--csv", "Write the table here"}, o.csv);
+  declare_report_options(app, o.report);
 }
 
 RoundOptions PackOptions::round_options() const {
@@ -98,8 +97,9 @@ void check_options(const PackOptions& o) {
     errors.add("one of --input and --gen is needed, and not both");
   if (!o.output.empty() && o.algorithm == "all")
     errors.add("--output needs one --algorithm, not all");
-  if (o.unpack && (o.input.empty() || o.output.empty() || !o.json.empty() || !o.csv.empty()))
-    errors.add("--unpack takes --input and --output, and makes no table");
+  if (o.unpack && (o.input.empty() || o.output.empty()))
+    errors.add("--unpack takes --input and --output");
+  check_repeats(o.repeats, errors);
   const bool rounded = o.rounding.wanted();
   if (o.repad && (o.input.empty() || o.unpack || o.row > 0 || rounded || o.tail != "own-segment"))
     errors.add("--repad takes the packed streams of --input as they are");
@@ -123,7 +123,7 @@ void check_options(const PackOptions& o) {
 
 void check_batch_options(const PackOptions& o, const std::string& schema) {
   if (!o.algorithm.empty() || o.capacity > 0 || o.dp > 1 || o.min_bins > 0 || o.max_items > 0 ||
-      o.bin_multiple > 1 || o.iterations > 1 || o.row > 0 || o.rounding.wanted())
+      o.bin_multiple > 1 || o.repeats.iterations != 1 || o.row > 0 || o.rounding.wanted())
     throw_usage(
         "'{}' is a batch of packed rows ({}): --algorithm, --capacity, --dp, --min-bins, "
         "--bin-multiple, --max-items, --rows, --stream-multiple, --stream-slots and --iters do not "

@@ -13,10 +13,12 @@ namespace gyre {
 
 /// Options of gyre-pack; see --help.
 struct PackOptions {
-  std::string input, generate, output, json, csv, algorithm, oversize = "reject",
-                                                             tail = "own-segment", check = "last";
+  std::string input, generate, output, algorithm, oversize = "reject", tail = "own-segment",
+                                                  check = "last";
   int64_t capacity = 0, min_bins = 0, bin_multiple = 1, seed = 1, max_items = 0, chunks = 1;
-  int cp = 1, tp = 1, dp = 1, iterations = 1;
+  int cp = 1, tp = 1, dp = 1;
+  RepeatOptions repeats = {1};
+  ReportOptions report;
   int64_t row = 0;  ///< slots of a row; 0: streams instead of rows
   bool unpack = false, repad = false;
   StreamRounding rounding;

@@ -63,8 +63,8 @@ const Table<PackingResult>& packing_table() {
   using Row = PackingResult;
   static const Table<Row> table({
       {"algorithm", "", 29, 0, [](const Row& r) { return r.algorithm; }, Align::left},
-      {"items", "", 9, 0, [](const Row& r) { return r.items; }},
-      {"tokens", "", 12, 0, [](const Row& r) { return r.measures.tokens; }},
+      Column<Row>{"items", "", 8, 0, [](const Row& r) { return r.items; }}.extra(),
+      {"tokens", "", 11, 0, [](const Row& r) { return r.measures.tokens; }},
       {"bins", "", 8, 0, [](const Row& r) { return r.measures.bins; }},
       {"util", "%", 7, 2, [](const Row& r) { return 100 * r.measures.utilisation; }},
       {"eff", "%", 7, 2, [](const Row& r) { return 100 * r.measures.efficiency; }},
@@ -73,10 +73,12 @@ const Table<PackingResult>& packing_table() {
          const auto all = static_cast<double>(r.measures.tokens + r.measures.padding);
          return all > 0 ? 100 * static_cast<double>(r.measures.padding) / all : 0;
        }},
-      {"balance", "", 8, 4, [](const Row& r) { return r.measures.balance; }},
+      Column<Row>{"balance", "", 8, 4, [](const Row& r) { return r.measures.balance; }}.extra(),
       {"cost", "max/mean", 9, 4, [](const Row& r) { return r.measures.cost_imbalance; }},
-      {"cost_bound", "max/bound", 10, 4, [](const Row& r) { return over_bound(r); }},
-      {"t_med", "ms", 10, 3, [](const Row& r) { return r.time_ms; }},
+      Column<Row>{"cost_bound", "max/bound", 10, 4, [](const Row& r) { return over_bound(r); }}
+          .extra(),
+      Column<Row>{"time", "ms", 10, 3, [](const Row& r) { return r.time_ms; }}.doubted(
+          [](const Row& r) { return !breaches_of(r.timing).empty(); }),
       {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
   });
   return table;
@@ -138,13 +140,10 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
     if (job.algorithm != "all" && job.algorithm != packer.name) continue;
     BinOptions options = job.options;
     if (packer.pack != next_fit && job.algorithm == "all") options.max_items = 0;
-    std::vector<double> samples_ms;
+    Repeats repeats(job.repeats, nullptr);
     try {
-      for (int i = 0; i < job.iterations; ++i) {
-        const Stopwatch watch;
-        batches = pack_documents(job.lengths, job.multiple, packer, options);
-        samples_ms.push_back(1e3 * watch.seconds());
-      }
+      while (repeats.next())
+        repeats.time([&] { batches = pack_documents(job.lengths, job.multiple, packer, options); });
     } catch (const Error& error) {
       if (job.algorithm != "all" || error.code() != ExitCode::usage) throw;
       refused.push_back(fmt::format("{}: {}", packer.name, error.what()));
@@ -158,7 +157,9 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
     row.measures = measure_bins(bins, job.lengths, options.capacity, job.multiple);
     if (!job.lengths.empty())
       row.longest = *std::max_element(job.lengths.begin(), job.lengths.end());
-    row.time_ms = summarize(samples_ms).median;
+    const Timing timing = repeats.timing();
+    row.time_ms = timing.statistics().median;
+    if (job.repeats.iterations != 1) row.timing = timing;
     row.check = "-";
     if (job.check) {
       Verification checks(report.verification.tolerance_scale());
@@ -167,7 +168,7 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
       report.verification.merge(checks);
     }
     if (job.dp > 1) notes += ranks_text(row, job.dp);
-    add_row(report, row, samples_ms);
+    add_row(report, row);
     rows.push_back(row);
   }
   if (rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
@@ -208,11 +209,13 @@ void write_checked(const std::string& path, const PackedHeader& header, const Pa
   outputs.add(std::move(output));
 }
 
-void add_row(RunReport& report, const PackingResult& row, const std::vector<double>& samples_ms) {
+void add_row(RunReport& report, const PackingResult& row) {
   ResultEntry entry;
   entry.key = {{"algorithm", row.algorithm}};
-  entry.samples_ms = {samples_ms};
+  entry.timing = row.timing;
   entry.measurements = packing_table().fields(row);
+  entry.units = packing_table().units();
+  if (row.check != "-") entry.verified = row.check == "ok";
   report.foms.push_back({"utilisation", row.measures.utilisation, "of slots", entry.key, 1});
   report.foms.push_back({"cost_imbalance", row.measures.cost_imbalance, "max/mean", entry.key});
   report.results.push_back(std::move(entry));

@@ -20,7 +20,8 @@ struct PackingResult {
   int64_t items = 0;     ///< documents, or segments of a batch
   BinMeasures measures;  ///< see packing/bins.hpp
   int64_t longest = 0;   ///< tokens of the longest document: its pairs bound cost from below
-  double time_ms = 0;    ///< median over iterations, rank 0
+  Timing timing;         ///< of rank 0; without samples when it was packed but once
+  double time_ms = 0;    ///< median over repetitions, rank 0
   std::string check;     ///< "ok", "FAILED" or "-"
 };
 const Table<PackingResult>& packing_table();
@@ -35,7 +36,7 @@ struct PackJob {
   BinOptions options;
   int64_t multiple = 1;  ///< lengths are rounded up to it
   int dp = 1;            ///< data-parallel ranks that share the bins
-  int iterations = 1;
+  RepeatOptions repeats = {1};
   bool check = true;
 };
 
@@ -67,6 +68,6 @@ void write_checked(const std::string& path, const PackedHeader& header, const Pa
                    Verification& checks, Outputs& outputs, const PackedSlots* expected = nullptr);
 
 /// Adds the row to the results, with the measured times, and its figures of merit.
-void add_row(RunReport& report, const PackingResult& row, const std::vector<double>& samples_ms);
+void add_row(RunReport& report, const PackingResult& row);
 
 }  // namespace gyre

@@ -12,7 +12,7 @@ namespace gyre {
 
 void add_checked_row(PackingResult row, RunReport& report, Outcome& outcome) {
   if (!report.verification.empty()) row.check = report.verification.passed() ? "ok" : "FAILED";
-  add_row(report, row, {});
+  add_row(report, row);
   outcome.rows.push_back(row);
 }
 

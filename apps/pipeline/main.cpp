@@ -41,7 +41,7 @@ RunReport start_report(const PipelineOptions& o, const Job& job, const Backend& 
                           {"schedule", o.schedule.name},
                           {"parameters", job.model.config().parameters()},
                           {"dtype", "f32"},
-                          {"iters", int64_t{o.iterations}},
+                          {"iters", o.repeats.text()},
                           {"warmup", int64_t{o.warmup}},
                           {"check", o.check}};
   for (const auto& [name, value] : layout_choices().given(o.layout))
@@ -53,8 +53,7 @@ RunReport start_report(const PipelineOptions& o, const Job& job, const Backend& 
                    {o.model, sha256_of_file(context.world, o.model)}};
   report.verification = Verification(o.tol_scale);
   backend.describe(report);
-  if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
-  std::fflush(stdout);
+  start_run(context, report, o.report, 1);
   return report;
 }
 
@@ -76,11 +75,11 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   Decoder decoder(config,
                   load_weights(config, grid.shape().tp, grid.tp_rank(), weights_of(job.model)),
                   grid, *kernel, stream);
+  report.memory.plan(planned_bytes(job.plan, config, scorer));
   const Passes passes = measure_passes(scorer, decoder, grid, backend, world,
-                                       {o.iterations, o.warmup, o.check != "none"});
+                                       {o.repeats, o.warmup, o.check != "none", context.progress});
   const ScoreRange mine = scorer.in_document_order(world);
-  const Samples samples_ms = gather_samples(world, passes.milliseconds);
-  ScoringResult result = make_result(job.plan, scorer, passes, samples_ms, config, world);
+  ScoringResult result = make_result(job.plan, scorer, passes, config, world);
   std::string details = phases_text(passes, world);
   if (context.verbose) details += ranks_text(passes, scorer, world);
   if (o.check != "none") {
@@ -100,16 +99,17 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets), world);
   details += compression_text(job.documents, scores, o.top);
   if (context.quiet) details.clear();
-  add_result(report, result, samples_ms, compression_of(job.documents, scores), config.vocab_size);
-  return finish_run(context, report, [&] {
-    const Table<ScoringResult>& table = scoring_table();
-    return RunTexts{table.header() + table.row(result) + details, o.csv, table.csv({result}),
-                    o.json};
+  add_result(report, result, compression_of(job.documents, scores), config.vocab_size);
+  return finish_run(context, report, o.report, [&] {
+    return scoring_table().chosen(shown_columns(context, o.report)).text({result}) + details;
   });
 }
 
 ExitCode run(const PipelineOptions& o, AppContext& context) {
   Communicator& world = context.world;
+  run_agreed(world, "options", [&] {
+    if (o.dry_run) refuse_report_options(context, o.report, "--dry-run");
+  });
   Job job{read_documents(world, o.input), ModelFile(world, o.model), {}};
   const ModelConfig& config = job.model.config();
   run_agreed(world, "configuration",
@@ -121,8 +121,9 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
   Backend backend(context, o.backend);
   // Paths that cannot be written are refused before any work.
   run_on_root(world, "outputs", [&] {
-    check_output_places({{"--output", o.output}, {"--json", o.json}, {"--csv", o.csv}},
-                        {{"--input", o.input}, {"--model", o.model}});
+    check_output_places(
+        {{"--output", o.output}, {"--json", o.report.json}, {"--csv", o.report.csv}},
+        {{"--input", o.input}, {"--model", o.model}});
   });
   std::optional<OutputFile> output;
   if (!o.output.empty()) output.emplace(world, o.output);

@@ -75,7 +75,7 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
   layout_choices().declare(app, o.layout, "Who owns which slots of a bin", false);
   schedule_choices().declare(app, o.schedule, "How queries meet the keys of other ranks", false);
   declare_backend_options(app, o.backend);
-  add_option(app, {"-n,--iters", "Timed passes over all documents"}, o.iterations, 1);
+  declare_repeats(app, "Timed passes over all documents", o.repeats);
   add_option(
       app,
       {"-w,--warmup",
@@ -88,8 +88,7 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
                   o.check_tokens, 2);
   add_option(app, {"--tol-scale", "Multiplies all tolerances"}, o.tol_scale);
   add_option(app, {"--top", "List the documents that cost most bits"}, o.top, 0);
-  add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
-  add_option(app, {"--csv", "Write the table here"}, o.csv);
+  declare_report_options(app, o.report);
   add_flag(app,
            {"--dry-run",
             "Show sizes, bytes and memory of the grid and stop; any grid, any number of ranks"},
@@ -114,6 +113,7 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
   ConfigErrors errors;
   const bool grid_possible = check_grid(o, setup.grid, config, ranks, errors);
   const size_t of_grid = errors.messages().size();
+  check_repeats(o.repeats, errors);
   layout_choices().check(o.layout, errors);
   schedule_choices().check(o.schedule, errors);
   const int64_t multiple = setup.slot_multiple();

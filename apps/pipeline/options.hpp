@@ -14,12 +14,14 @@ namespace gyre {
 
 /// Options of gyre-pipeline; see --help.
 struct PipelineOptions {
-  std::string input, model, output, json, csv, check = "last";
+  std::string input, model, output, check = "last";
   LayoutChoice layout;
   ScheduleChoice schedule;
-  int dp = 1, cp = 0, tp = 1, iterations = 1, warmup = 0, top = 0;
+  int dp = 1, cp = 0, tp = 1, warmup = 0, top = 0;
   int64_t bin = 0, check_tokens = 4096;
   double tol_scale = 1;
+  RepeatOptions repeats;
+  ReportOptions report;
   bool dry_run = false;
   BackendOptions backend;
 

@@ -1,13 +1,14 @@
 #include "apps/pipeline/report.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 
 #include "comm/agree.hpp"
+#include "report/progress.hpp"
+#include "report/row_columns.hpp"
 #include "runtime/clock.hpp"
 
 namespace gyre {
@@ -64,29 +65,32 @@ const Table<DocumentRow>& document_table() {
 }  // namespace
 
 const Table<ScoringResult>& scoring_table() {
-  static const Table<ScoringResult> table({
-      {"dp", "", 3, 0, [](const ScoringResult& r) { return int64_t{r.shape.dp}; }},
-      {"cp", "", 3, 0, [](const ScoringResult& r) { return int64_t{r.shape.cp}; }},
-      {"tp", "", 3, 0, [](const ScoringResult& r) { return int64_t{r.shape.tp}; }},
-      {"layout", "", 15, 0, [](const ScoringResult& r) { return r.layout; }, Align::left},
-      {"schedule", "", 18, 0, [](const ScoringResult& r) { return r.schedule; }, Align::left},
-      {"tokens", "", 8, 0, [](const ScoringResult& r) { return r.tokens; }},
-      {"bins", "", 5, 0, [](const ScoringResult& r) { return r.bins; }},
-      {"pack", "%", 5, 1, [](const ScoringResult& r) { return 100 * r.packing; }},
-      {"t_med", "ms", 9, 1, [](const ScoringResult& r) { return r.time_ms.median; }},
-      {"t_min", "ms", 9, 1, [](const ScoringResult& r) { return r.time_ms.min; }},
-      {"t_p95", "ms", 9, 1, [](const ScoringResult& r) { return r.time_ms.p95; }},
-      {"cv", "%", 4, 1, [](const ScoringResult& r) { return 100 * r.time_ms.cv; }},
-      {"tok/s", "1/s", 8, 0, [](const ScoringResult& r) { return r.tokens_per_second(); }},
-      {"GFLOP/s", "per rank", 8, 1,
-       [](const ScoringResult& r) { return r.flops / r.ranks() / (r.time_ms.median * 1e6); }},
-      {"wire", "MB", 8, 2, [](const ScoringResult& r) { return r.wire_bytes / 1e6; }},
-      {"exposed", "%", 7, 1, [](const ScoringResult& r) { return 100 * r.exposed; }},
-      {"imb_pair", "%", 8, 1, [](const ScoringResult& r) { return 100 * r.pair_imbalance; }},
-      {"imb_time", "%", 8, 1, [](const ScoringResult& r) { return 100 * r.time_imbalance; }},
-      {"err/tol", "", 7, 3, [](const ScoringResult& r) { return r.error_over_tolerance; }},
-      {"check", "", 6, 0, [](const ScoringResult& r) { return r.check; }, Align::left},
-  });
+  using Row = ScoringResult;
+  static const Table<Row> table(joined<Row>(
+      {{
+           {"dp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.dp}; }},
+           {"cp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.cp}; }},
+           {"tp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.tp}; }},
+           {"layout", "", 15, 0, [](const Row& r) { return r.layout; }, Align::left},
+           {"schedule", "", 18, 0, [](const Row& r) { return r.schedule; }, Align::left},
+           {"tokens", "", 8, 0, [](const Row& r) { return r.tokens; }},
+           Column<Row>{"bins", "", 5, 0, [](const Row& r) { return r.bins; }}.extra(),
+           Column<Row>{"pack", "%", 5, 1, [](const Row& r) { return 100 * r.packing; }}.extra(),
+       },
+       timing_columns<Row>(9, 1),
+       {
+           {"rate", "tok/s", 8, 0, [](const Row& r) { return r.tokens_per_second(); }},
+           Column<Row>{"flop_rate", "GF/s/rank", 9, 1,
+                       [](const Row& r) { return r.flops / r.ranks() / (r.time_ms.median * 1e6); }}
+               .with_prefix(),
+           Column<Row>{"wire", "MB", 8, 2, [](const Row& r) { return r.wire_bytes / 1e6; }}.extra(),
+           {"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed; }},
+           Column<Row>{"imb_pair", "%", 8, 1, [](const Row& r) { return 100 * r.pair_imbalance; }}
+               .extra(),
+           Column<Row>{"imb_time", "%", 8, 1, [](const Row& r) { return 100 * r.time_imbalance; }}
+               .extra(),
+       },
+       verdict_columns<Row>()}));
   return table;
 }
 
@@ -95,34 +99,37 @@ Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Backe
   HostStream stream;
   Passes passes;
   const int warmup = options.verify ? std::max(1, options.warmup) : options.warmup;
-  int pass = -warmup;
-  const bool terminal = world.rank() == 0 && isatty(STDERR_FILENO) == 1;
-  if (terminal)
-    scorer.on_progress([&](int64_t done, int64_t all) {
-      fmt::print(stderr, "\r{} {}: bin {} of {} \033[K", pass < 0 ? "warmup" : "pass",
-                 pass < 0 ? pass + warmup + 1 : pass + 1, done + 1, all);
-    });
   const auto sent = [&] { return grid.cp().traffic().bytes_sent + grid.tp().traffic().bytes_sent; };
-  for (; pass < options.iterations; ++pass) {
+  int64_t pass = 0;
+  const auto run = [&](Repeats& repeats, bool summed) {
     const int64_t before = sent();
-    backend.check_messages(options.verify && pass == -1);
+    ++pass;
     world.barrier(stream, "start of a pass")->wait();
-    const Stopwatch watch;
-    passes.times = scorer.run(decoder);
-    if (pass >= 0) passes.milliseconds.push_back(1e3 * watch.seconds());
+    repeats.time([&] { passes.times = scorer.run(decoder); });
     passes.wire_bytes = static_cast<double>(sent() - before);
-    if (options.verify && pass >= -1) passes.checksums.push_back(scorer.checksum());
+    if (options.verify && summed) passes.checksums.push_back(scorer.checksum());
+  };
+  scorer.on_progress([&](int64_t done, int64_t all) {
+    options.progress.detail(fmt::format("pass {}, bin {} of {}", pass, done + 1, all));
+  });
+  Repeats untimed({warmup}, nullptr);
+  while (warmup > 0 && untimed.next()) {
+    backend.check_messages(options.verify && untimed.last());
+    run(untimed, untimed.last());
   }
+  backend.check_messages(false);
+  Repeats repeats(options.repeats, &world, !backend.on_gpu());
+  while (repeats.next()) run(repeats, true);
   backend.check_messages(true);
-  if (terminal) fmt::print(stderr, "\r\033[K");
   scorer.on_progress({});
+  passes.timing = repeats.timing();
+  passes.last_ms = repeats.last_ms();
   passes.wire_bytes = all_reduce_value(world, passes.wire_bytes, ReduceOp::sum);
   return passes;
 }
 
 ScoringResult make_result(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
-                          const Samples& samples_ms, const ModelConfig& config,
-                          Communicator& world) {
+                          const ModelConfig& config, Communicator& world) {
   ScoringResult result;
   result.shape = plan.setup.grid;
   result.layout = plan.setup.layout->name;
@@ -131,11 +138,13 @@ ScoringResult make_result(const ScoringPlan& plan, const Scorer& scorer, const P
   result.predictions = plan.predictions;
   result.bins = std::ssize(plan.bins);
   result.packing = packing_efficiency(plan.bins, plan.capacity);
-  result.time_ms = summarize(slowest_rank(samples_ms));
+  result.timing = passes.timing;
+  result.time_ms = passes.timing.statistics();
+  result.finished = utc_now();
   result.flops = plan.flops(config);
   result.wire_bytes = passes.wire_bytes;
-  result.exposed = all_reduce_value(
-      world, 1e3 * passes.times.exposed() / passes.milliseconds.back(), ReduceOp::max);
+  result.exposed =
+      all_reduce_value(world, 1e3 * passes.times.exposed() / passes.last_ms, ReduceOp::max);
   result.pair_imbalance =
       imbalance(all_gather_value(world, static_cast<double>(scorer.count().pairs)));
   result.time_imbalance = imbalance(all_gather_value(world, passes.times.attention));
@@ -182,15 +191,17 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
   return result;
 }
 
-void add_result(RunReport& report, const ScoringResult& result, const Samples& samples_ms,
-                const Compression& compression, int64_t vocab_size) {
+void add_result(RunReport& report, const ScoringResult& result, const Compression& compression,
+                int64_t vocab_size) {
   // Rounding may take a uniform distribution a little above its entropy.
   const double most_entropy = std::log2(static_cast<double>(vocab_size)) + 1e-3;
   ResultEntry entry;
   entry.key = {
       {"grid", to_string(result.shape)}, {"layout", result.layout}, {"schedule", result.schedule}};
-  entry.samples_ms = samples_ms;
+  entry.timing = result.timing;
   entry.measurements = scoring_table().fields(result);
+  entry.units = scoring_table().units();
+  if (result.check != "-") entry.verified = result.check == "ok";
   entry.flops = result.flops;
   entry.bytes_wire = result.wire_bytes;
   report.foms = {{"tokens_per_s", result.tokens_per_second(), "1/s", entry.key},
@@ -229,7 +240,7 @@ std::string phases_text(const Passes& passes, Communicator& world) {
                                                    {"tensor-parallel wait", times.tp_wait},
                                                    {"log-probs", times.logprobs}};
   std::string text = "# phase, slowest rank, share of the pass:";
-  const double total = all_reduce_value(world, passes.milliseconds.back() / 1e3, ReduceOp::max);
+  const double total = all_reduce_value(world, passes.last_ms / 1e3, ReduceOp::max);
   for (const auto& [name, seconds] : phases) {
     const double worst = all_reduce_value(world, seconds, ReduceOp::max);
     text += fmt::format("{} {} {:.1f} ms {:.1f} %", text.back() == ':' ? "" : ";", name,
@@ -266,6 +277,25 @@ std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator&
 
 namespace {
 
+int64_t weight_bytes(const ScoringPlan& plan, const ModelConfig& c) {
+  return 4 * c.parameters() / plan.setup.grid.tp;
+}
+
+/// Of a bin with so many slots of this rank, without what attention stores.
+int64_t activation_bytes(const ScoringPlan& plan, const ModelConfig& c, int64_t slots) {
+  const int64_t row =
+      3 * c.hidden_size + (2 * c.intermediate_size + c.vocab_padded) / plan.setup.grid.tp;
+  return 4 * slots * row;
+}
+
+/// What attention stores of a rank's own rows.
+int64_t own_bytes(const RankPlan& rank, const HeadShape& heads) {
+  int64_t bytes = 0;
+  for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats})
+    bytes += stored_bytes(rank.arrays.at(own(kind)), heads, attention_types);
+  return bytes;
+}
+
 /// Work of the ranks of a planned run in one pass; all ranks of a tp group do the same.
 struct Load {
   int64_t slots = 0;                           ///< of all bins, padding of layouts included
@@ -287,10 +317,7 @@ void add_bin_of_replica(const ScoringPlan& plan, const ModelConfig& config, int6
   for (size_t r = 0; r < ranks.size(); ++r) {
     const RankPlan rank = plan_rank(*setup.schedule, problem, static_cast<int>(r));
     add_bin(ranks[r], count(rank, Pass::forward, problem.heads, attention_types));
-    int64_t own_bytes = 0;
-    for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats})
-      own_bytes += stored_bytes(rank.arrays.at(own(kind)), problem.heads, attention_types);
-    load.own_bytes = std::max(load.own_bytes, own_bytes);
+    load.own_bytes = std::max(load.own_bytes, own_bytes(rank, problem.heads));
   }
 }
 
@@ -316,13 +343,19 @@ Load load_of(const ScoringPlan& plan, const ModelConfig& config) {
 
 }  // namespace
 
+int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const Scorer& scorer) {
+  int64_t most = 0;
+  for (const BinShard& bin : scorer.shards())
+    most = std::max(most, activation_bytes(plan, config, bin.shard.slots) +
+                              own_bytes(bin.plan, scorer.heads()));
+  return weight_bytes(plan, config) + most + scorer.count().transient_bytes;
+}
+
 std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
   const GridShape& grid = plan.setup.grid;
   const Load load = load_of(plan, c);
   const double mean_pairs = load.pairs / grid.dp / grid.cp;
-  const int64_t row = 3 * c.hidden_size + (2 * c.intermediate_size + c.vocab_padded) / grid.tp;
-  const double activations =
-      4.0 * static_cast<double>(load.most_slots * row) + static_cast<double>(load.own_bytes);
+  const int64_t activations = activation_bytes(plan, c, load.most_slots) + load.own_bytes;
   constexpr double mib = 1048576;
   std::string text = fmt::format("# dry run, {}, {}, {}: nothing was computed\n", to_string(grid),
                                  plan.setup.layout->name, plan.setup.schedule->name);
@@ -339,7 +372,7 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
   text += fmt::format(
       "#   memory of a rank: weights {:.1f} MiB, activations of the largest bin {:.1f} MiB, "
       "blocks of other ranks and copies for messages {:.1f} MiB\n",
-      4.0 * static_cast<double>(c.parameters()) / grid.tp / mib, activations / mib,
+      static_cast<double>(weight_bytes(plan, c)) / mib, static_cast<double>(activations) / mib,
       static_cast<double>(load.transient_bytes) / mib);
   return text;
 }

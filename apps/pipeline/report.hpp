@@ -18,7 +18,8 @@ struct ScoringResult {
   std::string layout, schedule;
   int64_t tokens = 0, predictions = 0, bins = 0;
   double packing = 0;         ///< real tokens over capacity
-  Statistics time_ms;         ///< of one pass, slowest rank
+  Timing timing;              ///< of one pass
+  Statistics time_ms;         ///< of its slowest rank
   double flops = 0;           ///< of one pass, all ranks
   double wire_bytes = 0;      ///< of one pass, sum over ranks, counted
   double exposed = 0;         ///< share of the pass that the worst rank waited for communication
@@ -26,6 +27,7 @@ struct ScoringResult {
   double time_imbalance = 0;  ///< of attention, measured
   double error_over_tolerance = 0;  ///< NaN: not checked
   std::string check;                ///< "ok", "FAILED" or "-"
+  std::string finished;             ///< when: UTC, ISO 8601
   int ranks() const { return shape.ranks(); }
   double tokens_per_second() const { return static_cast<double>(tokens) / time_ms.median * 1e3; }
 };
@@ -33,19 +35,22 @@ const Table<ScoringResult>& scoring_table();
 
 /// Passes of the decoder over all documents, as measured on one rank.
 struct Passes {
-  std::vector<double> milliseconds;  ///< of each timed pass
-  DecoderTimes times;                ///< of the last pass
-  double wire_bytes = 0;             ///< of the last pass, all ranks
+  Timing timing;          ///< of the timed passes
+  double last_ms = 0;     ///< of the last one, on this rank
+  DecoderTimes times;     ///< of the last pass
+  double wire_bytes = 0;  ///< of the last pass, all ranks
   /// Of this rank's scores in each timed pass, and, at the front, in a pass that was not timed and
   /// whose messages were checked. Empty without verification.
   std::vector<uint64_t> checksums;
 };
 /// How passes are run.
 struct PassOptions {
-  int iterations = 1, warmup = 0;
+  RepeatOptions repeats;
+  int warmup = 0;
   bool verify = true;
+  Progress& progress;  ///< told of passes and bins
 };
-/// Runs `warmup` passes, then `iterations` timed ones, each from a barrier on. The messages of the
+/// Runs `warmup` passes, then timed ones, each from a barrier on. The messages of the
 /// last warm-up pass are checked; without warm-up, an additional pass comes first. `grid` is that
 /// of the decoder, on the `backend`. Collective over `world`: all ranks of the grid, in host
 /// memory.
@@ -54,8 +59,7 @@ Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Backe
 
 /// The result without its verification. Collective over `world`.
 ScoringResult make_result(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
-                          const Samples& samples_ms, const ModelConfig& config,
-                          Communicator& world);
+                          const ModelConfig& config, Communicator& world);
 
 /// The part of the output file beside the scores.
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
@@ -71,8 +75,8 @@ struct Compression {
 Compression compression_of(const Documents& documents, std::span<const DocumentScore> scores);
 
 /// Adds the result and the figures of merit to the report.
-void add_result(RunReport& report, const ScoringResult& result, const Samples& samples_ms,
-                const Compression& compression, int64_t vocab_size);
+void add_result(RunReport& report, const ScoringResult& result, const Compression& compression,
+                int64_t vocab_size);
 
 /// "# score ..." line, and a table of the `top` documents with the most bits per byte.
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
@@ -84,6 +88,10 @@ std::string phases_text(const Passes& passes, Communicator& world);
 /// A "#" table with a line for each rank: its share of attention and its times in the last pass.
 /// Collective.
 std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator& world);
+
+/// Memory of this rank: weights, activations of its largest bin, blocks of other ranks and copies
+/// for messages.
+int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const Scorer& scorer);
 
 /// Sizes, FLOPs, bytes and memory of a run on the plan's grid, without running it. Plans the
 /// attention of one rank and bin at a time. Throws the usage errors of layouts and schedules.

@@ -135,7 +135,7 @@ const Table<BatchResult>& batch_table() {
       {"pairs", "max/mean", 9, 4, [](const Row& r) { return r.pair_ratio; }},
       {"hidden", "pairs", 9, 0, [](const Row& r) { return r.hidden_pairs; }},
       {"mean_loss", "", 10, 3, [](const Row& r) { return r.mean_loss; }},
-      {"mean_of_means", "", 13, 3, [](const Row& r) { return r.mean_of_means; }},
+      Column<Row>{"mean_of_means", "", 13, 3, [](const Row& r) { return r.mean_of_means; }}.extra(),
       {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
   });
   return table;

@@ -108,9 +108,11 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   run_agreed(world, "options", [&] { check_options(o); });
   Backend backend(context, o.backend);
   run_on_root(world, "outputs", [&] {
-    check_output_places(
-        {{"--output", o.output}, {"--svg", o.svg}, {"--json", o.json}, {"--csv", o.csv}},
-        {{"--input", o.input}});
+    check_output_places({{"--output", o.output},
+                         {"--svg", o.svg},
+                         {"--json", o.report.json},
+                         {"--csv", o.report.csv}},
+                        {{"--input", o.input}});
   });
   if (!o.input.empty() && schema_of(world, o.input) == bshd_schema) return run_batch(o, context);
   const Streams streams = open_streams(o, world);
@@ -122,7 +124,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   RunReport report = begin_sharding_report(context, streams.header, streams.origin, o.cp, shape);
   report.inputs = streams.inputs;
   backend.describe(report);
-  if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
+  start_run(context, report, o.report, 0);
   if (o.ulysses) return run_heads_for_tokens(o, streams.header, streams.slots, context, report);
 
   Outcome outcome;
@@ -137,14 +139,14 @@ ExitCode run(ShardOptions& o, AppContext& context) {
     }
   }
   if (context.quiet) outcome.details.clear();
-  return finish_run(context, report, [&] {
+  return finish_run(context, report, o.report, [&] {
     if (outcome.rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
     if (!o.svg.empty())
       context.outputs.add_text(
           o.svg, picture_of_bin(streams.header, o.bin, o.layout.name, o.layout_options(), o.repad));
-    std::string text = sharding_table().text(outcome.rows);
+    std::string text = sharding_table().chosen(shown_columns(context, o.report)).text(outcome.rows);
     for (const std::string& reason : refused) text += fmt::format("# refused: {}\n", reason);
-    return RunTexts{text + outcome.details, o.csv, sharding_table().csv(outcome.rows), o.json};
+    return text + outcome.details;
   });
 }
 

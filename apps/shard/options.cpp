@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/common/generated_lengths.hpp"
+#include "apps/common/type_options.hpp"
 #include "core/error.hpp"
 #include "packing/bins.hpp"
 
@@ -56,7 +57,8 @@ void declare_options(CLI::App& app, ShardOptions& o) {
   add_option(app, {"--heads", "Query heads, for times"}, o.heads, 1);
   add_option(app, {"--kv-heads", "Key and value heads, for bytes"}, o.kv_heads, 1);
   add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
-  add_choice_option(app, {"-d,--dtype", "Type of keys and values"}, o.dtype, {"f32", "bf16"});
+  add_choice_option(app, {"-d,--dtype", "Type of keys and values"}, o.dtype,
+                    activation_type_names());
   declare_backend_options(app, o.backend);
   add_option(app, {"--tflops", "Attention rate of a rank, TFLOP/s, for times"}, o.tflops);
   add_option(app, {"--gbps", "What a rank receives, GB/s, for times"}, o.gbytes_per_s);
@@ -66,8 +68,7 @@ void declare_options(CLI::App& app, ShardOptions& o) {
              o.output);
   add_choice_option(app, {"-c,--check", "Verify round trips and sums, or nothing"}, o.check,
                     {"none", "last"});
-  add_option(app, {"-J,--json", "Write the result here (gyre-result/1)"}, o.json);
-  add_option(app, {"--csv", "Write the table here"}, o.csv);
+  declare_report_options(app, o.report);
 }
 
 void check_options(const ShardOptions& o) {

@@ -13,7 +13,7 @@ namespace gyre {
 
 /// Options of gyre-shard; see --help.
 struct ShardOptions {
-  std::string input, generate, output, svg, json, csv, dtype = "bf16", check = "last", algorithm;
+  std::string input, generate, output, svg, dtype = "bf16", check = "last", algorithm;
   LayoutChoice layout;
   int cp = 2, heads = 32, kv_heads = 8, head_dim = 128;
   int64_t capacity = 0, bin = 0;
@@ -22,6 +22,7 @@ struct ShardOptions {
   std::string mask, gradient;  ///< "": as the shards keep it; not checked
   bool ulysses = false;
   BatchOptions batch;
+  ReportOptions report;
   BackendOptions backend;
 
   ShardOptions() { layout.name = "all"; }

@@ -89,14 +89,17 @@ const Table<ShardingResult>& sharding_table() {
       {"pad", "%", 6, 2, [](const Row& r) { return 100 * r.padding; }},
       {"run", "tokens", 8, 1, [](const Row& r) { return r.run_length; }},
       {"pairs", "max/mean", 8, 4, [](const Row& r) { return r.pair_ratio; }},
-      {"worst_bin", "max/mean", 9, 4, [](const Row& r) { return r.worst_ratio; }},
+      Column<Row>{"worst_bin", "max/mean", 9, 4, [](const Row& r) { return r.worst_ratio; }}
+          .extra(),
       {"need", "% ring", 7, 1, [](const Row& r) { return 100 * r.needed; }},
-      {"need_most", "% ring", 9, 1, [](const Row& r) { return 100 * r.needed_most; }},
+      Column<Row>{"need_most", "% ring", 9, 1, [](const Row& r) { return 100 * r.needed_most; }}
+          .extra(),
       {"fetch", "MB", 9, 2, [](const Row& r) { return r.needed_bytes / 1e6; }},
-      {"compute", "ms", 9, 3, [](const Row& r) { return 1e3 * r.compute_s; }},
-      {"receive", "ms", 9, 3, [](const Row& r) { return 1e3 * r.communicate_s; }},
+      Column<Row>{"compute", "ms", 9, 3, [](const Row& r) { return 1e3 * r.compute_s; }}.extra(),
+      Column<Row>{"receive", "ms", 9, 3, [](const Row& r) { return 1e3 * r.communicate_s; }}
+          .extra(),
       {"step", "ms", 9, 3, [](const Row& r) { return 1e3 * r.step_s; }},
-      {"planning", "ms", 9, 2, [](const Row& r) { return 1e3 * r.planning_s; }},
+      Column<Row>{"planning", "ms", 9, 2, [](const Row& r) { return 1e3 * r.planning_s; }}.extra(),
       {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
   });
   return table;
@@ -223,6 +226,8 @@ void add_row(RunReport& report, const ShardingResult& row) {
   ResultEntry entry;
   entry.key = {{"layout", row.layout}, {"cp", row.cp}};
   entry.measurements = sharding_table().fields(row);
+  entry.units = sharding_table().units();
+  if (row.check != "-") entry.verified = row.check == "ok";
   report.foms.push_back({"pair_ratio", row.pair_ratio, "max/mean", entry.key});
   report.foms.push_back({"needed_share", row.needed, "of ring", entry.key, 1});
   report.results.push_back(std::move(entry));

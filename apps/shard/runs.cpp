@@ -19,13 +19,14 @@ ExitCode present(const ShardOptions& o, AppContext& context, RunReport& report,
   for (const Row& row : rows) {
     ResultEntry entry;
     entry.measurements = table.fields(row);
+    entry.units = table.units();
+    if (!report.verification.empty()) entry.verified = report.verification.passed();
     entry.key = {*std::find_if(entry.measurements.begin(), entry.measurements.end(),
                                [&](const auto& field) { return field.first == key; })};
     report.results.push_back(std::move(entry));
   }
-  return finish_run(context, report, [&] {
-    return RunTexts{table.text(rows), o.csv, table.csv(rows), o.json};
-  });
+  return finish_run(context, report, o.report,
+                    [&] { return table.chosen(shown_columns(context, o.report)).text(rows); });
 }
 
 }  // namespace
@@ -42,7 +43,7 @@ ExitCode run_batch(const ShardOptions& o, AppContext& context) {
                                    {"slots", arrays.slots}},
                                   {{"hdf5", h5::library_version()}});
   report.inputs = {{o.input, sha256_of_file(world, o.input)}};
-  if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
+  start_run(context, report, o.report, 0);
   const std::string usual = o.batch.format == "thd" ? "causal-segments" : "causal";
   const LayoutOptions layout = o.layout_options();
   const BatchJob job{

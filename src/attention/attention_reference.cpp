@@ -3,28 +3,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/dot.hpp"
 #include "core/error.hpp"
 #include "core/special_values.hpp"
 
 namespace gyre {
 namespace {
 
-template <class A, class B>
-double dot(const A* a, const B* b, int64_t n) {
-  double sum = 0;
-  for (int64_t d = 0; d < n; ++d) sum += static_cast<double>(a[d]) * static_cast<double>(b[d]);
-  return sum;
-}
-
 template <class T>
 double square(const T* a, int64_t n) {
   return dot(a, a, n);
-}
-
-/// y += factor · x.
-template <class T>
-void add_scaled(double* y, double factor, const T* x, int64_t n) {
-  for (int64_t d = 0; d < n; ++d) y[d] += factor * static_cast<double>(x[d]);
 }
 
 /// Keys [begin, end) of a document of `length` tokens that the query at `position` sees.

@@ -122,9 +122,26 @@ void AttentionExecutor::add_local_copies(const step::Exchange& s, std::vector<Ro
   }
 }
 
-void AttentionExecutor::post(const step::Exchange& s) {
-  Pending pending;
-  pending.what = s.what;
+namespace {
+
+/// The bytes for, or from, each peer. Slices to one peer travel as one message.
+template <class AnySlice>
+std::vector<TraceMessage> messages_of(const std::vector<AnySlice>& slices) {
+  std::vector<TraceMessage> messages;
+  for (const AnySlice& slice : slices) {
+    const auto same = [&](const TraceMessage& m) { return m.peer == slice.peer; };
+    const auto found = std::find_if(messages.begin(), messages.end(), same);
+    TraceMessage& m =
+        found != messages.end() ? *found : messages.emplace_back(TraceMessage{slice.peer});
+    m.bytes += std::ssize(slice.data);
+  }
+  return messages;
+}
+
+}  // namespace
+
+void AttentionExecutor::post(const step::Exchange& s, int step) {
+  Pending pending{&s};
   std::vector<SendSlice> sends;
   std::vector<RecvSlice> recvs;
   std::vector<RowCopy> copies;
@@ -160,7 +177,10 @@ void AttentionExecutor::post(const step::Exchange& s) {
   }
   add_local_copies(s, copies);
   ops_->copy(copies);
-  if (trace_ != nullptr) pending.begin = stream_.mark();
+  if (trace_ != nullptr) {
+    pending.span = spans_.size();
+    spans_.push_back({&s, step, messages_of(sends), messages_of(recvs), stream_.mark()});
+  }
   pending.work = group_.exchange(sends, recvs, stream_, s.what);
   pending_[s.id] = std::move(pending);
 }
@@ -173,9 +193,7 @@ void AttentionExecutor::wait_on_stream(WorkPtr work) {
 void AttentionExecutor::complete(int id) {
   Pending& pending = pending_.at(id);
   wait_on_stream(std::move(pending.work));
-  if (trace_ == nullptr) return;
-  if (!pending.end) pending.end = stream_.mark();
-  spans_.push_back({pending.what, std::move(pending.begin), std::move(pending.end)});
+  if (trace_ != nullptr && !pending.done) spans_[pending.span].end = stream_.mark();
 }
 
 void AttentionExecutor::unpack(int id) {
@@ -199,7 +217,7 @@ void AttentionExecutor::progress() {
   for (auto& [id, pending] : pending_)
     if (!pending.done && pending.work->test()) {
       pending.done = true;
-      if (trace_ != nullptr) pending.end = stream_.mark();
+      if (trace_ != nullptr) spans_[pending.span].end = stream_.mark();
     }
 }
 
@@ -321,19 +339,25 @@ void AttentionExecutor::synchronize(Pass pass) {
   stream_.synchronize();
 }
 
+void AttentionExecutor::add_spans(Pass pass) {
+  for (Span& span : spans_)
+    trace_->add({TraceLane::communication, span.exchange->what, span.begin->seconds(),
+                 span.end->seconds(), SpanKind::message, span.step, name_of(pass),
+                 std::move(span.sent), std::move(span.received)});
+  spans_.clear();
+}
+
 ExecutionTimes AttentionExecutor::run(Pass pass, Execute what) {
   const ProfileRange range(pass == Pass::forward ? "attention forward" : "attention backward");
   begin_sinks(pass);
   delta_.reset();
   deferred_clears_.clear();
   Walker walker(*this, pass, what);
-  for (const Step& s : plan_.steps(pass)) std::visit(walker, s);
+  for (const Step& s : plan_.steps(pass)) walker.walk(s);
   walker.finish();
   const MarkPtr end = stream_.mark();
   synchronize(pass);
-  for (const Span& span : spans_)
-    trace_->add(TraceLane::communication, span.what, span.begin->seconds(), span.end->seconds());
-  spans_.clear();
+  add_spans(pass);
   return walker.times(*end, trace_);
 }
 

@@ -62,6 +62,7 @@ class AttentionExecutor {
   /// executor.
   void set_sinks(std::span<const float> sinks) { sinks_ = sinks; }
   Stream& stream() { return stream_; }
+  /// Runs from now on add their spans to `trace`; null: none are recorded.
   void set_trace(Trace* trace) { trace_ = trace; }
 
   // Views of arrays in the stream's space.
@@ -91,17 +92,20 @@ class AttentionExecutor {
   };
   /// An exchange that has been posted, with the staging buffers of its messages.
   struct Pending {
-    WorkPtr work;
-    std::vector<Buffer<float>> sent;
-    std::vector<Received> received;
-    std::string what;
+    const step::Exchange* exchange = nullptr;
+    WorkPtr work = {};
+    std::vector<Buffer<float>> sent = {};
+    std::vector<Received> received = {};
     bool done = false;
-    MarkPtr begin, end;  ///< for the trace; end: set when the exchange is found to be complete
+    size_t span = 0;  ///< index into spans_, with a trace
   };
-  /// A communication in the trace. Its marks are read after the run.
+  /// A transfer in the trace. Its marks are read after the run.
   struct Span {
-    std::string what;
-    MarkPtr begin, end;
+    const step::Exchange* exchange;
+    int step;
+    std::vector<TraceMessage> sent, received;
+    MarkPtr begin;
+    MarkPtr end = {};  ///< set when the transfer is found to be complete
   };
 
   const PlanArray& array(int index) const { return plan_.arrays[static_cast<size_t>(index)]; }
@@ -111,8 +115,10 @@ class AttentionExecutor {
   /// The columns of the heads `part` in plane `p` of an array.
   MatrixRef columns(int index, int64_t p, HeadRange part);
 
-  void post(const step::Exchange& s);
+  /// `step`: its index in the list.
+  void post(const step::Exchange& s, int step);
   void complete(int id);
+  void add_spans(Pass pass);
   void unpack(int id);
   /// Makes all work that is submitted from now on wait for a communication. On a device the
   /// operation is kept until the end of the run.

@@ -1,5 +1,7 @@
 #include "attention/plan.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -91,7 +93,7 @@ namespace {
 class Counter {
  public:
   Counter(const RankPlan& plan, const HeadShape& heads, const ElementTypes& types)
-      : plan_(plan), heads_(heads), types_(types) {}
+      : plan_(plan), heads_(heads), types_(types), touched_(plan.arrays.size()) {}
 
   void operator()(const step::Exchange& s) {
     int64_t copies = 0;
@@ -111,11 +113,16 @@ class Counter {
         count_.bytes_received += wire_bytes(slice);
         if (slice.add || !travels_as_it_lies(slice)) copies += wire_bytes(slice);
       }
-    copies_[s.id] = copies;
+    if (copies > 0) copies_[s.id] = copies;
     copies_now_ += copies;
     most_copies_ = std::max(most_copies_, copies_now_);
   }
-  void operator()(const step::Wait& s) { copies_now_ -= copies_[s.id]; }
+  void operator()(const step::Wait& s) {
+    const auto found = copies_.find(s.id);
+    if (found == copies_.end()) return;
+    copies_now_ -= found->second;
+    copies_.erase(found);
+  }
   void operator()(const step::Clear& s) { touch(s.array); }
   void operator()(const step::Compute& s) {
     for (const int array : {s.q, s.kv, s.stats, s.out, s.d_out, s.d_q, s.d_kv})
@@ -149,7 +156,9 @@ class Counter {
     return gyre::wire_bytes(array(slice.array).kind, slice, heads_, types_);
   }
   void touch(int index) {
-    if (index < array_kinds) return;
+    // Once is enough, and arrays may have as many runs of rows as there are tokens.
+    if (index < array_kinds || touched_[static_cast<size_t>(index)]) return;
+    touched_[static_cast<size_t>(index)] = true;
     const PlanArray& a = array(index);
     int64_t& bytes = storages_[a.storage];
     bytes = std::max(bytes, stored_bytes(a, heads_, types_));
@@ -159,7 +168,9 @@ class Counter {
   const HeadShape& heads_;
   const ElementTypes& types_;
   PlanCount count_;
-  std::map<int, int64_t> copies_, storages_;
+  std::map<int, int64_t> copies_;    ///< [exchange] under way
+  std::map<int, int64_t> storages_;  ///< bytes
+  std::vector<bool> touched_;        ///< [array]
   int64_t copies_now_ = 0, most_copies_ = 0;
 };
 
@@ -185,6 +196,33 @@ int64_t wire_bytes(ArrayKind kind, const Slice& slice, const HeadShape& heads,
 int64_t stored_bytes(const PlanArray& array, const HeadShape& heads, const ElementTypes& types) {
   return array.tokens() * row_elements(array.kind, array.heads.count, heads.head_dim) *
          static_cast<int64_t>(size_of(types.stored(array.kind)));
+}
+
+int64_t plan_bytes(const RankPlan& plan) {
+  size_t bytes = 0;
+  const auto add = [&bytes](const auto& list) { bytes += list.capacity() * sizeof(*list.data()); };
+  add(plan.arrays);
+  for (const PlanArray& array : plan.arrays) add(array.rows);
+  for (const std::vector<Step>* steps : {&plan.forward, &plan.backward}) {
+    add(*steps);
+    for (const Step& step : *steps) {
+      if (const auto* compute = std::get_if<step::Compute>(&step)) add(compute->rectangles);
+      if (const auto* exchange = std::get_if<step::Exchange>(&step))
+        for (const auto* messages : {&exchange->sends, &exchange->recvs}) {
+          add(*messages);
+          for (const Message& message : *messages) add(message.slices);
+        }
+    }
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+std::string name_of_keys(const RankPlan& plan, const step::Compute& compute) {
+  const std::vector<RankRows>& rows = plan.arrays[static_cast<size_t>(compute.kv)].rows;
+  const bool one = !rows.empty() && std::all_of(rows.begin(), rows.end(), [&](const RankRows& run) {
+    return run.rank == rows[0].rank;
+  });
+  return one ? fmt::format("keys of rank {}", rows[0].rank) : std::string("keys of several ranks");
 }
 
 PlanCount count(const RankPlan& plan, Pass pass, const HeadShape& heads,

@@ -197,6 +197,8 @@ struct ElementTypes {
 int64_t row_elements(ArrayKind kind, int64_t heads, int64_t head_dim);
 /// Bytes of an array where it lies.
 int64_t stored_bytes(const PlanArray& array, const HeadShape& heads, const ElementTypes& types);
+/// Bytes of the plan itself: many where chunks are small, and rectangles of a few tokens with them.
+int64_t plan_bytes(const RankPlan& plan);
 /// Bytes of a slice of an array of `kind` in a message.
 int64_t wire_bytes(ArrayKind kind, const Slice& slice, const HeadShape& heads,
                    const ElementTypes& types);
@@ -214,7 +216,17 @@ struct PlanCount {
   int64_t transient_bytes = 0;  ///< arrays of this direction other than the rank's own, and copies
                                 ///< made for messages, at their peak
 };
+/// What a Compute step is called in timelines, by whose keys it reads: "keys of rank 2", "keys of
+/// several ranks".
+std::string name_of_keys(const RankPlan& plan, const step::Compute& compute);
+
 PlanCount count(const RankPlan& plan, Pass pass, const HeadShape& heads, const ElementTypes& types);
+
+/// Matrix products of a kernel call: forward scores and out; backward scores and dP, one more for
+/// dQ and two more for dK and dV.
+constexpr int products_of(Pass pass, bool d_q, bool d_kv) {
+  return pass == Pass::forward ? 2 : 2 + (d_q ? 1 : 0) + (d_kv ? 2 : 0);
+}
 
 /// FLOPs of one direction: 4 · head_dim for each pair and head forward (two products), 10 backward
 /// (five).

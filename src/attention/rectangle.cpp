@@ -1,7 +1,6 @@
 #include "attention/rectangle.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/error.hpp"
 
@@ -60,13 +59,15 @@ Rectangle intersect(const Fragment& q, const Fragment& k, const MaskRule& rule, 
   return r;
 }
 
-/// Indices of the fragments, by segment and then in their order.
-std::vector<size_t> by_segment(const std::vector<Fragment>& fragments) {
-  std::vector<size_t> order(fragments.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return fragments[a].segment < fragments[b].segment; });
-  return order;
+/// The fragments by segment and then in their order: themselves where they are sorted already, else
+/// a copy in `sorted`.
+std::span<const Fragment> by_segment(const std::vector<Fragment>& fragments,
+                                     std::vector<Fragment>& sorted) {
+  const auto before = [](const Fragment& a, const Fragment& b) { return a.segment < b.segment; };
+  if (std::is_sorted(fragments.begin(), fragments.end(), before)) return fragments;
+  sorted = fragments;
+  std::stable_sort(sorted.begin(), sorted.end(), before);
+  return sorted;
 }
 
 }  // namespace
@@ -95,19 +96,20 @@ std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const 
                                  Trim trimming) {
   GYRE_CHECK(rule.window >= 0 && (rule.window == 0 || rule.kind == MaskKind::causal),
              "a window of {} without a causal mask", rule.window);
-  const std::vector<size_t> order = by_segment(keys.fragments);
-  const auto segment_of = [&](size_t i) { return keys.fragments[i].segment; };
+  std::vector<Fragment> sorted;
+  const std::span<const Fragment> in_order = by_segment(keys.fragments, sorted);
   std::vector<Rectangle> rectangles;
   for (const Fragment& q : queries.fragments) {
-    auto k = std::lower_bound(order.begin(), order.end(), q.segment,
-                              [&](size_t i, SegmentIndex s) { return segment_of(i) < s; });
-    for (; k != order.end() && segment_of(*k) == q.segment; ++k) {
-      const Rectangle seen = intersect(q, keys.fragments[*k], rule, trimming);
+    auto k = std::lower_bound(in_order.begin(), in_order.end(), q.segment,
+                              [](const Fragment& f, SegmentIndex s) { return f.segment < s; });
+    for (; k != in_order.end() && k->segment == q.segment; ++k) {
+      const Rectangle seen = intersect(q, *k, rule, trimming);
       if (seen.q_length > 0 && seen.k_length > 0 && seen.pairs() > 0) rectangles.push_back(seen);
     }
   }
-  std::stable_sort(rectangles.begin(), rectangles.end(),
-                   [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; });
+  const auto before = [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; };
+  if (!std::is_sorted(rectangles.begin(), rectangles.end(), before))
+    std::stable_sort(rectangles.begin(), rectangles.end(), before);
   return rectangles;
 }
 

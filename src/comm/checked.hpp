@@ -28,6 +28,8 @@ class CheckedCommunicator final : public Communicator {
   MemorySpace space() const override { return carrier_->space(); }
   std::string_view backend() const override { return carrier_->backend(); }
   std::unique_ptr<Communicator> split(int color) override;
+  void sleep_between_polls(double seconds) override { carrier_->sleep_between_polls(seconds); }
+  double next_event() const override { return carrier_->next_event(); }
   const Communicator& carrier() const override { return carrier_->carrier(); }
 
  protected:

@@ -14,6 +14,7 @@
 //     broadcast       b at the root            barrier         0
 
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -67,6 +68,14 @@ class Communicator {
   virtual std::string_view backend() const = 0;  ///< "mpi", "nccl", "staged"
   /// Ranks of equal `color` form a new communicator, in order of their rank here. Collective.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
+  /// From now on a wait for an operation that is submitted later sleeps `seconds` between two
+  /// polls, less when an event is known to come; 0, as at first: it yields the core. For ranks that
+  /// share cores and sleep for most of their time. Holds for what split() makes of this later, too.
+  /// Without effect where waits do not poll MPI.
+  virtual void sleep_between_polls(double /*seconds*/) {}
+  /// When, on the clock of monotonic_seconds(), the next poll is due that an operation needs;
+  /// infinity: no such time is known.
+  virtual double next_event() const { return std::numeric_limits<double>::infinity(); }
   /// What carries the bytes in the end: this, or for one that adds to another, that one's carrier.
   virtual const Communicator& carrier() const { return *this; }
 

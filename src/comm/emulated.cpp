@@ -1,50 +1,24 @@
 #include "comm/emulated.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <deque>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "core/quantity.hpp"
 #include "runtime/clock.hpp"
+#include "runtime/mpi_env.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
 
-struct Unit {
-  std::string_view name;
-  double factor;
-};
-constexpr Unit time_units[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
 constexpr Unit rate_units[] = {{"", 1}, {"K", 1e3}, {"M", 1e6}, {"G", 1e9}};
-
-/// A finite number that is not negative, followed by one of `units`.
-std::optional<double> parse_quantity(std::string_view text, std::span<const Unit> units) {
-  double number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || !std::isfinite(number) || std::signbit(number)) return {};
-  const std::string_view unit(rest, static_cast<size_t>(end - rest));
-  for (const Unit& known : units)
-    if (unit == known.name) return number * known.factor;
-  return {};
-}
-
-double parse_latency(std::string_view value) {
-  const std::optional<double> seconds =
-      value == "0" ? std::optional(0.0) : parse_quantity(value, time_units);
-  if (!seconds)
-    throw_usage("network: alpha is '{}'; it must be a number of us, ms or s, as in alpha=10us",
-                value);
-  return *seconds;
-}
 
 double parse_rate(std::string_view value) {
   const std::optional<double> rate = parse_quantity(value, rate_units);
@@ -106,6 +80,16 @@ class Link {
     take([&](const DelayedSend& s) { return s.owner == &owner; });
   }
   bool idle() const { return queue_.empty(); }
+  /// When the next message is due; infinity: none is.
+  double next_due() const {
+    return idle() ? std::numeric_limits<double>::infinity() : queue_.front().due;
+  }
+  /// Of waits between two polls, in seconds: for all operations of the network.
+  void set_pause(double seconds) { pause_ = seconds; }
+  /// Pauses between two polls, at most until a message is due.
+  void pause() const {
+    pause_politely(std::min(pause_, std::max(0.0, next_due() - monotonic_seconds())));
+  }
 
  private:
   void post(const DelayedSend& send);
@@ -120,14 +104,15 @@ class Link {
 
   NetworkModel model_;
   EgressLink link_;
+  double pause_ = 0;
   std::deque<DelayedSend> queue_;
 };
 
-/// Waits as the MPI backend does: polls, then yields the core, with a WaitScope for the watchdog.
-void wait_for(Work& work, std::string_view what, const std::vector<int>& peers) {
+/// Waits as the MPI backend does: polls and pauses, with a WaitScope for the watchdog.
+void wait_for(Work& work, const Link& link, std::string_view what, const std::vector<int>& peers) {
   if (work.test()) return;
   const WaitScope scope(what, peers);
-  while (!work.test()) sched_yield();
+  while (!work.test()) link.pause();
 }
 
 /// An exchange: receives and messages inside the node are submitted at once, the others when due.
@@ -154,7 +139,7 @@ class DelayedExchange final : public Work {
     std::erase_if(under_way_, [](const WorkPtr& work) { return work->test(); });
     return unsent_ == 0 && under_way_.empty();
   }
-  void wait() override { wait_for(*this, what_, peers_); }
+  void wait() override { wait_for(*this, *link_, what_, peers_); }
 
  private:
   std::shared_ptr<Link> link_;
@@ -181,7 +166,7 @@ class DrivingWork final : public Work {
     link_->progress();
     return work_->test();
   }
-  void wait() override { wait_for(*this, what_, peers_); }
+  void wait() override { wait_for(*this, *link_, what_, peers_); }
 
  private:
   std::shared_ptr<Link> link_;
@@ -209,6 +194,11 @@ class EmulatedCommunicator final : public Communicator {
   int size() const override { return real_.size(); }
   MemorySpace space() const override { return real_.space(); }
   std::string_view backend() const override { return "emulated"; }
+  void sleep_between_polls(double seconds) override {
+    link_->set_pause(seconds);
+    real_.sleep_between_polls(seconds);
+  }
+  double next_event() const override { return link_->next_due(); }
 
   std::unique_ptr<Communicator> split(int color) override {
     drain();
@@ -280,7 +270,7 @@ class EmulatedCommunicator final : public Communicator {
     const WaitScope scope("delayed messages before splitting a communicator");
     while (!link_->idle()) {
       link_->progress();
-      sched_yield();
+      link_->pause();
     }
   }
 
@@ -294,24 +284,16 @@ class EmulatedCommunicator final : public Communicator {
 
 NetworkModel parse_network_model(std::string_view text) {
   NetworkModel model;
-  std::vector<std::string_view> seen;
-  for (size_t at = 0; at <= text.size();) {
-    const std::string_view item = text.substr(at, std::min(text.find(',', at), text.size()) - at);
-    at += item.size() + 1;
-    const size_t equals = item.find('=');
-    const std::string_view key = item.substr(0, equals);
-    if (equals == std::string_view::npos || (key != "alpha" && key != "beta" && key != "node"))
-      throw_usage("network: '{}' is none of alpha=TIME, beta=RATE and node=RANKS", item);
-    if (std::find(seen.begin(), seen.end(), key) != seen.end())
-      throw_usage("network: {} is given twice in '{}'", key, text);
-    seen.push_back(key);
-    const std::string_view value = item.substr(equals + 1);
-    if (key == "alpha") model.latency_s = parse_latency(value);
-    if (key == "beta") model.bytes_per_s = parse_rate(value);
-    if (key == "node") model.ranks_per_node = parse_node(value);
+  constexpr std::string_view keys[] = {"alpha", "beta", "node"};
+  const std::vector<Setting> settings =
+      parse_settings("network", text, keys, "alpha=TIME, beta=RATE and node=RANKS");
+  for (const Setting& setting : settings) {
+    if (setting.key == "alpha") model.latency_s = parse_time("network", setting);
+    if (setting.key == "beta") model.bytes_per_s = parse_rate(setting.value);
+    if (setting.key == "node") model.ranks_per_node = parse_node(setting.value);
   }
   for (const std::string_view key : {"alpha", "beta"})
-    if (std::find(seen.begin(), seen.end(), key) == seen.end())
+    if (std::ranges::find(settings, key, &Setting::key) == settings.end())
       throw_usage(
           "network: '{}' has no {}; both alpha and beta are needed, as in alpha=10us,beta=5G", text,
           key);

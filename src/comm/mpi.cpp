@@ -90,7 +90,9 @@ class Gathered {
 
 class MpiWork final : public Work {
  public:
-  MpiWork(std::string_view what, std::vector<int> peers) : what_(what), peers_(std::move(peers)) {}
+  /// `pause`: of a wait between two polls, in seconds.
+  MpiWork(std::string_view what, std::vector<int> peers, double pause)
+      : what_(what), peers_(std::move(peers)), pause_(pause) {}
 
   MPI_Request* add() { return &requests_.emplace_back(MPI_REQUEST_NULL); }
   /// As add(), for a message that must have `bytes`.
@@ -118,7 +120,7 @@ class MpiWork final : public Work {
   void wait() override {
     if (test()) return;
     WaitScope scope(what_, peers_);
-    while (!test()) yield_politely();
+    while (!test()) pause_politely(pause_);
   }
 
  private:
@@ -140,6 +142,7 @@ class MpiWork final : public Work {
 
   std::string what_;
   std::vector<int> peers_;
+  double pause_;
   std::vector<MPI_Request> requests_;
   std::vector<Receive> receives_;
   std::vector<MPI_Status> statuses_;
@@ -150,8 +153,8 @@ class MpiWork final : public Work {
 class MpiCommunicator final : public Communicator {
  public:
   /// `world_ranks`: the members' ranks in the world, by which the watchdog names them.
-  MpiCommunicator(MPI_Comm comm, std::vector<int> world_ranks)
-      : comm_(comm), world_ranks_(std::move(world_ranks)) {
+  MpiCommunicator(MPI_Comm comm, std::vector<int> world_ranks, double pause = 0)
+      : comm_(comm), world_ranks_(std::move(world_ranks)), pause_(pause) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
@@ -164,6 +167,7 @@ class MpiCommunicator final : public Communicator {
   int size() const override { return size_; }
   MemorySpace space() const override { return MemorySpace::host; }
   std::string_view backend() const override { return "mpi"; }
+  void sleep_between_polls(double seconds) override { pause_ = seconds; }
   MPI_Comm handle() const { return comm_; }
 
   std::unique_ptr<Communicator> split(int color) override {
@@ -174,7 +178,7 @@ class MpiCommunicator final : public Communicator {
     std::vector<int> members;
     for (size_t r = 0; r < colors.size(); ++r)
       if (colors[r] == color) members.push_back(world_ranks_[r]);
-    return std::make_unique<MpiCommunicator>(part, std::move(members));
+    return std::make_unique<MpiCommunicator>(part, std::move(members), pause_);
   }
 
  protected:
@@ -190,7 +194,7 @@ class MpiCommunicator final : public Communicator {
       return parts;
     };
     const auto incoming = parts_of(recvs), outgoing = parts_of(sends);
-    auto work = std::make_unique<MpiWork>(what, std::move(peers));
+    auto work = std::make_unique<MpiWork>(what, std::move(peers), pause_);
     work->reserve(incoming.size() + outgoing.size());
     for (const auto& [peer, parts] : incoming) {
       const Gathered m(parts);
@@ -270,7 +274,7 @@ class MpiCommunicator final : public Communicator {
 
  private:
   std::unique_ptr<MpiWork> collective(std::string_view what) const {
-    auto work = std::make_unique<MpiWork>(what, world_ranks_);
+    auto work = std::make_unique<MpiWork>(what, world_ranks_, pause_);
     work->reserve(1);
     work->reserve_kept(4);
     return work;
@@ -291,6 +295,7 @@ class MpiCommunicator final : public Communicator {
   int rank_ = 0;
   int size_ = 1;
   std::vector<int> world_ranks_;
+  double pause_;  // of waits between two polls, in seconds
 };
 
 }  // namespace

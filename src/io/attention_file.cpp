@@ -129,8 +129,10 @@ class Routes {
   /// The rows of this rank's block, in token order: [block, width] <- [rows, width].
   std::vector<float> collect(const MatrixView<const float>& rows, int64_t width) const {
     std::vector<float> out, in(arrived_.size() * static_cast<size_t>(width));
+    out.reserve(rows_.size() * static_cast<size_t>(width));
     for (const int64_t row : rows_) out.insert(out.end(), rows.row(row), rows.row(row) + width);
     move<float>(out, in, width);
+    out = {};  // before the next array of the same size
     std::vector<float> ordered(in.size());
     for (size_t i = 0; i < arrived_.size(); ++i)
       std::copy_n(in.begin() + static_cast<int64_t>(i) * width, width,

@@ -14,18 +14,21 @@ bool has(std::span<const double> row, int64_t id) {
   return id >= 0 && id < std::ssize(row);
 }
 
-/// Columns by descending logit, NaN before all; equal ones by descending id when `high_ids_first`,
-/// else ascending.
-std::vector<int32_t> ranked(std::span<const double> logits, bool high_ids_first) {
-  std::vector<int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+std::vector<int32_t> columns(std::span<const double> logits) {
+  std::vector<int32_t> all(logits.size());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+/// Before: a column of a larger logit, NaN before all; of equal ones the larger id when
+/// `high_ids_first`, else the smaller.
+auto by_rank(std::span<const double> logits, bool high_ids_first) {
+  return [logits, high_ids_first](int32_t a, int32_t b) {
     const double x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
     if (std::isnan(x) != std::isnan(y)) return std::isnan(x);
     if (x > y || x < y) return x > y;
     return high_ids_first ? a > b : a < b;
-  });
-  return order;
+  };
 }
 
 /// The logits with -inf for those that did not survive.
@@ -51,8 +54,10 @@ std::vector<double> log_softmax_reference(std::span<const double> logits, double
   double sum = 0;
   for (const double z : logits)
     if (z != -infinity_of<double>) sum += std::exp((z - max) / temperature);
+  const double log_sum = std::log(sum);
   std::vector<double> logprobs;
-  for (const double z : logits) logprobs.push_back((z - max) / temperature - std::log(sum));
+  logprobs.reserve(logits.size());
+  for (const double z : logits) logprobs.push_back((z - max) / temperature - log_sum);
   return logprobs;
 }
 
@@ -63,8 +68,9 @@ TokenScore score_row_reference(std::span<const double> logits, int64_t target, d
   double mass = 0;
   for (size_t v = 0; v < logprobs.size(); ++v) {
     if (logits[v] == -infinity_of<double>) continue;
-    mass += std::exp(logprobs[v]);
-    score.entropy -= std::exp(logprobs[v]) * logprobs[v];
+    const double p = std::exp(logprobs[v]);
+    mass += p;
+    score.entropy -= p * logprobs[v];
   }
   if (mass == 0) score.entropy = std::numeric_limits<double>::quiet_NaN();
   if (has(logits, target)) score.logprob = logprobs[static_cast<size_t>(target)];
@@ -119,10 +125,12 @@ std::vector<double> soft_cross_entropy_gradient_reference(std::span<const double
 std::vector<bool> filter_reference(std::span<const double> logits, const SamplingFilter& filter) {
   std::vector<bool> kept(logits.size(), true);
   if (logits.empty()) return kept;
-  const std::vector<int32_t> order = ranked(logits, true);
-  const auto size = static_cast<int64_t>(logits.size());
-  if (filter.top_k > 0 && filter.top_k < size) {
-    const double kth = logits[static_cast<size_t>(order[static_cast<size_t>(filter.top_k - 1)])];
+  const auto before_in_rank = by_rank(logits, true);
+  std::vector<int32_t> order = columns(logits);
+  if (filter.top_k > 0 && filter.top_k < std::ssize(logits)) {
+    const auto last = order.begin() + (filter.top_k - 1);
+    std::nth_element(order.begin(), last, order.end(), before_in_rank);
+    const double kth = logits[static_cast<size_t>(*last)];
     for (size_t v = 0; v < logits.size(); ++v) kept[v] = !(logits[v] < kth);
   }
   if (filter.top_p == 1) return kept;
@@ -130,6 +138,8 @@ std::vector<bool> filter_reference(std::span<const double> logits, const Samplin
   for (size_t v = 0; v < left.size(); ++v)
     if (!kept[v]) left[v] = -infinity_of<double>;
   const std::vector<double> logprobs = log_softmax_reference(left, filter.temperature);
+  std::erase_if(order, [&](int32_t v) { return !kept[static_cast<size_t>(v)]; });
+  std::sort(order.begin(), order.end(), before_in_rank);
   double before = 0;
   for (size_t i = 0; i < order.size(); ++i) {
     const auto v = static_cast<size_t>(order[i]);
@@ -158,11 +168,12 @@ std::vector<double> filtered_gradient_reference(std::span<const double> logits, 
 }
 
 std::vector<TopEntry> top_k_reference(std::span<const double> logits, int64_t k) {
+  std::vector<int32_t> order = columns(logits);
+  const auto end = order.begin() + std::min(k, std::ssize(order));
+  std::partial_sort(order.begin(), end, order.end(), by_rank(logits, false));
   std::vector<TopEntry> top;
-  for (const int32_t id : ranked(logits, false)) {
-    if (std::ssize(top) == k) break;
-    top.push_back({logits[static_cast<size_t>(id)], id});
-  }
+  for (auto id = order.begin(); id != end; ++id)
+    top.push_back({logits[static_cast<size_t>(*id)], *id});
   return top;
 }
 

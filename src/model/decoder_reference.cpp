@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/dot.hpp"
 #include "logprobs/reference.hpp"
 
 namespace gyre {
@@ -14,11 +15,8 @@ using Matrix = std::vector<double>;  // row-major
 Matrix product(const Matrix& a, const Buffer<float>& b, size_t m, size_t k, size_t n) {
   Matrix c(m * n, 0.0);
   for (size_t i = 0; i < m; ++i)
-    for (size_t l = 0; l < k; ++l) {
-      const double factor = a[i * k + l];
-      const float* row = b.data() + l * n;
-      for (size_t j = 0; j < n; ++j) c[i * n + j] += factor * static_cast<double>(row[j]);
-    }
+    for (size_t l = 0; l < k; ++l)
+      add_scaled(&c[i * n], a[i * k + l], b.data() + l * n, static_cast<int64_t>(n));
   return c;
 }
 
@@ -61,15 +59,14 @@ Matrix attend(const Matrix& q, const Matrix& k, const Matrix& v, size_t tokens, 
       const double* query = &q[(t * heads + h) * dim];
       double top = -INFINITY, sum = 0;
       for (size_t j = 0; j <= t; ++j) {
-        double dot = 0;
-        for (size_t d = 0; d < dim; ++d) dot += query[d] * k[(j * kv_heads + g) * dim + d];
-        p[j] = dot / std::sqrt(static_cast<double>(dim));
+        p[j] = dot(query, &k[(j * kv_heads + g) * dim], static_cast<int64_t>(dim)) /
+               std::sqrt(static_cast<double>(dim));
         top = std::max(top, p[j]);
       }
       for (size_t j = 0; j <= t; ++j) sum += p[j] = std::exp(p[j] - top);
       for (size_t j = 0; j <= t; ++j)
-        for (size_t d = 0; d < dim; ++d)
-          out[(t * heads + h) * dim + d] += p[j] / sum * v[(j * kv_heads + g) * dim + d];
+        add_scaled(&out[(t * heads + h) * dim], p[j] / sum, &v[(j * kv_heads + g) * dim],
+                   static_cast<int64_t>(dim));
     }
   return out;
 }

@@ -109,6 +109,7 @@ class Scorer {
          ProcessGrid& grid);
 
   const std::vector<BinShard>& shards() const { return shards_; }
+  const HeadShape& heads() const { return heads_; }  ///< of this rank
   /// Is called with the number of bins done and of all bins of this rank, before each bin of a run.
   void on_progress(std::function<void(int64_t done, int64_t all)> f) { progress_ = std::move(f); }
   /// This rank's share of attention over all its bins in one layer, counted from the plans.

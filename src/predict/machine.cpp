@@ -1,28 +1,111 @@
 #include "predict/machine.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.hpp"
 
 namespace gyre {
+namespace {
+
+void require_rate(const char* name, double value) {
+  if (!(value > 0)) throw_usage("{} of {}; wanted: more than 0", name, value);
+}
+void require_seconds(const char* name, double value) {
+  if (!(value >= 0) || std::isinf(value)) throw_usage("{} of {}; wanted: 0 or more", name, value);
+}
+
+void check_tier(const LinkTier& tier) {
+  require_rate("bytes_per_s", tier.bytes_per_s);
+  require_seconds("latency_s", tier.latency_s);
+  require_seconds("kernel_slowdown", tier.kernel_slowdown);
+  if (!(tier.all_at_once > 0 && tier.all_at_once <= 1))
+    throw_usage("all_at_once of {}; wanted: more than 0, at most 1", tier.all_at_once);
+  double last = 0;
+  for (const auto& [bytes, rate] : tier.curve) {
+    if (!(bytes > last) || std::isinf(bytes))
+      throw_usage("message_bytes of {} behind {}; wanted: more", bytes, last);
+    require_rate("bytes_per_s", rate);
+    last = bytes;
+  }
+}
+
+/// Each tier but the last joins a number of ranks, and the next one several of it.
+void check_tiers(const std::vector<LinkTier>& links) {
+  int inner = 1;
+  for (size_t i = 0; i < links.size(); ++i) {
+    const LinkTier& tier = links[i];
+    const bool last = i + 1 == links.size();
+    if (tier.ranks < 0 || (tier.ranks == 0 && !last))
+      throw_usage("ranks of {} in tier {}; wanted: a multiple of {}, or none for the last tier",
+                  tier.ranks, tier.name, inner);
+    if (tier.ranks != 0 && (tier.ranks % inner != 0 || (tier.ranks == inner && i > 0)))
+      throw_usage(
+          "ranks of {} in tier {}; wanted: a multiple of the tier inside, {}, the nearest {}",
+          tier.ranks, tier.name, inner, std::max(2, tier.ranks / inner) * inner);
+    check_tier(tier);
+    inner = tier.ranks;
+  }
+}
+
+void check_surface(const KernelSurface& s) {
+  require_seconds("launch_s", s.launch_s);
+  require_seconds("diagonal_s", s.diagonal_s);
+  if (s.head_dim < 1) throw_usage("head_dim of {}; wanted: 1 or more", s.head_dim);
+  for (const auto& [name, points] : {std::pair{"rows", &s.rows}, {"keys", &s.keys}}) {
+    if (points == &s.keys && points->empty()) continue;
+    if (points->size() < 2)
+      throw_usage("{} {} of a kernel; wanted: 2 or more, a surface", points->size(), name);
+    for (size_t i = 0; i < points->size(); ++i)
+      if (!((*points)[i] > (i == 0 ? 0 : (*points)[i - 1])) || std::isinf((*points)[i]))
+        throw_usage("{} of {} at place {}; wanted: finite, above 0, ascending", name, (*points)[i],
+                    i + 1);
+  }
+  const size_t wanted = s.rows.size() * std::max<size_t>(1, s.keys.size());
+  if (s.flops_per_s.size() != wanted)
+    throw_usage("{} flops_per_s for {} rows and {} keys; wanted: {}", s.flops_per_s.size(),
+                s.rows.size(), s.keys.size(), wanted);
+  for (const double rate : s.flops_per_s) {
+    require_rate("flops_per_s", rate);
+    if (std::isinf(rate)) throw_usage("flops_per_s of inf in a surface; wanted: finite");
+  }
+}
+
+}  // namespace
+
+double LinkTier::seconds(double bytes) const {
+  const auto at = [this](const RatePoint& p) { return p.bytes / (p.bytes_per_s * all_at_once); };
+  if (curve.empty()) return bytes / (bytes_per_s * all_at_once);
+  const auto above = std::find_if(curve.begin(), curve.end(),
+                                  [&](const RatePoint& p) { return p.bytes >= bytes; });
+  if (above == curve.end()) return bytes / (curve.back().bytes_per_s * all_at_once);
+  if (above == curve.begin()) return bytes / (above->bytes_per_s * all_at_once);
+  const RatePoint& below = *(above - 1);
+  const double share = (bytes - below.bytes) / (above->bytes - below.bytes);
+  return at(below) + share * (at(*above) - at(below));
+}
+
+int MachineModel::tier_between(int64_t a, int64_t b) const {
+  for (size_t i = 0; i + 1 < links.size(); ++i)
+    if (a / links[i].ranks == b / links[i].ranks) return static_cast<int>(i);
+  return static_cast<int>(links.size()) - 1;
+}
+
+MachineModel flat_machine(double flops_per_s, double bytes_per_s, double latency_s) {
+  MachineModel machine;
+  machine.kernel.flops_per_s = flops_per_s;
+  machine.links.emplace_back();
+  machine.links.back().bytes_per_s = bytes_per_s;
+  machine.links.back().latency_s = latency_s;
+  return machine;
+}
 
 void check_machine(const MachineModel& machine) {
-  const auto rate = [](const char* name, double value) {
-    if (!(value > 0)) throw_usage("{} of {}; wanted: more than 0", name, value);
-  };
-  const auto latency = [](const char* name, double value) {
-    if (!(value >= 0) || std::isinf(value))
-      throw_usage("{} of {} s; wanted: 0 or more", name, value);
-  };
-  rate("flops_per_s", machine.flops_per_s);
-  rate("bytes_per_s", machine.bytes_per_s);
-  rate("node_bytes_per_s", machine.node_bytes_per_s);
-  rate("copy_bytes_per_s", machine.copy_bytes_per_s);
-  latency("latency", machine.latency_s);
-  latency("node_latency", machine.node_latency_s);
-  if (machine.ranks_per_node < 0)
-    throw_usage("{} ranks per node; wanted: 1 or more, or 0 for one kind of link",
-                machine.ranks_per_node);
+  require_rate("flops_per_s", machine.kernel.flops_per_s);
+  require_rate("copy_bytes_per_s", machine.copy_bytes_per_s);
+  require_seconds("memory_bytes", machine.memory_bytes);
+  check_tiers(machine.links);
+  for (const KernelSurface& surface : machine.kernel.surfaces) check_surface(surface);
 }
 
 }  // namespace gyre

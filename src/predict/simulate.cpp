@@ -1,29 +1,43 @@
 #include "predict/simulate.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <deque>
-#include <map>
+#include <unordered_map>
 
 #include "core/error.hpp"
 
 namespace gyre {
 namespace {
 
-/// Messages that one rank has sent to another, in order.
+/// Messages that one rank has sent to another, in order; those that were waited for are dropped.
 struct Channel {
   struct Sent {
     double arrival = 0;
     int64_t bytes = 0;
     int step = 0;
+    bool taken = false;
   };
-  std::deque<Sent> sent;
-  size_t expected = 0;  ///< messages that the receiver has posted
+  std::vector<Sent> sent;
+  int64_t dropped = 0;   ///< before the first of `sent`
+  int64_t expected = 0;  ///< messages that the receiver has posted
+
+  int64_t count() const { return dropped + std::ssize(sent); }
+  Sent& at(int64_t place) { return sent[static_cast<size_t>(place - dropped)]; }
+  void take(int64_t place) {
+    at(place).taken = true;
+    const auto first =
+        std::find_if(sent.begin(), sent.end(), [](const Sent& s) { return !s.taken; });
+    dropped += first - sent.begin();
+    sent.erase(sent.begin(), first);
+  }
 };
 
 /// A receive that a rank has posted.
 struct Expected {
   int peer = 0;
-  size_t place = 0;  ///< index into the channel's messages
+  int64_t place = 0;  ///< index into the channel's messages
   int64_t bytes = 0;
 };
 
@@ -31,256 +45,305 @@ struct Expected {
 struct Pending {
   std::vector<Expected> receives;
   double left = 0;  ///< when the last message sent has left the link
-  int64_t unpacked = 0;
   int step = 0;
 };
 
 struct RankState {
-  size_t next_step = 0;
+  size_t part = 0, op = 0;
+  uint32_t time = 0;  ///< of the part
+  int steps = 0;      ///< of blocks that are done
   double clock = 0;
-  double link_free = 0, node_link_free = 0;
-  std::map<int, Pending> pending;  ///< [id]
-  std::map<int, Channel> from;     ///< [sender]
+  std::array<double, most_tiers> link_free = {};
+  std::vector<Pending> pending;           ///< [exchange]
+  std::unordered_map<int, Channel> from;  ///< [sender]
   int blocked_on = -1;
 };
 
-class Simulator {
- public:
-  Simulator(const Plan& plan, Pass pass, const HeadShape& heads, const ElementTypes& types,
-            const MachineModel& machine)
-      : plan_(plan),
-        pass_(pass),
-        heads_(heads),
-        types_(types),
-        machine_(machine),
-        states_(plan.ranks.size()) {
-    result_.pass = pass;
-    result_.ranks.resize(plan.ranks.size());
-  }
+/// Is told of what happens: of nothing.
+struct NoObserver {
+  void spent(int /*rank*/, const Op& /*op*/, int /*step*/, double /*begin*/, double /*end*/) {}
+  void waited(int /*rank*/, int /*step*/, int /*posted*/, double /*begin*/, double /*end*/) {}
+  void posted(int /*rank*/, const Op& /*op*/, int /*step*/, int /*peer*/, double /*time*/) {}
+  void sent(int /*rank*/, const Op& /*op*/, int /*step*/, int /*peer*/, double /*begin*/,
+            double /*left*/, double /*arrival*/) {}
+};
 
-  Simulation run() {
-    for (int r = 0; r < ranks(); ++r) runnable_.push_back(r);
+template <class Observer>
+class Engine {
+ public:
+  Engine(const Programs& programs, const MachineModel& machine, const std::string& schedule,
+         Observer& observer)
+      : programs_(programs),
+        machine_(machine),
+        schedule_(schedule),
+        observer_(observer),
+        states_(static_cast<size_t>(programs.ranks())),
+        times_(static_cast<size_t>(programs.ranks())) {}
+
+  std::vector<RankTimes> run() {
+    for (int r = 0; r < programs_.ranks(); ++r) runnable_.push_back(r);
     while (!runnable_.empty()) {
       const int rank = runnable_.front();
       runnable_.pop_front();
       advance(rank);
     }
-    for (int r = 0; r < ranks(); ++r) check_ended(r);
-    return std::move(result_);
+    for (int r = 0; r < programs_.ranks(); ++r) check_ended(r);
+    return std::move(times_);
   }
 
  private:
-  int ranks() const { return static_cast<int>(plan_.ranks.size()); }
   RankState& state(int rank) { return states_[static_cast<size_t>(rank)]; }
-  RankTimeline& timeline(int rank) { return result_.ranks[static_cast<size_t>(rank)]; }
-  const RankPlan& plan(int rank) const { return plan_.ranks[static_cast<size_t>(rank)]; }
-  const PlanArray& array(int rank, int index) const {
-    return plan(rank).arrays[static_cast<size_t>(index)];
-  }
+  RankTimes& times(int rank) { return times_[static_cast<size_t>(rank)]; }
 
-  /// Runs the steps of a rank until they end or the rank waits for a message that is not yet sent.
+  /// Runs a rank until it ends or waits for a message that is not yet sent.
   void advance(int rank) {
-    const std::vector<Step>& steps = plan(rank).steps(pass_);
+    const std::vector<RankProgram::Part>& parts = programs_.rank(rank).parts;
     RankState& s = state(rank);
     s.blocked_on = -1;
-    while (s.next_step < steps.size()) {
-      std::visit([&](const auto& step) { walk(rank, step); }, steps[s.next_step]);
-      if (s.blocked_on >= 0) return;
-      ++s.next_step;
-    }
-    timeline(rank).total = s.clock;
-  }
-
-  void walk(int rank, const step::Exchange& e) {
-    RankState& s = state(rank);
-    Pending& pending = s.pending[e.id];
-    pending.step = static_cast<int>(s.next_step);
-    int64_t packed = 0;
-    for (const Message& m : e.sends)
-      for (const Slice& slice : m.slices)
-        if (m.peer == rank || !as_it_lies(rank, slice)) packed += bytes(rank, slice);
-    copy(rank, "pack " + e.what, packed);
-    for (size_t i = 0; i < e.sends.size(); ++i)
-      if (e.sends[i].peer != rank) send(rank, e, static_cast<int>(i), pending);
-    for (const Message& m : e.recvs) {
-      if (m.peer == rank) continue;
-      check_peer(rank, m.peer);
-      Expected expected{m.peer, s.from[m.peer].expected++, 0};
-      for (const Slice& slice : m.slices) {
-        expected.bytes += bytes(rank, slice);
-        if (slice.add || !as_it_lies(rank, slice)) pending.unpacked += bytes(rank, slice);
+    while (s.part < parts.size()) {
+      const Programs::Block& block = programs_.block(parts[s.part].block);
+      for (; s.op < block.ops.size(); ++s.op)
+        if (!done(rank, s, block.ops[s.op])) return;
+      s.op = 0;
+      s.steps += block.steps;
+      if (++s.time == parts[s.part].times) {
+        s.time = 0;
+        ++s.part;
       }
-      pending.receives.push_back(expected);
     }
+    times(rank).total = s.clock;
   }
 
-  void send(int rank, const step::Exchange& e, int index, Pending& pending) {
-    const Message& m = e.sends[static_cast<size_t>(index)];
-    check_peer(rank, m.peer);
-    RankState& s = state(rank);
-    const bool inside = machine_.ranks_per_node > 0 &&
-                        rank / machine_.ranks_per_node == m.peer / machine_.ranks_per_node;
-    int64_t size = 0;
-    for (const Slice& slice : m.slices) size += bytes(rank, slice);
-    double& link_free = inside ? s.node_link_free : s.link_free;
+  /// False if the rank has to wait for a message that is not yet sent.
+  bool done(int rank, RankState& s, const Op& op) {
+    const int step = s.steps + op.step;
+    switch (op.kind) {
+      case OpKind::spend:
+        observer_.spent(rank, op, step, s.clock, s.clock + op.seconds);
+        s.clock += op.seconds;
+        account(times(rank), op) += op.seconds;
+        return true;
+      case OpKind::send:
+        send(rank, s, op, step);
+        return true;
+      case OpKind::receive: {
+        const int peer = (rank + op.hop) % programs_.ranks();
+        observer_.posted(rank, op, step, peer, s.clock);
+        pending_of(s, op, step).receives.push_back({peer, s.from[peer].expected++, op.bytes});
+        return true;
+      }
+      case OpKind::wait:
+        break;
+    }
+    return wait(rank, s, op, step);
+  }
+
+  static double& account(RankTimes& t, const Op& op) {
+    if (op.spends == SpanKind::compute) return t.compute;
+    return op.spends == SpanKind::pass ? t.pass : t.copy;
+  }
+  static Pending& pending_of(RankState& s, const Op& op, int step) {
+    const auto slot = static_cast<size_t>(op.exchange);
+    if (s.pending.size() <= slot) s.pending.resize(slot + 1);
+    s.pending[slot].step = step;
+    return s.pending[slot];
+  }
+
+  void send(int rank, RankState& s, const Op& op, int step) {
+    const int peer = (rank + op.hop) % programs_.ranks();
+    observer_.posted(rank, op, step, peer, s.clock);
+    double& link_free = s.link_free[static_cast<size_t>(op.tier)];
     const double begin = std::max(s.clock, link_free);
-    link_free = begin + static_cast<double>(size) /
-                            (inside ? machine_.node_bytes_per_s : machine_.bytes_per_s);
-    const double arrival = link_free + (inside ? machine_.node_latency_s : machine_.latency_s);
+    link_free = begin + op.seconds;
+    const double latency =
+        machine_.links.empty() ? 0 : machine_.links[static_cast<size_t>(op.tier)].latency_s;
+    const double arrival = link_free + latency;
+    Pending& pending = pending_of(s, op, step);
     pending.left = std::max(pending.left, link_free);
-    const int step = static_cast<int>(s.next_step);
-    state(m.peer).from[rank].sent.push_back({arrival, size, step});
-    SimulatedSpan span{{TraceLane::communication, e.what, begin, arrival}};
-    span.kind = SpanKind::message;
-    span.step = step;
-    span.peer = m.peer;
-    span.message = index;
-    span.left = link_free;
-    timeline(rank).spans.push_back(std::move(span));
-    if (state(m.peer).blocked_on == rank) {
-      state(m.peer).blocked_on = -1;
-      runnable_.push_back(m.peer);
+    observer_.sent(rank, op, step, peer, begin, link_free, arrival);
+    RankState& receiver = state(peer);
+    receiver.from[rank].sent.push_back({arrival, op.bytes, step});
+    if (receiver.blocked_on == rank) {
+      receiver.blocked_on = -1;
+      runnable_.push_back(peer);
     }
   }
 
-  void walk(int rank, const step::Wait& w) {
-    RankState& s = state(rank);
-    const auto found = s.pending.find(w.id);
-    if (found == s.pending.end())
-      throw_runtime("{} waits for exchange #{}, which is not under way", place(rank), w.id);
-    const Pending& pending = found->second;
+  bool wait(int rank, RankState& s, const Op& op, int step) {
+    // Local copies alone have posted nothing.
+    if (s.pending.size() <= static_cast<size_t>(op.exchange)) return true;
+    Pending& pending = s.pending[static_cast<size_t>(op.exchange)];
     double end = std::max(s.clock, pending.left);
     for (const Expected& e : pending.receives) {
-      const Channel& channel = s.from.at(e.peer);
-      if (channel.sent.size() <= e.place) {
+      Channel& channel = s.from.at(e.peer);
+      if (channel.count() <= e.place) {
         s.blocked_on = e.peer;
-        return;
+        return false;
       }
-      const Channel::Sent& sent = channel.sent[e.place];
+      const Channel::Sent& sent = channel.at(e.place);
       if (sent.bytes != e.bytes)
-        throw_runtime("{} expects {} bytes from rank {}, which sends {} at step {}", place(rank),
-                      e.bytes, e.peer, sent.bytes, sent.step);
+        throw_runtime("{} expects {} bytes from rank {}, which sends {} at step {}",
+                      place(rank, step), e.bytes, e.peer, sent.bytes, sent.step);
       end = std::max(end, sent.arrival);
     }
-    const auto& exchange =
-        std::get<step::Exchange>(plan(rank).steps(pass_)[static_cast<size_t>(pending.step)]);
-    timeline(rank).wait += spend(rank, SpanKind::wait, "wait " + exchange.what, end - s.clock);
-    copy(rank, "unpack " + exchange.what, pending.unpacked);
-    s.pending.erase(found);
-  }
-
-  void walk(int rank, const step::Compute& c) {
-    timeline(rank).compute += spend(rank, SpanKind::compute, compute_name(rank, c),
-                                    step_flops(plan(rank), c, heads_) / machine_.flops_per_s);
-  }
-  void walk(int rank, const step::Clear& c) { pass_over(rank, "clear", {c.array}); }
-  void walk(int rank, const step::Delta& d) { pass_over(rank, "delta", {d.out, d.d_out}); }
-  void walk(int /*rank*/, const step::Finish&) {}
-  void walk(int /*rank*/, const step::SinkGradient&) {}
-
-  /// Advances the rank's clock by `seconds`, and returns them.
-  double spend(int rank, SpanKind kind, std::string name, double seconds) {
-    RankState& s = state(rank);
-    if (!(seconds > 0)) return 0;
-    SimulatedSpan span{{TraceLane::compute, std::move(name), s.clock, s.clock + seconds}};
-    span.kind = kind;
-    span.step = static_cast<int>(s.next_step);
-    timeline(rank).spans.push_back(std::move(span));
-    s.clock += seconds;
-    return seconds;
-  }
-  void copy(int rank, std::string name, int64_t size) {
-    timeline(rank).copy += spend(rank, SpanKind::copy, std::move(name),
-                                 static_cast<double>(size) / machine_.copy_bytes_per_s);
-  }
-  void pass_over(int rank, const char* name, std::initializer_list<int> arrays) {
-    int64_t size = 0;
-    for (const int index : arrays) size += stored_bytes(array(rank, index), heads_, types_);
-    timeline(rank).pass +=
-        spend(rank, SpanKind::pass, name, static_cast<double>(size) / machine_.copy_bytes_per_s);
-  }
-
-  std::string compute_name(int rank, const step::Compute& c) const {
-    const std::vector<RankRows>& rows = array(rank, c.kv).rows;
-    const bool one = std::all_of(rows.begin(), rows.end(),
-                                 [&](const RankRows& run) { return run.rank == rows[0].rank; });
-    return one && !rows.empty() ? fmt::format("keys of rank {}", rows[0].rank)
-                                : std::string("keys of several ranks");
-  }
-  int64_t bytes(int rank, const Slice& slice) const {
-    return wire_bytes(array(rank, slice.array).kind, slice, heads_, types_);
-  }
-  bool as_it_lies(int rank, const Slice& slice) const {
-    return travels_as_it_lies(array(rank, slice.array), slice, types_);
+    for (const Expected& e : pending.receives) s.from.at(e.peer).take(e.place);
+    observer_.waited(rank, step, pending.step, s.clock, end);
+    times(rank).wait += end - s.clock;
+    s.clock = end;
+    pending.receives.clear();
+    pending.left = 0;
+    return true;
   }
 
   /// The position of a rank: the beginning of an error message.
-  std::string place(int rank) {
-    return fmt::format("schedule {}, {}: rank {} at step {}", plan_.schedule, name_of(pass_), rank,
-                       state(rank).next_step);
+  std::string place(int rank, int step) const {
+    return fmt::format("schedule {}, {}: rank {} at step {}", schedule_, name_of(programs_.pass()),
+                       rank, step);
   }
-  void check_peer(int rank, int peer) {
-    if (peer < 0 || peer >= ranks())
-      throw_runtime("{} exchanges with rank {} of {}", place(rank), peer, ranks());
+  /// The step at which a rank waits, or the number of its steps.
+  int step_of(int rank) {
+    const RankState& s = state(rank);
+    const auto& parts = programs_.rank(rank).parts;
+    if (s.part == parts.size()) return s.steps;
+    return s.steps + programs_.block(parts[s.part].block).ops[s.op].step;
   }
   void check_ended(int rank) {
-    const RankState& s = state(rank);
-    if (s.next_step < plan(rank).steps(pass_).size()) {
+    RankState& s = state(rank);
+    if (s.part < programs_.rank(rank).parts.size()) {
       const RankState& peer = state(s.blocked_on);
-      const std::string why =
-          peer.blocked_on >= 0
-              ? fmt::format("itself waits at step {} for rank {}", peer.next_step, peer.blocked_on)
-              : "has ended";
-      throw_runtime("{} waits for a message from rank {}, which {}", place(rank), s.blocked_on,
-                    why);
+      const std::string why = peer.blocked_on >= 0
+                                  ? fmt::format("itself waits at step {} for rank {}",
+                                                step_of(s.blocked_on), peer.blocked_on)
+                                  : "has ended";
+      throw_runtime("{} waits for a message from rank {}, which {}", place(rank, step_of(rank)),
+                    s.blocked_on, why);
     }
-    if (!s.pending.empty())
-      throw_runtime("{} never waits for exchange #{} of step {}", place(rank),
-                    s.pending.begin()->first, s.pending.begin()->second.step);
-    for (const auto& [peer, channel] : s.from)
-      if (channel.sent.size() > channel.expected)
-        throw_runtime("{} has not received what rank {} sent at step {}", place(rank), peer,
-                      channel.sent[channel.expected].step);
+    for (auto& [peer, channel] : s.from)
+      if (channel.count() > channel.expected)
+        throw_runtime("{} has not received what rank {} sent at step {}",
+                      place(rank, step_of(rank)), peer, channel.at(channel.expected).step);
+  }
+
+  const Programs& programs_;
+  const MachineModel& machine_;
+  const std::string& schedule_;
+  Observer& observer_;
+  std::vector<RankState> states_;
+  std::vector<RankTimes> times_;
+  std::deque<int> runnable_;
+};
+
+/// Writes spans, with the names that the plan's steps have.
+class SpanWriter {
+ public:
+  SpanWriter(const Plan& plan, Pass pass)
+      : plan_(plan), pass_(pass), lines_(plan.ranks.size()), waited_for_(plan.ranks.size()) {}
+
+  void spent(int rank, const Op& op, int step, double begin, double end) {
+    const std::string name =
+        std::visit([&](const auto& s) { return name_of_spending(rank, s); }, step_of(rank, step));
+    add(rank, op.spends, name, step, begin, end);
+  }
+  void waited(int rank, int step, int posted, double begin, double end) {
+    waited_for_[static_cast<size_t>(rank)] = posted;
+    std::vector<TraceSpan>& transfers = line(rank).transfers;
+    const auto transfer = std::find_if(transfers.rbegin(), transfers.rend(),
+                                       [&](const TraceSpan& t) { return t.step == posted; });
+    if (transfer != transfers.rend()) transfer->end = end;
+    if (end > begin)
+      add(rank, SpanKind::wait, "wait " + exchange(rank, posted).what, step, begin, end);
+  }
+  void sent(int rank, const Op& op, int step, int peer, double begin, double left, double arrival) {
+    const step::Exchange& e = exchange(rank, step);
+    SimulatedSpan span{{TraceLane::communication, e.what, begin, arrival}};
+    span.kind = SpanKind::message;
+    span.step = step;
+    span.peer = peer;
+    span.message = op.message;
+    span.left = left;
+    of(rank).push_back(std::move(span));
+  }
+  void posted(int rank, const Op& op, int step, int peer, double time) {
+    std::vector<TraceSpan>& transfers = line(rank).transfers;
+    if (transfers.empty() || transfers.back().step != step) {
+      TraceSpan& span = transfers.emplace_back(
+          TraceSpan{TraceLane::communication, exchange(rank, step).what, time, time});
+      span.kind = SpanKind::message;
+      span.step = step;
+    }
+    TraceSpan& span = transfers.back();
+    (op.kind == OpKind::send ? span.sent : span.received).push_back({peer, op.bytes});
+  }
+  RankTimeline& line(int rank) { return lines_[static_cast<size_t>(rank)]; }
+
+ private:
+  std::vector<SimulatedSpan>& of(int rank) { return line(rank).spans; }
+  const Step& step_of(int rank, int step) const {
+    return plan_.ranks[static_cast<size_t>(rank)].steps(pass_)[static_cast<size_t>(step)];
+  }
+  const step::Exchange& exchange(int rank, int step) const {
+    return std::get<step::Exchange>(step_of(rank, step));
+  }
+  std::string name_of_spending(int /*rank*/, const step::Exchange& e) const {
+    return "pack " + e.what;
+  }
+  std::string name_of_spending(int rank, const step::Wait& /*wait*/) const {
+    return "unpack " + exchange(rank, waited_for_[static_cast<size_t>(rank)]).what;
+  }
+  std::string name_of_spending(int rank, const step::Compute& c) const {
+    return name_of_keys(plan_.ranks[static_cast<size_t>(rank)], c);
+  }
+  std::string name_of_spending(int /*rank*/, const step::Clear& /*clear*/) const { return "clear"; }
+  std::string name_of_spending(int /*rank*/, const step::Delta& /*delta*/) const { return "delta"; }
+  template <class Other>
+  std::string name_of_spending(int /*rank*/, const Other& /*step*/) const {
+    return "";
+  }
+  void add(int rank, SpanKind kind, std::string name, int step, double begin, double end) {
+    SimulatedSpan span{{TraceLane::compute, std::move(name), begin, end}};
+    span.kind = kind;
+    span.step = step;
+    of(rank).push_back(std::move(span));
   }
 
   const Plan& plan_;
   Pass pass_;
-  const HeadShape& heads_;
-  const ElementTypes& types_;
-  const MachineModel& machine_;
-  std::vector<RankState> states_;
-  std::deque<int> runnable_;
-  Simulation result_;
+  std::vector<RankTimeline> lines_;  ///< [rank]
+  std::vector<int> waited_for_;      ///< [rank], the step that posted it
 };
 
 }  // namespace
 
-double Simulation::makespan() const {
-  double longest = 0;
-  for (const RankTimeline& rank : ranks) longest = std::max(longest, rank.total);
-  return longest;
-}
-
-double Simulation::compute_only() const {
-  double longest = 0;
-  for (const RankTimeline& rank : ranks) longest = std::max(longest, rank.compute + rank.pass);
-  return longest;
-}
-
-double step_flops(const RankPlan& plan, const step::Compute& compute, const HeadShape& heads) {
-  const HeadRange all = plan.arrays[static_cast<size_t>(compute.q)].heads;
-  const auto pairs = static_cast<double>(total_pairs(compute.rectangles) *
-                                         query_heads_of(all, compute.kv_heads, heads).count);
-  double products = 2;                                                        // scores, out
-  if (compute.d_out >= 0)                                                     // scores, dP,
-    products = 2 + (compute.d_q >= 0 ? 1 : 0) + (compute.d_kv >= 0 ? 2 : 0);  // dQ; dK, dV
-  return 2 * products * static_cast<double>(heads.head_dim) * pairs;
-}
-
 Simulation simulate(const Plan& plan, Pass pass, const HeadShape& heads, const ElementTypes& types,
-                    const MachineModel& machine) {
+                    const MachineModel& machine, GroupPlace place) {
   check_machine(machine);
-  return Simulator(plan, pass, heads, types, machine).run();
+  const auto ranks = static_cast<int>(plan.ranks.size());
+  Programs programs(pass, heads, types, machine, ranks, place);
+  for (const RankPlan& rank : plan.ranks) programs.add(rank, plan.schedule);
+  SpanWriter spans(plan, pass);
+  const std::vector<RankTimes> times = Engine(programs, machine, plan.schedule, spans).run();
+  Simulation result{pass, std::vector<RankTimeline>(times.size())};
+  for (int r = 0; r < ranks; ++r) {
+    const auto i = static_cast<size_t>(r);
+    result.ranks[i] = std::move(spans.line(r));
+    static_cast<RankTimes&>(result.ranks[i]) = times[i];
+  }
+  return result;
+}
+
+std::vector<TraceSpan> trace_of(const RankTimeline& rank, Pass pass) {
+  std::vector<TraceSpan> spans;
+  for (const SimulatedSpan& span : rank.spans)
+    if (span.lane == TraceLane::compute) spans.push_back(span);
+  spans.insert(spans.end(), rank.transfers.begin(), rank.transfers.end());
+  for (TraceSpan& span : spans) span.direction = name_of(pass);
+  return spans;
+}
+
+std::vector<RankTimes> run_programs(const Programs& programs, const MachineModel& machine,
+                                    const std::string& schedule) {
+  NoObserver nobody;
+  return Engine(programs, machine, schedule, nobody).run();
 }
 
 }  // namespace gyre

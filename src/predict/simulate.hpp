@@ -3,16 +3,17 @@
 //
 //     for every rank, in the order of its steps:
 //         Exchange   packs and copies slices that need it, then posts. A message waits for the
-//                    earlier ones of this rank on the same link, holds the link for
+//                    earlier ones of this rank on links of the same tier, holds the link for
 //                    bytes / bandwidth, and arrives one latency later
 //         Wait       until all received messages of the exchange have arrived and all sent ones
 //                    have left the link; then unpacks or adds slices that need it
-//         Compute    FLOPs / rate
+//         Compute    the time that the kernel model says, and what a transfer beside it costs
 //         Clear, Delta   bytes / copy rate
 //
 // The k-th message from one rank to another matches the k-th receive that the other has posted for
 // it. Messages leave when they are posted, even before the receive is, and receiving does not slow
-// a rank down: the network has buffers and full bisection bandwidth. All ranks start at time 0.
+// a rank down: the network has buffers, and what is lost while all send is LinkTier::all_at_once.
+// All ranks start at time 0.
 //
 // Example, a ring of n ranks in which every step takes t, with blocks of k bytes: each step but the
 // last overlaps with the transfer of the next block, so that the pass takes
@@ -23,57 +24,72 @@
 
 #include "attention/plan.hpp"
 #include "predict/machine.hpp"
+#include "predict/program.hpp"
 #include "runtime/trace.hpp"
 
 namespace gyre {
 
-enum class SpanKind {
-  compute,
-  pass,     ///< Clear and Delta: one pass over arrays
-  copy,     ///< made for messages
-  wait,     ///< for messages
-  message,  ///< on the communication lane: from taking the link to arrival
-};
-
-/// Seconds from the start. Lane and name are as in traces of real runs.
+/// Seconds from the start. Lane, name, kind and step are as in traces of real runs, but that a
+/// message lasts from taking the link to arrival, and each has its own span.
 struct SimulatedSpan : TraceSpan {
-  SpanKind kind = SpanKind::compute;
-  int step = 0;      ///< index into the rank's list of steps
   int peer = -1;     ///< messages: receiver
   int message = -1;  ///< messages: index into the step's sends
   double left = 0;   ///< messages: when the link is free again
 };
 
-struct RankTimeline {
-  std::vector<SimulatedSpan> spans;  ///< of each lane in the order of time
-  double compute = 0;                ///< in Compute steps
-  double pass = 0;                   ///< in Clear and Delta steps
-  double copy = 0;                   ///< copies for messages, and sums of received slices
+/// Where the time of a rank goes, in seconds.
+struct RankTimes {
+  double compute = 0;  ///< in Compute steps
+  double pass = 0;     ///< in Clear and Delta steps
+  double copy = 0;     ///< copies for messages, and sums of received slices
   double wait = 0;
   double total = 0;  ///< when the last step ends: the sum of the others
   /// What communication adds: copies and waiting.
   double exposed() const { return copy + wait; }
 };
+struct RankTimeline : RankTimes {
+  std::vector<SimulatedSpan> spans;  ///< of each lane in the order of time
+  /// Exchanges as traces of real runs have them: from the posting to the end of the Wait, with all
+  /// that is sent and received.
+  std::vector<TraceSpan> transfers;
+};
+
+/// Time until the last rank has ended.
+template <class Ranks>
+double makespan_of(const Ranks& ranks) {
+  double longest = 0;
+  for (const RankTimes& rank : ranks) longest = std::max(longest, rank.total);
+  return longest;
+}
+/// The same without messages, copies for them and waits.
+template <class Ranks>
+double compute_only_of(const Ranks& ranks) {
+  double longest = 0;
+  for (const RankTimes& rank : ranks) longest = std::max(longest, rank.compute + rank.pass);
+  return longest;
+}
 
 struct Simulation {
   Pass pass = Pass::forward;
   std::vector<RankTimeline> ranks;  ///< [cp]
-  /// Time until the last rank has ended.
-  double makespan() const;
-  /// The same without messages, copies for them and waits.
-  double compute_only() const;
+  double makespan() const { return makespan_of(ranks); }
+  double compute_only() const { return compute_only_of(ranks); }
   double exposed() const { return makespan() - compute_only(); }
 };
-
-/// FLOPs of a Compute step: 4 · head_dim for each visible pair and query head forward (two
-/// products); backward 10 (five), or 6 for d_q alone, 8 for d_kv alone.
-double step_flops(const RankPlan& plan, const step::Compute& compute, const HeadShape& heads);
 
 /// The timeline of one direction. O(steps + messages) time and memory. Throws a runtime error,
 /// which names rank, step and peer, for a wrong plan: ranks wait for each other or for a message
 /// that no rank sends, the two ends of a message differ in bytes, a message is never received, or
 /// an exchange is never waited for.
 Simulation simulate(const Plan& plan, Pass pass, const HeadShape& heads, const ElementTypes& types,
-                    const MachineModel& machine);
+                    const MachineModel& machine, GroupPlace place = {});
+
+/// What a trace of a real run has: spans of the kernel's lane, and the transfers.
+std::vector<TraceSpan> trace_of(const RankTimeline& rank, Pass pass);
+
+/// The times of programs, without spans: O(operations) time, O(ranks + messages under way) memory.
+/// Throws as simulate() does; `schedule` is named in errors.
+std::vector<RankTimes> run_programs(const Programs& programs, const MachineModel& machine,
+                                    const std::string& schedule);
 
 }  // namespace gyre

@@ -13,6 +13,8 @@
 #include "core/version.hpp"
 #include "io/h5.hpp"
 #include "report/command_line.hpp"
+#include "report/progress.hpp"
+#include "report/row_log.hpp"
 #include "runtime/features.hpp"
 #include "runtime/supervisor.hpp"
 #include "runtime/watchdog.hpp"
@@ -68,11 +70,13 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
   CLI::App app(info.description, info.name);
   app.footer(info.footer);
   CommonOptions common;
+  std::string machine;
   Request request = Request::run;
   run_agreed(world, "reading the options", [&] {
     app.set_help_flag("");
     declare(app);
     declare_common(app, common);
+    if (info.takes_machine) declare_machine_option(app, machine);
     request = parse_command_line(app, argc, argv);
   });
   if (request != Request::run) {
@@ -82,9 +86,12 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
   }
   Watchdog::set_timeout(common.timeout_seconds);
   Outputs outputs(world);
+  RowLog rows(world);
+  Progress progress(info.name, common.progress, world.rank() == 0 && !common.quiet);
   const std::vector<std::string> arguments = arguments_without_folder(argc, argv);
-  AppContext context{info,           mpi,         world, arguments, join_quoted(arguments), outputs,
-                     common.verbose, common.quiet};
+  AppContext context{
+      info, mpi,      world,          arguments,    join_quoted(arguments),           outputs,
+      rows, progress, common.verbose, common.quiet, read_machine_file(world, machine)};
   return agree_on(world, body(context));
 }
 

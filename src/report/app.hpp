@@ -9,6 +9,7 @@
 #include "comm/communicator.hpp"
 #include "core/error.hpp"
 #include "io/outputs.hpp"
+#include "report/machine_report.hpp"
 #include "runtime/mpi_env.hpp"
 
 namespace CLI {
@@ -17,10 +18,14 @@ class App;
 
 namespace gyre {
 
+class Progress;
+class RowLog;
+
 struct AppInfo {
-  std::string name;         ///< "gyre-pipeline"
-  std::string description;  ///< one sentence, shown by --help
-  std::string footer;       ///< examples, shown by --help
+  std::string name;           ///< "gyre-pipeline"
+  std::string description;    ///< one sentence, shown by --help
+  std::string footer;         ///< examples, shown by --help
+  bool takes_machine = true;  ///< has --machine: its results name the machine
 };
 
 /// What the body of an app gets.
@@ -31,8 +36,11 @@ struct AppContext {
   std::vector<std::string> arguments;  ///< argv, program without its folder
   std::string command_line;            ///< the same, joined
   Outputs& outputs;
+  RowLog& rows;
+  Progress& progress;
   bool verbose = false;
   bool quiet = false;
+  std::shared_ptr<const MachineFile> machine = nullptr;  ///< of --machine
   bool root() const { return world.rank() == 0; }
 };
 

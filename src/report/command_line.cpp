@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "core/error.hpp"
+#include "report/config_file.hpp"
 #include "report/options.hpp"
 
 namespace gyre {
@@ -32,30 +33,8 @@ std::string complain_about_irregular(const std::string& path) {
   return fmt::format("cannot read '{}': it is no regular file", path);
 }
 
-/// The complaint about what the flag `name` is given, or "". CLI11 takes any number for a flag's
-/// value, and throws std::out_of_range for one beyond 64 bits.
-std::string complain_about_switch(const std::string& name, const std::string& text) {
-  static const std::vector<std::string> words = {"true", "false", "on", "off",
-                                                 "yes",  "no",    "1",  "0"};
-  const std::string lower = CLI::detail::to_lower(text);
-  if (std::find(words.begin(), words.end(), lower) != words.end()) return "";
-  const std::string near = nearest(lower, words);
-  return fmt::format("{} is a switch: true or false, not '{}'{}", name, text,
-                     near.empty() ? "" : "; nearest: " + near);
-}
-
-/// A configuration file in TOML, whose flags are switches.
-class Configuration : public CLI::ConfigTOML {
- public:
-  std::string to_flag(const CLI::ConfigItem& item) const override {
-    std::string text = CLI::ConfigTOML::to_flag(item);
-    const std::string complaint = complain_about_switch("--" + item.name, text);
-    if (!complaint.empty()) throw CLI::ConversionError(complaint);
-    return text;
-  }
-};
-
-/// Of flags with values that are no switch's: --flag=VALUE.
+/// Complaints about flags with values that are no switch's: --flag=VALUE. CLI11 takes any number,
+/// and throws std::out_of_range for one beyond 64 bits.
 std::vector<std::string> describe_switches(const CLI::App& app, int argc, const char* const* argv) {
   std::vector<std::string> complaints;
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
@@ -80,7 +59,7 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return names;
 }
 
-/// One line for each argument or configuration key that no option has taken.
+/// One line for each argument that no option has taken.
 std::vector<std::string> describe_leftovers(const CLI::App& app) {
   const std::vector<std::string> names = option_names(app);
   std::vector<std::string> options, others;
@@ -92,7 +71,7 @@ std::vector<std::string> describe_leftovers(const CLI::App& app) {
     if (dashed)
       options.push_back(fmt::format("unknown option {}{}", name, hint));
     else
-      others.push_back(fmt::format("unexpected argument or configuration key {}{}", name, hint));
+      others.push_back(fmt::format("unexpected argument {}{}", name, hint));
   }
   // The value of an unknown option is an unexpected argument as well: report only the cause.
   return options.empty() ? others : options;
@@ -111,15 +90,21 @@ void declare_common(CLI::App& app, CommonOptions& common) {
       ->capture_default_str()
       ->check(complain_about_seconds)
       ->group("Common");
+  add_choice_option(app,
+                    {"--progress",
+                     "Of runs above 5 s, on stderr: auto redraws a line on a terminal and writes "
+                     "one every 10 s elsewhere; on: stderr ends at a terminal"},
+                    common.progress, {"auto", "on", "off"});
+  app.get_option("--progress")->group("Common");
   CLI::Option* verbose = app.add_flag("-v,--verbose", common.verbose, "Say more")->group("Common");
   app.add_flag("-q,--quiet", common.quiet, "Say less")->group("Common")->excludes(verbose);
   app.set_version_flag("--version", std::string("unused"), "Print version and build, and exit")
+      ->configurable(false)
       ->group("Common");
   app.set_help_flag("-h,--help", "Print this help, and exit")->group("Common");
-  app.config_formatter(std::make_shared<Configuration>());
+  app.config_formatter(std::make_shared<ConfigFile>(app));
   // Leftovers are collected, so that all of them can be named at once, each with a suggestion.
   app.allow_extras();
-  app.allow_config_extras(true);
 }
 
 Request parse_command_line(CLI::App& app, int argc, const char* const* argv) {

@@ -7,10 +7,13 @@ namespace CLI {
 class App;
 }
 
+#include <string>
+
 namespace gyre {
 
 struct CommonOptions {
   double timeout_seconds = default_timeout_seconds;
+  std::string progress = "auto";
   bool verbose = false;
   bool quiet = false;
 };

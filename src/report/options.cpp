@@ -68,6 +68,22 @@ void add_option(CLI::App& app, const OptionSpec& spec, int& value, int minimum) 
          spec);
 }
 
+void add_count_option(CLI::App& app, const OptionSpec& spec, int& value, const std::string& word) {
+  const auto check = [word](std::string& text) {
+    int number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool is_number = error == std::errc() && end == text.data() + text.size() && number >= 1;
+    if (!is_number && text != word)
+      throw_usage("'{}' is not {} and no integer of at least 1", text, word);
+    if (text == word) text = "0";
+  };
+  CLI::Option* option = app.add_option(spec.name, value, spec.description)
+                            ->type_name(fmt::format("INT|{}", word))
+                            ->transform(validator("", check));
+  option->default_str(value == 0 ? word : std::to_string(value));
+  finish(option, spec);
+}
+
 void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum) {
   const auto check = [minimum](std::string& text) {
     const int64_t size = parse_size(text);
@@ -111,37 +127,6 @@ int64_t parse_size(std::string_view text) {
   if (number > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) >> shift)
     throw_usage("'{}' is too large (limit 2^63 - 1)", text);
   return static_cast<int64_t>(number << shift);
-}
-
-int edit_distance(std::string_view a, std::string_view b) {
-  // Three rows of the table d[i][j] = distance of the first i characters of a and the first j of b.
-  std::vector<int> before(b.size() + 1), previous(b.size() + 1), row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    std::swap(before, previous);
-    std::swap(previous, row);
-    row[0] = static_cast<int>(i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const int replaced = previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      row[j] = std::min({replaced, previous[j] + 1, row[j - 1] + 1});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        row[j] = std::min(row[j], before[j - 2] + 1);
-    }
-  }
-  return row[b.size()];
-}
-
-std::string nearest(std::string_view text, const std::vector<std::string>& candidates) {
-  std::string best;
-  int best_distance = std::numeric_limits<int>::max();
-  for (const std::string& candidate : candidates) {
-    const int distance = edit_distance(text, candidate);
-    const size_t longer = std::max(text.size(), candidate.size());
-    if (distance >= best_distance || 2 * static_cast<size_t>(distance) > longer) continue;
-    best = candidate;
-    best_distance = distance;
-  }
-  return best;
 }
 
 }  // namespace gyre

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/nearest.hpp"
+
 namespace CLI {
 class App;
 }
@@ -28,6 +30,8 @@ void add_option(CLI::App& app, const OptionSpec& spec, std::vector<std::string>&
 void add_option(CLI::App& app, const OptionSpec& spec, double& value);
 /// An integer that is at least `minimum`.
 void add_option(CLI::App& app, const OptionSpec& spec, int& value, int minimum);
+/// A number of at least 1, or `word`, which is the value 0.
+void add_count_option(CLI::App& app, const OptionSpec& spec, int& value, const std::string& word);
 /// A size that is at least `minimum`, in the notation of parse_size.
 void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum = 0);
 /// One of `choices`; anything else is refused together with the nearest choice.
@@ -41,13 +45,5 @@ std::string complain_about_empty(const std::string& text);
 /// "4096", "128K", "2M", "1G" with K, M, G = 2^10, 2^20, 2^30 (either case), exact.
 /// Throws a usage error for anything else: signs, fractions, other units, more than 2^63 - 1.
 int64_t parse_size(std::string_view text);
-
-/// Number of single-character insertions, deletions, replacements and swaps of neighbours that turn
-/// `a` into `b` (optimal string alignment).
-int edit_distance(std::string_view a, std::string_view b);
-
-/// The candidate with the smallest edit distance to `text` (the first one of a tie), or "" when
-/// every distance is more than half the longer text: then a suggestion would only confuse.
-std::string nearest(std::string_view text, const std::vector<std::string>& candidates);
 
 }  // namespace gyre

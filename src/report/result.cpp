@@ -6,14 +6,19 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "comm/agree.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/nccl_version.hpp"
+#include "report/progress.hpp"
+#include "report/row_log.hpp"
+#include "runtime/process_memory.hpp"
 
 namespace gyre {
 namespace {
@@ -62,7 +67,7 @@ std::string first_set(std::initializer_list<std::pair<const char*, const char*>>
 
 std::string launcher() {
   if (!variable("OMPI_COMM_WORLD_SIZE").empty()) return "openmpi";
-  if (!variable("HYDI_CONTROL_FD").empty()) return "hydra";
+  if (!variable("MPI_LOCALNRANKS").empty()) return "hydra";
   if (!variable("SLURM_STEP_ID").empty()) return "srun";
   if (!variable("PMI_SIZE").empty()) return "pmi";
   return "none";
@@ -138,6 +143,7 @@ RunReport begin_report(const AppContext& context, Fields configuration, const Fi
   report.job = first_set({{"slurm", "SLURM_JOB_ID"}, {"pbs", "PBS_JOBID"}, {"lsf", "LSB_JOBID"}});
   for (const PeerProcess& peer : context.mpi.peers())
     report.ranks.push_back({peer.world_rank, peer.host, "cpu"});
+  report.machine = describe_machine(context);
   report.libraries = {{"mpi", MpiEnvironment::library_version()},
                       {"cuda", cuda_version()},
                       {"nccl", nccl_version()}};
@@ -151,33 +157,75 @@ RunReport begin_report(const AppContext& context, Fields configuration, const Fi
   }
   report.environment = allowed_environment();
   report.configuration = std::move(configuration);
+  report.memory.start = process_memory().now_bytes;
   if (built_with_sanitizer()) report.unofficial_reasons.push_back("sanitizer");
   return report;
 }
 
-Verdict judge(const RunReport& report) {
-  Verdict verdict;
-  const auto apply = [&](Validity validity, std::string reason) {
+void ResultEntry::add(const std::string& name, const Value& value, const std::string& unit) {
+  measurements.emplace_back(name, value);
+  if (!unit.empty()) units.emplace_back(name, unit);
+}
+
+namespace {
+
+/// Collects reasons; the worst counts.
+struct Judgement {
+  Verdict verdict = {};
+  void apply(Validity validity, std::string reason) {
     verdict.validity = std::max(verdict.validity, validity);
     verdict.reasons.push_back(std::move(reason));
-  };
+  }
+  /// Without any check a result is unverified, whatever else is said of it.
+  Verdict of(bool checked) {
+    if (!checked && verdict.validity != Validity::invalid) {
+      verdict.reasons.insert(verdict.reasons.begin(), "nothing checked");
+      verdict.validity = Validity::unverified;
+    }
+    return std::move(verdict);
+  }
+};
+
+/// What concerns the whole run, and is known at its beginning.
+void judge_setting(const RunReport& report, Judgement& judgement) {
+  if (report.build.git_state == "dirty") judgement.apply(Validity::unofficial, "dirty tree");
+  if (report.build.build_type != "Release" && report.build.build_type != "RelWithDebInfo")
+    judgement.apply(Validity::unofficial, fmt::format("{} build", report.build.build_type));
+  if (const double scale = report.verification.tolerance_scale(); scale != 1)
+    judgement.apply(Validity::unofficial, fmt::format("tolerances times {:g}", scale));
+  for (const std::string& reason : report.unofficial_reasons)
+    judgement.apply(Validity::unofficial, reason);
+}
+
+}  // namespace
+
+Verdict judge(const RunReport& report) {
+  Judgement judgement;
   const Verification& checks = report.verification;
-  if (!checks.empty() && !checks.passed()) apply(Validity::invalid, "verification failed");
+  if (!checks.empty() && !checks.passed())
+    judgement.apply(Validity::invalid, "verification failed");
   for (const Fom& fom : report.foms)
     if (fom.value < 0 || fom.value > fom.most)
-      apply(Validity::invalid,
-            fmt::format("{} is {}, not 0 to {}", fom.metric, fom.value, fom.most));
-  if (report.build.git_state == "dirty") apply(Validity::unofficial, "dirty tree");
-  if (report.build.build_type != "Release" && report.build.build_type != "RelWithDebInfo")
-    apply(Validity::unofficial, fmt::format("{} build", report.build.build_type));
-  if (checks.tolerance_scale() != 1)
-    apply(Validity::unofficial, fmt::format("tolerances times {:g}", checks.tolerance_scale()));
-  for (const std::string& reason : report.unofficial_reasons) apply(Validity::unofficial, reason);
-  if (checks.empty() && verdict.validity != Validity::invalid) {
-    verdict.reasons.insert(verdict.reasons.begin(), "nothing checked");
-    verdict.validity = Validity::unverified;
-  }
-  return verdict;
+      judgement.apply(Validity::invalid,
+                      fmt::format("{} is {}, not 0 to {}", fom.metric, fom.value, fom.most));
+  judge_setting(report, judgement);
+  std::vector<const Timing*> timed;
+  for (const ResultEntry& entry : report.results)
+    if (!entry.timing.samples_ms.empty()) timed.push_back(&entry.timing);
+  for (std::string& reason : breaches_text(timed))
+    judgement.apply(Validity::unofficial, std::move(reason));
+  if (std::string reason = breach_text(report.foreign_load); !timed.empty() && !reason.empty())
+    judgement.apply(Validity::unofficial, std::move(reason));
+  return judgement.of(!checks.empty());
+}
+
+Verdict judge_row(const RunReport& report, const ResultEntry& entry) {
+  Judgement judgement;
+  if (entry.verified == false) judgement.apply(Validity::invalid, "verification failed");
+  judge_setting(report, judgement);
+  for (const Breach& breach : breaches_of(entry.timing))
+    judgement.apply(Validity::unofficial, text_of(breach));
+  return judgement.of(entry.verified.has_value());
 }
 
 ExitCode exit_code_of(const Verdict& verdict) {
@@ -232,6 +280,7 @@ std::string header_text(const RunReport& report) {
   text += fmt::format("# {}\n", hosts_text(report.ranks));
   if (const std::string devices = devices_text(report.ranks); !devices.empty())
     text += fmt::format("# {}\n", devices);
+  text += machine_text(report.machine);
   if (!report.environment.empty()) text += fmt::format("# env {}\n", to_text(report.environment));
   text += fmt::format("# config {}\n", to_text(report.configuration));
   for (const InputInfo& input : report.inputs)
@@ -240,17 +289,63 @@ std::string header_text(const RunReport& report) {
   return text;
 }
 
-ExitCode finish_run(AppContext& context, const RunReport& report,
-                    const std::function<RunTexts()>& make) {
+std::string memory_text(const MemoryReport& memory) {
+  const auto text = [](int64_t bytes) { return si_text(static_cast<double>(bytes), "B"); };
+  return fmt::format("# memory of a rank: {}{} of its process at most, {} of these at the start\n",
+                     memory.planned == 0 ? "" : text(memory.planned) + " planned, ",
+                     text(memory.peak), text(memory.start));
+}
+
+void start_run(AppContext& context, RunReport& report, const ReportOptions& options, int64_t rows) {
+  if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
+  std::fflush(stdout);
+  context.rows.begin(report, options);
+  context.progress.expect(rows);
+  report.load_at_start = host_load();
+}
+
+std::string shown_columns(const AppContext& context, const ReportOptions& options) {
+  return context.verbose && options.columns == "default" ? "all" : options.columns;
+}
+
+void finish_row(AppContext& context, RunReport& report, ResultEntry entry) {
+  report.results.push_back(std::move(entry));
+  context.rows.write(report);
+  context.progress.rows_done(std::ssize(report.results) + context.rows.skipped());
+}
+
+void add_average(RunReport& report, const std::string& metric, const std::string& unit,
+                 std::vector<double> values) {
+  std::erase_if(values, [](double value) { return std::isnan(value); });
+  if (values.size() < 2) return;
+  const auto count = static_cast<double>(values.size());
+  const double mean = std::accumulate(values.begin(), values.end(), 0.0) / count;
+  report.foms.push_back({"average_" + metric, mean, unit, {{"rows", std::ssize(values)}}});
+}
+
+ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions& options,
+                    const std::function<std::string()>& make) {
+  context.progress.stop();
+  std::vector<std::string> hosts;
+  for (const RankInfo& rank : report.ranks) hosts.push_back(rank.host);
+  report.foreign_load = foreign_load(context.world, hosts, report.load_at_start, host_load());
+  report.memory.peak = process_memory().peak_bytes;
+  for (int64_t* bytes : {&report.memory.planned, &report.memory.start, &report.memory.peak})
+    *bytes = all_reduce_value(context.world, *bytes, ReduceOp::max);
   const ExitCode code = exit_code_of(judge(report));
   std::string text;
   run_on_root(context.world, "report", [&] {
-    const RunTexts texts = make();
-    context.outputs.add_text(texts.csv_path, texts.csv);
-    if (!texts.json_path.empty())
-      context.outputs.add_text(texts.json_path, json_text(report, utc_now()));
-    text = texts.text + footer_text(report);
+    text = make();
+    if (!options.csv.empty()) context.outputs.add_text(options.csv, csv_text(report));
+    if (!options.json.empty() && !options.in_lines())
+      context.outputs.add_text(options.json, json_text(report, utc_now()));
+    if (context.verbose) text += memory_text(report.memory);
+    if (context.rows.skipped() > 0)
+      text += fmt::format("# {} of {} stay and were not measured again\n",
+                          count_text(context.rows.skipped(), "row"), options.json);
+    text += footer_text(report);
   });
+  context.rows.end(report);
   if (agree_on(context.world, code) != ExitCode::ok) context.outputs.discard_files();
   context.outputs.publish(text);
   return code;

@@ -2,8 +2,11 @@
 // The report of a run: "#" lines, FOM, VERIFY and RESULT lines, and the JSON file, all made from
 // one RunReport.
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,7 +14,10 @@
 #include "core/error.hpp"
 #include "core/version.hpp"
 #include "report/app.hpp"
-#include "report/statistics.hpp"
+#include "report/machine_report.hpp"
+#include "report/noise.hpp"
+#include "report/repeat.hpp"
+#include "report/report_options.hpp"
 #include "report/value.hpp"
 #include "report/verify.hpp"
 
@@ -31,11 +37,14 @@ struct InputInfo {
 
 /// One measured configuration.
 struct ResultEntry {
-  Fields key;           ///< the independent variables that tell entries apart
-  Samples samples_ms;   ///< [rank][iteration]
-  Fields measurements;  ///< further results: rates, imbalance, exposed communication
+  Fields key;                         ///< the independent variables that tell entries apart
+  Timing timing;                      ///< without samples: nothing was timed
+  Fields measurements;                ///< further results: rates, imbalance, exposed communication
+  Fields units;                       ///< of those measurements that have one
+  std::optional<bool> verified = {};  ///< nothing: not checked
   double flops = std::numeric_limits<double>::quiet_NaN();  ///< of visible pairs only; NaN: unknown
   double bytes_wire = std::numeric_limits<double>::quiet_NaN();  ///< counted, sum over ranks
+  void add(const std::string& name, const Value& value, const std::string& unit);
 };
 
 /// A figure of merit, printed on a line of its own.
@@ -49,6 +58,14 @@ struct Fom {
   double most = std::numeric_limits<double>::max();
 };
 
+/// Memory of the rank that has most of it, in bytes.
+struct MemoryReport {
+  int64_t planned = 0;  ///< arrays of the largest configuration; 0: not planned
+  int64_t start = 0;    ///< of the process at the beginning: program, libraries, what MPI shares
+  int64_t peak = 0;     ///< of the process at most
+  void plan(int64_t bytes) { planned = std::max(planned, bytes); }
+};
+
 struct RunReport {
   std::string program;
   BuildInfo build;
@@ -58,6 +75,7 @@ struct RunReport {
   std::string launcher;  ///< "hydra", "srun", "openmpi" or "none"
   std::string job;       ///< "slurm 12345", "pbs 77.host" or "none"
   std::vector<RankInfo> ranks;
+  MachineReport machine;
   Fields libraries;    ///< mpi, hdf5, cuda, nccl: version, "yes" or "no"
   Fields environment;  ///< allow-listed variables that are set
   Fields configuration;
@@ -66,6 +84,9 @@ struct RunReport {
   std::vector<Fom> foms;
   Verification verification;
   std::vector<std::string> unofficial_reasons;  ///< the app's own: shared GPU, emulated network
+  MemoryReport memory;
+  HostLoad load_at_start;
+  ForeignLoad foreign_load;  ///< known at the end
 };
 
 enum class Validity { valid, unverified, unofficial, invalid };
@@ -76,18 +97,43 @@ struct Verdict {
   std::vector<std::string> reasons;
 };
 
-/// Starts a report at the beginning of an app's body, with everything that is known about the run.
+/// Starts a report at the beginning of an app's body, with everything that is known about the run
+/// and its machine. Collective.
 /// `libraries` are added to mpi, cuda and nccl (HDF5's version, say).
 RunReport begin_report(const AppContext& context, Fields configuration, const Fields& libraries);
 
+/// Prints the header, unless the run is quiet, and begins the file of rows (context.rows), if
+/// `options` ask for one, and the progress line of `rows` rows. From here on the load of the hosts
+/// counts. Collective.
+void start_run(AppContext& context, RunReport& report, const ReportOptions& options, int64_t rows);
+
+/// The columns that --columns names; all of them with -v, unless it names some.
+std::string shown_columns(const AppContext& context, const ReportOptions& options);
+
+/// Adds a row: to the report, to the file of rows and to the progress. Collective.
+void finish_row(AppContext& context, RunReport& report, ResultEntry entry);
+
+/// Adds the figure "average_METRIC", the mean over the rows of a sweep, as nccl-tests' average bus
+/// bandwidth is; nothing for fewer than two rows. NaN values are left out.
+void add_average(RunReport& report, const std::string& metric, const std::string& unit,
+                 std::vector<double> values);
+
 /// INVALID when a check failed or a figure of merit is impossible, else UNVERIFIED when there was
 /// none, else UNOFFICIAL for a modified source tree, a build without optimisation or with a
-/// sanitizer, scaled tolerances or the app's own reasons, else VALID. All reasons that apply are
-/// listed. A source tree without git counts as clean.
+/// sanitizer, scaled tolerances, the app's own reasons or a row that breaks the run rules
+/// (report/noise.hpp), else VALID. All reasons that apply are listed. A source tree without git
+/// counts as clean.
 Verdict judge(const RunReport& report);
+
+/// The same of one row. What other processes did is not known before the end of the run.
+Verdict judge_row(const RunReport& report, const ResultEntry& entry);
 
 /// 1 for INVALID, else 0.
 ExitCode exit_code_of(const Verdict& verdict);
+
+/// "# memory of a rank: 12.6 MB planned, 61.2 MB of its process at most, 48.1 MB of these at the
+/// start"
+std::string memory_text(const MemoryReport& memory);
 
 /// The "#" lines that identify the run. Ends with a newline, as all texts here do.
 std::string header_text(const RunReport& report);
@@ -108,18 +154,26 @@ Fields allowed_environment();
 
 /// The document `gyre-result/1`; NaN and infinities become null. `end`: UTC, ISO 8601.
 std::string json_text(const RunReport& report, const std::string& end);
+/// The same as lines (kinds run, row and end of gyre-result/1), each without its newline. `run`
+/// tells runs of a file apart.
+std::string run_line(const RunReport& report, const std::string& run);
+std::string row_line(const RunReport& report, const ResultEntry& entry, const std::string& run);
+std::string end_line(const RunReport& report, const std::string& run);
+/// A row's key as a "row" line has it.
+std::string key_text(const Fields& key);
+/// What must be equal for a row of an earlier run to stand for one of this run: program, build,
+/// ranks on hosts and devices, configuration and inputs, as the "run" line has them.
+std::string identity_of(const std::string& run_line);
+/// One row a result: program, build, host, ranks, configuration, key, measurements with their
+/// units, statistics and verdict. Names are in snake_case.
+std::string csv_text(const RunReport& report);
 
-/// What a run prints and writes at its end. An empty path is no file.
-struct RunTexts {
-  std::string text;  ///< before the FOM, VERIFY and RESULT lines
-  std::string csv_path, csv;
-  std::string json_path;
-};
 /// Ends a run: names all outputs of `context`, but data files only when the result is not INVALID,
-/// and prints (Outputs::publish). `make` is called on rank 0. Returns the exit code of the verdict.
-/// Collective.
-ExitCode finish_run(AppContext& context, const RunReport& report,
-                    const std::function<RunTexts()>& make);
+/// writes the files that `options` ask for, and prints (Outputs::publish). `make` is called on rank
+/// 0 and returns what stands before the FOM, VERIFY and RESULT lines. Returns the exit code of the
+/// verdict. Collective.
+ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions& options,
+                    const std::function<std::string()>& make);
 
 /// "2026-01-31T12:00:00Z"
 std::string utc_now();

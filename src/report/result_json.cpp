@@ -28,8 +28,14 @@ Json to_json(const Fields& fields) {
 }
 
 Json to_json(const Statistics& s) {
-  return {{"count", s.count},     {"median", number(s.median)}, {"min", number(s.min)},
-          {"p95", number(s.p95)}, {"mean", number(s.mean)},     {"cv", number(s.cv)}};
+  return {{"count", s.count},
+          {"median", number(s.median)},
+          {"median_low", number(s.median_low)},
+          {"median_high", number(s.median_high)},
+          {"min", number(s.min)},
+          {"p95", number(s.p95)},
+          {"mean", number(s.mean)},
+          {"cv", number(s.cv)}};
 }
 
 Json to_json(const Samples& samples) {
@@ -42,12 +48,22 @@ Json to_json(const Samples& samples) {
   return ranks;
 }
 
-Json to_json(const ResultEntry& entry) {
+Json to_json(const Verdict& verdict) {
+  return {{"result", name_of(verdict.validity)}, {"reasons", verdict.reasons}};
+}
+
+/// What a row is, in a document and on a line.
+Json row_json(const RunReport& report, const ResultEntry& entry) {
+  Json status = to_json(judge_row(report, entry));
+  status["measured"] = breaches_of(entry.timing).empty();
   return {{"key", to_json(entry.key)},
-          {"samples_ms", to_json(entry.samples_ms)},
-          {"statistics_ms", to_json(summarize(slowest_rank(entry.samples_ms)))},
+          {"samples_ms", to_json(entry.timing.samples_ms)},
+          {"statistics_ms", to_json(entry.timing.statistics())},
+          {"cpu_share", number(entry.timing.cpu_share)},
           {"measurements", to_json(entry.measurements)},
-          {"model", {{"flops", number(entry.flops)}, {"bytes_wire", number(entry.bytes_wire)}}}};
+          {"units", to_json(entry.units)},
+          {"model", {{"flops", number(entry.flops)}, {"bytes_wire", number(entry.bytes_wire)}}},
+          {"status", std::move(status)}};
 }
 
 Json to_json(const Verification& verification) {
@@ -66,12 +82,33 @@ Json to_json(const Verification& verification) {
           {"checks", std::move(checks)}};
 }
 
-Json run_json(const RunReport& report, const std::string& end) {
+Json run_json(const RunReport& report) {
   return {{"argv", report.arguments},
           {"start", report.start},
-          {"end", end},
           {"launcher", report.launcher},
           {"job", report.job}};
+}
+
+Json suite_json(const RunReport& report) {
+  return {{"name", "gyre"},
+          {"program", report.program},
+          {"version", report.build.version},
+          {"git", report.build.git_sha},
+          {"git_state", report.build.git_state}};
+}
+
+Json build_json(const RunReport& report) {
+  return {{"type", report.build.build_type}, {"compiler", report.build.compiler}};
+}
+
+Json to_json(const ForeignLoad& load) {
+  return {{"host", load.host}, {"cores", number(load.cores)}, {"of_cores", load.of_cores}};
+}
+
+Json to_json(const MemoryReport& memory) {
+  return {{"planned_bytes", memory.planned == 0 ? Json(nullptr) : Json(memory.planned)},
+          {"start_bytes", memory.start},
+          {"peak_bytes", memory.peak}};
 }
 
 Json ranks_json(const RunReport& report) {
@@ -80,6 +117,7 @@ Json ranks_json(const RunReport& report) {
     Json& entry =
         ranks.emplace_back(Json{{"rank", rank.rank}, {"host", rank.host}, {"device", rank.device}});
     if (!rank.device_uuid.empty()) entry["device_uuid"] = rank.device_uuid;
+    add_placement(entry, report.machine, rank.rank);
   }
   return ranks;
 }
@@ -104,34 +142,86 @@ Json foms_json(const RunReport& report) {
   return foms;
 }
 
+/// What is known before the first row.
+void add_run(Json& json, const RunReport& report) {
+  json["suite"] = suite_json(report);
+  json["build"] = build_json(report);
+  json["run"] = run_json(report);
+  json["ranks"] = ranks_json(report);
+  json["machine"] = machine_json(report.machine);
+  json["libraries"] = to_json(report.libraries);
+  json["environment"] = to_json(report.environment);
+  json["configuration"] = to_json(report.configuration);
+  json["inputs"] = inputs_json(report);
+}
+
+/// What is known behind the last row.
+void add_end(Json& json, const RunReport& report) {
+  const Verdict verdict = judge(report);
+  json["memory"] = to_json(report.memory);
+  json["foreign_load"] = to_json(report.foreign_load);
+  json["verification"] = to_json(report.verification);
+  json["fom"] = verdict.validity == Validity::invalid ? Json::array() : foms_json(report);
+  json["status"] = to_json(verdict);
+}
+
+/// File names and arguments may hold any bytes; JSON requires UTF-8.
+std::string text_of(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+Json line_of(const char* kind) {
+  return {{"schema", "gyre-result/1"}, {"kind", kind}};
+}
+
 }  // namespace
 
 std::string json_text(const RunReport& report, const std::string& end) {
-  const Verdict verdict = judge(report);
-  const BuildInfo& build = report.build;
-  Json results = Json::array();
-  for (const ResultEntry& entry : report.results) results.push_back(to_json(entry));
-  const Json document = {
-      {"schema", "gyre-result/1"},
-      {"suite",
-       {{"name", "gyre"},
-        {"program", report.program},
-        {"version", build.version},
-        {"git", build.git_sha},
-        {"git_state", build.git_state}}},
-      {"build", {{"type", build.build_type}, {"compiler", build.compiler}}},
-      {"run", run_json(report, end)},
-      {"ranks", ranks_json(report)},
-      {"libraries", to_json(report.libraries)},
-      {"environment", to_json(report.environment)},
-      {"configuration", to_json(report.configuration)},
-      {"inputs", inputs_json(report)},
-      {"results", std::move(results)},
-      {"verification", to_json(report.verification)},
-      {"fom", verdict.validity == Validity::invalid ? Json::array() : foms_json(report)},
-      {"status", {{"result", name_of(verdict.validity)}, {"reasons", verdict.reasons}}}};
-  // File names and arguments may hold any bytes; JSON requires UTF-8.
-  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  Json document = {{"schema", "gyre-result/1"}};
+  add_run(document, report);
+  document["run"]["end"] = end;
+  document["results"] = Json::array();
+  for (const ResultEntry& entry : report.results)
+    document["results"].push_back(row_json(report, entry));
+  add_end(document, report);
+  return text_of(document, 2) + "\n";
+}
+
+std::string run_line(const RunReport& report, const std::string& run) {
+  Json json = line_of("run");
+  json["id"] = run;
+  add_run(json, report);
+  return text_of(json, -1);
+}
+
+std::string row_line(const RunReport& report, const ResultEntry& entry, const std::string& run) {
+  Json json = line_of("row");
+  json["run"] = run;
+  json["time"] = utc_now();
+  json.update(row_json(report, entry));
+  return text_of(json, -1);
+}
+
+std::string end_line(const RunReport& report, const std::string& run) {
+  Json json = line_of("end");
+  json["run"] = run;
+  json["end"] = utc_now();
+  add_end(json, report);
+  return text_of(json, -1);
+}
+
+std::string identity_of(const std::string& run_line) {
+  const Json line = Json::parse(run_line);
+  Json same;
+  for (const char* part : {"suite", "build", "configuration", "inputs"})
+    same[part] = line.value(part, Json());
+  for (const Json& rank : line.value("ranks", Json::array()))
+    same["ranks"].push_back({rank.value("host", ""), rank.value("device", "")});
+  return text_of(same, -1);
+}
+
+std::string key_text(const Fields& key) {
+  return text_of(to_json(key), -1);
 }
 
 }  // namespace gyre

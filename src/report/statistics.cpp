@@ -31,8 +31,30 @@ bool usable(std::span<const double> samples) {
 
 }  // namespace
 
+double Statistics::half_width() const {
+  return std::max(median_high - median, median - median_low) / median;
+}
+
+Interval median_interval(std::span<const double> sorted) {
+  const auto n = static_cast<double>(sorted.size());
+  // The smallest and largest k samples are outside; P(fewer than k of n are below the median).
+  size_t k = 0;
+  if (sorted.size() > 1000) {
+    k = static_cast<size_t>(n / 2 - 0.98 * std::sqrt(n));
+  } else {
+    double probability = std::pow(0.5, n), sum = probability;
+    while (sum <= 0.025) {
+      ++k;
+      probability *= (n - static_cast<double>(k) + 1) / static_cast<double>(k);
+      sum += probability;
+    }
+  }
+  if (k == 0) return {nan, nan};
+  return {sorted[k - 1], sorted[sorted.size() - k]};
+}
+
 Statistics summarize(std::span<const double> samples) {
-  Statistics result{std::ssize(samples), nan, nan, nan, nan, nan};
+  Statistics result{std::ssize(samples), nan, nan, nan, nan, nan, nan, nan};
   if (!usable(samples)) return result;
   std::vector<double> sorted(samples.begin(), samples.end());
   std::sort(sorted.begin(), sorted.end());
@@ -40,6 +62,8 @@ Statistics summarize(std::span<const double> samples) {
   result.median = quantile_of_sorted(sorted, 0.5);
   result.p95 = quantile_of_sorted(sorted, 0.95);
   result.mean = mean_of(samples);
+  const Interval interval = median_interval(sorted);
+  result.median_low = interval.low, result.median_high = interval.high;
   double squares = 0;
   for (double x : samples) squares += (x - result.mean) * (x - result.mean);
   const double n = static_cast<double>(samples.size());

@@ -19,7 +19,20 @@ struct Statistics {
   double p95 = 0;
   double mean = 0;
   double cv = 0;  ///< sample standard deviation / mean; NaN for fewer than two samples
+  /// 95 % confidence interval of the median, as median_interval() says.
+  double median_low = 0, median_high = 0;
+  /// Largest distance of its ends from the median, as a share of the median; NaN: unknown.
+  double half_width() const;
 };
+
+/// The interval between two of the sorted samples that holds the median of what they were drawn
+/// from with a probability of at least 95 %, whatever the distribution: ranks by the binomial
+/// distribution (Hollander, Wolfe: Nonparametric Statistical Methods, 3.6). NaN for fewer than 6
+/// samples, whose range is not enough.
+struct Interval {
+  double low, high;
+};
+Interval median_interval(std::span<const double> sorted);
 
 /// All NaN when there is no sample or one of them is NaN.
 Statistics summarize(std::span<const double> samples);

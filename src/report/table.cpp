@@ -3,18 +3,29 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
+#include <sstream>
 
 #include "core/error.hpp"
+#include "report/options.hpp"
 
 namespace gyre {
 namespace {
 
 constexpr size_t gap = 2;  // blanks before a column
 
+constexpr std::string_view prefixes = "kMGTP";  // of 10^3, 10^6, ...
+
+/// The prefix of a scaled column's unit; 1 for none.
+double prefix_of(const ColumnFormat& format) {
+  const size_t at = prefixes.find(format.unit[0]);
+  return at == std::string_view::npos ? 1 : std::pow(1e3, static_cast<double>(at + 1));
+}
+
 std::string unit_text(const ColumnFormat& format) {
-  return format.unit.empty() ? "" : "(" + format.unit + ")";
+  if (format.unit.empty()) return "";
+  const bool drops = format.scaled && prefix_of(format) != 1;
+  return "(" + format.unit.substr(drops ? 1 : 0) + ")";
 }
 
 size_t width_of(const ColumnFormat& format) {
@@ -53,6 +64,7 @@ std::string comment(std::string text) {
 std::string cell_text(const ColumnFormat& format, const Value& value) {
   const double* number = std::get_if<double>(&value);
   if (number == nullptr || std::isnan(*number)) return to_text(value);
+  if (format.scaled) return si_text(*number * prefix_of(format), "");
   std::string text = fmt::format("{:.{}f}", *number, format.precision);
   const double smallest = 0.5 * std::pow(10.0, -format.precision);
   const bool vanishes = *number != 0 && std::abs(*number) < smallest;
@@ -70,36 +82,33 @@ std::string header_text(const std::vector<ColumnFormat>& formats) {
   return comment(line(formats, names)) + comment(line(formats, units));
 }
 
-std::string row_text(const std::vector<ColumnFormat>& formats, const std::vector<Value>& values) {
-  GYRE_CHECK(values.size() == formats.size(), "{} values for {} columns", values.size(),
+std::string row_text(const std::vector<ColumnFormat>& formats,
+                     const std::vector<std::string>& cells) {
+  GYRE_CHECK(cells.size() == formats.size(), "{} cells for {} columns", cells.size(),
              formats.size());
-  std::vector<std::string> cells;
-  for (size_t i = 0; i < values.size(); ++i) cells.push_back(cell_text(formats[i], values[i]));
   return line(formats, cells) + "\n";
 }
 
-namespace {
-
-/// A unit as a part of a name: "%" is "percent", "max/mean" is "max_mean".
-std::string unit_name(const std::string& unit) {
-  std::string name;
-  for (const char c : unit) {
-    if (c == '%')
-      name += "percent";
-    else
-      name += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+std::vector<size_t> chosen_columns(const std::vector<ColumnFormat>& all,
+                                   const std::vector<bool>& is_default, const std::string& choice) {
+  std::vector<size_t> chosen;
+  std::vector<std::string> names;
+  for (const ColumnFormat& format : all) names.push_back(format.name);
+  for (size_t i = 0; i < all.size(); ++i)
+    if (choice == "all" || (choice == "default" && is_default[i])) chosen.push_back(i);
+  if (!chosen.empty()) return chosen;
+  std::istringstream list(choice);
+  for (std::string name; std::getline(list, name, ',');) {
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found == names.end()) {
+      const std::string near = nearest(name, names);
+      throw_usage("--columns: there is no column '{}'; there are {}{}", name,
+                  fmt::join(names, ", "), near.empty() ? "" : "; nearest: " + near);
+    }
+    chosen.push_back(static_cast<size_t>(found - names.begin()));
   }
-  return name;
-}
-
-}  // namespace
-
-std::string csv_header(const std::vector<ColumnFormat>& formats) {
-  std::vector<Value> names;
-  for (const ColumnFormat& format : formats)
-    names.emplace_back(format.unit.empty() ? format.name
-                                           : format.name + "_" + unit_name(format.unit));
-  return csv_row(names);
+  if (chosen.empty()) throw_usage("--columns '{}' names no column", choice);
+  return chosen;
 }
 
 std::string csv_row(const std::vector<Value>& values) {

@@ -1,16 +1,25 @@
 #pragma once
 // The timelines of all ranks in one file, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 //
-//     ClockOffset clock = align_clocks(world);     // before or after the traced part
-//     ... trace.add(TraceLane::compute, "own kv", begin, end) ...
+//     ClockOffset clock = common_clock(world);     // before or after the traced part
+//     ... trace.add({TraceLane::compute, "keys of rank 2", begin, end}) ...
 //     text = trace_text(trace, world, clock);
 //
 // The format is Chrome's trace events: a process is a rank, a thread is a lane. Overlapping spans
-// of a lane go to further lanes, so that all of them are visible:
+// of a lane go to further lanes, so that all of them are visible. An arrow goes from each message's
+// sender, where it is posted, to its receiver, where it is found to be complete:
 //
-//     rank 3 on node1   compute           |own kv ||kv of rank 2 |
-//                       communication     |KV 0    |
-//                       communication 2       |KV 1       |
+//     rank 2 on node1   compute           |keys of rank 2   ||keys of rank 1 |
+//                       communication     |KV ------------|
+//                                          \___________
+//     rank 3 on node1   compute           |keys of rank 3 \||keys of rank 2 |
+//                       communication     |KV ------------|
+//                       communication 2          |dKV ---------|
+//
+// What is in the file: events X, one for each span (cat: name_of its kind; args: pass, step and, of
+// transfers, bytes_sent, bytes_received, to and from, lists of {peer, bytes}); s and f, one of each
+// for each message (args: the other rank, bytes, step); M, names and order of processes and
+// threads; otherData.clocks, how the ranks' clocks were aligned.
 
 #include <functional>
 #include <string>
@@ -36,6 +45,14 @@ using TraceClock = std::function<double()>;
 /// turns. `rounds` >= 1.
 ClockOffset align_clocks(Communicator& world, int rounds = 20, const TraceClock& now = &Trace::now);
 
+/// Names the clock of Trace::now(): processes of equal numbers read the same one. Linux has one
+/// since each boot, and one for each time namespace. 0: unknown.
+int64_t monotonic_clock_id();
+
+/// The offset of Trace::now(). Ranks that read one clock (`clock_id`) take the best of their
+/// comparisons; nothing is compared if all read rank 0's. Collective.
+ClockOffset common_clock(Communicator& world, int64_t clock_id = monotonic_clock_id());
+
 /// The spans of one rank.
 struct RankTrace {
   std::string host;
@@ -43,8 +60,10 @@ struct RankTrace {
   std::vector<TraceSpan> spans;
 };
 
-/// The text of the file. `ranks` are in rank order; time 0 is the earliest begin of all spans.
-std::string trace_json(const std::vector<RankTrace>& ranks);
+/// The text of the file. `ranks` are in rank order; time 0 is the earliest begin of all spans. The
+/// k-th message from one rank to another is the k-th that the other receives from it. Clocks are
+/// moved forward where a message would else be received before it is sent.
+std::string trace_json(std::vector<RankTrace> ranks);
 
 /// The text of the file, on rank 0, from the spans of all ranks. Collective.
 std::string trace_text(const Trace& mine, Communicator& world, const ClockOffset& clock);

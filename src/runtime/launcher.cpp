@@ -1,6 +1,7 @@
 #include "runtime/launcher.hpp"
 
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -44,17 +45,30 @@ std::string read_some(int from) {
 
 }  // namespace
 
-bool end_run_through_launcher(int code) {
-  if (connection() < 0) return false;
+void end_run_through_launcher(int code) {
+  if (connection() < 0) return;
   char line[] = "cmd=abort exitcode=0\n";
   line[std::strlen("cmd=abort exitcode=")] = static_cast<char>('0' + code);
   // A socket, of all launchers that were seen; without SIGPIPE when the launcher has gone.
-  return send(connection(), line, std::strlen(line), MSG_NOSIGNAL) > 0;
+  if (send(connection(), line, std::strlen(line), MSG_NOSIGNAL) > 0) sleep(2);
 }
 
 bool launcher_is_gone() {
   pollfd end{connection(), 0, 0};
   return end.fd >= 0 && poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR)) != 0;
+}
+
+void wait_for_launcher_to_read() {
+  if (connection() < 0 || launcher_is_gone()) return;
+  for (int tries = 0; tries < 1000; ++tries) {
+    int unread = 0;
+    for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+      int bytes = 0;  // stays 0 for what is no pipe
+      if (ioctl(stream, FIONREAD, &bytes) == 0) unread += bytes;
+    }
+    if (unread == 0) return;
+    usleep(1000);
+  }
 }
 
 LauncherRelay::LauncherRelay() {

@@ -6,10 +6,16 @@
 
 namespace gyre {
 
-/// Asks the launcher to end all ranks with `code` (one digit), by a message of PMI-1. Unlike
-/// MPI_Abort it may be called by any thread, at any time, MPI initialised or not, and in a signal
-/// handler. False when there is no such connection: nothing happened.
-bool end_run_through_launcher(int code);
+/// Asks the launcher to end all ranks with `code` (one digit), by a message of PMI-1, and waits to
+/// be ended. Unlike MPI_Abort it may be called by any thread, at any time, MPI initialised or not,
+/// and in a signal handler. Returns when nothing happened: at once without such a connection, after
+/// 2 s with one. A rank that ended by itself meanwhile would close the connection: Hydra answers
+/// the other ranks' requests, does not find it, and ends with an exit code of its own.
+void end_run_through_launcher(int code);
+
+/// Waits until the launcher has read what was written (and flushed) to stdout and stderr, at most 1
+/// s: when it ends a run it drops what it has not read.
+void wait_for_launcher_to_read();
 
 /// Whether the launcher has closed its end.
 bool launcher_is_gone();

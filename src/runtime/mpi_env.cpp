@@ -11,7 +11,9 @@
 #include <thread>
 
 #include "core/error.hpp"
+#include "runtime/clock.hpp"
 #include "runtime/launcher.hpp"
+#include "runtime/sleep.hpp"
 #include "runtime/supervisor.hpp"
 
 #ifdef GYRE_SOFTGPU
@@ -31,7 +33,8 @@ int announced_ranks() {
 /// Ends all ranks. A rank that ended by itself, as MPI_Abort does, would race with the launcher,
 /// which then may report the signal that killed the others instead of `code`.
 void end_all(int code) {
-  if (end_run_through_launcher(code)) sleep(2);  // and is killed meanwhile
+  wait_for_launcher_to_read();
+  end_run_through_launcher(code);
   MPI_Abort(MPI_COMM_WORLD, code);
 }
 
@@ -82,6 +85,13 @@ void yield_politely() {
   softgpu::progress();  // a GPU communicates while its host waits
 #endif
   sched_yield();
+}
+
+void pause_politely(double seconds) {
+  if (seconds > 0)
+    sleep_until(monotonic_seconds() + seconds);
+  else
+    yield_politely();
 }
 
 void wait_politely(std::vector<MPI_Request>& requests) {

@@ -46,6 +46,9 @@ void check_mpi(int code, const char* call);
 /// Between two polls of MPI: gives the core to others.
 void yield_politely();
 
+/// The same, asleep for `seconds`; 0: as above.
+void pause_politely(double seconds);
+
 /// Waits for all `requests` politely: polls, and yields the core when nothing has happened.
 void wait_politely(std::vector<MPI_Request>& requests);
 

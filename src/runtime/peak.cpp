@@ -41,7 +41,8 @@ void in_slices(int threads, int64_t count, Body body) {
   r0 = fma(r0, a, b), r1 = fma(r1, a, b), r2 = fma(r2, a, b), r3 = fma(r3, a, b), \
   r4 = fma(r4, a, b), r5 = fma(r5, a, b), r6 = fma(r6, a, b), r7 = fma(r7, a, b), \
   r8 = fma(r8, a, b), r9 = fma(r9, a, b), r10 = fma(r10, a, b), r11 = fma(r11, a, b)
-constexpr int64_t fma_loops = 1'000'000;
+constexpr int64_t fma_loops = 100'000;  // a repetition takes about 0.3 ms
+constexpr int fma_repetitions = 40;
 
 __attribute__((target("avx512f"))) void fma_loop_avx512() {
   const __m512 a = _mm512_set1_ps(0.999F), b = _mm512_set1_ps(0.001F);
@@ -97,15 +98,36 @@ __attribute__((target("avx2"))) void copy_all(const float* x, int64_t count, flo
   _mm_sfence();
 }
 
+/// The widest loop of this processor, and its FLOPs; null without one.
+struct FmaLoop {
+  void (*run)() = nullptr;
+  double flops = 0;
+};
+
+FmaLoop fma_loop() {
+  const bool wide = __builtin_cpu_supports("avx512f") != 0;
+  if (!wide && !(__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0))
+    return {};
+  return {wide ? fma_loop_avx512 : fma_loop_avx2,
+          12.0 * 2.0 * (wide ? 16.0 : 8.0) * static_cast<double>(fma_loops)};
+}
+
+double do_fmas(int threads) {
+  constexpr int repetitions = 10;
+  const FmaLoop loop = fma_loop();
+  if (loop.run == nullptr) return 0;
+  for_each_task(threads, threads, [&](int64_t, int) {
+    for (int i = 0; i < repetitions; ++i) loop.run();
+  });
+  return loop.flops * repetitions * threads;
+}
+
 }  // namespace
 
 double measured_fma_peak() {
   static const double peak = [] {
-    const bool wide = __builtin_cpu_supports("avx512f") != 0;
-    if (!wide && !(__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0))
-      return 0.0;
-    const double flops = 12.0 * 2.0 * (wide ? 16.0 : 8.0) * static_cast<double>(fma_loops);
-    return flops / fastest(20, wide ? fma_loop_avx512 : fma_loop_avx2);
+    const FmaLoop loop = fma_loop();
+    return loop.run == nullptr ? 0.0 : loop.flops / fastest(fma_repetitions, loop.run);
   }();
   return peak;
 }
@@ -132,6 +154,30 @@ double measured_copy_rate(std::span<const float> from, std::span<float> to, int 
   };
   const auto pass = [&] { in_slices(threads, std::ssize(from), slice); };
   return 2 * static_cast<double>(from.size_bytes()) / fastest(10, pass, threads);
+}
+
+double do_core_work(CoreWork work, std::span<float> array, int threads) {
+  if (work == CoreWork::fma) return do_fmas(threads);
+  if (__builtin_cpu_supports("avx2") == 0) return 0;
+  const auto bytes = static_cast<double>(array.size_bytes());
+  const int64_t count = std::ssize(array);
+  float* const data = array.data();
+  switch (work) {
+    case CoreWork::fma:
+      break;
+    case CoreWork::read:
+      in_slices(threads, count, [&](int64_t begin, int64_t n) { read_all(data + begin, n); });
+      return bytes;
+    case CoreWork::update:
+      in_slices(threads, count, [&](int64_t begin, int64_t n) { negate_all(data + begin, n); });
+      return 2 * bytes;
+    case CoreWork::copy:
+      in_slices(threads, count / 2, [&](int64_t begin, int64_t n) {
+        copy_all(data + begin, n, data + count / 2 + begin);
+      });
+      return bytes;
+  }
+  return 0;
 }
 
 }  // namespace gyre

@@ -25,4 +25,17 @@ double measured_update_rate(std::span<float> array, int threads = 1);
 /// and bytes written both count.
 double measured_copy_rate(std::span<const float> from, std::span<float> to, int threads = 1);
 
+/// What cores can be asked to do as fast as they can.
+enum class CoreWork {
+  fma,     ///< f32 multiply-adds on registers, for some milliseconds
+  read,    ///< an array, once
+  update,  ///< each of its elements, once
+  copy,    ///< its first half to its second half, with non-temporal stores
+};
+
+/// Does it once with `threads` threads, which share the array (a multiple of 128 bytes, aligned to
+/// 32). Returns FLOPs or bytes; as above, a multiply-add counts as two, and bytes read and written
+/// both count. 0 without AVX2.
+double do_core_work(CoreWork work, std::span<float> array, int threads);
+
 }  // namespace gyre

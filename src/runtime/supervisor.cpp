@@ -76,11 +76,12 @@ void say(const std::string& what) {
   std::fflush(stderr);
 }
 
-/// Ends all ranks; this supervisor's own when the launcher does not. The launcher drops what was
-/// written but not passed on when it ends a run.
+/// Ends all ranks; this supervisor's own when the launcher does not. Others may have something to
+/// say, too.
 [[noreturn]] void end_run(ExitCode code) {
   usleep(200'000);
-  if (end_run_through_launcher(static_cast<int>(code))) sleep(2);  // and is killed meanwhile
+  wait_for_launcher_to_read();
+  end_run_through_launcher(static_cast<int>(code));
   kill(worker, SIGKILL);
   _exit(static_cast<int>(code));
 }

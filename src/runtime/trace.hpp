@@ -12,18 +12,52 @@ namespace gyre {
 
 enum class TraceLane { compute, communication };
 
+/// What the time of a span goes to; messages are on the communication lane, the others on that of
+/// computing.
+enum class SpanKind {
+  compute,
+  pass,     ///< one pass over arrays: clears, deltas, sinks
+  copy,     ///< made for messages
+  wait,     ///< for messages
+  message,  ///< from the posting of a transfer to its end
+};
+constexpr const char* name_of(SpanKind kind) {
+  switch (kind) {
+    case SpanKind::compute:
+      return "compute";
+    case SpanKind::pass:
+      return "pass";
+    case SpanKind::copy:
+      return "copy";
+    case SpanKind::wait:
+      return "wait";
+    case SpanKind::message:
+      break;
+  }
+  return "message";
+}
+
+/// What a transfer sends to a peer, or receives from it.
+struct TraceMessage {
+  int peer = 0;
+  int64_t bytes = 0;
+};
+
 struct TraceSpan {
   TraceLane lane;
   std::string name;
   double begin = 0, end = 0;  ///< seconds on this rank's monotonic clock
+  SpanKind kind = SpanKind::compute;
+  int step = -1;                                       ///< index into a list of steps; -1: of none
+  std::string direction = {};                          ///< whose list: "fwd", "bwd"
+  std::vector<TraceMessage> sent = {}, received = {};  ///< of a transfer, one for each peer
 };
 
 class Trace {
  public:
   static double now() { return monotonic_seconds(); }
-  void add(TraceLane lane, std::string name, double begin, double end) {
-    spans_.push_back({lane, std::move(name), begin, end});
-  }
+  void add(TraceSpan span) { spans_.push_back(std::move(span)); }
+  /// In the order in which they were added: for transfers, that of their posting.
   const std::vector<TraceSpan>& spans() const { return spans_; }
   void clear() { spans_.clear(); }
 

@@ -245,6 +245,12 @@ WaitScope::~WaitScope() {
   publish(s);
 }
 
+std::string current_step() {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  return s.step;
+}
+
 void set_current_step(std::string step) {
   State& s = state();
   std::lock_guard lock(s.mutex);

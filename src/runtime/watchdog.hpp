@@ -52,5 +52,7 @@ class WaitScope {
 
 /// Names the step that the program is in ("layer 3 attention"); waits are reported with it.
 void set_current_step(std::string step);
+/// What it was set to last.
+std::string current_step();
 
 }  // namespace gyre

@@ -9,7 +9,7 @@ no_output() { [[ -z $(find "$scratch/out" -type f) ]] || fail "left behind: $(ls
 ends() { # STATUS TEXT ARGUMENTS... of a run on four ranks, which leaves no file
   local status=0 wanted=$1 text=$2
   shift 2
-  timeout 60 "$MPIEXEC" -n 4 "$apps/gyre-pipeline" --cp 2 --tp 2 -o "$scratch/out/o.h5" "$@" >"$scratch/log" 2>&1 || status=$?
+  timeout 60 "$MPIEXEC" -n 4 "$apps/gyre-pipeline" --cp 2 --tp 2 -n 1 -o "$scratch/out/o.h5" "$@" >"$scratch/log" 2>&1 || status=$?
   ((status == wanted)) || fail "exit $status, not $wanted: $*: $(cat "$scratch/log")"
   grep -qF -- "$text" "$scratch/log" || fail "'$text' is missing: $(cat "$scratch/log")"
   no_output

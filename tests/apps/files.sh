@@ -30,7 +30,7 @@ shard() { echo "$apps/gyre-shard --input packed.h5 --cp 4 --layout contiguous -c
 attention() { echo "$apps/gyre-attention --tokens 256 --heads 8 --kv-heads 8 --head-dim 64 --schedule ring -c none -w 0 -n 1"; }
 logprobs() { echo "$apps/gyre-logprobs --op logprob --tokens 4K --vocab 256 --picks 128 -c none -w 0 -n 1"; }
 pipeline() {
-  echo "$apps/gyre-pipeline --input $source_dir/inputs/docs_tiny.h5 --model $source_dir/inputs/model_tiny.h5 --cp $1 -c none -w 0"
+  echo "$apps/gyre-pipeline --input $source_dir/inputs/docs_tiny.h5 --model $source_dir/inputs/model_tiny.h5 --cp $1 -c none -w 0 -n 1"
 }
 
 # room BYTES: leaves so many bytes free on the small disk, which holds an old output.

@@ -9,7 +9,6 @@ compare=$apps/gyre-compare
 quick="-n 1 -w 0"
 small="--tokens 40 --heads 4 --kv-heads 2 --head-dim 16"
 mpi=("$MPIEXEC" -n)
-column() { awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i } NR > 1 { print $c }' table.csv; }
 
 # What does not go together, all at once, with what does; before any GPU is looked for.
 expect 2 '--emulate-network delays messages of CPUs' "${mpi[@]}" 2 "$attention" "${gpu[@]}" --threads 2 --emulate-network alpha=1ms,beta=1G --head-dim 320
@@ -29,13 +28,13 @@ verified() {
   expect 0 "VERIFY PASSED $checks/$checks " "${mpi[@]}" "$ranks" "$attention" "${gpu[@]}" "$@" $quick --csv table.csv
   on_shared_gpu output
   grep -qE '^# config .*kernel=(tiled|cudnn)' output || fail "the kernel is not named: $(cat output)"
-  [ "$(column of_peak_percent | sort -u)" = "" ] || fail "a peak that nobody has measured: $(cat table.csv)"
+  [ "$(column table.csv of_peak_percent | sort -u)" = "" ] || fail "a peak that nobody has measured: $(cat table.csv)"
 }
 
 # Every schedule but the halo, which needs a window: 8 checks each (counters, 2 forward, 5 backward).
 for ranks in 1 2 4; do
   verified 64 "$ranks" $small --schedule all
-  [ "$(column check | grep -c '^ok$')" -eq 16 ] || fail "not all are verified: $(cat table.csv)"
+  [ "$(column table.csv check | grep -c '^ok$')" -eq 16 ] || fail "not all are verified: $(cat table.csv)"
 done
 verified 9 2 $small --schedule halo --window 9 --sinks -d bf16 --wire-dkv f32 -c all
 verified 8 2 --gen dist=long-tailed,max=30 --capacity 60 --heads 2 --kv-heads 1 --head-dim 8 --mask full --layout balanced --kernel tiled
@@ -45,8 +44,8 @@ verified 8 4 --tokens 3 --heads 2 --kv-heads 2 --head-dim 64 --schedule all-gath
 expect 0 'RESULT' "${mpi[@]}" 2 "$attention" "${gpu[@]}" --input "$source_dir/inputs/attention_window.h5" $quick --schedule group-cast -o out.h5
 expect 0 'VERIFY PASSED 6/6' "$compare" out.h5:/results "$source_dir/inputs/attention_window.h5":/reference --common
 
-# A timeline: each rank computes and communicates, in spans that do not overlap in a lane.
+# A timeline: its format, messages and arrows.
 expect 0 'RESULT' "${mpi[@]}" 2 "$attention" "${gpu[@]}" $small $quick --trace trace.json -v
 grep -q '^# peak n/a' output || fail "a peak of a GPU: $(cat output)"
-/usr/bin/python3 "$source_dir/tests/support/check_attention_trace.py" trace.json
+/usr/bin/python3 "$source_dir/tests/support/check_attention_trace.py" trace.json 2 output
 echo "gpu_attention: all passed"

@@ -9,7 +9,6 @@ ties=$source_dir/inputs/logprobs_ties.h5
 quick="-n 1 -w 0"
 tiny="--tokens 14 --vocab 90 --picks 5 --hidden 8 --peaks 3 --peak-height 6"
 mpi=("$MPIEXEC" -n)
-column() { awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i } NR > 1 && c { print $c }' "$2"; }
 
 # Usage errors come before any GPU is looked for.
 expect 2 'with --backend cuda the nearest is --method gyre' "$logprobs" $tiny "${gpu[@]}" --op logprob --method upstream
@@ -25,11 +24,11 @@ require_gpu "$logprobs" $tiny "${gpu[@]}" --op logprob $quick -o none.h5
 while read -r ranks grid; do
   expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" $tiny $quick "${gpu[@]}" --csv gpu.csv $grid
   on_shared_gpu output
-  [ "$(column check gpu.csv | grep -c '^ok$')" -eq 30 ] || fail "not all are verified: $(cat output)"
+  [ "$(column gpu.csv check | grep -c '^ok$')" -eq 30 ] || fail "not all are verified: $(cat output)"
   expect 0 'RESULT' "${mpi[@]}" "$ranks" "$logprobs" $tiny $quick --csv cpu.csv ${grid/-c all/} -c none
-  for name in op pass msgs sent_MB_rank; do
-    [ -n "$(column $name gpu.csv)" ] || fail "no $name: $(head -1 gpu.csv)"
-    diff <(column $name gpu.csv) <(column $name cpu.csv) >differences || fail "$grid: other $name than CPUs: $(cat differences)"
+  for name in op pass msgs sent_mb_rank; do
+    [ -n "$(column gpu.csv $name)" ] || fail "no $name: $(head -1 gpu.csv)"
+    diff <(column gpu.csv $name) <(column cpu.csv $name) >differences || fail "$grid: other $name than CPUs: $(cat differences)"
   done
 done <<'GRIDS'
 1 -d bf16
@@ -60,6 +59,6 @@ grep -q '^VERIFY   entropy, gyre, .*: d_logits: .* at token 3 column 7' output |
 # Enough for a share of what memory can do; nothing at all.
 expect 0 'VERIFY PASSED' "$logprobs" --tokens 64 --vocab 4096 --op raw-gather $quick "${gpu[@]}" -v --csv gpu.csv
 grep -q "^# a rank.s GPU memory, .*: fill .*, copy " output || fail "no rates: $(cat output)"
-[ -n "$(column of_bw_percent gpu.csv | tail -1)" ] || fail "no share of memory: $(cat gpu.csv)"
+[ -n "$(column gpu.csv of_bw_percent | tail -1)" ] || fail "no share of memory: $(cat gpu.csv)"
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --gen dist=fixed,length=0,count=3 --vocab 40 --hidden 8 $quick "${gpu[@]}"
 echo "gpu_logprobs: all passed"

@@ -10,7 +10,7 @@ model=$source_dir/inputs/model_tiny.h5
 pipeline() { # RANKS ARGUMENTS...
   local ranks=$1
   shift
-  timeout 120 "$MPIEXEC" -n "$ranks" "$apps/gyre-pipeline" --input "$input" --model "$model" "$@"
+  timeout 120 "$MPIEXEC" -n "$ranks" "$apps/gyre-pipeline" --input "$input" --model "$model" -n 1 "$@"
 }
 
 # A plan needs no GPU.

@@ -13,11 +13,11 @@ rm none.h5
 # The same table, and as many checks: with as many ranks as shards they travel over the communicator too.
 rows() { awk '/^#/ || NF < 15 { next } { $14 = ""; print }' output; } # all columns but the time of planning
 for ranks in 1 2 4; do
-  expect 0 'VERIFY PASSED' "$MPIEXEC" -n "$ranks" "$shard" --input packed.h5 --cp "$ranks" --chunk 4
+  expect 0 'VERIFY PASSED' "$MPIEXEC" -n "$ranks" "$shard" --input packed.h5 --cp "$ranks" --chunk 4 --columns all
   rows >host
   [ "$(wc -l <host)" -eq 6 ] || fail "not all layouts: $(cat host)"
   verified=$(grep '^VERIFY' output)
-  expect 0 "$verified" "$MPIEXEC" -n "$ranks" "$shard" --input packed.h5 --cp "$ranks" --chunk 4 "${gpu[@]}"
+  expect 0 "$verified" "$MPIEXEC" -n "$ranks" "$shard" --input packed.h5 --cp "$ranks" --chunk 4 --columns all "${gpu[@]}"
   rows | diff host - || fail "another table on the GPU"
 done
 expect 0 'VERIFY PASSED 3/3' "$MPIEXEC" -n 2 "$shard" --input packed.h5 --cp 5 --repad "${gpu[@]}"

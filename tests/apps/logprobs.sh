@@ -10,15 +10,14 @@ linear=$source_dir/inputs/logprobs_linear.h5
 quick="-n 1 -w 0"
 small="--tokens 50 --vocab 300 --picks 7 --hidden 24 --peaks 5 --peak-height 6"
 mpi=("$MPIEXEC" -n)
-column() { awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i } NR > 1 { print $c }' table.csv; }
 operations=17 backward=13 upstream=6 upstream_backward=5
 
 # Every operation by both methods in both directions, on all kinds of grids and shards.
 while read -r ranks grid; do
   [[ $grid == *--vocab* ]] || grid+=' --vocab 300 --peaks 5'
   expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" --tokens 50 --picks 7 --hidden 24 --peak-height 6 $quick --method all --csv table.csv $grid
-  [ "$(column check | grep -c '^ok$')" -eq $((operations + backward + upstream + upstream_backward)) ] || fail "not all are verified: $(cat output)"
-  [ "$(column op | sort -u | wc -l)" -eq $operations ] || fail "not all are run: $(cat output)"
+  [ "$(column table.csv check | grep -c '^ok$')" -eq $((operations + backward + upstream + upstream_backward)) ] || fail "not all are verified: $(cat output)"
+  [ "$(column table.csv op | sort -u | wc -l)" -eq $operations ] || fail "not all are run: $(cat output)"
   [ "$(grep -c '^FOM gyre-logprobs speedup_over_upstream' output)" -eq $((upstream + upstream_backward)) ] || fail "no comparison of methods: $(cat output)"
   [ "$(grep -c '^FOM gyre-logprobs logits_rate' output)" -eq 2 ] || fail "no figure of merit: $(cat output)"
 done <<'GRIDS'
@@ -31,6 +30,16 @@ done <<'GRIDS'
 8 --tp 4 --cp 2 --vocab 301 --out-of-place -d bf16 --peaks 0 --list-length 1
 GRIDS
 
+# Operations that upstream does not have are named; where it has all of them, nothing is said.
+for method in 'all ours run alone' 'upstream left out'; do
+  read -r method what <<<"$method"
+  expect 0 "; $what" "${mpi[@]}" 2 "$logprobs" $small $quick --method "$method"
+  note=$(sed -n "s/^# note: upstream has no counterpart of \(.*\); $what\$/\1/p" output)
+  [ "$(sed 's/, /\n/g; s/ and /\n/' <<<"$note" | grep -cxE '[a-z-]+')" -eq $((operations - upstream)) ] || fail "not all are named: $(cat output)"
+done
+expect 0 'RESULT' "$logprobs" $small $quick --method all --op entropy
+! grep -q '^# note: upstream' output || fail "a note without need: $(cat output)"
+
 # A temperature: upstream's log-softmax has none.
 expect 0 '# refused entropy by upstream, 50 tokens: upstream has no temperature but 1, not 1.5' "${mpi[@]}" 2 "$logprobs" $small $quick --method all --temperature 1.5
 grep -q 'VERIFY PASSED' output || fail "a temperature is wrong: $(cat output)"
@@ -41,16 +50,16 @@ for tokens in 1 3; do expect 0 'VERIFY PASSED' "${mpi[@]}" 8 "$logprobs" --token
 expect 0 '# refused distill by gyre, 20 tokens: a teacher has no 64 largest of 5 logits; the most are 5' "${mpi[@]}" 3 "$logprobs" --tokens 20 --vocab 5 --hidden 8 $quick
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --op packed --cp 2 --gen dist=long-tailed,max=60 --capacity 200 --vocab 90 $quick
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" -b 8 -e 32 --vocab 90 --op logprob --method all $quick --csv table.csv
-[ "$(column tokens | tr '\n' ' ')" = '8 8 8 8 16 16 16 16 32 32 32 32 ' ] || fail "another sweep: $(cat table.csv)"
+[ "$(column table.csv tokens | tr '\n' ' ')" = '8 8 8 8 16 16 16 16 32 32 32 32 ' ] || fail "another sweep: $(cat table.csv)"
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" $small $quick --pass bwd --csv table.csv -v
-[ "$(column pass | sort -u)" = bwd ] && [ "$(column op | wc -l)" -eq $backward ] || fail "other directions than asked for: $(cat output)"
+[ "$(column table.csv pass | sort -u)" = bwd ] && [ "$(column table.csv op | wc -l)" -eq $backward ] || fail "other directions than asked for: $(cat output)"
 grep -q '^# fused-linear .* TFLOP/s a rank.*, checked against score_row_reference' output && grep -q '^# a rank.s memory, .*update in place' output || fail "no details: $(cat output)"
 expect 0 'distill-renormalised' "$logprobs" --list
 # Calls on little say nothing about memory; more do. Picks by the thousand are checked in no time.
 expect 0 '# note: 50 tokens are 60 kB of logits a rank: times are those of starting calls' "$logprobs" $small $quick --op logprob --csv table.csv
-[ "$(column of_bw_percent | sort -u)" = "" ] || fail "a share of nothing: $(cat table.csv)"
+[ "$(column table.csv of_bw_percent | sort -u)" = "" ] || fail "a share of nothing: $(cat table.csv)"
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 timeout 20 "$logprobs" --tokens 300 --vocab 3000 --op gather --picks 3000 $quick --csv table.csv
-! grep -q '^# note' output && ! column of_bw_percent | grep -x '' >log_empty || fail "no share of what memory can do: $(cat output)"
+! grep -q '^# note' output && ! column table.csv of_bw_percent | grep -x '' >log_empty || fail "no share of what memory can do: $(cat output)"
 
 # The files, by both methods; what is written is what their references say.
 for ranks in 1 3 4; do
@@ -144,7 +153,8 @@ expect 2 'the nearest grids: --tp 4 --cp 1 | --tp 2 --cp 2 | --tp 1 --cp 4' "${m
 [ "$(grep -c '^  - ' output)" -eq 6 ] || fail "not all problems are listed: $(cat output)"
 expect 2 '6 columns cannot be dealt evenly to 4 ranks; 8 can' "${mpi[@]}" 4 "$logprobs" --vocab 5 --padded 6
 expect 2 'those of the file of --input' "${mpi[@]}" 2 "$logprobs" --input "$golden" --top-k 8
-expect 2 'has no --method upstream; the nearest is gyre' "$logprobs" --op packed --method upstream
+expect 2 '--op packed has no --method upstream, which logprob, ' "$logprobs" --op packed --method upstream
+grep -q 'filtered have; the nearest is --method gyre' output || fail "operations that upstream has are not named: $(cat output)"
 expect 2 'tokens fit' "${mpi[@]}" 2 "$logprobs" --op logprob --tokens 256M --csv none.csv
 ! grep -q '^#' output || fail "a refused run began: $(cat output)"
 expect 2 'filtered by gyre, 2097152 tokens: needs' "${mpi[@]}" 2 "$logprobs" --op all --tokens 2M -o none.h5

@@ -61,7 +61,7 @@ for convention in split sum none; do
   expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$logprobs" $small $quick --cp 3 --sequences 4 --gather-gradient $convention -c all --csv $convention.csv
   grep -q "gather_gradient=$convention" output || fail "the convention is not told: $(cat output)"
 done
-sent_by() { awk -F, -v op="$2" '$1 == op && $3 == "bwd" { for (i = 1; i <= NF; ++i) if (head[i] == "msgs") print $i } NR == 1 { split($0, head) }' "$1.csv"; }
+sent_by() { column "$1.csv" msgs op="$2" pass=bwd; }
 for op in packed packed-prerolled; do
   [ "$(sent_by split $op) $(sent_by sum $op) $(sent_by none $op)" = "2 3 2" ] || fail "other messages of $op: $(cat split.csv sum.csv none.csv)"
 done

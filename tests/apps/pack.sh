@@ -18,9 +18,10 @@ expect 0 'VERIFY PASSED 3/3' "$compare" --common back.h5 "$docs"
 # All packers in one table; each packs all items, in no more bins than next-fit.
 expect 0 'VERIFY PASSED 2/2' "$pack" --gen dist=long-tailed,count=2000,max=8K,seed=3 --capacity 32K \
   --algorithm all --dp 4 -n 2 --csv table.csv -J result.json
-awk -F, 'NR > 1 { bins[$1] = $4; util[$1] = $5; if ($2 != 2000) exit 1 }
-     END { exit !(NR == 6 && bins["balanced"] <= bins["first-fit-decreasing"] && bins["balanced"] % 4 == 0 &&
-                  bins["first-fit-decreasing"] <= bins["next-fit"]) }' table.csv || fail "wrong table: $(cat table.csv)"
+paste <(column table.csv algorithm) <(column table.csv items) <(column table.csv bins) |
+  awk '{ bins[$1] = $3; if ($2 != 2000) exit 1 }
+     END { exit !(NR == 5 && bins["balanced"] <= bins["first-fit-decreasing"] && bins["balanced"] % 4 == 0 &&
+                  bins["first-fit-decreasing"] <= bins["next-fit"]) }' || fail "wrong table: $(cat table.csv)"
 grep -q 'over dp=4 ranks' output || fail "no line about ranks: $(cat output)"
 grep -q '"gyre-result/1"' result.json || fail "no JSON"
 expect 0 'dist=speech' "$pack" --gen dist=speech,count=50 --capacity 4K -o speech.h5
@@ -106,7 +107,7 @@ expect 2 'nearest: balanced' "$pack" --input "$docs" --algorithm balancd
 expect 2 'bin capacity 100 is not a positive multiple of 8' "$MPIEXEC" -n 2 "$pack" --input "$docs" --capacity 100 --cp 4 -o none.h5
 expect 2 'long-tail' "$pack" --gen dist=long-tail
 expect 2 'takes --input and --output' "$pack" --unpack --input one.h5
-expect 2 'makes no table' "$pack" --unpack --input one.h5 -o none.h5 --csv none.csv
+expect 2 '--csv goes with a run, not with --unpack' "$pack" --unpack --input one.h5 -o none.h5 --csv none.csv
 expect 2 'do not apply' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --algorithm balanced
 expect 2 "--output 'one.h5' is the file of --input" "$MPIEXEC" -n 2 "$pack" --unpack --input one.h5 -o one.h5
 expect 2 "--csv './none.h5' is the file of --output" "$pack" --input "$docs" -o none.h5 --csv ./none.h5

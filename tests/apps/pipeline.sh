@@ -9,7 +9,7 @@ model=$source_dir/inputs/model_tiny.h5
 pipeline() { # RANKS ARGUMENTS...
   local ranks=$1
   shift
-  timeout 120 "$MPIEXEC" -n "$ranks" "$apps/gyre-pipeline" --input "$input" --model "$model" "$@"
+  timeout 120 "$MPIEXEC" -n "$ranks" "$apps/gyre-pipeline" --input "$input" --model "$model" -n 1 "$@"
 }
 
 grids=0
@@ -117,6 +117,7 @@ pipeline 1 --cp 64 --dp 2 --dry-run >"$scratch/log"
 grep -q 'dp=2 cp=64 tp=1, dual-chunk-swap, ring: nothing was computed' "$scratch/log" || fail "$(cat "$scratch/log")"
 pipeline 1 --cp 64 --schedule group-cast --layout contiguous --dry-run >"$scratch/log"
 grep -q 'dp=1 cp=64 tp=1, contiguous, group-cast: nothing was computed' "$scratch/log" || fail "$(cat "$scratch/log")"
+refused "--columns goes with a run, not with --dry-run" 1 --dry-run --columns all
 
 # The real model against its reference, hidden states included.
 input=$source_dir/inputs/docs_small.h5 model=$source_dir/inputs/model.h5

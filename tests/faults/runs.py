@@ -16,14 +16,14 @@ import numpy
 RANKS = 4
 TAG = "GYRE_FAULT_TRIAL"
 # Timings and what follows from them; beside these, what clean runs say alike is what every run must say.
-TIMED = re.compile(r"overlap|exposed|(t_med|t_min|t_p95|time|min|cv|exposed|planning|/s|rate|of_bw\w*|share_of_limit)$|per_s|speedup")
+TIMED = re.compile(r"overlap|exposed|(time|min|p95|cv|reps|finished|compute_only|communication_only|exposed|planning|/s|rate|of_bw\w*|share_of_limit)$|per_s|speedup")
 
 
 class Program:
-    """One program with its arguments."""
+    """One program with its arguments; `outputs`: options that name a file, and what it is called."""
 
-    def __init__(self, name, arguments):
-        self.name, self.arguments = name, arguments
+    def __init__(self, name, arguments, ranks=RANKS, outputs=(("-o", "out.h5"), ("-J", "out.json"))):
+        self.name, self.arguments, self.ranks, self.outputs = name, list(map(str, arguments)), ranks, outputs
 
 
 def programs(source, work):
@@ -32,10 +32,10 @@ def programs(source, work):
     return [
         Program("pack", ["--input", f"{inputs}/docs_tiny.h5", "--capacity", "128", "--cp", "4"]),
         Program("shard", ["--input", f"{work}/packed.h5", "--cp", "4", "--layout", "balanced"]),
-        Program("attention", ["--input", f"{inputs}/attention_causal.h5", "--schedule", "ring"]),
-        Program("logprobs", ["--input", f"{inputs}/logprobs_golden.h5", "--tp", "2"]),
+        Program("attention", ["--input", f"{inputs}/attention_causal.h5", "--schedule", "ring", "-n", "5"]),
+        Program("logprobs", ["--input", f"{inputs}/logprobs_golden.h5", "--tp", "2", "-n", "5"]),
         Program("pipeline", ["--input", f"{inputs}/docs_tiny.h5", "--model", f"{inputs}/model_tiny.h5",
-                             "--cp", "2", "--tp", "2"]),
+                             "--cp", "2", "--tp", "2", "-n", "1"]),
     ]
 
 
@@ -55,19 +55,20 @@ class Site:
         out, log = folder / "out", folder / "log"
         out.mkdir(parents=True)
         log.mkdir()
-        command = [self.mpiexec, "-n", str(RANKS)]
+        command = [self.mpiexec, "-n", str(program.ranks)]
         if fault is not None:
             for name, value in (("LD_PRELOAD", self.shim), ("GYRE_FAULT", fault), ("GYRE_FAULT_LOG", log)):
                 command += ["-genv", name, str(value)]
-        command += [str(self.program(program.name)), *program.arguments, "--timeout", f"{self.timeout:g}",
-                    "-o", str(out / "out.h5"), "-J", str(out / "out.json")]
+        command += [str(self.program(program.name)), *program.arguments, "--timeout", f"{self.timeout:g}"]
+        for option, name in program.outputs:
+            command += [option, str(out / name)]
         with open(folder / "stdout", "wb") as stdout, open(folder / "stderr", "wb") as stderr:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, cwd=folder,
                                     env={**os.environ, TAG: str(folder)}, start_new_session=True)
 
     def in_words(self, program):
         """The run as one would type it."""
-        return f"mpiexec -n {RANKS} gyre-{program.name} {' '.join(map(str, program.arguments))} --timeout {self.timeout:g}"
+        return f"mpiexec -n {program.ranks} gyre-{program.name} {' '.join(program.arguments)} --timeout {self.timeout:g}"
 
 
 # Processes

@@ -23,7 +23,7 @@ def module(path):
 def readers(source, scratch):
     """{name: function of a result file}, and the one exception that they may end with."""
     tables, torch = module(f"{source}/results/tables.py"), module(f"{source}/bench/gpu_vs_torch.py")
-    page = "<!-- table case.json: op pass sent=sent:.2f err/tol=error:.3f -->\n\n"
+    page = "<!-- table case.json: op pass sent=sent:.2f err_over_tol=error:.3f -->\n\n"
     read = {"tables.py": lambda path: "".join(tables.render(pathlib.Path(scratch), tables.TABLE.search(page))).encode(),
             "gpu_vs_torch.py": lambda path: torch.times_of_file(path, path.name)}
     return read, tables.Malformed

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "apps/attention/options.hpp"
@@ -12,6 +13,7 @@
 #include "apps/shard/options.hpp"
 #include "comm/emulated.hpp"
 #include "core/error.hpp"
+#include "machine/json.hpp"
 #include "packing/lengths.hpp"
 #include "report/command_line.hpp"
 #include "report/options.hpp"
@@ -189,6 +191,20 @@ Digests read_length_spec(Communicator*, const std::string& text) {
   return {};
 }
 
+/// A file of gyre-machine/1.
+std::string machine_seed() {
+  MachineIdentity machine;
+  machine.hosts.emplace_back();
+  MeasuredMachine measured;
+  const MessageTime message{8, median_of({1e-6, 2e-6})};
+  measured.rates.one_core_fma = best_of({1e11});
+  measured.messages.inside_host = {{0, 1}, 1e-6, 1e10, {message}};
+  nlohmann::ordered_json document = {{"schema", machine_schema}};
+  document.update(json_of(machine));
+  document["measured"] = json_of(measured, true);
+  return document.dump();
+}
+
 }  // namespace
 
 std::vector<Target> text_targets(const std::string& folder) {
@@ -213,6 +229,12 @@ std::vector<Target> text_targets(const std::string& folder) {
     return Digests{};
   };
   target("size", size, {"4096", "128K", "2M", "1G", "8589934591G"});
+  const auto machine = [](Communicator*, const std::string& text) {
+    const MachineFile file = parse_machine_file("machine.json", text);
+    GYRE_CHECK(!file.hosts.empty() && file.measured.ranks >= 0, "'{}' is a machine", text);
+    return Digests{};
+  };
+  target("machine", machine, {machine_seed()});
   add_program<AttentionOptions>(targets, "attention", folder);
   add_program<LogprobsOptions>(targets, "logprobs", folder);
   add_program<PackOptions>(targets, "pack", folder);

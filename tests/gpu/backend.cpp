@@ -2,6 +2,7 @@
 
 #include "apps/common/backend.hpp"
 
+#include "app_context.hpp"
 #include "errors.hpp"
 #include "gpu_test.hpp"
 #include "runtime/cuda_memory.hpp"
@@ -16,10 +17,8 @@ class BackendOf : public test::GpuTest {
     return std::make_unique<Backend>(context(), BackendOptions{backend, comm, backend == "cuda"});
   }
   static AppContext& context() {
-    static const AppInfo info{"gyre-test", "A test", ""};
-    static Outputs outputs(test::world());
-    static AppContext context{info, test::environment(), test::world(), {}, "gyre-test", outputs};
-    return context;
+    static test::TestContext made;
+    return made.context;
   }
 };
 

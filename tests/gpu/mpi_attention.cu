@@ -295,8 +295,8 @@ TEST_F(DeviceAttention, TracesComputeAndMessagesOnTheHostsClock) {
     EXPECT_LE(span.begin, span.end);
     EXPECT_GE(span.begin, begin);
     EXPECT_LE(span.end, end);
-    computes += span.lane == TraceLane::compute && span.name == "attention" ? 1 : 0;
-    messages += span.lane == TraceLane::communication && span.name == "KV" ? 1 : 0;
+    computes += span.kind == SpanKind::compute ? 1 : 0;
+    messages += span.kind == SpanKind::message && span.name == "KV" ? 1 : 0;
   }
   EXPECT_EQ(computes, world().size());
   EXPECT_EQ(messages, world().size() - 1);

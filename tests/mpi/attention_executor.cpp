@@ -334,6 +334,56 @@ TEST(AttentionExecutor, PartsOfARunDoWhatTheySay) {
 }
 
 /// A part of what a rank got, by token: out, d_q, d_k or d_v.
+TEST(AttentionExecutor, ItsTraceHoldsEveryStepAndEveryMessageOfThePlan) {
+  const int cp = world().size();
+  const Problem p = make_problem({{16 * cp, 9}, {8, 8, 8, 0}, {}, true});
+  const std::unique_ptr<BlockKernel> kernel = make_cpu_kernel();
+  for (const Schedule& schedule : schedules()) {
+    Attention attention(p, {schedule, find_layout("dual-chunk-swap")}, world(), *kernel);
+    if (attention.refused()) continue;
+    const RankPlan& plan = attention.plan();
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      Trace trace;
+      attention.executor().set_trace(&trace);
+      const double begin = Trace::now();
+      attention.executor().run(pass);
+      const double end = Trace::now();
+      attention.executor().set_trace(nullptr);
+      PlanCount sent;
+      double computing = begin;  // each step begins where the one before it ends
+      int computes = 0;
+      for (const TraceSpan& span : trace.spans()) {
+        EXPECT_EQ(span.direction, name_of(pass));
+        EXPECT_EQ(span.lane == TraceLane::communication, span.kind == SpanKind::message);
+        EXPECT_GE(span.begin, begin);
+        EXPECT_GE(span.end, span.begin);
+        EXPECT_LE(span.end, end);
+        if (span.kind != SpanKind::message) {
+          if (computing > begin) {
+            EXPECT_EQ(span.begin, computing) << span.name;
+          }
+          computing = span.end;
+          computes += span.kind == SpanKind::compute ? 1 : 0;
+          continue;
+        }
+        const Step& step = plan.steps(pass).at(static_cast<size_t>(span.step));
+        EXPECT_EQ(span.name, std::get<step::Exchange>(step).what);
+        sent.messages += std::ssize(span.sent);
+        for (const TraceMessage& m : span.sent) sent.bytes_sent += m.bytes;
+        for (const TraceMessage& m : span.received) sent.bytes_received += m.bytes;
+      }
+      const PlanCount planned = count(plan, pass, p.heads, {});
+      EXPECT_EQ(sent.messages, planned.messages) << schedule.name;
+      EXPECT_EQ(sent.bytes_sent, planned.bytes_sent) << schedule.name;
+      EXPECT_EQ(sent.bytes_received, planned.bytes_received) << schedule.name;
+      EXPECT_EQ(computes,
+                std::count_if(plan.steps(pass).begin(), plan.steps(pass).end(), [](const Step& s) {
+                  return std::holds_alternative<step::Compute>(s);
+                }));
+    }
+  }
+}
+
 struct Results {
   std::vector<float> out, d_q, d_k, d_v;
 };

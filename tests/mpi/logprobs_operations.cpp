@@ -19,7 +19,7 @@ using test::world;
 /// A problem that no operation refuses, and that all rows of lists of the filter hold.
 LogprobsOptions small_options(int tp, int cp, const std::string& gather_gradient) {
   LogprobsOptions o;
-  o.tokens = 19;
+  o.sweep.tokens = 19;
   o.sequences = 3;
   o.vocab = 90;
   o.picks = 3;
@@ -72,7 +72,7 @@ TEST(Operations, HaveAClosedFormForEveryPassAndMethod) {
     ProcessGrid grid(world(), shape);
     LogprobsBackend backend(grid);
     const LogprobsOptions o = small_options(tp, shape.cp, "");
-    const LogprobsWorkload problem = generated_workload(o, o.tokens);
+    const LogprobsWorkload problem = generated_workload(o, o.sweep.tokens);
     const auto inputs = random_inputs(problem, o);
     LogprobsContext context(problem, *inputs, o, backend);
     for (const LogprobsOperation& operation : logprobs_operations()) {
@@ -89,7 +89,7 @@ TEST(Operations, HaveAClosedFormForEveryOptionOfTheirOwn) {
   LogprobsBackend backend(grid);
   for (const char* convention : {"split", "sum", "none"}) {
     const LogprobsOptions o = small_options(1, world().size(), convention);
-    const LogprobsWorkload problem = generated_workload(o, o.tokens);
+    const LogprobsWorkload problem = generated_workload(o, o.sweep.tokens);
     const auto inputs = random_inputs(problem, o);
     LogprobsContext context(problem, *inputs, o, backend);
     int readers = 0;

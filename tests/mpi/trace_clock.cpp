@@ -54,13 +54,70 @@ TEST(TraceClock, TheQuickestAnswerCounts) {
   EXPECT_LE(std::abs(offset.seconds), offset.uncertainty_s + rounding);
 }
 
+TEST(TraceClock, RanksThatReadOneClockDoNotCompareIt) {
+  const ClockOffset offset = common_clock(world());
+  EXPECT_NE(monotonic_clock_id(), 0);
+  EXPECT_EQ(offset.seconds, 0);
+  EXPECT_EQ(offset.uncertainty_s, 0);
+}
+
+TEST(TraceClock, RanksOfAnotherClockShareTheBestComparison) {
+  // The first half reads rank 0's clock, the second half another one.
+  const bool other = 2 * world().rank() >= world().size() && world().size() > 1;
+  const ClockOffset offset = common_clock(world(), other ? 2 : 1);
+  const std::vector<double> seconds = all_gather_value(world(), offset.seconds),
+                            errors = all_gather_value(world(), offset.uncertainty_s);
+  EXPECT_EQ(offset.uncertainty_s > 0, other);
+  EXPECT_LE(std::abs(offset.seconds), offset.uncertainty_s + rounding);
+  if (!other) return;
+  EXPECT_EQ(offset.seconds, seconds.back());
+  EXPECT_EQ(offset.uncertainty_s, errors.back());
+}
+
+TEST(TraceClock, UnknownClocksAreCompared) {
+  const ClockOffset offset = common_clock(world(), 0);
+  EXPECT_EQ(offset.uncertainty_s > 0, world().rank() != 0);
+}
+
+TEST(TraceFile, TellsRank0OfTheMessagesOfAllRanks) {
+  const int ranks = world().size(), rank = world().rank();
+  const int next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
+  Trace trace;
+  if (ranks > 1)
+    trace.add({TraceLane::communication,
+               "KV",
+               5,
+               6,
+               SpanKind::message,
+               3,
+               "fwd",
+               {{next, 100 + rank}},
+               {{before, 100 + before}}});
+  const std::string text = trace_text(trace, world(), {});
+  const Json document = Json::parse(broadcast_string(world(), text, 0));
+  int starts = 0, ends = 0;
+  for (const Json& event : document["traceEvents"]) {
+    const int pid = event["pid"];
+    if (event["ph"] == "s") {
+      ++starts;
+      EXPECT_EQ(event["args"],
+                (Json{{"peer", (pid + 1) % ranks}, {"bytes", 100 + pid}, {"step", 3}}));
+    } else if (event["ph"] == "f") {
+      ++ends;
+      EXPECT_EQ(event["args"]["peer"], (pid + ranks - 1) % ranks);
+    }
+  }
+  EXPECT_EQ(starts, ranks > 1 ? ranks : 0);
+  EXPECT_EQ(ends, starts);
+}
+
 TEST(TraceFile, HoldsTheSpansOfAllRanks) {
   const int ranks = world().size(), rank = world().rank();
   Trace trace;  // rank r: r + 1 spans, on a clock that is 100 r seconds ahead
   for (int i = 0; i <= rank; ++i) {
     const double begin = 5000 + 100.0 * rank + i;
-    trace.add(i % 2 == 0 ? TraceLane::compute : TraceLane::communication,
-              fmt::format("span {} of rank {}", i, rank), begin, begin + 0.5);
+    trace.add({i % 2 == 0 ? TraceLane::compute : TraceLane::communication,
+               fmt::format("span {} of rank {}", i, rank), begin, begin + 0.5});
   }
   const std::string text = trace_text(trace, world(), {-100.0 * rank, 1e-6 * rank});
   const Json document = Json::parse(broadcast_string(world(), text, 0));

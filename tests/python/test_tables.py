@@ -29,7 +29,7 @@ class Tables(unittest.TestCase):
             page.write_text(comment + "\n\n", encoding="utf-8")
             if text is not None:
                 data = text if isinstance(text, bytes) else text.encode()
-                for name in ("run.json", "run.txt"):
+                for name in ("run.json", "run.txt", "bench-run.json"):
                     pathlib.Path(folder, name).write_bytes(data)
             script = os.path.join(SOURCE, "results", "tables.py")
             done = subprocess.run([sys.executable, script, mode, folder], capture_output=True, text=True, check=False)
@@ -47,6 +47,24 @@ class Tables(unittest.TestCase):
         code, said, page = self.tables(run(row, {"op": "b"}), TABLE.replace("number:.1f", "number:.1f cv ok"), "--write")
         self.assertEqual((code, said), (0, ""))
         self.assertIn("| op | number | cv | ok |\n|---|---:|---:|---:|\n| a | 2.0 | n/a | True |\n", page)
+
+    def test_files_stand_below_one_another(self):
+        code, said, page = self.tables(run({"op": "a", "n": 2}), TABLE.replace("run.json", "run.json,run.json"), "--write")
+        self.assertEqual((code, said), (0, ""))
+        self.assertIn("| a | 2.0 |\n| a | 2.0 |\n", page)
+
+    def test_benchmarks(self):
+        comment = "<!-- table bench-run.json where threads=2: benchmark columns B/s=GB/s:.1fG of_peak:.0% -->"
+        name = "statistics/wide/columns:64/threads:"
+        text = json.dumps({"benchmarks": [{"name": name + "1"}, {"name": name + "2", "B/s": 2.04e10, "of_peak": 0.5}]})
+        code, said, page = self.tables(text, comment.replace(" where threads=2", ""), "--write")
+        self.assertEqual(code, 1)
+        self.assertIn("benchmarks[0] has no 'B/s'", said)
+        code, said, page = self.tables(text, comment, "--write")
+        self.assertEqual((code, said), (0, ""))
+        self.assertIn("| statistics/wide | 64 | 20.4 | 50% |\n", page)
+        self.refused("benchmarks[0].name is 7; wanted: a text", '{"benchmarks": [{"name": 7}]}', comment)
+        self.refused("wanted: JSON, Google Benchmark", "{", comment)
 
     def test_files_that_are_no_results(self):
         self.refused("run.json: No such file", None)

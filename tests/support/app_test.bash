@@ -1,5 +1,5 @@
 # What the shell tests of the programs share; sourced with the test's arguments, SOURCE_DIR BUILD_DIR.
-# Gives source_dir, apps, MPIEXEC, a scratch folder (removed at exit, and the present one), fail and expect.
+# Gives source_dir, apps, MPIEXEC, a scratch folder (removed at exit, and the present one), fail, expect and column.
 set -euo pipefail
 
 source_dir=$1
@@ -23,4 +23,16 @@ expect() {
 $(cat output)"
   grep -qF -- "$pattern" output || fail "no line holds '$pattern': $*
 $(cat output)"
+}
+
+# column FILE.csv NAME [OTHER=VALUE...]: the cells of a column, of the rows in which other columns have these values.
+column() {
+  /usr/bin/python3 - "$@" <<'PY'
+import csv, sys
+path, name, *wanted = sys.argv[1:]
+wanted = dict(pair.split("=", 1) for pair in wanted)
+for row in csv.DictReader(open(path)):
+    if all(row[other] == value for other, value in wanted.items()):
+        print(row[name])
+PY
 }

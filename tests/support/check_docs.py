@@ -20,7 +20,7 @@ MOST_LINES, MOST_COLUMNS = 150, 120  # of README.md
 MOST_RANKS = 4
 SECONDS = 120  # of one block
 BLOCK = re.compile(r"(?P<comment><!-- not run: [^>]*-->\n)?^```sh\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
-PROGRAM = re.compile(r"gyre-(import|pack|shard|attention|logprobs|pipeline|compare)$")
+PROGRAM = re.compile(r"gyre-(import|pack|shard|attention|logprobs|pipeline|predict|compare|info)$")
 OPTION = re.compile(r"--[a-z][a-z0-9-]*|-[A-Za-z]\b")
 
 

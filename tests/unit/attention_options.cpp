@@ -26,17 +26,25 @@ TEST(AttentionOptions, FillsInWhatFollows) {
   EXPECT_EQ(o.cp, 6);
   EXPECT_EQ(o.wire_dkv, "bf16");
   EXPECT_EQ(o.capacity, 16384);
+  EXPECT_EQ(o.check, "last");
+  AttentionOptions emulated;
+  emulated.compute = "tflops=1";
+  check_options(emulated, 6);
+  EXPECT_EQ(emulated.check, "none");
 }
 
 TEST(AttentionOptions, SweepsWholeSizesOnce) {
   AttentionOptions o;
-  EXPECT_EQ(o.sizes(), std::vector<int64_t>{4096});
-  o.min_tokens = 2;
-  o.max_tokens = 7;
-  o.factor = 1.3;
-  EXPECT_EQ(o.sizes(), (std::vector<int64_t>{2, 3, 4, 6}));
-  o.max_tokens = 2;
-  EXPECT_EQ(o.sizes(), std::vector<int64_t>{2});
+  EXPECT_EQ(o.sweep.sizes(), std::vector<int64_t>{4096});
+  o.sweep.min = 2;
+  o.sweep.max = 7;
+  o.sweep.factor = 1.3;
+  EXPECT_EQ(o.sweep.sizes(), (std::vector<int64_t>{2, 3, 4, 6}));
+  o.sweep.max = 2;
+  EXPECT_EQ(o.sweep.sizes(), std::vector<int64_t>{2});
+  o.sweep.step = 3;
+  o.sweep.max = 10;
+  EXPECT_EQ(o.sweep.sizes(), (std::vector<int64_t>{2, 5, 8}));
 }
 
 TEST(AttentionOptions, ListsAllProblemsAtOnce) {
@@ -44,8 +52,8 @@ TEST(AttentionOptions, ListsAllProblemsAtOnce) {
   o.heads = 7;
   o.kv_heads = 3;
   o.cp = 5;
-  o.factor = 1;
-  o.max_tokens = 10;
+  o.sweep.factor = 1;
+  o.sweep.max = 10;
   o.window = 4;
   o.mask = "full";
   o.tol_scale = 0;
@@ -69,13 +77,13 @@ TEST(AttentionOptions, NothingGivenIsIgnored) {
       file);
   AttentionOptions generated;
   generated.generate = "dist=fixed";
-  generated.tokens = 5;
+  generated.sweep.tokens = 5;
   expect_refused("  - --tokens, --min and --batch go with sequences, not with --input or --gen",
                  generated);
   AttentionOptions explained;
   explained.explain = true;
-  explained.json = "x.json";
-  expect_refused("  - --json goes with a run, not with --explain", explained);
+  explained.trace = "x.json";
+  expect_refused("  - --trace goes with a run, not with --explain", explained);
   AttentionOptions run;
   run.latency_us = 0;
   expect_refused("  - --svg, --tflops, --gbps and --latency-us go with --explain", run);
@@ -84,16 +92,39 @@ TEST(AttentionOptions, NothingGivenIsIgnored) {
 // 1.01^n = 2^20 takes 1393.2 steps; 99 steps of 1.1503 do it.
 TEST(AttentionOptions, SweepsOfAtMostAHundredSizes) {
   AttentionOptions o;
-  o.min_tokens = 1;
-  o.max_tokens = 1 << 20;
-  o.factor = 1.01;
+  o.sweep.min = 1;
+  o.sweep.max = 1 << 20;
+  o.sweep.factor = 1.01;
   expect_refused(
       "  - --factor 1.01 makes 1394 sizes, and at most 100 are run; the smallest that works is "
       "1.1503",
       o);
-  o.factor = 1.1504;
+  o.sweep.factor = 1.1504;
   check_options(o, 2);
-  EXPECT_LE(o.sizes().size(), 100U);
+  EXPECT_LE(o.sweep.sizes().size(), 100U);
+  o.sweep.factor = 2;
+  o.sweep.step = 1000;
+  expect_refused(
+      "  - --step 1000 makes 1049 sizes, and at most 100 are run; the smallest that works is 10486",
+      o);
+  o.sweep.step = 10486;
+  check_options(o, 2);
+  EXPECT_EQ(o.sweep.sizes().size(), 100U);
+}
+
+TEST(AttentionOptions, StepsFactorsAndSecondsThatContradict) {
+  AttentionOptions o;
+  o.sweep.step = 5;
+  o.sweep.factor = 3;
+  o.repeats.max_seconds = -1;
+  o.report.resume = "finished";
+  o.trace = "t.json";
+  expect_refused(
+      "  - --max-seconds -1 must be positive\n"
+      "  - --step 5 needs --min\n"
+      "  - one of --step and --factor, not both\n"
+      "  - --resume leaves rows out; --output and --trace need theirs: run them by themselves",
+      o);
 }
 
 /// q and k are `size` everywhere.
@@ -164,10 +195,12 @@ TEST(AttentionFigures, AreTheFastestOfADirectionAndSize) {
   add_figures(report,
               {measured_row(1, Pass::forward, 8), measured_row(5, Pass::backward, 8),
                measured_row(3, Pass::forward, 8), measured_row(2, Pass::forward, 16), nothing});
-  ASSERT_EQ(report.foms.size(), 3U);
+  ASSERT_EQ(report.foms.size(), 4U);
   EXPECT_DOUBLE_EQ(report.foms[0].value, 3);
   EXPECT_DOUBLE_EQ(report.foms[1].value, 5);
   EXPECT_DOUBLE_EQ(report.foms[2].value, 2);
+  EXPECT_EQ(report.foms[3].metric, "average_attention_rate");
+  EXPECT_DOUBLE_EQ(report.foms[3].value, 11. / 4);
 }
 
 TEST(ExplainCase, RefusesPlansThatAreTooLarge) {
@@ -194,7 +227,9 @@ TEST(MemoryOfAPlan, IsRefusedWithWhatFits) {
   const RankPlan plan = plan_rank(
       setup.schedule, {&placed.layout, problem.heads, problem.mask, setup.schedule_options}, 0);
   const int64_t mib = 1 << 20, bytes = planned_bytes(plan, problem, setup);
-  EXPECT_EQ(bytes, 4 * 4 * mib + 4 * 8 * mib + 2 * 2048 * 8 * 4);
+  EXPECT_EQ(bytes, plan_bytes(plan) + 4 * 4 * mib + 4 * 8 * mib + 2 * 2048 * 8 * 4);
+  EXPECT_GT(plan_bytes(plan), 0);
+  EXPECT_LT(plan_bytes(plan), 16 << 10) << "some ten steps and arrays";
   test::expect_usage(
       "impossible configuration\n"
       "  - 4096 tokens: schedule ring: needs 50.5 MB a rank, and 25.2 MB are available; about 2048 "

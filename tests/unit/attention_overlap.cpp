@@ -60,16 +60,16 @@ TEST(Hiding, NeedsTheseTokensPerRankOnTheLinksOfToday) {
                                   {12.5e9, 12000, 8000, 12000, 24000, 96000}};
   for (const Row& x : table) {
     SCOPED_TRACE(x.bytes_per_s);
-    MachineModel machine;
-    machine.bytes_per_s = x.bytes_per_s;
-    machine.flops_per_s = 600e12;
+    MachineModel machine = flat_machine();
+    machine.links[0].bytes_per_s = x.bytes_per_s;
+    machine.kernel.flops_per_s = 600e12;
     Setting s;
     expect_hidden_from(s, x.forward_8, machine);
     s.group = 4;
     expect_hidden_from(s, x.forward_4, machine);
     s.group = 1;
     expect_hidden_from(s, x.forward_1, machine);
-    machine.flops_per_s = 500e12;
+    machine.kernel.flops_per_s = 500e12;
     s.group = 8;
     s.pass = Pass::backward;
     expect_hidden_from(s, x.backward_8, machine);
@@ -79,9 +79,9 @@ TEST(Hiding, NeedsTheseTokensPerRankOnTheLinksOfToday) {
 }
 
 TEST(Hiding, OfFullMasksNeedsHalfTheTokens) {
-  MachineModel machine;
-  machine.flops_per_s = 500e12;
-  machine.bytes_per_s = 50e9;
+  MachineModel machine = flat_machine();
+  machine.kernel.flops_per_s = 500e12;
+  machine.links[0].bytes_per_s = 50e9;
   for (const DType gradients : {DType::bf16, DType::f32}) {
     // Forward F e / (2 G W); backward F (e + e_g) / (5 G W), in the steps that move both.
     Setting s{"ring", MaskKind::full, Pass::forward, gradients};
@@ -93,9 +93,9 @@ TEST(Hiding, OfFullMasksNeedsHalfTheTokens) {
 }
 
 TEST(Hiding, DoesNotDependOnTheNumberOfRanks) {
-  MachineModel machine;
-  machine.flops_per_s = 600e12;
-  machine.bytes_per_s = 50e9;
+  MachineModel machine = flat_machine();
+  machine.kernel.flops_per_s = 600e12;
+  machine.links[0].bytes_per_s = 50e9;
   for (const int cp : {3, 8, 16}) {
     Setting s;
     s.cp = cp;
@@ -105,10 +105,10 @@ TEST(Hiding, DoesNotDependOnTheNumberOfRanks) {
 
 /// 1 Gflop/s, 1 MB/s and 1 ms: times of a step of some 100 tokens are of one order.
 MachineModel slow_machine() {
-  MachineModel machine;
-  machine.flops_per_s = 1e9;
-  machine.bytes_per_s = 1e6;
-  machine.latency_s = 1e-3;
+  MachineModel machine = flat_machine();
+  machine.kernel.flops_per_s = 1e9;
+  machine.links[0].bytes_per_s = 1e6;
+  machine.links[0].latency_s = 1e-3;
   return machine;
 }
 
@@ -118,8 +118,9 @@ TEST(Hiding, AGatherHidesBehindOwnKeysOnly) {
     Setting s{"all-gather", MaskKind::full};
     const Simulation result = run(s, local, machine);
     const auto tokens = static_cast<double>(local);
-    const double block = tokens * tokens * 4 * 8 * 128 / machine.flops_per_s;
-    const double gather = machine.latency_s + 3 * tokens * 2 * 128 * 2 / machine.bytes_per_s;
+    const double block = tokens * tokens * 4 * 8 * 128 / machine.kernel.flops_per_s;
+    const double gather =
+        machine.links[0].latency_s + 3 * tokens * 2 * 128 * 2 / machine.links[0].bytes_per_s;
     EXPECT_NEAR(result.makespan(), std::max(block, gather) + 3 * block, 1e-9 * result.makespan());
     EXPECT_EQ(result.exposed() > 0, gather > block) << local;
   }
@@ -130,11 +131,11 @@ TEST(Hiding, AnAllToAllExposesAllOfItsExchanges) {
   Setting s{"all-to-all", MaskKind::full};
   constexpr double tokens = 64;
   // Q and KV follow each other, O comes when all is attended: 2 heads to each rank, and KV to all.
-  const double head = tokens * 128 * 2 / machine.bytes_per_s;
-  const double there = machine.latency_s + 3 * (2 + 2) * head,
-               back = machine.latency_s + 3 * 2 * head;
+  const double head = tokens * 128 * 2 / machine.links[0].bytes_per_s;
+  const double there = machine.links[0].latency_s + 3 * (2 + 2) * head,
+               back = machine.links[0].latency_s + 3 * 2 * head;
   const Simulation result = run(s, 64, machine);
-  const double attended = 16 * tokens * tokens * 4 * 2 * 128 / machine.flops_per_s;
+  const double attended = 16 * tokens * tokens * 4 * 2 * 128 / machine.kernel.flops_per_s;
   EXPECT_NEAR(result.makespan(), there + attended + back, 1e-9 * result.makespan());
   EXPECT_NEAR(result.exposed(), there + back, 1e-9 * result.makespan());
 }

@@ -19,16 +19,16 @@ struct Explained {
   Layout layout;
   AttentionProblem problem;
   Plan plan;
-  MachineModel machine;
+  MachineModel machine = flat_machine();
 
   Explained(const std::string& schedule, const std::string& kind, int cp, int64_t tokens,
             const MaskRule& mask = MaskKind::causal)
       : layout(find_layout(kind).make(test::full_bounds({tokens}).view(), options(cp))),
         problem{&layout, {4, 2, 8, 0.35F}, mask, {}},
         plan(plan_all(find_schedule(schedule), problem)) {
-    machine.flops_per_s = 1e9;
-    machine.bytes_per_s = 1e6;
-    machine.latency_s = 1e-4;
+    machine.kernel.flops_per_s = 1e9;
+    machine.links[0].bytes_per_s = 1e6;
+    machine.links[0].latency_s = 1e-4;
   }
   std::string text(int rank = -1) const { return explain(plan, problem, {}, directions(), rank); }
   std::vector<Simulation> directions() const {
@@ -243,8 +243,11 @@ TEST(PlanSvg, ColoursAreThoseOfTheOwnersOfKeys) {
 TEST(PlanSvg, SentMessagesDoNotOverlapOnALane) {
   for (const int ranks_per_node : {0, 2}) {  // links inside a node are busy at the same time
     Explained e("all-gather", "contiguous", 4, 512);
-    e.machine.ranks_per_node = ranks_per_node;
-    e.machine.node_bytes_per_s = 2e6;
+    if (ranks_per_node > 0) {
+      e.machine.links.insert(e.machine.links.begin(), LinkTier());
+      e.machine.links[0].ranks = ranks_per_node;
+      e.machine.links[0].bytes_per_s = 2e6;
+    }
     int64_t sent = 0, drawn = 0;
     for (const Simulation& s : e.directions())
       for (const RankTimeline& rank : s.ranks)

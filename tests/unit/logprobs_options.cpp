@@ -88,8 +88,8 @@ TEST(LogprobsOptions, WrongColumnsNameTheNearest) {
 
 TEST(LogprobsOptions, ListsAllProblemsAtOnce) {
   LogprobsOptions o;
-  o.factor = 1;
-  o.max_tokens = 10;
+  o.sweep.factor = 1;
+  o.sweep.max = 10;
   o.sequences = 5000;
   o.temperature = 0;
   o.top_k = 40000;
@@ -148,7 +148,11 @@ TEST(LogprobsOptions, OperationsWithoutAMethodOrAPass) {
   LogprobsOptions o;
   o.op = "raw-gather";
   o.method = "upstream";
-  expect_refused("  - --op raw-gather has no --method upstream; the nearest is gyre", o);
+  expect_refused(
+      "  - --op raw-gather has no --method upstream, which logprob, entropy, gather, soft-ce, "
+      "top-k and "
+      "filtered have; the nearest is --method gyre",
+      o);
   o.op = "top-k";
   o.method = "gyre";
   o.pass = "bwd";
@@ -184,11 +188,11 @@ TEST(LogprobsOptions, ThoseOfSomeOperationsAreRefusedByTheOthers) {
 
 TEST(LogprobsOptions, SweepsWholeSizesOnce) {
   LogprobsOptions o;
-  EXPECT_EQ(o.sizes(), std::vector<int64_t>{512});
-  o.min_tokens = 2;
-  o.max_tokens = 7;
-  o.factor = 1.3;
-  EXPECT_EQ(o.sizes(), (std::vector<int64_t>{2, 3, 4, 6}));
+  EXPECT_EQ(o.sweep.sizes(), std::vector<int64_t>{512});
+  o.sweep.min = 2;
+  o.sweep.max = 7;
+  o.sweep.factor = 1.3;
+  EXPECT_EQ(o.sweep.sizes(), (std::vector<int64_t>{2, 3, 4, 6}));
 }
 
 TEST(Operations, AreFoundByName) {
@@ -203,20 +207,20 @@ TEST(Operations, AreFoundByName) {
 
 LogprobsWorkload small_case(LogprobsOptions& o) {
   check_options(o, 4);
-  return generated_workload(o, o.tokens);
+  return generated_workload(o, o.sweep.tokens);
 }
 
 TEST(Memory, IsRefusedWithWhatFits) {
   LogprobsOptions o;
-  o.tokens = 4096;
+  o.sweep.tokens = 4096;
   o.tp = 4;
   o.picks = 1;
   const LogprobsWorkload problem = small_case(o);
   const LogprobsOperation& op = find_operation("logprob");
   // Logits and gradient, f32; 40 + 24 + 8 · 4 · 2 bytes a token beside them.
   const int64_t matrix = 4096 * 8192 * 4, small = 4096 * 128;
-  EXPECT_EQ(needed_bytes(op, false, problem, o, 0), 2 * matrix + small);
-  EXPECT_EQ(needed_bytes(op, true, problem, o, 0), 7 * matrix + small);
+  EXPECT_EQ(planned_bytes(op, false, problem, o, 0), 2 * matrix + small);
+  EXPECT_EQ(planned_bytes(op, true, problem, o, 0), 7 * matrix + small);
   EXPECT_EQ(why_not(op, false, problem, o, 0, 0), "");
   EXPECT_EQ(why_not(op, false, problem, o, 2 * matrix + small, 0), "");
   EXPECT_EQ(why_not(op, false, problem, o, matrix + small / 2, 0),
@@ -225,9 +229,9 @@ TEST(Memory, IsRefusedWithWhatFits) {
       why_not(op, false, problem, o, 1000, 0),
       "needs 269 MB a rank, and 1 kB are available; not even one token fits: take more ranks");
   o.pass = "fwd";
-  EXPECT_EQ(needed_bytes(op, false, problem, o, 0), matrix + small);
+  EXPECT_EQ(planned_bytes(op, false, problem, o, 0), matrix + small);
   o.dtype = "bf16";
-  EXPECT_EQ(needed_bytes(op, false, generated_workload(o, 4096), o, 0), matrix / 2 + small);
+  EXPECT_EQ(planned_bytes(op, false, generated_workload(o, 4096), o, 0), matrix / 2 + small);
 }
 
 TEST(Operations, SayWhatTheyCannotDo) {
@@ -276,6 +280,17 @@ TEST(LogprobsFigures, AreOfTheUsualOperationAndOfBothMethods) {
   EXPECT_DOUBLE_EQ(report.foms[0].value, 6);
   EXPECT_EQ(report.foms[1].metric, "logits_rate");
   EXPECT_DOUBLE_EQ(report.foms[1].value, 2);
+}
+
+TEST(LogprobsFigures, OfManyRowsHaveAnAverage) {
+  RunReport report;
+  LogprobsResult longer = measured_row("logprob", "gyre", 4);
+  longer.tokens *= 2;
+  add_figures(report, {measured_row("logprob", "gyre", 2), longer});
+  ASSERT_EQ(report.foms.size(), 3U);
+  EXPECT_EQ(report.foms[2].metric, "average_logits_rate");
+  EXPECT_DOUBLE_EQ(report.foms[2].value, (report.foms[0].value + report.foms[1].value) / 2);
+  EXPECT_EQ(to_text(report.foms[2].tags), "rows=2");
 }
 
 // Without the usual operation the first one stands in for it; products have a rate of their own.

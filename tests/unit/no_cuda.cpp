@@ -107,7 +107,7 @@ TEST(KernelChoice, TheHostHasOneKernelAndADeviceSome) {
     EXPECT_EQ(kernel_name({.activations = DType::bf16}, MemorySpace::device), "tiled");
   }
   StreamOfNoDevice stream;
-  test::expect_usage("attention kernel fast; there are auto, tiled and cudnn",
+  test::expect_usage("attention kernel fast; there are auto, tiled, cudnn",
                      [&] { make_block_kernel(stream, {.name = "fast"}); });
 }
 

@@ -47,10 +47,14 @@ expect 2 '' 'none.toml was not readable' --config none.toml
 
 printf 'cp = 3\ntp = "many"\n' >"$folder/bad.toml"
 expect 2 '' "'many' is not an integer" --config "$folder/bad.toml"
-printf 'quiet = 18446744073709551616\n' >"$folder/switch.toml"
+printf 'quiet = 3\n' >"$folder/switch.toml"
 expect 2 '' '--quiet is a switch: true or false' --config "$folder/switch.toml"
-printf 'inptu = "a.h5"\n' >"$folder/typo.toml"
-expect 2 '' 'nearest: --input' --config "$folder/typo.toml"
+printf 'cp = 1\ninptu = "a.h5"\n' >"$folder/typo.toml"
+expect 2 '' "$folder/typo.toml:2: unknown key inptu = 'a.h5'; nearest: input" --config "$folder/typo.toml"
+printf '[pipeline]\ninput = "a.h5"\n' >"$folder/section.toml"
+expect 2 '' "$folder/section.toml:1: unknown section [pipeline]" --config "$folder/section.toml"
+printf 'input = true\n' >"$folder/type.toml"
+expect 2 '' 'input = true: a truth value where --input takes one TEXT' --config "$folder/type.toml"
 
 # A launcher of another MPI announces two ranks, and each of them finds itself alone.
 code=0

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "app_context.hpp"
 #include "mpi_test.hpp"
 #include "report/result.hpp"
 
@@ -32,10 +33,17 @@ RunReport sample_report() {
       {0, "node01", "cpu"}, {1, "node01", "cpu"}, {2, "node02", "cpu"}, {3, "node01", "cpu"}};
   report.libraries = {{"mpi", "MPICH 4.0.2"}, {"hdf5", "1.10.8"}, {"cuda", "no"}, {"nccl", "no"}};
   report.environment = {{"OMP_NUM_THREADS", "1"}};
+  report.memory = {12'600'000, 48'100'000, 61'200'000};
   report.configuration = {{"tokens", int64_t{131072}}, {"cp", int64_t{2}}, {"causal", true}};
   report.inputs = {{"some/folder/pack.h5", "9f2c"}};
-  report.results = {
-      {{{"schedule", "ring"}}, {{1, 2, 4}, {3, 1, 5}}, {{"imbalance", 0.5}}, 1e9, nan}};
+  ResultEntry entry;
+  entry.key = {{"schedule", "ring"}};
+  entry.timing = {{{30, 31, 30, 32, 31, 30, 31}, {31, 30, 32, 31, 30, 31, 30}}, 0.99};
+  entry.add("imbalance", 0.5, "");
+  entry.add("rate", 2.5, "TF/s/rank");
+  entry.verified = true;
+  entry.flops = 1e9;
+  report.results = {entry};
   report.foms = {{"tokens_per_s", 2654321, "1/s", {{"schedule", "ring"}, {"cp", int64_t{2}}}}};
   report.verification.check("attention", 1).add(1.25, 1, somewhere);
   return report;
@@ -64,6 +72,15 @@ TEST(Report, FooterOfAValidResult) {
             "FOM gyre-attention tokens_per_s 2.65432e+06 1/s schedule=ring cp=2\n"
             "VERIFY PASSED 1/1 max_err_over_tol=0.25\n"
             "RESULT VALID\n");
+}
+
+TEST(Report, MemoryThatIsNotPlannedIsNotNamed) {
+  EXPECT_EQ(
+      memory_text(sample_report().memory),
+      "# memory of a rank: 12.6 MB planned, 61.2 MB of its process at most, 48.1 MB of these at "
+      "the start\n");
+  EXPECT_EQ(memory_text({0, 48'100'000, 61'200'000}),
+            "# memory of a rank: 61.2 MB of its process at most, 48.1 MB of these at the start\n");
 }
 
 TEST(Report, AWrongResultHasNoFigureOfMerit) {
@@ -138,11 +155,17 @@ TEST(ReportJson, RoundTrips) {
   EXPECT_EQ(json.at("environment").at("OMP_NUM_THREADS"), "1");
   EXPECT_EQ(json.at("configuration").at("tokens").get<int64_t>(), 131072);
   EXPECT_EQ(json.at("configuration").at("causal").get<bool>(), true);
+  EXPECT_EQ(json.at("memory").at("planned_bytes").get<int64_t>(), 12'600'000);
+  EXPECT_EQ(json.at("memory").at("peak_bytes").get<int64_t>(), 61'200'000);
   EXPECT_EQ(json.at("inputs")[0].at("file"), "pack.h5");
   const auto& result = json.at("results")[0];
   EXPECT_EQ(result.at("key").at("schedule"), "ring");
-  EXPECT_EQ(result.at("samples_ms").get<Samples>(), (Samples{{1, 2, 4}, {3, 1, 5}}));
-  EXPECT_EQ(result.at("statistics_ms").at("median").get<double>(), 3);  // of max over ranks 3 2 5
+  EXPECT_EQ(result.at("samples_ms").get<Samples>(), sample_report().results[0].timing.samples_ms);
+  // Of the slowest ranks 31 31 32 32 31 31 31; 7 samples: the interval is their range.
+  EXPECT_EQ(result.at("statistics_ms").at("median").get<double>(), 31);
+  EXPECT_EQ(result.at("statistics_ms").at("median_high").get<double>(), 32);
+  EXPECT_EQ(result.at("status").at("measured"), true);
+  EXPECT_EQ(result.at("units").at("rate"), "TF/s/rank");
   EXPECT_EQ(result.at("model").at("flops").get<double>(), 1e9);
   EXPECT_TRUE(result.at("model").at("bytes_wire").is_null());
   EXPECT_EQ(json.at("verification").at("passed").get<bool>(), true);
@@ -153,7 +176,7 @@ TEST(ReportJson, RoundTrips) {
 
 TEST(ReportJson, NumbersKeepAllTheirDigits) {
   RunReport report = sample_report();
-  report.results[0].samples_ms = {{1.0 / 3.0, nan, std::numeric_limits<double>::infinity()}};
+  report.results[0].timing.samples_ms = {{1.0 / 3.0, nan, std::numeric_limits<double>::infinity()}};
   const auto json = nlohmann::json::parse(json_text(report, "now"));
   const auto& samples = json.at("results")[0].at("samples_ms")[0];
   EXPECT_EQ(samples[0].get<double>(), 1.0 / 3.0);
@@ -192,12 +215,9 @@ TEST(ReportEnvironment, HoldsOnlyAllowedVariables) {
 }
 
 TEST(Report, KnowsItsOwnRun) {
-  const AppInfo info{"gyre-test", "", ""};
-  Outputs outputs(test::world());
-  AppContext context{
-      info, test::environment(), test::world(), {"gyre-test", "-v"}, "gyre-test -v", outputs};
+  test::TestContext made;
   const RunReport report =
-      begin_report(context, {{"cp", int64_t{1}}}, {{"hdf5", "1.10.8"}, {"nccl", "2.28"}});
+      begin_report(made.context, {{"cp", int64_t{1}}}, {{"hdf5", "1.10.8"}, {"nccl", "2.28"}});
   EXPECT_EQ(std::ssize(report.ranks), test::world().size());
   EXPECT_EQ(report.launcher, "hydra");
   EXPECT_EQ(report.start.size(), std::string("2026-01-31T12:00:00Z").size());

@@ -1,6 +1,7 @@
 #include <limits>
 
 #include "core/error.hpp"
+#include "errors.hpp"
 #include "mpi_test.hpp"
 #include "report/table.hpp"
 
@@ -51,7 +52,7 @@ TEST(Table, TooLongCellsPushTheNextOnesButNeverTouchThem) {
 TEST(Table, LongNamesAndUnitsWidenTheirColumn) {
   const std::vector<ColumnFormat> formats = {
       {"a", "", 1}, {"bandwidth", "", 2}, {"c", "GB/s/rank", 1}};
-  EXPECT_EQ(header_text(formats) + row_text(formats, {int64_t{1}, int64_t{2}, int64_t{3}}),
+  EXPECT_EQ(header_text(formats) + row_text(formats, {"1", "2", "3"}),
             "# a  bandwidth            c\n"
             "#               (GB/s/rank)\n"
             "  1          2            3\n");
@@ -61,11 +62,38 @@ TEST(Table, RowsMustHaveOneValuePerColumn) {
   EXPECT_THROW(row_text({{"a", "", 1}}, {}), Error);
 }
 
-TEST(Table, CsvHasUnitsInNamesAndAllDigits) {
-  EXPECT_EQ(make_table().csv({{1024, "ring", 0.1, nan}, {2048, "a,\"b\"", 1.0 / 3.0, 1e21}}),
-            "tokens,schedule,t_med_ms,rate_tok_s\n"
-            "1024,ring,0.1,\n"
-            "2048,\"a,\"\"b\"\"\",0.3333333333333333,1e+21\n");
+TEST(Table, CsvQuotesAndHasAllDigits) {
+  EXPECT_EQ(csv_row({int64_t{2048}, "a,\"b\"", 1.0 / 3.0, nan, 1e21}),
+            "2048,\"a,\"\"b\"\"\",0.3333333333333333,,1e+21\n");
+}
+
+TEST(Table, ColumnsAreChosen) {
+  const Table<Row> table(
+      {{"tokens", "", 8, 0, [](const Row& r) { return r.tokens; }},
+       Column<Row>{"t_med", "ms", 8, 3, [](const Row& r) { return r.t_med; }}.extra(),
+       Column<Row>{"rate", "Gtok/s", 9, 0, [](const Row& r) { return r.rate; }}.with_prefix()});
+  const Row row{1024, "ring", 0.5, 0.0123};
+  EXPECT_EQ(table.chosen("default").header() + table.chosen("default").row(row),
+            "#   tokens       rate\n"
+            "#             (tok/s)\n"
+            "      1024     12.3 M\n");
+  EXPECT_EQ(table.chosen("t_med,tokens").row(row), "     0.500      1024\n");
+  EXPECT_EQ(table.chosen("all").fields(row).size(), 3U);
+  EXPECT_EQ(to_text(table.units()), "t_med=ms rate=Gtok/s");
+  test::expect_usage(
+      "--columns: there is no column 'tmed'; there are tokens, t_med, rate; nearest: t_med",
+      [&] { table.chosen("tokens,tmed"); });
+  test::expect_usage("--columns: there is no column ''; there are tokens, t_med, rate",
+                     [&] { table.chosen(","); });
+}
+
+TEST(Table, DoubtIsMarkedAndExplained) {
+  const Table<Row> table(
+      {Column<Row>{"t_med", "ms", 8, 3, [](const Row& r) { return r.t_med; }}.doubted(
+          [](const Row& r) { return r.t_med > 1; })});
+  EXPECT_EQ(table.text({{1, "ring", 0.5, 1}}), "#    t_med\n#     (ms)\n     0.500\n");
+  EXPECT_EQ(table.text({{1, "ring", 2, 1}}),
+            std::string("#    t_med\n#     (ms)\n    2.000~\n") + doubt_legend);
 }
 
 TEST(Table, RowsAreFieldsToo) {

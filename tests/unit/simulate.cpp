@@ -34,12 +34,23 @@ Simulation run(const std::string& schedule, const Layout& layout, const MaskRule
   return simulate(plan_all(find_schedule(schedule), problem), pass, shape, types, machine);
 }
 
+/// Puts a tier of nodes inside of the machine's network.
+void add_nodes(MachineModel& machine, int ranks, double latency_s = 0,
+               double bytes_per_s = LinkTier::unlimited) {
+  LinkTier node;
+  node.name = "node";
+  node.ranks = ranks;
+  node.latency_s = latency_s;
+  node.bytes_per_s = bytes_per_s;
+  machine.links.insert(machine.links.begin(), node);
+}
+
 /// 1 GFLOP/s, 1 MB/s and 1 ms: times of a step of some 100 tokens are of one order.
 MachineModel slow_machine() {
-  MachineModel machine;
-  machine.flops_per_s = 1e9;
-  machine.bytes_per_s = 1e6;
-  machine.latency_s = 1e-3;
+  MachineModel machine = flat_machine();
+  machine.kernel.flops_per_s = 1e9;
+  machine.links[0].bytes_per_s = 1e6;
+  machine.links[0].latency_s = 1e-3;
   return machine;
 }
 
@@ -53,8 +64,9 @@ TEST(Simulate, RingHidesEachTransferBehindTheStepBeforeIt) {
   for (const int64_t local : {64, 2000}) {  // communication-bound, compute-bound
     SCOPED_TRACE(local);
     const auto tokens = static_cast<double>(local);
-    const double hop = machine.latency_s + tokens * kv_bytes_per_token / machine.bytes_per_s;
-    const double pair = flops_per_token_pair / machine.flops_per_s;
+    const double hop =
+        machine.links[0].latency_s + tokens * kv_bytes_per_token / machine.links[0].bytes_per_s;
+    const double pair = flops_per_token_pair / machine.kernel.flops_per_s;
     EXPECT_EQ(hop > tokens * tokens * pair, local == 64);
 
     const double full = tokens * tokens * pair;
@@ -77,11 +89,12 @@ TEST(Simulate, RingHidesEachTransferBehindTheStepBeforeIt) {
 
 TEST(Simulate, TheLastHopOfARingsGradientIsExposed) {
   MachineModel machine = slow_machine();
-  machine.flops_per_s = 1e7;  // everything but the tail is hidden
+  machine.kernel.flops_per_s = 1e7;  // everything but the tail is hidden
   constexpr int cp = 4;
   constexpr double tokens = 128, first = tokens * tokens / 2 + tokens / 2;
-  const double pair = 2.5 * flops_per_token_pair / machine.flops_per_s;
-  const double hop = machine.latency_s + tokens * d_kv_bytes_per_token / machine.bytes_per_s;
+  const double pair = 2.5 * flops_per_token_pair / machine.kernel.flops_per_s;
+  const double hop =
+      machine.links[0].latency_s + tokens * d_kv_bytes_per_token / machine.links[0].bytes_per_s;
   const Layout layout = one_document("dual-chunk-swap", cp, 128);
   const double work = (first + (cp - 1) * tokens * tokens / 2) * pair;
   // Turning round, the owner adds the last term and no gradient remains to be sent.
@@ -92,7 +105,7 @@ TEST(Simulate, TheLastHopOfARingsGradientIsExposed) {
 
 TEST(Simulate, ContiguousCausalRingUsesCpOverTwoCpLessOne) {
   MachineModel machine = slow_machine();
-  machine.bytes_per_s = 1e9;  // a transfer takes less than the triangle of the first step
+  machine.links[0].bytes_per_s = 1e9;  // a transfer takes less than the triangle of the first step
   for (const int cp : {2, 8, 64}) {
     constexpr int64_t local = 512;
     const Simulation s = run("ring", one_document("contiguous", cp, local), MaskKind::causal,
@@ -115,7 +128,7 @@ TEST(Simulate, ContiguousCausalRingUsesCpOverTwoCpLessOne) {
 TEST(Simulate, RingIsHiddenFromTheLengthOnThatTheModelSays) {
   // Forward, causal: L >= F · e / (G · W), without latency. Here 1e9 · 4 / (4 · 1e6) = 1000.
   MachineModel machine = slow_machine();
-  machine.latency_s = 0;
+  machine.links[0].latency_s = 0;
   const auto exposed = [&](int64_t local) {
     return run("ring", one_document("dual-chunk-swap", 4, local), MaskKind::causal, Pass::forward,
                machine)
@@ -177,19 +190,19 @@ TEST(Simulate, MessagesOfOneRankLeaveOneAfterTheOther) {
     for (const int array : received) p.compute({}, array);
   });
   const MachineModel machine = slow_machine();
-  const double one = 100 * kv_bytes_per_token / machine.bytes_per_s;
-  const double block = 100 * 100 * flops_per_token_pair / machine.flops_per_s;
+  const double one = 100 * kv_bytes_per_token / machine.links[0].bytes_per_s;
+  const double block = 100 * 100 * flops_per_token_pair / machine.kernel.flops_per_s;
   const Simulation s = run(plan, machine);
-  expect_seconds(s.makespan(), std::max(block, machine.latency_s + 3 * one) + 3 * block);
+  expect_seconds(s.makespan(), std::max(block, machine.links[0].latency_s + 3 * one) + 3 * block);
   const RankTimeline& rank = s.ranks[2];
-  expect_seconds(rank.wait, machine.latency_s + 3 * one - block);
+  expect_seconds(rank.wait, machine.links[0].latency_s + 3 * one - block);
   expect_seconds(rank.compute, 4 * block);
   int messages = 0;
   for (const SimulatedSpan& span : rank.spans)
     if (span.kind == SpanKind::message) {
       expect_seconds(1 + span.begin, 1 + messages * one);
       expect_seconds(span.left, (messages + 1) * one);
-      expect_seconds(span.end, (messages + 1) * one + machine.latency_s);
+      expect_seconds(span.end, (messages + 1) * one + machine.links[0].latency_s);
       EXPECT_EQ(span.peer, (2 + 1 + messages) % 4);
       EXPECT_EQ(span.message, messages);
       EXPECT_EQ(span.lane, TraceLane::communication);
@@ -207,9 +220,9 @@ TEST(Simulate, ASenderWaitsUntilItsMessagesHaveLeft) {
   });
   const MachineModel machine = slow_machine();
   const Simulation s = run(plan, machine);
-  expect_seconds(s.ranks[0].total, 100 * kv_bytes_per_token / machine.bytes_per_s);
-  expect_seconds(s.ranks[1].total,
-                 100 * kv_bytes_per_token / machine.bytes_per_s + machine.latency_s);
+  expect_seconds(s.ranks[0].total, 100 * kv_bytes_per_token / machine.links[0].bytes_per_s);
+  expect_seconds(s.ranks[1].total, 100 * kv_bytes_per_token / machine.links[0].bytes_per_s +
+                                       machine.links[0].latency_s);
 }
 
 TEST(Simulate, LinksInsideANodeAreOfTheirOwn) {
@@ -217,14 +230,13 @@ TEST(Simulate, LinksInsideANodeAreOfTheirOwn) {
   const AttentionProblem problem{&layout, shape, MaskKind::full, {}};
   const Plan plan = plan_of(problem, [](PlanBuilder& p) { p.wait(swap_kv(p, others(p))); });
   MachineModel machine = slow_machine();
-  machine.ranks_per_node = 2;
-  machine.node_bytes_per_s = 1e9;
-  machine.node_latency_s = 1e-6;
-  const double one = 100 * kv_bytes_per_token / machine.bytes_per_s;
+  add_nodes(machine, 2, 1e-6, 1e9);
+  LinkTier& between = machine.links[1];
+  const double one = 100 * kv_bytes_per_token / between.bytes_per_s;
   // Two of the three messages of each rank leave the node.
-  expect_seconds(run(plan, machine).makespan(), machine.latency_s + 2 * one);
-  machine.bytes_per_s = 1e12;
-  machine.latency_s = 0;
+  expect_seconds(run(plan, machine).makespan(), between.latency_s + 2 * one);
+  between.bytes_per_s = 1e12;
+  between.latency_s = 0;
   expect_seconds(run(plan, machine).makespan(), 1e-6 + one * 1e6 / 1e9);
 }
 
@@ -233,11 +245,11 @@ TEST(Simulate, CopiesTakeTimeWhereSomethingIsCopied) {
   const AttentionProblem problem{&layout, shape, MaskKind::full, {}};
   MachineModel machine = slow_machine();
   machine.copy_bytes_per_s = 1e5;
-  const double kv = 100 * kv_bytes_per_token / 1e5;
+  const double kv = 100 * kv_bytes_per_token / 1e5;  // to read it, or to write it
   // To the rank itself: a copy, and no message.
   const Plan local = plan_of(problem, [](PlanBuilder& p) { p.wait(swap_kv(p, {p.rank()})); });
-  expect_seconds(run(local, machine).makespan(), kv);
-  expect_seconds(run(local, machine).ranks[0].copy, kv);
+  expect_seconds(run(local, machine).makespan(), 2 * kv);
+  expect_seconds(run(local, machine).ranks[0].copy, 2 * kv);
   // All heads to a peer need none; one of two heads is packed, and unpacked on the other side.
   const Plan whole = plan_of(problem, [](PlanBuilder& p) { p.wait(swap_kv(p, others(p))); });
   EXPECT_EQ(run(whole, machine).ranks[0].copy, 0);
@@ -247,15 +259,15 @@ TEST(Simulate, CopiesTakeTimeWhereSomethingIsCopied) {
     p.wait(p.exchange("a head", {{peer, {{own(ArrayKind::kv), 0, 100, {1, 1}, false}}}},
                       {{peer, {{array, 0, 100, {1, 1}, false}}}}));
   });
-  expect_seconds(run(head, machine).ranks[0].copy, kv / 2 + kv / 2);
+  expect_seconds(run(head, machine).ranks[0].copy, kv + kv);
   expect_seconds(run(head, machine).makespan(),
-                 kv / 2 + 100 * kv_bytes_per_token / 2 / 1e6 + 1e-3 + kv / 2);
-  // What is added is read once more, by its receiver only.
+                 kv + 100 * kv_bytes_per_token / 2 / 1e6 + 1e-3 + kv);
+  // Adding reads both and writes the sum, on the receiver only.
   const Plan sum = plan_of(problem, [](PlanBuilder& p) {
     const int mine = own(ArrayKind::d_kv), peer = 1 - p.rank();
     p.wait(p.exchange("dKV", {{peer, {p.whole(mine)}}}, {{peer, {p.whole(mine, true)}}}));
   });
-  expect_seconds(run(sum, machine).ranks[0].copy, kv);
+  expect_seconds(run(sum, machine).ranks[0].copy, 3 * kv);
   // Clearing is a pass over the array, and no communication.
   const Plan clear = plan_of(problem, [](PlanBuilder& p) { p.clear(own(ArrayKind::d_kv)); });
   expect_seconds(run(clear, machine).makespan(), kv);
@@ -344,21 +356,47 @@ TEST(Simulate, RefusesPlansThatCannotEnd) {
 TEST(Simulate, RefusesAMachineThatCannotBe) {
   const auto refuse = [](const std::string& message,
                          const std::function<void(MachineModel&)>& spoil) {
-    MachineModel machine;
+    MachineModel machine = flat_machine();
+    add_nodes(machine, 8);
     spoil(machine);
     test::expect_usage(message, [&] { check_machine(machine); });
   };
-  refuse("flops_per_s of 0; wanted: more than 0", [](MachineModel& m) { m.flops_per_s = 0; });
-  refuse("bytes_per_s of -1; wanted: more than 0", [](MachineModel& m) { m.bytes_per_s = -1; });
-  refuse("node_bytes_per_s of nan; wanted: more than 0",
-         [](MachineModel& m) { m.node_bytes_per_s = std::nan(""); });
+  const auto surface = [](MachineModel& m) -> KernelSurface& {
+    return m.kernel.surfaces.emplace_back(
+        KernelSurface{Pass::forward, DType::f32, 64, 0, 0, {64, 128}, {64, 128}, {1, 1, 1, 1}});
+  };
+  refuse("flops_per_s of 0; wanted: more than 0",
+         [](MachineModel& m) { m.kernel.flops_per_s = 0; });
+  refuse("bytes_per_s of -1; wanted: more than 0",
+         [](MachineModel& m) { m.links[1].bytes_per_s = -1; });
+  refuse("bytes_per_s of nan; wanted: more than 0",
+         [](MachineModel& m) { m.links[0].bytes_per_s = std::nan(""); });
   refuse("copy_bytes_per_s of 0; wanted: more than 0",
          [](MachineModel& m) { m.copy_bytes_per_s = 0; });
-  refuse("latency of -1 s; wanted: 0 or more", [](MachineModel& m) { m.latency_s = -1; });
-  refuse("node_latency of inf s; wanted: 0 or more",
-         [](MachineModel& m) { m.node_latency_s = 1 / m.latency_s; });
-  refuse("-2 ranks per node; wanted: 1 or more, or 0 for one kind of link",
-         [](MachineModel& m) { m.ranks_per_node = -2; });
+  refuse("latency_s of -1; wanted: 0 or more", [](MachineModel& m) { m.links[0].latency_s = -1; });
+  refuse("latency_s of inf; wanted: 0 or more",
+         [](MachineModel& m) { m.links[0].latency_s = 1 / m.links[1].latency_s; });
+  refuse("all_at_once of 2; wanted: more than 0, at most 1",
+         [](MachineModel& m) { m.links[0].all_at_once = 2; });
+  refuse("ranks of 0 in tier node; wanted: a multiple of 1, or none for the last tier",
+         [](MachineModel& m) { m.links[0].ranks = 0; });
+  refuse("ranks of 20 in tier network; wanted: a multiple of the tier inside, 8, the nearest 16",
+         [](MachineModel& m) { m.links[1].ranks = 20; });
+  refuse("message_bytes of 10 behind 20; wanted: more", [](MachineModel& m) {
+    m.links[0].curve = {{20, 1}, {10, 1}};
+  });
+  refuse("1 rows of a kernel; wanted: 2 or more, a surface",
+         [&](MachineModel& m) { surface(m).rows = {64}; });
+  refuse("keys of 64 at place 2; wanted: finite, above 0, ascending", [&](MachineModel& m) {
+    surface(m).keys = {128, 64};
+  });
+  refuse("4 flops_per_s for 3 rows and 2 keys; wanted: 6", [&](MachineModel& m) {
+    surface(m).rows = {64, 128, 256};
+  });
+  refuse("flops_per_s of 0; wanted: more than 0",
+         [&](MachineModel& m) { surface(m).flops_per_s[2] = 0; });
+  refuse("launch_s of -1; wanted: 0 or more", [&](MachineModel& m) { surface(m).launch_s = -1; });
+  refuse("head_dim of 0; wanted: 1 or more", [&](MachineModel& m) { surface(m).head_dim = 0; });
 }
 
 /// Spans of a rank's lane of computation follow each other without a gap, and add up.
@@ -399,7 +437,8 @@ TEST(Simulate, EveryScheduleEndsAndItsTimesAddUp) {
     const Plan plan = plan_all(schedule, problem);
     MachineModel machine = slow_machine();
     machine.copy_bytes_per_s = *rc::gen::element(1e6, std::numeric_limits<double>::infinity());
-    machine.ranks_per_node = *rc::gen::inRange(0, 5);
+    const int node = *rc::gen::inRange(0, 5);
+    if (node > 0) add_nodes(machine, node, 1e-6, 1e7);
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       const Simulation s = run(plan, machine, pass);
       double longest = 0;

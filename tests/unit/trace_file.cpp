@@ -136,6 +136,89 @@ TEST(TraceFile, EverySpanOnceInOrderAndApart) {
   }));
 }
 
+/// A transfer that lasts from `begin` to `end` seconds.
+TraceSpan transfer(const char* name, double begin, double end, std::vector<TraceMessage> sent,
+                   std::vector<TraceMessage> received) {
+  return {TraceLane::communication, name, begin, end, SpanKind::message, 4, "bwd", std::move(sent),
+          std::move(received)};
+}
+
+std::vector<Json> events_of(const Json& document, const std::string& phase) {
+  std::vector<Json> events;
+  for (const Json& event : document["traceEvents"])
+    if (event["ph"] == phase) events.push_back(event);
+  return events;
+}
+
+TEST(TraceFile, TransfersSayPeersBytesAndStep) {
+  const Json document = Json::parse(
+      trace_json({{"a", {}, {transfer("KV", 1, 2, {{1, 100}, {2, 50}}, {{2, 30}})}},
+                  {"b", {}, {{TraceLane::compute, "wait KV", 1, 2, SpanKind::wait, 5, "fwd"}}}}));
+  const std::vector<Json> spans = events_of(document, "X");
+  ASSERT_EQ(spans.size(), 2U);
+  EXPECT_EQ(spans[0]["cat"], "message");
+  EXPECT_EQ(spans[0]["args"], Json::parse(R"({"pass": "bwd", "step": 4,
+      "bytes_sent": 150, "bytes_received": 30, "from": [{"peer": 2, "bytes": 30}],
+      "to": [{"peer": 1, "bytes": 100}, {"peer": 2, "bytes": 50}]})"));
+  EXPECT_EQ(spans[1]["cat"], "wait");
+  EXPECT_EQ(spans[1]["args"], Json::parse(R"({"pass": "fwd", "step": 5})"));
+  EXPECT_TRUE(events_of(document, "s").empty());  // nobody receives what rank 0 sends
+}
+
+TEST(TraceFile, AnArrowGoesFromEachSendToItsReceive) {
+  // Two messages from rank 0 to rank 1, which receives the first in a transfer of another name.
+  const Json document = Json::parse(trace_json(
+      {{"a", {}, {transfer("KV", 0, 2, {{1, 8}}, {}), transfer("V", 1, 3, {{1, 9}}, {})}},
+       {"b", {}, {transfer("X", 0, 4, {}, {{0, 8}}), transfer("V", 3, 5, {}, {{0, 9}})}}}));
+  const std::vector<Json> starts = events_of(document, "s"), ends = events_of(document, "f");
+  ASSERT_EQ(starts.size(), 2U);
+  ASSERT_EQ(ends.size(), 2U);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(starts[i]["id"], ends[i]["id"]);
+    EXPECT_EQ(starts[i]["name"], i == 0 ? "KV" : "V");
+    EXPECT_EQ(ends[i]["name"], starts[i]["name"]);
+    EXPECT_EQ(starts[i]["cat"], ends[i]["cat"]);
+    EXPECT_EQ(ends[i]["bp"], "e");
+    EXPECT_EQ(starts[i]["pid"], 0);
+    EXPECT_EQ(ends[i]["pid"], 1);
+    EXPECT_EQ(starts[i]["ts"], i == 0 ? 0 : 1e6);
+    EXPECT_EQ(ends[i]["ts"], (i == 0 ? 4e6 : 5e6) - 1e-3);  // inside its span, 1 ns before the end
+    EXPECT_EQ(starts[i]["args"], (Json{{"peer", 1}, {"bytes", 8 + i}, {"step", 4}}));
+    EXPECT_EQ(ends[i]["args"], (Json{{"peer", 0}, {"bytes", 8 + i}, {"step", 4}}));
+  }
+  EXPECT_NE(starts[0]["id"], starts[1]["id"]);
+  EXPECT_NE(starts[0]["tid"], starts[1]["tid"]);  // the two overlap
+  EXPECT_EQ(document["otherData"]["clocks"][1]["offset_us"], 0);
+}
+
+TEST(TraceFile, ClocksMoveForwardUntilNothingArrivesBeforeItIsSent) {
+  // Down a chain of four, each rank's clock is further behind than the one before.
+  std::vector<RankTrace> ranks(4);
+  for (int r = 0; r < 4; ++r) {
+    std::vector<TraceMessage> sent, received;
+    if (r < 3) sent.push_back({r + 1, 10});
+    if (r > 0) received.push_back({r - 1, 10});
+    ranks[static_cast<size_t>(r)].spans = {transfer("KV", 10 - r, 10 - r + 0.25, sent, received)};
+  }
+  const Json document = Json::parse(trace_json(ranks));
+  const std::vector<Json> starts = events_of(document, "s"), ends = events_of(document, "f");
+  ASSERT_EQ(starts.size(), 3U);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_LT(starts[i]["ts"], ends[i]["ts"]);
+    EXPECT_NEAR(starts[i]["ts"], 0.75e6 - 0.25e6 * static_cast<double>(i), 0.1);
+    EXPECT_NEAR(document["otherData"]["clocks"][i]["offset_us"], 0.75e6 * static_cast<double>(i),
+                0.1);
+  }
+}
+
+TEST(TraceFile, ATransferThatTakesNoTimeHoldsTheEndsOfItsArrows) {
+  const std::vector<RankTrace> ranks = {{"a", {}, {transfer("KV", 5, 5, {{1, 10}}, {})}},
+                                        {"b", {}, {transfer("KV", 5, 5, {}, {{0, 10}})}}};
+  const Json document = Json::parse(trace_json(ranks));
+  for (const Json& span : events_of(document, "X")) EXPECT_EQ(span["dur"], 0.002);
+  EXPECT_LE(events_of(document, "s")[0]["ts"], events_of(document, "f")[0]["ts"]);
+}
+
 TEST(TraceFile, NoSpansAtAll) {
   const Json document = Json::parse(trace_json({{"a", {}, {}}, {"b", {}, {}}}));
   EXPECT_EQ(names(document, "process_name").size(), 2U);

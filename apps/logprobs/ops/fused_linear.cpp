@@ -14,6 +14,7 @@
 #include <numeric>
 
 #include "apps/logprobs/operation.hpp"
+#include "core/dot.hpp"
 #include "core/special_values.hpp"
 #include "logprobs/fused_linear_cuda.hpp"
 #include "logprobs/reference.hpp"
@@ -134,11 +135,9 @@ class LinearOp final : public LogprobsOp {
     return rounded(factors_ == nullptr ? made_up_row(TokenTensor::weight, id, weight_scale_)
                                        : stored_row(factors_->head, id));
   }
-  static double dot(const std::vector<float>& a, const std::vector<float>& b) {
-    double sum = 0;
-    for (size_t i = 0; i < a.size(); ++i)
-      sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
-    return sum;
+  /// Of two rows of hidden_ elements.
+  double product(const std::vector<float>& a, const std::vector<float>& b) const {
+    return dot(a.data(), b.data(), hidden_);
   }
   std::vector<int64_t> few(std::vector<int64_t> rows) const {
     const auto most = std::max<int64_t>(1, most_products / (vocab().vocab_size * hidden_));
@@ -158,7 +157,7 @@ class LinearOp final : public LogprobsOp {
     std::vector<std::vector<double>> z(
         indices.size(), std::vector<double>(static_cast<size_t>(vocab().vocab_size)));
     for_each_id([&](size_t id, const std::vector<float>& w) {
-      for (size_t s = 0; s < x.size(); ++s) z[s][id] = dot(x[s], w);
+      for (size_t s = 0; s < x.size(); ++s) z[s][id] = product(x[s], w);
     });
     return z;
   }
@@ -269,7 +268,7 @@ class LinearOp final : public LogprobsOp {
       for (size_t s = 0; s < some.size(); ++s) {
         const bool is_target = targets_[i] == first_column() + some[s];
         const auto [g, size] =
-            logit_gradient(dot(x, w[s]) / temperature() - log_sum, of_token, is_target);
+            logit_gradient(product(x, w[s]) / temperature() - log_sum, of_token, is_target);
         for (size_t d = 0; d < x.size(); ++d) {
           const auto value = static_cast<double>(x[d]);
           want[s][d] += g * value;
@@ -318,7 +317,7 @@ class LinearOp final : public LogprobsOp {
   /// Of the exponentials of token i's logits over the temperature.
   double log_sum_of(size_t i, const std::vector<float>& x) const {
     if (vocab().owner(targets_[i]) >= 0)
-      return dot(x, weight_row(targets_[i])) / temperature() -
+      return product(x, weight_row(targets_[i])) / temperature() -
              static_cast<double>(logprob_[static_cast<int64_t>(i)]);
     const std::vector<double> z = logits_of({static_cast<int64_t>(i)})[0];
     return z[0] / temperature() - log_softmax_reference(z, temperature())[0];

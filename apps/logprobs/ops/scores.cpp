@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "apps/logprobs/operation.hpp"
 #include "baselines/upstream.hpp"
@@ -192,7 +191,13 @@ class ScoreOp final : public LogprobsOp {
       const double h = entropy_ ? static_cast<double>(d_entropy_[static_cast<size_t>(r)]) : 0;
       const double entropy = score_row_reference(row, -1, temperature()).entropy;
       RowGradientTerms terms{log_softmax_reference(row, temperature())};
-      terms.a = -(std::accumulate(g.begin(), g.end(), 0.0) + h * entropy) / temperature();
+      // Upstream rounds each term of the sum, ours the sum; many terms may cancel.
+      double sum = h * entropy, absolute = std::abs(sum);
+      for (const double term : g) {
+        sum += term;
+        absolute += std::abs(term);
+      }
+      terms.a = (upstream_ ? absolute : -sum) / temperature();
       terms.b = -h / temperature();
       terms.ids = ids_of(r);
       terms.weights = weights;

@@ -1,10 +1,27 @@
 #include "attention/kernels/make_kernel.hpp"
 
+#include <fmt/format.h>
+
 #include "attention/kernels/cuda_kernel.hpp"
 #include "attention/kernels/cudnn_kernel.hpp"
 #include "core/error.hpp"
+#include "runtime/features.hpp"
 
 namespace gyre {
+
+const std::vector<KernelKind>& kernel_kinds() {
+  static const std::vector<KernelKind> kinds = {{"cpu", MemorySpace::host, true},
+                                                {"tiled", MemorySpace::device, with_cuda},
+                                                {"cudnn", MemorySpace::device, with_cudnn}};
+  return kinds;
+}
+
+std::vector<std::string> kernel_choices() {
+  std::vector<std::string> names = {"auto"};
+  for (const KernelKind& kind : kernel_kinds())
+    if (kind.space == MemorySpace::device) names.push_back(kind.name);
+  return names;
+}
 
 std::string kernel_name(const KernelChoice& choice, MemorySpace space) {
   if (space == MemorySpace::host) return "cpu";
@@ -17,7 +34,7 @@ std::unique_ptr<BlockKernel> make_block_kernel(Stream& stream, const KernelChoic
   if (name == "cpu") return make_cpu_kernel(choice.threads);
   if (name == "tiled") return make_cuda_kernel(stream);
   if (name == "cudnn") return make_cudnn_kernel(stream);
-  throw_usage("attention kernel {}; there are auto, tiled and cudnn", name);
+  throw_usage("attention kernel {}; there are {}", name, fmt::join(kernel_choices(), ", "));
 }
 
 }  // namespace gyre

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "attention/kernels/block_kernel.hpp"
 #include "runtime/stream.hpp"
@@ -19,6 +20,17 @@ struct KernelChoice {
   DType activations = DType::f32;  ///< of queries, keys and values
   int threads = 1;                 ///< of the host's kernel
 };
+
+/// A kernel that a build may have.
+struct KernelKind {
+  std::string name;
+  MemorySpace space;  ///< of its arrays
+  bool built;         ///< this build has it
+};
+const std::vector<KernelKind>& kernel_kinds();
+
+/// What KernelChoice::name may be: auto, and the kernels of devices.
+std::vector<std::string> kernel_choices();
 
 /// "cpu", "tiled" or "cudnn": what the choice comes to for arrays in `space`.
 std::string kernel_name(const KernelChoice& choice, MemorySpace space);

@@ -1,4 +1,4 @@
-/* Two UCX entry points that MPICH 4.0 calls, overridden in the executable.
+/* Three UCX entry points that MPICH 4.0 calls, overridden in the executable.
  *
  * ucp_worker_progress: MPICH's blocking calls poll it without ever giving the core away, so that
  * with more ranks than cores an 8-byte all-reduce takes tens of milliseconds. Yielding when a poll
@@ -9,11 +9,17 @@
  * for a flush of a peer that no longer progresses (fixed upstream in 2023). Answering "done" is
  * safe after the barrier with which MpiEnvironment precedes MPI_Finalize.
  *
- * With an MPI that does not use UCX neither symbol is ever called. */
+ * ucp_ep_create: its handles are remembered. Each can say which transports it uses, which UCX tells
+ * nobody else.
+ *
+ * With an MPI that does not use UCX none of them is ever called. */
 #define _GNU_SOURCE
+#include "runtime/shim/mpi_shim.h"
+
 #include <dlfcn.h>
 #include <sched.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 unsigned ucp_worker_progress(void* worker) {
   static unsigned (*real)(void*);
@@ -26,4 +32,27 @@ unsigned ucp_worker_progress(void* worker) {
 void* ucp_disconnect_nb(void* endpoint) {
   (void)endpoint;
   return NULL;
+}
+
+static void** all_endpoints;
+static int endpoint_count;
+
+int ucp_ep_create(void* worker, const void* parameters, void** endpoint) {
+  static int (*real)(void*, const void*, void**);
+  if (real == NULL) *(void**)&real = dlsym(RTLD_NEXT, "ucp_ep_create");
+  int status = real(worker, parameters, endpoint);
+  if (status != 0) return status;
+  if ((endpoint_count & (endpoint_count - 1)) == 0) { /* full: 1, 2, 4, 8, ... */
+    size_t room = endpoint_count == 0 ? 1 : 2 * (size_t)endpoint_count;
+    void** more = realloc(all_endpoints, room * sizeof(void*));
+    if (more == NULL) return status; /* one that is not remembered is no error */
+    all_endpoints = more;
+  }
+  all_endpoints[endpoint_count++] = *endpoint;
+  return status;
+}
+
+int gyre_ucx_endpoints(void* const** endpoints) {
+  if (endpoints != NULL) *endpoints = all_endpoints;
+  return endpoint_count;
 }

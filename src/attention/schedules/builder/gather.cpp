@@ -67,7 +67,7 @@ class Gather {
   int wrap(int rank) const { return (rank % plan_.cp() + plan_.cp()) % plan_.cp(); }
   int64_t tokens_of(int rank) const { return plan_.rows_of(rank).front().length; }
   /// The rows of a rank in the gathered arrays.
-  Rows block(int rank) const { return block_[static_cast<size_t>(wrap(rank))]; }
+  RowRange block(int rank) const { return block_[static_cast<size_t>(wrap(rank))]; }
 
   /// Starts the gather of a stage, if there is one. Returns the id to wait for.
   int start(size_t stage) {
@@ -87,7 +87,7 @@ class Gather {
   /// Hop s of the reduce-scatter.
   int start_hop(int d_kv, int s) {
     const HeadRange heads = plan_.array(d_kv).heads;
-    const Rows sent = block(plan_.rank() - 1 - s), added = block(plan_.rank() - 2 - s);
+    const RowRange sent = block(plan_.rank() - 1 - s), added = block(plan_.rank() - 2 - s);
     const Slice from = {d_kv, sent.begin, sent.length, heads};
     Slice to = {d_kv, added.begin, added.length, heads, true};
     if (s + 2 == plan_.cp()) to = {set_.d_kv, 0, tokens_of(plan_.rank()), heads, true};
@@ -98,8 +98,8 @@ class Gather {
   PlanBuilder& plan_;
   ArraySet set_;
   std::vector<HeadRange> stages_;
-  std::vector<RankRows> rows_;  // of all other ranks, in rank order
-  std::vector<Rows> block_;     // [cp] each rank's rows among them; own: none
+  std::vector<RankRows> rows_;   // of all other ranks, in rank order
+  std::vector<RowRange> block_;  // [cp] each rank's rows among them; own: none
   std::array<int, 2> kv_storages_{}, d_kv_storages_{};
   std::vector<int> kv_;  // [stages] array of the gathered keys and values
 };

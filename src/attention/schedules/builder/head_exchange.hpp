@@ -47,7 +47,7 @@ class HeadExchange {
   std::vector<int> ranks_;      // [members]
   int mine_ = 0;                // place among them
   std::vector<RankRows> rows_;  // all slots of the members
-  std::vector<Rows> part_;      // [members] their rows in the arrays
+  std::vector<RowRange> part_;  // [members] their rows in the arrays
   ArraySet set_;
 };
 

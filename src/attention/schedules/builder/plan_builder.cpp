@@ -6,7 +6,7 @@ namespace gyre {
 namespace {
 
 /// The runs behind some rows of an array.
-std::vector<RankRows> part_of(const std::vector<RankRows>& rows, Rows range) {
+std::vector<RankRows> part_of(const std::vector<RankRows>& rows, RowRange range) {
   std::vector<RankRows> part;
   int64_t row = 0;
   for (const RankRows& run : rows) {
@@ -85,7 +85,7 @@ void PlanBuilder::compute(const ArraySet& set, int kv, int d_kv) {
   compute(step_of(set, kv, d_kv));
 }
 
-void PlanBuilder::compute(const ArraySet& set, int kv, int d_kv, Rows keys) {
+void PlanBuilder::compute(const ArraySet& set, int kv, int d_kv, RowRange keys) {
   compute(step_of(set, kv, d_kv), Trim::both, keys);
 }
 
@@ -94,13 +94,15 @@ void PlanBuilder::compute(step::Compute step, Trim trim) {
   compute(std::move(step), trim, {0, tokens});
 }
 
-void PlanBuilder::compute(step::Compute step, Trim trim, Rows keys) {
+void PlanBuilder::compute(step::Compute step, Trim trim, RowRange keys) {
   if (!wanted()) return;
   if (query_heads_of(array(step.q).heads, step.kv_heads, problem_.heads).count == 0) return;
   const Layout& layout = *problem_.layout;
+  const PlanArray& kv = array(step.kv);
+  const bool all = keys.begin == 0 && keys.length == kv.tokens();
   step.rectangles =
       intersect(shard_of(layout, array(step.q).rows),
-                shard_of(layout, part_of(array(step.kv).rows, keys)), problem_.mask, trim);
+                shard_of(layout, all ? kv.rows : part_of(kv.rows, keys)), problem_.mask, trim);
   for (Rectangle& r : step.rectangles) r.k_begin += keys.begin;
   if (!step.rectangles.empty()) add(std::move(step));
 }

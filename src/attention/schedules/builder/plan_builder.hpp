@@ -18,7 +18,7 @@ struct ArraySet {
 };
 
 /// Rows [begin, begin + length) of an array.
-struct Rows {
+struct RowRange {
   int64_t begin = 0, length = 0;
 };
 
@@ -52,7 +52,7 @@ class PlanBuilder {
   /// Nothing at all if no pair is visible.
   void compute(const ArraySet& set, int kv, int d_kv = -1);
   /// The same with the keys of some rows of `kv` only.
-  void compute(const ArraySet& set, int kv, int d_kv, Rows keys);
+  void compute(const ArraySet& set, int kv, int d_kv, RowRange keys);
   /// As compute, with everything said by the caller but the rectangles.
   void compute(step::Compute step, Trim trim = Trim::both);
   void finish(const ArraySet& set);
@@ -76,7 +76,7 @@ class PlanBuilder {
 
  private:
   step::Compute step_of(const ArraySet& set, int kv, int d_kv) const;
-  void compute(step::Compute step, Trim trim, Rows keys);
+  void compute(step::Compute step, Trim trim, RowRange keys);
   std::vector<Step>& list() { return pass_ == Pass::forward ? plan_.forward : plan_.backward; }
   bool wanted() const { return pass_ == Pass::forward || problem_.passes == PlanPasses::both; }
 

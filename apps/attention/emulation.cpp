@@ -1,0 +1,70 @@
+#include "apps/attention/emulation.hpp"
+
+#include <algorithm>
+
+#include "apps/common/host.hpp"
+#include "attention/kernels/emulated.hpp"
+#include "attention/kernels/make_kernel.hpp"
+#include "comm/agree.hpp"
+#include "comm/emulated.hpp"
+#include "predict/machine_file.hpp"
+#include "report/machine_report.hpp"
+
+namespace gyre {
+namespace {
+
+/// Of ranks that sleep, between two polls, by measurement: waking up for a poll takes some 15 us of
+/// a core. With shorter pauses, ranks that poll hold up those whose time has come; with longer
+/// ones, they find messages late.
+double seconds_between_polls(const AppContext& context) {
+  return std::max(50e-6, 12.5e-6 * ranks_per_core(context));
+}
+
+/// A kernel by its rate, or by the model of a machine's file. Collective.
+KernelTime kernel_time_of(Communicator& world, const AttentionOptions& o) {
+  if (!names_machine(o.compute)) return parse_kernel_time(o.compute);
+  std::string text;
+  run_on_root(world, "--emulate-compute", [&] { text = read_machine_text(o.compute); });
+  text = broadcast_string(world, text, 0);
+  std::shared_ptr<const MachineModel> machine;
+  const DType type = o.types().activations;
+  run_agreed(world, "--emulate-compute", [&] {
+    machine = std::make_shared<MachineModel>(parse_machine_model(o.compute, text));
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      if (const std::string why = machine->kernel.why_not(pass, type); !why.empty())
+        throw_usage("{}: {}", o.compute, why);
+  });
+  return [machine, type](const KernelCall& call) {
+    const BlockHeads& heads = call.input.heads;
+    const ModelledCall modelled{
+        call.pass, type, heads.heads, heads.head_dim, call.input.rectangles, call.d_q, call.d_kv};
+    return call.input.rectangles.empty() ? 0 : machine->kernel.time(modelled).seconds;
+  };
+}
+
+}  // namespace
+
+NetworkAndKernel make_network_and_kernel(AppContext& context, const AttentionOptions& o,
+                                         Backend& backend) {
+  std::unique_ptr<Communicator> emulated;
+  run_agreed(context.world, "--emulate-network", [&] {
+    if (!o.network.empty())
+      emulated = emulate_network(backend.world(), parse_network_model(o.network));
+  });
+  Communicator& network = emulated ? *emulated : backend.world();
+  const KernelTime time = o.emulates_compute() ? kernel_time_of(context.world, o) : KernelTime();
+  std::unique_ptr<BlockKernel> kernel;
+  run_agreed(context.world, "--kernel", [&] {
+    if (!o.emulates_compute()) {
+      kernel = make_block_kernel(backend.stream(), {o.kernel, o.types().activations, o.threads});
+      return;
+    }
+    const double pause = seconds_between_polls(context);
+    for (Communicator* waits : {&network, &context.world}) waits->sleep_between_polls(pause);
+    kernel =
+        make_emulated_kernel(time, {pause, [&network] { return network.next_event(); }, {}, {}});
+  });
+  return {std::move(emulated), network, std::move(kernel)};
+}
+
+}  // namespace gyre

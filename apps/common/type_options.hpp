@@ -1,0 +1,18 @@
+#pragma once
+// The types of what is computed on, as an option of apps: --dtype.
+
+#include <string>
+#include <vector>
+
+#include "core/dtype.hpp"
+
+namespace gyre {
+
+/// Names of activation_types.
+inline std::vector<std::string> activation_type_names() {
+  std::vector<std::string> names;
+  for (const DType type : activation_types) names.emplace_back(name_of(type));
+  return names;
+}
+
+}  // namespace gyre

@@ -1,0 +1,43 @@
+#include "apps/info/options.hpp"
+
+#include "core/error.hpp"
+#include "report/options.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr double least_seconds = 1e-3, most_seconds = 60;
+
+}  // namespace
+
+void declare_options(CLI::App& app, InfoOptions& o) {
+  add_flag(app, {"--quick", "Say what the machine is, and measure nothing"}, o.quick);
+  add_flag(
+      app,
+      {"--model", "Measure what gyre-predict needs, too: kernels of all shapes, for half a minute"},
+      o.model);
+  add_option(app, {"--seconds", "Of a window in which a rate is measured; there are some 40"},
+             o.seconds);
+  add_option(app, {"--threads", "Threads of a rank that measure together"}, o.threads, 1);
+  declare_backend_options(app, o.backend);
+  add_option(app, {"-J,--json", "Write it here (gyre-machine/1), for --machine of other programs"},
+             o.json);
+}
+
+void check_options(const InfoOptions& o, int ranks) {
+  const InfoOptions usual;
+  ConfigErrors errors;
+  if (!(o.seconds >= least_seconds && o.seconds <= most_seconds))
+    errors.add("--seconds {}: {} to {}", o.seconds, least_seconds, most_seconds);
+  else if (o.quick && o.seconds != usual.seconds)
+    errors.add("--seconds {}: --quick measures nothing", o.seconds);
+  if (o.quick && o.threads != usual.threads)
+    errors.add("--threads {}: --quick measures nothing", o.threads);
+  if (o.model && o.quick) errors.add("--model: --quick measures nothing");
+  if (o.model && o.json.empty()) errors.add("--model goes into the file of --json: name one");
+  if (o.model && ranks < 2)
+    errors.add("--model in a run of {} rank: it measures messages; 2 ranks or more", ranks);
+  errors.throw_if_any("impossible configuration");
+}
+
+}  // namespace gyre

@@ -1,0 +1,27 @@
+#pragma once
+// The options of gyre-info.
+
+#include <string>
+
+#include "apps/common/backend.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace gyre {
+
+struct InfoOptions {
+  BackendOptions backend;
+  bool quick = false, model = false;
+  double seconds = 0.1;
+  int threads = 1;
+  std::string json;
+};
+
+void declare_options(CLI::App& app, InfoOptions& o);
+
+/// Throws a usage error that lists all that is wrong in a run of `ranks` ranks.
+void check_options(const InfoOptions& o, int ranks);
+
+}  // namespace gyre

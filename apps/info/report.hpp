@@ -1,0 +1,31 @@
+#pragma once
+// What gyre-info prints and writes.
+
+#include <optional>
+#include <string>
+
+#include "machine/measured.hpp"
+#include "predict/machine.hpp"
+#include "report/result.hpp"
+
+namespace gyre {
+
+/// Hosts, MPI, Slurm and ranks, line by line.
+std::string identity_text(const RunReport& report);
+
+/// What the build can do.
+std::string capabilities_text();
+
+/// Tables of rates and messages. `crowd`: what is more than there are cores, or "".
+std::string measured_text(const MeasuredMachine& measured, const std::string& crowd);
+
+/// "2 ranks on 1 x AMD EPYC": the name of a measured model.
+std::string model_name(const MachineIdentity& machine, int ranks);
+
+/// The document gyre-machine/1; "measured" is null without measurements, and "model" is there with
+/// --model. `end`: UTC, ISO 8601.
+std::string machine_document(const RunReport& report,
+                             const std::optional<MeasuredMachine>& measured,
+                             const std::optional<MachineModel>& model, const std::string& end);
+
+}  // namespace gyre

@@ -1,0 +1,42 @@
+#pragma once
+// Options of gyre-predict.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "apps/common/layout_options.hpp"
+#include "apps/common/schedule_options.hpp"
+#include "report/report_options.hpp"
+#include "report/sweep.hpp"
+
+namespace gyre {
+
+/// Options of gyre-predict; see --help.
+struct PredictOptions {
+  std::string machine, cp_list = "8", generate, pass = "both", mask = "causal", dtype = "bf16",
+                       partial_out = "f32", partial_dq = "f32", wire_dkv, svg, trace;
+  std::vector<std::string> links;  ///< "switch=25G": other rates than the machine's
+  ScheduleChoice schedule;
+  LayoutChoice layout;
+  int tp = 1, heads = 32, kv_heads = 8, head_dim = 128, batch = 1;
+  TokenSweep sweep = {65536};
+  int64_t capacity = 0, window = 0;
+  ReportOptions report;
+
+  std::vector<int> cps;  ///< of cp_list, by check_options
+
+  /// The heads of one tensor-parallel rank.
+  HeadShape head_shape() const;
+  MaskRule mask_rule() const;
+  ElementTypes types() const;
+  bool wants(Pass wanted) const { return pass == "both" || pass == name_of(wanted); }
+};
+
+void declare_options(CLI::App& app, PredictOptions& o);
+
+/// Fills in what was left to be chosen; throws a usage error that lists everything that is wrong
+/// with the options in a run of `ranks` ranks.
+void check_options(PredictOptions& o, int ranks);
+
+}  // namespace gyre

@@ -1,0 +1,167 @@
+#include "apps/predict/run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "apps/common/generated_lengths.hpp"
+#include "attention/schedules/registry.hpp"
+#include "core/error.hpp"
+#include "core/nearest.hpp"
+#include "predict/machine_file.hpp"
+#include "predict/simulate.hpp"
+#include "report/machine_report.hpp"
+#include "report/trace_file.hpp"
+#include "sharding/padded_layout.hpp"
+
+namespace gyre {
+namespace {
+
+PaddedLayout layout_of(const PredictedCase& c) {
+  return PaddedLayout(c.documents.offsets, c.layout, c.options.layout.for_ranks(c.cp));
+}
+
+AttentionProblem problem_of(const PredictedCase& c, const PaddedLayout& placed) {
+  AttentionProblem problem{&placed.layout, c.options.head_shape(), c.options.mask_rule(),
+                           c.options.schedule.options};
+  if (!c.options.wants(Pass::backward)) problem.passes = PlanPasses::forward;
+  return problem;
+}
+
+/// Bytes of a rank's own arrays of all kinds.
+int64_t own_bytes(const AttentionProblem& problem, const ElementTypes& types) {
+  const int64_t rows = problem.layout->slots_of_rank();
+  int64_t bytes = 0;
+  for (int kind = 0; kind < array_kinds; ++kind) {
+    const auto k = static_cast<ArrayKind>(kind);
+    const bool kv = k == ArrayKind::kv || k == ArrayKind::d_kv;
+    const int64_t heads = kv ? problem.heads.kv_heads : problem.heads.heads;
+    bytes += stored_bytes({k, {{0, LocalToken(0), rows}}, {0, heads}, 0}, problem.heads, types);
+  }
+  return bytes;
+}
+
+/// Reads "switch=25G".
+void apply_link(const std::string& text, MachineModel& machine) {
+  const size_t equals = std::min(text.find('='), text.size());
+  const std::string name = text.substr(0, equals);
+  std::vector<std::string> names;
+  LinkTier* tier = nullptr;
+  for (LinkTier& link : machine.links) {
+    names.push_back(link.name);
+    if (link.name == name) tier = &link;
+  }
+  if (tier == nullptr) {
+    const std::string near = nearest(name, names);
+    throw_usage("--link {}: the machine has no tier '{}'; {}", text, name,
+                near.empty() ? fmt::format("it has {}", fmt::join(names, ", "))
+                             : "nearest: '" + near + "'");
+  }
+  double rate = 0;
+  const char* const end = text.data() + text.size();
+  const auto [last, status] =
+      std::from_chars(text.data() + std::min(equals + 1, text.size()), end, rate);
+  const std::string unit(last, end);
+  constexpr std::pair<const char*, double> units[] = {{"", 1}, {"K", 1e3}, {"M", 1e6}, {"G", 1e9}};
+  const auto* const found = std::find_if(std::begin(units), std::end(units),
+                                         [&](const auto& u) { return unit == u.first; });
+  if (status != std::errc() || found == std::end(units) || !(rate > 0))
+    throw_usage("--link {}: wanted {}=RATE in bytes/s, such as {}=25G", text, name, name);
+  tier->bytes_per_s = rate * found->second;
+  tier->curve.clear();
+}
+
+}  // namespace
+
+int64_t PredictedDocuments::pairs(int64_t heads, const MaskRule& mask) const {
+  int64_t sum = 0;
+  for (size_t d = 0; d + 1 < offsets.size(); ++d)
+    sum += visible_pairs(offsets[d + 1] - offsets[d], mask);
+  return sum * heads;
+}
+
+std::vector<PredictedDocuments> documents_of(const PredictOptions& o) {
+  std::vector<PredictedDocuments> all;
+  const auto add = [&](const std::vector<int64_t>& lengths, std::string origin) {
+    PredictedDocuments documents;
+    documents.origin = std::move(origin);
+    for (const int64_t length : lengths)
+      documents.offsets.push_back(documents.offsets.back() + length);
+    all.push_back(std::move(documents));
+  };
+  if (!o.generate.empty()) {
+    std::string origin;
+    const std::vector<int64_t> lengths = generated_lengths(o.generate, o.capacity, origin);
+    add(lengths, origin);
+    return all;
+  }
+  for (const int64_t size : o.sweep.sizes())
+    add(std::vector<int64_t>(static_cast<size_t>(o.batch), size),
+        fmt::format("{} x {} tokens", o.batch, size));
+  return all;
+}
+
+MachineModel machine_of(const PredictOptions& o) {
+  MachineModel machine = parse_machine_model(o.machine, read_machine_text(o.machine));
+  for (const std::string& link : o.links) apply_link(link, machine);
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    if (const std::string why = machine.kernel.why_not(pass, o.types().activations);
+        o.wants(pass) && !why.empty())
+      throw_usage("--dtype {}: {}: {}", o.dtype, o.machine, why);
+  return machine;
+}
+
+std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& checks) {
+  const PaddedLayout placed = layout_of(c);
+  const AttentionProblem problem = problem_of(c, placed);
+  const ElementTypes types = c.options.types();
+  const int64_t pairs = c.documents.pairs(problem.heads.heads, problem.mask);
+  std::vector<PredictedRow> rows;
+  for (PassPrediction& prediction :
+       predict({c.schedule, problem, types, {0, c.options.tp}}, c.machine)) {
+    checks.check("pairs of all plans", 0)
+        .add(static_cast<double>(prediction.pairs), static_cast<double>(pairs), [&] {
+          return fmt::format("{} under {}, cp {}", c.schedule.name, c.layout.name, c.cp);
+        });
+    if (!c.options.wants(prediction.pass)) continue;
+    PredictedRow row;
+    row.schedule = c.schedule.name;
+    row.layout = c.layout.name;
+    row.cp = c.cp;
+    row.tp = c.options.tp;
+    row.tokens = c.documents.tokens();
+    row.flops = attention_flops(prediction.pass, pairs, problem.heads.head_dim);
+    row.own_bytes = own_bytes(problem, types);
+    row.memory_limit = c.machine.memory_bytes;
+    row.prediction = std::move(prediction);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::string predicted_trace(const PredictedCase& c) {
+  const PaddedLayout placed = layout_of(c);
+  const AttentionProblem problem = problem_of(c, placed);
+  const Plan plan = plan_all(c.schedule, problem);
+  std::vector<RankTrace> ranks(static_cast<size_t>(c.cp));
+  double begin = 0;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    if (!c.options.wants(pass)) continue;
+    const Simulation s =
+        simulate(plan, pass, problem.heads, c.options.types(), c.machine, {0, c.options.tp});
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      ranks[r].host = "the machine of the model";
+      for (TraceSpan& span : trace_of(s.ranks[r], pass)) {
+        span.begin += begin;
+        span.end += begin;
+        ranks[r].spans.push_back(std::move(span));
+      }
+    }
+    begin += s.makespan();
+  }
+  return trace_json(std::move(ranks));
+}
+
+}  // namespace gyre

@@ -1,0 +1,68 @@
+#pragma once
+// What gyre-predict predicts: one configuration after the other.
+
+#include <string>
+#include <vector>
+
+#include "apps/predict/options.hpp"
+#include "predict/predict.hpp"
+#include "report/verify.hpp"
+#include "sharding/layouts.hpp"
+
+namespace gyre {
+
+/// Documents to attend.
+struct PredictedDocuments {
+  std::vector<int64_t> offsets = {0};  ///< [documents + 1]
+  std::string origin;
+  int64_t tokens() const { return offsets.back(); }
+  /// Visible pairs, times the query heads.
+  int64_t pairs(int64_t heads, const MaskRule& mask) const;
+};
+/// Those of each size of the options.
+std::vector<PredictedDocuments> documents_of(const PredictOptions& o);
+
+/// The machine of --machine, with the rates of --link. Throws usage errors of both.
+MachineModel machine_of(const PredictOptions& o);
+
+/// One configuration.
+struct PredictedCase {
+  const PredictOptions& options;
+  const PredictedDocuments& documents;
+  int cp;
+  const Schedule& schedule;
+  const LayoutKind& layout;
+  const MachineModel& machine;
+};
+
+/// One direction of it.
+struct PredictedRow {
+  std::string schedule, layout;
+  int cp = 1, tp = 1;
+  int64_t tokens = 0;
+  double flops = 0;         ///< of visible pairs, all ranks of the group
+  int64_t own_bytes = 0;    ///< of a rank's own arrays in both passes
+  double memory_limit = 0;  ///< of a rank; 0: unknown
+  PassPrediction prediction;
+
+  double tflops_per_rank() const { return flops / prediction.seconds / cp / 1e12; }
+  double exposed() const { return prediction.exposed() / prediction.seconds; }
+  double imbalance() const { return prediction.kernel_most / prediction.kernel_mean - 1; }
+  double memory_bytes() const {
+    return static_cast<double>(own_bytes + prediction.transient_bytes);
+  }
+  bool fits() const { return memory_limit == 0 || memory_bytes() <= memory_limit; }
+  /// "outside" where over a hundredth of the kernel's time is outside of the measured shapes.
+  std::string surface() const { return prediction.extrapolated > 0.01 ? "outside" : "inside"; }
+  /// What bounds it: "kernel", "imbalance", "network", "copies", or "memory" where it does not fit.
+  std::string bound() const { return fits() ? name_of(prediction.bound()) : "memory"; }
+};
+
+/// The rows of the passes that the options want; throws a usage error when schedule or layout
+/// refuse. `checks` gets the pairs of the plans against those of the mask.
+std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& checks);
+
+/// The timelines of all ranks in the form of --trace of a real run.
+std::string predicted_trace(const PredictedCase& c);
+
+}  // namespace gyre

@@ -1,0 +1,168 @@
+"""The commands of gyre-study."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from .errors import RUNTIME, StudyError
+
+SLURM = Path(__file__).resolve().parent.parent
+DESCRIPTION = """Plans, launches and evaluates studies of Gyre's programs: which schedule, layout, number of ranks,
+length or network costs what, on a machine with Slurm or without."""
+EPILOG = """Examples:
+  slurm/gyre-study plan strong --site example -o strong      # slurm/studies/strong.toml on slurm/sites/example.toml
+  slurm/gyre-study submit strong                             # to Slurm; again: only what is not done
+  slurm/gyre-study run strong                                # the same without Slurm, through mpiexec
+  slurm/gyre-study status strong --cases
+  slurm/gyre-study collect strong && slurm/gyre-study report strong
+  slurm/gyre-study compare before.sqlite strong
+
+Exit codes: 0 ok; 1 compare: a case became slower, status: a result is wrong; 2 usage; 3 runtime error.
+slurm/README.md explains the files."""
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(
+        prog="gyre-study",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, what: str, more: str = "") -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}. {more}".strip(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def folder_of(one: argparse.ArgumentParser) -> None:
+        one.add_argument("folder", type=Path, help="folder of a planned study")
+
+    plan = command("plan", "list the cases of a study, and write its folder", PLAN_TEXT)
+    plan.add_argument("study", help="a TOML file, or the name of one in slurm/studies")
+    plan.add_argument(
+        "--site", required=True, help="a TOML file, or the name of one in slurm/sites"
+    )
+    plan.add_argument(
+        "-o", "--output", type=Path, help="folder of the study; without it the plan is only shown"
+    )
+    plan.add_argument(
+        "--apps", type=Path, help="folder of the programs (site's key apps, else build/cpu/apps)"
+    )
+    plan.add_argument(
+        "--previous",
+        type=Path,
+        action="append",
+        default=[],
+        help="another study's folder: its times are expected",
+    )
+    plan.add_argument(
+        "--cases", action="store_true", help="list every case, and every launch's command"
+    )
+
+    submit = command("submit", "submit to Slurm what is not done yet", SUBMIT_TEXT)
+    folder_of(submit)
+    submit.add_argument(
+        "--after", default="", metavar="JOB", help="start when this job has ended, however it did"
+    )
+    submit.add_argument(
+        "--report",
+        action="store_true",
+        help="a last job collects and reports when the others have ended",
+    )
+    run = command("run", "run on this host, through mpiexec, what is not done yet")
+    folder_of(run)
+    for one in (submit, run):
+        one.add_argument(
+            "--retry-refused",
+            action="store_true",
+            help="launch cases again that the program refused",
+        )
+
+    status = command(
+        "status", "say what is done, running, queued, failed, refused and missing", STATUS_TEXT
+    )
+    folder_of(status)
+    status.add_argument(
+        "--cases", action="store_true", help="list every case, with what is known of it"
+    )
+    status.add_argument("--json", action="store_true", help="print cases and counts as JSON")
+    collect = command("collect", "read all results into FOLDER/study.sqlite", COLLECT_TEXT)
+    folder_of(collect)
+    report = command(
+        "report", "write FOLDER/report.html, a page with all its plots inside; collect first"
+    )
+    folder_of(report)
+    report.add_argument("-o", "--output", type=Path, help="another file")
+
+    compare = command("compare", "which cases became slower or faster, beyond noise", COMPARE_TEXT)
+    compare.add_argument(
+        "before", type=Path, help="folder of a study, its SQLite file, or a file of results"
+    )
+    compare.add_argument("after", type=Path, help="the same, of later")
+    compare.add_argument(
+        "--min-effect",
+        type=float,
+        default=5.0,
+        metavar="PERCENT",
+        help="smaller changes do not count (5)",
+    )
+    compare.add_argument(
+        "--alpha",
+        type=float,
+        default=0.01,
+        help="level of the tests, and chance of a false alarm (0.01)",
+    )
+    compare.add_argument("--all", action="store_true", help="list unchanged cases, too")
+    compare.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    return whole
+
+
+PLAN_TEXT = """Cases that stand twice are left out. Cases that share ranks,
+nodes, grid and options are one placement, which is one task of a job; schedules, layouts, operations and
+lengths are run over inside of the program where it can. Times are expected only of cases that were run
+before. With the folder of an older plan as --output, results that are there stay."""
+SUBMIT_TEXT = """One array of jobs for each shape of an allocation; a task of an array is
+one placement. What is done, running or queued is left alone, so that submit after a failure resumes."""
+STATUS_TEXT = """
+  done      verified, and measured as the study's key accept wants it
+  noisy     verified, but the timing does not meet the run rules (accept = "measured"); submit measures it again
+  invalid   a result is wrong
+  failed    the launch ended with an error; cut off: it was ended from outside
+  refused   the program cannot run this combination
+Exit code 1: a result is wrong."""
+COLLECT_TEXT = """Tables: cases, runs, rows (one a measured row; key and
+measurements as columns), units (of columns), samples (one an iteration and rank), foms."""
+COMPARE_TEXT = """Cases are the same when program, ranks,
+nodes, options and key are. The raw samples of both are compared. A case changed when Mann and Whitney's test
+finds it, the whole confidence interval of the ratio (Hodges and Lehmann) is beyond --min-effect, and the
+ratio is beyond what most cases scatter by, for as many cases as there are. So two runs of one build are
+unchanged. Exit code 1: a case, or what a group of cases has in common, became slower, or a result is wrong."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    from . import commands
+
+    options = parser().parse_args(arguments)
+    try:
+        return int(getattr(commands, options.command)(options))
+    except StudyError as error:
+        for line in str(error).splitlines():
+            print(f"gyre-study: error: {line}", file=sys.stderr)
+        return error.code
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        print(f"gyre-study: error: {type(error).__name__}: {error}", file=sys.stderr)
+        return RUNTIME
+    except KeyboardInterrupt:
+        print(
+            "gyre-study: interrupted; the same command goes on with what is left", file=sys.stderr
+        )
+        return 130

@@ -1,0 +1,189 @@
+"""What each command of gyre-study does with its options; returns exit codes."""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from .app import load_app
+from .cases import Expansion, expand
+from .cli import SLURM
+from .errors import RUNTIME, StudyError
+from .files import find_file, load_site, load_study
+from .folder import Folder, write_plan
+from .history import expected_seconds, seconds_by_kin
+from .launches import launches_of
+from .predict import predict as predict_all
+from .status import counts, statuses
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "n/a"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def aligned(table: list[list[str]]) -> str:
+    """Columns with two spaces between; the first line is the header."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table
+    )
+
+
+def axes_text(axes: dict[str, object]) -> str:
+    return " ".join(f"{name}={value}" for name, value in axes.items())
+
+
+def plan(options: argparse.Namespace) -> int:
+    study_file = find_file(options.study, SLURM / "studies")
+    study = load_study(study_file)
+    site_file = find_file(options.site, SLURM / "sites")
+    site = load_site(site_file)
+    apps = options.apps or (
+        site_file.parent / site.apps if site.apps else SLURM.parent / "build/cpu/apps"
+    )
+    app = load_app(apps, study.app)
+    expansion = expand(study, site, app, study_file.name)
+    own = [options.output] if options.output else []
+    known = seconds_by_kin([*own, *options.previous])
+    print(plan_text(expansion, known))
+    if options.cases:
+        for placement in expansion.placements:
+            for launch in launches_of(placement, placement.cases, app):
+                print(f"{placement.name}: {app.name} {shlex.join(launch.arguments)}")
+            for case in placement.cases:
+                print(f"  {case.id}  {axes_text(case.axes)}")
+    if options.output:
+        write_plan(options.output, study, site, app, expansion, predict_all(expansion, app, site))
+        print(f"# {options.output}: gyre-study submit {options.output}, or run, goes on")
+    return 0
+
+
+def plan_text(expansion: Expansion, known: dict[str, float]) -> str:
+    table = [["placement", "nodes", "ranks", "cases", "expected", "node-hours", "what"]]
+    total, total_hours = 0.0, 0.0
+    unknown = 0
+    for one in expansion.placements:
+        seconds = expected_seconds(one.cases, known)
+        hours = None if seconds is None else seconds * one.nodes / 3600
+        total, total_hours = total + (seconds or 0), total_hours + (hours or 0)
+        unknown += seconds is None
+        cells = [one.name, str(one.nodes), str(one.ranks), str(len(one.cases)), duration(seconds)]
+        table.append([*cells, "n/a" if hours is None else f"{hours:.3g}", axes_text(one.common)])
+    cases = sum(len(one.cases) for one in expansion.placements)
+    known_part = (
+        f"{duration(total)}, {total_hours:.3g} node-hours"
+        if unknown < len(expansion.placements)
+        else "n/a"
+    )
+    lines = [
+        aligned(table),
+        f"# {cases} cases in {len(expansion.placements)} placements, {expansion.duplicates} duplicates left out",
+    ]
+    more = f"; {unknown} placements were never run" if unknown else ""
+    return "\n".join(
+        [*lines, f"# expected, from earlier runs of the same cases: {known_part}{more}"]
+    )
+
+
+def submit(options: argparse.Namespace) -> int:
+    from .launch import submit as hand_over
+
+    jobs, placements, cases = hand_over(
+        Folder(options.folder), options.after, options.retry_refused, options.report
+    )
+    if not jobs:
+        print("# nothing to submit: all cases are done, under way or refused")
+    else:
+        print(f"# submitted {cases} cases in {placements} placements: jobs {' '.join(jobs)}")
+    return 0
+
+
+def run(options: argparse.Namespace) -> int:
+    from .launch import run as run_here
+
+    launches, failed = run_here(Folder(options.folder), options.retry_refused)
+    print(
+        f"# {launches} launches, {failed} failed"
+        if launches
+        else "# nothing to run: all cases are done or refused"
+    )
+    return RUNTIME if failed else 0
+
+
+def status(options: argparse.Namespace) -> int:
+    found = statuses(Folder(options.folder))
+    number = counts(found)
+    if options.json:
+        cases = [
+            {
+                "case": one.case.id,
+                "placement": one.placement.name,
+                "state": one.state,
+                "reason": one.reason,
+                "axes": one.case.axes,
+            }
+            for one in found
+        ]
+        print(json.dumps({"cases": cases, "counts": number}, indent=1))
+    else:
+        if options.cases:
+            header = ["case", "state", "placement", "what", "why"]
+            rows = [
+                [one.case.id, one.state, one.placement.name, axes_text(one.case.axes), one.reason]
+                for one in found
+            ]
+            print(aligned([header, *rows]))
+        print(
+            f"# {len(found)} cases: {', '.join(f'{many} {state}' for state, many in number.items())}"
+        )
+        if not options.cases:
+            for state, reason in dict.fromkeys(
+                (one.state, one.reason) for one in found if one.reason
+            ):
+                print(f"#   {state}: {reason}")
+    return 1 if "invalid" in number else 0
+
+
+def collect(options: argparse.Namespace) -> int:
+    from .collect import collect as collect_all
+
+    made = collect_all(Folder(options.folder))
+    print(f"# {made.file}: {made.rows} rows of {made.runs} runs, {made.cases} cases")
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    try:
+        from .report import write_report
+    except ImportError as error:
+        needed = "report needs pandas and matplotlib (Debian: python3-pandas python3-matplotlib, for /usr/bin/python3)"
+        raise StudyError(f"{needed}; {sys.executable}: {error}", RUNTIME) from error
+    folder = Folder(options.folder)
+    database = folder.path / "study.sqlite"
+    if not database.is_file():
+        raise StudyError(
+            f"{database}: it is not there; gyre-study collect {options.folder} makes it"
+        )
+    output: Path = options.output or folder.path / "report.html"
+    figures = write_report(database, output)
+    print(f"# {output}: {figures} figures")
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    from .compare import compare_files, comparison_json, comparison_text
+
+    if not 0 < options.alpha < 1:
+        raise StudyError(f"--alpha {options.alpha}: wanted: above 0, below 1; nearest: 0.01")
+    if not 0 <= options.min_effect < 1000:
+        raise StudyError(
+            f"--min-effect {options.min_effect}: wanted: at least 0, below 1000; nearest: 5"
+        )
+    found = compare_files(options.before, options.after, options.min_effect / 100, options.alpha)
+    print(comparison_json(found) if options.json else comparison_text(found, options.all))
+    return 1 if found.slower else 0

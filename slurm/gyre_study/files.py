@@ -1,0 +1,189 @@
+"""Reads site and study files (TOML) and refuses what they should not hold."""
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import StudyError, nearest, raise_all, refuse_unknown
+
+KINDS = ("strong", "weak-tokens", "weak-work", "network", "length")
+BINDINGS = {
+    "cores": ["--cpu-bind=cores"],
+    "sockets": ["--cpu-bind=sockets"],
+    "none": ["--cpu-bind=none"],
+}
+MPIEXEC_BINDINGS: dict[str, list[str]] = {
+    "cores": ["-bind-to", "core"],
+    "sockets": ["-bind-to", "socket"],
+    "none": [],
+}
+
+
+@dataclass
+class Site:
+    """A machine. All of it but `name` is in the file; docs in slurm/README.md."""
+
+    name: str
+    cores_per_node: int
+    gpus_per_node: int = 0
+    max_nodes: int = 0
+    partition: str = ""
+    account: str = ""
+    launcher: str = "srun"
+    binding: str = "cores"
+    apps: str = ""
+    mpiexec: str = "mpiexec"
+    modules: list[str] = field(default_factory=list)
+    sbatch_options: list[str] = field(default_factory=list)
+    launcher_options: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    model: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Study:
+    """A set of cases: `axes` and `options` as the file has them."""
+
+    name: str
+    kind: str
+    app: str
+    axes: dict[str, Any]
+    title: str = ""
+    minutes: int = 30
+    accept: str = "measured"
+    ranks_per_node: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+SITE_KEYS: dict[str, type] = {
+    "cores_per_node": int,
+    "gpus_per_node": int,
+    "max_nodes": int,
+    "partition": str,
+    "account": str,
+    "launcher": str,
+    "binding": str,
+    "apps": str,
+    "mpiexec": str,
+    "modules": list,
+    "sbatch_options": list,
+    "launcher_options": list,
+    "environment": dict,
+    "model": dict,
+}
+STUDY_KEYS: dict[str, type] = {
+    "kind": str,
+    "app": str,
+    "axes": dict,
+    "title": str,
+    "minutes": int,
+    "accept": str,
+    "ranks_per_node": int,
+    "options": dict,
+}
+MODEL_KEYS = ("tflops", "gbps", "latency_us")
+WORDS = {int: "a whole number", str: "a text", list: "a list of texts", dict: "a table"}
+
+
+def find_file(word: str, folder: Path) -> Path:
+    """A path, or the name of a file of the folder."""
+    path = Path(word)
+    if path.suffix != ".toml" and not path.exists():
+        path = folder / f"{word}.toml"
+    if not path.is_file():
+        there = sorted(one.stem for one in folder.glob("*.toml"))
+        raise StudyError(
+            f"{word}: no such file; {folder.name} that are there: {', '.join(there) or 'none'}"
+        )
+    return path
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise StudyError(f"{path}: {error}") from error
+
+
+def wrong_values(file: str, table: dict[str, Any], kinds: dict[str, type]) -> list[str]:
+    """Unknown keys, values of another type, whole numbers below 0 (or 1, where 0 says nothing)."""
+    messages = refuse_unknown(file, "", table, kinds)
+    for key, value in table.items():
+        wanted = kinds.get(key)
+        if wanted is None:
+            continue
+        is_right = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+        if wanted is list:
+            is_right = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        if not is_right:
+            messages.append(f"{file}: {key} = {value!r}: wanted: {WORDS[wanted]}")
+        elif wanted is int and value < (1 if key in ("cores_per_node", "minutes") else 0):
+            messages.append(
+                f"{file}: {key} = {value}: wanted: at least {1 if key in ('cores_per_node', 'minutes') else 0}"
+            )
+    return messages
+
+
+def wrong_words(file: str, table: dict[str, Any], words: dict[str, Any]) -> list[str]:
+    """Texts that are not one of a few words."""
+    return [
+        f"{file}: {key} = {table[key]!r}: not one of {', '.join(allowed)}; nearest: {nearest(table[key], allowed)}"
+        for key, allowed in words.items()
+        if isinstance(table.get(key), str) and table[key] not in allowed
+    ]
+
+
+def load_site(path: Path) -> Site:
+    table = read_toml(path)
+    file = path.name
+    messages = wrong_values(file, table, SITE_KEYS)
+    messages += wrong_words(
+        file, table, {"launcher": ("srun", "mpiexec"), "binding": tuple(BINDINGS)}
+    )
+    messages += [f"{file}: {key} is needed" for key in ("cores_per_node",) if key not in table]
+    environment, model = table.get("environment", {}), table.get("model", {})
+    if isinstance(environment, dict):
+        messages += [
+            f"{file}: environment.{key} = {value!r}: wanted: a text"
+            for key, value in environment.items()
+            if not isinstance(value, str)
+        ]
+    if isinstance(model, dict):
+        messages += refuse_unknown(file, "model", model, MODEL_KEYS)
+        messages += [
+            f"{file}: model.{key} = {value!r}: wanted: a number above 0"
+            for key, value in model.items()
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0
+        ]
+        missing = [key for key in MODEL_KEYS if key not in model]
+        if model and missing:
+            messages.append(
+                f"{file}: model has no {missing[0]}; a prediction needs {', '.join(MODEL_KEYS)}"
+            )
+    raise_all(messages)
+    return Site(path.stem, **table)
+
+
+def load_study(path: Path) -> Study:
+    table = read_toml(path)
+    file = path.name
+    messages = wrong_values(file, table, STUDY_KEYS)
+    messages += wrong_words(file, table, {"kind": KINDS, "accept": ("measured", "finished")})
+    messages += [f"{file}: {key} is needed" for key in ("kind", "app", "axes") if key not in table]
+    raise_all(messages)
+    table["options"] = {
+        key: found(path.parent, value) for key, value in table.get("options", {}).items()
+    }
+    table["axes"] = {
+        key: [found(path.parent, one) for one in value] if isinstance(value, list) else value
+        for key, value in table["axes"].items()
+    }
+    return Study(path.stem, **table)
+
+
+def found(folder: Path, value: Any) -> Any:
+    """A value that names a file from the folder on: its whole path, since jobs start elsewhere."""
+    if isinstance(value, str) and "/" in value and (folder / value).is_file():
+        return str((folder / value).resolve())
+    return value

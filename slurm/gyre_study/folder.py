@@ -1,0 +1,121 @@
+"""The folder of a study.
+
+    plan.json                     study, site, build, placements and their cases
+    rows/PLACEMENT.jsonl          results, as the program appends them
+    jobs/NNN/submission.json      what was handed over when: jobs, launches and their cases
+    jobs/NNN/SHAPE.launches       the lines that job.sbatch reads
+    jobs/NNN/*.state              begin and end of launches, as job.sbatch notes them
+    logs/                         what programs and Slurm say
+    study.sqlite, report.html     made by collect and report
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .app import App, Option
+from .cases import Case, Expansion, Placement
+from .errors import RUNTIME, StudyError
+from .files import Site, Study
+
+SCHEMA = "gyre-study/1"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Under another name first: a reader sees the old text or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def placement_of(data: dict[str, Any]) -> Placement:
+    fields: dict[str, Any] = {**data, "cases": [Case(**case) for case in data["cases"]]}
+    return Placement(**fields)
+
+
+class Folder:
+    """A planned study. Raises a StudyError where there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        plan = self.path / "plan.json"
+        if not plan.is_file():
+            raise StudyError(
+                f"{path}: no plan.json is there; gyre-study plan STUDY --site SITE -o {path} makes one"
+            )
+        data = json.loads(plan.read_text(encoding="utf-8"))
+        if data.get("schema") != SCHEMA:
+            raise StudyError(f"{plan}: schema {data.get('schema')!r}; wanted: {SCHEMA}")
+        self.study = Study(**data["study"])
+        self.site = Site(**data["site"])
+        options = {
+            name: Option(name, tuple(kinds), usual)
+            for name, (kinds, usual) in data["app"]["options"].items()
+        }
+        program = self.path / data["app"]["path"]
+        self.app = App(data["app"]["name"], str(program.resolve()), data["app"]["build"], options)
+        self.predicted: dict[str, dict[str, float]] = data.get("predicted", {})
+        self.placements = [placement_of(one) for one in data["placements"]]
+
+    @property
+    def cases(self) -> list[Case]:
+        return [case for placement in self.placements for case in placement.cases]
+
+    @property
+    def accept(self) -> str:
+        return self.study.accept
+
+    def rows_file(self, placement: Placement) -> Path:
+        return self.path / "rows" / f"{placement.name}.jsonl"
+
+    def submissions(self) -> list[dict[str, Any]]:
+        """Of all times, oldest first."""
+        files = sorted((self.path / "jobs").glob("*/submission.json"))
+        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+    def new_submission(self) -> Path:
+        """An empty folder jobs/NNN."""
+        numbers = [int(one.name) for one in (self.path / "jobs").glob("[0-9]*")]
+        place = self.path / "jobs" / f"{max(numbers, default=0) + 1:03d}"
+        place.mkdir(parents=True)
+        return place
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One command at a time starts launches."""
+        with (self.path / ".lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StudyError(
+                    f"{self.path}: another gyre-study is submitting or running it", RUNTIME
+                ) from error
+            yield
+
+
+def write_plan(
+    path: Path,
+    study: Study,
+    site: Site,
+    app: App,
+    expansion: Expansion,
+    predicted: dict[str, dict[str, float]],
+) -> None:
+    for name in ("rows", "jobs", "logs"):
+        (path / name).mkdir(parents=True, exist_ok=True)
+    options = {option.name: [option.kinds, option.usual] for option in app.options.values()}
+    program = os.path.relpath(app.path, path.resolve())  # of a published study: from its folder on
+    plan = {
+        "schema": SCHEMA,
+        "study": asdict(study),
+        "site": asdict(site),
+        "app": {"name": app.name, "path": program, "build": app.build, "options": options},
+        "placements": [asdict(placement) for placement in expansion.placements],
+        "predicted": predicted,
+    }
+    write_whole(path / "plan.json", json.dumps(plan, indent=1) + "\n")

@@ -1,0 +1,315 @@
+"""Hands launches over: to Slurm (submit), or to mpiexec one after the other (run)."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .cases import Case, Placement
+from .errors import RUNTIME, StudyError
+from .files import BINDINGS, MPIEXEC_BINDINGS
+from .folder import Folder, write_whole
+from .launches import launches_of
+from .status import ENDED, UNDER_WAY, USAGE, statuses
+
+JOB_SCRIPT = Path(__file__).resolve().parent.parent / "job.sbatch"
+TIMED_OUT = 124
+
+
+@dataclass
+class Task:
+    """What is left of a placement: its launches, as submission.json has them."""
+
+    placement: Placement
+    launches: list[dict[str, Any]]
+
+    @property
+    def shape(self) -> str:
+        """Of an allocation."""
+        return f"{self.placement.nodes}x{self.placement.ranks_per_node}-{self.placement.ranks}"
+
+
+def cpus_per_task(folder: Folder, placement: Placement) -> int:
+    threads = int(folder.study.options.get("threads", 0))
+    usual = folder.study.ranks_per_node or folder.site.gpus_per_node or folder.site.cores_per_node
+    return threads or max(1, folder.site.cores_per_node // max(usual, placement.ranks_per_node))
+
+
+def launcher(folder: Folder, placement: Placement, how: str) -> list[str]:
+    """The words before the program. `how`: "srun", or "mpiexec"."""
+    site = folder.site
+    own = site.launcher_options if how == site.launcher else []
+    if how == "srun":
+        shape = [
+            f"--nodes={placement.nodes}",
+            f"--ntasks={placement.ranks}",
+            f"--ntasks-per-node={placement.ranks_per_node}",
+        ]
+        cpus = f"--cpus-per-task={cpus_per_task(folder, placement)}"
+        return ["srun", *shape, cpus, *BINDINGS[site.binding], "--kill-on-bad-exit=1", *own]
+    spread = ["-ppn", str(placement.ranks_per_node)] if placement.nodes > 1 else []
+    return [
+        site.mpiexec,
+        "-n",
+        str(placement.ranks),
+        *spread,
+        *MPIEXEC_BINDINGS[site.binding],
+        *own,
+    ]
+
+
+def tasks_to_do(folder: Folder, number: str, how: str, again: bool) -> list[Task]:
+    """One for each placement that lacks cases. `again`: refused cases, too."""
+    together: dict[str, list[Case]] = {}
+    alone: dict[str, list[Case]] = {}
+    for status in statuses(folder):
+        ended = tuple(state for state in ENDED if not (again and state == "refused"))
+        if status.state not in (*ended, *UNDER_WAY):
+            (alone if status.alone else together).setdefault(status.placement.id, []).append(
+                status.case
+            )
+    tasks = []
+    for placement in folder.placements:
+        groups = [together.get(placement.id, [])]
+        groups += [[case] for case in alone.get(placement.id, [])]
+        kin = {case.id: case.kin for cases in groups for case in cases}
+        launches: list[dict[str, Any]] = []
+        for launch in (
+            one for cases in groups for one in launches_of(placement, cases, folder.app)
+        ):
+            # Launches start in the study's folder: what is published names no folder of this host.
+            rows = folder.rows_file(placement).relative_to(folder.path)
+            output = ["--json", str(rows), "--resume", folder.accept]
+            name = f"{number}.{placement.name}.{len(launches) + 1}"
+            launches.append(
+                {
+                    "id": name,
+                    "placement": placement.id,
+                    "job": "",
+                    "log": f"{name}.log",
+                    "cases": launch.cases,
+                    "kin": [kin[case] for case in launch.cases],
+                    "command": [
+                        *launcher(folder, placement, how),
+                        folder.app.path,
+                        *launch.arguments,
+                        *output,
+                    ],
+                }
+            )
+        if launches:
+            tasks.append(Task(placement, launches))
+    return tasks
+
+
+def write_submission(folder: Folder, place: Path, how: str, tasks: list[Task]) -> None:
+    submission = {
+        "number": place.name,
+        "how": how,
+        "time": time.time(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "launches": [launch for task in tasks for launch in task.launches],
+    }
+    write_whole(place / "submission.json", json.dumps(submission, indent=1) + "\n")
+
+
+# Slurm
+
+
+def environment_script(folder: Folder) -> str:
+    """Modules and variables of the site, for bash."""
+    lines = [f"module load {shlex.quote(module)}" for module in folder.site.modules]
+    lines += [
+        f"export {name}={shlex.quote(value)}" for name, value in folder.site.environment.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def sbatch(words: list[str]) -> str:
+    """The number of the job."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise StudyError(
+            "there is no sbatch here; gyre-study run does without Slurm", RUNTIME
+        ) from error
+    if done.returncode != 0:
+        raise StudyError(
+            f"sbatch {shlex.join(words)}: exit code {done.returncode}: {done.stderr.strip()}",
+            RUNTIME,
+        )
+    return done.stdout.strip().split(";")[0]
+
+
+def partition_words(folder: Folder) -> list[str]:
+    site = folder.site
+    words = [f"--partition={site.partition}"] if site.partition else []
+    words += [f"--account={site.account}"] if site.account else []
+    return words + site.sbatch_options
+
+
+def job_words(folder: Folder, place: Path, tasks: list[Task], after: str) -> list[str]:
+    """Of an array with an element for each task; all of one shape."""
+    placement, shape = tasks[0].placement, tasks[0].shape
+    gpus = folder.site.gpus_per_node if folder.study.options.get("backend") == "cuda" else 0
+    words = [
+        f"--job-name=gyre-{folder.study.name}",
+        f"--array=0-{len(tasks) - 1}",
+        f"--nodes={placement.nodes}",
+        f"--ntasks={placement.ranks}",
+        f"--ntasks-per-node={placement.ranks_per_node}",
+        f"--cpus-per-task={cpus_per_task(folder, placement)}",
+        f"--time={folder.study.minutes}",
+        "--exclusive",
+        f"--output={folder.path}/logs/{place.name}.slurm-%A_%a.log",
+        f"--chdir={folder.path}",
+    ]
+    words += [f"--gpus-per-node={gpus}"] if gpus else []
+    words += [f"--dependency=afterany:{after}"] if after else []
+    return [*words, *partition_words(folder), str(JOB_SCRIPT), str(place), shape]
+
+
+def submit(
+    folder: Folder, after: str = "", again: bool = False, report: bool = False
+) -> tuple[list[str], int, int]:
+    """Jobs that were submitted, placements and cases in them."""
+    with folder.lock():
+        place = folder.new_submission()
+        tasks = tasks_to_do(folder, place.name, folder.site.launcher, again)
+        if not tasks:
+            place.rmdir()
+            return [], 0, 0
+        (place / "environment.sh").write_text(environment_script(folder), encoding="utf-8")
+        write_submission(folder, place, "slurm", tasks)
+        jobs = []
+        for shape in sorted({task.shape for task in tasks}):
+            own = [task for task in tasks if task.shape == shape]
+            lines = [
+                f"{index}\t{launch['id']}\t{folder.path}/logs/{launch['log']}\t{shlex.join(launch['command'])}\n"
+                for index, task in enumerate(own)
+                for launch in task.launches
+            ]
+            (place / f"{shape}.launches").write_text("".join(lines), encoding="utf-8")
+            job = sbatch(job_words(folder, place, own, after))
+            for index, task in enumerate(own):
+                for launch in task.launches:
+                    launch["job"] = f"{job}_{index}"
+            write_submission(folder, place, "slurm", tasks)  # a job is known as soon as it is there
+            jobs.append(job)
+        if report:
+            jobs.append(submit_report(folder, jobs))
+        return (
+            jobs,
+            len(tasks),
+            sum(len(launch["cases"]) for task in tasks for launch in task.launches),
+        )
+
+
+def submit_report(folder: Folder, jobs: list[str]) -> str:
+    """A job that collects and reports when the others have ended, however they did."""
+    study = [sys.executable, str(JOB_SCRIPT.parent / "gyre-study")]
+    both = [shlex.join([*study, name, str(folder.path)]) for name in ("collect", "report")]
+    command = " && ".join(both)
+    words = [f"--job-name=gyre-{folder.study.name}-report", "--ntasks=1", "--time=30"]
+    words += [
+        f"--dependency=afterany:{':'.join(jobs)}",
+        f"--output={folder.path}/logs/report-%j.log",
+    ]
+    return sbatch([*words, *partition_words(folder), f"--wrap={command}"])
+
+
+# Without Slurm
+
+
+def wait_for(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """The exit code; 124 when the time is over. Whatever happens, the launcher is ended before this returns."""
+    try:
+        return process.wait(timeout=max(seconds, 0))
+    except subprocess.TimeoutExpired:
+        return TIMED_OUT
+    finally:
+        for sign, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
+            if process.poll() is None:
+                os.killpg(process.pid, sign)
+                try:
+                    process.wait(timeout=patience)
+                except subprocess.TimeoutExpired:
+                    continue
+
+
+def run(folder: Folder, again: bool = False) -> tuple[int, int]:
+    """Launches one after the other on this host: how many there were, and how many failed.
+
+    A case that is refused did not fail.
+    """
+    with folder.lock():
+        place = folder.new_submission()
+        tasks = tasks_to_do(folder, place.name, "mpiexec", again)
+        if not tasks:
+            place.rmdir()
+            return 0, 0
+        write_submission(folder, place, "run", tasks)
+        total, failed, number = sum(len(task.launches) for task in tasks), 0, 0
+        for task in tasks:
+            until = time.monotonic() + 60 * folder.study.minutes
+            for launch in task.launches:
+                number += 1
+                code = run_launch(folder, place / "run.state", launch, until, f"[{number}/{total}]")
+                failed += code != 0 and not (code == USAGE and len(launch["cases"]) == 1)
+        return total, failed
+
+
+def run_launch(
+    folder: Folder, state: Path, launch: dict[str, Any], until: float, which: str
+) -> int:
+    def note(event: str, **more: object) -> None:
+        record = {
+            "launch": launch["id"],
+            "event": event,
+            "time": time.time(),
+            "nodes": socket.gethostname(),
+            **more,
+        }
+        with state.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    print(f"{which} {launch['id']}: {len(launch['cases'])} cases", flush=True)
+    environment = {**os.environ, **folder.site.environment}
+    begin = time.monotonic()
+    with (folder.path / "logs" / launch["log"]).open("ab") as log:
+        log.write(f"$ {shlex.join(launch['command'])}\n".encode())
+        log.flush()
+        try:
+            process = subprocess.Popen(
+                launch["command"],
+                cwd=folder.path,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise StudyError(
+                f"{launch['command'][0]}: {error.strerror}; the site's key mpiexec names it",
+                RUNTIME,
+            ) from error
+        note("begin")
+        code = wait_for(process, until - time.monotonic())
+        note("end", code=code)
+    print(f"{which} {launch['id']}: exit code {code}, {time.monotonic() - begin:.1f} s", flush=True)
+    return code

@@ -1,0 +1,26 @@
+#pragma once
+// Measures what predictions need of the machine at hand: the kernel's rates as surfaces, how much a
+// transfer slows it; the rest is taken from what gyre-info measures anyway.
+
+#include "attention/kernels/make_kernel.hpp"
+#include "comm/communicator.hpp"
+#include "machine/measured.hpp"
+#include "predict/machine.hpp"
+
+namespace gyre {
+
+/// What is measured with: `data` is what programs communicate with, of the memory of `stream`.
+struct CalibratedBackend {
+  Communicator& world;  ///< of host memory
+  Communicator& data;
+  Stream& stream;
+  int threads = 1;  ///< of a rank's kernel
+};
+
+/// The model of the machine: kernels in f32 and bf16 of head dimensions 32, 64 and 128, all ranks
+/// at once, mean over ranks; links and copies from `measured`, of all ranks at once. `name`: of the
+/// machine. Collective; complete on rank 0. Takes some 400 GFLOP a rank.
+MachineModel calibrate(const CalibratedBackend& backend, const MeasuredMachine& measured,
+                       const std::string& name);
+
+}  // namespace gyre

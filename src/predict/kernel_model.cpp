@@ -1,0 +1,136 @@
+#include "predict/kernel_model.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+/// Place of a value among ascending points: the points around it and how far it is to the second.
+struct Between {
+  size_t low = 0, high = 0;
+  double share = 0;
+};
+Between between(const std::vector<double>& points, double value) {
+  if (value <= points.front()) return {0, 0, 0};
+  if (value >= points.back()) return {points.size() - 1, points.size() - 1, 0};
+  const auto above = std::upper_bound(points.begin(), points.end(), value);
+  const auto high = static_cast<size_t>(above - points.begin());
+  const double low = points[high - 1];
+  return {high - 1, high, std::log(value / low) / std::log(points[high] / low)};
+}
+
+bool inside(const std::vector<double>& points, double value) {
+  constexpr double rounding = 1e-9;
+  return value >= points.front() * (1 - rounding) && value <= points.back() * (1 + rounding);
+}
+
+double products_in(const ModelledCall& call) {
+  return products_of(call.pass, call.d_q, call.d_kv);
+}
+
+/// The call by one surface, as if it were of the surface's head dimension.
+ModelledTime time_on(const KernelSurface& surface, const ModelledCall& call) {
+  const double all_products = call.pass == Pass::forward ? 2 : 5;
+  const double share = products_in(call) / all_products;
+  const double flops_of_pair = 2 * all_products * surface.head_dim;
+  ModelledTime time{surface.launch_s, 0};
+  for (const Rectangle& r : call.rectangles) {
+    const auto rows = static_cast<double>(r.q_length), keys = static_cast<double>(r.k_length);
+    const double seconds =
+        share * static_cast<double>(call.query_heads) *
+        (flops_of_pair * static_cast<double>(r.pairs()) / surface.rate(rows, keys) +
+         surface.diagonal_s * static_cast<double>(mask_edge(r)));
+    time.seconds += seconds;
+    if (surface.outside(rows, keys)) time.extrapolated += seconds;
+  }
+  return time;
+}
+
+}  // namespace
+
+double KernelSurface::rate(double queries, double keys_of_it) const {
+  if (keys.empty()) {
+    const Between at = between(rows, std::sqrt(queries * keys_of_it));
+    return flops_per_s[at.low] * std::pow(flops_per_s[at.high] / flops_per_s[at.low], at.share);
+  }
+  const Between q = between(rows, queries), k = between(keys, keys_of_it);
+  const auto log_rate = [&](size_t row, size_t key) {
+    return std::log(flops_per_s[row * keys.size() + key]);
+  };
+  const auto at_row = [&](size_t row) {
+    return (1 - k.share) * log_rate(row, k.low) + k.share * log_rate(row, k.high);
+  };
+  return std::exp((1 - q.share) * at_row(q.low) + q.share * at_row(q.high));
+}
+
+bool KernelSurface::outside(double queries, double keys_of_it) const {
+  if (keys.empty()) return !inside(rows, std::sqrt(queries * keys_of_it));
+  return !inside(rows, queries) || !inside(keys, keys_of_it);
+}
+
+double kernel_flops(const ModelledCall& call) {
+  return 2 * products_in(call) * static_cast<double>(call.head_dim) *
+         static_cast<double>(total_pairs(call.rectangles) * call.query_heads);
+}
+
+std::string KernelModel::why_not(Pass pass, DType type) const {
+  if (surfaces.empty()) return "";
+  std::set<std::string> known;
+  for (const KernelSurface& s : surfaces) {
+    if (s.pass == pass && s.type == type) return "";
+    known.insert(fmt::format("{} {}", name_of(s.type), name_of(s.pass)));
+  }
+  return fmt::format("no kernel of {} {}; the machine has {}", name_of(type), name_of(pass),
+                     fmt::join(known, ", "));
+}
+
+ModelledTime KernelModel::time(const ModelledCall& call) const {
+  if (surfaces.empty()) return {kernel_flops(call) / flops_per_s, 0};
+  const KernelSurface *below = nullptr, *above = nullptr;
+  for (const KernelSurface& s : surfaces) {
+    if (s.pass != call.pass || s.type != call.type) continue;
+    if (s.head_dim <= call.head_dim && (below == nullptr || s.head_dim > below->head_dim))
+      below = &s;
+    if (s.head_dim >= call.head_dim && (above == nullptr || s.head_dim < above->head_dim))
+      above = &s;
+  }
+  if (below == nullptr && above == nullptr) throw_usage("{}", why_not(call.pass, call.type));
+  if (below == nullptr || above == nullptr) {
+    // The FLOPs of this head dimension at the rates of the nearest one.
+    const KernelSurface& nearest = below != nullptr ? *below : *above;
+    const ModelledTime time = time_on(nearest, call);
+    const double more = static_cast<double>(call.head_dim) / nearest.head_dim;
+    const double seconds = nearest.launch_s + (time.seconds - nearest.launch_s) * more;
+    return {seconds, seconds};
+  }
+  const ModelledTime low = time_on(*below, call);
+  if (below->head_dim == above->head_dim) return low;
+  const ModelledTime high = time_on(*above, call);
+  const double share =
+      static_cast<double>(call.head_dim - below->head_dim) / (above->head_dim - below->head_dim);
+  return {low.seconds + share * (high.seconds - low.seconds),
+          low.extrapolated + share * (high.extrapolated - low.extrapolated)};
+}
+
+int64_t mask_edge(const Rectangle& r) {
+  if (!r.mask.causal) return 0;
+  const Mask& m = r.mask;
+  // Queries at positions before that of a key, plus `shift`: ends and begins grow with the query.
+  const auto before = [&](int64_t key, int64_t shift) {
+    const int64_t queries = ceil_div(key * m.k_stride + shift - m.offset, m.q_stride);
+    return std::clamp<int64_t>(queries, 0, r.q_length);
+  };
+  // 0 < end_key(i) < k_length: the last visible key is one of the first to the last but one.
+  const int64_t ends = before(r.k_length - 1, 0) - before(0, 0);
+  if (m.window == 0) return ends;
+  // 0 < begin_key(i) < k_length, where begin_key is end_key of the position a window earlier.
+  return ends + before(r.k_length - 1, m.window) - before(0, m.window);
+}
+
+}  // namespace gyre

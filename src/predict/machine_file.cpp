@@ -1,0 +1,280 @@
+#include "predict/machine_file.hpp"
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/error.hpp"
+#include "core/nearest.hpp"
+#include "machine/json.hpp"
+#include "sharding/layouts.hpp"
+
+namespace gyre {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr int most_levels = 32;  // of lists and objects: what reads and prints them recurses
+
+/// The file as JSON. toml++ writes JSON of its tables.
+Json document_of(const std::string& path, const std::string& text) {
+  if (!path.ends_with(".toml")) {
+    const auto is_shallow = [&](int depth, Json::parse_event_t, Json&) {
+      if (depth > most_levels)
+        throw_usage("{}: more than {} levels of brackets; wanted: {}", path, most_levels,
+                    machine_schema);
+      return true;
+    };
+    Json json = Json::parse(text, is_shallow, false);
+    if (json.is_discarded()) throw_usage("{}: neither JSON nor, by its name, TOML", path);
+    return json;
+  }
+  try {
+    std::ostringstream json;
+    json << toml::json_formatter(toml::parse(text));
+    return Json::parse(json.str());
+  } catch (const toml::parse_error& error) {
+    throw_usage("{}: line {}: {}", path, error.source().begin.line, error.description());
+  } catch (const Json::parse_error& error) {
+    throw_usage("{}: {}", path, error.what());
+  }
+}
+
+std::string shown(const Json& json) {
+  const std::string text = json.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return text.size() > 40 ? text.substr(0, 37) + "..." : text;
+}
+
+/// An object of the file, whose keys are all read or refused.
+class Object {
+ public:
+  Object(const std::string& file, const Json& json, std::string place,
+         std::vector<std::string> keys)
+      : file_(file), json_(json), place_(std::move(place)), keys_(std::move(keys)) {
+    require(json.is_object(), place_, json, "an object");
+    for (const auto& [key, value] : json.items()) {
+      if (std::find(keys_.begin(), keys_.end(), key) != keys_.end()) continue;
+      const std::string near = nearest(key, keys_);
+      throw_usage("{}: {} has no '{}'; {}", file_, place_, key,
+                  near.empty() ? fmt::format("there are {}", fmt::join(keys_, ", "))
+                               : "nearest: '" + near + "'");
+    }
+  }
+
+  bool has(const char* key) const { return json_.contains(key); }
+  const Json& at(const char* key) const {
+    if (!has(key)) throw_usage("{}: {} lacks '{}'", file_, place_, key);
+    return json_[key];
+  }
+  std::string text(const char* key) const {
+    require(at(key).is_string(), place_of(key), at(key), "a text");
+    return at(key).get<std::string>();
+  }
+  int64_t whole(const char* key) const {
+    require(at(key).is_number_integer(), place_of(key), at(key), "a whole number");
+    return at(key).get<int64_t>();
+  }
+  /// The number of a key with a source.
+  double figure(const char* key) const { return number(sourced(key), place_of(key)); }
+  double figure_or(const char* key, double usual) const { return has(key) ? figure(key) : usual; }
+  /// One number, or a list of them, or a list of lists, row by row; with a source.
+  std::vector<double> figures(const char* key) const {
+    std::vector<double> values;
+    append(sourced(key), place_of(key), values);
+    return values;
+  }
+  /// A list without a source: where something was measured.
+  std::vector<double> points(const char* key) const {
+    std::vector<double> values;
+    if (has(key)) append(at(key), place_of(key), values);
+    return values;
+  }
+  template <class Element>
+  void each(const char* key, const Element& element) const {
+    require(at(key).is_array(), place_of(key), at(key), "a list");
+    for (size_t i = 0; i < at(key).size(); ++i)
+      element(at(key)[i], fmt::format("{}[{}]", place_of(key), i));
+  }
+  const std::string& place() const { return place_; }
+  std::string place_of(const char* key) const { return place_ + "." + key; }
+  void require(bool good, const std::string& place, const Json& value, const char* wanted) const {
+    if (!good) throw_usage("{}: {} is {}; wanted: {}", file_, place, shown(value), wanted);
+  }
+
+ private:
+  /// The value of {value = ..., source = "..."}.
+  const Json& sourced(const char* key) const {
+    const Object figure(file_, at(key), place_of(key), {"value", "source"});
+    if (figure.text("source").empty())
+      throw_usage("{}: {} has no source; wanted: where the number comes from", file_,
+                  place_of(key));
+    return figure.at("value");
+  }
+  double number(const Json& value, const std::string& place) const {
+    require(value.is_number(), place, value, "a number");
+    return value.get<double>();
+  }
+  void append(const Json& value, const std::string& place, std::vector<double>& values) const {
+    if (!value.is_array()) return values.push_back(number(value, place));
+    for (size_t i = 0; i < value.size(); ++i)
+      append(value[i], fmt::format("{}[{}]", place, i), values);
+  }
+
+  const std::string& file_;
+  const Json& json_;
+  std::string place_;
+  std::vector<std::string> keys_;
+};
+
+LinkTier tier_of(const Object& o) {
+  LinkTier tier;
+  tier.name = o.text("tier");
+  static const std::vector<std::string> tiers = {"core", "socket", "node", "rack", "switch"};
+  if (std::find(tiers.begin(), tiers.end(), tier.name) == tiers.end()) {
+    const std::string near = nearest(tier.name, tiers);
+    throw_usage("{} is '{}'; {}", o.place_of("tier"), tier.name,
+                near.empty() ? fmt::format("wanted: one of {}", fmt::join(tiers, ", "))
+                             : "nearest: '" + near + "'");
+  }
+  if (o.has("ranks")) {
+    const int64_t ranks = o.whole("ranks");
+    o.require(ranks >= 1 && ranks <= most_ranks, o.place_of("ranks"), o.at("ranks"),
+              "a number of ranks from 1 on, or no 'ranks' in the outermost tier");
+    tier.ranks = static_cast<int>(ranks);
+  }
+  tier.latency_s = o.figure("latency_s");
+  const std::vector<double> sizes = o.points("message_bytes"), rates = o.figures("bytes_per_s");
+  if (sizes.empty() ? rates.size() != 1 : rates.size() != sizes.size())
+    throw_usage("{}: {} rates for {} message_bytes", o.place_of("bytes_per_s"), rates.size(),
+                sizes.size());
+  tier.bytes_per_s = rates.back();
+  for (size_t i = 0; i < sizes.size(); ++i) tier.curve.push_back({sizes[i], rates[i]});
+  tier.all_at_once = o.figure_or("all_at_once", 1);
+  tier.kernel_slowdown = o.figure_or("kernel_slowdown", 0);
+  return tier;
+}
+
+KernelSurface surface_of(const Object& o) {
+  KernelSurface surface;
+  const std::string pass = o.text("pass"), type = o.text("dtype");
+  o.require(pass == "fwd" || pass == "bwd", o.place_of("pass"), o.at("pass"), "fwd or bwd");
+  surface.pass = pass == "fwd" ? Pass::forward : Pass::backward;
+  o.require(type == "f32" || type == "bf16", o.place_of("dtype"), o.at("dtype"), "f32 or bf16");
+  surface.type = type == "f32" ? DType::f32 : DType::bf16;
+  const int64_t head_dim = o.whole("head_dim");
+  o.require(head_dim >= 1 && head_dim <= 1024, o.place_of("head_dim"), o.at("head_dim"),
+            "a number from 1 to 1024");
+  surface.head_dim = static_cast<int>(head_dim);
+  surface.launch_s = o.figure_or("launch_s", 0);
+  surface.diagonal_s = o.figure_or("diagonal_s", 0);
+  surface.rows = o.points("rows");
+  surface.keys = o.points("keys");
+  surface.flops_per_s = o.figures("flops_per_s");
+  return surface;
+}
+
+/// Tiers are told apart by their names, surfaces by what they are of.
+void require_distinct(const MachineModel& machine) {
+  for (size_t i = 0; i < machine.links.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if (machine.links[i].name == machine.links[j].name)
+        throw_usage("model.links[{}] and [{}] are both the tier {}", j, i, machine.links[i].name);
+  const std::vector<KernelSurface>& all = machine.kernel.surfaces;
+  for (size_t i = 0; i < all.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if (all[i].pass == all[j].pass && all[i].type == all[j].type &&
+          all[i].head_dim == all[j].head_dim)
+        throw_usage("model.kernels[{}] and [{}] are both {} {} of head_dim {}", j, i,
+                    name_of(all[i].type), name_of(all[i].pass), all[i].head_dim);
+}
+
+MachineModel model_of(const std::string& path, const Json& document) {
+  if (!document.is_object() || !document.contains("schema") || document["schema"] != machine_schema)
+    throw_usage("{}: no {}: 'schema' says {}", path, machine_schema,
+                document.is_object() && document.contains("schema") ? shown(document["schema"])
+                                                                    : "nothing");
+  if (!document.contains("model"))
+    throw_usage("{}: it has no 'model', which predictions need; gyre-info --model measures one",
+                path);
+  const Object o(path, document["model"], "model",
+                 {"name", "rank", "memory_bytes", "copy_bytes_per_s", "links", "kernels"});
+  MachineModel machine;
+  machine.name = o.text("name");
+  if (o.has("rank")) o.text("rank");
+  machine.memory_bytes = o.figure_or("memory_bytes", 0);
+  machine.copy_bytes_per_s = o.figure("copy_bytes_per_s");
+  o.each("links", [&](const Json& json, const std::string& place) {
+    machine.links.push_back(tier_of({path,
+                                     json,
+                                     place,
+                                     {"tier", "ranks", "latency_s", "bytes_per_s", "message_bytes",
+                                      "all_at_once", "kernel_slowdown"}}));
+  });
+  o.each("kernels", [&](const Json& json, const std::string& place) {
+    machine.kernel.surfaces.push_back(
+        surface_of({path,
+                    json,
+                    place,
+                    {"pass", "dtype", "head_dim", "launch_s", "diagonal_s", "rows", "keys",
+                     "flops_per_s", "library"}}));
+  });
+  o.require(!machine.links.empty() && machine.links.size() <= most_tiers, "model.links",
+            document["model"]["links"], "1 to 8 tiers");
+  o.require(!machine.kernel.surfaces.empty(), "model.kernels", document["model"]["kernels"],
+            "a kernel or more");
+  require_distinct(machine);
+  return machine;
+}
+
+}  // namespace
+
+MachineModel parse_machine_model(const std::string& path, const std::string& text) {
+  MachineModel machine;
+  const Json document = document_of(path, text);
+  try {
+    machine = model_of(path, document);
+    check_machine(machine);
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    if (what.starts_with(path + ": ")) throw;
+    throw_usage("{}: {}", path, what);
+  }
+  return machine;
+}
+
+Json model_json(const MachineModel& machine, const std::string& source) {
+  const auto figure = [&](const auto& value) { return Json{{"value", value}, {"source", source}}; };
+  Json links = Json::array(), kernels = Json::array();
+  for (const LinkTier& tier : machine.links) {
+    Json& link = links.emplace_back(Json{{"tier", tier.name}});
+    if (tier.ranks > 0) link["ranks"] = tier.ranks;
+    link["latency_s"] = figure(tier.latency_s);
+    std::vector<double> sizes, rates;
+    for (const auto& [bytes, rate] : tier.curve) {
+      sizes.push_back(bytes);
+      rates.push_back(rate);
+    }
+    if (!sizes.empty()) link["message_bytes"] = sizes;
+    link["bytes_per_s"] = sizes.empty() ? figure(tier.bytes_per_s) : figure(rates);
+    link["all_at_once"] = figure(tier.all_at_once);
+    link["kernel_slowdown"] = figure(tier.kernel_slowdown);
+  }
+  for (const KernelSurface& s : machine.kernel.surfaces) {
+    Json& kernel = kernels.emplace_back(
+        Json{{"pass", name_of(s.pass)}, {"dtype", name_of(s.type)}, {"head_dim", s.head_dim}});
+    kernel["launch_s"] = figure(s.launch_s);
+    kernel["diagonal_s"] = figure(s.diagonal_s);
+    kernel["rows"] = s.rows;
+    if (!s.keys.empty()) kernel["keys"] = s.keys;
+    kernel["flops_per_s"] = figure(s.flops_per_s);
+  }
+  Json model = {{"name", machine.name}};
+  if (machine.memory_bytes > 0) model["memory_bytes"] = figure(machine.memory_bytes);
+  model["copy_bytes_per_s"] = figure(machine.copy_bytes_per_s);
+  model["links"] = std::move(links);
+  model["kernels"] = std::move(kernels);
+  return model;
+}
+
+}  // namespace gyre

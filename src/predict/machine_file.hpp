@@ -1,0 +1,19 @@
+#pragma once
+// A machine to predict for, as a file of gyre-machine/1: its object `model`
+// (inputs/machines/README.md says what is in it).
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "predict/machine.hpp"
+
+namespace gyre {
+
+/// Parses the bytes of a file, TOML or JSON by the end of its name. A usage error names file, key
+/// and value of what is not known, missing, of another kind or impossible, with the nearest key.
+MachineModel parse_machine_model(const std::string& path, const std::string& text);
+
+/// What parse_machine_model reads; each figure with this source.
+nlohmann::ordered_json model_json(const MachineModel& machine, const std::string& source);
+
+}  // namespace gyre

@@ -1,0 +1,118 @@
+#include "predict/predict.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "attention/schedules/registry.hpp"
+#include "core/error.hpp"
+#include "runtime/parallel.hpp"
+
+namespace gyre {
+namespace {
+
+/// One direction while plans pass by.
+class PassReader {
+ public:
+  PassReader(Pass pass, const PredictedProblem& of, const MachineModel& machine)
+      : of_(of), programs_(pass, of.problem.heads, of.types, machine, of.problem.cp(), of.place) {
+    result_.pass = pass;
+    result_.bytes_by_tier.resize(std::max<size_t>(1, machine.links.size()));
+  }
+
+  void add(const RankPlan& plan) {
+    programs_.add(plan, of_.schedule.name);
+    const PlanCount counted = count(plan, result_.pass, of_.problem.heads, of_.types);
+    result_.pairs += counted.pairs;
+    result_.messages_most = std::max(result_.messages_most, counted.messages);
+    result_.bytes_most = std::max(result_.bytes_most, counted.bytes_sent);
+    result_.transient_bytes = std::max(result_.transient_bytes, counted.transient_bytes);
+  }
+
+  PassPrediction finish(const MachineModel& machine) {
+    const std::vector<RankTimes> times = run_programs(programs_, machine, of_.schedule.name);
+    result_.seconds = makespan_of(times);
+    result_.compute_only = compute_only_of(times);
+    double compute = 0, extrapolated = 0;
+    for (int r = 0; r < programs_.ranks(); ++r) {
+      const RankCost& cost = programs_.cost(r);
+      compute += cost.compute;
+      extrapolated += cost.extrapolated;
+      result_.kernel_most = std::max(result_.kernel_most, cost.compute);
+      result_.copies_most = std::max(result_.copies_most, times[static_cast<size_t>(r)].copy);
+      for (size_t tier = 0; tier < result_.bytes_by_tier.size(); ++tier)
+        result_.bytes_by_tier[tier] += cost.bytes_sent.at(tier);
+    }
+    result_.kernel_mean = compute / programs_.ranks();
+    result_.extrapolated = compute > 0 ? extrapolated / compute : 0;
+    return result_;
+  }
+
+ private:
+  const PredictedProblem& of_;
+  Programs programs_;
+  PassPrediction result_;
+};
+
+/// Gives the plans of all ranks to `take`, in order. OpenMP's threads make them, a few at a time.
+void for_each_plan(const PredictedProblem& of, const std::function<void(const RankPlan&)>& take) {
+  const int threads = omp_get_max_threads(), at_once = 8 * threads;
+  for (int first = 0; first < of.problem.cp(); first += at_once) {
+    const int count = std::min(at_once, of.problem.cp() - first);
+    std::vector<RankPlan> plans(static_cast<size_t>(count));
+    for_each_task(threads, count, [&](int64_t i, int /*thread*/) {
+      plans[static_cast<size_t>(i)] = of.schedule.plan(of.problem, first + static_cast<int>(i));
+    });
+    for (const RankPlan& plan : plans) take(plan);
+  }
+}
+
+}  // namespace
+
+double PassPrediction::exposed() const {
+  const double more = seconds - compute_only;
+  return more > 1e-9 * seconds ? more : 0;
+}
+
+PassPrediction::Bound PassPrediction::bound() const {
+  const double imbalance = kernel_most - kernel_mean;
+  const double network = exposed() - copies_most;
+  const double most = std::max({imbalance, network, copies_most});
+  // A tenth of the time lost in all is a schedule that the kernel bounds.
+  if (kernel_mean >= 0.9 * seconds || most <= 0) return Bound::kernel;
+  if (most == imbalance) return Bound::imbalance;
+  return most == network ? Bound::network : Bound::copies;
+}
+
+const char* name_of(PassPrediction::Bound bound) {
+  switch (bound) {
+    case PassPrediction::Bound::kernel:
+      return "kernel";
+    case PassPrediction::Bound::imbalance:
+      return "imbalance";
+    case PassPrediction::Bound::network:
+      return "network";
+    case PassPrediction::Bound::copies:
+      break;
+  }
+  return "copies";
+}
+
+std::vector<PassPrediction> predict(const PredictedProblem& of, const MachineModel& machine) {
+  check_machine(machine);
+  const std::string refusal = of.schedule.why_not(of.problem);
+  if (!refusal.empty()) throw_usage("schedule {}: {}", of.schedule.name, refusal);
+  std::vector<PassReader> passes;
+  passes.emplace_back(Pass::forward, of, machine);
+  if (of.problem.passes == PlanPasses::both) passes.emplace_back(Pass::backward, of, machine);
+  for_each_plan(of, [&](const RankPlan& plan) {
+    for (PassReader& pass : passes) pass.add(plan);
+  });
+  std::vector<PassPrediction> predictions;
+  predictions.reserve(passes.size());
+  for (PassReader& pass : passes) predictions.push_back(pass.finish(machine));
+  return predictions;
+}
+
+}  // namespace gyre

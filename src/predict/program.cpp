@@ -1,0 +1,233 @@
+#include "predict/program.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+
+#include "core/error.hpp"
+
+namespace gyre {
+
+/// Compiles the steps of one rank, block by block.
+class ProgramWriter {
+ public:
+  ProgramWriter(Programs& programs, const RankPlan& plan, const std::string& schedule)
+      : p_(programs), plan_(plan), schedule_(schedule) {}
+
+  void write() {
+    for (const Step& step : plan_.steps(p_.pass_)) {
+      std::visit([this](const auto& s) { walk(s); }, step);
+      ++step_;
+      if (std::holds_alternative<step::Wait>(step)) end_block();
+    }
+    end_block();
+    if (!open_.empty())
+      throw_runtime("{} never waits for exchange #{} of step {}", place(), open_.begin()->first,
+                    open_.begin()->second.step);
+    p_.programs_.push_back(std::move(program_));
+    p_.costs_.push_back(cost_);
+  }
+
+ private:
+  /// An exchange under way.
+  struct Open {
+    int16_t slot = 0;
+    int step = 0;
+    int64_t unpacked = 0;  ///< bytes read and written by unpacking and adding
+    double beside = 0;     ///< seconds of the transfer that no kernel has run beside
+    double slowdown = 0;
+  };
+
+  void walk(const step::Exchange& e) {
+    Open open{free_slot(), step_, 0, 0, 0};
+    int64_t packed = 0;
+    for (const Message& m : e.sends)
+      for (const Slice& slice : m.slices)
+        if (m.peer == plan_.rank || !as_it_lies(slice)) packed += bytes(slice);
+    copy(2 * packed);
+    double sending = 0, receiving = 0;
+    for (size_t i = 0; i < e.sends.size(); ++i) {
+      if (e.sends[i].peer == plan_.rank) continue;
+      Op& op = message(OpKind::send, e.sends[i], open);
+      op.message = static_cast<int32_t>(i);
+      op.seconds = link_seconds(op.tier, op.bytes);
+      sending += op.seconds;
+      cost_.bytes_sent.at(static_cast<size_t>(op.tier)) += op.bytes;
+    }
+    for (const Message& m : e.recvs) {
+      if (m.peer == plan_.rank) continue;
+      const Op& op = message(OpKind::receive, m, open);
+      receiving += link_seconds(op.tier, op.bytes);
+      for (const Slice& slice : m.slices)
+        if (slice.add || !as_it_lies(slice)) open.unpacked += (slice.add ? 3 : 2) * bytes(slice);
+    }
+    open.beside = std::max(sending, receiving);
+    open_[e.id] = open;
+  }
+
+  void walk(const step::Wait& w) {
+    const auto found = open_.find(w.id);
+    if (found == open_.end())
+      throw_runtime("{} waits for exchange #{}, which is not under way", place(), w.id);
+    Op op;
+    op.kind = OpKind::wait;
+    op.exchange = found->second.slot;
+    add(op);
+    copy(found->second.unpacked);
+    open_.erase(found);
+  }
+
+  void walk(const step::Compute& c) {
+    const HeadRange all = plan_.arrays[static_cast<size_t>(c.q)].heads;
+    const ModelledTime time = p_.machine_.kernel.time(
+        {p_.pass_, p_.types_.activations, query_heads_of(all, c.kv_heads, p_.heads_).count,
+         p_.heads_.head_dim, c.rectangles, c.d_q >= 0, c.d_kv >= 0});
+    double seconds = time.seconds;
+    for (auto& [id, open] : open_) {
+      const double together = std::min(open.beside, time.seconds);
+      open.beside -= together;
+      seconds += open.slowdown * together;
+    }
+    cost_.compute += seconds;
+    cost_.extrapolated += time.extrapolated;
+    spend(SpanKind::compute, seconds);
+  }
+  void walk(const step::Clear& c) { pass_over({c.array}); }
+  void walk(const step::Delta& d) { pass_over({d.out, d.d_out}); }
+  void walk(const step::Finish& /*finish*/) {}
+  void walk(const step::SinkGradient& /*gradient*/) {}
+
+  void pass_over(std::initializer_list<int> arrays) {
+    int64_t size = 0;
+    for (const int index : arrays)
+      size += stored_bytes(plan_.arrays[static_cast<size_t>(index)], p_.heads_, p_.types_);
+    spend(SpanKind::pass, static_cast<double>(size) / p_.machine_.copy_bytes_per_s);
+  }
+
+  /// `moved`: bytes read and bytes written.
+  void copy(int64_t moved) {
+    spend(SpanKind::copy, static_cast<double>(moved) / p_.machine_.copy_bytes_per_s);
+  }
+  void spend(SpanKind what, double seconds) {
+    if (!(seconds > 0)) return;
+    Op op;
+    op.spends = what;
+    op.seconds = seconds;
+    add(op);
+  }
+  Op& message(OpKind kind, const Message& m, Open& open) {
+    if (m.peer < 0 || m.peer >= p_.ranks_)
+      throw_runtime("{} exchanges with rank {} of {}", place(), m.peer, p_.ranks_);
+    Op op;
+    op.kind = kind;
+    op.exchange = open.slot;
+    op.hop = (m.peer - plan_.rank + p_.ranks_) % p_.ranks_;
+    for (const Slice& slice : m.slices) op.bytes += bytes(slice);
+    if (!p_.machine_.links.empty()) {
+      const auto [first, stride] = p_.place_;
+      op.tier = static_cast<int8_t>(
+          p_.machine_.tier_between(first + plan_.rank * stride, first + m.peer * stride));
+      const LinkTier& link = p_.machine_.links[static_cast<size_t>(op.tier)];
+      open.slowdown = std::max(open.slowdown, link.kernel_slowdown);
+    }
+    return add(op);
+  }
+  double link_seconds(int tier, int64_t size) const {
+    if (p_.machine_.links.empty()) return 0;
+    return p_.machine_.links[static_cast<size_t>(tier)].seconds(static_cast<double>(size));
+  }
+  Op& add(Op op) {
+    op.step = step_ - block_begin_;
+    block_.ops.push_back(op);
+    return block_.ops.back();
+  }
+
+  void end_block() {
+    block_.steps = step_ - block_begin_;
+    block_begin_ = step_;
+    if (block_.steps == 0) return;
+    const uint32_t index = p_.intern(block_);
+    block_.ops.clear();
+    if (!program_.parts.empty() && program_.parts.back().block == index) {
+      ++program_.parts.back().times;
+    } else {
+      program_.parts.push_back({index, 1});
+    }
+  }
+
+  int16_t free_slot() const {
+    int16_t slot = 0;
+    const auto taken = [&] {
+      return std::any_of(open_.begin(), open_.end(),
+                         [&](const auto& open) { return open.second.slot == slot; });
+    };
+    while (taken()) ++slot;
+    return slot;
+  }
+  const PlanArray& array(const Slice& slice) const {
+    return plan_.arrays[static_cast<size_t>(slice.array)];
+  }
+  int64_t bytes(const Slice& slice) const {
+    return wire_bytes(array(slice).kind, slice, p_.heads_, p_.types_);
+  }
+  bool as_it_lies(const Slice& slice) const {
+    return travels_as_it_lies(array(slice), slice, p_.types_);
+  }
+  /// The position in the plan: the beginning of an error message.
+  std::string place() const {
+    return fmt::format("schedule {}, {}: rank {} at step {}", schedule_, name_of(p_.pass_),
+                       plan_.rank, step_);
+  }
+
+  Programs& p_;
+  const RankPlan& plan_;
+  const std::string& schedule_;
+  RankProgram program_;
+  RankCost cost_;
+  Programs::Block block_;
+  int step_ = 0, block_begin_ = 0;
+  std::map<int, Open> open_;  ///< [id]
+};
+
+namespace {
+
+uint64_t hash_of(const Programs::Block& block) {
+  uint64_t hash = static_cast<uint64_t>(block.steps);
+  const auto mix = [&hash](uint64_t value) {
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15U;
+    hash ^= hash >> 29U;
+  };
+  for (const Op& op : block.ops) {
+    mix(static_cast<uint64_t>(op.kind) << 32U | static_cast<uint32_t>(op.hop));
+    mix(std::bit_cast<uint64_t>(op.seconds));
+    mix(static_cast<uint64_t>(op.bytes));
+  }
+  return hash;
+}
+
+}  // namespace
+
+Programs::Programs(Pass pass, const HeadShape& heads, const ElementTypes& types,
+                   const MachineModel& machine, int ranks, GroupPlace place)
+    : pass_(pass), heads_(heads), types_(types), machine_(machine), ranks_(ranks), place_(place) {
+  GYRE_CHECK(machine.links.size() <= most_tiers, "{} tiers", machine.links.size());
+}
+
+void Programs::add(const RankPlan& plan, const std::string& schedule) {
+  ProgramWriter(*this, plan, schedule).write();
+}
+
+uint32_t Programs::intern(const Block& block) {
+  const uint64_t hash = hash_of(block);
+  const auto [begin, end] = by_hash_.equal_range(hash);
+  for (auto found = begin; found != end; ++found) {
+    const Block& known = blocks_[found->second];
+    if (known.steps == block.steps && known.ops == block.ops) return found->second;
+  }
+  const auto index = static_cast<uint32_t>(blocks_.size());
+  blocks_.push_back(block);
+  by_hash_.emplace(hash, index);
+  return index;
+}
+
+}  // namespace gyre

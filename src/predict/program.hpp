@@ -1,0 +1,96 @@
+#pragma once
+// What a rank's plan costs on a machine, as a program of few kinds of operations.
+//
+//     Exchange   spend (packing), send ..., receive ...
+//     Wait       wait, spend (unpacking, adding)
+//     Compute, Clear, Delta     spend
+//
+// Programs of all ranks share their blocks: the operations up to a wait, with peers relative to the
+// rank, are kept once. A ring over n ranks has n² steps, but a handful of different blocks; that is
+// what lets one process simulate thousands of ranks.
+
+#include <array>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "attention/plan.hpp"
+#include "predict/machine.hpp"
+#include "runtime/trace.hpp"
+
+namespace gyre {
+
+/// Where the ranks of a context-parallel group are on the machine: rank r is the machine's rank
+/// first + r · stride.
+struct GroupPlace {
+  int64_t first = 0, stride = 1;
+};
+
+enum class OpKind : uint8_t { spend, send, receive, wait };
+
+struct Op {
+  OpKind kind = OpKind::spend;
+  SpanKind spends = SpanKind::compute;  ///< spend
+  int8_t tier = 0;                      ///< send: of the link
+  int16_t exchange = 0;  ///< send, receive, wait: which of the rank's exchanges under way
+  int32_t step = 0;      ///< index into the plan's steps, from the first step of the block
+  int32_t hop = 0;       ///< send, receive: (peer - rank) modulo the ranks
+  int32_t message = 0;   ///< send: index into the step's sends
+  double seconds = 0;    ///< spend; send: how long the link is held
+  int64_t bytes = 0;     ///< send, receive
+  friend bool operator==(const Op&, const Op&) = default;
+};
+
+/// What a rank does in one direction.
+struct RankProgram {
+  struct Part {
+    uint32_t block = 0, times = 0;  ///< the block is done this many times in a row
+  };
+  std::vector<Part> parts;
+};
+
+/// What the programs say without being run.
+struct RankCost {
+  double compute = 0, extrapolated = 0;  ///< seconds; of the kernel outside of its surface
+  std::array<int64_t, most_tiers> bytes_sent = {};  ///< [tier]
+};
+
+/// The programs of all ranks in one direction.
+class Programs {
+ public:
+  Programs(Pass pass, const HeadShape& heads, const ElementTypes& types,
+           const MachineModel& machine, int ranks, GroupPlace place = {});
+
+  /// Compiles the plan of a rank; ranks are added in order. Throws a runtime error, which names
+  /// rank and step, for a plan that waits for what is not under way, never waits for an exchange,
+  /// or exchanges with a rank that does not exist.
+  void add(const RankPlan& plan, const std::string& schedule);
+
+  struct Block {
+    std::vector<Op> ops;
+    int32_t steps = 0;
+  };
+  const Block& block(uint32_t index) const { return blocks_[index]; }
+  const RankProgram& rank(int r) const { return programs_[static_cast<size_t>(r)]; }
+  const RankCost& cost(int r) const { return costs_[static_cast<size_t>(r)]; }
+  int ranks() const { return ranks_; }
+  Pass pass() const { return pass_; }
+  size_t blocks() const { return blocks_.size(); }
+
+ private:
+  friend class ProgramWriter;
+  uint32_t intern(const Block& block);
+
+  Pass pass_;
+  HeadShape heads_;
+  ElementTypes types_;
+  const MachineModel& machine_;
+  int ranks_;
+  GroupPlace place_;
+  std::vector<Block> blocks_;
+  std::unordered_multimap<uint64_t, uint32_t> by_hash_;
+  std::vector<RankProgram> programs_;
+  std::vector<RankCost> costs_;
+};
+
+}  // namespace gyre

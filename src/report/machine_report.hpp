@@ -1,0 +1,50 @@
+#pragma once
+// The machine in a report: its header line, its part of the JSON file, and --machine.
+
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "machine/identity.hpp"
+#include "machine/json.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace gyre {
+
+struct AppContext;
+
+/// The machine of a run.
+struct MachineReport {
+  MachineIdentity identity;
+  std::shared_ptr<const MachineFile> file;  ///< of --machine; null without
+};
+
+/// Adds --machine, which binds `path`.
+void declare_machine_option(CLI::App& app, std::string& path);
+
+/// The bytes of a file of a machine. A usage error names a file that is none, or is too large.
+std::string read_machine_text(const std::string& path);
+
+/// Reads a file of gyre-machine/1; null for an empty path. All ranks throw the same usage error for
+/// one that cannot be read, or is not right. Collective.
+std::shared_ptr<const MachineFile> read_machine_file(Communicator& world, const std::string& path);
+
+/// Finds the machine of the run. Throws a usage error when --machine was measured on another kind
+/// of machine. Collective.
+MachineReport describe_machine(const AppContext& context);
+
+/// "# machine AMD EPYC, 1 socket, 2 cores, 1 NUMA node, 24 GiB, governor n/a": the most frequent
+/// kind of host, at most 120 columns; "" of an empty report.
+std::string machine_text(const MachineReport& machine);
+
+/// {"hosts": ..., "mpi": ..., "slurm": ..., "measured": {"file": ..., "sha256": ..., ...}}; without
+/// "measured" where no file is, null of an empty report.
+nlohmann::ordered_json machine_json(const MachineReport& machine);
+
+/// Adds "cpus" and "numa" to the entry of a rank.
+void add_placement(nlohmann::ordered_json& entry, const MachineReport& machine, int rank);
+
+}  // namespace gyre

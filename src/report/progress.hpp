@@ -1,0 +1,52 @@
+#pragma once
+// What a long run is doing, on stderr.
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace gyre {
+
+/// How far a run is, from rank 0. On a terminal a line that is drawn again and again, from 5 s on;
+/// elsewhere, as under a launcher, a line of text every 10 s. Without a number of rows, or with
+/// "off", nothing.
+class Progress {
+ public:
+  /// `mode`: "auto"; "on": stderr ends at a terminal even if it is a pipe; "off". `shows`: this
+  /// rank does.
+  Progress(std::string program, const std::string& mode, bool shows);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// Starts, with so many rows to do.
+  void expect(int64_t rows);
+  /// So many are done. Clears the line: a row may be printed now.
+  void rows_done(int64_t rows);
+  /// What is being done, more closely than the step that the watchdog knows: "pass 3, bin 7 of 12".
+  void detail(std::string text);
+  /// Ends, and clears its line.
+  void stop();
+
+ private:
+  void watch();
+  void clear();
+  std::string text() const;
+
+  const std::string program_;
+  const bool redraws_, shows_;
+  std::thread thread_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false, drawn_ = false;
+  int64_t expected_ = 0, done_ = 0;
+  std::string detail_;
+  double start_ = 0;
+};
+
+/// "12 of 30 rows, 41 s, 3.4 s a row, about 62 s left: ring, dual-chunk-swap, 4096 tokens, fwd"
+std::string progress_text(int64_t done, int64_t expected, double seconds, const std::string& doing);
+
+}  // namespace gyre

@@ -1,0 +1,84 @@
+#include "report/repeat.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <span>
+
+#include "comm/agree.hpp"
+#include "report/noise.hpp"
+#include "report/options.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr double wanted_half_width = 0.02;  // of the median's interval, as a share of the median
+// Of nine samples the median's interval leaves out the least and the greatest: one spike says
+// nothing.
+constexpr int64_t fewest_repetitions = 9, most_repetitions = 10000;
+constexpr double growth = 1.25;  // of the number of repetitions between two decisions
+
+}  // namespace
+
+void declare_repeats(CLI::App& app, const std::string& what, RepeatOptions& options) {
+  add_count_option(
+      app,
+      {"-n,--iters", what + "; auto: at least 9, until their median is known to 2 % or "
+                            "--max-seconds are over"},
+      options.iterations, "auto");
+  add_option(app, {"--max-seconds", "With --iters auto: for a row, from its 8th repetition on"},
+             options.max_seconds);
+}
+
+void check_repeats(const RepeatOptions& options, ConfigErrors& errors) {
+  if (!(options.max_seconds > 0) || !std::isfinite(options.max_seconds))
+    errors.add("--max-seconds {} must be positive", options.max_seconds);
+}
+
+Repeats::Repeats(const RepeatOptions& options, Communicator* world, bool owns_core)
+    : options_(options), world_(world), owns_core_(owns_core) {
+  total_ = options.iterations;
+  decide_at_ = fewest_repetitions - 1;
+}
+
+bool Repeats::next() {
+  if (index_ >= 0 && last()) return false;
+  ++index_;
+  if (total_ == 0 && index_ == decide_at_) decide();
+  return true;
+}
+
+std::vector<double> Repeats::slowest_since_last_decision() {
+  const auto recent = std::span<const double>(mine_ms_).subspan(slowest_ms_.size());
+  if (world_ == nullptr) return {recent.begin(), recent.end()};
+  return slowest_rank(gather_samples(*world_, recent));
+}
+
+void Repeats::decide() {
+  const std::vector<double> recent = slowest_since_last_decision();
+  slowest_ms_.insert(slowest_ms_.end(), recent.begin(), recent.end());
+  double seconds = since_start_.seconds();
+  if (world_ != nullptr) seconds = all_reduce_value(*world_, seconds, ReduceOp::max);
+  const double measured = 1e-3 * std::accumulate(slowest_ms_.begin(), slowest_ms_.end(), 0.0);
+  const bool known = summarize(slowest_ms_).half_width() <= wanted_half_width;
+  if ((known && measured >= least_measured_seconds) || seconds >= options_.max_seconds ||
+      index_ >= most_repetitions - 1) {
+    total_ = index_ + 1;
+    return;
+  }
+  const auto count = static_cast<double>(index_);
+  const double in_time = std::floor(count * options_.max_seconds / std::max(seconds, 1e-9));
+  const double at = std::min({std::ceil(count * growth), in_time, double{most_repetitions - 1}});
+  decide_at_ = std::max(index_ + 1, static_cast<int64_t>(at));
+}
+
+Timing Repeats::timing() const {
+  constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
+  double share = wall_seconds_ > 0 ? std::min(1.0, cpu_seconds_ / wall_seconds_) : 1;
+  if (world_ == nullptr) return {{mine_ms_}, owns_core_ ? share : unknown};
+  share = all_reduce_value(*world_, share, ReduceOp::min);
+  return {gather_samples(*world_, mine_ms_), owns_core_ ? share : unknown};
+}
+
+}  // namespace gyre

@@ -1,0 +1,95 @@
+#pragma once
+// Repeated measurements: how often, and what is known about each.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "core/error.hpp"
+#include "report/statistics.hpp"
+#include "runtime/clock.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace gyre {
+
+/// `iterations` 0: until the 95 % confidence interval of the median is within 2 % of it, both ways,
+/// and 0.1 s are measured, but no longer than `max_seconds`; at least 9 times, at most 10000 times.
+struct RepeatOptions {
+  int iterations = 0;
+  double max_seconds = 1;
+  std::string text() const { return iterations == 0 ? "auto" : std::to_string(iterations); }
+};
+
+/// Adds -n,--iters (a number or auto) and --max-seconds. `what` is repeated: "Timed iterations".
+void declare_repeats(CLI::App& app, const std::string& what, RepeatOptions& options);
+
+/// Adds an error when the seconds are not positive.
+void check_repeats(const RepeatOptions& options, ConfigErrors& errors);
+
+/// What repetitions of one configuration took.
+struct Timing {
+  Samples samples_ms;  ///< [rank][iteration]
+  /// CPU time over wall time of the measuring thread, of the rank that had least of its core. All
+  /// waits poll, so that it is 1 on a core of one's own. NaN where a GPU computes, or
+  /// nothing does.
+  double cpu_share = 0;
+  Statistics statistics() const { return summarize(slowest_rank(samples_ms)); }
+};
+
+/// Runs the repetitions of one measurement:
+///
+///     for (Repeats repeats(options, &world); repeats.next();) {
+///       prepare(repeats.last());
+///       repeats.time([&] { run(); });
+///     }
+///
+/// Every rank does the same number of them.
+class Repeats {
+ public:
+  /// `world` null: this rank alone. `owns_core`: the calling thread never sleeps while it measures.
+  Repeats(const RepeatOptions& options, Communicator* world, bool owns_core = true);
+
+  /// Goes to the next repetition; false behind the last. With `world`, collective.
+  bool next();
+  /// Whether this is the last one: known before it runs.
+  bool last() const { return index_ + 1 == total_; }
+  /// Of the present one, from 0.
+  int64_t index() const { return index_; }
+
+  /// Times `body`.
+  template <class Body>
+  void time(Body&& body) {
+    const double cpu = thread_cpu_seconds();
+    const Stopwatch watch;
+    body();
+    const double seconds = watch.seconds();
+    cpu_seconds_ += thread_cpu_seconds() - cpu;
+    wall_seconds_ += seconds;
+    mine_ms_.push_back(1e3 * seconds);
+  }
+
+  /// Milliseconds of this rank's last repetition.
+  double last_ms() const { return mine_ms_.back(); }
+  /// With `world`, collective.
+  Timing timing() const;
+
+ private:
+  /// Decides whether this repetition is the last, or when to decide again.
+  void decide();
+  std::vector<double> slowest_since_last_decision();
+
+  RepeatOptions options_;
+  Communicator* world_;
+  bool owns_core_;
+  Stopwatch since_start_;
+  int64_t index_ = -1, total_ = 0, decide_at_ = 0;
+  double cpu_seconds_ = 0, wall_seconds_ = 0;
+  std::vector<double> mine_ms_;     // of this rank
+  std::vector<double> slowest_ms_;  // of all ranks, as far as known
+};
+
+}  // namespace gyre

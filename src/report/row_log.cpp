@@ -1,0 +1,174 @@
+#include "report/row_log.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "comm/agree.hpp"
+#include "core/error.hpp"
+#include "io/sha256.hpp"
+#include "report/result.hpp"
+
+namespace gyre {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* schema = "gyre-result/1";
+
+/// Tells runs of one file apart.
+std::string run_id(const RunReport& report) {
+  Sha256 sha;
+  const std::string text = fmt::format("{} {} {} {}", report.start, report.command_line, getpid(),
+                                       report.ranks.empty() ? "" : report.ranks[0].host);
+  sha.add(text.data(), text.size());
+  return sha.hex().substr(0, 12);
+}
+
+Json parse_line(const std::string& path, int64_t number, const std::string& line) {
+  Json json = Json::parse(line, nullptr, false);
+  if (json.is_object() && json.value("schema", "") == schema && json.contains("kind")) return json;
+  throw_usage("{}: line {} is no line of {}: '{}'; another name makes a new file", path, number,
+              schema, line.substr(0, 60));
+}
+
+/// Whether a row stands: its values are right and, for "measured", its timing meets the rules.
+bool stands(const Json& row, const std::string& mode) {
+  const Json status = row.value("status", Json::object());
+  if (status.value("result", "INVALID") == "INVALID") return false;
+  return mode == "finished" || status.value("measured", false);
+}
+
+}  // namespace
+
+/// On rank 0.
+class RowLog::File {
+ public:
+  explicit File(std::string path)
+      : path_(std::move(path)),
+        descriptor_(open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666)),
+        closes_(&descriptor_) {
+    if (descriptor_ < 0) fail("cannot be opened");
+    if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+      throw_usage("{}: another run is writing it", path_);
+    cut_torn_line();
+  }
+
+  /// Keys of the rows that stand, of runs with this identity.
+  std::set<std::string> finished(const std::string& identity, const std::string& mode) const {
+    std::set<std::string> keys;
+    std::map<std::string, bool> is_same;
+    std::ifstream file(path_);
+    int64_t number = 0;
+    for (std::string line; std::getline(file, line);) {
+      const Json json = parse_line(path_, ++number, line);
+      const std::string kind = json["kind"];
+      if (kind == "run") is_same[json.value("id", "")] = identity_of(line) == identity;
+      if (kind != "row" || !is_same[json.value("run", "")] || mode == "none") continue;
+      const std::string key = json.value("key", Json::object()).dump();
+      if (stands(json, mode))
+        keys.insert(key);
+      else
+        keys.erase(key);  // the newest row of a key counts
+    }
+    return keys;
+  }
+
+  void append(const std::string& line) {
+    const off_t before = lseek(descriptor_, 0, SEEK_END);
+    const std::string text = line + "\n";
+    errno = 0;
+    const ssize_t written = ::write(descriptor_, text.data(), text.size());
+    if (written == static_cast<ssize_t>(text.size()) && fsync(descriptor_) == 0) return;
+    const int reason = errno == 0 ? ENOSPC : errno;
+    if (ftruncate(descriptor_, before) != 0) errno = reason;
+    errno = reason;
+    fail("cannot be written");
+  }
+
+ private:
+  [[noreturn]] void fail(const char* what) const {
+    throw_runtime("{} {}: {}", path_, what, std::strerror(errno));
+  }
+
+  /// A run that was killed in the middle of a write leaves the beginning of a line.
+  void cut_torn_line() {
+    std::ifstream file(path_);
+    std::string line;
+    off_t complete = 0;
+    for (int64_t number = 1; std::getline(file, line); ++number) {
+      if (file.eof()) break;  // no newline behind it
+      if (number == 1) parse_line(path_, number, line);
+      complete += static_cast<off_t>(line.size()) + 1;
+    }
+    const bool torn = lseek(descriptor_, 0, SEEK_END) != complete;
+    const std::string begin = fmt::format("{{\"schema\":\"{}\"", schema);
+    if (torn && complete == 0 && !begin.starts_with(line.substr(0, begin.size())))
+      parse_line(path_, 1, line);
+    if (torn && ftruncate(descriptor_, complete) != 0) fail("cannot be cut");
+  }
+
+  struct Close {
+    void operator()(const int* descriptor) const {
+      if (*descriptor >= 0) close(*descriptor);
+    }
+  };
+
+  std::string path_;
+  int descriptor_;
+  std::unique_ptr<int, Close> closes_;  // also when the constructor throws
+};
+
+RowLog::RowLog(Communicator& world) : world_(world) {}
+RowLog::~RowLog() = default;
+
+void RowLog::begin(const RunReport& report, const ReportOptions& options) {
+  run_agreed(world_, "--resume", [&] {
+    if (options.resume != "none" && !options.in_lines())
+      throw_usage("--resume {} needs -J FILE.jsonl, the file that has the rows", options.resume);
+  });
+  open_ = options.in_lines();
+  if (!open_) return;
+  std::string keys;
+  run_on_root(world_, "results", [&] {
+    run_ = run_id(report);
+    const std::string line = run_line(report, run_);
+    file_ = std::make_unique<File>(options.json);
+    for (const std::string& key : file_->finished(identity_of(line), options.resume))
+      keys += key + "\n";
+    file_->append(line);
+  });
+  keys = broadcast_string(world_, keys, 0);
+  for (size_t at = 0, end = 0; (end = keys.find('\n', at)) != std::string::npos; at = end + 1)
+    finished_.insert(keys.substr(at, end - at));
+}
+
+bool RowLog::has(const Fields& key) {
+  const bool found = finished_.contains(key_text(key));
+  if (found) ++skipped_;
+  return found;
+}
+
+void RowLog::write(const RunReport& report) {
+  if (!open_) return;
+  run_on_root(world_, "results", [&] {
+    for (; written_ < report.results.size(); ++written_)
+      file_->append(row_line(report, report.results[written_], run_));
+  });
+}
+
+void RowLog::end(const RunReport& report) {
+  write(report);
+  if (!open_) return;
+  run_on_root(world_, "results", [&] { file_->append(end_line(report, run_)); });
+}
+
+}  // namespace gyre

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# gyre-predict: what it says of a machine of inputs/machines, its files, and what it refuses.
+# Usage: predict.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
+source "$(dirname "$0")/../support/app_test.bash"
+machine=$source_dir/inputs/machines/h100-sxm-8.toml
+predict=("$apps/gyre-predict" --machine "$machine")
+
+# Every schedule under every layout, as table, JSON, CSV and picture; halo wants a window, and says so.
+expect 0 'RESULT UNOFFICIAL' "${predict[@]}" --layout all --cp 8,16 --min 512 --max 1K --factor 2 -J all.json --csv all.csv --svg all.svg
+cp output all
+[ "$(grep -v '^# ' all | grep -vE '^(FOM|VERIFY|RESULT)' | wc -L)" -le 120 ] || fail "more than 120 columns: $(cat all)"
+grep -q '^RESULT UNOFFICIAL.*predicted, not measured' all || fail "not said to be predicted: $(cat all)"
+grep -q '^VERIFY PASSED' all || fail "nothing was checked: $(cat all)"
+for schedule in $("$apps/gyre-info" --quick -J info.json >/dev/null && /usr/bin/python3 -c 'import json
+print(*json.load(open("info.json"))["capabilities"]["schedules"])'); do
+  grep -qE "^ *$schedule .* bwd |^# refused: .* schedule $schedule: " all || fail "no row of $schedule: $(cat all)"
+done
+[ "$(grep -c '^# fastest at cp ' all)" -eq 4 ] || fail "not four winners: $(cat all)"
+conforms() { /usr/bin/python3 "$source_dir/tests/support/check_results.py" "$source_dir/results/gyre-result-1.schema.json" "$@" || fail "$*"; }
+conforms all.json all.csv
+/usr/bin/python3 - <<'PY' || fail "see above"
+import csv, json
+import xml.etree.ElementTree as xml
+rows = json.load(open("all.json"))["results"]
+assert len(rows) == len(list(csv.DictReader(open("all.csv")))) > 100, len(rows)
+for row in rows:
+    m = row["measurements"]
+    assert m["time"] > 0 and 0 <= m["exposed"] < 100 and m["sent_switch"] >= 0, row
+    assert (m["sent_switch"] > 0) == (row["key"]["cp"] == 16), row  # 8 GPUs are a node
+    assert m["bound"] in ("kernel", "imbalance", "network", "copies"), row
+texts = [t.text for t in xml.parse("all.svg").iter("{http://www.w3.org/2000/svg}text")]
+assert {"cp 8", "cp 16", "512", "1K"} <= set(texts), texts
+PY
+
+# One configuration: its timeline, and slower links.
+one=(--schedule ring --layout dual-chunk-swap --min 64K --max 64K)
+expect 0 'RESULT UNOFFICIAL' "${predict[@]}" "${one[@]}" --cp 4 --trace trace.json
+/usr/bin/python3 "$source_dir/tests/support/check_trace_format.py" trace.json || fail "the timeline: see above"
+milliseconds() { # FILE.csv: of both passes
+  column "$1" time_ms | awk '{ sum += $1 } END { print sum }'
+}
+for rate in 5G 25G 1e12; do
+  expect 0 'RESULT' "${predict[@]}" "${one[@]}" --cp 64 --link "switch=$rate" --csv "$rate.csv"
+done
+awk "BEGIN { exit !($(milliseconds 5G.csv) > 3 * $(milliseconds 25G.csv) && $(milliseconds 25G.csv) > $(milliseconds 1e12.csv)) }" ||
+  fail "a slower link is no slower: $(cat 5G.csv 25G.csv 1e12.csv)"
+# Ranks that share heads have fewer of them, and neighbours in other nodes.
+expect 0 'RESULT' "${predict[@]}" "${one[@]}" --cp 8 --tp 2 --csv tp.csv
+[ "$(column tp.csv sent_switch_mb pass=fwd)" != 0 ] || fail "nothing leaves the node: $(cat tp.csv)"
+# Documents, and nothing at all to attend.
+expect 0 'RESULT' "${predict[@]}" --gen dist=long-tailed,count=20,max=2K,seed=2 --cp 4 --layout balanced
+expect 0 'RESULT' "${predict[@]}" --gen dist=fixed,length=0,count=3 --cp 2 --schedule ring --layout striped -J empty.json --csv empty.csv
+conforms empty.json empty.csv
+expect 0 'RESULT' "${predict[@]}" --pass fwd --head-dim 64 --window 4K --cp 2 --schedule halo --layout contiguous
+
+refused() { expect 2 "$@"; }
+refused "--cp '0': '0' is no number of ranks from 1 to 65536" "${predict[@]}" --cp 0
+refused "--cp '8,x': 'x' is no number of ranks from 1 to 65536" "${predict[@]}" --cp 8,x
+refused "--cp '8,16,8': 8 is there twice" "${predict[@]}" --cp 8,16,8
+refused '--tp 3 does not divide --kv-heads 8; the nearest is 2' "${predict[@]}" --tp 3
+refused '--heads 30 is not a multiple of --kv-heads 8; the nearest is 32' "${predict[@]}" --heads 30
+refused '--window 4 needs --mask causal' "${predict[@]}" --window 4 --mask full
+refused '--trace needs one --schedule' "${predict[@]}" --trace none.json
+refused '--svg compares both passes' "${predict[@]}" --pass fwd --svg none.svg
+refused "--link swich=1G: the machine has no tier 'swich'; nearest: 'switch'" "${predict[@]}" --link swich=1G
+for link in switch switch= switch=0 switch=-1 switch=1T switch=nan; do
+  refused 'such as switch=25G' "${predict[@]}" --link "$link"
+done
+refused "cannot read 'none.toml'" "$apps/gyre-predict" --machine none.toml
+refused 'MANIFEST: neither JSON nor, by its name, TOML' "$apps/gyre-predict" --machine "$source_dir/inputs/MANIFEST"
+refused "it has no 'model', which predictions need; gyre-info --model measures one" \
+  "$apps/gyre-predict" --machine "$source_dir/results/cpu-2core/machine.json"
+refused 'no kernel of f32 fwd; the machine has bf16 bwd, bf16 fwd' "${predict[@]}" --dtype f32
+refused 'schedule halo: needs a causal mask with a window' "${predict[@]}" --schedule halo --layout contiguous
+refused 'a run of 2 ranks: gyre-predict is one process' "$MPIEXEC" -n 2 "${predict[@]}"
+sed 's/^latency_s/latency/' "$machine" >typo.toml
+refused "typo.toml: model.links[0] has no 'latency'; nearest: 'latency_s'" "$apps/gyre-predict" --machine typo.toml
+[ ! -e none.json ] && [ ! -e none.svg ] || fail "a refused run left a file"
+echo "predict: all passed"

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# What is written of a run: JSON, lines and CSV follow the schema and hold the same numbers; a run that was killed goes on
+# behind its last row; a run beside busy processes says that it is noisy; tables are at most 120 columns wide.
+source "$(dirname "$0")/../support/app_test.bash"
+inputs=$source_dir/inputs
+conforms() { /usr/bin/python3 "$source_dir/tests/support/check_results.py" "$source_dir/results/gyre-result-1.schema.json" "$@" || fail "$*"; }
+mpi=("$MPIEXEC" -n)
+
+"$apps/gyre-pack" --input "$inputs/docs_tiny.h5" --capacity 144 --cp 4 -o packed.h5 >output
+run() { # PROGRAM RANKS ARGUMENTS...: as a document and as lines
+  local program=$1 ranks=$2
+  shift 2
+  expect 0 'RESULT ' "${mpi[@]}" "$ranks" "$apps/gyre-$program" "$@" -J "$program.json" --csv "$program.csv"
+  local widest
+  rm -f "$program.jsonl"
+  widest=$(grep -v '^# ' output | grep -vE '^(FOM|VERIFY|RESULT)' | wc -L)
+  ((widest <= 120)) || fail "$widest columns: $(cat output)"
+  conforms "$program.json" "$program.csv"
+  expect 0 'RESULT ' "${mpi[@]}" "$ranks" "$apps/gyre-$program" "$@" -J "$program.jsonl" --csv "$program.csv"
+  conforms "$program.jsonl" "$program.csv"
+}
+run attention 2 --tokens 64 --heads 2 --kv-heads 2 --head-dim 16 --schedule all --layout all -n 2 -w 0
+run logprobs 2 --op all --method all --tokens 32 --vocab 200 --picks 5 --hidden 16 -n 2 -w 0
+run pipeline 2 --input "$inputs/docs_tiny.h5" --model "$inputs/model_tiny.h5" --cp 2 -n 2
+run pack 1 --gen dist=long-tailed,count=200,max=1K --capacity 4K --algorithm all -n 3
+run shard 2 --input packed.h5 --cp 4
+run shard 1 --input "$inputs/bshd_tiny.h5" --cp 2 --chunks 2
+run predict 1 --machine "$inputs/machines/h100-sxm-8.toml" --cp 4 --tokens 4K
+
+# Killed behind some rows: these stay, the others are measured, none twice.
+sweep=("${mpi[@]}" 2 "$apps/gyre-attention" --heads 2 --kv-heads 2 --head-dim 16 -b 32 -e 160 -i 32 --layout striped
+  --schedule all -c none -w 0 -n 1000 -J sweep.jsonl)
+rows() { grep -c '"kind":"row"' sweep.jsonl || true; }
+"${sweep[@]}" >output 2>&1 & # ends by itself, or is killed
+launcher=$!
+until [[ -e sweep.jsonl ]] && (($(rows) >= 5)) || ! kill -0 "$launcher" 2>/dev/null; do sleep 0.02; done
+kill -KILL "$launcher" 2>/dev/null || true
+wait "$launcher" || true
+for _ in $(seq 100); do # until the ranks have lost their launcher
+  pgrep -f -- "-J sweep.jsonl" >/dev/null || break
+  sleep 0.1
+done
+before=$(rows)
+expect 0 'stay and were not measured again' "${sweep[@]}" --resume finished
+all=$(rows)
+((all == 80 && before < all)) || fail "$before rows, then $all, not 80"
+distinct=$(grep '"kind":"row"' sweep.jsonl | sed 's/.*"key":\({[^}]*}\).*/\1/' | sort -u | wc -l)
+((distinct == all)) || fail "$distinct different rows of $all"
+conforms sweep.jsonl
+expect 0 '80 rows of sweep.jsonl stay' "${sweep[@]}" --resume finished
+expect 2 'nearest: finished' "${sweep[@]}" --resume finish
+expect 2 'needs -J FILE.jsonl' "$apps/gyre-shard" --input packed.h5 --resume finished
+expect 2 "there is no column 'tim'" "$apps/gyre-shard" --input packed.h5 --columns tim
+
+# Beside busy processes, one a core and one more, no run is valid, and each says why.
+hogs=()
+for _ in $(seq $(($(nproc) + 1))); do
+  (while :; do :; done) &
+  hogs+=($!)
+done
+trap 'kill "${hogs[@]}" 2>/dev/null; rm -rf "$scratch"' EXIT
+noisy() {
+  expect 0 'RESULT UNOFFICIAL' "$@"
+  grep -q '^RESULT UNOFFICIAL.*noisy: ' output || fail "nothing about noise: $(cat output)"
+}
+noisy "${mpi[@]}" 2 "$apps/gyre-attention" --tokens 1K --heads 4 --kv-heads 4 --pass fwd --max-seconds 0.5
+noisy "${mpi[@]}" 2 "$apps/gyre-logprobs" --op logprob --tokens 256 --vocab 8K --pass fwd --max-seconds 0.5
+noisy "${mpi[@]}" 2 "$apps/gyre-pipeline" --input "$inputs/docs_tiny.h5" --model "$inputs/model_tiny.h5" --cp 2 --max-seconds 0.5
+echo ok

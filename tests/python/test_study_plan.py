@@ -1,0 +1,338 @@
+#!/usr/bin/env python3
+"""gyre-study plan: cases, placements and launches of a study, and what is refused.
+
+Usage: test_study_plan.py SOURCE_DIR BUILD_DIR
+"""
+
+import random
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE, BUILD = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+sys.dont_write_bytecode = True
+sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
+from study_plans import SMALL, app_of, study_of  # noqa: E402
+from gyre_study import sizes  # noqa: E402
+from gyre_study.app import App, load_app  # noqa: E402
+from gyre_study.cases import expand  # noqa: E402
+from gyre_study.errors import StudyError  # noqa: E402
+from gyre_study.files import Site, Study, load_site, load_study  # noqa: E402
+from gyre_study.launches import launches_of  # noqa: E402
+
+
+class Sizes(unittest.TestCase):
+    def test_texts(self) -> None:
+        for text, size in (("4K", 4096), ("3", 3), ("1G", 1 << 30), (17, 17), ("2m", 2 << 20)):
+            self.assertEqual(sizes.parse_size(text), size)
+            self.assertEqual(sizes.parse_size(sizes.size_text(size)), size)
+        for wrong in ("K", "4.5K", "", "-1", True, 1.5, None):
+            with self.assertRaises(ValueError):
+                sizes.parse_size(wrong)
+
+    def test_sweeps_run_exactly_these_sizes(self) -> None:
+        rng = random.Random(1)
+        for _ in range(300):
+            wanted = sorted(rng.sample(range(1, 60), rng.randint(1, 8)))
+            wanted = [size * rng.choice([1, 1, 512]) for size in wanted]
+            wanted = sorted(set(wanted))
+            found: list[int] = []
+            for some, options in sizes.sweeps(wanted):
+                self.assertEqual(some, swept(options))
+                found += some
+            self.assertEqual(found, wanted)
+        self.assertEqual(len(sizes.sweeps([512, 1024, 2048, 4096])), 1)
+        self.assertEqual(len(sizes.sweeps([512, 1024, 1536])), 1)
+
+    def test_equal_work(self) -> None:
+        for mask, window in (("causal", 0), ("full", 0), ("causal", 100)):
+            for base in (17, 1000, 4096):
+                for ranks in (1, 2, 3, 16):
+                    tokens = sizes.tokens_of_equal_work(base, ranks, mask, window)
+                    work = [sizes.pairs(tokens - off, mask, window) for off in (1, 0)]
+                    self.assertTrue(work[0] < ranks * sizes.pairs(base, mask, window) <= work[1])
+        brute = sum(min(query + 1, 100) for query in range(1000))
+        self.assertEqual(sizes.pairs(1000, "causal", 100), brute)
+
+
+def swept(options: list[str]) -> list[int]:
+    """What a program makes of its options (src/report/sweep.cpp)."""
+    value = dict(zip(options[::2], options[1::2]))
+    if "--tokens" in value:
+        return [sizes.parse_size(value["--tokens"])]
+    first, last = sizes.parse_size(value["--min"]), sizes.parse_size(value["--max"])
+    if "--step" in value:
+        return list(range(first, last + 1, sizes.parse_size(value["--step"])))
+    return sizes.geometric(first, last, float(value.get("--factor", 2)))
+
+
+class Cases(unittest.TestCase):
+    def expand(self, study: Study, site: Site = SMALL):
+        return expand(study, site, app_of(), "study.toml")
+
+    def refused(self, wanted: str, study: Study, site: Site = SMALL) -> None:
+        with self.assertRaises(StudyError) as caught:
+            self.expand(study, site)
+        self.assertIn(wanted, str(caught.exception))
+
+    def test_duplicates_and_placements(self) -> None:
+        found = self.expand(
+            study_of(cp=[1, 2, 8], tokens=[1024, "1K", "2K"], schedule="all", layout=["zigzag"])
+        )
+        self.assertEqual([len(one.cases) for one in found.placements], [6, 6, 6])
+        self.assertEqual(found.duplicates, 9)
+        self.assertEqual(
+            [(one.nodes, one.ranks, one.ranks_per_node) for one in found.placements],
+            [(1, 1, 1), (1, 2, 2), (2, 8, 4)],
+        )
+        ids = [case.id for one in found.placements for case in one.cases]
+        self.assertEqual(len(set(ids)), 18)
+        again = self.expand(
+            study_of(cp=[8, 2, 1], tokens=["2K", "1K"], schedule="all", layout=["zigzag"])
+        )
+        self.assertEqual({case.id for one in again.placements for case in one.cases}, set(ids))
+
+    def test_an_id_is_of_build_machine_and_options(self) -> None:
+        def first(study: Study, site: Site = SMALL, app: App | None = None):
+            return expand(study, site, app or app_of(), "f").placements[0].cases[0]
+
+        study = study_of(cp=[1, 2], tokens=[64])
+        same = first(study)
+        other = app_of()
+        other.build["git"] = "4567"
+        try:
+            newer = first(study, app=other)
+        finally:
+            other.build["git"] = "0123abcd"
+        self.assertNotEqual(newer.id, same.id)
+        self.assertEqual(newer.kin, same.kin)
+        self.assertNotEqual(first(study, Site("there", 4)).kin, same.kin)
+        self.assertNotEqual(
+            first(study_of(cp=[1, 2], tokens=[64], options={"heads": 2})).kin, same.kin
+        )
+
+    def test_weak(self) -> None:
+        found = self.expand(study_of("weak-tokens", cp=[1, 2, 3], tokens=["4K"]))
+        self.assertEqual(
+            [one.cases[0].axes["tokens"] for one in found.placements], [4096, 8192, 12288]
+        )
+        found = self.expand(
+            study_of("weak-work", cp=[1, 2, 4], tokens=["4K"], options={"stripe": 16}), Site("s", 4)
+        )
+        tokens = [one.cases[0].axes["tokens"] for one in found.placements]
+        for one, ranks in zip(tokens, (1, 2, 4)):
+            self.assertEqual(one % (2 * 16 * ranks), 0)
+            self.assertLess(
+                abs(sizes.pairs(one, "causal", 0) / sizes.pairs(4096, "causal", 0) / ranks - 1),
+                0.02,
+            )
+
+    def test_launches_are_exactly_the_cases(self) -> None:
+        rng = random.Random(2)
+        app = app_of()
+        placement = self.expand(
+            study_of(cp=[1, 2], tokens=["1K", "2K", "3K", "8K"], schedule="all", layout="all")
+        ).placements[0]
+        for _ in range(200):
+            some = rng.sample(placement.cases, rng.randint(1, len(placement.cases)))
+            measured = []
+            for launch in launches_of(placement, some, app):
+                runs = self.cases_run(launch.arguments, app)
+                listed = [
+                    tuple(case.axes[name] for name in ("schedule", "layout", "tokens"))
+                    for case in some
+                    if case.id in launch.cases
+                ]
+                self.assertEqual(sorted(runs), sorted(listed))
+                measured += runs
+            self.assertEqual(len(measured), len(set(measured)))
+            self.assertEqual(len(measured), len(some))
+        self.assertEqual(
+            len(launches_of(placement, placement.cases, app)), 2
+        )  # 1K 2K 3K by steps, and 8K
+        self.assertEqual(launches_of(placement, [], app), [])
+
+    def cases_run(self, arguments: list[str], app: App) -> list[tuple[str, str, int]]:
+        value = dict(zip(arguments[::2], arguments[1::2]))
+        pairs = [
+            app.options[n].choices if value[f"--{n}"] == "all" else (value[f"--{n}"],)
+            for n in ("schedule", "layout")
+        ]
+        tail = [
+            word
+            for name in ("--tokens", "--min", "--max", "--factor", "--step")
+            if name in value
+            for word in (name, value[name])
+        ]
+        return [(a, b, size) for a in pairs[0] for b in pairs[1] for size in swept(tail)]
+
+    def test_what_is_refused(self) -> None:
+        two = {"cp": [1, 2], "tokens": [64]}
+        self.refused(
+            "study.toml: axes.tp: gyre-attention has no such axis; nearest: axes.cp (its grid is cp)",
+            study_of(**two, tp=[1]),
+        )
+        self.refused(
+            "axes.shedule: gyre-attention has no such axis; nearest: axes.schedule",
+            study_of(**two, shedule=["ring"]),
+        )
+        self.refused(
+            "'rink' is not one of all, ring, halo, all-gather; nearest: ring",
+            study_of(**two, schedule=["rink"]),
+        )
+        self.refused("'all' stands alone", study_of(**two, schedule=["all", "ring"]))
+        self.refused("axes.tokens: '4X' is no size", study_of(cp=[1, 2], tokens=["4X"]))
+        self.refused("axes.cp: 0 is not above 0", study_of(cp=[0, 1], tokens=[64]))
+        self.refused("axes.tokens = []: wanted: one value at least", study_of(cp=[1, 2], tokens=[]))
+        self.refused(
+            "options.headz: gyre-attention has no --headz; nearest: options.heads",
+            study_of(**two, options={"headz": 1}),
+        )
+        self.refused(
+            "options.json: gyre-study sets --json itself"
+            if "json" in app_of().options
+            else "no --json",
+            study_of(**two, options={"json": "x"}),
+        )
+        self.refused("options.heads: 'x' is no INT", study_of(**two, options={"heads": "x"}))
+        self.refused("options.sinks: 3 is not true or false", study_of(**two, options={"sinks": 3}))
+        self.refused(
+            "options.gen: it is an axis, too",
+            study_of(cp=[1, 2], lengths=["a", "b"], options={"gen": "x"}),
+        )
+        self.refused(
+            "kind = 'strong': axes.cp needs two values at least", study_of(cp=[2], tokens=[64])
+        )
+        self.refused("kind = 'weak-work': axes.tokens is needed", study_of("weak-work", cp=[1, 2]))
+        self.refused(
+            "axes.lengths draws documents",
+            study_of("weak-tokens", cp=[1, 2], tokens=[1], lengths=["a"]),
+        )
+        self.refused(
+            "axes.network needs two values",
+            study_of("network", cp=[1], tokens=[64], network=["none"]),
+        )
+        self.refused(
+            "axes.tokens or axes.lengths needs two values", study_of("length", cp=[1], tokens=[64])
+        )
+        self.refused("exclude each other", study_of(**two, lengths=["a"]))
+        self.refused(
+            "8 ranks, 4 a node, take 2 nodes; here has max_nodes = 1; nearest: 4 ranks",
+            study_of(cp=[1, 8], tokens=[64]),
+            Site("here", 4, max_nodes=1),
+        )
+        crowded = study_of(**two)
+        crowded.ranks_per_node = 9
+        self.refused("ranks_per_node = 9: here has 4 cores a node; nearest: 4", crowded)
+
+
+class Files(unittest.TestCase):
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.file = Path(scratch.name, "x.toml")
+
+    def refused(self, load, text: str, *wanted: str) -> None:
+        self.file.write_text(text, encoding="utf-8")
+        with self.assertRaises(StudyError) as caught:
+            load(self.file)
+        for line in wanted:
+            self.assertIn(line, str(caught.exception))
+
+    def test_all_that_come_with_it_are_read(self) -> None:
+        self.assertGreaterEqual(
+            len([load_site(file) for file in (SOURCE / "slurm/sites").glob("*.toml")]), 2
+        )
+        kinds = {load_study(file).kind for file in (SOURCE / "slurm/studies").glob("*.toml")}
+        self.assertEqual(kinds, {"strong", "weak-tokens", "weak-work", "network", "length"})
+
+    def test_all_studies_that_come_with_it_can_be_planned(self) -> None:
+        site = Site("any", 64)
+        for file in (SOURCE / "slurm/studies").glob("*.toml"):
+            study = load_study(file)
+            self.assertGreater(
+                len(expand(study, site, load_app(BUILD / "apps", study.app), file.name).placements),
+                0,
+            )
+
+    def test_sites(self) -> None:
+        self.refused(
+            load_site,
+            "cores = 3",
+            "x.toml: cores: unknown key; nearest: cores_per_node",
+            "cores_per_node is needed",
+        )
+        self.refused(load_site, "cores_per_node = 0", "cores_per_node = 0: wanted: at least 1")
+        self.refused(
+            load_site, "cores_per_node = true", "cores_per_node = True: wanted: a whole number"
+        )
+        self.refused(
+            load_site,
+            'cores_per_node = 1\nlauncher = "srum"',
+            "'srum': not one of srun, mpiexec; nearest: srun",
+        )
+        self.refused(
+            load_site, "cores_per_node = 1\nmodules = [1]", "modules = [1]: wanted: a list of texts"
+        )
+        self.refused(
+            load_site,
+            "cores_per_node = 1\n[environment]\nA = 1",
+            "environment.A = 1: wanted: a text",
+        )
+        self.refused(
+            load_site,
+            "cores_per_node = 1\n[model]\ntflop = 1",
+            "model.tflop: unknown key; nearest: model.tflops",
+            "has no tflops",
+        )
+        self.refused(
+            load_site,
+            "cores_per_node = 1\n[model]\ntflops = -1",
+            "model.tflops = -1: wanted: a number above 0",
+        )
+        self.refused(load_site, "a b", "x.toml: ")
+
+    def test_studies(self) -> None:
+        self.refused(
+            load_study,
+            'kind = "weak"',
+            "'weak': not one of",
+            "nearest: weak-work",
+            "app is needed",
+            "axes is needed",
+        )
+        self.refused(
+            load_study,
+            'kind="strong"\napp="gyre-attention"\naxis=1\n[axes]',
+            "axis: unknown key; nearest: axes",
+        )
+        self.refused(
+            load_study,
+            'kind="strong"\napp="a"\nminutes=0\n[axes]',
+            "minutes = 0: wanted: at least 1",
+        )
+
+    def test_files_that_options_name_are_found_from_the_study_on(self) -> None:
+        text = 'kind = "strong"\napp = "a"\n[axes]\ngen = ["./x.toml", "x.toml"]\n[options]\ninput = "./x.toml"\n'
+        self.file.write_text(text, encoding="utf-8")
+        study = load_study(self.file)
+        whole = str(self.file.resolve())
+        self.assertEqual(
+            (study.options, study.axes), ({"input": whole}, {"gen": [whole, "x.toml"]})
+        )
+
+    def test_programs(self) -> None:
+        with self.assertRaises(StudyError) as caught:
+            load_app(BUILD / "apps", "gyre-atention")
+        self.assertIn("nearest: gyre-attention", str(caught.exception))
+        with self.assertRaises(StudyError):
+            load_app(BUILD / "apps", "gyre-compare")  # makes no rows
+        app = load_app(BUILD / "apps", "gyre-attention")
+        self.assertEqual(app.swept, ("schedule", "layout", "tokens"))
+        self.assertEqual(app.options["sinks"].kinds, ())
+        self.assertEqual(app.options["iters"].kinds, ("INT", "auto"))
+        self.assertEqual(set(app.build), {"version", "git", "git_state", "type", "compiler"})
+
+
+unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""gyre-study collect and report: what stands in the SQLite file, and what the page shows and links.
+
+Usage: test_study_report.py SOURCE_DIR BUILD_DIR; needs python3-pandas and python3-matplotlib.
+"""
+
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as xml
+from html.parser import HTMLParser
+from pathlib import Path
+
+SOURCE, BUILD = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+sys.dont_write_bytecode = True
+sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
+try:
+    import pandas as pd
+    from gyre_study.report import write_report
+except ImportError as error:
+    print(f"skipped: {error}")
+    sys.exit(77)
+import study_results as made  # noqa: E402
+from study_plans import SMALL, app_of  # noqa: E402
+from gyre_study import points, predict  # noqa: E402
+from gyre_study.app import load_app  # noqa: E402
+from gyre_study.cases import expand  # noqa: E402
+from gyre_study.collect import collect  # noqa: E402
+from gyre_study.errors import StudyError  # noqa: E402
+from gyre_study.files import Site, Study  # noqa: E402
+from gyre_study.folder import Folder, write_plan  # noqa: E402
+from gyre_study.launches import launches_of  # noqa: E402
+
+VOID = "meta link br img input hr".split()
+
+
+class Page(HTMLParser):
+    """Ids, links and open elements of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        found = dict(attrs)
+        if "id" in found:
+            self.ids.append(found["id"] or "")
+        for name in ("href", "xlink:href"):
+            if name in found:
+                self.links.append(found[name] or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+class Studies(unittest.TestCase):
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.path = Path(scratch.name, "study")
+
+    def make(
+        self, study: Study, predicted: bool = False, results: tuple[str, ...] = ("VALID",)
+    ) -> Folder:
+        """A planned study and rows for all its cases but those of halo, with the results in turn."""
+        site = SMALL
+        expansion = expand(study, site, app_of(), "study.toml")
+        foretold = (
+            {
+                case.id: {"fwd": 3.0, "bwd": 6.0}
+                for one in expansion.placements
+                for case in one.cases
+            }
+            if predicted
+            else {}
+        )
+        write_plan(self.path, study, site, app_of(), expansion, foretold)
+        folder = Folder(self.path)
+        rng, count = random.Random(1), 0
+        for one in folder.placements:
+            text = made.run_line("r", one.ranks)
+            for case in one.cases:
+                for direction in ("fwd", "bwd") if case.axes["schedule"] != "halo" else ():
+                    tokens = case.axes.get("tokens", 512)
+                    key = {
+                        "schedule": case.axes["schedule"],
+                        "pass": direction,
+                        "tokens": tokens,
+                        "cp": one.ranks,
+                    }
+                    time = (
+                        (tokens / 512) ** 2
+                        / one.ranks
+                        * (1 + 0.2 * one.ranks)
+                        * (1 if direction == "fwd" else 2)
+                    )
+                    result = results[count % len(results)]
+                    count += 1
+                    text += made.row_line(
+                        "r", key, made.times_around(time, 9, 0.01, rng), result, one.ranks
+                    )
+            folder.rows_file(one).write_text(text + made.end_line("r"), encoding="utf-8")
+        return folder
+
+    def page(self, folder: Folder) -> str:
+        made_file = collect(folder)
+        output = self.path / "report.html"
+        self.figures = write_report(made_file.file, output)
+        return output.read_text(encoding="utf-8")
+
+    def study(self, kind: str, **axes: object) -> Study:
+        return Study("name", kind, "gyre-attention", {"schedule": "all", **axes}, title="A <title>")
+
+    def test_tables(self) -> None:
+        folder = self.make(
+            self.study("strong", cp=[1, 2], tokens=[512, 1024]), results=("VALID", "UNOFFICIAL")
+        )
+        collected = collect(folder)
+        self.assertEqual((collected.runs, collected.rows, collected.cases), (2, 16, 12))
+        with sqlite3.connect(collected.file) as database:
+
+            def all_of(query: str) -> list[tuple[object, ...]]:
+                return database.execute(query).fetchall()
+
+            self.assertEqual(all_of("SELECT count(*) FROM samples"), [((8 * 1 + 8 * 2) * 9,)])
+            self.assertEqual(
+                dict(all_of("SELECT state, count(*) FROM cases GROUP BY state")),
+                {"noisy": 8, "missing": 4},
+            )
+            self.assertEqual(dict(all_of("SELECT * FROM units"))["rate"], "TF/s/rank")
+            self.assertEqual(
+                all_of("SELECT DISTINCT hosts, job, launcher, binding FROM runs WHERE ranks = 2"),
+                [("n1 n2", "slurm 7", "srun", "0: 0, 1: 1")],
+            )
+            self.assertEqual(
+                all_of(
+                    "SELECT count(*) FROM rows JOIN cases USING (case_id) WHERE key_tokens != axis_tokens"
+                ),
+                [(0,)],
+            )
+            self.assertEqual(
+                all_of("SELECT metric, unit FROM foms"), [("attention_rate", "TFLOP/s/rank")] * 2
+            )
+            row = all_of("SELECT row_id, median_ms FROM rows WHERE key_cp = 2 LIMIT 1")[0]
+            times = [
+                ms
+                for (ms,) in all_of(
+                    f"SELECT max(ms) FROM samples WHERE row_id = {row[0]} GROUP BY iteration"
+                )
+            ]
+            self.assertEqual(sorted(times)[4], row[1])
+
+    def test_rows_that_were_measured_again(self) -> None:
+        folder = self.make(self.study("strong", cp=[1, 2], tokens=[512]))
+        file = folder.rows_file(folder.placements[0])
+        key = {"schedule": "ring", "pass": "fwd", "tokens": 512, "cp": 1}
+        file.write_text(
+            file.read_text()
+            + made.run_line("again", 1)
+            + made.row_line("again", key, [5.0] * 7, ranks=1)
+        )
+        with sqlite3.connect(collect(folder).file) as database:
+            one = "key_schedule = 'ring' AND key_pass = 'fwd' AND key_cp = 1"
+            query = f"SELECT is_newest, median_ms FROM rows WHERE {one} ORDER BY row_id"
+            found = database.execute(query).fetchall()
+        self.assertEqual([is_newest for is_newest, _ in found], [0, 1])
+        self.assertEqual(found[1][1], 5.0)
+
+    def test_efficiency(self) -> None:
+        folder = self.make(self.study("strong", cp=[1, 2, 4], tokens=[512, 1024]))
+        data = points.read_study(collect(folder).file)
+        shares = points.efficiency(data)
+        for ranks, wanted in ((1, 100), (2, 100 * 1.2 / 1.4), (4, 100 * 1.2 / 1.8)):
+            for share in shares[data.rows["ranks"] == ranks]:
+                self.assertAlmostEqual(share, wanted, delta=3)
+
+    def check_page(self, page: str, figures: int, title: str = "A &lt;title&gt;") -> None:
+        parsed = Page(page)
+        self.assertEqual((parsed.wrong, parsed.open), ([], []))
+        self.assertEqual(len(parsed.ids), len(set(parsed.ids)), "ids of a page are its own")
+        for link in parsed.links:
+            self.assertTrue(link.startswith("#") and link[1:] in parsed.ids, link)
+        self.assertEqual(self.figures, figures)
+        for figure in re.findall(r"<figure>(<svg.*?</svg>)", page, re.DOTALL):
+            xml.fromstring(figure)
+            self.assertEqual(
+                re.findall(r"#[0-9a-f]{6}", figure), [], "colours are variables, for light and dark"
+            )
+            self.assertTrue("<title>" in figure, "no point says what it is")
+        self.assertNotIn(
+            "http://", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page), "nothing is loaded from elsewhere"
+        )
+        self.assertIn(f"<h1>{title}</h1>", page)
+        self.assertIn("prefers-color-scheme: dark", page)
+
+    def test_strong(self) -> None:
+        page = self.page(
+            self.make(
+                self.study("strong", cp=[1, 2], tokens=[512, 1024]), results=("VALID", "UNOFFICIAL")
+            )
+        )
+        self.check_page(page, 3)
+        for wanted in (
+            "Parallel efficiency",
+            "Rate against length",
+            "Exposed communication",
+            "Who wins where",
+            made.REASON,
+            "slurm 7",
+            "0: 0, 1: 1",
+            "missing",
+        ):
+            self.assertIn(wanted, page)
+        first = page[page.index("<figure>") : page.index("</figure>")]
+        hollow = len(re.findall(r"fill: var\(--paper\)[^>]*>|fill: var\(--paper\)", first))
+        self.assertGreater(hollow, 0, "points that are not VALID are hollow")
+        page = self.page(self.make(self.study("strong", cp=[1, 2], tokens=[512, 1024])))
+        first = page[page.index("<figure>") : page.index("</figure>")]
+        self.assertEqual(len(re.findall(r"fill: var\(--paper\)", first)), 0)
+
+    def test_other_kinds(self) -> None:
+        page = self.page(self.make(self.study("weak-work", cp=[1, 2, 4], tokens=[512])))
+        self.check_page(page, 2)
+        self.assertIn("work a rank constant", page)
+        page = self.page(
+            self.make(
+                self.study("network", cp=[2], tokens=[512], network=["none", "alpha=1us,beta=1G"])
+            )
+        )
+        self.check_page(page, 2)
+        self.assertIn("Time under slower networks", page)
+        page = self.page(self.make(self.study("length", cp=[2], lengths=["dist=a", "dist=b"])))
+        self.check_page(page, 2)
+        self.assertIn("dist=b", page)
+
+    def test_names_on_an_axis_stand_as_in_the_study(self) -> None:
+        """However the rows were measured; and tokens, which the drawn lengths make, are no panels."""
+        networks = ["none", "beta=9G", "beta=1G"]
+        folder = self.make(self.study("network", cp=[2], tokens=[512], network=networks))
+        data = points.read_study(collect(folder).file)
+        mixed = data.rows.sort_values("axis_network")
+        data.rows = mixed.assign(key_tokens=range(len(mixed)), axis_lengths="dist=a")
+        found, left_out = points.panels(data, "axis_network", lambda row: row["median_ms"])
+        self.assertEqual((len(found), left_out), (data.rows["key_pass"].nunique(), 0))
+        for panel in found:
+            for line in panel.lines.values():
+                self.assertEqual([point.x for point in line], networks)
+
+    def test_predicted_only_where_there_is_a_prediction(self) -> None:
+        self.assertNotIn(
+            "Measured against predicted",
+            self.page(self.make(self.study("strong", cp=[1, 2], tokens=[512]))),
+        )
+        page = self.page(self.make(self.study("strong", cp=[1, 2], tokens=[512]), predicted=True))
+        self.check_page(page, 3)
+        self.assertIn("Measured against predicted", page)
+
+    def test_without_rows(self) -> None:
+        folder = self.make(self.study("strong", cp=[1, 2], tokens=[512]))
+        for placement in folder.placements:
+            folder.rows_file(placement).unlink()
+        self.assertIn("No row has been measured yet", self.page(folder))
+        (self.path / "study.sqlite").write_bytes(
+            b"no database, and longer than a header of one" * 9
+        )
+        with self.assertRaises(StudyError):
+            points.read_study(self.path / "study.sqlite")
+
+    def test_a_program_that_shards(self) -> None:
+        """With a real program: nothing is timed, and cp is an option, not the number of ranks."""
+        app = load_app(BUILD / "apps", "gyre-shard")
+        axes = {
+            "cp": [2, 4],
+            "lengths": ["dist=fixed,length=100,count=20", "dist=long-tailed,max=1K,count=20"],
+        }
+        study = Study("s", "length", "gyre-shard", {**axes, "layout": "all"}, accept="finished")
+        expansion = expand(study, SMALL, app, "s.toml")
+        self.assertEqual([one.ranks for one in expansion.placements], [1] * 4)
+        write_plan(self.path, study, SMALL, app, expansion, {})
+        folder = Folder(self.path)
+        for placement in folder.placements:
+            for launch in launches_of(placement, placement.cases, app):
+                output = ["--json", str(folder.rows_file(placement))]
+                subprocess.run(
+                    [app.path, *launch.arguments, *output],
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                    timeout=60,
+                )
+        page = self.page(folder)
+        self.check_page(page, 2, "s")
+        for wanted in ("Balance of ranks", "Need of others", "cp = 4", "balanced-joint"):
+            self.assertIn(wanted, page)
+
+    def test_predictions_are_the_programs(self) -> None:
+        app = load_app(BUILD / "apps", "gyre-attention")
+        site = Site("here", 4, model={"tflops": 0.1, "gbps": 5.0, "latency_us": 10.0})
+        axes = {
+            "cp": [1, 2],
+            "tokens": [512],
+            "schedule": ["ring", "halo"],
+            "network": ["none", "alpha=1us,beta=1G"],
+        }
+        study = Study(
+            "s", "strong", "gyre-attention", axes, options={"heads": 2, "kv_heads": 2, "iters": 3}
+        )
+        expansion = expand(study, site, app, "s.toml")
+        found = predict.predict(expansion, app, site)
+        wanted = {
+            case.id
+            for one in expansion.placements
+            for case in one.cases
+            if case.axes["network"] == "none" and case.axes["schedule"] == "ring"
+        }
+        self.assertEqual(set(found), wanted)
+        for times in found.values():
+            self.assertEqual(set(times), {"fwd", "bwd"})
+            self.assertTrue(0 < times["fwd"] < times["bwd"] < 100)
+        self.assertEqual(predict.predict(expansion, app, Site("here", 4)), {})
+        self.assertTrue(pd.notna(list(found.values())[0]["fwd"]))
+
+
+unittest.main(argv=sys.argv[:1])

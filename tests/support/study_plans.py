@@ -1,0 +1,45 @@
+"""A program that is not there, a site and studies, for the tests of gyre-study. slurm/ is on the path of modules."""
+
+import study_results as made
+from gyre_study.app import App, Option
+from gyre_study.files import Site, Study
+
+
+def app_of(name: str = "gyre-attention") -> App:
+    """A program that is not there, with a few options."""
+    schedule = Option("schedule", ("all", "ring", "halo", "all-gather"), "ring")
+    layout = Option("layout", ("all", "zigzag", "striped"), "zigzag")
+    options = [
+        schedule,
+        layout,
+        Option("pass", ("fwd", "bwd", "both"), "both"),
+        Option("check", ("none", "last"), "last"),
+    ]
+    options += [
+        Option(word, ("SIZE",), "0") for word in ("tokens", "min", "window", "stripe", "capacity")
+    ]
+    options += [
+        Option("mask", ("causal", "full"), "causal"),
+        Option("heads", ("INT",), "8"),
+        Option("gen", ("TEXT",), ""),
+    ]
+    options += [
+        Option("emulate-network", ("TEXT",), ""),
+        Option("cp", ("INT",), "0"),
+        Option("sinks", (), ""),
+    ]
+    return App(
+        name, "/nowhere/gyre-attention", made.BUILD, {option.name: option for option in options}
+    )
+
+
+def study_of(
+    kind: str = "strong",
+    accept: str = "measured",
+    options: dict[str, object] | None = None,
+    **axes: object,
+) -> Study:
+    return Study("study", kind, "gyre-attention", axes, accept=accept, options=options or {})
+
+
+SMALL = Site("here", 4)

@@ -1,0 +1,269 @@
+// Machine files for predictions: those of inputs/machines, and what is said of files with mistakes.
+
+#include "predict/machine_file.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "errors.hpp"
+
+namespace gyre {
+namespace GYRE_FILE {
+
+const std::string good = R"(schema = "gyre-machine/1"
+[model]
+name = "a machine"
+rank = "a rank"
+memory_bytes = { value = 64e9, source = "s" }
+copy_bytes_per_s = { value = 2e12, source = "s" }
+
+[[model.links]]
+tier = "node"
+ranks = 8
+latency_s = { value = 1e-6, source = "s" }
+message_bytes = [1024, 65536]
+bytes_per_s = { value = [1e9, 4e9], source = "s" }
+all_at_once = { value = 0.5, source = "s" }
+kernel_slowdown = { value = 0.25, source = "s" }
+
+[[model.links]]
+tier = "switch"
+latency_s = { value = 2e-5, source = "s" }
+bytes_per_s = { value = 5e8, source = "s" }
+
+[[model.kernels]]
+pass = "fwd"
+dtype = "bf16"
+head_dim = 128
+library = "of its own"
+launch_s = { value = 5e-6, source = "s" }
+diagonal_s = { value = 1e-10, source = "s" }
+rows = [512, 1024]
+keys = [256, 512, 1024]
+flops_per_s = { value = [[1e12, 2e12, 3e12], [4e12, 5e12, 6e12]], source = "s" }
+
+[[model.kernels]]
+pass = "bwd"
+dtype = "f32"
+head_dim = 64
+rows = [512, 1024]
+flops_per_s = { value = [7e12, 8e12], source = "s" }
+)";
+
+TEST(MachineFile, IsReadWhole) {
+  const MachineModel m = parse_machine_model("m.toml", good);
+  EXPECT_EQ(m.name, "a machine");
+  EXPECT_EQ(m.memory_bytes, 64e9);
+  EXPECT_EQ(m.copy_bytes_per_s, 2e12);
+  ASSERT_EQ(m.links.size(), 2U);
+  const LinkTier &node = m.links[0], &network = m.links[1];
+  EXPECT_EQ(node.name, "node");
+  EXPECT_EQ(node.ranks, 8);
+  EXPECT_EQ(node.latency_s, 1e-6);
+  EXPECT_EQ(node.bytes_per_s, 4e9);
+  ASSERT_EQ(node.curve.size(), 2U);
+  EXPECT_EQ(node.curve[0].bytes, 1024);
+  EXPECT_EQ(node.curve[0].bytes_per_s, 1e9);
+  EXPECT_EQ(node.all_at_once, 0.5);
+  EXPECT_EQ(node.kernel_slowdown, 0.25);
+  EXPECT_EQ(network.name, "switch");
+  EXPECT_EQ(network.ranks, 0);
+  EXPECT_EQ(network.bytes_per_s, 5e8);
+  EXPECT_TRUE(network.curve.empty());
+  EXPECT_EQ(network.all_at_once, 1);
+  EXPECT_EQ(network.kernel_slowdown, 0);
+  ASSERT_EQ(m.kernel.surfaces.size(), 2U);
+  const KernelSurface &forward = m.kernel.surfaces[0], &backward = m.kernel.surfaces[1];
+  EXPECT_EQ(forward.pass, Pass::forward);
+  EXPECT_EQ(forward.type, DType::bf16);
+  EXPECT_EQ(forward.head_dim, 128);
+  EXPECT_EQ(forward.launch_s, 5e-6);
+  EXPECT_EQ(forward.diagonal_s, 1e-10);
+  EXPECT_EQ(forward.rows, (std::vector<double>{512, 1024}));
+  EXPECT_EQ(forward.keys, (std::vector<double>{256, 512, 1024}));
+  EXPECT_EQ(forward.flops_per_s, (std::vector<double>{1e12, 2e12, 3e12, 4e12, 5e12, 6e12}));
+  EXPECT_EQ(backward.pass, Pass::backward);
+  EXPECT_EQ(backward.type, DType::f32);
+  EXPECT_EQ(backward.launch_s, 0);
+  EXPECT_TRUE(backward.keys.empty());
+}
+
+TEST(MachineFile, WhatIsWrittenIsReadAgain) {
+  const auto json_of = [](const MachineModel& machine) {
+    return nlohmann::ordered_json{{"schema", "gyre-machine/1"}, {"model", model_json(machine, "s")}}
+        .dump();
+  };
+  const std::string text = json_of(parse_machine_model("m.toml", good));
+  const MachineModel again = parse_machine_model("m.json", text);
+  EXPECT_EQ(json_of(again), text);
+  EXPECT_EQ(again.links[0].curve[1].bytes_per_s, 4e9);
+  EXPECT_EQ(again.links[1].ranks, 0);
+  EXPECT_EQ(again.kernel.surfaces[0].flops_per_s,
+            (std::vector<double>{1e12, 2e12, 3e12, 4e12, 5e12, 6e12}));
+}
+
+TEST(MachineFile, LinksHaveTheTimesOfTheirCurve) {
+  const LinkTier node = parse_machine_model("m.toml", good).links[0];
+  EXPECT_DOUBLE_EQ(node.seconds(0), 0);
+  EXPECT_DOUBLE_EQ(node.seconds(512), 512 / 0.5e9);
+  EXPECT_DOUBLE_EQ(node.seconds(1024), 1024 / 0.5e9);
+  EXPECT_DOUBLE_EQ(node.seconds((1024 + 65536) / 2.0),
+                   (node.seconds(1024) + node.seconds(65536)) / 2);
+  EXPECT_DOUBLE_EQ(node.seconds(65536), 65536 / 2e9);
+  EXPECT_DOUBLE_EQ(node.seconds(1e9), 1e9 / 2e9);
+}
+
+TEST(MachineFile, EveryFileOfTheInputsIsAMachine) {
+  int files = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(GYRE_SOURCE_DIR "/inputs/machines")) {
+    if (entry.path().extension() != ".toml") continue;
+    SCOPED_TRACE(entry.path().filename());
+    ++files;
+    std::ostringstream text;
+    text << std::ifstream(entry.path()).rdbuf();
+    const MachineModel machine = parse_machine_model(entry.path(), text.str());
+    EXPECT_NE(machine.name, "");
+    EXPECT_GE(machine.memory_bytes, 40e9);
+    EXPECT_EQ(machine.links.back().ranks, 0);
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      EXPECT_EQ(machine.kernel.why_not(pass, DType::bf16), "");
+    // Nothing that a GPU of today would need a new scale for: mistakes of a unit.
+    for (const KernelSurface& s : machine.kernel.surfaces)
+      for (const double rate : s.flops_per_s) EXPECT_TRUE(rate > 50e12 && rate < 3e15) << rate;
+    for (const LinkTier& link : machine.links) {
+      EXPECT_TRUE(link.bytes_per_s > 10e9 && link.bytes_per_s < 2e12) << link.bytes_per_s;
+      EXPECT_TRUE(link.latency_s > 1e-6 && link.latency_s < 1e-4) << link.latency_s;
+    }
+  }
+  EXPECT_GE(files, 9);
+}
+
+/// Expects the message of m.toml with `text` replaced.
+void refuse(const std::string& message, const std::string& text, const std::string& replacement) {
+  const size_t at = good.find(text);
+  ASSERT_NE(at, std::string::npos) << text;
+  std::string spoilt = good;
+  spoilt.replace(at, text.size(), replacement);
+  test::expect_usage("m.toml: " + message, [&] { parse_machine_model("m.toml", spoilt); });
+}
+
+TEST(MachineFile, RefusesWhatIsNoMachine) {
+  refuse("line 3: Error while parsing key-value pair: expected value, saw '\\n'", "\"a machine\"",
+         "");
+  refuse("no gyre-machine/1: 'schema' says \"gyre-result/1\"", "gyre-machine/1", "gyre-result/1");
+  refuse("no gyre-machine/1: 'schema' says nothing", "schema", "scheme");
+  const auto json = [](const std::string& message, const std::string& text) {
+    test::expect_usage("m.json: " + message, [&] { parse_machine_model("m.json", text); });
+  };
+  json("neither JSON nor, by its name, TOML", good);
+  json("neither JSON nor, by its name, TOML", "");
+  json("no gyre-machine/1: 'schema' says nothing", "[]");
+  json("no gyre-machine/1: 'schema' says 1", R"({"schema": 1})");
+  json("it has no 'model', which predictions need; gyre-info --model measures one",
+       R"({"schema": "gyre-machine/1"})");
+  json("model is 3; wanted: an object", R"({"schema": "gyre-machine/1", "model": 3})");
+  json("more than 32 levels of brackets; wanted: gyre-machine/1", std::string(100000, '['));
+}
+
+TEST(MachineFile, RefusesKeysThatItDoesNotKnowOrLacks) {
+  refuse("model.links[0] has no 'latency'; nearest: 'latency_s'", "latency_s", "latency");
+  refuse("model has no 'xyz'; there are name, rank, memory_bytes, copy_bytes_per_s, links, kernels",
+         "rank =", "xyz =");
+  refuse("model.kernels[1] has no 'dypte'; nearest: 'dtype'", "dtype = \"f32\"", "dypte = \"f32\"");
+  refuse("model.links[1].latency_s has no 'vlaue'; nearest: 'value'", "{ value = 2e-5",
+         "{ vlaue = 2e-5");
+  refuse("model lacks 'name'", "name = \"a machine\"", "");
+  refuse("model lacks 'copy_bytes_per_s'", "copy_bytes_per_s = { value = 2e12, source = \"s\" }",
+         "");
+  refuse("model.links[1] lacks 'bytes_per_s'", "bytes_per_s = { value = 5e8, source = \"s\" }", "");
+  refuse("model.kernels[1] lacks 'head_dim'", "head_dim = 64", "");
+  refuse("model.links[1].latency_s lacks 'source'", "{ value = 2e-5, source = \"s\" }",
+         "{ value = 2e-5 }");
+  refuse("model.links[1].latency_s lacks 'value'", "value = 2e-5, ", "");
+  refuse("model.memory_bytes has no source; wanted: where the number comes from",
+         "value = 64e9, source = \"s\"", "value = 64e9, source = \"\"");
+}
+
+TEST(MachineFile, RefusesValuesOfAnotherKind) {
+  refuse("model.name is 3; wanted: a text", "\"a machine\"", "3");
+  refuse("model.rank is 3; wanted: a text", "\"a rank\"", "3");
+  refuse("model.memory_bytes is 64000000000.0; wanted: an object",
+         "{ value = 64e9, source = \"s\" }", "64e9");
+  refuse("model.memory_bytes.source is 7; wanted: a text", "64e9, source = \"s\"",
+         "64e9, source = 7");
+  refuse("model.memory_bytes is \"64e9\"; wanted: a number", "64e9", "\"64e9\"");
+  refuse("model.memory_bytes is true; wanted: a number", "64e9", "true");
+  refuse("model.memory_bytes is \"NaN\"; wanted: a number", "64e9", "nan");
+  refuse("model.memory_bytes is \"Infinity\"; wanted: a number", "64e9", "inf");
+  refuse("model.memory_bytes is [1,2]; wanted: a number", "64e9", "[1, 2]");
+  refuse("model.links[0].ranks is 8.0; wanted: a whole number", "ranks = 8", "ranks = 8.0");
+  refuse("model.links[0].message_bytes[1] is \"64K\"; wanted: a number", "65536", "\"64K\"");
+  refuse("model.kernels[0].flops_per_s[1][2] is \"NaN\"; wanted: a number", "6e12", "nan");
+  refuse("model.kernels[0].pass is \"forward\"; wanted: fwd or bwd", "\"fwd\"", "\"forward\"");
+  refuse("model.kernels[0].dtype is \"f16\"; wanted: f32 or bf16", "\"bf16\"", "\"f16\"");
+  test::expect_usage("m.json: model.links is 1; wanted: a list", [] {
+    parse_machine_model("m.json",
+                        R"({"schema": "gyre-machine/1", "model": {"name": "m", "links": 1,
+                            "copy_bytes_per_s": {"value": 1, "source": "s"}}})");
+  });
+}
+
+TEST(MachineFile, RefusesTiersThatCannotBe) {
+  refuse("model.links[1].tier is 'swich'; nearest: 'switch'", "\"switch\"", "\"swich\"");
+  refuse("model.links[1].tier is 'x'; wanted: one of core, socket, node, rack, switch",
+         "\"switch\"", "\"x\"");
+  refuse("model.links[0] and [1] are both the tier node", "\"switch\"", "\"node\"");
+  refuse("model.links[0].bytes_per_s: 2 rates for 3 message_bytes", "[1024, 65536]",
+         "[1024, 4096, 65536]");
+  refuse("model.links[0].bytes_per_s: 2 rates for 0 message_bytes", "[1024, 65536]", "[]");
+  refuse("model.links[1].bytes_per_s: 0 rates for 0 message_bytes", "5e8", "[]");
+  refuse("message_bytes of 1024 behind 65536; wanted: more", "[1024, 65536]", "[65536, 1024]");
+  refuse(
+      "model.links[0].ranks is 0; wanted: a number of ranks from 1 on, or no 'ranks' in the "
+      "outermost tier",
+      "ranks = 8", "ranks = 0");
+  refuse("ranks of 0 in tier node; wanted: a multiple of 1, or none for the last tier", "ranks = 8",
+         "");
+  refuse("ranks of 12 in tier switch; wanted: a multiple of the tier inside, 8, the nearest 16",
+         "tier = \"switch\"", "tier = \"switch\"\nranks = 12");
+  refuse("latency_s of -2e-05; wanted: 0 or more", "2e-5", "-2e-5");
+  refuse("bytes_per_s of 0; wanted: more than 0", "5e8", "0");
+  refuse("all_at_once of 1.5; wanted: more than 0, at most 1", "value = 0.5", "value = 1.5");
+  refuse("kernel_slowdown of -0.25; wanted: 0 or more", "0.25", "-0.25");
+  refuse("copy_bytes_per_s of -1; wanted: more than 0", "2e12", "-1");
+}
+
+TEST(MachineFile, RefusesKernelsThatCannotBe) {
+  refuse("1 rows of a kernel; wanted: 2 or more, a surface",
+         "rows = [512, 1024]\nflops_per_s = { value = [7e12, 8e12]",
+         "rows = [512]\nflops_per_s = { value = [7e12]");
+  refuse("0 rows of a kernel; wanted: 2 or more, a surface",
+         "rows = [512, 1024]\nflops_per_s = { value = [7e12, 8e12]",
+         "flops_per_s = { value = 7e12");
+  refuse("1 keys of a kernel; wanted: 2 or more, a surface", "[256, 512, 1024]", "[256]");
+  refuse("rows of 512 at place 2; wanted: finite, above 0, ascending", "[512, 1024]\nkeys",
+         "[512, 512]\nkeys");
+  refuse("keys of 0 at place 1; wanted: finite, above 0, ascending", "[256, 512", "[0, 512");
+  refuse("3 flops_per_s for 2 rows and 0 keys; wanted: 2", "[7e12, 8e12]", "[7e12, 8e12, 9e12]");
+  refuse("flops_per_s of -5000000000000; wanted: more than 0", "5e12", "-5e12");
+  refuse("launch_s of -5e-06; wanted: 0 or more", "5e-6", "-5e-6");
+  refuse("model.kernels[1].head_dim is 0; wanted: a number from 1 to 1024", "head_dim = 64",
+         "head_dim = 0");
+  refuse("model.kernels[0] and [1] are both bf16 fwd of head_dim 128",
+         "\"bwd\"\ndtype = \"f32\"\nhead_dim = 64", "\"fwd\"\ndtype = \"bf16\"\nhead_dim = 128");
+  test::expect_usage("m.json: model.kernels is []; wanted: a kernel or more", [] {
+    parse_machine_model("m.json", R"({"schema": "gyre-machine/1", "model": {"name": "m",
+      "copy_bytes_per_s": {"value": 1, "source": "s"}, "links": [{"tier": "node",
+      "latency_s": {"value": 0, "source": "s"}, "bytes_per_s": {"value": 1, "source": "s"}}],
+      "kernels": []}})");
+  });
+}
+
+}  // namespace GYRE_FILE
+}  // namespace gyre
