@@ -10,7 +10,8 @@ target_compile_options(
             -Wshadow
             -Wnon-virtual-dtor
             -Woverloaded-virtual
-            -Wno-restrict # GCC 12 false positives in std::string (GCC bug 105651)
+            -Wno-restrict # GCC 12 false positives in std::string (GCC bug 105651), of both
+            -Wno-stringop-overflow
             -Wno-subobject-linkage # a unity build includes its sources, as if they were headers
             -ffp-contract=off
             -ffunction-sections # each function can be left out of a program: tests/unit/reached.sh
@@ -96,6 +97,7 @@ function(gyre_module name)
   gyre_compile_alone(${sources})
   add_library(gyre_${name} STATIC ${sources})
   target_link_libraries(gyre_${name} PUBLIC gyre_flags ${ARG_DEPENDS})
+  target_precompile_headers(gyre_${name} REUSE_FROM gyre_precompiled)
   gyre_cuda_definitions(gyre_${name})
 endfunction()
 
@@ -111,6 +113,7 @@ function(gyre_app_parts folder)
     gyre_compile_alone(${sources})
     add_library(gyre_app_${folder} STATIC ${sources})
     target_link_libraries(gyre_app_${folder} PUBLIC ${needed})
+    target_precompile_headers(gyre_app_${folder} REUSE_FROM gyre_precompiled)
   else() # an app that is all in its main file
     add_library(gyre_app_${folder} INTERFACE)
     target_link_libraries(gyre_app_${folder} INTERFACE ${needed})
@@ -122,6 +125,7 @@ function(gyre_app name)
   gyre_app_parts(${name})
   add_executable(gyre-${name} ${name}/main.cpp)
   target_link_libraries(gyre-${name} PRIVATE gyre_app_${name})
+  target_precompile_headers(gyre-${name} REUSE_FROM gyre_precompiled)
   # What the program cannot reach is left out; tests/unit/reached.sh reads what stays.
   target_link_options(gyre-${name} PRIVATE -Wl,--gc-sections)
   install(TARGETS gyre-${name} RUNTIME)

@@ -1,14 +1,13 @@
 #include "predict/machine_file.hpp"
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/error.hpp"
 #include "core/nearest.hpp"
 #include "machine/json.hpp"
+#include "report/toml_file.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -17,28 +16,17 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr int most_levels = 32;  // of lists and objects: what reads and prints them recurses
 
-/// The file as JSON. toml++ writes JSON of its tables.
 Json document_of(const std::string& path, const std::string& text) {
-  if (!path.ends_with(".toml")) {
-    const auto is_shallow = [&](int depth, Json::parse_event_t, Json&) {
-      if (depth > most_levels)
-        throw_usage("{}: more than {} levels of brackets; wanted: {}", path, most_levels,
-                    machine_schema);
-      return true;
-    };
-    Json json = Json::parse(text, is_shallow, false);
-    if (json.is_discarded()) throw_usage("{}: neither JSON nor, by its name, TOML", path);
-    return json;
-  }
-  try {
-    std::ostringstream json;
-    json << toml::json_formatter(toml::parse(text));
-    return Json::parse(json.str());
-  } catch (const toml::parse_error& error) {
-    throw_usage("{}: line {}: {}", path, error.source().begin.line, error.description());
-  } catch (const Json::parse_error& error) {
-    throw_usage("{}: {}", path, error.what());
-  }
+  const auto is_shallow = [&](int depth, Json::parse_event_t, Json&) {
+    if (depth > most_levels)
+      throw_usage("{}: more than {} levels of brackets; wanted: {}", path, most_levels,
+                  machine_schema);
+    return true;
+  };
+  Json json =
+      Json::parse(path.ends_with(".toml") ? toml_as_json(path, text) : text, is_shallow, false);
+  if (json.is_discarded()) throw_usage("{}: neither JSON nor, by its name, TOML", path);
+  return json;
 }
 
 std::string shown(const Json& json) {

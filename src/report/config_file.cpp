@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <sstream>
 #define TOML_HEADER_ONLY 1  // NOLINT(readability-identifier-naming): the library names it
 #include <toml++/toml.h>
 
 #include "report/options.hpp"
+#include "report/toml_file.hpp"
 
 namespace gyre {
 namespace {
@@ -134,8 +136,12 @@ std::string complain_about_switch(const std::string& name, const std::string& te
 std::vector<CLI::ConfigItem> ConfigFile::from_config(std::istream& input) const {
   const auto file = app_.get_config_ptr()->as<std::string>();
   std::vector<std::pair<toml::source_index, std::string>> complaints;  // line and text
+  const std::string toml(std::istreambuf_iterator<char>(input), {});
+  if (const int deep = line_of_deep_key(toml); deep > 0)
+    throw CLI::ConfigError(fmt::format("{}:{}: a key of too many parts", file, deep),
+                           CLI::ExitCodes::ConfigError);
   try {
-    const toml::table table = toml::parse(input);
+    const toml::table table = toml::parse(toml);
     for (const auto& [key, node] : table) {
       const std::string complaint = complaint_about(app_, std::string(key.str()), node);
       if (!complaint.empty()) complaints.emplace_back(key.source().begin.line, complaint);

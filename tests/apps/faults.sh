@@ -62,6 +62,15 @@ ends 2 "/documents/offsets" --input "$scratch/missing.h5" --model "$model"
 ends 2 "259" --input "$scratch/range.h5" --model "$model"
 ends 2 "nosuch.h5" --input "$scratch/nosuch.h5" --model "$model"
 
+# Processes by command: a supervisor is the child of another program, a rank the child of a supervisor, and a rank that
+# reads a file may have a child, too.
+ranks_of() { # PATTERN
+  local process all
+  all=$(pgrep -f "$1")
+  for process in $all; do
+    grep -qxF "$(ps -o ppid= -p "$process" | tr -d ' ')" <<<"$all" || pgrep -P "$process" -f "$1"
+  done
+}
 # A killed and a stopped rank, in the middle of a long run.
 signal_one_rank() { # SIGNAL STATUS TEXT [SIGNAL that another rank gets a moment before]
   local launcher ranks status=0
@@ -73,10 +82,7 @@ signal_one_rank() { # SIGNAL STATUS TEXT [SIGNAL that another rank gets a moment
     sleep 0.1
   done
   sleep 0.5
-  # Ranks are the grandchildren of the proxy: they have no child.
-  ranks=$(for process in $(pgrep -f "^$apps/gyre-pipeline .*-o $scratch/out/o.h5"); do
-    pgrep -P "$process" >"$scratch/children" || echo "$process"
-  done)
+  ranks=$(ranks_of "^$apps/gyre-pipeline .*-o $scratch/out/o.h5")
   if [[ -n ${4:-} ]]; then
     kill "-$4" "$(head -1 <<<"$ranks")"
     sleep 0.3
@@ -134,10 +140,11 @@ unused_shared_memory() {
   done
 }
 for _ in $(seq 30); do
-  [[ -n $(unused_shared_memory) ]] || break
+  left=$(unused_shared_memory)
+  [[ -n $left ]] || break
   sleep 0.1
 done
-[[ -z $(unused_shared_memory) ]] || fail "left in /dev/shm: $(unused_shared_memory)"
+[[ -z $left ]] || fail "left in /dev/shm: $left"
 
 # A supervisor that is stopped goes on; so does the run, to its end.
 "$MPIEXEC" -n 2 "$apps/gyre-pipeline" --input "$input" --model "$model" --cp 2 -n 300 -o "$scratch/stopped.h5" >"$scratch/log" 2>&1 &

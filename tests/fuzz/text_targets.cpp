@@ -10,11 +10,13 @@
 #include "apps/logprobs/options.hpp"
 #include "apps/pack/options.hpp"
 #include "apps/pipeline/options.hpp"
+#include "apps/predict/options.hpp"
 #include "apps/shard/options.hpp"
 #include "comm/emulated.hpp"
 #include "core/error.hpp"
 #include "machine/json.hpp"
 #include "packing/lengths.hpp"
+#include "predict/machine_file.hpp"
 #include "report/command_line.hpp"
 #include "report/options.hpp"
 #include "target.hpp"
@@ -55,6 +57,9 @@ void check(AttentionOptions& o) {
 }
 void check(LogprobsOptions& o) {
   check_options(o, ranks);
+}
+void check(PredictOptions& o) {
+  check_options(o, 1);
 }
 void check(const PackOptions& o) {
   check_options(o);
@@ -205,6 +210,51 @@ std::string machine_seed() {
   return document.dump();
 }
 
+/// A file with a model in it, of all that a model can have.
+std::string model_seed() {
+  MachineModel machine{.name = "a machine", .copy_bytes_per_s = 2e12, .memory_bytes = 8e10};
+  machine.links = {{.name = "node",
+                    .ranks = 8,
+                    .latency_s = 1e-6,
+                    .bytes_per_s = 4e11,
+                    .curve = {{1e3, 1e9}, {1e6, 4e11}},
+                    .all_at_once = 0.9,
+                    .kernel_slowdown = 0.1},
+                   {.name = "switch", .latency_s = 1e-5, .bytes_per_s = 5e10}};
+  machine.kernel.surfaces = {{Pass::backward, DType::f32, 64, 1e-6, 1e-10, {16, 32}, {}, {1, 2}}};
+  const nlohmann::ordered_json model = model_json(machine, "made up");
+  return nlohmann::ordered_json{{"schema", machine_schema}, {"model", model}}.dump();
+}
+
+constexpr const char* model_toml = R"(schema = "gyre-machine/1"
+[model]
+name = "a machine"
+copy_bytes_per_s = { value = 2e12, source = "s" }
+[[model.links]]
+tier = "switch"
+latency_s = { value = 2e-5, source = "s" }
+bytes_per_s = { value = 5e8, source = "s" }
+[[model.kernels]]
+pass = "fwd"
+dtype = "bf16"
+head_dim = 128
+rows = [512, 1024]
+keys = [256, 512]
+flops_per_s = { value = [[1e12, 2e12], [4e12, 5e12]], source = "s" }
+)";
+
+/// A machine that is accepted is written as one that reads as the same.
+Digests read_model(const std::string& path, const std::string& text) {
+  const auto document = [](const MachineModel& machine) {
+    return nlohmann::ordered_json{{"schema", machine_schema}, {"model", model_json(machine, "s")}}
+        .dump();
+  };
+  const std::string written = document(parse_machine_model(path, text));
+  GYRE_CHECK(document(parse_machine_model("written.json", written)) == written,
+             "it reads otherwise: {}", written);
+  return {};
+}
+
 }  // namespace
 
 std::vector<Target> text_targets(const std::string& folder) {
@@ -235,11 +285,17 @@ std::vector<Target> text_targets(const std::string& folder) {
     return Digests{};
   };
   target("machine", machine, {machine_seed()});
+  const auto model = [](const char* path) {
+    return [path](Communicator*, const std::string& text) { return read_model(path, text); };
+  };
+  target("model", model("machine.json"), {model_seed()});
+  target("model-toml", model("machine.toml"), {model_toml});
   add_program<AttentionOptions>(targets, "attention", folder);
   add_program<LogprobsOptions>(targets, "logprobs", folder);
   add_program<PackOptions>(targets, "pack", folder);
   add_program<ShardOptions>(targets, "shard", folder);
   add_program<PipelineOptions>(targets, "pipeline", folder);
+  add_program<PredictOptions>(targets, "predict", folder);
   return targets;
 }
 

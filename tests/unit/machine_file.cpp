@@ -169,6 +169,10 @@ TEST(MachineFile, RefusesWhatIsNoMachine) {
        R"({"schema": "gyre-machine/1"})");
   json("model is 3; wanted: an object", R"({"schema": "gyre-machine/1", "model": 3})");
   json("more than 32 levels of brackets; wanted: gyre-machine/1", std::string(100000, '['));
+  std::string dots = "a";
+  for (int i = 0; i < 100000; ++i) dots += ".a";
+  refuse("line 3: a key of more than 32 parts", "name", dots);
+  refuse("model.memory_bytes is \"inf\"; wanted: a number", "64e9", "inf");
 }
 
 TEST(MachineFile, RefusesKeysThatItDoesNotKnowOrLacks) {

@@ -209,6 +209,9 @@ TEST(Configuration, RefusesUnknownKeysAndSectionsByLine) {
   EXPECT_EQ(configure("[[runs]]\nnumber = 3\n").refusal,
             "FILE:1: unknown section [runs]" + sections + hint);
   EXPECT_EQ(configure("a.b = 3\n").refusal, "FILE:1: unknown section [a]" + sections + hint);
+  std::string dots = "text = \"" + std::string(100, '.') + "\"\na";
+  for (int i = 0; i < 100000; ++i) dots += ".a";
+  EXPECT_EQ(configure(dots + " = 3").refusal, "FILE:2: a key of too many parts" + hint);
 }
 
 TEST(Configuration, RefusesValuesOfAnotherType) {
