@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Predicts what others have published, and says how far off it is: published.py APPS [--only TEXT] [-o FOLDER]
+
+inputs/published/attention.csv has a row for each published figure; README.md beside it says what its columns mean. Every
+row with a machine is predicted by APPS/gyre-predict, as it stands. FOLDER (results/prediction) gets
+
+    published.csv   a row for each figure that was predicted: published and predicted time, error, reason of a miss
+    published.txt   groups of them: how many, median error, how many within 10 and 20 %; what was left out, and why
+
+An error is predicted time over published time, minus 1. One beyond 20 % needs a reason, from inputs/published/reasons.csv,
+and a reason that explains nothing is an error. --only: sources that contain TEXT; nothing is written, rows are printed.
+"""
+
+import argparse
+import collections
+import csv
+import json
+import pathlib
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+INPUTS = ROOT / "inputs"
+MISS = 20.0  # %
+
+
+def rows_of(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def flops(row):
+    """Of the figures that are rates: they count S²/2 pairs under a causal mask, 4 d FLOPs each forward, 10 d backward."""
+    pairs = int(row["tokens"]) ** 2 / (2 if row["mask"] == "causal" else 1)
+    per_pair = {"fwd": 4, "bwd": 10, "both": 14}[row["pass"]] * int(row["head_dim"])
+    return pairs * per_pair * int(row["heads"]) * int(row["batch"])
+
+
+def published_ms(row):
+    value = float(row["value"])
+    if row["unit"] == "iter/s":
+        return 1e3 / value
+    if row["unit"] in ("TFLOP/s/GPU", "TFLOP/s"):
+        return 1e3 * flops(row) / (value * 1e12 * int(row["gpus"]))
+    if row["unit"] == "ms":
+        return value
+    sys.exit(f"published.py: record {row['record']}: unit '{row['unit']}'; wanted: iter/s, TFLOP/s/GPU, TFLOP/s or ms")
+
+
+def command_of(apps, row, output):
+    return [str(apps / "gyre-predict"), "--machine", str(INPUTS / "machines" / f"{row['machine']}.toml"),
+            "--cp", row["gpus"], "--tokens", row["tokens"], "--batch", row["batch"], "--heads", row["heads"],
+            "--kv-heads", row["kv_heads"], "--head-dim", row["head_dim"], "--mask", row["mask"], "--pass", row["pass"],
+            "-d", "bf16", *shlex.split(row["predict"]), "--json", str(output)]
+
+
+def predicted_ms(apps, row, folder):
+    output = folder / "prediction.json"
+    command = command_of(apps, row, output)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        sys.exit(f"published.py: record {row['record']}: {shlex.join(command)}:\n{ran.stderr}")
+    results = json.loads(output.read_text())["results"]
+    return sum(r["measurements"]["time"] for r in results), any(
+        r["measurements"]["surface"] == "outside" for r in results)
+
+
+def matches(reason, row):
+    """Every cell of a reason but the text is one of the row's, with * for any."""
+    return all(row[name] in cell.split("|") for name, cell in reason.items() if name != "reason" and cell != "*")
+
+
+def predict_all(apps, rows, reasons):
+    used = collections.Counter()
+    predictions = []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in rows:
+            published = published_ms(row)
+            predicted, outside = predicted_ms(apps, row, pathlib.Path(folder))
+            error = 100 * (predicted / published - 1)
+            reason = ""
+            if abs(error) > MISS:
+                found = next((i for i, r in enumerate(reasons) if matches(r, row)), None)
+                reason = "" if found is None else reasons[found]["reason"]
+                used[found] += 1
+            predictions.append({**{k: row[k] for k in ("record", "source", "gpu", "gpus", "schedule", "layout", "tokens",
+                                                       "heads", "kv_heads", "head_dim", "mask", "pass")},
+                                "published_ms": f"{published:.4g}", "predicted_ms": f"{predicted:.4g}",
+                                "error_percent": f"{error:.1f}", "surface": "outside" if outside else "inside",
+                                "reason": reason})
+    return predictions, used
+
+
+def group_of(row):
+    project = row["source"].split("@")[0].removeprefix("https://github.com/").split("/issues")[0]
+    return project, row["gpu"].split("-")[0].split(" ")[0], row["gpus"], row["pass"]
+
+
+def summary(predictions, rows):
+    groups = collections.defaultdict(list)
+    for row in predictions:
+        groups[group_of(row)].append(float(row["error_percent"]))
+    groups[("all", "", "", "")] = [float(row["error_percent"]) for row in predictions]
+    lines = [f"{'project':34}{'GPU':6}{'GPUs':>4}  {'pass':5}{'figures':>8}{'median |error|':>16}{'within 10 %':>13}"
+             f"{'within 20 %':>13}{'worst':>9}"]
+    for (project, gpu, gpus, direction), errors in groups.items():
+        sizes = [abs(e) for e in errors]
+        lines.append(f"{project:34}{gpu:6}{gpus:>4}  {direction:5}{len(errors):8}{statistics.median(sizes):14.1f} %"
+                     f"{sum(s <= 10 for s in sizes):13}{sum(s <= 20 for s in sizes):13}{max(errors, key=abs):+7.0f} %")
+    lines += ["", "not predicted, and why:"]
+    left = collections.Counter(row["left_out"] for row in rows if row["left_out"])
+    lines += [f"{count:6}  {why}" for why, count in left.most_common()]
+    return "\n".join(lines) + "\n"
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("apps", type=pathlib.Path, help="folder with gyre-predict")
+    parser.add_argument("--only", metavar="TEXT", help="sources that contain TEXT; print, write nothing")
+    parser.add_argument("-o", "--output", type=pathlib.Path, default=ROOT / "results" / "prediction", metavar="FOLDER")
+    options = parser.parse_args()
+    rows = rows_of(INPUTS / "published" / "attention.csv")
+    reasons = rows_of(INPUTS / "published" / "reasons.csv")
+    chosen = [r for r in rows if r["machine"] and (options.only is None or options.only in r["source"])]
+    if not chosen:
+        sys.exit(f"published.py: no source contains '{options.only}'")
+    predictions, used = predict_all(options.apps, chosen, reasons)
+    if options.only is not None:
+        for row in predictions:
+            print(", ".join(row.values()))
+        return
+    if used[None]:
+        print(f"published.py: {used[None]} misses above {MISS:.0f} % without a reason:", file=sys.stderr)
+        for row in predictions:
+            if not row["reason"] and abs(float(row["error_percent"])) > MISS:
+                print("  " + ", ".join(row.values()), file=sys.stderr)
+    idle = [r["reason"] for i, r in enumerate(reasons) if used[i] == 0]
+    for reason in idle:
+        print(f"published.py: a reason for no miss: {reason}", file=sys.stderr)
+    write_csv(options.output / "published.csv", predictions)
+    (options.output / "published.txt").write_text(summary(predictions, rows), encoding="utf-8")
+    sys.exit(1 if used[None] or idle else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+// The headers of precompiled.hpp are compiled with this file.
