@@ -101,6 +101,11 @@ function(gyre_module name)
   gyre_cuda_definitions(gyre_${name})
 endfunction()
 
+# Options, JSON, tables and calls of HDF5 take no time where they run, and much where they are compiled.
+function(gyre_compile_quickly target)
+  target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
+endfunction()
+
 # gyre_app_parts(FOLDER): static library gyre_app_FOLDER from every .cpp of the folder but main.cpp.
 function(gyre_app_parts folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
@@ -113,6 +118,10 @@ function(gyre_app_parts folder)
     gyre_compile_alone(${sources})
     add_library(gyre_app_${folder} STATIC ${sources})
     target_link_libraries(gyre_app_${folder} PUBLIC ${needed})
+    gyre_compile_quickly(gyre_app_${folder})
+    set(definitions ${sources}) # of operations, in double precision
+    list(FILTER definitions INCLUDE REGEX "/ops/")
+    set_property(SOURCE ${definitions} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
     target_precompile_headers(gyre_app_${folder} REUSE_FROM gyre_precompiled)
   else() # an app that is all in its main file
     add_library(gyre_app_${folder} INTERFACE)
@@ -126,6 +135,7 @@ function(gyre_app name)
   add_executable(gyre-${name} ${name}/main.cpp)
   target_link_libraries(gyre-${name} PRIVATE gyre_app_${name})
   target_precompile_headers(gyre-${name} REUSE_FROM gyre_precompiled)
+  gyre_compile_quickly(gyre-${name})
   # What the program cannot reach is left out; tests/unit/reached.sh reads what stays.
   target_link_options(gyre-${name} PRIVATE -Wl,--gc-sections)
   install(TARGETS gyre-${name} RUNTIME)

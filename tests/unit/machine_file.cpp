@@ -172,7 +172,7 @@ TEST(MachineFile, RefusesWhatIsNoMachine) {
   std::string dots = "a";
   for (int i = 0; i < 100000; ++i) dots += ".a";
   refuse("line 3: a key of more than 32 parts", "name", dots);
-  refuse("model.memory_bytes is \"inf\"; wanted: a number", "64e9", "inf");
+  refuse("model.memory_bytes is \"Infinity\"; wanted: a number", "64e9", "inf");
 }
 
 TEST(MachineFile, RefusesKeysThatItDoesNotKnowOrLacks) {
