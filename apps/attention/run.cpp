@@ -242,8 +242,8 @@ AttentionResult AttentionRun::unmeasured(Pass pass, int cycle) const {
   return result;
 }
 
-AttentionResult AttentionRun::measure(Pass pass, const MeasureOptions& options, Communicator& world,
-                                      const std::function<void()>& after) {
+AttentionResult AttentionRun::measure(Pass pass, const IterationOptions& options,
+                                      Communicator& world, const std::function<void()>& after) {
   set_current_step(fmt::format("{}, {}", name(), name_of(pass)));
   const bool poisoned = static_cast<bool>(after);
   Clocks clocks;

@@ -63,7 +63,7 @@ struct AttentionResult {
 };
 
 /// How often an iteration is repeated, and the peak to compare with.
-struct MeasureOptions {
+struct IterationOptions {
   RepeatOptions repeats;
   int warmup = 1;
   double peak_flops = 0;     ///< of a rank; 0: unknown
@@ -96,7 +96,7 @@ class AttentionRun {
   /// need. The arrays hold the results of the last timed run afterwards. With `after`, all arrays
   /// but the inputs are poisoned before each run of the plan, and after() is called right behind
   /// it, while the arrays hold its results. Collective.
-  AttentionResult measure(Pass pass, const MeasureOptions& options, Communicator& world,
+  AttentionResult measure(Pass pass, const IterationOptions& options, Communicator& world,
                           const std::function<void()>& after);
   /// What identifies a result of this direction; nothing is measured.
   AttentionResult unmeasured(Pass pass, int cycle) const;

@@ -36,7 +36,7 @@ class PassReader {
     result_.compute_only = compute_only_of(times);
     double compute = 0, extrapolated = 0;
     for (int r = 0; r < programs_.ranks(); ++r) {
-      const RankCost& cost = programs_.cost(r);
+      const ProgramCost& cost = programs_.cost(r);
       compute += cost.compute;
       extrapolated += cost.extrapolated;
       result_.kernel_most = std::max(result_.kernel_most, cost.compute);

@@ -183,7 +183,7 @@ class ProgramWriter {
   const RankPlan& plan_;
   const std::string& schedule_;
   RankProgram program_;
-  RankCost cost_;
+  ProgramCost cost_;
   Programs::Block block_;
   int step_ = 0, block_begin_ = 0;
   std::map<int, Open> open_;  ///< [id]

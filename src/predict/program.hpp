@@ -50,7 +50,7 @@ struct RankProgram {
 };
 
 /// What the programs say without being run.
-struct RankCost {
+struct ProgramCost {
   double compute = 0, extrapolated = 0;  ///< seconds; of the kernel outside of its surface
   std::array<int64_t, most_tiers> bytes_sent = {};  ///< [tier]
 };
@@ -72,7 +72,7 @@ class Programs {
   };
   const Block& block(uint32_t index) const { return blocks_[index]; }
   const RankProgram& rank(int r) const { return programs_[static_cast<size_t>(r)]; }
-  const RankCost& cost(int r) const { return costs_[static_cast<size_t>(r)]; }
+  const ProgramCost& cost(int r) const { return costs_[static_cast<size_t>(r)]; }
   int ranks() const { return ranks_; }
   Pass pass() const { return pass_; }
   size_t blocks() const { return blocks_.size(); }
@@ -90,7 +90,7 @@ class Programs {
   std::vector<Block> blocks_;
   std::unordered_multimap<uint64_t, uint32_t> by_hash_;
   std::vector<RankProgram> programs_;
-  std::vector<RankCost> costs_;
+  std::vector<ProgramCost> costs_;
 };
 
 }  // namespace gyre
