@@ -51,10 +51,12 @@ def published_ms(row):
 
 
 def command_of(apps, row, output):
+    # Each sequence of a batch is split over all ranks: it is as many more heads.
+    heads = lambda name: str(int(row["batch"]) * int(row[name]))
     return [str(apps / "gyre-predict"), "--machine", str(INPUTS / "machines" / f"{row['machine']}.toml"),
-            "--cp", row["gpus"], "--tokens", row["tokens"], "--batch", row["batch"], "--heads", row["heads"],
-            "--kv-heads", row["kv_heads"], "--head-dim", row["head_dim"], "--mask", row["mask"], "--pass", row["pass"],
-            "-d", "bf16", *shlex.split(row["predict"]), "--json", str(output)]
+            "--cp", row["gpus"], "--tokens", row["tokens"], "--heads", heads("heads"), "--kv-heads", heads("kv_heads"),
+            "--head-dim", row["head_dim"], "--mask", row["mask"], "--pass", row["pass"], "-d", "bf16",
+            *shlex.split(row["predict"]), "--json", str(output)]
 
 
 def predicted_ms(apps, row, folder):

@@ -37,7 +37,8 @@ KernelTime kernel_time_of(Communicator& world, const AttentionOptions& o) {
   return [machine, type](const KernelCall& call) {
     const BlockHeads& heads = call.input.heads;
     const ModelledCall modelled{
-        call.pass, type, heads.heads, heads.head_dim, call.input.rectangles, call.d_q, call.d_kv};
+        call.pass, type,      heads.heads, heads.head_dim, call.input.rectangles,
+        call.d_q,  call.d_kv, call.merged};
     return call.input.rectangles.empty() ? 0 : machine->kernel.time(modelled).seconds;
   };
 }

@@ -39,7 +39,7 @@ ModelledTime time_on(const KernelSurface& surface, const ModelledCall& call) {
   const double all_products = call.pass == Pass::forward ? 2 : 5;
   const double share = products_in(call) / all_products;
   const double flops_of_pair = 2 * all_products * surface.head_dim;
-  ModelledTime time{surface.launch_s, 0};
+  ModelledTime time{surface.launch_s + surface.merge_s * static_cast<double>(call.merged), 0};
   for (const Rectangle& r : call.rectangles) {
     const auto rows = static_cast<double>(r.q_length), keys = static_cast<double>(r.k_length);
     const double seconds =
@@ -90,6 +90,11 @@ std::string KernelModel::why_not(Pass pass, DType type) const {
                      fmt::join(known, ", "));
 }
 
+bool KernelModel::merges() const {
+  return std::any_of(surfaces.begin(), surfaces.end(),
+                     [](const KernelSurface& s) { return s.merge_s > 0; });
+}
+
 ModelledTime KernelModel::time(const ModelledCall& call) const {
   if (surfaces.empty()) return {kernel_flops(call) / flops_per_s, 0};
   const KernelSurface *below = nullptr, *above = nullptr;
@@ -106,7 +111,8 @@ ModelledTime KernelModel::time(const ModelledCall& call) const {
     const KernelSurface& nearest = below != nullptr ? *below : *above;
     const ModelledTime time = time_on(nearest, call);
     const double more = static_cast<double>(call.head_dim) / nearest.head_dim;
-    const double seconds = nearest.launch_s + (time.seconds - nearest.launch_s) * more;
+    const double others = nearest.launch_s + nearest.merge_s * static_cast<double>(call.merged);
+    const double seconds = others + (time.seconds - others) * more;
     return {seconds, seconds};
   }
   const ModelledTime low = time_on(*below, call);

@@ -3,11 +3,13 @@
 //
 //     seconds of a call = launch + sum over rectangles and query heads of
 //                         FLOPs(visible pairs) / rate(queries, keys) + diagonal · edge
+//                       + merge · elements of results that were there before
 //
 // `rate` is that of a rectangle without a mask, interpolated between measured shapes in the
 // logarithms of queries and keys. A mask's edge costs extra, since a kernel computes whole tiles
 // along it: `edge` is how often a query's row of visible keys ends or begins inside of the
 // rectangle. A causal square of n tokens has an edge of n - 1; its last query sees all keys.
+// `merge` is of libraries, which write a result of their own, to be merged with what was there.
 
 #include <limits>
 #include <span>
@@ -23,10 +25,11 @@ struct KernelSurface {
   Pass pass = Pass::forward;
   DType type = DType::f32;
   int head_dim = 0;
-  double launch_s = 0;              ///< of a call
-  double diagonal_s = 0;            ///< of a query head and a token of a mask's edge
-  std::vector<double> rows;         ///< queries of a rectangle, ascending
-  std::vector<double> keys;         ///< ascending; empty: of squares, of side sqrt(queries · keys)
+  double launch_s = 0;       ///< of a call
+  double diagonal_s = 0;     ///< of a query head and a token of a mask's edge
+  double merge_s = 0;        ///< of an element of a result that is merged with an earlier one
+  std::vector<double> rows;  ///< queries of a rectangle, ascending
+  std::vector<double> keys;  ///< ascending; empty: of squares, of side sqrt(queries · keys)
   std::vector<double> flops_per_s;  ///< [rows][keys], or [rows]
 
   /// Rate of a rectangle; outside of the measured shapes that of the nearest one.
@@ -43,6 +46,7 @@ struct ModelledCall {
   int64_t head_dim = 0;
   std::span<const Rectangle> rectangles;
   bool d_q = true, d_kv = true;  ///< backward: which gradients
+  int64_t merged = 0;  ///< elements of out, or of d_q, d_k and d_v, that were there before
 };
 
 /// FLOPs of a call: 4 · head_dim for each visible pair and query head forward (two products);
@@ -62,6 +66,7 @@ struct KernelModel {
   /// Throws a usage error where surfaces exist, but none of this direction and type.
   ModelledTime time(const ModelledCall& call) const;
   std::string why_not(Pass pass, DType type) const;  ///< "" where time() has an answer
+  bool merges() const;                               ///< whether merging takes time
 };
 
 /// Queries with 0 < end_key < k_length, plus, under a window, those with 0 < begin_key < k_length.

@@ -51,6 +51,7 @@ void check_tiers(const std::vector<LinkTier>& links) {
 void check_surface(const KernelSurface& s) {
   require_seconds("launch_s", s.launch_s);
   require_seconds("diagonal_s", s.diagonal_s);
+  require_seconds("merge_s", s.merge_s);
   if (s.head_dim < 1) throw_usage("head_dim of {}; wanted: 1 or more", s.head_dim);
   for (const auto& [name, points] : {std::pair{"rows", &s.rows}, {"keys", &s.keys}}) {
     if (points == &s.keys && points->empty()) continue;

@@ -156,6 +156,7 @@ KernelSurface surface_of(const Object& o) {
   surface.head_dim = static_cast<int>(head_dim);
   surface.launch_s = o.figure_or("launch_s", 0);
   surface.diagonal_s = o.figure_or("diagonal_s", 0);
+  surface.merge_s = o.figure_or("merge_s", 0);
   surface.rows = o.points("rows");
   surface.keys = o.points("keys");
   surface.flops_per_s = o.figures("flops_per_s");
@@ -204,8 +205,8 @@ MachineModel model_of(const std::string& path, const Json& document) {
         surface_of({path,
                     json,
                     place,
-                    {"pass", "dtype", "head_dim", "launch_s", "diagonal_s", "rows", "keys",
-                     "flops_per_s", "library"}}));
+                    {"pass", "dtype", "head_dim", "launch_s", "diagonal_s", "merge_s", "rows",
+                     "keys", "flops_per_s", "library"}}));
   });
   o.require(!machine.links.empty() && machine.links.size() <= most_tiers, "model.links",
             document["model"]["links"], "1 to 8 tiers");
@@ -253,6 +254,7 @@ Json model_json(const MachineModel& machine, const std::string& source) {
         Json{{"pass", name_of(s.pass)}, {"dtype", name_of(s.type)}, {"head_dim", s.head_dim}});
     kernel["launch_s"] = figure(s.launch_s);
     kernel["diagonal_s"] = figure(s.diagonal_s);
+    if (s.merge_s > 0) kernel["merge_s"] = figure(s.merge_s);
     kernel["rows"] = s.rows;
     if (!s.keys.empty()) kernel["keys"] = s.keys;
     kernel["flops_per_s"] = figure(s.flops_per_s);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <map>
 
+#include "attention/row_set.hpp"
 #include "core/error.hpp"
 
 namespace gyre {
@@ -55,6 +56,7 @@ class ProgramWriter {
       cost_.bytes_sent.at(static_cast<size_t>(op.tier)) += op.bytes;
     }
     for (const Message& m : e.recvs) {
+      write_rows(m.slices);
       if (m.peer == plan_.rank) continue;
       const Op& op = message(OpKind::receive, m, open);
       receiving += link_seconds(op.tier, op.bytes);
@@ -79,9 +81,10 @@ class ProgramWriter {
 
   void walk(const step::Compute& c) {
     const HeadRange all = plan_.arrays[static_cast<size_t>(c.q)].heads;
+    const int64_t query_heads = query_heads_of(all, c.kv_heads, p_.heads_).count;
     const ModelledTime time = p_.machine_.kernel.time(
-        {p_.pass_, p_.types_.activations, query_heads_of(all, c.kv_heads, p_.heads_).count,
-         p_.heads_.head_dim, c.rectangles, c.d_q >= 0, c.d_kv >= 0});
+        {p_.pass_, p_.types_.activations, query_heads, p_.heads_.head_dim, c.rectangles, c.d_q >= 0,
+         c.d_kv >= 0, p_.machine_.kernel.merges() ? merged_by(c, query_heads) : 0});
     double seconds = time.seconds;
     for (auto& [id, open] : open_) {
       const double together = std::min(open.beside, time.seconds);
@@ -91,6 +94,25 @@ class ProgramWriter {
     cost_.compute += seconds;
     cost_.extrapolated += time.extrapolated;
     spend(SpanKind::compute, seconds);
+  }
+  /// Elements of results that the call finds and merges its own into.
+  int64_t merged_by(const step::Compute& c, int64_t query_heads) {
+    const auto found = [&](int index, const RowSet& rows) {
+      int64_t count = 0;
+      for (const auto& [begin, end] : rows.runs()) count += written_[index].add(begin, end);
+      return count;
+    };
+    int64_t elements = 0;
+    if (const int of_queries = p_.pass_ == Pass::forward ? c.out : c.d_q; of_queries >= 0)
+      elements += found(of_queries, queries_of(c.rectangles)) * query_heads;
+    if (c.d_kv >= 0) elements += found(c.d_kv, keys_of(c.rectangles)) * c.kv_heads.count * 2;
+    return elements * p_.heads_.head_dim;
+  }
+  /// Of received gradients: a call adds to them.
+  void write_rows(const std::vector<Slice>& slices) {
+    for (const Slice& slice : slices)
+      if (array(slice).kind == ArrayKind::d_kv)
+        written_[slice.array].add(slice.row, slice.row + slice.rows);
   }
   void walk(const step::Clear& c) { pass_over({c.array}); }
   void walk(const step::Delta& d) { pass_over({d.out, d.d_out}); }
@@ -186,7 +208,8 @@ class ProgramWriter {
   ProgramCost cost_;
   Programs::Block block_;
   int step_ = 0, block_begin_ = 0;
-  std::map<int, Open> open_;  ///< [id]
+  std::map<int, Open> open_;       ///< [id]
+  std::map<int, RowSet> written_;  ///< [array]
 };
 
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/row_set.hpp"
 #include "core/error.hpp"
 #include "core/quantity.hpp"
 #include "runtime/clock.hpp"
@@ -19,13 +20,24 @@ class EmulatedKernel final : public BlockKernel {
     if (!sleep_.sleep_until) sleep_.sleep_until = gyre::sleep_until;
   }
 
-  void forward(const ForwardBlock& block) override { take_time({Pass::forward, block}); }
+  void forward(const ForwardBlock& block) override {
+    take_time({Pass::forward, block, false, false, elements(block, !block.overwrite, false)});
+  }
   void backward(const BackwardBlock& block) override {
-    take_time({Pass::backward, block, block.d_q.data != nullptr, block.d_k.data != nullptr});
+    const bool d_q = block.d_q.data != nullptr, d_kv = block.d_k.data != nullptr;
+    take_time({Pass::backward, block, d_q, d_kv,
+               elements(block, d_q && !block.overwrite_d_q, d_kv && !block.overwrite_d_kv)});
   }
   bool can_overwrite() const override { return true; }
 
  private:
+  /// Of results: a row for each query, two for each key.
+  static int64_t elements(const BlockInput& block, bool of_queries, bool of_keys) {
+    int64_t rows = 0;
+    if (of_queries) rows += queries_of(block.rectangles).count() * block.heads.heads;
+    if (of_keys) rows += 2 * keys_of(block.rectangles).count() * block.heads.kv_heads;
+    return rows * block.heads.head_dim;
+  }
   void take_time(const KernelCall& call) {
     const double begin = sleep_.now();
     const double debt = std::max(0.0, late_ - (begin - end_));

@@ -39,6 +39,7 @@ struct KernelCall {
   Pass pass = Pass::forward;
   const BlockInput& input;
   bool d_q = false, d_kv = false;  ///< backward: the gradients that are computed
+  int64_t merged = 0;  ///< elements of results that the call adds to, and does not overwrite
 };
 
 /// Seconds of a call of the kernel that is emulated.
