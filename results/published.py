@@ -25,6 +25,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INPUTS = ROOT / "inputs"
 MISS = 20.0  # %
+MARGIN = 1.05  # of a winner
 
 
 def rows_of(path):
@@ -52,7 +53,9 @@ def published_ms(row):
 
 def command_of(apps, row, output):
     # Each sequence of a batch is split over all ranks: it is as many more heads.
-    heads = lambda name: str(int(row["batch"]) * int(row[name]))
+    def heads(name):
+        return str(int(row["batch"]) * int(row[name]))
+
     return [str(apps / "gyre-predict"), "--machine", str(INPUTS / "machines" / f"{row['machine']}.toml"),
             "--cp", row["gpus"], "--tokens", row["tokens"], "--heads", heads("heads"), "--kv-heads", heads("kv_heads"),
             "--head-dim", row["head_dim"], "--mask", row["mask"], "--pass", row["pass"], "-d", "bf16",
@@ -70,49 +73,57 @@ def predicted_ms(apps, row, folder):
         r["measurements"]["surface"] == "outside" for r in results)
 
 
-def matches(reason, row):
-    """Every cell of a reason but the text is one of the row's, with * for any."""
-    return all(row[name] in cell.split("|") for name, cell in reason.items() if name != "reason" and cell != "*")
-
-
 def predict_all(apps, rows, reasons):
-    used = collections.Counter()
+    """A row for each figure, and the reasons of no miss."""
+    unused = dict(reasons)
     predictions = []
     with tempfile.TemporaryDirectory() as folder:
         for row in rows:
             published = published_ms(row)
             predicted, outside = predicted_ms(apps, row, pathlib.Path(folder))
             error = 100 * (predicted / published - 1)
-            reason = ""
-            if abs(error) > MISS:
-                found = next((i for i, r in enumerate(reasons) if matches(r, row)), None)
-                reason = "" if found is None else reasons[found]["reason"]
-                used[found] += 1
+            reason = unused.pop(row["record"], "") if abs(error) > MISS else ""
             predictions.append({**{k: row[k] for k in ("record", "source", "gpu", "gpus", "schedule", "layout", "tokens",
                                                        "heads", "kv_heads", "head_dim", "mask", "pass")},
                                 "published_ms": f"{published:.4g}", "predicted_ms": f"{predicted:.4g}",
                                 "error_percent": f"{error:.1f}", "surface": "outside" if outside else "inside",
                                 "reason": reason})
-    return predictions, used
+    return predictions, unused
 
 
 def group_of(row):
     project = row["source"].split("@")[0].removeprefix("https://github.com/").split("/issues")[0]
-    return project, row["gpu"].split("-")[0].split(" ")[0], row["gpus"], row["pass"]
+    return project, row["gpu"].split("-")[0].split(" ")[0], row["gpus"], row["head_dim"], row["pass"]
+
+
+def winners_line(predictions):
+    """Of figures that differ in schedule and layout alone: how often the fastest published is the fastest predicted."""
+    shapes = collections.defaultdict(list)
+    for row in predictions:
+        place = row["source"].split(":")[0] if ", bar" in row["source"] else row["source"]
+        shape = [row[k] for k in ("gpu", "gpus", "tokens", "heads", "kv_heads", "head_dim", "mask", "pass")]
+        shapes[(place, *shape)].append((float(row["published_ms"]), float(row["predicted_ms"])))
+    decided = [times for times in shapes.values() if len(times) > 1
+               and sorted(t for t, _ in times)[1] > MARGIN * min(times)[0]]
+    # Among equal predictions any may be the fastest.
+    right = sum(min(times)[1] <= min(p for _, p in times) for times in decided)
+    return (f"of {len(decided)} comparisons of schedules and layouts that the fastest wins by over"
+            f" {100 * MARGIN - 100:.0f} %, {right} are predicted to be won by it")
 
 
 def summary(predictions, rows):
     groups = collections.defaultdict(list)
     for row in predictions:
         groups[group_of(row)].append(float(row["error_percent"]))
-    groups[("all", "", "", "")] = [float(row["error_percent"]) for row in predictions]
-    lines = [f"{'project':34}{'GPU':6}{'GPUs':>4}  {'pass':5}{'figures':>8}{'median |error|':>16}{'within 10 %':>13}"
+    for head in sorted({row["head_dim"] for row in predictions}, key=int, reverse=True):
+        groups[("all", "", "", head, "")] = [float(r["error_percent"]) for r in predictions if r["head_dim"] == head]
+    lines = [f"{'project':34}{'GPU':5}{'GPUs':>5}{'head':>6}  {'pass':5}{'figures':>8}{'median':>10}{'within 10 %':>13}"
              f"{'within 20 %':>13}{'worst':>9}"]
-    for (project, gpu, gpus, direction), errors in groups.items():
+    for (project, gpu, gpus, head, direction), errors in groups.items():
         sizes = [abs(e) for e in errors]
-        lines.append(f"{project:34}{gpu:6}{gpus:>4}  {direction:5}{len(errors):8}{statistics.median(sizes):14.1f} %"
+        lines.append(f"{project:34}{gpu:5}{gpus:>5}{head:>6}  {direction:5}{len(errors):8}{statistics.median(sizes):8.1f} %"
                      f"{sum(s <= 10 for s in sizes):13}{sum(s <= 20 for s in sizes):13}{max(errors, key=abs):+7.0f} %")
-    lines += ["", "not predicted, and why:"]
+    lines += ["", winners_line(predictions), "", "not predicted, and why:"]
     left = collections.Counter(row["left_out"] for row in rows if row["left_out"])
     lines += [f"{count:6}  {why}" for why, count in left.most_common()]
     return "\n".join(lines) + "\n"
@@ -132,26 +143,24 @@ def main():
     parser.add_argument("-o", "--output", type=pathlib.Path, default=ROOT / "results" / "prediction", metavar="FOLDER")
     options = parser.parse_args()
     rows = rows_of(INPUTS / "published" / "attention.csv")
-    reasons = rows_of(INPUTS / "published" / "reasons.csv")
+    reasons = {record: row["reason"] for row in rows_of(INPUTS / "published" / "reasons.csv")
+               for record in row["records"].split()}
     chosen = [r for r in rows if r["machine"] and (options.only is None or options.only in r["source"])]
     if not chosen:
         sys.exit(f"published.py: no source contains '{options.only}'")
-    predictions, used = predict_all(options.apps, chosen, reasons)
+    predictions, unused = predict_all(options.apps, chosen, reasons)
     if options.only is not None:
         for row in predictions:
             print(", ".join(row.values()))
         return
-    if used[None]:
-        print(f"published.py: {used[None]} misses above {MISS:.0f} % without a reason:", file=sys.stderr)
-        for row in predictions:
-            if not row["reason"] and abs(float(row["error_percent"])) > MISS:
-                print("  " + ", ".join(row.values()), file=sys.stderr)
-    idle = [r["reason"] for i, r in enumerate(reasons) if used[i] == 0]
-    for reason in idle:
-        print(f"published.py: a reason for no miss: {reason}", file=sys.stderr)
+    unexplained = [r for r in predictions if abs(float(r["error_percent"])) > MISS and not r["reason"]]
+    for row in unexplained:
+        print(f"published.py: a miss without a reason: {', '.join(row.values())}", file=sys.stderr)
+    for record, reason in unused.items():
+        print(f"published.py: a reason, but no miss: record {record}: {reason}", file=sys.stderr)
     write_csv(options.output / "published.csv", predictions)
     (options.output / "published.txt").write_text(summary(predictions, rows), encoding="utf-8")
-    sys.exit(1 if used[None] or idle else 0)
+    sys.exit(1 if unexplained or unused else 0)
 
 
 if __name__ == "__main__":

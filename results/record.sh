@@ -65,6 +65,8 @@ predicted() {
   predict documents --machine $machine --cp 16 --gen dist=long-tailed,count=4K,max=64K,seed=1 --capacity 256K \
     --layout all
   predict one-document --machine $machine --cp 16 --tokens 256K --layout all
+  echo "record: published.csv, published.txt: results/published.py"
+  /usr/bin/python3 results/published.py "$apps"
 }
 
 demo() {

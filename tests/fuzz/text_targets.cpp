@@ -212,16 +212,24 @@ std::string machine_seed() {
 
 /// A file with a model in it, of all that a model can have.
 std::string model_seed() {
-  MachineModel machine{.name = "a machine", .copy_bytes_per_s = 2e12, .memory_bytes = 8e10};
-  machine.links = {{.name = "node",
-                    .ranks = 8,
-                    .latency_s = 1e-6,
-                    .bytes_per_s = 4e11,
-                    .curve = {{1e3, 1e9}, {1e6, 4e11}},
-                    .all_at_once = 0.9,
-                    .kernel_slowdown = 0.1},
-                   {.name = "switch", .latency_s = 1e-5, .bytes_per_s = 5e10}};
-  machine.kernel.surfaces = {{Pass::backward, DType::f32, 64, 1e-6, 1e-10, {16, 32}, {}, {1, 2}}};
+  MachineModel machine;
+  machine.name = "a machine";
+  machine.copy_bytes_per_s = 2e12;
+  machine.memory_bytes = 8e10;
+  machine.links.resize(2);
+  LinkTier &node = machine.links[0], &network = machine.links[1];
+  node.name = "node";
+  node.ranks = 8;
+  node.latency_s = 1e-6;
+  node.bytes_per_s = 4e11;
+  node.curve = {{1e3, 1e9}, {1e6, 4e11}};
+  node.all_at_once = 0.9;
+  node.kernel_slowdown = 0.1;
+  network.name = "switch";
+  network.latency_s = 1e-5;
+  network.bytes_per_s = 5e10;
+  machine.kernel.surfaces = {
+      {Pass::backward, DType::f32, 64, 1e-6, 1e-10, 1e-12, {16, 32}, {}, {1, 2}}};
   const nlohmann::ordered_json model = model_json(machine, "made up");
   return nlohmann::ordered_json{{"schema", machine_schema}, {"model", model}}.dump();
 }

@@ -108,6 +108,37 @@ TEST(KernelTime, IsThatOfTheFlopsAndALaunch) {
   EXPECT_EQ(time({Pass::forward, nothing}), 0);
 }
 
+TEST(KernelTime, KnowsWhatIsMergedWithEarlierResults) {
+  const std::vector<Rectangle> rectangles{{LocalToken{0}, 3, LocalToken{0}, 5, {}}};
+  std::vector<int64_t> merged;
+  const auto k = make_emulated_kernel(
+      [&](const KernelCall& call) {
+        merged.push_back(call.merged);
+        return 0.0;
+      },
+      {});
+  ForwardBlock forward;
+  BackwardBlock backward;
+  for (BlockInput* input :
+       {static_cast<BlockInput*>(&forward), static_cast<BlockInput*>(&backward)}) {
+    input->heads = {4, 2, 16, 2, 0, 1};
+    input->rectangles = rectangles;
+  }
+  k->forward(forward);
+  forward.overwrite = true;
+  k->forward(forward);
+  std::array<float, 1> values = {};
+  backward.d_q.data = reinterpret_cast<std::byte*>(values.data());
+  backward.d_k.data = values.data();
+  k->backward(backward);
+  backward.overwrite_d_q = true;
+  k->backward(backward);
+  backward.overwrite_d_kv = true;
+  k->backward(backward);
+  EXPECT_EQ(merged,
+            (std::vector<int64_t>{3 * 4 * 16, 0, 3 * 4 * 16 + 5 * 2 * 2 * 16, 5 * 2 * 2 * 16, 0}));
+}
+
 TEST(KernelTime, RefusesWhatItDoesNotKnow) {
   const auto refused = [](const std::string& text, const std::string& message) {
     SCOPED_TRACE(text);

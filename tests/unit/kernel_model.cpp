@@ -139,6 +139,23 @@ TEST(KernelModel, ACallIsLaunchedOnce) {
   expect_near(model_of({surface}).time(call_of({})).seconds, 1e-3);
 }
 
+TEST(KernelModel, MergingTakesTheSameForAllShapes) {
+  KernelSurface surface = squares_of();
+  const std::vector<Rectangle> inside = {rectangle(100, 100)};
+  for (const int64_t head_dim : {64, 96}) {  // of the surface, and another one
+    ModelledCall call = call_of(inside);
+    call.head_dim = head_dim;
+    surface.merge_s = 1e-6;
+    EXPECT_TRUE(model_of({surface}).merges());
+    const double without = model_of({surface}).time(call).seconds;
+    call.merged = 3000;
+    expect_near(model_of({surface}).time(call).seconds, without + 3e-3);
+    surface.merge_s = 0;
+    EXPECT_FALSE(model_of({surface}).merges());
+    expect_near(model_of({surface}).time(call).seconds, without);
+  }
+}
+
 TEST(KernelModel, AMasksEdgeCostsExtra) {
   KernelSurface surface = squares_of();
   surface.diagonal_s = 1e-6;

@@ -42,6 +42,7 @@ dtype = "bf16"
 head_dim = 128
 library = "of its own"
 launch_s = { value = 5e-6, source = "s" }
+merge_s = { value = 3e-12, source = "s" }
 diagonal_s = { value = 1e-10, source = "s" }
 rows = [512, 1024]
 keys = [256, 512, 1024]
@@ -84,6 +85,7 @@ TEST(MachineFile, IsReadWhole) {
   EXPECT_EQ(forward.head_dim, 128);
   EXPECT_EQ(forward.launch_s, 5e-6);
   EXPECT_EQ(forward.diagonal_s, 1e-10);
+  EXPECT_EQ(forward.merge_s, 3e-12);
   EXPECT_EQ(forward.rows, (std::vector<double>{512, 1024}));
   EXPECT_EQ(forward.keys, (std::vector<double>{256, 512, 1024}));
   EXPECT_EQ(forward.flops_per_s, (std::vector<double>{1e12, 2e12, 3e12, 4e12, 5e12, 6e12}));

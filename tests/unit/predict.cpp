@@ -425,6 +425,24 @@ TEST(Predict, ATransferSlowsTheKernelBesideIt) {
   expect_seconds(ring.predict_on(machine).seconds, 2 * step + 0.5 * shorter);
 }
 
+TEST(Predict, EveryStepOfARingButTheFirstMergesItsResult) {
+  const int cp = 4;
+  FullRing ring(cp, 32);
+  ring.problem.passes = PlanPasses::both;
+  MachineModel machine = three_tiers();
+  for (LinkTier& link : machine.links) link.kernel_slowdown = 0;
+  const std::vector<PassPrediction> without =
+      predict({find_schedule("ring"), ring.problem, types, {}}, machine);
+  for (KernelSurface& surface : machine.kernel.surfaces) surface.merge_s = 1e-6;
+  const std::vector<PassPrediction> with =
+      predict({find_schedule("ring"), ring.problem, types, {}}, machine);
+  // A row of out, or of dQ, of 8 heads; of dK and dV of 4 each, which arrive from the rank before.
+  const double of_queries = 32.0 * 8 * 16, of_keys = 32.0 * 2 * 4 * 16;
+  EXPECT_NEAR(with[0].kernel_mean - without[0].kernel_mean, 1e-6 * (cp - 1) * of_queries, 1e-9);
+  EXPECT_NEAR(with[1].kernel_mean - without[1].kernel_mean,
+              1e-6 * (cp - 1) * (of_queries + of_keys), 1e-9);
+}
+
 TEST(Predict, ATransferBesideSeveralKernelsSlowsThemOnce) {
   const FullRing ring(2, 100);
   MachineModel machine = flat_machine(1e9, 1e6);

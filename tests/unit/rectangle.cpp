@@ -6,7 +6,9 @@
 #include <rapidcheck.h>
 
 #include <map>
+#include <set>
 
+#include "attention/row_set.hpp"
 #include "layout_cases.hpp"
 
 namespace gyre {
@@ -198,6 +200,36 @@ TEST(Intersect, OfTheDiagonalAndBelow) {
   EXPECT_EQ(intersect(fragment(4, 4), fragment(0, 4), window),
             (Rectangles{{zero, 2, LocalToken(2), 2, {true, 2, 1, 1, 3}}}));
   EXPECT_TRUE(intersect(fragment(6, 4), fragment(0, 4), window).empty());
+}
+
+TEST(RowSet, IsASetOfRows) {
+  EXPECT_TRUE(rc::check([] {
+    RowSet rows;
+    std::set<int64_t> twin;
+    for (int i = 0; i < 20; ++i) {
+      const auto begin = *rc::gen::inRange<int64_t>(0, 60);
+      const auto end = *rc::gen::inRange<int64_t>(begin, 64);
+      int64_t before = 0;
+      for (int64_t row = begin; row < end; ++row) before += twin.insert(row).second ? 0 : 1;
+      RC_ASSERT(rows.add(begin, end) == before);
+    }
+    std::set<int64_t> found;
+    int64_t last = -1;
+    for (const auto& [begin, end] : rows.runs()) {
+      RC_ASSERT(begin > last && end > begin);
+      for (int64_t row = begin; row < end; ++row) found.insert(row);
+      last = end;
+    }
+    RC_ASSERT(found == twin);
+    RC_ASSERT(rows.count() == std::ssize(twin));
+  }));
+}
+
+TEST(RowSet, OfRectanglesIsThatOfTheirQueriesOrKeys) {
+  const std::vector<Rectangle> rectangles = {{LocalToken(2), 3, LocalToken(0), 4, {}},
+                                             {LocalToken(4), 3, LocalToken(10), 2, {}}};
+  EXPECT_EQ(queries_of(rectangles).runs(), (std::map<int64_t, int64_t>{{2, 7}}));
+  EXPECT_EQ(keys_of(rectangles).runs(), (std::map<int64_t, int64_t>{{0, 4}, {10, 12}}));
 }
 
 }  // namespace GYRE_FILE

@@ -363,7 +363,7 @@ TEST(Simulate, RefusesAMachineThatCannotBe) {
   };
   const auto surface = [](MachineModel& m) -> KernelSurface& {
     return m.kernel.surfaces.emplace_back(
-        KernelSurface{Pass::forward, DType::f32, 64, 0, 0, {64, 128}, {64, 128}, {1, 1, 1, 1}});
+        KernelSurface{Pass::forward, DType::f32, 64, 0, 0, 0, {64, 128}, {64, 128}, {1, 1, 1, 1}});
   };
   refuse("flops_per_s of 0; wanted: more than 0",
          [](MachineModel& m) { m.kernel.flops_per_s = 0; });
