@@ -70,6 +70,14 @@ function(gyre_compile_alone)
   endforeach()
 endfunction()
 
+# Compiles with the headers of src/precompiled.hpp. Not without optimisation: behind precompiled headers and one of Highway's
+# pragmas, GCC 12 takes its intrinsics for optimised ones.
+function(gyre_use_precompiled target)
+  if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
+    target_precompile_headers(${target} REUSE_FROM gyre_precompiled)
+  endif()
+endfunction()
+
 # gyre_module(NAME DEPENDS ...): static library gyre_NAME from every .cpp (and .cu) below this folder. Sources of a
 # library are chosen by their names: cuda*.cpp and *.cu are compiled with CUDA, no_cuda*.cpp without it, and likewise
 # nccl*, cublas* and cudnn*. A no_* file defines the factories of what is missing; they throw.
@@ -97,7 +105,7 @@ function(gyre_module name)
   gyre_compile_alone(${sources})
   add_library(gyre_${name} STATIC ${sources})
   target_link_libraries(gyre_${name} PUBLIC gyre_flags ${ARG_DEPENDS})
-  target_precompile_headers(gyre_${name} REUSE_FROM gyre_precompiled)
+  gyre_use_precompiled(gyre_${name})
   gyre_cuda_definitions(gyre_${name})
 endfunction()
 
@@ -122,7 +130,7 @@ function(gyre_app_parts folder)
     set(definitions ${sources}) # of operations, in double precision
     list(FILTER definitions INCLUDE REGEX "/ops/")
     set_property(SOURCE ${definitions} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
-    target_precompile_headers(gyre_app_${folder} REUSE_FROM gyre_precompiled)
+    gyre_use_precompiled(gyre_app_${folder})
   else() # an app that is all in its main file
     add_library(gyre_app_${folder} INTERFACE)
     target_link_libraries(gyre_app_${folder} INTERFACE ${needed})
@@ -134,7 +142,7 @@ function(gyre_app name)
   gyre_app_parts(${name})
   add_executable(gyre-${name} ${name}/main.cpp)
   target_link_libraries(gyre-${name} PRIVATE gyre_app_${name})
-  target_precompile_headers(gyre-${name} REUSE_FROM gyre_precompiled)
+  gyre_use_precompiled(gyre-${name})
   gyre_compile_quickly(gyre-${name})
   # What the program cannot reach is left out; tests/unit/reached.sh reads what stays.
   target_link_options(gyre-${name} PRIVATE -Wl,--gc-sections)
