@@ -51,8 +51,9 @@ def print_checks(runs):
     checks = [c for run in runs.values() for c in run["verification"]["checks"]]
     worst = max(c["error_over_tolerance"] for c in checks)
     print(f"{grouped(sum(c['count'] for c in checks))} values compared; largest error: {worst:.2f} of its tolerance")
-    for reason in sorted({r for run in runs.values() for r in run["status"]["reasons"]}):
-        print(f"times are not official: {reason}")
+    reasons = sorted({reason.split(":")[0] for run in runs.values() for reason in run["status"]["reasons"]})
+    if reasons:
+        print(f"times are not official ({', '.join(reasons)}: the runs are short, and say where): docs/run-rules.md")
 
 
 def print_figures(runs, demo):

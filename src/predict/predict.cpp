@@ -34,18 +34,18 @@ class PassReader {
     const std::vector<RankTimes> times = run_programs(programs_, machine, of_.schedule.name);
     result_.seconds = makespan_of(times);
     result_.compute_only = compute_only_of(times);
-    double compute = 0, extrapolated = 0;
+    double kernel = 0, extrapolated = 0;
     for (int r = 0; r < programs_.ranks(); ++r) {
       const ProgramCost& cost = programs_.cost(r);
-      compute += cost.compute;
+      kernel += cost.kernel;
       extrapolated += cost.extrapolated;
-      result_.kernel_most = std::max(result_.kernel_most, cost.compute);
+      result_.kernel_most = std::max(result_.kernel_most, cost.kernel);
       result_.copies_most = std::max(result_.copies_most, times[static_cast<size_t>(r)].copy);
       for (size_t tier = 0; tier < result_.bytes_by_tier.size(); ++tier)
         result_.bytes_by_tier[tier] += cost.bytes_sent.at(tier);
     }
-    result_.kernel_mean = compute / programs_.ranks();
-    result_.extrapolated = compute > 0 ? extrapolated / compute : 0;
+    result_.kernel_mean = kernel / programs_.ranks();
+    result_.extrapolated = kernel > 0 ? extrapolated / kernel : 0;
     return result_;
   }
 

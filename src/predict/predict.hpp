@@ -16,9 +16,9 @@ namespace gyre {
 struct PassPrediction {
   Pass pass = Pass::forward;
   double seconds = 0;      ///< until the last rank has ended
-  double kernel_mean = 0;  ///< seconds in the kernel, over ranks
+  double kernel_mean = 0;  ///< seconds of the kernel as if nothing were sent beside it, over ranks
   double kernel_most = 0;
-  double compute_only = 0;    ///< the slowest rank without messages, copies for them and waits
+  double compute_only = 0;    ///< the slowest rank as if nothing were sent
   double copies_most = 0;     ///< seconds of copies for messages, of the rank that has most
   double extrapolated = 0;    ///< share of the kernel's time outside of its surface
   int64_t pairs = 0;          ///< of all ranks, times query heads

@@ -85,15 +85,15 @@ class ProgramWriter {
     const ModelledTime time = p_.machine_.kernel.time(
         {p_.pass_, p_.types_.activations, query_heads, p_.heads_.head_dim, c.rectangles, c.d_q >= 0,
          c.d_kv >= 0, p_.machine_.kernel.merges() ? merged_by(c, query_heads) : 0});
-    double seconds = time.seconds;
+    double slowed = 0;
     for (auto& [id, open] : open_) {
       const double together = std::min(open.beside, time.seconds);
       open.beside -= together;
-      seconds += open.slowdown * together;
+      slowed += open.slowdown * together;
     }
-    cost_.compute += seconds;
+    cost_.kernel += time.seconds;
     cost_.extrapolated += time.extrapolated;
-    spend(SpanKind::compute, seconds);
+    spend(SpanKind::compute, time.seconds + slowed, slowed);
   }
   /// Elements of results that the call finds and merges its own into.
   int64_t merged_by(const step::Compute& c, int64_t query_heads) {
@@ -130,11 +130,12 @@ class ProgramWriter {
   void copy(int64_t moved) {
     spend(SpanKind::copy, static_cast<double>(moved) / p_.machine_.copy_bytes_per_s);
   }
-  void spend(SpanKind what, double seconds) {
+  void spend(SpanKind what, double seconds, double slowed = 0) {
     if (!(seconds > 0)) return;
     Op op;
     op.spends = what;
     op.seconds = seconds;
+    op.slowed = slowed;
     add(op);
   }
   Op& message(OpKind kind, const Message& m, Open& open) {

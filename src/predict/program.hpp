@@ -37,6 +37,7 @@ struct Op {
   int32_t hop = 0;       ///< send, receive: (peer - rank) modulo the ranks
   int32_t message = 0;   ///< send: index into the step's sends
   double seconds = 0;    ///< spend; send: how long the link is held
+  double slowed = 0;     ///< spend: how many of them a kernel loses to transfers beside it
   int64_t bytes = 0;     ///< send, receive
   friend bool operator==(const Op&, const Op&) = default;
 };
@@ -51,7 +52,8 @@ struct RankProgram {
 
 /// What the programs say without being run.
 struct ProgramCost {
-  double compute = 0, extrapolated = 0;  ///< seconds; of the kernel outside of its surface
+  double kernel = 0;        ///< seconds, without what transfers beside it cost
+  double extrapolated = 0;  ///< seconds of them outside of the surface
   std::array<int64_t, most_tiers> bytes_sent = {};  ///< [tier]
 };
 

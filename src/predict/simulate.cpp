@@ -122,6 +122,7 @@ class Engine {
         observer_.spent(rank, op, step, s.clock, s.clock + op.seconds);
         s.clock += op.seconds;
         account(times(rank), op) += op.seconds;
+        times(rank).slowed += op.slowed;
         return true;
       case OpKind::send:
         send(rank, s, op, step);

@@ -40,12 +40,13 @@ struct SimulatedSpan : TraceSpan {
 /// Where the time of a rank goes, in seconds.
 struct RankTimes {
   double compute = 0;  ///< in Compute steps
+  double slowed = 0;   ///< of them: what the kernel loses to transfers beside it
   double pass = 0;     ///< in Clear and Delta steps
   double copy = 0;     ///< copies for messages, and sums of received slices
   double wait = 0;
-  double total = 0;  ///< when the last step ends: the sum of the others
-  /// What communication adds: copies and waiting.
-  double exposed() const { return copy + wait; }
+  double total = 0;  ///< when the last step ends: compute, pass, copy and wait
+  /// What communication adds: copies, waiting, and a slower kernel.
+  double exposed() const { return copy + wait + slowed; }
 };
 struct RankTimeline : RankTimes {
   std::vector<SimulatedSpan> spans;  ///< of each lane in the order of time
@@ -61,11 +62,11 @@ double makespan_of(const Ranks& ranks) {
   for (const RankTimes& rank : ranks) longest = std::max(longest, rank.total);
   return longest;
 }
-/// The same without messages, copies for them and waits.
+/// The same without messages: no copies for them, no waits, no slower kernel.
 template <class Ranks>
 double compute_only_of(const Ranks& ranks) {
   double longest = 0;
-  for (const RankTimes& rank : ranks) longest = std::max(longest, rank.compute + rank.pass);
+  for (const RankTimes& rank : ranks) longest = std::max(longest, rank.compute - rank.slowed + rank.pass);
   return longest;
 }
 

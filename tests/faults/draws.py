@@ -175,6 +175,29 @@ def pipeline(d, _work):
     return d.program(JSON, H5)
 
 
+def predict(d, _work):
+    d.ranks = 1
+    machines = sorted((d.site.source / "inputs/machines").glob("*.toml"))
+    kv, tp = d.rng.choice((1, 2, 8)), d.rng.choice((1, 1, 2))
+    for option, value in (("--machine", d.rng.choice(machines)), ("--kv-heads", kv * tp), ("--tp", tp),
+                          ("--heads", kv * tp * d.rng.choice((1, 2, 8))), ("--head-dim", d.rng.choice((32, 64, 128, 200))),
+                          ("--cp", d.rng.choice(("1", "2,3", "8", "1,16", "64")))):
+        d.give(option, value)
+    if d.rng.random() < 0.4:
+        d.give("--gen", d.lengths())
+        d.give("--capacity", d.size(1000, 8000))
+    else:
+        d.give("--tokens", d.size(1, 30000))
+        d.maybe(0.3, "--batch", 2, 5)
+    d.maybe(0.2, "--mask", "full")
+    d.maybe(0.2, "--window", 1, 64, 3000)
+    d.maybe(0.3, "--link", "node=1G", "switch=5G")
+    d.give("--pass", d.rng.choice(("fwd", "bwd", "both")))
+    d.choose("--schedule")
+    d.layout()
+    return d.program(JSON)
+
+
 def text_import(d, _work):
     d.ranks = 1
     folders = [d.site.source / name for name in ("src/core", "docs", "tests/apps", "LICENSE")]
@@ -193,7 +216,7 @@ def compare(d, _work):
 
 
 PROGRAMS = {"attention": attention, "logprobs": logprobs, "pack": pack, "shard": shard, "pipeline": pipeline,
-            "import": text_import, "compare": compare}
+            "predict": predict, "import": text_import, "compare": compare}
 
 
 def configuration(site, work, name, rng):

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Predicts what this machine then measures: measured.py APPS [--only TEXT] [--machine FILE] [-o FOLDER]
+
+Needs two cores with nothing else to do, for about half an hour. The machine is calibrated once (gyre-info --model), and
+configurations that the calibration did not measure are predicted (gyre-predict) and run (gyre-attention):
+
+    real        one and two ranks: schedules, layouts, lengths, heads, head dimensions, packed documents
+    emulated    4 to 64 ranks that sleep instead of computing, over links of three speeds (results/prediction/emulated.toml)
+
+FOLDER (results/prediction) gets machine.json, measured.csv, a row for each configuration and direction, and measured.txt,
+a summary. An error is predicted time over measured median, minus 1. --only: groups whose name contains TEXT, written
+nowhere. --machine: instead of calibrating.
+"""
+
+import argparse
+import collections
+import csv
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+EMULATED = ROOT / "results" / "prediction" / "emulated.toml"
+MARGIN = 1.05  # of a winner
+SECONDS = 900  # of a program
+ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_MEM_EVENTS": "n", "HWLOC_COMPONENTS": "-pci,-linux:pci", "OMP_NUM_THREADS": "1"}
+
+# Name of the group, ranks, options of both programs, options of the run, options of the prediction.
+Group = collections.namedtuple("Group", "name ranks both run predict")
+
+
+def real_groups():
+    one = [("8 over 8 heads of 64", "--heads 8 --kv-heads 8 --head-dim 64", ("1536", "3K", "6K")),
+           ("8 over 2 heads of 128", "--heads 8 --kv-heads 2 --head-dim 128", ("1536", "3K")),
+           ("12 over 4 heads of 32", "--heads 12 --kv-heads 4 --head-dim 32", ("2500", "5K")),
+           ("4 over 1 heads of 96", "--heads 4 --kv-heads 1 --head-dim 96", ("2K",))]
+    for shape, heads, lengths in one:
+        for tokens in lengths:
+            yield Group(f"1 rank, {shape}, {tokens}", 1, f"{heads} --tokens {tokens} --schedule ring", "", "")
+    two = [("8 over 8 heads of 64", "--heads 8 --kv-heads 8 --head-dim 64", "3K"),
+           ("8 over 2 heads of 64", "--heads 8 --kv-heads 2 --head-dim 64", "5K"),
+           ("4 over 2 heads of 128", "--heads 4 --kv-heads 2 --head-dim 128", "3K"),
+           ("6 over 2 heads of 48", "--heads 6 --kv-heads 2 --head-dim 48", "2500")]
+    for shape, heads, tokens in two:
+        yield Group(f"2 ranks, {shape}, {tokens}", 2, f"{heads} --tokens {tokens} --schedule all", "", "")
+    yield Group("2 ranks, a ring under every layout", 2,
+                "--heads 8 --kv-heads 4 --head-dim 64 --tokens 3K --schedule ring --layout all", "", "")
+    yield Group("2 ranks, packed documents", 2, "--heads 8 --kv-heads 4 --head-dim 64 --schedule all --capacity 6K"
+                " --gen dist=long-tailed,count=200,max=3K,seed=5", "", "")
+
+
+def emulated_groups():
+    for ranks, tokens in ((4, "8K"), (8, "16K"), (16, "32K"), (64, "64K")):
+        for rate in ("400M", "100M", "25M"):
+            yield Group(f"{ranks} ranks, emulated, {rate}B/s", ranks,
+                        f"--heads 4 --kv-heads 2 --head-dim 64 --tokens {tokens} --schedule all",
+                        f"--emulate-compute {EMULATED} --emulate-network alpha=50us,beta={rate}",
+                        f"--link switch={rate}")
+
+
+def program(apps, name):
+    return str(apps / f"gyre-{name}")
+
+
+def run(command, ranks=1):
+    words = list(map(str, command))
+    if ranks > 1:
+        # Ranks that sleep must wake up in time.
+        first = ["chrt", "-r", "1"] if ranks > 2 and os.geteuid() == 0 and shutil.which("chrt") else []
+        words = [*first, shutil.which("mpiexec.mpich") or "mpiexec", "-n", str(ranks), *words]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False,
+                          env={**os.environ, **ENVIRONMENT})
+    if done.returncode != 0:
+        sys.exit(f"measured.py: exit code {done.returncode} of {shlex.join(words)}:\n{done.stdout[-500:]}{done.stderr[-1500:]}")
+
+
+def times_of(path):
+    """{(schedule, layout, pass): ms}"""
+    results = json.loads(path.read_text())["results"]
+    return {tuple(r["key"][k] for k in ("schedule", "layout", "pass")): r["measurements"]["time"] for r in results}
+
+
+def compare(apps, group, machine, folder):
+    output = folder / "out.json"
+    both = shlex.split(group.both)
+    emulated = "--emulate" in group.run
+    run([program(apps, "attention"), *both, *shlex.split(group.run), "--pass", "both", "-c", "none", "--max-seconds", "2",
+         "-J", output], group.ranks)
+    measured = times_of(output)
+    run([program(apps, "predict"), "--machine", EMULATED if emulated else machine, *both, *shlex.split(group.predict),
+         "-d", "f32", "--cp", group.ranks, "--pass", "both", "-J", output])
+    predicted = times_of(output)
+    for (schedule, layout, direction), time in measured.items():
+        guess = predicted[schedule, layout, direction]
+        yield {"group": group.name, "ranks": group.ranks, "emulated": "yes" if emulated else "no", "schedule": schedule,
+               "layout": layout, "pass": direction, "measured_ms": f"{time:.4g}", "predicted_ms": f"{guess:.4g}",
+               "error_percent": f"{100 * (guess / time - 1):.1f}"}
+
+
+def winners(rows):
+    """(comparisons won by over MARGIN, those whose winner is predicted)"""
+    groups = collections.defaultdict(list)
+    for row in rows:
+        groups[row["group"], row["pass"]].append((float(row["measured_ms"]), float(row["predicted_ms"])))
+    decided = [times for times in groups.values() if len(times) > 1 and sorted(times)[1][0] > MARGIN * min(times)[0]]
+    return len(decided), sum(min(times)[1] == min(p for _, p in times) for times in decided)
+
+
+def summary(rows):
+    lines = [f"{'group':44}{'rows':>6}{'median |error|':>16}{'9 in 10 within':>16}{'worst':>9}"]
+    groups = collections.defaultdict(list)
+    for row in rows:
+        for name in (row["group"], "all, emulated" if row["emulated"] == "yes" else "all, real", "all"):
+            groups[name].append(float(row["error_percent"]))
+    for name in [*(n for n in groups if not n.startswith("all")), *sorted(n for n in groups if n.startswith("all"))]:
+        sizes = sorted(abs(e) for e in groups[name])
+        lines.append(f"{name:44}{len(sizes):6}{statistics.median(sizes):14.1f} %{sizes[-(-9 * len(sizes) // 10) - 1]:14.1f} %"
+                     f"{max(groups[name], key=abs):+7.1f} %")
+    decided, right = winners(rows)
+    lines += ["", f"of {decided} comparisons that the fastest wins by over {100 * MARGIN - 100:.0f} %, {right} are predicted to"
+              " be won by it"]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("apps", type=pathlib.Path, help="folder with the programs")
+    parser.add_argument("--only", metavar="TEXT", help="groups whose name contains TEXT; print, write nothing")
+    parser.add_argument("--machine", type=pathlib.Path, metavar="FILE", help="instead of calibrating")
+    parser.add_argument("-o", "--output", type=pathlib.Path, default=ROOT / "results" / "prediction", metavar="FOLDER")
+    options = parser.parse_args()
+    groups = [g for g in (*real_groups(), *emulated_groups()) if options.only is None or options.only in g.name]
+    if not groups:
+        parser.error(f"--only {options.only}: no group's name contains it")
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch)
+        machine = options.machine or folder / "machine.json"
+        if options.machine is None and any(g.ranks <= 2 for g in groups):
+            run([program(options.apps, "info"), "--model", "-J", machine], 2)
+        for group in groups:
+            rows += compare(options.apps, group, machine, folder)
+            print(summary(rows).splitlines()[len({r['group'] for r in rows})], flush=True)
+        if options.only is not None:
+            for row in rows:
+                print(", ".join(map(str, row.values())))
+            return
+        if options.machine is None:
+            shutil.copy(machine, options.output / "machine.json")
+    with open(options.output / "measured.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    (options.output / "measured.txt").write_text(summary(rows), encoding="utf-8")
+    print(summary(rows).splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()
