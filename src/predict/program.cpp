@@ -1,6 +1,7 @@
 #include "predict/program.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <map>
 
@@ -35,35 +36,37 @@ class ProgramWriter {
     int16_t slot = 0;
     int step = 0;
     int64_t unpacked = 0;  ///< bytes read and written by unpacking and adding
-    double beside = 0;     ///< seconds of the transfer that no kernel has run beside
-    double slowdown = 0;
+    /// [tier], seconds of the transfers that no kernel has run beside: of sending or of receiving,
+    /// whichever takes longer.
+    std::array<double, most_tiers> beside = {};
   };
 
   void walk(const step::Exchange& e) {
-    Open open{free_slot(), step_, 0, 0, 0};
+    Open open{free_slot(), step_, 0, {}};
     int64_t packed = 0;
     for (const Message& m : e.sends)
       for (const Slice& slice : m.slices)
         if (m.peer == plan_.rank || !as_it_lies(slice)) packed += bytes(slice);
     copy(2 * packed);
-    double sending = 0, receiving = 0;
+    std::array<double, most_tiers> receiving = {};
     for (size_t i = 0; i < e.sends.size(); ++i) {
       if (e.sends[i].peer == plan_.rank) continue;
       Op& op = message(OpKind::send, e.sends[i], open);
       op.message = static_cast<int32_t>(i);
       op.seconds = link_seconds(op.tier, op.bytes);
-      sending += op.seconds;
+      open.beside.at(static_cast<size_t>(op.tier)) += op.seconds;
       cost_.bytes_sent.at(static_cast<size_t>(op.tier)) += op.bytes;
     }
     for (const Message& m : e.recvs) {
       write_rows(m.slices);
       if (m.peer == plan_.rank) continue;
       const Op& op = message(OpKind::receive, m, open);
-      receiving += link_seconds(op.tier, op.bytes);
+      receiving.at(static_cast<size_t>(op.tier)) += link_seconds(op.tier, op.bytes);
       for (const Slice& slice : m.slices)
         if (slice.add || !as_it_lies(slice)) open.unpacked += (slice.add ? 3 : 2) * bytes(slice);
     }
-    open.beside = std::max(sending, receiving);
+    for (size_t tier = 0; tier < most_tiers; ++tier)
+      open.beside.at(tier) = std::max(open.beside.at(tier), receiving.at(tier));
     open_[e.id] = open;
   }
 
@@ -86,11 +89,12 @@ class ProgramWriter {
         {p_.pass_, p_.types_.activations, query_heads, p_.heads_.head_dim, c.rectangles, c.d_q >= 0,
          c.d_kv >= 0, p_.machine_.kernel.merges() ? merged_by(c, query_heads) : 0});
     double slowed = 0;
-    for (auto& [id, open] : open_) {
-      const double together = std::min(open.beside, time.seconds);
-      open.beside -= together;
-      slowed += open.slowdown * together;
-    }
+    for (auto& [id, open] : open_)
+      for (size_t tier = 0; tier < p_.machine_.links.size(); ++tier) {
+        const double together = std::min(open.beside.at(tier), time.seconds);
+        open.beside.at(tier) -= together;
+        slowed += p_.machine_.links[tier].kernel_slowdown * together;
+      }
     cost_.kernel += time.seconds;
     cost_.extrapolated += time.extrapolated;
     spend(SpanKind::compute, time.seconds + slowed, slowed);
@@ -150,8 +154,6 @@ class ProgramWriter {
       const auto [first, stride] = p_.place_;
       op.tier = static_cast<int8_t>(
           p_.machine_.tier_between(first + plan_.rank * stride, first + m.peer * stride));
-      const LinkTier& link = p_.machine_.links[static_cast<size_t>(op.tier)];
-      open.slowdown = std::max(open.slowdown, link.kernel_slowdown);
     }
     return add(op);
   }

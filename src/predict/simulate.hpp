@@ -66,7 +66,8 @@ double makespan_of(const Ranks& ranks) {
 template <class Ranks>
 double compute_only_of(const Ranks& ranks) {
   double longest = 0;
-  for (const RankTimes& rank : ranks) longest = std::max(longest, rank.compute - rank.slowed + rank.pass);
+  for (const RankTimes& rank : ranks)
+    longest = std::max(longest, rank.compute - rank.slowed + rank.pass);
   return longest;
 }
 

@@ -89,7 +89,8 @@ class StepWalk {
 
  private:
   struct Open {
-    double left = 0, beside = 0, slowdown = 0;
+    double left = 0;
+    std::map<int, double> beside;  ///< [tier]
     int64_t unpacked = 0;
     std::vector<std::pair<int, size_t>> expected;  ///< sender, which of its messages
   };
@@ -149,7 +150,7 @@ class StepWalk {
       for (Slice& slice : sent.slices) slice.add = false;
       copy(s, copied(rank, sent, m.peer == rank.rank));
     }
-    double sending = 0, receiving = 0;
+    std::map<int, double> receiving;
     int tier = 0;
     for (const Message& m : e.sends) {
       if (m.peer == rank.rank) continue;
@@ -158,19 +159,17 @@ class StepWalk {
       double& free = s.link_free[tier];
       free = std::max(free, s.clock) + held;
       open.left = std::max(open.left, free);
-      sending += held;
-      open.slowdown = std::max(open.slowdown, link.kernel_slowdown);
+      open.beside[tier] += held;
       state(m.peer).arrivals[rank.rank].push_back(free + link.latency_s);
     }
     for (const Message& m : e.recvs) {
       if (m.peer == rank.rank) continue;
       const LinkTier& link = link_to(rank.rank, m.peer, tier);
-      receiving += link.seconds(static_cast<double>(bytes_of(rank, m)));
-      open.slowdown = std::max(open.slowdown, link.kernel_slowdown);
+      receiving[tier] += link.seconds(static_cast<double>(bytes_of(rank, m)));
       open.unpacked += copied(rank, m, false);
       open.expected.emplace_back(m.peer, s.expected[m.peer]++);
     }
-    open.beside = std::max(sending, receiving);
+    for (const auto& [t, seconds] : receiving) open.beside[t] = std::max(open.beside[t], seconds);
     return true;
   }
   bool walk(const RankPlan& /*rank*/, State& s, const step::Wait& w) {
@@ -197,11 +196,12 @@ class StepWalk {
     call.d_kv = c.d_kv >= 0;
     const double seconds = machine_.kernel.time(call).seconds;
     work(s, seconds);
-    for (auto& [id, open] : s.open) {
-      const double together = std::min(open.beside, seconds);
-      open.beside -= together;
-      s.clock += open.slowdown * together;
-    }
+    for (auto& [id, open] : s.open)
+      for (auto& [tier, left] : open.beside) {
+        const double together = std::min(left, seconds);
+        left -= together;
+        s.clock += machine_.links[static_cast<size_t>(tier)].kernel_slowdown * together;
+      }
     return true;
   }
   bool pass_over(const RankPlan& rank, State& s, std::initializer_list<int> arrays) const {
@@ -427,6 +427,19 @@ TEST(Predict, ATransferSlowsTheKernelBesideIt) {
   expect_seconds(ring.predict_on(machine).seconds, 2 * step + 0.5 * shorter);
   // All that communication adds is that the kernel is slower.
   EXPECT_NEAR(ring.predict_on(machine).exposed(), 0.5 * shorter, 1e-12);
+}
+
+TEST(Predict, ATransferSlowsTheKernelByTheLinkThatItTakes) {
+  // Rank 1 of two nodes of 2 receives on the node's link and sends, for longer, on the network's.
+  MachineModel machine = nodes_of(2, tier("switch", 0, 2e6));
+  machine.links[0].kernel_slowdown = 0.5;
+  machine.links[1].kernel_slowdown = 0.125;
+  const FullRing ring(4, 400);
+  const double step = ring.step(machine), slow = ring.bytes() / 2e6, fast = ring.bytes() / 1e7;
+  ASSERT_LT(slow, step);
+  const PassPrediction p = ring.predict_on(machine);
+  expect_seconds(p.seconds, 4 * step + 3 * (0.5 * fast + 0.125 * slow));
+  expect_seconds(p.compute_only, 4 * step);
 }
 
 TEST(Predict, EveryStepOfARingButTheFirstMergesItsResult) {
