@@ -152,7 +152,7 @@ class ProgramWriter {
     for (const Slice& slice : m.slices) op.bytes += bytes(slice);
     if (!p_.machine_.links.empty()) {
       const auto [first, stride] = p_.place_;
-      op.tier = static_cast<int8_t>(
+      op.tier = static_cast<int16_t>(
           p_.machine_.tier_between(first + plan_.rank * stride, first + m.peer * stride));
     }
     return add(op);

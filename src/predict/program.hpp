@@ -31,7 +31,7 @@ enum class OpKind : uint8_t { spend, send, receive, wait };
 struct Op {
   OpKind kind = OpKind::spend;
   SpanKind spends = SpanKind::compute;  ///< spend
-  int8_t tier = 0;                      ///< send: of the link
+  int16_t tier = 0;                     ///< send: of the link
   int16_t exchange = 0;  ///< send, receive, wait: which of the rank's exchanges under way
   int32_t step = 0;      ///< index into the plan's steps, from the first step of the block
   int32_t hop = 0;       ///< send, receive: (peer - rank) modulo the ranks
