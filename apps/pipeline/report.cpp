@@ -277,17 +277,6 @@ std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator&
 
 namespace {
 
-int64_t weight_bytes(const ScoringPlan& plan, const ModelConfig& c) {
-  return 4 * c.parameters() / plan.setup.grid.tp;
-}
-
-/// Of a bin with so many slots of this rank, without what attention stores.
-int64_t activation_bytes(const ScoringPlan& plan, const ModelConfig& c, int64_t slots) {
-  const int64_t row =
-      3 * c.hidden_size + (2 * c.intermediate_size + c.vocab_padded) / plan.setup.grid.tp;
-  return 4 * slots * row;
-}
-
 /// What attention stores of a rank's own rows.
 int64_t own_bytes(const RankPlan& rank, const HeadShape& heads) {
   int64_t bytes = 0;
@@ -346,16 +335,16 @@ Load load_of(const ScoringPlan& plan, const ModelConfig& config) {
 int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const Scorer& scorer) {
   int64_t most = 0;
   for (const BinShard& bin : scorer.shards())
-    most = std::max(most, activation_bytes(plan, config, bin.shard.slots) +
+    most = std::max(most, activation_bytes(config, plan.setup.grid.tp, bin.shard.slots) +
                               own_bytes(bin.plan, scorer.heads()));
-  return weight_bytes(plan, config) + most + scorer.count().transient_bytes;
+  return weight_bytes(config, plan.setup.grid.tp) + most + scorer.count().transient_bytes;
 }
 
 std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
   const GridShape& grid = plan.setup.grid;
   const Load load = load_of(plan, c);
   const double mean_pairs = load.pairs / grid.dp / grid.cp;
-  const int64_t activations = activation_bytes(plan, c, load.most_slots) + load.own_bytes;
+  const int64_t activations = activation_bytes(c, grid.tp, load.most_slots) + load.own_bytes;
   constexpr double mib = 1048576;
   std::string text = fmt::format("# dry run, {}, {}, {}: nothing was computed\n", to_string(grid),
                                  plan.setup.layout->name, plan.setup.schedule->name);
@@ -372,7 +361,7 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
   text += fmt::format(
       "#   memory of a rank: weights {:.1f} MiB, activations of the largest bin {:.1f} MiB, "
       "blocks of other ranks and copies for messages {:.1f} MiB\n",
-      static_cast<double>(weight_bytes(plan, c)) / mib, static_cast<double>(activations) / mib,
+      static_cast<double>(weight_bytes(c, grid.tp)) / mib, static_cast<double>(activations) / mib,
       static_cast<double>(load.transient_bytes) / mib);
   return text;
 }

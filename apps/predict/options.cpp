@@ -56,6 +56,39 @@ void check_heads(const PredictOptions& o, ConfigErrors& errors) {
     }());
 }
 
+/// Where the documents come from.
+void check_documents(PredictOptions& o, ConfigErrors& errors) {
+  const bool packed = !o.generate.empty() || !o.input.empty();
+  if (!o.generate.empty() && !o.input.empty())
+    errors.add("--gen and --input are two sets of documents; give one");
+  if (!o.input.empty() && o.model.empty()) errors.add("--input goes with --model");
+  if (o.capacity != 0 && !packed) errors.add("--capacity goes with --gen or --input");
+  if (packed && (o.sweep.sweeps() || o.batch != 1))
+    errors.add("--min and --batch go with sequences, not with --gen or --input");
+  if (packed && o.capacity == 0) o.capacity = 16384;
+}
+
+/// Of one attention.
+void check_attention(PredictOptions& o, ConfigErrors& errors) {
+  if (o.pass.empty()) o.pass = "both";
+  if (o.dp != 1) errors.add("--dp {} goes with --model", o.dp);
+  for (auto [value, usual] : {std::pair{&o.heads, 32}, {&o.kv_heads, 8}, {&o.head_dim, 128}})
+    if (*value == 0) *value = usual;
+}
+
+/// Of a scoring pass, in which the model says what attention is.
+void check_model(PredictOptions& o, ConfigErrors& errors) {
+  if (o.pass.empty()) o.pass = "fwd";
+  if (o.pass != "fwd") errors.add("--pass {}: a scoring pass has no backward", o.pass);
+  for (const auto& [option, value] :
+       {std::pair{"--heads", o.heads}, {"--kv-heads", o.kv_heads}, {"--head-dim", o.head_dim}})
+    if (value != 0) errors.add("{} {}: the heads are the model's", option, value);
+  if (o.mask != "causal" || o.window != 0)
+    errors.add("--mask, --window: a scoring pass has causal attention");
+  for (const auto& [option, path] : {std::pair{"--svg", &o.svg}, {"--trace", &o.trace}})
+    if (!path->empty()) errors.add("{} shows one attention; leave out --model", option);
+}
+
 }  // namespace
 
 HeadShape PredictOptions::head_shape() const {
@@ -79,11 +112,17 @@ void declare_options(CLI::App& app, PredictOptions& o) {
              o.links);
   declare_sweep(app, "Tokens of each sequence, over all ranks", o.sweep);
   add_option(app, {"--gen", length_help()}, o.generate);
-  add_size_option(app, {"--capacity", "With --gen: slots of the pack; 0: 16K"}, o.capacity);
+  add_size_option(app, {"--capacity", "With --gen or --input: slots of a bin; 0: 16K"}, o.capacity);
+  add_option(app,
+             {"--model",
+              "A scoring pass of this model instead of one attention: gyre/model, or a "
+              "config.json of a Llama"},
+             o.model);
+  add_option(app, {"--input", "With --model: documents (HDF5, gyre/documents)"}, o.input);
   add_option(app, {"--batch", "Sequences of equal length"}, o.batch, 1);
-  add_option(app, {"--heads", "Query heads"}, o.heads, 1);
-  add_option(app, {"--kv-heads", "Key and value heads"}, o.kv_heads, 1);
-  add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
+  add_option(app, {"--heads", "Query heads; 0: 32, or the model's"}, o.heads, 0);
+  add_option(app, {"--kv-heads", "Key and value heads; 0: 8, or the model's"}, o.kv_heads, 0);
+  add_option(app, {"--head-dim", "Elements of a head; 0: 128, or the model's"}, o.head_dim, 0);
   add_choice_option(app, {"--mask", "Inside a document"}, o.mask, {"causal", "full"});
   add_size_option(
       app, {"--window", "Causal: a query sees itself and the window - 1 before; 0: all"}, o.window);
@@ -98,10 +137,12 @@ void declare_options(CLI::App& app, PredictOptions& o) {
              o.cp_list);
   add_option(app, {"--tp", "Tensor-parallel ranks, which are neighbours and share the heads"}, o.tp,
              1);
+  add_option(app, {"--dp", "With --model: data-parallel replicas"}, o.dp, 1);
   o.schedule.name = "all";
   schedule_choices().declare(app, o.schedule, "How keys and queries meet", true);
   layout_choices().declare(app, o.layout, "Who owns which slots", true);
-  add_choice_option(app, {"--pass", "What is predicted"}, o.pass, {"fwd", "bwd", "both"});
+  add_choice_option(app, {"--pass", "What is predicted (both; of a model: fwd)"}, o.pass,
+                    {"fwd", "bwd", "both"});
   add_option(app, {"--svg", "Draw which schedule wins where, ranks by tokens, here"}, o.svg);
   add_option(app, {"--trace", "Write the timeline of one configuration here (for Perfetto)"},
              o.trace);
@@ -113,19 +154,17 @@ void check_options(PredictOptions& o, int ranks) {
   if (ranks != 1)
     errors.add("a run of {} ranks: gyre-predict is one process; start it without mpirun", ranks);
   if (o.wire_dkv.empty()) o.wire_dkv = o.dtype;
-  if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
-  if (o.capacity != 0 && o.generate.empty()) errors.add("--capacity goes with --gen");
-  if (!o.generate.empty() && (o.sweep.sweeps() || o.batch != 1))
-    errors.add("--min and --batch go with sequences, not with --gen");
+  check_documents(o, errors);
+  o.model.empty() ? check_attention(o, errors) : check_model(o, errors);
   if (o.sweep.cycles > 1) errors.add("-N {}: a prediction is the same every time", o.sweep.cycles);
   check_sweep(o.sweep, PredictOptions().sweep.tokens, errors);
-  const std::tuple<const char*, int, int> limits[] = {{"--heads", o.heads, 4096},
-                                                      {"--kv-heads", o.kv_heads, 4096},
-                                                      {"--head-dim", o.head_dim, 1024},
-                                                      {"--batch", o.batch, 4096}};
+  const std::tuple<const char*, int, int> limits[] = {
+      {"--heads", o.heads, 4096},       {"--kv-heads", o.kv_heads, 4096},
+      {"--head-dim", o.head_dim, 1024}, {"--batch", o.batch, 4096},
+      {"--dp", o.dp, most_ranks},       {"--tp", o.tp, most_ranks}};
   for (const auto& [option, value, most] : limits)
     if (value > most) errors.add("{} {}: at most {}", option, value, most);
-  check_heads(o, errors);
+  if (o.model.empty()) check_heads(o, errors);
   if (o.window > 0 && o.mask != "causal") errors.add("--window {} needs --mask causal", o.window);
   o.cps = parse_cps(o.cp_list, errors);
   schedule_choices().check(o.schedule, errors);
@@ -139,7 +178,7 @@ void check_options(PredictOptions& o, int ranks) {
   errors.throw_if_any("impossible configuration");
   check_output_places(
       {{"--svg", o.svg}, {"--trace", o.trace}, {"--json", o.report.json}, {"--csv", o.report.csv}},
-      {{"--machine", o.machine}});
+      {{"--machine", o.machine}, {"--model", o.model}, {"--input", o.input}});
 }
 
 }  // namespace gyre

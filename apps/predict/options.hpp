@@ -14,12 +14,12 @@ namespace gyre {
 
 /// Options of gyre-predict; see --help.
 struct PredictOptions {
-  std::string machine, cp_list = "8", generate, pass = "both", mask = "causal", dtype = "bf16",
-                       partial_out = "f32", partial_dq = "f32", wire_dkv, svg, trace;
+  std::string machine, model, input, cp_list = "8", generate, pass, mask = "causal", dtype = "bf16",
+                                     partial_out = "f32", partial_dq = "f32", wire_dkv, svg, trace;
   std::vector<std::string> links;  ///< "switch=25G": other rates than the machine's
   ScheduleChoice schedule;
   LayoutChoice layout;
-  int tp = 1, heads = 32, kv_heads = 8, head_dim = 128, batch = 1;
+  int dp = 1, tp = 1, heads = 0, kv_heads = 0, head_dim = 0, batch = 1;
   TokenSweep sweep = {65536};
   int64_t capacity = 0, window = 0;
   ReportOptions report;

@@ -9,7 +9,9 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <optional>
+#include <sstream>
 
 #include "core/error.hpp"
 
@@ -54,6 +56,19 @@ void require_regular_file(const std::string& path) {
   if (std::filesystem::is_directory(status)) throw_usage("cannot read '{}': it is a folder", path);
   if (!std::filesystem::is_regular_file(status))
     throw_usage("cannot read '{}': it is no regular file", path);
+}
+
+std::string read_text_file(const std::string& path, const std::string& wanted, int64_t most) {
+  require_regular_file(path);
+  std::error_code none;
+  if (const auto bytes = std::filesystem::file_size(path, none);
+      !none && bytes > static_cast<uintmax_t>(most))
+    throw_usage("{}: {} bytes; wanted: {}, at most {} bytes", path, bytes, wanted, most);
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file || !text) throw_usage("cannot read '{}': {}", path, std::strerror(errno));
+  return text.str();
 }
 
 void require_memory(const std::string& what, int64_t count, int64_t width) {

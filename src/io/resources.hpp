@@ -11,6 +11,11 @@ namespace gyre {
 /// waits for its writer, and a device never ends.
 void require_regular_file(const std::string& path);
 
+/// The bytes of a file of text. Throws a usage error that names a file that cannot be read, is not
+/// regular, or is larger than `most` bytes; `wanted`: what it should be.
+std::string read_text_file(const std::string& path, const std::string& wanted,
+                           int64_t most = int64_t{1} << 24);
+
 /// Throws a runtime error when `what`, of `count` elements of `width` bytes, does not fit into this
 /// machine's memory.
 void require_memory(const std::string& what, int64_t count, int64_t width);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -41,47 +42,37 @@ class Phases {
 
 /// Activations of one forward pass over `n` slots.
 struct Decoder::Workspace {
-  Workspace(int64_t n, const ModelConfig& c, int64_t intermediate, int64_t columns,
-            AttentionExecutor& executor, Stream& stream)
-      : slots(n),
-        x_(n * c.hidden_size, stream.space()),
-        h_(n * c.hidden_size, stream.space()),
-        partial_(n * c.hidden_size, stream.space()),
-        gate_(n * intermediate, stream.space()),
-        up_(n * intermediate, stream.space()),
-        logits_(n * columns, stream.space()),
-        logprob(n),
-        entropy(n),
-        x(x_.matrix(n, c.hidden_size)),
-        h(h_.matrix(n, c.hidden_size)),
-        partial(partial_.matrix(n, c.hidden_size)),
-        q(executor.matrix(ArrayKind::q).as<float>()),
-        k(executor.keys().as<float>()),
-        v(executor.values().as<float>()),
-        out(executor.matrix(ArrayKind::out).as<float>()),
-        gate(gate_.matrix(n, intermediate)),
-        up(up_.matrix(n, intermediate)),
-        logits(logits_.matrix(n, columns)),
-        attention(executor),
-        phases(stream) {}
+  Workspace(int64_t n, const ModelConfig& c, int tp, const LocalBatch& b,
+            AttentionExecutor& executor, std::span<LogprobEntropy> scores, Stream& stream)
+      : slots(n), batch(b), attention(executor), out(scores), phases(stream) {
+    for (const Activation a : {Activation::x, Activation::h, Activation::partial, Activation::gate,
+                               Activation::up, Activation::logits}) {
+      const int64_t width = width_of(a, c, tp);
+      memory_.emplace_back(n * width, stream.space());
+      at(a) = memory_.back().matrix(n, width);
+    }
+    // The executor's own arrays.
+    at(Activation::q) = executor.matrix(ArrayKind::q).as<float>();
+    at(Activation::k) = executor.keys().as<float>();
+    at(Activation::v) = executor.values().as<float>();
+    at(Activation::out) = executor.matrix(ArrayKind::out).as<float>();
+  }
+
+  /// [slots, width_of()]
+  MatrixView<float>& at(Activation a) { return views_.at(static_cast<size_t>(a)); }
 
   int64_t slots;
-
- private:
-  Buffer<float> x_, h_, partial_, gate_, up_, logits_;
-
- public:
-  Buffer<float> logprob, entropy;   // [slots], on the host
-  MatrixView<float> x, h, partial;  // [slots, hidden]
-  MatrixView<float> q, k, v, out;   // [slots, heads · head_dim], of k and v kv_heads: the
-                                    // executor's own arrays
-  MatrixView<float> gate, up;       // [slots, intermediate of this rank]
-  MatrixView<float> logits;         // [slots, vocabulary columns of this rank]
-  bool partial_pending = false;     // partial is not yet added to x
+  const LocalBatch& batch;
   AttentionExecutor& attention;
+  std::span<LogprobEntropy> out;
+  bool added = false;  // partial, to x, before the norm that would
   Phases phases;
   std::vector<WorkPtr> works;  // communications that the host has not yet waited for
   DecoderTimes times;
+
+ private:
+  std::vector<Buffer<float>> memory_;
+  std::array<MatrixView<float>, activation_kinds> views_;
 };
 
 namespace {
@@ -98,6 +89,12 @@ void move_to(Stream& stream, Buffer<float>& buffer) {
   buffer = std::move(moved);
 }
 
+/// For errors and the watchdog.
+std::string name_of_layer(int64_t layer, const ModelConfig& config) {
+  if (layer == 0) return "embedding";
+  return layer > config.num_hidden_layers ? "log-probabilities" : fmt::format("layer {}", layer);
+}
+
 /// A communicator of host memory over that of a device's stream; none on the host.
 std::unique_ptr<Communicator> host_staging_of(Communicator& comm, Stream& stream) {
   if (stream.space() == MemorySpace::host) return nullptr;
@@ -105,6 +102,33 @@ std::unique_ptr<Communicator> host_staging_of(Communicator& comm, Stream& stream
 }
 
 }  // namespace
+
+const Buffer<float>& DecoderWeights::of(Weight weight, int64_t layer) const {
+  if (weight == Weight::embed) return embed;
+  if (weight == Weight::final_norm) return final_norm;
+  if (weight == Weight::head) return head;
+  const Layer& l = layers.at(static_cast<size_t>(layer - 1));
+  switch (weight) {
+    case Weight::attn_norm:
+      return l.attn_norm;
+    case Weight::wq:
+      return l.wq;
+    case Weight::wk:
+      return l.wk;
+    case Weight::wv:
+      return l.wv;
+    case Weight::wo:
+      return l.wo;
+    case Weight::mlp_norm:
+      return l.mlp_norm;
+    case Weight::w_gate:
+      return l.w_gate;
+    case Weight::w_up:
+      return l.w_up;
+    default:
+      return l.w_down;
+  }
+}
 
 void DecoderWeights::move_to(Stream& stream) {
   const auto move = [&](Buffer<float>& buffer) { gyre::move_to(stream, buffer); };
@@ -189,80 +213,68 @@ Decoder::Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid&
       kernel_(kernel),
       stream_(stream),
       ops_(make_decoder_ops(stream)),
-      columns_(config.vocab_padded / grid.shape().tp),
+      steps_(decoder_steps(config)),
+      heads_(local_heads(config, grid.shape().tp)),
       host_tp_(host_staging_of(grid.tp(), stream)),
       row_kernels_(make_row_kernels(stream)),
       scores_(0, even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
               {.picks = 1, .entropy = true, .kernels = row_kernels_.get()},
               host_tp_ ? *host_tp_ : grid.tp()) {
-  const int tp = grid.shape().tp;
-  heads_ = local_heads(config, tp);
-  intermediate_ = config.intermediate_size / tp;
   weights_.move_to(stream);
 }
 
 Decoder::~Decoder() = default;
 
-void Decoder::reduce(MatrixView<float> data, const char* what, Workspace& w) {
+void Decoder::run(const decoder_step::Embed& /*step*/, int64_t /*layer*/, Workspace& w) {
+  const MatrixView<const float> table =
+      as_matrix(weights_.embed, width_of(Activation::logits, config_, grid_.shape().tp));
+  ops_->embed(table, scores_.vocab().begin(grid_.tp_rank()), w.at(Activation::x));
+}
+
+void Decoder::run(const decoder_step::AllReduce& step, int64_t /*layer*/, Workspace& w) {
+  w.phases.end(&DecoderTimes::linear);
+  const MatrixView<float> data = w.at(step.data);
   w.works.push_back(grid_.tp().all_reduce(data.data, data.rows * data.cols, DType::f32,
-                                          ReduceOp::sum, stream_, what));
+                                          ReduceOp::sum, stream_, step.what));
   w.works.back()->wait_on_stream();
   w.phases.end(&DecoderTimes::tp_wait);
 }
 
-void Decoder::norm(const Buffer<float>& weight, Workspace& w) {
-  const MatrixView<const float> nothing;
-  ops_->add_rms_norm(w.x, w.partial_pending ? w.partial : nothing, weight.data(),
-                     static_cast<float>(config_.rms_norm_eps), w.h);
-  w.partial_pending = false;
+void Decoder::run(const decoder_step::Norm& step, int64_t layer, Workspace& w) {
+  const bool adds = step.adds && !std::exchange(w.added, false);
+  ops_->add_rms_norm(w.at(Activation::x), adds ? w.at(Activation::partial) : MatrixView<float>(),
+                     weights_.of(step.weight, layer).data(),
+                     static_cast<float>(config_.rms_norm_eps), w.at(Activation::h));
 }
 
-void Decoder::embed(Workspace& w) {
-  ops_->embed(as_matrix(weights_.embed, columns_), scores_.vocab().begin(grid_.tp_rank()), w.x);
-  w.phases.end(&DecoderTimes::linear);
-  reduce(w.x, "embedding all-reduce", w);
+void Decoder::run(const decoder_step::Linear& step, int64_t layer, Workspace& w) {
+  const MatrixView<const float> in = w.at(step.in);
+  ops_->linear(in, as_matrix(weights_.of(step.weight, layer), in.cols), w.at(step.out));
 }
 
-void Decoder::attention(const DecoderWeights::Layer& layer, Workspace& w) {
-  const int64_t hidden = config_.hidden_size;
-  norm(layer.attn_norm, w);
-  ops_->linear(w.h, as_matrix(layer.wq, hidden), w.q);
-  ops_->linear(w.h, as_matrix(layer.wk, hidden), w.k);
-  ops_->linear(w.h, as_matrix(layer.wv, hidden), w.v);
-  ops_->rope(w.q, w.k, config_.head_dim, config_.rope_theta);
-  w.phases.end(&DecoderTimes::linear);
+void Decoder::run(const decoder_step::Rope& /*step*/, int64_t /*layer*/, Workspace& w) {
+  ops_->rope(w.at(Activation::q), w.at(Activation::k), config_.head_dim, config_.rope_theta);
+}
 
+void Decoder::run(const decoder_step::Attention& /*step*/, int64_t /*layer*/, Workspace& w) {
+  w.phases.end(&DecoderTimes::linear);
   const ExecutionTimes execution = w.attention.run(Pass::forward);
   w.times.attention += execution.compute + execution.copy;
   w.times.attention_wait += execution.wait;
   w.phases.end(nullptr);
-
-  ops_->linear(w.out, as_matrix(layer.wo, heads_.heads * heads_.head_dim), w.partial);
-  w.phases.end(&DecoderTimes::linear);
-  reduce(w.partial, "attention output all-reduce", w);
-  w.partial_pending = true;
 }
 
-void Decoder::mlp(const DecoderWeights::Layer& layer, Workspace& w) {
-  const int64_t hidden = config_.hidden_size;
-  norm(layer.mlp_norm, w);
-  ops_->linear(w.h, as_matrix(layer.w_gate, hidden), w.gate);
-  ops_->linear(w.h, as_matrix(layer.w_up, hidden), w.up);
-  ops_->silu_multiply(w.gate, w.up);
-  ops_->linear(w.gate, as_matrix(layer.w_down, intermediate_), w.partial);
-  w.phases.end(&DecoderTimes::linear);
-  reduce(w.partial, "MLP all-reduce", w);
-  w.partial_pending = true;
+void Decoder::run(const decoder_step::SiluMultiply& /*step*/, int64_t /*layer*/, Workspace& w) {
+  ops_->silu_multiply(w.at(Activation::gate), w.at(Activation::up));
 }
 
-void Decoder::score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntropy> out) {
-  norm(weights_.final_norm, w);
-  ops_->linear(w.h, as_matrix(weights_.head, config_.hidden_size), w.logits);
+void Decoder::run(const decoder_step::Score& /*step*/, int64_t /*layer*/, Workspace& w) {
   w.phases.end(&DecoderTimes::linear);
+  Buffer<float> logprob(w.slots), entropy(w.slots);
   scores_.resize(w.slots);
-  const double waited =
-      scores_.forward(w.logits, batch.targets, stream_, w.logprob.span(), w.entropy.span());
-  for (int64_t i = 0; i < w.slots; ++i) out[static_cast<size_t>(i)] = {w.logprob[i], w.entropy[i]};
+  const double waited = scores_.forward(w.at(Activation::logits), w.batch.targets, stream_,
+                                        logprob.span(), entropy.span());
+  for (int64_t i = 0; i < w.slots; ++i) w.out[static_cast<size_t>(i)] = {logprob[i], entropy[i]};
   w.phases.end(&DecoderTimes::logprobs);
   w.times.tp_wait += waited;
   w.times.logprobs -= waited;
@@ -270,16 +282,17 @@ void Decoder::score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntr
 
 void Decoder::show(const HiddenObserver& observe, int64_t index, Workspace& w) {
   if (!observe) return;
-  if (w.partial_pending) ops_->add(w.x, w.partial);
-  w.partial_pending = false;
+  w.added = index > 0;
+  if (w.added) ops_->add(w.at(Activation::x), w.at(Activation::partial));
   w.phases.end(&DecoderTimes::linear);
+  const MatrixView<const float> x = w.at(Activation::x);
   if (stream_.space() == MemorySpace::host) {
-    observe(index, w.x);
+    observe(index, x);
   } else {
-    Buffer<float> copy(w.x.rows * w.x.cols);
-    stream_.copy(copy.data(), w.x.data, static_cast<size_t>(copy.size()) * sizeof(float));
+    Buffer<float> copy(x.rows * x.cols);
+    stream_.copy(copy.data(), x.data, static_cast<size_t>(copy.size()) * sizeof(float));
     stream_.synchronize();
-    observe(index, copy.matrix(w.x.rows, w.x.cols));
+    observe(index, copy.matrix(x.rows, x.cols));
   }
   w.phases.end(nullptr);
 }
@@ -292,19 +305,17 @@ DecoderTimes Decoder::forward(const LocalBatch& batch, const RankPlan& plan,
              slots, out.size(), planned);
   AttentionExecutor executor(plan, heads_, attention_types, grid_.cp(), kernel_, stream_,
                              attention_memory_, false);
-  Workspace w(slots, config_, intermediate_, columns_, executor, stream_);
-  set_current_step("embedding");
+  Workspace w(slots, config_, grid_.shape().tp, batch, executor, out, stream_);
   ops_->set_slots(batch.tokens, batch.positions);
-  embed(w);
-  show(observe, 0, w);
-  for (size_t l = 0; l < weights_.layers.size(); ++l) {
-    set_current_step(fmt::format("layer {}", l + 1));
-    attention(weights_.layers[l], w);
-    mlp(weights_.layers[l], w);
-    show(observe, static_cast<int64_t>(l) + 1, w);
+  int64_t layer = -1;
+  for (const DecoderStep& step : steps_) {
+    if (step.layer != layer) {
+      if (layer >= 0) show(observe, layer, w);
+      layer = step.layer;
+      set_current_step(name_of_layer(layer, config_));
+    }
+    std::visit([&](const auto& operation) { run(operation, layer, w); }, step.operation);
   }
-  set_current_step("log-probabilities");
-  score(batch, w, out);
   for (const WorkPtr& work : w.works) work->wait();
   stream_.synchronize();
   w.phases.add_to(w.times);

@@ -1,13 +1,7 @@
 #pragma once
 // The decoder under tensor and context parallelism.
 //
-//     serial:
-//     x = embed[token]
-//     for every layer:
-//         h = rms_norm(x, attn_norm);  q, k, v = h·wq, h·wk, h·wv;  rope(q), rope(k)
-//         x += attention(q, k, v) · wo                              causal, inside the document
-//         h = rms_norm(x, mlp_norm);   x += (silu(h·w_gate) · (h·w_up)) · w_down
-//     logits = rms_norm(x, final_norm) · head
+//     for (step : decoder_steps(config)) do it to the slots of this rank
 //
 // Context parallelism splits tokens: every rank runs its own slots, and only attention
 // communicates, by the plan. Tensor parallelism (Shoeybi et al., arXiv 1909.08053) splits heads,
@@ -32,6 +26,7 @@
 #include "core/model_config.hpp"
 #include "logprobs/vocab_parallel.hpp"
 #include "model/decoder_ops.hpp"
+#include "model/decoder_steps.hpp"
 #include "sharding/local_batch.hpp"
 
 namespace gyre {
@@ -52,6 +47,8 @@ struct DecoderWeights {
   Buffer<float> final_norm;  ///< [hidden]
   Buffer<float> head;        ///< [hidden, vocab_padded / tp]
 
+  /// `layer` from 1 on; any for the weights that no layer has.
+  const Buffer<float>& of(Weight weight, int64_t layer) const;
   /// Copies all of them to the stream's space, unless they are there.
   void move_to(Stream& stream);
 };
@@ -108,14 +105,14 @@ class Decoder {
 
  private:
   struct Workspace;
-  void embed(Workspace& w);
-  void attention(const DecoderWeights::Layer& layer, Workspace& w);
-  void mlp(const DecoderWeights::Layer& layer, Workspace& w);
-  void score(const LocalBatch& batch, Workspace& w, std::span<LogprobEntropy> out);
-  /// data <- its sum over the tensor-parallel group.
-  void reduce(MatrixView<float> data, const char* what, Workspace& w);
-  /// h <- rms_norm(x) · weight, after adding the output of the last block to x.
-  void norm(const Buffer<float>& weight, Workspace& w);
+  void run(const decoder_step::Embed& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::AllReduce& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::Norm& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::Linear& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::Rope& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::Attention& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::SiluMultiply& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::Score& step, int64_t layer, Workspace& w);
   void show(const HiddenObserver& observe, int64_t index, Workspace& w);
 
   ModelConfig config_;
@@ -124,10 +121,9 @@ class Decoder {
   BlockKernel& kernel_;
   Stream& stream_;
   std::unique_ptr<DecoderOps> ops_;
+  std::vector<DecoderStep> steps_;
   HeadShape heads_;  // of this rank
   AttentionWorkspace attention_memory_;
-  int64_t intermediate_;  // columns of this rank
-  int64_t columns_;       // of the vocabulary, on this rank
   // For the scores of a device; null on the host, where the grid and the CPU kernels serve.
   std::unique_ptr<Communicator> host_tp_;
   std::unique_ptr<RowKernels> row_kernels_;

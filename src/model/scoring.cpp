@@ -5,6 +5,7 @@
 
 #include "core/checksum.hpp"
 #include "core/error.hpp"
+#include "model/decoder_steps.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
@@ -33,6 +34,18 @@ double linear_flops_per_token(const ModelConfig& c) {
   const int64_t layer =
       c.hidden_size * (2 * c.query_width() + 2 * c.kv_width() + 3 * c.intermediate_size);
   return 2.0 * static_cast<double>(c.num_hidden_layers * layer + c.hidden_size * c.vocab_size);
+}
+
+int64_t weight_bytes(const ModelConfig& c, int tp, DType type) {
+  return static_cast<int64_t>(size_of(type)) * c.parameters() / tp;
+}
+
+int64_t activation_bytes(const ModelConfig& c, int tp, int64_t slots, DType type) {
+  int64_t row = 0;
+  for (const Activation a : {Activation::x, Activation::h, Activation::partial, Activation::gate,
+                             Activation::up, Activation::logits})
+    row += width_of(a, c, tp);
+  return static_cast<int64_t>(size_of(type)) * slots * row;
 }
 
 int64_t ScoringSetup::slot_multiple() const {

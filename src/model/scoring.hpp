@@ -38,6 +38,11 @@ struct DocumentView {
 /// Forward FLOPs of the model without attention, per token: 2 per weight of a matrix product.
 double linear_flops_per_token(const ModelConfig& config);
 
+/// Memory of one of `tp` ranks for weights.
+int64_t weight_bytes(const ModelConfig& config, int tp, DType type = DType::f32);
+/// Memory of the activations of `slots` slots, without what attention stores.
+int64_t activation_bytes(const ModelConfig& config, int tp, int64_t slots, DType type = DType::f32);
+
 /// How a scoring is spread over ranks: the grid, who owns which slots of a bin, and how queries
 /// meet the keys of other ranks.
 struct ScoringSetup {

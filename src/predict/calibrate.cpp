@@ -70,20 +70,9 @@ class KernelUnderTest {
     kernel_->backward(block);
   }
 
-  /// Seconds of a call: the median of samples_of_a_call of many calls, the mean over ranks.
-  /// Collective.
+  /// Seconds of a call. Collective.
   double seconds(Pass pass, const Rectangle& r) {
-    HostStream host;
-    attend(pass, r);
-    const double once = timed(pass, r, 1);
-    const auto calls = static_cast<int64_t>(all_reduce_value(
-        backend_.world, std::ceil(least_seconds / std::max(once, 1e-7)), ReduceOp::max));
-    std::vector<double> all;
-    for (int i = 0; i < samples_of_a_call; ++i) {
-      backend_.world.barrier(host, "a kernel to be timed")->wait();
-      all.push_back(timed(pass, r, calls));
-    }
-    return mean_over_ranks(backend_.world, median_of(std::move(all)).value);
+    return seconds_of_call(backend_, [&] { attend(pass, r); });
   }
 
  private:
@@ -126,13 +115,6 @@ class KernelUnderTest {
     in.k = kv.columns_from(0, width());
     in.v = kv.columns_from(width(), width());
     in.rectangles = std::span(&r, 1);
-  }
-  double timed(Pass pass, const Rectangle& r, int64_t calls) {
-    backend_.stream.synchronize();
-    const Stopwatch watch;
-    for (int64_t i = 0; i < calls; ++i) attend(pass, r);
-    backend_.stream.synchronize();
-    return watch.seconds() / static_cast<double>(calls);
   }
 
   const CalibratedBackend& backend_;
@@ -233,6 +215,26 @@ LinkTier tier_of(const MeasuredLink& link, const std::string& name, int ranks) {
 
 }  // namespace
 
+double seconds_of_call(const CalibratedBackend& b, const std::function<void()>& call) {
+  HostStream host;
+  const auto timed = [&](int64_t calls) {
+    b.stream.synchronize();
+    const Stopwatch watch;
+    for (int64_t i = 0; i < calls; ++i) call();
+    b.stream.synchronize();
+    return watch.seconds() / static_cast<double>(calls);
+  };
+  call();
+  const double once = all_reduce_value(b.world, timed(1), ReduceOp::max);
+  const auto calls = static_cast<int64_t>(std::ceil(least_seconds / std::max(once, 1e-7)));
+  std::vector<double> all;
+  for (int i = 0; i < samples_of_a_call; ++i) {
+    b.world.barrier(host, "a call to be timed")->wait();
+    all.push_back(timed(calls));
+  }
+  return mean_over_ranks(b.world, median_of(std::move(all)).value);
+}
+
 MachineModel calibrate(const CalibratedBackend& backend, const MeasuredMachine& measured,
                        const std::string& name) {
   MachineModel machine;
@@ -243,6 +245,7 @@ MachineModel calibrate(const CalibratedBackend& backend, const MeasuredMachine& 
       for (const Pass pass : {Pass::forward, Pass::backward})
         machine.kernel.surfaces.push_back(measure_surface(kernel, pass, type, head_dim));
     }
+  machine.decoder = calibrate_decoder(backend);
   const double slowdown = measure_slowdown(backend);
   const MeasuredMessages& messages = measured.messages;
   if (messages.inside_host && messages.between_hosts)

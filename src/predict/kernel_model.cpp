@@ -11,25 +11,6 @@
 namespace gyre {
 namespace {
 
-/// Place of a value among ascending points: the points around it and how far it is to the second.
-struct Between {
-  size_t low = 0, high = 0;
-  double share = 0;
-};
-Between between(const std::vector<double>& points, double value) {
-  if (value <= points.front()) return {0, 0, 0};
-  if (value >= points.back()) return {points.size() - 1, points.size() - 1, 0};
-  const auto above = std::upper_bound(points.begin(), points.end(), value);
-  const auto high = static_cast<size_t>(above - points.begin());
-  const double low = points[high - 1];
-  return {high - 1, high, std::log(value / low) / std::log(points[high] / low)};
-}
-
-bool inside(const std::vector<double>& points, double value) {
-  constexpr double rounding = 1e-9;
-  return value >= points.front() * (1 - rounding) && value <= points.back() * (1 + rounding);
-}
-
 double products_in(const ModelledCall& call) {
   return products_of(call.pass, call.d_q, call.d_kv);
 }
@@ -53,26 +34,6 @@ ModelledTime time_on(const KernelSurface& surface, const ModelledCall& call) {
 }
 
 }  // namespace
-
-double KernelSurface::rate(double queries, double keys_of_it) const {
-  if (keys.empty()) {
-    const Between at = between(rows, std::sqrt(queries * keys_of_it));
-    return flops_per_s[at.low] * std::pow(flops_per_s[at.high] / flops_per_s[at.low], at.share);
-  }
-  const Between q = between(rows, queries), k = between(keys, keys_of_it);
-  const auto log_rate = [&](size_t row, size_t key) {
-    return std::log(flops_per_s[row * keys.size() + key]);
-  };
-  const auto at_row = [&](size_t row) {
-    return (1 - k.share) * log_rate(row, k.low) + k.share * log_rate(row, k.high);
-  };
-  return std::exp((1 - q.share) * at_row(q.low) + q.share * at_row(q.high));
-}
-
-bool KernelSurface::outside(double queries, double keys_of_it) const {
-  if (keys.empty()) return !inside(rows, std::sqrt(queries * keys_of_it));
-  return !inside(rows, queries) || !inside(keys, keys_of_it);
-}
 
 double kernel_flops(const ModelledCall& call) {
   return 2 * products_in(call) * static_cast<double>(call.head_dim) *

@@ -17,25 +17,18 @@
 #include <vector>
 
 #include "attention/plan.hpp"
+#include "predict/rate_surface.hpp"
 
 namespace gyre {
 
-/// Rates of one direction, type and head dimension.
-struct KernelSurface {
+/// Rates of one direction, type and head dimension: rows are queries of a rectangle, keys its keys.
+struct KernelSurface : RateSurface {
   Pass pass = Pass::forward;
   DType type = DType::f32;
   int head_dim = 0;
-  double launch_s = 0;       ///< of a call
-  double diagonal_s = 0;     ///< of a query head and a token of a mask's edge
-  double merge_s = 0;        ///< of an element of a result that is merged with an earlier one
-  std::vector<double> rows;  ///< queries of a rectangle, ascending
-  std::vector<double> keys;  ///< ascending; empty: of squares, of side sqrt(queries · keys)
-  std::vector<double> flops_per_s;  ///< [rows][keys], or [rows]
-
-  /// Rate of a rectangle; outside of the measured shapes that of the nearest one.
-  double rate(double queries, double keys_of_it) const;
-  /// Whether a rectangle lies outside of the measured shapes.
-  bool outside(double queries, double keys_of_it) const;
+  double launch_s = 0;    ///< of a call
+  double diagonal_s = 0;  ///< of a query head and a token of a mask's edge
+  double merge_s = 0;     ///< of an element of a result that is merged with an earlier one
 };
 
 /// What a call computes.

@@ -48,27 +48,32 @@ void check_tiers(const std::vector<LinkTier>& links) {
   }
 }
 
-void check_surface(const KernelSurface& s) {
-  require_seconds("launch_s", s.launch_s);
-  require_seconds("diagonal_s", s.diagonal_s);
-  require_seconds("merge_s", s.merge_s);
-  if (s.head_dim < 1) throw_usage("head_dim of {}; wanted: 1 or more", s.head_dim);
-  for (const auto& [name, points] : {std::pair{"rows", &s.rows}, {"keys", &s.keys}}) {
-    if (points == &s.keys && points->empty()) continue;
-    if (points->size() < 2)
-      throw_usage("{} {} of a kernel; wanted: 2 or more, a surface", points->size(), name);
-    for (size_t i = 0; i < points->size(); ++i)
-      if (!((*points)[i] > (i == 0 ? 0 : (*points)[i - 1])) || std::isinf((*points)[i]))
-        throw_usage("{} of {} at place {}; wanted: finite, above 0, ascending", name, (*points)[i],
-                    i + 1);
+void check_kernel(const KernelSurface& kernel) {
+  require_seconds("launch_s", kernel.launch_s);
+  require_seconds("diagonal_s", kernel.diagonal_s);
+  require_seconds("merge_s", kernel.merge_s);
+  if (kernel.head_dim < 1) throw_usage("head_dim of {}; wanted: 1 or more", kernel.head_dim);
+  check_surface(kernel, "keys");
+}
+
+void check_decoder(const DecoderModel& decoder) {
+  for (const LinearSurface& linear : decoder.linears) {
+    require_seconds("launch_s", linear.launch_s);
+    check_surface(linear, "columns");
   }
-  const size_t wanted = s.rows.size() * std::max<size_t>(1, s.keys.size());
-  if (s.flops_per_s.size() != wanted)
-    throw_usage("{} flops_per_s for {} rows and {} keys; wanted: {}", s.flops_per_s.size(),
-                s.rows.size(), s.keys.size(), wanted);
-  for (const double rate : s.flops_per_s) {
-    require_rate("flops_per_s", rate);
-    if (std::isinf(rate)) throw_usage("flops_per_s of inf in a surface; wanted: finite");
+  require_rate("elementwise_bytes_per_s", decoder.elementwise_bytes_per_s);
+  require_rate("logprob_bytes_per_s", decoder.logprob_bytes_per_s);
+  require_seconds("logprob_row_s", decoder.logprob_row_s);
+  for (const CollectiveTimes& times : decoder.all_reduces) {
+    if (times.ranks < 2)
+      throw_usage("ranks of {} in an all-reduce; wanted: 2 or more", times.ranks);
+    double last = 0;
+    for (const auto& [bytes, seconds] : times.points) {
+      if (!(bytes > last) || std::isinf(bytes))
+        throw_usage("message_bytes of {} behind {}; wanted: more", bytes, last);
+      require_seconds("seconds", seconds);
+      last = bytes;
+    }
   }
 }
 
@@ -106,7 +111,8 @@ void check_machine(const MachineModel& machine) {
   require_rate("copy_bytes_per_s", machine.copy_bytes_per_s);
   require_seconds("memory_bytes", machine.memory_bytes);
   check_tiers(machine.links);
-  for (const KernelSurface& surface : machine.kernel.surfaces) check_surface(surface);
+  for (const KernelSurface& surface : machine.kernel.surfaces) check_kernel(surface);
+  check_decoder(machine.decoder);
 }
 
 }  // namespace gyre

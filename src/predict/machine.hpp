@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "predict/decoder_model.hpp"
 #include "predict/kernel_model.hpp"
 
 namespace gyre {
@@ -41,6 +42,7 @@ struct MachineModel {
   std::string name;             ///< "8 x H100 SXM"; may be empty
   std::vector<LinkTier> links;  ///< from the innermost; none: messages take no time
   KernelModel kernel;
+  DecoderModel decoder;  ///< what is beside attention in a scoring pass
   /// Bytes read and written by packing and unpacking (2 for each byte), adding (3), clearing (1).
   double copy_bytes_per_s = LinkTier::unlimited;
   double memory_bytes = 0;  ///< of a rank; 0: unknown

@@ -143,13 +143,18 @@ LinkTier tier_of(const Object& o) {
   return tier;
 }
 
+DType type_of(const Object& o) {
+  const std::string type = o.text("dtype");
+  o.require(type == "f32" || type == "bf16", o.place_of("dtype"), o.at("dtype"), "f32 or bf16");
+  return type == "f32" ? DType::f32 : DType::bf16;
+}
+
 KernelSurface surface_of(const Object& o) {
   KernelSurface surface;
-  const std::string pass = o.text("pass"), type = o.text("dtype");
+  const std::string pass = o.text("pass");
   o.require(pass == "fwd" || pass == "bwd", o.place_of("pass"), o.at("pass"), "fwd or bwd");
   surface.pass = pass == "fwd" ? Pass::forward : Pass::backward;
-  o.require(type == "f32" || type == "bf16", o.place_of("dtype"), o.at("dtype"), "f32 or bf16");
-  surface.type = type == "f32" ? DType::f32 : DType::bf16;
+  surface.type = type_of(o);
   const int64_t head_dim = o.whole("head_dim");
   o.require(head_dim >= 1 && head_dim <= 1024, o.place_of("head_dim"), o.at("head_dim"),
             "a number from 1 to 1024");
@@ -161,6 +166,30 @@ KernelSurface surface_of(const Object& o) {
   surface.keys = o.points("keys");
   surface.flops_per_s = o.figures("flops_per_s");
   return surface;
+}
+
+LinearSurface linear_of(const Object& o) {
+  LinearSurface linear;
+  linear.type = type_of(o);
+  linear.launch_s = o.figure_or("launch_s", 0);
+  linear.rows = o.points("rows");
+  linear.keys = o.points("columns");
+  linear.flops_per_s = o.figures("flops_per_s");
+  return linear;
+}
+
+CollectiveTimes collective_of(const Object& o) {
+  CollectiveTimes times;
+  const int64_t ranks = o.whole("ranks");
+  o.require(ranks >= 2 && ranks <= most_ranks, o.place_of("ranks"), o.at("ranks"),
+            "a number of ranks from 2 on");
+  times.ranks = static_cast<int>(ranks);
+  const std::vector<double> sizes = o.points("message_bytes"), seconds = o.figures("seconds");
+  if (sizes.empty() || sizes.size() != seconds.size())
+    throw_usage("{}: {} times for {} message_bytes", o.place_of("seconds"), seconds.size(),
+                sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) times.points.push_back({sizes[i], seconds[i]});
+  return times;
 }
 
 /// Tiers are told apart by their names, surfaces by what they are of.
@@ -176,6 +205,36 @@ void require_distinct(const MachineModel& machine) {
           all[i].head_dim == all[j].head_dim)
         throw_usage("model.kernels[{}] and [{}] are both {} {} of head_dim {}", j, i,
                     name_of(all[i].type), name_of(all[i].pass), all[i].head_dim);
+  const DecoderModel& decoder = machine.decoder;
+  for (size_t i = 0; i < decoder.linears.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if (decoder.linears[i].type == decoder.linears[j].type)
+        throw_usage("model.linears[{}] and [{}] are both of {}", j, i,
+                    name_of(decoder.linears[i].type));
+  for (size_t i = 0; i < decoder.all_reduces.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if (decoder.all_reduces[i].ranks == decoder.all_reduces[j].ranks)
+        throw_usage("model.all_reduces[{}] and [{}] are both of {} ranks", j, i,
+                    decoder.all_reduces[i].ranks);
+}
+
+/// Rates that are not there are those of copies.
+DecoderModel decoder_of(const std::string& path, const Object& o, double copy_bytes_per_s) {
+  DecoderModel decoder;
+  if (o.has("linears"))
+    o.each("linears", [&](const Json& json, const std::string& place) {
+      decoder.linears.push_back(linear_of(
+          {path, json, place, {"dtype", "launch_s", "rows", "columns", "flops_per_s", "library"}}));
+    });
+  if (o.has("all_reduces"))
+    o.each("all_reduces", [&](const Json& json, const std::string& place) {
+      decoder.all_reduces.push_back(
+          collective_of({path, json, place, {"ranks", "message_bytes", "seconds", "library"}}));
+    });
+  decoder.elementwise_bytes_per_s = o.figure_or("elementwise_bytes_per_s", copy_bytes_per_s);
+  decoder.logprob_bytes_per_s = o.figure_or("logprob_bytes_per_s", copy_bytes_per_s);
+  decoder.logprob_row_s = o.figure_or("logprob_row_s", 0);
+  return decoder;
 }
 
 MachineModel model_of(const std::string& path, const Json& document) {
@@ -186,8 +245,10 @@ MachineModel model_of(const std::string& path, const Json& document) {
   if (!document.contains("model"))
     throw_usage("{}: it has no 'model', which predictions need; gyre-info --model measures one",
                 path);
-  const Object o(path, document["model"], "model",
-                 {"name", "rank", "memory_bytes", "copy_bytes_per_s", "links", "kernels"});
+  const Object o(
+      path, document["model"], "model",
+      {"name", "rank", "memory_bytes", "copy_bytes_per_s", "links", "kernels", "linears",
+       "elementwise_bytes_per_s", "logprob_bytes_per_s", "logprob_row_s", "all_reduces"});
   MachineModel machine;
   machine.name = o.text("name");
   if (o.has("rank")) o.text("rank");
@@ -208,6 +269,7 @@ MachineModel model_of(const std::string& path, const Json& document) {
                     {"pass", "dtype", "head_dim", "launch_s", "diagonal_s", "merge_s", "rows",
                      "keys", "flops_per_s", "library"}}));
   });
+  machine.decoder = decoder_of(path, o, machine.copy_bytes_per_s);
   o.require(!machine.links.empty() && machine.links.size() <= most_tiers, "model.links",
             document["model"]["links"], "1 to 8 tiers");
   o.require(!machine.kernel.surfaces.empty(), "model.kernels", document["model"]["kernels"],
@@ -259,11 +321,34 @@ Json model_json(const MachineModel& machine, const std::string& source) {
     if (!s.keys.empty()) kernel["keys"] = s.keys;
     kernel["flops_per_s"] = figure(s.flops_per_s);
   }
+  Json linears = Json::array(), all_reduces = Json::array();
+  for (const LinearSurface& s : machine.decoder.linears) {
+    Json& linear = linears.emplace_back(Json{{"dtype", name_of(s.type)}});
+    linear["launch_s"] = figure(s.launch_s);
+    linear["rows"] = s.rows;
+    if (!s.keys.empty()) linear["columns"] = s.keys;
+    linear["flops_per_s"] = figure(s.flops_per_s);
+  }
+  for (const CollectiveTimes& times : machine.decoder.all_reduces) {
+    std::vector<double> sizes, seconds;
+    for (const auto& [bytes, time] : times.points) {
+      sizes.push_back(bytes);
+      seconds.push_back(time);
+    }
+    all_reduces.push_back(
+        {{"ranks", times.ranks}, {"message_bytes", sizes}, {"seconds", figure(seconds)}});
+  }
   Json model = {{"name", machine.name}};
   if (machine.memory_bytes > 0) model["memory_bytes"] = figure(machine.memory_bytes);
   model["copy_bytes_per_s"] = figure(machine.copy_bytes_per_s);
   model["links"] = std::move(links);
   model["kernels"] = std::move(kernels);
+  if (linears.empty()) return model;
+  model["linears"] = std::move(linears);
+  model["elementwise_bytes_per_s"] = figure(machine.decoder.elementwise_bytes_per_s);
+  model["logprob_bytes_per_s"] = figure(machine.decoder.logprob_bytes_per_s);
+  model["logprob_row_s"] = figure(machine.decoder.logprob_row_s);
+  if (!all_reduces.empty()) model["all_reduces"] = std::move(all_reduces);
   return model;
 }
 

@@ -3,13 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "comm/agree.hpp"
 #include "io/resources.hpp"
@@ -22,7 +17,6 @@ namespace gyre {
 namespace {
 
 constexpr size_t most_columns = 120;
-constexpr uintmax_t most_file_bytes = uintmax_t{1} << 24;  // of many samples
 
 nlohmann::ordered_json text_or_null(const std::string& text) {
   return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
@@ -31,16 +25,7 @@ nlohmann::ordered_json text_or_null(const std::string& text) {
 }  // namespace
 
 std::string read_machine_text(const std::string& path) {
-  require_regular_file(path);
-  std::error_code none;
-  if (const auto bytes = std::filesystem::file_size(path, none); !none && bytes > most_file_bytes)
-    throw_usage("{}: {} bytes; wanted: {}, at most {} bytes", path, bytes, machine_schema,
-                most_file_bytes);
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file || !text) throw_usage("cannot read '{}': {}", path, std::strerror(errno));
-  return text.str();
+  return read_text_file(path, machine_schema);
 }
 
 void declare_machine_option(CLI::App& app, std::string& path) {

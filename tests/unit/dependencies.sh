@@ -20,7 +20,7 @@ declare -A ALLOWED=(
   [model]='model attention logprobs packing sharding comm runtime core'
   [baselines]='baselines logprobs sharding comm runtime core'
   [report]='report machine io attention sharding comm runtime core'
-  [predict]='predict report machine attention sharding comm runtime core'
+  [predict]='predict report model machine attention logprobs packing sharding comm runtime core'
 )
 ALGORITHMS='packing sharding attention logprobs model comm'
 PRINTING='std::(cout|cerr|clog|puts|printf)|\b(f|v)?printf *\(|\bf?puts *\(|fmt::print|<iostream>'

@@ -246,13 +246,13 @@ TEST(MachineFile, RefusesTiersThatCannotBe) {
 }
 
 TEST(MachineFile, RefusesKernelsThatCannotBe) {
-  refuse("1 rows of a kernel; wanted: 2 or more, a surface",
+  refuse("1 rows of a surface; wanted: 2 or more",
          "rows = [512, 1024]\nflops_per_s = { value = [7e12, 8e12]",
          "rows = [512]\nflops_per_s = { value = [7e12]");
-  refuse("0 rows of a kernel; wanted: 2 or more, a surface",
+  refuse("0 rows of a surface; wanted: 2 or more",
          "rows = [512, 1024]\nflops_per_s = { value = [7e12, 8e12]",
          "flops_per_s = { value = 7e12");
-  refuse("1 keys of a kernel; wanted: 2 or more, a surface", "[256, 512, 1024]", "[256]");
+  refuse("1 keys of a surface; wanted: 2 or more", "[256, 512, 1024]", "[256]");
   refuse("rows of 512 at place 2; wanted: finite, above 0, ascending", "[512, 1024]\nkeys",
          "[512, 512]\nkeys");
   refuse("keys of 0 at place 1; wanted: finite, above 0, ascending", "[256, 512", "[0, 512");

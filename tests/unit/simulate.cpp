@@ -385,7 +385,7 @@ TEST(Simulate, RefusesAMachineThatCannotBe) {
   refuse("message_bytes of 10 behind 20; wanted: more", [](MachineModel& m) {
     m.links[0].curve = {{20, 1}, {10, 1}};
   });
-  refuse("1 rows of a kernel; wanted: 2 or more, a surface",
+  refuse("1 rows of a surface; wanted: 2 or more",
          [&](MachineModel& m) { surface(m).rows = {64}; });
   refuse("keys of 64 at place 2; wanted: finite, above 0, ascending", [&](MachineModel& m) {
     surface(m).keys = {128, 64};

@@ -1,0 +1,45 @@
+#pragma once
+// What both kinds of prediction share: the report, and the configurations that are tried.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "apps/predict/options.hpp"
+#include "attention/schedules/schedule.hpp"
+#include "predict/machine.hpp"
+#include "report/result.hpp"
+#include "sharding/layouts.hpp"
+
+namespace gyre {
+
+/// `origin`: of the documents.
+RunReport begin_predicting(AppContext& context, const PredictOptions& o,
+                           const MachineModel& machine, const std::string& origin);
+
+/// Calls f for each configuration that the options want, of each of so many sizes.
+void for_each_configuration(const PredictOptions& o, size_t sizes,
+                            const std::function<void(int cp, size_t size, const Schedule& schedule,
+                                                     const LayoutKind& layout)>& f);
+
+/// Rows of the table when nothing is refused.
+int64_t rows_of(const PredictOptions& o, size_t sizes);
+
+/// Configurations that schedule or layout refuse.
+class Refusals {
+ public:
+  /// Predicts a configuration. Where the options ask for several schedules or layouts, a usage
+  /// error is kept instead of thrown.
+  void collect(const PredictOptions& o, int cp, const Schedule& schedule, const LayoutKind& layout,
+               const std::function<void()>& predict);
+  /// The first refusal of each schedule, and how many more there are.
+  std::string text() const;
+
+ private:
+  struct Refusal {
+    std::string schedule, reason;
+  };
+  std::vector<Refusal> all_;
+};
+
+}  // namespace gyre

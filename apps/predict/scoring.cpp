@@ -1,0 +1,185 @@
+#include "apps/predict/scoring.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "apps/predict/frame.hpp"
+#include "io/documents.hpp"
+#include "io/model_config_file.hpp"
+#include "packing/lengths.hpp"
+#include "predict/scoring.hpp"
+#include "report/progress.hpp"
+
+namespace gyre {
+namespace {
+
+/// What is scored, as offsets of documents [documents + 1].
+struct Corpus {
+  std::vector<int64_t> offsets = {0};
+  int64_t capacity = 0;  ///< of a bin
+  std::string origin;
+
+  void add(const std::vector<int64_t>& lengths) {
+    for (const int64_t length : lengths) offsets.push_back(offsets.back() + length);
+  }
+};
+
+struct PassRow {
+  ScoringPlan plan;
+  double flops = 0;
+  int64_t memory = 0;       ///< bytes of a rank
+  double memory_limit = 0;  ///< 0: unknown
+  ScoringPrediction prediction;
+
+  const GridShape& grid() const { return plan.setup.grid; }
+  double tokens_per_second() const { return static_cast<double>(plan.tokens) / prediction.seconds; }
+  double share(double seconds) const { return 100 * seconds / prediction.seconds; }
+  bool fits() const { return memory_limit == 0 || static_cast<double>(memory) <= memory_limit; }
+};
+
+const Table<PassRow>& pass_table() {
+  using Row = PassRow;
+  static const Table<Row> table({
+      {"dp", "", 4, 0, [](const Row& r) { return int64_t{r.grid().dp}; }},
+      {"cp", "", 4, 0, [](const Row& r) { return int64_t{r.grid().cp}; }},
+      {"tp", "", 3, 0, [](const Row& r) { return int64_t{r.grid().tp}; }},
+      {"layout", "", 15, 0, [](const Row& r) { return r.plan.setup.layout->name; }, Align::left},
+      {"schedule", "", 18, 0, [](const Row& r) { return r.plan.setup.schedule->name; },
+       Align::left},
+      {"tokens", "", 9, 0, [](const Row& r) { return r.plan.tokens; }},
+      Column<Row>{"bins", "", 5, 0, [](const Row& r) { return std::ssize(r.plan.bins); }}.extra(),
+      {"time", "ms", 10, 2, [](const Row& r) { return 1e3 * r.prediction.seconds; }},
+      {"rate", "tok/s", 9, 0, [](const Row& r) { return r.tokens_per_second(); }},
+      Column<Row>{
+          "flop_rate", "TF/s/rank", 9, 2,
+          [](const Row& r) { return r.flops / r.grid().ranks() / r.prediction.seconds / 1e12; }}
+          .with_prefix(),
+      {"linear", "%", 6, 1, [](const Row& r) { return r.share(r.prediction.times.linear); }},
+      {"attn", "%", 6, 1, [](const Row& r) { return r.share(r.prediction.times.attention); }},
+      {"cp_wait", "%", 7, 1,
+       [](const Row& r) { return r.share(r.prediction.times.attention_wait); }},
+      {"tp_wait", "%", 7, 1, [](const Row& r) { return r.share(r.prediction.times.tp_wait); }},
+      Column<Row>{"logprobs", "%", 8, 1,
+                  [](const Row& r) { return r.share(r.prediction.times.logprobs); }}
+          .extra(),
+      {"imb_dp", "%", 6, 1, [](const Row& r) { return 100 * r.prediction.imbalance(); }},
+      {"memory", "GB/rank", 7, 2, [](const Row& r) { return static_cast<double>(r.memory) / 1e9; }},
+      Column<Row>{"extrapolated", "%", 12, 1,
+                  [](const Row& r) { return 100 * r.prediction.extrapolated; }}
+          .extra(),
+  });
+  return table;
+}
+
+ResultEntry entry_of(const PassRow& row) {
+  ResultEntry entry;
+  entry.key = {{"grid", to_string(row.grid())},
+               {"layout", row.plan.setup.layout->name},
+               {"schedule", row.plan.setup.schedule->name},
+               {"tokens", row.plan.tokens}};
+  entry.measurements = pass_table().fields(row);
+  entry.units = pass_table().units();
+  entry.flops = row.flops;
+  return entry;
+}
+
+std::vector<Corpus> corpora_of(const PredictOptions& o, Communicator& world) {
+  std::vector<Corpus> all;
+  if (!o.input.empty()) {
+    all.push_back({read_documents(world, o.input).offsets, o.capacity, o.input});
+    return all;
+  }
+  if (!o.generate.empty()) {
+    const LengthSpec spec = parse_length_spec(o.generate);
+    all.push_back({{0}, o.capacity, to_string(spec)});
+    all.back().add(draw_lengths(spec));
+    return all;
+  }
+  for (const int64_t size : o.sweep.sizes()) {
+    all.push_back({{0}, size, fmt::format("{} x {} tokens", o.batch, size)});
+    all.back().add(std::vector<int64_t>(static_cast<size_t>(o.batch), size));
+  }
+  return all;
+}
+
+/// What is the same for all rows.
+struct ModelJob {
+  const PredictOptions& options;
+  const MachineModel& machine;
+  ModelConfig config;
+};
+
+PassRow predict_pass(const ModelJob& job, const Corpus& corpus, int cp, const Schedule& schedule,
+                     const LayoutKind& layout, Verification& checks) {
+  const PredictOptions& o = job.options;
+  PassRow row;
+  ScoringSetup setup;
+  setup.grid = {o.dp, cp, o.tp};
+  setup.layout = &layout;
+  setup.layout_options = o.layout.for_ranks(cp);
+  setup.schedule = &schedule;
+  setup.schedule_options = o.schedule.options;
+  row.plan = plan_scoring({{}, corpus.offsets}, job.config, setup,
+                          round_up(corpus.capacity, setup.slot_multiple()));
+  const DType type = o.types().activations;
+  row.prediction = predict_scoring(row.plan, job.config, type, job.machine);
+  checks.check("pairs of all plans", 0)
+      .add(static_cast<double>(row.prediction.pairs), static_cast<double>(row.plan.pairs), [&] {
+        return fmt::format("{} under {}, {}", schedule.name, layout.name, to_string(setup.grid));
+      });
+  row.flops = row.plan.flops(job.config);
+  row.memory = weight_bytes(job.config, o.tp, type) + row.prediction.activation_bytes;
+  row.memory_limit = job.machine.memory_bytes;
+  return row;
+}
+
+std::string fastest_text(const std::vector<PassRow>& rows) {
+  const PassRow* best = nullptr;
+  for (const PassRow& row : rows)
+    if (row.fits() && (best == nullptr || row.prediction.seconds < best->prediction.seconds))
+      best = &row;
+  if (best == nullptr) return "# nothing fits the memory of a rank\n";
+  return fmt::format("# fastest: {}, {} under {}: {:.0f} tokens/s on {} ranks\n",
+                     to_string(best->grid()), best->plan.setup.schedule->name,
+                     best->plan.setup.layout->name, best->tokens_per_second(),
+                     best->grid().ranks());
+}
+
+}  // namespace
+
+ExitCode predict_model(const PredictOptions& o, const MachineModel& machine, AppContext& context) {
+  const ModelJob job{o, machine, read_model_config(context.world, o.model)};
+  ConfigErrors errors;
+  check_tensor_parallel(job.config, o.tp, errors);
+  const std::string why = machine.decoder.why_not(o.types().activations);
+  if (!why.empty()) errors.add("{}: {}", o.machine, why);
+  errors.throw_if_any("impossible configuration");
+  const std::vector<Corpus> corpora = corpora_of(o, context.world);
+  RunReport report = begin_predicting(context, o, machine, corpora.front().origin);
+  start_run(context, report, o.report, rows_of(o, corpora.size()));
+  const Table<PassRow> shown = pass_table().chosen(shown_columns(context, o.report));
+  fmt::print("{}", shown.header());
+  std::vector<PassRow> rows;
+  Refusals refused;
+  for_each_configuration(
+      o, corpora.size(),
+      [&](int cp, size_t size, const Schedule& schedule, const LayoutKind& layout) {
+        context.progress.detail(fmt::format("{}, {}, cp {}", schedule.name, layout.name, cp));
+        refused.collect(o, cp, schedule, layout, [&] {
+          rows.push_back(
+              predict_pass(job, corpora[size], cp, schedule, layout, report.verification));
+          finish_row(context, report, entry_of(rows.back()));
+          fmt::print("{}", shown.row(rows.back()));
+          std::fflush(stdout);
+        });
+      });
+  if (rows.empty()) throw_usage("nothing can be predicted:\n{}", refused.text());
+  for (const PassRow& row : rows)
+    report.foms.push_back(
+        {"predicted_tokens_per_s", row.tokens_per_second(), "1/s", entry_of(row).key});
+  return finish_run(context, report, o.report, [&] { return fastest_text(rows) + refused.text(); });
+}
+
+}  // namespace gyre

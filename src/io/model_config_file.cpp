@@ -1,0 +1,83 @@
+#include "io/model_config_file.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.hpp"
+#include "core/index.hpp"
+#include "io/model_file.hpp"
+#include "io/resources.hpp"
+
+namespace gyre {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Keys of layers that are not those of Llama, and what they stand for.
+constexpr std::pair<const char*, const char*> other_kinds[] = {
+    {"num_experts", "experts"},
+    {"num_local_experts", "experts"},
+    {"n_routed_experts", "experts"},
+    {"kv_lora_rank", "latent attention"},
+    {"text_config", "a model of several parts"},
+};
+
+class Config {
+ public:
+  Config(const std::string& path, const Json& json) : path_(path), json_(json) {
+    if (!json.is_object()) throw_usage("{}: no JSON object; wanted: a config.json", path);
+    for (const auto& [key, what] : other_kinds)
+      if (given(key))
+        throw_usage("{}: '{}' means {}; wanted: dense layers as of LlamaForCausalLM", path, key,
+                    what);
+    if (given("sliding_window") && json.value("use_sliding_window", true))
+      throw_usage("{}: 'sliding_window' is {}; wanted: full causal attention in all layers", path,
+                  json["sliding_window"].dump());
+  }
+
+  int64_t whole(const char* key) const {
+    if (!given(key)) throw_usage("{} lacks '{}'", path_, key);
+    if (!json_[key].is_number_integer())
+      throw_usage("{}: '{}' is {}; wanted: a whole number", path_, key, json_[key].dump());
+    return json_[key].get<int64_t>();
+  }
+  int64_t whole_or(const char* key, int64_t usual) const { return given(key) ? whole(key) : usual; }
+
+ private:
+  bool given(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
+
+  const std::string& path_;
+  const Json& json_;
+};
+
+ModelConfig parse_config(const std::string& path, const std::string& text) {
+  const Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded()) throw_usage("{}: no JSON", path);
+  const Config file(path, json);
+  ModelConfig c;
+  c.vocab_size = file.whole("vocab_size");
+  c.hidden_size = file.whole("hidden_size");
+  c.num_hidden_layers = file.whole("num_hidden_layers");
+  c.num_attention_heads = file.whole("num_attention_heads");
+  c.num_key_value_heads = file.whole_or("num_key_value_heads", c.num_attention_heads);
+  c.head_dim =
+      file.whole_or("head_dim", c.hidden_size / std::max<int64_t>(1, c.num_attention_heads));
+  c.intermediate_size = file.whole("intermediate_size");
+  // Of no consequence for its time.
+  c.rope_theta = 1e4;
+  c.rms_norm_eps = 1e-5;
+  constexpr int64_t padding = 128;
+  c.vocab_padded = round_up(std::max<int64_t>(1, c.vocab_size), padding);
+  ConfigErrors errors;
+  check_config(errors, c);
+  errors.throw_if_any(path);
+  return c;
+}
+
+}  // namespace
+
+ModelConfig read_model_config(Communicator& comm, const std::string& path) {
+  if (!path.ends_with(".json")) return ModelFile(comm, path).config();
+  return parse_config(path, read_text_file(path, "a config.json"));
+}
+
+}  // namespace gyre

@@ -1,0 +1,56 @@
+#include "model/decoder_steps.hpp"
+
+namespace gyre {
+
+std::vector<DecoderStep> decoder_steps(const ModelConfig& config) {
+  using namespace decoder_step;
+  using A = Activation;
+  using W = Weight;
+  std::vector<DecoderStep> steps = {{0, Embed{}}, {0, AllReduce{A::x, "embedding all-reduce"}}};
+  for (int64_t layer = 1; layer <= config.num_hidden_layers; ++layer)
+    for (const DecoderOperation& operation : std::initializer_list<DecoderOperation>{
+             Norm{W::attn_norm, layer > 1},
+             Linear{A::h, W::wq, A::q},
+             Linear{A::h, W::wk, A::k},
+             Linear{A::h, W::wv, A::v},
+             Rope{},
+             Attention{},
+             Linear{A::out, W::wo, A::partial},
+             AllReduce{A::partial, "attention output all-reduce"},
+             Norm{W::mlp_norm, true},
+             Linear{A::h, W::w_gate, A::gate},
+             Linear{A::h, W::w_up, A::up},
+             SiluMultiply{},
+             Linear{A::gate, W::w_down, A::partial},
+             AllReduce{A::partial, "MLP all-reduce"},
+         })
+      steps.push_back({layer, operation});
+  const int64_t scores = config.num_hidden_layers + 1;
+  steps.push_back({scores, Norm{W::final_norm, config.num_hidden_layers > 0}});
+  steps.push_back({scores, Linear{A::h, W::head, A::logits}});
+  steps.push_back({scores, Score{}});
+  return steps;
+}
+
+int64_t width_of(Activation activation, const ModelConfig& config, int tp) {
+  switch (activation) {
+    case Activation::x:
+    case Activation::h:
+    case Activation::partial:
+      return config.hidden_size;
+    case Activation::q:
+    case Activation::out:
+      return config.query_width() / tp;
+    case Activation::k:
+    case Activation::v:
+      return config.kv_width() / tp;
+    case Activation::gate:
+    case Activation::up:
+      return config.intermediate_size / tp;
+    case Activation::logits:
+      break;
+  }
+  return config.vocab_padded / tp;
+}
+
+}  // namespace gyre

@@ -1,0 +1,91 @@
+#pragma once
+// A forward pass of the decoder as data: what one tensor-parallel rank does to its slots, in order.
+// The decoder walks the list, and predictions read it, so that what runs and what is predicted are
+// the same operations of the same shapes.
+//
+// Example, one layer:
+//
+//     Embed        x <- embed[tokens]                AllReduce x
+//     Norm         h <- rms_norm(x) · attn_norm
+//     Linear       q <- h · wq,  k <- h · wk,  v <- h · wv
+//     Rope         q, k
+//     Attention    out <- attention(q, k, v)
+//     Linear       partial <- out · wo               AllReduce partial
+//     Norm         x += partial,  h <- rms_norm(x) · mlp_norm
+//     Linear       gate <- h · w_gate,  up <- h · w_up
+//     SiluMultiply gate <- silu(gate) · up
+//     Linear       partial <- gate · w_down          AllReduce partial
+//     Norm         x += partial,  h <- rms_norm(x) · final_norm
+//     Linear       logits <- h · head
+//     Score        log-probabilities and entropies
+
+#include <cstddef>
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "core/model_config.hpp"
+
+namespace gyre {
+
+/// Arrays [slots, width_of()] of a rank.
+enum class Activation { x, h, partial, q, k, v, out, gate, up, logits };
+inline constexpr size_t activation_kinds = 10;
+
+enum class Weight {
+  embed,  ///< [vocabulary of the rank, hidden]
+  attn_norm,
+  wq,
+  wk,
+  wv,
+  wo,
+  mlp_norm,
+  w_gate,
+  w_up,
+  w_down,
+  final_norm,
+  head,  ///< [hidden, vocabulary of the rank]
+};
+
+namespace decoder_step {
+
+struct Embed {};
+/// The sum over the tensor-parallel group, in place.
+struct AllReduce {
+  Activation data = Activation::partial;
+  const char* what = "";  ///< for traces and errors
+};
+/// x += partial if `adds`, then h <- rms_norm(x) · weight.
+struct Norm {
+  Weight weight = Weight::attn_norm;
+  bool adds = true;
+};
+struct Linear {
+  Activation in = Activation::h;
+  Weight weight = Weight::wq;
+  Activation out = Activation::q;
+};
+struct Rope {};
+struct Attention {};
+struct SiluMultiply {};
+struct Score {};
+
+}  // namespace decoder_step
+
+using DecoderOperation =
+    std::variant<decoder_step::Embed, decoder_step::AllReduce, decoder_step::Norm,
+                 decoder_step::Linear, decoder_step::Rope, decoder_step::Attention,
+                 decoder_step::SiluMultiply, decoder_step::Score>;
+
+struct DecoderStep {
+  int64_t layer = 0;  ///< 0: the embedding; from 1 on; num_hidden_layers + 1: the scores
+  DecoderOperation operation;
+};
+
+/// A pass over all layers.
+std::vector<DecoderStep> decoder_steps(const ModelConfig& config);
+
+/// Columns of an activation on one of `tp` ranks.
+int64_t width_of(Activation activation, const ModelConfig& config, int tp);
+
+}  // namespace gyre

@@ -1,0 +1,198 @@
+#include "predict/scoring.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "model/decoder_steps.hpp"
+#include "predict/predict.hpp"
+
+namespace gyre {
+namespace {
+
+/// All layers of a bin.
+struct BinCost {
+  DecoderTimes times;
+  double kernel = 0, extrapolated = 0;  ///< seconds, of all ranks
+  int64_t bytes_sent = 0, pairs = 0;
+  int64_t memory = 0;  ///< of a rank
+};
+
+/// Adds up the steps of one bin on one rank.
+class StepCosts {
+ public:
+  StepCosts(const ModelConfig& config, int tp, int64_t slots, DType type,
+            const MachineModel& machine, const PassPrediction& attention)
+      : config_(config),
+        tp_(tp),
+        slots_(slots),
+        type_(type),
+        machine_(machine),
+        attention_(attention) {}
+
+  DecoderTimes of(const std::vector<DecoderStep>& steps) {
+    for (const DecoderStep& step : steps)
+      std::visit([this](const auto& operation) { add(operation); }, step.operation);
+    return times_;
+  }
+
+ private:
+  // Bytes of each element: see model/decoder_ops.hpp, for elements of four bytes.
+  void add(const decoder_step::Embed&) { elementwise(2, Activation::x); }
+  void add(const decoder_step::Norm& step) { elementwise(step.adds ? 4 : 3, Activation::x); }
+  void add(const decoder_step::Rope&) {
+    elementwise(2, Activation::q);
+    elementwise(2, Activation::k);
+  }
+  void add(const decoder_step::SiluMultiply&) { elementwise(3, Activation::gate); }
+  void add(const decoder_step::Linear& step) {
+    times_.linear += machine_.decoder.linear_seconds(type_, static_cast<double>(slots_),
+                                                     static_cast<double>(width(step.in)),
+                                                     static_cast<double>(width(step.out)));
+  }
+  void add(const decoder_step::AllReduce& step) {
+    times_.tp_wait += all_reduce_seconds(bytes(step.data));
+  }
+  void add(const decoder_step::Attention&) {
+    const double busy =
+        std::min(attention_.seconds, attention_.compute_only + attention_.copies_most);
+    times_.attention += busy;
+    times_.attention_wait += attention_.seconds - busy;
+  }
+  void add(const decoder_step::Score&) {
+    const DecoderModel& decoder = machine_.decoder;
+    times_.logprobs += decoder.logprob_row_s * static_cast<double>(slots_) +
+                       bytes(Activation::logits) / decoder.logprob_bytes_per_s;
+    constexpr double record = 16;  // of a slot: moments and the target's logit
+    if (tp_ > 1)
+      times_.tp_wait += (tp_ - 1) * link().latency_s +
+                        (tp_ - 1) * link().seconds(record * static_cast<double>(slots_));
+  }
+
+  int64_t width(Activation a) const { return width_of(a, config_, tp_); }
+  double bytes(Activation a) const {
+    return static_cast<double>(slots_ * width(a)) * static_cast<double>(size_of(type_));
+  }
+  void elementwise(double passes, Activation a) {
+    times_.linear += passes * bytes(a) / machine_.decoder.elementwise_bytes_per_s;
+  }
+  /// Between the first and the last of a tp group, which begins at a multiple of tp.
+  const LinkTier& link() const {
+    return machine_.links[static_cast<size_t>(machine_.tier_between(0, tp_ - 1))];
+  }
+  double all_reduce_seconds(double bytes) const {
+    if (tp_ == 1) return 0;
+    for (const CollectiveTimes& measured : machine_.decoder.all_reduces)
+      if (measured.ranks == tp_) return measured.seconds(bytes);
+    return 2 * (tp_ - 1) * (link().latency_s + link().seconds(bytes / tp_));
+  }
+
+  const ModelConfig& config_;
+  int tp_;
+  int64_t slots_;
+  DType type_;
+  const MachineModel& machine_;
+  const PassPrediction& attention_;
+  DecoderTimes times_;
+};
+
+class ScoringSimulation {
+ public:
+  ScoringSimulation(const ScoringPlan& plan, const ModelConfig& config, DType type,
+                    const MachineModel& machine)
+      : plan_(plan),
+        config_(config),
+        types_{type, DType::f32, DType::f32, type},
+        machine_(machine),
+        steps_(decoder_steps(config)) {}
+
+  /// Of a bin on the replica `d`.
+  const BinCost& cost(int64_t bin, int d) {
+    const PackedBatch& batch = plan_.bins[static_cast<size_t>(bin)];
+    const int64_t first = int64_t{d} * plan_.setup.grid.cp * plan_.setup.grid.tp;
+    const Key key{batch.cu_seqlens, batch.cu_seqlens_padded, place_in_tiers(first)};
+    const auto found = known_.find(key);
+    if (found != known_.end()) return found->second;
+    return known_.emplace(key, simulated(batch, first)).first->second;
+  }
+
+ private:
+  using Key = std::tuple<std::vector<int32_t>, std::vector<int32_t>, int64_t>;
+
+  /// Places are alike where they are at the same rank of the last tier but one.
+  int64_t place_in_tiers(int64_t first) const {
+    const size_t tiers = machine_.links.size();
+    return tiers < 2 ? 0 : first % machine_.links[tiers - 2].ranks;
+  }
+
+  BinCost simulated(const PackedBatch& batch, int64_t first) const {
+    const ScoringSetup& setup = plan_.setup;
+    const Layout layout = setup.layout_of(batch);
+    const AttentionProblem problem = setup.problem(layout, config_);
+    const PassPrediction attention =
+        predict({*setup.schedule, problem, types_, {first, setup.grid.tp}}, machine_).front();
+    StepCosts costs(config_, setup.grid.tp, layout.slots_of_rank(), types_.activations, machine_,
+                    attention);
+    BinCost cost;
+    cost.times = costs.of(steps_);
+    const auto layers = static_cast<double>(config_.num_hidden_layers);
+    cost.kernel = layers * attention.kernel_mean;
+    cost.extrapolated = cost.kernel * attention.extrapolated;
+    for (const int64_t bytes : attention.bytes_by_tier)
+      cost.bytes_sent += bytes * config_.num_hidden_layers * setup.grid.tp;
+    cost.pairs = attention.pairs / problem.heads.heads;
+    cost.memory = memory_of(problem.heads, layout.slots_of_rank()) + attention.transient_bytes;
+    return cost;
+  }
+
+  /// Activations of so many slots, those of attention included.
+  int64_t memory_of(const HeadShape& heads, int64_t slots) const {
+    int64_t bytes = activation_bytes(config_, plan_.setup.grid.tp, slots, types_.activations);
+    for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats}) {
+      const int64_t held = kind == ArrayKind::kv ? heads.kv_heads : heads.heads;
+      bytes += slots * row_elements(kind, held, heads.head_dim) *
+               static_cast<int64_t>(size_of(types_.stored(kind)));
+    }
+    return bytes;
+  }
+
+  const ScoringPlan& plan_;
+  const ModelConfig& config_;
+  ElementTypes types_;
+  const MachineModel& machine_;
+  std::vector<DecoderStep> steps_;
+  std::map<Key, BinCost> known_;
+};
+
+}  // namespace
+
+ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config, DType type,
+                                  const MachineModel& machine) {
+  ScoringSimulation simulation(plan, config, type, machine);
+  ScoringPrediction prediction;
+  double kernel = 0, extrapolated = 0, sum = 0;
+  const int replicas = plan.setup.grid.dp;
+  for (int d = 0; d < replicas; ++d) {
+    DecoderTimes times;
+    for (const int64_t bin : plan.bins_of_replica[static_cast<size_t>(d)]) {
+      const BinCost& cost = simulation.cost(bin, d);
+      times += cost.times;
+      kernel += cost.kernel;
+      extrapolated += cost.extrapolated;
+      prediction.bytes_sent += cost.bytes_sent;
+      prediction.pairs += cost.pairs;
+      prediction.activation_bytes = std::max(prediction.activation_bytes, cost.memory);
+    }
+    sum += times.total();
+    if (d == 0 || times.total() > prediction.seconds) {
+      prediction.seconds = times.total();
+      prediction.times = times;
+    }
+  }
+  prediction.mean_seconds = sum / replicas;
+  prediction.extrapolated = kernel > 0 ? extrapolated / kernel : 0;
+  return prediction;
+}
+
+}  // namespace gyre

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# gyre-predict --model: scoring passes of a config.json and of a gyre/model, large grids, and what is refused.
+source "$(dirname "$0")/../support/app_test.bash"
+machine=$source_dir/inputs/machines/h100-sxm-8.toml
+model=$source_dir/inputs/models/llama-3.1-8b.json
+predict=("$apps/gyre-predict" --machine "$machine" --model "$model")
+
+expect 0 'RESULT UNOFFICIAL' "${predict[@]}" --tokens 32K --batch 4 --cp 4,8 --dp 2 --tp 2 -J model.json --csv model.csv
+grep -q '^VERIFY PASSED' output || fail "nothing was checked: $(cat output)"
+grep -q '^# fastest: dp=2 cp=' output || fail "nothing is the fastest: $(cat output)"
+[ "$(grep -v '^# ' output | grep -vE '^(FOM|VERIFY|RESULT)' | wc -L)" -le 120 ] || fail "more than 120 columns: $(cat output)"
+/usr/bin/python3 "$source_dir/tests/support/check_results.py" "$source_dir/results/gyre-result-1.schema.json" model.json model.csv || fail "see above"
+/usr/bin/python3 - <<'PY' || fail "see above"
+import json
+rows = json.load(open("model.json"))["results"]
+assert len(rows) > 4, len(rows)
+for row in rows:
+    m = row["measurements"]
+    parts = m["linear"] + m["attn"] + m["cp_wait"] + m["tp_wait"] + m["logprobs"]
+    assert abs(parts - 100) < 1e-6 and 0 < m["linear"] < 100, row
+PY
+
+# Documents of a file, a model with weights, and bins that replicas share unevenly.
+expect 0 'RESULT' "$apps/gyre-predict" --machine "$machine" --model "$source_dir/inputs/model_tiny.h5" \
+  --input "$source_dir/inputs/docs_tiny.h5" --capacity 2K --cp 2 --dp 3 --schedule ring --csv tiny.csv
+[ "$(column tiny.csv imb_dp_%)" != 0 ] || fail "three replicas are equally long: $(cat tiny.csv)"
+# 16 384 ranks, each replica with documents of its own.
+expect 0 'fastest: dp=32 cp=64 tp=8.*on 16384 ranks' "${predict[@]}" --dp 32 --cp 64 --tp 8 --schedule ring \
+  --layout dual-chunk-swap --gen dist=long-tailed,count=2000,max=64K,seed=3 --capacity 64K
+
+refused() { expect 2 "$@"; }
+refused '--heads 4: the heads are the model' "${predict[@]}" --heads 4
+refused '--pass bwd: a scoring pass has no backward' "${predict[@]}" --pass bwd
+refused '--svg shows one attention; leave out --model' "${predict[@]}" --svg none.svg
+refused '--mask, --window: a scoring pass has causal attention' "${predict[@]}" --mask full
+refused '--gen and --input are two sets of documents' "${predict[@]}" --gen dist=fixed --input none.h5
+refused "--tp 3 does not divide the model's num_attention_heads = 32" "${predict[@]}" --tp 3
+refused '--dp 2 goes with --model' "$apps/gyre-predict" --machine "$machine" --dp 2
+refused '--input goes with --model' "$apps/gyre-predict" --machine "$machine" --input none.h5
+refused "b200-sxm-8.toml: the machine has no 'linears'" "$apps/gyre-predict" --model "$model" \
+  --machine "$source_dir/inputs/machines/b200-sxm-8.toml"
+with() { # NAME REPLACEMENT: another config.json
+  sed "$2" "$model" >"$1.json"
+}
+with experts 's/"vocab_size"/"num_local_experts": 8, "vocab_size"/'
+refused "experts.json: 'num_local_experts' means experts" "${predict[@]::3}" --model experts.json
+with window 's/"vocab_size"/"sliding_window": 4096, "vocab_size"/'
+refused "window.json: 'sliding_window' is 4096; wanted: full causal attention" "${predict[@]::3}" --model window.json
+with missing '/hidden_size/d'
+refused "missing.json lacks 'hidden_size'" "${predict[@]::3}" --model missing.json
+with text 's/4096/"many"/'
+refused "text.json: 'hidden_size' is \"many\"; wanted: a whole number" "${predict[@]::3}" --model text.json
+with negative 's/4096/-1/'
+refused 'hidden_size is -1; it must be at least 1' "${predict[@]::3}" --model negative.json
+echo '{' >broken.json
+refused 'broken.json: no JSON' "${predict[@]::3}" --model broken.json
+refused "cannot read 'none.json'" "${predict[@]::3}" --model none.json
+echo "predict --model: all passed"

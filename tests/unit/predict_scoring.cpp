@@ -1,0 +1,138 @@
+// Predictions of scoring passes against closed forms: products, all-reduces, bins over replicas.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "attention/schedules/registry.hpp"
+#include "errors.hpp"
+#include "model/decoder_steps.hpp"
+#include "predict/scoring.hpp"
+
+namespace gyre {
+namespace GYRE_FILE {
+
+constexpr double flops_per_s = 1e9, bytes_per_s = 1e6, latency_s = 1e-3;
+
+ModelConfig small_model() {
+  ModelConfig c;
+  c.vocab_size = c.vocab_padded = 64;
+  c.hidden_size = 32;
+  c.num_hidden_layers = 3;
+  c.num_attention_heads = 4;
+  c.num_key_value_heads = 2;
+  c.head_dim = 16;
+  c.intermediate_size = 48;
+  return c;
+}
+
+/// One rate for all products; nothing else takes time but messages.
+MachineModel simple_machine() {
+  MachineModel machine = flat_machine(flops_per_s, bytes_per_s, latency_s);
+  LinearSurface linear;
+  linear.rows = {1, 2};
+  linear.flops_per_s = {flops_per_s, flops_per_s};
+  machine.decoder.linears = {linear};
+  return machine;
+}
+
+/// Documents of these lengths in bins of 64 slots.
+ScoringPlan plan_of(const std::vector<int64_t>& lengths, GridShape grid) {
+  std::vector<int64_t> offsets = {0};
+  for (const int64_t length : lengths) offsets.push_back(offsets.back() + length);
+  ScoringSetup setup;
+  setup.grid = grid;
+  setup.schedule = &find_schedule("ring");
+  return plan_scoring({{}, offsets}, small_model(), setup, 64);
+}
+
+ScoringPrediction predict_on(const ScoringPlan& plan, const MachineModel& machine) {
+  return predict_scoring(plan, small_model(), DType::f32, machine);
+}
+
+TEST(DecoderSteps, ProductsAreThoseOfAllWeights) {
+  const ModelConfig c = small_model();
+  for (const int tp : {1, 2}) {
+    int64_t flops = 0;
+    for (const DecoderStep& step : decoder_steps(c))
+      if (const auto* linear = std::get_if<decoder_step::Linear>(&step.operation))
+        flops += 2 * width_of(linear->in, c, tp) * width_of(linear->out, c, tp);
+    EXPECT_EQ(static_cast<double>(tp * flops), linear_flops_per_token(c)) << tp;
+  }
+}
+
+TEST(PredictScoring, OneRankTakesItsFlops) {
+  const ScoringPlan plan = plan_of({64, 40, 8}, {1, 1, 1});
+  const ScoringPrediction p = predict_on(plan, simple_machine());
+  const double slots = 64 + 40 + 8;
+  EXPECT_NEAR(p.times.linear, linear_flops_per_token(small_model()) * slots / flops_per_s, 1e-12);
+  EXPECT_NEAR(p.seconds, plan.flops(small_model()) / flops_per_s, 1e-12);
+  EXPECT_EQ(p.pairs, plan.pairs);
+  EXPECT_EQ(p.exposed(), 0);
+  EXPECT_EQ(p.bytes_sent, 0);
+}
+
+TEST(PredictScoring, TensorParallelRanksReduceAfterEachBlock) {
+  const ScoringPlan plan = plan_of({64}, {1, 1, 2});
+  MachineModel machine = simple_machine();
+  // One embedding, two blocks in each layer; a ring of two ranks sends half of it twice.
+  const double bytes = 64 * 32 * 4, reductions = 1 + 2 * 3;
+  const double gathered = 16 * 64 / bytes_per_s + latency_s;
+  EXPECT_NEAR(predict_on(plan, machine).times.tp_wait,
+              reductions * 2 * (latency_s + bytes / 2 / bytes_per_s) + gathered, 1e-12);
+  // As measured, where it was measured of as many ranks: linear between two sizes.
+  machine.decoder.all_reduces = {{2, {{bytes / 2, 3e-3}, {3 * bytes / 2, 5e-3}}}};
+  EXPECT_NEAR(predict_on(plan, machine).times.tp_wait, reductions * 4e-3 + gathered, 1e-12);
+  machine.decoder.all_reduces[0].ranks = 4;
+  EXPECT_GT(predict_on(plan, machine).times.tp_wait, reductions * 5e-3);
+}
+
+TEST(PredictScoring, ContextParallelRanksShareSlotsAndWaitForKeys) {
+  const ScoringPlan plan = plan_of({64}, {1, 2, 1});
+  const ScoringPrediction p = predict_on(plan, simple_machine());
+  EXPECT_NEAR(p.times.linear, linear_flops_per_token(small_model()) * 32 / flops_per_s, 1e-12);
+  // A message of 32 keys and values in each layer, of which the first of two steps hides a part.
+  const double message = latency_s + 32 * 2 * 32 * 4 / bytes_per_s;
+  EXPECT_GT(p.times.attention_wait, 2 * message);
+  EXPECT_LT(p.times.attention_wait, 3 * message);
+  EXPECT_EQ(p.bytes_sent, 3 * 2 * 32 * 2 * 32 * 4);
+}
+
+TEST(PredictScoring, TheSlowestReplicaCounts) {
+  const ScoringPrediction one = predict_on(plan_of({64}, {1, 1, 1}), simple_machine());
+  const ScoringPrediction three = predict_on(plan_of({64, 64, 64}, {2, 1, 1}), simple_machine());
+  EXPECT_NEAR(three.seconds, 2 * one.seconds, 1e-12);
+  EXPECT_NEAR(three.imbalance(), 1.0 / 3, 1e-12);
+}
+
+TEST(PredictScoring, RowOperationsTakeBytes) {
+  const ScoringPlan plan = plan_of({64}, {1, 1, 1});
+  MachineModel machine = simple_machine();
+  const double before = predict_on(plan, machine).seconds;
+  machine.decoder.elementwise_bytes_per_s = 1e6;
+  // Of each slot: embedding 8, first norm 12, six norms 16 bytes an element of 32; rotations of 64
+  // and 32 elements, 8 bytes; activation of 48, 12 bytes.
+  const double bytes = 64.0 * (32 * (8 + 12 + 6 * 16) + 3 * (96 * 8 + 48 * 12));
+  EXPECT_NEAR(predict_on(plan, machine).seconds - before, bytes / 1e6, 1e-9);
+  machine.decoder.logprob_bytes_per_s = 1e6;
+  machine.decoder.logprob_row_s = 1e-5;
+  EXPECT_NEAR(predict_on(plan, machine).times.logprobs, 64 * 1e-5 + 64 * 64 * 4 / 1e6, 1e-9);
+}
+
+TEST(PredictScoring, EqualBinsOfManyReplicasAreSimulatedOnce) {
+  // 16 384 ranks; without sharing, 256 simulations of 32 ranks.
+  const std::vector<int64_t> lengths(512, 64);
+  const ScoringPrediction many = predict_on(plan_of(lengths, {256, 32, 2}), simple_machine());
+  const ScoringPrediction two = predict_on(plan_of({64, 64}, {1, 32, 2}), simple_machine());
+  EXPECT_EQ(many.seconds, two.seconds);
+  EXPECT_EQ(many.bytes_sent, 256 * two.bytes_sent);
+}
+
+TEST(PredictScoring, WithoutLinearsIsRefused) {
+  test::expect_usage("the machine has no 'linears', which a model's layers need", [&] {
+    predict_on(plan_of({64}, {1, 1, 1}), flat_machine(1e9));
+  });
+}
+
+}  // namespace GYRE_FILE
+}  // namespace gyre
