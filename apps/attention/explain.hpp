@@ -11,14 +11,17 @@ namespace gyre {
 
 /// The plans of all ranks, in the directions of --pass.
 struct Explanation {
+  /// Of one plan, its steps and a table over ranks; of several, a table with a row for each.
   std::string text;
-  std::string svg;  ///< empty without --svg
+  std::string svg;   ///< empty without --svg
+  std::string json;  ///< gyre-plan/1; empty without --json
 };
-/// Throws a usage error that names the largest --cp that works if the plans of all ranks are too
-/// large for memory (some 30 million entries, a few GB).
+/// Of every schedule and layout that the options want. Throws a usage error that names the largest
+/// --cp that works if the plans of all ranks of one are too large for memory (some 30 million
+/// entries, a few GB), and where all are refused.
 Explanation explain_workload(const AttentionWorkload& workload, const AttentionOptions& o);
 
-/// What --explain does: prints the text on rank 0, and writes the drawing. Collective.
+/// What --explain does: prints the text on rank 0, and writes drawing and JSON. Collective.
 ExitCode explain(const AttentionOptions& o, AppContext& context);
 
 }  // namespace gyre

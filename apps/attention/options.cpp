@@ -163,7 +163,8 @@ void check_explanation(const AttentionOptions& o, ConfigErrors& errors) {
     errors.add("--tflops {} and --gbps {} must be positive, --latency-us {} at least 0", o.tflops,
                o.gbytes_per_s, o.latency_us);
   if (!o.explain) return;
-  if (has_many(o)) errors.add("--explain needs one --schedule, one --layout and one size");
+  if (o.sweep.sweeps() && o.sweep.max != o.sweep.min) errors.add("--explain needs one size");
+  if (!o.svg.empty() && has_many(o)) errors.add("--svg needs one --schedule and one --layout");
   if (!o.input.empty()) errors.add("--explain takes sizes or --gen, not --input");
   for (const auto& [option, value] : {std::pair{"--output", o.output},
                                       {"--trace", o.trace},

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -14,23 +14,32 @@ namespace gyre {
 
 RunReport begin_predicting(AppContext& context, const PredictOptions& o,
                            const MachineModel& machine, const std::string& origin) {
-  RunReport report = begin_report(context,
-                                  {{"machine", machine.name},
-                                   {"links", fmt::format("{}", fmt::join(o.links, ","))},
-                                   {"source", origin},
-                                   {"heads", int64_t{o.heads}},
-                                   {"kv_heads", int64_t{o.kv_heads}},
-                                   {"head_dim", int64_t{o.head_dim}},
-                                   {"mask", o.mask},
-                                   {"window", o.window},
-                                   {"dtype", o.dtype},
-                                   {"partial_out", o.partial_out},
-                                   {"partial_dq", o.partial_dq},
-                                   {"wire_dkv", o.wire_dkv},
-                                   {"tp", int64_t{o.tp}}},
-                                  {});
+  Fields configuration = {{"machine", machine.name},
+                          {"links", fmt::format("{}", fmt::join(o.links, ","))},
+                          {"source", origin}};
+  const auto add = [&](const char* name, const Value& value) {
+    configuration.emplace_back(name, value);
+  };
+  if (o.model.empty()) {
+    add("heads", int64_t{o.heads});
+    add("kv_heads", int64_t{o.kv_heads});
+    add("head_dim", int64_t{o.head_dim});
+    add("mask", o.mask);
+    add("window", o.window);
+    add("partial_out", o.partial_out);
+    add("partial_dq", o.partial_dq);
+    add("wire_dkv", o.wire_dkv);
+  } else {
+    add("model", std::filesystem::path(o.model).filename().string());
+    add("capacity", o.capacity);
+    add("dp", int64_t{o.dp});
+  }
+  add("dtype", o.dtype);
+  add("tp", int64_t{o.tp});
+  RunReport report = begin_report(context, configuration, {});
   report.unofficial_reasons.emplace_back("predicted, not measured");
-  report.inputs = {{o.machine, sha256_of_file(context.world, o.machine)}};
+  for (const std::string& path : {o.machine, o.model, o.input})
+    if (!path.empty()) report.inputs.push_back({path, sha256_of_file(context.world, path)});
   return report;
 }
 

@@ -42,30 +42,33 @@ struct PassRow {
 const Table<PassRow>& pass_table() {
   using Row = PassRow;
   static const Table<Row> table({
-      {"dp", "", 4, 0, [](const Row& r) { return int64_t{r.grid().dp}; }},
-      {"cp", "", 4, 0, [](const Row& r) { return int64_t{r.grid().cp}; }},
-      {"tp", "", 3, 0, [](const Row& r) { return int64_t{r.grid().tp}; }},
+      {"dp", "", 3, 0, [](const Row& r) { return int64_t{r.grid().dp}; }},
+      {"cp", "", 3, 0, [](const Row& r) { return int64_t{r.grid().cp}; }},
+      {"tp", "", 2, 0, [](const Row& r) { return int64_t{r.grid().tp}; }},
       {"layout", "", 15, 0, [](const Row& r) { return r.plan.setup.layout->name; }, Align::left},
       {"schedule", "", 18, 0, [](const Row& r) { return r.plan.setup.schedule->name; },
        Align::left},
-      {"tokens", "", 9, 0, [](const Row& r) { return r.plan.tokens; }},
+      {"tokens", "", 7, 0, [](const Row& r) { return r.plan.tokens; }},
       Column<Row>{"bins", "", 5, 0, [](const Row& r) { return std::ssize(r.plan.bins); }}.extra(),
-      {"time", "ms", 10, 2, [](const Row& r) { return 1e3 * r.prediction.seconds; }},
-      {"rate", "tok/s", 9, 0, [](const Row& r) { return r.tokens_per_second(); }},
+      {"time", "ms", 8, 2, [](const Row& r) { return 1e3 * r.prediction.seconds; }},
+      Column<Row>{"rate", "tok/s", 7, 0, [](const Row& r) { return r.tokens_per_second(); }}
+          .with_prefix(),
       Column<Row>{
           "flop_rate", "TF/s/rank", 9, 2,
           [](const Row& r) { return r.flops / r.grid().ranks() / r.prediction.seconds / 1e12; }}
-          .with_prefix(),
+          .with_prefix()
+          .extra(),
       {"linear", "%", 6, 1, [](const Row& r) { return r.share(r.prediction.times.linear); }},
-      {"attn", "%", 6, 1, [](const Row& r) { return r.share(r.prediction.times.attention); }},
+      {"attn", "%", 5, 1, [](const Row& r) { return r.share(r.prediction.times.attention); }},
       {"cp_wait", "%", 7, 1,
        [](const Row& r) { return r.share(r.prediction.times.attention_wait); }},
       {"tp_wait", "%", 7, 1, [](const Row& r) { return r.share(r.prediction.times.tp_wait); }},
       Column<Row>{"logprobs", "%", 8, 1,
                   [](const Row& r) { return r.share(r.prediction.times.logprobs); }}
           .extra(),
-      {"imb_dp", "%", 6, 1, [](const Row& r) { return 100 * r.prediction.imbalance(); }},
-      {"memory", "GB/rank", 7, 2, [](const Row& r) { return static_cast<double>(r.memory) / 1e9; }},
+      Column<Row>{"imb_dp", "%", 6, 1, [](const Row& r) { return 100 * r.prediction.imbalance(); }}
+          .extra(),
+      {"memory", "GB", 6, 2, [](const Row& r) { return static_cast<double>(r.memory) / 1e9; }},
       Column<Row>{"extrapolated", "%", 12, 1,
                   [](const Row& r) { return 100 * r.prediction.extrapolated; }}
           .extra(),
@@ -135,16 +138,30 @@ PassRow predict_pass(const ModelJob& job, const Corpus& corpus, int cp, const Sc
   return row;
 }
 
-std::string fastest_text(const std::vector<PassRow>& rows) {
-  const PassRow* best = nullptr;
-  for (const PassRow& row : rows)
-    if (row.fits() && (best == nullptr || row.prediction.seconds < best->prediction.seconds))
-      best = &row;
-  if (best == nullptr) return "# nothing fits the memory of a rank\n";
-  return fmt::format("# fastest: {}, {} under {}: {:.0f} tokens/s on {} ranks\n",
-                     to_string(best->grid()), best->plan.setup.schedule->name,
-                     best->plan.setup.layout->name, best->tokens_per_second(),
-                     best->grid().ranks());
+/// The fastest row of each number of tokens that fits the memory of a rank.
+std::vector<const PassRow*> fastest_of(const std::vector<PassRow>& rows) {
+  std::vector<const PassRow*> fastest;
+  for (const PassRow& row : rows) {
+    if (!row.fits()) continue;
+    const auto known = std::ranges::find_if(
+        fastest, [&](const PassRow* other) { return other->plan.tokens == row.plan.tokens; });
+    if (known == fastest.end())
+      fastest.push_back(&row);
+    else if (row.prediction.seconds < (*known)->prediction.seconds)
+      *known = &row;
+  }
+  return fastest;
+}
+
+std::string fastest_text(const std::vector<const PassRow*>& fastest) {
+  if (fastest.empty()) return "# nothing fits the memory of a rank\n";
+  std::string text;
+  for (const PassRow* row : fastest)
+    text +=
+        fmt::format("# fastest of {} tokens: {}, {} under {}: {:.0f} tokens/s on {} ranks\n",
+                    row->plan.tokens, to_string(row->grid()), row->plan.setup.schedule->name,
+                    row->plan.setup.layout->name, row->tokens_per_second(), row->grid().ranks());
+  return text;
 }
 
 }  // namespace
@@ -176,10 +193,12 @@ ExitCode predict_model(const PredictOptions& o, const MachineModel& machine, App
         });
       });
   if (rows.empty()) throw_usage("nothing can be predicted:\n{}", refused.text());
-  for (const PassRow& row : rows)
+  const std::vector<const PassRow*> fastest = fastest_of(rows);
+  for (const PassRow* row : fastest)
     report.foms.push_back(
-        {"predicted_tokens_per_s", row.tokens_per_second(), "1/s", entry_of(row).key});
-  return finish_run(context, report, o.report, [&] { return fastest_text(rows) + refused.text(); });
+        {"predicted_tokens_per_s", row->tokens_per_second(), "1/s", entry_of(*row).key});
+  return finish_run(context, report, o.report,
+                    [&] { return fastest_text(fastest) + refused.text(); });
 }
 
 }  // namespace gyre

@@ -17,7 +17,7 @@ namespace {
 constexpr double margin = 24, label_width = 62, plot_width = 900, share_width = 56;
 constexpr double compute_height = 20, send_height = 8, lanes_height = 29;
 constexpr double band_height = 36, axis_height = 44;
-constexpr double panel_head = 30, title_height = 46, legend_height = 62;
+constexpr double panel_head = 30, title_height = 62, legend_height = 62;
 constexpr int most_bands = 16;
 
 using svg::color;
@@ -66,8 +66,8 @@ double tick_of(double longest) {
 class Picture {
  public:
   Picture(const Plan& plan, const AttentionProblem& problem,
-          const std::vector<Simulation>& directions)
-      : plan_(plan), problem_(problem), directions_(directions) {
+          const std::vector<Simulation>& directions, const std::string& assumptions)
+      : plan_(plan), problem_(problem), directions_(directions), assumptions_(assumptions) {
     for (const Simulation& s : directions) longest_ = std::max(longest_, s.makespan());
     if (!(longest_ > 0)) longest_ = 1;
   }
@@ -81,7 +81,8 @@ class Picture {
     return svg::begin(width, y + legend_height) +
            "<defs><pattern id=\"wait\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\">"
            "<path d=\"M0 5 L5 0\" stroke=\"#999\" stroke-width=\"0.8\"/></pattern></defs>\n" +
-           text(margin, 30, 16, "start", plan_title(plan_, problem_)) + panels + "</svg>\n";
+           text(margin, 30, 16, "start", plan_title(plan_, problem_)) +
+           text(margin, 48, 11, "start", assumptions_) + panels + "</svg>\n";
   }
 
  private:
@@ -232,17 +233,18 @@ class Picture {
   const Plan& plan_;
   const AttentionProblem& problem_;
   const std::vector<Simulation>& directions_;
+  const std::string& assumptions_;
   double longest_ = 0;
 };
 
 }  // namespace
 
 std::string plan_svg(const Plan& plan, const AttentionProblem& problem,
-                     const std::vector<Simulation>& directions) {
+                     const std::vector<Simulation>& directions, const std::string& assumptions) {
   for (const Simulation& s : directions)
     GYRE_CHECK(s.ranks.size() == plan.ranks.size(), "a simulation of {} ranks for a plan of {}",
                s.ranks.size(), plan.ranks.size());
-  return Picture(plan, problem, directions).draw();
+  return Picture(plan, problem, directions, assumptions).draw();
 }
 
 }  // namespace gyre

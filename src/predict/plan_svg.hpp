@@ -18,7 +18,8 @@ namespace gyre {
 ///     line lasts until they arrive
 ///   - to the right of the band is the share of time in which the rank computes
 /// Beyond 16 ranks, evenly spaced ones and the slowest are drawn, and the panel says so.
+/// `assumptions` stands below the title: heads, rates, links.
 std::string plan_svg(const Plan& plan, const AttentionProblem& problem,
-                     const std::vector<Simulation>& directions);
+                     const std::vector<Simulation>& directions, const std::string& assumptions);
 
 }  // namespace gyre

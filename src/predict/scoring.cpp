@@ -1,5 +1,7 @@
 #include "predict/scoring.hpp"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -7,6 +9,7 @@
 
 #include "model/decoder_steps.hpp"
 #include "predict/predict.hpp"
+#include "runtime/parallel.hpp"
 
 namespace gyre {
 namespace {
@@ -97,6 +100,7 @@ class StepCosts {
   DecoderTimes times_;
 };
 
+/// Simulates bins, equal ones on equal places once.
 class ScoringSimulation {
  public:
   ScoringSimulation(const ScoringPlan& plan, const ModelConfig& config, DType type,
@@ -105,28 +109,38 @@ class ScoringSimulation {
         config_(config),
         types_{type, DType::f32, DType::f32, type},
         machine_(machine),
-        steps_(decoder_steps(config)) {}
+        steps_(decoder_steps(config)) {
+    for (int d = 0; d < plan.setup.grid.dp; ++d)
+      for (const int64_t bin : plan.bins_of_replica[static_cast<size_t>(d)])
+        known_.try_emplace(key_of(bin, d), Simulated{bin, first_of(d), {}});
+    std::vector<Simulated*> all;
+    for (auto& [key, simulated] : known_) all.push_back(&simulated);
+    for_each_task(omp_get_max_threads(), std::ssize(all), [&](int64_t i, int /*thread*/) {
+      Simulated& one = *all[static_cast<size_t>(i)];
+      one.cost = simulate(plan_.bins[static_cast<size_t>(one.bin)], one.first);
+    });
+  }
 
   /// Of a bin on the replica `d`.
-  const BinCost& cost(int64_t bin, int d) {
-    const PackedBatch& batch = plan_.bins[static_cast<size_t>(bin)];
-    const int64_t first = int64_t{d} * plan_.setup.grid.cp * plan_.setup.grid.tp;
-    const Key key{batch.cu_seqlens, batch.cu_seqlens_padded, place_in_tiers(first)};
-    const auto found = known_.find(key);
-    if (found != known_.end()) return found->second;
-    return known_.emplace(key, simulated(batch, first)).first->second;
-  }
+  const BinCost& cost(int64_t bin, int d) const { return known_.at(key_of(bin, d)).cost; }
 
  private:
   using Key = std::tuple<std::vector<int32_t>, std::vector<int32_t>, int64_t>;
+  struct Simulated {
+    int64_t bin = 0, first = 0;
+    BinCost cost;
+  };
 
+  int64_t first_of(int d) const { return int64_t{d} * plan_.setup.grid.cp * plan_.setup.grid.tp; }
   /// Places are alike where they are at the same rank of the last tier but one.
-  int64_t place_in_tiers(int64_t first) const {
+  Key key_of(int64_t bin, int d) const {
+    const PackedBatch& batch = plan_.bins[static_cast<size_t>(bin)];
     const size_t tiers = machine_.links.size();
-    return tiers < 2 ? 0 : first % machine_.links[tiers - 2].ranks;
+    const int64_t place = tiers < 2 ? 0 : first_of(d) % machine_.links[tiers - 2].ranks;
+    return {batch.cu_seqlens, batch.cu_seqlens_padded, place};
   }
 
-  BinCost simulated(const PackedBatch& batch, int64_t first) const {
+  BinCost simulate(const PackedBatch& batch, int64_t first) const {
     const ScoringSetup& setup = plan_.setup;
     const Layout layout = setup.layout_of(batch);
     const AttentionProblem problem = setup.problem(layout, config_);
@@ -162,14 +176,14 @@ class ScoringSimulation {
   ElementTypes types_;
   const MachineModel& machine_;
   std::vector<DecoderStep> steps_;
-  std::map<Key, BinCost> known_;
+  std::map<Key, Simulated> known_;
 };
 
 }  // namespace
 
 ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config, DType type,
                                   const MachineModel& machine) {
-  ScoringSimulation simulation(plan, config, type, machine);
+  const ScoringSimulation simulation(plan, config, type, machine);
   ScoringPrediction prediction;
   double kernel = 0, extrapolated = 0, sum = 0;
   const int replicas = plan.setup.grid.dp;

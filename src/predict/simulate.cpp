@@ -44,7 +44,9 @@ struct Expected {
 /// An exchange from its posting to its Wait.
 struct Pending {
   std::vector<Expected> receives;
-  double left = 0;  ///< when the last message sent has left the link
+  size_t found = 0;  ///< the first so many receives have been sent, ...
+  double end = 0;    ///< ... and have arrived by then
+  double left = 0;   ///< when the last message sent has left the link
   int step = 0;
 };
 
@@ -174,8 +176,8 @@ class Engine {
     // Local copies alone have posted nothing.
     if (s.pending.size() <= static_cast<size_t>(op.exchange)) return true;
     Pending& pending = s.pending[static_cast<size_t>(op.exchange)];
-    double end = std::max(s.clock, pending.left);
-    for (const Expected& e : pending.receives) {
+    for (; pending.found < pending.receives.size(); ++pending.found) {
+      const Expected& e = pending.receives[pending.found];
       Channel& channel = s.from.at(e.peer);
       if (channel.count() <= e.place) {
         s.blocked_on = e.peer;
@@ -185,14 +187,16 @@ class Engine {
       if (sent.bytes != e.bytes)
         throw_runtime("{} expects {} bytes from rank {}, which sends {} at step {}",
                       place(rank, step), e.bytes, e.peer, sent.bytes, sent.step);
-      end = std::max(end, sent.arrival);
+      pending.end = std::max(pending.end, sent.arrival);
     }
+    const double end = std::max({s.clock, pending.left, pending.end});
     for (const Expected& e : pending.receives) s.from.at(e.peer).take(e.place);
     observer_.waited(rank, step, pending.step, s.clock, end);
     times(rank).wait += end - s.clock;
     s.clock = end;
     pending.receives.clear();
-    pending.left = 0;
+    pending.found = 0;
+    pending.end = pending.left = 0;
     return true;
   }
 

@@ -37,7 +37,7 @@ struct Explained {
       both.push_back(simulate(plan, pass, problem.heads, {}, machine));
     return both;
   }
-  std::string svg() const { return plan_svg(plan, problem, directions()); }
+  std::string svg() const { return plan_svg(plan, problem, directions(), "of a machine"); }
 
  private:
   static LayoutOptions options(int cp) {
@@ -269,7 +269,7 @@ TEST(PlanSvg, ManyRanksAreASelectionWithTheSlowest) {
   for (const size_t slowest : {7U, 0U, 31U, 32U}) {
     std::vector<Simulation> both = e.directions();
     for (Simulation& s : both) s.ranks[slowest].total *= 1.1;
-    const std::string svg = plan_svg(e.plan, e.problem, both);
+    const std::string svg = plan_svg(e.plan, e.problem, both, "");
     EXPECT_EQ(occurrences(svg, ">rank "), 2 * 16);
     EXPECT_EQ(occurrences(svg, "; 16 of 33 ranks, the slowest among them<"), 2);
     EXPECT_EQ(occurrences(svg, fmt::format(">rank {}<", slowest)), 2);

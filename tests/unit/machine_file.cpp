@@ -21,6 +21,8 @@ name = "a machine"
 rank = "a rank"
 memory_bytes = { value = 64e9, source = "s" }
 copy_bytes_per_s = { value = 2e12, source = "s" }
+logprob_row_s = { value = 3e-9, source = "s" }
+logprob_bytes_per_s = { value = 1e12, source = "s" }
 
 [[model.links]]
 tier = "node"
@@ -54,6 +56,19 @@ dtype = "f32"
 head_dim = 64
 rows = [512, 1024]
 flops_per_s = { value = [7e12, 8e12], source = "s" }
+
+[[model.linears]]
+dtype = "bf16"
+library = "another"
+launch_s = { value = 2e-6, source = "s" }
+rows = [64, 128]
+columns = [32, 2048]
+flops_per_s = { value = [[1e11, 2e11], [3e11, 4e11]], source = "s" }
+
+[[model.all_reduces]]
+ranks = 4
+message_bytes = [2000, 6000]
+seconds = { value = [1e-5, 3e-5], source = "s" }
 )";
 
 TEST(MachineFile, IsReadWhole) {
@@ -93,6 +108,25 @@ TEST(MachineFile, IsReadWhole) {
   EXPECT_EQ(backward.type, DType::f32);
   EXPECT_EQ(backward.launch_s, 0);
   EXPECT_TRUE(backward.keys.empty());
+}
+
+TEST(MachineFile, SaysWhatADecoderTakesBesideAttention) {
+  const DecoderModel d = parse_machine_model("m.toml", good).decoder;
+  EXPECT_EQ(d.elementwise_bytes_per_s, 2e12);  // of copies
+  EXPECT_EQ(d.logprob_bytes_per_s, 1e12);
+  EXPECT_EQ(d.logprob_row_s, 3e-9);
+  EXPECT_EQ(d.why_not(DType::f32), "no linears of f32; the machine has bf16");
+  EXPECT_NEAR(d.linear_seconds(DType::bf16, 64, 32, 32), 2e-6 + 2 * 64 * 32 * 32 / 1e11, 1e-15);
+  // sqrt(512 · 8192) columns are 2048; rates beyond the surface are those of its edge.
+  EXPECT_NEAR(d.linear_seconds(DType::bf16, 1000, 512, 8192), 2e-6 + 2.0 * 1000 * 512 * 8192 / 4e11,
+              1e-12);
+  EXPECT_EQ(d.linear_seconds(DType::bf16, 0, 512, 512), 0);
+  ASSERT_EQ(d.all_reduces.size(), 1U);
+  const CollectiveTimes& times = d.all_reduces[0];
+  EXPECT_EQ(times.ranks, 4);
+  EXPECT_DOUBLE_EQ(times.seconds(8), 1e-5);
+  EXPECT_DOUBLE_EQ(times.seconds(5000), 2.5e-5);
+  EXPECT_DOUBLE_EQ(times.seconds(12000), 6e-5);
 }
 
 TEST(MachineFile, WhatIsWrittenIsReadAgain) {
@@ -179,8 +213,10 @@ TEST(MachineFile, RefusesWhatIsNoMachine) {
 
 TEST(MachineFile, RefusesKeysThatItDoesNotKnowOrLacks) {
   refuse("model.links[0] has no 'latency'; nearest: 'latency_s'", "latency_s", "latency");
-  refuse("model has no 'xyz'; there are name, rank, memory_bytes, copy_bytes_per_s, links, kernels",
-         "rank =", "xyz =");
+  refuse(
+      "model has no 'xyz'; there are name, rank, memory_bytes, copy_bytes_per_s, links, kernels, "
+      "linears, elementwise_bytes_per_s, logprob_bytes_per_s, logprob_row_s, all_reduces",
+      "rank =", "xyz =");
   refuse("model.kernels[1] has no 'dypte'; nearest: 'dtype'", "dtype = \"f32\"", "dypte = \"f32\"");
   refuse("model.links[1].latency_s has no 'vlaue'; nearest: 'value'", "{ value = 2e-5",
          "{ vlaue = 2e-5");
@@ -269,6 +305,19 @@ TEST(MachineFile, RefusesKernelsThatCannotBe) {
       "latency_s": {"value": 0, "source": "s"}, "bytes_per_s": {"value": 1, "source": "s"}}],
       "kernels": []}})");
   });
+}
+
+TEST(MachineFile, RefusesDecodersThatCannotBe) {
+  refuse("1 rows of a surface; wanted: 2 or more", "[64, 128]", "[64]");
+  refuse("1 columns of a surface; wanted: 2 or more", "[32, 2048]", "[32]");
+  refuse("4 flops_per_s for 2 rows and 3 columns; wanted: 6", "[32, 2048]", "[32, 64, 2048]");
+  refuse("model.all_reduces[0].ranks is 1; wanted: a number of ranks from 2 on", "ranks = 4",
+         "ranks = 1");
+  refuse("model.all_reduces[0].seconds: 2 times for 1 message_bytes", "[2000, 6000]", "[2000]");
+  refuse("message_bytes of 2000 behind 6000; wanted: more", "[2000, 6000]", "[6000, 2000]");
+  refuse("seconds of -1; wanted: 0 or more", "[1e-5, 3e-5]", "[1e-5, -1]");
+  refuse("logprob_bytes_per_s of 0; wanted: more than 0", "{ value = 1e12", "{ value = 0");
+  refuse("model.linears[0] has no 'column'; nearest: 'columns'", "columns", "column");
 }
 
 }  // namespace GYRE_FILE

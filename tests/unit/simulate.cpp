@@ -362,8 +362,11 @@ TEST(Simulate, RefusesAMachineThatCannotBe) {
     test::expect_usage(message, [&] { check_machine(machine); });
   };
   const auto surface = [](MachineModel& m) -> KernelSurface& {
-    return m.kernel.surfaces.emplace_back(
-        KernelSurface{Pass::forward, DType::f32, 64, 0, 0, 0, {64, 128}, {64, 128}, {1, 1, 1, 1}});
+    KernelSurface& one = m.kernel.surfaces.emplace_back();
+    one.head_dim = 64;
+    one.rows = one.keys = {64, 128};
+    one.flops_per_s = {1, 1, 1, 1};
+    return one;
   };
   refuse("flops_per_s of 0; wanted: more than 0",
          [](MachineModel& m) { m.kernel.flops_per_s = 0; });
