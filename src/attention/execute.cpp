@@ -140,24 +140,58 @@ std::vector<TraceMessage> messages_of(const std::vector<AnySlice>& slices) {
 
 }  // namespace
 
+class AttentionExecutor::Staging {
+ public:
+  Staging(const AttentionExecutor& executor, const Message& message, bool received,
+          Pending& pending)
+      : executor_(executor), received_(received) {
+    int64_t bytes = 0;
+    for (const Slice& slice : message.slices)
+      if (takes(slice)) bytes += reserved(slice);
+    if (bytes == 0) return;
+    pending.staging.push_back(executor.workspace_.take_staging(bytes));
+    left_ = std::as_writable_bytes(pending.staging.back().span());
+  }
+
+  bool takes(const Slice& slice) const {
+    return !travels_as_it_lies(executor_.array(slice.array), slice, executor_.types_) ||
+           (received_ && slice.add);
+  }
+  std::span<std::byte> piece(const Slice& slice) {
+    const auto reserved_bytes = static_cast<size_t>(reserved(slice));
+    const std::span<std::byte> mine = left_.first(static_cast<size_t>(bytes(slice)));
+    left_ = left_.subspan(reserved_bytes);
+    return mine;
+  }
+
+ private:
+  int64_t bytes(const Slice& slice) const {
+    return wire_bytes(executor_.array(slice.array).kind, slice, executor_.heads_, executor_.types_);
+  }
+  /// Every piece begins at a whole float.
+  int64_t reserved(const Slice& slice) const {
+    return round_up(bytes(slice), static_cast<int64_t>(sizeof(float)));
+  }
+
+  const AttentionExecutor& executor_;
+  bool received_;
+  std::span<std::byte> left_;
+};
+
 void AttentionExecutor::post(const step::Exchange& s, int step) {
   Pending pending{&s};
   std::vector<SendSlice> sends;
   std::vector<RecvSlice> recvs;
   std::vector<RowCopy> copies;
-  const auto staged = [&](const Slice& slice, Buffer<float>& staging) {
-    const int64_t bytes = wire_bytes(array(slice.array).kind, slice, heads_, types_);
-    staging = workspace_.take_staging(bytes);
-    return std::as_writable_bytes(staging.span()).first(static_cast<size_t>(bytes));
-  };
   for (const Message& m : s.sends) {
     if (m.peer == plan_.rank) continue;
+    Staging staging(*this, m, false, pending);
     for (const Slice& slice : m.slices) {
-      if (travels_as_it_lies(array(slice.array), slice, types_)) {
+      if (!staging.takes(slice)) {
         sends.push_back({m.peer, place(slice)});
         continue;
       }
-      const std::span<std::byte> packed = staged(slice, pending.sent.emplace_back());
+      const std::span<std::byte> packed = staging.piece(slice);
       RowCopy& copy = copies.emplace_back(copy_of(slice));
       copy.from = in_array(slice);
       copy.to = in_message(slice, packed.data());
@@ -166,13 +200,14 @@ void AttentionExecutor::post(const step::Exchange& s, int step) {
   }
   for (const Message& m : s.recvs) {
     if (m.peer == plan_.rank) continue;
+    Staging staging(*this, m, true, pending);
     for (const Slice& slice : m.slices) {
-      if (travels_as_it_lies(array(slice.array), slice, types_) && !slice.add) {
+      if (!staging.takes(slice)) {
         recvs.push_back({m.peer, place(slice)});
         continue;
       }
-      Received& received = pending.received.emplace_back(Received{slice, {}});
-      recvs.push_back({m.peer, staged(slice, received.staging)});
+      pending.received.push_back({slice, staging.piece(slice)});
+      recvs.push_back({m.peer, pending.received.back().data});
     }
   }
   add_local_copies(s, copies);
@@ -202,14 +237,13 @@ void AttentionExecutor::unpack(int id) {
   for (Received& received : pending.received) {
     clear_deferred(received.slice.array);
     RowCopy& copy = copies.emplace_back(copy_of(received.slice));
-    copy.from = in_message(received.slice, std::as_writable_bytes(received.staging.span()).data());
+    copy.from = in_message(received.slice, received.data.data());
     copy.to = in_array(received.slice);
     copy.add = received.slice.add;
   }
   ops_->copy(copies);
   // Their next user writes to them after these copies, in the order of the stream.
-  for (Received& received : pending.received) workspace_.give_back(std::move(received.staging));
-  for (Buffer<float>& sent : pending.sent) workspace_.give_back(std::move(sent));
+  for (Buffer<float>& staging : pending.staging) workspace_.give_back(std::move(staging));
   pending_.erase(id);
 }
 

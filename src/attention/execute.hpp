@@ -86,15 +86,18 @@ class AttentionExecutor {
 
  private:
   class Walker;
+  /// Hands out one buffer in pieces, to the slices of a message that are not sent as they lie: in
+  /// their order, so that a message of these alone is one span.
+  class Staging;
   struct Received {
     Slice slice;
-    Buffer<float> staging;
+    std::span<std::byte> data;
   };
   /// An exchange that has been posted, with the staging buffers of its messages.
   struct Pending {
     const step::Exchange* exchange = nullptr;
     WorkPtr work = {};
-    std::vector<Buffer<float>> sent = {};
+    std::vector<Buffer<float>> staging = {};
     std::vector<Received> received = {};
     bool done = false;
     size_t span = 0;  ///< index into spans_, with a trace

@@ -8,7 +8,7 @@
 //     out:    [all tokens, own heads]  ->  [own tokens, all heads]
 //
 // Backward: d_out goes to the heads, d_q and d_kv come back in one exchange; q, kv, out and the
-// statistics are still there from forward. Tokens lie in rank order; rectangles put them in order.
+// statistics are still there from forward. Tokens lie in the order of the packed stream.
 // A KV head that several ranks read is sent to each. With more ranks than query heads the last
 // ranks get none and only send and receive; see sharding/heads.hpp.
 

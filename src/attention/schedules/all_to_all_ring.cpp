@@ -65,8 +65,7 @@ RankPlan all_to_all_ring(const AttentionProblem& problem, int rank) {
   for (int g = 0; g < problem.cp() / inner; ++g) {
     const std::vector<int> members = group_ranks(g, inner);
     ring.ranks.push_back(members[static_cast<size_t>(rank % inner)]);
-    ring.blocks.emplace_back();
-    for (const int r : members) ring.blocks.back().push_back(plan.rows_of(r).front());
+    ring.blocks.push_back(plan.rows_in_order(members));
   }
   ring.storages = {plan.new_storage(), plan.new_storage()};
   heads.before_forward();

@@ -80,19 +80,19 @@ std::pair<bool, bool> group_sees(const FormContext& c, int inner) {
 }  // namespace
 
 HeadExchange::HeadExchange(PlanBuilder& plan, std::vector<int> ranks)
-    : plan_(plan), ranks_(std::move(ranks)) {
+    : plan_(plan), ranks_(std::move(ranks)), pieces_(ranks_.size()) {
+  const auto place_of = [&](int rank) { return std::ranges::find(ranks_, rank) - ranks_.begin(); };
+  mine_ = static_cast<int>(place_of(plan.rank()));
+  const std::vector<RankRows> rows = plan.rows_in_order(ranks_);
   int64_t row = 0;
-  for (int m = 0; m < members(); ++m) {
-    const int rank = ranks_[static_cast<size_t>(m)];
-    if (rank == plan.rank()) mine_ = m;
-    const RankRows run = plan.rows_of(rank).front();
-    rows_.push_back(run);
-    part_.push_back({row, run.length});
+  for (const RankRows& run : rows) {
+    pieces_[static_cast<size_t>(place_of(run.rank))].push_back(
+        {run.begin.value(), row, run.length});
     row += run.length;
   }
   if (members() == 1) return;
   const auto make = [&](ArrayKind kind) {
-    return plan_.add_array(kind, rows_, heads_of(kind, mine_));
+    return plan_.add_array(kind, rows, heads_of(kind, mine_));
   };
   set_ = {make(ArrayKind::q),     make(ArrayKind::kv),    make(ArrayKind::out),
           make(ArrayKind::stats), make(ArrayKind::d_out), make(ArrayKind::d_q),
@@ -120,9 +120,10 @@ void HeadExchange::there(ArrayKind kind, int array, std::vector<Message>& sends,
                          std::vector<Message>& recvs) const {
   for (int m = 0; m < members(); ++m) {
     const auto i = static_cast<size_t>(m);
-    sends[i].slices.push_back(
-        {own(kind), 0, part_[static_cast<size_t>(mine_)].length, heads_of(kind, m)});
-    recvs[i].slices.push_back({array, part_[i].begin, part_[i].length, heads_of(kind, mine_)});
+    for (const Piece& piece : pieces_[static_cast<size_t>(mine_)])
+      sends[i].slices.push_back({own(kind), piece.slot, piece.length, heads_of(kind, m)});
+    for (const Piece& piece : pieces_[i])
+      recvs[i].slices.push_back({array, piece.row, piece.length, heads_of(kind, mine_)});
   }
 }
 

@@ -14,17 +14,15 @@
 
 namespace gyre {
 
-/// Ranks that exchange tokens for heads; see above. Makes the arrays of all tokens of
-/// these ranks, in their order, with this rank's heads. A group of one rank exchanges nothing: its
-/// arrays are the rank's own.
+/// Ranks that exchange tokens for heads; see above. Makes the arrays of all tokens of these ranks,
+/// in the order of the packed stream, with this rank's heads. A group of one rank exchanges
+/// nothing: its arrays are the rank's own.
 class HeadExchange {
  public:
   /// `ranks`: the group, this rank among them.
   HeadExchange(PlanBuilder& plan, std::vector<int> ranks);
 
   const ArraySet& arrays() const { return set_; }
-  /// The rows of the arrays.
-  const std::vector<RankRows>& rows() const { return rows_; }
 
   /// Appends the exchanges before and after the attention of one direction.
   void before_forward();
@@ -33,6 +31,10 @@ class HeadExchange {
   void after_backward();
 
  private:
+  /// Slots of a member, and the rows of the arrays where they lie.
+  struct Piece {
+    int64_t slot = 0, row = 0, length = 0;
+  };
   int members() const { return static_cast<int>(ranks_.size()); }
   HeadRange heads_of(ArrayKind kind, int member) const;
   bool replicated() const;
@@ -44,10 +46,9 @@ class HeadExchange {
   std::vector<Message> messages() const;
 
   PlanBuilder& plan_;
-  std::vector<int> ranks_;      // [members]
-  int mine_ = 0;                // place among them
-  std::vector<RankRows> rows_;  // all slots of the members
-  std::vector<RowRange> part_;  // [members] their rows in the arrays
+  std::vector<int> ranks_;                  // [members]
+  int mine_ = 0;                            // place among them
+  std::vector<std::vector<Piece>> pieces_;  // [members]
   ArraySet set_;
 };
 

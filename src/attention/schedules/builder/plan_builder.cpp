@@ -32,6 +32,25 @@ std::vector<RankRows> PlanBuilder::rows_of(int rank) const {
   return {{rank, LocalToken(0), problem_.layout->shard(rank).slots}};
 }
 
+std::vector<RankRows> PlanBuilder::rows_in_order(const std::vector<int>& ranks) const {
+  std::vector<std::pair<GlobalToken, RankRows>> runs;
+  for (const int rank : ranks)
+    for (const SlotRun& run : problem_.layout->shard(rank).runs)
+      runs.push_back({run.start, {rank, run.local_begin, run.length}});
+  std::ranges::stable_sort(runs, {}, [](const auto& run) { return run.first; });
+  std::vector<RankRows> rows;
+  for (const auto& [start, next] : runs) {
+    if (next.length == 0) continue;
+    const bool goes_on = !rows.empty() && rows.back().rank == next.rank &&
+                         rows.back().begin + rows.back().length == next.begin;
+    if (goes_on)
+      rows.back().length += next.length;
+    else
+      rows.push_back(next);
+  }
+  return rows;
+}
+
 HeadRange PlanBuilder::all_heads(ArrayKind kind) const {
   const bool kv = kind == ArrayKind::kv || kind == ArrayKind::d_kv;
   return {0, kv ? problem_.heads.kv_heads : problem_.heads.heads};

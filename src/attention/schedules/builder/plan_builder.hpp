@@ -33,6 +33,11 @@ class PlanBuilder {
 
   /// All slots of a rank's shard.
   std::vector<RankRows> rows_of(int rank) const;
+  /// All slots of some ranks in the order of the packed stream, so that a document that these ranks
+  /// hold whole lies in one piece: its pairs are few large rectangles. Strided runs of slots stay
+  /// as they are. Example, DualChunkSwap of 2 ranks, slots 0 to 7:
+  ///     rank 0 has 0 1 6 7, rank 1 has 2 3 4 5;  rows: rank 0 [0, 2), rank 1 [0, 4), rank 0 [2, 4)
+  std::vector<RankRows> rows_in_order(const std::vector<int>& ranks) const;
   HeadRange all_heads(ArrayKind kind) const;
 
   int new_storage() { return storages_++; }
