@@ -3,7 +3,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "attention/schedules/registry.hpp"
 #include "core/error.hpp"
@@ -21,9 +20,19 @@ class PassReader {
     result_.bytes_by_tier.resize(std::max<size_t>(1, machine.links.size()));
   }
 
-  void add(const RankPlan& plan) {
-    programs_.add(plan, of_.schedule.name);
-    const PlanCount counted = count(plan, result_.pass, of_.problem.heads, of_.types);
+  /// What is known of one rank. Several threads may read at a time.
+  struct Rank {
+    CompiledRank compiled;
+    PlanCount counted;
+  };
+  Rank read(const RankPlan& plan) const {
+    return {programs_.compile(plan, of_.schedule.name),
+            count(plan, result_.pass, of_.problem.heads, of_.types)};
+  }
+  /// Adds the next rank.
+  void add(const Rank& rank) {
+    programs_.add(rank.compiled);
+    const PlanCount& counted = rank.counted;
     result_.pairs += counted.pairs;
     result_.messages_most = std::max(result_.messages_most, counted.messages);
     result_.bytes_most = std::max(result_.bytes_most, counted.bytes_sent);
@@ -55,16 +64,20 @@ class PassReader {
   PassPrediction result_;
 };
 
-/// Gives the plans of all ranks to `take`, in order. OpenMP's threads make them, a few at a time.
-void for_each_plan(const PredictedProblem& of, const std::function<void(const RankPlan&)>& take) {
+/// Reads the plans of all ranks, in order. OpenMP's threads make and read them, a few at a time,
+/// and drop them.
+void read_plans(const PredictedProblem& of, std::vector<PassReader>& passes) {
   const int threads = omp_get_max_threads(), at_once = 8 * threads;
   for (int first = 0; first < of.problem.cp(); first += at_once) {
     const int count = std::min(at_once, of.problem.cp() - first);
-    std::vector<RankPlan> plans(static_cast<size_t>(count));
+    std::vector<std::vector<PassReader::Rank>> ranks(static_cast<size_t>(count));
     for_each_task(threads, count, [&](int64_t i, int /*thread*/) {
-      plans[static_cast<size_t>(i)] = of.schedule.plan(of.problem, first + static_cast<int>(i));
+      const RankPlan plan = of.schedule.plan(of.problem, first + static_cast<int>(i));
+      for (const PassReader& pass : passes)
+        ranks[static_cast<size_t>(i)].push_back(pass.read(plan));
     });
-    for (const RankPlan& plan : plans) take(plan);
+    for (const std::vector<PassReader::Rank>& rank : ranks)
+      for (size_t pass = 0; pass < passes.size(); ++pass) passes[pass].add(rank[pass]);
   }
 }
 
@@ -106,9 +119,7 @@ std::vector<PassPrediction> predict(const PredictedProblem& of, const MachineMod
   std::vector<PassReader> passes;
   passes.emplace_back(Pass::forward, of, machine);
   if (of.problem.passes == PlanPasses::both) passes.emplace_back(Pass::backward, of, machine);
-  for_each_plan(of, [&](const RankPlan& plan) {
-    for (PassReader& pass : passes) pass.add(plan);
-  });
+  read_plans(of, passes);
   std::vector<PassPrediction> predictions;
   predictions.reserve(passes.size());
   for (PassReader& pass : passes) predictions.push_back(pass.finish(machine));

@@ -13,10 +13,10 @@ namespace gyre {
 /// Compiles the steps of one rank, block by block.
 class ProgramWriter {
  public:
-  ProgramWriter(Programs& programs, const RankPlan& plan, const std::string& schedule)
+  ProgramWriter(const Programs& programs, const RankPlan& plan, const std::string& schedule)
       : p_(programs), plan_(plan), schedule_(schedule) {}
 
-  void write() {
+  CompiledRank write() {
     for (const Step& step : plan_.steps(p_.pass_)) {
       std::visit([this](const auto& s) { walk(s); }, step);
       ++step_;
@@ -26,8 +26,7 @@ class ProgramWriter {
     if (!open_.empty())
       throw_runtime("{} never waits for exchange #{} of step {}", place(), open_.begin()->first,
                     open_.begin()->second.step);
-    p_.programs_.push_back(std::move(program_));
-    p_.costs_.push_back(cost_);
+    return std::move(compiled_);
   }
 
  private:
@@ -55,7 +54,7 @@ class ProgramWriter {
       op.message = static_cast<int32_t>(i);
       op.seconds = link_seconds(op.tier, op.bytes);
       open.beside.at(static_cast<size_t>(op.tier)) += op.seconds;
-      cost_.bytes_sent.at(static_cast<size_t>(op.tier)) += op.bytes;
+      compiled_.cost.bytes_sent.at(static_cast<size_t>(op.tier)) += op.bytes;
     }
     for (const Message& m : e.recvs) {
       write_rows(m.slices);
@@ -95,8 +94,8 @@ class ProgramWriter {
         open.beside.at(tier) -= together;
         slowed += p_.machine_.links[tier].kernel_slowdown * together;
       }
-    cost_.kernel += time.seconds;
-    cost_.extrapolated += time.extrapolated;
+    compiled_.cost.kernel += time.seconds;
+    compiled_.cost.extrapolated += time.extrapolated;
     spend(SpanKind::compute, time.seconds + slowed, slowed);
   }
   /// Elements of results that the call finds and merges its own into.
@@ -171,13 +170,13 @@ class ProgramWriter {
     block_.steps = step_ - block_begin_;
     block_begin_ = step_;
     if (block_.steps == 0) return;
-    const uint32_t index = p_.intern(block_);
+    const uint32_t index = compiled_.blocks.index_of(block_);
     block_.ops.clear();
-    if (!program_.parts.empty() && program_.parts.back().block == index) {
-      ++program_.parts.back().times;
-    } else {
-      program_.parts.push_back({index, 1});
-    }
+    std::vector<RankProgram::Part>& parts = compiled_.program.parts;
+    if (!parts.empty() && parts.back().block == index)
+      ++parts.back().times;
+    else
+      parts.push_back({index, 1});
   }
 
   int16_t free_slot() const {
@@ -204,12 +203,11 @@ class ProgramWriter {
                        plan_.rank, step_);
   }
 
-  Programs& p_;
+  const Programs& p_;
   const RankPlan& plan_;
   const std::string& schedule_;
-  RankProgram program_;
-  ProgramCost cost_;
-  Programs::Block block_;
+  CompiledRank compiled_;
+  BlockTable::Block block_;
   int step_ = 0, block_begin_ = 0;
   std::map<int, Open> open_;       ///< [id]
   std::map<int, RowSet> written_;  ///< [array]
@@ -217,7 +215,7 @@ class ProgramWriter {
 
 namespace {
 
-uint64_t hash_of(const Programs::Block& block) {
+uint64_t hash_of(const BlockTable::Block& block) {
   uint64_t hash = static_cast<uint64_t>(block.steps);
   const auto mix = [&hash](uint64_t value) {
     hash = (hash ^ value) * 0x9E3779B97F4A7C15U;
@@ -239,17 +237,24 @@ Programs::Programs(Pass pass, const HeadShape& heads, const ElementTypes& types,
   GYRE_CHECK(machine.links.size() <= most_tiers, "{} tiers", machine.links.size());
 }
 
-void Programs::add(const RankPlan& plan, const std::string& schedule) {
-  ProgramWriter(*this, plan, schedule).write();
+CompiledRank Programs::compile(const RankPlan& plan, const std::string& schedule) const {
+  return ProgramWriter(*this, plan, schedule).write();
 }
 
-uint32_t Programs::intern(const Block& block) {
+void Programs::add(const CompiledRank& rank) {
+  std::vector<uint32_t> known;
+  for (uint32_t i = 0; i < rank.blocks.size(); ++i)
+    known.push_back(blocks_.index_of(rank.blocks.at(i)));
+  RankProgram& program = programs_.emplace_back(rank.program);
+  for (RankProgram::Part& part : program.parts) part.block = known[part.block];
+  costs_.push_back(rank.cost);
+}
+
+uint32_t BlockTable::index_of(const Block& block) {
   const uint64_t hash = hash_of(block);
   const auto [begin, end] = by_hash_.equal_range(hash);
-  for (auto found = begin; found != end; ++found) {
-    const Block& known = blocks_[found->second];
-    if (known.steps == block.steps && known.ops == block.ops) return found->second;
-  }
+  for (auto found = begin; found != end; ++found)
+    if (blocks_[found->second] == block) return found->second;
   const auto index = static_cast<uint32_t>(blocks_.size());
   blocks_.push_back(block);
   by_hash_.emplace(hash, index);

@@ -42,6 +42,24 @@ struct Op {
   friend bool operator==(const Op&, const Op&) = default;
 };
 
+/// Different blocks, each kept once.
+class BlockTable {
+ public:
+  struct Block {
+    std::vector<Op> ops;
+    int32_t steps = 0;
+    friend bool operator==(const Block&, const Block&) = default;
+  };
+  /// The index of an equal block, which is added where there is none.
+  uint32_t index_of(const Block& block);
+  const Block& at(uint32_t index) const { return blocks_[index]; }
+  size_t size() const { return blocks_.size(); }
+
+ private:
+  std::vector<Block> blocks_;
+  std::unordered_multimap<uint64_t, uint32_t> by_hash_;
+};
+
 /// What a rank does in one direction.
 struct RankProgram {
   struct Part {
@@ -57,22 +75,27 @@ struct ProgramCost {
   std::array<int64_t, most_tiers> bytes_sent = {};  ///< [tier]
 };
 
+/// A program with blocks of its own.
+struct CompiledRank {
+  BlockTable blocks;
+  RankProgram program;
+  ProgramCost cost;
+};
+
 /// The programs of all ranks in one direction.
 class Programs {
  public:
   Programs(Pass pass, const HeadShape& heads, const ElementTypes& types,
            const MachineModel& machine, int ranks, GroupPlace place = {});
 
-  /// Compiles the plan of a rank; ranks are added in order. Throws a runtime error, which names
-  /// rank and step, for a plan that waits for what is not under way, never waits for an exchange,
-  /// or exchanges with a rank that does not exist.
-  void add(const RankPlan& plan, const std::string& schedule);
+  /// The program of a rank's plan. Throws a runtime error, which names rank and step, for a plan
+  /// that waits for what is not under way, never waits for an exchange, or exchanges with a rank
+  /// that does not exist. Several threads may compile at a time.
+  CompiledRank compile(const RankPlan& plan, const std::string& schedule) const;
+  /// Adds the next rank.
+  void add(const CompiledRank& rank);
 
-  struct Block {
-    std::vector<Op> ops;
-    int32_t steps = 0;
-  };
-  const Block& block(uint32_t index) const { return blocks_[index]; }
+  const BlockTable::Block& block(uint32_t index) const { return blocks_.at(index); }
   const RankProgram& rank(int r) const { return programs_[static_cast<size_t>(r)]; }
   const ProgramCost& cost(int r) const { return costs_[static_cast<size_t>(r)]; }
   int ranks() const { return ranks_; }
@@ -81,7 +104,6 @@ class Programs {
 
  private:
   friend class ProgramWriter;
-  uint32_t intern(const Block& block);
 
   Pass pass_;
   HeadShape heads_;
@@ -89,8 +111,7 @@ class Programs {
   const MachineModel& machine_;
   int ranks_;
   GroupPlace place_;
-  std::vector<Block> blocks_;
-  std::unordered_multimap<uint64_t, uint32_t> by_hash_;
+  BlockTable blocks_;
   std::vector<RankProgram> programs_;
   std::vector<ProgramCost> costs_;
 };

@@ -103,7 +103,7 @@ class Engine {
     RankState& s = state(rank);
     s.blocked_on = -1;
     while (s.part < parts.size()) {
-      const Programs::Block& block = programs_.block(parts[s.part].block);
+      const BlockTable::Block& block = programs_.block(parts[s.part].block);
       for (; s.op < block.ops.size(); ++s.op)
         if (!done(rank, s, block.ops[s.op])) return;
       s.op = 0;
@@ -324,7 +324,7 @@ Simulation simulate(const Plan& plan, Pass pass, const HeadShape& heads, const E
   check_machine(machine);
   const auto ranks = static_cast<int>(plan.ranks.size());
   Programs programs(pass, heads, types, machine, ranks, place);
-  for (const RankPlan& rank : plan.ranks) programs.add(rank, plan.schedule);
+  for (const RankPlan& rank : plan.ranks) programs.add(programs.compile(rank, plan.schedule));
   SpanWriter spans(plan, pass);
   const std::vector<RankTimes> times = Engine(programs, machine, plan.schedule, spans).run();
   Simulation result{pass, std::vector<RankTimeline>(times.size())};

@@ -187,7 +187,7 @@ def predict(d, _work):
         d.give("--gen", d.lengths())
         d.give("--capacity", d.size(1000, 8000))
     else:
-        d.give("--tokens", d.size(1, 30000))
+        d.give("--tokens", d.size(1, 6000))  # chunks of one token are as many rectangles as pairs
         d.maybe(0.3, "--batch", 2, 5)
     d.maybe(0.2, "--mask", "full")
     d.maybe(0.2, "--window", 1, 64, 3000)

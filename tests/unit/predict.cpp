@@ -542,7 +542,8 @@ Programs ring_programs(int cp, int64_t local, const MachineModel& machine) {
       find_layout("dual-chunk-swap").make(test::full_bounds({cp * local}).view(), ranks_of(cp));
   const AttentionProblem problem{&layout, shape, MaskKind::causal, {}, PlanPasses::forward};
   Programs programs(Pass::forward, shape, types, machine, cp);
-  for (int r = 0; r < cp; ++r) programs.add(plan_rank(find_schedule("ring"), problem, r), "ring");
+  for (int r = 0; r < cp; ++r)
+    programs.add(programs.compile(plan_rank(find_schedule("ring"), problem, r), "ring"));
   return programs;
 }
 
