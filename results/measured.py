@@ -2,9 +2,10 @@
 """Predicts what this machine then measures: measured.py APPS [--only TEXT] [--machine FILE] [-o FOLDER]
 
 Needs two cores with nothing else to do, for about half an hour. The machine is calibrated once (gyre-info --model), and
-configurations that the calibration did not measure are predicted (gyre-predict) and run (gyre-attention):
+configurations that the calibration did not measure are predicted (gyre-predict) and run (gyre-attention, gyre-pipeline):
 
     real        one and two ranks: schedules, layouts, lengths, heads, head dimensions, packed documents
+    scoring     whole passes of gyre-pipeline over pages of docs/, on one and two ranks of every grid
     emulated    4 to 64 ranks that sleep instead of computing, over links of three speeds (results/prediction/emulated.toml)
 
 FOLDER (results/prediction) gets machine.json, measured.csv, a row for each configuration and direction, and measured.txt,
@@ -27,6 +28,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EMULATED = ROOT / "results" / "prediction" / "emulated.toml"
+PAGES = ("architecture.md", "demo.md", "extending.md", "packing.md")  # that scoring passes score
 MARGIN = 1.05  # of a winner
 SECONDS = 900  # of a program
 ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_MEM_EVENTS": "n", "HWLOC_COMPONENTS": "-pci,-linux:pci", "OMP_NUM_THREADS": "1"}
@@ -62,6 +64,16 @@ def emulated_groups():
                         f"--heads 4 --kv-heads 2 --head-dim 64 --tokens {tokens} --schedule all",
                         f"--emulate-compute {EMULATED} --emulate-network alpha=50us,beta={rate}",
                         f"--link switch={rate}")
+
+
+# Of scoring passes: name, slots of a bin, dp, cp, tp.
+ScoringGroup = collections.namedtuple("ScoringGroup", "name bin dp cp tp")
+
+
+def scoring_groups():
+    for slots in ("2K", "8K"):
+        for dp, cp, tp in ((1, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 1)):
+            yield ScoringGroup(f"scoring, dp={dp} cp={cp} tp={tp}, bins of {slots}", slots, dp, cp, tp)
 
 
 def program(apps, name):
@@ -103,6 +115,29 @@ def compare(apps, group, machine, folder):
                "error_percent": f"{100 * (guess / time - 1):.1f}"}
 
 
+def scoring_time(path):
+    (result,) = json.loads(path.read_text())["results"]
+    return result["measurements"]["time"]
+
+
+def compare_scoring(apps, group, machine, folder):
+    """As compare(), of a pass of the decoder over PAGES."""
+    documents, output = folder / "documents.h5", folder / "out.json"
+    if not documents.exists():
+        run([program(apps, "import"), "-o", documents, *(ROOT / "docs" / page for page in PAGES)])
+    model = ROOT / "inputs" / "model.h5"
+    grid = ["--dp", group.dp, "--cp", group.cp, "--tp", group.tp]
+    run([program(apps, "pipeline"), "--input", documents, "--model", model, "--bin", group.bin, *grid, "-c", "none",
+         "--max-seconds", "2", "-J", output], group.dp * group.cp * group.tp)
+    time = scoring_time(output)
+    run([program(apps, "predict"), "--machine", machine, "--model", model, "--input", documents, "--capacity", group.bin,
+         *grid, "-d", "f32", "--schedule", "ring", "--layout", "dual-chunk-swap", "-J", output])
+    guess = scoring_time(output)
+    yield {"group": group.name, "ranks": group.dp * group.cp * group.tp, "emulated": "no", "schedule": "ring",
+           "layout": "dual-chunk-swap", "pass": "fwd", "measured_ms": f"{time:.4g}", "predicted_ms": f"{guess:.4g}",
+           "error_percent": f"{100 * (guess / time - 1):.1f}"}
+
+
 def winners(rows):
     """(comparisons won by over MARGIN, those whose winner is predicted)"""
     groups = collections.defaultdict(list)
@@ -135,17 +170,18 @@ def main():
     parser.add_argument("--machine", type=pathlib.Path, metavar="FILE", help="instead of calibrating")
     parser.add_argument("-o", "--output", type=pathlib.Path, default=ROOT / "results" / "prediction", metavar="FOLDER")
     options = parser.parse_args()
-    groups = [g for g in (*real_groups(), *emulated_groups()) if options.only is None or options.only in g.name]
+    groups = [g for g in (*real_groups(), *scoring_groups(), *emulated_groups()) if options.only is None or options.only in g.name]
     if not groups:
         parser.error(f"--only {options.only}: no group's name contains it")
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         machine = options.machine or folder / "machine.json"
-        if options.machine is None and any(g.ranks <= 2 for g in groups):
+        if options.machine is None and any("emulated" not in g.name for g in groups):
             run([program(options.apps, "info"), "--model", "-J", machine], 2)
         for group in groups:
-            rows += compare(options.apps, group, machine, folder)
+            method = compare_scoring if isinstance(group, ScoringGroup) else compare
+            rows += method(options.apps, group, machine, folder)
             print(summary(rows).splitlines()[len({r['group'] for r in rows})], flush=True)
         if options.only is not None:
             for row in rows:

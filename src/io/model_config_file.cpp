@@ -1,5 +1,6 @@
 #include "io/model_config_file.hpp"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
@@ -29,7 +30,8 @@ class Config {
       if (given(key))
         throw_usage("{}: '{}' means {}; wanted: dense layers as of LlamaForCausalLM", path, key,
                     what);
-    if (given("sliding_window") && json.value("use_sliding_window", true))
+    const bool unused = json.contains("use_sliding_window") && json["use_sliding_window"] == false;
+    if (given("sliding_window") && !unused)
       throw_usage("{}: 'sliding_window' is {}; wanted: full causal attention in all layers", path,
                   json["sliding_window"].dump());
   }
@@ -49,7 +51,9 @@ class Config {
   const Json& json_;
 };
 
-ModelConfig parse_config(const std::string& path, const std::string& text) {
+}  // namespace
+
+ModelConfig parse_model_config(const std::string& path, const std::string& text) {
   const Json json = Json::parse(text, nullptr, false);
   if (json.is_discarded()) throw_usage("{}: no JSON", path);
   const Config file(path, json);
@@ -66,18 +70,16 @@ ModelConfig parse_config(const std::string& path, const std::string& text) {
   c.rope_theta = 1e4;
   c.rms_norm_eps = 1e-5;
   constexpr int64_t padding = 128;
-  c.vocab_padded = round_up(std::max<int64_t>(1, c.vocab_size), padding);
+  c.vocab_padded = round_up(std::clamp<int64_t>(c.vocab_size, 1, INT32_MAX), padding);
   ConfigErrors errors;
   check_config(errors, c);
   errors.throw_if_any(path);
   return c;
 }
 
-}  // namespace
-
 ModelConfig read_model_config(Communicator& comm, const std::string& path) {
   if (!path.ends_with(".json")) return ModelFile(comm, path).config();
-  return parse_config(path, read_text_file(path, "a config.json"));
+  return parse_model_config(path, read_text_file(path, "a config.json"));
 }
 
 }  // namespace gyre

@@ -8,6 +8,9 @@
 
 namespace gyre {
 
+/// A config.json, see read_model_config(); `path` is for errors.
+ModelConfig parse_model_config(const std::string& path, const std::string& text);
+
 /// Of a gyre/model file, or, where the name ends in .json, of a config.json of Hugging Face's
 /// transformers: dense layers of LlamaForCausalLM's kind, full causal attention. vocab_padded is
 /// then vocab_size rounded up to a multiple of 128, as Megatron pads it. Throws a usage error that

@@ -14,6 +14,7 @@
 #include "apps/shard/options.hpp"
 #include "comm/emulated.hpp"
 #include "core/error.hpp"
+#include "io/model_config_file.hpp"
 #include "machine/json.hpp"
 #include "packing/lengths.hpp"
 #include "predict/machine_file.hpp"
@@ -228,8 +229,20 @@ std::string model_seed() {
   network.name = "switch";
   network.latency_s = 1e-5;
   network.bytes_per_s = 5e10;
-  machine.kernel.surfaces = {
-      {Pass::backward, DType::f32, 64, 1e-6, 1e-10, 1e-12, {16, 32}, {}, {1, 2}}};
+  KernelSurface& kernel = machine.kernel.surfaces.emplace_back();
+  kernel.pass = Pass::backward;
+  kernel.head_dim = 64;
+  kernel.launch_s = 1e-6;
+  kernel.diagonal_s = 1e-10;
+  kernel.merge_s = 1e-12;
+  kernel.rows = {16, 32};
+  kernel.flops_per_s = {1, 2};
+  LinearSurface& linear = machine.decoder.linears.emplace_back();
+  linear.rows = {16, 64};
+  linear.keys = {32, 128};
+  linear.flops_per_s = {1, 2, 3, 4};
+  machine.decoder.elementwise_bytes_per_s = machine.decoder.logprob_bytes_per_s = 1e12;
+  machine.decoder.all_reduces = {{2, {{1024, 1e-5}, {4096, 2e-5}}}};
   const nlohmann::ordered_json model = model_json(machine, "made up");
   return nlohmann::ordered_json{{"schema", machine_schema}, {"model", model}}.dump();
 }
@@ -260,6 +273,14 @@ Digests read_model(const std::string& path, const std::string& text) {
   const std::string written = document(parse_machine_model(path, text));
   GYRE_CHECK(document(parse_machine_model("written.json", written)) == written,
              "it reads otherwise: {}", written);
+  return {};
+}
+
+/// A configuration that is accepted has sizes that can be computed with.
+Digests read_config(Communicator*, const std::string& text) {
+  const ModelConfig config = parse_model_config("config.json", text);
+  GYRE_CHECK(config.vocab_padded >= config.vocab_size && config.head_dim > 0, "'{}' is a model",
+             text);
   return {};
 }
 
@@ -298,6 +319,10 @@ std::vector<Target> text_targets(const std::string& folder) {
   };
   target("model", model("machine.json"), {model_seed()});
   target("model-toml", model("machine.toml"), {model_toml});
+  target("config", read_config,
+         {R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+"vocab_size": 259, "sliding_window": null, "use_sliding_window": false})"});
   add_program<AttentionOptions>(targets, "attention", folder);
   add_program<LogprobsOptions>(targets, "logprobs", folder);
   add_program<PackOptions>(targets, "pack", folder);
