@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "apps/predict/frame.hpp"
 #include "io/documents.hpp"
@@ -11,6 +10,7 @@
 #include "packing/lengths.hpp"
 #include "predict/scoring.hpp"
 #include "report/progress.hpp"
+#include "report/table.hpp"
 
 namespace gyre {
 namespace {
