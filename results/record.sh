@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# record.sh counted|predicted|demo|machine|timed|kernels|studies [BUILD_DIR]: makes the runs whose figures README.md and
+# record.sh counted|explained|predicted|demo|machine|timed|kernels|studies [BUILD_DIR]: makes the runs whose figures README.md and
 # docs/ show, again, and writes what the programs say to results/cpu-2core/. Then `results/tables.py --write` brings the
-# pages up to date. `demo` is the last screen of ./run demo. `counted` runs are about bytes, messages and shares,
-# `predicted` ones about machines of inputs/machines/ (results/prediction/): any machine gives the same. `timed` runs,
+# pages up to date. `demo` is the last screen of ./run demo. `counted` runs are about bytes, messages and shares, `explained`
+# and `predicted` ones about machines of inputs/machines/ (results/prediction/): any machine gives the same. `timed` runs,
 # `kernels` and `studies` need a machine of two cores with nothing else to do, and a clean tree.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -31,13 +31,16 @@ explain() {
 }
 
 counted() {
-  local schedule tokens
   record pack-algorithms 1 gyre-pack --gen dist=long-tailed,count=100K,max=16K,seed=1 --capacity 64K --algorithm all
   record shard-layouts 2 gyre-shard --gen dist=long-tailed,count=4K,max=16K,seed=1 --capacity 64K --cp 8
   record attention-counted 4 gyre-attention --tokens 2K --heads 8 --kv-heads 4 --schedule all -n 1 -w 0
   record logprobs-counted 2 gyre-logprobs --op all --method all --tp 2 --tokens 4K --vocab 32K -d bf16 -n 1 -w 0
   record filter-152k 8 gyre-logprobs --op filtered --method all --tp 8 --tokens 256 --vocab 152K -d bf16 -n 1 -w 0
   record pipeline-reference 2 gyre-pipeline --input inputs/docs_small.h5 --model inputs/model.h5 --cp 2 -n 1
+}
+
+explained() {
+  local schedule tokens
   rm -f "$out"/predicted-*.txt
   for tokens in 64K 128K; do
     for schedule in ring ring-forward all-gather all-gather-strided all-to-all all-to-all-ring group-cast canonical; do
@@ -145,6 +148,7 @@ studies() {
 
 case $what in
   counted) counted ;;
+  explained) explained ;;
   predicted) predicted ;;
   demo) demo ;;
   machine) machine ;;

@@ -15,6 +15,13 @@ void require_seconds(const char* name, double value) {
   if (!(value >= 0) || std::isinf(value)) throw_usage("{} of {}; wanted: 0 or more", name, value);
 }
 
+/// Sizes of messages ascend: `last` is the one before, and becomes this one.
+void require_more(double bytes, double& last) {
+  if (!(bytes > last) || std::isinf(bytes))
+    throw_usage("message_bytes of {} behind {}; wanted: more", bytes, last);
+  last = bytes;
+}
+
 void check_tier(const LinkTier& tier) {
   require_rate("bytes_per_s", tier.bytes_per_s);
   require_seconds("latency_s", tier.latency_s);
@@ -23,10 +30,8 @@ void check_tier(const LinkTier& tier) {
     throw_usage("all_at_once of {}; wanted: more than 0, at most 1", tier.all_at_once);
   double last = 0;
   for (const auto& [bytes, rate] : tier.curve) {
-    if (!(bytes > last) || std::isinf(bytes))
-      throw_usage("message_bytes of {} behind {}; wanted: more", bytes, last);
+    require_more(bytes, last);
     require_rate("bytes_per_s", rate);
-    last = bytes;
   }
 }
 
@@ -69,10 +74,8 @@ void check_decoder(const DecoderModel& decoder) {
       throw_usage("ranks of {} in an all-reduce; wanted: 2 or more", times.ranks);
     double last = 0;
     for (const auto& [bytes, seconds] : times.points) {
-      if (!(bytes > last) || std::isinf(bytes))
-        throw_usage("message_bytes of {} behind {}; wanted: more", bytes, last);
+      require_more(bytes, last);
       require_seconds("seconds", seconds);
-      last = bytes;
     }
   }
 }
