@@ -94,7 +94,7 @@ expect 0 'forward, rank 0 of 64' "$attention" --explain --cp 64 --tokens 64K --p
 ! grep -q 'backward' output && grep -q 'latency 0 us' output || fail "not what was asked for: $(cat output)"
 expect 0 'backward, rank 0 of 64' "$attention" --explain --cp 64 --tokens 64K --pass bwd
 ! grep -q 'forward' output || fail "not what was asked for: $(cat output)"
-expect 2 'too large to be explained; 128 ranks work' "$attention" --explain --cp 1024 --tokens 1M --schedule all-to-all --heads 64 --kv-heads 8
+expect 2 'too large to be explained; 512 ranks work' "$attention" --explain --cp 1024 --tokens 1M --schedule all-to-all --heads 64 --kv-heads 8
 
 # What cannot be: all at once, on all ranks, before anything is written.
 expect 2 '--heads 7 is not a multiple of --kv-heads 3; the nearest is 6' "${mpi[@]}" 2 "$attention" --heads 7 --kv-heads 3 --cp 3 --factor 0.5 --window 3 --mask full \

@@ -98,7 +98,7 @@ signal_one_rank() { # SIGNAL STATUS TEXT [SIGNAL that another rank gets a moment
   done
   no_output
 }
-# At start-up: MPI_Init of the others would wait for ever.
+# At start-up: MPI_Init of the others would wait for ever. (A machine with much to do may be past it before the kill.)
 signal_at_start() { # SIGNAL STATUS TEXT [supervisor]
   local launcher parent='' victim='' status=0
   timeout 60 "$MPIEXEC" -n 4 "$apps/gyre-pipeline" --input "$input" --model "$model" --cp 2 --tp 2 -n 1000000 \
@@ -117,7 +117,7 @@ signal_at_start() { # SIGNAL STATUS TEXT [supervisor]
   [[ -z $3 ]] || grep -q "$3" "$scratch/log" || fail "'$3' is missing: $(cat "$scratch/log")"
   no_output
 }
-signal_at_start KILL 3 "rank . (.*, pid .*) was killed by signal 9 (Killed); out of memory?; step 'start-up'"
+signal_at_start KILL 3 "rank . (.*, pid .*) was killed by signal 9 (Killed); out of memory?; step '"
 signal_at_start TERM 3 'was killed by signal 15\|told to end (SIGTERM)'
 signal_at_start STOP 4 'has been in MPI_Init for more than 3 s, stopped\|pid [0-9]*: stopped'
 

@@ -210,7 +210,7 @@ TEST(ExplainCase, RefusesPlansThatAreTooLarge) {
   o.cp = 1024;
   o.heads = 64;
   test::expect_usage(
-      "--cp 1024: the plans of all ranks under all-to-all are too large to be explained; 128 ranks "
+      "--cp 1024: the plans of all ranks under all-to-all are too large to be explained; 512 ranks "
       "work",
       [&] { explain_workload(generated_workload(o, 1 << 20), o); });
 }
