@@ -167,6 +167,11 @@ void check_options(PredictOptions& o, int ranks) {
   if (o.model.empty()) check_heads(o, errors);
   if (o.window > 0 && o.mask != "causal") errors.add("--window {} needs --mask causal", o.window);
   o.cps = parse_cps(o.cp_list, errors);
+  constexpr int64_t most_of_grid = int64_t{1} << 24;
+  for (const int cp : o.cps)
+    if (const int64_t ranks_of_grid = int64_t{o.dp} * cp * o.tp; ranks_of_grid > most_of_grid)
+      errors.add("--dp {} --cp {} --tp {} are {} ranks; at most {}", o.dp, cp, o.tp, ranks_of_grid,
+                 most_of_grid);
   schedule_choices().check(o.schedule, errors);
   layout_choices().check(o.layout, errors);
   const bool many = o.schedule.all() || o.layout.all() || o.cps.size() > 1 ||

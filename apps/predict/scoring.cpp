@@ -126,14 +126,14 @@ PassRow predict_pass(const ModelJob& job, const Corpus& corpus, int cp, const Sc
   setup.schedule_options = o.schedule.options;
   row.plan = plan_scoring({{}, corpus.offsets}, job.config, setup,
                           round_up(corpus.capacity, setup.slot_multiple()));
-  const DType type = o.types().activations;
-  row.prediction = predict_scoring(row.plan, job.config, type, job.machine);
+  row.prediction = predict_scoring(row.plan, job.config, o.types(), job.machine);
   checks.check("pairs of all plans", 0)
       .add(static_cast<double>(row.prediction.pairs), static_cast<double>(row.plan.pairs), [&] {
         return fmt::format("{} under {}, {}", schedule.name, layout.name, to_string(setup.grid));
       });
   row.flops = row.plan.flops(job.config);
-  row.memory = weight_bytes(job.config, o.tp, type) + row.prediction.activation_bytes;
+  row.memory =
+      weight_bytes(job.config, o.tp, o.types().activations) + row.prediction.activation_bytes;
   row.memory_limit = job.machine.memory_bytes;
   return row;
 }
@@ -142,7 +142,7 @@ PassRow predict_pass(const ModelJob& job, const Corpus& corpus, int cp, const Sc
 std::vector<const PassRow*> fastest_of(const std::vector<PassRow>& rows) {
   std::vector<const PassRow*> fastest;
   for (const PassRow& row : rows) {
-    if (!row.fits()) continue;
+    if (!row.fits() || row.plan.tokens == 0) continue;
     const auto known = std::ranges::find_if(
         fastest, [&](const PassRow* other) { return other->plan.tokens == row.plan.tokens; });
     if (known == fastest.end())
@@ -154,7 +154,7 @@ std::vector<const PassRow*> fastest_of(const std::vector<PassRow>& rows) {
 }
 
 std::string fastest_text(const std::vector<const PassRow*>& fastest) {
-  if (fastest.empty()) return "# nothing fits the memory of a rank\n";
+  if (fastest.empty()) return "# no pass has tokens and fits the memory of a rank\n";
   std::string text;
   for (const PassRow* row : fastest)
     text +=

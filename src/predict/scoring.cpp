@@ -103,11 +103,11 @@ class StepCosts {
 /// Simulates bins, equal ones on equal places once.
 class ScoringSimulation {
  public:
-  ScoringSimulation(const ScoringPlan& plan, const ModelConfig& config, DType type,
+  ScoringSimulation(const ScoringPlan& plan, const ModelConfig& config, const ElementTypes& types,
                     const MachineModel& machine)
       : plan_(plan),
         config_(config),
-        types_{type, DType::f32, DType::f32, type},
+        types_(types),
         machine_(machine),
         steps_(decoder_steps(config)) {
     for (int d = 0; d < plan.setup.grid.dp; ++d)
@@ -181,9 +181,9 @@ class ScoringSimulation {
 
 }  // namespace
 
-ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config, DType type,
-                                  const MachineModel& machine) {
-  const ScoringSimulation simulation(plan, config, type, machine);
+ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config,
+                                  const ElementTypes& types, const MachineModel& machine) {
+  const ScoringSimulation simulation(plan, config, types, machine);
   ScoringPrediction prediction;
   double kernel = 0, extrapolated = 0, sum = 0;
   const int replicas = plan.setup.grid.dp;

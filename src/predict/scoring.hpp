@@ -30,9 +30,9 @@ struct ScoringPrediction {
   double imbalance() const { return seconds / mean_seconds - 1; }
 };
 
-/// Activations, weights and what travels are of `type`. Equal bins on equal places are simulated
-/// once. Throws the usage errors of layouts, schedules and of machines without rates for `type`.
-ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config, DType type,
-                                  const MachineModel& machine);
+/// Activations and weights are of types.activations. Equal bins on equal places are simulated once.
+/// Throws the usage errors of layouts, schedules and of machines without rates for that type.
+ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config,
+                                  const ElementTypes& types, const MachineModel& machine);
 
 }  // namespace gyre

@@ -28,6 +28,13 @@ expect 0 'RESULT' "$apps/gyre-predict" --machine "$machine" --model "$source_dir
 expect 0 'tokens: dp=32 cp=64 tp=8, ring under dual-chunk-swap' "${predict[@]}" --dp 32 --cp 64 --tp 8 --schedule ring \
   --layout dual-chunk-swap --gen dist=long-tailed,count=2000,max=64K,seed=3 --capacity 64K
 
+# Nothing to score, and types that a pass reads.
+expect 0 'no pass has tokens' "${predict[@]}" --gen dist=fixed,length=0,count=3 --cp 2 --schedule ring
+for partial in f32 bf16; do
+  expect 0 'RESULT' "${predict[@]}" --cp 2 --tokens 4K --schedule ring --partial-out $partial --csv $partial.csv
+done
+cmp -s f32.csv bf16.csv && fail "--partial-out makes no difference: $(cat bf16.csv)"
+
 refused() { expect 2 "$@"; }
 refused '--heads 4: the heads are the model' "${predict[@]}" --heads 4
 refused '--pass bwd: a scoring pass has no backward' "${predict[@]}" --pass bwd
@@ -35,6 +42,7 @@ refused '--svg shows one attention; leave out --model' "${predict[@]}" --svg non
 refused '--mask, --window: a scoring pass has causal attention' "${predict[@]}" --mask full
 refused '--gen and --input are two sets of documents' "${predict[@]}" --gen dist=fixed --input none.h5
 refused "--tp 3 does not divide the model's num_attention_heads = 32" "${predict[@]}" --tp 3
+refused '--dp 65536 --cp 65536 --tp 8 are 34359738368 ranks; at most 16777216' "${predict[@]}" --dp 65536 --cp 65536 --tp 8
 refused '--dp 2 goes with --model' "$apps/gyre-predict" --machine "$machine" --dp 2
 refused '--input goes with --model' "$apps/gyre-predict" --machine "$machine" --input none.h5
 refused "b200-sxm-8.toml: the machine has no 'linears'" "$apps/gyre-predict" --model "$model" \

@@ -477,6 +477,25 @@ TEST(AllToAll, DealsHeadsEvenlyAndTheKvHeadsThatTheyRead) {
   EXPECT_EQ(dealt(shape_of(8, 4), 2), (std::vector<Longs>{{0, 4, 0, 2}, {4, 4, 2, 2}}));
 }
 
+TEST(AllToAll, ADocumentIsOneRectangle) {
+  for (const char* kind : {"contiguous", "dual-chunk-swap", "balanced"})
+    for (const int cp : {2, 4}) {
+      AttentionCase c;
+      c.layout = layout_case(kind, full_bounds({16, 8}), cp);
+      c.heads = shape_of(4, 4);
+      for (int r = 0; r < cp; ++r) {
+        const RankPlan plan = find_schedule("all-to-all").plan(c.problem(), r);
+        for (const Pass pass : {Pass::forward, Pass::backward}) {
+          const auto calls = rectangles_of(plan.steps(pass));
+          ASSERT_EQ(calls.size(), 1U) << kind;
+          ASSERT_EQ(calls[0].size(), 2U) << kind;
+          EXPECT_EQ(calls[0][0].q_length, 16) << kind;
+          EXPECT_EQ(calls[0][1].k_length, 8) << kind;
+        }
+      }
+    }
+}
+
 TEST(AllToAllRing, ChoosesGroupsThatShareNoKvHead) {
   const auto chosen = [](int cp, int64_t kv_heads) {
     const auto c = layout_case("contiguous", full_bounds({16}), cp);

@@ -47,7 +47,7 @@ ScoringPlan plan_of(const std::vector<int64_t>& lengths, GridShape grid) {
 }
 
 ScoringPrediction predict_on(const ScoringPlan& plan, const MachineModel& machine) {
-  return predict_scoring(plan, small_model(), DType::f32, machine);
+  return predict_scoring(plan, small_model(), {}, machine);
 }
 
 TEST(DecoderSteps, ProductsAreThoseOfAllWeights) {

@@ -50,13 +50,7 @@ std::vector<RankRows> stream_order(const Layout& layout) {
     return std::tie(a.segment, a.position) < std::tie(b.segment, b.position);
   });
   std::vector<RankRows> rows;
-  for (const Place& place : places) {
-    if (!rows.empty() && rows.back().rank == place.run.rank &&
-        rows.back().begin + rows.back().length == place.run.begin)
-      rows.back().length += place.run.length;
-    else
-      rows.push_back(place.run);
-  }
+  for (const Place& place : places) append(rows, place.run);
   return rows;
 }
 

@@ -28,6 +28,15 @@ PlanBuilder::PlanBuilder(const AttentionProblem& problem, int rank) : problem_(p
   }
 }
 
+void append(std::vector<RankRows>& rows, const RankRows& next) {
+  const bool goes_on = !rows.empty() && rows.back().rank == next.rank &&
+                       rows.back().begin + rows.back().length == next.begin;
+  if (goes_on)
+    rows.back().length += next.length;
+  else
+    rows.push_back(next);
+}
+
 std::vector<RankRows> PlanBuilder::rows_of(int rank) const {
   return {{rank, LocalToken(0), problem_.layout->shard(rank).slots}};
 }
@@ -39,15 +48,8 @@ std::vector<RankRows> PlanBuilder::rows_in_order(const std::vector<int>& ranks) 
       runs.push_back({run.start, {rank, run.local_begin, run.length}});
   std::ranges::stable_sort(runs, {}, [](const auto& run) { return run.first; });
   std::vector<RankRows> rows;
-  for (const auto& [start, next] : runs) {
-    if (next.length == 0) continue;
-    const bool goes_on = !rows.empty() && rows.back().rank == next.rank &&
-                         rows.back().begin + rows.back().length == next.begin;
-    if (goes_on)
-      rows.back().length += next.length;
-    else
-      rows.push_back(next);
-  }
+  for (const auto& [start, next] : runs)
+    if (next.length > 0) append(rows, next);
   return rows;
 }
 

@@ -22,6 +22,9 @@ struct RowRange {
   int64_t begin = 0, length = 0;
 };
 
+/// Appends a run of rows, to the last one if it goes on where that ends.
+void append(std::vector<RankRows>& rows, const RankRows& next);
+
 class PlanBuilder {
  public:
   PlanBuilder(const AttentionProblem& problem, int rank);
