@@ -91,9 +91,11 @@ if [[ -d $ucx_dir ]]; then
 fi
 
 # cuDNN and NVRTC are loaded by name when they are asked for.
-if [[ $with_cuda == --with-cuda-libs && -n ${taken[libcudart.so.13]:-} ]]; then
-  for file in "$(dirname "${taken[libcudart.so.13]}")"/libcudnn*.so.9 \
-    "$(dirname "${taken[libcudart.so.13]}")"/libnvrtc*.so.1[0-9]*; do
+cuda=13 # major version of the build's CUDA
+for name in "${!taken[@]}"; do [[ ! $name =~ ^lib(cudart|cublasLt)\.so\.([0-9]+)$ ]] || cuda=${BASH_REMATCH[2]}; done
+if [[ $with_cuda == --with-cuda-libs && -n ${taken[libcudart.so.$cuda]:-} ]]; then
+  for file in "$(dirname "${taken[libcudart.so.$cuda]}")"/libcudnn*.so.9 \
+    "$(dirname "${taken[libcudart.so.$cuda]}")"/libnvrtc*.so.1[0-9]*; do
     [[ ! -e $file || $file == *.alt.* ]] || cp -L "$file" "$root/lib/"
   done
 fi
@@ -131,12 +133,12 @@ if [ -z "${GYRE_BUNDLE:-}" ]; then
   GYRE_BUNDLE=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
   gyre_path=$GYRE_BUNDLE/lib
   for gyre_dir in ${CUDA_HOME:+"$CUDA_HOME/lib64" "$CUDA_HOME/lib"} ${NCCL_HOME:+"$NCCL_HOME/lib"} \
-    /usr/local/cuda/lib64 /usr/local/cuda-13*/lib64 /usr/local/cuda-13*/lib \
+    /usr/local/cuda/lib64 /usr/local/cuda-@CUDA@*/lib64 /usr/local/cuda-@CUDA@*/lib \
     /usr/lib/x86_64-linux-gnu /usr/lib64 \
     /usr/local/lib/python3*/*-packages/nvidia/*/lib /usr/lib/python3*/*-packages/nvidia/*/lib \
     /opt/conda/lib/python3*/site-packages/nvidia/*/lib ${VIRTUAL_ENV:+"$VIRTUAL_ENV"/lib/python3*/site-packages/nvidia/*/lib}; do
     # Only folders that hold what is looked for, and no other library that programs here have brought along.
-    for gyre_lib in libnccl.so.2 libcublasLt.so.13 libcudnn.so.9; do
+    for gyre_lib in libnccl.so.2 libcublasLt.so.@CUDA@ libcudnn.so.9; do
       if [ -e "$gyre_dir/$gyre_lib" ]; then
         case $gyre_path: in *":$gyre_dir:"*) ;; *) gyre_path=$gyre_path:$gyre_dir ;; esac
       fi
@@ -155,7 +157,7 @@ if [ -z "${GYRE_BUNDLE:-}" ]; then
   export GYRE_BUNDLE LD_LIBRARY_PATH UCX_MODULE_DIR GYRE_LOADER
 fi
 ENVIRONMENT
-sed -i "s/@GLIBC@/$(getconf GNU_LIBC_VERSION | sed 's/.* //')/" "$root/environment"
+sed -i "s/@GLIBC@/$(getconf GNU_LIBC_VERSION | sed 's/.* //')/; s/@CUDA@/$cuda/g" "$root/environment"
 
 cp "$source_dir"/inputs/{docs_tiny,docs_small,model_tiny,attention_causal,attention_window,logprobs_golden}.h5 "$root/inputs/"
 cp "$source_dir/scripts/gpu_suite.sh" "$root/scripts/"

@@ -102,7 +102,8 @@ cudaError_t launch(const LaunchShape& shape, std::function<void()> body) {
       shape.grid.x > 0x7fffffffU || shape.grid.y > 65535 || shape.grid.z > 65535 ||
       shape.shared_bytes > shared_bytes_of_block)
     return note(cudaErrorInvalidConfiguration);
-  const LaneOrder order = ++launches % 2 == 0 ? LaneOrder::reverse : LaneOrder::forward;
+  constexpr LaneOrder orders[] = {LaneOrder::forward, LaneOrder::reverse, LaneOrder::drawn};
+  const LaneOrder order = orders[launches++ % 3];
   submit(shape.stream, [shape, order, body = std::move(body)] { run_grid(shape, body, order); });
   return cudaSuccess;
 }

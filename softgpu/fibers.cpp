@@ -2,23 +2,28 @@
 //
 //     for each block
 //       until all threads have returned
-//         for each warp                        forward, or backward
+//         for each warp                        forward, backward, or in an order that is drawn
 //           until none of its lanes can go on
-//             for each lane                    forward, or backward
+//             for each lane                    likewise
 //               run it until it meets a barrier, or returns
 //
 // A thread that comes last to a barrier lets the others go and goes on itself.
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <boost/context/fiber.hpp>
 #include <boost/context/preallocated.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -48,9 +53,49 @@ struct KeptStack {
 
 enum class Waiting : char { nothing, warp, block, ended };
 
+/// An asynchronous copy that has not landed.
+struct AsyncCopy {
+  void* to;
+  const void* from;
+  int bytes, group;
+};
+
 struct Thread {
   Position position{};  // first: `running` points to it
   context::fiber fiber, scheduler;
+  std::vector<AsyncCopy> copies;
+  int groups = 0;  // of copies, committed
+};
+
+/// Who has which turn in a launch.
+struct Turns {
+  std::array<int, lanes_of_warp> lanes;
+  std::vector<size_t> warps;
+  bool backward = false;  // blocks
+  unsigned first = 0;     // block of a launch
+
+  Turns(const LaunchShape& shape, LaneOrder order)
+      : warps((size_t{shape.block.x} * shape.block.y * shape.block.z + lanes_of_warp - 1) /
+              lanes_of_warp) {
+    static std::mt19937_64 random(seed());
+    std::iota(lanes.begin(), lanes.end(), 0);
+    std::iota(warps.begin(), warps.end(), size_t{0});
+    if (order == LaneOrder::forward) return;
+    if (order == LaneOrder::reverse) {
+      std::reverse(lanes.begin(), lanes.end());
+      std::reverse(warps.begin(), warps.end());
+      backward = true;
+      return;
+    }
+    std::shuffle(lanes.begin(), lanes.end(), random);
+    std::shuffle(warps.begin(), warps.end(), random);
+    backward = random() % 2 == 0;
+    first = static_cast<unsigned>(random() % most_threads);
+  }
+  unsigned block(unsigned turn, unsigned count) const {
+    const unsigned at = (turn + first) % count;
+    return backward ? count - 1 - at : at;
+  }
 };
 
 struct Warp {
@@ -58,6 +103,7 @@ struct Warp {
   int runnable = 0;
   int parity = 0;
   size_t bytes = 0;  // of the exchange under way
+  std::string_view call;
   Waiting waiting[lanes_of_warp];
   alignas(64) std::byte slots[2][lanes_of_warp * slot_bytes];
 };
@@ -71,7 +117,7 @@ std::string text_of(const dim3& shape) {
 class Block {
  public:
   void run(const LaunchShape& shape, uint3 index, const std::function<void()>& body,
-           LaneOrder order);
+           const Turns& turns);
   void* shared() { return shared_; }
   bool behind_shared(const void* address) const {
     return shared_memory_.end() <= address && address < shared_memory_.end() + 4096;
@@ -88,17 +134,39 @@ class Block {
     barrier();
     return count_[slot];
   }
-  Exchange exchange(const void* mine, size_t bytes) {
+  Exchange exchange(const void* mine, size_t bytes, std::string_view call) {
     Warp& warp = warps_[warp_];
     std::byte* slots = warp.slots[warp.parity];
-    if (warp.arrived > 0 && bytes != warp.bytes)
-      die(launch_text() + ": lanes of a warp meet at different warp functions");
+    if (warp.arrived > 0 && (bytes != warp.bytes || call != warp.call))
+      die(launch_text() + ": lanes of a warp meet at different warp functions: " +
+          function_text(warp.call, warp.bytes) + " and " + function_text(call, bytes));
     warp.bytes = bytes;
+    warp.call = call;
     if (bytes > 0) std::memcpy(slots + static_cast<size_t>(lane_) * slot_bytes, mine, bytes);
     wait(Waiting::warp);
     if (++warp.arrived == warp.live) release_warp(warp);
     yield();
     return {slots};
+  }
+
+  void copy_async(const AsyncCopy& copy) {
+    check_alignment(copy.to, 16);
+    if (copy.bytes > 0) check_alignment(copy.from, 16);
+    std::memset(copy.to, 0xff, 16);  // NaN
+    Thread& me = *reinterpret_cast<Thread*>(running);
+    me.copies.push_back({copy.to, copy.from, copy.bytes, me.groups});
+  }
+  static void commit_copies() { ++reinterpret_cast<Thread*>(running)->groups; }
+  static void wait_copies(int groups) {
+    Thread& me = *reinterpret_cast<Thread*>(running);
+    const auto waiting =
+        std::find_if(me.copies.begin(), me.copies.end(),
+                     [&](const AsyncCopy& copy) { return copy.group >= me.groups - groups; });
+    std::for_each(me.copies.begin(), waiting, [](const AsyncCopy& copy) {
+      std::memset(copy.to, 0, 16);
+      std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+    });
+    me.copies.erase(me.copies.begin(), waiting);
   }
 
   /// "a launch of 4 x 1 x 1 blocks of 256 x 1 x 1 threads, block (3, 0, 0)"
@@ -119,7 +187,10 @@ class Block {
  private:
   void prepare(const LaunchShape& shape, uint3 index, const std::function<void()>& body);
   void start_fiber(size_t i);
-  bool run_warp(size_t w, LaneOrder order);
+  bool run_warp(size_t w, const Turns& turns);
+  static std::string function_text(std::string_view call, size_t bytes) {
+    return std::string(call) + (bytes == 0 ? "" : " of " + std::to_string(bytes) + " bytes");
+  }
   void run_body() {
     try {
       (*body_)();
@@ -221,6 +292,8 @@ void Block::prepare(const LaunchShape& shape, uint3 index, const std::function<v
   uint3 at{0, 0, 0};
   for (size_t i = 0; i < count; ++i) {
     threads_[i].position = {at, index, shape.block, shape.grid, static_cast<int>(i % 32)};
+    threads_[i].copies.clear();
+    threads_[i].groups = 0;
     if (++at.x == shape.block.x) {
       at.x = 0;
       if (++at.y == shape.block.y) {
@@ -232,13 +305,12 @@ void Block::prepare(const LaunchShape& shape, uint3 index, const std::function<v
 }
 
 /// Whether any lane could go on.
-bool Block::run_warp(size_t w, LaneOrder order) {
+bool Block::run_warp(size_t w, const Turns& turns) {
   Warp& warp = warps_[w];
   if (warp.runnable == 0) return false;
   while (warp.runnable > 0)
-    for (int turn = 0; turn < warp.lanes; ++turn) {
-      const int lane = order == LaneOrder::forward ? turn : warp.lanes - 1 - turn;
-      if (warp.waiting[lane] != Waiting::nothing) continue;
+    for (const int lane : turns.lanes) {
+      if (lane >= warp.lanes || warp.waiting[lane] != Waiting::nothing) continue;
       Thread& thread = threads_[w * lanes_of_warp + static_cast<size_t>(lane)];
       running = &thread.position;
       warp_ = w;
@@ -249,12 +321,11 @@ bool Block::run_warp(size_t w, LaneOrder order) {
 }
 
 void Block::run(const LaunchShape& shape, uint3 index, const std::function<void()>& body,
-                LaneOrder order) {
+                const Turns& turns) {
   prepare(shape, index, body);
   while (live_ > 0) {
     bool moved = false;
-    for (size_t turn = 0; turn < warps_.size(); ++turn)
-      moved |= run_warp(order == LaneOrder::forward ? turn : warps_.size() - 1 - turn, order);
+    for (const size_t w : turns.warps) moved |= run_warp(w, turns);
     if (!moved) die_of_deadlock();
   }
   running = nullptr;
@@ -286,7 +357,8 @@ bool throw_errors(bool on) {
 
 void die(const std::string& why) {
   if (throwing && running == nullptr) throw std::runtime_error(why);
-  std::fprintf(stderr, "software GPU: %s\n", why.c_str());
+  std::fprintf(stderr, "software GPU: %s (GYRE_SOFTGPU_SEED=%llu)\n", why.c_str(),
+               static_cast<unsigned long long>(seed()));
   // A program's SIGABRT handler may leave the rest to a thread, which a forked process has not.
   if (getpid() != owning_process()) _exit(3);
   std::abort();
@@ -309,8 +381,24 @@ void block_barrier() {
 int block_count(int predicate) {
   return block().count(predicate);
 }
-Exchange warp_exchange(const void* mine, size_t bytes) {
-  return block().exchange(mine, bytes);
+Exchange warp_exchange(const void* mine, size_t bytes, const char* call) {
+  return block().exchange(mine, bytes, call);
+}
+void copy_async(void* shared, const void* from, int bytes) {
+  block().copy_async({shared, from, bytes, 0});
+}
+void commit_copies() {
+  Block::commit_copies();
+}
+void wait_copies(int groups) {
+  Block::wait_copies(groups);
+}
+uint64_t seed() {
+  static const uint64_t drawn = [] {
+    const char* text = std::getenv("GYRE_SOFTGPU_SEED");
+    return text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
+  }();
+  return drawn;
 }
 void require_full_warp(unsigned mask) {
   if (mask != 0xffffffffU)
@@ -318,15 +406,13 @@ void require_full_warp(unsigned mask) {
 }
 
 void run_grid(const LaunchShape& shape, const std::function<void()>& body, LaneOrder order) {
-  const auto in_turn = [order](unsigned i, unsigned count) {
-    return order == LaneOrder::reverse ? count - 1 - i : i;
-  };
+  const Turns turns(shape, order);
   const dim3& grid = shape.grid;
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x)
-        block().run(shape, {in_turn(x, grid.x), in_turn(y, grid.y), in_turn(z, grid.z)}, body,
-                    order);
+        block().run(shape, {turns.block(x, grid.x), turns.block(y, grid.y), turns.block(z, grid.z)},
+                    body, turns);
 }
 
 }  // namespace softgpu

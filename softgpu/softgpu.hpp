@@ -106,9 +106,9 @@ bool in_nccl_group();
 
 // ---- fibers.cpp
 
-/// In which order the threads of a block, and its blocks, take their turns. A kernel without races
-/// gives the same result in both.
-enum class LaneOrder { forward, reverse };
+/// In which order the blocks of a launch, the warps of a block and the lanes of a warp take their
+/// turns. A kernel without races gives the same result in all of them.
+enum class LaneOrder { forward, reverse, drawn };
 
 /// Runs all blocks of a launch, one after the other.
 void run_grid(const LaunchShape& shape, const std::function<void()>& body, LaneOrder order);

@@ -114,17 +114,27 @@ struct Exchange {
     return value;
   }
 };
-Exchange warp_exchange(const void* mine, size_t bytes);
+/// `call`: the warp function; all lanes must have come to the same one.
+Exchange warp_exchange(const void* mine, size_t bytes, const char* call);
 inline int lane() {
   return here().lane;
 }
 template <class T>
-T from_lane(T value, int lane) {
+T from_lane(T value, int lane, const char* call) {
   static_assert(sizeof(T) <= 64 && std::is_trivially_copyable_v<T>);
-  const Exchange all = warp_exchange(&value, sizeof(T));
+  const Exchange all = warp_exchange(&value, sizeof(T), call);
   return all.get<T>(lane);
 }
 void require_full_warp(unsigned mask);
+
+/// Copies of 16 bytes to shared memory, the last 16 - bytes of them zeros. A copy lands when its
+/// thread waits for it, and not before: until then NaN is there, and what is copied is what the
+/// source holds then.
+void copy_async(void* shared, const void* from, int bytes);
+/// Ends a group of copies of this thread.
+void commit_copies();
+/// Lands all but the latest `groups` groups of this thread.
+void wait_copies(int groups);
 
 /// A device ends the program at an address that is not aligned to what is read or written there;
 /// the host would not.
@@ -153,7 +163,7 @@ inline int __syncthreads_or(int predicate) {
 }
 inline void __syncwarp(unsigned mask = 0xffffffffU) {
   softgpu::require_full_warp(mask);
-  softgpu::warp_exchange(nullptr, 0);
+  softgpu::warp_exchange(nullptr, 0, "__syncwarp");
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
@@ -163,30 +173,33 @@ template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
   softgpu::require_full_warp(mask);
   const int lane = softgpu::lane();
-  return softgpu::from_lane(value, lane / width * width + source % width);
+  return softgpu::from_lane(value, lane / width * width + source % width, "__shfl_sync");
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
   softgpu::require_full_warp(mask);
   const int lane = softgpu::lane(), other = lane ^ lanes;
-  return softgpu::from_lane(value, other / width <= lane / width ? other : lane);
+  const int from = other / width <= lane / width ? other : lane;
+  return softgpu::from_lane(value, from, "__shfl_xor_sync");
 }
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = 32) {
   softgpu::require_full_warp(mask);
   const int lane = softgpu::lane(), other = lane + static_cast<int>(lanes);
-  return softgpu::from_lane(value, other / width == lane / width ? other : lane);
+  const int from = other / width == lane / width ? other : lane;
+  return softgpu::from_lane(value, from, "__shfl_down_sync");
 }
 template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = 32) {
   softgpu::require_full_warp(mask);
   const int lane = softgpu::lane(), other = lane - static_cast<int>(lanes);
-  return softgpu::from_lane(value, other >= lane / width * width ? other : lane);
+  const int from = other >= lane / width * width ? other : lane;
+  return softgpu::from_lane(value, from, "__shfl_up_sync");
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
   softgpu::require_full_warp(mask);
   const int mine = predicate != 0;
-  const softgpu::Exchange all = softgpu::warp_exchange(&mine, sizeof(mine));
+  const softgpu::Exchange all = softgpu::warp_exchange(&mine, sizeof(mine), "a vote");
   unsigned bits = 0;
   for (int lane = 0; lane < 32; ++lane) bits |= static_cast<unsigned>(all.get<int>(lane)) << lane;
   return bits;
@@ -198,19 +211,21 @@ inline int __all_sync(unsigned mask, int predicate) {
   return __ballot_sync(mask, predicate == 0) == 0;
 }
 template <class T>
-T softgpu_reduce(T value, T (*merge)(T, T)) {
-  const softgpu::Exchange all = softgpu::warp_exchange(&value, sizeof(value));
+T softgpu_reduce(T value, const char* call, T (*merge)(T, T)) {
+  const softgpu::Exchange all = softgpu::warp_exchange(&value, sizeof(value), call);
   T result = all.get<T>(0);
   for (int lane = 1; lane < 32; ++lane) result = merge(result, all.get<T>(lane));
   return result;
 }
 inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
   softgpu::require_full_warp(mask);
-  return softgpu_reduce<unsigned>(value, [](unsigned a, unsigned b) { return std::max(a, b); });
+  return softgpu_reduce<unsigned>(value, "__reduce_max_sync",
+                                  [](unsigned a, unsigned b) { return std::max(a, b); });
 }
 inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
   softgpu::require_full_warp(mask);
-  return softgpu_reduce<unsigned>(value, [](unsigned a, unsigned b) { return a + b; });
+  return softgpu_reduce<unsigned>(value, "__reduce_add_sync",
+                                  [](unsigned a, unsigned b) { return a + b; });
 }
 
 template <class T>

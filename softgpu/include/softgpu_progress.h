@@ -1,5 +1,7 @@
 #pragma once
-// What the rest of a program must do for the software GPU.
+// What the rest of a program must do for the software GPU, and may ask it.
+
+#include <cstdint>
 
 namespace softgpu {
 
@@ -10,5 +12,8 @@ void progress();
 /// For tests: what would end the program, outside of kernels, throws std::runtime_error. Returns
 /// the old setting.
 bool throw_errors(bool on);
+
+/// What orders of threads are drawn from: GYRE_SOFTGPU_SEED, or another number in every process.
+uint64_t seed();
 
 }  // namespace softgpu

@@ -16,6 +16,10 @@
 #include "runtime/mpi_env.hpp"
 #include "runtime/watchdog.hpp"
 
+#ifdef GYRE_SOFTGPU
+#include <softgpu_progress.h>
+#endif
+
 namespace gyre {
 namespace {
 
@@ -100,7 +104,7 @@ std::vector<RankDevice> bind_device(Communicator& host, bool share_gpus) {
 
 std::string cuda_version() {
 #ifdef GYRE_SOFTGPU
-  return "software GPU";
+  return fmt::format("software GPU (seed {})", softgpu::seed());
 #else
   int version = 0;
   GYRE_CHECK_CUDA(cudaRuntimeGetVersion(&version));

@@ -23,7 +23,7 @@ inline constexpr int least_compute_capability = 8;
 /// has no CUDA. Collective over `host`, an MPI communicator.
 std::vector<RankDevice> bind_device(Communicator& host, bool share_gpus = false);
 
-/// The CUDA runtime's version, "13.0", or "software GPU"; "no" in a build without CUDA.
+/// The CUDA runtime's version, "13.0", or "software GPU (seed 7)"; "no" in a build without CUDA.
 std::string cuda_version();
 
 }  // namespace gyre

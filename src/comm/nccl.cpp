@@ -12,6 +12,7 @@
 #include "comm/agree.hpp"
 #include "comm/coalesce.hpp"
 #include "comm/nccl_channel.hpp"
+#include "comm/nccl_version.hpp"
 #include "core/error.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/cuda_check.hpp"
@@ -290,6 +291,16 @@ void require_devices(Communicator& host) {
   });
 }
 
+/// The library that is loaded may be older than the one of the build.
+void require_library(Communicator& host) {
+  run_agreed(host, "loading NCCL", [] {
+    int version = 0;
+    if (ncclGetVersion(&version) == ncclSuccess && version < NCCL_VERSION(2, 18, 0))
+      throw_runtime("NCCL {} on host {} is too old: 2.18 or later is needed", nccl_version(),
+                    host_name());
+  });
+}
+
 ncclUniqueId share_unique_id(Communicator& host) {
   ncclUniqueId id{};
   run_agreed(host, "ncclGetUniqueId", [&] {
@@ -315,6 +326,7 @@ bool nccl_shares_gpus() {
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host) {
+  require_library(host);
   require_devices(host);
   std::shared_ptr<Channel> channel;
   run_agreed(host, "preparing the GPU",

@@ -13,7 +13,8 @@
 #include "runtime/buffer.hpp"
 #include "runtime/cuda_check.hpp"
 
-static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0), "Gyre needs NCCL 2.28 or later");
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0),
+              "Gyre needs NCCL 2.18 or later: ncclCommSplit");
 
 namespace gyre {
 

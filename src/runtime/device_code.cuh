@@ -102,19 +102,16 @@ __device__ inline void copy_async(void* shared, const void* from, int bytes = 16
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
-#else
-#ifdef GYRE_SOFTGPU
-  softgpu::check_alignment(shared, 16);
-  if (bytes > 0) softgpu::check_alignment(from, 16);
-#endif
-  std::memset(shared, 0, 16);
-  std::memcpy(shared, from, static_cast<size_t>(bytes));
+#elif defined(GYRE_SOFTGPU)
+  softgpu::copy_async(shared, from, bytes);
 #endif
 }
 /// Ends a group of copies.
 __device__ inline void commit_copies() {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.commit_group;" ::: "memory");
+#elif defined(GYRE_SOFTGPU)
+  softgpu::commit_copies();
 #endif
 }
 /// Waits until at most the latest `groups` groups of this thread are in flight.
@@ -122,6 +119,8 @@ template <int groups>
 __device__ inline void wait_copies() {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+#elif defined(GYRE_SOFTGPU)
+  softgpu::wait_copies(groups);
 #endif
 }
 

@@ -217,7 +217,7 @@ TEST_F(SoftwareGpu, TheEndOfAnAllocationIsGuarded) {
   };
   access(memory, 4095);
   EXPECT_DEATH(access(memory, 4096),
-               "thread \\(0, 0, 0\\), touched .* 0 bytes behind an allocation");
+               "thread \\(., 0, 0\\), touched .* 0 bytes behind an allocation");
   access(odd, 47);  // the end is guarded from the next multiple of 16 on
   EXPECT_DEATH(access(odd, 48), "8 bytes behind an allocation of 40 bytes");
 }
@@ -326,7 +326,7 @@ __global__ void rotate(int* data, bool waits) {
   data[i] = shared[(i + 1) % blockDim.x];
 }
 
-/// The results of two launches in a row, which run in the two orders.
+/// The results of two launches in a row, which run in two of the three orders.
 std::vector<std::vector<int> > rotate_twice(Stream& stream, bool waits) {
   std::vector<std::vector<int> > results;
   for (int turn = 0; turn < 2; ++turn) {
@@ -341,7 +341,7 @@ std::vector<std::vector<int> > rotate_twice(Stream& stream, bool waits) {
   return results;
 }
 
-TEST_F(SoftwareGpu, AMissingBarrierShowsInOneOfTheOrders) {
+TEST_F(SoftwareGpu, AMissingBarrierShowsInEveryOrder) {
   const auto right = rotate_twice(stream(), true), wrong = rotate_twice(stream(), false);
   EXPECT_EQ(right[0], right[1]);
   EXPECT_EQ(right[0][0], 1);
@@ -366,6 +366,30 @@ TEST_F(SoftwareGpu, AMissingBarrierOfAWarpShows) {
       launch({1, 32, handle(), 32 * sizeof(int)}, rotate_in_warp, data.data(), waits);
       EXPECT_EQ(to_host(data) == values, waits);
     }
+}
+
+/// Each lane copies its number, waits for what `how` says, and looks at it: or at another lane's.
+__global__ void copy_and_look(const int* from, int* out, int how) {
+  const unsigned i = threadIdx.x;
+  auto* shared = reinterpret_cast<int4*>(dynamic_shared());
+  copy_async(&shared[i], from + 4 * i);
+  if (how > 0) commit_copies();
+  if (how == 1) wait_copies<1>();
+  if (how >= 2) wait_copies<0>();
+  out[i] = shared[i].x;
+}
+
+TEST_F(SoftwareGpu, AnAsynchronousCopyLandsAtItsWait) {
+  std::vector<int> values(128);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int>(i / 4);
+  const Buffer<int> from = to_device<int>(values);
+  Buffer<int> out(32, MemorySpace::device);
+  for (int how = 0; how < 3; ++how) {
+    launch({1, 32, handle(), 32 * sizeof(int4)}, copy_and_look, from.data(), out.data(), how);
+    const std::vector<int> found = to_host(out);
+    for (int i = 0; i < 32; ++i)
+      EXPECT_EQ(found[static_cast<size_t>(i)], how == 2 ? i : -1) << "waiting like " << how;
+  }
 }
 
 __global__ void count_of_block(int* counts, int limit) {
@@ -448,6 +472,12 @@ __global__ void misbehave(int how) {
       break;
     case 10:
       copy_async(dynamic_shared() + 8, dynamic_shared());
+      break;
+    case 11:  // as many bytes, another function
+      if (lane % 2 == 0)
+        __shfl_sync(all_lanes, 1, 0);
+      else
+        __shfl_xor_sync(all_lanes, 1, 1);
   }
 }
 
@@ -461,6 +491,8 @@ TEST_F(SoftwareGpu, KernelsThatWouldHangOrFailAreNamed) {
       "a launch of 2 x 1 x 1 blocks of 64 x 1 x 1 threads, block \\(., 0, 0\\).*";
   EXPECT_DEATH(attempt(1), name + "63 of 64 at a barrier of the block, 1 of 32 lanes of warp 0");
   EXPECT_DEATH(attempt(2), name + "different warp functions");
+  EXPECT_DEATH(attempt(11),
+               name + "__shfl_(xor_)?sync of 4 bytes and __shfl_(xor_)?sync of 4.*SEED");
   EXPECT_DEATH(attempt(3), name + "some of the lanes");
   EXPECT_DEATH(attempt(4), name + "touched what is behind its shared memory");
   EXPECT_DEATH(attempt(5), name + "an exception left the kernel: a text");

@@ -39,7 +39,7 @@ __device__ inline void mma_bf16(float (&c)[4], const FourPairs& a, uint32_t b_lo
     uint32_t a[4], b[2];
   };
   const Mine mine{{a.pairs[0], a.pairs[1], a.pairs[2], a.pairs[3]}, {b_low, b_high}};
-  const softgpu::Exchange all = softgpu::warp_exchange(&mine, sizeof(mine));
+  const softgpu::Exchange all = softgpu::warp_exchange(&mine, sizeof(mine), "mma");
   const auto half = [](uint32_t pair, int k) {
     return to_float(bf16{static_cast<uint16_t>(pair >> (k % 2 * 16))});
   };
@@ -74,7 +74,7 @@ __device__ FourPairs load_matrices(const bf16* row) {
                  : "r"(from)
                  : "memory");
 #elif defined(GYRE_SOFTGPU)
-  const softgpu::Exchange all = softgpu::warp_exchange(&row, sizeof(row));
+  const softgpu::Exchange all = softgpu::warp_exchange(&row, sizeof(row), "ldmatrix");
   const int g = softgpu::lane() / 4, t = softgpu::lane() % 4;
   for (int i = 0; i < 4; ++i) {
     const auto at = [&](int r, int c) -> uint32_t {
