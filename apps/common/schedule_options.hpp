@@ -16,6 +16,9 @@ struct ScheduleChoice : RegistryChoice<ScheduleOptions> {
 /// For declaring and checking a ScheduleChoice.
 RegistryOptions<Schedule, ScheduleOptions> schedule_choices();
 
+/// The same of an app whose masks never have a window.
+RegistryOptions<Schedule, ScheduleOptions> schedule_choices_without_window();
+
 /// A line for each schedule.
 std::string schedule_help();
 

@@ -17,6 +17,7 @@ using namespace gyre;
 
 struct Options {
   std::string a, b;
+  std::string ties = "exact";
   CompareOptions compare;
 };
 
@@ -28,6 +29,11 @@ void declare(CLI::App& app, Options& o) {
   add_option(app, {"--atol", "Absolute tolerance of reals"}, o.compare.atol);
   add_flag(app, {"--equal-nan", "NaN agrees with NaN; without it, with nothing"},
            o.compare.equal_nan);
+  add_choice_option(app,
+                    {"--ties",
+                     "Ids beside values (top_ids, top_values): in the order of the file, or any of "
+                     "those with equal values"},
+                    o.ties, {"exact", "any"});
   add_flag(app, {"--common", "Leave out what only one of the two has"}, o.compare.common_only);
 }
 
@@ -41,6 +47,7 @@ const Table<TensorComparison>& compare_table() {
   static const Table<Row> table({
       {"tensor", "", 24, 0, [](const Row& r) { return r.path; }, Align::left},
       {"elements", "", 10, 0, [](const Row& r) { return r.elements; }},
+      {"outside", "", 8, 0, [](const Row& r) { return r.outside; }},
       {"max_err", "", 10, 0, [](const Row& r) { return fmt::format("{:.3g}", r.max_error); }},
       {"err_over_tol", "", 12, 0,
        [](const Row& r) { return fmt::format("{:.3g}", r.err_over_tol); }},
@@ -67,7 +74,8 @@ ExitCode present(const std::vector<TensorComparison>& tensors, bool quiet) {
   return passed ? ExitCode::ok : ExitCode::verification_failed;
 }
 
-ExitCode run(const Options& o, AppContext& context) {
+ExitCode run(Options& o, AppContext& context) {
+  o.compare.any_of_ties = o.ties == "any";
   ExitCode code = ExitCode::ok;
   run_on_root(context.world, "comparing", [&] {
     if (!(o.compare.rtol >= 0) || !(o.compare.atol >= 0))

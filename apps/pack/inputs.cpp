@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "apps/common/bshd_rows.hpp"
+#include "apps/common/extras.hpp"
 #include "apps/pack/encoder_gradient.hpp"
 #include "apps/pack/salm_shards.hpp"
 #include "comm/agree.hpp"
@@ -108,8 +109,81 @@ std::vector<std::vector<float>> encode_and_compare(const SalmArrays& batch, Comm
   return ragged;
 }
 
+/// Adds what goes along with a stream to that of the streams before it.
+void append_extras(ConvertedBatch& batch, const Extras& extras, const StoredExtras& of_file) {
+  for (const auto& [name, extra] : extras) {
+    const auto [known, is_first] = batch.header.extras.emplace(name, of_file.at(name));
+    Extra& all = known->second.extra;
+    if (extra.aligned == Extra::Aligned::none) continue;
+    if (extra.aligned == Extra::Aligned::slots) {
+      all.bytes = nullptr;
+      ExtraSlots& slots = batch.slots.extras[name];
+      slots.item_bytes = extra.item_bytes;
+      append(slots.bytes, *extra.bytes);
+      continue;
+    }
+    std::vector<std::byte> rows;
+    if (!is_first) rows = *all.bytes;
+    append(rows, *extra.bytes);
+    all.bytes = std::make_shared<const std::vector<std::byte>>(std::move(rows));
+  }
+}
+
+/// Slot t of all streams is slot t mod S of row t / S, and its items are those of the file; so are
+/// all rows.
+void check_extras(Check& check, const BshdArrays& batch, const ConvertedBatch& converted) {
+  for (const auto& [name, stored] : batch.extras) {
+    const std::vector<std::byte>& from = *stored.extra.bytes;
+    if (stored.extra.aligned != Extra::Aligned::slots) {
+      compare_bytes(check, *converted.header.extras.at(name).extra.bytes, from, name);
+      continue;
+    }
+    const std::vector<std::byte>& slots = converted.slots.extras.at(name).bytes;
+    const auto width = static_cast<size_t>(stored.extra.item_bytes);
+    const auto row_slots = static_cast<size_t>(batch.slots);
+    if (slots.size() != from.size()) {
+      check.add_failure(fmt::format("{}: {} bytes, not {}", name, slots.size(), from.size()));
+      continue;
+    }
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const size_t t = i / width, row = t / row_slots, slot = t % row_slots;
+      check.add(static_cast<double>(slots[i]),
+                static_cast<double>(from[(row * row_slots + slot) * width + i % width]),
+                [&, &name = name] {
+                  return fmt::format("{} row {} slot {} byte {}", name, row, slot, i % width);
+                });
+    }
+  }
+  if (check.count() == 0) check.add_nothing();
+}
+
+/// Rows without tables are documents: their tokens are the ids before the padding at their end.
+void check_documents(Check& check, const BshdArrays& batch, const PackedHeader& header) {
+  std::vector<int64_t> expected, tokens(static_cast<size_t>(batch.rows), 0);
+  for (int64_t row = 0; row < batch.rows; ++row) {
+    int64_t end = batch.slots;
+    while (end > 0 && batch.ids[static_cast<size_t>(row * batch.slots + end - 1)] == *batch.pad_id)
+      --end;
+    expected.push_back(end);
+  }
+  const std::vector<int64_t> first = header.slot_offsets();
+  for (int64_t b = 0; b < header.bin_count(); ++b) {
+    const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
+    for (size_t i = 0; i + 1 < real.size(); ++i) {
+      if (real[i + 1] == real[i]) continue;
+      const int64_t slot = first[static_cast<size_t>(b)] + padded[i];
+      tokens[static_cast<size_t>(slot / batch.slots)] += real[i + 1] - real[i];
+      check.add(static_cast<double>(slot % batch.slots), 0,
+                [&] { return fmt::format("begin of stream {} segment {}", b, i); });
+    }
+  }
+  check.add_all(tokens, expected, "tokens of row");
+  if (check.count() == 0) check.add_nothing();
+}
+
 ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOptions& options) {
-  const BshdBatch input = batch_of(batch);
+  BshdBatch input = batch_of(batch);
+  if (!input.seq_lens) add_tables_of_rows(input, batch, chunks);
   if (batch.position_axes > 1)
     throw_usage("position_ids has {} axes; packed streams hold one (gyre-shard shards all)",
                 batch.position_axes);
@@ -139,6 +213,7 @@ ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOp
       append(slots.ids, narrow(*ids));
     else
       append(slots.embeddings, std::get<TokenEmbeddings>(stream.inputs).values);
+    append_extras(converted, stream.extras, batch.extras);
     real_tokens += count_real_tokens(stream.padding_mask);
     supervised += count_supervised_tokens(stream.labels);
     converted.notes += fmt::format(
@@ -149,6 +224,7 @@ ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOp
   converted.row = measured_row(converted.header, "bshd");
   converted.notes += fmt::format("# tokens {} real by the padding mask, {} with a label\n",
                                  real_tokens, supervised);
+  converted.notes += extras_text(batch.extras);
   return converted;
 }
 
@@ -171,10 +247,17 @@ ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t
   ThdOptions options;
   options.sentinel = batch.sentinel;
   options.slot_multiple = slot_multiple;
-  options.tail = tail == "absorb" ? Tail::absorb : tail == "keep" ? Tail::keep : Tail::own_segment;
+  options.tail = tail_of(batch, tail);
   ConvertedBatch converted;
   run_on_file(world, file, [&] { converted = convert_rows(batch, chunks, options); });
   return converted;
+}
+
+void check_converted(const BshdArrays& batch, const ConvertedBatch& converted,
+                     Verification& checks) {
+  if (!batch.extras.empty()) check_extras(checks.check("extras", 0), batch, converted);
+  if (!batch.seq_lens)
+    check_documents(checks.check("documents of rows", 0), batch, converted.header);
 }
 
 ConvertedBatch convert(const std::string& file, const SalmArrays& batch, int cp, int tp,

@@ -25,10 +25,16 @@ struct ConvertedBatch {
 };
 
 /// The rows of `file` as `chunks` streams, their segments in multiples of `slot_multiple` slots;
-/// `tail`: own-segment, keep or absorb (see packing/thd.hpp). Throws a usage error that names file,
-/// row and segment as to_thd does. Collective.
+/// `tail`: own-segment, keep or absorb (see packing/thd.hpp). Rows without tables are documents
+/// (add_tables_of_rows). Throws a usage error that names file, row and segment as to_thd does.
+/// Collective.
 ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t chunks,
                        int64_t slot_multiple, const std::string& tail, Communicator& world);
+
+/// Adds to `checks`, of a batch with extras: slot by slot they are those of the rows; of one
+/// without tables: documents are as long as their ids say. Nothing of others.
+void check_converted(const BshdArrays& batch, const ConvertedBatch& converted,
+                     Verification& checks);
 
 /// Encodes the audio of `file`, which the ranks of `world` share, and packs rows and frames into
 /// one stream for cp and tp. Encodings are gathered in both ways (padded and ragged); `checks` get

@@ -88,11 +88,14 @@ void pack_batch(const PackOptions& o, const std::string& schema, AppContext& con
                 Backend& backend, RunReport& report, Outcome& outcome) {
   Communicator& world = context.world;
   ConvertedBatch batch;
-  if (schema == bshd_schema)
-    batch = convert(o.input, read_bshd(world, o.input), o.chunks, o.multiple(), o.tail, world);
-  else
+  if (schema == bshd_schema) {
+    const BshdArrays rows = read_bshd(world, o.input);
+    batch = convert(o.input, rows, o.chunks, o.multiple(), o.tail, world);
+    if (o.check != "none") check_converted(rows, batch, report.verification);
+  } else {
     batch = convert(o.input, read_salm(world, o.input), o.cp, o.tp, world, report.verification,
                     &backend);
+  }
   outcome.notes += batch.notes;
   if (!o.output.empty()) {
     batch.header.provenance = provenance_of(context, o.input);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/common/extras.hpp"
 #include "packing/lengths.hpp"
 #include "runtime/clock.hpp"
 
@@ -31,11 +32,13 @@ void check_packed_file(const std::string& path, const PackedHeader& header, cons
   tables.add_all(read.bins.document, header.bins.document, "document");
   tables.add_all(read.bins.cu_seqlens, header.bins.cu_seqlens, "cu_seqlens");
   tables.add_all(read.bins.cu_seqlens_padded, header.bins.cu_seqlens_padded, "cu_seqlens_padded");
+  compare_extras(tables, read.extras, header.extras);
   const PackedSlots slots = read_packed_slots(world, path, read, first, last);
   contents.add_all(slots.ids, mine.ids, "ids");
   contents.add_all(slots.embeddings, mine.embeddings, "embeddings");
   contents.add_all(slots.labels, mine.labels, "labels");
   contents.add_all(slots.positions, mine.positions, "positions");
+  compare_slot_extras(contents, slots, mine, "slots");
   if (header.slot_offsets().back() == 0) contents.add_nothing();
   local.merge_over(world);
   checks.merge(local);

@@ -69,10 +69,10 @@ void check_rows(const DocumentRows& rows, std::span<const int64_t> lengths,
     for (size_t i = 0; i < row.samples.size(); ++i) {
       const int64_t document = row.samples[i], length = lengths[static_cast<size_t>(document)];
       const auto cell = r * static_cast<size_t>(arrays.segments_per_row) + i;
-      const int64_t slots = arrays.seq_lens_padded[cell];
+      const int64_t slots = (*arrays.seq_lens_padded)[cell];
       const auto where = [&] { return fmt::format("row {} segment {}", r, i); };
       ++times[static_cast<size_t>(document)];
-      full.add(static_cast<double>(arrays.seq_lens[cell]), static_cast<double>(length), where);
+      full.add(static_cast<double>((*arrays.seq_lens)[cell]), static_cast<double>(length), where);
       full.add(static_cast<double>(slots % unit), 0, where);
       for (int64_t p = 0; p < slots; ++p) {
         const auto t = r * static_cast<size_t>(arrays.slots) + static_cast<size_t>(begin + p);
@@ -103,8 +103,8 @@ void write_rows(const std::string& path, const BshdArrays& arrays, const Provena
     same.add_all(read.ids, arrays.ids, "input_ids");
     same.add_all(read.labels, arrays.labels, "labels");
     same.add_all(read.positions, arrays.positions, "position_ids");
-    same.add_all(read.seq_lens, arrays.seq_lens, "seq_lens");
-    same.add_all(read.seq_lens_padded, arrays.seq_lens_padded, "seq_lens_padded");
+    same.add_all(read.seq_lens.value(), *arrays.seq_lens, "seq_lens");
+    same.add_all(read.seq_lens_padded.value(), *arrays.seq_lens_padded, "seq_lens_padded");
   }
   outputs.add(std::move(output));
 }

@@ -47,6 +47,35 @@ Gapless without_padding(const PackedHeader& header, const PackedSlots& slots, in
   return stream;
 }
 
+/// The extras of a bin's real tokens, where its segments `to` want them; zeros in padding.
+void move_extras(const PackedHeader& header, const PackedSlots& slots, int64_t bin,
+                 std::span<const int32_t> to, PackedSlots& repadded) {
+  const auto real = header.cu_seqlens(bin), from = header.cu_seqlens_padded(bin);
+  const int64_t first = header.slot_offsets()[static_cast<size_t>(bin)];
+  for (const auto& [name, extra] : slots.extras) {
+    ExtraSlots& moved = repadded.extras[name];
+    const int64_t width = moved.item_bytes = extra.item_bytes, begin = std::ssize(moved.bytes);
+    moved.bytes.resize(static_cast<size_t>(begin + to.back() * width));
+    for (size_t i = 0; i + 1 < real.size(); ++i)
+      std::copy_n(extra.bytes.begin() + (first + from[i]) * width, (real[i + 1] - real[i]) * width,
+                  moved.bytes.begin() + begin + to[i] * width);
+  }
+}
+
+/// Slot by slot: what the segment held, then zeros.
+void check_moved_extras(Check& check, const PackedSlots& slots, const PackedSlots& repadded,
+                        bool held, size_t there, size_t here) {
+  for (const auto& [name, extra] : slots.extras) {
+    const std::vector<std::byte>& moved = repadded.extras.at(name).bytes;
+    const auto width = static_cast<size_t>(extra.item_bytes);
+    for (size_t k = 0; k < width; ++k)
+      check.add(static_cast<double>(moved[here * width + k]),
+                held ? static_cast<double>(extra.bytes[there * width + k]) : 0, [&, &name = name] {
+                  return fmt::format("extra {} slot {} byte {}", name, here, k);
+                });
+  }
+}
+
 /// Slot by slot: what the segment held, then padding; positions from 0 through both.
 void check_repadded(Check& check, const PackedHeader& header, const PackedSlots& slots,
                     const RepaddedStreams& repadded) {
@@ -64,6 +93,7 @@ void check_repadded(Check& check, const PackedHeader& header, const PackedSlots&
         check.add(repadded.slots.ids[here], held ? slots.ids[there] : 0, where);
         check.add(repadded.slots.labels[here], held ? slots.labels[there] : ignored_label, where);
         check.add(repadded.slots.positions[here], static_cast<double>(p), where);
+        check_moved_extras(check, slots, repadded.slots, held, there, here);
       }
   }
 }
@@ -118,6 +148,7 @@ RepaddedStreams repad_streams(const PackedHeader& header, const PackedSlots& slo
     append(result.slots.ids, padded.ids);
     append(result.slots.labels, padded.labels);
     append(result.slots.positions, packed_positions(padded.cu_seqlens_padded));
+    move_extras(header, slots, b, result.header.cu_seqlens_padded(b), result.slots);
   }
   Check& check = checks.check("repadded", 0);
   if (result.slots.ids.empty()) check.add_nothing();

@@ -28,8 +28,9 @@ struct RepaddedStreams {
   PackedSlots slots;
 };
 /// The streams without their padding, every segment in a multiple of `multiple` slots
-/// (pad_thd_sequences), segments without tokens included. Adds to `checks` that each segment holds
-/// what it held, and padding behind it. Throws a usage error for streams of embeddings.
+/// (pad_thd_sequences), segments without tokens included; extras of slots move with their tokens.
+/// Adds to `checks` that each segment holds what it held, and padding behind it. Throws a usage
+/// error for streams of embeddings.
 RepaddedStreams repad_streams(const PackedHeader& header, const PackedSlots& slots,
                               int64_t multiple, Verification& checks);
 

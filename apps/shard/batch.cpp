@@ -170,7 +170,10 @@ std::vector<BatchResult> shard_batch(const std::string& file, const BshdArrays& 
   run_agreed(world, "reading rows", [&] {
     of_file([&] {
       batch = batch_of(arrays);
-      to_thd(batch, {.sentinel = arrays.sentinel, .tail = Tail::keep});  // are the tables sound?
+      if (arrays.seq_lens)  // are the tables sound?
+        to_thd(batch, {.sentinel = arrays.sentinel, .tail = Tail::keep});
+      else if (rows)
+        check_padding_of_rows(arrays);
       check_mask(arrays, job);
     });
   });

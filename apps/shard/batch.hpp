@@ -4,6 +4,9 @@
 //
 //     thd    one stream of segments, each cut by the layout (packing/cp_batch.hpp)
 //     bshd   rows as they are, each cut by dual-chunk-swap, with their key mask (sharding/bshd.hpp)
+//
+// Rows without tables of lengths are one document each in thd; in bshd their key mask hides the pad
+// id at both ends of a row.
 
 #include <string>
 #include <vector>

@@ -104,6 +104,29 @@ void check_positions(Check& check, const BshdArrays& arrays, const Layout& layou
   }
 }
 
+/// Extras of slots are cut as the rows are; zeros behind them. Others stay whole.
+void check_extras(Check& check, const BshdArrays& arrays, const Layout& layout, int rank) {
+  const auto slots = static_cast<size_t>(arrays.slots);
+  for (const auto& [name, stored] : arrays.extras) {
+    if (stored.extra.aligned != Extra::Aligned::slots) continue;
+    const auto width = static_cast<size_t>(stored.extra.item_bytes);
+    std::vector<std::byte> mine(static_cast<size_t>(layout.slots_of_rank()) * width);
+    for (size_t row = 0; row < static_cast<size_t>(arrays.rows); ++row) {
+      const auto given = std::span(*stored.extra.bytes).subspan(row * slots * width, slots * width);
+      shard_rows<std::byte>(layout, rank, given, mine, stored.extra.item_bytes);
+      for (size_t i = 0; i < mine.size(); ++i) {
+        const int64_t slot = swapped_slot(0, layout.padded_slots, layout.cp(), rank,
+                                          static_cast<int64_t>(i / width));
+        const size_t there = static_cast<size_t>(slot) * width + i % width;
+        check.add(static_cast<double>(mine[i]),
+                  slot < arrays.slots ? static_cast<double>(given[there]) : 0, [&, &name = name] {
+                    return fmt::format("{} rank {} row {} slot {}", name, rank, row, slot);
+                  });
+      }
+    }
+  }
+}
+
 /// A real token sees the real keys before it in its row, and itself; causality leaves the padding
 /// before it visible as well.
 template <class T>
@@ -134,12 +157,15 @@ std::vector<RankPart> shard_rows_of(const Rows<T>& rows, const BatchJob& job, Co
                                     Verification& checks) {
   Check& contents = checks.check("rows, key masks, targets", 0);
   Check& positions = checks.check("positions", 0);
-  for (Check* check : {&contents, &positions}) check->add_nothing();  // ranks without a part
+  Check* extras = rows.arrays.extras.empty() ? nullptr : &checks.check("extras", 0);
+  for (Check* check : {&contents, &positions, extras})
+    if (check != nullptr) check->add_nothing();  // ranks without a part
   std::vector<RankPart> parts;
   for (const int rank : ranks_of(world, job.cp)) {
     const BshdShard<T> shard = rows.shard(job, rank);
     check_shard(contents, rows, shard, job, rank);
     check_positions(positions, rows.arrays, shard.layout, job, rank);
+    if (extras != nullptr) check_extras(*extras, rows.arrays, shard.layout, rank);
     parts.push_back(counted(rows, shard, rank));
   }
   return parts;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "apps/common/bshd_rows.hpp"
+#include "apps/common/extras.hpp"
 #include "apps/shard/batch_parts.hpp"
 #include "packing/cp_batch.hpp"
 
@@ -17,9 +18,12 @@ struct PartView {
   const BshdBatch& batch;
   const std::vector<uint8_t>& real;  ///< of all rows
   const CpBatch& part;
-  size_t first_slot = 0;  ///< of the stream among all rows
-  std::string name;       ///< "stream 0 rank 1"
-  size_t whole(int32_t slot) const { return first_slot + static_cast<size_t>(slot); }
+  size_t first_row = 0, rows = 0;  ///< of the stream
+  std::string name;                ///< "stream 0 rank 1"
+  /// The slot among those of all rows.
+  size_t whole(int32_t slot) const {
+    return first_row * static_cast<size_t>(arrays.slots) + static_cast<size_t>(slot);
+  }
 };
 
 /// The slots are those of dual-chunk-swap over the boundaries.
@@ -62,22 +66,50 @@ void check_contents(Check& check, const PartView& view) {
   }
 }
 
-/// An array of the caller's that goes along with the tokens: which slots have a label.
-constexpr const char* loss_mask = "loss_mask";
-
+/// What goes along with rows that bring nothing: which slots have a label.
 Extra loss_mask_of(const std::vector<int64_t>& labels) {
   std::vector<uint8_t> mask;
   for (const int64_t label : labels) mask.push_back(label != ignored_label ? 1 : 0);
   return make_extra(std::span<const uint8_t>(mask), Extra::Aligned::slots);
 }
 
-void check_loss_mask(Check& check, const PartView& view) {
-  const std::vector<std::byte>& mask = *view.part.extras.at(loss_mask).bytes;
-  if (mask.size() != view.part.index.size())
-    return check.add_failure(fmt::format("{} loss_mask of {} slots", view.name, mask.size()));
-  for (size_t t = 0; t < mask.size(); ++t)
-    check.add(static_cast<double>(mask[t]), view.part.labels[t] != ignored_label ? 1 : 0,
-              [&] { return fmt::format("{} loss_mask[{}]", view.name, t); });
+/// Slot by slot, the rows' extras are at the part's slots, and zeros where the layout pads.
+void check_slot_extra(Check& check, const PartView& view, const std::string& name,
+                      const Extra& whole) {
+  const std::vector<std::byte>& mine = *view.part.extras.at(name).bytes;
+  const auto width = static_cast<size_t>(whole.item_bytes);
+  const size_t slots = view.rows * static_cast<size_t>(view.arrays.slots);  // of the stream
+  if (mine.size() != view.part.index.size() * width)
+    return check.add_failure(fmt::format("{} {} of {} bytes", view.name, name, mine.size()));
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const int32_t slot = view.part.index[i / width];
+    const bool given = static_cast<size_t>(slot) < slots;
+    const size_t there = given ? view.whole(slot) * width + i % width : 0;
+    check.add(
+        static_cast<double>(mine[i]), given ? static_cast<double>((*whole.bytes)[there]) : 0,
+        [&] { return fmt::format("{} {}[{}] byte {}", view.name, name, i / width, i % width); });
+  }
+}
+
+/// What goes along: slots as above, the rows of the stream, or all of it; no mask of attention over
+/// several ranks.
+void check_extras(Check& check, const PartView& view) {
+  for (const auto& [name, whole] : view.batch.extras) {
+    const auto where = [&, &name = name] { return fmt::format("{} {}", view.name, name); };
+    const bool is_there = view.part.extras.contains(name);
+    const bool wanted = view.part.cp_size == 1 || name != attention_mask_extra;
+    check.add(is_there ? 1 : 0, wanted ? 1 : 0, where);
+    if (!is_there || !wanted) continue;
+    if (whole.aligned == Extra::Aligned::slots) {
+      check_slot_extra(check, view, name, whole);
+      continue;
+    }
+    std::span<const std::byte> expected = *whole.bytes;
+    const auto width = static_cast<size_t>(whole.item_bytes);
+    if (whole.aligned == Extra::Aligned::rows)
+      expected = expected.subspan(view.first_row * width, view.rows * width);
+    compare_bytes(check, *view.part.extras.at(name).bytes, expected, where());
+  }
 }
 
 /// The part's own boundaries: real tokens and slots of each segment, counted in the mask.
@@ -134,9 +166,8 @@ CpOptions cp_options(const BshdArrays& arrays, const BatchJob& job, int rank) {
   options.stripe = job.stripe;
   options.chunk = job.chunk;
   options.sentinel = arrays.sentinel;
-  if (job.options.tail == "absorb") options.tail = Tail::absorb;
-  if (job.options.tail == "keep") options.tail = Tail::keep;
-  if (job.options.tail == "own-segment") options.tail = Tail::own_segment;
+  const std::string& tail = job.options.tail;
+  options.tail = tail_of(arrays, !tail.empty() ? tail : job.cp == 1 ? "absorb" : "own-segment");
   return options;
 }
 
@@ -145,14 +176,17 @@ CpOptions cp_options(const BshdArrays& arrays, const BatchJob& job, int rank) {
 StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communicator& world,
                           Verification& checks) {
   BshdBatch batch = batch_of(arrays);
-  batch.extras[loss_mask] = loss_mask_of(arrays.labels);
+  if (!batch.seq_lens) add_tables_of_rows(batch, arrays, job.options.chunks);
+  if (!batch.seq_lens_padded) batch.seq_lens_padded = batch.seq_lens;
+  if (batch.extras.empty()) batch.extras["loss_mask"] = loss_mask_of(arrays.labels);
   const std::vector<uint8_t> real = real_slots(arrays);
   const bool swapped = job.layout == default_layout().name && job.cp > 1;
   Check& contents = checks.check("contents", 0);
+  Check& extras = arrays.extras.empty() ? contents : checks.check("extras", 0);
   Check* index = swapped ? &checks.check("slots of ranks", 0) : nullptr;
   Check* local = swapped ? &checks.check("local boundaries", 0) : nullptr;
   Check* rotary = swapped ? &checks.check("rotary rows", 0) : nullptr;
-  for (Check* check : {&contents, index, local, rotary})
+  for (Check* check : {&contents, &extras, index, local, rotary})
     if (check != nullptr) check->add_nothing();  // ranks without a part, or without a token
   StreamParts streams(static_cast<size_t>(job.options.chunks));
   for (const int rank : ranks_of(world, job.cp)) {
@@ -163,11 +197,11 @@ StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communi
     else
       parts = make_cp_chunks(batch, job.options.chunks, options);
     for (size_t s = 0; s < parts.size(); ++s) {
-      const auto first = s * static_cast<size_t>(arrays.rows * arrays.slots) / parts.size();
-      const PartView view{arrays,   batch, real,
-                          parts[s], first, fmt::format("stream {} rank {}", s, rank)};
+      const size_t rows = static_cast<size_t>(arrays.rows) / parts.size();
+      const PartView view{
+          arrays, batch, real, parts[s], s * rows, rows, fmt::format("stream {} rank {}", s, rank)};
       check_contents(contents, view);
-      check_loss_mask(contents, view);
+      check_extras(extras, view);
       if (swapped) {
         check_index(*index, view);
         check_local_bounds(*local, view);

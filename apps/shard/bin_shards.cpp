@@ -33,6 +33,8 @@ BinShards::BinShards(const Layout& layout, const PackedSlots& bin, int64_t hidde
     embeddings_ = make_array(bin.embeddings, hidden_size, 0.0F);
   else
     ids_ = make_array(bin.ids, 1, 0);
+  for (const auto& [name, extra] : bin.extras)
+    extras_.emplace(name, make_array(extra.bytes, extra.item_bytes, std::byte{0}));
 }
 
 template <class Make>
@@ -53,6 +55,11 @@ PackedSlots BinShards::make_slots(int64_t rows, Make make) const {
   bring(embeddings_, slots.embeddings);
   bring(labels_, slots.labels);
   bring(positions_, slots.positions);
+  for (const auto& [name, array] : extras_) {
+    ExtraSlots& extra = slots.extras[name];
+    extra.item_bytes = array.row_bytes;
+    bring(array, extra.bytes);
+  }
   return slots;
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 // The slots of one bin, cut by a layout where a stream of work computes: on the host or a device.
 
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "io/packed_file.hpp"
@@ -48,6 +50,7 @@ class BinShards {
   const Layout& layout_;
   std::unique_ptr<StreamShards> shards_;
   Array ids_, embeddings_, labels_, positions_;
+  std::map<std::string, Array> extras_;
 };
 
 }  // namespace gyre

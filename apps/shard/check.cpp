@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "apps/common/extras.hpp"
 #include "apps/shard/bin_shards.hpp"
 #include "apps/shard/report.hpp"
 #include "packing/cp_batch.hpp"
@@ -24,11 +25,15 @@ constexpr std::pair<const char*, std::vector<int32_t> PackedSlots::*> arrays[] =
     {"positions", &PackedSlots::positions},
 };
 
-/// An empty stream to restore a bin into: values that no input holds.
+/// A stream to restore a bin into: values that it does not hold.
 PackedSlots blank_like(const PackedSlots& bin) {
   PackedSlots blank;
   for (const auto& [name, array] : arrays) (blank.*array).assign((bin.*array).size(), -7777);
   blank.embeddings.assign(bin.embeddings.size(), -7777);
+  for (const auto& [name, extra] : bin.extras) {
+    blank.extras[name] = extra;
+    for (std::byte& byte : blank.extras[name].bytes) byte = ~byte;
+  }
   return blank;
 }
 
@@ -38,6 +43,8 @@ void restore_slots(const Layout& layout, int rank, const PackedSlots& mine, int6
     if (!(mine.*array).empty()) unshard_rows<int32_t>(layout, rank, mine.*array, bin.*array);
   if (hidden_size > 0)
     unshard_rows<float>(layout, rank, mine.embeddings, bin.embeddings, hidden_size);
+  for (const auto& [name, extra] : mine.extras)
+    unshard_rows<std::byte>(layout, rank, extra.bytes, bin.extras.at(name).bytes, extra.item_bytes);
 }
 
 void compare_slots(Check& check, const PackedSlots& actual, const PackedSlots& expected,
@@ -45,6 +52,30 @@ void compare_slots(Check& check, const PackedSlots& actual, const PackedSlots& e
   for (const auto& [name, array] : arrays)
     check.add_all(actual.*array, expected.*array, fmt::format("bin {} {}", bin, name));
   check.add_all(actual.embeddings, expected.embeddings, fmt::format("bin {} embeddings", bin));
+  compare_slot_extras(check, actual, expected, fmt::format("bin {}", bin));
+}
+
+/// The extras of a rank are, slot by slot, those of the bin that the layout's index names; zeros
+/// where it names none.
+void check_extras(Check& check, const Layout& layout, int rank, const PackedSlots& mine,
+                  const PackedSlots& bin) {
+  const std::vector<int32_t> index = shard_index(layout, rank);
+  for (const auto& [name, extra] : bin.extras) {
+    const std::vector<std::byte>& held = mine.extras.at(name).bytes;
+    const auto width = static_cast<size_t>(extra.item_bytes);
+    if (held.size() != index.size() * width) {
+      check.add_failure(fmt::format("extra {} of rank {}: {} bytes", name, rank, held.size()));
+      continue;
+    }
+    for (size_t i = 0; i < held.size(); ++i) {
+      const auto slot = index[i / width];
+      const auto there = static_cast<size_t>(slot) * width + i % width;
+      check.add(
+          static_cast<double>(held[i]),
+          slot < layout.stream_slots ? static_cast<double>(extra.bytes[there]) : 0,
+          [&, &name = name] { return fmt::format("extra {} rank {} slot {}", name, rank, slot); });
+    }
+  }
 }
 
 /// The bin's slots, moved to where a repadded layout wants them.
@@ -59,6 +90,10 @@ PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bi
   moved.labels.assign(slots, ignored_label);
   moved.positions.assign(slots, 0);
   moved.embeddings.assign(slots * hidden, 0);
+  for (const auto& [name, extra] : from.extras) {
+    const auto bytes = slots * static_cast<size_t>(extra.item_bytes);
+    moved.extras[name] = {extra.item_bytes, std::vector<std::byte>(bytes)};
+  }
   for (size_t i = 0; i + 1 < padded.size(); ++i) {
     const auto begin = static_cast<size_t>(padded[i]), there = static_cast<size_t>(to.padded[i]);
     const auto room = static_cast<size_t>(padded[i + 1] - padded[i]);
@@ -71,6 +106,11 @@ PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bi
     std::copy_n(from.embeddings.begin() + static_cast<std::ptrdiff_t>(begin * hidden),
                 room * hidden,
                 moved.embeddings.begin() + static_cast<std::ptrdiff_t>(there * hidden));
+    for (auto& [name, extra] : moved.extras) {
+      const auto width = static_cast<size_t>(extra.item_bytes);
+      std::copy_n(from.extras.at(name).bytes.data() + begin * width, room * width,
+                  extra.bytes.data() + there * width);
+    }
   }
   return moved;
 }
@@ -94,6 +134,11 @@ PackedSlots part_of(const PackedSlots& all, int64_t begin, int64_t count, int64_
   };
   for (const auto& [name, array] : arrays) cut(all.*array, part.*array, begin, count);
   cut(all.embeddings, part.embeddings, begin * hidden_size, count * hidden_size);
+  for (const auto& [name, extra] : all.extras) {
+    ExtraSlots& mine = part.extras[name];
+    mine.item_bytes = extra.item_bytes;
+    cut(extra.bytes, mine.bytes, begin * extra.item_bytes, count * extra.item_bytes);
+  }
   return part;
 }
 
@@ -112,14 +157,18 @@ void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicat
   Check& round_trip = checks.check("round trip", 0);
   Check& pairs = checks.check("pairs", 0);
   Check* keys = plan.cp() <= most_ranks_for_matrix ? &checks.check("keys needed", 0) : nullptr;
+  Check* extras = all.extras.empty() ? nullptr : &checks.check("extras", 0);
   if (plan.no_slots())
-    for (Check* check : {&round_trip, &pairs, keys})
+    for (Check* check : {&round_trip, &pairs, keys, extras})
       if (check != nullptr) check->add_nothing();
   for (int64_t b = world.rank(); b < plan.header().bin_count(); b += world.size()) {
     const Layout& layout = plan.layout(b);
     const BinBounds bounds = plan.bounds(b);
     const PackedSlots bin = bin_of(plan, all, b);
-    compare_slots(round_trip, BinShards(layout, bin, hidden, stream).round_trip(), bin, b);
+    const BinShards shards(layout, bin, hidden, stream);
+    compare_slots(round_trip, shards.round_trip(), bin, b);
+    if (extras != nullptr)
+      for (int r = 0; r < plan.cp(); ++r) check_extras(*extras, layout, r, shards.shard(r), bin);
 
     const LayoutCost cost = layout_cost(layout);
     int64_t expected = 0;
@@ -180,6 +229,7 @@ ShardsHeader shards_header(ShardingPlan& plan) {
   shards.cp = plan.cp();
   shards.hidden_size = plan.header().hidden_size;
   shards.bin_offsets = plan.header().bins.bin_offsets;
+  shards.extras = plan.header().extras;
   for (int64_t b = 0; b < plan.header().bin_count(); ++b)
     shards.slot_offsets.push_back(shards.slot_offsets.back() + plan.layout(b).shard(0).slots);
   return shards;
@@ -191,6 +241,8 @@ std::vector<ShardRows> make_shard_rows(ShardingPlan& plan, const PackedSlots& sl
   std::vector<int> ranks;
   for (int r = world.rank(); r < plan.cp(); r += world.size()) ranks.push_back(r);
   std::vector<ShardRows> rows(ranks.size());
+  for (ShardRows& row : rows)
+    for (const auto& [name, extra] : slots.extras) row.extras[name].item_bytes = extra.item_bytes;
   const auto append = [](auto& all, const auto& part) {
     all.insert(all.end(), part.begin(), part.end());
   };
@@ -205,6 +257,8 @@ std::vector<ShardRows> make_shard_rows(ShardingPlan& plan, const PackedSlots& sl
       const PackedSlots mine = shards.shard(r);
       for (const auto& [name, array] : arrays) append(rows[i].*array, mine.*array);
       append(rows[i].embeddings, mine.embeddings);
+      for (const auto& [name, extra] : mine.extras)
+        append(rows[i].extras.at(name).bytes, extra.bytes);
       const std::vector<int32_t> index = shard_index(layout, r);
       append(rows[i].index, index);
       const std::optional<LocalBounds> local = local_bounds(bounds.view(), index);
@@ -223,16 +277,19 @@ void check_shard_file(ShardingPlan& plan, const PackedSlots& slots, const std::s
   Check& check = mine.check("shards file", 0);
   if (plan.no_slots()) check.add_nothing();
   const int64_t hidden = plan.header().hidden_size;
+  compare_extras(check, read_shard_extras(world, path, shards), shards.extras);
   const std::vector<ShardRows> rows = read_shard_rows(world, path, shards);
   for (int64_t b = 0; b < plan.header().bin_count(); ++b) {
     const PackedSlots bin = bin_of(plan, slots, b);
     const Layout& layout = plan.layout(b);
     PackedSlots restored = blank_like(bin);
     const int64_t begin = shards.slot_offsets[static_cast<size_t>(b)];
-    for (int r = 0; r < plan.cp(); ++r)
-      restore_slots(layout, r,
-                    part_of(rows[static_cast<size_t>(r)], begin, layout.shard(r).slots, hidden),
-                    hidden, restored);
+    for (int r = 0; r < plan.cp(); ++r) {
+      const PackedSlots held =
+          part_of(rows[static_cast<size_t>(r)], begin, layout.shard(r).slots, hidden);
+      restore_slots(layout, r, held, hidden, restored);
+      check_extras(check, layout, r, held, bin);
+    }
     compare_slots(check, restored, bin, b);
   }
   mine.merge_over(world);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "apps/common/extras.hpp"
 #include "apps/common/layout_options.hpp"
 #include "apps/common/packed_streams.hpp"
 #include "apps/shard/gradients.hpp"
@@ -27,6 +28,7 @@ struct Streams {
   PackedSlots slots;  ///< of all bins, when something is checked or written
   std::vector<InputInfo> inputs;
   std::string origin;
+  std::string notes;  ///< "#" lines
 };
 
 Streams open_streams(const ShardOptions& o, Communicator& world) {
@@ -35,6 +37,8 @@ Streams open_streams(const ShardOptions& o, Communicator& world) {
   const bool wanted = o.check != "none" || !o.output.empty() || o.ulysses;
   if (!o.input.empty()) {
     header = read_packed_header(world, o.input);
+    streams.notes = extras_text(header.extras, o.cp > 1);
+    if (o.cp > 1) header.extras.erase(attention_mask_extra);
     streams.inputs = {{o.input, sha256_of_file(world, o.input)}};
     streams.origin = o.input;
     if (wanted) streams.slots = read_packed_slots(world, o.input, header, 0, header.bin_count());
@@ -127,7 +131,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   start_run(context, report, o.report, 0);
   if (o.ulysses) return run_heads_for_tokens(o, streams.header, streams.slots, context, report);
 
-  Outcome outcome;
+  Outcome outcome{{}, streams.notes};
   std::vector<std::string> refused;
   for (const LayoutKind& kind : layout_kinds()) {
     if (!o.layout.wants(kind.name)) continue;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "apps/common/extras.hpp"
 #include "apps/shard/ulysses.hpp"
 #include "comm/agree.hpp"
 #include "io/sha256.hpp"
@@ -12,10 +13,11 @@
 namespace gyre {
 namespace {
 
-/// Prints the table, which is the whole outcome, and writes the files that were asked for.
+/// Prints the table and the "#" lines below it, and writes the files that were asked for.
 template <class Row>
 ExitCode present(const ShardOptions& o, AppContext& context, RunReport& report,
-                 const Table<Row>& table, const std::vector<Row>& rows, const char* key) {
+                 const Table<Row>& table, const std::vector<Row>& rows, const char* key,
+                 const std::string& notes = "") {
   for (const Row& row : rows) {
     ResultEntry entry;
     entry.measurements = table.fields(row);
@@ -25,8 +27,9 @@ ExitCode present(const ShardOptions& o, AppContext& context, RunReport& report,
                                [&](const auto& field) { return field.first == key; })};
     report.results.push_back(std::move(entry));
   }
-  return finish_run(context, report, o.report,
-                    [&] { return table.chosen(shown_columns(context, o.report)).text(rows); });
+  return finish_run(context, report, o.report, [&] {
+    return table.chosen(shown_columns(context, o.report)).text(rows) + (context.quiet ? "" : notes);
+  });
 }
 
 }  // namespace
@@ -52,7 +55,8 @@ ExitCode run_batch(const ShardOptions& o, AppContext& context) {
   Verification checks(1);
   const std::vector<BatchResult> rows = shard_batch(o.input, arrays, job, world, checks);
   if (o.check != "none") report.verification.merge(checks);
-  return present(o, context, report, batch_table(), rows, "stream");
+  const std::string notes = extras_text(arrays.extras, o.batch.format == "thd" && o.cp > 1);
+  return present(o, context, report, batch_table(), rows, "stream", notes);
 }
 
 ExitCode run_heads_for_tokens(const ShardOptions& o, const PackedHeader& header,

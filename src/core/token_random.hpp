@@ -43,7 +43,8 @@ enum class TokenTensor : uint32_t {
   hidden,
   weight,
   ids,
-  gradient
+  gradient,
+  d_logprobs
 };
 
 struct TokenRandom {

@@ -16,13 +16,18 @@ struct AttentionParts {
 void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens,
                     AttentionParts& parts) {
   const h5::Shape queries{tokens, a.heads, a.head_dim}, keys{tokens, a.kv_heads, a.head_dim};
-  const std::vector<h5::Type> type{h5::Type::f64};
-  parts.out = reader.dataset("/reference/out", type, queries);
-  parts.lse = reader.dataset("/reference/lse", type, {tokens, a.heads});
-  parts.d_q = reader.dataset("/reference/d_q", type, queries);
-  parts.d_k = reader.dataset("/reference/d_k", type, keys);
-  parts.d_v = reader.dataset("/reference/d_v", type, keys);
-  if (parts.sinks) parts.d_sinks = reader.dataset("/reference/d_sinks", type, {a.heads});
+  const auto open = [&](const char* path, const h5::Shape& shape) {
+    return reader.is_there(path) ? reader.reals(path, shape) : std::nullopt;
+  };
+  parts.out = open("/reference/out", queries);
+  parts.lse = open("/reference/lse", {tokens, a.heads});
+  parts.d_q = open("/reference/d_q", queries);
+  parts.d_k = open("/reference/d_k", keys);
+  parts.d_v = open("/reference/d_v", keys);
+  parts.d_sinks = open("/reference/d_sinks", {a.heads});
+  if (parts.d_sinks && !reader.is_there("/attention/sinks"))
+    reader.errors().add(
+        "/reference/d_sinks is there, and '/attention/sinks', which it is of, is not");
 }
 
 void check_attributes(SchemaReader& reader, AttentionFile& a) {
@@ -46,9 +51,8 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   SchemaReader reader(file, attention_schema);
   check_attributes(reader, a);
   AttentionParts parts;
-  const std::vector<h5::Type> type{h5::Type::f32};
-  parts.offsets = reader.dataset("/attention/offsets", {h5::Type::i64}, {-1});
-  parts.q = reader.dataset("/attention/q", type, {-1, -1, -1});
+  parts.offsets = reader.integers("/attention/offsets", {-1});
+  parts.q = reader.reals("/attention/q", {-1, -1, -1});
   int64_t tokens = -1;  // matches any extent until it is known; so do the heads
   a.heads = a.kv_heads = a.head_dim = -1;
   if (parts.q) {
@@ -58,19 +62,21 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
       reader.errors().add("/attention/q is {}; it needs a head and an element of it",
                           h5::to_string(shape));
   }
-  parts.k = reader.dataset("/attention/k", type, {tokens, -1, a.head_dim});
+  parts.k = reader.reals("/attention/k", {tokens, -1, a.head_dim});
   if (parts.k) a.kv_heads = parts.k->shape()[1];
   if (parts.q && parts.k && (a.kv_heads < 1 || a.heads % a.kv_heads != 0))
     reader.errors().add(
         "/attention/q has {} heads and /attention/k has {}; the former must be a multiple of the "
         "latter",
         a.heads, a.kv_heads);
-  parts.v = reader.dataset("/attention/v", type, {tokens, a.kv_heads, a.head_dim});
-  parts.d_out = reader.dataset("/attention/d_out", type, {tokens, a.heads, a.head_dim});
-  if (file.has_dataset("/attention/sinks"))
-    parts.sinks = reader.dataset("/attention/sinks", type, {a.heads});
+  parts.v = reader.reals("/attention/v", {tokens, a.kv_heads, a.head_dim});
+  parts.d_out = reader.reals("/attention/d_out", {tokens, a.heads, a.head_dim});
+  if (reader.is_there("/attention/sinks"))
+    parts.sinks = reader.reals("/attention/sinks", {a.heads});
   if (file.has_group("/reference")) {
-    a.reference.emplace().generator = reader.text("/reference", "generator");
+    a.reference.emplace();
+    if (file.attribute("/reference", "generator") != h5::AttributeValue())
+      a.reference->generator = reader.text("/reference", "generator");
     open_reference(reader, a, tokens, parts);
   }
   reader.throw_if_any();
@@ -239,19 +245,17 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
   AttentionParts parts;
   run_agreed(comm, "opening the attention of " + path, [&] { parts = open_attention(file, a); });
   a.offsets = parts.offsets->read_all<int64_t>();
-  a.q = parts.q->read_all<float>();
-  a.k = parts.k->read_all<float>();
-  a.v = parts.v->read_all<float>();
-  a.d_out = parts.d_out->read_all<float>();
-  if (parts.sinks) a.sinks = parts.sinks->read_all<float>();
-  if (a.reference) {
-    a.reference->out = parts.out->read_all<double>();
-    a.reference->lse = parts.lse->read_all<double>();
-    a.reference->d_q = parts.d_q->read_all<double>();
-    a.reference->d_k = parts.d_k->read_all<double>();
-    a.reference->d_v = parts.d_v->read_all<double>();
-    if (parts.d_sinks) a.reference->d_sinks = parts.d_sinks->read_all<double>();
-  }
+  a.q = read_floats(*parts.q, a.exact);
+  a.k = read_floats(*parts.k, a.exact);
+  a.v = read_floats(*parts.v, a.exact);
+  a.d_out = read_floats(*parts.d_out, a.exact);
+  if (parts.sinks) a.sinks = read_floats(*parts.sinks, a.exact);
+  const auto read = [](const std::optional<h5::Dataset>& dataset) {
+    return dataset ? dataset->read_all<double>() : std::vector<double>();
+  };
+  if (a.reference)
+    a.reference = {a.reference->generator, read(parts.out), read(parts.lse),    read(parts.d_q),
+                   read(parts.d_k),        read(parts.d_v), read(parts.d_sinks)};
   run_agreed(comm, "checking the attention of " + path, [&] { check_numbers(file, a); });
   return a;
 }

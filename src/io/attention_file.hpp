@@ -19,9 +19,10 @@ namespace gyre {
 inline constexpr const char* attention_schema = "gyre/attention";
 inline constexpr const char* attention_results_schema = "gyre/attention-results";
 
-/// Results computed elsewhere in double precision; lse is a natural logarithm.
+/// Results computed elsewhere in double precision; lse is a natural logarithm. An array that the
+/// file does not have is empty.
 struct AttentionReference {
-  std::string generator;
+  std::string generator;         ///< "" when the file does not say
   std::vector<double> out;       ///< [tokens, heads, head_dim]
   std::vector<double> lse;       ///< [tokens, heads], sinks included
   std::vector<double> d_q;       ///< [tokens, heads, head_dim]
@@ -39,6 +40,7 @@ struct AttentionFile {
   std::vector<float> k, v;          ///< [tokens, kv_heads, head_dim]
   std::vector<float> d_out;         ///< [tokens, heads, head_dim]
   std::vector<float> sinks;         ///< [heads] logits without a value, or empty
+  bool exact = true;  ///< f32 holds all inputs; otherwise they are not those of the answers
   std::optional<AttentionReference> reference;
 
   int64_t tokens() const { return offsets.back(); }

@@ -35,7 +35,42 @@ void check_cells(ConfigErrors& errors, const char* dataset, const std::vector<in
 
 struct BshdParts {
   OptionalDataset ids, embeddings, labels, positions, seq_lens, seq_lens_padded;
+  ExtraDatasets extras;
 };
+
+constexpr const char* seq_lens_path = "/bshd/seq_lens";
+constexpr const char* seq_lens_padded_path = "/bshd/seq_lens_padded";
+
+/// Tables of lengths, both or the real ones alone; rows of ids may do without if there is an id of
+/// padding.
+void open_lengths(const h5::File& file, SchemaReader& reader, BshdArrays& batch, BshdParts& parts) {
+  const bool real = reader.is_there(seq_lens_path), slots = reader.is_there(seq_lens_padded_path);
+  const bool told = file.has_attribute("/bshd", "pad_id");
+  if (real) {
+    batch.sentinel = reader.integer("/bshd", "sentinel");
+    parts.seq_lens = reader.dataset(seq_lens_path, {h5::Type::i64}, {batch.rows, -1});
+    if (parts.seq_lens) batch.segments_per_row = parts.seq_lens->shape()[1];
+  }
+  if (real && slots)
+    parts.seq_lens_padded =
+        reader.dataset(seq_lens_padded_path, {h5::Type::i64}, {batch.rows, batch.segments_per_row});
+  if (!real && slots)
+    reader.errors().add("there is '{}' without '{}': real lengths are unknown",
+                        seq_lens_padded_path, seq_lens_path);
+  if (!real && parts.embeddings)
+    reader.errors().add(
+        "there is '/bshd/inputs_embeds' without '{}': padding cannot be told from embeddings",
+        seq_lens_path);
+  if (!real && !told && !parts.embeddings)
+    reader.errors().add(
+        "there is neither a dataset '{}' nor an attribute 'pad_id' of '/bshd': padding is unknown",
+        seq_lens_path);
+  if (!told) return;
+  batch.pad_id = reader.integer("/bshd", "pad_id");
+  if (*batch.pad_id < 0 || *batch.pad_id >= batch.vocab_size)
+    reader.errors().add("pad_id of '/bshd' is {}; it must be 0 to {}", *batch.pad_id,
+                        batch.vocab_size - 1);
+}
 
 /// Positions of each row, of all rows alike, or of several axes; rows that are not packed may do
 /// without.
@@ -56,7 +91,6 @@ BshdParts open_bshd(const h5::File& file, BshdArrays& batch) {
   SchemaReader reader(file, bshd_schema);
   BshdParts parts;
   batch.vocab_size = reader.integer("/bshd", "vocab_size");
-  batch.sentinel = reader.integer("/bshd", "sentinel");
   batch.rows = batch.slots = batch.segments_per_row = -1;  // whatever it is, until it is known
   if (file.has_dataset("/bshd/inputs_embeds") && file.has_dataset("/bshd/input_ids"))
     reader.errors().add(
@@ -74,10 +108,8 @@ BshdParts open_bshd(const h5::File& file, BshdArrays& batch) {
   const h5::Shape tokens{batch.rows, batch.slots};
   parts.labels = reader.dataset("/bshd/labels", {h5::Type::i64}, tokens);
   parts.positions = open_positions(file, reader, batch);
-  parts.seq_lens = reader.dataset("/bshd/seq_lens", {h5::Type::i64}, {batch.rows, -1});
-  if (parts.seq_lens) batch.segments_per_row = parts.seq_lens->shape()[1];
-  parts.seq_lens_padded = reader.dataset("/bshd/seq_lens_padded", {h5::Type::i64},
-                                         {batch.rows, batch.segments_per_row});
+  open_lengths(file, reader, batch, parts);
+  parts.extras = open_extras(file, reader, "/bshd/extras", {batch.rows}, tokens, batch.extras);
   check_vocabulary(reader.errors(), "/bshd", batch.vocab_size);
   if (parts.embeddings && batch.hidden < 1)
     reader.errors().add("/bshd/inputs_embeds is {}; its last extent must be at least 1",
@@ -139,8 +171,9 @@ BshdArrays read_bshd(Communicator& comm, const std::string& path) {
   batch.embeddings = read_if<float>(parts.embeddings);
   batch.labels = read_if<int64_t>(parts.labels);
   batch.positions = read_if<int64_t>(parts.positions);
-  batch.seq_lens = read_if<int64_t>(parts.seq_lens);
-  batch.seq_lens_padded = read_if<int64_t>(parts.seq_lens_padded);
+  if (parts.seq_lens) batch.seq_lens = parts.seq_lens->read_all<int64_t>();
+  if (parts.seq_lens_padded) batch.seq_lens_padded = parts.seq_lens_padded->read_all<int64_t>();
+  for (const bool of_slots : {false, true}) read_extras(parts.extras, of_slots, batch.extras);
   run_agreed(comm, "checking the batch of " + path, [&] {
     SchemaReader reader(file, bshd_schema);
     check_cells(reader.errors(), "/bshd/input_ids", batch.ids, batch.slots, batch.vocab_size, {});
@@ -168,8 +201,8 @@ void fill_bshd(OutputFile& output, const BshdArrays& batch, const Provenance& pr
     write("input_ids", batch.ids, batch.slots);
     write("labels", batch.labels, batch.slots);
     write("position_ids", batch.positions, batch.slots);
-    write("seq_lens", batch.seq_lens, batch.segments_per_row);
-    write("seq_lens_padded", batch.seq_lens_padded, batch.segments_per_row);
+    write("seq_lens", *batch.seq_lens, batch.segments_per_row);
+    write("seq_lens_padded", *batch.seq_lens_padded, batch.segments_per_row);
     file.close();
   });
 }

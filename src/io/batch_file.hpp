@@ -3,10 +3,11 @@
 // packed segments) and "gyre/salm" (rows of text with places for audio).
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "io/schema.hpp"
+#include "io/extras_file.hpp"
 
 namespace gyre {
 
@@ -18,6 +19,7 @@ struct BshdArrays {
   int64_t rows = 0, slots = 0;
   int64_t hidden = 0;              ///< 0: ids; else embeddings of that width
   int64_t vocab_size = 0;          ///< ids and labels are below it
+  std::optional<int64_t> pad_id;   ///< there without seq_lens: the id in slots of padding
   int64_t segments_per_row = 0;    ///< columns of the length tables
   int64_t sentinel = -1000;        ///< a cell without a segment
   std::vector<int64_t> ids;        ///< [rows, slots]
@@ -25,8 +27,9 @@ struct BshdArrays {
   std::vector<int64_t> labels;     ///< [rows, slots]
   int64_t position_axes = 1;       ///< of multi-axis rotary embeddings; with several, all rows
   std::vector<int64_t> positions;  ///< [position_axes, rows, slots], or [slots] for every row
-  std::vector<int64_t> seq_lens;   ///< [rows, segments_per_row]
-  std::vector<int64_t> seq_lens_padded;
+  std::optional<std::vector<int64_t>> seq_lens;         ///< [rows, segments_per_row]
+  std::optional<std::vector<int64_t>> seq_lens_padded;  ///< absent without seq_lens
+  StoredExtras extras;
 };
 
 /// Datasets of a gyre/salm file.
@@ -48,8 +51,8 @@ std::string schema_of(Communicator& comm, const std::string& path);
 /// The arrays on every rank. Types, shapes and the range of every element are checked; the tables
 /// of lengths are checked by who converts them. Collective.
 BshdArrays read_bshd(Communicator& comm, const std::string& path);
-/// Writes the temporary file of `output`, which the caller commits, from rank 0's arrays. Of ids.
-/// Collective.
+/// Writes the temporary file of `output`, which the caller commits, from rank 0's arrays. Of ids
+/// with both tables, without extras. Collective.
 void fill_bshd(OutputFile& output, const BshdArrays& batch, const Provenance& provenance);
 SalmArrays read_salm(Communicator& comm, const std::string& path);
 

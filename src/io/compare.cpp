@@ -86,6 +86,7 @@ ElementError error_of(T a, T b, bool exact, const CompareOptions& options) {
 /// Folds the error of element `flat` into the comparison; true if it is the worst so far.
 bool record(TensorComparison& result, const h5::Shape& shape, int64_t flat, ElementError error) {
   result.max_error = std::max(result.max_error, error.absolute);
+  result.outside += error.over_tolerance > 1 ? 1 : 0;
   if (error.over_tolerance <= result.err_over_tol &&
       !(error.absolute > 0 && result.worst_index.empty()))
     return false;
@@ -159,6 +160,61 @@ void compare_tensors(const h5::Dataset& a, const h5::Dataset& b, const CompareOp
   if (result.err_over_tol > 1) result.match = Match::differs;
 }
 
+/// "top_values" of "top_ids"; "" of other names.
+std::string values_beside(const std::string& path) {
+  const std::string ids = "_ids";
+  if (!path.ends_with(ids)) return "";
+  return path.substr(0, path.size() - ids.size()) + "_values";
+}
+
+/// Ids [rows, entries] of values that descend, where equal values have no order: sorts the ids of
+/// each run of equal values, and replaces those of the last run of a row, which could go on, by -1.
+std::vector<double> without_order(std::vector<double> ids, const std::vector<double>& values,
+                                  int64_t entries) {
+  for (size_t row = 0; row < ids.size(); row += static_cast<size_t>(entries)) {
+    const size_t end = row + static_cast<size_t>(entries);
+    for (size_t begin = row, next = row; begin < end; begin = next) {
+      ++next;  // also behind a NaN, which equals nothing
+      while (next < end && values[next] == values[begin]) ++next;
+      const auto at = [&](size_t i) { return ids.begin() + static_cast<int64_t>(i); };
+      if (next == end)
+        std::fill(at(begin), at(end), -1);
+      else
+        std::sort(at(begin), at(next));
+    }
+  }
+  return ids;
+}
+
+/// Compares ids whose order among equal values is free; false where the values do not have the
+/// shape of the ids, or are not the same.
+bool compare_ids(const Place& in_a, const Place& in_b, const std::string& path,
+                 TensorComparison& result) {
+  const std::string values = values_beside(path);
+  if (values.empty() || !in_a.tensors.contains(values) || !in_b.tensors.contains(values))
+    return false;
+  const auto read = [](const Place& place, const std::string& name) {
+    return place.file.dataset(place.group + name);
+  };
+  const h5::Dataset a = read(in_a, path), b = read(in_b, path), values_a = read(in_a, values);
+  if (a.shape().size() != 2 || a.shape() != b.shape() || a.shape() != values_a.shape() ||
+      !is_integer(a.type()) || !is_integer(b.type()) || !is_real(values_a.type()))
+    return false;
+  const std::vector<double> order = values_a.read_all<double>();
+  const auto x = without_order(a.read_all<double>(), order, a.shape()[1]),
+             y = without_order(b.read_all<double>(), order, a.shape()[1]);
+  result.shape_a = result.shape_b = h5::to_string(a.shape());
+  result.elements = a.elements();
+  for (size_t i = 0; i < x.size(); ++i) {
+    const ElementError error = error_of(x[i], y[i], true, {});
+    if (!record(result, a.shape(), static_cast<int64_t>(i), error)) continue;
+    result.worst_a = value_text(x[i], a.type());
+    result.worst_b = value_text(y[i], b.type());
+  }
+  if (result.err_over_tol > 1) result.match = Match::differs;
+  return true;
+}
+
 /// The result for a tensor that the other file lacks: an infinite error.
 TensorComparison only_one(const std::string& path, bool in_a) {
   TensorComparison result;
@@ -198,13 +254,15 @@ std::vector<TensorComparison> compare_files(const std::string& a, const std::str
     TensorComparison result;
     result.path = path;
     const bool has_a = in_a.tensors.contains(path), has_b = in_b.tensors.contains(path);
-    if (has_a && has_b)
-      compare_tensors(in_a.file.dataset(in_a.group + path), in_b.file.dataset(in_b.group + path),
-                      options, result);
-    else if (options.common_only)
+    if (has_a && has_b) {
+      if (!options.any_of_ties || !compare_ids(in_a, in_b, path, result))
+        compare_tensors(in_a.file.dataset(in_a.group + path), in_b.file.dataset(in_b.group + path),
+                        options, result);
+    } else if (options.common_only) {
       continue;
-    else
+    } else {
       result = only_one(path, has_a);
+    }
     results.push_back(std::move(result));
   }
   if (results.empty()) throw_usage("'{}' and '{}' have no tensor in common", a, b);

@@ -14,6 +14,9 @@ struct CompareOptions {
   double atol = 1e-5;
   /// NaN agrees with NaN, instead of with nothing.
   bool equal_nan = false;
+  /// Of ids NAME_ids [rows, entries] that stand beside values NAME_values, descending, those of
+  /// equal values may stand in any order; those of the last value in a row may be any.
+  bool any_of_ties = false;
   /// Skip tensors that only one file has, instead of counting them as differences.
   bool common_only = false;
 };
@@ -25,6 +28,7 @@ struct TensorComparison {
   std::string path;  ///< relative to the compared groups
   std::string shape_a, shape_b;
   int64_t elements = 0;
+  int64_t outside = 0;      ///< elements beyond their tolerance
   double max_error = 0;     ///< largest |a - b|; infinite when it is undefined
   double err_over_tol = 0;  ///< largest error as a share of its tolerance
   std::string worst_index;  ///< where err_over_tol is largest; "" where everything is equal

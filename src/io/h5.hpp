@@ -12,6 +12,7 @@
 
 #include <hdf5.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -64,15 +65,26 @@ struct Slab {
 };
 
 /// Type of the elements of a dataset. `integer` and `real` are those without an own name that a
-/// long double holds exactly; `enumeration` names integers, as booleans of h5py do.
-enum class Type { f32, f64, i32, i64, integer, real, enumeration, text, other };
+/// long double holds exactly, float16 and HDF5's bfloat16 among them; `bfloat16` is that stored as
+/// uint16, with the text attribute `dtype`; `enumeration` names integers, as booleans of h5py do.
+enum class Type { f32, f64, i32, i64, integer, real, bfloat16, enumeration, text, other };
 std::string_view name_of(Type type);
 inline bool is_integer(Type t) {
   return t == Type::i32 || t == Type::i64 || t == Type::integer;
 }
 inline bool is_real(Type t) {
-  return t == Type::f32 || t == Type::f64 || t == Type::real;
+  return t == Type::f32 || t == Type::f64 || t == Type::real || t == Type::bfloat16;
 }
+
+/// The type of a dataset's elements as it is in the file, byte order included: what another dataset
+/// needs to hold the same bytes.
+struct StoredType {
+  std::string description;  ///< HDF5's encoding
+  int64_t bytes = 0;        ///< of an element
+  bool is_words = false;    ///< of bfloat16 that is stored as uint16, with the attribute `dtype`
+};
+/// Whether equal bytes are equal values.
+bool operator==(const StoredType& a, const StoredType& b);
 
 class Dataset {
  public:
@@ -107,6 +119,11 @@ class Dataset {
     read_shares(dtype_of<T>, out.data());
     return out;
   }
+  StoredType stored_type() const;
+  /// read, write and read_all of elements as they lie in the file, whatever their type. Collective.
+  void read_bytes(std::span<const Slab> slabs, std::span<std::byte> out) const;
+  void write_bytes(std::span<const Slab> slabs, std::span<const std::byte> data) const;
+  std::vector<std::byte> read_all_bytes() const;
   /// Runs `allocate`, which takes memory for `count` elements of `width` bytes. A damaged file can
   /// ask for any size: more than the machine has is a runtime error. Collective.
   void make_room(int64_t count, int64_t width, const std::function<void()>& allocate) const;
@@ -125,12 +142,18 @@ class Dataset {
                 int64_t size) const;
   void transfer(bool writing, Element element, std::span<const Slab> slabs, void* data,
                 int64_t size) const;
+  /// Reads bfloat16 that is stored as integers.
+  template <class T>
+  void read_words(std::span<const Slab> slabs, T* out, int64_t size) const;
   /// Reads back what this rank has written: between ranks and file data goes by messages of the
   /// libraries' own, which nobody checks.
   void compare_written(Element element, std::span<const Slab> slabs, const void* data,
                        int64_t size) const;
   void transfer_round(bool writing, hid_t type, std::span<const Slab> slabs, void* data) const;
+  /// Reads one slab into memory. Collective.
+  using ReadSlab = std::function<void(std::span<const Slab>, void*, int64_t size)>;
   void read_shares(DType type, void* data) const;
+  void read_shares(int64_t width, const ReadSlab& read, void* data) const;
   std::vector<std::string> read_texts_here() const;
 
   std::string file_;
@@ -173,10 +196,14 @@ class File {
   const std::string& path() const { return path_; }
   bool has_group(const std::string& path) const;
   bool has_dataset(const std::string& path) const;
+  /// A group, a dataset or a named type.
+  bool has_object(const std::string& path) const;
   /// Paths of all datasets in and below `group`, relative to it, sorted.
   std::vector<std::string> datasets_below(const std::string& group) const;
   Dataset dataset(const std::string& path) const;
   AttributeValue attribute(const std::string& object, const std::string& name) const;
+  /// Of any type.
+  bool has_attribute(const std::string& object, const std::string& name) const;
 
   // Writing to a file made by create(). Missing parent groups are created.
   void create_group(const std::string& path);
@@ -185,6 +212,8 @@ class File {
   void write_attribute(const std::string& object, const std::string& name,
                        const std::string& value);
   void create_dataset(const std::string& path, DType type, const Shape& shape, Checksum checksum);
+  void create_dataset(const std::string& path, const StoredType& type, const Shape& shape,
+                      Checksum checksum);
   void write_dataset(const std::string& path, std::span<const std::string> texts);
   /// A dataset with checksums; one-dimensional, unless it has a shape.
   template <class T>
@@ -199,6 +228,9 @@ class File {
     dataset(path).template write<T>(std::span(&all, 1), data);
     --unfilled_;
   }
+  /// The same of elements as they lie in a file.
+  void write_dataset(const std::string& path, const StoredType& type,
+                     std::span<const std::byte> data, const Shape& shape);
 
  private:
   enum class Access { read, create, fill };
@@ -206,6 +238,9 @@ class File {
       : path_(std::move(path)), comm_(comm), id_(std::move(id)), access_(access) {}
   void write_attribute(const std::string& object, const std::string& name, hid_t type,
                        const void* value);
+  /// Elements of HDF5's `type`, of `width` bytes.
+  void create_dataset(const std::string& path, hid_t type, int64_t width, const Shape& shape,
+                      Checksum checksum);
   /// The object at a path; invalid if there is none.
   Handle find(const std::string& path) const;
   H5I_type_t kind_of(const std::string& path) const;

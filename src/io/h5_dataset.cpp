@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "comm/agree.hpp"
+#include "core/bf16.hpp"
 #include "core/error.hpp"
 #include "core/index.hpp"
 #include "io/collective.hpp"
@@ -112,6 +113,8 @@ std::string_view name_of(Type type) {
       return "another integer type";
     case Type::real:
       return "another real type";
+    case Type::bfloat16:
+      return "bfloat16";
     case Type::enumeration:
       return "an enumeration";
     case Type::text:
@@ -143,13 +146,26 @@ void Dataset::transfer_round(bool writing, hid_t type, std::span<const Slab> sla
   detail::check(result, (writing ? "write " : "read ") + where);
 }
 
+template <class T>
+void Dataset::read_words(std::span<const Slab> slabs, T* out, int64_t size) const {
+  std::vector<uint16_t> words(static_cast<size_t>(size));
+  transfer(false, Element{H5T_NATIVE_UINT16, sizeof(uint16_t)}, slabs, words.data(), size);
+  std::transform(words.begin(), words.end(), out,
+                 [](uint16_t word) { return static_cast<T>(to_float(bf16{word})); });
+}
+
 void Dataset::transfer(bool writing, DType type, std::span<const Slab> slabs, void* data,
                        int64_t size) const {
+  if (type_ == Type::bfloat16 && !writing && type == DType::f32)
+    return read_words(slabs, static_cast<float*>(data), size);
+  if (type_ == Type::bfloat16 && !writing && type == DType::f64)
+    return read_words(slabs, static_cast<double*>(data), size);
   transfer(writing, Element{detail::native_type(type), static_cast<int64_t>(size_of(type))}, slabs,
            data, size);
 }
 
 void Dataset::read_exactly(std::span<const Slab> slabs, std::span<long double> out) const {
+  if (type_ == Type::bfloat16) return read_words(slabs, out.data(), std::ssize(out));
   transfer(false, Element{H5T_NATIVE_LDOUBLE, sizeof(long double)}, slabs, out.data(),
            std::ssize(out));
 }
@@ -210,12 +226,11 @@ void Dataset::make_room(int64_t count, int64_t width, const std::function<void()
   });
 }
 
-void Dataset::read_shares(DType type, void* data) const {
-  const int64_t width = static_cast<int64_t>(size_of(type));
+void Dataset::read_shares(int64_t width, const ReadSlab& read, void* data) const {
   if (elements() == 0) return;
   if (comm_ == nullptr || comm_->size() == 1 || shape_.empty()) {
     const Slab all{Shape(shape_.size(), 0), shape_};
-    return transfer(false, type, std::span(&all, 1), data, elements());
+    return read(std::span(&all, 1), data, elements());
   }
   const int64_t rows = shape_[0], row = elements() / rows;
   const int64_t mine = rows * comm_->rank() / comm_->size();
@@ -224,9 +239,65 @@ void Dataset::read_shares(DType type, void* data) const {
   share.start[0] = mine;
   share.count[0] = next - mine;
   std::vector<std::byte> bytes(static_cast<size_t>((next - mine) * row * width));
-  transfer(false, type, std::span(&share, 1), bytes.data(), (next - mine) * row);
+  read(std::span(&share, 1), bytes.data(), (next - mine) * row);
   const std::vector<std::byte> all = all_gather_bytes(*comm_, bytes);
   std::copy(all.begin(), all.end(), static_cast<std::byte*>(data));
+}
+
+void Dataset::read_shares(DType type, void* data) const {
+  read_shares(
+      static_cast<int64_t>(size_of(type)),
+      [&](std::span<const Slab> slab, void* to, int64_t size) {
+        transfer(false, type, slab, to, size);
+      },
+      data);
+}
+
+bool operator==(const StoredType& a, const StoredType& b) {
+  return a.is_words == b.is_words &&
+         H5Tequal(detail::type_of(a).get(), detail::type_of(b).get()) > 0;
+}
+
+StoredType Dataset::stored_type() const {
+  const std::string what = fmt::format("describe the type of '{}' of '{}'", path_, file_);
+  const Reading scope(what, file_);
+  const Handle type(H5Dget_type(id_.get()), H5Tclose);
+  detail::check(type.get(), what);
+  StoredType stored;
+  size_t bytes = 0;
+  detail::check(H5Tencode(type.get(), nullptr, &bytes), what);
+  stored.description.resize(bytes);
+  detail::check(H5Tencode(type.get(), stored.description.data(), &bytes), what);
+  stored.bytes = static_cast<int64_t>(H5Tget_size(type.get()));
+  stored.is_words = type_ == Type::bfloat16;
+  return stored;
+}
+
+void Dataset::read_bytes(std::span<const Slab> slabs, std::span<std::byte> out) const {
+  const StoredType stored = stored_type();
+  transfer(false, Element{detail::type_of(stored).get(), stored.bytes}, slabs, out.data(),
+           std::ssize(out) / stored.bytes);
+}
+
+void Dataset::write_bytes(std::span<const Slab> slabs, std::span<const std::byte> data) const {
+  const StoredType stored = stored_type();
+  transfer(true, Element{detail::type_of(stored).get(), stored.bytes}, slabs,
+           const_cast<std::byte*>(data.data()), std::ssize(data) / stored.bytes);
+}
+
+std::vector<std::byte> Dataset::read_all_bytes() const {
+  const StoredType stored = stored_type();
+  const Handle type = detail::type_of(stored);
+  std::vector<std::byte> out;
+  make_room(elements(), stored.bytes,
+            [&] { out.resize(static_cast<size_t>(elements() * stored.bytes)); });
+  read_shares(
+      stored.bytes,
+      [&](std::span<const Slab> slab, void* to, int64_t size) {
+        transfer(false, Element{type.get(), stored.bytes}, slab, to, size);
+      },
+      out.data());
+  return out;
 }
 
 std::vector<std::string> Dataset::read_texts_here() const {

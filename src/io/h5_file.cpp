@@ -53,19 +53,19 @@ Handle with_groups() {
   return list;
 }
 
-/// Chunks of whole rows, about `chunk_bytes` each.
-std::vector<hsize_t> chunk_of(const Shape& shape, DType type) {
+/// Chunks of whole rows of elements of `width` bytes, about `chunk_bytes` each.
+std::vector<hsize_t> chunk_of(const Shape& shape, int64_t width) {
   std::vector<hsize_t> chunk(shape.begin(), shape.end());
-  const int64_t row = elements_of(shape) / shape[0] * static_cast<int64_t>(size_of(type));
+  const int64_t row = elements_of(shape) / shape[0] * width;
   chunk[0] = static_cast<hsize_t>(std::clamp<int64_t>(chunk_bytes / row, 1, shape[0]));
   return chunk;
 }
 
-Handle creation_list(DType type, const Shape& shape, Checksum checksum) {
+Handle creation_list(int64_t width, const Shape& shape, Checksum checksum) {
   Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
   if (elements_of(shape) == 0) return list;
   if (checksum == Checksum::fletcher32 && !shape.empty()) {
-    const std::vector<hsize_t> chunk = chunk_of(shape, type);
+    const std::vector<hsize_t> chunk = chunk_of(shape, width);
     H5Pset_chunk(list.get(), static_cast<int>(chunk.size()), chunk.data());
     H5Pset_fletcher32(list.get());
   } else {
@@ -76,11 +76,10 @@ Handle creation_list(DType type, const Shape& shape, Checksum checksum) {
 }
 
 /// Bytes of a dataset in the file. Chunks at its end are stored in full.
-int64_t bytes_in_file(DType type, const Shape& shape, Checksum checksum) {
-  const auto width = static_cast<int64_t>(size_of(type));
+int64_t bytes_in_file(int64_t width, const Shape& shape, Checksum checksum) {
   if (elements_of(shape) == 0 || shape.empty() || checksum == Checksum::none)
     return object_overhead + elements_of(shape) * width;
-  const std::vector<hsize_t> chunk = chunk_of(shape, type);
+  const std::vector<hsize_t> chunk = chunk_of(shape, width);
   const auto rows = static_cast<int64_t>(chunk[0]);
   return object_overhead +
          ceil_div(shape[0], rows) * (elements_of(shape) / shape[0] * rows * width + chunk_overhead);
@@ -201,6 +200,9 @@ Dataset File::dataset(const std::string& path) const {
   const Handle type(H5Dget_type(result.id_.get()), H5Tclose);
   detail::check(type.get(), what);
   result.type_ = detail::classify(type.get());
+  if (H5Tequal(type.get(), H5T_NATIVE_UINT16) > 0 &&
+      attribute(path, "dtype") == AttributeValue("bfloat16"))
+    result.type_ = Type::bfloat16;
   const Handle space(H5Dget_space(result.id_.get()), H5Sclose);
   result.shape_ = detail::shape_of(detail::check(space.get(), what), what);
   return result;
@@ -215,6 +217,11 @@ AttributeValue File::attribute(const std::string& object, const std::string& nam
   const Handle attribute(H5Aopen(holder.get(), name.c_str(), H5P_DEFAULT), H5Aclose);
   detail::check(attribute.get(), "read " + what);
   return read_attribute(attribute.get(), what);
+}
+
+bool File::has_attribute(const std::string& object, const std::string& name) const {
+  const Handle holder = find(object);
+  return holder.valid() && H5Aexists(holder.get(), name.c_str()) > 0;
 }
 
 void File::create_group(const std::string& path) {
@@ -252,7 +259,7 @@ void File::write_attribute(const std::string& object, const std::string& name,
   write_attribute(object, name, type.get(), &pointer);
 }
 
-void File::create_dataset(const std::string& path, DType type, const Shape& shape,
+void File::create_dataset(const std::string& path, hid_t type, int64_t width, const Shape& shape,
                           Checksum checksum) {
   const std::string what = fmt::format("create dataset '{}' of '{}'", path, path_);
   const std::vector<hsize_t> extents(shape.begin(), shape.end());
@@ -261,13 +268,34 @@ void File::create_dataset(const std::string& path, DType type, const Shape& shap
                     : H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
       H5Sclose);
   detail::check(space.get(), what);
-  planned_bytes_ += bytes_in_file(type, shape, checksum);
+  planned_bytes_ += bytes_in_file(width, shape, checksum);
   ++unfilled_;
-  const Handle links = with_groups(), creation = creation_list(type, shape, checksum);
-  const Handle id(H5Dcreate2(id_.get(), path.c_str(), detail::native_type(type), space.get(),
-                             links.get(), creation.get(), H5P_DEFAULT),
+  const Handle links = with_groups(), creation = creation_list(width, shape, checksum);
+  const Handle id(H5Dcreate2(id_.get(), path.c_str(), type, space.get(), links.get(),
+                             creation.get(), H5P_DEFAULT),
                   H5Dclose);
   detail::check(id.get(), what);
+}
+
+void File::create_dataset(const std::string& path, DType type, const Shape& shape,
+                          Checksum checksum) {
+  create_dataset(path, detail::native_type(type), static_cast<int64_t>(size_of(type)), shape,
+                 checksum);
+}
+
+void File::create_dataset(const std::string& path, const StoredType& type, const Shape& shape,
+                          Checksum checksum) {
+  create_dataset(path, detail::type_of(type).get(), type.bytes, shape, checksum);
+  if (type.is_words) write_attribute(path, "dtype", std::string("bfloat16"));
+}
+
+void File::write_dataset(const std::string& path, const StoredType& type,
+                         std::span<const std::byte> data, const Shape& shape) {
+  create_dataset(path, type, shape, Checksum::fletcher32);
+  reserve();
+  const Slab all{Shape(shape.size(), 0), shape};
+  dataset(path).write_bytes(std::span(&all, 1), data);
+  --unfilled_;
 }
 
 void File::write_dataset(const std::string& path, std::span<const std::string> texts) {

@@ -114,6 +114,9 @@ bool File::has_group(const std::string& path) const {
 bool File::has_dataset(const std::string& path) const {
   return kind_of(path) == H5I_DATASET;
 }
+bool File::has_object(const std::string& path) const {
+  return kind_of(path) != H5I_BADID;
+}
 
 /// `above` are the addresses of the groups that lead to `group`: links may form a circle.
 void File::list_datasets(const std::string& group, const std::string& front,

@@ -47,6 +47,12 @@ hid_t native_type(DType type) {
   return -1;
 }
 
+Handle type_of(const StoredType& type) {
+  Handle decoded(H5Tdecode(type.description.data()), H5Tclose);
+  check(decoded.get(), "understand a type of HDF5");
+  return decoded;
+}
+
 namespace {
 
 /// The reals of 16 bits that h5py and PyTorch's users write, of which HDF5 1.10 has no own type.

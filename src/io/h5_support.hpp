@@ -31,6 +31,8 @@ T check(T result, const std::string& what) {
 }
 
 hid_t native_type(DType type);
+/// HDF5's type of what a dataset stores. A runtime error when its description is none.
+Handle type_of(const StoredType& type);
 Type classify(hid_t type);
 
 /// How a dataset has its elements in other files ("is virtual"), or null.

@@ -1,53 +1,38 @@
 #include "io/logprobs_file.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "comm/agree.hpp"
+#include "core/nearest.hpp"
 
 namespace gyre {
 namespace {
 
-using RealAnswer = std::vector<double> LogprobsReference::*;
-struct NamedAnswer {
-  const char* path;
-  RealAnswer answer;
-};
-
-constexpr std::array<NamedAnswer, 4> scalars{
-    {{"/reference/logprob", &LogprobsReference::logprob},
-     {"/reference/entropy", &LogprobsReference::entropy},
-     {"/reference/soft_cross_entropy", &LogprobsReference::soft_cross_entropy},
-     {"/reference/filtered_logprob", &LogprobsReference::filtered_logprob}}};
-constexpr std::array<NamedAnswer, 5> gradients{
-    {{"/reference/d_logprob", &LogprobsReference::d_logprob},
-     {"/reference/d_entropy", &LogprobsReference::d_entropy},
-     {"/reference/d_gathered", &LogprobsReference::d_gathered},
-     {"/reference/d_soft_cross_entropy", &LogprobsReference::d_soft_cross_entropy},
-     {"/reference/d_filtered_logprob", &LogprobsReference::d_filtered_logprob}}};
-
-using LinearAnswer = std::vector<double> LinearReference::*;
-constexpr std::array<std::pair<const char*, LinearAnswer>, 4> linear_answers{
-    {{"/reference/linear_logprob", &LinearReference::logprob},
-     {"/reference/linear_entropy", &LinearReference::entropy},
-     {"/reference/d_hidden", &LinearReference::d_hidden},
-     {"/reference/d_head", &LinearReference::d_head}}};
+const std::string answers_group = "/reference", results_group = "/results";
 
 struct LogprobsParts {
-  std::optional<h5::Dataset> offsets, logits, teacher, targets, ids, d_value, hidden, head, top_ids;
-  std::vector<std::pair<RealAnswer, std::optional<h5::Dataset>>> answers;
-  std::vector<std::pair<LinearAnswer, std::optional<h5::Dataset>>> linear_answers;
+  std::optional<h5::Dataset> offsets, logits, teacher, teacher_values, targets, ids, d_value,
+      d_logprobs, hidden, head;
+  std::vector<std::pair<std::string, h5::Dataset>> answers;
 };
 
-void check_attributes(SchemaReader& reader, LogprobsFile& f) {
+/// An attribute that may be missing.
+double real_or(SchemaReader& reader, const h5::File& file, const char* name, double otherwise) {
+  const bool there = file.attribute("/logprobs", name) != h5::AttributeValue();
+  return there ? reader.real("/logprobs", name) : otherwise;
+}
+
+void check_attributes(SchemaReader& reader, const h5::File& file, LogprobsFile& f) {
   ConfigErrors& errors = reader.errors();
   f.vocab_size = reader.integer("/logprobs", "vocab_size");
-  f.top_k = reader.integer("/logprobs", "top_k");
-  f.top_p = reader.real("/logprobs", "top_p");
-  f.temperature = reader.real("/logprobs", "temperature");
+  if (file.attribute("/logprobs", "top_k") != h5::AttributeValue())
+    f.top_k = reader.integer("/logprobs", "top_k");
+  f.top_p = real_or(reader, file, "top_p", 1);
+  f.temperature = real_or(reader, file, "temperature", 1);
   check_vocabulary(errors, "/logprobs", f.vocab_size);
   if (f.top_k < 0 || f.top_k > f.vocab_size)
     errors.add("top_k of '/logprobs' is {}; it must be 0, none, or at most vocab_size, {}", f.top_k,
@@ -59,76 +44,126 @@ void check_attributes(SchemaReader& reader, LogprobsFile& f) {
                least_temperature, most_temperature);
 }
 
-void open_reference(SchemaReader& reader, const LogprobsFile& f, int64_t tokens,
-                    LogprobsParts& parts) {
-  const std::vector<h5::Type> type{h5::Type::f64};
-  const int64_t ids = f.vocab_size > 0 ? f.vocab_size : -1;  // -1: any, where it is not known
-  const int64_t length = f.picks < 0 || ids < 0 ? -1 : std::min(f.picks, ids);
-  const auto add = [&](const char* path, RealAnswer answer, const h5::Shape& shape) {
-    parts.answers.emplace_back(answer, reader.dataset(path, type, shape));
-  };
-  for (const NamedAnswer& a : scalars) add(a.path, a.answer, {tokens});
-  for (const NamedAnswer& a : gradients) add(a.path, a.answer, {tokens, ids});
-  add("/reference/gathered", &LogprobsReference::gathered, {tokens, f.picks});
-  add("/reference/top_values", &LogprobsReference::top_values, {tokens, length});
-  add("/reference/next_token_logprob", &LogprobsReference::next_token_logprob,
-      {parts.offsets ? parts.offsets->shape()[0] - 1 : -1, -1});
-  parts.top_ids = reader.dataset("/reference/top_ids", {h5::Type::i32}, {tokens, length});
+/// Without ids, any number of the largest logits is asked for, the same of values and ids.
+void check_top(SchemaReader& reader, LogprobsFile& f, const std::string& path, int64_t entries) {
+  if (entries < 1 || entries > f.vocab_size || (f.top > 0 && entries != f.top))
+    reader.errors().add("{} has {} entries a token; it must be {}", path, entries,
+                        f.top > 0 ? fmt::format("{}, as many as there are values", f.top)
+                                  : fmt::format("1 to {}, of the vocabulary", f.vocab_size));
+  f.top = entries;
 }
 
-/// Hidden states and a head, if the file has one of them: then it must have both, and answers of
-/// theirs if it has any.
-void open_linear(SchemaReader& reader, const h5::File& file, LogprobsFile& f, int64_t tokens,
-                 LogprobsParts& parts) {
+/// The extents of an array, -1 where they are not known.
+h5::Shape shape_of(LogprobsShape shape, const LogprobsFile& f, int64_t tokens, int64_t sequences) {
+  const int64_t ids = f.vocab_size > 0 ? f.vocab_size : -1, width = f.linear ? f.linear->width : -1;
+  switch (shape) {
+    case LogprobsShape::tokens:
+      return {tokens};
+    case LogprobsShape::picks:
+      return {tokens, f.picks > 0 ? f.picks : -1};
+    case LogprobsShape::top:
+      return {tokens, f.picks > 0 && ids > 0 ? std::min(f.picks, ids) : -1};
+    case LogprobsShape::vocab:
+      return {tokens, ids};
+    case LogprobsShape::predictions:
+      return {sequences, -1};
+    case LogprobsShape::hidden:
+      return {tokens, width};
+    case LogprobsShape::head:
+      return {ids, width};
+  }
+  return {};
+}
+
+/// Opens those arrays of answers that are there, and notes those whose names are not known.
+void open_reference(SchemaReader& reader, const h5::File& file,
+                    const std::vector<LogprobsArray>& arrays, LogprobsFile& f, int64_t tokens,
+                    LogprobsParts& parts) {
+  const int64_t sequences = parts.offsets ? parts.offsets->shape()[0] - 1 : 1;
+  std::vector<std::string> names;
+  for (const LogprobsArray& array : arrays) {
+    names.push_back(array.name);
+    const std::string path = answers_group + "/" + array.name;
+    if (!reader.is_there(path)) continue;
+    const h5::Shape shape = shape_of(array.shape, f, tokens, sequences);
+    auto dataset = array.integers ? reader.integers(path, shape) : reader.reals(path, shape);
+    if (!dataset) continue;
+    if (array.shape == LogprobsShape::picks && !reader.is_there("/logprobs/ids"))
+      reader.errors().add("{} is there, and '/logprobs/ids', which it is of, is not", path);
+    if ((array.shape == LogprobsShape::hidden || array.shape == LogprobsShape::head) && !f.linear)
+      reader.errors().add("{} is there, and '/logprobs/hidden', which it is of, is not", path);
+    if (array.shape == LogprobsShape::top) check_top(reader, f, path, dataset->shape()[1]);
+    parts.answers.emplace_back(array.name, std::move(*dataset));
+  }
+  for (const std::string& name : file.datasets_below(answers_group)) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    const std::string meant = nearest(name, names);
+    f.reference->unknown.push_back(
+        fmt::format("{}/{}{}", answers_group, name,
+                    meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant)));
+  }
+}
+
+/// Hidden states and a head, if the file has one of them: then it must have both.
+void open_linear(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsParts& parts) {
   const char *hidden = "/logprobs/hidden", *head = "/logprobs/head";
-  if (!file.has_dataset(hidden) && !file.has_dataset(head)) return;
-  const int64_t ids = f.vocab_size > 0 ? f.vocab_size : -1;
+  if (!reader.is_there(hidden) && !reader.is_there(head)) return;
   int64_t width = -1;
-  parts.hidden = reader.dataset(hidden, {h5::Type::f32}, {tokens, -1});
+  parts.hidden = reader.reals(hidden, {tokens, -1});
   if (parts.hidden) width = parts.hidden->shape()[1];
   if (width == 0)
     reader.errors().add("{} is {}; a hidden state has at least one element", hidden,
                         h5::to_string(parts.hidden->shape()));
-  parts.head = reader.dataset(head, {h5::Type::f32}, {ids, width});
+  parts.head = reader.reals(head, {f.vocab_size > 0 ? f.vocab_size : -1, width});
   f.linear.emplace().width = width;
-  if (!f.reference) return;
-  f.reference->linear.emplace();
-  for (const auto& [path, answer] : linear_answers) {
-    h5::Shape shape{tokens};
-    if (answer == &LinearReference::d_hidden) shape = {tokens, width};
-    if (answer == &LinearReference::d_head) shape = {ids, width};
-    parts.linear_answers.emplace_back(answer, reader.dataset(path, {h5::Type::f64}, shape));
-  }
 }
 
-LogprobsParts open_problem(const h5::File& file, LogprobsFile& f) {
+/// What a token is asked for beside its target, if the file has it.
+void open_ids(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsParts& parts) {
+  const char *ids = "/logprobs/ids", *teacher = "/logprobs/teacher",
+             *values = "/logprobs/teacher_values";
+  if (reader.is_there(ids)) parts.ids = reader.integers(ids, {tokens, -1});
+  if (parts.ids) f.picks = parts.ids->shape()[1];
+  if (parts.ids && f.picks < 1)
+    reader.errors().add("{} is {}; it needs an id for each token", ids,
+                        h5::to_string(parts.ids->shape()));
+  if (reader.is_there(teacher)) parts.teacher = reader.reals(teacher, {tokens, f.columns});
+  if (!reader.is_there(values)) return;
+  if (!reader.is_there(ids))
+    reader.errors().add("{} is there, and '{}', which it is of, is not", values, ids);
+  parts.teacher_values = reader.reals(values, {tokens, f.picks > 0 ? f.picks : -1});
+}
+
+LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray>& arrays,
+                           LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
-  check_attributes(reader, f);
+  check_attributes(reader, file, f);
   LogprobsParts parts;
-  const std::vector<h5::Type> real{h5::Type::f32}, whole{h5::Type::i32};
-  parts.offsets = reader.dataset("/logprobs/offsets", {h5::Type::i64}, {-1});
-  parts.logits = reader.dataset("/logprobs/logits", real, {-1, -1});
+  if (reader.is_there("/logprobs/offsets"))
+    parts.offsets = reader.integers("/logprobs/offsets", {-1});
+  parts.logits = reader.reals("/logprobs/logits", {-1, -1});
   int64_t tokens = -1;  // whatever it is, until it is known
-  f.columns = f.picks = -1;
+  f.columns = -1;
   if (parts.logits) {
     tokens = parts.logits->shape()[0], f.columns = parts.logits->shape()[1];
     if (f.columns < f.vocab_size)
       reader.errors().add("/logprobs/logits is {}; it needs a column for each of {} ids",
                           h5::to_string(parts.logits->shape()), f.vocab_size);
   }
-  parts.teacher = reader.dataset("/logprobs/teacher", real, {tokens, f.columns});
-  parts.targets = reader.dataset("/logprobs/targets", whole, {tokens});
-  parts.ids = reader.dataset("/logprobs/ids", whole, {tokens, -1});
-  if (parts.ids) f.picks = parts.ids->shape()[1];
-  if (parts.ids && f.picks < 1)
-    reader.errors().add("/logprobs/ids is {}; it needs an id for each token",
-                        h5::to_string(parts.ids->shape()));
-  parts.d_value = reader.dataset("/logprobs/d_value", real, {tokens});
-  if (file.has_group("/reference")) {
-    f.reference.emplace().generator = reader.text("/reference", "generator");
-    open_reference(reader, f, tokens, parts);
+  parts.targets = reader.integers("/logprobs/targets", {tokens});
+  if (reader.is_there("/logprobs/d_value"))
+    parts.d_value = reader.reals("/logprobs/d_value", {tokens});
+  if (reader.is_there("/logprobs/d_logprobs"))
+    parts.d_logprobs =
+        reader.reals("/logprobs/d_logprobs", shape_of(LogprobsShape::vocab, f, tokens, 0));
+  open_ids(reader, f, tokens, parts);
+  open_linear(reader, f, tokens, parts);
+  if (file.has_group(answers_group)) {
+    f.reference.emplace();
+    if (file.attribute(answers_group, "generator") != h5::AttributeValue())
+      f.reference->generator = reader.text(answers_group, "generator");
+    open_reference(reader, file, arrays, f, tokens, parts);
   }
-  open_linear(reader, file, f, tokens, parts);
   reader.throw_if_any();
   return parts;
 }
@@ -148,30 +183,41 @@ void check_logits(ConfigErrors& errors, const std::string& name, const LogprobsF
   }
 }
 
-void check_answers(ConfigErrors& errors, const LogprobsReference& reference) {
-  const auto check = [&](const std::string& name, const std::vector<double>& values) {
+void check_answers(ConfigErrors& errors, const std::vector<LogprobsArray>& arrays,
+                   const LogprobsFile& f) {
+  for (const auto& [name, values] : f.reference->arrays) {
     const auto bad = std::find_if(values.begin(), values.end(), [](double x) { return x != x; });
     if (bad != values.end())
-      errors.add("{}[{}] is nan; an answer is a number", name, bad - values.begin());
-  };
-  for (const NamedAnswer& a : scalars) check(a.path, reference.*a.answer);
-  for (const NamedAnswer& a : gradients) check(a.path, reference.*a.answer);
-  check("/reference/gathered", reference.gathered);
-  check("/reference/top_values", reference.top_values);
-  check("/reference/next_token_logprob", reference.next_token_logprob);
-  if (!reference.linear) return;
-  for (const auto& [path, answer] : linear_answers) check(path, (*reference.linear).*answer);
+      errors.add("{}/{}[{}] is nan; an answer is a number", answers_group, name,
+                 bad - values.begin());
+  }
+  const int64_t wanted = (std::ssize(f.offsets) - 1) * std::max<int64_t>(0, f.longest() - 1);
+  for (const LogprobsArray& array : arrays) {
+    const auto answer = f.reference->arrays.find(array.name);
+    if (array.shape != LogprobsShape::predictions || answer == f.reference->arrays.end()) continue;
+    if (std::ssize(answer->second) != wanted)
+      errors.add("{}/{} has {} elements; it must have {}", answers_group, array.name,
+                 answer->second.size(), wanted);
+  }
 }
 
-void check_numbers(const h5::File& file, const LogprobsFile& f) {
+void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& arrays,
+                   const LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
   ConfigErrors& errors = reader.errors();
-  const auto tokens = std::ssize(f.targets);
-  check_offsets(errors, "/logprobs/offsets", f.offsets, tokens, "the rows of /logprobs/logits");
+  check_offsets(errors, "/logprobs/offsets", f.offsets, std::ssize(f.targets),
+                "the rows of /logprobs/logits");
   reader.throw_if_any();
   check_logits(errors, "/logprobs/logits", f, f.logits);
-  check_logits(errors, "/logprobs/teacher", f, f.teacher);
+  if (f.has_teacher) check_logits(errors, "/logprobs/teacher", f, f.teacher);
+  for (size_t i = 0; i < f.teacher_values.size(); ++i)
+    if (!(f.teacher_values[i] < std::numeric_limits<float>::infinity())) {
+      errors.add("/logprobs/teacher_values[{}] is {}; it must be finite or -inf", i,
+                 f.teacher_values[i]);
+      break;
+    }
   check_finite(errors, "/logprobs/d_value", f.d_value);
+  check_finite(errors, "/logprobs/d_logprobs", f.d_logprobs);
   if (f.linear) {
     check_finite(errors, "/logprobs/hidden", f.linear->hidden);
     check_finite(errors, "/logprobs/head", f.linear->head);
@@ -181,77 +227,72 @@ void check_numbers(const h5::File& file, const LogprobsFile& f) {
   if (bad != f.ids.end())
     errors.add("/logprobs/ids[{}] is {}; ids are 0 to {}", bad - f.ids.begin(), *bad,
                f.vocab_size - 1);
-  if (f.reference) {
-    check_answers(errors, *f.reference);
-    const int64_t wanted = (std::ssize(f.offsets) - 1) * std::max<int64_t>(0, f.longest() - 1);
-    if (std::ssize(f.reference->next_token_logprob) != wanted)
-      errors.add("/reference/next_token_logprob has {} elements; it must have {}",
-                 f.reference->next_token_logprob.size(), wanted);
-  }
+  if (f.reference) check_answers(errors, arrays, f);
   reader.throw_if_any();
 }
 
-struct LogprobsArray {
-  std::string path;
-  std::span<const float> values;
-  int64_t width;
-};
-
-std::vector<LogprobsArray> real_results(const LogprobsResultRows& mine, int64_t length) {
-  return {{"/results/logprob", mine.logprob, 1},
-          {"/results/entropy", mine.entropy, 1},
-          {"/results/filtered_logprob", mine.filtered_logprob, 1},
-          {"/results/top_values", mine.top_values, length}};
-}
-
-h5::Shape shape_of(int64_t rows, const std::string& path, int64_t width) {
-  return path.find("top_") == std::string::npos ? h5::Shape{rows} : h5::Shape{rows, width};
-}
-
-/// Fails unless the ranks' tokens are all tokens, each once.
-void check_coverage(Communicator& comm, int64_t begin, int64_t rows, int64_t tokens) {
-  const std::vector<int64_t> begins = all_gather_value(comm, begin),
-                             counts = all_gather_value(comm, rows);
+/// Fails unless every element of an array comes from exactly one rank.
+void check_coverage(Communicator& comm, const LogprobsPart& part) {
+  const int64_t rows = part.shape[0];
+  const int64_t width = h5::elements_of(part.shape) / std::max<int64_t>(1, rows);
+  std::vector<int64_t> columns(static_cast<size_t>(rows), 0);
+  for (const int64_t row : part.rows)
+    if (row >= 0) columns.at(static_cast<size_t>(row)) += part.columns;
+  HostStream stream;
+  comm.all_reduce(columns.data(), rows, DType::i64, ReduceOp::sum, stream, "rows of results")
+      ->wait();
   run_agreed(comm, "checking who has which results", [&] {
-    std::vector<std::pair<int64_t, int64_t>> blocks;
-    for (size_t r = 0; r < begins.size(); ++r)
-      if (counts[r] > 0) blocks.emplace_back(begins[r], counts[r]);
-    std::sort(blocks.begin(), blocks.end());
-    int64_t next = 0;
-    for (const auto& [first, count] : blocks) {
-      GYRE_CHECK(first >= next, "token {} comes from two ranks", first);
-      GYRE_CHECK(first == next, "token {} of {} comes from no rank", next, tokens);
-      next = first + count;
-    }
-    GYRE_CHECK(next >= tokens, "token {} of {} comes from no rank", next, tokens);
-    GYRE_CHECK(next == tokens, "token {} comes from a rank, but there are {}", next - 1, tokens);
+    for (int64_t row = 0; row < rows; ++row)
+      GYRE_CHECK(columns[static_cast<size_t>(row)] == width,
+                 "{}[{}]: {} elements come from ranks, of {}", part.name, row,
+                 columns[static_cast<size_t>(row)], width);
   });
 }
 
 void create_results(const std::string& path, const LogprobsResultsHeader& header,
-                    const std::vector<LogprobsArray>& arrays) {
+                    const std::vector<LogprobsPart>& parts) {
   h5::File file = h5::File::create(path);
   write_schema(file, logprobs_results_schema, header.provenance);
-  file.create_group("/results");
-  file.write_attribute("/results", "input_sha256", header.input_sha256);
-  file.write_attribute("/results", "vocab_size", header.vocab_size);
-  file.write_attribute("/results", "top_k", header.top_k);
-  file.write_attribute("/results", "top_p", header.top_p);
-  file.write_attribute("/results", "temperature", header.temperature);
-  for (const LogprobsArray& array : arrays)
-    file.create_dataset(array.path, DType::f32, shape_of(header.tokens, array.path, array.width),
+  file.create_group(results_group);
+  file.write_attribute(results_group, "input_sha256", header.input_sha256);
+  file.write_attribute(results_group, "vocab_size", header.vocab_size);
+  file.write_attribute(results_group, "top_k", header.top_k);
+  file.write_attribute(results_group, "top_p", header.top_p);
+  file.write_attribute(results_group, "temperature", header.temperature);
+  for (const LogprobsPart& part : parts)
+    file.create_dataset(results_group + "/" + part.name,
+                        part.whole_numbers ? DType::i32 : DType::f32, part.shape,
                         h5::Checksum::fletcher32);
-  file.create_dataset("/results/top_ids", DType::i32, {header.tokens, header.length},
-                      h5::Checksum::fletcher32);
   file.close();
 }
 
+/// Writes this rank's rows, `values` [rows, columns], in the order of the file.
 template <class T>
-void write_rows(const h5::File& file, const std::string& path, int64_t begin, int64_t rows,
-                int64_t width, std::span<const T> values) {
-  h5::Slab slab{shape_of(begin, path, 0), shape_of(rows, path, width)};
-  const size_t slabs = values.empty() ? 0 : 1;
-  file.dataset(path).write<T>(std::span(&slab, slabs), values);
+void write_rows(const h5::Dataset& dataset, const LogprobsPart& part,
+                const std::vector<T>& values) {
+  std::vector<h5::Slab> slabs;
+  std::vector<T> ordered;
+  if (part.columns > 0) {
+    std::vector<size_t> order(part.rows.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::erase_if(order, [&](size_t i) { return part.rows[i] < 0; });
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return part.rows[a] < part.rows[b]; });
+    int64_t next = -1;
+    for (const size_t i : order) {
+      const int64_t row = part.rows[i];
+      if (row == next)
+        ++slabs.back().count[0];
+      else if (part.shape.size() == 1)
+        slabs.push_back({{row}, {1}});
+      else
+        slabs.push_back({{row, part.first}, {1, part.columns}});
+      next = row + 1;
+      const auto from = values.begin() + static_cast<int64_t>(i) * part.columns;
+      ordered.insert(ordered.end(), from, from + part.columns);
+    }
+  }
+  dataset.write<T>(slabs, ordered);
 }
 
 }  // namespace
@@ -277,50 +318,56 @@ double LinearFactors::logit_size() const {
   return std::sqrt(largest_square(hidden) * largest_square(head) / static_cast<double>(width));
 }
 
-LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path) {
+LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
+                                const std::vector<LogprobsArray>& arrays) {
   const h5::File file = open_schema_file(comm, path, logprobs_schema);
   LogprobsFile f;
   LogprobsParts parts;
-  run_agreed(comm, "opening the logits of " + path, [&] { parts = open_problem(file, f); });
-  f.offsets = parts.offsets->read_all<int64_t>();
-  f.logits = parts.logits->read_all<float>();
-  f.teacher = parts.teacher->read_all<float>();
-  f.targets = parts.targets->read_all<int32_t>();
-  f.ids = parts.ids->read_all<int32_t>();
-  f.d_value = parts.d_value->read_all<float>();
-  for (const auto& [answer, dataset] : parts.answers)
-    (*f.reference).*answer = dataset->read_all<double>();
-  if (f.reference) f.reference->top_ids = parts.top_ids->read_all<int32_t>();
+  run_agreed(comm, "opening the logits of " + path, [&] { parts = open_problem(file, arrays, f); });
+  f.logits = read_floats(*parts.logits, f.exact, f.columns, f.vocab_size);
+  f.targets = read_int32s(*parts.targets);
+  f.offsets = parts.offsets ? parts.offsets->read_all<int64_t>()
+                            : std::vector<int64_t>{0, std::ssize(f.targets)};
+  f.d_value = parts.d_value ? read_floats(*parts.d_value, f.exact)
+                            : std::vector<float>(f.targets.size(), 1);
+  if (parts.d_logprobs) f.d_logprobs = read_floats(*parts.d_logprobs, f.exact);
+  f.has_teacher = parts.teacher.has_value();
+  f.has_teacher_values = parts.teacher_values.has_value();
+  if (parts.teacher) f.teacher = read_floats(*parts.teacher, f.exact, f.columns, f.vocab_size);
+  if (parts.teacher_values) f.teacher_values = read_floats(*parts.teacher_values, f.exact);
+  if (parts.ids) f.ids = read_int32s(*parts.ids);
   if (f.linear) {
-    f.linear->hidden = parts.hidden->read_all<float>();
-    f.linear->head = parts.head->read_all<float>();
+    f.linear->hidden = read_floats(*parts.hidden, f.exact);
+    f.linear->head = read_floats(*parts.head, f.exact);
   }
-  for (const auto& [answer, dataset] : parts.linear_answers)
-    (*f.reference->linear).*answer = dataset->read_all<double>();
-  run_agreed(comm, "checking the logits of " + path, [&] { check_numbers(file, f); });
+  for (const auto& [name, dataset] : parts.answers)
+    f.reference->arrays[name] = dataset.read_all<double>();
+  run_agreed(comm, "checking the logits of " + path, [&] { check_numbers(file, arrays, f); });
   return f;
 }
 
 void write_logprobs_results(OutputFile& output, const LogprobsResultsHeader& header,
-                            const LogprobsResultRows& mine) {
+                            const std::vector<LogprobsPart>& mine) {
   Communicator& comm = output.comm();
-  const std::vector<LogprobsArray> arrays = real_results(mine, header.length);
-  const auto rows = std::ssize(mine.logprob);
   run_agreed(comm, "checking the shapes of results", [&] {
-    for (const LogprobsArray& array : arrays)
-      GYRE_CHECK(std::ssize(array.values) == rows * array.width,
-                 "{} has {} elements; it must have {}", array.path, array.values.size(),
-                 rows * array.width);
-    GYRE_CHECK(mine.top_ids.size() == mine.top_values.size(), "{} ids of {} largest values",
-               mine.top_ids.size(), mine.top_values.size());
+    for (const LogprobsPart& part : mine) {
+      const size_t elements = part.whole_numbers ? part.integers.size() : part.values.size();
+      GYRE_CHECK(elements == part.rows.size() * static_cast<size_t>(part.columns),
+                 "{} has {} elements; it must have {} x {}", part.name, elements, part.rows.size(),
+                 part.columns);
+    }
   });
-  check_coverage(comm, mine.begin, rows, header.tokens);
+  for (const LogprobsPart& part : mine) check_coverage(comm, part);
   run_on_root(comm, "creating " + output.path(),
-              [&] { create_results(output.temporary_path(), header, arrays); });
+              [&] { create_results(output.temporary_path(), header, mine); });
   h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
-  for (const LogprobsArray& array : arrays)
-    write_rows<float>(file, array.path, mine.begin, rows, array.width, array.values);
-  write_rows<int32_t>(file, "/results/top_ids", mine.begin, rows, header.length, mine.top_ids);
+  for (const LogprobsPart& part : mine) {
+    const h5::Dataset dataset = file.dataset(results_group + "/" + part.name);
+    if (part.whole_numbers)
+      write_rows(dataset, part, part.integers);
+    else
+      write_rows(dataset, part, part.values);
+  }
   file.close();
 }
 

@@ -24,11 +24,14 @@ std::string layer_tensor(int64_t layer, const std::string& name);
 /// communicator of the constructor, which must outlive the object.
 class ModelFile {
  public:
-  /// Reads the configuration and checks that every tensor is there with its type and shape; throws
-  /// a usage error that lists all errors.
+  /// Reads the configuration and checks that every tensor is there with its type and shape, and
+  /// that there is nothing that the decoder would have to do and does not (other tensors, a scaled
+  /// rotary embedding); throws a usage error that lists all errors.
   ModelFile(Communicator& comm, const std::string& path);
 
   const ModelConfig& config() const { return config_; }
+  /// The name of the tokenizer whose ids it takes; "" when the file does not say.
+  const std::string& tokenizer() const { return tokenizer_; }
 
   /// Rows [row_begin, + row_count) and columns [col_begin, + col_count) of the tensor `name`, as a
   /// packed [row_count, col_count]; a tensor of one dimension is one row. A NaN or an infinity is a
@@ -42,6 +45,7 @@ class ModelFile {
   Communicator& comm_;
   h5::File file_;
   ModelConfig config_;
+  std::string tokenizer_;
 };
 
 }  // namespace gyre

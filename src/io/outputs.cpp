@@ -19,6 +19,12 @@ void Outputs::add_text(const std::string& path, const std::string& text) {
   texts_.push_back(write_temporary(path, text));
 }
 
+std::vector<std::string> Outputs::name_as_invalid() {
+  std::vector<std::string> names;
+  for (const auto& guard : files_) names.push_back(guard->name_as_invalid());
+  return names;
+}
+
 void Outputs::publish(const std::string& text) {
   Watchdog::begin_to_finish();
   HostStream stream;

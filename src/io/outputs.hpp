@@ -20,8 +20,9 @@ class Outputs {
   /// Writes a text to a temporary file. An empty path is no file. On rank 0.
   void add_text(const std::string& path, const std::string& text);
 
-  /// Removes the files of add(): what they hold was found to be wrong. Those of add_text() stay.
-  void discard_files() { files_.clear(); }
+  /// What the files of add() hold was found to be wrong: publish() names each NAME.invalid.h5
+  /// instead of NAME.h5. Returns these names, on rank 0. Those of add_text() keep theirs.
+  std::vector<std::string> name_as_invalid();
 
   /// Ends the work of the run: gives the files their names and prints `text` (of rank 0) to
   /// standard output. From here on a signal that asks the run to end is ignored; one that came to

@@ -1,5 +1,7 @@
 #include "io/packed_file.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "comm/agree.hpp"
@@ -12,6 +14,25 @@ constexpr const char* ids_path = "/packed/ids";
 constexpr const char* packed_embeddings_path = "/packed/embeddings";
 constexpr const char* labels_path = "/packed/labels";
 constexpr const char* positions_path = "/packed/positions";
+constexpr const char* packed_extras_path = "/packed/extras";
+
+std::string path_of_extra(const std::string& name) {
+  return fmt::format("{}/{}", packed_extras_path, name);
+}
+
+/// Calls visit(name, item_bytes) for the extras that are aligned to slots.
+template <class Visit>
+void for_each_slot_extra(const PackedHeader& header, const Visit& visit) {
+  for (const auto& [name, stored] : header.extras)
+    if (stored.extra.aligned == Extra::Aligned::slots) visit(name, stored.extra.item_bytes);
+}
+
+/// The bytes of an extra of slots; none of ranks that bring no slots.
+std::span<const std::byte> bytes_of_extra(const PackedSlots& slots, const std::string& name) {
+  const auto extra = slots.extras.find(name);
+  if (extra == slots.extras.end()) return {};
+  return extra->second.bytes;
+}
 
 void create_packed(const std::string& path, const PackedHeader& header) {
   const int64_t slots = header.slot_offsets().back();
@@ -33,6 +54,7 @@ void create_packed(const std::string& path, const PackedHeader& header) {
   else
     file.create_dataset(packed_embeddings_path, DType::f32, {slots, header.hidden_size},
                         h5::Checksum::fletcher32);
+  create_extras(file, packed_extras_path, header.extras, {slots});
   file.close();
 }
 
@@ -119,6 +141,14 @@ SlotParts open_slots(const h5::File& file, const PackedHeader& header) {
   return parts;
 }
 
+/// Slots [begin, begin + count) of an array [slots, item...].
+h5::Slab slots_of(const h5::Shape& item, int64_t begin, int64_t count) {
+  h5::Slab slab{{begin}, {count}};
+  slab.start.resize(item.size() + 1, 0);
+  slab.count.insert(slab.count.end(), item.begin(), item.end());
+  return slab;
+}
+
 template <class T>
 std::vector<T> read_rows(const h5::Dataset& dataset, int64_t begin, int64_t count, int64_t row) {
   std::vector<T> values;
@@ -188,6 +218,10 @@ void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlo
                    std::ssize(mine.embeddings) == count * header.hidden_size,
                "{} labels, {} positions, {} ids, {} embeddings of {}", count, mine.positions.size(),
                mine.ids.size(), mine.embeddings.size(), header.hidden_size);
+    for_each_slot_extra(header, [&](const std::string& name, int64_t item_bytes) {
+      GYRE_CHECK(std::ssize(bytes_of_extra(mine, name)) == count * item_bytes,
+                 "extra {}: {} bytes of {} slots", name, bytes_of_extra(mine, name).size(), count);
+    });
   });
   run_on_root(comm, "creating " + output.path(),
               [&] { create_packed(output.temporary_path(), header); });
@@ -199,6 +233,10 @@ void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlo
     file.dataset(ids_path).write<int32_t>(std::span(&share, 1), mine.ids);
   else
     file.dataset(packed_embeddings_path).write<float>(std::span(&rows, 1), mine.embeddings);
+  for_each_slot_extra(header, [&](const std::string& name, int64_t) {
+    const h5::Slab items = slots_of(header.extras.at(name).item, begin, count);
+    file.dataset(path_of_extra(name)).write_bytes(std::span(&items, 1), bytes_of_extra(mine, name));
+  });
   file.close();
 }
 
@@ -215,6 +253,14 @@ PackedHeader read_packed_header(Communicator& comm, const std::string& path) {
     check_packed(reader.errors(), header);
     reader.throw_if_any();
   });
+  ExtraDatasets extras;
+  run_agreed(comm, "opening the extras of " + path, [&] {
+    SchemaReader reader(file, packed_schema);
+    const h5::Shape slots{header.slot_offsets().back()};
+    extras = open_extras(file, reader, packed_extras_path, {-1}, slots, header.extras);
+    reader.throw_if_any();
+  });
+  read_extras(extras, false, header.extras);
   return header;
 }
 
@@ -232,6 +278,15 @@ PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
   if (parts.ids) slots.ids = read_rows<int32_t>(*parts.ids, begin, count, 1);
   if (parts.embeddings)
     slots.embeddings = read_rows<float>(*parts.embeddings, begin, count, header.hidden_size);
+  for_each_slot_extra(header, [&](const std::string& name, int64_t item_bytes) {
+    const h5::Dataset dataset = file.dataset(path_of_extra(name));
+    const h5::Slab items = slots_of(header.extras.at(name).item, begin, count);
+    ExtraSlots extra{item_bytes, {}};
+    dataset.make_room(count, item_bytes,
+                      [&] { extra.bytes.resize(static_cast<size_t>(count * item_bytes)); });
+    dataset.read_bytes(std::span(&items, 1), extra.bytes);
+    slots.extras.emplace(name, std::move(extra));
+  });
   run_agreed(comm, "checking the slots of " + path, [&] {
     SchemaReader reader(file, packed_schema);
     check_range(reader.errors(), ids_path, slots.ids, begin, header.vocab_size, false);

@@ -6,11 +6,13 @@
 // positions: slot k of a segment's range is padding iff k >= its real length.
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/label.hpp"
+#include "io/extras_file.hpp"
 #include "io/packed_bins.hpp"
 #include "io/schema.hpp"
 
@@ -28,6 +30,7 @@ struct PackedHeader {
   std::string tokenizer;
   std::string algorithm;           ///< how documents came into bins
   std::vector<std::string> names;  ///< [documents], or empty
+  StoredExtras extras;             ///< bytes of those aligned to slots are in PackedSlots
   Provenance provenance;
 
   int64_t bin_count() const { return std::ssize(bins.bin_offsets) - 1; }
@@ -49,12 +52,19 @@ struct PackedHeader {
   std::span<const int32_t> bounds(const std::vector<int32_t>& all, int64_t b) const;
 };
 
+/// Bytes of consecutive slots of an extra.
+struct ExtraSlots {
+  int64_t item_bytes = 1;        ///< of a slot
+  std::vector<std::byte> bytes;  ///< [slots, item_bytes]
+};
+
 /// Contents of consecutive slots.
 struct PackedSlots {
   std::vector<int32_t> ids;        ///< [slots], or empty with embeddings
   std::vector<float> embeddings;   ///< [slots, hidden_size], or empty with ids
   std::vector<int32_t> labels;     ///< [slots] what the slot predicts; ignored_label: nothing
   std::vector<int32_t> positions;  ///< [slots] inside the segment, padding included
+  std::map<std::string, ExtraSlots> extras;  ///< those of the header that are aligned to slots
 };
 
 /// Adds whatever is wrong with the tables of a header to `errors`, by bin and segment.

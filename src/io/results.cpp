@@ -131,17 +131,23 @@ struct ReferenceParts {
 ReferenceParts open_reference(const h5::File& file, const Documents& documents,
                               const HiddenShape& model, Reference& reference) {
   SchemaReader reader(file, documents_schema);
-  reference.model_sha256 = reader.text("/reference", "model_sha256");
-  reference.generator = reader.text("/reference", "generator");
+  const auto text = [&](const char* name) {
+    const bool there = file.attribute("/reference", name) != h5::AttributeValue();
+    return there ? reader.text("/reference", name) : std::string();
+  };
+  reference.model_sha256 = text("model_sha256");
+  reference.generator = text("generator");
   const int64_t predictions = prediction_offsets(documents.offsets).back();
   ReferenceParts parts;
-  parts.offsets = reader.dataset("/reference/offsets", {h5::Type::i64}, {documents.count() + 1});
-  parts.logprob = reader.dataset("/reference/logprob", {h5::Type::f64}, {predictions});
-  parts.entropy = reader.dataset("/reference/entropy", {h5::Type::f64}, {predictions});
-  if (file.has_dataset("/reference/hidden")) {
+  if (reader.is_there("/reference/offsets"))
+    parts.offsets = reader.integers("/reference/offsets", {documents.count() + 1});
+  if (reader.is_there("/reference/logprob"))
+    parts.logprob = reader.reals("/reference/logprob", {predictions});
+  if (reader.is_there("/reference/entropy"))
+    parts.entropy = reader.reals("/reference/entropy", {predictions});
+  if (reader.is_there("/reference/hidden")) {
     reference.has_hidden = true;
-    const auto hidden = reader.dataset("/reference/hidden", {h5::Type::f32, h5::Type::f64},
-                                       {-1, documents.total(), -1});
+    const auto hidden = reader.reals("/reference/hidden", {-1, documents.total(), -1});
     if (hidden && (hidden->shape()[0] != model.entries || hidden->shape()[2] != model.width))
       reader.errors().add(
           "/reference/hidden is of a model of {} layers and hidden size {}; this model has {} and "
@@ -152,19 +158,21 @@ ReferenceParts open_reference(const h5::File& file, const Documents& documents,
   return parts;
 }
 
-void check_reference(const h5::File& file, const Documents& documents, const Reference& reference) {
+/// `offsets`: those of the reference; empty: it has none.
+void check_reference(const h5::File& file, const Documents& documents,
+                     const std::vector<int64_t>& offsets, const Reference& reference) {
   SchemaReader reader(file, documents_schema);
   const std::vector<int64_t> wanted = prediction_offsets(documents.offsets);
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    if (reference.offsets[i] == wanted[i]) continue;
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    if (offsets[i] == wanted[i]) continue;
     reader.errors().add(
         "/reference/offsets[{}] is {}; it must be {}: a document of n tokens has max(0, n - 1) "
         "predictions",
-        i, reference.offsets[i], wanted[i]);
+        i, offsets[i], wanted[i]);
     break;
   }
-  check_finite(reader.errors(), "/reference/logprob", reference.logprob);
-  check_finite(reader.errors(), "/reference/entropy", reference.entropy);
+  if (reference.logprob) check_finite(reader.errors(), "/reference/logprob", *reference.logprob);
+  if (reference.entropy) check_finite(reader.errors(), "/reference/entropy", *reference.entropy);
   reader.throw_if_any();
 }
 
@@ -181,11 +189,12 @@ std::optional<Reference> read_reference(Communicator& comm, const std::string& p
     if (found) parts = open_reference(file, documents, model, reference);
   });
   if (!found) return {};
-  reference.offsets = parts.offsets->read_all<int64_t>();
-  reference.logprob = parts.logprob->read_all<double>();
-  reference.entropy = parts.entropy->read_all<double>();
+  std::vector<int64_t> offsets;
+  if (parts.offsets) offsets = parts.offsets->read_all<int64_t>();
+  if (parts.logprob) reference.logprob = parts.logprob->read_all<double>();
+  if (parts.entropy) reference.entropy = parts.entropy->read_all<double>();
   run_agreed(comm, "checking the reference of " + path,
-             [&] { check_reference(file, documents, reference); });
+             [&] { check_reference(file, documents, offsets, reference); });
   return reference;
 }
 

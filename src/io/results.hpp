@@ -23,13 +23,13 @@ struct Rows {
   int64_t count = 0;
 };
 
-/// Reference values, computed elsewhere in double precision; all of them on every rank.
+/// Reference values, computed elsewhere in double precision; all of them on every rank. Texts that
+/// the file does not have are empty.
 struct Reference {
   std::string model_sha256;  ///< of the model file's bytes
   std::string generator;
-  std::vector<int64_t> offsets;  ///< [n + 1]
-  std::vector<double> logprob;   ///< [P] of the next token
-  std::vector<double> entropy;   ///< [P] of the distribution, nats
+  std::optional<std::vector<double>> logprob;  ///< [P] of the next token
+  std::optional<std::vector<double>> entropy;  ///< [P] of the distribution, nats
   bool has_hidden = false;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "comm/agree.hpp"
 #include "io/content_digest.hpp"
@@ -50,22 +51,64 @@ std::string SchemaReader::text(const std::string& object, const std::string& att
 std::optional<h5::Dataset> SchemaReader::dataset(const std::string& path,
                                                  const std::vector<h5::Type>& types,
                                                  const h5::Shape& shape) {
+  const auto is_right = [&](h5::Type type) {
+    return std::find(types.begin(), types.end(), type) != types.end();
+  };
+  return open(path, is_right, join(types), shape);
+}
+
+bool SchemaReader::is_there(const std::string& path) const {
+  return file_.has_object(path);
+}
+
+std::optional<h5::Dataset> SchemaReader::open(const std::string& path,
+                                              const std::function<bool(h5::Type)>& is_right,
+                                              const std::string& right, const h5::Shape& shape) {
   if (!file_.has_dataset(path)) {
-    errors_.add("there is no dataset '{}'; it must be {} {}", path, join(types),
-                h5::to_string(shape));
+    errors_.add("there is no dataset '{}'; it must be {} {}", path, right, h5::to_string(shape));
     return {};
   }
   h5::Dataset dataset = file_.dataset(path);
-  const bool right_type = std::find(types.begin(), types.end(), dataset.type()) != types.end();
-  if (right_type && matches(dataset.shape(), shape)) return dataset;
+  if (is_right(dataset.type()) && matches(dataset.shape(), shape)) return dataset;
   errors_.add("dataset '{}' is {} {}; it must be {} {}", path, name_of(dataset.type()),
-              h5::to_string(dataset.shape()), join(types), h5::to_string(shape));
+              h5::to_string(dataset.shape()), right, h5::to_string(shape));
   return {};
+}
+
+std::optional<h5::Dataset> SchemaReader::reals(const std::string& path, const h5::Shape& shape) {
+  return open(path, h5::is_real, "real", shape);
+}
+
+std::optional<h5::Dataset> SchemaReader::integers(const std::string& path, const h5::Shape& shape) {
+  return open(path, h5::is_integer, "integer", shape);
 }
 
 void SchemaReader::throw_if_any() const {
   errors_.throw_if_any(
       fmt::format("'{}' breaks the schema {} version {}:", file_.path(), schema_, schema_version));
+}
+
+std::vector<float> read_floats(const h5::Dataset& dataset, bool& exact, int64_t columns,
+                               int64_t valid) {
+  if (dataset.type() != h5::Type::f64) return dataset.read_all<float>();
+  const std::vector<double> wide = dataset.read_all<double>();
+  std::vector<float> floats(wide.begin(), wide.end());
+  for (size_t i = 0; i < wide.size(); ++i)
+    if (static_cast<int64_t>(i) % columns < valid && !std::isnan(wide[i]))
+      exact = exact && static_cast<double>(floats[i]) == wide[i];
+  return floats;
+}
+
+std::vector<int32_t> read_int32s(const h5::Dataset& dataset) {
+  if (dataset.type() == h5::Type::i32) return dataset.read_all<int32_t>();
+  const std::vector<int64_t> wide = dataset.read_all<int64_t>();
+  for (size_t i = 0; i < wide.size(); ++i)
+    if (!std::in_range<int32_t>(wide[i]))
+      throw Error(ExitCode::usage,
+                  fmt::format("dataset '{}' of '{}': element {} is {}, which does not fit 32 bits",
+                              dataset.path(), dataset.file(), i, wide[i]),
+                  true);  // every rank has all of it
+  return {wide.begin(), wide.end()};
 }
 
 h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema) {

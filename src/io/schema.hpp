@@ -3,6 +3,7 @@
 // inputs/SCHEMA.md describes the files.
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -36,15 +37,33 @@ class SchemaReader {
   /// The dataset, if it exists with one of `types` and the extents of `shape` (-1 matches any).
   std::optional<h5::Dataset> dataset(const std::string& path, const std::vector<h5::Type>& types,
                                      const h5::Shape& shape);
+  /// Whether there is anything of that name: what is optional and there must be a right dataset.
+  bool is_there(const std::string& path) const;
+  /// The same as dataset(), of reals of any type.
+  std::optional<h5::Dataset> reals(const std::string& path, const h5::Shape& shape);
+  /// The same of integers of any width.
+  std::optional<h5::Dataset> integers(const std::string& path, const h5::Shape& shape);
   ConfigErrors& errors() { return errors_; }
   /// Throws a usage error that lists all errors, if there are any.
   void throw_if_any() const;
 
  private:
+  std::optional<h5::Dataset> open(const std::string& path,
+                                  const std::function<bool(h5::Type)>& is_right,
+                                  const std::string& right, const h5::Shape& shape);
+
   const h5::File& file_;
   std::string schema_;
   ConfigErrors errors_;
 };
+
+/// All of a dataset of reals in f32, on every rank; `exact` becomes false if that changes a value
+/// of the first `valid` of each `columns`. Collective.
+std::vector<float> read_floats(const h5::Dataset& dataset, bool& exact, int64_t columns = 1,
+                               int64_t valid = 1);
+/// All of a dataset of integers, on every rank. One that does not fit 32 bits is a usage error.
+/// Collective.
+std::vector<int32_t> read_int32s(const h5::Dataset& dataset);
 
 /// Opens a file of kind `schema` and this version; any other is a usage error. Collective.
 h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema);

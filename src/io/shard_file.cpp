@@ -1,5 +1,7 @@
 #include "io/shard_file.hpp"
 
+#include <fmt/format.h>
+
 #include "comm/agree.hpp"
 
 namespace gyre {
@@ -21,6 +23,12 @@ constexpr Column columns[] = {
     {"/shards/cu_seqlens_padded", &ShardRows::cu_seqlens_padded},
 };
 constexpr const char* shards_embeddings_path = "/shards/embeddings";
+constexpr const char* shards_extras_path = "/shards/extras";
+
+/// The extents in front of the items of extras.
+h5::Shape slots_of_ranks(const ShardsHeader& header) {
+  return {header.cp, header.slot_offsets.back()};
+}
 
 /// Elements of a row of the dataset.
 int64_t width_of(const std::string& path, const ShardsHeader& header) {
@@ -51,7 +59,29 @@ void create_shards(const std::string& path, const ShardsHeader& header) {
     file.create_dataset(shards_embeddings_path, DType::f32,
                         {header.cp, header.slot_offsets.back(), header.hidden_size},
                         h5::Checksum::fletcher32);
+  create_extras(file, shards_extras_path, header.extras, slots_of_ranks(header));
   file.close();
+}
+
+/// This rank's rows of an extra of slots.
+void fill_extra(const h5::File& file, const ShardsHeader& header, const std::string& name,
+                const Communicator& comm, std::span<const ShardRows> mine) {
+  const StoredExtra& stored = header.extras.at(name);
+  const int64_t width = header.slot_offsets.back() * stored.extra.item_bytes;
+  std::vector<h5::Slab> slabs;
+  std::vector<std::byte> bytes;
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const std::vector<std::byte>& row = mine[i].extras.at(name).bytes;
+    GYRE_CHECK(std::ssize(row) == width, "extra {}: a row of {} bytes, not {}", name, row.size(),
+               width);
+    h5::Slab slab{{comm.rank() + static_cast<int64_t>(i) * comm.size()},
+                  {1, header.slot_offsets.back()}};
+    slab.start.resize(stored.item.size() + 2, 0);
+    slab.count.insert(slab.count.end(), stored.item.begin(), stored.item.end());
+    if (width > 0) slabs.push_back(std::move(slab));
+    bytes.insert(bytes.end(), row.begin(), row.end());
+  }
+  file.dataset(fmt::format("{}/{}", shards_extras_path, name)).write_bytes(slabs, bytes);
 }
 
 }  // namespace
@@ -86,7 +116,23 @@ void fill_shards(OutputFile& output, const ShardsHeader& header, std::span<const
     }
     file.dataset(shards_embeddings_path).write<float>(slabs, values);
   }
+  for (const auto& [name, stored] : header.extras)
+    if (stored.extra.aligned == Extra::Aligned::slots) fill_extra(file, header, name, comm, mine);
   file.close();
+}
+
+StoredExtras read_shard_extras(Communicator& comm, const std::string& path,
+                               const ShardsHeader& header) {
+  const h5::File file = open_schema_file(comm, path, shards_schema);
+  StoredExtras extras;
+  ExtraDatasets datasets;
+  run_agreed(comm, "opening the extras of " + path, [&] {
+    SchemaReader reader(file, shards_schema);
+    datasets = open_extras(file, reader, shards_extras_path, {-1}, slots_of_ranks(header), extras);
+    reader.throw_if_any();
+  });
+  read_extras(datasets, false, extras);
+  return extras;
 }
 
 std::vector<ShardRows> read_shard_rows(Communicator& comm, const std::string& path,
@@ -110,6 +156,17 @@ std::vector<ShardRows> read_shard_rows(Communicator& comm, const std::string& pa
     GYRE_CHECK(std::ssize(all) == header.cp * width, "{}: {} elements", shards_embeddings_path,
                all.size());
     for (size_t r = 0; r < rows.size(); ++r) cut(all, r, width, rows[r].embeddings);
+  }
+  for (const auto& [name, stored] : header.extras) {
+    if (stored.extra.aligned != Extra::Aligned::slots) continue;
+    const int64_t item = stored.extra.item_bytes, width = header.slot_offsets.back() * item;
+    const std::string extra = fmt::format("{}/{}", shards_extras_path, name);
+    const std::vector<std::byte> all = file.dataset(extra).read_all_bytes();
+    GYRE_CHECK(std::ssize(all) == header.cp * width, "{}: {} bytes", extra, all.size());
+    for (size_t r = 0; r < rows.size(); ++r) {
+      rows[r].extras[name].item_bytes = item;
+      cut(all, r, width, rows[r].extras[name].bytes);
+    }
   }
   return rows;
 }

@@ -16,6 +16,7 @@ struct ShardsHeader {
   std::vector<int64_t> bin_offsets;      ///< [bins + 1] segments of the packed streams
   std::vector<int64_t> slot_offsets{0};  ///< [bins + 1] local slots of a rank
   std::string packed_sha256;             ///< of the packed file, or "" when it was generated
+  StoredExtras extras;                   ///< bytes of those aligned to slots are in ShardRows
   Provenance provenance;
 };
 
@@ -30,6 +31,10 @@ struct ShardRows : PackedSlots {
 /// Writes the temporary file of `output`: rows rank, rank + size, ... of the cp rows come from this
 /// rank. The caller commits. Collective.
 void fill_shards(OutputFile& output, const ShardsHeader& header, std::span<const ShardRows> mine);
+
+/// The extras of a file, those aligned to slots without bytes, on every rank. Collective.
+StoredExtras read_shard_extras(Communicator& comm, const std::string& path,
+                               const ShardsHeader& header);
 
 /// All rows, on every rank. Collective; not checked beyond sizes.
 std::vector<ShardRows> read_shard_rows(Communicator& comm, const std::string& path,

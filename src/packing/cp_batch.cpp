@@ -109,7 +109,7 @@ PositionIds part_of_positions(const Layout& layout, int rank, const PositionIds&
 Extras part_of_extras(const Layout& layout, int rank, const Extras& extras) {
   Extras local;
   for (const auto& [name, extra] : extras) {
-    if (name == "attention_mask") continue;
+    if (name == attention_mask_extra) continue;
     Extra mine = extra;
     if (extra.aligned == Extra::Aligned::slots)
       mine.bytes = std::make_shared<const std::vector<std::byte>>(
@@ -210,7 +210,7 @@ std::vector<CpBatch> make_cp_chunks(const BshdBatch& batch, int64_t chunks,
 }
 
 void agree_on_batch(Communicator& comm, const BshdBatch& batch) {
-  Digest inputs, others;
+  Digest inputs, others, extras;
   if (const auto* ids = std::get_if<TokenIds>(&batch.inputs))
     inputs.add(*ids);
   else
@@ -219,11 +219,16 @@ void agree_on_batch(Communicator& comm, const BshdBatch& batch) {
   if (batch.positions) others.add(batch.positions->values);
   for (const auto* table : {&batch.seq_lens, &batch.seq_lens_padded})
     if (*table) others.add((*table)->cells);
+  for (const auto& [name, extra] : batch.extras) {
+    extras.add(std::vector<char>(name.begin(), name.end()));
+    if (extra.bytes) extras.add(*extra.bytes);
+  }
   agree_on_arguments(comm, "sharding a batch", [] {},
                      {{"the number of rows", batch.rows},
                       {"the number of slots", batch.slots},
                       {"the digest of the inputs", inputs.value()},
-                      {"the digest of labels, positions and lengths", others.value()}});
+                      {"the digest of labels, positions and lengths", others.value()},
+                      {"the digest of the extras", extras.value()}});
 }
 
 std::array<PositionRange, 2> rope_slices(int64_t local_slots, int cp, int rank) {

@@ -98,9 +98,9 @@ std::vector<CpBatch> make_cp_chunks(const BshdBatch& batch, int64_t chunks,
                                     const CpOptions& options);
 
 /// Throws the same usage error on all ranks of the group unless their batches are the same: in
-/// rows, slots, and by a digest of inputs, labels, positions and length tables. Every sharder
-/// starts from the identical batch and none would notice another one. Collective; two small
-/// all-gathers.
+/// rows, slots, and by digests of inputs, of labels, positions and length tables, and of extras.
+/// Every sharder starts from the identical batch and none would notice another one. Collective; two
+/// small all-gathers.
 void agree_on_batch(Communicator& comm, const BshdBatch& batch);
 
 /// Positions [begin, end) of a segment.

@@ -20,16 +20,13 @@
 // As NeMo Automodel's process_input_for_thd does it, except that what it assumes of the tables is
 // checked here: a row that is not filled would shift every boundary after it.
 
-#include <cstddef>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <variant>
 #include <vector>
 
+#include "core/extra.hpp"
 #include "core/label.hpp"
 #include "sharding/layout.hpp"
 
@@ -61,29 +58,6 @@ struct PositionIds {
   int64_t axes = 1;
   std::vector<int64_t> values;  ///< [axes, slots]
 };
-
-/// An array that goes along with a batch without being read. Its bytes are shared; they are copied
-/// only where a batch is cut.
-struct Extra {
-  enum class Aligned {
-    none,   ///< passed on as it is
-    rows,   ///< [rows, ...]: cut with the rows
-    slots,  ///< [rows, slots, ...]: cut with the rows, sharded with the tokens
-  };
-  Aligned aligned = Aligned::none;
-  int64_t item_bytes = 0;  ///< bytes of a row or of a slot; not used by Aligned::none
-  std::shared_ptr<const std::vector<std::byte>> bytes;
-};
-using Extras = std::map<std::string, Extra>;
-
-/// An extra that holds a copy of `values`, `width` of them for each row or slot.
-template <class T>
-Extra make_extra(std::span<const T> values, Extra::Aligned aligned = Extra::Aligned::none,
-                 int64_t width = 1) {
-  const auto bytes = std::as_bytes(values);
-  return {aligned, width * static_cast<int64_t>(sizeof(T)),
-          std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end())};
-}
 
 /// A batch of `rows` rows of `slots` slots. Absent tables or positions are nullopt.
 struct BshdBatch {

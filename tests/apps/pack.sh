@@ -37,6 +37,27 @@ expect 0 '11 segments' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --cp 2
 expect 0 'absorbed by the last segment' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --chunks 4 --tail absorb
 expect 2 'chunks' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --chunks 3
 expect 2 'row 0, segment 0' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --cp 4
+
+# Ids alone: each row is a document, padding is at the end of a stream; slot lengths that are the real ones.
+golden=$source_dir/inputs/golden
+expect 0 'stream 0: 5 segments, 48 slots' "$pack" --input "$golden/rows_without_tables.h5" -o ids.h5
+grep -q 'VERIFY PASSED 3/3' output || fail "documents of rows are not checked: $(cat output)"
+expect 0 'tokens 31 real by the padding mask' "$pack" --input "$golden/rows_without_tables.h5" --tail absorb
+grep -q absorbed output && fail "without slot lengths there is nothing to absorb: $(cat output)"
+expect 0 '5 documents, 31 tokens' "$pack" --input ids.h5 --unpack -o back.h5
+expect 2 "rows_padded.h5': row 1, slot 5 holds the pad id 100 before real tokens" "$pack" --input "$golden/rows_padded.h5"
+grep -q -- '; --chunks 4 makes a stream of each row' output || fail "no advice: $(cat output)"
+expect 0 'stream 3: 1 segments' "$MPIEXEC" -n 2 "$pack" --input "$golden/rows_padded.h5" --chunks 4 --tail keep -o padded.h5
+
+# What goes along comes out of every conversion, whatever the ranks.
+expect 0 '# extras: attention_mask (slots), grid (none), image (slots), weight (rows), word (rows)' \
+  "$pack" --input "$golden/rows_extras.h5" --cp 2 -o extras.h5
+grep -q 'VERIFY PASSED 3/3' output || fail "extras are not checked: $(cat output)"
+expect 0 'VERIFY PASSED' "$MPIEXEC" -n 3 "$pack" --input "$golden/rows_extras.h5" --cp 2 --chunks 3 -o extras3.h5
+expect 0 'VERIFY PASSED 5/5' "$compare" extras.h5:/packed/extras extras3.h5:/packed/extras
+expect 0 'VERIFY PASSED 3/3' "$pack" --input extras.h5 --repad --cp 3 -o repadded.h5
+h5dump -d /packed/extras/grid extras.h5 | grep -q H5T_STD_I32BE || fail "another type: $(h5dump -H extras.h5)"
+
 expect 0 'encoder 3 audio items over 2 ranks' "$MPIEXEC" -n 2 "$pack" --input "$source_dir/inputs/salm_tiny.h5" \
   --cp 2 --tp 3 -o salm.h5
 

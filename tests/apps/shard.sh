@@ -84,6 +84,27 @@ expect 2 'are for --format thd' "$shard" --input "$left" --cp 2 --format bshd --
 expect 2 '--tp 2 pads the rows of --format bshd' "$shard" --input "$rows" --cp 2 --tp 2
 expect 2 'is a batch of rows' "$shard" --input "$rows" --cp 2 --ulysses
 
+# Ids alone: a row is a document of a stream, or has a key mask that hides the pad id at both ends.
+golden=$source_dir/inputs/golden
+expect 0 'VERIFY PASSED 5/5' "$MPIEXEC" -n 2 "$shard" --input "$golden/rows_without_tables.h5" --cp 2
+expect 0 'VERIFY PASSED' "$shard" --input "$golden/rows_padded.h5" --cp 2 --chunks 4
+expect 2 "rows_padded.h5': row 1, slot 5 holds the pad id 100 before real tokens" "$shard" --input "$golden/rows_padded.h5" --cp 2
+expect 0 'VERIFY PASSED 4/4' "$MPIEXEC" -n 2 "$shard" --input "$golden/rows_padded.h5" --cp 2 --format bshd
+
+# Extras: of rows they are compared, of packed streams also written, without the mask of attention.
+for ranks in 1 2; do
+  expect 0 'VERIFY PASSED 6/6' "$MPIEXEC" -n "$ranks" "$shard" --input "$golden/rows_extras.h5" --cp 2
+done
+grep -q '# extra attention_mask is left out: no mask by slots describes a shard' output || fail "not said: $(cat output)"
+expect 0 '# extras: attention_mask (slots), grid (none)' "$shard" --input "$golden/rows_extras.h5" --cp 1
+expect 0 'VERIFY PASSED 6/6' "$MPIEXEC" -n 2 "$shard" --input "$golden/packed_extras_cp2.h5" --cp 2
+expect 0 'VERIFY PASSED 5/5' "$shard" --input "$golden/packed_extras_cp2.h5" --cp 2 --layout striped --stripe 3 -o extras1.h5
+expect 0 'VERIFY PASSED 7/7' "$MPIEXEC" -n 2 "$shard" --input "$golden/packed_extras_cp2.h5" --cp 2 --layout striped --stripe 3 -o extras2.h5
+expect 0 'VERIFY PASSED' "$compare" extras1.h5 extras2.h5
+expect 0 'VERIFY PASSED' "$shard" --input "$golden/packed_extras_cp2.h5" --cp 3 --layout dual-chunk-swap --repad -o extras3.h5
+expect 0 'VERIFY PASSED' "$shard" --input "$golden/packed_extras_cp2.h5" --cp 1 --layout contiguous -o extras1.h5
+h5dump -d /shards/extras/attention_mask extras1.h5 | grep -q '( 1, 28 )' || fail "one rank has the whole stream: $(h5dump -H extras1.h5)"
+
 # Masks of packed streams that shards cannot keep.
 expect 0 'VERIFY PASSED' "$shard" --input packed.h5 --cp 2 --mask causal-segments
 expect 2 'would see each other' "$shard" --input packed.h5 --cp 2 --mask causal

@@ -19,6 +19,8 @@ BshdBatch batch() {
   b.positions = PositionIds{1, {0, 1, 2, 3}};
   b.seq_lens = LengthTable{1, 1, {3}};
   b.seq_lens_padded = LengthTable{1, 1, {4}};
+  b.extras["weight"] =
+      make_extra(std::span<const int32_t>(std::vector<int32_t>{7}), Extra::Aligned::rows);
   return b;
 }
 
@@ -41,6 +43,15 @@ TEST(BatchAgreement, DifferencesEndAllRanksWithOneMessage) {
   refused("the digest of labels", [](BshdBatch& b) { b.positions->values[3] = 0; });
   refused("the digest of labels", [](BshdBatch& b) { b.seq_lens->cells[0] = 2; });
   refused("the digest of labels", [](BshdBatch& b) { b.seq_lens_padded.reset(); });
+  refused("the digest of the extras", [](BshdBatch& b) {
+    b.extras["weight"] =
+        make_extra(std::span<const int32_t>(std::vector<int32_t>{8}), Extra::Aligned::rows);
+  });
+  refused("the digest of the extras", [](BshdBatch& b) {
+    auto extra = b.extras.extract("weight");
+    extra.key() = "height";
+    b.extras.insert(std::move(extra));
+  });
 }
 
 }  // namespace GYRE_FILE

@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 
+#include "apps/logprobs/registry.hpp"
 #include "io/compare.hpp"
 #include "io/logprobs_file.hpp"
 #include "io_files.hpp"
@@ -19,8 +20,13 @@ using test::on_root;
 using test::SharedFolder;
 using test::world;
 
+double answer(const LogprobsFile& f, const char* name, size_t i) {
+  return f.reference->arrays.at(name).at(i);
+}
+
 TEST(LogprobsFile, ReadsTheGoldenProblem) {
-  const LogprobsFile f = read_logprobs_file(world(), input("logprobs_golden.h5"));
+  const LogprobsFile f =
+      read_logprobs_file(world(), input("logprobs_golden.h5"), logprobs_arrays());
   EXPECT_EQ(f.vocab_size, 64);
   EXPECT_EQ(f.columns, 64);
   EXPECT_EQ(f.picks, 4);
@@ -33,29 +39,30 @@ TEST(LogprobsFile, ReadsTheGoldenProblem) {
   EXPECT_EQ(f.targets.at(9), (7 + 13 + 5) % 64);
   ASSERT_TRUE(f.reference.has_value());
   EXPECT_EQ(f.reference->generator, "inputs/make_logprobs.py");
-  EXPECT_NEAR(f.reference->logprob.at(0), -3.123163688, 1e-9);
-  EXPECT_NEAR(f.reference->entropy.at(0), 2.643832576, 1e-9);
-  EXPECT_NEAR(f.reference->soft_cross_entropy.at(0), 8.344218829, 1e-9);
-  EXPECT_NEAR(f.reference->next_token_logprob.at(0), -11.873163688, 1e-9);
-  EXPECT_NEAR(f.reference->gathered.at(1), -4.498163688, 1e-9);
-  EXPECT_EQ(f.reference->top_ids.at(0), 57);
-  EXPECT_EQ(f.reference->top_values.at(1), 5.875);
-  EXPECT_EQ(std::ssize(f.reference->d_filtered_logprob), 16 * 64);
+  EXPECT_NEAR(answer(f, "logprob", 0), -3.123163688, 1e-9);
+  EXPECT_NEAR(answer(f, "entropy", 0), 2.643832576, 1e-9);
+  EXPECT_NEAR(answer(f, "soft_cross_entropy", 0), 8.344218829, 1e-9);
+  EXPECT_NEAR(answer(f, "next_token_logprob", 0), -11.873163688, 1e-9);
+  EXPECT_NEAR(answer(f, "gathered", 1), -4.498163688, 1e-9);
+  EXPECT_EQ(answer(f, "top_ids", 0), 57);
+  EXPECT_EQ(answer(f, "top_values", 1), 5.875);
+  EXPECT_EQ(std::ssize(f.reference->arrays.at("d_filtered_logprob")), 16 * 64);
 }
 
 TEST(LogprobsFile, ReadsTies) {
-  const LogprobsFile f = read_logprobs_file(world(), input("logprobs_ties.h5"));
+  const LogprobsFile f = read_logprobs_file(world(), input("logprobs_ties.h5"), logprobs_arrays());
   EXPECT_EQ(f.vocab_size, 101);
   EXPECT_EQ(f.columns, 108);
   EXPECT_EQ(f.temperature, 2);
   EXPECT_EQ(f.targets.at(0), -100);
   EXPECT_EQ(f.offsets, (std::vector<int64_t>{0, 1, 1, 7, 17}));
-  EXPECT_EQ(f.reference->filtered_logprob.at(0), -HUGE_VAL);
+  EXPECT_EQ(answer(f, "filtered_logprob", 0), -HUGE_VAL);
   EXPECT_EQ(f.logits.at(103), 3e38F);
 }
 
 TEST(LogprobsFile, ReadsHiddenStatesAndAHead) {
-  const LogprobsFile f = read_logprobs_file(world(), input("logprobs_linear.h5"));
+  const LogprobsFile f =
+      read_logprobs_file(world(), input("logprobs_linear.h5"), logprobs_arrays());
   EXPECT_EQ(f.vocab_size, 61);
   ASSERT_TRUE(f.linear.has_value());
   EXPECT_EQ(f.linear->width, 12);
@@ -68,12 +75,13 @@ TEST(LogprobsFile, ReadsHiddenStatesAndAHead) {
            f.linear->head.at(static_cast<size_t>(12 * v + d));
     EXPECT_EQ(f.logits.at(static_cast<size_t>(64 * t + v)), z);
   }
-  ASSERT_TRUE(f.reference && f.reference->linear);
-  EXPECT_NEAR(f.reference->linear->logprob.at(4), f.reference->logprob.at(4), 1e-12);
-  EXPECT_NEAR(f.reference->linear->entropy.at(5), std::log(61), 1e-12);
-  EXPECT_EQ(std::ssize(f.reference->linear->d_hidden), 14 * 12);
-  EXPECT_EQ(std::ssize(f.reference->linear->d_head), 61 * 12);
-  EXPECT_FALSE(read_logprobs_file(world(), input("logprobs_ties.h5")).linear.has_value());
+  ASSERT_TRUE(f.reference.has_value());
+  EXPECT_NEAR(answer(f, "linear_logprob", 4), answer(f, "logprob", 4), 1e-12);
+  EXPECT_NEAR(answer(f, "linear_entropy", 5), std::log(61), 1e-12);
+  EXPECT_EQ(std::ssize(f.reference->arrays.at("d_hidden")), 14 * 12);
+  EXPECT_EQ(std::ssize(f.reference->arrays.at("d_head")), 61 * 12);
+  EXPECT_FALSE(
+      read_logprobs_file(world(), input("logprobs_ties.h5"), logprobs_arrays()).linear.has_value());
 }
 
 /// A small problem of 2 tokens, 3 ids in 4 columns, 2 ids a token; fields are what tests spoil.
@@ -87,8 +95,8 @@ struct Draft {
   float gradient = 1;
   double answer = 0;
   int64_t gathered_width = 2;
-  h5::Shape hidden, head;  // empty: there is none
-  float factor = 1;        // all of their elements
+  h5::Shape hidden, head, of_all_ids;  // empty: there is none
+  float factor = 1;                    // all of their elements
   std::vector<std::string> linear_answers;
   std::string omit;
 };
@@ -137,6 +145,7 @@ void write_draft(const std::string& path, const Draft& d) {
   };
   write_factor("/logprobs/hidden", d.hidden);
   write_factor("/logprobs/head", d.head);
+  write_factor("/logprobs/d_logprobs", d.of_all_ids);
   file.create_group("/reference");
   file.write_attribute("/reference", "generator", std::string("test"));
   for (const char* name : {"logprob", "entropy", "soft_cross_entropy", "filtered_logprob"})
@@ -168,7 +177,7 @@ void expect_refused(const std::vector<std::string>& problems,
   });
   std::string message = "(nothing thrown)";
   try {
-    read_logprobs_file(world(), path);
+    read_logprobs_file(world(), path, logprobs_arrays());
   } catch (const Error& error) {
     message = error.what();
     EXPECT_EQ(error.code(), ExitCode::usage);
@@ -183,7 +192,7 @@ void expect_refused(const std::vector<std::string>& problems,
 TEST(LogprobsFile, TheDraftIsGood) {
   const SharedFolder folder;
   on_root([&] { write_draft(folder.file("f.h5"), {}); });
-  const LogprobsFile f = read_logprobs_file(world(), folder.file("f.h5"));
+  const LogprobsFile f = read_logprobs_file(world(), folder.file("f.h5"), logprobs_arrays());
   EXPECT_EQ(f.tokens(), 2);
   EXPECT_EQ(f.columns, 4);
   EXPECT_TRUE(std::isnan(f.logits.at(3)));
@@ -192,60 +201,99 @@ TEST(LogprobsFile, TheDraftIsGood) {
 TEST(LogprobsFile, RefusesAttributesWithoutMeaning) {
   expect_refused({"top_k of '/logprobs' is 4; it must be 0, none, or at most vocab_size, 3",
                   "top_p of '/logprobs' is 0; it must be above 0 and at most 1, none",
-                  "temperature of '/logprobs' is -1; it must be from 1e-30 to 1e+30"},
+                  "temperature of '/logprobs' is -1; it must be from 1e-15 to 1e+30"},
                  [](Draft& d) { d.top_k = 4, d.top_p = 0, d.temperature = -1; });
 }
 
+TEST(LogprobsFile, WhatAFileMayLackHasADefault) {
+  const SharedFolder folder;
+  const std::string path = folder.file("f.h5");
+  on_root([&] {
+    h5::File file = h5::File::create(path);
+    write_schema(file, logprobs_schema, {});
+    file.create_group("/logprobs");
+    file.write_attribute("/logprobs", "vocab_size", int64_t{3});
+    write_numbers(file, "/logprobs/logits", {2, 3}, 0.1);  // not exact in f32
+    write_ids(file, "/logprobs/targets", {2}, 1);
+    write_numbers(file, "/reference/logprob", {2}, -1);
+    write_numbers(file, "/reference/logprop", {2}, -1);
+    file.close();
+  });
+  const LogprobsFile f = read_logprobs_file(world(), path, logprobs_arrays());
+  EXPECT_EQ(f.offsets, (std::vector<int64_t>{0, 2}));
+  EXPECT_EQ(f.d_value, (std::vector<float>{1, 1}));
+  EXPECT_EQ(f.temperature, 1);
+  EXPECT_EQ(f.top_k, 0);
+  EXPECT_EQ(f.top_p, 1);
+  EXPECT_EQ(f.picks, 0);
+  EXPECT_FALSE(f.has_teacher || f.has_teacher_values || f.linear.has_value());
+  EXPECT_FALSE(f.exact);
+  ASSERT_TRUE(f.reference.has_value());
+  EXPECT_EQ(f.reference->generator, "");
+  EXPECT_EQ(f.reference->arrays.size(), 1U);
+  EXPECT_EQ(f.reference->unknown,
+            std::vector<std::string>{"/reference/logprop (did you mean logprob?)"});
+}
+
 TEST(LogprobsFile, RefusesShapesThatDoNotFit) {
-  expect_refused({"there is no dataset '/logprobs/teacher'; it must be float32 [2, 4]"},
-                 [](Draft& d) { d.omit = "teacher"; });
-  expect_refused({"dataset '/logprobs/ids' is int32 [3, 2]; it must be int32 [2, any]"},
+  expect_refused({"there is no dataset '/logprobs/logits'; it must be real [any, any]"},
+                 [](Draft& d) { d.omit = "logits"; });
+  expect_refused({"dataset '/logprobs/ids' is int32 [3, 2]; it must be integer [2, any]"},
                  [](Draft& d) {
                    d.ids = {3, 2};
                  });
-  expect_refused({"dataset '/reference/gathered' is float64 [2, 3]; it must be float64 [2, 2]"},
+  expect_refused({"dataset '/reference/gathered' is float64 [2, 3]; it must be real [2, 2]"},
                  [](Draft& d) { d.gathered_width = 3; });
 }
 
-// Both or neither, of one width, and with answers where the file has any.
+// Both or neither, of one width, and there where the file has answers of theirs.
 TEST(LogprobsFile, RefusesHiddenStatesAndAHeadThatDoNotFit) {
-  expect_refused({"there is no dataset '/logprobs/head'; it must be float32 [3, 5]",
-                  "there is no dataset '/reference/d_head'; it must be float64 [3, 5]"},
-                 [](Draft& d) {
-                   d.hidden = {2, 5};
-                   d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"};
-                 });
-  expect_refused({"there is no dataset '/logprobs/hidden'; it must be float32 [2, any]",
-                  "there is no dataset '/reference/linear_logprob'; it must be float64 [2]",
-                  "there is no dataset '/reference/linear_entropy'; it must be float64 [2]",
-                  "there is no dataset '/reference/d_hidden'; it must be float64 [2, any]",
-                  "there is no dataset '/reference/d_head'; it must be float64 [3, any]"},
+  expect_refused({"there is no dataset '/logprobs/head'; it must be real [3, 5]"}, [](Draft& d) {
+    d.hidden = {2, 5};
+    d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"};
+  });
+  expect_refused({"there is no dataset '/logprobs/hidden'; it must be real [2, any]"},
                  [](Draft& d) {
                    d.head = {3, 5};
                  });
-  expect_refused({"dataset '/logprobs/hidden' is float32 [4, 5]; it must be float32 [2, any]",
-                  "there is no dataset '/reference/d_head'; it must be float64 [3, any]"},
-                 [](Draft& d) {
-                   d.hidden = {4, 5};
-                   d.head = {3, 5};
-                   d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"};
-                 });
-  expect_refused({"dataset '/logprobs/head' is float32 [4, 6]; it must be float32 [3, 5]",
-                  "there is no dataset '/reference/d_head'; it must be float64 [3, 5]"},
+  expect_refused({"dataset '/logprobs/head' is float32 [4, 6]; it must be real [3, 5]"},
                  [](Draft& d) {
                    d.hidden = {2, 5};
                    d.head = {4, 6};
-                   d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"};
                  });
   expect_refused({"/logprobs/hidden is [2, 0]; a hidden state has at least one element",
-                  "dataset '/logprobs/head' is float32 [3, 5]; it must be float32 [3, 0]",
-                  "dataset '/reference/d_hidden' is float64 [2, 5]; it must be float64 [2, 0]",
-                  "there is no dataset '/reference/d_head'; it must be float64 [3, 0]"},
+                  "dataset '/logprobs/head' is float32 [3, 5]; it must be real [3, 0]",
+                  "dataset '/reference/d_hidden' is float64 [2, 5]; it must be real [2, 0]"},
                  [](Draft& d) {
                    d.hidden = {2, 0};
                    d.head = {3, 5};
-                   d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"};
+                   d.linear_answers = {"d_hidden"};
                  });
+  expect_refused({"/reference/d_head is there, and '/logprobs/hidden', which it is of, is not"},
+                 [](Draft& d) { d.linear_answers = {"d_head"}; });
+}
+
+TEST(LogprobsFile, IntegersOfAnyWidthThatFit) {
+  const SharedFolder folder;
+  const std::string path = folder.file("f.h5");
+  const auto write = [&](int64_t target) {
+    on_root([&] {
+      h5::File file = h5::File::create(path);
+      write_schema(file, logprobs_schema, {});
+      file.create_group("/logprobs");
+      file.write_attribute("/logprobs", "vocab_size", int64_t{3});
+      write_floats(file, "/logprobs/logits", {2, 3}, std::vector<float>(6, 0.5F));
+      const std::vector<int64_t> targets{1, target};
+      file.write_dataset("/logprobs/targets", std::span<const int64_t>(targets));
+      file.close();
+    });
+  };
+  write(2);
+  EXPECT_EQ(read_logprobs_file(world(), path, logprobs_arrays()).targets,
+            (std::vector<int32_t>{1, 2}));
+  write(int64_t{1} << 32);
+  expect_error(ExitCode::usage, "element 1 is 4294967296, which does not fit 32 bits",
+               [&] { read_logprobs_file(world(), path, logprobs_arrays()); });
 }
 
 TEST(LogprobsFile, RefusesNumbersOutOfPlace) {
@@ -258,6 +306,10 @@ TEST(LogprobsFile, RefusesNumbersOutOfPlace) {
   expect_refused({"/logprobs/ids[0] is 3; ids are 0 to 2"}, [](Draft& d) { d.id = 3; });
   expect_refused({"/logprobs/d_value[1] is nan; it must be finite"},
                  [](Draft& d) { d.gradient = NAN; });
+  expect_refused({"/logprobs/d_logprobs[0] is nan; it must be finite"}, [](Draft& d) {
+    d.of_all_ids = {2, 3};
+    d.factor = NAN;
+  });
   expect_refused(
       {"/logprobs/offsets[1], the last, is 3; it must be 2, the rows of /logprobs/logits"},
       [](Draft& d) {
@@ -269,63 +321,55 @@ TEST(LogprobsFile, RefusesNumbersOutOfPlace) {
                    d.hidden = {2, 5};
                    d.head = {3, 5};
                    d.factor = std::numeric_limits<float>::infinity();
-                   d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden", "d_head"};
                  });
   std::vector<std::string> answers;
-  for (const char* name : {"logprob", "entropy", "soft_cross_entropy", "filtered_logprob"})
+  // In the order of their names.
+  for (const char* name : {"entropy", "filtered_logprob", "logprob", "soft_cross_entropy"})
     answers.push_back(fmt::format("/reference/{}[0] is nan; an answer is a number", name));
   expect_refused(answers, [](Draft& d) { d.answer = NAN; });
 }
 
 TEST(LogprobsFile, RefusesOtherAndDamagedFiles) {
   expect_error(ExitCode::usage, "is of the kind 'gyre/bshd'; 'gyre/logprobs' is needed",
-               [] { read_logprobs_file(world(), input("bshd_tiny.h5")); });
+               [] { read_logprobs_file(world(), input("bshd_tiny.h5"), logprobs_arrays()); });
   const SharedFolder folder;
   on_root([&] { test::copy_truncated(input("logprobs_ties.h5"), folder.file("cut.h5"), 1000); });
   expect_error(ExitCode::runtime, folder.file("cut.h5"),
-               [&] { read_logprobs_file(world(), folder.file("cut.h5")); });
+               [&] { read_logprobs_file(world(), folder.file("cut.h5"), logprobs_arrays()); });
 }
 
-constexpr int64_t length = 3;
+constexpr int64_t length = 3, columns = 6;
 
-/// Tokens [begin, begin + count) with values that tell where they belong.
-struct Rows {
-  std::vector<float> logprob, entropy, filtered, top_values;
-  std::vector<int32_t> top_ids;
-  LogprobsResultRows rows;
-
-  Rows(int64_t begin, int64_t count) {
-    for (int64_t t = begin; t < begin + count; ++t) {
-      logprob.push_back(static_cast<float>(10 * t + 1));
-      entropy.push_back(static_cast<float>(10 * t + 2));
-      filtered.push_back(static_cast<float>(10 * t + 3));
-      for (int64_t k = 0; k < length; ++k) {
-        top_values.push_back(static_cast<float>(100 * t + k));
-        top_ids.push_back(static_cast<int32_t>(200 * t + k));
-      }
-    }
-    rows = {begin, logprob, entropy, filtered, top_values, top_ids};
+/// Tokens [begin, begin + count), last first, with values that tell where they belong; of a
+/// gradient, columns [first, last).
+std::vector<LogprobsPart> parts_of(int64_t tokens, int64_t begin, int64_t count, int64_t first = 0,
+                                   int64_t last = columns) {
+  LogprobsPart logprob{"logprob", {tokens}}, ids{"top_ids", {tokens, length}},
+      gradient{"d_logprob", {tokens, columns}};
+  ids.columns = length, ids.whole_numbers = true;
+  gradient.first = first, gradient.columns = last - first;
+  for (int64_t t = begin + count - 1; t >= begin; --t) {
+    for (LogprobsPart* part : {&logprob, &ids, &gradient}) part->rows.push_back(t);
+    logprob.values.push_back(static_cast<float>(10 * t + 1));
+    for (int64_t k = 0; k < length; ++k) ids.integers.push_back(static_cast<int32_t>(200 * t + k));
+    for (int64_t c = first; c < last; ++c)
+      gradient.values.push_back(static_cast<float>(100 * t + c));
   }
-};
-
-LogprobsResultsHeader header_for(int64_t tokens) {
-  LogprobsResultsHeader header;
-  header.tokens = tokens;
-  header.vocab_size = 500;
-  header.length = length;
-  header.top_p = 0.5;
-  header.input_sha256 = std::string(64, 'a');
-  header.provenance = {{"generator", "test"}};
-  return header;
+  return {logprob, ids, gradient};
 }
 
-void save(const std::string& path, int64_t tokens, const Rows& mine) {
+void save(const std::string& path, const std::vector<LogprobsPart>& mine) {
   OutputFile output(world(), path);
-  write_logprobs_results(output, header_for(tokens), mine.rows);
+  write_logprobs_results(output,
+                         {.vocab_size = 500,
+                          .top_p = 0.5,
+                          .input_sha256 = std::string(64, 'a'),
+                          .provenance = {{"generator", "test"}}},
+                         mine);
   output.commit();
 }
 
-TEST(LogprobsResults, BlocksFromAnyRank) {
+TEST(LogprobsResults, RowsFromAnyRank) {
   const SharedFolder folder;
   const std::string path = folder.file("r.h5");
   const int64_t ranks = world().size();
@@ -333,42 +377,59 @@ TEST(LogprobsResults, BlocksFromAnyRank) {
     // Backwards over the ranks.
     const int64_t block = ranks - 1 - world().rank();
     const int64_t begin = tokens * block / ranks, end = tokens * (block + 1) / ranks;
-    save(path, tokens, Rows(begin, end - begin));
+    save(path, parts_of(tokens, begin, end - begin));
     const h5::File file = open_schema_file(world(), path, logprobs_results_schema);
     EXPECT_EQ(std::get<std::string>(file.attribute("/results", "input_sha256")),
               std::string(64, 'a'));
     EXPECT_EQ(std::get<int64_t>(file.attribute("/results", "vocab_size")), 500);
     EXPECT_EQ(std::get<double>(file.attribute("/results", "top_p")), 0.5);
-    const Rows all(0, tokens);
-    EXPECT_EQ(file.dataset("/results/logprob").read_all<float>(), all.logprob);
-    EXPECT_EQ(file.dataset("/results/entropy").read_all<float>(), all.entropy);
-    EXPECT_EQ(file.dataset("/results/filtered_logprob").read_all<float>(), all.filtered);
-    EXPECT_EQ(file.dataset("/results/top_values").read_all<float>(), all.top_values);
-    EXPECT_EQ(file.dataset("/results/top_ids").read_all<int32_t>(), all.top_ids);
-    EXPECT_EQ(file.dataset("/results/top_ids").shape(), (h5::Shape{tokens, length}));
+    const auto logprob = file.dataset("/results/logprob").read_all<float>();
+    const auto ids = file.dataset("/results/top_ids").read_all<int32_t>();
+    const auto gradient = file.dataset("/results/d_logprob").read_all<float>();
+    ASSERT_EQ(file.dataset("/results/top_ids").shape(), (h5::Shape{tokens, length}));
+    for (int64_t t = 0; t < tokens; ++t) {
+      EXPECT_EQ(logprob[static_cast<size_t>(t)], static_cast<float>(10 * t + 1));
+      EXPECT_EQ(ids[static_cast<size_t>(t * length + 2)], 200 * t + 2);
+      EXPECT_EQ(gradient[static_cast<size_t>(t * columns + 5)], static_cast<float>(100 * t + 5));
+    }
   }
 }
 
-TEST(LogprobsResults, EveryTokenOnce) {
+TEST(LogprobsResults, ColumnsFromAnyRank) {
+  const SharedFolder folder;
+  const std::string path = folder.file("r.h5");
+  const int64_t rank = world().rank(), ranks = world().size(), tokens = 5;
+  std::vector<LogprobsPart> mine =
+      parts_of(tokens, 0, tokens, columns * rank / ranks, columns * (rank + 1) / ranks);
+  for (size_t i = 0; i < 2 && rank > 0; ++i)
+    mine[i].rows.clear(), mine[i].values.clear(), mine[i].integers.clear();
+  mine[2].rows.push_back(-1);  // padding
+  mine[2].values.resize(mine[2].values.size() + static_cast<size_t>(mine[2].columns), NAN);
+  save(path, mine);
+  const h5::File file = open_schema_file(world(), path, logprobs_results_schema);
+  const auto gradient = file.dataset("/results/d_logprob").read_all<float>();
+  for (int64_t i = 0; i < tokens * columns; ++i)
+    EXPECT_EQ(gradient[static_cast<size_t>(i)],
+              static_cast<float>(100 * (i / columns) + i % columns));
+}
+
+TEST(LogprobsResults, EveryElementOnce) {
   const SharedFolder folder;
   const std::string path = folder.file("r.h5");
   const bool last = world().rank() == world().size() - 1;
-  const auto refused = [&](const std::string& part, int64_t begin, int64_t count) {
-    const Rows mine(begin, last ? count : 0);
-    expect_error(ExitCode::runtime, part, [&] { save(path, 4, mine); });
+  const auto refused = [&](const std::string& part, const std::vector<LogprobsPart>& mine) {
+    expect_error(ExitCode::runtime, part, [&] { save(path, mine); });
     EXPECT_FALSE(std::filesystem::exists(path));
   };
-  refused("token 0 of 4 comes from no rank", 1, 3);
-  refused("token 3 of 4 comes from no rank", 0, 3);
-  refused("token 4 comes from a rank, but there are 4", 0, 5);
-  if (world().size() > 1) {
-    const Rows same(0, world().rank() < 2 ? 4 : 0);
-    expect_error(ExitCode::runtime, "token 0 comes from two ranks", [&] { save(path, 4, same); });
-  }
-  Rows short_of(0, last ? 4 : 0);
-  if (last) short_of.rows.entropy = short_of.rows.entropy.first(3);
-  expect_error(ExitCode::runtime, "/results/entropy has 3 elements; it must have 4",
-               [&] { save(path, 4, short_of); });
+  refused("logprob[0]: 0 elements come from ranks, of 1", parts_of(4, 1, last ? 3 : 0));
+  refused("logprob[3]: 0 elements come from ranks, of 1", parts_of(4, 0, last ? 3 : 0));
+  refused("d_logprob[0]: 5 elements come from ranks, of 6", parts_of(4, 0, last ? 4 : 0, 0, 5));
+  if (world().size() > 1)
+    refused("logprob[0]: 2 elements come from ranks, of 1",
+            parts_of(4, 0, world().rank() < 2 ? 4 : 0));
+  std::vector<LogprobsPart> short_of = parts_of(4, 0, last ? 4 : 0);
+  if (last) short_of[0].values.pop_back();
+  refused("logprob has 3 elements; it must have 4 x 1", short_of);
 }
 
 }  // namespace GYRE_FILE

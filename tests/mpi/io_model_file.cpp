@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <map>
 
@@ -126,6 +127,59 @@ TEST(ModelFile, TheTinyInputIsSound) {
   EXPECT_EQ(config.vocab_size, 259);
   EXPECT_EQ(model.read_matrix("embed", 0, config.vocab_padded, 0, config.hidden_size).size(),
             config.vocab_padded * config.hidden_size);
+}
+
+/// A sound model that `change` adds something to, by rank 0.
+void expect_changed_is_rejected(const std::string& message,
+                                const std::function<void(hid_t file)>& change) {
+  const SharedFolder folder;
+  const std::string path = folder.file("m.h5");
+  RawModel().save(path);
+  on_root([&] {
+    const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+    change(file.get());
+  });
+  expect_error(ExitCode::usage, message, [&] { ModelFile(world(), path); });
+}
+
+void add_attribute(hid_t file, const char* name, int64_t value) {
+  const h5::Handle space(H5Screate(H5S_SCALAR), H5Sclose);
+  const h5::Handle attribute(H5Acreate_by_name(file, "/model", name, H5T_NATIVE_INT64, space.get(),
+                                               H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                             H5Aclose);
+  H5Awrite(attribute.get(), H5T_NATIVE_INT64, &value);
+}
+
+TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
+  expect_changed_is_rejected("sliding_window of '/model' is 128; this decoder knows 0 alone",
+                             [](hid_t file) { add_attribute(file, "sliding_window", 128); });
+  const auto add_dataset = [](const char* name) {
+    return [name](hid_t file) {
+      const hsize_t length = 6;
+      const h5::Handle space(H5Screate_simple(1, &length, nullptr), H5Sclose);
+      const h5::Handle dataset(H5Dcreate2(file, name, H5T_IEEE_F32LE, space.get(), H5P_DEFAULT,
+                                          H5P_DEFAULT, H5P_DEFAULT),
+                               H5Dclose);
+    };
+  };
+  expect_changed_is_rejected("'/model/layers/0/q_norm' is none of this decoder's tensors",
+                             add_dataset("/model/layers/0/q_norm"));
+  expect_changed_is_rejected("'/model/layers/1/bq' is none of this decoder's tensors (2 layers",
+                             add_dataset("/model/layers/1/bq"));
+}
+
+TEST(ModelFile, AttributesThatChangeNothingAreRead) {
+  const SharedFolder folder;
+  const std::string path = folder.file("m.h5");
+  RawModel().save(path);
+  EXPECT_EQ(ModelFile(world(), path).tokenizer(), "");
+  on_root([&] {
+    const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+    add_attribute(file.get(), "sliding_window", 0);
+  });
+  EXPECT_EQ(ModelFile(world(), path).config().hidden_size, 6);
+  EXPECT_EQ(ModelFile(world(), GYRE_SOURCE_DIR "/inputs/model_tiny.h5").tokenizer(),
+            "byte-bos-eos");
 }
 
 TEST(ModelFileRejected, Configuration) {

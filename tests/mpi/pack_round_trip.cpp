@@ -7,6 +7,7 @@
 
 #include "apps/pack/report.hpp"
 #include "apps/shard/report.hpp"
+#include "io/batch_file.hpp"
 #include "io_files.hpp"
 
 namespace gyre {
@@ -143,6 +144,58 @@ TEST(PackRoundTrip, ChecksNoticeADifferentFile) {
   EXPECT_NE(checks.text().find("shards file"), std::string::npos) << checks.text();
 }
 
+/// Adds to packed streams an extra of slots, of three bytes each, one of rows, and a mask that
+/// counts as any other here: programs leave it out before they shard.
+void add_extras(PackedHeader& header, PackedSlots& slots) {
+  const h5::StoredType bytes =
+      read_bshd(world(), test::input("golden/rows_extras.h5")).extras.at(attention_mask_extra).type;
+  const std::vector<uint8_t> weights{1, 2, 3, 4};
+  header.extras["weight"] = {
+      make_extra(std::span<const uint8_t>(weights), Extra::Aligned::rows), bytes, {}};
+  header.extras["image"] = {{Extra::Aligned::slots, 3, nullptr}, bytes, {3}};
+  ExtraSlots& image = slots.extras["image"];
+  image.item_bytes = 3;
+  for (size_t i = 0; i < 3 * slots.labels.size(); ++i)
+    image.bytes.push_back(static_cast<std::byte>(i % 251));
+}
+
+TEST(PackRoundTrip, ExtrasComeBackUnderEveryLayout) {
+  const int cp = world().size();
+  const SharedFolder folder;
+  const Documents documents = random_documents(6);
+  Verification checks;
+  pack_to(folder.file("packed.h5"), documents, bin_packers()[1], 2, checks);
+  PackedHeader header = read_packed_header(world(), folder.file("packed.h5"));
+  PackedSlots slots =
+      read_packed_slots(world(), folder.file("packed.h5"), header, 0, header.bin_count());
+  add_extras(header, slots);
+  for (const LayoutKind& kind : layout_kinds()) {
+    LayoutOptions options;
+    options.cp = cp;
+    options.chunk = 4;
+    options.stripe = 3;
+    ShardingPlan plan(header, kind, options, true);
+    check_layout(plan, slots, world(), checks);
+    OutputFile output(world(), folder.file(kind.name + ".h5"));
+    const ShardsHeader shards = shards_header(plan);
+    fill_shards(output, shards, make_shard_rows(plan, slots, world()));
+    check_shard_file(plan, slots, output.temporary_path(), shards, world(), checks);
+    EXPECT_TRUE(checks.passed()) << kind.name << checks.text();
+
+    Verification other;
+    PackedSlots changed = slots;
+    changed.extras.at("image").bytes.back() ^= std::byte{1};
+    check_shard_file(plan, changed, output.temporary_path(), shards, world(), other);
+    EXPECT_NE(other.text().find("extra image"), std::string::npos) << other.text();
+    Verification rows;
+    ShardsHeader narrow = shards;
+    narrow.extras.erase("weight");
+    check_shard_file(plan, slots, output.temporary_path(), narrow, world(), rows);
+    EXPECT_NE(rows.text().find("extra weight is in one of the two"), std::string::npos)
+        << rows.text();
+  }
+}
+
 /// A header of one bin of two segments, 3 and 2 tokens in 4 and 4 slots.
 PackedHeader small_header() {
   PackedHeader header;
@@ -195,7 +248,8 @@ TEST(PackedSlotsRejected, IdsLabelsAndPositionsOutOfRange) {
       {1, 2, 3, 0, 4, 5, 0, 0},
       {},
       {2, 3, ignored_label, ignored_label, 5, ignored_label, ignored_label, ignored_label},
-      {0, 1, 2, 3, 0, 1, 2, 3}};
+      {0, 1, 2, 3, 0, 1, 2, 3},
+      {}};
   const auto rejected = [&](const PackedSlots& slots, const std::string& message) {
     OutputFile output(world(), folder.file("packed.h5"));
     fill_packed(output, header, world().rank() == 0 ? slots : PackedSlots());

@@ -240,5 +240,42 @@ TEST(CompareRejected, FilesAndGroups) {
                [&] { compare_files(a, b, {.common_only = true}); });
 }
 
+/// Compares ids [2, 4] that stand beside values, of which both files have the same.
+TensorComparison compare_ids(const std::vector<int32_t>& a, const std::vector<int32_t>& b,
+                             bool any_of_ties) {
+  const SharedFolder folder;
+  const std::vector<float> values{5, 5, 4, 4, 9, 8, 8, 7};
+  const auto save = [&](const std::string& name, const std::vector<int32_t>& ids) {
+    h5::File file = h5::File::create(folder.file(name));
+    file.write_dataset("/x/top_values", std::span<const float>(values), {2, 4});
+    file.write_dataset("/x/top_ids", std::span<const int32_t>(ids), {2, 4});
+    file.close();
+  };
+  save("a.h5", a);
+  save("b.h5", b);
+  const auto results =
+      compare_files(folder.file("a.h5"), folder.file("b.h5"), {.any_of_ties = any_of_ties});
+  EXPECT_EQ(results.at(0).path, "x/top_ids");
+  EXPECT_EQ(results.at(1).match, Match::same);
+  return results.at(0);
+}
+
+TEST(Compare, IdsOfEqualValuesHaveAnOrderUnlessAnyWillDo) {
+  const std::vector<int32_t> ids{1, 2, 3, 4, 5, 6, 7, 8}, swapped{2, 1, 3, 4, 5, 7, 6, 8},
+      other_last{1, 2, 9, 3, 5, 6, 7, 8}, wrong{1, 2, 3, 4, 6, 5, 7, 8};
+  EXPECT_EQ(compare_ids(ids, swapped, false).outside, 4);
+  EXPECT_EQ(compare_ids(ids, swapped, true).match, Match::same);
+  EXPECT_EQ(compare_ids(ids, other_last, true).match, Match::same);
+  const TensorComparison result = compare_ids(ids, wrong, true);
+  EXPECT_EQ(result.match, Match::differs);
+  EXPECT_EQ(result.worst_index, "[1, 0]");
+  EXPECT_EQ(result.outside, 2);
+}
+
+TEST(Compare, CountsWhatIsOutside) {
+  const TensorComparison result = compare<float>({1, 2, 3, 4}, std::vector<float>{1, 2.5, 3, 5});
+  EXPECT_EQ(result.outside, 2);
+}
+
 }  // namespace GYRE_FILE
 }  // namespace gyre

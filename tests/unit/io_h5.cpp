@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "io/h5.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
@@ -124,6 +126,40 @@ TEST(H5, ErrorsNameFileAndDataset) {
     const Slab all{{0}, {3}};
     file.dataset("/v").read<int32_t>(std::span(&all, 1), std::span(two));
   });
+}
+
+TEST(H5, Bfloat16InIntegersIsReal) {
+  const SharedFolder folder;
+  const std::string path = folder.file("a.h5");
+  const std::vector<uint16_t> words{0x3fc0, 0xc000, 0xff80};  // 1.5, -2, -inf
+  {
+    const Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), H5Fclose);
+    const hsize_t length = words.size();
+    const Handle space(H5Screate_simple(1, &length, nullptr), H5Sclose);
+    for (const char* name : {"/x", "/y"}) {
+      const Handle dataset(H5Dcreate2(file.get(), name, H5T_STD_U16LE, space.get(), H5P_DEFAULT,
+                                      H5P_DEFAULT, H5P_DEFAULT),
+                           H5Dclose);
+      H5Dwrite(dataset.get(), H5T_NATIVE_UINT16, H5S_ALL, H5S_ALL, H5P_DEFAULT, words.data());
+    }
+    const Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
+    H5Tset_size(type.get(), H5T_VARIABLE);
+    const Handle scalar(H5Screate(H5S_SCALAR), H5Sclose);
+    const Handle attribute(H5Acreate_by_name(file.get(), "/x", "dtype", type.get(), scalar.get(),
+                                             H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                           H5Aclose);
+    const char* text = "bfloat16";
+    H5Awrite(attribute.get(), type.get(), &text);
+  }
+  const File read = File::open(path);
+  EXPECT_EQ(read.dataset("/x").type(), Type::bfloat16);
+  EXPECT_EQ(read.dataset("/y").type(), Type::integer);
+  EXPECT_EQ(read.dataset("/x").read_all<float>(), (std::vector<float>{1.5F, -2, -INFINITY}));
+  EXPECT_EQ(read.dataset("/x").read_all<double>(), (std::vector<double>{1.5, -2, -INFINITY}));
+  const Slab all{{0}, {3}};
+  std::vector<long double> exact(3);
+  read.dataset("/x").read_exactly(std::span(&all, 1), exact);
+  EXPECT_EQ(exact[1], -2.0L);
 }
 
 }  // namespace GYRE_FILE

@@ -1,0 +1,40 @@
+#pragma once
+// Arrays that go along with a batch of a data loader without being read.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace gyre {
+
+/// An array that goes along with a batch without being read. Its bytes are shared; they are copied
+/// only where a batch is cut.
+struct Extra {
+  enum class Aligned {
+    none,   ///< passed on as it is
+    rows,   ///< [rows, ...]: cut with the rows
+    slots,  ///< [rows, slots, ...]: cut with the rows, sharded with the tokens
+  };
+  Aligned aligned = Aligned::none;
+  int64_t item_bytes = 0;  ///< bytes of a row or of a slot; not used by Aligned::none
+  std::shared_ptr<const std::vector<std::byte>> bytes;
+};
+using Extras = std::map<std::string, Extra>;
+
+/// The extra that no shard of a stream has: no mask by slots can describe one.
+inline constexpr const char* attention_mask_extra = "attention_mask";
+
+/// An extra that holds a copy of `values`, `width` of them for each row or slot.
+template <class T>
+Extra make_extra(std::span<const T> values, Extra::Aligned aligned = Extra::Aligned::none,
+                 int64_t width = 1) {
+  const auto bytes = std::as_bytes(values);
+  return {aligned, width * static_cast<int64_t>(sizeof(T)),
+          std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end())};
+}
+
+}  // namespace gyre
