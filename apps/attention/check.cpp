@@ -4,11 +4,44 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "attention/attention_reference.hpp"
 #include "report/tolerance.hpp"
 
 namespace gyre {
+
+/// One array of results that is compared row by row, with its answers or with recomputed rows.
+struct ComparedArray {
+  const char* name;
+  const HostCopy& got;              ///< [rows, heads * dim]
+  std::span<const double> answers;  ///< [tokens, heads * dim], or empty
+  size_t heads, dim;
+  Check& check;
+  std::vector<double> largest = std::vector<double>(heads, 0);  ///< size of a row so far, by head
+
+  /// Compares a token's row with its answer, or with `computed` [heads * dim]. `sizes` [heads]:
+  /// see error_scale().
+  void add(const TokenRow& own, std::span<const double> computed, std::span<const double> sizes,
+           const std::string& place) {
+    const size_t width = heads * dim, token = static_cast<size_t>(own.token);
+    const auto want = answers.empty() ? computed : answers.subspan(token * width, width);
+    for (size_t h = 0; h < heads; ++h) {
+      largest[h] = std::max(largest[h], sizes[h]);
+      const auto head = want.subspan(h * dim, dim);
+      const double scale = error_scale(head, sizes[h]);
+      for (size_t i = 0; i < dim; ++i)
+        check.add(
+            static_cast<double>(got.at(own.row, static_cast<int64_t>(h * dim + i))), head[i],
+            [&] {
+              return fmt::format("{}{}[{}, {}, {}], {}", answers.empty() ? "" : "/reference/", name,
+                                 token, h, i, place);
+            },
+            scale);
+    }
+  }
+};
+
 namespace {
 
 /// Input rows for the reference; each tensor has its own buffer for one row.
@@ -37,30 +70,13 @@ class Accessors {
   AttentionRows rows_;
 };
 
-/// Compares one row of heads of `got` with `want` [heads, dim].
-void add_row(Check& check, const HostCopy& got, int64_t row, std::span<const double> want,
-             std::span<const double> sizes, const std::string& place) {
-  const size_t dim = want.size() / sizes.size();
-  for (size_t h = 0; h < sizes.size(); ++h) {
-    const auto head = want.subspan(h * dim, dim);
-    const double scale = error_scale(head, sizes[h]);
-    for (size_t i = 0; i < dim; ++i)
-      check.add(
-          static_cast<double>(got.at(row, static_cast<int64_t>(h * dim + i))), head[i],
-          [&] { return fmt::format("{} head {} element {}", place, h, i); }, scale);
-  }
-}
-
 std::span<const double> part(const std::vector<double>& all, size_t index, size_t length) {
   return std::span(all).subspan(index * length, length);
 }
 
-/// The expected row: row `token` of the reference, or row `index` of the recomputed values.
-std::span<const double> wanted(const std::vector<double>& computed, size_t index,
-                               const std::vector<double>* reference, int64_t token, size_t width) {
-  if (reference == nullptr) return part(computed, index, width);
-  return part(*reference, static_cast<size_t>(token), width);
-}
+/// So many times the pairs of a sample are recomputed where there are answers, for the sizes of
+/// errors: a second or so a rank.
+constexpr int64_t more_pairs_with_answers = 256;
 
 /// Calls f(begin, end) for every run of entries of one document, in batches: expected rows take
 /// memory, in double precision, and under a short window every row is in the sample.
@@ -103,7 +119,7 @@ AttentionChecker::AttentionChecker(AttentionRun& run, const TensorRows& inputs,
       workload_(run.workload()),
       inputs_(inputs),
       reference_(reference),
-      pairs_(pairs),
+      pairs_(reference == nullptr ? pairs : pairs * more_pairs_with_answers),
       world_(world),
       own_(token_rows(workload_, run.shard())) {
   std::sort(own_.begin(), own_.end(),
@@ -161,6 +177,55 @@ void AttentionChecker::check(Pass pass, Verification& checks) {
   check_sinks(lse, delta, checks);
 }
 
+std::span<const double> AttentionChecker::answers(
+    std::vector<double> AttentionReference::*array) const {
+  if (reference_ == nullptr) return {};
+  return reference_->*array;
+}
+
+std::string AttentionChecker::place(const TokenRow& own) const {
+  return fmt::format("document {} position {}", own.document,
+                     own.token - workload_.offsets[static_cast<size_t>(own.document)]);
+}
+
+template <class Add>
+void AttentionChecker::for_each_other(const std::vector<TokenRow>& sampled, Add add) const {
+  auto next = sampled.begin();
+  for (const TokenRow& own : own_) {
+    if (next != sampled.end() && next->token == own.token)
+      ++next;
+    else
+      add(own);
+  }
+}
+
+void AttentionChecker::check_others(const std::vector<TokenRow>& sampled,
+                                    std::span<ComparedArray* const> arrays) const {
+  for (ComparedArray* array : arrays) {
+    if (array->answers.empty()) {
+      array->check.add_sample(std::ssize(sampled), std::ssize(own_));
+      continue;
+    }
+    const std::vector<double> sizes = array->largest;
+    for_each_other(sampled, [&](const TokenRow& own) { array->add(own, {}, sizes, place(own)); });
+  }
+}
+
+void AttentionChecker::check_lse(const std::vector<TokenRow>& rows,
+                                 std::span<const double> computed, std::span<const double> lse,
+                                 Check& check) const {
+  const auto heads = static_cast<size_t>(workload_.heads.heads);
+  const std::span<const double> all = answers(&AttentionReference::lse);
+  for (size_t i = 0; i < rows.size(); ++i)
+    for (size_t h = 0; h < heads; ++h) {
+      const size_t at = static_cast<size_t>(rows[i].token) * heads + h;
+      check.add(lse[at], all.empty() ? computed[i * heads + h] : all[at], [&] {
+        return fmt::format("{}lse[{}, {}], {}", all.empty() ? "" : "/reference/", rows[i].token, h,
+                           place(rows[i]));
+      });
+    }
+}
+
 void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,
                                      Verification& checks) {
   const bool gradients = pass == Pass::backward;
@@ -169,35 +234,35 @@ void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,
   const auto heads = static_cast<size_t>(workload_.heads.heads);
   const auto dim = static_cast<size_t>(workload_.heads.head_dim);
   const std::vector<TokenRow> some = sample(false);
-  Check& out = check_of("out", tolerance.out, checks);
   Check& log_sums = check_of("lse", tolerance.lse, checks);
-  Check* d_q = gradients ? &check_of("d_q", tolerance.d_q, checks) : nullptr;
-  const auto of = [&](std::vector<double> AttentionReference::*tensor) {
-    return reference_ == nullptr ? nullptr : &(reference_->*tensor);
-  };
+  ComparedArray out{"out", out_, answers(&AttentionReference::out),
+                    heads, dim,  check_of("out", tolerance.out, checks)};
+  std::optional<ComparedArray> d_q;
+  if (gradients)
+    d_q.emplace(ComparedArray{"d_q", d_q_, answers(&AttentionReference::d_q), heads, dim,
+                              check_of("d_q", tolerance.d_q, checks)});
   for_each_batch(some, [&](size_t begin, size_t end) {
     const auto document = static_cast<size_t>(some[begin].document);
     std::vector<int64_t> tokens;
     for (size_t i = begin; i < end; ++i) tokens.push_back(some[i].token);
     const QueryResults want = reference_queries(
         inputs.rows(), {workload_.offsets[document], workload_.offsets[document + 1]}, tokens);
+    check_lse(
+        {some.begin() + static_cast<int64_t>(begin), some.begin() + static_cast<int64_t>(end)},
+        want.lse, lse, log_sums);
     for (size_t i = 0; i < tokens.size(); ++i) {
-      const int64_t row = some[begin + i].row;
-      const std::string place =
-          fmt::format("document {} position {}", document, tokens[i] - workload_.offsets[document]);
-      add_row(out, out_, row,
-              wanted(want.out, i, of(&AttentionReference::out), tokens[i], heads * dim),
-              part(want.out_size, i, heads), place);
-      const auto row_lse = wanted(want.lse, i, of(&AttentionReference::lse), tokens[i], heads);
-      for (size_t h = 0; h < heads; ++h)
-        log_sums.add(lse[static_cast<size_t>(tokens[i]) * heads + h], row_lse[h],
-                     [&] { return fmt::format("{} head {}", place, h); });
-      if (d_q != nullptr)
-        add_row(*d_q, d_q_, row,
-                wanted(want.d_q, i, of(&AttentionReference::d_q), tokens[i], heads * dim),
-                part(want.d_q_size, i, heads), place);
+      const TokenRow& own = some[begin + i];
+      out.add(own, part(want.out, i, heads * dim), part(want.out_size, i, heads), place(own));
+      if (d_q)
+        d_q->add(own, part(want.d_q, i, heads * dim), part(want.d_q_size, i, heads), place(own));
     }
   });
+  check_others(some, std::vector<ComparedArray*>{&out});
+  if (d_q) check_others(some, std::vector<ComparedArray*>{&*d_q});
+  if (answers(&AttentionReference::lse).empty())
+    log_sums.add_sample(std::ssize(some), std::ssize(own_));
+  else
+    for_each_other(some, [&](const TokenRow& own) { check_lse({own}, {}, lse, log_sums); });
 }
 
 void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vector<double>& delta,
@@ -206,13 +271,12 @@ void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vec
   const Accessors inputs(workload_, inputs_, true);
   const auto heads = static_cast<size_t>(workload_.heads.heads);
   const auto kv_heads = static_cast<size_t>(workload_.heads.kv_heads);
-  const size_t width = kv_heads * static_cast<size_t>(workload_.heads.head_dim);
+  const auto dim = static_cast<size_t>(workload_.heads.head_dim);
   const std::vector<TokenRow> some = sample(true);
-  Check& d_k = check_of("d_k", tolerance.d_k, checks);
-  Check& d_v = check_of("d_v", tolerance.d_v, checks);
-  const auto of = [&](std::vector<double> AttentionReference::*tensor) {
-    return reference_ == nullptr ? nullptr : &(reference_->*tensor);
-  };
+  ComparedArray d_k{"d_k",    d_k_, answers(&AttentionReference::d_k),
+                    kv_heads, dim,  check_of("d_k", tolerance.d_k, checks)};
+  ComparedArray d_v{"d_v",    d_v_, answers(&AttentionReference::d_v),
+                    kv_heads, dim,  check_of("d_v", tolerance.d_v, checks)};
   for_each_batch(some, [&](size_t begin, size_t end) {
     const auto document = static_cast<size_t>(some[begin].document);
     const auto first = static_cast<size_t>(workload_.offsets[document]);
@@ -224,15 +288,12 @@ void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vec
         std::span(lse).subspan(first * heads, length * heads),
         std::span(delta).subspan(first * heads, length * heads));
     for (size_t i = 0; i < tokens.size(); ++i) {
-      const int64_t row = some[begin + i].row;
-      const std::string place =
-          fmt::format("document {} position {}", document, tokens[i] - workload_.offsets[document]);
-      add_row(d_k, d_k_, row, wanted(want.d_k, i, of(&AttentionReference::d_k), tokens[i], width),
-              part(want.d_k_size, i, kv_heads), place);
-      add_row(d_v, d_v_, row, wanted(want.d_v, i, of(&AttentionReference::d_v), tokens[i], width),
-              part(want.d_v_size, i, kv_heads), place);
+      const TokenRow& own = some[begin + i];
+      d_k.add(own, part(want.d_k, i, kv_heads * dim), part(want.d_k_size, i, kv_heads), place(own));
+      d_v.add(own, part(want.d_v, i, kv_heads * dim), part(want.d_v_size, i, kv_heads), place(own));
     }
   });
+  check_others(some, std::vector<ComparedArray*>{&d_k, &d_v});
 }
 
 std::vector<double> AttentionChecker::sink_term_squares(const std::vector<double>& lse) const {
@@ -269,22 +330,34 @@ void AttentionChecker::check_sinks(const std::vector<double>& lse, const std::ve
                   "sizes of the gradients of sinks")
       ->wait();
   Check& check = check_of("d_sinks", run_.tolerances(world_).d_sinks, checks);
-  for (size_t h = 0; h < heads; ++h) {
+  const std::span<const double> all = answers(&AttentionReference::d_sinks);
+  // All ranks have all gradients: each shows some.
+  const auto ranks = static_cast<size_t>(world_.size());
+  for (auto h = static_cast<size_t>(world_.rank()); h < heads; h += ranks) {
     double sum = 0;
     for (size_t at = h; at < lse.size(); at += heads)
       sum -= std::exp(static_cast<double>(workload_.sinks[h]) - lse[at]) * delta[at];
-    const double want = reference_ == nullptr ? sum : reference_->d_sinks.at(h);
+    const double want = all.empty() ? sum : all[h];
     check.add(
-        run_.executor().d_sinks().at(h), want, [&] { return fmt::format("head {}", h); },
+        run_.executor().d_sinks().at(h), want,
+        [&] { return fmt::format("{}d_sinks[{}]", all.empty() ? "" : "/reference/", h); },
         error_scale(std::span(&want, 1), std::sqrt(squares[h])));
   }
+}
+
+void look_at_results(Pass pass, AttentionRun& run, const TensorRows& inputs,
+                     const AttentionReference* reference, int64_t pairs, Communicator& world,
+                     Verification& checks) {
+  Verification look(checks.tolerance_scale());
+  AttentionChecker(run, inputs, reference, pairs, world).check(pass, look);
+  checks.merge_repeat(look);
 }
 
 void run_verified(Pass pass, AttentionRun& run, const TensorRows& inputs,
                   const AttentionReference* reference, int64_t pairs, Communicator& world,
                   Verification& checks) {
   run.repeat_checked(pass, checks);
-  AttentionChecker(run, inputs, reference, pairs, world).check(pass, checks);
+  look_at_results(pass, run, inputs, reference, pairs, world, checks);
   checks.merge_over(world);
 }
 

@@ -12,6 +12,8 @@ namespace gyre {
 /// Collective.
 std::vector<double> gather_statistics(AttentionRun& run, int64_t plane, Communicator& world);
 
+struct ComparedArray;
+
 /// Verifies the results in the arrays of a run. Every rank recomputes a sample of its own tokens,
 /// all of them if the budget suffices: as queries (out, lse, d_q) and as keys (d_k, d_v). Keys need
 /// the log-sum-exps and deltas of all queries, which are gathered; lse is itself verified for the
@@ -19,8 +21,9 @@ std::vector<double> gather_statistics(AttentionRun& run, int64_t plane, Communic
 class AttentionChecker {
  public:
   /// `pairs`: number of (query head, key) pairs that all ranks together recompute in one direction.
-  /// `reference` (of all tokens, or null) replaces the recomputed values; the recomputation then
-  /// only gives the scale of errors.
+  /// The arrays that `reference` has (null: none) are compared in full; the recomputation then only
+  /// gives the scale of errors. A row outside the sample takes the largest size of the sampled rows
+  /// of its head.
   AttentionChecker(AttentionRun& run, const TensorRows& inputs, const AttentionReference* reference,
                    int64_t pairs, Communicator& world);
 
@@ -34,6 +37,18 @@ class AttentionChecker {
   /// A sample of the rank's tokens: the first, the last, and one of every `step` at a varying
   /// place.
   std::vector<TokenRow> sample(bool keys) const;
+  /// The answers to an array; empty: there are none.
+  std::span<const double> answers(std::vector<double> AttentionReference::*array) const;
+  std::string place(const TokenRow& own) const;
+  /// add(row) for the rank's tokens that are not in `sampled`.
+  template <class Add>
+  void for_each_other(const std::vector<TokenRow>& sampled, Add add) const;
+  /// Compares the tokens outside the sample with their answers; or notes that there are none.
+  void check_others(const std::vector<TokenRow>& sampled,
+                    std::span<ComparedArray* const> arrays) const;
+  /// Compares log-sum-exps of `rows` with their answers, or with `computed` [rows, heads].
+  void check_lse(const std::vector<TokenRow>& rows, std::span<const double> computed,
+                 std::span<const double> lse, Check& check) const;
   /// Sum over this rank's tokens of the squares of the terms of a sink's gradient (a size as in
   /// attention/attention_reference.hpp), [heads].
   std::vector<double> sink_term_squares(const std::vector<double>& lse) const;
@@ -53,6 +68,12 @@ class AttentionChecker {
   Communicator& world_;
   std::vector<TokenRow> own_;  // sorted by token
 };
+
+/// Verifies what the last run of `pass` left in the arrays; of several looks at the same pass
+/// `checks` keep the worst. Collective; every rank adds its own comparisons.
+void look_at_results(Pass pass, AttentionRun& run, const TensorRows& inputs,
+                     const AttentionReference* reference, int64_t pairs, Communicator& world,
+                     Verification& checks);
 
 /// Runs `pass` once more with checked messages (AttentionRun::repeat_checked), verifies what it
 /// left in the arrays, and merges `checks` over all ranks. Collective.

@@ -74,7 +74,7 @@ std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type) {
 }
 
 bool has_exact_inputs(const AttentionFile& file, DType type) {
-  if (type != DType::bf16) return true;
+  if (!file.exact || type != DType::bf16) return file.exact;
   for (const std::vector<float>* values : {&file.q, &file.k, &file.v, &file.d_out})
     for (const float value : *values)
       if (to_float(to_bf16(value)) != value) return false;

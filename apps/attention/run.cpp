@@ -132,10 +132,10 @@ AttentionTolerances AttentionRun::tolerances(Communicator& world) const {
 }
 
 void AttentionRun::check_counts(Verification& checks, Communicator& world) const {
+  Verification counters;
+  Check& check = counters.check(name() + ": counters", 0);
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     const PlanCount mine = count(plan_, pass, workload_.heads, setup_.types);
-    Verification counters;
-    Check& check = counters.check(name() + ": counters", 0);
     const auto expect = [&](const char* what, int64_t counted, int64_t expected) {
       check.add(static_cast<double>(counted), static_cast<double>(expected), [&] {
         return fmt::format("{}, rank {}, {}: {} counted, {} expected", name_of(pass), plan_.rank,
@@ -153,9 +153,9 @@ void AttentionRun::check_counts(Verification& checks, Communicator& world) const
     expect("bytes received", mine.bytes_received, form.bytes_received);
     expect("transient bytes", mine.transient_bytes, form.transient_bytes);
     if (form.pairs) expect("pairs", mine.pairs, *form.pairs);
-    counters.merge_over(world);
-    checks.merge(counters);
   }
+  counters.merge_over(world);
+  checks.merge_repeat(counters);
 }
 
 void AttentionRun::overwrite(std::byte value) {

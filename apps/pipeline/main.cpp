@@ -46,7 +46,7 @@ RunReport start_report(const PipelineOptions& o, const Job& job, const Backend& 
                           {"check", o.check}};
   for (const auto& [name, value] : layout_choices().given(o.layout))
     configuration.emplace_back(name, value);
-  for (const auto& [name, value] : schedule_choices().given(o.schedule))
+  for (const auto& [name, value] : schedule_choices_without_window().given(o.schedule))
     configuration.emplace_back(name, value);
   RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
   report.inputs = {{o.input, sha256_of_file(context.world, o.input)},
@@ -84,14 +84,14 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   if (context.verbose) details += ranks_text(passes, scorer, world);
   if (o.check != "none") {
     check_passes(passes.checksums, report.verification);
-    details +=
-        verify_scores({job.documents, config, job.shape().cp, report.verification},
-                      {o.input, reference, job.model, report.inputs[1].sha256, o.check_tokens},
-                      scorer, decoder, mine, world);
+    details += verify_scores(
+        {job.documents, config, grid, report.verification},
+        {o.input, reference, job.model, report.inputs[1].sha256, o.check_tokens, o.check_seconds},
+        scorer, decoder, mine, world);
     result.check = report.verification.passed() ? "ok" : "FAILED";
     result.error_over_tolerance = report.verification.max_error_over_tolerance();
   }
-  if (output && result.check != "FAILED") {
+  if (output) {
     write_results(*output, make_results_header(report, job.documents, job.plan),
                   std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
     context.outputs.add(std::move(*output));
@@ -112,8 +112,9 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
   });
   Job job{read_documents(world, o.input), ModelFile(world, o.model), {}};
   const ModelConfig& config = job.model.config();
-  run_agreed(world, "configuration",
-             [&] { job.plan = make_plan(o, config, job.documents, world.size()); });
+  run_agreed(world, "configuration", [&] {
+    job.plan = make_plan(o, config, job.model.tokenizer(), job.documents, world.size());
+  });
   if (o.dry_run) {
     run_on_root(world, "dry run", [&] { fmt::print("{}", dry_run_text(job.plan, config)); });
     return ExitCode::ok;

@@ -73,7 +73,8 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
   add_option(app, {"--cp", "Context-parallel ranks; 0: all that dp and tp leave"}, o.cp, 0);
   add_option(app, {"--tp", "Tensor-parallel ranks"}, o.tp, 1);
   layout_choices().declare(app, o.layout, "Who owns which slots of a bin", false);
-  schedule_choices().declare(app, o.schedule, "How queries meet the keys of other ranks", false);
+  schedule_choices_without_window().declare(app, o.schedule,
+                                            "How queries meet the keys of other ranks", false);
   declare_backend_options(app, o.backend);
   declare_repeats(app, "Timed passes over all documents", o.repeats);
   add_option(
@@ -86,6 +87,7 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
   add_size_option(app,
                   {"--check-tokens", "Without a reference: tokens that the serial twin scores"},
                   o.check_tokens, 2);
+  add_option(app, {"--check-seconds", "And the time that it may take, about"}, o.check_seconds);
   add_option(app, {"--tol-scale", "Multiplies all tolerances"}, o.tol_scale);
   add_option(app, {"--top", "List the documents that cost most bits"}, o.top, 0);
   declare_report_options(app, o.report);
@@ -108,20 +110,24 @@ ScoringSetup PipelineOptions::setup(int ranks) const {
 }
 
 ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
-                      const Documents& documents, int ranks) {
+                      const std::string& tokenizer, const Documents& documents, int ranks) {
   const ScoringSetup setup = o.setup(ranks);
   ConfigErrors errors;
   const bool grid_possible = check_grid(o, setup.grid, config, ranks, errors);
   const size_t of_grid = errors.messages().size();
   check_repeats(o.repeats, errors);
   layout_choices().check(o.layout, errors);
-  schedule_choices().check(o.schedule, errors);
+  schedule_choices_without_window().check(o.schedule, errors);
   const int64_t multiple = setup.slot_multiple();
   const int64_t bin = o.bin > 0 ? o.bin : round_up(8192, multiple);
   const bool bin_possible = check_bin(bin, setup, errors);
   if (documents.vocab_size > config.vocab_size)
     errors.add("{} has tokens of a vocabulary of {}, the model of {}", o.input,
                documents.vocab_size, config.vocab_size);
+  if (!tokenizer.empty() && documents.tokenizer != tokenizer)
+    errors.add("{} has tokens of the tokenizer {}, the model of {}", o.input, documents.tokenizer,
+               tokenizer);
+  if (!(o.check_seconds > 0)) errors.add("--check-seconds {} must be positive", o.check_seconds);
   ScoringPlan plan;
   if (grid_possible && bin_possible) {
     plan = plan_scoring({documents.tokens, documents.offsets}, config, setup, bin);

@@ -19,7 +19,7 @@ struct PipelineOptions {
   ScheduleChoice schedule;
   int dp = 1, cp = 0, tp = 1, warmup = 0, top = 0;
   int64_t bin = 0, check_tokens = 4096;
-  double tol_scale = 1;
+  double tol_scale = 1, check_seconds = 10;
   RepeatOptions repeats;
   ReportOptions report;
   bool dry_run = false;
@@ -33,9 +33,10 @@ void declare_options(CLI::App& app, PipelineOptions& o);
 
 /// Packs `documents` as the options say, for a run of `ranks` ranks. Throws a usage error with
 /// everything that is wrong: options that do not go together, a grid that the model or the run does
-/// not admit (with the nearest ones), a layout or schedule that cannot do the first bin. (Whether
-/// they can do all bins is found when these are planned.)
+/// not admit (with the nearest ones), documents of another tokenizer than the model's (empty: the
+/// model names none), a layout or schedule that cannot do the first bin. (Whether they can do all
+/// bins is found when these are planned.)
 ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
-                      const Documents& documents, int ranks);
+                      const std::string& tokenizer, const Documents& documents, int ranks);
 
 }  // namespace gyre

@@ -35,6 +35,9 @@ struct DocumentRow {
   double bits_per_byte() const {
     return ratio(-score.logprob * bits_per_nat, static_cast<double>(bytes));
   }
+  double bits_per_token() const {
+    return ratio(-score.logprob * bits_per_nat, static_cast<double>(score.predictions));
+  }
 };
 
 std::vector<DocumentRow> document_rows(const Documents& documents,
@@ -53,6 +56,7 @@ const Table<DocumentRow>& document_table() {
   static const Table<DocumentRow> table({
       {"tokens", "", 8, 0, [](const DocumentRow& r) { return r.tokens; }},
       {"bits/byte", "", 9, 3, [](const DocumentRow& r) { return r.bits_per_byte(); }},
+      {"bits/token", "", 10, 3, [](const DocumentRow& r) { return r.bits_per_token(); }},
       {"entropy", "bits", 8, 3,
        [](const DocumentRow& r) {
          return ratio(r.score.entropy * bits_per_nat, static_cast<double>(r.score.predictions));
@@ -213,19 +217,23 @@ void add_result(RunReport& report, const ScoringResult& result, const Compressio
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
                              int top) {
   const Compression all = compression_of(documents, scores);
+  // Bytes of text are known of one tokenizer alone.
+  const bool has_bytes = std::isfinite(all.bits_per_byte);
   std::string text = fmt::format(
-      "# score  {} predictions in {} documents: {:.4f} bits/byte, {:.4f} bits/token, mean entropy "
-      "{:.4f} bits\n",
-      all.predictions, documents.count(), all.bits_per_byte, all.bits_per_token,
+      "# score  {} predictions in {} documents: {}{:.4f} bits/token, mean entropy {:.4f} bits\n",
+      all.predictions, documents.count(),
+      has_bytes ? fmt::format("{:.4f} bits/byte, ", all.bits_per_byte) : "", all.bits_per_token,
       all.mean_entropy_bits);
   std::vector<DocumentRow> rows = document_rows(documents, scores);
-  std::erase_if(rows,
-                [](const DocumentRow& r) { return r.score.predictions == 0 || r.bytes == 0; });
+  std::erase_if(rows, [&](const DocumentRow& r) {
+    return r.score.predictions == 0 || (has_bytes && r.bytes == 0);
+  });
+  const auto cost = [&](const DocumentRow& r) {
+    return has_bytes ? r.bits_per_byte() : r.bits_per_token();
+  };
   const auto shown = std::min<size_t>(static_cast<size_t>(std::max(0, top)), rows.size());
   std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(shown), rows.end(),
-                    [](const DocumentRow& a, const DocumentRow& b) {
-                      return a.bits_per_byte() > b.bits_per_byte();
-                    });
+                    [&](const DocumentRow& a, const DocumentRow& b) { return cost(a) > cost(b); });
   if (shown == 0) return text;
   text += fmt::format("# the {} documents that cost most:\n{}", shown, document_table().header());
   for (size_t i = 0; i < shown; ++i) text += as_comment(document_table().row(rows[i]));

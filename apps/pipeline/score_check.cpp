@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "runtime/clock.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
@@ -13,7 +14,7 @@ namespace {
 
 /// `longest`: tokens of the longest document that is compared.
 DecoderShape shape_of(const ScoreCheck& check, int64_t layers, int64_t longest) {
-  return decoder_shape(check.config, layers, longest, check.merges);
+  return decoder_shape(check.config, layers, longest, check.grid.shape().cp);
 }
 
 /// Estimates the size of the logits, which a reference does not hold: the least likely target lies
@@ -28,21 +29,31 @@ std::string place(const Documents& documents, int64_t document, int64_t position
   return fmt::format("{} position {}", documents.label(document), position);
 }
 
-/// Compares those of the predictions [begin, begin + logprob.size()) of `document` that `mine`
-/// holds.
-void compare(const ScoreCheck& check, double tolerance, int64_t document, int64_t begin,
-             std::span<const double> logprob, std::span<const double> entropy,
+/// Values of the predictions [begin, begin + size) of a document, numbered over all documents.
+struct Wanted {
+  int64_t document, begin;
+  std::span<const double> logprob, entropy;  ///< empty: not compared
+  const char* source;                        ///< before the names of arrays in messages
+};
+
+/// Compares those that `mine` holds.
+void compare(const ScoreCheck& check, double tolerance, const Wanted& want,
              const ScoreRange& mine) {
-  Check& logprobs = check.verification.check("logprob", tolerance);
-  Check& entropies = check.verification.check("entropy", tolerance);
-  const int64_t first = std::max(begin, mine.begin),
-                last = std::min(begin + std::ssize(logprob), mine.end());
-  for (int64_t i = first; i < last; ++i) {
-    const auto here = static_cast<size_t>(i - mine.begin), there = static_cast<size_t>(i - begin);
-    const auto where = [&] { return place(check.documents, document, i - begin); };
-    logprobs.add(static_cast<double>(mine.logprob[here]), logprob[there], where);
-    entropies.add(static_cast<double>(mine.entropy[here]), entropy[there], where);
-  }
+  const auto each = [&](const char* name, std::span<const double> values,
+                        std::span<const float> got) {
+    if (values.empty()) return;
+    Check& array = check.verification.check(name, tolerance);
+    const int64_t first = std::max(want.begin, mine.begin),
+                  last = std::min(want.begin + std::ssize(values), mine.end());
+    for (int64_t i = first; i < last; ++i)
+      array.add(static_cast<double>(got[static_cast<size_t>(i - mine.begin)]),
+                values[static_cast<size_t>(i - want.begin)], [&] {
+                  return fmt::format("{}{}[{}], {}", want.source, name, i,
+                                     place(check.documents, want.document, i - want.begin));
+                });
+  };
+  each("logprob", want.logprob, mine.logprob);
+  each("entropy", want.entropy, mine.entropy);
 }
 
 std::vector<double> broadcast_values(Communicator& world, std::vector<double> values, int64_t count,
@@ -59,15 +70,22 @@ std::vector<double> broadcast_values(Communicator& world, std::vector<double> va
 }  // namespace
 
 void check_scores(const ScoreCheck& check, const Reference& reference, const ScoreRange& mine) {
-  const double tolerance =
-      score_tolerance(shape_of(check, check.config.num_hidden_layers, check.documents.longest()),
-                      logit_scale(reference.logprob));
+  const double logits = reference.logprob ? logit_scale(*reference.logprob) : 1;
+  const double tolerance = score_tolerance(
+      shape_of(check, check.config.num_hidden_layers, check.documents.longest()), logits);
+  const auto part = [](const std::optional<std::vector<double>>& all, int64_t begin,
+                       int64_t count) -> std::span<const double> {
+    if (!all) return {};
+    return std::span(*all).subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
+  };
+  const std::vector<int64_t> offsets = prediction_offsets(check.documents.offsets);
   for (int64_t d = 0; d < check.documents.count(); ++d) {
-    const int64_t begin = reference.offsets[static_cast<size_t>(d)];
-    const auto count = static_cast<size_t>(reference.offsets[static_cast<size_t>(d) + 1] - begin);
-    compare(check, tolerance, d, begin,
-            std::span(reference.logprob).subspan(static_cast<size_t>(begin), count),
-            std::span(reference.entropy).subspan(static_cast<size_t>(begin), count), mine);
+    const int64_t begin = offsets[static_cast<size_t>(d)],
+                  count = offsets[static_cast<size_t>(d) + 1] - begin;
+    compare(check, tolerance,
+            {d, begin, part(reference.logprob, begin, count), part(reference.entropy, begin, count),
+             "/reference/"},
+            mine);
   }
 }
 
@@ -107,7 +125,9 @@ void check_hidden(const ScoreCheck& check, const std::string& input, Scorer& sco
     const Buffer<double> expected = read_reference_hidden(world, input, l, ranges);
     Check& hidden = check.verification.check(fmt::format("hidden[{}]", l),
                                              hidden_tolerance(shape_of(check, l, longest)));
-    for (size_t r = 0; r < rows.size(); ++r) {
+    // Tensor-parallel ranks have the same rows; each shows some of them.
+    const auto shares = static_cast<size_t>(check.grid.shape().tp);
+    for (auto r = static_cast<size_t>(check.grid.tp_rank()); r < rows.size(); r += shares) {
       const auto want = expected.span().subspan(r * width, width);
       const double squares = std::inner_product(want.begin(), want.end(), want.begin(), 0.0);
       const double rms = std::sqrt(squares / static_cast<double>(width));
@@ -115,8 +135,8 @@ void check_hidden(const ScoreCheck& check, const std::string& input, Scorer& sco
         hidden.add(
             static_cast<double>(rows[r].x[static_cast<size_t>(l)][i]), want[i],
             [&] {
-              return place(check.documents, rows[r].document, rows[r].position) +
-                     fmt::format(" channel {}", i);
+              return fmt::format("/reference/hidden[{}, {}, {}], {}", l, rows[r].token, i,
+                                 place(check.documents, rows[r].document, rows[r].position));
             },
             rms);
     }
@@ -169,34 +189,100 @@ std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t 
   return samples;
 }
 
-void check_against_twin(const ScoreCheck& check, std::span<const TwinSample> samples,
-                        const DecoderWeights& weights, const ScoreRange& mine,
-                        Communicator& world) {
+namespace {
+
+/// Scores samples one after the other, while there is time.
+class TimedTwin {
+ public:
+  TimedTwin(const ScoreCheck& check, const DecoderWeights& weights, double seconds)
+      : check_(check), weights_(weights), seconds_(seconds) {}
+
+  /// Shortens `sample` to what there is time for, and to nothing when that is less than two tokens.
+  ReferenceScores score(TwinSample& sample) {
+    constexpr int64_t few = 16;
+    if (work_ == 0 && sample.tokens > few) score_all({sample.document, few});  // how fast is it?
+    while (sample.tokens > 1 && expected(sample.tokens) > seconds_ - watch_.seconds())
+      sample.tokens = sample.tokens / 2;
+    if (sample.tokens < 2) {
+      sample.tokens = 0;
+      return {};
+    }
+    return score_all(sample);
+  }
+
+ private:
+  /// Multiplications, about.
+  double work_of(int64_t tokens) const {
+    const ModelConfig& c = check_.config;
+    return static_cast<double>(tokens) *
+           (static_cast<double>(c.parameters()) +
+            static_cast<double>(c.num_hidden_layers * c.query_width() * tokens));
+  }
+  double expected(int64_t tokens) const {
+    return work_ == 0 ? 0 : work_of(tokens) * watch_.seconds() / work_;
+  }
+  ReferenceScores score_all(const TwinSample& sample) {
+    work_ += work_of(sample.tokens);
+    return score_document_reference(
+        check_.config, weights_,
+        check_.documents.document(sample.document).first(static_cast<size_t>(sample.tokens)));
+  }
+
+  const ScoreCheck& check_;
+  const DecoderWeights& weights_;
+  double seconds_, work_ = 0;
+  Stopwatch watch_;
+};
+
+}  // namespace
+
+std::vector<TwinSample> check_against_twin(const ScoreCheck& check, const Reference* reference,
+                                           std::vector<TwinSample> samples, double seconds,
+                                           const DecoderWeights& weights, const ScoreRange& mine,
+                                           Communicator& world) {
   const int ranks = world.size();
   std::vector<ReferenceScores> scores(samples.size());
-  for (size_t i = 0; i < samples.size(); ++i)
-    if (static_cast<int>(i) % ranks == world.rank())
-      scores[i] = score_document_reference(check.config, weights,
-                                           check.documents.document(samples[i].document)
-                                               .first(static_cast<size_t>(samples[i].tokens)));
+  std::vector<int64_t> lengths(samples.size(), 0);  // of what was scored
+  TimedTwin twin(check, weights, seconds);
+  for (auto i = static_cast<size_t>(world.rank()); i < samples.size();
+       i += static_cast<size_t>(ranks)) {
+    scores[i] = twin.score(samples[i]);
+    lengths[i] = samples[i].tokens;
+  }
+  HostStream stream;
+  world
+      .all_reduce(lengths.data(), std::ssize(lengths), DType::i64, ReduceOp::sum, stream,
+                  "lengths of the samples of the serial twin")
+      ->wait();
   std::vector<double> all;
+  int64_t longest = 0, tokens = 0;
   for (size_t i = 0; i < samples.size(); ++i) {
     const int owner = static_cast<int>(i) % ranks;
-    scores[i].logprob =
-        broadcast_values(world, std::move(scores[i].logprob), samples[i].tokens - 1, owner);
-    scores[i].entropy =
-        broadcast_values(world, std::move(scores[i].entropy), samples[i].tokens - 1, owner);
+    samples[i].tokens = lengths[i];
+    const int64_t count = std::max<int64_t>(0, samples[i].tokens - 1);
+    scores[i].logprob = broadcast_values(world, std::move(scores[i].logprob), count, owner);
+    scores[i].entropy = broadcast_values(world, std::move(scores[i].entropy), count, owner);
     all.insert(all.end(), scores[i].logprob.begin(), scores[i].logprob.end());
+    longest = std::max(longest, samples[i].tokens);
+    tokens += samples[i].tokens;
   }
-  int64_t longest = 0;
-  for (const TwinSample& sample : samples) longest = std::max(longest, sample.tokens);
   const double tolerance =
       score_tolerance(shape_of(check, check.config.num_hidden_layers, longest), logit_scale(all));
+  const bool logprobs = reference == nullptr || !reference->logprob,
+             entropies = reference == nullptr || !reference->entropy;
   const std::vector<int64_t> offsets = prediction_offsets(check.documents.offsets);
-  for (size_t i = 0; i < samples.size(); ++i)
-    compare(check, tolerance, samples[i].document,
-            offsets[static_cast<size_t>(samples[i].document)], scores[i].logprob, scores[i].entropy,
-            mine);
+  for (size_t i = 0; i < samples.size(); ++i) {
+    Wanted want{samples[i].document, offsets[static_cast<size_t>(samples[i].document)], {}, {}, ""};
+    if (logprobs) want.logprob = scores[i].logprob;
+    if (entropies) want.entropy = scores[i].entropy;
+    compare(check, tolerance, want, mine);
+  }
+  if (world.rank() == 0)
+    for (const auto& [name, compared] : {std::pair{"logprob", logprobs}, {"entropy", entropies}})
+      if (compared)
+        check.verification.check(name, tolerance).add_sample(tokens, check.documents.total());
+  std::erase_if(samples, [](const TwinSample& sample) { return sample.tokens == 0; });
+  return samples;
 }
 
 WeightReader weights_of(ModelFile& model) {
@@ -211,25 +297,32 @@ std::string verify_scores(const ScoreCheck& check, const ScoreSources& sources, 
                           Decoder& decoder, const ScoreRange& mine, Communicator& world) {
   set_current_step("verification");
   std::string text;
-  if (const std::optional<Reference>& reference = sources.reference) {
-    text =
-        fmt::format("# check   against the reference in the input, by {}\n", reference->generator);
-    if (reference->model_sha256 != sources.model_sha256)
+  const Reference* reference = sources.reference ? &*sources.reference : nullptr;
+  if (reference != nullptr) {
+    text = fmt::format(
+        "# check   in full against the reference in the input{}\n",
+        reference->generator.empty() ? "" : fmt::format(", by {}", reference->generator));
+    if (!reference->model_sha256.empty() && reference->model_sha256 != sources.model_sha256)
       text += fmt::format(
           "# check   note: that reference was computed with another model file, sha256 {:.8}...\n",
           reference->model_sha256);
     check_scores(check, *reference, mine);
     if (reference->has_hidden) check_hidden(check, sources.input, scorer, decoder, world);
-  } else {
-    const std::vector<TwinSample> samples =
-        choose_twin_samples(check.documents, sources.check_tokens);
+  }
+  std::vector<std::string> missing;
+  if (reference == nullptr || !reference->logprob) missing.emplace_back("log-probabilities");
+  if (reference == nullptr || !reference->entropy) missing.emplace_back("entropies");
+  if (!missing.empty()) {
+    const std::vector<TwinSample> samples = check_against_twin(
+        check, reference, choose_twin_samples(check.documents, sources.check_tokens),
+        sources.check_seconds, load_weights(check.config, 1, 0, weights_of(sources.model)), mine,
+        world);
     int64_t tokens = 0;
     for (const TwinSample& sample : samples) tokens += sample.tokens;
-    text = fmt::format(
-        "# check   {} of {} tokens, from {} documents, against the serial double-precision twin\n",
-        tokens, check.documents.total(), samples.size());
-    check_against_twin(check, samples, load_weights(check.config, 1, 0, weights_of(sources.model)),
-                       mine, world);
+    text += fmt::format(
+        "# check   {} of {} of {} tokens, from {} documents, against the serial double-precision "
+        "twin\n",
+        fmt::join(missing, " and "), tokens, check.documents.total(), samples.size());
   }
   check.verification.merge_over(world);
   return text;

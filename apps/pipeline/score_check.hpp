@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 
+#include "comm/process_grid.hpp"
 #include "io/model_file.hpp"
 #include "io/results.hpp"
 #include "model/decoder_reference.hpp"
@@ -18,11 +19,12 @@ namespace gyre {
 struct ScoreCheck {
   const Documents& documents;
   const ModelConfig& config;
-  int merges;  ///< partial attention results merged per layer: cp
+  ProcessGrid& grid;  ///< as many partial attention results are merged per layer as it has cp
   Verification& verification;
 };
 
-/// Compares this rank's predictions with the reference's; adds checks "logprob" and "entropy".
+/// Compares this rank's predictions with the reference's, of the arrays that it has; adds checks
+/// "logprob" and "entropy".
 void check_scores(const ScoreCheck& check, const Reference& reference, const ScoreRange& mine);
 
 /// Runs the decoder once more and compares the residual stream after the embedding and after every
@@ -43,10 +45,14 @@ struct TwinSample {
 /// of the longest one.
 std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t budget);
 
-/// Scores `samples` with the serial twin, each on one rank, and compares; adds checks "logprob" and
-/// "entropy". `weights` are unsharded (tp = 1). Collective over `world`.
-void check_against_twin(const ScoreCheck& check, std::span<const TwinSample> samples,
-                        const DecoderWeights& weights, const ScoreRange& mine, Communicator& world);
+/// Compares arrays that `reference` (null: none) does not have with those of the serial twin, which
+/// scores `samples`, each on one rank, and less of them when that would take longer than `seconds`;
+/// adds checks "logprob" and "entropy". `weights` are unsharded (tp = 1). Returns the samples that
+/// were scored. Collective over `world`.
+std::vector<TwinSample> check_against_twin(const ScoreCheck& check, const Reference* reference,
+                                           std::vector<TwinSample> samples, double seconds,
+                                           const DecoderWeights& weights, const ScoreRange& mine,
+                                           Communicator& world);
 
 /// The shape of the hidden states of a model of this configuration.
 HiddenShape hidden_shape(const ModelConfig& config);
@@ -58,11 +64,12 @@ struct ScoreSources {
   ModelFile& model;
   const std::string& model_sha256;
   int64_t check_tokens;  ///< budget of the serial twin
+  double check_seconds;  ///< likewise
 };
 
-/// Runs the checks above: against the reference in the input if there is one, else of a sample
-/// against the twin; merges them over all ranks. Returns "#" lines that say what was compared.
-/// Collective over `world`.
+/// Runs the checks above: against the reference in the input, in full, and of what it does not have
+/// a sample against the twin; merges them over all ranks. Returns "#" lines that say what was
+/// compared. Collective over `world`.
 std::string verify_scores(const ScoreCheck& check, const ScoreSources& sources, Scorer& scorer,
                           Decoder& decoder, const ScoreRange& mine, Communicator& world);
 

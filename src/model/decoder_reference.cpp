@@ -5,6 +5,7 @@
 
 #include "core/dot.hpp"
 #include "logprobs/reference.hpp"
+#include "runtime/gemm.hpp"
 
 namespace gyre {
 namespace {
@@ -14,9 +15,10 @@ using Matrix = std::vector<double>;  // row-major
 /// a [m, k] · b [k, n]
 Matrix product(const Matrix& a, const Buffer<float>& b, size_t m, size_t k, size_t n) {
   Matrix c(m * n, 0.0);
-  for (size_t i = 0; i < m; ++i)
-    for (size_t l = 0; l < k; ++l)
-      add_scaled(&c[i * n], a[i * k + l], b.data() + l * n, static_cast<int64_t>(n));
+  const auto rows = static_cast<int64_t>(m), depth = static_cast<int64_t>(k),
+             columns = static_cast<int64_t>(n);
+  gemm(MatrixView<const double>{a.data(), rows, depth, depth}, {b.data(), depth, columns, columns},
+       {c.data(), rows, columns, columns});
   return c;
 }
 

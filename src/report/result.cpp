@@ -333,6 +333,8 @@ ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions&
   for (int64_t* bytes : {&report.memory.planned, &report.memory.start, &report.memory.peak})
     *bytes = all_reduce_value(context.world, *bytes, ReduceOp::max);
   const ExitCode code = exit_code_of(judge(report));
+  std::vector<std::string> invalid;
+  if (agree_on(context.world, code) != ExitCode::ok) invalid = context.outputs.name_as_invalid();
   std::string text;
   run_on_root(context.world, "report", [&] {
     text = make();
@@ -343,21 +345,22 @@ ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions&
     if (context.rows.skipped() > 0)
       text += fmt::format("# {} of {} stay and were not measured again\n",
                           count_text(context.rows.skipped(), "row"), options.json);
-    text += footer_text(report);
+    for (const std::string& path : invalid)
+      text += fmt::format("# results that did not pass are in {}\n", path);
+    text += footer_text(report, context.verbose ? Check::most_deviations : 1);
   });
   context.rows.end(report);
-  if (agree_on(context.world, code) != ExitCode::ok) context.outputs.discard_files();
   context.outputs.publish(text);
   return code;
 }
 
-std::string footer_text(const RunReport& report) {
+std::string footer_text(const RunReport& report, size_t most) {
   const Verdict verdict = judge(report);
   std::string text;
   if (verdict.validity != Validity::invalid)
     for (const Fom& fom : report.foms)
       if (std::isfinite(fom.value)) text += fom_line(report.program, fom);
-  text += report.verification.text();
+  text += report.verification.text(most);
   text += fmt::format("RESULT {}", name_of(verdict.validity));
   if (!verdict.reasons.empty()) text += fmt::format(" ({})", fmt::join(verdict.reasons, "; "));
   return text + "\n";

@@ -138,8 +138,9 @@ std::string memory_text(const MemoryReport& memory);
 /// The "#" lines that identify the run. Ends with a newline, as all texts here do.
 std::string header_text(const RunReport& report);
 
-/// FOM lines (none when the result is INVALID), VERIFY lines, the RESULT line.
-std::string footer_text(const RunReport& report);
+/// FOM lines (none when the result is INVALID), VERIFY lines with the `most` worst values of each
+/// failed check, the RESULT line.
+std::string footer_text(const RunReport& report, size_t most = 1);
 
 /// "hosts node01: 0-3, 8 | node02: 4-7": at most `most` hosts, then the number of the others.
 std::string hosts_text(const std::vector<RankInfo>& ranks, size_t most = 8);
@@ -168,7 +169,7 @@ std::string identity_of(const std::string& run_line);
 /// units, statistics and verdict. Names are in snake_case.
 std::string csv_text(const RunReport& report);
 
-/// Ends a run: names all outputs of `context`, but data files only when the result is not INVALID,
+/// Ends a run: names all outputs of `context`, data files of an INVALID result NAME.invalid.h5, and
 /// writes the files that `options` ask for, and prints (Outputs::publish). `make` is called on rank
 /// 0 and returns what stands before the FOM, VERIFY and RESULT lines. Returns the exit code of the
 /// verdict. Collective.

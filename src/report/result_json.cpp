@@ -66,6 +66,16 @@ Json row_json(const RunReport& report, const ResultEntry& entry) {
           {"status", std::move(status)}};
 }
 
+Json to_json(const Check& check) {
+  Json all = Json::array();
+  for (const Deviation& d : check.deviations())
+    all.push_back({{"where", d.where},
+                   {"got", d.compared ? number(d.got) : Json(nullptr)},
+                   {"expected", d.compared ? number(d.expected) : Json(nullptr)},
+                   {"tolerance", number(check.tolerance() * d.scale)}});
+  return all;
+}
+
 Json to_json(const Verification& verification) {
   Json checks = Json::array();
   for (const Check& c : verification.checks())
@@ -76,7 +86,10 @@ Json to_json(const Verification& verification) {
                       {"max_error", number(c.max_error())},
                       {"tolerance", number(c.tolerance())},
                       {"error_over_tolerance", number(c.error_over_tolerance())},
-                      {"where", c.where()}});
+                      {"where", c.where()},
+                      {"sampled_tokens", c.sampled()},
+                      {"of_tokens", c.sampled_of()},
+                      {"worst", to_json(c)}});
   return {{"passed", verification.empty() ? Json(nullptr) : Json(verification.passed())},
           {"tolerance_scale", number(verification.tolerance_scale())},
           {"checks", std::move(checks)}};

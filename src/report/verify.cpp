@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "comm/agree.hpp"
@@ -13,25 +15,69 @@
 namespace gyre {
 namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
+
+/// ", sampled 64 of 4096 tokens", of the check that compared the smallest share; "" when all was.
+std::string sample_text(const std::deque<Check>& checks) {
+  const Check* least = nullptr;
+  for (const Check& c : checks)
+    if (c.sampled() < c.sampled_of() &&
+        (least == nullptr || c.sampled() * least->sampled_of() < least->sampled() * c.sampled_of()))
+      least = &c;
+  if (least == nullptr) return "";
+  return fmt::format(", sampled {} of {} tokens", least->sampled(), least->sampled_of());
+}
+
+}  // namespace
+
+std::string Deviation::text(double tolerance) const {
+  if (!compared) return where;
+  return fmt::format("{}: got {:.10g}, expected {:.10g}, error {:.3g}, tolerance {:.3g}", where,
+                     got, expected, std::abs(got - expected), tolerance * scale);
+}
+
+void Check::keep(Deviation deviation) {
+  const auto larger = [](double error, const Deviation& other) { return error > other.error; };
+  const auto place =
+      std::upper_bound(deviations_.begin(), deviations_.end(), deviation.error, larger);
+  deviations_.insert(place, std::move(deviation));
+  if (deviations_.size() > most_deviations) deviations_.pop_back();
 }
 
 void Check::add_failure(const std::string& where) {
   ++count_;
   ++outside_;
+  Deviation failure{where};
+  failure.compared = false;
+  if (is_among_worst(failure.error)) keep(std::move(failure));
   if (max_error_ < infinity) where_ = where;
   max_error_ = infinity;
 }
 
-void Check::merge(const Check& other) {
+void Check::require_same(const Check& other) const {
   GYRE_CHECK(other.name_ == name_ && other.tolerance_ == tolerance_,
              "checks {} (tolerance {}) and {} (tolerance {}) cannot be merged", name_, tolerance_,
              other.name_, other.tolerance_);
+}
+
+void Check::merge(const Check& other) {
+  require_same(other);
   count_ += other.count_;
   outside_ += other.outside_;
+  add_sample(other.sampled_, other.sampled_of_);
+  for (const Deviation& deviation : other.deviations_)
+    if (is_among_worst(deviation.error)) keep(deviation);
   if (other.max_error_ > max_error_) {
     max_error_ = other.max_error_;
     where_ = other.where_;
   }
+}
+
+void Check::merge_repeat(const Check& other) {
+  require_same(other);
+  const auto badness = [](const Check& check) {
+    return std::tuple(check.outside_, check.max_error_, check.count_);
+  };
+  if (badness(other) > badness(*this)) *this = other;
 }
 
 double Check::error_over_tolerance() const {
@@ -50,21 +96,35 @@ Check& Verification::check(std::string_view name, double tolerance) {
   return checks_.emplace_back(std::string(name), scaled);
 }
 
-void Verification::merge(const Verification& other) {
+template <class Merge>
+void Verification::merge_each(const Verification& other, Merge merge) {
   for (const Check& theirs : other.checks_) {
     const auto same = [&](const Check& ours) { return ours.name_ == theirs.name_; };
     const auto ours = std::find_if(checks_.begin(), checks_.end(), same);
     if (ours == checks_.end())
       checks_.push_back(theirs);
     else
-      ours->merge(theirs);
+      merge(*ours, theirs);
   }
+}
+
+void Verification::merge(const Verification& other) {
+  merge_each(other, [](Check& ours, const Check& theirs) { ours.merge(theirs); });
+}
+
+void Verification::merge_repeat(const Verification& other) {
+  merge_each(other, [](Check& ours, const Check& theirs) { ours.merge_repeat(theirs); });
 }
 
 std::string Verification::encode() const {
   nlohmann::json list = nlohmann::json::array();
-  for (const Check& c : checks_)
-    list.push_back({c.name_, c.tolerance_, c.count_, c.outside_, c.max_error_, c.where_});
+  for (const Check& c : checks_) {
+    nlohmann::json deviations = nlohmann::json::array();
+    for (const Deviation& d : c.deviations_)
+      deviations.push_back({d.where, d.error, d.got, d.expected, d.scale, d.compared});
+    list.push_back({c.name_, c.tolerance_, c.count_, c.outside_, c.max_error_, c.where_, c.sampled_,
+                    c.sampled_of_, std::move(deviations)});
+  }
   std::string bytes;
   nlohmann::json::to_cbor(list, bytes);  // unlike JSON text, CBOR keeps infinities
   return bytes;
@@ -72,13 +132,21 @@ std::string Verification::encode() const {
 
 void Verification::merge_encoded(std::string_view bytes, int rank) {
   Verification theirs(scale_);
+  const auto place = [&](const nlohmann::json& where) {
+    const auto text = where.get<std::string>();
+    return text.empty() ? text : text + fmt::format(", rank {}", rank);
+  };
   for (const nlohmann::json& item : nlohmann::json::from_cbor(bytes)) {
     Check check(item[0].get<std::string>(), item[1].get<double>());
     check.count_ = item[2].get<int64_t>();
     check.outside_ = item[3].get<int64_t>();
     check.max_error_ = item[4].get<double>();
-    check.where_ = item[5].get<std::string>();
-    if (!check.where_.empty()) check.where_ += fmt::format(", rank {}", rank);
+    check.where_ = place(item[5]);
+    check.sampled_ = item[6].get<int64_t>();
+    check.sampled_of_ = item[7].get<int64_t>();
+    for (const nlohmann::json& d : item[8])
+      check.deviations_.push_back({place(d[0]), d[1].get<double>(), d[2].get<double>(),
+                                   d[3].get<double>(), d[4].get<double>(), d[5].get<bool>()});
     theirs.checks_.push_back(std::move(check));
   }
   merge(theirs);
@@ -114,21 +182,22 @@ double Verification::max_error_over_tolerance() const {
   return worst;
 }
 
-std::string Verification::text() const {
+std::string Verification::text(size_t most) const {
   if (empty()) return "VERIFY SKIPPED\n";
   const auto good = std::count_if(checks_.begin(), checks_.end(),
                                   [](const Check& check) { return check.passed(); });
   std::string text =
-      fmt::format("VERIFY {} {}/{} max_err_over_tol={:.3g}\n", passed() ? "PASSED" : "FAILED", good,
-                  checks_.size(), max_error_over_tolerance());
+      fmt::format("VERIFY {} {}/{} max_err_over_tol={:.3g}{}\n", passed() ? "PASSED" : "FAILED",
+                  good, checks_.size(), max_error_over_tolerance(), sample_text(checks_));
   for (const Check& c : checks_) {
     if (c.passed()) continue;
-    if (c.count_ == 0)
+    if (c.count_ == 0) {
       text += fmt::format("VERIFY   {}: nothing was compared\n", c.name_);
-    else
-      text += fmt::format(
-          "VERIFY   {}: {} of {} values outside; worst error {:.3g}, tolerance {:.3g}, at {}\n",
-          c.name_, c.outside_, c.count_, c.max_error_, c.tolerance_, c.where_);
+      continue;
+    }
+    text += fmt::format("VERIFY   {}: {} of {} values outside\n", c.name_, c.outside_, c.count_);
+    for (size_t i = 0; i < std::min(most, c.deviations_.size()); ++i)
+      text += fmt::format("VERIFY     {}\n", c.deviations_[i].text(c.tolerance_));
   }
   return text;
 }

@@ -7,6 +7,9 @@
 //       logprobs.add(actual[i], reference[i], [&] { return fmt::format("position {}", i); });
 //     checks.merge_over(world);            // every rank gets the worst values of all ranks
 //     fmt::print("{}", checks.text());     // VERIFY PASSED 3/3 max_err_over_tol=0.21
+//
+// Values are counted once: two looks at the same ones (of two runs, say) are joined by
+// merge_repeat(), and of what all ranks have alike one rank adds it.
 
 #include <fmt/format.h>
 
@@ -25,8 +28,8 @@ namespace gyre {
 
 /// Printed when the inputs of a run differ from those of the reference in the file.
 inline constexpr const char* no_reference_text =
-    "# note: no reference in the file for these inputs (bf16 rounds them); results are computed "
-    "again\n";
+    "# note: the type of this run rounds the inputs, and the answers in the file are of others: "
+    "those are not compared, and results are computed again\n";
 
 /// Error of `actual` in units of `scale`. Equal values, infinities included, have no error.
 /// Otherwise the error is infinite if a value is not finite (a NaN on one side or both, an infinity
@@ -37,20 +40,36 @@ inline double error_between(double actual, double reference, double scale = 1) {
   return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
 }
 
+/// A value outside its tolerance.
+struct Deviation {
+  std::string where;
+  double error = std::numeric_limits<double>::infinity();  ///< in units of scale
+  double got = 0, expected = 0, scale = 1;
+  bool compared = true;  ///< false: there was nothing to compare (a wrong shape, a missing row)
+  /// "token 5: got 3, expected 1, error 2, tolerance 0.5"; `tolerance` in units of scale.
+  std::string text(double tolerance) const;
+};
+
 /// One kind of comparison: many values, one tolerance. Remembers the worst.
 class Check {
  public:
+  /// So many of the values outside are remembered, the worst ones.
+  static constexpr size_t most_deviations = 10;
+
   Check(std::string name, double tolerance) : name_(std::move(name)), tolerance_(tolerance) {}
 
-  /// Compares one value. `where()` names its place; it is called only when the error is the largest
-  /// so far. Error and tolerance are relative to `scale` (the rms of the reference's row, say).
+  /// Compares one value. `where()` names its place; it is called only when the error is one of the
+  /// largest so far. Error and tolerance are relative to `scale` (the rms of the reference's row,
+  /// say).
   template <class Where>
   void add(double actual, double reference, const Where& where, double scale = 1) {
     const double error = error_between(actual, reference, scale);
     ++count_;
     for (const double value : {actual, reference})
       digest_ = (digest_ ^ std::bit_cast<uint64_t>(value)) * 0x100000001b3;
-    if (!(error <= tolerance_)) ++outside_;
+    const bool outside = !(error <= tolerance_);
+    if (outside && is_among_worst(error)) keep({where(), error, actual, reference, scale});
+    outside_ += outside ? 1 : 0;
     if (error > max_error_) {
       max_error_ = error;
       where_ = where();
@@ -71,9 +90,17 @@ class Check {
   }
   /// Passes for an input without elements: a statement about all of its elements is true.
   void add_nothing() { ++count_; }
-  /// Adds the counts of `other`, a check of the same name, and takes its worst value if that is
-  /// worse.
+  /// What was compared are values of so many of all `of` tokens; several calls add up. The whole,
+  /// when nobody calls it.
+  void add_sample(int64_t tokens, int64_t of) {
+    sampled_ += tokens;
+    sampled_of_ += of;
+  }
+  /// Adds the counts of `other`, a check of the same name, and takes its worst values where they
+  /// are worse.
   void merge(const Check& other);
+  /// Takes the place of this one, of the same name and of the same values, if it is worse.
+  void merge_repeat(const Check& other);
 
   const std::string& name() const { return name_; }
   double tolerance() const { return tolerance_; }
@@ -81,6 +108,10 @@ class Check {
   int64_t outside() const { return outside_; }  ///< those beyond the tolerance
   double max_error() const { return max_error_; }
   const std::string& where() const { return where_; }  ///< place of max_error; "" when it is 0
+  /// The worst of the values outside, the largest error first.
+  const std::vector<Deviation>& deviations() const { return deviations_; }
+  int64_t sampled() const { return sampled_; }        ///< tokens of which values were compared
+  int64_t sampled_of() const { return sampled_of_; }  ///< of so many; 0: of all
   /// max_error over tolerance; 0 without an error, also at a tolerance of 0.
   double error_over_tolerance() const;
   /// Of the values and references given to add() on this rank, in their order: equal bits, equal
@@ -91,13 +122,22 @@ class Check {
 
  private:
   friend class Verification;
+  bool is_among_worst(double error) const {
+    return deviations_.size() < most_deviations || error > deviations_.back().error;
+  }
+  void keep(Deviation deviation);
+  /// Throws unless `other` has the same name and tolerance.
+  void require_same(const Check& other) const;
+
   std::string name_;
   double tolerance_;
   int64_t count_ = 0;
   int64_t outside_ = 0;
+  int64_t sampled_ = 0, sampled_of_ = 0;
   uint64_t digest_ = 0xcbf29ce484222325;
   double max_error_ = 0;
   std::string where_;
+  std::vector<Deviation> deviations_;
 };
 
 /// All checks of a run. Without any check, the run is unverified: neither passed nor failed.
@@ -113,6 +153,8 @@ class Verification {
   /// (in host memory).
   void merge_over(Communicator& comm);
   void merge(const Verification& other);
+  /// The same of another look at the same values: each is counted once, as the worse look saw it.
+  void merge_repeat(const Verification& other);
 
   bool empty() const { return checks_.empty(); }
   bool passed() const;
@@ -120,11 +162,14 @@ class Verification {
   const std::deque<Check>& checks() const { return checks_; }
   double max_error_over_tolerance() const;
 
-  /// "VERIFY PASSED n/n max_err_over_tol=0.37", or FAILED and one more line for each failed check,
-  /// or "VERIFY SKIPPED".
-  std::string text() const;
+  /// "VERIFY PASSED n/n max_err_over_tol=0.37", with ", sampled 64 of 4096 tokens" behind it of the
+  /// check that compared the smallest share; or FAILED, and for each failed check how many values
+  /// are outside, with a line for each of the `most` worst; or "VERIFY SKIPPED".
+  std::string text(size_t most = 1) const;
 
  private:
+  template <class Merge>
+  void merge_each(const Verification& other, Merge merge);
   std::string encode() const;
   void merge_encoded(std::string_view bytes, int rank);
 

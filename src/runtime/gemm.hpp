@@ -23,6 +23,10 @@ void gemm_b_transposed(MatrixView<const float> a, ConstMatrixRef b, MatrixView<f
 /// result is bit-identical.
 inline constexpr int64_t gemm_panel_columns = 64;
 
+/// c [m, n] = a [m, k] · b [k, n] in double precision, with b widened; for references that are
+/// large.
+void gemm(MatrixView<const double> a, MatrixView<const float> b, MatrixView<double> c);
+
 /// Serial reference that accumulates in double precision.
 void gemm_reference(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c,
                     bool accumulate = false);

@@ -57,6 +57,14 @@ std::string temporary_name(const std::string& path) {
   return fmt::format("{}.tmp-{}-{}", path, getpid(), ++guards);
 }
 
+/// "out/scores.invalid.h5" of "out/scores.h5".
+std::filesystem::path invalid_name(const std::filesystem::path& path) {
+  std::filesystem::path name = path.stem();
+  name += ".invalid";
+  name += path.extension();
+  return path.parent_path() / name;
+}
+
 std::string absolute(const std::string& path) {
   return std::filesystem::absolute(path).string();
 }
@@ -87,9 +95,14 @@ void check_output_places(const std::vector<NamedPath>& outputs,
   for (const NamedPath& output : outputs) {
     if (output.path.empty()) continue;
     check_place(output.path);
-    for (const auto& [path, option] : taken)
+    const std::string invalid = invalid_name(output.path).string();
+    for (const auto& [path, option] : taken) {
       if (path == place(output))
         throw_usage("{} '{}' is the file of {}", output.option, output.path, option);
+      if (path == place({output.option, invalid}))
+        throw_usage("{} '{}' would be '{}' if its results were wrong, the file of {}",
+                    output.option, output.path, invalid, option);
+    }
     taken.emplace_back(place(output), output.option);
   }
 }
@@ -105,6 +118,11 @@ OutputGuard::~OutputGuard() {
   std::error_code ignored;
   std::filesystem::remove(temporary_, ignored);
   if (watcher_pipe_ >= 0) close(watcher_pipe_);
+}
+
+const std::string& OutputGuard::name_as_invalid() {
+  path_ = invalid_name(path_).string();
+  return path_;
 }
 
 void OutputGuard::commit() {

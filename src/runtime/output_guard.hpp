@@ -23,6 +23,9 @@ class OutputGuard {
   OutputGuard& operator=(const OutputGuard&) = delete;
 
   const std::string& temporary_path() const { return temporary_; }
+  /// What is in the file was found to be wrong: commit() names it NAME.invalid.h5 instead of
+  /// NAME.h5. Returns that name.
+  const std::string& name_as_invalid();
   void commit();
 
  private:
@@ -38,7 +41,8 @@ struct NamedPath {
 };
 
 /// Refuses impossible outputs before hours of work. Throws a usage error when one could not be
-/// written (as OutputGuard would), when two are the same file, or when one is an input.
+/// written (as OutputGuard would), when two are the same file, or when one is an input, or would be
+/// by its name of wrong results.
 void check_output_places(const std::vector<NamedPath>& outputs,
                          const std::vector<NamedPath>& inputs);
 

@@ -59,7 +59,7 @@ with h5py.File("nan.h5", "r+") as f:
     f["/attention/q"][2, 1, 0] = float("nan")
 PY
 expect 1 'RESULT INVALID' "${mpi[@]}" 2 "$attention" --input wrong.h5 $quick -o wrong_out.h5 -J wrong.json
-grep -q 'bwd: d_k.*position' output || fail "the place is not named: $(cat output)"
+grep -A1 'bwd: d_k: 1 of ' output | grep -q '/reference/d_k\[.*position' || fail "the place is not named: $(cat output)"
 ! grep -q '^FOM' output && grep -q '"fom": *\[\]' wrong.json || fail "a wrong result has a figure of merit"
 [ ! -e wrong_out.h5 ] || fail "a wrong result is in a file"
 expect 2 '/k' "${mpi[@]}" 2 "$attention" --input missing.h5

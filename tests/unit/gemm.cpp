@@ -170,5 +170,32 @@ TEST(Gemm, PanelsOfColumnsGiveTheSameBitsAsAllOfThem) {
   }
 }
 
+TEST(GemmDouble, IsTheSumOfProductsWhateverTheShape) {
+  std::mt19937 random(7);
+  for (const auto& [m, k, n] : {std::array<int64_t, 3>{1, 1, 1},
+                                {3, 300, 70},
+                                {130, 64, 129},
+                                {65, 257, 5},
+                                {2, 0, 3},
+                                {0, 4, 4}}) {
+    std::vector<double> a(static_cast<size_t>(m * k)), c(static_cast<size_t>(m * n), 0);
+    std::vector<float> b(static_cast<size_t>(k * n));
+    std::normal_distribution<double> normal;
+    for (double& x : a) x = normal(random);
+    for (float& x : b) x = static_cast<float>(normal(random));
+    gemm(MatrixView<const double>(a.data(), m, k), MatrixView<const float>(b.data(), k, n),
+         MatrixView<double>(c.data(), m, n));
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) {
+        double want = 0;
+        for (int64_t l = 0; l < k; ++l)
+          want += a[static_cast<size_t>(i * k + l)] *
+                  static_cast<double>(b[static_cast<size_t>(l * n + j)]);
+        ASSERT_NEAR(c[static_cast<size_t>(i * n + j)], want, 1e-12 * (1 + static_cast<double>(k)))
+            << m << " " << k << " " << n;
+      }
+  }
+}
+
 }  // namespace GYRE_FILE
 }  // namespace gyre

@@ -57,6 +57,28 @@ TEST_F(OutputGuardTest, CommitGivesTheFinalNameAndReplacesAnOldFile) {
   EXPECT_EQ(files_left(1), 1) << "the watcher must leave a committed file alone";
 }
 
+TEST_F(OutputGuardTest, WrongResultsNeverHaveTheNameThatWasAskedFor) {
+  write(path(), "old");
+  OutputGuard guard(path());
+  write(guard.temporary_path(), "wrong");
+  const std::string name = guard.name_as_invalid();
+  EXPECT_EQ(name, (folder_ / "result.invalid.h5").string());
+  guard.commit();
+  EXPECT_EQ(read(path()), "old");
+  EXPECT_EQ(read(name), "wrong");
+}
+
+TEST_F(OutputGuardTest, AnInputMayNotHaveTheNameOfWrongResults) {
+  const std::string input = (folder_ / "result.invalid.h5").string();
+  write(input, "input");
+  test::expect_usage(
+      fmt::format("--output '{}' would be '{}' if its results were wrong, the file of --input",
+                  path(), input),
+      [&] {
+        check_output_places({{"--output", path()}}, {{"--input", input}});
+      });
+}
+
 TEST_F(OutputGuardTest, WithoutCommitNothingIsLeft) {
   {
     OutputGuard guard(path());

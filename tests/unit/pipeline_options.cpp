@@ -30,12 +30,12 @@ PipelineOptions options_of(int cp, const std::string& layout = "dual-chunk-swap"
 
 /// The plan for a run of the right number of ranks.
 ScoringPlan plan_of(const PipelineOptions& o, const Documents& documents) {
-  return make_plan(o, test::small_config(), documents, o.dp * o.cp * o.tp);
+  return make_plan(o, test::small_config(), "", documents, o.dp * o.cp * o.tp);
 }
 
 void expect_refused(const std::string& message, const PipelineOptions& o, int ranks) {
   test::expect_usage(message, [&] {
-    make_plan(o, test::small_config(), documents_of({9, 2}), ranks);
+    make_plan(o, test::small_config(), "", documents_of({9, 2}), ranks);
   });
 }
 
@@ -97,7 +97,7 @@ TEST(MakePlan, AllProblemsAtOnce) {
       "  - --inner 2: schedule ring does not read it; all-to-all-ring does\n"
       "  - --bin 3 is not a multiple of 2 cp = 4; the nearest is 4\n"
       "  - docs.h5 has tokens of a vocabulary of 50, the model of 37",
-      [&] { make_plan(o, test::small_config(), documents, 4); });
+      [&] { make_plan(o, test::small_config(), "", documents, 4); });
 }
 
 TEST(MakePlan, RefusesWhatTheScheduleOrTheLayoutRefuses) {

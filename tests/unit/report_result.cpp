@@ -86,12 +86,11 @@ TEST(Report, MemoryThatIsNotPlannedIsNotNamed) {
 TEST(Report, AWrongResultHasNoFigureOfMerit) {
   RunReport report = sample_report();
   report.verification.check("attention", 1).add(nan, 1, [] { return "document 3 position 17"; });
-  EXPECT_EQ(
-      footer_text(report),
-      "VERIFY FAILED 0/1 max_err_over_tol=inf\n"
-      "VERIFY   attention: 1 of 2 values outside; worst error inf, tolerance 1, at document 3 "
-      "position 17\n"
-      "RESULT INVALID (verification failed)\n");
+  EXPECT_EQ(footer_text(report),
+            "VERIFY FAILED 0/1 max_err_over_tol=inf\n"
+            "VERIFY   attention: 1 of 2 values outside\n"
+            "VERIFY     document 3 position 17: got nan, expected 1, error nan, tolerance 1\n"
+            "RESULT INVALID (verification failed)\n");
   EXPECT_EQ(exit_code_of(judge(report)), ExitCode::verification_failed);
   EXPECT_TRUE(nlohmann::json::parse(json_text(report, "now")).at("fom").empty());
 }

@@ -68,12 +68,61 @@ TEST(Verification, FailsAndNamesTheWorstPlace) {
                 return "position " + std::to_string(i);
               });
   checks.check("entropy", 1).add(0, 0, somewhere);
-  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(asked, 3) << "two values outside, and the largest error";
   EXPECT_FALSE(checks.passed());
-  EXPECT_EQ(
-      checks.text(),
+  const std::string first =
       "VERIFY FAILED 1/2 max_err_over_tol=4\n"
-      "VERIFY   hidden: 2 of 8 values outside; worst error 2, tolerance 0.5, at position 5\n");
+      "VERIFY   hidden: 2 of 8 values outside\n"
+      "VERIFY     position 5: got 3, expected 1, error 2, tolerance 0.5\n";
+  EXPECT_EQ(checks.text(), first);
+  EXPECT_EQ(checks.text(10),
+            first + "VERIFY     position 6: got 2, expected 1, error 1, tolerance 0.5\n");
+}
+
+TEST(Verification, ErrorsAndTolerancesArePrintedWithoutTheScale) {
+  Verification checks;
+  checks.check("logprob", 0.125).add(-5.5, -6.5, somewhere, 4);
+  EXPECT_EQ(checks.text(),
+            "VERIFY FAILED 0/1 max_err_over_tol=2\n"
+            "VERIFY   logprob: 1 of 1 values outside\n"
+            "VERIFY     somewhere: got -5.5, expected -6.5, error 1, tolerance 0.5\n");
+}
+
+TEST(Verification, TheTenWorstAreKeptInOrderWhoeverFoundThem) {
+  Verification a, b;
+  const auto place = [](int i) { return [i] { return "position " + std::to_string(i); }; };
+  for (int i = 0; i < 12; ++i)
+    (i % 2 == 0 ? a : b).check("x", 1).add(10 + (i * 7) % 12, 1, place(i));
+  a.merge(b);
+  const Check& check = a.checks()[0];
+  ASSERT_EQ(check.deviations().size(), Check::most_deviations);
+  for (size_t i = 0; i < check.deviations().size(); ++i)
+    EXPECT_EQ(check.deviations()[i].got, 21.0 - static_cast<double>(i));
+  EXPECT_EQ(check.outside(), 12);
+}
+
+TEST(Verification, ASecondLookAtTheSameValuesCountsThemOnce) {
+  Verification first, second;
+  first.check("x", 1).add(3, 1, [] { return "first"; });
+  second.check("x", 1).add(4, 1, [] { return "second"; });
+  first.check("x", 1).add_sample(1, 8);
+  second.check("x", 1).add_sample(1, 8);
+  Verification all = first;
+  all.merge_repeat(second);
+  all.merge_repeat(first);
+  EXPECT_EQ(all.checks()[0].count(), 1);
+  EXPECT_EQ(all.checks()[0].outside(), 1);
+  EXPECT_EQ(all.checks()[0].sampled_of(), 8);
+  EXPECT_EQ(all.checks()[0].deviations().at(0).where, "second");
+}
+
+TEST(Verification, ASampleIsSaid) {
+  Verification checks;
+  checks.check("out", 1).add(1, 1, somewhere);
+  checks.check("out", 1).add_sample(64, 4096);
+  checks.check("d_q", 1).add(1, 1, somewhere);
+  checks.check("d_q", 1).add_sample(128, 4096);
+  EXPECT_EQ(checks.text(), "VERIFY PASSED 2/2 max_err_over_tol=0, sampled 64 of 4096 tokens\n");
 }
 
 TEST(Verification, NanNeverPasses) {

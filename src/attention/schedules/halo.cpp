@@ -183,7 +183,8 @@ Schedule halo_schedule() {
           .summary = "causal windows: one exchange of borders with the neighbours",
           .plan = plan_both_passes<Halo>,
           .closed_form = closed_form,
-          .refusal = refusal};
+          .refusal = refusal,
+          .needs_window = true};
 }
 
 }  // namespace gyre

@@ -42,6 +42,8 @@ struct Schedule {
   /// Why this schedule cannot do the problem, with the nearest that it can; "" when it can. Null:
   /// it can do all.
   std::string (*refusal)(const AttentionProblem& problem) = nullptr;
+  /// It does causal masks with a window alone.
+  bool needs_window = false;
   /// The members of ScheduleOptions that plan and refusal read.
   std::vector<int64_t ScheduleOptions::*> reads = {};
 
