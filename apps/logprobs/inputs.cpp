@@ -23,7 +23,8 @@ class RandomInputs final : public LogprobsInputs {
         height_(static_cast<float>(o.peak_height)),
         zero_fraction_(o.zero_fraction),
         seed_(static_cast<uint64_t>(o.seed)),
-        round_(problem.type == DType::bf16) {}
+        round_(problem.type == DType::bf16),
+        round_gradients_(problem.output_type == DType::bf16) {}
 
   void row(TokenTensor tensor, int64_t token, int64_t first, std::span<float> to) const override {
     const int64_t valid = std::clamp<int64_t>(vocab_size_ - first, 0, std::ssize(to));
@@ -50,14 +51,25 @@ class RandomInputs final : public LogprobsInputs {
           static_cast<int32_t>(k < peaks_ ? peak(token, k) : column(token, first_other + k));
   }
   float gradient(int64_t token, int64_t i) const override {
-    const double share = 0x1p-64 * static_cast<double>(token_bits(gradients_, token, 0));
-    if (share < zero_fraction_) return 0;
+    if (has_no_gradient(token)) return 0;
     float g = 0;
     fill_token_row(gradients_, token, std::span(&g, 1), i + 1);
     return g;
   }
+  void d_logprobs(int64_t token, int64_t first, std::span<float> to) const override {
+    const int64_t valid = std::clamp<int64_t>(vocab_size_ - first, 0, std::ssize(to));
+    const auto own = to.first(static_cast<size_t>(valid));
+    if (has_no_gradient(token))
+      std::ranges::fill(own, 0.0F);
+    else
+      fill_token_row({seed_, TokenTensor::d_logprobs, round_gradients_}, token, own, first);
+    std::fill(to.begin() + valid, to.end(), nan_of<float>);
+  }
 
  private:
+  bool has_no_gradient(int64_t token) const {
+    return 0x1p-64 * static_cast<double>(token_bits(gradients_, token, 0)) < zero_fraction_;
+  }
   int64_t column(int64_t token, int64_t element) const {
     return static_cast<int64_t>(token_bits(ids_, token, element) %
                                 static_cast<uint64_t>(vocab_size_));
@@ -76,14 +88,17 @@ class RandomInputs final : public LogprobsInputs {
   float scale_, height_;
   double zero_fraction_;
   uint64_t seed_;
-  bool round_;
+  bool round_, round_gradients_;
   TokenRandom ids_{seed_, TokenTensor::ids}, gradients_{seed_, TokenTensor::gradient};
 };
 
 class FileInputs final : public LogprobsInputs {
  public:
-  FileInputs(const LogprobsFile& file, DType type)
-      : file_(file), round_(type == DType::bf16), exact_(is_exact()) {}
+  FileInputs(const LogprobsFile& file, DType type, DType output_type)
+      : file_(file),
+        round_(type == DType::bf16),
+        round_gradients_(output_type == DType::bf16),
+        exact_(is_exact()) {}
 
   void row(TokenTensor tensor, int64_t token, int64_t first, std::span<float> to) const override {
     const std::vector<float>& all = tensor == TokenTensor::teacher ? file_.teacher : file_.logits;
@@ -92,11 +107,27 @@ class FileInputs final : public LogprobsInputs {
     for (float& z : to) z = to_float(to_bf16(z));
   }
   int32_t target(int64_t token) const override { return file_.targets[static_cast<size_t>(token)]; }
+  float teacher_value(int64_t token, int64_t k, int64_t id) const override {
+    if (!file_.has_teacher_values) return LogprobsInputs::teacher_value(token, k, id);
+    const float value = file_.teacher_values[static_cast<size_t>(token * file_.picks + k)];
+    return round_ ? to_float(to_bf16(value)) : value;
+  }
   void ids(int64_t token, std::span<int32_t> to) const override {
     std::copy_n(file_.ids.begin() + token * file_.picks, to.size(), to.begin());
   }
   float gradient(int64_t token, int64_t) const override {
     return file_.d_value[static_cast<size_t>(token)];
+  }
+  void d_logprobs(int64_t token, int64_t first, std::span<float> to) const override {
+    const int64_t valid = std::clamp<int64_t>(file_.vocab_size - first, 0, std::ssize(to));
+    const auto own = to.first(static_cast<size_t>(valid));
+    if (file_.d_logprobs.empty())
+      std::ranges::fill(own, file_.d_value[static_cast<size_t>(token)]);
+    else
+      std::copy_n(file_.d_logprobs.begin() + token * file_.vocab_size + first, valid, own.begin());
+    for (float& g : own)
+      if (round_gradients_) g = to_float(to_bf16(g));
+    std::fill(to.begin() + valid, to.end(), nan_of<float>);
   }
   const LinearFactors* linear() const override { return file_.linear ? &*file_.linear : nullptr; }
   const LogprobsReference* reference() const override {
@@ -105,8 +136,10 @@ class FileInputs final : public LogprobsInputs {
 
  private:
   bool is_exact() const {
-    if (!round_) return true;
+    if (!file_.exact || !round_) return file_.exact;
     const auto holds = [](float z) { return to_float(to_bf16(z)) == z; };
+    if (round_gradients_ && !std::ranges::all_of(file_.d_logprobs, holds)) return false;
+    if (!std::ranges::all_of(file_.teacher_values, holds)) return false;
     if (file_.linear)
       for (const std::vector<float>* factor : {&file_.linear->hidden, &file_.linear->head})
         if (!std::ranges::all_of(*factor, holds)) return false;
@@ -119,7 +152,7 @@ class FileInputs final : public LogprobsInputs {
   }
 
   const LogprobsFile& file_;
-  bool round_, exact_;
+  bool round_, round_gradients_, exact_;
 };
 
 /// As the options say, of the file's columns; dealt as evenly as they can be by default.
@@ -151,7 +184,9 @@ LogprobsWorkload generated_workload(const LogprobsOptions& o, int64_t tokens) {
   LogprobsWorkload problem;
   problem.vocab = o.partition();
   problem.type = o.type();
+  problem.output_type = o.output_type();
   problem.picks = o.picks;
+  problem.top = std::min(o.picks, problem.vocab.vocab_size);
   problem.hidden = o.hidden;
   problem.filter = o.filter();
   if (!o.generate.empty()) {
@@ -171,14 +206,24 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
   if (file.linear && o.hidden != LogprobsOptions().hidden)
     throw_usage("--hidden is that of the hidden states of {}, {}: leave it out", o.input,
                 file.linear->width);
+  if (!file.linear && o.hidden != LogprobsOptions().hidden)
+    throw_usage("--hidden {}: {} has no hidden states; leave it out", o.hidden, o.input);
   if (file.linear) o.hidden = file.linear->width;
   o.vocab = file.vocab_size;
+  const int64_t usual = std::min(LogprobsOptions().picks, file.vocab_size);
+  problem.top = file.picks > 0 ? std::min(file.picks, file.vocab_size)
+                : file.top > 0 ? file.top
+                               : usual;
+  problem.has_hidden = file.linear.has_value();
+  problem.has_teacher = file.has_teacher;
+  problem.has_teacher_values = file.has_teacher || file.has_teacher_values;
   o.picks = file.picks;
   o.top_k = file.top_k;
   o.top_p = file.top_p;
   o.temperature = file.temperature;
   problem.offsets = file.offsets;
   problem.type = o.type();
+  problem.output_type = o.output_type();
   problem.picks = file.picks;
   problem.hidden = o.hidden;
   problem.filter = o.filter();
@@ -191,8 +236,9 @@ std::unique_ptr<LogprobsInputs> random_inputs(const LogprobsWorkload& problem,
   return std::make_unique<RandomInputs>(problem, o);
 }
 
-std::unique_ptr<LogprobsInputs> inputs_of(const LogprobsFile& file, DType type) {
-  return std::make_unique<FileInputs>(file, type);
+std::unique_ptr<LogprobsInputs> inputs_of(const LogprobsFile& file, DType type,
+                                          std::optional<DType> output_type) {
+  return std::make_unique<FileInputs>(file, type, output_type.value_or(type));
 }
 
 namespace {
@@ -240,15 +286,22 @@ void fill_rows(MatrixRef matrix, Stream& stream,
   }
 }
 
-void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<const int64_t> tokens,
-                 int64_t first, MatrixRef to, Stream& stream) {
+void fill_rows_of_tokens(std::span<const int64_t> tokens, MatrixRef to, Stream& stream,
+                         const std::function<void(int64_t token, std::span<float> to)>& make_row) {
   GYRE_CHECK(std::ssize(tokens) == to.rows, "{} tokens for {} rows", tokens.size(), to.rows);
   fill_rows(to, stream, [&](int64_t r, std::span<float> row) {
     const int64_t token = tokens[static_cast<size_t>(r)];
     if (token < 0)
       std::ranges::fill(row, nan_of<float>);
     else
-      inputs.row(tensor, token, first, row);
+      make_row(token, row);
+  });
+}
+
+void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<const int64_t> tokens,
+                 int64_t first, MatrixRef to, Stream& stream) {
+  fill_rows_of_tokens(tokens, to, stream, [&](int64_t token, std::span<float> row) {
+    inputs.row(tensor, token, first, row);
   });
 }
 

@@ -7,10 +7,12 @@
 //     target of token t   one of its peaks, three times out of four; else any id
 //     ids of token t      its peaks, then any ids
 //     teacher             other normal numbers, the same peaks
-//     gradients           normal numbers, or 0 for a share of the tokens
+//     gradients           normal numbers, or 0 for a share of the tokens; of the log-probabilities
+//                         of all ids, for log-softmax, likewise
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,11 +27,14 @@ namespace gyre {
 struct LogprobsWorkload {
   std::vector<int64_t> offsets{0};  ///< [sequences + 1] tokens
   VocabPartition vocab;
-  DType type = DType::f32;  ///< of logits: values are rounded to it
-  int64_t picks = 1;        ///< K
-  int64_t hidden = 1;       ///< D
-  SamplingFilter filter;    ///< its temperature is that of all scores
-  std::string origin;       ///< what made it, for the report
+  DType type = DType::f32;         ///< of logits: values are rounded to it
+  DType output_type = DType::f32;  ///< of log-softmax and softmax, and of gradients of all ids
+  int64_t picks = 1;               ///< K; 0: there are no ids
+  int64_t top = 1;                 ///< entries of a row of the largest logits
+  bool has_teacher = true, has_teacher_values = true, has_hidden = true;
+  int64_t hidden = 1;     ///< D
+  SamplingFilter filter;  ///< its temperature is that of all scores
+  std::string origin;     ///< what made it, for the report
 
   int64_t tokens() const { return offsets.back(); }
   int64_t sequences() const { return std::ssize(offsets) - 1; }
@@ -48,11 +53,20 @@ class LogprobsInputs {
   virtual void row(TokenTensor tensor, int64_t token, int64_t first, std::span<float> to) const = 0;
   /// The id that the token's row is asked for; also the token's own id, for packed sequences.
   virtual int32_t target(int64_t token) const = 0;
+  /// The teacher's logit of id k of the token, which is `id`.
+  virtual float teacher_value(int64_t token, [[maybe_unused]] int64_t k, int64_t id) const {
+    float value = 0;
+    row(TokenTensor::teacher, token, id, std::span(&value, 1));
+    return value;
+  }
   /// Ids of the vocabulary: [K].
   virtual void ids(int64_t token, std::span<int32_t> to) const = 0;
   /// Gradient of the token's result `i`: 0 of its log-probability (or cross entropy), 1 of its
   /// entropy, 2 + k of that of id k.
   virtual float gradient(int64_t token, int64_t i) const = 0;
+  /// Gradients of the log-probabilities of ids [first, first + to.size()), rounded to the case's
+  /// output type; padding is something that nothing may read.
+  virtual void d_logprobs(int64_t token, int64_t first, std::span<float> to) const = 0;
   /// Hidden states and the weight of a head that come with the inputs, in f32; null: none.
   virtual const LinearFactors* linear() const { return nullptr; }
   /// Answers that come with the inputs; null: none.
@@ -67,9 +81,10 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o);
 
 std::unique_ptr<LogprobsInputs> random_inputs(const LogprobsWorkload& problem,
                                               const LogprobsOptions& o);
-/// The file's, which must outlive them, rounded to `type`; with its answers if that changes
-/// nothing.
-std::unique_ptr<LogprobsInputs> inputs_of(const LogprobsFile& file, DType type);
+/// The file's, which must outlive them, rounded to `type`, and d_logprobs to `output_type` (none:
+/// the same); with its answers if that changes nothing, and nothing was rounded before.
+std::unique_ptr<LogprobsInputs> inputs_of(const LogprobsFile& file, DType type,
+                                          std::optional<DType> output_type = {});
 
 /// A matrix of logits on one rank, in host memory or a device's.
 class LogitMatrix {
@@ -93,6 +108,11 @@ class LogitMatrix {
 /// on return: where the matrix lies on a device, `stream` is waited for.
 void fill_rows(MatrixRef matrix, Stream& stream,
                const std::function<void(int64_t row, std::span<float> to)>& make_row);
+
+/// As fill_rows, of row r what make_row(tokens[r], to) makes, or NaN if that token is negative,
+/// which is padding.
+void fill_rows_of_tokens(std::span<const int64_t> tokens, MatrixRef to, Stream& stream,
+                         const std::function<void(int64_t token, std::span<float> to)>& make_row);
 
 /// Fills row r with the columns of tokens[r] from `first` on; with NaN if that is negative, which
 /// is padding. Complete on return.

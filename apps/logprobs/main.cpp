@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "apps/logprobs/registry.hpp"
@@ -38,7 +39,7 @@ std::string refusal_text(const LogprobsOperation& operation, bool upstream,
 }
 
 void do_operation(Suite& s, LogprobsContext& context, const LogprobsOperation& operation,
-                  bool upstream, const MachineRates& rates, LogprobsOutput* output) {
+                  bool upstream, const MachineRates& rates, std::vector<LogprobsPart>* output) {
   const auto wanted = [&](const LogprobsResult& row) { return !s.context.rows.has(key_of(row)); };
   const auto add = [&](LogprobsResult row) {
     finish_row(s.context, s.report, entry_of(row));
@@ -52,7 +53,8 @@ void do_operation(Suite& s, LogprobsContext& context, const LogprobsOperation& o
 
 void do_workload(Suite& s, const LogprobsWorkload& problem) {
   const LogprobsOptions& o = s.o;
-  const auto inputs = s.file ? inputs_of(*s.file, problem.type) : random_inputs(problem, o);
+  const auto inputs =
+      s.file ? inputs_of(*s.file, problem.type, problem.output_type) : random_inputs(problem, o);
   LogprobsContext context(problem, *inputs, o, s.backend);
   const int64_t shard = ceil_div(problem.tokens(), o.cp) *
                         problem.vocab.columns(context.grid.tp_rank()) *
@@ -61,12 +63,15 @@ void do_workload(Suite& s, const LogprobsWorkload& problem) {
   if (s.context.root() && s.context.verbose) fmt::print("{}", rates_text(rates));
   if (s.context.root() && !s.context.quiet)
     fmt::print("{}", smallness_text(rates, problem.tokens()));
-  LogprobsOutput output;
+  std::vector<LogprobsPart> output;
   for_each_run(o, [&](const LogprobsOperation& operation, bool upstream) {
     try {
       run_agreed(s.context.world, operation.name, [&] {
+        int64_t kept = 0;  // for --output
+        for (const LogprobsPart& part : output) kept += part.bytes();
+        const int64_t left = s.memory_bytes == 0 ? 0 : std::max<int64_t>(1, s.memory_bytes - kept);
         const std::string reason =
-            why_not(operation, upstream, problem, o, s.memory_bytes, s.context.world.rank());
+            why_not(operation, upstream, problem, o, left, s.context.world.rank());
         if (!reason.empty()) throw_usage("{}", reason);
       });
       s.report.memory.plan(planned_bytes(operation, upstream, problem, o, s.context.world.rank()));
@@ -76,7 +81,11 @@ void do_workload(Suite& s, const LogprobsWorkload& problem) {
       s.refused.push_back(refusal_text(operation, upstream, problem, error.what()));
     }
   });
-  if (o.output.empty() || (o.check != "none" && !s.report.verification.passed())) return;
+  if (o.output.empty()) return;
+  run_agreed(s.context.world, "results", [&] {
+    if (output.empty())
+      throw_usage("--output {}: --op {} has no results for a file", o.output, o.op);
+  });
   OutputFile file(s.context.world, o.output);
   write_results(file, output, context, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
                 provenance_of(s.context, problem.origin));
@@ -84,8 +93,7 @@ void do_workload(Suite& s, const LogprobsWorkload& problem) {
 }
 
 /// Throws a usage error that lists what cannot be, or needs more memory than `rank` has: with one
-/// operation, any of its sizes, and what --output needs. A run of all operations goes on with the
-/// others, if there are any.
+/// operation, any of its sizes. A run of all operations goes on with the others, if there are any.
 void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsOptions& o,
                      int64_t memory, int rank) {
   ConfigErrors all, fatal;
@@ -95,8 +103,7 @@ void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsO
       const std::string reason = why_not(operation, upstream, problem, o, memory, rank);
       some = some || reason.empty();
       if (reason.empty()) return;
-      const bool needed = o.op != "all" || (!upstream && is_written(o, operation));
-      for (ConfigErrors* errors : {&all, needed ? &fatal : nullptr})
+      for (ConfigErrors* errors : {&all, o.op != "all" ? &fatal : nullptr})
         if (errors != nullptr)
           errors->add("{}", refusal_text(operation, upstream, problem, reason));
     });
@@ -127,7 +134,7 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   });
   Backend machine(context, o.backend);
   std::optional<LogprobsFile> file;
-  if (!o.input.empty()) file = read_logprobs_file(world, o.input);
+  if (!o.input.empty()) file = read_logprobs_file(world, o.input, logprobs_arrays());
   std::vector<LogprobsWorkload> cases;
   const int64_t memory = machine.memory_bytes();
   run_agreed(world, "tokens", [&] {
@@ -143,8 +150,7 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows_of_a_size(o));
   const bool shows = context.root() && !context.quiet;
   if (shows) fmt::print("{}", method_note(o));
-  if (shows && file && file->reference && inputs_of(*file, o.type())->reference() == nullptr)
-    fmt::print("{}", no_reference_text);
+  if (shows && file) fmt::print("{}", reference_note(*file, o));
   Suite suite{o,
               file,
               context,

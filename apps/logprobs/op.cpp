@@ -16,6 +16,34 @@ uint64_t digest(std::span<const float> values) {
   return hash;
 }
 
+std::vector<size_t> real_rows(std::span<const int64_t> rows) {
+  std::vector<size_t> real;
+  for (size_t r = 0; r < rows.size(); ++r)
+    if (rows[r] >= 0) real.push_back(r);
+  return real;
+}
+
+/// Calls body(batch) for parts of `rows` that take a few tens of megabytes in double precision.
+template <class Body>
+void for_each_batch(const std::vector<size_t>& rows, int64_t width, Body body) {
+  constexpr int64_t most_elements = int64_t{1} << 21;
+  const auto most =
+      static_cast<size_t>(std::max<int64_t>(1, most_elements / std::max<int64_t>(1, width)));
+  for (size_t begin = 0; begin < rows.size(); begin += most)
+    body(std::span(rows).subspan(begin, std::min(most, rows.size() - begin)));
+}
+
+/// Compares one value; where the definition gives NaN (a distribution over nothing), so must it.
+template <class Where>
+void add_value(Check& check, double got, double want, const Where& where, double scale) {
+  if (!std::isnan(want))
+    check.add(got, want, where, scale);
+  else if (std::isnan(got))
+    check.add_nothing();
+  else
+    check.add_failure(fmt::format("{}: got {}, expected nan", where(), got));
+}
+
 }  // namespace
 
 SentTraffic LogprobsOp::all_gather_of(const Communicator& group, int64_t bytes) {
@@ -36,10 +64,9 @@ std::vector<double> LogprobsOp::whole_row(int64_t token, TokenTensor tensor) con
   return {row.begin(), row.end()};
 }
 
-std::vector<int64_t> LogprobsOp::sample(std::span<const int64_t> tokens) const {
-  std::vector<int64_t> real, some;
-  for (int64_t r = 0; r < std::ssize(tokens); ++r)
-    if (tokens[static_cast<size_t>(r)] >= 0) real.push_back(r);
+std::vector<size_t> LogprobsOp::sample(std::span<const int64_t> tokens) const {
+  std::vector<size_t> some;
+  const std::vector<size_t> real = real_rows(tokens);
   const int64_t budget = std::max<int64_t>(1, c_.options.check_tokens / c_.grid.shape().cp);
   const int64_t count = std::ssize(real), step = std::max<int64_t>(1, ceil_div(count, budget));
   // Not every step-th one: kernels work in tiles, and a fault may sit in the same place of each.
@@ -53,7 +80,7 @@ std::vector<int64_t> LogprobsOp::sample(std::span<const int64_t> tokens) const {
   return some;
 }
 
-Check& LogprobsOp::check_of(const std::string& label, const char* what, double tolerance,
+Check& LogprobsOp::check_of(const std::string& label, const std::string& what, double tolerance,
                             Verification& checks) const {
   Check& check = checks.check(fmt::format("{}: {}", label, what), tolerance);
   if (c_.problem.tokens() == 0) check.add_nothing();
@@ -83,14 +110,125 @@ std::vector<double> RowGradientTerms::scales() const {
   return all;
 }
 
-void add_gradient_row(Check& check, ConstMatrixRef d_logits, int64_t row, int64_t first_column,
-                      std::span<const double> want, std::span<const double> scales, int64_t token) {
-  for (int64_t c = 0; c < d_logits.cols; ++c) {
-    const auto id = static_cast<size_t>(first_column + c);
-    const bool padding = id >= want.size();
-    add_value(
-        check, d_logits.at(row, c), padding ? 0 : want[id],
-        [&] { return fmt::format("token {} column {}", token, id); }, padding ? 1 : scales[id]);
+std::vector<int64_t> LogprobsOp::shown_once(std::span<const int64_t> tokens) const {
+  if (c_.grid.tp_rank() != 0) return {};
+  return {tokens.begin(), tokens.end()};
+}
+
+ResultArray LogprobsOp::gradient_array(const char* name, std::span<const int64_t> tokens,
+                                       MatrixRef d_logits) {
+  ResultArray array{name, {c_.problem.tokens(), vocab().vocab_size}, "d_logits"};
+  array.tolerance = logit_gradient_tolerance(c_.problem.type);
+  array.first = first_column();
+  array.columns = columns();
+  array.rows.assign(tokens.begin(), tokens.end());
+  array.of_tokens = c_.grid.tp_rank() == 0;  // the others have the same
+  array.read = read_rows(columns(), [this, d_logits](size_t r, std::span<double> to) {
+    const ConstMatrixRef row = host_row(d_logits, static_cast<int64_t>(r));
+    for (int64_t c = 0; c < row.cols; ++c)
+      to[static_cast<size_t>(c)] = static_cast<double>(row.at(0, c));
+  });
+  return array;
+}
+
+bool LogprobsOp::is_answered(const std::string& name) const {
+  const LogprobsReference* reference = c_.inputs.reference();
+  return reference != nullptr && reference->arrays.contains(name);
+}
+
+std::vector<double> LogprobsOp::answers_to(const ResultArray& array) const {
+  if (is_answered(array.name)) return c_.inputs.reference()->arrays.at(array.name);
+  const auto answered = [&](const std::string& part) { return is_answered(part); };
+  if (array.sum_of.empty() || !std::ranges::all_of(array.sum_of, answered)) return {};
+  std::vector<double> sum(static_cast<size_t>(h5::elements_of(array.shape)), 0);
+  for (const std::string& part : array.sum_of) {
+    const std::vector<double>& term = c_.inputs.reference()->arrays.at(part);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += term.at(i);
+  }
+  return sum;
+}
+
+void compare_row(const ResultArray& array, size_t index, std::span<const double> got,
+                 const ExpectedRow& expected, const double* answer, Check& check) {
+  if (expected.values.empty()) return check.add_nothing();
+  const auto width = expected.values.size();
+  for (size_t c = 0; c < got.size(); ++c) {
+    const size_t at = static_cast<size_t>(array.first) + c;
+    const bool padding = at >= width;
+    const auto column = static_cast<int64_t>(at);
+    const double want = padding             ? array.padding
+                        : answer != nullptr ? answer[at]
+                                            : expected.values[at];
+    const double scale = padding ? 1 : expected.scales[at];
+    if (scale < 0) continue;
+    const bool other = got[c] != want && !padding && array.is_as_right;
+    if (other && array.is_as_right(index, column, got[c], want))
+      check.add_nothing();
+    else
+      add_value(
+          check, got[c], want, [&] { return array.place(index, column, answer != nullptr); },
+          scale);
+  }
+}
+
+std::vector<size_t> LogprobsOp::rows_to_compare(const ResultArray& array, bool answered,
+                                                Check& check) const {
+  std::vector<size_t> rows = real_rows(array.rows);
+  if (array.samples_itself) check.add_sample(array.sampled.first, array.sampled.second);
+  if (answered || array.samples_itself) return rows;
+  const auto all = std::ssize(rows);
+  rows = sample(array.rows);
+  if (array.most_rows > 0) rows.resize(std::min(rows.size(), static_cast<size_t>(array.most_rows)));
+  if (array.shown && array.of_tokens) check.add_sample(std::ssize(rows), all);
+  return rows;
+}
+
+void LogprobsOp::compare(const ResultArray& array, const std::string& label,
+                         Verification& checks) const {
+  Check& check = check_of(label, array.check, array.tolerance, checks);
+  const std::vector<double> answers = answers_to(array);
+  const auto width = static_cast<size_t>(array.width()),
+             columns = static_cast<size_t>(array.columns);
+  const std::vector<size_t> rows = rows_to_compare(array, !answers.empty(), check);
+  for_each_batch(rows, std::max(array.width(), array.columns), [&](ResultArray::Batch batch) {
+    std::vector<double> got(batch.size() * columns);
+    array.read(batch, got);
+    const std::vector<ExpectedRow> expected = array.expect(batch);
+    for (size_t b = 0; array.shown && b < batch.size(); ++b) {
+      const auto row = static_cast<size_t>(array.rows[batch[b]]);
+      compare_row(array, batch[b], std::span(got).subspan(b * columns, columns), expected[b],
+                  answers.empty() ? nullptr : answers.data() + row * width, check);
+    }
+  });
+  if (h5::elements_of(array.shape) == 0) check.add_nothing();
+}
+
+void LogprobsOp::verify(Pass pass, const std::string& label, Verification& checks) {
+  for (const ResultArray& array : results(pass)) compare(array, label, checks);
+}
+
+void LogprobsOp::collect(Pass pass, std::vector<LogprobsPart>& output) {
+  for (const ResultArray& array : results(pass)) {
+    const auto same = [&](const LogprobsPart& part) { return part.name == array.name; };
+    if (array.name.empty() || std::ranges::any_of(output, same)) continue;
+    const int64_t width = array.width();
+    LogprobsPart part{array.name, array.shape};
+    part.whole_numbers = array.whole_numbers;
+    part.first = array.first;
+    part.columns = std::clamp<int64_t>(width - array.first, 0, array.columns);
+    for_each_batch(real_rows(array.rows), array.columns, [&](ResultArray::Batch batch) {
+      std::vector<double> values(batch.size() * static_cast<size_t>(array.columns));
+      array.read(batch, values);
+      for (size_t b = 0; array.shown && b < batch.size(); ++b) {
+        part.rows.push_back(array.rows[batch[b]]);
+        const auto row = values.begin() + static_cast<int64_t>(b) * array.columns;
+        if (array.whole_numbers)
+          part.integers.insert(part.integers.end(), row, row + part.columns);
+        else
+          part.values.insert(part.values.end(), row, row + part.columns);
+      }
+    });
+    output.push_back(std::move(part));
   }
 }
 

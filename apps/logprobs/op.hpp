@@ -2,15 +2,16 @@
 // An operation of gyre-logprobs as the app runs it: one interface for whatever src/logprobs can do,
 // and what the adaptors in ops/ share. operation.hpp says what an operation is made of.
 
-#include <cmath>
 #include <functional>
 #include <limits>
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "apps/logprobs/context.hpp"
+#include "apps/logprobs/result_array.hpp"
 #include "report/tolerance.hpp"
 #include "report/verify.hpp"
 
@@ -20,13 +21,6 @@ namespace gyre {
 struct SentTraffic {
   int64_t messages = 0;
   int64_t bytes = 0;
-};
-
-/// Results of this rank's tokens for a file.
-struct LogprobsOutput {
-  std::vector<float> logprob, entropy, filtered_logprob;  ///< [rows]
-  std::vector<float> top_values;                          ///< [rows, length]
-  std::vector<int32_t> top_ids;
 };
 
 class LogprobsOp {
@@ -56,12 +50,17 @@ class LogprobsOp {
   virtual double flops(Pass) const { return std::numeric_limits<double>::quiet_NaN(); }
   /// Something to say about the last call, or nothing.
   virtual std::string note() const { return ""; }
-  /// Puts results of the last forward pass where --output wants them; of operations that say so.
-  virtual void collect(LogprobsOutput&) const {}
-  /// Compares what the last call of `pass` left; `label` begins the names of checks.
-  virtual void verify(Pass pass, const std::string& label, Verification& checks) = 0;
+  /// Adds what the last call of `pass` left to that of other operations, for a file. An array that
+  /// is there already stays. Collective.
+  void collect(Pass pass, std::vector<LogprobsPart>& output);
+  /// Compares what the last call of `pass` left: results with the answers of the file, in full, or
+  /// with the definition, of a sample. `label` begins the names of checks. Collective.
+  virtual void verify(Pass pass, const std::string& label, Verification& checks);
 
  protected:
+  /// What a call of `pass` leaves.
+  virtual std::vector<ResultArray> results(Pass) { return {}; }
+
   Communicator& tp() const { return c_.grid.tp(); }
   /// The same ranks, for matrices.
   Communicator& tp_arrays() const { return c_.backend.arrays().tp(); }
@@ -83,15 +82,29 @@ class LogprobsOp {
   static SentTraffic all_gather_of(const Communicator& group, int64_t bytes);
   static SentTraffic all_reduce_of(const Communicator& group, int64_t bytes);
   static SentTraffic reduce_scatter_of(const Communicator& group, int64_t bytes);
-  /// The answers in the file of the inputs; null: compute them.
-  const LogprobsReference* reference() const { return c_.inputs.reference(); }
+  /// The answers to an array in the file of the inputs; empty: there are none. (An array without
+  /// elements has none, and needs none.)
+  std::vector<double> answers_to(const ResultArray& array) const;
+  bool is_answered(const std::string& name) const;
+  bool takes_any_of_ties() const { return c_.options.ties == "any"; }
+  /// `tokens` on the rank that shows results which all tensor-parallel ranks have alike; none on
+  /// the others.
+  std::vector<int64_t> shown_once(std::span<const int64_t> tokens) const;
+  /// An array of `values` [rows, width], which all tensor-parallel ranks have alike. Width 0: a
+  /// number a token, [tokens].
+  template <class T>
+  ResultArray shared_array(const char* name, const char* check, double tolerance,
+                           std::span<const int64_t> tokens, std::span<const T> values,
+                           int64_t width) const;
+  /// A gradient [tokens, vocab_size] of which every rank has its columns.
+  ResultArray gradient_array(const char* name, std::span<const int64_t> tokens, MatrixRef d_logits);
   /// A whole row without padding, [vocab_size].
   std::vector<double> whole_row(int64_t token, TokenTensor tensor = TokenTensor::logits) const;
   /// Some of `tokens` rows (of this rank's): one of every `step` at a place that varies, the first
   /// and the last. Padding is left out. The same on all tensor-parallel ranks.
-  std::vector<int64_t> sample(std::span<const int64_t> tokens) const;
+  std::vector<size_t> sample(std::span<const int64_t> tokens) const;
   /// The check of one result; it passes when there is no token at all.
-  Check& check_of(const std::string& label, const char* what, double tolerance,
+  Check& check_of(const std::string& label, const std::string& what, double tolerance,
                   Verification& checks) const;
   /// Of `rows` rows of this rank's columns, without padding.
   double shard_bytes(int64_t rows) const {
@@ -106,6 +119,10 @@ class LogprobsOp {
   std::function<void()> forward_, backward_;
 
  private:
+  void compare(const ResultArray& array, const std::string& label, Verification& checks) const;
+  /// Of an array with answers all; else a sample, which is noted in `check`.
+  std::vector<size_t> rows_to_compare(const ResultArray& array, bool answered, Check& check) const;
+
   HostRow host_row_;
 };
 
@@ -119,19 +136,24 @@ struct RowGradientTerms {
   std::vector<double> scales() const;
 };
 
-/// Compares one value; where the definition gives NaN (a distribution over nothing), so must it.
-template <class Where>
-void add_value(Check& check, float actual, double want, const Where& where, double scale = 1) {
-  if (!std::isnan(want))
-    check.add(static_cast<double>(actual), want, where, scale);
-  else if (std::isnan(actual))
-    check.add_nothing();
-  else
-    check.add_failure(where());
-}
+/// Compares row `index` of an array: `got` [array.columns] with `expected`, or with its `answer`
+/// [width], if that is not null. What is expected to be NaN must be.
+void compare_row(const ResultArray& array, size_t index, std::span<const double> got,
+                 const ExpectedRow& expected, const double* answer, Check& check);
 
-/// Compares a shard's row, in host memory, with `want` [vocab_size], and padding with 0.
-void add_gradient_row(Check& check, ConstMatrixRef d_logits, int64_t row, int64_t first_column,
-                      std::span<const double> want, std::span<const double> scales, int64_t token);
+template <class T>
+ResultArray LogprobsOp::shared_array(const char* name, const char* check, double tolerance,
+                                     std::span<const int64_t> tokens, std::span<const T> values,
+                                     int64_t width) const {
+  ResultArray array{name, {c_.problem.tokens()}, check, tolerance};
+  if (width > 0) array.shape.push_back(width);
+  array.columns = array.width();
+  array.whole_numbers = std::is_integral_v<T>;
+  array.rows = shown_once(tokens);
+  array.read = read_rows(array.columns, [values](size_t r, std::span<double> to) {
+    for (size_t k = 0; k < to.size(); ++k) to[k] = static_cast<double>(values[r * to.size() + k]);
+  });
+  return array;
+}
 
 }  // namespace gyre

@@ -48,8 +48,18 @@ struct RateFigure {
 struct MatrixNeeds {
   double always = 0;    ///< of the logits' type
   double upstream = 0;  ///< of f32, by NeMo RL's algorithm
+  double output = 0;    ///< of the output type (--f32-output)
+  double d_output = 0;  ///< likewise, if backward is run: gradients of results
   double backward = 1;  ///< of the logits' type, if backward is run: the gradient or, in place, a
                         ///< copy of the logits
+};
+
+/// What an operation reads beside logits and targets, which a file may lack.
+struct InputNeeds {
+  bool ids = false;             ///< --picks ids a token
+  bool teacher = false;         ///< whole rows of a teacher's logits
+  bool teacher_values = false;  ///< a teacher's logits of the ids
+  bool hidden = false;          ///< hidden states and the weight of a head
 };
 
 /// One run of an operation, whose memory is asked for.
@@ -77,7 +87,8 @@ struct LogprobsOperation {
   std::optional<RowTraffic> backward = {};    ///< likewise; nothing: there is no backward pass
   MatrixNeeds matrices = {};                  ///< what it needs beside logits
   std::vector<std::string> own_options = {};  ///< those that others do not read
-  bool written = false;                       ///< --output writes its results
+  InputNeeds needs = {};                      ///< beside logits and targets
+  std::vector<LogprobsArray> arrays = {};     ///< its results and gradients in files
   RateFigure figure = {};                     ///< of its rate
 
   std::function<std::unique_ptr<LogprobsOp>(LogprobsContext& context, bool upstream)> make = {};

@@ -101,20 +101,29 @@ void declare_run(CLI::App& app, LogprobsOptions& o) {
                   1);
   add_flag(app, {"--in-place,!--out-of-place", "Gradients take the place of the logits (default)"},
            o.in_place);
+  add_flag(app, {f32_output_option, "log-softmax, softmax: results in f32 whatever --dtype"},
+           o.f32_output);
   add_option(app, {"--threads", "Threads of a rank"}, o.threads, 1);
   declare_repeats(app, "Timed iterations", o.repeats);
   add_option(app, {"-w,--warmup", "Iterations before them"}, o.warmup, 0);
   add_choice_option(app, {"-c,--check", "Verify the last iteration, every one, or nothing"},
                     o.check, {"none", "last", "all"});
   add_size_option(
-      app,
-      {"--check-tokens", "Tokens that a check computes again over whole rows; they are sampled"},
+      app, {"--check-tokens", "Tokens that a check computes again where --input has no answers"},
       o.check_tokens, 1);
+  add_choice_option(
+      app,
+      {"--ties",
+       "Which of equal logits are among the largest, or survive a filter: as defined, "
+       "or any, as many of them"},
+      o.ties, {"exact", "any"});
   add_option(app, {"--tol-scale", "Multiplies all tolerances"}, o.tol_scale);
-  add_option(app,
-             {"-o,--output",
-              "Write log-probabilities, entropies, filtered and largest logits here (HDF5)"},
-             o.output);
+  add_option(
+      app,
+      {"-o,--output",
+       "Write results and gradients of the operations that run here (HDF5); wrong ones go to "
+       "NAME.invalid.h5"},
+      o.output);
   declare_report_options(app, o.report);
 }
 
@@ -236,18 +245,24 @@ void check_columns(const LogprobsOptions& o, ConfigErrors& errors) {
 }
 
 /// What was given must be read by an operation of the run.
-void check_own_options(const LogprobsOptions& o, ConfigErrors& errors) {
-  if (o.gather_gradient.empty()) return;
+void check_own_option(const LogprobsOptions& o, const char* option, const std::string& given,
+                      ConfigErrors& errors) {
   bool read = false;
   std::vector<std::string> readers;
   for (const LogprobsOperation& operation : logprobs_operations()) {
-    if (!operation.reads(gather_gradient_option)) continue;
+    if (!operation.reads(option)) continue;
     readers.push_back(operation.name);
     read = read || o.wants(operation.name);
   }
   if (!read)
-    errors.add("{} {} goes with --op {} or all, not with {}", gather_gradient_option,
-               o.gather_gradient, fmt::join(readers, ", "), o.op);
+    errors.add("{} goes with --op {} or all, not with {}", given, fmt::join(readers, ", "), o.op);
+}
+
+void check_own_options(const LogprobsOptions& o, ConfigErrors& errors) {
+  if (o.f32_output) check_own_option(o, f32_output_option, f32_output_option, errors);
+  if (o.gather_gradient.empty()) return;
+  check_own_option(o, gather_gradient_option,
+                   fmt::format("{} {}", gather_gradient_option, o.gather_gradient), errors);
   if (o.pass == "fwd")
     errors.add("{} {} is of backward passes: not with --pass fwd", gather_gradient_option,
                o.gather_gradient);
@@ -284,8 +299,9 @@ void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& errors) {
   if (!o.output.empty() && o.sweep.sweeps() && o.sweep.max != o.sweep.min)
     errors.add("--output needs one size, not --min and --max");
   if (!o.output.empty() && (o.pass == "bwd" || o.method == "upstream"))
-    errors.add("--output writes results of our forward passes: not with --pass {} --method {}",
-               o.pass, o.method);
+    errors.add(
+        "--output writes results of our operations, forward too: not with --pass {} --method {}",
+        o.pass, o.method);
   if (!(o.tol_scale > 0) || !std::isfinite(o.tol_scale))
     errors.add("--tol-scale {} must be positive", o.tol_scale);
 }

@@ -18,11 +18,12 @@
 namespace gyre {
 
 inline constexpr const char* gather_gradient_option = "--gather-gradient";
+inline constexpr const char* f32_output_option = "--f32-output";
 
 /// Options of gyre-logprobs; see --help.
 struct LogprobsOptions {
   std::string input, generate, op = "all", method = "gyre", shards, dtype = "f32", pass = "both",
-                               check = "last", output;
+                               check = "last", ties = "exact", output;
   int tp = 0, cp = 0, sequences = 1, threads = 1, warmup = 1;
   TokenSweep sweep = {512};
   RepeatOptions repeats;
@@ -32,13 +33,15 @@ struct LogprobsOptions {
   double temperature = 1, top_p = 0.9, logit_scale = 1, peak_height = 12, zero_fraction = 0,
          tol_scale = 1;
   std::string gather_gradient;  ///< empty: not given
-  bool in_place = true, list = false;
+  bool in_place = true, list = false, f32_output = false;
   BackendOptions backend;
   LayoutChoice layout;
 
   LogprobsOptions() { layout.taken = {"chunk"}; }
 
   DType type() const { return dtype == "bf16" ? DType::bf16 : DType::f32; }
+  /// Of log-probabilities of all ids.
+  DType output_type() const { return f32_output ? DType::f32 : type(); }
   SamplingFilter filter() const { return {top_k, top_p, temperature}; }
   LayoutOptions layout_options() const { return layout.for_ranks(cp); }
   /// The columns of each rank, as --shards, --padded and --tp say.

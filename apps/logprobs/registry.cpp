@@ -22,7 +22,8 @@
   X(exchange)                       \
   X(fused_linear)                   \
   X(packed)                         \
-  X(packed_prerolled)
+  X(packed_prerolled)               \
+  X(packed_filtered)
 
 namespace gyre {
 
@@ -38,6 +39,18 @@ const std::vector<LogprobsOperation>& logprobs_operations() {
 #define GYRE_ENTRY(name) name##_operation(),
   static const std::vector<LogprobsOperation> all = {GYRE_LOGPROBS_OPERATIONS(GYRE_ENTRY)};
 #undef GYRE_ENTRY
+  return all;
+}
+
+const std::vector<LogprobsArray>& logprobs_arrays() {
+  static const std::vector<LogprobsArray> all = [] {
+    std::vector<LogprobsArray> arrays;
+    for (const LogprobsOperation& operation : logprobs_operations())
+      for (const LogprobsArray& array : operation.arrays)
+        if (std::ranges::find(arrays, array.name, &LogprobsArray::name) == arrays.end())
+          arrays.push_back(array);
+    return arrays;
+  }();
   return all;
 }
 

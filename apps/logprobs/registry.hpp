@@ -11,6 +11,9 @@ namespace gyre {
 /// In the order of the table.
 const std::vector<LogprobsOperation>& logprobs_operations();
 /// Throws a usage error that lists the names.
+/// The arrays of all of them, each once.
+const std::vector<LogprobsArray>& logprobs_arrays();
+
 const LogprobsOperation& find_operation(const std::string& name);
 
 }  // namespace gyre

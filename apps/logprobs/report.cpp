@@ -92,6 +92,7 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
                     {"list_length", o.list_length},
                     {"chunk", o.chunk},
                     {"in_place", o.in_place},
+                    {"f32_output", o.f32_output},
                     {"zero_fraction", o.zero_fraction},
                     {"layout", o.layout.name},
                     {"gather_gradient", o.gather_gradient.empty() ? "split" : o.gather_gradient},
@@ -100,7 +101,8 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
                     {"threads", int64_t{o.threads}},
                     {"iters", o.repeats.text()},
                     {"warmup", int64_t{o.warmup}},
-                    {"check", o.check}},
+                    {"check", o.check},
+                    {"ties", o.ties}},
                    {});
   report.verification = Verification(o.tol_scale);
   if (const std::string crowd = crowding(context, o.threads); !crowd.empty())
@@ -145,6 +147,20 @@ void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
     add_average(report, figure.first, figure.second, values);
 }
 
+std::string reference_note(const LogprobsFile& file, const LogprobsOptions& o) {
+  if (!file.reference) return "";
+  if (inputs_of(file, o.type(), o.output_type())->reference() == nullptr) return no_reference_text;
+  std::vector<std::string> names;
+  for (const auto& [name, values] : file.reference->arrays) names.push_back(name);
+  std::string text = fmt::format(
+      "# reference{}: compared in full: {}\n",
+      file.reference->generator.empty() ? "" : fmt::format(" by {}", file.reference->generator),
+      names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", ")));
+  for (const std::string& name : file.reference->unknown)
+    text += fmt::format("# note: {} is not known, and not compared\n", name);
+  return text;
+}
+
 std::string rates_text(const MachineRates& rates) {
   const auto text = [](double rate, const char* unit) {
     return rate > 0 ? si_text(rate, unit) : std::string("n/a");
@@ -184,28 +200,18 @@ std::string details_text(const LogprobsResult& row) {
   return text + "\n";
 }
 
-void write_results(OutputFile& output, const LogprobsOutput& mine, LogprobsContext& context,
-                   const std::string& input_sha256, const Provenance& provenance) {
+void write_results(OutputFile& output, const std::vector<LogprobsPart>& mine,
+                   const LogprobsContext& context, const std::string& input_sha256,
+                   const Provenance& provenance) {
   const LogprobsWorkload& problem = context.problem;
-  LogprobsResultsHeader header;
-  header.tokens = problem.tokens();
-  header.vocab_size = problem.vocab.vocab_size;
-  header.length = std::min(problem.picks, problem.vocab.vocab_size);
-  header.top_k = problem.filter.top_k;
-  header.top_p = problem.filter.top_p;
-  header.temperature = problem.filter.temperature;
-  header.input_sha256 = input_sha256;
-  header.provenance = provenance;
-  LogprobsResultRows rows;
-  // All ranks of a tensor-parallel group have the same results.
-  if (context.grid.tp_rank() == 0) {
-    const std::vector<int64_t> tokens = context.tokens_in_order();
-    rows.begin = tokens.empty() ? 0 : tokens.front();
-    rows.logprob = mine.logprob, rows.entropy = mine.entropy;
-    rows.filtered_logprob = mine.filtered_logprob;
-    rows.top_values = mine.top_values, rows.top_ids = mine.top_ids;
-  }
-  write_logprobs_results(output, header, rows);
+  write_logprobs_results(output,
+                         {.vocab_size = problem.vocab.vocab_size,
+                          .top_k = problem.filter.top_k,
+                          .top_p = problem.filter.top_p,
+                          .temperature = problem.filter.temperature,
+                          .input_sha256 = input_sha256,
+                          .provenance = provenance},
+                         mine);
 }
 
 }  // namespace gyre

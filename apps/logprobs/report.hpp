@@ -26,6 +26,10 @@ ResultEntry entry_of(const LogprobsResult& row);
 /// than upstream's algorithms ours are.
 void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows);
 
+/// "#" lines: which answers of the file are compared in full, and why others are not; nothing
+/// without answers.
+std::string reference_note(const LogprobsFile& file, const LogprobsOptions& o);
+
 /// "# memory ..." line: what a rank's memory and cores can do, all ranks at once.
 std::string rates_text(const MachineRates& rates);
 /// A "#" line where shards are too small for rates to say anything; else nothing.
@@ -34,8 +38,9 @@ std::string smallness_text(const MachineRates& rates, int64_t tokens);
 /// A "#" line of what the table has no column for.
 std::string details_text(const LogprobsResult& row);
 
-/// Writes results of all tokens; `mine` are those of this rank's. Collective.
-void write_results(OutputFile& output, const LogprobsOutput& mine, LogprobsContext& context,
-                   const std::string& input_sha256, const Provenance& provenance);
+/// Writes the results that ranks have collected. Collective.
+void write_results(OutputFile& output, const std::vector<LogprobsPart>& mine,
+                   const LogprobsContext& context, const std::string& input_sha256,
+                   const Provenance& provenance);
 
 }  // namespace gyre

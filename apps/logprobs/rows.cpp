@@ -19,6 +19,7 @@ LogprobsRows::LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs
       inputs_(inputs),
       tokens_(std::move(tokens)),
       first_column_(problem.vocab.begin(tp_rank)),
+      output_type_(problem.output_type),
       in_place_(in_place),
       logits_(rows(), problem.vocab.columns(tp_rank), problem.type, stream_.space()),
       targets_(rows()),
@@ -66,6 +67,18 @@ MatrixRef LogprobsRows::teacher() {
     has_teacher_ = true;
   }
   return teacher_.ref();
+}
+
+MatrixRef LogprobsRows::d_logprobs() {
+  const MatrixRef like = logits_.ref();
+  if (!has_d_logprobs_) {
+    d_logprobs_ = LogitMatrix(like.rows, like.cols, output_type_, stream_.space());
+    fill_rows_of_tokens(
+        tokens_, d_logprobs_.ref(), stream_,
+        [&](int64_t token, std::span<float> to) { inputs_.d_logprobs(token, first_column_, to); });
+    has_d_logprobs_ = true;
+  }
+  return d_logprobs_.ref();
 }
 
 std::vector<float> LogprobsRows::gradients(int64_t i) const {

@@ -34,6 +34,8 @@ class LogprobsRows {
   void clobber();
   /// Made when it is asked for.
   MatrixRef teacher();
+  /// Of the log-probabilities of all ids, in the output type; made when it is asked for.
+  MatrixRef d_logprobs();
   std::span<const int32_t> targets() const { return targets_.span(); }  ///< [rows]
   std::span<const int32_t> ids() const { return ids_.span(); }          ///< [rows, picks]
   /// Gradient of result `i` of each row, see LogprobsInputs::gradient; 0 for padding.
@@ -48,10 +50,11 @@ class LogprobsRows {
   const LogprobsInputs& inputs_;
   std::vector<int64_t> tokens_;
   int64_t first_column_;
-  bool in_place_, has_second_ = false, has_teacher_ = false;
+  DType output_type_;
+  bool in_place_, has_second_ = false, has_teacher_ = false, has_d_logprobs_ = false;
   LogitMatrix logits_;
   LogitMatrix second_;  // gradients; in place, the original
-  LogitMatrix teacher_;
+  LogitMatrix teacher_, d_logprobs_;
   Buffer<int32_t> targets_, ids_;
 };
 

@@ -113,7 +113,7 @@ class Measurement {
     std::vector<uint64_t> digests;
     for (const Check& check : checks.checks()) digests.push_back(check.digest());
     verified_.push_back(std::move(digests));
-    checks_.merge(checks);
+    checks_.merge_repeat(checks);
   }
   void compare_bits() {
     Check& same = checks_.check(label_ + ": bits of timed calls", 0);
@@ -192,8 +192,18 @@ LogprobsResult measure(LogprobsOp& op, Pass pass, RowTraffic traffic, LogprobsRe
   checks.merge_over(world);
   row.check = checks.passed() ? "ok" : "FAILED";
   row.error_over_tolerance = checks.max_error_over_tolerance();
-  all_checks.merge(checks);
+  all_checks.merge_repeat(checks);
   return row;
+}
+
+/// What the operation reads and the file does not have; empty: nothing.
+std::string missing_input(const InputNeeds& needs, const LogprobsWorkload& problem) {
+  if (needs.ids && problem.picks == 0) return problem.origin + " has no /logprobs/ids";
+  if (needs.hidden && !problem.has_hidden) return problem.origin + " has no /logprobs/hidden";
+  if (needs.teacher && !problem.has_teacher) return problem.origin + " has no /logprobs/teacher";
+  if (needs.teacher_values && !problem.has_teacher_values)
+    return problem.origin + " has neither /logprobs/teacher nor /logprobs/teacher_values";
+  return "";
 }
 
 }  // namespace
@@ -204,16 +214,10 @@ double LogprobsResult::share_of_limit() const {
   return amount / (1e-3 * time_ms.median) / limit;
 }
 
-bool is_written(const LogprobsOptions& o, const LogprobsOperation& operation) {
-  return !o.output.empty() && operation.written;
-}
-
 void for_each_run(const LogprobsOptions& o,
                   const std::function<void(const LogprobsOperation&, bool upstream)>& body) {
   for (const LogprobsOperation& operation : logprobs_operations()) {
-    if (!(o.wants(operation.name) || is_written(o, operation)) ||
-        (o.pass == "bwd" && !operation.has_backward()))
-      continue;
+    if (!o.wants(operation.name) || (o.pass == "bwd" && !operation.has_backward())) continue;
     if (o.wants_method("gyre")) body(operation, false);
     if (o.wants_method("upstream") && operation.upstream) body(operation, true);
   }
@@ -230,21 +234,26 @@ int64_t rows_of_a_size(const LogprobsOptions& o) {
 int64_t planned_bytes(const LogprobsOperation& operation, bool upstream,
                       const LogprobsWorkload& problem, const LogprobsOptions& o, int rank) {
   const MemoryCase run{problem, o, upstream, rank % o.tp};
-  const auto picks = static_cast<double>(problem.picks);
+  const auto picks = static_cast<double>(std::max(problem.picks, problem.top));
   // A few arrays of a number or of `picks` a token, and their copies from all ranks.
   const double small = run.tokens() * (40 + 24 * picks + 8 * o.tp * (1 + picks));
   if (operation.bytes_without_logits)
     return static_cast<int64_t>(small + operation.bytes_without_logits(run));
   const MatrixNeeds& needs = operation.matrices;
-  const double backward = operation.has_backward() && o.pass != "fwd" ? needs.backward : 0;
+  const bool differentiates = operation.has_backward() && o.pass != "fwd";
+  const double backward = differentiates ? needs.backward : 0;
   double element = run.element_bytes() * (1 + needs.always + backward);
+  element += static_cast<double>(size_of(problem.output_type)) *
+             (needs.output + (differentiates ? needs.d_output : 0));
   if (upstream) element += 4 * needs.upstream;
+  if (!o.output.empty() && backward > 0) element += 4;  // the gradient, kept for the file
   return static_cast<int64_t>(small + run.tokens() * run.columns() * element);
 }
 
 std::string why_not(const LogprobsOperation& operation, bool upstream,
                     const LogprobsWorkload& problem, const LogprobsOptions& o, int64_t memory_bytes,
                     int rank) {
+  if (std::string reason = missing_input(operation.needs, problem); !reason.empty()) return reason;
   if (std::string reason = operation.why_not(problem, o, upstream); !reason.empty()) return reason;
   const int64_t bytes = planned_bytes(operation, upstream, problem, o, rank);
   if (memory_bytes == 0 || bytes <= memory_bytes) return "";
@@ -258,8 +267,8 @@ std::string why_not(const LogprobsOperation& operation, bool upstream,
 }
 
 void run_operation(const LogprobsOperation& operation, bool upstream, LogprobsContext& context,
-                   const MachineRates& rates, const RowSink& rows, LogprobsOutput* output,
-                   Verification& checks) {
+                   const MachineRates& rates, const RowSink& rows,
+                   std::vector<LogprobsPart>* output, Verification& checks) {
   const LogprobsOptions& o = context.options;
   LogprobsResult row;
   row.op = operation.name;
@@ -283,8 +292,7 @@ void run_operation(const LogprobsOperation& operation, bool upstream, LogprobsCo
   for (const Pass pass : passes) {
     rows.add(
         measure(*op, pass, operation.traffic(pass), row, context, memory_before, rates, checks));
-    if (output != nullptr && operation.written && !upstream && pass == Pass::forward)
-      op->collect(*output);
+    if (output != nullptr && !upstream) op->collect(pass, *output);
   }
 }
 

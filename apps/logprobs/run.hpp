@@ -45,8 +45,6 @@ struct RowSink {
   std::function<void(LogprobsResult)> add;
 };
 
-/// Whether --output needs the results of the operation, whatever --op says.
-bool is_written(const LogprobsOptions& o, const LogprobsOperation& operation);
 /// Calls body(operation, upstream) for all that the options want.
 void for_each_run(const LogprobsOptions& o,
                   const std::function<void(const LogprobsOperation&, bool upstream)>& body);
@@ -66,7 +64,7 @@ std::string why_not(const LogprobsOperation& operation, bool upstream,
 /// results, messages and bytes are added to `checks`. Results go to `output`, if there is one.
 /// Collective over the grid's world.
 void run_operation(const LogprobsOperation& operation, bool upstream, LogprobsContext& context,
-                   const MachineRates& rates, const RowSink& rows, LogprobsOutput* output,
-                   Verification& checks);
+                   const MachineRates& rates, const RowSink& rows,
+                   std::vector<LogprobsPart>* output, Verification& checks);
 
 }  // namespace gyre

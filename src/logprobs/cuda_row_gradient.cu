@@ -172,6 +172,24 @@ __global__ void __launch_bounds__(block_threads)
                to, from);
 }
 
+template <class From, class G, class To>
+__global__ void __launch_bounds__(block_threads)
+    log_softmax_gradient(const From* logits, int64_t stride, const G* d_logprobs, int64_t g_stride,
+                         int64_t cols, int64_t parts, RowPass pass,
+                         const RowNormalizer* normalizers, const float* sums, To* out,
+                         int64_t out_stride) {
+  const PartOfRow mine(parts, cols, part_columns);
+  const RowNormalizer row = normalizers[mine.row];
+  const float sum = sums[mine.row];
+  const Distribution p(row, pass.scale);
+  write_part(mine, pass.columns, 0, usable(row) ? RowKind::values : RowKind::nans,
+             each_lane([&](int64_t, float z, float g) {
+               return pass.scale * (g - p.probability(z) * sum);
+             }),
+             out + mine.row * out_stride, logits + mine.row * stride,
+             d_logprobs + mine.row * g_stride);
+}
+
 template <class S, class T, class To>
 __global__ void __launch_bounds__(block_threads)
     cross_gradient(const S* students, int64_t student_stride, const T* teachers,
@@ -235,6 +253,24 @@ void launch_log_softmax(CUstream_st* stream, ConstMatrixRef logits, const RowPas
              log_probabilities<typename decltype(from)::Type, typename decltype(to)::Type>,
              from.view.data, from.view.stride, out.cols, parts_of(out.cols, part_columns), pass,
              normalizers, exponentiate, to.view.data, to.view.stride);
+    });
+  });
+}
+
+void launch_log_softmax_gradient(CUstream_st* stream, ConstMatrixRef logits,
+                                 ConstMatrixRef d_logprobs, const RowPass& pass,
+                                 const RowNormalizer* normalizers, const float* sums,
+                                 MatrixRef out) {
+  with_elements(logits, [&](auto from) {
+    with_elements(d_logprobs, [&](auto g) {
+      with_elements(out, [&](auto to) {
+        launch(over_parts(stream, out),
+               log_softmax_gradient<typename decltype(from)::Type, typename decltype(g)::Type,
+                                    typename decltype(to)::Type>,
+               from.view.data, from.view.stride, g.view.data, g.view.stride, out.cols,
+               parts_of(out.cols, part_columns), pass, normalizers, sums, to.view.data,
+               to.view.stride);
+      });
     });
   });
 }

@@ -158,6 +158,18 @@ class CudaRowKernels final : public RowKernels {
     fetch(on_device, out);
   }
 
+  void sums(ConstMatrixRef values, int64_t columns, int, std::span<double> out) override {
+    check_rows(values, columns, out.size());
+    Places places;
+    const int64_t results = places.add<double>(values.rows);
+    const int64_t parts = places.add<double>(parts_of_rows(values.rows, columns));
+    std::byte* const scratch = scratch_.at_least(places.bytes());
+    auto* const on_device = reinterpret_cast<double*>(scratch + results);
+    rows::launch_sums(handle(), values, columns, reinterpret_cast<double*>(scratch + parts),
+                      on_device);
+    fetch(on_device, out);
+  }
+
   void gradient(ConstMatrixRef logits, const RowPass& pass,
                 std::span<const RowNormalizer> normalizers, std::span<const RowSlope> slopes,
                 const RowPicks& picks, MatrixRef d_logits) override {
@@ -177,6 +189,16 @@ class CudaRowKernels final : public RowKernels {
     check_output(logits, out, pass.columns, normalizers.size());
     const auto [on_device] = uploads_.send(normalizers);
     rows::launch_log_softmax(handle(), logits, pass, on_device, exponentiate, out);
+  }
+
+  void log_softmax_gradient(ConstMatrixRef logits, ConstMatrixRef d_logprobs, const RowPass& pass,
+                            std::span<const RowNormalizer> normalizers, std::span<const float> sums,
+                            MatrixRef d_logits) override {
+    check_output(logits, d_logits, pass.columns, normalizers.size());
+    check_output(d_logprobs, d_logits, pass.columns, sums.size());
+    const auto [on_device, sums_there] = uploads_.send(normalizers, sums);
+    rows::launch_log_softmax_gradient(handle(), logits, d_logprobs, pass, on_device, sums_there,
+                                      d_logits);
   }
 
   void cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const RowPass& pass,

@@ -17,6 +17,8 @@ void launch_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& s
                     PartSums* parts, RowMoments* out);
 void launch_cross_moments(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
                           int64_t columns, CrossSums* parts, CrossMoments* out);
+void launch_sums(CUstream_st* stream, ConstMatrixRef values, int64_t columns, double* parts,
+                 double* out);
 
 /// Ids with weights: [rows, per_row] each; `columns` and `bases` are scratch of that size.
 struct DevicePicks {
@@ -41,6 +43,10 @@ void launch_gradient(CUstream_st* stream, ConstMatrixRef logits, const GradientT
                      MatrixRef out);
 void launch_log_softmax(CUstream_st* stream, ConstMatrixRef logits, const RowPass& pass,
                         const RowNormalizer* normalizers, bool exponentiate, MatrixRef out);
+void launch_log_softmax_gradient(CUstream_st* stream, ConstMatrixRef logits,
+                                 ConstMatrixRef d_logprobs, const RowPass& pass,
+                                 const RowNormalizer* normalizers, const float* sums,
+                                 MatrixRef out);
 void launch_cross_gradient(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
                            int64_t columns, const RowNormalizer* students,
                            const RowNormalizer* teachers, const float* gradients, MatrixRef out);

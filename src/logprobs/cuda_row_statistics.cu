@@ -60,6 +60,35 @@ __global__ void __launch_bounds__(block_threads)
   out[row] = moments_of(total);
 }
 
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    sums_of_parts(const T* values, int64_t stride, int64_t columns, int64_t parts, double* out) {
+  __shared__ double shared[block_warps];
+  const PartOfRow mine(parts, columns, part_columns);
+  const T* row = values + mine.row * stride;
+  const Grid<lanes_of<T>> grid(mine.begin, mine.end, row);
+  double sum = 0;
+  for_each_vector(
+      grid,
+      [&](Place at, const auto& vector) {
+        const unsigned valid = at.whole ? ~0U : grid.valid(at.column);
+        for (int i = 0; i < lanes_of<T>; ++i)
+          if ((valid >> i & 1U) != 0) sum += static_cast<double>(vector.x[i]);
+      },
+      row);
+  sum = block_sum(sum, shared);
+  if (threadIdx.x == 0) out[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(block_threads)
+    sums_of_rows(const double* sums, int64_t rows, int64_t parts, double* out) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
+  if (row >= rows) return;
+  double total = 0;
+  for (int64_t p = 0; p < parts; ++p) total += sums[row * parts + p];
+  out[row] = total;
+}
+
 }  // namespace
 
 void launch_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
@@ -88,6 +117,18 @@ void launch_cross_moments(CUstream_st* stream, ConstMatrixRef student, ConstMatr
   });
   launch({blocks_of(parts_of(student.rows, block_threads)), block_threads, stream},
          cross_moments_of_rows, parts, student.rows, count, out);
+}
+
+void launch_sums(CUstream_st* stream, ConstMatrixRef values, int64_t columns, double* parts,
+                 double* out) {
+  const int64_t count = parts_of(columns, part_columns);
+  with_elements(values, [&](auto v) {
+    launch({blocks_of(values.rows * count), block_threads, stream},
+           sums_of_parts<typename decltype(v)::Type>, v.view.data, v.view.stride, columns, count,
+           parts);
+  });
+  launch({blocks_of(parts_of(values.rows, block_threads)), block_threads, stream}, sums_of_rows,
+         parts, values.rows, count, out);
 }
 
 }  // namespace gyre::rows

@@ -97,6 +97,15 @@ std::vector<double> score_gradient_reference(std::span<const double> logits,
   return gradient;
 }
 
+std::vector<double> log_softmax_gradient_reference(std::span<const double> logits,
+                                                   std::span<const double> g, double temperature) {
+  const double sum = std::accumulate(g.begin(), g.end(), 0.0);
+  std::vector<double> gradient = log_softmax_reference(logits, temperature);
+  for (size_t v = 0; v < gradient.size(); ++v)
+    gradient[v] = (g[v] - std::exp(gradient[v]) * sum) / temperature;
+  return gradient;
+}
+
 double soft_cross_entropy_reference(std::span<const double> student,
                                     std::span<const double> teacher) {
   const std::vector<double> log_q = log_softmax_reference(student);

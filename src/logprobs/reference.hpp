@@ -31,6 +31,12 @@ std::vector<double> score_gradient_reference(std::span<const double> logits,
                                              std::span<const double> g, double h,
                                              double temperature = 1);
 
+/// Gradient of Σ_v g_v log p_v by the logits, (g_v - p_v Σ g) / temperature: [vocab_size]. A column
+/// whose logit is -inf has g_v / temperature, as if its derivative were that of any other.
+std::vector<double> log_softmax_gradient_reference(std::span<const double> logits,
+                                                   std::span<const double> g,
+                                                   double temperature = 1);
+
 /// -Σ_v p_v log q_v with p the teacher's distribution and q the student's: infinite where the
 /// student alone has a logit of -inf. And its gradient by the student's logits times g.
 double soft_cross_entropy_reference(std::span<const double> student,

@@ -97,6 +97,18 @@ class Difference {
   Slope<true, false> student_, teacher_;
 };
 
+/// scale (g - p sum).
+class Centred {
+ public:
+  HWY_INLINE Centred(F f, const Base& base, float sum)
+      : slope_(f, base, {-base.natural_scale * sum, 0}), scale_(hn::Set(f, base.natural_scale)) {}
+  HWY_INLINE V operator()(V z, V g) const { return hn::MulAdd(g, scale_, slope_(z)); }
+
+ private:
+  Slope<true, false> slope_;
+  V scale_;
+};
+
 /// log p.
 class Logarithm {
  public:
@@ -144,6 +156,18 @@ void logarithm_row(const ConstMatrixRef& logits, int64_t r, const RowPass& pass,
   });
 }
 
+void centred_row(const ConstMatrixRef& logits, const ConstMatrixRef& d_logprobs, int64_t r,
+                 const RowPass& pass, const RowNormalizer& row, float sum, const MatrixRef& out,
+                 bool stream) {
+  const Centred centred(F(), Base(row, pass.scale), sum);
+  with_row(logits, r, [&](const auto* z) HWY_ATTR {
+    with_row(d_logprobs, r, [&](const auto* g) HWY_ATTR {
+      with_row(out, r,
+               [&](auto* to) HWY_ATTR { map_row(F(), centred, pass.columns, stream, to, z, g); });
+    });
+  });
+}
+
 void cross_gradient_row(const ConstMatrixRef& student, const ConstMatrixRef& teacher, int64_t r,
                         int64_t count, const RowNormalizer& student_row,
                         const RowNormalizer& teacher_row, float g, const MatrixRef& out,
@@ -181,6 +205,7 @@ HWY_AFTER_NAMESPACE();
 namespace gyre {
 HWY_EXPORT(gradient_row);
 HWY_EXPORT(logarithm_row);
+HWY_EXPORT(centred_row);
 HWY_EXPORT(cross_gradient_row);
 HWY_EXPORT(filtered_row);
 
@@ -264,6 +289,25 @@ void row_log_softmax(ConstMatrixRef logits, const RowPass& pass,
         probability(logits, r, pass, row, {1, 0}, to.matrix, to.stream);
       else
         logarithm(logits, r, pass, row, to.matrix, to.stream);
+    }
+  });
+}
+
+void row_log_softmax_gradient(ConstMatrixRef logits, ConstMatrixRef d_logprobs, const RowPass& pass,
+                              std::span<const RowNormalizer> normalizers,
+                              std::span<const float> sums, MatrixRef d_logits) {
+  check(logits, d_logits, pass.columns, normalizers.size());
+  check(d_logprobs, d_logits, pass.columns, sums.size());
+  const RowOutput out = output_at(d_logits, logits);
+  const auto gradient = HWY_DYNAMIC_DISPATCH(centred_row);
+  for_each_row_part(pass.threads, logits.rows, logits.cols, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const auto at = static_cast<size_t>(r);
+      clear(out, r, pass.columns, logits.cols);
+      if (usable(normalizers[at]))
+        gradient(logits, d_logprobs, r, pass, normalizers[at], sums[at], out.matrix, out.stream);
+      else
+        fill(out, r, 0, pass.columns, nan_value);
     }
   });
 }

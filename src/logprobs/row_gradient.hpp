@@ -62,6 +62,13 @@ void row_gradient(ConstMatrixRef logits, const RowPass& pass,
 void row_log_softmax(ConstMatrixRef logits, const RowPass& pass,
                      std::span<const RowNormalizer> normalizers, bool exponentiate, MatrixRef out);
 
+/// d_logits [rows, cols] <- scale (g_v - p_v Σ g), the gradient through log p_v of all columns v;
+/// d_logprobs [rows, cols] holds g, and sums [rows] Σ g over all shards. A row that is no
+/// distribution becomes NaN.
+void row_log_softmax_gradient(ConstMatrixRef logits, ConstMatrixRef d_logprobs, const RowPass& pass,
+                              std::span<const RowNormalizer> normalizers,
+                              std::span<const float> sums, MatrixRef d_logits);
+
 /// d_student [rows, cols] <- g (q_v - p_v) with q, p the distributions of student and teacher;
 /// gradients [rows]; a row whose gradient is 0 is not read. pass.scale must be 1.
 void row_cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const RowPass& pass,

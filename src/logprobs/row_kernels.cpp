@@ -30,6 +30,9 @@ class CpuRowKernels final : public RowKernels {
                      std::span<CrossMoments> out) override {
     row_cross_moments(student, teacher, columns, threads, out);
   }
+  void sums(ConstMatrixRef values, int64_t columns, int threads, std::span<double> out) override {
+    row_sums(values, columns, threads, out);
+  }
   void gradient(ConstMatrixRef logits, const RowPass& pass,
                 std::span<const RowNormalizer> normalizers, std::span<const RowSlope> slopes,
                 const RowPicks& picks, MatrixRef d_logits) override {
@@ -39,6 +42,11 @@ class CpuRowKernels final : public RowKernels {
                    std::span<const RowNormalizer> normalizers, bool exponentiate,
                    MatrixRef out) override {
     row_log_softmax(logits, pass, normalizers, exponentiate, out);
+  }
+  void log_softmax_gradient(ConstMatrixRef logits, ConstMatrixRef d_logprobs, const RowPass& pass,
+                            std::span<const RowNormalizer> normalizers, std::span<const float> sums,
+                            MatrixRef d_logits) override {
+    row_log_softmax_gradient(logits, d_logprobs, pass, normalizers, sums, d_logits);
   }
   void cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const RowPass& pass,
                       std::span<const RowNormalizer> students,

@@ -53,6 +53,7 @@ class RowKernels {
   virtual void moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out) = 0;
   virtual void cross_moments(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
                              int threads, std::span<CrossMoments> out) = 0;
+  virtual void sums(ConstMatrixRef values, int64_t columns, int threads, std::span<double> out) = 0;
   virtual void gradient(ConstMatrixRef logits, const RowPass& pass,
                         std::span<const RowNormalizer> normalizers,
                         std::span<const RowSlope> slopes, const RowPicks& picks,
@@ -60,6 +61,9 @@ class RowKernels {
   virtual void log_softmax(ConstMatrixRef logits, const RowPass& pass,
                            std::span<const RowNormalizer> normalizers, bool exponentiate,
                            MatrixRef out) = 0;
+  virtual void log_softmax_gradient(ConstMatrixRef logits, ConstMatrixRef d_logprobs,
+                                    const RowPass& pass, std::span<const RowNormalizer> normalizers,
+                                    std::span<const float> sums, MatrixRef d_logits) = 0;
   virtual void cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const RowPass& pass,
                               std::span<const RowNormalizer> students,
                               std::span<const RowNormalizer> teachers,

@@ -133,6 +133,31 @@ void moments_of_row(const ConstMatrixRef& logits, int64_t r, const RowScan& row,
   });
 }
 
+template <class T>
+double sum_of_block(F f, const T* values, int64_t count) {
+  const auto n = static_cast<int64_t>(2 * hn::Lanes(f));
+  V a = hn::Zero(f), b = a;
+  int64_t i = 0;
+  for (; i + n <= count; i += n) {
+    prefetch_pair(f, values + i, bytes_ahead);
+    const Pair x = load_pair<even_odd<T>>(f, values + i);
+    a = hn::Add(a, x.a);
+    b = hn::Add(b, x.b);
+  }
+  auto sum = static_cast<double>(hn::GetLane(hn::SumOfLanes(f, hn::Add(a, b))));
+  for (; i < count; ++i) sum += static_cast<double>(to_float(values[i]));
+  return sum;
+}
+
+double sum_of_row(const ConstMatrixRef& values, int64_t r, int64_t columns) {
+  double sum = 0;
+  with_row(values, r, [&](const auto* from) HWY_ATTR {
+    for (int64_t begin = 0; begin < columns; begin += block_columns)
+      sum += sum_of_block(F(), from + begin, std::min(block_columns, columns - begin));
+  });
+  return sum;
+}
+
 }  // namespace
 }  // namespace gyre::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -140,12 +165,20 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace gyre {
 HWY_EXPORT(moments_of_row);
+HWY_EXPORT(sum_of_row);
 
 void row_moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out) {
   check_rows(logits, scan.columns, out.size());
   const auto moments = HWY_DYNAMIC_DISPATCH(moments_of_row);
   for_each_row(scan.threads, logits.rows, scan.columns,
                [&](int64_t r) { moments(logits, r, scan, out[static_cast<size_t>(r)]); });
+}
+
+void row_sums(ConstMatrixRef values, int64_t columns, int threads, std::span<double> out) {
+  check_rows(values, columns, out.size());
+  const auto sum = HWY_DYNAMIC_DISPATCH(sum_of_row);
+  for_each_row(threads, values.rows, columns,
+               [&](int64_t r) { out[static_cast<size_t>(r)] = sum(values, r, columns); });
 }
 
 }  // namespace gyre

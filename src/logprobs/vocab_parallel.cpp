@@ -173,6 +173,28 @@ void VocabScores::write_log_softmax(ConstMatrixRef logits, bool exponentiate, Ma
   kernels_.log_softmax(logits, pass(), normalizers_.span(), exponentiate, out);
 }
 
+double VocabScores::log_softmax_backward(ConstMatrixRef logits, ConstMatrixRef d_logprobs,
+                                         Stream& stream, MatrixRef d_logits) const {
+  const int64_t ranks = tp_.size();
+  check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
+  check_shard(d_logprobs, tokens_, vocab_.columns(tp_.rank()));
+  Buffer<double> all(ranks * tokens_), own(ranks == 1 ? 0 : tokens_);
+  const std::span<double> mine = ranks == 1 ? all.span() : own.span();
+  kernels_.sums(d_logprobs, vocab_.valid(tp_.rank()), options_.threads, mine);
+  double waited = 0;
+  if (ranks > 1)
+    waited = gather_records<double>(tp_, mine, all.span(), stream, "sums of gradients");
+  Buffer<float> sums(tokens_);
+  for_each_token(options_.threads, tokens_, tp_.size(), [&](int64_t i) {
+    double sum = 0;
+    for (int64_t r = 0; r < ranks; ++r) sum += all[r * tokens_ + i];
+    sums[i] = static_cast<float>(sum);
+  });
+  kernels_.log_softmax_gradient(logits, d_logprobs, pass(), normalizers_.span(), sums.span(),
+                                d_logits);
+  return waited;
+}
+
 RowPass VocabScores::pass() const {
   return {vocab_.valid(tp_.rank()), scale(), options_.threads};
 }

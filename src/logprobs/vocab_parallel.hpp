@@ -76,6 +76,13 @@ class VocabScores {
   /// pass. No communication.
   void write_log_softmax(ConstMatrixRef logits, bool exponentiate, MatrixRef out) const;
 
+  /// d_logits [tokens, columns] <- the gradient, from that of every log-probability of
+  /// write_log_softmax, d_logprobs [tokens, columns], after a forward pass; may be the logits'
+  /// memory. d_logprobs differs between ranks: each has the part of its columns. Collective: one
+  /// all-gather of 8 bytes a token. Returns the seconds waited.
+  double log_softmax_backward(ConstMatrixRef logits, ConstMatrixRef d_logprobs, Stream& stream,
+                              MatrixRef d_logits) const;
+
   /// Of the last forward pass: log p_v = (z_v - max) / temperature - log_sum. [tokens]
   std::span<const RowNormalizer> normalizers() const { return normalizers_.span(); }
   const VocabPartition& vocab() const { return vocab_; }

@@ -44,15 +44,15 @@ PY
 while read -r name what; do
   expect 1 "$what" "${mpi[@]}" 4 "$logprobs" --input "wrong_$name.h5" --op fused-linear --tp 2 --cp 2 $quick
 done <<'WRONG'
-linear_logprob log-probabilities: 4 of 56 values outside
-linear_entropy entropies: 4 of 56 values outside
-d_hidden d_x: 2 of 336 values outside
-d_head d_weight: 
+linear_logprob log-probabilities: 1 of 14 values outside
+linear_entropy entropies: 1 of 14 values outside
+d_hidden d_x: 1 of 168 values outside
+d_head d_weight: 1 of 732 values outside
 WRONG
-grep -q 'at column 8 element 2' output || fail "the wrong gradient is not named: $(cat output)"
+grep -q '/reference/d_head\[8, 2\]' output || fail "the wrong gradient is not named: $(cat output)"
 expect 1 'fused-linear, gyre, fwd, 14 tokens: log-probabilities' "${mpi[@]}" 2 "$logprobs" --input other.h5 --op fused-linear $quick
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input unanswered.h5 --op fused-linear $quick
-expect 2 "dataset '/logprobs/head' is float32 [61, 7]; it must be float32 [61, 12]" "${mpi[@]}" 2 "$logprobs" --input narrow.h5
+expect 2 "dataset '/logprobs/head' is float32 [61, 7]; it must be real [61, 12]" "${mpi[@]}" 2 "$logprobs" --input narrow.h5
 grep -q 'narrow.h5' output || fail "the file is not named: $(cat output)"
 expect 2 '--hidden is that of the hidden states of ' "${mpi[@]}" 2 "$logprobs" --input "$linear" --hidden 24
 
@@ -65,7 +65,27 @@ sent_by() { column "$1.csv" msgs op="$2" pass=bwd; }
 for op in packed packed-prerolled; do
   [ "$(sent_by split $op) $(sent_by sum $op) $(sent_by none $op)" = "2 3 2" ] || fail "other messages of $op: $(cat split.csv sum.csv none.csv)"
 done
-expect 2 '--gather-gradient sum goes with --op packed, packed-prerolled or all, not with logprob' "${mpi[@]}" 2 "$logprobs" --op logprob --gather-gradient sum
+expect 2 '--gather-gradient sum goes with --op packed, packed-prerolled, packed-filtered or all, not with logprob' "${mpi[@]}" 2 "$logprobs" --op logprob --gather-gradient sum
 expect 2 'not with --pass fwd' "${mpi[@]}" 2 "$logprobs" --op packed --gather-gradient none --pass fwd
 expect 2 'nearest: split' "$logprobs" --op packed --gather-gradient splits
+
+# Log-probabilities of all ids in the logits' type or in f32; their gradients are given for every id.
+every_id=$source_dir/inputs/golden/logprobs_every_id.h5
+for ranks in 1 2 3; do
+  for type in f32 'bf16 --f32-output' 'bf16 --out-of-place'; do
+    expect 0 'VERIFY PASSED' "${mpi[@]}" $ranks "$logprobs" --input "$every_id" --op log-softmax $quick -d $type -c all
+    grep -q 'compared in full: .*d_log_softmax' output || fail "the references are not used: $(cat output)"
+  done
+done
+expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" $small $quick --op log-softmax -d bf16 --f32-output --tp 2 -c all -o wide.h5
+expect 0 'VERIFY PASSED' "$logprobs" $small $quick --op log-softmax -d bf16 --f32-output -o one.h5
+expect 0 'VERIFY PASSED' "$apps/gyre-compare" --rtol 0.01 --atol 1e-5 wide.h5 one.h5
+/usr/bin/python3 - "$every_id" <<'PY'
+import shutil, sys, h5py
+shutil.copy(sys.argv[1], "wrong_gradient.h5")
+with h5py.File("wrong_gradient.h5", "r+") as f:
+    del f.attrs["content_sha256"]
+    f["/logprobs/d_logprobs"][4, 20] += 0.125
+PY
+expect 1 '/reference/d_log_softmax[4, ' "${mpi[@]}" 2 "$logprobs" --input wrong_gradient.h5 --op log-softmax $quick
 echo "logprobs_own_inputs: all passed"

@@ -486,6 +486,52 @@ TEST_F(RowGradientOnDevice, LogSoftmaxAndProbabilities) {
   EXPECT_EQ(got.at(0, 4), none);
 }
 
+TEST_F(RowGradientOnDevice, SumsOfRows) {
+  for (const DType type : both_types)
+    for (const int64_t columns : {1, 33, 700, 9001}) {
+      const LogitRows rows = random_logits(3, columns, DType::bf16);
+      const DeviceMatrix values(padded(rows, type).ref(), stream(), 1);
+      std::vector<double> got(3);
+      kernels().sums(values.ref(), columns, 1, got);
+      for (int64_t t = 0; t < 3; ++t) {
+        double want = 0;
+        for (const double x : rows.row(t)) want += x;  // of 8 bits each: exact
+        ASSERT_EQ(got[static_cast<size_t>(t)], want) << columns << ' ' << t;
+      }
+    }
+}
+
+TEST_F(RowGradientOnDevice, LogSoftmaxGradientIsThatOfTheHost) {
+  for (const DType from : both_types)
+    for (const DType of_g : both_types)
+      for (const DType to : both_types)
+        for (const int64_t columns : {2, 33, 700, 9001}) {
+          LogitRows rows = random_logits(4, columns, DType::bf16);
+          const LogitRows g = random_logits(4, columns, DType::bf16, 1, 7);
+          rows.at(1, 1) = none;
+          std::vector<RowNormalizer> normalizers;
+          for (int64_t t = 0; t < 4; ++t) normalizers.push_back(normalizer_of(rows.row(t), 2));
+          normalizers[3].log_sum = nan_value;
+          const std::vector<float> sums = {3, -2, 0.25F, 1};
+          const RowPass pass{columns, 0.5F, 1};
+          const Matrix logits = padded(rows, from), above = padded(g, of_g);
+          Matrix want(4, columns + 3, to);
+          row_log_softmax_gradient(logits.ref(), above.ref(), pass, normalizers, sums, want.ref());
+          DeviceMatrix on_device(logits.ref(), stream(), 1), apart(4, columns + 3, to, stream());
+          const DeviceMatrix g_there(above.ref(), stream());
+          DeviceMatrix& out = from == to ? on_device : apart;
+          kernels().log_softmax_gradient(std::as_const(on_device).ref(), g_there.ref(), pass,
+                                         normalizers, sums, out.ref());
+          const Matrix got = out.host();
+          for (int64_t t = 0; t < 4; ++t)
+            for (int64_t v = 0; v < columns + 3; ++v) {
+              const double x = want.at(t, v);
+              ASSERT_LE(share_of(got.at(t, v), x, 2 * epsilon_of(to) * std::abs(x) + 1e-6), 1)
+                  << t << ' ' << v;
+            }
+        }
+}
+
 TEST_F(RowGradientOnDevice, CrossGradientMatchesTheReferenceForAllTypes) {
   const std::vector<float> g = {1, -2, 0.5, 0};
   for (const DType s : both_types)

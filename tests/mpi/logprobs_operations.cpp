@@ -98,7 +98,7 @@ TEST(Operations, HaveAClosedFormForEveryOptionOfTheirOwn) {
       expect_counts(operation, false, context);
       ++readers;
     }
-    EXPECT_EQ(readers, 2);
+    EXPECT_EQ(readers, 3);
   }
 }
 

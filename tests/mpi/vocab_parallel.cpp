@@ -366,6 +366,44 @@ TEST(VocabParallel, LogSoftmaxOfAllColumns) {
       }
 }
 
+TEST(VocabParallel, GradientOfLogSoftmax) {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const double temperature : {1.0, 1.5})
+      for (const VocabPartition& vocab : test::partitions(253, world().size())) {
+        const int rank = world().rank();
+        LogitRows rows = test::random_logits(12, 253, type);
+        const LogitRows g = test::random_logits(12, 253, type, 1, 3, TokenTensor::d_logprobs);
+        for (int64_t v = 0; v < 126; ++v) rows.at(5, v) = -inf;
+        Matrix logits = rows.shard(vocab, rank, type);
+        const Matrix above = g.shard(vocab, rank, type);
+        VocabScores scores(12, vocab, {.picks = 0, .temperature = temperature}, world());
+        HostStream stream;
+        scores.forward(std::as_const(logits).ref(), {}, stream, {}, {});
+        const test::TrafficSince sent(world());
+        scores.log_softmax_backward(std::as_const(logits).ref(), above.ref(), stream, logits.ref());
+        EXPECT_EQ(sent.bytes(), 12 * 8 * (world().size() - 1));
+        for (int64_t t = 0; t < 12; ++t) {
+          const auto want = log_softmax_gradient_reference(rows.row(t), g.row(t), temperature);
+          const auto logprob = log_softmax_reference(rows.row(t), temperature);
+          double sizes = 0;
+          for (const double x : g.row(t)) sizes += std::abs(x / temperature);
+          for (int64_t c = 0; c < logits.cols(); ++c) {
+            const int64_t id = vocab.begin(rank) + c;
+            const auto v = static_cast<size_t>(id);
+            const std::string where = fmt::format("token {}, id {}", t, id);
+            if (id >= 253)
+              EXPECT_EQ(logits.at(t, c), 0) << where;
+            else
+              test::expect_near(logits.at(t, c), want[v],
+                                logit_gradient_tolerance(type) *
+                                    logit_gradient_scale(logprob[v], sizes, 0,
+                                                         std::abs(g.row(t)[v]) / temperature),
+                                where);
+          }
+        }
+      }
+}
+
 TEST(VocabParallel, OneCollectiveForwardAndNoneBackward) {
   const int n = world().size();
   for (const int64_t picks : {0, 1, 3})

@@ -182,6 +182,32 @@ TEST(LogprobsInputs, AnswersOfAFileBelongToExactLogits) {
   EXPECT_EQ(inputs_of(file, DType::f32)->gradient(0, 5), 0.5F);
 }
 
+std::vector<float> gradients_of_ids(const LogprobsInputs& inputs, int64_t token, int64_t columns) {
+  std::vector<float> row(static_cast<size_t>(columns));
+  inputs.d_logprobs(token, 0, row);
+  return row;
+}
+
+TEST(LogprobsInputs, GradientsOfAllIds) {
+  LogprobsFile file = small_file();
+  const auto row = gradients_of_ids(*inputs_of(file, DType::f32), 0, 5);
+  for (size_t v = 0; v < 5; ++v)
+    EXPECT_TRUE(v < 3 ? row[v] == file.d_value[0] : std::isnan(row[v])) << v;
+  file.d_logprobs = {1, 2, 3, 4, 5, 0.1F};
+  EXPECT_EQ(gradients_of_ids(*inputs_of(file, DType::f32), 1, 3), (std::vector<float>{4, 5, 0.1F}));
+  EXPECT_EQ(gradients_of_ids(*inputs_of(file, DType::bf16), 1, 3)[2], to_float(to_bf16(0.1F)));
+  EXPECT_EQ(inputs_of(file, DType::bf16)->reference(), nullptr);
+  EXPECT_NE(inputs_of(file, DType::bf16, DType::f32)->reference(), nullptr);
+  LogprobsOptions o = options_of(50);
+  o.zero_fraction = 0.5;
+  const auto made_up = random_inputs(generated_workload(o, 40), o);
+  for (int64_t t = 0; t < 40; ++t) {
+    const auto all = gradients_of_ids(*made_up, t, 52);
+    EXPECT_EQ(all[7] == 0, made_up->gradient(t, 0) == 0) << t;
+    EXPECT_TRUE(std::isnan(all[50]) && std::isnan(all[51]));
+  }
+}
+
 LogprobsFile linear_file() {
   LogprobsFile file = small_file();
   file.linear = LinearFactors{2, {3, 4, 1, 0}, {0, 0, 0, 1, 5, 12}};
@@ -193,12 +219,14 @@ TEST(LogprobsWorkload, HiddenStatesAreThoseOfTheFile) {
   LogprobsOptions o;
   o.input = "f.h5";
   o.tp = 1;
+  LogprobsOptions usual = o;
+  EXPECT_FALSE(workload_of(small_file(), usual).has_hidden);
   EXPECT_EQ(workload_of(file, o).hidden, 2);
-  EXPECT_EQ(workload_of(small_file(), o).hidden, 2);  // those of the options
   o.hidden = 24;
   test::expect_usage("--hidden is that of the hidden states of f.h5, 2: leave it out",
                      [&] { workload_of(file, o); });
-  EXPECT_EQ(workload_of(small_file(), o).hidden, 24);
+  test::expect_usage("--hidden 24: f.h5 has no hidden states; leave it out",
+                     [&] { workload_of(small_file(), o); });
 }
 
 TEST(LogprobsInputs, HiddenStatesOfAFile) {
@@ -286,25 +314,49 @@ TEST(RowGradientTerms, ScalesOfACertainRow) {
   EXPECT_DOUBLE_EQ(scales[2], std::exp(-1) * 2 * 2 + 3);
 }
 
-TEST(GradientRow, PaddingIsZeroAndNaNIsNaN) {
-  LogitMatrix d(1, 4, DType::f32);
-  fill(d.ref(), 0);
-  d.ref().as<float>()(0, 0) = 0.5F;
-  d.ref().as<float>()(0, 1) = NAN;
-  const std::vector<double> want{9, 0.5, NAN}, scales{1, 1, 1};
-  const auto outside = [&](ConstMatrixRef got) {
-    Check check("d_logits", 1e-3);
-    add_gradient_row(check, got, 0, 1, want, scales, 0);
-    EXPECT_EQ(check.count(), 4);
-    return check.outside();
+TEST(CompareRow, PaddingIsZeroAndNaNIsNaN) {
+  std::vector<double> d{0.5, NAN, 0, 0};
+  const ExpectedRow want{{9, 0.5, NAN}, {1, 1, 1}};
+  ResultArray array{"d_logprob", {1, 3}, "d_logits"};
+  array.first = 1, array.columns = 4, array.rows = {0};
+  const auto check = [&](const double* answer = nullptr) {
+    Check all("d_logits", 1e-3);
+    compare_row(array, 0, d, want, answer, all);
+    EXPECT_EQ(all.count(), 4);
+    return all;
   };
-  EXPECT_EQ(outside(d.ref()), 0);
-  d.ref().as<float>()(0, 3) = 0.1F;  // padding
-  EXPECT_EQ(outside(d.ref()), 1);
-  d.ref().as<float>()(0, 1) = 0;  // NaN is wanted
-  EXPECT_EQ(outside(d.ref()), 2);
-  d.ref().as<float>()(0, 0) = 0.6F;
-  EXPECT_EQ(outside(d.ref()), 3);
+  EXPECT_EQ(check().outside(), 0);
+  d[3] = 0.1;  // padding
+  EXPECT_EQ(check().outside(), 1);
+  d[1] = 0;  // NaN is wanted
+  EXPECT_EQ(check().outside(), 2);
+  d[0] = 0.6;
+  EXPECT_EQ(check().outside(), 3);
+  EXPECT_EQ(check().deviations().at(1).where, "d_logprob[0, 4]");
+}
+
+TEST(CompareRow, AnAnswerTakesThePlaceOfTheDefinition) {
+  ResultArray array{"gathered", {1, 2}, "log-probabilities"};
+  array.columns = 2, array.rows = {0};
+  const ExpectedRow definition{{-1, -2}, {1, 1}};
+  const std::vector<double> answer{-1, -2.5}, got{-1, -2};
+  Check check("x", 1e-3);
+  compare_row(array, 0, got, definition, answer.data(), check);
+  EXPECT_EQ(check.outside(), 1);
+  EXPECT_EQ(check.where(), "/reference/gathered[0, 1]");
+  array.is_as_right = [](size_t, int64_t column, double, double) { return column == 1; };
+  Check lenient("x", 1e-3);
+  compare_row(array, 0, got, definition, answer.data(), lenient);
+  EXPECT_TRUE(lenient.passed());
+}
+
+TEST(CompareRow, WhatRoundingDecidesAndWhatIsNotSampledIsNotCompared) {
+  ResultArray array{"filtered_logprob", {1}, "log-probabilities"};
+  array.rows = {0};
+  Check check("x", 1e-3);
+  compare_row(array, 0, std::vector<double>{7}, {}, nullptr, check);
+  compare_row(array, 0, std::vector<double>{7}, {{1}, {-1}}, nullptr, check);
+  EXPECT_TRUE(check.passed());
 }
 
 }  // namespace GYRE_FILE

@@ -103,7 +103,7 @@ TEST(LogprobsOptions, ListsAllProblemsAtOnce) {
       "  - --factor 1 must be more than 1\n"
       "  - --max 10 needs --min\n"
       "  - --sequences 5000 of 512 tokens; at most 512\n"
-      "  - --temperature 0 must be from 1e-30 to 1e+30; the nearest is 1e-30\n"
+      "  - --temperature 0 must be from 1e-15 to 1e+30; the nearest is 1e-15\n"
       "  - --top-k 40000 of --vocab 32768; the nearest is 32768\n"
       "  - --top-p 1.5 must be above 0 and at most 1; the nearest is 1\n"
       "  - --logit-scale -1 must be at least 0 and finite\n"
@@ -127,7 +127,7 @@ TEST(LogprobsOptions, LogitsStayFarFromTheLimitsOfTheirType) {
       o);
   o.peak_height = 1e12;
   o.temperature = 1e31;
-  expect_refused("  - --temperature 1e+31 must be from 1e-30 to 1e+30; the nearest is 1e+30", o);
+  expect_refused("  - --temperature 1e+31 must be from 1e-15 to 1e+30; the nearest is 1e+30", o);
 }
 
 TEST(LogprobsOptions, NothingGivenIsIgnored) {
@@ -160,7 +160,9 @@ TEST(LogprobsOptions, OperationsWithoutAMethodOrAPass) {
   o.op = "logprob";
   o.output = "x.h5";
   expect_refused(
-      "  - --output writes results of our forward passes: not with --pass bwd --method gyre", o);
+      "  - --output writes results of our operations, forward too: not with --pass bwd --method "
+      "gyre",
+      o);
 }
 
 TEST(LogprobsOptions, ThoseOfSomeOperationsAreRefusedByTheOthers) {
@@ -168,8 +170,9 @@ TEST(LogprobsOptions, ThoseOfSomeOperationsAreRefusedByTheOthers) {
   o.gather_gradient = "split";  // refused though it is what packed sequences do anyway
   o.op = "logprob";
   expect_refused(
-      "  - --gather-gradient split goes with --op packed, packed-prerolled or all, not with "
-      "logprob",
+      "  - --gather-gradient split goes with --op packed, packed-prerolled, packed-filtered or "
+      "all, "
+      "not with logprob",
       o);
   o.gather_gradient = "sum";
   o.pass = "fwd";
@@ -186,6 +189,21 @@ TEST(LogprobsOptions, ThoseOfSomeOperationsAreRefusedByTheOthers) {
   EXPECT_EQ(LogprobsOptions().gather_convention(), GatherGradient::split);
 }
 
+TEST(LogprobsOptions, ResultsInF32AreThoseOfAllIds) {
+  LogprobsOptions o;
+  o.dtype = "bf16";
+  EXPECT_EQ(o.output_type(), DType::bf16);
+  o.f32_output = true;
+  EXPECT_EQ(o.output_type(), DType::f32);
+  for (const char* op : {"all", "log-softmax", "softmax"}) {
+    o.op = op;
+    EXPECT_NO_THROW(check_options(o, 4)) << op;
+  }
+  o.op = "entropy";
+  expect_refused("  - --f32-output goes with --op log-softmax, softmax or all, not with entropy",
+                 o);
+}
+
 TEST(LogprobsOptions, SweepsWholeSizesOnce) {
   LogprobsOptions o;
   EXPECT_EQ(o.sweep.sizes(), std::vector<int64_t>{512});
@@ -200,7 +218,7 @@ TEST(Operations, AreFoundByName) {
   test::expect_usage(
       "operation 'softce' is none of log-softmax, softmax, logprob, entropy, logprob-entropy, "
       "gather, raw-gather, soft-ce, distill, distill-renormalised, top-k, argmax, filtered, "
-      "exchange, fused-linear, packed, packed-prerolled",
+      "exchange, fused-linear, packed, packed-prerolled, packed-filtered",
       [] { find_operation("softce"); });
   EXPECT_NE(operation_help().find("distill-renormalised"), std::string::npos);
 }

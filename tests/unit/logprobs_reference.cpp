@@ -55,6 +55,15 @@ const test::LogitRows& teacher() {
 }
 const Doubles ramp = {0, 1, 2, 3, 4};
 
+TEST(LogprobsReference, GradientThroughLogSoftmaxByHand) {
+  const Doubles row = {0, std::log(2.0), -inf};  // p = 1/3, 2/3, 0
+  expect_values(log_softmax_gradient_reference(row, Doubles{3, 0, 0}), {2, -2, 0});
+  expect_values(log_softmax_gradient_reference(row, Doubles{1, 2, 0}), {0, 0, 0});
+  expect_values(log_softmax_gradient_reference(row, Doubles{0, 0, 3}), {-1, -2, 3});
+  const Doubles hot = {0, 2 * std::log(2.0)};
+  expect_values(log_softmax_gradient_reference(hot, Doubles{3, 0}, 2), {1, -1});
+}
+
 TEST(LogprobsReference, GoldenLogSumExps) {
   const Doubles got = of_rows(
       [](int64_t t) { return student().row(t)[0] - log_softmax_reference(student().row(t))[0]; });

@@ -298,6 +298,70 @@ struct LargeMatrix {
   }
 };
 
+/// Through the log-probabilities of all columns, from gradients `g` of them.
+void expect_log_softmax_gradient(const Case& c, const LogitRows& g, DType from, DType of_g,
+                                 DType to) {
+  SCOPED_TRACE(testing::Message() << name_of(from) << ' ' << name_of(of_g) << ' ' << name_of(to));
+  Matrix logits = c.logits(from), out(logits.rows(), logits.cols(), to);
+  const Matrix above =
+      g.shard(partition_of(std::vector<int64_t>{g.vocab_size + 3}, g.vocab_size), 0, of_g);
+  std::vector<float> sums;
+  for (int64_t t = 0; t < g.tokens; ++t)
+    sums.push_back(static_cast<float>(std::accumulate(g.row(t).begin(), g.row(t).end(), 0.0)));
+  const RowPass pass{c.rows.vocab_size, c.scale(), 1};
+  row_log_softmax_gradient(std::as_const(logits).ref(), above.ref(), pass, c.normalizers(), sums,
+                           out.ref());
+  for (int64_t t = 0; t < g.tokens; ++t) {
+    const auto want = log_softmax_gradient_reference(c.rows.row(t), g.row(t), c.temperature);
+    const auto logprob = log_softmax_reference(c.rows.row(t), c.temperature);
+    double sizes = 0;
+    for (const double x : g.row(t)) sizes += std::abs(x / c.temperature);
+    for (int64_t v = 0; v < out.cols(); ++v) {
+      if (v >= g.vocab_size) {
+        ASSERT_EQ(out.at(t, v), 0) << "padding";
+        continue;
+      }
+      const auto id = static_cast<size_t>(v);
+      ASSERT_NEAR(
+          out.at(t, v), want[id],
+          logit_gradient_tolerance(to) *
+              logit_gradient_scale(logprob[id], sizes, 0, std::abs(g.row(t)[id] / c.temperature)))
+          << t << ' ' << v;
+    }
+  }
+  if (from != to) return;
+  row_log_softmax_gradient(std::as_const(logits).ref(), above.ref(), pass, c.normalizers(), sums,
+                           logits.ref());
+  for (int64_t t = 0; t < g.tokens; ++t)
+    for (int64_t v = 0; v < out.cols(); ++v) ASSERT_EQ(out.at(t, v), logits.at(t, v));
+}
+
+TEST(RowGradient, ThroughLogSoftmaxOfAllColumns) {
+  test::on_every_simd_target([] {
+    for (const int64_t columns : {1, 2, 31, 64, 101, 1001})
+      for (const double temperature : {1.0, 0.3, 20.0}) {
+        Case c(random_logits(4, columns, DType::bf16, 4), 0);
+        c.temperature = temperature;
+        for (int64_t v = 0; v + 1 < columns; v += 3) c.rows.at(2, v) = none;
+        LogitRows g = random_logits(4, columns, DType::bf16, 1, 9, TokenTensor::d_logprobs);
+        for (int64_t v = 0; v < columns; ++v) g.at(1, v) = 0;
+        for (const DType from : both_types)
+          for (const DType of_g : both_types)
+            for (const DType to : both_types) expect_log_softmax_gradient(c, g, from, of_g, to);
+      }
+  });
+}
+
+TEST(RowGradient, ThroughLogSoftmaxOfNoDistributionIsNaN) {
+  const Matrix logits = Case(random_logits(3, 40, DType::bf16), 0).logits(DType::f32);
+  const std::vector<RowNormalizer> normalizers = {{0, 1}, {0, nan_value}, {-HUGE_VALF, 0}};
+  Matrix out(3, 43, DType::bf16);
+  row_log_softmax_gradient(logits.ref(), logits.ref(), {40, 1, 1}, normalizers,
+                           std::vector<float>(3, 1), out.ref());
+  for (int64_t t = 0; t < 3; ++t)
+    for (int64_t v = 0; v < 43; ++v) ASSERT_EQ(std::isnan(out.at(t, v)), t > 0 && v < 40);
+}
+
 TEST(RowGradient, PlaceAndThreadsDoNotMatter) {
   const int64_t rows = 37, columns = 70001, kept = columns - 5;
   const Case c(random_logits(rows, kept, DType::bf16), 2);

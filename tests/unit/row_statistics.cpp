@@ -126,6 +126,29 @@ TEST(RowStatistics, EveryInstructionSet) {
   });
 }
 
+TEST(RowStatistics, SumsOfRows) {
+  test::on_every_simd_target([] {
+    for (const DType type : both_types)
+      for (const int64_t columns : {0, 1, 15, 16, 33, 4095, 4097, 20001}) {
+        test::LogitRows rows = random_logits(3, columns, type);
+        for (int64_t v = 0; v < columns; ++v) rows.at(1, v) = v % 2 == 0 ? 1000 : -1000;  // cancels
+        Matrix matrix(3, columns + 3, type);  // with padding of NaN
+        for (int64_t t = 0; t < 3; ++t)
+          for (int64_t v = 0; v < columns; ++v)
+            matrix.set(t, v, rows.row(t)[static_cast<size_t>(v)]);
+        std::vector<double> got(3), threaded(3);
+        row_sums(std::as_const(matrix).ref(), columns, 1, got);
+        row_sums(std::as_const(matrix).ref(), columns, 2, threaded);
+        EXPECT_EQ(got, threaded);
+        for (int64_t t = 0; t < 3; ++t) {
+          double want = 0, sizes = 0;
+          for (const double x : rows.row(t)) want += x, sizes += std::abs(x);
+          EXPECT_NEAR(got[static_cast<size_t>(t)], want, 1e-6 * sizes) << columns;
+        }
+      }
+  });
+}
+
 TEST(RowStatistics, NoColumns) {
   for (const DType type : both_types) {
     const RowMoments m = moments({}, type);

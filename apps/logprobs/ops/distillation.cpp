@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "apps/logprobs/operation.hpp"
 #include "apps/logprobs/ops/picks.hpp"
@@ -30,8 +31,8 @@ class DistillationOp final : public PicksOp {
         teacher_(rows_.rows() * picks_),
         entropy_(renormalised ? 0 : rows_.rows()) {
     for (int64_t i = 0; i < teacher_logits_.size(); ++i)
-      context.inputs.row(TokenTensor::teacher, token(i / picks_),
-                         rows_.ids()[static_cast<size_t>(i)], std::span(&teacher_logits_[i], 1));
+      teacher_logits_[i] = context.inputs.teacher_value(token(i / picks_), i % picks_,
+                                                        rows_.ids()[static_cast<size_t>(i)]);
     if (!renormalised) d_entropy_ = rows_.gradients(1);
   }
   void start() override {
@@ -62,62 +63,71 @@ class DistillationOp final : public PicksOp {
     return renormalised_ ? once : 2 * once;
   }
   void verify(Pass pass, const std::string& label, Verification& checks) override {
-    if (pass == Pass::backward) return verify_gradients(label, checks);
-    Check& students = check_of(label, "student", logprob_tolerance(), checks);
-    Check& teachers = check_of(label, "teacher", logprob_tolerance(), checks);
-    Check* entropies =
-        renormalised_ ? nullptr : &check_of(label, "entropies", logprob_tolerance(), checks);
-    for (const int64_t r : sample(rows_.tokens())) {
-      const DistillationReference want = wanted(r);
-      const auto place = [&] { return fmt::format("token {}", token(r)); };
-      for (int64_t k = 0; k < picks_; ++k) {
-        const double student = want.student[static_cast<size_t>(k)],
-                     teacher = want.teacher[static_cast<size_t>(k)];
-        add_value(students, values_[r * picks_ + k], student, place, logprob_scale(student));
-        add_value(teachers, teacher_[r * picks_ + k], teacher, place, logprob_scale(teacher));
-      }
-      if (entropies != nullptr)
-        entropies->add(static_cast<double>(entropy_[r]), want.entropy, place,
-                       entropy_scale(vocab().vocab_size));
-    }
-    check_same_bits(label, values_.span(), tp(), checks);
+    LogprobsOp::verify(pass, label, checks);
+    if (pass == Pass::forward) check_same_bits(label, values_.span(), tp(), checks);
   }
 
  private:
-  DistillationReference wanted(int64_t r) const {
-    const float* first = teacher_logits_.data() + r * picks_;
+  DistillationReference wanted(size_t r) const {
+    const float* first = teacher_logits_.data() + static_cast<int64_t>(r) * picks_;
     const std::vector<double> teacher(first, first + picks_);
-    return distillation_reference(whole_row(token(r)), ids_of(r), teacher, renormalised_);
+    return distillation_reference(whole_row(rows_.tokens()[r]), ids_of(static_cast<int64_t>(r)),
+                                  teacher, renormalised_);
   }
-  void verify_gradients(const std::string& label, Verification& checks) {
-    Check& check = check_of(label, "d_logits", logit_gradient_tolerance(c_.problem.type), checks);
-    for (const int64_t r : sample(rows_.tokens())) {
-      const std::vector<double> row = whole_row(token(r)), g = gradients_of(r);
-      const double h = renormalised_ ? 0 : static_cast<double>(d_entropy_[static_cast<size_t>(r)]);
-      const double sum = std::accumulate(g.begin(), g.end(), 0.0);
-      const DistillationReference forward = wanted(r);
-      if (std::isnan(forward.student[0])) {  // a distribution over nothing has no gradient
-        check.add_nothing();
-        continue;
-      }
-      RowGradientTerms terms{log_softmax_reference(row)};
-      terms.a = -(sum + h * forward.entropy);
-      terms.b = -h;
-      terms.ids = ids_of(r);
-      std::vector<double> weights = g;
-      if (renormalised_) {  // all of the gradient is at the ids: g_k - p_k Σ g
-        terms.a = 0;
-        for (size_t k = 0; k < g.size(); ++k) {
-          const double size = std::abs(forward.student[k]);
-          if (std::isfinite(size))
-            weights[k] = std::abs(g[k]) + std::exp(-size) * std::abs(sum) * (1 + size);
-        }
-      }
-      terms.weights = weights;
-      add_gradient_row(check, host_row(rows_.d_logits(), r), 0, first_column(),
-                       distillation_gradient_reference(row, ids_of(r), g, h, renormalised_),
-                       terms.scales(), token(r));
+  static ExpectedRow scaled(const std::vector<double>& logprobs) {
+    ExpectedRow want{logprobs, {}};
+    for (const double logprob : logprobs) want.scales.push_back(logprob_scale(logprob));
+    return want;
+  }
+  std::vector<ResultArray> results(Pass pass) override {
+    if (pass == Pass::backward) {
+      ResultArray gradient =
+          gradient_array(renormalised_ ? "d_distilled_renormalised" : "d_distilled", rows_.tokens(),
+                         rows_.d_logits());
+      gradient.expect = expect_rows([this](size_t r) { return expected_gradient(r); });
+      return {gradient};
     }
+    const auto array = [&](const char* name, const char* check, std::span<const float> values,
+                           int64_t width) {
+      return shared_array<float>(name, check, logprob_tolerance(), rows_.tokens(), values, width);
+    };
+    ResultArray student =
+        array(renormalised_ ? "distilled_renormalised_logprob" : "distilled_logprob", "student",
+              values_.span(), picks_);
+    ResultArray teacher = array(
+        renormalised_ ? "distilled_renormalised_teacher_logprob" : "distilled_teacher_logprob",
+        "teacher", teacher_.span(), picks_);
+    student.expect = expect_rows([this](size_t r) { return scaled(wanted(r).student); });
+    teacher.expect = expect_rows([this](size_t r) { return scaled(wanted(r).teacher); });
+    if (renormalised_) return {student, teacher};
+    ResultArray entropy = array("distilled_entropy", "entropies", entropy_.span(), 0);
+    entropy.expect = expect_rows([this](size_t r) {
+      return ExpectedRow{{wanted(r).entropy}, {entropy_scale(vocab().vocab_size)}};
+    });
+    return {student, teacher, entropy};
+  }
+  ExpectedRow expected_gradient(size_t r) const {
+    const auto index = static_cast<int64_t>(r);
+    const std::vector<double> row = whole_row(token(index)), g = gradients_of(index);
+    const double h = renormalised_ ? 0 : static_cast<double>(d_entropy_[r]);
+    const double sum = std::accumulate(g.begin(), g.end(), 0.0);
+    const DistillationReference forward = wanted(r);
+    if (std::isnan(forward.student[0])) return {};  // a distribution over nothing has no gradient
+    RowGradientTerms terms{log_softmax_reference(row)};
+    terms.a = -(sum + h * forward.entropy);
+    terms.b = -h;
+    terms.ids = ids_of(index);
+    std::vector<double> weights = g;
+    if (renormalised_) {  // all of the gradient is at the ids: g_k - p_k Σ g
+      terms.a = 0;
+      for (size_t k = 0; k < g.size(); ++k) {
+        const double size = std::abs(forward.student[k]);
+        if (std::isfinite(size))
+          weights[k] = std::abs(g[k]) + std::exp(-size) * std::abs(sum) * (1 + size);
+      }
+    }
+    terms.weights = weights;
+    return {distillation_gradient_reference(row, terms.ids, g, h, renormalised_), terms.scales()};
   }
 
   bool renormalised_;
@@ -132,10 +142,21 @@ std::string distinct_picks(const LogprobsWorkload& problem, const LogprobsOption
 }
 
 LogprobsOperation distillation_family(const char* name, const char* summary, bool renormalised) {
+  using enum LogprobsShape;
+  std::vector<LogprobsArray> arrays{{"distilled_logprob", picks},
+                                    {"distilled_teacher_logprob", picks},
+                                    {"distilled_entropy", tokens},
+                                    {"d_distilled", vocab}};
+  if (renormalised)
+    arrays = {{"distilled_renormalised_logprob", picks},
+              {"distilled_renormalised_teacher_logprob", picks},
+              {"d_distilled_renormalised", vocab}};
   return {.name = name,
           .summary = summary,
           .definition = "distillation_reference, distillation_gradient_reference",
           .backward = renormalised ? RowTraffic::writes : RowTraffic::updates,
+          .needs = {.ids = true, .teacher_values = true},
+          .arrays = std::move(arrays),
           .make = [renormalised](
                       LogprobsContext& context,
                       bool) { return std::make_unique<DistillationOp>(context, renormalised); },

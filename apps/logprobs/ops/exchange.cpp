@@ -57,10 +57,10 @@ class ExchangeOp final : public LogprobsOp {
     const auto tokens =
         rows_.tokens().subspan(static_cast<size_t>(first), static_cast<size_t>(got.rows));
     LogitMatrix want(1, got.cols, got.type);
-    for (const int64_t r : sample(tokens)) {
-      const auto token = tokens.subspan(static_cast<size_t>(r), 1);
+    for (const size_t r : sample(tokens)) {
+      const auto token = tokens.subspan(r, 1);
       fill_logits(c_.inputs, TokenTensor::logits, token, first_id, want.ref());
-      const ConstMatrixRef row = host_row(got, r);
+      const ConstMatrixRef row = host_row(got, static_cast<int64_t>(r));
       for (int64_t c = 0; c < got.cols; ++c)
         check.add(static_cast<double>(bits(row, 0, c)), static_cast<double>(bits(want.ref(), 0, c)),
                   [&] { return fmt::format("token {} column {}", token[0], first_id + c); });

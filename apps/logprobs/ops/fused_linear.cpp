@@ -96,12 +96,10 @@ class LinearOp final : public LogprobsOp {
                                  : 3 * product * static_cast<double>(active);
   }
   void verify(Pass pass, const std::string& label, Verification& checks) override {
-    if (pass == Pass::forward) {
-      verify_scores(label, checks);
-    } else {
-      verify_d_x(label, checks);
-      verify_d_weight(label, checks);
-    }
+    LogprobsOp::verify(pass, label, checks);
+    if (pass == Pass::backward) return;
+    check_same_bits(label, logprob_.span(), tp(), checks);
+    check_same_bits(label, entropy_.span(), tp(), checks);
   }
 
  private:
@@ -139,10 +137,8 @@ class LinearOp final : public LogprobsOp {
   double product(const std::vector<float>& a, const std::vector<float>& b) const {
     return dot(a.data(), b.data(), hidden_);
   }
-  std::vector<int64_t> few(std::vector<int64_t> rows) const {
-    const auto most = std::max<int64_t>(1, most_products / (vocab().vocab_size * hidden_));
-    if (std::ssize(rows) > most) rows.resize(static_cast<size_t>(most));
-    return rows;
+  int64_t most_rows() const {
+    return std::max<int64_t>(1, most_products / (vocab().vocab_size * hidden_));
   }
   /// Calls body(id, weights of the id) for the whole vocabulary.
   template <class Body>
@@ -151,9 +147,9 @@ class LinearOp final : public LogprobsOp {
       body(static_cast<size_t>(id), weight_row(id));
   }
   /// Whole rows of logits of these tokens.
-  std::vector<std::vector<double>> logits_of(const std::vector<int64_t>& indices) const {
+  std::vector<std::vector<double>> logits_of(std::span<const size_t> indices) const {
     std::vector<std::vector<float>> x;
-    for (const int64_t i : indices) x.push_back(hidden_row(tokens_[static_cast<size_t>(i)]));
+    for (const size_t i : indices) x.push_back(hidden_row(tokens_[i]));
     std::vector<std::vector<double>> z(
         indices.size(), std::vector<double>(static_cast<size_t>(vocab().vocab_size)));
     for_each_id([&](size_t id, const std::vector<float>& w) {
@@ -163,10 +159,6 @@ class LinearOp final : public LogprobsOp {
   }
   /// The rms of logits over the temperature.
   double logit_size() const { return logit_scale_ / temperature(); }
-  /// The answers of the file; null: compute them.
-  const LinearReference* answers() const {
-    return reference() == nullptr || !reference()->linear ? nullptr : &*reference()->linear;
-  }
   double score_tolerance() const { return linear_logprob_tolerance(hidden_, logit_size()); }
   /// On a device, gradients of logits of bf16 factors are rounded to bf16 themselves.
   double gradient_tolerance(int64_t terms) const {
@@ -175,26 +167,32 @@ class LinearOp final : public LogprobsOp {
     return rounded ? exact + logit_gradient_tolerance(DType::bf16) : exact;
   }
 
-  void verify_scores(const std::string& label, Verification& checks) {
-    Check& scores = check_of(label, "log-probabilities", score_tolerance(), checks);
-    Check& entropies = check_of(label, "entropies", score_tolerance(), checks);
-    const std::vector<int64_t> some = few(sample(tokens_));
-    const auto z = logits_of(some);
-    for (size_t s = 0; s < some.size(); ++s) {
-      const auto i = static_cast<size_t>(some[s]);
-      TokenScore want = score_row_reference(z[s], targets_[i], temperature());
-      if (answers() != nullptr) {
-        const auto at = static_cast<size_t>(tokens_[i]);
-        want = {answers()->logprob[at], answers()->entropy[at]};
-      }
-      const auto place = [&] { return fmt::format("token {} id {}", tokens_[i], targets_[i]); };
-      scores.add(static_cast<double>(logprob_[some[s]]), want.logprob, place,
-                 logprob_scale(want.logprob));
-      entropies.add(static_cast<double>(entropy_[some[s]]), want.entropy, place,
-                    entropy_scale(vocab().vocab_size));
-    }
-    check_same_bits(label, logprob_.span(), tp(), checks);
-    check_same_bits(label, entropy_.span(), tp(), checks);
+  std::vector<ResultArray> results(Pass pass) override {
+    if (pass == Pass::backward) return {hidden_gradient(), head_gradient()};
+    ResultArray scores = shared_array<float>("linear_logprob", "log-probabilities",
+                                             score_tolerance(), tokens_, logprob_.span(), 0);
+    ResultArray entropies = shared_array<float>("linear_entropy", "entropies", score_tolerance(),
+                                                tokens_, entropy_.span(), 0);
+    scores.expect = [this](ResultArray::Batch batch) {
+      return expected_scores(batch, [](const TokenScore& score) {
+        return ExpectedRow{{score.logprob}, {logprob_scale(score.logprob)}};
+      });
+    };
+    entropies.expect = [this](ResultArray::Batch batch) {
+      return expected_scores(batch, [this](const TokenScore& score) {
+        return ExpectedRow{{score.entropy}, {entropy_scale(vocab().vocab_size)}};
+      });
+    };
+    for (ResultArray* array : {&scores, &entropies}) array->most_rows = most_rows();
+    return {scores, entropies};
+  }
+  template <class Row>
+  std::vector<ExpectedRow> expected_scores(ResultArray::Batch batch, Row row) const {
+    std::vector<ExpectedRow> rows;
+    const auto z = logits_of(batch);
+    for (size_t b = 0; b < batch.size(); ++b)
+      rows.push_back(row(score_row_reference(z[b], targets_[batch[b]], temperature())));
+    return rows;
   }
 
   /// What makes the gradient of token i's logits.
@@ -205,6 +203,36 @@ class LinearOp final : public LogprobsOp {
     const auto g = static_cast<double>(d_logprob_[i]), h = static_cast<double>(d_entropy_[i]);
     return {-(g + h * entropy) / temperature(), -h / temperature(), g / temperature()};
   }
+  /// Rows of a gradient as sums of products, and of the squares of their sizes.
+  struct GradientSums {
+    size_t width;
+    std::vector<double> values, squares;  // [rows, width]
+
+    GradientSums(size_t count, int64_t hidden)
+        : width(static_cast<size_t>(hidden)), values(count * width, 0), squares(values) {}
+    /// Adds a logit's gradient, with what its errors are relative to, times `factors`.
+    void add(size_t row, const std::pair<double, double>& gradient,
+             const std::vector<float>& factors) {
+      for (size_t d = 0; d < width; ++d) {
+        const auto factor = static_cast<double>(factors[d]);
+        const double size = gradient.second * factor;
+        values[row * width + d] += gradient.first * factor;
+        squares[row * width + d] += size * size;
+      }
+    }
+    std::vector<ExpectedRow> rows() const {
+      std::vector<ExpectedRow> all;
+      for (size_t begin = 0; begin < values.size(); begin += width) {
+        const auto row = std::span(values).subspan(begin, width),
+                   of_terms = std::span(squares).subspan(begin, width);
+        const double mean =
+            std::accumulate(of_terms.begin(), of_terms.end(), 0.0) / static_cast<double>(width);
+        const double scale = error_scale(row, std::sqrt(mean));
+        all.push_back({{row.begin(), row.end()}, std::vector<double>(width, scale)});
+      }
+      return all;
+    }
+  };
   /// A logit's gradient, and what its errors are relative to.
   static std::pair<double, double> logit_gradient(double logprob, const Slopes& s, bool is_target) {
     const double weight = is_target ? s.weight : 0;
@@ -213,113 +241,97 @@ class LinearOp final : public LogprobsOp {
   }
 
   /// dX = G W: rows of this rank.
-  void verify_d_x(const std::string& label, Verification& checks) {
-    Check& check = check_of(label, "d_x", gradient_tolerance(vocab().vocab_size), checks);
+  ResultArray hidden_gradient() {
     const auto mine =
         std::span(tokens_).subspan(static_cast<size_t>(first_), static_cast<size_t>(layer_.rows()));
-    if (mine.empty()) check.add_nothing();
-    std::vector<int64_t> some = few(sample(mine));
-    for (int64_t& i : some) i += first_;
+    ResultArray array{
+        "d_hidden", {c_.problem.tokens(), hidden_}, "d_x", gradient_tolerance(vocab().vocab_size)};
+    array.columns = hidden_;
+    array.most_rows = most_rows();
+    array.rows.assign(mine.begin(), mine.end());
+    array.read = read_rows(hidden_, [this](size_t r, std::span<double> to) {
+      read_row(d_x_.matrix(layer_.rows(), hidden_), r, to);
+    });
+    array.expect = [this](ResultArray::Batch batch) { return expected_d_hidden(batch); };
+    return array;
+  }
+  std::vector<ExpectedRow> expected_d_hidden(ResultArray::Batch batch) const {
+    std::vector<size_t> some(batch.begin(), batch.end());
+    for (size_t& i : some) i += static_cast<size_t>(first_);
     auto logprobs = logits_of(some);
     std::vector<Slopes> of_token;
     for (size_t s = 0; s < some.size(); ++s) {
       const double entropy = score_row_reference(logprobs[s], -1, temperature()).entropy;
       logprobs[s] = log_softmax_reference(logprobs[s], temperature());
-      of_token.push_back(slopes(static_cast<size_t>(some[s]), entropy));
+      of_token.push_back(slopes(some[s], entropy));
     }
-    const std::vector<double> zeros(static_cast<size_t>(hidden_), 0);
-    std::vector<std::vector<double>> want(some.size(), zeros), squares(some.size(), zeros);
+    GradientSums sums(some.size(), hidden_);
     for_each_id([&](size_t id, const std::vector<float>& w) {
       for (size_t s = 0; s < some.size(); ++s) {
-        const bool is_target = targets_[static_cast<size_t>(some[s])] == static_cast<int64_t>(id);
-        const auto [g, size] = logit_gradient(logprobs[s][id], of_token[s], is_target);
-        for (size_t d = 0; d < w.size(); ++d) {
-          const auto weight = static_cast<double>(w[d]);
-          want[s][d] += g * weight;
-          squares[s][d] += size * weight * size * weight;
-        }
+        const bool is_target = targets_[some[s]] == static_cast<int64_t>(id);
+        sums.add(s, logit_gradient(logprobs[s][id], of_token[s], is_target), w);
       }
     });
-    for (size_t s = 0; s < some.size(); ++s) {
-      const int64_t token = tokens_[static_cast<size_t>(some[s])];
-      if (answers() != nullptr) want[s] = answer_row(answers()->d_hidden, token);
-      add_row(check, values_of(host_row(d_x_.matrix(layer_.rows(), hidden_), some[s] - first_)),
-              want[s], squares[s], [&] { return fmt::format("token {}", token); });
-    }
+    return sums.rows();
   }
 
-  /// dW = G^T X: some of this rank's columns, from the normalisers that the forward pass implies,
-  /// which is verified by itself.
-  void verify_d_weight(const std::string& label, Verification& checks) {
-    const int64_t most_rows = ceil_div(c_.problem.tokens(), c_.grid.shape().cp);
-    Check& check = check_of(label, "d_weight", gradient_tolerance(most_rows), checks);
-    std::vector<int64_t> ids(static_cast<size_t>(valid_columns()));
-    std::iota(ids.begin(), ids.end(), first_column());
-    const std::vector<int64_t> some = sample(ids);
-    if (some.empty()) check.add_nothing();
+  /// dW = G^T X: this rank's columns, summed over the ranks that share the tokens. Normalisers are
+  /// those that the forward pass implies, which is verified by itself.
+  ResultArray head_gradient() {
+    const int64_t most_terms = ceil_div(c_.problem.tokens(), c_.grid.shape().cp);
+    ResultArray array{
+        "d_head", {vocab().vocab_size, hidden_}, "d_weight", gradient_tolerance(most_terms)};
+    array.columns = hidden_;
+    array.shown = c_.grid.cp_rank() == 0;
+    array.of_tokens = false;
+    array.rows.resize(static_cast<size_t>(valid_columns()));
+    std::iota(array.rows.begin(), array.rows.end(), first_column());
+    array.read = [this](ResultArray::Batch batch, std::span<double> to) {
+      const auto width = static_cast<size_t>(hidden_);
+      for (size_t b = 0; b < batch.size(); ++b)
+        read_row(d_weight_.matrix(columns(), hidden_), batch[b], to.subspan(b * width, width));
+      sum_over_tokens(to);
+    };
+    array.expect = [this](ResultArray::Batch batch) { return expected_d_head(batch); };
+    return array;
+  }
+  std::vector<ExpectedRow> expected_d_head(ResultArray::Batch batch) const {
     std::vector<std::vector<float>> w;
-    for (const int64_t c : some) w.push_back(weight_row(first_column() + c));
-    const std::vector<double> zeros(static_cast<size_t>(hidden_), 0);
-    std::vector<std::vector<double>> want(some.size(), zeros), squares(some.size(), zeros);
+    for (const size_t c : batch) w.push_back(weight_row(first_column() + static_cast<int64_t>(c)));
+    GradientSums sums(batch.size(), hidden_);
     for (size_t i = 0; i < tokens_.size(); ++i) {
       const std::vector<float> x = hidden_row(tokens_[i]);
       const double log_sum = log_sum_of(i, x);
       const Slopes of_token = slopes(i, static_cast<double>(entropy_[static_cast<int64_t>(i)]));
-      for (size_t s = 0; s < some.size(); ++s) {
-        const bool is_target = targets_[i] == first_column() + some[s];
-        const auto [g, size] =
-            logit_gradient(product(x, w[s]) / temperature() - log_sum, of_token, is_target);
-        for (size_t d = 0; d < x.size(); ++d) {
-          const auto value = static_cast<double>(x[d]);
-          want[s][d] += g * value;
-          squares[s][d] += size * value * size * value;
-        }
+      for (size_t s = 0; s < batch.size(); ++s) {
+        const bool is_target = targets_[i] == first_column() + static_cast<int64_t>(batch[s]);
+        const double logprob = product(x, w[s]) / temperature() - log_sum;
+        sums.add(s, logit_gradient(logprob, of_token, is_target), x);
       }
     }
-    for (size_t s = 0; s < some.size(); ++s) {
-      std::vector<double> got = values_of(host_row(d_weight_.matrix(columns(), hidden_), some[s]));
-      if (answers() != nullptr) {  // of all tokens, where each rank has a part of them
-        for (std::vector<double>* parts : {&got, &squares[s]}) sum_over_tokens(*parts);
-        want[s] = answer_row(answers()->d_head, first_column() + some[s]);
-      }
-      add_row(check, got, want[s], squares[s],
-              [&] { return fmt::format("column {}", first_column() + some[s]); });
-    }
+    sum_over_tokens(sums.values);
+    sum_over_tokens(sums.squares);
+    return sums.rows();
   }
-  std::vector<double> answer_row(const std::vector<double>& all, int64_t index) const {
-    const auto begin = all.begin() + index * hidden_;
-    return {begin, begin + hidden_};
-  }
-  static std::vector<double> values_of(ConstMatrixRef row) {
-    std::vector<double> values;
-    for (int64_t d = 0; d < row.cols; ++d) values.push_back(static_cast<double>(row.at(0, d)));
-    return values;
+  void read_row(MatrixRef matrix, size_t row, std::span<double> to) {
+    const ConstMatrixRef here = host_row(matrix, static_cast<int64_t>(row));
+    for (int64_t d = 0; d < here.cols; ++d)
+      to[static_cast<size_t>(d)] = static_cast<double>(here.at(0, d));
   }
   /// values <- their sums over the ranks that share the tokens. Collective over these.
-  void sum_over_tokens(std::vector<double>& values) const {
+  void sum_over_tokens(std::span<double> values) const {
     HostStream host;
     c_.grid.cp()
         .all_reduce(values.data(), std::ssize(values), DType::f64, ReduceOp::sum, host,
                     "summing d_weight for a check")
         ->wait();
   }
-  /// Compares a row of a gradient; `squares` are those of the terms of each element.
-  template <class Where>
-  static void add_row(Check& check, const std::vector<double>& got, const std::vector<double>& want,
-                      const std::vector<double>& squares, Where where) {
-    const double mean =
-        std::accumulate(squares.begin(), squares.end(), 0.0) / static_cast<double>(squares.size());
-    const double scale = error_scale(want, std::sqrt(mean));
-    for (size_t d = 0; d < want.size(); ++d)
-      check.add(
-          got[d], want[d], [&] { return fmt::format("{} element {}", where(), d); }, scale);
-  }
   /// Of the exponentials of token i's logits over the temperature.
   double log_sum_of(size_t i, const std::vector<float>& x) const {
     if (vocab().owner(targets_[i]) >= 0)
       return product(x, weight_row(targets_[i])) / temperature() -
              static_cast<double>(logprob_[static_cast<int64_t>(i)]);
-    const std::vector<double> z = logits_of({static_cast<int64_t>(i)})[0];
+    const std::vector<double> z = logits_of(std::span(&i, 1))[0];
     return z[0] / temperature() - log_softmax_reference(z, temperature())[0];
   }
 
@@ -358,6 +370,11 @@ LogprobsOperation fused_linear_operation() {
       .definition = "score_row_reference, log_softmax_reference",
       .forward = RowTraffic::products,
       .backward = RowTraffic::products,
+      .needs = {.hidden = true},
+      .arrays = {{"linear_logprob", LogprobsShape::tokens},
+                 {"linear_entropy", LogprobsShape::tokens},
+                 {"d_hidden", LogprobsShape::hidden},
+                 {"d_head", LogprobsShape::head}},
       .figure = {RateShown::always, "fused_linear_rate", "TFLOP/s/rank"},
       .make = [](LogprobsContext& context, bool) { return std::make_unique<LinearOp>(context); },
       .bytes_without_logits = matrix_bytes};

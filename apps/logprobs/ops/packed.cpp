@@ -1,25 +1,31 @@
-// packed, packed-prerolled: next tokens of packed sequences, end to end.
+// packed, packed-prerolled, packed-filtered: next tokens of packed sequences, end to end.
 //
-// Targets by index arithmetic of the layout; log-probabilities of the local slots; all sequences
-// gathered to [sequences, longest - 1]. Slots of padding hold NaN, which nothing may read. Defined
-// by score_row_reference and score_gradient_reference.
+// Targets by index arithmetic of the layout; log-probabilities of the local slots, or those under
+// the filter; all sequences gathered to [sequences, longest - 1]. Slots of padding hold NaN, which
+// reaches no result. Defined by score_row_reference and score_gradient_reference, or by
+// filtered_logprob_reference and filtered_gradient_reference.
 //
 // Backward, by --gather-gradient: `split`, every rank has the gradient of the whole loss, and takes
 // its own part; `sum`, the ranks' losses are parts of one sum, and every prediction is in two of
 // them; `none`, the gathered log-probabilities are constants.
 //
 // A call is two all-gathers that compare arguments, of 8 and 40 bytes. Forward adds one of 12 bytes
-// a slot over tensor-parallel and one of 4 over context-parallel ranks; backward adds, with `sum`
-// alone, a reduce-scatter of 4 bytes a slot of every rank.
+// a slot (filtered: 16 and the lists of the largest logits, and more where these are too short)
+// over tensor-parallel and one of 4 over context-parallel ranks; backward adds, with `sum` alone, a
+// reduce-scatter of 4 bytes a slot of every rank.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <numeric>
 
 #include "apps/logprobs/operation.hpp"
+#include "apps/logprobs/ops/filtered_row.hpp"
 #include "core/index.hpp"
 #include "core/special_values.hpp"
+#include "logprobs/filtered_scores.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/sequence_scores.hpp"
 #include "logprobs/vocab_parallel.hpp"
@@ -54,15 +60,29 @@ struct PackedSequences {
   }
 };
 
+/// What distinguishes the members of the family.
+struct Packing {
+  bool prerolled = false;  ///< targets were rolled ahead of time
+  bool filtered = false;
+};
+
+const char* values_name(const Packing& packing) {
+  return packing.filtered ? "next_token_filtered_logprob" : "next_token_logprob";
+}
+const char* gradient_name(const Packing& packing) {
+  return packing.filtered ? "d_next_token_filtered_logprob" : "d_next_token_logprob";
+}
+
 class PackedOp final : public LogprobsOp {
  public:
-  PackedOp(LogprobsContext& context, bool prerolled)
+  PackedOp(LogprobsContext& context, const Packing& packing)
       : LogprobsOp(context, false),
+        packing_(packing),
         packed_(context.problem, context.options),
         rows_(context.by_layout(packed_.tokens_of_rank(context.grid.cp_rank()))),
         width_(std::max<int64_t>(0, context.problem.longest() - 1)),
         convention_(context.options.gather_convention()),
-        targets_(prerolled ? rolled() : shifted()),
+        targets_(packing.prerolled ? rolled() : shifted()),
         logprob_(rows_.rows()),
         d_predictions_(static_cast<size_t>(context.problem.sequences() * width_), 0.0F) {
     for_each_prediction([&](int64_t token, size_t at) {
@@ -71,17 +91,10 @@ class PackedOp final : public LogprobsOp {
   }
 
   void start() override {
-    const ScoreOptions options{1, false, temperature(), c_.options.threads, kernels()};
-    auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(), options, tp());
-    forward_ = [this, scores] {
-      scores->forward(rows_.logits(), targets_, stream(), logprob_.span(), {});
-      predictions_ = gather_predictions(packed_.layout, shape(), logprob_.span(), c_.grid.cp());
-    };
-    backward_ = [this, scores] {
-      const std::vector<float> g = gather_predictions_backward(
-          packed_.layout, shape(), d_predictions_, c_.grid.cp(), convention_);
-      scores->backward(rows_.logits(), targets_, g, {}, rows_.d_logits());
-    };
+    if (packing_.filtered)
+      start_filtered();
+    else
+      start_scores();
   }
   void prepare_backward() override { rows_.prepare_gradient(); }
   void restore() override { rows_.restore(); }
@@ -94,8 +107,10 @@ class PackedOp final : public LogprobsOp {
     // Both directions compare their arguments: whether all are right, then five numbers.
     const Communicator& cp = c_.grid.cp();
     std::vector<SentTraffic> parts{all_gather_of(cp, 8), all_gather_of(cp, 5 * 8)};
+    if (pass == Pass::forward && by_digits_ > 0) return std::nullopt;
     if (pass == Pass::forward) {
-      parts.push_back(all_gather_of(tp(), 12 * rows_.rows()));
+      const int64_t bytes = rows_.rows() * (packing_.filtered ? 16 + filter_list_bytes(c_) : 12);
+      parts.push_back(all_gather_of(tp(), round_up(bytes, 4)));
       parts.push_back(all_gather_of(cp, 4 * rows_.rows()));
     } else if (convention_ == GatherGradient::sum) {
       parts.push_back(reduce_scatter_of(cp, 4 * rows_.rows() * cp.size()));
@@ -116,33 +131,44 @@ class PackedOp final : public LogprobsOp {
   }
 
   void verify(Pass pass, const std::string& label, Verification& checks) override {
-    if (pass == Pass::backward) return verify_gradients(label, checks);
-    Check& check = check_of(label, "log-probabilities", logprob_tolerance(), checks);
-    std::vector<int64_t> tokens;
-    std::vector<size_t> places;
-    for_each_prediction([&](int64_t token, size_t at) {
-      tokens.push_back(token);
-      places.push_back(at);
-    });
-    if (tokens.empty()) check.add_nothing();
-    std::vector<float> results;
-    for (const size_t at : places) results.push_back(predictions_.at(at));
-    for (const int64_t i : sample(tokens)) {
-      const int64_t token = tokens[static_cast<size_t>(i)];
-      const size_t at = places[static_cast<size_t>(i)];
-      const int32_t next = c_.inputs.target(token + 1);
-      const double want = reference() == nullptr
-                              ? score_row_reference(whole_row(token), next, temperature()).logprob
-                              : reference()->next_token_logprob[at];
-      check.add(
-          static_cast<double>(predictions_[at]), want,
-          [&] { return fmt::format("token {} next {}", token, next); }, logprob_scale(want));
-    }
-    check_beyond(check);
-    check_same_bits(label, results, c_.grid.world(), checks);
+    LogprobsOp::verify(pass, label, checks);
+    if (pass == Pass::backward) return check_padding(label, checks);
+    check_same_bits(label, predictions_, c_.grid.world(), checks);
   }
 
  private:
+  void start_scores() {
+    const ScoreOptions options{1, false, temperature(), c_.options.threads, kernels()};
+    auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(), options, tp());
+    forward_ = [this, scores] {
+      scores->forward(rows_.logits(), targets_, stream(), logprob_.span(), {});
+      gather();
+    };
+    backward_ = [this, scores] {
+      scores->backward(rows_.logits(), targets_, own_gradients(), {}, rows_.d_logits());
+    };
+  }
+  void start_filtered() {
+    const FilterOptions options{c_.problem.filter, c_.options.list_length, c_.options.threads,
+                                kernels()};
+    auto scores =
+        std::make_shared<FilteredScores>(rows_.rows(), vocab(), c_.problem.type, options, tp());
+    forward_ = [this, scores] {
+      scores->forward(rows_.logits(), targets_, stream(), logprob_.span());
+      by_digits_ = scores->rows_by_digits();
+      gather();
+    };
+    backward_ = [this, scores] {
+      scores->backward(rows_.logits(), targets_, own_gradients(), rows_.d_logits());
+    };
+  }
+  void gather() {
+    predictions_ = gather_predictions(packed_.layout, shape(), logprob_.span(), c_.grid.cp());
+  }
+  std::vector<float> own_gradients() const {
+    return gather_predictions_backward(packed_.layout, shape(), d_predictions_, c_.grid.cp(),
+                                       convention_);
+  }
   double temperature() const { return c_.problem.filter.temperature; }
   PredictionShape shape() const { return {packed_.padded, width_, 1}; }
   /// Of the log-probability of the token's next one, over all ranks.
@@ -185,41 +211,91 @@ class PackedOp final : public LogprobsOp {
     return rolled_targets(packed_.layout, {packed_.real, packed_.padded}, rows, longest,
                           c_.grid.cp_rank());
   }
-  /// Behind a sequence's slots there are zeros.
-  void check_beyond(Check& check) const {
-    for (int64_t i = 0; i < c_.problem.sequences(); ++i) {
-      const auto s = static_cast<size_t>(i);
-      const int64_t slots = packed_.padded[s + 1] - packed_.padded[s];
-      for (int64_t p = std::max<int64_t>(0, slots - 1); p < width_; ++p)
-        check.add(static_cast<double>(predictions_[static_cast<size_t>(i * width_ + p)]), 0,
-                  [&] { return fmt::format("sequence {} place {}, behind it", i, p); });
-    }
+  std::vector<ResultArray> results(Pass pass) override {
+    if (pass == Pass::forward) return {predictions()};
+    const bool constant = convention_ == GatherGradient::none;  // and then it is no gradient
+    ResultArray array =
+        gradient_array(constant ? "" : gradient_name(packing_), rows_.tokens(), rows_.d_logits());
+    array.expect = expect_rows([this](size_t r) { return expected_gradient(rows_.tokens()[r]); });
+    return {array};
   }
-  void verify_gradients(const std::string& label, Verification& checks) {
-    Check& check = check_of(label, "d_logits", logit_gradient_tolerance(c_.problem.type), checks);
-    for (const int64_t r : sample(rows_.tokens())) {
-      const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
-      const std::vector<double> row = whole_row(token);
-      const auto g = static_cast<double>(gradient(token));
-      const int32_t id = has_next(token) ? c_.inputs.target(token + 1) : 0;
-      const double weight = g / temperature();
-      RowGradientTerms terms{log_softmax_reference(row, temperature()), -weight, 0};
-      terms.ids = std::span(&id, 1);
-      terms.weights = std::span(&weight, 1);
-      add_gradient_row(
-          check, host_row(rows_.d_logits(), r), 0, first_column(),
-          score_gradient_reference(row, std::span(&id, 1), std::span(&g, 1), 0, temperature()),
-          terms.scales(), token);
+  /// Whether place p of sequence i is a slot behind its tokens: what is there is no prediction.
+  bool is_padding(size_t i, size_t p) const {
+    const auto length = static_cast<size_t>(c_.problem.length(static_cast<int64_t>(i)));
+    const auto slots = static_cast<size_t>(packed_.padded[i + 1] - packed_.padded[i]);
+    return p + 1 >= length && p + 1 < slots;
+  }
+  /// All ranks have all sequences. Of what has no answer, some tokens are computed again.
+  ResultArray predictions() const {
+    ResultArray array{values_name(packing_), {c_.problem.sequences(), width_}, "log-probabilities"};
+    array.tolerance = logprob_tolerance();
+    array.columns = width_;
+    array.shown = c_.grid.world().rank() == 0;
+    array.samples_itself = true;
+    array.rows.resize(array.shown ? static_cast<size_t>(c_.problem.sequences()) : 0);
+    std::iota(array.rows.begin(), array.rows.end(), 0);
+    array.read = read_rows(width_, [this](size_t i, std::span<double> to) {
+      for (size_t p = 0; p < to.size(); ++p)
+        to[p] = is_padding(i, p) ? 0 : static_cast<double>(predictions_.at(i * to.size() + p));
+    });
+    const auto some = std::make_shared<std::vector<bool>>(static_cast<size_t>(c_.problem.tokens()),
+                                                          is_answered(array.name));
+    std::vector<int64_t> predicting;
+    for_each_prediction([&](int64_t token, size_t) { predicting.push_back(token); });
+    const std::vector<size_t> sampled = sample(predicting);
+    for (const size_t i : sampled) (*some)[static_cast<size_t>(predicting[i])] = true;
+    if (!is_answered(array.name)) array.sampled = {std::ssize(sampled), std::ssize(predicting)};
+    array.expect = expect_rows([this, some](size_t i) { return expected_sequence(i, *some); });
+    return array;
+  }
+  /// Of the tokens that are computed again; behind a sequence there are zeros.
+  ExpectedRow expected_sequence(size_t i, const std::vector<bool>& some) const {
+    const auto width = static_cast<size_t>(width_);
+    ExpectedRow want{std::vector<double>(width, 0), std::vector<double>(width, 1)};
+    const auto length = static_cast<size_t>(c_.problem.length(static_cast<int64_t>(i)));
+    for (size_t p = 0; p + 1 < length; ++p) {
+      const int64_t token = c_.problem.offsets[i] + static_cast<int64_t>(p);
+      want.scales[p] = -1;
+      if (!some[static_cast<size_t>(token)]) continue;
+      const ExpectedRow one = expected_score(token);
+      if (one.values.empty()) continue;
+      want.values[p] = one.values[0];
+      want.scales[p] = one.scales[0];
     }
-    const std::vector<double> nothing(static_cast<size_t>(vocab().vocab_size), 0),
-        scales(nothing.size(), 1);
-    for (int64_t r = 0; r < rows_.rows(); ++r)
-      if (rows_.tokens()[static_cast<size_t>(r)] < 0)
-        add_gradient_row(check, host_row(rows_.d_logits(), r), 0, first_column(), nothing, scales,
-                         -1);
-    if (rows_.rows() * columns() == 0) check.add_nothing();
+    return want;
+  }
+  ExpectedRow expected_score(int64_t token) const {
+    const int32_t next = c_.inputs.target(token + 1);
+    if (packing_.filtered) return FilteredRow(whole_row(token), c_.problem.filter).score(next);
+    const double want = score_row_reference(whole_row(token), next, temperature()).logprob;
+    return {{want}, {logprob_scale(want)}};
+  }
+  ExpectedRow expected_gradient(int64_t token) const {
+    const std::vector<double> row = whole_row(token);
+    const auto g = static_cast<double>(gradient(token));
+    const int32_t id = has_next(token) ? c_.inputs.target(token + 1) : 0;
+    if (packing_.filtered) return FilteredRow(row, c_.problem.filter).gradient(id, g);
+    const double weight = g / temperature();
+    RowGradientTerms terms{log_softmax_reference(row, temperature()), -weight, 0};
+    terms.ids = std::span(&id, 1);
+    terms.weights = std::span(&weight, 1);
+    return {score_gradient_reference(row, std::span(&id, 1), std::span(&g, 1), 0, temperature()),
+            terms.scales()};
+  }
+  /// The gradient of slots without a token is 0.
+  void check_padding(const std::string& label, Verification& checks) {
+    Check& check = check_of(label, "d_logits of padding", 0, checks);
+    for (int64_t r = 0; r < rows_.rows(); ++r) {
+      if (rows_.tokens()[static_cast<size_t>(r)] >= 0) continue;
+      const ConstMatrixRef row = host_row(rows_.d_logits(), r);
+      for (int64_t c = 0; c < row.cols; ++c)
+        check.add(static_cast<double>(row.at(0, c)), 0,
+                  [&] { return fmt::format("slot {} column {}", r, first_column() + c); });
+    }
+    if (c_.grid.world().rank() == 0) check.add_nothing();  // there may be none
   }
 
+  Packing packing_;
   PackedSequences packed_;
   LogprobsRows& rows_;
   int64_t width_;
@@ -227,6 +303,7 @@ class PackedOp final : public LogprobsOp {
   std::vector<int32_t> targets_;
   Buffer<float> logprob_;
   std::vector<float> predictions_, d_predictions_;  // [sequences, width]
+  int64_t by_digits_ = 0;
 };
 
 std::string packable(const LogprobsWorkload& problem, const LogprobsOptions& o, bool) {
@@ -238,26 +315,34 @@ std::string packable(const LogprobsWorkload& problem, const LogprobsOptions& o, 
   return fmt::format("{} slots; the most are {}", slots, most);
 }
 
-LogprobsOperation packed_family(const char* name, const char* summary, bool prerolled) {
+LogprobsOperation packed_family(const char* name, const char* summary, const Packing& packing) {
   return {.name = name,
           .summary = summary,
-          .definition = "score_row_reference, score_gradient_reference",
+          .definition = packing.filtered ? "filtered_logprob_reference, filtered_gradient_reference"
+                                         : "score_row_reference, score_gradient_reference",
           .backward = RowTraffic::updates,
           .own_options = {gather_gradient_option},
-          .make = [prerolled](LogprobsContext& context,
-                              bool) { return std::make_unique<PackedOp>(context, prerolled); },
+          .arrays = {{values_name(packing), LogprobsShape::predictions},
+                     {gradient_name(packing), LogprobsShape::vocab}},
+          .make = [packing](LogprobsContext& context,
+                            bool) { return std::make_unique<PackedOp>(context, packing); },
           .why_not = packable};
 }
 
 }  // namespace
 
 LogprobsOperation packed_operation() {
-  return packed_family("packed", "next tokens of packed sequences under --layout", false);
+  return packed_family("packed", "next tokens of packed sequences under --layout", {});
 }
 
 LogprobsOperation packed_prerolled_operation() {
   return packed_family("packed-prerolled", "the same from targets that were rolled ahead of time",
-                       true);
+                       {.prerolled = true});
+}
+
+LogprobsOperation packed_filtered_operation() {
+  return packed_family("packed-filtered", "the same under temperature, top-k and top-p",
+                       {.filtered = true});
 }
 
 }  // namespace gyre

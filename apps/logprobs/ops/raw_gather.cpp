@@ -40,25 +40,35 @@ class RawGatherOp final : public PicksOp {
     return pass == Pass::forward ? nan_of<double> : shard_bytes(rows_.rows());
   }
   void verify(Pass pass, const std::string& label, Verification& checks) override {
-    const bool forward = pass == Pass::forward;
-    const double tolerance = forward ? 0 : logit_gradient_tolerance(c_.problem.type);
-    Check& check = check_of(label, forward ? "logits" : "d_logits", tolerance, checks);
-    for (const int64_t r : sample(rows_.tokens())) {
-      const std::vector<double> row = whole_row(token(r)), g = gradients_of(r);
-      std::vector<double> want(row.size(), 0);
-      for (int64_t k = 0; k < picks_; ++k) {
-        const auto id = static_cast<size_t>(ids_of(r)[static_cast<size_t>(k)]);
-        want[id] += g[static_cast<size_t>(k)];
-        if (forward)
-          check.add(static_cast<double>(values_[r * picks_ + k]), row[id],
-                    [&] { return fmt::format("token {} id {}", token(r), id); });
-      }
-      if (forward) continue;
-      const RowGradientTerms terms{std::vector<double>(row.size(), -HUGE_VAL), 0, 0, ids_of(r), g};
-      add_gradient_row(check, host_row(rows_.d_logits(), r), 0, first_column(), want,
-                       terms.scales(), token(r));
+    LogprobsOp::verify(pass, label, checks);
+    if (pass == Pass::forward) check_same_bits(label, values_.span(), tp(), checks);
+  }
+
+ private:
+  std::vector<ResultArray> results(Pass pass) override {
+    if (pass == Pass::forward) {
+      ResultArray values = shared_array<float>("gathered_logits", "logits", 0, rows_.tokens(),
+                                               values_.span(), picks_);
+      values.expect = expect_rows([this](size_t r) {
+        const std::vector<double> row = whole_row(rows_.tokens()[r]);
+        ExpectedRow want{{}, std::vector<double>(static_cast<size_t>(picks_), 1)};
+        for (const int32_t id : ids_of(static_cast<int64_t>(r)))
+          want.values.push_back(row[static_cast<size_t>(id)]);
+        return want;
+      });
+      return {values};
     }
-    if (forward) check_same_bits(label, values_.span(), tp(), checks);
+    ResultArray gradient = gradient_array("d_gathered_logits", rows_.tokens(), rows_.d_logits());
+    gradient.expect = expect_rows([this](size_t r) {
+      const auto ids = ids_of(static_cast<int64_t>(r));
+      const std::vector<double> g = gradients_of(static_cast<int64_t>(r));
+      const auto columns = static_cast<size_t>(vocab().vocab_size);
+      const RowGradientTerms terms{std::vector<double>(columns, -HUGE_VAL), 0, 0, ids, g};
+      ExpectedRow want{std::vector<double>(columns, 0), terms.scales()};
+      for (size_t k = 0; k < ids.size(); ++k) want.values[static_cast<size_t>(ids[k])] += g[k];
+      return want;
+    });
+    return {gradient};
   }
 };
 
@@ -69,6 +79,9 @@ LogprobsOperation raw_gather_operation() {
           .summary = "logits of --picks ids a token",
           .definition = "the logits",
           .backward = RowTraffic::writes,
+          .needs = {.ids = true},
+          .arrays = {{"gathered_logits", LogprobsShape::picks},
+                     {"d_gathered_logits", LogprobsShape::vocab}},
           .make = [](LogprobsContext& context, bool) {
             return std::make_unique<RawGatherOp>(context);
           }};

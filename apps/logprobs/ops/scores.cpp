@@ -25,12 +25,19 @@ struct Scores {
   bool entropy = false;
 };
 
+const char* gradient_name(const Scores& scores) {
+  if (scores.ids == Scores::Ids::picks) return "d_gathered";
+  if (scores.ids == Scores::Ids::none) return "d_entropy";
+  return scores.entropy ? "d_logprob_entropy" : "d_logprob";
+}
+
 class ScoreOp final : public LogprobsOp {
  public:
   ScoreOp(LogprobsContext& context, const Scores& scores, bool upstream)
       : LogprobsOp(context, upstream),
         rows_(context.in_order()),
         gathers_(scores.ids == Scores::Ids::picks),
+        gradient_(gradient_name(scores)),
         picks_(picks_of(scores, context.problem)),
         entropy_(scores.entropy),
         ids_(gathers_      ? rows_.ids()
@@ -71,17 +78,9 @@ class ScoreOp final : public LogprobsOp {
     for (int64_t r = 0; r < rows_.rows(); ++r) active += has_gradient(r) ? 1 : 0;
     return shard_bytes(rows_.rows()) + shard_bytes(active);
   }
-  void collect(LogprobsOutput& output) const override {
-    output.logprob.assign(logprob_.span().begin(), logprob_.span().end());
-    output.entropy.assign(entropies_.span().begin(), entropies_.span().end());
-  }
   void verify(Pass pass, const std::string& label, Verification& checks) override {
-    if (pass == Pass::backward) return verify_gradients(label, checks);
-    Check* scores =
-        picks_ > 0 ? &check_of(label, "log-probabilities", logprob_tolerance(), checks) : nullptr;
-    Check* entropies =
-        entropy_ ? &check_of(label, "entropies", logprob_tolerance(), checks) : nullptr;
-    for (const int64_t r : sample(rows_.tokens())) verify_row(r, scores, entropies);
+    LogprobsOp::verify(pass, label, checks);
+    if (pass == Pass::backward) return;
     check_same_bits(label, logprob_.span(), tp(), checks);
     if (entropy_) check_same_bits(label, entropies_.span(), tp(), checks);
   }
@@ -152,77 +151,69 @@ class ScoreOp final : public LogprobsOp {
       if (d_logprob_[r * picks_ + k] != 0) return true;
     return entropy_ && d_entropy_[static_cast<size_t>(r)] != 0;
   }
-  void verify_row(int64_t r, Check* scores, Check* entropies) const {
-    const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
-    const auto at = static_cast<size_t>(token);
-    const std::vector<double> row = whole_row(token);
-    std::vector<double> logprobs;
-    if (reference() == nullptr) logprobs = log_softmax_reference(row, temperature());
-    for (int64_t k = 0; k < picks_; ++k) {
-      const int32_t id = ids_of(r)[static_cast<size_t>(k)];
-      double want = 0;  // that of an id that no rank has
-      if (reference() == nullptr)
-        want = id >= 0 && id < std::ssize(logprobs) ? logprobs[static_cast<size_t>(id)] : 0;
-      else if (gathers_)
-        want = reference()->gathered[at * static_cast<size_t>(picks_) + static_cast<size_t>(k)];
-      else
-        want = reference()->logprob[at];
-      scores->add(
-          static_cast<double>(logprob_[r * picks_ + k]), want,
-          [&] { return fmt::format("token {} id {}", token, id); }, logprob_scale(want));
+  std::vector<double> row_of(size_t r) const { return whole_row(rows_.tokens()[r]); }
+  std::vector<ResultArray> results(Pass pass) override {
+    std::vector<ResultArray> arrays;
+    if (pass == Pass::backward) return {gradient()};
+    if (picks_ > 0) {
+      arrays.push_back(shared_array<float>(gathers_ ? "gathered" : "logprob", "log-probabilities",
+                                           logprob_tolerance(), rows_.tokens(), logprob_.span(),
+                                           gathers_ ? picks_ : 0));
+      arrays.back().expect = expect_rows([this](size_t r) { return expected_scores(r); });
     }
-    if (entropies == nullptr) return;
-    const double want = reference() == nullptr ? score_row_reference(row, -1, temperature()).entropy
-                                               : reference()->entropy[at];
-    entropies->add(
-        static_cast<double>(entropies_[r]), want, [&] { return fmt::format("token {}", token); },
-        entropy_scale(vocab().vocab_size));
-  }
-  void verify_gradients(const std::string& label, Verification& checks) {
-    Check& check = check_of(label, "d_logits", logit_gradient_tolerance(c_.problem.type), checks);
-    for (const int64_t r : sample(rows_.tokens())) {
-      const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
-      const std::vector<double> row = whole_row(token);
-      std::vector<double> g, weights;
-      for (int64_t k = 0; k < picks_; ++k) {
-        g.push_back(static_cast<double>(d_logprob_[r * picks_ + k]));
-        weights.push_back(g.back() / temperature());
-      }
-      const double h = entropy_ ? static_cast<double>(d_entropy_[static_cast<size_t>(r)]) : 0;
-      const double entropy = score_row_reference(row, -1, temperature()).entropy;
-      RowGradientTerms terms{log_softmax_reference(row, temperature())};
-      // Upstream rounds each term of the sum, ours the sum; many terms may cancel.
-      double sum = h * entropy, absolute = std::abs(sum);
-      for (const double term : g) {
-        sum += term;
-        absolute += std::abs(term);
-      }
-      terms.a = (upstream_ ? absolute : -sum) / temperature();
-      terms.b = -h / temperature();
-      terms.ids = ids_of(r);
-      terms.weights = weights;
-      const std::vector<double> want =
-          reference() == nullptr ? score_gradient_reference(row, ids_of(r), g, h, temperature())
-                                 : stored_gradient(token);
-      add_gradient_row(check, host_row(rows_.d_logits(), r), 0, first_column(), want,
-                       terms.scales(), token);
+    if (entropy_) {
+      arrays.push_back(shared_array<float>("entropy", "entropies", logprob_tolerance(),
+                                           rows_.tokens(), entropies_.span(), 0));
+      arrays.back().expect = expect_rows([this](size_t r) {
+        return ExpectedRow{{score_row_reference(row_of(r), -1, temperature()).entropy},
+                           {entropy_scale(vocab().vocab_size)}};
+      });
     }
+    return arrays;
   }
-  /// Gradients of both scores add up.
-  std::vector<double> stored_gradient(int64_t token) const {
-    std::vector<double> sum(static_cast<size_t>(vocab().vocab_size), 0);
-    const auto add = [&](const std::vector<double>& all) {
-      for (size_t v = 0; v < sum.size(); ++v)
-        sum[v] += all[static_cast<size_t>(token) * sum.size() + v];
-    };
-    if (gathers_) add(reference()->d_gathered);
-    if (!gathers_ && picks_ == 1) add(reference()->d_logprob);
-    if (entropy_) add(reference()->d_entropy);
-    return sum;
+  ExpectedRow expected_scores(size_t r) const {
+    const std::vector<double> logprobs = log_softmax_reference(row_of(r), temperature());
+    ExpectedRow want;
+    for (const int32_t id : ids_of(static_cast<int64_t>(r))) {
+      // 0: an id that no rank has.
+      want.values.push_back(id >= 0 && id < std::ssize(logprobs) ? logprobs[static_cast<size_t>(id)]
+                                                                 : 0);
+      want.scales.push_back(logprob_scale(want.values.back()));
+    }
+    return want;
+  }
+  ResultArray gradient() {
+    ResultArray array = gradient_array(gradient_, rows_.tokens(), rows_.d_logits());
+    if (picks_ == 1 && entropy_) array.sum_of = {"d_logprob", "d_entropy"};
+    array.expect = expect_rows([this](size_t r) { return expected_gradient(r); });
+    return array;
+  }
+  ExpectedRow expected_gradient(size_t r) const {
+    const std::vector<double> row = row_of(r);
+    const std::span<const int32_t> ids = ids_of(static_cast<int64_t>(r));
+    std::vector<double> g, weights;
+    for (size_t k = 0; k < ids.size(); ++k) {
+      g.push_back(static_cast<double>(d_logprob_.span()[r * ids.size() + k]));
+      weights.push_back(g.back() / temperature());
+    }
+    const double h = entropy_ ? static_cast<double>(d_entropy_[r]) : 0;
+    RowGradientTerms terms{log_softmax_reference(row, temperature())};
+    // Upstream rounds each term of the sum, ours the sum; many terms may cancel.
+    double sum = h * score_row_reference(row, -1, temperature()).entropy, absolute = std::abs(sum);
+    for (const double term : g) {
+      sum += term;
+      absolute += std::abs(term);
+    }
+    terms.a = (upstream_ ? absolute : -sum) / temperature();
+    terms.b = -h / temperature();
+    terms.ids = ids;
+    terms.weights = weights;
+    return {score_gradient_reference(row, ids, g, h, temperature()), terms.scales()};
   }
 
   LogprobsRows& rows_;
   bool gathers_;
+  const char* gradient_;  // the name of its array
   int64_t picks_;
   bool entropy_;
   std::span<const int32_t> ids_;
@@ -244,6 +235,11 @@ LogprobsOperation score_family(const char* name, const char* summary, const Scor
   if (scores.entropy) entry.definition += "score_row_reference, ";
   entry.definition += "score_gradient_reference";
   entry.backward = RowTraffic::updates;
+  entry.needs.ids = scores.ids == Scores::Ids::picks;
+  if (scores.ids == Scores::Ids::picks) entry.arrays.push_back({"gathered", LogprobsShape::picks});
+  if (scores.ids == Scores::Ids::target) entry.arrays.push_back({"logprob", LogprobsShape::tokens});
+  if (scores.entropy) entry.arrays.push_back({"entropy", LogprobsShape::tokens});
+  entry.arrays.push_back({gradient_name(scores), LogprobsShape::vocab});
   entry.make = [scores](LogprobsContext& context, bool upstream) {
     return std::make_unique<ScoreOp>(context, scores, upstream);
   };
@@ -273,7 +269,6 @@ LogprobsOperation entropy_operation() {
 LogprobsOperation logprob_entropy_operation() {
   LogprobsOperation entry =
       score_family("logprob-entropy", "both in one pass", {Scores::Ids::target, true});
-  entry.written = true;
   entry.figure.shown = RateShown::headline;
   return entry;
 }

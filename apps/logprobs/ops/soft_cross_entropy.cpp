@@ -61,44 +61,38 @@ class SoftCrossEntropyOp final : public LogprobsOp {
     return shard_bytes(rows_.rows()) + 2 * shard_bytes(active);
   }
   void verify(Pass pass, const std::string& label, Verification& checks) override {
-    const bool forward = pass == Pass::forward;
-    const double tolerance =
-        forward ? logprob_tolerance() : logit_gradient_tolerance(c_.problem.type);
-    Check& check = check_of(label, forward ? "cross entropies" : "d_logits", tolerance, checks);
-    for (const int64_t r : sample(rows_.tokens())) {
-      const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
-      const std::vector<double> student = whole_row(token),
-                                teacher = whole_row(token, TokenTensor::teacher);
-      if (!forward) {
-        verify_gradient(check, r, student, teacher);
-        continue;
-      }
-      const double want = reference() == nullptr
-                              ? soft_cross_entropy_reference(student, teacher)
-                              : reference()->soft_cross_entropy[static_cast<size_t>(token)];
-      check.add(
-          static_cast<double>(values_[r]), want, [&] { return fmt::format("token {}", token); },
-          logprob_scale(want));
-    }
-    if (forward) check_same_bits(label, values_.span(), tp(), checks);
+    LogprobsOp::verify(pass, label, checks);
+    if (pass == Pass::forward) check_same_bits(label, values_.span(), tp(), checks);
   }
 
  private:
-  void verify_gradient(Check& check, int64_t r, std::span<const double> student,
-                       std::span<const double> teacher) {
-    const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
-    const auto g = static_cast<double>(d_values_[static_cast<size_t>(r)]);
+  std::vector<ResultArray> results(Pass pass) override {
+    const bool forward = pass == Pass::forward;
+    ResultArray array =
+        forward ? shared_array<float>("soft_cross_entropy", "cross entropies", logprob_tolerance(),
+                                      rows_.tokens(), values_.span(), 0)
+                : gradient_array("d_soft_cross_entropy", rows_.tokens(), rows_.d_logits());
+    array.expect = expect_rows([this, forward](size_t r) {
+      const int64_t token = rows_.tokens()[r];
+      const std::vector<double> student = whole_row(token),
+                                teacher = whole_row(token, TokenTensor::teacher);
+      if (!forward) return expected_gradient(r, student, teacher);
+      const double want = soft_cross_entropy_reference(student, teacher);
+      return ExpectedRow{{want}, {logprob_scale(want)}};
+    });
+    return {array};
+  }
+  ExpectedRow expected_gradient(size_t r, std::span<const double> student,
+                                std::span<const double> teacher) const {
+    const auto g = static_cast<double>(d_values_[r]);
     const std::vector<double> log_q = log_softmax_reference(student),
                               log_p = log_softmax_reference(teacher);
-    std::vector<double> want = soft_cross_entropy_gradient_reference(student, teacher, g), scales;
-    if (reference() != nullptr)
-      std::copy_n(reference()->d_soft_cross_entropy.begin() + token * std::ssize(want), want.size(),
-                  want.begin());
+    ExpectedRow want{soft_cross_entropy_gradient_reference(student, teacher, g), {}};
     // g (q - p): made of two terms, each with the error of its own log-probability.
-    for (size_t v = 0; v < want.size(); ++v)
-      scales.push_back(logit_gradient_scale(log_q[v], g, 0, 0) +
-                       logit_gradient_scale(log_p[v], g, 0, 0));
-    add_gradient_row(check, host_row(rows_.d_logits(), r), 0, first_column(), want, scales, token);
+    for (size_t v = 0; v < want.values.size(); ++v)
+      want.scales.push_back(logit_gradient_scale(log_q[v], g, 0, 0) +
+                            logit_gradient_scale(log_p[v], g, 0, 0));
+    return want;
   }
 
   LogprobsRows& rows_;
@@ -116,6 +110,9 @@ LogprobsOperation soft_cross_entropy_operation() {
           .upstream = true,
           .backward = RowTraffic::updates,
           .matrices = {.always = 1, .upstream = 6},
+          .needs = {.teacher = true},
+          .arrays = {{"soft_cross_entropy", LogprobsShape::tokens},
+                     {"d_soft_cross_entropy", LogprobsShape::vocab}},
           .make = [](LogprobsContext& context, bool upstream) {
             return std::make_unique<SoftCrossEntropyOp>(context, upstream);
           }};

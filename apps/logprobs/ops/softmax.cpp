@@ -1,6 +1,7 @@
 // log-softmax, softmax: log-probabilities or probabilities of all ids, where the logits are.
 //
-// Defined by log_softmax_reference. A call is one all-gather of 8 bytes a row.
+// Defined by log_softmax_reference and log_softmax_gradient_reference. A call is one all-gather of
+// 8 bytes a row, in each direction. Backward, of log-softmax, takes a gradient for every id.
 
 #include <fmt/format.h>
 
@@ -20,7 +21,7 @@ class SoftmaxOp final : public LogprobsOp {
       : LogprobsOp(context, false),
         exponentiate_(exponentiate),
         rows_(context.in_order()),
-        out_(rows_.rows(), columns(), context.problem.type, space()) {}
+        out_(rows_.rows(), columns(), context.problem.output_type, space()) {}
 
   void start() override {
     const ScoreOptions options{0, false, temperature(), c_.options.threads, kernels()};
@@ -29,41 +30,77 @@ class SoftmaxOp final : public LogprobsOp {
       scores_->forward(rows_.logits(), {}, stream(), {}, {});
       scores_->write_log_softmax(rows_.logits(), exponentiate_, out_.ref());
     };
+    if (exponentiate_) return;
+    backward_ = [this] {
+      scores_->log_softmax_backward(rows_.logits(), rows_.d_logprobs(), stream(), rows_.d_logits());
+    };
   }
-  void poison() override { out_.poison(stream()); }
+  void prepare_backward() override {
+    rows_.prepare_gradient();
+    rows_.d_logprobs();
+  }
+  void restore() override { rows_.restore(); }
+  void poison() override {
+    out_.poison(stream());
+    rows_.poison();
+  }
   std::optional<SentTraffic> expected(Pass) const override {
     return all_gather_of(tp(), 8 * rows_.rows());
   }
-  /// Two reads: no row is known before all ranks have read their part of it.
-  double ideal_bytes(Pass) const override { return 3 * shard_bytes(rows_.rows()); }
-
-  void verify(Pass, const std::string& label, Verification& checks) override {
-    Check& check = check_of(label, "values", tolerance(), checks);
-    for (const int64_t r : sample(rows_.tokens())) {
-      const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
-      std::vector<double> want = log_softmax_reference(whole_row(token), temperature()), scales;
-      for (double& logprob : want) {
-        scales.push_back(scale(logprob));
-        if (exponentiate_) logprob = std::exp(logprob);
-      }
-      const ConstMatrixRef got = host_row(out_.ref(), r);
-      for (int64_t c = 0; c < columns(); ++c) {
-        const bool padding = c >= valid_columns();
-        const auto id = static_cast<size_t>(first_column() + c);
-        const double nothing = exponentiate_ ? 0 : -std::numeric_limits<double>::infinity();
-        check.add(
-            static_cast<double>(got.at(0, c)), padding ? nothing : want[id],
-            [&] { return fmt::format("token {} column {}", token, id); }, padding ? 1 : scales[id]);
-      }
-    }
+  /// Two passes over what decides a row, because no row is known before all ranks have read their
+  /// part of it: logits forward, gradients backward.
+  double ideal_bytes(Pass pass) const override {
+    const double logits = shard_bytes(rows_.rows());
+    const double outputs =
+        logits * static_cast<double>(size_of(c_.problem.output_type)) / element_bytes();
+    return pass == Pass::forward ? 2 * logits + outputs : 2 * outputs + 2 * logits;
   }
 
  private:
+  std::vector<ResultArray> results(Pass pass) override {
+    return {pass == Pass::forward ? values() : gradients()};
+  }
+  ResultArray values() {
+    ResultArray array =
+        gradient_array(exponentiate_ ? "softmax" : "log_softmax", rows_.tokens(), out_.ref());
+    array.check = "values";
+    array.tolerance = tolerance();
+    array.padding = exponentiate_ ? 0 : -std::numeric_limits<double>::infinity();
+    array.expect = expect_rows([this](size_t r) {
+      ExpectedRow want{log_softmax_reference(whole_row(rows_.tokens()[r]), temperature()), {}};
+      for (double& logprob : want.values) {
+        want.scales.push_back(scale(logprob));
+        if (exponentiate_) logprob = std::exp(logprob);
+      }
+      return want;
+    });
+    return array;
+  }
+  ResultArray gradients() {
+    ResultArray array = gradient_array("d_log_softmax", rows_.tokens(), rows_.d_logits());
+    array.expect = expect_rows([this](size_t r) { return expected_gradient(rows_.tokens()[r]); });
+    return array;
+  }
+  ExpectedRow expected_gradient(int64_t token) const {
+    const std::vector<double> logits = whole_row(token);
+    std::vector<float> read(logits.size());
+    c_.inputs.d_logprobs(token, 0, read);
+    const std::vector<double> g(read.begin(), read.end());
+    ExpectedRow want{log_softmax_gradient_reference(logits, g, temperature()), {}};
+    double sizes = 0;  // of what is added up
+    for (const double x : g) sizes += std::abs(x);
+    const std::vector<double> logprobs = log_softmax_reference(logits, temperature());
+    for (size_t v = 0; v < g.size(); ++v)
+      want.scales.push_back(logit_gradient_scale(logprobs[v], sizes / temperature(), 0,
+                                                 std::abs(g[v]) / temperature()));
+    return want;
+  }
+
   double temperature() const { return c_.problem.filter.temperature; }
-  /// Values are stored in the logits' type: one rounding more.
+  /// Values that are stored in bf16 have one rounding more.
   double tolerance() const {
-    return c_.problem.type == DType::bf16 ? logit_gradient_tolerance(DType::bf16)
-                                          : logprob_tolerance();
+    return c_.problem.output_type == DType::bf16 ? logit_gradient_tolerance(DType::bf16)
+                                                 : logprob_tolerance();
   }
   /// An error of log p is a relative one of p.
   double scale(double logprob) const {
@@ -82,7 +119,9 @@ LogprobsOperation softmax_family(const char* name, const char* summary, bool exp
           .summary = summary,
           .definition = "log_softmax_reference",
           .forward = RowTraffic::copies,
-          .matrices = {.always = 1},
+          .matrices = {.output = 1},
+          .own_options = {f32_output_option},
+          .arrays = {{exponentiate ? "softmax" : "log_softmax", LogprobsShape::vocab}},
           .make = [exponentiate](LogprobsContext& context, bool) {
             return std::make_unique<SoftmaxOp>(context, exponentiate);
           }};
@@ -91,7 +130,13 @@ LogprobsOperation softmax_family(const char* name, const char* summary, bool exp
 }  // namespace
 
 LogprobsOperation log_softmax_operation() {
-  return softmax_family("log-softmax", "log-probabilities of all ids, where the logits are", false);
+  LogprobsOperation operation =
+      softmax_family("log-softmax", "log-probabilities of all ids, where the logits are", false);
+  operation.definition = "log_softmax_reference, log_softmax_gradient_reference";
+  operation.backward = RowTraffic::updates;
+  operation.matrices.d_output = 1;
+  operation.arrays.push_back({"d_log_softmax", LogprobsShape::vocab});
+  return operation;
 }
 
 LogprobsOperation softmax_operation() {

@@ -18,10 +18,11 @@ namespace {
 
 class TopKOp final : public LogprobsOp {
  public:
-  TopKOp(LogprobsContext& context, int64_t k, bool upstream)
+  TopKOp(LogprobsContext& context, bool argmax, bool upstream)
       : LogprobsOp(context, upstream),
         rows_(context.in_order()),
-        k_(k),
+        argmax_(argmax),
+        k_(argmax ? 1 : context.problem.top),
         length_(std::min(k_, vocab().vocab_size)),
         values_(rows_.rows() * length_),
         ids_(rows_.rows() * length_) {}
@@ -55,51 +56,57 @@ class TopKOp final : public LogprobsOp {
     return SentTraffic{2 * slices * all.messages, all.bytes};
   }
   double ideal_bytes(Pass) const override { return shard_bytes(rows_.rows()); }
-
-  void collect(LogprobsOutput& output) const override {
-    output.top_values.assign(values_.span().begin(), values_.span().end());
-    output.top_ids.assign(ids_.span().begin(), ids_.span().end());
-  }
-  void verify(Pass, const std::string& label, Verification& checks) override {
-    Check& values = check_of(label, "values", 0, checks);
-    Check& ids = check_of(label, "ids", 0, checks);
-    for (const int64_t r : sample(rows_.tokens())) {
-      const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
-      const std::vector<TopEntry> want = wanted(token);
-      for (int64_t k = 0; k < length_; ++k) {
-        const TopEntry& entry = want[static_cast<size_t>(k)];
-        const auto place = [&] { return fmt::format("token {} entry {}", token, k); };
-        values.add(static_cast<double>(values_[r * length_ + k]), entry.value, place);
-        ids.add(static_cast<double>(ids_[r * length_ + k]), static_cast<double>(entry.id), place);
-      }
-    }
+  void verify(Pass pass, const std::string& label, Verification& checks) override {
+    LogprobsOp::verify(pass, label, checks);
     check_same_bits(label, values_.span(), tp(), checks);
   }
 
  private:
-  std::vector<TopEntry> wanted(int64_t token) const {
-    const int64_t stored = std::min(c_.problem.picks, vocab().vocab_size);
-    if (reference() == nullptr) return top_k_reference(whole_row(token), k_);
-    std::vector<TopEntry> entries;
-    for (int64_t k = 0; k < length_; ++k) {
-      const auto at = static_cast<size_t>(token * stored + k);
-      entries.push_back({reference()->top_values[at], reference()->top_ids[at]});
-    }
-    return entries;
+  std::vector<ResultArray> results(Pass) override {
+    ResultArray values = shared_array<float>(argmax_ ? "argmax_value" : "top_values", "values", 0,
+                                             rows_.tokens(), values_.span(), argmax_ ? 0 : length_);
+    ResultArray ids = shared_array<int32_t>(argmax_ ? "argmax_id" : "top_ids", "ids", 0,
+                                            rows_.tokens(), ids_.span(), argmax_ ? 0 : length_);
+    values.expect = expect_rows([this](size_t r) { return expected(r, &TopEntry::value); });
+    ids.expect = expect_rows([this](size_t r) { return expected(r, &TopEntry::id); });
+    if (takes_any_of_ties())
+      ids.is_as_right = [this](size_t r, int64_t, double got, double want) {
+        return is_of_equal_logit(r, got, want);
+      };
+    return {values, ids};
+  }
+  template <class Member>
+  ExpectedRow expected(size_t r, Member member) const {
+    ExpectedRow want;
+    for (const TopEntry& entry : top_k_reference(whole_row(rows_.tokens()[r]), k_))
+      want.values.push_back(static_cast<double>(entry.*member));
+    want.scales.assign(want.values.size(), 1);
+    return want;
+  }
+  /// Both ids are of equal logits, and ours is listed once.
+  bool is_of_equal_logit(size_t r, double got, double want) const {
+    const std::vector<double> row = whole_row(rows_.tokens()[r]);
+    const auto valid = [&](double id) { return id >= 0 && id < static_cast<double>(row.size()); };
+    const auto length = static_cast<size_t>(length_);
+    const auto own = ids_.span().subspan(r * length, length);
+    return valid(got) && valid(want) &&
+           row[static_cast<size_t>(got)] == row[static_cast<size_t>(want)] &&
+           std::ranges::count(own, static_cast<int32_t>(got)) == 1;
   }
 
   LogprobsRows& rows_;
+  bool argmax_;
   int64_t k_, length_;
   Buffer<float> values_;
   Buffer<int32_t> ids_;
 };
 
 std::unique_ptr<LogprobsOp> make_top_k(LogprobsContext& context, bool upstream) {
-  return std::make_unique<TopKOp>(context, context.problem.picks, upstream);
+  return std::make_unique<TopKOp>(context, false, upstream);
 }
 
 std::unique_ptr<LogprobsOp> make_argmax(LogprobsContext& context, bool upstream) {
-  return std::make_unique<TopKOp>(context, 1, upstream);
+  return std::make_unique<TopKOp>(context, true, upstream);
 }
 
 }  // namespace
@@ -110,7 +117,7 @@ LogprobsOperation top_k_operation() {
           .definition = "top_k_reference",
           .upstream = true,
           .matrices = {.upstream = 2},
-          .written = true,
+          .arrays = {{"top_values", LogprobsShape::top}, {"top_ids", LogprobsShape::top, true}},
           .make = make_top_k};
 }
 
@@ -118,6 +125,8 @@ LogprobsOperation argmax_operation() {
   return {.name = "argmax",
           .summary = "the largest logit and its id",
           .definition = "top_k_reference",
+          .arrays = {{"argmax_value", LogprobsShape::tokens},
+                     {"argmax_id", LogprobsShape::tokens, true}},
           .make = make_argmax};
 }
 
