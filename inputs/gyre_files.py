@@ -270,7 +270,7 @@ def put_provenance(file, provenance):
         group.attrs[key] = str(value)
 
 
-def write_model(path, config, weights, provenance):
+def write_model(path, config, weights, provenance, tokenizer=TOKENIZER):
     """Writes a gyre/model file; `weights` maps each name of model_shapes(config) to an array."""
     shapes = model_shapes(config)
     if set(weights) != set(shapes):
@@ -281,6 +281,7 @@ def write_model(path, config, weights, provenance):
             model.attrs[key] = np.int64(config[key])
         for key in CONFIG_FLOATS:
             model.attrs[key] = np.float64(config[key])
+        model.attrs["tokenizer"] = tokenizer
         for name, shape in shapes.items():
             array = np.asarray(weights[name], dtype=np.float32)
             if array.shape != shape:

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# record.sh counted|explained|predicted|demo|machine|timed|kernels|studies [BUILD_DIR]: makes the runs whose figures README.md and
-# docs/ show, again, and writes what the programs say to results/cpu-2core/. Then `results/tables.py --write` brings the
-# pages up to date. `demo` is the last screen of ./run demo. `counted` runs are about bytes, messages and shares, `explained`
-# and `predicted` ones about machines of inputs/machines/ (results/prediction/): any machine gives the same. `timed` runs,
-# `kernels` and `studies` need a machine of two cores with nothing else to do, and a clean tree.
+# record.sh counted|explained|predicted|golden|demo|machine|timed|kernels|studies [BUILD_DIR]: makes the runs whose figures
+# README.md and docs/ show, again, and writes what the programs say to results/cpu-2core/. Then `results/tables.py --write`
+# brings the pages up to date. `demo` is the last screen of ./run demo; `golden` is what the programs say of inputs/golden
+# with one answer changed at a time. `counted` runs are about bytes, messages and shares, `explained` and `predicted` ones
+# about machines of inputs/machines/ (results/prediction/): any machine gives the same. `timed` runs, `kernels` and
+# `studies` need a machine of two cores with nothing else to do, and a clean tree.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -70,6 +71,15 @@ predicted() {
   predict one-document --machine $machine --cp 16 --tokens 256K --layout all
   echo "record: published.csv, published.txt: results/published.py"
   /usr/bin/python3 results/published.py "$apps"
+}
+
+golden() {
+  local command="tests/support/golden.py APPS mutate --whole 500 --trials 400"
+  echo "record: golden.txt: $command"
+  {
+    echo "\$ $command"
+    /usr/bin/python3 ${command/APPS/$apps}
+  } >"$out/golden.txt"
 }
 
 demo() {
@@ -150,13 +160,14 @@ case $what in
   counted) counted ;;
   explained) explained ;;
   predicted) predicted ;;
+  golden) golden ;;
   demo) demo ;;
   machine) machine ;;
   timed) timed ;;
   kernels) kernels ;;
   studies) studies ;;
   *)
-    sed -n '2,6s/^# //p' "$0" >&2
+    sed -n '2,7s/^# //p' "$0" >&2
     exit 2
     ;;
 esac

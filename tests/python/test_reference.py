@@ -33,7 +33,7 @@ class BruteForce:
 
     def __init__(self, path):
         with h5py.File(path, "r") as file:
-            self.c = {key: value.item() for key, value in file["model"].attrs.items()}
+            self.c = {key: value.item() for key, value in file["model"].attrs.items() if key != "tokenizer"}
             self.w = {}
             file["model"].visititems(
                 lambda name, item: self.w.update({name: item[...].tolist()})

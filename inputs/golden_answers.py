@@ -1,0 +1,208 @@
+"""Answers of a log-probability problem in float64: every array that SCHEMA.md names and that the
+problem has the inputs for.
+
+A problem maps names of SCHEMA.md to NumPy arrays and numbers; all but vocab_size, logits and
+targets may be missing. Shapes below use: T = tokens, V = vocab_size, C = columns, K = ids of a
+token, n = sequences, U = tokens of the longest one, D = elements of a hidden state.
+
+make_logprobs.py has the arithmetic that the files in inputs/ share with these.
+"""
+
+import numpy as np
+
+import make_logprobs
+from make_logprobs import cross_entropy, entropy, gradient, log_softmax, picked, survivors
+
+# Attributes and arrays that a problem need not have: what stands for them.
+DEFAULTS = {
+    "temperature": lambda problem: 1.0,
+    "top_k": lambda problem: 0,
+    "top_p": lambda problem: 1.0,
+    "offsets": lambda problem: np.array([0, len(problem["targets"])]),
+    "d_value": lambda problem: np.ones(len(problem["targets"])),
+}
+
+
+def complete(problem):
+    """The problem with what SCHEMA.md says of everything that it leaves out."""
+    return {name: make(problem) for name, make in DEFAULTS.items()} | problem
+
+
+def rows_of(problem, name):
+    """[T, V] float64: logits without padding, whatever that holds."""
+    return problem[name][:, : problem["vocab_size"]].astype(np.float64)
+
+
+def d_entropy(logp, h, g, temperature):
+    """[T, V]: gradient of sum_t g_t H_t, from logp [T, V] and h [T]."""
+    p = np.exp(logp)
+    return -g[:, None] * p * (np.where(p > 0, logp, 0) + h[:, None]) / temperature
+
+
+def scores(problem, z, g):
+    """What one softmax at the problem's temperature gives; z [T, V], g [T]."""
+    heat, targets = problem["temperature"], problem["targets"][:, None]
+    logp, h = log_softmax(z, heat), entropy(z, heat)
+    by_target, by_entropy = gradient(logp, targets, g, heat), d_entropy(logp, h, g, heat)
+    return {
+        "log_softmax": logp,
+        "softmax": np.exp(logp),
+        "logprob": picked(logp, targets, 0)[:, 0],
+        "entropy": h,
+        "d_logprob": by_target,
+        "d_entropy": by_entropy,
+        "d_logprob_entropy": by_target + by_entropy,
+    }
+
+
+def filtered_rows(problem, z):
+    """[T, V]: which columns the filter keeps, and log p among them, -inf for the others."""
+    filters = problem["top_k"], problem["top_p"], problem["temperature"]
+    kept = np.array([survivors(row, *filters) for row in z]).reshape(z.shape)
+    return kept, log_softmax(np.where(kept, z, -np.inf), problem["temperature"])
+
+
+def filtered_gradient(problem, kept, left, ids, g):
+    """[T, V]: of sum_t g_t left(id_t); ids [T, 1], those that are not kept count elsewhere."""
+    counted = np.where(np.isfinite(picked(left, ids, -np.inf)), ids, -1)
+    return np.where(kept, gradient(left, counted, g, problem["temperature"]), 0)
+
+
+def filtered(problem, z, g):
+    """Log p of the targets among what the filter keeps. A target of -inf is not among it."""
+    targets = problem["targets"][:, None]
+    kept, left = filtered_rows(problem, z)
+    return {
+        "filtered_logprob": picked(left, targets, -np.inf)[:, 0],
+        "d_filtered_logprob": filtered_gradient(problem, kept, left, targets, g),
+    }
+
+
+def followers(problem, g):
+    """[T, 1]: the target of the token that follows in the sequence; [T]: the gradient of its
+    prediction, g of the token that predicts; -1 and 0 for a sequence's last token."""
+    following = np.full((len(g), 1), -1)
+    counts = np.zeros(len(g))
+    for begin, end in zip(problem["offsets"][:-1], problem["offsets"][1:]):
+        rows = slice(begin, max(begin, end - 1))
+        following[rows, 0] = problem["targets"][rows.start + 1 : rows.stop + 1]
+        counts[rows] = g[rows]
+    return following, counts
+
+
+def by_sequence(problem, values):
+    """[n, max(0, U - 1)]: values [T] of the tokens that another one follows, then zeros."""
+    counts = [max(0, length - 1) for length in np.diff(problem["offsets"])]
+    out = np.zeros((len(counts), max([0, *counts])))
+    for row, begin, count in zip(out, problem["offsets"], counts):
+        row[:count] = values[begin : begin + count]
+    return out
+
+
+def next_tokens(problem, z, g):
+    """Log p of the token that follows, of the whole row and under the filter."""
+    heat = problem["temperature"]
+    following, counts = followers(problem, g)
+    logp = log_softmax(z, heat)
+    kept, left = filtered_rows(problem, z)
+    values, survived = picked(logp, following, 0), picked(left, following, -np.inf)
+    return {
+        "next_token_logprob": by_sequence(problem, values[:, 0]),
+        "next_token_filtered_logprob": by_sequence(problem, survived[:, 0]),
+        "d_next_token_logprob": gradient(logp, following, counts, heat),
+        "d_next_token_filtered_logprob": filtered_gradient(problem, kept, left, following, counts),
+    }
+
+
+def ranking(z):
+    """[T, V]: the columns, larger logits first, of equal ones lower ids."""
+    return np.lexsort((np.broadcast_to(np.arange(z.shape[1]), z.shape), -z), axis=1)
+
+
+def largest(z):
+    """The largest logit of each row, and its id."""
+    first = ranking(z)[:, 0]
+    return {"argmax_value": z[np.arange(len(z)), first], "argmax_id": first.astype(np.int32)}
+
+
+def of_ids(problem, z, g):
+    """What is asked of ids [T, K], and the largest logits, as many as there are ids."""
+    ids, heat = problem["ids"], problem["temperature"]
+    logp = log_softmax(z, heat)
+    top = ranking(z)[:, : ids.shape[1]]
+    return {
+        "gathered": picked(logp, ids, 0),
+        "gathered_logits": picked(z, ids, 0),
+        "top_values": np.take_along_axis(z, top, axis=1),
+        "top_ids": top.astype(np.int32),
+        "d_gathered": gradient(logp, ids, g, heat),
+        "d_gathered_logits": g[:, None] * make_logprobs.hits(ids, z.shape[1]),
+    }
+
+
+def distilled(problem, z, g):
+    """Student and teacher at a teacher's ids [T, K], at temperature 1: the student's
+    log-probabilities over the vocabulary, or over those ids alone, each place a term of its own."""
+    ids = problem["ids"]
+    if "teacher_values" in problem:
+        teacher_z = problem["teacher_values"].astype(np.float64)
+    else:
+        teacher_z = picked(rows_of(problem, "teacher"), ids, 0)
+    plain, teacher = log_softmax(z), log_softmax(teacher_z)
+    among = log_softmax(picked(z, ids, 0))
+    h = entropy(z)
+    weights = g[:, None] * (1 - ids.shape[1] * np.exp(among))
+    scattered = np.zeros(z.shape)
+    np.add.at(scattered, (np.arange(len(z))[:, None], ids), weights)
+    return {
+        "distilled_logprob": picked(plain, ids, 0),
+        "distilled_teacher_logprob": teacher,
+        "distilled_entropy": h,
+        "distilled_renormalised_logprob": among,
+        "distilled_renormalised_teacher_logprob": teacher,
+        "d_distilled": gradient(plain, ids, g, 1) + d_entropy(plain, h, g, 1),
+        "d_distilled_renormalised": scattered,
+    }
+
+
+def of_every_id(problem, z):
+    """The gradient of log-softmax, from one of the log-probability of every id."""
+    above = problem["d_logprobs"].astype(np.float64)
+    p = np.exp(log_softmax(z, problem["temperature"]))
+    return {"d_log_softmax": (above - p * above.sum(axis=1)[:, None]) / problem["temperature"]}
+
+
+def soft_targets(problem, z, g):
+    """Cross entropies with a teacher's whole rows, at temperature 1."""
+    teacher = rows_of(problem, "teacher")
+    difference = np.exp(log_softmax(z)) - np.exp(log_softmax(teacher))
+    return {
+        "soft_cross_entropy": cross_entropy(z, teacher),
+        "d_soft_cross_entropy": g[:, None] * difference,
+    }
+
+
+def answer(problem, leave_out=()):
+    """All answers but those named in `leave_out`: name -> array; raises where one has a NaN."""
+    problem = complete(problem)
+    z, g = rows_of(problem, "logits"), problem["d_value"].astype(np.float64)
+    with np.errstate(divide="ignore"):
+        found = scores(problem, z, g) | filtered(problem, z, g) | next_tokens(problem, z, g)
+        found |= largest(z)
+        if "d_logprobs" in problem:
+            found |= of_every_id(problem, z)
+        if "teacher" in problem:
+            found |= soft_targets(problem, z, g)
+        if "ids" in problem:
+            found |= of_ids(problem, z, g)
+            asked = "teacher" in problem or "teacher_values" in problem
+            if asked and problem["ids"].shape[1] <= z.shape[1]:
+                found |= distilled(problem, z, g)
+        if "hidden" in problem:
+            found |= make_logprobs.linear_answer(problem)
+    for name in leave_out:
+        del found[name]
+    for name, array in found.items():
+        if np.isnan(array).any():
+            raise ValueError(f"{name} has a NaN")
+    return found

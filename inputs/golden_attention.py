@@ -1,0 +1,150 @@
+"""The cases of attention of inputs/golden/: small problems, each for one edge.
+
+Queries, keys, values, gradients and sinks are multiples of 1/32 of at most 4: bfloat16, float16 and
+float32 hold them exactly. make_attention.py has the arithmetic of the answers. Shapes: T = tokens,
+H = query heads, K = KV heads, D = elements of a head.
+"""
+
+import functools
+
+import numpy as np
+
+import golden_files
+import make_attention
+
+CASES = []
+
+
+def thirty_seconds(rng, *shape):
+    """float32: about normal numbers, rounded to multiples of 1/32."""
+    return (np.clip(np.round(32 * rng.standard_normal(shape)), -128, 128) / 32).astype("f4")
+
+
+def make_problem(rng, lengths, heads, kv_heads, head_dim, mask="causal", window=0, scale=None,
+                 sinks=False, **arrays):
+    """A problem as make_attention.py has them; functions in the place of `sinks`, and `arrays`,
+    change what was drawn."""
+    tokens = sum(lengths)
+    problem = {
+        "mask": mask,
+        "window": window,
+        "scale": head_dim**-0.5 if scale is None else scale,
+        "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        "q": thirty_seconds(rng, tokens, heads, head_dim),
+        "k": thirty_seconds(rng, tokens, kv_heads, head_dim),
+        "v": thirty_seconds(rng, tokens, kv_heads, head_dim),
+        "d_out": thirty_seconds(rng, tokens, heads, head_dim),
+    }
+    if sinks:
+        drawn = thirty_seconds(rng, heads)
+        problem["sinks"] = sinks(drawn) if callable(sinks) else drawn
+    for name, change in arrays.items():
+        problem[name] = change(problem[name]).astype("f4")
+    return problem
+
+
+def write_problem(path, name, arguments, stores=None, only=None, answers_as="f8"):
+    """Writes a gyre/attention file with its answers, or those named in `only`; `stores` maps names
+    of inputs to types."""
+    problem = make_problem(golden_files.generator(name), **arguments)
+    answers = make_attention.answer(problem)
+    answers = {key: answers[key].astype(answers_as) for key in only or answers}
+
+    def fill(file):
+        group = file.create_group("attention")
+        group.attrs["mask"] = problem["mask"]
+        group.attrs["window"] = np.int64(problem["window"])
+        group.attrs["scale"] = np.float64(problem["scale"])
+        arrays = ("offsets", "q", "k", "v", "d_out", "sinks")
+        golden_files.put_all(group, {key: problem[key] for key in arrays if key in problem}, stores)
+        golden_files.put_all(golden_files.reference_group(file), answers)
+
+    golden_files.write_case(path, "attention", fill)
+
+
+def add(name, edge, guards, tags, lengths, heads, kv_heads, head_dim, stored=None, **more):
+    """Adds a case; `stored` are options of write_problem."""
+    name = "attention_" + name
+    shape = {"lengths": lengths, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    write = functools.partial(write_problem, name=name, arguments=shape | more,
+                              **(stored or {}))
+    command = f"gyre-attention --input inputs/golden/{name}.h5 -n 1"
+    CASES.append(golden_files.Case(name, "attention", edge, guards, write, (command,), tags))
+
+
+def same_as_first(keys):
+    """Every key of a head as the first one."""
+    return np.broadcast_to(keys[:1], keys.shape)
+
+
+def whole_with_16(vectors):
+    """Whole numbers, the first of each vector 16: products of two have 256 in common."""
+    whole = np.round(vectors)
+    whole[..., 0] = 16
+    return whole
+
+
+def extreme(sinks):
+    """One sink that outweighs all keys, one that none notices, and the others."""
+    sinks[:2] = 64, -64
+    return sinks
+
+
+GROUPS = "KV heads that are repeated or mixed up: query head h reads h K / H, rounded down"
+WINDOW = "a window that is ignored or off by one (huggingface/accelerate #4177)"
+SINKS = (
+    "sinks that are ignored, or that every block or rank of a ring adds again "
+    "(PrimeIntellect-ai/prime-rl #3397, InternLM/lmdeploy #3951)"
+)
+OVERFLOW = "exp of scores before the maximum is subtracted"
+
+add("causal", "two documents, as many KV heads as query heads", "a key of another document or of "
+    "the future", ("causal", "groups-1"), [9, 5], 2, 2, 8)
+add("full", "every token sees its whole document", "a causal mask where there is none",
+    ("full", "groups-2"), [7, 10], 4, 2, 8, mask="full")
+add("groups_4", "four query heads read each KV head", GROUPS, ("causal", "groups-4"),
+    [12], 8, 2, 8)
+add("groups_8", "eight query heads read each KV head", GROUPS, ("causal", "groups-8"),
+    [11], 16, 2, 4)
+add("one_kv_head", "all query heads read one KV head", GROUPS, ("causal", "groups-4", "mqa"),
+    [6, 7], 4, 1, 8)
+add("window_1", "a window of one token: each sees itself alone", WINDOW, ("causal", "window"),
+    [8, 1], 2, 1, 8, window=1)
+add("window_wide", "a window wider than every document", WINDOW, ("causal", "window"),
+    [10, 6], 2, 1, 8, window=16)
+add("window_sinks", "a window and sinks", WINDOW, ("causal", "window", "sinks"),
+    [17, 3], 4, 2, 8, window=5, sinks=True)
+add("sinks", "a sink for each head", SINKS, ("causal", "sinks"), [9, 4], 4, 2, 8, sinks=True)
+add("sinks_full", "sinks without a causal mask", SINKS, ("full", "sinks"),
+    [6, 5], 2, 2, 8, mask="full", sinks=True)
+add("sinks_extreme", "a sink that outweighs all keys, and one that none notices", SINKS,
+    ("causal", "sinks", "overflow"), [7, 1], 4, 4, 8, sinks=extreme)
+add("head_dim_1", "heads of one element", "kernels that load several elements at a time",
+    ("causal", "head-dim"), [9], 2, 1, 1)
+add("head_dim_3", "heads of three elements", "kernels that load several elements at a time",
+    ("causal", "head-dim"), [9], 2, 1, 3)
+add("head_dim_64", "heads of 64 elements", "tiles of one head dimension alone",
+    ("causal", "head-dim"), [9], 2, 1, 64)
+add("head_dim_128", "heads of 128 elements", "tiles of one head dimension alone",
+    ("causal", "head-dim"), [7], 2, 1, 128)
+add("uneven", "documents of 0 to 19 tokens, the first and the last one empty",
+    "an empty document that ends a loop", ("causal", "empty-document", "one-token"),
+    [0, 1, 0, 19, 1, 2, 0], 2, 1, 8)
+add("uneven_full", "the same without a causal mask", "an empty document that ends a loop",
+    ("full", "empty-document", "one-token"), [0, 1, 13, 1, 0], 2, 1, 8, mask="full")
+add("long", "one document of 200 tokens", "a maximum that is not updated from block to block",
+    ("causal", "long"), [200], 2, 1, 4)
+add("scale", "scores times 0.3, not by the root of the head's elements",
+    "a scale that is taken for granted", ("causal", "scale"), [11], 2, 2, 16, scale=0.3)
+add("large_scores", "scores of about 128, some apart", OVERFLOW, ("causal", "overflow"),
+    [12, 4], 2, 1, 8, scale=0.5, q=whole_with_16, k=whole_with_16)
+add("identical_keys", "equal keys, so that every output is a mean of values",
+    "ties in the maximum", ("causal", "ties"), [8, 5], 2, 1, 8, k=same_as_first)
+add("no_token", "no token at all", "a kernel without blocks", ("causal", "no-token"),
+    [], 2, 1, 8)
+add("types", "bfloat16, float16 and float64; some answers alone, in float32",
+    "numbers that are read as another type", ("causal", "sinks", "bfloat16", "float16", "float64",
+    "partial"), [6, 3], 2, 1, 8, sinks=True,
+    stored={"stores": {"q": golden_files.BFLOAT16, "k": golden_files.BFLOAT16_WORDS, "v": "f2",
+                       "d_out": "f8", "offsets": "i4"},
+            "only": ("out", "d_k", "d_sinks"), "answers_as": "f4"})

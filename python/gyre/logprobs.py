@@ -1,0 +1,202 @@
+"""Log-probability problems: what a file of the kind gyre/logprobs holds, checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import checks
+from .arrays import is_bfloat16
+
+ROWS = "rows are tokens, all sequences one after another; offsets says where each begins"
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-15, 1e30
+
+
+class Answer(NamedTuple):
+    """Extents of an array of /reference, as letters, and the optional inputs that define it."""
+
+    extents: str
+    needs: tuple[str, ...] = ()
+
+
+_OF_TEACHER = ("ids", "teacher or teacher_values")
+ANSWERS = {
+    "logprob": Answer("T"),
+    "entropy": Answer("T"),
+    "log_softmax": Answer("TV"),
+    "softmax": Answer("TV"),
+    "filtered_logprob": Answer("T"),
+    "next_token_logprob": Answer("nU"),
+    "next_token_filtered_logprob": Answer("nU"),
+    "gathered": Answer("TK", ("ids",)),
+    "gathered_logits": Answer("TK", ("ids",)),
+    "top_values": Answer("TL"),
+    "top_ids": Answer("TL"),
+    "argmax_value": Answer("T"),
+    "argmax_id": Answer("T"),
+    "soft_cross_entropy": Answer("T", ("teacher",)),
+    "distilled_logprob": Answer("TK", _OF_TEACHER),
+    "distilled_teacher_logprob": Answer("TK", _OF_TEACHER),
+    "distilled_entropy": Answer("T", _OF_TEACHER),
+    "distilled_renormalised_logprob": Answer("TK", _OF_TEACHER),
+    "distilled_renormalised_teacher_logprob": Answer("TK", _OF_TEACHER),
+    "linear_logprob": Answer("T", ("hidden",)),
+    "linear_entropy": Answer("T", ("hidden",)),
+    "d_logprob": Answer("TV"),
+    "d_entropy": Answer("TV"),
+    "d_logprob_entropy": Answer("TV"),
+    "d_filtered_logprob": Answer("TV"),
+    "d_next_token_logprob": Answer("TV"),
+    "d_next_token_filtered_logprob": Answer("TV"),
+    "d_gathered": Answer("TV", ("ids",)),
+    "d_gathered_logits": Answer("TV", ("ids",)),
+    "d_soft_cross_entropy": Answer("TV", ("teacher",)),
+    "d_distilled": Answer("TV", _OF_TEACHER),
+    "d_distilled_renormalised": Answer("TV", _OF_TEACHER),
+    "d_log_softmax": Answer("TV"),
+    "d_hidden": Answer("TD", ("hidden",)),
+    "d_head": Answer("VD", ("hidden",)),
+}
+INTEGERS = ("top_ids", "argmax_id")
+
+
+@dataclass(frozen=True)
+class LogprobProblem:
+    """Checked inputs; `arrays` has those that were given, `bfloat16` names those of that type."""
+
+    arrays: dict[str, np.ndarray]
+    bfloat16: frozenset[str]
+    vocab_size: int
+    temperature: float
+    top_k: int
+    top_p: float
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """[n + 1] boundaries of the sequences: of one, when none were given."""
+        return self.arrays.get("offsets", np.array([0, len(self.arrays["logits"])]))
+
+    def lacks(self, answer: str) -> str | None:
+        """An input that defines this answer and was not given."""
+        for need in ANSWERS[answer].needs:
+            if not any(name in self.arrays for name in need.split(" or ")):
+                return need
+        return None
+
+    def shape_of(self, answer: str) -> tuple[int | None, ...]:
+        """Of an answer that lacks nothing. How many are the largest is not known without ids."""
+        longest = int(np.diff(self.offsets).max(initial=0))
+        ids = self.arrays["ids"].shape[1] if "ids" in self.arrays else 0
+        extents = {
+            "T": len(self.arrays["logits"]),
+            "V": self.vocab_size,
+            "K": ids,
+            "L": min(ids, self.vocab_size) or None,
+            "n": len(self.offsets) - 1,
+            "U": max(0, longest - 1),
+            "D": self.arrays["hidden"].shape[1] if "hidden" in self.arrays else 0,
+        }
+        return tuple(extents[letter] for letter in ANSWERS[answer].extents)
+
+
+def logprob_problem(
+    *,
+    logits: Any,
+    targets: Any,
+    offsets: Any = None,
+    d_value: Any = None,
+    d_logprobs: Any = None,
+    ids: Any = None,
+    teacher: Any = None,
+    teacher_values: Any = None,
+    hidden: Any = None,
+    head: Any = None,
+    vocab_size: int | None = None,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> LogprobProblem:
+    """Checks the inputs. T tokens, V ids in C columns, n sequences, K ids of a token, D elements.
+
+    logits [T, C]: finite or -inf; columns from V on are padding. targets [T]: one below 0, or not
+    below V, is nobody's. offsets [n + 1]: without, all rows are one sequence. d_value [T]: gradient
+    of every value of a token; without, 1. d_logprobs [T, V]: gradient of every log-probability of
+    log-softmax; without, d_value of the token. ids [T, K]: 0 to V - 1. teacher [T, C]: its logits.
+    teacher_values [T, K]: its logits of ids, where whole rows are not known. hidden [T, D] and head
+    [V, D]: factors of logits, for the fused linear layer. vocab_size: V; without, C.
+
+    Reals are float16, bfloat16, float32 or float64, integers of any type with values of 32 bits.
+    ValueError and TypeError name the array, the place, the value, and what would be right.
+    """
+    reals = {
+        "logits": logits,
+        "teacher": teacher,
+        "teacher_values": teacher_values,
+        "d_value": d_value,
+        "d_logprobs": d_logprobs,
+        "hidden": hidden,
+        "head": head,
+    }
+    bfloat16 = frozenset(name for name, value in reals.items() if is_bfloat16(value))
+    rows = checks.reals("logits", logits, None, None, hint=ROWS)
+    tokens, columns = rows.shape
+    vocab = checks.size("vocab_size", columns if vocab_size is None else vocab_size, 1, columns)
+    checks.logits("logits", rows[:, :vocab])
+    arrays = {"logits": rows, "targets": checks.integers("targets", targets, tokens, hint=ROWS)}
+    if offsets is not None:
+        arrays["offsets"] = checks.offsets("offsets", offsets, tokens, "the rows of logits")
+    if d_value is not None:
+        arrays["d_value"] = checks.finite("d_value", checks.reals("d_value", d_value, tokens))
+    if d_logprobs is not None:
+        above = checks.reals("d_logprobs", d_logprobs, tokens, vocab)
+        arrays["d_logprobs"] = checks.finite("d_logprobs", above)
+    if ids is not None:
+        arrays["ids"] = _ids(ids, tokens, vocab)
+    if teacher is not None:
+        arrays["teacher"] = checks.reals("teacher", teacher, tokens, columns)
+        checks.logits("teacher", arrays["teacher"][:, :vocab])
+    if teacher_values is not None:
+        if ids is None:
+            raise ValueError("teacher_values are logits of ids; there are no ids")
+        values = checks.reals("teacher_values", teacher_values, *arrays["ids"].shape)
+        checks.logits("teacher_values", values)
+        arrays["teacher_values"] = values
+    if (hidden is None) != (head is None):
+        raise ValueError("hidden and head are factors of logits; one of them is missing")
+    if hidden is not None:
+        x = checks.finite("hidden", checks.reals("hidden", hidden, tokens, None))
+        arrays["hidden"] = x
+        arrays["head"] = checks.finite("head", checks.reals("head", head, vocab, x.shape[1]))
+        checks.size("the number of elements of a hidden state", x.shape[1], 1)
+    heat = checks.number("temperature", temperature, LEAST_TEMPERATURE, MOST_TEMPERATURE)
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p is {top_p}; it must be above 0 and at most 1, which is no limit")
+    top_k = checks.size("top_k", top_k, 0, vocab)
+    return LogprobProblem(arrays, bfloat16, vocab, heat, top_k, float(top_p))
+
+
+def _ids(ids: Any, tokens: int, vocab_size: int) -> np.ndarray:
+    array = checks.integers("ids", ids, tokens, None)
+    checks.size("the number of ids of a token", array.shape[1], 1)
+    checks.every("ids", array, (array >= 0) & (array < vocab_size), f"0 to {vocab_size - 1}")
+    return array
+
+
+def check_reference(problem: LogprobProblem, reference: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays of a reference, as a file holds them: any of ANSWERS, without NaN."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in reference.items():
+        if need := problem.lacks(checks.known(name, ANSWERS)):
+            raise ValueError(f"reference[{name!r}] needs {need}, which was not given")
+        shape, label = problem.shape_of(name), f"reference[{name!r}]"
+        if name in INTEGERS:
+            arrays[name] = checks.integers(label, value, *shape).astype(np.int32)
+        else:
+            arrays[name] = checks.answer(label, value, *shape)
+    lengths = {name: arrays[name].shape[1] for name in ("top_values", "top_ids") if name in arrays}
+    for name, length in lengths.items():
+        checks.size(f"the length of the rows of {name}", length, 1, problem.vocab_size)
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"top_values and top_ids differ in the lengths of their rows: {lengths}")
+    return arrays

@@ -1,0 +1,38 @@
+"""References in NumPy float64, small and readable, for other people's code to be compared with."""
+
+from ._attention import attention, visible
+from ._logprobs import (
+    entropy,
+    filtered,
+    gather,
+    log_softmax,
+    logprob,
+    logprobs,
+    next_tokens,
+    score_gradient,
+    soft_cross_entropy,
+    survivors,
+    top_k,
+)
+from ._sharding import dual_chunk_swap, local_cu_seqlens, shard, shards, unshard
+
+__all__ = [
+    "attention",
+    "dual_chunk_swap",
+    "entropy",
+    "filtered",
+    "gather",
+    "local_cu_seqlens",
+    "log_softmax",
+    "logprob",
+    "logprobs",
+    "next_tokens",
+    "score_gradient",
+    "shard",
+    "shards",
+    "soft_cross_entropy",
+    "survivors",
+    "top_k",
+    "unshard",
+    "visible",
+]

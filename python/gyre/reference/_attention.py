@@ -1,0 +1,62 @@
+"""Attention as defined, forward and backward, in float64: serial, head by head, never tuned.
+
+For query row i of head h over the keys j that it sees, with sink z_h if there are sinks (otherwise
+its term is missing):
+
+    x_ij = scale <q_i, k_j>          L_i = log(sum_j exp(x_ij) + exp(z_h))
+    p_ij = exp(x_ij - L_i)           O_i = sum_j p_ij v_j           delta_i = <O_i, dO_i>
+    dv_j = sum_i p_ij dO_i           ds_ij = p_ij (<dO_i, v_j> - delta_i)
+    dq_i = scale sum_j ds_ij k_j     dk_j = scale sum_i ds_ij q_i
+    dz_h = - sum_i exp(z_h - L_i) delta_i
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..attention import attention_problem
+
+
+def visible(length: int, mask: str = "causal", window: int = 0) -> np.ndarray:
+    """[length, length] booleans: whether the query at position i sees the key at position j."""
+    i, j = np.ogrid[:length, :length]
+    if mask == "full":
+        return np.ones((length, length), dtype=bool)
+    return (j <= i) & ((j > i - window) | (window == 0))
+
+
+def attention(**inputs: Any) -> dict[str, np.ndarray]:
+    """out [T, H, D], lse [T, H], d_q [T, H, D], d_k and d_v [T, K, D], with sinks d_sinks [H].
+
+    The inputs are those of gyre.write_attention. A token sees tokens of its own document only.
+    """
+    problem = attention_problem(**inputs)
+    arrays = {name: array.astype(np.float64) for name, array in problem.arrays.items()}
+    q, k, v, d_out = (arrays[name] for name in ("q", "k", "v", "d_out"))
+    tokens, heads, _ = q.shape
+    group = heads // k.shape[1]
+    sinks = arrays.get("sinks", np.full(heads, -np.inf))
+    out, lse, d_sinks = np.zeros(q.shape), np.zeros((tokens, heads)), np.zeros(heads)
+    d_q, d_k, d_v = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+    offsets = problem.arrays["offsets"]
+    for begin, end in pairwise(offsets):
+        rows = slice(begin, end)
+        hidden = ~visible(end - begin, problem.mask, problem.window)
+        for head in range(heads if end > begin else 0):
+            mine, shared = (rows, head), (rows, head // group)
+            x = problem.scale * (q[mine] @ k[shared].T)
+            x[hidden] = -np.inf
+            top = np.maximum(x.max(axis=1), sinks[head])
+            total = np.exp(x - top[:, None]).sum(axis=1) + np.exp(sinks[head] - top)
+            lse[mine] = top + np.log(total)
+            p = np.exp(x - lse[mine][:, None])
+            out[mine] = p @ v[shared]
+            delta = (out[mine] * d_out[mine]).sum(axis=1)
+            d_x = p * (d_out[mine] @ v[shared].T - delta[:, None])
+            d_q[mine] = problem.scale * (d_x @ k[shared])
+            d_k[shared] += problem.scale * (d_x.T @ q[mine])
+            d_v[shared] += p.T @ d_out[mine]
+            d_sinks[head] -= (np.exp(sinks[head] - lse[mine]) * delta).sum()
+    answers = {"out": out, "lse": lse, "d_q": d_q, "d_k": d_k, "d_v": d_v}
+    return answers | ({"d_sinks": d_sinks} if "sinks" in arrays else {})

@@ -1,0 +1,315 @@
+"""Log-probabilities as defined, in float64: serial, whole rows, never tuned.
+
+A row z of logits stands for the distribution log p_v = z_v / temperature - log sum_u exp(z_u /
+temperature). -inf is a logit of probability 0, and 0 log 0 = 0. Every function takes arrays of
+NumPy or tensors and returns arrays of NumPy. T: tokens, V: ids, K: ids of a token, n: sequences.
+"""
+
+from collections.abc import Collection
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..arrays import to_numpy
+from ..checks import known
+from ..logprobs import ANSWERS, LogprobProblem, logprob_problem
+
+
+def _float64(logits: Any) -> np.ndarray:
+    return to_numpy(logits).astype(np.float64)
+
+
+def log_softmax(logits: Any, temperature: float = 1.0) -> np.ndarray:
+    """log p of every column, [..., V]. A row of nothing but -inf is no distribution: NaN."""
+    z = _float64(logits)
+    with np.errstate(invalid="ignore"):
+        x = (z - z.max(axis=-1, keepdims=True)) / temperature
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def entropy(logits: Any, temperature: float = 1.0) -> np.ndarray:
+    """-sum p log p of rows [..., V], in nats."""
+    logp = log_softmax(logits, temperature)
+    p = np.exp(logp)
+    return -(p * np.where(p > 0, logp, 0)).sum(axis=-1)
+
+
+def gather(rows: Any, ids: Any, nobody: float = 0.0) -> np.ndarray:
+    """Elements `ids` [T, K] of rows [T, V]; `nobody` for an id that no column has."""
+    values, places = to_numpy(rows), to_numpy(ids).astype(np.int64)
+    there = (places >= 0) & (places < values.shape[1])
+    return np.where(there, np.take_along_axis(values, np.where(there, places, 0), 1), nobody)
+
+
+def logprob(logits: Any, targets: Any, temperature: float = 1.0) -> np.ndarray:
+    """log p of targets [T] in rows [T, V]; 0 for a target that no column has."""
+    return gather(log_softmax(logits, temperature), to_numpy(targets)[:, None])[:, 0]
+
+
+def top_k(logits: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values and ids [T, min(k, V)] of the largest logits, descending; equals by ascending id."""
+    z = _float64(logits)
+    ids = np.argsort(-z, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(z, ids, axis=1), ids
+
+
+def survivors(
+    logits: Any, top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0
+) -> np.ndarray:
+    """[T, V] booleans: what a sampling filter keeps.
+
+    Of a row the top_k largest, with all that equal the last of them (0: all); then, of what is left
+    and renormalised, those before which (larger first, of equals higher ids) lies less probability
+    than top_p. Where a sum of probabilities is as near top_p as rounding, float32 may differ.
+    """
+    z = _float64(logits)
+    kept = np.ones(z.shape, dtype=bool)
+    if 0 < top_k < z.shape[1]:
+        kept = z >= np.sort(z, axis=1)[:, -top_k, None]
+    if top_p < 1:
+        p = np.exp(log_softmax(np.where(kept, z, -np.inf), temperature))
+        order = z.shape[1] - 1 - np.argsort(-z[:, ::-1], axis=1, kind="stable")
+        ranked = np.take_along_axis(p, order, axis=1)
+        before = np.zeros(z.shape)
+        before[:, 1:] = np.cumsum(ranked, axis=1)[:, :-1]
+        first = np.zeros(z.shape, dtype=bool)
+        np.put_along_axis(first, order, before < top_p, axis=1)
+        kept &= first
+    return kept
+
+
+def filtered(
+    logits: Any, top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0
+) -> np.ndarray:
+    """Logits [T, V] with -inf where they do not survive the filter."""
+    kept = survivors(logits, top_k, top_p, temperature)
+    return np.where(kept, _float64(logits), -np.inf)
+
+
+def soft_cross_entropy(logits: Any, teacher: Any) -> np.ndarray:
+    """-sum p(teacher) log p(logits), [T]; +inf where the teacher has what the student has not."""
+    z, log_q, log_p = _float64(teacher), log_softmax(logits), log_softmax(teacher)
+    with np.errstate(invalid="ignore"):
+        terms = np.where(np.isneginf(log_q), -np.inf, np.exp(log_p) * log_q)
+    return -np.where(np.isneginf(z), 0, terms).sum(axis=1)
+
+
+def next_tokens(logprobs: Any, tokens: Any, offsets: Any, nobody: float = 0.0) -> np.ndarray:
+    """[n, longest - 1]: row i, column p is log p, in the row of its token p, of its token p + 1.
+
+    logprobs [T, V], tokens [T], offsets [n + 1]: sequence i is the rows offsets[i] to
+    offsets[i + 1] - 1. `nobody` for a token that no column has; behind a sequence there are zeros.
+    """
+    bounds, ids = to_numpy(offsets), to_numpy(tokens)
+    lengths = np.diff(bounds)
+    values = gather(logprobs, np.append(ids[1:], -1)[:, None], nobody)[:, 0]
+    out = np.zeros((len(lengths), max(0, lengths.max(initial=0) - 1)))
+    for row, begin, length in zip(out, bounds, lengths):
+        count = max(0, length - 1)
+        row[:count] = values[begin : begin + count]
+    return out
+
+
+def score_gradient(
+    logits: Any, ids: Any, g: Any, h: Any = 0.0, temperature: float = 1.0
+) -> np.ndarray:
+    """Gradient by logits [T, V] of sum_t (g_t sum_k log p(ids_tk) + h_t entropy_t).
+
+    ids [T, K]; g, h: [T, 1] or numbers. An id that no column has counts like one elsewhere:
+    -g p_v.
+    """
+    logp = log_softmax(logits, temperature)
+    p = np.exp(logp)
+    finite_logp = np.where(p > 0, logp, 0)
+    of_ids = g * (_hits(ids, logp.shape[1]) - to_numpy(ids).shape[1] * p)
+    of_entropy = -h * p * (finite_logp + entropy(logits, temperature)[:, None])
+    return (of_ids + of_entropy) / temperature
+
+
+def _hits(ids: Any, vocab_size: int) -> np.ndarray:
+    """[T, V]: how often each column is among ids [T, K]."""
+    places = to_numpy(ids).astype(np.int64)
+    counts = np.zeros((len(places), vocab_size))
+    row, k = np.nonzero((places >= 0) & (places < vocab_size))
+    np.add.at(counts, (row, places[row, k]), 1)
+    return counts
+
+
+class _Definitions:
+    """A method for each array of /reference, of the same name. g is d_value, [T, 1]."""
+
+    def __init__(self, problem: LogprobProblem) -> None:
+        vocab, arrays = problem.vocab_size, problem.arrays
+        self.problem = problem
+        self.heat = problem.temperature
+        self.z = _float64(arrays["logits"])[:, :vocab]
+        self.targets = arrays["targets"][:, None]
+        self.ids = arrays.get("ids", np.empty((len(self.z), 0), np.int64))
+        self.g = _float64(arrays.get("d_value", np.ones(len(self.z))))[:, None]
+        self.following = np.append(arrays["targets"][1:], -1)[:, None]
+        self.is_followed = ~np.isin(np.arange(len(self.z)) + 1, problem.offsets)[:, None]
+
+    @cached_property
+    def logp(self) -> np.ndarray:
+        return log_softmax(self.z, self.heat)
+
+    @cached_property
+    def left(self) -> np.ndarray:
+        return filtered(self.z, self.problem.top_k, self.problem.top_p, self.heat)
+
+    @property
+    def teacher(self) -> np.ndarray:
+        return _float64(self.problem.arrays["teacher"])[:, : self.problem.vocab_size]
+
+    @property
+    def hidden(self) -> np.ndarray:
+        return _float64(self.problem.arrays["hidden"])
+
+    @property
+    def head(self) -> np.ndarray:
+        return _float64(self.problem.arrays["head"])
+
+    def logprob(self) -> np.ndarray:
+        return gather(self.logp, self.targets)[:, 0]
+
+    def entropy(self) -> np.ndarray:
+        return entropy(self.z, self.heat)
+
+    def log_softmax(self) -> np.ndarray:
+        return self.logp
+
+    def softmax(self) -> np.ndarray:
+        return np.exp(self.logp)
+
+    def filtered_logprob(self) -> np.ndarray:
+        return gather(log_softmax(self.left, self.heat), self.targets, -np.inf)[:, 0]
+
+    def next_token_logprob(self) -> np.ndarray:
+        return next_tokens(self.logp, self.targets[:, 0], self.problem.offsets)
+
+    def next_token_filtered_logprob(self) -> np.ndarray:
+        logp = log_softmax(self.left, self.heat)
+        return next_tokens(logp, self.targets[:, 0], self.problem.offsets, -np.inf)
+
+    def gathered(self) -> np.ndarray:
+        return gather(self.logp, self.ids)
+
+    def gathered_logits(self) -> np.ndarray:
+        return gather(self.z, self.ids)
+
+    def top_values(self) -> np.ndarray:
+        return top_k(self.z, self.ids.shape[1])[0]
+
+    def top_ids(self) -> np.ndarray:
+        return top_k(self.z, self.ids.shape[1])[1].astype(np.int32)
+
+    def argmax_value(self) -> np.ndarray:
+        return self.z.max(axis=1)
+
+    def argmax_id(self) -> np.ndarray:
+        return self.z.argmax(axis=1).astype(np.int32)
+
+    def soft_cross_entropy(self) -> np.ndarray:
+        return soft_cross_entropy(self.z, self.teacher)
+
+    def distilled_logprob(self) -> np.ndarray:
+        return gather(log_softmax(self.z), self.ids)
+
+    def distilled_teacher_logprob(self) -> np.ndarray:
+        values = self.problem.arrays.get("teacher_values")
+        return log_softmax(gather(self.teacher, self.ids) if values is None else values)
+
+    def distilled_entropy(self) -> np.ndarray:
+        return entropy(self.z)
+
+    def distilled_renormalised_logprob(self) -> np.ndarray:
+        return log_softmax(gather(self.z, self.ids))
+
+    distilled_renormalised_teacher_logprob = distilled_teacher_logprob
+
+    def linear_logprob(self) -> np.ndarray:
+        return logprob(self.hidden @ self.head.T, self.targets[:, 0], self.heat)
+
+    def linear_entropy(self) -> np.ndarray:
+        return entropy(self.hidden @ self.head.T, self.heat)
+
+    def d_logprob(self) -> np.ndarray:
+        return score_gradient(self.z, self.targets, self.g, 0, self.heat)
+
+    def d_entropy(self) -> np.ndarray:
+        return score_gradient(self.z, self.targets, 0, self.g, self.heat)
+
+    def d_logprob_entropy(self) -> np.ndarray:
+        return score_gradient(self.z, self.targets, self.g, self.g, self.heat)
+
+    def d_filtered_logprob(self) -> np.ndarray:
+        return self._filtered_gradient(self.targets, self.g)
+
+    def d_next_token_logprob(self) -> np.ndarray:
+        return score_gradient(self.z, self.following, self.g * self.is_followed, 0, self.heat)
+
+    def d_next_token_filtered_logprob(self) -> np.ndarray:
+        return self._filtered_gradient(self.following, self.g * self.is_followed)
+
+    def _filtered_gradient(self, ids: np.ndarray, g: np.ndarray) -> np.ndarray:
+        gradient = score_gradient(self.left, ids, g, 0, self.heat)
+        return np.where(np.isneginf(self.left), 0, gradient)
+
+    def d_gathered(self) -> np.ndarray:
+        return score_gradient(self.z, self.ids, self.g, 0, self.heat)
+
+    def d_gathered_logits(self) -> np.ndarray:
+        return self.g * _hits(self.ids, self.problem.vocab_size)
+
+    def d_soft_cross_entropy(self) -> np.ndarray:
+        return self.g * (np.exp(log_softmax(self.z)) - np.exp(log_softmax(self.teacher)))
+
+    def d_distilled(self) -> np.ndarray:
+        return score_gradient(self.z, self.ids, self.g, self.g)
+
+    def d_distilled_renormalised(self) -> np.ndarray:
+        places = np.broadcast_to(np.arange(self.ids.shape[1]), self.ids.shape)
+        of_places = score_gradient(gather(self.z, self.ids), places, self.g)
+        gradient = np.zeros(self.z.shape)
+        np.add.at(gradient, (np.arange(len(self.z))[:, None], self.ids), of_places)
+        return gradient
+
+    def d_log_softmax(self) -> np.ndarray:
+        g = _float64(self.problem.arrays.get("d_logprobs", np.tile(self.g, self.z.shape[1])))
+        return (g - np.exp(self.logp) * g.sum(axis=1, keepdims=True)) / self.heat
+
+    @property
+    def d_product(self) -> np.ndarray:
+        """Of linear_logprob + linear_entropy by the product of hidden and head, [T, V]."""
+        z = self.hidden @ self.head.T
+        return score_gradient(z, self.targets, self.g, self.g, self.heat)
+
+    def d_hidden(self) -> np.ndarray:
+        return self.d_product @ self.head
+
+    def d_head(self) -> np.ndarray:
+        return self.d_product.T @ self.hidden
+
+
+def logprobs(names: Collection[str] | None = None, **inputs: Any) -> dict[str, np.ndarray]:
+    """The arrays of /reference that a problem defines, or those in `names`, in float64.
+
+    The inputs are those of gyre.write_logprobs; inputs/SCHEMA.md, Log-probabilities, has the
+    definitions. ValueError: an input breaks a rule, or is missing for one of the names.
+    """
+    problem = logprob_problem(**inputs)
+    definitions = _Definitions(problem)
+    if names is None:
+        names = [name for name in ANSWERS if _missing(problem, name) is None]
+    for name in names:
+        if need := _missing(problem, known(name, ANSWERS)):
+            raise ValueError(f"{name} needs {need}, which was not given")
+    return {name: getattr(definitions, name)() for name in names}
+
+
+def _missing(problem: LogprobProblem, name: str) -> str | None:
+    """An input without which the array has no definition, or no known shape."""
+    if need := problem.lacks(name):
+        return need
+    return "ids" if None in problem.shape_of(name) else None

@@ -1,0 +1,110 @@
+"""What a comparison found, and how it is shown."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+HEADER = ("array", "elements", "outside", "max_err", "err_over_tol", "worst", "a", "b", "verdict")
+LEFT = ("array", "verdict")
+MOST_TEXT = 24
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One element that is not equal."""
+
+    index: tuple[int, ...]
+    got: Any
+    expected: Any
+    error: float
+    err_over_tol: float
+
+
+@dataclass(frozen=True)
+class ArrayComparison:
+    """One array. Errors are infinite where they are undefined, as between a number and NaN.
+
+    verdict: same; differs; only in A (what was got) or B (what was expected); shapes that differ;
+    types that cannot be compared. worst: up to ten elements that are not equal, the worst first.
+    """
+
+    name: str
+    elements: int
+    verdict: str = "same"
+    outside: int = 0
+    max_error: float = 0.0
+    err_over_tol: float = 0.0
+    worst: tuple[Difference, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All arrays that were compared; only_in_a, only_in_b: names of those that were left out."""
+
+    arrays: tuple[ArrayComparison, ...]
+    only_in_a: tuple[str, ...] = ()
+    only_in_b: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return all(array.verdict == "same" for array in self.arrays)
+
+    @property
+    def err_over_tol(self) -> float:
+        """The largest error as a share of its tolerance."""
+        return max(array.err_over_tol for array in self.arrays)
+
+    def __str__(self) -> str:
+        """The table of gyre-compare, then the worst values of what differs."""
+        return _text(self)
+
+
+def _shortened(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "..."
+
+
+def _place(difference: Difference) -> list[str]:
+    index = "[" + ", ".join(map(str, difference.index)) + "]"
+    return [index, _shortened(difference.got), _shortened(difference.expected)]
+
+
+def _row(array: ArrayComparison) -> list[str]:
+    counts = [str(array.elements), str(array.outside)]
+    errors = [f"{array.max_error:.3g}", f"{array.err_over_tol:.3g}"]
+    worst = _place(array.worst[0]) if array.worst else ["", "", ""]
+    return [array.name, *counts, *errors, *worst, array.verdict]
+
+
+def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: names and verdicts to the left, all else to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    lines = []
+    for row in (header, *rows):
+        cells = (
+            cell.ljust(width) if name in LEFT else cell.rjust(width)
+            for name, cell, width in zip(header, row, widths)
+        )
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _text(comparison: Comparison) -> str:
+    """All arrays, then up to ten of the worst values of each that differs, then the verdict."""
+    lines = _aligned(HEADER, [_row(array) for array in comparison.arrays])
+    for array in comparison.arrays:
+        if array.verdict != "differs":
+            continue
+        lines += ["", f"{array.name or 'the array'}: {array.outside} of {array.elements} outside"]
+        header = ("index", "a", "b", "error", "err_over_tol")
+        rows = [[*_place(d), f"{d.error:.3g}", f"{d.err_over_tol:.3g}"] for d in array.worst]
+        lines += _aligned(header, rows)
+    for side, names in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
+        if names:
+            text = f"left out, only in {side}: {', '.join(names)}"
+            lines += textwrap.wrap(text, 100, subsequent_indent="  ", break_on_hyphens=False)
+    same = sum(array.verdict == "same" for array in comparison.arrays)
+    verdict = "PASSED" if comparison.passed else "FAILED"
+    total = f"{same}/{len(comparison.arrays)} max_err_over_tol={comparison.err_over_tol:.3g}"
+    return "\n".join([*lines, f"VERIFY {verdict} {total}"])

@@ -1,0 +1,330 @@
+#!/usr/bin/env python3
+"""Checks gyre.compare and gyre-check: figures, verdicts, and that gyre-compare says the same.
+
+Usage: test_gyre_package_compare.py SOURCE_DIR BUILD_DIR; needs python3-numpy and python3-h5py.
+"""
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import h5py
+import numpy as np
+from test_gyre_package import INPUTS, Scratch, gyre
+
+from gyre.cli import main
+
+APPS = os.path.join(os.path.abspath(sys.argv[2]), "apps")
+INF, NAN = np.inf, np.nan
+END = "$|VERIFY|left out"  # what follows the rows of a table
+TIES = os.path.join(INPUTS, "logprobs_ties.h5")
+
+
+def one(got, expected, **options):
+    (array,) = gyre.compare(np.array(got), np.array(expected), **options).arrays
+    return array
+
+
+class Compare(Scratch):
+    """gyre.compare"""
+
+    def test_figures(self):
+        got = np.arange(12.0).reshape(3, 4)
+        expected = got.copy()
+        expected[1, 2] += 0.5  # 6.5
+        expected[2, 0] -= 4  # 4
+        array = one(got, expected, rtol=0.1, atol=0.35)
+        self.assertEqual((array.verdict, array.elements, array.outside), ("differs", 12, 1))
+        self.assertEqual((array.max_error, array.err_over_tol), (4, 4 / 0.75))
+        first, second = array.worst
+        self.assertEqual((first.index, first.got, first.expected, first.error), ((2, 0), 8, 4, 4))
+        self.assertEqual((second.index, second.err_over_tol), ((1, 2), 0.5 / (0.35 + 0.1 * 6.5)))
+
+    def test_the_ten_worst_over_blocks(self):
+        expected = np.zeros(3_000_000, np.float32)
+        got = expected.copy()
+        places = np.arange(20) * 140_001 + 7
+        got[places] = 1 + np.arange(20) % 7
+        array = one(got, expected, rtol=0, atol=1)
+        ranking = sorted(places, key=lambda i: (-got[i], i))[:10]
+        self.assertEqual([difference.index[0] for difference in array.worst], ranking)
+        self.assertEqual((array.outside, array.max_error), (17, 7))
+
+    def test_infinities_and_nan(self):
+        self.assertEqual(one([INF, -INF], [INF, -INF]).verdict, "same")
+        for pair in ((INF, -INF), (INF, 1.0), (1.0, -INF), (NAN, 1.0), (1.0, NAN), (NAN, NAN)):
+            array = one([pair[0]], [pair[1]], rtol=INF)
+            self.assertEqual((array.verdict, array.err_over_tol), ("differs", INF), pair)
+        self.assertEqual(one([NAN, 1.0], [NAN, 1.0], equal_nan=True).verdict, "same")
+        self.assertEqual(one([NAN], [1.0], equal_nan=True).verdict, "differs")
+
+    def test_integers_are_exact_but_beside_reals(self):
+        self.assertEqual(one([1], [2], atol=5).verdict, "differs")
+        self.assertEqual(one([True], [1]).verdict, "same")
+        self.assertEqual(one([2**62], [2**62 + 1]).outside, 1)
+        self.assertEqual(one([1], [2.0], atol=5).verdict, "same")
+
+    def test_names_shapes_and_kinds(self):
+        got = {"a": np.zeros(2), "b": np.zeros(2), "c": ["x", "y"], "d": np.zeros(1)}
+        expected = {"a": np.zeros(3), "c": ["x", "z"], "d": ["t"], "e": 1.0}
+        found = {array.name: array for array in gyre.compare(got, expected).arrays}
+        self.assertEqual(
+            {name: array.verdict for name, array in found.items()},
+            {
+                "a": "shapes [2] and [3]",
+                "b": "only in A",
+                "c": "differs",
+                "d": "types that cannot be compared",
+                "e": "only in B",
+            },
+        )
+        (worst,) = found["c"].worst
+        self.assertEqual((worst.index, worst.got, worst.expected), ((1,), "y", "z"))
+        comparison = gyre.compare({"x": 1.0, "y": 1}, {"x": 1.0, "z": 1}, common=True)
+        self.assertEqual((comparison.only_in_a, comparison.only_in_b), (("y",), ("z",)))
+        self.assertTrue(comparison.passed)
+        nested = gyre.compare({"x": {"y": [1]}}, {"x/y": [1]})
+        self.assertEqual(nested.arrays[0].name, "x/y")
+
+    def test_bad_usage(self):
+        for got, expected, options in (
+            (1.0, 1.0, {"rtol": -1}),
+            (1.0, 1.0, {"atol": NAN}),
+            (1.0, 1.0, {"ties": "some"}),
+            (1.0, {"x": 1.0}, {}),
+            ({"x": 1.0}, {"y": 1.0}, {"common": True}),
+            ({}, {}, {}),
+        ):
+            with self.assertRaises(ValueError):
+                gyre.compare(got, expected, **options)
+
+    def test_ties(self):
+        values = [[9.0, 5.0, 5.0, 2.0, 2.0], [9.0, 8.0, 7.0, 6.0, 5.0]]
+        expected = {"r/top_ids": [[3, 1, 7, 4, 6], [0, 1, 2, 3, 4]], "r/top_values": values}
+        for row, passes in (
+            ([3, 1, 7, 4, 6], True),
+            ([3, 7, 1, 6, 4], True),
+            ([3, 7, 1, 8, 4], True),  # of the last value, the list has not all
+            ([3, 7, 2, 6, 4], False),
+            ([1, 3, 7, 6, 4], False),
+        ):
+            got = {"r/top_ids": [row, [0, 1, 2, 3, 9]], "r/top_values": values}
+            self.assertEqual(gyre.compare(got, expected, ties="any").passed, passes, row)
+            self.assertFalse(gyre.compare(got, expected).passed)
+        alone = {"r/top_ids": [[1, 2]]}
+        self.assertFalse(gyre.compare({"r/top_ids": [[2, 1]]}, alone, ties="any").passed)
+
+    def test_assert_close(self):
+        gyre.assert_close([1.0], [1.0])
+        with self.assertRaisesRegex(AssertionError, r"(?s)VERIFY FAILED 0/1 max_err_over_tol=2"):
+            gyre.assert_close([1.0], [3.0], rtol=0, atol=1)
+
+    def test_places(self):
+        file = gyre.read(TIES)
+        everything = gyre.compare(TIES, TIES)
+        self.assertIn("logprobs/logits", [array.name for array in everything.arrays])
+        for got, expected in (
+            (file, TIES + ":/"),
+            (file.reference, TIES),
+            (f"{TIES}:/reference", file.reference),
+            (file["logprobs"], TIES + ":/logprobs"),
+        ):
+            self.assertTrue(gyre.compare(got, expected).passed)
+        np.savez(self.place("x.npz"), **file.reference)
+        self.assertTrue(gyre.compare(self.place("x.npz"), TIES).passed)
+        self.assertTrue(gyre.compare(TIES, self.place("x.npz")).passed)
+        with self.assertRaisesRegex(ValueError, "/results of .* no such object"):
+            gyre.compare(TIES + ":/results", TIES)
+
+
+class Check(Scratch):
+    """gyre-check"""
+
+    def check(self, *arguments):
+        output, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            try:
+                code = main(arguments)
+            except SystemExit as stopped:  # argparse
+                code = stopped.code
+        return code, output.getvalue(), errors.getvalue()
+
+    def test_exit_codes(self):
+        mine = self.place("mine.npz")
+        logprob = gyre.read(TIES).reference["logprob"].copy()
+        np.savez(mine, logprob=logprob)
+        code, output, _ = self.check(mine, TIES, "--common")
+        self.assertEqual(code, 0, output)
+        self.assertIn(f"# B  {TIES}:/reference", output)
+        self.assertIn("left out, only in B: d_entropy", output)
+        self.assertIn("VERIFY PASSED 1/1 max_err_over_tol=0", output)
+        self.assertEqual(self.check(mine, TIES)[0], 1)
+        logprob[3] += 0.5
+        np.savez(mine, logprob=logprob)
+        code, output, _ = self.check(mine, TIES, "--common", "--atol", "0.25", "--rtol", "0")
+        self.assertEqual(code, 1)
+        self.assertIn("logprob: 1 of 17 outside", output)
+        self.assertRegex(output, r"\[3\] .* 0\.5 +2\n")
+
+    def test_bad_usage(self):
+        broken, damaged = self.place("broken.npz"), self.place("damaged.h5")
+        Path(broken).write_bytes(b"PK\x03\x04 and no more")
+        gyre.write_logprobs(damaged, logits=[[1.0, 2.0]], targets=[0])
+        with h5py.File(damaged, "r+") as file:
+            file["logprobs/targets"][0] = 1
+        for arguments, wanted, message in (
+            ((), 2, "required"),
+            ((TIES, TIES, "--ties", "some"), 2, "invalid choice"),
+            ((TIES, TIES, "--rtol", "-1"), 2, "must not be negative"),
+            (("none.npz", TIES), 2, "none.npz"),
+            (("none.h5", TIES), 2, "none.h5"),
+            ((broken, TIES), 2, "broken.npz"),
+            ((TIES, f"{TIES}:/nothing"), 2, "no such object"),
+            ((damaged, damaged), 3, "not what was written"),
+        ):
+            code, _, errors = self.check(*arguments)
+            self.assertEqual(code, wanted, arguments)
+            self.assertIn(message, errors)
+
+
+class SameAsGyreCompare(Scratch):
+    """The same files and options have the same verdict and the same figures."""
+
+    def write(self, name, **arrays):
+        with h5py.File(self.place(name), "w") as file:
+            for path, value in arrays.items():
+                file[path.replace("__", "/")] = value
+        return self.place(name)
+
+    @staticmethod
+    def figures(text):
+        """Of each array: name, counts, errors, the last word of the verdict; then VERIFY."""
+        lines = [line for line in text.splitlines() if not re.match("#|array ", line)]
+        end = next((i for i, line in enumerate(lines) if re.match(END, line)), 0)
+        return [[*row.split()[:5], row.split()[-1]] for row in lines[:end]] + lines[-1:]
+
+    def agree(self, a, b, *flags):
+        """Runs both, which must say the same of every array; the exit code."""
+        command = [os.path.join(APPS, "gyre-compare"), a, b, *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        output, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            code = main([a, b, *flags])
+        said = f"{flags}\n{done.stdout}{done.stderr}{output.getvalue()}{errors.getvalue()}"
+        self.assertEqual(code, done.returncode, said)
+        self.assertEqual(self.figures(done.stdout), self.figures(output.getvalue()), said)
+        return code
+
+    def test_numbers(self):
+        rng = np.random.default_rng(3)
+        special = np.array([0, -0.0, INF, -INF, NAN, 1e-320, 1e300, -1e300, 1, 3])
+        reals = rng.normal(size=(40, 25))
+        a, b = {}, {}
+        for kinds in (("f8", "f8"), ("f4", "f8"), ("f2", "f4"), ("f4", "f4")):
+            name = "".join(kinds)
+            with np.errstate(over="ignore"):
+                x, y = (special.astype(kind) for kind in kinds)
+            a |= {f"{name}_{i}": x for i in range(len(special))}
+            b |= {f"{name}_{i}": np.full(len(y), y[i]) for i in range(len(special))}
+            a[name] = reals.astype(kinds[0])
+            b[name] = (reals + 1e-5 * rng.normal(size=(40, 25))).astype(kinds[1])
+        files = self.write("a.h5", **a), self.write("b.h5", **b)
+        for flags in (
+            (),
+            ("--equal-nan",),
+            ("--rtol", "0"),
+            ("--atol", "0", "--rtol", "0"),
+            ("--rtol", "1"),
+            ("--atol", "1e308"),
+            ("--atol", "inf"),
+        ):
+            self.agree(*files, *flags)
+        x = np.array([1.0, 1.5])
+        files = self.write("a.h5", x=x), self.write("b.h5", x=x + 0.5)
+        self.assertEqual(self.agree(*files, "--atol", "0.5", "--rtol", "0"), 0)
+        self.assertEqual(self.agree(*files, "--atol", "0.4999999", "--rtol", "0"), 1)
+
+    def test_kinds(self):
+        values = {
+            "i4": np.array([1, 2], "i4"),
+            "i8": np.array([1, 2**60], "i8"),
+            "u8": np.array([1, 2**63], "u8"),
+            "i1": np.array([1, -2], "i1"),
+            "f4": np.array([1, 2], "f4"),
+            "big": np.array([1, 2], ">f8"),
+            "flag": np.array([True, False]),
+            "text": np.array(["1", "2"], dtype=object),
+            "fixed": np.array([b"1", b"2"], "S3"),
+            "pair": np.zeros(2, [("a", "i4")]),
+            "row": np.array([[1, 2]], "f4"),
+            "none": np.zeros(0, "f4"),
+            "one": np.float64(1),
+        }
+        pairs = [(x, y) for x in values for y in values]
+        a = self.write("a.h5", **{f"{x}_{y}": values[x] for x, y in pairs})
+        b = self.write("b.h5", **{f"{x}_{y}": values[y] for x, y in pairs})
+        self.assertEqual(self.agree(a, b), 1)
+
+    def test_groups_and_links(self):
+        a = self.write("a.h5", g__x=[1.0], g__deep__y=[2], h=["a"])
+        b = self.write("b.h5", g__x=[1.0], g__deep__y=[3], g__z=[1])
+        with h5py.File(b, "r+") as file:
+            file["soft"] = h5py.SoftLink("/g")
+            file["g/again"] = file["g/x"]
+            file["g/deep/circle"] = file["g"]
+        for groups in (
+            ("", ""),
+            (":/g", ":/g"),
+            (":/g", ":/soft"),
+            (":/g/deep", ":/g/deep/"),
+            (":/g", ":/none"),
+            (":/g/x", ""),
+        ):
+            for flags in ((), ("--common",)):
+                self.agree(a + groups[0], b + groups[1], *flags)
+        with h5py.File(b, "r+") as file:
+            file["g/nowhere"] = h5py.SoftLink("/nothing")
+        self.assertEqual(self.agree(a, b), 2)
+        with h5py.File(b, "r+") as file:
+            del file["g/nowhere"]
+            file["g/elsewhere"] = h5py.ExternalLink(a, "/g")
+        self.assertEqual(self.agree(a, b), 2)
+
+    def test_ties(self):
+        rng = np.random.default_rng(5)
+        values = -np.sort(-rng.integers(0, 6, (200, 6)).astype("f4"), axis=1)
+        ids = rng.integers(0, 8, (2, 200, 6))
+        others = {"x_ids": ids[1].astype(">i4"), "y_ids": ids[1], "z_ids": ids[1] * 1.0}
+        more = {
+            "y_values": values[:, :3],
+            "z_values": values,
+            "r__ids": ids[0],
+            "r__values": values,
+        }
+        a = self.write("a.h5", x_ids=ids[0], y_ids=ids[0], z_ids=ids[0], x_values=values, **more)
+        b = self.write("b.h5", x_values=values + 1, **others, **more)
+        for flags in ((), ("--ties", "any"), ("--ties", "exact", "--common")):
+            self.assertEqual(self.agree(a, b, *flags), 1)
+        top = "top_ids", "top_values"
+        file = gyre.read(TIES)
+        same = {name: file.reference[name].copy() for name in top}
+        same["top_ids"][3, :3] = same["top_ids"][3, 2::-1]  # a row of equal logits
+        a = self.write("a.h5", **same)
+        self.assertEqual(self.agree(a, f"{TIES}:/reference", "--common"), 1)
+        self.assertEqual(self.agree(a, f"{TIES}:/reference", "--common", "--ties", "any"), 0)
+
+    def test_inputs(self):
+        names = ("logprobs_golden.h5", "logprobs_ties.h5", "docs_tiny.h5", "model_tiny.h5")
+        places = [os.path.join(INPUTS, name) for name in names]
+        for a, b in ((0, 0), (0, 1), (2, 2), (2, 3), (3, 3)):
+            self.agree(places[a], places[b])
+        self.agree(places[0] + ":/reference", places[1] + ":/reference", "--common")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

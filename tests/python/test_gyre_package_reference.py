@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Checks gyre.reference against stored answers, and against definitions in plain sums.
+
+Gradients are differentiated by a complex step: for an analytic f, Im f(x + i h) / h is f'(x) to the
+last bit, since nothing is subtracted.
+
+Usage: test_gyre_package_reference.py SOURCE_DIR BUILD_DIR; needs python3-numpy and python3-h5py.
+"""
+
+import re
+import sys
+import unittest
+from pathlib import Path
+
+import numpy as np
+from test_gyre_package import FILES, INF, SOURCE, gyre, small_attention, small_logprobs
+
+from gyre.logprobs import ANSWERS
+
+STEP = 1e-30
+CLOSE = {"rtol": 1e-11, "atol": 1e-12}
+
+
+class References(unittest.TestCase):
+    """gyre.reference"""
+
+    def test_stored_answers(self):
+        """Of every file in and below inputs/: an implementation of its own has computed them."""
+        references = {
+            "gyre/logprobs": gyre.reference.logprobs,
+            "gyre/attention": gyre.reference.attention,
+        }
+        compared = 0
+        for path in FILES:
+            file = gyre.read(path)
+            if file.schema not in references or "reference" not in file:
+                continue
+            mine = references[file.schema](**file.inputs, **file.inputs.attributes)
+            for name, answer in file.reference.items():
+                rounding = np.finfo(answer.dtype).eps if answer.dtype.kind == "f" else 0
+                close = {"rtol": 1e-11 + rounding, "atol": 1e-12}
+                comparison = gyre.compare(mine[name], answer, **close)
+                self.assertTrue(comparison.passed, f"{path} {name}\n{comparison}")
+            compared += 1
+        self.assertGreaterEqual(compared, 5)
+
+    def test_other_log_probabilities_and_all_gradients(self):
+        """In plain sums; gradients by a complex step."""
+        inputs = small_logprobs()
+        found = gyre.reference.logprobs(**inputs)
+        ids, g, heat = inputs["ids"], inputs["d_value"], inputs["temperature"]
+        z, teacher = inputs["logits"][:, :7], inputs["teacher"][:, :7]
+        kept = gyre.reference.survivors(z, 5, 0.8, heat)
+        self.assertGreater(len(set(kept.sum(axis=1))), 1)
+        followed = [1, 2, 4]  # rows whose token another one of the sequence follows
+
+        def values(z):
+            logs = lambda x: x - np.log(np.exp(x).sum(axis=-1, keepdims=True))  # noqa: E731
+            at = lambda x, i: np.take_along_axis(x, i, axis=1)  # noqa: E731
+            entropy = lambda x: -(np.exp(logs(x)) * logs(x)).sum(axis=1)  # noqa: E731
+            logp, targets = logs(z / heat), inputs["targets"][:, None]
+            gone = np.log(np.where(kept, np.exp(z / heat), 0).sum(axis=1))
+            next_logp, next_left = np.zeros((2, 6), z.dtype)
+            following = inputs["targets"][[2, 3, 5]]
+            next_logp[followed] = logp[followed, following]
+            next_left[followed] = (z / heat)[followed, following] - gone[followed]
+            next_left[followed] = np.where(kept[followed, following], next_left[followed], -INF)
+            logprob, distilled = at(logp, targets)[:, 0], at(logs(z), ids)
+            left = at(z / heat, targets)[:, 0] - gone
+            return {
+                "log_softmax": logp,
+                "softmax": np.exp(logp),
+                "logprob": logprob,
+                "entropy": entropy(z / heat),
+                "logprob_entropy": logprob + entropy(z / heat),
+                "gathered": at(logp, ids),
+                "gathered_logits": at(z, ids),
+                "argmax_value": z.max(axis=1),
+                "argmax_id": z.argmax(axis=1),
+                "soft_cross_entropy": -(np.exp(logs(teacher)) * logs(z)).sum(axis=1),
+                "distilled_logprob": distilled,
+                "distilled_entropy": entropy(z),
+                "distilled": distilled.sum(axis=1) + entropy(z),
+                "distilled_teacher_logprob": logs(at(teacher, ids)),
+                "distilled_renormalised_logprob": logs(at(z, ids)),
+                "distilled_renormalised": logs(at(z, ids)),
+                "filtered_logprob": np.where(at(kept, targets)[:, 0], left, -np.inf),
+                "next_token_logprob": next_logp,
+                "next_token_filtered_logprob": next_left,
+            }
+
+        want = values(z)
+        by_sequence = {}
+        for name in ("next_token_logprob", "next_token_filtered_logprob"):
+            first, second, third = want[name][followed]
+            by_sequence[name] = np.array([[0, 0], [0, 0], [first, second], [third, 0]])
+        comparison = gyre.compare({**want, **by_sequence}, found, common=True, **CLOSE)
+        self.assertTrue(comparison.passed, comparison)
+        self.assertEqual(
+            set(comparison.only_in_a), {n for n in want if f"d_{n}" in found} - set(found)
+        )
+        gradients = [name for name in found if name.startswith("d_")]
+        self.assertEqual(len(gradients), 12)
+        for t, v in np.ndindex(*z.shape):
+            changed = z.astype(complex)
+            changed[t, v] += 1j * STEP
+            for name in gradients:
+                sums = values(changed)[name[2:]].imag.reshape(6, -1).sum(axis=1)
+                slope = (g * sums).sum() / STEP
+                if not np.isfinite(want[name[2:]][t]).all():
+                    continue  # -inf has no derivative
+                np.testing.assert_allclose(
+                    found[name][t, v], slope, err_msg=f"{name} {t} {v}", **CLOSE
+                )
+
+    def test_gradient_through_every_log_probability(self):
+        inputs = small_logprobs()
+        g = np.random.default_rng(4).normal(0, 1, (6, 7))
+        found = gyre.reference.logprobs({"d_log_softmax"}, d_logprobs=g, **inputs)["d_log_softmax"]
+        z, heat = inputs["logits"][:, :7], inputs["temperature"]
+        for t, v in np.ndindex(*z.shape):
+            x = z[t] / heat + 1j * STEP * (np.arange(7) == v) / heat
+            slope = (g[t] * (x - np.log(np.exp(x).sum()))).sum().imag / STEP
+            np.testing.assert_allclose(found[t, v], slope, **CLOSE)
+
+    def test_full_attention(self):
+        inputs = small_attention(mask="full", sinks=np.array([0.5, -1, 0, 2]))
+
+        def loss(q, k, v, sinks):
+            total = 0
+            for begin, end in ((0, 4), (4, 7)):
+                for head in range(4):
+                    x = np.exp(q[begin:end, head] @ k[begin:end, head // 2].T / np.sqrt(3))
+                    out = (
+                        x @ v[begin:end, head // 2] / (x.sum(axis=1) + np.exp(sinks[head]))[:, None]
+                    )
+                    total = total + (out * inputs["d_out"][begin:end, head]).sum()
+            return total
+
+        found = gyre.reference.attention(**inputs)
+        arrays = [inputs[name].astype(complex) for name in ("q", "k", "v", "sinks")]
+        for array, name in zip(arrays, ("d_q", "d_k", "d_v", "d_sinks")):
+            for index in np.ndindex(array.shape):
+                array[index] += 1j * STEP
+                np.testing.assert_allclose(found[name][index], loss(*arrays).imag / STEP, **CLOSE)
+                array[index] -= 1j * STEP
+
+    def test_every_answer_of_the_schema_is_there(self):
+        page = Path(SOURCE, "inputs/SCHEMA.md").read_text(encoding="utf-8")
+        section = page.partition("\n## Log-probabilities\n")[2].partition("\n## ")[0]
+        rows = re.findall(r"^\| (`[^|]*) \| \[", section, re.M)
+        names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+        self.assertEqual(names, set(ANSWERS))
+
+    def test_names_choose_what_is_computed(self):
+        inputs = small_logprobs()
+        self.assertEqual(list(gyre.reference.logprobs(["entropy"], **inputs)), ["entropy"])
+        with self.assertRaisesRegex(ValueError, "d_hidden needs hidden"):
+            gyre.reference.logprobs(["d_hidden"], **inputs)
+        alone = {name: inputs[name] for name in ("logits", "targets")}
+        with self.assertRaisesRegex(ValueError, "top_ids needs ids"):
+            gyre.reference.logprobs(["top_ids"], **alone)
+        self.assertNotIn("top_ids", gyre.reference.logprobs(**alone))
+
+    def test_dual_chunk_swap(self):
+        index = gyre.reference.dual_chunk_swap([0, 8, 8, 12], 2)
+        self.assertEqual(index.tolist(), [[0, 1, 6, 7, 8, 11], [2, 3, 4, 5, 9, 10]])
+        stream = np.arange(24).reshape(12, 2)
+        shards = gyre.reference.shard(stream, index)
+        self.assertEqual(shards.shape, (2, 6, 2))
+        np.testing.assert_array_equal(gyre.reference.unshard(shards, index), stream)
+        real = gyre.reference.local_cu_seqlens([0, 5, 5, 7], [0, 8, 8, 12], index)
+        self.assertEqual(real.tolist(), [[0, 2, 2, 3], [0, 3, 3, 4]])
+        with self.assertRaisesRegex(ValueError, "segment 1 has 6 slots, no multiple of 2 cp = 4"):
+            gyre.reference.dual_chunk_swap([0, 4, 10], 2)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
