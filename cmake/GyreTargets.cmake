@@ -1,7 +1,8 @@
-# gyre_flags: what every target of ours is compiled with.
+# gyre_flags: what every target of ours is compiled with. Libraries link it PRIVATE: of it, clients of the package get
+# what linking needs, which is the sanitizer.
 add_library(gyre_flags INTERFACE)
 # "module/file.hpp" is below src; "apps/app/file.hpp" is found from the root.
-target_include_directories(gyre_flags INTERFACE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR})
+target_include_directories(gyre_flags INTERFACE "$<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/src;${CMAKE_SOURCE_DIR}>")
 target_compile_options(
   gyre_flags
   INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall
@@ -78,6 +79,15 @@ function(gyre_use_precompiled target)
   endif()
 endfunction()
 
+# gyre_export(TARGET...): what clients get by find_package(gyre), gyre_NAME as gyre::NAME; see GyrePackage.cmake.
+function(gyre_export)
+  foreach(target ${ARGN})
+    string(REGEX REPLACE "^gyre_" "" name ${target})
+    set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  endforeach()
+  install(TARGETS ${ARGN} EXPORT gyre OBJECTS DESTINATION ${CMAKE_INSTALL_LIBDIR}/gyre)
+endfunction()
+
 # gyre_module(NAME DEPENDS ...): static library gyre_NAME from every .cpp (and .cu) below this folder. Sources of a
 # library are chosen by their names: cuda*.cpp and *.cu are compiled with CUDA, no_cuda*.cpp without it, and likewise
 # nccl*, cublas* and cudnn*. A no_* file defines the factories of what is missing; they throw.
@@ -104,14 +114,21 @@ function(gyre_module name)
   endif()
   gyre_compile_alone(${sources})
   add_library(gyre_${name} STATIC ${sources})
-  target_link_libraries(gyre_${name} PUBLIC gyre_flags ${ARG_DEPENDS})
+  target_link_libraries(gyre_${name} PRIVATE gyre_flags PUBLIC ${ARG_DEPENDS})
   gyre_use_precompiled(gyre_${name})
   gyre_cuda_definitions(gyre_${name})
+  gyre_export(gyre_${name})
 endfunction()
 
 # Options, JSON, tables and calls of HDF5 take no time where they run, and much where they are compiled.
 function(gyre_compile_quickly target)
   target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
+  if(GYRE_SANITIZE)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
+    if(NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)
+      target_precompile_headers(${target} REUSE_FROM gyre_precompiled_quickly)
+    endif()
+  endif()
 endfunction()
 
 # gyre_app_parts(FOLDER): static library gyre_app_FOLDER from every .cpp of the folder but main.cpp.
@@ -126,11 +143,11 @@ function(gyre_app_parts folder)
     gyre_compile_alone(${sources})
     add_library(gyre_app_${folder} STATIC ${sources})
     target_link_libraries(gyre_app_${folder} PUBLIC ${needed})
+    gyre_use_precompiled(gyre_app_${folder})
     gyre_compile_quickly(gyre_app_${folder})
     set(definitions ${sources}) # of operations, in double precision
     list(FILTER definitions INCLUDE REGEX "/ops/")
     set_property(SOURCE ${definitions} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
-    gyre_use_precompiled(gyre_app_${folder})
   else() # an app that is all in its main file
     add_library(gyre_app_${folder} INTERFACE)
     target_link_libraries(gyre_app_${folder} INTERFACE ${needed})
