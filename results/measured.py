@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Predicts what this machine then measures: measured.py APPS [--only TEXT] [--machine FILE] [-o FOLDER]
+"""Predicts what this machine then measures: measured.py APPS [--only TEXT] [--machine FILE] [--continue] [-o FOLDER]
 
-Needs two cores with nothing else to do, for about half an hour. The machine is calibrated once (gyre-info --model), and
-configurations that the calibration did not measure are predicted (gyre-predict) and run (gyre-attention, gyre-pipeline):
+Needs two cores with nothing else to do, for about three quarters of an hour. The machine is calibrated once (gyre-info
+--model), and configurations that the calibration did not measure are predicted (gyre-predict) and run (gyre-attention,
+gyre-pipeline). Those whose ranks compute are run in ROUNDS, minutes apart, and the fastest round counts: what else uses the
+processor (another guest of the host, say) makes a run slower and never faster.
 
     real        one and two ranks: schedules, layouts, lengths, heads, head dimensions, packed documents
     scoring     whole passes of gyre-pipeline over pages of docs/, on one and two ranks of every grid
     emulated    4 to 64 ranks that sleep instead of computing, over links of three speeds (results/prediction/emulated.toml)
 
 FOLDER (results/prediction) gets machine.json, measured.csv, a row for each configuration and direction, and measured.txt,
-a summary. An error is predicted time over measured median, minus 1. --only: groups whose name contains TEXT, written
-nowhere. --machine: instead of calibrating.
+a summary; rows as soon as they are there, and --continue measures the groups that have none. An error is predicted time
+over measured median, minus 1. --only: groups whose name contains TEXT, written nowhere. --machine: instead of calibrating.
 """
 
 import argparse
@@ -30,6 +32,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 EMULATED = ROOT / "results" / "prediction" / "emulated.toml"
 PAGES = ("architecture.md", "demo.md", "extending.md", "packing.md")  # that scoring passes score
 MARGIN = 1.05  # of a winner
+ROUNDS = 2
 SECONDS = 900  # of a program
 ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_MEM_EVENTS": "n", "HWLOC_COMPONENTS": "-pci,-linux:pci", "OMP_NUM_THREADS": "1"}
 
@@ -80,13 +83,13 @@ def program(apps, name):
     return str(apps / f"gyre-{name}")
 
 
-def run(command, ranks=1):
+def run(command, ranks=1, cwd=None):
     words = list(map(str, command))
     if ranks > 1:
         # Ranks that sleep must wake up in time.
         first = ["chrt", "-r", "1"] if ranks > 2 and os.geteuid() == 0 and shutil.which("chrt") else []
         words = [*first, shutil.which("mpiexec.mpich") or "mpiexec", "-n", str(ranks), *words]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False,
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=cwd,
                           env={**os.environ, **ENVIRONMENT})
     if done.returncode != 0:
         sys.exit(f"measured.py: exit code {done.returncode} of {shlex.join(words)}:\n{done.stdout[-500:]}{done.stderr[-1500:]}")
@@ -98,21 +101,24 @@ def times_of(path):
     return {tuple(r["key"][k] for k in ("schedule", "layout", "pass")): r["measurements"]["time"] for r in results}
 
 
+def predict(apps, group, machine, output):
+    """What times_of() gives, predicted."""
+    run([program(apps, "predict"), "--machine", EMULATED if "emulated" in group.name else machine, *shlex.split(group.both),
+         *shlex.split(group.predict), "-d", "f32", "--cp", group.ranks, "--pass", "both", "-J", output])
+    return times_of(output)
+
+
 def compare(apps, group, machine, folder):
     output = folder / "out.json"
-    both = shlex.split(group.both)
-    emulated = "--emulate" in group.run
-    run([program(apps, "attention"), *both, *shlex.split(group.run), "--pass", "both", "-c", "none", "--max-seconds", "2",
-         "-J", output], group.ranks)
+    run([program(apps, "attention"), *shlex.split(group.both), *shlex.split(group.run), "--pass", "both", "-c", "none",
+         "--max-seconds", "2", "-J", output], group.ranks)
     measured = times_of(output)
-    run([program(apps, "predict"), "--machine", EMULATED if emulated else machine, *both, *shlex.split(group.predict),
-         "-d", "f32", "--cp", group.ranks, "--pass", "both", "-J", output])
-    predicted = times_of(output)
+    predicted = predict(apps, group, machine, output)
     for (schedule, layout, direction), time in measured.items():
         guess = predicted[schedule, layout, direction]
-        yield {"group": group.name, "ranks": group.ranks, "emulated": "yes" if emulated else "no", "schedule": schedule,
-               "layout": layout, "pass": direction, "measured_ms": f"{time:.4g}", "predicted_ms": f"{guess:.4g}",
-               "error_percent": f"{100 * (guess / time - 1):.1f}"}
+        yield {"group": group.name, "ranks": group.ranks, "emulated": "yes" if "emulated" in group.name else "no",
+               "schedule": schedule, "layout": layout, "pass": direction, "measured_ms": f"{time:.4g}",
+               "predicted_ms": f"{guess:.4g}", "error_percent": f"{100 * (guess / time - 1):.1f}"}
 
 
 def scoring_time(path):
@@ -163,38 +169,61 @@ def summary(rows):
     return "\n".join(lines) + "\n"
 
 
+def key_of(row):
+    return tuple(row[k] for k in ("group", "schedule", "layout", "pass"))
+
+
+def read_rows(folder):
+    with open(folder / "measured.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(folder, rows):
+    with open(folder / "measured.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    (folder / "measured.txt").write_text(summary(rows), encoding="utf-8")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("apps", type=pathlib.Path, help="folder with the programs")
+    parser.add_argument("apps", type=lambda text: pathlib.Path(text).resolve(), help="folder with the programs")
     parser.add_argument("--only", metavar="TEXT", help="groups whose name contains TEXT; print, write nothing")
     parser.add_argument("--machine", type=pathlib.Path, metavar="FILE", help="instead of calibrating")
+    parser.add_argument("--continue", action="store_true", dest="resume", help="only groups without rows in measured.csv")
     parser.add_argument("-o", "--output", type=pathlib.Path, default=ROOT / "results" / "prediction", metavar="FOLDER")
     options = parser.parse_args()
     groups = [g for g in (*real_groups(), *scoring_groups(), *emulated_groups()) if options.only is None or options.only in g.name]
     if not groups:
         parser.error(f"--only {options.only}: no group's name contains it")
-    rows = []
+    rows = {}
+    if options.resume:
+        rows = {key_of(row): row for row in read_rows(options.output)}
+        groups = [g for g in groups if g.name not in {row["group"] for row in rows.values()}]
+    computing = [g for g in groups if "emulated" not in g.name]
+    visits = [*ROUNDS * computing, *(g for g in groups if "emulated" in g.name)]
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
-        machine = options.machine or folder / "machine.json"
-        if options.machine is None and any("emulated" not in g.name for g in groups):
-            run([program(options.apps, "info"), "--model", "-J", machine], 2)
-        for group in groups:
-            method = compare_scoring if isinstance(group, ScoringGroup) else compare
-            rows += method(options.apps, group, machine, folder)
-            print(summary(rows).splitlines()[len({r['group'] for r in rows})], flush=True)
-        if options.only is not None:
-            for row in rows:
-                print(", ".join(map(str, row.values())))
-            return
-        if options.machine is None:
+        machine = options.machine or (options.output if options.resume else folder) / "machine.json"
+        if not machine.exists():
+            run([program(options.apps, "info"), "--model", "-J", machine.name], 2, cwd=machine.parent)
+        if options.only is None and machine.parent != options.output:
             shutil.copy(machine, options.output / "machine.json")
-    with open(options.output / "measured.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    (options.output / "measured.txt").write_text(summary(rows), encoding="utf-8")
-    print(summary(rows).splitlines()[-1])
+        for group in visits:
+            method = compare_scoring if isinstance(group, ScoringGroup) else compare
+            for row in method(options.apps, group, machine, folder):
+                old = rows.get(key_of(row))
+                if old is None or float(row["measured_ms"]) < float(old["measured_ms"]):
+                    rows[key_of(row)] = row
+            print(next(line for line in summary(rows.values()).splitlines() if line.startswith(group.name)), flush=True)
+            if options.only is None:
+                write_rows(options.output, list(rows.values()))
+    if options.only is not None:
+        for row in rows.values():
+            print(", ".join(map(str, row.values())))
+    else:
+        print(summary(rows.values()).splitlines()[-1])
 
 
 if __name__ == "__main__":
