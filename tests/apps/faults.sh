@@ -6,12 +6,13 @@ input=$source_dir/inputs/docs_tiny.h5
 model=$source_dir/inputs/model_tiny.h5
 
 no_output() { [[ -z $(find "$scratch/out" -type f) ]] || fail "left behind: $(ls "$scratch/out")"; }
-ends() { # STATUS TEXT ARGUMENTS... of a run on four ranks, which leaves no file
+ends() { # STATUS TEXT ARGUMENTS... of a run on four ranks, which leaves no file but wrong results, by their own name
   local status=0 wanted=$1 text=$2
   shift 2
   timeout 60 "$MPIEXEC" -n 4 "$apps/gyre-pipeline" --cp 2 --tp 2 -n 1 -o "$scratch/out/o.h5" "$@" >"$scratch/log" 2>&1 || status=$?
   ((status == wanted)) || fail "exit $status, not $wanted: $*: $(cat "$scratch/log")"
   grep -qF -- "$text" "$scratch/log" || fail "'$text' is missing: $(cat "$scratch/log")"
+  ((status != 1)) || rm "$scratch/out/o.invalid.h5"
   no_output
 }
 mkdir "$scratch/out"
@@ -99,22 +100,30 @@ signal_one_rank() { # SIGNAL STATUS TEXT [SIGNAL that another rank gets a moment
   no_output
 }
 # At start-up: MPI_Init of the others would wait for ever. (A machine with much to do may be past it before the kill.)
+# Each run has an output of its own: processes of the one before may still be ending.
+runs=0
 signal_at_start() { # SIGNAL STATUS TEXT [supervisor]
-  local launcher parent='' victim='' status=0
+  local launcher all parent victim='' status=0 output
+  output=$scratch/out/s$((++runs)).h5
   timeout 60 "$MPIEXEC" -n 4 "$apps/gyre-pipeline" --input "$input" --model "$model" --cp 2 --tp 2 -n 1000000 \
-    --timeout 3 -o "$scratch/out/s.h5" >"$scratch/log" 2>&1 &
+    --timeout 3 -o "$output" >"$scratch/log" 2>&1 &
   launcher=$!
   # Ranks are forked before MPI_Init.
   until [[ -n $victim ]]; do
-    for parent in $(pgrep -f "^$apps/gyre-pipeline .*-o $scratch/out/s.h5"); do
-      victim=$(pgrep -P "$parent" -f "^$apps/gyre-pipeline" | head -1) && [[ -n $victim ]] && break
+    kill -0 "$launcher" 2>/dev/null || fail "the run ended before a signal was sent: $(cat "$scratch/log")"
+    all=$(pgrep -f "^$apps/gyre-pipeline .*-o $output") || continue
+    for parent in $all; do
+      grep -qxF "$(ps -o ppid= -p "$parent" | tr -d ' ')" <<<"$all" && continue # a rank
+      victim=$(pgrep -P "$parent" -f "^$apps/gyre-pipeline" | head -1) || continue
+      [[ ${4:-} != supervisor ]] || victim=$parent
+      kill "-$1" "$victim" 2>/dev/null && break
+      victim=''
     done
   done
-  [[ ${4:-} != supervisor ]] || victim=$parent
-  kill "-$1" "$victim"
   wait "$launcher" || status=$?
   ((status == $2)) || fail "exit $status, not $2, after SIG$1 at start-up: $(cat "$scratch/log")"
   [[ -z $3 ]] || grep -q "$3" "$scratch/log" || fail "'$3' is missing: $(cat "$scratch/log")"
+  ((status != 1)) || rm "$scratch/out/o.invalid.h5"
   no_output
 }
 signal_at_start KILL 3 "rank . (.*, pid .*) was killed by signal 9 (Killed); out of memory?; step '"

@@ -66,7 +66,7 @@ def remains(folder, shared_before, spare=None):
     runs.wait_until(lambda: not living(), 3)  # the guard of shared memory looks for 2 s
     left = [f"process {p}" for p in living()]
     runs.end(runs.processes_of(folder))
-    left += [f"file {p.name}" for p in sorted((folder / "out").iterdir()) if p.name not in ("out.h5", "out.json")]
+    left += [f"file {p.name}" for p in sorted((folder / "out").iterdir()) if p.name not in ("out.h5", "out.invalid.h5", "out.json")]
     new = runs.shared_memory() - shared_before
     return left + [f"/dev/shm/{name}" for name in runs.unused(new)] if new else left
 

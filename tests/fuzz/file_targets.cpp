@@ -1,5 +1,6 @@
 #include <memory>
 
+#include "apps/logprobs/registry.hpp"
 #include "io/attention_file.hpp"
 #include "io/batch_file.hpp"
 #include "io/compare.hpp"
@@ -12,6 +13,8 @@
 
 namespace gyre::fuzz {
 namespace {
+
+using Longs = std::vector<int64_t>;
 
 /// Of arrays, their sizes included; attributes and texts, which have no checksum, do not count.
 class Digest {
@@ -34,6 +37,11 @@ class Digest {
   uint64_t hash_ = hash_bytes(nullptr, 0);
 };
 
+void add(Digest& digest, const StoredExtras& extras) {
+  for (const auto& [name, stored] : extras)
+    if (stored.extra.bytes) digest.add(*stored.extra.bytes);
+}
+
 void add(Digest& digest, const PackedBins& bins) {
   digest.add(bins.bin_offsets, bins.document, bins.cu_seqlens, bins.cu_seqlens_padded);
 }
@@ -49,7 +57,8 @@ Digests read_references(Communicator& comm, const std::string& path) {
   const uint64_t bare = digest.value();
   const HiddenShape tiny{3, 48};  // of inputs/model_tiny.h5
   if (const auto reference = read_reference(comm, path, documents, tiny)) {
-    digest.add(reference->offsets, reference->logprob, reference->entropy);
+    digest.add(reference->logprob.value_or(std::vector<double>()),
+               reference->entropy.value_or(std::vector<double>()));
     const Rows all{0, documents.total()};
     for (int64_t entry = 0; reference->has_hidden && entry < tiny.entries; ++entry)
       digest.add(read_reference_hidden(comm, path, entry, std::span(&all, 1)).span());
@@ -72,6 +81,8 @@ Digests read_packed(Communicator& comm, const std::string& path) {
   const PackedSlots slots = read_packed_slots(comm, path, header, 0, header.bin_count());
   Digest digest;
   add(digest, header.bins);
+  add(digest, header.extras);
+  for (const auto& [name, extra] : slots.extras) digest.add(extra.bytes);
   return {digest.add(slots.ids, slots.embeddings, slots.labels, slots.positions).value()};
 }
 
@@ -96,9 +107,11 @@ Digests read_shards(Communicator& comm, const std::string& path, const ShardsHea
 
 Digests read_rows(Communicator& comm, const std::string& path) {
   const BshdArrays a = read_bshd(comm, path);
-  return {Digest()
-              .add(a.ids, a.embeddings, a.labels, a.positions, a.seq_lens, a.seq_lens_padded)
-              .value()};
+  Digest digest;
+  digest.add(a.ids, a.embeddings, a.labels, a.positions);
+  for (const auto* table : {&a.seq_lens, &a.seq_lens_padded}) digest.add(table->value_or(Longs()));
+  add(digest, a.extras);
+  return {digest.value()};
 }
 
 Digests read_audio(Communicator& comm, const std::string& path) {
@@ -117,13 +130,12 @@ Digests read_attention(Communicator& comm, const std::string& path) {
 }
 
 Digests read_logprobs(Communicator& comm, const std::string& path) {
-  const LogprobsFile f = read_logprobs_file(comm, path);
+  const LogprobsFile f = read_logprobs_file(comm, path, logprobs_arrays());
   Digest digest;
-  digest.add(f.offsets, f.logits, f.teacher, f.targets, f.ids, f.d_value);
+  digest.add(f.offsets, f.logits, f.teacher, f.targets, f.ids, f.d_value, f.d_logprobs);
   const uint64_t bare = digest.value();
-  if (const auto& r = f.reference)
-    digest.add(r->logprob, r->entropy, r->soft_cross_entropy, r->filtered_logprob, r->gathered)
-        .add(r->top_values, r->top_ids, r->next_token_logprob, r->d_logprob, r->d_entropy);
+  if (f.reference)
+    for (const auto& [name, values] : f.reference->arrays) digest.add(values);
   return {digest.value(), bare};
 }
 
@@ -165,10 +177,13 @@ std::vector<Target> file_targets(const std::string& inputs, const std::string& f
   target("documents", read_text_documents, {folder + "/docs.h5", docs});
   target("reference", read_references, {docs});
   target("model", read_model, {inputs + "/model_tiny.h5"});
-  target("packed", read_packed, {folder + "/packed.h5", folder + "/embeddings.h5"});
+  target("packed", read_packed,
+         {folder + "/packed.h5", folder + "/embeddings.h5", folder + "/packed_extras.h5"});
   target("shards", rows, {shards});
   targets.back().own = true;
-  target("bshd", read_rows, {inputs + "/bshd_tiny.h5", inputs + "/bshd_left.h5"});
+  target("bshd", read_rows,
+         {inputs + "/bshd_tiny.h5", inputs + "/bshd_left.h5", folder + "/rows_without_tables.h5",
+          folder + "/rows_extras.h5"});
   target("salm", read_audio, {inputs + "/salm_tiny.h5"});
   target("attention", read_attention, {inputs + "/attention_window.h5"});
   target("logprobs", read_logprobs,

@@ -84,10 +84,13 @@ class Fuzz:
                 ("pack", "--input", inputs / "salm_tiny.h5", "--cp", "2", "-o", seeds / "embeddings.h5"),
                 ("shard", "--input", seeds / "packed.h5", "--cp", "2", "--layout", "striped", "-o", seeds / "shards.h5"),
                 ("pipeline", "--input", inputs / "docs_tiny.h5", "--model", inputs / "model_tiny.h5",
-                 "-o", seeds / "results.h5")):
+                 "-o", seeds / "results.h5"),
+                ("pack", "--input", inputs / "golden/rows_extras.h5", "-o", seeds / "packed_extras.h5")):
             done = subprocess.run([self.build / "apps" / f"gyre-{name}", *words], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise RuntimeError(f"gyre-{name} made no seed:\n{done.stdout}{done.stderr}")
+        for name in ("rows_without_tables.h5", "rows_extras.h5"):
+            structure.copy_with_checksums(inputs / "golden" / name, seeds / name)
 
     def count(self, name, counts):
         with self.lock:
@@ -142,8 +145,9 @@ class Fuzz:
     def structure_seeds(self):
         inputs = self.source / "inputs"
         return {"documents": [self.seeds / "docs.h5"], "reference": [inputs / "docs_tiny.h5"],
-                "model": [inputs / "model_tiny.h5"], "packed": [self.seeds / "packed.h5", self.seeds / "embeddings.h5"],
-                "shards": [self.seeds / "shards.h5"], "bshd": [inputs / "bshd_tiny.h5", inputs / "bshd_left.h5"],
+                "model": [inputs / "model_tiny.h5"], "packed": [self.seeds / "packed.h5", self.seeds / "embeddings.h5", self.seeds / "packed_extras.h5"],
+                "shards": [self.seeds / "shards.h5"], "bshd": [inputs / "bshd_tiny.h5", inputs / "bshd_left.h5", self.seeds / "rows_without_tables.h5",
+                         self.seeds / "rows_extras.h5"],
                 "salm": [inputs / "salm_tiny.h5"], "attention": [inputs / "attention_window.h5"],
                 "logprobs": [inputs / "logprobs_golden.h5", inputs / "logprobs_linear.h5"],
                 "results": [self.seeds / "results.h5"], "compare": [self.seeds / "results.h5"]}

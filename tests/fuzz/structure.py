@@ -17,15 +17,17 @@ import gyre_files  # noqa: E402
 # Datasets without which a file of a kind is nothing, by reader. A wrong type, rank or extent of them must be refused.
 REQUIRED = {
     "documents": r"/documents/(tokens|offsets)",
-    "reference": r"/documents/(tokens|offsets)|/reference/(offsets|logprob|entropy)",
+    "reference": r"/documents/(tokens|offsets)",
     "model": r"/model/.+",
     "packed": r"/packed/(bin_offsets|document|cu_seqlens|cu_seqlens_padded|ids|embeddings|labels|positions)",
     "bshd": r"/bshd/(labels|seq_lens|seq_lens_padded|input_ids|inputs_embeds)",
     "salm": r"/salm/(input_ids|target_ids|inputs_embeds|audio|audio_offsets|encoder)",
     "attention": r"/attention/(q|k|v|d_out|offsets)",
-    "logprobs": r"/logprobs/(logits|teacher|targets|ids|d_value|offsets)",
+    "logprobs": r"/logprobs/(logits|targets)",
     "results": r"/results/(logprob|entropy|offsets)|/packed/(bin_offsets|document|cu_seqlens|cu_seqlens_padded)",
 }
+# Of these, what a file may do without.
+OPTIONAL = r"/bshd/seq_lens_padded"
 # Readers that check that reals are numbers.
 FINITE = ("reference", "model", "packed", "bshd", "salm", "attention", "logprobs")
 # Extents that a file of the kind may choose.
@@ -51,13 +53,26 @@ def replace(file, path, values, **how):
     file[path].attrs.update(attributes)
 
 
+def copy_with_checksums(seed, path):
+    """The inputs of a file, kept in chunks with checksums, as programs write them."""
+    shutil.copy(seed, path)
+    with h5py.File(path, "r+") as file:
+        file.pop("reference", None)
+        for name in items_of(file)[0]:
+            values = file[name][()]
+            replace(file, name, values, chunks=values.shape, fletcher32=True)
+    gyre_files.record_content(path)
+
+
 def retype(file, path, rng):
     old = file[path]
     types = ["i1", "i2", "i4", "i8", "u4", "u8", "f2", "f4", "f8", "S5", [("a", "i4"), ("b", "f8")], "bool"]
     types = [t for t in types if isinstance(t, list) or numpy.dtype(t) != old.dtype]
     kind = rng.choice(types)
     replace(file, path, numpy.zeros(old.shape, kind))
-    return f"{path} is of type {kind}", True
+    # Some readers take reals, or integers, of any width.
+    alike = any({old.dtype.kind, file[path].dtype.kind} <= set(kinds) for kinds in ("f", "iu"))
+    return f"{path} is of type {kind}", not alike
 
 
 def reshape(file, path, rng):
@@ -192,7 +207,8 @@ def mutated(seed, target, path, rng):
             text, wrong = change(file, at, rng)
             words.append(text)
             required = target in REQUIRED and re.fullmatch(REQUIRED[target], at)
-            allowed = change is value and target not in FINITE or change is resize and re.fullmatch(FREE, at)
+            allowed = (change is value and target not in FINITE or change is resize and re.fullmatch(FREE, at)
+                       or change is delete and re.fullmatch(OPTIONAL, at))
             refused |= bool(wrong and required and not allowed)
     gyre_files.record_content(path)
     return "; ".join(words), refused and len(words) == 1
