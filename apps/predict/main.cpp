@@ -2,6 +2,7 @@
 // from the plans that gyre-attention and gyre-pipeline run and a file that describes the machine.
 
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <utility>
 
@@ -84,9 +85,17 @@ ExitCode run(PredictOptions& o, AppContext& context) {
                          : predict_model(o, machine, context);
 }
 
+/// Plans of megabytes are made and dropped by the thousand. glibc would return their memory to the
+/// system, which clears it again for the next.
+void keep_freed_memory() {
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_MMAP_THRESHOLD, 30 << 20);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  keep_freed_memory();
   PredictOptions options;
   const AppInfo info{
       "gyre-predict",

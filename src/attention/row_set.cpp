@@ -6,22 +6,28 @@ namespace gyre {
 
 int64_t RowSet::add(int64_t begin, int64_t end) {
   if (begin >= end) return 0;
-  int64_t before = 0, first = begin, last = end;
-  auto run = runs_.upper_bound(begin);
-  if (run != runs_.begin() && std::prev(run)->second >= begin) --run;
-  while (run != runs_.end() && run->first <= end) {
-    before += std::max<int64_t>(0, std::min(run->second, end) - std::max(run->first, begin));
-    first = std::min(first, run->first);
-    last = std::max(last, run->second);
-    run = runs_.erase(run);
+  const auto first = std::partition_point(runs_.begin(), runs_.end(),
+                                          [&](const Run& run) { return run.end < begin; });
+  if (first == runs_.end() || first->begin > end) {
+    runs_.insert(first, {begin, end});
+    return 0;
   }
-  runs_[first] = last;
+  // All that it overlaps or touches becomes one run.
+  int64_t before = 0;
+  Run joined{begin, end};
+  auto last = first;
+  for (; last != runs_.end() && last->begin <= end; ++last) {
+    before += std::min(last->end, end) - std::max(last->begin, begin);
+    joined = {std::min(joined.begin, last->begin), std::max(joined.end, last->end)};
+  }
+  *first = joined;
+  runs_.erase(first + 1, last);
   return before;
 }
 
 int64_t RowSet::count() const {
   int64_t rows = 0;
-  for (const auto& [begin, end] : runs_) rows += end - begin;
+  for (const Run& run : runs_) rows += run.end - run.begin;
   return rows;
 }
 

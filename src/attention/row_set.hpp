@@ -2,8 +2,8 @@
 // Which rows of an array have been written.
 
 #include <cstdint>
-#include <map>
 #include <span>
+#include <vector>
 
 #include "attention/rectangle.hpp"
 
@@ -11,14 +11,20 @@ namespace gyre {
 
 class RowSet {
  public:
-  /// Adds rows [begin, end); returns how many of them were in it before. O(log runs), amortised.
+  /// Rows [begin, end).
+  struct Run {
+    int64_t begin = 0, end = 0;
+    friend bool operator==(const Run&, const Run&) = default;
+  };
+  /// Adds rows [begin, end); returns how many of them were in it before. O(log runs) where rows
+  /// come in ascending order or are in it already, else O(runs).
   int64_t add(int64_t begin, int64_t end);
-  /// Its rows in ascending order: begin and end of runs that do not touch.
-  const std::map<int64_t, int64_t>& runs() const { return runs_; }
+  /// Its rows in ascending order: runs that do not touch.
+  const std::vector<Run>& runs() const { return runs_; }
   int64_t count() const;
 
  private:
-  std::map<int64_t, int64_t> runs_;
+  std::vector<Run> runs_;
 };
 
 /// The queries, or the keys, of all rectangles.

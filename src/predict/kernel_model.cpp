@@ -21,14 +21,22 @@ ModelledTime time_on(const KernelSurface& surface, const ModelledCall& call) {
   const double share = products_in(call) / all_products;
   const double flops_of_pair = 2 * all_products * surface.head_dim;
   ModelledTime time{surface.launch_s + surface.merge_s * static_cast<double>(call.merged), 0};
+  double rows = 0, keys = 0, rate = 0;
+  bool outside = false;
   for (const Rectangle& r : call.rectangles) {
-    const auto rows = static_cast<double>(r.q_length), keys = static_cast<double>(r.k_length);
-    const double seconds =
-        share * static_cast<double>(call.query_heads) *
-        (flops_of_pair * static_cast<double>(r.pairs()) / surface.rate(rows, keys) +
-         surface.diagonal_s * static_cast<double>(mask_edge(r)));
+    const auto these_rows = static_cast<double>(r.q_length);
+    const auto these_keys = static_cast<double>(r.k_length);
+    if (these_rows != rows || these_keys != keys) {  // most are of the size of the one before
+      rows = these_rows;
+      keys = these_keys;
+      rate = surface.rate(rows, keys);
+      outside = surface.outside(rows, keys);
+    }
+    const double seconds = share * static_cast<double>(call.query_heads) *
+                           (flops_of_pair * static_cast<double>(r.pairs()) / rate +
+                            surface.diagonal_s * static_cast<double>(mask_edge(r)));
     time.seconds += seconds;
-    if (surface.outside(rows, keys)) time.extrapolated += seconds;
+    if (outside) time.extrapolated += seconds;
   }
   return time;
 }

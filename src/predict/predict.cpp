@@ -120,9 +120,10 @@ std::vector<PassPrediction> predict(const PredictedProblem& of, const MachineMod
   passes.emplace_back(Pass::forward, of, machine);
   if (of.problem.passes == PlanPasses::both) passes.emplace_back(Pass::backward, of, machine);
   read_plans(of, passes);
-  std::vector<PassPrediction> predictions;
-  predictions.reserve(passes.size());
-  for (PassReader& pass : passes) predictions.push_back(pass.finish(machine));
+  std::vector<PassPrediction> predictions(passes.size());
+  for_each_task(omp_get_max_threads(), std::ssize(passes), [&](int64_t pass, int /*thread*/) {
+    predictions[static_cast<size_t>(pass)] = passes[static_cast<size_t>(pass)].finish(machine);
+  });
   return predictions;
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <map>
 
 #include "attention/row_set.hpp"
 #include "core/error.hpp"
@@ -14,7 +13,7 @@ namespace gyre {
 class ProgramWriter {
  public:
   ProgramWriter(const Programs& programs, const RankPlan& plan, const std::string& schedule)
-      : p_(programs), plan_(plan), schedule_(schedule) {}
+      : p_(programs), plan_(plan), schedule_(schedule), written_(plan.arrays.size()) {}
 
   CompiledRank write() {
     for (const Step& step : plan_.steps(p_.pass_)) {
@@ -24,16 +23,16 @@ class ProgramWriter {
     }
     end_block();
     if (!open_.empty())
-      throw_runtime("{} never waits for exchange #{} of step {}", place(), open_.begin()->first,
-                    open_.begin()->second.step);
+      throw_runtime("{} never waits for exchange #{} of step {}", place(), open_.front().id,
+                    open_.front().step);
     return std::move(compiled_);
   }
 
  private:
   /// An exchange under way.
   struct Open {
+    int id = 0, step = 0;
     int16_t slot = 0;
-    int step = 0;
     int64_t unpacked = 0;  ///< bytes read and written by unpacking and adding
     /// [tier], seconds of the transfers that no kernel has run beside: of sending or of receiving,
     /// whichever takes longer.
@@ -41,7 +40,7 @@ class ProgramWriter {
   };
 
   void walk(const step::Exchange& e) {
-    Open open{free_slot(), step_, 0, {}};
+    Open open{e.id, step_, free_slot(), 0, {}};
     int64_t packed = 0;
     for (const Message& m : e.sends)
       for (const Slice& slice : m.slices)
@@ -66,18 +65,18 @@ class ProgramWriter {
     }
     for (size_t tier = 0; tier < most_tiers; ++tier)
       open.beside.at(tier) = std::max(open.beside.at(tier), receiving.at(tier));
-    open_[e.id] = open;
+    open_.push_back(open);
   }
 
   void walk(const step::Wait& w) {
-    const auto found = open_.find(w.id);
+    const auto found = std::ranges::find(open_, w.id, &Open::id);
     if (found == open_.end())
       throw_runtime("{} waits for exchange #{}, which is not under way", place(), w.id);
     Op op;
     op.kind = OpKind::wait;
-    op.exchange = found->second.slot;
+    op.exchange = found->slot;
     add(op);
-    copy(found->second.unpacked);
+    copy(found->unpacked);
     open_.erase(found);
   }
 
@@ -88,7 +87,7 @@ class ProgramWriter {
         {p_.pass_, p_.types_.activations, query_heads, p_.heads_.head_dim, c.rectangles, c.d_q >= 0,
          c.d_kv >= 0, p_.machine_.kernel.merges() ? merged_by(c, query_heads) : 0});
     double slowed = 0;
-    for (auto& [id, open] : open_)
+    for (Open& open : open_)
       for (size_t tier = 0; tier < p_.machine_.links.size(); ++tier) {
         const double together = std::min(open.beside.at(tier), time.seconds);
         open.beside.at(tier) -= together;
@@ -102,7 +101,7 @@ class ProgramWriter {
   int64_t merged_by(const step::Compute& c, int64_t query_heads) {
     const auto found = [&](int index, const RowSet& rows) {
       int64_t count = 0;
-      for (const auto& [begin, end] : rows.runs()) count += written_[index].add(begin, end);
+      for (const RowSet::Run& run : rows.runs()) count += written(index).add(run.begin, run.end);
       return count;
     };
     int64_t elements = 0;
@@ -115,8 +114,9 @@ class ProgramWriter {
   void write_rows(const std::vector<Slice>& slices) {
     for (const Slice& slice : slices)
       if (array(slice).kind == ArrayKind::d_kv)
-        written_[slice.array].add(slice.row, slice.row + slice.rows);
+        written(slice.array).add(slice.row, slice.row + slice.rows);
   }
+  RowSet& written(int array) { return written_[static_cast<size_t>(array)]; }
   void walk(const step::Clear& c) { pass_over({c.array}); }
   void walk(const step::Delta& d) { pass_over({d.out, d.d_out}); }
   void walk(const step::Finish& /*finish*/) {}
@@ -182,8 +182,7 @@ class ProgramWriter {
   int16_t free_slot() const {
     int16_t slot = 0;
     const auto taken = [&] {
-      return std::any_of(open_.begin(), open_.end(),
-                         [&](const auto& open) { return open.second.slot == slot; });
+      return std::ranges::find(open_, slot, &Open::slot) != open_.end();
     };
     while (taken()) ++slot;
     return slot;
@@ -209,8 +208,8 @@ class ProgramWriter {
   CompiledRank compiled_;
   BlockTable::Block block_;
   int step_ = 0, block_begin_ = 0;
-  std::map<int, Open> open_;       ///< [id]
-  std::map<int, RowSet> written_;  ///< [array]
+  std::vector<Open> open_;
+  std::vector<RowSet> written_;  ///< [array]
 };
 
 namespace {

@@ -12,19 +12,23 @@
 namespace gyre {
 
 /// Calls body(task, thread) for every task in [0, count), in order within a thread; thread 0 is the
-/// caller. An exception of a task is rethrown when all tasks have run.
+/// caller. When all tasks have run, the exception of the first one that failed is rethrown.
 template <class Body>
 void for_each_task(int threads, int64_t count, Body body) {
 #ifdef _OPENMP
   if (threads > 1 && count > 1) {
     std::exception_ptr error;
+    int64_t failed = count;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int64_t task = 0; task < count; ++task) {
       try {
         body(task, omp_get_thread_num());
       } catch (...) {
 #pragma omp critical(gyre_for_each_task)
-        error = std::current_exception();
+        if (task < failed) {
+          failed = task;
+          error = std::current_exception();
+        }
       }
     }
     if (error) std::rethrow_exception(error);

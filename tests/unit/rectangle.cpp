@@ -228,8 +228,8 @@ TEST(RowSet, IsASetOfRows) {
 TEST(RowSet, OfRectanglesIsThatOfTheirQueriesOrKeys) {
   const std::vector<Rectangle> rectangles = {{LocalToken(2), 3, LocalToken(0), 4, {}},
                                              {LocalToken(4), 3, LocalToken(10), 2, {}}};
-  EXPECT_EQ(queries_of(rectangles).runs(), (std::map<int64_t, int64_t>{{2, 7}}));
-  EXPECT_EQ(keys_of(rectangles).runs(), (std::map<int64_t, int64_t>{{0, 4}, {10, 12}}));
+  EXPECT_EQ(queries_of(rectangles).runs(), (std::vector<RowSet::Run>{{2, 7}}));
+  EXPECT_EQ(keys_of(rectangles).runs(), (std::vector<RowSet::Run>{{0, 4}, {10, 12}}));
 }
 
 }  // namespace GYRE_FILE

@@ -78,6 +78,15 @@ int PlanBuilder::exchange(std::string what, std::vector<Message> sends,
   return exchanges_++;
 }
 
+int PlanBuilder::exchange_pair(std::string what, Message send, Message recv) {
+  const auto only = [](Message& message) {
+    std::vector<Message> messages;
+    messages.push_back(std::move(message));
+    return messages;
+  };
+  return exchange(std::move(what), only(send), only(recv));
+}
+
 void PlanBuilder::wait(int id) {
   if (id >= 0) add(step::Wait{id});
 }
@@ -121,9 +130,12 @@ void PlanBuilder::compute(step::Compute step, Trim trim, RowRange keys) {
   const Layout& layout = *problem_.layout;
   const PlanArray& kv = array(step.kv);
   const bool all = keys.begin == 0 && keys.length == kv.tokens();
-  step.rectangles =
-      intersect(shard_of(layout, array(step.q).rows),
-                shard_of(layout, all ? kv.rows : part_of(kv.rows, keys)), problem_.mask, trim);
+  if (queries_of_ != step.q) {
+    queries_ = shard_of(layout, array(step.q).rows);
+    queries_of_ = step.q;
+  }
+  step.rectangles = intersect(queries_, shard_of(layout, all ? kv.rows : part_of(kv.rows, keys)),
+                              problem_.mask, trim);
   for (Rectangle& r : step.rectangles) r.k_begin += keys.begin;
   if (!step.rectangles.empty()) add(std::move(step));
 }

@@ -53,6 +53,8 @@ class PlanBuilder {
   /// Returns the id to wait for. Slices of no bytes and messages without slices are left out, and
   /// so is an exchange without messages: the id is -1 then, for which wait does nothing.
   int exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs);
+  /// One message each way.
+  int exchange_pair(std::string what, Message send, Message recv);
   void wait(int id);
   void clear(int array);
   /// The pairs of all rows of set.q with all rows of `kv`, for the KV heads that kv holds (or some
@@ -93,6 +95,8 @@ class PlanBuilder {
   Pass pass_ = Pass::forward;
   int storages_ = array_kinds;
   int exchanges_ = 0;
+  int queries_of_ = -1;  ///< the array of `queries_`: most steps of a plan have the same queries
+  Shard queries_;
 };
 
 /// The plan of a schedule that is a class: made from a builder, with forward() and backward().

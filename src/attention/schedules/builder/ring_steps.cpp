@@ -66,9 +66,10 @@ void travel_back(PlanBuilder& plan, const Ring& ring, int first, int first_block
     }
     if (i > 0) hop.add(plan.whole(last_sum), plan.whole(sum, true));
     const bool moves = !hop.sent.empty();
-    const int id = moves ? plan.exchange(i < fetches ? (i > 0 ? "KV and dKV" : "KV") : "dKV",
-                                         {{ahead, hop.sent}}, {{behind, hop.received}})
-                         : -1;
+    const int id =
+        moves ? plan.exchange_pair(i < fetches ? (i > 0 ? "KV and dKV" : "KV") : "dKV",
+                                   {ahead, std::move(hop.sent)}, {behind, std::move(hop.received)})
+              : -1;
     plan.clear(sum);
     plan.compute(ring.set, current, sum);
     if (moves) plan.wait(id);
@@ -77,8 +78,8 @@ void travel_back(PlanBuilder& plan, const Ring& ring, int first, int first_block
   }
   if (last_sum != ring.set.d_kv) {
     plan.clear(ring.set.d_kv);
-    plan.wait(plan.exchange("dKV home", {{ahead, {plan.whole(last_sum)}}},
-                            {{behind, {plan.whole(ring.set.d_kv, true)}}}));
+    plan.wait(plan.exchange_pair("dKV home", {ahead, {plan.whole(last_sum)}},
+                                 {behind, {plan.whole(ring.set.d_kv, true)}}));
   }
   plan.sink_gradient(ring.set.stats);
 }
@@ -95,8 +96,8 @@ int ring_forward(PlanBuilder& plan, const Ring& ring) {
     int next = -1, id = -1;
     if (more) {
       next = circle.kv_block(ring.mine - i - 1, current);
-      id = plan.exchange("KV", {{circle.rank(ring.mine + 1), {plan.whole(current)}}},
-                         {{circle.rank(ring.mine - 1), {plan.whole(next)}}});
+      id = plan.exchange_pair("KV", {circle.rank(ring.mine + 1), {plan.whole(current)}},
+                              {circle.rank(ring.mine - 1), {plan.whole(next)}});
     }
     plan.compute(ring.set, current);
     if (more) {
