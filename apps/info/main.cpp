@@ -37,7 +37,7 @@ ExitCode run(const InfoOptions& o, AppContext& context) {
     measured = measure_machine(report.machine.identity, {world, backend.world(), backend.stream()},
                                {o.threads, o.seconds});
     if (o.model)
-      model = calibrate({world, backend.world(), backend.stream(), o.threads}, *measured,
+      model = calibrate({world, backend.world(), backend.stream(), o.threads}, *measured, o.head_dims,
                         model_name(report.machine.identity, world.size()));
     measured->time = utc_now();
   }

@@ -7,6 +7,7 @@ namespace gyre {
 namespace {
 
 constexpr double least_seconds = 1e-3, most_seconds = 60;
+constexpr int most_head_dim = 512;
 
 }  // namespace
 
@@ -16,6 +17,8 @@ void declare_options(CLI::App& app, InfoOptions& o) {
       app,
       {"--model", "Measure what gyre-predict needs, too: kernels of all shapes, for half a minute"},
       o.model);
+  add_option(app, {"--model-head-dims", "With --model: head dimensions of the kernels"},
+             o.head_dim_list);
   add_option(app, {"--seconds", "Of a window in which a rate is measured; there are some 40"},
              o.seconds);
   add_option(app, {"--threads", "Threads of a rank that measure together"}, o.threads, 1);
@@ -24,7 +27,7 @@ void declare_options(CLI::App& app, InfoOptions& o) {
              o.json);
 }
 
-void check_options(const InfoOptions& o, int ranks) {
+void check_options(InfoOptions& o, int ranks) {
   const InfoOptions usual;
   ConfigErrors errors;
   if (!(o.seconds >= least_seconds && o.seconds <= most_seconds))
@@ -35,6 +38,10 @@ void check_options(const InfoOptions& o, int ranks) {
     errors.add("--threads {}: --quick measures nothing", o.threads);
   if (o.model && o.quick) errors.add("--model: --quick measures nothing");
   if (o.model && o.json.empty()) errors.add("--model goes into the file of --json: name one");
+  o.head_dims = parse_numbers("--model-head-dims", o.head_dim_list,
+                              {"elements of a head", 1, most_head_dim, "64,128"}, errors);
+  if (!o.model && o.head_dim_list != usual.head_dim_list)
+    errors.add("--model-head-dims {}: without --model, none are measured", o.head_dim_list);
   if (o.model && ranks < 2)
     errors.add("--model in a run of {} rank: it measures messages; 2 ranks or more", ranks);
   errors.throw_if_any("impossible configuration");

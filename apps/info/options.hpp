@@ -2,6 +2,7 @@
 // The options of gyre-info.
 
 #include <string>
+#include <vector>
 
 #include "apps/common/backend.hpp"
 
@@ -16,12 +17,14 @@ struct InfoOptions {
   bool quick = false, model = false;
   double seconds = 0.1;
   int threads = 1;
+  std::string head_dim_list = "32,64,128";
+  std::vector<int> head_dims;  ///< after check_options
   std::string json;
 };
 
 void declare_options(CLI::App& app, InfoOptions& o);
 
 /// Throws a usage error that lists all that is wrong in a run of `ranks` ranks.
-void check_options(const InfoOptions& o, int ranks);
+void check_options(InfoOptions& o, int ranks);
 
 }  // namespace gyre

@@ -21,28 +21,6 @@ DType type_of(const std::string& name) {
   return name == "bf16" ? DType::bf16 : DType::f32;
 }
 
-/// "8,16,32": ascending or not, each once, from 1 to most_ranks.
-std::vector<int> parse_cps(const std::string& text, ConfigErrors& errors) {
-  std::vector<int> cps;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    int cp = 0;
-    const auto [last, status] = std::from_chars(text.data() + begin, text.data() + end, cp);
-    if (status != std::errc() || last != text.data() + end || cp < 1 || cp > most_ranks) {
-      errors.add("--cp '{}': '{}' is no number of ranks from 1 to {}; such as --cp 8,16,32", text,
-                 text.substr(begin, end - begin), most_ranks);
-      break;
-    }
-    if (std::ranges::find(cps, cp) != cps.end()) {
-      errors.add("--cp '{}': {} is there twice", text, cp);
-      break;
-    }
-    cps.push_back(cp);
-    begin = end + 1;
-  }
-  return cps;
-}
-
 /// The next multiple of kv_heads that tp divides, and so on: what to write instead.
 void check_heads(const PredictOptions& o, ConfigErrors& errors) {
   if (o.heads % o.kv_heads != 0)
@@ -166,7 +144,7 @@ void check_options(PredictOptions& o, int ranks) {
     if (value > most) errors.add("{} {}: at most {}", option, value, most);
   if (o.model.empty()) check_heads(o, errors);
   if (o.window > 0 && o.mask != "causal") errors.add("--window {} needs --mask causal", o.window);
-  o.cps = parse_cps(o.cp_list, errors);
+  o.cps = parse_numbers("--cp", o.cp_list, {"ranks", 1, most_ranks, "8,16,32"}, errors);
   constexpr int64_t most_of_grid = int64_t{1} << 24;
   for (const int cp : o.cps)
     if (const int64_t ranks_of_grid = int64_t{o.dp} * cp * o.tp; ranks_of_grid > most_of_grid)

@@ -15,7 +15,6 @@ namespace {
 
 constexpr std::array<int64_t, 9> measured_sizes = {16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
 constexpr std::array<int64_t, 3> diagonal_sizes = {256, 1024, 4096};
-constexpr std::array<int, 3> head_dims = {32, 64, 128};
 constexpr int64_t measured_heads = 2;
 constexpr int samples_of_a_call = 3;
 constexpr double least_seconds = 1e-3;  // of a sample
@@ -236,7 +235,7 @@ double seconds_of_call(const CalibratedBackend& b, const std::function<void()>& 
 }
 
 MachineModel calibrate(const CalibratedBackend& backend, const MeasuredMachine& measured,
-                       const std::string& name) {
+                       const std::vector<int>& head_dims, const std::string& name) {
   MachineModel machine;
   machine.name = name;
   for (const DType type : activation_types)

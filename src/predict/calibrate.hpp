@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "attention/kernels/make_kernel.hpp"
 #include "comm/communicator.hpp"
@@ -20,12 +21,12 @@ struct CalibratedBackend {
   int threads = 1;  ///< of a rank's kernel
 };
 
-/// The model of the machine: kernels in f32 and bf16 of head dimensions 32, 64 and 128, all ranks
-/// at once, mean over ranks; what a decoder does beside attention, in f32; links and copies from
-/// `measured`, of all ranks at once. `name`: of the machine. Collective; complete on rank 0. Takes
-/// some 400 GFLOP a rank.
+/// The model of the machine: kernels in f32 and bf16 of these head dimensions, all ranks at once,
+/// mean over ranks; what a decoder does beside attention, in f32; links and copies from `measured`,
+/// of all ranks at once. `name`: of the machine. Collective; complete on rank 0. Takes some 2
+/// GFLOP a rank for each element of a head.
 MachineModel calibrate(const CalibratedBackend& backend, const MeasuredMachine& measured,
-                       const std::string& name);
+                       const std::vector<int>& head_dims, const std::string& name);
 
 /// Seconds of a call while all ranks call: the median of samples of many calls, the mean over
 /// ranks. Collective.

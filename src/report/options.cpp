@@ -112,6 +112,30 @@ void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value
          spec);
 }
 
+std::vector<int> parse_numbers(const char* option, const std::string& text, const NumberList& list,
+                               ConfigErrors& errors) {
+  std::vector<int> numbers;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    int number = 0;
+    const auto [last, status] = std::from_chars(text.data() + begin, text.data() + end, number);
+    if (status != std::errc() || last != text.data() + end || number < list.least ||
+        number > list.most) {
+      errors.add("{} '{}': '{}' is no number of {} from {} to {}; such as {} {}", option, text,
+                 text.substr(begin, end - begin), list.what, list.least, list.most, option,
+                 list.example);
+      break;
+    }
+    if (std::ranges::find(numbers, number) != numbers.end()) {
+      errors.add("{} '{}': {} is there twice", option, text, number);
+      break;
+    }
+    numbers.push_back(number);
+    begin = end + 1;
+  }
+  return numbers;
+}
+
 int64_t parse_size(std::string_view text) {
   uint64_t number = 0;
   const char* const last = text.data() + text.size();

@@ -15,6 +15,8 @@ class App;
 
 namespace gyre {
 
+class ConfigErrors;
+
 /// `name` as on the command line: "-n,--iters", or "files" for positional arguments.
 struct OptionSpec {
   std::string name;
@@ -41,6 +43,16 @@ void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value
 /// The complaint about an empty text, or "". An empty text is mostly a shell variable that was
 /// never set: taken as "no file", it would lose a result.
 std::string complain_about_empty(const std::string& text);
+
+/// Numbers of a list: what they count, which are allowed, and an example.
+struct NumberList {
+  const char* what;
+  int least = 1, most = 1;
+  const char* example;
+};
+/// "8,16,32": in any order, each once. Adds what is wrong to `errors`.
+std::vector<int> parse_numbers(const char* option, const std::string& text, const NumberList& list,
+                               ConfigErrors& errors);
 
 /// "4096", "128K", "2M", "1G" with K, M, G = 2^10, 2^20, 2^30 (either case), exact.
 /// Throws a usage error for anything else: signs, fractions, other units, more than 2^63 - 1.
