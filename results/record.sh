@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# record.sh counted|explained|predicted|golden|demo|machine|timed|kernels|studies [BUILD_DIR]: makes the runs whose figures
-# README.md and docs/ show, again, and writes what the programs say to results/cpu-2core/. Then `results/tables.py --write`
+# record.sh counted|explained|predicted|scale|golden|demo|machine|timed|kernels|studies [BUILD_DIR]: makes the runs whose
+# figures README.md and docs/ show, again, and writes what the programs say to results/. Then `results/tables.py --write`
 # brings the pages up to date. `demo` is the last screen of ./run demo; `golden` is what the programs say of inputs/golden
 # with one answer changed at a time. `counted` runs are about bytes, messages and shares, `explained` and `predicted` ones
-# about machines of inputs/machines/ (results/prediction/): any machine gives the same. `timed` runs, `kernels` and
-# `studies` need a machine of two cores with nothing else to do, and a clean tree.
+# about machines of inputs/machines/ (results/prediction/): any machine gives the same. `scale` is how long predictions of
+# thousands of ranks take. `scale`, `timed` runs, `kernels` and `studies` need a machine of two cores with nothing else to
+# do, and a clean tree.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -71,6 +72,31 @@ predicted() {
   predict one-document --machine $machine --cp 16 --tokens 256K --layout all
   echo "record: published.csv, published.txt: results/published.py"
   /usr/bin/python3 results/published.py "$apps"
+}
+
+# timed_prediction ARGS...: appends seconds and memory of a prediction to scale.txt.
+timed_prediction() {
+  local command="gyre-predict --machine inputs/machines/h100-sxm-8.toml $*"
+  echo "record: scale.txt: $command"
+  printf '$ %s\n' "$command" >>results/prediction/scale.txt
+  # shellcheck disable=SC2086 # words
+  /usr/bin/python3 - "$apps"/$command >>results/prediction/scale.txt <<'PY'
+import resource, subprocess, sys, time
+begin = time.monotonic()
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+megabytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
+print(f"{time.monotonic() - begin:.1f} s, {megabytes:.0f} MB")
+PY
+}
+
+scale() {
+  local documents=dist=long-tailed,count=2K,max=1M,seed=1
+  rm -f results/prediction/scale.txt
+  timed_prediction --cp 1024 --tokens 1M --schedule ring
+  timed_prediction --cp 1024 --tokens 1M --schedule all
+  timed_prediction --cp 4096 --tokens 4M --schedule ring
+  timed_prediction --model inputs/models/llama-3.1-70b.json --dp 16 --cp 128 --tp 8 --gen $documents --capacity 1M \
+    --schedule ring
 }
 
 golden() {
@@ -160,6 +186,7 @@ case $what in
   counted) counted ;;
   explained) explained ;;
   predicted) predicted ;;
+  scale) scale ;;
   golden) golden ;;
   demo) demo ;;
   machine) machine ;;
@@ -167,7 +194,7 @@ case $what in
   kernels) kernels ;;
   studies) studies ;;
   *)
-    sed -n '2,7s/^# //p' "$0" >&2
+    sed -n '2,8s/^# //p' "$0" >&2
     exit 2
     ;;
 esac
