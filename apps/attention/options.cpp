@@ -184,6 +184,10 @@ void check_backend(const AttentionOptions& o, ConfigErrors& errors) {
     errors.add("--threads {} are of a CPU's kernel; with --backend cuda: 1", o.threads);
   if (!o.network.empty())
     errors.add("--emulate-network delays messages of CPUs: --backend cpu, or without it");
+  if (!o.network.empty() && o.schedule.options.collectives != 0)
+    errors.add(
+        "--emulate-network delays messages, and no operations of a library: --collectives "
+        "messages, or without it");
   constexpr int64_t largest_head_dim = cuda_kernel_largest_head_dim;
   if (o.head_dim > largest_head_dim)
     errors.add("--head-dim {}: with --backend cuda at most {}", o.head_dim, largest_head_dim);

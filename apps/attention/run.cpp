@@ -178,7 +178,7 @@ void AttentionRun::prepare(Pass pass, bool poisoned) {
 
 void AttentionRun::check_traffic(Pass pass, const Traffic& before) {
   const PlanCount planned = count(plan_, pass, workload_.heads, setup_.types);
-  const Traffic& after = machine_.network.traffic();
+  const Traffic after = machine_.network.traffic();
   GYRE_CHECK(after.bytes_sent - before.bytes_sent == planned.bytes_sent &&
                  after.messages - before.messages == planned.messages,
              "schedule {} sent {} bytes in {} messages, planned {} in {}", setup_.schedule.name,

@@ -1,5 +1,7 @@
 #include "apps/common/backend.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -114,6 +116,9 @@ Backend::Backend(AppContext& context, const BackendOptions& o)
     return;
   }
   state_->devices = bind_device(context.world, o.share_gpus);
+  if (const std::string note = visibility_note(state_->devices);
+      !note.empty() && state_->comm == "nccl" && context.root() && !context.quiet)
+    fmt::print("# note: {}\n", note);
   run_agreed(context.world, "preparing the GPU", [&] { state_->stream = make_cuda_stream(); });
   state_->device_world = state_->comm == "nccl" ? make_nccl_communicator(context.world)
                                                 : make_staged_communicator(*state_->network);

@@ -63,19 +63,23 @@ struct RegistryOptions {
     if (with_all) names.emplace_back("all");
     for (const Entry& entry : entries) names.push_back(entry.name);
     add_choice_option(app, {fmt::format("--{}", word), summary}, choice.name, names);
-    for (const Field& field : fields)
-      add_size_option(
-          app,
-          {flag_of(choice, field), fmt::format("{}; read by {}", field.summary, readers_of(field))},
-          choice.options.*field.value, field.minimum);
+    for (const Field& field : fields) {
+      const OptionSpec spec = {flag_of(choice, field),
+                               fmt::format("{}; read by {}", field.summary, readers_of(field))};
+      int64_t& value = choice.options.*field.value;
+      if (field.words.empty())
+        add_size_option(app, spec, value, field.minimum);
+      else
+        add_choice_option(app, spec, value, field.words);
+    }
   }
 
-  /// The numbers that are not the usual ones, by name: "heads_at_once", for reports.
-  std::vector<std::pair<std::string, int64_t>> given(const Choice& choice) const {
-    std::vector<std::pair<std::string, int64_t>> given;
+  /// The values that are not the usual ones, by name: "heads_at_once", for reports.
+  std::vector<std::pair<std::string, std::string>> given(const Choice& choice) const {
+    std::vector<std::pair<std::string, std::string>> given;
     for (const Field& field : fields)
       if (choice.options.*field.value != Options().*field.value) {
-        given.emplace_back(field.name, choice.options.*field.value);
+        given.emplace_back(field.name, field.text_of(choice.options.*field.value));
         std::string& name = given.back().first;
         std::replace(name.begin(), name.end(), '-', '_');
       }
@@ -91,8 +95,9 @@ struct RegistryOptions {
         const int64_t value = choice.options.*field.value;
         if (value == Options().*field.value || reads(entry, field)) continue;
         const std::string readers = readers_of(field);
-        errors.add("{} {}: {} {} does not read it; {} {}", flag_of(choice, field), value, word,
-                   entry.name, readers, readers.find(' ') == std::string::npos ? "does" : "do");
+        errors.add("{} {}: {} {} does not read it; {} {}", flag_of(choice, field),
+                   field.text_of(value), word, entry.name, readers,
+                   readers.find(' ') == std::string::npos ? "does" : "do");
       }
     }
   }

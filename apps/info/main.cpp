@@ -18,7 +18,7 @@ namespace {
 
 using namespace gyre;
 
-ExitCode run(const InfoOptions& o, AppContext& context) {
+ExitCode run(InfoOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o, world.size()); });
   run_on_root(world, "outputs", [&] { check_output_places({{"--json", o.json}}, {}); });
@@ -37,8 +37,8 @@ ExitCode run(const InfoOptions& o, AppContext& context) {
     measured = measure_machine(report.machine.identity, {world, backend.world(), backend.stream()},
                                {o.threads, o.seconds});
     if (o.model)
-      model = calibrate({world, backend.world(), backend.stream(), o.threads}, *measured, o.head_dims,
-                        model_name(report.machine.identity, world.size()));
+      model = calibrate({world, backend.world(), backend.stream(), o.threads}, *measured,
+                        o.head_dims, model_name(report.machine.identity, world.size()));
     measured->time = utc_now();
   }
   const std::string crowd = crowding(context, o.threads);

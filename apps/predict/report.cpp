@@ -48,6 +48,9 @@ Table<PredictedRow> predicted_table(const MachineModel& machine) {
                   [](const Row& r) { return megabytes(r.prediction.transient_bytes); }}
           .extra(),
   };
+  columns.push_back(
+      Column<Row>{"library", "", 10, 0, [](const Row& r) { return r.algorithms(); }, Align::left}
+          .extra());
   for (size_t tier = 0; tier < machine.links.size(); ++tier)
     columns.push_back(Column<Row>{
         "sent_" + machine.links[tier].name, "MB", 11, 3, [tier](const Row& r) {

@@ -113,6 +113,13 @@ MachineModel machine_of(const PredictOptions& o) {
   return machine;
 }
 
+std::string PredictedRow::algorithms() const {
+  std::vector<std::string> names;
+  for (const CollectiveAlgorithm algorithm : prediction.algorithms)
+    names.emplace_back(name_of(algorithm));
+  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, " and "));
+}
+
 std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& checks) {
   const PaddedLayout placed = layout_of(c);
   const AttentionProblem problem = problem_of(c, placed);

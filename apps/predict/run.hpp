@@ -54,6 +54,8 @@ struct PredictedRow {
   bool fits() const { return memory_limit == 0 || memory_bytes() <= memory_limit; }
   /// "outside" where over a hundredth of the kernel's time is outside of the measured shapes.
   std::string surface() const { return prediction.extrapolated > 0.01 ? "outside" : "inside"; }
+  /// The algorithms of the library's operations: "ring and tree", "none".
+  std::string algorithms() const;
   /// What bounds it: "kernel", "imbalance", "network", "copies", or "memory" where it does not fit.
   std::string bound() const { return fits() ? name_of(prediction.bound()) : "memory"; }
 };

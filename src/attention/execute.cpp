@@ -36,10 +36,12 @@ AttentionExecutor::AttentionExecutor(const RankPlan& plan, const HeadShape& head
     if (with_backward || kind <= own(ArrayKind::stats)) use(kind);
   const auto use_all = [&](const std::vector<Step>& steps) {
     for (const Step& s : steps) {
-      if (const auto* exchange = std::get_if<step::Exchange>(&s))
+      if (const auto* exchange = std::get_if<step::Exchange>(&s)) {
         for (const auto* messages : {&exchange->sends, &exchange->recvs})
           for (const Message& m : *messages)
             for (const Slice& slice : m.slices) use(slice.array);
+        if (exchange->carrier != Carrier::messages) group.subgroup(exchange->group);
+      }
       if (const auto* clear = std::get_if<step::Clear>(&s)) use(clear->array);
     }
   };
@@ -102,122 +104,6 @@ RowCopy AttentionExecutor::copy_of(const Slice& slice) const {
   copy.width = row_elements(kind, slice.heads.count, heads_.head_dim) / planes;
   copy.via = types_.on_wire(kind);
   return copy;
-}
-
-void AttentionExecutor::add_local_copies(const step::Exchange& s, std::vector<RowCopy>& copies) {
-  const auto slices_of = [&](const std::vector<Message>& messages) {
-    std::vector<Slice> slices;
-    for (const Message& m : messages)
-      if (m.peer == plan_.rank) slices.insert(slices.end(), m.slices.begin(), m.slices.end());
-    return slices;
-  };
-  const std::vector<Slice> sends = slices_of(s.sends), recvs = slices_of(s.recvs);
-  GYRE_CHECK(sends.size() == recvs.size(), "{}: {} local slices to {}", s.what, sends.size(),
-             recvs.size());
-  for (size_t i = 0; i < sends.size(); ++i) {
-    RowCopy& copy = copies.emplace_back(copy_of(sends[i]));  // rounded as a message is
-    copy.from = in_array(sends[i]);
-    copy.to = in_array(recvs[i]);
-    copy.add = recvs[i].add;
-  }
-}
-
-namespace {
-
-/// The bytes for, or from, each peer. Slices to one peer travel as one message.
-template <class AnySlice>
-std::vector<TraceMessage> messages_of(const std::vector<AnySlice>& slices) {
-  std::vector<TraceMessage> messages;
-  for (const AnySlice& slice : slices) {
-    const auto same = [&](const TraceMessage& m) { return m.peer == slice.peer; };
-    const auto found = std::find_if(messages.begin(), messages.end(), same);
-    TraceMessage& m =
-        found != messages.end() ? *found : messages.emplace_back(TraceMessage{slice.peer});
-    m.bytes += std::ssize(slice.data);
-  }
-  return messages;
-}
-
-}  // namespace
-
-class AttentionExecutor::Staging {
- public:
-  Staging(const AttentionExecutor& executor, const Message& message, bool received,
-          Pending& pending)
-      : executor_(executor), received_(received) {
-    int64_t bytes = 0;
-    for (const Slice& slice : message.slices)
-      if (takes(slice)) bytes += reserved(slice);
-    if (bytes == 0) return;
-    pending.staging.push_back(executor.workspace_.take_staging(bytes));
-    left_ = std::as_writable_bytes(pending.staging.back().span());
-  }
-
-  bool takes(const Slice& slice) const {
-    return !travels_as_it_lies(executor_.array(slice.array), slice, executor_.types_) ||
-           (received_ && slice.add);
-  }
-  std::span<std::byte> piece(const Slice& slice) {
-    const auto reserved_bytes = static_cast<size_t>(reserved(slice));
-    const std::span<std::byte> mine = left_.first(static_cast<size_t>(bytes(slice)));
-    left_ = left_.subspan(reserved_bytes);
-    return mine;
-  }
-
- private:
-  int64_t bytes(const Slice& slice) const {
-    return wire_bytes(executor_.array(slice.array).kind, slice, executor_.heads_, executor_.types_);
-  }
-  /// Every piece begins at a whole float.
-  int64_t reserved(const Slice& slice) const {
-    return round_up(bytes(slice), static_cast<int64_t>(sizeof(float)));
-  }
-
-  const AttentionExecutor& executor_;
-  bool received_;
-  std::span<std::byte> left_;
-};
-
-void AttentionExecutor::post(const step::Exchange& s, int step) {
-  Pending pending{&s};
-  std::vector<SendSlice> sends;
-  std::vector<RecvSlice> recvs;
-  std::vector<RowCopy> copies;
-  for (const Message& m : s.sends) {
-    if (m.peer == plan_.rank) continue;
-    Staging staging(*this, m, false, pending);
-    for (const Slice& slice : m.slices) {
-      if (!staging.takes(slice)) {
-        sends.push_back({m.peer, place(slice)});
-        continue;
-      }
-      const std::span<std::byte> packed = staging.piece(slice);
-      RowCopy& copy = copies.emplace_back(copy_of(slice));
-      copy.from = in_array(slice);
-      copy.to = in_message(slice, packed.data());
-      sends.push_back({m.peer, packed});
-    }
-  }
-  for (const Message& m : s.recvs) {
-    if (m.peer == plan_.rank) continue;
-    Staging staging(*this, m, true, pending);
-    for (const Slice& slice : m.slices) {
-      if (!staging.takes(slice)) {
-        recvs.push_back({m.peer, place(slice)});
-        continue;
-      }
-      pending.received.push_back({slice, staging.piece(slice)});
-      recvs.push_back({m.peer, pending.received.back().data});
-    }
-  }
-  add_local_copies(s, copies);
-  ops_->copy(copies);
-  if (trace_ != nullptr) {
-    pending.span = spans_.size();
-    spans_.push_back({&s, step, messages_of(sends), messages_of(recvs), stream_.mark()});
-  }
-  pending.work = group_.exchange(sends, recvs, stream_, s.what);
-  pending_[s.id] = std::move(pending);
 }
 
 void AttentionExecutor::wait_on_stream(WorkPtr work) {

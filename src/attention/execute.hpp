@@ -120,6 +120,24 @@ class AttentionExecutor {
 
   /// `step`: its index in the list.
   void post(const step::Exchange& s, int step);
+  /// What is sent and received, with the copies that have to be made before.
+  struct Posting {
+    std::vector<SendSlice> sends;
+    std::vector<RecvSlice> recvs;
+    std::vector<RowCopy> copies;
+  };
+  Posting messages_of(const step::Exchange& s, Pending& pending);
+  /// Of an operation of the library: one span each for all-gather and reduce-scatter; for
+  /// all-to-all one for each member of the group, one behind the other.
+  Posting library_parts_of(const step::Exchange& s, Pending& pending);
+  WorkPtr submit(const step::Exchange& s, const Posting& posting);
+  /// A staging buffer of the exchange; none for no bytes.
+  std::span<std::byte> stage(int64_t bytes, Pending& pending);
+  /// Adds the copy of a slice into a message, at `to`, which it returns.
+  std::span<const std::byte> pack(const Slice& slice, std::span<std::byte> to,
+                                  std::vector<RowCopy>& copies);
+  /// The bytes for, or from, each other rank.
+  std::vector<TraceMessage> traced(const std::vector<Message>& messages) const;
   void complete(int id);
   void add_spans(Pass pass);
   void unpack(int id);

@@ -14,6 +14,11 @@ const char* name_of(ArrayKind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
+const char* name_of(Carrier carrier) {
+  constexpr std::array names = {"messages", "allgather", "reduce_scatter", "alltoall"};
+  return names.at(static_cast<size_t>(carrier));
+}
+
 int64_t PlanArray::tokens() const {
   int64_t sum = 0;
   for (const RankRows& run : rows) sum += run.length;
@@ -96,23 +101,22 @@ class Counter {
       : plan_(plan), heads_(heads), types_(types), touched_(plan.arrays.size()) {}
 
   void operator()(const step::Exchange& s) {
-    int64_t copies = 0;
     for (const Message& m : s.sends) {
       if (m.peer == plan_.rank) continue;
-      ++count_.messages;
+      if (s.carrier == Carrier::messages) ++count_.messages;
       for (const Slice& slice : m.slices) {
         touch(slice.array);
         count_.bytes_sent += wire_bytes(slice);
-        if (!travels_as_it_lies(slice)) copies += wire_bytes(slice);
       }
     }
+    if (s.carrier != Carrier::messages) ++count_.messages;
     for (const Message& m : s.recvs)
       for (const Slice& slice : m.slices) {
         touch(slice.array);
-        if (m.peer == plan_.rank) continue;
-        count_.bytes_received += wire_bytes(slice);
-        if (slice.add || !travels_as_it_lies(slice)) copies += wire_bytes(slice);
+        if (m.peer != plan_.rank) count_.bytes_received += wire_bytes(slice);
       }
+    const MessageCopies made = copies_of(s, plan_, heads_, types_);
+    const int64_t copies = made.sent + made.received;
     if (copies > 0) copies_[s.id] = copies;
     copies_now_ += copies;
     most_copies_ = std::max(most_copies_, copies_now_);
@@ -149,9 +153,6 @@ class Counter {
   HeadRange query_heads(const step::Compute& s) const {
     return query_heads_of(array(s.q).heads, s.kv_heads, heads_);
   }
-  bool travels_as_it_lies(const Slice& slice) const {
-    return gyre::travels_as_it_lies(array(slice.array), slice, types_);
-  }
   int64_t wire_bytes(const Slice& slice) const {
     return gyre::wire_bytes(array(slice.array).kind, slice, heads_, types_);
   }
@@ -185,6 +186,46 @@ HeadRange query_heads_of(HeadRange q, HeadRange kv, const HeadShape& heads) {
 
 bool travels_as_it_lies(const PlanArray& array, const Slice& slice, const ElementTypes& types) {
   return slice.heads == array.heads && types.stored(array.kind) == types.on_wire(array.kind);
+}
+
+MessageCopies copies_of(const step::Exchange& exchange, const RankPlan& plan,
+                        const HeadShape& heads, const ElementTypes& types) {
+  const auto array = [&](const Slice& slice) -> const PlanArray& {
+    return plan.arrays[static_cast<size_t>(slice.array)];
+  };
+  const auto lies = [&](const Slice& slice) {
+    return travels_as_it_lies(array(slice), slice, types);
+  };
+  const auto bytes = [&](const Slice& slice) {
+    return wire_bytes(array(slice).kind, slice, heads, types);
+  };
+  const auto sum = [&](const std::vector<Message>& messages, auto is_copied) {
+    int64_t total = 0;
+    for (const Message& m : messages)
+      for (const Slice& slice : m.slices)
+        if (m.peer != plan.rank && is_copied(slice)) total += bytes(slice);
+    return total;
+  };
+  const auto copied = [&](const Slice& slice) { return slice.add || !lies(slice); };
+  switch (exchange.carrier) {
+    case Carrier::messages:
+      return {sum(exchange.sends, copied), sum(exchange.recvs, copied)};
+    case Carrier::all_to_all: {
+      const auto all = [](const Slice&) { return true; };
+      return {sum(exchange.sends, all), sum(exchange.recvs, all)};
+    }
+    case Carrier::all_gather: {
+      const Slice& sent = exchange.sends.front().slices.front();
+      return {lies(sent) ? 0 : bytes(sent), 0};
+    }
+    case Carrier::reduce_scatter: {
+      const Slice &sent = exchange.sends.front().slices.front(),
+                  &summed = exchange.recvs.front().slices.front();
+      const auto blocks = static_cast<int64_t>(exchange.group.size());
+      return {lies(sent) ? 0 : blocks * bytes(sent), bytes(summed)};
+    }
+  }
+  return {};
 }
 
 int64_t wire_bytes(ArrayKind kind, const Slice& slice, const HeadShape& heads,

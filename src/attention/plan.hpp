@@ -90,6 +90,16 @@ struct Message {
   std::vector<Slice> slices;
 };
 
+/// What carries the messages of an exchange: messages between two ranks, or one operation of the
+/// communicator's library. Such an operation moves a rank's own part as well; nothing reads it.
+///     all_gather      to each other member the same slice; what comes is one array, of the rows of
+///                     all members in the order of the group, own rows too, as many of each
+///     reduce_scatter  from such an array each other member's rows; what comes is added to one
+///                     slice. Own rows of the array are 0
+///     all_to_all      any
+enum class Carrier { messages, all_gather, reduce_scatter, all_to_all };
+const char* name_of(Carrier carrier);
+
 namespace step {
 
 /// Posts messages. Slices sent may not change, slices received may not be used (or, with `add`, may
@@ -98,6 +108,8 @@ struct Exchange {
   int id = 0;        ///< distinct within a list
   std::string what;  ///< "KV", "dKV", "all-gather KV": for traces and errors
   std::vector<Message> sends, recvs;
+  Carrier carrier = Carrier::messages;
+  std::vector<int> group = {};  ///< of an operation of the library: its ranks, ascending
 };
 struct Wait {
   int id = 0;
@@ -165,6 +177,7 @@ struct Plan {
 struct ScheduleOptions {
   int64_t inner = 0;          ///< ranks of an inner group; 0: the schedule chooses
   int64_t heads_at_once = 1;  ///< KV heads of one stage of a strided all-gather
+  int64_t collectives = 0;    ///< 0: made of messages; 1: the library's
 };
 
 /// Which lists of steps a plan gets; a list that is not wanted stays empty.
@@ -204,13 +217,20 @@ int64_t wire_bytes(ArrayKind kind, const Slice& slice, const HeadShape& heads,
                    const ElementTypes& types);
 /// Whether a slice needs no copy to be sent: all heads of its rows, in the type that travels.
 bool travels_as_it_lies(const PlanArray& array, const Slice& slice, const ElementTypes& types);
+/// Bytes of the copies that an exchange makes on a rank, without those inside of it: of what is
+/// sent and does not lie as it travels, and of what is received and has to be unpacked or added.
+struct MessageCopies {
+  int64_t sent = 0, received = 0;
+};
+MessageCopies copies_of(const step::Exchange& exchange, const RankPlan& plan,
+                        const HeadShape& heads, const ElementTypes& types);
 /// The query heads among `q` that read one of the KV heads `kv`.
 HeadRange query_heads_of(HeadRange q, HeadRange kv, const HeadShape& heads);
 
 /// What one direction of a rank's plan does, counted from its steps.
 struct PlanCount {
   int64_t pairs = 0;       ///< visible (query, key) pairs, each times its query heads
-  int64_t messages = 0;    ///< sent to other ranks
+  int64_t messages = 0;    ///< sent to other ranks; an operation of the library counts as one
   int64_t bytes_sent = 0;  ///< to other ranks
   int64_t bytes_received = 0;
   int64_t transient_bytes = 0;  ///< arrays of this direction other than the rank's own, and copies

@@ -1,5 +1,6 @@
 #include "comm/communicator.hpp"
 
+#include <algorithm>
 #include <numeric>
 #include <set>
 
@@ -31,6 +32,25 @@ WorkPtr completed_work() {
 void Communicator::count(int64_t bytes, int64_t messages) {
   traffic_.bytes_sent += bytes;
   traffic_.messages += messages;
+}
+
+Communicator& Communicator::subgroup(const std::vector<int>& ranks) {
+  GYRE_CHECK(std::ranges::is_sorted(ranks) && std::ranges::binary_search(ranks, rank()),
+             "rank {} asks for a group that it is not in", rank());
+  if (std::ssize(ranks) == size()) return *this;
+  std::unique_ptr<Communicator>& group = subgroups_[ranks];
+  if (group == nullptr) group = split(ranks.front());
+  return *group;
+}
+
+Traffic Communicator::traffic() const {
+  Traffic sum = traffic_;
+  for (const auto& [ranks, group] : subgroups_) {
+    const Traffic more = group->traffic();
+    sum.bytes_sent += more.bytes_sent;
+    sum.messages += more.messages;
+  }
+  return sum;
 }
 
 WorkPtr Communicator::exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <limits>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -37,7 +38,7 @@ struct RecvSlice {
   std::span<std::byte> data;
 };
 
-/// Traffic that a rank has sent so far.
+/// Traffic that a rank has sent so far, in a communicator and its subgroups.
 struct Traffic {
   int64_t bytes_sent = 0;
   int64_t messages = 0;  ///< point-to-point messages sent, one to each peer of an
@@ -68,6 +69,10 @@ class Communicator {
   virtual std::string_view backend() const = 0;  ///< "mpi", "nccl", "staged"
   /// Ranks of equal `color` form a new communicator, in order of their rank here. Collective.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
+  /// The communicator of `ranks` (ascending, this one among them), which this one keeps: itself,
+  /// where they are all. Collective over this communicator when they are asked for first: every
+  /// rank names a group then, and groups do not overlap.
+  Communicator& subgroup(const std::vector<int>& ranks);
   /// From now on a wait for an operation that is submitted later sleeps `seconds` between two
   /// polls, less when an event is known to come; 0, as at first: it yields the core. For ranks that
   /// share cores and sleep for most of their time. Holds for what split() makes of this later, too.
@@ -106,7 +111,7 @@ class Communicator {
   WorkPtr broadcast(std::span<std::byte> data, int root, Stream& stream, std::string_view what);
   WorkPtr barrier(Stream& stream, std::string_view what);
 
-  const Traffic& traffic() const { return traffic_; }
+  Traffic traffic() const;
 
  protected:
   virtual WorkPtr do_exchange(std::span<const SendSlice>, std::span<const RecvSlice>, Stream&,
@@ -129,6 +134,7 @@ class Communicator {
  private:
   void count(int64_t bytes, int64_t messages);
   Traffic traffic_;
+  std::map<std::vector<int>, std::unique_ptr<Communicator>> subgroups_;
 };
 
 /// A Work that was complete when it was made (groups of one rank).

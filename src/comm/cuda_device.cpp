@@ -40,7 +40,7 @@ int rank_on_host(Communicator& host) {
 struct Claim {
   std::array<char, 256> host{}, name{};
   std::array<unsigned char, 16> uuid{};
-  int device = 0, major = 0, minor = 0;
+  int device = 0, visible = 0, major = 0, minor = 0;
 };
 
 Claim claim_device(int rank_here) {
@@ -49,6 +49,7 @@ Claim claim_device(int rank_here) {
   if (devices == 0) throw_runtime("no usable CUDA device on host {}: {}", host_name(), why);
   Claim claim;
   claim.device = rank_here % devices;
+  claim.visible = devices;
   cudaDeviceProp properties{};
   GYRE_CHECK_CUDA(cudaGetDeviceProperties(&properties, claim.device));
   if (properties.major < least_compute_capability)
@@ -80,7 +81,8 @@ std::vector<RankDevice> gather_claims(Communicator& host, const Claim& mine) {
   std::vector<RankDevice> devices;
   for (const Claim& claim : claims)
     devices.push_back({static_cast<int>(devices.size()), claim.host.data(), claim.device,
-                       claim.name.data(), uuid_text(claim.uuid), claim.major, claim.minor, 1});
+                       claim.name.data(), uuid_text(claim.uuid), claim.major, claim.minor, 1,
+                       claim.visible});
   for (RankDevice& device : devices)
     device.sharers = static_cast<int>(
         std::count_if(devices.begin(), devices.end(),

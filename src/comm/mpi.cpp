@@ -1,10 +1,14 @@
 #include "comm/mpi.hpp"
 
+#include <algorithm>
+#include <array>
+#include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
 
 #include "comm/agree.hpp"
+#include "core/bf16.hpp"
 #include "core/error.hpp"
 #include "runtime/mpi_env.hpp"
 
@@ -18,16 +22,42 @@ MPI_Datatype mpi_type(DType type) {
     case DType::f64:
       return MPI_DOUBLE;
     case DType::bf16:
-      break;
+      return MPI_UINT16_T;  // its reductions are operations of our own
     case DType::i32:
       return MPI_INT32_T;
     case DType::i64:
       return MPI_INT64_T;
   }
-  throw_runtime("MPI has no reduction of {}", name_of(type));
+  return MPI_DATATYPE_NULL;
 }
 
-MPI_Op mpi_op(ReduceOp op) {
+/// Each result is rounded, as NCCL's are.
+template <class Combine>
+void reduce_bf16(void* in, void* inout, int* count, MPI_Datatype* /*type*/) {
+  const auto* from = static_cast<const bf16*>(in);
+  auto* to = static_cast<bf16*>(inout);
+  for (int i = 0; i < *count; ++i) to[i] = to_bf16(Combine()(to_float(from[i]), to_float(to[i])));
+}
+struct Max {
+  float operator()(float a, float b) const { return std::max(a, b); }
+};
+struct Min {
+  float operator()(float a, float b) const { return std::min(a, b); }
+};
+
+MPI_Op bf16_op(ReduceOp op) {
+  const auto make = [](MPI_User_function* function) {
+    MPI_Op made = MPI_OP_NULL;
+    check_mpi(MPI_Op_create(function, 1, &made), "MPI_Op_create");
+    return made;
+  };
+  static const std::array ops = {make(reduce_bf16<std::plus<>>), make(reduce_bf16<Max>),
+                                 make(reduce_bf16<Min>)};
+  return ops.at(static_cast<size_t>(op));
+}
+
+MPI_Op mpi_op(ReduceOp op, DType type) {
+  if (type == DType::bf16) return bf16_op(op);
   switch (op) {
     case ReduceOp::sum:
       return MPI_SUM;
@@ -242,8 +272,8 @@ class MpiCommunicator final : public Communicator {
   WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp op,
                             Stream&, std::string_view what) override {
     auto work = collective(what);
-    check_mpi(MPI_Ireduce_scatter_block(send, recv, to_int(count, what), mpi_type(type), mpi_op(op),
-                                        comm_, work->add()),
+    check_mpi(MPI_Ireduce_scatter_block(send, recv, to_int(count, what), mpi_type(type),
+                                        mpi_op(op, type), comm_, work->add()),
               "MPI_Ireduce_scatter_block");
     return work;
   }
@@ -251,8 +281,8 @@ class MpiCommunicator final : public Communicator {
   WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp op, Stream&,
                         std::string_view what) override {
     auto work = collective(what);
-    check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data, to_int(count, what), mpi_type(type), mpi_op(op),
-                             comm_, work->add()),
+    check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data, to_int(count, what), mpi_type(type),
+                             mpi_op(op, type), comm_, work->add()),
               "MPI_Iallreduce");
     return work;
   }

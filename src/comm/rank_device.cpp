@@ -25,6 +25,22 @@ void require_own_devices(const std::vector<RankDevice>& devices) {
       fmt::join(ranks, ", "), shared->host, to_string(*shared), shared->uuid);
 }
 
+std::string visibility_note(const std::vector<RankDevice>& devices) {
+  for (const RankDevice& first : devices) {
+    std::vector<int> ranks;
+    for (const RankDevice& other : devices)
+      if (other.host == first.host && other.visible == 1 && other.sharers == 1)
+        ranks.push_back(other.rank);
+    if (ranks.size() < 2) continue;
+    return fmt::format(
+        "ranks {} on host {} see one GPU each, and none that of another: NCCL may copy through the "
+        "host; let each see all, it takes its own: srun --gpus-per-node={} --gpu-bind=none instead "
+        "of --gpus-per-task=1, or CUDA_VISIBLE_DEVICES unset",
+        fmt::join(ranks, ", "), first.host, ranks.size());
+  }
+  return "";
+}
+
 std::string to_string(const RankDevice& device) {
   return fmt::format("{} {} ({}.{})", device.device, device.name, device.major, device.minor);
 }

@@ -121,6 +121,9 @@ class StepWriter {
     const std::vector<std::string> received = messages_text(e.recvs, "<-");
     lines.insert(lines.end(), received.begin(), received.end());
     if (lines.empty()) lines.emplace_back("nothing to move");
+    if (e.carrier != Carrier::messages)
+      lines.push_back(
+          fmt::format("by the library's {} of {} ranks", name_of(e.carrier), e.group.size()));
     return named(fmt::format("Exchange #{}", e.id),
                  fmt::format("{}: {}", e.what, fmt::join(lines, indent)));
   }

@@ -39,11 +39,14 @@ class RankWriter {
 
  private:
   Json json(const step::Exchange& e) const {
-    return {{"step", "exchange"},
-            {"id", e.id},
-            {"what", e.what},
-            {"sends", messages(e.sends)},
-            {"receives", messages(e.recvs)}};
+    Json json = {{"step", "exchange"},
+                 {"id", e.id},
+                 {"what", e.what},
+                 {"carrier", name_of(e.carrier)},
+                 {"sends", messages(e.sends)},
+                 {"receives", messages(e.recvs)}};
+    if (e.carrier != Carrier::messages) json["group"] = e.group;
+    return json;
   }
   static Json json(const step::Wait& w) { return {{"step", "wait"}, {"id", w.id}}; }
   static Json json(const step::Clear& c) { return {{"step", "clear"}, {"array", c.array}}; }

@@ -189,8 +189,10 @@ class Picture {
 
   std::string message(const RankPlan& mine, const step::Exchange& exchange,
                       const SimulatedSpan& span, double y, double height) const {
-    const Message& m = exchange.sends[static_cast<size_t>(span.message)];
-    const std::string fill = color(owner_of(mine, m.slices[0]), problem_.cp());
+    const bool of_library = span.message < 0;
+    const Message& m = exchange.sends[of_library ? 0 : static_cast<size_t>(span.message)];
+    const int owner = of_library ? mine.rank : owner_of(mine, m.slices[0]);
+    const std::string fill = color(owner, problem_.cp());
     const double width = x_of(span.left) - x_of(span.begin);
     std::string svg = rect(x_of(span.begin), y, std::max(0.2, width - 0.3), height, fill);
     if (span.end > span.left)

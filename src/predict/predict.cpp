@@ -50,6 +50,7 @@ class PassReader {
       extrapolated += cost.extrapolated;
       result_.kernel_most = std::max(result_.kernel_most, cost.kernel);
       result_.copies_most = std::max(result_.copies_most, times[static_cast<size_t>(r)].copy);
+      result_.algorithms.insert(cost.algorithms.begin(), cost.algorithms.end());
       for (size_t tier = 0; tier < result_.bytes_by_tier.size(); ++tier)
         result_.bytes_by_tier[tier] += cost.bytes_sent.at(tier);
     }

@@ -2,6 +2,7 @@
 // The time of a schedule on a machine, from the plans of all ranks, without keeping them.
 
 #include <array>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,9 @@ struct PassPrediction {
   int64_t pairs = 0;          ///< of all ranks, times query heads
   int64_t messages_most = 0;  ///< of a rank
   int64_t bytes_most = 0;     ///< sent by a rank
-  std::vector<int64_t> bytes_by_tier;  ///< of all ranks
-  int64_t transient_bytes = 0;         ///< as PlanCount, of the rank that has most
+  std::vector<int64_t> bytes_by_tier;        ///< of all ranks
+  int64_t transient_bytes = 0;               ///< as PlanCount, of the rank that has most
+  std::set<CollectiveAlgorithm> algorithms;  ///< of a library's all-gathers and reduce-scatters
 
   /// What communication adds; 0 where the two differ by rounding.
   double exposed() const;

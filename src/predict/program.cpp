@@ -41,11 +41,19 @@ class ProgramWriter {
 
   void walk(const step::Exchange& e) {
     Open open{e.id, step_, free_slot(), 0, {}};
-    int64_t packed = 0;
+    int64_t packed = copies_of(e, plan_, p_.heads_, p_.types_).sent;
     for (const Message& m : e.sends)
       for (const Slice& slice : m.slices)
-        if (m.peer == plan_.rank || !as_it_lies(slice)) packed += bytes(slice);
+        if (m.peer == plan_.rank) packed += bytes(slice);
     copy(2 * packed);
+    if (e.carrier == Carrier::all_gather || e.carrier == Carrier::reduce_scatter)
+      join(e, open);
+    else
+      send_and_receive(e, open);
+    open_.push_back(open);
+  }
+
+  void send_and_receive(const step::Exchange& e, Open& open) {
     std::array<double, most_tiers> receiving = {};
     for (size_t i = 0; i < e.sends.size(); ++i) {
       if (e.sends[i].peer == plan_.rank) continue;
@@ -61,11 +69,38 @@ class ProgramWriter {
       const Op& op = message(OpKind::receive, m, open);
       receiving.at(static_cast<size_t>(op.tier)) += link_seconds(op.tier, op.bytes);
       for (const Slice& slice : m.slices)
-        if (slice.add || !as_it_lies(slice)) open.unpacked += (slice.add ? 3 : 2) * bytes(slice);
+        if (slice.add || !as_it_lies(slice) || e.carrier == Carrier::all_to_all)
+          open.unpacked += (slice.add ? 3 : 2) * bytes(slice);
     }
     for (size_t tier = 0; tier < most_tiers; ++tier)
       open.beside.at(tier) = std::max(open.beside.at(tier), receiving.at(tier));
-    open_.push_back(open);
+  }
+
+  /// An operation of the library: what each other rank gets, or gives, is as much as another does.
+  void join(const step::Exchange& e, Open& open) {
+    for (const Message& m : e.recvs) write_rows(m.slices);
+    const auto ranks = static_cast<int>(e.group.size());
+    if (e.group.front() % ranks != 0 || e.group.back() - e.group.front() != ranks - 1)
+      throw_runtime("{}: an operation of ranks {} to {}, which are no group of {} neighbours",
+                    place(), e.group.front(), e.group.back(), ranks);
+    Op op;
+    op.kind = OpKind::join;
+    op.exchange = open.slot;
+    op.group = ranks;
+    for (const Slice& slice : e.sends.front().slices) op.bytes += bytes(slice);
+    if (!p_.machine_.links.empty()) {
+      op.tier = tier_between(e.group.front(), e.group.back());
+      const LinkTier& link = p_.machine_.links[static_cast<size_t>(op.tier)];
+      const CollectiveTime time = collective_time(link, ranks, op.bytes);
+      op.seconds = time.seconds;
+      op.algorithm = time.algorithm;
+      compiled_.cost.algorithms.insert(time.algorithm);
+    }
+    open.beside.at(static_cast<size_t>(op.tier)) += op.seconds;
+    compiled_.cost.bytes_sent.at(static_cast<size_t>(op.tier)) += (ranks - 1) * op.bytes;
+    if (e.carrier == Carrier::reduce_scatter)
+      open.unpacked += 3 * bytes(e.recvs.front().slices.front());
+    add(op);
   }
 
   void walk(const step::Wait& w) {
@@ -149,12 +184,12 @@ class ProgramWriter {
     op.exchange = open.slot;
     op.hop = (m.peer - plan_.rank + p_.ranks_) % p_.ranks_;
     for (const Slice& slice : m.slices) op.bytes += bytes(slice);
-    if (!p_.machine_.links.empty()) {
-      const auto [first, stride] = p_.place_;
-      op.tier = static_cast<int16_t>(
-          p_.machine_.tier_between(first + plan_.rank * stride, first + m.peer * stride));
-    }
+    if (!p_.machine_.links.empty()) op.tier = tier_between(plan_.rank, m.peer);
     return add(op);
+  }
+  int16_t tier_between(int a, int b) const {
+    const auto [first, stride] = p_.place_;
+    return static_cast<int16_t>(p_.machine_.tier_between(first + a * stride, first + b * stride));
   }
   double link_seconds(int tier, int64_t size) const {
     if (p_.machine_.links.empty()) return 0;
@@ -181,9 +216,7 @@ class ProgramWriter {
 
   int16_t free_slot() const {
     int16_t slot = 0;
-    const auto taken = [&] {
-      return std::ranges::find(open_, slot, &Open::slot) != open_.end();
-    };
+    const auto taken = [&] { return std::ranges::find(open_, slot, &Open::slot) != open_.end(); };
     while (taken()) ++slot;
     return slot;
   }

@@ -1,7 +1,7 @@
 #pragma once
 // What a rank's plan costs on a machine, as a program of few kinds of operations.
 //
-//     Exchange   spend (packing), send ..., receive ...
+//     Exchange   spend (packing), send ..., receive ...; or spend, join (an operation of a library)
 //     Wait       wait, spend (unpacking, adding)
 //     Compute, Clear, Delta     spend
 //
@@ -11,10 +11,12 @@
 
 #include <array>
 #include <cstdint>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
 #include "attention/plan.hpp"
+#include "predict/collective_model.hpp"
 #include "predict/machine.hpp"
 #include "runtime/trace.hpp"
 
@@ -26,19 +28,21 @@ struct GroupPlace {
   int64_t first = 0, stride = 1;
 };
 
-enum class OpKind : uint8_t { spend, send, receive, wait };
+enum class OpKind : uint8_t { spend, send, receive, join, wait };
 
 struct Op {
   OpKind kind = OpKind::spend;
-  SpanKind spends = SpanKind::compute;  ///< spend
-  int16_t tier = 0;                     ///< send: of the link
-  int16_t exchange = 0;  ///< send, receive, wait: which of the rank's exchanges under way
+  SpanKind spends = SpanKind::compute;                        ///< spend
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;  ///< join
+  int16_t tier = 0;                                           ///< send, join: of the link
+  int16_t exchange = 0;  ///< send, receive, join, wait: which of the rank's exchanges under way
   int32_t step = 0;      ///< index into the plan's steps, from the first step of the block
   int32_t hop = 0;       ///< send, receive: (peer - rank) modulo the ranks
   int32_t message = 0;   ///< send: index into the step's sends
-  double seconds = 0;    ///< spend; send: how long the link is held
+  int32_t group = 0;     ///< join: ranks of the group, of which the first is a multiple of it
+  double seconds = 0;    ///< spend; send: how long the link is held; join: from the last rank's
   double slowed = 0;     ///< spend: how many of them a kernel loses to transfers beside it
-  int64_t bytes = 0;     ///< send, receive
+  int64_t bytes = 0;     ///< send, receive; join: to each other rank
   friend bool operator==(const Op&, const Op&) = default;
 };
 
@@ -73,6 +77,8 @@ struct ProgramCost {
   double kernel = 0;        ///< seconds, without what transfers beside it cost
   double extrapolated = 0;  ///< seconds of them outside of the surface
   std::array<int64_t, most_tiers> bytes_sent = {};  ///< [tier]
+  /// Algorithms of the library's operations: none, or one for each.
+  std::set<CollectiveAlgorithm> algorithms;
 };
 
 /// A program with blocks of its own.

@@ -4,80 +4,23 @@
 
 #include <algorithm>
 #include <deque>
-#include <unordered_map>
+#include <map>
 
 #include "core/error.hpp"
+#include "predict/rank_state.hpp"
 
 namespace gyre {
 namespace {
 
-/// Messages that one rank has sent to another, in order; those that were waited for are dropped.
-struct Channel {
-  struct Sent {
-    double arrival = 0;
-    int64_t bytes = 0;
-    int step = 0;
-    bool taken = false;
-  };
-  std::vector<Sent> sent;
-  int64_t dropped = 0;   ///< before the first of `sent`
-  size_t taken = 0;      ///< the first so many of `sent` are no longer needed
-  int64_t expected = 0;  ///< messages that the receiver has posted
-
-  int64_t count() const { return dropped + std::ssize(sent); }
-  Sent& at(int64_t place) { return sent[static_cast<size_t>(place - dropped)]; }
-  void take(int64_t place) {
-    at(place).taken = true;
-    while (taken < sent.size() && sent[taken].taken) ++taken;
-    if (2 * taken < sent.size()) return;  // moves each message once on average
-    dropped += static_cast<int64_t>(taken);
-    sent.erase(sent.begin(), sent.begin() + static_cast<ptrdiff_t>(taken));
-    taken = 0;
-  }
-};
-
-/// A receive that a rank has posted.
-struct Expected {
-  int peer = 0;
-  int64_t place = 0;  ///< index into the channel's messages
-  int64_t bytes = 0;
-};
-
-/// An exchange from its posting to its Wait.
-struct Pending {
-  std::vector<Expected> receives;
-  size_t found = 0;  ///< the first so many receives have been sent, ...
-  double end = 0;    ///< ... and have arrived by then
-  double left = 0;   ///< when the last message sent has left the link
-  int step = 0;
-};
-
-struct RankState {
-  size_t part = 0, op = 0;
-  uint32_t time = 0;  ///< of the part
-  int steps = 0;      ///< of blocks that are done
-  double clock = 0;
-  std::array<double, most_tiers> link_free = {};
-  std::vector<Pending> pending;           ///< [exchange]
-  std::unordered_map<int, Channel> from;  ///< [sender]
-  Channel* recent = nullptr;              ///< the channel used last, which is from recent_peer
-  int recent_peer = -1;
-  int blocked_on = -1;
-
-  Channel& channel(int peer) {
-    if (peer != recent_peer) {
-      recent = &from[peer];
-      recent_peer = peer;
-    }
-    return *recent;
-  }
-};
+using namespace simulation;
 
 /// Is told of what happens: of nothing.
 struct NoObserver {
   void spent(int /*rank*/, const Op& /*op*/, int /*step*/, double /*begin*/, double /*end*/) {}
   void waited(int /*rank*/, int /*step*/, int /*posted*/, double /*begin*/, double /*end*/) {}
   void posted(int /*rank*/, const Op& /*op*/, int /*step*/, int /*peer*/, double /*time*/) {}
+  void joined(int /*rank*/, const Op& /*op*/, int /*step*/, double /*begin*/) {}
+  void operated(int /*rank*/, int /*step*/, double /*end*/) {}
   void sent(int /*rank*/, const Op& /*op*/, int /*step*/, int /*peer*/, double /*begin*/,
             double /*left*/, double /*arrival*/) {}
 };
@@ -147,6 +90,9 @@ class Engine {
         pending_of(s, op, step).receives.push_back({peer, s.channel(peer).expected++, op.bytes});
         return true;
       }
+      case OpKind::join:
+        join(rank, s, op, step);
+        return true;
       case OpKind::wait:
         break;
     }
@@ -184,10 +130,46 @@ class Engine {
     }
   }
 
+  void join(int rank, RankState& s, const Op& op, int step) {
+    Group& group = groups_[{rank / op.group, op.group}];
+    if (group.ranks == 0)
+      group = {rank / op.group * op.group,
+               op.group,
+               {},
+               std::vector<size_t>(static_cast<size_t>(op.group))};
+    const size_t index = group.joined[static_cast<size_t>(rank - group.first)]++;
+    if (group.operations.size() <= index) group.operations.resize(index + 1);
+    Operation& operation = group.operations[index];
+    double& link_free = s.link_free[static_cast<size_t>(op.tier)];
+    const double begin = std::max(s.clock, link_free);
+    link_free = begin + op.seconds;
+    operation.begin = std::max(operation.begin, begin);
+    ++operation.joined;
+    pending_of(s, op, step).operations.push_back({&group, index});
+    observer_.joined(rank, op, step, begin);
+    if (!group.complete(index)) return;
+    operation.end = operation.begin + op.seconds;
+    for (const int waiting : operation.waiting) {
+      state(waiting).blocked_in = {};
+      runnable_.push_back(waiting);
+    }
+    operation.waiting.clear();
+  }
+
   bool wait(int rank, RankState& s, const Op& op, int step) {
     // Local copies alone have posted nothing.
     if (s.pending.size() <= static_cast<size_t>(op.exchange)) return true;
     Pending& pending = s.pending[static_cast<size_t>(op.exchange)];
+    for (const Joined& joined : pending.operations) {
+      Operation& operation = joined.group->operations[joined.operation];
+      if (!joined.group->complete(joined.operation)) {
+        s.blocked_in = joined;
+        operation.waiting.push_back(rank);
+        return false;
+      }
+      pending.end = std::max(pending.end, operation.end);
+      observer_.operated(rank, pending.step, operation.end);
+    }
     for (; pending.found < pending.receives.size(); ++pending.found) {
       const Expected& e = pending.receives[pending.found];
       Channel& channel = s.channel(e.peer);
@@ -206,6 +188,7 @@ class Engine {
     observer_.waited(rank, step, pending.step, s.clock, end);
     times(rank).wait += end - s.clock;
     s.clock = end;
+    pending.operations.clear();
     pending.receives.clear();
     pending.found = 0;
     pending.end = pending.left = 0;
@@ -226,6 +209,13 @@ class Engine {
   }
   void check_ended(int rank) {
     RankState& s = state(rank);
+    if (s.blocked_in.group != nullptr) {
+      const Group& group = *s.blocked_in.group;
+      int missing = 0;
+      while (group.joined[static_cast<size_t>(missing)] > s.blocked_in.operation) ++missing;
+      throw_runtime("{} waits for an operation of {} ranks that rank {} does not join",
+                    place(rank, step_of(rank)), group.ranks, group.first + missing);
+    }
     if (s.part < programs_.rank(rank).parts.size()) {
       const RankState& peer = state(s.blocked_on);
       const std::string why = peer.blocked_on >= 0
@@ -247,6 +237,7 @@ class Engine {
   Observer& observer_;
   std::vector<RankState> states_;
   std::vector<RankTimes> times_;
+  std::map<std::pair<int, int>, Group> groups_;  ///< [index, ranks]
   std::deque<int> runnable_;
 };
 
@@ -280,6 +271,25 @@ class SpanWriter {
     span.left = left;
     of(rank).push_back(std::move(span));
   }
+  void joined(int rank, const Op& op, int step, double begin) {
+    for (int i = 1; i < op.group; ++i) {
+      const int first = rank / op.group * op.group;
+      const int peer = first + (rank - first + i) % op.group;
+      posted(rank, op, step, peer, begin);
+    }
+    SimulatedSpan span{{TraceLane::communication,
+                        fmt::format("{}, {}", exchange(rank, step).what, name_of(op.algorithm)),
+                        begin, begin}};
+    span.kind = SpanKind::message;
+    span.step = step;
+    of(rank).push_back(std::move(span));
+  }
+  void operated(int rank, int step, double end) {
+    const auto span = std::find_if(of(rank).rbegin(), of(rank).rend(), [&](const SimulatedSpan& s) {
+      return s.kind == SpanKind::message && s.step == step;
+    });
+    span->end = span->left = end;
+  }
   void posted(int rank, const Op& op, int step, int peer, double time) {
     std::vector<TraceSpan>& transfers = line(rank).transfers;
     if (transfers.empty() || transfers.back().step != step) {
@@ -289,7 +299,8 @@ class SpanWriter {
       span.step = step;
     }
     TraceSpan& span = transfers.back();
-    (op.kind == OpKind::send ? span.sent : span.received).push_back({peer, op.bytes});
+    if (op.kind != OpKind::receive) span.sent.push_back({peer, op.bytes});
+    if (op.kind != OpKind::send) span.received.push_back({peer, op.bytes});
   }
   RankTimeline& line(int rank) { return lines_[static_cast<size_t>(rank)]; }
 

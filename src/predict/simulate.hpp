@@ -13,7 +13,8 @@
 // The k-th message from one rank to another matches the k-th receive that the other has posted for
 // it. Messages leave when they are posted, even before the receive is, and receiving does not slow
 // a rank down: the network has buffers, and what is lost while all send is LinkTier::all_at_once.
-// All ranks start at time 0.
+// A library's all-gather or reduce-scatter begins when the last rank of its group has posted it,
+// and takes what predict/collective_model.hpp says. All ranks start at time 0.
 //
 // Example, a ring of n ranks in which every step takes t, with blocks of k bytes: each step but the
 // last overlaps with the transfer of the next block, so that the pass takes
@@ -32,7 +33,7 @@ namespace gyre {
 /// Seconds from the start. Lane, name, kind and step are as in traces of real runs, but that a
 /// message lasts from taking the link to arrival, and each has its own span.
 struct SimulatedSpan : TraceSpan {
-  int peer = -1;     ///< messages: receiver
+  int peer = -1;     ///< messages: receiver; -1: an operation of the library
   int message = -1;  ///< messages: index into the step's sends
   double left = 0;   ///< messages: when the link is free again
 };

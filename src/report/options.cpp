@@ -97,18 +97,39 @@ void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int6
          spec);
 }
 
+namespace {
+
+[[noreturn]] void refuse_choice(const std::string& text, const std::vector<std::string>& choices) {
+  const std::string near = nearest(text, choices);
+  throw_usage("'{}' is not one of {}{}", text, fmt::join(choices, ", "),
+              near.empty() ? "" : "; nearest: " + near);
+}
+
+}  // namespace
+
 void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value,
                        const std::vector<std::string>& choices) {
   const auto check = [choices](const std::string& text) {
-    if (std::find(choices.begin(), choices.end(), text) != choices.end()) return;
-    const std::string near = nearest(text, choices);
-    throw_usage("'{}' is not one of {}{}", text, fmt::join(choices, ", "),
-                near.empty() ? "" : "; nearest: " + near);
+    if (std::ranges::find(choices, text) == choices.end()) refuse_choice(text, choices);
   };
   finish(app.add_option(spec.name, value, spec.description)
              ->capture_default_str()
              ->type_name(fmt::format("{}", fmt::join(choices, "|")))
              ->check(validator("", check)),
+         spec);
+}
+
+void add_choice_option(CLI::App& app, const OptionSpec& spec, int64_t& index,
+                       const std::vector<std::string>& choices) {
+  const auto check = [choices](std::string& text) {
+    const auto found = std::ranges::find(choices, text);
+    if (found == choices.end()) refuse_choice(text, choices);
+    text = std::to_string(found - choices.begin());
+  };
+  finish(app.add_option(spec.name, index, spec.description)
+             ->default_str(choices[static_cast<size_t>(index)])
+             ->type_name(fmt::format("{}", fmt::join(choices, "|")))
+             ->transform(validator("", check)),
          spec);
 }
 

@@ -40,6 +40,10 @@ void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int6
 void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value,
                        const std::vector<std::string>& choices);
 
+/// The same for the index of a choice.
+void add_choice_option(CLI::App& app, const OptionSpec& spec, int64_t& index,
+                       const std::vector<std::string>& choices);
+
 /// The complaint about an empty text, or "". An empty text is mostly a shell variable that was
 /// never set: taken as "no file", it would lose a result.
 std::string complain_about_empty(const std::string& text);

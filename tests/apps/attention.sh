@@ -21,6 +21,15 @@ for ranks in 1 3; do
 done
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --schedule halo --layout contiguous --window 20 --sinks -d bf16 --partial-out bf16 \
   --partial-dq bf16 --wire-dkv f32 -c all
+for schedule in all-gather all-gather-strided all-to-all all-to-all-ring; do
+  expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$attention" $small $quick --schedule $schedule --collectives library --csv table.csv
+  [ "$(column table.csv check | grep -c '^ok$')" -eq 2 ] || fail "$schedule by the library is not verified: $(cat table.csv)"
+done
+[ "$(column table.csv msgs | tr '\n' ' ')" = '4 3 ' ] || fail "not an operation for each all-to-all, and a message of the ring: $(cat table.csv)"
+expect 2 '--collectives library: schedule ring does not read it; all-gather' "${mpi[@]}" 2 "$attention" $small --collectives library
+expect 2 "'mpi' is not one of messages, library" "${mpi[@]}" 2 "$attention" $small --schedule all-to-all --collectives mpi
+expect 2 '--collectives messages, or without it' "${mpi[@]}" 2 "$attention" $small --schedule all-to-all --collectives library \
+  --emulate-network alpha=1us,beta=1G
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --mask full --threads 2 --pass bwd --batch 3 --csv table.csv
 [ "$(column table.csv pass)" = bwd ] || fail "other directions than asked for: $(cat output)"
 

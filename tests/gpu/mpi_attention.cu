@@ -92,9 +92,11 @@ class DeviceAttention : public test::GpuTest {
     for (const Schedule& schedule : schedules())
       for (const std::string& layout : layouts) {
         if (!names.empty() && !names.contains(schedule.name)) continue;
-        const Configuration c{schedule, find_layout(layout), types};
-        SCOPED_TRACE(name_of(c, spec));
-        expect_right(p, c, comm, block_kernel);
+        for (const ScheduleOptions& options : test::carriers_of(schedule)) {
+          const Configuration c{schedule, find_layout(layout), types, options};
+          SCOPED_TRACE(name_of(c, spec));
+          expect_right(p, c, comm, block_kernel);
+        }
       }
   }
   int configurations() const { return configurations_; }

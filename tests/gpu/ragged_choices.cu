@@ -186,9 +186,17 @@ TEST_F(PlainKernelGpu, AFixedOrderMayCostWorkspace) {
   EXPECT_EQ(plain().backward.ordered, 1);
 }
 
+TEST_F(PlainKernelGpu, AFixedOrderIsKeptWhereAnyOrderTakesAsMuchWorkspace) {
+  plain().ordered_extra_bytes = 1 << 20;
+  plain().extra_bytes = 1 << 30;
+  check(problem(heads_of(2, 1, 16), 20, 30, {full(0, 20, 0, 30)}));
+  EXPECT_EQ(kernel().note(), "");
+  EXPECT_EQ(plain().backward.ordered, 1);
+}
+
 TEST_F(PlainKernelGpu, AFixedOrderMayNotCostAGibibyte) {
   const Problem p = problem(heads_of(2, 1, 16), 20, 30, {full(0, 20, 0, 30)});
-  plain().ordered_extra_bytes = 1 << 30;
+  plain().ordered_extra_bytes = (1 << 30) + 1;
   check(p);
   EXPECT_EQ(kernel().note(), "plain's dQ is summed in no fixed order");
   EXPECT_EQ(plain().backward.executed, 1);
@@ -244,6 +252,21 @@ TEST_F(KeptPlansGpu, OtherRectangles) {
            {one}, {one, two}, {one}, {two}, {causal(0, 20, 0, 30, 10)}, {one}})
     check(with(rectangles));
   expect_built(3);  // batches of two and of one, and another mask
+}
+
+TEST_F(KeptPlansGpu, NoEmptyEntriesForALibraryThatTakesNone) {
+  plain().empty_entries = EmptyEntries::refused;
+  std::vector<Rectangle> rectangles;
+  for (int64_t i = 0; i < 3; ++i) rectangles.push_back(full(20 * i, 20, 30 * i, 30));
+  rectangles.push_back(full(79, 1, 299, 1));  // rows far beyond those of the others
+  check(with(rectangles));
+  expect_built(1);
+  EXPECT_EQ(plain().largest_batch, 4);
+  rectangles.erase(rectangles.begin());
+  check(with(rectangles));
+  expect_built(2);  // batches of four and of three
+  EXPECT_EQ(plain().empty, 0);
+  EXPECT_EQ(kernel().note(), "plain takes no empty entries: a graph for each number of entries");
 }
 
 TEST_F(KeptPlansGpu, ThreeEntriesAreABatchOfFour) {

@@ -8,6 +8,7 @@ namespace GYRE_FILE {
 
 using test::Attention;
 using test::bits_of;
+using test::carriers_of;
 using test::Configuration;
 using test::expect_empty_padding;
 using test::expect_results;
@@ -25,15 +26,16 @@ void expect_right(const ProblemSpec& spec, const std::vector<const Schedule*>& s
   const auto kernel = make_cpu_kernel();
   const Problem p = make_problem(spec);
   for (const Schedule* schedule : some_schedules)
-    for (const LayoutKind* layout : some_layouts) {
-      const Configuration c{*schedule, *layout, types};
-      SCOPED_TRACE(name_of(c, spec));
-      Attention attention(p, c, world(), *kernel);
-      if (attention.refused()) continue;
-      attention.run();
-      expect_results(p, attention, attention.tolerances());
-      expect_empty_padding(attention);
-    }
+    for (const LayoutKind* layout : some_layouts)
+      for (const ScheduleOptions& options : carriers_of(*schedule)) {
+        const Configuration c{*schedule, *layout, types, options};
+        SCOPED_TRACE(name_of(c, spec));
+        Attention attention(p, c, world(), *kernel);
+        if (attention.refused()) continue;
+        attention.run();
+        expect_results(p, attention, attention.tolerances());
+        expect_empty_padding(attention);
+      }
   poison_new_buffers(poisoned);
 }
 
@@ -104,19 +106,20 @@ TEST(Attention, TheSameRunTwiceGivesTheSameBits) {
   const auto kernel = make_cpu_kernel();
   const Problem p = make_problem({ragged, {4, 2, 8, 0}, {MaskKind::causal}, true});
   for (const Schedule& schedule : schedules())
-    for (const LayoutKind& layout : layout_kinds()) {
-      Attention a(p, {schedule, layout}, world(), *kernel);
-      Attention b(p, {schedule, layout}, world(), *kernel);
-      if (a.refused()) continue;
-      a.run();
-      b.run();
-      b.run();  // and on arrays that an earlier run has left
-      EXPECT_EQ(a.executor().d_sinks(), b.executor().d_sinks());
-      const auto first = bits_of(a), second = bits_of(b);
-      for (const auto& [token, values] : first)
-        EXPECT_TRUE(same_bits(values, second.at(token)))
-            << schedule.name << ", " << layout.name << ", token " << token;
-    }
+    for (const LayoutKind& layout : layout_kinds())
+      for (const ScheduleOptions& options : carriers_of(schedule)) {
+        Attention a(p, {schedule, layout, {}, options}, world(), *kernel);
+        Attention b(p, {schedule, layout, {}, options}, world(), *kernel);
+        if (a.refused()) continue;
+        a.run();
+        b.run();
+        b.run();  // and on arrays that an earlier run has left
+        EXPECT_EQ(a.executor().d_sinks(), b.executor().d_sinks());
+        const auto first = bits_of(a), second = bits_of(b);
+        for (const auto& [token, values] : first)
+          EXPECT_TRUE(same_bits(values, second.at(token)))
+              << schedule.name << ", " << layout.name << ", token " << token;
+      }
 }
 
 TEST(Attention, CanonicalGivesTheBitsOfOneRank) {

@@ -84,6 +84,7 @@ inline AttentionCase arbitrary_attention(int cp) {
     if (cp % d == 0) divisors.push_back(d);
   result.options.inner = *rc::gen::elementOf(divisors);
   result.options.heads_at_once = *rc::gen::inRange<int64_t>(1, result.heads.kv_heads + 1);
+  result.options.collectives = *rc::gen::inRange<int64_t>(0, 2);
   return result;
 }
 
@@ -255,7 +256,40 @@ class PlanMachine {
 
   // ---- messages ----
 
+  /// What a library's operation asks of messages; see Carrier.
+  void check_library(const step::Exchange& s) {
+    const auto members = std::ssize(s.group);
+    if (!std::ranges::is_sorted(s.group) || !std::ranges::binary_search(s.group, at_))
+      fail("not in the group of {}", s.what);
+    for (const auto* messages : {&s.sends, &s.recvs})
+      for (const Message& m : *messages)
+        if (!std::ranges::binary_search(s.group, m.peer)) fail("rank {} is in no group", m.peer);
+    if (s.carrier == Carrier::all_to_all) return;
+    const bool gathers = s.carrier == Carrier::all_gather;
+    const auto &blocks = gathers ? s.recvs : s.sends, &parts = gathers ? s.sends : s.recvs;
+    if (std::ssize(blocks) != members - 1 || std::ssize(parts) != members - 1)
+      fail("{} messages of {} members", blocks.size(), members);
+    const Slice& part = parts.front().slices.front();
+    for (const Message& m : parts)
+      if (m.slices.size() != 1 || !same_place(m.slices[0], part))
+        fail("members get different parts");
+    for (const Message& m : blocks) {
+      const auto place = std::ranges::find(s.group, m.peer) - s.group.begin();
+      const Slice& slice = m.slices.front();
+      const PlanArray& whole = array(slice.array);
+      if (m.slices.size() != 1 || slice.array != blocks.front().slices.front().array ||
+          slice.rows != part.rows || slice.row != place * part.rows || slice.heads != whole.heads ||
+          whole.heads != part.heads || whole.tokens() != members * part.rows)
+        fail("the block of rank {} is not in its place", m.peer);
+    }
+  }
+  static bool same_place(const Slice& a, const Slice& b) {
+    return a.array == b.array && a.row == b.row && a.rows == b.rows && a.heads == b.heads &&
+           a.add == b.add;
+  }
+
   void operator()(const step::Exchange& s) {
+    if (s.carrier != Carrier::messages) check_library(s);
     Posted posted{&s, {}, {}, {}, false};
     const size_t index = rank().posted.size();
     for (const auto* messages : {&s.sends, &s.recvs}) {

@@ -80,6 +80,15 @@ struct Configuration {
   ScheduleOptions options = {};
 };
 
+/// The options under which a schedule is to be right: its collectives made of messages and, where
+/// it has any, the library's.
+inline std::vector<ScheduleOptions> carriers_of(const Schedule& schedule) {
+  std::vector<ScheduleOptions> carriers(1);
+  if (std::ranges::find(schedule.reads, &ScheduleOptions::collectives) != schedule.reads.end())
+    carriers.emplace_back().collectives = 1;
+  return carriers;
+}
+
 /// The device that an attention runs on: the stream of kernel and group, and a host communicator of
 /// the group's ranks, which agree about tolerances.
 struct OnDevice {
@@ -297,7 +306,8 @@ inline std::string name_of(const Configuration& c, const ProblemSpec& spec) {
          (spec.mask.kind == MaskKind::full
               ? ", full"
               : ", causal, window " + std::to_string(spec.mask.window)) +
-         ", " + std::to_string(spec.lengths.size()) + " documents";
+         ", " + std::to_string(spec.lengths.size()) + " documents" +
+         (c.options.collectives == 1 ? ", by the library" : "");
 }
 
 /// Bits of all results of a rank's own tokens, and of its final log-sum-exps, by token.

@@ -13,10 +13,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "attention/kernels/attention_library.hpp"
 #include "core/bf16.hpp"
@@ -33,15 +35,19 @@ struct PlainAttention {
   std::function<std::string(const AttentionGraphShape&)> refuses = {};
   /// Whether it has backward graphs that give the same bits in every run.
   bool ordered_gradients = true;
-  /// Bytes of workspace that these ask for beyond what they use.
-  int64_t ordered_extra_bytes = 0;
+  /// Bytes of workspace that these ask for beyond what they use, and that all backward graphs do.
+  int64_t ordered_extra_bytes = 0, extra_bytes = 0;
+  /// Whether batches may have entries without rows.
+  EmptyEntries empty_entries = EmptyEntries::taken;
 
   struct Calls {
     int64_t asked = 0, built = 0;
     int64_t executed = 0, ordered = 0;  ///< runs, and those of deterministic graphs among them
   };
   Calls forward, backward;
-  AttentionAddresses last;  ///< of the last run
+  int64_t largest_batch = 0;  ///< entries that a graph was built for
+  int64_t empty = 0;          ///< lengths of 0 in runs of a library that takes none
+  AttentionAddresses last;    ///< of the last run
   /// One number in device memory: not 0 when something was left out.
   Buffer<int32_t> dropped;
 };
@@ -286,7 +292,8 @@ class Graph final : public AttentionGraph {
 
   int64_t workspace_bytes() const override {
     const bool ordered = shape_.backward && shape_.deterministic;
-    return used_bytes() + (ordered ? asked_.ordered_extra_bytes : 0);
+    return used_bytes() + (shape_.backward ? asked_.extra_bytes : 0) +
+           (ordered ? asked_.ordered_extra_bytes : 0);
   }
 
   void execute(const AttentionAddresses& addresses, std::byte* workspace) override {
@@ -295,6 +302,7 @@ class Graph final : public AttentionGraph {
     ++calls.executed;
     calls.ordered += shape_.deterministic ? 1 : 0;
     asked_.last = addresses;
+    if (asked_.empty_entries == EmptyEntries::refused) count_empty(addresses);
     GYRE_CHECK_CUDA(
         cudaMemsetAsync(workspace, 0xff, static_cast<size_t>(workspace_bytes()), stream_));
     Arguments a = common(addresses);
@@ -309,6 +317,16 @@ class Graph final : public AttentionGraph {
   using Id = AttentionTensor;
   static constexpr int64_t float_bytes = sizeof(float);
 
+  void count_empty(const AttentionAddresses& addresses) {
+    std::vector<int32_t> lengths(static_cast<size_t>(shape_.batch));
+    for (const AttentionTensor id : {Id::q_lengths, Id::k_lengths}) {
+      GYRE_CHECK_CUDA(cudaMemcpyAsync(lengths.data(), addresses.at(id),
+                                      lengths.size() * sizeof(int32_t), cudaMemcpyDeviceToHost,
+                                      stream_));
+      GYRE_CHECK_CUDA(cudaStreamSynchronize(stream_));
+      asked_.empty += std::count(lengths.begin(), lengths.end(), 0);
+    }
+  }
   int64_t group() const { return shape_.heads / shape_.kv_heads; }
   int64_t k_columns() const { return shape_.kv_heads * shape_.head_dim; }
   int64_t reached_q() const { return shape_.batch * shape_.longest_q; }
@@ -419,6 +437,7 @@ class Library final : public AttentionLibrary {
     stream.fill(asked_.dropped.data(), std::byte{0}, sizeof(int32_t));
   }
   std::string name() const override { return "plain"; }
+  EmptyEntries empty_entries() const override { return asked_.empty_entries; }
 
   std::unique_ptr<AttentionGraph> build(const AttentionGraphShape& shape,
                                         std::string& problem) override {
@@ -428,6 +447,7 @@ class Library final : public AttentionLibrary {
     if (problem.empty() && asked_.refuses) problem = asked_.refuses(shape);
     if (!problem.empty()) return nullptr;
     ++calls.built;
+    asked_.largest_batch = std::max(asked_.largest_batch, shape.batch);
     return std::make_unique<Graph>(shape, asked_, stream_);
   }
 

@@ -54,9 +54,8 @@ TEST(Plan, IsRightOnManyRanks) {
                                          {"dual-chunk-swap", 1, {MaskKind::causal, 2}},
                                          {"striped", 2, window}}) {
     AttentionCase c;
-    c.layout =
-        layout_case(x.kind, test::bounds_of({5, 0, 100, 130}, {128, 0, 128, 256}), many_ranks,
-                           x.stripe);
+    c.layout = layout_case(x.kind, test::bounds_of({5, 0, 100, 130}, {128, 0, 128, 256}),
+                           many_ranks, x.stripe);
     c.heads = shape_of(6, 2);
     c.mask = x.mask;
     const AttentionProblem problem = c.problem();

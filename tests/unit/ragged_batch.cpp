@@ -354,6 +354,9 @@ TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
   EXPECT_EQ(limits_of(batch), (RaggedLimits{256, 512, 128})) << "one query more";
   batch.entries = {{0, 300, 0, 40, 0, 0}, {0, 1, 5, 7, 300, 40}, {0, 1, 9, 1, 301, 47}};
   EXPECT_EQ(limits_of(batch), (RaggedLimits{4, 512, 128})) << "entries at the same rows";
+  EXPECT_EQ(limits_of(batch, EmptyEntries::refused), (RaggedLimits{3, 512, 128}));
+  batch.entries = {{50000, 300, 0, 40, 0, 0}};
+  EXPECT_EQ(limits_of(batch, EmptyEntries::refused), (RaggedLimits{1, 65536, 128}));
   EXPECT_TRUE(rc::check("limits", [] {
     const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit);
     for (RaggedBatch b : plan.batches) {
@@ -361,12 +364,15 @@ TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
         e.q_begin += *rc::gen::inRange<int64_t>(0, 5000);
         e.k_begin += *rc::gen::inRange<int64_t>(0, 5000);
       }
-      const RaggedLimits limits = limits_of(b);
-      RC_ASSERT(limits.capacity >= std::ssize(b.entries));
-      RC_ASSERT(limits.longest_q >= b.longest_q && limits.longest_k >= b.longest_k);
-      for (const RaggedEntry& e : b.entries) {
-        RC_ASSERT(e.q_begin + e.q_length <= limits.capacity * limits.longest_q);
-        RC_ASSERT(e.k_begin + e.k_length <= limits.capacity * limits.longest_k);
+      for (const EmptyEntries empty : {EmptyEntries::taken, EmptyEntries::refused}) {
+        const RaggedLimits limits = limits_of(b, empty);
+        RC_ASSERT(limits.capacity >= std::ssize(b.entries));
+        RC_ASSERT(empty == EmptyEntries::taken || limits.capacity == std::ssize(b.entries));
+        RC_ASSERT(limits.longest_q >= b.longest_q && limits.longest_k >= b.longest_k);
+        for (const RaggedEntry& e : b.entries) {
+          RC_ASSERT(e.q_begin + e.q_length <= limits.capacity * limits.longest_q);
+          RC_ASSERT(e.k_begin + e.k_length <= limits.capacity * limits.longest_k);
+        }
       }
     }
   }));

@@ -40,5 +40,17 @@ TEST(SharedDevices, TheErrorNamesRanksHostDeviceAndOption) {
   }
 }
 
+TEST(Visibility, RanksThatSeeOneDeviceEachAreToldWhatToStart) {
+  std::vector<RankDevice> devices = four_devices();
+  for (RankDevice& device : devices) device.visible = 4;
+  EXPECT_EQ(visibility_note(devices), "");
+  for (RankDevice& device : devices) device.visible = 1;
+  const std::string note = visibility_note(devices);
+  EXPECT_EQ(note.find("ranks 0, 1, 2, 3 on host node see one GPU each"), 0U) << note;
+  EXPECT_NE(note.find("srun --gpus-per-node=4 --gpu-bind=none"), std::string::npos) << note;
+  for (RankDevice& device : devices) device.host += std::to_string(device.rank);
+  EXPECT_EQ(visibility_note(devices), "") << "one rank on each host";
+}
+
 }  // namespace GYRE_FILE
 }  // namespace gyre

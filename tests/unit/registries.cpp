@@ -129,7 +129,7 @@ TEST(RegistryOptions, ANameThatTheAppHasAlreadyGetsAPrefix) {
             "--layout-chunk 3: layout contiguous does not read it; balanced and balanced-joint do");
   const auto given = layout_choices().given(layout);
   ASSERT_EQ(given.size(), 1U);
-  EXPECT_EQ(given.front(), std::pair(std::string("chunk"), int64_t{3}));
+  EXPECT_EQ(given.front(), std::pair(std::string("chunk"), std::string("3")));
 }
 
 }  // namespace GYRE_FILE

@@ -179,6 +179,77 @@ std::vector<int> others(const PlanBuilder& plan) {
   return peers;
 }
 
+/// A schedule of the library's collectives.
+Simulation run_by_library(const std::string& schedule, const Layout& layout, Pass pass,
+                          const MachineModel& machine) {
+  AttentionProblem problem{&layout, shape, MaskKind::full, {}};
+  problem.options.collectives = 1;
+  return simulate(plan_all(find_schedule(schedule), problem), pass, shape, types, machine);
+}
+
+TEST(Simulate, ALibrarysAllGatherTakesARingOfMuchAndATreeOfLittle) {
+  MachineModel machine = slow_machine();
+  for (const int cp : {4, 6})
+    for (const int64_t local : {64, 2000}) {
+      SCOPED_TRACE(fmt::format("{} tokens on each of {} ranks", local, cp));
+      const auto tokens = static_cast<double>(local);
+      const bool ring = cp * tokens * kv_bytes_per_token >= 512 << 10;
+      EXPECT_EQ(ring, local == 2000);
+      const double rounds = ring ? cp - 1 : 3 - (cp == 4 ? 1 : 0);
+      const double gather = rounds * machine.links[0].latency_s +
+                            (cp - 1) * tokens * kv_bytes_per_token / machine.links[0].bytes_per_s;
+      const double square = tokens * tokens * flops_per_token_pair / machine.kernel.flops_per_s;
+      const Layout layout = one_document("contiguous", cp, local);
+      const Simulation s = run_by_library("all-gather", layout, Pass::forward, machine);
+      expect_seconds(s.makespan(), std::max(square, gather) + (cp - 1) * square);
+      // Backward: nothing hides the reduce-scatter.
+      expect_seconds(run_by_library("all-gather", layout, Pass::backward, machine).makespan(),
+                     std::max(2.5 * square, gather) + 2.5 * (cp - 1) * square + gather);
+      const std::string name = ring ? "all-gather KV, by ring" : "all-gather KV, by tree";
+      for (const RankTimeline& rank : s.ranks) {
+        const auto of_library = std::ranges::find(
+            rank.spans, name, [](const SimulatedSpan& span) { return span.name; });
+        ASSERT_NE(of_library, rank.spans.end());
+        expect_seconds(of_library->end, gather);
+        EXPECT_EQ(std::ssize(rank.transfers.at(0).sent), cp - 1);
+        EXPECT_EQ(std::ssize(rank.transfers.at(0).received), cp - 1);
+      }
+    }
+}
+
+TEST(Simulate, ALibrarysOperationWaitsForTheLastRankAndForTheSlowestLink) {
+  MachineModel machine = slow_machine();
+  add_nodes(machine, 2);
+  const Layout layout = one_document("contiguous", 4, 2000);
+  const double gather =
+      3 * (machine.links[1].latency_s + 2000 * kv_bytes_per_token / machine.links[1].bytes_per_s);
+  AttentionProblem problem{&layout, shape, MaskKind::full, {}};
+  problem.options.collectives = 1;
+  Plan plan = plan_all(find_schedule("all-gather"), problem);
+  const double late = 2000.0 * 2000 * flops_per_token_pair / machine.kernel.flops_per_s;
+  for (Plan each : {plan}) {  // rank 2 attends its own keys before it joins
+    std::vector<Step>& steps = each.ranks[2].forward;
+    const auto exchange = std::ranges::find_if(
+        steps, [](const Step& s) { return std::holds_alternative<step::Exchange>(s); });
+    std::iter_swap(exchange, exchange + 1);
+    ASSERT_TRUE(std::holds_alternative<step::Compute>(*exchange));
+    const Simulation s = simulate(each, Pass::forward, shape, types, machine);
+    expect_seconds(s.makespan(), late + gather + 3 * late);
+  }
+  // One that never joins.
+  std::erase_if(plan.ranks[1].forward, [](const Step& s) {
+    return std::holds_alternative<step::Exchange>(s) || std::holds_alternative<step::Wait>(s);
+  });
+  try {
+    simulate(plan, Pass::forward, shape, types, machine);
+    FAIL() << "a rank that does not join an operation";
+  } catch (const std::exception& e) {
+    EXPECT_NE(std::string(e.what()).find("an operation of 4 ranks that rank 1 does not join"),
+              std::string::npos)
+        << e.what();
+  }
+}
+
 TEST(Simulate, MessagesOfOneRankLeaveOneAfterTheOther) {
   const Layout layout = one_document("contiguous", 4, 100);
   const AttentionProblem problem{&layout, shape, MaskKind::full, {}};

@@ -72,6 +72,8 @@ class AttentionLibrary {
  public:
   virtual ~AttentionLibrary() = default;
   virtual std::string name() const = 0;
+  /// Whether a batch may have entries without rows.
+  virtual EmptyEntries empty_entries() const { return EmptyEntries::taken; }
   /// nullptr where the library does not take the shape; `problem` then says why.
   virtual std::unique_ptr<AttentionGraph> build(const AttentionGraphShape& shape,
                                                 std::string& problem) = 0;

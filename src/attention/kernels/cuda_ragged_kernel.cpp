@@ -117,6 +117,8 @@ class RaggedKernel final : public BlockKernel {
     if (rest > 0)
       add(fmt::format("tiled kernel for {} of {} rectangles ({})", rest, rectangles_, reasons));
     if (unordered_) add(library_->name() + "'s dQ is summed in no fixed order");
+    if (library_->empty_entries() == EmptyEntries::refused && !graphs_.empty())
+      add(library_->name() + " takes no empty entries: a graph for each number of entries");
     return text;
   }
 
@@ -209,7 +211,8 @@ class RaggedKernel final : public BlockKernel {
       stream_.synchronize();  // copies of tables may be under way
       plans_.clear();
     }
-    return *plans_.emplace_back(make_ready(block.rectangles, sizes, block.fixed_tiles, stream_));
+    return *plans_.emplace_back(
+        make_ready(block.rectangles, sizes, block.fixed_tiles, library_->empty_entries(), stream_));
   }
 
   static AttentionGraphShape shape_of(const BlockInput& block, const ReadyBatch& ready) {
@@ -249,8 +252,14 @@ class RaggedKernel final : public BlockKernel {
       }
       if (!built.graph || built.graph->workspace_bytes() > most_ordered_workspace) {
         BuiltGraph plain = build(shape);
-        unordered_ = unordered_ || (shape.backward && plain.graph);
-        if (plain.graph || !built.graph) built = std::move(plain);
+        const bool order_costs_little =
+            built.graph && plain.graph &&
+            built.graph->workspace_bytes() - plain.graph->workspace_bytes() <=
+                most_ordered_workspace;
+        if (!order_costs_little && (plain.graph || !built.graph)) {
+          unordered_ = unordered_ || (shape.backward && plain.graph);
+          built = std::move(plain);
+        }
       }
       found = graphs_.emplace(shape, std::move(built)).first;
     }

@@ -77,7 +77,8 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready)
 }  // namespace
 
 std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
-                                      const TableSizes& sizes, bool fixed_tiles, Stream& stream) {
+                                      const TableSizes& sizes, bool fixed_tiles, EmptyEntries empty,
+                                      Stream& stream) {
   RaggedPlan ragged =
       plan_ragged(rectangles, fixed_tiles, most_entries, 2 * std::max(sizes.rows, sizes.keys));
   const FirstWriters q = first_writers(ragged.batches, RaggedRows::q, sizes.rows),
@@ -94,7 +95,7 @@ std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
   for (size_t i = 0; i < plan->batches.size(); ++i) {
     ReadyBatch& ready = plan->batches[i];
     ready.batch = std::move(ragged.batches[i]);
-    ready.limits = limits_of(ready.batch);
+    ready.limits = limits_of(ready.batch, empty);
     ready.first_q = q.first[i];
     ready.first_k = k.first[i];
     add_tables(writer, sizes, ready);

@@ -52,6 +52,7 @@ struct ReadyPlan {
 
 /// Plans the rectangles in batches and submits the tables to `stream`.
 std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
-                                      const TableSizes& sizes, bool fixed_tiles, Stream& stream);
+                                      const TableSizes& sizes, bool fixed_tiles, EmptyEntries empty,
+                                      Stream& stream);
 
 }  // namespace gyre

@@ -20,6 +20,10 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
+/// 9.25: sequences of no tokens are supported from there on; ragged sweeps with some failed on 9.22
+/// (cudnn-frontend, issues 943 and 944).
+constexpr size_t first_with_empty_entries = 92500;
+
 /// Loads the library once; the reason why it cannot be, or an empty string.
 const std::string& load_error() {
   static const std::string error = []() -> std::string {
@@ -82,6 +86,10 @@ class CudnnLibrary final : public AttentionLibrary {
   CudnnLibrary& operator=(const CudnnLibrary&) = delete;
 
   std::string name() const override { return "cuDNN"; }
+  EmptyEntries empty_entries() const override {
+    return fe::detail::get_backend_version() < first_with_empty_entries ? EmptyEntries::refused
+                                                                        : EmptyEntries::taken;
+  }
 
   std::unique_ptr<AttentionGraph> build(const AttentionGraphShape& shape,
                                         std::string& problem) override {

@@ -233,16 +233,25 @@ FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side
   return result;
 }
 
-RaggedLimits limits_of(const RaggedBatch& batch) {
+RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty) {
   constexpr int64_t least_rows = 128;
+  const int64_t entries = std::ssize(batch.entries);
+  int64_t q_end = 0, k_end = 0;
+  for (const RaggedEntry& e : batch.entries) {
+    q_end = std::max(q_end, e.q_begin + e.q_length);
+    k_end = std::max(k_end, e.k_begin + e.k_length);
+  }
+  if (empty == EmptyEntries::refused) {
+    const auto longest = [&](int64_t rows, int64_t end) {
+      return rounded_up(std::max(rows, ceil_div(end, entries)), least_rows);
+    };
+    return {entries, longest(batch.longest_q, q_end), longest(batch.longest_k, k_end)};
+  }
   RaggedLimits limits;
   limits.longest_q = rounded_up(batch.longest_q, least_rows);
   limits.longest_k = rounded_up(batch.longest_k, least_rows);
-  int64_t entries = std::ssize(batch.entries);
-  for (const RaggedEntry& e : batch.entries)
-    entries = std::max({entries, ceil_div(e.q_begin + e.q_length, limits.longest_q),
-                        ceil_div(e.k_begin + e.k_length, limits.longest_k)});
-  limits.capacity = rounded_up(entries, 1);
+  limits.capacity = rounded_up(
+      std::max({entries, ceil_div(q_end, limits.longest_q), ceil_div(k_end, limits.longest_k)}), 1);
   return limits;
 }
 

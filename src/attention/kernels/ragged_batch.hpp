@@ -114,13 +114,15 @@ FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side
 /// below capacity · longest, as if entries lay behind each other, and drop those beyond. So that
 /// product reaches past every row of the queries, and of the keys, that an entry touches, and what
 /// is missing is made up by empty entries. Example: one entry of 300 queries from row 50000 on; the
-/// longest is 512, ceil(50300 / 512) = 99, capacity 128.
+/// longest is 512, ceil(50300 / 512) = 99, capacity 128. For a library that takes no empty entries,
+/// the longest is made longer instead: capacity 1, longest 65536.
 struct RaggedLimits {
-  int64_t capacity = 0;                  ///< entries, with empty ones; a power of two
+  int64_t capacity = 0;                  ///< entries; with empty ones, a power of two
   int64_t longest_q = 0, longest_k = 0;  ///< rows of an entry; powers of two, at least 128
   friend bool operator==(const RaggedLimits&, const RaggedLimits&) = default;
 };
-RaggedLimits limits_of(const RaggedBatch& batch);
+enum class EmptyEntries { taken, refused };
+RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty = EmptyEntries::taken);
 
 /// What the library reads about a batch, padded with empty entries to `capacity`: lengths
 /// [capacity], offsets [capacity + 1], which count elements: rows x `stride`. Empty entries begin,

@@ -21,7 +21,8 @@ Schedule all_gather_schedule() {
   return {.name = "all-gather",
           .summary = "KV of all ranks at once; backward gathers again, dKV by reduce-scatter",
           .plan = plan,
-          .closed_form = closed_form};
+          .closed_form = closed_form,
+          .reads = {&ScheduleOptions::collectives}};
 }
 
 }  // namespace gyre

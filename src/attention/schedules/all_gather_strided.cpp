@@ -43,7 +43,7 @@ Schedule all_gather_strided_schedule() {
           .plan = plan,
           .closed_form = closed_form,
           .refusal = refusal,
-          .reads = {&ScheduleOptions::heads_at_once}};
+          .reads = {&ScheduleOptions::heads_at_once, &ScheduleOptions::collectives}};
 }
 
 }  // namespace gyre

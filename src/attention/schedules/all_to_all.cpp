@@ -54,7 +54,8 @@ Schedule all_to_all_schedule() {
   return {.name = "all-to-all",
           .summary = "tokens exchanged for heads: each rank attends all tokens (Ulysses)",
           .plan = all_to_all,
-          .closed_form = closed_form};
+          .closed_form = closed_form,
+          .reads = {&ScheduleOptions::collectives}};
 }
 
 }  // namespace gyre

@@ -90,7 +90,7 @@ Schedule all_to_all_ring_schedule() {
           .plan = all_to_all_ring,
           .closed_form = closed_form,
           .refusal = refusal,
-          .reads = {&ScheduleOptions::inner}};
+          .reads = {&ScheduleOptions::inner, &ScheduleOptions::collectives}};
 }
 
 }  // namespace gyre

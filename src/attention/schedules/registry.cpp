@@ -14,8 +14,13 @@ const std::vector<Schedule>& schedules() {
 
 const std::vector<OptionField<ScheduleOptions>>& schedule_option_fields() {
   static const std::vector<OptionField<ScheduleOptions>> fields = {
-      {"inner", "Ranks of an inner group; 0: by heads", &ScheduleOptions::inner, 0},
-      {"heads-at-once", "KV heads of a stage", &ScheduleOptions::heads_at_once, 1}};
+      {"inner", "Ranks of an inner group; 0: by heads", &ScheduleOptions::inner, 0, {}},
+      {"heads-at-once", "KV heads of a stage", &ScheduleOptions::heads_at_once, 1, {}},
+      {"collectives",
+       "What all-gathers, reduce-scatters and all-to-alls are made of",
+       &ScheduleOptions::collectives,
+       0,
+       {"messages", "library"}}};
   return fields;
 }
 

@@ -53,6 +53,11 @@ struct Schedule {
   }
 };
 
+/// Whether the options ask for the library's collectives.
+inline bool by_library(const AttentionProblem& problem) {
+  return problem.options.collectives == 1;
+}
+
 /// Every member of ScheduleOptions, by the name under which apps offer it.
 const std::vector<OptionField<ScheduleOptions>>& schedule_option_fields();
 

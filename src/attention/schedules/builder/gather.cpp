@@ -17,11 +17,14 @@ class Gather {
     if (plan.cp() == 1) stages_.clear();  // nothing to gather
     int64_t row = 0;
     for (int r = 0; r < plan.cp(); ++r) {
-      const int64_t slots = r == plan.rank() ? 0 : tokens_of(r);
-      block_.push_back({row, slots});
-      if (r != plan.rank()) rows_.push_back(plan.rows_of(r).front());
-      row += slots;
+      const bool here = library() || r != plan.rank();
+      block_.push_back({row, here ? tokens_of(r) : 0});
+      if (here) rows_.push_back(plan.rows_of(r).front());
+      row += block_.back().length;
+      ranks_.push_back(r);
     }
+    const RowRange own = block(plan.rank());
+    others_ = {{0, own.begin}, {own.begin + own.length, row - own.begin - own.length}};
     for (auto* storages : {&kv_storages_, &d_kv_storages_}) {
       storages->at(0) = plan.new_storage();
       storages->at(1) = stages_.size() > 1 ? plan.new_storage() : storages->at(0);
@@ -36,7 +39,7 @@ class Gather {
     for (size_t g = 0; g < stages_.size(); ++g) {
       plan_.wait(gather);
       gather = start(g + 1);
-      plan_.compute(set_, kv_[g]);
+      plan_.compute(set_, kv_[g], -1, others_);
     }
     plan_.finish(set_);
   }
@@ -53,8 +56,14 @@ class Gather {
       const int d_kv =
           plan_.add_array(ArrayKind::d_kv, rows_, stages_[g], d_kv_storages_.at(g % 2));
       plan_.clear(d_kv);
+      if (library()) {
+        plan_.compute(set_, kv_[g], d_kv, others_);
+        plan_.wait(hop);
+        hop = reduce_scatter(d_kv);
+        continue;
+      }
       for (int s = 0; s + 1 < plan_.cp(); ++s) {
-        plan_.compute(set_, kv_[g], d_kv, block(plan_.rank() - 1 - s));
+        plan_.compute(set_, kv_[g], d_kv, {block(plan_.rank() - 1 - s)});
         plan_.wait(hop);
         hop = start_hop(d_kv, s);
       }
@@ -64,6 +73,7 @@ class Gather {
   }
 
  private:
+  bool library() const { return by_library(plan_.problem()); }
   int wrap(int rank) const { return (rank % plan_.cp() + plan_.cp()) % plan_.cp(); }
   int64_t tokens_of(int rank) const { return plan_.rows_of(rank).front().length; }
   /// The rows of a rank in the gathered arrays.
@@ -81,7 +91,20 @@ class Gather {
       sends.push_back({to, {{set_.kv, 0, tokens_of(plan_.rank()), heads}}});
       recvs.push_back({from, {{kv, block(from).begin, block(from).length, heads}}});
     }
-    return plan_.exchange("all-gather KV", std::move(sends), std::move(recvs));
+    return plan_.exchange("all-gather KV", std::move(sends), std::move(recvs),
+                          library() ? Carrier::all_gather : Carrier::messages, ranks_);
+  }
+  /// By the library, at once.
+  int reduce_scatter(int d_kv) {
+    const HeadRange heads = plan_.array(d_kv).heads;
+    std::vector<Message> sends, recvs;
+    for (const int r : ranks_) {
+      if (r == plan_.rank()) continue;
+      sends.push_back({r, {{d_kv, block(r).begin, block(r).length, heads}}});
+      recvs.push_back({r, {{set_.d_kv, 0, tokens_of(plan_.rank()), heads, true}}});
+    }
+    return plan_.exchange("reduce-scatter dKV", std::move(sends), std::move(recvs),
+                          Carrier::reduce_scatter, ranks_);
   }
 
   /// Hop s of the reduce-scatter.
@@ -98,8 +121,10 @@ class Gather {
   PlanBuilder& plan_;
   ArraySet set_;
   std::vector<HeadRange> stages_;
-  std::vector<RankRows> rows_;   // of all other ranks, in rank order
-  std::vector<RowRange> block_;  // [cp] each rank's rows among them; own: none
+  std::vector<int> ranks_;        // all
+  std::vector<RankRows> rows_;    // of all other ranks, in rank order; of a library's, own rows too
+  std::vector<RowRange> block_;   // [cp] each rank's rows among them
+  std::vector<RowRange> others_;  // those of the others
   std::array<int, 2> kv_storages_{}, d_kv_storages_{};
   std::vector<int> kv_;  // [stages] array of the gathered keys and values
 };
@@ -118,12 +143,14 @@ RankPlan gather_plan(const AttentionProblem& problem, int rank, std::vector<Head
 ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stages) {
   ClosedForm form;
   form.pairs = own_pairs(c);
-  const int64_t slots = c.slots(), others = c.problem.cp() - 1, rows = others * slots;
+  const bool library = by_library(c.problem);
+  const int64_t slots = c.slots(), others = c.problem.cp() - 1;
+  const int64_t rows = (others + (library ? 1 : 0)) * slots;
   if (others == 0 || slots == 0) return form;
   int64_t hop = 0, most_copies = 0;  // copies of one hop of the stage before
   for (size_t g = 0; g < stages.size(); ++g) {
     const int64_t heads = stages[g].count;
-    form.messages += others * (c.forward() ? 1 : 2);
+    form.messages += (library ? 1 : others) * (c.forward() ? 1 : 2);
     form.bytes_sent += others * wire(c, ArrayKind::kv, slots, heads);
     if (!c.forward()) form.bytes_sent += others * wire(c, ArrayKind::d_kv, slots, heads);
     if (g < 2) {  // later stages use the same storages
@@ -131,9 +158,10 @@ ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stage
       if (!c.forward()) form.transient_bytes += stored(c, ArrayKind::d_kv, rows, heads);
     }
     // The gather of this stage is under way during the hops of the stage before.
-    const int64_t gather = others * copy(c, ArrayKind::kv, slots, heads, c.kv_heads());
+    const int64_t gather =
+        (library ? 1 : others) * copy(c, ArrayKind::kv, slots, heads, c.kv_heads());
     most_copies = std::max(most_copies, gather + hop);
-    hop = c.forward() ? 0 : hop_copies(c, slots, slots, heads);
+    hop = c.forward() ? 0 : hop_copies(c, library ? rows : slots, slots, heads);
     most_copies = std::max(most_copies, hop);
   }
   form.bytes_received = form.bytes_sent;

@@ -23,9 +23,16 @@
 //         start hop s
 //     wait for hop cp-2
 //
-// Example, cp = 3, rank 0: computes and sends the sum for rank 2 (hop 0); computes that for rank 1,
-// adds what comes from rank 2, sends it on (hop 1), and adds to its own rows what rank 2 sends
-// then: the terms of ranks 1 and 2.
+// The library's all-gather and reduce-scatter (option collectives) move the same bytes in one
+// operation each, of arrays of all ranks' rows; the gradients of all others' keys are there before
+// the reduce-scatter starts:
+//
+//     start the gather; gradient of own keys, into d_kv; wait
+//     gradient of the keys of all others; start the reduce-scatter; wait
+//
+// Example of messages, cp = 3, rank 0: computes and sends the sum for rank 2 (hop 0); computes that
+// for rank 1, adds what comes from rank 2, sends it on (hop 1), and adds to its own rows what rank
+// 2 sends then: the terms of ranks 1 and 2.
 
 #include <vector>
 
@@ -37,7 +44,8 @@ namespace gyre {
 /// way during the attention of stage g, and the last hop of stage g during stage g+1.
 RankPlan gather_plan(const AttentionProblem& problem, int rank, std::vector<HeadRange> stages);
 
-/// Of each stage cp - 1 messages, and cp - 1 hops of the reduce-scatter backward.
+/// Of each stage cp - 1 messages, and cp - 1 hops of the reduce-scatter backward; or one operation
+/// of the library each.
 ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stages);
 
 }  // namespace gyre

@@ -39,11 +39,14 @@ int64_t to_heads(const FormContext& c, ClosedForm& form, int inner, ArrayKind ki
   for (int m = 0; m < inner; ++m) {
     if (m == mine) continue;
     const int64_t heads = heads_at(c, kind, inner, m);
-    form.messages += heads > 0 ? 1 : 0;
-    form.bytes_sent += wire(c, kind, c.slots(), heads);
-    form.bytes_received += wire(c, kind, c.slots(), heads_at(c, kind, inner, mine));
-    copies += copy(c, kind, c.slots(), heads, all);
+    const int64_t sent = wire(c, kind, c.slots(), heads);
+    const int64_t received = wire(c, kind, c.slots(), heads_at(c, kind, inner, mine));
+    form.messages += heads > 0 && !by_library(c.problem) ? 1 : 0;
+    form.bytes_sent += sent;
+    form.bytes_received += received;
+    copies += by_library(c.problem) ? sent + received : copy(c, kind, c.slots(), heads, all);
   }
+  form.messages += by_library(c.problem) ? 1 : 0;
   return copies;
 }
 
@@ -59,6 +62,10 @@ int64_t to_tokens(const FormContext& c, ClosedForm& form, int inner, ArrayKind k
     const int64_t heads = heads_at(c, kind, inner, m);
     form.bytes_sent += wire(c, kind, c.slots(), own_heads);
     form.bytes_received += wire(c, kind, c.slots(), heads);
+    if (by_library(c.problem)) {
+      copies += wire(c, kind, c.slots(), own_heads) + wire(c, kind, c.slots(), heads);
+      continue;
+    }
     copies += copy(c, kind, c.slots(), own_heads, own_heads) +
               (adds ? wire(c, kind, c.slots(), heads) : copy(c, kind, c.slots(), heads, all));
   }
@@ -134,14 +141,21 @@ void HeadExchange::back(ArrayKind kind, int array, bool add, std::vector<Message
     for (Slice& slice : m.slices) slice.add = slice.add || (add && slice.array == own(kind));
 }
 
+int HeadExchange::exchange(std::string what, std::vector<Message> sends,
+                           std::vector<Message> recvs) const {
+  return plan_.exchange(std::move(what), std::move(sends), std::move(recvs),
+                        by_library(plan_.problem()) ? Carrier::all_to_all : Carrier::messages,
+                        ranks_);
+}
+
 void HeadExchange::before_forward() {
   if (members() == 1) return;
   std::vector<Message> sends = messages(), recvs = messages();
   there(ArrayKind::q, set_.q, sends, recvs);
-  const int q = plan_.exchange("Q to heads", std::move(sends), std::move(recvs));
+  const int q = exchange("Q to heads", std::move(sends), std::move(recvs));
   sends = messages(), recvs = messages();
   there(ArrayKind::kv, set_.kv, sends, recvs);
-  const int kv = plan_.exchange("KV to heads", std::move(sends), std::move(recvs));
+  const int kv = exchange("KV to heads", std::move(sends), std::move(recvs));
   plan_.wait(q);
   plan_.wait(kv);
 }
@@ -150,14 +164,14 @@ void HeadExchange::after_forward() {
   if (members() == 1) return;
   std::vector<Message> sends = messages(), recvs = messages();
   back(ArrayKind::out, set_.out, false, sends, recvs);
-  plan_.wait(plan_.exchange("O to tokens", std::move(sends), std::move(recvs)));
+  plan_.wait(exchange("O to tokens", std::move(sends), std::move(recvs)));
 }
 
 void HeadExchange::before_backward() {
   if (members() == 1) return;
   std::vector<Message> sends = messages(), recvs = messages();
   there(ArrayKind::d_out, set_.d_out, sends, recvs);
-  plan_.wait(plan_.exchange("dO to heads", std::move(sends), std::move(recvs)));
+  plan_.wait(exchange("dO to heads", std::move(sends), std::move(recvs)));
 }
 
 void HeadExchange::after_backward() {
@@ -166,7 +180,7 @@ void HeadExchange::after_backward() {
   back(ArrayKind::d_q, set_.d_q, false, sends, recvs);
   if (replicated()) plan_.clear(own(ArrayKind::d_kv));
   back(ArrayKind::d_kv, set_.d_kv, replicated(), sends, recvs);
-  plan_.wait(plan_.exchange("dQ and dKV to tokens", std::move(sends), std::move(recvs)));
+  plan_.wait(exchange("dQ and dKV to tokens", std::move(sends), std::move(recvs)));
 }
 
 ClosedForm head_exchange_form(const FormContext& c, int inner) {
@@ -195,7 +209,10 @@ ClosedForm head_exchange_form(const FormContext& c, int inner) {
     arrays += stored(c, ArrayKind::d_out, rows, q) + stored(c, ArrayKind::d_q, rows, q) +
               stored(c, ArrayKind::d_kv, rows, kv) + (tokens ? inputs : 0);
   }
-  if (q > 0) form.messages += inner - 1;  // back to tokens, one to each
+  if (by_library(c.problem))
+    ++form.messages;
+  else if (q > 0)
+    form.messages += inner - 1;  // back to tokens, one to each
   // ring_form has counted the ring's copies already.
   form.transient_bytes += arrays + std::max({before, ring, after}) - ring;
   return form;

@@ -7,6 +7,7 @@
 //
 // A KV head that several ranks read is sent to each, and their gradients are added in rank order.
 
+#include <string>
 #include <vector>
 
 #include "attention/schedules/builder/plan_builder.hpp"
@@ -44,6 +45,8 @@ class HeadExchange {
   void back(ArrayKind kind, int array, bool add, std::vector<Message>& sends,
             std::vector<Message>& recvs) const;
   std::vector<Message> messages() const;
+  /// By messages, or by the library's all-to-all.
+  int exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs) const;
 
   PlanBuilder& plan_;
   std::vector<int> ranks_;                  // [members]

@@ -1,6 +1,7 @@
 #include "attention/schedules/builder/plan_builder.hpp"
 
 #include <algorithm>
+#include <array>
 
 namespace gyre {
 namespace {
@@ -64,8 +65,8 @@ int PlanBuilder::add_array(ArrayKind kind, std::vector<RankRows> rows, HeadRange
   return static_cast<int>(plan_.arrays.size()) - 1;
 }
 
-int PlanBuilder::exchange(std::string what, std::vector<Message> sends,
-                          std::vector<Message> recvs) {
+int PlanBuilder::exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs,
+                          Carrier carrier, std::vector<int> group) {
   const auto tidy = [](std::vector<Message>& messages) {
     for (Message& m : messages)
       std::erase_if(m.slices, [](const Slice& s) { return s.rows == 0 || s.heads.count == 0; });
@@ -74,7 +75,9 @@ int PlanBuilder::exchange(std::string what, std::vector<Message> sends,
   tidy(sends);
   tidy(recvs);
   if (sends.empty() && recvs.empty()) return -1;
-  add(step::Exchange{exchanges_, std::move(what), std::move(sends), std::move(recvs)});
+  if (carrier == Carrier::messages) group.clear();
+  add(step::Exchange{exchanges_, std::move(what), std::move(sends), std::move(recvs), carrier,
+                     std::move(group)});
   return exchanges_++;
 }
 
@@ -115,28 +118,36 @@ void PlanBuilder::compute(const ArraySet& set, int kv, int d_kv) {
   compute(step_of(set, kv, d_kv));
 }
 
-void PlanBuilder::compute(const ArraySet& set, int kv, int d_kv, RowRange keys) {
+void PlanBuilder::compute(const ArraySet& set, int kv, int d_kv,
+                          const std::vector<RowRange>& keys) {
   compute(step_of(set, kv, d_kv), Trim::both, keys);
 }
 
 void PlanBuilder::compute(step::Compute step, Trim trim) {
   const int64_t tokens = array(step.kv).tokens();
-  compute(std::move(step), trim, {0, tokens});
+  compute(std::move(step), trim, std::array{RowRange{0, tokens}});
 }
 
-void PlanBuilder::compute(step::Compute step, Trim trim, RowRange keys) {
+void PlanBuilder::compute(step::Compute step, Trim trim, std::span<const RowRange> keys) {
   if (!wanted()) return;
   if (query_heads_of(array(step.q).heads, step.kv_heads, problem_.heads).count == 0) return;
   const Layout& layout = *problem_.layout;
   const PlanArray& kv = array(step.kv);
-  const bool all = keys.begin == 0 && keys.length == kv.tokens();
   if (queries_of_ != step.q) {
     queries_ = shard_of(layout, array(step.q).rows);
     queries_of_ = step.q;
   }
-  step.rectangles = intersect(queries_, shard_of(layout, all ? kv.rows : part_of(kv.rows, keys)),
-                              problem_.mask, trim);
-  for (Rectangle& r : step.rectangles) r.k_begin += keys.begin;
+  for (const RowRange& range : keys) {
+    const bool all = range.begin == 0 && range.length == kv.tokens();
+    std::vector<Rectangle> seen = intersect(
+        queries_, shard_of(layout, all ? kv.rows : part_of(kv.rows, range)), problem_.mask, trim);
+    for (Rectangle& r : seen) r.k_begin += range.begin;
+    if (step.rectangles.empty())
+      step.rectangles = std::move(seen);
+    else
+      step.rectangles.insert(step.rectangles.end(), seen.begin(), seen.end());
+  }
+  if (keys.size() > 1) std::ranges::stable_sort(step.rectangles, {}, &Rectangle::q_begin);
   if (!step.rectangles.empty()) add(std::move(step));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // What schedules write their plans with.
 
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,7 +53,9 @@ class PlanBuilder {
   void begin(Pass pass) { pass_ = pass; }
   /// Returns the id to wait for. Slices of no bytes and messages without slices are left out, and
   /// so is an exchange without messages: the id is -1 then, for which wait does nothing.
-  int exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs);
+  /// With another carrier than messages, one operation of the library over `group`.
+  int exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs,
+               Carrier carrier = Carrier::messages, std::vector<int> group = {});
   /// One message each way.
   int exchange_pair(std::string what, Message send, Message recv);
   void wait(int id);
@@ -61,8 +64,8 @@ class PlanBuilder {
   /// of them). Forward into set.out; backward into set.d_q and `d_kv`, of which either may be -1.
   /// Nothing at all if no pair is visible.
   void compute(const ArraySet& set, int kv, int d_kv = -1);
-  /// The same with the keys of some rows of `kv` only.
-  void compute(const ArraySet& set, int kv, int d_kv, RowRange keys);
+  /// The same with the keys of some rows of `kv` only, given in ascending order.
+  void compute(const ArraySet& set, int kv, int d_kv, const std::vector<RowRange>& keys);
   /// As compute, with everything said by the caller but the rectangles.
   void compute(step::Compute step, Trim trim = Trim::both);
   void finish(const ArraySet& set);
@@ -86,7 +89,7 @@ class PlanBuilder {
 
  private:
   step::Compute step_of(const ArraySet& set, int kv, int d_kv) const;
-  void compute(step::Compute step, Trim trim, RowRange keys);
+  void compute(step::Compute step, Trim trim, std::span<const RowRange> keys);
   std::vector<Step>& list() { return pass_ == Pass::forward ? plan_.forward : plan_.backward; }
   bool wanted() const { return pass_ == Pass::forward || problem_.passes == PlanPasses::both; }
 
