@@ -174,6 +174,10 @@ void check_explanation(const AttentionOptions& o, ConfigErrors& errors) {
 }
 
 void check_backend(const AttentionOptions& o, ConfigErrors& errors) {
+  if (!o.network.empty() && o.schedule.options.collectives != 0)
+    errors.add(
+        "--emulate-network delays messages, and no operations of a library: --collectives "
+        "messages, or without it");
   if (!o.backend.on_gpu()) {
     if (o.kernel != "auto")
       errors.add("--kernel {} is one of GPUs: --backend cuda, or --kernel auto", o.kernel);
@@ -184,10 +188,6 @@ void check_backend(const AttentionOptions& o, ConfigErrors& errors) {
     errors.add("--threads {} are of a CPU's kernel; with --backend cuda: 1", o.threads);
   if (!o.network.empty())
     errors.add("--emulate-network delays messages of CPUs: --backend cpu, or without it");
-  if (!o.network.empty() && o.schedule.options.collectives != 0)
-    errors.add(
-        "--emulate-network delays messages, and no operations of a library: --collectives "
-        "messages, or without it");
   constexpr int64_t largest_head_dim = cuda_kernel_largest_head_dim;
   if (o.head_dim > largest_head_dim)
     errors.add("--head-dim {}: with --backend cuda at most {}", o.head_dim, largest_head_dim);
