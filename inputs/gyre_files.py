@@ -13,11 +13,16 @@ T = tokens in all documents together, n = documents.
 
 import contextlib
 import hashlib
-import math
 import os
+import pathlib
+import sys
 
 import h5py
 import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
+
+from gyre import digest  # noqa: E402
 
 SCHEMA_VERSION = 1
 
@@ -98,143 +103,9 @@ def sha256_of(path):
     return digest.hexdigest()
 
 
-CONTENT = "content_sha256"
-MOST_CONTENT_BYTES = 1 << 26
-READABLE = (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.ENUM, h5py.h5t.STRING)
-
-
-class ContentDigest:
-    """SHA-256 of all that an open file says, as SCHEMA.md defines it under Digest of contents."""
-
-    def __init__(self, file):
-        self.sha256 = hashlib.sha256()
-        self.first_path = {}
-        root = file["/"]
-        self.first_path[self.address(root)] = "/"
-        self.add_object(root.id, "/")
-
-    @staticmethod
-    def address(item):
-        return h5py.h5o.get_info(item.id).addr
-
-    def add(self, *parts):
-        """Every part follows its length in bytes."""
-        for part in parts:
-            data = part if isinstance(part, bytes) else str(part).encode()
-            self.sha256.update(len(data).to_bytes(8, "little"))
-            self.sha256.update(data)
-
-    def add_object(self, item, path):
-        """A group, dataset or named type, by its low-level identifier."""
-        kinds = {h5py.h5g.GroupID: "group", h5py.h5d.DatasetID: "dataset"}
-        kind = kinds.get(type(item), "type")
-        self.add(kind)
-        self.add_attributes(item, path)
-        if kind == "group":
-            self.add_links(item, path)
-        elif kind == "type":
-            self.add_type(item)
-        elif item.get_create_plist().get_layout() == h5py.h5d.VIRTUAL:
-            self.add("is virtual")
-        elif item.get_create_plist().get_external_count() > 0:
-            self.add("has external storage")
-        else:
-            everything = h5py.h5s.ALL, h5py.h5s.ALL
-            self.add_values(item, item.get_type(), lambda *to: item.read(*everything, *to))
-
-    def add_attributes(self, item, path):
-        names = []
-        h5py.h5a.iterate(item, names.append)
-        names = sorted(name for name in names if (path, name) != ("/", CONTENT.encode()))
-        self.add(len(names))
-        for name in names:
-            attribute = h5py.h5a.open(item, name)
-            self.add(name)
-            self.add_values(attribute, attribute.get_type(), attribute.read)
-
-    def add_links(self, group, path):
-        names = sorted(group)
-        self.add(len(names))
-        for name in names:
-            kind = group.links.get_info(name).type
-            self.add(name)
-            if kind == h5py.h5l.TYPE_SOFT:
-                self.add("soft", group.links.get_val(name))
-                continue
-            if kind == h5py.h5l.TYPE_EXTERNAL:
-                self.add("external", *group.links.get_val(name))
-                continue
-            item = h5py.h5o.open(group, name)
-            below = ("/" if path == "/" else path + "/") + name.decode("utf-8", "surrogateescape")
-            address = h5py.h5o.get_info(item).addr
-            if address in self.first_path:
-                self.add("again", self.first_path[address].encode("utf-8", "surrogateescape"))
-            else:
-                self.first_path[address] = below
-                self.add_object(item, below)
-
-    def add_type(self, kind):
-        """Numbers in it that stand for names are those of HDF5's enumerators."""
-        if isinstance(kind, h5py.h5t.TypeEnumID):
-            self.add("enumeration")
-            self.add_type(kind.get_super())
-            self.add(kind.get_nmembers())
-            for i in range(kind.get_nmembers()):
-                self.add(kind.get_member_name(i), kind.get_member_value(i))
-        elif isinstance(kind, h5py.h5t.TypeStringID):
-            size = "variable" if kind.is_variable_str() else kind.get_size()
-            self.add(f"text {size} {kind.get_strpad()} {kind.get_cset()}")
-        elif isinstance(kind, (h5py.h5t.TypeIntegerID, h5py.h5t.TypeFloatID)):
-            words = [kind.get_size(), kind.get_order(), kind.get_precision(), kind.get_offset()]
-            words += kind.get_pad()
-            if isinstance(kind, h5py.h5t.TypeIntegerID):
-                words = ["integer", *words, kind.get_sign()]
-            else:
-                words = ["real", *words, *kind.get_fields()]
-                words += [kind.get_ebias(), kind.get_norm(), kind.get_inpad()]
-            self.add(" ".join(map(str, words)))
-        else:
-            self.add(f"class {kind.get_class()} {kind.get_size()}")
-
-    def add_values(self, item, kind, read):
-        """Type, extents and values of a dataset or an attribute."""
-        space = item.get_space()
-        extent = space.get_simple_extent_type()
-        self.add_type(kind)
-        shape = space.shape if extent == h5py.h5s.SIMPLE else ()
-        words = {h5py.h5s.NULL: "null", h5py.h5s.SCALAR: "scalar", h5py.h5s.SIMPLE: "simple"}
-        self.add(" ".join([words[extent], *map(str, shape)]))
-        if kind.get_class() not in READABLE or extent == h5py.h5s.NULL:
-            return
-        variable = isinstance(kind, h5py.h5t.TypeStringID) and kind.is_variable_str()
-        count, width = math.prod(shape), 8 if variable else kind.get_size()
-        if count == 0 or count * width > MOST_CONTENT_BYTES:
-            return
-        if variable:
-            texts = np.empty(shape, kind.dtype)
-            read(texts, h5py.h5t.py_create(texts.dtype))
-            self.add(*(text or b"" for text in texts.reshape(-1)))
-        else:
-            data = np.zeros(shape, f"V{width}")
-            read(data, kind)
-            self.add(data.tobytes())
-
-
-def content_digest(path):
-    """The digest of a file's contents, 64 hexadecimal digits."""
-    with h5py.File(path, "r") as file:
-        return ContentDigest(file).sha256.hexdigest()
-
-
-def record_content(path):
-    """Gives a complete file of at most 64 MiB its digest, or renews it after a change."""
-    if os.path.getsize(path) > MOST_CONTENT_BYTES:
-        return
-    digest = content_digest(path)
-    with h5py.File(path, "r+") as file:
-        if CONTENT in file.attrs:
-            del file.attrs[CONTENT]
-        file.attrs.create(CONTENT, np.bytes_(digest))
+CONTENT = digest.ATTRIBUTE
+content_digest = digest.content_sha256
+record_content = digest.record
 
 
 @contextlib.contextmanager

@@ -3,10 +3,12 @@
 #include "comm/communicator.hpp"
 
 #include <array>
+#include <cmath>
 #include <numeric>
 
 #include "comm/agree.hpp"
 #include "comm/process_grid.hpp"
+#include "core/bf16.hpp"
 #include "mpi_test.hpp"
 
 namespace gyre {
@@ -106,6 +108,43 @@ TEST(Communicator, Reductions) {
       ->wait();
   EXPECT_EQ(mine[0], n * 2 * r + n * (n - 1) / 2);
   EXPECT_EQ(mine[1], n * (2 * r + 1) + n * (n - 1) / 2);
+}
+
+TEST(Communicator, ReductionsOfBf16RoundEachResult) {
+  const int n = world().size(), r = world().rank();
+  const auto reduced = [&](float mine, ReduceOp op) {
+    bf16 x = to_bf16(mine);
+    world().all_reduce(&x, 1, DType::bf16, op, stream, "bf16")->wait();
+    return to_float(x);
+  };
+  EXPECT_EQ(reduced(static_cast<float>(r) - 1, ReduceOp::max), static_cast<float>(n - 2));
+  EXPECT_EQ(reduced(static_cast<float>(r) - 1, ReduceOp::min), -1.0F);
+  EXPECT_EQ(reduced(static_cast<float>(r), ReduceOp::sum), static_cast<float>(n * (n - 1) / 2));
+  // 256 + 1 lies between two bf16 numbers, and rounds to the even one; NaN stays.
+  const float large = r == 0 ? 256.0F : r == 1 ? 1.0F : 0.0F;
+  EXPECT_EQ(reduced(large, ReduceOp::sum), 256.0F);
+  EXPECT_TRUE(std::isnan(reduced(r == 0 ? NAN : 1.0F, ReduceOp::sum)));
+}
+
+TEST(Communicator, KeepsTheCommunicatorsOfItsSubgroups) {
+  const int n = world().size(), r = world().rank();
+  std::vector<int> all(static_cast<size_t>(n));
+  std::iota(all.begin(), all.end(), 0);
+  EXPECT_EQ(&world().subgroup(all), &world());
+  const std::unique_ptr<Communicator> mine = world().split(0);
+  const int first = r - r % 2;
+  const std::vector<int> pair =
+      first + 1 < n ? std::vector<int>{first, first + 1} : std::vector<int>{first};
+  Communicator& group = mine->subgroup(pair);
+  EXPECT_EQ(&mine->subgroup(pair), &group);
+  EXPECT_EQ(group.size(), std::ssize(pair));
+  EXPECT_EQ(group.rank(), r % 2);
+  const Traffic before = mine->traffic();
+  float sum = static_cast<float>(r);
+  group.all_reduce(&sum, 1, DType::f32, ReduceOp::sum, stream, "pair")->wait();
+  EXPECT_EQ(sum, static_cast<float>(std::accumulate(pair.begin(), pair.end(), 0)));
+  EXPECT_EQ(mine->traffic().messages - before.messages, pair.size() > 1 ? 1 : 0);
+  EXPECT_EQ(mine->traffic().bytes_sent - before.bytes_sent, pair.size() > 1 ? 4 : 0);
 }
 
 TEST(Communicator, BroadcastBarrierAndText) {

@@ -61,6 +61,15 @@ void pack_to(const std::string& path, const Documents& documents, const BinPacke
   outputs.publish("");
 }
 
+/// Checks a layout, writes its shards to `output`, and checks these.
+void shard_checked(ShardingPlan& plan, const PackedSlots& slots, OutputFile& output,
+                   Verification& checks) {
+  check_layout(plan, slots, world(), checks);
+  const ShardsHeader shards = shards_header(plan);
+  fill_shards(output, shards, make_shard_rows(plan, slots, world()));
+  check_shard_file(plan, slots, output.temporary_path(), shards, world(), checks);
+}
+
 TEST(PackRoundTrip, EveryTokenLabelAndPositionComesBackUnderEveryLayout) {
   const int cp = world().size();
   for (unsigned seed = 1; seed <= 3; ++seed) {
@@ -78,11 +87,8 @@ TEST(PackRoundTrip, EveryTokenLabelAndPositionComesBackUnderEveryLayout) {
       options.chunk = 4;
       options.stripe = seed;
       ShardingPlan plan(header, kind, options, false);
-      check_layout(plan, slots, world(), checks);
       OutputFile output(world(), folder.file(kind.name + ".h5"));
-      const ShardsHeader shards = shards_header(plan);
-      fill_shards(output, shards, make_shard_rows(plan, slots, world()));
-      check_shard_file(plan, slots, output.temporary_path(), shards, world(), checks);
+      shard_checked(plan, slots, output, checks);
     }
     EXPECT_TRUE(checks.passed()) << checks.text();
     // round trip, pairs, keys, gathered, shifted, shards file; packed file: tables and slots
@@ -175,11 +181,9 @@ TEST(PackRoundTrip, ExtrasComeBackUnderEveryLayout) {
     options.chunk = 4;
     options.stripe = 3;
     ShardingPlan plan(header, kind, options, true);
-    check_layout(plan, slots, world(), checks);
     OutputFile output(world(), folder.file(kind.name + ".h5"));
+    shard_checked(plan, slots, output, checks);
     const ShardsHeader shards = shards_header(plan);
-    fill_shards(output, shards, make_shard_rows(plan, slots, world()));
-    check_shard_file(plan, slots, output.temporary_path(), shards, world(), checks);
     EXPECT_TRUE(checks.passed()) << kind.name << checks.text();
 
     Verification other;

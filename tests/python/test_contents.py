@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that programs and inputs/gyre_files.py mean the same by the digest of a file's contents (inputs/SCHEMA.md).
+"""Checks that programs and the package gyre mean the same by the digest of a file's contents (inputs/SCHEMA.md).
 
 Usage: test_contents.py SOURCE_DIR BUILD_DIR   (MPIEXEC: the launcher)
 """

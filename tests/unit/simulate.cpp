@@ -236,6 +236,29 @@ TEST(Simulate, ALibrarysOperationWaitsForTheLastRankAndForTheSlowestLink) {
     const Simulation s = simulate(each, Pass::forward, shape, types, machine);
     expect_seconds(s.makespan(), late + gather + 3 * late);
   }
+  // What is sent while it is under way waits for the link.
+  const auto keys_behind = [&](PlanBuilder& p) {
+    const int next = (p.rank() + 1) % 4, last = (p.rank() + 3) % 4;
+    std::vector<Message> sends, recvs;
+    std::vector<RankRows> rows;
+    for (int r = 0; r < 4; ++r) rows.push_back(p.rows_of(r).front());
+    const int all = p.add_array(ArrayKind::kv, rows, p.all_heads(ArrayKind::kv));
+    for (int i = 1; i < 4; ++i) {
+      const int from = (p.rank() + i) % 4;
+      sends.push_back({from, {p.whole(own(ArrayKind::kv))}});
+      recvs.push_back({from, {{all, from * 2000, 2000, p.all_heads(ArrayKind::kv)}}});
+    }
+    const int gathered = p.exchange("gather", sends, recvs, Carrier::all_gather, {0, 1, 2, 3});
+    const int block = p.add_array(ArrayKind::kv, p.rows_of(last), p.all_heads(ArrayKind::kv));
+    const int hop =
+        p.exchange_pair("hop", {next, {p.whole(own(ArrayKind::kv))}}, {last, {p.whole(block)}});
+    p.wait(gathered);
+    p.wait(hop);
+  };
+  const Plan behind = plan_of(problem, keys_behind);
+  MachineModel flat = slow_machine();
+  const double hop = flat.links[0].latency_s + 2000 * kv_bytes_per_token / 1e6;
+  expect_seconds(run(behind, flat).makespan(), 3 * hop + hop);
   // One that never joins.
   std::erase_if(plan.ranks[1].forward, [](const Step& s) {
     return std::holds_alternative<step::Exchange>(s) || std::holds_alternative<step::Wait>(s);
