@@ -59,6 +59,24 @@ void expect_near(double actual, double expected) {
   EXPECT_NEAR(actual, expected, 1e-12 * expected);
 }
 
+TEST(KernelModel, EachRectangleOfACallHasItsOwnRate) {
+  const KernelModel model = model_of({surface_of()});
+  // Neighbours differ in queries, in keys, or in nothing; the last two are outside of the surface.
+  const std::vector<Rectangle> all = {rectangle(100, 100),  rectangle(100, 1000),
+                                      rectangle(400, 1000), rectangle(400, 1000),
+                                      rectangle(400, 50),   rectangle(50, 50)};
+  ModelledTime sum;
+  for (const Rectangle& one : all) {
+    const ModelledTime time = model.time(call_of(std::span(&one, 1)));
+    sum.seconds += time.seconds;
+    sum.extrapolated += time.extrapolated;
+  }
+  const ModelledTime together = model.time(call_of(all));
+  expect_near(together.seconds, sum.seconds);
+  expect_near(together.extrapolated, sum.extrapolated);
+  EXPECT_GT(together.extrapolated, 0);
+}
+
 TEST(KernelSurface, MeasuredShapesHaveTheirOwnRates) {
   const KernelSurface surface = surface_of(), squares = squares_of();
   for (size_t row = 0; row < surface.rows.size(); ++row)
