@@ -34,8 +34,8 @@ step() {
 rm -rf demo/text demo/*.json demo/*.h5 demo/*.svg
 mkdir -p demo/text
 # English text that the model has not been trained on, and some C++: lengths from a screenful to two thirds of a bin.
-cp --parents -r LICENSE softgpu/README.md src/core demo/text
-for licence in BSD Artistic CC0-1.0 LGPL-3 Apache-2.0; do
+cp --parents -r LICENSE softgpu/README.md src/core/*.hpp demo/text
+for licence in BSD CC0-1.0 LGPL-3 Apache-2.0; do
   [[ ! -e /usr/share/common-licenses/$licence ]] || cp -L "/usr/share/common-licenses/$licence" demo/text
 done
 
@@ -52,7 +52,7 @@ step explain 'ring attention over 8 ranks is predicted and drawn' "$apps/gyre-at
 step attention 'attention is run by every schedule, forward and backward' "$mpiexec" -n "$ranks" "$apps/gyre-attention" \
   --tokens 1K --heads 8 --kv-heads 4 --schedule all --max-seconds 0.1 --json demo/attention.json
 step logprobs 'log-probabilities, ours and the algorithms in use, are run' "$mpiexec" -n "$ranks" "$apps/gyre-logprobs" \
-  --op all --method all --tp 2 --tokens 256 --vocab 32K -d bf16 --max-seconds 0.1 --json demo/logprobs.json
+  --op all --method all --tp 2 --tokens 128 --vocab 32K -d bf16 --max-seconds 0.1 --json demo/logprobs.json
 step reference 'documents with a NumPy reference are scored' "$mpiexec" -n "$ranks" "$apps/gyre-pipeline" \
   --input inputs/docs_tiny.h5 --model inputs/model_tiny.h5 --cp 2 --tp "$tp" -n 1 --json demo/reference.json
 step pipeline 'the text is scored by a trained model' "$mpiexec" -n "$ranks" "$apps/gyre-pipeline" \
