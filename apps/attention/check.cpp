@@ -127,14 +127,11 @@ AttentionChecker::AttentionChecker(AttentionRun& run, const TensorRows& inputs,
 }
 
 std::vector<TokenRow> AttentionChecker::sample(bool keys) const {
-  // Visible pairs of a token: as a query, the keys up to its own; as a key, the queries from its
-  // own.
+  // Visible pairs of a token, as a key or as a query.
   const auto pairs_of = [&](const TokenRow& own) {
-    const int64_t length = workload_.length(own.document);
+    const DocumentMask mask(workload_.mask, own.document, workload_.length(own.document));
     const int64_t position = own.token - workload_.offsets[static_cast<size_t>(own.document)];
-    if (workload_.mask.kind == MaskKind::full) return length;
-    const int64_t all = keys ? length - position : position + 1;
-    return workload_.mask.window == 0 ? all : std::min(all, workload_.mask.window);
+    return keys ? mask.queries_of(position) : mask.keys_of(position);
   };
   int64_t total = 0;
   for (const TokenRow& own : own_) total += pairs_of(own) * workload_.heads.heads;
@@ -246,7 +243,9 @@ void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,
     std::vector<int64_t> tokens;
     for (size_t i = begin; i < end; ++i) tokens.push_back(some[i].token);
     const QueryResults want = reference_queries(
-        inputs.rows(), {workload_.offsets[document], workload_.offsets[document + 1]}, tokens);
+        inputs.rows(),
+        {workload_.offsets[document], workload_.offsets[document + 1], some[begin].document},
+        tokens);
     check_lse(
         {some.begin() + static_cast<int64_t>(begin), some.begin() + static_cast<int64_t>(end)},
         want.lse, lse, log_sums);
@@ -284,7 +283,8 @@ void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vec
     std::vector<int64_t> tokens;
     for (size_t i = begin; i < end; ++i) tokens.push_back(some[i].token);
     const KeyResults want = reference_keys(
-        inputs.rows(), {workload_.offsets[document], workload_.offsets[document + 1]}, tokens,
+        inputs.rows(),
+        {workload_.offsets[document], workload_.offsets[document + 1], some[begin].document}, tokens,
         std::span(lse).subspan(first * heads, length * heads),
         std::span(delta).subspan(first * heads, length * heads));
     for (size_t i = 0; i < tokens.size(); ++i) {

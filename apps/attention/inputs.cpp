@@ -91,11 +91,12 @@ double sampled_score_size(const AttentionWorkload& workload, const TensorRows& i
   double squares = 0, scores = 0;
   for (int64_t d = 0; d < workload.documents(); d += stride(workload.documents())) {
     const int64_t first = workload.offsets[static_cast<size_t>(d)], length = workload.length(d);
+    const DocumentMask mask(workload.mask, d, length);
     for (int64_t i = length - 1; i >= 0; i -= stride(length)) {
       inputs.row(InputTensor::q, first + i, q);
-      // The pair of a token with itself is always visible, and often has the largest score.
+      // The pair of a token with itself is visible mostly, and often has the largest score.
       for (int64_t j = i; j >= 0; j -= stride(i + 1)) {
-        if (workload.mask.window > 0 && i - j >= workload.mask.window) break;
+        if (!mask.sees(i, j)) continue;
         inputs.row(InputTensor::k, first + j, k);
         for (size_t h = 0; h < static_cast<size_t>(workload.heads.heads); ++h) {
           double score = 0;

@@ -38,9 +38,7 @@ void declare_problem(CLI::App& app, AttentionOptions& o) {
   add_option(app, {"--heads", "Query heads"}, o.heads, 1);
   add_option(app, {"--kv-heads", "Key and value heads"}, o.kv_heads, 1);
   add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
-  add_choice_option(app, {"--mask", "Inside a document"}, o.mask, {"causal", "full"});
-  add_size_option(
-      app, {"--window", "Causal: a query sees itself and the window - 1 before; 0: all"}, o.window);
+  declare_mask_options(app, o.mask);
   add_flag(app, {"--sinks", "Learnable sinks, one a query head"}, o.sinks);
   add_size_option(app, {"--seed", "Of inputs that are made up"}, o.seed);
 }
@@ -109,8 +107,8 @@ void check_source(const AttentionOptions& o, ConfigErrors& errors) {
   const AttentionOptions usual;
   if (!o.input.empty() && !o.generate.empty()) errors.add("one of --input and --gen, not both");
   const bool has_shape = o.heads != usual.heads || o.kv_heads != usual.kv_heads ||
-                         o.head_dim != usual.head_dim || o.mask != usual.mask ||
-                         o.window != usual.window || o.sinks || o.seed != usual.seed;
+                         o.head_dim != usual.head_dim || !(o.mask == usual.mask) || o.sinks ||
+                         o.seed != usual.seed;
   if (!o.input.empty() && has_shape)
     errors.add(
         "--heads, --kv-heads, --head-dim, --mask, --window, --sinks and --seed are those of the "
@@ -145,7 +143,7 @@ void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
                                                       {"--cp", o.cp, most_ranks}};
   for (const auto& [option, value, most] : limits)
     if (value > most) errors.add("{} {}: at most {}", option, value, most);
-  if (o.window > 0 && o.mask != "causal") errors.add("--window {} needs --mask causal", o.window);
+  check_mask_options(o.mask, errors);
 }
 
 bool has_many(const AttentionOptions& o) {
@@ -242,10 +240,6 @@ void check_run(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
 
 HeadShape AttentionOptions::head_shape() const {
   return {heads, kv_heads, head_dim, 1 / std::sqrt(static_cast<float>(head_dim))};
-}
-
-MaskRule AttentionOptions::mask_rule() const {
-  return {mask == "full" ? MaskKind::full : MaskKind::causal, window};
 }
 
 ElementTypes AttentionOptions::types() const {

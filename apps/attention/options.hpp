@@ -6,6 +6,7 @@
 
 #include "apps/common/backend.hpp"
 #include "apps/common/layout_options.hpp"
+#include "apps/common/mask_options.hpp"
 #include "apps/common/schedule_options.hpp"
 #include "report/options.hpp"
 #include "report/sweep.hpp"
@@ -14,14 +15,15 @@ namespace gyre {
 
 /// Options of gyre-attention; see --help.
 struct AttentionOptions {
-  std::string input, generate, pass = "both", mask = "causal", dtype = "f32", partial_out = "f32",
+  std::string input, generate, pass = "both", dtype = "f32", partial_out = "f32",
                                partial_dq = "f32", wire_dkv, kernel = "auto", check, network,
                                compute, trace, svg, output;
+  MaskOptions mask;
   ScheduleChoice schedule;
   LayoutChoice layout;
   int cp = 0, heads = 8, kv_heads = 8, head_dim = 64, batch = 1, threads = 1, warmup = 1;
   TokenSweep sweep = {4096};
-  int64_t capacity = 0, window = 0, seed = 1, check_pairs = int64_t{1} << 18;
+  int64_t capacity = 0, seed = 1, check_pairs = int64_t{1} << 18;
   RepeatOptions repeats;
   ReportOptions report;
   double tol_scale = 1, tflops = 0.1, gbytes_per_s = 5, latency_us = 10;
@@ -30,7 +32,6 @@ struct AttentionOptions {
 
   bool emulates_compute() const { return !compute.empty(); }
   HeadShape head_shape() const;
-  MaskRule mask_rule() const;
   ElementTypes types() const;
   ScheduleOptions schedule_options() const { return schedule.options; }
   LayoutOptions layout_options() const { return layout.for_ranks(cp); }

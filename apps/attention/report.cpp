@@ -85,7 +85,7 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                    {"heads", workload.heads.heads},
                                    {"kv_heads", workload.heads.kv_heads},
                                    {"head_dim", workload.heads.head_dim},
-                                   {"mask", o.mask},
+                                   {"mask", o.mask.mask},
                                    {"window", workload.mask.window},
                                    {"sinks", !workload.sinks.empty()},
                                    {"dtype", o.dtype},

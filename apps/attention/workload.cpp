@@ -7,6 +7,7 @@
 #include "apps/attention/inputs.hpp"
 #include "apps/attention/options.hpp"
 #include "apps/common/generated_lengths.hpp"
+#include "core/error.hpp"
 #include "io/attention_file.hpp"
 
 namespace gyre {
@@ -19,30 +20,53 @@ int64_t AttentionWorkload::longest() const {
 
 int64_t AttentionWorkload::pairs() const {
   int64_t sum = 0;
-  for (int64_t d = 0; d < documents(); ++d) sum += visible_pairs(length(d), mask);
+  for (int64_t d = 0; d < documents(); ++d) sum += visible_pairs(length(d), mask, d);
   return sum * heads.heads;
 }
 
 AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
   AttentionWorkload workload;
   workload.heads = o.head_shape();
-  workload.mask = o.mask_rule();
   workload.type = o.types().activations;
   workload.offsets = {0};
   std::vector<int64_t> lengths(static_cast<size_t>(o.batch), size);
   workload.origin = fmt::format("{} x {} tokens", o.batch, size);
   if (!o.generate.empty()) lengths = generated_lengths(o.generate, o.capacity, workload.origin);
   for (const int64_t length : lengths) workload.offsets.push_back(workload.offsets.back() + length);
+  workload.mask = o.mask.of(lengths);
   if (o.sinks) workload.sinks = random_sinks(o.heads, static_cast<uint64_t>(o.seed));
   return workload;
 }
 
+namespace {
+
+MaskRule mask_of(const AttentionFile& file, const std::string& path) {
+  if (file.mask != "regions")
+    return {file.mask == "causal" ? MaskKind::causal : MaskKind::full, file.window};
+  std::vector<std::vector<Region>> documents(file.offsets.size() - 1);
+  std::vector<int64_t> lengths;
+  for (size_t d = 0; d < documents.size(); ++d)
+    lengths.push_back(file.offsets[d + 1] - file.offsets[d]);
+  for (size_t at = 0; at < file.regions.size(); at += attention_region_columns) {
+    const int64_t* const row = &file.regions[at];
+    documents[static_cast<size_t>(row[0])].push_back(
+        {row[1], row[2], row[3], row[4], static_cast<RegionKind>(row[5]), row[6]});
+  }
+  try {
+    return MaskRule(MaskTable(std::move(documents), lengths));
+  } catch (const Error& error) {
+    throw_usage("{}: /attention/regions: {}", path, error.what());
+  }
+}
+
+}  // namespace
+
 AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
-  o.mask = file.causal ? "causal" : "full";
+  o.mask.mask = file.mask;
   AttentionWorkload workload;
   workload.heads = {file.heads, file.kv_heads, file.head_dim, static_cast<float>(file.scale)};
-  workload.mask = {file.causal ? MaskKind::causal : MaskKind::full, file.window};
   workload.offsets = file.offsets;
+  workload.mask = mask_of(file, o.input);
   workload.sinks = file.sinks;
   workload.type = o.types().activations;
   workload.origin = o.input;

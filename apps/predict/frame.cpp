@@ -24,8 +24,8 @@ RunReport begin_predicting(AppContext& context, const PredictOptions& o,
     add("heads", int64_t{o.heads});
     add("kv_heads", int64_t{o.kv_heads});
     add("head_dim", int64_t{o.head_dim});
-    add("mask", o.mask);
-    add("window", o.window);
+    add("mask", o.mask.mask);
+    add("window", o.mask.window);
     add("partial_out", o.partial_out);
     add("partial_dq", o.partial_dq);
     add("wire_dkv", o.wire_dkv);

@@ -69,7 +69,7 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
       context.outputs.add_text(
           o.svg,
           winners_svg(winners, fmt::format("{}: {} heads of {}, {} of keys, {}, {}", machine.name,
-                                           o.heads, o.head_dim, o.kv_heads, o.mask, o.dtype)));
+                                           o.heads, o.head_dim, o.kv_heads, o.mask.mask, o.dtype)));
     if (!o.trace.empty())
       context.outputs.add_text(
           o.trace, predicted_trace({o, sizes.front(), o.cps.front(), find_schedule(o.schedule.name),

@@ -61,7 +61,7 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
   for (const auto& [option, value] :
        {std::pair{"--heads", o.heads}, {"--kv-heads", o.kv_heads}, {"--head-dim", o.head_dim}})
     if (value != 0) errors.add("{} {}: the heads are the model's", option, value);
-  if (o.mask != "causal" || o.window != 0)
+  if (!(o.mask == MaskOptions()))
     errors.add("--mask, --window: a scoring pass has causal attention");
   for (const auto& [option, path] : {std::pair{"--svg", &o.svg}, {"--trace", &o.trace}})
     if (!path->empty()) errors.add("{} shows one attention; leave out --model", option);
@@ -71,10 +71,6 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
 
 HeadShape PredictOptions::head_shape() const {
   return {heads / tp, kv_heads / tp, head_dim, 1 / std::sqrt(static_cast<float>(head_dim))};
-}
-
-MaskRule PredictOptions::mask_rule() const {
-  return {mask == "full" ? MaskKind::full : MaskKind::causal, window};
 }
 
 ElementTypes PredictOptions::types() const {
@@ -101,9 +97,7 @@ void declare_options(CLI::App& app, PredictOptions& o) {
   add_option(app, {"--heads", "Query heads; 0: 32, or the model's"}, o.heads, 0);
   add_option(app, {"--kv-heads", "Key and value heads; 0: 8, or the model's"}, o.kv_heads, 0);
   add_option(app, {"--head-dim", "Elements of a head; 0: 128, or the model's"}, o.head_dim, 0);
-  add_choice_option(app, {"--mask", "Inside a document"}, o.mask, {"causal", "full"});
-  add_size_option(
-      app, {"--window", "Causal: a query sees itself and the window - 1 before; 0: all"}, o.window);
+  declare_mask_options(app, o.mask);
   const std::vector<std::string> types = activation_type_names();
   add_choice_option(app, {"-d,--dtype", "Type of queries, keys and values"}, o.dtype, types);
   add_choice_option(app, {"--partial-out", "Type of the output between two merges"}, o.partial_out,
@@ -143,7 +137,7 @@ void check_options(PredictOptions& o, int ranks) {
   for (const auto& [option, value, most] : limits)
     if (value > most) errors.add("{} {}: at most {}", option, value, most);
   if (o.model.empty()) check_heads(o, errors);
-  if (o.window > 0 && o.mask != "causal") errors.add("--window {} needs --mask causal", o.window);
+  check_mask_options(o.mask, errors);
   o.cps = parse_numbers("--cp", o.cp_list, {"ranks", 1, most_ranks, "8,16,32"}, errors);
   constexpr int64_t most_of_grid = int64_t{1} << 24;
   for (const int cp : o.cps)

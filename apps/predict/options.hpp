@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/common/layout_options.hpp"
+#include "apps/common/mask_options.hpp"
 #include "apps/common/schedule_options.hpp"
 #include "report/report_options.hpp"
 #include "report/sweep.hpp"
@@ -14,21 +15,21 @@ namespace gyre {
 
 /// Options of gyre-predict; see --help.
 struct PredictOptions {
-  std::string machine, model, input, cp_list = "8", generate, pass, mask = "causal", dtype = "bf16",
+  std::string machine, model, input, cp_list = "8", generate, pass, dtype = "bf16",
                                      partial_out = "f32", partial_dq = "f32", wire_dkv, svg, trace;
   std::vector<std::string> links;  ///< "switch=25G": other rates than the machine's
+  MaskOptions mask;
   ScheduleChoice schedule;
   LayoutChoice layout;
   int dp = 1, tp = 1, heads = 0, kv_heads = 0, head_dim = 0, batch = 1;
   TokenSweep sweep = {65536};
-  int64_t capacity = 0, window = 0;
+  int64_t capacity = 0;
   ReportOptions report;
 
   std::vector<int> cps;  ///< of cp_list, by check_options
 
   /// The heads of one tensor-parallel rank.
   HeadShape head_shape() const;
-  MaskRule mask_rule() const;
   ElementTypes types() const;
   bool wants(Pass wanted) const { return pass == "both" || pass == name_of(wanted); }
 };

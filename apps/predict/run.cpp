@@ -24,7 +24,7 @@ PaddedLayout layout_of(const PredictedCase& c) {
 }
 
 AttentionProblem problem_of(const PredictedCase& c, const PaddedLayout& placed) {
-  AttentionProblem problem{&placed.layout, c.options.head_shape(), c.options.mask_rule(),
+  AttentionProblem problem{&placed.layout, c.options.head_shape(), c.options.mask.of_offsets(c.documents.offsets),
                            c.options.schedule.options};
   if (!c.options.wants(Pass::backward)) problem.passes = PlanPasses::forward;
   return problem;
@@ -78,7 +78,7 @@ void apply_link(const std::string& text, MachineModel& machine) {
 int64_t PredictedDocuments::pairs(int64_t heads, const MaskRule& mask) const {
   int64_t sum = 0;
   for (size_t d = 0; d + 1 < offsets.size(); ++d)
-    sum += visible_pairs(offsets[d + 1] - offsets[d], mask);
+    sum += visible_pairs(offsets[d + 1] - offsets[d], mask, static_cast<int64_t>(d));
   return sum * heads;
 }
 

@@ -15,13 +15,16 @@ double square(const T* a, int64_t n) {
   return dot(a, a, n);
 }
 
-/// Keys [begin, end) of a document of `length` tokens that the query at `position` sees.
-struct KeyRange {
-  int64_t begin, end;
-};
-KeyRange visible_keys(int64_t position, int64_t length, const MaskRule& mask) {
-  if (mask.kind == MaskKind::full) return {0, length};
-  return {mask.window == 0 ? 0 : std::max<int64_t>(0, position - mask.window + 1), position + 1};
+/// The keys that the query at `position` of a document sees.
+std::vector<int64_t> visible_keys(int64_t position, const DocumentRange& document,
+                                  const MaskRule& mask) {
+  std::vector<int64_t> keys;
+  for (const Region& r : DocumentMask(mask, document.index, document.length()).regions()) {
+    if (position < r.q_begin || position >= r.q_end) continue;
+    const Region::Keys seen = r.keys_of(position);
+    for (int64_t key = seen.first; key <= seen.last; ++key) keys.push_back(key);
+  }
+  return keys;
 }
 
 /// log(exp a + exp b), also of -inf.
@@ -39,9 +42,7 @@ void check_heads(const HeadShape& heads, const MaskRule& mask) {
     throw_usage("{} query heads for {} KV heads; wanted: a multiple of the KV heads", heads.heads,
                 heads.kv_heads);
   if (heads.head_dim < 1) throw_usage("head_dim {}; wanted: 1 or more", heads.head_dim);
-  if (mask.window < 0 || (mask.window > 0 && mask.kind == MaskKind::full))
-    throw_usage("a window of {} with a {} mask; wanted: 0, or a causal mask", mask.window,
-                mask.kind == MaskKind::full ? "full" : "causal");
+  check_mask(mask);
 }
 
 template <class T>
@@ -93,7 +94,7 @@ class FullReference {
     for (size_t d = 0; d + 1 < in_.documents.size(); ++d)
       for (int64_t token = in_.documents[d]; token < in_.documents[d + 1]; ++token)
         for (int64_t head = 0; head < heads_; ++head)
-          row({in_.documents[d], in_.documents[d + 1]}, token, head);
+          row({in_.documents[d], in_.documents[d + 1], static_cast<int64_t>(d)}, token, head);
     for (auto* size : {&r_.out_size, &r_.d_q_size, &r_.d_k_size, &r_.d_v_size, &r_.d_sinks_size})
       for (double& x : *size) x = std::sqrt(x / static_cast<double>(dim_));
     return std::move(r_);
@@ -102,7 +103,7 @@ class FullReference {
  private:
   /// One query and head: sizes are left as sums of squares over the head's values.
   void row(const DocumentRange& document, int64_t token, int64_t head) {
-    const KeyRange keys = visible_keys(token - document.begin, document.length(), in_.mask);
+    const std::vector<int64_t> keys = visible_keys(token - document.begin, document, in_.mask);
     const int64_t kv_head = head / in_.heads.group();
     const T* const q = &in_.q[at((token * heads_ + head) * dim_)];
     const auto kv_row = [&](int64_t key) {
@@ -110,24 +111,23 @@ class FullReference {
     };
     std::vector<double> p;
     double lse = -infinity_of<double>;
-    for (int64_t j = keys.begin; j < keys.end; ++j) {
+    for (const int64_t j : keys) {
       p.push_back(scale() * dot(q, &in_.k[kv_row(j)], dim_));
       lse = log_add(lse, p.back());
     }
     if (!in_.sinks.empty()) lse = log_add(lse, static_cast<double>(in_.sinks[at(head)]));
     double* const out = &r_.out[at((token * heads_ + head) * dim_)];
     double& out_size = r_.out_size[at(token * heads_ + head)];
-    for (int64_t j = keys.begin; j < keys.end; ++j) {
-      double& x = p[at(j - keys.begin)];
+    for (size_t i = 0; i < keys.size(); ++i) {
+      double& x = p[i];
       x = std::exp(x - lse);
-      const T* const v = &in_.v[kv_row(j)];
+      const T* const v = &in_.v[kv_row(keys[i])];
       add_scaled(out, x, v, dim_);
       out_size += x * x * square(v, dim_);
     }
     r_.lse[at(token * heads_ + head)] = lse;
     if (in_.d_out.empty()) return;
-    for (int64_t j = keys.begin; j < keys.end; ++j)
-      pair(token, head, kv_row(j), p[at(j - keys.begin)]);
+    for (size_t i = 0; i < keys.size(); ++i) pair(token, head, kv_row(keys[i]), p[i]);
     sink(token, head, lse);
   }
 
@@ -233,9 +233,9 @@ class QuerySampler {
 
   void visit(const DocumentRange& document, int64_t key) {
     const float *k = nullptr, *v = nullptr;
+    const DocumentMask mask(rows_.mask, document.index, document.length());
     for (SampledQuery& query : queries_) {
-      const KeyRange seen = visible_keys(query.position, document.length(), rows_.mask);
-      if (key < seen.begin || key >= seen.end) continue;
+      if (!mask.sees(query.position, key)) continue;
       if (k == nullptr) {
         k = rows_.k(document.begin + key);
         v = rows_.v(document.begin + key);
@@ -317,11 +317,11 @@ class KeySampler {
 
   /// lse, delta: of this query, [heads].
   void visit(int64_t position, const double* lse, const double* delta) {
-    const KeyRange seen = visible_keys(position, document_.length(), rows_.mask);
+    const DocumentMask mask(rows_.mask, document_.index, document_.length());
     const float *q = nullptr, *d_out = nullptr;
     for (size_t i = 0; i < tokens_.size(); ++i) {
       const int64_t key = tokens_[i] - document_.begin;
-      if (key < seen.begin || key >= seen.end) continue;
+      if (!mask.sees(position, key)) continue;
       if (q == nullptr) {
         q = rows_.q(document_.begin + position);
         d_out = rows_.d_out(document_.begin + position);

@@ -78,9 +78,9 @@ struct AttentionRows {
   std::span<const float> sinks = {};  ///< [heads] or empty
 };
 
-/// Tokens [begin, end) of one document.
+/// Tokens [begin, end) of one document, which is number `index` of the mask.
 struct DocumentRange {
-  int64_t begin = 0, end = 0;
+  int64_t begin = 0, end = 0, index = 0;
   int64_t length() const { return end - begin; }
 };
 

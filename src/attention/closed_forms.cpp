@@ -26,24 +26,27 @@ std::optional<EqualSequences> equal_sequences(const Layout& layout) {
   return result;
 }
 
-/// Pairs of the first t queries of a sequence.
-int64_t prefix_pairs(int64_t t, int64_t length, const MaskRule& mask) {
-  return mask.kind == MaskKind::full ? t * length : visible_pairs(t, mask);
-}
-
 /// Pairs of the queries in slots [begin, end) of a stream of equal sequences.
-int64_t range_pairs(int64_t begin, int64_t end, const EqualSequences& all, const MaskRule& mask) {
+int64_t range_pairs(int64_t begin, int64_t end, const EqualSequences& all,
+                    const DocumentMask& mask) {
   const auto up_to = [&](int64_t slot) {
     slot = std::min(slot, all.count * all.length);
-    return slot / all.length * prefix_pairs(all.length, all.length, mask) +
-           prefix_pairs(slot % all.length, all.length, mask);
+    return slot / all.length * mask.pairs(all.length) + mask.pairs(slot % all.length);
   };
   return up_to(end) - up_to(begin);
 }
 
-/// Pairs of the tokens of a run within one sequence: token p sees min(p + 1, window) keys.
+/// Pairs of the tokens of a run within one sequence: under a causal mask token p sees
+/// min(p + 1, window) keys.
 int64_t strided_pairs(const SlotRun& run, int64_t length, const MaskRule& mask) {
   if (mask.kind == MaskKind::full) return run.length * length;
+  if (mask.kind == MaskKind::regions) {
+    const DocumentMask document(mask, 0, length);
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < run.length; ++i)
+      pairs += document.keys_of(run.start.value() + i * run.stride);
+    return pairs;
+  }
   const int64_t first = run.start.value();
   int64_t whole = run.length;  // tokens that see all before them
   if (mask.window > 0)
@@ -54,7 +57,7 @@ int64_t strided_pairs(const SlotRun& run, int64_t length, const MaskRule& mask) 
 
 int64_t run_pairs(const SlotRun& run, const EqualSequences& all, const MaskRule& mask) {
   const int64_t begin = run.start.value();
-  return run.stride == 1 ? range_pairs(begin, begin + run.length, all, mask)
+  return run.stride == 1 ? range_pairs(begin, begin + run.length, all, {mask, 0, all.length})
                          : strided_pairs(run, all.length, mask);
 }
 
@@ -63,7 +66,7 @@ int64_t run_pairs(const SlotRun& run, const EqualSequences& all, const MaskRule&
 int64_t pairs_of_all_ranks(const AttentionProblem& problem) {
   int64_t pairs = 0;
   for (const auto& [segment, length] : lengths_of(*problem.layout))
-    pairs += visible_pairs(length, problem.mask);
+    pairs += visible_pairs(length, problem.mask, segment.value());
   return pairs;
 }
 
@@ -72,6 +75,7 @@ std::optional<int64_t> visible_pairs_of(const AttentionProblem& problem, int ran
   const auto all = equal_sequences(layout);
   if (!all) return std::nullopt;
   if (all->count == 0) return 0;
+  if (problem.mask.kind == MaskKind::regions && all->count > 1) return std::nullopt;
   const LayoutKind* kind = kind_of(layout);
   const auto owned = kind == nullptr ? std::nullopt : kind->owned(layout, *all, rank);
   if (!owned) return std::nullopt;
@@ -83,7 +87,7 @@ std::optional<int64_t> visible_pairs_of(const AttentionProblem& problem, int ran
 std::optional<double> needed_share(const AttentionProblem& problem) {
   const Layout& layout = *problem.layout;
   const auto all = equal_sequences(layout);
-  if (!all || all->count != 1 || problem.mask != MaskRule(MaskKind::causal) || layout.cp() == 1 ||
+  if (!all || all->count != 1 || !problem.mask.plain_causal() || layout.cp() == 1 ||
       all->length % layout.cp() != 0)
     return std::nullopt;
   const LayoutKind* kind = kind_of(layout);

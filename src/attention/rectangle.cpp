@@ -7,32 +7,29 @@
 namespace gyre {
 namespace {
 
-/// Sum over i in [0, n) of clamp(i + first, 0, cap), cap >= 0.
-int64_t clamped_ramp(int64_t n, int64_t first, int64_t cap) {
-  const int64_t rising_begin = std::clamp<int64_t>(-first, 0, n);
-  const int64_t rising_end = std::clamp<int64_t>(cap - first, rising_begin, n);
-  const int64_t count = rising_end - rising_begin;
-  return count * (rising_begin + first) + count * (count - 1) / 2 + (n - rising_end) * cap;
-}
-
 /// Equal strides are as good as strides of 1: positions are counted in strides. False if the window
 /// is so short that no key of these residues lies in it.
 bool normalise(Mask& mask) {
   if (mask.q_stride != mask.k_stride || mask.q_stride == 1) return true;
-  const int64_t stride = mask.q_stride, whole = floor_div(mask.offset, stride);
-  const int64_t rest = mask.offset - whole * stride;
+  const int64_t stride = mask.q_stride, last = floor_div(mask.offset, stride);
+  const int64_t first = floor_div(mask.offset - mask.window, stride) + 1;
   mask.q_stride = mask.k_stride = 1;
-  mask.offset = whole;
-  if (mask.window == 0) return true;
-  mask.window = ceil_div(mask.window - rest, stride);
-  return mask.window > 0;
+  if (mask.causal) {
+    mask.offset = last;
+    if (mask.window == 0) return true;
+    mask.window = last - first + 1;
+    return mask.window > 0;
+  }
+  mask.offset = first;
+  mask.window = 1;
+  return true;
 }
 
 /// Leaves out queries that see none of the keys at both ends, then keys that none of the rest sees.
 void trim(Rectangle& r) {
   const Mask& mask = r.mask;
-  const int64_t first = std::max<int64_t>(0, ceil_div(-mask.offset, mask.q_stride));
-  int64_t end = r.q_length;
+  int64_t first = 0, end = r.q_length;
+  if (mask.causal) first = std::max<int64_t>(0, ceil_div(-mask.offset, mask.q_stride));
   if (mask.window > 0) {
     const int64_t reach = (r.k_length - 1) * mask.k_stride + mask.window - 1;  // last position
     end = std::min(end, floor_div(reach - mask.offset, mask.q_stride) + 1);
@@ -47,11 +44,46 @@ void trim(Rectangle& r) {
   r.mask.offset += first * mask.q_stride - k_first * mask.k_stride;
 }
 
-/// The visible part of one pair of fragments; no queries or no keys if there is none.
-Rectangle intersect(const Fragment& q, const Fragment& k, const MaskRule& rule, Trim trimming) {
-  Rectangle r{q.local_begin, q.length, k.local_begin, k.length, {}};
-  if (rule.kind == MaskKind::full) return r;
-  r.mask = {true, q.start - k.start, q.stride, k.stride, rule.window};
+/// Rows [first, first + count) of a fragment whose positions are in [begin, end).
+struct FragmentPart {
+  int64_t first, count;
+  FragmentPart(const Fragment& f, int64_t begin, int64_t end) {
+    const int64_t start = f.start.value();
+    first = std::max<int64_t>(0, ceil_div(begin - start, f.stride));
+    count = std::min(f.length, ceil_div(end - start, f.stride)) - first;
+  }
+};
+
+/// The mask of a region, for a query and a key at these positions in the corner.
+Mask mask_at(const Region& region, int64_t q, int64_t q_stride, int64_t k, int64_t k_stride) {
+  const int64_t last = region.k_end - region.q_end, first = region.k_begin - region.q_begin;
+  switch (region.kind) {
+    case RegionKind::full:
+      break;
+    case RegionKind::causal:
+      return {true, q + last - k, q_stride, k_stride, region.window};
+    case RegionKind::inverse:
+      return {false, q + first - k, q_stride, k_stride, 1};
+    case RegionKind::both: {
+      const int64_t width = last - first + 1;
+      return {true, q + last - k, q_stride, k_stride,
+              region.window == 0 ? width : std::min(width, region.window)};
+    }
+  }
+  return {};
+}
+
+/// The pairs of a region in one pair of fragments; no queries or no keys if there are none.
+Rectangle intersect(const Fragment& q, const Fragment& k, const Region& region, Trim trimming) {
+  const FragmentPart queries(q, region.q_begin, region.q_end);
+  const FragmentPart keys(k, region.k_begin, region.k_end);
+  if (queries.count <= 0 || keys.count <= 0) return {};
+  Rectangle r{q.local_begin + queries.first, queries.count, k.local_begin + keys.first, keys.count,
+              {}};
+  if (region.kind == RegionKind::full) return r;
+  r.mask = mask_at(region, q.start.value() + queries.first * q.stride, q.stride,
+                   k.start.value() + keys.first * k.stride, k.stride);
+  if (region.kind == RegionKind::both && r.mask.window <= 0) return {};
   if (!normalise(r.mask)) return {};
   if (trimming == Trim::both) trim(r);
   if (r.q_length == 0 || r.k_length == 0) return r;
@@ -72,18 +104,13 @@ std::span<const Fragment> by_segment(const std::vector<Fragment>& fragments,
 
 }  // namespace
 
-int64_t visible_pairs(int64_t length, const MaskRule& rule) {
-  if (rule.kind == MaskKind::full) return length * length;
-  const int64_t n = rule.window == 0 ? length : std::min(rule.window, length);
-  return n * (n + 1) / 2 + (length - n) * n;
-}
-
 int64_t Rectangle::pairs() const {
-  if (!mask.causal) return q_length * k_length;
+  if (mask.full()) return q_length * k_length;
   if (mask.q_stride == 1 && mask.k_stride == 1) {
-    const int64_t seen = clamped_ramp(q_length, mask.offset + 1, k_length);
-    if (mask.window == 0) return seen;
-    return seen - clamped_ramp(q_length, mask.offset + 1 - mask.window, k_length);
+    const int64_t ends =
+        mask.causal ? clamped_ramp(q_length, mask.offset + 1, k_length) : q_length * k_length;
+    if (mask.window == 0) return ends;
+    return ends - clamped_ramp(q_length, mask.offset + 1 - mask.window, k_length);
   }
   int64_t sum = 0;
   for (int64_t i = 0; i < q_length; ++i)
@@ -94,18 +121,23 @@ int64_t Rectangle::pairs() const {
 
 std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const MaskRule& rule,
                                  Trim trimming) {
-  GYRE_CHECK(rule.window >= 0 && (rule.window == 0 || rule.kind == MaskKind::causal),
-             "a window of {} without a causal mask", rule.window);
+  check_mask(rule);
+  // Of a simple rule, a document that has no end.
+  constexpr int64_t end = int64_t{1} << 40;
+  const DocumentMask endless(rule.table == nullptr ? rule : MaskRule(), 0, end);
   std::vector<Fragment> sorted;
   const std::span<const Fragment> in_order = by_segment(keys.fragments, sorted);
   std::vector<Rectangle> rectangles;
   for (const Fragment& q : queries.fragments) {
     auto k = std::lower_bound(in_order.begin(), in_order.end(), q.segment,
                               [](const Fragment& f, SegmentIndex s) { return f.segment < s; });
-    for (; k != in_order.end() && k->segment == q.segment; ++k) {
-      const Rectangle seen = intersect(q, *k, rule, trimming);
-      if (seen.q_length > 0 && seen.k_length > 0 && seen.pairs() > 0) rectangles.push_back(seen);
-    }
+    const std::span<const Region> regions =
+        rule.table == nullptr ? endless.regions() : rule.table->of(q.segment.value());
+    for (; k != in_order.end() && k->segment == q.segment; ++k)
+      for (const Region& region : regions) {
+        const Rectangle seen = intersect(q, *k, region, trimming);
+        if (seen.q_length > 0 && seen.k_length > 0 && seen.pairs() > 0) rectangles.push_back(seen);
+      }
   }
   const auto before = [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; };
   if (!std::is_sorted(rectangles.begin(), rectangles.end(), before))

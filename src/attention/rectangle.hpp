@@ -6,31 +6,18 @@
 #include <span>
 #include <vector>
 
+#include "attention/mask.hpp"
 #include "core/index.hpp"
 #include "sharding/layout.hpp"
 
 namespace gyre {
 
-enum class MaskKind { causal, full };
-
-/// The mask of an attention: inside one document, never across. Causal with a window w > 0: a query
-/// at position p sees positions p - w + 1 .. p, itself and the w - 1 before it.
-struct MaskRule {
-  MaskKind kind = MaskKind::causal;
-  int64_t window = 0;  ///< 0: no window; causal masks only
-  MaskRule() = default;
-  MaskRule(MaskKind kind_, int64_t window_ = 0) : kind(kind_), window(window_) {}
-  friend bool operator==(const MaskRule&, const MaskRule&) = default;
-};
-
-/// Visible pairs of one document of `length` tokens: length² for a full mask, and for a causal one
-/// of window w, n = min(w, length):  n(n+1)/2 + (length - n) n.
-int64_t visible_pairs(int64_t length, const MaskRule& rule);
-
 /// The mask of a rectangle, in positions of the document: query i is at position
-/// offset + i · q_stride and key j at j · k_stride, both counted from the rectangle's corner.
-/// Without `causal` everything is visible; with it, keys at positions <= the query's, and within
-/// `window` of it when that is not 0.
+/// offset + i · q_stride and key j at j · k_stride, both counted from the rectangle's corner. Query
+/// i sees key j if
+///     with `causal`:            key's position <= query's
+///     with `window` > 0:        key's position > query's - window
+/// An inverse causal mask has a window and is not causal.
 struct Mask {
   bool causal = false;
   int64_t offset = 0;
@@ -40,13 +27,14 @@ struct Mask {
   /// Keys [begin_key(i), end_key(i)) are visible to query i. Not clipped to the rectangle: the
   /// caller clamps both to [0, k_length].
   int64_t begin_key(int64_t i) const {
-    if (!causal || window == 0) return std::numeric_limits<int64_t>::min();
+    if (window == 0) return std::numeric_limits<int64_t>::min();
     return floor_div(offset + i * q_stride - window, k_stride) + 1;
   }
   int64_t end_key(int64_t i) const {
     if (!causal) return std::numeric_limits<int64_t>::max();
     return floor_div(offset + i * q_stride, k_stride) + 1;
   }
+  bool full() const { return !causal && window == 0; }
   friend bool operator==(const Mask&, const Mask&) = default;
 };
 
@@ -71,7 +59,8 @@ enum class Trim {
 
 /// The visible pairs between the queries of one shard and the keys of another, sorted by q_begin;
 /// rectangles without a visible pair are left out. Documents never see each other. Pads are in no
-/// fragment, hence in no rectangle. O(fragments log fragments + rectangles).
+/// fragment, hence in no rectangle. Segments are the mask's documents. O(fragments log fragments +
+/// pairs of fragments of a document · its regions).
 std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const MaskRule& rule,
                                  Trim trim = Trim::both);
 

@@ -9,7 +9,7 @@ namespace gyre {
 namespace {
 
 struct AttentionParts {
-  std::optional<h5::Dataset> offsets, q, k, v, d_out, sinks;
+  std::optional<h5::Dataset> offsets, q, k, v, d_out, sinks, regions;
   std::optional<h5::Dataset> out, lse, d_q, d_k, d_v, d_sinks;
 };
 
@@ -32,15 +32,14 @@ void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens
 
 void check_attributes(SchemaReader& reader, AttentionFile& a) {
   ConfigErrors& errors = reader.errors();
-  const std::string mask = reader.text("/attention", "mask");
-  a.causal = mask == "causal";
+  a.mask = reader.text("/attention", "mask");
   a.window = reader.integer("/attention", "window");
   a.scale = reader.real("/attention", "scale");
-  if (!mask.empty() && mask != "causal" && mask != "full")
-    errors.add("mask of '/attention' is '{}'; it must be causal or full", mask);
+  if (!a.mask.empty() && a.mask != "causal" && a.mask != "full" && a.mask != "regions")
+    errors.add("mask of '/attention' is '{}'; it must be causal, full or regions", a.mask);
   if (a.window < 0)
     errors.add("window of '/attention' is {}; it must be 0, none, or the number of keys", a.window);
-  if (mask == "full" && a.window > 0)
+  if (a.mask != "causal" && a.window > 0)
     errors.add("window of '/attention' is {}, but only a causal mask has one; it must be 0",
                a.window);
   if (!(a.scale > 0) || !std::isfinite(a.scale))
@@ -73,6 +72,10 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   parts.d_out = reader.reals("/attention/d_out", {tokens, a.heads, a.head_dim});
   if (reader.is_there("/attention/sinks"))
     parts.sinks = reader.reals("/attention/sinks", {a.heads});
+  if (a.mask == "regions")
+    parts.regions = reader.integers("/attention/regions", {-1, attention_region_columns});
+  else if (reader.is_there("/attention/regions"))
+    reader.errors().add("/attention/regions is there, but mask of '/attention' is '{}'", a.mask);
   if (file.has_group("/reference")) {
     a.reference.emplace();
     if (file.attribute("/reference", "generator") != h5::AttributeValue())
@@ -81,6 +84,21 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   }
   reader.throw_if_any();
   return parts;
+}
+
+/// What can be said of regions without their documents' lengths, which the mask knows.
+void check_regions(ConfigErrors& errors, const AttentionFile& a) {
+  const int64_t documents = std::ssize(a.offsets) - 1;
+  for (size_t at = 0; at < a.regions.size(); at += attention_region_columns) {
+    const size_t row = at / attention_region_columns;
+    if (const int64_t document = a.regions[at]; document < 0 || document >= documents)
+      errors.add("/attention/regions[{}] is of document {}; there are {}", row, document, documents);
+    if (const int64_t kind = a.regions[at + 5]; kind < 0 || kind > 3)
+      errors.add(
+          "/attention/regions[{}] is of kind {}; it must be 0, full, 1, causal, 2, inverse causal, or "
+          "3, both",
+          row, kind);
+  }
 }
 
 void check_numbers(const h5::File& file, const AttentionFile& a) {
@@ -93,6 +111,7 @@ void check_numbers(const h5::File& file, const AttentionFile& a) {
   check_finite(errors, "/attention/v", a.v);
   check_finite(errors, "/attention/d_out", a.d_out);
   check_finite(errors, "/attention/sinks", a.sinks);
+  check_regions(errors, a);
   if (a.reference) {
     check_finite(errors, "/reference/out", a.reference->out);
     check_finite(errors, "/reference/lse", a.reference->lse);
@@ -249,6 +268,7 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
   a.k = read_floats(*parts.k, a.exact);
   a.v = read_floats(*parts.v, a.exact);
   a.d_out = read_floats(*parts.d_out, a.exact);
+  if (parts.regions) a.regions = parts.regions->read_all<int64_t>();
   if (parts.sinks) a.sinks = read_floats(*parts.sinks, a.exact);
   const auto read = [](const std::optional<h5::Dataset>& dataset) {
     return dataset ? dataset->read_all<double>() : std::vector<double>();

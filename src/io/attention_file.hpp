@@ -30,10 +30,14 @@ struct AttentionReference {
   std::vector<double> d_sinks;   ///< [heads], or empty without sinks
 };
 
+/// Columns of /attention/regions: document, q_begin, q_end, k_begin, k_end, kind, window.
+inline constexpr int64_t attention_region_columns = 7;
+
 struct AttentionFile {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
-  bool causal = true;
+  std::string mask = "causal";      ///< causal, full, or regions
   int64_t window = 0;               ///< keys that a query sees, itself included; 0: all before it
+  std::vector<int64_t> regions;     ///< [regions, columns], of mask regions; else empty
   double scale = 0;                 ///< of <q, k>
   std::vector<int64_t> offsets{0};  ///< [documents + 1]
   std::vector<float> q;             ///< [tokens, heads, head_dim]

@@ -132,14 +132,15 @@ class StepWriter {
   }
   std::string line(const step::Clear& c) { return named("Clear", name(c.array)); }
   std::string line(const step::Compute& c) {
-    int64_t area = 0, full = 0, window = 0, causal = 0;
+    int64_t area = 0, full = 0, window = 0, causal = 0, inverse = 0;
     for (const Rectangle& r : c.rectangles) {
       area += r.q_length * r.k_length;
-      ++(!r.mask.causal ? full : r.mask.window > 0 ? window : causal);
+      ++(r.mask.full() ? full : !r.mask.causal ? inverse : r.mask.window > 0 ? window : causal);
     }
     std::vector<std::string> masks;
     for (const auto& [count, mask] :
-         {std::pair(full, "full"), std::pair(causal, "causal"), std::pair(window, "window")})
+         {std::pair(full, "full"), std::pair(causal, "causal"), std::pair(inverse, "inverse causal"),
+          std::pair(window, "window")})
       if (count > 0) masks.push_back(fmt::format("{} {}", count, mask));
     const int64_t pairs = total_pairs(c.rectangles);
     const int64_t heads = query_heads_of(array(c.q).heads, c.kv_heads, problem_.heads).count;
@@ -259,12 +260,8 @@ std::string plan_title(const Plan& plan, const AttentionProblem& problem) {
   int64_t tokens = 0;
   for (const Shard& shard : problem.layout->shards)
     for (const Fragment& fragment : shard.fragments) tokens += fragment.length;
-  const MaskRule& mask = problem.mask;
   return fmt::format("{}, {}, cp = {}, {}, {}", plan.schedule, problem.layout->name, problem.cp(),
-                     count_text(tokens, "token"),
-                     mask.kind == MaskKind::full ? "full mask"
-                     : mask.window > 0           ? fmt::format("causal window of {}", mask.window)
-                                                 : "causal");
+                     count_text(tokens, "token"), name_of(problem.mask));
 }
 
 std::string explain(const Plan& plan, const AttentionProblem& problem, const ElementTypes& types,

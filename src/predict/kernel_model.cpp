@@ -94,7 +94,6 @@ ModelledTime KernelModel::time(const ModelledCall& call) const {
 }
 
 int64_t mask_edge(const Rectangle& r) {
-  if (!r.mask.causal) return 0;
   const Mask& m = r.mask;
   // Queries at positions before that of a key, plus `shift`: ends and begins grow with the query.
   const auto before = [&](int64_t key, int64_t shift) {
@@ -102,7 +101,7 @@ int64_t mask_edge(const Rectangle& r) {
     return std::clamp<int64_t>(queries, 0, r.q_length);
   };
   // 0 < end_key(i) < k_length: the last visible key is one of the first to the last but one.
-  const int64_t ends = before(r.k_length - 1, 0) - before(0, 0);
+  const int64_t ends = m.causal ? before(r.k_length - 1, 0) - before(0, 0) : 0;
   if (m.window == 0) return ends;
   // 0 < begin_key(i) < k_length, where begin_key is end_key of the position a window earlier.
   return ends + before(r.k_length - 1, m.window) - before(0, m.window);

@@ -63,8 +63,9 @@ class RankWriter {
                         {"k", r.k_begin.value()},
                         {"k_count", r.k_length},
                         {"pairs", r.pairs()}};
-      if (r.mask.causal)
-        rectangle["mask"] = {{"offset", r.mask.offset},
+      if (!r.mask.full())
+        rectangle["mask"] = {{"causal", r.mask.causal},
+                             {"offset", r.mask.offset},
                              {"q_stride", r.mask.q_stride},
                              {"k_stride", r.mask.k_stride},
                              {"window", r.mask.window}};

@@ -102,10 +102,11 @@ std::map<SegmentIndex, int64_t> document_lengths(const Layout& layout) {
 AttentionReductions attention_reductions(const RankPlan& plan, const AttentionProblem& problem) {
   AttentionReductions lengths;
   lengths.head_dim = problem.heads.head_dim;
-  for (const auto& [document, length] : document_lengths(*problem.layout))
-    lengths.keys = std::max(lengths.keys, length);
-  if (problem.mask.window > 0) lengths.keys = std::min(lengths.keys, problem.mask.window);
-  lengths.queries = lengths.keys * problem.heads.group();
+  for (const auto& [document, length] : document_lengths(*problem.layout)) {
+    const DocumentMask mask(problem.mask, document.value(), length);
+    lengths.keys = std::max(lengths.keys, mask.most_keys());
+    lengths.queries = std::max(lengths.queries, mask.most_queries() * problem.heads.group());
+  }
   StepCounter counter;
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const Step& step : plan.steps(pass)) counter.add(plan, step);

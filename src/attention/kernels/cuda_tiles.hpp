@@ -55,17 +55,17 @@ struct InnerRange {
 
 /// Where what row `outer` of the rectangle, counted from its corner, sees begins and ends, clipped
 /// to the rectangle; begin >= end if it sees nothing. Neither decreases from row to row. Query i
-/// and key j see each other when 0 <= offset + i q_stride - j k_stride, and that is < window unless
-/// window is 0.
+/// and key j see each other when offset + i q_stride - j k_stride is >= 0 if `causal`, and < window
+/// unless window is 0.
 GYRE_HOST_DEVICE inline InnerRange inner_limits(const TileRectangle& r, int64_t outer) {
   int64_t begin = 0, end = r.inner_length;
-  if (r.causal && r.outer_is_keys) {
+  if (r.outer_is_keys) {
     const int64_t position = outer * r.k_stride - r.offset;
-    begin = ceil_div(position, r.q_stride);
+    if (r.causal) begin = ceil_div(position, r.q_stride);
     if (r.window > 0) end = floor_div(position + r.window - 1, r.q_stride) + 1;
-  } else if (r.causal) {
+  } else {
     const int64_t position = r.offset + outer * r.q_stride;
-    end = floor_div(position, r.k_stride) + 1;
+    if (r.causal) end = floor_div(position, r.k_stride) + 1;
     if (r.window > 0) begin = floor_div(position - r.window, r.k_stride) + 1;
   }
   const auto clip = [&r](int64_t row) {

@@ -136,9 +136,23 @@ class Halo {
   int kv_ = -1, d_kv_ = -1;
 };
 
+/// Of a mask of regions: the first rank that sees keys of a rank that is not its neighbour.
+std::string far_reader(const AttentionProblem& problem) {
+  for (int reader = 0; reader < problem.cp(); ++reader)
+    for (int owner = 0; owner < problem.cp(); ++owner)
+      if (!are_neighbours(reader, owner, problem.cp()) &&
+          !needed_rows(problem, reader, owner).empty())
+        return fmt::format(
+            "rank {} needs keys of rank {}, which is not its neighbour, under a {}; group-cast sends "
+            "rows to whoever sees them",
+            reader, owner, name_of(problem.mask));
+  return "";
+}
+
 std::string refusal(const AttentionProblem& problem) {
   const Reach reach = reach_of(*problem.layout);
   const bool any = reach.window == std::numeric_limits<int64_t>::max();
+  if (problem.mask.kind == MaskKind::regions) return far_reader(problem);
   if (problem.mask.window == 0)
     return any ? "needs a causal mask with a window; any will do"
                : fmt::format("needs a causal mask with a window; the largest that works is {}",

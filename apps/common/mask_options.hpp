@@ -1,0 +1,29 @@
+#pragma once
+// The mask of an attention as options of an app: --mask and --window.
+
+#include <CLI/App.hpp>
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "attention/mask.hpp"
+#include "core/error.hpp"
+
+namespace gyre {
+
+struct MaskOptions {
+  std::string mask = "causal";  ///< a name and its numbers; see attention/masks/registry.hpp
+  int64_t window = 0;           ///< that of a causal mask, for short
+  bool operator==(const MaskOptions&) const = default;
+
+  /// The mask of documents of these lengths.
+  MaskRule of(std::span<const int64_t> lengths) const;
+  /// The same of documents that begin at these tokens; the last one is where they end.
+  MaskRule of_offsets(std::span<const int64_t> offsets) const;
+};
+
+void declare_mask_options(CLI::App& app, MaskOptions& o);
+void check_mask_options(const MaskOptions& o, ConfigErrors& errors);
+
+}  // namespace gyre

@@ -1,0 +1,213 @@
+#include "attention/mask.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+bool has(RegionKind kind, RegionKind diagonal) {
+  return (static_cast<int>(kind) & static_cast<int>(diagonal)) != 0;
+}
+
+/// Whether two regions of a document share a visible pair. O(queries that both have).
+bool overlap(const Region& a, const Region& b) {
+  const int64_t begin = std::max(a.q_begin, b.q_begin), end = std::min(a.q_end, b.q_end);
+  if (begin >= end || std::max(a.k_begin, b.k_begin) >= std::min(a.k_end, b.k_end)) return false;
+  for (int64_t p = begin; p < end; ++p) {
+    const Region::Keys x = a.keys_of(p), y = b.keys_of(p);
+    if (x.count() > 0 && y.count() > 0 && std::max(x.first, y.first) <= std::min(x.last, y.last))
+      return true;
+  }
+  return false;
+}
+
+void check_region(const Region& r, int64_t document, size_t index, int64_t length) {
+  const auto refuse = [&](const char* what) {
+    throw_usage("region {} of document {}, {}: {}", index, document, to_string(r), what);
+  };
+  if (r.q_begin < 0 || r.k_begin < 0 || r.q_end > length || r.k_end > length)
+    throw_usage("region {} of document {}, {}, is not inside of its {} tokens", index, document,
+                to_string(r), length);
+  if (r.q_begin >= r.q_end || r.k_begin >= r.k_end) refuse("no queries or no keys");
+  if (r.window < 0) refuse("the window must be 0, none, or the number of keys");
+  if (r.window > 0 && !has(r.kind, RegionKind::causal))
+    refuse("a window needs a causal diagonal; it must be 0");
+}
+
+/// Pairs of regions that share queries, O(regions log regions + such pairs).
+void check_overlap(const std::vector<Region>& regions, int64_t document) {
+  std::vector<size_t> order(regions.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return regions[a].q_begin < regions[b].q_begin; });
+  for (auto a = order.begin(); a != order.end(); ++a)
+    for (auto b = a + 1; b != order.end() && regions[*b].q_begin < regions[*a].q_end; ++b)
+      if (overlap(regions[*a], regions[*b]))
+        throw_usage("regions {} and {} of document {} share a pair: {}; {}", std::min(*a, *b),
+                    std::max(*a, *b), document, to_string(regions[std::min(*a, *b)]),
+                    to_string(regions[std::max(*a, *b)]));
+}
+
+}  // namespace
+
+int64_t clamped_ramp(int64_t n, int64_t first, int64_t cap) {
+  const int64_t rising_begin = std::clamp<int64_t>(-first, 0, n);
+  const int64_t rising_end = std::clamp<int64_t>(cap - first, rising_begin, n);
+  const int64_t count = rising_end - rising_begin;
+  return count * (rising_begin + first) + count * (count - 1) / 2 + (n - rising_end) * cap;
+}
+
+Region::Keys Region::keys_of(int64_t p) const {
+  Keys keys{k_begin, k_end - 1};
+  if (has(kind, RegionKind::inverse)) keys.first = std::max(keys.first, p + k_begin - q_begin);
+  if (has(kind, RegionKind::causal)) {
+    const int64_t last = p + k_end - q_end;
+    keys.last = std::min(keys.last, last);
+    if (window > 0) keys.first = std::max(keys.first, last - window + 1);
+  }
+  return keys;
+}
+
+int64_t Region::pairs(int64_t end) const {
+  const int64_t queries = std::clamp(end, q_begin, q_end) - q_begin, keys = k_end - k_begin;
+  // Keys before the causal diagonal, less those before the first that a query sees; both grow with
+  // the query. The first may lie behind the diagonal, where a region with both sees nothing.
+  const int64_t diagonal = q_begin + k_end - q_end - k_begin;
+  int64_t first = std::numeric_limits<int64_t>::min();  // key of the first query, from k_begin
+  if (has(kind, RegionKind::inverse)) first = 0;
+  if (window > 0) first = std::max(first, diagonal - window + 1);
+  const bool causal = has(kind, RegionKind::causal);
+  if (causal && first > diagonal) return 0;
+  const int64_t ends =
+      causal ? clamped_ramp(queries, diagonal + 1, keys) : queries * keys;
+  return first == std::numeric_limits<int64_t>::min() ? ends
+                                                      : ends - clamped_ramp(queries, first, keys);
+}
+
+std::string to_string(const Region& r) {
+  constexpr const char* names[] = {"full", "causal", "inverse causal", "causal and inverse causal"};
+  return fmt::format("queries [{}, {}), keys [{}, {}), {}{}", r.q_begin, r.q_end, r.k_begin,
+                     r.k_end, names[static_cast<int>(r.kind)],
+                     r.window != 0 ? fmt::format(", window {}", r.window) : "");
+}
+
+MaskTable::MaskTable(std::vector<std::vector<Region>> documents, std::span<const int64_t> lengths)
+    : documents_(std::move(documents)) {
+  if (documents_.size() != lengths.size())
+    throw_usage("a mask of {} documents for {}", documents_.size(), lengths.size());
+  for (size_t d = 0; d < documents_.size(); ++d) {
+    std::vector<Region>& regions = documents_[d];
+    const auto document = static_cast<int64_t>(d);
+    for (size_t i = 0; i < regions.size(); ++i)
+      check_region(regions[i], document, i, lengths[d]);
+    check_overlap(regions, document);
+    std::stable_sort(regions.begin(), regions.end(), [](const Region& a, const Region& b) {
+      return std::tie(a.q_begin, a.k_begin) < std::tie(b.q_begin, b.k_begin);
+    });
+  }
+}
+
+std::span<const Region> MaskTable::of(int64_t document) const {
+  GYRE_CHECK(document >= 0 && document < documents(), "document {} of a mask of {}", document,
+             documents());
+  return documents_[static_cast<size_t>(document)];
+}
+
+int64_t MaskTable::regions() const {
+  int64_t sum = 0;
+  for (const std::vector<Region>& regions : documents_) sum += std::ssize(regions);
+  return sum;
+}
+
+MaskRule::MaskRule(MaskTable table_)
+    : kind(MaskKind::regions), table(std::make_shared<const MaskTable>(std::move(table_))) {}
+
+void check_mask(const MaskRule& mask) {
+  if (mask.window < 0 || (mask.window > 0 && mask.kind != MaskKind::causal))
+    throw_usage("a window of {} with a {}; wanted: 0, or a causal mask", mask.window,
+                name_of({mask.kind}));
+}
+
+std::string name_of(const MaskRule& mask) {
+  if (mask.kind == MaskKind::full) return "full mask";
+  if (mask.kind == MaskKind::regions)
+    return fmt::format("mask of {} regions", mask.table == nullptr ? 0 : mask.table->regions());
+  return mask.window > 0 ? fmt::format("causal window of {}", mask.window) : "causal";
+}
+
+DocumentMask::DocumentMask(const MaskRule& mask, int64_t document, int64_t length)
+    : length_(length),
+      whole_{0,
+             length,
+             0,
+             length,
+             mask.kind == MaskKind::full ? RegionKind::full : RegionKind::causal,
+             mask.window},
+      regions_(&whole_, 1) {
+  if (mask.kind == MaskKind::regions) regions_ = mask.table->of(document);
+}
+
+bool DocumentMask::sees(int64_t query, int64_t key) const {
+  return std::any_of(regions_.begin(), regions_.end(), [&](const Region& r) {
+    if (query < r.q_begin || query >= r.q_end) return false;
+    const Region::Keys keys = r.keys_of(query);
+    return keys.first <= key && key <= keys.last;
+  });
+}
+
+int64_t DocumentMask::keys_of(int64_t query) const {
+  return pairs(query + 1) - pairs(query);
+}
+
+int64_t DocumentMask::queries_of(int64_t key) const {
+  int64_t sum = 0;
+  for (const Region& r : regions_) {
+    if (key < r.k_begin || key >= r.k_end) continue;
+    // A pair is visible where q >= causal, q < causal + window, q <= inverse.
+    const int64_t causal = key + r.q_end - r.k_end, inverse = key + r.q_begin - r.k_begin;
+    int64_t first = r.q_begin, end = r.q_end;
+    if (has(r.kind, RegionKind::causal)) {
+      first = std::max(first, causal);
+      if (r.window > 0) end = std::min(end, causal + r.window);
+    }
+    if (has(r.kind, RegionKind::inverse)) end = std::min(end, inverse + 1);
+    sum += std::max<int64_t>(0, end - first);
+  }
+  return sum;
+}
+
+int64_t DocumentMask::reach() const {
+  return whole_.window > 0 ? std::min(whole_.window, length_) : length_;
+}
+
+int64_t DocumentMask::most_keys() const {
+  if (regions_.data() == &whole_) return reach();
+  int64_t most = 0;
+  for (int64_t q = 0; q < length_; ++q) most = std::max(most, keys_of(q));
+  return most;
+}
+
+int64_t DocumentMask::most_queries() const {
+  if (regions_.data() == &whole_) return reach();
+  int64_t most = 0;
+  for (int64_t k = 0; k < length_; ++k) most = std::max(most, queries_of(k));
+  return most;
+}
+
+int64_t DocumentMask::pairs(int64_t queries) const {
+  int64_t sum = 0;
+  for (const Region& r : regions_)
+    if (r.q_begin < queries) sum += r.pairs(queries);
+  return sum;
+}
+
+int64_t visible_pairs(int64_t length, const MaskRule& mask, int64_t document) {
+  return DocumentMask(mask, document, length).pairs(length);
+}
+
+}  // namespace gyre

@@ -1,0 +1,129 @@
+#pragma once
+// The mask of an attention as data: for each document a list of regions, each a rectangle of query
+// positions x key positions in which pairs are visible, cut off along diagonals or not. Documents
+// never see each other.
+//
+//     region of queries [2, 6) and keys [1, 5)
+//
+//     full         causal       inverse      both         causal, window 2
+//     k 1 2 3 4    k 1 2 3 4    k 1 2 3 4    k 1 2 3 4    k 1 2 3 4
+//     2 x x x x    2 x . . .    2 x x x x    2 x . . .    2 x . . .
+//     3 x x x x    3 x x . .    3 . x x x    3 . x . .    3 x x . .
+//     4 x x x x    4 x x x .    4 . . x x    4 . . x .    4 . x x .
+//     5 x x x x    5 x x x x    5 . . . x    5 . . . x    5 . . x x
+//
+// A causal diagonal ends in the last query and key of the region, an inverse one begins in the
+// first ones: the slices of FlexFlashAttention (SandAI-org/MagiAttention), and windows.
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/index.hpp"
+
+namespace gyre {
+
+/// Bits: 1 is a causal diagonal, 2 an inverse one. The codes of files.
+enum class RegionKind { full = 0, causal = 1, inverse = 2, both = 3 };
+
+/// Visible pairs of a document: queries [q_begin, q_end) and keys [k_begin, k_end), of which the
+/// query at position p sees keys
+///     with a causal diagonal:    up to  p + k_end - q_end, and with a window w no more than w
+///     with an inverse diagonal:  from   p + k_begin - q_begin on
+struct Region {
+  int64_t q_begin = 0, q_end = 0;
+  int64_t k_begin = 0, k_end = 0;
+  RegionKind kind = RegionKind::full;
+  int64_t window = 0;  ///< 0: none; of regions with a causal diagonal only
+
+  /// Keys [first, last] that a query at position p of [q_begin, q_end) sees; first > last: none.
+  struct Keys {
+    int64_t first, last;
+    int64_t count() const { return last < first ? 0 : last - first + 1; }
+  };
+  Keys keys_of(int64_t p) const;
+  /// Visible pairs of the queries below position `end`.
+  int64_t pairs(int64_t end = std::numeric_limits<int64_t>::max()) const;
+  friend bool operator==(const Region&, const Region&) = default;
+};
+
+/// "queries [0, 4), keys [0, 4), causal".
+std::string to_string(const Region& region);
+
+/// Sum over i in [0, n) of clamp(i + first, 0, cap), cap >= 0: keys up to a diagonal.
+int64_t clamped_ramp(int64_t n, int64_t first, int64_t cap);
+
+/// The regions of every document, by increasing first query, then first key.
+class MaskTable {
+ public:
+  /// documents[d]: the regions of document d, of lengths[d] tokens. Usage errors, with the indices
+  /// of document and region: a region outside its document, or without queries or keys; a window
+  /// that is negative, or without a causal diagonal; two regions that share a pair.
+  MaskTable(std::vector<std::vector<Region>> documents, std::span<const int64_t> lengths);
+  std::span<const Region> of(int64_t document) const;
+  int64_t documents() const { return std::ssize(documents_); }
+  int64_t regions() const;
+
+ private:
+  std::vector<std::vector<Region>> documents_;
+};
+
+enum class MaskKind { causal, full, regions };
+
+/// A mask: one rule for documents of any length, or a table. Causal with a window w > 0: a query at
+/// position p sees positions p - w + 1 .. p, itself and the w - 1 before it.
+struct MaskRule {
+  MaskKind kind = MaskKind::causal;
+  int64_t window = 0;  ///< 0: no window; causal masks only
+  std::shared_ptr<const MaskTable> table;  ///< of MaskKind::regions
+
+  MaskRule() = default;
+  MaskRule(MaskKind kind_, int64_t window_ = 0) : kind(kind_), window(window_) {}
+  explicit MaskRule(MaskTable table_);
+
+  /// Whether every document has the same mask: causal without a window.
+  bool plain_causal() const { return kind == MaskKind::causal && window == 0; }
+  friend bool operator==(const MaskRule&, const MaskRule&) = default;
+};
+
+/// Throws a usage error for a window that is negative, or without a causal mask.
+void check_mask(const MaskRule& mask);
+
+/// "causal", "causal window of 4", "full mask", "mask of 12 regions".
+std::string name_of(const MaskRule& mask);
+
+/// The regions of one document of a mask. Valid as long as the mask and this object.
+class DocumentMask {
+ public:
+  DocumentMask(const MaskRule& mask, int64_t document, int64_t length);
+  DocumentMask(const DocumentMask&) = delete;
+  DocumentMask& operator=(const DocumentMask&) = delete;
+
+  std::span<const Region> regions() const { return regions_; }
+  bool sees(int64_t query, int64_t key) const;
+  /// Keys that the query at a position sees, and queries that see the key at one.
+  int64_t keys_of(int64_t query) const;
+  int64_t queries_of(int64_t key) const;
+  /// The most keys that a query sees, and the most queries that see a key.
+  int64_t most_keys() const;
+  int64_t most_queries() const;
+  /// Visible pairs of the first `queries` queries, O(regions).
+  int64_t pairs(int64_t queries) const;
+
+ private:
+  /// Of a simple mask: both of the above.
+  int64_t reach() const;
+
+  int64_t length_;
+  Region whole_;
+  std::span<const Region> regions_;
+};
+
+/// Visible pairs of a document. Of simple masks: length² for a full one, and for a causal one of
+/// window w, n = min(w, length):  n(n+1)/2 + (length - n) n.
+int64_t visible_pairs(int64_t length, const MaskRule& mask, int64_t document = 0);
+
+}  // namespace gyre

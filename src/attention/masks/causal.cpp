@@ -1,0 +1,28 @@
+#include "attention/masks/list.hpp"
+
+namespace gyre {
+namespace {
+
+/// With kept tokens, which are keys 0 .. keep - 1: their column, and the window over the others.
+MaskRule make_causal(std::span<const int64_t> lengths, std::span<const int64_t> values) {
+  const int64_t window = values[0], keep = values[1];
+  if (keep == 0 || window == 0) return {MaskKind::causal, window};
+  return mask_of_regions(lengths, [&](int64_t length) {
+    const int64_t kept = std::min(keep, length);
+    return std::vector<Region>{{0, kept, 0, kept, RegionKind::causal},
+                               {kept, length, 0, kept, RegionKind::full},
+                               {kept, length, kept, length, RegionKind::causal, window}};
+  });
+}
+
+}  // namespace
+
+NamedMask causal_mask() {
+  return {"causal",
+          "a query sees itself and what is before it",
+          {{"window", "only itself and the window - 1 before it", 1},
+           {"keep", "with a window: and the first tokens of the document, always", 1}},
+          make_causal};
+}
+
+}  // namespace gyre

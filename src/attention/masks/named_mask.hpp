@@ -1,0 +1,40 @@
+#pragma once
+// A mask by name: what an entry of list.hpp has to say.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/mask.hpp"
+
+namespace gyre {
+
+/// A number that a mask reads.
+struct MaskKey {
+  std::string name, summary;
+  int64_t minimum = 0;
+  bool required = false;  ///< otherwise 0 when it is not given
+};
+
+struct NamedMask {
+  std::string name, summary;
+  std::vector<MaskKey> keys;
+  /// The mask of documents of these lengths; values[i] is that of keys[i].
+  MaskRule (&make)(std::span<const int64_t> lengths, std::span<const int64_t> values);
+};
+
+/// A table of what regions_of(length) gives for each document; regions end with their document, and
+/// those without queries or keys are left out.
+template <class RegionsOf>
+MaskRule mask_of_regions(std::span<const int64_t> lengths, RegionsOf regions_of) {
+  std::vector<std::vector<Region>> documents;
+  for (const int64_t length : lengths) {
+    std::vector<Region>& kept = documents.emplace_back();
+    for (const Region& region : regions_of(length))
+      if (region.q_begin < region.q_end && region.k_begin < region.k_end) kept.push_back(region);
+  }
+  return MaskRule(MaskTable(std::move(documents), lengths));
+}
+
+}  // namespace gyre

@@ -1,0 +1,29 @@
+#include "attention/masks/list.hpp"
+
+namespace gyre {
+namespace {
+
+/// The prompt, then answers; the last one may be shorter.
+MaskRule make_shared_prefix(std::span<const int64_t> lengths, std::span<const int64_t> values) {
+  return mask_of_regions(lengths, [&](int64_t length) {
+    const int64_t prompt = std::min(values[0], length);
+    std::vector<Region> regions{{0, prompt, 0, prompt, RegionKind::causal},
+                                {prompt, length, 0, prompt, RegionKind::full}};
+    for (int64_t begin = prompt; begin < length; begin += values[1]) {
+      const int64_t end = std::min(begin + values[1], length);
+      regions.push_back({begin, end, begin, end, RegionKind::causal});
+    }
+    return regions;
+  });
+}
+
+}  // namespace
+
+NamedMask shared_prefix_mask() {
+  return {"shared-prefix",
+          "a prompt, stored once, and answers to it, each of which sees the prompt and itself",
+          {{"prompt", "tokens of the prompt", 1, true}, {"answer", "tokens of an answer", 1, true}},
+          make_shared_prefix};
+}
+
+}  // namespace gyre
