@@ -3,6 +3,7 @@
 
     attention_causal.h5   6 documents of 0 to 33 tokens, 4 query heads on 2 KV heads
     attention_window.h5   3 documents, a window of 16 tokens, 8 query heads on one KV head, sinks
+    attention_regions.h5  3 documents whose masks are regions of every kind, sinks
 
 The arithmetic, for query row i of head h over the keys j that it sees, with sink z_h if there are
 sinks (otherwise its term is missing):
@@ -14,7 +15,8 @@ sinks (otherwise its term is missing):
     dz_h = - sum_i exp(z_h - L_i) delta_i
 
 Query head h reads KV head h // (heads / kv_heads). A causal query at position p of its document
-sees the positions up to p, with a window w the positions p - w + 1 to p.
+sees the positions up to p, with a window w the positions p - w + 1 to p. inputs/SCHEMA.md says what
+regions show; a query of attention_regions.h5 sees nothing but the sinks.
 """
 
 import os
@@ -46,26 +48,60 @@ PROBLEMS = {
         "window": 16,
         "sinks": True,
     },
+    "attention_regions.h5": {
+        "lengths": [40, 1, 13],
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "mask": "regions",
+        "sinks": True,
+        # document, q_begin, q_end, k_begin, k_end, kind, window
+        "regions": [
+            [0, 0, 12, 0, 12, 1, 0],  # a prompt, and three answers to it:
+            [0, 12, 40, 0, 12, 0, 0],
+            [0, 12, 20, 12, 20, 1, 0],
+            [0, 20, 34, 20, 34, 1, 5],  # through a window
+            [0, 34, 40, 34, 40, 2, 0],  # backwards
+            [1, 0, 1, 0, 1, 0, 0],
+            [2, 0, 6, 3, 13, 3, 0],  # a band; behind it, query 12 sees nothing
+            [2, 6, 12, 6, 12, 1, 0],
+        ],
+    },
 }
 
 
-def visible(length, mask, window):
-    """[length, length] booleans: does query i see key j."""
+def visible(length, problem, document):
+    """[length, length] booleans: does query i of the document see its key j."""
     i, j = np.ogrid[:length, :length]
-    if mask == "full":
+    window = problem["window"]
+    if problem["mask"] == "full":
         return np.ones((length, length), dtype=bool)
-    return (j <= i) & ((j > i - window) if window else True)
+    if problem["mask"] == "causal":
+        return (j <= i) & ((j > i - window) if window else True)
+    seen = np.zeros((length, length), dtype=bool)
+    for number, q_begin, q_end, k_begin, k_end, kind, width in problem["regions"]:
+        if number != document:
+            continue
+        last = i + k_end - q_end
+        region = (q_begin <= i) & (i < q_end) & (k_begin <= j) & (j < k_end)
+        if kind & 1:
+            region &= (j <= last) & ((j > last - width) if width else True)
+        if kind & 2:
+            region &= j >= i + k_begin - q_begin
+        seen |= region
+    return seen
 
 
-def attend(problem, answers, rows, head):
+def attend(problem, answers, document, head):
     """Fills in the answers of one head on the rows of one document; adds to d_k, d_v, d_sinks."""
+    rows = slice(*problem["offsets"][document : document + 2])
     group = problem["q"].shape[1] // problem["k"].shape[1]
     q, d_out = (problem[name][rows, head].astype(np.float64) for name in ("q", "d_out"))
     k, v = (problem[name][rows, head // group].astype(np.float64) for name in ("k", "v"))
     if len(q) == 0:
         return
     scores = problem["scale"] * (q @ k.T)
-    scores[~visible(len(q), problem["mask"], problem["window"])] = -np.inf
+    scores[~visible(len(q), problem, document)] = -np.inf
     sink = -np.inf
     if "sinks" in problem:
         sink = np.float64(problem["sinks"][head])
@@ -96,13 +132,15 @@ def answer(problem):
     }
     if "sinks" in problem:
         answers["d_sinks"] = np.zeros(heads)
-    for begin, end in zip(problem["offsets"][:-1], problem["offsets"][1:]):
+    for document in range(len(problem["offsets"]) - 1):
         for head in range(heads):
-            attend(problem, answers, slice(begin, end), head)
+            attend(problem, answers, document, head)
     return answers
 
 
-def make_problem(lengths, heads, kv_heads, head_dim, mask="causal", window=0, sinks=False):
+def make_problem(
+    lengths, heads, kv_heads, head_dim, mask="causal", window=0, sinks=False, regions=None
+):
     """Standard normal inputs; the same for the same arguments."""
     rng = np.random.default_rng(SEED)
     tokens = sum(lengths)
@@ -119,6 +157,8 @@ def make_problem(lengths, heads, kv_heads, head_dim, mask="causal", window=0, si
     }
     if sinks:
         problem["sinks"] = normal(heads)
+    if regions is not None:
+        problem["regions"] = np.array(regions, np.int64)
     return problem
 
 
@@ -129,7 +169,7 @@ def write_attention(path, problem, answers):
         group.attrs["mask"] = problem["mask"]
         group.attrs["window"] = np.int64(problem["window"])
         group.attrs["scale"] = np.float64(problem["scale"])
-        for name in ("offsets", "q", "k", "v", "d_out", "sinks"):
+        for name in ("offsets", "q", "k", "v", "d_out", "sinks", "regions"):
             if name in problem:
                 gyre_files.put(group, name, problem[name])
         if answers is not None:

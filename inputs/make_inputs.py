@@ -83,6 +83,10 @@ CONTENTS = {
         "inputs/make_attention.py",
         "causal attention with a window and sinks, with float64 answers",
     ),
+    "attention_regions.h5": (
+        "inputs/make_attention.py",
+        "documents whose masks are regions, with sinks and float64 answers",
+    ),
     "logprobs_golden.h5": (
         "inputs/make_logprobs.py",
         "logits in round numbers without ties, with float64 answers",

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/common/mask_options.hpp"
 #include "attention/plan.hpp"
 #include "sharding/padded_layout.hpp"
 
@@ -51,7 +52,8 @@ AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o);
 struct WorkloadLayout : PaddedLayout {
   WorkloadLayout(const AttentionWorkload& workload, const LayoutKind& kind,
                  const LayoutOptions& options)
-      : PaddedLayout(workload.offsets, kind, options) {}
+      : PaddedLayout(workload.offsets, kind,
+                     weighed_by(options, workload.mask, workload.offsets)) {}
 };
 
 }  // namespace gyre

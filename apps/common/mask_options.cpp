@@ -17,6 +17,16 @@ MaskRule MaskOptions::of_offsets(std::span<const int64_t> offsets) const {
   return of(lengths);
 }
 
+LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
+                         std::span<const int64_t> offsets) {
+  if (mask.plain_causal()) return options;
+  options.pairs = [&mask, offsets](int64_t document, int64_t queries) {
+    const auto d = static_cast<size_t>(document);
+    return DocumentMask(mask, document, offsets[d + 1] - offsets[d]).pairs(queries);
+  };
+  return options;
+}
+
 void declare_mask_options(CLI::App& app, MaskOptions& o) {
   add_option(app, {"--mask", "Inside a document: " + mask_choices()}, o.mask);
   add_size_option(app, {"--window", "For --mask causal,window=N; 0: none"}, o.window);

@@ -9,6 +9,7 @@
 
 #include "attention/mask.hpp"
 #include "core/error.hpp"
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 
@@ -22,6 +23,10 @@ struct MaskOptions {
   /// The same of documents that begin at these tokens; the last one is where they end.
   MaskRule of_offsets(std::span<const int64_t> offsets) const;
 };
+
+/// The options, for layouts that weigh visible pairs: those of this mask. Both must outlive them.
+LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
+                         std::span<const int64_t> offsets);
 
 void declare_mask_options(CLI::App& app, MaskOptions& o);
 void check_mask_options(const MaskOptions& o, ConfigErrors& errors);

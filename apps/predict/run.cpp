@@ -20,7 +20,9 @@ namespace gyre {
 namespace {
 
 PaddedLayout layout_of(const PredictedCase& c) {
-  return PaddedLayout(c.documents.offsets, c.layout, c.options.layout.for_ranks(c.cp));
+  const std::vector<int64_t>& offsets = c.documents.offsets;
+  const MaskRule mask = c.options.mask.of_offsets(offsets);
+  return PaddedLayout(offsets, c.layout, weighed_by(c.options.layout.for_ranks(c.cp), mask, offsets));
 }
 
 AttentionProblem problem_of(const PredictedCase& c, const PaddedLayout& placed) {

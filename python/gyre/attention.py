@@ -10,7 +10,8 @@ from . import checks
 from .arrays import is_bfloat16
 
 ROWS = "[tokens, heads, elements], all documents one after another; offsets says where each begins"
-MASKS = ("causal", "full")
+MASKS = ("causal", "full", "regions")
+REGION = "[regions, 7]: document, q_begin, q_end, k_begin, k_end, kind, window"
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,19 @@ def attention_problem(
     mask: str = "causal",
     window: int = 0,
     scale: float | None = None,
+    regions: Any = None,
 ) -> AttentionProblem:
     """Checks the inputs. T tokens, H query heads, K KV heads, D elements of a head.
 
     q, d_out [T, H, D]; k, v [T, K, D]; H is a multiple of K, query head h reads KV head h K / H.
     d_out: gradient of the output; without, 1. sinks [H]: a logit of each head without key or value.
-    offsets [documents + 1]: without, all rows are one document. mask: causal or full. window: a
-    causal query sees that many positions, its own the last; 0: all. scale: of scores; without,
-    1 / sqrt(D). Reals are finite float16, bfloat16, float32 or float64.
+    offsets [documents + 1]: without, all rows are one document. mask: causal, full or regions.
+    window: a causal query sees that many positions, its own the last; 0: all. scale: of scores;
+    without, 1 / sqrt(D). Reals are finite float16, bfloat16, float32 or float64.
+    regions [regions, 7], with mask regions: document, q_begin, q_end, k_begin, k_end, kind, window.
+    Of the kinds, 0 shows all pairs of the queries and keys, 1 (causal) cuts off what is behind the
+    diagonal through the last of both, 2 (inverse) what is before the one through the first of both,
+    3 both; a window is of kinds 1 and 3. No pair may be in two regions.
 
     ValueError and TypeError name the array, the place, the value, and what would be right.
     """
@@ -73,12 +79,52 @@ def attention_problem(
     bounds = [0, tokens] if offsets is None else offsets
     arrays["offsets"] = checks.offsets("offsets", bounds, tokens, "the rows of q")
     if mask not in MASKS:
-        raise ValueError(f"mask is {mask!r}; it must be causal or full")
+        raise ValueError(f"mask is {mask!r}; it must be causal, full or regions")
     window = checks.size("window", window)
-    if mask == "full" and window > 0:
+    if (mask == "regions") != (regions is not None):
+        raise ValueError(f"mask is {mask!r}; regions go with mask 'regions', and it with them")
+    if regions is not None:
+        arrays["regions"] = check_regions(regions, np.diff(arrays["offsets"]))
+    if mask != "causal" and window > 0:
         raise ValueError(f"window is {window}, but only a causal mask has one; it must be 0")
     scale = checks.positive("scale", width**-0.5 if scale is None else scale)
     return AttentionProblem(arrays, bfloat16, mask, window, scale)
+
+
+def shown(region: np.ndarray, length: int) -> np.ndarray:
+    """[length, length] booleans: what one row of regions shows of its document."""
+    _, q_begin, q_end, k_begin, k_end, kind, window = region
+    q, k = np.ogrid[:length, :length]
+    pairs = (q >= q_begin) & (q < q_end) & (k >= k_begin) & (k < k_end)
+    behind = (k_end - k) - (q_end - q)  # keys from this one to the causal diagonal
+    if kind & 1:
+        pairs &= (behind >= 0) & ((behind < window) | (window == 0))
+    if kind & 2:
+        pairs &= k - k_begin >= q - q_begin
+    return pairs
+
+
+def check_regions(regions: Any, lengths: np.ndarray) -> np.ndarray:
+    """[regions, 7] int64, each inside of its document, no pair in two of them."""
+    table = checks.integers("regions", regions, None, 7, hint=REGION)
+    owner: dict[int, np.ndarray] = {}
+    for number, row in enumerate(table):
+        document, q_begin, q_end, k_begin, k_end, kind, window = row
+        label = f"regions[{number}]"
+        checks.size(f"document of {label}", document, 0, len(lengths) - 1)
+        length = lengths[document]
+        if not (0 <= q_begin < q_end <= length and 0 <= k_begin < k_end <= length):
+            raise ValueError(f"{label} is {row.tolist()}; its document has {length} tokens")
+        checks.size(f"kind of {label}", kind, 0, 3)
+        checks.size(f"window of {label}", window)
+        if window > 0 and not kind & 1:
+            raise ValueError(f"window of {label} is {window}; kind {kind} has none, it must be 0")
+        owners = owner.setdefault(document, np.full((length, length), -1))
+        pairs = shown(row, length)
+        if (taken := owners[pairs]).max(initial=-1) >= 0:
+            raise ValueError(f"regions[{taken.max()}] and {label} share a pair")
+        owners[pairs] = number
+    return table
 
 
 def check_reference(

@@ -67,7 +67,7 @@ def write_attention(
     """Writes a gyre/attention file, which gyre-attention --input reads.
 
     inputs: q [T, H, D], k and v [T, K, D]; optional: d_out [T, H, D], sinks [H],
-    offsets [documents + 1], mask, window, scale. gyre.attention_problem says what each means.
+    offsets [documents + 1], mask, window, regions, scale. gyre.attention_problem says what each means.
 
     reference: any of out, lse, d_q, d_k, d_v and, with sinks, d_sinks;
     gyre.reference.attention(**inputs) computes all of them. provenance: texts that say where the

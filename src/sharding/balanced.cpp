@@ -40,8 +40,9 @@ Cut cut_row(const SegmentBounds& bounds, const LayoutOptions& options) {
 }
 
 /// Costs of all chunks of a cut: those past the end of the row are 0.
-std::vector<int64_t> costs_of(const SegmentBounds& bounds, const Cut& cut) {
-  std::vector<int64_t> costs = chunk_pairs(bounds, cut.chunk);
+std::vector<int64_t> costs_of(const SegmentBounds& bounds, const Cut& cut,
+                              const LayoutOptions& options) {
+  std::vector<int64_t> costs = chunk_pairs(bounds, cut.chunk, options.pairs);
   costs.resize(static_cast<size_t>(cut.count), 0);
   return costs;
 }
@@ -54,13 +55,17 @@ int64_t balanced_chunk(int64_t slots, int cp) {
   return chunk;
 }
 
-std::vector<int64_t> chunk_pairs(const SegmentBounds& bounds, int64_t chunk) {
+std::vector<int64_t> chunk_pairs(const SegmentBounds& bounds, int64_t chunk,
+                                 const decltype(LayoutOptions::pairs)& pairs_of) {
   std::vector<int64_t> pairs(static_cast<size_t>(ceil_div(bounds.slots(), chunk)), 0);
   for (int64_t i = 0; i < bounds.segments(); ++i) {
     const int64_t begin = bounds.begin(i), end = begin + bounds.real_length(i);
+    const auto up_to = [&](int64_t slot) {
+      return pairs_of ? pairs_of(i, slot - begin) : causal_triangle(slot - begin);
+    };
     for (int64_t from = begin; from < end;) {
       const int64_t c = from / chunk, to = std::min(end, (c + 1) * chunk);
-      pairs[static_cast<size_t>(c)] += causal_triangle(to - begin) - causal_triangle(from - begin);
+      pairs[static_cast<size_t>(c)] += up_to(to) - up_to(from);
       from = to;
     }
   }
@@ -70,7 +75,7 @@ std::vector<int64_t> chunk_pairs(const SegmentBounds& bounds, int64_t chunk) {
 BalanceSearch balance_compute(const SegmentBounds& bounds, const LayoutOptions& options) {
   const double start = thread_cpu_seconds();
   const Cut cut = cut_row(bounds, options);
-  BalanceSearch search{deal_equal_counts(costs_of(bounds, cut), options.cp), cut.chunk, 0};
+  BalanceSearch search{deal_equal_counts(costs_of(bounds, cut, options), options.cp), cut.chunk, 0};
   search.cpu_seconds = thread_cpu_seconds() - start;
   return search;
 }
@@ -86,7 +91,7 @@ BalanceSearch balance_joint(const SegmentBounds& bounds, const LayoutOptions& op
   BalanceSearch search{{}, cut.chunk, 0};
   if (cut.count > 0)
     search.rank_of_chunk =
-        search_joint(chunks_of(bounds, cut.chunk, costs_of(bounds, cut)), options.cp, time);
+        search_joint(chunks_of(bounds, cut.chunk, costs_of(bounds, cut, options)), options.cp, time);
   search.cpu_seconds = thread_cpu_seconds() - start;
   return search;
 }

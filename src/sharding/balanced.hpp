@@ -2,7 +2,8 @@
 // The balanced layouts: equal counts of fixed-size chunks, dealt by their cost.
 //
 //     cut the row into n = m·cp chunks of `chunk` slots (the row is padded on the right)
-//     cost of a chunk = visible pairs of its queries: of every real token, its position + 1
+//     cost of a chunk = visible pairs of its queries: under a causal mask, of every real token,
+//                       its position + 1
 //     balanced:  chunks by descending cost, each to the rank with the least so far
 //                among those that have fewer than m
 //
@@ -10,7 +11,7 @@
 //
 //     max over ranks r of max(pairs_r · seconds_per_pair, kv_needed_r · seconds_per_kv_token)
 //
-// where kv_needed is what sharding/cost.hpp says:
+// where kv_needed is what sharding/cost.hpp says, under a causal mask whatever the mask is:
 //
 //     for each start: the deal above, chunks in stream order, a deal by the objective itself
 //         repeat 400 n times, at most 2,000,000:
@@ -40,8 +41,10 @@ namespace gyre {
 /// larger ones need fewer foreign keys and give kernels longer runs.
 int64_t balanced_chunk(int64_t slots, int cp);
 
-/// Visible causal pairs of the queries in each chunk of `chunk` slots: [ceil(slots / chunk)].
-std::vector<int64_t> chunk_pairs(const SegmentBounds& bounds, int64_t chunk);
+/// Visible pairs of the queries in each chunk of `chunk` slots, [ceil(slots / chunk)]: what
+/// LayoutOptions::pairs says, or causal ones.
+std::vector<int64_t> chunk_pairs(const SegmentBounds& bounds, int64_t chunk,
+                                 const decltype(LayoutOptions::pairs)& pairs_of = {});
 
 /// How a balanced layout was found.
 struct BalanceSearch {

@@ -13,6 +13,7 @@
 // in a multiple of 2·cp slots. The others take any boundaries.
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,9 @@ struct LayoutOptions {
   int64_t stripe = 1;  ///< run of slots of the striped layout
   int64_t chunk = 0;   ///< slots of a chunk of the balanced layouts; 0: see balanced_chunk
   TimeModel time;
+  /// Visible pairs of the first so many queries of a document, for layouts that weigh them; none:
+  /// under a causal mask, n (n + 1) / 2.
+  std::function<int64_t(int64_t document, int64_t queries)> pairs = {};
 };
 
 /// Rank r owns slots [r·n, (r+1)·n), n = slots / cp rounded up.

@@ -259,7 +259,8 @@ std::vector<int64_t> random_cuts(int64_t length, std::mt19937& random) {
 /// One rectangle whose rows or keys can be dealt to several calls.
 std::vector<Problem> fixed_problems() {
   std::vector<Problem> all;
-  for (const Mask& mask : {Mask{}, Mask{true, 20}, Mask{true, 90, 1, 1, 40}, Mask{true, 5, 2, 1}})
+  for (const Mask& mask : {Mask{}, Mask{true, 20}, Mask{true, 90, 1, 1, 40}, Mask{true, 5, 2, 1},
+                           Mask{false, 30, 1, 1, 1}})
     for (const Types types : {all_f32, Types{DType::bf16, DType::bf16, DType::f32}}) {
       Rectangle r = full(2, 150, 1, 170);
       r.mask = mask;
@@ -284,7 +285,7 @@ TEST_F(AttentionKernelGpu, FixedTilesGiveTheSameBitsHoweverQueriesAreDealt) {
         Rectangle part = r;
         part.q_begin += cuts[i];
         part.q_length = cuts[i + 1] - cuts[i];
-        part.mask.offset += r.mask.causal ? cuts[i] * r.mask.q_stride : 0;
+        part.mask.offset += r.mask.full() ? 0 : cuts[i] * r.mask.q_stride;
         add(p, {&part, 1}, parts);
         if (round == 0) add(p, {&part, 1}, whole, part_gradients, {true, false});
       }
@@ -306,7 +307,7 @@ TEST_F(AttentionKernelGpu, FixedTilesGiveTheSameBitsHoweverKeysAreDealt) {
       Rectangle part = r;
       part.k_begin += cuts[i];
       part.k_length = cuts[i + 1] - cuts[i];
-      part.mask.offset -= r.mask.causal ? cuts[i] * r.mask.k_stride : 0;
+      part.mask.offset -= r.mask.full() ? 0 : cuts[i] * r.mask.k_stride;
       add(p, {&part, 1}, of, parts, {false, true});
     }
     EXPECT_TRUE(parts.d_kv == whole.d_kv);

@@ -9,6 +9,7 @@
 #include "attention/kernels/cuda_kernel.hpp"
 #include "attention/kernels/cuda_ragged_kernel.hpp"
 #include "attention_run.hpp"
+#include "mask_cases.hpp"
 #include "comm/staged.hpp"
 #include "device_reference_kernel.hpp"
 #include "gpu_test.hpp"
@@ -115,8 +116,9 @@ const ElementTypes mixed = {DType::bf16, DType::f32, DType::f32, DType::bf16};
 const ElementTypes narrow = {DType::bf16, DType::bf16, DType::bf16, DType::bf16};
 
 TEST_F(DeviceAttention, ExecutesEveryScheduleLayoutAndMask) {
-  for (const MaskRule mask :
-       {MaskRule{MaskKind::causal}, MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 6}})
+  for (const MaskRule& mask :
+       {MaskRule{MaskKind::causal}, MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 6},
+        test::mixed_mask(ragged)})
     expect_all_right({ragged, {4, 2, 8, 0}, mask},
                      {"contiguous", "dual-chunk-swap", "striped", "balanced"}, wide, group(),
                      reference());
@@ -140,7 +142,7 @@ TEST_F(DeviceAttention, WithItsOwnKernel) {
   const std::set<std::string> some = {"ring", "all-gather", "halo"};
   expect_all_right({{70, 0, 1, 19}, heads, {MaskKind::causal}, true, DType::bf16},
                    {"dual-chunk-swap"}, mixed, group(), kernel());
-  for (const MaskRule mask : {MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 20}})
+  for (const MaskRule& mask : {MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 20}})
     expect_all_right({{70, 0, 1, 19}, heads, mask}, {"dual-chunk-swap"}, wide, group(), kernel(),
                      some);
   expect_all_right({{40, 3}, {2, 1, 16, 0}, {MaskKind::causal}, false, DType::bf16}, {"striped"},
@@ -151,7 +153,7 @@ TEST_F(DeviceAttention, WithAKernelThatWritesFreshResults) {
   // What no call is the first to write is cleared all the same: padding, rows that nothing sees,
   // what is received and added.
   test::DeviceReferenceKernel fresh(stream(), true);
-  for (const MaskRule mask : {MaskRule{MaskKind::causal}, MaskRule{MaskKind::causal, 6}})
+  for (const MaskRule& mask : {MaskRule{MaskKind::causal}, MaskRule{MaskKind::causal, 6}})
     expect_all_right({ragged, {4, 2, 8, 0}, mask}, {"contiguous", "dual-chunk-swap", "striped"},
                      wide, group(), fresh);
   expect_all_right({ragged, {4, 2, 8, 0}, {MaskKind::causal}, true, DType::bf16},

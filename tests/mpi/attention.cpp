@@ -1,7 +1,9 @@
 // Every schedule under every layout on real ranks, both directions, against the whole attention in
 // double precision.
 
+#include "attention/masks/registry.hpp"
 #include "attention_run.hpp"
+#include "mask_cases.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
@@ -13,6 +15,7 @@ using test::Configuration;
 using test::expect_empty_padding;
 using test::expect_results;
 using test::make_problem;
+using test::mixed_mask;
 using test::Problem;
 using test::ProblemSpec;
 using test::same_bits;
@@ -48,8 +51,16 @@ std::vector<const T*> all_of(const std::vector<T>& registry) {
 
 const std::vector<int64_t> ragged = {37, 0, 1, 2, 5, 19};
 
-const std::vector<MaskRule> masks = {
-    {MaskKind::causal}, {MaskKind::full}, {MaskKind::causal, 6}, {MaskKind::causal, 20}};
+const std::vector<MaskRule> masks = {{MaskKind::causal},
+                                     {MaskKind::full},
+                                     {MaskKind::causal, 6},
+                                     {MaskKind::causal, 20},
+                                     parse_mask("causal,window=6,keep=3").of(ragged),
+                                     parse_mask("prefix-lm,prefix=7").of(ragged),
+                                     parse_mask("block-causal,block=4").of(ragged),
+                                     parse_mask("chunked,chunk=9").of(ragged),
+                                     parse_mask("shared-prefix,prompt=9,answer=8").of(ragged),
+                                     mixed_mask(ragged)};
 /// 1, 2, 8 and all query heads to a KV head; fewer KV heads than ranks, and heads that ranks do not
 /// divide.
 const std::vector<HeadShape> groupings = {{3, 3, 8, 0}, {4, 2, 8, 0}, {16, 2, 8, 0}, {6, 1, 8, 0}};
@@ -81,7 +92,7 @@ TEST(Attention, DocumentsOfEveryLength) {
 }
 
 TEST(Attention, SinksAreTakenInOnce) {
-  for (const MaskRule mask : {MaskRule{MaskKind::causal}, MaskRule{MaskKind::causal, 6}})
+  for (const MaskRule& mask : {MaskRule{MaskKind::causal}, MaskRule{MaskKind::causal, 6}})
     expect_right({ragged, {4, 2, 8, 0}, mask, true}, all_of(schedules()),
                  {&find_layout("dual-chunk-swap"), &find_layout("striped")});
 }
@@ -126,9 +137,10 @@ TEST(Attention, CanonicalGivesTheBitsOfOneRank) {
   const auto kernel = make_cpu_kernel();
   const auto alone = world().split(world().rank());
   const Schedule& canonical = find_schedule("canonical");
+  const std::vector<int64_t> lengths = {130, 0, 1, 200, 37, 3};
   const auto expect_bits = [&](const MaskRule& mask, bool sinks, const ElementTypes& types) {
     const Problem p =
-        make_problem({{130, 0, 1, 200, 37, 3}, {4, 2, 16, 0}, mask, sinks, types.activations});
+        make_problem({lengths, {4, 2, 16, 0}, mask, sinks, types.activations});
     Attention one(p, {canonical, find_layout("contiguous"), types}, *alone, *kernel);
     one.run();
     const auto expected = bits_of(one);
@@ -141,8 +153,9 @@ TEST(Attention, CanonicalGivesTheBitsOfOneRank) {
     }
   };
   for (const bool sinks : {false, true})
-    for (const MaskRule mask :
-         {MaskRule{MaskKind::causal}, MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 40}})
+    for (const MaskRule& mask :
+         {MaskRule{MaskKind::causal}, MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 40},
+          mixed_mask(lengths)})
       expect_bits(mask, sinks, {});
   const DType narrow = DType::bf16;
   expect_bits({MaskKind::causal}, true, {narrow, narrow, narrow, narrow});

@@ -26,7 +26,7 @@ TEST(AttentionFile, ReadsTheCausalProblem) {
   EXPECT_EQ(a.heads, 4);
   EXPECT_EQ(a.kv_heads, 2);
   EXPECT_EQ(a.head_dim, 16);
-  EXPECT_TRUE(a.causal);
+  EXPECT_EQ(a.mask, "causal");
   EXPECT_EQ(a.window, 0);
   EXPECT_EQ(a.scale, 0.25);
   EXPECT_EQ(std::ssize(a.q), 55 * 4 * 16);
@@ -180,7 +180,7 @@ TEST(AttentionFile, ReadsAProblemWithoutTokens) {
     write_draft(folder.file("a.h5"), draft);
   });
   const AttentionFile a = read_attention_file(world(), folder.file("a.h5"));
-  EXPECT_FALSE(a.causal);
+  EXPECT_EQ(a.mask, "full");
   EXPECT_EQ(a.tokens(), 0);
   EXPECT_EQ(a.heads, 2);
   EXPECT_TRUE(a.q.empty());

@@ -36,17 +36,33 @@ def load(path):
         return problem, {name: file["reference"][name][...] for name in file["reference"]}
 
 
+def shown(problem, document, token, other):
+    """Whether a region shows a token another one, by the corners of the region."""
+    first = problem["offsets"][document]
+    q, k = token - first, other - first
+    for number, q_begin, q_end, k_begin, k_end, kind, window in problem["regions"]:
+        if number != document or q not in range(q_begin, q_end) or k not in range(k_begin, k_end):
+            continue
+        behind_last = (k_end - k) - (q_end - q)
+        causal = kind not in (1, 3) or (behind_last >= 0 and (window == 0 or behind_last < window))
+        if causal and (kind not in (2, 3) or k - k_begin >= q - q_begin):
+            return True
+    return False
+
+
 def query(problem, token, head):
     """Output and log-sum-exp of one query; complex inputs give complex answers."""
     offsets = problem["offsets"]
     document = np.searchsorted(offsets, token, side="right") - 1
     group = problem["q"].shape[1] // problem["k"].shape[1]
     total = np.exp(problem["sinks"][head]) if "sinks" in problem else 0.0
-    weighted = 0.0
+    weighted = 0.0 * problem["v"][token, head // group]
     for other in range(offsets[document], offsets[document + 1]):
         if problem["mask"] == "causal" and other > token:
             continue
         if problem["window"] and token - other >= problem["window"]:
+            continue
+        if problem["mask"] == "regions" and not shown(problem, document, token, other):
             continue
         key, value = problem["k"][other, head // group], problem["v"][other, head // group]
         weight = np.exp(problem["scale"] * (problem["q"][token, head] * key).sum())

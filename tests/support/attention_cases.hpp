@@ -27,6 +27,7 @@
 
 #include "attention/schedules/registry.hpp"
 #include "layout_cases.hpp"
+#include "mask_cases.hpp"
 
 namespace gyre::test {
 
@@ -57,11 +58,12 @@ inline LayoutCase layout_case(const std::string& kind, const Bounds& bounds, int
   return result;
 }
 
-/// A mask: causal, full, or causal with a window.
-inline MaskRule arbitrary_mask() {
-  const int64_t window = *rc::gen::inRange<int64_t>(1, 20);
-  return *rc::gen::element(MaskRule{MaskKind::causal}, MaskRule{MaskKind::full},
-                           MaskRule{MaskKind::causal, window});
+/// Real lengths of the segments.
+inline std::vector<int64_t> lengths_of(const Bounds& bounds) {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < bounds.view().segments(); ++i)
+    lengths.push_back(bounds.view().real_length(i));
+  return lengths;
 }
 
 /// Any layout of random documents, mask, heads (groups of 1, 2, 3, 4 and all; fewer KV heads than
@@ -78,7 +80,7 @@ inline AttentionCase arbitrary_attention(int cp) {
   layout.layout = kind.make(layout.bounds.view(), layout.options);
   result.heads = *rc::gen::element(shape_of(1, 1), shape_of(2, 2), shape_of(4, 2), shape_of(8, 8),
                                    shape_of(8, 2), shape_of(8, 1), shape_of(6, 2), shape_of(5, 5));
-  result.mask = arbitrary_mask();
+  result.mask = arbitrary_mask(lengths_of(layout.bounds));
   std::vector<int> divisors = {0};
   for (int d = 1; d <= cp; ++d)
     if (cp % d == 0) divisors.push_back(d);
@@ -94,11 +96,9 @@ inline std::vector<std::vector<int64_t>> visible_keys(const SegmentBounds& bound
   std::vector<std::vector<int64_t>> keys(static_cast<size_t>(padded_slots));
   for (int64_t s = 0; s < bounds.segments(); ++s)
     for (int64_t q = 0; q < bounds.real_length(s); ++q)
-      for (int64_t k = 0; k < bounds.real_length(s); ++k) {
-        const bool seen =
-            mask.kind == MaskKind::full || (k <= q && (mask.window == 0 || q - k < mask.window));
-        if (seen) keys[static_cast<size_t>(bounds.begin(s) + q)].push_back(bounds.begin(s) + k);
-      }
+      for (int64_t k = 0; k < bounds.real_length(s); ++k)
+        if (shows(mask, s, q, k))
+          keys[static_cast<size_t>(bounds.begin(s) + q)].push_back(bounds.begin(s) + k);
   return keys;
 }
 

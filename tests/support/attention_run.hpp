@@ -303,9 +303,7 @@ inline void expect_empty_padding(Attention& attention) {
 inline std::string name_of(const Configuration& c, const ProblemSpec& spec) {
   return c.schedule.name + ", " + c.layout.name + ", heads " + std::to_string(spec.heads.heads) +
          "/" + std::to_string(spec.heads.kv_heads) +
-         (spec.mask.kind == MaskKind::full
-              ? ", full"
-              : ", causal, window " + std::to_string(spec.mask.window)) +
+         ", " + gyre::name_of(spec.mask) +
          ", " + std::to_string(spec.lengths.size()) + " documents" +
          (c.options.collectives == 1 ? ", by the library" : "");
 }

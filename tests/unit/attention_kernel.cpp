@@ -495,7 +495,7 @@ TEST(AttentionKernel, FixedTilesGiveTheSameBitsHoweverQueriesAreDealt) {
         Rectangle part = r;
         part.q_begin += cuts[i];
         part.q_length = cuts[i + 1] - cuts[i];
-        part.mask.offset += r.mask.causal ? cuts[i] * r.mask.q_stride : 0;
+        part.mask.offset += r.mask.full() ? 0 : cuts[i] * r.mask.q_stride;
         p.add(*cpu, {&part, 1}, parts);
         if (round == 0) p.add(*cpu, {&part, 1}, whole, part_gradients, {true, false});
       }
@@ -518,7 +518,7 @@ TEST(AttentionKernel, FixedTilesGiveTheSameBitsHoweverKeysAreDealt) {
       Rectangle part = r;
       part.k_begin += cuts[i];
       part.k_length = cuts[i + 1] - cuts[i];
-      part.mask.offset -= r.mask.causal ? cuts[i] * r.mask.k_stride : 0;
+      part.mask.offset -= r.mask.full() ? 0 : cuts[i] * r.mask.k_stride;
       p.add(*cpu, {&part, 1}, of, parts, {false, true});
     }
     RC_ASSERT(parts.d_kv.same_bits(whole.d_kv));
@@ -624,7 +624,7 @@ struct Dense {
 
   bool visible(int64_t i, int64_t j) const {
     const int64_t query = mask.offset + i * mask.q_stride, key = j * mask.k_stride;
-    return !mask.causal || (key <= query && (mask.window == 0 || query - key < mask.window));
+    return (!mask.causal || key <= query) && (mask.window == 0 || query - key < mask.window);
   }
   /// sum over rows of <O_i, dO_i>
   double loss() const {
@@ -664,7 +664,8 @@ struct Dense {
 
 TEST(AttentionKernel, ReferenceGradientsAreDerivatives) {
   for (const Mask& mask :
-       {Mask{}, Mask{true, 3}, Mask{true, -2}, Mask{true, 2, 1, 1, 3}, Mask{true, 1, 2, 3, 7}}) {
+       {Mask{}, Mask{true, 3}, Mask{true, -2}, Mask{true, 2, 1, 1, 3}, Mask{true, 1, 2, 3, 7},
+        Mask{false, 2, 1, 1, 1}, Mask{false, 5, 2, 3, 4}}) {
     const int64_t rows = 5, keys = 7, dim = 3;
     const Rectangle r{LocalToken(0), rows, LocalToken(0), keys, mask};
     const Problem p(heads_of(1, 1, dim), rows, keys, {r});

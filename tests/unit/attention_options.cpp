@@ -54,8 +54,8 @@ TEST(AttentionOptions, ListsAllProblemsAtOnce) {
   o.cp = 5;
   o.sweep.factor = 1;
   o.sweep.max = 10;
-  o.window = 4;
-  o.mask = "full";
+  o.mask.window = 4;
+  o.mask.mask = "full";
   o.tol_scale = 0;
   expect_refused(
       "  - --factor 1 must be more than 1\n"
@@ -70,7 +70,7 @@ TEST(AttentionOptions, ListsAllProblemsAtOnce) {
 TEST(AttentionOptions, NothingGivenIsIgnored) {
   AttentionOptions file;
   file.input = "f.h5";
-  file.window = 8;
+  file.mask.window = 8;
   expect_refused(
       "  - --heads, --kv-heads, --head-dim, --mask, --window, --sinks and --seed are those of the "
       "file of --input: leave them out",

@@ -282,7 +282,7 @@ RC_GTEST_PROP(MaskEdge, CountsRowsThatEndOrBeginInside, ()) {
   mask.offset = *rc::gen::inRange<int64_t>(-60, 100);
   mask.q_stride = *rc::gen::inRange<int64_t>(1, 6);
   mask.k_stride = *rc::gen::inRange<int64_t>(1, 6);
-  mask.window = mask.causal ? *rc::gen::inRange<int64_t>(0, 40) : 0;
+  mask.window = *rc::gen::inRange<int64_t>(0, 40);
   const Rectangle r =
       rectangle(*rc::gen::inRange<int64_t>(1, 40), *rc::gen::inRange<int64_t>(1, 40), mask);
   int64_t edge = 0;

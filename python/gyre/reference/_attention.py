@@ -15,11 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from ..attention import attention_problem
+from ..attention import attention_problem, shown
 
 
-def visible(length: int, mask: str = "causal", window: int = 0) -> np.ndarray:
-    """[length, length] booleans: whether the query at position i sees the key at position j."""
+def visible(
+    length: int, mask: str = "causal", window: int = 0, regions: np.ndarray | None = None
+) -> np.ndarray:
+    """[length, length] booleans: whether the query at position i sees the key at position j.
+
+    regions: those of this document, as gyre.attention_problem has them.
+    """
+    if regions is not None:
+        return np.any([np.zeros((length, length), bool), *(shown(r, length) for r in regions)], axis=0)
     i, j = np.ogrid[:length, :length]
     if mask == "full":
         return np.ones((length, length), dtype=bool)
@@ -40,17 +47,21 @@ def attention(**inputs: Any) -> dict[str, np.ndarray]:
     out, lse, d_sinks = np.zeros(q.shape), np.zeros((tokens, heads)), np.zeros(heads)
     d_q, d_k, d_v = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     offsets = problem.arrays["offsets"]
-    for begin, end in pairwise(offsets):
+    table = problem.arrays.get("regions")
+    for document, (begin, end) in enumerate(pairwise(offsets)):
         rows = slice(begin, end)
-        hidden = ~visible(end - begin, problem.mask, problem.window)
+        regions = None if table is None else table[table[:, 0] == document]
+        hidden = ~visible(end - begin, problem.mask, problem.window, regions)
         for head in range(heads if end > begin else 0):
             mine, shared = (rows, head), (rows, head // group)
             x = problem.scale * (q[mine] @ k[shared].T)
             x[hidden] = -np.inf
             top = np.maximum(x.max(axis=1), sinks[head])
+            top[top == -np.inf] = 0  # a query that sees nothing, without a sink
             total = np.exp(x - top[:, None]).sum(axis=1) + np.exp(sinks[head] - top)
-            lse[mine] = top + np.log(total)
-            p = np.exp(x - lse[mine][:, None])
+            with np.errstate(divide="ignore"):
+                lse[mine] = top + np.log(total)
+            p = np.where(x == -np.inf, 0, np.exp(x - np.maximum(lse[mine], -1e300)[:, None]))
             out[mine] = p @ v[shared]
             delta = (out[mine] * d_out[mine]).sum(axis=1)
             d_x = p * (d_out[mine] @ v[shared].T - delta[:, None])

@@ -1,0 +1,131 @@
+// Masks against their definitions, pair by pair.
+
+#include "attention/mask.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+
+#include "attention/masks/registry.hpp"
+#include "errors.hpp"
+#include "mask_cases.hpp"
+
+namespace gyre {
+namespace GYRE_FILE {
+
+using test::shows;
+
+/// Expects a usage error that says this, among other things.
+void expect_usage(const std::string& part, const std::function<void()>& work) {
+  const std::string message = test::usage_message(work);
+  EXPECT_NE(message.find(part), std::string::npos) << message;
+}
+
+TEST(Region, CountsWhatItsPictureShows) {
+  EXPECT_TRUE(rc::check("brute force", [] {
+    const int64_t length = *rc::gen::inRange<int64_t>(1, 30);
+    for (const Region& r : test::arbitrary_regions(length)) {
+      int64_t pairs = 0;
+      for (int64_t q = 0; q < length; ++q) {
+        RC_ASSERT(r.pairs(q) == pairs);
+        int64_t keys = 0;
+        for (int64_t k = 0; k < length; ++k) keys += shows(r, q, k) ? 1 : 0;
+        pairs += keys;
+        if (q < r.q_begin || q >= r.q_end) continue;
+        const Region::Keys seen = r.keys_of(q);
+        RC_ASSERT(seen.count() == keys);
+        if (keys > 0) RC_ASSERT(shows(r, q, seen.first) && shows(r, q, seen.last));
+      }
+      RC_ASSERT(r.pairs() == pairs);
+    }
+  }));
+}
+
+TEST(DocumentMask, CountsKeysAndQueriesOfEachToken) {
+  EXPECT_TRUE(rc::check("brute force", [] {
+    const auto length = *rc::gen::inRange<int64_t>(1, 25);
+    const MaskRule mask = test::arbitrary_mask({3, length});
+    const DocumentMask document(mask, 1, length);
+    int64_t pairs = 0, most_keys = 0, most_queries = 0;
+    for (int64_t t = 0; t < length; ++t) {
+      RC_ASSERT(document.pairs(t) == pairs);
+      int64_t keys = 0, queries = 0;
+      for (int64_t other = 0; other < length; ++other) {
+        RC_ASSERT(document.sees(t, other) == shows(mask, 1, t, other));
+        keys += shows(mask, 1, t, other) ? 1 : 0;
+        queries += shows(mask, 1, other, t) ? 1 : 0;
+      }
+      RC_ASSERT(document.keys_of(t) == keys);
+      RC_ASSERT(document.queries_of(t) == queries);
+      pairs += keys;
+      most_keys = std::max(most_keys, keys);
+      most_queries = std::max(most_queries, queries);
+    }
+    RC_ASSERT(document.most_keys() == most_keys);
+    RC_ASSERT(document.most_queries() == most_queries);
+    RC_ASSERT(visible_pairs(length, mask, 1) == pairs);
+  }));
+}
+
+TEST(NamedMasks, ShowWhatTheirNamesSay) {
+  using Definition = std::function<bool(int64_t, int64_t)>;
+  const std::vector<std::pair<std::string, Definition>> masks = {
+      {"causal", [](int64_t q, int64_t k) { return k <= q; }},
+      {"full", [](int64_t, int64_t) { return true; }},
+      {"causal,window=4", [](int64_t q, int64_t k) { return k <= q && q - k < 4; }},
+      {"causal,window=4,keep=3",
+       [](int64_t q, int64_t k) { return k <= q && (q - k < 4 || k < 3); }},
+      {"prefix-lm,prefix=5", [](int64_t q, int64_t k) { return k <= q || k < 5; }},
+      {"block-causal,block=4", [](int64_t q, int64_t k) { return k / 4 <= q / 4; }},
+      {"chunked,chunk=4", [](int64_t q, int64_t k) { return k <= q && k / 4 == q / 4; }},
+      {"shared-prefix,prompt=5,answer=3", [](int64_t q, int64_t k) {
+         return k <= q && (k < 5 || (k - 5) / 3 == (q - 5) / 3);
+       }}};
+  std::set<std::string> names;
+  const std::vector<int64_t> lengths = {0, 1, 2, 4, 5, 6, 17};
+  for (const auto& [text, definition] : masks) {
+    const MaskChoice choice = parse_mask(text);
+    names.insert(choice.mask->name);
+    const MaskRule mask = choice.of(lengths);
+    for (size_t d = 0; d < lengths.size(); ++d)
+      for (int64_t q = 0; q < lengths[d]; ++q)
+        for (int64_t k = 0; k < lengths[d]; ++k)
+          EXPECT_EQ(shows(mask, static_cast<int64_t>(d), q, k), definition(q, k))
+              << text << ", length " << lengths[d] << ", query " << q << ", key " << k;
+  }
+  EXPECT_EQ(names.size(), named_masks().size());
+}
+
+TEST(NamedMasks, RefuseWhatTheyCannotBe) {
+  EXPECT_EQ(parse_mask("chunked,chunk=4K").values, std::vector<int64_t>{4096});
+  expect_usage("nearest: prefix-lm", [] { parse_mask("prefixlm,prefix=3"); });
+  expect_usage("needs chunk; wanted: chunked,chunk=N", [] { parse_mask("chunked"); });
+  expect_usage("chunk=0; at least 1", [] { parse_mask("chunked,chunk=0"); });
+  expect_usage("chunk=1.5 is not a whole number", [] { parse_mask("chunked,chunk=1.5"); });
+  expect_usage("'block=4' is none of chunked,chunk=N", [] { parse_mask("chunked,block=4"); });
+  expect_usage("'window=4' is none of full", [] { parse_mask("full,window=4"); });
+}
+
+TEST(MaskTable, RefusesWhatIsNoMask) {
+  const auto refused = [](const std::vector<Region>& regions, const std::string& what) {
+    expect_usage(what, [&] { MaskTable({{}, regions}, std::vector<int64_t>{4, 10}); });
+  };
+  const Region good{0, 10, 0, 10, RegionKind::causal};
+  refused({good, {0, 11, 0, 4}}, "region 1 of document 1, queries [0, 11), keys [0, 4), full, is "
+                                 "not inside of its 10 tokens");
+  refused({{3, 3, 0, 4}}, "no queries or no keys");
+  refused({{0, 4, 0, 4, RegionKind::causal, -1}}, "the window must be 0");
+  refused({{0, 4, 0, 4, RegionKind::inverse, 2}}, "a window needs a causal diagonal");
+  refused({good, {5, 6, 0, 5}}, "regions 0 and 1 of document 1 share a pair");
+  refused({good, {3, 4, 3, 4}}, "share a pair");
+  // Both sides of a diagonal share no pair.
+  EXPECT_EQ(MaskTable({{good, {0, 9, 1, 10, RegionKind::inverse}}}, std::vector<int64_t>{10})
+                .regions(),
+            2);
+  expect_usage("a mask of 1 documents for 2",
+               [] { MaskTable({{}}, std::vector<int64_t>{4, 10}); });
+}
+
+}  // namespace GYRE_FILE
+}  // namespace gyre
