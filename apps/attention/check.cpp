@@ -284,8 +284,8 @@ void AttentionChecker::check_keys(const std::vector<double>& lse, const std::vec
     for (size_t i = begin; i < end; ++i) tokens.push_back(some[i].token);
     const KeyResults want = reference_keys(
         inputs.rows(),
-        {workload_.offsets[document], workload_.offsets[document + 1], some[begin].document}, tokens,
-        std::span(lse).subspan(first * heads, length * heads),
+        {workload_.offsets[document], workload_.offsets[document + 1], some[begin].document},
+        tokens, std::span(lse).subspan(first * heads, length * heads),
         std::span(delta).subspan(first * heads, length * heads));
     for (size_t i = 0; i < tokens.size(); ++i) {
       const TokenRow& own = some[begin + i];

@@ -40,6 +40,20 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
 
 namespace {
 
+/// With sinks: a row that sees no key is taken for padding, whose statistics stay as they are.
+void check_sinks(const AttentionWorkload& workload) {
+  if (workload.sinks.empty() || workload.mask.kind != MaskKind::regions) return;
+  for (int64_t d = 0; d < workload.documents(); ++d) {
+    const DocumentMask mask(workload.mask, d, workload.length(d));
+    for (int64_t q = 0; q < workload.length(d); ++q)
+      if (mask.keys_of(q) == 0)
+        throw_usage(
+            "the query at position {} of document {} sees no key; with sinks every query must see "
+            "one",
+            q, d);
+  }
+}
+
 MaskRule mask_of(const AttentionFile& file, const std::string& path) {
   if (file.mask != "regions")
     return {file.mask == "causal" ? MaskKind::causal : MaskKind::full, file.window};
@@ -68,6 +82,7 @@ AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
   workload.offsets = file.offsets;
   workload.mask = mask_of(file, o.input);
   workload.sinks = file.sinks;
+  check_sinks(workload);
   workload.type = o.types().activations;
   workload.origin = o.input;
   workload.score_size = sampled_score_size(workload, *rows_of(file, workload.type));

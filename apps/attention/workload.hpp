@@ -52,8 +52,8 @@ AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o);
 struct WorkloadLayout : PaddedLayout {
   WorkloadLayout(const AttentionWorkload& workload, const LayoutKind& kind,
                  const LayoutOptions& options)
-      : PaddedLayout(workload.offsets, kind,
-                     weighed_by(options, workload.mask, workload.offsets)) {}
+      : PaddedLayout(workload.offsets, kind, weighed_by(options, workload.mask, workload.offsets)) {
+  }
 };
 
 }  // namespace gyre

@@ -2,7 +2,6 @@
 // The mask of an attention as options of an app: --mask and --window.
 
 #include <CLI/App.hpp>
-
 #include <cstdint>
 #include <span>
 #include <string>

@@ -22,11 +22,13 @@ namespace {
 PaddedLayout layout_of(const PredictedCase& c) {
   const std::vector<int64_t>& offsets = c.documents.offsets;
   const MaskRule mask = c.options.mask.of_offsets(offsets);
-  return PaddedLayout(offsets, c.layout, weighed_by(c.options.layout.for_ranks(c.cp), mask, offsets));
+  return PaddedLayout(offsets, c.layout,
+                      weighed_by(c.options.layout.for_ranks(c.cp), mask, offsets));
 }
 
 AttentionProblem problem_of(const PredictedCase& c, const PaddedLayout& placed) {
-  AttentionProblem problem{&placed.layout, c.options.head_shape(), c.options.mask.of_offsets(c.documents.offsets),
+  AttentionProblem problem{&placed.layout, c.options.head_shape(),
+                           c.options.mask.of_offsets(c.documents.offsets),
                            c.options.schedule.options};
   if (!c.options.wants(Pass::backward)) problem.passes = PlanPasses::forward;
   return problem;

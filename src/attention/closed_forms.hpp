@@ -32,8 +32,9 @@ int64_t pairs_of_all_ranks(const AttentionProblem& problem);
 /// rank owns then (LayoutKind::owned):
 ///     contiguous, zigzag, dual-chunk-swap   any S
 ///     striped                               a stripe of 1 and S divisible by cp
-/// and every mask, of several sequences but tables of regions: a causal prefix of t tokens has V(t) = visible_pairs(t) pairs, so that the
-/// queries of slots [a, b) of a sequence have V(b) - V(a). For one causal sequence, L = S/cp:
+/// and every mask, of several sequences but tables of regions: a causal prefix of t tokens has V(t)
+/// = visible_pairs(t) pairs, so that the queries of slots [a, b) of a sequence have V(b) - V(a).
+/// For one causal sequence, L = S/cp:
 ///     contiguous        r L² + L(L+1)/2
 ///     dual-chunk-swap   S(S+1) / (2 cp) on every rank
 ///     striped           (r+1) L(L+1)/2 + (cp-1-r) L(L-1)/2

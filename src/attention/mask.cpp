@@ -83,8 +83,7 @@ int64_t Region::pairs(int64_t end) const {
   if (window > 0) first = std::max(first, diagonal - window + 1);
   const bool causal = has(kind, RegionKind::causal);
   if (causal && first > diagonal) return 0;
-  const int64_t ends =
-      causal ? clamped_ramp(queries, diagonal + 1, keys) : queries * keys;
+  const int64_t ends = causal ? clamped_ramp(queries, diagonal + 1, keys) : queries * keys;
   return first == std::numeric_limits<int64_t>::min() ? ends
                                                       : ends - clamped_ramp(queries, first, keys);
 }
@@ -103,8 +102,7 @@ MaskTable::MaskTable(std::vector<std::vector<Region>> documents, std::span<const
   for (size_t d = 0; d < documents_.size(); ++d) {
     std::vector<Region>& regions = documents_[d];
     const auto document = static_cast<int64_t>(d);
-    for (size_t i = 0; i < regions.size(); ++i)
-      check_region(regions[i], document, i, lengths[d]);
+    for (size_t i = 0; i < regions.size(); ++i) check_region(regions[i], document, i, lengths[d]);
     check_overlap(regions, document);
     std::stable_sort(regions.begin(), regions.end(), [](const Region& a, const Region& b) {
       return std::tie(a.q_begin, a.k_begin) < std::tie(b.q_begin, b.k_begin);

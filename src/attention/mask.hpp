@@ -77,7 +77,7 @@ enum class MaskKind { causal, full, regions };
 /// position p sees positions p - w + 1 .. p, itself and the w - 1 before it.
 struct MaskRule {
   MaskKind kind = MaskKind::causal;
-  int64_t window = 0;  ///< 0: no window; causal masks only
+  int64_t window = 0;                      ///< 0: no window; causal masks only
   std::shared_ptr<const MaskTable> table;  ///< of MaskKind::regions
 
   MaskRule() = default;

@@ -78,8 +78,8 @@ Rectangle intersect(const Fragment& q, const Fragment& k, const Region& region, 
   const FragmentPart queries(q, region.q_begin, region.q_end);
   const FragmentPart keys(k, region.k_begin, region.k_end);
   if (queries.count <= 0 || keys.count <= 0) return {};
-  Rectangle r{q.local_begin + queries.first, queries.count, k.local_begin + keys.first, keys.count,
-              {}};
+  Rectangle r{
+      q.local_begin + queries.first, queries.count, k.local_begin + keys.first, keys.count, {}};
   if (region.kind == RegionKind::full) return r;
   r.mask = mask_at(region, q.start.value() + queries.first * q.stride, q.stride,
                    k.start.value() + keys.first * k.stride, k.stride);

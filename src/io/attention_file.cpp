@@ -39,7 +39,7 @@ void check_attributes(SchemaReader& reader, AttentionFile& a) {
     errors.add("mask of '/attention' is '{}'; it must be causal, full or regions", a.mask);
   if (a.window < 0)
     errors.add("window of '/attention' is {}; it must be 0, none, or the number of keys", a.window);
-  if (a.mask != "causal" && a.window > 0)
+  if ((a.mask == "full" || a.mask == "regions") && a.window > 0)
     errors.add("window of '/attention' is {}, but only a causal mask has one; it must be 0",
                a.window);
   if (!(a.scale > 0) || !std::isfinite(a.scale))
@@ -92,10 +92,12 @@ void check_regions(ConfigErrors& errors, const AttentionFile& a) {
   for (size_t at = 0; at < a.regions.size(); at += attention_region_columns) {
     const size_t row = at / attention_region_columns;
     if (const int64_t document = a.regions[at]; document < 0 || document >= documents)
-      errors.add("/attention/regions[{}] is of document {}; there are {}", row, document, documents);
+      errors.add("/attention/regions[{}] is of document {}; there are {}", row, document,
+                 documents);
     if (const int64_t kind = a.regions[at + 5]; kind < 0 || kind > 3)
       errors.add(
-          "/attention/regions[{}] is of kind {}; it must be 0, full, 1, causal, 2, inverse causal, or "
+          "/attention/regions[{}] is of kind {}; it must be 0, full, 1, causal, 2, inverse causal, "
+          "or "
           "3, both",
           row, kind);
   }

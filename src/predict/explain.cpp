@@ -139,8 +139,8 @@ class StepWriter {
     }
     std::vector<std::string> masks;
     for (const auto& [count, mask] :
-         {std::pair(full, "full"), std::pair(causal, "causal"), std::pair(inverse, "inverse causal"),
-          std::pair(window, "window")})
+         {std::pair(full, "full"), std::pair(causal, "causal"),
+          std::pair(inverse, "inverse causal"), std::pair(window, "window")})
       if (count > 0) masks.push_back(fmt::format("{} {}", count, mask));
     const int64_t pairs = total_pairs(c.rectangles);
     const int64_t heads = query_heads_of(array(c.q).heads, c.kv_heads, problem_.heads).count;

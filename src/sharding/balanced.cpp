@@ -90,8 +90,8 @@ BalanceSearch balance_joint(const SegmentBounds& bounds, const LayoutOptions& op
       throw_usage("the seconds of a {} must be finite and at least 0, not {}", what, seconds);
   BalanceSearch search{{}, cut.chunk, 0};
   if (cut.count > 0)
-    search.rank_of_chunk =
-        search_joint(chunks_of(bounds, cut.chunk, costs_of(bounds, cut, options)), options.cp, time);
+    search.rank_of_chunk = search_joint(
+        chunks_of(bounds, cut.chunk, costs_of(bounds, cut, options)), options.cp, time);
   search.cpu_seconds = thread_cpu_seconds() - start;
   return search;
 }

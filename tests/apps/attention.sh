@@ -49,6 +49,29 @@ for schedule in ring-forward all-gather; do
   done
 done
 expect 0 'VERIFY PASSED 10/10' "${mpi[@]}" 2 "$attention" --input "$causal" $quick -J result.json
+regions=$source_dir/inputs/attention_regions.h5
+expect 0 'VERIFY PASSED 99/99' "${mpi[@]}" 3 "$attention" --input "$regions" --schedule all $quick -c all
+expect 0 'RESULT' "${mpi[@]}" 2 "$attention" --input "$regions" $quick -o out.h5
+expect 0 'VERIFY PASSED 6/6' "$compare" out.h5:/results "$regions":/reference --common
+for mask in causal,window=20,keep=4 prefix-lm,prefix=10 block-causal,block=16 chunked,chunk=40 shared-prefix,prompt=24,answer=16; do
+  expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$attention" $small $quick --mask $mask --batch 2 --layout balanced
+done
+/usr/bin/python3 - "$regions" <<'PY'
+import shutil, sys, h5py
+for name, (row, column, value) in {"blind": (7, 2, 12), "shared": (2, 3, 11), "outside": (7, 4, 14)}.items():
+    shutil.copy(sys.argv[1], name + ".h5")
+    with h5py.File(name + ".h5", "r+") as f:
+        table = f["attention/regions"][...]
+        table[row, column] = value
+        f["attention/regions"][...] = table
+        del f.attrs["content_sha256"]
+PY
+expect 2 'the query at position 12 of document 2 sees no key; with sinks every query must see one' "${mpi[@]}" 2 "$attention" --input blind.h5
+expect 2 'shared.h5: /attention/regions: regions 1 and 2 of document 0 share a pair' "${mpi[@]}" 2 "$attention" --input shared.h5
+expect 2 'outside.h5: /attention/regions: region 1 of document 2' "${mpi[@]}" 2 "$attention" --input outside.h5
+expect 2 'group-cast sends rows to whoever sees them' "${mpi[@]}" 4 "$attention" $small --mask prefix-lm,prefix=10 --schedule halo
+expect 2 'nearest: prefix-lm; wanted: causal' "$attention" --mask prefix
+expect 2 'needs answer; wanted: shared-prefix,prompt=N,answer=N' "$attention" --mask shared-prefix,prompt=8
 grep -q '"exposed_time"' result.json || fail "no exposed time in the JSON"
 expect 0 'results are computed again' "${mpi[@]}" 2 "$attention" --input "$causal" $quick -d bf16
 

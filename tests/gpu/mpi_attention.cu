@@ -9,10 +9,10 @@
 #include "attention/kernels/cuda_kernel.hpp"
 #include "attention/kernels/cuda_ragged_kernel.hpp"
 #include "attention_run.hpp"
-#include "mask_cases.hpp"
 #include "comm/staged.hpp"
 #include "device_reference_kernel.hpp"
 #include "gpu_test.hpp"
+#include "mask_cases.hpp"
 #include "plain_attention.cuh"
 #ifdef GYRE_WITH_NCCL
 #include "comm/nccl.hpp"
@@ -116,9 +116,8 @@ const ElementTypes mixed = {DType::bf16, DType::f32, DType::f32, DType::bf16};
 const ElementTypes narrow = {DType::bf16, DType::bf16, DType::bf16, DType::bf16};
 
 TEST_F(DeviceAttention, ExecutesEveryScheduleLayoutAndMask) {
-  for (const MaskRule& mask :
-       {MaskRule{MaskKind::causal}, MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 6},
-        test::mixed_mask(ragged)})
+  for (const MaskRule& mask : {MaskRule{MaskKind::causal}, MaskRule{MaskKind::full},
+                               MaskRule{MaskKind::causal, 6}, test::mixed_mask(ragged)})
     expect_all_right({ragged, {4, 2, 8, 0}, mask},
                      {"contiguous", "dual-chunk-swap", "striped", "balanced"}, wide, group(),
                      reference());

@@ -139,8 +139,7 @@ TEST(Attention, CanonicalGivesTheBitsOfOneRank) {
   const Schedule& canonical = find_schedule("canonical");
   const std::vector<int64_t> lengths = {130, 0, 1, 200, 37, 3};
   const auto expect_bits = [&](const MaskRule& mask, bool sinks, const ElementTypes& types) {
-    const Problem p =
-        make_problem({lengths, {4, 2, 16, 0}, mask, sinks, types.activations});
+    const Problem p = make_problem({lengths, {4, 2, 16, 0}, mask, sinks, types.activations});
     Attention one(p, {canonical, find_layout("contiguous"), types}, *alone, *kernel);
     one.run();
     const auto expected = bits_of(one);
@@ -153,9 +152,8 @@ TEST(Attention, CanonicalGivesTheBitsOfOneRank) {
     }
   };
   for (const bool sinks : {false, true})
-    for (const MaskRule& mask :
-         {MaskRule{MaskKind::causal}, MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 40},
-          mixed_mask(lengths)})
+    for (const MaskRule& mask : {MaskRule{MaskKind::causal}, MaskRule{MaskKind::full},
+                                 MaskRule{MaskKind::causal, 40}, mixed_mask(lengths)})
       expect_bits(mask, sinks, {});
   const DType narrow = DType::bf16;
   expect_bits({MaskKind::causal}, true, {narrow, narrow, narrow, narrow});

@@ -79,6 +79,7 @@ struct Draft {
   float value = 0.5F;  // of every input
   double answer = 0.25;
   std::string omit;
+  std::vector<int64_t> regions;
   bool reference = true;
 };
 
@@ -108,6 +109,12 @@ void write_draft(const std::string& path, const Draft& draft) {
   put_unless("/attention/v", draft.v, draft.value, DType::f32);
   put_unless("/attention/d_out", draft.d_out, draft.value, DType::f32);
   put_unless("/attention/sinks", draft.sinks, draft.value, DType::f32);
+  if (!draft.regions.empty()) {
+    const h5::Shape rows{std::ssize(draft.regions) / 7, 7};
+    file.create_dataset("/attention/regions", DType::i64, rows, h5::Checksum::none);
+    const h5::Slab all{{0, 0}, rows};
+    file.dataset("/attention/regions").write<int64_t>(std::span(&all, 1), draft.regions);
+  }
   if (draft.reference) {
     file.create_group("/reference");
     file.write_attribute("/reference", "generator", std::string("test"));
@@ -186,8 +193,34 @@ TEST(AttentionFile, ReadsAProblemWithoutTokens) {
   EXPECT_TRUE(a.q.empty());
 }
 
+TEST(AttentionFile, RefusesRegionsOutOfPlace) {
+  const auto regions = [](std::vector<int64_t> rows) {
+    return [rows = std::move(rows)](Draft& d) {
+      d.mask = "regions";
+      d.window = 0;
+      d.regions = rows;
+    };
+  };
+  expect_refused({"/attention/regions[1] is of document 2; there are 2",
+                  "/attention/regions[1] is of kind 4; it must be 0, full, 1, causal, 2, inverse "
+                  "causal, or 3, both"},
+                 regions({0, 0, 1, 0, 1, 0, 0, 2, 0, 1, 0, 1, 4, 0}));
+  expect_refused({"/attention/regions is there, but mask of '/attention' is 'causal'"},
+                 [](Draft& d) { d.regions = std::vector<int64_t>(7, 0); });
+  expect_refused({"there is no dataset '/attention/regions'; it must be integer [any, 7]"},
+                 [](Draft& d) { d.mask = "regions", d.window = 0; });
+}
+
+TEST(AttentionFile, ReadsRegions) {
+  const AttentionFile a = read_attention_file(world(), input("attention_regions.h5"));
+  EXPECT_EQ(a.mask, "regions");
+  EXPECT_EQ(std::vector<int64_t>(a.regions.begin() + 21, a.regions.begin() + 28),
+            (std::vector<int64_t>{0, 20, 34, 20, 34, 1, 5}));
+  EXPECT_EQ(std::ssize(a.regions), 8 * attention_region_columns);
+}
+
 TEST(AttentionFile, RefusesAttributesWithoutMeaning) {
-  expect_refused({"mask of '/attention' is 'diagonal'; it must be causal or full"},
+  expect_refused({"mask of '/attention' is 'diagonal'; it must be causal, full or regions"},
                  [](Draft& d) { d.mask = "diagonal"; });
   expect_refused({"window of '/attention' is 2, but only a causal mask has one; it must be 0"},
                  [](Draft& d) { d.mask = "full"; });

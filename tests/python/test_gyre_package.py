@@ -360,7 +360,7 @@ class Refusals(Scratch):
                 ("q has 4 heads and k 3; heads must be a multiple", {"k": np.zeros((7, 3, 3))}),
                 ("v[1, 0, 2] is inf; it must be finite", {"v": broken}),
                 ("sinks is [2]; it must be [4]", {"sinks": np.zeros(2)}),
-                ("mask is 'banded'; it must be causal or full", {"mask": "banded"}),
+                ("mask is 'banded'; it must be causal, full or regions", {"mask": "banded"}),
                 ("window is 4, but only a causal mask has one", {"mask": "full", "window": 4}),
                 ("scale is -1; it must be positive", {"scale": -1}),
                 (

@@ -302,9 +302,8 @@ inline void expect_empty_padding(Attention& attention) {
 
 inline std::string name_of(const Configuration& c, const ProblemSpec& spec) {
   return c.schedule.name + ", " + c.layout.name + ", heads " + std::to_string(spec.heads.heads) +
-         "/" + std::to_string(spec.heads.kv_heads) +
-         ", " + gyre::name_of(spec.mask) +
-         ", " + std::to_string(spec.lengths.size()) + " documents" +
+         "/" + std::to_string(spec.heads.kv_heads) + ", " + gyre::name_of(spec.mask) + ", " +
+         std::to_string(spec.lengths.size()) + " documents" +
          (c.options.collectives == 1 ? ", by the library" : "");
 }
 

@@ -88,14 +88,16 @@ inline MaskRule arbitrary_table(const std::vector<int64_t>& lengths) {
   return MaskRule(MaskTable(std::move(documents), lengths));
 }
 
-/// A table with a region of every kind: a prompt that two answers see, one of them through a window,
-/// and which sees the end of the document before its diagonal.
+/// A table with a region of every kind: a prompt that two answers see, one of them through a
+/// window, and which sees the end of the document before its diagonal. The first of two or three
+/// tokens sees nothing.
 inline MaskRule mixed_mask(const std::vector<int64_t>& lengths) {
   std::vector<std::vector<Region>> documents;
   for (const int64_t n : lengths) {
     std::vector<Region>& regions = documents.emplace_back();
     const int64_t prompt = n / 4, half = (prompt + n) / 2;
-    if (n > 0) regions.push_back({prompt, n, prompt, n, RegionKind::causal});
+    const int64_t blind = n == 2 || n == 3 ? 1 : 0;  // queries that see nothing
+    if (n > 0) regions.push_back({blind, n, blind, n, RegionKind::causal});
     if (n < 4) continue;
     regions = {{0, prompt, 0, prompt, RegionKind::causal},
                {0, prompt, half, n, RegionKind::inverse},

@@ -79,9 +79,8 @@ TEST(NamedMasks, ShowWhatTheirNamesSay) {
       {"prefix-lm,prefix=5", [](int64_t q, int64_t k) { return k <= q || k < 5; }},
       {"block-causal,block=4", [](int64_t q, int64_t k) { return k / 4 <= q / 4; }},
       {"chunked,chunk=4", [](int64_t q, int64_t k) { return k <= q && k / 4 == q / 4; }},
-      {"shared-prefix,prompt=5,answer=3", [](int64_t q, int64_t k) {
-         return k <= q && (k < 5 || (k - 5) / 3 == (q - 5) / 3);
-       }}};
+      {"shared-prefix,prompt=5,answer=3",
+       [](int64_t q, int64_t k) { return k <= q && (k < 5 || (k - 5) / 3 == (q - 5) / 3); }}};
   std::set<std::string> names;
   const std::vector<int64_t> lengths = {0, 1, 2, 4, 5, 6, 17};
   for (const auto& [text, definition] : masks) {
@@ -112,19 +111,19 @@ TEST(MaskTable, RefusesWhatIsNoMask) {
     expect_usage(what, [&] { MaskTable({{}, regions}, std::vector<int64_t>{4, 10}); });
   };
   const Region good{0, 10, 0, 10, RegionKind::causal};
-  refused({good, {0, 11, 0, 4}}, "region 1 of document 1, queries [0, 11), keys [0, 4), full, is "
-                                 "not inside of its 10 tokens");
+  refused({good, {0, 11, 0, 4}},
+          "region 1 of document 1, queries [0, 11), keys [0, 4), full, is "
+          "not inside of its 10 tokens");
   refused({{3, 3, 0, 4}}, "no queries or no keys");
   refused({{0, 4, 0, 4, RegionKind::causal, -1}}, "the window must be 0");
   refused({{0, 4, 0, 4, RegionKind::inverse, 2}}, "a window needs a causal diagonal");
   refused({good, {5, 6, 0, 5}}, "regions 0 and 1 of document 1 share a pair");
   refused({good, {3, 4, 3, 4}}, "share a pair");
   // Both sides of a diagonal share no pair.
-  EXPECT_EQ(MaskTable({{good, {0, 9, 1, 10, RegionKind::inverse}}}, std::vector<int64_t>{10})
-                .regions(),
-            2);
-  expect_usage("a mask of 1 documents for 2",
-               [] { MaskTable({{}}, std::vector<int64_t>{4, 10}); });
+  EXPECT_EQ(
+      MaskTable({{good, {0, 9, 1, 10, RegionKind::inverse}}}, std::vector<int64_t>{10}).regions(),
+      2);
+  expect_usage("a mask of 1 documents for 2", [] { MaskTable({{}}, std::vector<int64_t>{4, 10}); });
 }
 
 }  // namespace GYRE_FILE

@@ -72,16 +72,17 @@ int64_t to_tokens(const FormContext& c, ClosedForm& form, int inner, ArrayKind k
   return copies;
 }
 
-/// Whether the rank's group has a token, and whether it sees a key of the other one of two groups.
+/// Whether the rank's group sees a key of its own, and whether it sees one of the other one of two
+/// groups.
 std::pair<bool, bool> group_sees(const FormContext& c, int inner) {
   const int first = c.rank - c.rank % inner, cp = c.problem.cp();
-  bool tokens = false, other_group = false;
+  bool own_group = false, other_group = false;
   for (int r = first; r < first + inner; ++r) {
-    tokens = tokens || !c.problem.layout->shard(r).fragments.empty();
-    for (int p = 0; cp / inner == 2 && p < cp; ++p)
-      other_group = other_group || (p / inner != c.rank / inner && needed(c, r, p) > 0);
+    for (int p = first; !own_group && p < first + inner; ++p) own_group = needed(c, r, p) > 0;
+    for (int p = 0; cp / inner == 2 && !other_group && p < cp; ++p)
+      other_group = p / inner != c.rank / inner && needed(c, r, p) > 0;
   }
-  return {tokens, other_group};
+  return {own_group, other_group};
 }
 
 }  // namespace
@@ -185,7 +186,7 @@ void HeadExchange::after_backward() {
 
 ClosedForm head_exchange_form(const FormContext& c, int inner) {
   const int mine = c.rank % inner, outer = c.problem.cp() / inner;
-  const auto [tokens, sees] = group_sees(c, inner);
+  const auto [sees_own, sees] = group_sees(c, inner);
   const int64_t rows = inner * c.slots();
   const int64_t q = heads_at(c, ArrayKind::q, inner, mine),
                 kv = heads_at(c, ArrayKind::kv, inner, mine);
@@ -207,7 +208,7 @@ ClosedForm head_exchange_form(const FormContext& c, int inner) {
     after = to_tokens(c, form, inner, ArrayKind::d_q, false) +
             to_tokens(c, form, inner, ArrayKind::d_kv, replicated);
     arrays += stored(c, ArrayKind::d_out, rows, q) + stored(c, ArrayKind::d_q, rows, q) +
-              stored(c, ArrayKind::d_kv, rows, kv) + (tokens ? inputs : 0);
+              stored(c, ArrayKind::d_kv, rows, kv) + (sees_own ? inputs : 0);
   }
   if (by_library(c.problem))
     ++form.messages;
