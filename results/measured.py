@@ -21,6 +21,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import statistics
@@ -32,13 +33,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 EMULATED = ROOT / "results" / "prediction" / "emulated.toml"
 PAGES = ("architecture.md", "demo.md", "extending.md", "packing.md")  # that scoring passes score
 MARGIN = 1.05  # of a winner
+CORES = 2  # of this machine
 ROUNDS = 2
 SECONDS = 1200  # of a program
 REPETITIONS = 3  # of ranks that sleep: they vary little
 ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_MEM_EVENTS": "n", "HWLOC_COMPONENTS": "-pci,-linux:pci", "OMP_NUM_THREADS": "1"}
 
-# Name of the group, ranks, options of both programs, options of the run, options of the prediction.
-Group = collections.namedtuple("Group", "name ranks both run predict")
+# Name of the group, ranks, options of both programs, options of the run, bytes/s of an emulated link.
+Group = collections.namedtuple("Group", "name ranks both run beta", defaults=("", None))
 
 
 def real_groups():
@@ -48,27 +50,27 @@ def real_groups():
            ("4 over 1 heads of 96", "--heads 4 --kv-heads 1 --head-dim 96", ("2K",))]
     for shape, heads, lengths in one:
         for tokens in lengths:
-            yield Group(f"1 rank, {shape}, {tokens}", 1, f"{heads} --tokens {tokens} --schedule ring", "", "")
+            yield Group(f"1 rank, {shape}, {tokens}", 1, f"{heads} --tokens {tokens} --schedule ring")
     two = [("8 over 8 heads of 64", "--heads 8 --kv-heads 8 --head-dim 64", "3K"),
            ("8 over 2 heads of 64", "--heads 8 --kv-heads 2 --head-dim 64", "5K"),
            ("4 over 2 heads of 128", "--heads 4 --kv-heads 2 --head-dim 128", "3K"),
            ("6 over 2 heads of 48", "--heads 6 --kv-heads 2 --head-dim 48", "2500")]
     for shape, heads, tokens in two:
-        yield Group(f"2 ranks, {shape}, {tokens}", 2, f"{heads} --tokens {tokens} --schedule all", "", "")
+        yield Group(f"2 ranks, {shape}, {tokens}", 2, f"{heads} --tokens {tokens} --schedule all")
     yield Group("2 ranks, a ring under every layout", 2,
-                "--heads 8 --kv-heads 4 --head-dim 64 --tokens 3K --schedule ring --layout all", "", "")
+                "--heads 8 --kv-heads 4 --head-dim 64 --tokens 3K --schedule ring --layout all")
     yield Group("2 ranks, packed documents", 2, "--heads 8 --kv-heads 4 --head-dim 64 --schedule all --capacity 6K"
-                " --gen dist=long-tailed,count=200,max=3K,seed=5", "", "")
+                " --gen dist=long-tailed,count=200,max=3K,seed=5")
 
 
 def emulated_groups():
     for ranks, tokens, heads in ((4, "8K", "--heads 4 --kv-heads 2"), (8, "16K", "--heads 4 --kv-heads 2"),
                                  (16, "32K", "--heads 4 --kv-heads 2"), (64, "16K", "--heads 32 --kv-heads 1")):
         # Messages are real, and two cores copy what all ranks send: at most 1.6 GB/s. More ranks take longer.
-        for rate in (f"{1600 / ranks / slower:g}M" for slower in ((1, 4, 16) if ranks <= 8 else (1, 2, 4))):
-            yield Group(f"{ranks} ranks, emulated, {rate}B/s", ranks, f"{heads} --head-dim 64 --tokens {tokens} --schedule all",
-                        f"--emulate-compute {EMULATED} --emulate-network alpha=50us,beta={rate} --iters {REPETITIONS}",
-                        f"--link switch={rate}")
+        for rate in (1600 / ranks / slower for slower in ((1, 4, 16) if ranks <= 8 else (1, 2, 4))):
+            yield Group(f"{ranks} ranks, emulated, {rate:g}MB/s", ranks, f"{heads} --head-dim 64 --tokens {tokens} --schedule all",
+                        f"--emulate-compute {EMULATED} --emulate-network alpha=50us,beta={rate:g}M --iters {REPETITIONS}",
+                        1e6 * rate)
 
 
 # Of scoring passes: name, slots of a bin, dp, cp, tp.
@@ -103,11 +105,38 @@ def times_of(path):
     return {tuple(r["key"][k] for k in ("schedule", "layout", "pass")): r["measurements"]["time"] for r in results}
 
 
+def emulated_machine(group, folder):
+    """EMULATED with the link of the group, and with copies as CORES make them for all ranks."""
+    text = EMULATED.read_text(encoding="utf-8")
+    share = min(1, CORES / group.ranks)
+    for name, value in (("copy_bytes_per_s", lambda old: share * old), ("bytes_per_s", lambda _: group.beta)):
+        text, found = re.subn(rf"(\n{name} = \{{ value = )([\d.e]+)", lambda m, v=value: f"{m[1]}{v(float(m[2])):g}", text)
+        assert found == 1, name
+    path = folder / EMULATED.name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def predict(apps, group, machine, output):
     """What times_of() gives, predicted."""
-    run([program(apps, "predict"), "--machine", EMULATED if "emulated" in group.name else machine, *shlex.split(group.both),
-         *shlex.split(group.predict), "-d", "f32", "--cp", group.ranks, "--pass", "both", "-J", output])
+    run([program(apps, "predict"), "--machine", emulated_machine(group, output.parent) if group.beta else machine,
+         *shlex.split(group.both), "-d", "f32", "--cp", group.ranks, "--pass", "both", "-J", output])
     return times_of(output)
+
+
+def with_prediction(row, guess):
+    """The row with what is predicted for it, in ms."""
+    error = 100 * (guess / float(row["measured_ms"]) - 1)
+    return {**row, "predicted_ms": f"{guess:.4g}", "error_percent": f"{error:.1f}"}
+
+
+def predict_again(apps, groups, rows, machine, folder):
+    """The rows of these groups with new predictions of what was measured."""
+    for group in groups:
+        predicted = predict(apps, group, machine, folder / "out.json")
+        for key, row in rows.items():
+            if row["group"] == group.name:
+                rows[key] = with_prediction(row, predicted[row["schedule"], row["layout"], row["pass"]])
 
 
 def compare(apps, group, machine, folder):
@@ -117,10 +146,9 @@ def compare(apps, group, machine, folder):
     measured = times_of(output)
     predicted = predict(apps, group, machine, output)
     for (schedule, layout, direction), time in measured.items():
-        guess = predicted[schedule, layout, direction]
-        yield {"group": group.name, "ranks": group.ranks, "emulated": "yes" if "emulated" in group.name else "no",
-               "schedule": schedule, "layout": layout, "pass": direction, "measured_ms": f"{time:.4g}",
-               "predicted_ms": f"{guess:.4g}", "error_percent": f"{100 * (guess / time - 1):.1f}"}
+        row = {"group": group.name, "ranks": group.ranks, "emulated": "yes" if "emulated" in group.name else "no",
+               "schedule": schedule, "layout": layout, "pass": direction, "measured_ms": f"{time:.4g}"}
+        yield with_prediction(row, predicted[schedule, layout, direction])
 
 
 def scoring_time(path):
@@ -141,9 +169,9 @@ def compare_scoring(apps, group, machine, folder):
     run([program(apps, "predict"), "--machine", machine, "--model", model, "--input", documents, "--capacity", group.bin,
          *grid, "-d", "f32", "--schedule", "ring", "--layout", "dual-chunk-swap", "-J", output])
     guess = scoring_time(output)
-    yield {"group": group.name, "ranks": group.dp * group.cp * group.tp, "emulated": "no", "schedule": "ring",
-           "layout": "dual-chunk-swap", "pass": "fwd", "measured_ms": f"{time:.4g}", "predicted_ms": f"{guess:.4g}",
-           "error_percent": f"{100 * (guess / time - 1):.1f}"}
+    row = {"group": group.name, "ranks": group.dp * group.cp * group.tp, "emulated": "no", "schedule": "ring",
+           "layout": "dual-chunk-swap", "pass": "fwd", "measured_ms": f"{time:.4g}"}
+    yield with_prediction(row, guess)
 
 
 def winners(rows):
@@ -194,20 +222,27 @@ def main():
     parser.add_argument("--only", metavar="TEXT", help="groups whose name contains TEXT; print, write nothing")
     parser.add_argument("--machine", type=pathlib.Path, metavar="FILE", help="instead of calibrating")
     parser.add_argument("--continue", action="store_true", dest="resume", help="only groups without rows in measured.csv")
+    parser.add_argument("--predict-again", action="store_true", dest="again",
+                        help="measure nothing: predict what measured.csv has of one attention")
     parser.add_argument("-o", "--output", type=pathlib.Path, default=ROOT / "results" / "prediction", metavar="FOLDER")
     options = parser.parse_args()
     groups = [g for g in (*real_groups(), *scoring_groups(), *emulated_groups()) if options.only is None or options.only in g.name]
     if not groups:
         parser.error(f"--only {options.only}: no group's name contains it")
     rows = {}
-    if options.resume:
+    if options.resume or options.again:
         rows = {key_of(row): row for row in read_rows(options.output)}
-        groups = [g for g in groups if g.name not in {row["group"] for row in rows.values()}]
+        groups = [g for g in groups if (g.name in {row["group"] for row in rows.values()}) == options.again]
     computing = [g for g in groups if "emulated" not in g.name]
     visits = [*ROUNDS * computing, *(g for g in groups if "emulated" in g.name)]
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
-        machine = options.machine or (options.output if options.resume else folder) / "machine.json"
+        machine = options.machine or (options.output if rows else folder) / "machine.json"
+        if options.again:
+            predict_again(options.apps, [g for g in groups if isinstance(g, Group)], rows, machine, folder)
+            write_rows(options.output, list(rows.values()))
+            print(summary(rows.values()), end="")
+            return
         if not machine.exists():
             run([program(options.apps, "info"), "--model", "-J", machine.name], 2, cwd=machine.parent)
         if options.only is None and machine.parent != options.output:

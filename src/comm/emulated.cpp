@@ -1,12 +1,14 @@
 #include "comm/emulated.hpp"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <deque>
 #include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
@@ -41,43 +43,43 @@ int parse_node(std::string_view value) {
 
 class DelayedExchange;
 
-/// A delayed message: all slices of an exchange that go to one rank.
-struct DelayedSend {
+/// What tells a rank that the message of an exchange has arrived, which is on its way already.
+struct Release {
   double due;
-  Communicator* real;
-  std::vector<SendSlice> slices;
+  Communicator* releases;
+  int peer;
   DelayedExchange* owner;
 };
+constexpr std::byte token{};
 
 /// The link of this rank and the messages on it, for all communicators of one emulated network.
 /// Messages are due in the order of submission, so that those to one rank stay in order.
+/// Their releases go by a communicator of their own, so that nothing else is taken for one.
 class Link {
  public:
   explicit Link(const NetworkModel& model) : model_(model) {}
 
   const NetworkModel& model() const { return model_; }
-  void submit(Communicator& real, std::vector<SendSlice> slices, DelayedExchange& owner) {
-    int64_t bytes = 0;
-    for (const SendSlice& slice : slices) bytes += std::ssize(slice.data);
+  void submit(Communicator& releases, int peer, int64_t bytes, DelayedExchange& owner) {
     const double due = link_.send(model_, monotonic_seconds(), bytes);
-    queue_.push_back({due, &real, std::move(slices), &owner});
+    queue_.push_back({due, &releases, peer, &owner});
   }
-  /// Sends the messages that are due.
+  /// Releases the messages that are due.
   void progress() {
     while (!queue_.empty() && queue_.front().due <= monotonic_seconds()) {
-      const DelayedSend next = std::move(queue_.front());
+      const Release next = queue_.front();
       queue_.pop_front();
       post(next);
     }
   }
-  /// Sends the remaining messages of one communicator, due or not.
-  void flush(const Communicator& real) {
-    for (const DelayedSend& send : take([&](const DelayedSend& s) { return s.real == &real; }))
-      post(send);
+  /// Releases the remaining messages of one communicator, due or not.
+  void flush(const Communicator& releases) {
+    for (const Release& r : take([&](const Release& r) { return r.releases == &releases; }))
+      post(r);
   }
-  /// Drops the remaining messages of one exchange.
+  /// Drops the remaining releases of one exchange.
   void drop(const DelayedExchange& owner) {
-    take([&](const DelayedSend& s) { return s.owner == &owner; });
+    take([&](const Release& r) { return r.owner == &owner; });
   }
   bool idle() const { return queue_.empty(); }
   /// When the next message is due; infinity: none is.
@@ -92,12 +94,12 @@ class Link {
   }
 
  private:
-  void post(const DelayedSend& send);
-  /// Removes and returns the messages for which `chosen` is true, in order.
+  void post(const Release& release);
+  /// Removes and returns the releases for which `chosen` is true, in order.
   template <class Chosen>
-  std::deque<DelayedSend> take(Chosen chosen) {
-    std::deque<DelayedSend> taken, kept;
-    for (DelayedSend& send : queue_) (chosen(send) ? taken : kept).push_back(std::move(send));
+  std::deque<Release> take(Chosen chosen) {
+    std::deque<Release> taken, kept;
+    for (const Release& release : queue_) (chosen(release) ? taken : kept).push_back(release);
     queue_ = std::move(kept);
     return taken;
   }
@@ -105,7 +107,7 @@ class Link {
   NetworkModel model_;
   EgressLink link_;
   double pause_ = 0;
-  std::deque<DelayedSend> queue_;
+  std::deque<Release> queue_;
 };
 
 /// Waits as the MPI backend does: polls and pauses, with a WaitScope for the watchdog.
@@ -115,7 +117,8 @@ void wait_for(Work& work, const Link& link, std::string_view what, const std::ve
   while (!work.test()) link.pause();
 }
 
-/// An exchange: receives and messages inside the node are submitted at once, the others when due.
+/// An exchange: all of it is submitted at once, and is complete when the messages of other nodes,
+/// its own and those that it receives, are released.
 class DelayedExchange final : public Work {
  public:
   DelayedExchange(std::shared_ptr<Link> link, std::string_view what, std::vector<int> peers)
@@ -125,13 +128,21 @@ class DelayedExchange final : public Work {
   DelayedExchange& operator=(const DelayedExchange&) = delete;
 
   void add(WorkPtr work) { under_way_.push_back(std::move(work)); }
-  void delay(Communicator& real, std::vector<SendSlice> slices) {
+  void delay(Communicator& releases, int peer, int64_t bytes) {
     ++unsent_;
-    link_->submit(real, std::move(slices), *this);
+    link_->submit(releases, peer, bytes, *this);
   }
-  void send(Communicator& real, std::span<const SendSlice> slices) {
-    add(real.exchange(slices, {}, stream_, what_));
+  void release(Communicator& releases, int peer) {
+    const std::array sends = {SendSlice{peer, std::span(&token, 1)}};
+    add(releases.exchange(sends, {}, stream_, what_));
     --unsent_;
+  }
+  /// Waits for the releases of these ranks, too.
+  void expect(Communicator& releases, const std::set<int>& peers) {
+    tokens_.resize(peers.size());
+    std::vector<RecvSlice> recvs;
+    for (const int peer : peers) recvs.push_back({peer, std::span(&tokens_[recvs.size()], 1)});
+    add(releases.exchange({}, recvs, stream_, what_));
   }
 
   bool test() override {
@@ -147,11 +158,12 @@ class DelayedExchange final : public Work {
   std::vector<int> peers_;  // in the world
   HostStream stream_;
   std::vector<WorkPtr> under_way_;
+  std::vector<std::byte> tokens_;
   int64_t unsent_ = 0;
 };
 
-void Link::post(const DelayedSend& send) {
-  send.owner->send(*send.real, send.slices);
+void Link::post(const Release& release) {
+  release.owner->release(*release.releases, release.peer);
 }
 
 /// An operation of the real communicator that sends delayed messages while it is waited for: a peer
@@ -183,10 +195,14 @@ struct Places {
 
 class EmulatedCommunicator final : public Communicator {
  public:
-  EmulatedCommunicator(Communicator& real, std::unique_ptr<Communicator> owned, Places places,
-                       std::shared_ptr<Link> link)
-      : real_(real), owned_(std::move(owned)), places_(std::move(places)), link_(std::move(link)) {}
-  ~EmulatedCommunicator() override { link_->flush(real_); }
+  /// Collective: splits `real` twice.
+  EmulatedCommunicator(Communicator& real, Places places, std::shared_ptr<Link> link)
+      : own_(real.split(0)),
+        releases_(real.split(0)),
+        real_(*own_),
+        places_(std::move(places)),
+        link_(std::move(link)) {}
+  ~EmulatedCommunicator() override { link_->flush(*releases_); }
   EmulatedCommunicator(const EmulatedCommunicator&) = delete;
   EmulatedCommunicator& operator=(const EmulatedCommunicator&) = delete;
 
@@ -197,12 +213,13 @@ class EmulatedCommunicator final : public Communicator {
   void sleep_between_polls(double seconds) override {
     link_->set_pause(seconds);
     real_.sleep_between_polls(seconds);
+    releases_->sleep_between_polls(seconds);
   }
   double next_event() const override { return link_->next_due(); }
 
   std::unique_ptr<Communicator> split(int color) override {
     drain();
-    std::unique_ptr<Communicator> part = real_.split(color);
+    const std::unique_ptr<Communicator> part = real_.split(color);
     const auto me = static_cast<size_t>(rank());
     const auto gather = [&](int mine) {
       const std::vector<int64_t> all = all_gather_value(*part, int64_t{mine});
@@ -211,26 +228,27 @@ class EmulatedCommunicator final : public Communicator {
     Places places;
     places.world_ranks = gather(places_.world_ranks[me]);
     places.nodes = gather(places_.nodes[me]);
-    Communicator& reference = *part;
-    return std::make_unique<EmulatedCommunicator>(reference, std::move(part), std::move(places),
-                                                  link_);
+    return std::make_unique<EmulatedCommunicator>(*part, std::move(places), link_);
   }
 
  protected:
   WorkPtr do_exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                       Stream& stream, std::string_view what) override {
     std::vector<int> peers;
-    for (const RecvSlice& recv : recvs)
+    std::map<int, int64_t> delayed;  // bytes, by peer
+    std::set<int> expected;
+    for (const RecvSlice& recv : recvs) {
       peers.push_back(places_.world_ranks[static_cast<size_t>(recv.peer)]);
-    for (const SendSlice& send : sends)
+      if (is_far(recv.peer)) expected.insert(recv.peer);
+    }
+    for (const SendSlice& send : sends) {
       peers.push_back(places_.world_ranks[static_cast<size_t>(send.peer)]);
+      if (is_far(send.peer)) delayed[send.peer] += std::ssize(send.data);
+    }
     auto work = std::make_unique<DelayedExchange>(link_, what, std::move(peers));
-    std::vector<SendSlice> at_once;
-    std::map<int, std::vector<SendSlice>> delayed;  // by peer
-    for (const SendSlice& send : sends)
-      (node_of(send.peer) == node_of(rank()) ? at_once : delayed[send.peer]).push_back(send);
-    for (auto& [peer, slices] : delayed) work->delay(real_, std::move(slices));
-    work->add(real_.exchange(at_once, recvs, stream, what));
+    for (const auto& [peer, bytes] : delayed) work->delay(*releases_, peer, bytes);
+    work->add(real_.exchange(sends, recvs, stream, what));
+    work->expect(*releases_, expected);
     return work;
   }
 
@@ -261,7 +279,10 @@ class EmulatedCommunicator final : public Communicator {
   }
 
  private:
-  int node_of(int peer) const { return places_.nodes[static_cast<size_t>(peer)]; }
+  /// Whether a rank is on another node.
+  bool is_far(int peer) const {
+    return places_.nodes[static_cast<size_t>(peer)] != places_.nodes[static_cast<size_t>(rank())];
+  }
   WorkPtr driving(WorkPtr work, std::string_view what) const {
     return std::make_unique<DrivingWork>(link_, std::move(work), what, places_.world_ranks);
   }
@@ -274,8 +295,8 @@ class EmulatedCommunicator final : public Communicator {
     }
   }
 
-  Communicator& real_;
-  std::unique_ptr<Communicator> owned_;  // real_ of a split group
+  std::unique_ptr<Communicator> own_, releases_;
+  Communicator& real_;  // own_
   Places places_;
   std::shared_ptr<Link> link_;
 };
@@ -318,7 +339,7 @@ std::unique_ptr<Communicator> emulate_network(Communicator& real, const NetworkM
   places.world_ranks.resize(static_cast<size_t>(real.size()));
   std::iota(places.world_ranks.begin(), places.world_ranks.end(), 0);
   for (const int rank : places.world_ranks) places.nodes.push_back(rank / model.ranks_per_node);
-  return std::make_unique<EmulatedCommunicator>(real, nullptr, std::move(places),
+  return std::make_unique<EmulatedCommunicator>(real, std::move(places),
                                                 std::make_shared<Link>(model));
 }
 

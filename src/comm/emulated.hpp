@@ -2,24 +2,28 @@
 // Emulates a slower network than the machine has: point-to-point messages between nodes take the
 // time of an α-β (latency-bandwidth) model.
 //
-//     now ---- link busy with earlier messages ----|---- bytes/β ----|---- α ----> message is sent
+//     now ---- link busy with earlier messages ----|---- bytes/β ----|---- α ----> message arrives
 //                                                  |                 |
 //                                         link_free before   link_free after
 //
-//     link_free = max(now, link_free) + bytes / β;   the message is really sent at link_free + α
+//     link_free = max(now, link_free) + bytes / β;   the receive completes at link_free + α
+//
+// The message itself is really sent at once, so that the machine moves it behind the time that it
+// is said to take; a byte that follows at link_free + α, the release, lets the receiver have it.
+// Contents may therefore be there before the receive is complete.
 //
 // Each rank has one egress link. All its messages to other nodes share it, one after another. All
 // that one exchange sends to one rank is one message; the messages of an exchange take the link in
-// rank order. Messages inside a node and to the rank itself are sent at once. The receiving side is
+// rank order. Messages inside a node and to the rank itself need no release. The receiving side is
 // not a bottleneck in this model.
 //
 // Example, α = 10 us, β = 1 GB/s, one rank a node: at t = 0 a rank sends 100 kB to each of two
 // neighbours. The first arrives at 100 + 10 = 110 us, the second at 200 + 10 = 210 us.
 //
-// The send is delayed, and only the sending rank can start it: in its next call of test() or wait()
-// on any operation of an emulated communicator after the time has come. A rank that computes for
-// 1 ms without such a call may therefore send up to 1 ms late, as with MPI libraries that make
-// progress only inside calls.
+// Only the sending rank can release a message: in its next call of test() or wait() on any
+// operation of an emulated communicator after the time has come. A rank that computes for 1 ms
+// without such a call may therefore be up to 1 ms late, as with MPI libraries that make progress
+// only inside calls.
 
 #include <memory>
 #include <string_view>
@@ -51,18 +55,18 @@ class EgressLink {
   double free_at_ = 0;
 };
 
-/// A communicator like `real`, which must outlive it, on the network of `model`.
+/// A communicator like `real`, which must outlive it, on the network of `model`. Collective.
 ///
 /// `real` is the communicator of all ranks, in host memory; smaller groups come from split() of the
 /// result, share each rank's link, and keep every rank on its node. Only exchange() is delayed;
 /// collectives run at the real speed, and make progress on delayed messages while they are
 /// waited for. Waits on other communicators make no progress on them.
 ///
-/// traffic() of the result counts every operation once, when it is submitted. traffic() of `real`
-/// counts the same bytes again when they are really sent: read one of the two.
+/// traffic() of the result counts every operation once, when it is submitted; that of `real` counts
+/// none of it.
 ///
-/// Destroying a communicator sends its delayed messages at once. Destroying an operation that
-/// nobody has waited for drops its delayed messages.
+/// Destroying a communicator releases its messages at once. Destroying an operation that nobody has
+/// waited for drops the releases of its messages.
 ///
 /// Usage errors: device memory; a negative latency, no bandwidth, less than one rank per node.
 std::unique_ptr<Communicator> emulate_network(Communicator& real, const NetworkModel& model);

@@ -74,7 +74,7 @@ TEST(Attention, EveryScheduleLayoutMaskAndGroupingOfHeads) {
 TEST(Attention, TheSameInBf16) {
   const ElementTypes types{DType::bf16, DType::f32, DType::f32, DType::bf16};
   for (const HeadShape& heads : groupings)
-    for (const MaskRule& mask : masks)
+    for (const MaskRule& mask : {masks[0], masks[1], masks[2], masks.back()})
       expect_right({ragged, heads, mask, false, DType::bf16}, all_of(schedules()),
                    all_of(layout_kinds()), types);
 }
