@@ -48,9 +48,9 @@ void trim(Rectangle& r) {
 struct FragmentPart {
   int64_t first, count;
   FragmentPart(const Fragment& f, int64_t begin, int64_t end) {
-    const int64_t start = f.start.value();
-    first = std::max<int64_t>(0, ceil_div(begin - start, f.stride));
-    count = std::min(f.length, ceil_div(end - start, f.stride)) - first;
+    const int64_t start = f.start.value(), last = start + (f.length - 1) * f.stride;
+    first = begin <= start ? 0 : ceil_div(begin - start, f.stride);
+    count = (end > last ? f.length : ceil_div(end - start, f.stride)) - first;
   }
 };
 
