@@ -94,7 +94,7 @@ double sampled_score_size(const AttentionWorkload& workload, const TensorRows& i
     const DocumentMask mask(workload.mask, d, length);
     for (int64_t i = length - 1; i >= 0; i -= stride(length)) {
       inputs.row(InputTensor::q, first + i, q);
-      // The pair of a token with itself is visible mostly, and often has the largest score.
+      // The pair of a token with itself is mostly visible, and often has the largest score.
       for (int64_t j = i; j >= 0; j -= stride(i + 1)) {
         if (!mask.sees(i, j)) continue;
         inputs.row(InputTensor::k, first + j, k);

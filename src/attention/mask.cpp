@@ -159,7 +159,12 @@ bool DocumentMask::sees(int64_t query, int64_t key) const {
 }
 
 int64_t DocumentMask::keys_of(int64_t query) const {
-  return pairs(query + 1) - pairs(query);
+  int64_t sum = 0;
+  for (const Region& r : regions_) {
+    if (r.q_begin > query) break;  // they are sorted
+    if (query < r.q_end) sum += r.keys_of(query).count();
+  }
+  return sum;
 }
 
 int64_t DocumentMask::queries_of(int64_t key) const {

@@ -67,6 +67,24 @@ TEST(AttentionOptions, ListsAllProblemsAtOnce) {
       o);
 }
 
+TEST(WorkloadLayout, WeighsPairsByTheMask) {
+  AttentionWorkload workload;
+  workload.offsets = {0, 64};
+  LayoutOptions options;
+  options.cp = 2;
+  options.chunk = 8;
+  const auto starts_of_rank_0 = [&](const char* mask) {
+    workload.mask = MaskOptions{mask, 0}.of_offsets(workload.offsets);
+    std::vector<int64_t> starts;
+    const WorkloadLayout placed(workload, find_layout("balanced"), options);
+    for (const SlotRun& run : placed.layout.shard(0).runs) starts.push_back(run.start.value());
+    return starts;
+  };
+  // Chunks of equal cost are dealt in turn, those of a causal mask by descending cost.
+  EXPECT_EQ(starts_of_rank_0("chunked,chunk=8"), (std::vector<int64_t>{0, 16, 32, 48}));
+  EXPECT_NE(starts_of_rank_0("causal"), (std::vector<int64_t>{0, 16, 32, 48}));
+}
+
 TEST(AttentionOptions, NothingGivenIsIgnored) {
   AttentionOptions file;
   file.input = "f.h5";

@@ -52,6 +52,14 @@ TEST(ChunkPairs, OfDocumentsThatStartAnywhereAndOfPadding) {
   EXPECT_EQ(chunk_pairs(Bounds().view(), 4), Costs{});
 }
 
+TEST(ChunkPairs, OfAnotherMask) {
+  const Bounds bounds = bounds_of({3, 5}, {4, 5});
+  const auto full = [](int64_t document, int64_t queries) {
+    return queries * (document == 0 ? 3 : 5);
+  };
+  EXPECT_EQ(chunk_pairs(bounds.view(), 2, full), (Costs{6, 3, 10, 10, 5}));
+}
+
 TEST(ChunkPairs, EqualTheCountPairByPair) {
   EXPECT_TRUE(rc::check("each query's position + 1, chunk by chunk", [] {
     const Bounds bounds = test::arbitrary_bounds(1);

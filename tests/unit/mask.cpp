@@ -103,6 +103,8 @@ TEST(NamedMasks, RefuseWhatTheyCannotBe) {
   expect_usage("chunk=0; at least 1", [] { parse_mask("chunked,chunk=0"); });
   expect_usage("chunk=1.5 is not a whole number", [] { parse_mask("chunked,chunk=1.5"); });
   expect_usage("'block=4' is none of chunked,chunk=N", [] { parse_mask("chunked,block=4"); });
+  expect_usage("--mask causal,keep=4: without a window all tokens are kept",
+               [] { parse_mask("causal,keep=4").of(std::vector<int64_t>{9}); });
   expect_usage("'window=4' is none of full", [] { parse_mask("full,window=4"); });
 }
 

@@ -1,4 +1,5 @@
 #include "attention/masks/list.hpp"
+#include "core/error.hpp"
 
 namespace gyre {
 namespace {
@@ -6,7 +7,12 @@ namespace {
 /// With kept tokens, which are keys 0 .. keep - 1: their column, and the window over the others.
 MaskRule make_causal(std::span<const int64_t> lengths, std::span<const int64_t> values) {
   const int64_t window = values[0], keep = values[1];
-  if (keep == 0 || window == 0) return {MaskKind::causal, window};
+  if (keep > 0 && window == 0)
+    throw_usage(
+        "--mask causal,keep={}: without a window all tokens are kept; wanted: "
+        "causal,window=N,keep={}",
+        keep, keep);
+  if (keep == 0) return {MaskKind::causal, window};
   return mask_of_regions(lengths, [&](int64_t length) {
     const int64_t kept = std::min(keep, length);
     return std::vector<Region>{{0, kept, 0, kept, RegionKind::causal},

@@ -6,10 +6,9 @@ namespace {
 MaskRule make_chunked(std::span<const int64_t> lengths, std::span<const int64_t> values) {
   return mask_of_regions(lengths, [&](int64_t length) {
     std::vector<Region> regions;
-    for (int64_t begin = 0; begin < length; begin += values[0]) {
-      const int64_t end = std::min(begin + values[0], length);
+    for_each_block(0, length, values[0], [&](int64_t begin, int64_t end) {
       regions.push_back({begin, end, begin, end, RegionKind::causal});
-    }
+    });
     return regions;
   });
 }

@@ -1,6 +1,7 @@
 #pragma once
 // A mask by name: what an entry of list.hpp has to say.
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -35,6 +36,13 @@ MaskRule mask_of_regions(std::span<const int64_t> lengths, RegionsOf regions_of)
       if (region.q_begin < region.q_end && region.k_begin < region.k_end) kept.push_back(region);
   }
   return MaskRule(MaskTable(std::move(documents), lengths));
+}
+
+/// Calls f(begin, end) for runs of `size` positions from `first` on; the last one may be shorter.
+template <class F>
+void for_each_block(int64_t first, int64_t length, int64_t size, F f) {
+  for (int64_t begin = first; begin < length; begin += size)
+    f(begin, std::min(begin + size, length));
 }
 
 }  // namespace gyre

@@ -14,7 +14,7 @@ namespace gyre {
 /// In the order of list.hpp.
 const std::vector<NamedMask>& named_masks();
 
-/// "causal[,window=N][,keep=N], full, prefix-lm,prefix=N, ...": for help and errors.
+/// "causal[,window=N][,keep=N]; full; prefix-lm,prefix=N; ...": for help and errors.
 std::string mask_choices();
 
 /// A mask as it was asked for: "prefix-lm,prefix=1K".

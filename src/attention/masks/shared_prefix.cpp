@@ -9,10 +9,9 @@ MaskRule make_shared_prefix(std::span<const int64_t> lengths, std::span<const in
     const int64_t prompt = std::min(values[0], length);
     std::vector<Region> regions{{0, prompt, 0, prompt, RegionKind::causal},
                                 {prompt, length, 0, prompt, RegionKind::full}};
-    for (int64_t begin = prompt; begin < length; begin += values[1]) {
-      const int64_t end = std::min(begin + values[1], length);
+    for_each_block(prompt, length, values[1], [&](int64_t begin, int64_t end) {
       regions.push_back({begin, end, begin, end, RegionKind::causal});
-    }
+    });
     return regions;
   });
 }
