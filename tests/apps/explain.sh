@@ -19,6 +19,7 @@ expect 0 "by the library's alltoall of 2 ranks" "${explain[@]}" --cp 4 --tokens 
 expect 0 "by the library's reduce_scatter of 4 ranks" "${explain[@]}" --cp 4 --tokens 512 --schedule all-gather --collectives library \
   -J gather.json --svg gather.svg
 expect 0 'window' "${explain[@]}" --cp 3 --tokens 300 --window 40 --layout striped --schedule ring -J window.json
+expect 0 'mask of 18 regions' "${explain[@]}" --cp 4 --tokens 300 --mask shared-prefix,prompt=60,answer=15 --schedule group-cast -J prefix.json
 /usr/bin/python3 - "$source_dir/results/gyre-plan-1.schema.json" ./*.json <<'PY' || fail "see above"
 import json, sys
 import jsonschema
@@ -57,8 +58,8 @@ for path in sys.argv[2:]:
                             m = r["mask"]
                             visible = sum(
                                 1 for i in range(r["q_count"]) for j in range(r["k_count"])
-                                if (q := m["offset"] + i * m["q_stride"]) >= j * m["k_stride"]
-                                and (m["window"] == 0 or q - m["window"] < j * m["k_stride"]))
+                                if (q := m["offset"] + i * m["q_stride"]) >= j * m["k_stride"] or not m["causal"]
+                                if (m["window"] == 0 or q - m["window"] < j * m["k_stride"]))
                         assert visible == r["pairs"], (path, r)
                         pairs += counts * visible * (heads[1] - heads[0]) * document["heads"] // document["kv_heads"]
                 if path not in ("./all-to-all-ring.json", "./library.json"):  # there, an array of queries has some heads alone

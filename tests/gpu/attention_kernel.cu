@@ -156,7 +156,8 @@ Problem random_problem(std::mt19937& random) {
       const int64_t keys = draw(0, 200);
       Rectangle r = full(row + first, rows, key, keys);
       if (draw(0, 3) > 0)
-        r.mask = {true, draw(-50, 200), draw(1, 3), draw(1, 3), draw(0, 1) * draw(1, 150)};
+        r.mask = {draw(0, 3) > 0, draw(-50, 200), draw(1, 3), draw(1, 3),
+                  draw(0, 1) * draw(1, 150)};
       rectangles.push_back(r);
       key += keys + draw(0, 3);
     }

@@ -144,6 +144,8 @@ TEST_F(DeviceAttention, WithItsOwnKernel) {
   for (const MaskRule& mask : {MaskRule{MaskKind::full}, MaskRule{MaskKind::causal, 20}})
     expect_all_right({{70, 0, 1, 19}, heads, mask}, {"dual-chunk-swap"}, wide, group(), kernel(),
                      some);
+  expect_all_right({{70, 0, 1, 19}, heads, test::mixed_mask({70, 0, 1, 19})}, {"dual-chunk-swap"},
+                   wide, group(), kernel(), {"ring", "group-cast"});
   expect_all_right({{40, 3}, {2, 1, 16, 0}, {MaskKind::causal}, false, DType::bf16}, {"striped"},
                    narrow, group(), kernel(), some);
 }

@@ -402,7 +402,8 @@ Problem arbitrary_problem() {
       const bool masked = draw(0, 3) > 0;
       Rectangle r = full(row + first, rows, key, keys);
       if (masked)
-        r.mask = {true, draw(-50, 300), draw(1, 3), draw(1, 3), draw(0, 1) * draw(1, 200)};
+        r.mask = {draw(0, 3) > 0, draw(-50, 300), draw(1, 3), draw(1, 3),
+                  draw(0, 1) * draw(1, 200)};
       rectangles.push_back(r);
       key += keys + draw(0, 3);
     }
@@ -470,7 +471,8 @@ Problem arbitrary_fixed_problem() {
   const int64_t rows = draw(1, 300), keys = draw(1, 400);
   const int64_t kv_heads = draw(1, 2);
   Rectangle r = full(draw(0, 2), rows, draw(0, 2), keys);
-  if (draw(0, 3) > 0) r.mask = {true, draw(-50, 300), 1, draw(1, 2), draw(0, 1) * draw(1, 200)};
+  if (draw(0, 3) > 0)
+    r.mask = {draw(0, 3) > 0, draw(-50, 300), 1, draw(1, 2), draw(0, 1) * draw(1, 200)};
   const DType type = draw(0, 1) == 0 ? DType::f32 : DType::bf16;
   Problem p(heads_of(draw(1, 3) * kv_heads, kv_heads,
                      *rc::gen::element<int64_t>(5, 8, 24, 64, 80, 96, 128)),

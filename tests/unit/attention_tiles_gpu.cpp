@@ -65,7 +65,7 @@ std::vector<Rectangle> arbitrary_rectangles() {
   for (int64_t n = draw(0, 4); n > 0; --n) {
     Rectangle r = rectangle(draw(0, 90), draw(0, 60), draw(0, 90), draw(0, 60));
     if (draw(0, 3) > 0)
-      r.mask = {true, draw(-70, 130), draw(1, 4), draw(1, 4), draw(0, 1) * draw(1, 70)};
+      r.mask = {draw(0, 3) > 0, draw(-70, 130), draw(1, 4), draw(1, 4), draw(0, 1) * draw(1, 70)};
     all.push_back(r);
   }
   return all;

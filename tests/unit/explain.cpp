@@ -5,10 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
 
 #include "attention/schedules/registry.hpp"
 #include "layout_cases.hpp"
+#include "mask_cases.hpp"
+#include "predict/plan_json.hpp"
 #include "predict/plan_svg.hpp"
 #include "report/value.hpp"
 
@@ -46,6 +50,23 @@ struct Explained {
     return result;
   }
 };
+
+TEST(PlanJson, SaysWhichDiagonalsAMaskHas) {
+  // A document of 8 on one rank: its regions are the rectangles.
+  const Explained e("ring", "contiguous", 1, 8, test::mixed_mask({8}));
+  std::multiset<std::string> masks;
+  const auto plan = plan_json(e.plan, e.problem, {}, e.directions(), true);
+  for (const auto& step : plan["passes"][0]["ranks"][0]["steps"])
+    if (step["step"] == "compute")
+      for (const auto& r : step["rectangles"])
+        masks.insert(!r.contains("mask")                ? "full"
+                     : !r["mask"]["causal"].get<bool>() ? "inverse"
+                     : r["mask"]["window"] > 0          ? "window"
+                                                        : "causal");
+  EXPECT_EQ(masks.count("inverse"), 1U);
+  EXPECT_EQ(masks.count("full"), 1U);
+  EXPECT_NE(e.text().find("1 inverse causal"), std::string::npos) << e.text();
+}
 
 TEST(SiText, HasThreeDigitsAndAPrefix) {
   EXPECT_EQ(si_text(16.8e6, "B"), "16.8 MB");

@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "attention/attention_reference.hpp"
+#include "attention/masks/registry.hpp"
 #include "attention/merge.hpp"
 #include "attention/schedules/registry.hpp"
 #include "core/error.hpp"
@@ -388,6 +389,11 @@ TEST(AttentionTolerance, ReductionsAreCountedFromThePlan) {
   EXPECT_EQ(window.keys, 10);
   EXPECT_EQ(window.queries, 20);
   EXPECT_EQ(window.partials, 2);
+  // A prompt of 10, which 86 tokens of answers of 5 see.
+  const AttentionReductions prompt = reductions(
+      "ring", parse_mask("shared-prefix,prompt=10,answer=5").of(std::vector<int64_t>{64, 96}));
+  EXPECT_EQ(prompt.keys, 15);
+  EXPECT_EQ(prompt.queries, 2 * 96);
   const AttentionReductions heads = reductions("all-to-all", MaskKind::full);
   EXPECT_EQ(heads.partials, 1);
   EXPECT_EQ(heads.hops, 1);  // each KV head is on one rank
