@@ -19,7 +19,8 @@ double square(const T* a, int64_t n) {
 std::vector<int64_t> visible_keys(int64_t position, const DocumentRange& document,
                                   const MaskRule& mask) {
   std::vector<int64_t> keys;
-  for (const Region& r : DocumentMask(mask, document.index, document.length()).regions()) {
+  const DocumentMask of_document(mask, document.index, document.length());
+  for (const Region& r : of_document.regions()) {
     if (position < r.q_begin || position >= r.q_end) continue;
     const Region::Keys seen = r.keys_of(position);
     for (int64_t key = seen.first; key <= seen.last; ++key) keys.push_back(key);

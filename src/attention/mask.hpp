@@ -102,7 +102,8 @@ class DocumentMask {
   DocumentMask(const DocumentMask&) = delete;
   DocumentMask& operator=(const DocumentMask&) = delete;
 
-  std::span<const Region> regions() const { return regions_; }
+  std::span<const Region> regions() const& { return regions_; }
+  std::span<const Region> regions() && = delete;  // they would outlive this object
   bool sees(int64_t query, int64_t key) const;
   /// Keys that the query at a position sees, and queries that see the key at one.
   int64_t keys_of(int64_t query) const;
