@@ -80,7 +80,7 @@ timed_prediction() {
   echo "record: scale.txt: $command"
   printf '$ %s\n' "$command" >>results/prediction/scale.txt
   # shellcheck disable=SC2086 # words
-  /usr/bin/python3 - "$apps"/$command >>results/prediction/scale.txt <<'PY'
+  env -u OMP_NUM_THREADS /usr/bin/python3 - "$apps"/$command >>results/prediction/scale.txt <<'PY'
 import resource, subprocess, sys, time
 begin = time.monotonic()
 subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
