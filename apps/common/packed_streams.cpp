@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "apps/common/prefix_options.hpp"
 #include "comm/agree.hpp"
 #include "packing/lengths.hpp"
 
@@ -40,10 +41,26 @@ Gathered documents_of_bins(const PackedHeader& header, int64_t first, int64_t la
   return gathered;
 }
 
+/// The nodes of a tree, the last one with the padding of its `slots`.
+void add_tree(SegmentLists& segments, std::span<const PrefixNode> tree, int64_t slots,
+              int64_t token) {
+  for (const PrefixNode& node : tree)
+    segments.add(&node == &tree.back() ? slots - node.begin : node.length,
+                 static_cast<int32_t>(node.length), token + node.begin,
+                 static_cast<int32_t>(node.position));
+}
+
 }  // namespace
 
 TokenSource tokens_of(const Documents& documents) {
   return [&documents](int64_t document, int64_t position) {
+    return documents.tokens[static_cast<size_t>(documents.begin(document) + position)];
+  };
+}
+
+TokenSource tokens_of(const PrefixForest& forest, const Documents& documents) {
+  return [&](int64_t tree, int64_t at) {
+    const auto [document, position] = forest.source(tree, at);
     return documents.tokens[static_cast<size_t>(documents.begin(document) + position)];
   };
 }
@@ -68,13 +85,18 @@ void set_bins(PackedHeader& header, std::span<const PackedBatch> bins, int64_t c
 PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
                        const TokenSource& tokens, SlotPacker& packer) {
   const Gathered gathered = documents_of_bins(header, first, last, tokens);
+  const PrefixForest forest = forest_of(header.bins.prefixes);
   SegmentLists segments;
   for (int64_t b = first; b < last; ++b) {
     const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
     const auto documents = header.documents_of(b);
-    for (size_t i = 0; i < documents.size(); ++i)
-      segments.add(padded[i + 1] - padded[i], real[i + 1] - real[i],
-                   gathered.first.at(documents[i]));
+    for (size_t i = 0; i < documents.size(); ++i) {
+      const int64_t slots = padded[i + 1] - padded[i], token = gathered.first.at(documents[i]);
+      if (forest.trees() == 0)
+        segments.add(slots, real[i + 1] - real[i], token);
+      else
+        add_tree(segments, forest.tree(documents[i]), slots, token);
+    }
   }
   SlotArrays packed = packer.pack(segments, gathered.tokens);
   PackedSlots slots;
@@ -131,11 +153,15 @@ Documents unpack(const PackedHeader& header, const PackedSlots& slots) {
   documents.vocab_size = header.vocab_size;
   documents.tokenizer = header.tokenizer;
   documents.names = header.names;
+  RaggedTokens all;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!seen[i]) throw_usage("document {} of {} is in no bin", i, header.documents);
-    documents.tokens.insert(documents.tokens.end(), parts[i].begin(), parts[i].end());
-    documents.offsets.push_back(std::ssize(documents.tokens));
+    all.tokens.insert(all.tokens.end(), parts[i].begin(), parts[i].end());
+    all.offsets.push_back(std::ssize(all.tokens));
   }
+  if (!header.bins.prefixes.empty()) all = separated_tokens(forest_of(header.bins.prefixes), all);
+  documents.tokens = std::move(all.tokens);
+  documents.offsets = std::move(all.offsets);
   return documents;
 }
 

@@ -8,6 +8,7 @@
 #include "io/outputs.hpp"
 #include "io/packed_file.hpp"
 #include "packing/packing.hpp"
+#include "packing/prefix_forest.hpp"
 #include "packing/slot_packer.hpp"
 
 namespace gyre {
@@ -15,6 +16,8 @@ namespace gyre {
 /// Token `position` of document `document`.
 using TokenSource = std::function<int32_t(int64_t document, int64_t position)>;
 TokenSource tokens_of(const Documents& documents);
+/// Of the streams of trees of these documents: both must outlive it.
+TokenSource tokens_of(const PrefixForest& forest, const Documents& documents);
 /// The vocabulary of made-up tokens.
 inline constexpr int64_t synthetic_vocab = 32000;
 /// Tokens without documents: a hash of document, position and seed in [0, vocab_size).
@@ -26,7 +29,8 @@ void set_bins(PackedHeader& header, std::span<const PackedBatch> bins, int64_t c
 
 /// The slots of bins [first, last): ids of real tokens and 0 in padding, the id of the token that
 /// follows in the document as label (ignored_label for the last one and for padding), positions
-/// that count on through a segment's padding. Put together by `packer`, or on the host. A document
+/// that count on through a segment's padding. In trees, rows at which documents part have no label,
+/// and positions are those in the documents. Put together by `packer`, or on the host. A document
 /// is in one segment.
 PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
                        const TokenSource& tokens, SlotPacker& packer);

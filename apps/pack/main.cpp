@@ -40,7 +40,9 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
   Communicator& world = context.world;
   Documents documents;
   LengthSpec spec;
+  PrefixForest forest;
   PackJob job{{},
+              {},
               o.algorithm.empty() ? "first-fit-decreasing" : o.algorithm,
               {},
               o.document_multiple(),
@@ -61,13 +63,18 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
       header.vocab_size = synthetic_vocab;
       header.tokenizer = "synthetic";
     } else {
-      for (int64_t i = 0; i < documents.count(); ++i) job.lengths.push_back(documents.length(i));
+      forest = o.prefixes.forest_of({documents.tokens, documents.offsets}, o.bin_slots());
+      job.lengths = forest.lengths();
+      for (int64_t t = 0; t < forest.trees(); ++t)
+        job.documents.push_back(forest.documents_of(forest.tree(t).front()).front());
+      if (o.prefixes.share) outcome.notes += savings_text(forest);
       header.vocab_size = documents.vocab_size;
       header.tokenizer = documents.tokenizer;
     }
     check_lengths(job, documents);
     batches = run_packers(job, report, outcome.rows, outcome.notes);
     set_bins(header, batches, job.options.capacity, job.multiple);
+    header.bins.prefixes = tables_of(forest);
     header.documents = std::ssize(job.lengths);
     header.algorithm = job.algorithm;
     header.names = documents.names;
@@ -78,7 +85,8 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
   });
   if (o.output.empty()) return;
   const TokenSource tokens =
-      o.input.empty() ? synthetic_tokens(spec.seed, synthetic_vocab) : tokens_of(documents);
+      o.input.empty() ? synthetic_tokens(spec.seed, synthetic_vocab)
+                                             : tokens_of(forest, documents);
   header.provenance = provenance_of(context, o.input.empty() ? to_string(spec) : o.input);
   write_slots(o, header, tokens, context, backend, report);
 }

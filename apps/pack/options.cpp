@@ -72,6 +72,7 @@ void declare_options(CLI::App& app, PackOptions& o) {
   add_choice_option(app, {"--oversize", "Documents longer than a bin, or (drop) than a row"},
                     o.oversize, {"reject", "own-bin", "drop"});
   declare_shape_options(app, o);
+  declare_prefix_options(app, o.prefixes);
   declare_target_options(app, o.target);
   declare_backend_options(app, o.backend);
   declare_repeats(app, "Times to pack; one is no measurement", o.repeats);
@@ -101,6 +102,11 @@ void check_options(const PackOptions& o) {
     errors.add("--unpack takes --input and --output");
   check_repeats(o.repeats, errors);
   const bool rounded = o.rounding.wanted();
+  check_prefix_options(o.prefixes, errors);
+  if (o.prefixes.share && (o.input.empty() || o.unpack || o.repad || o.row > 0 || rounded))
+    errors.add(
+        "--share-prefixes packs the documents of --input into streams: --gen, --unpack, --repad, "
+        "--rows, --stream-multiple and --stream-slots do not apply");
   if (o.repad && (o.input.empty() || o.unpack || o.row > 0 || rounded || o.tail != "own-segment"))
     errors.add("--repad takes the packed streams of --input as they are");
   if (o.row > 0 && (o.unpack || rounded || o.tp > 1 || !o.algorithm.empty() || o.capacity > 0 ||
@@ -123,11 +129,11 @@ void check_options(const PackOptions& o) {
 
 void check_batch_options(const PackOptions& o, const std::string& schema) {
   if (!o.algorithm.empty() || o.capacity > 0 || o.dp > 1 || o.min_bins > 0 || o.max_items > 0 ||
-      o.bin_multiple > 1 || o.repeats.iterations != 1 || o.row > 0 || o.rounding.wanted())
+      o.bin_multiple > 1 || o.repeats.iterations != 1 || o.row > 0 || o.rounding.wanted() || o.prefixes.share)
     throw_usage(
         "'{}' is a batch of packed rows ({}): --algorithm, --capacity, --dp, --min-bins, "
-        "--bin-multiple, --max-items, --rows, --stream-multiple, --stream-slots and --iters do not "
-        "apply",
+        "--bin-multiple, --max-items, --rows, --stream-multiple, --stream-slots, "
+        "--share-prefixes and --iters do not apply",
         o.input, schema);
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "apps/common/backend.hpp"
+#include "apps/common/prefix_options.hpp"
 #include "apps/pack/compatibility.hpp"
 #include "apps/pack/streams.hpp"
 #include "core/index.hpp"
@@ -22,6 +23,7 @@ struct PackOptions {
   int64_t row = 0;  ///< slots of a row; 0: streams instead of rows
   bool unpack = false, repad = false;
   StreamRounding rounding;
+  PrefixChoice prefixes;
   AttentionTarget target;
   BackendOptions backend;
 

@@ -123,11 +123,10 @@ void check_lengths(const PackJob& job, const Documents& documents) {
   for (size_t i = 0; i < job.lengths.size(); ++i) {
     const int64_t slots = round_up(job.lengths[i], job.multiple);
     if (slots <= job.options.capacity) continue;
-    const auto index = static_cast<int64_t>(i);
     throw_usage(
         "{} of {} tokens takes {} slots, a bin has {}; --capacity {} would hold it, "
         "--oversize own-bin gives it a bin of its own, {}",
-        documents.count() > 0 ? documents.label(index) : fmt::format("document {}", i),
+        documents.count() > 0 ? documents.label(job.documents[i]) : fmt::format("document {}", i),
         job.lengths[i], slots, job.options.capacity, slots,
         documents.count() > 0
             ? "gyre-import --max-tokens cuts documents"

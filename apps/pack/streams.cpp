@@ -129,6 +129,10 @@ RepaddedStreams repad_streams(const PackedHeader& header, const PackedSlots& slo
                               int64_t multiple, Verification& checks) {
   if (header.hidden_size > 0)
     throw_usage("--repad pads ids; these streams hold embeddings of {}", header.hidden_size);
+  if (!header.bins.prefixes.empty())
+    throw_usage(
+        "--repad pads documents; these streams hold trees of them (--share-prefixes): unpack them, "
+        "and pack them for another --cp");
   RepaddedStreams result;
   result.header = header;
   result.header.bins = {};

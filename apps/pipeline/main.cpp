@@ -48,6 +48,7 @@ RunReport start_report(const PipelineOptions& o, const Job& job, const Backend& 
     configuration.emplace_back(name, value);
   for (const auto& [name, value] : schedule_choices_without_window().given(o.schedule))
     configuration.emplace_back(name, value);
+  if (o.prefixes.share) configuration.emplace_back("min_prefix", o.prefixes.min_prefix);
   RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
   report.inputs = {{o.input, sha256_of_file(context.world, o.input)},
                    {o.model, sha256_of_file(context.world, o.model)}};
@@ -80,7 +81,8 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
                                        {o.repeats, o.warmup, o.check != "none", context.progress});
   const ScoreRange mine = scorer.in_document_order(world);
   ScoringResult result = make_result(job.plan, scorer, passes, config, world);
-  std::string details = phases_text(passes, world);
+  std::string details = o.prefixes.share ? savings_text(job.plan.forest) : "";
+  details += phases_text(passes, world);
   if (context.verbose) details += ranks_text(passes, scorer, world);
   if (o.check != "none") {
     check_passes(passes.checksums, report.verification);
@@ -116,7 +118,10 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
     job.plan = make_plan(o, config, job.model.tokenizer(), job.documents, world.size());
   });
   if (o.dry_run) {
-    run_on_root(world, "dry run", [&] { fmt::print("{}", dry_run_text(job.plan, config)); });
+    run_on_root(world, "dry run", [&] { 
+      fmt::print("{}{}", dry_run_text(job.plan, config),
+                 o.prefixes.share ? savings_text(job.plan.forest) : "");
+    });
     return ExitCode::ok;
   }
   Backend backend(context, o.backend);

@@ -47,11 +47,11 @@ bool check_bin(int64_t bin, const ScoringSetup& setup, ConfigErrors& errors) {
 /// The layout and the schedule, tried on the first bin.
 void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigErrors& errors) {
   if (plan.bins.empty()) return;
-  const ScoringSetup& setup = plan.setup;
+  const Schedule& schedule = *plan.setup.schedule;
   try {
-    const Layout layout = setup.layout_of(plan.bins.front());
-    const std::string reason = setup.schedule->why_not(setup.problem(layout, config));
-    if (!reason.empty()) errors.add("schedule {}: {}", setup.schedule->name, reason);
+    const BinLayout layout = plan.layout_of(plan.bins.front());
+    const std::string reason = schedule.why_not(plan.problem(layout, config));
+    if (!reason.empty()) errors.add("schedule {}: {}", schedule.name, reason);
   } catch (const Error& error) {
     if (error.code() != ExitCode::usage) throw;
     errors.add("{}", error.what());
@@ -69,6 +69,7 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
   add_size_option(
       app, {"--bin", fmt::format("Slots of a bin; {}; 0: 8K, rounded up", segment_rule_help())},
       o.bin);
+  declare_prefix_options(app, o.prefixes);
   add_option(app, {"--dp", "Data-parallel replicas"}, o.dp, 1);
   add_option(app, {"--cp", "Context-parallel ranks; 0: all that dp and tp leave"}, o.cp, 0);
   add_option(app, {"--tp", "Tensor-parallel ranks"}, o.tp, 1);
@@ -118,6 +119,7 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
   check_repeats(o.repeats, errors);
   layout_choices().check(o.layout, errors);
   schedule_choices_without_window().check(o.schedule, errors);
+  check_prefix_options(o.prefixes, errors);
   const int64_t multiple = setup.slot_multiple();
   const int64_t bin = o.bin > 0 ? o.bin : round_up(8192, multiple);
   const bool bin_possible = check_bin(bin, setup, errors);
@@ -130,7 +132,9 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
   if (!(o.check_seconds > 0)) errors.add("--check-seconds {} must be positive", o.check_seconds);
   ScoringPlan plan;
   if (grid_possible && bin_possible) {
-    plan = plan_scoring({documents.tokens, documents.offsets}, config, setup, bin);
+    plan = plan_scoring(documents.offsets,
+                        o.prefixes.forest_of({documents.tokens, documents.offsets}, bin), config,
+                        setup, bin);
     check_first_bin(plan, config, errors);
   }
   std::string headline = "impossible configuration";

@@ -5,6 +5,7 @@
 
 #include "apps/common/backend.hpp"
 #include "apps/common/layout_options.hpp"
+#include "apps/common/prefix_options.hpp"
 #include "apps/common/schedule_options.hpp"
 #include "io/documents.hpp"
 #include "model/scoring.hpp"
@@ -17,6 +18,7 @@ struct PipelineOptions {
   std::string input, model, output, check = "last";
   LayoutChoice layout;
   ScheduleChoice schedule;
+  PrefixChoice prefixes;
   int dp = 1, cp = 0, tp = 1, warmup = 0, top = 0;
   int64_t bin = 0, check_tokens = 4096;
   double tol_scale = 1, check_seconds = 10;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "apps/common/prefix_options.hpp"
 #include "comm/agree.hpp"
 #include "report/progress.hpp"
 #include "report/row_columns.hpp"
@@ -170,6 +171,7 @@ ResultsHeader make_results_header(const RunReport& report, const Documents& docu
   packed.bin_capacity = plan.capacity;
   for (const PackedBatch& bin : plan.bins)
     packed.add_bin(bin.documents, bin.cu_seqlens, bin.cu_seqlens_padded);
+  packed.prefixes = tables_of(plan.forest);
   header.provenance = {
       {"generator", "gyre-pipeline " + report.build.version + " " + report.build.git_sha},
       {"command", report.command_line},
@@ -306,13 +308,12 @@ struct Load {
 /// Adds bin `bin` to the counts of its cp ranks.
 void add_bin_of_replica(const ScoringPlan& plan, const ModelConfig& config, int64_t bin,
                         std::vector<PlanCount>& ranks, Load& load) {
-  const ScoringSetup& setup = plan.setup;
-  const Layout layout = setup.layout_of(plan.bins[static_cast<size_t>(bin)]);
-  const AttentionProblem problem = setup.problem(layout, config);
-  load.slots += layout.padded_slots;
-  load.most_slots = std::max(load.most_slots, layout.slots_of_rank());
+  const BinLayout of_bin = plan.layout_of(plan.bins[static_cast<size_t>(bin)]);
+  const AttentionProblem problem = plan.problem(of_bin, config);
+  load.slots += of_bin.layout.padded_slots;
+  load.most_slots = std::max(load.most_slots, of_bin.layout.slots_of_rank());
   for (size_t r = 0; r < ranks.size(); ++r) {
-    const RankPlan rank = plan_rank(*setup.schedule, problem, static_cast<int>(r));
+    const RankPlan rank = plan_rank(*plan.setup.schedule, problem, static_cast<int>(r));
     add_bin(ranks[r], count(rank, Pass::forward, problem.heads, attention_types));
     load.own_bytes = std::max(load.own_bytes, own_bytes(rank, problem.heads));
   }
@@ -343,7 +344,8 @@ Load load_of(const ScoringPlan& plan, const ModelConfig& config) {
 int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const Scorer& scorer) {
   int64_t most = 0;
   for (const BinShard& bin : scorer.shards())
-    most = std::max(most, activation_bytes(config, plan.setup.grid.tp, bin.shard.slots) +
+    most = std::max(most, activation_bytes(config, plan.setup.grid.tp, bin.shard.slots,
+                                           std::ssize(bin.batch.again)) +
                               own_bytes(bin.plan, scorer.heads()));
   return weight_bytes(config, plan.setup.grid.tp) + most + scorer.count().transient_bytes;
 }

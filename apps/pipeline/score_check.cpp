@@ -106,15 +106,15 @@ void check_hidden(const ScoreCheck& check, const std::string& input, Scorer& sco
   scorer.run(decoder, [&](const BinShard& shard, int64_t index, MatrixView<const float> x) {
     if (index == 0) first = rows.size();
     size_t next = first;
-    scorer.for_each_run(shard, [&](const DocumentRun& run) {
+    for (const DocumentRun& run : shard.tokens) {
+      const int64_t document = run.documents.front();  // all that have the row have the same tokens
       for (int64_t i = 0; i < run.length; ++i, ++next) {
-        const int64_t position = run.start + i * run.stride, slot = run.slot + i;
+        const int64_t position = run.start + i * run.stride, slot = run.row + i;
         if (index == 0)
-          rows.push_back(
-              {check.documents.begin(run.document) + position, run.document, position, {}});
+          rows.push_back({check.documents.begin(document) + position, document, position, {}});
         rows[next].x.emplace_back(x.row(slot), x.row(slot) + x.cols);
       }
-    });
+    }
   });
   std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.token < b.token; });
   std::vector<Rows> ranges;

@@ -40,6 +40,8 @@ void check_documents(PredictOptions& o, ConfigErrors& errors) {
   if (!o.generate.empty() && !o.input.empty())
     errors.add("--gen and --input are two sets of documents; give one");
   if (!o.input.empty() && o.model.empty()) errors.add("--input goes with --model");
+  check_prefix_options(o.prefixes, errors);
+  if (o.prefixes.share && o.input.empty()) errors.add("--share-prefixes needs --input");
   if (o.capacity != 0 && !packed) errors.add("--capacity goes with --gen or --input");
   if (packed && (o.sweep.sweeps() || o.batch != 1))
     errors.add("--min and --batch go with sequences, not with --gen or --input");
@@ -93,6 +95,7 @@ void declare_options(CLI::App& app, PredictOptions& o) {
               "config.json of a Llama"},
              o.model);
   add_option(app, {"--input", "With --model: documents (HDF5, gyre/documents)"}, o.input);
+  declare_prefix_options(app, o.prefixes);
   add_option(app, {"--batch", "Sequences of equal length"}, o.batch, 1);
   add_option(app, {"--heads", "Query heads; 0: 32, or the model's"}, o.heads, 0);
   add_option(app, {"--kv-heads", "Key and value heads; 0: 8, or the model's"}, o.kv_heads, 0);

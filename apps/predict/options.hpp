@@ -7,6 +7,7 @@
 
 #include "apps/common/layout_options.hpp"
 #include "apps/common/mask_options.hpp"
+#include "apps/common/prefix_options.hpp"
 #include "apps/common/schedule_options.hpp"
 #include "report/report_options.hpp"
 #include "report/sweep.hpp"
@@ -20,6 +21,7 @@ struct PredictOptions {
   std::vector<std::string> links;  ///< "switch=25G": other rates than the machine's
   MaskOptions mask;
   ScheduleChoice schedule;
+  PrefixChoice prefixes;
   LayoutChoice layout;
   int dp = 1, tp = 1, heads = 0, kv_heads = 0, head_dim = 0, batch = 1;
   TokenSweep sweep = {65536};

@@ -15,9 +15,11 @@
 namespace gyre {
 namespace {
 
-/// What is scored, as offsets of documents [documents + 1].
+/// What is scored, as offsets of documents [documents + 1]; tokens are read where prefixes are
+/// shared.
 struct Corpus {
   std::vector<int64_t> offsets = {0};
+  std::vector<int32_t> tokens;
   int64_t capacity = 0;  ///< of a bin
   std::string origin;
 
@@ -91,17 +93,19 @@ ResultEntry entry_of(const PassRow& row) {
 std::vector<Corpus> corpora_of(const PredictOptions& o, Communicator& world) {
   std::vector<Corpus> all;
   if (!o.input.empty()) {
-    all.push_back({read_documents(world, o.input).offsets, o.capacity, o.input});
+    Documents documents = read_documents(world, o.input);
+    all.push_back(
+        {std::move(documents.offsets), std::move(documents.tokens), o.capacity, o.input});
     return all;
   }
   if (!o.generate.empty()) {
     const LengthSpec spec = parse_length_spec(o.generate);
-    all.push_back({{0}, o.capacity, to_string(spec)});
+    all.push_back({{0}, {}, o.capacity, to_string(spec)});
     all.back().add(draw_lengths(spec));
     return all;
   }
   for (const int64_t size : o.sweep.sizes()) {
-    all.push_back({{0}, size, fmt::format("{} x {} tokens", o.batch, size)});
+    all.push_back({{0}, {}, size, fmt::format("{} x {} tokens", o.batch, size)});
     all.back().add(std::vector<int64_t>(static_cast<size_t>(o.batch), size));
   }
   return all;
@@ -124,8 +128,10 @@ PassRow predict_pass(const ModelJob& job, const Corpus& corpus, int cp, const Sc
   setup.layout_options = o.layout.for_ranks(cp);
   setup.schedule = &schedule;
   setup.schedule_options = o.schedule.options;
-  row.plan = plan_scoring({{}, corpus.offsets}, job.config, setup,
-                          round_up(corpus.capacity, setup.slot_multiple()));
+  const int64_t bin = round_up(corpus.capacity, setup.slot_multiple());
+  row.plan =
+      plan_scoring(corpus.offsets, o.prefixes.forest_of({corpus.tokens, corpus.offsets}, bin),
+                   job.config, setup, bin);
   row.prediction = predict_scoring(row.plan, job.config, o.types(), job.machine);
   checks.check("pairs of all plans", 0)
       .add(static_cast<double>(row.prediction.pairs), static_cast<double>(row.plan.pairs), [&] {

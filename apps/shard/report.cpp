@@ -8,7 +8,9 @@
 #include <numeric>
 
 #include "apps/shard/layout_svg.hpp"
+#include "attention/schedules/builder/plan_builder.hpp"
 #include "comm/agree.hpp"
+#include "model/shared_prefixes.hpp"
 #include "runtime/clock.hpp"
 
 namespace gyre {
@@ -59,6 +61,27 @@ void add(Totals& t, const Layout& layout, const LayoutCost& cost, const TimeMode
   t.compute_s += static_cast<double>(cost.max_pairs()) * time.seconds_per_pair;
   t.communicate_s += most * time.seconds_per_kv_token;
   t.step_s += cost.seconds(time);
+}
+
+/// Under masks other than a causal one, keys are needed as a group-cast sends them.
+LayoutCost cost_of(const Layout& layout, const MaskRule& mask) {
+  LayoutCost cost = layout_cost(layout);
+  if (mask.plain_causal()) return cost;
+  const AttentionProblem problem{&layout, {}, mask, {}};
+  for (int r = 0; r < layout.cp(); ++r) {
+    RankCost& rank = cost.ranks[static_cast<size_t>(r)];
+    rank.pairs = rank.kv_needed = 0;
+    for (const Fragment& f : layout.shard(r).fragments) {
+      const DocumentMask document(mask, f.segment.value(),
+                                  f.start.value() + (f.length - 1) * f.stride + 1);
+      for (int64_t i = 0; i < f.length; ++i)
+        rank.pairs += document.keys_of(f.start.value() + i * f.stride);
+    }
+    for (int s = 0; s < layout.cp(); ++s)
+      if (s != r)
+        for (const RankRows& rows : needed_rows(problem, r, s)) rank.kv_needed += rows.length;
+  }
+  return cost;
 }
 
 double ratio(double a, double b, double otherwise) {
@@ -121,13 +144,23 @@ BinBounds ShardingPlan::bounds(int64_t bin) const {
   return bounds;
 }
 
+MaskRule ShardingPlan::mask(int64_t bin) const {
+  return forest_.trees() == 0 ? MaskRule() : mask_of(forest_, header_.documents_of(bin));
+}
+
 const Layout& ShardingPlan::layout(int64_t bin) {
   const auto known = layouts_.find(bin);
   if (known != layouts_.end()) return known->second;
   const BinBounds bounds = this->bounds(bin);
+  const MaskRule mask = this->mask(bin);
+  LayoutOptions options = options_;
+  if (!mask.plain_causal())
+    options.pairs = [&](int64_t segment, int64_t queries) {
+      return DocumentMask(mask, segment, bounds.view().real_length(segment)).pairs(queries);
+    };
   const double start = thread_cpu_seconds();
   try {
-    const Layout& made = layouts_.emplace(bin, kind_.make(bounds.view(), options_)).first->second;
+    const Layout& made = layouts_.emplace(bin, kind_.make(bounds.view(), options)).first->second;
     seconds_ += thread_cpu_seconds() - start;
     return made;
   } catch (const Error& error) {
@@ -146,7 +179,7 @@ ShardingResult plan_layout(ShardingPlan& plan, const AttentionShape& shape, Comm
   run_agreed(world, "planning", [&] {
     for (int64_t b = world.rank(); b < header.bin_count(); b += world.size()) {
       const Layout& layout = plan.layout(b);
-      const LayoutCost cost = layout_cost(layout);
+      const LayoutCost cost = cost_of(layout, plan.mask(b));
       add(totals, layout, cost, time);
       for (size_t r = 0; r < rank_costs.size(); ++r) {
         rank_costs[r].pairs += cost.ranks[r].pairs;

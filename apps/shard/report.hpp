@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "apps/common/backend.hpp"
+#include "apps/common/prefix_options.hpp"
+#include "attention/mask.hpp"
 #include "io/shard_file.hpp"
 #include "report/result.hpp"
 #include "report/table.hpp"
@@ -61,6 +63,7 @@ class ShardingPlan {
         kind_(kind),
         options_(options),
         repad_(repad),
+        forest_(forest_of(header.bins.prefixes)),
         slot_offsets_(header.slot_offsets()) {}
   const PackedHeader& header() const { return header_; }
   const LayoutKind& kind() const { return kind_; }
@@ -69,6 +72,8 @@ class ShardingPlan {
   int64_t first_slot(int64_t bin) const { return slot_offsets_[static_cast<size_t>(bin)]; }
   bool no_slots() const { return slot_offsets_.back() == 0; }
   BinBounds bounds(int64_t bin) const;
+  /// Who sees whom in a bin: causal, or as the trees of its documents say.
+  MaskRule mask(int64_t bin) const;
   /// Throws a usage error that names bin and segment when the layout refuses.
   const Layout& layout(int64_t bin);
   /// CPU time that making layouts has taken in this process so far.
@@ -79,6 +84,7 @@ class ShardingPlan {
   const LayoutKind& kind_;
   LayoutOptions options_;
   bool repad_;
+  PrefixForest forest_;
   std::vector<int64_t> slot_offsets_;
   std::map<int64_t, Layout> layouts_;
   double seconds_ = 0;

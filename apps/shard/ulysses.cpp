@@ -30,9 +30,9 @@ struct BinView {
 };
 
 /// A step over all bins: times it and counts its bytes.
-class Step {
+class ExchangeStep {
  public:
-  Step(std::string name, Communicator& world, Verification& checks, bool check)
+  ExchangeStep(std::string name, Communicator& world, Verification& checks, bool check)
       : world_(world), check_(check ? &checks.check(name, 0) : nullptr) {
     row_.step = std::move(name);
     row_.ranks = world.size();
@@ -84,7 +84,7 @@ class Step {
 };
 
 /// Documents dealt to ranks in blocks, as data loaders hold them: the lists of all ranks are one.
-void exchange_lists(Step& step, const PackedHeader& header) {
+void exchange_lists(ExchangeStep& step, const PackedHeader& header) {
   const int64_t each = header.documents / step.ranks();
   std::vector<int64_t> mine, all;
   for (int64_t i = 0; i < each; ++i) mine.push_back(step.rank() * each + i);
@@ -97,7 +97,7 @@ void exchange_lists(Step& step, const PackedHeader& header) {
 }
 
 /// The stream in slices, and back; a gradient the other way.
-void slice_bin(Step& step, const BinView& bin) {
+void slice_bin(ExchangeStep& step, const BinView& bin) {
   const SlicedInput sliced =
       slice_and_pad(bin.ids, 1, bin.positions, bin.bounds, step.ranks(), step.rank());
   const int64_t n = bin.slots(), pad = (step.ranks() - n % step.ranks()) % step.ranks();
@@ -161,7 +161,7 @@ std::vector<float> token_major(int64_t first_head, int64_t heads, const std::vec
   return x;
 }
 
-std::vector<float> exchanged(Step& step, const std::vector<float>& x,
+std::vector<float> exchanged(ExchangeStep& step, const std::vector<float>& x,
                              const AxisExchange& exchange) {
   return step.measured([&] {
     return post_exchange<float>(step.world(), std::span<const float>(x), exchange).finish();
@@ -178,7 +178,7 @@ std::vector<int32_t> slots_from(int64_t begin, int64_t count) {
 
 /// Heads for tokens and back, forward and backward. `mine` are the slots of this rank, `joined`
 /// those of all ranks in rank order.
-void exchange_bin(Step& step, const UlyssesHeads& heads, const std::vector<int32_t>& mine,
+void exchange_bin(ExchangeStep& step, const UlyssesHeads& heads, const std::vector<int32_t>& mine,
                   const std::vector<int32_t>& joined, const std::string& name) {
   const int64_t ranks = step.ranks(), d = heads.head_dim, own = heads.heads / ranks;
   const UlyssesPlan plan =
@@ -215,7 +215,7 @@ void exchange_bin(Step& step, const UlyssesHeads& heads, const std::vector<int32
   step.row().slots += std::ssize(mine);
 }
 
-void exchange_slices(Step& step, const UlyssesHeads& heads, const BinView& bin) {
+void exchange_slices(ExchangeStep& step, const UlyssesHeads& heads, const BinView& bin) {
   const int64_t width = (bin.slots() + step.ranks() - 1) / step.ranks();
   step.row().padding += width * step.ranks() - bin.slots();
   exchange_bin(step, heads, slots_from(step.rank() * width, width),
@@ -223,7 +223,7 @@ void exchange_slices(Step& step, const UlyssesHeads& heads, const BinView& bin) 
 }
 
 /// From dual-chunk-swap shards: tokens arrive in rank order and are put in that of the stream.
-void exchange_swapped(Step& step, const UlyssesHeads& heads, const BinView& bin) {
+void exchange_swapped(ExchangeStep& step, const UlyssesHeads& heads, const BinView& bin) {
   LayoutOptions options;
   options.cp = step.ranks();
   const Layout layout = dual_chunk_swap({bin.bounds, bin.bounds}, options);
@@ -285,19 +285,19 @@ std::vector<UlyssesResult> run_ulysses(const PackedHeader& header, const PackedS
   });
   Verification mine(checks.tolerance_scale());
   std::vector<UlyssesResult> rows;
-  Step lists("lists", world, mine, check);
+  ExchangeStep lists("lists", world, mine, check);
   exchange_lists(lists, header);
   rows.push_back(lists.finish());
   const auto over_bins = [&](const char* name, const auto& work) {
-    Step step(name, world, mine, check);
+    ExchangeStep step(name, world, mine, check);
     for (int64_t b = 0; b < header.bin_count(); ++b) work(step, bin_view(header, slots, b));
     rows.push_back(step.finish());
   };
-  over_bins("slices", [](Step& step, const BinView& bin) { slice_bin(step, bin); });
-  over_bins("exchange", [&](Step& step, const BinView& bin) { exchange_slices(step, heads, bin); });
+  over_bins("slices", [](ExchangeStep& step, const BinView& bin) { slice_bin(step, bin); });
+  over_bins("exchange", [&](ExchangeStep& step, const BinView& bin) { exchange_slices(step, heads, bin); });
   if (can_be_swapped(header, world.size()))
     over_bins("swapped",
-              [&](Step& step, const BinView& bin) { exchange_swapped(step, heads, bin); });
+              [&](ExchangeStep& step, const BinView& bin) { exchange_swapped(step, heads, bin); });
   mine.merge_over(world);
   for (UlyssesResult& row : rows)
     if (check) row.check = mine.check(row.step, 0).passed() ? "ok" : "FAILED";

@@ -8,6 +8,20 @@
 
 namespace gyre {
 
+/// Ragged documents: document i is tokens[offsets[i], offsets[i+1]).
+struct DocumentView {
+  std::span<const int32_t> tokens;
+  std::span<const int64_t> offsets;
+  int64_t size() const { return std::ssize(offsets) - 1; }
+  int64_t length(int64_t i) const {
+    return offsets[static_cast<size_t>(i) + 1] - offsets[static_cast<size_t>(i)];
+  }
+  std::span<const int32_t> document(int64_t i) const {
+    return tokens.subspan(static_cast<size_t>(offsets[static_cast<size_t>(i)]),
+                          static_cast<size_t>(length(i)));
+  }
+};
+
 /// Offsets [documents + 1] of the next-token predictions of documents with these token offsets. A
 /// document of n tokens has max(0, n - 1) predictions; the first one predicts its second token.
 inline std::vector<int64_t> prediction_offsets(std::span<const int64_t> token_offsets) {

@@ -25,6 +25,7 @@ void write_packed_bins(h5::File& file, const PackedBins& bins) {
   file.write_dataset(document_path, std::span<const int64_t>(bins.document));
   file.write_dataset(cu_seqlens_path, std::span<const int32_t>(bins.cu_seqlens));
   file.write_dataset(cu_seqlens_padded_path, std::span<const int32_t>(bins.cu_seqlens_padded));
+  write_prefixes(file, bins.prefixes);
 }
 
 PackedBinParts open_packed_bins(SchemaReader& reader, PackedBins& bins) {
@@ -37,6 +38,7 @@ PackedBinParts open_packed_bins(SchemaReader& reader, PackedBins& bins) {
                              : -1;
   parts.cu_seqlens = reader.dataset(cu_seqlens_path, {h5::Type::i32}, {bounds});
   parts.cu_seqlens_padded = reader.dataset(cu_seqlens_padded_path, {h5::Type::i32}, {bounds});
+  parts.prefixes = open_prefixes(reader);
   return parts;
 }
 
@@ -45,6 +47,7 @@ void read_packed_bins(const PackedBinParts& parts, PackedBins& bins) {
   bins.document = parts.document->read_all<int64_t>();
   bins.cu_seqlens = parts.cu_seqlens->read_all<int32_t>();
   bins.cu_seqlens_padded = parts.cu_seqlens_padded->read_all<int32_t>();
+  bins.prefixes = read_prefixes(parts.prefixes);
 }
 
 }  // namespace gyre

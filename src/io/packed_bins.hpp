@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "io/prefix_tables.hpp"
 #include "io/schema.hpp"
 
 namespace gyre {
@@ -18,9 +19,10 @@ inline constexpr const char* packed_group = "/packed";
 struct PackedBins {
   int64_t bin_capacity = 0;
   std::vector<int64_t> bin_offsets{0};     ///< [bins + 1], in segments
-  std::vector<int64_t> document;           ///< [segments]
+  std::vector<int64_t> document;           ///< [segments], or the tree of each
   std::vector<int32_t> cu_seqlens;         ///< [segments + bins], real lengths
   std::vector<int32_t> cu_seqlens_padded;  ///< [segments + bins], slots
+  PrefixTables prefixes;                   ///< of documents that are stored as trees
 
   /// Appends a bin: document, real boundaries and slot boundaries of its segments.
   void add_bin(std::span<const int64_t> documents, std::span<const int32_t> real,
@@ -33,6 +35,7 @@ void write_packed_bins(h5::File& file, const PackedBins& bins);
 /// The datasets of the tables. All are set unless the reader found errors.
 struct PackedBinParts {
   std::optional<h5::Dataset> bin_offsets, document, cu_seqlens, cu_seqlens_padded;
+  PrefixParts prefixes;
 };
 /// Finds the tables and checks their shapes. No communication.
 PackedBinParts open_packed_bins(SchemaReader& reader, PackedBins& bins);

@@ -74,7 +74,7 @@ PackedParts open_parts(const h5::File& file, PackedHeader& header) {
   header.tokenizer = reader.text(packed_group, "tokenizer");
   header.algorithm = reader.text(packed_group, "algorithm");
   if (file.has_dataset("/packed/names"))
-    parts.names = reader.dataset("/packed/names", {h5::Type::text}, {header.documents});
+    parts.names = reader.dataset("/packed/names", {h5::Type::text}, {-1});
   reader.throw_if_any();
   return parts;
 }
@@ -105,6 +105,14 @@ bool check_bin(ConfigErrors& errors, const PackedHeader& header, int64_t b) {
     if (document < 0 || document >= header.documents) {
       errors.add("bin {}, segment {}: document {}; it must be 0 to {}", b, i, document,
                  header.documents - 1);
+      return false;
+    }
+    if (header.bins.prefixes.empty()) continue;
+    int64_t tokens = 0;
+    for (const StoredNode& node : header.bins.prefixes.tree(document)) tokens += node.tokens;
+    if (tokens != length) {
+      errors.add("bin {}, segment {}: real length {}, but tree {} has {} tokens", b, i, length,
+                 document, tokens);
       return false;
     }
   }
@@ -188,6 +196,14 @@ void check_packed(ConfigErrors& errors, const PackedHeader& header) {
     errors.add("documents of '{}' is {}; it must be 0 to {}, the number of segments", packed_group,
                header.documents, segments);
   check_vocabulary(errors, packed_group, header.vocab_size);
+  const PrefixTables& prefixes = header.bins.prefixes;
+  check_prefixes(errors, prefixes);
+  if (!prefixes.empty() && prefixes.trees() != header.documents)
+    errors.add("documents of '{}' is {}; there are {} trees", packed_group, header.documents,
+               prefixes.trees());
+  if (!header.names.empty() && std::ssize(header.names) != header.document_count())
+    errors.add("/packed/names has {} names of {} documents", header.names.size(),
+               header.document_count());
   if (header.hidden_size < 0)
     errors.add("hidden_size of '{}' is {}; it must be at least 0", packed_group,
                header.hidden_size);

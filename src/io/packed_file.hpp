@@ -24,12 +24,12 @@ inline constexpr const char* packed_schema = "gyre/packed";
 struct PackedHeader {
   PackedBins bins;
   int64_t slot_multiple = 1;  ///< every segment's slots are a multiple of it
-  int64_t documents = 0;      ///< segments name documents 0 .. documents - 1
+  int64_t documents = 0;      ///< segments name documents (or trees) 0 .. documents - 1
   int64_t vocab_size = 0;     ///< ids are in [0, vocab_size); labels too, or ignored_label
   int64_t hidden_size = 0;    ///< 0: ids; else embeddings of that width
   std::string tokenizer;
   std::string algorithm;           ///< how documents came into bins
-  std::vector<std::string> names;  ///< [documents], or empty
+  std::vector<std::string> names;  ///< of all documents, or empty
   StoredExtras extras;             ///< bytes of those aligned to slots are in PackedSlots
   Provenance provenance;
 
@@ -39,7 +39,11 @@ struct PackedHeader {
   std::span<const int32_t> cu_seqlens_padded(int64_t b) const {
     return bounds(bins.cu_seqlens_padded, b);
   }
-  /// The document of each segment of bin b.
+  /// Without trees every segment holds a document.
+  int64_t document_count() const {
+    return bins.prefixes.empty() ? documents : std::ssize(bins.prefixes.documents);
+  }
+  /// The document, or tree, of each segment of bin b.
   std::span<const int64_t> documents_of(int64_t b) const {
     const auto begin = static_cast<size_t>(bins.bin_offsets[static_cast<size_t>(b)]);
     const auto end = static_cast<size_t>(bins.bin_offsets[static_cast<size_t>(b) + 1]);

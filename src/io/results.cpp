@@ -121,6 +121,7 @@ void check_results(const h5::File& file, const Results& results) {
                 std::ssize(results.logprob), fmt::format("the elements of {}", logprob_path));
   check_offsets(reader.errors(), "/packed/bin_offsets", packed.bin_offsets,
                 std::ssize(packed.document), "the elements of /packed/document");
+  check_prefixes(reader.errors(), packed.prefixes);
   reader.throw_if_any();
 }
 

@@ -40,7 +40,8 @@ class Phases {
 
 }  // namespace
 
-/// Activations of one forward pass over `n` slots.
+/// Activations of one forward pass over `n` slots. What the scores are made of has a row for each
+/// target.
 struct Decoder::Workspace {
   Workspace(int64_t n, const ModelConfig& c, int tp, const LocalBatch& b,
             AttentionExecutor& executor, std::span<LogprobEntropy> scores, Stream& stream)
@@ -48,8 +49,9 @@ struct Decoder::Workspace {
     for (const Activation a : {Activation::x, Activation::h, Activation::partial, Activation::gate,
                                Activation::up, Activation::logits}) {
       const int64_t width = width_of(a, c, tp);
-      memory_.emplace_back(n * width, stream.space());
-      at(a) = memory_.back().matrix(n, width);
+      const bool scored = a == Activation::h || a == Activation::logits;
+      memory_.emplace_back((scored ? targets() : n) * width, stream.space());
+      at(a) = memory_.back().matrix(a == Activation::logits ? targets() : n, width);
     }
     // The executor's own arrays.
     at(Activation::q) = executor.matrix(ArrayKind::q).as<float>();
@@ -60,6 +62,8 @@ struct Decoder::Workspace {
 
   /// [slots, width_of()]
   MatrixView<float>& at(Activation a) { return views_.at(static_cast<size_t>(a)); }
+
+  int64_t targets() const { return std::ssize(batch.targets); }
 
   int64_t slots;
   const LocalBatch& batch;
@@ -268,13 +272,22 @@ void Decoder::run(const decoder_step::SiluMultiply& /*step*/, int64_t /*layer*/,
   ops_->silu_multiply(w.at(Activation::gate), w.at(Activation::up));
 }
 
+void Decoder::run(const decoder_step::Again& /*step*/, int64_t /*layer*/, Workspace& w) {
+  MatrixView<float>& h = w.at(Activation::h);
+  for (const int32_t slot : w.batch.again) {
+    ++h.rows;
+    stream_.copy(h.row(h.rows - 1), h.row(slot), static_cast<size_t>(h.cols) * sizeof(float));
+  }
+}
+
 void Decoder::run(const decoder_step::Score& /*step*/, int64_t /*layer*/, Workspace& w) {
   w.phases.end(&DecoderTimes::linear);
-  Buffer<float> logprob(w.slots), entropy(w.slots);
-  scores_.resize(w.slots);
+  const int64_t targets = w.targets();
+  Buffer<float> logprob(targets), entropy(targets);
+  scores_.resize(targets);
   const double waited = scores_.forward(w.at(Activation::logits), w.batch.targets, stream_,
                                         logprob.span(), entropy.span());
-  for (int64_t i = 0; i < w.slots; ++i) w.out[static_cast<size_t>(i)] = {logprob[i], entropy[i]};
+  for (int64_t i = 0; i < targets; ++i) w.out[static_cast<size_t>(i)] = {logprob[i], entropy[i]};
   w.phases.end(&DecoderTimes::logprobs);
   w.times.tp_wait += waited;
   w.times.logprobs -= waited;
@@ -301,8 +314,11 @@ DecoderTimes Decoder::forward(const LocalBatch& batch, const RankPlan& plan,
                               std::span<LogprobEntropy> out, const HiddenObserver& observe) {
   const int64_t slots = std::ssize(batch.tokens);
   const int64_t planned = plan.arrays.at(own(ArrayKind::q)).tokens();
-  GYRE_CHECK(std::ssize(out) == slots && planned == slots, "{} slots, {} outputs, a plan for {}",
-             slots, out.size(), planned);
+  GYRE_CHECK(planned == slots, "{} slots, a plan for {}", slots, planned);
+  GYRE_CHECK(out.size() == batch.targets.size() &&
+                 std::ssize(batch.targets) == slots + std::ssize(batch.again),
+             "{} slots, {} of them again, {} targets, {} outputs", slots, batch.again.size(),
+             batch.targets.size(), out.size());
   AttentionExecutor executor(plan, heads_, attention_types, grid_.cp(), kernel_, stream_,
                              attention_memory_, false);
   Workspace w(slots, config_, grid_.shape().tp, batch, executor, out, stream_);

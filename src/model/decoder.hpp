@@ -82,7 +82,7 @@ struct DecoderTimes {
 /// the embedding, l after layer l.
 using HiddenObserver = std::function<void(int64_t index, MatrixView<const float> x)>;
 
-/// The score of one slot.
+/// The score of one prediction.
 struct LogprobEntropy {
   float logprob = 0;
   float entropy = 0;  ///< nats, >= 0
@@ -96,8 +96,8 @@ class Decoder {
           Stream& stream);
   ~Decoder();
 
-  /// Scores the next token of every slot of `batch`: out [slots] (slots without a target get
-  /// logprob 0; padding holds no meaning). `plan` is this rank's plan for the batch's layout and
+  /// Scores the targets of `batch`: out [targets] (slots without a target get logprob 0; padding
+  /// holds no meaning). `plan` is this rank's plan for the batch's layout and
   /// local_heads; only its forward steps are used. Everything is done at return. Collective over
   /// the cp and tp groups.
   DecoderTimes forward(const LocalBatch& batch, const RankPlan& plan, std::span<LogprobEntropy> out,
@@ -112,6 +112,7 @@ class Decoder {
   void run(const decoder_step::Rope& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Attention& step, int64_t layer, Workspace& w);
   void run(const decoder_step::SiluMultiply& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::Again& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Score& step, int64_t layer, Workspace& w);
   void show(const HiddenObserver& observe, int64_t index, Workspace& w);
 

@@ -27,6 +27,7 @@ std::vector<DecoderStep> decoder_steps(const ModelConfig& config) {
       steps.push_back({layer, operation});
   const int64_t scores = config.num_hidden_layers + 1;
   steps.push_back({scores, Norm{W::final_norm, config.num_hidden_layers > 0}});
+  steps.push_back({scores, Again{}});
   steps.push_back({scores, Linear{A::h, W::head, A::logits}});
   steps.push_back({scores, Score{}});
   return steps;

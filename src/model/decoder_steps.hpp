@@ -16,6 +16,7 @@
 //     SiluMultiply gate <- silu(gate) · up
 //     Linear       partial <- gate · w_down          AllReduce partial
 //     Norm         x += partial,  h <- rms_norm(x) · final_norm
+//     Again        h grows by the rows of slots that predict several tokens
 //     Linear       logits <- h · head
 //     Score        log-probabilities and entropies
 
@@ -68,6 +69,9 @@ struct Linear {
 struct Rope {};
 struct Attention {};
 struct SiluMultiply {};
+/// Rows of h that are scored more than once (LocalBatch::again) are copied behind it: from here on
+/// h and logits have a row for each prediction.
+struct Again {};
 struct Score {};
 
 }  // namespace decoder_step
@@ -75,7 +79,8 @@ struct Score {};
 using DecoderOperation =
     std::variant<decoder_step::Embed, decoder_step::AllReduce, decoder_step::Norm,
                  decoder_step::Linear, decoder_step::Rope, decoder_step::Attention,
-                 decoder_step::SiluMultiply, decoder_step::Score>;
+                 decoder_step::SiluMultiply, decoder_step::Again,
+                 decoder_step::Score>;
 
 struct DecoderStep {
   int64_t layer = 0;  ///< 0: the embedding; from 1 on; num_hidden_layers + 1: the scores

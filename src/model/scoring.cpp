@@ -40,26 +40,34 @@ int64_t weight_bytes(const ModelConfig& c, int tp, DType type) {
   return static_cast<int64_t>(size_of(type)) * c.parameters() / tp;
 }
 
-int64_t activation_bytes(const ModelConfig& c, int tp, int64_t slots, DType type) {
+int64_t activation_bytes(const ModelConfig& c, int tp, int64_t slots, int64_t again, DType type) {
   int64_t row = 0;
   for (const Activation a : {Activation::x, Activation::h, Activation::partial, Activation::gate,
                              Activation::up, Activation::logits})
     row += width_of(a, c, tp);
-  return static_cast<int64_t>(size_of(type)) * slots * row;
+  const int64_t scored = width_of(Activation::h, c, tp) + width_of(Activation::logits, c, tp);
+  return static_cast<int64_t>(size_of(type)) * (slots * row + again * scored);
 }
 
 int64_t ScoringSetup::slot_multiple() const {
   return layout->segment_multiple(grid.cp);
 }
 
-Layout ScoringSetup::layout_of(const PackedBatch& bin) const {
-  LayoutOptions options = layout_options;
-  options.cp = grid.cp;
-  return layout->make(bin.bounds(), options);
+BinLayout ScoringPlan::layout_of(const PackedBatch& bin) const {
+  BinLayout result{mask_of(forest, bin.documents), {}};
+  LayoutOptions options = setup.layout_options;
+  options.cp = setup.grid.cp;
+  if (!result.mask.plain_causal())
+    options.pairs = [&](int64_t segment, int64_t queries) {
+      const int64_t tree = bin.documents[static_cast<size_t>(segment)];
+      return DocumentMask(result.mask, segment, forest.tokens(tree)).pairs(queries);
+    };
+  result.layout = setup.layout->make(bin.bounds(), options);
+  return result;
 }
 
-AttentionProblem ScoringSetup::problem(const Layout& of_bin, const ModelConfig& config) const {
-  return {&of_bin, local_heads(config, grid.tp), MaskKind::causal, schedule_options,
+AttentionProblem ScoringPlan::problem(const BinLayout& of_bin, const ModelConfig& config) const {
+  return {&of_bin.layout, local_heads(config, setup.grid.tp), of_bin.mask, setup.schedule_options,
           PlanPasses::forward};
 }
 
@@ -69,18 +77,19 @@ double ScoringPlan::flops(const ModelConfig& c) const {
              attention_flops(Pass::forward, pairs * c.num_attention_heads, c.head_dim);
 }
 
-ScoringPlan plan_scoring(const DocumentView& documents, const ModelConfig& config,
-                         const ScoringSetup& setup, int64_t bin_capacity) {
-  std::vector<int64_t> lengths;
-  for (int64_t i = 0; i < documents.size(); ++i) lengths.push_back(documents.length(i));
+ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
+                         const ModelConfig& config, const ScoringSetup& setup,
+                         int64_t bin_capacity) {
   ScoringPlan plan;
   plan.setup = setup;
+  plan.forest = std::move(forest);
   plan.capacity = bin_capacity;
-  plan.bins = pack_documents(lengths, bin_capacity, setup.slot_multiple());
-  plan.predictions = prediction_offsets(documents.offsets).back();
+  plan.bins = pack_documents(plan.forest.lengths(), bin_capacity, setup.slot_multiple());
+  plan.predictions = prediction_offsets(offsets).back();
   std::vector<double> costs;
   for (const PackedBatch& bin : plan.bins) {
-    const int64_t pairs = causal_pairs(bin);
+    int64_t pairs = 0;
+    for (const int64_t tree : bin.documents) pairs += plan.forest.pairs(tree);
     plan.tokens += bin.tokens();
     plan.pairs += pairs;
     costs.push_back(
@@ -90,6 +99,11 @@ ScoringPlan plan_scoring(const DocumentView& documents, const ModelConfig& confi
   }
   plan.bins_of_replica = balance_over_groups(costs, setup.grid.dp);
   return plan;
+}
+
+ScoringPlan plan_scoring(std::span<const int64_t> offsets, const ModelConfig& config,
+                         const ScoringSetup& setup, int64_t bin_capacity) {
+  return plan_scoring(offsets, separate_documents(offsets), config, setup, bin_capacity);
 }
 
 void add_bin(PlanCount& total, const PlanCount& bin) {
@@ -112,15 +126,20 @@ Scorer::Scorer(const DocumentView& documents, const ModelConfig& config, const S
   const int rank = grid.cp_rank();
   for (int64_t index : plan.bins_of_replica[static_cast<size_t>(grid.dp_rank())]) {
     const PackedBatch& bin = plan.bins[static_cast<size_t>(index)];
-    std::vector<std::span<const int32_t>> texts;
-    for (int64_t document : bin.documents) texts.push_back(documents.document(document));
-    const Layout layout = setup.layout_of(bin);
+    std::vector<std::vector<int32_t>> streams;
+    for (const int64_t tree : bin.documents)
+      streams.push_back(tokens_of_tree(plan.forest, tree, documents));
+    const std::vector<std::span<const int32_t>> texts(streams.begin(), streams.end());
+    const BinLayout of_bin = plan.layout_of(bin);
     BinShard shard;
     shard.bin = index;
-    shard.shard = layout.shard(rank);
-    shard.batch = make_local_batch(layout, bin.bounds(), texts, rank);
-    shard.plan = plan_rank(*setup.schedule, setup.problem(layout, config), rank);
-    shard.scores.resize(shard.batch.tokens.size());
+    shard.shard = of_bin.layout.shard(rank);
+    shard.batch =
+        make_local_batch(of_bin.layout, bin.bounds(), plan.forest, bin.documents, texts, rank);
+    shard.plan = plan_rank(*setup.schedule, plan.problem(of_bin, config), rank);
+    shard.scores.resize(shard.batch.targets.size());
+    shard.tokens = token_runs(plan.forest, bin.documents, shard.shard);
+    shard.predictions = prediction_runs(plan.forest, bin.documents, shard.shard);
     shards_.push_back(std::move(shard));
   }
 }
@@ -146,22 +165,13 @@ DecoderTimes Scorer::run(
   return times;
 }
 
-void Scorer::for_each_run(const BinShard& shard,
-                          const std::function<void(const DocumentRun&)>& f) const {
-  const PackedBatch& bin = plan_.bins[static_cast<size_t>(shard.bin)];
-  for (const Fragment& fragment : shard.shard.fragments)
-    f({bin.documents[static_cast<size_t>(fragment.segment.value())], fragment.start.value(),
-       fragment.stride, fragment.length, fragment.local_begin.value()});
-}
-
 uint64_t Scorer::checksum() const {
   Checksum sum;
   for (const BinShard& shard : shards_)
-    for_each_run(shard, [&](const DocumentRun& run) {
-      const int64_t predictions = documents_.length(run.document) - 1;
-      for (int64_t i = 0; i < run.length && run.start + i * run.stride < predictions; ++i)
-        sum.add(std::as_bytes(std::span(&shard.scores[static_cast<size_t>(run.slot + i)], 1)));
-    });
+    for (const DocumentRun& run : shard.predictions)
+      sum.add(std::as_bytes(std::span(shard.scores)
+                                .subspan(static_cast<size_t>(run.row),
+                                         static_cast<size_t>(run.length))));
   return sum.value();
 }
 
@@ -173,17 +183,14 @@ ScoreRange Scorer::in_document_order(Communicator& world) const {
   std::vector<std::vector<Scored>> outgoing(static_cast<size_t>(ranks));
   for (const BinShard& shard : shards_) {
     if (grid_.tp_rank() != 0) break;  // all ranks of a tensor-parallel group hold the same scores
-    for_each_run(shard, [&](const DocumentRun& run) {
-      const int64_t first = offsets[static_cast<size_t>(run.document)];
-      const int64_t predictions = documents_.length(run.document) - 1;
-      for (int64_t i = 0; i < run.length; ++i) {
-        const int64_t position = run.start + i * run.stride;
-        if (position >= predictions) break;
-        const int64_t index = first + position;
-        outgoing[static_cast<size_t>(owner_of(index, total, ranks))].push_back(
-            {index, shard.scores[static_cast<size_t>(run.slot + i)]});
-      }
-    });
+    for (const DocumentRun& run : shard.predictions)
+      for (const int64_t document : run.documents)
+        for (int64_t i = 0; i < run.length; ++i) {
+          const int64_t index =
+              offsets[static_cast<size_t>(document)] + run.start + i * run.stride;
+          outgoing[static_cast<size_t>(owner_of(index, total, ranks))].push_back(
+              {index, shard.scores[static_cast<size_t>(run.row + i)]});
+        }
   }
   std::vector<Scored> send;
   std::vector<int64_t> send_bytes;

@@ -6,8 +6,10 @@
 //     for every document d, every position p but its last:
 //         logprob[d, p] = log P(token p+1 | tokens 0..p);  entropy[d, p] = H(P(. | tokens 0..p))
 //
-// Bins are dealt over the dp replicas by cost; each bin is a packed stream, sharded over cp by a
-// layout and planned once by a schedule; all layers and iterations reuse the plan.
+// Documents that begin alike may be stored once, as a tree (packing/prefix_forest.hpp): every
+// document has the same scores. Trees are packed into bins, and bins are dealt over the dp replicas
+// by cost; each bin is a packed stream, sharded over cp by a layout and planned once by a schedule;
+// all layers and iterations reuse the plan.
 
 #include <cstdint>
 #include <span>
@@ -16,32 +18,22 @@
 #include "attention/schedules/registry.hpp"
 #include "core/ragged.hpp"
 #include "model/decoder.hpp"
+#include "model/shared_prefixes.hpp"
 #include "packing/packing.hpp"
+#include "packing/prefix_forest.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
-
-/// Ragged documents: document i is tokens[offsets[i], offsets[i+1]).
-struct DocumentView {
-  std::span<const int32_t> tokens;
-  std::span<const int64_t> offsets;
-  int64_t size() const { return std::ssize(offsets) - 1; }
-  int64_t length(int64_t i) const {
-    return offsets[static_cast<size_t>(i) + 1] - offsets[static_cast<size_t>(i)];
-  }
-  std::span<const int32_t> document(int64_t i) const {
-    return tokens.subspan(static_cast<size_t>(offsets[static_cast<size_t>(i)]),
-                          static_cast<size_t>(length(i)));
-  }
-};
 
 /// Forward FLOPs of the model without attention, per token: 2 per weight of a matrix product.
 double linear_flops_per_token(const ModelConfig& config);
 
 /// Memory of one of `tp` ranks for weights.
 int64_t weight_bytes(const ModelConfig& config, int tp, DType type = DType::f32);
-/// Memory of the activations of `slots` slots, without what attention stores.
-int64_t activation_bytes(const ModelConfig& config, int tp, int64_t slots, DType type = DType::f32);
+/// Memory of the activations of `slots` slots, `again` of which predict once more, without what
+/// attention stores.
+int64_t activation_bytes(const ModelConfig& config, int tp, int64_t slots, int64_t again = 0,
+                         DType type = DType::f32);
 
 /// How a scoring is spread over ranks: the grid, who owns which slots of a bin, and how queries
 /// meet the keys of other ranks.
@@ -55,28 +47,40 @@ struct ScoringSetup {
   /// Slots of a segment are a multiple of this: 2·cp for DualChunkSwap, which cuts every segment; 1
   /// for the others, which pad the row.
   int64_t slot_multiple() const;
-  /// The layout of a bin. Throws the usage errors of the layout.
-  Layout layout_of(const PackedBatch& bin) const;
-  /// Causal attention of a bin, forward only, on one tensor-parallel rank of every cp rank.
-  /// `layout` must outlive the result.
-  AttentionProblem problem(const Layout& layout, const ModelConfig& config) const;
+};
+
+/// A bin over the ranks: who owns which slots, and who sees whom.
+struct BinLayout {
+  MaskRule mask;
+  Layout layout;
 };
 
 /// What is known of a scoring before it runs; the same on all ranks.
 struct ScoringPlan {
   ScoringSetup setup;
-  std::vector<PackedBatch> bins;
+  PrefixForest forest;  ///< of the documents
+  std::vector<PackedBatch> bins;                      ///< whose "documents" are trees
   std::vector<std::vector<int64_t>> bins_of_replica;  ///< [dp] indices into bins
   int64_t capacity = 0;
-  int64_t tokens = 0, predictions = 0;
-  int64_t pairs = 0;  ///< visible (query, key) pairs per head and layer
+  int64_t tokens = 0;       ///< stored
+  int64_t predictions = 0;  ///< of all documents
+  int64_t pairs = 0;        ///< visible (query, key) pairs per head and layer
 
+  /// The layout of a bin. Throws the usage errors of the layout.
+  BinLayout layout_of(const PackedBatch& bin) const;
+  /// Attention of a bin, forward only, on one tensor-parallel rank of every cp rank. `layout` must
+  /// outlive the result.
+  AttentionProblem problem(const BinLayout& layout, const ModelConfig& config) const;
   double flops(const ModelConfig& config) const;
 };
 
-/// Packs the documents; each segment's slots are a multiple of setup.slot_multiple(). Throws usage
-/// errors (capacity).
-ScoringPlan plan_scoring(const DocumentView& documents, const ModelConfig& config,
+/// Packs the trees of `forest`, made of documents of these offsets; each segment's slots are a
+/// multiple of setup.slot_multiple(). Throws usage errors (capacity).
+ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
+                         const ModelConfig& config, const ScoringSetup& setup,
+                         int64_t bin_capacity);
+/// The same, every document stored by itself.
+ScoringPlan plan_scoring(std::span<const int64_t> offsets, const ModelConfig& config,
                          const ScoringSetup& setup, int64_t bin_capacity);
 
 /// Adds what attention does for one more bin: sums, but for memory, of which bins reuse the same.
@@ -88,7 +92,9 @@ struct BinShard {
   Shard shard;
   RankPlan plan;  ///< without backward steps
   LocalBatch batch;
-  std::vector<LogprobEntropy> scores;  ///< [slots]
+  std::vector<LogprobEntropy> scores;    ///< [targets]
+  std::vector<DocumentRun> tokens;       ///< rows are slots
+  std::vector<DocumentRun> predictions;  ///< rows are indices of scores
 };
 
 /// A contiguous run of all predictions, in document order.
@@ -96,14 +102,6 @@ struct ScoreRange {
   int64_t begin = 0;
   std::vector<float> logprob, entropy;
   int64_t end() const { return begin + std::ssize(logprob); }
-};
-
-/// `length` real tokens of a document on this rank: positions start, start + stride, ... lie at the
-/// local slots slot, slot + 1, ...
-struct DocumentRun {
-  int64_t document = 0;
-  int64_t start = 0, stride = 1, length = 0;
-  int64_t slot = 0;
 };
 
 class Scorer {
@@ -132,9 +130,6 @@ class Scorer {
   /// gets predictions [P·r/n, P·(r+1)/n). One all-to-all-v. Collective over `world`, all
   /// ranks of the grid, a communicator of host memory.
   ScoreRange in_document_order(Communicator& world) const;
-
-  /// Calls f for every run of real tokens in `shard`, by ascending slot.
-  void for_each_run(const BinShard& shard, const std::function<void(const DocumentRun&)>& f) const;
 
  private:
   DocumentView documents_;

@@ -76,15 +76,6 @@ double packing_efficiency(std::span<const PackedBatch> batches, int64_t capacity
   return room > 0 ? tokens / room : 0;
 }
 
-int64_t causal_pairs(const PackedBatch& batch) {
-  int64_t pairs = 0;
-  for (int64_t i = 0; i < batch.bounds().segments(); ++i) {
-    const int64_t n = batch.bounds().real_length(i);
-    pairs += n * (n + 1) / 2;
-  }
-  return pairs;
-}
-
 std::vector<std::vector<int64_t>> balance_over_groups(std::span<const double> costs, int groups) {
   std::vector<int64_t> order(costs.size());
   std::iota(order.begin(), order.end(), 0);

@@ -41,9 +41,6 @@ std::vector<PackedBatch> pack_documents(std::span<const int64_t> lengths, int64_
 /// holds).
 double packing_efficiency(std::span<const PackedBatch> batches, int64_t capacity);
 
-/// Causal pairs of a batch: Σ R(R+1)/2, the quadratic part of its cost.
-int64_t causal_pairs(const PackedBatch& batch);
-
 /// Deals items of the given costs over `groups`, heaviest first, each to the group with the least
 /// so far (ties: lower group, lower item). Returns each group's items in ascending order.
 std::vector<std::vector<int64_t>> balance_over_groups(std::span<const double> costs, int groups);

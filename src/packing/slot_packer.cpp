@@ -44,10 +44,11 @@ class HostSlotPacker final : public SlotPacker {
       const auto room = static_cast<int32_t>(segments.first_slot[i + 1] - segments.first_slot[i]);
       const int32_t length = segments.real_length[i];
       const int32_t* token = tokens.data() + segments.first_token[i];
+      const int32_t position = segments.first_position[i];
       for (int32_t p = 0; p < room; ++p) {
         slots.ids.push_back(p < length ? token[p] : 0);
         slots.labels.push_back(p + 1 < length ? token[p + 1] : ignored_label);
-        slots.positions.push_back(p);
+        slots.positions.push_back(position + p);
       }
     }
     return slots;

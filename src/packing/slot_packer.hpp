@@ -21,10 +21,12 @@ struct SegmentLists {
   std::vector<int64_t> first_slot{0};  ///< [segments + 1]
   std::vector<int32_t> real_length;    ///< [segments]
   std::vector<int64_t> first_token;    ///< [segments]
-  void add(int64_t slots, int32_t length, int64_t token) {
+  std::vector<int32_t> first_position; ///< [segments]
+  void add(int64_t slots, int32_t length, int64_t token, int32_t position = 0) {
     first_slot.push_back(first_slot.back() + slots);
     real_length.push_back(length);
     first_token.push_back(token);
+    first_position.push_back(position);
   }
   int64_t slots() const { return first_slot.back(); }
 };

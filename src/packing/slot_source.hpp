@@ -2,16 +2,17 @@
 // Which token fills a packed slot: the arithmetic of packing on a device.
 //
 //     segment     the last one whose first slot is <= the slot, which skips empty segments
-//     position    slot - first slot of the segment
-//     token       first token of the document + position, if position < real length; else none
-//     next        token + 1, if position + 1 < real length; else none: the label is ignored
+//     index       slot - first slot of the segment
+//     position    first position + index: not 0 where a document goes on behind a shared prefix
+//     token       first token + index, if index < real length; else none
+//     next        token + 1, if index + 1 < real length; else none: the label is ignored
 //
-// 2 segments of 3 and 1 real tokens in 4 and 2 slots, documents from tokens 10 and 0 on:
+// 2 segments of 3 and 1 real tokens in 4 and 2 slots, from tokens 10 and 0 and positions 0 and 7 on:
 //
 //     slot        0   1   2   3   4   5
 //     token      10  11  12   -   0   -
 //     next       11  12   -   -   -   -
-//     position    0   1   2   3   0   1
+//     position    0   1   2   3   7   8
 
 #include <cstdint>
 
@@ -24,13 +25,14 @@ struct SegmentTable {
   int64_t segments = 0;
   const int64_t* first_slot = nullptr;   ///< [segments + 1], ascending, from 0
   const int32_t* real_length = nullptr;  ///< [segments]
-  const int64_t* first_token = nullptr;  ///< [segments], of the segment's document
+  const int64_t* first_token = nullptr;  ///< [segments]
+  const int32_t* first_position = nullptr;  ///< [segments]
 };
 
 struct SlotSource {
   int64_t token = -1;    ///< -1: padding
   int64_t next = -1;     ///< -1: no label
-  int32_t position = 0;  ///< in the segment, padding included
+  int32_t position = 0;  ///< in the document, padding included
 };
 
 /// Of a slot below first_slot[segments].
@@ -44,10 +46,11 @@ GYRE_HOST_DEVICE inline SlotSource slot_source(const SegmentTable& table, int64_
       high = middle;
   }
   SlotSource source;
-  source.position = static_cast<int32_t>(slot - table.first_slot[low]);
+  const auto index = static_cast<int32_t>(slot - table.first_slot[low]);
   const int32_t length = table.real_length[low];
-  if (source.position < length) source.token = table.first_token[low] + source.position;
-  if (source.position + 1 < length) source.next = source.token + 1;
+  source.position = table.first_position[low] + index;
+  if (index < length) source.token = table.first_token[low] + index;
+  if (index + 1 < length) source.next = source.token + 1;
   return source;
 }
 

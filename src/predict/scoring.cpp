@@ -57,6 +57,7 @@ class StepCosts {
   void add(const decoder_step::AllReduce& step) {
     times_.tp_wait += all_reduce_seconds(bytes(step.data));
   }
+  void add(const decoder_step::Again&) {}  // rows of few slots
   void add(const decoder_step::Attention&) {
     const double busy =
         std::min(attention_.seconds, attention_.compute_only + attention_.copies_most);
@@ -125,7 +126,9 @@ class ScoringSimulation {
   const BinCost& cost(int64_t bin, int d) const { return known_.at(key_of(bin, d)).cost; }
 
  private:
-  using Key = std::tuple<std::vector<int32_t>, std::vector<int32_t>, int64_t>;
+  /// Boundaries, nodes of trees as (descendants, length), place.
+  using Key = std::tuple<std::vector<int32_t>, std::vector<int32_t>,
+                         std::vector<std::pair<int32_t, int64_t>>, int64_t>;
   struct Simulated {
     int64_t bin = 0, first = 0;
     BinCost cost;
@@ -137,17 +140,21 @@ class ScoringSimulation {
     const PackedBatch& batch = plan_.bins[static_cast<size_t>(bin)];
     const size_t tiers = machine_.links.size();
     const int64_t place = tiers < 2 ? 0 : first_of(d) % machine_.links[tiers - 2].ranks;
-    return {batch.cu_seqlens, batch.cu_seqlens_padded, place};
+    std::vector<std::pair<int32_t, int64_t>> nodes;
+    for (const int64_t tree : batch.documents)
+      for (const PrefixNode& node : plan_.forest.tree(tree))
+        nodes.emplace_back(node.descendants, node.length);
+    return {batch.cu_seqlens, batch.cu_seqlens_padded, std::move(nodes), place};
   }
 
   BinCost simulate(const PackedBatch& batch, int64_t first) const {
     const ScoringSetup& setup = plan_.setup;
-    const Layout layout = setup.layout_of(batch);
-    const AttentionProblem problem = setup.problem(layout, config_);
+    const BinLayout of_bin = plan_.layout_of(batch);
+    const AttentionProblem problem = plan_.problem(of_bin, config_);
+    const int64_t slots = of_bin.layout.slots_of_rank();
     const PassPrediction attention =
         predict({*setup.schedule, problem, types_, {first, setup.grid.tp}}, machine_).front();
-    StepCosts costs(config_, setup.grid.tp, layout.slots_of_rank(), types_.activations, machine_,
-                    attention);
+    StepCosts costs(config_, setup.grid.tp, slots, types_.activations, machine_, attention);
     BinCost cost;
     cost.times = costs.of(steps_);
     const auto layers = static_cast<double>(config_.num_hidden_layers);
@@ -156,13 +163,13 @@ class ScoringSimulation {
     for (const int64_t bytes : attention.bytes_by_tier)
       cost.bytes_sent += bytes * config_.num_hidden_layers * setup.grid.tp;
     cost.pairs = attention.pairs / problem.heads.heads;
-    cost.memory = memory_of(problem.heads, layout.slots_of_rank()) + attention.transient_bytes;
+    cost.memory = memory_of(problem.heads, slots) + attention.transient_bytes;
     return cost;
   }
 
   /// Activations of so many slots, those of attention included.
   int64_t memory_of(const HeadShape& heads, int64_t slots) const {
-    int64_t bytes = activation_bytes(config_, plan_.setup.grid.tp, slots, types_.activations);
+    int64_t bytes = activation_bytes(config_, plan_.setup.grid.tp, slots, 0, types_.activations);
     for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats}) {
       const int64_t held = kind == ArrayKind::kv ? heads.kv_heads : heads.heads;
       bytes += slots * row_elements(kind, held, heads.head_dim) *

@@ -22,10 +22,12 @@ struct LocalBatch {
   std::vector<int32_t> positions;  ///< [slots] position inside the document; padding inside a
                                    ///< segment counts on, padding of the layout is 0
   std::vector<int32_t> targets;    ///< [slots] next token of the document, no_target for its last
-                                   ///< token and for padding
+                                   ///< token and for padding; then those of the slots in `again`
+  std::vector<int32_t> again;      ///< slots that predict more tokens than one: those by which a
+                                   ///< text goes on in several ways (model/shared_prefixes.hpp)
 };
 
-/// `documents[i]` are the tokens of segment i (bounds.real_length(i) of them); `layout` is one of
+/// `documents[i]` are the tokens of segment i (bounds.real_length(i) of them), a document each; `layout` is one of
 /// these bounds.
 LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
                             std::span<const std::span<const int32_t>> documents, int rank);

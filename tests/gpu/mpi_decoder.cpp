@@ -73,14 +73,14 @@ double tolerance_of_scores(const ModelConfig& config, const Twin& twin, int cp) 
 }
 
 /// Expects the residual stream of one bin to be the twin's; rows are counted.
-int64_t expect_hidden(const Scorer& scorer, const BinShard& shard, int64_t index,
+int64_t expect_hidden(const BinShard& shard, int64_t index,
                       MatrixView<const float> x, const Documents& documents, const Twin& twin,
                       double tolerance) {
   int64_t rows = 0;
-  scorer.for_each_run(shard, [&](const DocumentRun& run) {
+  for (const DocumentRun& run : shard.tokens)
     for (int64_t i = 0; i < run.length; ++i, ++rows) {
       const int64_t token =
-          documents.offsets[static_cast<size_t>(run.document)] + run.start + i * run.stride;
+          documents.offsets[static_cast<size_t>(run.documents.front())] + run.start + i * run.stride;
       const std::span<const double> want =
           std::span(twin.x[static_cast<size_t>(index)])
               .subspan(static_cast<size_t>(token * x.cols), static_cast<size_t>(x.cols));
@@ -88,11 +88,10 @@ int64_t expect_hidden(const Scorer& scorer, const BinShard& shard, int64_t index
       for (const double v : want) squares += v * v;
       const double rms = std::sqrt(squares / static_cast<double>(x.cols));
       for (int64_t c = 0; c < x.cols; ++c)
-        EXPECT_NEAR(static_cast<double>(x(run.slot + i, c)), want[static_cast<size_t>(c)],
+        EXPECT_NEAR(static_cast<double>(x(run.row + i, c)), want[static_cast<size_t>(c)],
                     tolerance * rms)
             << "layer " << index << " token " << token << " channel " << c;
     }
-  });
   return rows;
 }
 
@@ -118,7 +117,7 @@ class DeviceDecoder : public test::GpuTest {
                     const ScoringSetup& setup) {
     SCOPED_TRACE(to_string(setup.grid) + " " + setup.layout->name + " " + setup.schedule->name);
     ProcessGrid grid(device_world(), setup.grid);
-    const ScoringPlan plan = plan_scoring(documents.view(), config, setup, bin);
+    const ScoringPlan plan = plan_scoring(documents.offsets, config, setup, bin);
     Scorer scorer(documents.view(), config, plan, grid);
     Decoder decoder(
         config, load_weights(config, setup.grid.tp, grid.tp_rank(), test::random_weights(config)),
@@ -127,7 +126,7 @@ class DeviceDecoder : public test::GpuTest {
     const DecoderTimes times =
         scorer.run(decoder, [&](const BinShard& shard, int64_t index, MatrixView<const float> x) {
           rows +=
-              expect_hidden(scorer, shard, index, x, documents, twin,
+              expect_hidden(shard, index, x, documents, twin,
                             hidden_tolerance(decoder_shape(config, index, longest, setup.grid.cp)));
         });
     expect_scores(scorer, times, config, twin, setup.grid.cp);
@@ -186,7 +185,7 @@ TEST_F(DeviceDecoder, TheSameRunTwiceGivesTheSameBits) {
   const ScoringSetup setup = {
       shape, &find_layout("dual-chunk-swap"), {}, &find_schedule("ring"), {}};
   ProcessGrid grid(device_world(), shape);
-  const ScoringPlan plan = plan_scoring(documents.view(), config, setup, bin);
+  const ScoringPlan plan = plan_scoring(documents.offsets, config, setup, bin);
   Scorer scorer(documents.view(), config, plan, grid);
   Decoder decoder(config,
                   load_weights(config, shape.tp, grid.tp_rank(), test::random_weights(config)),

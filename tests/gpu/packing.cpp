@@ -32,7 +32,7 @@ TEST_F(Packing, EmptySegmentsAndPaddingAreSkipped) {
   const int32_t x = ignored_label;
   EXPECT_EQ(slots.ids, (Ints{13, 14, 0, 0, 0, 0, 10, 11, 12}));
   EXPECT_EQ(slots.labels, (Ints{14, x, x, x, x, x, 11, 12, x}));
-  EXPECT_EQ(slots.positions, (Ints{0, 1, 2, 3, 0, 1, 0, 1, 2}));
+  EXPECT_EQ(slots.positions, (Ints{0, 1, 2, 3, 0, 1, 5, 6, 7}));
 }
 
 TEST_F(Packing, BinsAreThoseThatTheHostFills) {

@@ -50,7 +50,7 @@ ResultsHeader header_for(std::vector<int64_t> offsets) {
   for (size_t i = 0; i + 1 < offsets.size(); ++i) header.names.push_back(fmt::format("d{}", i));
   header.offsets = std::move(offsets);
   header.cp = 2;
-  header.packed = {64, {0, 2, 3}, {1, 0, 2}, {0, 5, 9, 0, 4}, {0, 8, 12, 0, 4}};
+  header.packed = {64, {0, 2, 3}, {1, 0, 2}, {0, 5, 9, 0, 4}, {0, 8, 12, 0, 4}, {}};
   header.provenance = {{"generator", "test"}};
   return header;
 }

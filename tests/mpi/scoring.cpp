@@ -90,14 +90,24 @@ struct ScoringRun {
   Traffic measured;  ///< of all layers, from the communicator
 };
 
-ScoringRun score(const Documents& documents, const ModelConfig& config, const ScoringSetup& setup) {
+/// Documents that begin alike are stored once if they share `min_prefix` tokens; 0: never.
+ScoringPlan plan_of(const Documents& documents, const ModelConfig& config,
+                    const ScoringSetup& setup, int64_t min_prefix) {
+  return plan_scoring(documents.offsets,
+                      min_prefix > 0 ? share_prefixes(documents.view(), {min_prefix, 48})
+                                     : separate_documents(documents.offsets),
+                      config, setup, 48);
+}
+
+ScoringRun score(const Documents& documents, const ModelConfig& config, const ScoringSetup& setup,
+                 int64_t min_prefix = 0) {
   ProcessGrid grid(world(), setup.grid);
   HostStream stream;
   const auto kernel = make_cpu_kernel();
   Decoder decoder(config,
                   load_weights(config, setup.grid.tp, grid.tp_rank(), test::random_weights(config)),
                   grid, *kernel, stream);
-  const ScoringPlan plan = plan_scoring(documents.view(), config, setup, 48);
+  const ScoringPlan plan = plan_of(documents, config, setup, min_prefix);
   Scorer scorer(documents.view(), config, plan, grid);
   const Traffic before = grid.cp().traffic();
   scorer.run(decoder);
@@ -109,16 +119,16 @@ ScoringRun score(const Documents& documents, const ModelConfig& config, const Sc
 
 /// Why the schedule refuses the first bin, or "".
 std::string refusal_of(const Documents& documents, const ModelConfig& config,
-                       const ScoringSetup& setup) {
-  const ScoringPlan plan = plan_scoring(documents.view(), config, setup, 48);
-  const Layout layout = setup.layout_of(plan.bins.front());
-  return setup.schedule->why_not(setup.problem(layout, config));
+                       const ScoringSetup& setup, int64_t min_prefix = 0) {
+  const ScoringPlan plan = plan_of(documents, config, setup, min_prefix);
+  const BinLayout layout = plan.layout_of(plan.bins.front());
+  return setup.schedule->why_not(plan.problem(layout, config));
 }
 
 /// Scores, and compares scores with the twin's and traffic with the plan's.
 void expect_right(const Documents& documents, const ModelConfig& config, const TwinScores& twin,
-                  const ScoringSetup& setup) {
-  const ScoringRun run = score(documents, config, setup);
+                  const ScoringSetup& setup, int64_t min_prefix = 0) {
+  const ScoringRun run = score(documents, config, setup, min_prefix);
   EXPECT_LE(worst_error(run.range, twin), tolerance) << name_of(setup);
   EXPECT_EQ(run.measured.bytes_sent, run.count.bytes_sent * config.num_hidden_layers)
       << name_of(setup);
@@ -163,6 +173,61 @@ TEST(Scoring, EveryScheduleUnderEveryLayoutEqualsTheSerialTwin) {
   poison_new_buffers(poisoned);
 }
 
+/// Two prompts with answers, of which some are equal, one goes on in two ways and one is empty; and
+/// a document of its own.
+Documents rollouts(const ModelConfig& config) {
+  Documents documents;
+  std::mt19937 generator(6);
+  std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(config.vocab_size) - 1);
+  const auto text = [&](int64_t length) {
+    std::vector<int32_t> tokens;
+    for (int64_t i = 0; i < length; ++i) tokens.push_back(token(generator));
+    return tokens;
+  };
+  const auto add = [&](std::initializer_list<std::vector<int32_t>> parts) {
+    for (const auto& part : parts)
+      documents.tokens.insert(documents.tokens.end(), part.begin(), part.end());
+    documents.offsets.push_back(std::ssize(documents.tokens));
+  };
+  const auto a = text(9), b = text(21), c = text(6), d = text(5), e = text(13), alone = text(17);
+  add({a, c});
+  add({b, d});
+  add({a, e, c});
+  add({alone});
+  add({a, e, d});
+  add({a});
+  add({b, c, b});
+  add({b, d});
+  add({});
+  for (const int64_t length : {1, 2, 7, 11, 3}) add({b, text(length)});
+  return documents;
+}
+
+// A prompt and its answers, stored once: the scores of every document are those of the documents
+// by themselves, on every grid, under every layout and schedule.
+TEST(Scoring, SharedPrefixesChangeNoScore) {
+  const bool poisoned = poison_new_buffers(true);
+  const ModelConfig config = test::small_config();
+  const Documents documents = rollouts(config);
+  const TwinScores twin = twin_scores(documents, config);
+  const PrefixSavings savings =
+      savings_of(plan_of(documents, config, setup_of({1, world().size(), 1}), 4).forest);
+  EXPECT_LT(savings.trees, 7);
+  EXPECT_LT(3 * savings.stored_tokens, 2 * savings.tokens);
+  for (const GridShape& grid : all_grids(config))
+    for (const int64_t min_prefix : {1, 4, 10})
+      expect_right(documents, config, twin, setup_of(grid), min_prefix);
+  for (const Schedule& schedule : schedules())
+    for (const LayoutKind& layout : layout_kinds()) {
+      const ScoringSetup setup = setup_of({1, world().size(), 1}, layout.name, schedule.name);
+      if (refusal_of(documents, config, setup, 4).empty())
+        expect_right(documents, config, twin, setup, 4);
+      else
+        EXPECT_EQ(schedule.name, "halo");
+    }
+  poison_new_buffers(poisoned);
+}
+
 TEST(Scoring, OptionsOfLayoutsAndSchedulesArrive) {
   const ModelConfig config = test::small_config();
   const Documents documents = ragged_documents(config);
@@ -170,14 +235,15 @@ TEST(Scoring, OptionsOfLayoutsAndSchedulesArrive) {
   const int cp = world().size();
   ScoringSetup setup = setup_of({1, cp, 1}, "striped");
   setup.layout_options.stripe = 3;
-  const ScoringPlan plan = plan_scoring(documents.view(), config, setup, 48);
-  EXPECT_EQ(setup.layout_of(plan.bins.front()).shard(0).runs.front().length, 3);
+  const ScoringPlan plan = plan_scoring(documents.offsets, config, setup, 48);
+  EXPECT_EQ(plan.layout_of(plan.bins.front()).layout.shard(0).runs.front().length, 3);
   expect_right(documents, config, twin, setup);
 
   setup = setup_of({1, cp, 1}, "balanced-joint");
   setup.layout_options.chunk = 5;
-  const Layout layout = setup.layout_of(plan.bins.front());
-  for (const SlotRun& run : layout.shard(0).runs) EXPECT_EQ(run.length % 5, 0);
+  const ScoringPlan chunks = plan_scoring(documents.offsets, config, setup, 48);
+  const BinLayout of_bin = chunks.layout_of(chunks.bins.front());
+  for (const SlotRun& run : of_bin.layout.shard(0).runs) EXPECT_EQ(run.length % 5, 0);
   expect_right(documents, config, twin, setup);
 
   // Groups of one rank exchange no heads: KV blocks alone travel, as in a ring.
@@ -200,7 +266,7 @@ TEST(Scoring, WhatAScheduleCannotDoIsRefusedBeforeItRuns) {
   ScoringSetup setup = setup_of({1, cp, 1}, "contiguous", "all-to-all-ring");
   setup.schedule_options.inner = cp + 1;
   ProcessGrid grid(world(), setup.grid);
-  const ScoringPlan plan = plan_scoring(documents.view(), config, setup, 48);
+  const ScoringPlan plan = plan_scoring(documents.offsets, config, setup, 48);
   test::expect_usage(
       fmt::format("schedule all-to-all-ring: an inner group of {} of {} ranks; the nearest valid "
                   "one is {}",

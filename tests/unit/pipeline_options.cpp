@@ -47,7 +47,7 @@ TEST(MakePlan, OnlyDualChunkSwapPadsSegments) {
     if (layout.name == "dual-chunk-swap") continue;
     const ScoringPlan plan = plan_of(options_of(3, layout.name), documents);
     EXPECT_EQ(plan.bins.front().slots(), 16) << layout.name;
-    EXPECT_GE(plan.setup.layout_of(plan.bins.front()).padded_slots, 18) << layout.name;
+    EXPECT_GE(plan.layout_of(plan.bins.front()).layout.padded_slots, 18) << layout.name;
     EXPECT_EQ(plan.capacity, 8192) << layout.name;
   }
   EXPECT_EQ(plan_of(options_of(3), documents).capacity, 8196);

@@ -43,7 +43,7 @@ ScoringPlan plan_of(const std::vector<int64_t>& lengths, GridShape grid) {
   ScoringSetup setup;
   setup.grid = grid;
   setup.schedule = &find_schedule("ring");
-  return plan_scoring({{}, offsets}, small_model(), setup, 64);
+  return plan_scoring(offsets, small_model(), setup, 64);
 }
 
 ScoringPrediction predict_on(const ScoringPlan& plan, const MachineModel& machine) {

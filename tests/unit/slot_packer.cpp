@@ -14,10 +14,11 @@ using Ints = std::vector<int32_t>;
 
 TEST(SlotSource, TheExampleOfTheHeader) {
   const std::vector<int64_t> first_slot = {0, 4, 6}, first_token = {10, 0};
-  const Ints real = {3, 1};
-  const SegmentTable table{2, first_slot.data(), real.data(), first_token.data()};
+  const Ints real = {3, 1}, first_position = {0, 7};
+  const SegmentTable table{2, first_slot.data(), real.data(), first_token.data(),
+                           first_position.data()};
   const int64_t token[] = {10, 11, 12, -1, 0, -1}, next[] = {11, 12, -1, -1, -1, -1};
-  const int32_t position[] = {0, 1, 2, 3, 0, 1};
+  const int32_t position[] = {0, 1, 2, 3, 7, 8};
   for (int64_t slot = 0; slot < 6; ++slot) {
     const SlotSource source = slot_source(table, slot);
     EXPECT_EQ(source.token, token[slot]) << slot;
@@ -37,7 +38,8 @@ TEST_F(HostPacking, EverySlotIsThatOfItsSource) {
   const Ints tokens = {10, 11, 12, 13, 14};
   const SlotArrays slots = packer_->pack(segments, tokens);
   const SegmentTable table{std::ssize(segments.real_length), segments.first_slot.data(),
-                           segments.real_length.data(), segments.first_token.data()};
+                           segments.real_length.data(), segments.first_token.data(),
+                           segments.first_position.data()};
   Ints ids, labels, positions;
   for (int64_t slot = 0; slot < segments.slots(); ++slot) {
     const SlotSource source = slot_source(table, slot);

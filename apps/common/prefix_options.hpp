@@ -1,0 +1,33 @@
+#pragma once
+// Documents that begin alike, stored once: --share-prefixes and --min-prefix.
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <string>
+
+#include "core/error.hpp"
+#include "io/prefix_tables.hpp"
+#include "packing/prefix_forest.hpp"
+
+namespace gyre {
+
+struct PrefixChoice {
+  bool share = false;
+  int64_t min_prefix = 64;
+
+  /// The trees of documents, or each a tree of its own; a tree of several documents has at most
+  /// `max_tokens`.
+  PrefixForest forest_of(const DocumentView& documents, int64_t max_tokens) const;
+};
+
+void declare_prefix_options(CLI::App& app, PrefixChoice& o);
+void check_prefix_options(const PrefixChoice& o, ConfigErrors& errors);
+
+/// A "#" line that says what sharing saves.
+std::string savings_text(const PrefixForest& forest);
+
+/// Between trees and their tables in files. Tables must have been checked.
+PrefixTables tables_of(const PrefixForest& forest);
+PrefixForest forest_of(const PrefixTables& tables);
+
+}  // namespace gyre

@@ -1,0 +1,49 @@
+#pragma once
+// Trees of documents that begin alike (packing/prefix_forest.hpp) as tables: group /packed/prefixes
+// of packed streams and results, whose segments then hold trees.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "io/schema.hpp"
+
+namespace gyre {
+
+/// Columns of the table of nodes.
+struct StoredNode {
+  int64_t parent = -1;         ///< in its tree; -1: none
+  int64_t tokens = 0;          ///< of the node
+  int64_t first_document = 0;  ///< in PrefixTables::documents
+  int64_t documents = 0;
+  friend bool operator==(const StoredNode&, const StoredNode&) = default;
+};
+
+/// Trees; without any, segments hold documents.
+struct PrefixTables {
+  std::vector<int64_t> tree_offsets{0};  ///< [trees + 1], in nodes
+  std::vector<StoredNode> nodes;         ///< of a tree: parents before children, depth first
+  std::vector<int64_t> documents;        ///< those of a node, then of its children
+
+  bool empty() const { return tree_offsets.size() == 1; }
+  int64_t trees() const { return std::ssize(tree_offsets) - 1; }
+  std::span<const StoredNode> tree(int64_t t) const;
+};
+
+/// Adds what is wrong with the tables to `errors`: the first fault, by tree and node.
+void check_prefixes(ConfigErrors& errors, const PrefixTables& tables);
+
+/// Creates the group, unless there are no trees. One process.
+void write_prefixes(h5::File& file, const PrefixTables& tables);
+
+/// The datasets of the tables; none where the file has no such group.
+struct PrefixParts {
+  std::optional<h5::Dataset> tree_offsets, nodes, documents;
+};
+/// Finds the tables. No communication.
+PrefixParts open_prefixes(SchemaReader& reader);
+/// Reads them. Collective.
+PrefixTables read_prefixes(const PrefixParts& parts);
+
+}  // namespace gyre
