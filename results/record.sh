@@ -132,6 +132,38 @@ on_machine() {
   done
 }
 
+# The same schedules by messages of ours and by collectives of the MPI library.
+collectives() {
+  local carrier
+  for carrier in messages library; do
+    on_machine "attention-collectives-$carrier" 2 gyre-attention --tokens 8K --heads 8 --kv-heads 4 \
+      --schedule all-gather,all-gather-strided,all-to-all --collectives "$carrier"
+  done
+}
+
+# N answers of 512 tokens to a prompt of 1024, each with its prompt a document: text from licences.
+answers_to_a_prompt() {
+  local i text=$build/rollouts-$1
+  rm -rf "$text"
+  mkdir -p "$text"
+  cat /usr/share/common-licenses/{GPL-3,Apache-2.0} >"$text.txt"
+  for ((i = 0; i < $1; i++)); do
+    { head -c 1023 "$text.txt" && tail -c "+$((2000 + 600 * i))" "$text.txt" | head -c 511; } >"$text/$(printf 'answer-%02d' "$i")"
+  done
+  "$apps/gyre-import" -o "$text.h5" "$text"/* >/dev/null
+}
+
+# Scored one by one, and with the prompt stored once.
+rollouts() {
+  local n
+  for n in 8 64; do
+    answers_to_a_prompt "$n"
+    on_machine "pipeline-rollouts-$n" 1 gyre-pipeline --input "$build/rollouts-$n.h5" --model inputs/model.h5 --bin 34K
+    on_machine "pipeline-rollouts-$n-shared" 1 gyre-pipeline --input "$build/rollouts-$n.h5" --model inputs/model.h5 \
+      --bin 34K --share-prefixes
+  done
+}
+
 timed() {
   local grid licences=$build/licences.h5
   record machine 2 gyre-info
@@ -147,6 +179,8 @@ timed() {
   for grid in cp tp dp; do
     on_machine "pipeline-$grid" 2 gyre-pipeline --input "$licences" --model inputs/model.h5 "--$grid" 2
   done
+  collectives
+  rollouts
 }
 
 # bench NAME FILTER: benchmarks of kernels alone, beside what limits them, to bench-NAME.json.
@@ -191,6 +225,8 @@ case $what in
   demo) demo ;;
   machine) machine ;;
   timed) timed ;;
+  collectives) collectives ;;
+  rollouts) rollouts ;;
   kernels) kernels ;;
   studies) studies ;;
   *)

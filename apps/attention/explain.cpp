@@ -223,15 +223,18 @@ Explanation explain_workload(const AttentionWorkload& workload, const AttentionO
   return explainer.finish();
 }
 
-ExitCode explain(const AttentionOptions& o, AppContext& context) {
+ExitCode explain(AttentionOptions& o, AppContext& context) {
   run_agreed(context.world, "options", [&] {
     ReportOptions others = o.report;
     if (!others.in_lines()) others.json.clear();
     refuse_report_options(context, others, "--explain");
   });
+  std::optional<AttentionFile> file;
+  if (!o.input.empty()) file = read_attention_file(context.world, o.input);
   std::string text;
   run_on_root(context.world, "explanation", [&] {
-    const AttentionWorkload workload = generated_workload(o, o.sweep.sizes().front());
+    const AttentionWorkload workload =
+        file ? workload_of(*file, o) : generated_workload(o, o.sweep.sizes().front());
     const Explanation explanation = explain_workload(workload, o);
     text = explanation.text;
     context.outputs.add_text(o.svg, explanation.svg);

@@ -22,6 +22,6 @@ struct Explanation {
 Explanation explain_workload(const AttentionWorkload& workload, const AttentionOptions& o);
 
 /// What --explain does: prints the text on rank 0, and writes drawing and JSON. Collective.
-ExitCode explain(const AttentionOptions& o, AppContext& context);
+ExitCode explain(AttentionOptions& o, AppContext& context);
 
 }  // namespace gyre

@@ -163,7 +163,6 @@ void check_explanation(const AttentionOptions& o, ConfigErrors& errors) {
   if (!o.explain) return;
   if (o.sweep.sweeps() && o.sweep.max != o.sweep.min) errors.add("--explain needs one size");
   if (!o.svg.empty() && has_many(o)) errors.add("--svg needs one --schedule and one --layout");
-  if (!o.input.empty()) errors.add("--explain takes sizes or --gen, not --input");
   for (const auto& [option, value] : {std::pair{"--output", o.output},
                                       {"--trace", o.trace},
                                       {"--emulate-network", o.network},

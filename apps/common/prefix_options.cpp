@@ -36,10 +36,11 @@ void check_prefix_options(const PrefixChoice& o, ConfigErrors& errors) {
 std::string savings_text(const PrefixForest& forest) {
   const PrefixSavings s = savings_of(forest);
   return fmt::format(
-      "# prefixes  {} documents in {} tree{}: {} tokens instead of {} ({:.2f}x), {} pairs instead of "
+      "# prefixes  {} documents in {} tree{}: {} tokens instead of {} ({:.2f}x), {} pairs instead "
+      "of "
       "{} ({:.2f}x)\n",
-      s.documents, s.trees, s.trees == 1 ? "" : "s", s.stored_tokens, s.tokens, ratio(s.tokens, s.stored_tokens),
-      s.stored_pairs, s.pairs, ratio(s.pairs, s.stored_pairs));
+      s.documents, s.trees, s.trees == 1 ? "" : "s", s.stored_tokens, s.tokens,
+      ratio(s.tokens, s.stored_tokens), s.stored_pairs, s.pairs, ratio(s.pairs, s.stored_pairs));
 }
 
 PrefixTables tables_of(const PrefixForest& forest) {

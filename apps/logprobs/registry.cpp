@@ -23,7 +23,8 @@
   X(fused_linear)                   \
   X(packed)                         \
   X(packed_prerolled)               \
-  X(packed_filtered)
+  X(packed_filtered)                \
+  X(rollouts)
 
 namespace gyre {
 

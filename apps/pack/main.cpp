@@ -85,8 +85,7 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
   });
   if (o.output.empty()) return;
   const TokenSource tokens =
-      o.input.empty() ? synthetic_tokens(spec.seed, synthetic_vocab)
-                                             : tokens_of(forest, documents);
+      o.input.empty() ? synthetic_tokens(spec.seed, synthetic_vocab) : tokens_of(forest, documents);
   header.provenance = provenance_of(context, o.input.empty() ? to_string(spec) : o.input);
   write_slots(o, header, tokens, context, backend, report);
 }

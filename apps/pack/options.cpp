@@ -129,7 +129,8 @@ void check_options(const PackOptions& o) {
 
 void check_batch_options(const PackOptions& o, const std::string& schema) {
   if (!o.algorithm.empty() || o.capacity > 0 || o.dp > 1 || o.min_bins > 0 || o.max_items > 0 ||
-      o.bin_multiple > 1 || o.repeats.iterations != 1 || o.row > 0 || o.rounding.wanted() || o.prefixes.share)
+      o.bin_multiple > 1 || o.repeats.iterations != 1 || o.row > 0 || o.rounding.wanted() ||
+      o.prefixes.share)
     throw_usage(
         "'{}' is a batch of packed rows ({}): --algorithm, --capacity, --dp, --min-bins, "
         "--bin-multiple, --max-items, --rows, --stream-multiple, --stream-slots, "

@@ -118,7 +118,7 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
     job.plan = make_plan(o, config, job.model.tokenizer(), job.documents, world.size());
   });
   if (o.dry_run) {
-    run_on_root(world, "dry run", [&] { 
+    run_on_root(world, "dry run", [&] {
       fmt::print("{}{}", dry_run_text(job.plan, config),
                  o.prefixes.share ? savings_text(job.plan.forest) : "");
     });

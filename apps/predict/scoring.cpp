@@ -94,8 +94,7 @@ std::vector<Corpus> corpora_of(const PredictOptions& o, Communicator& world) {
   std::vector<Corpus> all;
   if (!o.input.empty()) {
     Documents documents = read_documents(world, o.input);
-    all.push_back(
-        {std::move(documents.offsets), std::move(documents.tokens), o.capacity, o.input});
+    all.push_back({std::move(documents.offsets), std::move(documents.tokens), o.capacity, o.input});
     return all;
   }
   if (!o.generate.empty()) {

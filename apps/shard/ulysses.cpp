@@ -294,7 +294,8 @@ std::vector<UlyssesResult> run_ulysses(const PackedHeader& header, const PackedS
     rows.push_back(step.finish());
   };
   over_bins("slices", [](ExchangeStep& step, const BinView& bin) { slice_bin(step, bin); });
-  over_bins("exchange", [&](ExchangeStep& step, const BinView& bin) { exchange_slices(step, heads, bin); });
+  over_bins("exchange",
+            [&](ExchangeStep& step, const BinView& bin) { exchange_slices(step, heads, bin); });
   if (can_be_swapped(header, world.size()))
     over_bins("swapped",
               [&](ExchangeStep& step, const BinView& bin) { exchange_swapped(step, heads, bin); });

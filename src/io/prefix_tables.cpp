@@ -17,7 +17,8 @@ std::string fault_of(std::span<const StoredNode> tree, size_t n, int64_t first) 
   if (node.tokens < 0 || (node.tokens == 0 && tree.size() > 1))
     return fmt::format("{} tokens; the least is {}", node.tokens, tree.size() > 1 ? 1 : 0);
   if (n == 0) {
-    if (node.parent != -1) return fmt::format("parent {}; the first node has none, -1", node.parent);
+    if (node.parent != -1)
+      return fmt::format("parent {}; the first node has none, -1", node.parent);
     if (node.first_document != first || node.documents < 1)
       return fmt::format("documents {} to {} of the list; they begin at {}, and there is one",
                          node.first_document, node.first_document + node.documents, first);
@@ -34,8 +35,9 @@ std::string fault_of(std::span<const StoredNode> tree, size_t n, int64_t first) 
   const int64_t end = parent.first_document + parent.documents;
   if (node.documents < 1 || node.first_document < begin ||
       node.first_document > end - node.documents)
-    return fmt::format("documents {} to {} of the list; those of its parent that are left are {} to {}",
-                       node.first_document, node.first_document + node.documents, begin, end);
+    return fmt::format(
+        "documents {} to {} of the list; those of its parent that are left are {} to {}",
+        node.first_document, node.first_document + node.documents, begin, end);
   return "";
 }
 
@@ -83,7 +85,8 @@ void write_prefixes(h5::File& file, const PrefixTables& tables) {
   std::vector<int64_t> cells;
   for (const StoredNode& n : tables.nodes)
     cells.insert(cells.end(), {n.parent, n.tokens, n.first_document, n.documents});
-  file.write_dataset(nodes_path, std::span<const int64_t>(cells), {std::ssize(tables.nodes), node_columns});
+  file.write_dataset(nodes_path, std::span<const int64_t>(cells),
+                     {std::ssize(tables.nodes), node_columns});
 }
 
 PrefixParts open_prefixes(SchemaReader& reader) {

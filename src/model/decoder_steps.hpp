@@ -79,8 +79,7 @@ struct Score {};
 using DecoderOperation =
     std::variant<decoder_step::Embed, decoder_step::AllReduce, decoder_step::Norm,
                  decoder_step::Linear, decoder_step::Rope, decoder_step::Attention,
-                 decoder_step::SiluMultiply, decoder_step::Again,
-                 decoder_step::Score>;
+                 decoder_step::SiluMultiply, decoder_step::Again, decoder_step::Score>;
 
 struct DecoderStep {
   int64_t layer = 0;  ///< 0: the embedding; from 1 on; num_hidden_layers + 1: the scores

@@ -169,9 +169,9 @@ uint64_t Scorer::checksum() const {
   Checksum sum;
   for (const BinShard& shard : shards_)
     for (const DocumentRun& run : shard.predictions)
-      sum.add(std::as_bytes(std::span(shard.scores)
-                                .subspan(static_cast<size_t>(run.row),
-                                         static_cast<size_t>(run.length))));
+      sum.add(std::as_bytes(
+          std::span(shard.scores)
+              .subspan(static_cast<size_t>(run.row), static_cast<size_t>(run.length))));
   return sum.value();
 }
 
@@ -186,8 +186,7 @@ ScoreRange Scorer::in_document_order(Communicator& world) const {
     for (const DocumentRun& run : shard.predictions)
       for (const int64_t document : run.documents)
         for (int64_t i = 0; i < run.length; ++i) {
-          const int64_t index =
-              offsets[static_cast<size_t>(document)] + run.start + i * run.stride;
+          const int64_t index = offsets[static_cast<size_t>(document)] + run.start + i * run.stride;
           outgoing[static_cast<size_t>(owner_of(index, total, ranks))].push_back(
               {index, shard.scores[static_cast<size_t>(run.row + i)]});
         }

@@ -58,7 +58,7 @@ struct BinLayout {
 /// What is known of a scoring before it runs; the same on all ranks.
 struct ScoringPlan {
   ScoringSetup setup;
-  PrefixForest forest;  ///< of the documents
+  PrefixForest forest;                                ///< of the documents
   std::vector<PackedBatch> bins;                      ///< whose "documents" are trees
   std::vector<std::vector<int64_t>> bins_of_replica;  ///< [dp] indices into bins
   int64_t capacity = 0;

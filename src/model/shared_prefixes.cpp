@@ -72,8 +72,8 @@ std::vector<DocumentRun> token_runs(const PrefixForest& forest, std::span<const 
   return runs;
 }
 
-std::vector<DocumentRun> prediction_runs(const PrefixForest& forest,
-                                         std::span<const int64_t> trees, const Shard& shard) {
+std::vector<DocumentRun> prediction_runs(const PrefixForest& forest, std::span<const int64_t> trees,
+                                         const Shard& shard) {
   std::vector<DocumentRun> runs;
   int64_t row = shard.slots;
   for_each_node_run(forest, trees, shard, [&](const NodeRun& run) {
@@ -83,8 +83,8 @@ std::vector<DocumentRun> prediction_runs(const PrefixForest& forest,
           {forest.documents_of(run.self()), run.position(0), run.stride, inside, run.slot});
     if (run.ends_node())
       for_each_child(run.tree, run.node, [&](size_t child) {
-        runs.push_back({forest.documents_of(run.tree[child]), run.tree[child].position - 1, 1, 1,
-                        row++});
+        runs.push_back(
+            {forest.documents_of(run.tree[child]), run.tree[child].position - 1, 1, 1, row++});
       });
   });
   return runs;
@@ -102,8 +102,8 @@ LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
     batch.targets[static_cast<size_t>(last)] = no_target;
     for_each_child(run.tree, run.node, [&](size_t child) {
       batch.again.push_back(static_cast<int32_t>(last));
-      batch.targets.push_back(texts[static_cast<size_t>(run.segment)]
-                                   [static_cast<size_t>(run.tree[child].begin)]);
+      batch.targets.push_back(
+          texts[static_cast<size_t>(run.segment)][static_cast<size_t>(run.tree[child].begin)]);
     });
   });
   return batch;

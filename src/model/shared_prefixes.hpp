@@ -31,8 +31,8 @@ std::vector<DocumentRun> token_runs(const PrefixForest& forest, std::span<const 
 
 /// The predictions of a shard: of rows inside a node, each in its slot; and of the last row of a
 /// node the first token of each child, one after the other behind the slots.
-std::vector<DocumentRun> prediction_runs(const PrefixForest& forest,
-                                         std::span<const int64_t> trees, const Shard& shard);
+std::vector<DocumentRun> prediction_runs(const PrefixForest& forest, std::span<const int64_t> trees,
+                                         const Shard& shard);
 
 /// One rank's view of the trees; texts[i] are the tokens of the stream of trees[i].
 LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,

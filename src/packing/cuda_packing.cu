@@ -48,8 +48,7 @@ class CudaSlotPacker final : public SlotPacker {
     const auto first_position = upload(std::span<const int32_t>(segments.first_position));
     const auto source = upload(tokens);
     const SegmentTable table{std::ssize(segments.real_length), first_slot.data(),
-                             real_length.data(), first_token.data(),
-                             first_position.data()};
+                             real_length.data(), first_token.data(), first_position.data()};
     const auto blocks = static_cast<unsigned>(ceil_div(slots, threads));
     launch({blocks, threads, cuda_handle(stream_)}, pack_slots, table, source.data(), slots,
            ids.data(), labels.data(), positions.data());

@@ -195,9 +195,9 @@ std::vector<int32_t> tokens_of_tree(const PrefixForest& forest, int64_t t,
                                     const DocumentView& documents) {
   std::vector<int32_t> tokens;
   for (const PrefixNode& node : forest.tree(t)) {
-    const auto text = documents.document(forest.documents_of(node).front())
-                          .subspan(static_cast<size_t>(node.position),
-                                   static_cast<size_t>(node.length));
+    const auto text =
+        documents.document(forest.documents_of(node).front())
+            .subspan(static_cast<size_t>(node.position), static_cast<size_t>(node.length));
     tokens.insert(tokens.end(), text.begin(), text.end());
   }
   return tokens;
@@ -222,9 +222,9 @@ RaggedTokens separated_tokens(const PrefixForest& forest, const RaggedTokens& st
       throw_usage("tree {} has {} tokens, not {}", t, forest.tokens(t), tokens);
     for (const PrefixNode& node : forest.tree(t))
       for (const int64_t document : forest.documents_of(node)) {
-        const auto text = std::span(stored.tokens)
-                              .subspan(static_cast<size_t>(begin + node.begin),
-                                       static_cast<size_t>(node.length));
+        const auto text =
+            std::span(stored.tokens)
+                .subspan(static_cast<size_t>(begin + node.begin), static_cast<size_t>(node.length));
         auto& whole = texts[static_cast<size_t>(document)];
         whole.insert(whole.end(), text.begin(), text.end());
       }
@@ -247,8 +247,7 @@ PrefixSavings savings_of(const PrefixForest& forest) {
   }
   for (const PrefixNode& node : forest.nodes) {
     s.tokens += node.documents * node.length;
-    s.pairs += node.documents *
-               (node.length * (node.length + 1) / 2 + node.length * node.position);
+    s.pairs += node.documents * (node.length * (node.length + 1) / 2 + node.length * node.position);
   }
   return s;
 }

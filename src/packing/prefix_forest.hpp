@@ -44,7 +44,7 @@ struct PrefixNode {
 struct PrefixForest {
   std::vector<int64_t> tree_offsets{0};  ///< [trees + 1], in nodes
   std::vector<PrefixNode> nodes;         ///< of a tree: parents before children, depth first
-  std::vector<int64_t> documents;        ///< document numbers; those of a node, then of its children
+  std::vector<int64_t> documents;  ///< document numbers; those of a node, then of its children
 
   int64_t trees() const { return std::ssize(tree_offsets) - 1; }
   std::span<const PrefixNode> tree(int64_t t) const;

@@ -18,10 +18,10 @@ namespace gyre {
 
 /// Segments of consecutive slots, from slot 0 on; see slot_source.hpp.
 struct SegmentLists {
-  std::vector<int64_t> first_slot{0};  ///< [segments + 1]
-  std::vector<int32_t> real_length;    ///< [segments]
-  std::vector<int64_t> first_token;    ///< [segments]
-  std::vector<int32_t> first_position; ///< [segments]
+  std::vector<int64_t> first_slot{0};   ///< [segments + 1]
+  std::vector<int32_t> real_length;     ///< [segments]
+  std::vector<int64_t> first_token;     ///< [segments]
+  std::vector<int32_t> first_position;  ///< [segments]
   void add(int64_t slots, int32_t length, int64_t token, int32_t position = 0) {
     first_slot.push_back(first_slot.back() + slots);
     real_length.push_back(length);

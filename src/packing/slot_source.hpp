@@ -7,7 +7,8 @@
 //     token       first token + index, if index < real length; else none
 //     next        token + 1, if index + 1 < real length; else none: the label is ignored
 //
-// 2 segments of 3 and 1 real tokens in 4 and 2 slots, from tokens 10 and 0 and positions 0 and 7 on:
+// 2 segments of 3 and 1 real tokens in 4 and 2 slots, from tokens 10 and 0 and positions 0 and 7
+// on:
 //
 //     slot        0   1   2   3   4   5
 //     token      10  11  12   -   0   -
@@ -23,9 +24,9 @@ namespace gyre {
 /// Segments of consecutive slots, from slot 0 on. Views.
 struct SegmentTable {
   int64_t segments = 0;
-  const int64_t* first_slot = nullptr;   ///< [segments + 1], ascending, from 0
-  const int32_t* real_length = nullptr;  ///< [segments]
-  const int64_t* first_token = nullptr;  ///< [segments]
+  const int64_t* first_slot = nullptr;      ///< [segments + 1], ascending, from 0
+  const int32_t* real_length = nullptr;     ///< [segments]
+  const int64_t* first_token = nullptr;     ///< [segments]
   const int32_t* first_position = nullptr;  ///< [segments]
 };
 

@@ -12,7 +12,8 @@ LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
              "{} documents for {} segments, a layout of {} slots for {}", documents.size(),
              bounds.segments(), layout.stream_slots, bounds.slots());
   const auto slots = static_cast<size_t>(layout.shard(rank).slots);
-  LocalBatch batch{std::vector<int32_t>(slots, 0), std::vector<int32_t>(slots, 0),
+  LocalBatch batch{std::vector<int32_t>(slots, 0),
+                   std::vector<int32_t>(slots, 0),
                    std::vector<int32_t>(slots, no_target),
                    {}};
   size_t t = 0;

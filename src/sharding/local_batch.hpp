@@ -27,8 +27,8 @@ struct LocalBatch {
                                    ///< text goes on in several ways (model/shared_prefixes.hpp)
 };
 
-/// `documents[i]` are the tokens of segment i (bounds.real_length(i) of them), a document each; `layout` is one of
-/// these bounds.
+/// `documents[i]` are the tokens of segment i (bounds.real_length(i) of them), a document each;
+/// `layout` is one of these bounds.
 LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
                             std::span<const std::span<const int32_t>> documents, int rank);
 

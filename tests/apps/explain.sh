@@ -66,6 +66,10 @@ for path in sys.argv[2:]:
                     assert pairs == rank["pairs"], (path, pairs, rank["pairs"])
             assert sent == received, path
 PY
+# The documents of a file, under its mask.
+expect 0 "all ranks: " "$apps/gyre-attention" --explain --input "$source_dir/inputs/attention_regions.h5" --cp 3 --layout contiguous --schedule group-cast --svg tree.svg
+grep -q 'mask of ' tree.svg || fail "the picture does not say the mask of the file"
+expect 2 'needs a causal mask with a window' "$apps/gyre-attention" --explain --input "$source_dir/inputs/attention_causal.h5" --cp 2 --schedule halo
 expect 2 '--svg needs one --schedule and one --layout' "${explain[@]}" --cp 2 --schedule all --svg none.svg
 expect 2 '--explain needs one size' "${explain[@]}" --cp 2 --min 1K --max 2K
 expect 2 '--json goes with a run' "${explain[@]}" --cp 2 -J none.jsonl

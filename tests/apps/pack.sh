@@ -31,6 +31,24 @@ expect 0 'over dp=3' "$pack" --gen dist=fixed,length=100,count=30 --capacity 1K 
 expect 0 'dist=log-normal' "$pack" --gen dist=log-normal,median=200,count=64,max=1K --capacity 2K \
   --algorithm modified-first-fit-decreasing --bin-multiple 4
 
+# Documents that begin alike, stored once, and separated again.
+for i in 1 2 3 4; do
+  { head -c 200 "$source_dir/LICENSE"; tail -c +$((300 + 50 * i)) "$source_dir/LICENSE" | head -c 40; } >"answer$i"
+done
+expect 0 documents "$apps/gyre-import" -o rollouts.h5 answer? "$source_dir/CMakePresets.json"
+expect 0 '5 documents in 2 trees' "$pack" --input rollouts.h5 --share-prefixes --cp 2 -o trees.h5
+grep -q 'VERIFY PASSED 4/4' output || fail "trees are not checked: $(cat output)"
+for ranks in 1 3; do
+  expect 0 'VERIFY PASSED 4/4' "$MPIEXEC" -n "$ranks" "$pack" --input rollouts.h5 --share-prefixes --capacity 512 --oversize own-bin -o split.h5
+  expect 0 '5 documents' "$MPIEXEC" -n "$ranks" "$pack" --input split.h5 --unpack -o separate.h5
+  expect 0 'VERIFY PASSED' "$compare" --common rollouts.h5 separate.h5
+done
+h5dump -y -w 0 -d /packed/positions trees.h5 | grep -q '241, 201, 202' || fail "positions do not go on from the prompt"
+expect 0 'VERIFY PASSED' "$apps/gyre-shard" --input trees.h5 --cp 2 --layout all
+expect 2 'hold trees of them (--share-prefixes)' "$pack" --input trees.h5 --repad --cp 3 -o never.h5
+expect 2 '--share-prefixes packs the documents of --input' "$pack" --gen dist=fixed,length=9,count=3 --share-prefixes
+expect 2 "CMakePresets.json') of" "$pack" --input rollouts.h5 --share-prefixes --capacity 512
+
 # Rows of a data loader, text with audio.
 expect 0 '9 segments' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --tail keep -o rows.h5
 expect 0 '11 segments' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --cp 2

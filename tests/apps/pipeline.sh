@@ -90,4 +90,27 @@ assert {f["metric"] for f in result["fom"]} >= {"tokens_per_s", "bits_per_byte"}
 header, row = csv.reader(open(sys.argv[2]))
 assert row[header.index("layout")] == "zigzag", (header, row)
 PY
+
+# A prompt and its answers, stored once: every document has the same scores, and the file says where they lie.
+for i in 1 2 3 4 5; do
+  { head -c 200 "$source_dir/LICENSE"; tail -c +$((300 + 50 * i)) "$source_dir/LICENSE" | head -c 40; } >"$scratch/answer$i"
+done
+timeout 60 "$apps/gyre-import" -o "$scratch/rollouts.h5" "$scratch"/answer? "$source_dir/CMakePresets.json" >"$scratch/log"
+input=$scratch/rollouts.h5
+pipeline 2 --cp 2 -o "$scratch/a.h5" >"$scratch/log"
+for grid in "1" "2 --cp 2" "2 --tp 2" "4 --cp 4 --layout balanced --schedule group-cast" "4 --dp 2 --cp 2 --bin 1K --layout zigzag"; do
+  read -ra arguments <<<"$grid"
+  pipeline "${arguments[@]}" --share-prefixes -o "$scratch/b.h5" >"$scratch/log"
+  grep -q '^VERIFY PASSED 3/3 ' "$scratch/log" || fail "$grid: $(cat "$scratch/log")"
+  grep -q '^# prefixes  6 documents in 2 trees: ' "$scratch/log" || fail "$grid: $(cat "$scratch/log")"
+  timeout 60 "$apps/gyre-compare" "$scratch/a.h5:/results" "$scratch/b.h5:/results" --common --atol 1e-4 --rtol 1e-4 >"$scratch/log" ||
+    fail "$grid: $(cat "$scratch/log")"
+done
+h5dump -d /packed/prefixes/nodes "$scratch/b.h5" | grep -q '(0,0): -1, 201, 0, 5' || fail "$(h5dump -g /packed "$scratch/b.h5")"
+pipeline 1 --share-prefixes --dry-run >"$scratch/log"
+grep -q '^# prefixes  6 documents in 2 trees: ' "$scratch/log" || fail "$(cat "$scratch/log")"
+out=$scratch/never.h5
+refused '--min-prefix 8 needs --share-prefixes' 1 --min-prefix 8
+refused '--min-prefix' 1 --share-prefixes --min-prefix 0
+
 echo "ok: ${#schedules[@]} schedules, ${#layouts[@]} layouts"

@@ -73,14 +73,13 @@ double tolerance_of_scores(const ModelConfig& config, const Twin& twin, int cp) 
 }
 
 /// Expects the residual stream of one bin to be the twin's; rows are counted.
-int64_t expect_hidden(const BinShard& shard, int64_t index,
-                      MatrixView<const float> x, const Documents& documents, const Twin& twin,
-                      double tolerance) {
+int64_t expect_hidden(const BinShard& shard, int64_t index, MatrixView<const float> x,
+                      const Documents& documents, const Twin& twin, double tolerance) {
   int64_t rows = 0;
   for (const DocumentRun& run : shard.tokens)
     for (int64_t i = 0; i < run.length; ++i, ++rows) {
-      const int64_t token =
-          documents.offsets[static_cast<size_t>(run.documents.front())] + run.start + i * run.stride;
+      const int64_t token = documents.offsets[static_cast<size_t>(run.documents.front())] +
+                            run.start + i * run.stride;
       const std::span<const double> want =
           std::span(twin.x[static_cast<size_t>(index)])
               .subspan(static_cast<size_t>(token * x.cols), static_cast<size_t>(x.cols));

@@ -65,6 +65,8 @@ class References(unittest.TestCase):
             next_logp[followed] = logp[followed, following]
             next_left[followed] = (z / heat)[followed, following] - gone[followed]
             next_left[followed] = np.where(kept[followed, following], next_left[followed], -INF)
+            rollout_logp = np.zeros(6, z.dtype)  # a prompt of one token, and three answers
+            rollout_logp[1:] = logp[[0, 1, 2, 0, 4], inputs["targets"][1:]]
             logprob, distilled = at(logp, targets)[:, 0], at(logs(z), ids)
             left = at(z / heat, targets)[:, 0] - gone
             return {
@@ -86,6 +88,7 @@ class References(unittest.TestCase):
                 "distilled_renormalised": logs(at(z, ids)),
                 "filtered_logprob": np.where(at(kept, targets)[:, 0], left, -np.inf),
                 "next_token_logprob": next_logp,
+                "rollout_logprob": rollout_logp,
                 "next_token_filtered_logprob": next_left,
             }
 
@@ -100,7 +103,7 @@ class References(unittest.TestCase):
             set(comparison.only_in_a), {n for n in want if f"d_{n}" in found} - set(found)
         )
         gradients = [name for name in found if name.startswith("d_")]
-        self.assertEqual(len(gradients), 12)
+        self.assertEqual(len(gradients), 13)
         for t, v in np.ndindex(*z.shape):
             changed = z.astype(complex)
             changed[t, v] += 1j * STEP

@@ -218,7 +218,7 @@ TEST(Operations, AreFoundByName) {
   test::expect_usage(
       "operation 'softce' is none of log-softmax, softmax, logprob, entropy, logprob-entropy, "
       "gather, raw-gather, soft-ce, distill, distill-renormalised, top-k, argmax, filtered, "
-      "exchange, fused-linear, packed, packed-prerolled, packed-filtered",
+      "exchange, fused-linear, packed, packed-prerolled, packed-filtered, rollouts",
       [] { find_operation("softce"); });
   EXPECT_NE(operation_help().find("distill-renormalised"), std::string::npos);
 }

@@ -77,15 +77,15 @@ TEST(SharePrefixes, TheExampleOfTheHeader) {
       {-1, 3, 0, 4, 0, 0, 3}, {0, 1, 4, 3, 4, 0, 2}, {1, 0, 7, 2, 7, 1, 1}, {0, 0, 9, 2, 4, 2, 1}};
   EXPECT_TRUE(std::ranges::equal(forest.tree(0), nodes));
   EXPECT_EQ(forest.pairs(0), 10 + 18 + 17 + 11);
-  EXPECT_EQ(tokens_of_tree(forest, 0, example().view()),
-            (Tokens{9, 9, 9, 9, 1, 1, 1, 3, 3, 2, 2}));
+  EXPECT_EQ(tokens_of_tree(forest, 0, example().view()), (Tokens{9, 9, 9, 9, 1, 1, 1, 3, 3, 2, 2}));
   // What is shared must be worth it: a a a is not, of four.
   const PrefixForest two = share_prefixes(example().view(), {4, 0});
   EXPECT_EQ(two.tree(0).size(), 4U);
   EXPECT_EQ(two.tokens(0), 4 + 3 + 2 + 5);
   EXPECT_EQ(share_prefixes(example().view(), {5, 0}).trees(), 2);
-  test::expect_usage("a shared prefix of at least 0 tokens; the least is 1",
-                     [] { share_prefixes(example().view(), {0, 0}); });
+  test::expect_usage("a shared prefix of at least 0 tokens; the least is 1", [] {
+    share_prefixes(example().view(), {0, 0});
+  });
 }
 
 TEST(SharePrefixes, SavingsOfAPromptAndItsAnswers) {
@@ -127,7 +127,8 @@ TEST(SharePrefixes, TreesAreTheSetOfPrefixes) {
 TEST(SharePrefixes, DocumentsComeBackWhateverTheLimits) {
   EXPECT_TRUE(rc::check("round trip", [] {
     const Texts texts = arbitrary_texts();
-    const PrefixOptions options{*rc::gen::inRange<int64_t>(1, 6), *rc::gen::inRange<int64_t>(0, 20)};
+    const PrefixOptions options{*rc::gen::inRange<int64_t>(1, 6),
+                                *rc::gen::inRange<int64_t>(0, 20)};
     const PrefixForest forest = share_prefixes(texts.view(), options);
     const RaggedTokens back = separated_tokens(forest, streams_of(forest, texts));
     RC_ASSERT(back.tokens == texts.tokens);
@@ -189,17 +190,21 @@ TEST(PrefixTables, FaultsAreNamed) {
             nodes + "3: parent 3; node 2 and those above it can be");
   EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[1].tokens = 0; }),
             nodes + "1: 0 tokens; the least is 1");
-  EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[3].first_document = 1; }),
-            nodes + "3: documents 1 to 2 of the list; those of its parent that are left are 2 to 3");
-  EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[2].documents = 2; }),
-            nodes + "2: documents 1 to 3 of the list; those of its parent that are left are 0 to 2");
+  EXPECT_EQ(
+      fault([](PrefixTables& t) { t.nodes[3].first_document = 1; }),
+      nodes + "3: documents 1 to 2 of the list; those of its parent that are left are 2 to 3");
+  EXPECT_EQ(
+      fault([](PrefixTables& t) { t.nodes[2].documents = 2; }),
+      nodes + "2: documents 1 to 3 of the list; those of its parent that are left are 0 to 2");
   EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[0].first_document = 1; }),
             nodes + "0: documents 1 to 4 of the list; they begin at 0, and there is one");
   EXPECT_EQ(fault([](PrefixTables& t) { t.documents[1] = 0; }),
             "/packed/prefixes/documents[1] is 0; each of 0 to 2 is listed once");
   EXPECT_EQ(fault([](PrefixTables& t) { t.documents.push_back(3); }),
             "/packed/prefixes/documents lists 4 documents, the trees have 3");
-  EXPECT_EQ(fault([](PrefixTables& t) { t.tree_offsets = {0, 4, 4}; }),
+  EXPECT_EQ(fault([](PrefixTables& t) {
+              t.tree_offsets = {0, 4, 4};
+            }),
             "/packed/prefixes/tree_offsets: tree 1 has no node");
 }
 
@@ -228,8 +233,7 @@ std::map<std::pair<int64_t, int64_t>, std::pair<int64_t, int64_t>> places(const 
   for (int64_t t = 0; t < bin.forest.trees(); ++t)
     for (const PrefixNode& node : bin.forest.tree(t))
       for (const int64_t d : bin.forest.documents_of(node))
-        for (int64_t i = 0; i < node.length; ++i)
-          all[{d, node.position + i}] = {t, node.begin + i};
+        for (int64_t i = 0; i < node.length; ++i) all[{d, node.position + i}] = {t, node.begin + i};
   return all;
 }
 
@@ -305,7 +309,9 @@ TEST(SharedPrefixes, AttentionAndItsGradientsAreThoseOfSeparateDocuments) {
   const Texts texts = example();
   const Bin bin(texts, {3, 0}, 1);
   const HeadShape heads{2, 1, 4, 0.5F};
-  const auto width = [&](bool query) { return query ? heads.heads * heads.head_dim : heads.head_dim; };
+  const auto width = [&](bool query) {
+    return query ? heads.heads * heads.head_dim : heads.head_dim;
+  };
   const auto at = places(bin);
   const int64_t stored = bin.forest.tokens(0), all = texts.offsets.back();
   using Values = std::vector<double>;
@@ -343,8 +349,8 @@ TEST(SharedPrefixes, AttentionAndItsGradientsAreThoseOfSeparateDocuments) {
   const Values d_out = summed(separate_d_out, width(true)), sq = of_documents(q, width(true)),
                sk = of_documents(k, width(false)), sv = of_documents(v, width(false));
   const std::vector<int64_t> tree{0, stored};
-  const AttentionResults one = attention_reference(AttentionInputs<double>{
-      heads, mask_of(bin.forest, bin.trees), tree, q, k, v, d_out});
+  const AttentionResults one = attention_reference(
+      AttentionInputs<double>{heads, mask_of(bin.forest, bin.trees), tree, q, k, v, d_out});
   const AttentionResults many = attention_reference(
       AttentionInputs<double>{heads, MaskRule(), texts.offsets, sq, sk, sv, separate_d_out});
   near(of_documents(one.out, width(true)), many.out);

@@ -192,6 +192,18 @@ class _Definitions:
         logp = log_softmax(self.left, self.heat)
         return next_tokens(logp, self.targets[:, 0], self.problem.offsets, -np.inf)
 
+    @cached_property
+    def predicting(self) -> np.ndarray:
+        """[T]: the row that predicts the token; -1: none. Sequence 0 is a prompt of the others."""
+        bounds = self.problem.offsets
+        rows = np.arange(len(self.z)) - 1
+        rows[[b for b in bounds[1:-1] if b < len(rows)]] = bounds[1] - 1 if len(bounds) > 1 else -1
+        return rows
+
+    def rollout_logprob(self) -> np.ndarray:
+        values = gather(self.logp[self.predicting], self.targets)[:, 0]
+        return np.where(self.predicting < 0, 0, values)
+
     def gathered(self) -> np.ndarray:
         return gather(self.logp, self.ids)
 
@@ -255,6 +267,19 @@ class _Definitions:
     def _filtered_gradient(self, ids: np.ndarray, g: np.ndarray) -> np.ndarray:
         gradient = score_gradient(self.left, ids, g, 0, self.heat)
         return np.where(np.isneginf(self.left), 0, gradient)
+
+    def d_rollout_logprob(self) -> np.ndarray:
+        gradient = np.zeros(self.z.shape)
+        is_predicted = self.predicting >= 0
+        rows = self.predicting[is_predicted]
+        np.add.at(
+            gradient,
+            rows,
+            score_gradient(
+                self.z[rows], self.targets[is_predicted], self.g[is_predicted], 0, self.heat
+            ),
+        )
+        return gradient
 
     def d_gathered(self) -> np.ndarray:
         return score_gradient(self.z, self.ids, self.g, 0, self.heat)

@@ -1,0 +1,184 @@
+// rollouts: a prompt that is stored once, and answers to it: the first sequence and the others.
+//
+// Each token is predicted by the row before it, the first one of every answer by the last row of
+// the prompt, whose gradient is the sum over the answers. The prompt's first token is predicted by
+// nobody. Defined by score_row_reference and score_gradient_reference. A forward call is one
+// all-gather of 12 bytes a row, and one of 4 (2 + answers) bytes on ranks that hold the last row of
+// the prompt; backward sends nothing.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "apps/logprobs/operation.hpp"
+#include "core/special_values.hpp"
+#include "logprobs/branching_scores.hpp"
+#include "logprobs/reference.hpp"
+
+namespace gyre {
+namespace {
+
+class RolloutsOp final : public LogprobsOp {
+ public:
+  explicit RolloutsOp(LogprobsContext& context)
+      : LogprobsOp(context, false), rows_(context.in_order()), ids_(rows_.tokens().size(), -1) {
+    std::vector<int64_t> answers;
+    for (int64_t i = 1; i < c_.problem.sequences(); ++i)
+      if (c_.problem.length(i) > 0) answers.push_back(begin_of(i));
+    for (int64_t r = 0; r < rows_.rows(); ++r) {
+      const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
+      if (token < 0) continue;
+      if (predicting_row(token) < 0) unpredicted_.push_back(token);
+      if (token + 1 == begin_of(1) && !answers.empty()) {
+        Branch branch{r, {}};
+        for (const int64_t answer : answers) branch.ids.push_back(c_.inputs.target(answer));
+        branches_.push_back(std::move(branch));
+      } else if (has_next(token)) {
+        ids_[static_cast<size_t>(r)] = c_.inputs.target(token + 1);
+      }
+    }
+    for (const int64_t token : rows_.tokens())
+      predicted_.push_back(has_next(token) ? token + 1 : -1);
+    for (const Branch& branch : branches_)
+      predicted_.insert(predicted_.end(), answers.begin(),
+                        answers.begin() + std::ssize(branch.ids));
+    logprob_ = Buffer<float>(std::ssize(predicted_));
+    for (const int64_t token : predicted_)
+      d_logprob_.push_back(token < 0 ? 0 : c_.inputs.gradient(token, 0));
+  }
+
+  void start() override {
+    const ScoreOptions options{1, false, temperature(), c_.options.threads, kernels()};
+    auto scores =
+        std::make_shared<BranchingScores>(rows_.rows(), branches_, vocab(), options, tp());
+    forward_ = [this, scores] { scores->forward(rows_.logits(), ids_, stream(), logprob_.span()); };
+    backward_ = [this, scores] {
+      scores->backward(rows_.logits(), ids_, d_logprob_, stream(), rows_.d_logits());
+    };
+  }
+  void prepare_backward() override { rows_.prepare_gradient(); }
+  void restore() override { rows_.restore(); }
+  void poison() override {
+    std::ranges::fill(logprob_.span(), nan_of<float>);
+    rows_.poison();
+  }
+  std::optional<SentTraffic> expected(Pass pass) const override {
+    if (pass == Pass::backward) return SentTraffic{};
+    SentTraffic sent = all_gather_of(tp(), 12 * rows_.rows());
+    for (const Branch& branch : branches_) {
+      const SentTraffic one = all_gather_of(tp(), 4 * (2 + std::ssize(branch.ids)));
+      sent.messages += one.messages;
+      sent.bytes += one.bytes;
+    }
+    return sent;
+  }
+  double ideal_bytes(Pass pass) const override {
+    if (pass == Pass::forward) return shard_bytes(rows_.rows());
+    const auto active = std::ranges::count_if(
+        rows_.tokens(), [&](int64_t token) { return !predicted_by(token).empty(); });
+    return shard_bytes(rows_.rows()) + shard_bytes(active);
+  }
+  void verify(Pass pass, const std::string& label, Verification& checks) override {
+    LogprobsOp::verify(pass, label, checks);
+    if (pass == Pass::forward) check_same_bits(label, logprob_.span(), tp(), checks);
+  }
+
+ private:
+  double temperature() const { return c_.problem.filter.temperature; }
+  int64_t begin_of(int64_t i) const {
+    return c_.problem.offsets[static_cast<size_t>(std::min(i, c_.problem.sequences()))];
+  }
+  /// Whether a token of the same sequence follows.
+  bool has_next(int64_t token) const {
+    return token >= 0 && !std::ranges::binary_search(c_.problem.offsets, token + 1);
+  }
+  /// The token in whose row this one is predicted; -1: in none.
+  int64_t predicting_row(int64_t token) const {
+    if (token == 0) return -1;
+    return has_next(token - 1) ? token - 1 : begin_of(1) - 1;
+  }
+  /// Tokens that are predicted in the row of this one.
+  std::vector<int64_t> predicted_by(int64_t token) const {
+    if (has_next(token)) return {token + 1};
+    std::vector<int64_t> answers;
+    if (token >= 0 && token + 1 == begin_of(1))
+      for (int64_t i = 1; i < c_.problem.sequences(); ++i)
+        if (c_.problem.length(i) > 0) answers.push_back(begin_of(i));
+    return answers;
+  }
+  std::vector<ResultArray> results(Pass pass) override {
+    return {pass == Pass::forward ? logprobs() : gradient()};
+  }
+  /// Of every token, on the rank with the row that predicts it; 0 where none does.
+  ResultArray logprobs() {
+    tokens_.clear();
+    values_.clear();
+    for (size_t i = 0; i < predicted_.size(); ++i) {
+      if (predicted_[i] < 0) continue;
+      tokens_.push_back(predicted_[i]);
+      values_.push_back(logprob_[static_cast<int64_t>(i)]);
+    }
+    for (const int64_t token : unpredicted_) {
+      tokens_.push_back(token);
+      values_.push_back(0);
+    }
+    ResultArray array = shared_array<float>("rollout_logprob", "log-probabilities",
+                                            logprob_tolerance(), tokens_, values_, 0);
+    array.expect = expect_rows([this](size_t i) {
+      const int64_t row = predicting_row(tokens_[i]);
+      if (row < 0) return ExpectedRow{{0}, {1}};
+      const double want =
+          score_row_reference(whole_row(row), c_.inputs.target(tokens_[i]), temperature()).logprob;
+      return ExpectedRow{{want}, {logprob_scale(want)}};
+    });
+    return array;
+  }
+  ResultArray gradient() {
+    ResultArray array = gradient_array("d_rollout_logprob", rows_.tokens(), rows_.d_logits());
+    array.expect = expect_rows([this](size_t r) { return expected_gradient(rows_.tokens()[r]); });
+    return array;
+  }
+  ExpectedRow expected_gradient(int64_t token) const {
+    const std::vector<double> row = whole_row(token);
+    std::vector<int32_t> ids;
+    std::vector<double> g, weights;
+    double sum = 0;
+    for (const int64_t next : predicted_by(token)) {
+      ids.push_back(c_.inputs.target(next));
+      g.push_back(static_cast<double>(c_.inputs.gradient(next, 0)));
+      weights.push_back(g.back() / temperature());
+      sum += g.back();
+    }
+    RowGradientTerms terms{log_softmax_reference(row, temperature()), -sum / temperature(), 0};
+    terms.ids = ids;
+    terms.weights = weights;
+    return {score_gradient_reference(row, ids, g, 0, temperature()), terms.scales()};
+  }
+
+  LogprobsRows& rows_;
+  std::vector<int32_t> ids_;          // [rows] the id that the row predicts; -1: none, or several
+  std::vector<Branch> branches_;      // the prompt's last row, on the rank that has it
+  std::vector<int64_t> predicted_;    // tokens, of rows and of branches; -1: none
+  std::vector<int64_t> unpredicted_;  // tokens of rows here that no row predicts
+  Buffer<float> logprob_{0};          // [predicted]
+  std::vector<float> d_logprob_;      // [predicted]
+  std::vector<int64_t> tokens_;       // of the result
+  std::vector<float> values_;
+};
+
+}  // namespace
+
+LogprobsOperation rollouts_operation() {
+  LogprobsOperation entry;
+  entry.name = "rollouts";
+  entry.summary = "next tokens of a prompt, stored once, and of the answers to it";
+  entry.definition = "score_row_reference, score_gradient_reference";
+  entry.backward = RowTraffic::updates;
+  entry.arrays = {{"rollout_logprob", LogprobsShape::tokens},
+                  {"d_rollout_logprob", LogprobsShape::vocab}};
+  entry.make = [](LogprobsContext& context, bool) { return std::make_unique<RolloutsOp>(context); };
+  return entry;
+}
+
+}  // namespace gyre
