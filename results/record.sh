@@ -136,8 +136,8 @@ on_machine() {
 collectives() {
   local carrier
   for carrier in messages library; do
-    on_machine "attention-collectives-$carrier" 2 gyre-attention --tokens 8K --heads 8 --kv-heads 4 \
-      --schedule all-gather,all-gather-strided,all-to-all --collectives "$carrier"
+    on_machine "attention-collectives-$carrier" 2 gyre-attention --tokens 8K --heads 8 --kv-heads 4 --schedule all \
+      --collectives "$carrier"
   done
 }
 
@@ -148,7 +148,7 @@ answers_to_a_prompt() {
   mkdir -p "$text"
   cat /usr/share/common-licenses/{GPL-3,Apache-2.0} >"$text.txt"
   for ((i = 0; i < $1; i++)); do
-    { head -c 1023 "$text.txt" && tail -c "+$((2000 + 600 * i))" "$text.txt" | head -c 511; } >"$text/$(printf 'answer-%02d' "$i")"
+    { head -c 1023 "$text.txt" && head -c $((2600 + 600 * i)) "$text.txt" | tail -c 511; } >"$text/$(printf 'answer-%02d' "$i")"
   done
   "$apps/gyre-import" -o "$text.h5" "$text"/* >/dev/null
 }

@@ -93,7 +93,7 @@ PY
 
 # A prompt and its answers, stored once: every document has the same scores, and the file says where they lie.
 for i in 1 2 3 4 5; do
-  { head -c 200 "$source_dir/LICENSE"; tail -c +$((300 + 50 * i)) "$source_dir/LICENSE" | head -c 40; } >"$scratch/answer$i"
+  { head -c 200 "$source_dir/LICENSE"; head -c $((340 + 50 * i)) "$source_dir/LICENSE" | tail -c 40; } >"$scratch/answer$i"
 done
 timeout 60 "$apps/gyre-import" -o "$scratch/rollouts.h5" "$scratch"/answer? "$source_dir/CMakePresets.json" >"$scratch/log"
 input=$scratch/rollouts.h5
