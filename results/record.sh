@@ -134,10 +134,12 @@ on_machine() {
 
 # The same schedules by messages of ours and by collectives of the MPI library.
 collectives() {
-  local carrier
-  for carrier in messages library; do
-    on_machine "attention-collectives-$carrier" 2 gyre-attention --tokens 8K --heads 8 --kv-heads 4 --schedule all \
-      --collectives "$carrier"
+  local schedule carrier
+  for schedule in all-gather all-gather-strided all-to-all; do
+    for carrier in messages library; do
+      on_machine "attention-$schedule-$carrier" 2 gyre-attention --tokens 8K --heads 8 --kv-heads 4 --schedule "$schedule" \
+        --collectives "$carrier"
+    done
   done
 }
 
