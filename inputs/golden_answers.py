@@ -114,6 +114,23 @@ def next_tokens(problem, z, g):
     }
 
 
+def rollouts(problem, z, g):
+    """Log p of every token in the row that predicts it; of the first one of a sequence behind the
+    first, in the first sequence's last row. d_value is that of the token that is predicted."""
+    heat, bounds = problem["temperature"], problem["offsets"].tolist()
+    value, slope = np.zeros(len(z)), np.zeros(z.shape)
+    for i, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:])):
+        for t in range(begin, end):
+            row = t - 1 if t > begin else bounds[1] - 1 if i > 0 else -1
+            if row < 0:
+                continue
+            ids = problem["targets"][t].reshape(1, 1)
+            logp = log_softmax(z[row : row + 1], heat)
+            value[t] = picked(logp, ids, 0)[0, 0]
+            slope[row] += gradient(logp, ids, g[t : t + 1], heat)[0]
+    return {"rollout_logprob": value, "d_rollout_logprob": slope}
+
+
 def ranking(z):
     """[T, V]: the columns, larger logits first, of equal ones lower ids."""
     return np.lexsort((np.broadcast_to(np.arange(z.shape[1]), z.shape), -z), axis=1)
@@ -188,7 +205,7 @@ def answer(problem, leave_out=()):
     z, g = rows_of(problem, "logits"), problem["d_value"].astype(np.float64)
     with np.errstate(divide="ignore"):
         found = scores(problem, z, g) | filtered(problem, z, g) | next_tokens(problem, z, g)
-        found |= largest(z)
+        found |= largest(z) | rollouts(problem, z, g)
         if "d_logprobs" in problem:
             found |= of_every_id(problem, z)
         if "teacher" in problem:

@@ -46,7 +46,8 @@ HEADINGS = {
 FAMILIES = {
     "scores": "log_softmax softmax logprob entropy filtered_logprob argmax_value argmax_id "
     "next_token_logprob next_token_filtered_logprob d_logprob d_entropy d_logprob_entropy "
-    "d_filtered_logprob d_next_token_logprob d_next_token_filtered_logprob",
+    "d_filtered_logprob d_next_token_logprob d_next_token_filtered_logprob rollout_logprob "
+    "d_rollout_logprob",
     "ids": "gathered gathered_logits top_values top_ids d_gathered d_gathered_logits",
     "soft targets": "soft_cross_entropy d_soft_cross_entropy",
     "distillation": "distilled_logprob distilled_teacher_logprob distilled_entropy "

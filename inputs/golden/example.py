@@ -110,6 +110,21 @@ def next_tokens(problem, gradient, under_filter=False):
     return values
 
 
+def rollouts(problem, gradient):
+    """The first sequence is a prompt, whose last row predicts the first token of every other."""
+    row, offsets, ids = Row(problem), problem["offsets"], Row(problem).targets()
+    before = np.arange(len(row.z)) - 1
+    before[[begin for begin in offsets[1:-1] if begin < len(before)]] = offsets[1:2] - 1
+    if not gradient:
+        return np.where(before < 0, F(0), row.at(row.logp[before], ids, 0)[:, 0])
+    total = np.zeros(row.z.shape, F)
+    for t in np.flatnonzero(before >= 0):  # a row has as many as it predicts
+        asked, counts = np.full_like(ids, -1), np.zeros_like(row.g)
+        asked[before[t]], counts[before[t]] = ids[t], row.g[t]
+        total += row.gradient(asked, counts)
+    return total
+
+
 def largest(problem, ids, count=None):
     """[T, K], or as many as `count` says."""
     row = Row(problem)
@@ -374,6 +389,8 @@ FUNCTIONS = {
     "logprobs/d_filtered_logprob": lambda problem: filtered(problem, True),
     "logprobs/next_token_logprob": lambda problem: next_tokens(problem, False),
     "logprobs/d_next_token_logprob": lambda problem: next_tokens(problem, True),
+    "logprobs/rollout_logprob": lambda problem: rollouts(problem, False),
+    "logprobs/d_rollout_logprob": lambda problem: rollouts(problem, True),
     "logprobs/next_token_filtered_logprob": lambda problem: next_tokens(problem, False, True),
     "logprobs/d_next_token_filtered_logprob": lambda problem: next_tokens(problem, True, True),
     "logprobs/argmax_value": lambda problem: largest(problem, False, 1)[:, 0],

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <limits>
+
 namespace gyre {
 namespace {
 
@@ -11,17 +13,20 @@ constexpr const char* nodes_path = "/packed/prefixes/nodes";
 constexpr const char* documents_path = "/packed/prefixes/documents";
 constexpr int64_t node_columns = 4;
 
-/// What is wrong with a node, whose tree begins with document `first` of the list; or "".
-std::string fault_of(std::span<const StoredNode> tree, size_t n, int64_t first) {
+/// What is wrong with a node, or "". The documents of its tree begin at `first` of the list, which
+/// has `count`.
+std::string fault_of(std::span<const StoredNode> tree, size_t n, int64_t first, int64_t count) {
   const StoredNode& node = tree[n];
-  if (node.tokens < 0 || (node.tokens == 0 && tree.size() > 1))
-    return fmt::format("{} tokens; the least is {}", node.tokens, tree.size() > 1 ? 1 : 0);
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  const int64_t least = tree.size() > 1 ? 1 : 0;
+  if (node.tokens < least || node.tokens > most)
+    return fmt::format("{} tokens; there are {} to {}", node.tokens, least, most);
   if (n == 0) {
     if (node.parent != -1)
       return fmt::format("parent {}; the first node has none, -1", node.parent);
-    if (node.first_document != first || node.documents < 1)
-      return fmt::format("documents {} to {} of the list; they begin at {}, and there is one",
-                         node.first_document, node.first_document + node.documents, first);
+    if (node.first_document != first || node.documents < 1 || node.documents > count - first)
+      return fmt::format("{} documents of the list from {} on; they begin at {}, {} are left",
+                         node.documents, node.first_document, first, count - first);
     return "";
   }
   // Depth first: the parent is the node before, or one above it.
@@ -35,9 +40,8 @@ std::string fault_of(std::span<const StoredNode> tree, size_t n, int64_t first) 
   const int64_t end = parent.first_document + parent.documents;
   if (node.documents < 1 || node.first_document < begin ||
       node.first_document > end - node.documents)
-    return fmt::format(
-        "documents {} to {} of the list; those of its parent that are left are {} to {}",
-        node.first_document, node.first_document + node.documents, begin, end);
+    return fmt::format("{} documents of the list from {} on; its parent has {} to {} left",
+                       node.documents, node.first_document, begin, end - 1);
   return "";
 }
 
@@ -55,16 +59,16 @@ void check_prefixes(ConfigErrors& errors, const PrefixTables& tables) {
   check_offsets(errors, tree_offsets_path, tables.tree_offsets, std::ssize(tables.nodes),
                 fmt::format("the rows of {}", nodes_path));
   if (errors.messages().size() != before) return;
+  const int64_t count = std::ssize(tables.documents);
   int64_t listed = 0;
   for (int64_t t = 0; t < tables.trees(); ++t) {
     const auto tree = tables.tree(t);
     if (tree.empty()) return errors.add("{}: tree {} has no node", tree_offsets_path, t);
     for (size_t n = 0; n < tree.size(); ++n)
-      if (const std::string fault = fault_of(tree, n, listed); !fault.empty())
+      if (const std::string fault = fault_of(tree, n, listed, count); !fault.empty())
         return errors.add("{}: tree {}, node {}: {}", nodes_path, t, n, fault);
     listed += tree.front().documents;
   }
-  const int64_t count = std::ssize(tables.documents);
   if (listed != count)
     return errors.add("{} lists {} documents, the trees have {}", documents_path, count, listed);
   std::vector<bool> seen(tables.documents.size(), false);

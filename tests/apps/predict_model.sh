@@ -24,6 +24,17 @@ PY
 expect 0 'RESULT' "$apps/gyre-predict" --machine "$machine" --model "$source_dir/inputs/model_tiny.h5" \
   --input "$source_dir/inputs/docs_tiny.h5" --capacity 2K --cp 2 --dp 3 --schedule ring --csv tiny.csv
 [ "$(column tiny.csv imb_dp_percent)" != 0.0 ] || fail "three replicas are equally long: $(cat tiny.csv)"
+# A prompt and its answers, stored once, are fewer tokens.
+for i in 1 2 3 4 5; do
+  { head -c 200 "$source_dir/LICENSE"; head -c $((340 + 50 * i)) "$source_dir/LICENSE" | tail -c 40; } >"answer$i"
+done
+expect 0 documents "$apps/gyre-import" -o rollouts.h5 answer?
+for share in "" --share-prefixes; do
+  expect 0 'VERIFY PASSED' "${predict[@]::3}" --model "$source_dir/inputs/model_tiny.h5" --input rollouts.h5 --cp 2 \
+    --schedule group-cast $share --csv "rollouts$share.csv"
+done
+[ "$(column rollouts.csv tokens | head -1) $(column rollouts--share-prefixes.csv tokens | head -1)" = "1210 406" ] ||
+  fail "tokens: $(cat rollouts*.csv)"
 # 16 384 ranks, each replica with documents of its own.
 expect 0 'tokens: dp=32 cp=64 tp=8, ring under dual-chunk-swap' "${predict[@]}" --dp 32 --cp 64 --tp 8 --schedule ring \
   --layout dual-chunk-swap --gen dist=long-tailed,count=2000,max=64K,seed=3 --capacity 64K

@@ -1,5 +1,6 @@
 #include <memory>
 
+#include "apps/common/prefix_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "io/attention_file.hpp"
 #include "io/batch_file.hpp"
@@ -81,6 +82,9 @@ Digests read_packed(Communicator& comm, const std::string& path) {
   const PackedSlots slots = read_packed_slots(comm, path, header, 0, header.bin_count());
   Digest digest;
   add(digest, header.bins);
+  digest.add(header.bins.prefixes.tree_offsets, header.bins.prefixes.documents);
+  for (const PrefixNode& node : forest_of(header.bins.prefixes).nodes)
+    digest.add(std::as_bytes(std::span(&node.position, 1)));
   add(digest, header.extras);
   for (const auto& [name, extra] : slots.extras) digest.add(extra.bytes);
   return {digest.add(slots.ids, slots.embeddings, slots.labels, slots.positions).value()};
@@ -178,7 +182,7 @@ std::vector<Target> file_targets(const std::string& inputs, const std::string& f
   target("reference", read_references, {docs});
   target("model", read_model, {inputs + "/model_tiny.h5"});
   target("packed", read_packed,
-         {folder + "/packed.h5", folder + "/embeddings.h5", folder + "/packed_extras.h5"});
+         {folder + "/packed.h5", folder + "/trees.h5", folder + "/embeddings.h5", folder + "/packed_extras.h5"});
   target("shards", rows, {shards});
   targets.back().own = true;
   target("bshd", read_rows,

@@ -81,6 +81,7 @@ class Fuzz:
                 ("import", "-o", seeds / "docs.h5", self.source / "src/core/label.hpp", self.source / "src/core/version.hpp"),
                 ("pack", "--input", seeds / "docs.h5", "--capacity", "1K", "--cp", "2", "--oversize", "own-bin",
                  "-o", seeds / "packed.h5"),
+                ("pack", "--input", seeds / "docs.h5", "--share-prefixes", "--min-prefix", "2", "-o", seeds / "trees.h5"),
                 ("pack", "--input", inputs / "salm_tiny.h5", "--cp", "2", "-o", seeds / "embeddings.h5"),
                 ("shard", "--input", seeds / "packed.h5", "--cp", "2", "--layout", "striped", "-o", seeds / "shards.h5"),
                 ("pipeline", "--input", inputs / "docs_tiny.h5", "--model", inputs / "model_tiny.h5",
@@ -145,7 +146,7 @@ class Fuzz:
     def structure_seeds(self):
         inputs = self.source / "inputs"
         return {"documents": [self.seeds / "docs.h5"], "reference": [inputs / "docs_tiny.h5"],
-                "model": [inputs / "model_tiny.h5"], "packed": [self.seeds / "packed.h5", self.seeds / "embeddings.h5", self.seeds / "packed_extras.h5"],
+                "model": [inputs / "model_tiny.h5"], "packed": [self.seeds / "packed.h5", self.seeds / "trees.h5", self.seeds / "embeddings.h5", self.seeds / "packed_extras.h5"],
                 "shards": [self.seeds / "shards.h5"], "bshd": [inputs / "bshd_tiny.h5", inputs / "bshd_left.h5", self.seeds / "rows_without_tables.h5",
                          self.seeds / "rows_extras.h5"],
                 "salm": [inputs / "salm_tiny.h5"], "attention": [inputs / "attention_window.h5"],

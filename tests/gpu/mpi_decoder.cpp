@@ -44,6 +44,25 @@ Documents ragged_documents(const ModelConfig& config) {
   return documents;
 }
 
+/// A prompt with answers, one of them empty and one that goes on in two ways.
+Documents rollouts(const ModelConfig& config) {
+  Documents documents;
+  const auto add = [&](std::initializer_list<std::pair<int, int>> parts) {  // seed, length
+    for (const auto& [seed, length] : parts) {
+      std::mt19937 generator(static_cast<unsigned>(seed));
+      std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(config.vocab_size) - 1);
+      for (int i = 0; i < length; ++i) documents.tokens.push_back(token(generator));
+    }
+    documents.offsets.push_back(std::ssize(documents.tokens));
+  };
+  add({{1, 8}, {2, 3}});
+  add({{1, 8}});
+  add({{1, 8}, {3, 4}, {4, 1}});
+  add({{1, 8}, {3, 4}, {5, 3}});
+  add({{6, 5}});
+  return documents;
+}
+
 /// What the serial twin says of all predictions, and the residual stream of all tokens.
 struct Twin {
   std::vector<double> logprob, entropy;
@@ -113,10 +132,14 @@ class DeviceDecoder : public test::GpuTest {
 
   /// Scores all documents, watched: a pass costs seconds on the software GPU.
   void expect_right(const Documents& documents, const ModelConfig& config, const Twin& twin,
-                    const ScoringSetup& setup) {
+                    const ScoringSetup& setup, int64_t min_prefix = 0) {
     SCOPED_TRACE(to_string(setup.grid) + " " + setup.layout->name + " " + setup.schedule->name);
     ProcessGrid grid(device_world(), setup.grid);
-    const ScoringPlan plan = plan_scoring(documents.offsets, config, setup, bin);
+    const ScoringPlan plan =
+        plan_scoring(documents.offsets,
+                     min_prefix > 0 ? share_prefixes(documents.view(), {min_prefix, bin})
+                                    : separate_documents(documents.offsets),
+                     config, setup, bin);
     Scorer scorer(documents.view(), config, plan, grid);
     Decoder decoder(
         config, load_weights(config, setup.grid.tp, grid.tp_rank(), test::random_weights(config)),
@@ -130,7 +153,8 @@ class DeviceDecoder : public test::GpuTest {
         });
     expect_scores(scorer, times, config, twin, setup.grid.cp);
     const int64_t all = all_reduce_value(world(), rows, ReduceOp::sum);
-    EXPECT_EQ(all, setup.grid.tp * (config.num_hidden_layers + 1) * std::ssize(documents.tokens));
+    EXPECT_EQ(all, setup.grid.tp * (config.num_hidden_layers + 1) * plan.tokens);
+    EXPECT_EQ(plan.forest.shares(), min_prefix > 0);
   }
 
   static void expect_scores(Scorer& scorer, const DecoderTimes& times, const ModelConfig& config,
@@ -174,6 +198,16 @@ TEST_F(DeviceDecoder, SchedulesAndLayoutsEqualTheSerialTwin) {
                                          {"balanced-joint", "group-cast"}})
     expect_right(documents, config, twin,
                  {grid, &find_layout(layout), {}, &find_schedule(schedule), {}});
+}
+
+TEST_F(DeviceDecoder, SharedPrefixesChangeNoScore) {
+  const ModelConfig config = test::small_config();
+  const Documents documents = rollouts(config);
+  const Twin twin = twin_of(documents, config);
+  for (const GridShape& grid :
+       nearest_grids({1, 1, 1}, world().size(), allowed_tensor_parallel(config, 8)))
+    expect_right(documents, config, twin,
+                 {grid, &find_layout("dual-chunk-swap"), {}, &find_schedule("ring"), {}}, 3);
 }
 
 TEST_F(DeviceDecoder, TheSameRunTwiceGivesTheSameBits) {

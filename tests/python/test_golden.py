@@ -241,6 +241,14 @@ def complex_values(problem, z):
         "next_token_logprob": np.where(last, 0, summed(x, after, everything, total(x))),
         "next_token_filtered_logprob": np.where(last, 0, summed(x, after, kept, total(x, kept))),
     }
+    bounds, starts = problem["offsets"], set(problem["offsets"][1:-1].tolist())
+    answers = [t for t in sorted(starts) if t < len(z)]  # first tokens of the others
+    predicted = [[t + 1] if t + 1 < len(z) and t + 1 not in starts else [] for t in tokens]
+    if len(bounds) > 2 and bounds[1] > 0:
+        predicted[bounds[1] - 1] = answers
+    found["rollout_logprob"] = np.array([  # with the d_value of each token that is predicted
+        sum((problem["d_value"][p] * summed(x, np.full(len(z), targets[p]), everything, total(x))[t]
+             for p in predicted[t]), 0j) for t in tokens])
     found["logprob_entropy"] = found["logprob"] + found["entropy"]
     if "ids" in problem:
         ids = problem["ids"]
@@ -287,7 +295,8 @@ class Answers(unittest.TestCase):
                 changed = z.astype(complex)
                 changed[:, v] += 1j * STEP
                 for array, value in complex_values(problem, changed).items():
-                    g = 1 if array == "log_softmax" else problem["d_value"]
+                    weighed = array in ("log_softmax", "rollout_logprob")
+                    g = 1 if weighed else problem["d_value"]
                     wanted = g * value.imag / STEP
                     np.testing.assert_allclose(answers["d_" + array][:, v], wanted, **CLOSE,
                                                err_msg=f"{name} d_{array} column {v}")

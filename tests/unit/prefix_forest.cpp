@@ -189,15 +189,15 @@ TEST(PrefixTables, FaultsAreNamed) {
   EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[3].parent = 3; }),
             nodes + "3: parent 3; node 2 and those above it can be");
   EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[1].tokens = 0; }),
-            nodes + "1: 0 tokens; the least is 1");
-  EXPECT_EQ(
-      fault([](PrefixTables& t) { t.nodes[3].first_document = 1; }),
-      nodes + "3: documents 1 to 2 of the list; those of its parent that are left are 2 to 3");
-  EXPECT_EQ(
-      fault([](PrefixTables& t) { t.nodes[2].documents = 2; }),
-      nodes + "2: documents 1 to 3 of the list; those of its parent that are left are 0 to 2");
+            nodes + "1: 0 tokens; there are 1 to 2147483647");
+  EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[3].first_document = 1; }),
+            nodes + "3: 1 documents of the list from 1 on; its parent has 2 to 2 left");
+  EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[2].documents = 2; }),
+            nodes + "2: 2 documents of the list from 1 on; its parent has 0 to 1 left");
   EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[0].first_document = 1; }),
-            nodes + "0: documents 1 to 4 of the list; they begin at 0, and there is one");
+            nodes + "0: 3 documents of the list from 1 on; they begin at 0, 3 are left");
+  EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[0].documents = INT64_MAX; }),
+            nodes + "0: 9223372036854775807 documents of the list from 0 on; they begin at 0, 3 are left");
   EXPECT_EQ(fault([](PrefixTables& t) { t.documents[1] = 0; }),
             "/packed/prefixes/documents[1] is 0; each of 0 to 2 is listed once");
   EXPECT_EQ(fault([](PrefixTables& t) { t.documents.push_back(3); }),
