@@ -182,7 +182,8 @@ std::vector<Target> file_targets(const std::string& inputs, const std::string& f
   target("reference", read_references, {docs});
   target("model", read_model, {inputs + "/model_tiny.h5"});
   target("packed", read_packed,
-         {folder + "/packed.h5", folder + "/trees.h5", folder + "/embeddings.h5", folder + "/packed_extras.h5"});
+         {folder + "/packed.h5", folder + "/trees.h5", folder + "/embeddings.h5",
+          folder + "/packed_extras.h5"});
   target("shards", rows, {shards});
   targets.back().own = true;
   target("bshd", read_rows,

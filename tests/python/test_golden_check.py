@@ -101,6 +101,11 @@ class Faulty:
         return example.next_tokens(problem | {"offsets": problem["offsets"][[0, -1]]}, True)
 
     @staticmethod
+    def shifted_stream(problem):
+        """Each token predicted by the one before it in the stream: an answer by another one."""
+        return example.rollouts(problem | {"offsets": problem["offsets"][[0, -1]]}, False)
+
+    @staticmethod
     def filter_of_the_next_row(problem):
         """The survivors of the row of the token that is asked for."""
         row, ends = example.Row(problem), problem["offsets"][1:] - 1
@@ -193,6 +198,8 @@ class Faulty:
         "nobody_is_ignored": ("logprobs/d_logprob", "logprobs_nobody"),
         "overwriting_scatter": ("logprobs/d_gathered", "logprobs_repeated_ids"),
         "other_sequence": ("logprobs/d_next_token_logprob", "logprobs_short_sequences"),
+        "shifted_stream": ("logprobs/rollout_logprob",
+                           "logprobs_no_next_token logprobs_next_token_filtered"),
         "filter_of_the_next_row": ("logprobs/next_token_filtered_logprob",
                                    "logprobs_next_token_filtered"),
         "no_filter": ("logprobs/d_next_token_filtered_logprob",
@@ -266,7 +273,7 @@ class Check(unittest.TestCase):
             code, said = check_text(wrong, "--case", "logprobs_plain")
             self.assertEqual(code, 1)
             self.assertRegex(said, r"logprobs_plain.h5  ?logprobs/entropy: \[2\] is \S+, should be "
-                                   r"\S+ \(1 of 7 are wrong\)\n0 right, 1 wrong, 29 left out")
+                                   r"\S+ \(1 of 7 are wrong\)\n0 right, 1 wrong, 31 left out")
             self.assertEqual(check_text(wrong, "--atol", "1", "--case", "logprobs_plain")[0], 0)
             shape = begin + "FUNCTIONS = {'logprobs/entropy': lambda p: 0 * p['logits']}\n"
             code, said = check_text(shape, "--case", "logprobs_plain")

@@ -196,8 +196,10 @@ TEST(PrefixTables, FaultsAreNamed) {
             nodes + "2: 2 documents of the list from 1 on; its parent has 0 to 1 left");
   EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[0].first_document = 1; }),
             nodes + "0: 3 documents of the list from 1 on; they begin at 0, 3 are left");
-  EXPECT_EQ(fault([](PrefixTables& t) { t.nodes[0].documents = INT64_MAX; }),
-            nodes + "0: 9223372036854775807 documents of the list from 0 on; they begin at 0, 3 are left");
+  EXPECT_EQ(
+      fault([](PrefixTables& t) { t.nodes[0].documents = INT64_MAX; }),
+      nodes +
+          "0: 9223372036854775807 documents of the list from 0 on; they begin at 0, 3 are left");
   EXPECT_EQ(fault([](PrefixTables& t) { t.documents[1] = 0; }),
             "/packed/prefixes/documents[1] is 0; each of 0 to 2 is listed once");
   EXPECT_EQ(fault([](PrefixTables& t) { t.documents.push_back(3); }),

@@ -3,8 +3,8 @@
 // Each token is predicted by the row before it, the first one of every answer by the last row of
 // the prompt, whose gradient is the sum over the answers. The prompt's first token is predicted by
 // nobody. Defined by score_row_reference and score_gradient_reference. A forward call is one
-// all-gather of 12 bytes a row, and one of 4 (2 + answers) bytes on ranks that hold the last row of
-// the prompt; backward sends nothing.
+// all-gather of 12 bytes a row, and where there are several answers one of 4 (2 + answers) bytes on
+// ranks that hold the last row of the prompt; backward sends nothing.
 
 #include <fmt/format.h>
 
@@ -23,26 +23,20 @@ class RolloutsOp final : public LogprobsOp {
  public:
   explicit RolloutsOp(LogprobsContext& context)
       : LogprobsOp(context, false), rows_(context.in_order()), ids_(rows_.tokens().size(), -1) {
-    std::vector<int64_t> answers;
-    for (int64_t i = 1; i < c_.problem.sequences(); ++i)
-      if (c_.problem.length(i) > 0) answers.push_back(begin_of(i));
+    std::vector<int64_t> of_branches;
     for (int64_t r = 0; r < rows_.rows(); ++r) {
       const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
-      if (token < 0) continue;
-      if (predicting_row(token) < 0) unpredicted_.push_back(token);
-      if (token + 1 == begin_of(1) && !answers.empty()) {
-        Branch branch{r, {}};
-        for (const int64_t answer : answers) branch.ids.push_back(c_.inputs.target(answer));
-        branches_.push_back(std::move(branch));
-      } else if (has_next(token)) {
-        ids_[static_cast<size_t>(r)] = c_.inputs.target(token + 1);
-      }
+      const std::vector<int64_t> next = predicted_by(token);
+      predicted_.push_back(next.size() == 1 ? next.front() : -1);
+      if (next.size() == 1) ids_[static_cast<size_t>(r)] = c_.inputs.target(next.front());
+      if (token >= 0 && predicting_row(token) < 0) unpredicted_.push_back(token);
+      if (next.size() < 2) continue;
+      Branch& branch = branches_.emplace_back();
+      branch.row = r;
+      for (const int64_t answer : next) branch.ids.push_back(c_.inputs.target(answer));
+      of_branches.insert(of_branches.end(), next.begin(), next.end());
     }
-    for (const int64_t token : rows_.tokens())
-      predicted_.push_back(has_next(token) ? token + 1 : -1);
-    for (const Branch& branch : branches_)
-      predicted_.insert(predicted_.end(), answers.begin(),
-                        answers.begin() + std::ssize(branch.ids));
+    predicted_.insert(predicted_.end(), of_branches.begin(), of_branches.end());
     logprob_ = Buffer<float>(std::ssize(predicted_));
     for (const int64_t token : predicted_)
       d_logprob_.push_back(token < 0 ? 0 : c_.inputs.gradient(token, 0));
