@@ -44,7 +44,10 @@ for ranks in 1 3; do
   expect 0 'VERIFY PASSED' "$compare" --common rollouts.h5 separate.h5
 done
 h5dump -y -w 0 -d /packed/positions trees.h5 | grep -q '241, 201, 202' || fail "positions do not go on from the prompt"
-expect 0 'VERIFY PASSED' "$apps/gyre-shard" --input trees.h5 --cp 2 --layout all
+pairs=$("$pack" --input rollouts.h5 --share-prefixes | grep -oE '[0-9]+ pairs instead' | grep -oE '[0-9]+')
+expect 0 'VERIFY PASSED' "$apps/gyre-shard" --input trees.h5 --cp 2 --layout all -v
+[ "$(awk '/by rank:/ { tables++ } /^# +[01] / && tables { sum += $4 } END { print sum / tables }' output)" = "$pairs" ] ||
+  fail "ranks do not compute the $pairs pairs of trees: $(cat output)"
 expect 2 'hold trees of them (--share-prefixes)' "$pack" --input trees.h5 --repad --cp 3 -o never.h5
 expect 2 '--share-prefixes packs the documents of --input' "$pack" --gen dist=fixed,length=9,count=3 --share-prefixes
 expect 2 "CMakePresets.json') of" "$pack" --input rollouts.h5 --share-prefixes --capacity 512

@@ -50,6 +50,70 @@ ScoringPrediction predict_on(const ScoringPlan& plan, const MachineModel& machin
   return predict_scoring(plan, small_model(), {}, machine);
 }
 
+/// A prompt and two answers that part at their first token.
+void add_answers(std::vector<int32_t>& tokens, std::vector<int64_t>& offsets, int32_t first,
+                 int64_t prompt, int64_t answer) {
+  for (int32_t i = 0; i < 2; ++i) {
+    tokens.insert(tokens.end(), static_cast<size_t>(prompt), first);
+    tokens.insert(tokens.end(), static_cast<size_t>(answer), first + 1 + i);
+    offsets.push_back(std::ssize(tokens));
+  }
+}
+
+// Two bins of the same boundaries, whose trees are not the same.
+TEST(PredictScoring, TreesOfOneLengthAreToldApart) {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> offsets = {0};
+  add_answers(tokens, offsets, 0, 32, 16);
+  add_answers(tokens, offsets, 8, 16, 24);
+  ScoringSetup setup;
+  setup.grid = {1, 2, 1};
+  setup.schedule = &find_schedule("ring");
+  const PrefixForest forest = share_prefixes({tokens, offsets}, {8, 64});
+  const ScoringPlan plan = plan_scoring(offsets, forest, small_model(), setup, 64);
+  ASSERT_EQ(plan.bins.size(), 2U);
+  ASSERT_EQ(plan.bins[0].cu_seqlens, plan.bins[1].cu_seqlens);
+  EXPECT_EQ(plan.pairs, 528 + 2 * (136 + 16 * 32) + 136 + 2 * (300 + 24 * 16));
+  EXPECT_EQ(predict_on(plan, simple_machine()).pairs, plan.pairs);
+}
+
+// Balanced layouts weigh the rows of a tree by what they see, not by where they are.
+TEST(PredictScoring, BalancedLayoutsWeighTrees) {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> offsets = {0};
+  for (int32_t i = 0; i < 16; ++i) {
+    tokens.insert(tokens.end(), 16, 7);
+    tokens.insert(tokens.end(), 8, 100 + i);
+    offsets.push_back(std::ssize(tokens));
+  }
+  tokens.insert(tokens.end(), 144, 9);  // and as many tokens as the tree has
+  offsets.push_back(std::ssize(tokens));
+  ScoringSetup setup;
+  setup.grid = {1, 4, 1};
+  setup.layout = &find_layout("balanced");
+  setup.layout_options.chunk = 8;
+  const ScoringPlan plan =
+      plan_scoring(offsets, share_prefixes({tokens, offsets}, {8, 0}), small_model(), setup, 288);
+  ASSERT_EQ(plan.bins.size(), 1U);
+  const BinLayout weighed = plan.layout_of(plan.bins[0]);
+  BinLayout unweighed = weighed;
+  LayoutOptions causal = setup.layout_options;
+  causal.cp = 4;
+  unweighed.layout = setup.layout->make(plan.bins[0].bounds(), causal);
+  const auto most = [&](const BinLayout& layout) {
+    int64_t pairs = 0;
+    for (int r = 0; r < 4; ++r) {
+      const AttentionProblem problem = plan.problem(layout, small_model());
+      pairs = std::max(pairs, count(plan_rank(find_schedule("ring"), problem, r), Pass::forward,
+                                    problem.heads, attention_types)
+                                      .pairs /
+                                  problem.heads.heads);
+    }
+    return pairs;
+  };
+  EXPECT_LT(most(weighed), most(unweighed));
+}
+
 TEST(DecoderSteps, ProductsAreThoseOfAllWeights) {
   const ModelConfig c = small_model();
   for (const int tp : {1, 2}) {
