@@ -169,12 +169,13 @@ void attention_cases(benchmark::internal::Benchmark* cases) {
       ->Args({4096, 4096, 8, 2, 128, 0, 0, 1})
       ->Args({4096, 4096, 8, 4, 64, 512, 0, 1})
       ->Args({4096, 4096, 8, 4, 32, 0, 0, 1})
-      ->Args({4096, 256, 8, 4, 32, 0, 0, 1})
-      ->Args({4096, 64, 8, 4, 32, 0, 0, 1})
-      ->Args({4096, 8, 8, 4, 32, 0, 0, 1})
-      ->Args({4096, 256, 8, 2, 128, 0, 0, 1})
-      ->Args({4096, 256, 8, 2, 128, 0, 1, 1})
-      ->Unit(benchmark::kMillisecond);
+      ->Args({4096, 256, 8, 2, 128, 0, 1, 1});
+  for (const int64_t document : {256, 64, 8})
+    for (const auto& [kv_heads, dim] : {std::pair{4, 32}, {4, 64}, {8, 64}, {2, 128}, {8, 128}})
+      cases->Args({4096, document, 8, kv_heads, dim, 0, 0, 1});
+  for (const int64_t document : {1024, 256, 64, 8})
+    for (const int64_t dim : {64, 128}) cases->Args({1024, document, 1, 1, dim, 0, 0, 1});
+  cases->Unit(benchmark::kMillisecond);
 }
 BENCHMARK(attention_forward)->Apply(attention_cases);
 BENCHMARK(attention_backward)->Apply(attention_cases);

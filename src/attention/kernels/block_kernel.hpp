@@ -10,6 +10,7 @@
 // so that the gradients of blocks simply add up, in any order. Sums are kept in f32 whatever the
 // arrays are.
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <span>
@@ -38,6 +39,9 @@ struct BlockHeads {
   int64_t group = 1;
   int64_t skew = 0;
   float scale = 0;
+  /// Query heads [head_begin(kv), head_end(kv)) read KV head kv.
+  int64_t head_begin(int64_t kv_head) const { return std::max<int64_t>(0, kv_head * group - skew); }
+  int64_t head_end(int64_t kv_head) const { return std::min(heads, (kv_head + 1) * group - skew); }
 };
 
 /// What both directions read. Matrices are [rows, heads · head_dim] or [rows, kv_heads · head_dim],

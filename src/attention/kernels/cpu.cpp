@@ -35,6 +35,7 @@
 #include <vector>
 
 #include "attention/kernels/block_kernel.hpp"
+#include "attention/kernels/one_pass.hpp"
 #include "attention/kernels/tile_worker.hpp"
 #include "attention/kernels/tiles.hpp"
 #include "core/error.hpp"
@@ -45,24 +46,36 @@ namespace {
 
 constexpr int64_t forward_group = largest_group, backward_group = largest_group / 2;  // tiles
 
+using Rectangles = std::span<const Rectangle>;
+
+struct Worker {
+  TileWorker tiles;
+  OnePassWorker one_pass;
+};
+
 class CpuKernel final : public BlockKernel {
  public:
   explicit CpuKernel(int threads) : threads_(threads), workers_(static_cast<size_t>(threads)) {}
 
   void forward(const ForwardBlock& block) override {
     start(block);
-    for_each_sweep(block, forward_group, [&](const TileSweep& sweep) {
+    const OnePassSplit split = split_one_pass(block);
+    for_each_part(split.one_pass, threads_, [&](Rectangles some, int thread) {
+      worker(thread).one_pass.forward(block, some, 0, block.heads.kv_heads);
+    });
+    for_each_sweep(block, split.others, forward_group, [&](const TileSweep& sweep) {
       for_each_task(threads_, std::ssize(sweep.groups()), [&](int64_t task, int thread) {
-        workers_[static_cast<size_t>(thread)].forward(block, sweep,
-                                                      sweep.groups()[static_cast<size_t>(task)]);
+        worker(thread).tiles.forward(block, sweep, sweep.groups()[static_cast<size_t>(task)]);
       });
     });
   }
 
   void backward(const BackwardBlock& block) override {
     start(block);
+    const OnePassSplit split = split_one_pass(block);
+    one_pass(block, split);
     const Gradients wanted{!block.d_q.empty(), block.d_k.data != nullptr};
-    for_each_sweep(block, backward_group, [&](const TileSweep& sweep) {
+    for_each_sweep(block, split.others, backward_group, [&](const TileSweep& sweep) {
       // One sweep computes five products for each pair. Separate sweeps for queries and for keys
       // compute seven, but can use more threads. The results are the same.
       const int64_t kv_heads = block.heads.kv_heads;
@@ -70,7 +83,7 @@ class CpuKernel final : public BlockKernel {
         for_each_task(threads_, threads_ == 1 ? 1 : kv_heads, [&](int64_t task, int thread) {
           for (const TileGroup& group : sweep.groups())
             if (threads_ == 1 || group.kv_head == task)
-              workers_[static_cast<size_t>(thread)].backward(block, sweep, group, wanted);
+              worker(thread).tiles.backward(block, sweep, group, wanted);
         });
         return;
       }
@@ -82,18 +95,45 @@ class CpuKernel final : public BlockKernel {
  private:
   void start(const BlockInput& in);
 
+  Worker& worker(int thread) { return workers_[static_cast<size_t>(thread)]; }
+
+  /// body(part, thread) for consecutive parts, several for each thread.
   template <class Body>
-  static void for_each_sweep(const BlockInput& in, int64_t tiles_per_group, Body body) {
-    const size_t step = in.fixed_tiles ? 1 : in.rectangles.size();
-    for (size_t first = 0; first < in.rectangles.size(); first += step)
-      body(
-          TileSweep(in.heads, in.rectangles.subspan(first, step), in.fixed_tiles, tiles_per_group));
+  static void for_each_part(Rectangles all, int threads, Body body) {
+    if (all.empty()) return;
+    const int64_t parts = threads == 1 ? 1 : std::min(std::ssize(all), int64_t{8} * threads);
+    for_each_task(threads, parts, [&](int64_t part, int thread) {
+      const auto begin = static_cast<size_t>(part * std::ssize(all) / parts);
+      const auto end = static_cast<size_t>((part + 1) * std::ssize(all) / parts);
+      body(all.subspan(begin, end - begin), thread);
+    });
+  }
+
+  /// Rectangles with keys in common add to the same rows of dK and dV, one after the other.
+  void one_pass(const BackwardBlock& block, const OnePassSplit& split) {
+    const int64_t kv_heads = block.heads.kv_heads;
+    if (threads_ == 1 || split.keys_apart)
+      for_each_part(split.one_pass, threads_, [&](Rectangles some, int thread) {
+        worker(thread).one_pass.backward(block, some, 0, kv_heads);
+      });
+    else
+      for_each_task(threads_, kv_heads, [&](int64_t kv_head, int thread) {
+        worker(thread).one_pass.backward(block, split.one_pass, kv_head, kv_head + 1);
+      });
+  }
+
+  template <class Body>
+  static void for_each_sweep(const BlockInput& in, Rectangles rectangles, int64_t tiles_per_group,
+                             Body body) {
+    const size_t step = in.fixed_tiles ? 1 : rectangles.size();
+    for (size_t first = 0; first < rectangles.size(); first += step)
+      body(TileSweep(in.heads, rectangles.subspan(first, step), in.fixed_tiles, tiles_per_group));
   }
 
   void query_sweep(const BackwardBlock& block, const TileSweep& sweep) {
     for_each_task(threads_, std::ssize(sweep.groups()), [&](int64_t task, int thread) {
-      workers_[static_cast<size_t>(thread)].backward(
-          block, sweep, sweep.groups()[static_cast<size_t>(task)], {true, false});
+      worker(thread).tiles.backward(block, sweep, sweep.groups()[static_cast<size_t>(task)],
+                                    {true, false});
     });
   }
   void key_sweep(const BackwardBlock& block, const TileSweep& sweep) {
@@ -101,13 +141,13 @@ class CpuKernel final : public BlockKernel {
     for_each_task(threads_, windows * block.heads.kv_heads, [&](int64_t task, int thread) {
       for (const TileGroup& group : sweep.groups())
         if (group.kv_head == task / windows)
-          workers_[static_cast<size_t>(thread)].backward(block, sweep, group, {false, true},
-                                                         static_cast<size_t>(task % windows));
+          worker(thread).tiles.backward(block, sweep, group, {false, true},
+                                        static_cast<size_t>(task % windows));
     });
   }
 
   int threads_;
-  std::vector<TileWorker> workers_;
+  std::vector<Worker> workers_;
 };
 
 void CpuKernel::start(const BlockInput& in) {
@@ -122,8 +162,11 @@ void CpuKernel::start(const BlockInput& in) {
       std::is_sorted(in.rectangles.begin(), in.rectangles.end(),
                      [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; }),
       "rectangles are not sorted by their first query");
-  for (size_t i = 0; i < workers_.size(); ++i)
-    workers_[i].start(h.head_dim, i == 0 ? &in.progress : nullptr);
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    const Progress progress(i == 0 ? &in.progress : nullptr);
+    workers_[i].tiles.start(h.head_dim, progress);
+    workers_[i].one_pass.start(h.head_dim, progress);
+  }
 }
 
 }  // namespace

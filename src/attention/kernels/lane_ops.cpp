@@ -9,6 +9,7 @@
 #include <hwy/contrib/math/math-inl.h>
 // clang-format on
 
+#include "attention/kernels/merge-inl.hpp"
 #include "runtime/exp-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -128,29 +129,6 @@ void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state) {
   }
 }
 
-/// For every lane the factors of the earlier output and of state.out, and the new LSE (in place).
-void merge_factors(LaneState state, int64_t lanes, float* old_factor, float* new_factor,
-                   float* lse) {
-  const F f;
-  const V empty = hn::Set(f, minus_infinity), zero = hn::Zero(f), one = hn::Set(f, 1.0F);
-  for (int64_t lane = 0; lane < lanes; lane += static_cast<int64_t>(hn::Lanes(f))) {
-    const V sum = hn::Load(f, state.sum + lane);
-    const auto none = hn::Eq(sum, zero);
-    const V lse1 = hn::Load(f, lse + lane);
-    const V log_sum = hn::Log(f, hn::IfThenElse(none, one, sum));
-    const V lse2 = hn::Add(hn::Load(f, state.top + lane), log_sum);
-    const V top = hn::Max(lse1, lse2);
-    const V reference = hn::IfThenElse(hn::Eq(top, empty), zero, top);
-    const V a1 = exp_f32(f, hn::Sub(lse1, reference)), a2 = exp_f32(f, hn::Sub(lse2, reference));
-    const V total = hn::Add(a1, a2);
-    hn::Store(hn::Div(a1, total), f, old_factor + lane);
-    hn::Store(hn::Div(a2, hn::Mul(total, sum)), f, new_factor + lane);
-    // Log's own NaN handling does not matter: a NaN sum must stay NaN.
-    const V merged = hn::Add(hn::Add(top, hn::Log(f, total)), hn::Sub(sum, sum));
-    hn::Store(merged, f, lse + lane);
-  }
-}
-
 /// row = w1 · row + w2 · tile[.][lane], with the instructions of blend_four_lanes: a row gets the
 /// same bits wherever it is in a tile.
 void blend_one_lane(const float* tile, int64_t lane, int64_t from, int64_t head_dim, float w1,
@@ -193,7 +171,7 @@ void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* cons
   const int64_t padded = (lanes + lane_granularity - 1) / lane_granularity * lane_granularity;
   for (int64_t lane = 0; lane < padded; ++lane)
     merged[lane] = lane < lanes ? *lse[lane] : minus_infinity;
-  merge_factors(state, padded, w1, w2, merged);
+  merge_factors(F(), state.top, state.sum, padded, w1, w2, merged);
   const auto saw_keys = [&](int64_t lane) {
     return state.sum[lane] != 0.0F;
   };  // NaN counts as seen

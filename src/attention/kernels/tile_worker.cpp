@@ -5,41 +5,12 @@
 #include <numeric>
 
 #include "attention/kernels/lane_ops.hpp"
+#include "attention/kernels/row_access.hpp"
 #include "core/index.hpp"
 #include "core/special_values.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr double flops_between_progress = 1.5e6;  // 15 to 40 µs
-
-/// to[0, count) = factor · row[column, column + count)
-void load_row(ConstMatrixRef from, int64_t row, int64_t column, int64_t count, float factor,
-              float* to) {
-  if (from.type == DType::f32) {
-    const float* x = from.as<float>().row(row) + column;
-    for (int64_t i = 0; i < count; ++i) to[i] = factor * x[i];
-  } else {
-    const bf16* x = from.as<bf16>().row(row) + column;
-    for (int64_t i = 0; i < count; ++i) to[i] = factor * to_float(x[i]);
-  }
-}
-
-/// Prefetches columns [column, column + columns) of some rows. The rows of a short document are
-/// read from memory, and are too few for the hardware prefetcher.
-void prefetch(ConstMatrixRef from, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-  constexpr int64_t line = 64;
-  asm volatile("");  // without it GCC removes calls of a function that only prefetches
-  const auto size = static_cast<int64_t>(size_of(from.type));
-  for (int64_t r = row; r < row + rows; ++r)
-    for (int64_t i = 0; i < columns * size; i += line)
-      __builtin_prefetch(from.data + (r * from.stride + column) * size + i, 0, 2);
-}
-
-void store_row(const float* from, int64_t row, int64_t column, int64_t count, MatrixRef to) {
-  bf16* x = to.as<bf16>().row(row) + column;
-  for (int64_t i = 0; i < count; ++i) x[i] = to_bf16(from[i]);
-}
 
 /// The distance between rows as libxsmm requires it: at least their length, even of a single row.
 template <class Matrix>
@@ -49,9 +20,8 @@ int64_t row_stride(const Matrix& m) {
 
 }  // namespace
 
-void TileWorker::start(int64_t head_dim, const std::function<void()>* progress) {
+void TileWorker::start(int64_t head_dim, Progress progress) {
   progress_ = progress;
-  flops_since_progress_ = 0;
   head_dim_ = head_dim;
   reserve(scores_, key_tile * lane_stride);
   reserve(d_scores_, key_tile * lane_stride);
@@ -71,13 +41,6 @@ Products& TileWorker::products(int64_t stride) {
 
 void TileWorker::prefetch_tile(ConstMatrixRef from, const Tile& tile) const {
   prefetch(from, tile.row_begin, tile.rows, tile.head_begin * head_dim_, tile.heads * head_dim_);
-}
-
-void TileWorker::account(double flops) {
-  flops_since_progress_ += flops;
-  if (flops_since_progress_ < flops_between_progress) return;
-  flops_since_progress_ = 0;
-  if (progress_ != nullptr && *progress_) (*progress_)();
 }
 
 /// Walks the visits of a group: open(visits) for each window returns its KeyBlock; begin(tile,
@@ -140,7 +103,7 @@ KeyBlock TileWorker::open_window(const BlockInput& in, const TileSweep& sweep, i
     std::fill(v_panel_.data() + count * head_dim_, v_panel_.data() + padded * head_dim_, 0.0F);
     keys.k = k_panel_.data(), keys.v = v_panel_.data();
     keys.k_stride = keys.v_stride = head_dim_;
-    account(8.0 * static_cast<double>(count * head_dim_));
+    progress_.account(8.0 * static_cast<double>(count * head_dim_));
   } else {
     keys.k = in.k.as<float>().row(keys.begin) + column;
     keys.v = in.v.as<float>().row(keys.begin) + column;
@@ -199,7 +162,7 @@ void TileWorker::begin_forward(const ForwardBlock& block, const Tile& tile, int6
   float* out = tile_array(out_, slot);
   for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(out + d * lane_stride, padded, 0.0F);
   prefetch_tile(block.out, tile);  // for end_forward
-  account(16.0 * static_cast<double>(head_dim_ * lane_stride));
+  progress_.account(16.0 * static_cast<double>(head_dim_ * lane_stride));
 }
 
 /// The piece's first key is row `key` of `keys`.
@@ -214,7 +177,7 @@ void TileWorker::attend(const Tile& tile, const KeyPiece& piece, int64_t key, co
   softmax_tile(scores, piece.count, lanes,
                {lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane, out, head_dim_});
   keys.v_products->to_lanes(scores, keys.v + key * keys.v_stride, out, lanes, piece.count);
-  account(4.0 * static_cast<double>(lanes * piece.count * head_dim_));
+  progress_.account(4.0 * static_cast<double>(lanes * piece.count * head_dim_));
 }
 
 void TileWorker::end_forward(const ForwardBlock& block, const Tile& tile, size_t slot) {
@@ -303,7 +266,7 @@ void TileWorker::add_gradients(const BackwardBlock& block, int64_t kv_head, cons
     for (int64_t d = 0; d < head_dim_; ++d) d_k[d] += keys.d_k[i * head_dim_ + d];
     for (int64_t d = 0; d < head_dim_; ++d) d_v[d] += keys.d_v[i * head_dim_ + d];
   }
-  account(8.0 * static_cast<double>((keys.end - keys.begin) * head_dim_));
+  progress_.account(8.0 * static_cast<double>((keys.end - keys.begin) * head_dim_));
 }
 
 void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, int64_t padded,
@@ -333,7 +296,7 @@ void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, in
   pack_lanes(d_out.data(), padded, head_dim_, 1, tile_array(packed_d_out_, slot));
   float* d_q = tile_array(out_, slot);
   for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(d_q + d * lane_stride, padded, 0.0F);
-  account(32.0 * static_cast<double>(head_dim_ * lane_stride));
+  progress_.account(32.0 * static_cast<double>(head_dim_ * lane_stride));
 }
 
 /// The piece's first key is row `key` of `keys`.
@@ -345,7 +308,7 @@ void TileWorker::differentiate(const Tile& tile, const KeyPiece& piece, int64_t 
   const float *k = keys.k + key * keys.k_stride, *v = keys.v + key * keys.v_stride;
   keys.k_products->score(tile_array(packed_, slot) + lane, k, p, lanes, count);
   keys.v_products->score(tile_array(packed_d_out_, slot) + lane, v, ds, lanes, count);
-  account(2 * flops);
+  progress_.account(2 * flops);
   gradient_tile(p, ds, count, lanes, lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane);
   if (piece.masked) {
     hide(tile, pieces_, piece, 0, scores_.data());
@@ -357,11 +320,11 @@ void TileWorker::differentiate(const Tile& tile, const KeyPiece& piece, int64_t 
                                keys.d_v + key * keys.d_v_stride, lanes, count);
     keys.d_k_products->to_keys(ds, tile_array(rows_, slot) + first,
                                keys.d_k + key * keys.d_k_stride, lanes, count);
-    account(2 * flops);
+    progress_.account(2 * flops);
   }
   if (wanted.queries) {
     keys.k_products->to_lanes(ds, k, tile_array(out_, slot) + lane, lanes, count);
-    account(flops);
+    progress_.account(flops);
   }
 }
 

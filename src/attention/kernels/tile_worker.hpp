@@ -2,13 +2,13 @@
 // The arithmetic of the CPU attention kernel on tiles; see cpu.cpp for the loops.
 
 #include <array>
-#include <functional>
 #include <list>
 #include <span>
 #include <vector>
 
 #include "attention/kernels/block_kernel.hpp"
 #include "attention/kernels/products.hpp"
+#include "attention/kernels/progress.hpp"
 #include "attention/kernels/tiles.hpp"
 #include "runtime/buffer.hpp"
 
@@ -35,8 +35,7 @@ struct Gradients {
 /// tiles.
 class TileWorker {
  public:
-  /// `progress` may be null.
-  void start(int64_t head_dim, const std::function<void()>* progress);
+  void start(int64_t head_dim, Progress progress);
   void forward(const ForwardBlock& block, const TileSweep& sweep, const TileGroup& group);
   void backward(const BackwardBlock& block, const TileSweep& sweep, const TileGroup& group,
                 Gradients wanted, size_t only_window = all_windows);
@@ -71,12 +70,10 @@ class TileWorker {
   void end_backward(const BackwardBlock& block, const Tile& tile, size_t slot);
   /// Prefetches the rows of a tile in an array of the queries' shape.
   void prefetch_tile(ConstMatrixRef from, const Tile& tile) const;
-  void account(double flops);
 
   int64_t head_dim_ = 0;
   std::list<Products> products_;
-  const std::function<void()>* progress_ = nullptr;
-  double flops_since_progress_ = 0;
+  Progress progress_;
   std::vector<Visit> visits_;
   PieceList pieces_;
   // Of every slot: [head_dim][lane_stride], rows_ and d_out_rows_ [lane][head_dim],

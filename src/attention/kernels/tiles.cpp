@@ -115,8 +115,7 @@ void TileSweep::cut_tiles(const BlockHeads& heads, int64_t tiles_per_group) {
 }
 
 void TileSweep::cut_tiles(const BlockHeads& heads, int64_t kv_head, const Band& band) {
-  const int64_t head_begin = std::max<int64_t>(0, kv_head * heads.group - heads.skew);
-  const int64_t head_end = std::min(heads.heads, (kv_head + 1) * heads.group - heads.skew);
+  const int64_t head_begin = heads.head_begin(kv_head), head_end = heads.head_end(kv_head);
   if (head_begin >= head_end) return;
   const int64_t heads_at_once = std::min(head_end - head_begin, lane_stride);
   const int64_t rows_at_once = lane_stride / heads_at_once;

@@ -1,0 +1,281 @@
+// Attention of short documents.
+//
+//     for every rectangle, for every KV head:
+//       K, V   copied next to each other; Kᵀ [d][key] (backward also Vᵀ)
+//       for every query head of that KV head, for every 8 rows:
+//         scores [row][key]  = Q · Kᵀ, from the first key that one of them sees to the last
+//         scores             = exp(scores - top)
+//         out    [row][d]    = scores · V, merged into the result
+//
+// Backward, for up to 64 rows at a time: p and ds as scores above, dQ = ds · K for every 8 rows,
+// then dV = pᵀ · dO and dK = dsᵀ · Q for every 8 keys and the rows that see some of them.
+//
+// All data of a rectangle fits into the first- or second-level cache, and no product is called
+// through a table: of a document of 8 tokens, the tiles of tile_worker.cpp take longer to set up
+// than to compute. They win from some hundred keys on (bench/kernels.cpp).
+
+#include "attention/kernels/one_pass.hpp"
+
+#include <algorithm>
+
+#include "attention/kernels/row_access.hpp"
+#include "core/index.hpp"
+#include "core/special_values.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr int64_t tile_rows = 64;  ///< most rows of a tile, which bounds p and ds
+
+void reserve(Buffer<float>& buffer, int64_t count) {
+  if (buffer.size() < count) buffer = Buffer<float>(count);
+}
+
+}  // namespace
+
+OnePassSplit split_one_pass(const BlockInput& in) {
+  const std::span<const Rectangle> rectangles = in.rectangles;
+  const bool served = !in.fixed_tiles && in.heads.scale > 0;
+  OnePassSplit split;
+  int64_t rows_end = 0, keys_end = 0;  // of the rectangles before
+  for (size_t i = 0; i < rectangles.size(); ++i) {
+    const Rectangle& r = rectangles[i];
+    const int64_t begin = r.q_begin.value(), end = begin + r.q_length;
+    const bool alone = (i == 0 || rows_end <= begin) &&
+                       (i + 1 == rectangles.size() || rectangles[i + 1].q_begin.value() >= end);
+    rows_end = i == 0 ? end : std::max(rows_end, end);
+    if (!served || !alone || r.q_length > one_pass_rows || r.k_length > one_pass_keys) {
+      split.others.push_back(r);
+      continue;
+    }
+    if (r.q_length == 0 || r.k_length == 0) continue;
+    const int64_t first_key = r.k_begin.value();
+    if (!split.one_pass.empty() && first_key < keys_end) split.keys_apart = false;
+    keys_end = first_key + r.k_length;
+    split.one_pass.push_back(r);
+  }
+  return split;
+}
+
+void OnePassWorker::start(int64_t head_dim, Progress progress) {
+  head_dim_ = head_dim;
+  padded_dim_ = round_up(head_dim, one_pass_unit);
+  progress_ = progress;
+  begin_.resize(one_pass_rows);
+  end_.resize(one_pass_rows);
+}
+
+/// A query head of a rectangle, and where the next one is.
+struct OnePassWorker::Position {
+  const Rectangle& rectangle;
+  int64_t kv_head, head;
+  bool first_of_kv_head, last_of_kv_head;
+  int64_t row_offset, column_offset;  ///< of the next head's rows, from this one's; 0: none
+};
+
+template <class Body>
+void OnePassWorker::for_each_head(const BlockInput& in, std::span<const Rectangle> rectangles,
+                                  int64_t kv_begin, int64_t kv_end, Body body) {
+  const int64_t first = in.heads.head_begin(kv_begin), last = in.heads.head_end(kv_end - 1);
+  for (size_t i = 0; i < rectangles.size(); ++i) {
+    set_limits(rectangles[i]);
+    for (int64_t kv_head = kv_begin; kv_head < kv_end; ++kv_head) {
+      const int64_t begin = in.heads.head_begin(kv_head), end = in.heads.head_end(kv_head);
+      for (int64_t head = begin; head < end; ++head) {
+        Position at{rectangles[i], kv_head, head, head == begin, head + 1 == end, 0, 0};
+        if (head + 1 < last) {
+          at.column_offset = head_dim_;
+        } else if (i + 1 < rectangles.size()) {
+          at.row_offset = rectangles[i + 1].q_begin.value() - rectangles[i].q_begin.value();
+          at.column_offset = (first - head) * head_dim_;
+        }
+        body(at);
+      }
+    }
+  }
+}
+
+void OnePassWorker::set_limits(const Rectangle& r) {
+  const auto clip = [&](int64_t key) {
+    return static_cast<int32_t>(std::clamp<int64_t>(key, 0, r.k_length));
+  };
+  for (int64_t i = 0; i < r.q_length; ++i) {
+    const auto at = static_cast<size_t>(i);
+    begin_[at] = clip(r.mask.begin_key(i));
+    end_[at] = clip(r.mask.end_key(i));
+  }
+}
+
+OnePassTile OnePassWorker::tile(const BlockInput& in, const Rectangle& r, int64_t row,
+                                int64_t rows) const {
+  return {rows,
+          r.k_length,
+          one_pass_columns(r.k_length),
+          head_dim_,
+          padded_dim_,
+          begin_.data() + row,
+          end_.data() + row, in.heads.scale};
+}
+
+void OnePassWorker::load_panel(ConstMatrixRef from, int64_t row, int64_t count, int64_t column,
+                               Buffer<float>& panel, int64_t capacity) {
+  reserve(panel, capacity * padded_dim_);
+  if (from.type == DType::f32) {
+    const MatrixView<const float> rows = from.as<float>();
+    pack_panel({rows.row(row) + column, rows.stride, nullptr}, count, head_dim_, padded_dim_,
+               panel.data());
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    float* to = panel.data() + i * padded_dim_;
+    load_row(from, row + i, column, head_dim_, 1, to);
+    std::fill(to + head_dim_, to + padded_dim_, 0.0F);
+  }
+}
+
+void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t kv_head,
+                              bool backward) {
+  const int64_t first = r.k_begin.value(), column = kv_head * head_dim_;
+  const int64_t columns = one_pass_columns(r.k_length);
+  // As rows they are needed for dQ = ds · K and out = p · V only.
+  const auto load = [&](ConstMatrixRef from, bool as_rows, Buffer<float>& panel, bool transposed,
+                        Buffer<float>& to) {
+    const bool copied = as_rows || from.type != DType::f32;
+    if (copied) load_panel(from, first, r.k_length, column, panel, one_pass_keys);
+    if (!transposed) return;
+    reserve(to, head_dim_ * one_pass_keys);
+    const HeadRows<const float> rows =
+        copied ? HeadRows<const float>{panel.data(), padded_dim_, nullptr}
+               : HeadRows<const float>{from.as<float>().row(first) + column, from.stride, nullptr};
+    transpose_rows(rows, r.k_length, head_dim_, columns, to.data());
+  };
+  load(in.k, backward, k_, true, k_transposed_);
+  load(in.v, !backward, v_, backward, v_transposed_);
+  if (kv_head + 1 < in.heads.kv_heads) {
+    prefetch(in.k, first, r.k_length, column + head_dim_, head_dim_);
+    prefetch(in.v, first, r.k_length, column + head_dim_, head_dim_);
+  }
+  progress_.account(8.0 * static_cast<double>(r.k_length * head_dim_));
+}
+
+void OnePassWorker::forward(const ForwardBlock& block, std::span<const Rectangle> rectangles,
+                            int64_t kv_begin, int64_t kv_end) {
+  reserve(scores_, tile_rows * one_pass_keys);
+  reserve(sums_, one_pass_strip * padded_dim_);
+  const bool in_place = block.q.type == DType::f32, direct = block.out.type == DType::f32;
+  for_each_head(block, rectangles, kv_begin, kv_end, [&](const Position& at) {
+    const Rectangle& r = at.rectangle;
+    const int64_t row = r.q_begin.value(), column = at.head * head_dim_;
+    if (at.first_of_kv_head) load_keys(block, r, at.kv_head, false);
+    const auto next = [&](const auto* rows, int64_t stride) {
+      return at.column_offset == 0 && at.row_offset == 0
+                 ? nullptr
+                 : rows + at.row_offset * stride + at.column_offset;
+    };
+    HeadRows<const float> q{nullptr, padded_dim_, nullptr};
+    if (in_place) {
+      q.data = block.q.as<float>().row(row) + column, q.stride = block.q.stride;
+      q.next = next(q.data, q.stride);
+    } else {
+      load_panel(block.q, row, r.q_length, column, q_, one_pass_rows);
+      q.data = q_.data();
+    }
+    HeadRows<float> out{nullptr, padded_dim_, nullptr};
+    if (direct) {
+      out.data = block.out.as<float>().row(row) + column, out.stride = block.out.stride;
+      out.next = next(out.data, out.stride);
+    } else {
+      load_panel(block.out, row, r.q_length, column, out_, one_pass_rows);
+      out.data = out_.data();
+    }
+    one_pass_forward(tile(block, r, 0, r.q_length), q, k_transposed_.data(), v_.data(), out,
+                     block.lse.row(row) + at.head, block.lse.stride, scores_.data(), sums_.data());
+    for (int64_t i = 0; !direct && i < r.q_length; ++i)
+      if (block.lse(row + i, at.head) != -infinity_of<float>)
+        store_row(out_.data() + i * padded_dim_, row + i, column, head_dim_, block.out);
+    progress_.account(4.0 * static_cast<double>(r.q_length * r.k_length * head_dim_));
+  });
+}
+
+/// The panels of a tile; rows without a gradient are zeros.
+void OnePassWorker::load_gradient_rows(const BackwardBlock& block, int64_t row, int64_t rows,
+                                       int64_t head) {
+  const int64_t column = head * head_dim_;
+  load_panel(block.q, row, rows, column, q_, tile_rows);
+  load_panel(block.d_out, row, rows, column, d_out_, tile_rows);
+  for (int64_t i = 0; i < rows; ++i) {
+    lse_.data()[i] = block.lse(row + i, head);
+    delta_.data()[i] = block.heads.scale * block.delta(row + i, head);
+    if (lse_.data()[i] != -infinity_of<float>) continue;
+    lse_.data()[i] = infinity_of<float>;
+    delta_.data()[i] = 0;
+    for (Buffer<float>* panel : {&q_, &d_out_})
+      std::fill_n(panel->data() + i * padded_dim_, padded_dim_, 0.0F);
+  }
+}
+
+/// Where the key gradients of a rectangle are summed: in place, or in a panel if rows of the result
+/// are not a multiple of a vector.
+HeadRows<float> OnePassWorker::open_gradients(MatrixView<float> result, const Rectangle& r,
+                                              int64_t kv_head, Buffer<float>& panel) {
+  if (head_dim_ == padded_dim_)
+    return {result.row(r.k_begin.value()) + kv_head * head_dim_, result.stride, nullptr};
+  reserve(panel, one_pass_keys * padded_dim_);
+  std::fill_n(panel.data(), r.k_length * padded_dim_, 0.0F);
+  return {panel.data(), padded_dim_, nullptr};
+}
+
+void OnePassWorker::close_gradients(MatrixView<float> result, const Rectangle& r, int64_t kv_head,
+                                    const Buffer<float>& panel) {
+  if (head_dim_ == padded_dim_) return;
+  for (int64_t j = 0; j < r.k_length; ++j) {
+    float* row = result.row(r.k_begin.value() + j) + kv_head * head_dim_;
+    for (int64_t d = 0; d < head_dim_; ++d) row[d] += panel.data()[j * padded_dim_ + d];
+  }
+}
+
+void OnePassWorker::backward(const BackwardBlock& block, std::span<const Rectangle> rectangles,
+                             int64_t kv_begin, int64_t kv_end) {
+  for (Buffer<float>* buffer : {&scores_, &d_scores_}) reserve(*buffer, tile_rows * one_pass_keys);
+  for (Buffer<float>* buffer : {&lse_, &delta_}) reserve(*buffer, tile_rows);
+  reserve(sums_, one_pass_strip * padded_dim_);
+  const bool keys_wanted = block.d_k.data != nullptr, queries_wanted = !block.d_q.empty();
+  const bool direct = block.d_q.type == DType::f32;
+  HeadRows<float> d_k{}, d_v{};
+  for_each_head(block, rectangles, kv_begin, kv_end, [&](const Position& at) {
+    const Rectangle& r = at.rectangle;
+    const int64_t column = at.head * head_dim_;
+    if (at.first_of_kv_head) {
+      load_keys(block, r, at.kv_head, true);
+      if (keys_wanted) {
+        d_k = open_gradients(block.d_k, r, at.kv_head, d_k_);
+        d_v = open_gradients(block.d_v, r, at.kv_head, d_v_);
+      }
+    }
+    for (int64_t begin = 0; begin < r.q_length; begin += tile_rows) {
+      const int64_t rows = std::min(tile_rows, r.q_length - begin);
+      const int64_t row = r.q_begin.value() + begin;
+      load_gradient_rows(block, row, rows, at.head);
+      HeadRows<float> d_q{nullptr, padded_dim_, nullptr};
+      if (queries_wanted && direct) {
+        d_q.data = block.d_q.as<float>().row(row) + column, d_q.stride = block.d_q.stride;
+      } else if (queries_wanted) {
+        load_panel(block.d_q, row, rows, column, out_, tile_rows);
+        d_q.data = out_.data();
+      }
+      one_pass_backward(tile(block, r, begin, rows),
+                        {q_.data(), d_out_.data(), lse_.data(), delta_.data(), k_.data(),
+                         k_transposed_.data(), v_transposed_.data()},
+                        d_q, d_k, d_v, scores_.data(), d_scores_.data(), sums_.data());
+      for (int64_t i = 0; queries_wanted && !direct && i < rows; ++i)
+        store_row(out_.data() + i * padded_dim_, row + i, column, head_dim_, block.d_q);
+      progress_.account(10.0 * static_cast<double>(rows * r.k_length * head_dim_));
+    }
+    if (keys_wanted && at.last_of_kv_head) {
+      close_gradients(block.d_k, r, at.kv_head, d_k_);
+      close_gradients(block.d_v, r, at.kv_head, d_v_);
+    }
+  });
+}
+
+}  // namespace gyre

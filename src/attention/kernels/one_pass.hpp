@@ -1,0 +1,66 @@
+#pragma once
+// Attention of short documents on the CPU: rectangles with so few keys that all scores of some rows
+// are kept until their softmax is complete. See one_pass.cpp for the loops.
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "attention/kernels/block_kernel.hpp"
+#include "attention/kernels/one_pass_ops.hpp"
+#include "attention/kernels/progress.hpp"
+#include "runtime/buffer.hpp"
+
+namespace gyre {
+
+/// Most rows and keys of a rectangle of one pass.
+constexpr int64_t one_pass_rows = 256, one_pass_keys = 256;
+
+/// Rectangles of a call, those of one pass apart from the others.
+struct OnePassSplit {
+  std::vector<Rectangle> one_pass, others;  ///< both in order
+  bool keys_apart = true;                   ///< no two of one_pass have a key in common
+};
+/// One pass computes small ones that have their queries for themselves; none with fixed tiles, or
+/// with a scale that is not positive.
+OnePassSplit split_one_pass(const BlockInput& in);
+
+/// One thread: its scratch arrays and the loops over the heads of a rectangle.
+class OnePassWorker {
+ public:
+  void start(int64_t head_dim, Progress progress);
+  /// Heads that read KV heads [kv_begin, kv_end), of several rectangles.
+  void forward(const ForwardBlock& block, std::span<const Rectangle> rectangles, int64_t kv_begin,
+               int64_t kv_end);
+  void backward(const BackwardBlock& block, std::span<const Rectangle> rectangles, int64_t kv_begin,
+                int64_t kv_end);
+
+ private:
+  struct Position;
+  template <class Body>
+  void for_each_head(const BlockInput& in, std::span<const Rectangle> rectangles, int64_t kv_begin,
+                     int64_t kv_end, Body body);
+  void set_limits(const Rectangle& r);
+  OnePassTile tile(const BlockInput& in, const Rectangle& r, int64_t row, int64_t rows) const;
+  /// Rows of one head as a panel.
+  void load_panel(ConstMatrixRef from, int64_t row, int64_t count, int64_t column,
+                  Buffer<float>& panel, int64_t capacity);
+  void load_keys(const BlockInput& in, const Rectangle& r, int64_t kv_head, bool backward);
+  void load_gradient_rows(const BackwardBlock& block, int64_t row, int64_t rows, int64_t head);
+  HeadRows<float> open_gradients(MatrixView<float> result, const Rectangle& r, int64_t kv_head,
+                                 Buffer<float>& panel);
+  void close_gradients(MatrixView<float> result, const Rectangle& r, int64_t kv_head,
+                       const Buffer<float>& panel);
+
+  int64_t head_dim_ = 0, padded_dim_ = 0;
+  Progress progress_;
+  std::vector<int32_t> begin_, end_;           ///< keys that each row of the rectangle sees
+  Buffer<float> k_, v_, d_k_, d_v_;            ///< [one_pass_keys][padded_dim]
+  Buffer<float> k_transposed_, v_transposed_;  ///< [head_dim][columns]
+  Buffer<float> q_, d_out_, out_;              ///< [tile rows][padded_dim]
+  Buffer<float> scores_, d_scores_;            ///< [tile rows][columns]
+  Buffer<float> sums_, lse_, delta_;
+};
+
+}  // namespace gyre

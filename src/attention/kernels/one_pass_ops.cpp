@@ -1,0 +1,447 @@
+#include "attention/kernels/one_pass_ops.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "attention/kernels/one_pass_ops.cpp"
+// The order matters: foreach_target first, -inl headers last.
+// clang-format off
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
+// clang-format on
+
+#include <hwy/cache_control.h>
+
+#include <algorithm>
+
+#include "attention/kernels/merge-inl.hpp"
+#include "runtime/exp-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Wide = hn::CappedTag<float, one_pass_unit>;
+using Narrow = hn::CappedTag<float, one_pass_strip>;
+constexpr float minus_infinity = -__builtin_inff();
+
+template <class D>
+HWY_INLINE int64_t lanes(D d) {
+  return static_cast<int64_t>(hn::Lanes(d));
+}
+
+/// A matrix of weights, given by the distances between rows and between columns.
+struct Weights {
+  const float* data;
+  int64_t row_stride, column_stride;
+  HWY_INLINE Weights from_row(int64_t row) const {
+    return {data + row * row_stride, row_stride, column_stride};
+  }
+};
+
+/// to [rows][vectors] (+)= Σ_j weights(i, j) · from [j][vectors], j < terms.
+/// Not part of the loops around it, which would take registers from it.
+template <int rows, int vectors, class D>
+HWY_NOINLINE void multiply_block(D d, Weights weights, const float* from, int64_t from_stride,
+                               float* to, int64_t to_stride, int64_t terms, bool add) {
+  using V = hn::Vec<D>;
+  V sums[rows][vectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v)
+      sums[i][v] = add ? hn::LoadU(d, to + i * to_stride + v * lanes(d)) : hn::Zero(d);
+  const float* weight = weights.data;
+  for (int64_t j = 0; j < terms; ++j, from += from_stride, weight += weights.column_stride) {
+    V x[vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) x[v] = hn::LoadU(d, from + v * lanes(d));
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i) {
+      const V w = hn::Set(d, weight[i * weights.row_stride]);
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) sums[i][v] = hn::MulAdd(w, x[v], sums[i][v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) hn::StoreU(sums[i][v], d, to + i * to_stride + v * lanes(d));
+}
+
+/// Three vectors at a time, and two or one at the end: of four rows, they fill 16 registers.
+template <int rows, class D>
+HWY_INLINE void multiply_rows(D d, Weights weights, const float* from, int64_t from_stride,
+                              float* to, int64_t to_stride, int64_t terms, int64_t columns,
+                              bool add) {
+  const int64_t n = lanes(d);
+  int64_t c = 0;
+  for (; c + 3 * n <= columns && c + 4 * n != columns; c += 3 * n)
+    multiply_block<rows, 3>(d, weights, from + c, from_stride, to + c, to_stride, terms, add);
+  for (; c + 2 * n <= columns; c += 2 * n)
+    multiply_block<rows, 2>(d, weights, from + c, from_stride, to + c, to_stride, terms, add);
+  if (c < columns)
+    multiply_block<rows, 1>(d, weights, from + c, from_stride, to + c, to_stride, terms, add);
+}
+
+/// The same for up to one_pass_strip rows; `columns` is a multiple of the lanes.
+template <class D>
+HWY_INLINE void multiply(D d, int64_t rows, Weights weights, const float* from, int64_t from_stride,
+                         float* to, int64_t to_stride, int64_t terms, int64_t columns,
+                         bool add = false) {
+  constexpr int at_once = HWY_TARGET <= HWY_AVX3 ? 8 : 4;  // with 32 registers, or 16
+  if (rows == 8 && columns == lanes(d)) {  // enough sums to hide the latency of an FMA
+    multiply_block<8, 1>(d, weights, from, from_stride, to, to_stride, terms, add);
+    return;
+  }
+  int64_t i = 0;
+  for (; i + at_once <= rows; i += at_once)
+    multiply_rows<at_once>(d, weights.from_row(i), from, from_stride, to + i * to_stride, to_stride,
+                           terms, columns, add);
+  if (at_once == 8 && i + 4 <= rows) {
+    multiply_rows<4>(d, weights.from_row(i), from, from_stride, to + i * to_stride, to_stride,
+                     terms, columns, add);
+    i += 4;
+  }
+  for (; i < rows; ++i)
+    multiply_rows<1>(d, weights.from_row(i), from, from_stride, to + i * to_stride, to_stride,
+                     terms, columns, add);
+}
+
+void pack_panel(HeadRows<const float> rows, int64_t count, int64_t head_dim, int64_t padded_dim,
+                float* panel) {
+  constexpr Wide d;
+  for (int64_t i = 0; i < count; ++i) {
+    const float* row = rows.data + i * rows.stride;
+    float* to = panel + i * padded_dim;
+    int64_t c = 0;
+    for (; c + lanes(d) <= head_dim; c += lanes(d)) hn::Store(hn::LoadU(d, row + c), d, to + c);
+    for (; c < head_dim; ++c) to[c] = row[c];
+    for (; c < padded_dim; ++c) to[c] = 0;
+  }
+}
+
+#if HWY_TARGET != HWY_SCALAR
+constexpr int64_t block = 4;
+
+/// Four columns of four rows a block of the vector: block b is that of row 4b.
+template <class D>
+HWY_INLINE hn::Vec<D> load_blocks(D d, const float* row, int64_t stride) {
+  if constexpr (hn::MaxLanes(D()) == block) {
+    return hn::LoadU(d, row);
+  } else {
+    const hn::Half<D> half;
+    const float* upper = row + static_cast<int64_t>(hn::MaxLanes(half)) * stride;
+    return hn::Combine(d, load_blocks(half, upper, stride), load_blocks(half, row, stride));
+  }
+}
+
+/// Columns [0, 4) of as many rows as a vector has lanes, to four rows of them.
+template <class D>
+HWY_INLINE void transpose_block(D f, const float* from, int64_t stride, float* to,
+                                int64_t to_stride) {
+  const hn::RepartitionToWide<D> wide;
+  const auto a = load_blocks(f, from, stride), b = load_blocks(f, from + stride, stride);
+  const auto c = load_blocks(f, from + 2 * stride, stride);
+  const auto d = load_blocks(f, from + 3 * stride, stride);
+  const auto ab_low = hn::BitCast(wide, hn::InterleaveLower(f, a, b));   // a0 b0 a1 b1
+  const auto cd_low = hn::BitCast(wide, hn::InterleaveLower(f, c, d));   // c0 d0 c1 d1
+  const auto ab_high = hn::BitCast(wide, hn::InterleaveUpper(f, a, b));  // a2 b2 a3 b3
+  const auto cd_high = hn::BitCast(wide, hn::InterleaveUpper(f, c, d));
+  hn::Store(hn::BitCast(f, hn::InterleaveLower(wide, ab_low, cd_low)), f, to);
+  hn::Store(hn::BitCast(f, hn::InterleaveUpper(wide, ab_low, cd_low)), f, to + to_stride);
+  hn::Store(hn::BitCast(f, hn::InterleaveLower(wide, ab_high, cd_high)), f, to + 2 * to_stride);
+  hn::Store(hn::BitCast(f, hn::InterleaveUpper(wide, ab_high, cd_high)), f, to + 3 * to_stride);
+}
+
+/// Of whole blocks, from row `row` on; returns the first row that is left.
+template <class D>
+HWY_INLINE int64_t transpose_blocks(D d, HeadRows<const float> from, int64_t row, int64_t count,
+                                    int64_t head_dim, float* to, int64_t columns) {
+  for (; row + lanes(d) <= count; row += lanes(d))
+    for (int64_t c = 0; c + block <= head_dim; c += block)
+      transpose_block(d, from.data + row * from.stride + c, from.stride, to + c * columns + row,
+                      columns);
+  return row;
+}
+#endif
+
+void transpose_rows(HeadRows<const float> from, int64_t count, int64_t head_dim, int64_t columns,
+                    float* to) {
+  int64_t rows = 0, dims = 0;  // that are done
+#if HWY_TARGET != HWY_SCALAR
+  rows = transpose_blocks(Narrow(), from, 0, count, head_dim, to, columns);
+  rows = transpose_blocks(hn::FixedTag<float, block>(), from, rows, count, head_dim, to, columns);
+  dims = head_dim / block * block;
+#endif
+  for (int64_t c = dims; c < head_dim; ++c)
+    for (int64_t i = 0; i < rows; ++i) to[c * columns + i] = from.data[i * from.stride + c];
+  if (rows == columns) return;
+  for (int64_t c = 0; c < head_dim; ++c) {
+    for (int64_t i = rows; i < count; ++i) to[c * columns + i] = from.data[i * from.stride + c];
+    for (int64_t i = count; i < columns; ++i) to[c * columns + i] = 0;
+  }
+}
+
+/// Rows [row, row + rows) of a tile; outside of columns [begin, end) they see nothing, and outside
+/// of keys [first, last).
+struct Strip {
+  int64_t row, rows, first, last, begin, end;
+  template <class D>
+  HWY_INLINE Strip(D d, const OnePassTile& tile, int64_t row_)
+      : row(row_), rows(std::min(one_pass_strip, tile.rows - row_)) {
+    first = tile.begin[row];
+    last = std::max<int64_t>(first, tile.end[row + rows - 1]);
+    begin = first & -lanes(d);
+    end = std::min((last + lanes(d) - 1) & -lanes(d), tile.columns);
+    if (first == last) end = begin;
+  }
+  /// Whether all rows see all columns.
+  HWY_INLINE bool open(const OnePassTile& tile) const {
+    return tile.begin[row + rows - 1] <= begin && tile.end[row] >= end;
+  }
+};
+
+/// The columns that one row sees, and the whole vectors that hold them.
+struct Span {
+  int64_t begin, end, first, last;
+  template <class D>
+  HWY_INLINE Span(D d, const OnePassTile& tile, int64_t row)
+      : begin(tile.begin[row]), end(std::max(tile.begin[row], tile.end[row])) {
+    first = begin & -lanes(d);
+    last = begin == end ? first : (end + lanes(d) - 1) & -lanes(d);
+  }
+};
+
+template <class D>
+HWY_INLINE void fill(D d, float* row, int64_t begin, int64_t end, float value) {
+  for (int64_t c = begin; c < end; c += lanes(d)) hn::Store(hn::Set(d, value), d, row + c);
+}
+
+/// Overwrites what a row does not see of columns [begin, end).
+template <class D>
+HWY_INLINE void hide(D d, float* row, const Span& span, int64_t begin, int64_t end, float value) {
+  const auto v = hn::Set(d, value);
+  fill(d, row, begin, span.first, value);
+  if (span.begin != span.first) {
+    const auto hidden = hn::FirstN(d, static_cast<size_t>(span.begin - span.first));
+    float* first = row + span.first;
+    hn::Store(hn::IfThenElse(hidden, v, hn::Load(d, first)), d, first);
+  }
+  if (span.end != span.last) {
+    float* last = row + span.last - lanes(d);
+    const auto seen = hn::FirstN(d, static_cast<size_t>(lanes(d) - (span.last - span.end)));
+    hn::Store(hn::IfThenElse(seen, hn::Load(d, last), v), d, last);
+  }
+  fill(d, row, span.last, end, value);
+}
+
+/// Replaces the products of a strip by exp(scale · product - top), hidden ones by 0. Loops over all rows for
+/// every step of it: the steps of one row wait for each other.
+template <class D>
+HWY_INLINE void softmax(D d, const OnePassTile& tile, const Strip& strip, float* scores, float* top,
+                        float* sum) {
+  using V = hn::Vec<D>;
+  const V empty = hn::Set(d, minus_infinity), scale = hn::Set(d, tile.scale);
+  if (!strip.open(tile))
+    for (int64_t i = 0; i < strip.rows; ++i)
+      hide(d, scores + i * tile.columns, Span(d, tile, strip.row + i), strip.begin, strip.end,
+           minus_infinity);
+  for (int64_t i = 0; i < strip.rows; ++i) {
+    const float* row = scores + i * tile.columns;
+    V largest = hn::Load(d, row + strip.begin);
+    for (int64_t c = strip.begin + lanes(d); c < strip.end; c += lanes(d))
+      largest = hn::Max(largest, hn::Load(d, row + c));
+    top[i] = tile.scale * hn::GetLane(hn::MaxOfLanes(d, largest));
+  }
+  for (int64_t i = 0; i < strip.rows; ++i) {
+    float* row = scores + i * tile.columns;
+    const V largest = hn::Set(d, top[i]);
+    // -inf - 0 gives 0, -inf - -inf NaN.
+    const V reference = hn::IfThenElse(hn::Eq(largest, empty), hn::Zero(d), largest);
+    V total = hn::Zero(d);
+    for (int64_t c = strip.begin; c < strip.end; c += lanes(d)) {
+      const V e = exp_f32(d, hn::MulSub(scale, hn::Load(d, row + c), reference));
+      hn::Store(e, d, row + c);
+      total = hn::Add(total, e);
+    }
+    sum[i] = hn::GetLane(hn::SumOfLanes(d, total));
+  }
+}
+
+/// result = w1 · result + w2 · sums; if w1 is 0, it is not read.
+HWY_INLINE void blend(const float* sums, int64_t head_dim, float w1, float w2, float* result) {
+  constexpr Wide d;
+  const auto v1 = hn::Set(d, w1), v2 = hn::Set(d, w2);
+  int64_t c = 0;
+  if (w1 == 0) {
+    for (; c + lanes(d) <= head_dim; c += lanes(d))
+      hn::StoreU(hn::Mul(v2, hn::Load(d, sums + c)), d, result + c);
+    for (; c < head_dim; ++c) result[c] = w2 * sums[c];
+    return;
+  }
+  for (; c + lanes(d) <= head_dim; c += lanes(d))
+    hn::StoreU(hn::MulAdd(v1, hn::LoadU(d, result + c), hn::Mul(v2, hn::Load(d, sums + c))), d,
+               result + c);
+  for (; c < head_dim; ++c) result[c] = w1 * result[c] + w2 * sums[c];
+}
+
+template <class T>
+HWY_INLINE void prefetch_next(const HeadRows<T>& rows, const Strip& strip, int64_t head_dim) {
+  constexpr int64_t line = 16;
+  if (rows.next == nullptr) return;
+  for (int64_t i = strip.row; i < strip.row + strip.rows; ++i)
+    for (int64_t c = 0; c < head_dim; c += line) hwy::Prefetch(rows.next + i * rows.stride + c);
+}
+
+template <class D>
+HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float> q,
+                             const float* k_transposed, const float* v, HeadRows<float> out,
+                             float* lse, int64_t lse_stride, float* scores, float* sums) {
+  HWY_ALIGN float top[one_pass_strip] = {}, sum[one_pass_strip] = {}, merged[one_pass_strip];
+  HWY_ALIGN float w1[one_pass_strip], w2[one_pass_strip];
+  for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
+    const Strip strip(d, tile, row);
+    prefetch_next(q, strip, tile.head_dim);
+    prefetch_next(out, strip, tile.head_dim);
+    if (strip.begin == strip.end) continue;
+    multiply(d, strip.rows, {q.data + row * q.stride, q.stride, 1}, k_transposed + strip.begin,
+             tile.columns, scores + strip.begin, tile.columns, tile.head_dim,
+             strip.end - strip.begin);
+    softmax(d, tile, strip, scores, top, sum);
+    multiply(Wide(), strip.rows, {scores + strip.first, tile.columns, 1},
+             v + strip.first * tile.padded_dim, tile.padded_dim, sums, tile.padded_dim,
+             strip.last - strip.first, tile.padded_dim);
+    for (int64_t i = 0; i < one_pass_strip; ++i)
+      merged[i] = i < strip.rows ? lse[(row + i) * lse_stride] : minus_infinity;
+    merge_factors(Narrow(), top, sum, one_pass_strip, w1, w2, merged);
+    for (int64_t i = 0; i < strip.rows; ++i) {
+      if (sum[i] == 0.0F) continue;  // NaN counts as seen
+      float& to = lse[(row + i) * lse_stride];
+      blend(sums + i * tile.padded_dim, tile.head_dim, to == minus_infinity ? 0 : w1[i], w2[i],
+            out.data + (row + i) * out.stride);
+      to = merged[i];
+    }
+  }
+}
+
+void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const float* k_transposed,
+                      const float* v, HeadRows<float> out, float* lse, int64_t lse_stride,
+                      float* scores, float* sums) {
+  if (tile.keys <= one_pass_strip)
+    forward_tile(Narrow(), tile, q, k_transposed, v, out, lse, lse_stride, scores, sums);
+  else
+    forward_tile(Wide(), tile, q, k_transposed, v, out, lse, lse_stride, scores, sums);
+}
+
+/// Replaces the products <q, k> of a strip by p, and <dO, v> by scale · ds, in all columns; hidden
+/// ones by 0.
+template <class D>
+HWY_INLINE void differentiate(D d, const OnePassTile& tile, const Strip& strip, const float* lse,
+                              const float* delta, float* p, float* d_scores) {
+  const bool open = strip.open(tile);
+  const auto scale = hn::Set(d, tile.scale);
+  for (int64_t i = strip.row; i < strip.row + strip.rows; ++i) {
+    float *scores = p + i * tile.columns, *products = d_scores + i * tile.columns;
+    const auto reference = hn::Set(d, lse[i]), offset = hn::Set(d, delta[i]);
+    for (int64_t c = strip.begin; c < strip.end; c += lanes(d)) {
+      const auto e = exp_f32(d, hn::MulSub(scale, hn::Load(d, scores + c), reference));
+      const auto product = hn::MulSub(scale, hn::Load(d, products + c), offset);
+      hn::Store(e, d, scores + c);
+      hn::Store(hn::Mul(e, product), d, products + c);
+    }
+    for (float* row : {scores, products}) {
+      if (!open) hide(d, row, Span(d, tile, i), strip.begin, strip.end, 0);
+      fill(d, row, 0, strip.begin, 0);
+      fill(d, row, strip.end, tile.columns, 0);
+    }
+  }
+}
+
+/// Adds what eight keys at a time get from the rows that see some of them.
+HWY_INLINE void add_key_gradients(const OnePassTile& tile, const float* weights, const float* rows,
+                                  HeadRows<float> to) {
+  int64_t row = 0, end = 0;  // rows whose last key is not before the strip, whose first is
+  for (int64_t key = 0; key < tile.keys; key += one_pass_strip) {
+    const int64_t count = std::min(one_pass_strip, tile.keys - key);
+    while (row < tile.rows && tile.end[row] <= key) ++row;
+    while (end < tile.rows && tile.begin[end] < key + count) ++end;
+    if (row >= end) continue;
+    multiply(Wide(), count, {weights + row * tile.columns + key, 1, tile.columns},
+             rows + row * tile.padded_dim, tile.padded_dim, to.data + key * to.stride, to.stride,
+             end - row, tile.padded_dim, true);
+  }
+}
+
+template <class D>
+HWY_INLINE void backward_tile(D d, const OnePassTile& tile, const OnePassGradientInput& in,
+                              HeadRows<float> d_q, HeadRows<float> d_k, HeadRows<float> d_v,
+                              float* p, float* d_scores, float* sums) {
+  constexpr Wide wide;
+  for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
+    const Strip strip(d, tile, row);
+    prefetch_next(d_q, strip, tile.head_dim);
+    const int64_t at = row * tile.columns + strip.begin, first = row * tile.padded_dim;
+    const int64_t columns = strip.end - strip.begin;
+    multiply(d, strip.rows, {in.q + first, tile.padded_dim, 1}, in.k_transposed + strip.begin,
+             tile.columns, p + at, tile.columns, tile.head_dim, columns);
+    multiply(d, strip.rows, {in.d_out + first, tile.padded_dim, 1}, in.v_transposed + strip.begin,
+             tile.columns, d_scores + at, tile.columns, tile.head_dim, columns);
+    differentiate(d, tile, strip, in.lse, in.delta, p, d_scores);
+    if (d_q.data == nullptr || columns == 0) continue;
+    multiply(wide, strip.rows, {d_scores + row * tile.columns + strip.first, tile.columns, 1},
+             in.k + strip.first * tile.padded_dim, tile.padded_dim, sums, tile.padded_dim,
+             strip.last - strip.first, tile.padded_dim);
+    for (int64_t i = 0; i < strip.rows; ++i)
+      blend(sums + i * tile.padded_dim, tile.head_dim, 1, 1, d_q.data + (row + i) * d_q.stride);
+  }
+  if (d_k.data == nullptr) return;
+  add_key_gradients(tile, p, in.d_out, d_v);
+  add_key_gradients(tile, d_scores, in.q, d_k);
+}
+
+void one_pass_backward(const OnePassTile& tile, const OnePassGradientInput& in, HeadRows<float> d_q,
+                       HeadRows<float> d_k, HeadRows<float> d_v, float* p, float* d_scores,
+                       float* sums) {
+  if (tile.keys <= one_pass_strip)
+    backward_tile(Narrow(), tile, in, d_q, d_k, d_v, p, d_scores, sums);
+  else
+    backward_tile(Wide(), tile, in, d_q, d_k, d_v, p, d_scores, sums);
+}
+
+}  // namespace
+}  // namespace gyre::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gyre {
+HWY_EXPORT(pack_panel);
+HWY_EXPORT(transpose_rows);
+HWY_EXPORT(one_pass_forward);
+HWY_EXPORT(one_pass_backward);
+
+int64_t one_pass_columns(int64_t keys) {
+  const int64_t unit = keys <= one_pass_strip ? one_pass_strip : one_pass_unit;
+  return (keys + unit - 1) / unit * unit;
+}
+void pack_panel(HeadRows<const float> rows, int64_t count, int64_t head_dim, int64_t padded_dim,
+                float* panel) {
+  HWY_DYNAMIC_DISPATCH(pack_panel)(rows, count, head_dim, padded_dim, panel);
+}
+void transpose_rows(HeadRows<const float> from, int64_t count, int64_t head_dim, int64_t columns,
+                    float* to) {
+  HWY_DYNAMIC_DISPATCH(transpose_rows)(from, count, head_dim, columns, to);
+}
+void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const float* k_transposed,
+                      const float* v, HeadRows<float> out, float* lse, int64_t lse_stride,
+                      float* scores, float* sums) {
+  HWY_DYNAMIC_DISPATCH(one_pass_forward)
+  (tile, q, k_transposed, v, out, lse, lse_stride, scores, sums);
+}
+void one_pass_backward(const OnePassTile& tile, const OnePassGradientInput& in, HeadRows<float> d_q,
+                       HeadRows<float> d_k, HeadRows<float> d_v, float* p, float* d_scores,
+                       float* sums) {
+  HWY_DYNAMIC_DISPATCH(one_pass_backward)(tile, in, d_q, d_k, d_v, p, d_scores, sums);
+}
+}  // namespace gyre
+#endif  // HWY_ONCE

@@ -1,0 +1,63 @@
+#pragma once
+// The vector part of attention in one pass: rectangles with so few keys that all scores of some
+// rows are kept until their softmax is complete.
+//
+// Scores of rows are [row][columns]. All matrix products have one form,
+//     to [i][n] (+)= Σ_j weight(i, j) · from [j][n],
+// with 8 rows i in registers at a time.
+
+#include <cstdint>
+
+namespace gyre {
+
+constexpr int64_t one_pass_strip = 8;  ///< rows whose products are computed at a time
+constexpr int64_t one_pass_unit = 16;  ///< padded head dimensions are multiples of this
+
+/// Some rows of a rectangle and its keys. Row i sees keys [begin[i], end[i]); neither decreases.
+struct OnePassTile {
+  int64_t rows, keys;
+  int64_t columns;  ///< from one row of scores to the next: one_pass_columns(keys)
+  int64_t head_dim, padded_dim;
+  const int32_t *begin, *end;
+  float scale;  ///< > 0: maxima are found before scores are scaled
+};
+/// Columns of scores are multiples of a vector, of at most 8 floats for up to 8 keys.
+int64_t one_pass_columns(int64_t keys);
+
+/// Rows of an array of one head: [count] [head_dim], `stride` floats apart. `next` is an array of
+/// the same shape that is used after this one, and is prefetched; may be null.
+template <class T>
+struct HeadRows {
+  T* data;
+  int64_t stride;
+  const float* next;
+};
+
+/// panel [count][padded_dim] = rows, padded with zeros.
+void pack_panel(HeadRows<const float> rows, int64_t count, int64_t head_dim, int64_t padded_dim,
+                float* panel);
+/// to [head_dim][columns] = rows, transposed and padded with zeros.
+void transpose_rows(HeadRows<const float> rows, int64_t count, int64_t head_dim, int64_t columns,
+                    float* to);
+
+/// Attention of the rows over the keys, merged into `out` and lse[i · lse_stride] by merge_lse. A
+/// row that sees no key stays as it is; one with lse = -inf is overwritten without being read.
+/// `scores`: [one_pass_strip][columns], `sums`: [one_pass_strip][padded_dim].
+void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const float* k_transposed,
+                      const float* v, HeadRows<float> out, float* lse, int64_t lse_stride,
+                      float* scores, float* sums);
+
+/// What the backward pass of a tile reads: panels [rows][padded_dim] and [keys][padded_dim], keys
+/// and values also transposed; delta times the scale. lse = inf: the row has no
+/// gradient, its panel rows and delta are zeros.
+struct OnePassGradientInput {
+  const float *q, *d_out, *lse, *delta;
+  const float *k, *k_transposed, *v_transposed;
+};
+/// Adds to `d_q`, and [keys][stride ≥ padded_dim] to `d_k` and `d_v`; those with null data are left
+/// out. `p`, `d_scores`: [rows][columns], `sums`: [one_pass_strip][padded_dim].
+void one_pass_backward(const OnePassTile& tile, const OnePassGradientInput& in, HeadRows<float> d_q,
+                       HeadRows<float> d_k, HeadRows<float> d_v, float* p, float* d_scores,
+                       float* sums);
+
+}  // namespace gyre
