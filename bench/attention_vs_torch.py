@@ -6,11 +6,17 @@
 
 Needs PyTorch 2.5 or newer in the Python that runs it (exit 77 without it) and the program
 bench/bench-kernels of a build. The shapes are those of its benchmarks attention_forward and
-attention_backward that hold one causal document of f32 without a window.
+attention_backward that hold causal documents of f32, of equal length, without a window.
 
-    PyTorch   scaled_dot_product_attention(is_causal=True) with its flash kernel for CPUs, tensors
-              [1, heads, tokens, dim], grouped KV heads not repeated (enable_gqa)
-    ours      BlockKernel on [tokens, heads * dim]
+    PyTorch   scaled_dot_product_attention(is_causal=True), grouped KV heads not repeated
+              (enable_gqa), in one of three ways:
+      batch     one call of its flash kernel for CPUs on [documents, heads, length, dim]: what a
+                padded batch is where nothing needs padding, its best case
+      calls     one call of that kernel a document, on views of [tokens, heads, dim]
+      nested    one call on jagged nested tensors (PyTorch 2.15 has no causal kernel for them on CPUs)
+    ours      BlockKernel on [tokens, heads * dim], all documents in one call
+
+For one document the three are one; it is called batch.
 
 forward: output and log-sum-exp. forward+backward: also dQ, dK, dV; the delta of PyTorch's backward,
 a small part of its time, is inside its figure and not in ours. FLOPs are those of visible pairs:
@@ -22,6 +28,7 @@ means 1), PyTorch stands alone.
 """
 
 import argparse
+import collections
 import json
 import os
 import re
@@ -29,6 +36,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 
 import machine
 
@@ -47,21 +55,22 @@ except ImportError as error:
     sys.exit(SKIPPED)
 
 ARGUMENT = re.compile(r"([a-z_0-9]+):(\d+)")
-PASSES = ("forward", "forward+backward")
+WAYS = ("batch", "calls", "nested")
 
 
 class Case:
-    """One shape, pass and number of threads; times in seconds of both sides, by repetition."""
+    """One shape, pass, way and number of threads; seconds of both sides, by repetition."""
 
-    def __init__(self, shape, direction, threads, ours):
-        self.tokens, self.heads, self.kv_heads, self.dim = shape
-        self.direction, self.threads = direction, threads
+    def __init__(self, shape, direction, way, threads, ours):
+        self.tokens, self.document, self.heads, self.kv_heads, self.dim = shape
+        self.direction, self.way, self.threads = direction, way, threads
         self.ours = ours  # names of benchmarks whose times are added, or none
         self.times = {"ours": [], "torch": []}
+        self.refused = None  # PyTorch's reason
 
     def flops(self):
         """Floating-point operations of the visible pairs."""
-        pairs = self.tokens * (self.tokens + 1) // 2 * self.heads
+        pairs = self.tokens * (self.document + 1) // 2 * self.heads
         return (4 if self.direction == "forward" else 14) * pairs * self.dim
 
 
@@ -79,28 +88,30 @@ def list_benchmarks(program):
     for name in listed.stdout.split():
         match = re.match(r"attention_(forward|backward)/", name)
         a = arguments_of(name)
-        if not match or a.get("document") != a.get("tokens"):
+        if not match or a.get("window", 0) or a.get("bf16", 0) or a["tokens"] % a["document"]:
             continue
-        if a.get("window", 0) or a.get("bf16", 0):
-            continue
-        shape = (a["tokens"], a["heads"], a["kv_heads"], a["dim"])
+        shape = (a["tokens"], a["document"], a["heads"], a["kv_heads"], a["dim"])
         found[match[1], shape, a.get("threads", 1)] = name
     return found
 
 
-def make_cases(benchmarks, only, threads):
-    """Every shape, pass and number of threads, in the order of the benchmarks."""
-    shapes = list(dict.fromkeys(shape for _, shape, _ in benchmarks))
+def make_cases(benchmarks, args):
+    """Every shape, pass, way and number of threads, in the order of the benchmarks."""
     cases = []
-    for n in threads:
-        for shape in shapes:
-            if only and shape[3] not in only:
+    for threads in args.threads:
+        for shape in dict.fromkeys(shape for _, shape, _ in benchmarks):
+            tokens, document, _, _, dim = shape
+            if args.dim and dim not in args.dim:
                 continue
-            forward = benchmarks.get(("forward", shape, n))
-            backward = benchmarks.get(("backward", shape, n))
-            cases.append(Case(shape, "forward", n, [forward] if forward else []))
+            if args.document and document not in args.document:
+                continue
+            forward = benchmarks.get(("forward", shape, threads))
+            backward = benchmarks.get(("backward", shape, threads))
             both = [forward, backward] if forward and backward else []
-            cases.append(Case(shape, "forward+backward", n, both))
+            for way in WAYS if document < tokens else WAYS[:1]:
+                ours = [forward] if forward else []
+                cases.append(Case(shape, "forward", way, threads, ours))
+                cases.append(Case(shape, "forward+backward", way, threads, both))
     return cases
 
 
@@ -130,32 +141,60 @@ def time_ours(program, names, threads, minimum):
 def torch_step(case):
     """A function that runs the case once in PyTorch."""
     wanted = case.direction != "forward"
-    inputs = [
-        (torch.rand(1, heads, case.tokens, case.dim) * 4 - 2).requires_grad_(wanted)
-        for heads in (case.heads, case.kv_heads, case.kv_heads)
-    ]
-    d_out = torch.rand(1, case.heads, case.tokens, case.dim) * 4 - 2
-    grouped = case.heads != case.kv_heads
+    documents, grouped = case.tokens // case.document, case.heads != case.kv_heads
+
+    def random(heads, gradient):
+        if case.way == "batch":
+            x = torch.rand(documents, heads, case.document, case.dim)
+        else:
+            x = torch.rand(case.tokens, heads, case.dim)
+        return (x * 4 - 2).requires_grad_(gradient)
+
+    def attend(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=grouped
+        )
+
+    inputs = [random(heads, wanted) for heads in (case.heads, case.kv_heads, case.kv_heads)]
+    d_out = random(case.heads, False)
+    offsets = torch.arange(documents + 1) * case.document
+
+    def outputs_and_gradients():
+        """Pairs of an output and its gradient."""
+        if case.way == "batch":
+            return [(attend(*inputs), d_out)]
+        if case.way == "nested":
+            jagged = torch.nested.nested_tensor_from_jagged
+            out = attend(*(jagged(x, offsets).transpose(1, 2) for x in inputs))
+            return [(out.transpose(1, 2).values(), d_out)]
+        views = [x.split(case.document) for x in (*inputs, d_out)]
+        return [
+            (attend(*(x.transpose(0, 1)[None] for x in (q, k, v))), g.transpose(0, 1)[None])
+            for q, k, v, g in zip(*views)
+        ]
 
     def step():
-        out = torch.nn.functional.scaled_dot_product_attention(
-            *inputs, is_causal=True, enable_gqa=grouped
-        )
+        pairs = outputs_and_gradients()
         if wanted:
             for tensor in inputs:
                 tensor.grad = None
-            out.backward(d_out)
+            torch.autograd.backward(*zip(*pairs))
 
     return step
 
 
 def time_torch(case, minimum):
-    """Seconds of one run, averaged over as many as take the minimum."""
+    """Seconds of one run, averaged over as many as take the minimum; none if it refuses."""
     clock = time.process_time if case.threads == 1 else time.perf_counter
     torch.set_num_threads(case.threads)
     step = torch_step(case)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        step()
+    nested = case.way == "nested"
+    with sdpa_kernel(SDPBackend.MATH if nested else SDPBackend.FLASH_ATTENTION):
+        try:
+            step()
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            case.refused = str(error).splitlines()[0]
+            return None
         runs, start, begin = 0, clock(), time.perf_counter()
         while runs == 0 or time.perf_counter() - begin < minimum:
             step()
@@ -169,7 +208,9 @@ def measure(program, cases, repetitions, minimum):
         for case in cases:
             if sys.stderr.isatty():
                 print(f"\r{repetition + 1}/{repetitions} ", end="", file=sys.stderr, flush=True)
-            case.times["torch"].append(time_torch(case, minimum))
+            seconds = None if case.refused else time_torch(case, minimum)
+            if seconds is not None:
+                case.times["torch"].append(seconds)
             if case.ours:
                 times = time_ours(program, case.ours, case.threads, minimum)
                 case.times["ours"].append(sum(times[name] for name in case.ours))
@@ -185,22 +226,31 @@ def side(case, name):
     return f"{median * 1e3:9.2f} {case.flops() / median / 1e12:8.4f} {spread:7.0%}"
 
 
+def refusals(cases):
+    """Number of cases that PyTorch refuses, by reason."""
+    return collections.Counter(f"{case.way}: {case.refused}" for case in cases if case.refused)
+
+
 def report(cases):
     """Prints the table."""
     print(
-        f"{'tokens':>6} {'heads':>5} {'kv':>3} {'dim':>4} {'threads':>7} {'pass':16}"
+        f"{'tokens':>6} {'document':>8} {'heads':>5} {'kv':>3} {'dim':>4} {'threads':>7}"
+        f" {'pass':16} {'PyTorch':7}"
         f" {'ours':>9} {'':8} {'spread':>7} {'torch':>9} {'':8} {'spread':>7} {'ratio':>6}"
     )
-    print(f"{'':46} {'ms':>9} {'TFLOP/s':>8} {'':>7} {'ms':>9} {'TFLOP/s':>8}")
+    print(f"{'':63} {'ms':>9} {'TFLOP/s':>8} {'':>7} {'ms':>9} {'TFLOP/s':>8}")
     for case in cases:
         ratio = "n/a"
-        if case.times["ours"]:
+        if all(case.times.values()):
             medians = {name: statistics.median(times) for name, times in case.times.items()}
             ratio = f"{medians['torch'] / medians['ours']:.2f}"
         print(
-            f"{case.tokens:6} {case.heads:5} {case.kv_heads:3} {case.dim:4} {case.threads:7}"
-            f" {case.direction:16} {side(case, 'ours')} {side(case, 'torch')} {ratio:>6}"
+            f"{case.tokens:6} {case.document:8} {case.heads:5} {case.kv_heads:3} {case.dim:4}"
+            f" {case.threads:7} {case.direction:16} {case.way:7}"
+            f" {side(case, 'ours')} {side(case, 'torch')} {ratio:>6}"
         )
+    for reason, refused in refusals(cases).items():
+        print(f"# PyTorch refuses {refused} of these: {reason}")
 
 
 def main():
@@ -211,6 +261,7 @@ def main():
     parser.add_argument("--min-time", type=float, default=0.3, help="seconds of one (0.3)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="(1 2)")
     parser.add_argument("--dim", type=int, nargs="+", help="only these head dimensions")
+    parser.add_argument("--document", type=int, nargs="+", help="only these lengths of documents")
     parser.add_argument("--json", metavar="FILE", help="write all times here")
     args = parser.parse_args()
     program = os.path.join(args.build, "bench", "bench-kernels")
@@ -220,13 +271,14 @@ def main():
     if args.repetitions < 1 or min(args.threads) < 1:
         print("--repetitions and --threads must be at least 1", file=sys.stderr)
         return USAGE
-    cases = make_cases(list_benchmarks(program), args.dim, args.threads)
+    cases = make_cases(list_benchmarks(program), args)
     if not cases:
         print(f"'{program}' has no benchmark of such a shape", file=sys.stderr)
         return USAGE
     print(machine.text())
     print(f"# PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}; {program}")
     print(f"# causal, f32; medians of {args.repetitions} alternating repetitions")
+    warnings.filterwarnings("ignore", "(?s).*attention has been runtime disabled", UserWarning)
     measure(program, cases, args.repetitions, args.min_time)
     report(cases)
     if args.json:

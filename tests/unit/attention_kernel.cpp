@@ -256,6 +256,17 @@ void check(const Problem& p, int threads = 1) {
       << "backward, share of the tolerance";
 }
 
+/// Causal documents with gaps between them that stay NaN.
+Problem several_documents(const BlockHeads& heads, const std::vector<int64_t>& lengths) {
+  std::vector<Rectangle> documents;
+  int64_t at = 3;
+  for (const int64_t length : lengths) {
+    documents.push_back(causal(at, length, at, length, 0));
+    at += length + 3;
+  }
+  return Problem(heads, at, at, documents);
+}
+
 TEST(AttentionKernel, HeadDimensions) {
   for (const int64_t dim : {1, 4, 8, 13, 24, 32, 40, 64, 80, 96, 128, 256}) {
     SCOPED_TRACE(dim);
@@ -344,13 +355,7 @@ TEST(AttentionKernel, RowsWithoutAKeyStayUntouched) {
 }
 
 TEST(AttentionKernel, DocumentsNeverMeet) {
-  std::vector<Rectangle> documents;
-  int64_t at = 3;
-  for (const int64_t length : {5, 1, 64, 100, 2, 33, 290}) {
-    documents.push_back(causal(at, length, at, length, 0));
-    at += length + 3;  // the gaps stay NaN
-  }
-  check(Problem(heads_of(4, 2, 32), at, at, documents));
+  check(several_documents(heads_of(4, 2, 32), {5, 1, 64, 100, 2, 33, 290}));
 }
 
 TEST(AttentionKernel, ManyTinyDocuments) {
@@ -376,7 +381,43 @@ TEST(AttentionKernel, EveryInstructionSet) {
     check(Problem(heads_of(6, 2, 30), 100, 120, {full(0, 100, 0, 20), causal(0, 100, 20, 100, 0)},
                   {DType::bf16, DType::f32, DType::bf16}));
     check(Problem(heads_of(2, 1, 8), 20, 20, {causal(0, 20, 0, 20, -5)}));
+    check(several_documents(heads_of(4, 2, 40), {1, 7, 8, 9, 33, 64, 100}));
+    check(Problem(heads_of(2, 1, 6), 20, 20, {causal(0, 20, 0, 20, 3, 5)},
+                  {DType::bf16, DType::bf16, DType::bf16}));
   });
+}
+
+/// Of the kernel that keeps all scores of a row, and of the one that keeps blocks of them.
+TEST(AttentionKernel, ShortAndLongRectangles) {
+  for (const int64_t length : {7, 8, 9, 63, 64, 65, 255, 256, 257})
+    for (const int64_t window : {0, 1, 9, 70}) {
+      SCOPED_TRACE(testing::Message() << length << " tokens, window " << window);
+      check(Problem(heads_of(2, 1, 20), length, length, {causal(0, length, 0, length, 0, window)}));
+    }
+}
+
+TEST(AttentionKernel, ShortRectanglesWithKeysInCommon) {
+  const Problem p(heads_of(4, 2, 24), 40, 40,
+                  {full(0, 10, 0, 20), causal(10, 12, 5, 12, 2), full(22, 18, 3, 30)});
+  for (const int threads : {1, 2, 3}) check(p, threads);
+  const auto one = make_cpu_kernel(1), some = make_cpu_kernel(3);
+  const Forward of = p.forward(*one);
+  const Backward a = p.backward(*one, of), b = p.backward(*some, of);
+  EXPECT_TRUE(a.d_q.same_bits(b.d_q) && a.d_kv.same_bits(b.d_kv));
+}
+
+TEST(AttentionKernel, ScalesOfEitherSign) {
+  for (const float scale : {-0.7F, 0.0F, 1.5F}) {
+    SCOPED_TRACE(scale);
+    BlockHeads heads = heads_of(2, 1, 8);
+    heads.scale = scale;
+    check(several_documents(heads, {5, 40, 300}));
+  }
+}
+
+/// Rows that are a multiple of 4 KiB apart are copied.
+TEST(AttentionKernel, RowsThatShareCacheSets) {
+  check(Problem(heads_of(8, 8, 64), 300, 300, {causal(0, 300, 0, 300, 0)}));
 }
 
 /// A random problem: documents behind each other with gaps, each with some rectangles in keys of

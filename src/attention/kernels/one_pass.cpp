@@ -114,7 +114,8 @@ OnePassTile OnePassWorker::tile(const BlockInput& in, const Rectangle& r, int64_
           head_dim_,
           padded_dim_,
           begin_.data() + row,
-          end_.data() + row, in.heads.scale};
+          end_.data() + row,
+          in.heads.scale};
 }
 
 void OnePassWorker::load_panel(ConstMatrixRef from, int64_t row, int64_t count, int64_t column,

@@ -43,7 +43,7 @@ struct Weights {
 /// Not part of the loops around it, which would take registers from it.
 template <int rows, int vectors, class D>
 HWY_NOINLINE void multiply_block(D d, Weights weights, const float* from, int64_t from_stride,
-                               float* to, int64_t to_stride, int64_t terms, bool add) {
+                                 float* to, int64_t to_stride, int64_t terms, bool add) {
   using V = hn::Vec<D>;
   V sums[rows][vectors];
 #pragma GCC unroll 16
@@ -236,8 +236,8 @@ HWY_INLINE void hide(D d, float* row, const Span& span, int64_t begin, int64_t e
   fill(d, row, span.last, end, value);
 }
 
-/// Replaces the products of a strip by exp(scale · product - top), hidden ones by 0. Loops over all rows for
-/// every step of it: the steps of one row wait for each other.
+/// Replaces the products of a strip by exp(scale · product - top), hidden ones by 0. Loops over all
+/// rows for every step of it: the steps of one row wait for each other.
 template <class D>
 HWY_INLINE void softmax(D d, const OnePassTile& tile, const Strip& strip, float* scores, float* top,
                         float* sum) {

@@ -18,6 +18,12 @@ int64_t row_stride(const Matrix& m) {
   return std::max(m.stride, m.cols);
 }
 
+/// Whether rows of f32 fall into the same sets of a first-level cache, of 64 lines of 64 bytes: of
+/// a block of 64, most are gone before they are read again.
+bool share_cache_sets(int64_t stride) {
+  return stride * static_cast<int64_t>(sizeof(float)) % 4096 == 0;
+}
+
 }  // namespace
 
 void TileWorker::start(int64_t head_dim, Progress progress) {
@@ -90,7 +96,7 @@ KeyBlock TileWorker::open_window(const BlockInput& in, const TileSweep& sweep, i
   }
   const int64_t column = kv_head * head_dim_;
   keys.k_stride = row_stride(in.k), keys.v_stride = row_stride(in.v);
-  if (in.k.type != DType::f32 || sweep.fixed_tiles()) {
+  if (in.k.type != DType::f32 || sweep.fixed_tiles() || share_cache_sets(keys.k_stride)) {
     const int64_t count = keys.end - keys.begin;
     const int64_t padded = sweep.fixed_tiles() ? round_up(count, key_tile) : count;
     reserve(k_panel_, largest_window * head_dim_);
@@ -242,7 +248,7 @@ void TileWorker::backward(const BackwardBlock& block, const TileSweep& sweep,
 void TileWorker::open_gradients(const BackwardBlock& block, const TileSweep& sweep, int64_t kv_head,
                                 KeyBlock& keys) {
   keys.d_k_stride = row_stride(block.d_k), keys.d_v_stride = row_stride(block.d_v);
-  if (sweep.fixed_tiles()) {
+  if (sweep.fixed_tiles() || share_cache_sets(keys.d_k_stride)) {
     const int64_t rows = round_up(keys.end - keys.begin, key_tile);
     for (Buffer<float>* panel : {&d_k_panel_, &d_v_panel_}) {
       reserve(*panel, largest_window * head_dim_);
