@@ -68,6 +68,32 @@ class Case:
         self.times = {"ours": [], "torch": []}
         self.refused = None  # PyTorch's reason
 
+    def median(self, side_name):
+        """Seconds of one side, or none."""
+        times = self.times[side_name]
+        return statistics.median(times) if times else None
+
+    def ratio(self):
+        """PyTorch's time over ours, or none."""
+        ours, other = self.median("ours"), self.median("torch")
+        return other / ours if ours and other else None
+
+    def row(self):
+        """What a file says of it; times in ms."""
+        medians = {name: self.median(name) for name in self.times}
+        return {
+            "name": "attention-vs-torch",
+            **{key: getattr(self, key) for key in ("tokens", "document", "heads", "kv_heads")},
+            "dim": self.dim,
+            "threads": self.threads,
+            "pass": self.direction,
+            "way": self.way,
+            **{name: seconds and seconds * 1e3 for name, seconds in medians.items()},
+            "ratio": self.ratio(),
+            "refused": self.refused,
+            "seconds": self.times,
+        }
+
     def flops(self):
         """Floating-point operations of the visible pairs."""
         pairs = self.tokens * (self.document + 1) // 2 * self.heads
@@ -218,10 +244,9 @@ def measure(program, cases, repetitions, minimum):
 
 def side(case, name):
     """Median ms, TFLOP/s and spread of one side, as text."""
-    times = case.times[name]
+    times, median = case.times[name], case.median(name)
     if not times:
         return f"{'n/a':>9} {'n/a':>8} {'n/a':>7}"
-    median = statistics.median(times)
     spread = (max(times) - min(times)) / median
     return f"{median * 1e3:9.2f} {case.flops() / median / 1e12:8.4f} {spread:7.0%}"
 
@@ -240,14 +265,12 @@ def report(cases):
     )
     print(f"{'':63} {'ms':>9} {'TFLOP/s':>8} {'':>7} {'ms':>9} {'TFLOP/s':>8}")
     for case in cases:
-        ratio = "n/a"
-        if all(case.times.values()):
-            medians = {name: statistics.median(times) for name, times in case.times.items()}
-            ratio = f"{medians['torch'] / medians['ours']:.2f}"
+        ratio = case.ratio()
         print(
             f"{case.tokens:6} {case.document:8} {case.heads:5} {case.kv_heads:3} {case.dim:4}"
             f" {case.threads:7} {case.direction:16} {case.way:7}"
-            f" {side(case, 'ours')} {side(case, 'torch')} {ratio:>6}"
+            f" {side(case, 'ours')} {side(case, 'torch')}"
+            f" {'n/a' if ratio is None else format(ratio, '.2f'):>6}"
         )
     for reason, refused in refusals(cases).items():
         print(f"# PyTorch refuses {refused} of these: {reason}")
@@ -282,9 +305,9 @@ def main():
     measure(program, cases, args.repetitions, args.min_time)
     report(cases)
     if args.json:
-        rows = [vars(case) for case in cases]
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
+        machine.write_benchmarks(
+            args.json, [case.row() for case in cases], pytorch=torch.__version__
+        )
     return 0
 
 

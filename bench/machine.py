@@ -1,5 +1,7 @@
 """The machine that a benchmark runs on."""
 
+import datetime
+import json
 import os
 import platform
 
@@ -16,3 +18,12 @@ def processor():
 def text():
     """A line for the head of a table."""
     return f"# {processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+
+
+def write_benchmarks(path, rows, **context):
+    """Writes rows (dictionaries with a name) as a file in Google Benchmark's format."""
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    context = {"date": now, "processor": processor(), "num_cpus": os.cpu_count(), **context}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"context": context, "benchmarks": rows}, file, indent=1)
+        file.write("\n")

@@ -14,7 +14,7 @@ programs of a build. FILE: text; default: four licences that Debian has, 1.5 to 
 
 Passes of the two alternate, so that both meet the same disturbances; of each of ours, the median of
 gyre-pipeline's own passes counts. Printed are medians, their spread, (max - min) / median, and bits
-per byte; exit code 1 if these differ by more than 0.001. ratio = PyTorch's time / ours.
+per byte; exit code 1 if these differ by more than 0.001. ratio = PyTorch's time / the side's.
 """
 
 import argparse
@@ -138,12 +138,25 @@ def run_ours(args, path, folder):
         return json.load(file)
 
 
-def report(name, times, tokens, score):
-    """A line of the table; returns the median."""
-    median = statistics.median(times)
-    spread = (max(times) - min(times)) / median
-    print(f"{name:8} {median * 1e3:9.0f} {tokens / median:9.0f} {spread:7.0%} {score:10.5f}")
-    return median
+def rows_of(times, scores, documents, tokens, threads):
+    """What a file says of both sides; times in ms."""
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    return [
+        {
+            "name": "model-vs-torch",
+            "side": name,
+            "documents": documents,
+            "tokens": tokens,
+            "cores": threads,
+            "time": medians[name] * 1e3,
+            "rate": tokens / medians[name],
+            "spread": (max(seconds) - min(seconds)) / medians[name],
+            "bits_per_byte": scores[name],
+            "ratio": medians["torch"] / medians[name],
+            "seconds": seconds,
+        }
+        for name, seconds in times.items()
+    ]
 
 
 def main():
@@ -182,12 +195,13 @@ def main():
     print(f"# PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}; {args.build}")
     print(f"# {len(documents)} documents, {tokens} tokens; {args.ranks} cores; medians of"
           f" {args.repetitions} alternating passes")
-    print(f"{'':8} {'ms':>9} {'tokens/s':>9} {'spread':>7} {'bits/byte':>10}")
-    medians = {name: report(name, times[name], tokens, scores[name]) for name in times}
-    print(f"ratio {medians['torch'] / medians['ours']:.2f}")
+    print(f"{'':8} {'ms':>9} {'tokens/s':>9} {'spread':>7} {'bits/byte':>10} {'ratio':>6}")
+    rows = rows_of(times, scores, len(documents), tokens, args.ranks)
+    for row in rows:
+        print(f"{row['side']:8} {row['time']:9.0f} {row['rate']:9.0f} {row['spread']:7.0%}"
+              f" {row['bits_per_byte']:10.5f} {row['ratio']:6.2f}")
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"seconds": times, "bits_per_byte": scores, "tokens": tokens}, file, indent=1)
+        machine.write_benchmarks(args.json, rows, pytorch=torch.__version__)
     if abs(scores["ours"] - scores["torch"]) > 1e-3:
         print("the scores differ", file=sys.stderr)
         return FAILED

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# record.sh counted|explained|predicted|scale|golden|demo|machine|timed|kernels|studies [BUILD_DIR]: makes the runs whose
-# figures README.md and docs/ show, again, and writes what the programs say to results/. Then `results/tables.py --write`
+# record.sh counted|explained|predicted|scale|golden|demo|machine|timed|kernels|torch|studies [BUILD_DIR]: makes the runs
+# whose figures README.md and docs/ show, again, and writes what the programs say to results/. Then `results/tables.py --write`
 # brings the pages up to date. `demo` is the last screen of ./run demo; `golden` is what the programs say of inputs/golden
 # with one answer changed at a time. `counted` runs are about bytes, messages and shares, `explained` and `predicted` ones
 # about machines of inputs/machines/ (results/prediction/): any machine gives the same. `scale` is how long predictions of
-# thousands of ranks take. `scale`, `timed` runs, `kernels` and `studies` need a machine of two cores with nothing else to
-# do, and a clean tree.
+# thousands of ranks take. `scale`, `timed` runs, `kernels`, `torch` and `studies` need a machine of two cores with nothing
+# else to do, and a clean tree.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -199,6 +199,15 @@ kernels() {
   bench sharding '^(un)?shard-all/.*/row_bytes:(4096|64|4)/iterations'
 }
 
+# Against PyTorch, in the interpreter that PYTHON names (bench/attention_vs_torch.py says what it needs).
+torch() {
+  local python=${PYTHON:-build/torch-venv/bin/python}
+  echo "record: bench-attention-vs-torch.json, bench-model-vs-torch.json"
+  "$python" bench/attention_vs_torch.py --build "$build" --document 256 64 8 --dim 64 128 --threads 1 \
+    --json "$out/bench-attention-vs-torch.json" >/dev/null
+  "$python" bench/model_vs_torch.py --build "$build" --mpiexec "$mpiexec" --json "$out/bench-model-vs-torch.json" >/dev/null
+}
+
 # Every studies/NAME.toml, to studies/NAME/. Cases that are done stay: remove the folder to measure anew.
 studies() {
   local file study site
@@ -230,6 +239,7 @@ case $what in
   collectives) collectives ;;
   rollouts) rollouts ;;
   kernels) kernels ;;
+  torch) torch ;;
   studies) studies ;;
   *)
     sed -n '2,8s/^# //p' "$0" >&2

@@ -32,7 +32,8 @@ HWY_INLINE void add_cross(F f, V s, V t, V reference, const Exponential<true>& s
   const V e = hn::Mul(polynomial(p.rest), p.power);
   sums.teacher = hn::Add(sums.teacher, e);
   const V lowest = hn::Set(f, minus_infinity);
-  const V below = hn::Max(hn::Set(f, -std::numeric_limits<float>::max()), hn::Sub(s, reference));
+  const V below =
+      at_least(f, hn::Set(f, -std::numeric_limits<float>::max()), hn::Sub(s, reference));
   const V product = hn::IfThenElse(hn::Eq(s, lowest), lowest, hn::Mul(e, below));
   sums.cross = hn::Add(sums.cross, hn::IfThenElseZero(hn::Ne(t, lowest), product));
 }

@@ -204,7 +204,7 @@ struct Exponential {
   /// z - shift, but not below what gives 0: finite where z is -inf.
   HWY_INLINE V clamp(V z) const {
     if constexpr (shifted) z = hn::Sub(z, shift);
-    return hn::Max(least, z);  // this order lets NaN through
+    return at_least(F(), least, z);
   }
   HWY_INLINE Exp2Scale<F>::Parts split(F f, V z) const { return scale.split(f, clamp(z)); }
 };

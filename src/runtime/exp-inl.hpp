@@ -13,6 +13,17 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 
+/// The larger of `least` and x; NaN where x is NaN.
+template <class D, class V = hwy::HWY_NAMESPACE::Vec<D>>
+HWY_INLINE V at_least(D /*d*/, V least, V x) {
+  namespace hn = hwy::HWY_NAMESPACE;
+#if HWY_ARCH_X86 && HWY_TARGET < HWY_EMU128
+  return hn::Max(least, x);  // the second if one is NaN
+#else
+  return hn::IfThenElse(hn::Lt(x, least), least, x);
+#endif
+}
+
 /// Below this exp_f32 is exactly 0.
 constexpr float least_exponent = -88.0F;
 
@@ -47,8 +58,7 @@ HWY_INLINE V exp_f32_in_range(D d, V x) {
 template <class D, class V = hwy::HWY_NAMESPACE::Vec<D>>
 HWY_INLINE V exp_f32(D d, V x) {
   namespace hn = hwy::HWY_NAMESPACE;
-  return exp_f32_in_range(d,
-                          hn::Max(hn::Set(d, least_exponent), x));  // this order lets NaN through
+  return exp_f32_in_range(d, at_least(d, hn::Set(d, least_exponent), x));
 }
 
 /// 2^y for y = z · scale - whole, `whole` an integer, for scans that are bound by the

@@ -608,34 +608,38 @@ TEST(AttentionKernel, ScoresThatKeepGrowing) {
 }
 
 TEST(AttentionKernel, NotANumberInAVisibleRowShows) {
-  for (const bool fixed : {false, true}) {
-    Problem p(heads_of(1, 1, 8), 40, 40, {causal(0, 20, 0, 20, 0), causal(20, 20, 20, 20, 0)});
-    p.fixed_tiles = fixed;
-    p.q.set(7, 2, nan);
-    p.kv.set(30, 8 + 5, nan);  // a value
-    p.kv.set(35, 1, nan);      // a key
-    const auto cpu = make_cpu_kernel();
-    const Forward r = p.forward(*cpu);
-    EXPECT_TRUE(std::isnan(r.lse(7, 0)) && std::isnan(r.out(7, 0)));
-    EXPECT_FALSE(std::isnan(r.lse(6, 0)) || std::isnan(r.out(6, 0)));
-    EXPECT_TRUE(std::isnan(r.out(30, 5)));
-    EXPECT_FALSE(std::isnan(r.lse(34, 0)));
-    EXPECT_TRUE(std::isnan(r.lse(35, 0)) && std::isnan(r.lse(39, 0)));
-    const Backward g = p.backward(*cpu, r);
-    EXPECT_TRUE(std::isnan(g.d_q(7, 0)) && std::isnan(g.d_kv(3, 0)) && std::isnan(g.d_kv(3, 8)));
-    EXPECT_FALSE(std::isnan(g.d_q(6, 0)));
-    EXPECT_TRUE(std::isnan(g.d_q(39, 0)) && std::isnan(g.d_kv(38, 0)));
-  }
+  test::on_every_simd_target([] {
+    for (const bool fixed : {false, true}) {
+      Problem p(heads_of(1, 1, 8), 40, 40, {causal(0, 20, 0, 20, 0), causal(20, 20, 20, 20, 0)});
+      p.fixed_tiles = fixed;
+      p.q.set(7, 2, nan);
+      p.kv.set(30, 8 + 5, nan);  // a value
+      p.kv.set(35, 1, nan);      // a key
+      const auto cpu = make_cpu_kernel();
+      const Forward r = p.forward(*cpu);
+      EXPECT_TRUE(std::isnan(r.lse(7, 0)) && std::isnan(r.out(7, 0)));
+      EXPECT_FALSE(std::isnan(r.lse(6, 0)) || std::isnan(r.out(6, 0)));
+      EXPECT_TRUE(std::isnan(r.out(30, 5)));
+      EXPECT_FALSE(std::isnan(r.lse(34, 0)));
+      EXPECT_TRUE(std::isnan(r.lse(35, 0)) && std::isnan(r.lse(39, 0)));
+      const Backward g = p.backward(*cpu, r);
+      EXPECT_TRUE(std::isnan(g.d_q(7, 0)) && std::isnan(g.d_kv(3, 0)) && std::isnan(g.d_kv(3, 8)));
+      EXPECT_FALSE(std::isnan(g.d_q(6, 0)));
+      EXPECT_TRUE(std::isnan(g.d_q(39, 0)) && std::isnan(g.d_kv(38, 0)));
+    }
+  });
 }
 
 TEST(AttentionKernel, InfiniteScoresShowAndStayInTheirRow) {
-  Problem p(heads_of(1, 1, 8), 20, 20, {causal(0, 20, 0, 20, 0)});
-  p.q.set(7, 2, infinity);
-  const auto cpu = make_cpu_kernel();
-  const Forward r = p.forward(*cpu);
-  EXPECT_TRUE(std::isnan(r.lse(7, 0)));
-  EXPECT_FALSE(std::isnan(r.lse(6, 0)) || std::isnan(r.lse(8, 0)));
-  (void)p.backward(*cpu, r);
+  test::on_every_simd_target([] {
+    Problem p(heads_of(1, 1, 8), 20, 20, {causal(0, 20, 0, 20, 0)});
+    p.q.set(7, 2, infinity);
+    const auto cpu = make_cpu_kernel();
+    const Forward r = p.forward(*cpu);
+    EXPECT_TRUE(std::isnan(r.lse(7, 0)));
+    EXPECT_FALSE(std::isnan(r.lse(6, 0)) || std::isnan(r.lse(8, 0)));
+    (void)p.backward(*cpu, r);
+  });
 }
 
 TEST(AttentionKernel, RowsThatSawNothingHaveNoGradientWhateverTheyHold) {
