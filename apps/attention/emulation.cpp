@@ -57,7 +57,8 @@ NetworkAndKernel make_network_and_kernel(AppContext& context, const AttentionOpt
   std::unique_ptr<BlockKernel> kernel;
   run_agreed(context.world, "--kernel", [&] {
     if (!o.emulates_compute()) {
-      kernel = make_block_kernel(backend.stream(), {o.kernel, o.types().activations, o.threads});
+      kernel = make_block_kernel(backend.stream(),
+                                 {o.kernel, o.types().activations, o.threads, o.deterministic});
       return;
     }
     const double pause = seconds_between_polls(context);

@@ -65,6 +65,11 @@ void declare_schedule(CLI::App& app, AttentionOptions& o) {
                      "GPUs: tiled, cudnn (with tiled for what it refuses), or auto: cudnn for bf16 "
                      "where it is built in, else tiled"},
                     o.kernel, kernel_choices());
+  add_flag(app,
+           {"--deterministic",
+            "The same bits in every run at any cost; cudnn: what it has no fixed order for goes to "
+            "the tiled kernel (all other kernels have one)"},
+           o.deterministic);
   add_option(app, {"--threads", "CPUs: threads of a rank's kernel"}, o.threads, 1);
 }
 

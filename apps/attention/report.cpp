@@ -94,6 +94,7 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                    {"wire_dkv", o.wire_dkv},
                                    {"cp", int64_t{o.cp}},
                                    {"kernel", kernel_of(o)},
+                                   {"deterministic", o.deterministic},
                                    {"threads", int64_t{o.threads}},
                                    {"iters", o.repeats.text()},
                                    {"warmup", int64_t{o.warmup}},

@@ -213,6 +213,43 @@ TEST_F(PlainKernelGpu, AFixedOrderIsTakenWhereThereIsNoOther) {
   EXPECT_EQ(plain().backward.ordered, 1);
 }
 
+class DeterministicGpu : public PlainKernelGpu {
+ protected:
+  std::unique_ptr<BlockKernel> make_kernel(Stream& stream) override {
+    return make_ragged_kernel(stream, make_plain_attention(stream, plain()), true);
+  }
+  Problem p_ = problem(heads_of(2, 1, 16), 20, 30, {full(0, 20, 0, 30)});
+};
+
+TEST_F(DeterministicGpu, AFixedOrderMayCostAnything) {
+  plain().ordered_extra_bytes = (1 << 30) + 1;
+  check(p_);
+  EXPECT_EQ(kernel().note(), "");
+  EXPECT_EQ(plain().backward.ordered, 1);
+}
+
+TEST_F(DeterministicGpu, WithoutAFixedOrderTheTiledKernelRuns) {
+  plain().ordered_gradients = false;
+  check(p_);
+  EXPECT_EQ(kernel().note(),
+            "tiled kernel for 1 of 2 rectangles (refused by plain: no fixed order)");
+  EXPECT_EQ(plain().forward.executed, 1);
+  EXPECT_EQ(plain().backward.executed, 0);
+}
+
+TEST_F(DeterministicGpu, AWorkspaceThatDoesNotFitIsRefusedByItsBytes) {
+  plain().ordered_extra_bytes = int64_t{1} << 50;
+  const Forward of = forward(p_);
+  std::string message;
+  try {
+    (void)backward(p_, of);
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  EXPECT_NE(message.find("no device memory for a buffer of 11258999"), std::string::npos)
+      << message;
+}
+
 /// Call after call, each with its own rectangles; what is kept of them must be told apart.
 class KeptPlansGpu : public PlainKernelGpu {
  protected:

@@ -59,8 +59,11 @@ const char* unfit(const BlockInput& block, ConstMatrixRef d_out) {
 
 class RaggedKernel final : public BlockKernel {
  public:
-  RaggedKernel(Stream& stream, std::unique_ptr<AttentionLibrary> library)
-      : stream_(stream), library_(std::move(library)), tiled_(make_cuda_kernel(stream)) {}
+  RaggedKernel(Stream& stream, std::unique_ptr<AttentionLibrary> library, bool deterministic)
+      : stream_(stream),
+        library_(std::move(library)),
+        tiled_(make_cuda_kernel(stream)),
+        deterministic_(deterministic) {}
 
   void forward(const ForwardBlock& block) override {
     OverwrittenArrays fresh;
@@ -240,30 +243,26 @@ class RaggedKernel final : public BlockKernel {
     return built;
   }
 
-  /// The graph of a shape, deterministic if it can be; nullptr when it is refused.
+  /// The graph of a shape; nullptr when it is refused.
   AttentionGraph* graph_of(const AttentionGraphShape& shape) {
     auto found = graphs_.find(shape);
-    if (found == graphs_.end()) {
-      BuiltGraph built;
-      if (shape.backward) {
-        AttentionGraphShape ordered = shape;
-        ordered.deterministic = true;
-        built = build(ordered);
-      }
-      if (!built.graph || built.graph->workspace_bytes() > most_ordered_workspace) {
-        BuiltGraph plain = build(shape);
-        const bool order_costs_little =
-            built.graph && plain.graph &&
-            built.graph->workspace_bytes() - plain.graph->workspace_bytes() <=
-                most_ordered_workspace;
-        if (!order_costs_little && (plain.graph || !built.graph)) {
-          unordered_ = unordered_ || (shape.backward && plain.graph);
-          built = std::move(plain);
-        }
-      }
-      found = graphs_.emplace(shape, std::move(built)).first;
-    }
+    if (found == graphs_.end())
+      found = graphs_.emplace(shape, shape.backward ? gradient_graph(shape) : build(shape)).first;
     return found->second.graph.get();
+  }
+  /// Deterministic, if that is demanded, or if it can be and does not cost too much workspace.
+  BuiltGraph gradient_graph(const AttentionGraphShape& shape) {
+    AttentionGraphShape in_order = shape;
+    in_order.deterministic = true;
+    BuiltGraph ordered = build(in_order);
+    const int64_t bytes = ordered.graph ? ordered.graph->workspace_bytes() : 0;
+    if (deterministic_ || (ordered.graph && bytes <= most_ordered_workspace)) return ordered;
+    BuiltGraph plain = build(shape);
+    if (!plain.graph && ordered.graph) return ordered;
+    if (ordered.graph && bytes - plain.graph->workspace_bytes() <= most_ordered_workspace)
+      return ordered;
+    unordered_ = unordered_ || plain.graph;
+    return plain;
   }
   /// Counts the rectangles of a batch whose graph was refused.
   bool refused(const AttentionGraphShape& shape, const ReadyBatch& ready) {
@@ -415,20 +414,22 @@ class RaggedKernel final : public BlockKernel {
   Stream& stream_;
   std::unique_ptr<AttentionLibrary> library_;
   std::unique_ptr<BlockKernel> tiled_;
+  bool deterministic_;
   std::map<AttentionGraphShape, BuiltGraph> graphs_;
   std::vector<std::unique_ptr<ReadyPlan>> plans_;
   Scratch out_, lse_, d_q_, d_k_, d_v_, workspace_;
   int64_t rectangles_ = 0;                           // entries of batches, and what is none
   std::map<std::string, int64_t> tiled_rectangles_;  // by reason
-  bool unordered_ = false;
-  bool stand_ins_are_there_ = false;  // those of this call
+  bool unordered_ = false;                           // some graph has no fixed order
+  bool stand_ins_are_there_ = false;                 // those of this call
 };
 
 }  // namespace
 
 std::unique_ptr<BlockKernel> make_ragged_kernel(Stream& stream,
-                                                std::unique_ptr<AttentionLibrary> library) {
-  return std::make_unique<RaggedKernel>(stream, std::move(library));
+                                                std::unique_ptr<AttentionLibrary> library,
+                                                bool deterministic) {
+  return std::make_unique<RaggedKernel>(stream, std::move(library), deterministic);
 }
 
 }  // namespace gyre

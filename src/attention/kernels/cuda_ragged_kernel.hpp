@@ -37,15 +37,19 @@
 
 namespace gyre {
 
-/// A backward graph that gives the same bits in every run is taken up to this workspace, bytes.
+/// A backward graph that gives the same bits in every run is taken if its workspace, bytes, is not
+/// larger than this, or than that of any graph by more than this.
 inline constexpr int64_t most_ordered_workspace = int64_t{1} << 30;
 
 /// A kernel whose calls are submitted to `stream`, a CUDA stream that must outlive it; arrays lie
 /// in device memory, rectangles on the host, where they may change after the call. The first call
 /// of a shape builds a graph; shapes are rounded up to powers of two, so that there are few. The
-/// backward pass gives the same bits in every run where the library offers that; note() says when
-/// it was not so.
+/// backward pass gives the same bits in every run where the library offers that at a moderate cost;
+/// note() says when it was not so. `deterministic`: at any cost; what the library has no fixed
+/// order for goes to the tiled kernel, and a workspace that does not fit is a runtime error that
+/// names its bytes.
 std::unique_ptr<BlockKernel> make_ragged_kernel(Stream& stream,
-                                                std::unique_ptr<AttentionLibrary> library);
+                                                std::unique_ptr<AttentionLibrary> library,
+                                                bool deterministic = false);
 
 }  // namespace gyre

@@ -117,8 +117,8 @@ std::string cudnn_version(std::string* why) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-std::unique_ptr<BlockKernel> make_cudnn_kernel(Stream& stream) {
-  return make_ragged_kernel(stream, std::make_unique<CudnnLibrary>(stream));
+std::unique_ptr<BlockKernel> make_cudnn_kernel(Stream& stream, bool deterministic) {
+  return make_ragged_kernel(stream, std::make_unique<CudnnLibrary>(stream), deterministic);
 }
 
 }  // namespace gyre

@@ -15,10 +15,11 @@ namespace gyre {
 std::string cudnn_version(std::string* why = nullptr);
 
 /// A kernel whose calls are submitted to `stream`, a CUDA stream that must outlive it. The first
-/// call of a shape builds a graph, which takes a second or so.
+/// call of a shape builds a graph, which takes a second or so. `deterministic`: as for
+/// make_ragged_kernel().
 ///
 /// Throws a runtime error when the build has no cuDNN, when cuDNN cannot be loaded, or when it does
 /// not start on the current device.
-std::unique_ptr<BlockKernel> make_cudnn_kernel(Stream& stream);
+std::unique_ptr<BlockKernel> make_cudnn_kernel(Stream& stream, bool deterministic = false);
 
 }  // namespace gyre

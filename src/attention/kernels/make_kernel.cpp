@@ -33,7 +33,7 @@ std::unique_ptr<BlockKernel> make_block_kernel(Stream& stream, const KernelChoic
   const std::string name = kernel_name(choice, stream.space());
   if (name == "cpu") return make_cpu_kernel(choice.threads);
   if (name == "tiled") return make_cuda_kernel(stream);
-  if (name == "cudnn") return make_cudnn_kernel(stream);
+  if (name == "cudnn") return make_cudnn_kernel(stream, choice.deterministic);
   throw_usage("attention kernel {}; there are {}", name, fmt::join(kernel_choices(), ", "));
 }
 

@@ -19,6 +19,9 @@ struct KernelChoice {
   std::string name = "auto";       ///< auto, tiled or cudnn
   DType activations = DType::f32;  ///< of queries, keys and values
   int threads = 1;                 ///< of the host's kernel
+  /// The same bits in every run, at any cost. Only cudnn makes a difference: see
+  /// make_ragged_kernel().
+  bool deterministic = false;
 };
 
 /// A kernel that a build may have.

@@ -10,7 +10,7 @@ std::string cudnn_version(std::string* why) {
   return "";
 }
 
-std::unique_ptr<BlockKernel> make_cudnn_kernel(Stream& /*stream*/) {
+std::unique_ptr<BlockKernel> make_cudnn_kernel(Stream& /*stream*/, bool /*deterministic*/) {
   throw_runtime("attention kernel cudnn: this build has no cuDNN");
 }
 
