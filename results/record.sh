@@ -203,7 +203,7 @@ kernels() {
 torch() {
   local python=${PYTHON:-build/torch-venv/bin/python}
   echo "record: bench-attention-vs-torch.json, bench-model-vs-torch.json"
-  "$python" bench/attention_vs_torch.py --build "$build" --document 256 64 8 --dim 64 128 --threads 1 \
+  "$python" bench/attention_vs_torch.py --build "$build" --document 256 64 8 --dim 64 128 --threads 1 --repetitions 5 --min-time 0.2 \
     --json "$out/bench-attention-vs-torch.json" >/dev/null
   "$python" bench/model_vs_torch.py --build "$build" --mpiexec "$mpiexec" --json "$out/bench-model-vs-torch.json" >/dev/null
 }
