@@ -12,6 +12,7 @@
 #include <hwy/cache_control.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "attention/kernels/merge-inl.hpp"
 #include "runtime/exp-inl.hpp"
@@ -28,6 +29,14 @@ constexpr float minus_infinity = -__builtin_inff();
 template <class D>
 HWY_INLINE int64_t lanes(D d) {
   return static_cast<int64_t>(hn::Lanes(d));
+}
+
+/// body(vector of scores): of one_pass_columns(keys).
+template <class Body>
+HWY_INLINE void with_vector(int64_t keys, Body body) {
+  if constexpr (!std::is_same_v<Wide, Narrow>)
+    if (keys <= one_pass_strip) return body(Narrow());
+  body(Wide());
 }
 
 /// A matrix of weights, given by the distances between rows and between columns.
@@ -328,10 +337,9 @@ HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float>
 void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const float* k_transposed,
                       const float* v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums) {
-  if (tile.keys <= one_pass_strip)
-    forward_tile(Narrow(), tile, q, k_transposed, v, out, lse, lse_stride, scores, sums);
-  else
-    forward_tile(Wide(), tile, q, k_transposed, v, out, lse, lse_stride, scores, sums);
+  with_vector(tile.keys, [&](auto d) HWY_ATTR {
+    forward_tile(d, tile, q, k_transposed, v, out, lse, lse_stride, scores, sums);
+  });
 }
 
 /// Replaces the products <q, k> of a strip by p, and <dO, v> by scale · ds, in all columns; hidden
@@ -403,10 +411,9 @@ HWY_INLINE void backward_tile(D d, const OnePassTile& tile, const OnePassGradien
 void one_pass_backward(const OnePassTile& tile, const OnePassGradientInput& in, HeadRows<float> d_q,
                        HeadRows<float> d_k, HeadRows<float> d_v, float* p, float* d_scores,
                        float* sums) {
-  if (tile.keys <= one_pass_strip)
-    backward_tile(Narrow(), tile, in, d_q, d_k, d_v, p, d_scores, sums);
-  else
-    backward_tile(Wide(), tile, in, d_q, d_k, d_v, p, d_scores, sums);
+  with_vector(tile.keys, [&](auto d) HWY_ATTR {
+    backward_tile(d, tile, in, d_q, d_k, d_v, p, d_scores, sums);
+  });
 }
 
 }  // namespace
@@ -420,10 +427,6 @@ HWY_EXPORT(transpose_rows);
 HWY_EXPORT(one_pass_forward);
 HWY_EXPORT(one_pass_backward);
 
-int64_t one_pass_columns(int64_t keys) {
-  const int64_t unit = keys <= one_pass_strip ? one_pass_strip : one_pass_unit;
-  return (keys + unit - 1) / unit * unit;
-}
 void pack_panel(HeadRows<const float> rows, int64_t count, int64_t head_dim, int64_t padded_dim,
                 float* panel) {
   HWY_DYNAMIC_DISPATCH(pack_panel)(rows, count, head_dim, padded_dim, panel);

@@ -22,7 +22,10 @@ struct OnePassTile {
   float scale;  ///< > 0: maxima are found before scores are scaled
 };
 /// Columns of scores are multiples of a vector, of at most 8 floats for up to 8 keys.
-int64_t one_pass_columns(int64_t keys);
+inline int64_t one_pass_columns(int64_t keys) {
+  const int64_t unit = keys <= one_pass_strip ? one_pass_strip : one_pass_unit;
+  return (keys + unit - 1) / unit * unit;
+}
 
 /// Rows of an array of one head: [count] [head_dim], `stride` floats apart. `next` is an array of
 /// the same shape that is used after this one, and is prefetched; may be null.
