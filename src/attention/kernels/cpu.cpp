@@ -62,7 +62,7 @@ class CpuKernel final : public BlockKernel {
   void forward(const ForwardBlock& block) override {
     start(block);
     const OnePassSplit split = split_one_pass(block);
-    for_each_part(split.one_pass, threads_, [&](Rectangles some, int thread) {
+    for_each_share(split.one_pass, threads_, [&](Rectangles some, int thread) {
       worker(thread).one_pass.forward(block, some, 0, block.heads.kv_heads);
     });
     for_each_sweep(block, split.others, forward_group, [&](const TileSweep& sweep) {
@@ -99,9 +99,9 @@ class CpuKernel final : public BlockKernel {
 
   Worker& worker(int thread) { return workers_[static_cast<size_t>(thread)]; }
 
-  /// body(part, thread) for consecutive parts, several for each thread.
+  /// body(share, thread) for consecutive shares of all rectangles, several for each thread.
   template <class Body>
-  static void for_each_part(Rectangles all, int threads, Body body) {
+  static void for_each_share(Rectangles all, int threads, Body body) {
     if (all.empty()) return;
     const int64_t parts = threads == 1 ? 1 : std::min(std::ssize(all), int64_t{8} * threads);
     for_each_task(threads, parts, [&](int64_t part, int thread) {
@@ -115,7 +115,7 @@ class CpuKernel final : public BlockKernel {
   void one_pass(const BackwardBlock& block, const OnePassSplit& split) {
     const int64_t kv_heads = block.heads.kv_heads;
     if (threads_ == 1 || split.keys_apart)
-      for_each_part(split.one_pass, threads_, [&](Rectangles some, int thread) {
+      for_each_share(split.one_pass, threads_, [&](Rectangles some, int thread) {
         worker(thread).one_pass.backward(block, some, 0, kv_heads);
       });
     else

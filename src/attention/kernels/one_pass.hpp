@@ -60,7 +60,8 @@ class OnePassWorker {
   Buffer<float> k_transposed_, v_transposed_;  ///< [head_dim][columns]
   Buffer<float> q_, d_out_, out_;              ///< [tile rows][padded_dim]
   Buffer<float> scores_, d_scores_;            ///< [tile rows][columns]
-  Buffer<float> sums_, lse_, delta_;
+  Buffer<float> sums_;                         ///< [one_pass_strip][padded_dim]
+  Buffer<float> lse_, delta_;                  ///< [tile rows]
 };
 
 }  // namespace gyre
