@@ -150,6 +150,14 @@ bool in_use(const void* begin, const void* end) {
 
 using softgpu::note;
 
+namespace {
+int64_t waits = 0;
+}  // namespace
+
+int64_t softgpu::host_waits() {
+  return waits;
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   if (softgpu::devices() == 0) return note(cudaErrorNoDevice);
   *stream = new CUstream_st;
@@ -168,11 +176,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  ++waits;
   if (softgpu::in_nccl_group()) softgpu::die("cudaStreamSynchronize inside of an NCCL group");
   softgpu::finish(stream);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
+  ++waits;
   if (softgpu::devices() == 0) return note(cudaErrorNoDevice);
   softgpu::finish_all();
   return cudaSuccess;
@@ -215,6 +225,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   return note(cudaErrorNotReady);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  ++waits;
   const softgpu::DeviceAccess access;
   while (event->latest && !event->latest->reached)
     if (!softgpu::advance(*event->latest->stream)) {

@@ -12,6 +12,7 @@
 
 #include "apps/logprobs/context.hpp"
 #include "apps/logprobs/result_array.hpp"
+#include "logprobs/vocab_parallel.hpp"
 #include "report/tolerance.hpp"
 #include "report/verify.hpp"
 
@@ -68,6 +69,11 @@ class LogprobsOp {
   /// Of matrices; null: the host's.
   RowKernels* kernels() const { return c_.backend.row_kernels(); }
   MemorySpace space() const { return c_.backend.space(); }
+  double temperature() const { return c_.problem.filter.temperature; }
+  /// For `picks` ids a row, with entropies or without.
+  ScoreOptions score_options(int64_t picks, bool entropy = false) const {
+    return {picks, entropy, temperature(), c_.options.threads, kernels(), &tp_arrays()};
+  }
   /// A row of a result to be verified; holds until the next call.
   ConstMatrixRef host_row(ConstMatrixRef matrix, int64_t row) {
     return host_row_.read(matrix, row, stream());

@@ -6,8 +6,9 @@
 //                 are those of visible pairs: 4 D forward, 10 D backward. Where the executor has a
 //                 backward pass with the same bits in every run ("fixed_order" of the shape), so
 //                 has the baseline, and cuDNN in any order is measured beside it
-//     rows        statistics and gradient of log-probability and entropy, in bf16, against a device
-//                 copy of the same logits; bytes that must be read and written
+//     rows        statistics and gradient of log-probability and entropy, in bf16, as the stream
+//                 takes them, and a call that ends with scores on the host, against a device copy
+//                 of the same logits; bytes that must be read and written
 //     gather      shard maps of tokens against a device copy of them
 //
 //     bench-gpu-kernels [--json FILE] [--repetitions N] [--only GROUP] [--smoke]
@@ -181,16 +182,16 @@ void rows_of(Bench& b, int64_t columns) {
   Buffer<bf16> logits = random_values(b.stream, rows * columns);
   Buffer<bf16> gradient(rows * columns, MemorySpace::device);
   const auto kernels = make_cuda_row_kernels(b.stream);
-  std::vector<RowMoments> moments(static_cast<size_t>(rows));
   std::vector<RowNormalizer> normalizers(static_cast<size_t>(rows), {4, 2});
   std::vector<RowSlope> slopes(static_cast<size_t>(rows), {0.5F, 0.25F});
   std::vector<int32_t> ids(static_cast<size_t>(rows));
   std::vector<float> weights(static_cast<size_t>(rows), 1);
   for (size_t i = 0; i < ids.size(); ++i)
     ids[i] = static_cast<int32_t>(i * 7919 % static_cast<size_t>(columns));
-  RowScan scan;
-  scan.columns = columns;
-  scan.weighted = true;
+  const auto records = kernels->make_records({even_partition(columns, columns, 1), 0, 1, true});
+  std::vector<float> logprob(ids.size()), entropy(ids.size());
+  std::vector<RowNormalizer> found(ids.size());
+  records->start(rows, ids);
   RowPass pass;
   pass.columns = columns;
   const RowPicks picks = {ids, weights, 1, 0};
@@ -203,7 +204,14 @@ void rows_of(Bench& b, int64_t columns) {
           b.stream.copy(gradient.data(), logits.data(), static_cast<size_t>(2 * rows * columns));
         },
         2 * read},
-       {"statistics", [&] { kernels->moments(from, scan, moments); }, read},
+       {"statistics", [&] { records->add(from, 0, 0, columns); }, read},
+       {"scores on the host",
+        [&] {
+          records->start(rows, ids);
+          records->add(from, 0, 0, columns);
+          records->merge(b.network, b.stream, "scores", {found, logprob, entropy});
+        },
+        read},
        {"gradient", [&] { kernels->gradient(from, pass, normalizers, slopes, picks, to); },
         2 * read}});
 }

@@ -16,4 +16,7 @@ bool throw_errors(bool on);
 /// What orders of threads are drawn from: GYRE_SOFTGPU_SEED, or another number in every process.
 uint64_t seed();
 
+/// How often this process has waited for a stream, an event or the device so far.
+int64_t host_waits();
+
 }  // namespace softgpu

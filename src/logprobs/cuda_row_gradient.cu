@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(block_threads)
   const int64_t k = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
   if (k >= count) return;
   const int64_t column = column_of(picks.ids[k], picks.first_column, columns);
-  values[k] = column < 0 ? 0 : to_float(logits[k / picks.per_row * stride + column]);
+  if (column >= 0) values[k] = to_float(logits[k / picks.per_row * stride + column]);
 }
 
 /// One block for each part of a row.

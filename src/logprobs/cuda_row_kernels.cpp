@@ -1,103 +1,18 @@
 #include "logprobs/cuda_row_kernels.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <array>
-#include <cstring>
-#include <limits>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/error.hpp"
-#include "core/index.hpp"
 #include "logprobs/cuda_row_launch.hpp"
-#include "runtime/buffer.hpp"
-#include "runtime/cuda_event.hpp"
+#include "logprobs/cuda_row_memory.hpp"
+#include "logprobs/cuda_score_records.hpp"
 #include "runtime/cuda_stream.hpp"
 
 namespace gyre {
 namespace {
-
-constexpr int64_t alignment = 256;
-
-/// Memory that grows to what is asked for, and is kept.
-class Pool {
- public:
-  explicit Pool(MemorySpace space) : space_(space) {}
-  std::byte* at_least(int64_t bytes) {
-    if (memory_.size() < bytes) {
-      memory_ = {};
-      memory_ = Buffer<std::byte>(bytes, space_);
-    }
-    return memory_.data();
-  }
-  bool holds(int64_t bytes) const { return memory_.size() >= bytes; }
-
- private:
-  MemorySpace space_;
-  Buffer<std::byte> memory_;
-};
-
-/// Arrays one behind the other.
-class Places {
- public:
-  template <class T>
-  int64_t add(int64_t count) {
-    const int64_t begin = end_;
-    end_ = round_up(end_ + count * static_cast<int64_t>(sizeof(T)), alignment);
-    return begin;
-  }
-  int64_t bytes() const { return end_; }
-
- private:
-  int64_t end_ = 0;
-};
-
-/// Host arrays on their way to the device. The pinned memory of a call is written again only once
-/// the device has read it; that of the device is kept in order by the stream.
-class Uploads {
- public:
-  explicit Uploads(Stream& stream) : stream_(stream) {}
-
-  /// Device addresses of copies, until the next call.
-  template <class... T>
-  std::tuple<const T*...> send(std::span<const T>... arrays) {
-    Places places;
-    const std::array<int64_t, sizeof...(T)> begins{
-        places.add<T>(static_cast<int64_t>(arrays.size()))...};
-    Slot& slot = slots_[next_++ % slots_.size()];
-    slot.wait();
-    std::byte* const host = slot.host.at_least(places.bytes());
-    std::byte* const device = device_.at_least(places.bytes());
-    size_t i = 0;
-    ((std::copy(arrays.begin(), arrays.end(), reinterpret_cast<T*>(host + begins[i++]))), ...);
-    stream_.copy(device, host, static_cast<size_t>(places.bytes()));
-    slot.copied.record(cuda_handle(stream_));
-    slot.used = true;
-    const std::byte* const arrived = device;
-    return [&]<size_t... i>(std::index_sequence<i...>) {
-      return std::tuple<const T*...>{reinterpret_cast<const T*>(arrived + begins[i])...};
-    }
-    (std::index_sequence_for<T...>());
-  }
-
- private:
-  struct Slot {
-    Pool host{MemorySpace::pinned};
-    CudaEvent copied;
-    bool used = false;
-
-    void wait() const {
-      while (used && !copied.done()) sched_yield();
-    }
-  };
-  Stream& stream_;
-  std::array<Slot, 4> slots_;
-  size_t next_ = 0;
-  Pool device_{MemorySpace::device};
-};
 
 void check_rows(const ConstMatrixRef& matrix, int64_t columns, size_t results) {
   GYRE_CHECK(0 <= columns && columns <= matrix.cols && std::cmp_equal(results, matrix.rows),
@@ -125,7 +40,7 @@ constexpr int64_t selection_scratch_bytes = int64_t{256} << 20;
 
 class CudaRowKernels final : public RowKernels {
  public:
-  explicit CudaRowKernels(Stream& stream) : stream_(stream), uploads_(stream) {
+  explicit CudaRowKernels(Stream& stream) : stream_(stream), uploads_(stream), results_(stream) {
     GYRE_CHECK(stream.space() == MemorySpace::device, "row passes on a stream of the {}",
                name_of(stream.space()));
   }
@@ -259,7 +174,7 @@ class CudaRowKernels final : public RowKernels {
     places.add<float>(std::ssize(ids));
     auto* const on_device = reinterpret_cast<float*>(scratch_.at_least(places.bytes()));
     rows::launch_gather(handle(), logits, columns, picks, on_device);
-    const float* const found = fetch_pinned(on_device, std::ssize(ids));
+    const float* const found = results_.fetch(on_device, std::ssize(ids));
     for (size_t k = 0; k < ids.size(); ++k)
       if (rows::column_of(ids[k], first_column, columns) >= 0) values[k] = found[k];
   }
@@ -300,6 +215,10 @@ class CudaRowKernels final : public RowKernels {
                  queries[i].row, queries[i].value);
   }
 
+  std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) override {
+    return make_cuda_score_records(stream_, shape);
+  }
+
  private:
   CUstream_st* handle() const { return cuda_handle(stream_); }
   static int64_t parts_of_rows(int64_t rows, int64_t columns) {
@@ -330,18 +249,9 @@ class CudaRowKernels final : public RowKernels {
     return reinterpret_cast<T*>(memory);
   }
 
-  /// The array in pinned memory, once it is there; until the next call.
-  template <class T>
-  const T* fetch_pinned(const T* from, int64_t count) {
-    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
-    std::byte* const to = results_.at_least(bytes);
-    stream_.copy(to, from, static_cast<size_t>(bytes));
-    stream_.synchronize();
-    return reinterpret_cast<const T*>(to);
-  }
   template <class T>
   void fetch(const T* from, std::span<T> to) {
-    std::copy_n(fetch_pinned(from, std::ssize(to)), to.size(), to.begin());
+    std::copy_n(results_.fetch(from, std::ssize(to)), to.size(), to.begin());
   }
 
   void select_rows(ConstMatrixRef logits, const RowScan& scan, const rows::SelectionShape& shape,
@@ -350,7 +260,7 @@ class CudaRowKernels final : public RowKernels {
   Stream& stream_;
   Uploads uploads_;
   Pool scratch_{MemorySpace::device};
-  Pool results_{MemorySpace::pinned};
+  Download results_;
 };
 
 void CudaRowKernels::top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
@@ -411,7 +321,7 @@ void CudaRowKernels::select_rows(ConstMatrixRef logits, const RowScan& scan,
   task.part_room = at(part_room, task.part_room);
   task.merge_room = at(merge_room, task.merge_room);
   rows::launch_selection(handle(), logits, scan, shape, task);
-  const std::byte* const found = fetch_pinned(scratch, results);
+  const std::byte* const found = results_.fetch(scratch, results);
   const auto take = [found]<class T>(int64_t place, std::span<T> to) {
     std::copy_n(reinterpret_cast<const T*>(found + place), to.size(), to.begin());
   };

@@ -12,7 +12,10 @@ struct CUstream_st;
 
 namespace gyre::rows {
 
-/// out [rows]; `parts` [rows, parts_of(columns, part_columns)] is scratch, here and below.
+/// parts [rows, parts_of(columns, part_columns)]
+void launch_part_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                         PartSums* parts);
+/// out [rows]; `parts` is scratch, here and below.
 void launch_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
                     PartSums* parts, RowMoments* out);
 void launch_cross_moments(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
@@ -50,7 +53,7 @@ void launch_log_softmax_gradient(CUstream_st* stream, ConstMatrixRef logits,
 void launch_cross_gradient(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
                            int64_t columns, const RowNormalizer* students,
                            const RowNormalizer* teachers, const float* gradients, MatrixRef out);
-/// values [rows, per_row]; 0 for ids of other shards.
+/// values [rows, per_row] of the ids of these columns; others stay.
 void launch_gather(CUstream_st* stream, ConstMatrixRef logits, int64_t columns,
                    const DevicePicks& picks, float* values);
 

@@ -321,7 +321,7 @@ SelectionShape selection_shape(int64_t columns, int64_t length) {
 
 void launch_selection(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
                       const SelectionShape& shape, const SelectionTask& task) {
-  const auto scale = static_cast<float>(static_cast<double>(scan.scale) * log2_e);
+  const float scale = base_2(scan.scale);
   const auto shared = [](int64_t entries, bool spills) {
     return spills ? 0 : static_cast<size_t>(entries) * sizeof(uint64_t);
   };

@@ -25,9 +25,7 @@ __global__ void __launch_bounds__(block_threads)
                     RowMoments* out) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
   if (row >= rows) return;
-  PartSums total;
-  for (int64_t p = 0; p < parts; ++p) total.add(sums[row * parts + p], scale);
-  out[row] = moments_of(total, weighted);
+  out[row] = moments_of(sums + row * parts, parts, scale, weighted);
 }
 
 // Registers for all of a group's loads: with fewer, those of bf16 would come one pair at a time.
@@ -91,18 +89,23 @@ __global__ void __launch_bounds__(block_threads)
 
 }  // namespace
 
-void launch_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
-                    PartSums* parts, RowMoments* out) {
-  const auto scale = static_cast<float>(static_cast<double>(scan.scale) * log2_e);
+void launch_part_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                         PartSums* parts) {
   const int64_t count = parts_of(scan.columns, part_columns);
   const Launch shape{blocks_of(logits.rows * count), block_threads, stream};
   with_elements(logits, [&](auto z) {
     using T = typename decltype(z)::Type;
     launch(shape, scan.weighted ? moments_of_parts<T, true> : moments_of_parts<T, false>,
-           z.view.data, z.view.stride, scan.columns, count, scale, parts);
+           z.view.data, z.view.stride, scan.columns, count, base_2(scan.scale), parts);
   });
+}
+
+void launch_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                    PartSums* parts, RowMoments* out) {
+  launch_part_moments(stream, logits, scan, parts);
   launch({blocks_of(parts_of(logits.rows, block_threads)), block_threads, stream}, moments_of_rows,
-         parts, logits.rows, count, scale, scan.weighted, out);
+         parts, logits.rows, parts_of(scan.columns, part_columns), base_2(scan.scale),
+         scan.weighted, out);
 }
 
 void launch_cross_moments(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,

@@ -67,7 +67,8 @@ DistillationScores::DistillationScores(int64_t tokens, const VocabPartition& voc
                                             ScoreOptions{.picks = options.picks,
                                                          .entropy = options.entropy,
                                                          .threads = options.threads,
-                                                         .kernels = options.kernels},
+                                                         .kernels = options.kernels,
+                                                         .arrays = options.arrays},
                                             tp);
     return;
   }

@@ -23,7 +23,8 @@ struct DistillationOptions {
   bool renormalised = false;  ///< over the K ids alone
   bool entropy = false;       ///< of the student; needs the whole vocabulary
   int threads = 1;
-  RowKernels* kernels = nullptr;  ///< as in ScoreOptions
+  RowKernels* kernels = nullptr;   ///< as in ScoreOptions
+  Communicator* arrays = nullptr;  ///< likewise
 };
 
 class DistillationScores {

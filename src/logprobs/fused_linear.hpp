@@ -7,7 +7,7 @@
 //
 //     forward   for each rank's rows of X, own rows first, the others' as they arrive
 //                 for each tile of columns: Z tile; its moments join those of its rows
-//               one all-gather of 12 (16 with entropies) bytes a token
+//               one all-gather of 12 (16 with entropies) bytes a token (score_records.hpp)
 //     backward  for each rank's rows, of as many ranks at a time as fill a tile, own rows last
 //                 for each tile: Z tile again; G from what was kept; dX += G W; dW += G^T X
 //                 send each part of dX to the rank whose rows they are, while the next are computed
@@ -36,6 +36,7 @@
 #include "core/matrix_ref.hpp"
 #include "logprobs/fused_linear_ops.hpp"
 #include "logprobs/row_gradient.hpp"
+#include "logprobs/score_records.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "runtime/buffer.hpp"
 
@@ -74,8 +75,8 @@ class FusedLinear {
   /// [rows(), D] and weight [own columns, D], each f32 or bf16 (x alike on all ranks), any strides;
   /// targets [tokens], alike on all ranks (global ids; nobody's scores 0). A NaN or an overflow in
   /// a row of logits makes its scores NaN on all ranks. Rows of the weight that are padding are not
-  /// read. Collective: one exchange of x when sharded, one all-gather. Returns the seconds that the
-  /// host waited for other ranks.
+  /// read. Collective: one exchange of x when sharded, one all-gather. Returns the seconds waited
+  /// for other ranks.
   double forward(ConstMatrixRef x, ConstMatrixRef weight, std::span<const int32_t> targets,
                  Stream& stream, std::span<float> logprob, std::span<float> entropy);
 
@@ -92,7 +93,6 @@ class FusedLinear {
                   bool accumulate = false);
 
  private:
-  class Forward;
   class Backward;
 
   /// First row of a rank when rows are dealt, which those of d_x are in any case.
@@ -107,10 +107,9 @@ class FusedLinear {
   /// Sends the own rows of X to all ranks; x_ is complete when the work is.
   WorkPtr gather_x(ConstMatrixRef x, Stream& stream);
   ConstMatrixRef all_x(ConstMatrixRef x) const;
-  /// From the records of all ranks, [ranks, tokens, fields].
-  void finish_scores(std::span<const float> records, int64_t fields,
-                     std::span<const int32_t> targets, std::span<float> logprob,
-                     std::span<float> entropy);
+  /// Adds rows [begin, end) of x to the records, tile by tile; drives `other` meanwhile.
+  void score(LinearTile& tile, ConstMatrixRef x, ConstMatrixRef weight, int64_t begin, int64_t end,
+             Work& other);
   double share_d_x(MatrixView<const float> own, Stream& stream, MatrixView<float> d_x) const;
 
   LinearOptions options_;
@@ -118,6 +117,7 @@ class FusedLinear {
   Communicator& tp_;      // of host memory
   Communicator& arrays_;  // of that of the matrices
   LinearOps& ops_;
+  std::unique_ptr<ScoreRecords> records_;
   Buffer<RowNormalizer> normalizers_;  // [tokens]
   Buffer<float> entropy_;              // [tokens] or empty
   Buffer<std::byte> x_;                // [tokens, hidden] of all ranks, if they exchange it

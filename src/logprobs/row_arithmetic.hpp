@@ -34,6 +34,10 @@ inline constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float lowest_number = std::numeric_limits<float>::lowest();
 inline constexpr double log2_e = 1.44269504088896341;
 inline constexpr double ln_2 = 0.693147180559945309;
+/// The factor before a logit whose exponential is taken as a power of 2.
+GYRE_HOST_DEVICE inline float base_2(float scale) {
+  return static_cast<float>(static_cast<double>(scale) * log2_e);
+}
 /// 2 to this power is 0 in f32, and a product with it finite.
 inline constexpr float no_exponent = -200;
 
@@ -144,6 +148,14 @@ GYRE_HOST_DEVICE inline RowMoments moments_of(const PartSums& row, bool weighted
   if (row.sum == 0) return {minus_infinity, 0, 0};
   const double product = row.weighted * ln_2;
   return {row.max, sum_of(row.sum), weighted ? static_cast<float>(product > 0 ? 0 : product) : 0};
+}
+
+/// The same of a row from its parts, added in order.
+GYRE_HOST_DEVICE inline RowMoments moments_of(const PartSums* row, int64_t parts, float scale,
+                                              bool weighted) {
+  PartSums total;
+  for (int64_t p = 0; p < parts; ++p) total.add(row[p], scale);
+  return moments_of(total, weighted);
 }
 
 // ---- cross moments ----
@@ -268,7 +280,7 @@ struct Distribution {
 
   GYRE_HOST_DEVICE Distribution(const RowNormalizer& row, float natural_scale)
       : max(row.max),
-        scale(static_cast<float>(static_cast<double>(natural_scale) * log2_e)),
+        scale(base_2(natural_scale)),
         log2_sum(static_cast<float>(static_cast<double>(row.log_sum) * log2_e)) {}
   /// log2 p; finite where z is -inf.
   GYRE_HOST_DEVICE float exponent(float z) const {
@@ -349,7 +361,7 @@ GYRE_HOST_DEVICE inline int64_t bucket_of(float z, DType type, const MassScan& s
 
 /// floor(exp((z - max) · scale) · 2^fraction_bits). The same for equal values, on any rank.
 GYRE_HOST_DEVICE inline uint64_t mass_of(float z, const MassScan& scan) {
-  const auto scale = static_cast<float>(static_cast<double>(scan.scale) * log2_e);
+  const float scale = base_2(scan.scale);
   const float p = power_of_2((z - scan.max) * scale);
   const auto unit = static_cast<float>(uint64_t{1} << scan.fraction_bits);
   return static_cast<uint64_t>(p * unit);

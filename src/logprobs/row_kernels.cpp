@@ -101,6 +101,9 @@ class CpuRowKernels final : public RowKernels {
       found[i] = nth_last_equal(logits, q.row, columns, q.value, q.n);
     });
   }
+  std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) override {
+    return make_host_score_records(*this, shape);
+  }
 };
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "logprobs/row_gradient.hpp"
 #include "logprobs/row_selection.hpp"
 #include "logprobs/row_statistics.hpp"
+#include "logprobs/score_records.hpp"
 #include "runtime/stream.hpp"
 
 namespace gyre {
@@ -90,6 +91,9 @@ class RowKernels {
   /// found [queries.size()]: columns.
   virtual void find_ties(ConstMatrixRef logits, int64_t columns, std::span<const TieQuery> queries,
                          int threads, std::span<int64_t> found) = 0;
+
+  /// Records of such rows, in space(); these kernels must outlive them.
+  virtual std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) = 0;
 };
 
 /// The host's. They have no state: any number of threads may use them.

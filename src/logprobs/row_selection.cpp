@@ -16,7 +16,7 @@
 #include "core/error.hpp"
 #include "core/index.hpp"
 #include "logprobs/row_lanes-inl.hpp"
-#include "logprobs/score_detail.hpp"
+#include "logprobs/row_total.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/parallel.hpp"
 

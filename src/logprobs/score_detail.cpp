@@ -33,37 +33,12 @@ void agree_on_number(Communicator& tp, std::string_view what, std::string_view n
                   true);
 }
 
-namespace {
-
-/// Moments that count from a maximum of which `shift` (scaled) is theirs minus the new one.
-void rescale(double& sum, double& weighted, double shift) {
-  if (sum == 0 || shift == 0) return;
-  const double factor = std::exp(shift);
-  weighted = (weighted + shift * sum) * factor;
-  sum *= factor;
-}
-
-}  // namespace
-
-void RowTotal::add(const RowMoments& part, double scale) {
-  if (part.sum == 0) return;
-  const auto old_max = static_cast<double>(max), part_max = static_cast<double>(part.max);
-  max = std::max(max, part.max);
-  const auto new_max = static_cast<double>(max);
-  rescale(sum, weighted, (old_max - new_max) * scale);
-  auto part_sum = static_cast<double>(part.sum), part_weighted = static_cast<double>(part.weighted);
-  rescale(part_sum, part_weighted, (part_max - new_max) * scale);
-  sum += part_sum;
-  weighted += part_weighted;
-}
-
-float RowTotal::logprob(float z, double scale, double log_sum) const {
-  return static_cast<float>((static_cast<double>(z) - static_cast<double>(max)) * scale - log_sum);
-}
-
-float RowTotal::entropy(double log_sum) const {
-  const double h = log_sum - weighted / sum;
-  return static_cast<float>(h < 0 ? 0 : h);  // rounding may dip below 0; NaN stays
+void check_arrays(const Communicator& tp, const Communicator& arrays, MemorySpace space) {
+  GYRE_CHECK(arrays.rank() == tp.rank() && arrays.size() == tp.size() &&
+                 (tp.size() == 1 || arrays.space() == space),
+             "rank {} of {} in a group of {} memory, where {} of {} and {} memory are needed",
+             arrays.rank(), arrays.size(), name_of(arrays.space()), tp.rank(), tp.size(),
+             name_of(space));
 }
 
 RowSlope slope_of(double g, double h, double entropy, double scale) {

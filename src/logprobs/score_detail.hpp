@@ -1,16 +1,14 @@
 #pragma once
 // What the routines on split vocabularies share: checks of arguments, the distribution of rows,
-// messages, and the merge of the moments of parts of a row.
+// messages, and the coefficients of gradients.
 
 #include <algorithm>
-#include <limits>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "comm/communicator.hpp"
 #include "logprobs/row_gradient.hpp"
-#include "logprobs/row_statistics.hpp"
 
 namespace gyre {
 
@@ -32,6 +30,10 @@ inline int64_t first_dealt(int64_t count, int64_t parts, int64_t part) {
   return count / parts * part + std::min(part, count % parts);
 }
 
+/// Throws unless `arrays` are the ranks of `tp` in their order and, where there are several, of
+/// this memory.
+void check_arrays(const Communicator& tp, const Communicator& arrays, MemorySpace space);
+
 /// Adds a message, or a part of one, in slices: one MPI call takes less than 2 GiB.
 template <class Slice, class Byte>
 void add_slices(int peer, std::span<Byte> data, std::vector<Slice>& slices) {
@@ -40,22 +42,6 @@ void add_slices(int peer, std::span<Byte> data, std::vector<Slice>& slices) {
     slices.push_back({peer, data.first(longest)});
   slices.push_back({peer, data});
 }
-
-/// The moments of a row from those of parts of its columns (blocks, tiles, ranks), in f64. The bits
-/// depend only on the order of the parts.
-struct RowTotal {
-  float max = -std::numeric_limits<float>::infinity();
-  double sum = 0, weighted = 0;
-
-  /// A part with nothing but -inf has the sum 0 and adds nothing; one with a NaN has the sum NaN,
-  /// whatever its maximum, and makes the total NaN.
-  void add(const RowMoments& part, double scale);
-
-  /// The log-probability of a column with the logit z, and the entropy (nats, at least 0, or NaN);
-  /// `log_sum` is the logarithm of `sum`.
-  float logprob(float z, double scale, double log_sum) const;
-  float entropy(double log_sum) const;
-};
 
 /// The coefficients of row_gradient for a row: g is the sum of the gradients of its
 /// log-probabilities, h the gradient of its entropy. If h is 0, `entropy` is not used.

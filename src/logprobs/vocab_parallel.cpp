@@ -6,6 +6,7 @@
 #include "comm/agree.hpp"
 #include "core/error.hpp"
 #include "core/special_values.hpp"
+#include "logprobs/row_total.hpp"
 #include "logprobs/score_detail.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/parallel.hpp"
@@ -36,18 +37,6 @@ void check_shard(ConstMatrixRef logits, int64_t tokens, int64_t columns) {
              "a shard of {} x {} logits, not {} x {}", logits.rows, logits.cols, tokens, columns);
 }
 
-/// `records` are those of one token, of all ranks in rank order, `distance` floats apart: max, sum
-/// and, if there are `moments` = 3, weighted.
-RowTotal merge_ranks(const float* records, int64_t moments, int64_t distance, int64_t ranks,
-                     double scale) {
-  RowTotal row;
-  for (int64_t r = 0; r < ranks; ++r) {
-    const float* part = records + r * distance;
-    row.add({part[0], part[1], moments == 3 ? part[2] : 0}, scale);
-  }
-  return row;
-}
-
 }  // namespace
 
 VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const ScoreOptions& options,
@@ -56,8 +45,10 @@ VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const Scor
       vocab_(vocab),
       options_(options),
       tp_(tp),
+      arrays_(options.arrays == nullptr ? tp : *options.arrays),
       kernels_(kernels_or_cpu(options.kernels)) {
   constexpr std::string_view what = "log-probabilities";
+  check_arrays(tp, arrays_, kernels_.space());
   const auto check = [&] {
     check_tokens(tokens);
     check_partition(vocab, tp.size());
@@ -70,6 +61,8 @@ VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const Scor
                       {"whether entropies are wanted", options.entropy ? 1 : 0}});
   agree_on_partition(tp, what, vocab);
   agree_on_number(tp, what, "the temperature", options.temperature);
+  records_ = kernels_.make_records({vocab, tp.rank(), options.picks, options.entropy,
+                                    scale_of(options.temperature), options.threads});
   resize(tokens);
 }
 
@@ -79,64 +72,26 @@ void VocabScores::resize(int64_t tokens) {
   tokens_ = tokens;
   normalizers_ = Buffer<RowNormalizer>(tokens);
   entropy_ = Buffer<float>(options_.entropy ? tokens : 0);
-  // row_moments writes three numbers; the weighted sums are dropped if they are not needed.
-  own_ = Buffer<float>(tokens * std::max<int64_t>(3, width()));
-  all_ = Buffer<float>(tp_.size() == 1 ? 0 : tp_.size() * tokens * width());
 }
 
 float VocabScores::scale() const {
   return scale_of(options_.temperature);
 }
 
-void VocabScores::make_records(ConstMatrixRef logits, std::span<const int32_t> ids) {
-  static_assert(sizeof(RowMoments) == 3 * sizeof(float));
-  const int64_t first = vocab_.begin(tp_.rank()), columns = vocab_.valid(tp_.rank());
-  kernels_.moments(logits, {columns, scale(), options_.entropy, options_.threads},
-                   {reinterpret_cast<RowMoments*>(own_.data()), static_cast<size_t>(tokens_)});
-  if (!options_.entropy)
-    for (int64_t i = 0; i < tokens_; ++i) {
-      own_[2 * i] = own_[3 * i];
-      own_[2 * i + 1] = own_[3 * i + 1];
-    }
-  const std::span<float> picks =
-      own_.span().subspan(static_cast<size_t>(tokens_ * moments()), ids.size());
-  std::fill(picks.begin(), picks.end(), 0.0F);
-  kernels_.gather_picks(logits, ids, options_.picks, first, columns, picks);
-}
-
 double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                             std::span<float> logprob, std::span<float> entropy) {
-  const int64_t picks = options_.picks, ranks = tp_.size(), block = tokens_ * width();
+  const int64_t picks = options_.picks;
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(std::ssize(ids) == tokens_ * picks && std::ssize(logprob) == tokens_ * picks,
              "{} ids and {} log-probabilities of {} x {}", ids.size(), logprob.size(), tokens_,
              picks);
   GYRE_CHECK(std::ssize(entropy) == entropy_.size(), "{} entropies, not {}", entropy.size(),
              entropy_.size());
-  make_records(logits, ids);
-  const float* records = own_.data();
-  double waited = 0;
-  if (ranks > 1) {
-    waited = gather_records<float>(tp_, own_.span().first(static_cast<size_t>(block)), all_.span(),
-                                   stream, "moments and logits of ids");
-    records = all_.data();
-  }
-  const auto scale = static_cast<double>(this->scale());
-  for_each_token(options_.threads, tokens_, tp_.size(), [&](int64_t i) {
-    const RowTotal row = merge_ranks(records + i * moments(), moments(), block, ranks, scale);
-    const double log_sum = std::log(row.sum);
-    normalizers_[i] = {row.max, static_cast<float>(log_sum)};
-    if (options_.entropy) {
-      entropy_[i] = row.entropy(log_sum);
-      entropy[static_cast<size_t>(i)] = entropy_[i];
-    }
-    const float* logits_of_ids = records + tokens_ * moments();
-    for (int64_t at = i * picks; at < (i + 1) * picks; ++at) {
-      const int owner = vocab_.owner(ids[static_cast<size_t>(at)]);
-      logprob[static_cast<size_t>(at)] =
-          owner < 0 ? 0 : row.logprob(logits_of_ids[owner * block + at], scale, log_sum);
-    }
-  });
+  records_->start(tokens_, ids);
+  records_->add(logits, 0, 0, vocab_.valid(tp_.rank()));
+  const double waited = records_->merge(arrays_, stream, "moments and logits of ids",
+                                        {normalizers_.span(), logprob, entropy});
+  std::ranges::copy(entropy, entropy_.data());
   return waited;
 }
 

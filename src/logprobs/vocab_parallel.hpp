@@ -8,6 +8,7 @@
 //     forward   each rank: one pass over its columns (row_moments), and the logits of its ids
 //               one all-gather of 4 · (2 + K + 1 if entropy) bytes a token
 //               each rank merges all ranks' records in rank order: the same bits everywhere
+//               (score_records.hpp)
 //     backward  each rank: one pass over its columns (row_gradient); no communication
 //
 // Example, 2 ranks, logits 0 1 2 | 3 4, one id, 4:
@@ -21,10 +22,11 @@
 // RL; entropies here are Shannon's, -Σ p log p >= 0, the negative of what it returns, and padded
 // columns and -inf logits take no part.
 //
-// Logits and their gradients lie in the memory of the RowKernels; all else is host memory, and so
-// are the buffers of `tp`.
+// Logits and their gradients lie in the memory of the RowKernels, and what VocabScores exchanges
+// does, by ScoreOptions::arrays; all else is host memory, and so are the buffers of `tp`.
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "comm/communicator.hpp"
@@ -32,6 +34,7 @@
 #include "logprobs/row_gradient.hpp"
 #include "logprobs/row_kernels.hpp"
 #include "logprobs/row_statistics.hpp"
+#include "logprobs/score_records.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "runtime/buffer.hpp"
 
@@ -43,10 +46,13 @@ struct ScoreOptions {
   double temperature = 1;
   int threads = 1;
   RowKernels* kernels = nullptr;  ///< of the memory that logits and gradients lie in; null: host
+  /// The ranks of `tp` in their order, in the memory of `kernels`; null: tp itself, which does
+  /// where that is the host's, and on one rank.
+  Communicator* arrays = nullptr;
 };
 
 /// The scores of `tokens` rows. Holds what backward needs, 8 bytes a token (12 with entropies), and
-/// the records of all ranks.
+/// the moments and records of all ranks.
 class VocabScores {
  public:
   /// Collective over `tp`: all ranks throw the same usage error when the partition is not of as
@@ -60,7 +66,8 @@ class VocabScores {
 
   /// logprob [tokens, K] <- log-probabilities of ids [tokens, K] (global), and entropy [tokens]
   /// (empty unless asked for), from logits [tokens, this rank's columns], f32 or bf16. An id that
-  /// nobody owns scores 0. Returns the seconds waited for other ranks. Collective: one all-gather.
+  /// nobody owns scores 0. `stream` is the kernels'. Returns the seconds that it waited for other
+  /// ranks. Collective: one all-gather.
   double forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                  std::span<float> logprob, std::span<float> entropy);
 
@@ -88,23 +95,18 @@ class VocabScores {
   const VocabPartition& vocab() const { return vocab_; }
 
  private:
-  int64_t moments() const { return options_.entropy ? 3 : 2; }  // floats of a row's moments
-  int64_t width() const { return moments() + options_.picks; }  // floats of a record
   float scale() const;
   RowPass pass() const;
-  void make_records(ConstMatrixRef logits, std::span<const int32_t> ids);
 
   int64_t tokens_;
   VocabPartition vocab_;
   ScoreOptions options_;
   Communicator& tp_;
+  Communicator& arrays_;
   RowKernels& kernels_;
+  std::unique_ptr<ScoreRecords> records_;
   Buffer<RowNormalizer> normalizers_;  // [tokens]
   Buffer<float> entropy_;              // [tokens] or empty
-  // A rank's records are all moments [tokens, moments()], then all logits of ids [tokens, K], each
-  // as the passes over the rows write them.
-  Buffer<float> own_;  // [tokens, width()], at least 3 floats a token
-  Buffer<float> all_;  // [ranks, tokens, width()]; empty on one rank
 };
 
 /// -Σ_v p_v log q_v with p a teacher's distribution and q the student's, both split alike. One

@@ -26,12 +26,6 @@ int64_t VocabPartition::valid(int rank) const {
   return std::clamp<int64_t>(vocab_size - begin(rank), 0, columns(rank));
 }
 
-int VocabPartition::owner(int64_t id) const {
-  if (id < 0 || id >= vocab_size) return -1;
-  const auto next = std::upper_bound(offsets.begin(), offsets.end(), id);
-  return static_cast<int>(next - offsets.begin()) - 1;
-}
-
 VocabPartition even_partition(int64_t vocab_size, int64_t padded, int ranks) {
   if (ranks < 1 || padded % ranks != 0)
     throw_usage("{} columns cannot be dealt evenly to {} ranks; {} can", padded, ranks,

@@ -13,8 +13,17 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "core/host_device.hpp"
 
 namespace gyre {
+
+/// See VocabPartition::owner().
+GYRE_HOST_DEVICE inline int owner_of(const int64_t* offsets, int64_t vocab_size, int64_t id) {
+  if (id < 0 || id >= vocab_size) return -1;
+  int rank = 0;
+  while (offsets[rank + 1] <= id) ++rank;
+  return rank;
+}
 
 struct VocabPartition {
   std::vector<int64_t> offsets{0};  ///< [ranks + 1]: rank r holds columns offsets[r] to
@@ -28,7 +37,7 @@ struct VocabPartition {
   /// Columns of the shard that are not padding: its first ones.
   int64_t valid(int rank) const;
   /// The rank that holds an id; -1 for one that nobody owns: negative, or not below vocab_size.
-  int owner(int64_t id) const;
+  int owner(int64_t id) const { return owner_of(offsets.data(), vocab_size, id); }
 };
 
 /// Equal shards of `padded` columns. Throws a usage error, with the nearest valid number, unless

@@ -222,7 +222,7 @@ Decoder::Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid&
       host_tp_(host_staging_of(grid.tp(), stream)),
       row_kernels_(make_row_kernels(stream)),
       scores_(0, even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
-              {.picks = 1, .entropy = true, .kernels = row_kernels_.get()},
+              {.picks = 1, .entropy = true, .kernels = row_kernels_.get(), .arrays = &grid.tp()},
               host_tp_ ? *host_tp_ : grid.tp()) {
   weights_.move_to(stream);
 }

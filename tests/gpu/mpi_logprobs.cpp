@@ -9,6 +9,7 @@
 #include <numeric>
 #include <string>
 
+#include "comm/staged.hpp"
 #include "device_matrix.hpp"
 #include "gpu_test.hpp"
 #include "logprobs/cuda_row_kernels.hpp"
@@ -18,6 +19,10 @@
 #include "logprobs/vocab_parallel.hpp"
 #include "logprobs/vocab_top_k.hpp"
 #include "score_checks.hpp"
+
+#ifdef GYRE_SOFTGPU
+#include <softgpu_progress.h>
+#endif
 
 namespace gyre {
 namespace {
@@ -34,7 +39,8 @@ using Floats = std::vector<float>;
 /// What a routine is run with, on the host or on the device.
 struct Side {
   RowKernels* kernels = nullptr;
-  Stream* stream = nullptr;  // of the device
+  Stream* stream = nullptr;        // of the device
+  Communicator* arrays = nullptr;  // of its memory
 };
 
 /// This rank's columns on a side, and gradients for them in the same memory: NaN at first.
@@ -67,12 +73,19 @@ class LogprobsOnDevice : public test::GpuTest {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
-    if (!IsSkipped()) kernels_ = make_cuda_row_kernels(stream());
+    if (IsSkipped()) return;
+    kernels_ = make_cuda_row_kernels(stream());
+    staging_ = world().split(0);
+    arrays_ = make_staged_communicator(*staging_);
   }
-  Side device() { return {kernels_.get(), &stream()}; }
+  Side device() { return {kernels_.get(), &stream(), arrays_.get()}; }
+  Stream& stream_of(const Side& side) { return side.stream == nullptr ? host_ : *side.stream; }
 
  private:
+  HostStream host_;
   std::unique_ptr<RowKernels> kernels_;
+  std::unique_ptr<Communicator> staging_;  // counts for itself what arrays_ has counted
+  std::unique_ptr<Communicator> arrays_;
 };
 
 void expect_equal(const Floats& got, const Floats& want, const std::string& what) {
@@ -144,13 +157,15 @@ TEST_F(LogprobsOnDevice, LogProbabilitiesAndEntropies) {
           };
           const auto run = [&](const Side& side) {
             Shard shard(rows, vocab, type, side), whole(rows, vocab, type, side);
-            VocabScores scores(
-                tokens, vocab,
-                {.picks = picks, .entropy = true, .temperature = 1.5, .kernels = side.kernels},
-                world());
+            VocabScores scores(tokens, vocab,
+                               {.picks = picks,
+                                .entropy = true,
+                                .temperature = 1.5,
+                                .kernels = side.kernels,
+                                .arrays = side.arrays},
+                               world());
             Result out{Floats(tokens * picks, NAN), Floats(tokens, NAN), {}, {}};
-            HostStream host;
-            scores.forward(shard.logits(), ids, host, out.logprob, out.entropy);
+            scores.forward(shard.logits(), ids, stream_of(side), out.logprob, out.entropy);
             scores.backward(shard.logits(), ids, g, h, shard.gradients());
             scores.write_log_softmax(shard.logits(), true, whole.gradients());
             out.d_logits = shard.result();
@@ -179,6 +194,66 @@ TEST_F(LogprobsOnDevice, LogProbabilitiesAndEntropies) {
           test::expect_same_on_all_ranks(got.logprob);
         });
 }
+
+TEST_F(LogprobsOnDevice, ShardsInTilesHaveTheScoresOfWholeOnes) {
+  constexpr int64_t tokens = 9, picks = 2, vocab_size = 61;
+  const LogitRows rows = random_logits(tokens, vocab_size, DType::f32);
+  const Ints ids = test::mixed_ids(tokens, picks, vocab_size);
+  const Side gpu = device();
+  for (const VocabPartition& vocab : partitions(vocab_size, world().size())) {
+    const RecordShape shape{vocab, world().rank(), picks, true, 0.5F};
+    const int64_t columns = vocab.valid(world().rank());
+    const auto records = gpu.kernels->make_records(shape);
+    const auto scores_by = [&](const Matrix& logits, int64_t tile_rows, int64_t tile_columns) {
+      records->start(tokens, ids);
+      std::vector<std::unique_ptr<DeviceMatrix>> tiles;  // they stay until all is done
+      for (int64_t row = 0; row < tokens; row += tile_rows)
+        for (int64_t column = 0; column < columns; column += tile_columns) {
+          Matrix tile(std::min(tile_rows, tokens - row), std::min(tile_columns, columns - column),
+                      DType::f32);
+          for (int64_t r = 0; r < tile.rows(); ++r)
+            for (int64_t c = 0; c < tile.cols(); ++c)
+              tile.set(r, c, logits.at(row + r, column + c));
+          tiles.push_back(
+              std::make_unique<DeviceMatrix>(std::as_const(tile).ref(), *gpu.stream, 1));
+          records->add(std::as_const(*tiles.back()).ref(), row, column, tile.cols());
+        }
+      std::vector<RowNormalizer> normalizers(tokens);
+      Floats logprob(tokens * picks, NAN), entropy(tokens, NAN);
+      records->merge(*gpu.arrays, *gpu.stream, "a test", {normalizers, logprob, entropy});
+      logprob.insert(logprob.end(), entropy.begin(), entropy.end());
+      for (const RowNormalizer& row : normalizers) logprob.push_back(row.max + row.log_sum);
+      return logprob;
+    };
+    const Matrix logits = rows.shard(vocab, world().rank(), DType::f32);
+    const Floats whole = scores_by(logits, tokens, std::max<int64_t>(1, columns));
+    expect_scores(scores_by(logits, 4, 7), whole, "in tiles");
+    expect_equal(scores_by(logits, 2, std::max<int64_t>(1, columns)), whole, "in rows");
+  }
+}
+
+#ifdef GYRE_SOFTGPU
+TEST_F(LogprobsOnDevice, TheHostWaitsOnceForACallForwardAndNotBackward) {
+  constexpr int64_t tokens = 5, vocab_size = 64;
+  const Side gpu = device();
+  const VocabPartition vocab = balanced_partition(vocab_size, world().size());
+  const LogitRows rows = random_logits(tokens, vocab_size, DType::f32);
+  Shard shard(rows, vocab, DType::f32, gpu);
+  VocabScores scores(tokens, vocab, {.entropy = true, .kernels = gpu.kernels, .arrays = gpu.arrays},
+                     world());
+  const Ints ids(tokens, 3);
+  const Floats g(tokens, 1);
+  Floats logprob(tokens), entropy(tokens);
+  stream().mark();  // the first of a stream waits
+  for (int call = 0; call < 2; ++call) {
+    const int64_t before = softgpu::host_waits();
+    scores.forward(shard.logits(), ids, *gpu.stream, logprob, entropy);
+    EXPECT_EQ(softgpu::host_waits() - before, 1);
+    scores.backward(shard.logits(), ids, g, g, shard.gradients());
+    EXPECT_EQ(softgpu::host_waits() - before, 1);
+  }
+}
+#endif
 
 TEST_F(LogprobsOnDevice, SoftCrossEntropies) {
   constexpr int64_t tokens = 6;
@@ -223,44 +298,47 @@ TEST_F(LogprobsOnDevice, SoftCrossEntropies) {
 TEST_F(LogprobsOnDevice, LogitsOfIdsAndDistillation) {
   constexpr int64_t tokens = 6, picks = 5, vocab_size = 90;
   const Side gpu = device();
-  for_each_split(
-      tokens, vocab_size, [&](const LogitRows& rows, const VocabPartition& vocab, DType type) {
-        const Ints ids = test::mixed_ids(tokens, picks, vocab_size);
-        Ints owned = ids;
-        for (int32_t& id : owned) id = std::clamp<int32_t>(id, 0, vocab_size - 1);
-        const Floats g = test::gradients(tokens, picks),
-                     teacher = test::gradients(tokens, picks, 4);
-        const auto gathered = [&](const Side& side) {
-          Shard shard(rows, vocab, type, side);
-          GatheredLogits scores(tokens, vocab, picks, 1, world(), side.kernels);
-          Floats values(tokens * picks, NAN);
-          HostStream host;
-          scores.forward(shard.logits(), ids, host, values);
-          scores.backward(ids, g, shard.gradients());
-          return std::pair{values, shard.result()};
-        };
-        const auto [values, gradient] = gathered(gpu);
-        const auto [want_values, want_gradient] = gathered({});
-        expect_equal(values, want_values, "logit");
-        expect_equal(gradient, want_gradient, "gradient");
-        for (const bool renormalised : {false, true}) {
-          const auto distilled = [&](const Side& side) {
-            Shard shard(rows, vocab, type, side);
-            DistillationScores scores(
-                tokens, vocab,
-                {.picks = picks, .renormalised = renormalised, .kernels = side.kernels}, world());
-            Floats student(tokens * picks, NAN), of_teacher(tokens * picks, NAN);
-            HostStream host;
-            scores.forward(shard.logits(), teacher, owned, host, student, of_teacher, {});
-            scores.backward(shard.logits(), owned, g, {}, shard.gradients());
-            return std::pair{student, shard.result()};
-          };
-          const auto [student, d_logits] = distilled(gpu);
-          const auto [want_student, want_d_logits] = distilled({});
-          expect_scores(student, want_student, "log p");
-          expect_gradients(d_logits, want_d_logits, rows, vocab, type, 1, 4 * picks);
-        }
-      });
+  for_each_split(tokens, vocab_size,
+                 [&](const LogitRows& rows, const VocabPartition& vocab, DType type) {
+                   const Ints ids = test::mixed_ids(tokens, picks, vocab_size);
+                   Ints owned = ids;
+                   for (int32_t& id : owned) id = std::clamp<int32_t>(id, 0, vocab_size - 1);
+                   const Floats g = test::gradients(tokens, picks),
+                                teacher = test::gradients(tokens, picks, 4);
+                   const auto gathered = [&](const Side& side) {
+                     Shard shard(rows, vocab, type, side);
+                     GatheredLogits scores(tokens, vocab, picks, 1, world(), side.kernels);
+                     Floats values(tokens * picks, NAN);
+                     HostStream host;
+                     scores.forward(shard.logits(), ids, host, values);
+                     scores.backward(ids, g, shard.gradients());
+                     return std::pair{values, shard.result()};
+                   };
+                   const auto [values, gradient] = gathered(gpu);
+                   const auto [want_values, want_gradient] = gathered({});
+                   expect_equal(values, want_values, "logit");
+                   expect_equal(gradient, want_gradient, "gradient");
+                   for (const bool renormalised : {false, true}) {
+                     const auto distilled = [&](const Side& side) {
+                       Shard shard(rows, vocab, type, side);
+                       DistillationScores scores(tokens, vocab,
+                                                 {.picks = picks,
+                                                  .renormalised = renormalised,
+                                                  .kernels = side.kernels,
+                                                  .arrays = side.arrays},
+                                                 world());
+                       Floats student(tokens * picks, NAN), of_teacher(tokens * picks, NAN);
+                       scores.forward(shard.logits(), teacher, owned, stream_of(side), student,
+                                      of_teacher, {});
+                       scores.backward(shard.logits(), owned, g, {}, shard.gradients());
+                       return std::pair{student, shard.result()};
+                     };
+                     const auto [student, d_logits] = distilled(gpu);
+                     const auto [want_student, want_d_logits] = distilled({});
+                     expect_scores(student, want_student, "log p");
+                     expect_gradients(d_logits, want_d_logits, rows, vocab, type, 1, 4 * picks);
+                   }
+                 });
 }
 
 TEST_F(LogprobsOnDevice, TheLargest) {

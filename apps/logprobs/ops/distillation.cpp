@@ -36,8 +36,8 @@ class DistillationOp final : public PicksOp {
     if (!renormalised) d_entropy_ = rows_.gradients(1);
   }
   void start() override {
-    const DistillationOptions options{picks_, renormalised_, !renormalised_, c_.options.threads,
-                                      kernels()};
+    const DistillationOptions options{picks_,    renormalised_, !renormalised_, c_.options.threads,
+                                      kernels(), &tp_arrays()};
     auto scores = std::make_shared<DistillationScores>(rows_.rows(), vocab(), options, tp());
     forward_ = [this, scores] {
       scores->forward(rows_.logits(), teacher_logits_.span(), rows_.ids(), stream(), values_.span(),

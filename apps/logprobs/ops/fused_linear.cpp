@@ -104,7 +104,6 @@ class LinearOp final : public LogprobsOp {
 
  private:
   int64_t count() const { return std::ssize(tokens_); }
-  double temperature() const { return c_.problem.filter.temperature; }
   /// A row of made-up numbers.
   std::vector<float> made_up_row(TokenTensor tensor, int64_t index, double scale) const {
     std::vector<float> row(static_cast<size_t>(hidden_));

@@ -138,8 +138,7 @@ class PackedOp final : public LogprobsOp {
 
  private:
   void start_scores() {
-    const ScoreOptions options{1, false, temperature(), c_.options.threads, kernels()};
-    auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(), options, tp());
+    auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(), score_options(1), tp());
     forward_ = [this, scores] {
       scores->forward(rows_.logits(), targets_, stream(), logprob_.span(), {});
       gather();
@@ -169,7 +168,6 @@ class PackedOp final : public LogprobsOp {
     return gather_predictions_backward(packed_.layout, shape(), d_predictions_, c_.grid.cp(),
                                        convention_);
   }
-  double temperature() const { return c_.problem.filter.temperature; }
   PredictionShape shape() const { return {packed_.padded, width_, 1}; }
   /// Of the log-probability of the token's next one, over all ranks.
   float gradient(int64_t token) const {

@@ -43,9 +43,8 @@ class RolloutsOp final : public LogprobsOp {
   }
 
   void start() override {
-    const ScoreOptions options{1, false, temperature(), c_.options.threads, kernels()};
     auto scores =
-        std::make_shared<BranchingScores>(rows_.rows(), branches_, vocab(), options, tp());
+        std::make_shared<BranchingScores>(rows_.rows(), branches_, vocab(), score_options(1), tp());
     forward_ = [this, scores] { scores->forward(rows_.logits(), ids_, stream(), logprob_.span()); };
     backward_ = [this, scores] {
       scores->backward(rows_.logits(), ids_, d_logprob_, stream(), rows_.d_logits());
@@ -79,7 +78,6 @@ class RolloutsOp final : public LogprobsOp {
   }
 
  private:
-  double temperature() const { return c_.problem.filter.temperature; }
   int64_t begin_of(int64_t i) const {
     return c_.problem.offsets[static_cast<size_t>(std::min(i, c_.problem.sequences()))];
   }

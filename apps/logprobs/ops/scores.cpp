@@ -91,8 +91,8 @@ class ScoreOp final : public LogprobsOp {
     return scores.ids == Scores::Ids::target ? 1 : 0;
   }
   void start_ours() {
-    const ScoreOptions options{picks_, entropy_, temperature(), c_.options.threads, kernels()};
-    auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(), options, tp());
+    auto scores =
+        std::make_shared<VocabScores>(rows_.rows(), vocab(), score_options(picks_, entropy_), tp());
     forward_ = [this, scores] {
       scores->forward(rows_.logits(), ids_, stream(), logprob_.span(), entropies_.span());
     };
@@ -142,7 +142,6 @@ class ScoreOp final : public LogprobsOp {
     return sent;
   }
 
-  double temperature() const { return c_.problem.filter.temperature; }
   std::span<const int32_t> ids_of(int64_t r) const {
     return ids_.subspan(static_cast<size_t>(r * picks_), static_cast<size_t>(picks_));
   }

@@ -24,8 +24,7 @@ class SoftmaxOp final : public LogprobsOp {
         out_(rows_.rows(), columns(), context.problem.output_type, space()) {}
 
   void start() override {
-    const ScoreOptions options{0, false, temperature(), c_.options.threads, kernels()};
-    scores_ = std::make_unique<VocabScores>(rows_.rows(), vocab(), options, tp());
+    scores_ = std::make_unique<VocabScores>(rows_.rows(), vocab(), score_options(0), tp());
     forward_ = [this] {
       scores_->forward(rows_.logits(), {}, stream(), {}, {});
       scores_->write_log_softmax(rows_.logits(), exponentiate_, out_.ref());
@@ -96,7 +95,6 @@ class SoftmaxOp final : public LogprobsOp {
     return want;
   }
 
-  double temperature() const { return c_.problem.filter.temperature; }
   /// Values that are stored in bf16 have one rounding more.
   double tolerance() const {
     return c_.problem.output_type == DType::bf16 ? logit_gradient_tolerance(DType::bf16)

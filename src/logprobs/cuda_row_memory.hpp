@@ -1,0 +1,117 @@
+#pragma once
+// Small arrays of the row passes: from the host to the device, there, and back.
+
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include "core/index.hpp"
+#include "runtime/buffer.hpp"
+#include "runtime/cuda_event.hpp"
+#include "runtime/cuda_stream.hpp"
+
+namespace gyre {
+
+/// Memory that grows to what is asked for, and is kept.
+class Pool {
+ public:
+  explicit Pool(MemorySpace space) : space_(space) {}
+  std::byte* at_least(int64_t bytes) {
+    if (memory_.size() < bytes) {
+      memory_ = {};
+      memory_ = Buffer<std::byte>(bytes, space_);
+    }
+    return memory_.data();
+  }
+  bool holds(int64_t bytes) const { return memory_.size() >= bytes; }
+
+ private:
+  MemorySpace space_;
+  Buffer<std::byte> memory_;
+};
+
+/// Arrays one behind the other.
+class Places {
+ public:
+  template <class T>
+  int64_t add(int64_t count) {
+    const int64_t begin = end_;
+    end_ = round_up(end_ + count * static_cast<int64_t>(sizeof(T)), 256);
+    return begin;
+  }
+  int64_t bytes() const { return end_; }
+
+ private:
+  int64_t end_ = 0;
+};
+
+/// Host arrays on their way to the device. The pinned memory of a call is written again only once
+/// the device has read it; that of the device is kept in order by the stream.
+class Uploads {
+ public:
+  explicit Uploads(Stream& stream) : stream_(stream) {}
+
+  /// Device addresses of copies, until the next call.
+  template <class... T>
+  std::tuple<const T*...> send(std::span<const T>... arrays) {
+    Places places;
+    const std::array<int64_t, sizeof...(T)> begins{
+        places.add<T>(static_cast<int64_t>(arrays.size()))...};
+    Slot& slot = slots_[next_++ % slots_.size()];
+    slot.wait();
+    std::byte* const host = slot.host.at_least(places.bytes());
+    std::byte* const device = device_.at_least(places.bytes());
+    size_t i = 0;
+    ((std::copy(arrays.begin(), arrays.end(), reinterpret_cast<T*>(host + begins[i++]))), ...);
+    stream_.copy(device, host, static_cast<size_t>(places.bytes()));
+    slot.copied.record(cuda_handle(stream_));
+    slot.used = true;
+    const std::byte* const arrived = device;
+    return [&]<size_t... i>(std::index_sequence<i...>) {
+      return std::tuple<const T*...>{reinterpret_cast<const T*>(arrived + begins[i])...};
+    }
+    (std::index_sequence_for<T...>());
+  }
+
+ private:
+  struct Slot {
+    Pool host{MemorySpace::pinned};
+    CudaEvent copied;
+    bool used = false;
+
+    void wait() const {
+      while (used && !copied.done()) sched_yield();
+    }
+  };
+  Stream& stream_;
+  std::array<Slot, 4> slots_;
+  size_t next_ = 0;
+  Pool device_{MemorySpace::device};
+};
+
+/// Results on their way to the host.
+class Download {
+ public:
+  explicit Download(Stream& stream) : stream_(stream) {}
+
+  /// The array in pinned memory, once it is there; until the next call. Waits for the stream.
+  template <class T>
+  const T* fetch(const T* from, int64_t count) {
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    std::byte* const to = memory_.at_least(bytes);
+    stream_.copy(to, from, static_cast<size_t>(bytes));
+    stream_.synchronize();
+    return reinterpret_cast<const T*>(to);
+  }
+
+ private:
+  Stream& stream_;
+  Pool memory_{MemorySpace::pinned};
+};
+
+}  // namespace gyre

@@ -1,0 +1,199 @@
+#include <algorithm>
+#include <tuple>
+
+#include "core/error.hpp"
+#include "logprobs/cuda_row_lanes.cuh"
+#include "logprobs/cuda_row_launch.hpp"
+#include "logprobs/cuda_row_memory.hpp"
+#include "logprobs/cuda_score_records.hpp"
+#include "logprobs/row_total.hpp"
+
+namespace gyre {
+namespace {
+
+using rows::block_threads;
+
+/// The number of this thread in a launch over_all().
+__device__ int64_t thread_number() {
+  return static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
+}
+Launch over_all(int64_t count, CUstream_st* stream) {
+  return {rows::blocks_of(rows::parts_of(count, block_threads)), block_threads, stream};
+}
+
+__global__ void __launch_bounds__(block_threads) clear(RowTotal* totals, int64_t rows) {
+  const int64_t row = thread_number();
+  if (row < rows) totals[row] = RowTotal{};
+}
+
+__global__ void __launch_bounds__(block_threads)
+    add_parts(const rows::PartSums* sums, int64_t rows, int64_t parts, float scale, bool weighted,
+              RowTotal* totals) {
+  const int64_t row = thread_number();
+  if (row >= rows) return;
+  totals[row].add(rows::moments_of(sums + row * parts, parts, rows::base_2(scale), weighted),
+                  static_cast<double>(scale));
+}
+
+__global__ void __launch_bounds__(block_threads)
+    write_moments(const RowTotal* totals, int64_t rows, int64_t moments, float* out) {
+  const int64_t row = thread_number();
+  if (row >= rows) return;
+  const RowMoments total = totals[row].moments();
+  out[row * moments] = total.max;
+  out[row * moments + 1] = total.sum;
+  if (moments == 3) out[row * moments + 2] = total.weighted;
+}
+
+/// What is made of the records of all ranks.
+struct Merge {
+  const float* records = nullptr;  // [ranks, rows · (moments + picks)]
+  int64_t rows = 0, moments = 0, picks = 0;
+  int ranks = 0;
+  double scale = 1;
+  const int64_t* offsets = nullptr;  // of the partition, [ranks + 1]
+  int64_t vocab_size = 0;
+  const int32_t* ids = nullptr;  // [rows, picks]
+  double* log_sums = nullptr;    // [rows]
+  RowNormalizer* normalizers = nullptr;
+  float* entropy = nullptr;  // null: not asked for
+  float* logprob = nullptr;
+
+  __device__ int64_t block() const { return rows * (moments + picks); }
+};
+
+__global__ void __launch_bounds__(block_threads) merge_rows(Merge m) {
+  const int64_t row = thread_number();
+  if (row >= m.rows) return;
+  RowTotal total;
+  for (int r = 0; r < m.ranks; ++r) {
+    const float* part = m.records + r * m.block() + row * m.moments;
+    total.add({part[0], part[1], m.moments == 3 ? part[2] : 0}, m.scale);
+  }
+  const double log_sum = std::log(total.sum);
+  m.log_sums[row] = log_sum;
+  m.normalizers[row] = {total.max, static_cast<float>(log_sum)};
+  if (m.entropy != nullptr) m.entropy[row] = total.entropy(log_sum);
+}
+
+__global__ void __launch_bounds__(block_threads) score_ids(Merge m) {
+  const int64_t k = thread_number();
+  if (k >= m.rows * m.picks) return;
+  const int owner = owner_of(m.offsets, m.vocab_size, m.ids[k]);
+  const int64_t row = k / m.picks;
+  RowTotal total;
+  total.max = m.normalizers[row].max;
+  m.logprob[k] = owner < 0 ? 0
+                           : total.logprob(m.records[owner * m.block() + m.rows * m.moments + k],
+                                           m.scale, m.log_sums[row]);
+}
+
+class CudaScoreRecords final : public ScoreRecords {
+ public:
+  CudaScoreRecords(Stream& stream, const RecordShape& shape)
+      : ScoreRecords(shape), stream_(stream), ids_(stream), partition_(stream), results_(stream) {
+    std::tie(offsets_) = partition_.send(std::span<const int64_t>(shape_.vocab.offsets));
+  }
+
+  void start(int64_t rows, std::span<const int32_t> ids) override {
+    GYRE_CHECK(std::ssize(ids) == rows * shape_.picks, "{} ids of {} x {}", ids.size(), rows,
+               shape_.picks);
+    rows_ = rows;
+    std::tie(ids_there_) = ids_.send(ids);
+    totals_ = at_least<RowTotal>(totals_memory_, rows);
+    own_ = at_least<float>(own_memory_, rows * shape_.width());
+    launch(over_all(rows, handle()), clear, totals_, rows);
+    // The logits of ids that no tile has.
+    stream_.fill(own_ + rows * shape_.moments(), std::byte{0}, bytes<float>(rows * shape_.picks));
+  }
+
+  void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) override {
+    GYRE_CHECK(0 <= row && row + logits.rows <= rows_ && columns <= logits.cols,
+               "rows {} to {} of {}, {} of {} columns", row, row + logits.rows, rows_, columns,
+               logits.cols);
+    const int64_t parts = rows::parts_of(columns, rows::part_columns);
+    auto* const sums = at_least<rows::PartSums>(parts_memory_, logits.rows * parts);
+    rows::launch_part_moments(handle(), logits, {columns, shape_.scale, shape_.entropy}, sums);
+    launch(over_all(logits.rows, handle()), add_parts, sums, logits.rows, parts, shape_.scale,
+           shape_.entropy, totals_ + row);
+    const int64_t first = row * shape_.picks;
+    rows::DevicePicks picks;
+    picks.ids = ids_there_ + first;
+    picks.per_row = shape_.picks;
+    picks.first_column = shape_.first_id() + column;
+    rows::launch_gather(handle(), logits, columns, picks, own_ + rows_ * shape_.moments() + first);
+  }
+
+ protected:
+  std::span<const float> own() override {
+    launch(over_all(rows_, handle()), write_moments, totals_, rows_, shape_.moments(), own_);
+    return {own_, static_cast<size_t>(rows_ * shape_.width())};
+  }
+  std::span<float> all() override {
+    const int64_t count = shape_.vocab.ranks() * rows_ * shape_.width();
+    return {at_least<float>(all_memory_, count), static_cast<size_t>(count)};
+  }
+  void merge_records(std::span<const float> records, const RowScores& out) override {
+    Places places;
+    const int64_t normalizers = places.add<RowNormalizer>(rows_);
+    const int64_t entropy = places.add<float>(std::ssize(out.entropy));
+    const int64_t logprob = places.add<float>(rows_ * shape_.picks);
+    const int64_t results = places.bytes();
+    const int64_t log_sums = places.add<double>(rows_);
+    std::byte* const room = results_memory_.at_least(places.bytes());
+    Merge m;
+    m.records = records.data();
+    m.rows = rows_;
+    m.moments = shape_.moments();
+    m.picks = shape_.picks;
+    m.ranks = shape_.vocab.ranks();
+    m.scale = static_cast<double>(shape_.scale);
+    m.offsets = offsets_;
+    m.vocab_size = shape_.vocab.vocab_size;
+    m.ids = ids_there_;
+    m.log_sums = reinterpret_cast<double*>(room + log_sums);
+    m.normalizers = reinterpret_cast<RowNormalizer*>(room + normalizers);
+    m.entropy = out.entropy.empty() ? nullptr : reinterpret_cast<float*>(room + entropy);
+    m.logprob = reinterpret_cast<float*>(room + logprob);
+    launch(over_all(rows_, handle()), merge_rows, m);
+    launch(over_all(rows_ * shape_.picks, handle()), score_ids, m);
+    const std::byte* const found = results_.fetch(static_cast<const std::byte*>(room), results);
+    const auto take = [found]<class T>(int64_t place, std::span<T> to) {
+      std::copy_n(reinterpret_cast<const T*>(found + place), to.size(), to.begin());
+    };
+    take(normalizers, out.normalizers);
+    take(entropy, out.entropy);
+    take(logprob, out.logprob);
+  }
+
+ private:
+  CUstream_st* handle() const { return cuda_handle(stream_); }
+  template <class T>
+  static size_t bytes(int64_t count) {
+    return static_cast<size_t>(count) * sizeof(T);
+  }
+  template <class T>
+  static T* at_least(Pool& memory, int64_t count) {
+    return reinterpret_cast<T*>(memory.at_least(static_cast<int64_t>(bytes<T>(count))));
+  }
+
+  Stream& stream_;
+  int64_t rows_ = 0;
+  Uploads ids_, partition_;  // of the last start(); of the shape
+  const int32_t* ids_there_ = nullptr;
+  const int64_t* offsets_ = nullptr;
+  Pool totals_memory_{MemorySpace::device}, own_memory_{MemorySpace::device},
+      all_memory_{MemorySpace::device}, parts_memory_{MemorySpace::device},
+      results_memory_{MemorySpace::device};
+  RowTotal* totals_ = nullptr;  // [rows]
+  float* own_ = nullptr;        // [rows, width]
+  Download results_;
+};
+
+}  // namespace
+
+std::unique_ptr<ScoreRecords> make_cuda_score_records(Stream& stream, const RecordShape& shape) {
+  return std::make_unique<CudaScoreRecords>(stream, shape);
+}
+
+}  // namespace gyre

@@ -1,0 +1,57 @@
+#pragma once
+// The moments of a row from those of parts of its columns: of blocks, tiles or ranks.
+
+#include <cmath>
+#include <limits>
+
+#include "core/host_device.hpp"
+#include "logprobs/row_statistics.hpp"
+
+namespace gyre {
+
+/// In f64. The bits depend only on the order of the parts.
+struct RowTotal {
+  float max = -std::numeric_limits<float>::infinity();
+  double sum = 0, weighted = 0;
+
+  /// A part with nothing but -inf has the sum 0 and adds nothing; one with a NaN has the sum NaN,
+  /// whatever its maximum, and makes the total NaN.
+  GYRE_HOST_DEVICE void add(const RowMoments& part, double scale) {
+    if (part.sum == 0) return;
+    const auto old_max = static_cast<double>(max), part_max = static_cast<double>(part.max);
+    if (max < part.max) max = part.max;
+    const auto new_max = static_cast<double>(max);
+    count_from(sum, weighted, (old_max - new_max) * scale);
+    auto part_sum = static_cast<double>(part.sum);
+    auto part_weighted = static_cast<double>(part.weighted);
+    count_from(part_sum, part_weighted, (part_max - new_max) * scale);
+    sum += part_sum;
+    weighted += part_weighted;
+  }
+
+  GYRE_HOST_DEVICE RowMoments moments() const {
+    return {max, static_cast<float>(sum), static_cast<float>(weighted)};
+  }
+
+  /// The log-probability of a column with the logit z, and the entropy (nats, at least 0, or NaN);
+  /// `log_sum` is the logarithm of `sum`.
+  GYRE_HOST_DEVICE float logprob(float z, double scale, double log_sum) const {
+    return static_cast<float>((static_cast<double>(z) - static_cast<double>(max)) * scale -
+                              log_sum);
+  }
+  GYRE_HOST_DEVICE float entropy(double log_sum) const {
+    const double h = log_sum - weighted / sum;
+    return static_cast<float>(h < 0 ? 0 : h);  // rounding may dip below 0; NaN stays
+  }
+
+ private:
+  /// Moments that count from a maximum which is `shift` (scaled) above the new one.
+  GYRE_HOST_DEVICE static void count_from(double& of_sum, double& of_weighted, double shift) {
+    if (of_sum == 0 || shift == 0) return;
+    const double factor = std::exp(shift);
+    of_weighted = (of_weighted + shift * of_sum) * factor;
+    of_sum *= factor;
+  }
+};
+
+}  // namespace gyre

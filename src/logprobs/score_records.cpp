@@ -1,0 +1,134 @@
+#include "logprobs/score_records.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/error.hpp"
+#include "logprobs/row_kernels.hpp"
+#include "logprobs/row_total.hpp"
+#include "runtime/buffer.hpp"
+#include "runtime/parallel.hpp"
+
+namespace gyre {
+
+double ScoreRecords::merge(Communicator& arrays, Stream& stream, std::string_view what,
+                           const RowScores& out) {
+  const std::span<const float> mine = own();
+  if (shape_.vocab.ranks() == 1) {
+    merge_records(mine, out);
+    return 0;
+  }
+  const MarkPtr before = stream.mark();
+  const WorkPtr gathering =
+      arrays.all_gather(bytes_of(mine), writable_bytes_of(all()), stream, what);
+  gathering->wait_on_stream();
+  const MarkPtr arrived = stream.mark();
+  merge_records(all(), out);
+  gathering->wait();
+  return arrived->seconds() - before->seconds();
+}
+
+namespace {
+
+class HostScoreRecords final : public ScoreRecords {
+ public:
+  HostScoreRecords(RowKernels& kernels, const RecordShape& shape)
+      : ScoreRecords(shape), kernels_(kernels) {}
+
+  void start(int64_t rows, std::span<const int32_t> ids) override {
+    if (rows_ != rows) {
+      totals_ = Buffer<RowTotal>(rows);
+      own_ = Buffer<float>(rows * shape_.width());
+    }
+    rows_ = rows;
+    ids_ = ids;
+    std::ranges::fill(totals_.span(), RowTotal{});
+    std::ranges::fill(picks(0, rows), 0.0F);
+  }
+
+  void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) override {
+    if (moments_.size() < logits.rows) moments_ = Buffer<RowMoments>(logits.rows);
+    const auto rows = static_cast<size_t>(logits.rows);
+    kernels_.moments(logits, {columns, shape_.scale, shape_.entropy, shape_.threads},
+                     moments_.span().first(rows));
+    const auto scale = static_cast<double>(shape_.scale);
+    for_each_row(logits.rows, 1, [&](int64_t i) { totals_[row + i].add(moments_[i], scale); });
+    kernels_.gather_picks(logits,
+                          ids_.subspan(static_cast<size_t>(row * shape_.picks),
+                                       rows * static_cast<size_t>(shape_.picks)),
+                          shape_.picks, shape_.first_id() + column, columns,
+                          picks(row, logits.rows));
+  }
+
+ protected:
+  std::span<const float> own() override {
+    const int64_t moments = shape_.moments();
+    for (int64_t i = 0; i < rows_; ++i) {
+      const RowMoments row = totals_[i].moments();
+      own_[i * moments] = row.max;
+      own_[i * moments + 1] = row.sum;
+      if (moments == 3) own_[i * moments + 2] = row.weighted;
+    }
+    return own_.span();
+  }
+  std::span<float> all() override {
+    const int64_t size = shape_.vocab.ranks() * own_.size();
+    if (all_.size() != size) all_ = Buffer<float>(size);
+    return all_.span();
+  }
+  void merge_records(std::span<const float> records, const RowScores& out) override {
+    for_each_row(rows_, shape_.vocab.ranks(),
+                 [&](int64_t i) { merge_row(i, records.data(), out); });
+  }
+
+ private:
+  /// body(row), which adds up so many parts, for all rows, shared among threads.
+  template <class Body>
+  void for_each_row(int64_t rows, int64_t parts, Body body) const {
+    const double nanoseconds = 30 * static_cast<double>(parts + 2);
+    for_each_part(shape_.threads, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) body(i);
+    });
+  }
+  std::span<float> picks(int64_t row, int64_t rows) {
+    return own_.span().subspan(static_cast<size_t>(rows_ * shape_.moments() + row * shape_.picks),
+                               static_cast<size_t>(rows * shape_.picks));
+  }
+  void merge_row(int64_t i, const float* records, const RowScores& out) const {
+    const int64_t block = rows_ * shape_.width(), moments = shape_.moments();
+    const auto scale = static_cast<double>(shape_.scale);
+    RowTotal row;
+    for (int r = 0; r < shape_.vocab.ranks(); ++r) {
+      const float* part = records + r * block + i * moments;
+      row.add({part[0], part[1], moments == 3 ? part[2] : 0}, scale);
+    }
+    const double log_sum = std::log(row.sum);
+    const auto at = static_cast<size_t>(i);
+    out.normalizers[at] = {row.max, static_cast<float>(log_sum)};
+    if (!out.entropy.empty()) out.entropy[at] = row.entropy(log_sum);
+    const float* logits_of_ids = records + rows_ * moments;
+    for (int64_t k = i * shape_.picks; k < (i + 1) * shape_.picks; ++k) {
+      const int owner = shape_.vocab.owner(ids_[static_cast<size_t>(k)]);
+      out.logprob[static_cast<size_t>(k)] =
+          owner < 0 ? 0 : row.logprob(logits_of_ids[owner * block + k], scale, log_sum);
+    }
+  }
+
+  RowKernels& kernels_;
+  int64_t rows_ = -1;
+  std::span<const int32_t> ids_;
+  Buffer<RowTotal> totals_;     // [rows]
+  Buffer<float> own_;           // [rows, width]
+  Buffer<float> all_;           // [ranks, rows, width]; empty on one rank
+  Buffer<RowMoments> moments_;  // of the rows that are added
+};
+
+}  // namespace
+
+std::unique_ptr<ScoreRecords> make_host_score_records(RowKernels& kernels,
+                                                      const RecordShape& shape) {
+  return std::make_unique<HostScoreRecords>(kernels, shape);
+}
+
+}  // namespace gyre
