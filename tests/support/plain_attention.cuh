@@ -8,7 +8,8 @@
 //     entries: what is beyond is left out, and `dropped` set, as it is by a query without a key;
 //   - begins with NaN in all of its workspace, where delta = <O, dO> lies as log-sum-exps do, the
 //     sums of dQ as dQ does, and those of dK and dV as these do, but for every query head. For rows
-//     at or beyond q_rows and k_rows there is no room.
+//     at or beyond q_rows and k_rows there is no room;
+//   - where a test asks for it, multiplies what lies behind an entry, up to a tile, by 0.
 // One thread for each row and head: nothing is summed by two.
 
 #include <cuda_runtime_api.h>
@@ -39,6 +40,8 @@ struct PlainAttention {
   int64_t ordered_extra_bytes = 0, extra_bytes = 0;
   /// Whether batches may have entries without rows.
   EmptyEntries empty_entries = EmptyEntries::taken;
+  /// Whether rows behind entries are multiplied by weights of 0, and whether the library says so.
+  bool multiplies_masked_rows = false, says_so = false;
 
   struct Calls {
     int64_t asked = 0, built = 0;
@@ -94,6 +97,13 @@ struct Arguments {
   int64_t longest_q = 0, longest_k = 0;
   float scale = 0;
   int32_t* dropped = nullptr;
+  bool multiplies_masked_rows = false;
+
+  /// As many of the rows behind an entry take part with weights of 0 as are in its last tile.
+  __device__ int64_t masked_end(int64_t length) const {
+    constexpr int64_t tile = 64;
+    return multiplies_masked_rows ? (length + tile - 1) / tile * tile : length;
+  }
 };
 
 /// What a thread works on: query head `head`, and rows threadIdx.x, threadIdx.x + threads, ...
@@ -156,6 +166,14 @@ __global__ void spoil(RaggedArray<T> array, const int32_t* lengths, int64_t colu
     array.data[(begin + i / columns) * array.stride + i % columns] = not_a_number<T>();
 }
 
+/// sums [head_dim] += 0 · the rows behind the `length` of an entry.
+__device__ inline void add_masked(const Arguments& a, const RaggedArray<const bf16>& array,
+                                  const Place& p, int64_t length, int head, float* sums) {
+  for (int64_t j = length; j < a.masked_end(length); ++j)
+    if (const bf16* row = head_of(array.row(p.entry, j), head, a); row != nullptr)
+      for (int d = 0; d < a.head_dim; ++d) sums[d] += 0.0F * to_float(row[d]);
+}
+
 /// The largest score of each row.
 template <class Args>
 __global__ void find_maxima(Args a) {
@@ -192,6 +210,7 @@ __global__ void add_values(Args a) {
       weights += weight;
       for (int d = 0; d < a.head_dim; ++d) sums[d] += weight * to_float(v[d]);
     }
+    add_masked(a, a.v, p, p.keys, p.kv_head, sums);
     for (int d = 0; d < a.head_dim; ++d) out[d] = to_bf16(sums[d] / weights);
     lse[p.head] = largest + logf(weights);
   }
@@ -238,6 +257,7 @@ __global__ void query_gradients(Args a) {
     for (int64_t j = 0; j < p.end_key(i); ++j)
       if (weigh(a, p, i, j, w))
         for (int d = 0; d < a.head_dim; ++d) sums[d] += a.scale * w.d_s * to_float(w.k[d]);
+    add_masked(a, a.k, p, p.keys, p.kv_head, sums);
     for (int d = 0; d < a.head_dim; ++d) d_q[d] = to_bf16(sums[d]);
   }
 }
@@ -259,6 +279,8 @@ __global__ void key_sums(Args a) {
         d_v[d] += w.p * to_float(w.d_out[d]);
       }
     }
+    add_masked(a, a.q, p, p.rows, p.head, d_k);
+    add_masked(a, a.d_out, p, p.rows, p.head, d_v);
   }
 }
 
@@ -381,6 +403,7 @@ class Graph final : public AttentionGraph {
     a.longest_k = s.longest_k;
     a.scale = s.scale;
     a.dropped = asked_.dropped.data();
+    a.multiplies_masked_rows = asked_.multiplies_masked_rows;
     return a;
   }
 
@@ -438,6 +461,7 @@ class Library final : public AttentionLibrary {
   }
   std::string name() const override { return "plain"; }
   EmptyEntries empty_entries() const override { return asked_.empty_entries; }
+  bool multiplies_masked_rows(const AttentionGraphShape&) override { return asked_.says_so; }
 
   std::unique_ptr<AttentionGraph> build(const AttentionGraphShape& shape,
                                         std::string& problem) override {

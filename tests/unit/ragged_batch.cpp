@@ -263,6 +263,7 @@ TEST(RaggedFirstWriters, ABatchIsFirstWhereNothingElseWas) {
     EXPECT_EQ(writers.first, (std::vector<bool>{true, false, true, false}));
     EXPECT_EQ(writers.rest, (Round{{0, 0, 2}, {4, 4, 2}, {7, 7, 1}, {10, 10, 1}, {12, 12, 8}}));
     EXPECT_EQ(writers.touched, (Round{{2, 2, 5}, {8, 8, 4}, {15, 15, 3}}));
+    EXPECT_EQ(writers.outside, (Round{{0, 0, 2}, {7, 7, 1}, {12, 12, 3}, {18, 18, 2}}));
   }
   EXPECT_EQ(first_writers({}, RaggedRows::q, 600).rest, (Round{{0, 0, 512}, {512, 512, 88}}));
   EXPECT_TRUE(first_writers({}, RaggedRows::q, 0).rest.empty());
@@ -306,6 +307,10 @@ TEST(RaggedFirstWriters, AreThoseOfTheDefinition) {
     }
     const FirstWriters writers = first_writers(batches, RaggedRows::q, rows);
     RC_ASSERT(writers.first == first);
+    std::set<int64_t> all = touched;
+    for (const RowPiece& p : writers.outside)
+      for (int64_t r = p.row; r < p.row + p.length; ++r) RC_ASSERT(all.insert(r).second);
+    RC_ASSERT(std::ssize(all) == rows);
     for (const RowPiece& p : writers.touched)
       for (int64_t r = p.row; r < p.row + p.length; ++r) RC_ASSERT(touched.erase(r) == 1);
     RC_ASSERT(touched.empty());

@@ -74,6 +74,9 @@ class AttentionLibrary {
   virtual std::string name() const = 0;
   /// Whether a batch may have entries without rows.
   virtual EmptyEntries empty_entries() const { return EmptyEntries::taken; }
+  /// Whether the graphs of a shape multiply values of rows that are in no entry, but in a tile with
+  /// rows that are: by weights of 0, so that NaN there would be NaN in the results.
+  virtual bool multiplies_masked_rows(const AttentionGraphShape& /*shape*/) { return false; }
   /// nullptr where the library does not take the shape; `problem` then says why.
   virtual std::unique_ptr<AttentionGraph> build(const AttentionGraphShape& shape,
                                                 std::string& problem) = 0;

@@ -5,33 +5,18 @@
 #include <utility>
 #include <vector>
 
+#include "attention/kernels/cuda_finite_rows.hpp"
 #include "attention/kernels/cuda_kernel.hpp"
 #include "attention/kernels/cuda_ragged_tables.hpp"
+#include "attention/kernels/cuda_scratch.hpp"
 #include "core/error.hpp"
 #include "core/special_values.hpp"
-#include "runtime/buffer.hpp"
 #include "runtime/cuda_stream.hpp"
 
 namespace gyre {
 namespace {
 
 constexpr int64_t most_plans = 256;
-
-/// Memory of the device that is kept and grows.
-class Scratch {
- public:
-  std::byte* at_least(int64_t bytes) {
-    if (buffer_.size() < bytes) buffer_ = Buffer<std::byte>(bytes, MemorySpace::device);
-    return buffer_.data();
-  }
-  MatrixRef matrix(DType type, int64_t rows, int64_t columns) {
-    const int64_t bytes = rows * columns * static_cast<int64_t>(size_of(type));
-    return {at_least(bytes), type, rows, columns, columns};
-  }
-
- private:
-  Buffer<std::byte> buffer_;
-};
 
 bool aligned(ConstMatrixRef m) {
   return reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && m.stride % 8 == 0;
@@ -63,6 +48,7 @@ class RaggedKernel final : public BlockKernel {
       : stream_(stream),
         library_(std::move(library)),
         tiled_(make_cuda_kernel(stream)),
+        finite_(stream),
         deterministic_(deterministic) {}
 
   void forward(const ForwardBlock& block) override {
@@ -72,9 +58,14 @@ class RaggedKernel final : public BlockKernel {
         "{} and {} rows for the results of {} queries", block.out.rows, block.lse.rows,
         block.q.rows);
     if (block.overwrite) fresh.q = {{block.out, 0.0F}, {block.lse, -infinity_of<float>}};
-    const std::vector<Rectangle> rest = each_batch(
-        block, sizes_of(block), fresh, unfit(block, {}),
-        [&](const ReadyPlan& plan, const ReadyBatch& b) { return forward_batch(block, plan, b); });
+    ForwardBlock given = block;
+    rows_are_finite_ = false;
+    const std::vector<Rectangle> rest =
+        each_batch(block, sizes_of(block), fresh, unfit(block, {}),
+                   [&](const ReadyPlan& plan, const ReadyBatch& b) {
+                     give_finite_rows(given, shape_of(block, b), plan);
+                     return forward_batch(given, plan, b);
+                   });
     if (rest.empty()) return;
     ForwardBlock tiled = block;
     tiled.rectangles = rest;
@@ -91,9 +82,17 @@ class RaggedKernel final : public BlockKernel {
     if (block.overwrite_d_q) fresh.q = {{block.d_q, 0.0F}};
     stand_ins_are_there_ = false;
     if (block.overwrite_d_kv) fresh.k = {{block.d_k, 0.0F}, {block.d_v, 0.0F}};
+    BackwardBlock given = block;
+    rows_are_finite_ = false;
     const std::vector<Rectangle> rest = each_batch(
         block, sizes_of(block), fresh, unfit(block, block.d_out),
-        [&](const ReadyPlan& plan, const ReadyBatch& b) { return backward_batch(block, plan, b); });
+        [&](const ReadyPlan& plan, const ReadyBatch& b) {
+          if (give_finite_rows(given, gradient_shape(block, b, {}), plan)) {
+            given.d_out = finite_.of(AttentionTensor::d_out, block.d_out, plan.q_outside);
+            given.out = {};  // a stand-in has rows of its own
+          }
+          return backward_batch(given, plan, b);
+        });
     if (rest.empty()) return;
     BackwardBlock tiled = block;
     tiled.rectangles = rest;
@@ -120,6 +119,11 @@ class RaggedKernel final : public BlockKernel {
     if (rest > 0)
       add(fmt::format("tiled kernel for {} of {} rectangles ({})", rest, rectangles_, reasons));
     if (unordered_) add(library_->name() + "'s dQ is summed in no fixed order");
+    if (finite_.bytes() > 0)
+      add(
+          fmt::format("{} multiplies rows that it masks: {} bytes of copies with 0 in rows of no "
+                      "rectangle",
+                      library_->name(), finite_.bytes()));
     if (library_->empty_entries() == EmptyEntries::refused && !graphs_.empty())
       add(library_->name() + " takes no empty entries: a graph for each number of entries");
     return text;
@@ -218,6 +222,19 @@ class RaggedKernel final : public BlockKernel {
         make_ready(block.rectangles, sizes, block.fixed_tiles, library_->empty_entries(), stream_));
   }
 
+  /// Once a call, if the library would let rows of no entry in: puts copies in the place of what
+  /// the call reads. Returns whether that was now.
+  bool give_finite_rows(BlockInput& block, const AttentionGraphShape& shape,
+                        const ReadyPlan& plan) {
+    if (rows_are_finite_ || plan.q_outside.count + plan.k_outside.count == 0 ||
+        !library_->multiplies_masked_rows(shape))
+      return false;
+    block.q = finite_.of(AttentionTensor::q, block.q, plan.q_outside);
+    block.k = finite_.of(AttentionTensor::k, block.k, plan.k_outside);
+    block.v = finite_.of(AttentionTensor::v, block.v, plan.k_outside);
+    return rows_are_finite_ = true;
+  }
+
   static AttentionGraphShape shape_of(const BlockInput& block, const ReadyBatch& ready) {
     const BlockHeads& h = block.heads;
     AttentionGraphShape shape;
@@ -271,38 +288,14 @@ class RaggedKernel final : public BlockKernel {
     return false;
   }
 
-  /// The arrays of one run, and where their entries are.
-  class Arrays {
-   public:
-    Arrays(const ReadyPlan& plan, const BlockInput& block, const ReadyBatch& ready) : plan_(plan) {
-      using enum AttentionTensor;
-      for (const AttentionTensor id : {q_lengths, k_lengths}) set_table(id, ready.tables);
-      add(q, block.q, q_offsets, ready.tables);
-      add(k, block.k, k_offsets, ready.tables);
-      add(v, block.v, v_offsets, ready.tables);
-    }
-    void add(AttentionTensor id, ConstMatrixRef m, AttentionTensor table,
-             const TableOffsets& tables) {
-      addresses_[id] = const_cast<std::byte*>(m.data);
-      set_table(table, tables);
-    }
-    const AttentionAddresses& addresses() const { return addresses_; }
-
-   private:
-    void set_table(AttentionTensor id, const TableOffsets& tables) {
-      addresses_[id] = const_cast<std::byte*>(plan_.device.data()) + tables.at(id);
-    }
-    const ReadyPlan& plan_;
-    AttentionAddresses addresses_;
-  };
-  void execute(AttentionGraph& graph, const Arrays& arrays) {
+  void execute(AttentionGraph& graph, const BatchArrays& arrays) {
     graph.execute(arrays.addresses(), workspace_.at_least(graph.workspace_bytes()));
   }
 
   bool forward_batch(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
     using enum AttentionTensor;
     const bool first = block.overwrite && ready.first_q;
-    Arrays arrays(plan, block, ready);
+    BatchArrays arrays(plan, block, ready);
     if (first && is_whole(ready, block.out) && usable(block.out, DType::bf16) &&
         usable(block.lse, DType::f32)) {
       AttentionGraphShape shape = shape_of(block, ready);
@@ -371,13 +364,21 @@ class RaggedKernel final : public BlockKernel {
     return shape;
   }
 
+  void make_stand_ins(const BackwardBlock& block, const ReadyPlan& plan, MatrixRef out,
+                      MatrixRef lse) {
+    cuda_stand_in_rows(plan.q_touched, block.d_out, block.lse, block.delta, out, lse.as<float>(),
+                       stream_);
+    if (!rows_are_finite_) return;
+    for (const MatrixRef m : {out, lse}) cuda_fill_rows(plan.q_outside, m, 0, stream_);
+  }
+
   void differentiate(AttentionGraph& graph, const BackwardBlock& block, const ReadyPlan& plan,
                      const ReadyBatch& ready, Direct direct) {
     using enum AttentionTensor;
     const RaggedBatch& batch = ready.batch;
     const int64_t q_columns = block.heads.heads * block.heads.head_dim,
                   k_columns = block.heads.kv_heads * block.heads.head_dim;
-    Arrays arrays(plan, block, ready);
+    BatchArrays arrays(plan, block, ready);
     arrays.add(d_out, block.d_out, d_out_offsets, ready.tables);
     if (direct.out) {
       arrays.add(out, block.out, out_offsets, ready.in_place);
@@ -386,8 +387,7 @@ class RaggedKernel final : public BlockKernel {
       const MatrixRef stand_in = out_.matrix(DType::bf16, block.q.rows, q_columns),
                       final_lse = lse_.matrix(DType::f32, block.q.rows, block.heads.heads);
       if (!std::exchange(stand_ins_are_there_, true))
-        cuda_stand_in_rows(plan.q_touched, block.d_out, block.lse, block.delta, stand_in,
-                           final_lse.as<float>(), stream_);
+        make_stand_ins(block, plan, stand_in, final_lse);
       arrays.add(out, stand_in, out_offsets, ready.tables);
       arrays.add(lse, final_lse, lse_offsets, ready.tables);
     }
@@ -414,6 +414,7 @@ class RaggedKernel final : public BlockKernel {
   Stream& stream_;
   std::unique_ptr<AttentionLibrary> library_;
   std::unique_ptr<BlockKernel> tiled_;
+  FiniteCopies finite_;
   bool deterministic_;
   std::map<AttentionGraphShape, BuiltGraph> graphs_;
   std::vector<std::unique_ptr<ReadyPlan>> plans_;
@@ -422,6 +423,7 @@ class RaggedKernel final : public BlockKernel {
   std::map<std::string, int64_t> tiled_rectangles_;  // by reason
   bool unordered_ = false;                           // some graph has no fixed order
   bool stand_ins_are_there_ = false;                 // those of this call
+  bool rows_are_finite_ = false;                     // of what the library is given in this call
 };
 
 }  // namespace

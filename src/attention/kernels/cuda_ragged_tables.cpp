@@ -76,6 +76,25 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready)
 
 }  // namespace
 
+BatchArrays::BatchArrays(const ReadyPlan& plan, const BlockInput& block, const ReadyBatch& ready)
+    : plan_(plan) {
+  using enum AttentionTensor;
+  for (const AttentionTensor id : {q_lengths, k_lengths}) set_table(id, ready.tables);
+  add(q, block.q, q_offsets, ready.tables);
+  add(k, block.k, k_offsets, ready.tables);
+  add(v, block.v, v_offsets, ready.tables);
+}
+
+void BatchArrays::add(AttentionTensor id, ConstMatrixRef m, AttentionTensor table,
+                      const TableOffsets& tables) {
+  addresses_[id] = const_cast<std::byte*>(m.data);
+  set_table(table, tables);
+}
+
+void BatchArrays::set_table(AttentionTensor id, const TableOffsets& tables) {
+  addresses_[id] = const_cast<std::byte*>(plan_.device.data()) + tables.at(id);
+}
+
 std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
                                       const TableSizes& sizes, bool fixed_tiles, EmptyEntries empty,
                                       Stream& stream) {
@@ -105,6 +124,8 @@ std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
   rounds.add(q.rest, plan->q_rest);
   rounds.add(k.rest, plan->k_rest);
   rounds.add(q.touched, plan->q_touched);
+  rounds.add(q.outside, plan->q_outside);
+  rounds.add(k.outside, plan->k_outside);
 
   const std::vector<std::byte>& bytes = writer.bytes();
   if (bytes.empty()) return plan;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/kernels/attention_library.hpp"
+#include "attention/kernels/block_kernel.hpp"
 #include "attention/kernels/cuda_merge.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/stream.hpp"
@@ -44,10 +45,24 @@ struct ReadyPlan {
   bool fixed_tiles = false;
   Buffer<std::byte> pinned, device;  // all tables and pieces; the copy may be under way
   std::vector<ReadyBatch> batches;
-  DeviceRound q_rest, k_rest;  // rows that no batch is the first to write
-  DeviceRound q_touched;       // rows of all batches
+  DeviceRound q_rest, k_rest;        // rows that no batch is the first to write
+  DeviceRound q_touched;             // rows of all batches
+  DeviceRound q_outside, k_outside;  // rows of none
   std::vector<Rectangle> others;
   std::array<int64_t, not_ragged_reasons> reasons{};
+};
+
+/// The arrays of one run of a batch, and where their entries are.
+class BatchArrays {
+ public:
+  BatchArrays(const ReadyPlan& plan, const BlockInput& block, const ReadyBatch& ready);
+  void add(AttentionTensor id, ConstMatrixRef m, AttentionTensor table, const TableOffsets& tables);
+  const AttentionAddresses& addresses() const { return addresses_; }
+
+ private:
+  void set_table(AttentionTensor id, const TableOffsets& tables);
+  const ReadyPlan& plan_;
+  AttentionAddresses addresses_;
 };
 
 /// Plans the rectangles in batches and submits the tables to `stream`.

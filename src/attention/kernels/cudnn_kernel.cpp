@@ -3,9 +3,11 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <map>
 #include <unordered_map>
 #include <utility>
 
+#include "attention/kernels/cuda_finite_rows.hpp"
 #include "attention/kernels/cuda_ragged_kernel.hpp"
 #include "attention/kernels/cudnn_graphs.hpp"
 #include "core/error.hpp"
@@ -72,7 +74,7 @@ class BuiltGraph final : public AttentionGraph {
 
 class CudnnLibrary final : public AttentionLibrary {
  public:
-  explicit CudnnLibrary(Stream& stream) {
+  explicit CudnnLibrary(Stream& stream) : stream_(stream) {
     if (!load_error().empty()) throw_runtime("{}", load_error());
     check(fe::detail::create_handle(&handle_), "cudnnCreate");
     using SetStream = cudnnStatus_t (*)(cudnnHandle_t, cudaStream_t);
@@ -91,6 +93,21 @@ class CudnnLibrary final : public AttentionLibrary {
                                                                         : EmptyEntries::taken;
   }
 
+  /// Not documented, and another thing for each engine: asked once of each kind.
+  bool multiplies_masked_rows(const AttentionGraphShape& shape) override {
+    AttentionGraphShape kind;
+    kind.backward = shape.backward;
+    kind.mask = shape.mask;
+    kind.head_dim = shape.head_dim;
+    if (const auto found = masked_products_.find(kind); found != masked_products_.end())
+      return found->second;
+    AttentionGraphShape ordered = kind;
+    ordered.deterministic = true;
+    return masked_products_[kind] =
+               find_masked_products(*this, kind, stream_) ||
+               (kind.backward && find_masked_products(*this, ordered, stream_));
+  }
+
   std::unique_ptr<AttentionGraph> build(const AttentionGraphShape& shape,
                                         std::string& problem) override {
     auto graph = make_attention_graph(shape, 0);
@@ -103,7 +120,9 @@ class CudnnLibrary final : public AttentionLibrary {
   }
 
  private:
+  Stream& stream_;
   cudnnHandle_t handle_ = nullptr;
+  std::map<AttentionGraphShape, bool> masked_products_;
 };
 
 }  // namespace

@@ -222,14 +222,18 @@ FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side
     for (; begin < end; begin += longest_piece)
       round.push_back({begin, begin, std::min(end - begin, longest_piece)});
   };
+  const auto add_gaps = [&](Round& round, const std::vector<RowInterval>& between) {
+    int64_t row = 0;
+    for (const auto& [begin, end] : between) {
+      add_pieces(round, row, begin);
+      row = end;
+    }
+    add_pieces(round, row, rows);
+  };
   for (const auto& [begin, end] : touched) add_pieces(result.touched, begin, end);
+  add_gaps(result.outside, touched);
   unite(written);
-  int64_t row = 0;
-  for (const auto& [begin, end] : written) {
-    add_pieces(result.rest, row, begin);
-    row = end;
-  }
-  add_pieces(result.rest, row, rows);
+  add_gaps(result.rest, written);
   return result;
 }
 

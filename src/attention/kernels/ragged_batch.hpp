@@ -104,6 +104,7 @@ struct FirstWriters {
                             ///< no earlier batch and from no other entry: it may just be written
   Round rest;               ///< rows in none of those batches
   Round touched;            ///< rows in any batch
+  Round outside;            ///< all other rows
 };
 /// `side`: RaggedRows::q or k. In the rounds, scratch rows are those of the result, and pieces have
 /// at most `longest_piece` rows.

@@ -1,0 +1,24 @@
+#pragma once
+// Memory of the device that is kept and grows.
+
+#include "core/matrix_ref.hpp"
+#include "runtime/buffer.hpp"
+
+namespace gyre {
+
+class Scratch {
+ public:
+  std::byte* at_least(int64_t bytes) {
+    if (buffer_.size() < bytes) buffer_ = Buffer<std::byte>(bytes, MemorySpace::device);
+    return buffer_.data();
+  }
+  MatrixRef matrix(DType type, int64_t rows, int64_t columns) {
+    const int64_t bytes = rows * columns * static_cast<int64_t>(size_of(type));
+    return {at_least(bytes), type, rows, columns, columns};
+  }
+
+ private:
+  Buffer<std::byte> buffer_;
+};
+
+}  // namespace gyre
