@@ -36,6 +36,8 @@ Position* running = nullptr;
 namespace {
 
 bool throwing = false;
+SharedRange dynamic_memory;  // of the block that runs
+const SharedRange fixed_memory = fixed_shared_memory();
 
 namespace context = boost::context;
 constexpr size_t stack_bytes = 128 * 1024;
@@ -102,7 +104,8 @@ struct Warp {
   int lanes = 0, live = 0, arrived = 0;
   int runnable = 0;
   int parity = 0;
-  size_t bytes = 0;  // of the exchange under way
+  uint64_t syncs = 0;  // exchanges so far
+  size_t bytes = 0;    // of the exchange under way
   std::string_view call;
   Waiting waiting[lanes_of_warp];
   alignas(64) std::byte slots[2][lanes_of_warp * slot_bytes];
@@ -153,6 +156,7 @@ class Block {
     check_alignment(copy.to, 16);
     if (copy.bytes > 0) check_alignment(copy.from, 16);
     std::memset(copy.to, 0xff, 16);  // NaN
+    if (watches_shared_memory()) touch_shared_memory(copy.to, 16, true);
     Thread& me = *reinterpret_cast<Thread*>(running);
     me.copies.push_back({copy.to, copy.from, copy.bytes, me.groups});
   }
@@ -165,8 +169,22 @@ class Block {
     std::for_each(me.copies.begin(), waiting, [](const AsyncCopy& copy) {
       std::memset(copy.to, 0, 16);
       std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+      if (watches_shared_memory()) touch_shared_memory(copy.to, 16, true);
     });
     me.copies.erase(me.copies.begin(), waiting);
+  }
+
+  /// Of shared memory.
+  void touch(const void* address, size_t bytes, bool writes) {
+    const Turn now{interval_, warps_[warp_].syncs,
+                   static_cast<int>(warp_) * lanes_of_warp + lane_};
+    const bool is_dynamic = dynamic_memory.has(address);
+    const size_t offset = (is_dynamic ? dynamic_memory : fixed_memory).offset(address);
+    const int other = note_access(is_dynamic, offset, bytes, writes, now);
+    if (other >= 0)
+      die(launch_text() + ": threads " + std::to_string(other) + " and " +
+          std::to_string(now.thread) + " touch the same shared memory with no barrier between, and " +
+          (writes ? "the second writes" : "the first writes"));
   }
 
   /// "a launch of 4 x 1 x 1 blocks of 256 x 1 x 1 threads, block (3, 0, 0)"
@@ -222,12 +240,14 @@ class Block {
   void release_block() {
     for (Warp& warp : warps_) release(warp, Waiting::block);
     arrived_ = 0;
+    ++interval_;
     parity_ ^= 1;
     count_[parity_] = 0;
   }
   void release_warp(Warp& warp) {
     release(warp, Waiting::warp);
     warp.arrived = 0;
+    ++warp.syncs;
     warp.parity ^= 1;
   }
   void end_thread() {
@@ -249,6 +269,7 @@ class Block {
   int lane_ = 0;
   int live_ = 0, arrived_ = 0, parity_ = 0;
   int count_[2] = {0, 0};
+  uint64_t interval_ = 0;  // between two barriers, counted over all blocks
 };
 
 void Block::start_fiber(size_t i) {
@@ -282,11 +303,14 @@ void Block::prepare(const LaunchShape& shape, uint3 index, const std::function<v
     warp.lanes = static_cast<int>(std::min<size_t>(lanes_of_warp, count - w * lanes_of_warp));
     warp.live = warp.runnable = warp.lanes;
     warp.arrived = warp.parity = 0;
+    warp.syncs = 0;
     std::fill(warp.waiting, warp.waiting + lanes_of_warp, Waiting::nothing);
     if (warp.lanes < lanes_of_warp) std::memset(warp.slots, 0xff, sizeof(warp.slots));
   }
   shared_ = shared_memory_.end() - (shape.shared_bytes + 15) / 16 * 16;
   std::memset(shared_, 0xff, static_cast<size_t>(shared_memory_.end() - shared_));  // NaN
+  dynamic_memory = {shared_, static_cast<size_t>(shared_memory_.end() - shared_)};
+  ++interval_;
   live_ = static_cast<int>(count);
   arrived_ = parity_ = count_[0] = count_[1] = 0;
   uint3 at{0, 0, 0};
@@ -392,6 +416,10 @@ void commit_copies() {
 }
 void wait_copies(int groups) {
   Block::wait_copies(groups);
+}
+void touch_shared_memory(const void* address, size_t bytes, bool writes) {
+  if (running != nullptr && (dynamic_memory.has(address) || fixed_memory.has(address)))
+    block().touch(address, bytes, writes);
 }
 uint64_t seed() {
   static const uint64_t drawn = [] {

