@@ -156,7 +156,7 @@ class Block {
     check_alignment(copy.to, 16);
     if (copy.bytes > 0) check_alignment(copy.from, 16);
     std::memset(copy.to, 0xff, 16);  // NaN
-    if (watches_shared_memory()) touch_shared_memory(copy.to, 16, true);
+    if (watches_shared_memory()) touch_memory(copy.to, 16, Access::write);
     Thread& me = *reinterpret_cast<Thread*>(running);
     me.copies.push_back({copy.to, copy.from, copy.bytes, me.groups});
   }
@@ -169,22 +169,22 @@ class Block {
     std::for_each(me.copies.begin(), waiting, [](const AsyncCopy& copy) {
       std::memset(copy.to, 0, 16);
       std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-      if (watches_shared_memory()) touch_shared_memory(copy.to, 16, true);
+      if (watches_shared_memory()) touch_memory(copy.to, 16, Access::write);
     });
     me.copies.erase(me.copies.begin(), waiting);
   }
 
   /// Of shared memory.
-  void touch(const void* address, size_t bytes, bool writes) {
-    const Turn now{interval_, warps_[warp_].syncs,
-                   static_cast<int>(warp_) * lanes_of_warp + lane_};
+  void touch(const void* address, size_t bytes, Access access) {
+    const Turn now{interval_, warps_[warp_].syncs, static_cast<int>(warp_) * lanes_of_warp + lane_};
     const bool is_dynamic = dynamic_memory.has(address);
     const size_t offset = (is_dynamic ? dynamic_memory : fixed_memory).offset(address);
-    const int other = note_access(is_dynamic, offset, bytes, writes, now);
+    const int other = note_access(is_dynamic, offset, bytes, access, now);
     if (other >= 0)
       die(launch_text() + ": threads " + std::to_string(other) + " and " +
-          std::to_string(now.thread) + " touch the same shared memory with no barrier between, and " +
-          (writes ? "the second writes" : "the first writes"));
+          std::to_string(now.thread) +
+          " touch the same shared memory with no barrier between, and " +
+          (access == Access::read ? "the first writes" : "the second writes"));
   }
 
   /// "a launch of 4 x 1 x 1 blocks of 256 x 1 x 1 threads, block (3, 0, 0)"
@@ -417,9 +417,9 @@ void commit_copies() {
 void wait_copies(int groups) {
   Block::wait_copies(groups);
 }
-void touch_shared_memory(const void* address, size_t bytes, bool writes) {
+void touch_memory(const void* address, size_t bytes, Access access) {
   if (running != nullptr && (dynamic_memory.has(address) || fixed_memory.has(address)))
-    block().touch(address, bytes, writes);
+    block().touch(address, bytes, access);
 }
 uint64_t seed() {
   static const uint64_t drawn = [] {

@@ -7,10 +7,11 @@
 //     ---------- barrier of the block: a new interval ----------
 //     read s[0]                 read s[0]
 //     -- function of the warp --
-//                               s[0] = y               s[0] = z    found: no barrier behind the reads
+//                               s[0] = y               s[0] = z    found: no barrier behind the
+//                               reads
 //
 // For every two bytes stands what was last read and written, in which interval, by whom, and after
-// how many functions of their warp. Atomic operations are not watched.
+// how many functions of their warp. Atomic operations are writes that do not race with each other.
 
 #include <link.h>
 
@@ -23,49 +24,48 @@ namespace {
 
 constexpr size_t cell_bytes = 2;  // threads write bf16 side by side
 
-struct Cell {
-  uint64_t write_interval = 0, write_syncs = 0;
-  uint64_t read_interval = 0, read_syncs = 0;
-  int writer = 0, reader = 0;
-  bool several_readers = false;  // of the warp, since its last function
-  bool several_warps = false;    // have readers
-};
-
 int warp_of(int thread) {
   return thread / 32;
 }
-/// Whether what `thread` did is behind it for the thread of this turn, in one interval.
-bool is_ordered(int thread, uint64_t syncs, const Turn& now) {
-  return thread == now.thread || (warp_of(thread) == warp_of(now.thread) && syncs < now.syncs);
-}
 
-/// Returns the thread with which a read races, or -1.
-int read(Cell& cell, const Turn& now) {
-  if (cell.write_interval == now.interval && !is_ordered(cell.writer, cell.write_syncs, now))
-    return cell.writer;
-  const bool first = cell.read_interval != now.interval;
-  const bool same_warp = !first && warp_of(cell.reader) == warp_of(now.thread);
-  cell.several_warps = !first && (cell.several_warps || !same_warp);
-  cell.several_readers = same_warp && cell.read_syncs == now.syncs &&
-                         (cell.several_readers || cell.reader != now.thread);
-  cell.read_interval = now.interval;
-  cell.read_syncs = now.syncs;
-  cell.reader = now.thread;
-  return -1;
-}
+/// What threads did with a cell in one interval.
+struct Deeds {
+  uint64_t interval = 0;
+  uint64_t syncs = 0;    // of the last thread's warp then
+  int thread = 0;        // the last one
+  bool several = false;  // threads of its warp, since its last function
+  bool several_warps = false;
 
-int write(Cell& cell, const Turn& now) {
-  if (cell.write_interval == now.interval && !is_ordered(cell.writer, cell.write_syncs, now))
-    return cell.writer;
-  if (cell.read_interval == now.interval) {
-    const bool of_the_warp = warp_of(cell.reader) == warp_of(now.thread);
-    if (cell.several_warps || !of_the_warp) return cell.reader;
-    if (cell.read_syncs == now.syncs && (cell.several_readers || cell.reader != now.thread))
-      return cell.reader;
+  void add(const Turn& now) {
+    const bool first = interval != now.interval;
+    const bool same_warp = !first && warp_of(thread) == warp_of(now.thread);
+    several_warps = !first && (several_warps || !same_warp);
+    several = same_warp && syncs == now.syncs && (several || thread != now.thread);
+    interval = now.interval;
+    syncs = now.syncs;
+    thread = now.thread;
   }
-  cell.write_interval = now.interval;
-  cell.write_syncs = now.syncs;
-  cell.writer = now.thread;
+  /// Whether all of it is behind the thread of this turn.
+  bool are_behind(const Turn& now) const {
+    if (interval != now.interval) return true;
+    if (several_warps || warp_of(thread) != warp_of(now.thread)) return false;
+    return syncs < now.syncs || (!several && thread == now.thread);
+  }
+};
+
+struct Cell {
+  Deeds reads, writes, atomics;
+};
+
+/// Returns a thread with which an access races, or -1.
+int note(Cell& cell, Access access, const Turn& now) {
+  if (!cell.writes.are_behind(now)) return cell.writes.thread;
+  if (access != Access::atomic && !cell.atomics.are_behind(now)) return cell.atomics.thread;
+  if (access != Access::read && !cell.reads.are_behind(now)) return cell.reads.thread;
+  (access == Access::read    ? cell.reads
+   : access == Access::write ? cell.writes
+                             : cell.atomics)
+      .add(now);
   return -1;
 }
 
@@ -95,13 +95,12 @@ SharedRange fixed_shared_memory() {
   return found;
 }
 
-int note_access(bool is_dynamic, size_t offset, size_t bytes, bool writes, const Turn& now) {
+int note_access(bool is_dynamic, size_t offset, size_t bytes, Access access, const Turn& now) {
   std::vector<Cell>& cells = is_dynamic ? of_dynamic : of_fixed;
   const size_t first = offset / cell_bytes, last = (offset + bytes - 1) / cell_bytes;
   if (cells.size() <= last) cells.resize(last + 1);
   for (size_t i = first; i <= last; ++i)
-    if (const int other = writes ? write(cells[i], now) : read(cells[i], now); other >= 0)
-      return other;
+    if (const int other = note(cells[i], access, now); other >= 0) return other;
   return -1;
 }
 

@@ -112,9 +112,6 @@ enum class LaneOrder { forward, reverse, drawn };
 
 /// Runs all blocks of a launch, one after the other.
 void run_grid(const LaunchShape& shape, const std::function<void()>& body, LaneOrder order);
-/// The thread that runs touches memory, which may be shared.
-void touch_shared_memory(const void* address, size_t bytes, bool writes);
-
 // ---- races.cpp
 
 /// A thread between two barriers of its block, and two functions of its warp.
@@ -123,9 +120,6 @@ struct Turn {
   uint64_t syncs = 0;     ///< functions of the warp so far
   int thread = 0;         ///< of the block
 };
-/// Called when the program begins, if its kernels say what they touch (race_hooks/).
-void watch_shared_memory();
-bool watches_shared_memory();
 struct SharedRange {
   const std::byte* begin = nullptr;
   size_t bytes = 0;
@@ -137,8 +131,8 @@ struct SharedRange {
 };
 /// Where __shared__ variables lie, which are thread_local here.
 SharedRange fixed_shared_memory();
-/// Notes an access to dynamic shared memory, or to that of variables. Returns a thread with which it
-/// races, or -1.
-int note_access(bool is_dynamic, size_t offset, size_t bytes, bool writes, const Turn& now);
+/// Notes an access to dynamic shared memory, or to that of variables. Returns a thread with which
+/// it races, or -1.
+int note_access(bool is_dynamic, size_t offset, size_t bytes, Access access, const Turn& now);
 
 }  // namespace softgpu

@@ -127,6 +127,13 @@ T from_lane(T value, int lane, const char* call) {
 }
 void require_full_warp(unsigned mask);
 
+/// For programs whose kernels say what they touch (race_hooks/): this one does, from now on.
+void watch_shared_memory();
+bool watches_shared_memory();
+/// The thread that runs touches memory, which may be shared: see races.cpp.
+enum class Access { read, write, atomic };
+void touch_memory(const void* address, size_t bytes, Access access);
+
 /// Copies of 16 bytes to shared memory, the last 16 - bytes of them zeros. A copy lands when its
 /// thread waits for it, and not before: until then NaN is there, and what is copied is what the
 /// source holds then.
@@ -228,34 +235,48 @@ inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
                                   [](unsigned a, unsigned b) { return a + b; });
 }
 
-// Not watched for races (races.cpp): they are there for what others do meanwhile.
-#define GYRE_ATOMIC template <class T> __attribute__((no_sanitize("thread")))
+namespace softgpu {
+template <class T>
+void touch_atomic(const T* at) {
+  if (watches_shared_memory()) touch_memory(at, sizeof(T), Access::atomic);
+}
+}  // namespace softgpu
+
+// What they read and write is not said twice.
+#define GYRE_ATOMIC  \
+  template <class T> \
+  __attribute__((no_sanitize("thread")))
 GYRE_ATOMIC
 T atomicAdd(T* to, T value) {
+  softgpu::touch_atomic(to);
   const T old = *to;
   *to = old + value;
   return old;
 }
 GYRE_ATOMIC
 T atomicMax(T* to, T value) {
+  softgpu::touch_atomic(to);
   const T old = *to;
   *to = std::max(old, value);
   return old;
 }
 GYRE_ATOMIC
 T atomicMin(T* to, T value) {
+  softgpu::touch_atomic(to);
   const T old = *to;
   *to = std::min(old, value);
   return old;
 }
 GYRE_ATOMIC
 T atomicOr(T* to, T value) {
+  softgpu::touch_atomic(to);
   const T old = *to;
   *to = old | value;
   return old;
 }
 GYRE_ATOMIC
 T atomicCAS(T* to, T expected, T value) {
+  softgpu::touch_atomic(to);
   const T old = *to;
   if (old == expected) *to = value;
   return old;

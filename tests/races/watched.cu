@@ -60,13 +60,26 @@ __global__ void halves(bf16* out, int distance) {
   out[threadIdx.x] = shared[(threadIdx.x + static_cast<unsigned>(distance)) % threads];
 }
 
-__global__ void counted(int* out) {
+__global__ void counted(int* out, Between before, Between behind) {
   __shared__ int count;
-  if (threadIdx.x == 0) count = 0;
-  __syncthreads();
+  if (threadIdx.x == 5) count = 0;
+  pass(before);
   atomicAdd(&count, 1);
-  __syncthreads();
+  pass(behind);
   out[threadIdx.x] = count;
+}
+
+struct Pair {
+  double a, b, c;
+};
+__device__ Pair pair_of(int x) {
+  return {static_cast<double>(x), 1, 2};
+}
+__global__ void returned(int* out, Between between) {
+  auto* shared = reinterpret_cast<Pair*>(dynamic_shared());
+  if (threadIdx.x < 8) shared[threadIdx.x] = pair_of(static_cast<int>(threadIdx.x));
+  pass(between);
+  out[threadIdx.x] = static_cast<int>(shared[threadIdx.x % 8].a);
 }
 
 __global__ void copied(float4* out, const float4* in, bool waits) {
@@ -116,9 +129,17 @@ TEST_F(RacesForSharedMemory, NeighboursInAWordAreTwo) {
   for (const int distance : {0, 1, 33}) run(stream(), halves, out.data(), distance);
 }
 
-TEST_F(RacesForSharedMemory, AtomicsAreNone) {
+TEST_F(RacesForSharedMemory, AtomicsRaceWithOthersAlone) {
   Buffer<int> out(threads, MemorySpace::device);
-  run(stream(), counted, out.data());
+  run(stream(), counted, out.data(), Between::block, Between::block);
+  EXPECT_DEATH(run(stream(), counted, out.data(), Between::warp, Between::block), found);
+  EXPECT_DEATH(run(stream(), counted, out.data(), Between::block, Between::warp), found);
+}
+
+TEST_F(RacesForSharedMemory, WhatACallReturnsIsWritten) {
+  Buffer<int> out(threads, MemorySpace::device);
+  EXPECT_DEATH(run(stream(), returned, out.data(), Between::nothing), found);
+  run(stream(), returned, out.data(), Between::block);
 }
 
 TEST_F(RacesForSharedMemory, AsynchronousCopiesAreWritesOfTheirThread) {
