@@ -1,5 +1,6 @@
 #include "comm/host_staging.hpp"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -8,21 +9,71 @@
 namespace gyre {
 namespace {
 
-/// An array of host memory, and its copy on the device.
-struct Mirror {
-  std::span<std::byte> host;
-  std::byte* device = nullptr;
+/// Host arrays of an operation in one buffer of the device, those that go there before those that
+/// come back, and in one of pinned memory, from which they are copied at full speed: one copy each
+/// way, whatever their number.
+class Mirror {
+ public:
+  explicit Mirror(Stream& stream) : stream_(stream) {}
+
+  void add_source(std::span<const std::byte> from) {
+    sources_.push_back({place(from.size()), from});
+  }
+  /// Behind all sources.
+  void add_result(std::span<std::byte> to) { results_.push_back({place(to.size()), to}); }
+  /// What is a source and becomes the result; alone.
+  void add_both(std::span<std::byte> data) {
+    sources_.push_back({0, data});
+    results_.push_back({place(data.size()), data});
+  }
+
+  /// Submits the copy to the device.
+  void upload() {
+    device_ = Buffer<std::byte>(static_cast<int64_t>(end_), MemorySpace::device);
+    pinned_ = Buffer<std::byte>(static_cast<int64_t>(end_), MemorySpace::pinned);
+    if (sources_.empty()) return;
+    for (const auto& [begin, from] : sources_) std::ranges::copy(from, pinned_.data() + begin);
+    const auto& [last, data] = sources_.back();
+    stream_.copy(device_.data(), pinned_.data(), last + data.size());
+  }
+  std::span<const std::byte> source(size_t i) const {
+    return device_.span().subspan(sources_[i].begin, sources_[i].host.size());
+  }
+  std::span<std::byte> result(size_t i) {
+    return device_.span().subspan(results_[i].begin, results_[i].host.size());
+  }
+  /// Copies the results back, and waits for them.
+  void download() {
+    if (!results_.empty()) {
+      const size_t begin = results_.front().begin;
+      stream_.copy(pinned_.data() + begin, device_.data() + begin, end_ - begin);
+    }
+    stream_.synchronize();
+    for (const auto& [begin, to] : results_)
+      std::copy_n(pinned_.data() + begin, to.size(), to.begin());
+  }
+
+ private:
+  /// 16-byte aligned, as vector loads of a reduction like it.
+  size_t place(size_t bytes) { return std::exchange(end_, end_ + (bytes + 15) / 16 * 16); }
+
+  template <class Byte>
+  struct Array {
+    size_t begin;
+    std::span<Byte> host;
+  };
+  Stream& stream_;
+  std::vector<Array<const std::byte>> sources_;
+  std::vector<Array<std::byte>> results_;
+  size_t end_ = 0;
+  Buffer<std::byte> device_, pinned_;
 };
 
 /// An operation on copies of host arrays; complete once the results are copied back.
 class HostStagingWork final : public Work {
  public:
-  HostStagingWork(Stream& stream, Buffer<std::byte> memory, std::vector<Mirror> results,
-                  WorkPtr inner)
-      : stream_(stream),
-        memory_(std::move(memory)),
-        results_(std::move(results)),
-        inner_(std::move(inner)) {}
+  HostStagingWork(Mirror mirror, WorkPtr inner)
+      : mirror_(std::move(mirror)), inner_(std::move(inner)) {}
 
   bool test() override {
     if (complete_) return true;
@@ -32,31 +83,14 @@ class HostStagingWork final : public Work {
   void wait() override {
     if (complete_) return;
     inner_->wait();
-    for (const Mirror& mirror : results_)
-      stream_.copy(mirror.host.data(), mirror.device, mirror.host.size());
-    stream_.synchronize();
+    mirror_.download();
     complete_ = true;
   }
 
  private:
-  Stream& stream_;
-  Buffer<std::byte> memory_;
-  std::vector<Mirror> results_;
+  Mirror mirror_;
   WorkPtr inner_;
   bool complete_ = false;
-};
-
-/// Assigns offsets in one device buffer to the host arrays of an operation.
-class Mirrors {
- public:
-  /// 16-byte aligned, as vector loads of a reduction like it.
-  size_t reserve(size_t bytes) { return std::exchange(end_, end_ + (bytes + 15) / 16 * 16); }
-  Buffer<std::byte> make() const {
-    return Buffer<std::byte>(static_cast<int64_t>(end_), MemorySpace::device);
-  }
-
- private:
-  size_t end_ = 0;
 };
 
 class HostStagingCommunicator final : public Communicator {
@@ -77,24 +111,17 @@ class HostStagingCommunicator final : public Communicator {
  protected:
   WorkPtr do_exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, Stream&,
                       std::string_view what) override {
-    Mirrors places;
-    std::vector<size_t> starts;
-    for (const SendSlice& send : sends) starts.push_back(places.reserve(send.data.size()));
-    for (const RecvSlice& recv : recvs) starts.push_back(places.reserve(recv.data.size()));
-    Buffer<std::byte> memory = places.make();
+    Mirror mirror(stream_);
+    for (const SendSlice& send : sends) mirror.add_source(send.data);
+    for (const RecvSlice& recv : recvs) mirror.add_result(recv.data);
+    mirror.upload();
     std::vector<SendSlice> device_sends;
     std::vector<RecvSlice> device_recvs;
-    std::vector<Mirror> results;
-    size_t next = 0;
-    for (const SendSlice& send : sends)
-      device_sends.push_back({send.peer, upload(memory, starts[next++], send.data)});
-    for (const RecvSlice& recv : recvs) {
-      std::byte* place = memory.data() + starts[next++];
-      device_recvs.push_back({recv.peer, {place, recv.data.size()}});
-      results.push_back({recv.data, place});
-    }
-    WorkPtr inner = device_.exchange(device_sends, device_recvs, stream_, what);
-    return finish(std::move(memory), std::move(results), std::move(inner));
+    for (size_t i = 0; i < sends.size(); ++i)
+      device_sends.push_back({sends[i].peer, mirror.source(i)});
+    for (size_t i = 0; i < recvs.size(); ++i)
+      device_recvs.push_back({recvs[i].peer, mirror.result(i)});
+    return finish(std::move(mirror), device_.exchange(device_sends, device_recvs, stream_, what));
   }
 
   WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
@@ -139,40 +166,32 @@ class HostStagingCommunicator final : public Communicator {
   }
 
   WorkPtr do_barrier(Stream&, std::string_view what) override {
-    return finish({}, {}, device_.barrier(stream_, what));
+    return finish(Mirror(stream_), device_.barrier(stream_, what));
   }
 
  private:
-  std::span<std::byte> upload(Buffer<std::byte>& memory, size_t start,
-                              std::span<const std::byte> data) {
-    std::byte* place = memory.data() + start;
-    stream_.copy(place, data.data(), data.size());
-    return {place, data.size()};
-  }
-
   template <class Operation>
   WorkPtr two_sided(std::span<const std::byte> send, std::span<std::byte> recv,
                     Operation operation) {
-    Mirrors places;
-    const size_t from = places.reserve(send.size()), to = places.reserve(recv.size());
-    Buffer<std::byte> memory = places.make();
-    const std::span<const std::byte> there = upload(memory, from, send);
-    const std::span<std::byte> result{memory.data() + to, recv.size()};
-    WorkPtr inner = operation(there, result);
-    return finish(std::move(memory), {{recv, result.data()}}, std::move(inner));
+    Mirror mirror(stream_);
+    mirror.add_source(send);
+    mirror.add_result(recv);
+    mirror.upload();
+    WorkPtr inner = operation(mirror.source(0), mirror.result(0));
+    return finish(std::move(mirror), std::move(inner));
   }
 
   template <class Operation>
   WorkPtr in_place(std::span<std::byte> data, Operation operation) {
-    Buffer<std::byte> memory(std::ssize(data), MemorySpace::device);
-    const std::span<std::byte> there = upload(memory, 0, data);
-    WorkPtr inner = operation(there);
-    return finish(std::move(memory), {{data, there.data()}}, std::move(inner));
+    Mirror mirror(stream_);
+    mirror.add_both(data);
+    mirror.upload();
+    WorkPtr inner = operation(mirror.result(0));
+    return finish(std::move(mirror), std::move(inner));
   }
 
-  WorkPtr finish(Buffer<std::byte> memory, std::vector<Mirror> results, WorkPtr inner) {
-    return std::make_unique<HostStagingWork>(stream_, std::move(memory), std::move(results),
-                                             std::move(inner));
+  static WorkPtr finish(Mirror mirror, WorkPtr inner) {
+    return std::make_unique<HostStagingWork>(std::move(mirror), std::move(inner));
   }
 
   std::unique_ptr<Communicator> owned_;  ///< none when the caller owns it

@@ -11,6 +11,7 @@
 
 #include "comm/agree.hpp"
 #include "comm/coalesce.hpp"
+#include "comm/cuda_copy_spans.hpp"
 #include "comm/nccl_channel.hpp"
 #include "comm/nccl_version.hpp"
 #include "core/error.hpp"
@@ -222,18 +223,12 @@ class NcclCommunicator final : public Communicator {
     const std::span<std::byte> staging =
         channel_->comm_stream->staging(staging_bytes(sends, recvs, rank()));
     const CoalescedExchange exchange = coalesce(sends, recvs, rank(), staging, what);
-    copy_all(exchange.before);
+    cuda_copy_spans(exchange.before, channel_->stream());
     Group group(*channel_);
     for (const SendSlice& send : exchange.sends) group.send(send.data, send.peer);
     for (const RecvSlice& recv : exchange.recvs) group.recv(recv.data, recv.peer);
     group.end();
-    copy_all(exchange.after);
-  }
-
-  void copy_all(const std::vector<CoalescedExchange::Copy>& copies) {
-    for (const CoalescedExchange::Copy& copy : copies)
-      GYRE_CHECK_CUDA(cudaMemcpyAsync(copy.to.data(), copy.from.data(), copy.to.size(),
-                                      cudaMemcpyDeviceToDevice, channel_->stream()));
+    cuda_copy_spans(exchange.after, channel_->stream());
   }
 
   static std::vector<RecvSlice> receive_blocks(std::span<std::byte> recv,
