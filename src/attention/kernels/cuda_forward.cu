@@ -17,6 +17,7 @@
 // not been measured. bf16: weights are rounded to bf16 for the second product, the sum is of those
 // before rounding.
 
+#include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"
 
 namespace gyre {
@@ -44,8 +45,7 @@ struct ForwardKernel {
       rows.sums[i] = partial_of(a.lse.data[lane.row[i] * a.lse.stride + head]);
       if (rows.sums[i].sum == 0) return;
       if (place.t != 0) rows.sums[i].sum = 0;  // the first lane of four has what was there
-      out.template for_row<dim>(
-          lane, i, [&](int n, int e, auto& element) { rows.out[n][e] = to_float(element); });
+      out.template read<dim>(lane, i, [&](int n, int e, float x) { rows.out[n][e] = x; });
     });
   }
 
@@ -92,8 +92,7 @@ struct ForwardKernel {
       if (!lane.seen[i]) return;
       if (place.t == 0) a.lse.data[lane.row[i] * a.lse.stride + head] = lse_of(row);
       const float factor = row.sum == 0 ? 0 : 1 / row.sum;
-      out.template for_row<dim>(
-          lane, i, [&](int n, int e, auto& element) { store(element, factor * rows.out[n][e]); });
+      out.template write<dim>(lane, i, [&](int n, int e) { return factor * rows.out[n][e]; });
     });
   }
 };

@@ -10,6 +10,7 @@
 // and ds are rounded to bf16 for the products that they are weights of. Dimension 256: each of two
 // blocks sums half of the columns, and both make all of w and ds.
 
+#include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"
 
 namespace gyre {

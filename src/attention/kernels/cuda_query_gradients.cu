@@ -12,6 +12,7 @@
 // Limit: 6 · head_dim FLOPs a visible pair over the peak of the tensor cores; not measured. bf16:
 // ds is rounded to bf16 for the third product.
 
+#include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"
 
 namespace gyre {

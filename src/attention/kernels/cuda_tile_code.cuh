@@ -234,13 +234,6 @@ __device__ __forceinline__ void add_weighted_rows(const Sums<inner>& weights,
   }
 }
 
-__device__ inline void store(float& to, float x) {
-  to = x;
-}
-__device__ inline void store(bf16& to, float x) {
-  to = to_bf16(x);
-}
-
 /// Goes over the inner tiles of some visits, those of a visit for one head after the other.
 struct Walk {
   const TileVisit *visit, *last;  ///< [visit, last)
@@ -361,42 +354,6 @@ __device__ __forceinline__ void hide(const LaneRows& lane, int begin, Sums<inner
 __device__ inline int rows_in(const DeviceInput& from, const OuterTile& tile, int count) {
   return static_cast<int>(min(from.rows - tile.first_row, static_cast<int64_t>(count)));
 }
-
-/// Columns from `begin` on of one head of an output.
-struct OutputHead {
-  DeviceOutput to;
-  int64_t first;  ///< column of the matrix where the head begins
-  int head_dim, begin;
-
-  /// f(n, e, element) for each of a lane's sums of row lane.row[which].
-  template <int columns, class F>
-  __device__ __forceinline__ void for_row(const LaneRows& lane, int which, F f) const {
-    const int64_t at = lane.row[which] * to.stride + first + begin;
-    if (to.narrow)
-      for_elements<columns>(static_cast<bf16*>(to.data) + at, which, f);
-    else
-      for_elements<columns>(static_cast<float*>(to.data) + at, which, f);
-  }
-  /// Adds factor · sums to row lane.row[which].
-  template <int columns>
-  __device__ __forceinline__ void add(const LaneRows& lane, int which, const Sums<columns>& sums,
-                                      float factor) const {
-    for_row<columns>(lane, which, [&](int n, int e, auto& element) {
-      store(element, fmaf(factor, sums[n][e], to_float(element)));
-    });
-  }
-
- private:
-  template <int columns, class T, class F>
-  __device__ __forceinline__ void for_elements(T* row, int which, F f) const {
-    const LanePlace place;
-    T* const own = row + 2 * place.t;
-    const int left = head_dim - begin - 2 * place.t;  // columns from own on
-    for_row_sums<columns>(which, [&](int n, int e) {
-      if (8 * n + e % 2 < left) f(n, e, own[8 * n + e % 2]);
-    });
-  }
-};
 
 /// Calls start(kernel of this element type and dimension, its shape); `Kernels` names them.
 template <template <class, int> class Kernels, class T, class Start>

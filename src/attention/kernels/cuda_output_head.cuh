@@ -1,0 +1,89 @@
+#pragma once
+// How the tiled kernels read and write their results: a lane has neighbouring columns of a row, two
+// at a time, which are accessed at once where the row is aligned for that.
+
+#include "attention/kernels/cuda_tile_code.cuh"
+
+namespace gyre {
+
+/// Two neighbours in a row, accessed at once.
+template <class T>
+struct alignas(2 * sizeof(T)) Neighbours {
+  T x[2];
+};
+__device__ inline void store(float& to, float x) {
+  to = x;
+}
+__device__ inline void store(bf16& to, float x) {
+  to = to_bf16(x);
+}
+
+/// Columns from `begin` on of one head of an output.
+struct OutputHead {
+  DeviceOutput to;
+  int64_t first;  ///< column of the matrix where the head begins
+  int head_dim, begin;
+
+  /// f(n, e, element) for each of a lane's sums of row lane.row[which].
+  template <int columns, class F>
+  __device__ __forceinline__ void read(const LaneRows& lane, int which, F f) const {
+    access<true, false, columns>(lane, which, f);
+  }
+  /// Stores f(n, e) for each of them.
+  template <int columns, class F>
+  __device__ __forceinline__ void write(const LaneRows& lane, int which, F f) const {
+    access<false, true, columns>(lane, which, [&](int n, int e, float& x) { x = f(n, e); });
+  }
+  /// Adds factor · sums to row lane.row[which].
+  template <int columns>
+  __device__ __forceinline__ void add(const LaneRows& lane, int which, const Sums<columns>& sums,
+                                      float factor) const {
+    access<true, true, columns>(lane, which,
+                                [&](int n, int e, float& x) { x = fmaf(factor, sums[n][e], x); });
+  }
+
+ private:
+  /// f(n, e, x): x is the element, if it is read, and becomes it, if it is written.
+  template <bool reads, bool writes, int columns, class F>
+  __device__ __forceinline__ void access(const LaneRows& lane, int which, F f) const {
+    const int64_t at = lane.row[which] * to.stride + first + begin;
+    if (to.narrow)
+      access_row<reads, writes, columns>(static_cast<bf16*>(to.data) + at, which, f);
+    else
+      access_row<reads, writes, columns>(static_cast<float*>(to.data) + at, which, f);
+  }
+  template <bool reads, bool writes, int columns, class T, class F>
+  __device__ __forceinline__ void access_row(T* row, int which, F f) const {
+    const LanePlace place;
+    T* const own = row + 2 * place.t;
+    const int left = head_dim - begin - 2 * place.t;  // columns from own on
+    if (left % 2 == 0 && reinterpret_cast<uintptr_t>(own) % sizeof(Neighbours<T>) == 0) {
+      GYRE_UNROLL
+      for (int n = 0; n < columns / 8; ++n)
+        if (8 * n < left)
+          access_all<reads, writes>(*reinterpret_cast<Neighbours<T>*>(own + 8 * n), n, 2 * which,
+                                    f);
+    } else {
+      for_row_sums<columns>(which, [&](int n, int e) {
+        if (8 * n + e % 2 < left) access_all<reads, writes>(own[8 * n + e % 2], n, e, f);
+      });
+    }
+  }
+  template <bool reads, bool writes, class T, class F>
+  __device__ __forceinline__ static void access_all(Neighbours<T>& both, int n, int e, F f) {
+    Neighbours<T> mine;
+    if constexpr (reads) mine = both;
+    access_all<reads, writes>(mine.x[0], n, e, f);
+    access_all<reads, writes>(mine.x[1], n, e + 1, f);
+    if constexpr (writes) both = mine;
+  }
+  template <bool reads, bool writes, class T, class F>
+  __device__ __forceinline__ static void access_all(T& element, int n, int e, F f) {
+    float x = 0;
+    if constexpr (reads) x = to_float(element);
+    f(n, e, x);
+    if constexpr (writes) store(element, x);
+  }
+};
+
+}  // namespace gyre
