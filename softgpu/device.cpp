@@ -177,6 +177,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->totalGlobalMem = softgpu::memory_bytes;
   properties->sharedMemPerBlockOptin = softgpu::shared_bytes_of_block;
   properties->major = 9;
+  properties->sharedMemPerMultiprocessor = 228 << 10;
   properties->multiProcessorCount = 4;
   properties->l2CacheSize = 1 << 20;
   return cudaSuccess;
@@ -188,6 +189,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   switch (attribute) {
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = static_cast<int>(properties.sharedMemPerBlockOptin);
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = static_cast<int>(properties.sharedMemPerMultiprocessor);
       return cudaSuccess;
     case cudaDevAttrMultiProcessorCount:
       *value = properties.multiProcessorCount;

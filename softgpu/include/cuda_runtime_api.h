@@ -26,6 +26,7 @@ enum cudaMemcpyKind {
   cudaMemcpyDefault = 4,
 };
 enum cudaDeviceAttr {
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
   cudaDevAttrMultiProcessorCount = 16,
   cudaDevAttrComputeCapabilityMajor = 75,
@@ -49,6 +50,7 @@ struct cudaDeviceProp {
   char name[256];
   cudaUUID_t uuid;
   size_t totalGlobalMem;
+  size_t sharedMemPerMultiprocessor;
   size_t sharedMemPerBlockOptin;
   int major, minor;
   int multiProcessorCount;

@@ -10,7 +10,7 @@ std::unique_ptr<ArrayOps> make_cuda_array_ops(Stream& /*stream*/) {
   throw_runtime("arrays of attention on a GPU: this build has no CUDA");
 }
 
-std::unique_ptr<BlockKernel> make_cuda_kernel(Stream& /*stream*/) {
+std::unique_ptr<BlockKernel> make_cuda_kernel(Stream& /*stream*/, int64_t /*sm_bytes*/) {
   throw_runtime("attention kernel tiled: this build has no CUDA");
 }
 

@@ -25,6 +25,22 @@ class AttentionKernelGpu : public KernelTest {
   }
 };
 
+/// As on a device of compute capability 8.0.
+class NarrowTilesGpu : public KernelTest {
+ protected:
+  std::unique_ptr<BlockKernel> make_kernel(Stream& stream) override {
+    return make_cuda_kernel(stream, int64_t{164} << 10);
+  }
+};
+
+TEST_F(NarrowTilesGpu, AgreeWithTheReference) {
+  for (const int64_t dim : {128, 256})
+    for (const Types types : {bf16_in, all_bf16})
+      check(Problem(heads_of(2, 1, dim), 100, 150, {causal(0, 70, 0, 90, 10), full(70, 30, 90, 60)},
+                    types));
+  EXPECT_EQ(kernel().note(), "");
+}
+
 // Two keys with scores 0 and ln 3, values 0 and 4: weights 1/4 and 3/4, out = 3, LSE = ln 4. With
 // dO = 2: delta = 6, ds = 1/4 (0 - 6) and 3/4 (8 - 6), dq = ds_1 k_1, dv = 2/4 and 6/4.
 TEST_F(AttentionKernelGpu, AnExampleByHand) {

@@ -197,6 +197,28 @@ TEST(AttentionTilesGpu, ShapesFitEveryGpuFromEightDotZeroOn) {
       }
 }
 
+TEST(AttentionTilesGpu, NarrowTilesAreForDevicesThatHoldOneBlockOfWideOnes) {
+  constexpr int64_t sm_80 = 164 << 10, sm_86 = 100 << 10, sm_90 = 228 << 10;
+  const auto blocks = [](int dim, InnerTiles tiles, int64_t sm_bytes) {
+    return blocks_of_sm(DType::bf16, Sweep::forward,
+                        tile_shape(DType::bf16, Sweep::forward, dim, tiles), sm_bytes);
+  };
+  EXPECT_EQ(blocks(128, InnerTiles::wide, sm_80), 1);
+  EXPECT_EQ(blocks(128, InnerTiles::narrow, sm_80), 3);
+  EXPECT_EQ(blocks(256, InnerTiles::wide, sm_80), 1);
+  EXPECT_EQ(blocks(256, InnerTiles::narrow, sm_80), 2);
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const Sweep sweep : {Sweep::forward, Sweep::query_gradients, Sweep::key_gradients})
+      for (const int dim : tile_dims)
+        for (const int64_t sm_bytes : {sm_80, sm_86, sm_90}) {
+          const bool narrow =
+              type == DType::bf16 && sweep == Sweep::forward && dim >= 128 && sm_bytes == sm_80;
+          EXPECT_EQ(inner_tiles_for(type, sweep, dim, sm_bytes),
+                    narrow ? InnerTiles::narrow : InnerTiles::wide)
+              << name_of(type) << ' ' << static_cast<int>(sweep) << ' ' << dim << ' ' << sm_bytes;
+        }
+}
+
 TEST(AttentionTilesGpu, RowsGoInPiecesOnlyIfAllOfThemAreAligned) {
   EXPECT_TRUE(in_pieces_of_16(4096, 512, 128));
   EXPECT_TRUE(in_pieces_of_16(4096 + 16, 512 + 16, 16));

@@ -23,9 +23,10 @@
 namespace gyre {
 namespace {
 
-template <class T, int dim_>
+template <class T, int dim_, InnerTiles tiles>
 struct ForwardKernel {
-  static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::forward, dim_);
+  using Element = T;
+  static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::forward, dim_, tiles);
   static constexpr int dim = dim_, inner = shape.inner;
   static constexpr int stride = tile_stride(dtype_of<T>, dim);
 
@@ -97,10 +98,10 @@ struct ForwardKernel {
   }
 };
 
-template <class T, int dim>
-__global__ void __launch_bounds__(ForwardKernel<T, dim>::shape.threads())
+template <class T, int dim, InnerTiles tiles>
+__global__ void __launch_bounds__(ForwardKernel<T, dim, tiles>::shape.threads())
     attention_forward(const ForwardArguments a) {
-  using Kernel = ForwardKernel<T, dim>;
+  using Kernel = ForwardKernel<T, dim, tiles>;
   constexpr TileShape shape = Kernel::shape;
   constexpr int inner_elements = shape.inner * Kernel::stride;
   T* const q = reinterpret_cast<T*>(dynamic_shared());
@@ -142,18 +143,31 @@ __global__ void __launch_bounds__(ForwardKernel<T, dim>::shape.threads())
                             load, begin, step, finish);
 }
 
+template <class T, int dim, InnerTiles tiles>
+void start(const ForwardArguments& arguments, CUstream_st* stream) {
+  constexpr TileShape shape = ForwardKernel<T, dim, tiles>::shape;
+  const auto blocks =
+      static_cast<unsigned>(arguments.tiles.count) * static_cast<unsigned>(arguments.heads.heads);
+  launch({blocks, static_cast<unsigned>(shape.threads()), stream,
+          static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::forward, shape))},
+         attention_forward<T, dim, tiles>, arguments);
+}
+
+template <class T, int dim>
+using WideForward = ForwardKernel<T, dim, InnerTiles::wide>;
+
 }  // namespace
 
-void start_forward(const ForwardArguments& arguments, DType type, CUstream_st* stream) {
-  with_kernel<ForwardKernel>(
-      type, arguments.heads.head_dim, [&]<class T, int dim>(ForwardKernel<T, dim>) {
-        constexpr TileShape shape = ForwardKernel<T, dim>::shape;
-        const auto blocks = static_cast<unsigned>(arguments.tiles.count) *
-                            static_cast<unsigned>(arguments.heads.heads);
-        launch({blocks, static_cast<unsigned>(shape.threads()), stream,
-                static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::forward, shape))},
-               attention_forward<T, dim>, arguments);
-      });
+void start_forward(const ForwardArguments& arguments, DType type, InnerTiles tiles,
+                   CUstream_st* stream) {
+  with_kernel<WideForward>(type, arguments.heads.head_dim, [&]<class Kernel>(Kernel) {
+    using T = typename Kernel::Element;
+    constexpr int dim = Kernel::dim;
+    constexpr TileShape narrow = tile_shape(dtype_of<T>, Sweep::forward, dim, InnerTiles::narrow);
+    if constexpr (narrow.inner != Kernel::shape.inner)
+      if (tiles == InnerTiles::narrow) return start<T, dim, InnerTiles::narrow>(arguments, stream);
+    start<T, dim, InnerTiles::wide>(arguments, stream);
+  });
 }
 
 }  // namespace gyre

@@ -1,5 +1,7 @@
 #include "attention/kernels/cuda_kernel.hpp"
 
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <cstring>
 #include <list>
@@ -9,6 +11,7 @@
 #include "attention/kernels/cuda_tiles.hpp"
 #include "core/error.hpp"
 #include "runtime/buffer.hpp"
+#include "runtime/cuda_check.hpp"
 #include "runtime/cuda_stream.hpp"
 
 namespace gyre {
@@ -127,8 +130,11 @@ void check(const BlockInput& in) {
 
 class CudaKernel final : public BlockKernel {
  public:
-  explicit CudaKernel(Stream& stream)
-      : stream_(stream), handle_(cuda_handle(stream)), tables_(stream) {}
+  CudaKernel(Stream& stream, int64_t sm_bytes)
+      : stream_(stream),
+        handle_(cuda_handle(stream)),
+        sm_bytes_(sm_bytes > 0 ? sm_bytes : shared_memory_of_sm()),
+        tables_(stream) {}
 
   void forward(const ForwardBlock& block) override {
     GYRE_CHECK(!block.overwrite, "a fresh result for a kernel that merges into what is there");
@@ -142,7 +148,7 @@ class CudaKernel final : public BlockKernel {
     a.q = input_of(block.q, dim), a.k = input_of(block.k, dim), a.v = input_of(block.v, dim);
     a.out = output_of(block.out);
     a.lse = statistic_of(block.lse);
-    start_forward(a, block.q.type, handle_);
+    start_forward(a, block.q.type, inner_tiles(block, Sweep::forward), handle_);
     if (block.progress) block.progress();
   }
 
@@ -177,21 +183,33 @@ class CudaKernel final : public BlockKernel {
   }
 
  private:
+  static int64_t shared_memory_of_sm() {
+    int device = 0, bytes = 0;
+    GYRE_CHECK_CUDA(cudaGetDevice(&device));
+    GYRE_CHECK_CUDA(
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    return bytes;
+  }
+  InnerTiles inner_tiles(const BlockInput& in, Sweep sweep) const {
+    return inner_tiles_for(in.q.type, sweep, tile_dim_for(in.heads.head_dim), sm_bytes_);
+  }
   DeviceTiles tiles(const BlockInput& in, Sweep sweep) {
-    const TileShape shape = tile_shape(in.q.type, sweep, tile_dim_for(in.heads.head_dim));
+    const TileShape shape =
+        tile_shape(in.q.type, sweep, tile_dim_for(in.heads.head_dim), inner_tiles(in, sweep));
     const auto side = sweep == Sweep::key_gradients ? TileSide::keys : TileSide::queries;
     return tables_.find(in.rectangles, side, shape.outer(), shape.inner);
   }
 
   Stream& stream_;
   CUstream_st* handle_;
+  int64_t sm_bytes_;
   TileTables tables_;
 };
 
 }  // namespace
 
-std::unique_ptr<BlockKernel> make_cuda_kernel(Stream& stream) {
-  return std::make_unique<CudaKernel>(stream);
+std::unique_ptr<BlockKernel> make_cuda_kernel(Stream& stream, int64_t sm_bytes) {
+  return std::make_unique<CudaKernel>(stream, sm_bytes);
 }
 
 }  // namespace gyre

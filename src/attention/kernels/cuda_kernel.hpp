@@ -2,6 +2,7 @@
 // Attention on a GPU: tiles of CUDA C++ (cuda_tiles.hpp, cuda_forward.cu, cuda_query_gradients.cu,
 // cuda_key_gradients.cu) that take any list of rectangles.
 
+#include <cstdint>
 #include <memory>
 
 #include "attention/kernels/block_kernel.hpp"
@@ -27,7 +28,8 @@ inline constexpr int64_t cuda_kernel_largest_head_dim = 256;
 /// Usage errors: a head_dim of 0 or above 256, a scale that is not positive, arrays of other types
 /// than f32 and bf16, or of two types. `progress` is called once in a call.
 ///
-/// Throws a runtime error in a build without CUDA.
-std::unique_ptr<BlockKernel> make_cuda_kernel(Stream& stream);
+/// `sm_bytes`: tiles are chosen as for a device with so much shared memory an SM (cuda_shapes.hpp);
+/// 0: for the stream's. Throws a runtime error in a build without CUDA.
+std::unique_ptr<BlockKernel> make_cuda_kernel(Stream& stream, int64_t sm_bytes = 0);
 
 }  // namespace gyre

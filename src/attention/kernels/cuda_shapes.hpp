@@ -8,7 +8,12 @@
 // from one product to the next in registers, there is a place for them, 16 rows for each warp.
 //
 // All fit in the 99 KiB that a block may have on GPUs of compute capability 8.6, 8.9 and 12.0; on
-// 8.0 (163 KiB) and 9.0, 10.0 (227 KiB) two or more blocks share an SM where registers let them.
+// 8.0 (164 KiB an SM) and 9.0, 10.0 (228 KiB) two or more blocks share an SM where registers let
+// them. Where only half as many inner rows leave room for a second block, the tiles are narrow:
+//
+//     forward in bf16      wide: KiB a block, blocks on 8.0, 9.0      narrow
+//     dimension 128        85, 1, 2                                   51, 3 on 8.0
+//     dimension 256        99, 1, 2                                   66, 2 on 8.0
 //
 // Registers of a thread, of 255: sums of dim/2 floats (dK and dV: dim/2 each, which is why dK and
 // dV of dimension 256 are summed by two blocks, 128 columns each), and inner/2 floats for each of
@@ -34,9 +39,17 @@ struct TileShape {
 
 inline constexpr std::array tile_dims = {64, 96, 128, 256};
 
+enum class InnerTiles { wide, narrow };
+
 /// `dim` is one of tile_dims.
-constexpr TileShape tile_shape(DType type, Sweep sweep, int dim) {
+constexpr TileShape tile_shape(DType type, Sweep sweep, int dim,
+                               InnerTiles tiles = InnerTiles::wide) {
   const bool forward = sweep == Sweep::forward;
+  if (tiles == InnerTiles::narrow && type == DType::bf16 && forward && dim >= 128) {
+    TileShape shape = tile_shape(type, sweep, dim);
+    shape.inner /= 2;
+    return shape;
+  }
   const int parts = sweep == Sweep::key_gradients && dim == 256 ? 2 : 1;
   if (type == DType::bf16) {
     if (dim == 256) return {dim, 4, forward ? 32 : 16, forward ? 2 : 1, parts};
@@ -65,6 +78,19 @@ constexpr int shared_bytes(DType type, Sweep sweep, const TileShape& shape) {
   const int weights = type == DType::f32 ? shape.outer() * weight_stride(shape.inner) : 0;
   return tile_elements(type, sweep, shape) * static_cast<int>(size_of(type)) +
          weights * static_cast<int>(sizeof(float));
+}
+
+/// Blocks that an SM with so many bytes of shared memory has room for; it keeps 1 KiB for each.
+constexpr int64_t blocks_of_sm(DType type, Sweep sweep, const TileShape& shape, int64_t sm_bytes) {
+  return sm_bytes / (shared_bytes(type, sweep, shape) + 1024);
+}
+/// Narrow tiles where they alone leave room for a second block.
+constexpr InnerTiles inner_tiles_for(DType type, Sweep sweep, int dim, int64_t sm_bytes) {
+  const auto blocks = [&](InnerTiles tiles) {
+    return blocks_of_sm(type, sweep, tile_shape(type, sweep, dim, tiles), sm_bytes);
+  };
+  return blocks(InnerTiles::wide) < 2 && blocks(InnerTiles::narrow) >= 2 ? InnerTiles::narrow
+                                                                         : InnerTiles::wide;
 }
 
 /// The smallest of tile_dims that holds a head; 0 if there is none.
