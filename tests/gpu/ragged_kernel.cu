@@ -51,6 +51,24 @@ TEST_P(RaggedKernelGpu, DiagonalsThatBeginOrEndInside) {
   }
 }
 
+TEST_P(RaggedKernelGpu, CausalWindows) {
+  for (const int64_t window : {1, 30, 64, 100}) {
+    SCOPED_TRACE(window);
+    Lengths squares, ends;
+    for (const int64_t length : around_tiles) {
+      squares.add(length, length, {true, 0, 1, 1, window});
+      ends.add(length, length + 70, {true, 70, 1, 1, window});
+    }
+    for (const Lengths& lengths : {squares, ends})
+      check_library(lengths.problem(heads_of(2, 1, head_dim())));
+  }
+}
+
+TEST_P(RaggedKernelGpu, WhatIsBehindTheDiagonalOfAWindowIsTheTiledKernels) {
+  check(problem(heads_of(2, 1, head_dim()), 200, 140, {causal(0, 200, 0, 140, 0, 90)}));
+  EXPECT_EQ(kernel().note(), "tiled kernel for 2 of 4 rectangles (window)");
+}
+
 TEST_P(RaggedKernelGpu, OneEntryFarBehindTheBegin) {
   for (const int64_t offset : {0, 100}) {
     SCOPED_TRACE(offset);

@@ -93,6 +93,7 @@ struct Arguments {
   float* maxima = nullptr;                           // [batch, heads, longest_q], of the forward
   const int32_t *q_lengths = nullptr, *k_lengths = nullptr;
   RaggedMask mask = RaggedMask::full;
+  int64_t window = 0;
   int heads = 0, group = 1, head_dim = 0;
   int64_t longest_q = 0, longest_k = 0;
   float scale = 0;
@@ -111,6 +112,7 @@ struct Place {
   int64_t entry, rows, keys;
   int head, kv_head;
   RaggedMask mask;
+  int64_t window;
   int32_t* dropped;
 
   __device__ explicit Place(const Arguments& a)
@@ -120,6 +122,7 @@ struct Place {
         head(static_cast<int>(blockIdx.y)),
         kv_head(static_cast<int>(blockIdx.y) / a.group),
         mask(a.mask),
+        window(a.window),
         dropped(a.dropped) {
     if (rows > a.longest_q || keys > a.longest_k) *dropped = 1;
     rows = min(rows, a.longest_q);
@@ -131,6 +134,13 @@ struct Place {
     const int64_t end = i + 1 + (mask == RaggedMask::causal ? 0 : keys - rows);
     return max(int64_t{0}, min(end, keys));
   }
+  /// And from this one on.
+  __device__ int64_t begin_key(int64_t i) const {
+    if (window == 0) return 0;
+    const int64_t end = i + 1 + (mask == RaggedMask::causal ? 0 : keys - rows);
+    return max(int64_t{0}, min(end - window, keys));
+  }
+  __device__ bool sees(int64_t i, int64_t j) const { return begin_key(i) <= j && j < end_key(i); }
   template <class... Rows>
   __device__ bool reached(Rows... row) const {
     const bool all = (... && (row != nullptr));
@@ -181,9 +191,9 @@ __global__ void find_maxima(Args a) {
   for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
     const bf16* q = head_of(a.q.row(p.entry, i), p.head, a);
     if (!p.reached(q)) continue;
-    if (p.end_key(i) == 0) *p.dropped = 1;
+    if (p.end_key(i) <= p.begin_key(i)) *p.dropped = 1;
     float largest = -std::numeric_limits<float>::infinity();
-    for (int64_t j = 0; j < p.end_key(i); ++j)
+    for (int64_t j = p.begin_key(i); j < p.end_key(i); ++j)
       if (const bf16* k = head_of(a.k.row(p.entry, j), p.kv_head, a); p.reached(k))
         largest = fmaxf(largest, a.scale * dot(q, k, a.head_dim));
     a.maxima[(p.entry * a.heads + p.head) * a.longest_q + i] = largest;
@@ -202,7 +212,7 @@ __global__ void add_values(Args a) {
     const float largest = a.maxima[(p.entry * a.heads + p.head) * a.longest_q + i];
     float weights = 0;
     for (int d = 0; d < a.head_dim; ++d) sums[d] = 0;
-    for (int64_t j = 0; j < p.end_key(i); ++j) {
+    for (int64_t j = p.begin_key(i); j < p.end_key(i); ++j) {
       const bf16* k = head_of(a.k.row(p.entry, j), p.kv_head, a);
       const bf16* v = head_of(a.v.row(p.entry, j), p.kv_head, a);
       if (!p.reached(k, v)) continue;
@@ -254,7 +264,7 @@ __global__ void query_gradients(Args a) {
     float* sums = head_of(a.q_sums.row(p.entry, i), p.head, a);
     if (!p.reached(d_q, sums)) continue;
     for (int d = 0; d < a.head_dim; ++d) sums[d] = 0;
-    for (int64_t j = 0; j < p.end_key(i); ++j)
+    for (int64_t j = p.begin_key(i); j < p.end_key(i); ++j)
       if (weigh(a, p, i, j, w))
         for (int d = 0; d < a.head_dim; ++d) sums[d] += a.scale * w.d_s * to_float(w.k[d]);
     add_masked(a, a.k, p, p.keys, p.kv_head, sums);
@@ -273,7 +283,7 @@ __global__ void key_sums(Args a) {
     if (!p.reached(d_k, d_v)) continue;
     for (int d = 0; d < a.head_dim; ++d) d_k[d] = d_v[d] = 0;
     for (int64_t i = 0; i < p.rows; ++i) {
-      if (j >= p.end_key(i) || !weigh(a, p, i, j, w)) continue;
+      if (!p.sees(i, j) || !weigh(a, p, i, j, w)) continue;
       for (int d = 0; d < a.head_dim; ++d) {
         d_k[d] += a.scale * w.d_s * to_float(w.q[d]);
         d_v[d] += w.p * to_float(w.d_out[d]);
@@ -396,6 +406,7 @@ class Graph final : public AttentionGraph {
     a.q_lengths = address<const int32_t>(addresses, Id::q_lengths);
     a.k_lengths = address<const int32_t>(addresses, Id::k_lengths);
     a.mask = s.mask;
+    a.window = s.window;
     a.heads = static_cast<int>(s.heads);
     a.group = static_cast<int>(group());
     a.head_dim = static_cast<int>(s.head_dim);

@@ -57,6 +57,16 @@ TEST_F(CudnnGraphs, AreTakenByTheFrontEnd) {
       }
 }
 
+TEST_F(CudnnGraphs, WithWindowsAreTakenByTheFrontEnd) {
+  for (const RaggedMask mask : {RaggedMask::causal, RaggedMask::causal_end})
+    for (const int sm : {90, 100})
+      for (const bool backward : {false, true}) {
+        AttentionGraphShape shape = shape_of(backward, mask, 128);
+        shape.window = 100;
+        EXPECT_EQ(refusal(shape, sm), "") << name_of(mask) << " on " << sm;
+      }
+}
+
 TEST_F(CudnnGraphs, AreRefusedWithAReason) {
   const auto refused = [](const AttentionGraphShape& shape, int sm, const std::string& reason) {
     EXPECT_NE(refusal(shape, sm).find(reason), std::string::npos) << refusal(shape, sm);
@@ -94,9 +104,11 @@ TEST_F(CudnnGraphs, HaveEngines) {
     for (const bool backward : {false, true})
       for (const RaggedMask mask : masks)
         for (const int64_t head_dim : {64, 128})
-          for (const int64_t longest_q : {128, 8192}) {
+          for (const auto& [longest_q, window] : {std::pair{128, 0}, {8192, 0}, {8192, 100}}) {
             if (backward && sm < 90) continue;  // refused by the front end
+            if (window > 0 && mask == RaggedMask::full) continue;
             AttentionGraphShape shape = shape_of(backward, mask, head_dim, longest_q);
+            shape.window = window;
             shape.deterministic = backward && longest_q > 128;
             // The executor's own, with deltas beside them.
             if (head_dim == 128) shape.lse_stride = 2 * shape.heads;
@@ -105,7 +117,8 @@ TEST_F(CudnnGraphs, HaveEngines) {
             const auto expect_good = [&](fe::error_t result, const char* step) {
               EXPECT_TRUE(result.is_good())
                   << step << ": " << (backward ? "backward " : "forward ") << name_of(mask)
-                  << ", head_dim " << head_dim << ", sm_" << sm << ": " << result.get_message();
+                  << ", window " << shape.window << ", head_dim " << head_dim << ", sm_" << sm
+                  << ": " << result.get_message();
             };
             expect_good(graph->validate(), "validate");
             expect_good(graph->build_operation_graph(), "build_operation_graph");

@@ -27,18 +27,19 @@ void count(Pairs& pairs, const Rectangle& r) {
 }
 
 /// By the definition of the masks.
-void count(Pairs& pairs, RaggedMask mask, const RaggedEntry& e) {
+void count(Pairs& pairs, const RaggedBatch& batch, const RaggedEntry& e) {
   for (int64_t i = 0; i < e.q_length; ++i)
     for (int64_t j = 0; j < e.k_length; ++j) {
-      const int64_t diagonal = mask == RaggedMask::causal_end ? e.k_length - e.q_length : 0;
-      if (mask == RaggedMask::full || j <= i + diagonal) ++pairs[{e.q_begin + i, e.k_begin + j}];
+      const int64_t end = i + (batch.mask == RaggedMask::causal_end ? e.k_length - e.q_length : 0);
+      const bool inside = j <= end && (batch.window == 0 || j > end - batch.window);
+      if (batch.mask == RaggedMask::full || inside) ++pairs[{e.q_begin + i, e.k_begin + j}];
     }
 }
 
 Pairs pairs_of(const RaggedPlan& plan) {
   Pairs pairs;
   for (const RaggedBatch& batch : plan.batches)
-    for (const RaggedEntry& e : batch.entries) count(pairs, batch.mask, e);
+    for (const RaggedEntry& e : batch.entries) count(pairs, batch, e);
   for (const Rectangle& r : plan.others) count(pairs, r);
   return pairs;
 }
@@ -142,7 +143,7 @@ TEST(RaggedPlan, ABatchCanGoBackToRectangles) {
     const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit);
     for (const RaggedBatch& batch : plan.batches) {
       Pairs pairs;
-      for (const RaggedEntry& e : batch.entries) count(pairs, batch.mask, e);
+      for (const RaggedEntry& e : batch.entries) count(pairs, batch, e);
       const std::vector<Rectangle> rectangles = rectangles_of(batch);
       RC_ASSERT(pairs_of(rectangles) == pairs);
       RC_ASSERT(std::is_sorted(
@@ -192,14 +193,47 @@ TEST(RaggedPlan, StripedDiagonalsAreDiagonals) {
   EXPECT_EQ(plan.batches[0].entries, (std::vector<RaggedEntry>{{101, 7, 200, 7, 0, 0}}));
 }
 
+/// Those of a rectangle from `first` on.
+Rectangle queries_of(Rectangle r, int64_t first) {
+  r.q_begin += first;
+  r.q_length -= first;
+  r.mask.offset += first * r.mask.q_stride;
+  return r;
+}
+
+TEST(RaggedPlan, WindowsOfOneLengthAreABatch) {
+  const RaggedPlan square = plan_one(causal(8, 8, 0, 1, 1, 7));
+  ASSERT_EQ(square.batches.size(), 1U);
+  EXPECT_EQ(square.batches[0].mask, RaggedMask::causal);
+  EXPECT_EQ(square.batches[0].window, 7);
+  EXPECT_TRUE(square.others.empty());
+  EXPECT_EQ(plan_one(causal(8, 8, 0, 1, 1, 8)).batches[0].window, 0) << "it hides nothing";
+  // 9 keys before the first that the first query sees are left out.
+  const RaggedPlan late = plan_one(causal(8, 30, 11, 1, 1, 3));
+  ASSERT_EQ(late.batches.size(), 1U);
+  EXPECT_EQ(late.batches[0].mask, RaggedMask::causal_end);
+  EXPECT_EQ(late.batches[0].entries, (std::vector<RaggedEntry>{{100, 8, 209, 10, 0, 0}}));
+  // In positions of the document; 2 keys of each rank of 4.
+  EXPECT_EQ(plan_one(causal(8, 8, 0, 4, 4, 8)).batches[0].window, 2);
+  const RaggedPlan two = plan_ragged(
+      std::vector{causal(8, 8, 0, 1, 1, 7), causal(8, 8, 0, 1, 1, 6)}, false, 100, no_limit);
+  EXPECT_EQ(two.batches.size(), 2U);
+  const RaggedPlan one_query = plan_one(causal(1, 8, 5, 1, 1, 3));
+  EXPECT_EQ(one_query.batches[0].mask, RaggedMask::full);
+  EXPECT_EQ(one_query.batches[0].entries, (std::vector<RaggedEntry>{{100, 1, 203, 3, 0, 0}}));
+}
+
 TEST(RaggedPlan, SaysWhyARectangleIsNoEntry) {
   const auto reason = [](const RaggedPlan& plan, NotRagged why) {
     return plan.reasons[static_cast<size_t>(why)];
   };
-  const RaggedPlan window = plan_one(causal(8, 8, 0, 1, 1, 7));
-  EXPECT_EQ(window.others.size(), 1U);
+  // Queries 4 to 7 see all keys but those that are out of their window.
+  const RaggedPlan window = plan_one(causal(8, 6, 2, 1, 1, 4));
+  EXPECT_EQ(window.others, (std::vector<Rectangle>{queries_of(causal(8, 6, 2, 1, 1, 4), 4)}));
   EXPECT_EQ(reason(window, NotRagged::window), 1);
-  EXPECT_TRUE(plan_one(causal(8, 8, 0, 1, 1, 8)).others.empty()) << "a window that hides nothing";
+  Rectangle inverse = causal(8, 8, 0, 1, 1, 7);
+  inverse.mask.causal = false;
+  EXPECT_EQ(reason(plan_one(inverse), NotRagged::window), 1);
   EXPECT_EQ(reason(plan_one(causal(8, 8, 0, 2, 1)), NotRagged::strides), 1);
   EXPECT_EQ(reason(plan_ragged(std::vector{causal(8, 8, 0)}, true, 100, no_limit),
                    NotRagged::fixed_tiles),

@@ -21,6 +21,7 @@ namespace gyre {
 struct AttentionGraphShape {
   bool backward = false;
   RaggedMask mask = RaggedMask::full;
+  int64_t window = 0;  ///< of the batch
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 0;
   int64_t batch = 0;                     ///< entries, at most

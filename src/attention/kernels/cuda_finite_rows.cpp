@@ -64,6 +64,7 @@ AttentionGraphShape probed(const AttentionGraphShape& shape) {
   AttentionGraphShape one;
   one.backward = shape.backward;
   one.mask = shape.mask;
+  one.window = shape.window;
   one.deterministic = shape.deterministic;
   one.heads = one.kv_heads = one.lse_stride = 1;
   one.batch = 2;

@@ -239,6 +239,7 @@ class RaggedKernel final : public BlockKernel {
     const BlockHeads& h = block.heads;
     AttentionGraphShape shape;
     shape.mask = ready.batch.mask;
+    shape.window = ready.batch.window;
     shape.heads = h.heads;
     shape.kv_heads = h.kv_heads;
     shape.head_dim = h.head_dim;

@@ -19,8 +19,9 @@
 //
 // What the library does not take goes to the tiled kernel (cuda_kernel.hpp), call by call (f32
 // arrays, head_dim not a multiple of 16 or too large for the device, some heads of a group, rows
-// that are not 16-byte aligned) or rectangle by rectangle (windows, fixed tiles, unequal strides),
-// or batch by batch, when the library has no engine for it; note() counts them.
+// that are not 16-byte aligned) or rectangle by rectangle (windows behind a diagonal or without
+// one, fixed tiles, unequal strides), or batch by batch, when the library has no engine for it;
+// note() counts them.
 //
 // Limit: the FLOPs of the visible pairs over the tensor cores' peak, as far as the library comes.
 // On top of that come the bytes of what is merged and added, over the memory bandwidth: forward 6

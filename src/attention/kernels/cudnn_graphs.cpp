@@ -121,6 +121,8 @@ class Builder {
         .set_seq_len_kv(k_lengths_);
     if (const auto diagonal = diagonal_of(s_.mask))
       options.set_diagonal_alignment(*diagonal).set_diagonal_band_right_bound(0);
+    // Key j is seen up to the diagonal d if j + bound > d: as many keys as the bound says.
+    if (s_.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s_.window));
   }
 
   const AttentionGraphShape& s_;

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <unordered_map>
@@ -98,6 +99,7 @@ class CudnnLibrary final : public AttentionLibrary {
     AttentionGraphShape kind;
     kind.backward = shape.backward;
     kind.mask = shape.mask;
+    kind.window = std::min<int64_t>(shape.window, 1);  // whether there is one
     kind.head_dim = shape.head_dim;
     if (const auto found = masked_products_.find(kind); found != masked_products_.end())
       return found->second;

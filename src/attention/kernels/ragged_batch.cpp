@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "core/error.hpp"
@@ -13,50 +14,80 @@ namespace {
 struct Part {
   RaggedMask mask;
   RaggedEntry entry;
+  int64_t window = 0;
 };
 
-/// Parts of a rectangle: `keys` keys from its first, for `queries` queries from `first`.
+/// Of a rectangle; `rest` is what is no entry.
+struct Parts {
+  std::vector<Part> entries;
+  std::optional<Rectangle> rest;
+};
+
+/// `keys` keys from the first of a rectangle, for `queries` queries from `first`.
 Part part_of(const Rectangle& r, RaggedMask mask, int64_t first, int64_t queries, int64_t keys) {
   return {mask, {r.q_begin.value() + first, queries, r.k_begin.value(), keys, 0, 0}};
 }
 
-/// A rectangle with a diagonal: equal strides, no window.
-std::vector<Part> diagonal_parts(const Rectangle& r) {
-  const int64_t offset = floor_div(r.mask.offset, r.mask.q_stride);
+/// Queries of a rectangle from `first` on.
+Rectangle queries_from(const Rectangle& r, int64_t first) {
+  Rectangle rest = r;
+  rest.q_begin += first;
+  rest.q_length -= first;
+  rest.mask.offset += first * r.mask.q_stride;
+  return rest;
+}
+
+/// A rectangle with a diagonal: equal strides.
+Parts diagonal_parts(const Rectangle& r) {
+  const int64_t stride = r.mask.q_stride;
+  const int64_t offset = floor_div(r.mask.offset, stride);
+  // Keys that a query sees, but for those behind the first: the same number for each.
+  const int64_t window =
+      r.mask.window == 0 ? 0 : offset - floor_div(r.mask.offset - r.mask.window, stride);
   const int64_t first = std::max<int64_t>(0, -offset);
   const int64_t keys = std::min(r.k_length, offset + r.q_length);
-  if (first >= r.q_length || keys <= 0) return {};
+  if (first >= r.q_length || keys <= 0 || (r.mask.window > 0 && window == 0)) return {};
   // The last query of the diagonal is the first that sees all keys.
   const int64_t on_diagonal = std::min(r.q_length, keys - offset) - first;
-  const bool square = on_diagonal == keys;
-  std::vector<Part> parts = {
-      part_of(r, square ? RaggedMask::causal : RaggedMask::causal_end, first, on_diagonal, keys)};
+  // Keys before the first that the first query sees are nobody's.
+  const int64_t skipped = window == 0 ? 0 : std::max<int64_t>(0, offset + first - window + 1);
+  if (on_diagonal <= 0 || skipped >= keys) return {{}, queries_from(r, first)};
+  const bool square = on_diagonal == keys - skipped;
+  Parts parts;
+  parts.entries = {part_of(r, square ? RaggedMask::causal : RaggedMask::causal_end, first,
+                           on_diagonal, keys - skipped)};
+  RaggedEntry& entry = parts.entries.front().entry;
+  entry.k_begin += skipped;
+  // A window that reaches the first key from the last query hides nothing.
+  if (window < entry.k_length) parts.entries.front().window = window;
   const int64_t rest = first + on_diagonal;
-  if (rest < r.q_length)
-    parts.push_back(part_of(r, RaggedMask::full, rest, r.q_length - rest, keys));
+  if (rest == r.q_length) return parts;
+  if (window > 0)
+    parts.rest = queries_from(r, rest);
+  else
+    parts.entries.push_back(part_of(r, RaggedMask::full, rest, r.q_length - rest, keys));
   return parts;
 }
 
-/// Nothing: the rectangle is no batch entry, for `reason`.
-std::optional<std::vector<Part>> parts_of(const Rectangle& r, NotRagged& reason) {
-  if (r.q_length <= 0 || r.k_length <= 0) return std::vector<Part>{};
+/// The entries of a rectangle; what is left has a `reason`.
+Parts parts_of(const Rectangle& r, NotRagged& reason) {
+  if (r.q_length <= 0 || r.k_length <= 0) return {};
   const bool nothing_behind = r.mask.begin_key(r.q_length - 1) <= 0;
   if (nothing_behind && r.mask.end_key(0) >= r.k_length)
-    return std::vector<Part>{part_of(r, RaggedMask::full, 0, r.q_length, r.k_length)};
-  if (!nothing_behind) {
-    reason = NotRagged::window;
-    return std::nullopt;
-  }
+    return {{part_of(r, RaggedMask::full, 0, r.q_length, r.k_length)}, {}};
   if (r.q_length == 1) {  // whatever the strides
-    const int64_t keys = std::min(r.k_length, r.mask.end_key(0));
-    if (keys <= 0) return std::vector<Part>{};
-    return std::vector<Part>{part_of(r, RaggedMask::full, 0, 1, keys)};
+    const int64_t begin = std::max<int64_t>(0, r.mask.begin_key(0));
+    const int64_t keys = std::min(r.k_length, r.mask.end_key(0)) - begin;
+    if (keys <= 0) return {};
+    Part part = part_of(r, RaggedMask::full, 0, 1, keys);
+    part.entry.k_begin += begin;
+    return {{part}, {}};
   }
-  if (r.mask.q_stride != r.mask.k_stride) {
-    reason = NotRagged::strides;
-    return std::nullopt;
-  }
-  return diagonal_parts(r);
+  reason = r.mask.window > 0 ? NotRagged::window : NotRagged::strides;
+  if (!r.mask.causal || r.mask.q_stride != r.mask.k_stride) return {{}, r};
+  Rectangle seen = r;
+  if (nothing_behind) seen.mask.window = 0;
+  return diagonal_parts(seen);
 }
 
 void append(RaggedBatch& batch, const RaggedEntry& entry) {
@@ -152,7 +183,7 @@ const char* name_of(NotRagged reason) {
 RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles,
                        int64_t most_entries, int64_t most_rows) {
   RaggedPlan plan;
-  std::map<std::pair<RaggedMask, int>, RaggedBatch> open;
+  std::map<std::tuple<RaggedMask, int64_t, int>, RaggedBatch> open;
   const auto close = [&](RaggedBatch& batch) {
     if (batch.entries.empty()) return;
     complete(batch);
@@ -160,19 +191,19 @@ RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles,
   };
   for (const Rectangle& r : rectangles) {
     NotRagged reason = NotRagged::fixed_tiles;
-    const auto parts = fixed_tiles ? std::nullopt : parts_of(r, reason);
-    if (!parts) {
-      plan.others.push_back(r);
+    const Parts parts = fixed_tiles ? Parts{{}, r} : parts_of(r, reason);
+    if (parts.rest) {
+      plan.others.push_back(*parts.rest);
       ++plan.reasons[static_cast<size_t>(reason)];
-      continue;
     }
-    for (const Part& part : *parts) {
-      RaggedBatch& batch = open[{part.mask, length_class(part.entry.q_length)}];
+    for (const Part& part : parts.entries) {
+      RaggedBatch& batch = open[{part.mask, part.window, length_class(part.entry.q_length)}];
       if (std::ssize(batch.entries) >= most_entries ||
           batch.q_rows + part.entry.q_length > most_rows ||
           batch.k_rows + part.entry.k_length > most_rows)
         close(batch);
       batch.mask = part.mask;
+      batch.window = part.window;
       append(batch, part.entry);
     }
   }
@@ -193,6 +224,7 @@ std::vector<Rectangle> rectangles_of(const RaggedBatch& batch) {
     Mask mask;
     mask.causal = batch.mask != RaggedMask::full;
     mask.offset = mask.causal ? e.k_length - e.q_length : 0;
+    mask.window = batch.window;
     rectangles.push_back(
         {LocalToken(e.q_begin), e.q_length, LocalToken(e.k_begin), e.k_length, mask});
   }

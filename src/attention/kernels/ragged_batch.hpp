@@ -7,10 +7,12 @@
 //     causal_end   query i sees key j <= i + k_length - q_length    (diagonal to the last key)
 //     full         query i sees every key
 //
-// A causal rectangle that is no window is at most two of them. With equal strides s of queries and
-// keys, query i sees j <= i + o, o = floor(offset / s): its first max(0, -o) queries see nothing,
-// the queries from k_length - o on see everything, and those between end on the diagonal. Example,
-// 8 queries, 6 keys, offset 2 (x: visible):
+// The first two may have a window: of those keys a query then sees the last `window`.
+//
+// A causal rectangle is at most two of them. With equal strides s of queries and keys, query i sees
+// j <= i + o, o = floor(offset / s): its first max(0, -o) queries see nothing, the queries from
+// k_length - o on see everything, and those between end on the diagonal; what of a window is behind
+// the diagonal is left to another kernel. Example, 8 queries, 6 keys, offset 2 (x: visible):
 //
 //       0 x x x
 //       1 x x x x                    entry   rows 0..3, keys 0..5, causal_end
@@ -59,6 +61,7 @@ using Round = std::vector<RowPiece>;
 
 struct RaggedBatch {
   RaggedMask mask = RaggedMask::full;
+  int64_t window = 0;  ///< keys that a query sees at most, up to the diagonal; 0: all
   /// Sorted by q_begin; scratch rows are dealt in this order, without gaps.
   std::vector<RaggedEntry> entries;
   int64_t q_rows = 0, k_rows = 0;  ///< scratch rows in all
@@ -73,7 +76,8 @@ const char* name_of(NotRagged reason);
 
 struct RaggedPlan {
   std::vector<RaggedBatch> batches;
-  std::vector<Rectangle> others;  ///< in their order; for a kernel that takes any rectangle
+  std::vector<Rectangle>
+      others;  ///< and rests of some, in their order; for a kernel that takes any
   std::array<int64_t, not_ragged_reasons> reasons{};  ///< rectangles in `others`
 };
 
