@@ -79,10 +79,9 @@ class AttentionProblem {
   int64_t visible() const { return total_pairs(rectangles_) * shape_.heads * shape_.dim; }
 
   void forward() {
-    std::fill_n(out_.data(), out_.size(), 0.0F);
-    std::fill_n(lse_.data(), lse_.size(), -std::numeric_limits<float>::infinity());
     ForwardBlock block;
     fill(block);
+    block.overwrite = true;
     block.out = out_.matrix(shape_.tokens, width());
     block.lse = lse_.matrix(shape_.tokens, shape_.heads);
     kernel_->forward(block);

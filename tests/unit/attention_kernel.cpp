@@ -141,9 +141,11 @@ struct Problem {
       }
     return result;
   }
-  void add(BlockKernel& kernel, std::span<const Rectangle> some, Forward& to) const {
+  void add(BlockKernel& kernel, std::span<const Rectangle> some, Forward& to,
+           bool overwrite = false) const {
     ForwardBlock block;
     fill(block, some);
+    block.overwrite = overwrite;
     block.out = to.out.ref();
     block.lse = to.lse.view();
     kernel.forward(block);
@@ -165,9 +167,10 @@ struct Problem {
   }
   struct Wanted {
     bool queries = true, keys = true;
+    bool overwrite = false;
   };
   void add(BlockKernel& kernel, std::span<const Rectangle> some, const Forward& of, Backward& to,
-           Wanted wanted = {true, true}) const {
+           Wanted wanted = {true, true, false}) const {
     Matrix delta(DType::f32, rows, heads.heads, 0);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t h = 0; h < heads.heads; ++h) {
@@ -179,6 +182,7 @@ struct Problem {
     Matrix lse = of.lse;
     BackwardBlock block;
     fill(block, some);
+    block.overwrite_d_q = block.overwrite_d_kv = wanted.overwrite;
     block.d_out = d_out.ref();
     block.lse = lse.view();
     block.delta = delta.view();
@@ -189,7 +193,8 @@ struct Problem {
     }
     kernel.backward(block);
   }
-  Backward backward(BlockKernel& kernel, const Forward& of, Wanted wanted = {true, true}) const {
+  Backward backward(BlockKernel& kernel, const Forward& of,
+                    Wanted wanted = {true, true, false}) const {
     Backward result = no_gradients();
     add(kernel, rectangles, of, result, wanted);
     return result;
@@ -467,6 +472,42 @@ TEST(AttentionKernel, AgreesWithTheReferenceForwardAndBackward) {
     const Forward want = p.forward(*reference);
     RC_ASSERT(worst_error(p, p.forward(*cpu), want) <= 1);
     RC_ASSERT(worst_error(p, p.backward(*cpu, want), p.backward(*reference, want)) <= 1);
+  }));
+}
+
+bool same_bits(const Matrix& a, const Matrix& b) {
+  for (int64_t r = 0; r < a.rows(); ++r)
+    for (int64_t c = 0; c < a.cols(); ++c)
+      if (std::bit_cast<uint32_t>(a(r, c)) != std::bit_cast<uint32_t>(b(r, c))) return false;
+  return true;
+}
+
+TEST(AttentionKernel, OverwrittenResultsAreThoseThatBeganWithNothing) {
+  // Rows that no rectangle covers, too; what was there, NaN, is not read.
+  EXPECT_TRUE(rc::check([] {
+    const Problem p = arbitrary_problem();
+    const auto cpu = make_cpu_kernel(*rc::gen::inRange(1, 4));
+    RC_ASSERT(cpu->can_overwrite());
+    const auto results = [&] {
+      return Forward{{p.types.out, p.rows, p.q.cols(), 2}, {DType::f32, p.rows, p.heads.heads, 1}};
+    };
+    const auto gradients = [&] {
+      return Backward{{p.types.d_q, p.rows, p.q.cols(), 2}, {DType::f32, p.keys, p.kv.cols(), 0}};
+    };
+    Forward merged = results(), written = results();
+    Backward added = gradients(), replaced = gradients();
+    for (int64_t r = 0; r < p.rows; ++r) {
+      merged.out.fill_row(r, 0);
+      merged.lse.fill_row(r, -infinity);
+      added.d_q.fill_row(r, 0);
+    }
+    for (int64_t j = 0; j < p.keys; ++j) added.d_kv.fill_row(j, 0);
+    p.add(*cpu, p.rectangles, merged);
+    p.add(*cpu, p.rectangles, written, true);
+    RC_ASSERT(same_bits(written.out, merged.out) && same_bits(written.lse, merged.lse));
+    p.add(*cpu, p.rectangles, merged, added);
+    p.add(*cpu, p.rectangles, merged, replaced, {true, true, true});
+    RC_ASSERT(same_bits(replaced.d_q, added.d_q) && same_bits(replaced.d_kv, added.d_kv));
   }));
 }
 

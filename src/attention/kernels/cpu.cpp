@@ -34,6 +34,7 @@
 // belongs to one document.
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "attention/kernels/block_kernel.hpp"
@@ -41,6 +42,7 @@
 #include "attention/kernels/tile_worker.hpp"
 #include "attention/kernels/tiles.hpp"
 #include "core/error.hpp"
+#include "core/special_values.hpp"
 #include "runtime/parallel.hpp"
 
 namespace gyre {
@@ -59,8 +61,11 @@ class CpuKernel final : public BlockKernel {
  public:
   explicit CpuKernel(int threads) : threads_(threads), workers_(static_cast<size_t>(threads)) {}
 
+  bool can_overwrite() const override { return true; }
+
   void forward(const ForwardBlock& block) override {
     start(block);
+    if (block.overwrite) forget(block);
     const OnePassSplit split = split_one_pass(block);
     for_each_share(split.one_pass, threads_, [&](Rectangles some, int thread) {
       worker(thread).one_pass.forward(block, some, 0, block.heads.kv_heads);
@@ -70,10 +75,14 @@ class CpuKernel final : public BlockKernel {
         worker(thread).tiles.forward(block, sweep, sweep.groups()[static_cast<size_t>(task)]);
       });
     });
+    if (block.overwrite) clear_unseen(block);
   }
 
   void backward(const BackwardBlock& block) override {
     start(block);
+    if (block.overwrite_d_q) clear(block.d_q);
+    if (block.overwrite_d_kv)
+      for (const MatrixRef gradient : {MatrixRef(block.d_k), MatrixRef(block.d_v)}) clear(gradient);
     const OnePassSplit split = split_one_pass(block);
     one_pass(block, split);
     const Gradients wanted{!block.d_q.empty(), block.d_k.data != nullptr};
@@ -96,6 +105,11 @@ class CpuKernel final : public BlockKernel {
 
  private:
   void start(const BlockInput& in);
+  static void clear(const MatrixRef& m);
+  /// What rows hold is not read as long as their log-sum-exp says that they have seen nothing...
+  static void forget(const ForwardBlock& block);
+  /// ... and where it still says so in the end, the result is 0.
+  static void clear_unseen(const ForwardBlock& block);
 
   Worker& worker(int thread) { return workers_[static_cast<size_t>(thread)]; }
 
@@ -151,6 +165,27 @@ class CpuKernel final : public BlockKernel {
   int threads_;
   std::vector<Worker> workers_;
 };
+
+void CpuKernel::clear(const MatrixRef& m) {
+  const auto size = static_cast<int64_t>(size_of(m.type));
+  for (int64_t r = 0; r < m.rows; ++r)
+    std::memset(m.data + r * m.stride * size, 0, static_cast<size_t>(m.cols * size));
+}
+
+void CpuKernel::forget(const ForwardBlock& block) {
+  for (int64_t r = 0; r < block.lse.rows; ++r)
+    std::fill_n(block.lse.row(r), block.lse.cols, -infinity_of<float>);
+}
+
+void CpuKernel::clear_unseen(const ForwardBlock& block) {
+  const auto head_bytes = block.heads.head_dim * static_cast<int64_t>(size_of(block.out.type));
+  const auto row_bytes = block.out.stride * static_cast<int64_t>(size_of(block.out.type));
+  for (int64_t r = 0; r < block.lse.rows; ++r)
+    for (int64_t h = 0; h < block.lse.cols; ++h)
+      if (block.lse(r, h) == -infinity_of<float>)
+        std::memset(block.out.data + r * row_bytes + h * head_bytes, 0,
+                    static_cast<size_t>(head_bytes));
+}
 
 void CpuKernel::start(const BlockInput& in) {
   const BlockHeads& h = in.heads;

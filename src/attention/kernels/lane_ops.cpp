@@ -175,25 +175,35 @@ void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* cons
   const auto saw_keys = [&](int64_t lane) {
     return state.sum[lane] != 0.0F;
   };  // NaN counts as seen
+  const auto first_result = [&](int64_t at) { return *lse[at] == minus_infinity; };
+  // What a row without a result holds is not read.
+  const auto open_row = [&](int64_t at) {
+    if (first_result(at)) std::fill_n(rows[at], state.head_dim, 0.0F);
+  };
   int64_t lane = 0;
 #if HWY_TARGET != HWY_SCALAR
-  const auto first_result = [&](int64_t at) { return *lse[at] == minus_infinity; };
   for (; lane + block <= lanes; lane += block) {
     const bool all =
         saw_keys(lane) && saw_keys(lane + 1) && saw_keys(lane + 2) && saw_keys(lane + 3);
     const int64_t done = all ? state.head_dim / block * block : 0;
     if (all && first_result(lane) && first_result(lane + 1) && first_result(lane + 2) &&
-        first_result(lane + 3))
+        first_result(lane + 3) && done == state.head_dim) {
       blend_four_lanes<true>(state.out, lane, state.head_dim, w1 + lane, w2 + lane, rows + lane);
-    else if (all)
+      continue;
+    }
+    for (int64_t i = lane; i < lane + block; ++i)
+      if (saw_keys(i)) open_row(i);
+    if (all)
       blend_four_lanes<false>(state.out, lane, state.head_dim, w1 + lane, w2 + lane, rows + lane);
     for (int64_t i = lane; i < lane + block; ++i)
       if (saw_keys(i)) blend_one_lane(state.out, i, done, state.head_dim, w1[i], w2[i], rows[i]);
   }
 #endif
   for (; lane < lanes; ++lane)
-    if (saw_keys(lane))
+    if (saw_keys(lane)) {
+      open_row(lane);
       blend_one_lane(state.out, lane, 0, state.head_dim, w1[lane], w2[lane], rows[lane]);
+    }
   for (int64_t i = 0; i < lanes; ++i)
     if (saw_keys(i)) *lse[i] = merged[i];
 }
