@@ -218,6 +218,9 @@ class CudaRowKernels final : public RowKernels {
   std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) override {
     return make_cuda_score_records(stream_, shape);
   }
+  std::unique_ptr<CrossRecords> make_cross_records(int ranks, int threads) override {
+    return make_cuda_cross_records(stream_, ranks, threads);
+  }
 
  private:
   CUstream_st* handle() const { return cuda_handle(stream_); }

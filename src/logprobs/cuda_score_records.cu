@@ -88,6 +88,12 @@ __global__ void __launch_bounds__(block_threads) score_ids(Merge m) {
                                            m.scale, m.log_sums[row]);
 }
 
+/// What was fetched, from `place` on.
+template <class T>
+void take(const std::byte* fetched, int64_t place, std::span<T> to) {
+  std::copy_n(reinterpret_cast<const T*>(fetched + place), to.size(), to.begin());
+}
+
 class CudaScoreRecords final : public ScoreRecords {
  public:
   CudaScoreRecords(Stream& stream, const RecordShape& shape)
@@ -158,12 +164,9 @@ class CudaScoreRecords final : public ScoreRecords {
     launch(over_all(rows_, handle()), merge_rows, m);
     launch(over_all(rows_ * shape_.picks, handle()), score_ids, m);
     const std::byte* const found = results_.fetch(static_cast<const std::byte*>(room), results);
-    const auto take = [found]<class T>(int64_t place, std::span<T> to) {
-      std::copy_n(reinterpret_cast<const T*>(found + place), to.size(), to.begin());
-    };
-    take(normalizers, out.normalizers);
-    take(entropy, out.entropy);
-    take(logprob, out.logprob);
+    take(found, normalizers, out.normalizers);
+    take(found, entropy, out.entropy);
+    take(found, logprob, out.logprob);
   }
 
  private:
@@ -190,7 +193,74 @@ class CudaScoreRecords final : public ScoreRecords {
   Download results_;
 };
 
+/// From records [ranks, rows] of CrossMoments.
+__global__ void __launch_bounds__(block_threads)
+    merge_crosses(const CrossMoments* records, int64_t rows, int ranks, RowNormalizer* students,
+                  RowNormalizer* teachers, float* value) {
+  const int64_t row = thread_number();
+  if (row >= rows) return;
+  const CrossTotal total(records + row, rows, ranks);
+  students[row] = total.student();
+  teachers[row] = total.teacher();
+  value[row] = total.value();
+}
+
+class CudaCrossRecords final : public CrossRecords {
+ public:
+  CudaCrossRecords(Stream& stream, int ranks, int threads)
+      : CrossRecords(ranks, threads), stream_(stream), results_(stream) {}
+
+ protected:
+  std::span<const CrossMoments> make(ConstMatrixRef student, ConstMatrixRef teacher,
+                                     int64_t columns) override {
+    rows_ = student.rows;
+    Places places;
+    const int64_t own = places.add<CrossMoments>(rows_);
+    const int64_t sums =
+        places.add<rows::CrossSums>(rows_ * rows::parts_of(columns, rows::part_columns));
+    std::byte* const memory = own_memory_.at_least(places.bytes());
+    auto* const to = reinterpret_cast<CrossMoments*>(memory + own);
+    rows::launch_cross_moments(handle(), student, teacher, columns,
+                               reinterpret_cast<rows::CrossSums*>(memory + sums), to);
+    return {to, static_cast<size_t>(rows_)};
+  }
+  std::span<CrossMoments> all() override {
+    const int64_t count = ranks_ * rows_;
+    auto* const memory = all_memory_.at_least(count * static_cast<int64_t>(sizeof(CrossMoments)));
+    return {reinterpret_cast<CrossMoments*>(memory), static_cast<size_t>(count)};
+  }
+  void merge_records(std::span<const CrossMoments> records, const CrossScores& out) override {
+    Places places;
+    const int64_t students = places.add<RowNormalizer>(rows_);
+    const int64_t teachers = places.add<RowNormalizer>(rows_);
+    const int64_t value = places.add<float>(rows_);
+    std::byte* const room = results_memory_.at_least(places.bytes());
+    launch(over_all(rows_, handle()), merge_crosses, records.data(), rows_, ranks_,
+           reinterpret_cast<RowNormalizer*>(room + students),
+           reinterpret_cast<RowNormalizer*>(room + teachers),
+           reinterpret_cast<float*>(room + value));
+    const std::byte* const found =
+        results_.fetch(static_cast<const std::byte*>(room), places.bytes());
+    take(found, students, out.students);
+    take(found, teachers, out.teachers);
+    take(found, value, out.value);
+  }
+
+ private:
+  CUstream_st* handle() const { return cuda_handle(stream_); }
+
+  Stream& stream_;
+  int64_t rows_ = 0;
+  Pool own_memory_{MemorySpace::device}, all_memory_{MemorySpace::device},
+      results_memory_{MemorySpace::device};
+  Download results_;
+};
+
 }  // namespace
+
+std::unique_ptr<CrossRecords> make_cuda_cross_records(Stream& stream, int ranks, int threads) {
+  return std::make_unique<CudaCrossRecords>(stream, ranks, threads);
+}
 
 std::unique_ptr<ScoreRecords> make_cuda_score_records(Stream& stream, const RecordShape& shape) {
   return std::make_unique<CudaScoreRecords>(stream, shape);

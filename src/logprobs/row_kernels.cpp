@@ -104,6 +104,9 @@ class CpuRowKernels final : public RowKernels {
   std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) override {
     return make_host_score_records(*this, shape);
   }
+  std::unique_ptr<CrossRecords> make_cross_records(int ranks, int threads) override {
+    return make_host_cross_records(*this, ranks, threads);
+  }
 };
 
 }  // namespace

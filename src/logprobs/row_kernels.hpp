@@ -16,6 +16,7 @@
 #include <span>
 
 #include "core/matrix_ref.hpp"
+#include "logprobs/cross_records.hpp"
 #include "logprobs/row_digits.hpp"
 #include "logprobs/row_gradient.hpp"
 #include "logprobs/row_selection.hpp"
@@ -94,6 +95,7 @@ class RowKernels {
 
   /// Records of such rows, in space(); these kernels must outlive them.
   virtual std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) = 0;
+  virtual std::unique_ptr<CrossRecords> make_cross_records(int ranks, int threads) = 0;
 };
 
 /// The host's. They have no state: any number of threads may use them.

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "core/error.hpp"
+#include "logprobs/gather_records.hpp"
 #include "logprobs/row_kernels.hpp"
 #include "logprobs/row_total.hpp"
 #include "runtime/buffer.hpp"
@@ -15,18 +15,9 @@ namespace gyre {
 double ScoreRecords::merge(Communicator& arrays, Stream& stream, std::string_view what,
                            const RowScores& out) {
   const std::span<const float> mine = own();
-  if (shape_.vocab.ranks() == 1) {
-    merge_records(mine, out);
-    return 0;
-  }
-  const MarkPtr before = stream.mark();
-  const WorkPtr gathering =
-      arrays.all_gather(bytes_of(mine), writable_bytes_of(all()), stream, what);
-  gathering->wait_on_stream();
-  const MarkPtr arrived = stream.mark();
-  merge_records(all(), out);
-  gathering->wait();
-  return arrived->seconds() - before->seconds();
+  const int ranks = shape_.vocab.ranks();
+  return merge_gathered(ranks, mine, ranks == 1 ? std::span<float>() : all(), arrays, stream, what,
+                        [&](std::span<const float> records) { merge_records(records, out); });
 }
 
 namespace {

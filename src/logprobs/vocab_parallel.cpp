@@ -5,8 +5,6 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
-#include "core/special_values.hpp"
-#include "logprobs/row_total.hpp"
 #include "logprobs/score_detail.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/parallel.hpp"
@@ -155,82 +153,34 @@ RowPass VocabScores::pass() const {
 }
 
 SoftCrossEntropy::SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, int threads,
-                                   Communicator& tp, RowKernels* kernels)
+                                   Communicator& tp, RowKernels* kernels, Communicator* arrays)
     : tokens_(tokens),
       vocab_(vocab),
       threads_(threads),
       tp_(tp),
+      arrays_(arrays == nullptr ? tp : *arrays),
       kernels_(kernels_or_cpu(kernels)) {
   constexpr std::string_view what = "soft cross entropies";
+  check_arrays(tp, arrays_, kernels_.space());
   const auto check = [&] {
     check_tokens(tokens);
     check_partition(vocab, tp.size());
   };
   agree_on_arguments(tp, what, check, {{"the number of tokens", tokens}});
   agree_on_partition(tp, what, vocab);
+  records_ = kernels_.make_cross_records(tp.size(), threads);
   students_ = Buffer<RowNormalizer>(tokens);
   teachers_ = Buffer<RowNormalizer>(tokens);
 }
 
-namespace {
-
-/// One token's student and teacher over all shards; see CrossMoments.
-struct WholePair {
-  RowTotal student, teacher;
-  double cross = 0;
-};
-
-/// `records`: those of one token, of all ranks in rank order, `distance` records apart.
-WholePair merge_ranks(const CrossMoments* records, int64_t distance, int64_t ranks) {
-  WholePair row;
-  for (int64_t r = 0; r < ranks; ++r) {
-    row.student.max = std::max(row.student.max, records[r * distance].student_max);
-    row.teacher.max = std::max(row.teacher.max, records[r * distance].teacher_max);
-  }
-  for (int64_t r = 0; r < ranks; ++r) {
-    const CrossMoments& part = records[r * distance];
-    const auto student_sum = static_cast<double>(part.student_sum),
-               teacher_sum = static_cast<double>(part.teacher_sum);
-    const double shift =
-        static_cast<double>(part.student_max) - static_cast<double>(row.student.max);
-    row.student.sum += student_sum * std::exp(shift);
-    if (teacher_sum == 0) continue;
-    const double factor =
-        std::exp(static_cast<double>(part.teacher_max) - static_cast<double>(row.teacher.max));
-    row.teacher.sum += teacher_sum * factor;
-    // Only the student has -inf somewhere: infinite, for any probability of the teacher.
-    row.cross += part.cross == -infinity_of<float>
-                     ? static_cast<double>(-infinity_of<float>)
-                     : (static_cast<double>(part.cross) + shift * teacher_sum) * factor;
-  }
-  return row;
-}
-
-}  // namespace
-
 double SoftCrossEntropy::forward(ConstMatrixRef student, ConstMatrixRef teacher, Stream& stream,
                                  std::span<float> value) {
   static_assert(sizeof(CrossMoments) == 20);
-  const int64_t ranks = tp_.size();
   check_shard(student, tokens_, vocab_.columns(tp_.rank()));
   check_shard(teacher, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(std::ssize(value) == tokens_, "{} values of {} tokens", value.size(), tokens_);
-  Buffer<CrossMoments> own(tokens_), all(ranks == 1 ? 0 : ranks * tokens_);
-  kernels_.cross_moments(student, teacher, vocab_.valid(tp_.rank()), threads_, own.span());
-  const CrossMoments* records = own.data();
-  double waited = 0;
-  if (ranks > 1) {
-    waited = gather_records<CrossMoments>(tp_, own.span(), all.span(), stream, "cross moments");
-    records = all.data();
-  }
-  for_each_token(threads_, tokens_, ranks, [&](int64_t i) {
-    const WholePair row = merge_ranks(records + i, tokens_, ranks);
-    const double log_student = std::log(row.student.sum);
-    students_[i] = {row.student.max, static_cast<float>(log_student)};
-    teachers_[i] = {row.teacher.max, static_cast<float>(std::log(row.teacher.sum))};
-    value[static_cast<size_t>(i)] = static_cast<float>(log_student - row.cross / row.teacher.sum);
-  });
-  return waited;
+  return records_->merge(student, teacher, vocab_.valid(tp_.rank()), arrays_, stream,
+                         "cross moments", {students_.span(), teachers_.span(), value});
 }
 
 void SoftCrossEntropy::backward(ConstMatrixRef student, ConstMatrixRef teacher,

@@ -22,8 +22,9 @@
 // RL; entropies here are Shannon's, -Σ p log p >= 0, the negative of what it returns, and padded
 // columns and -inf logits take no part.
 //
-// Logits and their gradients lie in the memory of the RowKernels, and what VocabScores exchanges
-// does, by ScoreOptions::arrays; all else is host memory, and so are the buffers of `tp`.
+// Logits and their gradients lie in the memory of the RowKernels, and so do the records that
+// VocabScores and SoftCrossEntropy exchange, by `arrays`; all else is host memory, and so are the
+// buffers of `tp`.
 
 #include <cstdint>
 #include <memory>
@@ -31,6 +32,7 @@
 
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
+#include "logprobs/cross_records.hpp"
 #include "logprobs/row_gradient.hpp"
 #include "logprobs/row_kernels.hpp"
 #include "logprobs/row_statistics.hpp"
@@ -114,11 +116,12 @@ class VocabScores {
 /// DistributedCrossEntropy of NeMo RL.
 class SoftCrossEntropy {
  public:
-  /// Collective; errors as VocabScores.
+  /// Collective; errors as VocabScores. `arrays`: as in ScoreOptions.
   SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, int threads, Communicator& tp,
-                   RowKernels* kernels = nullptr);
+                   RowKernels* kernels = nullptr, Communicator* arrays = nullptr);
 
-  /// value [tokens] (nats). Collective: one all-gather. Returns the seconds waited.
+  /// value [tokens] (nats). `stream` is the kernels'. Collective: one all-gather. Returns the
+  /// seconds that the stream waited for other ranks.
   double forward(ConstMatrixRef student, ConstMatrixRef teacher, Stream& stream,
                  std::span<float> value);
   /// d_student [tokens, columns] <- d_value (q - p); may be the student's memory.
@@ -130,7 +133,9 @@ class SoftCrossEntropy {
   VocabPartition vocab_;
   int threads_;
   Communicator& tp_;
+  Communicator& arrays_;
   RowKernels& kernels_;
+  std::unique_ptr<CrossRecords> records_;
   Buffer<RowNormalizer> students_, teachers_;  // [tokens]
 };
 

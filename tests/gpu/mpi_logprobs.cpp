@@ -252,6 +252,11 @@ TEST_F(LogprobsOnDevice, TheHostWaitsOnceForACallForwardAndNotBackward) {
     scores.backward(shard.logits(), ids, g, g, shard.gradients());
     EXPECT_EQ(softgpu::host_waits() - before, 1);
   }
+  SoftCrossEntropy crosses(tokens, vocab, 1, world(), gpu.kernels, gpu.arrays);
+  Shard teacher(rows, vocab, DType::f32, gpu);
+  const int64_t before = softgpu::host_waits();
+  crosses.forward(shard.logits(), teacher.logits(), *gpu.stream, logprob);
+  EXPECT_EQ(softgpu::host_waits() - before, 1);
 }
 #endif
 
@@ -263,10 +268,9 @@ TEST_F(LogprobsOnDevice, SoftCrossEntropies) {
     const Floats g = test::gradients(tokens, 1);
     const auto run = [&](const Side& side) {
       Shard students(rows, vocab, type, side), teachers(teacher, vocab, type, side);
-      SoftCrossEntropy scores(tokens, vocab, 1, world(), side.kernels);
+      SoftCrossEntropy scores(tokens, vocab, 1, world(), side.kernels, side.arrays);
       Floats value(tokens, NAN);
-      HostStream host;
-      scores.forward(students.logits(), teachers.logits(), host, value);
+      scores.forward(students.logits(), teachers.logits(), stream_of(side), value);
       scores.backward(students.logits(), teachers.logits(), g, students.gradients());
       return std::pair{value, students.result()};
     };

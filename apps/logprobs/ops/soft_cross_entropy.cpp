@@ -37,7 +37,7 @@ class SoftCrossEntropyOp final : public LogprobsOp {
       return;
     }
     auto ours = std::make_shared<SoftCrossEntropy>(rows_.rows(), vocab(), c_.options.threads, tp(),
-                                                   kernels());
+                                                   kernels(), &tp_arrays());
     forward_ = [this, ours] { ours->forward(rows_.logits(), teacher_, stream(), values_.span()); };
     backward_ = [this, ours] {
       ours->backward(rows_.logits(), teacher_, d_values_, rows_.d_logits());

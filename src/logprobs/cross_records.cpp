@@ -1,0 +1,62 @@
+#include "logprobs/cross_records.hpp"
+
+#include "logprobs/gather_records.hpp"
+#include "logprobs/row_kernels.hpp"
+#include "runtime/buffer.hpp"
+#include "runtime/parallel.hpp"
+
+namespace gyre {
+
+double CrossRecords::merge(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
+                           Communicator& arrays, Stream& stream, std::string_view what,
+                           const CrossScores& out) {
+  const std::span<const CrossMoments> own = make(student, teacher, columns);
+  return merge_gathered(
+      ranks_, own, ranks_ == 1 ? std::span<CrossMoments>() : all(), arrays, stream, what,
+      [&](std::span<const CrossMoments> records) { merge_records(records, out); });
+}
+
+namespace {
+
+class HostCrossRecords final : public CrossRecords {
+ public:
+  HostCrossRecords(RowKernels& kernels, int ranks, int threads)
+      : CrossRecords(ranks, threads), kernels_(kernels) {}
+
+ protected:
+  std::span<const CrossMoments> make(ConstMatrixRef student, ConstMatrixRef teacher,
+                                     int64_t columns) override {
+    if (own_.size() != student.rows) own_ = Buffer<CrossMoments>(student.rows);
+    kernels_.cross_moments(student, teacher, columns, threads_, own_.span());
+    return own_.span();
+  }
+  std::span<CrossMoments> all() override {
+    if (all_.size() != ranks_ * own_.size()) all_ = Buffer<CrossMoments>(ranks_ * own_.size());
+    return all_.span();
+  }
+  void merge_records(std::span<const CrossMoments> records, const CrossScores& out) override {
+    const int64_t rows = own_.size();
+    const double nanoseconds = 30 * static_cast<double>(ranks_ + 2);
+    for_each_part(threads_, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        const CrossTotal row(records.data() + i, rows, ranks_);
+        const auto at = static_cast<size_t>(i);
+        out.students[at] = row.student();
+        out.teachers[at] = row.teacher();
+        out.value[at] = row.value();
+      }
+    });
+  }
+
+ private:
+  RowKernels& kernels_;
+  Buffer<CrossMoments> own_, all_;
+};
+
+}  // namespace
+
+std::unique_ptr<CrossRecords> make_host_cross_records(RowKernels& kernels, int ranks, int threads) {
+  return std::make_unique<HostCrossRecords>(kernels, ranks, threads);
+}
+
+}  // namespace gyre
