@@ -28,7 +28,6 @@ class Pool {
     }
     return memory_.data();
   }
-  bool holds(int64_t bytes) const { return memory_.size() >= bytes; }
 
  private:
   MemorySpace space_;
