@@ -37,7 +37,7 @@ for ranks in 1 2 4; do
   [ "$(column table.csv check | grep -c '^ok$')" -eq 16 ] || fail "not all are verified: $(cat table.csv)"
 done
 verified 9 2 $small --schedule halo --window 9 --sinks -d bf16 --wire-dkv f32 -c all
-verified 8 2 --gen dist=long-tailed,max=30 --capacity 60 --heads 2 --kv-heads 1 --head-dim 8 --mask full --layout balanced --kernel tiled
+verified 8 2 --gen dist=long-tailed,max=30 --capacity 60 --heads 2 --kv-heads 1 --head-dim 8 --mask full --layout balanced --chunk 8 --kernel tiled
 verified 8 2 $small --schedule ring -d bf16 --deterministic
 grep -q '^# config .*deterministic=true' output || fail "the order is not named: $(cat output)"
 verified 8 4 --tokens 3 --heads 2 --kv-heads 2 --head-dim 64 --schedule all-gather

@@ -29,7 +29,7 @@ run predict 1 --machine "$inputs/machines/h100-sxm-8.toml" --cp 4 --tokens 4K
 
 # Killed behind some rows: these stay, the others are measured, none twice.
 sweep=("${mpi[@]}" 2 "$apps/gyre-attention" --heads 2 --kv-heads 2 --head-dim 16 -b 32 -e 160 -i 32 --layout striped
-  --schedule all -c none -w 0 -n 1000 -J sweep.jsonl)
+  --schedule all -c none -w 0 -n 300 -J sweep.jsonl)
 rows() { grep -c '"kind":"row"' sweep.jsonl || true; }
 "${sweep[@]}" >output 2>&1 & # ends by itself, or is killed
 launcher=$!

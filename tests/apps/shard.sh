@@ -30,7 +30,7 @@ even=$(for name in pairs_max_mean pad_percent; do column even.csv $name layout=d
 [ "$even" = '1 0' ] ||
   fail "dual-chunk-swap is not even: $(cat even.csv)"
 # No more ranks than one are needed to plan for many.
-expect 0 'RESULT UNVERIFIED' "$shard" --gen dist=long-tailed,count=300,max=16K,seed=2 --capacity 64K --cp 128 -c none
+expect 0 'RESULT UNVERIFIED' "$shard" --gen dist=long-tailed,count=60,max=16K,seed=2 --capacity 64K --cp 128 -c none
 
 # Nothing to shard, and documents of one token.
 for length in 0 1; do

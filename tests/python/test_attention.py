@@ -71,9 +71,8 @@ def query(problem, token, head):
     return weighted / total, np.log(total)
 
 
-def loss(problem, tokens):
-    """What the gradients are gradients of, as far as it depends on these tokens' outputs."""
-    heads = range(problem["q"].shape[1])
+def loss(problem, tokens, heads):
+    """What the gradients are gradients of, as far as it depends on the outputs of these tokens and heads."""
     return sum((problem["d_out"][t, h] * query(problem, t, h)[0]).sum() for t in tokens for h in heads)
 
 
@@ -82,12 +81,16 @@ def derivative(problem, name, index):
     changed = dict(problem)
     changed[name] = problem[name].astype(np.complex128)
     changed[name][index] += 1j * STEP
-    tokens = range(problem["offsets"][-1])
-    if name != "sinks":  # only queries of the same document see it
-        offsets = problem["offsets"]
-        document = np.searchsorted(offsets, index[0], side="right") - 1
-        tokens = range(offsets[document], offsets[document + 1])
-    return loss(changed, tokens).imag / STEP
+    offsets = problem["offsets"]
+    if name == "sinks":  # of all queries of a head
+        return loss(changed, range(offsets[-1]), [index[0]]).imag / STEP
+    if name == "q":  # of its own output
+        return loss(changed, [index[0]], [index[1]]).imag / STEP
+    # A key or a value is seen by the document's queries, and by the heads of its group.
+    group = problem["q"].shape[1] // problem["k"].shape[1]
+    document = np.searchsorted(offsets, index[0], side="right") - 1
+    tokens = range(offsets[document], offsets[document + 1])
+    return loss(changed, tokens, range(index[1] * group, (index[1] + 1) * group)).imag / STEP
 
 
 def in_double(problem):

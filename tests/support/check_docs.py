@@ -67,6 +67,16 @@ def options_of(program):
     return set(OPTION.findall(subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout))
 
 
+@functools.lru_cache(None)
+def options_of_all(apps):
+    return set().union(*(options_of(apps / f"gyre-{name}") for name in PROGRAM.pattern[6:-2].split("|")))
+
+
+@functools.lru_cache(None)
+def usage_of(run):
+    return subprocess.run([run, "help"], capture_output=True, text=True).stdout if run.exists() else ""
+
+
 def check_command(page, command, apps):
     """The options of each program in the command."""
     program = None
@@ -87,10 +97,9 @@ def check_options(page, apps, root):
     inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose(text))]
     for command in shown + [code for code in inline if re.match(r"gyre-\w+ |mpirun ", code)]:
         yield from check_command(page, command, apps)
-    known = set().union(*(options_of(apps / f"gyre-{name}") for name in PROGRAM.pattern[6:-2].split("|")))
-    usage = subprocess.run([root / "run", "help"], capture_output=True, text=True).stdout if (root / "run").exists() else ""
+    usage = usage_of(root / "run")
     for option in [code.split()[0] for code in inline if re.match(r"--[a-z]", code)]:
-        if option not in known | set(OPTION.findall(usage)):
+        if option not in options_of_all(apps) | set(OPTION.findall(usage)):
             yield f"{page.name}: no program has the option {option}"
     for command in re.findall(r"\./run ([a-z-]+)", text):
         if usage and not re.search(rf"^  {command}\b", usage, flags=re.MULTILINE):

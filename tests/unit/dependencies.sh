@@ -22,67 +22,64 @@ declare -A ALLOWED=(
   [report]='report machine io attention sharding comm runtime core'
   [predict]='predict report model machine attention logprobs packing sharding comm runtime core'
 )
-ALGORITHMS='packing sharding attention logprobs model comm'
+ALGORITHMS=(packing sharding attention logprobs model comm)
 PRINTING='std::(cout|cerr|clog|puts|printf)|\b(f|v)?printf *\(|\bf?puts *\(|fmt::print|<iostream>'
 MOST_MAIN_LINES=200 # what is read in five minutes
 MOST_FILE_LINES=450
 
-# The lines below folder $1 that match $2 outside of // comments, as FILE:LINE:TEXT.
+# code_lines PATTERN FOLDER...: lines that match outside of // comments, as FILE:LINE:TEXT.
 code_lines() {
-  grep -rnE --include='*.[ch]pp' --include='*.[ch]' --include='*.cu' --include='*.cuh' "$2" "$1" |
-    sed 's@//.*@@' | grep -E "$2" || true
+  grep -rnE --include='*.[ch]pp' --include='*.[ch]' --include='*.cu' --include='*.cuh' "$@" |
+    sed 's@//.*@@' | grep -E "$1" || true
 }
 
 check_includes() {
   local folder module line included
   for folder in src/*/; do
     module=$(basename "$folder")
-    if [[ ! -v ALLOWED[$module] ]]; then
-      echo "src/$module: a module that the table of tests/unit/dependencies.sh does not know"
-      continue
-    fi
-    while IFS= read -r line; do
-      [[ $line =~ \#include\ \"([^\"]*)\" ]] && included=${BASH_REMATCH[1]}
-      [[ $included != gyre_build.hpp ]] || continue # made by the build
+    [[ -v ALLOWED[$module] ]] || echo "src/$module: a module that the table of tests/unit/dependencies.sh does not know"
+  done
+  while IFS= read -r line; do
+    module=${line#*/}
+    module=${module%%/*}
+    [[ $line =~ \#include\ \"([^\"]*)\" ]] && included=${BASH_REMATCH[1]}
+    if [[ $line == src/* ]]; then
+      [[ -v ALLOWED[$module] && $included != gyre_build.hpp ]] || continue # made by the build
       [[ $included == */* && " ${ALLOWED[$module]} " == *" ${included%%/*} "* ]] ||
         echo "$line: $module may include only ${ALLOWED[$module]}, by their full path"
-    done < <(code_lines "$folder" '#include "')
-  done
-  # Apps use everything of src, their own folder and what is common to them.
-  for folder in apps/*/; do
-    [[ -d $folder ]] || continue
-    module=$(basename "$folder")
-    while IFS= read -r line; do
-      [[ $line =~ \#include\ \"([^\"]*)\" ]] && included=${BASH_REMATCH[1]}
+    else # apps use everything of src, their own folder and what is common to them
       [[ $module == info && $included == apps/*/registry.hpp ]] && continue # it lists what registries hold
       [[ $included == apps/$module/* || $included == apps/common/* || -v ALLOWED[${included%%/*}] ]] ||
         echo "$line: apps/$module may include src, apps/common and itself, by their full path"
-    done < <(code_lines "$folder" '#include "')
-  done
+    fi
+  done < <(code_lines '#include "' src apps)
 }
 
 # forbid PATTERN REASON FOLDER...: the pattern may not occur below the folders.
 forbid() {
-  local folder
+  local folder folders=()
   for folder in "${@:3}"; do
-    [[ -d $folder ]] || continue
-    code_lines "$folder" "$1" | sed "s@\$@   <- $2@"
+    [[ ! -d $folder ]] || folders+=("$folder")
+  done
+  [[ ${#folders[@]} -eq 0 ]] || code_lines "$1" "${folders[@]}" | sed "s@\$@   <- $2@"
+}
+
+# All modules of src but one.
+but() {
+  local module
+  for module in src/*/; do
+    [[ $module == "src/$1/" ]] || echo "$module"
   done
 }
 
 check_names() {
-  local module
   forbid '\bMPI_COMM_WORLD' 'only src/runtime/mpi_env.cpp may name it' src apps tests bench |
     grep -v '^src/runtime/mpi_env\.cpp:' || true
   # The software GPU knows no <<<...>>>, and nothing would check the launch.
   forbid '<<<[^<]' 'launches go through gyre::launch' src tests bench
-  for module in $ALGORITHMS; do
-    forbid "$PRINTING" 'algorithms do not print' "src/$module"
-  done
-  for module in src/*/; do
-    [[ $module == src/report/ ]] || forbid '<CLI/' 'only report reads options' "$module"
-    [[ $module == src/io/ ]] || forbid '<hdf5' 'only io speaks HDF5' "$module"
-  done
+  forbid "$PRINTING" 'algorithms do not print' "${ALGORITHMS[@]/#/src/}"
+  forbid '<CLI/' 'only report reads options' $(but report)
+  forbid '<hdf5' 'only io speaks HDF5' $(but io)
 }
 
 # at_most LINES WHAT: says which of the files that are read from stdin, separated by NUL, have more.
