@@ -55,12 +55,13 @@ verified() {
   grep -q "^$pattern" "$scratch/out" || { echo "no line begins with '$pattern'" && return 1; }
 }
 
-# nccl_or_skip COMMAND...: several ranks on one GPU need an NCCL that allows it; one that does not says so.
-nccl_or_skip() {
+# verified_or_lacks WHAT COMMAND...: several ranks on one GPU need an NCCL that allows it, and GPU memory an MPI that takes
+# it; one that does not says so.
+verified_or_lacks() {
   local status=0
-  verified 'VERIFY PASSED' "$@" || status=$?
-  if [[ $status -eq 3 ]] && grep -qiE 'nccl' "$scratch/out"; then
-    grep -iE 'nccl' "$scratch/out" | tail -n 1
+  verified 'VERIFY PASSED' "${@:2}" || status=$?
+  if [[ $status -eq 3 ]] && grep -qiE "$1" "$scratch/out"; then
+    grep -iE "$1" "$scratch/out" | tail -n 1
     return 77
   fi
   return "$status"
@@ -114,11 +115,12 @@ programs() {
     tokens=96 vocab=500 heads=(--heads 2 --kv-heads 1 --head-dim 16)
   fi
   for n in 1 2 4; do
-    for comm in nccl staged; do
+    for comm in nccl staged mpi-gpu; do
       local check=(verified 'VERIFY PASSED') with=("${gpu[@]}" --comm "$comm")
       [[ $n -eq 1 ]] || with+=(--share-gpus)
       # Alone on a GPU, NCCL must work; the software GPU may be built without.
-      [[ $comm == staged || $n -eq 1 && $GYRE_SOFTGPU == 0 ]] || check=(nccl_or_skip)
+      [[ $comm != nccl || $n -eq 1 && $GYRE_SOFTGPU == 0 ]] || check=(verified_or_lacks nccl)
+      [[ $comm != mpi-gpu ]] || check=(verified_or_lacks 'takes no GPU memory')
       piece "gyre-attention $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-attention" "${with[@]}" \
         --tokens $tokens "${heads[@]}" --schedule all -d bf16 -n 1 -w 0
       piece "gyre-logprobs $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-logprobs" "${with[@]}" \

@@ -37,12 +37,12 @@ void check_backend_options(const BackendOptions& o) {
   if (!one_of(o.backend, backend_names())) errors.add("--backend {}: it is cpu or cuda", o.backend);
   const std::string comm = comm_of(o);
   if (!one_of(comm, comm_names()))
-    errors.add("--comm {}: it is mpi (CPUs), nccl or staged (GPUs)", comm);
+    errors.add("--comm {}: it is mpi (CPUs), nccl, staged or mpi-gpu (GPUs)", comm);
   else if (o.backend == "cpu" && comm != "mpi")
     errors.add("--comm {} moves GPU memory; with --backend cpu it is mpi, or: --backend cuda",
                comm);
   else if (o.on_gpu() && comm == "mpi")
-    errors.add("--comm mpi moves host memory; with --backend cuda it is nccl or staged");
+    errors.add("--comm mpi moves host memory; with --backend cuda it is nccl, staged or mpi-gpu");
   if (o.share_gpus && !o.on_gpu()) errors.add("--share-gpus goes with --backend cuda");
   errors.throw_if_any("these options do not go together:");
 }
@@ -54,6 +54,15 @@ void check_build(const BackendOptions& o) {
         "with --backend cpu");
   if (comm_of(o) == "nccl" && !with_nccl)
     throw_runtime("--comm nccl: this build has no NCCL; run with --comm staged");
+}
+
+/// Of arrays on GPUs. `network` compares messages with what was sent, which it reads on the host.
+std::unique_ptr<Communicator> make_device_world(const std::string& comm, AppContext& context,
+                                                Communicator& network) {
+  if (comm == "nccl") return make_nccl_communicator(context.world);
+  if (comm == "mpi-gpu")
+    return make_gpu_aware_communicator(make_mpi_communicator(context.mpi.world()));
+  return make_staged_communicator(network);
 }
 
 }  // namespace
@@ -74,7 +83,7 @@ const std::vector<std::string>& backend_names() {
 }
 
 const std::vector<std::string>& comm_names() {
-  static const std::vector<std::string> names = {"mpi", "staged", "nccl"};
+  static const std::vector<std::string> names = {"mpi", "staged", "mpi-gpu", "nccl"};
   return names;
 }
 
@@ -86,7 +95,7 @@ std::vector<std::string> built_backends() {
 
 std::vector<std::string> built_comms() {
   std::vector<std::string> names = comm_names();
-  if (!with_cuda) std::erase(names, "staged");
+  if (!with_cuda) std::erase_if(names, [](const auto& name) { return name != "mpi"; });
   if (!with_nccl) std::erase(names, "nccl");
   return names;
 }
@@ -95,8 +104,9 @@ void declare_backend_options(CLI::App& app, BackendOptions& o) {
   add_choice_option(app, {"--backend", "Compute on cpu or cuda"}, o.backend, backend_names());
   add_choice_option(app,
                     {"--comm",
-                     "Communicate by mpi (CPUs), nccl or staged (GPUs: MPI by way of the host); "
-                     "default: mpi, nccl, or staged where there is no NCCL or GPUs are shared"},
+                     "Communicate by mpi (CPUs), nccl, staged (GPUs: MPI by way of the host) or "
+                     "mpi-gpu (MPI that takes GPU memory); default: mpi, nccl, or staged where "
+                     "there is no NCCL or GPUs are shared"},
                     o.comm, comm_names());
   add_flag(app, {"--share-gpus", "Let ranks share a GPU: for checking, not for timing"},
            o.share_gpus);
@@ -120,8 +130,7 @@ Backend::Backend(AppContext& context, const BackendOptions& o)
       !note.empty() && state_->comm == "nccl" && context.root() && !context.quiet)
     fmt::print("# note: {}\n", note);
   run_agreed(context.world, "preparing the GPU", [&] { state_->stream = make_cuda_stream(); });
-  state_->device_world = state_->comm == "nccl" ? make_nccl_communicator(context.world)
-                                                : make_staged_communicator(*state_->network);
+  state_->device_world = make_device_world(state_->comm, context, *state_->network);
   state_->host_staging = make_host_staging_communicator(*state_->device_world, *state_->stream);
 }
 

@@ -17,14 +17,14 @@ namespace gyre {
 
 struct BackendOptions {
   std::string backend = "cpu";  ///< cpu or cuda
-  std::string comm;             ///< mpi, staged or nccl; "": what declare_backend_options says
-  bool share_gpus = false;      ///< several ranks on one GPU: for checking, never for timing
+  std::string comm;         ///< mpi, staged, mpi-gpu or nccl; "": what declare_backend_options says
+  bool share_gpus = false;  ///< several ranks on one GPU: for checking, never for timing
   bool on_gpu() const { return backend == "cuda"; }
 };
 
 /// What --backend may be: cpu, cuda.
 const std::vector<std::string>& backend_names();
-/// What --comm may be: mpi, staged, nccl.
+/// What --comm may be: mpi, staged, mpi-gpu, nccl.
 const std::vector<std::string>& comm_names();
 
 /// Those of them that this build has.
@@ -40,7 +40,7 @@ class Backend {
   /// Collective. All ranks throw the same usage error for a combination that does not exist, and
   /// the same runtime error (exit code 3) where a GPU, or what drives it, is missing: no driver, no
   /// device, a device older than compute capability 8.0, two ranks on one device without
-  /// share_gpus, a build without CUDA or NCCL.
+  /// share_gpus, a build without CUDA or NCCL, an MPI library that takes no GPU memory.
   Backend(AppContext& context, const BackendOptions& o);
   ~Backend();
 

@@ -66,7 +66,7 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual MemorySpace space() const = 0;
-  virtual std::string_view backend() const = 0;  ///< "mpi", "nccl", "staged"
+  virtual std::string_view backend() const = 0;  ///< "mpi", "nccl", "staged", "mpi-gpu"
   /// Ranks of equal `color` form a new communicator, in order of their rank here. Collective.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
   /// The communicator of `ranks` (ascending, this one among them), which this one keeps: itself,

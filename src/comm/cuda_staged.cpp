@@ -1,143 +1,20 @@
-#include <sched.h>
-
-#include <deque>
-#include <functional>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "comm/agree.hpp"
 #include "comm/coalesce.hpp"
+#include "comm/cuda_staged_engine.hpp"
 #include "comm/staged.hpp"
 #include "core/error.hpp"
-#include "runtime/buffer.hpp"
-#include "runtime/cuda_check.hpp"
-#include "runtime/cuda_event.hpp"
-#include "runtime/cuda_stream.hpp"
-#include "runtime/watchdog.hpp"
+#include "runtime/mpi_env.hpp"
 
 namespace gyre {
 namespace {
 
-/// One operation on its way: device -> `sent`, MPI, `received` -> device.
-struct Operation {
-  enum class State { copying_out, communicating, copying_in, done };
-
-  explicit Operation(std::string_view name) : what(name) {}
-
-  struct Copy {
-    void* to;
-    const void* from;
-    size_t bytes;
-  };
-  std::string what;
-  State state = State::copying_out;
-  std::optional<cudaStream_t> caller;  ///< none when it was submitted from the host
-  Buffer<std::byte> sent, received;    ///< pinned; a reduction in place has `sent` alone
-  Buffer<float> widened;               ///< MPI does not reduce bf16
-  std::function<WorkPtr()> start;      ///< the MPI operation
-  std::function<void()> finish;        ///< on the host, between MPI and the copies to the device
-  std::vector<Copy> results;
-  WorkPtr mpi;
-  CudaEvent submitted;   ///< what was on the caller's stream before
-  CudaEvent copied_out;  ///< `sent` is complete
-  CudaEvent copied_in;
-};
-
-/// What all communicators that are split from one share: the copy streams, and the operations under
-/// way in the order of their submission.
-class Engine {
- public:
-  /// Two streams, as a device copies in both directions at once.
-  Engine() : out_(make_cuda_stream()), in_(make_cuda_stream()) {}
-
-  Stream& out() { return *out_; }
-
-  /// Behind the work already on `stream`, what follows on out() is done.
-  void begin(Operation& op, Stream& stream) {
-    if (stream.space() != MemorySpace::device) return;
-    op.caller = cuda_handle(stream);
-    op.submitted.record(*op.caller);
-    op.submitted.wait_on_stream(cuda_handle(*out_));
-  }
-  void submit(std::shared_ptr<Operation> op) {
-    op->copied_out.record(cuda_handle(*out_));
-    under_way_.push_back(std::move(op));
-    progress();
-  }
-
-  /// Takes every operation as far as it goes without waiting. MPI operations start in the order of
-  /// submission: the next one only when all before it have.
-  void progress() {
-    bool may_start = true;
-    for (const std::shared_ptr<Operation>& op : under_way_) {
-      if (op->state == Operation::State::copying_out) {
-        may_start = may_start && op->copied_out.done();
-        if (!may_start) break;
-        op->mpi = op->start();
-        op->state = Operation::State::communicating;
-      }
-      if (op->state == Operation::State::communicating && op->mpi->test()) copy_in(*op);
-      if (op->state == Operation::State::copying_in && op->copied_in.done())
-        op->state = Operation::State::done;
-    }
-    while (!under_way_.empty() && under_way_.front()->state == Operation::State::done)
-      under_way_.pop_front();
-  }
-
- private:
-  void copy_in(Operation& op) {
-    op.mpi.reset();
-    if (op.finish) op.finish();
-    // What the device still does to the result's memory may have been submitted before.
-    if (op.caller) op.submitted.wait_on_stream(cuda_handle(*in_));
-    op.copied_out.wait_on_stream(cuda_handle(*in_));
-    for (const Operation::Copy& copy : op.results) in_->copy(copy.to, copy.from, copy.bytes);
-    op.copied_in.record(cuda_handle(*in_));
-    op.state = Operation::State::copying_in;
-  }
-
-  std::unique_ptr<Stream> out_, in_;
-  std::deque<std::shared_ptr<Operation>> under_way_;
-};
-
-class StagedWork final : public Work {
- public:
-  StagedWork(std::shared_ptr<Engine> engine, std::shared_ptr<Operation> op, std::vector<int> peers)
-      : engine_(std::move(engine)), op_(std::move(op)), peers_(std::move(peers)) {}
-
-  bool test() override { return reaches(Operation::State::done); }
-
-  /// Waits until the copies to the device are submitted; the device waits for those.
-  void wait_on_stream() override {
-    drive_to(Operation::State::copying_in);
-    if (!op_->caller)
-      drive_to(Operation::State::done);
-    else if (op_->state != Operation::State::done)
-      op_->copied_in.wait_on_stream(*op_->caller);
-  }
-
-  void wait() override {
-    if (test()) return;
-    wait_on_stream();
-    drive_to(Operation::State::done);
-  }
-
- private:
-  bool reaches(Operation::State state) {
-    if (op_->state < state) engine_->progress();
-    return op_->state >= state;
-  }
-  void drive_to(Operation::State state) {
-    if (reaches(state)) return;
-    const WaitScope scope(op_->what, peers_);
-    while (!reaches(state)) sched_yield();
-  }
-
-  std::shared_ptr<Engine> engine_;
-  std::shared_ptr<Operation> op_;
-  std::vector<int> peers_;
-};
+using staging::copy_all;
+using staging::Engine;
+using staging::Operation;
+using staging::Reach;
 
 /// The slices of each peer but `rank`, in their order; a peer without a byte is left out.
 template <class Slice>
@@ -181,7 +58,7 @@ class StagedCommunicator final : public Communicator {
   int rank() const override { return host_.rank(); }
   int size() const override { return host_.size(); }
   MemorySpace space() const override { return MemorySpace::device; }
-  std::string_view backend() const override { return "staged"; }
+  std::string_view backend() const override { return on_device() ? "mpi-gpu" : "staged"; }
 
   std::unique_ptr<Communicator> split(int color) override {
     std::unique_ptr<Communicator> part = host_.split(color);
@@ -194,37 +71,28 @@ class StagedCommunicator final : public Communicator {
  protected:
   WorkPtr do_exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                       Stream& stream, std::string_view what) override {
-    const auto outgoing = by_peer(sends, rank(), size());
-    const auto incoming = by_peer(recvs, rank(), size());
     auto op = begin(stream, what);
-    copy_own(sends, recvs, what);
-    std::vector<SendSlice> host_sends;
-    std::vector<RecvSlice> host_recvs;
-    op->sent = staging_for(outgoing);
-    op->received = staging_for(incoming);
-    std::byte* at = op->sent.data();
-    for (const auto& [peer, slices] : outgoing) {
-      host_sends.push_back({peer, {at, static_cast<size_t>(bytes_of_slices(slices))}});
-      for (const SendSlice& slice : slices) {
-        engine_->out().copy(at, slice.data.data(), slice.data.size());
-        at += slice.data.size();
-      }
+    std::vector<SendSlice> mpi_sends;
+    std::vector<RecvSlice> mpi_recvs;
+    if (on_device()) {
+      op->sent = Buffer<std::byte>(staging_bytes(sends, recvs, rank()), MemorySpace::device);
+      CoalescedExchange exchange = coalesce(sends, recvs, rank(), op->sent.span(), what);
+      copy_all(exchange.before, Reach::device, engine_->out());
+      mpi_sends = std::move(exchange.sends);
+      mpi_recvs = std::move(exchange.recvs);
+      op->results = std::move(exchange.after);
+    } else {
+      copy_own(sends, recvs, what);
+      mpi_sends = copy_out(*op, by_peer(sends, rank(), size()));
+      mpi_recvs = to_copy_in(*op, by_peer(recvs, rank(), size()));
     }
-    at = op->received.data();
-    for (const auto& [peer, slices] : incoming) {
-      host_recvs.push_back({peer, {at, static_cast<size_t>(bytes_of_slices(slices))}});
-      for (const RecvSlice& slice : slices) {
-        op->results.push_back({slice.data.data(), at, slice.data.size()});
-        at += slice.data.size();
-      }
-    }
-    op->start = [this, &op = *op, host_sends = std::move(host_sends),
-                 host_recvs = std::move(host_recvs)] {
-      return host_.exchange(host_sends, host_recvs, host_stream_, op.what);
-    };
     std::vector<int> peers;
-    for (const auto& message : incoming) peers.push_back(world_ranks_[index(message.first)]);
-    for (const auto& message : outgoing) peers.push_back(world_ranks_[index(message.first)]);
+    for (const RecvSlice& message : mpi_recvs) peers.push_back(world_ranks_[index(message.peer)]);
+    for (const SendSlice& message : mpi_sends) peers.push_back(world_ranks_[index(message.peer)]);
+    op->start = [this, &op = *op, mpi_sends = std::move(mpi_sends),
+                 mpi_recvs = std::move(mpi_recvs)] {
+      return host_.exchange(mpi_sends, mpi_recvs, host_stream_, op.what);
+    };
     return submit(std::move(op), std::move(peers));
   }
 
@@ -232,9 +100,9 @@ class StagedCommunicator final : public Communicator {
                           std::span<const int64_t> recv_bytes, Stream& stream,
                           std::string_view what) override {
     auto op = begin(stream, what);
-    stage(*op, send, recv);
+    stage(*op, send, recv, engine_->reach());
     op->start = [this, &op = *op, bytes = std::vector(recv_bytes.begin(), recv_bytes.end())] {
-      return host_.all_gather_v(op.sent.span(), op.received.span(), bytes, host_stream_, op.what);
+      return host_.all_gather_v(op.from, op.to, bytes, host_stream_, op.what);
     };
     return submit(std::move(op), world_ranks_);
   }
@@ -243,10 +111,10 @@ class StagedCommunicator final : public Communicator {
                           std::span<std::byte> recv, std::span<const int64_t> recv_bytes,
                           Stream& stream, std::string_view what) override {
     auto op = begin(stream, what);
-    stage(*op, send, recv);
+    stage(*op, send, recv, engine_->reach());
     op->start = [this, &op = *op, out = std::vector(send_bytes.begin(), send_bytes.end()),
                  in = std::vector(recv_bytes.begin(), recv_bytes.end())] {
-      return host_.all_to_all_v(op.sent.span(), out, op.received.span(), in, host_stream_, op.what);
+      return host_.all_to_all_v(op.from, out, op.to, in, host_stream_, op.what);
     };
     return submit(std::move(op), world_ranks_);
   }
@@ -256,11 +124,11 @@ class StagedCommunicator final : public Communicator {
     auto op = begin(stream, what);
     const size_t block = static_cast<size_t>(count) * size_of(type);
     stage(*op, {static_cast<const std::byte*>(send), block * static_cast<size_t>(size())},
-          {static_cast<std::byte*>(recv), block});
+          {static_cast<std::byte*>(recv), block}, reach_to_reduce(type));
     if (type != DType::bf16) {
       op->start = [this, &op = *op, count, type, how] {
-        return host_.reduce_scatter(op.sent.data(), op.received.data(), count, type, how,
-                                    host_stream_, op.what);
+        return host_.reduce_scatter(op.from.data(), op.to.data(), count, type, how, host_stream_,
+                                    op.what);
       };
       return submit(std::move(op), world_ranks_);
     }
@@ -277,10 +145,10 @@ class StagedCommunicator final : public Communicator {
                         std::string_view what) override {
     auto op = begin(stream, what);
     const size_t bytes = static_cast<size_t>(count) * size_of(type);
-    stage_in_place(*op, {static_cast<std::byte*>(data), bytes}, true);
+    stage_in_place(*op, {static_cast<std::byte*>(data), bytes}, true, reach_to_reduce(type));
     if (type != DType::bf16) {
       op->start = [this, &op = *op, count, type, how] {
-        return host_.all_reduce(op.sent.data(), count, type, how, host_stream_, op.what);
+        return host_.all_reduce(op.to.data(), count, type, how, host_stream_, op.what);
       };
       return submit(std::move(op), world_ranks_);
     }
@@ -295,10 +163,10 @@ class StagedCommunicator final : public Communicator {
   WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream& stream,
                        std::string_view what) override {
     auto op = begin(stream, what);
-    stage_in_place(*op, data, rank() == root);
+    stage_in_place(*op, data, rank() == root, engine_->reach());
     if (rank() == root) op->results.clear();
     op->start = [this, &op = *op, root] {
-      return host_.broadcast(op.sent.span(), root, host_stream_, op.what);
+      return host_.broadcast(op.to, root, host_stream_, op.what);
     };
     return submit(std::move(op), world_ranks_);
   }
@@ -319,19 +187,69 @@ class StagedCommunicator final : public Communicator {
   }
   WorkPtr submit(std::shared_ptr<Operation> op, std::vector<int> peers) {
     engine_->submit(op);
-    return std::make_unique<StagedWork>(engine_, std::move(op), std::move(peers));
+    return std::make_unique<staging::OperationWork>(engine_, std::move(op), std::move(peers));
   }
 
-  void stage(Operation& op, std::span<const std::byte> send, std::span<std::byte> recv) {
+  bool on_device() const { return engine_->reach() == Reach::device; }
+  /// MPI reduces bf16 by way of f32 on the host.
+  Reach reach_to_reduce(DType type) const {
+    return type == DType::bf16 ? Reach::host : engine_->reach();
+  }
+
+  void stage(Operation& op, std::span<const std::byte> send, std::span<std::byte> recv,
+             Reach reach) {
+    if (reach == Reach::device) {
+      op.from = send;
+      op.to = recv;
+      return;
+    }
     op.sent = Buffer<std::byte>(std::ssize(send), MemorySpace::pinned);
     op.received = Buffer<std::byte>(std::ssize(recv), MemorySpace::pinned);
     engine_->out().copy(op.sent.data(), send.data(), send.size());
-    op.results.push_back({recv.data(), op.received.data(), recv.size()});
+    op.results.push_back({op.received.span(), recv});
+    op.from = op.sent.span();
+    op.to = op.received.span();
   }
-  void stage_in_place(Operation& op, std::span<std::byte> data, bool contributes) {
+  void stage_in_place(Operation& op, std::span<std::byte> data, bool contributes, Reach reach) {
+    if (reach == Reach::device) {
+      op.to = data;
+      return;
+    }
     op.sent = Buffer<std::byte>(std::ssize(data), MemorySpace::pinned);
     if (contributes) engine_->out().copy(op.sent.data(), data.data(), data.size());
-    op.results.push_back({data.data(), op.sent.data(), data.size()});
+    op.results.push_back({op.sent.span(), data});
+    op.to = op.sent.span();
+  }
+
+  /// Copies the slices of each peer to the host, as one message of it.
+  std::vector<SendSlice> copy_out(
+      Operation& op, const std::vector<std::pair<int, std::vector<SendSlice>>>& messages) {
+    op.sent = staging_for(messages);
+    std::vector<SendSlice> sends;
+    std::byte* at = op.sent.data();
+    for (const auto& [peer, slices] : messages) {
+      sends.push_back({peer, {at, static_cast<size_t>(bytes_of_slices(slices))}});
+      for (const SendSlice& slice : slices) {
+        engine_->out().copy(at, slice.data.data(), slice.data.size());
+        at += slice.data.size();
+      }
+    }
+    return sends;
+  }
+  /// Where the message of each peer comes on the host; its slices are copied from there.
+  std::vector<RecvSlice> to_copy_in(
+      Operation& op, const std::vector<std::pair<int, std::vector<RecvSlice>>>& messages) {
+    op.received = staging_for(messages);
+    std::vector<RecvSlice> recvs;
+    std::byte* at = op.received.data();
+    for (const auto& [peer, slices] : messages) {
+      recvs.push_back({peer, {at, static_cast<size_t>(bytes_of_slices(slices))}});
+      for (const RecvSlice& slice : slices) {
+        op.results.push_back({{at, slice.data.size()}, slice.data});
+        at += slice.data.size();
+      }
+    }
+    return recvs;
   }
 
   /// What the rank sends itself stays on the device.
@@ -367,14 +285,36 @@ class StagedCommunicator final : public Communicator {
   HostStream host_stream_;
 };
 
+std::shared_ptr<Engine> make_engine(Communicator& host, Reach reach) {
+  std::shared_ptr<Engine> engine;
+  run_agreed(host, "preparing the GPU", [&] { engine = std::make_shared<Engine>(reach); });
+  return engine;
+}
+std::vector<int> all_ranks(const Communicator& host) {
+  std::vector<int> ranks(static_cast<size_t>(host.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> make_staged_communicator(Communicator& host) {
-  std::shared_ptr<Engine> engine;
-  run_agreed(host, "preparing the GPU", [&] { engine = std::make_shared<Engine>(); });
-  std::vector<int> ranks(static_cast<size_t>(host.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return std::make_unique<StagedCommunicator>(host, std::move(engine), std::move(ranks));
+  return std::make_unique<StagedCommunicator>(host, make_engine(host, Reach::host),
+                                              all_ranks(host));
+}
+
+std::unique_ptr<Communicator> make_gpu_aware_communicator(std::unique_ptr<Communicator> mpi) {
+  run_agreed(*mpi, "GPU-aware MPI", [] {
+    if (!mpi_takes_gpu_memory())
+      throw_runtime(
+          "{} says that it takes no GPU memory; one that is built for CUDA does (Open MPI and "
+          "MPICH: --with-cuda; HPE Cray MPI: also MPICH_GPU_SUPPORT_ENABLED=1), and staged "
+          "communication needs none",
+          MpiEnvironment::library_version());
+  });
+  auto engine = make_engine(*mpi, Reach::device);
+  auto ranks = all_ranks(*mpi);
+  return std::make_unique<StagedCommunicator>(std::move(mpi), std::move(engine), std::move(ranks));
 }
 
 }  // namespace gyre

@@ -18,4 +18,8 @@ std::unique_ptr<Communicator> make_staged_communicator(Communicator& /*host*/) {
   throw_runtime("staged communication of GPU memory: this build has no CUDA");
 }
 
+std::unique_ptr<Communicator> make_gpu_aware_communicator(std::unique_ptr<Communicator> /*mpi*/) {
+  throw_runtime("MPI of GPU memory: this build has no CUDA");
+}
+
 }  // namespace gyre

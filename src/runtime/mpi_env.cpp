@@ -1,5 +1,9 @@
 #include "runtime/mpi_env.hpp"
 
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>  // Open MPI's extensions
+#endif
+
 #include <sched.h>
 #include <unistd.h>
 
@@ -71,6 +75,17 @@ struct Identity {
 };
 
 }  // namespace
+
+bool mpi_takes_gpu_memory() {
+#if defined(MPIX_GPU_SUPPORT_CUDA)  // MPICH and its descendants
+  int supported = 0;
+  return MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &supported) == MPI_SUCCESS && supported != 0;
+#elif defined(MPIX_CUDA_AWARE_SUPPORT)  // Open MPI
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
+}
 
 void check_mpi(int code, const char* call) {
   if (code == MPI_SUCCESS) return;

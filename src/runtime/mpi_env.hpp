@@ -40,6 +40,9 @@ class MpiEnvironment {
   std::vector<PeerProcess> peers_;
 };
 
+/// Whether the MPI library says that it takes pointers to memory of CUDA devices.
+bool mpi_takes_gpu_memory();
+
 /// Throws a runtime error with the MPI library's text when `code` is not MPI_SUCCESS.
 void check_mpi(int code, const char* call);
 

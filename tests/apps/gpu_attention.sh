@@ -42,6 +42,12 @@ verified 8 2 $small --schedule ring -d bf16 --deterministic
 grep -q '^# config .*deterministic=true' output || fail "the order is not named: $(cat output)"
 verified 8 4 --tokens 3 --heads 2 --kv-heads 2 --head-dim 64 --schedule all-gather
 
+# Messages of GPU memory by MPI itself.
+if grep -q 'software GPU' output; then
+  GYRE_SOFTGPU_MPI=1 expect 0 'VERIFY PASSED 64/64 ' "${mpi[@]}" 3 "$attention" --backend cuda --share-gpus --comm mpi-gpu $small $quick --schedule all
+  grep -qE ' comm=mpi-gpu( |$)' output || fail "not by MPI: $(cat output)"
+fi
+
 # What is written is what the file's references say.
 expect 0 'RESULT' "${mpi[@]}" 2 "$attention" "${gpu[@]}" --input "$source_dir/inputs/attention_window.h5" $quick --schedule group-cast -o out.h5
 expect 0 'VERIFY PASSED 6/6' "$compare" out.h5:/results "$source_dir/inputs/attention_window.h5":/reference --common

@@ -7,7 +7,7 @@ shard=("$apps/gyre-shard" --gen "dist=fixed,length=30,count=5" --capacity 60 --l
 
 # Without a GPU too.
 expect 0 'VERIFY PASSED' "$MPIEXEC" -n 2 "${shard[@]}" --backend cpu --comm mpi
-expect 2 '--comm mpi moves host memory; with --backend cuda it is nccl or staged' "$MPIEXEC" -n 2 "${shard[@]}" --backend cuda --comm mpi
+expect 2 '--comm mpi moves host memory; with --backend cuda it is nccl, staged or mpi-gpu' "$MPIEXEC" -n 2 "${shard[@]}" --backend cuda --comm mpi
 expect 2 '--comm nccl moves GPU memory' "${shard[@]}" --comm nccl
 expect 2 '--comm staged moves GPU memory' "${shard[@]}" --comm staged
 expect 2 '--share-gpus goes with --backend cuda' "$MPIEXEC" -n 2 "${shard[@]}" --share-gpus
@@ -30,6 +30,9 @@ if grep -q 'software GPU' one.json; then
   expect 0 'comm=staged' "$MPIEXEC" -n 3 "${shard[@]}" --backend cuda --share-gpus -J three.json
   unofficial 'shared GPU; software GPU'
   grep -qF '"rank": 2' three.json || fail "not all ranks: $(cat three.json)"
+  expect 3 'says that it takes no GPU memory' "$MPIEXEC" -n 3 "${shard[@]}" --backend cuda --share-gpus --comm mpi-gpu -o none.h5
+  [ "$(grep -c error output)" -eq 1 ] || fail "not said once: $(cat output)"
+  GYRE_SOFTGPU_MPI=1 expect 0 'comm=mpi-gpu' "$MPIEXEC" -n 3 "${shard[@]}" --backend cuda --share-gpus --comm mpi-gpu
   export GYRE_SOFTGPU_DEVICES=2
   expect 0 ': 0:0 1:1 software GPU (9.0)' "$MPIEXEC" -n 2 "${shard[@]}" "${alone[@]}"
   unofficial 'software GPU'

@@ -14,7 +14,7 @@ mpi=("$MPIEXEC" -n)
 expect 2 'with --backend cuda the nearest is --method gyre' "$logprobs" $tiny "${gpu[@]}" --op logprob --method upstream
 expect 2 '--method all runs' "${mpi[@]}" 2 "$logprobs" $tiny "${gpu[@]}" --method all --threads 3
 [ "$(grep -c '^  - ' output)" -eq 2 ] || fail "not all problems are listed: $(cat output)"
-expect 2 'with --backend cuda it is nccl or staged' "${mpi[@]}" 2 "$logprobs" $tiny --backend cuda --comm mpi
+expect 2 'with --backend cuda it is nccl, staged or mpi-gpu' "${mpi[@]}" 2 "$logprobs" $tiny --backend cuda --comm mpi
 expect 2 'goes with --backend cuda' "$logprobs" $tiny --share-gpus
 expect 2 '--comm staged moves GPU memory' "$logprobs" $tiny --comm staged
 

@@ -67,7 +67,7 @@ verified 3 1
 verified 3 4 --cp 2 --tp 2
 
 # Combinations that do not exist.
-expect 2 '--comm mpi moves host memory; with --backend cuda it is nccl or staged' \
+expect 2 '--comm mpi moves host memory; with --backend cuda it is nccl, staged or mpi-gpu' \
   "$apps/gyre-pipeline" --input "$input" --model "$model" --backend cuda --comm mpi
 expect 2 '--share-gpus goes with --backend cuda' \
   "$apps/gyre-pipeline" --input "$input" --model "$model" --share-gpus

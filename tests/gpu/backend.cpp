@@ -93,8 +93,9 @@ TEST_F(BackendOf, WhatDoesNotGoTogetherIsAUsageError) {
   EXPECT_EQ(
       message("cpu", "staged", false),
       head + "--comm staged moves GPU memory; with --backend cpu it is mpi, or: --backend cuda");
-  EXPECT_EQ(message("cuda", "mpi", false),
-            head + "--comm mpi moves host memory; with --backend cuda it is nccl or staged");
+  EXPECT_EQ(
+      message("cuda", "mpi", false),
+      head + "--comm mpi moves host memory; with --backend cuda it is nccl, staged or mpi-gpu");
   EXPECT_EQ(message("cpu", "", true), head + "--share-gpus goes with --backend cuda");
 }
 
