@@ -4,9 +4,9 @@
 //
 //     add      for each tile of logits: its moments join the totals of its rows, in f64, and the
 //              logits of ids that it holds are kept
-//     own      the totals in f32: max, sum and, with entropies, weighted of each row, [rows, 2 or
-//     3];
-//              behind them the logits of its ids, [rows, K], 0 where another rank has them
+//     own      the totals in f32: max, sum and, with entropies, weighted of each row, [rows, 2] or
+//              [rows, 3]; behind them the logits of its ids, [rows, K], 0 where another rank has
+//              them
 //     merge    one all-gather of own, 4 (2 + K + 1 if entropy) bytes a row; each rank merges all
 //              ranks' records in rank order: the same bits everywhere
 //
