@@ -7,6 +7,7 @@
 #include "attention/schedules/registry.hpp"
 #include "packing/bins.hpp"
 #include "runtime/features.hpp"
+#include "runtime/mpi_env.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -24,6 +25,7 @@ std::vector<std::string> libraries() {
   for (const auto& [name, built] : {std::pair{"cuda", with_cuda},
                                     {"nccl", with_nccl},
                                     {"cudnn", with_cudnn},
+                                    {"gpu-aware-mpi", mpi_takes_gpu_memory()},
                                     {"software-gpu", software_gpu}})
     if (built) names.emplace_back(name);
   return names;

@@ -49,6 +49,8 @@ holds machine_2.json 'd["measured"]["messages"]["inside_host"]["messages"][0]["b
 holds machine_2.json 'd["mpi"]["inside_host"]["small"]'
 expect 0 '2 threads' "$info" --threads 2 --seconds 0.002
 if grep -q '"software-gpu"' quick.json; then
+  ! grep -q '"gpu-aware-mpi"' quick.json || fail "MPI takes no GPU memory here"
+  GYRE_SOFTGPU_MPI=1 expect 0 'gpu-aware-mpi' "$info" --quick
   expect 0 "GPU's memory" "$info" --backend cuda --seconds 0.002 -J gpu.json
   holds gpu.json 'd["measured"]["gpu"]["copy_bytes_per_s"] > 0 and d["measured"]["comm"] == "nccl"'
 fi
