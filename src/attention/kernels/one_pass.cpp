@@ -151,7 +151,13 @@ void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t 
     transpose_rows(rows, r.k_length, head_dim_, columns, to.data());
   };
   load(in.k, backward, k_, true, k_transposed_);
-  load(in.v, !backward, v_, backward, v_transposed_);
+  // Values of so few keys are read where they are: their copy would be read about once.
+  const bool in_place = !backward && in.v.type == DType::f32 && head_dim_ == padded_dim_ &&
+                        r.k_length <= 2 * one_pass_strip;
+  load(in.v, !backward && !in_place, v_, backward, v_transposed_);
+  v_rows_ = in_place
+                ? HeadRows<const float>{in.v.as<float>().row(first) + column, in.v.stride, nullptr}
+                : HeadRows<const float>{v_.data(), padded_dim_, nullptr};
   if (kv_head + 1 < in.heads.kv_heads) {
     prefetch(in.k, first, r.k_length, column + head_dim_, head_dim_);
     prefetch(in.v, first, r.k_length, column + head_dim_, head_dim_);
@@ -189,7 +195,7 @@ void OnePassWorker::forward(const ForwardBlock& block, std::span<const Rectangle
       load_panel(block.out, row, r.q_length, column, out_, one_pass_rows);
       out.data = out_.data();
     }
-    one_pass_forward(tile(block, r, 0, r.q_length), q, k_transposed_.data(), v_.data(), out,
+    one_pass_forward(tile(block, r, 0, r.q_length), q, k_transposed_.data(), v_rows_, out,
                      block.lse.row(row) + at.head, block.lse.stride, scores_.data(), sums_.data());
     for (int64_t i = 0; !direct && i < r.q_length; ++i)
       if (block.lse(row + i, at.head) != -infinity_of<float>)

@@ -57,6 +57,7 @@ class OnePassWorker {
   Progress progress_;
   std::vector<int32_t> begin_, end_;           ///< keys that each row of the rectangle sees
   Buffer<float> k_, v_, d_k_, d_v_;            ///< [one_pass_keys][padded_dim]
+  HeadRows<const float> v_rows_{};             ///< where the values are read
   Buffer<float> k_transposed_, v_transposed_;  ///< [head_dim][columns]
   Buffer<float> q_, d_out_, out_;              ///< [tile rows][padded_dim]
   Buffer<float> scores_, d_scores_;            ///< [tile rows][columns]

@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "attention/kernels/merge-inl.hpp"
+#include "attention/kernels/one_pass_softmax-inl.hpp"
 #include "runtime/exp-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -24,13 +25,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Wide = hn::CappedTag<float, one_pass_unit>;
 using Narrow = hn::CappedTag<float, one_pass_strip>;
-constexpr float minus_infinity = -__builtin_inff();
-
-template <class D>
-HWY_INLINE int64_t lanes(D d) {
-  return static_cast<int64_t>(hn::Lanes(d));
-}
-
 /// body(vector of scores): of one_pass_columns(keys).
 template <class Body>
 HWY_INLINE void with_vector(int64_t keys, Body body) {
@@ -192,92 +186,6 @@ void transpose_rows(HeadRows<const float> from, int64_t count, int64_t head_dim,
   }
 }
 
-/// Rows [row, row + rows) of a tile; outside of columns [begin, end) they see nothing, and outside
-/// of keys [first, last).
-struct Strip {
-  int64_t row, rows, first, last, begin, end;
-  template <class D>
-  HWY_INLINE Strip(D d, const OnePassTile& tile, int64_t row_)
-      : row(row_), rows(std::min(one_pass_strip, tile.rows - row_)) {
-    first = tile.begin[row];
-    last = std::max<int64_t>(first, tile.end[row + rows - 1]);
-    begin = first & -lanes(d);
-    end = std::min((last + lanes(d) - 1) & -lanes(d), tile.columns);
-    if (first == last) end = begin;
-  }
-  /// Whether all rows see all columns.
-  HWY_INLINE bool open(const OnePassTile& tile) const {
-    return tile.begin[row + rows - 1] <= begin && tile.end[row] >= end;
-  }
-};
-
-/// The columns that one row sees, and the whole vectors that hold them.
-struct Span {
-  int64_t begin, end, first, last;
-  template <class D>
-  HWY_INLINE Span(D d, const OnePassTile& tile, int64_t row)
-      : begin(tile.begin[row]), end(std::max(tile.begin[row], tile.end[row])) {
-    first = begin & -lanes(d);
-    last = begin == end ? first : (end + lanes(d) - 1) & -lanes(d);
-  }
-};
-
-template <class D>
-HWY_INLINE void fill(D d, float* row, int64_t begin, int64_t end, float value) {
-  for (int64_t c = begin; c < end; c += lanes(d)) hn::Store(hn::Set(d, value), d, row + c);
-}
-
-/// Overwrites what a row does not see of columns [begin, end).
-template <class D>
-HWY_INLINE void hide(D d, float* row, const Span& span, int64_t begin, int64_t end, float value) {
-  const auto v = hn::Set(d, value);
-  fill(d, row, begin, span.first, value);
-  if (span.begin != span.first) {
-    const auto hidden = hn::FirstN(d, static_cast<size_t>(span.begin - span.first));
-    float* first = row + span.first;
-    hn::Store(hn::IfThenElse(hidden, v, hn::Load(d, first)), d, first);
-  }
-  if (span.end != span.last) {
-    float* last = row + span.last - lanes(d);
-    const auto seen = hn::FirstN(d, static_cast<size_t>(lanes(d) - (span.last - span.end)));
-    hn::Store(hn::IfThenElse(seen, hn::Load(d, last), v), d, last);
-  }
-  fill(d, row, span.last, end, value);
-}
-
-/// Replaces the products of a strip by exp(scale · product - top), hidden ones by 0. Loops over all
-/// rows for every step of it: the steps of one row wait for each other.
-template <class D>
-HWY_INLINE void softmax(D d, const OnePassTile& tile, const Strip& strip, float* scores, float* top,
-                        float* sum) {
-  using V = hn::Vec<D>;
-  const V empty = hn::Set(d, minus_infinity), scale = hn::Set(d, tile.scale);
-  if (!strip.open(tile))
-    for (int64_t i = 0; i < strip.rows; ++i)
-      hide(d, scores + i * tile.columns, Span(d, tile, strip.row + i), strip.begin, strip.end,
-           minus_infinity);
-  for (int64_t i = 0; i < strip.rows; ++i) {
-    const float* row = scores + i * tile.columns;
-    V largest = hn::Load(d, row + strip.begin);
-    for (int64_t c = strip.begin + lanes(d); c < strip.end; c += lanes(d))
-      largest = hn::Max(largest, hn::Load(d, row + c));
-    top[i] = tile.scale * hn::GetLane(hn::MaxOfLanes(d, largest));
-  }
-  for (int64_t i = 0; i < strip.rows; ++i) {
-    float* row = scores + i * tile.columns;
-    const V largest = hn::Set(d, top[i]);
-    // -inf - 0 gives 0, -inf - -inf NaN.
-    const V reference = hn::IfThenElse(hn::Eq(largest, empty), hn::Zero(d), largest);
-    V total = hn::Zero(d);
-    for (int64_t c = strip.begin; c < strip.end; c += lanes(d)) {
-      const V e = exp_f32(d, hn::MulSub(scale, hn::Load(d, row + c), reference));
-      hn::Store(e, d, row + c);
-      total = hn::Add(total, e);
-    }
-    sum[i] = hn::GetLane(hn::SumOfLanes(d, total));
-  }
-}
-
 /// result = w1 · result + w2 · sums; if w1 is 0, it is not read.
 HWY_INLINE void blend(const float* sums, int64_t head_dim, float w1, float w2, float* result) {
   constexpr Wide d;
@@ -303,10 +211,42 @@ HWY_INLINE void prefetch_next(const HeadRows<T>& rows, const Strip& strip, int64
     for (int64_t c = 0; c < head_dim; c += line) hwy::Prefetch(rows.next + i * rows.stride + c);
 }
 
+/// Whether the strip sees keys in all of its rows, and nothing was seen before it.
+HWY_INLINE bool is_first(const Strip& strip, const float* lse, int64_t lse_stride,
+                         const float* sum) {
+  bool first = true;
+  for (int64_t i = 0; i < strip.rows; ++i)
+    first &= lse[(strip.row + i) * lse_stride] == minus_infinity && sum[i] != 0.0F;
+  return first;
+}
+
+/// Divides the scores of a strip by their sums, so that their products with the values are results,
+/// and sets lse.
+template <class D>
+HWY_INLINE void normalize(D d, const OnePassTile& tile, const Strip& strip, const float* top,
+                          const float* sum, float* scores, float* lse, int64_t lse_stride) {
+  constexpr Narrow rows;
+  HWY_ALIGN float logs[one_pass_strip], factors[one_pass_strip];
+  for (int64_t i = 0; i < one_pass_strip; i += lanes(rows)) {
+    const auto s = hn::Load(rows, sum + i);
+    hn::Store(hn::Div(hn::Set(rows, 1.0F), s), rows, factors + i);
+    hn::Store(hn::Add(hn::Load(rows, top + i), hn::Log(rows, s)), rows, logs + i);
+  }
+  for (int64_t i = 0; i < strip.rows; ++i) {
+    float* row = scores + i * tile.columns;
+    const auto factor = hn::Set(d, factors[i]);
+    for (int64_t c = strip.begin; c < strip.end; c += lanes(d))
+      hn::Store(hn::Mul(factor, hn::Load(d, row + c)), d, row + c);
+    // Log's own NaN handling does not matter: a NaN sum must stay NaN.
+    lse[(strip.row + i) * lse_stride] = logs[i] + (sum[i] - sum[i]);
+  }
+}
+
 template <class D>
 HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float> q,
-                             const float* k_transposed, const float* v, HeadRows<float> out,
-                             float* lse, int64_t lse_stride, float* scores, float* sums) {
+                             const float* k_transposed, HeadRows<const float> v,
+                             HeadRows<float> out, float* lse, int64_t lse_stride, float* scores,
+                             float* sums) {
   HWY_ALIGN float top[one_pass_strip] = {}, sum[one_pass_strip] = {}, merged[one_pass_strip];
   HWY_ALIGN float w1[one_pass_strip], w2[one_pass_strip];
   for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
@@ -318,9 +258,19 @@ HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float>
              tile.columns, scores + strip.begin, tile.columns, tile.head_dim,
              strip.end - strip.begin);
     softmax(d, tile, strip, scores, top, sum);
-    multiply(Wide(), strip.rows, {scores + strip.first, tile.columns, 1},
-             v + strip.first * tile.padded_dim, tile.padded_dim, sums, tile.padded_dim,
-             strip.last - strip.first, tile.padded_dim);
+    const auto add_values = [&](float* to, int64_t stride) HWY_ATTR {
+      multiply(Wide(), strip.rows, {scores + strip.first, tile.columns, 1},
+               v.data + strip.first * v.stride, v.stride, to, stride, strip.last - strip.first,
+               tile.padded_dim);
+    };
+    // Dividing the scores takes less than a pass over the results where they are fewer.
+    if (tile.head_dim == tile.padded_dim && strip.end - strip.begin <= tile.head_dim &&
+        is_first(strip, lse, lse_stride, sum)) {
+      normalize(d, tile, strip, top, sum, scores, lse, lse_stride);
+      add_values(out.data + row * out.stride, out.stride);
+      continue;
+    }
+    add_values(sums, tile.padded_dim);
     for (int64_t i = 0; i < one_pass_strip; ++i)
       merged[i] = i < strip.rows ? lse[(row + i) * lse_stride] : minus_infinity;
     merge_factors(Narrow(), top, sum, one_pass_strip, w1, w2, merged);
@@ -335,7 +285,7 @@ HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float>
 }
 
 void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const float* k_transposed,
-                      const float* v, HeadRows<float> out, float* lse, int64_t lse_stride,
+                      HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums) {
   with_vector(tile.keys, [&](auto d) HWY_ATTR {
     forward_tile(d, tile, q, k_transposed, v, out, lse, lse_stride, scores, sums);
@@ -436,7 +386,7 @@ void transpose_rows(HeadRows<const float> from, int64_t count, int64_t head_dim,
   HWY_DYNAMIC_DISPATCH(transpose_rows)(from, count, head_dim, columns, to);
 }
 void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const float* k_transposed,
-                      const float* v, HeadRows<float> out, float* lse, int64_t lse_stride,
+                      HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums) {
   HWY_DYNAMIC_DISPATCH(one_pass_forward)
   (tile, q, k_transposed, v, out, lse, lse_stride, scores, sums);

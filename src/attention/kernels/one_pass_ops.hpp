@@ -44,10 +44,11 @@ void transpose_rows(HeadRows<const float> rows, int64_t count, int64_t head_dim,
                     float* to);
 
 /// Attention of the rows over the keys, merged into `out` and lse[i · lse_stride] by merge_lse. A
-/// row that sees no key stays as it is; one with lse = -inf is overwritten without being read.
-/// `scores`: [one_pass_strip][columns], `sums`: [one_pass_strip][padded_dim].
+/// row that sees no key stays as it is; one with lse = -inf is overwritten without being read. `v`:
+/// rows of padded_dim elements. `scores`: [one_pass_strip][columns], `sums`:
+/// [one_pass_strip][padded_dim].
 void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const float* k_transposed,
-                      const float* v, HeadRows<float> out, float* lse, int64_t lse_stride,
+                      HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums);
 
 /// What the backward pass of a tile reads: panels [rows][padded_dim] and [keys][padded_dim], keys

@@ -1,0 +1,148 @@
+// Which keys the rows of a tile see, and the softmax of its products, compiled once per Highway
+// target. Include after hwy/highway.h and hwy/contrib/math/math-inl.h, inside a file that Highway
+// includes once per target (hence no #pragma once).
+
+#if defined(GYRE_ATTENTION_KERNELS_ONE_PASS_SOFTMAX_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GYRE_ATTENTION_KERNELS_ONE_PASS_SOFTMAX_INL_HPP_
+#undef GYRE_ATTENTION_KERNELS_ONE_PASS_SOFTMAX_INL_HPP_
+#else
+#define GYRE_ATTENTION_KERNELS_ONE_PASS_SOFTMAX_INL_HPP_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/kernels/one_pass_ops.hpp"
+#include "runtime/exp-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr float minus_infinity = -__builtin_inff();
+
+template <class D>
+HWY_INLINE int64_t lanes(D d) {
+  return static_cast<int64_t>(hn::Lanes(d));
+}
+
+/// Rows [row, row + rows) of a tile; outside of columns [begin, end) they see nothing, and outside
+/// of keys [first, last).
+struct Strip {
+  int64_t row, rows, first, last, begin, end;
+  template <class D>
+  HWY_INLINE Strip(D d, const OnePassTile& tile, int64_t row_)
+      : row(row_), rows(std::min(one_pass_strip, tile.rows - row_)) {
+    first = tile.begin[row];
+    last = std::max<int64_t>(first, tile.end[row + rows - 1]);
+    begin = first & -lanes(d);
+    end = std::min((last + lanes(d) - 1) & -lanes(d), tile.columns);
+    if (first == last) end = begin;
+  }
+  /// Whether all rows see all columns.
+  HWY_INLINE bool open(const OnePassTile& tile) const {
+    return tile.begin[row + rows - 1] <= begin && tile.end[row] >= end;
+  }
+};
+
+/// The columns that one row sees, and the whole vectors that hold them.
+struct Span {
+  int64_t begin, end, first, last;
+  template <class D>
+  HWY_INLINE Span(D d, const OnePassTile& tile, int64_t row)
+      : begin(tile.begin[row]), end(std::max(tile.begin[row], tile.end[row])) {
+    first = begin & -lanes(d);
+    last = begin == end ? first : (end + lanes(d) - 1) & -lanes(d);
+  }
+};
+
+template <class D>
+HWY_INLINE void fill(D d, float* row, int64_t begin, int64_t end, float value) {
+  for (int64_t c = begin; c < end; c += lanes(d)) hn::Store(hn::Set(d, value), d, row + c);
+}
+
+/// Overwrites what a row does not see of columns [begin, end).
+template <class D>
+HWY_INLINE void hide(D d, float* row, const Span& span, int64_t begin, int64_t end, float value) {
+  const auto v = hn::Set(d, value);
+  fill(d, row, begin, span.first, value);
+  if (span.begin != span.first) {
+    const auto hidden = hn::FirstN(d, static_cast<size_t>(span.begin - span.first));
+    float* first = row + span.first;
+    hn::Store(hn::IfThenElse(hidden, v, hn::Load(d, first)), d, first);
+  }
+  if (span.end != span.last) {
+    float* last = row + span.last - lanes(d);
+    const auto seen = hn::FirstN(d, static_cast<size_t>(lanes(d) - (span.last - span.end)));
+    hn::Store(hn::IfThenElse(seen, hn::Load(d, last), v), d, last);
+  }
+  fill(d, row, span.last, end, value);
+}
+
+/// What softmax() does to a row whose columns are one vector, all of it in registers. `lane`: the
+/// column of each lane.
+template <class D>
+HWY_INLINE void softmax_of_vector(D d, hn::Vec<hn::RebindToSigned<D>> lane, float scale, int begin,
+                                  int end, float* row, float* top, float* sum) {
+  using V = hn::Vec<D>;
+  const hn::RebindToSigned<D> integers;
+  const V empty = hn::Set(d, minus_infinity), scales = hn::Set(d, scale);
+  const auto seen =
+      hn::AndNot(hn::Lt(lane, hn::Set(integers, begin)), hn::Lt(lane, hn::Set(integers, end)));
+  const V product = hn::IfThenElse(hn::RebindMask(d, seen), hn::Load(d, row), empty);
+  const V largest = hn::Mul(scales, hn::MaxOfLanes(d, product));
+  const V reference = hn::IfThenElse(hn::Eq(largest, empty), hn::Zero(d), largest);
+  const V e = exp_f32(d, hn::MulSub(scales, product, reference));
+  hn::Store(e, d, row);
+  *top = hn::GetLane(largest);
+  *sum = hn::GetLane(hn::SumOfLanes(d, e));
+}
+
+/// Replaces the products of a strip by exp(scale · product - top), hidden ones by 0. Loops over all
+/// rows for every step of it: the steps of one row wait for each other.
+template <class D>
+HWY_INLINE void softmax(D d, const OnePassTile& tile, const Strip& strip, float* scores, float* top,
+                        float* sum) {
+  using V = hn::Vec<D>;
+  if (strip.end - strip.begin == lanes(d)) {
+    const auto lane = hn::Iota(hn::RebindToSigned<D>(), static_cast<int32_t>(strip.begin));
+    for (int64_t i = 0; i < strip.rows; ++i)
+      softmax_of_vector(d, lane, tile.scale, tile.begin[strip.row + i], tile.end[strip.row + i],
+                        scores + i * tile.columns + strip.begin, top + i, sum + i);
+    return;
+  }
+  const V empty = hn::Set(d, minus_infinity), scale = hn::Set(d, tile.scale);
+  if (!strip.open(tile))
+    for (int64_t i = 0; i < strip.rows; ++i)
+      hide(d, scores + i * tile.columns, Span(d, tile, strip.row + i), strip.begin, strip.end,
+           minus_infinity);
+  for (int64_t i = 0; i < strip.rows; ++i) {
+    const float* row = scores + i * tile.columns;
+    V largest = hn::Load(d, row + strip.begin);
+    for (int64_t c = strip.begin + lanes(d); c < strip.end; c += lanes(d))
+      largest = hn::Max(largest, hn::Load(d, row + c));
+    top[i] = tile.scale * hn::GetLane(hn::MaxOfLanes(d, largest));
+  }
+  for (int64_t i = 0; i < strip.rows; ++i) {
+    float* row = scores + i * tile.columns;
+    const V largest = hn::Set(d, top[i]);
+    // -inf - 0 gives 0, -inf - -inf NaN.
+    const V reference = hn::IfThenElse(hn::Eq(largest, empty), hn::Zero(d), largest);
+    V total = hn::Zero(d);
+    for (int64_t c = strip.begin; c < strip.end; c += lanes(d)) {
+      const V e = exp_f32(d, hn::MulSub(scale, hn::Load(d, row + c), reference));
+      hn::Store(e, d, row + c);
+      total = hn::Add(total, e);
+    }
+    sum[i] = hn::GetLane(hn::SumOfLanes(d, total));
+  }
+}
+
+}  // namespace
+}  // namespace gyre::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
