@@ -134,6 +134,20 @@ void OnePassWorker::load_panel(ConstMatrixRef from, int64_t row, int64_t count, 
   }
 }
 
+/// Rows that are used where they are.
+HeadRows<const float> OnePassWorker::rows_of(ConstMatrixRef from, int64_t row, int64_t column) {
+  return {from.as<float>().row(row) + column, from.stride, nullptr};
+}
+
+HeadRows<const float> OnePassWorker::panel_of(const Buffer<float>& panel) const {
+  return {panel.data(), padded_dim_, nullptr};
+}
+
+/// A copy of so few rows would be read about once.
+bool OnePassWorker::needs_no_panel(ConstMatrixRef from, int64_t count) const {
+  return from.type == DType::f32 && head_dim_ == padded_dim_ && count <= 2 * one_pass_strip;
+}
+
 void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t kv_head,
                               bool backward) {
   const int64_t first = r.k_begin.value(), column = kv_head * head_dim_;
@@ -141,23 +155,16 @@ void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t 
   // As rows they are needed for dQ = ds · K and out = p · V only.
   const auto load = [&](ConstMatrixRef from, bool as_rows, Buffer<float>& panel, bool transposed,
                         Buffer<float>& to) {
-    const bool copied = as_rows || from.type != DType::f32;
+    const bool copied = from.type != DType::f32 || (as_rows && !needs_no_panel(from, r.k_length));
     if (copied) load_panel(from, first, r.k_length, column, panel, one_pass_keys);
-    if (!transposed) return;
+    const HeadRows<const float> rows = copied ? panel_of(panel) : rows_of(from, first, column);
+    if (!transposed) return rows;
     reserve(to, head_dim_ * one_pass_keys);
-    const HeadRows<const float> rows =
-        copied ? HeadRows<const float>{panel.data(), padded_dim_, nullptr}
-               : HeadRows<const float>{from.as<float>().row(first) + column, from.stride, nullptr};
     transpose_rows(rows, r.k_length, head_dim_, columns, to.data());
+    return rows;
   };
-  load(in.k, backward, k_, true, k_transposed_);
-  // Values of so few keys are read where they are: their copy would be read about once.
-  const bool in_place = !backward && in.v.type == DType::f32 && head_dim_ == padded_dim_ &&
-                        r.k_length <= 2 * one_pass_strip;
-  load(in.v, !backward && !in_place, v_, backward, v_transposed_);
-  v_rows_ = in_place
-                ? HeadRows<const float>{in.v.as<float>().row(first) + column, in.v.stride, nullptr}
-                : HeadRows<const float>{v_.data(), padded_dim_, nullptr};
+  k_rows_ = load(in.k, backward, k_, true, k_transposed_);
+  v_rows_ = load(in.v, !backward, v_, backward, v_transposed_);
   if (kv_head + 1 < in.heads.kv_heads) {
     prefetch(in.k, first, r.k_length, column + head_dim_, head_dim_);
     prefetch(in.v, first, r.k_length, column + head_dim_, head_dim_);
@@ -204,20 +211,30 @@ void OnePassWorker::forward(const ForwardBlock& block, std::span<const Rectangle
   });
 }
 
-/// The panels of a tile; rows without a gradient are zeros.
+/// The rows of a tile; those without a gradient are zeros.
 void OnePassWorker::load_gradient_rows(const BackwardBlock& block, int64_t row, int64_t rows,
                                        int64_t head) {
   const int64_t column = head * head_dim_;
-  load_panel(block.q, row, rows, column, q_, tile_rows);
-  load_panel(block.d_out, row, rows, column, d_out_, tile_rows);
+  bool all_have = true;
   for (int64_t i = 0; i < rows; ++i) {
     lse_.data()[i] = block.lse(row + i, head);
     delta_.data()[i] = block.heads.scale * block.delta(row + i, head);
+    all_have = all_have && lse_.data()[i] != -infinity_of<float>;
+  }
+  const auto load = [&](ConstMatrixRef from, Buffer<float>& panel) {
+    if (all_have && needs_no_panel(from, rows)) return rows_of(from, row, column);
+    load_panel(from, row, rows, column, panel, tile_rows);
+    for (int64_t i = 0; !all_have && i < rows; ++i)
+      if (lse_.data()[i] == -infinity_of<float>)
+        std::fill_n(panel.data() + i * padded_dim_, padded_dim_, 0.0F);
+    return panel_of(panel);
+  };
+  q_rows_ = load(block.q, q_);
+  d_out_rows_ = load(block.d_out, d_out_);
+  for (int64_t i = 0; !all_have && i < rows; ++i) {
     if (lse_.data()[i] != -infinity_of<float>) continue;
     lse_.data()[i] = infinity_of<float>;
     delta_.data()[i] = 0;
-    for (Buffer<float>* panel : {&q_, &d_out_})
-      std::fill_n(panel->data() + i * padded_dim_, padded_dim_, 0.0F);
   }
 }
 
@@ -271,7 +288,7 @@ void OnePassWorker::backward(const BackwardBlock& block, std::span<const Rectang
         d_q.data = out_.data();
       }
       one_pass_backward(tile(block, r, begin, rows),
-                        {q_.data(), d_out_.data(), lse_.data(), delta_.data(), k_.data(),
+                        {q_rows_, d_out_rows_, k_rows_, lse_.data(), delta_.data(),
                          k_transposed_.data(), v_transposed_.data()},
                         d_q, d_k, d_v, scores_.data(), d_scores_.data(), sums_.data());
       for (int64_t i = 0; queries_wanted && !direct && i < rows; ++i)

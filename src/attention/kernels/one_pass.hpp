@@ -46,6 +46,9 @@ class OnePassWorker {
   /// Rows of one head as a panel.
   void load_panel(ConstMatrixRef from, int64_t row, int64_t count, int64_t column,
                   Buffer<float>& panel, int64_t capacity);
+  static HeadRows<const float> rows_of(ConstMatrixRef from, int64_t row, int64_t column);
+  HeadRows<const float> panel_of(const Buffer<float>& panel) const;
+  bool needs_no_panel(ConstMatrixRef from, int64_t count) const;
   void load_keys(const BlockInput& in, const Rectangle& r, int64_t kv_head, bool backward);
   void load_gradient_rows(const BackwardBlock& block, int64_t row, int64_t rows, int64_t head);
   HeadRows<float> open_gradients(MatrixView<float> result, const Rectangle& r, int64_t kv_head,
@@ -57,12 +60,13 @@ class OnePassWorker {
   Progress progress_;
   std::vector<int32_t> begin_, end_;           ///< keys that each row of the rectangle sees
   Buffer<float> k_, v_, d_k_, d_v_;            ///< [one_pass_keys][padded_dim]
-  HeadRows<const float> v_rows_{};             ///< where the values are read
   Buffer<float> k_transposed_, v_transposed_;  ///< [head_dim][columns]
   Buffer<float> q_, d_out_, out_;              ///< [tile rows][padded_dim]
-  Buffer<float> scores_, d_scores_;            ///< [tile rows][columns]
-  Buffer<float> sums_;                         ///< [one_pass_strip][padded_dim]
-  Buffer<float> lse_, delta_;                  ///< [tile rows]
+  /// Where rows are read: in their arrays, or in the panels above.
+  HeadRows<const float> k_rows_{}, v_rows_{}, q_rows_{}, d_out_rows_{};
+  Buffer<float> scores_, d_scores_;  ///< [tile rows][columns]
+  Buffer<float> sums_;               ///< [one_pass_strip][padded_dim]
+  Buffer<float> lse_, delta_;        ///< [tile rows]
 };
 
 }  // namespace gyre

@@ -317,8 +317,8 @@ HWY_INLINE void differentiate(D d, const OnePassTile& tile, const Strip& strip, 
 }
 
 /// Adds what eight keys at a time get from the rows that see some of them.
-HWY_INLINE void add_key_gradients(const OnePassTile& tile, const float* weights, const float* rows,
-                                  HeadRows<float> to) {
+HWY_INLINE void add_key_gradients(const OnePassTile& tile, const float* weights,
+                                  HeadRows<const float> rows, HeadRows<float> to) {
   int64_t row = 0, end = 0;  // rows whose last key is not before the strip, whose first is
   for (int64_t key = 0; key < tile.keys; key += one_pass_strip) {
     const int64_t count = std::min(one_pass_strip, tile.keys - key);
@@ -326,7 +326,7 @@ HWY_INLINE void add_key_gradients(const OnePassTile& tile, const float* weights,
     while (end < tile.rows && tile.begin[end] < key + count) ++end;
     if (row >= end) continue;
     multiply(Wide(), count, {weights + row * tile.columns + key, 1, tile.columns},
-             rows + row * tile.padded_dim, tile.padded_dim, to.data + key * to.stride, to.stride,
+             rows.data + row * rows.stride, rows.stride, to.data + key * to.stride, to.stride,
              end - row, tile.padded_dim, true);
   }
 }
@@ -339,19 +339,24 @@ HWY_INLINE void backward_tile(D d, const OnePassTile& tile, const OnePassGradien
   for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
     const Strip strip(d, tile, row);
     prefetch_next(d_q, strip, tile.head_dim);
-    const int64_t at = row * tile.columns + strip.begin, first = row * tile.padded_dim;
-    const int64_t columns = strip.end - strip.begin;
-    multiply(d, strip.rows, {in.q + first, tile.padded_dim, 1}, in.k_transposed + strip.begin,
-             tile.columns, p + at, tile.columns, tile.head_dim, columns);
-    multiply(d, strip.rows, {in.d_out + first, tile.padded_dim, 1}, in.v_transposed + strip.begin,
-             tile.columns, d_scores + at, tile.columns, tile.head_dim, columns);
+    const int64_t at = row * tile.columns + strip.begin, columns = strip.end - strip.begin;
+    const auto weights_of = [&](const HeadRows<const float>& rows) {
+      return Weights{rows.data + row * rows.stride, rows.stride, 1};
+    };
+    multiply(d, strip.rows, weights_of(in.q), in.k_transposed + strip.begin, tile.columns, p + at,
+             tile.columns, tile.head_dim, columns);
+    multiply(d, strip.rows, weights_of(in.d_out), in.v_transposed + strip.begin, tile.columns,
+             d_scores + at, tile.columns, tile.head_dim, columns);
     differentiate(d, tile, strip, in.lse, in.delta, p, d_scores);
     if (d_q.data == nullptr || columns == 0) continue;
+    const bool direct = tile.head_dim == tile.padded_dim;
+    float* to = d_q.data + row * d_q.stride;
     multiply(wide, strip.rows, {d_scores + row * tile.columns + strip.first, tile.columns, 1},
-             in.k + strip.first * tile.padded_dim, tile.padded_dim, sums, tile.padded_dim,
-             strip.last - strip.first, tile.padded_dim);
-    for (int64_t i = 0; i < strip.rows; ++i)
-      blend(sums + i * tile.padded_dim, tile.head_dim, 1, 1, d_q.data + (row + i) * d_q.stride);
+             in.k.data + strip.first * in.k.stride, in.k.stride, direct ? to : sums,
+             direct ? d_q.stride : tile.padded_dim, strip.last - strip.first, tile.padded_dim,
+             direct);
+    for (int64_t i = 0; !direct && i < strip.rows; ++i)
+      blend(sums + i * tile.padded_dim, tile.head_dim, 1, 1, to + i * d_q.stride);
   }
   if (d_k.data == nullptr) return;
   add_key_gradients(tile, p, in.d_out, d_v);

@@ -51,12 +51,13 @@ void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const fl
                       HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums);
 
-/// What the backward pass of a tile reads: panels [rows][padded_dim] and [keys][padded_dim], keys
-/// and values also transposed; delta times the scale. lse = inf: the row has no
-/// gradient, its panel rows and delta are zeros.
+/// What the backward pass of a tile reads: rows of padded_dim elements of queries, dO and keys;
+/// keys and values transposed; delta times the scale. lse = inf: the row has no gradient, its rows
+/// and delta are zeros.
 struct OnePassGradientInput {
-  const float *q, *d_out, *lse, *delta;
-  const float *k, *k_transposed, *v_transposed;
+  HeadRows<const float> q, d_out, k;
+  const float *lse, *delta;
+  const float *k_transposed, *v_transposed;
 };
 /// Adds to `d_q`, and [keys][stride ≥ padded_dim] to `d_k` and `d_v`; those with null data are left
 /// out. `p`, `d_scores`: [rows][columns], `sums`: [one_pass_strip][padded_dim].
