@@ -297,19 +297,22 @@ void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const fl
 template <class D>
 HWY_INLINE void differentiate(D d, const OnePassTile& tile, const Strip& strip, const float* lse,
                               const float* delta, float* p, float* d_scores) {
-  const bool open = strip.open(tile);
+  const bool one_vector = strip.end - strip.begin == lanes(d);
+  const bool shown = one_vector || strip.open(tile);  // nothing is left to be hidden
   const auto scale = hn::Set(d, tile.scale);
+  const auto columns = columns_from(d, strip.begin);
   for (int64_t i = strip.row; i < strip.row + strip.rows; ++i) {
     float *scores = p + i * tile.columns, *products = d_scores + i * tile.columns;
     const auto reference = hn::Set(d, lse[i]), offset = hn::Set(d, delta[i]);
+    const auto seen = within(d, columns, tile.begin[i], tile.end[i]);
     for (int64_t c = strip.begin; c < strip.end; c += lanes(d)) {
       const auto e = exp_f32(d, hn::MulSub(scale, hn::Load(d, scores + c), reference));
-      const auto product = hn::MulSub(scale, hn::Load(d, products + c), offset);
-      hn::Store(e, d, scores + c);
-      hn::Store(hn::Mul(e, product), d, products + c);
+      const auto product = hn::Mul(e, hn::MulSub(scale, hn::Load(d, products + c), offset));
+      hn::Store(one_vector ? hn::IfThenElseZero(seen, e) : e, d, scores + c);
+      hn::Store(one_vector ? hn::IfThenElseZero(seen, product) : product, d, products + c);
     }
     for (float* row : {scores, products}) {
-      if (!open) hide(d, row, Span(d, tile, i), strip.begin, strip.end, 0);
+      if (!shown) hide(d, row, Span(d, tile, i), strip.begin, strip.end, 0);
       fill(d, row, 0, strip.begin, 0);
       fill(d, row, strip.end, tile.columns, 0);
     }

@@ -82,17 +82,28 @@ HWY_INLINE void hide(D d, float* row, const Span& span, int64_t begin, int64_t e
   fill(d, row, span.last, end, value);
 }
 
-/// What softmax() does to a row whose columns are one vector, all of it in registers. `lane`: the
-/// column of each lane.
+/// The columns of a vector, from `first` on. To be called once: it is not quick.
 template <class D>
-HWY_INLINE void softmax_of_vector(D d, hn::Vec<hn::RebindToSigned<D>> lane, float scale, int begin,
-                                  int end, float* row, float* top, float* sum) {
-  using V = hn::Vec<D>;
+HWY_INLINE hn::Vec<hn::RebindToSigned<D>> columns_from(D, int64_t first) {
+  return hn::Iota(hn::RebindToSigned<D>(), static_cast<int32_t>(first));
+}
+
+/// Which of the columns of a vector are in [begin, end).
+template <class D>
+HWY_INLINE hn::Mask<D> within(D d, hn::Vec<hn::RebindToSigned<D>> columns, int32_t begin,
+                              int32_t end) {
   const hn::RebindToSigned<D> integers;
+  return hn::RebindMask(d, hn::AndNot(hn::Lt(columns, hn::Set(integers, begin)),
+                                      hn::Lt(columns, hn::Set(integers, end))));
+}
+
+/// What softmax() does to a row whose columns are one vector, all of it in registers.
+template <class D>
+HWY_INLINE void softmax_of_vector(D d, hn::Mask<D> seen, float scale, float* row, float* top,
+                                  float* sum) {
+  using V = hn::Vec<D>;
   const V empty = hn::Set(d, minus_infinity), scales = hn::Set(d, scale);
-  const auto seen =
-      hn::AndNot(hn::Lt(lane, hn::Set(integers, begin)), hn::Lt(lane, hn::Set(integers, end)));
-  const V product = hn::IfThenElse(hn::RebindMask(d, seen), hn::Load(d, row), empty);
+  const V product = hn::IfThenElse(seen, hn::Load(d, row), empty);
   const V largest = hn::Mul(scales, hn::MaxOfLanes(d, product));
   const V reference = hn::IfThenElse(hn::Eq(largest, empty), hn::Zero(d), largest);
   const V e = exp_f32(d, hn::MulSub(scales, product, reference));
@@ -108,10 +119,12 @@ HWY_INLINE void softmax(D d, const OnePassTile& tile, const Strip& strip, float*
                         float* sum) {
   using V = hn::Vec<D>;
   if (strip.end - strip.begin == lanes(d)) {
-    const auto lane = hn::Iota(hn::RebindToSigned<D>(), static_cast<int32_t>(strip.begin));
-    for (int64_t i = 0; i < strip.rows; ++i)
-      softmax_of_vector(d, lane, tile.scale, tile.begin[strip.row + i], tile.end[strip.row + i],
+    const auto columns = columns_from(d, strip.begin);
+    for (int64_t i = 0; i < strip.rows; ++i) {
+      const int64_t at = strip.row + i;
+      softmax_of_vector(d, within(d, columns, tile.begin[at], tile.end[at]), tile.scale,
                         scores + i * tile.columns + strip.begin, top + i, sum + i);
+    }
     return;
   }
   const V empty = hn::Set(d, minus_infinity), scale = hn::Set(d, tile.scale);
