@@ -74,6 +74,7 @@ class StagedCommunicator final : public Communicator {
     auto op = begin(stream, what);
     std::vector<SendSlice> mpi_sends;
     std::vector<RecvSlice> mpi_recvs;
+    op->reach = engine_->reach();
     if (on_device()) {
       op->sent = Buffer<std::byte>(staging_bytes(sends, recvs, rank()), MemorySpace::device);
       CoalescedExchange exchange = coalesce(sends, recvs, rank(), op->sent.span(), what);
@@ -198,6 +199,7 @@ class StagedCommunicator final : public Communicator {
 
   void stage(Operation& op, std::span<const std::byte> send, std::span<std::byte> recv,
              Reach reach) {
+    op.reach = reach;
     if (reach == Reach::device) {
       op.from = send;
       op.to = recv;
@@ -211,6 +213,7 @@ class StagedCommunicator final : public Communicator {
     op.to = op.received.span();
   }
   void stage_in_place(Operation& op, std::span<std::byte> data, bool contributes, Reach reach) {
+    op.reach = reach;
     if (reach == Reach::device) {
       op.to = data;
       return;

@@ -40,6 +40,7 @@ struct Operation {
   /// Copies: pinned where MPI reads the host, of slices on the device otherwise. A reduction in
   /// place has `sent` alone.
   Buffer<std::byte> sent, received;
+  Reach reach = Reach::host;
   std::span<const std::byte> from;  ///< what MPI reads
   std::span<std::byte> to;          ///< what MPI writes, or reduces in place
   Buffer<float> widened;            ///< MPI does not reduce bf16
@@ -107,7 +108,7 @@ class Engine {
     // What the device still does to the result's memory may have been submitted before.
     if (op.caller) op.submitted.wait_on_stream(cuda_handle(*in_));
     op.copied_out.wait_on_stream(cuda_handle(*in_));
-    copy_all(op.results, reach_, *in_);
+    copy_all(op.results, op.reach, *in_);
     op.copied_in.record(cuda_handle(*in_));
     op.state = Operation::State::copying_in;
   }

@@ -1,11 +1,13 @@
 // Attention of short documents.
 //
 //     for every rectangle, for every KV head:
-//       K, V   copied next to each other; Kᵀ [d][key] (backward also Vᵀ)
+//       K, V   copied next to each other, but for a few, which are read where they are;
+//              Kᵀ [d][key] (backward also Vᵀ)
 //       for every query head of that KV head, for every 8 rows:
 //         scores [row][key]  = Q · Kᵀ, from the first key that one of them sees to the last
 //         scores             = exp(scores - top)
-//         out    [row][d]    = scores · V, merged into the result
+//         out    [row][d]    = scores · V, merged into the result; where there is none yet, the
+//                              scores are divided by their sums instead
 //
 // Backward, for up to 64 rows at a time: p and ds as scores above, dQ = ds · K for every 8 rows,
 // then dV = pᵀ · dO and dK = dsᵀ · Q for every 8 keys and the rows that see some of them.
