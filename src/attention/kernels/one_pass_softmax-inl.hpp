@@ -22,7 +22,7 @@ namespace gyre::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr float minus_infinity = -__builtin_inff();
+inline constexpr float minus_infinity = -__builtin_inff();
 
 template <class D>
 HWY_INLINE int64_t lanes(D d) {
