@@ -67,6 +67,8 @@ verified_or_lacks() {
   return "$status"
 }
 
+env_of_mpi_gpu() { GYRE_SOFTGPU_MPI=1 "$@"; }
+
 # Exit code 3 unless a program can use a GPU.
 need_gpu() {
   local status=0
@@ -120,7 +122,8 @@ programs() {
       [[ $n -eq 1 ]] || with+=(--share-gpus)
       # Alone on a GPU, NCCL must work; the software GPU may be built without.
       [[ $comm != nccl || $n -eq 1 && $GYRE_SOFTGPU == 0 ]] || check=(verified_or_lacks nccl)
-      [[ $comm != mpi-gpu ]] || check=(verified_or_lacks 'takes no GPU memory')
+      # The software GPU's MPI takes device memory where it is told to.
+      [[ $comm != mpi-gpu ]] || check=(env_of_mpi_gpu verified_or_lacks 'takes no GPU memory')
       piece "gyre-attention $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-attention" "${with[@]}" \
         --tokens $tokens "${heads[@]}" --schedule all -d bf16 -n 1 -w 0
       piece "gyre-logprobs $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-logprobs" "${with[@]}" \

@@ -84,8 +84,17 @@ class StagedCommunicator final : public Communicator {
       op->results = std::move(exchange.after);
     } else {
       copy_own(sends, recvs, what);
-      mpi_sends = copy_out(*op, by_peer(sends, rank(), size()));
-      mpi_recvs = to_copy_in(*op, by_peer(recvs, rank(), size()));
+      const auto outgoing = by_peer(sends, rank(), size());
+      const auto incoming = by_peer(recvs, rank(), size());
+      op->sent = staging_for(outgoing);
+      op->received = staging_for(incoming);
+      mpi_sends = as_messages(outgoing, op->sent.data(), [&](std::byte* at, const SendSlice& s) {
+        engine_->out().copy(at, s.data.data(), s.data.size());
+      });
+      mpi_recvs =
+          as_messages(incoming, op->received.data(), [&](std::byte* at, const RecvSlice& r) {
+            op->results.push_back({{at, r.data.size()}, r.data});
+          });
     }
     std::vector<int> peers;
     for (const RecvSlice& message : mpi_recvs) peers.push_back(world_ranks_[index(message.peer)]);
@@ -224,35 +233,20 @@ class StagedCommunicator final : public Communicator {
     op.to = op.sent.span();
   }
 
-  /// Copies the slices of each peer to the host, as one message of it.
-  std::vector<SendSlice> copy_out(
-      Operation& op, const std::vector<std::pair<int, std::vector<SendSlice>>>& messages) {
-    op.sent = staging_for(messages);
-    std::vector<SendSlice> sends;
-    std::byte* at = op.sent.data();
-    for (const auto& [peer, slices] : messages) {
-      sends.push_back({peer, {at, static_cast<size_t>(bytes_of_slices(slices))}});
-      for (const SendSlice& slice : slices) {
-        engine_->out().copy(at, slice.data.data(), slice.data.size());
+  /// One message a peer, next to each other from `at` on; each(where, slice) of all slices.
+  template <class Slice, class Each>
+  static std::vector<Slice> as_messages(
+      const std::vector<std::pair<int, std::vector<Slice>>>& slices_of_peers, std::byte* at,
+      Each each) {
+    std::vector<Slice> messages;
+    for (const auto& [peer, slices] : slices_of_peers) {
+      messages.push_back({peer, {at, static_cast<size_t>(bytes_of_slices(slices))}});
+      for (const Slice& slice : slices) {
+        each(at, slice);
         at += slice.data.size();
       }
     }
-    return sends;
-  }
-  /// Where the message of each peer comes on the host; its slices are copied from there.
-  std::vector<RecvSlice> to_copy_in(
-      Operation& op, const std::vector<std::pair<int, std::vector<RecvSlice>>>& messages) {
-    op.received = staging_for(messages);
-    std::vector<RecvSlice> recvs;
-    std::byte* at = op.received.data();
-    for (const auto& [peer, slices] : messages) {
-      recvs.push_back({peer, {at, static_cast<size_t>(bytes_of_slices(slices))}});
-      for (const RecvSlice& slice : slices) {
-        op.results.push_back({{at, slice.data.size()}, slice.data});
-        at += slice.data.size();
-      }
-    }
-    return recvs;
+    return messages;
   }
 
   /// What the rank sends itself stays on the device.

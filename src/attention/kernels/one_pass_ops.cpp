@@ -25,6 +25,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Wide = hn::CappedTag<float, one_pass_unit>;
 using Narrow = hn::CappedTag<float, one_pass_strip>;
+
 /// body(vector of scores): of one_pass_columns(keys).
 template <class Body>
 HWY_INLINE void with_vector(int64_t keys, Body body) {
