@@ -18,6 +18,7 @@ int64_t launches = 0;
 cudaError_t allocate(void** pointer, size_t bytes) {
   *pointer = nullptr;
   if (devices() == 0) return note(cudaErrorNoDevice);
+  if (const cudaError_t error = refuse_while_recording()) return error;
   if (bytes == 0) return cudaSuccess;
   *pointer = allocate_device(bytes);
   return *pointer == nullptr ? note(cudaErrorMemoryAllocation) : cudaSuccess;
@@ -62,6 +63,9 @@ cudaError_t copy(void* to, const void* from, const Rows& rows, cudaMemcpyKind ki
   if (!possible(kind, to_place, from_place) || !is_inside(to, rows.to_bytes()) ||
       !is_inside(from, rows.from_bytes()))
     return note(cudaErrorInvalidValue);
+  // When a graph would read or write pageable memory is not said.
+  if (to_place == Place::pageable || from_place == Place::pageable)
+    if (const cudaError_t error = refuse_in_recorded(stream)) return error;
   Task task;
   if (to_place == Place::pinned) task.host[0] = to;
   if (from_place == Place::pinned) task.host[1] = from;
@@ -102,9 +106,10 @@ cudaError_t launch(const LaunchShape& shape, std::function<void()> body) {
       shape.grid.x > 0x7fffffffU || shape.grid.y > 65535 || shape.grid.z > 65535 ||
       shape.shared_bytes > shared_bytes_of_block)
     return note(cudaErrorInvalidConfiguration);
-  constexpr LaneOrder orders[] = {LaneOrder::forward, LaneOrder::reverse, LaneOrder::drawn};
-  const LaneOrder order = orders[launches++ % 3];
-  submit(shape.stream, [shape, order, body = std::move(body)] { run_grid(shape, body, order); });
+  submit(shape.stream, [shape, body = std::move(body)] {
+    constexpr LaneOrder orders[] = {LaneOrder::forward, LaneOrder::reverse, LaneOrder::drawn};
+    run_grid(shape, body, orders[launches++ % 3]);
+  });
   return cudaSuccess;
 }
 
@@ -134,6 +139,20 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorNotReady";
     case cudaErrorLaunchFailure:
       return "cudaErrorLaunchFailure";
+    case cudaErrorStreamCaptureUnsupported:
+      return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated:
+      return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureMerge:
+      return "cudaErrorStreamCaptureMerge";
+    case cudaErrorStreamCaptureUnmatched:
+      return "cudaErrorStreamCaptureUnmatched";
+    case cudaErrorStreamCaptureUnjoined:
+      return "cudaErrorStreamCaptureUnjoined";
+    case cudaErrorStreamCaptureIsolation:
+      return "cudaErrorStreamCaptureIsolation";
+    case cudaErrorCapturedEvent:
+      return "cudaErrorCapturedEvent";
   }
   return "unknown error";
 }
@@ -221,6 +240,7 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
 }
 cudaError_t cudaFree(void* pointer) {
   if (pointer == nullptr) return cudaSuccess;
+  if (const cudaError_t error = softgpu::refuse_while_recording()) return error;
   softgpu::finish_all();
   return softgpu::release_device(pointer) ? cudaSuccess : note(cudaErrorInvalidValue);
 }
@@ -237,6 +257,7 @@ cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
 }
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   if (softgpu::devices() == 0) return note(cudaErrorNoDevice);
+  if (const cudaError_t error = softgpu::refuse_while_recording()) return error;
   *pointer = softgpu::allocate_pinned(bytes);
   return *pointer == nullptr ? note(cudaErrorMemoryAllocation) : cudaSuccess;
 }
@@ -244,10 +265,13 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
   return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
 }
 cudaError_t cudaFreeHost(void* pointer) {
-  if (pointer == nullptr || softgpu::release_pinned(pointer)) return cudaSuccess;
+  if (pointer == nullptr) return cudaSuccess;
+  if (const cudaError_t error = softgpu::refuse_while_recording()) return error;
+  if (softgpu::release_pinned(pointer)) return cudaSuccess;
   return note(cudaErrorInvalidValue);
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  if (const cudaError_t error = softgpu::refuse_while_recording()) return error;
   const cudaError_t error = softgpu::copy(to, from, {bytes, 1, bytes, bytes}, kind, nullptr);
   if (error == cudaSuccess) softgpu::finish(nullptr);
   return error;

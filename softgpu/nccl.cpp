@@ -243,8 +243,10 @@ int group_depth = 0;
 std::vector<Grouped> group;
 void submit_group() {
   for (Grouped& part : std::exchange(group, {})) {
-    auto operation = std::make_shared<Operation>(part.comm, std::move(part.calls));
-    submit(part.stream, Task{[operation] { return operation->step(); }, nullptr, true, {}});
+    submit_made(part.stream, [comm = part.comm, calls = std::move(part.calls)] {
+      auto operation = std::make_shared<Operation>(comm, calls);
+      return Task{[operation] { return operation->step(); }, nullptr, true, {}};
+    });
   }
 }
 

@@ -71,6 +71,7 @@ bool behind_shared_memory(const void* address);
 // ---- streams.cpp
 
 enum class Step { waits, moved, done };
+struct Graph;
 
 /// A point in a stream's work.
 struct Record {
@@ -91,6 +92,8 @@ struct Task {
 void submit(cudaStream_t stream, Task task);
 /// `run` as a task.
 void submit(cudaStream_t stream, std::function<void()> run);
+/// A task that keeps what it has come to: each launch of a graph needs one of its own.
+void submit_made(cudaStream_t stream, std::function<Task()> make);
 /// Runs all work of a stream, or of all, that has been submitted so far.
 void finish(cudaStream_t stream);
 void finish_all();
@@ -98,6 +101,13 @@ void finish_all();
 void run_until(const std::function<bool()>& done);
 /// Whether a task that is not done uses pinned memory in [begin, end).
 bool in_use(const void* begin, const void* end);
+
+// ---- graphs.cpp
+
+/// What a call that waits for the device, or gets memory, returns while a stream is recorded.
+cudaError_t refuse_while_recording();
+/// Breaks the recording of a stream and returns the error; cudaSuccess where none is recorded.
+cudaError_t refuse_in_recorded(cudaStream_t stream);
 
 // ---- nccl.cpp
 

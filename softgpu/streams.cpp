@@ -2,25 +2,12 @@
 // allows: when the host waits for it, or for something behind it. What a program forgets to wait
 // for is thus not there.
 
+#include "streams.hpp"
+
 #include <sched.h>
 
 #include <chrono>
-#include <deque>
 #include <utility>
-#include <vector>
-
-#include "softgpu.hpp"
-
-struct CUstream_st {
-  std::deque<softgpu::Task> queue;
-  int64_t submitted = 0, done = 0;
-  int network_tasks = 0;
-  bool follows_default = false;
-};
-struct CUevent_st {
-  std::shared_ptr<softgpu::Record> latest;
-  bool timed = true;
-};
 
 namespace softgpu {
 namespace {
@@ -29,22 +16,9 @@ CUstream_st& default_stream() {
   static auto& stream = *new CUstream_st;
   return stream;
 }
-std::vector<CUstream_st*>& streams() {
-  static auto& all = *new std::vector<CUstream_st*>{&default_stream()};
-  return all;
-}
-CUstream_st& resolve(cudaStream_t stream) {
-  return stream == nullptr ? default_stream() : *stream;
-}
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void push(CUstream_st& stream, Task task) {
-  stream.network_tasks += task.network;
-  ++stream.submitted;
-  stream.queue.push_back(std::move(task));
 }
 
 /// Does one piece of work that the front of the stream needs. False: there is none, or it waits for
@@ -60,23 +34,6 @@ bool advance(CUstream_st& stream) {
     ++stream.done;
   }
   return step != Step::waits;
-}
-
-std::shared_ptr<Record> record(CUstream_st& stream) {
-  auto mark = std::make_shared<Record>();
-  mark->stream = &stream;
-  push(stream, {[mark] {
-                  mark->seconds = now();
-                  mark->reached = true;
-                  return Step::done;
-                },
-                nullptr,
-                false,
-                {}});
-  return mark;
-}
-void hold(CUstream_st& stream, std::shared_ptr<Record> mark) {
-  push(stream, {[] { return Step::done; }, std::move(mark), false, {}});
 }
 
 /// The default stream and the streams that are not cudaStreamNonBlocking wait for each other.
@@ -100,6 +57,35 @@ void finish(CUstream_st& stream) {
 
 }  // namespace
 
+CUstream_st& resolve(cudaStream_t stream) {
+  return stream == nullptr ? default_stream() : *stream;
+}
+std::vector<CUstream_st*>& streams() {
+  static auto& all = *new std::vector<CUstream_st*>{&default_stream()};
+  return all;
+}
+void push(CUstream_st& stream, Task task) {
+  stream.network_tasks += task.network;
+  ++stream.submitted;
+  stream.queue.push_back(std::move(task));
+}
+std::shared_ptr<Record> record(CUstream_st& stream) {
+  auto mark = std::make_shared<Record>();
+  mark->stream = &stream;
+  push(stream, {[mark] {
+                  mark->seconds = now();
+                  mark->reached = true;
+                  return Step::done;
+                },
+                nullptr,
+                false,
+                {}});
+  return mark;
+}
+void hold(CUstream_st& stream, std::shared_ptr<Record> mark) {
+  push(stream, {[] { return Step::done; }, std::move(mark), false, {}});
+}
+
 void progress() {
   for (CUstream_st* stream : streams())
     if (stream->network_tasks > 0) {
@@ -108,9 +94,15 @@ void progress() {
     }
 }
 
+void submit_made(cudaStream_t stream, std::function<Task()> make) {
+  count_submission();
+  CUstream_st& queue = resolve(stream);
+  if (queue.recorder) return add_work(queue, std::move(make));
+  order_with_default(queue);
+  push(queue, make());
+}
 void submit(cudaStream_t stream, Task task) {
-  order_with_default(resolve(stream));
-  push(resolve(stream), std::move(task));
+  submit_made(stream, [task = std::move(task)] { return task; });
 }
 void submit(cudaStream_t stream, std::function<void()> run) {
   submit(stream, Task{[run = std::move(run)] {
@@ -151,11 +143,17 @@ bool in_use(const void* begin, const void* end) {
 using softgpu::note;
 
 namespace {
-int64_t waits = 0;
+int64_t waits = 0, submissions = 0;
 }  // namespace
 
 int64_t softgpu::host_waits() {
   return waits;
+}
+int64_t softgpu::host_submissions() {
+  return submissions;
+}
+void softgpu::count_submission() {
+  ++submissions;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
@@ -170,6 +168,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (stream == nullptr) return note(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = softgpu::refuse_in_recorded(stream)) return error;
   softgpu::finish(stream);
   std::erase(softgpu::streams(), stream);
   delete stream;
@@ -178,28 +177,25 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   ++waits;
   if (softgpu::in_nccl_group()) softgpu::die("cudaStreamSynchronize inside of an NCCL group");
+  if (const cudaError_t error = softgpu::refuse_while_recording()) return error;
   softgpu::finish(stream);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
   ++waits;
   if (softgpu::devices() == 0) return note(cudaErrorNoDevice);
+  if (const cudaError_t error = softgpu::refuse_while_recording()) return error;
   softgpu::finish_all();
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (const cudaError_t error = softgpu::refuse_while_recording()) return error;
   CUstream_st& queried = softgpu::resolve(stream);
   if (queried.queue.empty()) return cudaSuccess;
   const softgpu::DeviceAccess access;
   if (!softgpu::advance(queried)) softgpu::progress();
   return note(cudaErrorNotReady);
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  if (event->latest && !event->latest->reached)
-    softgpu::hold(softgpu::resolve(stream), event->latest);
-  return cudaSuccess;
-}
-
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return cudaEventCreateWithFlags(event, cudaEventDefault);
 }
@@ -213,12 +209,13 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  softgpu::order_with_default(softgpu::resolve(stream));
-  event->latest = softgpu::record(softgpu::resolve(stream));
-  return cudaSuccess;
+void softgpu::record_event(cudaEvent_t event, CUstream_st& stream) {
+  order_with_default(stream);
+  event->latest = record(stream);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (event->graph) return note(cudaErrorCapturedEvent);
+  if (const cudaError_t error = softgpu::refuse_while_recording()) return error;
   if (!event->latest || event->latest->reached) return cudaSuccess;
   const softgpu::DeviceAccess access;
   if (!softgpu::advance(*event->latest->stream)) softgpu::progress();
@@ -226,6 +223,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   ++waits;
+  if (event->graph) return note(cudaErrorCapturedEvent);
+  if (const cudaError_t error = softgpu::refuse_while_recording()) return error;
   const softgpu::DeviceAccess access;
   while (event->latest && !event->latest->reached)
     if (!softgpu::advance(*event->latest->stream)) {
@@ -235,6 +234,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  if (begin->graph || end->graph) return note(cudaErrorCapturedEvent);
   if (!begin->latest || !end->latest || !begin->timed || !end->timed)
     return note(cudaErrorInvalidResourceHandle);
   if (!begin->latest->reached || !end->latest->reached) return note(cudaErrorNotReady);

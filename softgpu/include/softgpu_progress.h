@@ -18,5 +18,8 @@ uint64_t seed();
 
 /// How often this process has waited for a stream, an event or the device so far.
 int64_t host_waits();
+/// How often it has given something to a stream: a launch, a copy, a record or a wait of an event,
+/// a group of NCCL's operations, a graph.
+int64_t host_submissions();
 
 }  // namespace softgpu

@@ -22,7 +22,9 @@ class CudaEvent {
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
-  void record(cudaStream_t stream) { GYRE_CHECK_CUDA(cudaEventRecord(handle_, stream)); }
+  void record(cudaStream_t stream, unsigned flags = cudaEventRecordDefault) {
+    GYRE_CHECK_CUDA(cudaEventRecordWithFlags(handle_, stream, flags));
+  }
   /// Work submitted to `stream` from now on comes after what was recorded.
   void wait_on_stream(cudaStream_t stream) const {
     GYRE_CHECK_CUDA(cudaStreamWaitEvent(stream, handle_, 0));

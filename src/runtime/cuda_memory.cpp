@@ -1,5 +1,6 @@
 #include "runtime/cuda_memory.hpp"
 
+#include <atomic>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -135,7 +136,16 @@ void* cuda_allocate(size_t bytes, MemorySpace space, bool poison) {
   return pointer;
 }
 
+namespace {
+std::atomic<int64_t> releases = 0;
+}  // namespace
+
+int64_t cuda_releases() {
+  return releases;
+}
+
 void cuda_release(void* pointer, MemorySpace space) noexcept {
+  releases += space == MemorySpace::device;
   (space == MemorySpace::pinned ? pools().pinned : pools().device).give(pointer);
 }
 

@@ -39,6 +39,10 @@ void* cuda_allocate(size_t bytes, MemorySpace space, bool poison);
 /// been reported by the call that caused it.
 void cuda_release(void* pointer, MemorySpace space) noexcept;
 
+/// How often this process has given device memory back so far. What remembers addresses of device
+/// memory that it does not own, such as recorded work, asks whether that has changed.
+int64_t cuda_releases();
+
 /// Bytes of device memory that cuda_allocate can give out now on the current device. Throws a
 /// runtime error in a build without CUDA.
 int64_t cuda_memory_available();

@@ -10,18 +10,44 @@
 namespace gyre {
 namespace {
 
+/// From what marks are measured: those of recorded work from another origin in each submission.
+struct MarkClock {
+  std::shared_ptr<ClockOrigin> origin;
+};
+
 class CudaMark final : public Mark {
  public:
-  CudaMark(std::shared_ptr<ClockOrigin> origin, cudaStream_t stream) : origin_(std::move(origin)) {
-    event_.record(stream);
+  CudaMark(std::shared_ptr<MarkClock> clock, cudaStream_t stream, unsigned flags)
+      : clock_(std::move(clock)) {
+    event_.record(stream, flags);
   }
   double seconds() const override {
-    return origin_->seconds() + event_.seconds_since(origin_->event());
+    return clock_->origin->seconds() + event_.seconds_since(clock_->origin->event());
   }
 
  private:
-  std::shared_ptr<ClockOrigin> origin_;
+  std::shared_ptr<MarkClock> clock_;
   CudaEvent event_{cudaEventDefault};
+};
+
+/// A graph that can be launched.
+class CudaGraph {
+ public:
+  explicit CudaGraph(cudaGraph_t graph) {
+    size_t nodes = 0;
+    GYRE_CHECK_CUDA(cudaGraphGetNodes(graph, nullptr, &nodes));
+    nodes_ = static_cast<int64_t>(nodes);
+    GYRE_CHECK_CUDA(cudaGraphInstantiate(&handle_, graph, 0));
+  }
+  ~CudaGraph() { (void)cudaGraphExecDestroy(handle_); }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+  void launch(cudaStream_t stream) { GYRE_CHECK_CUDA(cudaGraphLaunch(handle_, stream)); }
+  int64_t nodes() const { return nodes_; }
+
+ private:
+  cudaGraphExec_t handle_ = nullptr;
+  int64_t nodes_ = 0;
 };
 
 class CudaStream final : public Stream {
@@ -37,8 +63,8 @@ class CudaStream final : public Stream {
     GYRE_CHECK_CUDA(cudaStreamSynchronize(handle_));
   }
   MarkPtr mark() override {
-    origin_ = next_origin(*this, origin_);
-    return std::make_unique<CudaMark>(origin_, handle_);
+    if (clock_) return std::make_unique<CudaMark>(clock_, handle_, cudaEventRecordExternal);
+    return std::make_unique<CudaMark>(new_clock(), handle_, cudaEventRecordDefault);
   }
   void copy(void* to, const void* from, size_t bytes) override {
     if (bytes > 0) GYRE_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, handle_));
@@ -47,11 +73,56 @@ class CudaStream final : public Stream {
     if (bytes > 0)
       GYRE_CHECK_CUDA(cudaMemsetAsync(to, std::to_integer<int>(value), bytes, handle_));
   }
+  std::unique_ptr<RecordedWork> record(const std::function<void()>& submit) override {
+    clock_ = std::make_shared<MarkClock>();
+    const std::shared_ptr<MarkClock> clock = clock_;
+    GYRE_CHECK_CUDA(cudaStreamBeginCapture(handle_, cudaStreamCaptureModeThreadLocal));
+    cudaGraph_t graph = nullptr;
+    const auto end = [&] {
+      clock_.reset();
+      return cudaStreamEndCapture(handle_, &graph);
+    };
+    try {
+      submit();
+    } catch (...) {
+      (void)end();
+      if (graph != nullptr) (void)cudaGraphDestroy(graph);
+      (void)cudaGetLastError();
+      throw;
+    }
+    check_cuda(end(), "cudaStreamEndCapture", __FILE__, __LINE__);
+    auto recorded = std::make_unique<Recorded>(*this, clock, graph);
+    GYRE_CHECK_CUDA(cudaGraphDestroy(graph));
+    return recorded;
+  }
+  bool recording() const override { return clock_ != nullptr; }
   cudaStream_t handle() const { return handle_; }
 
  private:
+  class Recorded final : public RecordedWork {
+   public:
+    Recorded(CudaStream& stream, std::shared_ptr<MarkClock> clock, cudaGraph_t graph)
+        : stream_(stream), clock_(std::move(clock)), graph_(graph) {}
+    void submit() override {
+      clock_->origin = stream_.new_clock()->origin;
+      graph_.launch(stream_.handle_);
+    }
+    int64_t operations() const override { return graph_.nodes(); }
+
+   private:
+    CudaStream& stream_;
+    std::shared_ptr<MarkClock> clock_;
+    CudaGraph graph_;
+  };
+
+  std::shared_ptr<MarkClock> new_clock() {
+    origin_ = next_origin(*this, origin_);
+    return std::make_shared<MarkClock>(MarkClock{origin_});
+  }
+
   cudaStream_t handle_ = nullptr;
   std::shared_ptr<ClockOrigin> origin_;
+  std::shared_ptr<MarkClock> clock_;  // of the work that is being recorded
 };
 
 }  // namespace

@@ -14,6 +14,10 @@ void* cuda_allocate(size_t bytes, MemorySpace space, bool /*poison*/) {
 /// There is nothing to give back.
 void cuda_release(void* /*pointer*/, MemorySpace /*space*/) noexcept {}
 
+int64_t cuda_releases() {
+  return 0;
+}
+
 int64_t cuda_memory_available() {
   throw_runtime("memory of a GPU: this build has no CUDA");
 }

@@ -4,6 +4,8 @@
 // written once for all backends.
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 
 namespace gyre {
@@ -24,6 +26,17 @@ class Mark {
 };
 using MarkPtr = std::unique_ptr<Mark>;
 
+/// Work of a stream that was recorded once, and is submitted again with one call.
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+  /// Submits all of it to the stream that it was recorded from. Marks in it tell the times of the
+  /// latest submission.
+  virtual void submit() = 0;
+  /// Kernels, copies, fills and marks that one submission stands for.
+  virtual int64_t operations() const = 0;
+};
+
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -37,6 +50,18 @@ class Stream {
   /// host memory that is not pinned may be read, or written, before the call returns.
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   virtual void fill(void* to, std::byte value, size_t bytes) = 0;
+
+  /// Records, and does not do, what `submit` submits to this stream, and to streams that wait for
+  /// it and for which it waits in the end: a CUDA graph. Addresses are recorded, contents of arrays
+  /// are not. Meanwhile nothing may wait for the device, ask how far it is, get memory of it, or
+  /// copy from or to host memory that is not pinned; CUDA's error is thrown then. The stream and
+  /// the marks must outlive the result. nullptr, and nothing is called, where a stream cannot
+  /// record.
+  virtual std::unique_ptr<RecordedWork> record(const std::function<void()>& /*submit*/) {
+    return nullptr;
+  }
+  /// Whether work is being recorded.
+  virtual bool recording() const { return false; }
 };
 
 /// The host's stream: everything is done at submission.
