@@ -144,6 +144,12 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
     check_workloads(workloads, o, memory, world.rank());
   });
   const NetworkAndKernel made = make_network_and_kernel(context, o, backend);
+  run_agreed(world, "--cuda-graph", [&] {
+    if (o.cuda_graph && !made.network.can_record())
+      throw_usage(
+          "--cuda-graph: the host takes part in messages of --comm {}; a graph takes --comm nccl",
+          made.network.backend());
+  });
   AttentionWorkspace workspace;
   RunReport report = begin_attention_report(context, o, workloads.front(), backend);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
@@ -175,6 +181,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   return finish_run(context, report, o.report, [&] {
     std::string text =
         suite.table.legend(suite.results) + notes_text(suite.refused, made.kernel->note());
+    if (o.cuda_graph && !suite.results.empty()) text += graph_text(suite.results);
     if (context.verbose) text += details_text(suite.results, o.threads);
     return text;
   });

@@ -70,6 +70,11 @@ void declare_schedule(CLI::App& app, AttentionOptions& o) {
             "The same bits in every run at any cost; cudnn: what it has no fixed order for goes to "
             "the tiled kernel (all other kernels have one)"},
            o.deterministic);
+  add_flag(app,
+           {"--cuda-graph",
+            "GPUs: record the steps of a pass once, and launch them as one CUDA graph from then "
+            "on; with --comm nccl. At least 2 iterations of --warmup"},
+           o.cuda_graph);
   add_option(app, {"--threads", "CPUs: threads of a rank's kernel"}, o.threads, 1);
 }
 
@@ -181,6 +186,8 @@ void check_backend(const AttentionOptions& o, ConfigErrors& errors) {
         "--emulate-network delays messages, and no operations of a library: --collectives "
         "messages, or without it");
   if (!o.backend.on_gpu()) {
+    if (o.cuda_graph)
+      errors.add("--cuda-graph records the work of a GPU: --backend cuda, or without it");
     if (o.kernel != "auto")
       errors.add("--kernel {} is one of GPUs: --backend cuda, or --kernel auto", o.kernel);
     return;

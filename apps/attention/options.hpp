@@ -27,7 +27,7 @@ struct AttentionOptions {
   RepeatOptions repeats;
   ReportOptions report;
   double tol_scale = 1, tflops = 0.1, gbytes_per_s = 5, latency_us = 10;
-  bool sinks = false, explain = false, deterministic = false;
+  bool sinks = false, explain = false, deterministic = false, cuda_graph = false;
   BackendOptions backend;
 
   bool emulates_compute() const { return !compute.empty(); }

@@ -95,6 +95,7 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                    {"cp", int64_t{o.cp}},
                                    {"kernel", kernel_of(o)},
                                    {"deterministic", o.deterministic},
+                                   {"cuda_graph", o.cuda_graph},
                                    {"threads", int64_t{o.threads}},
                                    {"iters", o.repeats.text()},
                                    {"warmup", int64_t{o.warmup}},
@@ -122,6 +123,8 @@ ResultEntry entry_of(const AttentionResult& result) {
   entry.add("communication_only", result.communicate_ms, "ms");
   entry.add("exposed_time", result.exposed_ms, "ms");
   entry.add("exposed_noise", result.exposed_noise_ms, "ms");
+  if (result.graph_operations > 0)
+    entry.add("graph_operations", static_cast<double>(result.graph_operations), "");
   if (result.check != "-") entry.verified = result.check == "ok";
   entry.flops = result.flops;
   entry.bytes_wire = result.wire_bytes;
@@ -182,6 +185,17 @@ std::string parts_text(const AttentionResult& result) {
 }
 
 }  // namespace
+
+std::string graph_text(const std::vector<AttentionResult>& results) {
+  const auto [least, most] =
+      std::ranges::minmax_element(results, {}, &AttentionResult::graph_operations);
+  std::string text =
+      fmt::format("# CUDA graphs: up to {} operations a launch on rank 0", most->graph_operations);
+  if (least->graph_operations == 0)
+    text += fmt::format("; {}, {}, {}: not every iteration launched one, as memory was given back",
+                        least->schedule, least->layout, name_of(least->pass));
+  return text + "\n";
+}
 
 std::string notes_text(const std::vector<std::string>& refused, const std::string& kernel_note) {
   std::string text;

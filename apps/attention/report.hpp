@@ -33,6 +33,9 @@ ResultEntry entry_of(const AttentionResult& result);
 /// result.
 void add_figures(RunReport& report, const std::vector<AttentionResult>& results);
 
+/// How many operations the CUDA graphs of --cuda-graph have, and whether all runs launched one.
+std::string graph_text(const std::vector<AttentionResult>& results);
+
 /// "# refused ..." lines, and one of what the kernel says of itself, if it does.
 std::string notes_text(const std::vector<std::string>& refused, const std::string& kernel_note);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 
 #include "comm/agree.hpp"
@@ -104,6 +105,7 @@ AttentionRun::AttentionRun(const AttentionWorkload& workload, const TensorRows& 
       executor_(plan_, workload.heads, setup.types, machine.network, machine.kernel, machine.stream,
                 machine.workspace, setup.with_backward) {
   executor_.set_sinks(workload.sinks);
+  executor_.record_runs(setup.cuda_graph);
   overwrite(std::byte{0});  // what is timed without messages reads what no message has brought yet
   const auto fill = [&](ArrayKind kind, std::initializer_list<InputTensor> planes) {
     HostFill array(executor_.matrix(kind), machine_.stream);
@@ -248,9 +250,11 @@ AttentionResult AttentionRun::measure(Pass pass, const IterationOptions& options
   const bool poisoned = static_cast<bool>(after);
   Clocks clocks;
   timed_checksums_.clear();
-  warm_up(pass, options.warmup, world, poisoned);
+  // The first run of a kind prepares, the second records.
+  warm_up(pass, setup_.cuda_graph ? std::max(2, options.warmup) : options.warmup, world, poisoned);
   const bool on_host = machine_.stream.space() == MemorySpace::host;
   std::vector<ExecutionTimes> parts;
+  int64_t graph_operations = std::numeric_limits<int64_t>::max();
   const bool computes_here = on_host && !options.only_sleeps;
   Repeats repeats(options.repeats, &world, computes_here);
   while (repeats.next()) {
@@ -259,6 +263,7 @@ AttentionResult AttentionRun::measure(Pass pass, const IterationOptions& options
       time_parts(pass, clocks, world);
     }
     parts.push_back(time_whole(pass, repeats, world, poisoned));
+    graph_operations = std::min(graph_operations, executor_.replayed());
     if (computes_here) timed_checksums_.push_back(checksum(pass));
     if (after) after();
     if (!repeats.last()) time_parts(pass, clocks, world);
@@ -271,6 +276,7 @@ AttentionResult AttentionRun::measure(Pass pass, const IterationOptions& options
   result.flops = attention_flops(pass, workload_.pairs(), workload_.heads.head_dim);
   result.peak = options.peak_flops;
   add_ranks(result, medians(parts), count(plan_, pass, workload_.heads, setup_.types), world);
+  result.graph_operations = graph_operations;
   result.error_over_tolerance = std::nan("");
   result.check = "-";
   result.finished = utc_now();

@@ -41,6 +41,8 @@ struct AttentionResult {
   double exposed_noise_ms = 0;  ///< distance of the quartiles of these differences
   double wire_bytes = 0;        ///< sum over ranks, counted
   int64_t transient_bytes = 0;  ///< of the rank that needs the most
+  /// Of the CUDA graph that an iteration launched, on this rank; 0: one launched none.
+  int64_t graph_operations = 0;
   std::vector<AttentionRankTimes> ranks;
   double error_over_tolerance = 0;  ///< NaN: not checked
   std::string check;                ///< "ok", "FAILED" or "-"

@@ -24,8 +24,8 @@ AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
                         const LayoutKind& layout, int64_t memory_bytes) {
   // On a GPU, the statistics for the checks are in host memory instead.
   const bool checks_here = o.check != "none" && !o.backend.on_gpu();
-  return {schedule,  layout,          o.schedule_options(), o.layout_options(),
-          o.types(), o.pass != "fwd", checks_here,          memory_bytes};
+  return {schedule,        layout,      o.schedule_options(), o.layout_options(), o.types(),
+          o.pass != "fwd", checks_here, memory_bytes,         o.cuda_graph};
 }
 
 int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,

@@ -22,6 +22,7 @@ struct AttentionSetup {
   /// Results are verified, which needs statistics of all tokens in the memory of the arrays.
   bool checks = true;
   int64_t memory_bytes = 0;  ///< available to this rank; 0: no limit
+  bool cuda_graph = false;   ///< runs are recorded
 };
 
 /// The setup of one schedule under one layout, by the options.

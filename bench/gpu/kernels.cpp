@@ -88,6 +88,12 @@ class OneRank {
     fill(b.stream, executor_.matrix(ArrayKind::d_out), tokens * columns);
     executor_.run(Pass::forward);
   }
+  /// From now on a run is one launch: this prepares and records both directions.
+  void use_graphs() {
+    executor_.record_runs(true);
+    for (int i = 0; i < 2; ++i)
+      for (const Pass pass : {Pass::forward, Pass::backward}) executor_.run(pass);
+  }
   AttentionExecutor& executor() { return executor_; }
 
  private:
@@ -160,9 +166,15 @@ void attention_shape(Bench& b, int64_t head_dim, int64_t tokens) {
   gradient_shape["fixed_order"] = bare->ordered();
   const std::unique_ptr<BlockKernel> fused = make_cudnn_kernel(b.stream);
   OneRank with_fused(b, heads, tokens, *fused);
+  OneRank fused_graph(b, heads, tokens, *fused);
   add_executor("executor cudnn", with_fused.executor());
+  fused_graph.use_graphs();
+  add_executor("executor cudnn, graph", fused_graph.executor());
 #endif
+  OneRank tiled_graph(b, heads, tokens, *tiled);
   add_executor("executor tiled", with_tiled.executor());
+  tiled_graph.use_graphs();
+  add_executor("executor tiled, graph", tiled_graph.executor());
   b.suite.measure("attention forward", shape, forward);
   b.suite.measure("attention backward", gradient_shape, backward);
 #ifdef GYRE_WITH_CUDNN

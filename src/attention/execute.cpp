@@ -6,6 +6,7 @@
 
 #include "attention/step_walker.hpp"
 #include "core/special_values.hpp"
+#include "runtime/cuda_memory.hpp"
 #include "runtime/profile_range.hpp"
 
 namespace gyre {
@@ -134,6 +135,7 @@ void AttentionExecutor::unpack(int id) {
 }
 
 void AttentionExecutor::progress() {
+  if (stream_.recording()) return;  // nothing is under way
   for (auto& [id, pending] : pending_)
     if (!pending.done && pending.work->test()) {
       pending.done = true;
@@ -249,16 +251,6 @@ void AttentionExecutor::sink_gradient(const step::SinkGradient& s) {
                                    "gradient of the sinks"));
 }
 
-void AttentionExecutor::synchronize(Pass pass) {
-  GYRE_CHECK(pending_.empty(), "{} exchanges of the schedule were never waited for",
-             pending_.size());
-  for (const WorkPtr& work : in_stream_) work->wait();
-  in_stream_.clear();
-  if (pass == Pass::backward)
-    stream_.copy(d_sinks_.data(), sums_.data(), d_sinks_.size() * sizeof(double));
-  stream_.synchronize();
-}
-
 void AttentionExecutor::add_spans(Pass pass) {
   for (Span& span : spans_)
     trace_->add({TraceLane::communication, span.exchange->what, span.begin->seconds(),
@@ -267,18 +259,56 @@ void AttentionExecutor::add_spans(Pass pass) {
   spans_.clear();
 }
 
+AttentionExecutor::Submission AttentionExecutor::submit(Pass pass, Execute what) {
+  delta_.reset();
+  deferred_clears_.clear();
+  Submission submission{std::make_shared<Walker>(*this, pass, what)};
+  for (const Step& s : plan_.steps(pass)) submission.walker->walk(s);
+  submission.walker->finish();
+  submission.end = stream_.mark();
+  GYRE_CHECK(pending_.empty(), "{} exchanges of the schedule were never waited for",
+             pending_.size());
+  submission.communication = std::exchange(in_stream_, {});
+  return submission;
+}
+
+ExecutionTimes AttentionExecutor::finish_run(Pass pass, const Submission& submission) {
+  for (const WorkPtr& work : submission.communication) work->wait();
+  if (pass == Pass::backward)
+    stream_.copy(d_sinks_.data(), sums_.data(), d_sinks_.size() * sizeof(double));
+  stream_.synchronize();
+  add_spans(pass);
+  return submission.walker->times(*submission.end, trace_);
+}
+
+ExecutionTimes AttentionExecutor::run_recorded(Pass pass, Execute what) {
+  Recording& recording = recordings_[{pass, what}];
+  if (recording.releases != cuda_releases()) {
+    recording = {};
+    const ExecutionTimes times = finish_run(pass, submit(pass, what));
+    recording.releases = cuda_releases();
+    return times;
+  }
+  if (recording.steps == nullptr) {
+    const Traffic before = group_.traffic();
+    recording.steps = stream_.record([&] { recording.submission = submit(pass, what); });
+    GYRE_CHECK(recording.steps != nullptr, "steps to be recorded on the host");
+    const Traffic after = group_.traffic();
+    recording.traffic = {after.bytes_sent - before.bytes_sent, after.messages - before.messages};
+  } else {
+    group_.count_again(recording.traffic);
+  }
+  recording.steps->submit();
+  replayed_ = recording.steps->operations();
+  return finish_run(pass, recording.submission);
+}
+
 ExecutionTimes AttentionExecutor::run(Pass pass, Execute what) {
   const ProfileRange range(pass == Pass::forward ? "attention forward" : "attention backward");
   begin_sinks(pass);
-  delta_.reset();
-  deferred_clears_.clear();
-  Walker walker(*this, pass, what);
-  for (const Step& s : plan_.steps(pass)) walker.walk(s);
-  walker.finish();
-  const MarkPtr end = stream_.mark();
-  synchronize(pass);
-  add_spans(pass);
-  return walker.times(*end, trace_);
+  replayed_ = 0;
+  if (records_ && trace_ == nullptr) return run_recorded(pass, what);
+  return finish_run(pass, submit(pass, what));
 }
 
 }  // namespace gyre

@@ -15,6 +15,9 @@
 //     stream            pack | own keys ------- | keys of rank 2 --- | ...
 //     messages               | KV --------- |
 //
+// Or it has the stream record the steps, and submits them with one call from then on: a direction
+// of a plan is the same steps on the same arrays in every run.
+//
 // HostCopy and HostFill (array_ops.hpp) read and fill arrays on a device.
 
 #include <initializer_list>
@@ -22,6 +25,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "attention/array_ops.hpp"
@@ -64,6 +68,13 @@ class AttentionExecutor {
   Stream& stream() { return stream_; }
   /// Runs from now on add their spans to `trace`; null: none are recorded.
   void set_trace(Trace* trace) { trace_ = trace; }
+  /// On: each kind of run submits its steps one by one at first, then records them, and from then
+  /// on submits them with one call; all over again whenever this process has given device memory
+  /// back, which kernels and messages may have used. Without effect on runs with a trace. For a
+  /// stream that can record, and a group that can_record() unless the plan has no exchanges.
+  void record_runs(bool on) { records_ = on; }
+  /// The operations that the latest run submitted with one call; 0: it submitted them one by one.
+  int64_t replayed() const { return replayed_; }
 
   // Views of arrays in the stream's space.
   /// The rank's own arrays as [slots, heads · head_dim]; stats as [slots, 2 · heads] (LSE, delta).
@@ -101,6 +112,18 @@ class AttentionExecutor {
     std::vector<Received> received = {};
     bool done = false;
     size_t span = 0;  ///< index into spans_, with a trace
+  };
+  /// The steps of a run as they were submitted, or recorded.
+  struct Submission {
+    std::shared_ptr<Walker> walker;  ///< its marks
+    MarkPtr end = {};
+    std::vector<WorkPtr> communication = {};  ///< for which the stream of a device waits
+  };
+  struct Recording {
+    Submission submission = {};
+    Traffic traffic = {};
+    int64_t releases = -1;                ///< of device memory, before it was recorded
+    std::unique_ptr<RecordedWork> steps;  ///< none yet
   };
   /// A transfer in the trace. Its marks are read after the run.
   struct Span {
@@ -168,8 +191,11 @@ class AttentionExecutor {
   void begin_sinks(Pass pass);
   /// The sinks of the heads of an array, in the stream's space.
   const float* sinks_of(const PlanArray& stats) const;
-  /// Waits for all that a run has submitted, and copies the gradients of sinks to the host.
-  void synchronize(Pass pass);
+  Submission submit(Pass pass, Execute what);
+  ExecutionTimes run_recorded(Pass pass, Execute what);
+  /// Waits for all that a run has submitted, copies the gradients of sinks to the host, and returns
+  /// the times.
+  ExecutionTimes finish_run(Pass pass, const Submission& submission);
 
   const RankPlan& plan_;
   HeadShape heads_;
@@ -190,6 +216,9 @@ class AttentionExecutor {
   std::map<int, Pending> pending_;          // by the id of the exchange
   std::vector<WorkPtr> in_stream_;          // operations for which the stream of a device waits
   std::vector<Span> spans_;
+  bool records_ = false;
+  int64_t replayed_ = 0;
+  std::map<std::pair<Pass, Execute>, Recording> recordings_;
 };
 
 }  // namespace gyre

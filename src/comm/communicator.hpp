@@ -45,7 +45,8 @@ struct Traffic {
                          ///< exchange, plus one for each collective
 };
 
-/// An operation in flight. wait() must be called before it is destroyed.
+/// An operation in flight. wait() must be called before it is destroyed. One that was recorded
+/// (Stream::record) is in flight while its stream has work.
 class Work {
  public:
   virtual ~Work() = default;
@@ -81,6 +82,11 @@ class Communicator {
   /// When, on the clock of monotonic_seconds(), the next poll is due that an operation needs;
   /// infinity: no such time is known.
   virtual double next_event() const { return std::numeric_limits<double>::infinity(); }
+  /// Whether operations of a stream that records (Stream::record) are recorded with its other work:
+  /// no host takes part in them.
+  virtual bool can_record() const { return false; }
+  /// Counts what recorded operations send once more.
+  void count_again(const Traffic& sent) { count(sent.bytes_sent, sent.messages); }
   /// What carries the bytes in the end: this, or for one that adds to another, that one's carrier.
   virtual const Communicator& carrier() const { return *this; }
 

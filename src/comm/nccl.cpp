@@ -53,17 +53,30 @@ ncclRedOp_t nccl_op(ReduceOp op) {
   throw_runtime("NCCL has no reduction number {}", static_cast<int>(op));
 }
 
+bool is_idle(cudaStream_t stream) {
+  const cudaError_t state = cudaStreamQuery(stream);
+  if (state != cudaErrorNotReady) check_cuda(state, "cudaStreamQuery", __FILE__, __LINE__);
+  (void)cudaGetLastError();
+  return state == cudaSuccess;
+}
+
 class NcclWork final : public Work {
  public:
-  NcclWork(std::shared_ptr<Channel> channel, std::optional<cudaStream_t> caller,
+  /// `recorded`: by the caller's stream.
+  NcclWork(std::shared_ptr<Channel> channel, std::optional<cudaStream_t> caller, bool recorded,
            std::string_view what, std::vector<int> peers)
-      : channel_(std::move(channel)), caller_(caller), what_(what), peers_(std::move(peers)) {
+      : channel_(std::move(channel)),
+        caller_(caller),
+        recorded_(recorded),
+        what_(what),
+        peers_(std::move(peers)) {
     done_.record(channel_->stream());
   }
 
   bool test() override {
     if (complete_) return true;
     channel_->check_progress(what_);
+    if (recorded_) return is_idle(*caller_);
     complete_ = done_.done();
     return complete_;
   }
@@ -82,6 +95,7 @@ class NcclWork final : public Work {
  private:
   std::shared_ptr<Channel> channel_;
   std::optional<cudaStream_t> caller_;  ///< none when the operation was submitted from the host
+  bool recorded_;
   std::string what_;
   std::vector<int> peers_;
   CudaEvent done_;
@@ -110,6 +124,7 @@ class NcclCommunicator final : public Communicator {
   int size() const override { return channel_->size; }
   MemorySpace space() const override { return MemorySpace::device; }
   std::string_view backend() const override { return "nccl"; }
+  bool can_record() const override { return true; }
 
   std::unique_ptr<Communicator> split(int color) override {
     GYRE_CHECK(color >= 0, "color {} of rank {}", color, rank());
@@ -213,7 +228,7 @@ class NcclCommunicator final : public Communicator {
       submitted.wait_on_stream(channel_->stream());
     }
     issue();
-    return std::make_unique<NcclWork>(channel_, caller, what, std::move(peers));
+    return std::make_unique<NcclWork>(channel_, caller, stream.recording(), what, std::move(peers));
   }
 
   /// Messages to other ranks as one NCCL group, one to each, as its sends and receives must agree

@@ -16,6 +16,7 @@ grep -qF -- '--threads 2 are of a CPU' output && grep -qF -- '--head-dim 320: wi
   fail "not all problems are listed: $(cat output)"
 expect 2 '--kernel tiled is one of GPUs: --backend cuda' "${mpi[@]}" 2 "$attention" --kernel tiled
 expect 2 'goes with a run, not with --explain' "$attention" --backend cuda --explain --cp 4
+expect 2 '--cuda-graph records the work of a GPU' "${mpi[@]}" 2 "$attention" --cuda-graph
 expect 2 '--comm mpi moves host memory' "${mpi[@]}" 2 "$attention" --backend cuda --comm mpi
 expect 2 '--comm staged moves GPU memory' "${mpi[@]}" 2 "$attention" --comm staged
 
@@ -41,6 +42,15 @@ verified 8 2 --gen dist=long-tailed,max=30 --capacity 60 --heads 2 --kv-heads 1 
 verified 8 2 $small --schedule ring -d bf16 --deterministic
 grep -q '^# config .*deterministic=true' output || fail "the order is not named: $(cat output)"
 verified 8 4 --tokens 3 --heads 2 --kv-heads 2 --head-dim 64 --schedule all-gather
+
+# A pass as one launch: the graphs are what is timed, and what is verified.
+expect 2 'the host takes part in messages of --comm staged; a graph takes --comm nccl' "${mpi[@]}" 2 "$attention" "${gpu[@]}" $small $quick --cuda-graph
+if grep -q ' nccl' <("$apps/gyre-info"); then
+  NCCL_MULTI_RANK_GPU_ENABLE=1 expect 0 'VERIFY PASSED 9/9 ' "${mpi[@]}" 2 "$attention" --backend cuda --share-gpus --comm nccl $small --schedule ring --sinks -n 2 -c all --cuda-graph --json graph.json
+  grep -qE '^# config .*cuda_graph=true' output || fail "graphs are not named: $(cat output)"
+  grep -qE '^# CUDA graphs: up to [1-9][0-9]* operations a launch on rank 0$' output || fail "not every iteration launched one: $(cat output)"
+  [ "$(grep -c '"graph_operations"' graph.json)" -ge 2 ] || fail "the size of graphs is not recorded: $(cat graph.json)"
+fi
 
 # Messages of GPU memory by MPI itself.
 if grep -q 'software GPU' output; then

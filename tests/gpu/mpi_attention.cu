@@ -17,6 +17,9 @@
 #ifdef GYRE_WITH_NCCL
 #include "comm/nccl.hpp"
 #endif
+#ifdef GYRE_SOFTGPU
+#include <softgpu_progress.h>
+#endif
 
 namespace gyre {
 namespace {
@@ -207,17 +210,115 @@ TEST_F(DeviceAttention, WithALibrarysKernel) {
 }
 
 #ifdef GYRE_WITH_NCCL
-TEST_F(DeviceAttention, OverNccl) {
+/// nullptr, and why not: too few GPUs for this NCCL.
+std::unique_ptr<Communicator> nccl_world(std::string& why) {
   setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);  // ranks may have to share a GPU
-  std::unique_ptr<Communicator> nccl;
   try {
-    nccl = make_nccl_communicator(world());
+    return make_nccl_communicator(world());
   } catch (const Error& error) {
     if (!error.agreed()) throw;
-    GTEST_SKIP() << error.what();  // too few GPUs for this NCCL
+    why = error.what();
+    return nullptr;
   }
+}
+
+TEST_F(DeviceAttention, OverNccl) {
+  std::string why;
+  const auto nccl = nccl_world(why);
+  if (nccl == nullptr) GTEST_SKIP() << why;
   expect_all_right({{33, 1, 6}, {4, 2, 16, 0}, {MaskKind::causal}, true}, {"dual-chunk-swap"}, wide,
                    *nccl, reference());
+}
+
+/// Operations that the host submits in both directions, of which `replayed` is what graphs submit.
+struct Submitted {
+  int64_t by_host = 0, replayed = 0;
+};
+Submitted run_counted(Attention& attention) {
+  Submitted submitted;
+#ifdef GYRE_SOFTGPU
+  const int64_t before = softgpu::host_submissions();
+#endif
+  attention.run([&] { submitted.replayed += attention.executor().replayed(); });
+#ifdef GYRE_SOFTGPU
+  submitted.by_host = softgpu::host_submissions() - before;
+#endif
+  return submitted;
+}
+
+/// Of both directions with graphs: two of these, sinks there and gradients back, and now and then
+/// the origin of times.
+constexpr int64_t most_submissions = 8;
+
+TEST_F(DeviceAttention, RecordedRunsAreTheSameWithOneCall) {
+  std::string why;
+  const auto nccl = nccl_world(why);
+  if (nccl == nullptr) GTEST_SKIP() << why;
+  const Problem p = make_problem({{33, 1, 6}, {4, 2, 16, 0}, {MaskKind::causal}, true});
+  for (const char* name : {"ring", "all-gather", "group-cast", "all-to-all"}) {
+    const Schedule& schedule = find_schedule(name);
+    for (const ScheduleOptions& options : test::carriers_of(schedule)) {
+      SCOPED_TRACE(name);
+      const Configuration c{schedule, find_layout("dual-chunk-swap"), wide, options};
+      Attention attention(p, c, *nccl, kernel(), nullptr, device());
+      if (attention.refused()) continue;
+      const auto run = [&] {
+        poison(attention, wide);
+        return run_counted(attention);
+      };
+      const Submitted singly = run();
+      const auto first = bits_of(attention);
+      const std::vector<double> d_sinks = attention.executor().d_sinks();
+      const auto expect_same = [&] {
+        EXPECT_EQ(attention.executor().d_sinks(), d_sinks);
+        for (const auto& [token, values] : bits_of(attention))
+          EXPECT_TRUE(same_bits(values, first.at(token))) << "token " << token;
+      };
+      attention.executor().record_runs(true);
+      EXPECT_EQ(run().replayed, 0);  // before anything is recorded
+      EXPECT_GT(run().replayed, 0);  // recorded
+      expect_same();
+      const Submitted at_once = run();
+      EXPECT_LE(at_once.by_host, most_submissions) << singly.by_host << " one by one";
+      expect_same();
+      Trace trace;
+      attention.executor().set_trace(&trace);
+      EXPECT_EQ(run().replayed, 0);
+      EXPECT_FALSE(trace.spans().empty());
+      attention.executor().set_trace(nullptr);
+      { Buffer<float> given_back(1, MemorySpace::device); }
+      EXPECT_EQ(run().replayed, 0);
+      EXPECT_GT(run().replayed, 0);
+      expect_same();
+      expect_results(p, attention, attention.tolerances());
+    }
+  }
+}
+
+TEST_F(DeviceAttention, PartsOfAPlanAreRecordedByThemselves) {
+  std::string why;
+  const auto nccl = nccl_world(why);
+  if (nccl == nullptr) GTEST_SKIP() << why;
+  const Problem p = make_problem({{70, 9}, {4, 2, 16, 0}, {MaskKind::causal}});
+  Attention attention(p, {find_schedule("ring"), find_layout("dual-chunk-swap")}, *nccl, kernel(),
+                      nullptr, device());
+  AttentionExecutor& executor = attention.executor();
+  executor.record_runs(true);
+  for (int i = 0; i < 3; ++i)
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      const int64_t before = nccl->traffic().bytes_sent;
+      const ExecutionTimes alone = executor.run(pass, Execute::compute_only);
+      EXPECT_EQ(nccl->traffic().bytes_sent, before);
+      EXPECT_EQ(alone.wait, 0);
+      EXPECT_GT(alone.compute, 0);
+      EXPECT_GE(alone.total, alone.compute + alone.copy);
+      const ExecutionTimes moves = executor.run(pass, Execute::communication_only);
+      EXPECT_EQ(nccl->traffic().bytes_sent - before,
+                count(attention.plan(), pass, p.heads, {}).bytes_sent);
+      EXPECT_EQ(moves.compute, 0);
+    }
+  attention.run();
+  expect_results(p, attention, attention.tolerances());
 }
 #endif
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -146,10 +147,12 @@ class Attention {
                                 kernel_.precision(types_.activations));
   }
 
-  void run() {
+  /// `after`: called behind each direction.
+  void run(const std::function<void()>& after = [] {}) {
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       const Traffic before = group_.traffic();
       executor_->run(pass);
+      after();
       const PlanCount planned = count(plan_, pass, p_.heads, types_);
       if (!p_.sinks.empty()) continue;  // their sum over ranks is not part of the plan
       EXPECT_EQ(group_.traffic().bytes_sent - before.bytes_sent, planned.bytes_sent);
