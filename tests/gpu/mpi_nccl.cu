@@ -169,10 +169,10 @@ TEST_F(Nccl, EmptyOperations) {
 
 // ---- errors, on the software GPU: what another GPU does with them is not said
 
-TEST_F(Nccl, WhenARankAbortsTheOthersGetAnErrorAndNoHang) {
+/// `wait`: starts the operation "never done" and waits for it.
+void expect_error_and_no_hang(Stream& stream, const std::function<void(Communicator&)>& wait) {
   if (test::world().size() == 1) GTEST_SKIP() << "nobody to abort";
   std::unique_ptr<Communicator> comm = make_nccl_communicator(test::world());
-  Buffer<int32_t> data(4, MemorySpace::device);
   std::string text;
   if (comm->rank() == 1) {
     try {
@@ -183,17 +183,34 @@ TEST_F(Nccl, WhenARankAbortsTheOthersGetAnErrorAndNoHang) {
     }
   } else {
     try {
-      comm->all_reduce(data.data(), 4, DType::i32, ReduceOp::sum, stream(), "never done")->wait();
+      wait(*comm);
     } catch (const Error& error) {
       text = error.what();
     }
     EXPECT_NE(text.find("never done failed at nccl_channel.cpp:"), std::string::npos) << text;
     // Rank 1, or one that has followed it since.
     EXPECT_NE(text.find(" has aborted the communicator"), std::string::npos) << text;
-    EXPECT_THROW(comm->barrier(stream(), "later"), Error);
+    EXPECT_THROW(comm->barrier(stream, "later"), Error);
   }
-  stream().synchronize();  // what was aborted holds nothing up
+  stream.synchronize();  // what was aborted holds nothing up
   all_reduce_value(test::world(), int64_t{1}, ReduceOp::sum);
+}
+
+TEST_F(Nccl, WhenARankAbortsTheOthersGetAnErrorAndNoHang) {
+  Buffer<int32_t> data(4, MemorySpace::device);
+  const auto start = [&](Communicator& comm) {
+    return comm.all_reduce(data.data(), 4, DType::i32, ReduceOp::sum, stream(), "never done");
+  };
+  expect_error_and_no_hang(stream(), [&](Communicator& comm) { start(comm)->wait(); });
+  expect_error_and_no_hang(stream(), [&](Communicator& comm) {
+    WorkPtr work;
+    const auto recorded = stream().record([&] {
+      work = start(comm);
+      work->wait_on_stream();
+    });
+    recorded->submit();
+    work->wait();
+  });
 }
 
 TEST_F(Nccl, RanksOnOneDeviceAreRefusedUnlessNcclIsToldToTakeThem) {
