@@ -25,16 +25,27 @@ class AttentionKernelGpu : public KernelTest {
   }
 };
 
-/// As on a device of compute capability 8.0.
-class NarrowTilesGpu : public KernelTest {
+/// As on devices with so much shared memory an SM: tall and narrow tiles on 8.0, wide ones on 8.6.
+template <int kib>
+class OtherTiles : public KernelTest {
  protected:
   std::unique_ptr<BlockKernel> make_kernel(Stream& stream) override {
-    return make_cuda_kernel(stream, int64_t{164} << 10);
+    return make_cuda_kernel(stream, int64_t{kib} << 10);
   }
 };
+using TilesOfEightZeroGpu = OtherTiles<164>;
+using TilesOfEightSixGpu = OtherTiles<100>;
 
-TEST_F(NarrowTilesGpu, AgreeWithTheReference) {
+TEST_F(TilesOfEightZeroGpu, AgreeWithTheReference) {
   for (const int64_t dim : {128, 256})
+    for (const Types types : {bf16_in, all_bf16})
+      check(Problem(heads_of(2, 1, dim), 150, 150, {causal(0, 70, 0, 90, 10), full(70, 80, 90, 60)},
+                    types));
+  EXPECT_EQ(kernel().note(), "");
+}
+
+TEST_F(TilesOfEightSixGpu, AgreeWithTheReference) {
+  for (const int64_t dim : {64, 96, 128})
     for (const Types types : {bf16_in, all_bf16})
       check(Problem(heads_of(2, 1, dim), 100, 150, {causal(0, 70, 0, 90, 10), full(70, 30, 90, 60)},
                     types));

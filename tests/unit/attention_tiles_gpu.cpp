@@ -180,13 +180,16 @@ TEST(AttentionTilesGpu, ShapesFitEveryGpuFromEightDotZeroOn) {
       for (const int dim : tile_dims) {
         SCOPED_TRACE(testing::Message()
                      << name_of(type) << ' ' << static_cast<int>(sweep) << ' ' << dim);
-        const TileShape shape = tile_shape(type, sweep, dim);
+        const TileForm most =
+            has_form(type, sweep, dim, TileForm::tall) ? TileForm::tall : TileForm::wide;
+        const TileShape shape = tile_shape(type, sweep, dim, most);
         EXPECT_EQ(shape.dim, dim);
         EXPECT_LE(shared_bytes(type, sweep, shape), smallest_block);
         // Floats of a thread that live through a product, of 255 registers.
         const int sums = sweep == Sweep::key_gradients ? 2 : 1;
         const int products = sweep == Sweep::forward ? 1 : 2;
-        EXPECT_LE(sums * dim / shape.column_parts / 2 + products * shape.inner / 2, 176);
+        EXPECT_LE(shape.groups * (sums * dim / shape.column_parts / 2 + products * shape.inner / 2),
+                  176);
         // mma takes 16 inner rows or columns at a time, and f32 products 8.
         EXPECT_EQ(shape.inner % (type == DType::bf16 ? 16 : 8), 0);
         EXPECT_EQ(dim / shape.column_parts % 16, 0);
@@ -197,24 +200,31 @@ TEST(AttentionTilesGpu, ShapesFitEveryGpuFromEightDotZeroOn) {
       }
 }
 
-TEST(AttentionTilesGpu, NarrowTilesAreForDevicesThatHoldOneBlockOfWideOnes) {
+TEST(AttentionTilesGpu, TilesAreTallOrNarrowWhereThatMakesRoomForTwoBlocks) {
   constexpr int64_t sm_80 = 164 << 10, sm_86 = 100 << 10, sm_90 = 228 << 10;
-  const auto blocks = [](int dim, InnerTiles tiles, int64_t sm_bytes) {
-    return blocks_of_sm(DType::bf16, Sweep::forward,
-                        tile_shape(DType::bf16, Sweep::forward, dim, tiles), sm_bytes);
+  struct Case {
+    int dim;
+    TileForm form;
+    int64_t on_80, on_90;  ///< blocks
   };
-  EXPECT_EQ(blocks(128, InnerTiles::wide, sm_80), 1);
-  EXPECT_EQ(blocks(128, InnerTiles::narrow, sm_80), 3);
-  EXPECT_EQ(blocks(256, InnerTiles::wide, sm_80), 1);
-  EXPECT_EQ(blocks(256, InnerTiles::narrow, sm_80), 2);
+  for (const Case& c : {Case{64, TileForm::wide, 3, 4}, Case{64, TileForm::tall, 2, 4},
+                        Case{128, TileForm::wide, 1, 2}, Case{128, TileForm::tall, 2, 3},
+                        Case{256, TileForm::wide, 1, 2}, Case{256, TileForm::narrow, 2, 3}}) {
+    const TileShape shape = tile_shape(DType::bf16, Sweep::forward, c.dim, c.form);
+    EXPECT_EQ(shape.outer(), c.form == TileForm::tall ? 128 : 64);
+    EXPECT_EQ(blocks_of_sm(DType::bf16, Sweep::forward, shape, sm_80), c.on_80) << c.dim;
+    EXPECT_EQ(blocks_of_sm(DType::bf16, Sweep::forward, shape, sm_90), c.on_90) << c.dim;
+  }
   for (const DType type : {DType::f32, DType::bf16})
     for (const Sweep sweep : {Sweep::forward, Sweep::query_gradients, Sweep::key_gradients})
       for (const int dim : tile_dims)
         for (const int64_t sm_bytes : {sm_80, sm_86, sm_90}) {
-          const bool narrow =
-              type == DType::bf16 && sweep == Sweep::forward && dim >= 128 && sm_bytes == sm_80;
-          EXPECT_EQ(inner_tiles_for(type, sweep, dim, sm_bytes),
-                    narrow ? InnerTiles::narrow : InnerTiles::wide)
+          TileForm expected = TileForm::wide;
+          if (type == DType::bf16 && sweep == Sweep::forward) {
+            if (dim <= 128 && sm_bytes > sm_86) expected = TileForm::tall;
+            if (dim == 256 && sm_bytes == sm_80) expected = TileForm::narrow;
+          }
+          EXPECT_EQ(tile_form_for(type, sweep, dim, sm_bytes), expected)
               << name_of(type) << ' ' << static_cast<int>(sweep) << ' ' << dim << ' ' << sm_bytes;
         }
 }

@@ -1,6 +1,6 @@
 // Attention forward on a GPU, after FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1): a block
-// of threads keeps (O, top, sum) of up to 64 query rows of one head in registers over all keys that
-// they see.
+// of threads keeps (O, top, sum) of up to 128 query rows of one head in registers over all keys
+// that they see.
 //
 //     (top, sum, O) = what (O, LSE) held
 //     for every inner tile of keys:
@@ -23,37 +23,82 @@
 namespace gyre {
 namespace {
 
-template <class T, int dim_, InnerTiles tiles>
+/// The outer rows of a lane, two in each group of 16.
+template <int groups>
+struct LaneGroups {
+  LaneRows of[groups];
+
+  __device__ LaneGroups(int64_t first_row, int warp) : LaneGroups(first_row, warp, Numbers{}) {}
+  __device__ void forget() {
+    for_groups([](LaneRows& lane) { lane.forget(); });
+  }
+  __device__ void enter(const TileRectangle& r) {
+    for_groups([&](LaneRows& lane) { lane.enter(r); });
+  }
+  /// Whether the rows of the warp see any of an inner tile.
+  __device__ bool any_in(int begin, int count) const {
+    bool any = false;
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) any = of[j].any_in(begin, count) || any;
+    return any;
+  }
+
+ private:
+  using Numbers = std::make_integer_sequence<int, groups>;
+  /// LaneRows counts 16 rows a warp.
+  template <int... j>
+  __device__ LaneGroups(int64_t first_row, int warp, std::integer_sequence<int, j...>)
+      : of{LaneRows(first_row + 16 * ((groups - 1) * warp + j))...} {}
+  template <class F>
+  __device__ __forceinline__ void for_groups(F f) {
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) f(of[j]);
+  }
+};
+
+template <class T, int dim_, TileForm form>
 struct ForwardKernel {
   using Element = T;
-  static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::forward, dim_, tiles);
-  static constexpr int dim = dim_, inner = shape.inner;
+  static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::forward, dim_, form);
+  static constexpr int dim = dim_, inner = shape.inner, groups = shape.groups;
   static constexpr int stride = tile_stride(dtype_of<T>, dim);
+  using Lane = LaneGroups<groups>;
 
-  /// A lane's part of 16 rows: sum of its own columns only, until finish().
+  /// A lane's part of 16 rows a group: sum of its own columns only, until finish().
   struct Rows {
-    Sums<dim> out;
-    RowSum sums[2];
+    GroupSums<dim, groups> out;
+    RowSum sums[groups][2];
   };
 
+  /// f(j, i) for row i of the lane in group j.
+  template <class F>
+  __device__ __forceinline__ static void for_group_rows(F f) {
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) for_rows([&](int i) { f(j, i); });
+  }
+
   __device__ __forceinline__ static void begin(const ForwardArguments& a, const OutputHead& out,
-                                               const LaneRows& lane, int head, Rows& rows) {
+                                               const Lane& lane, int head, Rows& rows) {
     const LanePlace place;
-    set_zero<dim>(rows.out);
-    for_rows([&](int i) {
-      rows.sums[i] = {};
-      if (lane.row[i] >= a.out.rows) return;
-      rows.sums[i] = partial_of(a.lse.data[lane.row[i] * a.lse.stride + head]);
-      if (rows.sums[i].sum == 0) return;
-      if (place.t != 0) rows.sums[i].sum = 0;  // the first lane of four has what was there
-      out.template read<dim>(lane, i, [&](int n, int e, float x) { rows.out[n][e] = x; });
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) set_zero<dim>(rows.out[j]);
+    for_group_rows([&](int j, int i) {
+      const int64_t at = lane.of[j].row[i];
+      RowSum& row = rows.sums[j][i];
+      row = {};
+      if (at >= a.out.rows) return;
+      row = partial_of(a.lse.data[at * a.lse.stride + head]);
+      if (row.sum == 0) return;
+      if (place.t != 0) row.sum = 0;  // the first lane of four has what was there
+      out.template read<dim>(lane.of[j], i, [&](int n, int e, float x) { rows.out[j][n][e] = x; });
     });
   }
 
   /// Weights from scores, relative to a maximum that has grown; scales what was summed before.
-  __device__ __forceinline__ static void weigh(float scale, Sums<inner>& x, Rows& rows) {
+  __device__ __forceinline__ static void weigh(float scale, Sums<inner>& x, RowSum (&sums)[2],
+                                               Sums<dim>& out) {
     for_rows([&](int i) {
-      RowSum& row = rows.sums[i];
+      RowSum& row = sums[i];
       float best = -std::numeric_limits<float>::infinity();
       for_row_sums<inner>(i, [&](int n, int e) { best = fmaxf(best, x[n][e]); });
       best = fmaxf(best, __shfl_xor_sync(all_lanes, best, 1));
@@ -66,42 +111,47 @@ struct ForwardKernel {
         sum += x[n][e];
       });
       row = {top, fmaf(row.sum, keep, sum)};
-      for_row_sums<dim>(i, [&](int n, int e) { rows.out[n][e] *= keep; });
+      for_row_sums<dim>(i, [&](int n, int e) { out[n][e] *= keep; });
     });
   }
 
-  __device__ __forceinline__ static void attend(const LaneRows& lane, int key, float scale,
-                                                const T* q, const T* k, const T* v, float* weights,
+  __device__ __forceinline__ static void attend(const Lane& lane, int key, float scale, const T* q,
+                                                const T* k, const T* v, float* weights,
                                                 Rows& rows) {
     if (!lane.any_in(key, inner)) return;
-    Sums<inner> x;
-    set_zero<inner>(x);
+    GroupSums<inner, groups> x;
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) set_zero<inner>(x[j]);
     add_row_products<dim, inner>(q, k, x);
-    hide<inner>(lane, key, x);
-    weigh(scale, x, rows);
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) {
+      hide<inner>(lane.of[j], key, x[j]);
+      weigh(scale, x[j], rows.sums[j], rows.out[j]);
+    }
     add_weighted_rows<dim, inner, dim>(x, v, rows.out, weights);
   }
 
   /// Stores the rows that saw something.
   __device__ __forceinline__ static void finish(const ForwardArguments& a, const OutputHead& out,
-                                                const LaneRows& lane, int head, const Rows& rows) {
+                                                const Lane& lane, int head, const Rows& rows) {
     const LanePlace place;
-    for_rows([&](int i) {
-      RowSum row = rows.sums[i];
+    for_group_rows([&](int j, int i) {
+      RowSum row = rows.sums[j][i];
       row.sum += __shfl_xor_sync(all_lanes, row.sum, 1);
       row.sum += __shfl_xor_sync(all_lanes, row.sum, 2);
-      if (!lane.seen[i]) return;
-      if (place.t == 0) a.lse.data[lane.row[i] * a.lse.stride + head] = lse_of(row);
+      if (!lane.of[j].seen[i]) return;
+      if (place.t == 0) a.lse.data[lane.of[j].row[i] * a.lse.stride + head] = lse_of(row);
       const float factor = row.sum == 0 ? 0 : 1 / row.sum;
-      out.template write<dim>(lane, i, [&](int n, int e) { return factor * rows.out[n][e]; });
+      out.template write<dim>(lane.of[j], i,
+                              [&](int n, int e) { return factor * rows.out[j][n][e]; });
     });
   }
 };
 
-template <class T, int dim, InnerTiles tiles>
-__global__ void __launch_bounds__(ForwardKernel<T, dim, tiles>::shape.threads())
+template <class T, int dim, TileForm form>
+__global__ void __launch_bounds__(ForwardKernel<T, dim, form>::shape.threads())
     attention_forward(const ForwardArguments a) {
-  using Kernel = ForwardKernel<T, dim, tiles>;
+  using Kernel = ForwardKernel<T, dim, form>;
   constexpr TileShape shape = Kernel::shape;
   constexpr int inner_elements = shape.inner * Kernel::stride;
   T* const q = reinterpret_cast<T*>(dynamic_shared());
@@ -130,12 +180,12 @@ __global__ void __launch_bounds__(ForwardKernel<T, dim, tiles>::shape.threads())
         TileSource<T>{v + stage * inner_elements, a.v, first, kv_column});
   };
   const OutputHead out{a.out, column, a.heads.head_dim, 0};
-  LaneRows lane(tile.first_row);
+  typename Kernel::Lane lane(tile.first_row, place.warp);
   typename Kernel::Rows rows;
   const float scale = a.heads.scale * log2_e;
   const auto begin = [&] { Kernel::begin(a, out, lane, head, rows); };
   const auto step = [&](const Walk& walk, int stage) {
-    Kernel::attend(lane, walk.begin, scale, q + 16 * place.warp * Kernel::stride,
+    Kernel::attend(lane, walk.begin, scale, q + 16 * shape.groups * place.warp * Kernel::stride,
                    k + stage * inner_elements, v + stage * inner_elements, weights, rows);
   };
   const auto finish = [&] { Kernel::finish(a, out, lane, head, rows); };
@@ -143,30 +193,31 @@ __global__ void __launch_bounds__(ForwardKernel<T, dim, tiles>::shape.threads())
                             load, begin, step, finish);
 }
 
-template <class T, int dim, InnerTiles tiles>
+template <class T, int dim, TileForm form>
 void start(const ForwardArguments& arguments, CUstream_st* stream) {
-  constexpr TileShape shape = ForwardKernel<T, dim, tiles>::shape;
+  constexpr TileShape shape = ForwardKernel<T, dim, form>::shape;
   const auto blocks =
       static_cast<unsigned>(arguments.tiles.count) * static_cast<unsigned>(arguments.heads.heads);
   launch({blocks, static_cast<unsigned>(shape.threads()), stream,
           static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::forward, shape))},
-         attention_forward<T, dim, tiles>, arguments);
+         attention_forward<T, dim, form>, arguments);
 }
 
 template <class T, int dim>
-using WideForward = ForwardKernel<T, dim, InnerTiles::wide>;
+using WideForward = ForwardKernel<T, dim, TileForm::wide>;
 
 }  // namespace
 
-void start_forward(const ForwardArguments& arguments, DType type, InnerTiles tiles,
+void start_forward(const ForwardArguments& arguments, DType type, TileForm form,
                    CUstream_st* stream) {
   with_kernel<WideForward>(type, arguments.heads.head_dim, [&]<class Kernel>(Kernel) {
     using T = typename Kernel::Element;
     constexpr int dim = Kernel::dim;
-    constexpr TileShape narrow = tile_shape(dtype_of<T>, Sweep::forward, dim, InnerTiles::narrow);
-    if constexpr (narrow.inner != Kernel::shape.inner)
-      if (tiles == InnerTiles::narrow) return start<T, dim, InnerTiles::narrow>(arguments, stream);
-    start<T, dim, InnerTiles::wide>(arguments, stream);
+    // A dimension has two forms at most.
+    constexpr TileForm other = dim <= 128 ? TileForm::tall : TileForm::narrow;
+    if constexpr (has_form(dtype_of<T>, Sweep::forward, dim, other))
+      if (form == other) return start<T, dim, other>(arguments, stream);
+    start<T, dim, TileForm::wide>(arguments, stream);
   });
 }
 

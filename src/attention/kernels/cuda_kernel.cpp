@@ -148,7 +148,7 @@ class CudaKernel final : public BlockKernel {
     a.q = input_of(block.q, dim), a.k = input_of(block.k, dim), a.v = input_of(block.v, dim);
     a.out = output_of(block.out);
     a.lse = statistic_of(block.lse);
-    start_forward(a, block.q.type, inner_tiles(block, Sweep::forward), handle_);
+    start_forward(a, block.q.type, tile_form(block, Sweep::forward), handle_);
     if (block.progress) block.progress();
   }
 
@@ -190,12 +190,12 @@ class CudaKernel final : public BlockKernel {
         cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
     return bytes;
   }
-  InnerTiles inner_tiles(const BlockInput& in, Sweep sweep) const {
-    return inner_tiles_for(in.q.type, sweep, tile_dim_for(in.heads.head_dim), sm_bytes_);
+  TileForm tile_form(const BlockInput& in, Sweep sweep) const {
+    return tile_form_for(in.q.type, sweep, tile_dim_for(in.heads.head_dim), sm_bytes_);
   }
   DeviceTiles tiles(const BlockInput& in, Sweep sweep) {
     const TileShape shape =
-        tile_shape(in.q.type, sweep, tile_dim_for(in.heads.head_dim), inner_tiles(in, sweep));
+        tile_shape(in.q.type, sweep, tile_dim_for(in.heads.head_dim), tile_form(in, sweep));
     const auto side = sweep == Sweep::key_gradients ? TileSide::keys : TileSide::queries;
     return tables_.find(in.rectangles, side, shape.outer(), shape.inner);
   }

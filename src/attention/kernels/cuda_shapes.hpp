@@ -1,23 +1,27 @@
 #pragma once
 // Sizes of the tiles of the attention kernels on a GPU.
 //
-// A block is `warps` warps of 16 outer rows each; it holds its outer rows (forward: q; dQ: q, dO;
-// dK and dV: k, v) and `stages` times `inner` rows of the two inner arrays in shared memory, one
-// stage being filled while another is used. Rows are 16 bytes longer than `dim` elements, so that
-// the 8 rows that a warp reads at once lie in different banks. For f32, where weights do not go
-// from one product to the next in registers, there is a place for them, 16 rows for each warp.
+// A block is `warps` warps of 16 or 32 outer rows each; it holds its outer rows (forward: q; dQ: q,
+// dO; dK and dV: k, v) and `stages` times `inner` rows of the two inner arrays in shared memory,
+// one stage being filled while another is used. Rows are 16 bytes longer than `dim` elements, so
+// that the 8 rows that a warp reads at once lie in different banks. For f32, where weights do not
+// go from one product to the next in registers, there is a place for them, 16 rows for each warp.
 //
 // All fit in the 99 KiB that a block may have on GPUs of compute capability 8.6, 8.9 and 12.0; on
 // 8.0 (164 KiB an SM) and 9.0, 10.0 (228 KiB) two or more blocks share an SM where registers let
-// them. Where only half as many inner rows leave room for a second block, the tiles are narrow:
+// them. Forward in bf16, a warp loads 512 bytes of keys or values for every two products of 16
+// rows, which is what shared memory gives an SM in 4 cycles: of 32 rows it loads half as much for
+// each product. Tiles are tall where two blocks of them fit; else narrow, of half as many inner
+// rows, where only these do; else wide. KiB a block, and blocks on 8.0, 9.0:
 //
-//     forward in bf16      wide: KiB a block, blocks on 8.0, 9.0      narrow
-//     dimension 128        85, 1, 2                                   51, 3 on 8.0
-//     dimension 256        99, 1, 2                                   66, 2 on 8.0
+//     dimension      wide          tall          narrow
+//     64             45, 3, 4      54, 2, 4
+//     128            85, 1, 2      68, 2, 3
+//     256            99, 1, 2                    66, 2, 3
 //
-// Registers of a thread, of 255: sums of dim/2 floats (dK and dV: dim/2 each, which is why dK and
-// dV of dimension 256 are summed by two blocks, 128 columns each), and inner/2 floats for each of
-// one (forward) or two products.
+// Registers of a thread, of 255: for each 16 rows of its warp sums of dim/2 floats (dK and dV:
+// dim/2 each, which is why dK and dV of dimension 256 are summed by two blocks, 128 columns each),
+// and inner/2 floats for each of one (forward) or two products.
 
 #include <array>
 #include <cstdint>
@@ -29,25 +33,32 @@ namespace gyre {
 enum class Sweep { forward, query_gradients, key_gradients };
 
 struct TileShape {
-  int dim = 0;    ///< head_dim, filled up with zeros
-  int warps = 0;  ///< of 16 outer rows
+  int dim = 0;  ///< head_dim, filled up with zeros
+  int warps = 0;
   int inner = 0, stages = 0;
   int column_parts = 1;  ///< blocks that share the columns of the sums
-  constexpr int outer() const { return 16 * warps; }
+  int groups = 1;        ///< of 16 outer rows, of a warp
+  constexpr int outer() const { return 16 * groups * warps; }
   constexpr int threads() const { return 32 * warps; }
 };
 
 inline constexpr std::array tile_dims = {64, 96, 128, 256};
 
-enum class InnerTiles { wide, narrow };
+enum class TileForm { wide, narrow, tall };
+
+/// Narrow and tall tiles are of sizes at which they help.
+constexpr bool has_form(DType type, Sweep sweep, int dim, TileForm form) {
+  if (form == TileForm::wide) return true;
+  return type == DType::bf16 && sweep == Sweep::forward && (form == TileForm::tall) == (dim <= 128);
+}
 
 /// `dim` is one of tile_dims.
-constexpr TileShape tile_shape(DType type, Sweep sweep, int dim,
-                               InnerTiles tiles = InnerTiles::wide) {
+constexpr TileShape tile_shape(DType type, Sweep sweep, int dim, TileForm form = TileForm::wide) {
   const bool forward = sweep == Sweep::forward;
-  if (tiles == InnerTiles::narrow && type == DType::bf16 && forward && dim >= 128) {
+  if (form != TileForm::wide && has_form(type, sweep, dim, form)) {
     TileShape shape = tile_shape(type, sweep, dim);
-    shape.inner /= 2;
+    if (form == TileForm::tall) shape.groups = 2;
+    if (dim > 64) shape.inner /= 2;
     return shape;
   }
   const int parts = sweep == Sweep::key_gradients && dim == 256 ? 2 : 1;
@@ -84,13 +95,14 @@ constexpr int shared_bytes(DType type, Sweep sweep, const TileShape& shape) {
 constexpr int64_t blocks_of_sm(DType type, Sweep sweep, const TileShape& shape, int64_t sm_bytes) {
   return sm_bytes / (shared_bytes(type, sweep, shape) + 1024);
 }
-/// Narrow tiles where they alone leave room for a second block.
-constexpr InnerTiles inner_tiles_for(DType type, Sweep sweep, int dim, int64_t sm_bytes) {
-  const auto blocks = [&](InnerTiles tiles) {
-    return blocks_of_sm(type, sweep, tile_shape(type, sweep, dim, tiles), sm_bytes);
+/// Tall or narrow where there are such and two blocks fit, unless wide ones do as well as narrow.
+constexpr TileForm tile_form_for(DType type, Sweep sweep, int dim, int64_t sm_bytes) {
+  const auto fit = [&](TileForm form) {
+    return has_form(type, sweep, dim, form) &&
+           blocks_of_sm(type, sweep, tile_shape(type, sweep, dim, form), sm_bytes) >= 2;
   };
-  return blocks(InnerTiles::wide) < 2 && blocks(InnerTiles::narrow) >= 2 ? InnerTiles::narrow
-                                                                         : InnerTiles::wide;
+  if (fit(TileForm::tall)) return TileForm::tall;
+  return !fit(TileForm::wide) && fit(TileForm::narrow) ? TileForm::narrow : TileForm::wide;
 }
 
 /// The smallest of tile_dims that holds a head; 0 if there is none.

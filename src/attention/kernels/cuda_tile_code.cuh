@@ -146,26 +146,46 @@ __device__ __forceinline__ void load_tiles(int head_dim, const Wanted& wanted,
   (load(others), ...);
 }
 
-/// sums [16][inner] += rows of `outer` [16][dim] times rows of `inner_tile` [inner][dim].
-template <int dim, int inner>
+/// Sums of `groups` times 16 outer rows.
+template <int columns, int groups>
+using GroupSums = float[groups][columns / 8][4];
+template <int n>
+__device__ __forceinline__ float (&one_group(float (&sums)[n][4]))[1][n][4] {
+  return reinterpret_cast<float(&)[1][n][4]>(sums);
+}
+template <int n>
+__device__ __forceinline__ const float (&one_group(const float (&sums)[n][4]))[1][n][4] {
+  return reinterpret_cast<const float(&)[1][n][4]>(sums);
+}
+
+/// sums [16 groups][inner] += rows of `outer` [16 groups][dim] times rows of `inner_tile`
+/// [inner][dim]. All groups use what is loaded of the inner tile.
+template <int dim, int inner, int groups>
 __device__ __forceinline__ void add_row_products(const bf16* outer, const bf16* inner_tile,
-                                                 Sums<inner>& sums) {
+                                                 GroupSums<inner, groups>& sums) {
   constexpr int stride = tile_stride(DType::bf16, dim);
   GYRE_UNROLL
   for (int k = 0; k < dim; k += 16) {
-    const FourPairs a = load_a(outer + k, stride);
+    FourPairs a[groups];
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) a[j] = load_a(outer + 16 * j * stride + k, stride);
     GYRE_UNROLL
     for (int n = 0; n < inner / 16; ++n) {
       const FourPairs b = load_b_of_rows(inner_tile + 16 * n * stride + k, stride);
-      mma_bf16(sums[2 * n], a, b.pairs[0], b.pairs[1]);
-      mma_bf16(sums[2 * n + 1], a, b.pairs[2], b.pairs[3]);
+      GYRE_UNROLL
+      for (int j = 0; j < groups; ++j) {
+        mma_bf16(sums[j][2 * n], a[j], b.pairs[0], b.pairs[1]);
+        mma_bf16(sums[j][2 * n + 1], a[j], b.pairs[2], b.pairs[3]);
+      }
     }
   }
 }
 
-template <int dim, int inner>
+template <int dim, int inner, int groups>
 __device__ __forceinline__ void add_row_products(const float* outer, const float* inner_tile,
-                                                 Sums<inner>& sums) {
+                                                 GroupSums<inner, groups>& group_sums) {
+  static_assert(groups == 1);
+  Sums<inner>& sums = group_sums[0];
   constexpr int stride = tile_stride(DType::f32, dim);
   const LanePlace place;
   const auto dot = [](float4 a, float4 b, float sum) {
@@ -184,32 +204,51 @@ __device__ __forceinline__ void add_row_products(const float* outer, const float
   }
 }
 
-/// sums [16][columns] += weights [16][inner] times inner_tile [inner][columns], which starts at the
-/// first of those columns of a tile of `dim`. bf16: weights are rounded. f32: by way of `shared`,
-/// the warp's own [16][weight_stride(inner)].
-template <int dim, int inner, int columns>
-__device__ __forceinline__ void add_weighted_rows(const Sums<inner>& weights,
-                                                  const bf16* inner_tile, Sums<columns>& sums,
+/// The same for 16 outer rows.
+template <int dim, int inner, class T>
+__device__ __forceinline__ void add_row_products(const T* outer, const T* inner_tile,
+                                                 Sums<inner>& sums) {
+  add_row_products<dim, inner>(outer, inner_tile, one_group(sums));
+}
+
+/// sums [16 groups][columns] += weights [16 groups][inner] times inner_tile [inner][columns], which
+/// starts at the first of those columns of a tile of `dim`. bf16: weights are rounded. f32: by way
+/// of `shared`, the warp's own [16][weight_stride(inner)].
+template <int dim, int inner, int columns, int groups>
+__device__ __forceinline__ void add_weighted_rows(const GroupSums<inner, groups>& weights,
+                                                  const bf16* inner_tile,
+                                                  GroupSums<columns, groups>& sums,
                                                   float* /*shared*/) {
   constexpr int stride = tile_stride(DType::bf16, dim);
   GYRE_UNROLL
   for (int k = 0; k < inner / 16; ++k) {
-    const auto &low = weights[2 * k], &high = weights[2 * k + 1];
-    const FourPairs a{{pack_bf16(low[0], low[1]), pack_bf16(low[2], low[3]),
-                       pack_bf16(high[0], high[1]), pack_bf16(high[2], high[3])}};
+    FourPairs a[groups];
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) {
+      const auto &low = weights[j][2 * k], &high = weights[j][2 * k + 1];
+      a[j] = {{pack_bf16(low[0], low[1]), pack_bf16(low[2], low[3]), pack_bf16(high[0], high[1]),
+               pack_bf16(high[2], high[3])}};
+    }
     GYRE_UNROLL
     for (int n = 0; n < columns / 16; ++n) {
       const FourPairs b = load_b_of_columns(inner_tile + 16 * k * stride + 16 * n, stride);
-      mma_bf16(sums[2 * n], a, b.pairs[0], b.pairs[1]);
-      mma_bf16(sums[2 * n + 1], a, b.pairs[2], b.pairs[3]);
+      GYRE_UNROLL
+      for (int j = 0; j < groups; ++j) {
+        mma_bf16(sums[j][2 * n], a[j], b.pairs[0], b.pairs[1]);
+        mma_bf16(sums[j][2 * n + 1], a[j], b.pairs[2], b.pairs[3]);
+      }
     }
   }
 }
 
-template <int dim, int inner, int columns>
-__device__ __forceinline__ void add_weighted_rows(const Sums<inner>& weights,
-                                                  const float* inner_tile, Sums<columns>& sums,
+template <int dim, int inner, int columns, int groups>
+__device__ __forceinline__ void add_weighted_rows(const GroupSums<inner, groups>& group_weights,
+                                                  const float* inner_tile,
+                                                  GroupSums<columns, groups>& group_sums,
                                                   float* shared) {
+  static_assert(groups == 1);
+  const Sums<inner>& weights = group_weights[0];
+  Sums<columns>& sums = group_sums[0];
   constexpr int stride = tile_stride(DType::f32, dim);
   const LanePlace place;
   __syncwarp();  // the weights of the product before have been read
@@ -232,6 +271,12 @@ __device__ __forceinline__ void add_weighted_rows(const Sums<inner>& weights,
       sums[n][3] = fmaf(b, x.y, sums[n][3]);
     }
   }
+}
+
+template <int dim, int inner, int columns, class T>
+__device__ __forceinline__ void add_weighted_rows(const Sums<inner>& weights, const T* inner_tile,
+                                                  Sums<columns>& sums, float* shared) {
+  add_weighted_rows<dim, inner, columns>(one_group(weights), inner_tile, one_group(sums), shared);
 }
 
 /// Goes over the inner tiles of some visits, those of a visit for one head after the other.
@@ -291,7 +336,8 @@ __device__ void pipeline(Walk walk, Load load, Use use) {
   }
 }
 
-/// The two outer rows of a lane under the rectangle of a visit.
+/// The two outer rows of a lane, in 16 rows from `first_row` on for each warp, under the rectangle
+/// of a visit.
 struct LaneRows {
   int64_t row[2];
   InnerRange sees[2];
@@ -320,10 +366,10 @@ struct LaneRows {
 
 /// Goes over a walk: begin() before its first step, step(walk, stage) with `lane` under the visit's
 /// rectangle, finish() behind the last; visit by visit, both for each of them.
-template <int stages, class Load, class Begin, class Step, class Finish>
+template <int stages, class Lane, class Load, class Begin, class Step, class Finish>
 __device__ __forceinline__ void walk_visits(const DeviceTiles& tiles, bool visit_by_visit,
-                                            const Walk& walk, LaneRows& lane, Load load,
-                                            Begin begin, Step step, Finish finish) {
+                                            const Walk& walk, Lane& lane, Load load, Begin begin,
+                                            Step step, Finish finish) {
   const TileVisit* visit = nullptr;
   pipeline<stages>(walk, load, [&](const Walk& now, const Walk& next, int stage) {
     if (now.visit != visit) {
