@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <list>
+#include <set>
 #include <utility>
 
 #include "nccl_internal.hpp"
@@ -303,6 +304,24 @@ Call message_of(bool sends, const void* from, void* to, size_t count, ncclDataTy
 using softgpu::call_of;
 using softgpu::Kind;
 using softgpu::message_of;
+
+namespace {
+std::set<const void*> nccl_memory;
+}  // namespace
+
+bool softgpu::is_nccl_memory(const void* pointer) {
+  return nccl_memory.contains(pointer);
+}
+ncclResult_t ncclMemAlloc(void** pointer, size_t bytes) {
+  if (cudaMalloc(pointer, bytes) != cudaSuccess) return ncclUnhandledCudaError;
+  nccl_memory.insert(*pointer);
+  return ncclSuccess;
+}
+ncclResult_t ncclMemFree(void* pointer) {
+  if (nccl_memory.erase(pointer) == 0)
+    return softgpu::fail(ncclInvalidArgument, "memory that is not of ncclMemAlloc");
+  return cudaFree(pointer) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
 
 ncclResult_t ncclGroupStart() {
   ++softgpu::group_depth;

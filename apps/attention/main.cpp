@@ -12,6 +12,7 @@
 #include "apps/attention/results.hpp"
 #include "apps/attention/setup.hpp"
 #include "comm/agree.hpp"
+#include "comm/nccl.hpp"
 #include "io/sha256.hpp"
 #include "report/app.hpp"
 #include "report/provenance.hpp"
@@ -150,6 +151,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
           "--cuda-graph: the host takes part in messages of --comm {}; a graph takes --comm nccl",
           made.network.backend());
   });
+  if (o.cuda_graph) use_nccl_memory();
   AttentionWorkspace workspace;
   RunReport report = begin_attention_report(context, o, workloads.front(), backend);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};

@@ -58,6 +58,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank);
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count);
 
+ncclResult_t ncclMemAlloc(void** pointer, size_t bytes);
+ncclResult_t ncclMemFree(void* pointer);
+
 ncclResult_t ncclGroupStart();
 ncclResult_t ncclGroupEnd();
 ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer,

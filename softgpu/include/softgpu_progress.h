@@ -16,6 +16,9 @@ bool throw_errors(bool on);
 /// What orders of threads are drawn from: GYRE_SOFTGPU_SEED, or another number in every process.
 uint64_t seed();
 
+/// Whether ncclMemAlloc gave this.
+bool is_nccl_memory(const void* pointer);
+
 /// How often this process has waited for a stream, an event or the device so far.
 int64_t host_waits();
 /// How often it has given something to a stream: a launch, a copy, a record or a wait of an event,

@@ -18,6 +18,7 @@
 #include "runtime/buffer.hpp"
 #include "runtime/cuda_check.hpp"
 #include "runtime/cuda_event.hpp"
+#include "runtime/cuda_memory.hpp"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/host.hpp"
 #include "runtime/watchdog.hpp"
@@ -333,6 +334,25 @@ bool nccl_shares_gpus() {
   const char* enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   return ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 30, 0) &&
          enabled != nullptr && std::string_view(enabled) == "1";
+}
+
+bool use_nccl_memory() {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
+  constexpr size_t granularity = size_t{2} << 20;  // smaller blocks take as much
+  const auto allocate = [](size_t bytes) -> void* {
+    void* block = nullptr;
+    if (ncclMemAlloc(&block, bytes) == ncclSuccess) return block;
+    (void)cudaGetLastError();
+    return nullptr;
+  };
+  const auto release = [](void* block) { (void)ncclMemFree(block); };
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION(2, 19, 0)) return false;
+  use_device_memory_of({allocate, release, granularity});
+  return true;
+#else
+  return false;
+#endif
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host) {

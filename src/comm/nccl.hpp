@@ -11,6 +11,11 @@ namespace gyre {
 /// NCCL_MULTI_RANK_GPU_ENABLE=1 is in the environment.
 bool nccl_shares_gpus();
 
+/// Large arrays of devices come from NCCL from now on, which can register their memory, as it does
+/// by itself with what recorded operations use (NCCL_GRAPH_REGISTER): they then move without copies
+/// through NCCL's buffers. False, and nothing happens, where NCCL is older than 2.19 or not built.
+bool use_nccl_memory();
+
 /// A communicator over `host`, the MPI communicator of all ranks, on the current device of each
 /// (see cuda_device.hpp). The unique id is broadcast over `host`, followed by a barrier (the
 /// broadcast may return before every rank has the id). Collective. All ranks throw the same runtime

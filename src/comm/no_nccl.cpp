@@ -10,6 +10,10 @@ std::unique_ptr<Communicator> make_nccl_communicator(Communicator& /*host*/) {
   throw_runtime("communication by NCCL: this build has no NCCL");
 }
 
+bool use_nccl_memory() {
+  return false;
+}
+
 std::string nccl_version() {
   return "no";
 }

@@ -79,7 +79,8 @@ bool pools_are_on() {
 }
 
 struct Pools {
-  DeviceMemory device_memory;
+  DeviceMemory cuda_memory;
+  LibrarySource device_memory{cuda_memory};
   PinnedMemory pinned_memory;
   MemoryPool device{device_memory, pools_are_on()};
   MemoryPool pinned{pinned_memory, pools_are_on()};
@@ -123,6 +124,10 @@ void throw_cuda(cudaError_t code, const char* call, const char* file, int line) 
   (void)cudaGetLastError();
   throw_runtime("{} failed at {}:{} on {}host {}: {}", call, file_name(file), line,
                 has_device ? fmt::format("CUDA device {} of ", device) : "", host_name(), text);
+}
+
+void use_device_memory_of(const DeviceMemoryLibrary& library) {
+  pools().device_memory.use(library);
 }
 
 void* cuda_allocate(size_t bytes, MemorySpace space, bool poison) {

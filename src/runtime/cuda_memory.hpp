@@ -39,6 +39,16 @@ void* cuda_allocate(size_t bytes, MemorySpace space, bool poison);
 /// been reported by the call that caused it.
 void cuda_release(void* pointer, MemorySpace space) noexcept;
 
+/// A library that has device memory of its own kind, such as NCCL.
+struct DeviceMemoryLibrary {
+  void* (*allocate)(size_t bytes);  ///< nullptr when there is not enough
+  void (*release)(void* block);
+  size_t least_bytes;  ///< of a block that it is asked for
+};
+/// Large blocks that are not there yet come from the library from now on. In a build without CUDA:
+/// nothing.
+void use_device_memory_of(const DeviceMemoryLibrary& library);
+
 /// How often this process has given device memory back so far. What remembers addresses of device
 /// memory that it does not own, such as recorded work, asks whether that has changed.
 int64_t cuda_releases();

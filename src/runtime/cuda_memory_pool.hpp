@@ -6,8 +6,11 @@
 #include <cstddef>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
+
+#include "runtime/cuda_memory.hpp"
 
 namespace gyre {
 
@@ -20,6 +23,32 @@ class MemorySource {
   virtual void release(void* block) noexcept = 0;
   /// Throws the error that there is no memory for `bytes`.
   [[noreturn]] virtual void fail(size_t bytes) = 0;
+};
+
+/// A source whose large blocks come from a library once there is one.
+class LibrarySource final : public MemorySource {
+ public:
+  explicit LibrarySource(MemorySource& usual) : usual_(usual) {}
+  void use(const DeviceMemoryLibrary& library) { library_ = library; }
+
+  void* allocate(size_t bytes) override {
+    if (!library_ || bytes < library_->least_bytes) return usual_.allocate(bytes);
+    void* block = library_->allocate(bytes);
+    if (block != nullptr) from_library_[block] = library_->release;
+    return block;
+  }
+  void release(void* block) noexcept override {
+    const auto found = from_library_.find(block);
+    if (found == from_library_.end()) return usual_.release(block);
+    found->second(block);
+    from_library_.erase(found);
+  }
+  void fail(size_t bytes) override { usual_.fail(bytes); }
+
+ private:
+  MemorySource& usual_;
+  std::optional<DeviceMemoryLibrary> library_;
+  std::unordered_map<void*, void (*)(void*)> from_library_;
 };
 
 /// The size of the block that an allocation of `bytes` > 0 gets: at least 512, and at most an

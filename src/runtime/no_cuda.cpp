@@ -14,6 +14,8 @@ void* cuda_allocate(size_t bytes, MemorySpace space, bool /*poison*/) {
 /// There is nothing to give back.
 void cuda_release(void* /*pointer*/, MemorySpace /*space*/) noexcept {}
 
+void use_device_memory_of(const DeviceMemoryLibrary& /*library*/) {}
+
 int64_t cuda_releases() {
   return 0;
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <utility>
 
 #include "core/error.hpp"
 #include "gpu_test.hpp"
@@ -40,6 +41,35 @@ class SmallSource final : public MemorySource {
   size_t used_ = 0;
   std::map<void*, std::vector<char>> blocks_;
 };
+
+/// A library that has one block.
+struct OneBlock {
+  static inline char block = 0;
+  static inline bool given = false;
+  static void* allocate(size_t /*bytes*/) { return std::exchange(given, true) ? nullptr : &block; }
+  static void release(void* returned) {
+    EXPECT_EQ(returned, &block);
+    given = false;
+  }
+};
+
+TEST(Pool, LargeBlocksComeFromALibraryAndGoBackThere) {
+  SmallSource usual;
+  LibrarySource source(usual);
+  MemoryPool pool(source, false);
+  void* before = pool.take(2000, 0);
+  source.use({OneBlock::allocate, OneBlock::release, 1500});
+  void* small = pool.take(1499, 0);
+  EXPECT_EQ(usual.used(), 3499U);
+  void* large = pool.take(1500, 0);
+  EXPECT_EQ(large, &OneBlock::block);
+  EXPECT_THROW(pool.take(1500, 0), Error);  // the library is full
+  pool.give(large);
+  EXPECT_FALSE(OneBlock::given);
+  pool.give(before);
+  pool.give(small);
+  EXPECT_EQ(usual.used(), 0U);
+}
 
 TEST(Pool, AFullSourceGetsTheFreeBlocksBack) {
   SmallSource source;

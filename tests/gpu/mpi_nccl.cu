@@ -165,6 +165,27 @@ TEST_F(Nccl, EmptyOperations) {
   }
 }
 
+TEST_F(Nccl, ItsOwnMemoryHoldsLargeArrays) {
+  ASSERT_TRUE(use_nccl_memory());
+  constexpr int64_t count = int64_t{3} << 18;  // 3 MiB
+  for (const CommGroup& group : groups()) {
+    Buffer<int32_t> large(count, MemorySpace::device);
+    const auto bytes = std::as_writable_bytes(large.span());
+    stream().fill(large.data(), std::byte{1}, bytes.size());
+    group.comm->all_reduce(large.data(), count, DType::i32, ReduceOp::sum, stream(), "large")
+        ->wait();
+    std::vector<int32_t> sums(count);
+    stream().copy(sums.data(), large.data(), bytes.size());
+    stream().synchronize();
+    EXPECT_EQ(std::count(sums.begin(), sums.end(), 0x01010101 * group.comm->size()), count);
+#ifdef GYRE_SOFTGPU
+    Buffer<int32_t> small(100, MemorySpace::device);
+    EXPECT_TRUE(softgpu::is_nccl_memory(large.data()));
+    EXPECT_FALSE(softgpu::is_nccl_memory(small.data()));
+#endif
+  }
+}
+
 #ifdef GYRE_SOFTGPU
 
 // ---- errors, on the software GPU: what another GPU does with them is not said
