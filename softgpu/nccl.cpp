@@ -26,11 +26,16 @@ std::string text_of(const Description& d, bool sent) {
   if (d.kind == Kind::send_recv)
     return std::string(sent ? "ncclSend" : "ncclRecv") + " of " + std::to_string(d.count) +
            " bytes";
-  const std::string what = " of " + std::to_string(d.count) + " " + name_of(d.type);
-  if (d.kind == Kind::all_gather) return "ncclAllGather" + what;
-  if (d.kind == Kind::broadcast) return "ncclBroadcast" + what + " from " + std::to_string(d.root);
+  const auto place = [](const char* side, long at) {
+    return at < 0 ? std::string() : side + std::to_string(at) + " of a window";
+  };
+  const std::string what = " of " + std::to_string(d.count) + " " + name_of(d.type),
+                    where = place(" from byte ", d.from_at) + place(" to byte ", d.to_at);
+  if (d.kind == Kind::all_gather) return "ncclAllGather" + what + where;
+  if (d.kind == Kind::broadcast)
+    return "ncclBroadcast" + what + " from " + std::to_string(d.root) + where;
   const std::string name = d.kind == Kind::all_reduce ? "ncclAllReduce" : "ncclReduceScatter";
-  return name + what + " (" + ops[d.op & 3] + ")";
+  return name + what + " (" + ops[d.op & 3] + ")" + where;
 }
 
 struct Message {
@@ -274,6 +279,11 @@ ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const Call& call) {
   auto part = std::find_if(group.begin(), group.end(), same);
   if (part == group.end()) part = group.insert(part, {comm->shared, stream, {}});
   part->calls.push_back(call);
+  if (call.peer < 0) {
+    Description& description = part->calls.back().description;
+    description.from_at = shared.in_window(call.from);
+    description.to_at = shared.in_window(call.to);
+  }
   if (group_depth == 0) submit_group();
   return ncclSuccess;
 }

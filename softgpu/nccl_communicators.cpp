@@ -43,6 +43,7 @@ struct Member {
   int rank = 0, world = 0, size = 0;
   int color = 0, key = 0, id = 0;
   int device = 0;
+  size_t window_bytes = 0;
   char host[64] = {};
 };
 
@@ -135,6 +136,14 @@ void Shared::hear() {
   if (heard == 0 || error != ncclSuccess) return;
   error = ncclRemoteError;
   last_error = "rank " + std::to_string(notice) + " has aborted the communicator";
+}
+
+long Shared::in_window(const void* data) const {
+  for (const ncclWindow_vidmem& window : windows) {
+    const auto at = static_cast<const std::byte*>(data) - window.begin;
+    if (at >= 0 && at < static_cast<long>(window.bytes)) return at;
+  }
+  return -1;
 }
 
 void Shared::stop_listening() {
@@ -246,6 +255,31 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   }
   delete comm;
   return ncclSuccess;
+}
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, size_t bytes, ncclWindow_t* win,
+                                    int) {
+  *win = nullptr;
+  softgpu::Shared& shared = *comm->shared;
+  if (shared.pending > 0)
+    softgpu::die("ncclCommWindowRegister while operations of the communicator are under way");
+  softgpu::Member mine = softgpu::myself(shared.rank, shared.size());
+  mine.window_bytes = softgpu::is_nccl_memory(memory) ? bytes : 0;
+  for (const softgpu::Member& member : softgpu::gather(shared, mine))
+    if (member.window_bytes != mine.window_bytes || mine.window_bytes == 0)
+      softgpu::die("ncclCommWindowRegister of " + std::to_string(mine.window_bytes) +
+                   " bytes of ncclMemAlloc on rank " + std::to_string(shared.rank) + " and of " +
+                   std::to_string(member.window_bytes) + " on another");
+  *win =
+      &shared.windows.emplace_back(ncclWindow_vidmem{static_cast<const std::byte*>(memory), bytes});
+  return ncclSuccess;
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
+  std::list<ncclWindow_vidmem>& windows = comm->shared->windows;
+  const size_t before = windows.size();
+  windows.remove_if([win](const ncclWindow_vidmem& window) { return &window == win; });
+  return windows.size() < before ? ncclSuccess
+                                 : softgpu::fail(ncclInvalidArgument, "no such window");
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {

@@ -5,11 +5,20 @@
 #include <mpi.h>
 
 #include <cstddef>
+#include <list>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "nccl.h"
+
+namespace softgpu {}  // namespace softgpu
+
+/// Memory that all members have registered together.
+struct ncclWindow_vidmem {
+  const std::byte* begin;
+  size_t bytes;
+};
 
 namespace softgpu {
 
@@ -20,6 +29,7 @@ struct Description {
   Kind kind = Kind::send_recv;
   int type = 0, op = 0, root = 0;  // send_recv: 0; types may differ
   size_t count = 0;                // of elements; send_recv: of bytes
+  long from_at = -1, to_at = -1;   // of a collective: offsets in windows; -1: in none
   bool operator==(const Description&) const = default;
 };
 
@@ -37,6 +47,10 @@ struct Shared {
   int pending = 0;  // operations in streams
   int notice = 0;
   MPI_Request notice_request = MPI_REQUEST_NULL;
+  std::list<ncclWindow_vidmem> windows = {};
+
+  /// Where `data` is in a window; -1: in none.
+  long in_window(const void* data) const;
 
   int size() const { return static_cast<int>(world.size()); }
   int tag(Channel channel) const { return id * channels + channel; }

@@ -191,6 +191,9 @@ std::string graph_text(const std::vector<AttentionResult>& results) {
       std::ranges::minmax_element(results, {}, &AttentionResult::graph_operations);
   std::string text =
       fmt::format("# CUDA graphs: up to {} operations a launch on rank 0", most->graph_operations);
+  const int64_t windows =
+      std::ranges::max_element(results, {}, &AttentionResult::graph_windows)->graph_windows;
+  if (windows > 0) text += fmt::format(", up to {} arrays in windows of NCCL", windows);
   if (least->graph_operations == 0)
     text += fmt::format("; {}, {}, {}: not every iteration launched one, as memory was given back",
                         least->schedule, least->layout, name_of(least->pass));

@@ -277,6 +277,7 @@ AttentionResult AttentionRun::measure(Pass pass, const IterationOptions& options
   result.peak = options.peak_flops;
   add_ranks(result, medians(parts), count(plan_, pass, workload_.heads, setup_.types), world);
   result.graph_operations = graph_operations;
+  result.graph_windows = executor_.windows();
   result.error_over_tolerance = std::nan("");
   result.check = "-";
   result.finished = utc_now();

@@ -43,6 +43,7 @@ struct AttentionResult {
   int64_t transient_bytes = 0;  ///< of the rank that needs the most
   /// Of the CUDA graph that an iteration launched, on this rank; 0: one launched none.
   int64_t graph_operations = 0;
+  int64_t graph_windows = 0;  ///< arrays that are registered with NCCL for the graph
   std::vector<AttentionRankTimes> ranks;
   double error_over_tolerance = 0;  ///< NaN: not checked
   std::string check;                ///< "ok", "FAILED" or "-"

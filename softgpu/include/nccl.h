@@ -58,6 +58,12 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank);
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count);
 
+constexpr int NCCL_WIN_DEFAULT = 0, NCCL_WIN_COLL_SYMMETRIC = 1;
+struct ncclWindow_vidmem;
+using ncclWindow_t = ncclWindow_vidmem*;
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, size_t bytes, ncclWindow_t* win,
+                                    int flags);
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
 ncclResult_t ncclMemAlloc(void** pointer, size_t bytes);
 ncclResult_t ncclMemFree(void* pointer);
 

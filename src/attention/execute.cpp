@@ -259,6 +259,36 @@ void AttentionExecutor::add_spans(Pass pass) {
   spans_.clear();
 }
 
+void AttentionExecutor::record_runs(bool on) {
+  records_ = on;
+  recordings_.clear();
+  windows_.clear();
+  if (!on) return;
+  std::set<int> registered;
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const Step& s : plan_.steps(pass))
+      if (const auto* exchange = std::get_if<step::Exchange>(&s);
+          exchange != nullptr && exchange->carrier == Carrier::all_gather)
+        register_arrays(*exchange, registered);
+}
+
+/// Both arrays of an all-gather, or none.
+void AttentionExecutor::register_arrays(const step::Exchange& s, std::set<int>& registered) {
+  const Slice &sent = s.sends.front().slices.front(), &received = s.recvs.front().slices.front();
+  const int from = array(sent.array).storage, to = array(received.array).storage;
+  if (from == to || copies_of(s, plan_, heads_, types_).sent > 0) return;
+  std::vector<std::shared_ptr<void>> made;
+  for (const int index : {sent.array, received.array}) {
+    if (!registered.insert(array(index).storage).second) continue;
+    const bool from_the_beginning = index == received.array || sent.row == 0;
+    const auto memory = data_[static_cast<size_t>(index)];
+    made.push_back(group_.subgroup(s.group).register_window(
+        from_the_beginning ? memory : std::span<std::byte>()));
+  }
+  if (std::ranges::find(made, nullptr) == made.end())
+    windows_.insert(windows_.end(), made.begin(), made.end());
+}
+
 AttentionExecutor::Submission AttentionExecutor::submit(Pass pass, Execute what) {
   delta_.reset();
   deferred_clears_.clear();

@@ -72,7 +72,11 @@ class AttentionExecutor {
   /// on submits them with one call; all over again whenever this process has given device memory
   /// back, which kernels and messages may have used. Without effect on runs with a trace. For a
   /// stream that can record, and a group that can_record() unless the plan has no exchanges.
-  void record_runs(bool on) { records_ = on; }
+  /// Arrays of the library's all-gathers are registered with their group where that is possible.
+  /// Collective over the group.
+  void record_runs(bool on);
+  /// Arrays that are registered.
+  int64_t windows() const { return std::ssize(windows_); }
   /// The operations that the latest run submitted with one call; 0: it submitted them one by one.
   int64_t replayed() const { return replayed_; }
 
@@ -191,6 +195,7 @@ class AttentionExecutor {
   void begin_sinks(Pass pass);
   /// The sinks of the heads of an array, in the stream's space.
   const float* sinks_of(const PlanArray& stats) const;
+  void register_arrays(const step::Exchange& s, std::set<int>& registered);
   Submission submit(Pass pass, Execute what);
   ExecutionTimes run_recorded(Pass pass, Execute what);
   /// Waits for all that a run has submitted, copies the gradients of sinks to the host, and returns
@@ -218,6 +223,7 @@ class AttentionExecutor {
   std::vector<Span> spans_;
   bool records_ = false;
   int64_t replayed_ = 0;
+  std::vector<std::shared_ptr<void>> windows_;
   std::map<std::pair<Pass, Execute>, Recording> recordings_;
 };
 

@@ -85,6 +85,11 @@ class Communicator {
   /// Whether operations of a stream that records (Stream::record) are recorded with its other work:
   /// no host takes part in them.
   virtual bool can_record() const { return false; }
+  /// Lets all-gathers use `memory` where it lies, without copies through buffers of the library (a
+  /// symmetric window of NCCL's), as long as the result lives; this communicator must outlive it.
+  /// From its beginning on, and where they use other memory as well, that has a window, too.
+  /// nullptr on all ranks where one of them cannot, or has another size. Collective.
+  virtual std::shared_ptr<void> register_window(std::span<std::byte> /*memory*/) { return nullptr; }
   /// Counts what recorded operations send once more.
   void count_again(const Traffic& sent) { count(sent.bytes_sent, sent.messages); }
   /// What carries the bytes in the end: this, or for one that adds to another, that one's carrier.

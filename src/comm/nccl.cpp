@@ -13,12 +13,12 @@
 #include "comm/coalesce.hpp"
 #include "comm/cuda_copy_spans.hpp"
 #include "comm/nccl_channel.hpp"
+#include "comm/nccl_memory.hpp"
 #include "comm/nccl_version.hpp"
 #include "core/error.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/cuda_check.hpp"
 #include "runtime/cuda_event.hpp"
-#include "runtime/cuda_memory.hpp"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/host.hpp"
 #include "runtime/watchdog.hpp"
@@ -126,6 +126,22 @@ class NcclCommunicator final : public Communicator {
   MemorySpace space() const override { return MemorySpace::device; }
   std::string_view backend() const override { return "nccl"; }
   bool can_record() const override { return true; }
+  std::shared_ptr<void> register_window(std::span<std::byte> memory) override {
+    GYRE_CHECK_CUDA(cudaDeviceSynchronize());  // what had the memory of `least` before
+    Buffer<int64_t> least(1, MemorySpace::device);
+    return register_nccl_window(channel_, memory, [&](int64_t own) {
+      const cudaStream_t stream = channel_->stream();
+      const auto copy = [&](void* to, const void* from) {
+        GYRE_CHECK_CUDA(cudaMemcpyAsync(to, from, sizeof(own), cudaMemcpyDefault, stream));
+      };
+      HostStream host;
+      copy(least.data(), &own);
+      do_all_reduce(least.data(), 1, DType::i64, ReduceOp::min, host, "a window")->wait();
+      copy(&own, least.data());
+      GYRE_CHECK_CUDA(cudaStreamSynchronize(stream));
+      return own;
+    });
+  }
 
   std::unique_ptr<Communicator> split(int color) override {
     GYRE_CHECK(color >= 0, "color {} of rank {}", color, rank());
@@ -334,25 +350,6 @@ bool nccl_shares_gpus() {
   const char* enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   return ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 30, 0) &&
          enabled != nullptr && std::string_view(enabled) == "1";
-}
-
-bool use_nccl_memory() {
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
-  constexpr size_t granularity = size_t{2} << 20;  // smaller blocks take as much
-  const auto allocate = [](size_t bytes) -> void* {
-    void* block = nullptr;
-    if (ncclMemAlloc(&block, bytes) == ncclSuccess) return block;
-    (void)cudaGetLastError();
-    return nullptr;
-  };
-  const auto release = [](void* block) { (void)ncclMemFree(block); };
-  int version = 0;
-  if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION(2, 19, 0)) return false;
-  use_device_memory_of({allocate, release, granularity});
-  return true;
-#else
-  return false;
-#endif
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host) {

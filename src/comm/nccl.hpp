@@ -1,6 +1,7 @@
 #pragma once
 // The NCCL backend of Communicator. In a build without NCCL make_nccl_communicator throws.
 
+#include <cstddef>
 #include <memory>
 
 #include "comm/communicator.hpp"
@@ -13,8 +14,9 @@ bool nccl_shares_gpus();
 
 /// Large arrays of devices come from NCCL from now on, which can register their memory, as it does
 /// by itself with what recorded operations use (NCCL_GRAPH_REGISTER): they then move without copies
-/// through NCCL's buffers. False, and nothing happens, where NCCL is older than 2.19 or not built.
-bool use_nccl_memory();
+/// through NCCL's buffers. `least_bytes`: of a block that is large; NCCL's take multiples of 2 MiB.
+/// False, and nothing happens, where NCCL is older than 2.19 or not built.
+bool use_nccl_memory(size_t least_bytes = size_t{2} << 20);
 
 /// A communicator over `host`, the MPI communicator of all ranks, on the current device of each
 /// (see cuda_device.hpp). The unique id is broadcast over `host`, followed by a barrier (the

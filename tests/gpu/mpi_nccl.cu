@@ -182,6 +182,18 @@ TEST_F(Nccl, ItsOwnMemoryHoldsLargeArrays) {
     Buffer<int32_t> small(100, MemorySpace::device);
     EXPECT_TRUE(softgpu::is_nccl_memory(large.data()));
     EXPECT_FALSE(softgpu::is_nccl_memory(small.data()));
+    // Windows are on what has one size on all ranks, and begins a block of NCCL's.
+    const auto window = group.comm->register_window(bytes);
+    EXPECT_NE(window, nullptr);
+    const bool alone = group.comm->size() == 1;
+    EXPECT_EQ(group.comm->register_window(std::as_writable_bytes(small.span())), nullptr);
+    EXPECT_EQ(group.comm->register_window(bytes.subspan(4096)), nullptr);
+    if (!alone) {
+      const size_t unlike = bytes.size() - (group.comm->rank() == 0 ? 4096 : 0);
+      EXPECT_EQ(group.comm->register_window(bytes.first(unlike)), nullptr);
+    }
+    group.comm->all_reduce(large.data(), 8, DType::i32, ReduceOp::sum, stream(), "in a window")
+        ->wait();
 #endif
   }
 }
@@ -329,6 +341,24 @@ TEST_F(NcclMisuse, CollectivesOfDifferentLengthsOrInDifferentOrder) {
   text = complaint();
   EXPECT_NE(text.find("ncclBroadcast of 8 uint8 from 0 on rank 0"), std::string::npos) << text;
   EXPECT_NE(text.find("ncclAllGather of 2 int32 on rank"), std::string::npos) << text;
+}
+
+TEST_F(NcclMisuse, AWindowOnOneSideOnly) {
+  if (size() == 1) return;
+  void* block = nullptr;
+  ASSERT_EQ(ncclMemAlloc(&block, 4096), ncclSuccess);
+  ncclWindow_t window = nullptr;
+  ASSERT_EQ(ncclCommWindowRegister(comm_, block, 4096, &window, NCCL_WIN_COLL_SYMMETRIC),
+            ncclSuccess);
+  void* const to = rank() == 0 ? block : data_.data();
+  ncclAllReduce(to, to, 8, ncclInt32, ncclSum, comm_, cuda_handle(stream()));
+  const std::string text = complaint();
+  EXPECT_NE(text.find("ncclAllReduce of 8 int32 (sum) from byte 0 of a window to byte 0 of a "
+                      "window on rank 0"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(ncclCommWindowDeregister(comm_, window), ncclSuccess);
+  EXPECT_EQ(ncclCommWindowDeregister(comm_, window), ncclInvalidArgument);
 }
 
 TEST_F(NcclMisuse, AGroupThatIsNotClosed) {
