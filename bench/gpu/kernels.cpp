@@ -148,6 +148,9 @@ void attention_shape(Bench& b, int64_t head_dim, int64_t tokens) {
 
   const std::unique_ptr<BlockKernel> tiled = make_cuda_kernel(b.stream);
   OneRank with_tiled(b, heads, tokens, *tiled);
+  // Tiles as on a device with less shared memory: forward, 16 rows a warp and not 32.
+  const std::unique_ptr<BlockKernel> wide = make_cuda_kernel(b.stream, int64_t{100} << 10);
+  OneRank with_wide(b, heads, tokens, *wide);
   std::vector<Alternative> forward, backward;
   const auto add_executor = [&](const std::string& name, AttentionExecutor& executor) {
     forward.push_back(
@@ -173,6 +176,7 @@ void attention_shape(Bench& b, int64_t head_dim, int64_t tokens) {
 #endif
   OneRank tiled_graph(b, heads, tokens, *tiled);
   add_executor("executor tiled", with_tiled.executor());
+  add_executor("executor tiled, wide", with_wide.executor());
   tiled_graph.use_graphs();
   add_executor("executor tiled, graph", tiled_graph.executor());
   b.suite.measure("attention forward", shape, forward);

@@ -263,30 +263,30 @@ void AttentionExecutor::record_runs(bool on) {
   records_ = on;
   recordings_.clear();
   windows_.clear();
-  if (!on) return;
-  std::set<int> registered;
-  for (const Pass pass : {Pass::forward, Pass::backward})
-    for (const Step& s : plan_.steps(pass))
-      if (const auto* exchange = std::get_if<step::Exchange>(&s);
-          exchange != nullptr && exchange->carrier == Carrier::all_gather)
-        register_arrays(*exchange, registered);
+  if (on) register_gathered_arrays();
 }
 
-/// Both arrays of an all-gather, or none.
-void AttentionExecutor::register_arrays(const step::Exchange& s, std::set<int>& registered) {
-  const Slice &sent = s.sends.front().slices.front(), &received = s.recvs.front().slices.front();
-  const int from = array(sent.array).storage, to = array(received.array).storage;
-  if (from == to || copies_of(s, plan_, heads_, types_).sent > 0) return;
-  std::vector<std::shared_ptr<void>> made;
-  for (const int index : {sent.array, received.array}) {
-    if (!registered.insert(array(index).storage).second) continue;
-    const bool from_the_beginning = index == received.array || sent.row == 0;
-    const auto memory = data_[static_cast<size_t>(index)];
-    made.push_back(group_.subgroup(s.group).register_window(
-        from_the_beginning ? memory : std::span<std::byte>()));
-  }
-  if (std::ranges::find(made, nullptr) == made.end())
-    windows_.insert(windows_.end(), made.begin(), made.end());
+void AttentionExecutor::register_gathered_arrays() {
+  // By group and storage: the most that an all-gather uses of it.
+  std::map<std::pair<std::vector<int>, int>, std::span<std::byte>> used;
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const Step& s : plan_.steps(pass)) {
+      const auto* gather = std::get_if<step::Exchange>(&s);
+      if (gather == nullptr || gather->carrier != Carrier::all_gather) continue;
+      const Slice &sent = gather->sends.front().slices.front(),
+                  &received = gather->recvs.front().slices.front();
+      const bool copied = copies_of(*gather, plan_, heads_, types_).sent > 0;
+      if (copied || array(sent.array).storage == array(received.array).storage) continue;
+      for (const int index : {sent.array, received.array}) {
+        const auto memory = data_[static_cast<size_t>(index)];
+        auto& most = used[{gather->group, array(index).storage}];
+        if (sent.row == 0 && memory.size() > most.size()) most = memory;
+      }
+    }
+  for (const auto& [place, memory] : used)
+    windows_.push_back(group_.subgroup(place.first).register_window(memory));
+  // What an all-gather uses has windows, or nothing has.
+  if (std::ranges::find(windows_, nullptr) != windows_.end()) windows_.clear();
 }
 
 AttentionExecutor::Submission AttentionExecutor::submit(Pass pass, Execute what) {

@@ -195,7 +195,7 @@ class AttentionExecutor {
   void begin_sinks(Pass pass);
   /// The sinks of the heads of an array, in the stream's space.
   const float* sinks_of(const PlanArray& stats) const;
-  void register_arrays(const step::Exchange& s, std::set<int>& registered);
+  void register_gathered_arrays();
   Submission submit(Pass pass, Execute what);
   ExecutionTimes run_recorded(Pass pass, Execute what);
   /// Waits for all that a run has submitted, copies the gradients of sinks to the host, and returns

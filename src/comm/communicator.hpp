@@ -87,8 +87,8 @@ class Communicator {
   virtual bool can_record() const { return false; }
   /// Lets all-gathers use `memory` where it lies, without copies through buffers of the library (a
   /// symmetric window of NCCL's), as long as the result lives; this communicator must outlive it.
-  /// From its beginning on, and where they use other memory as well, that has a window, too.
-  /// nullptr on all ranks where one of them cannot, or has another size. Collective.
+  /// They then begin at its first byte, and send and receive in such memory only. nullptr on all
+  /// ranks where one of them cannot, or has another size. Collective.
   virtual std::shared_ptr<void> register_window(std::span<std::byte> /*memory*/) { return nullptr; }
   /// Counts what recorded operations send once more.
   void count_again(const Traffic& sent) { count(sent.bytes_sent, sent.messages); }

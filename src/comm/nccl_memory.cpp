@@ -9,13 +9,13 @@
 namespace gyre {
 namespace {
 
-bool library_is(int least) {
+[[maybe_unused]] bool library_is(int least) {
   int version = 0;
   return ncclGetVersion(&version) == ncclSuccess && version >= least;
 }
 
 /// Blocks that ncclMemAlloc has given.
-std::unordered_set<const void*>& blocks() {
+[[maybe_unused]] std::unordered_set<const void*>& blocks() {
   static auto& all = *new std::unordered_set<const void*>;
   return all;
 }

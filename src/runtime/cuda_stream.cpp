@@ -74,9 +74,8 @@ class CudaStream final : public Stream {
       GYRE_CHECK_CUDA(cudaMemsetAsync(to, std::to_integer<int>(value), bytes, handle_));
   }
   std::unique_ptr<RecordedWork> record(const std::function<void()>& submit) override {
-    clock_ = std::make_shared<MarkClock>();
-    const std::shared_ptr<MarkClock> clock = clock_;
     GYRE_CHECK_CUDA(cudaStreamBeginCapture(handle_, cudaStreamCaptureModeThreadLocal));
+    const auto clock = clock_ = std::make_shared<MarkClock>();
     cudaGraph_t graph = nullptr;
     const auto end = [&] {
       clock_.reset();
