@@ -25,7 +25,8 @@ class AttentionKernelGpu : public KernelTest {
   }
 };
 
-/// As on devices with so much shared memory an SM: tall and narrow tiles on 8.0, wide ones on 8.6.
+/// As on devices with so much shared memory an SM: on 8.0 tall tiles, narrow ones and a few wide
+/// ones; on 8.6 wide ones.
 template <int kib>
 class OtherTiles : public KernelTest {
  protected:

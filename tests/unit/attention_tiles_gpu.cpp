@@ -173,60 +173,76 @@ TEST(AttentionTilesGpu, SoftmaxInBaseTwoIsSoftmax) {
   }
 }
 
+constexpr int64_t sm_80 = 164 << 10, sm_86 = 100 << 10, sm_90 = 228 << 10;
+
+void expect_possible(DType type, Sweep sweep, const TileShape& shape) {
+  // Floats of a thread that live through a product, of 255 registers.
+  const int sums = sweep == Sweep::key_gradients ? 2 : 1;
+  const int products = sweep == Sweep::forward ? 1 : 2;
+  const int floats = sums * shape.dim / shape.column_parts / 2 + products * shape.inner / 2;
+  EXPECT_LE(shape.groups * floats, 192);
+  // mma takes 16 inner rows or columns at a time, and f32 products 8.
+  EXPECT_EQ(shape.inner % (type == DType::bf16 ? 16 : 8), 0);
+  EXPECT_EQ(shape.dim / shape.column_parts % 16, 0);
+  // Rows start at multiples of 16 bytes, and 8 of them in different banks.
+  const auto row = tile_stride(type, shape.dim) * static_cast<int>(size_of(type));
+  EXPECT_EQ(row % 16, 0);
+  EXPECT_EQ(row / 16 % 2, 1);
+}
+
 TEST(AttentionTilesGpu, ShapesFitEveryGpuFromEightDotZeroOn) {
   constexpr int smallest_block = 99 * 1024;  // compute capability 8.6, 8.9 and 12.0
   for (const DType type : {DType::f32, DType::bf16})
     for (const Sweep sweep : {Sweep::forward, Sweep::query_gradients, Sweep::key_gradients})
-      for (const int dim : tile_dims) {
-        SCOPED_TRACE(testing::Message()
-                     << name_of(type) << ' ' << static_cast<int>(sweep) << ' ' << dim);
-        const TileForm most =
-            has_form(type, sweep, dim, TileForm::tall) ? TileForm::tall : TileForm::wide;
-        const TileShape shape = tile_shape(type, sweep, dim, most);
-        EXPECT_EQ(shape.dim, dim);
-        EXPECT_LE(shared_bytes(type, sweep, shape), smallest_block);
-        // Floats of a thread that live through a product, of 255 registers.
-        const int sums = sweep == Sweep::key_gradients ? 2 : 1;
-        const int products = sweep == Sweep::forward ? 1 : 2;
-        EXPECT_LE(shape.groups * (sums * dim / shape.column_parts / 2 + products * shape.inner / 2),
-                  176);
-        // mma takes 16 inner rows or columns at a time, and f32 products 8.
-        EXPECT_EQ(shape.inner % (type == DType::bf16 ? 16 : 8), 0);
-        EXPECT_EQ(dim / shape.column_parts % 16, 0);
-        // Rows start at multiples of 16 bytes, and 8 of them in different banks.
-        const auto row = tile_stride(type, dim) * static_cast<int>(size_of(type));
-        EXPECT_EQ(row % 16, 0);
-        EXPECT_EQ(row / 16 % 2, 1);
-      }
+      for (const int dim : tile_dims)
+        for (const TileForm form : {TileForm::wide, TileForm::narrow, TileForm::tall}) {
+          if (!has_form(type, sweep, dim, form)) continue;
+          SCOPED_TRACE(testing::Message() << name_of(type) << ' ' << static_cast<int>(sweep) << ' '
+                                          << dim << ' ' << static_cast<int>(form));
+          const TileShape shape = tile_shape(type, sweep, dim, form);
+          EXPECT_EQ(shape.dim, dim);
+          EXPECT_EQ(shape.outer(), shape.warps * (form == TileForm::tall ? 32 : 16));
+          expect_possible(type, sweep, shape);
+          if (form == TileForm::wide)
+            EXPECT_LE(shared_bytes(type, sweep, shape), smallest_block);
+          else
+            EXPECT_GE(blocks_of_sm(type, sweep, shape, sm_90), 2);
+        }
 }
 
-TEST(AttentionTilesGpu, TilesAreTallOrNarrowWhereThatMakesRoomForTwoBlocks) {
-  constexpr int64_t sm_80 = 164 << 10, sm_86 = 100 << 10, sm_90 = 228 << 10;
+TEST(AttentionTilesGpu, TilesAreTallOrNarrowWhereTwoBlocksFit) {
   struct Case {
+    Sweep sweep;
     int dim;
     TileForm form;
     int64_t on_80, on_90;  ///< blocks
   };
-  for (const Case& c : {Case{64, TileForm::wide, 3, 4}, Case{64, TileForm::tall, 2, 4},
-                        Case{128, TileForm::wide, 1, 2}, Case{128, TileForm::tall, 2, 3},
-                        Case{256, TileForm::wide, 1, 2}, Case{256, TileForm::narrow, 2, 3}}) {
-    const TileShape shape = tile_shape(DType::bf16, Sweep::forward, c.dim, c.form);
-    EXPECT_EQ(shape.outer(), c.form == TileForm::tall ? 128 : 64);
-    EXPECT_EQ(blocks_of_sm(DType::bf16, Sweep::forward, shape, sm_80), c.on_80) << c.dim;
-    EXPECT_EQ(blocks_of_sm(DType::bf16, Sweep::forward, shape, sm_90), c.on_90) << c.dim;
+  using enum Sweep;
+  using enum TileForm;
+  for (const Case& c :
+       {Case{forward, 64, wide, 3, 4}, Case{forward, 64, tall, 2, 4}, Case{forward, 96, tall, 3, 4},
+        Case{forward, 128, wide, 1, 2}, Case{forward, 128, tall, 2, 3},
+        Case{forward, 256, wide, 1, 2}, Case{forward, 256, narrow, 2, 3},
+        Case{query_gradients, 64, tall, 2, 3}, Case{query_gradients, 96, tall, 2, 2},
+        Case{query_gradients, 128, wide, 2, 3}, Case{query_gradients, 128, tall, 1, 2},
+        Case{key_gradients, 64, wide, 2, 4}, Case{key_gradients, 64, tall, 2, 4}}) {
+    const TileShape shape = tile_shape(DType::bf16, c.sweep, c.dim, c.form);
+    EXPECT_EQ(blocks_of_sm(DType::bf16, c.sweep, shape, sm_80), c.on_80) << c.dim;
+    EXPECT_EQ(blocks_of_sm(DType::bf16, c.sweep, shape, sm_90), c.on_90) << c.dim;
   }
+  const auto expected = [](DType type, Sweep sweep, int dim, int64_t sm_bytes) {
+    if (type == DType::f32 || sm_bytes == sm_86) return wide;
+    if (sweep == key_gradients) return dim == 64 ? tall : wide;
+    if (sweep == query_gradients && dim == 128) return sm_bytes == sm_80 ? wide : tall;
+    if (dim <= 128) return tall;
+    return sweep == forward && sm_bytes == sm_80 ? narrow : wide;
+  };
   for (const DType type : {DType::f32, DType::bf16})
-    for (const Sweep sweep : {Sweep::forward, Sweep::query_gradients, Sweep::key_gradients})
+    for (const Sweep sweep : {forward, query_gradients, key_gradients})
       for (const int dim : tile_dims)
-        for (const int64_t sm_bytes : {sm_80, sm_86, sm_90}) {
-          TileForm expected = TileForm::wide;
-          if (type == DType::bf16 && sweep == Sweep::forward) {
-            if (dim <= 128 && sm_bytes > sm_86) expected = TileForm::tall;
-            if (dim == 256 && sm_bytes == sm_80) expected = TileForm::narrow;
-          }
-          EXPECT_EQ(tile_form_for(type, sweep, dim, sm_bytes), expected)
+        for (const int64_t sm_bytes : {sm_80, sm_86, sm_90})
+          EXPECT_EQ(tile_form_for(type, sweep, dim, sm_bytes), expected(type, sweep, dim, sm_bytes))
               << name_of(type) << ' ' << static_cast<int>(sweep) << ' ' << dim << ' ' << sm_bytes;
-        }
 }
 
 TEST(AttentionTilesGpu, RowsGoInPiecesOnlyIfAllOfThemAreAligned) {

@@ -76,7 +76,9 @@ struct BackwardArguments {
 /// Start the kernel for arrays of `type` (f32 or bf16) and tile_dim_for(head_dim); asynchronous.
 void start_forward(const ForwardArguments& arguments, DType type, TileForm form,
                    CUstream_st* stream);
-void start_query_gradients(const BackwardArguments& arguments, DType type, CUstream_st* stream);
-void start_key_gradients(const BackwardArguments& arguments, DType type, CUstream_st* stream);
+void start_query_gradients(const BackwardArguments& arguments, DType type, TileForm form,
+                           CUstream_st* stream);
+void start_key_gradients(const BackwardArguments& arguments, DType type, TileForm form,
+                         CUstream_st* stream);
 
 }  // namespace gyre

@@ -23,42 +23,8 @@
 namespace gyre {
 namespace {
 
-/// The outer rows of a lane, two in each group of 16.
-template <int groups>
-struct LaneGroups {
-  LaneRows of[groups];
-
-  __device__ LaneGroups(int64_t first_row, int warp) : LaneGroups(first_row, warp, Numbers{}) {}
-  __device__ void forget() {
-    for_groups([](LaneRows& lane) { lane.forget(); });
-  }
-  __device__ void enter(const TileRectangle& r) {
-    for_groups([&](LaneRows& lane) { lane.enter(r); });
-  }
-  /// Whether the rows of the warp see any of an inner tile.
-  __device__ bool any_in(int begin, int count) const {
-    bool any = false;
-    GYRE_UNROLL
-    for (int j = 0; j < groups; ++j) any = of[j].any_in(begin, count) || any;
-    return any;
-  }
-
- private:
-  using Numbers = std::make_integer_sequence<int, groups>;
-  /// LaneRows counts 16 rows a warp.
-  template <int... j>
-  __device__ LaneGroups(int64_t first_row, int warp, std::integer_sequence<int, j...>)
-      : of{LaneRows(first_row + 16 * ((groups - 1) * warp + j))...} {}
-  template <class F>
-  __device__ __forceinline__ void for_groups(F f) {
-    GYRE_UNROLL
-    for (int j = 0; j < groups; ++j) f(of[j]);
-  }
-};
-
 template <class T, int dim_, TileForm form>
 struct ForwardKernel {
-  using Element = T;
   static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::forward, dim_, form);
   static constexpr int dim = dim_, inner = shape.inner, groups = shape.groups;
   static constexpr int stride = tile_stride(dtype_of<T>, dim);
@@ -70,19 +36,11 @@ struct ForwardKernel {
     RowSum sums[groups][2];
   };
 
-  /// f(j, i) for row i of the lane in group j.
-  template <class F>
-  __device__ __forceinline__ static void for_group_rows(F f) {
-    GYRE_UNROLL
-    for (int j = 0; j < groups; ++j) for_rows([&](int i) { f(j, i); });
-  }
-
   __device__ __forceinline__ static void begin(const ForwardArguments& a, const OutputHead& out,
                                                const Lane& lane, int head, Rows& rows) {
     const LanePlace place;
-    GYRE_UNROLL
-    for (int j = 0; j < groups; ++j) set_zero<dim>(rows.out[j]);
-    for_group_rows([&](int j, int i) {
+    set_zero<dim>(rows.out);
+    for_group_rows<groups>([&](int j, int i) {
       const int64_t at = lane.of[j].row[i];
       RowSum& row = rows.sums[j][i];
       row = {};
@@ -120,8 +78,7 @@ struct ForwardKernel {
                                                 Rows& rows) {
     if (!lane.any_in(key, inner)) return;
     GroupSums<inner, groups> x;
-    GYRE_UNROLL
-    for (int j = 0; j < groups; ++j) set_zero<inner>(x[j]);
+    set_zero<inner>(x);
     add_row_products<dim, inner>(q, k, x);
     GYRE_UNROLL
     for (int j = 0; j < groups; ++j) {
@@ -135,7 +92,7 @@ struct ForwardKernel {
   __device__ __forceinline__ static void finish(const ForwardArguments& a, const OutputHead& out,
                                                 const Lane& lane, int head, const Rows& rows) {
     const LanePlace place;
-    for_group_rows([&](int j, int i) {
+    for_group_rows<groups>([&](int j, int i) {
       RowSum row = rows.sums[j][i];
       row.sum += __shfl_xor_sync(all_lanes, row.sum, 1);
       row.sum += __shfl_xor_sync(all_lanes, row.sum, 2);
@@ -193,32 +150,20 @@ __global__ void __launch_bounds__(ForwardKernel<T, dim, form>::shape.threads())
                             load, begin, step, finish);
 }
 
-template <class T, int dim, TileForm form>
-void start(const ForwardArguments& arguments, CUstream_st* stream) {
-  constexpr TileShape shape = ForwardKernel<T, dim, form>::shape;
-  const auto blocks =
-      static_cast<unsigned>(arguments.tiles.count) * static_cast<unsigned>(arguments.heads.heads);
-  launch({blocks, static_cast<unsigned>(shape.threads()), stream,
-          static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::forward, shape))},
-         attention_forward<T, dim, form>, arguments);
-}
-
-template <class T, int dim>
-using WideForward = ForwardKernel<T, dim, TileForm::wide>;
-
 }  // namespace
 
 void start_forward(const ForwardArguments& arguments, DType type, TileForm form,
                    CUstream_st* stream) {
-  with_kernel<WideForward>(type, arguments.heads.head_dim, [&]<class Kernel>(Kernel) {
-    using T = typename Kernel::Element;
-    constexpr int dim = Kernel::dim;
-    // A dimension has two forms at most.
-    constexpr TileForm other = dim <= 128 ? TileForm::tall : TileForm::narrow;
-    if constexpr (has_form(dtype_of<T>, Sweep::forward, dim, other))
-      if (form == other) return start<T, dim, other>(arguments, stream);
-    start<T, dim, TileForm::wide>(arguments, stream);
-  });
+  const auto blocks =
+      static_cast<unsigned>(arguments.tiles.count) * static_cast<unsigned>(arguments.heads.heads);
+  with_kernel<ForwardKernel, Sweep::forward>(
+      type, arguments.heads.head_dim, form,
+      [&]<class T, int dim, TileForm of>(ForwardKernel<T, dim, of>) {
+        constexpr TileShape shape = ForwardKernel<T, dim, of>::shape;
+        launch({blocks, static_cast<unsigned>(shape.threads()), stream,
+                static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::forward, shape))},
+               attention_forward<T, dim, of>, arguments);
+      });
 }
 
 }  // namespace gyre

@@ -168,12 +168,12 @@ class CudaKernel final : public BlockKernel {
       check_output("d_q", block.d_q.type);
       a.d_q = output_of(block.d_q);
       a.tiles = tiles(block, Sweep::query_gradients);
-      start_query_gradients(a, block.q.type, handle_);
+      start_query_gradients(a, block.q.type, tile_form(block, Sweep::query_gradients), handle_);
     }
     if (block.d_k.data != nullptr) {
       a.d_k = output_of(block.d_k), a.d_v = output_of(block.d_v);
       a.tiles = tiles(block, Sweep::key_gradients);
-      start_key_gradients(a, block.q.type, handle_);
+      start_key_gradients(a, block.q.type, tile_form(block, Sweep::key_gradients), handle_);
     }
     if (block.progress) block.progress();
   }

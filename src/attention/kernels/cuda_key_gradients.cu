@@ -16,15 +16,19 @@
 namespace gyre {
 namespace {
 
-template <class T, int dim_>
+template <class T, int dim_, TileForm form>
 struct KeyGradients {
-  static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::key_gradients, dim_);
+  static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::key_gradients, dim_, form);
   static constexpr int dim = dim_, inner = shape.inner, columns = dim / shape.column_parts;
+  static constexpr int groups = shape.groups;
   static constexpr int stride = tile_stride(dtype_of<T>, dim);
 
-  /// A lane's part of 16 rows.
+  using Lane = LaneGroups<groups>;
+  using Scores = GroupSums<inner, groups>;
+
+  /// A lane's part of 16 rows a group.
   struct Rows {
-    Sums<columns> d_k, d_v;
+    GroupSums<columns, groups> d_k, d_v;
   };
   /// Inner tile of queries [begin, begin + inner) of one head.
   struct Queries {
@@ -34,20 +38,20 @@ struct KeyGradients {
   };
 
   /// w and ds from scores and dO · V.
-  __device__ __forceinline__ static void weigh(const BackwardArguments& a, const LaneRows& lane,
-                                               const Queries& queries, Sums<inner>& x,
-                                               Sums<inner>& d_s) {
+  __device__ __forceinline__ static void weigh(const BackwardArguments& a, const Lane& lane,
+                                               const Queries& queries, Scores& x, Scores& d_s) {
     const LanePlace place;
     const float scale = a.heads.scale * log2_e;
-    hide<inner>(lane, queries.begin, x);
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) hide<inner>(lane.of[j], queries.begin, x[j]);
     for_row_sums<inner>(0, [&](int n, int c) {
       const int query = queries.begin + place.column(n, c);
       const bool inside = query < queries.rectangle->inner_length;
       const int64_t row = queries.rectangle->inner_begin + (inside ? query : 0);
       const float shift = backward_shift(a.lse.data[row * a.lse.stride + queries.head]);
       const float delta = a.delta.data[row * a.delta.stride + queries.head];
-      for_rows([&](int i) {
-        float &w = x[n][2 * i + c], &ds = d_s[n][2 * i + c];
+      for_group_rows<groups>([&](int j, int i) {
+        float &w = x[j][n][2 * i + c], &ds = d_s[j][n][2 * i + c];
         w = fast_exp2(fmaf(w, scale, -shift));
         ds = w != 0 ? w * (ds - delta) : 0;  // a row that saw nothing has any delta
       });
@@ -55,12 +59,12 @@ struct KeyGradients {
   }
 
   /// `part` of the columns.
-  __device__ __forceinline__ static void differentiate(const BackwardArguments& a,
-                                                       const LaneRows& lane, const Queries& queries,
-                                                       const T* k, const T* v, int part,
-                                                       float* weights, Rows& rows) {
+  __device__ __forceinline__ static void differentiate(const BackwardArguments& a, const Lane& lane,
+                                                       const Queries& queries, const T* k,
+                                                       const T* v, int part, float* weights,
+                                                       Rows& rows) {
     if (!lane.any_in(queries.begin, inner)) return;
-    Sums<inner> x, d_s;
+    Scores x, d_s;
     set_zero<inner>(x);
     set_zero<inner>(d_s);
     add_row_products<dim, inner>(k, queries.q, x);
@@ -70,22 +74,22 @@ struct KeyGradients {
     add_weighted_rows<dim, inner, columns>(d_s, queries.q + part * columns, rows.d_k, weights);
   }
 
-  __device__ __forceinline__ static void finish(const BackwardArguments& a, const LaneRows& lane,
+  __device__ __forceinline__ static void finish(const BackwardArguments& a, const Lane& lane,
                                                 int64_t column, int part, const Rows& rows) {
     const OutputHead d_k{a.d_k, column, a.heads.head_dim, part * columns},
         d_v{a.d_v, column, a.heads.head_dim, part * columns};
-    for_rows([&](int i) {
-      if (!lane.seen[i]) return;
-      d_k.template add<columns>(lane, i, rows.d_k, a.heads.scale);
-      d_v.template add<columns>(lane, i, rows.d_v, 1);
+    for_group_rows<groups>([&](int j, int i) {
+      if (!lane.of[j].seen[i]) return;
+      d_k.template add<columns>(lane.of[j], i, rows.d_k[j], a.heads.scale);
+      d_v.template add<columns>(lane.of[j], i, rows.d_v[j], 1);
     });
   }
 };
 
-template <class T, int dim>
-__global__ void __launch_bounds__(KeyGradients<T, dim>::shape.threads())
+template <class T, int dim, TileForm form>
+__global__ void __launch_bounds__(KeyGradients<T, dim, form>::shape.threads())
     attention_key_gradients(const BackwardArguments a) {
-  using Kernel = KeyGradients<T, dim>;
+  using Kernel = KeyGradients<T, dim, form>;
   constexpr TileShape shape = Kernel::shape;
   constexpr int inner_elements = shape.inner * Kernel::stride;
   T* const k = reinterpret_cast<T*>(dynamic_shared());
@@ -125,7 +129,7 @@ __global__ void __launch_bounds__(KeyGradients<T, dim>::shape.threads())
         a.heads.head_dim, wanted, TileSource<T>{q + stage * inner_elements, a.q, first, from},
         TileSource<T>{d_out + stage * inner_elements, a.d_out, first, from});
   };
-  LaneRows lane(tile.first_row);
+  typename Kernel::Lane lane(tile.first_row, place.warp);
   typename Kernel::Rows rows;
   const auto begin = [&] {
     set_zero<Kernel::columns>(rows.d_k);
@@ -135,7 +139,7 @@ __global__ void __launch_bounds__(KeyGradients<T, dim>::shape.threads())
     const typename Kernel::Queries queries{
         q + stage * inner_elements, d_out + stage * inner_elements,
         &a.tiles.rectangles[walk.visit->rectangle], walk.head, walk.begin};
-    const int own = 16 * place.warp * Kernel::stride;
+    const int own = 16 * shape.groups * place.warp * Kernel::stride;
     Kernel::differentiate(a, lane, queries, k + own, v + own, part, weights, rows);
   };
   const auto finish = [&] { Kernel::finish(a, lane, column, part, rows); };
@@ -146,17 +150,19 @@ __global__ void __launch_bounds__(KeyGradients<T, dim>::shape.threads())
 
 }  // namespace
 
-void start_key_gradients(const BackwardArguments& arguments, DType type, CUstream_st* stream) {
-  with_kernel<KeyGradients>(
-      type, arguments.heads.head_dim, [&]<class T, int dim>(KeyGradients<T, dim>) {
-        constexpr TileShape shape = KeyGradients<T, dim>::shape;
-        const auto blocks = static_cast<unsigned>(arguments.tiles.count) *
-                            static_cast<unsigned>(arguments.heads.kv_heads);
+void start_key_gradients(const BackwardArguments& arguments, DType type, TileForm form,
+                         CUstream_st* stream) {
+  const auto blocks = static_cast<unsigned>(arguments.tiles.count) *
+                      static_cast<unsigned>(arguments.heads.kv_heads);
+  with_kernel<KeyGradients, Sweep::key_gradients>(
+      type, arguments.heads.head_dim, form,
+      [&]<class T, int dim, TileForm of>(KeyGradients<T, dim, of>) {
+        constexpr TileShape shape = KeyGradients<T, dim, of>::shape;
         launch({{blocks, static_cast<unsigned>(shape.column_parts)},
                 static_cast<unsigned>(shape.threads()),
                 stream,
                 static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::key_gradients, shape))},
-               attention_key_gradients<T, dim>, arguments);
+               attention_key_gradients<T, dim, of>, arguments);
       });
 }
 

@@ -18,60 +18,65 @@
 namespace gyre {
 namespace {
 
-template <class T, int dim_>
+template <class T, int dim_, TileForm form>
 struct QueryGradients {
-  static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::query_gradients, dim_);
-  static constexpr int dim = dim_, inner = shape.inner;
+  static constexpr TileShape shape = tile_shape(dtype_of<T>, Sweep::query_gradients, dim_, form);
+  static constexpr int dim = dim_, inner = shape.inner, groups = shape.groups;
   static constexpr int stride = tile_stride(dtype_of<T>, dim);
+  using Lane = LaneGroups<groups>;
 
-  /// A lane's part of 16 rows.
+  /// A lane's part of 16 rows a group.
   struct Rows {
-    Sums<dim> d_q;
-    float shift[2], delta[2];
+    GroupSums<dim, groups> d_q;
+    float shift[groups][2], delta[groups][2];
   };
 
-  __device__ __forceinline__ static void begin(const BackwardArguments& a, const LaneRows& lane,
+  __device__ __forceinline__ static void begin(const BackwardArguments& a, const Lane& lane,
                                                int head, Rows& rows) {
     set_zero<dim>(rows.d_q);
-    for_rows([&](int i) {
-      const bool inside = lane.row[i] < a.q.rows;
-      rows.shift[i] = backward_shift(inside ? a.lse.data[lane.row[i] * a.lse.stride + head]
-                                            : -std::numeric_limits<float>::infinity());
-      rows.delta[i] = inside ? a.delta.data[lane.row[i] * a.delta.stride + head] : 0;
+    for_group_rows<groups>([&](int j, int i) {
+      const int64_t row = lane.of[j].row[i];
+      const bool inside = row < a.q.rows;
+      rows.shift[j][i] = backward_shift(inside ? a.lse.data[row * a.lse.stride + head]
+                                               : -std::numeric_limits<float>::infinity());
+      rows.delta[j][i] = inside ? a.delta.data[row * a.delta.stride + head] : 0;
     });
   }
 
-  __device__ __forceinline__ static void differentiate(const LaneRows& lane, int key, float scale,
+  __device__ __forceinline__ static void differentiate(const Lane& lane, int key, float scale,
                                                        const T* q, const T* d_out, const T* k,
                                                        const T* v, float* weights, Rows& rows) {
     if (!lane.any_in(key, inner)) return;
-    Sums<inner> x, d_s;
+    GroupSums<inner, groups> x, d_s;
     set_zero<inner>(x);
     set_zero<inner>(d_s);
     add_row_products<dim, inner>(q, k, x);
     add_row_products<dim, inner>(d_out, v, d_s);
-    hide<inner>(lane, key, x);
-    for_sums<inner>([&](int n, int e) {
-      const float w = fast_exp2(fmaf(x[n][e], scale, -rows.shift[e / 2]));
-      d_s[n][e] = w * (d_s[n][e] - rows.delta[e / 2]);
-    });
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) {
+      hide<inner>(lane.of[j], key, x[j]);
+      for_sums<inner>([&](int n, int e) {
+        const float w = fast_exp2(fmaf(x[j][n][e], scale, -rows.shift[j][e / 2]));
+        d_s[j][n][e] = w * (d_s[j][n][e] - rows.delta[j][e / 2]);
+      });
+    }
     add_weighted_rows<dim, inner, dim>(d_s, k, rows.d_q, weights);
   }
 
-  __device__ __forceinline__ static void finish(const BackwardArguments& a, const LaneRows& lane,
+  __device__ __forceinline__ static void finish(const BackwardArguments& a, const Lane& lane,
                                                 int64_t column, const Rows& rows) {
     const OutputHead to{a.d_q, column, a.heads.head_dim, 0};
-    for_rows([&](int i) {
-      if (lane.seen[i] && rows.shift[i] != std::numeric_limits<float>::infinity())
-        to.template add<dim>(lane, i, rows.d_q, a.heads.scale);
+    for_group_rows<groups>([&](int j, int i) {
+      if (lane.of[j].seen[i] && rows.shift[j][i] != std::numeric_limits<float>::infinity())
+        to.template add<dim>(lane.of[j], i, rows.d_q[j], a.heads.scale);
     });
   }
 };
 
-template <class T, int dim>
-__global__ void __launch_bounds__(QueryGradients<T, dim>::shape.threads())
+template <class T, int dim, TileForm form>
+__global__ void __launch_bounds__(QueryGradients<T, dim, form>::shape.threads())
     attention_query_gradients(const BackwardArguments a) {
-  using Kernel = QueryGradients<T, dim>;
+  using Kernel = QueryGradients<T, dim, form>;
   constexpr TileShape shape = Kernel::shape;
   constexpr int inner_elements = shape.inner * Kernel::stride;
   T* const q = reinterpret_cast<T*>(dynamic_shared());
@@ -106,11 +111,11 @@ __global__ void __launch_bounds__(QueryGradients<T, dim>::shape.threads())
         a.heads.head_dim, wanted, TileSource<T>{k + stage * inner_elements, a.k, first, kv_column},
         TileSource<T>{v + stage * inner_elements, a.v, first, kv_column});
   };
-  LaneRows lane(tile.first_row);
+  typename Kernel::Lane lane(tile.first_row, place.warp);
   typename Kernel::Rows rows;
   const auto begin = [&] { Kernel::begin(a, lane, head, rows); };
   const auto step = [&](const Walk& walk, int stage) {
-    const int own = 16 * place.warp * Kernel::stride;
+    const int own = 16 * shape.groups * place.warp * Kernel::stride;
     Kernel::differentiate(lane, walk.begin, a.heads.scale * log2_e, q + own, d_out + own,
                           k + stage * inner_elements, v + stage * inner_elements, weights, rows);
   };
@@ -121,15 +126,17 @@ __global__ void __launch_bounds__(QueryGradients<T, dim>::shape.threads())
 
 }  // namespace
 
-void start_query_gradients(const BackwardArguments& arguments, DType type, CUstream_st* stream) {
-  with_kernel<QueryGradients>(
-      type, arguments.heads.head_dim, [&]<class T, int dim>(QueryGradients<T, dim>) {
-        constexpr TileShape shape = QueryGradients<T, dim>::shape;
-        const auto blocks = static_cast<unsigned>(arguments.tiles.count) *
-                            static_cast<unsigned>(arguments.heads.heads);
+void start_query_gradients(const BackwardArguments& arguments, DType type, TileForm form,
+                           CUstream_st* stream) {
+  const auto blocks =
+      static_cast<unsigned>(arguments.tiles.count) * static_cast<unsigned>(arguments.heads.heads);
+  with_kernel<QueryGradients, Sweep::query_gradients>(
+      type, arguments.heads.head_dim, form,
+      [&]<class T, int dim, TileForm of>(QueryGradients<T, dim, of>) {
+        constexpr TileShape shape = QueryGradients<T, dim, of>::shape;
         launch({blocks, static_cast<unsigned>(shape.threads()), stream,
                 static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::query_gradients, shape))},
-               attention_query_gradients<T, dim>, arguments);
+               attention_query_gradients<T, dim, of>, arguments);
       });
 }
 

@@ -7,17 +7,22 @@
 // that the 8 rows that a warp reads at once lie in different banks. For f32, where weights do not
 // go from one product to the next in registers, there is a place for them, 16 rows for each warp.
 //
-// All fit in the 99 KiB that a block may have on GPUs of compute capability 8.6, 8.9 and 12.0; on
-// 8.0 (164 KiB an SM) and 9.0, 10.0 (228 KiB) two or more blocks share an SM where registers let
-// them. Forward in bf16, a warp loads 512 bytes of keys or values for every two products of 16
-// rows, which is what shared memory gives an SM in 4 cycles: of 32 rows it loads half as much for
-// each product. Tiles are tall where two blocks of them fit; else narrow, of half as many inner
-// rows, where only these do; else wide. KiB a block, and blocks on 8.0, 9.0:
+// Wide tiles fit in the 99 KiB that a block may have on GPUs of compute capability 8.6, 8.9 and
+// 12.0; on 8.0 (164 KiB an SM) and 9.0, 10.0 (228 KiB) two or more blocks share an SM where
+// registers let them.
 //
-//     dimension      wide          tall          narrow
-//     64             45, 3, 4      54, 2, 4
-//     128            85, 1, 2      68, 2, 3
-//     256            99, 1, 2                    66, 2, 3
+// In bf16 a warp of 16 rows loads 512 bytes of inner rows, which is what shared memory gives an SM
+// in 4 cycles, for every two products of tensor cores; one of 32 rows loads half as much for each.
+// So tiles are tall, with 32 rows a warp, where two such blocks fit; else narrow, with half as many
+// inner rows, where only these leave room for a second block; else wide. KiB a block (blocks on
+// 8.0, 9.0):
+//
+//     dimension     forward               dQ                     dK and dV
+//                   wide       tall       wide       tall        wide       tall
+//     64            45 (3, 4)  54 (2, 4)  54 (2, 4)  72 (2, 3)   54 (2, 4)  54 (2, 4)
+//     96            65 (2, 3)  52 (3, 4)  52 (3, 4)  78 (2, 2)   52 (3, 4)
+//     128           85 (1, 2)  68 (2, 3)  68 (2, 3)  102 (1, 2)  68 (2, 3)
+//     256           99 (1, 2)  narrow: 66 (2, 3)
 //
 // Registers of a thread, of 255: for each 16 rows of its warp sums of dim/2 floats (dK and dV:
 // dim/2 each, which is why dK and dV of dimension 256 are summed by two blocks, 128 columns each),
@@ -49,7 +54,9 @@ enum class TileForm { wide, narrow, tall };
 /// Narrow and tall tiles are of sizes at which they help.
 constexpr bool has_form(DType type, Sweep sweep, int dim, TileForm form) {
   if (form == TileForm::wide) return true;
-  return type == DType::bf16 && sweep == Sweep::forward && (form == TileForm::tall) == (dim <= 128);
+  if (type != DType::bf16) return false;
+  if (form == TileForm::narrow) return sweep == Sweep::forward && dim == 256;
+  return dim <= (sweep == Sweep::key_gradients ? 64 : 128);
 }
 
 /// `dim` is one of tile_dims.
@@ -58,7 +65,9 @@ constexpr TileShape tile_shape(DType type, Sweep sweep, int dim, TileForm form =
   if (form != TileForm::wide && has_form(type, sweep, dim, form)) {
     TileShape shape = tile_shape(type, sweep, dim);
     if (form == TileForm::tall) shape.groups = 2;
-    if (dim > 64) shape.inner /= 2;
+    // Where registers hold no more.
+    if (form == TileForm::narrow || sweep == Sweep::key_gradients || (forward && dim > 64))
+      shape.inner /= 2;
     return shape;
   }
   const int parts = sweep == Sweep::key_gradients && dim == 256 ? 2 : 1;

@@ -149,6 +149,17 @@ __device__ __forceinline__ void load_tiles(int head_dim, const Wanted& wanted,
 /// Sums of `groups` times 16 outer rows.
 template <int columns, int groups>
 using GroupSums = float[groups][columns / 8][4];
+template <int columns, int groups>
+__device__ __forceinline__ void set_zero(GroupSums<columns, groups>& sums) {
+  GYRE_UNROLL
+  for (int j = 0; j < groups; ++j) set_zero<columns>(sums[j]);
+}
+/// f(j, i) for row i of the lane in group j.
+template <int groups, class F>
+__device__ __forceinline__ void for_group_rows(F f) {
+  GYRE_UNROLL
+  for (int j = 0; j < groups; ++j) for_rows([&](int i) { f(j, i); });
+}
 template <int n>
 __device__ __forceinline__ float (&one_group(float (&sums)[n][4]))[1][n][4] {
   return reinterpret_cast<float(&)[1][n][4]>(sums);
@@ -364,6 +375,39 @@ struct LaneRows {
   }
 };
 
+/// The outer rows of a lane, two in each of the warp's groups of 16.
+template <int groups>
+struct LaneGroups {
+  LaneRows of[groups];
+
+  __device__ LaneGroups(int64_t first_row, int warp) : LaneGroups(first_row, warp, Numbers{}) {}
+  __device__ void forget() {
+    for_groups([](LaneRows& lane) { lane.forget(); });
+  }
+  __device__ void enter(const TileRectangle& r) {
+    for_groups([&](LaneRows& lane) { lane.enter(r); });
+  }
+  /// Whether the rows of the warp see any of an inner tile.
+  __device__ bool any_in(int begin, int count) const {
+    bool any = false;
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) any = of[j].any_in(begin, count) || any;
+    return any;
+  }
+
+ private:
+  using Numbers = std::make_integer_sequence<int, groups>;
+  /// LaneRows counts 16 rows a warp.
+  template <int... j>
+  __device__ LaneGroups(int64_t first_row, int warp, std::integer_sequence<int, j...>)
+      : of{LaneRows(first_row + 16 * ((groups - 1) * warp + j))...} {}
+  template <class F>
+  __device__ __forceinline__ void for_groups(F f) {
+    GYRE_UNROLL
+    for (int j = 0; j < groups; ++j) f(of[j]);
+  }
+};
+
 /// Goes over a walk: begin() before its first step, step(walk, stage) with `lane` under the visit's
 /// rectangle, finish() behind the last; visit by visit, both for each of them.
 template <int stages, class Lane, class Load, class Begin, class Step, class Finish>
@@ -401,26 +445,34 @@ __device__ inline int rows_in(const DeviceInput& from, const OuterTile& tile, in
   return static_cast<int>(min(from.rows - tile.first_row, static_cast<int64_t>(count)));
 }
 
-/// Calls start(kernel of this element type and dimension, its shape); `Kernels` names them.
-template <template <class, int> class Kernels, class T, class Start>
-void with_dim(int64_t head_dim, Start start) {
+/// Calls start(kernel of this element type, dimension and form); `Kernels` names them.
+template <template <class, int, TileForm> class Kernels, Sweep sweep, class T, int dim, class Start>
+void with_form(TileForm form, Start start) {
+  if constexpr (has_form(dtype_of<T>, sweep, dim, TileForm::tall))
+    if (form == TileForm::tall) return start(Kernels<T, dim, TileForm::tall>{});
+  if constexpr (has_form(dtype_of<T>, sweep, dim, TileForm::narrow))
+    if (form == TileForm::narrow) return start(Kernels<T, dim, TileForm::narrow>{});
+  start(Kernels<T, dim, TileForm::wide>{});
+}
+template <template <class, int, TileForm> class Kernels, Sweep sweep, class T, class Start>
+void with_dim(int64_t head_dim, TileForm form, Start start) {
   switch (tile_dim_for(head_dim)) {
     case 64:
-      return start(Kernels<T, 64>{});
+      return with_form<Kernels, sweep, T, 64>(form, start);
     case 96:
-      return start(Kernels<T, 96>{});
+      return with_form<Kernels, sweep, T, 96>(form, start);
     case 128:
-      return start(Kernels<T, 128>{});
+      return with_form<Kernels, sweep, T, 128>(form, start);
     default:
-      return start(Kernels<T, 256>{});
+      return with_form<Kernels, sweep, T, 256>(form, start);
   }
 }
-template <template <class, int> class Kernels, class Start>
-void with_kernel(DType type, int64_t head_dim, Start start) {
+template <template <class, int, TileForm> class Kernels, Sweep sweep, class Start>
+void with_kernel(DType type, int64_t head_dim, TileForm form, Start start) {
   if (type == DType::bf16)
-    with_dim<Kernels, bf16>(head_dim, start);
+    with_dim<Kernels, sweep, bf16>(head_dim, form, start);
   else
-    with_dim<Kernels, float>(head_dim, start);
+    with_dim<Kernels, sweep, float>(head_dim, form, start);
 }
 
 }  // namespace gyre
