@@ -12,7 +12,6 @@
 #include "apps/attention/results.hpp"
 #include "apps/attention/setup.hpp"
 #include "comm/agree.hpp"
-#include "comm/nccl.hpp"
 #include "io/sha256.hpp"
 #include "report/app.hpp"
 #include "report/provenance.hpp"
@@ -145,13 +144,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
     check_workloads(workloads, o, memory, world.rank());
   });
   const NetworkAndKernel made = make_network_and_kernel(context, o, backend);
-  run_agreed(world, "--cuda-graph", [&] {
-    if (o.cuda_graph && !made.network.can_record())
-      throw_usage(
-          "--cuda-graph: the host takes part in messages of --comm {}; a graph takes --comm nccl",
-          made.network.backend());
-  });
-  if (o.cuda_graph) use_nccl_memory();
+  if (o.cuda_graph) run_agreed(world, "--cuda-graph", [&] { prepare_graphs(made.network); });
   AttentionWorkspace workspace;
   RunReport report = begin_attention_report(context, o, workloads.front(), backend);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
@@ -183,7 +176,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   return finish_run(context, report, o.report, [&] {
     std::string text =
         suite.table.legend(suite.results) + notes_text(suite.refused, made.kernel->note());
-    if (o.cuda_graph && !suite.results.empty()) text += graph_text(suite.results);
+    if (o.cuda_graph) text += graph_text(suite.results);
     if (context.verbose) text += details_text(suite.results, o.threads);
     return text;
   });

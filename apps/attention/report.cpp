@@ -187,6 +187,7 @@ std::string parts_text(const AttentionResult& result) {
 }  // namespace
 
 std::string graph_text(const std::vector<AttentionResult>& results) {
+  if (results.empty()) return "";
   const auto [least, most] =
       std::ranges::minmax_element(results, {}, &AttentionResult::graph_operations);
   std::string text =

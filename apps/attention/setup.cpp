@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "comm/nccl.hpp"
 #include "report/value.hpp"
 
 namespace gyre {
@@ -26,6 +27,14 @@ AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
   const bool checks_here = o.check != "none" && !o.backend.on_gpu();
   return {schedule,        layout,      o.schedule_options(), o.layout_options(), o.types(),
           o.pass != "fwd", checks_here, memory_bytes,         o.cuda_graph};
+}
+
+void prepare_graphs(const Communicator& network) {
+  if (!network.can_record())
+    throw_usage(
+        "--cuda-graph: the host takes part in messages of --comm {}; a graph takes --comm nccl",
+        network.backend());
+  use_nccl_memory();
 }
 
 int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,

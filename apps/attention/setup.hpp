@@ -7,6 +7,7 @@
 #include "apps/attention/options.hpp"
 #include "apps/attention/workload.hpp"
 #include "attention/schedules/registry.hpp"
+#include "comm/communicator.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -28,6 +29,10 @@ struct AttentionSetup {
 /// The setup of one schedule under one layout, by the options.
 AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
                         const LayoutKind& layout, int64_t memory_bytes);
+
+/// For --cuda-graph, before any array is made. Throws a usage error where the messages of `network`
+/// cannot be recorded.
+void prepare_graphs(const Communicator& network);
 
 /// Bytes that a rank allocates for a plan: the plan itself, its arrays, copies for messages.
 int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,
