@@ -127,7 +127,7 @@ programs() {
       piece "gyre-attention $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-attention" "${with[@]}" \
         --tokens $tokens "${heads[@]}" --schedule all -d bf16 -n 1 -w 0
       [[ $comm != nccl ]] || piece "gyre-attention --cuda-graph $comm on $n" "${check[@]}" ranks "$n" \
-        "$apps/gyre-attention" "${with[@]}" --tokens $tokens "${heads[@]}" --schedule all -d bf16 -n 2 --cuda-graph
+        "$apps/gyre-attention" "${with[@]}" --tokens $tokens "${heads[@]}" --schedule all -d bf16 -n 1 --cuda-graph
       piece "gyre-logprobs $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-logprobs" "${with[@]}" \
         --op all --tokens 128 --vocab $vocab -d bf16 --tp "$n" -n 1 -w 0
       piece "gyre-pipeline $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-pipeline" "${with[@]}" \
