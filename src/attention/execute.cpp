@@ -314,6 +314,7 @@ ExecutionTimes AttentionExecutor::finish_run(Pass pass, const Submission& submis
 ExecutionTimes AttentionExecutor::run_recorded(Pass pass, Execute what) {
   Recording& recording = recordings_[{pass, what}];
   if (recording.releases != cuda_releases()) {
+    recording.steps.reset();  // before the marks in them
     recording = {};
     const ExecutionTimes times = finish_run(pass, submit(pass, what));
     recording.releases = cuda_releases();

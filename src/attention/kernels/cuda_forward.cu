@@ -154,15 +154,11 @@ __global__ void __launch_bounds__(ForwardKernel<T, dim, form>::shape.threads())
 
 void start_forward(const ForwardArguments& arguments, DType type, TileForm form,
                    CUstream_st* stream) {
-  const auto blocks =
-      static_cast<unsigned>(arguments.tiles.count) * static_cast<unsigned>(arguments.heads.heads);
   with_kernel<ForwardKernel, Sweep::forward>(
       type, arguments.heads.head_dim, form,
       [&]<class T, int dim, TileForm of>(ForwardKernel<T, dim, of>) {
-        constexpr TileShape shape = ForwardKernel<T, dim, of>::shape;
-        launch({blocks, static_cast<unsigned>(shape.threads()), stream,
-                static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::forward, shape))},
-               attention_forward<T, dim, of>, arguments);
+        launch_tiles<T, Sweep::forward>(ForwardKernel<T, dim, of>::shape, arguments.heads.heads,
+                                        attention_forward<T, dim, of>, arguments, stream);
       });
 }
 

@@ -152,17 +152,12 @@ __global__ void __launch_bounds__(KeyGradients<T, dim, form>::shape.threads())
 
 void start_key_gradients(const BackwardArguments& arguments, DType type, TileForm form,
                          CUstream_st* stream) {
-  const auto blocks = static_cast<unsigned>(arguments.tiles.count) *
-                      static_cast<unsigned>(arguments.heads.kv_heads);
   with_kernel<KeyGradients, Sweep::key_gradients>(
       type, arguments.heads.head_dim, form,
       [&]<class T, int dim, TileForm of>(KeyGradients<T, dim, of>) {
-        constexpr TileShape shape = KeyGradients<T, dim, of>::shape;
-        launch({{blocks, static_cast<unsigned>(shape.column_parts)},
-                static_cast<unsigned>(shape.threads()),
-                stream,
-                static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::key_gradients, shape))},
-               attention_key_gradients<T, dim, of>, arguments);
+        launch_tiles<T, Sweep::key_gradients>(
+            KeyGradients<T, dim, of>::shape, arguments.heads.kv_heads,
+            attention_key_gradients<T, dim, of>, arguments, stream);
       });
 }
 

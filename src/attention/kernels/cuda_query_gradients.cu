@@ -128,15 +128,12 @@ __global__ void __launch_bounds__(QueryGradients<T, dim, form>::shape.threads())
 
 void start_query_gradients(const BackwardArguments& arguments, DType type, TileForm form,
                            CUstream_st* stream) {
-  const auto blocks =
-      static_cast<unsigned>(arguments.tiles.count) * static_cast<unsigned>(arguments.heads.heads);
   with_kernel<QueryGradients, Sweep::query_gradients>(
       type, arguments.heads.head_dim, form,
       [&]<class T, int dim, TileForm of>(QueryGradients<T, dim, of>) {
-        constexpr TileShape shape = QueryGradients<T, dim, of>::shape;
-        launch({blocks, static_cast<unsigned>(shape.threads()), stream,
-                static_cast<size_t>(shared_bytes(dtype_of<T>, Sweep::query_gradients, shape))},
-               attention_query_gradients<T, dim, of>, arguments);
+        launch_tiles<T, Sweep::query_gradients>(
+            QueryGradients<T, dim, of>::shape, arguments.heads.heads,
+            attention_query_gradients<T, dim, of>, arguments, stream);
       });
 }
 

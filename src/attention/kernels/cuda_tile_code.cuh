@@ -259,6 +259,18 @@ __device__ inline int rows_in(const DeviceInput& from, const OuterTile& tile, in
   return static_cast<int>(min(from.rows - tile.first_row, static_cast<int64_t>(count)));
 }
 
+/// Starts a kernel for tiles of `shape`: a block for each tile and head, `column_parts` times.
+template <class T, Sweep sweep, class Arguments>
+void launch_tiles(const TileShape& shape, int heads, void (*kernel)(Arguments),
+                  const Arguments& arguments, CUstream_st* stream) {
+  const auto blocks = static_cast<unsigned>(arguments.tiles.count) * static_cast<unsigned>(heads);
+  launch({{blocks, static_cast<unsigned>(shape.column_parts)},
+          static_cast<unsigned>(shape.threads()),
+          stream,
+          static_cast<size_t>(shared_bytes(dtype_of<T>, sweep, shape))},
+         kernel, arguments);
+}
+
 /// Calls start(kernel of this element type, dimension and form); `Kernels` names them.
 template <template <class, int, TileForm> class Kernels, Sweep sweep, class T, int dim, class Start>
 void with_form(TileForm form, Start start) {
