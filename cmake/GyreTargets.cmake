@@ -58,10 +58,12 @@ function(gyre_cuda_definitions target)
   endforeach()
 endfunction()
 
-# The software GPU's kernels are C++. To be called where the sources are compiled.
+# The software GPU's kernels are C++. To be called where the sources are compiled, .cpp files among them.
 function(gyre_cuda_sources)
-  if(GYRE_SOFTGPU AND ARGN)
-    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
+  set(kernels ${ARGN})
+  list(FILTER kernels INCLUDE REGEX "\\.cu$")
+  if(GYRE_SOFTGPU AND kernels)
+    set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
   endif()
 endfunction()
 

@@ -1,61 +1,20 @@
-#pragma once
-// A library of attention over ragged batches (attention_library.hpp) that is as plain as can be, so
-// that what is built around such libraries runs where there is none of them. For tests.
-//
-// It reads and writes what the tables name, and nothing else; and as a library may, it
-//   - leaves NaN in up to a tile of rows behind each entry, as far as no other one begins;
-//   - holds all accesses to rows below batch · longest and below the last offset, and cuts longer
-//     entries: what is beyond is left out, and `dropped` set, as it is by a query without a key;
-//   - begins with NaN in all of its workspace, where delta = <O, dO> lies as log-sum-exps do, the
-//     sums of dQ as dQ does, and those of dK and dV as these do, but for every query head. For rows
-//     at or beyond q_rows and k_rows there is no room;
-//   - where a test asks for it, multiplies what lies behind an entry, up to a tile, by 0.
-// One thread for each row and head: nothing is summed by two.
+#include "plain_attention.hpp"
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <functional>
-#include <memory>
-#include <string>
+#include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "attention/kernels/attention_library.hpp"
 #include "core/bf16.hpp"
 #include "core/error.hpp"
-#include "runtime/buffer.hpp"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/device_code.cuh"
 
 namespace gyre::test {
-
-/// What a test has the library do, and what the library was asked for.
-struct PlainAttention {
-  /// Why the library does not take a shape; empty: it does.
-  std::function<std::string(const AttentionGraphShape&)> refuses = {};
-  /// Whether it has backward graphs that give the same bits in every run.
-  bool ordered_gradients = true;
-  /// Bytes of workspace that these ask for beyond what they use, and that all backward graphs do.
-  int64_t ordered_extra_bytes = 0, extra_bytes = 0;
-  /// Whether batches may have entries without rows.
-  EmptyEntries empty_entries = EmptyEntries::taken;
-  /// Whether rows behind entries are multiplied by weights of 0, and whether the library says so.
-  bool multiplies_masked_rows = false, says_so = false;
-
-  struct Calls {
-    int64_t asked = 0, built = 0;
-    int64_t executed = 0, ordered = 0;  ///< runs, and those of deterministic graphs among them
-  };
-  Calls forward, backward;
-  int64_t largest_batch = 0;  ///< entries that a graph was built for
-  int64_t empty = 0;          ///< lengths of 0 in runs of a library that takes none
-  AttentionAddresses last;    ///< of the last run
-  /// One number in device memory: not 0 when something was left out.
-  Buffer<int32_t> dropped;
-};
-
-namespace plain_attention {
+namespace {
 
 template <class T>
 __device__ T not_a_number() {
@@ -65,8 +24,8 @@ __device__ T not_a_number() {
     return T{0x7fff};
 }
 
-inline constexpr int most_head_dim = 256;
-inline constexpr int threads = 32;
+constexpr int most_head_dim = 256;
+constexpr int threads = 32;
 
 /// Rows of the entries of a batch; `times`: as many elements for each one that offsets count.
 template <class T>
@@ -177,7 +136,7 @@ __global__ void spoil(RaggedArray<T> array, const int32_t* lengths, int64_t colu
 }
 
 /// sums [head_dim] += 0 · the rows behind the `length` of an entry.
-__device__ inline void add_masked(const Arguments& a, const RaggedArray<const bf16>& array,
+__device__ void add_masked(const Arguments& a, const RaggedArray<const bf16>& array,
                                   const Place& p, int64_t length, int head, float* sums) {
   for (int64_t j = length; j < a.masked_end(length); ++j)
     if (const bf16* row = head_of(array.row(p.entry, j), head, a); row != nullptr)
@@ -185,8 +144,7 @@ __device__ inline void add_masked(const Arguments& a, const RaggedArray<const bf
 }
 
 /// The largest score of each row.
-template <class Args>
-__global__ void find_maxima(Args a) {
+__global__ void find_maxima(Arguments a) {
   const Place p(a);
   for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
     const bf16* q = head_of(a.q.row(p.entry, i), p.head, a);
@@ -200,8 +158,7 @@ __global__ void find_maxima(Args a) {
   }
 }
 
-template <class Args>
-__global__ void add_values(Args a) {
+__global__ void add_values(Arguments a) {
   const Place p(a);
   float sums[most_head_dim];
   for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
@@ -226,8 +183,7 @@ __global__ void add_values(Args a) {
   }
 }
 
-template <class Args>
-__global__ void find_delta(Args a) {
+__global__ void find_delta(Arguments a) {
   const Place p(a);
   for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
     const bf16* out = head_of(a.out.row(p.entry, i), p.head, a);
@@ -242,7 +198,7 @@ struct Weight {
   const bf16 *q, *k, *d_out;
   float p, d_s;
 };
-__device__ inline bool weigh(const Arguments& a, const Place& at, int64_t i, int64_t j, Weight& w) {
+__device__ bool weigh(const Arguments& a, const Place& at, int64_t i, int64_t j, Weight& w) {
   w.q = head_of(a.q.row(at.entry, i), at.head, a);
   w.k = head_of(a.k.row(at.entry, j), at.kv_head, a);
   w.d_out = head_of(a.d_out.row(at.entry, i), at.head, a);
@@ -255,8 +211,7 @@ __device__ inline bool weigh(const Arguments& a, const Place& at, int64_t i, int
   return true;
 }
 
-template <class Args>
-__global__ void query_gradients(Args a) {
+__global__ void query_gradients(Arguments a) {
   const Place p(a);
   Weight w{};
   for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
@@ -273,8 +228,7 @@ __global__ void query_gradients(Args a) {
 }
 
 /// What each query head adds to the gradients of keys and values.
-template <class Args>
-__global__ void key_sums(Args a) {
+__global__ void key_sums(Arguments a) {
   const Place p(a);
   Weight w{};
   for (int64_t j = threadIdx.x; j < p.keys; j += threads) {
@@ -295,8 +249,7 @@ __global__ void key_sums(Args a) {
 }
 
 /// Sums over the heads of a group, by the threads of its first head.
-template <class Args>
-__global__ void key_gradients(Args a) {
+__global__ void key_gradients(Arguments a) {
   const Place p(a);
   if (p.head % a.group != 0) return;
   for (int64_t j = threadIdx.x; j < p.keys; j += threads) {
@@ -435,8 +388,8 @@ class Graph final : public AttentionGraph {
     a.maxima = workspace;
     spoil_behind(a.out, a.q_lengths, shape_.heads * shape_.head_dim);
     spoil_behind(a.lse, a.q_lengths, shape_.heads);
-    run(find_maxima<Arguments>, a);
-    run(add_values<Arguments>, a);
+    run(find_maxima, a);
+    run(add_values, a);
   }
 
   void backward(Arguments& a, const AttentionAddresses& addresses, float* workspace) const {
@@ -453,10 +406,10 @@ class Graph final : public AttentionGraph {
     spoil_behind(a.d_q, a.q_lengths, s.heads * s.head_dim);
     spoil_behind(a.d_k, a.k_lengths, k_columns());
     spoil_behind(a.d_v, a.k_lengths, k_columns());
-    run(find_delta<Arguments>, a);
-    run(query_gradients<Arguments>, a);
-    run(key_sums<Arguments>, a);
-    run(key_gradients<Arguments>, a);
+    run(find_delta, a);
+    run(query_gradients, a);
+    run(key_sums, a);
+    run(key_gradients, a);
   }
 
   AttentionGraphShape shape_;
@@ -510,12 +463,10 @@ class Library final : public AttentionLibrary {
   CUstream_st* stream_;
 };
 
-}  // namespace plain_attention
+}  // namespace
 
-/// `asked` must outlive the library and its graphs.
-inline std::unique_ptr<AttentionLibrary> make_plain_attention(Stream& stream,
-                                                              PlainAttention& asked) {
-  return std::make_unique<plain_attention::Library>(stream, asked);
+std::unique_ptr<AttentionLibrary> make_plain_attention(Stream& stream, PlainAttention& asked) {
+  return std::make_unique<Library>(stream, asked);
 }
 
 }  // namespace gyre::test

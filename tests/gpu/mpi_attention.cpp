@@ -13,7 +13,7 @@
 #include "device_reference_kernel.hpp"
 #include "gpu_test.hpp"
 #include "mask_cases.hpp"
-#include "plain_attention.cuh"
+#include "plain_attention.hpp"
 #ifdef GYRE_WITH_NCCL
 #include "comm/nccl.hpp"
 #endif

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "attention/kernels/cuda_finite_rows.hpp"
-#include "ragged_kernel_cases.cuh"
+#include "ragged_kernel_cases.hpp"
 
 namespace gyre {
 namespace {

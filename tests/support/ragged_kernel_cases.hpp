@@ -13,7 +13,7 @@
 #include "attention/kernels/cuda_ragged_kernel.hpp"
 #include "attention/kernels/cudnn_kernel.hpp"
 #include "attention_kernel_cases.hpp"
-#include "plain_attention.cuh"
+#include "plain_attention.hpp"
 #include "runtime/cuda_check.hpp"
 
 namespace gyre::test::ragged_kernel {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ragged_kernel_cases.cuh"
+#include "ragged_kernel_cases.hpp"
 
 namespace gyre {
 namespace {
