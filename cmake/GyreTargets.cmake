@@ -30,6 +30,9 @@ target_compile_options(
             --expt-relaxed-constexpr
             -lineinfo>
             $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${GYRE_WERROR}>>:-Werror=all-warnings>)
+# Kernels that only have to compile: a quarter of the time.
+target_compile_options(
+  gyre_flags INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Debug>,$<VERSION_GREATER_EQUAL:$<CUDA_COMPILER_VERSION>,12.9>>:-Ofc=max>)
 # fmt 9 turns constexpr off for nvcc, and then fails its own compile-time checks under C++20.
 target_compile_definitions(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
 # FEW: one without, one with fused multiply-add, and the widest; with a sanitizer, the first and the last.
