@@ -3,19 +3,28 @@
 
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "runtime/clock.hpp"
 
 namespace gyre {
 
-/// Runs the benchmark; seconds per iteration, of CPU time on one thread and of wall-clock time on
-/// more.
+/// Runs the benchmark; the median over its iterations of their seconds, of CPU time on one thread
+/// and of wall-clock time on more.
 template <class Body>
 double time_iterations(benchmark::State& state, int64_t threads, Body body) {
   const Stopwatch watch;
-  const double start = thread_cpu_seconds();
-  for (auto _ : state) body();
-  const double seconds = threads == 1 ? thread_cpu_seconds() - start : watch.seconds();
-  return seconds / static_cast<double>(state.iterations());
+  const auto now = [&] { return threads == 1 ? thread_cpu_seconds() : watch.seconds(); };
+  std::vector<double> seconds;
+  for (auto _ : state) {
+    const double start = now();
+    body();
+    seconds.push_back(now() - start);
+  }
+  const auto middle = seconds.begin() + std::ssize(seconds) / 2;
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  return *middle;
 }
 
 }  // namespace gyre

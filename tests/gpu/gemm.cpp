@@ -1,6 +1,8 @@
 // Matrix products on the device, by the library and by our own kernel. Without cuBLASLt both are
 // our own.
 
+#include "runtime/gemm.hpp"
+
 #include <array>
 #include <cmath>
 #include <limits>
@@ -10,7 +12,6 @@
 #include "close.hpp"
 #include "gpu_test.hpp"
 #include "runtime/cuda_gemm.hpp"
-#include "runtime/gemm.hpp"
 
 namespace gyre {
 namespace {

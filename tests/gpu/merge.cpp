@@ -1,5 +1,7 @@
 // Folding scratch rows of ragged batches into results, against double precision.
 
+#include "attention/merge.hpp"
+
 #include <fmt/format.h>
 
 #include <cmath>
@@ -7,7 +9,6 @@
 #include <vector>
 
 #include "attention/kernels/cuda_merge.hpp"
-#include "attention/merge.hpp"
 #include "close.hpp"
 #include "gpu_test.hpp"
 #include "mpi_test.hpp"

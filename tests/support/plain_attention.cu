@@ -1,5 +1,3 @@
-#include "plain_attention.hpp"
-
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 
 #include "core/bf16.hpp"
 #include "core/error.hpp"
+#include "plain_attention.hpp"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/device_code.cuh"
 
@@ -136,8 +135,8 @@ __global__ void spoil(RaggedArray<T> array, const int32_t* lengths, int64_t colu
 }
 
 /// sums [head_dim] += 0 · the rows behind the `length` of an entry.
-__device__ void add_masked(const Arguments& a, const RaggedArray<const bf16>& array,
-                                  const Place& p, int64_t length, int head, float* sums) {
+__device__ void add_masked(const Arguments& a, const RaggedArray<const bf16>& array, const Place& p,
+                           int64_t length, int head, float* sums) {
   for (int64_t j = length; j < a.masked_end(length); ++j)
     if (const bf16* row = head_of(array.row(p.entry, j), head, a); row != nullptr)
       for (int d = 0; d < a.head_dim; ++d) sums[d] += 0.0F * to_float(row[d]);

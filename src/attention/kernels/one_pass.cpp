@@ -9,8 +9,10 @@
 //         out    [row][d]    = scores · V, merged into the result; where there is none yet, the
 //                              scores are divided by their sums instead
 //
+// Of at most 8 rows and keys nothing is transposed: scores are dot products, [key][row].
+//
 // Backward, for up to 64 rows at a time: p and ds as scores above, dQ = ds · K for every 8 rows,
-// then dV = pᵀ · dO and dK = dsᵀ · Q for every 8 keys and the rows that see some of them.
+// then dV = pᵀ · dO and dK = dsᵀ · Q for some keys at a time and the rows that see some of them.
 //
 // All data of a rectangle fits into the first- or second-level cache, and no product is called
 // through a table: of a document of 8 tokens, the tiles of tile_worker.cpp take longer to set up
@@ -145,28 +147,35 @@ HeadRows<const float> OnePassWorker::panel_of(const Buffer<float>& panel) const 
   return {panel.data(), padded_dim_, nullptr};
 }
 
-/// A copy of so few rows would be read about once.
+/// A copy of few rows would be read about once, and rows that lie close together do not share sets
+/// of the first-level cache.
 bool OnePassWorker::needs_no_panel(ConstMatrixRef from, int64_t count) const {
-  return from.type == DType::f32 && head_dim_ == padded_dim_ && count <= 2 * one_pass_strip;
+  constexpr int64_t close_together = int64_t{64} << 10;  // bytes
+  const int64_t bytes = count * from.stride * static_cast<int64_t>(sizeof(float));
+  return from.type == DType::f32 && head_dim_ == padded_dim_ &&
+         (count <= 2 * one_pass_strip || bytes <= close_together);
 }
 
 void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t kv_head,
                               bool backward) {
   const int64_t first = r.k_begin.value(), column = kv_head * head_dim_;
   const int64_t columns = one_pass_columns(r.k_length);
-  // As rows they are needed for dQ = ds · K and out = p · V only.
+  const bool by_dots =
+      r.q_length <= one_pass_strip && r.k_length <= one_pass_strip && head_dim_ == padded_dim_;
+  // As rows they are needed for dot products, and for dQ = ds · K and out = p · V.
   const auto load = [&](ConstMatrixRef from, bool as_rows, Buffer<float>& panel, bool transposed,
                         Buffer<float>& to) {
-    const bool copied = from.type != DType::f32 || (as_rows && !needs_no_panel(from, r.k_length));
+    const bool copied =
+        from.type != DType::f32 || ((as_rows || by_dots) && !needs_no_panel(from, r.k_length));
     if (copied) load_panel(from, first, r.k_length, column, panel, one_pass_keys);
     const HeadRows<const float> rows = copied ? panel_of(panel) : rows_of(from, first, column);
-    if (!transposed) return rows;
+    if (!transposed || by_dots) return OnePassKeys{rows, nullptr};
     reserve(to, head_dim_ * one_pass_keys);
     transpose_rows(rows, r.k_length, head_dim_, columns, to.data());
-    return rows;
+    return OnePassKeys{rows, to.data()};
   };
-  k_rows_ = load(in.k, backward, k_, true, k_transposed_);
-  v_rows_ = load(in.v, !backward, v_, backward, v_transposed_);
+  keys_ = load(in.k, backward, k_, true, k_transposed_);
+  values_ = load(in.v, !backward, v_, backward, v_transposed_);
   if (kv_head + 1 < in.heads.kv_heads) {
     prefetch(in.k, first, r.k_length, column + head_dim_, head_dim_);
     prefetch(in.v, first, r.k_length, column + head_dim_, head_dim_);
@@ -204,7 +213,7 @@ void OnePassWorker::forward(const ForwardBlock& block, std::span<const Rectangle
       load_panel(block.out, row, r.q_length, column, out_, one_pass_rows);
       out.data = out_.data();
     }
-    one_pass_forward(tile(block, r, 0, r.q_length), q, k_transposed_.data(), v_rows_, out,
+    one_pass_forward(tile(block, r, 0, r.q_length), q, keys_, values_.rows, out,
                      block.lse.row(row) + at.head, block.lse.stride, scores_.data(), sums_.data());
     for (int64_t i = 0; !direct && i < r.q_length; ++i)
       if (block.lse(row + i, at.head) != -infinity_of<float>)
@@ -290,9 +299,8 @@ void OnePassWorker::backward(const BackwardBlock& block, std::span<const Rectang
         d_q.data = out_.data();
       }
       one_pass_backward(tile(block, r, begin, rows),
-                        {q_rows_, d_out_rows_, k_rows_, lse_.data(), delta_.data(),
-                         k_transposed_.data(), v_transposed_.data()},
-                        d_q, d_k, d_v, scores_.data(), d_scores_.data(), sums_.data());
+                        {q_rows_, d_out_rows_, keys_, values_, lse_.data(), delta_.data()}, d_q,
+                        d_k, d_v, scores_.data(), d_scores_.data(), sums_.data());
       for (int64_t i = 0; queries_wanted && !direct && i < rows; ++i)
         store_row(out_.data() + i * padded_dim_, row + i, column, head_dim_, block.d_q);
       progress_.account(10.0 * static_cast<double>(rows * r.k_length * head_dim_));

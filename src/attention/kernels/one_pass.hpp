@@ -63,7 +63,8 @@ class OnePassWorker {
   Buffer<float> k_transposed_, v_transposed_;  ///< [head_dim][columns]
   Buffer<float> q_, d_out_, out_;              ///< [tile rows][padded_dim]
   /// Where rows are read: in their arrays, or in the panels above.
-  HeadRows<const float> k_rows_{}, v_rows_{}, q_rows_{}, d_out_rows_{};
+  OnePassKeys keys_{}, values_{};
+  HeadRows<const float> q_rows_{}, d_out_rows_{};
   Buffer<float> scores_, d_scores_;  ///< [tile rows][columns]
   Buffer<float> sums_;               ///< [one_pass_strip][padded_dim]
   Buffer<float> lse_, delta_;        ///< [tile rows]

@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "attention/kernels/merge-inl.hpp"
+#include "attention/kernels/one_pass_products-inl.hpp"
 #include "attention/kernels/one_pass_softmax-inl.hpp"
 #include "runtime/exp-inl.hpp"
 
@@ -23,93 +24,12 @@ namespace gyre::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using Wide = hn::CappedTag<float, one_pass_unit>;
-using Narrow = hn::CappedTag<float, one_pass_strip>;
-
 /// body(vector of scores): of one_pass_columns(keys).
 template <class Body>
 HWY_INLINE void with_vector(int64_t keys, Body body) {
   if constexpr (!std::is_same_v<Wide, Narrow>)
     if (keys <= one_pass_strip) return body(Narrow());
   body(Wide());
-}
-
-/// A matrix of weights, given by the distances between rows and between columns.
-struct Weights {
-  const float* data;
-  int64_t row_stride, column_stride;
-  HWY_INLINE Weights from_row(int64_t row) const {
-    return {data + row * row_stride, row_stride, column_stride};
-  }
-};
-
-/// to [rows][vectors] (+)= Σ_j weights(i, j) · from [j][vectors], j < terms.
-/// Not part of the loops around it, which would take registers from it.
-template <int rows, int vectors, class D>
-HWY_NOINLINE void multiply_block(D d, Weights weights, const float* from, int64_t from_stride,
-                                 float* to, int64_t to_stride, int64_t terms, bool add) {
-  using V = hn::Vec<D>;
-  V sums[rows][vectors];
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v)
-      sums[i][v] = add ? hn::LoadU(d, to + i * to_stride + v * lanes(d)) : hn::Zero(d);
-  const float* weight = weights.data;
-  for (int64_t j = 0; j < terms; ++j, from += from_stride, weight += weights.column_stride) {
-    V x[vectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) x[v] = hn::LoadU(d, from + v * lanes(d));
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; ++i) {
-      const V w = hn::Set(d, weight[i * weights.row_stride]);
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) sums[i][v] = hn::MulAdd(w, x[v], sums[i][v]);
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) hn::StoreU(sums[i][v], d, to + i * to_stride + v * lanes(d));
-}
-
-/// Three vectors at a time, and two or one at the end: of four rows, they fill 16 registers.
-template <int rows, class D>
-HWY_INLINE void multiply_rows(D d, Weights weights, const float* from, int64_t from_stride,
-                              float* to, int64_t to_stride, int64_t terms, int64_t columns,
-                              bool add) {
-  const int64_t n = lanes(d);
-  int64_t c = 0;
-  for (; c + 3 * n <= columns && c + 4 * n != columns; c += 3 * n)
-    multiply_block<rows, 3>(d, weights, from + c, from_stride, to + c, to_stride, terms, add);
-  for (; c + 2 * n <= columns; c += 2 * n)
-    multiply_block<rows, 2>(d, weights, from + c, from_stride, to + c, to_stride, terms, add);
-  if (c < columns)
-    multiply_block<rows, 1>(d, weights, from + c, from_stride, to + c, to_stride, terms, add);
-}
-
-/// The same for up to one_pass_strip rows; `columns` is a multiple of the lanes.
-template <class D>
-HWY_INLINE void multiply(D d, int64_t rows, Weights weights, const float* from, int64_t from_stride,
-                         float* to, int64_t to_stride, int64_t terms, int64_t columns,
-                         bool add = false) {
-  constexpr int at_once = HWY_TARGET <= HWY_AVX3 ? 8 : 4;  // with 32 registers, or 16
-  if (rows == 8 && columns == lanes(d)) {  // enough sums to hide the latency of an FMA
-    multiply_block<8, 1>(d, weights, from, from_stride, to, to_stride, terms, add);
-    return;
-  }
-  int64_t i = 0;
-  for (; i + at_once <= rows; i += at_once)
-    multiply_rows<at_once>(d, weights.from_row(i), from, from_stride, to + i * to_stride, to_stride,
-                           terms, columns, add);
-  if (at_once == 8 && i + 4 <= rows) {
-    multiply_rows<4>(d, weights.from_row(i), from, from_stride, to + i * to_stride, to_stride,
-                     terms, columns, add);
-    i += 4;
-  }
-  for (; i < rows; ++i)
-    multiply_rows<1>(d, weights.from_row(i), from, from_stride, to + i * to_stride, to_stride,
-                     terms, columns, add);
 }
 
 void pack_panel(HeadRows<const float> rows, int64_t count, int64_t head_dim, int64_t padded_dim,
@@ -204,42 +124,65 @@ HWY_INLINE void blend(const float* sums, int64_t head_dim, float w1, float w2, f
   for (; c < head_dim; ++c) result[c] = w1 * result[c] + w2 * sums[c];
 }
 
+template <class D>
+HWY_INLINE void scale_row(D d, float factor, float* row, int64_t begin, int64_t end) {
+  const auto f = hn::Set(d, factor);
+  for (int64_t c = begin; c < end; c += lanes(d))
+    hn::Store(hn::Mul(f, hn::Load(d, row + c)), d, row + c);
+}
+
 template <class T>
-HWY_INLINE void prefetch_next(const HeadRows<T>& rows, const Strip& strip, int64_t head_dim) {
+HWY_INLINE void prefetch_next(const HeadRows<T>& rows, int64_t begin, int64_t count,
+                              int64_t head_dim) {
   constexpr int64_t line = 16;
   if (rows.next == nullptr) return;
-  for (int64_t i = strip.row; i < strip.row + strip.rows; ++i)
+  for (int64_t i = begin; i < begin + count; ++i)
     for (int64_t c = 0; c < head_dim; c += line) hwy::Prefetch(rows.next + i * rows.stride + c);
 }
 
+/// Log-sum-exps of the rows of a strip.
+struct StripLse {
+  float* data;
+  int64_t stride, rows;
+  HWY_INLINE float& operator[](int64_t row) const { return data[row * stride]; }
+};
+
+/// What the scores of a strip are relative to, and their sums.
+struct StripSums {
+  HWY_ALIGN float top[one_pass_strip] = {}, sum[one_pass_strip] = {};
+};
+
 /// Whether the strip sees keys in all of its rows, and nothing was seen before it.
-HWY_INLINE bool is_first(const Strip& strip, const float* lse, int64_t lse_stride,
-                         const float* sum) {
+HWY_INLINE bool is_first(const StripLse& lse, const StripSums& sums) {
   bool first = true;
-  for (int64_t i = 0; i < strip.rows; ++i)
-    first &= lse[(strip.row + i) * lse_stride] == minus_infinity && sum[i] != 0.0F;
+  for (int64_t i = 0; i < lse.rows; ++i) first &= lse[i] == minus_infinity && sums.sum[i] != 0.0F;
   return first;
 }
 
-/// Divides the scores of a strip by their sums, so that their products with the values are results,
-/// and sets lse.
-template <class D>
-HWY_INLINE void normalize(D d, const OnePassTile& tile, const Strip& strip, const float* top,
-                          const float* sum, float* scores, float* lse, int64_t lse_stride) {
+/// Sets lse; factors = 1 / sum.
+HWY_INLINE void set_lse(const StripSums& sums, const StripLse& lse, float* factors) {
   constexpr Narrow rows;
-  HWY_ALIGN float logs[one_pass_strip], factors[one_pass_strip];
+  HWY_ALIGN float logs[one_pass_strip];
   for (int64_t i = 0; i < one_pass_strip; i += lanes(rows)) {
-    const auto s = hn::Load(rows, sum + i);
+    const auto s = hn::Load(rows, sums.sum + i);
     hn::Store(hn::Div(hn::Set(rows, 1.0F), s), rows, factors + i);
-    hn::Store(hn::Add(hn::Load(rows, top + i), hn::Log(rows, s)), rows, logs + i);
+    hn::Store(hn::Add(hn::Load(rows, sums.top + i), hn::Log(rows, s)), rows, logs + i);
   }
-  for (int64_t i = 0; i < strip.rows; ++i) {
-    float* row = scores + i * tile.columns;
-    const auto factor = hn::Set(d, factors[i]);
-    for (int64_t c = strip.begin; c < strip.end; c += lanes(d))
-      hn::Store(hn::Mul(factor, hn::Load(d, row + c)), d, row + c);
-    // Log's own NaN handling does not matter: a NaN sum must stay NaN.
-    lse[(strip.row + i) * lse_stride] = logs[i] + (sum[i] - sum[i]);
+  // Log's own NaN handling does not matter: a NaN sum must stay NaN.
+  for (int64_t i = 0; i < lse.rows; ++i) lse[i] = logs[i] + (sums.sum[i] - sums.sum[i]);
+}
+
+/// Merges `values`, the sums of values of a strip, into its results and lse.
+HWY_INLINE void merge_strip(const OnePassTile& tile, const StripSums& sums, const float* values,
+                            HeadRows<float> out, const StripLse& lse) {
+  HWY_ALIGN float w1[one_pass_strip], w2[one_pass_strip], merged[one_pass_strip];
+  for (int64_t i = 0; i < one_pass_strip; ++i) merged[i] = i < lse.rows ? lse[i] : minus_infinity;
+  merge_factors(Narrow(), sums.top, sums.sum, one_pass_strip, w1, w2, merged);
+  for (int64_t i = 0; i < lse.rows; ++i) {
+    if (sums.sum[i] == 0.0F) continue;  // NaN counts as seen
+    blend(values + i * tile.padded_dim, tile.head_dim, lse[i] == minus_infinity ? 0 : w1[i], w2[i],
+          out.data + i * out.stride);
+    lse[i] = merged[i];
   }
 }
 
@@ -247,49 +190,75 @@ template <class D>
 HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float> q,
                              const float* k_transposed, HeadRows<const float> v,
                              HeadRows<float> out, float* lse, int64_t lse_stride, float* scores,
-                             float* sums) {
-  HWY_ALIGN float top[one_pass_strip] = {}, sum[one_pass_strip] = {}, merged[one_pass_strip];
-  HWY_ALIGN float w1[one_pass_strip], w2[one_pass_strip];
+                             float* values) {
+  StripSums sums;
   for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
     const Strip strip(d, tile, row);
-    prefetch_next(q, strip, tile.head_dim);
-    prefetch_next(out, strip, tile.head_dim);
+    prefetch_next(q, row, strip.rows, tile.head_dim);
+    prefetch_next(out, row, strip.rows, tile.head_dim);
     if (strip.begin == strip.end) continue;
     multiply(d, strip.rows, {q.data + row * q.stride, q.stride, 1}, k_transposed + strip.begin,
              tile.columns, scores + strip.begin, tile.columns, tile.head_dim,
              strip.end - strip.begin);
-    softmax(d, tile, strip, scores, top, sum);
-    const auto add_values = [&](float* to, int64_t stride) HWY_ATTR {
-      multiply(Wide(), strip.rows, {scores + strip.first, tile.columns, 1},
-               v.data + strip.first * v.stride, v.stride, to, stride, strip.last - strip.first,
-               tile.padded_dim);
+    softmax(d, tile, strip, scores, sums.top, sums.sum);
+    const StripLse strip_lse{lse + row * lse_stride, lse_stride, strip.rows};
+    const auto add_values = [&](HeadRows<float> to) HWY_ATTR {
+      multiply_seen_keys<Terms::many>(tile, row, strip.rows, {scores, tile.columns, 1}, v, to,
+                                      false);
     };
     // Dividing the scores takes less than a pass over the results where they are fewer.
     if (tile.head_dim == tile.padded_dim && strip.end - strip.begin <= tile.head_dim &&
-        is_first(strip, lse, lse_stride, sum)) {
-      normalize(d, tile, strip, top, sum, scores, lse, lse_stride);
-      add_values(out.data + row * out.stride, out.stride);
+        is_first(strip_lse, sums)) {
+      HWY_ALIGN float factors[one_pass_strip];
+      set_lse(sums, strip_lse, factors);
+      for (int64_t i = 0; i < strip.rows; ++i)
+        scale_row(d, factors[i], scores + i * tile.columns, strip.begin, strip.end);
+      add_values(out.from(row));
       continue;
     }
-    add_values(sums, tile.padded_dim);
-    for (int64_t i = 0; i < one_pass_strip; ++i)
-      merged[i] = i < strip.rows ? lse[(row + i) * lse_stride] : minus_infinity;
-    merge_factors(Narrow(), top, sum, one_pass_strip, w1, w2, merged);
-    for (int64_t i = 0; i < strip.rows; ++i) {
-      if (sum[i] == 0.0F) continue;  // NaN counts as seen
-      float& to = lse[(row + i) * lse_stride];
-      blend(sums + i * tile.padded_dim, tile.head_dim, to == minus_infinity ? 0 : w1[i], w2[i],
-            out.data + (row + i) * out.stride);
-      to = merged[i];
-    }
+    add_values({values, tile.padded_dim, nullptr});
+    merge_strip(tile, sums, values, out.from(row), strip_lse);
   }
 }
 
-void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const float* k_transposed,
+/// Of a tile of one strip: scores are [keys][one_pass_strip].
+HWY_INLINE void forward_by_dots(const OnePassTile& tile, HeadRows<const float> q,
+                                HeadRows<const float> k, HeadRows<const float> v,
+                                HeadRows<float> out, const StripLse& lse, float* scores,
+                                float* values) {
+  constexpr Narrow d;
+  StripSums sums;
+  prefetch_next(q, 0, tile.rows, tile.head_dim);
+  prefetch_next(out, 0, tile.rows, tile.head_dim);
+  dot_products(d, tile, q, k, scores);
+  softmax_of_lanes(d, tile, scores, sums.top, sums.sum);
+  const auto add_values = [&](HeadRows<float> to) HWY_ATTR {
+    multiply_seen_keys<Terms::few>(tile, 0, tile.rows, {scores, 1, one_pass_strip}, v, to, false);
+  };
+  if (is_first(lse, sums)) {
+    HWY_ALIGN float factors[one_pass_strip];
+    set_lse(sums, lse, factors);
+    for (int64_t i = 0; i < one_pass_strip; i += lanes(d)) {
+      const auto factor = hn::Load(d, factors + i);
+      for (int64_t j = 0; j < tile.keys; ++j) {
+        float* at = scores + j * one_pass_strip + i;
+        hn::Store(hn::Mul(factor, hn::Load(d, at)), d, at);
+      }
+    }
+    add_values(out);
+  } else {
+    add_values({values, tile.padded_dim, nullptr});
+    merge_strip(tile, sums, values, out, lse);
+  }
+}
+
+void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const OnePassKeys& k,
                       HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums) {
+  if (k.transposed == nullptr)
+    return forward_by_dots(tile, q, k.rows, v, out, {lse, lse_stride, tile.rows}, scores, sums);
   with_vector(tile.keys, [&](auto d) HWY_ATTR {
-    forward_tile(d, tile, q, k_transposed, v, out, lse, lse_stride, scores, sums);
+    forward_tile(d, tile, q, k.transposed, v, out, lse, lse_stride, scores, sums);
   });
 }
 
@@ -320,56 +289,68 @@ HWY_INLINE void differentiate(D d, const OnePassTile& tile, const Strip& strip, 
   }
 }
 
-/// Adds what eight keys at a time get from the rows that see some of them.
-HWY_INLINE void add_key_gradients(const OnePassTile& tile, const float* weights,
-                                  HeadRows<const float> rows, HeadRows<float> to) {
-  int64_t row = 0, end = 0;  // rows whose last key is not before the strip, whose first is
-  for (int64_t key = 0; key < tile.keys; key += one_pass_strip) {
-    const int64_t count = std::min(one_pass_strip, tile.keys - key);
-    while (row < tile.rows && tile.end[row] <= key) ++row;
-    while (end < tile.rows && tile.begin[end] < key + count) ++end;
-    if (row >= end) continue;
-    multiply(Wide(), count, {weights + row * tile.columns + key, 1, tile.columns},
-             rows.data + row * rows.stride, rows.stride, to.data + key * to.stride, to.stride,
-             end - row, tile.padded_dim, true);
-  }
-}
-
 template <class D>
 HWY_INLINE void backward_tile(D d, const OnePassTile& tile, const OnePassGradientInput& in,
                               HeadRows<float> d_q, HeadRows<float> d_k, HeadRows<float> d_v,
                               float* p, float* d_scores, float* sums) {
-  constexpr Wide wide;
   for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
     const Strip strip(d, tile, row);
-    prefetch_next(d_q, strip, tile.head_dim);
+    prefetch_next(d_q, row, strip.rows, tile.head_dim);
     const int64_t at = row * tile.columns + strip.begin, columns = strip.end - strip.begin;
     const auto weights_of = [&](const HeadRows<const float>& rows) {
       return Weights{rows.data + row * rows.stride, rows.stride, 1};
     };
-    multiply(d, strip.rows, weights_of(in.q), in.k_transposed + strip.begin, tile.columns, p + at,
+    multiply(d, strip.rows, weights_of(in.q), in.k.transposed + strip.begin, tile.columns, p + at,
              tile.columns, tile.head_dim, columns);
-    multiply(d, strip.rows, weights_of(in.d_out), in.v_transposed + strip.begin, tile.columns,
+    multiply(d, strip.rows, weights_of(in.d_out), in.v.transposed + strip.begin, tile.columns,
              d_scores + at, tile.columns, tile.head_dim, columns);
     differentiate(d, tile, strip, in.lse, in.delta, p, d_scores);
     if (d_q.data == nullptr || columns == 0) continue;
     const bool direct = tile.head_dim == tile.padded_dim;
-    float* to = d_q.data + row * d_q.stride;
-    multiply(wide, strip.rows, {d_scores + row * tile.columns + strip.first, tile.columns, 1},
-             in.k.data + strip.first * in.k.stride, in.k.stride, direct ? to : sums,
-             direct ? d_q.stride : tile.padded_dim, strip.last - strip.first, tile.padded_dim,
-             direct);
+    const HeadRows<float> result = d_q.from(row), padded{sums, tile.padded_dim, nullptr};
+    multiply_seen_keys<Terms::many>(tile, row, strip.rows,
+                                    {d_scores + row * tile.columns, tile.columns, 1}, in.k.rows,
+                                    direct ? result : padded, direct);
     for (int64_t i = 0; !direct && i < strip.rows; ++i)
-      blend(sums + i * tile.padded_dim, tile.head_dim, 1, 1, to + i * d_q.stride);
+      blend(sums + i * tile.padded_dim, tile.head_dim, 1, 1, result.data + i * result.stride);
   }
   if (d_k.data == nullptr) return;
-  add_key_gradients(tile, p, in.d_out, d_v);
-  add_key_gradients(tile, d_scores, in.q, d_k);
+  multiply_seeing_rows<Terms::many>(tile, {p, 1, tile.columns}, in.d_out, d_v);
+  multiply_seeing_rows<Terms::many>(tile, {d_scores, 1, tile.columns}, in.q, d_k);
+}
+
+/// Of a tile of one strip: p and d_scores are [keys][one_pass_strip].
+HWY_INLINE void backward_by_dots(const OnePassTile& tile, const OnePassGradientInput& in,
+                                 HeadRows<float> d_q, HeadRows<float> d_k, HeadRows<float> d_v,
+                                 float* p, float* d_scores) {
+  constexpr Narrow d;
+  prefetch_next(d_q, 0, tile.rows, tile.head_dim);
+  dot_products(d, tile, in.q, in.k.rows, p);
+  dot_products(d, tile, in.d_out, in.v.rows, d_scores);
+  const auto scale = hn::Set(d, tile.scale);
+  for (int64_t row = 0; row < one_pass_strip; row += lanes(d)) {
+    const auto reference = hn::LoadU(d, in.lse + row), offset = hn::LoadU(d, in.delta + row);
+    for (int64_t j = 0; j < tile.keys; ++j) {
+      const int64_t at = j * one_pass_strip + row;
+      const auto seen = see(d, tile, row, j);
+      const auto e = exp_f32(d, hn::MulSub(scale, hn::Load(d, p + at), reference));
+      const auto product = hn::Mul(e, hn::MulSub(scale, hn::Load(d, d_scores + at), offset));
+      hn::Store(hn::IfThenElseZero(seen, e), d, p + at);
+      hn::Store(hn::IfThenElseZero(seen, product), d, d_scores + at);
+    }
+  }
+  if (d_q.data != nullptr)
+    multiply_seen_keys<Terms::few>(tile, 0, tile.rows, {d_scores, 1, one_pass_strip}, in.k.rows,
+                                   d_q, true);
+  if (d_k.data == nullptr) return;
+  multiply_seeing_rows<Terms::few>(tile, {p, one_pass_strip, 1}, in.d_out, d_v);
+  multiply_seeing_rows<Terms::few>(tile, {d_scores, one_pass_strip, 1}, in.q, d_k);
 }
 
 void one_pass_backward(const OnePassTile& tile, const OnePassGradientInput& in, HeadRows<float> d_q,
                        HeadRows<float> d_k, HeadRows<float> d_v, float* p, float* d_scores,
                        float* sums) {
+  if (in.k.transposed == nullptr) return backward_by_dots(tile, in, d_q, d_k, d_v, p, d_scores);
   with_vector(tile.keys, [&](auto d) HWY_ATTR {
     backward_tile(d, tile, in, d_q, d_k, d_v, p, d_scores, sums);
   });
@@ -394,11 +375,11 @@ void transpose_rows(HeadRows<const float> from, int64_t count, int64_t head_dim,
                     float* to) {
   HWY_DYNAMIC_DISPATCH(transpose_rows)(from, count, head_dim, columns, to);
 }
-void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const float* k_transposed,
+void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const OnePassKeys& k,
                       HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums) {
   HWY_DYNAMIC_DISPATCH(one_pass_forward)
-  (tile, q, k_transposed, v, out, lse, lse_stride, scores, sums);
+  (tile, q, k, v, out, lse, lse_stride, scores, sums);
 }
 void one_pass_backward(const OnePassTile& tile, const OnePassGradientInput& in, HeadRows<float> d_q,
                        HeadRows<float> d_k, HeadRows<float> d_v, float* p, float* d_scores,

@@ -34,6 +34,15 @@ struct HeadRows {
   T* data;
   int64_t stride;
   const float* next;
+  HeadRows from(int64_t row) const { return {data + row * stride, stride, nullptr}; }
+};
+
+/// Keys or values of a rectangle: rows of padded_dim elements, and the same transposed, [head_dim]
+/// [columns]. Where nothing is transposed (null), products with rows are dot products, which takes
+/// a tile of at most one_pass_strip rows and keys, and a head_dim without padding.
+struct OnePassKeys {
+  HeadRows<const float> rows;
+  const float* transposed;
 };
 
 /// panel [count][padded_dim] = rows, padded with zeros.
@@ -44,20 +53,19 @@ void transpose_rows(HeadRows<const float> rows, int64_t count, int64_t head_dim,
                     float* to);
 
 /// Attention of the rows over the keys, merged into `out` and lse[i · lse_stride] by merge_lse. A
-/// row that sees no key stays as it is; one with lse = -inf is overwritten without being read. `v`:
-/// rows of padded_dim elements. `scores`: [one_pass_strip][columns], `sums`:
-/// [one_pass_strip][padded_dim].
-void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const float* k_transposed,
+/// row that sees no key stays as it is; one with lse = -inf is overwritten without being read. Of
+/// `k` either member is read. `v`: rows of padded_dim elements. `scores`:
+/// [one_pass_strip][columns], `sums`: [one_pass_strip][padded_dim].
+void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const OnePassKeys& k,
                       HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums);
 
-/// What the backward pass of a tile reads: rows of padded_dim elements of queries, dO and keys;
-/// keys and values transposed; delta times the scale. lse = inf: the row has no gradient, its rows
-/// and delta are zeros.
+/// What the backward pass of a tile reads: rows of padded_dim elements of queries and dO; keys and
+/// values; delta times the scale. lse = inf: the row has no gradient, its rows and delta are zeros.
 struct OnePassGradientInput {
-  HeadRows<const float> q, d_out, k;
+  HeadRows<const float> q, d_out;
+  OnePassKeys k, v;
   const float *lse, *delta;
-  const float *k_transposed, *v_transposed;
 };
 /// Adds to `d_q`, and [keys][stride ≥ padded_dim] to `d_k` and `d_v`; those with null data are left
 /// out. `p`, `d_scores`: [rows][columns], `sums`: [one_pass_strip][padded_dim].

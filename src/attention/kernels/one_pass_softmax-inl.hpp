@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "attention/kernels/one_pass_ops.hpp"
+#include "attention/kernels/one_pass_products-inl.hpp"
 #include "runtime/exp-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,11 +24,6 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr float minus_infinity = -__builtin_inff();
-
-template <class D>
-HWY_INLINE int64_t lanes(D d) {
-  return static_cast<int64_t>(hn::Lanes(d));
-}
 
 /// Rows [row, row + rows) of a tile; outside of columns [begin, end) they see nothing, and outside
 /// of keys [first, last).
@@ -97,6 +93,15 @@ HWY_INLINE hn::Mask<D> within(D d, hn::Vec<hn::RebindToSigned<D>> columns, int32
                                       hn::Lt(columns, hn::Set(integers, end))));
 }
 
+/// Which rows of a vector, first in `begin` and `end`, see a key.
+template <class D>
+HWY_INLINE hn::Mask<D> see(D d, const OnePassTile& tile, int64_t row, int64_t key) {
+  const hn::RebindToSigned<D> integers;
+  const auto at = hn::Set(integers, static_cast<int32_t>(key));
+  return hn::RebindMask(d, hn::AndNot(hn::Gt(hn::LoadU(integers, tile.begin + row), at),
+                                      hn::Gt(hn::LoadU(integers, tile.end + row), at)));
+}
+
 /// What softmax() does to a row whose columns are one vector, all of it in registers.
 template <class D>
 HWY_INLINE void softmax_of_vector(D d, hn::Mask<D> seen, float scale, float* row, float* top,
@@ -151,6 +156,33 @@ HWY_INLINE void softmax(D d, const OnePassTile& tile, const Strip& strip, float*
       total = hn::Add(total, e);
     }
     sum[i] = hn::GetLane(hn::SumOfLanes(d, total));
+  }
+}
+
+/// The same for products as dot_products() leaves them: rows are lanes.
+template <class D>
+HWY_INLINE void softmax_of_lanes(D d, const OnePassTile& tile, float* scores, float* top,
+                                 float* sum) {
+  using V = hn::Vec<D>;
+  const V empty = hn::Set(d, minus_infinity), scale = hn::Set(d, tile.scale);
+  for (int64_t row = 0; row < one_pass_strip; row += lanes(d)) {
+    V largest = empty, total = hn::Zero(d);
+    for (int64_t j = 0; j < tile.keys; ++j) {
+      float* at = scores + j * one_pass_strip + row;
+      const V product = hn::IfThenElse(see(d, tile, row, j), hn::Load(d, at), empty);
+      hn::Store(product, d, at);
+      largest = hn::Max(largest, product);
+    }
+    largest = hn::Mul(scale, largest);
+    const V reference = hn::IfThenElse(hn::Eq(largest, empty), hn::Zero(d), largest);
+    for (int64_t j = 0; j < tile.keys; ++j) {
+      float* at = scores + j * one_pass_strip + row;
+      const V e = exp_f32(d, hn::MulSub(scale, hn::Load(d, at), reference));
+      hn::Store(e, d, at);
+      total = hn::Add(total, e);
+    }
+    hn::Store(largest, d, top + row);
+    hn::Store(total, d, sum + row);
   }
 }
 
