@@ -9,7 +9,7 @@
 //         out    [row][d]    = scores · V, merged into the result; where there is none yet, the
 //                              scores are divided by their sums instead
 //
-// Of at most 8 rows and keys nothing is transposed: scores are dot products, [key][row].
+// Of up to 24 rows and keys nothing is transposed: scores are dot products, [key][row] of 8 rows.
 //
 // Backward, for up to 64 rows at a time: p and ds as scores above, dQ = ds · K for every 8 rows,
 // then dV = pᵀ · dO and dK = dsᵀ · Q for some keys at a time and the rows that see some of them.
@@ -161,7 +161,7 @@ void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t 
   const int64_t first = r.k_begin.value(), column = kv_head * head_dim_;
   const int64_t columns = one_pass_columns(r.k_length);
   const bool by_dots =
-      r.q_length <= one_pass_strip && r.k_length <= one_pass_strip && head_dim_ == padded_dim_;
+      std::max(r.q_length, r.k_length) <= one_pass_dots && head_dim_ == padded_dim_;
   // As rows they are needed for dot products, and for dQ = ds · K and out = p · V.
   const auto load = [&](ConstMatrixRef from, bool as_rows, Buffer<float>& panel, bool transposed,
                         Buffer<float>& to) {

@@ -221,15 +221,12 @@ HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float>
   }
 }
 
-/// Of a tile of one strip: scores are [keys][one_pass_strip].
-HWY_INLINE void forward_by_dots(const OnePassTile& tile, HeadRows<const float> q,
-                                HeadRows<const float> k, HeadRows<const float> v,
-                                HeadRows<float> out, const StripLse& lse, float* scores,
-                                float* values) {
+/// Scores of a strip are [keys][one_pass_strip].
+HWY_INLINE void forward_strip(const OnePassTile& tile, HeadRows<const float> q,
+                              HeadRows<const float> k, HeadRows<const float> v, HeadRows<float> out,
+                              const StripLse& lse, float* scores, float* values) {
   constexpr Narrow d;
   StripSums sums;
-  prefetch_next(q, 0, tile.rows, tile.head_dim);
-  prefetch_next(out, 0, tile.rows, tile.head_dim);
   dot_products(d, tile, q, k, scores);
   softmax_of_lanes(d, tile, scores, sums.top, sums.sum);
   const auto add_values = [&](HeadRows<float> to) HWY_ATTR {
@@ -252,11 +249,24 @@ HWY_INLINE void forward_by_dots(const OnePassTile& tile, HeadRows<const float> q
   }
 }
 
+HWY_INLINE void forward_by_dots(const OnePassTile& tile, HeadRows<const float> q,
+                                HeadRows<const float> k, HeadRows<const float> v,
+                                HeadRows<float> out, float* lse, int64_t lse_stride, float* scores,
+                                float* values) {
+  prefetch_next(q, 0, tile.rows, tile.head_dim);
+  prefetch_next(out, 0, tile.rows, tile.head_dim);
+  for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
+    const OnePassTile strip = tile.strip(row);
+    const StripLse strip_lse{lse + row * lse_stride, lse_stride, strip.rows};
+    forward_strip(strip, q.from(row), k, v, out.from(row), strip_lse, scores, values);
+  }
+}
+
 void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const OnePassKeys& k,
                       HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums) {
   if (k.transposed == nullptr)
-    return forward_by_dots(tile, q, k.rows, v, out, {lse, lse_stride, tile.rows}, scores, sums);
+    return forward_by_dots(tile, q, k.rows, v, out, lse, lse_stride, scores, sums);
   with_vector(tile.keys, [&](auto d) HWY_ATTR {
     forward_tile(d, tile, q, k.transposed, v, out, lse, lse_stride, scores, sums);
   });
@@ -319,12 +329,11 @@ HWY_INLINE void backward_tile(D d, const OnePassTile& tile, const OnePassGradien
   multiply_seeing_rows<Terms::many>(tile, {d_scores, 1, tile.columns}, in.q, d_k);
 }
 
-/// Of a tile of one strip: p and d_scores are [keys][one_pass_strip].
-HWY_INLINE void backward_by_dots(const OnePassTile& tile, const OnePassGradientInput& in,
-                                 HeadRows<float> d_q, HeadRows<float> d_k, HeadRows<float> d_v,
-                                 float* p, float* d_scores) {
+/// p and d_scores of a strip are [keys][one_pass_strip].
+HWY_INLINE void backward_strip(const OnePassTile& tile, const OnePassGradientInput& in,
+                               HeadRows<float> d_q, HeadRows<float> d_k, HeadRows<float> d_v,
+                               float* p, float* d_scores) {
   constexpr Narrow d;
-  prefetch_next(d_q, 0, tile.rows, tile.head_dim);
   dot_products(d, tile, in.q, in.k.rows, p);
   dot_products(d, tile, in.d_out, in.v.rows, d_scores);
   const auto scale = hn::Set(d, tile.scale);
@@ -345,6 +354,18 @@ HWY_INLINE void backward_by_dots(const OnePassTile& tile, const OnePassGradientI
   if (d_k.data == nullptr) return;
   multiply_seeing_rows<Terms::few>(tile, {p, one_pass_strip, 1}, in.d_out, d_v);
   multiply_seeing_rows<Terms::few>(tile, {d_scores, one_pass_strip, 1}, in.q, d_k);
+}
+
+HWY_INLINE void backward_by_dots(const OnePassTile& tile, const OnePassGradientInput& in,
+                                 HeadRows<float> d_q, HeadRows<float> d_k, HeadRows<float> d_v,
+                                 float* p, float* d_scores) {
+  prefetch_next(d_q, 0, tile.rows, tile.head_dim);
+  for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
+    const OnePassGradientInput rows{in.q.from(row), in.d_out.from(row), in.k,
+                                    in.v,           in.lse + row,       in.delta + row};
+    const HeadRows<float> to = d_q.data == nullptr ? d_q : d_q.from(row);
+    backward_strip(tile.strip(row), rows, to, d_k, d_v, p, d_scores);
+  }
 }
 
 void one_pass_backward(const OnePassTile& tile, const OnePassGradientInput& in, HeadRows<float> d_q,

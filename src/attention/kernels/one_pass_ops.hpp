@@ -13,6 +13,10 @@ namespace gyre {
 constexpr int64_t one_pass_strip = 8;  ///< rows whose products are computed at a time
 constexpr int64_t one_pass_unit = 16;  ///< padded head dimensions are multiples of this
 
+/// Most rows and keys of a rectangle whose scores are dot products. They are summed within vectors,
+/// which takes more than to transpose the keys of more rows (bench/kernels.cpp).
+constexpr int64_t one_pass_dots = 24;
+
 /// Some rows of a rectangle and its keys. Row i sees keys [begin[i], end[i]); neither decreases.
 struct OnePassTile {
   int64_t rows, keys;
@@ -20,6 +24,14 @@ struct OnePassTile {
   int64_t head_dim, padded_dim;
   const int32_t *begin, *end;
   float scale;  ///< > 0: maxima are found before scores are scaled
+
+  /// Rows [row, row + one_pass_strip) of it, or as many as there are.
+  OnePassTile strip(int64_t row) const {
+    OnePassTile part = *this;
+    part.rows = rows - row < one_pass_strip ? rows - row : one_pass_strip;
+    part.begin += row, part.end += row;
+    return part;
+  }
 };
 /// Columns of scores are multiples of a vector, of at most 8 floats for up to 8 keys.
 inline int64_t one_pass_columns(int64_t keys) {
@@ -39,7 +51,7 @@ struct HeadRows {
 
 /// Keys or values of a rectangle: rows of padded_dim elements, and the same transposed, [head_dim]
 /// [columns]. Where nothing is transposed (null), products with rows are dot products, which takes
-/// a tile of at most one_pass_strip rows and keys, and a head_dim without padding.
+/// a head_dim without padding.
 struct OnePassKeys {
   HeadRows<const float> rows;
   const float* transposed;

@@ -180,36 +180,36 @@ HWY_INLINE void multiply_seeing_rows(const OnePassTile& tile, Weights weights,
 
 constexpr int64_t dot_rows = 4, dot_keys = 2;  ///< whose products are computed at a time
 
-/// to [keys][one_pass_strip] = the products <row, key> of a tile of at most one_pass_strip rows and
-/// keys, as dot products: nothing is transposed. Those that no row sees are left out, in blocks.
-/// The rows of `to` come in pairs, and those of rows that the tile does not have are arbitrary.
+/// to [keys][one_pass_strip] = the products <row, key> of a strip of rows, as dot products: nothing
+/// is transposed. Those that no row sees are left out, in blocks. The rows of `to` come in pairs;
+/// columns of rows that the strip does not have are arbitrary.
 template <class D>
-HWY_INLINE void dot_products(D d, const OnePassTile& tile, HeadRows<const float> rows,
+HWY_INLINE void dot_products(D d, const OnePassTile& strip, HeadRows<const float> rows,
                              HeadRows<const float> keys, float* to) {
 #if HWY_TARGET == HWY_SCALAR
-  for (int64_t j = 0; j < tile.keys; ++j)
-    for (int64_t i = 0; i < tile.rows; ++i) {
+  for (int64_t j = 0; j < strip.keys; ++j)
+    for (int64_t i = 0; i < strip.rows; ++i) {
       const float *row = rows.data + i * rows.stride, *key = keys.data + j * keys.stride;
-      to[j * one_pass_strip + i] = std::inner_product(row, row + tile.head_dim, key, 0.0F);
+      to[j * one_pass_strip + i] = std::inner_product(row, row + strip.head_dim, key, 0.0F);
     }
   (void)d;
 #else
   using V = hn::Vec<D>;
   const float* row[one_pass_strip];
   for (int64_t i = 0; i < one_pass_strip; ++i)
-    row[i] = rows.data + std::min(i, tile.rows - 1) * rows.stride;
-  for (int64_t j = 0; j < tile.keys; j += dot_keys) {
+    row[i] = rows.data + std::min(i, strip.rows - 1) * rows.stride;
+  for (int64_t j = 0; j < strip.keys; j += dot_keys) {
     const float* k0 = keys.data + j * keys.stride;
-    const float* k1 = keys.data + std::min(j + 1, tile.keys - 1) * keys.stride;
+    const float* k1 = keys.data + std::min(j + 1, strip.keys - 1) * keys.stride;
     V sums[dot_keys][one_pass_strip / dot_rows];
     for (int64_t b = 0; b < one_pass_strip / dot_rows; ++b) {
       sums[0][b] = sums[1][b] = hn::Zero(d);
-      const int64_t first = b * dot_rows, last = std::min(first + dot_rows, tile.rows) - 1;
-      if (first > last || tile.begin[first] >= j + dot_keys || tile.end[last] <= j) continue;
+      const int64_t first = b * dot_rows, last = std::min(first + dot_rows, strip.rows) - 1;
+      if (first > last || strip.begin[first] >= j + dot_keys || strip.end[last] <= j) continue;
       V s0[dot_rows], s1[dot_rows];
       for (int64_t i = 0; i < dot_rows; ++i) s0[i] = s1[i] = hn::Zero(d);
 #pragma GCC unroll 2
-      for (int64_t c = 0; c < tile.head_dim; c += lanes(d)) {
+      for (int64_t c = 0; c < strip.head_dim; c += lanes(d)) {
         const V x0 = hn::LoadU(d, k0 + c), x1 = hn::LoadU(d, k1 + c);
 #pragma GCC unroll 4
         for (int64_t i = 0; i < dot_rows; ++i) {
