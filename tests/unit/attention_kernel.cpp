@@ -387,18 +387,24 @@ TEST(AttentionKernel, EveryInstructionSet) {
                   {DType::bf16, DType::f32, DType::bf16}));
     check(Problem(heads_of(2, 1, 8), 20, 20, {causal(0, 20, 0, 20, -5)}));
     check(several_documents(heads_of(4, 2, 40), {1, 7, 8, 9, 33, 64, 100}));
+    check(several_documents(heads_of(4, 2, 48), {1, 7, 8, 9, 24, 64}));
+    check(Problem(heads_of(2, 1, 16), 20, 20, {causal(0, 20, 0, 20, 3, 5)},
+                  {DType::bf16, DType::bf16, DType::bf16}));
     check(Problem(heads_of(2, 1, 6), 20, 20, {causal(0, 20, 0, 20, 3, 5)},
                   {DType::bf16, DType::bf16, DType::bf16}));
   });
 }
 
-/// Of the kernel that keeps all scores of a row, and of the one that keeps blocks of them.
+/// Of the kernels that keep all scores of a row, as dot products or not, and of the one that keeps
+/// blocks of them.
 TEST(AttentionKernel, ShortAndLongRectangles) {
-  for (const int64_t length : {7, 8, 9, 63, 64, 65, 255, 256, 257})
-    for (const int64_t window : {0, 1, 9, 70}) {
-      SCOPED_TRACE(testing::Message() << length << " tokens, window " << window);
-      check(Problem(heads_of(2, 1, 20), length, length, {causal(0, length, 0, length, 0, window)}));
-    }
+  for (const int64_t head_dim : {20, 32})
+    for (const int64_t length : {1, 3, 7, 8, 9, 15, 24, 25, 63, 64, 65, 255, 256, 257})
+      for (const int64_t window : {0, 1, 9, 70}) {
+        SCOPED_TRACE(testing::Message() << length << " tokens of " << head_dim << ", " << window);
+        check(Problem(heads_of(2, 1, head_dim), length, length,
+                      {causal(0, length, 0, length, 0, window)}));
+      }
 }
 
 TEST(AttentionKernel, ShortRectanglesWithKeysInCommon) {
@@ -441,15 +447,16 @@ Problem arbitrary_problem() {
   std::vector<Rectangle> rectangles;
   int64_t row = draw(0, 3), key = draw(0, 3);
   for (int64_t documents = draw(1, 4); documents > 0; --documents) {
-    const int64_t length = draw(1, 150);
+    const bool is_short = draw(0, 1) == 1;
+    const int64_t length = draw(1, is_short ? 24 : 150);
     for (int64_t parts = draw(1, 3); parts > 0; --parts) {
       const int64_t first = draw(0, length - 1), rows = draw(0, length - first);
-      const int64_t keys = draw(0, 300);
+      const int64_t keys = draw(0, is_short ? 24 : 300);
       const bool masked = draw(0, 3) > 0;
       Rectangle r = full(row + first, rows, key, keys);
       if (masked)
-        r.mask = {draw(0, 3) > 0, draw(-50, 300), draw(1, 3), draw(1, 3),
-                  draw(0, 1) * draw(1, 200)};
+        r.mask = {draw(0, 3) > 0, is_short ? draw(-8, 24) : draw(-50, 300), draw(1, 3), draw(1, 3),
+                  draw(0, 1) * draw(1, is_short ? 12 : 200)};
       rectangles.push_back(r);
       key += keys + draw(0, 3);
     }
