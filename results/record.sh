@@ -185,15 +185,15 @@ timed() {
   rollouts
 }
 
-# bench NAME FILTER: benchmarks of kernels alone, beside what limits them, to bench-NAME.json.
+# bench NAME FILTER [ARGS]: benchmarks of kernels alone, beside what limits them, to bench-NAME.json.
 bench() {
   echo "record: bench-$1.json: bench-$1 --benchmark_filter=$2"
-  "$build/bench/bench-$1" --benchmark_filter="$2" --benchmark_report_aggregates_only=true \
+  "$build/bench/bench-$1" --benchmark_filter="$2" "${@:3}" --benchmark_report_aggregates_only=true \
     --benchmark_out="$out/bench-$1.json" >/dev/null 2>&1
 }
 
 kernels() {
-  bench kernels .
+  bench kernels . --benchmark_min_time=0.05 --benchmark_enable_random_interleaving=true
   bench logprobs columns:32768/
   bench fused_linear tile_rows:0
   bench sharding '^(un)?shard-all/.*/row_bytes:(4096|64|4)/iterations'

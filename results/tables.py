@@ -67,6 +67,8 @@ def rows_of(root, file):
         document = load_json(root / file, file, "Google Benchmark")
         count = len(get(file, document, "benchmarks", kind=LIST))
         rows = [benchmark_row(file, document, index) for index in range(count)]
+        # As the program lists them: it may have run them in random order.
+        rows.sort(key=lambda row: (row.get("family_index", 0), row.get("per_family_instance_index", 0)))
         return [(file, {"benchmarks": rows}, ("benchmarks", index)) for index in range(len(rows))]
     document = load(root / file, file)
     return [(file, document, ("results", index, "measurements")) for index in range(len(document["results"]))]
