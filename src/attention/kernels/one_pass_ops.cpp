@@ -131,12 +131,14 @@ HWY_INLINE void scale_row(D d, float factor, float* row, int64_t begin, int64_t 
     hn::Store(hn::Mul(f, hn::Load(d, row + c)), d, row + c);
 }
 
+/// Rows that lie behind each other are a stream, which the processor fetches by itself.
 template <class T>
 HWY_INLINE void prefetch_next(const HeadRows<T>& rows, int64_t begin, int64_t count,
                               int64_t head_dim) {
   constexpr int64_t line = 16;
-  if (rows.next == nullptr) return;
+  if (rows.next == nullptr || rows.stride == head_dim) return;
   for (int64_t i = begin; i < begin + count; ++i)
+#pragma GCC unroll 4
     for (int64_t c = 0; c < head_dim; c += line) hwy::Prefetch(rows.next + i * rows.stride + c);
 }
 

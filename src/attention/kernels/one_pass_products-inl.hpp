@@ -89,7 +89,7 @@ HWY_INLINE void multiply_rows(D d, Weights weights, const float* from, int64_t f
     multiply_block<rows, 1>(d, weights, from + c, from_stride, to + c, to_stride, terms, add);
 }
 
-constexpr int rows_at_once = HWY_TARGET <= HWY_AVX3 ? 8 : 4;  ///< with 32 registers, or 16
+inline constexpr int rows_at_once = HWY_TARGET <= HWY_AVX3 ? 8 : 4;  ///< with 32 registers, or 16
 
 /// The same for up to one_pass_strip rows; `columns` is a multiple of the lanes.
 template <class D>
@@ -132,7 +132,7 @@ HWY_INLINE V sums_of_blocks(D d, V a, V b, V c, V e) {
 /// products, as part of the code around it.
 enum class Terms { many, few };
 template <Terms form>
-constexpr int64_t rows_of_block = form == Terms::few ? 4 : rows_at_once;
+inline constexpr int64_t rows_of_block = form == Terms::few ? 4 : rows_at_once;
 
 /// to [rows] (+)= Σ_j weights(i, j) · from [j], rows being one block. `to` and `from`: padded_dim.
 template <Terms form>
@@ -178,7 +178,7 @@ HWY_INLINE void multiply_seeing_rows(const OnePassTile& tile, Weights weights,
   }
 }
 
-constexpr int64_t dot_rows = 4, dot_keys = 2;  ///< whose products are computed at a time
+inline constexpr int64_t dot_rows = 4, dot_keys = 2;  ///< whose products are computed at a time
 
 /// to [keys][one_pass_strip] = the products <row, key> of a strip of rows, as dot products: nothing
 /// is transposed. Those that no row sees are left out, in blocks. The rows of `to` come in pairs;
