@@ -55,6 +55,7 @@ Buffer<float> random_buffer(int64_t count) {
   return buffer;
 }
 
+/// "best" is that of rates; of times it is the longest.
 void repeated(benchmark::internal::Benchmark* cases) {
   cases->Repetitions(9)->ReportAggregatesOnly()->ComputeStatistics(
       "best",

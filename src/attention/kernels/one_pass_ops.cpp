@@ -223,7 +223,7 @@ HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float>
   }
 }
 
-/// Scores of a strip are [keys][one_pass_strip].
+/// Of one strip, whose scores are [keys][one_pass_strip].
 HWY_INLINE void forward_strip(const OnePassTile& tile, HeadRows<const float> q,
                               HeadRows<const float> k, HeadRows<const float> v, HeadRows<float> out,
                               const StripLse& lse, float* scores, float* values) {
@@ -331,7 +331,7 @@ HWY_INLINE void backward_tile(D d, const OnePassTile& tile, const OnePassGradien
   multiply_seeing_rows<Terms::many>(tile, {d_scores, 1, tile.columns}, in.q, d_k);
 }
 
-/// p and d_scores of a strip are [keys][one_pass_strip].
+/// Of one strip, whose p and d_scores are [keys][one_pass_strip].
 HWY_INLINE void backward_strip(const OnePassTile& tile, const OnePassGradientInput& in,
                                HeadRows<float> d_q, HeadRows<float> d_k, HeadRows<float> d_v,
                                float* p, float* d_scores) {
