@@ -64,7 +64,7 @@ std::function<void(ResultArray::Batch, std::span<double>)> read_rows(int64_t col
 
 /// As ResultArray::expect, of one row at a time.
 template <class Expect>
-std::function<std::vector<ExpectedRow>(ResultArray::Batch)> expect_rows(Expect expect) {
+std::function<std::vector<ExpectedRow>(ResultArray::Batch)> expect_rows(const Expect& expect) {
   return [expect](ResultArray::Batch batch) {
     std::vector<ExpectedRow> rows;
     for (const size_t r : batch) rows.push_back(expect(r));

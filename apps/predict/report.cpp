@@ -130,7 +130,7 @@ std::string winners_text(const std::vector<Winner>& winners) {
                         w.schedule, w.layout, 1e3 * w.seconds);
     if (!w.second.empty())
       text += fmt::format("; next: {}, {:.1f} % longer", w.second, 100 * w.margin);
-    text += "\n";
+    text += '\n';
   }
   return text;
 }

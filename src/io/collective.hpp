@@ -33,7 +33,8 @@ template <class T>
 std::vector<T> all_gather_elements(Communicator& comm, std::span<const T> mine) {
   const std::vector<std::byte> bytes = all_gather_bytes(comm, std::as_bytes(mine));
   const T* begin = reinterpret_cast<const T*>(bytes.data());
-  return std::vector<T>(begin, begin + bytes.size() / sizeof(T));
+  const size_t count = bytes.size() / sizeof(T);
+  return std::vector<T>(begin, begin + count);
 }
 
 }  // namespace gyre

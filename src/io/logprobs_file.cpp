@@ -12,7 +12,8 @@
 namespace gyre {
 namespace {
 
-const std::string answers_group = "/reference", results_group = "/results";
+constexpr const char* answers_group = "/reference";
+constexpr const char* results_group = "/results";
 
 struct LogprobsParts {
   std::optional<h5::Dataset> offsets, logits, teacher, teacher_values, targets, ids, d_value,
@@ -83,7 +84,7 @@ void open_reference(SchemaReader& reader, const h5::File& file,
   std::vector<std::string> names;
   for (const LogprobsArray& array : arrays) {
     names.push_back(array.name);
-    const std::string path = answers_group + "/" + array.name;
+    const std::string path = fmt::format("{}/{}", answers_group, array.name);
     if (!reader.is_there(path)) continue;
     const h5::Shape shape = shape_of(array.shape, f, tokens, sequences);
     auto dataset = array.integers ? reader.integers(path, shape) : reader.reals(path, shape);
@@ -260,7 +261,7 @@ void create_results(const std::string& path, const LogprobsResultsHeader& header
   file.write_attribute(results_group, "top_p", header.top_p);
   file.write_attribute(results_group, "temperature", header.temperature);
   for (const LogprobsPart& part : parts)
-    file.create_dataset(results_group + "/" + part.name,
+    file.create_dataset(fmt::format("{}/{}", results_group, part.name),
                         part.whole_numbers ? DType::i32 : DType::f32, part.shape,
                         h5::Checksum::fletcher32);
   file.close();
@@ -362,7 +363,7 @@ void write_logprobs_results(OutputFile& output, const LogprobsResultsHeader& hea
               [&] { create_results(output.temporary_path(), header, mine); });
   h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
   for (const LogprobsPart& part : mine) {
-    const h5::Dataset dataset = file.dataset(results_group + "/" + part.name);
+    const h5::Dataset dataset = file.dataset(fmt::format("{}/{}", results_group, part.name));
     if (part.whole_numbers)
       write_rows(dataset, part, part.integers);
     else

@@ -177,7 +177,9 @@ std::vector<int> parse_cpu_list(const std::string& text) {
       last = number();
     }
     for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
-    if (at != end && *at++ != ',') throw_runtime("'{}' is no list of CPUs", text);
+    if (at == end) break;
+    if (*at != ',') throw_runtime("'{}' is no list of CPUs", text);
+    ++at;
   }
   return cpus;
 }

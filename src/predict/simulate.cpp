@@ -328,7 +328,8 @@ class SpanWriter {
     return "";
   }
   void add(int rank, SpanKind kind, std::string name, int step, double begin, double end) {
-    SimulatedSpan span{{TraceLane::compute, std::move(name), begin, end}};
+    SimulatedSpan span{{TraceLane::compute, "", begin, end}};
+    span.name = std::move(name);
     span.kind = kind;
     span.step = step;
     of(rank).push_back(std::move(span));

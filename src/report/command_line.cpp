@@ -16,11 +16,14 @@ namespace gyre {
 namespace {
 
 std::string complain_about_seconds(const std::string& text) {
+  double seconds = -1;
+  size_t used = 0;
   try {
-    size_t used = 0;
-    if (std::stod(text, &used) >= 0 && used == text.size()) return {};
+    seconds = std::stod(text, &used);
   } catch (const std::exception&) {
+    used = 0;
   }
+  if (seconds >= 0 && used == text.size()) return {};
   return fmt::format("'{}' is not a number of seconds", text);
 }
 

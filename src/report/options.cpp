@@ -18,7 +18,7 @@ void finish(CLI::Option* option, const OptionSpec& spec) {
 
 /// Runs `check` on the text of an option; an Error that it throws becomes the parser's message.
 template <class Check>
-CLI::Validator validator(const std::string& shown_type, Check check) {
+CLI::Validator validator(const std::string& shown_type, const Check& check) {
   const auto run = [check](std::string& text) -> std::string {
     try {
       check(text);

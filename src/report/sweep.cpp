@@ -36,10 +36,12 @@ std::vector<int64_t> TokenSweep::sizes() const {
   if (step > 0)
     for (int64_t size = min; size <= max; size += step) all.push_back(size);
   if (step > 0) return all;
-  for (auto size = static_cast<double>(min); size <= static_cast<double>(max); size *= factor)
-    if (const auto whole = static_cast<int64_t>(std::llround(size));
-        all.empty() || whole > all.back())
-      all.push_back(whole);
+  auto size = static_cast<double>(min);
+  while (size <= static_cast<double>(max)) {
+    const auto whole = static_cast<int64_t>(std::llround(size));
+    if (all.empty() || whole > all.back()) all.push_back(whole);
+    size *= factor;
+  }
   return all;
 }
 

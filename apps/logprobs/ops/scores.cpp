@@ -115,7 +115,7 @@ class ScoreOp final : public LogprobsOp {
     }
   }
   template <class Theirs>
-  void start_with_ids(std::shared_ptr<Theirs> theirs) {
+  void start_with_ids(const std::shared_ptr<Theirs>& theirs) {
     forward_ = [this, theirs] { theirs->forward(rows_.logits(), ids_, stream(), logprob_.span()); };
     backward_ = [this, theirs] {
       theirs->backward(rows_.logits(), ids_, d_logprob_.span(), stream(), rows_.d_logits());

@@ -42,12 +42,14 @@ class EmulatedKernel final : public BlockKernel {
     const double begin = sleep_.now();
     const double debt = std::max(0.0, late_ - (begin - end_));
     const double due = begin + std::max(0.0, time_(call) - debt);
-    for (double now = sleep_.now(); now < due; now = sleep_.now()) {
+    double now = sleep_.now();
+    while (now < due) {
       const double event = sleep_.next_event ? std::max(now, sleep_.next_event()) : due;
       sleep_.sleep_until(std::min({due, now + sleep_.slice_s, event}));
       if (call.input.progress) call.input.progress();
+      now = sleep_.now();
     }
-    end_ = sleep_.now();
+    end_ = now;
     late_ = end_ - due;
   }
 

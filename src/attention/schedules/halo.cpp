@@ -63,7 +63,9 @@ Reach reach_of(const Layout& layout) {
     return std::tie(a.segment, a.begin) < std::tie(b.segment, b.begin);
   });
   for (auto q = runs.begin(); q != runs.end(); ++q)
-    for (auto k = q; k != runs.begin() && (--k)->segment == q->segment;) {
+    for (auto k = q; k != runs.begin();) {
+      --k;
+      if (k->segment != q->segment) break;
       if (are_neighbours(q->rank, k->rank, layout.cp())) continue;
       const int64_t distance = q->begin - (k->begin + (k->length - 1));
       if (distance < reach.window) reach = {distance, q->rank, k->rank};
