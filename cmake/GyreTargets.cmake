@@ -1,3 +1,5 @@
+add_custom_target(host-libraries) # all that gyre_static() compiles
+
 # gyre_flags: what every target of ours is compiled with. Libraries link it PRIVATE: of it, clients of the package get
 # what linking needs, which is the sanitizer.
 add_library(gyre_flags INTERFACE)
@@ -90,8 +92,12 @@ function(gyre_use_precompiled target)
   endif()
 endfunction()
 
-# gyre_export(TARGET...): what clients get by find_package(gyre), gyre_NAME as gyre::NAME; see GyrePackage.cmake.
+# gyre_export(TARGET...): what clients get by find_package(gyre), gyre_NAME as gyre::NAME; see GyrePackage.cmake. Nothing
+# where libraries are those of another build.
 function(gyre_export)
+  if(GYRE_HOST_LIBRARIES)
+    return()
+  endif()
   foreach(target ${ARGN})
     string(REGEX REPLACE "^gyre_" "" name ${target})
     set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
@@ -99,40 +105,79 @@ function(gyre_export)
   install(TARGETS ${ARGN} EXPORT gyre OBJECTS DESTINATION ${CMAKE_INSTALL_LIBDIR}/gyre)
 endfunction()
 
-# gyre_module(NAME DEPENDS ...): static library gyre_NAME from every .cpp (and .cu) below this folder. Sources of a
-# library are chosen by their names: cuda*.cpp and *.cu are compiled with CUDA, no_cuda*.cpp without it, and likewise
-# nccl*, cublas* and cudnn*. A no_* file defines the factories of what is missing; they throw.
+# Sources of a device, by their names: cuda*.cpp and *.cu are compiled with CUDA, no_cuda*.cpp without it, and likewise
+# nccl*, cublas* and cudnn*. A no_* file defines the factories of what is missing; they throw. Sets `others` and `device`.
+macro(gyre_sort_sources folder)
+  file(GLOB_RECURSE others CONFIGURE_DEPENDS ${folder}/*.cpp)
+  set(device "")
+  if(GYRE_WITH_CUDA)
+    file(GLOB_RECURSE device CONFIGURE_DEPENDS ${folder}/*.cu)
+    gyre_cuda_sources(${device})
+  endif()
+  foreach(feature CUDA NCCL CUBLAS CUDNN)
+    string(TOLOWER ${feature} prefix)
+    file(GLOB_RECURSE with CONFIGURE_DEPENDS ${folder}/${prefix}*.cpp)
+    file(GLOB_RECURSE without CONFIGURE_DEPENDS ${folder}/no_${prefix}*.cpp)
+    if(with OR without)
+      list(REMOVE_ITEM others ${with} ${without})
+    endif()
+    if(GYRE_WITH_${feature})
+      list(APPEND device ${with})
+    else()
+      list(APPEND device ${without})
+    endif()
+  endforeach()
+endmacro()
+
+# gyre_static(NAME DEPENDS ... SOURCES ...): a static library that is the same in every build: compiled, or taken from the
+# build that GYRE_HOST_LIBRARIES names.
+function(gyre_static target)
+  cmake_parse_arguments(ARG "" "" "DEPENDS;SOURCES" ${ARGN})
+  if(GYRE_HOST_LIBRARIES)
+    file(RELATIVE_PATH folder ${CMAKE_BINARY_DIR} ${CMAKE_CURRENT_BINARY_DIR})
+    add_library(${target} STATIC IMPORTED GLOBAL)
+    set_target_properties(${target} PROPERTIES IMPORTED_LOCATION ${GYRE_HOST_LIBRARIES}/${folder}/lib${target}.a)
+    target_link_libraries(${target} INTERFACE ${ARG_DEPENDS})
+  else()
+    gyre_compile_alone(${ARG_SOURCES})
+    add_library(${target} STATIC ${ARG_SOURCES})
+    target_link_libraries(${target} PRIVATE gyre_flags PUBLIC ${ARG_DEPENDS})
+    gyre_use_precompiled(${target})
+    add_dependencies(host-libraries ${target})
+  endif()
+endfunction()
+
+# gyre_module(NAME DEPENDS ...): static library gyre_NAME from the sources below this folder, and gyre_NAME_device from those
+# of a device. The first knows the second only as something to link: what it is compiled with does not depend on the device.
 # The DEPENDS lists are the dependency rule of the project; tests/unit/dependencies checks the includes.
 function(gyre_module name)
   cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
-  set(folder ${CMAKE_CURRENT_SOURCE_DIR}/${name})
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cpp)
-  file(GLOB_RECURSE cuda_kernels CONFIGURE_DEPENDS ${folder}/*.cu)
-  foreach(feature CUDA NCCL CUBLAS CUDNN)
-    string(TOLOWER ${feature} prefix)
-    set(left_out ${prefix})
-    if(GYRE_WITH_${feature})
-      set(left_out no_${prefix})
-    endif()
-    file(GLOB_RECURSE optional CONFIGURE_DEPENDS ${folder}/${left_out}*.cpp)
-    if(optional)
-      list(REMOVE_ITEM sources ${optional})
-    endif()
-  endforeach()
-  if(GYRE_WITH_CUDA)
-    list(APPEND sources ${cuda_kernels})
-    gyre_cuda_sources(${cuda_kernels})
-  endif()
-  gyre_compile_alone(${sources})
-  add_library(gyre_${name} STATIC ${sources})
-  target_link_libraries(gyre_${name} PRIVATE gyre_flags PUBLIC ${ARG_DEPENDS})
-  gyre_use_precompiled(gyre_${name})
-  gyre_cuda_definitions(gyre_${name})
+  gyre_sort_sources(${CMAKE_CURRENT_SOURCE_DIR}/${name})
+  gyre_static(gyre_${name} DEPENDS ${ARG_DEPENDS} SOURCES ${others})
   gyre_export(gyre_${name})
+  if(device)
+    gyre_compile_alone(${device})
+    add_library(gyre_${name}_device STATIC ${device})
+    target_link_libraries(gyre_${name}_device PRIVATE gyre_flags PUBLIC gyre_${name})
+    gyre_use_precompiled(gyre_${name}_device)
+    gyre_cuda_definitions(gyre_${name}_device)
+    foreach(needed ${ARG_DEPENDS})
+      if(TARGET ${needed}_device)
+        target_link_libraries(gyre_${name}_device PUBLIC ${needed}_device)
+      endif()
+    endforeach()
+    target_link_libraries(gyre_${name} INTERFACE $<LINK_ONLY:gyre_${name}_device>)
+    target_link_libraries(gyre_devices INTERFACE gyre_${name}_device)
+    gyre_export(gyre_${name}_device)
+  endif()
 endfunction()
 
 # Options, JSON, tables and calls of HDF5 take no time where they run, and much where they are compiled.
 function(gyre_compile_quickly target)
+  get_target_property(taken ${target} IMPORTED)
+  if(taken)
+    return()
+  endif()
   target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
   if(GYRE_SANITIZE)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
@@ -142,19 +187,17 @@ function(gyre_compile_quickly target)
   endif()
 endfunction()
 
-# gyre_app_parts(FOLDER): static library gyre_app_FOLDER from every .cpp of the folder but main.cpp.
+# gyre_app_parts(FOLDER [LIBRARY...]): static library gyre_app_FOLDER from every .cpp of the folder but main.cpp, with what it
+# needs of other apps.
 function(gyre_app_parts folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
   list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/main.cpp)
-  set(needed gyre_all)
+  set(needed gyre_all ${ARGN})
   if(TARGET gyre_app_common)
     list(APPEND needed gyre_app_common)
   endif()
   if(sources)
-    gyre_compile_alone(${sources})
-    add_library(gyre_app_${folder} STATIC ${sources})
-    target_link_libraries(gyre_app_${folder} PUBLIC ${needed})
-    gyre_use_precompiled(gyre_app_${folder})
+    gyre_static(gyre_app_${folder} DEPENDS ${needed} SOURCES ${sources})
     gyre_compile_quickly(gyre_app_${folder})
     set(definitions ${sources}) # of operations, in double precision
     list(FILTER definitions INCLUDE REGEX "/ops/")
@@ -165,9 +208,9 @@ function(gyre_app_parts folder)
   endif()
 endfunction()
 
-# gyre_app(NAME): program gyre-NAME from apps/NAME/main.cpp and the library of that folder, which tests link, too.
+# gyre_app(NAME [LIBRARY...]): program gyre-NAME from apps/NAME/main.cpp and the library of that folder, which tests link, too.
 function(gyre_app name)
-  gyre_app_parts(${name})
+  gyre_app_parts(${name} ${ARGN})
   add_executable(gyre-${name} ${name}/main.cpp)
   target_link_libraries(gyre-${name} PRIVATE gyre_app_${name})
   gyre_use_precompiled(gyre-${name})

@@ -9,6 +9,7 @@
 #include "logprobs/cuda_row_launch.hpp"
 #include "logprobs/cuda_row_memory.hpp"
 #include "logprobs/cuda_score_records.hpp"
+#include "logprobs/picked_columns.hpp"
 #include "runtime/cuda_stream.hpp"
 
 namespace gyre {
@@ -25,14 +26,6 @@ void check_output(const ConstMatrixRef& from, const MatrixRef& to, int64_t colum
   check_rows(to, columns, row_values);
   GYRE_CHECK(from.data != to.data || (from.type == to.type && from.stride == to.stride),
              "in place of logits of another layout");
-}
-void check_picks(const RowPicks& picks, int64_t rows) {
-  constexpr int64_t most = 1 << 16;
-  GYRE_CHECK(0 <= picks.per_row && picks.per_row <= most &&
-                 std::cmp_equal(picks.ids.size(), rows * picks.per_row) &&
-                 picks.ids.size() == picks.weights.size(),
-             "{} rows of {} picks: {} ids, {} weights", rows, picks.per_row, picks.ids.size(),
-             picks.weights.size());
 }
 
 /// Bytes of scratch that selection may take for the rows that it does at once.

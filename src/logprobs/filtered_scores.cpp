@@ -10,8 +10,6 @@
 namespace gyre {
 namespace {
 
-constexpr std::string_view what = "filtered log-probabilities";
-
 void check_options(int64_t tokens, const VocabPartition& vocab, DType type,
                    const FilterOptions& options, int ranks) {
   const SamplingFilter& filter = options.filter;
@@ -41,6 +39,7 @@ FilteredScores::FilteredScores(int64_t tokens, const VocabPartition& vocab, DTyp
       options_(options),
       tp_(tp),
       kernels_(kernels_or_cpu(options.kernels)) {
+  constexpr std::string_view what = "filtered log-probabilities";
   SamplingFilter& filter = options_.filter;
   agree_on_arguments(tp, what, [&] { check_options(tokens, vocab, type, options, tp.size()); },
                      {{"the number of tokens", tokens},

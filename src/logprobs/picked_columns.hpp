@@ -1,5 +1,5 @@
 #pragma once
-// The picks of a row while a pass writes its gradient. For row_gradient.cpp and row_picks.cpp only.
+// The picks of a row while a pass writes its gradient. For the sources of this folder only.
 
 #include <algorithm>
 #include <bit>

@@ -7,6 +7,10 @@
 #include "runtime/cuda_event.hpp"
 #include "runtime/watchdog.hpp"
 
+#ifdef GYRE_SOFTGPU
+#include <softgpu_progress.h>
+#endif
+
 namespace gyre {
 namespace {
 
@@ -133,6 +137,12 @@ int usable_cuda_devices(std::string* why) {
   (void)cudaGetLastError();
   if (why != nullptr) *why = describe_cuda(code == cudaSuccess ? cudaErrorNoDevice : code);
   return 0;
+}
+
+void move_device_on() {
+#ifdef GYRE_SOFTGPU
+  softgpu::progress();
+#endif
 }
 
 std::unique_ptr<Stream> make_cuda_stream() {

@@ -1,6 +1,6 @@
 #pragma once
-// CUDA streams. In a build without CUDA (or the software GPU) make_cuda_stream throws, and the rest
-// is not there.
+// CUDA streams. In a build without CUDA (or the software GPU) make_cuda_stream throws, move_device_on
+// does nothing, and the rest is not there.
 
 #include <memory>
 #include <string>
@@ -13,6 +13,10 @@ namespace gyre {
 
 /// Number of usable CUDA devices; 0 without a driver. `why` receives the reason when it is 0.
 int usable_cuda_devices(std::string* why = nullptr);
+
+/// To be called while the host waits for other processes. A GPU goes on by itself; the software GPU
+/// communicates here.
+void move_device_on();
 
 /// A new CUDA stream on the current device. It must outlive the Works submitted with it. Throws a
 /// runtime error in a build without CUDA.

@@ -1,38 +1,15 @@
 #pragma once
-// What this build was compiled with. Code that only reports, or refuses options, reads these
-// constants; code that computes goes through a factory, whose part for a missing library is in the
-// file no_LIBRARY.cpp of its module and throws. So no other source asks the compiler's definitions,
-// except those that are compiled for one library only (cuda*, nccl*, cudnn*, *.cu).
+// What this build was linked with. Code that only reports, or refuses options, reads these numbers; code that computes
+// goes through a factory, whose part for a missing library is in the file no_LIBRARY.cpp of its module and throws. So only
+// sources of a device (cuda*, nccl*, cublas*, cudnn*, *.cu) ask the compiler's definitions, and all others are the same in
+// every build.
 
 namespace gyre {
 
-inline constexpr bool with_cuda =
-#ifdef GYRE_WITH_CUDA
-    true;
-#else
-    false;
-#endif
-
-inline constexpr bool with_nccl =
-#ifdef GYRE_WITH_NCCL
-    true;
-#else
-    false;
-#endif
-
-inline constexpr bool with_cudnn =
-#ifdef GYRE_WITH_CUDNN
-    true;
-#else
-    false;
-#endif
-
+extern const bool with_cuda;
+extern const bool with_nccl;
+extern const bool with_cudnn;
 /// The device of with_cuda is the software GPU, of softgpu/.
-inline constexpr bool software_gpu =
-#ifdef GYRE_SOFTGPU
-    true;
-#else
-    false;
-#endif
+extern const bool software_gpu;
 
 }  // namespace gyre

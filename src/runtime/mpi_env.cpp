@@ -16,13 +16,10 @@
 
 #include "core/error.hpp"
 #include "runtime/clock.hpp"
+#include "runtime/cuda_stream.hpp"
 #include "runtime/launcher.hpp"
 #include "runtime/sleep.hpp"
 #include "runtime/supervisor.hpp"
-
-#ifdef GYRE_SOFTGPU
-#include <softgpu_progress.h>
-#endif
 
 namespace gyre {
 namespace {
@@ -96,9 +93,7 @@ void check_mpi(int code, const char* call) {
 }
 
 void yield_politely() {
-#ifdef GYRE_SOFTGPU
-  softgpu::progress();  // a GPU communicates while its host waits
-#endif
+  move_device_on();
   sched_yield();
 }
 

@@ -1,10 +1,22 @@
-// Memory and streams of a device in a build without CUDA: every request is an error.
+// Memory and streams of a device in a build without CUDA: every request is an error. No profiler, nothing to move on.
 
 #include "core/error.hpp"
 #include "runtime/cuda_memory.hpp"
 #include "runtime/cuda_stream.hpp"
+#include "runtime/features.hpp"
+#include "runtime/profile_range.hpp"
 
 namespace gyre {
+
+const bool with_cuda = false;
+const bool with_nccl = false;
+const bool with_cudnn = false;
+const bool software_gpu = false;
+
+ProfileRange::ProfileRange(const char* /*name*/) {}
+ProfileRange::~ProfileRange() = default;
+
+void move_device_on() {}
 
 void* cuda_allocate(size_t bytes, MemorySpace space, bool /*poison*/) {
   throw_runtime("no {} memory for a buffer of {} bytes: this build has no CUDA", name_of(space),

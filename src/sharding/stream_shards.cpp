@@ -10,10 +10,10 @@
 namespace gyre {
 namespace {
 
-std::span<const std::byte> bytes_at(const void* data, int64_t bytes) {
+std::span<const std::byte> span_at(const void* data, int64_t bytes) {
   return {static_cast<const std::byte*>(data), static_cast<size_t>(bytes)};
 }
-std::span<std::byte> bytes_at(void* data, int64_t bytes) {
+std::span<std::byte> span_at(void* data, int64_t bytes) {
   return {static_cast<std::byte*>(data), static_cast<size_t>(bytes)};
 }
 
@@ -25,19 +25,19 @@ class HostStreamShards final : public StreamShards {
              const RowFill& fill) override {
     // An element divides both the pattern of 16 bytes and the row.
     const int64_t element = std::gcd(row_bytes, std::ssize(fill.bytes));
-    detail::shard_bytes(layout_, rank, bytes_at(stream, rows * row_bytes),
+    detail::shard_bytes(layout_, rank, span_at(stream, rows * row_bytes),
                         std::as_bytes(std::span(fill.bytes)).first(static_cast<size_t>(element)),
-                        bytes_at(local, layout_.slots_of_rank() * row_bytes), row_bytes);
+                        span_at(local, layout_.slots_of_rank() * row_bytes), row_bytes);
   }
   void unshard(int rank, const void* local, void* stream, int64_t rows,
                int64_t row_bytes) override {
-    detail::unshard_bytes(layout_, rank, bytes_at(local, layout_.slots_of_rank() * row_bytes),
-                          bytes_at(stream, rows * row_bytes), row_bytes);
+    detail::unshard_bytes(layout_, rank, span_at(local, layout_.slots_of_rank() * row_bytes),
+                          span_at(stream, rows * row_bytes), row_bytes);
   }
   void gather(Communicator& comm, const void* local, void* stream, int64_t row_bytes) override {
-    const auto mine = bytes_at(local, layout_.slots_of_rank() * row_bytes);
+    const auto mine = span_at(local, layout_.slots_of_rank() * row_bytes);
     detail::check_gather(layout_, comm, mine.size(), 1, row_bytes);
-    detail::gather_bytes(layout_, comm, mine, 1, bytes_at(stream, layout_.stream_slots * row_bytes),
+    detail::gather_bytes(layout_, comm, mine, 1, span_at(stream, layout_.stream_slots * row_bytes),
                          row_bytes);
   }
   void shift_left(Communicator& comm, std::span<const int32_t> bounds, const int32_t* local,
