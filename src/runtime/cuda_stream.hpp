@@ -1,6 +1,6 @@
 #pragma once
-// CUDA streams. In a build without CUDA (or the software GPU) make_cuda_stream throws, move_device_on
-// does nothing, and the rest is not there.
+// CUDA streams. In a build without CUDA (or the software GPU) make_cuda_stream throws,
+// move_device_on does nothing, and the rest is not there.
 
 #include <memory>
 #include <string>

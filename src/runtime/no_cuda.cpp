@@ -1,4 +1,5 @@
-// Memory and streams of a device in a build without CUDA: every request is an error. No profiler, nothing to move on.
+// Memory and streams of a device in a build without CUDA: every request is an error. No profiler,
+// nothing to move on.
 
 #include "core/error.hpp"
 #include "runtime/cuda_memory.hpp"
