@@ -80,6 +80,9 @@ check_names() {
   forbid "$PRINTING" 'algorithms do not print' "${ALGORITHMS[@]/#/src/}"
   forbid '<CLI/' 'only report reads options' $(but report)
   forbid '<hdf5' 'only io speaks HDF5' $(but io)
+  # The others are compiled once for all devices, without these definitions.
+  forbid '\bGYRE_(WITH_[A-Z]+|SOFTGPU)\b' 'only sources of a device may ask for it' src apps |
+    grep -vE '^src/[^:]*(/(cuda|nccl|cublas|cudnn)[^/:]*|\.cuh?):' || true
 }
 
 # at_most LINES WHAT: says which of the files that are read from stdin, separated by NUL, have more.
@@ -144,7 +147,11 @@ must_notice src/report/a.cpp '#include "predict/explain.hpp"' 'report may includ
 must_notice src/logprobs/a.cpp '#include "baselines/upstream.hpp"' 'logprobs may include only'
 must_notice apps/one/a.cpp '#include "apps/other/registry.hpp"' 'apps/one may include'
 must_notice src/machine/a.cpp '#include "report/value.hpp"' 'machine may include only'
+must_notice src/runtime/a.hpp '#ifdef GYRE_WITH_CUDA' 'sources of a device'
+must_notice apps/one/a.cpp '#ifdef GYRE_SOFTGPU' 'sources of a device'
 # And what is allowed must pass.
+must_notice src/runtime/cuda_a.cpp '#ifdef GYRE_SOFTGPU' ''
+must_notice src/attention/a.cuh '#ifdef GYRE_SOFTGPU' ''
 must_notice apps/info/a.cpp '#include "apps/other/registry.hpp"' ''
 must_notice src/report/a.cpp '#include "io/schema.hpp"\n#include <CLI/CLI.hpp>\nfmt::print("x");' ''
 must_notice apps/one/a.cpp '#include "apps/common/host.hpp"\n#include "model/decoder.hpp"' ''
