@@ -29,7 +29,7 @@ ProfileRange::~ProfileRange() {
 namespace gyre {
 
 ProfileRange::ProfileRange(const char* /*name*/) {}
-ProfileRange::~ProfileRange() = default;
+ProfileRange::~ProfileRange() {}
 
 }  // namespace gyre
 

@@ -15,7 +15,7 @@ const bool with_cudnn = false;
 const bool software_gpu = false;
 
 ProfileRange::ProfileRange(const char* /*name*/) {}
-ProfileRange::~ProfileRange() = default;
+ProfileRange::~ProfileRange() {}
 
 void move_device_on() {}
 
