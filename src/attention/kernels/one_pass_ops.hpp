@@ -33,10 +33,12 @@ struct OnePassTile {
     return part;
   }
 };
-/// Columns of scores are multiples of a vector, of at most 8 floats for up to 8 keys.
-inline int64_t one_pass_columns(int64_t keys) {
+/// Columns of scores are multiples of a vector, of at most 8 floats for up to 8 keys. Rows of many
+/// are not multiples of 256 bytes apart, which would share few sets of the first-level cache.
+constexpr int64_t one_pass_columns(int64_t keys) {
   const int64_t unit = keys <= one_pass_strip ? one_pass_strip : one_pass_unit;
-  return (keys + unit - 1) / unit * unit;
+  const int64_t columns = (keys + unit - 1) / unit * unit;
+  return columns > 64 && columns % 64 == 0 ? columns + unit : columns;
 }
 
 /// Rows of an array of one head: [count] [head_dim], `stride` floats apart. `next` is an array of
