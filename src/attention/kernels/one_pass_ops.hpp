@@ -33,8 +33,8 @@ struct OnePassTile {
     return part;
   }
 };
-/// Columns of scores are multiples of a vector, of at most 8 floats for up to 8 keys. Rows of many
-/// are not multiples of 256 bytes apart, which would share few sets of the first-level cache.
+/// Columns of scores are multiples of a vector, of at most 8 floats for up to 8 keys. More than 64
+/// are never a multiple of 64: rows at such a distance share few sets of the first-level cache.
 constexpr int64_t one_pass_columns(int64_t keys) {
   const int64_t unit = keys <= one_pass_strip ? one_pass_strip : one_pass_unit;
   const int64_t columns = (keys + unit - 1) / unit * unit;
