@@ -1,7 +1,6 @@
 #pragma once
 // The mask of an attention as options of an app: --mask and --window.
 
-#include <CLI/App.hpp>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -9,6 +8,10 @@
 #include "attention/mask.hpp"
 #include "core/error.hpp"
 #include "sharding/layouts.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace gyre {
 

@@ -1,13 +1,16 @@
 #pragma once
 // Documents that begin alike, stored once: --share-prefixes and --min-prefix.
 
-#include <CLI/App.hpp>
 #include <cstdint>
 #include <string>
 
 #include "core/error.hpp"
 #include "io/prefix_tables.hpp"
 #include "packing/prefix_forest.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace gyre {
 

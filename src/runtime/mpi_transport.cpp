@@ -2,12 +2,13 @@
 
 #include <dlfcn.h>
 #include <mpi.h>
+#include <regex.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <regex>
 #include <sstream>
+#include <vector>
 
 #include "runtime/shim/mpi_shim.h"
 
@@ -32,6 +33,33 @@ std::string endpoint_info(void* endpoint) {
   return {text, size};
 }
 
+/// An extended regular expression of POSIX; std::regex would take seconds to compile.
+class Pattern {
+ public:
+  explicit Pattern(const char* text) { compiled_ = regcomp(&expression_, text, REG_EXTENDED) == 0; }
+  ~Pattern() {
+    if (compiled_) regfree(&expression_);
+  }
+  Pattern(const Pattern&) = delete;
+  Pattern& operator=(const Pattern&) = delete;
+
+  /// What the groups of its first match in the text hold; none: it does not match.
+  std::vector<std::string> groups(const std::string& text) const {
+    std::vector<regmatch_t> found(expression_.re_nsub + 1);
+    if (!compiled_ || regexec(&expression_, text.c_str(), found.size(), found.data(), 0) != 0)
+      return {};
+    std::vector<std::string> groups;
+    for (size_t i = 1; i < found.size(); ++i)
+      groups.emplace_back(text, static_cast<size_t>(found[i].rm_so),
+                          static_cast<size_t>(found[i].rm_eo - found[i].rm_so));
+    return groups;
+  }
+
+ private:
+  regex_t expression_ = {};
+  bool compiled_ = false;
+};
+
 void join(std::string& kinds, const std::string& kind) {
   if (("+" + kinds + "+").find("+" + kind + "+") != std::string::npos) return;
   kinds += (kinds.empty() ? "" : "+") + kind;
@@ -40,9 +68,9 @@ void join(std::string& kinds, const std::string& kind) {
 }  // namespace
 
 std::string mpich_device(const std::string& version_text) {
-  static const std::regex line("MPICH Device:\\s*(\\S+)");
-  std::smatch found;
-  return std::regex_search(version_text, found, line) ? found[1].str() : "";
+  static const Pattern line("MPICH Device:[[:space:]]*([^[:space:]]+)");
+  const std::vector<std::string> found = line.groups(version_text);
+  return found.empty() ? "" : found[0];
 }
 
 std::string mpich_device() {
@@ -63,15 +91,17 @@ std::string transport_version() {
 }
 
 UcxLanes parse_lanes(const std::string& endpoint_info) {
-  static const std::regex lane(R"(lane\[\d+\]:\s*\d+:(\S+?)\.\d+\s.*->\s*\S+(.*))");
+  static const Pattern lane(
+      R"(lane\[[0-9]+\]:[[:space:]]*[0-9]+:([^[:space:]]+)\.[0-9]+[[:space:]].*->)"
+      R"([[:space:]]*[^[:space:]]+(.*))");
   UcxLanes lanes;
   std::string pieces;
   std::istringstream lines(endpoint_info);
   for (std::string line; std::getline(lines, line);) {
-    std::smatch found;
-    if (!std::regex_search(line, found, lane)) continue;
-    const std::string transport = found[1];
-    std::istringstream uses(found[2]);
+    const std::vector<std::string> found = lane.groups(line);
+    if (found.empty()) continue;
+    const std::string& transport = found[0];
+    std::istringstream uses(found[1]);
     for (std::string use; uses >> use;) {
       if (use == "am") join(lanes.small, transport);
       if (use.rfind("rma_bw", 0) == 0) join(lanes.large, transport);

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <fstream>
-#include <regex>
 #include <set>
 #include <sstream>
 
@@ -122,12 +121,17 @@ TEST(Operations, HaveCompleteEntries) {
         << operation.name;
     // Each routine that an entry names as its definition exists.
     const std::string& definition = operation.definition;
-    const std::regex routine("[a-z_]+_reference");
-    const std::sregex_iterator first(definition.begin(), definition.end(), routine), end;
-    EXPECT_TRUE(first != end || definition == "the logits") << operation.name;
-    for (std::sregex_iterator it = first; it != end; ++it)
-      EXPECT_NE(definitions.find(" " + it->str() + "("), std::string::npos)
-          << operation.name << ": there is no " << it->str();
+    int routines = 0;
+    const char* const letters = "abcdefghijklmnopqrstuvwxyz_";
+    for (size_t begin = 0, end = 0; end < definition.size(); begin = end + 1) {
+      end = std::min(definition.find_first_not_of(letters, begin), definition.size());
+      const std::string word = definition.substr(begin, end - begin);
+      if (!word.ends_with("_reference")) continue;
+      ++routines;
+      EXPECT_NE(definitions.find(" " + word + "("), std::string::npos)
+          << operation.name << ": there is no " << word;
+    }
+    EXPECT_TRUE(routines > 0 || definition == "the logits") << operation.name;
     // A gradient takes memory, and what only writes or multiplies has one pass or both of a kind.
     EXPECT_NE(operation.forward, RowTraffic::updates) << operation.name;
     EXPECT_EQ(operation.forward == RowTraffic::products,

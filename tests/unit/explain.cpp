@@ -6,7 +6,6 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 
 #include "attention/schedules/registry.hpp"
@@ -198,13 +197,17 @@ struct Box {
   std::string fill;
 };
 std::vector<Box> boxes(const std::string& svg) {
-  const std::regex pattern(
-      "<rect x=\"([-0-9.]+)\" y=\"([-0-9.]+)\" width=\"([-0-9.]+)\" height=\"([-0-9.]+)\" "
-      "fill=\"([^\"]+)\"/>");
   std::vector<Box> result;
-  for (std::sregex_iterator m(svg.begin(), svg.end(), pattern), end; m != end; ++m)
-    result.push_back(
-        {std::stod((*m)[1]), std::stod((*m)[2]), std::stod((*m)[3]), std::stod((*m)[4]), (*m)[5]});
+  for (size_t at = svg.find("<rect "); at != std::string::npos; at = svg.find("<rect ", at + 1)) {
+    Box box;
+    char fill[32], end = 0;
+    const int found =
+        std::sscanf(&svg[at], R"(<rect x="%lf" y="%lf" width="%lf" height="%lf" fill="%31[^"]"/%c)",
+                    &box.x, &box.y, &box.width, &box.height, fill, &end);
+    if (found < 6 || end != '>') continue;  // another kind of rectangle
+    box.fill = fill;
+    result.push_back(box);
+  }
   return result;
 }
 
