@@ -80,20 +80,42 @@ need_gpu() {
   exit 3
 }
 
-unit_tests() {
-  local program name n
+# each_test COMMAND...: calls COMMAND NAME PROGRAM OPTION for each file of tests, which is run by a process of its own: what
+# one does to a GPU ends with it.
+each_test() {
+  local program files file name
   for program in "$tests"/gpu.*; do
     [[ -x $program && $program != *.bin ]] || continue
-    name=${program##*/}
-    for n in 1 2 3 4; do
-      [[ $n -eq 1 || $name == gpu.mpi_* ]] || continue
-      piece "$name on $n" ranks "$n" "$program"
+    if ! files=$("$program" --list-files 2>/dev/null); then
+      piece "${program##*/}" "$program" --list-files # says why
+      continue
+    fi
+    for file in $files; do
+      name=${file##*/}
+      "$@" "gpu.${name%.*}" "$program" "--file=$file"
     done
   done
 }
 
+on_ranks() {
+  local n
+  for n in 1 2 3 4; do
+    [[ $n -eq 1 || $1 == gpu.mpi_* ]] || continue
+    piece "$1 on $n" ranks "$n" "${@:2}"
+  done
+}
+unit_tests() { each_test on_ranks; }
+
+# under_sanitizer TOOL COMMAND... NAME PROGRAM OPTION
+under_sanitizer() {
+  local name=${*: -3:1}
+  [[ $name != gpu.mpi_* && $name != gpu.softgpu ]] || return 0
+  # Pooled memory would hide accesses behind an array.
+  GYRE_MEMORY_POOL=off piece "$1 $name" limited "${@:2:$#-4}" "${@: -2}"
+}
+
 sanitizers() {
-  local tool program checker options
+  local tool checker options
   checker=$(command -v compute-sanitizer || true)
   if [[ -z $checker || $GYRE_SOFTGPU == 1 ]]; then
     say "compute-sanitizer is not here, or has nothing to check: memcheck and racecheck were not run"
@@ -103,11 +125,7 @@ sanitizers() {
     options=(--tool "$tool" --error-exitcode 99 --target-processes all)
     # A call that CUDA refuses is no wrong access, and a test launches on purpose what no device can do.
     [[ $tool != memcheck ]] || options+=(--report-api-errors no)
-    for program in "$tests"/gpu.*; do
-      [[ -x $program && $program != *.bin && $program != */gpu.mpi_* && $program != */gpu.softgpu* ]] || continue
-      # Pooled memory would hide accesses behind an array.
-      GYRE_MEMORY_POOL=off piece "$tool ${program##*/}" limited "$checker" "${options[@]}" "$program"
-    done
+    each_test under_sanitizer "$tool" "$checker" "${options[@]}"
   done
 }
 

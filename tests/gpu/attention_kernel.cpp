@@ -14,7 +14,7 @@
 #include "mpi_test.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using namespace test::attention_kernel;
 
@@ -457,5 +457,5 @@ TEST_F(AttentionKernelGpu, WhatItDoesNotTakeIsAUsageError) {
   expect_usage(block, "q of f64");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

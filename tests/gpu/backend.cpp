@@ -8,7 +8,7 @@
 #include "runtime/cuda_memory.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 class BackendOf : public test::GpuTest {
  protected:
@@ -99,5 +99,5 @@ TEST_F(BackendOf, WhatDoesNotGoTogetherIsAUsageError) {
   EXPECT_EQ(message("cpu", "", true), head + "--share-gpus goes with --backend cuda");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -11,7 +11,7 @@
 #include "runtime/cuda_stream.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Bytes = std::vector<unsigned char>;
 
@@ -61,5 +61,5 @@ TEST_F(CopySpans, ManyAndOneAndNone) {
   check({}, 10);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

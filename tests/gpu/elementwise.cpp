@@ -9,7 +9,7 @@
 #include "model/cuda_decoder_ops.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::rounding;
 
@@ -193,5 +193,5 @@ TEST_F(CudaDecoderOps, NoRowsAreNothingToDo) {
   stream().synchronize();
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

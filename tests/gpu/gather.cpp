@@ -9,7 +9,7 @@
 #include "sharding/gather_map.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Bytes = std::vector<uint8_t>;
 constexpr int64_t guard = 64;
@@ -157,5 +157,5 @@ TEST_F(Gather, WhatCannotBeIsAUsageError) {
                      [&] { scatter_rows(stream(), nullptr, nullptr, nullptr, -1, 4, 4); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

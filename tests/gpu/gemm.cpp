@@ -14,7 +14,7 @@
 #include "runtime/cuda_gemm.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
@@ -187,5 +187,5 @@ TEST_F(CudaGemm, ShapesThatDoNotFitAreAUsageError) {
                Error);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -12,7 +12,7 @@
 #include "runtime/cuda_event.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Marks = test::GpuTest;
 
@@ -160,5 +160,5 @@ TEST_F(Marks, LongChainsOfOriginsNeedNoStack) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

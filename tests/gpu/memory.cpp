@@ -12,7 +12,7 @@
 #include "runtime/cuda_memory_pool.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 class Memory : public test::GpuTest {
  protected:
@@ -195,5 +195,5 @@ TEST_F(Memory, CopiesGoBetweenAnyTwoPlaces) {
   for (int32_t i = 1; i < 100; ++i) EXPECT_EQ(pinned[i], 3 * (i - 1));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

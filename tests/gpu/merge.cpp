@@ -15,7 +15,7 @@
 #include "report/tolerance.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr int64_t guard = 3;  // rows behind, and columns beside, what is touched
@@ -254,5 +254,5 @@ TEST_F(Merge, MatricesOfOtherWidthsAreRefused) {
   EXPECT_THROW(cuda_add_rows({}, narrow.ref(), wide.ref(), Fold::add, stream()), std::exception);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -22,7 +22,7 @@
 #endif
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::Attention;
 using test::bits_of;
@@ -446,5 +446,5 @@ TEST_F(DeviceAttention, AWorkspaceMovesFromOneMemoryToAnother) {
   EXPECT_EQ(workspace.bytes(), 68);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

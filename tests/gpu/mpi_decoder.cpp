@@ -20,7 +20,7 @@
 #include "report/tolerance.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::world;
 
@@ -231,5 +231,5 @@ TEST_F(DeviceDecoder, TheSameRunTwiceGivesTheSameBits) {
   EXPECT_EQ(first.entropy, second.entropy);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

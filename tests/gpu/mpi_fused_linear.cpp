@@ -20,7 +20,7 @@
 #endif
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::DeviceMatrix;
 using test::Matrix;
@@ -357,5 +357,5 @@ TEST_F(FusedLinearGpu, TheCommunicatorOfMatricesIsOfTheirMemory) {
     EXPECT_THROW(make(), Error);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -9,26 +9,26 @@
 #include "runtime/mpi_env.hpp"
 
 namespace gyre::test {
-namespace {
+namespace GYRE_FILE {
 
-std::unique_ptr<Communicator> make() {
+std::unique_ptr<Communicator> make_gpu_aware() {
   return make_gpu_aware_communicator(make_mpi_communicator(mpi_handle(world())));
 }
 
 struct GpuAware {
   static std::unique_ptr<Communicator> make(Communicator& mpi, Stream&) {
     bind_device(mpi, true);
-    return test::make();
+    return make_gpu_aware();
   }
 };
-INSTANTIATE_TYPED_TEST_SUITE_P(GpuAware, DeviceComm, GpuAware);
+GYRE_TEST_DEVICE_COMM(GpuAware);
 
 class GpuAwareComm : public GpuTest {};
 
 TEST_F(GpuAwareComm, IsRefusedOnAllRanksWhereMpiTakesNoGpuMemory) {
   std::string message;
   try {
-    const auto comm = make();
+    const auto comm = make_gpu_aware();
     EXPECT_EQ(comm->backend(), "mpi-gpu");
     EXPECT_EQ(comm->space(), MemorySpace::device);
   } catch (const Error& error) {
@@ -41,7 +41,7 @@ TEST_F(GpuAwareComm, IsRefusedOnAllRanksWhereMpiTakesNoGpuMemory) {
 
 TEST_F(GpuAwareComm, StartsBehindTheWorkOfTheCallerAndEndsBeforeWhatFollows) {
   if (!mpi_takes_gpu_memory()) GTEST_SKIP() << "this MPI takes no GPU memory";
-  const auto comm = make();
+  const auto comm = make_gpu_aware();
   const int n = comm->size(), next = (comm->rank() + 1) % n, previous = (comm->rank() + n - 1) % n;
   constexpr int64_t count = 1000;
   Buffer<std::byte> from(count, MemorySpace::device), to(count, MemorySpace::device);
@@ -60,5 +60,5 @@ TEST_F(GpuAwareComm, StartsBehindTheWorkOfTheCallerAndEndsBeforeWhatFollows) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre::test

@@ -6,7 +6,7 @@
 #include "device_comm_cases.hpp"
 
 namespace gyre::test {
-namespace {
+namespace GYRE_FILE {
 
 /// Keeps what the adapter is over.
 struct HostStaging {
@@ -17,7 +17,7 @@ struct HostStaging {
     return make_host_staging_communicator(*device, stream);
   }
 };
-INSTANTIATE_TYPED_TEST_SUITE_P(HostStaging, DeviceComm, HostStaging);
+GYRE_TEST_DEVICE_COMM(HostStaging);
 
 class HostStagingComm : public GpuTest {};
 
@@ -32,5 +32,5 @@ TEST_F(HostStagingComm, ItIsOfHostMemoryAndCountsWhatTheDevicesSent) {
   EXPECT_EQ(device->traffic().bytes_sent, 8 * (host->size() - 1));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre::test

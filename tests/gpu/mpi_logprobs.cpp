@@ -25,7 +25,7 @@
 #endif
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::DeviceMatrix;
 using test::LogitRows;
@@ -483,5 +483,5 @@ TEST_F(LogprobsOnDevice, EveryRunHasTheSameBits) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

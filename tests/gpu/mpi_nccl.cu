@@ -33,7 +33,7 @@ struct NcclBackend {
     return make_nccl_communicator(mpi);
   }
 };
-INSTANTIATE_TYPED_TEST_SUITE_P(Nccl, DeviceComm, NcclBackend);
+GYRE_TEST_DEVICE_COMM(NcclBackend);
 
 }  // namespace
 }  // namespace gyre::test

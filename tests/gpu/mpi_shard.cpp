@@ -11,7 +11,7 @@
 #include "sharding/transfer.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::world;
 
@@ -87,5 +87,5 @@ TEST_F(ShardsOnDevices, AGroupOfAnotherSizeIsAUsageError) {
   EXPECT_THROW(there->gather(comm(), data.data(), data.data(), 4), Error);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

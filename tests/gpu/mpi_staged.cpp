@@ -5,7 +5,7 @@
 #include "device_comm_cases.hpp"
 
 namespace gyre::test {
-namespace {
+namespace GYRE_FILE {
 
 struct Staged {
   static std::unique_ptr<Communicator> make(Communicator& mpi, Stream&) {
@@ -13,7 +13,7 @@ struct Staged {
     return make_staged_communicator(mpi);
   }
 };
-INSTANTIATE_TYPED_TEST_SUITE_P(Staged, DeviceComm, Staged);
+GYRE_TEST_DEVICE_COMM(Staged);
 
 class StagedComm : public GpuTest {};
 
@@ -71,5 +71,5 @@ TEST_F(StagedComm, ASumOfBf16IsRoundedOnce) {
             to_float(to_bf16(255.F + static_cast<float>(comm->size()))));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre::test

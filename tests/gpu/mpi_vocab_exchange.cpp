@@ -11,7 +11,7 @@
 #include "score_checks.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::world;
 
@@ -136,5 +136,5 @@ TEST_F(VocabExchangeGpu, SendsWhatTheHostsSends) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -9,7 +9,7 @@
 #include "slot_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using Ints = std::vector<int32_t>;
 
@@ -72,5 +72,5 @@ TEST_F(Packing, RowsAreGatheredAndOthersAreZero) {
             (std::vector<float>{5, 6, 0, 0, 1, 2, 5, 6}));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

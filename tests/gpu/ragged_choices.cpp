@@ -8,7 +8,7 @@
 #include "ragged_kernel_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using namespace test::ragged_kernel;
 
@@ -388,5 +388,5 @@ TEST_F(KeptPlansGpu, MoreThanAreKept) {
   EXPECT_EQ(plain().forward.executed, 260);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

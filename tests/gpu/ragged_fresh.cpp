@@ -8,7 +8,7 @@
 #include "ragged_kernel_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using namespace test::ragged_kernel;
 
@@ -173,5 +173,5 @@ TEST_P(FreshResultsGpu, SomeForTheTiledKernel) {
   check_fresh(problem(heads_of(2, 1, 24), 80, 100, rectangles, all_bf16));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

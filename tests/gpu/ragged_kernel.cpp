@@ -10,7 +10,7 @@
 #include "ragged_kernel_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using namespace test::ragged_kernel;
 
@@ -229,5 +229,5 @@ TEST_P(RaggedKernelGpu, NoRectanglesAndRectanglesWithoutAPair) {
   EXPECT_EQ(kernel().note(), "");
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -6,7 +6,7 @@
 #include "ragged_kernel_cases.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using namespace test::ragged_kernel;
 
@@ -78,5 +78,5 @@ TEST_F(MaskedRowsGpu, AreFoundByARun) {
   EXPECT_FALSE(find_masked_products(*library, shape, stream()));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

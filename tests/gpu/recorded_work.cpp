@@ -9,7 +9,7 @@
 #include "runtime/cuda_memory.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 class Recorded : public test::GpuTest {
  protected:
@@ -161,5 +161,5 @@ TEST(RecordedOnTheHost, IsNothing) {
   EXPECT_FALSE(called);
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

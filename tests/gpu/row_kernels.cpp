@@ -19,7 +19,7 @@
 #include "report/tolerance.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::DeviceMatrix;
 using test::LogitRows;
@@ -681,5 +681,5 @@ TEST_F(RowKernelsTest, OnlyADevicesStreamWillDo) {
   EXPECT_ANY_THROW(make_cuda_row_kernels(host));
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

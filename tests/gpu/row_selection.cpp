@@ -16,7 +16,7 @@
 #include "report/tolerance.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::DeviceMatrix;
 using test::LogitRows;
@@ -281,5 +281,5 @@ TEST_F(RowSelectionOnDevice, EveryRunHasTheSameBits) {
   }
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

@@ -6,7 +6,7 @@
 #include "sharding/transfer.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using test::Bounds;
 
@@ -98,5 +98,5 @@ TEST_F(DeviceSharding, AStreamOfAnotherLengthIsAUsageError) {
                      [&] { there->shard(0, data.data(), 11, data.data(), 4, {}); });
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

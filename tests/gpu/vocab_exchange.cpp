@@ -5,7 +5,7 @@
 #include "logprobs/cuda_block_copy.hpp"
 
 namespace gyre {
-namespace {
+namespace GYRE_FILE {
 
 using BlockCopyTest = test::GpuTest;
 
@@ -102,5 +102,5 @@ TEST(BlockCopy, RowsWithoutGapsAreOneLongRow) {
   EXPECT_EQ(block(9, 11, 1).unit(), 16);  // no row follows
 }
 
-}  // namespace
+}  // namespace GYRE_FILE
 }  // namespace gyre

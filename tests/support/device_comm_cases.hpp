@@ -8,7 +8,7 @@
 //       static std::unique_ptr<Communicator> make(Communicator& mpi, Stream& stream);  //
 //       collective
 //     };
-//     INSTANTIATE_TYPED_TEST_SUITE_P(Mine, DeviceComm, MyBackend);
+//     GYRE_TEST_DEVICE_COMM(MyBackend);
 //
 // Arrays lie in the space of the communicator, and everything is submitted to one stream: a CUDA
 // stream when that is the device. A backend that throws an agreed error cannot be had here, and its
@@ -398,5 +398,11 @@ REGISTER_TYPED_TEST_SUITE_P(DeviceComm, SplitKeepsTheOrderOfRanks, ExchangeAroun
                             OperationsUnderWayAreDrivenInAnyOrder,
                             WhatFollowsAHoldSeesTheResultAndWhatCameBeforeIsSent,
                             AMessageToOneselfWithoutItsReceiveIsAnError);
+
+/// Tests a backend of the file that says so.
+#define GYRE_TEST_DEVICE_COMM(Backend)                          \
+  INSTANTIATE_TYPED_TEST_SUITE_P(Backend, DeviceComm, Backend); \
+  [[maybe_unused]] const bool Backend##_is_of_this_file =       \
+      ::gyre::test::assign_suite(#Backend "/DeviceComm/0", __FILE__)
 
 }  // namespace gyre::test

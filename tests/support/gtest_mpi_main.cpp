@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -109,20 +110,38 @@ std::string folder_and_name(const std::string& path) {
   return folder == std::string::npos ? path : path.substr(folder + 1);
 }
 
-/// Leaves only the tests of `file` to be run. Throws when it has none.
-void select_file(const std::string& file) {
-  std::string filter;
+/// What assign_suite was told.
+std::map<std::string, std::string>& files_of_suites() {
+  static std::map<std::string, std::string> files;
+  return files;
+}
+
+/// GoogleTest's filter of the tests of each file. Throws for tests of a header that are no file's:
+/// nobody would run them.
+std::map<std::string, std::string> filters_of_files() {
+  std::map<std::string, std::string> filters;
   const testing::UnitTest& all = *testing::UnitTest::GetInstance();
   for (int s = 0; s < all.total_test_suite_count(); ++s) {
     const testing::TestSuite& suite = *all.GetTestSuite(s);
+    const auto assigned = files_of_suites().find(suite.name());
     for (int t = 0; t < suite.total_test_count(); ++t) {
       const testing::TestInfo& test = *suite.GetTestInfo(t);
-      if (folder_and_name(file) == folder_and_name(test.file()))
-        filter += (filter.empty() ? "" : ":") + std::string(suite.name()) + "." + test.name();
+      const std::string file = assigned != files_of_suites().end() ? assigned->second : test.file();
+      if (file.ends_with(".hpp"))
+        throw_usage("the tests {} of {} are no file's; wanted: assign_suite", suite.name(), file);
+      std::string& filter = filters[folder_and_name(file)];
+      filter += (filter.empty() ? "" : ":") + std::string(suite.name()) + "." + test.name();
     }
   }
-  if (filter.empty()) throw_usage("there are no tests of '{}' in this program", file);
-  testing::GTEST_FLAG(filter) = filter;
+  return filters;
+}
+
+/// Leaves only the tests of `file` to be run. Throws when it has none.
+void select_file(const std::string& file) {
+  const auto filters = filters_of_files();
+  const auto found = filters.find(folder_and_name(file));
+  if (found == filters.end()) throw_usage("there are no tests of '{}' in this program", file);
+  testing::GTEST_FLAG(filter) = found->second;
 }
 
 /// The exit code of all ranks.
@@ -150,6 +169,10 @@ void fix_seed_of_properties() {
 
 }  // namespace
 
+bool assign_suite(const std::string& suite, const std::string& file) {
+  return files_of_suites().emplace(suite, file).second;
+}
+
 Communicator& world() {
   return *the_world;
 }
@@ -161,6 +184,11 @@ MpiEnvironment& environment() {
 
 int main(int argc, char** argv) {
   using namespace gyre;
+  if (argc == 2 && std::string(argv[1]) == "--list-files") {
+    testing::InitGoogleTest(&argc, argv);  // makes those of TEST_P
+    for (const auto& [file, filter] : test::filters_of_files()) std::printf("%s\n", file.c_str());
+    return 0;
+  }
   test::fix_seed_of_properties();
   h5::initialise();
   MpiEnvironment environment(argc, argv, "test");

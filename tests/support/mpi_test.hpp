@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "comm/communicator.hpp"
 #include "runtime/mpi_env.hpp"
 
@@ -16,5 +18,9 @@ Communicator& world();
 
 /// The MPI environment of this test program.
 MpiEnvironment& environment();
+
+/// Says whose a suite is whose tests are written in a header: --file of that file runs them. Always
+/// true.
+bool assign_suite(const std::string& suite, const std::string& file);
 
 }  // namespace gyre::test
