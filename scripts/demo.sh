@@ -52,11 +52,11 @@ step explain 'ring attention over 8 ranks is predicted and drawn' "$apps/gyre-at
 step attention 'attention is run by every schedule, forward and backward' "$mpiexec" -n "$ranks" "$apps/gyre-attention" \
   --tokens 1K --heads 8 --kv-heads 4 --schedule all --max-seconds 0.1 --json demo/attention.json
 step logprobs 'log-probabilities, ours and the algorithms in use, are run' "$mpiexec" -n "$ranks" "$apps/gyre-logprobs" \
-  --op all --method all --tp 2 --tokens 128 --vocab 32K -d bf16 --max-seconds 0.1 --json demo/logprobs.json
+  --op all --method all --tp 2 --tokens 128 --vocab 32K -d bf16 --max-seconds 0.1 --check-tokens 16 --json demo/logprobs.json
 step reference 'documents with a NumPy reference are scored' "$mpiexec" -n "$ranks" "$apps/gyre-pipeline" \
   --input inputs/docs_tiny.h5 --model inputs/model_tiny.h5 --cp 2 --tp "$tp" -n 1 --json demo/reference.json
 step pipeline 'the text is scored by a trained model' "$mpiexec" -n "$ranks" "$apps/gyre-pipeline" \
-  --input demo/corpus.h5 --model inputs/model.h5 --cp 2 --tp "$tp" -n 1 --top 5 \
+  --input demo/corpus.h5 --model inputs/model.h5 --cp 2 --tp "$tp" -n 1 --top 5 --check-tokens 1024 \
   --output demo/results.h5 --json demo/result.json
 echo
 python3 scripts/demo_summary.py demo "$apps"
