@@ -19,6 +19,8 @@ find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc) # topology of hosts
+# Configuration files. Where there is toml++ as a library, as in Debian, pkg-config says so: headers alone compile for seconds.
+pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
 
 # Small matrix products: libxsmm generates a kernel per shape at run time. Its link line wants a BLAS
 # for the shapes that it does not generate; Gyre asks for none of those.
@@ -31,7 +33,6 @@ target_link_libraries(gyre_libxsmm INTERFACE ${LIBXSMM_LIBRARY} ${LIBXSMM_NOBLAS
                                              Threads::Threads ${CMAKE_DL_LIBS})
 
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED) # headers alone: checksums
-find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED) # headers alone: configuration files
 
 # CUDA: nvcc decides. SOFTWARE compiles the same sources for the software GPU (softgpu/) instead: a
 # device made of host code, on which the tests run where there is no other.

@@ -185,21 +185,21 @@ class Explainer {
     all.text += fmt::format("# times are of a model: {}\n", assumptions_text(workload_, o_));
     all.svg = svg_;
     if (!o_.report.json.empty())
-      all.json = nlohmann::ordered_json{{"schema", plan_schema},
-                                        {"cp", o_.cp},
-                                        {"documents", workload_.origin},
-                                        {"tokens", workload_.tokens()},
-                                        {"heads", workload_.heads.heads},
-                                        {"kv_heads", workload_.heads.kv_heads},
-                                        {"head_dim", workload_.heads.head_dim},
-                                        {"mask", o_.mask.mask},
-                                        {"window", workload_.mask.window},
-                                        {"dtype", name_of(o_.types().activations)},
-                                        {"tflops", o_.tflops},
-                                        {"gbytes_per_s", o_.gbytes_per_s},
-                                        {"latency_us", o_.latency_us},
-                                        {"plans", plans_}}
-                     .dump(1) +
+      all.json = dump_json(Json{{"schema", plan_schema},
+                                {"cp", o_.cp},
+                                {"documents", workload_.origin},
+                                {"tokens", workload_.tokens()},
+                                {"heads", workload_.heads.heads},
+                                {"kv_heads", workload_.heads.kv_heads},
+                                {"head_dim", workload_.heads.head_dim},
+                                {"mask", o_.mask.mask},
+                                {"window", workload_.mask.window},
+                                {"dtype", name_of(o_.types().activations)},
+                                {"tflops", o_.tflops},
+                                {"gbytes_per_s", o_.gbytes_per_s},
+                                {"latency_us", o_.latency_us},
+                                {"plans", plans_}},
+                           1) +
                  "\n";
     return all;
   }
@@ -209,7 +209,7 @@ class Explainer {
   const AttentionOptions& o_;
   bool alone_;
   std::string text_, refused_, svg_;
-  nlohmann::ordered_json plans_ = nlohmann::ordered_json::array();
+  Json plans_ = Json::array();
 };
 
 }  // namespace

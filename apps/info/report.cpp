@@ -240,8 +240,7 @@ std::string model_name(const MachineIdentity& machine, int ranks) {
 std::string machine_document(const RunReport& report,
                              const std::optional<MeasuredMachine>& measured,
                              const std::optional<MachineModel>& model, const std::string& end) {
-  using Json = nlohmann::ordered_json;
-  const Json run = Json::parse(json_text(report, end));
+  const Json run = parse_json("the report", json_text(report, end), "JSON");
   Json document = {{"schema", machine_schema}};
   for (const char* key : {"suite", "build", "run", "ranks", "libraries", "environment"})
     document[key] = run.at(key);
@@ -251,7 +250,7 @@ std::string machine_document(const RunReport& report,
   document.update(json_of(report.machine.identity));
   document["measured"] = measured ? json_of(*measured, true) : Json();
   if (model) document["model"] = model_json(*model, "measured by gyre-info --model on " + end);
-  return document.dump(2) + "\n";
+  return dump_json(document, 2) + "\n";
 }
 
 }  // namespace gyre

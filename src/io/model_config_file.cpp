@@ -5,13 +5,12 @@
 
 #include "core/error.hpp"
 #include "core/index.hpp"
+#include "core/json.hpp"
 #include "io/model_file.hpp"
 #include "io/resources.hpp"
 
 namespace gyre {
 namespace {
-
-using Json = nlohmann::json;
 
 /// Keys of layers that are not those of Llama, and what they stand for.
 constexpr std::pair<const char*, const char*> other_kinds[] = {
@@ -33,13 +32,13 @@ class Config {
     const bool unused = json.contains("use_sliding_window") && json["use_sliding_window"] == false;
     if (given("sliding_window") && !unused)
       throw_usage("{}: 'sliding_window' is {}; wanted: full causal attention in all layers", path,
-                  json["sliding_window"].dump());
+                  shown_json(json["sliding_window"]));
   }
 
   int64_t whole(const char* key) const {
     if (!given(key)) throw_usage("{} lacks '{}'", path_, key);
     if (!json_[key].is_number_integer())
-      throw_usage("{}: '{}' is {}; wanted: a whole number", path_, key, json_[key].dump());
+      throw_usage("{}: '{}' is {}; wanted: a whole number", path_, key, shown_json(json_[key]));
     return json_[key].get<int64_t>();
   }
   int64_t whole_or(const char* key, int64_t usual) const { return given(key) ? whole(key) : usual; }
@@ -54,8 +53,7 @@ class Config {
 }  // namespace
 
 ModelConfig parse_model_config(const std::string& path, const std::string& text) {
-  const Json json = Json::parse(text, nullptr, false);
-  if (json.is_discarded()) throw_usage("{}: no JSON", path);
+  const Json json = parse_json(path, text, "a config.json");
   const Config file(path, json);
   ModelConfig c;
   c.vocab_size = file.whole("vocab_size");

@@ -18,7 +18,6 @@ namespace {
 
 using detail::FieldReader;
 using detail::FieldWriter;
-using detail::Json;
 
 /// Every rank's text, in order of rank.
 std::vector<std::string> all_gather_texts(Communicator& comm, const std::string& mine) {
@@ -41,13 +40,14 @@ std::vector<std::string> all_gather_texts(Communicator& comm, const std::string&
 
 template <class T>
 std::string packed(const T& value) {
-  return FieldWriter()(value).dump(-1, ' ', false, Json::error_handler_t::replace);
+  return dump_json(FieldWriter()(value));
 }
 
 template <class T>
 T unpacked(const std::string& text) {
   T value;
-  FieldReader("a rank's message")(Json::parse(text), "", value);
+  const char* const source = "a rank's message";
+  FieldReader{source}(parse_json(source, text, "JSON"), "", value);
   return value;
 }
 

@@ -11,9 +11,6 @@ namespace {
 
 using detail::FieldReader;
 using detail::FieldWriter;
-using detail::Json;
-
-constexpr int most_levels = 32;  // of lists and objects: what reads and prints them recurses
 
 Json hosts_json(const std::vector<HostIdentity>& hosts) {
   Json list = Json::array();
@@ -47,9 +44,8 @@ const Json& FieldReader::get(const Json& json, const std::string& place,
 void FieldReader::require(bool good, const Json& json, const std::string& place,
                           const std::string& wanted) const {
   if (good) return;
-  std::string shown = json.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (shown.size() > 40) shown = shown.substr(0, 37) + "...";
-  throw_usage("{}: {} is {}; wanted: {}", file_, place.empty() ? "the file" : place, shown, wanted);
+  throw_usage("{}: {} is {}; wanted: {}", file_, place.empty() ? "the file" : place,
+              shown_json(json), wanted);
 }
 
 Json json_of(const MachineIdentity& machine) {
@@ -65,19 +61,8 @@ Json json_of(const MeasuredMachine& measured, bool with_samples) {
 
 MachineFile parse_machine_file(const std::string& path, const std::string& text) {
   const FieldReader read(path);
-  const auto is_shallow = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > most_levels)
-      throw_usage("{}: more than {} levels of brackets; wanted: JSON, {}", path, most_levels,
-                  machine_schema);
-    return true;
-  };
-  Json document;
-  try {
-    document = Json::parse(text, is_shallow);
-  } catch (const Json::exception& error) {
-    throw_usage("{}: {}; wanted: JSON, {}, as gyre-info --json writes it", path, error.what(),
-                machine_schema);
-  }
+  const Json document = parse_json(
+      path, text, fmt::format("JSON, {}, as gyre-info --json writes it", machine_schema));
   const Json& schema = read.get(document, "", "schema");
   read.require(schema == machine_schema, schema, "schema", fmt::format("\"{}\"", machine_schema));
   MachineFile file;

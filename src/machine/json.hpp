@@ -1,9 +1,9 @@
 #pragma once
 // A machine as JSON: the parts of gyre-machine/1.
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "core/json.hpp"
 #include "machine/identity.hpp"
 #include "machine/measured.hpp"
 
@@ -13,10 +13,10 @@ inline constexpr const char* machine_schema = "gyre-machine/1";
 
 /// {"hosts": [...], "mpi": {...}, "slurm": {...} or null}. Hosts that differ in their names, and by
 /// less than a hundredth in their memory, are one entry, whose "names" are theirs.
-nlohmann::ordered_json json_of(const MachineIdentity& machine);
+Json json_of(const MachineIdentity& machine);
 
 /// With samples: all of it. Without: neither them nor how it was measured.
-nlohmann::ordered_json json_of(const MeasuredMachine& measured, bool with_samples);
+Json json_of(const MeasuredMachine& measured, bool with_samples);
 
 /// A kind of host in a file, as far as it is compared.
 struct HostKind {

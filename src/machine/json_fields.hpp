@@ -5,12 +5,11 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "core/json.hpp"
 #include "core/nearest.hpp"
 #include "machine/fields.hpp"
 
 namespace gyre::detail {
-
-using Json = nlohmann::ordered_json;
 
 template <class T>
 concept HasFields = requires(T& value) {

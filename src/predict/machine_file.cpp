@@ -13,27 +13,6 @@
 namespace gyre {
 namespace {
 
-using Json = nlohmann::ordered_json;
-constexpr int most_levels = 32;  // of lists and objects: what reads and prints them recurses
-
-Json document_of(const std::string& path, const std::string& text) {
-  const auto is_shallow = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > most_levels)
-      throw_usage("{}: more than {} levels of brackets; wanted: {}", path, most_levels,
-                  machine_schema);
-    return true;
-  };
-  Json json =
-      Json::parse(path.ends_with(".toml") ? toml_as_json(path, text) : text, is_shallow, false);
-  if (json.is_discarded()) throw_usage("{}: neither JSON nor, by its name, TOML", path);
-  return json;
-}
-
-std::string shown(const Json& json) {
-  const std::string text = json.dump(-1, ' ', true, Json::error_handler_t::replace);
-  return text.size() > 40 ? text.substr(0, 37) + "..." : text;
-}
-
 /// An object of the file, whose keys are all read or refused.
 class Object {
  public:
@@ -87,7 +66,7 @@ class Object {
   const std::string& place() const { return place_; }
   std::string place_of(const char* key) const { return place_ + "." + key; }
   void require(bool good, const std::string& place, const Json& value, const char* wanted) const {
-    if (!good) throw_usage("{}: {} is {}; wanted: {}", file_, place, shown(value), wanted);
+    if (!good) throw_usage("{}: {} is {}; wanted: {}", file_, place, shown_json(value), wanted);
   }
 
  private:
@@ -240,7 +219,7 @@ DecoderModel decoder_of(const std::string& path, const Object& o, double copy_by
 MachineModel model_of(const std::string& path, const Json& document) {
   if (!document.is_object() || !document.contains("schema") || document["schema"] != machine_schema)
     throw_usage("{}: no {}: 'schema' says {}", path, machine_schema,
-                document.is_object() && document.contains("schema") ? shown(document["schema"])
+                document.is_object() && document.contains("schema") ? shown_json(document["schema"])
                                                                     : "nothing");
   if (!document.contains("model"))
     throw_usage("{}: it has no 'model', which predictions need; gyre-info --model measures one",
@@ -282,7 +261,8 @@ MachineModel model_of(const std::string& path, const Json& document) {
 
 MachineModel parse_machine_model(const std::string& path, const std::string& text) {
   MachineModel machine;
-  const Json document = document_of(path, text);
+  const Json document = parse_json(path, path.ends_with(".toml") ? toml_as_json(path, text) : text,
+                                   fmt::format("{} in JSON or, by its name, TOML", machine_schema));
   try {
     machine = model_of(path, document);
     check_machine(machine);

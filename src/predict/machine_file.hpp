@@ -2,9 +2,9 @@
 // A machine to predict for, as a file of gyre-machine/1: its object `model`
 // (inputs/machines/README.md says what is in it).
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "core/json.hpp"
 #include "predict/machine.hpp"
 
 namespace gyre {
@@ -14,6 +14,6 @@ namespace gyre {
 MachineModel parse_machine_model(const std::string& path, const std::string& text);
 
 /// What parse_machine_model reads; each figure with this source.
-nlohmann::ordered_json model_json(const MachineModel& machine, const std::string& source);
+Json model_json(const MachineModel& machine, const std::string& source);
 
 }  // namespace gyre

@@ -5,8 +5,6 @@
 namespace gyre {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 Json heads_json(HeadRange heads) {
   return Json::array({heads.begin, heads.end()});
 }

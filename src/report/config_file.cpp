@@ -1,12 +1,11 @@
 #include "report/config_file.hpp"
 
 #include <fmt/format.h>
+#include <toml++/toml.h>
 
 #include <algorithm>
 #include <iterator>
 #include <sstream>
-#define TOML_HEADER_ONLY 1  // NOLINT(readability-identifier-naming): the library names it
-#include <toml++/toml.h>
 
 #include "report/options.hpp"
 #include "report/toml_file.hpp"

@@ -18,8 +18,8 @@ namespace {
 
 constexpr size_t most_columns = 120;
 
-nlohmann::ordered_json text_or_null(const std::string& text) {
-  return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
+Json text_or_null(const std::string& text) {
+  return text.empty() ? Json() : Json(text);
 }
 
 }  // namespace
@@ -79,9 +79,9 @@ std::string machine_text(const MachineReport& machine) {
   return line + "\n";
 }
 
-nlohmann::ordered_json machine_json(const MachineReport& machine) {
+Json machine_json(const MachineReport& machine) {
   if (machine.identity.hosts.empty()) return nullptr;
-  nlohmann::ordered_json json = json_of(machine.identity);
+  Json json = json_of(machine.identity);
   if (!machine.file) return json;
   const std::string& path = machine.file->path;
   json["measured"] = {{"file", path.substr(path.rfind('/') + 1)}, {"sha256", machine.file->sha256}};
@@ -89,7 +89,7 @@ nlohmann::ordered_json machine_json(const MachineReport& machine) {
   return json;
 }
 
-void add_placement(nlohmann::ordered_json& entry, const MachineReport& machine, int rank) {
+void add_placement(Json& entry, const MachineReport& machine, int rank) {
   for (const RankPlacement& placement : machine.identity.ranks) {
     if (placement.rank != rank) continue;
     entry["cpus"] = text_or_null(placement.cpus);

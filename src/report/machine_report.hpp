@@ -2,9 +2,9 @@
 // The machine in a report: its header line, its part of the JSON file, and --machine.
 
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "core/json.hpp"
 #include "machine/identity.hpp"
 #include "machine/json.hpp"
 
@@ -42,9 +42,9 @@ std::string machine_text(const MachineReport& machine);
 
 /// {"hosts": ..., "mpi": ..., "slurm": ..., "measured": {"file": ..., "sha256": ..., ...}}; without
 /// "measured" where no file is, null of an empty report.
-nlohmann::ordered_json machine_json(const MachineReport& machine);
+Json machine_json(const MachineReport& machine);
 
 /// Adds "cpus" and "numa" to the entry of a rank.
-void add_placement(nlohmann::ordered_json& entry, const MachineReport& machine, int rank);
+void add_placement(Json& entry, const MachineReport& machine, int rank);
 
 }  // namespace gyre

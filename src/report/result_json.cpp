@@ -4,13 +4,12 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/json.hpp"
 #include "report/result.hpp"
 #include "runtime/output_guard.hpp"
 
 namespace gyre {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 Json number(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
@@ -178,11 +177,6 @@ void add_end(Json& json, const RunReport& report) {
   json["status"] = to_json(verdict);
 }
 
-/// File names and arguments may hold any bytes; JSON requires UTF-8.
-std::string text_of(const Json& json, int indent) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
-
 Json line_of(const char* kind) {
   return {{"schema", "gyre-result/1"}, {"kind", kind}};
 }
@@ -197,14 +191,14 @@ std::string json_text(const RunReport& report, const std::string& end) {
   for (const ResultEntry& entry : report.results)
     document["results"].push_back(row_json(report, entry));
   add_end(document, report);
-  return text_of(document, 2) + "\n";
+  return dump_json(document, 2) + "\n";
 }
 
 std::string run_line(const RunReport& report, const std::string& run) {
   Json json = line_of("run");
   json["id"] = run;
   add_run(json, report);
-  return text_of(json, -1);
+  return dump_json(json);
 }
 
 std::string row_line(const RunReport& report, const ResultEntry& entry, const std::string& run) {
@@ -212,7 +206,7 @@ std::string row_line(const RunReport& report, const ResultEntry& entry, const st
   json["run"] = run;
   json["time"] = utc_now();
   json.update(row_json(report, entry));
-  return text_of(json, -1);
+  return dump_json(json);
 }
 
 std::string end_line(const RunReport& report, const std::string& run) {
@@ -220,21 +214,21 @@ std::string end_line(const RunReport& report, const std::string& run) {
   json["run"] = run;
   json["end"] = utc_now();
   add_end(json, report);
-  return text_of(json, -1);
+  return dump_json(json);
 }
 
 std::string identity_of(const std::string& run_line) {
-  const Json line = Json::parse(run_line);
+  const Json line = parse_json("a run", run_line, "JSON");
   Json same;
   for (const char* part : {"suite", "build", "configuration", "inputs"})
     same[part] = line.value(part, Json());
   for (const Json& rank : line.value("ranks", Json::array()))
     same["ranks"].push_back({rank.value("host", ""), rank.value("device", "")});
-  return text_of(same, -1);
+  return dump_json(same);
 }
 
 std::string key_text(const Fields& key) {
-  return text_of(to_json(key), -1);
+  return dump_json(to_json(key));
 }
 
 }  // namespace gyre

@@ -14,13 +14,12 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "core/json.hpp"
 #include "io/sha256.hpp"
 #include "report/result.hpp"
 
 namespace gyre {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* schema = "gyre-result/1";
 
@@ -34,8 +33,12 @@ std::string run_id(const RunReport& report) {
 }
 
 Json parse_line(const std::string& path, int64_t number, const std::string& line) {
-  Json json = Json::parse(line, nullptr, false);
-  if (json.is_object() && json.value("schema", "") == schema && json.contains("kind")) return json;
+  try {
+    Json json = parse_json(path, line, schema);
+    if (json.is_object() && json.value("schema", "") == schema && json.contains("kind"))
+      return json;
+  } catch (const Error&) {  // the message below shows the line
+  }
   throw_usage("{}: line {} is no line of {}: '{}'; another name makes a new file", path, number,
               schema, line.substr(0, 60));
 }
@@ -73,7 +76,7 @@ class RowLog::File {
       const std::string kind = json["kind"];
       if (kind == "run") is_same[json.value("id", "")] = identity_of(line) == identity;
       if (kind != "row" || !is_same[json.value("run", "")] || mode == "none") continue;
-      const std::string key = json.value("key", Json::object()).dump();
+      const std::string key = dump_json(json.value("key", Json::object()));
       if (stands(json, mode))
         keys.insert(key);
       else

@@ -1,8 +1,8 @@
 #include "report/toml_file.hpp"
 
-#include <sstream>
-#define TOML_HEADER_ONLY 1  // NOLINT(readability-identifier-naming): the library names it
 #include <toml++/toml.h>
+
+#include <sstream>
 
 #include "core/error.hpp"
 

@@ -13,13 +13,12 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "core/json.hpp"
 #include "runtime/host.hpp"
 #include "runtime/output_guard.hpp"
 
 namespace gyre {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr std::array lanes = {TraceLane::compute, TraceLane::communication};
 
@@ -327,8 +326,7 @@ std::string trace_json(std::vector<RankTrace> ranks) {
   const Json document = {{"displayTimeUnit", "ms"},
                          {"otherData", {{"clocks", std::move(clocks)}}},
                          {"traceEvents", std::move(events)}};
-  // Names of hosts may hold any bytes; JSON requires UTF-8.
-  return document.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return dump_json(document) + "\n";
 }
 
 std::string trace_text(const Trace& mine, Communicator& world, const ClockOffset& clock) {

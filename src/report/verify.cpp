@@ -11,6 +11,7 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "core/json.hpp"
 
 namespace gyre {
 namespace {
@@ -117,26 +118,26 @@ void Verification::merge_repeat(const Verification& other) {
 }
 
 std::string Verification::encode() const {
-  nlohmann::json list = nlohmann::json::array();
+  Json list = Json::array();
   for (const Check& c : checks_) {
-    nlohmann::json deviations = nlohmann::json::array();
+    Json deviations = Json::array();
     for (const Deviation& d : c.deviations_)
       deviations.push_back({d.where, d.error, d.got, d.expected, d.scale, d.compared});
     list.push_back({c.name_, c.tolerance_, c.count_, c.outside_, c.max_error_, c.where_, c.sampled_,
                     c.sampled_of_, std::move(deviations)});
   }
   std::string bytes;
-  nlohmann::json::to_cbor(list, bytes);  // unlike JSON text, CBOR keeps infinities
+  Json::to_cbor(list, bytes);  // unlike JSON text, CBOR keeps infinities
   return bytes;
 }
 
 void Verification::merge_encoded(std::string_view bytes, int rank) {
   Verification theirs(scale_);
-  const auto place = [&](const nlohmann::json& where) {
+  const auto place = [&](const Json& where) {
     const auto text = where.get<std::string>();
     return text.empty() ? text : text + fmt::format(", rank {}", rank);
   };
-  for (const nlohmann::json& item : nlohmann::json::from_cbor(bytes)) {
+  for (const Json& item : Json::from_cbor(bytes)) {
     Check check(item[0].get<std::string>(), item[1].get<double>());
     check.count_ = item[2].get<int64_t>();
     check.outside_ = item[3].get<int64_t>();
@@ -144,7 +145,7 @@ void Verification::merge_encoded(std::string_view bytes, int rank) {
     check.where_ = place(item[5]);
     check.sampled_ = item[6].get<int64_t>();
     check.sampled_of_ = item[7].get<int64_t>();
-    for (const nlohmann::json& d : item[8])
+    for (const Json& d : item[8])
       check.deviations_.push_back({place(d[0]), d[1].get<double>(), d[2].get<double>(),
                                    d[3].get<double>(), d[4].get<double>(), d[5].get<bool>()});
     theirs.checks_.push_back(std::move(check));

@@ -67,7 +67,7 @@ for link in switch switch= switch=0 switch=-1 switch=1T switch=nan; do
   refused 'such as switch=25G' "${predict[@]}" --link "$link"
 done
 refused "cannot read 'none.toml'" "$apps/gyre-predict" --machine none.toml
-refused 'MANIFEST: neither JSON nor, by its name, TOML' "$apps/gyre-predict" --machine "$source_dir/inputs/MANIFEST"
+refused 'wanted: gyre-machine/1 in JSON or, by its name, TOML' "$apps/gyre-predict" --machine "$source_dir/inputs/MANIFEST"
 refused "it has no 'model', which predictions need; gyre-info --model measures one" \
   "$apps/gyre-predict" --machine "$source_dir/results/cpu-2core/machine.json"
 refused 'no kernel of f32 fwd; the machine has bf16 bwd, bf16 fwd' "${predict[@]}" --dtype f32

@@ -72,6 +72,6 @@ refused "text.json: 'hidden_size' is \"many\"; wanted: a whole number" "${predic
 with negative 's/4096/-1/'
 refused 'hidden_size is -1; it must be at least 1' "${predict[@]::3}" --model negative.json
 echo '{' >broken.json
-refused 'broken.json: no JSON' "${predict[@]::3}" --model broken.json
+refused 'broken.json: parse error at line 2, column 1: ' "${predict[@]::3}" --model broken.json
 refused "cannot read 'none.json'" "${predict[@]::3}" --model none.json
 echo "predict --model: all passed"

@@ -1,0 +1,43 @@
+#include "core/json.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr int most_levels = 32;
+
+/// What was wrong, without the name of the exception in front.
+std::string_view reason_of(const Json::exception& error) {
+  const std::string_view what = error.what();
+  const size_t name_end = what.find("] ");
+  return name_end == std::string_view::npos ? what : what.substr(name_end + 2);
+}
+
+}  // namespace
+
+Json parse_json(const std::string& source, std::string_view text, std::string_view wanted) {
+  const auto is_shallow = [&](int depth, Json::parse_event_t, Json&) {
+    if (depth > most_levels)
+      throw_usage("{}: more than {} levels of brackets; wanted: {}", source, most_levels, wanted);
+    return true;
+  };
+  try {
+    return Json::parse(text, is_shallow);
+  } catch (const Json::exception& error) {
+    throw_usage("{}: {}; wanted: {}", source, reason_of(error), wanted);
+  }
+}
+
+std::string dump_json(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string shown_json(const Json& json) {
+  const std::string text = json.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return text.size() > 40 ? text.substr(0, 37) + "..." : text;
+}
+
+}  // namespace gyre
