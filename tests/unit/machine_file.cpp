@@ -197,15 +197,16 @@ TEST(MachineFile, RefusesWhatIsNoMachine) {
   const auto json = [](const std::string& message, const std::string& text) {
     test::expect_usage("m.json: " + message, [&] { parse_machine_model("m.json", text); });
   };
-  json("parse error at line 1, column 2: ", good);
-  json("parse error at line 1, column 1: ", "");
+  const std::string wanted = "; wanted: gyre-machine/1 in JSON or, by its name, TOML";
+  const std::string error = "parse error at line 1, column 1: syntax error while parsing value - ";
+  json(error + "invalid literal; last read: 's'" + wanted, good);
+  json(error + "unexpected end of input; expected '[', '{', or a literal" + wanted, "");
   json("no gyre-machine/1: 'schema' says nothing", "[]");
   json("no gyre-machine/1: 'schema' says 1", R"({"schema": 1})");
   json("it has no 'model', which predictions need; gyre-info --model measures one",
        R"({"schema": "gyre-machine/1"})");
   json("model is 3; wanted: an object", R"({"schema": "gyre-machine/1", "model": 3})");
-  json("more than 32 levels of brackets; wanted: gyre-machine/1 in JSON or, by its name, TOML",
-       std::string(100000, '['));
+  json("more than 32 levels of brackets" + wanted, std::string(100000, '['));
   std::string dots = "a";
   for (int i = 0; i < 100000; ++i) dots += ".a";
   refuse("line 3: a key of more than 32 parts", "name", dots);
