@@ -247,6 +247,9 @@ TEST_F(Nccl, WhenARankAbortsTheOthersGetAnErrorAndNoHang) {
 }
 
 TEST_F(Nccl, RanksOnOneDeviceAreRefusedUnlessNcclIsToldToTakeThem) {
+  const char* const variable = "NCCL_MULTI_RANK_GPU_ENABLE";
+  const bool was_set = std::getenv(variable) != nullptr;  // as scripts/gpu_suite.sh does
+  unsetenv(variable);
   int device = 0;
   GYRE_CHECK_CUDA(cudaGetDevice(&device));
   GYRE_CHECK_CUDA(cudaSetDevice(0));
@@ -264,10 +267,10 @@ TEST_F(Nccl, RanksOnOneDeviceAreRefusedUnlessNcclIsToldToTakeThem) {
     EXPECT_EQ(text, "");
   }
   EXPECT_FALSE(nccl_shares_gpus());
-  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  setenv(variable, "1", 1);
   EXPECT_TRUE(nccl_shares_gpus());
   EXPECT_EQ(make_nccl_communicator(test::world())->size(), test::world().size());
-  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  if (!was_set) unsetenv(variable);
   GYRE_CHECK_CUDA(cudaSetDevice(device));
 }
 
