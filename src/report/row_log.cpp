@@ -33,12 +33,13 @@ std::string run_id(const RunReport& report) {
 }
 
 Json parse_line(const std::string& path, int64_t number, const std::string& line) {
+  Json json;
   try {
-    Json json = parse_json(path, line, schema);
-    if (json.is_object() && json.value("schema", "") == schema && json.contains("kind"))
-      return json;
-  } catch (const Error&) {  // the message below shows the line
+    json = parse_json(path, line, schema);
+  } catch (const Error&) {
+    json = nullptr;  // the message below shows the line
   }
+  if (json.is_object() && json.value("schema", "") == schema && json.contains("kind")) return json;
   throw_usage("{}: line {} is no line of {}: '{}'; another name makes a new file", path, number,
               schema, line.substr(0, 60));
 }
