@@ -130,7 +130,8 @@ macro(gyre_sort_sources folder)
 endmacro()
 
 # gyre_static(NAME DEPENDS ... SOURCES ... DEFINITIONS ...): a static library that is the same in every build: compiled, or
-# taken from the build that GYRE_HOST_LIBRARIES names. What is said of the library behind the call is not said of DEFINITIONS.
+# taken from the build that GYRE_HOST_LIBRARIES names. Options that the library gets later, as by gyre_compile_quickly, do not
+# apply to the sources in DEFINITIONS.
 function(gyre_static target)
   cmake_parse_arguments(ARG "" "" "DEPENDS;SOURCES;DEFINITIONS" ${ARGN})
   if(GYRE_HOST_LIBRARIES)

@@ -19,7 +19,7 @@ Json parse_json(const std::string& source, std::string_view text, std::string_vi
 /// file names, become U+FFFD.
 std::string dump_json(const Json& json, int indent = -1);
 
-/// For messages: its first 40 characters, in ASCII.
+/// For messages: at most 40 characters of it, in ASCII.
 std::string shown_json(const Json& json);
 
 }  // namespace gyre
