@@ -12,6 +12,9 @@
 namespace gyre::rows {
 namespace {
 
+/// Of a row, by one block; no bit depends on it.
+constexpr int64_t written_columns = 16384;
+
 /// `constant` in columns [begin, end); nothing is read.
 template <class To>
 __device__ void fill_part(To* to, int64_t begin, int64_t end, float constant) {
@@ -136,7 +139,7 @@ template <class From, class To>
 __global__ void __launch_bounds__(block_threads)
     gradient(const From* logits, int64_t stride, int64_t cols, int64_t parts, GradientTask task,
              To* out, int64_t out_stride) {
-  const PartOfRow mine(parts, cols, part_columns);
+  const PartOfRow mine(parts, cols, written_columns);
   const RowKind kind = task.kinds[mine.row];
   const From* from = logits + mine.row * stride;
   To* to = out + mine.row * out_stride;
@@ -156,7 +159,7 @@ __global__ void __launch_bounds__(block_threads)
     log_probabilities(const From* logits, int64_t stride, int64_t cols, int64_t parts, RowPass pass,
                       const RowNormalizer* normalizers, bool exponentiate, To* out,
                       int64_t out_stride) {
-  const PartOfRow mine(parts, cols, part_columns);
+  const PartOfRow mine(parts, cols, written_columns);
   const RowNormalizer row = normalizers[mine.row];
   const RowKind kind = usable(row) ? RowKind::values : RowKind::nans;
   const From* from = logits + mine.row * stride;
@@ -178,7 +181,7 @@ __global__ void __launch_bounds__(block_threads)
                          int64_t cols, int64_t parts, RowPass pass,
                          const RowNormalizer* normalizers, const float* sums, To* out,
                          int64_t out_stride) {
-  const PartOfRow mine(parts, cols, part_columns);
+  const PartOfRow mine(parts, cols, written_columns);
   const RowNormalizer row = normalizers[mine.row];
   const float sum = sums[mine.row];
   const Distribution p(row, pass.scale);
@@ -196,7 +199,7 @@ __global__ void __launch_bounds__(block_threads)
                    int64_t teacher_stride, int64_t cols, int64_t columns, int64_t parts,
                    const RowNormalizer* student_rows, const RowNormalizer* teacher_rows,
                    const float* gradients, To* out, int64_t out_stride) {
-  const PartOfRow mine(parts, cols, part_columns);
+  const PartOfRow mine(parts, cols, written_columns);
   const float g = gradients[mine.row];
   const RowNormalizer student = student_rows[mine.row], teacher = teacher_rows[mine.row];
   const RowKind kind = g == 0                               ? RowKind::zeros
@@ -222,7 +225,7 @@ __global__ void __launch_bounds__(block_threads)
 
 /// One block for each part of a row.
 Launch over_parts(CUstream_st* stream, const MatrixRef& out) {
-  return {blocks_of(out.rows * parts_of(out.cols, part_columns)), block_threads, stream};
+  return {blocks_of(out.rows * parts_of(out.cols, written_columns)), block_threads, stream};
 }
 
 }  // namespace
@@ -230,7 +233,7 @@ Launch over_parts(CUstream_st* stream, const MatrixRef& out) {
 void launch_gradient(CUstream_st* stream, ConstMatrixRef logits, const GradientTask& task,
                      MatrixRef out) {
   const int64_t picks = out.rows * task.picks.per_row;
-  const int64_t parts = parts_of(out.cols, part_columns);
+  const int64_t parts = parts_of(out.cols, written_columns);
   with_elements(logits, [&](auto from) {
     using From = typename decltype(from)::Type;
     launch({blocks_of(parts_of(out.rows, block_warps)), block_threads, stream},
@@ -251,7 +254,7 @@ void launch_log_softmax(CUstream_st* stream, ConstMatrixRef logits, const RowPas
     with_elements(out, [&](auto to) {
       launch(over_parts(stream, out),
              log_probabilities<typename decltype(from)::Type, typename decltype(to)::Type>,
-             from.view.data, from.view.stride, out.cols, parts_of(out.cols, part_columns), pass,
+             from.view.data, from.view.stride, out.cols, parts_of(out.cols, written_columns), pass,
              normalizers, exponentiate, to.view.data, to.view.stride);
     });
   });
@@ -268,7 +271,7 @@ void launch_log_softmax_gradient(CUstream_st* stream, ConstMatrixRef logits,
                log_softmax_gradient<typename decltype(from)::Type, typename decltype(g)::Type,
                                     typename decltype(to)::Type>,
                from.view.data, from.view.stride, g.view.data, g.view.stride, out.cols,
-               parts_of(out.cols, part_columns), pass, normalizers, sums, to.view.data,
+               parts_of(out.cols, written_columns), pass, normalizers, sums, to.view.data,
                to.view.stride);
       });
     });
@@ -285,7 +288,7 @@ void launch_cross_gradient(CUstream_st* stream, ConstMatrixRef student, ConstMat
                cross_gradient<typename decltype(s)::Type, typename decltype(t)::Type,
                               typename decltype(to)::Type>,
                s.view.data, s.view.stride, t.view.data, t.view.stride, out.cols, columns,
-               parts_of(out.cols, part_columns), students, teachers, gradients, to.view.data,
+               parts_of(out.cols, written_columns), students, teachers, gradients, to.view.data,
                to.view.stride);
       });
     });

@@ -1,7 +1,7 @@
 #pragma once
 // The passes of row_kernels.hpp on a device.
 //
-//     statistics, selection    a block of threads takes a part of a row (16384 or 32768 columns,
+//     statistics, selection    a block of threads takes a part of a row (32768 columns,
 //                              whatever the device), a second kernel the parts of each row in order
 //     gradients                a block writes a part of a row; weights of ids are added behind that
 //     small arrays             one copy of pinned memory each way, which is kept for the next pass

@@ -159,20 +159,26 @@ __device__ void for_each_asked(const Grid<lanes>& grid, const Body& body,
   const auto one_by_one = [&](int64_t end) {
     for (; at < end; at += step) body(Place{at, false}, grid.elements(rows.row, at)...);
   };
-  const auto ask = [&](int k, int64_t column) {
-    (rows.ask(k, column, column + lanes <= grid.end), ...);
+  // `certain`: the vector is there, and nothing has to be compared.
+  const auto ask = [&](int k, int64_t column, bool certain) {
+    (rows.ask(k, column, certain || column + lanes <= grid.end), ...);
+  };
+  // While all vectors of a round from `more` columns ahead on are there.
+  const auto rounds = [&](int64_t more, bool certain) {
+    for (; at + more + (count - 1) * step + lanes <= grid.end; at += count * step)
+      unrolled<count>([&](int k) {
+        const auto turn = [&](const auto&... values) {
+          ask(k, at + (count + k) * step, certain);
+          body(Place{at + k * step, true}, values...);
+        };
+        turn(rows.get(k)...);
+      });
   };
   // Of aligned rows the thread's first vector may begin before the range, and its last end behind.
   one_by_one(grid.aligned ? grid.begin : grid.end);
-  unrolled<count>([&](int k) { ask(k, at + k * step); });
-  for (; at + (count - 1) * step + lanes <= grid.end; at += count * step)
-    unrolled<count>([&](int k) {
-      const auto turn = [&](const auto&... values) {
-        ask(k, at + (count + k) * step);
-        body(Place{at + k * step, true}, values...);
-      };
-      turn(rows.get(k)...);
-    });
+  unrolled<count>([&](int k) { ask(k, at + k * step, false); });
+  rounds(count * step, true);
+  rounds(0, false);
   unrolled<count - 1>([&](int k) {
     if (at + lanes > grid.end) return;
     body(Place{at, true}, rows.get(k)...);
@@ -213,16 +219,34 @@ __device__ inline float block_max(float mine, float* shared) {
   return max;
 }
 
-/// The sums of the block's threads together, on all of them.
+/// The sums of the lanes of a warp together, on all of them; `scale` as in move_sums.
+template <bool weighted>
+__device__ PartSums warp_sums(PartSums mine, float scale) {
+  const float top = warp_max(mine.max);
+  move_sums(mine.max, top, scale, mine.sum, mine.weighted);
+  return {top, warp_sum(mine.sum), weighted ? warp_sum(mine.weighted) : 0};
+}
+
+/// The sums of the block's threads together, on its first warp: those of each warp, and then of
+/// these. Once in a kernel.
 template <bool weighted>
 __device__ PartSums block_sums(const ThreadSums<weighted>& mine) {
   __shared__ float maxima[block_warps];
-  __shared__ double sums[block_warps];
-  const float max = block_max(mine.max, maxima);
-  PartSums part = mine.part(max);
-  part.sum = block_sum(part.sum, sums);
-  if (weighted) part.weighted = block_sum(part.weighted, sums);
-  return part;
+  __shared__ double sums[block_warps], weighted_sums[block_warps];
+  const int warp = static_cast<int>(threadIdx.x) / warp_lanes;
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  PartSums part = warp_sums<weighted>(mine.part(mine.max), mine.scale);
+  if (lane == 0) {
+    maxima[warp] = part.max;
+    sums[warp] = part.sum;
+    weighted_sums[warp] = part.weighted;
+  }
+  __syncthreads();
+  if (warp > 0) return part;
+  part = {};
+  if (lane < static_cast<int>(blockDim.x) / warp_lanes)
+    part = {maxima[lane], sums[lane], weighted_sums[lane]};
+  return warp_sums<weighted>(part, mine.scale);
 }
 
 /// A grid of so many blocks.

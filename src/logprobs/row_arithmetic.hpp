@@ -3,7 +3,7 @@
 // tests call too. What the passes compute is said in row_statistics.hpp, row_gradient.hpp,
 // row_selection.hpp and row_digits.hpp; exponents are of base 2 here.
 //
-//     a row of 40000 columns     parts [0, 16384), [16384, 32768), [32768, 40000): one block each
+//     a row of 80000 columns     parts [0, 32768), [32768, 65536), [65536, 80000): one block each
 //     a thread of a block        every 256th vector of the part: sums in f32 of at most 128
 //     columns,
 //                                relative to the largest logit that the thread has read
@@ -68,7 +68,7 @@ GYRE_HOST_DEVICE inline float at_least(float x, float least) {
 }
 
 /// Columns of a row that make one part, whatever the device: bits depend on it.
-inline constexpr int64_t part_columns = 16384;
+inline constexpr int64_t part_columns = 32768;
 GYRE_HOST_DEVICE constexpr int64_t parts_of(int64_t columns, int64_t columns_of_part) {
   return (columns + columns_of_part - 1) / columns_of_part;
 }

@@ -67,7 +67,12 @@ class Repeats {
     const Stopwatch watch;
     body();
     const double seconds = watch.seconds();
-    cpu_seconds_ += thread_cpu_seconds() - cpu;
+    add(seconds, thread_cpu_seconds() - cpu);
+  }
+
+  /// Takes a repetition that took so long, and so much time of the calling thread.
+  void add(double seconds, double cpu_seconds) {
+    cpu_seconds_ += cpu_seconds;
     wall_seconds_ += seconds;
     mine_ms_.push_back(1e3 * seconds);
   }

@@ -214,8 +214,10 @@ TEST_F(LogprobsOnDevice, ShardsInTilesHaveTheScoresOfWholeOnes) {
           for (int64_t r = 0; r < tile.rows(); ++r)
             for (int64_t c = 0; c < tile.cols(); ++c)
               tile.set(r, c, logits.at(row + r, column + c));
+          // Rows that are aligned alike, whatever the tile: what a thread reads depends on that.
+          const int64_t gap = 4 - tile.cols() % 4;
           tiles.push_back(
-              std::make_unique<DeviceMatrix>(std::as_const(tile).ref(), *gpu.stream, 1));
+              std::make_unique<DeviceMatrix>(std::as_const(tile).ref(), *gpu.stream, 1, gap));
           records->add(std::as_const(*tiles.back()).ref(), row, column, tile.cols());
         }
       std::vector<RowNormalizer> normalizers(tokens);

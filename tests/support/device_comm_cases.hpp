@@ -113,6 +113,7 @@ class DeviceComm : public testing::Test {
     mpi_half_.reset();
     world_.reset();
     host_.reset();
+    if (cuda_ != nullptr) cuda_->synchronize();  // as GpuTest does
     cuda_.reset();
   }
   void SetUp() override {

@@ -19,6 +19,10 @@ class GpuTest : public testing::Test {
     if (usable_cuda_devices(&why) == 0) GTEST_SKIP() << why;
     stream_ = make_cuda_stream();
   }
+  /// Memory that the test has given back may be another stream's next.
+  void TearDown() override {
+    if (stream_ != nullptr) stream_->synchronize();
+  }
 
   Stream& stream() { return *stream_; }
   CUstream_st* handle() { return cuda_handle(*stream_); }

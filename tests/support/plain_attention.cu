@@ -26,30 +26,32 @@ __device__ T not_a_number() {
 constexpr int most_head_dim = 256;
 constexpr int threads = 32;
 
-/// Rows of the entries of a batch; `times`: as many elements for each one that offsets count.
+/// Rows of the entries of a batch: by a table of offsets, or at equal distances.
 template <class T>
-struct RaggedArray {
+struct EntryRows {
   T* data = nullptr;
   const int64_t* offsets = nullptr;
   int64_t stride = 0;
   int64_t entries = 0;
-  int64_t rows = 0;  ///< that can be reached
-  int64_t times = 1;
+  int64_t rows = 0;      ///< with offsets: that can be reached
+  int64_t distance = 0;  ///< without: rows from entry to entry
 
   /// nullptr beyond what can be reached.
   __device__ T* row(int64_t entry, int64_t i) const {
+    if (offsets == nullptr) return data + (entry * distance + i) * stride;
     const int64_t at = offsets[entry] + i * stride;
-    return at / stride < rows && at < offsets[entries] ? data + at * times : nullptr;
+    return at / stride < rows && at < offsets[entries] ? data + at : nullptr;
   }
 };
 
 struct Arguments {
-  RaggedArray<const bf16> q, k, v, d_out;
-  RaggedArray<bf16> out, d_q, d_k, d_v;
-  RaggedArray<float> lse;
-  RaggedArray<float> delta, q_sums, k_sums, v_sums;  // workspace of the backward pass
-  float* maxima = nullptr;                           // [batch, heads, longest_q], of the forward
-  const int32_t *q_lengths = nullptr, *k_lengths = nullptr;
+  EntryRows<const bf16> q, k, v, d_out;
+  EntryRows<bf16> out, d_q, d_k, d_v;
+  EntryRows<float> lse;
+  bool lse_by_head = false;                        // [batch, heads, longest_q]
+  EntryRows<float> delta, q_sums, k_sums, v_sums;  // workspace of the backward pass
+  float* maxima = nullptr;                         // [batch, heads, longest_q], of the forward
+  const int32_t *q_lengths = nullptr, *k_lengths = nullptr;  // none: all are the longest
   RaggedMask mask = RaggedMask::full;
   int64_t window = 0;
   int heads = 0, group = 1, head_dim = 0;
@@ -63,6 +65,12 @@ struct Arguments {
     constexpr int64_t tile = 64;
     return multiplies_masked_rows ? (length + tile - 1) / tile * tile : length;
   }
+  /// nullptr beyond what can be reached.
+  __device__ float* lse_of(int64_t entry, int64_t i, int head) const {
+    if (lse_by_head) return lse.data + (entry * heads + head) * longest_q + i;
+    float* row = lse.row(entry, i);
+    return row == nullptr ? nullptr : row + head;
+  }
 };
 
 /// What a thread works on: query head `head`, and rows threadIdx.x, threadIdx.x + threads, ...
@@ -75,8 +83,8 @@ struct Place {
 
   __device__ explicit Place(const Arguments& a)
       : entry(blockIdx.x),
-        rows(a.q_lengths[blockIdx.x]),
-        keys(a.k_lengths[blockIdx.x]),
+        rows(a.q_lengths == nullptr ? a.longest_q : a.q_lengths[blockIdx.x]),
+        keys(a.k_lengths == nullptr ? a.longest_k : a.k_lengths[blockIdx.x]),
         head(static_cast<int>(blockIdx.y)),
         kv_head(static_cast<int>(blockIdx.y) / a.group),
         mask(a.mask),
@@ -122,7 +130,7 @@ __device__ T* head_of(T* row, int head, const Arguments& a) {
 
 /// NaN in rows behind the entries that an array has.
 template <class T>
-__global__ void spoil(RaggedArray<T> array, const int32_t* lengths, int64_t columns) {
+__global__ void spoil(EntryRows<T> array, const int32_t* lengths, int64_t columns) {
   constexpr int64_t tile = 64;
   const auto row_of = [&](int64_t entry) { return array.offsets[entry] / array.stride; };
   if (lengths[blockIdx.x] == 0) return;
@@ -135,7 +143,7 @@ __global__ void spoil(RaggedArray<T> array, const int32_t* lengths, int64_t colu
 }
 
 /// sums [head_dim] += 0 · the rows behind the `length` of an entry.
-__device__ void add_masked(const Arguments& a, const RaggedArray<const bf16>& array, const Place& p,
+__device__ void add_masked(const Arguments& a, const EntryRows<const bf16>& array, const Place& p,
                            int64_t length, int head, float* sums) {
   for (int64_t j = length; j < a.masked_end(length); ++j)
     if (const bf16* row = head_of(array.row(p.entry, j), head, a); row != nullptr)
@@ -163,7 +171,7 @@ __global__ void add_values(Arguments a) {
   for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
     const bf16* q = head_of(a.q.row(p.entry, i), p.head, a);
     bf16* out = head_of(a.out.row(p.entry, i), p.head, a);
-    float* lse = a.lse.row(p.entry, i);
+    float* lse = a.lse_of(p.entry, i, p.head);
     if (!p.reached(q, out, lse)) continue;
     const float largest = a.maxima[(p.entry * a.heads + p.head) * a.longest_q + i];
     float weights = 0;
@@ -178,7 +186,7 @@ __global__ void add_values(Arguments a) {
     }
     add_masked(a, a.v, p, p.keys, p.kv_head, sums);
     for (int d = 0; d < a.head_dim; ++d) out[d] = to_bf16(sums[d] / weights);
-    lse[p.head] = largest + logf(weights);
+    *lse = largest + logf(weights);
   }
 }
 
@@ -202,10 +210,10 @@ __device__ bool weigh(const Arguments& a, const Place& at, int64_t i, int64_t j,
   w.k = head_of(a.k.row(at.entry, j), at.kv_head, a);
   w.d_out = head_of(a.d_out.row(at.entry, i), at.head, a);
   const bf16* v = head_of(a.v.row(at.entry, j), at.kv_head, a);
-  const float* lse = a.lse.row(at.entry, i);
+  const float* lse = a.lse_of(at.entry, i, at.head);
   const float* delta = a.delta.row(at.entry, i);
   if (!at.reached(w.q, w.k, w.d_out, v, lse, delta)) return false;
-  w.p = expf(a.scale * dot(w.q, w.k, a.head_dim) - lse[at.head]);
+  w.p = expf(a.scale * dot(w.q, w.k, a.head_dim) - *lse);
   w.d_s = w.p * (dot(w.d_out, v, a.head_dim) - delta[at.head]);
   return true;
 }
@@ -285,8 +293,9 @@ class Graph final : public AttentionGraph {
     PlainAttention::Calls& calls = shape_.backward ? asked_.backward : asked_.forward;
     ++calls.executed;
     calls.ordered += shape_.deterministic ? 1 : 0;
+    calls.even += shape_.even ? 1 : 0;
     asked_.last = addresses;
-    if (asked_.empty_entries == EmptyEntries::refused) count_empty(addresses);
+    if (asked_.empty_entries == EmptyEntries::refused && !shape_.even) count_empty(addresses);
     GYRE_CHECK_CUDA(
         cudaMemsetAsync(workspace, 0xff, static_cast<size_t>(workspace_bytes()), stream_));
     Arguments a = common(addresses);
@@ -315,9 +324,10 @@ class Graph final : public AttentionGraph {
   int64_t k_columns() const { return shape_.kv_heads * shape_.head_dim; }
   int64_t reached_q() const { return shape_.batch * shape_.longest_q; }
   int64_t reached_k() const { return shape_.batch * shape_.longest_k; }
-  int64_t delta_size() const { return shape_.q_rows * shape_.lse_stride; }
-  int64_t q_sums_size() const { return shape_.q_rows * shape_.d_q_stride; }
-  int64_t k_sums_size() const { return shape_.k_rows * k_columns() * group(); }
+  int64_t q_columns() const { return shape_.heads * shape_.head_dim; }
+  int64_t delta_size() const { return reached_q() * shape_.heads; }
+  int64_t q_sums_size() const { return reached_q() * q_columns(); }
+  int64_t k_sums_size() const { return reached_k() * q_columns(); }
   int64_t used_bytes() const {
     if (!shape_.backward) return reached_q() * shape_.heads * float_bytes;
     return (delta_size() + q_sums_size() + 2 * k_sums_size()) * float_bytes;
@@ -333,30 +343,41 @@ class Graph final : public AttentionGraph {
     return static_cast<T*>(found->second);
   }
   template <class T>
-  RaggedArray<T> array(const AttentionAddresses& addresses, AttentionTensor id,
-                       AttentionTensor offsets, int64_t stride, int64_t rows) const {
+  EntryRows<T> array(const AttentionAddresses& addresses, AttentionTensor id,
+                     AttentionTensor offsets, int64_t stride, int64_t rows,
+                     int64_t distance) const {
+    if (shape_.even) return {address<T>(addresses, id), nullptr, stride, shape_.batch, 0, distance};
     return {address<T>(addresses, id),
             address<const int64_t>(addresses, offsets),
             stride,
             shape_.batch,
             rows,
-            1};
+            0};
   }
-  RaggedArray<float> sums(float* data, const int64_t* offsets, int64_t stride, int64_t rows,
-                          int64_t times) const {
-    return {data, offsets, stride, shape_.batch, rows, times};
+  EntryRows<float> sums(float* data, int64_t columns, int64_t longest) const {
+    return {data, nullptr, columns, shape_.batch, 0, longest};
   }
 
   Arguments common(const AttentionAddresses& addresses) const {
     const AttentionGraphShape& s = shape_;
     Arguments a;
-    a.q = array<const bf16>(addresses, Id::q, Id::q_offsets, s.q_stride, reached_q());
-    a.k = array<const bf16>(addresses, Id::k, Id::k_offsets, s.k_stride, reached_k());
-    a.v = array<const bf16>(addresses, Id::v, Id::v_offsets, s.v_stride, reached_k());
-    a.out = array<bf16>(addresses, Id::out, Id::out_offsets, s.out_stride, reached_q());
-    a.lse = array<float>(addresses, Id::lse, Id::lse_offsets, s.lse_stride, reached_q());
-    a.q_lengths = address<const int32_t>(addresses, Id::q_lengths);
-    a.k_lengths = address<const int32_t>(addresses, Id::k_lengths);
+    const auto of_queries = [&]<class T>(EntryRows<T>& to, Id id, Id offsets, int64_t stride,
+                                         int64_t distance) {
+      to = array<T>(addresses, id, offsets, stride, reached_q(), distance);
+    };
+    const auto of_keys = [&]<class T>(EntryRows<T>& to, Id id, Id offsets, int64_t stride) {
+      to = array<T>(addresses, id, offsets, stride, reached_k(), s.k_distance);
+    };
+    of_queries(a.q, Id::q, Id::q_offsets, s.q_stride, s.q_distance);
+    of_keys(a.k, Id::k, Id::k_offsets, s.k_stride);
+    of_keys(a.v, Id::v, Id::v_offsets, s.v_stride);
+    of_queries(a.out, Id::out, Id::out_offsets, s.out_stride, s.out_distance);
+    of_queries(a.lse, Id::lse, Id::lse_offsets, s.lse_stride, s.out_distance);
+    a.lse_by_head = s.even && s.backward;
+    if (!s.even) {
+      a.q_lengths = address<const int32_t>(addresses, Id::q_lengths);
+      a.k_lengths = address<const int32_t>(addresses, Id::k_lengths);
+    }
     a.mask = s.mask;
     a.window = s.window;
     a.heads = static_cast<int>(s.heads);
@@ -378,14 +399,15 @@ class Graph final : public AttentionGraph {
   }
 
   template <class T>
-  void spoil_behind(const RaggedArray<T>& array, const int32_t* lengths, int64_t columns) const {
+  void spoil_behind(const EntryRows<T>& array, const int32_t* lengths, int64_t columns) const {
+    if (shape_.even) return;
     launch({static_cast<unsigned>(shape_.batch), threads, stream_}, spoil<T>, array, lengths,
            columns);
   }
 
   void forward(Arguments& a, float* workspace) const {
     a.maxima = workspace;
-    spoil_behind(a.out, a.q_lengths, shape_.heads * shape_.head_dim);
+    spoil_behind(a.out, a.q_lengths, q_columns());
     spoil_behind(a.lse, a.q_lengths, shape_.heads);
     run(find_maxima, a);
     run(add_values, a);
@@ -393,16 +415,22 @@ class Graph final : public AttentionGraph {
 
   void backward(Arguments& a, const AttentionAddresses& addresses, float* workspace) const {
     const AttentionGraphShape& s = shape_;
-    a.d_out =
-        array<const bf16>(addresses, Id::d_out, Id::d_out_offsets, s.d_out_stride, reached_q());
-    a.d_q = array<bf16>(addresses, Id::d_q, Id::d_q_offsets, s.d_q_stride, reached_q());
-    a.d_k = array<bf16>(addresses, Id::d_k, Id::d_k_offsets, k_columns(), reached_k());
-    a.d_v = array<bf16>(addresses, Id::d_v, Id::d_k_offsets, k_columns(), reached_k());
-    a.delta = sums(workspace, a.lse.offsets, s.lse_stride, s.q_rows, 1);
-    a.q_sums = sums(a.delta.data + delta_size(), a.d_q.offsets, s.d_q_stride, s.q_rows, 1);
-    a.k_sums = sums(a.q_sums.data + q_sums_size(), a.d_k.offsets, k_columns(), s.k_rows, group());
-    a.v_sums = sums(a.k_sums.data + k_sums_size(), a.d_k.offsets, k_columns(), s.k_rows, group());
-    spoil_behind(a.d_q, a.q_lengths, s.heads * s.head_dim);
+    a.d_out = array<const bf16>(addresses, Id::d_out, Id::d_out_offsets, s.d_out_stride,
+                                reached_q(), s.q_distance);
+    a.d_q =
+        array<bf16>(addresses, Id::d_q, Id::d_q_offsets, s.d_q_stride, reached_q(), s.d_q_distance);
+    const bool as_keys = !s.even && group() == 1;
+    const auto gradient = [&](Id id, Id of, int64_t stride) {
+      return array<bf16>(addresses, id, as_keys ? of : Id::d_k_offsets,
+                         as_keys ? stride : k_columns(), reached_k(), s.longest_k);
+    };
+    a.d_k = gradient(Id::d_k, Id::k_offsets, s.k_stride);
+    a.d_v = gradient(Id::d_v, Id::v_offsets, s.v_stride);
+    a.delta = sums(workspace, s.heads, s.longest_q);
+    a.q_sums = sums(a.delta.data + delta_size(), q_columns(), s.longest_q);
+    a.k_sums = sums(a.q_sums.data + q_sums_size(), q_columns(), s.longest_k);
+    a.v_sums = sums(a.k_sums.data + k_sums_size(), q_columns(), s.longest_k);
+    spoil_behind(a.d_q, a.q_lengths, q_columns());
     spoil_behind(a.d_k, a.k_lengths, k_columns());
     spoil_behind(a.d_v, a.k_lengths, k_columns());
     run(find_delta, a);
@@ -425,6 +453,7 @@ class Library final : public AttentionLibrary {
   std::string name() const override { return "plain"; }
   EmptyEntries empty_entries() const override { return asked_.empty_entries; }
   bool multiplies_masked_rows(const AttentionGraphShape&) override { return asked_.says_so; }
+  int64_t least_even_queries() const override { return asked_.least_even_queries; }
 
   std::unique_ptr<AttentionGraph> build(const AttentionGraphShape& shape,
                                         std::string& problem) override {
@@ -448,7 +477,8 @@ class Library final : public AttentionLibrary {
     const auto wrong = [](int64_t stride, int64_t columns) {
       return stride < columns || stride % 8 != 0;  // 16 bytes
     };
-    GYRE_CHECK(s.lse_stride >= s.heads, "a stride of {} for {} heads", s.lse_stride, s.heads);
+    GYRE_CHECK(s.lse_stride >= s.heads || (s.even && s.backward), "a stride of {} for {} heads",
+               s.lse_stride, s.heads);
     if (s.head_dim <= 0 || s.head_dim > most_head_dim) return "head_dim";
     if (wrong(s.q_stride, q_columns) || wrong(s.out_stride, q_columns)) return "stride of queries";
     if (wrong(s.k_stride, k_columns) || wrong(s.v_stride, k_columns)) return "stride of keys";

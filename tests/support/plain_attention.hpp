@@ -6,14 +6,14 @@
 //   - leaves NaN in up to a tile of rows behind each entry, as far as no other one begins;
 //   - holds all accesses to rows below batch · longest and below the last offset, and cuts longer
 //     entries: what is beyond is left out, and `dropped` set, as it is by a query without a key;
-//   - begins with NaN in all of its workspace, where delta = <O, dO> lies as log-sum-exps do, the
-//     sums of dQ as dQ does, and those of dK and dV as these do, but for every query head. For rows
-//     at or beyond q_rows and k_rows there is no room;
+//   - begins with NaN in all of its workspace;
+//   - writes dK and dV of ragged batches as K and V lie, if there are as many heads of queries;
 //   - where a test asks for it, multiplies what lies behind an entry, up to a tile, by 0.
 // One thread for each row and head: nothing is summed by two.
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -33,12 +33,15 @@ struct PlainAttention {
   int64_t ordered_extra_bytes = 0, extra_bytes = 0;
   /// Whether batches may have entries without rows.
   EmptyEntries empty_entries = EmptyEntries::taken;
+  /// Of even batches; by default they are ragged ones, as all others.
+  int64_t least_even_queries = std::numeric_limits<int64_t>::max();
   /// Whether rows behind entries are multiplied by weights of 0, and whether the library says so.
   bool multiplies_masked_rows = false, says_so = false;
 
   struct Calls {
     int64_t asked = 0, built = 0;
     int64_t executed = 0, ordered = 0;  ///< runs, and those of deterministic graphs among them
+    int64_t even = 0;                   ///< and those of even batches
   };
   Calls forward, backward;
   int64_t largest_batch = 0;  ///< entries that a graph was built for

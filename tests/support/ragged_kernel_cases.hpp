@@ -36,7 +36,7 @@ class PlainKernelGpu : public KernelTest {
   PlainAttention plain_;
 };
 
-/// With each library.
+/// With each library; "even" is the plain one that takes even batches as such.
 class RaggedKernelGpu : public PlainKernelGpu, public testing::WithParamInterface<std::string> {
  protected:
   void SetUp() override {
@@ -50,11 +50,12 @@ class RaggedKernelGpu : public PlainKernelGpu, public testing::WithParamInterfac
 #ifdef GYRE_WITH_CUDNN
     if (!is_plain()) return make_cudnn_kernel(stream);
 #endif
+    if (GetParam() == "even") plain().least_even_queries = 1;
     return PlainKernelGpu::make_kernel(stream);
   }
 
   static bool is_plain() {
-    return GetParam() == "plain";
+    return GetParam() != "cudnn";
   }
   /// cuDNN's is one that it surely has.
   static int64_t head_dim() {
@@ -86,9 +87,9 @@ class RaggedKernelGpu : public PlainKernelGpu, public testing::WithParamInterfac
 
 inline std::vector<std::string> libraries() {
 #ifdef GYRE_WITH_CUDNN
-  return {"plain", "cudnn"};
+  return {"plain", "even", "cudnn"};
 #else
-  return {"plain"};
+  return {"plain", "even"};
 #endif
 }
 

@@ -92,6 +92,28 @@ TEST(RaggedPlan, EveryQueryOfAnEntrySeesAKey) {
   }));
 }
 
+TEST(RaggedPlan, EvenBatchesAreThoseOfEqualLengthsAndDistances) {
+  using Entries = std::vector<RaggedEntry>;
+  const auto even = [](Entries entries) {
+    RaggedBatch batch;
+    batch.entries = std::move(entries);
+    return even_batch(batch);
+  };
+  EXPECT_EQ(even({}), std::nullopt);
+  EXPECT_EQ(even({{7, 30, 9, 40, 0, 0}}), (EvenBatch{30, 40}));
+  const Entries three = {{7, 30, 9, 40, 0, 0}, {40, 30, 59, 40, 30, 40}, {73, 30, 109, 40, 60, 80}};
+  EXPECT_EQ(even(three), (EvenBatch{33, 50}));
+  for (const auto number : {&RaggedEntry::q_begin, &RaggedEntry::q_length, &RaggedEntry::k_begin,
+                            &RaggedEntry::k_length}) {
+    Entries other = three;
+    ++(other.back().*number);
+    EXPECT_EQ(even(other), std::nullopt);
+  }
+  EXPECT_EQ(even({{0, 30, 0, 40, 0, 0}, {29, 30, 40, 40, 0, 0}}), std::nullopt) << "shared queries";
+  EXPECT_EQ(even({{0, 30, 0, 40, 0, 0}, {30, 30, 0, 40, 0, 0}}), std::nullopt) << "shared keys";
+  EXPECT_EQ(even({{0, 30, 40, 40, 0, 0}, {30, 30, 0, 40, 0, 0}}), std::nullopt) << "descending";
+}
+
 TEST(RaggedPlan, BatchesStayWithinTheirLimits) {
   EXPECT_TRUE(rc::check("limits", [] {
     const auto most_entries = *rc::gen::inRange<int64_t>(1, 5);
@@ -99,7 +121,9 @@ TEST(RaggedPlan, BatchesStayWithinTheirLimits) {
     const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, most_entries, most_rows);
     for (const RaggedBatch& batch : plan.batches) {
       RC_ASSERT(std::ssize(batch.entries) <= most_entries);
-      RC_ASSERT(batch.entries.size() == 1 || std::max(batch.q_rows, batch.k_rows) <= most_rows);
+      RC_ASSERT(batch.entries.size() == 1 ||
+                std::ssize(batch.entries) * std::max(batch.longest_q, batch.longest_k) <=
+                    most_rows);
       int64_t q_row = 0, k_row = 0, longest_q = 0, longest_k = 0, q_begin = 0, q_end = 0;
       for (const RaggedEntry& e : batch.entries) {
         RC_ASSERT(e.q_begin >= q_begin);

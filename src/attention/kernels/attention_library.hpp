@@ -6,9 +6,14 @@
 // element that a table of offsets names, and has as many rows as a table of lengths says. Both are
 // read on the device when the graph runs, so that one graph serves all batches up to its limits.
 // Inputs and outputs are bf16, log-sum-exps and sums f32.
+//
+// Of an even batch (even_batch) arrays are [batch, rows, heads · head_dim]: addresses are those of
+// the first entry, the others follow at equal distances, and there are no tables. Libraries have
+// faster engines for these, and a graph serves one length alone.
 
 #include <compare>
 #include <cstddef>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -26,7 +31,11 @@ struct AttentionGraphShape {
   float scale = 0;
   int64_t batch = 0;                     ///< entries, at most
   int64_t longest_q = 0, longest_k = 0;  ///< rows of an entry, at most
-  int64_t q_rows = 0, k_rows = 0;        ///< backward: of d_q, and of d_k and d_v, at most
+  bool even = false;                     ///< as many entries, and rows, as that
+  /// Rows from entry to entry of an even batch, of q and d_out, of k and v, of out, and of d_q;
+  /// those of d_k and d_v lie one behind the other, and so do the log-sum-exps of the backward
+  /// pass: [batch, heads, rows].
+  int64_t q_distance = 0, k_distance = 0, out_distance = 0, d_q_distance = 0;
   /// Elements between rows; those of d_k and d_v lie side by side.
   int64_t q_stride = 0, k_stride = 0, v_stride = 0, out_stride = 0, lse_stride = 0;
   int64_t d_out_stride = 0, d_q_stride = 0;  ///< backward
@@ -36,7 +45,8 @@ struct AttentionGraphShape {
 
 /// The tensors of both graphs. The forward graph reads q, k and v and writes out and lse; the
 /// backward graph reads out, lse and d_out beside them and writes d_q, d_k and d_v. What is wanted
-/// of out there is its product with d_out alone.
+/// of out there is its product with d_out alone. With as many heads of queries as of keys, d_k and
+/// d_v of a ragged batch lie as k and v do.
 enum class AttentionTensor : int64_t {
   q = 1,
   k,
@@ -75,6 +85,8 @@ class AttentionLibrary {
   virtual std::string name() const = 0;
   /// Whether a batch may have entries without rows.
   virtual EmptyEntries empty_entries() const { return EmptyEntries::taken; }
+  /// Even batches of so many queries, or more, an entry are taken as such.
+  virtual int64_t least_even_queries() const { return std::numeric_limits<int64_t>::max(); }
   /// Whether the graphs of a shape multiply values of rows that are in no entry, but in a tile with
   /// rows that are: by weights of 0, so that NaN there would be NaN in the results.
   virtual bool multiplies_masked_rows(const AttentionGraphShape& /*shape*/) { return false; }

@@ -70,7 +70,7 @@ AttentionGraphShape probed(const AttentionGraphShape& shape) {
   one.batch = 2;
   one.head_dim = shape.head_dim;
   one.scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
-  one.longest_q = one.longest_k = one.q_rows = one.k_rows = probe_rows;
+  one.longest_q = one.longest_k = probe_rows;
   one.q_stride = one.k_stride = one.v_stride = one.out_stride = shape.head_dim;
   one.d_out_stride = one.d_q_stride = shape.head_dim;
   return one;

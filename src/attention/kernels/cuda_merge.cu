@@ -3,6 +3,7 @@
 
 #include "attention/kernels/cuda_merge.hpp"
 #include "attention/merge.hpp"
+#include "core/index.hpp"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/device_code.cuh"
 
@@ -135,6 +136,15 @@ __global__ void add_rows(const RowPiece* pieces, Rows<const From> partial, Rows<
   }
 }
 
+/// A thread for each number, rows side by side.
+__global__ void pack_lse(Rows<const float> lse, int64_t first, int64_t distance, int64_t rows,
+                         int64_t count, float* to) {
+  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+  if (at >= count) return;
+  const int64_t line = at / rows, entry = line / lse.cols, head = line % lse.cols;
+  to[at] = lse_for_backward(lse(first + entry * distance + at % rows, head));
+}
+
 template <class T, int width>
 __global__ void fill_rows(const RowPiece* pieces, int64_t all, Rows<T> m, float value) {
   const RowPiece piece = pieces != nullptr ? pieces[blockIdx.y] : RowPiece{0, 0, all};
@@ -203,6 +213,14 @@ void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef s
     launch(shape, packs ? add_rows<From, To, 8> : add_rows<From, To, 1>, round.pieces,
            partial.as<From>(), sum.as<To>(), fold);
   });
+}
+
+void cuda_pack_lse(MatrixView<const float> lse, int64_t first, int64_t distance, int64_t entries,
+                   int64_t rows, float* to, Stream& stream) {
+  const int64_t count = entries * lse.cols * rows, blocks = ceil_div(count, int64_t{threads});
+  GYRE_CHECK(blocks <= std::numeric_limits<int32_t>::max(), "{} log-sum-exps", count);
+  launch({static_cast<unsigned>(blocks), threads, cuda_handle(stream)}, pack_lse, lse, first,
+         distance, rows, count, to);
 }
 
 void cuda_fill_rows(const DeviceRound& round, MatrixRef m, float value, Stream& stream) {

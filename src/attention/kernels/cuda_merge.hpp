@@ -55,6 +55,11 @@ void cuda_stand_in_rows(const DeviceRound& round, ConstMatrixRef d_out, MatrixVi
 void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum, Fold fold,
                    Stream& stream);
 
+/// The log-sum-exps of an even batch for a backward pass (lse_for_backward), head by head:
+/// to [entries, heads, rows] from the rows [first + entry · distance, ... + rows) of lse.
+void cuda_pack_lse(MatrixView<const float> lse, int64_t first, int64_t distance, int64_t entries,
+                   int64_t rows, float* to, Stream& stream);
+
 /// Sets the rows of `m`, f32 or bf16, to a value.
 void cuda_fill_rows(const DeviceRound& round, MatrixRef m, float value, Stream& stream);
 

@@ -17,6 +17,9 @@ namespace gyre {
 namespace {
 
 constexpr int64_t most_plans = 256;
+/// Graphs of even batches that a kernel builds, each for one length; what comes then is taken as
+/// ragged.
+constexpr int64_t most_even_graphs = 64;
 
 bool aligned(ConstMatrixRef m) {
   return reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && m.stride % 8 == 0;
@@ -63,6 +66,7 @@ class RaggedKernel final : public BlockKernel {
     const std::vector<Rectangle> rest =
         each_batch(block, sizes_of(block), fresh, unfit(block, {}),
                    [&](const ReadyPlan& plan, const ReadyBatch& b) {
+                     if (forward_even(block, plan, b)) return true;
                      give_finite_rows(given, shape_of(block, b), plan);
                      return forward_batch(given, plan, b);
                    });
@@ -87,6 +91,7 @@ class RaggedKernel final : public BlockKernel {
     const std::vector<Rectangle> rest = each_batch(
         block, sizes_of(block), fresh, unfit(block, block.d_out),
         [&](const ReadyPlan& plan, const ReadyBatch& b) {
+          if (backward_even(block, plan, b)) return true;
           if (give_finite_rows(given, gradient_shape(block, b, {}), plan)) {
             given.d_out = finite_.of(AttentionTensor::d_out, block.d_out, plan.q_outside);
             given.out = {};  // a stand-in has rows of its own
@@ -219,7 +224,7 @@ class RaggedKernel final : public BlockKernel {
       plans_.clear();
     }
     return *plans_.emplace_back(
-        make_ready(block.rectangles, sizes, block.fixed_tiles, library_->empty_entries(), stream_));
+        make_ready(block.rectangles, sizes, block.fixed_tiles, *library_, stream_));
   }
 
   /// Once a call, if the library would let rows of no entry in: puts copies in the place of what
@@ -254,6 +259,16 @@ class RaggedKernel final : public BlockKernel {
     shape.lse_stride = h.heads;
     return shape;
   }
+  /// Of an even batch, with results in scratch rows.
+  static AttentionGraphShape even_shape(AttentionGraphShape shape, const ReadyBatch& ready) {
+    shape.even = true;
+    shape.batch = std::ssize(ready.batch.entries);
+    shape.longest_q = shape.out_distance = shape.d_q_distance = ready.batch.longest_q;
+    shape.longest_k = ready.batch.longest_k;
+    shape.q_distance = ready.even->q_distance;
+    shape.k_distance = ready.even->k_distance;
+    return shape;
+  }
 
   BuiltGraph build(const AttentionGraphShape& shape) {
     BuiltGraph built;
@@ -264,6 +279,7 @@ class RaggedKernel final : public BlockKernel {
   /// The graph of a shape; nullptr when it is refused.
   AttentionGraph* graph_of(const AttentionGraphShape& shape) {
     auto found = graphs_.find(shape);
+    if (found == graphs_.end() && shape.even && ++even_graphs_ > most_even_graphs) return nullptr;
     if (found == graphs_.end())
       found = graphs_.emplace(shape, shape.backward ? gradient_graph(shape) : build(shape)).first;
     return found->second.graph.get();
@@ -294,64 +310,91 @@ class RaggedKernel final : public BlockKernel {
   }
 
   bool forward_batch(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
-    using enum AttentionTensor;
-    const bool first = block.overwrite && ready.first_q;
-    BatchArrays arrays(plan, block, ready);
-    if (first && is_whole(ready, block.out) && usable(block.out, DType::bf16) &&
-        usable(block.lse, DType::f32)) {
-      AttentionGraphShape shape = shape_of(block, ready);
-      shape.out_stride = block.out.stride;
-      shape.lse_stride = block.lse.stride;
-      if (AttentionGraph* graph = graph_of(shape)) {
-        arrays.add(out, block.out, out_offsets, ready.in_place);
-        arrays.add(lse, MatrixRef(block.lse), lse_offsets, ready.in_place);
-        execute(*graph, arrays);
-        return true;
-      }
-    }
     const AttentionGraphShape shape = shape_of(block, ready);
+    if (is_whole(ready, block.out) && forward_in_place(block, plan, ready, shape)) return true;
+    return forward_to_scratch(block, plan, ready, shape) || refused(shape, ready);
+  }
+  /// False if the batch is no even one, or the library has no engine for those.
+  bool forward_even(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
+    if (!ready.even) return false;
+    AttentionGraphShape shape = even_shape(shape_of(block, ready), ready), in_place = shape;
+    in_place.out_distance = shape.q_distance;
+    return forward_in_place(block, plan, ready, in_place) ||
+           forward_to_scratch(block, plan, ready, shape);
+  }
+
+  /// False if results cannot be written where they belong.
+  bool forward_in_place(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready,
+                        AttentionGraphShape shape) {
+    using enum AttentionTensor;
+    // Of a ragged batch addresses are those of the first row.
+    MatrixView<float> first_lse = block.lse;
+    if (shape.even) first_lse.data += ready.batch.entries.front().q_begin * first_lse.stride;
+    if (!block.overwrite || !ready.first_q || !usable(block.out, DType::bf16) ||
+        !usable(first_lse, DType::f32))
+      return false;
+    shape.out_stride = block.out.stride;
+    shape.lse_stride = block.lse.stride;
     AttentionGraph* graph = graph_of(shape);
-    if (graph == nullptr) return refused(shape, ready);
+    if (graph == nullptr) return false;
+    BatchArrays arrays(plan, ready, shape.even);
+    arrays.add_inputs(block.q, block.k, block.v);
+    arrays.add(out, block.out, out_offsets, ready.in_place);
+    arrays.add(lse, MatrixRef(block.lse), lse_offsets, ready.in_place);
+    execute(*graph, arrays);
+    return true;
+  }
+  /// False if the library does not take the shape.
+  bool forward_to_scratch(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready,
+                          const AttentionGraphShape& shape) {
+    using enum AttentionTensor;
+    AttentionGraph* graph = graph_of(shape);
+    if (graph == nullptr) return false;
+    BatchArrays arrays(plan, ready, shape.even);
+    arrays.add_inputs(block.q, block.k, block.v);
     const MatrixRef part = out_.matrix(DType::bf16, ready.batch.q_rows, block.out.cols),
                     part_lse = lse_.matrix(DType::f32, ready.batch.q_rows, block.lse.cols);
     arrays.add(out, part, out_offsets, ready.tables);
     arrays.add(lse, part_lse, lse_offsets, ready.tables);
     execute(*graph, arrays);
+    const Fold fold = block.overwrite && ready.first_q ? Fold::replace : Fold::add;
     for (const DeviceRound& round : ready.q_rounds)
-      cuda_merge_rows(round, part, part_lse.as<float>(), block.out, block.lse,
-                      first ? Fold::replace : Fold::add, stream_);
+      cuda_merge_rows(round, part, part_lse.as<float>(), block.out, block.lse, fold, stream_);
     return true;
   }
 
-  /// Whether a batch that is the first to write its rows writes all. Only then is it given a result
-  /// of the caller's: of what lies between its entries a library promises nothing.
+  /// Whether a batch that is the first to write its rows writes all. Only then is a ragged one
+  /// given a result of the caller's: of what lies between its entries a library promises nothing.
   static bool is_whole(const ReadyBatch& ready, ConstMatrixRef result) {
     return ready.batch.q_rows == result.rows;
   }
 
   bool backward_batch(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
-    Direct direct;
-    direct.out = usable(block.out, DType::bf16) && usable(block.lse, DType::f32);
-    direct.d_q = block.overwrite_d_q && ready.first_q && is_whole(ready, block.d_q) &&
-                 usable(block.d_q, DType::bf16);
-    const AttentionGraphShape shape = gradient_shape(block, ready, direct),
-                              plain = gradient_shape(block, ready, {});
-    if (AttentionGraph* graph = graph_of(shape))
-      differentiate(*graph, block, plan, ready, direct);
-    else if ((graph = graph_of(plain)) != nullptr)
-      differentiate(*graph, block, plan, ready, {});
-    else
-      return refused(plain, ready);
-    return true;
+    Direct direct = direct_arrays(block, ready);
+    direct.d_q = direct.d_q && is_whole(ready, block.d_q);
+    return differentiate(block, plan, ready, direct, false) ||
+           differentiate(block, plan, ready, {}, false) ||
+           refused(gradient_shape(block, ready, {}), ready);
+  }
+  /// False if the batch is no even one, or the library has no engine for those.
+  bool backward_even(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
+    return ready.even && differentiate(block, plan, ready, direct_arrays(block, ready), true);
   }
 
   /// Arrays of the caller's that the library uses as they are; `out` with its log-sum-exps.
   struct Direct {
     bool out = false, d_q = false;
   };
+  static Direct direct_arrays(const BackwardBlock& block, const ReadyBatch& ready) {
+    return {usable(block.out, DType::bf16) && usable(block.lse, DType::f32),
+            block.overwrite_d_q && ready.first_q && usable(block.d_q, DType::bf16)};
+  }
+  /// Whether the library's d_k and d_v lie as its k and v do (attention_library.hpp).
+  static bool gathers_keys(const BlockInput& block) {
+    return block.heads.heads == block.heads.kv_heads;
+  }
   static AttentionGraphShape gradient_shape(const BackwardBlock& block, const ReadyBatch& ready,
                                             Direct direct) {
-    const RaggedBatch& batch = ready.batch;
     AttentionGraphShape shape = shape_of(block, ready);
     shape.backward = true;
     shape.d_out_stride = block.d_out.stride;
@@ -360,8 +403,19 @@ class RaggedKernel final : public BlockKernel {
       shape.out_stride = block.out.stride;
       shape.lse_stride = block.lse.stride;
     }
-    shape.q_rows = rounded_up(std::max(batch.q_end, direct.d_q ? 0 : batch.q_rows), 128);
-    shape.k_rows = rounded_up(batch.k_rows, 128);
+    if (gathers_keys(block))
+      shape.k_stride = shape.v_stride = block.heads.kv_heads * block.heads.head_dim;
+    return shape;
+  }
+  /// O, or its stand-in, has a row for each query.
+  static AttentionGraphShape even_gradient_shape(const BackwardBlock& block,
+                                                 const ReadyBatch& ready, Direct direct) {
+    AttentionGraphShape shape = even_shape(gradient_shape(block, ready, direct), ready);
+    shape.k_stride = block.k.stride;
+    shape.v_stride = block.v.stride;
+    shape.out_distance = shape.q_distance;
+    if (direct.d_q) shape.d_q_distance = shape.q_distance;
+    shape.lse_stride = 0;
     return shape;
   }
 
@@ -373,14 +427,35 @@ class RaggedKernel final : public BlockKernel {
     for (const MatrixRef m : {out, lse}) cuda_fill_rows(plan.q_outside, m, 0, stream_);
   }
 
-  void differentiate(AttentionGraph& graph, const BackwardBlock& block, const ReadyPlan& plan,
-                     const ReadyBatch& ready, Direct direct) {
+  /// K and V of a ragged batch, where its d_k and d_v lie.
+  ConstMatrixRef gathered(Scratch& memory, ConstMatrixRef from, const ReadyBatch& ready) {
+    const MatrixRef rows = memory.matrix(DType::bf16, ready.batch.k_rows, from.cols);
+    cuda_add_rows(ready.gathered_keys, from, rows, Fold::replace, stream_);
+    return rows;
+  }
+
+  void add_inputs(BatchArrays& arrays, const BackwardBlock& block, const ReadyBatch& ready,
+                  bool even) {
     using enum AttentionTensor;
+    arrays.add_inputs(block.q, block.k, block.v);
+    arrays.add(d_out, block.d_out, d_out_offsets, ready.tables);
+    if (even || !gathers_keys(block)) return;
+    arrays.add(k, gathered(k_, block.k, ready), k_offsets, ready.gathered);
+    arrays.add(v, gathered(v_, block.v, ready), v_offsets, ready.gathered);
+  }
+
+  /// False if the library does not take the shape.
+  bool differentiate(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready,
+                     Direct direct, bool even) {
+    using enum AttentionTensor;
+    AttentionGraph* graph = graph_of(even ? even_gradient_shape(block, ready, direct)
+                                          : gradient_shape(block, ready, direct));
+    if (graph == nullptr) return false;
     const RaggedBatch& batch = ready.batch;
     const int64_t q_columns = block.heads.heads * block.heads.head_dim,
                   k_columns = block.heads.kv_heads * block.heads.head_dim;
-    BatchArrays arrays(plan, block, ready);
-    arrays.add(d_out, block.d_out, d_out_offsets, ready.tables);
+    BatchArrays arrays(plan, ready, even);
+    add_inputs(arrays, block, ready, even);
     if (direct.out) {
       arrays.add(out, block.out, out_offsets, ready.in_place);
       arrays.add(lse, ConstMatrixRef(block.lse), lse_offsets, ready.in_place);
@@ -399,7 +474,8 @@ class RaggedKernel final : public BlockKernel {
     arrays.add(d_q, part_q, d_q_offsets, direct.d_q ? ready.in_place : ready.tables);
     arrays.add(d_k, part_k, d_k_offsets, ready.tables);
     arrays.add(d_v, part_v, d_k_offsets, ready.tables);
-    execute(graph, arrays);
+    if (even) arrays.add(lse, packed_lse(block, ready));
+    execute(*graph, arrays);
     const Fold fold_q = block.overwrite_d_q && ready.first_q ? Fold::replace : Fold::add,
                fold_k = block.overwrite_d_kv && ready.first_k ? Fold::replace : Fold::add;
     for (const DeviceRound& round : ready.q_rounds)
@@ -410,6 +486,16 @@ class RaggedKernel final : public BlockKernel {
         cuda_add_rows(round, part_k, block.d_k, fold_k, stream_);
         cuda_add_rows(round, part_v, block.d_v, fold_k, stream_);
       }
+    return true;
+  }
+
+  /// Those of the queries of an even batch.
+  float* packed_lse(const BackwardBlock& block, const ReadyBatch& ready) {
+    const RaggedBatch& batch = ready.batch;
+    const MatrixRef to = packed_lse_.matrix(DType::f32, batch.q_rows, block.heads.heads);
+    cuda_pack_lse(block.lse, batch.entries.front().q_begin, ready.even->q_distance,
+                  std::ssize(batch.entries), batch.longest_q, to.as<float>().data, stream_);
+    return to.as<float>().data;
   }
 
   Stream& stream_;
@@ -419,9 +505,10 @@ class RaggedKernel final : public BlockKernel {
   bool deterministic_;
   std::map<AttentionGraphShape, BuiltGraph> graphs_;
   std::vector<std::unique_ptr<ReadyPlan>> plans_;
-  Scratch out_, lse_, d_q_, d_k_, d_v_, workspace_;
+  Scratch out_, lse_, packed_lse_, k_, v_, d_q_, d_k_, d_v_, workspace_;
   int64_t rectangles_ = 0;                           // entries of batches, and what is none
   std::map<std::string, int64_t> tiled_rectangles_;  // by reason
+  int64_t even_graphs_ = 0;                          // that were asked for
   bool unordered_ = false;                           // some graph has no fixed order
   bool stand_ins_are_there_ = false;                 // those of this call
   bool rows_are_finite_ = false;                     // of what the library is given in this call

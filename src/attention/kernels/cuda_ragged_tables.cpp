@@ -8,6 +8,9 @@ namespace gyre {
 namespace {
 
 constexpr int64_t most_entries = 1024;
+/// Of a batch, with those that are made up to the longest entry: twice the rows of the arrays, or
+/// this.
+constexpr int64_t least_rows_of_a_batch = 16384;
 
 /// Lays tables one behind the other, 16-byte aligned.
 class TableWriter {
@@ -52,10 +55,11 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready)
   using Id = AttentionTensor;
   const int64_t capacity = ready.limits.capacity;
   const auto lengths = [&](Id id, RaggedRows rows) {
-    ready.tables[id] = writer.add<int32_t>(ragged_lengths(ready.batch, rows, capacity));
+    ready.tables[id] = {writer.add<int32_t>(ragged_lengths(ready.batch, rows, capacity)), 0};
   };
-  const auto offsets = [&](TableOffsets& to, Id id, RaggedRows rows, int64_t stride) {
-    to[id] = writer.add<int64_t>(ragged_offsets(ready.batch, rows, stride, capacity));
+  const auto offsets = [&](TablePlaces& to, Id id, RaggedRows rows, int64_t stride) {
+    const std::vector<int64_t> values = ragged_offsets(ready.batch, rows, stride, capacity);
+    to[id] = {writer.add<int64_t>(values), values.front()};
   };
   lengths(Id::q_lengths, RaggedRows::q);
   lengths(Id::k_lengths, RaggedRows::k);
@@ -69,6 +73,7 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready)
   offsets(ready.tables, Id::lse_offsets, results, sizes.heads);
   offsets(ready.tables, Id::d_q_offsets, RaggedRows::scratch_q, sizes.q_columns);
   offsets(ready.tables, Id::d_k_offsets, RaggedRows::scratch_k, sizes.k_columns);
+  ready.gathered[Id::k_offsets] = ready.gathered[Id::v_offsets] = ready.tables[Id::d_k_offsets];
   offsets(ready.in_place, Id::out_offsets, RaggedRows::q, sizes.out);
   offsets(ready.in_place, Id::lse_offsets, RaggedRows::q, sizes.lse);
   offsets(ready.in_place, Id::d_q_offsets, RaggedRows::q, sizes.d_q);
@@ -76,30 +81,50 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready)
 
 }  // namespace
 
-BatchArrays::BatchArrays(const ReadyPlan& plan, const BlockInput& block, const ReadyBatch& ready)
-    : plan_(plan) {
+/// Where the keys of each entry are, as rows of a scratch array.
+Round keys_gathered(const RaggedBatch& batch) {
+  Round round;
+  for (const RaggedEntry& e : batch.entries)
+    for (int64_t i = 0; i < e.k_length; i += longest_piece)
+      round.push_back({e.k_row + i, e.k_begin + i, std::min(longest_piece, e.k_length - i)});
+  return round;
+}
+
+BatchArrays::BatchArrays(const ReadyPlan& plan, const ReadyBatch& ready, bool even)
+    : plan_(plan), ready_(ready), even_(even) {
   using enum AttentionTensor;
-  for (const AttentionTensor id : {q_lengths, k_lengths}) set_table(id, ready.tables);
-  add(q, block.q, q_offsets, ready.tables);
-  add(k, block.k, k_offsets, ready.tables);
-  add(v, block.v, v_offsets, ready.tables);
+  if (even_) return;
+  for (const AttentionTensor id : {q_lengths, k_lengths}) addresses_[id] = table(id, ready.tables);
 }
 
-void BatchArrays::add(AttentionTensor id, ConstMatrixRef m, AttentionTensor table,
-                      const TableOffsets& tables) {
-  addresses_[id] = const_cast<std::byte*>(m.data);
-  set_table(table, tables);
+void BatchArrays::add_inputs(ConstMatrixRef q, ConstMatrixRef k, ConstMatrixRef v) {
+  using Id = AttentionTensor;
+  add(Id::q, q, Id::q_offsets, ready_.tables);
+  add(Id::k, k, Id::k_offsets, ready_.tables);
+  add(Id::v, v, Id::v_offsets, ready_.tables);
 }
 
-void BatchArrays::set_table(AttentionTensor id, const TableOffsets& tables) {
-  addresses_[id] = const_cast<std::byte*>(plan_.device.data()) + tables.at(id);
+void BatchArrays::add(AttentionTensor id, ConstMatrixRef m, AttentionTensor table_id,
+                      const TablePlaces& tables) {
+  auto* const data = const_cast<std::byte*>(m.data);
+  if (even_) {
+    addresses_[id] = data + tables.at(table_id).first * static_cast<int64_t>(size_of(m.type));
+  } else {
+    addresses_[id] = data;
+    addresses_[table_id] = table(table_id, tables);
+  }
+}
+
+void* BatchArrays::table(AttentionTensor id, const TablePlaces& tables) const {
+  return const_cast<std::byte*>(plan_.device.data()) + tables.at(id).begin;
 }
 
 std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
-                                      const TableSizes& sizes, bool fixed_tiles, EmptyEntries empty,
-                                      Stream& stream) {
+                                      const TableSizes& sizes, bool fixed_tiles,
+                                      const AttentionLibrary& library, Stream& stream) {
   RaggedPlan ragged =
-      plan_ragged(rectangles, fixed_tiles, most_entries, 2 * std::max(sizes.rows, sizes.keys));
+      plan_ragged(rectangles, fixed_tiles, most_entries,
+                  std::max(least_rows_of_a_batch, 2 * std::max(sizes.rows, sizes.keys)));
   const FirstWriters q = first_writers(ragged.batches, RaggedRows::q, sizes.rows),
                      k = first_writers(ragged.batches, RaggedRows::k, sizes.keys);
   auto plan = std::make_unique<ReadyPlan>();
@@ -114,12 +139,15 @@ std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
   for (size_t i = 0; i < plan->batches.size(); ++i) {
     ReadyBatch& ready = plan->batches[i];
     ready.batch = std::move(ragged.batches[i]);
-    ready.limits = limits_of(ready.batch, empty);
+    ready.limits = limits_of(ready.batch, library.empty_entries());
+    if (ready.batch.longest_q >= library.least_even_queries()) ready.even = even_batch(ready.batch);
     ready.first_q = q.first[i];
     ready.first_k = k.first[i];
     add_tables(writer, sizes, ready);
     rounds.add(query_rounds(ready.batch), ready.q_rounds);
     rounds.add(key_rounds(ready.batch), ready.k_rounds);
+    if (sizes.backward && sizes.q_columns == sizes.k_columns)
+      rounds.add(keys_gathered(ready.batch), ready.gathered_keys);
   }
   rounds.add(q.rest, plan->q_rest);
   rounds.add(k.rest, plan->k_rest);

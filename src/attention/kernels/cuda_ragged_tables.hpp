@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,15 +19,22 @@
 
 namespace gyre {
 
-using TableOffsets = std::map<AttentionTensor, int64_t>;  // bytes from the begin of a plan's tables
+struct TablePlace {
+  int64_t begin = 0;  ///< bytes from the begin of a plan's tables
+  int64_t first = 0;  ///< what the table begins with
+};
+using TablePlaces = std::map<AttentionTensor, TablePlace>;
 
 /// What the library was given of a list of rectangles: built once, and kept.
 struct ReadyBatch {
   RaggedBatch batch;
   RaggedLimits limits;
-  TableOffsets tables;    // where what it writes lies in scratch arrays
-  TableOffsets in_place;  // the tables of arrays that may be the caller's instead
+  std::optional<EvenBatch> even;  // if it may be taken as such
+  TablePlaces tables;             // where what it writes lies in scratch arrays
+  TablePlaces in_place;           // the tables of arrays that may be the caller's instead
+  TablePlaces gathered;           // of keys and values in scratch rows
   std::vector<DeviceRound> q_rounds, k_rounds;
+  DeviceRound gathered_keys;              // keys from the rows of scratch arrays, to these
   bool first_q = false, first_k = false;  // see FirstWriters
 };
 
@@ -52,22 +60,28 @@ struct ReadyPlan {
   std::array<int64_t, not_ragged_reasons> reasons{};
 };
 
-/// The arrays of one run of a batch, and where their entries are.
+/// The arrays of one run of a batch, and where their entries are: by tables, or, of an even batch,
+/// the address of the first.
 class BatchArrays {
  public:
-  BatchArrays(const ReadyPlan& plan, const BlockInput& block, const ReadyBatch& ready);
-  void add(AttentionTensor id, ConstMatrixRef m, AttentionTensor table, const TableOffsets& tables);
+  BatchArrays(const ReadyPlan& plan, const ReadyBatch& ready, bool even);
+  void add(AttentionTensor id, ConstMatrixRef m, AttentionTensor table, const TablePlaces& tables);
+  /// Without a table.
+  void add(AttentionTensor id, void* address) { addresses_[id] = address; }
+  void add_inputs(ConstMatrixRef q, ConstMatrixRef k, ConstMatrixRef v);
   const AttentionAddresses& addresses() const { return addresses_; }
 
  private:
-  void set_table(AttentionTensor id, const TableOffsets& tables);
+  void* table(AttentionTensor id, const TablePlaces& tables) const;
   const ReadyPlan& plan_;
+  const ReadyBatch& ready_;
+  bool even_;
   AttentionAddresses addresses_;
 };
 
 /// Plans the rectangles in batches and submits the tables to `stream`.
 std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
-                                      const TableSizes& sizes, bool fixed_tiles, EmptyEntries empty,
-                                      Stream& stream);
+                                      const TableSizes& sizes, bool fixed_tiles,
+                                      const AttentionLibrary& library, Stream& stream);
 
 }  // namespace gyre

@@ -24,12 +24,13 @@ class Builder {
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
     if (sm_version != 0) graph_->set_sm_version(sm_version);  // nodes copy it when they are made
-    q_ = rows("q", AttentionTensor::q, s_.heads, s_.longest_q, s_.q_stride,
-              AttentionTensor::q_offsets);
-    k_ = rows("k", AttentionTensor::k, s_.kv_heads, s_.longest_k, s_.k_stride,
-              AttentionTensor::k_offsets);
-    v_ = rows("v", AttentionTensor::v, s_.kv_heads, s_.longest_k, s_.v_stride,
-              AttentionTensor::v_offsets);
+    q_ = input("q", AttentionTensor::q, queries(s_.q_stride, s_.q_distance),
+               AttentionTensor::q_offsets);
+    k_ = input("k", AttentionTensor::k, keys(s_.k_stride, s_.k_distance),
+               AttentionTensor::k_offsets);
+    v_ = input("v", AttentionTensor::v, keys(s_.v_stride, s_.k_distance),
+               AttentionTensor::v_offsets);
+    if (s_.even) return;
     q_lengths_ = table("q lengths", AttentionTensor::q_lengths, s_.batch, fe::DataType_t::INT32);
     k_lengths_ = table("k lengths", AttentionTensor::k_lengths, s_.batch, fe::DataType_t::INT32);
   }
@@ -43,7 +44,7 @@ class Builder {
         .set_implementation(fe::AttentionImplementation_t::COMPOSITE);
     set_common(options);
     const auto [out, lse] = graph_->sdpa(q_, k_, v_, options);
-    place(*out, "out", AttentionTensor::out, s_.heads, s_.longest_q, s_.out_stride,
+    place(*out, "out", AttentionTensor::out, queries(s_.out_stride, s_.out_distance),
           offsets(AttentionTensor::out_offsets));
     out->set_output(true);
     place_lse(*lse);
@@ -51,74 +52,93 @@ class Builder {
     return graph_;
   }
 
+  /// Without max_total_seq_len, with which cuDNN 9.19 mixes up d_k and d_v of several entries.
   std::shared_ptr<CudnnGraph> backward() {
-    const int64_t k_columns = s_.kv_heads * s_.head_dim;
-    const TensorPtr out = rows("out", AttentionTensor::out, s_.heads, s_.longest_q, s_.out_stride,
-                               AttentionTensor::out_offsets);
-    const TensorPtr d_out = rows("d_out", AttentionTensor::d_out, s_.heads, s_.longest_q,
-                                 s_.d_out_stride, AttentionTensor::d_out_offsets);
+    const TensorPtr out =
+        input("out", AttentionTensor::out, queries(s_.out_stride, s_.out_distance),
+              AttentionTensor::out_offsets);
+    const TensorPtr d_out =
+        input("d_out", AttentionTensor::d_out, queries(s_.d_out_stride, s_.q_distance),
+              AttentionTensor::d_out_offsets);
     Tensor_attributes stats;
     place_lse(stats);
     const TensorPtr lse = graph_->tensor(stats);
 
     fe::graph::SDPA_backward_attributes options;
-    options.set_name("attention gradient")
-        .set_max_total_seq_len_q(s_.q_rows)
-        .set_max_total_seq_len_kv(s_.k_rows)
-        .set_deterministic_algorithm(s_.deterministic);
+    options.set_name("attention gradient").set_deterministic_algorithm(s_.deterministic);
     set_common(options);
     const auto [d_q, d_k, d_v] = graph_->sdpa_backward(q_, k_, v_, out, d_out, lse, options);
-    const TensorPtr k_offsets = offsets(AttentionTensor::d_k_offsets);
-    place(*d_q, "d_q", AttentionTensor::d_q, s_.heads, s_.longest_q, s_.d_q_stride,
+    place(*d_q, "d_q", AttentionTensor::d_q, queries(s_.d_q_stride, s_.d_q_distance),
           offsets(AttentionTensor::d_q_offsets));
-    place(*d_k, "d_k", AttentionTensor::d_k, s_.kv_heads, s_.longest_k, k_columns, k_offsets);
-    place(*d_v, "d_v", AttentionTensor::d_v, s_.kv_heads, s_.longest_k, k_columns, k_offsets);
+    const Rows gradients = keys(s_.kv_heads * s_.head_dim, s_.longest_k);
+    const TensorPtr k_offsets = offsets(AttentionTensor::d_k_offsets);
+    place(*d_k, "d_k", AttentionTensor::d_k, gradients, k_offsets);
+    place(*d_v, "d_v", AttentionTensor::d_v, gradients, k_offsets);
     for (const TensorPtr& gradient : {d_q, d_k, d_v}) gradient->set_output(true);
     return graph_;
   }
 
  private:
+  /// Of an array, for each entry.
+  struct Rows {
+    int64_t heads, count, stride;
+    int64_t distance;  ///< of an even batch
+  };
+  Rows queries(int64_t stride, int64_t distance) const {
+    return {s_.heads, s_.longest_q, stride, distance};
+  }
+  Rows keys(int64_t stride, int64_t distance) const {
+    return {s_.kv_heads, s_.longest_k, stride, distance};
+  }
+
   TensorPtr table(const char* name, AttentionTensor id, int64_t entries, fe::DataType_t type) {
     return graph_->tensor(attributes(name, id)
                               .set_dim({entries, 1, 1, 1})
                               .set_stride({1, 1, 1, 1})
                               .set_data_type(type));
   }
+  /// Nothing for an even batch.
   TensorPtr offsets(AttentionTensor id) {
-    return table("offsets", id, s_.batch + 1, fe::DataType_t::INT64);
+    return s_.even ? nullptr : table("offsets", id, s_.batch + 1, fe::DataType_t::INT64);
   }
 
-  void place(Tensor_attributes& tensor, const char* name, AttentionTensor id, int64_t heads,
-             int64_t longest, int64_t stride, const TensorPtr& ragged) const {
+  void place(Tensor_attributes& tensor, const char* name, AttentionTensor id, const Rows& rows,
+             const TensorPtr& ragged) const {
     tensor.set_name(name)
         .set_uid(static_cast<int64_t>(id))
         .set_data_type(fe::DataType_t::BFLOAT16)
-        .set_dim({s_.batch, heads, longest, s_.head_dim})
-        .set_stride({longest * stride, s_.head_dim, stride, 1})
-        .set_ragged_offset(ragged);
+        .set_dim({s_.batch, rows.heads, rows.count, s_.head_dim})
+        .set_stride(
+            {(s_.even ? rows.distance : rows.count) * rows.stride, s_.head_dim, rows.stride, 1});
+    if (ragged) tensor.set_ragged_offset(ragged);
   }
   void place_lse(Tensor_attributes& tensor) {
     tensor.set_name("log-sum-exp")
         .set_uid(static_cast<int64_t>(AttentionTensor::lse))
         .set_data_type(fe::DataType_t::FLOAT)
-        .set_dim({s_.batch, s_.heads, s_.longest_q, 1})
-        .set_stride({s_.longest_q * s_.lse_stride, 1, s_.lse_stride, 1})
-        .set_ragged_offset(offsets(AttentionTensor::lse_offsets));
+        .set_dim({s_.batch, s_.heads, s_.longest_q, 1});
+    if (s_.even && s_.backward) {
+      tensor.set_stride({s_.heads * s_.longest_q, s_.longest_q, 1, 1});
+    } else {
+      const int64_t rows = s_.even ? s_.out_distance : s_.longest_q;
+      tensor.set_stride({rows * s_.lse_stride, 1, s_.lse_stride, 1});
+      if (const TensorPtr ragged = offsets(AttentionTensor::lse_offsets))
+        tensor.set_ragged_offset(ragged);
+    }
   }
-  TensorPtr rows(const char* name, AttentionTensor id, int64_t heads, int64_t longest,
-                 int64_t stride, AttentionTensor offsets_id) {
+  TensorPtr input(const char* name, AttentionTensor id, const Rows& rows,
+                  AttentionTensor offsets_id) {
     Tensor_attributes tensor;
-    place(tensor, name, id, heads, longest, stride, offsets(offsets_id));
+    place(tensor, name, id, rows, offsets(offsets_id));
     return graph_->tensor(tensor);
   }
 
   /// Ragged batches need a padding mask: it is what reads the lengths.
   template <class Options>
   void set_common(Options& options) const {
-    options.set_attn_scale(s_.scale)
-        .set_padding_mask(true)
-        .set_seq_len_q(q_lengths_)
-        .set_seq_len_kv(k_lengths_);
+    options.set_attn_scale(s_.scale);
+    if (!s_.even)
+      options.set_padding_mask(true).set_seq_len_q(q_lengths_).set_seq_len_kv(k_lengths_);
     if (const auto diagonal = diagonal_of(s_.mask))
       options.set_diagonal_alignment(*diagonal).set_diagonal_band_right_bound(0);
     // Key j is seen up to the diagonal d if j + bound > d: as many keys as the bound says.

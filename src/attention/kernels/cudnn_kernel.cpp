@@ -89,6 +89,8 @@ class CudnnLibrary final : public AttentionLibrary {
   CudnnLibrary& operator=(const CudnnLibrary&) = delete;
 
   std::string name() const override { return "cuDNN"; }
+  /// A graph takes tenths of a second to build, which shorter ones do not make up for.
+  int64_t least_even_queries() const override { return 512; }
   EmptyEntries empty_entries() const override {
     return fe::detail::get_backend_version() < first_with_empty_entries ? EmptyEntries::refused
                                                                         : EmptyEntries::taken;

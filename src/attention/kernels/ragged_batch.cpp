@@ -198,9 +198,10 @@ RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles,
     }
     for (const Part& part : parts.entries) {
       RaggedBatch& batch = open[{part.mask, part.window, length_class(part.entry.q_length)}];
-      if (std::ssize(batch.entries) >= most_entries ||
-          batch.q_rows + part.entry.q_length > most_rows ||
-          batch.k_rows + part.entry.k_length > most_rows)
+      const int64_t entries = std::ssize(batch.entries) + 1;
+      if (entries > most_entries ||
+          entries * std::max(batch.longest_q, part.entry.q_length) > most_rows ||
+          entries * std::max(batch.longest_k, part.entry.k_length) > most_rows)
         close(batch);
       batch.mask = part.mask;
       batch.window = part.window;
@@ -316,6 +317,24 @@ std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, i
   }
   offsets.resize(static_cast<size_t>(capacity + 1), end);
   return offsets;
+}
+
+std::optional<EvenBatch> even_batch(const RaggedBatch& batch) {
+  const std::vector<RaggedEntry>& entries = batch.entries;
+  if (entries.empty()) return {};
+  const RaggedEntry& first = entries.front();
+  EvenBatch even{first.q_length, first.k_length};
+  if (entries.size() > 1)
+    even = {entries[1].q_begin - first.q_begin, entries[1].k_begin - first.k_begin};
+  if (even.q_distance < first.q_length || even.k_distance < first.k_length) return {};
+  for (size_t i = 1; i < entries.size(); ++i) {
+    const auto n = static_cast<int64_t>(i);
+    if (entries[i].q_length != first.q_length || entries[i].k_length != first.k_length ||
+        entries[i].q_begin != first.q_begin + n * even.q_distance ||
+        entries[i].k_begin != first.k_begin + n * even.k_distance)
+      return {};
+  }
+  return even;
 }
 
 int64_t rounded_up(int64_t n, int64_t least) {

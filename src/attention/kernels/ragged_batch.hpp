@@ -27,6 +27,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -81,13 +82,13 @@ struct RaggedPlan {
   std::array<int64_t, not_ragged_reasons> reasons{};  ///< rectangles in `others`
 };
 
-/// Splits rectangles into batches of at most `most_entries` entries, whose query rows, and key
-/// rows, stay within `most_rows` (a single entry may be longer). Entries of a batch are of similar
-/// length, see length_class: libraries start as many blocks for each entry as for the longest.
-/// Diagonals come before full entries: those of a shard have each of its rows once.
-/// Every visible pair is in exactly one entry or rectangle of the result, and no pair that is not
-/// visible is in an entry. `fixed_tiles` (see BlockInput): everything is in `others`, since a
-/// library promises nothing about the bits of rows.
+/// Splits rectangles into batches of at most `most_entries` entries. Libraries start as many
+/// blocks, and have as much workspace, for each entry as for the longest: entries of a batch are of
+/// similar length, see length_class, and their number times the longest, of queries and of keys,
+/// stays within `most_rows` (a single entry may be longer). Diagonals come before full entries:
+/// those of a shard have each of its rows once. Every visible pair is in exactly one entry or
+/// rectangle of the result, and no pair that is not visible is in an entry. `fixed_tiles` (see
+/// BlockInput): everything is in `others`, since a library promises nothing about the bits of rows.
 RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles,
                        int64_t most_entries, int64_t most_rows);
 
@@ -135,6 +136,15 @@ RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty = EmptyEntri
 std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows, int64_t capacity);
 std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, int64_t stride,
                                     int64_t capacity);
+
+/// Entries of one length each of queries and of keys, which begin so many rows apart: an array
+/// [entries, rows], which a library takes without tables.
+struct EvenBatch {
+  int64_t q_distance = 0, k_distance = 0;
+  friend bool operator==(const EvenBatch&, const EvenBatch&) = default;
+};
+/// Nothing for other batches, and where entries share rows.
+std::optional<EvenBatch> even_batch(const RaggedBatch& batch);
 
 /// The smallest power of two that is not smaller than n, and at least `least`.
 int64_t rounded_up(int64_t n, int64_t least);
