@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """This project on one GPU beside PyTorch on the same GPU, on the same shapes in the same run.
 
-    python3 bench/gpu_vs_torch.py [BUILD] [--repetitions 5] [--record FOLDER]
+    python3 bench/gpu_vs_torch.py [BUILD] [--repetitions 5] [--only PART] [--record FOLDER]
 
 BUILD (default build/cuda) holds apps/gyre-attention and apps/gyre-logprobs of a build with CUDA. Exit
 77 without PyTorch, or where it sees no GPU.
+
+PART is one of:
 
     attention         causal, bf16, forward and backward: gyre-attention (its executor, kernel cudnn and
                       kernel tiled) against scaled_dot_product_attention with PyTorch's cuDNN backend
@@ -205,6 +207,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", nargs="?", default="build/cuda")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--only", choices=["attention", "logprob-entropy"])
     parser.add_argument("--record", metavar="FOLDER")
     options = parser.parse_args()
     try:
@@ -220,6 +223,7 @@ def main():
         for d in (64, 128)
         for t in (8192, 16384, 32768)
     ] + [(f"logprob-entropy V={v}", "gyre", logprob_sides, (4096, v)) for v in (32768, 152064)]
+    cases = [case for case in cases if case[0].startswith(options.only or "")]
     results = {"device": device, "torch": torch.__version__, "repetitions": options.repetitions, "cases": []}
     for case, ours, sides, shape in cases:
         torch.cuda.empty_cache()
