@@ -173,6 +173,7 @@ def logprob_sides(torch, build, tokens, vocab):
         logs = torch.log_softmax(z.float(), -1)
         return logs.gather(-1, ids[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
 
+    torch._functorch.config.donated_buffer = False  # the graph is kept for the next repetition
     compiled = torch.compile(eager)
     return {
         "gyre": lambda: our_times(

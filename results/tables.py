@@ -8,7 +8,9 @@ A table is the block of '|' lines that follows a comment in a page:
 Rows of several files stand below one another. Columns are fields of `measurements` in gyre-result/1. Of bench-NAME.json, a
 document of Google Benchmark, they are its fields, the arguments in the name, and `benchmark`, the rest of the name. Of
 NAME.txt, which `gyre-attention --explain` printed, they are schedule, layout, cp, tokens, pass, sent, time and exposed.
-FORMAT is Python's, with a G at its end in units of 10^9; underscores in HEADER are blanks.
+Of results/gpu/DEVICE-DATE-kernels-GROUP.json they are group, the shape, name, id (the name in words with hyphens), ms,
+flops_per_s or bytes_per_s, and ratio; of DEVICE-DATE-torch.json case, side, pass, ms and ratio.
+FORMAT is Python's, with a G or a T at its end in units of 10^9 or 10^12; underscores in HEADER are blanks.
 
 An excerpt is the fenced block that follows a comment; "..." stands for what is left out between two ranges:
 
@@ -21,7 +23,7 @@ import pathlib
 import re
 import sys
 
-from gyre_result import CELL, LIST, OBJECT, TEXT, Malformed, get, load, load_json
+from gyre_result import CELL, LIST, OBJECT, TEXT, TIME, Malformed, get, load, load_json
 
 TABLE = re.compile(r"(?P<comment><!-- table\s+(?P<file>\S+?)(?:\s+where\s+(?P<where>[^:]*))?:\s+(?P<columns>.*?)\s*-->)"
                    r"\n\n?(?:\|[^\n]*\n)*\n?", re.DOTALL)
@@ -58,6 +60,29 @@ def benchmark_row(file, document, index):
     return {**row, **arguments, "benchmark": "/".join(word for word in words if ":" not in word and word != "manual_time")}
 
 
+def kernel_row(file, document, index):
+    """Of a run of bench-gpu-kernels; the baseline of a group has ratio 1."""
+    row = get(file, document, "results", index, kind=OBJECT)
+    name = get(file, document, "results", index, "name", kind=TEXT)
+    median = get(file, document, "results", index, "median_s", kind=TIME)
+    return {"ratio": 1, **row, **get(file, document, "results", index, "shape", kind=OBJECT), "ms": 1e3 * median,
+            "id": "-".join(re.findall(r"\w+", name))}
+
+
+def torch_rows(file, document):
+    """Of a run of bench/gpu_vs_torch.py; ratios are null where the side is ours."""
+    rows = []
+    for index in range(len(get(file, document, "cases", kind=LIST))):
+        def part(*way, kind, case=index):
+            return get(file, document, "cases", case, *way, kind=kind)
+        for side in part("median_ms", kind=OBJECT):
+            for name in part("median_ms", side, kind=OBJECT):
+                ratio = part("ratio", side, name, kind=TIME) if side in part("ratio", kind=OBJECT) else None
+                rows.append({"case": part("case", kind=TEXT), "side": side, "pass": name,
+                             "ms": part("median_ms", side, name, kind=TIME), "ratio": ratio})
+    return rows
+
+
 def rows_of(root, file):
     """The rows of a recorded run: the file, the document, and the way to the row in it."""
     if file.endswith(".txt"):
@@ -70,6 +95,14 @@ def rows_of(root, file):
         # As the program lists them: it may have run them in random order.
         rows.sort(key=lambda row: (row.get("family_index", 0), row.get("per_family_instance_index", 0)))
         return [(file, {"benchmarks": rows}, ("benchmarks", index)) for index in range(len(rows))]
+    if re.search(r"-kernels(-\w+)?\.json$", file):
+        document = load_json(root / file, file, "bench-gpu-kernels")
+        count = len(get(file, document, "results", kind=LIST))
+        document = {"results": [kernel_row(file, document, index) for index in range(count)]}
+        return [(file, document, ("results", index)) for index in range(count)]
+    if file.endswith("-torch.json"):
+        document = {"cases": torch_rows(file, load_json(root / file, file, "bench/gpu_vs_torch.py"))}
+        return [(file, document, ("cases", index)) for index in range(len(document["cases"]))]
     document = load(root / file, file)
     return [(file, document, ("results", index, "measurements")) for index in range(len(document["results"]))]
 
@@ -84,9 +117,9 @@ def cell(file, value, form):
         return "n/a"
     if isinstance(value, (bool, str)):
         return str(value).replace("<", "&lt;")
-    scale = 1e9 if form and form.endswith("G") else 1
+    scale = {"G": 1e9, "T": 1e12}.get((form or " ")[-1], 1)
     try:
-        return format(value / scale, form.removesuffix("G")) if form else format(value, "g")
+        return format(value / scale, form.rstrip("GT")) if form else format(value, "g")
     except ValueError as error:
         raise Malformed(f"{file}: a comment asks for {value} as '{form}': {error}; wanted: a format of numbers") from error
 

@@ -125,6 +125,8 @@ sanitizers() {
     options=(--tool "$tool" --error-exitcode 99 --target-processes all)
     # A call that CUDA refuses is no wrong access, and a test launches on purpose what no device can do.
     [[ $tool != memcheck ]] || options+=(--report-api-errors no)
+    # cuDNN's own kernels order accesses by means that racecheck does not know.
+    [[ $tool != racecheck ]] || options+=(--kernel-name-exclude kernel_substring=cudnn)
     each_test under_sanitizer "$tool" "$checker" "${options[@]}"
   done
 }
@@ -174,6 +176,7 @@ run_benchmarks() {
   for program in "$GYRE_PROGRAMS"/bench/bench-gpu-*; do
     [[ -x $program && $program != *.bin ]] || continue
     name=${program##*/bench-gpu-}
+    [[ ! "$*" =~ --only[\ =]([a-z]+) ]] || name+=-${BASH_REMATCH[1]}
     "$program" --json "$scratch/$name.json" "$@" || status=$?
     [[ -s $scratch/$name.json ]] || { say "$name wrote no result" >&2 && exit 1; }
     device=$(sed -n 's/.*"device": *"\([^"]*\)".*/\1/p' "$scratch/$name.json" | head -n 1 | tr -cs 'A-Za-z0-9\n' '-')

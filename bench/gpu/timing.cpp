@@ -40,8 +40,8 @@ void Suite::measure(const std::string& group, const nlohmann::json& shape,
   std::vector<std::vector<double>> seconds(alternatives.size());
   for (int i = -options_.warmup; i < options_.repetitions; ++i)
     for (size_t turn = 0; turn < alternatives.size(); ++turn) {
-      // Another one begins each time: none always follows the one that heats the GPU most.
-      const size_t n = (turn + static_cast<size_t>(std::max(i, 0))) % alternatives.size();
+      // Back and forth: none always follows the one that heats the GPU most.
+      const size_t n = i % 2 == 0 ? turn : alternatives.size() - 1 - turn;
       const double taken = seconds_of(alternatives[n], stream_);
       if (i >= 0) seconds[n].push_back(taken);
     }

@@ -3,9 +3,9 @@
 //
 //     for each repetition, for each alternative:   mark, run, mark
 //
-// so that all meet the same clocks, the same temperature and the same neighbours; each repetition
-// begins with another alternative. Of each the median counts; a ratio is that of two medians of one
-// run, never of two runs.
+// so that all meet the same clocks, the same temperature and the same neighbours; every other
+// repetition goes through them backwards. Of each the median counts; a ratio is that of two medians
+// of one run, never of two runs.
 
 #include <functional>
 #include <nlohmann/json.hpp>

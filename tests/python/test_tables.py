@@ -29,7 +29,7 @@ class Tables(unittest.TestCase):
             page.write_text(comment + "\n\n", encoding="utf-8")
             if text is not None:
                 data = text if isinstance(text, bytes) else text.encode()
-                for name in ("run.json", "run.txt", "bench-run.json"):
+                for name in ("run.json", "run.txt", "bench-run.json", "x-kernels-rows.json", "x-torch.json"):
                     pathlib.Path(folder, name).write_bytes(data)
             script = os.path.join(SOURCE, "results", "tables.py")
             done = subprocess.run([sys.executable, script, mode, folder], capture_output=True, text=True, check=False)
@@ -65,6 +65,28 @@ class Tables(unittest.TestCase):
         self.assertIn("| statistics/wide | 64 | 20.4 | 50% |\n", page)
         self.refused("benchmarks[0].name is 7; wanted: a text", '{"benchmarks": [{"name": 7}]}', comment)
         self.refused("wanted: JSON, Google Benchmark", "{", comment)
+
+    def test_kernels_of_a_gpu(self):
+        comment = "<!-- table x-kernels-rows.json where id=executor-tiled-graph: name tokens ms flops=TFLOP/s:.1fT ratio -->"
+        shape = {"tokens": 8192}
+        results = [{"name": "cudnn", "shape": shape, "median_s": 0.5, "flops": 4e12},
+                   {"name": "executor tiled, graph", "shape": shape, "median_s": 1, "flops": 2e12, "ratio": 0.5}]
+        text = json.dumps({"results": results})
+        code, said, page = self.tables(text, comment, "--write")
+        self.assertEqual((code, said), (0, ""))
+        self.assertIn("| executor tiled, graph | 8192 | 1000 | 2.0 | 0.5 |\n", page)
+        code, said, page = self.tables(text, comment.replace("executor-tiled-graph", "cudnn"), "--write")
+        self.assertIn("| cudnn | 8192 | 500 | 4.0 | 1 |\n", page)
+        self.refused("results[1].median_s is null; wanted: a number above 0", text.replace('"median_s": 1', '"median_s": null'),
+                     comment)
+
+    def test_comparisons_with_torch(self):
+        comment = "<!-- table x-torch.json: case side pass ms:.2f ratio -->"
+        case = {"case": "V=9", "median_ms": {"gyre": {"fwd": 2}, "torch": {"fwd": 5}}, "ratio": {"torch": {"fwd": 2.5}}}
+        code, said, page = self.tables(json.dumps({"cases": [case]}), comment, "--write")
+        self.assertEqual((code, said), (0, ""))
+        self.assertIn("| V=9 | gyre | fwd | 2.00 | n/a |\n| V=9 | torch | fwd | 5.00 | 2.5 |\n", page)
+        self.refused("cases[0].ratio is 3; wanted: an object", json.dumps({"cases": [{**case, "ratio": 3}]}), comment)
 
     def test_files_that_are_no_results(self):
         self.refused("run.json: No such file", None)
