@@ -61,6 +61,18 @@ TEST_F(MaskedRowsGpu, NothingIsCopiedWhereAllRowsAreNamed) {
   EXPECT_EQ(kernel().note(), "");
 }
 
+TEST_F(MaskedRowsGpu, OutsideOfEvenBatchesAreNotReadAndThenFinite) {
+  plain().least_even_queries = 1;
+  Lengths lengths;
+  lengths.add(70, 70, {true, 0});
+  const Problem even = lengths.problem(heads_of(4, 2, 16), bf16_in, false);
+  EXPECT_TRUE(finite(even));
+  EXPECT_EQ(kernel().note(), "");
+  for (const int64_t length : around_tiles) lengths.add(length, 40);  // a ragged batch behind it
+  EXPECT_TRUE(finite(lengths.problem(heads_of(4, 2, 16), bf16_in, false)));
+  EXPECT_NE(kernel().note(), "");
+}
+
 TEST_F(MaskedRowsGpu, AreFoundByARun) {
   AttentionGraphShape shape;
   shape.head_dim = 64;

@@ -60,10 +60,12 @@ struct Arguments {
   int32_t* dropped = nullptr;
   bool multiplies_masked_rows = false;
 
-  /// As many of the rows behind an entry take part with weights of 0 as are in its last tile.
+  /// As many of the rows behind an entry of a ragged batch take part with weights of 0 as are in
+  /// its last tile.
   __device__ int64_t masked_end(int64_t length) const {
     constexpr int64_t tile = 64;
-    return multiplies_masked_rows ? (length + tile - 1) / tile * tile : length;
+    return multiplies_masked_rows && q_lengths != nullptr ? (length + tile - 1) / tile * tile
+                                                          : length;
   }
   /// nullptr beyond what can be reached.
   __device__ float* lse_of(int64_t entry, int64_t i, int head) const {
@@ -143,10 +145,11 @@ __global__ void spoil(EntryRows<T> array, const int32_t* lengths, int64_t column
 }
 
 /// sums [head_dim] += 0 · the rows behind the `length` of an entry.
-__device__ void add_masked(const Arguments& a, const EntryRows<const bf16>& array, const Place& p,
+template <class T>
+__device__ void add_masked(const Arguments& a, const EntryRows<T>& array, const Place& p,
                            int64_t length, int head, float* sums) {
   for (int64_t j = length; j < a.masked_end(length); ++j)
-    if (const bf16* row = head_of(array.row(p.entry, j), head, a); row != nullptr)
+    if (const T* row = head_of(array.row(p.entry, j), head, a); row != nullptr)
       for (int d = 0; d < a.head_dim; ++d) sums[d] += 0.0F * to_float(row[d]);
 }
 
@@ -251,6 +254,7 @@ __global__ void key_sums(Arguments a) {
       }
     }
     add_masked(a, a.q, p, p.rows, p.head, d_k);
+    add_masked(a, a.out, p, p.rows, p.head, d_k);  // by way of delta
     add_masked(a, a.d_out, p, p.rows, p.head, d_v);
   }
 }

@@ -7,6 +7,7 @@
 
 #include "attention/kernels/cuda_finite_rows.hpp"
 #include "attention/kernels/cuda_kernel.hpp"
+#include "attention/kernels/cuda_ragged_shapes.hpp"
 #include "attention/kernels/cuda_ragged_tables.hpp"
 #include "attention/kernels/cuda_scratch.hpp"
 #include "core/error.hpp"
@@ -20,30 +21,6 @@ constexpr int64_t most_plans = 256;
 /// Graphs of even batches that a kernel builds, each for one length; what comes then is taken as
 /// ragged.
 constexpr int64_t most_even_graphs = 64;
-
-bool aligned(ConstMatrixRef m) {
-  return reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && m.stride % 8 == 0;
-}
-
-/// Whether the library may use an array of the caller's as it is.
-bool usable(ConstMatrixRef m, DType type) {
-  const bool rows = type == DType::f32 ? reinterpret_cast<uintptr_t>(m.data) % 16 == 0 : aligned(m);
-  return m.data != nullptr && m.type == type && rows;
-}
-
-/// Why the library takes no part of a call; nullptr when it may.
-const char* unfit(const BlockInput& block, ConstMatrixRef d_out) {
-  const BlockHeads& h = block.heads;
-  if (block.q.type != DType::bf16) return "f32 arrays";
-  if (h.head_dim % 16 != 0) return "head_dim not a multiple of 16";
-  // A library's query head i reads KV head i / (heads / kv_heads).
-  const bool whole_groups = h.skew == 0 && h.heads == h.kv_heads * h.group;
-  if (!whole_groups && h.kv_heads != 1) return "parts of head groups";
-  if (!aligned(block.q) || !aligned(block.k) || !aligned(block.v) ||
-      (!d_out.empty() && !aligned(d_out)))
-    return "rows that are not 16-byte aligned";
-  return nullptr;
-}
 
 class RaggedKernel final : public BlockKernel {
  public:
@@ -67,7 +44,7 @@ class RaggedKernel final : public BlockKernel {
         each_batch(block, sizes_of(block), fresh, unfit(block, {}),
                    [&](const ReadyPlan& plan, const ReadyBatch& b) {
                      if (forward_even(block, plan, b)) return true;
-                     give_finite_rows(given, shape_of(block, b), plan);
+                     give_finite_rows(given, ragged_shape(block, b), plan);
                      return forward_batch(given, plan, b);
                    });
     if (rest.empty()) return;
@@ -92,7 +69,8 @@ class RaggedKernel final : public BlockKernel {
         block, sizes_of(block), fresh, unfit(block, block.d_out),
         [&](const ReadyPlan& plan, const ReadyBatch& b) {
           if (backward_even(block, plan, b)) return true;
-          if (give_finite_rows(given, gradient_shape(block, b, {}), plan)) {
+          if (give_finite_rows(given, ragged_gradient_shape(block, b, {}), plan)) {
+            stand_ins_are_there_ = false;  // those of even batches have NaN in rows of no entry
             given.d_out = finite_.of(AttentionTensor::d_out, block.d_out, plan.q_outside);
             given.out = {};  // a stand-in has rows of its own
           }
@@ -240,36 +218,6 @@ class RaggedKernel final : public BlockKernel {
     return rows_are_finite_ = true;
   }
 
-  static AttentionGraphShape shape_of(const BlockInput& block, const ReadyBatch& ready) {
-    const BlockHeads& h = block.heads;
-    AttentionGraphShape shape;
-    shape.mask = ready.batch.mask;
-    shape.window = ready.batch.window;
-    shape.heads = h.heads;
-    shape.kv_heads = h.kv_heads;
-    shape.head_dim = h.head_dim;
-    shape.scale = h.scale;
-    shape.batch = ready.limits.capacity;
-    shape.longest_q = ready.limits.longest_q;
-    shape.longest_k = ready.limits.longest_k;
-    shape.q_stride = block.q.stride;
-    shape.k_stride = block.k.stride;
-    shape.v_stride = block.v.stride;
-    shape.out_stride = h.heads * h.head_dim;
-    shape.lse_stride = h.heads;
-    return shape;
-  }
-  /// Of an even batch, with results in scratch rows.
-  static AttentionGraphShape even_shape(AttentionGraphShape shape, const ReadyBatch& ready) {
-    shape.even = true;
-    shape.batch = std::ssize(ready.batch.entries);
-    shape.longest_q = shape.out_distance = shape.d_q_distance = ready.batch.longest_q;
-    shape.longest_k = ready.batch.longest_k;
-    shape.q_distance = ready.even->q_distance;
-    shape.k_distance = ready.even->k_distance;
-    return shape;
-  }
-
   BuiltGraph build(const AttentionGraphShape& shape) {
     BuiltGraph built;
     built.graph = library_->build(shape, built.problem);
@@ -310,14 +258,14 @@ class RaggedKernel final : public BlockKernel {
   }
 
   bool forward_batch(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
-    const AttentionGraphShape shape = shape_of(block, ready);
+    const AttentionGraphShape shape = ragged_shape(block, ready);
     if (is_whole(ready, block.out) && forward_in_place(block, plan, ready, shape)) return true;
     return forward_to_scratch(block, plan, ready, shape) || refused(shape, ready);
   }
   /// False if the batch is no even one, or the library has no engine for those.
   bool forward_even(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
     if (!ready.even) return false;
-    AttentionGraphShape shape = even_shape(shape_of(block, ready), ready), in_place = shape;
+    AttentionGraphShape shape = even_shape(block, ready), in_place = shape;
     in_place.out_distance = shape.q_distance;
     return forward_in_place(block, plan, ready, in_place) ||
            forward_to_scratch(block, plan, ready, shape);
@@ -370,53 +318,15 @@ class RaggedKernel final : public BlockKernel {
   }
 
   bool backward_batch(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
-    Direct direct = direct_arrays(block, ready);
+    DirectArrays direct = direct_arrays(block, ready);
     direct.d_q = direct.d_q && is_whole(ready, block.d_q);
     return differentiate(block, plan, ready, direct, false) ||
            differentiate(block, plan, ready, {}, false) ||
-           refused(gradient_shape(block, ready, {}), ready);
+           refused(ragged_gradient_shape(block, ready, {}), ready);
   }
   /// False if the batch is no even one, or the library has no engine for those.
   bool backward_even(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
     return ready.even && differentiate(block, plan, ready, direct_arrays(block, ready), true);
-  }
-
-  /// Arrays of the caller's that the library uses as they are; `out` with its log-sum-exps.
-  struct Direct {
-    bool out = false, d_q = false;
-  };
-  static Direct direct_arrays(const BackwardBlock& block, const ReadyBatch& ready) {
-    return {usable(block.out, DType::bf16) && usable(block.lse, DType::f32),
-            block.overwrite_d_q && ready.first_q && usable(block.d_q, DType::bf16)};
-  }
-  /// Whether the library's d_k and d_v lie as its k and v do (attention_library.hpp).
-  static bool gathers_keys(const BlockInput& block) {
-    return block.heads.heads == block.heads.kv_heads;
-  }
-  static AttentionGraphShape gradient_shape(const BackwardBlock& block, const ReadyBatch& ready,
-                                            Direct direct) {
-    AttentionGraphShape shape = shape_of(block, ready);
-    shape.backward = true;
-    shape.d_out_stride = block.d_out.stride;
-    shape.d_q_stride = direct.d_q ? block.d_q.stride : shape.out_stride;
-    if (direct.out) {
-      shape.out_stride = block.out.stride;
-      shape.lse_stride = block.lse.stride;
-    }
-    if (gathers_keys(block))
-      shape.k_stride = shape.v_stride = block.heads.kv_heads * block.heads.head_dim;
-    return shape;
-  }
-  /// O, or its stand-in, has a row for each query.
-  static AttentionGraphShape even_gradient_shape(const BackwardBlock& block,
-                                                 const ReadyBatch& ready, Direct direct) {
-    AttentionGraphShape shape = even_shape(gradient_shape(block, ready, direct), ready);
-    shape.k_stride = block.k.stride;
-    shape.v_stride = block.v.stride;
-    shape.out_distance = shape.q_distance;
-    if (direct.d_q) shape.d_q_distance = shape.q_distance;
-    shape.lse_stride = 0;
-    return shape;
   }
 
   void make_stand_ins(const BackwardBlock& block, const ReadyPlan& plan, MatrixRef out,
@@ -446,10 +356,10 @@ class RaggedKernel final : public BlockKernel {
 
   /// False if the library does not take the shape.
   bool differentiate(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready,
-                     Direct direct, bool even) {
+                     DirectArrays direct, bool even) {
     using enum AttentionTensor;
     AttentionGraph* graph = graph_of(even ? even_gradient_shape(block, ready, direct)
-                                          : gradient_shape(block, ready, direct));
+                                          : ragged_gradient_shape(block, ready, direct));
     if (graph == nullptr) return false;
     const RaggedBatch& batch = ready.batch;
     const int64_t q_columns = block.heads.heads * block.heads.head_dim,
