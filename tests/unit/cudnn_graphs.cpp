@@ -38,6 +38,17 @@ AttentionGraphShape shape_of(bool backward, RaggedMask mask, int64_t head_dim,
   return shape;
 }
 
+/// Entries of 5000 rows with 7 between them.
+AttentionGraphShape even_shape_of(bool backward, RaggedMask mask, int64_t head_dim) {
+  AttentionGraphShape shape = shape_of(backward, mask, head_dim, 5000);
+  shape.even = true;
+  shape.longest_k = mask == RaggedMask::causal_end ? 6000 : 5000;
+  shape.q_distance = shape.out_distance = 5007;
+  shape.k_distance = shape.longest_k + 7;
+  shape.d_q_distance = 5000;
+  return shape;
+}
+
 class CudnnGraphs : public testing::Test {
  protected:
   void SetUp() override {
@@ -54,6 +65,14 @@ TEST_F(CudnnGraphs, AreTakenByTheFrontEnd) {
         if (sm < 90) continue;
         EXPECT_EQ(refusal(shape_of(true, mask, head_dim), sm), "") << head_dim << " on " << sm;
       }
+}
+
+TEST_F(CudnnGraphs, OfEvenBatchesAreTakenByTheFrontEnd) {
+  for (const RaggedMask mask : masks)
+    for (const int sm : {80, 90, 100})
+      for (const bool backward : {false, true})
+        EXPECT_EQ(refusal(even_shape_of(backward, mask, 128), sm), "")
+            << name_of(mask) << " on " << sm;
 }
 
 TEST_F(CudnnGraphs, WithWindowsAreTakenByTheFrontEnd) {
@@ -94,6 +113,24 @@ std::shared_ptr<const fe::DeviceProperties> device_properties(int sm) {
   return properties;
 }
 
+/// That cuDNN has an engine for the graph of a shape on a device.
+void expect_engine(const AttentionGraphShape& shape, int sm,
+                   const std::shared_ptr<const fe::DeviceProperties>& properties) {
+  const auto graph = make_attention_graph(shape, sm);
+  graph->set_device_properties(properties);
+  const auto expect_good = [&](fe::error_t result, const char* step) {
+    EXPECT_TRUE(result.is_good()) << step << ": " << (shape.even ? "even " : "ragged ")
+                                  << (shape.backward ? "backward " : "forward ")
+                                  << name_of(shape.mask) << ", window " << shape.window
+                                  << ", head_dim " << shape.head_dim << ", sm_" << sm << ": "
+                                  << result.get_message();
+  };
+  expect_good(graph->validate(), "validate");
+  expect_good(graph->build_operation_graph(), "build_operation_graph");
+  expect_good(graph->create_execution_plans({fe::HeurMode_t::A}), "plans");
+  expect_good(graph->check_support(), "check_support");
+}
+
 TEST_F(CudnnGraphs, HaveEngines) {
   if (usable_cuda_devices() > 0) GTEST_SKIP() << "there is a driver, for one device";
   if (dlopen(GYRE_CUDA_STUBS "/libcuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr)
@@ -111,19 +148,12 @@ TEST_F(CudnnGraphs, HaveEngines) {
             shape.deterministic = backward && longest_q > 128;
             // The executor's own, with deltas beside them.
             if (head_dim == 128) shape.lse_stride = 2 * shape.heads;
-            const auto graph = make_attention_graph(shape, sm);
-            graph->set_device_properties(properties);
-            const auto expect_good = [&](fe::error_t result, const char* step) {
-              EXPECT_TRUE(result.is_good())
-                  << step << ": " << (backward ? "backward " : "forward ") << name_of(mask)
-                  << ", window " << shape.window << ", head_dim " << head_dim << ", sm_" << sm
-                  << ": " << result.get_message();
-            };
-            expect_good(graph->validate(), "validate");
-            expect_good(graph->build_operation_graph(), "build_operation_graph");
-            expect_good(graph->create_execution_plans({fe::HeurMode_t::A}), "plans");
-            expect_good(graph->check_support(), "check_support");
+            expect_engine(shape, sm, properties);
           }
+    for (const bool backward : {false, true})
+      for (const RaggedMask mask : masks)
+        for (const int64_t head_dim : {64, 128})
+          expect_engine(even_shape_of(backward, mask, head_dim), sm, properties);
   }
 }
 
