@@ -13,9 +13,12 @@
 //
 // That is shorter for results that are fresh, and where O itself is at hand (block_kernel.hpp).
 // Scratch rows of a batch that is the first to write its rows replace what is there. A first batch
-// that has every row of O needs none: it writes O and LSE, or dQ, where they belong, if O, or dQ,
-// is in bf16 and 16-byte aligned. And it reads O and LSE where they are, if O is in bf16 and
-// aligned.
+// that has every row of O, or is even, needs none: it writes O and LSE, or dQ, where they belong,
+// if O, or dQ, is in bf16 and 16-byte aligned. And it reads O and LSE where they are, if O is in
+// bf16 and aligned.
+//
+// Even batches (ragged_batch.hpp) of long entries go to graphs without tables, for which libraries
+// have faster engines.
 //
 // What the library does not take goes to the tiled kernel (cuda_kernel.hpp), call by call (f32
 // arrays, head_dim not a multiple of 16 or too large for the device, some heads of a group, rows
@@ -27,8 +30,9 @@
 // On top of that come the bytes of what is merged and added, over the memory bandwidth: forward 6
 // to 10 bytes for each element of out, backward 14 for each of dQ and 10 for each of dK and dV. Of
 // fresh results, forward 0 (in place) or 6, backward 0 (in place, with O) to 10 for each of dQ and
-// 6 for each of dK and dV. For a causal sequence of S tokens that is to be seen beside 2 S FLOPs
-// forward, 5 S backward, for each element of out.
+// 6 for each of dK and dV. With as many heads of queries as of keys, a ragged batch costs 4 more
+// backward for each of K and V, which are gathered (attention_library.hpp). For a causal sequence
+// of S tokens that is to be seen beside 2 S FLOPs forward, 5 S backward, for each element of out.
 
 #include <memory>
 

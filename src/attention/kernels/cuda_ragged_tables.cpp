@@ -79,8 +79,6 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready)
   offsets(ready.in_place, Id::d_q_offsets, RaggedRows::q, sizes.d_q);
 }
 
-}  // namespace
-
 /// Where the keys of each entry are, as rows of a scratch array.
 Round keys_gathered(const RaggedBatch& batch) {
   Round round;
@@ -89,6 +87,8 @@ Round keys_gathered(const RaggedBatch& batch) {
       round.push_back({e.k_row + i, e.k_begin + i, std::min(longest_piece, e.k_length - i)});
   return round;
 }
+
+}  // namespace
 
 BatchArrays::BatchArrays(const ReadyPlan& plan, const ReadyBatch& ready, bool even)
     : plan_(plan), ready_(ready), even_(even) {
