@@ -1,6 +1,7 @@
 #include "runtime/watchdog.hpp"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -169,6 +170,13 @@ void inspect(State& s, std::unique_lock<std::mutex>& lock) {
   }
 }
 
+/// A child that is forked while another thread holds the lock would wait for it for ever.
+void hold_lock_across_forks() {
+  static const int result = pthread_atfork(
+      [] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });
+  GYRE_CHECK(result == 0, "pthread_atfork: error {}", result);
+}
+
 void watch() {
   State& s = state();
   std::unique_lock lock(s.mutex);
@@ -186,6 +194,7 @@ void Watchdog::start(std::string program, int world_rank, std::vector<PeerProces
   State& s = state();
   timeout_seconds = timeout;
   end_all_ranks = end_all;
+  hold_lock_across_forks();
   std::lock_guard lock(s.mutex);
   s.program = std::move(program);
   s.world_rank = world_rank;
