@@ -115,6 +115,15 @@ TEST_P(FreshResultsGpu, FarBehindTheBegin) {
   if (has_gradients()) expect_library();
 }
 
+TEST_P(FreshResultsGpu, EntriesAtEqualDistances) {
+  const std::vector<Rectangle> rectangles = {causal(4, 20, 1, 20, 0), causal(32, 20, 40, 20, 0),
+                                             causal(60, 20, 79, 20, 0)};
+  for (const Types types : {bf16_in, all_bf16})
+    for (const int64_t kv_heads : {1, 4})
+      check_fresh(problem(heads_of(4, kv_heads, head_dim()), 84, 100, rectangles, types), false);
+  if (has_gradients()) expect_library();
+}
+
 TEST_P(FreshResultsGpu, SeveralBatchesThatShareRows) {
   const std::vector<Rectangle> rectangles = {full(0, 20, 0, 30), causal(10, 30, 30, 30, 0),
                                              full(30, 20, 70, 9), causal(60, 10, 0, 30, 20),
