@@ -1,10 +1,11 @@
 """The commands of gyre-study."""
 
 import argparse
-import json
 import os
 import sys
+import traceback
 from pathlib import Path
+from typing import TextIO
 
 from .errors import RUNTIME, StudyError
 
@@ -19,7 +20,8 @@ EPILOG = """Examples:
   slurm/gyre-study collect strong && slurm/gyre-study report strong
   slurm/gyre-study compare before.sqlite strong
 
-Exit codes: 0 ok; 1 compare: a case became slower, status: a result is wrong; 2 usage; 3 runtime error.
+Exit codes: 0 ok; 1 compare: a case became slower, status: a result is wrong; 2 usage; 3 runtime error: a file that
+cannot be read or written, a launch that failed; 130 interrupted.
 slurm/README.md explains the files."""
 
 
@@ -145,24 +147,46 @@ ratio is beyond what most cases scatter by, for as many cases as there are. So t
 unchanged. Exit code 1: a case, or what a group of cases has in common, became slower, or a result is wrong."""
 
 
-def main(arguments: list[str] | None = None) -> int:
+def run_command(arguments: list[str] | None) -> int:
     from . import commands
 
-    options = parser().parse_args(arguments)
     try:
+        options = parser().parse_args(arguments)
         return int(getattr(commands, options.command)(options))
+    finally:
+        sys.stdout.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    try:
+        return run_command(arguments)
     except StudyError as error:
-        for line in str(error).splitlines():
-            print(f"gyre-study: error: {line}", file=sys.stderr)
-        return error.code
+        return failed(str(error), error.code)
     except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         return 0
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-        print(f"gyre-study: error: {type(error).__name__}: {error}", file=sys.stderr)
-        return RUNTIME
+    except OSError as error:
+        silence(sys.stdout)
+        return failed(f"{error.filename or 'the output'}: {error.strerror}", RUNTIME)
     except KeyboardInterrupt:
-        print(
-            "gyre-study: interrupted; the same command goes on with what is left", file=sys.stderr
-        )
-        return 130
+        return failed("interrupted; the same command goes on with what is left", 130)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        return failed(f"unexpected {type(error).__name__} in {where}: {error}", RUNTIME)
+
+
+def silence(stream: TextIO) -> None:
+    """What is still in the stream's buffer is dropped, where its file takes no more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def failed(message: str, code: int) -> int:
+    """Says why, line by line, to whoever can read it."""
+    try:
+        for line in message.splitlines():
+            print(f"gyre-study: error: {line}", file=sys.stderr)
+        sys.stderr.flush()
+    except OSError:
+        silence(sys.stderr)
+    return code

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .errors import RUNTIME, StudyError
 from .folder import Folder
 from .results import Row, Run, read_lines
 from .status import CaseStatus, fits, newest_rows, statuses
@@ -191,7 +192,20 @@ def collect(folder: Folder) -> Collected:
     path = folder.path / "study.sqlite"
     beside = folder.path / ".study.sqlite"
     beside.unlink(missing_ok=True)
-    database = sqlite3.connect(beside)
+    try:
+        write_database(beside, folder, collector, found)
+        beside.replace(path)
+    except sqlite3.Error as error:  # a full disk
+        raise StudyError(f"{path}: {error}", RUNTIME) from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return Collected(path, len(collector.runs), len(collector.rows), len(found))
+
+
+def write_database(
+    path: Path, folder: Folder, collector: Collector, found: list[CaseStatus]
+) -> None:
+    database = sqlite3.connect(path)
     try:
         study, site = folder.study, folder.site
         plan = {"study": asdict(study), "site": asdict(site), "build": folder.app.build}
@@ -225,5 +239,3 @@ def collect(folder: Folder) -> Collected:
         database.commit()
     finally:
         database.close()
-    beside.replace(path)
-    return Collected(path, len(collector.runs), len(collector.rows), len(found))

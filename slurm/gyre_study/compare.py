@@ -158,7 +158,7 @@ def sides_of_database(path: Path) -> dict[str, Side]:
                 row["result"],
                 f"{row['file']}:{row['line']}",
             )
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, IndexError, TypeError, ValueError) as error:
         raise StudyError(
             f"{path}: {error}; wanted: a file that gyre-study collect wrote"
         ) from error

@@ -5,6 +5,7 @@
     jobs/NNN/submission.json      what was handed over when: jobs, launches and their cases
     jobs/NNN/SHAPE.launches       the lines that job.sbatch reads
     jobs/NNN/*.state              begin and end of launches, as job.sbatch notes them
+    jobs/NNN/held                 locked as long as gyre-study run, or a process of its launches, lives
     logs/                         what programs and Slurm say
     study.sqlite, report.html     made by collect and report
 """
@@ -20,17 +21,74 @@ from typing import Any
 
 from .app import App, Option
 from .cases import Case, Expansion, Placement
-from .errors import RUNTIME, StudyError
-from .files import Site, Study
+from .errors import RUNTIME, StudyError, raise_all
+from .files import SITE_KEYS, STUDY_KEYS, Site, Study, wrong_values
+from .shapes import ANY, NUMBER, misfit, read_json
 
 SCHEMA = "gyre-study/1"
+PLAN = {
+    "schema": str,
+    "study": {"name": str, "kind": str, "app": str, "axes": dict, "*": ANY},
+    "site": {"name": str, "cores_per_node": int, "*": ANY},
+    "app": {"name": str, "path": str, "build": {"*": str}, "options": {"*": [[str], str]}},
+    "placements": [
+        {
+            "id": str,
+            "name": str,
+            "nodes": int,
+            "ranks": int,
+            "ranks_per_node": int,
+            "common": dict,
+            "arguments": [str],
+            "cases": [{"id": str, "kin": str, "axes": dict}],
+        }
+    ],
+    "predicted?": {"*": {"*": NUMBER}},
+}
+SUBMISSION = {
+    "number": str,
+    "how": str,
+    "time": NUMBER,
+    "host": str,
+    "pid": int,
+    "launches": [
+        {"id": str, "job": str, "log": str, "cases": [str], "kin": [str], "*": ANY},
+    ],
+}
+EVENT = {"launch": str, "event": str, "time": NUMBER, "code?": int, "process?": int, "*": ANY}
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Names the file where the disk is full, say: errors of writes do not."""
+    try:
+        yield
+    except OSError as error:
+        raise StudyError(f"{path}: {error.strerror}", RUNTIME) from error
 
 
 def write_whole(path: Path, text: str) -> None:
     """Under another name first: a reader sees the old text or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    try:
+        with writing(path):
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read_events(file: Path) -> list[dict[str, Any]]:
+    """Of a .state file. A job that is ended in the middle of a line leaves a torn one, which is left out."""
+    found = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not misfit(event, EVENT):
+            found.append(event)
+    return found
 
 
 def placement_of(data: dict[str, Any]) -> Placement:
@@ -48,9 +106,12 @@ class Folder:
             raise StudyError(
                 f"{path}: no plan.json is there; gyre-study plan STUDY --site SITE -o {path} makes one"
             )
-        data = json.loads(plan.read_text(encoding="utf-8"))
-        if data.get("schema") != SCHEMA:
-            raise StudyError(f"{plan}: schema {data.get('schema')!r}; wanted: {SCHEMA}")
+        data = read_json(plan, {"schema": str, "*": ANY})
+        if data["schema"] != SCHEMA:
+            raise StudyError(f"{plan}: schema {data['schema']!r}; wanted: {SCHEMA}")
+        data = read_json(plan, PLAN)
+        for part, keys in (("study", STUDY_KEYS), ("site", SITE_KEYS)):
+            raise_all(wrong_values(f"{plan}: {part}", data[part], {"name": str, **keys}))
         self.study = Study(**data["study"])
         self.site = Site(**data["site"])
         options = {
@@ -76,7 +137,21 @@ class Folder:
     def submissions(self) -> list[dict[str, Any]]:
         """Of all times, oldest first."""
         files = sorted((self.path / "jobs").glob("*/submission.json"))
-        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        return [read_json(file, SUBMISSION) for file in files]
+
+    def job_folder(self, submission: dict[str, Any]) -> Path:
+        return self.path / "jobs" / submission["number"]
+
+    def is_held(self, submission: dict[str, Any]) -> bool:
+        """Whether a process of this `gyre-study run`, or of its launches, lives on this host."""
+        try:
+            with (self.job_folder(submission) / "held").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        return False
 
     def new_submission(self) -> Path:
         """An empty folder jobs/NNN."""

@@ -1,22 +1,11 @@
 """How long launches took: what a plan expects of the same cases, of any build, on the same machine."""
 
-import json
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from .cases import Case
-
-
-def events(file: Path) -> list[dict[str, Any]]:
-    """Of a .state file. A job that is ended in the middle of a line leaves a torn one, which is left out."""
-    found = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
+from .folder import SUBMISSION, read_events
+from .shapes import read_json
 
 
 def seconds_by_kin(folders: list[Path]) -> dict[str, float]:
@@ -27,11 +16,11 @@ def seconds_by_kin(folders: list[Path]) -> dict[str, float]:
             times: dict[tuple[str, str], float] = {}
             good: set[str] = set()
             for state in file.parent.glob("*.state"):
-                for event in events(state):
+                for event in read_events(state):
                     times[event["launch"], event["event"]] = event["time"]
-                    if event.get("code") == 0:
+                    if event["event"] == "end" and event.get("code") == 0:
                         good.add(event["launch"])
-            for launch in json.loads(file.read_text(encoding="utf-8"))["launches"]:
+            for launch in read_json(file, SUBMISSION)["launches"]:
                 name = launch["id"]
                 if name in good and (name, "begin") in times:
                     each = (times[name, "end"] - times[name, "begin"]) / len(launch["kin"])

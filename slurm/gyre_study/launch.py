@@ -1,5 +1,7 @@
 """Hands launches over: to Slurm (submit), or to mpiexec one after the other (run)."""
 
+import ctypes
+import fcntl
 import json
 import os
 import shlex
@@ -8,19 +10,21 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .cases import Case, Placement
 from .errors import RUNTIME, StudyError
 from .files import BINDINGS, MPIEXEC_BINDINGS
-from .folder import Folder, write_whole
+from .folder import Folder, write_whole, writing
 from .launches import launches_of
-from .status import ENDED, UNDER_WAY, USAGE, statuses
+from .status import ENDED, TIMED_OUT, UNDER_WAY, attempts, code_text, is_alive, statuses
 
 JOB_SCRIPT = Path(__file__).resolve().parent.parent / "job.sbatch"
-TIMED_OUT = 124
+PR_SET_PDEATHSIG = 1
+PATIENCE = 60.0  # seconds for a launch to end whose gyre-study has ended
 
 
 @dataclass
@@ -193,7 +197,7 @@ def submit(
         if not tasks:
             place.rmdir()
             return [], 0, 0
-        (place / "environment.sh").write_text(environment_script(folder), encoding="utf-8")
+        write_whole(place / "environment.sh", environment_script(folder))
         write_submission(folder, place, "slurm", tasks)
         jobs = []
         for shape in sorted({task.shape for task in tasks}):
@@ -203,7 +207,7 @@ def submit(
                 for index, task in enumerate(own)
                 for launch in task.launches
             ]
-            (place / f"{shape}.launches").write_text("".join(lines), encoding="utf-8")
+            write_whole(place / f"{shape}.launches", "".join(lines))
             job = sbatch(job_words(folder, place, own, after))
             for index, task in enumerate(own):
                 for launch in task.launches:
@@ -251,31 +255,77 @@ def wait_for(process: subprocess.Popen[bytes], seconds: float) -> int:
                     continue
 
 
+def await_launches(folder: Folder) -> None:
+    """Waits for launches of a `gyre-study run` that was killed: they end soon, as its death ends them."""
+    until = time.monotonic() + PATIENCE
+    told = False
+    for attempt in {one.id: one for one in attempts(folder).values()}.values():
+        while attempt.is_local and is_alive(folder, attempt.submission):
+            process = f"process group {attempt.process}" if attempt.process else "about to begin"
+            which = f"launch {attempt.id} ({process} on {attempt.submission['host']})"
+            if attempt.submission["host"] != socket.gethostname() or time.monotonic() > until:
+                raise StudyError(
+                    f"{folder.path}: {which} of another gyre-study run still runs; wait for it, or end it", RUNTIME
+                )
+            if not told:
+                print(f"# waiting for {which}, whose gyre-study run has ended", flush=True)
+            told = True
+            time.sleep(0.05)
+
+
 def run(folder: Folder, again: bool = False) -> tuple[int, int]:
     """Launches one after the other on this host: how many there were, and how many failed.
 
-    A case that is refused did not fail.
+    A case that is refused did not fail. SIGTERM and SIGHUP interrupt it, as Ctrl-C does: the launch is ended first.
     """
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sign) != signal.SIG_IGN:
+            signal.signal(sign, signal.default_int_handler)
     with folder.lock():
+        await_launches(folder)
         place = folder.new_submission()
         tasks = tasks_to_do(folder, place.name, "mpiexec", again)
         if not tasks:
             place.rmdir()
             return 0, 0
-        write_submission(folder, place, "run", tasks)
-        total, failed, number = sum(len(task.launches) for task in tasks), 0, 0
-        for task in tasks:
-            until = time.monotonic() + 60 * folder.study.minutes
-            for launch in task.launches:
-                number += 1
-                code = run_launch(folder, place / "run.state", launch, until, f"[{number}/{total}]")
-                failed += code != 0 and not (code == USAGE and len(launch["cases"]) == 1)
-        return total, failed
+        with (place / "held").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            write_submission(folder, place, "run", tasks)
+            return run_tasks(folder, tasks, held)
+
+
+def run_tasks(folder: Folder, tasks: list[Task], held: IO[str]) -> tuple[int, int]:
+    total, failed, number = sum(len(task.launches) for task in tasks), 0, 0
+    for task in tasks:
+        until = time.monotonic() + 60 * folder.study.minutes
+        for launch in task.launches:
+            number += 1
+            code = run_launch(folder, held, launch, until, f"[{number}/{total}]")
+            attempt = attempts(folder)[launch["cases"][0]]
+            failed += code != 0 and not (attempt.is_refused(folder.app) and attempt.cases == 1)
+    return total, failed
+
+
+def dies_with_parent() -> Callable[[], None]:
+    """What a child calls first: SIGTERM ends it when this process dies, however it does (Linux)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, signal.SIGTERM.value)
+        if os.getppid() != parent:  # it has died before
+            os._exit(TIMED_OUT)
+
+    return prepare
 
 
 def run_launch(
-    folder: Folder, state: Path, launch: dict[str, Any], until: float, which: str
+    folder: Folder, held: IO[str], launch: dict[str, Any], until: float, which: str
 ) -> int:
+    """The exit code. The launch keeps `held` open, and with it locked, until its last process has ended."""
+    state = Path(held.name).with_name("run.state")
+
     def note(event: str, **more: object) -> None:
         record = {
             "launch": launch["id"],
@@ -284,15 +334,15 @@ def run_launch(
             "nodes": socket.gethostname(),
             **more,
         }
-        with state.open("a", encoding="utf-8") as file:
+        with writing(state), state.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     print(f"{which} {launch['id']}: {len(launch['cases'])} cases", flush=True)
     environment = {**os.environ, **folder.site.environment}
     begin = time.monotonic()
-    with (folder.path / "logs" / launch["log"]).open("ab") as log:
+    log_file = folder.path / "logs" / launch["log"]
+    with writing(log_file), log_file.open("ab", buffering=0) as log:
         log.write(f"$ {shlex.join(launch['command'])}\n".encode())
-        log.flush()
         try:
             process = subprocess.Popen(
                 launch["command"],
@@ -302,14 +352,20 @@ def run_launch(
                 stderr=log,
                 env=environment,
                 start_new_session=True,
+                pass_fds=(held.fileno(),),
+                preexec_fn=dies_with_parent(),
             )
         except OSError as error:
             raise StudyError(
                 f"{launch['command'][0]}: {error.strerror}; the site's key mpiexec names it",
                 RUNTIME,
             ) from error
-        note("begin")
-        code = wait_for(process, until - time.monotonic())
-        note("end", code=code)
-    print(f"{which} {launch['id']}: exit code {code}, {time.monotonic() - begin:.1f} s", flush=True)
+    try:
+        note("begin", process=process.pid)
+    except StudyError:
+        wait_for(process, 0)
+        raise
+    code = wait_for(process, until - time.monotonic())
+    note("end", code=code)
+    print(f"{which} {launch['id']}: {code_text(code)}, {time.monotonic() - begin:.1f} s", flush=True)
     return code

@@ -1,14 +1,36 @@
 """Reads result files (gyre-result/1): lines of kind run, row and end, or one document a run."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .errors import RUNTIME, StudyError
+from .shapes import ANY, NUMBER, misfit, parse_json
 
 SCHEMA = "gyre-result/1"
+OPEN = {"*": ANY}
+ROW = {
+    "key": OPEN,
+    "status?": {"reasons?": [str], "result?": str, "*": ANY},
+    "samples_ms?": (None, [[(None, NUMBER)]]),
+    "statistics_ms?": OPEN,
+    "measurements?": OPEN,
+    "model?": OPEN,
+    "units?": {"*": str},
+    "time?": str,
+    "*": ANY,
+}
+HEAD = {
+    "suite": {"program": str, "*": ANY},
+    "build?": OPEN,
+    "ranks?": [{"host?": str, "*": ANY}],
+    "run?": {"argv?": [str], "*": ANY},
+    "configuration?": OPEN,
+    "*": ANY,
+}
+END = {"status?": {"reasons?": [str], "*": ANY}, "fom?": [OPEN], "*": ANY}
+KINDS = {"run": {**HEAD, "id": str}, "row": {**ROW, "run": str}, "end": {**END, "run": str}}
 
 
 @dataclass
@@ -69,12 +91,12 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     data = path.read_bytes()
     lines = data.split(b"\n")
     for number, line in enumerate(lines[:-1], 1):
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise wrong(path, f"line {number}", str(error)) from error
+        value = parse_json(Path(f"{path}: line {number}"), line)
         if not isinstance(value, dict) or value.get("schema") != SCHEMA or "kind" not in value:
             raise wrong(path, f"line {number}", "it is no line of results")
+        shape = KINDS.get(str(value["kind"]), {"run": str, "*": ANY})
+        if reason := misfit(value, shape, "it"):
+            raise wrong(path, f"line {number}", reason)
         yield number, value
 
 
@@ -86,14 +108,12 @@ def read_lines(path: Path) -> list[Run]:
     for number, value in objects(path):
         kind = value["kind"]
         if kind == "run":
-            runs[value.get("id", "")] = Run(value.get("id", ""), path, number, value)
+            runs[value["id"]] = Run(value["id"], path, number, value)
             continue
         run = runs.get(value.get("run", ""))
         if run is None:
             raise wrong(path, f"line {number}", f"no run {value.get('run')!r} stands before it")
         if kind == "row":
-            if not isinstance(value.get("key"), dict):
-                raise wrong(path, f"line {number}", "a row without a key")
             run.rows.append(Row(number, value.get("time", ""), value))
         elif kind == "end":
             run.end = value
@@ -101,16 +121,11 @@ def read_lines(path: Path) -> list[Run]:
 
 
 def read_document(path: Path) -> list[Run]:
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise wrong(path, "the file", str(error)) from error
-    if (
-        not isinstance(value, dict)
-        or value.get("schema") != SCHEMA
-        or not isinstance(value.get("results"), list)
-    ):
+    value = parse_json(path, path.read_bytes())
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise wrong(path, "the file", "it is no result")
+    if reason := misfit(value, {**HEAD, **END, "results": [ROW]}, "it"):
+        raise wrong(path, "the file", reason)
     stamp = value.get("run", {}).get("end", "")
     run = Run(f"{path.stem}", path, 1, value, end=value)
     run.rows = [Row(number, stamp, row) for number, row in enumerate(value["results"], 1)]

@@ -1,8 +1,8 @@
 """How far each case is: from its rows, what was handed over, and what the queue says."""
 
 import json
-import os
 import re
+import signal
 import socket
 import subprocess
 from collections import Counter
@@ -12,8 +12,8 @@ from typing import Any
 
 from .app import App
 from .cases import Case, Placement
-from .errors import RUNTIME, StudyError
-from .folder import Folder
+from .errors import RUNTIME, USAGE, StudyError
+from .folder import Folder, read_events
 from .results import Row, Run, read_lines
 
 # In the order in which they are told. "refused": the program cannot run this combination.
@@ -30,7 +30,7 @@ STATES = (
 )
 ENDED = ("done", "refused")  # not launched again by themselves
 UNDER_WAY = ("running", "queued")
-USAGE = 2  # exit code of a program: impossible configuration
+TIMED_OUT = 124  # in place of an exit code: gyre-study has ended the launch
 
 
 @dataclass
@@ -90,33 +90,44 @@ def is_complete(case_rows: list[tuple[Run, Row]], folder: Folder) -> bool:
 class Attempt:
     """The last launch of a case."""
 
+    id: str
     job: str
     log: Path
     begun: bool
     code: int | None
-    is_local: dict[str, Any] | None  # host and pid of `gyre-study run`, or nothing
+    submission: dict[str, Any]
     cases: int = 1
+    process: int | None = None  # of a launch of `gyre-study run`: its process group
+
+    @property
+    def is_local(self) -> bool:
+        return bool(self.submission["how"] == "run")
+
+    def is_refused(self, app: App) -> bool:
+        """Whether the program itself refused the launch: launchers have an exit code 2, too."""
+        return self.code == USAGE and any(f"{app.name}: error:" in line for line in said(self.log))
 
 
 def attempts(folder: Folder) -> dict[str, Attempt]:
     """By case."""
     found: dict[str, Attempt] = {}
     for submission in folder.submissions():
-        place = folder.path / "jobs" / submission["number"]
         events: dict[str, dict[str, Any]] = {}
-        for file in place.glob("*.state"):
-            for line in file.read_text(encoding="utf-8").splitlines():
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    continue  # the job was ended in the middle of a line
+        for file in folder.job_folder(submission).glob("*.state"):
+            for event in read_events(file):
                 events.setdefault(event["launch"], {})[event["event"]] = event
         for launch in submission["launches"]:
             own = events.get(launch["id"], {})
-            code = own["end"]["code"] if "end" in own else None
-            log = folder.path / "logs" / launch["log"]
-            local = submission if submission["how"] == "run" else None
-            attempt = Attempt(launch["job"], log, "begin" in own, code, local, len(launch["cases"]))
+            attempt = Attempt(
+                launch["id"],
+                launch["job"],
+                folder.path / "logs" / launch["log"],
+                "begin" in own,
+                own["end"].get("code", RUNTIME) if "end" in own else None,
+                submission,
+                len(launch["cases"]),
+                own["begin"].get("process") if "begin" in own else None,
+            )
             found.update(dict.fromkeys(launch["cases"], attempt))
     return found
 
@@ -138,87 +149,93 @@ def queued_jobs() -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if " " in line)
 
 
-def is_alive(local: dict[str, Any]) -> bool:
-    """Whether a `gyre-study run` of this host still runs; of another host it is taken to."""
-    if local["host"] != socket.gethostname():
-        return True
+def is_alive(folder: Folder, submission: dict[str, Any]) -> bool:
+    """Whether a `gyre-study run` of this host, or a launch of it, still runs; of another host it is taken to."""
+    return submission["host"] != socket.gethostname() or folder.is_held(submission)
+
+
+def said(log: Path) -> list[str]:
+    """The lines of a log that have words; none without a log."""
     try:
-        command = Path(f"/proc/{local['pid']}/cmdline").read_bytes()
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False
-    return b"gyre-study" in command and local["pid"] != os.getpid()
+        return []
+    return [line.strip() for line in lines if line.strip()]
 
 
 def last_words(log: Path) -> str:
     """What a program said at last, or about what it refused: one line."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return "no log is there"
-    said = [line.strip() for line in lines if line.strip()]
+    lines = said(log)
     for pattern in (r"^- |error:", r"Error|ERROR|killed|CANCELLED|TIME LIMIT|slurmstepd"):
         telling = [
             line
-            for line in said
+            for line in lines
             if re.search(pattern, line) and not line.endswith("impossible configuration")
         ]
         if telling:
             return telling[0].removeprefix("- ")
-    return said[-1] if said else "its log is empty"
+    return lines[-1] if lines else "its log is empty, or not there"
 
 
 def refusal(case: Case, log: Path) -> str:
-    """The program's line about a combination that it left out of "all"."""
+    """The program's line about a combination that it left out of "all", or ""."""
     words = [
         str(value)
         for name, value in case.axes.items()
         if name in ("schedule", "layout", "algorithm", "op")
     ]
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        named = re.search(r"schedule ([\w-]+):|^# refused: ([\w-]+):", line)
+    for line in said(log):
+        named = re.search(r"schedule ([\w-]+):|^# refused:? ([\w-]+)(?:[:,]| by )", line)
         if line.startswith("# refused") and (named is None or {*named.groups()} & {*words}):
             return line.removeprefix("# ")
-    return "left out by the program"
+    return ""
+
+
+def code_text(code: int) -> str:
+    """How a launch ended."""
+    if code == TIMED_OUT:
+        return "it took longer than the study's minutes, and was ended"
+    if code >= 0:
+        return f"exit code {code}"
+    names = {sign.value: sign.name for sign in signal.Signals}
+    return f"its launcher was killed by {names.get(-code, f'signal {-code}')}"
 
 
 # Together
 
 
-def from_attempt(case: Case, attempt: Attempt | None, queue: dict[str, str]) -> tuple[str, str]:
+def from_attempt(
+    case: Case, attempt: Attempt | None, queue: dict[str, str], folder: Folder
+) -> tuple[str, str]:
     """State and reason of a case that has no rows that stand."""
     if attempt is None:
         return "missing", ""
     waits = queue.get(attempt.job, "")
-    alive = attempt.is_local is not None and is_alive(attempt.is_local)
+    alive = attempt.is_local and is_alive(folder, attempt.submission)
     if attempt.code is None and (waits or alive):
         is_running = attempt.begun and waits in ("", "RUNNING", "COMPLETING")
         return ("running" if is_running else "queued"), attempt.job
     if attempt.code is None:
+        who = "gyre-study run" if attempt.is_local else f"job {attempt.job}"
         return (
             ("cut off", last_words(attempt.log))
             if attempt.begun
-            else ("missing", f"job {attempt.job} ended before it")
+            else ("missing", f"{who} ended before it")
         )
     if attempt.code == 0:
-        return "refused", refusal(case, attempt.log)
-    if attempt.code == USAGE and attempt.cases == 1:
+        reason = refusal(case, attempt.log)
+        return ("refused", reason) if reason else ("failed", "exit code 0, but its rows are missing")
+    refused = attempt.is_refused(folder.app)
+    if refused and attempt.cases == 1:
         return "refused", last_words(attempt.log)
-    more = (
-        f"one of {attempt.cases} cases, which are launched one by one next: "
-        if attempt.code == USAGE
-        else ""
-    )
-    return "failed", f"exit code {attempt.code}: {more}{last_words(attempt.log)}"
+    more = f"one of {attempt.cases} cases, which are launched one by one next: " if refused else ""
+    return "failed", f"{code_text(attempt.code)}: {more}{last_words(attempt.log)}"
 
 
 def statuses(folder: Folder) -> list[CaseStatus]:
     """Of all cases, in the order of the plan."""
     handed = attempts(folder)
-    waits = any(one.code is None and one.job and one.is_local is None for one in handed.values())
+    waits = any(one.code is None and one.job and not one.is_local for one in handed.values())
     queue = queued_jobs() if waits else {}
     unchecked = str(folder.study.options.get("check", "")) == "none"
     found = []
@@ -227,8 +244,10 @@ def statuses(folder: Folder) -> list[CaseStatus]:
         for case in placement.cases:
             own = [(run, row) for run, row in rows.values() if fits(case, row, folder.app)]
             attempt = handed.get(case.id)
-            status = CaseStatus(case, placement, *from_attempt(case, attempt, queue), own)
-            status.alone = attempt is not None and attempt.code == USAGE
+            status = CaseStatus(
+                case, placement, *from_attempt(case, attempt, queue, folder), own
+            )
+            status.alone = attempt is not None and attempt.is_refused(folder.app)
             if own and status.state not in UNDER_WAY:
                 judge(status, folder, unchecked)
             elif (

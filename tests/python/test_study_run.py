@@ -6,11 +6,15 @@ Usage: test_study_run.py SOURCE_DIR BUILD_DIR   (MPIEXEC: the launcher)
 
 import json
 import os
+import resource
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SOURCE, BUILD = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
@@ -20,6 +24,8 @@ sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
 import study_results as made  # noqa: E402
 from study_plans import SMALL, app_of, study_of  # noqa: E402
 from gyre_study.cases import expand  # noqa: E402
+from gyre_study.collect import Collector  # noqa: E402
+from gyre_study.compare import read_sides  # noqa: E402
 from gyre_study.errors import StudyError  # noqa: E402
 from gyre_study.files import Site, Study  # noqa: E402
 from gyre_study.folder import Folder, write_plan  # noqa: E402
@@ -56,6 +62,20 @@ kv_heads = 2
 iters = 1
 warmup = 0
 """
+
+
+def variants(value: object) -> Iterator[object]:
+    """The value with one part of it missing, or of another kind."""
+    for other in (None, [], {}, "x"):
+        yield other
+    if isinstance(value, dict):
+        for key in value:
+            yield {name: one for name, one in value.items() if name != key}
+            for part in variants(value[key]):
+                yield {**value, key: part}
+    elif isinstance(value, list) and value:
+        for part in variants(value[0]):
+            yield [part, *value[1:]]
 
 
 class States(unittest.TestCase):
@@ -156,9 +176,11 @@ class States(unittest.TestCase):
             ),
             (
                 note + '{"launch":"l","event":"end","time":2,"code":0}\n',
-                "# refused: schedule halo: needs a window",
+                "# refused: needs a window",
                 "refused",
             ),
+            (note + '{"launch":"l","event":"end","time":2,"code":0}\n', "", "failed"),
+            (note + '[]\n{"launch":1,"event":"end"}\n', "", "cut off"),
         ):
             (place / "1.state").write_text(notes)
             log.write_text(said)
@@ -167,7 +189,32 @@ class States(unittest.TestCase):
             self.assertIn(
                 said.removeprefix("# ").removeprefix("refused: "), found[1].reason + found[1].state
             )
-        self.assertEqual(counts(statuses(folder)), {"refused": 2, "missing": 2})
+        log.write_text("# refused: schedule halo: needs a window")
+        (place / "1.state").write_text(note + '{"launch":"l","event":"end","time":2,"code":0}\n')
+        self.assertEqual(counts(statuses(folder)), {"failed": 1, "refused": 1, "missing": 2})
+
+    def test_only_the_program_refuses(self) -> None:
+        """Launchers have an exit code 2, and are killed by signals."""
+        folder = self.plan(study_of(cp=[1, 2], tokens=[64]))
+        place = folder.new_submission()
+        launch = {"id": "l", "job": "", "log": "l.log", "cases": [folder.cases[0].id], "kin": ["k"]}
+        submission = {"number": place.name, "how": "run", "time": 0, "host": "h", "pid": 1}
+        submission["host"] = socket.gethostname()
+        (place / "submission.json").write_text(json.dumps({**submission, "launches": [launch]}))
+        for code, said, state, reason in (
+            (2, "gyre-attention: error: no", "refused", "gyre-attention: error: no"),
+            (2, "mpiexec: unknown option", "failed", "exit code 2: mpiexec: unknown option"),
+            (-9, "", "failed", "its launcher was killed by SIGKILL"),
+            (124, "", "failed", "it took longer than the study's minutes"),
+        ):
+            notes = [{"launch": "l", "event": "begin", "time": 1}]
+            notes.append({"launch": "l", "event": "end", "time": 2, "code": code})
+            (place / "run.state").write_text("".join(json.dumps(one) + "\n" for one in notes))
+            (folder.path / "logs/l.log").write_text(said)
+            found = statuses(folder)[0]
+            self.assertEqual(found.state, state)
+            self.assertIn(reason, found.reason)
+            self.assertEqual(found.alone, state == "refused")
 
     def test_a_queue_that_does_not_answer(self) -> None:
         folder = self.plan(study_of(cp=[1, 2], tokens=[64]))
@@ -251,9 +298,33 @@ class States(unittest.TestCase):
             Folder(self.path)
         self.assertIn("no plan.json is there", str(caught.exception))
         self.plan(study_of(cp=[1, 2], tokens=[64]))
-        (self.path / "plan.json").write_text('{"schema": "gyre-study/2"}')
-        with self.assertRaises(StudyError):
-            Folder(self.path)
+        file = self.path / "plan.json"
+        plan = json.loads(file.read_text())
+        for text in ("", "[]", "nul", "[" * 99999, '{"schema": "gyre-study/2"}', "\xff"):
+            file.write_text(text, encoding="latin-1")
+            with self.assertRaises(StudyError):
+                Folder(self.path)
+        for wrong in variants(plan):
+            file.write_text(json.dumps(wrong))
+            try:
+                statuses(Folder(self.path))
+            except StudyError as error:
+                self.assertIn("plan.json", str(error))
+
+    def test_results_of_another_shape(self) -> None:
+        folder = self.plan(study_of(cp=[1, 2], tokens=[64], schedule=["ring"]))
+        file = folder.rows_file(folder.placements[0])
+        lines = [made.run_line("r", 1), made.row_line("r", self.key("fwd"), [1.0]), made.end_line("r")]
+        for number, line in enumerate(lines):
+            for wrong in variants(json.loads(line)):
+                changed = [*lines[:number], json.dumps(wrong) + "\n", *lines[number + 1 :]]
+                file.write_text("".join(changed), encoding="utf-8")
+                try:
+                    statuses(folder)
+                    read_sides(folder.path)
+                    Collector(folder).add_file(file)
+                except StudyError as error:
+                    self.assertIn(file.name, str(error))
 
     def test_a_launcher_that_takes_too_long_is_ended(self) -> None:
         begin = time.monotonic()
@@ -363,20 +434,104 @@ class Command(unittest.TestCase):
             time.sleep(0.02)
         self.assertIn("another gyre-study is submitting or running it", self.study(3, "run", "out"))
         self.assertIn("running", json.loads(self.study(0, "status", "out", "--json"))["counts"])
-        process.send_signal(2)
-        self.assertEqual(process.wait(timeout=60), 130)
+        process.kill()
+        process.wait(timeout=60)
         done = {
             one["case"]
             for one in json.loads(self.study(0, "status", "out", "--json"))["cases"]
             if one["state"] == "done"
         }
-        self.study(0, "run", "out")
+        self.study(0, "run", "out")  # waits for the launch, which its death has ended
         self.assertEqual(
             json.loads(self.study(0, "status", "out", "--json"))["counts"],
             {"done": 16, "refused": 2},
         )
         launches = json.loads((self.place / "out/jobs/002/submission.json").read_text())["launches"]
         self.assertFalse(done & {case for launch in launches for case in launch["cases"]})
+
+    def wait(self, is_so: Callable[[], bool]) -> None:
+        until = time.monotonic() + 60
+        while not is_so():
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.01)
+
+    def start(self, script: str) -> subprocess.Popen[str]:
+        """`gyre-study run out` with this launcher, which writes its process's number into the file pid."""
+        launcher = self.place / "launcher"
+        launcher.write_text(f"#!/bin/sh\necho $$ >{self.place}/pid.new\nmv {self.place}/pid.new {self.place}/pid\n{script}")
+        launcher.chmod(0o755)
+        (self.place / "site.toml").write_text(SITE.replace(MPIEXEC, str(launcher)), encoding="utf-8")
+        self.plan()
+        (self.place / "pid").unlink(missing_ok=True)
+        command = [sys.executable, str(SOURCE / "slurm/gyre-study"), "run", "out"]
+        process = subprocess.Popen(command, cwd=self.place, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.kill)
+        self.wait(lambda: (self.place / "pid").exists())
+        return process
+
+    def launch_lives(self) -> bool:
+        try:
+            status = Path("/proc", (self.place / "pid").read_text().strip(), "stat").read_text()
+        except OSError:
+            return False
+        return status.rpartition(") ")[2][0] != "Z"
+
+    def test_a_run_ends_its_launch(self) -> None:
+        """However it is ended itself."""
+        for sign, code in ((signal.SIGTERM, 130), (signal.SIGHUP, 130), (signal.SIGKILL, -9)):
+            process = self.start("exec sleep 600\n")
+            self.assertTrue(self.launch_lives())
+            process.send_signal(sign)
+            self.assertEqual(process.wait(timeout=60), code)
+            self.wait(lambda: not self.launch_lives())
+            self.assertIn("cut off", self.study(0, "status", "out"))
+
+    def test_a_launch_that_does_not_end_is_waited_for(self) -> None:
+        stay = self.place / "stay"
+        stay.touch()
+        self.addCleanup(stay.unlink, missing_ok=True)
+        process = self.start(f"trap '' TERM\nwhile [ -e {stay} ]; do sleep 0.01; done\n")
+        self.wait(lambda: "running" in self.study(0, "status", "out"))
+        process.kill()
+        process.wait(timeout=60)
+        self.assertIn("running", self.study(0, "status", "out"))
+        pid = (self.place / "pid").read_text().strip()
+        command = [sys.executable, str(SOURCE / "slurm/gyre-study"), "run", "out"]
+        again = subprocess.Popen(command, cwd=self.place, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(again.stdout.close)
+        self.assertIn(f"(process group {pid} on", again.stdout.readline())
+        self.assertTrue(self.launch_lives())
+        stay.unlink()
+        self.assertTrue(again.stdout.readline().startswith("[1/"))
+        self.assertEqual(again.wait(timeout=60), 0)
+        self.assertIn("exit code 0, but its rows are missing", self.study(0, "status", "out"))
+
+    def test_what_cannot_be_written(self) -> None:
+        self.plan()
+        for command in (["status", "out"], ["--help"], ["plan", "study.toml", "--site", "site.toml"]):
+            with open("/dev/full", "w") as full:
+                words = [sys.executable, SOURCE / "slurm/gyre-study", *command]
+                for err in (full, subprocess.PIPE):
+                    done = subprocess.run(words, cwd=self.place, stdout=full, stderr=err, text=True, check=False)
+                    self.assertEqual(done.returncode, 3)
+            self.assertEqual(done.stderr, "gyre-study: error: the output: No space left on device\n")
+
+        def no_space() -> None:  # as on a full disk: a file may not grow
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+        before = sorted(self.place.rglob("*"))
+        for command in ("run", "collect"):
+            words = [sys.executable, SOURCE / "slurm/gyre-study", command, "out"]
+            done = subprocess.run(
+                words, cwd=self.place, capture_output=True, text=True, preexec_fn=no_space, check=False
+            )
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (3, 1), done.stderr)
+            self.assertRegex(done.stderr, r"gyre-study: error: \S+/out/\S+: ")
+        left = [one for one in sorted(self.place.rglob("*")) if one not in before and one.is_file() and one.stat().st_size]
+        self.assertEqual(left, [])
 
     def test_errors(self) -> None:
         self.assertIn(
