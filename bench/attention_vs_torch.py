@@ -21,7 +21,8 @@ For one document the three are one; it is called batch.
 forward: output and log-sum-exp. forward+backward: also dQ, dK, dV; the delta of PyTorch's backward,
 a small part of its time, is inside its figure and not in ours. FLOPs are those of visible pairs:
 4 dim each forward, 10 dim backward. Repetitions of the two alternate, so that both meet the same
-disturbances; medians are shown, and of all repetitions the spread (max - min) / median. On one
+disturbances; a repetition of ours is the median of the program's own. Medians are shown, and of all
+repetitions the spread (max - min) / median. On one
 thread, time is CPU time; on more, elapsed time. ratio = PyTorch's time / ours: above 1, ours is
 faster. Where bench-kernels has no benchmark for a number of threads (an argument "threads"; none
 means 1), PyTorch stands alone.
@@ -142,13 +143,14 @@ def make_cases(benchmarks, args):
 
 
 def time_ours(program, names, threads, minimum):
-    """Seconds of one repetition of each benchmark, by name."""
+    """Seconds of each benchmark, by name: the median of the repetitions that its name has, in `minimum` seconds."""
     pattern = "|".join(f"^{re.escape(name)}$" for name in names)
+    repeats = max(arguments_of(name).get("repeats", 1) for name in names)
     done = subprocess.run(
         [
             program,
             f"--benchmark_filter={pattern}",
-            f"--benchmark_min_time={minimum}",
+            f"--benchmark_min_time={minimum / repeats}",
             "--benchmark_format=json",
         ],
         capture_output=True,
@@ -159,8 +161,9 @@ def time_ours(program, names, threads, minimum):
     units = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
     clock = "cpu_time" if threads == 1 else "real_time"
     return {
-        result["name"]: result[clock] * units[result["time_unit"]]
+        result["run_name"]: result[clock] * units[result["time_unit"]]
         for result in json.loads(done.stdout)["benchmarks"]
+        if result.get("aggregate_name", "median") == "median"
     }
 
 

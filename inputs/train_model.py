@@ -35,9 +35,13 @@ import sys
 import time
 import zlib
 
-import numpy as np
-import torch
-import torch.nn.functional as F
+try:
+    import numpy as np
+    import torch
+    import torch.nn.functional as F
+except ImportError as error:
+    print(f"skipped: {error}; it needs PyTorch (CPU), NumPy and h5py", file=sys.stderr)
+    sys.exit(77)
 
 import gyre_files
 
