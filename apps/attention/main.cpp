@@ -94,8 +94,7 @@ void do_configuration(Suite& s, const AttentionWorkload& workload, const TensorR
     AttentionResult result = do_pass(s, *run, inputs, pass);
     result.cycle = s.cycle;
     finish_row(s.context, s.report, entry_of(result));
-    if (s.context.root()) fmt::print("{}", s.table.row(result));
-    std::fflush(stdout);
+    s.context.outputs.print(s.table.row(result));
     s.results.push_back(std::move(result));
   }
   if (!o.output.empty()) write_output(s, *run, inputs);
@@ -130,7 +129,9 @@ void do_workload(Suite& s, const AttentionWorkload& workload) {
 ExitCode run(AttentionOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o, world.size()); });
-  run_on_root(world, "outputs", [&] { check_outputs(o); });
+  plan_outputs(
+      context, o.report,
+      {{{"--output", o.output}}, {{"--trace", o.trace}, {"--svg", o.svg}}, {{"--input", o.input}}});
   if (o.explain) return explain(o, context);
   Backend backend(context, o.backend);
   std::optional<AttentionFile> file;
@@ -149,10 +150,10 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   RunReport report = begin_attention_report(context, o, workloads.front(), backend);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(workloads) * rows_of_a_size(o));
-  const bool shows = context.root() && !context.quiet;
   const bool has_peak = !backend.on_gpu() && !o.emulates_compute();
   const bool compares = file && file->reference && has_exact_inputs(*file, o.types().activations);
-  if (shows && file && file->reference && !compares) fmt::print("{}", no_reference_text);
+  if (!context.quiet && file && file->reference && !compares)
+    context.outputs.print(no_reference_text);
   Suite suite{o,
               file,
               context,
@@ -164,7 +165,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
               memory,
               compares ? &*file->reference : nullptr,
               attention_table().chosen(shown_columns(context, o.report))};
-  if (context.root()) fmt::print("{}", suite.table.header());
+  context.outputs.print(suite.table.header());
   backend.check_messages(false);
   for (; suite.cycle <= o.sweep.cycles; ++suite.cycle)
     for (const AttentionWorkload& workload : workloads) do_workload(suite, workload);

@@ -288,13 +288,4 @@ void check_options(AttentionOptions& o, int ranks) {
   errors.throw_if_any("impossible configuration");
 }
 
-void check_outputs(const AttentionOptions& o) {
-  check_output_places({{"--output", o.output},
-                       {"--trace", o.trace},
-                       {"--svg", o.svg},
-                       {"--json", o.report.json},
-                       {"--csv", o.report.csv}},
-                      {{"--input", o.input}});
-}
-
 }  // namespace gyre

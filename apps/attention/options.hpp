@@ -45,7 +45,4 @@ void declare_options(CLI::App& app, AttentionOptions& o);
 /// with the options in a run of `ranks` ranks.
 void check_options(AttentionOptions& o, int ranks);
 
-/// Refuses outputs that cannot be written, before any work.
-void check_outputs(const AttentionOptions& o);
-
 }  // namespace gyre

@@ -127,8 +127,8 @@ Backend::Backend(AppContext& context, const BackendOptions& o)
   }
   state_->devices = bind_device(context.world, o.share_gpus);
   if (const std::string note = visibility_note(state_->devices);
-      !note.empty() && state_->comm == "nccl" && context.root() && !context.quiet)
-    fmt::print("# note: {}\n", note);
+      !note.empty() && state_->comm == "nccl" && !context.quiet)
+    context.outputs.print("# note: " + note + "\n");
   run_agreed(context.world, "preparing the GPU", [&] { state_->stream = make_cuda_stream(); });
   state_->device_world = make_device_world(state_->comm, context, *state_->network);
   state_->host_staging = make_host_staging_communicator(*state_->device_world, *state_->stream);

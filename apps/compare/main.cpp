@@ -60,17 +60,17 @@ const Table<TensorComparison>& compare_table() {
 }
 
 /// Prints the comparison; returns the exit code of its verdict.
-ExitCode present(const std::vector<TensorComparison>& tensors, bool quiet) {
+ExitCode present(const std::vector<TensorComparison>& tensors, bool quiet, Outputs& outputs) {
   const auto same = std::count_if(tensors.begin(), tensors.end(),
                                   [](const auto& t) { return t.match == Match::same; });
   double worst = 0;
   for (const TensorComparison& tensor : tensors) worst = std::max(worst, tensor.err_over_tol);
-  if (!quiet) fmt::print("{}", compare_table().header());
+  std::string text = quiet ? "" : compare_table().header();
   for (const TensorComparison& tensor : tensors)
-    if (!quiet || tensor.match != Match::same) fmt::print("{}", compare_table().row(tensor));
+    if (!quiet || tensor.match != Match::same) text += compare_table().row(tensor);
   const bool passed = same == std::ssize(tensors);
-  fmt::print("VERIFY {} {}/{} max_err_over_tol={:.3g}\n", passed ? "PASSED" : "FAILED", same,
-             tensors.size(), worst);
+  outputs.print(text + fmt::format("VERIFY {} {}/{} max_err_over_tol={:.3g}\n",
+                                   passed ? "PASSED" : "FAILED", same, tensors.size(), worst));
   return passed ? ExitCode::ok : ExitCode::verification_failed;
 }
 
@@ -83,10 +83,11 @@ ExitCode run(Options& o, AppContext& context) {
                   o.compare.atol);
     const std::vector<TensorComparison> tensors = compare_files(o.a, o.b, o.compare);
     if (!context.quiet)
-      fmt::print(
+      context.outputs.print(fmt::format(
           "# A  {}\n# B  {}\n# reals agree when |a - b| <= {} + {} |b|{}; all else, when equal\n",
-          o.a, o.b, o.compare.atol, o.compare.rtol, o.compare.equal_nan ? ", or both are NaN" : "");
-    code = present(tensors, context.quiet);
+          o.a, o.b, o.compare.atol, o.compare.rtol,
+          o.compare.equal_nan ? ", or both are NaN" : ""));
+    code = present(tensors, context.quiet, context.outputs);
   });
   return code;
 }

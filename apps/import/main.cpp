@@ -75,6 +75,7 @@ Row row_of(const Documents& documents, const ImportReport& report) {
 
 ExitCode run(const Options& o, AppContext& context) {
   Communicator& world = context.world;
+  plan_outputs(context, {{{"--output", o.output}}, {}});
   OutputFile output(world, o.output);
 
   ImportReport report;

@@ -21,15 +21,14 @@ using namespace gyre;
 ExitCode run(InfoOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o, world.size()); });
-  run_on_root(world, "outputs", [&] { check_output_places({{"--json", o.json}}, {}); });
+  plan_outputs(context, {{}, {{"--json", o.json}}});
   Backend backend(context, o.backend);
   RunReport report = begin_report(
       context, {{"quick", o.quick}, {"seconds", o.seconds}, {"threads", int64_t{o.threads}}},
       {{"hdf5", h5::library_version()}});
   backend.describe(report);
-  if (context.root() && !context.quiet)
-    fmt::print("{}{}{}", header_text(report), identity_text(report), capabilities_text());
-  std::fflush(stdout);
+  if (!context.quiet)
+    context.outputs.print(header_text(report) + identity_text(report) + capabilities_text());
   std::optional<MeasuredMachine> measured;
   std::optional<MachineModel> model;
   if (!o.quick) {

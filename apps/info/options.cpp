@@ -38,6 +38,9 @@ void check_options(InfoOptions& o, int ranks) {
     errors.add("--threads {}: --quick measures nothing", o.threads);
   if (o.model && o.quick) errors.add("--model: --quick measures nothing");
   if (o.model && o.json.empty()) errors.add("--model goes into the file of --json: name one");
+  if (o.json.ends_with(".jsonl"))
+    errors.add("--json {0}: gyre-machine/1 is one document of many lines; such as --json {1}",
+               o.json, o.json.substr(0, o.json.size() - 1));
   o.head_dims = parse_numbers("--model-head-dims", o.head_dim_list,
                               {"elements of a head", 1, most_head_dim, "64,128"}, errors);
   if (!o.model && o.head_dim_list != usual.head_dim_list)

@@ -43,8 +43,7 @@ void do_operation(Suite& s, LogprobsContext& context, const LogprobsOperation& o
   const auto wanted = [&](const LogprobsResult& row) { return !s.context.rows.has(key_of(row)); };
   const auto add = [&](LogprobsResult row) {
     finish_row(s.context, s.report, entry_of(row));
-    if (s.context.root()) fmt::print("{}", s.table.row(row));
-    std::fflush(stdout);
+    s.context.outputs.print(s.table.row(row));
     s.rows.push_back(std::move(row));
   };
   run_operation(operation, upstream, context, rates, {s.cycle, wanted, add}, output,
@@ -60,9 +59,8 @@ void do_workload(Suite& s, const LogprobsWorkload& problem) {
                         problem.vocab.columns(context.grid.tp_rank()) *
                         static_cast<int64_t>(size_of(problem.type));
   const MachineRates rates = measure_rates(shard, o.threads, s.context.world, s.backend.stream());
-  if (s.context.root() && s.context.verbose) fmt::print("{}", rates_text(rates));
-  if (s.context.root() && !s.context.quiet)
-    fmt::print("{}", smallness_text(rates, problem.tokens()));
+  if (s.context.verbose) s.context.outputs.print(rates_text(rates));
+  if (!s.context.quiet) s.context.outputs.print(smallness_text(rates, problem.tokens()));
   std::vector<LogprobsPart> output;
   for_each_run(o, [&](const LogprobsOperation& operation, bool upstream) {
     try {
@@ -123,15 +121,11 @@ std::string text_of(const Suite& s) {
 ExitCode run(LogprobsOptions& o, AppContext& context) {
   Communicator& world = context.world;
   if (o.list) {
-    if (context.root()) fmt::print("{}", operation_help());
+    context.outputs.print(operation_help());
     return ExitCode::ok;
   }
   run_agreed(world, "options", [&] { check_options(o, world.size()); });
-  run_on_root(world, "outputs", [&] {
-    check_output_places(
-        {{"--output", o.output}, {"--json", o.report.json}, {"--csv", o.report.csv}},
-        {{"--input", o.input}});
-  });
+  plan_outputs(context, o.report, {{{"--output", o.output}}, {}, {{"--input", o.input}}});
   Backend machine(context, o.backend);
   std::optional<LogprobsFile> file;
   if (!o.input.empty()) file = read_logprobs_file(world, o.input, logprobs_arrays());
@@ -148,9 +142,8 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   machine.describe(report);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows_of_a_size(o));
-  const bool shows = context.root() && !context.quiet;
-  if (shows) fmt::print("{}", method_note(o));
-  if (shows && file) fmt::print("{}", reference_note(*file, o));
+  if (!context.quiet)
+    context.outputs.print(method_note(o) + (file ? reference_note(*file, o) : ""));
   Suite suite{o,
               file,
               context,
@@ -158,7 +151,7 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
               report,
               memory,
               logprobs_table().chosen(shown_columns(context, o.report))};
-  if (context.root()) fmt::print("{}", suite.table.header());
+  context.outputs.print(suite.table.header());
   for (; suite.cycle <= o.sweep.cycles; ++suite.cycle)
     for (const LogprobsWorkload& problem : cases) do_workload(suite, problem);
   run_agreed(world, "report", [&] {

@@ -122,11 +122,7 @@ ExitCode run(const PackOptions& o, AppContext& context) {
     if (o.input.empty()) source = to_string(parse_length_spec(o.generate));
   });
   Backend backend(context, o.backend);
-  run_on_root(world, "outputs", [&] {
-    check_output_places(
-        {{"--output", o.output}, {"--json", o.report.json}, {"--csv", o.report.csv}},
-        {{"--input", o.input}});
-  });
+  plan_outputs(context, o.report, {{{"--output", o.output}}, {}, {{"--input", o.input}}});
   if (o.unpack) {
     const std::string text =
         unpack_file(world, o.input, o.output, provenance_of(context, o.input), context.outputs);

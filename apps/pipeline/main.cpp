@@ -118,19 +118,13 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
     job.plan = make_plan(o, config, job.model.tokenizer(), job.documents, world.size());
   });
   if (o.dry_run) {
-    run_on_root(world, "dry run", [&] {
-      fmt::print("{}{}", dry_run_text(job.plan, config),
-                 o.prefixes.share ? savings_text(job.plan.forest) : "");
-    });
+    context.outputs.print(dry_run_text(job.plan, config) +
+                          (o.prefixes.share ? savings_text(job.plan.forest) : ""));
     return ExitCode::ok;
   }
   Backend backend(context, o.backend);
-  // Paths that cannot be written are refused before any work.
-  run_on_root(world, "outputs", [&] {
-    check_output_places(
-        {{"--output", o.output}, {"--json", o.report.json}, {"--csv", o.report.csv}},
-        {{"--input", o.input}, {"--model", o.model}});
-  });
+  plan_outputs(context, o.report,
+               {{{"--output", o.output}}, {}, {{"--input", o.input}, {"--model", o.model}}});
   std::optional<OutputFile> output;
   if (!o.output.empty()) output.emplace(world, o.output);
   return score(o, job, output, backend, context);

@@ -29,8 +29,7 @@ std::vector<PredictedRow> predict_configuration(const PredictedCase& c,
   std::vector<PredictedRow> rows = predict_case(c, report.verification);
   for (const PredictedRow& row : rows) {
     finish_row(context, report, entry_of(row, table));
-    fmt::print("{}", shown.row(row));
-    std::fflush(stdout);
+    context.outputs.print(shown.row(row));
   }
   return rows;
 }
@@ -42,7 +41,7 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
   start_run(context, report, o.report, rows_of(o, sizes.size()));
   const Table<PredictedRow> table = predicted_table(machine);
   const Table<PredictedRow> shown = table.chosen(shown_columns(context, o.report));
-  fmt::print("{}", shown.header());
+  context.outputs.print(shown.header());
   std::vector<PredictedRow> rows;
   Refusals refused;
   for_each_configuration(
@@ -80,6 +79,10 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
 
 ExitCode run(PredictOptions& o, AppContext& context) {
   check_options(o, context.world.size());
+  plan_outputs(context, o.report,
+               {{},
+                {{"--svg", o.svg}, {"--trace", o.trace}},
+                {{"--machine", o.machine}, {"--model", o.model}, {"--input", o.input}}});
   const MachineModel machine = machine_of(o);
   return o.model.empty() ? predict_attention(o, machine, context)
                          : predict_model(o, machine, context);

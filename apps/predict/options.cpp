@@ -156,9 +156,6 @@ void check_options(PredictOptions& o, int ranks) {
   if (!o.svg.empty() && o.pass != "both") errors.add("--svg compares both passes: --pass both");
   if (o.report.resume != "none") errors.add("--resume: nothing is measured; leave it out");
   errors.throw_if_any("impossible configuration");
-  check_output_places(
-      {{"--svg", o.svg}, {"--trace", o.trace}, {"--json", o.report.json}, {"--csv", o.report.csv}},
-      {{"--machine", o.machine}, {"--model", o.model}, {"--input", o.input}});
 }
 
 }  // namespace gyre

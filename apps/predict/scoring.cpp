@@ -182,7 +182,7 @@ ExitCode predict_model(const PredictOptions& o, const MachineModel& machine, App
   RunReport report = begin_predicting(context, o, machine, corpora.front().origin);
   start_run(context, report, o.report, rows_of(o, corpora.size()));
   const Table<PassRow> shown = pass_table().chosen(shown_columns(context, o.report));
-  fmt::print("{}", shown.header());
+  context.outputs.print(shown.header());
   std::vector<PassRow> rows;
   Refusals refused;
   for_each_configuration(
@@ -193,8 +193,7 @@ ExitCode predict_model(const PredictOptions& o, const MachineModel& machine, App
           rows.push_back(
               predict_pass(job, corpora[size], cp, schedule, layout, report.verification));
           finish_row(context, report, entry_of(rows.back()));
-          fmt::print("{}", shown.row(rows.back()));
-          std::fflush(stdout);
+          context.outputs.print(shown.row(rows.back()));
         });
       });
   if (rows.empty()) throw_usage("nothing can be predicted:\n{}", refused.text());

@@ -111,13 +111,8 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o); });
   Backend backend(context, o.backend);
-  run_on_root(world, "outputs", [&] {
-    check_output_places({{"--output", o.output},
-                         {"--svg", o.svg},
-                         {"--json", o.report.json},
-                         {"--csv", o.report.csv}},
-                        {{"--input", o.input}});
-  });
+  plan_outputs(context, o.report,
+               {{{"--output", o.output}}, {{"--svg", o.svg}}, {{"--input", o.input}}});
   if (!o.input.empty() && schema_of(world, o.input) == bshd_schema) return run_batch(o, context);
   const Streams streams = open_streams(o, world);
   run_agreed(world, "--bin", [&] {

@@ -20,7 +20,6 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <ctime>
-#include <fstream>
 #include <random>
 
 #include "attention/execute.hpp"
@@ -282,8 +281,7 @@ std::string utc_now() {
   return text;
 }
 
-void write_json(const BenchOptions& o, const RankDevice& device, const bench::Suite& suite) {
-  std::ofstream file(o.json_file);
+std::string json_text(const BenchOptions& o, const RankDevice& device, const bench::Suite& suite) {
   const json document = {{"program", "bench-gpu-kernels"},
                          {"version", version_line()},
                          {"date", utc_now()},
@@ -294,8 +292,7 @@ void write_json(const BenchOptions& o, const RankDevice& device, const bench::Su
                          {"repetitions", o.repetitions},
                          {"smoke", o.smoke},
                          {"results", suite.results()}};
-  file << document.dump(1) << '\n';
-  if (!file.flush()) throw_runtime("cannot write {}", o.json_file);
+  return document.dump(1) + "\n";
 }
 
 ExitCode run(AppContext& context, const BenchOptions& o) {
@@ -314,6 +311,7 @@ ExitCode run(AppContext& context, const BenchOptions& o) {
       std::none_of(groups.begin(), groups.end(), [&](const auto& g) { return g.first == o.only; }))
     throw_usage("--only {}: there are attention, rows and gather", o.only);
 
+  plan_outputs(context, {{}, {{"--json", o.json_file}}});
   const RankDevice device = bind_device(context.world).front();
   const std::unique_ptr<Stream> stream = make_cuda_stream();
   const std::unique_ptr<Communicator> network = make_staged_communicator(context.world);
@@ -322,7 +320,8 @@ ExitCode run(AppContext& context, const BenchOptions& o) {
   Bench b{o, *stream, *network, suite};
   for (const auto& [name, group] : groups)
     if (o.only.empty() || o.only == name) group(b);
-  if (!o.json_file.empty()) write_json(o, device, suite);
+  context.outputs.add_text(o.json_file, json_text(o, device, suite));
+  context.outputs.publish("");
   return ExitCode::ok;
 }
 

@@ -1,6 +1,8 @@
 """gyre-check: compares arrays with a reference from the command line."""
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,7 +12,7 @@ from .reading import Damaged
 DESCRIPTION = "Compares arrays by name: those that you computed with those of a reference."
 EPILOG = """\
 exit code: 0 all agree; 1 something differs; 2 bad usage, or a file that cannot be read; 3 a file
-whose contents are not what was written
+whose contents are not what was written, or an output that cannot be written
 
 examples: gyre-check mine.npz inputs/logprobs_golden.h5 --common
           gyre-check mine.h5:/results inputs/logprobs_golden.h5:/reference --rtol 1e-4
@@ -37,18 +39,43 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _complain(error: Exception, code: int) -> int:
+    """Says an error on standard error, if that can be written; the exit code."""
+    with contextlib.suppress(OSError, AttributeError):  # None, if it was closed
+        sys.stderr.write(f"gyre-check: {error}\n")
+        sys.stderr.flush()
+    return code
+
+
+def _drop_output() -> None:
+    """Sends what is still to be written to nowhere: the interpreter would end with a code of its own."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; the exit code."""
+    try:
+        code = _run(arguments)
+        if sys.stdout is None:
+            raise OSError("standard output is closed")
+        sys.stdout.flush()
+    except OSError as error:
+        code = _complain(OSError(f"cannot write to standard output: {error}"), 3)
+        _drop_output()
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = vars(_parser().parse_args(arguments))
     a, b = options.pop("a"), options.pop("b")
     try:
         comparison = compare(a, b, **options)
     except Damaged as error:
-        print(f"gyre-check: {error}", file=sys.stderr)
-        return 3
+        return _complain(error, 3)
     except (OSError, ValueError) as error:
-        print(f"gyre-check: {error}", file=sys.stderr)
-        return 2
+        return _complain(error, 2)
     for letter, place, other in (("A", a, b), ("B", b, a)):
         print(f"# {letter}  {place if is_npz(place) else place_of(place, other)}")
     print(comparison)

@@ -1,6 +1,7 @@
 """Writing HDF5 files: complete or not at all, with checksums and a digest of their contents."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator, Mapping
 
@@ -20,9 +21,13 @@ def new_file(
 ) -> Iterator[h5py.File]:
     """A file open for writing that takes the place of `path` once the block has succeeded.
 
-    The same contents give the same bytes: no time stamps are stored.
+    The same contents give the same bytes: no time stamps are stored. A link is followed; a device or
+    a pipe is refused, since renaming would replace it.
     """
-    temporary = f"{os.fspath(path)}.tmp{os.getpid()}"
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileExistsError(errno.EEXIST, "it is there and no regular file", path)
+    temporary = f"{path}.tmp{os.getpid()}"
     try:
         with h5py.File(temporary, "w") as file:
             file.attrs["schema"] = schema

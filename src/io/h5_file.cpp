@@ -35,12 +35,11 @@ void check_readable(const std::string& path) {
   require_regular_file(path);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              std::fclose);
-  if (file == nullptr) throw_usage("cannot read '{}': {}", path, std::strerror(errno));
+  if (file == nullptr) throw_unreadable(path, errno);
   const Reading scope("opening " + path, path);
-  if (H5Fis_hdf5(path.c_str()) <= 0) {
-    H5Eclear2(H5E_DEFAULT);
-    throw_usage("'{}' is not an HDF5 file", path);
-  }
+  const htri_t is_hdf5 = H5Fis_hdf5(path.c_str());
+  if (is_hdf5 == 0) throw_usage("'{}' is not an HDF5 file", path);
+  detail::check(is_hdf5, fmt::format("open '{}'", path));
   try_reading(path);
   const Handle id(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
   detail::check(id.get(), fmt::format("open '{}'", path));

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/error.hpp"
+#include "runtime/process.hpp"
 
 namespace gyre::h5 {
 namespace {
@@ -18,24 +19,21 @@ const char* volatile file_read = nullptr;
 const bool launched = std::getenv("PMI_RANK") != nullptr;
 alignas(16) char handler_stack[1 << 16];  // HDF5 may have used up the program's own
 
-void say(const char* text) {
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, std::strlen(text));
-}
-
 /// Calls only what a signal handler may call. Under a launcher the signal then ends the process:
 /// its parent (runtime/supervisor) and the other ranks make exit code 3 of it.
 void on_crash(int signal) {
   const char digits[] = {static_cast<char>('0' + signal / 10), static_cast<char>('0' + signal % 10),
                          '\0'};
-  say(program_invocation_short_name);
-  say(": error: reading '");
-  say(file_read);
-  say("' crashes HDF5 ");
-  say(version);
-  say(" (signal ");
-  say(signal < 10 ? digits + 1 : digits);
-  say(signal == SIGABRT ? "): the file is damaged, or another rank has died\n"  // UCX aborts, too
-                        : "): the file is damaged\n");
+  write_diagnostic(program_invocation_short_name);
+  write_diagnostic(": error: reading '");
+  write_diagnostic(file_read);
+  write_diagnostic("' crashes HDF5 ");
+  write_diagnostic(version);
+  write_diagnostic(" (signal ");
+  write_diagnostic(signal < 10 ? digits + 1 : digits);
+  write_diagnostic(signal == SIGABRT
+                       ? "): the file is damaged, or another rank has died\n"  // UCX aborts, too
+                       : "): the file is damaged\n");
   if (!launched) _exit(static_cast<int>(ExitCode::runtime));
   std::signal(signal, SIG_DFL);
   raise(signal);

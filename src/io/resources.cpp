@@ -7,13 +7,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 #include <optional>
-#include <sstream>
+#include <vector>
 
 #include "core/error.hpp"
+#include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
@@ -48,14 +50,36 @@ int64_t allocated_bytes(int file) {
 
 }  // namespace
 
+void throw_unreadable(const std::string& path, int error) {
+  for (const int users : {ENOENT, EACCES, EPERM, ENOTDIR, ELOOP, ENAMETOOLONG, EISDIR})
+    if (error == users) throw_usage("cannot read '{}': {}", path, std::strerror(error));
+  throw_runtime("cannot read '{}': {}", path, std::strerror(error));
+}
+
 void require_regular_file(const std::string& path) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status))
-    throw_usage("cannot read '{}': {}", path, std::strerror(error ? error.value() : ENOENT));
+  if (!std::filesystem::exists(status)) throw_unreadable(path, error ? error.value() : ENOENT);
   if (std::filesystem::is_directory(status)) throw_usage("cannot read '{}': it is a folder", path);
   if (!std::filesystem::is_regular_file(status))
     throw_usage("cannot read '{}': it is no regular file", path);
+  if (access(path.c_str(), R_OK) != 0) throw_unreadable(path, errno);
+}
+
+void read_blocks(const std::string& path, const std::function<void(std::string_view)>& take) {
+  require_regular_file(path);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rbe"),
+                                                             std::fclose);
+  if (file == nullptr) throw_unreadable(path, errno);
+  std::vector<char> block(size_t{1} << 20);
+  while (true) {
+    const WaitScope scope("reading " + path);  // of one block: a long file is no reason to give up
+    errno = 0;
+    const size_t count = std::fread(block.data(), 1, block.size(), file.get());
+    if (std::ferror(file.get()) != 0) throw_unreadable(path, errno);
+    if (count == 0) return;
+    take({block.data(), count});
+  }
 }
 
 std::string read_text_file(const std::string& path, const std::string& wanted, int64_t most) {
@@ -64,11 +88,9 @@ std::string read_text_file(const std::string& path, const std::string& wanted, i
   if (const auto bytes = std::filesystem::file_size(path, none);
       !none && bytes > static_cast<uintmax_t>(most))
     throw_usage("{}: {} bytes; wanted: {}, at most {} bytes", path, bytes, wanted, most);
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file || !text) throw_usage("cannot read '{}': {}", path, std::strerror(errno));
-  return text.str();
+  std::string text;
+  read_blocks(path, [&](std::string_view block) { text += block; });
+  return text;
 }
 
 void require_memory(const std::string& what, int64_t count, int64_t width) {

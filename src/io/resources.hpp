@@ -3,13 +3,22 @@
 // The errors name the file, what is needed and what there is.
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 
 namespace gyre {
 
-/// Throws a usage error unless `path` is a regular file. Asks without opening: opening a pipe
+/// Throws a usage error unless `path` is a regular file that may be read. Asks without opening: opening a pipe
 /// waits for its writer, and a device never ends.
 void require_regular_file(const std::string& path);
+
+/// Throws "cannot read PATH: ..." for an errno: a usage error when the user named a wrong file, a
+/// runtime error when the system could not open or read it.
+[[noreturn]] void throw_unreadable(const std::string& path, int error);
+
+/// Hands the bytes of a regular file to `take`, block by block. Errors: as above.
+void read_blocks(const std::string& path, const std::function<void(std::string_view)>& take);
 
 /// The bytes of a file of text. Throws a usage error that names a file that cannot be read, is not
 /// regular, or is larger than `most` bytes; `wanted`: what it should be.

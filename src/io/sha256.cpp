@@ -2,15 +2,9 @@
 
 #include <openssl/evp.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <vector>
-
 #include "comm/agree.hpp"
 #include "core/error.hpp"
 #include "io/resources.hpp"
-#include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
@@ -39,20 +33,8 @@ std::string Sha256::hex() {
 }
 
 std::string sha256_of_file(const std::string& path) {
-  require_regular_file(path);
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
-                                                             std::fclose);
-  if (file == nullptr) throw_usage("cannot read '{}': {}", path, std::strerror(errno));
   Sha256 sha256;
-  std::vector<unsigned char> block(size_t{1} << 20);
-  while (true) {
-    const WaitScope scope("reading " + path);  // of one block: a long file is no reason to give up
-    const size_t count = std::fread(block.data(), 1, block.size(), file.get());
-    if (count == 0) break;
-    sha256.add(block.data(), count);
-  }
-  if (std::ferror(file.get()) != 0)
-    throw_runtime("cannot read '{}': {}", path, std::strerror(errno));
+  read_blocks(path, [&](std::string_view block) { sha256.add(block.data(), block.size()); });
   return sha256.hex();
 }
 

@@ -1,10 +1,7 @@
 #include "io/text_import.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <set>
 
@@ -12,7 +9,7 @@
 #include "core/error.hpp"
 #include "io/collective.hpp"
 #include "io/resources.hpp"
-#include "runtime/watchdog.hpp"
+#include "runtime/output_guard.hpp"
 
 namespace gyre {
 namespace {
@@ -43,16 +40,8 @@ std::string without_trailing_slashes(std::string path) {
 }
 
 std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw_runtime("cannot read '{}': {}", path, std::strerror(errno));
   std::string text;
-  std::vector<char> block(size_t{1} << 20);
-  while (in) {
-    const WaitScope scope("reading " + path);  // of one block: a long file is no reason to give up
-    in.read(block.data(), std::ssize(block));
-    text.append(block.data(), static_cast<size_t>(in.gcount()));
-  }
-  if (in.bad()) throw_runtime("cannot read '{}': {}", path, std::strerror(errno));
+  read_blocks(path, [&](std::string_view block) { text += block; });
   return text;
 }
 
@@ -123,13 +112,12 @@ Documents gather(Communicator& comm, const Documents& mine) {
 FileList list_files(const std::vector<std::string>& paths, const std::string& output) {
   FileList list;
   std::vector<std::string> candidates;
-  const fs::path taken = output.empty() ? fs::path() : fs::weakly_canonical(fs::absolute(output));
   for (const std::string& path : paths) {
     std::error_code error;
     const fs::file_status status = fs::status(path, error);
     if (!fs::exists(status)) throw_usage("cannot read '{}': No such file or directory", path);
     if (fs::is_regular_file(status)) {
-      if (fs::canonical(path) == taken)
+      if (!output.empty() && is_same_file(path, output))
         throw_usage("the output '{}' is the file of the input '{}'", output, path);
       candidates.push_back(path);
     } else if (fs::is_directory(status)) {
@@ -144,10 +132,9 @@ FileList list_files(const std::vector<std::string>& paths, const std::string& ou
   }
   std::set<fs::path> seen;
   for (std::string& path : candidates) {
-    const fs::path place = fs::canonical(path);
-    if (place == taken) {
+    if (!output.empty() && is_same_file(path, output)) {
       ++list.left_out;
-    } else if (!seen.insert(place).second) {
+    } else if (!seen.insert(fs::canonical(path)).second) {
       ++list.duplicates;
     } else {
       if (!is_utf8(path)) throw_usage("the name of '{}' is not UTF-8 text", path);

@@ -173,9 +173,12 @@ void try_reading(const std::string& path) {
   const SharedText error;
   const pid_t parent = getpid(), child = fork();
   if (child == 0) read_everything(parent, path, status.st_size <= most_bytes, error.text());
+  if (child < 0)
+    throw_runtime("cannot start a process to read '{}' in: {}", path, std::strerror(errno));
   int result = 0;
-  while (child > 0 && waitpid(child, &result, 0) < 0 && errno == EINTR) {
-  }
+  while (waitpid(child, &result, 0) < 0)
+    if (errno != EINTR)
+      throw_runtime("cannot wait for the process that reads '{}': {}", path, std::strerror(errno));
   if (WIFEXITED(result) && WEXITSTATUS(result) == refused) throw_runtime("{}", error.view());
   if (result != 0)  // an exit code: a sanitizer's
     throw_runtime("reading '{}' crashes HDF5 {} ({} {}): the file is damaged", path,

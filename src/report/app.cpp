@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <exception>
-#include <optional>
+#include <utility>
 
 #include "comm/agree.hpp"
 #include "comm/checked.hpp"
@@ -14,8 +13,11 @@
 #include "io/h5.hpp"
 #include "report/command_line.hpp"
 #include "report/progress.hpp"
+#include "report/report_options.hpp"
 #include "report/row_log.hpp"
 #include "runtime/features.hpp"
+#include "runtime/launcher.hpp"
+#include "runtime/process.hpp"
 #include "runtime/supervisor.hpp"
 #include "runtime/watchdog.hpp"
 
@@ -81,7 +83,7 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
   });
   if (request != Request::run) {
     const std::string text = request == Request::help ? app.help() : version_text(info.name);
-    if (world.rank() == 0) std::fputs(text.c_str(), stdout);
+    if (world.rank() == 0) write_stdout(text);
     return ExitCode::ok;
   }
   Watchdog::set_timeout(common.timeout_seconds);
@@ -89,44 +91,82 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
   RowLog rows(world);
   Progress progress(info.name, common.progress, world.rank() == 0 && !common.quiet);
   const std::vector<std::string> arguments = arguments_without_folder(argc, argv);
-  AppContext context{
-      info, mpi,      world,          arguments,    join_quoted(arguments),           outputs,
-      rows, progress, common.verbose, common.quiet, read_machine_file(world, machine)};
+  AppContext context{info,
+                     mpi,
+                     world,
+                     arguments,
+                     join_quoted(arguments),
+                     outputs,
+                     rows,
+                     progress,
+                     common.verbose,
+                     common.quiet,
+                     read_machine_file(world, machine),
+                     app.get_config_ptr()->as<std::string>()};
   return agree_on(world, body(context));
 }
 
 /// Ends all ranks after an error that perhaps only this rank has seen.
 [[noreturn]] void end_all_ranks(const AppInfo& info, const MpiEnvironment& mpi, ExitCode code,
                                 const char* message) {
-  std::fflush(stdout);
-  fmt::print(stderr, "{}: error on rank {} ({}): {}\n", info.name, mpi.rank(),
-             mpi.peers()[static_cast<size_t>(mpi.rank())].host, message);
-  std::fflush(stderr);
+  write_diagnostic(fmt::format("{}: error on rank {} ({}): {}\n", info.name, mpi.rank(),
+                               mpi.peers()[static_cast<size_t>(mpi.rank())].host, message));
   mpi.abort(static_cast<int>(code));
 }
 
-}  // namespace
+/// Ends the run after an error that all ranks have seen, or the only rank.
+int end_in_order(const AppInfo& info, bool prints, const Error& error) {
+  if (prints) write_diagnostic(fmt::format("{}: error: {}\n", info.name, error.what()));
+  return static_cast<int>(error.code());
+}
 
-int run_app(int argc, char** argv, const AppInfo& info,
-            const std::function<void(CLI::App&)>& declare,
-            const std::function<ExitCode(AppContext&)>& body) {
-  start_supervised(info.name, argc, argv);
-  h5::initialise();
-  MpiEnvironment mpi(argc, argv, info.name);
+/// The program once MPI is there. Returns its exit code.
+int run_in(MpiEnvironment& mpi, int argc, char** argv, const AppInfo& info,
+           const std::function<void(CLI::App&)>& declare,
+           const std::function<ExitCode(AppContext&)>& body) {
   try {
     CheckedCommunicator world(make_mpi_communicator(mpi.world()));
     const ExitCode code = run(argc, argv, info, mpi, world, declare, body);
-    flush_output();
+    require_stdout();
     return static_cast<int>(code);
   } catch (const Error& error) {
     if (!error.agreed() && mpi.size() > 1) end_all_ranks(info, mpi, error.code(), error.what());
-    std::fflush(stdout);
-    if (mpi.rank() == 0) fmt::print(stderr, "{}: error: {}\n", info.name, error.what());
-    return static_cast<int>(error.code());
+    return end_in_order(info, mpi.rank() == 0, error);
   } catch (const std::exception& error) {
     end_all_ranks(info, mpi, ExitCode::runtime, error.what());
   } catch (...) {
     end_all_ranks(info, mpi, ExitCode::runtime, "an exception of unknown type");
+  }
+}
+
+}  // namespace
+
+void plan_outputs(AppContext& context, RunFiles files) {
+  files.inputs.push_back({"--config", context.config});
+  if (context.machine) files.inputs.push_back({"--machine", context.machine->path});
+  context.outputs.plan(files);
+}
+
+void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles files) {
+  (report.in_lines() ? files.outputs : files.texts).push_back({"--json", report.json});
+  files.texts.push_back({"--csv", report.csv});
+  plan_outputs(context, std::move(files));
+}
+
+int run_app(int argc, char** argv, const AppInfo& info,
+            const std::function<void(CLI::App&)>& declare,
+            const std::function<ExitCode(AppContext&)>& body) {
+  prepare_process();
+  try {
+    start_supervised(info.name, argc, argv);
+    h5::initialise();
+    MpiEnvironment mpi(argc, argv, info.name);
+    return run_in(mpi, argc, argv, info, declare, body);
+  } catch (const std::exception& error) {  // before MPI was there: no other rank knows
+    const Error known(ExitCode::runtime, fmt::format("cannot start: {}", error.what()));
+    const int code = end_in_order(info, true, known);
+    end_run_through_launcher(code);
+    return code;
   }
 }
 

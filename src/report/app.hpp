@@ -20,6 +20,7 @@ namespace gyre {
 
 class Progress;
 class RowLog;
+struct ReportOptions;
 
 struct AppInfo {
   std::string name;           ///< "gyre-pipeline"
@@ -41,8 +42,14 @@ struct AppContext {
   bool verbose = false;
   bool quiet = false;
   std::shared_ptr<const MachineFile> machine = nullptr;  ///< of --machine
+  std::string config = {};                               ///< file of --config
   bool root() const { return world.rank() == 0; }
 };
+
+/// Plans the outputs of a run (Outputs::plan), whose inputs are those of `files`, --config and
+/// --machine. The second also plans --json and --csv. Collective.
+void plan_outputs(AppContext& context, RunFiles files);
+void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles files);
 
 /// Runs an app: starts MPI, lets `declare` add its options to the common ones (--config, --timeout,
 /// -v, -q, --version, -h), parses, runs `body`, and returns the exit code that all ranks agree on.

@@ -5,10 +5,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
-#include <filesystem>
 #include <memory>
 
 #include "core/error.hpp"
+#include "io/resources.hpp"
 #include "report/config_file.hpp"
 #include "report/options.hpp"
 
@@ -27,13 +27,14 @@ std::string complain_about_seconds(const std::string& text) {
   return fmt::format("'{}' is not a number of seconds", text);
 }
 
-/// Opening a pipe would wait for its writer. What is missing is CLI11's business.
+/// Opening a pipe would wait for its writer.
 std::string complain_about_irregular(const std::string& path) {
-  std::error_code ignored;
-  const auto type = std::filesystem::status(path, ignored).type();
-  using Type = std::filesystem::file_type;
-  if (type == Type::regular || type == Type::not_found || type == Type::none) return {};
-  return fmt::format("cannot read '{}': it is no regular file", path);
+  try {
+    require_regular_file(path);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
 }
 
 /// Complaints about flags with values that are no switch's: --flag=VALUE. CLI11 takes any number,

@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 
 #include "report/value.hpp"
 #include "runtime/clock.hpp"
+#include "runtime/process.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
@@ -60,8 +60,7 @@ void Progress::rows_done(int64_t rows) {
 
 void Progress::clear() {
   if (!drawn_ || !redraws_) return;
-  fmt::print(stderr, "\r\033[K");
-  std::fflush(stderr);
+  write_diagnostic("\r\033[K", 0);
   drawn_ = false;
 }
 
@@ -89,9 +88,9 @@ void Progress::watch() {
   std::unique_lock lock(mutex_);
   double next = redraws_ ? first_line_seconds : line_seconds;
   while (!changed_.wait_for(lock, std::chrono::duration<double>(next), [&] { return over_; })) {
-    fmt::print(stderr, "{}{}: {}{}", redraws_ ? "\r" : "# ", program_, text(),
-               redraws_ ? "\033[K" : "\n");
-    std::fflush(stderr);
+    write_diagnostic(fmt::format("{}{}: {}{}", redraws_ ? "\r" : "# ", program_, text(),
+                                 redraws_ ? "\033[K" : "\n"),
+                     0);
     drawn_ = true;
     next = redraws_ ? redraw_seconds : line_seconds;
   }

@@ -299,8 +299,7 @@ std::string memory_text(const MemoryReport& memory) {
 }
 
 void start_run(AppContext& context, RunReport& report, const ReportOptions& options, int64_t rows) {
-  if (context.root() && !context.quiet) fmt::print("{}", header_text(report));
-  std::fflush(stdout);
+  if (!context.quiet) context.outputs.print(header_text(report));
   context.rows.begin(report, options);
   context.progress.expect(rows);
   report.load_at_start = host_load();

@@ -91,7 +91,8 @@ class RowLog::File {
     const std::string text = line + "\n";
     errno = 0;
     const ssize_t written = ::write(descriptor_, text.data(), text.size());
-    if (written == static_cast<ssize_t>(text.size()) && fsync(descriptor_) == 0) return;
+    if (written == static_cast<ssize_t>(text.size()) && fsync(descriptor_) == 0)
+      return require_its_name();
     const int reason = errno == 0 ? ENOSPC : errno;
     if (ftruncate(descriptor_, before) != 0) errno = reason;
     errno = reason;
@@ -101,6 +102,17 @@ class RowLog::File {
  private:
   [[noreturn]] void fail(const char* what) const {
     throw_runtime("{} {}: {}", path_, what, std::strerror(errno));
+  }
+
+  /// Nobody would find the rows of a file that has lost its name.
+  void require_its_name() const {
+    struct stat mine {
+    }, named{};
+    if (fstat(descriptor_, &mine) != 0) fail("cannot be looked at");
+    if (stat(path_.c_str(), &named) != 0 || named.st_dev != mine.st_dev ||
+        named.st_ino != mine.st_ino)
+      throw_runtime("{} is no longer the file that this run writes: it was removed or replaced",
+                    path_);
   }
 
   /// A run that was killed in the middle of a write leaves the beginning of a line.

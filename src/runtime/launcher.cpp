@@ -10,7 +10,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include <string_view>
+
+#include "core/error.hpp"
+#include "runtime/process.hpp"
 
 namespace gyre {
 namespace {
@@ -24,14 +26,6 @@ int connection() {
     return text != nullptr ? std::atoi(text) : -1;
   }();
   return descriptor;
-}
-
-void write_all(int to, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = send(to, text.data(), text.size(), MSG_NOSIGNAL);
-    if (written < 0 && errno != EINTR) return;  // who does not listen has ended
-    if (written > 0) text.remove_prefix(static_cast<size_t>(written));
-  }
 }
 
 /// What can be read at once; empty at the end of the connection.
@@ -73,7 +67,10 @@ void wait_for_launcher_to_read() {
 
 LauncherRelay::LauncherRelay() {
   int ends[2];
-  if (connection() < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return;
+  if (connection() < 0) return;
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    throw_runtime("cannot stand between this rank and its launcher: socketpair: {}",
+                  std::strerror(errno));
   rank_end_ = ends[0];
   supervisor_end_ = ends[1];
 }
@@ -96,7 +93,7 @@ bool LauncherRelay::pass(const timespec& pause, const sigset_t& unblocked) {
     const std::string text = read_some(ends[0].fd);
     rank_open_ = !text.empty();
     if (text.starts_with(abort_message)) return false;
-    write_all(connection(), text);
+    write_all(connection(), text);  // who does not listen has ended
   }
   if (ends[1].revents != 0) {
     const std::string text = read_some(ends[1].fd);

@@ -25,7 +25,7 @@ bool launcher_is_gone();
 /// stands in between keeps that message back.
 class LauncherRelay {
  public:
-  /// Makes the rank's connection. Before the fork.
+  /// Makes the rank's connection. Before the fork. Throws a runtime error when it cannot.
   LauncherRelay();
   /// Lets MPI, in the rank, use the relay. The launcher's own connection stays open there, for
   /// end_run_through_launcher().

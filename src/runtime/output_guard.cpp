@@ -2,17 +2,18 @@
 
 #include <fcntl.h>
 #include <spawn.h>
-#include <sys/wait.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <utility>
 
 #include "core/error.hpp"
+#include "runtime/process.hpp"
 
 namespace gyre {
 namespace {
@@ -20,11 +21,16 @@ namespace {
 constexpr const char* remove_unless_kept =
     "trap '' HUP INT TERM; read -r verdict; [ \"$verdict\" = keep ] || rm -f -- \"$1\"";
 
-/// Starts the watcher of `file`. Returns the write end of its pipe, or -1 when it could not be
-/// started: then only an orderly end cleans up.
+[[noreturn]] void fail_to_watch(const std::string& file, int reason) {
+  throw_runtime("cannot watch over '{}', to remove it should this process be killed: {}", file,
+                std::strerror(reason));
+}
+
+/// Starts the watcher of `file`. Returns the write end of its pipe, or -1 on a machine without a
+/// shell: then only an orderly end cleans up.
 int start_watcher(const std::string& file) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return -1;
+  if (pipe2(ends, O_CLOEXEC) != 0) fail_to_watch(file, errno);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[0], 0);
@@ -43,11 +49,10 @@ int start_watcher(const std::string& file) {
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   close(ends[0]);
-  if (failed != 0) {
-    close(ends[1]);
-    return -1;
-  }
-  return ends[1];
+  if (failed == 0) return ends[1];
+  close(ends[1]);
+  if (failed != ENOENT) fail_to_watch(file, failed);
+  return -1;
 }
 
 /// No two guards share a name, not even one after the other: the watcher of the first may still be
@@ -65,52 +70,115 @@ std::filesystem::path invalid_name(const std::filesystem::path& path) {
   return path.parent_path() / name;
 }
 
-std::string absolute(const std::string& path) {
-  return std::filesystem::absolute(path).string();
+/// Whether a path without links is that of an open descriptor.
+bool is_descriptor(const std::filesystem::path& path) {
+  const std::filesystem::path folder = path.parent_path();
+  return folder.filename() == "fd" && folder.string().starts_with("/proc/");
 }
 
-void check_place(const std::string& path) {
-  const std::filesystem::path folder = std::filesystem::path(absolute(path)).parent_path();
-  if (!std::filesystem::is_directory(folder))
-    throw_usage("cannot write '{}': there is no folder '{}'", path, folder.string());
+/// A path without links: what renaming replaces.
+std::filesystem::path behind_links(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::path place = std::filesystem::absolute(path, ignored);
+  for (int links = 0; links < 40; ++links) {
+    const auto folder = std::filesystem::weakly_canonical(place.parent_path(), ignored);
+    if (!ignored) place = folder / place.filename();
+    const auto target = std::filesystem::read_symlink(place, ignored);
+    if (ignored || is_descriptor(place)) break;
+    place = folder / target;  // an absolute target replaces the folder
+  }
+  return place;
+}
+
+/// Where an output or input is.
+struct Place {
+  explicit Place(const std::string& name) : path(behind_links(name)) {
+    exists = stat(name.c_str(), &status) == 0;
+    if (!exists) error = errno;
+  }
+  bool is_special() const { return is_descriptor(path) || (exists && !S_ISREG(status.st_mode)); }
+  bool operator==(const Place& other) const {
+    return path == other.path || (exists && other.exists && status.st_dev == other.status.st_dev &&
+                                  status.st_ino == other.status.st_ino);
+  }
+
+  std::filesystem::path path;
+  bool exists = false;
+  int error = 0;  // why it cannot be seen
+  struct stat status {};
+};
+
+void check_place(const std::string& path, const Place& place) {
+  if (!place.exists && place.error != ENOENT)
+    throw_usage("cannot write '{}': {}", path, std::strerror(place.error));
+  if (place.exists && S_ISDIR(place.status.st_mode))
+    throw_usage("cannot write '{}': it is a folder", path);
+  if (place.is_special()) throw_usage("cannot write '{}': it is there and no regular file", path);
+  const std::string folder = place.path.parent_path().string();
+  struct stat status {};
+  if (stat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode))
+    throw_usage("cannot write '{}': there is no folder '{}'", path, folder);
   if (access(folder.c_str(), W_OK) != 0)
-    throw_usage("cannot write '{}': no permission to write in '{}'", path, folder.string());
-  if (std::filesystem::is_directory(path)) throw_usage("cannot write '{}': it is a folder", path);
-  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path))
-    throw_usage("cannot write '{}': it is there and no regular file", path);
+    throw_usage("cannot write '{}' in the folder '{}': {}", path, folder, std::strerror(errno));
+}
+
+/// A file that an output must not be, and what it is.
+struct Taken {
+  Place place;
+  std::string name;
+};
+
+void check_output(const NamedPath& output, bool is_text, std::vector<Taken>& taken) {
+  const Place place(output.path);
+  if (is_text && place.is_special()) return;
+  check_place(output.path, place);
+  const std::string invalid = invalid_name(output.path).string();
+  for (const auto& [other, name] : taken) {
+    if (other == place) throw_usage("{} '{}' is the file of {}", output.option, output.path, name);
+    if (!is_text && other == Place(invalid))
+      throw_usage("{} '{}' would be '{}' if its results were wrong, the file of {}", output.option,
+                  output.path, invalid, name);
+  }
+  taken.push_back({place, output.option});
 }
 
 }  // namespace
 
-void check_output_places(const std::vector<NamedPath>& outputs,
-                         const std::vector<NamedPath>& inputs) {
-  std::vector<std::pair<std::filesystem::path, std::string>> taken;
-  const auto place = [](const NamedPath& file) {
-    std::error_code error;  // /dev/stdin is a link to a pipe without a path: no output is that
-    const auto path = std::filesystem::weakly_canonical(absolute(file.path), error);
-    return error ? std::filesystem::path(absolute(file.path)) : path;
-  };
-  for (const NamedPath& input : inputs)
-    if (!input.path.empty()) taken.emplace_back(place(input), input.option);
-  for (const NamedPath& output : outputs) {
-    if (output.path.empty()) continue;
-    check_place(output.path);
-    const std::string invalid = invalid_name(output.path).string();
-    for (const auto& [path, option] : taken) {
-      if (path == place(output))
-        throw_usage("{} '{}' is the file of {}", output.option, output.path, option);
-      if (path == place({output.option, invalid}))
-        throw_usage("{} '{}' would be '{}' if its results were wrong, the file of {}",
-                    output.option, output.path, invalid, option);
-    }
-    taken.emplace_back(place(output), output.option);
-  }
+void check_output_places(const RunFiles& files) {
+  std::vector<Taken> taken;
+  for (const NamedPath& input : files.inputs)
+    if (!input.path.empty()) taken.push_back({Place(input.path), input.option});
+  taken.push_back({Place("/proc/self/fd/1"), "standard output"});
+  taken.push_back({Place("/proc/self/fd/2"), "standard error"});
+  for (const auto* outputs : {&files.outputs, &files.texts})
+    for (const NamedPath& output : *outputs)
+      if (!output.path.empty()) check_output(output, outputs == &files.texts, taken);
+}
+
+bool is_same_file(const std::string& a, const std::string& b) {
+  return Place(a) == Place(b);
+}
+
+bool is_special(const std::string& path) {
+  return Place(path).is_special();
+}
+
+int open_special(const std::string& path) {
+  const Place place(path);
+  const bool is_own = place.path.parent_path() == fmt::format("/proc/{}/fd", getpid());
+  const int descriptor =
+      is_own ? fcntl(std::atoi(place.path.filename().c_str()), F_DUPFD_CLOEXEC, STDERR_FILENO + 1)
+             : open(path.c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
+  if (descriptor < 0) throw_usage("cannot write '{}': {}", path, std::strerror(errno));
+  return descriptor;
 }
 
 OutputGuard::OutputGuard(std::string path) : path_(std::move(path)) {
-  check_place(path_);
+  const Place place(path_);
+  check_place(path_, place);
+  if (std::filesystem::is_symlink(path_)) path_ = place.path.string();
   temporary_ = temporary_name(path_);
-  watcher_pipe_ = start_watcher(absolute(temporary_));
+  watcher_pipe_ = start_watcher(std::filesystem::absolute(temporary_).string());
 }
 
 OutputGuard::~OutputGuard() {
@@ -126,6 +194,9 @@ const std::string& OutputGuard::name_as_invalid() {
 }
 
 void OutputGuard::commit() {
+  struct stat status {};
+  if (lstat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+    throw_runtime("cannot write '{}': it is there and no regular file", path_);
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0)
     throw_runtime("cannot rename '{}' to '{}': {}", temporary_, path_, std::strerror(errno));
   if (watcher_pipe_ >= 0) {
@@ -137,10 +208,11 @@ void OutputGuard::commit() {
 
 std::unique_ptr<OutputGuard> write_temporary(const std::string& path, const std::string& text) {
   auto guard = std::make_unique<OutputGuard>(path);
-  std::ofstream out(guard->temporary_path(), std::ios::binary);
-  out << text;
-  out.close();
-  if (!out) throw_runtime("cannot write '{}': {}", guard->temporary_path(), std::strerror(errno));
+  const std::string& name = guard->temporary_path();
+  const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  int error = file < 0 ? errno : write_all(file, text);
+  if (file >= 0 && close(file) != 0 && error == 0) error = errno;
+  if (error != 0) throw_runtime("cannot write '{}': {}", name, std::strerror(error));
   return guard;
 }
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -19,6 +20,7 @@
 #include "core/error.hpp"
 #include "runtime/host.hpp"
 #include "runtime/launcher.hpp"
+#include "runtime/process.hpp"
 #include "runtime/shared_memory_guard.hpp"
 #include "runtime/watchdog.hpp"
 
@@ -71,9 +73,8 @@ bool first_of_host() {
 }
 
 void say(const std::string& what) {
-  fmt::print(stderr, "{}: rank {} ({}, pid {}) {}; {}\n", shared->program, rank_name(), host_name(),
-             static_cast<int>(worker), what, shared->doing);
-  std::fflush(stderr);
+  write_diagnostic(fmt::format("{}: rank {} ({}, pid {}) {}; {}\n", shared->program, rank_name(),
+                               host_name(), static_cast<int>(worker), what, shared->doing));
 }
 
 /// Ends all ranks; this supervisor's own when the launcher does not. Others may have something to
@@ -187,9 +188,14 @@ void on_supervisor_death(int) {
   const char* parts[] = {shared->program, ": rank ", rank_name(), ": its supervisor has died; ",
                          shared->doing,   "\n"};
   for (const char* part : parts) std::strncat(line, part, sizeof(line) - std::strlen(line) - 1);
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, std::strlen(line));
+  write_diagnostic(line);
   end_run_through_launcher(static_cast<int>(ExitCode::runtime));
   _exit(static_cast<int>(ExitCode::runtime));
+}
+
+[[noreturn]] void fail_to_start(const char* call) {
+  throw_runtime("cannot start the process that watches this rank: {}: {}", call,
+                std::strerror(errno));
 }
 
 /// In the rank: it ends when its supervisor does.
@@ -206,10 +212,11 @@ void start_supervised(std::string_view program, int argc, char** argv) {
   if (shared != nullptr || std::getenv("PMI_RANK") == nullptr || traced()) return;
   void* page =
       mmap(nullptr, sizeof(RankState), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) return;  // unsupervised is better than not at all
+  if (page == MAP_FAILED) fail_to_start("mmap");
   shared = new (page) RankState{RankPhase::starting, timeout_of(argc, argv), {}, {}};
   copy_text(shared->program, program);
   tell_supervisor("start-up", "MPI_Init");
+  LauncherRelay relay;
   // Until the supervisor is ready to wait for the child's end and to forward what comes.
   sigset_t held, before;
   sigemptyset(&held);
@@ -217,18 +224,16 @@ void start_supervised(std::string_view program, int argc, char** argv) {
   for (const int signal : forwarded_signals) sigaddset(&held, signal);
   sigprocmask(SIG_BLOCK, &held, &before);
   if (first_of_host()) guard_shared_memory(argc, argv);
-  LauncherRelay relay;
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child > 0) {
     worker = child;
     supervise(before, relay);
   }
+  const int reason = errno;
   sigprocmask(SIG_SETMASK, &before, nullptr);
-  if (child < 0) {  // it could not fork
-    shared = nullptr;
-    return;
-  }
+  errno = reason;
+  if (child < 0) fail_to_start("fork");
   relay.enter_rank();
   watch_supervisor(parent);
 }
@@ -255,7 +260,9 @@ void wake_supervisor() {
 char process_state(int64_t pid) {
   std::ifstream stat(fmt::format("/proc/{}/stat", pid));
   std::string line;
-  if (!std::getline(stat, line)) return 0;
+  if (!std::getline(stat,
+                    line))  // without /proc, or a descriptor to open it, the kernel still knows
+    return kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM ? 'R' : '\0';
   const size_t end = line.rfind(')');  // of the program's name; then " S 123 ..."
   return end == std::string::npos || end + 2 >= line.size() ? '\0' : line[end + 2];
 }

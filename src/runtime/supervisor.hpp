@@ -25,7 +25,8 @@ enum class RankPhase { starting, running, finalising };
 ///   4  when the child starts, finalises or is stopped for longer than the timeout.
 /// A guard_shared_memory() of this host removes what MPI leaves in /dev/shm.
 ///
-/// Does nothing without a launcher, or under a debugger.
+/// Does nothing without a launcher, or under a debugger. Throws a runtime error when the process
+/// cannot be started.
 void start_supervised(std::string_view program, int argc, char** argv);
 
 /// What the supervisor should know about its rank. Without a supervisor they do nothing.

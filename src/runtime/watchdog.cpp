@@ -9,13 +9,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
-#include <cstdio>
 #include <mutex>
 #include <optional>
 #include <thread>
 
 #include "core/error.hpp"
 #include "runtime/host.hpp"
+#include "runtime/process.hpp"
 #include "runtime/supervisor.hpp"
 
 namespace gyre {
@@ -49,16 +49,19 @@ State& state() {
 }
 std::atomic<double> timeout_seconds{0};
 std::atomic<int> caught_signal{0};
+thread_local bool is_watchdog = false;
 void (*end_all_ranks)(int code) = nullptr;
 
 /// SIGTERM: the launcher or the scheduler ends the run. SIGUSR1: MPICH's launcher reports that a
 /// rank has died (under -disable-auto-cleanup; otherwise it kills all ranks at once). SIGABRT: a
 /// library gave up, as UCX does when a peer has died. The watchdog thread reports the reason and
-/// ends the process; an aborting thread must not return.
+/// ends the process; an aborting thread must not return. Nobody watches the watchdog thread: when
+/// it aborts itself, the process ends here.
 void on_signal(int signal) {
   caught_signal = signal;
-  if (signal == SIGABRT)
-    for (;;) pause();
+  if (signal != SIGABRT) return;
+  if (is_watchdog) _exit(static_cast<int>(ExitCode::runtime));
+  for (;;) pause();
 }
 
 bool is_gone(char letter) {
@@ -104,8 +107,7 @@ void publish(const State& s) {
 /// Ranks detect the same hang moments apart, and a launcher kills the others as soon as one has
 /// ended. The pause gives them time to report, too.
 void end_process(const std::string& text, ExitCode code) {
-  fmt::print(stderr, "{}", text);
-  std::fflush(stderr);
+  write_diagnostic(text);
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   if (end_all_ranks != nullptr) end_all_ranks(static_cast<int>(code));
   _exit(static_cast<int>(code));
@@ -178,6 +180,7 @@ void hold_lock_across_forks() {
 }
 
 void watch() {
+  is_watchdog = true;
   State& s = state();
   std::unique_lock lock(s.mutex);
   while (s.running) {

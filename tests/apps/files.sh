@@ -121,7 +121,95 @@ done
 sleep 0.3
 [[ $(ls few) = out.h5 && $(cat few/out.h5) = old ]] || fail "the limit on files left something: $(ls few)"
 
+# A limit on open files is no damage to a file, and MPI_Init that fails has a code of MPI: 3 and the error's text.
+cp "$source_dir/inputs/docs_tiny.h5" tiny.h5
+small() { echo "$apps/gyre-pack --input tiny.h5 --capacity 4K -q $*"; } # an argument with blanks would need quotes
+for ((files = 7; ; ++files)); do # more and more, until they suffice; the last error is behind MPI_Init
+  code=0
+  (ulimit -n $files && exec timeout 30 $(small)) >output 2>&1 </dev/null || code=$?
+  ((code != 0)) || break
+  ((code == 3)) || fail "exit code $code with $files open files: $(cat output)"
+  grep -Eqi 'too many open files|files that could be opened' output || fail "no reason with $files files: $(cat output)"
+  mv output last
+done
+grep -qE "^gyre-pack: error: .*'tiny.h5.*Too many open files" last || fail "no file is named: $(cat last)"
+(ulimit -f 1 && ends 3 $(small))
+if [[ -n ${GYRE_OWN_MOUNTS:-} ]]; then
+  no_shared_memory='mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"'
+  ends 3 unshare -m sh -c "$no_shared_memory" sh $(small)
+  ends 3 unshare -m sh -c "$no_shared_memory" sh "${mpi[@]}" 2 $(small)
+fi
+
+# Standard error that cannot be written: what would be said there is dropped, and the run ends as it would. Standard output:
+# the files of the run are left, complete, and the exit code is 3; without files, the run ends at once.
+mkfifo unread
+# DESCRIPTOR COMMAND...: the descriptor is a pipe whose reader has gone.
+no_reader=(bash -c 'exec 8<>unread 9>unread 8<&-; to="$1>&9 9>&-"; shift; eval "exec \"\$@\" $to"' bash)
+for program in "$apps"/gyre-*; do
+  ends 2 bash -c 'exec "$0" --nonsense 2>/dev/full' "$program"
+done
+ends 2 bash -c 'exec "$@" 2>&-' bash $(small) --nonsense
+ends 2 "${no_reader[@]}" 2 $(small) --nonsense
+ends 2 "${mpi[@]}" 2 bash -c 'exec "$0" "$@" 2>/dev/full' $(small) --nonsense
+mkfifo unread.json
+ends 4 bash -c 'exec "$@" 2>/dev/full' bash $(small) -J unread.json --timeout 0.2 # the watchdog's report
+for way in '>&-' '>/dev/full'; do
+  rm -f a.json a.h5
+  ends 3 bash -c "exec \"\$@\" $way" bash $(small) -J a.json -o a.h5
+  says 'cannot write to standard output'
+  "$apps/gyre-compare" -q a.h5 a.h5 >output || fail "no whole file behind $way"
+  /usr/bin/python3 -m json.tool a.json >output || fail "no whole document behind $way"
+done
+ends 3 "${no_reader[@]}" 1 $(small)
+says 'cannot write to standard output: Broken pipe'
+ends 3 "${no_reader[@]}" 1 "$apps/gyre-pack" --help
+
+# Special files are written to, not replaced, or refused.
+ln -s /proc/self/fd/1 stdout.json
+ln -s /dev/null null.json
+ln -s /dev/full full.json
+ln -s real/a.json link.json
+mkdir real
+mkfifo pipe.json pipe.jsonl
+$(small) -J stdout.json >log || fail "exit code $?: -J /dev/stdout"
+/usr/bin/python3 -c 'import json; assert json.JSONDecoder().raw_decode(open("log").read())[0]["schema"] == "gyre-result/1"'
+tail -1 log | grep -q '^RESULT' || fail "standard output is not behind the document: $(tail -1 log)"
+ends 0 $(small) -J null.json --csv null.json
+ends 3 $(small) -J full.json
+says "cannot write 'full.json': No space left on device"
+cat pipe.json >got &
+ends 0 "${mpi[@]}" 2 $(small) -J pipe.json
+wait $!
+/usr/bin/python3 -m json.tool got >output || fail "no whole document went through a pipe"
+ends 0 $(small) -J link.json
+[[ -L stdout.json && -L null.json && -L full.json && -L link.json && -p pipe.json && -f real/a.json ]] || fail "replaced: $(ls -l)"
+for option in '-o pipe.json' '-o stdout.json' '-J pipe.jsonl'; do
+  ends 2 $(small) $option
+  says "cannot write '${option#* }': it is there and no regular file"
+done
+
+# Rows of a file that is removed meanwhile would be lost.
+mkdir gone
+"$apps/gyre-attention" --tokens 16 --heads 1 --kv-heads 1 --head-dim 8 --schedule ring -n 1 -N 100000 -J gone/rows.jsonl \
+  >output 2>&1 &
+until grep -qs '"kind":"row"' gone/rows.jsonl; do kill -0 $! || fail "no row: $(cat output)"; done
+rm -r gone
+code=0
+wait $! || code=$?
+((code == 3)) || fail "exit code $code, and the rows are lost: $(cat output)"
+says 'gone/rows.jsonl is no longer the file that this run writes'
+
 # An output that is an input, under any name.
+printf 'capacity = "4K"\n' >c.toml
+ln tiny.h5 hard.h5
+ln -s c.toml config.json
+for case in '--config c.toml -J ./c.toml' '--config c.toml --csv config.json' '-o hard.h5' '-J hard.h5'; do
+  ends 2 $(small) $case
+  says "is the file of --"
+  [[ $(cat c.toml) = 'capacity = "4K"' ]] || fail "the configuration is destroyed: $case"
+done
+ends 2 bash -c 'exec "$@" 2>&1 >same.txt -J same.txt' bash $(small)
+says "--json 'same.txt' is the file of standard output"
 mkdir folder
 cp text folder/notes.txt
 ln -s folder/notes.txt alias

@@ -151,6 +151,17 @@ class Writing(Scratch):
             gyre.write_attention(path, **small_attention())
         self.assertTrue(filecmp.cmp(*files, shallow=False))
 
+    def test_links_and_special_files_stay(self):
+        link, pipe = self.place("link.h5"), self.place("pipe.h5")
+        os.symlink("x.h5", link)
+        os.mkfifo(pipe)
+        gyre.write_logprobs(link, **small_logprobs())
+        self.assertTrue(os.path.islink(link))
+        self.assertEqual(gyre.read(self.place("x.h5")).schema, "gyre/logprobs")
+        with self.assertRaisesRegex(FileExistsError, "no regular file"):
+            gyre.write_logprobs(pipe, **small_logprobs())
+        self.assertEqual(self.listed(), ["link.h5", "pipe.h5", "x.h5"])
+
     def test_part_of_inputs_and_reference(self):
         path, logits = self.place("x.h5"), np.zeros((2, 3), np.float16)
         top = {"top_ids": [[0, 1], [0, 1]], "top_values": np.zeros((2, 2), np.float16)}

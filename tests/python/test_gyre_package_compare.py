@@ -191,6 +191,14 @@ class Check(Scratch):
             self.assertEqual(code, wanted, arguments)
             self.assertIn(message, errors)
 
+    def test_streams_that_cannot_be_written(self):
+        environment = {**os.environ, "PYTHONPATH": os.path.join(sys.argv[1], "python")}
+        for stream, arguments, wanted in (("stdout", (TIES, TIES), 3), ("stderr", ("none.h5", TIES), 2)):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                command = [sys.executable, "-m", "gyre.cli", *arguments]
+                done = subprocess.run(command, check=False, env=environment, **{stream: full})
+            self.assertEqual(done.returncode, wanted, stream)
+
 
 class SameAsGyreCompare(Scratch):
     """The same files and options have the same verdict and the same figures."""

@@ -2,7 +2,9 @@
 
 #include "runtime/output_guard.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 #include <thread>
 
 #include "errors.hpp"
+#include "runtime/process.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
@@ -75,7 +78,7 @@ TEST_F(OutputGuardTest, AnInputMayNotHaveTheNameOfWrongResults) {
       fmt::format("--output '{}' would be '{}' if its results were wrong, the file of --input",
                   path(), input),
       [&] {
-        check_output_places({{"--output", path()}}, {{"--input", input}});
+        check_output_places({{{"--output", path()}}, {}, {{"--input", input}}});
       });
 }
 
@@ -143,20 +146,70 @@ TEST_F(OutputGuardTest, DevicesAreNotReplaced) {
   }
 }
 
+TEST_F(OutputGuardTest, LinksStay) {
+  const std::string link = path() + ".link";
+  fs::create_symlink("result.h5", link);
+  write_temporary(link, "through")->commit();
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(read(path()), "through");
+}
+
+TEST_F(OutputGuardTest, WhatIsSpecialIsNotReplaced) {
+  write(path(), "");
+  const int open = ::open(path().c_str(), O_WRONLY);
+  const std::string descriptor = "/proc/self/fd/" + std::to_string(open);
+  EXPECT_TRUE(is_special(descriptor)) << "a regular file is behind it";
+  EXPECT_TRUE(is_special("/dev/null"));
+  EXPECT_FALSE(is_special(path()));
+  EXPECT_FALSE(is_special(path() + ".new"));
+  const int own = open_special(descriptor);
+  EXPECT_EQ(write_all(own, "text"), 0);
+  EXPECT_EQ(read(path()), "text");
+  close(own);
+  close(open);
+  EXPECT_EQ(test::usage_message([&] { open_special(descriptor); }),
+            "cannot write '" + descriptor + "': Bad file descriptor");
+}
+
+TEST_F(OutputGuardTest, ALimitOnFilesIsNamed) {
+  rlimit usual{};
+  getrlimit(RLIMIT_FSIZE, &usual);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{10, usual.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  std::string message;
+  try {
+    write_temporary(path(), std::string(5000, 'x'));
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  setrlimit(RLIMIT_FSIZE, &usual);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_TRUE(message.ends_with(": File too large")) << message;
+}
+
 TEST_F(OutputGuardTest, OutputsAreNoInputsAndDiffer) {
   write(path(), "old");
-  check_output_places({{"--output", path()}, {"--csv", path() + ".csv"}, {"--json", ""}},
-                      {{"--input", path() + ".h5"}});
+  check_output_places({{{"--output", path()}},
+                       {{"--csv", path() + ".csv"}, {"--json", ""}},
+                       {{"--input", path() + ".h5"}}});
   EXPECT_EQ(test::usage_message([&] {
-              check_output_places({{"--output", path()}}, {{"--input", path()}});
+              check_output_places({{{"--output", path()}}, {}, {{"--input", path()}}});
             }),
             "--output '" + path() + "' is the file of --input");
   const std::filesystem::path whole(path());
   const std::string detour = (whole.parent_path() / "." / whole.filename()).string();
   EXPECT_EQ(test::usage_message([&] {
-              check_output_places({{"--csv", path()}, {"--json", detour}}, {});
+              check_output_places({{}, {{"--csv", path()}, {"--json", detour}}});
             }),
             "--json '" + detour + "' is the file of --csv");
+  fs::create_hard_link(path(), path() + ".hard");
+  fs::create_symlink("result.h5", path() + ".link");
+  for (const std::string& other : {path() + ".hard", path() + ".link"})
+    EXPECT_EQ(test::usage_message([&] {
+                check_output_places({{}, {{"--csv", other}}, {{"--config", path()}}});
+              }),
+              "--csv '" + other + "' is the file of --config");
 }
 
 }  // namespace GYRE_FILE

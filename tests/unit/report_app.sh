@@ -43,7 +43,7 @@ expect 2 '' 'see gyre-pipeline --help' --inptu a.h5 --tpp=2
 expect 2 '' "'two' is not an integer" --input a.h5 --model b.h5 --cp two
 expect 2 '' "'soon' is not a number of seconds" --timeout soon
 expect 2 '' '--verbose is a switch: true or false' --verbose=18446744073709551616
-expect 2 '' 'none.toml was not readable' --config none.toml
+expect 2 '' "cannot read 'none.toml': No such file or directory" --config none.toml
 
 printf 'cp = 3\ntp = "many"\n' >"$folder/bad.toml"
 expect 2 '' "'many' is not an integer" --config "$folder/bad.toml"

@@ -1,0 +1,93 @@
+#include "runtime/process.hpp"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+
+#include "core/error.hpp"
+
+namespace gyre {
+namespace {
+
+int first_stdout_error = 0;
+
+/// A closed stream becomes one that cannot be written, of the same number.
+void open_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (fcntl(stream, F_GETFD) < 0) open("/dev/null", O_RDONLY);
+}
+
+bool is_documented(int code) {
+  for (const ExitCode known : {ExitCode::ok, ExitCode::verification_failed, ExitCode::usage,
+                               ExitCode::runtime, ExitCode::timeout, ExitCode::skipped})
+    if (code == static_cast<int>(known)) return true;
+  return false;
+}
+
+void end_as_documented(int code, void*) {
+  if (!is_documented(code)) _exit(static_cast<int>(ExitCode::runtime));
+}
+
+void on_abort(int) {
+  write_diagnostic(program_invocation_short_name);
+  write_diagnostic(": error: a library called abort()\n");
+  _exit(static_cast<int>(ExitCode::runtime));
+}
+
+/// Writes at most PIPE_BUF bytes, which a pipe that poll() calls writable takes at once.
+ssize_t write_some(int descriptor, std::string_view text, int patience_ms) {
+  pollfd end{descriptor, POLLOUT, 0};
+  const int ready = poll(&end, 1, patience_ms);
+  if (ready == 0) errno = EAGAIN;
+  if (ready <= 0) return -1;
+  return write(descriptor, text.data(), std::min<size_t>(text.size(), PIPE_BUF));
+}
+
+int write_within(int descriptor, std::string_view text, int patience_ms) {
+  while (!text.empty()) {
+    const ssize_t written = write_some(descriptor, text, patience_ms);
+    if (written >= 0)
+      text.remove_prefix(static_cast<size_t>(written));
+    else if (errno != EINTR && (errno != EAGAIN || patience_ms >= 0))
+      return errno;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void prepare_process() {
+  open_standard_streams();
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGCHLD, SIG_DFL);
+  // Under a launcher the supervisor says which signal ended a rank.
+  if (std::getenv("PMI_RANK") == nullptr) std::signal(SIGABRT, on_abort);
+  on_exit(end_as_documented, nullptr);
+}
+
+void write_diagnostic(std::string_view text, int patience_ms) {
+  const int before = errno;
+  write_within(STDERR_FILENO, text, patience_ms);
+  errno = before;
+}
+
+void write_stdout(std::string_view text) {
+  if (first_stdout_error == 0) first_stdout_error = write_all(STDOUT_FILENO, text);
+}
+
+int stdout_error() {
+  return first_stdout_error;
+}
+
+int write_all(int descriptor, std::string_view text) {
+  return write_within(descriptor, text, -1);
+}
+
+}  // namespace gyre
