@@ -118,8 +118,8 @@ void do_workload(Suite& s, const AttentionWorkload& workload) {
       if (!o.layout.wants(layout.name)) continue;
       try {
         do_configuration(s, workload, *inputs, schedule, layout);
-      } catch (const Error& error) {
-        if (!error.agreed() || error.code() != ExitCode::usage || !many) throw;
+      } catch (const AgreedError& error) {
+        if (error.code() != ExitCode::usage || !many) throw;
         s.refused.push_back(fmt::format("under {}: {}", layout.name, error.what()));
       }
     }

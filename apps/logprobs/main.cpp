@@ -74,8 +74,8 @@ void do_workload(Suite& s, const LogprobsWorkload& problem) {
       });
       s.report.memory.plan(planned_bytes(operation, upstream, problem, o, s.context.world.rank()));
       do_operation(s, context, operation, upstream, rates, o.output.empty() ? nullptr : &output);
-    } catch (const Error& error) {
-      if (!error.agreed() || error.code() != ExitCode::usage) throw;
+    } catch (const AgreedError& error) {
+      if (error.code() != ExitCode::usage) throw;
       s.refused.push_back(refusal_text(operation, upstream, problem, error.what()));
     }
   });

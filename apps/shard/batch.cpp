@@ -162,7 +162,7 @@ std::vector<BatchResult> shard_batch(const std::string& file, const BshdArrays& 
     try {
       work();
     } catch (const Error& error) {
-      if (error.code() != ExitCode::usage || error.agreed()) throw;
+      if (error.code() != ExitCode::usage) throw;
       throw_usage("'{}': {}", file, error.what());
     }
   };

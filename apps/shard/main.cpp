@@ -132,8 +132,8 @@ ExitCode run(ShardOptions& o, AppContext& context) {
     if (!o.layout.wants(kind.name)) continue;
     try {
       do_layout(o, kind, streams, shape, context, backend, report, outcome);
-    } catch (const Error& error) {
-      if (!error.agreed() || error.code() != ExitCode::usage || !o.layout.all()) throw;
+    } catch (const AgreedError& error) {
+      if (error.code() != ExitCode::usage || !o.layout.all()) throw;
       refused.push_back(error.what());
     }
   }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "runtime/mpi_env.hpp"
+
 namespace gyre {
 namespace {
 
@@ -71,6 +73,11 @@ std::vector<T> gather_value(Communicator& comm, T value) {
 
 }  // namespace
 
+void throw_to_all(const Communicator& comm, ExitCode code, const std::string& message) {
+  if (comm.size() == MpiEnvironment::world_size()) throw AgreedError(code, message);
+  throw Error(code, message);
+}
+
 double all_reduce_value(Communicator& comm, double value, ReduceOp op) {
   return reduce_value(comm, value, op);
 }
@@ -111,11 +118,10 @@ void agree_on_arguments(Communicator& comm, std::string_view what,
     for (int r = 1; r < comm.size(); ++r) {
       const int64_t other = all[static_cast<size_t>(r) * mine.size() + i];
       if (other != all[i])
-        throw Error(ExitCode::usage,
-                    fmt::format("{}: {} is {} on rank 0, but {} on rank {}; it must be the same on "
-                                "all ranks of the group",
-                                what, argument.name, all[i], other, r),
-                    true);
+        throw_to_all(comm, ExitCode::usage,
+                     fmt::format("{}: {} is {} on rank 0, but {} on rank {}; it must be the same "
+                                 "on all ranks of the group",
+                                 what, argument.name, all[i], other, r));
     }
     ++i;
   }
@@ -141,14 +147,19 @@ void run_agreed(Communicator& comm, std::string_view what, const std::function<v
   std::string message = broadcast_string(comm, mine.message, rank);
   if (!std::all_of(codes.begin(), codes.end(), failed))
     message += fmt::format(" (found on rank {})", rank);
-  throw Error(static_cast<ExitCode>(*first), message, true);
+  throw_to_all(comm, static_cast<ExitCode>(*first), message);
+}
+
+void run_in_step(const Communicator& comm, const std::function<void()>& work) {
+  if (comm.size() == 1) return work();
+  [&]() noexcept { work(); }();
 }
 
 void run_on_root(Communicator& comm, std::string_view what, const std::function<void()>& work) {
   Outcome outcome;
   if (comm.rank() == 0) outcome = attempt(what, work);
   const ExitCode code = agree_on(comm, outcome.code);
-  if (code != ExitCode::ok) throw Error(code, broadcast_string(comm, outcome.message, 0), true);
+  if (code != ExitCode::ok) throw_to_all(comm, code, broadcast_string(comm, outcome.message, 0));
 }
 
 }  // namespace gyre

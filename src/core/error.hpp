@@ -20,20 +20,33 @@ enum class ExitCode : int {
   skipped = 77,
 };
 
-/// An error that ends the run. `agreed`: every rank of the run throws the same error at the same
-/// place, so that the program can shut down in order. Otherwise the rank that throws must abort its
-/// peers.
+/// An error that ends the run. Only the rank that throws is known to have found it: the others go
+/// on, and wait for that rank sooner or later. It must end them at once, and not unwind its stack,
+/// on which destructors wait for all ranks (files that are closed together, communicators).
+/// Therefore what runs on many ranks catches an Error only around work without communication
+/// (run_agreed of comm/agree.hpp), and an AgreedError elsewhere. What nobody catches calls
+/// std::terminate where it is thrown, with the stack as it was.
 class Error : public std::runtime_error {
  public:
-  Error(ExitCode code, const std::string& message, bool agreed = false)
-      : std::runtime_error(message), code_(code), agreed_(agreed) {}
+  Error(ExitCode code, const std::string& message) : Error(code, message, false) {}
 
   ExitCode code() const { return code_; }
   bool agreed() const { return agreed_; }
 
+ protected:
+  Error(ExitCode code, const std::string& message, bool agreed)
+      : std::runtime_error(message), code_(code), agreed_(agreed) {}
+
  private:
   ExitCode code_;
   bool agreed_;
+};
+
+/// Every rank of the run throws the same error at the same place: all of them unwind, and shut down
+/// in order.
+class AgreedError : public Error {
+ public:
+  AgreedError(ExitCode code, const std::string& message) : Error(code, message, true) {}
 };
 
 namespace detail {

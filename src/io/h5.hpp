@@ -149,7 +149,9 @@ class Dataset {
   /// libraries' own, which nobody checks.
   void compare_written(Element element, std::span<const Slab> slabs, const void* data,
                        int64_t size) const;
-  void transfer_round(bool writing, hid_t type, std::span<const Slab> slabs, void* data) const;
+  /// The error of the transfer; "": none.
+  std::string transfer_round(bool writing, hid_t type, std::span<const Slab> slabs,
+                             void* data) const;
   /// Reads one slab into memory. Collective.
   using ReadSlab = std::function<void(std::span<const Slab>, void*, int64_t size)>;
   void read_shares(DType type, void* data) const;

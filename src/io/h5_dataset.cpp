@@ -85,6 +85,11 @@ void run(Communicator* comm, const std::string& what, const std::function<void()
   if (comm == nullptr) return work();
   run_agreed(*comm, what, work);
 }
+/// Calls HDF5 directly, or together with the other ranks of a communicator.
+void in_step(const Communicator* comm, const std::function<void()>& call) {
+  if (comm == nullptr) return call();
+  run_in_step(*comm, call);
+}
 
 }  // namespace
 
@@ -131,8 +136,8 @@ Dataset::~Dataset() {
   id_.reset();
 }
 
-void Dataset::transfer_round(bool writing, hid_t type, std::span<const Slab> slabs,
-                             void* data) const {
+std::string Dataset::transfer_round(bool writing, hid_t type, std::span<const Slab> slabs,
+                                    void* data) const {
   const std::string where = fmt::format("dataset '{}' of '{}'", path_, file_);
   const Handle file_space = select(id_.get(), slabs, where);
   const auto count = static_cast<hsize_t>(elements_of_all(slabs));
@@ -143,7 +148,7 @@ void Dataset::transfer_round(bool writing, hid_t type, std::span<const Slab> sla
   const herr_t result =
       writing ? H5Dwrite(id_.get(), type, memory_space.get(), file_space.get(), transfer_list, data)
               : H5Dread(id_.get(), type, memory_space.get(), file_space.get(), transfer_list, data);
-  detail::check(result, (writing ? "write " : "read ") + where);
+  return result < 0 ? detail::failure_text((writing ? "write " : "read ") + where) : "";
 }
 
 template <class T>
@@ -181,19 +186,18 @@ void Dataset::transfer(bool writing, Element element, std::span<const Slab> slab
       fmt::format("{} {} of {}", writing ? "writing" : "reading", path_, file_);
   run(comm_, what, [&] {
     GYRE_CHECK(wanted == size, "{}: {} elements selected for a buffer of {}", what, wanted, size);
-    const Reading scope(what, file_);
-    auto* bytes = static_cast<std::byte*>(data);
     std::string failure;  // the first one; a rank that failed still takes part in all rounds
-    for (size_t round = 0; round < static_cast<size_t>(count); ++round) {
-      std::span<const Slab> part;
-      if (round < rounds.size()) part = rounds[round];
-      try {
-        transfer_round(writing, element.type, part, bytes);
-      } catch (const Error& error) {
-        if (failure.empty()) failure = error.what();
+    in_step(comm_, [&] {
+      const Reading scope(what, file_);
+      auto* bytes = static_cast<std::byte*>(data);
+      for (size_t round = 0; round < static_cast<size_t>(count); ++round) {
+        std::span<const Slab> part;
+        if (round < rounds.size()) part = rounds[round];
+        const std::string error = transfer_round(writing, element.type, part, bytes);
+        if (failure.empty()) failure = error;
+        bytes += elements_of_all(part) * width;
       }
-      bytes += elements_of_all(part) * width;
-    }
+    });
     if (!failure.empty()) throw Error(ExitCode::runtime, failure);
   });
   if (writing && comm_ != nullptr && comm_->size() > 1) compare_written(element, slabs, data, size);
@@ -202,8 +206,12 @@ void Dataset::transfer(bool writing, Element element, std::span<const Slab> slab
 void Dataset::compare_written(Element element, std::span<const Slab> slabs, const void* data,
                               int64_t size) const {
   run(comm_, "flushing " + file_, [&] {
-    const WaitScope scope("flushing " + file_);
-    detail::check(H5Fflush(id_.get(), H5F_SCOPE_GLOBAL), fmt::format("flush '{}'", file_));
+    herr_t result = 0;
+    in_step(comm_, [&] {
+      const WaitScope scope("flushing " + file_);
+      result = H5Fflush(id_.get(), H5F_SCOPE_GLOBAL);
+    });
+    detail::check(result, fmt::format("flush '{}'", file_));
   });
   std::vector<std::byte> read(static_cast<size_t>(size * element.width));
   transfer(false, element, slabs, read.data(), size);

@@ -110,11 +110,13 @@ Handle open_parallel(Communicator& comm, const std::string& path, unsigned flags
   Handle id;
   run_agreed(comm, "opening " + path, [&] {
     detail::silence();
-    const Reading scope("opening " + path, path);
-    const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-    detail::check(H5Pset_fapl_mpio(access.get(), mpi_handle(comm), MPI_INFO_NULL),
-                  fmt::format("open '{}' over MPI-IO", path));
-    id = Handle(H5Fopen(path.c_str(), flags, access.get()), H5Fclose);
+    run_in_step(comm, [&] {
+      const Reading scope("opening " + path, path);
+      const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+      detail::check(H5Pset_fapl_mpio(access.get(), mpi_handle(comm), MPI_INFO_NULL),
+                    fmt::format("open '{}' over MPI-IO", path));
+      id = Handle(H5Fopen(path.c_str(), flags, access.get()), H5Fclose);
+    });
     detail::check(id.get(), fmt::format("open '{}'", path));
   });
   return id;
@@ -165,9 +167,14 @@ File::~File() {
 
 void File::close() {
   const auto close_here = [&] {
-    const Reading scope("closing " + path_, path_);
+    herr_t result = 0;
+    const auto close_file = [&] {
+      const Reading scope("closing " + path_, path_);
+      result = id_.reset();
+    };
     if (access_ == Access::create) reserve();
-    detail::check(id_.reset(), fmt::format("close '{}'", path_));
+    comm_ == nullptr ? close_file() : run_in_step(*comm_, close_file);
+    detail::check(result, fmt::format("close '{}'", path_));
   };
   if (comm_ == nullptr)
     close_here();

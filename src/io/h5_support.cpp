@@ -27,8 +27,12 @@ std::string deepest_message() {
   return message.empty() ? "HDF5 gives no reason" : message;
 }
 
+std::string failure_text(const std::string& what) {
+  return fmt::format("cannot {}: {}", what, deepest_message());
+}
+
 void fail(const std::string& what) {
-  throw_runtime("cannot {}: {}", what, deepest_message());
+  throw_runtime("{}", failure_text(what));
 }
 
 hid_t native_type(DType type) {

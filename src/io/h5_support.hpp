@@ -20,7 +20,9 @@ void silence();
 /// The deepest message on HDF5's error stack, in one line; clears the stack.
 std::string deepest_message();
 
-/// Throws a runtime error, "cannot <what>: <HDF5's reason>".
+/// "cannot <what>: <HDF5's reason>"
+std::string failure_text(const std::string& what);
+/// Throws a runtime error with this text.
 [[noreturn]] void fail(const std::string& what);
 
 /// Returns a result of HDF5; throws a runtime error if it is negative.

@@ -104,10 +104,10 @@ std::vector<int32_t> read_int32s(const h5::Dataset& dataset) {
   const std::vector<int64_t> wide = dataset.read_all<int64_t>();
   for (size_t i = 0; i < wide.size(); ++i)
     if (!std::in_range<int32_t>(wide[i]))
-      throw Error(ExitCode::usage,
-                  fmt::format("dataset '{}' of '{}': element {} is {}, which does not fit 32 bits",
-                              dataset.path(), dataset.file(), i, wide[i]),
-                  true);  // every rank has all of it
+      throw AgreedError(  // every rank has all of it
+          ExitCode::usage,
+          fmt::format("dataset '{}' of '{}': element {} is {}, which does not fit 32 bits",
+                      dataset.path(), dataset.file(), i, wide[i]));
   return {wide.begin(), wide.end()};
 }
 

@@ -26,11 +26,10 @@ void agree_on_number(Communicator& tp, std::string_view what, std::string_view n
   const std::vector<double> all = all_gather_value(tp, value);
   for (size_t r = 1; r < all.size(); ++r)
     if (all[r] != all[0])
-      throw Error(ExitCode::usage,
-                  fmt::format("{}: {} is {} on rank 0, but {} on rank {}; it must be the same on "
-                              "all ranks of the group",
-                              what, name, all[0], all[r], r),
-                  true);
+      throw_to_all(tp, ExitCode::usage,
+                   fmt::format("{}: {} is {} on rank 0, but {} on rank {}; it must be the same on "
+                               "all ranks of the group",
+                               what, name, all[0], all[r], r));
 }
 
 void check_arrays(const Communicator& tp, const Communicator& arrays, MemorySpace space) {

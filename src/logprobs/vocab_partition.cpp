@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/agree.hpp"
 #include "core/error.hpp"
 #include "core/index.hpp"
 
@@ -81,11 +82,10 @@ void agree_on_partition(Communicator& tp, std::string_view what, const VocabPart
       std::string name = fmt::format("first column of shard {} of the vocabulary", i);
       if (i == shards) name = "number of columns of the vocabulary";
       if (i > shards) name = "number of ids of the vocabulary";
-      throw Error(ExitCode::usage,
-                  fmt::format("{}: the {} is {} on rank 0, but {} on rank {}; it must be the same "
-                              "on all ranks of the group",
-                              what, name, all[i], other, r),
-                  true);
+      throw_to_all(tp, ExitCode::usage,
+                   fmt::format("{}: the {} is {} on rank 0, but {} on rank {}; it must be the same "
+                               "on all ranks of the group",
+                               what, name, all[i], other, r));
     }
 }
 

@@ -1,9 +1,15 @@
 #include "report/app.hpp"
 
 #include <fmt/format.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "comm/agree.hpp"
@@ -16,7 +22,6 @@
 #include "report/report_options.hpp"
 #include "report/row_log.hpp"
 #include "runtime/features.hpp"
-#include "runtime/launcher.hpp"
 #include "runtime/process.hpp"
 #include "runtime/supervisor.hpp"
 #include "runtime/watchdog.hpp"
@@ -106,36 +111,34 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
   return agree_on(world, body(context));
 }
 
-/// Ends all ranks after an error that perhaps only this rank has seen.
-[[noreturn]] void end_all_ranks(const AppInfo& info, const MpiEnvironment& mpi, ExitCode code,
-                                const char* message) {
-  write_diagnostic(fmt::format("{}: error on rank {} ({}): {}\n", info.name, mpi.rank(),
-                               mpi.peers()[static_cast<size_t>(mpi.rank())].host, message));
-  mpi.abort(static_cast<int>(code));
+/// "NAME: error on rank 2 (HOST): ", for on_uncaught(), which takes no arguments.
+std::string message_start;
+
+/// Ends all ranks after an error that perhaps only this rank has seen. Allocates nothing.
+[[noreturn]] void end_all_ranks(ExitCode code, const char* message) {
+  char end[] = "\n";
+  const iovec parts[] = {{message_start.data(), message_start.size()},
+                         {const_cast<char*>(message), std::strlen(message)},
+                         {end, 1}};
+  [[maybe_unused]] const ssize_t written = writev(STDERR_FILENO, parts, 3);  // in one piece
+  MpiEnvironment::abort(static_cast<int>(code));
 }
 
-/// Ends the run after an error that all ranks have seen, or the only rank.
-int end_in_order(const AppInfo& info, bool prints, const Error& error) {
-  if (prints) write_diagnostic(fmt::format("{}: error: {}\n", info.name, error.what()));
-  return static_cast<int>(error.code());
-}
-
-/// The program once MPI is there. Returns its exit code.
-int run_in(MpiEnvironment& mpi, int argc, char** argv, const AppInfo& info,
-           const std::function<void(CLI::App&)>& declare,
-           const std::function<ExitCode(AppContext&)>& body) {
+/// Called where an exception is thrown that nobody catches. Of several threads, the first ends all.
+[[noreturn]] void on_uncaught() {
+  static std::atomic<bool> ending = false;
+  while (ending.exchange(true)) pause();
   try {
-    CheckedCommunicator world(make_mpi_communicator(mpi.world()));
-    const ExitCode code = run(argc, argv, info, mpi, world, declare, body);
-    require_stdout();
-    return static_cast<int>(code);
+    if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+    end_all_ranks(ExitCode::runtime, "std::terminate() was called");
   } catch (const Error& error) {
-    if (!error.agreed() && mpi.size() > 1) end_all_ranks(info, mpi, error.code(), error.what());
-    return end_in_order(info, mpi.rank() == 0, error);
+    end_all_ranks(error.code(), error.what());
+  } catch (const std::bad_alloc&) {
+    end_all_ranks(ExitCode::runtime, "there is no memory left");
   } catch (const std::exception& error) {
-    end_all_ranks(info, mpi, ExitCode::runtime, error.what());
+    end_all_ranks(ExitCode::runtime, error.what());
   } catch (...) {
-    end_all_ranks(info, mpi, ExitCode::runtime, "an exception of unknown type");
+    end_all_ranks(ExitCode::runtime, "an exception of unknown type");
   }
 }
 
@@ -156,17 +159,24 @@ void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles fil
 int run_app(int argc, char** argv, const AppInfo& info,
             const std::function<void(CLI::App&)>& declare,
             const std::function<ExitCode(AppContext&)>& body) {
+  message_start = info.name + ": error: ";
   prepare_process();
+  std::set_terminate(on_uncaught);
+  start_supervised(info.name, argc, argv);
+  h5::initialise();
+  MpiEnvironment mpi(argc, argv, info.name);
+  message_start = fmt::format("{}: error on rank {} ({}): ", info.name, mpi.rank(),
+                              mpi.peers()[static_cast<size_t>(mpi.rank())].host);
   try {
-    start_supervised(info.name, argc, argv);
-    h5::initialise();
-    MpiEnvironment mpi(argc, argv, info.name);
-    return run_in(mpi, argc, argv, info, declare, body);
-  } catch (const std::exception& error) {  // before MPI was there: no other rank knows
-    const Error known(ExitCode::runtime, fmt::format("cannot start: {}", error.what()));
-    const int code = end_in_order(info, true, known);
-    end_run_through_launcher(code);
-    return code;
+    CheckedCommunicator world(make_mpi_communicator(mpi.world()));
+    ExitCode code = ExitCode::ok;
+    const auto work = [&] { code = run(argc, argv, info, mpi, world, declare, body); };
+    mpi.size() == 1 ? run_agreed(world, "the run", work) : work();
+    require_stdout();
+    return static_cast<int>(code);
+  } catch (const AgreedError& error) {
+    if (mpi.rank() == 0) write_diagnostic(fmt::format("{}: error: {}\n", info.name, error.what()));
+    return static_cast<int>(error.code());
   }
 }
 

@@ -55,10 +55,15 @@ void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles fil
 /// -v, -q, --version, -h), parses, runs `body`, and returns the exit code that all ranks agree on.
 ///
 /// --help and --version print on rank 0 and exit with 0. Unknown or malformed options print the
-/// reason, the nearest valid option and a hint at --help on rank 0's stderr and exit with 2. An
-/// Error that is agreed (or thrown in a world of one rank) is printed once as "NAME: error: ...",
-/// and all ranks exit in order. Any other exception prints rank and host and ends all ranks through
-/// MpiEnvironment::abort. Only rank 0 writes to stdout.
+/// reason, the nearest valid option and a hint at --help on rank 0's stderr and exit with 2. Only
+/// rank 0 writes to stdout.
+///
+/// An AgreedError, or whatever is thrown in a world of one rank, is printed once as "NAME: error:
+/// ...", and all ranks exit in order. Nothing else is caught, whatever it is: it prints rank and
+/// host and ends all ranks through MpiEnvironment::abort from std::terminate. Not from a handler
+/// here: a rank would come to it through the destructors on its stack, some of which wait for the
+/// other ranks, which know of no error. An exception for which there is no handler unwinds nothing.
+/// So no destructor needs to know why it is called, and none can be forgotten.
 int run_app(int argc, char** argv, const AppInfo& info,
             const std::function<void(CLI::App&)>& declare,
             const std::function<ExitCode(AppContext&)>& body);

@@ -54,6 +54,39 @@ class CudaGraph {
   int64_t nodes_ = 0;
 };
 
+/// Records what a stream is given, and drops it when an error comes before the end. (A handler that
+/// throws again would unwind what submits, which may communicate: core/error.hpp.)
+class Capture {
+ public:
+  /// `clock` is set while the stream records.
+  Capture(cudaStream_t stream, std::shared_ptr<MarkClock>& clock) : stream_(stream), clock_(clock) {
+    GYRE_CHECK_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  }
+  ~Capture() {
+    if (!ended_) (void)finish();
+    if (graph_ != nullptr) (void)cudaGraphDestroy(graph_);
+    if (!ended_) (void)cudaGetLastError();
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  cudaGraph_t end() {
+    ended_ = true;
+    GYRE_CHECK_CUDA(finish());
+    return graph_;
+  }
+
+ private:
+  cudaError_t finish() {
+    clock_.reset();
+    return cudaStreamEndCapture(stream_, &graph_);
+  }
+
+  cudaStream_t stream_;
+  std::shared_ptr<MarkClock>& clock_;
+  cudaGraph_t graph_ = nullptr;
+  bool ended_ = false;
+};
+
 class CudaStream final : public Stream {
  public:
   CudaStream() { GYRE_CHECK_CUDA(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking)); }
@@ -78,25 +111,11 @@ class CudaStream final : public Stream {
       GYRE_CHECK_CUDA(cudaMemsetAsync(to, std::to_integer<int>(value), bytes, handle_));
   }
   std::unique_ptr<RecordedWork> record(const std::function<void()>& submit) override {
-    GYRE_CHECK_CUDA(cudaStreamBeginCapture(handle_, cudaStreamCaptureModeThreadLocal));
-    const auto clock = clock_ = std::make_shared<MarkClock>();
-    cudaGraph_t graph = nullptr;
-    const auto end = [&] {
-      clock_.reset();
-      return cudaStreamEndCapture(handle_, &graph);
-    };
-    try {
-      submit();
-    } catch (...) {
-      (void)end();
-      if (graph != nullptr) (void)cudaGraphDestroy(graph);
-      (void)cudaGetLastError();
-      throw;
-    }
-    check_cuda(end(), "cudaStreamEndCapture", __FILE__, __LINE__);
-    auto recorded = std::make_unique<Recorded>(*this, clock, graph);
-    GYRE_CHECK_CUDA(cudaGraphDestroy(graph));
-    return recorded;
+    const auto clock = std::make_shared<MarkClock>();
+    Capture capture(handle_, clock_);
+    clock_ = clock;
+    submit();
+    return std::make_unique<Recorded>(*this, clock, capture.end());
   }
   bool recording() const override { return clock_ != nullptr; }
   cudaStream_t handle() const { return handle_; }

@@ -36,8 +36,13 @@ int announced_ranks() {
 void end_all(int code) {
   wait_for_launcher_to_read();
   end_run_through_launcher(code);
-  MPI_Abort(MPI_COMM_WORLD, code);
+  int started = 0, finished = 0;
+  MPI_Initialized(&started);
+  MPI_Finalized(&finished);
+  if (started != 0 && finished == 0) MPI_Abort(MPI_COMM_WORLD, code);
 }
+
+int ranks_of_run = 1;
 
 /// Continues the supervisor, whenever it is stopped, while MPI needs what it relays and the
 /// watchdog does not run.
@@ -128,6 +133,7 @@ MpiEnvironment::MpiEnvironment(int& argc, char**& argv, std::string program) {
   MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
   MPI_Comm_rank(world_, &rank_);
   MPI_Comm_size(world_, &size_);
+  ranks_of_run = size_;
 
   Identity mine = {};
   gethostname(mine.host, sizeof(mine.host) - 1);
@@ -177,9 +183,13 @@ std::string MpiEnvironment::library_version() {
   return line;
 }
 
-void MpiEnvironment::abort(int code) const {
+void MpiEnvironment::abort(int code) {
   end_all(code);
   _exit(code);
+}
+
+int MpiEnvironment::world_size() {
+  return ranks_of_run;
 }
 
 }  // namespace gyre

@@ -29,8 +29,11 @@ class MpiEnvironment {
   const std::vector<PeerProcess>& peers() const { return peers_; }
   /// "MPICH 4.0.2"
   static std::string library_version();
-  /// Ends all ranks now with `code`. For an error that only this rank has seen.
-  [[noreturn]] void abort(int code) const;
+  /// Ends all ranks now with `code`, whether MPI is up or not. For an error that only this rank has
+  /// seen.
+  [[noreturn]] static void abort(int code);
+  /// Number of ranks of the run; 1 before there is an environment.
+  static int world_size();
 
  private:
   int rank_ = 0;

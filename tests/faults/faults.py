@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Runs with faults: messages that are corrupted, cut, lost or late; ranks that are killed, stopped or told to end.
+"""Runs with faults: messages that are corrupted, cut, lost or late; calls that fail, memory that is not there; ranks that
+are killed, stopped or told to end.
 
     tests/faults/faults.py SOURCE BUILD [--trials N] [--seed S] [--apps a,b] [--faults a,b] [--timeout S]
                            [--supervisors] [-J FILE] [-v]
 
 For each program and fault, N runs on four ranks. Which message or process is struck, where and when, follows from the seed.
 
-    noticed    the run ended as designed: exit code 1, 3 or 4; after a signal 3 or 4, with lines that name rank and step
+    noticed    the run ended as designed: exit code 1, 3 or 4 (after what one rank finds, not 4); after a signal 3 or 4, with
+               lines that name rank and step
     harmless   it ended with exit code 0, and output file and counted figures are those of a clean run
     missed     it ended otherwise: a wrong result, wrong timed values, another exit code, a report that names nobody
     hangs      it did not end within the timeout and 5 s

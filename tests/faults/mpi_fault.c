@@ -5,6 +5,8 @@
  *     GYRE_FAULT="truncate rank=2 message=17"               the second half does not arrive
  *     GYRE_FAULT="drop rank=2 message=17"                   it does not arrive at all
  *     GYRE_FAULT="delay rank=2 message=17 ms=300"           the rank sends it, and goes on, later
+ *     GYRE_FAULT="fail rank=2 message=17"                   the call returns an error on this rank
+ *     GYRE_FAULT="memory rank=2 message=17"                 the next C++ allocation fails
  *     GYRE_FAULT="count"                                    nothing; messages are listed
  *     GYRE_FAULT_LOG=FOLDER                                 FOLDER/rank.<r> tells what was done
  *
@@ -26,13 +28,14 @@
 #include <string.h>
 #include <time.h>
 
-enum Mode { unread, none, count, corrupt, scramble, truncate_half, drop, delay };
+enum Mode { unread, none, count, corrupt, scramble, truncate_half, drop, delay, fail, memory };
 
 static struct {
   enum Mode mode;
   long rank, message, byte, bit, ms;
 } fault;
 static long my_rank, messages;
+static __thread int starved;
 static FILE* log_file;
 
 static long number_of(const char* text, const char* key) {
@@ -41,13 +44,14 @@ static long number_of(const char* text, const char* key) {
 }
 
 static void read_fault(void) {
-  static const char* const names[] = {"count", "corrupt", "scramble", "truncate", "drop", "delay"};
+  static const char* const names[] = {"count", "corrupt", "scramble", "truncate",
+                                      "drop",  "delay",   "fail",     "memory"};
   const char* text = getenv("GYRE_FAULT");
   const char* folder = getenv("GYRE_FAULT_LOG");
   const char* rank = getenv("PMI_RANK");
   fault.mode = none;
   if (text == NULL || rank == NULL) return;
-  for (int i = 0; i < 6; ++i)
+  for (int i = 0; i < 8; ++i)
     if (strncmp(text, names[i], strlen(names[i])) == 0) fault.mode = (enum Mode)(count + i);
   if (fault.mode == none) {
     fprintf(stderr, "mpi_fault: GYRE_FAULT=\"%s\" is no fault\n", text);
@@ -96,7 +100,20 @@ static int strikes(const char* call, long bytes, MPI_Comm comm) {
     nanosleep(&pause, NULL);
     return 0;
   }
-  return struck;
+  starved = struck && fault.mode == memory;
+  return struck && !starved;
+}
+
+/* operator new(size_t). Programs in C have no such allocations. */
+void _ZSt17__throw_bad_allocv(void) __attribute__((weak));
+void* _Znwm(size_t bytes) {
+  if (starved) {
+    starved = 0;
+    _ZSt17__throw_bad_allocv();
+  }
+  void* block = malloc(bytes == 0 ? 1 : bytes);
+  if (block == NULL) _ZSt17__throw_bad_allocv();
+  return block;
 }
 
 static long bytes_of(int elements, MPI_Datatype type) {
@@ -126,9 +143,15 @@ static void* struck_copy(const void* data, long bytes) {
   return copy;
 }
 
-/* An operation that never completes here. */
+/* Faults without a message. */
+static int is_lost(void) {
+  return fault.mode == drop || fault.mode == fail;
+}
+
+/* An operation that fails, or never completes here. */
 static int lose(MPI_Request* request) {
   static char nothing;
+  if (fault.mode == fail) return MPI_ERR_OTHER;
   return PMPI_Irecv(&nothing, 1, MPI_BYTE, 0, 4711, MPI_COMM_SELF, request);
 }
 
@@ -139,6 +162,7 @@ int MPI_Isend(const void* data, int n, MPI_Datatype type, int to, int tag, MPI_C
   const long bytes = bytes_of(n, type);
   if (to == self || to == MPI_PROC_NULL || !strikes("isend", bytes, comm))
     return PMPI_Isend(data, n, type, to, tag, comm, request);
+  if (fault.mode == fail) return lose(request);
   if (fault.mode == drop) return PMPI_Isend(NULL, 0, MPI_BYTE, MPI_PROC_NULL, tag, comm, request);
   char* packed = copy_of(NULL, bytes);
   PMPI_Pack(data, n, type, packed, (int)bytes, &position, comm);
@@ -150,7 +174,7 @@ int MPI_Isend(const void* data, int n, MPI_Datatype type, int to, int tag, MPI_C
 int MPI_Iallgather(const void* send, int n, MPI_Datatype type, void* recv, int each,
                    MPI_Datatype recv_type, MPI_Comm comm, MPI_Request* request) {
   if (strikes("iallgather", bytes_of(n, type), comm)) {
-    if (fault.mode == drop) return lose(request);
+    if (is_lost()) return lose(request);
     send = struck_copy(send, bytes_of(n, type));
   }
   return PMPI_Iallgather(send, n, type, recv, each, recv_type, comm, request);
@@ -160,7 +184,7 @@ int MPI_Iallgatherv(const void* send, int n, MPI_Datatype type, void* recv, cons
                     const int offsets[], MPI_Datatype recv_type, MPI_Comm comm,
                     MPI_Request* request) {
   if (strikes("iallgatherv", bytes_of(n, type), comm)) {
-    if (fault.mode == drop) return lose(request);
+    if (is_lost()) return lose(request);
     send = struck_copy(send, bytes_of(n, type));
   }
   return PMPI_Iallgatherv(send, n, type, recv, counts, offsets, recv_type, comm, request);
@@ -169,7 +193,7 @@ int MPI_Iallgatherv(const void* send, int n, MPI_Datatype type, void* recv, cons
 int MPI_Iallreduce(const void* send, void* recv, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm,
                    MPI_Request* request) {
   if (strikes("iallreduce", bytes_of(n, type), comm)) {
-    if (fault.mode == drop) return lose(request);
+    if (is_lost()) return lose(request);
     send = struck_copy(send == MPI_IN_PLACE ? recv : send, bytes_of(n, type));
   }
   return PMPI_Iallreduce(send, recv, n, type, op, comm, request);
@@ -181,7 +205,7 @@ int MPI_Ireduce_scatter_block(const void* send, void* recv, int each, MPI_Dataty
   PMPI_Comm_size(comm, &size);
   const long bytes = size * bytes_of(each, type);
   if (strikes("ireduce_scatter", bytes, comm)) {
-    if (fault.mode == drop) return lose(request);
+    if (is_lost()) return lose(request);
     send = struck_copy(send == MPI_IN_PLACE ? recv : send, bytes);
   }
   return PMPI_Ireduce_scatter_block(send, recv, each, type, op, comm, request);
@@ -192,7 +216,7 @@ int MPI_Ibcast(void* data, int n, MPI_Datatype type, int root, MPI_Comm comm,
   int self = 0;
   PMPI_Comm_rank(comm, &self);
   if (self == root && strikes("ibcast", bytes_of(n, type), comm)) {
-    if (fault.mode == drop) return lose(request);
+    if (is_lost()) return lose(request);
     data = struck_copy(data, bytes_of(n, type));
   }
   return PMPI_Ibcast(data, n, type, root, comm, request);
@@ -227,7 +251,7 @@ int MPI_Ialltoallv(const void* send, const int counts[], const int offsets[], MP
   for (int r = 0; r < size; ++r)
     if (r != self) bytes += bytes_of(counts[r], type);
   if (strikes("ialltoallv", bytes, comm)) {
-    if (fault.mode == drop) return lose(request);
+    if (is_lost()) return lose(request);
     send = struck_parts(send, counts, offsets, bytes_of(1, type), self, size, bytes);
   }
   return PMPI_Ialltoallv(send, counts, offsets, type, recv, recv_counts, recv_offsets, recv_type,

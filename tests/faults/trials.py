@@ -8,10 +8,13 @@ import time
 
 import runs
 
-MESSAGE_FAULTS = ("corrupt", "truncate", "drop", "delay")
+MESSAGE_FAULTS = ("corrupt", "truncate", "drop", "delay", "fail", "memory")
+# One rank finds these: it ends all ranks, and waits for nobody. In HDF5's collective calls the others may wait for it.
+AT_ONCE = ("corrupt", "truncate", "fail", "memory")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
 NOTICED, HARMLESS, MISSED, HANG, IDLE, UNSEEN = "noticed", "harmless", "missed", "hang", "not struck", "unseen"
 # Functions of gyre-attention whose messages carry what nobody looks at: warm-up, communication timed alone.
+HDF5 = re.compile(r"\bh5::")
 IGNORED = re.compile(r"\bAttentionRun::(warm_up|time_parts)\b")
 # A report must tell where the run was: its step, or one of those that have none.
 STEP = re.compile(r"step '|start-?up|MPI_Init|before the run|finali[sz]e|at the end of the program|end of MPI", re.I)
@@ -25,15 +28,17 @@ class Verdict:
         self.kind, self.why, self.left, self.said = kind, why, list(left), ""
 
 
-def judge_message(fault, outcome, clean, unseen):
-    """`unseen`: what was struck where nothing may pass unseen, or ''."""
+def judge_message(fault, outcome, clean, unseen, in_hdf5=False):
+    """`unseen`: what was struck where nothing may pass unseen, or ''. `in_hdf5`: it was struck there."""
     if outcome.code is None:
         return Verdict(HANG, "did not end")
     if fault == "delay" and outcome.code != 0:
         return Verdict(MISSED, f"false alarm: exit {outcome.code} after a delay shorter than the timeout")
+    if outcome.code == 4 and fault in AT_ONCE and not in_hdf5:
+        return Verdict(MISSED, "exit 4: a rank waited for another that had failed")
     if outcome.code in (1, 3, 4):
         return Verdict(NOTICED, f"exit {outcome.code}")
-    if outcome.code != 0:
+    if outcome.code != 0 or fault == "fail":
         return Verdict(MISSED, f"exit {outcome.code}")
     if difference := outcome.difference(clean):
         return Verdict(MISSED, f"exit 0, but {difference}")
@@ -144,7 +149,7 @@ def callers_of(site, program, offsets):
 
 
 def what_was_struck(site, program, folder, rank):
-    """(words, unseen) of the message that was struck, or None."""
+    """(words, unseen, in_hdf5) of the message that was struck, or None."""
     path = folder / "log" / f"rank.{rank}"
     line = path.read_text().split() if path.exists() else []
     if len(line) < 4:
@@ -152,7 +157,7 @@ def what_was_struck(site, program, folder, rank):
     names = callers_of(site, program, line[4:])
     words = f"{line[1]} of {line[2]} bytes from {' < '.join(names[1:7])}"
     timed = any("AttentionRun::time_whole" in name for name in names) and not any(map(IGNORED.search, names))
-    return words, words if timed and int(line[2]) > 8 else ""
+    return words, words if timed and int(line[2]) > 8 else "", any(map(HDF5.search, names))
 
 
 def scrambled_is_noticed(site, program, baseline, folder, rank, index):
@@ -179,7 +184,7 @@ def message_trial(site, program, baseline, folder, fault, rng):
     struck = what_was_struck(site, program, folder, rank)
     if struck is None and outcome.code == 0:
         return words, Verdict(IDLE)
-    verdict = judge_message(fault, outcome, baseline.clean, struck[1] if struck else "")
+    verdict = judge_message(fault, outcome, baseline.clean, *(struck[1:] if struck else ("",)))
     if verdict.kind == UNSEEN:
         noticed = scrambled_is_noticed(site, program, baseline, folder / "scrambled", rank, index)
         verdict.kind = HARMLESS if noticed else MISSED
@@ -237,6 +242,11 @@ def check_judges():
     assert judge_message("corrupt", Ended(0, figures={"fom/bits": 2}), clean, "").kind == MISSED
     assert judge_message("corrupt", Ended(0), clean, "a tensor").kind == UNSEEN
     assert judge_message("drop", Ended(4), clean, "").kind == NOTICED
+    assert judge_message("memory", Ended(3), clean, "").kind == NOTICED
+    assert judge_message("memory", Ended(4), clean, "").kind == MISSED
+    assert judge_message("corrupt", Ended(4), clean, "").kind == MISSED
+    assert judge_message("corrupt", Ended(4), clean, "", True).kind == NOTICED
+    assert judge_message("fail", Ended(0), clean, "").kind == MISSED
     assert judge_message("drop", Ended(139), clean, "").kind == MISSED
     assert judge_message("drop", Ended(None), clean, "").kind == HANG
     assert judge_message("delay", Ended(4), clean, "").kind == MISSED

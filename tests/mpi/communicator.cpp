@@ -186,6 +186,17 @@ TEST(RunAgreed, OneRanksErrorEndsAllRanksAlike) {
   EXPECT_NO_THROW(run_agreed(world(), "test", [] {}));
 }
 
+TEST(RunAgreed, APartOfTheRanksDoesNotAgreeForAll) {
+  const auto part = world().split(world().rank() % 2);
+  try {
+    run_agreed(*part, "test", [] { throw_usage("wrong in this part"); });
+    ADD_FAILURE() << "no error on rank " << world().rank();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.agreed(), part->size() == world().size());
+    EXPECT_EQ(dynamic_cast<const AgreedError*>(&error) != nullptr, error.agreed());
+  }
+}
+
 TEST(RunAgreed, ForeignExceptionsBecomeRuntimeErrors) {
   try {
     run_agreed(world(), "reading", [] { throw std::runtime_error("disk on fire"); });

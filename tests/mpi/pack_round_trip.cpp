@@ -260,7 +260,7 @@ TEST(PackedSlotsRejected, IdsLabelsAndPositionsOutOfRange) {
     output.commit();
     test::expect_error(ExitCode::usage, message, [&] {
       read_packed_slots(world(), folder.file("packed.h5"), header, 0, 1);
-      if (message.empty()) throw Error(ExitCode::usage, "", true);
+      if (message.empty()) throw AgreedError(ExitCode::usage, "");
     });
   };
   rejected(good, "");
