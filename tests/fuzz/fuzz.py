@@ -4,18 +4,19 @@ fuzz.py SOURCE BUILD [--seconds S] [--seed N] [--jobs N] [--save FOLDER] [-J FIL
 
 First the cases of tests/fuzz/corpus are replayed. Then, from the seed and within the time: bytes of valid files are changed
 (gyre-fuzz), their structure is changed (h5py), command lines, TOML files and specifications are drawn, result files (JSON)
-are changed. Readers run in child processes, thousands of cases in each.
+are changed. Readers run in child processes, thousands of cases in each. Programs are started among special files, streams
+that cannot be written and limits (processes.py), and with one wrong answer in their input (answers.py), one a case.
 
-Each of --jobs gives a quarter of its time to structure and the rest to gyre-fuzz, where texts get a tenth. A job's gyre-fuzz
-has a seed drawn from --seed and the job's number; cases of structure are numbered over all jobs. So a case depends on the
-seed and its number alone; how many there are depends on time and jobs.
+Each of --jobs gives a quarter of its time to structure, a fifth to programs and the rest to gyre-fuzz, where texts get a
+tenth. A job's gyre-fuzz has a seed drawn from --seed and the job's number; other cases are numbered over all jobs. So a case
+depends on the seed and its number alone; how many there are depends on time and jobs.
 
     accepted   read; refused: an error that says what is wrong
     timeout    the watchdog ended it, as it ends a run: exit code 4
     signals    a crash, or an exit that nobody planned; hangs: no end, and no watchdog
     other      an exception that is no error of ours, or a failed check of the program itself
     wrong      accepted, and other data was read than was written under checksums; or accepted without what every such
-               file must have
+               file must have, or with an attribute of another kind; of programs, see there
 
 Exit code 1 when there are signals, hangs, others or wrongs. --save keeps the cases that were found, each named after its
 reader, end, seed and number.
@@ -23,11 +24,13 @@ reader, end, seed and number.
 
 import argparse
 import concurrent.futures
+import functools
 import itertools
 import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -36,13 +39,16 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import answers  # noqa: E402
 import json_cases  # noqa: E402
+import processes  # noqa: E402
 import structure  # noqa: E402
 
 COLUMNS = ("cases", "accepted", "refused", "timeout", "signal", "hang", "other", "wrong")
 FAULTS = ("signal", "hang", "other", "wrong")
 STRUCTURE_BATCH = 50  # cases, of one reader
-STRUCTURE_SHARE = 0.25  # of a job's time
+STRUCTURE_SHARE, PROCESS_SHARE = 0.25, 0.2  # of a job's time
+PROGRAMS = (*processes.CLASSES, "answers")
 
 
 def arguments():
@@ -68,7 +74,9 @@ class Fuzz:
     def __init__(self, chosen, scratch):
         self.source, self.build = pathlib.Path(chosen.source).resolve(), pathlib.Path(chosen.build).resolve()
         self.chosen, self.scratch = chosen, pathlib.Path(scratch)
-        self.rows, self.found, self.lock, self.batches = {}, [], threading.Lock(), itertools.count()
+        self.sanitized = re.search(r"^GYRE_SANITIZE:[A-Z]*=.", (self.build / "CMakeCache.txt").read_text(), re.MULTILINE)
+        self.rows, self.found, self.lock = {}, [], threading.Lock()
+        self.batches, self.started = itertools.count(), itertools.count()
         self.save = pathlib.Path(chosen.save).resolve() if chosen.save else self.scratch / "found"
         self.seeds = self.scratch / "seeds"
         for folder in (self.save, self.seeds):
@@ -86,12 +94,16 @@ class Fuzz:
                 ("shard", "--input", seeds / "packed.h5", "--cp", "2", "--layout", "striped", "-o", seeds / "shards.h5"),
                 ("pipeline", "--input", inputs / "docs_tiny.h5", "--model", inputs / "model_tiny.h5",
                  "-o", seeds / "results.h5"),
-                ("pack", "--input", inputs / "golden/rows_extras.h5", "-o", seeds / "packed_extras.h5")):
+                ("pack", "--input", inputs / "golden/rows_extras.h5", "-o", seeds / "packed_extras.h5"),
+                ("info", "--quick", "-J", seeds / "machine.json")):
             done = subprocess.run([self.build / "apps" / f"gyre-{name}", *words], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise RuntimeError(f"gyre-{name} made no seed:\n{done.stdout}{done.stderr}")
         for name in ("rows_without_tables.h5", "rows_extras.h5"):
             structure.copy_with_checksums(inputs / "golden" / name, seeds / name)
+        answers.write_close_calls(self.source, seeds / "close_calls.h5")
+        self.site = {"apps": self.build / "apps", "seeds": seeds, "programs": processes.programs(self.source, seeds),
+                     "mpiexec": os.environ.get("MPIEXEC", "mpiexec"), "answered": answers.files(self.source, seeds)}
 
     def count(self, name, counts):
         with self.lock:
@@ -180,15 +192,34 @@ class Fuzz:
             if self.chosen.only in ("", target):
                 self.structure_batch(target, number, folder)
 
+    def programs(self, folder, seconds):
+        """Classes in turns."""
+        until, only = time.monotonic() + seconds, self.chosen.only
+        while time.monotonic() < until:
+            number = next(self.started)
+            kind = PROGRAMS[number % len(PROGRAMS)]
+            if only not in ("", kind):
+                continue
+            rng = random.Random(f"{self.chosen.seed}/{kind}/{number}")
+            run = answers.run_case if kind == "answers" else functools.partial(processes.run_case, kind=kind)
+            end, text = run(site=self.site, folder=folder / "case", rng=rng)
+            self.count(f"programs, {kind}", {"cases": 1, end: 1})
+            if end not in ("accepted", "refused"):
+                self.found.append((f"programs, {kind}", end, f"case {number}: {text}"))
+
     def job(self, number, seconds):
         """Every other job begins with structure, so that some of both runs at a time: h5py uses one core."""
-        folder = self.scratch / f"job-{number}"
+        folder, only = self.scratch / f"job-{number}", self.chosen.only
         folder.mkdir()
-        share = STRUCTURE_SHARE if self.chosen.only in ("", *self.structure_seeds()) else 0
-        steps = [lambda: self.structures(folder, share * seconds),
-                 lambda: self.bytes_and_texts(number, folder, max(2.0, (1 - share) * seconds))]
+        if only in PROGRAMS:
+            return self.programs(folder, seconds)
+        share = STRUCTURE_SHARE if only in ("", *self.structure_seeds()) else 0
+        started = PROCESS_SHARE if only == "" and not self.sanitized else 0  # a sanitizer takes all addresses
+        steps = [lambda: self.structures(folder, share * seconds), lambda: self.programs(folder, started * seconds),
+                 lambda: self.bytes_and_texts(number, folder, max(2.0, (1 - share - started) * seconds))]
         for step in steps if number % 2 == 0 else reversed(steps):
             step()
+        return None
 
     def everything(self):
         start, jobs = time.monotonic(), self.chosen.jobs

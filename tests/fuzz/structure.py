@@ -32,6 +32,11 @@ OPTIONAL = r"/bshd/seq_lens_padded"
 FINITE = ("reference", "model", "packed", "bshd", "salm", "attention", "logprobs")
 # Extents that a file of the kind may choose.
 FREE = r"/salm/encoder|/bshd/inputs_embeds|/bshd/position_ids"
+# Attributes that a file may have; what others write that changes the mathematics.
+UNREAD = {
+    "attention": ((), ("softcap", "alibi_slopes")),
+    "logprobs": (("top_k", "top_p", "temperature"), ("min_p", "final_logit_softcapping")),
+}
 EXTREMES = (0, 1, -1, 2, 7, 127, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -2**63)
 
 
@@ -167,13 +172,15 @@ def odd(file, path, rng):
 
 
 def attribute(file, path, rng):
-    names = list(file[path].attrs)
+    """All attributes of a group are read: present, and not what they should be, they must be refused."""
+    names = [name for name in file[path].attrs if name != "content_sha256"]
     if not names:
         return f"{path} has no attributes", False
     name = rng.choice(names)
     old = file[path].attrs[name]
-    kind = rng.choice(["missing", "renamed", "text", "extreme", "real", "array", "empty"])
-    if kind == "extreme" and not isinstance(old, str):
+    number, whole = not isinstance(old, (str, bytes)), isinstance(old, numpy.integer)
+    kind = rng.choice(["missing", "renamed", "text", "extreme", "real", "array", "rows", "empty"])
+    if kind == "extreme" and number:
         file[path].attrs[name] = numpy.int64(rng.choice(EXTREMES))
         return f"attribute {name} of {path} is {file[path].attrs[name]}", False
     del file[path].attrs[name]
@@ -181,8 +188,25 @@ def attribute(file, path, rng):
         file[path].attrs[name + "_"] = old
     elif kind != "missing":
         file[path].attrs[name] = {"text": "x" * rng.choice([0, 1, 60000]), "extreme": "", "real": rng.choice([0.5, float("nan"), 1e300]),
-                                  "array": numpy.arange(3), "empty": h5py.Empty("f4")}[kind]
-    return f"attribute {name} of {path} is {kind}", False
+                                  "array": numpy.arange(3), "rows": [old, old], "empty": h5py.Empty("f4")}[kind]
+    refused = kind in ("array", "rows", "empty") or kind == "text" and number or kind == "real" and (whole or not number)
+    return f"attribute {name} of {path} is {kind}", refused
+
+
+def unread(file, target, rng):
+    """What a file may have, of another kind, or what would change its meaning and is not known here: both must be refused."""
+    optional, modifiers = UNREAD[target]
+    group = "/" + target.replace("reference", "documents")
+    if rng.random() < 0.5 and optional:
+        name, value = rng.choice(optional), rng.choice([[0.5, 0.5], [1, 2, 3], "x", h5py.Empty("f4")])
+        file[group].attrs[name] = value
+        return f"attribute {name} of {group} is {value}", True
+    name = rng.choice(modifiers)
+    if rng.random() < 0.5:
+        file[group].attrs[name] = rng.choice([0.5, 30.0, 3])
+    else:
+        file[group][name] = numpy.full(rng.choice([1, 8]), 0.5, "f4")
+    return f"{group} has {name}", True
 
 
 CHANGES = (retype, reshape, resize, value, value, delete, link, storage, odd)
@@ -196,8 +220,11 @@ def mutated(seed, target, path, rng):
         for _ in range(rng.choice([1, 1, 1, 2, 3])):
             datasets, groups = items_of(file)
             datasets = [d for d in datasets if file[d].shape is not None and file[d].size < 10**6]  # as changed before
-            if rng.random() < 0.2 or not datasets:
-                words.append(attribute(file, rng.choice(groups), rng)[0])
+            if rng.random() < 0.25 or not datasets:
+                text, wrong = unread(file, target, rng) if target in UNREAD and rng.random() < 0.3 else \
+                    attribute(file, rng.choice(groups), rng)
+                words.append(text)
+                refused |= wrong and target in REQUIRED
                 continue
             at, change = rng.choice(datasets), rng.choice(CHANGES)
             if file[at].dtype.hasobject and change in (retype, reshape, resize):
