@@ -48,10 +48,11 @@ KernelTime kernel_time_of(Communicator& world, const AttentionOptions& o) {
 NetworkAndKernel make_network_and_kernel(AppContext& context, const AttentionOptions& o,
                                          Backend& backend) {
   std::unique_ptr<Communicator> emulated;
-  run_agreed(context.world, "--emulate-network", [&] {
-    if (!o.network.empty())
-      emulated = emulate_network(backend.world(), parse_network_model(o.network));
-  });
+  if (!o.network.empty()) {
+    NetworkModel model;
+    run_agreed(context.world, "--emulate-network", [&] { model = parse_network_model(o.network); });
+    emulated = emulate_network(backend.world(), model);
+  }
   Communicator& network = emulated ? *emulated : backend.world();
   const KernelTime time = o.emulates_compute() ? kernel_time_of(context.world, o) : KernelTime();
   std::unique_ptr<BlockKernel> kernel;

@@ -85,7 +85,8 @@ void do_configuration(Suite& s, const AttentionWorkload& workload, const TensorR
   Communicator& world = s.context.world;
   std::optional<AttentionRun> run;
   const AttentionSetup setup = setup_of(o, schedule, layout, s.memory_bytes);
-  run_agreed(world, "plan", [&] { run.emplace(workload, inputs, setup, s.machine); });
+  run_agreed(world, "plan", [&] { run.emplace(workload, setup, s.machine); });
+  run->allocate(inputs);
   s.report.memory.plan(planned_bytes(run->plan(), workload, setup) +
                        writing_bytes(o.output, workload, world.size()));
   if (o.check != "none") run->check_counts(s.report.verification, world);

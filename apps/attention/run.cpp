@@ -94,32 +94,34 @@ double AttentionResult::overlap() const {
   return std::clamp(1 - exposed_ms / communicate_ms, 0.0, 1.0);
 }
 
-AttentionRun::AttentionRun(const AttentionWorkload& workload, const TensorRows& inputs,
-                           const AttentionSetup& setup, const AttentionMachine& machine)
+AttentionRun::AttentionRun(const AttentionWorkload& workload, const AttentionSetup& setup,
+                           const AttentionMachine& machine)
     : workload_(workload),
       placed_(workload, setup.layout, setup.layout_options),
       planned_{&placed_.layout, workload.heads, workload.mask, setup.schedule_options},
       setup_(setup),
       plan_(plan_that_fits(workload, planned_, setup, machine.network.rank())),
-      machine_(machine),
-      executor_(plan_, workload.heads, setup.types, machine.network, machine.kernel, machine.stream,
-                machine.workspace, setup.with_backward) {
-  executor_.set_sinks(workload.sinks);
-  executor_.record_runs(setup.cuda_graph);
+      machine_(machine) {}
+
+void AttentionRun::allocate(const TensorRows& inputs) {
+  executor_.emplace(plan_, workload_.heads, setup_.types, machine_.network, machine_.kernel,
+                    machine_.stream, machine_.workspace, setup_.with_backward);
+  executor_->set_sinks(workload_.sinks);
+  executor_->record_runs(setup_.cuda_graph);
   overwrite(std::byte{0});  // what is timed without messages reads what no message has brought yet
   const auto fill = [&](ArrayKind kind, std::initializer_list<InputTensor> planes) {
-    HostFill array(executor_.matrix(kind), machine_.stream);
+    HostFill array(executor_->matrix(kind), machine_.stream);
     int64_t column = 0;
     for (const InputTensor tensor : planes) {
-      const int64_t width = workload.width(tensor);
-      fill_rows(workload, inputs, tensor, shard(), array.matrix().columns_from(column, width));
+      const int64_t width = workload_.width(tensor);
+      fill_rows(workload_, inputs, tensor, shard(), array.matrix().columns_from(column, width));
       column += width;
     }
     array.upload();
   };
   fill(ArrayKind::q, {InputTensor::q});
   fill(ArrayKind::kv, {InputTensor::k, InputTensor::v});
-  if (setup.with_backward) fill(ArrayKind::d_out, {InputTensor::d_out});
+  if (setup_.with_backward) fill(ArrayKind::d_out, {InputTensor::d_out});
 }
 
 std::string AttentionRun::name() const {
@@ -175,7 +177,7 @@ void AttentionRun::overwrite(std::byte value) {
 
 void AttentionRun::prepare(Pass pass, bool poisoned) {
   if (poisoned) overwrite(std::byte{0xff});  // NaN in every type
-  if (pass == Pass::backward) executor_.run(Pass::forward);
+  if (pass == Pass::backward) executor_->run(Pass::forward);
 }
 
 void AttentionRun::check_traffic(Pass pass, const Traffic& before) {
@@ -189,15 +191,15 @@ void AttentionRun::check_traffic(Pass pass, const Traffic& before) {
 }
 
 uint64_t AttentionRun::checksum(Pass pass) {
-  std::vector<MatrixRef> results{executor_.matrix(ArrayKind::out)};
+  std::vector<MatrixRef> results{executor_->matrix(ArrayKind::out)};
   if (pass == Pass::backward)
-    results = {executor_.matrix(ArrayKind::d_q), executor_.d_keys(), executor_.d_values()};
+    results = {executor_->matrix(ArrayKind::d_q), executor_->d_keys(), executor_->d_values()};
   Checksum sum;
   for (const TokenRow& own : token_rows(workload_, shard()))
     for (const MatrixRef& matrix : results)
       sum.add({matrix.data + own.row * matrix.stride * static_cast<int64_t>(size_of(matrix.type)),
                static_cast<size_t>(matrix.cols) * size_of(matrix.type)});
-  if (pass == Pass::backward) sum.add(bytes_of(std::span<const double>(executor_.d_sinks())));
+  if (pass == Pass::backward) sum.add(bytes_of(std::span<const double>(executor_->d_sinks())));
   return sum.value();
 }
 
@@ -212,15 +214,15 @@ ExecutionTimes AttentionRun::time_whole(Pass pass, Repeats& repeats, Communicato
   const Traffic before = machine_.network.traffic();
   HostStream stream;
   world.barrier(stream, "before an iteration")->wait();
-  repeats.time([&] { times = executor_.run(pass); });
+  repeats.time([&] { times = executor_->run(pass); });
   // The gradients of sinks are summed by a collective that is no part of the plan.
   if (workload_.sinks.empty()) check_traffic(pass, before);
   return times;
 }
 
 void AttentionRun::time_parts(Pass pass, Clocks& clocks, Communicator& world) {
-  clocks.compute.time(world, [&] { executor_.run(pass, Execute::compute_only); });
-  clocks.communicate.time(world, [&] { executor_.run(pass, Execute::communication_only); });
+  clocks.compute.time(world, [&] { executor_->run(pass, Execute::compute_only); });
+  clocks.communicate.time(world, [&] { executor_->run(pass, Execute::communication_only); });
 }
 
 void AttentionRun::warm_up(Pass pass, int iterations, Communicator& world, bool poisoned) {
@@ -263,7 +265,7 @@ AttentionResult AttentionRun::measure(Pass pass, const IterationOptions& options
       time_parts(pass, clocks, world);
     }
     parts.push_back(time_whole(pass, repeats, world, poisoned));
-    graph_operations = std::min(graph_operations, executor_.replayed());
+    graph_operations = std::min(graph_operations, executor_->replayed());
     if (computes_here) timed_checksums_.push_back(checksum(pass));
     if (after) after();
     if (!repeats.last()) time_parts(pass, clocks, world);
@@ -277,7 +279,7 @@ AttentionResult AttentionRun::measure(Pass pass, const IterationOptions& options
   result.peak = options.peak_flops;
   add_ranks(result, medians(parts), count(plan_, pass, workload_.heads, setup_.types), world);
   result.graph_operations = graph_operations;
-  result.graph_windows = executor_.windows();
+  result.graph_windows = executor_->windows();
   result.error_over_tolerance = std::nan("");
   result.check = "-";
   result.finished = utc_now();
@@ -302,16 +304,16 @@ void AttentionRun::add_ranks(AttentionResult& result, const ExecutionTimes& mine
 void AttentionRun::record(Pass pass, Trace& trace) {
   set_current_step(fmt::format("{}, {}, for the timeline", name(), name_of(pass)));
   prepare(pass, true);
-  executor_.set_trace(&trace);
-  executor_.run(pass);
-  executor_.set_trace(nullptr);
+  executor_->set_trace(&trace);
+  executor_->run(pass);
+  executor_->set_trace(nullptr);
 }
 
 void AttentionRun::repeat_checked(Pass pass, Verification& checks) {
   set_current_step(fmt::format("{}, {}, with checked messages", name(), name_of(pass)));
   machine_.check_messages(true);
   prepare(pass, true);
-  executor_.run(pass);
+  executor_->run(pass);
   machine_.check_messages(false);
   if (machine_.stream.space() != MemorySpace::host) return;
   Check& same =

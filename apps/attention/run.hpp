@@ -2,6 +2,7 @@
 // One configuration of gyre-attention, planned and filled: runs it and measures it.
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "apps/attention/inputs.hpp"
@@ -85,11 +86,13 @@ struct AttentionMachine {
 
 class AttentionRun {
  public:
-  /// Plans, allocates and fills the arrays. Throws a usage error if layout or schedule refuses the
-  /// workload, or if it needs more memory than the setup allows. Every rank of the context-parallel
-  /// group constructs its own.
-  AttentionRun(const AttentionWorkload& workload, const TensorRows& inputs,
-               const AttentionSetup& setup, const AttentionMachine& machine);
+  /// Plans. Throws a usage error if layout or schedule refuses the workload, or if it needs more
+  /// memory than the setup allows. Every rank of the context-parallel group constructs its own.
+  AttentionRun(const AttentionWorkload& workload, const AttentionSetup& setup,
+               const AttentionMachine& machine);
+  /// Allocates and fills the arrays, and makes the groups that the plan communicates in; before
+  /// anything runs. Collective over the context-parallel group.
+  void allocate(const TensorRows& inputs);
 
   /// Checks pairs, messages, bytes and memory, counted on all ranks, against closed forms and the
   /// workload. Collective.
@@ -118,7 +121,7 @@ class AttentionRun {
   /// "ring, dual-chunk-swap, 4096 tokens"
   std::string name() const;
   const ElementTypes& types() const { return setup_.types; }
-  AttentionExecutor& executor() { return executor_; }
+  AttentionExecutor& executor() { return *executor_; }
   Stream& stream() { return machine_.stream; }
   /// `world`: the ranks of the group, in host memory. Collective.
   AttentionTolerances tolerances(Communicator& world) const;
@@ -149,7 +152,7 @@ class AttentionRun {
   AttentionSetup setup_;
   RankPlan plan_;
   AttentionMachine machine_;
-  AttentionExecutor executor_;
+  std::optional<AttentionExecutor> executor_;
   std::vector<uint64_t> timed_checksums_;  // of the last measured direction; empty on GPUs
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/local_work.hpp"
 #include "runtime/mpi_env.hpp"
 
 namespace gyre {
@@ -45,6 +46,7 @@ struct Outcome {
 
 Outcome attempt(std::string_view what, const std::function<void()>& work) {
   try {
+    const LocalWork scope;
     work();
     return {};
   } catch (const Error& error) {

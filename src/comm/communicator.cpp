@@ -4,6 +4,7 @@
 #include <numeric>
 #include <set>
 
+#include "comm/local_work.hpp"
 #include "core/error.hpp"
 
 namespace gyre {
@@ -17,6 +18,11 @@ class CompletedWork final : public Work {
 
 int64_t total(std::span<const int64_t> bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+}
+
+void require_all_ranks(const Communicator& comm, std::string_view what) {
+  GYRE_CHECK(comm.size() == 1 || !LocalWork::under_way(),
+             "{}: communication in work that each rank does alone", what);
 }
 
 int64_t size_in_bytes(std::span<const std::byte> data) {
@@ -55,6 +61,7 @@ Traffic Communicator::traffic() const {
 
 WorkPtr Communicator::exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                                Stream& stream, std::string_view what) {
+  require_all_ranks(*this, what);
   std::set<int> peers;
   for (const SendSlice& send : sends) {
     GYRE_CHECK(send.peer >= 0 && send.peer < size(), "{}: send to rank {} of {}", what, send.peer,
@@ -77,6 +84,7 @@ WorkPtr Communicator::all_gather(std::span<const std::byte> send, std::span<std:
 WorkPtr Communicator::all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
                                    std::span<const int64_t> recv_bytes, Stream& stream,
                                    std::string_view what) {
+  require_all_ranks(*this, what);
   GYRE_CHECK(std::ssize(recv_bytes) == size() &&
                  recv_bytes[static_cast<size_t>(rank())] == size_in_bytes(send),
              "{}: sizes do not match on rank {}", what, rank());
@@ -98,6 +106,7 @@ WorkPtr Communicator::all_to_all_v(std::span<const std::byte> send,
                                    std::span<const int64_t> send_bytes, std::span<std::byte> recv,
                                    std::span<const int64_t> recv_bytes, Stream& stream,
                                    std::string_view what) {
+  require_all_ranks(*this, what);
   GYRE_CHECK(total(send_bytes) == size_in_bytes(send) && total(recv_bytes) == size_in_bytes(recv),
              "{}: block sizes do not add up to the buffers", what);
   const auto me = static_cast<size_t>(rank());
@@ -108,12 +117,14 @@ WorkPtr Communicator::all_to_all_v(std::span<const std::byte> send,
 
 WorkPtr Communicator::reduce_scatter(const void* send, void* recv, int64_t count_, DType type,
                                      ReduceOp op, Stream& stream, std::string_view what) {
+  require_all_ranks(*this, what);
   count((size() - 1) * count_ * static_cast<int64_t>(size_of(type)), size() > 1 ? 1 : 0);
   return do_reduce_scatter(send, recv, count_, type, op, stream, what);
 }
 
 WorkPtr Communicator::all_reduce(void* data, int64_t count_, DType type, ReduceOp op,
                                  Stream& stream, std::string_view what) {
+  require_all_ranks(*this, what);
   if (size() == 1) return completed_work();
   count(2 * (size() - 1) * count_ * static_cast<int64_t>(size_of(type)) / size(), 1);
   return do_all_reduce(data, count_, type, op, stream, what);
@@ -121,6 +132,7 @@ WorkPtr Communicator::all_reduce(void* data, int64_t count_, DType type, ReduceO
 
 WorkPtr Communicator::broadcast(std::span<std::byte> data, int root, Stream& stream,
                                 std::string_view what) {
+  require_all_ranks(*this, what);
   GYRE_CHECK(root >= 0 && root < size(), "{}: root {} of {} ranks", what, root, size());
   if (size() == 1) return completed_work();
   count(rank() == root ? size_in_bytes(data) : 0, 1);
@@ -128,6 +140,7 @@ WorkPtr Communicator::broadcast(std::span<std::byte> data, int root, Stream& str
 }
 
 WorkPtr Communicator::barrier(Stream& stream, std::string_view what) {
+  require_all_ranks(*this, what);
   if (size() == 1) return completed_work();
   return do_barrier(stream, what);
 }

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "comm/agree.hpp"
+#include "comm/local_work.hpp"
 #include "core/error.hpp"
 #include "core/index.hpp"
 
@@ -188,14 +189,19 @@ std::vector<std::vector<float>> encode_distributed(Communicator& comm, const Aud
   Communicator& together = options.encoder_group != nullptr ? *options.encoder_group : comm;
   // The groups agree one by one (every rank takes part), and then with each other: an error in one
   // must not leave another waiting in the encoder.
-  run_agreed(together, "encoding audio", [&] { check_audio(comm, audio, options); });
+  run_agreed(together, "encoding audio", [&] {
+    const LocalWork::Groups groups;
+    check_audio(comm, audio, options);
+  });
   const int64_t items = audio.samples.rows;
   const std::vector<int64_t> share =
       distribute_items(items, comm.size())[static_cast<size_t>(comm.rank())];
   const Joint joint = agree_on_calls(audio, std::ssize(share), options);
   std::vector<std::vector<float>> encodings;
-  run_agreed(together, "encoding audio",
-             [&] { encodings = encode_share(audio, share, joint, encode, options.hidden); });
+  run_agreed(together, "encoding audio", [&] {
+    const LocalWork::Groups groups;  // of the encoder's own
+    encodings = encode_share(audio, share, joint, encode, options.hidden);
+  });
   if (items == 0) return {};
   return options.gather == GatherKind::padded ? gather_padded(comm, encodings, items)
                                               : gather_ragged(comm, encodings, share, items);

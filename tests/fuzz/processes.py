@@ -228,6 +228,8 @@ class Case:
 
     def verdict(self, code, said):
         """(end, message)"""
+        if code == 4 and self.kind == "limits" and self.ranks > 1:
+            return "timeout", ""  # the system could not start the other rank
         if code is None or code == 4:
             return "hang", "it did not end" if code is None else "--timeout had to end it"
         if self.kind == "limits" and ("loading shared librar" in said or code in (126, 127)):

@@ -197,6 +197,18 @@ TEST(RunAgreed, APartOfTheRanksDoesNotAgreeForAll) {
   }
 }
 
+TEST(RunAgreed, WorkOfEachRankAloneDoesNotCommunicate) {
+  std::string message;
+  try {
+    run_agreed(world(), "test", [] { all_reduce_value(world(), 1.0, ReduceOp::sum); });
+  } catch (const AgreedError& error) {
+    message = error.what();
+  }
+  EXPECT_EQ(message.find("communication in work that each rank does alone") != std::string::npos,
+            world().size() > 1)
+      << message;
+}
+
 TEST(RunAgreed, ForeignExceptionsBecomeRuntimeErrors) {
   try {
     run_agreed(world(), "reading", [] { throw std::runtime_error("disk on fire"); });
