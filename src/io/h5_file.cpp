@@ -110,14 +110,16 @@ Handle open_parallel(Communicator& comm, const std::string& path, unsigned flags
   Handle id;
   run_agreed(comm, "opening " + path, [&] {
     detail::silence();
+    std::string failure;
     run_in_step(comm, [&] {
       const Reading scope("opening " + path, path);
       const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
       detail::check(H5Pset_fapl_mpio(access.get(), mpi_handle(comm), MPI_INFO_NULL),
                     fmt::format("open '{}' over MPI-IO", path));
       id = Handle(H5Fopen(path.c_str(), flags, access.get()), H5Fclose);
+      if (!id.valid()) failure = detail::failure_text(fmt::format("open '{}'", path));
     });
-    detail::check(id.get(), fmt::format("open '{}'", path));
+    if (!failure.empty()) throw_runtime("{}", failure);
   });
   return id;
 }

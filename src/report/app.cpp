@@ -1,13 +1,12 @@
 #include "report/app.hpp"
 
 #include <fmt/format.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <atomic>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <new>
 #include <utility>
@@ -116,11 +115,13 @@ std::string message_start;
 
 /// Ends all ranks after an error that perhaps only this rank has seen. Allocates nothing.
 [[noreturn]] void end_all_ranks(ExitCode code, const char* message) {
-  char end[] = "\n";
-  const iovec parts[] = {{message_start.data(), message_start.size()},
-                         {const_cast<char*>(message), std::strlen(message)},
-                         {end, 1}};
-  [[maybe_unused]] const ssize_t written = writev(STDERR_FILENO, parts, 3);  // in one piece
+  std::array<char, 4096> line;  // ranks that fail together write whole lines
+  const int size =
+      std::snprintf(line.data(), line.size(), "%s%s\n", message_start.c_str(), message);
+  if (size < std::ssize(line))
+    write_diagnostic(line.data());
+  else
+    for (const char* part : {message_start.c_str(), message, "\n"}) write_diagnostic(part);
   MpiEnvironment::abort(static_cast<int>(code));
 }
 
@@ -159,8 +160,8 @@ void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles fil
 int run_app(int argc, char** argv, const AppInfo& info,
             const std::function<void(CLI::App&)>& declare,
             const std::function<ExitCode(AppContext&)>& body) {
-  message_start = info.name + ": error: ";
   prepare_process();
+  message_start = info.name + ": error: cannot start: ";
   std::set_terminate(on_uncaught);
   start_supervised(info.name, argc, argv);
   h5::initialise();
@@ -170,9 +171,11 @@ int run_app(int argc, char** argv, const AppInfo& info,
   try {
     CheckedCommunicator world(make_mpi_communicator(mpi.world()));
     ExitCode code = ExitCode::ok;
-    const auto work = [&] { code = run(argc, argv, info, mpi, world, declare, body); };
+    const auto work = [&] {
+      code = run(argc, argv, info, mpi, world, declare, body);
+      require_stdout();
+    };
     mpi.size() == 1 ? run_agreed(world, "the run", work) : work();
-    require_stdout();
     return static_cast<int>(code);
   } catch (const AgreedError& error) {
     if (mpi.rank() == 0) write_diagnostic(fmt::format("{}: error: {}\n", info.name, error.what()));
