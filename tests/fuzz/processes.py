@@ -6,8 +6,8 @@
     limits    of file size, open files, memory, stack
 
 A case is `wrong` when it ends with 0 but an output is missing or is not whole, when it ends otherwise without a word, or
-leaves part of an output, when a special file is not what it was, and when an input was changed. A run of one rank waits
-for nobody: what --timeout has to end is a hang. One case in eight is launched on two ranks, to each of which it happens.
+leaves part of an output, when a special file is not what it was, and when an input was changed. A run of one rank waits for
+nobody, but for who reads a FIFO: what --timeout has to end is a hang. One case in eight is launched on two ranks, to each of which it happens.
 """
 
 import json
@@ -122,7 +122,7 @@ class Case:
 
     def __init__(self, kind, bases, seeds, folder, rng):
         self.kind, self.folder, self.rng, self.around, self.setup, self.watched = kind, folder, rng, "", "", []
-        self.streams, self.code = {}, None
+        self.streams, self.code, self.fifo = {}, None, None
         self.name = rng.choice(sorted(bases))
         words, options = bases[self.name]
         self.words = list(words)
@@ -158,6 +158,9 @@ class Case:
         self.words[self.words.index(str(taken))] = str(name)
         self.outputs.remove(taken)
         self.around = f"an output is {how or 'without a name'}"
+        if how == "fifo":
+            self.fifo = (name, self.rng.random() < 0.5)
+            self.around += " with a reader" if self.fifo[1] else " without a reader"
         for path in {str(name), *inputs} - {""}:
             self.watch(path)
 
@@ -198,12 +201,13 @@ class Case:
     def run(self, site):
         """(exit code or None, what it said)"""
         pipes, said = [], self.folder / "said"
+        reader = os.open(self.fifo[0], os.O_RDONLY | os.O_NONBLOCK) if self.fifo and self.fifo[1] else None
         with open(said, "wb") as text:
             where = {"stdin": subprocess.DEVNULL, "stdout": text, "stderr": text}
             for number, how in self.streams.items():
                 if how == "without a reader":
-                    reader, writer = os.pipe()
-                    os.close(reader)
+                    lost, writer = os.pipe()
+                    os.close(lost)
                     pipes.append(writer)
                     where[("stdin", "stdout", "stderr")[number]] = writer
             process = subprocess.Popen(self.command(site), cwd=self.folder, start_new_session=True, **where)
@@ -215,6 +219,8 @@ class Case:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 code = None
+        if reader is not None:
+            os.close(reader)
         return code, said.read_text(errors="replace")[-2000:]
 
     def left(self):
@@ -228,9 +234,9 @@ class Case:
 
     def verdict(self, code, said):
         """(end, message)"""
-        if code == 4 and self.kind == "limits" and self.ranks > 1:
-            return "timeout", ""  # the system could not start the other rank
-        if code is None or code == 4:
+        if code == 4 and (self.kind == "limits" and self.ranks > 1 or self.fifo and not self.fifo[1]):
+            return "timeout", ""  # the system could not start the other rank; or nobody came to read
+        if code in (None, 4):
             return "hang", "it did not end" if code is None else "--timeout had to end it"
         if self.kind == "limits" and ("loading shared librar" in said or code in (126, 127)):
             return "refused", ""  # the system could not start it
@@ -245,6 +251,9 @@ class Case:
                 return "wrong", f"exit 0, but not whole: {bad}"
             if self.streams.get(1):
                 return "wrong", "exit 0, but what it said was lost"
+        elif self.streams.get(1):  # the files come before the text
+            if bad := [path.name for path in whole if path.exists() and not is_whole(path)]:
+                return "wrong", f"exit {code}, but not whole: {bad}"
         elif left := self.left():
             return "wrong", f"exit {code}, and left: {left}: {said[-200:]}"
         elif not said.strip() and not self.streams:
