@@ -1,9 +1,14 @@
 #include "apps/attention/inputs.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <set>
 
+#include "apps/attention/options.hpp"
 #include "core/error.hpp"
 #include "core/token_random.hpp"
 #include "io/attention_file.hpp"
@@ -73,12 +78,59 @@ std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type) {
   return std::make_unique<FileRows>(file, type);
 }
 
-bool has_exact_inputs(const AttentionFile& file, DType type) {
-  if (!file.exact || type != DType::bf16) return file.exact;
-  for (const std::vector<float>* values : {&file.q, &file.k, &file.v, &file.d_out})
-    for (const float value : *values)
-      if (to_float(to_bf16(value)) != value) return false;
-  return true;
+namespace {
+
+/// Why results, or gradients, are not compared with the answers of the file; "": they are.
+std::string why_not_compared(const AttentionOptions& o, bool gradient) {
+  if (o.check == "none") return "--check none";
+  // What is written is checked, and has gradients.
+  const bool backward = o.passes().back() == Pass::backward || !o.output.empty();
+  return gradient && !backward ? "--pass fwd" : "";
+}
+
+/// Datasets that the run rounds, here or in the reader of the file.
+std::set<std::string> rounded_inputs(const AttentionFile& file, DType type) {
+  const std::map<std::string, const std::vector<float>*> inputs{
+      {"q", &file.q}, {"k", &file.k}, {"v", &file.v}, {"d_out", &file.d_out}};
+  std::set<std::string> rounded = file.rounded;
+  const auto differs = [](float value) { return to_float(to_bf16(value)) != value; };
+  for (const auto& [name, values] : inputs)
+    if (type == DType::bf16 && std::ranges::any_of(*values, differs))
+      rounded.insert("/attention/" + name);
+  return rounded;
+}
+
+}  // namespace
+
+std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions& o) {
+  if (!file.reference) return {};
+  AttentionReference& reference = *file.reference;
+  struct Answers {
+    const char* name;
+    std::vector<double>& values;
+    std::vector<std::string> reads;
+    bool gradient = true;
+  };
+  const std::vector<Answers> all{{"out", reference.out, {"q", "k", "v", "sinks"}, false},
+                                 {"lse", reference.lse, {"q", "k", "sinks"}, false},
+                                 {"d_q", reference.d_q, {"q", "k", "v", "d_out", "sinks"}},
+                                 {"d_k", reference.d_k, {"q", "k", "v", "d_out", "sinks"}},
+                                 {"d_v", reference.d_v, {"q", "k", "d_out", "sinks"}},
+                                 {"d_sinks", reference.d_sinks, {"q", "k", "v", "d_out", "sinks"}}};
+  const std::set<std::string> rounded = rounded_inputs(file, o.types().activations);
+  std::vector<AnswerUse> uses;
+  for (const Answers& answers : all) {
+    if (answers.values.empty()) continue;
+    AnswerUse& use =
+        uses.emplace_back(AnswerUse{answers.name, why_not_compared(o, answers.gradient), false});
+    for (const std::string& input : answers.reads)
+      if (use.why_not.empty() && rounded.contains("/attention/" + input)) {
+        use = {answers.name, fmt::format("the run rounds /attention/{}", input)};
+        answers.values.clear();
+      }
+  }
+  for (const std::string& name : reference.unknown) uses.push_back({name, "not known"});
+  return uses;
 }
 
 double sampled_score_size(const AttentionWorkload& workload, const TensorRows& inputs) {

@@ -3,9 +3,11 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "apps/attention/workload.hpp"
+#include "report/answers.hpp"
 
 namespace gyre {
 
@@ -24,9 +26,9 @@ std::unique_ptr<TensorRows> random_rows(const AttentionWorkload& workload, uint6
 std::vector<float> random_sinks(int64_t heads, uint64_t seed);
 /// Rows of the file, which must outlive them, rounded to `type`.
 std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type);
-/// True if `type` can represent all inputs of the file exactly. Otherwise the file's reference does
-/// not belong to the rounded inputs.
-bool has_exact_inputs(const AttentionFile& file, DType type);
+/// Takes those answers out of the file that depend on an input which the run rounds, and says of
+/// all of them what becomes of them.
+std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions& o);
 
 /// The rms of scale · <q, k> over some of the visible pairs (up to 32 queries of each of up to 32
 /// documents, with up to 32 keys each, all heads); at least 1.

@@ -15,7 +15,6 @@
 #include "io/sha256.hpp"
 #include "report/app.hpp"
 #include "report/provenance.hpp"
-#include "report/row_log.hpp"
 #include "report/trace_file.hpp"
 #include "runtime/peak.hpp"
 
@@ -151,10 +150,8 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   RunReport report = begin_attention_report(context, o, workloads.front(), backend);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(workloads) * rows_of_a_size(o));
+  const std::vector<AnswerUse> answers = file ? keep_answers(*file, o) : std::vector<AnswerUse>();
   const bool has_peak = !backend.on_gpu() && !o.emulates_compute();
-  const bool compares = file && file->reference && has_exact_inputs(*file, o.types().activations);
-  if (!context.quiet && file && file->reference && !compares)
-    context.outputs.print(no_reference_text);
   Suite suite{o,
               file,
               context,
@@ -164,7 +161,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
               backend.on_gpu(),
               has_peak ? o.threads * measured_fma_peak() : 0,
               memory,
-              compares ? &*file->reference : nullptr,
+              file && file->reference ? &*file->reference : nullptr,
               attention_table().chosen(shown_columns(context, o.report))};
   context.outputs.print(suite.table.header());
   backend.check_messages(false);
@@ -175,9 +172,12 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
       throw_usage("{}", fmt::join(suite.refused, "\n"));
   });
   add_figures(report, suite.results);
+  judge_answers(report, answers);
   return finish_run(context, report, o.report, [&] {
     std::string text =
         suite.table.legend(suite.results) + notes_text(suite.refused, made.kernel->note());
+    if (file && file->reference && !suite.results.empty() && !context.quiet)
+      text += answers_text(file->reference->generator, answers);
     if (o.cuda_graph) text += graph_text(suite.results);
     if (context.verbose) text += details_text(suite.results, o.threads);
     return text;

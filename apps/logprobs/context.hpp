@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "apps/logprobs/backend.hpp"
@@ -25,7 +27,8 @@ class LogprobsContext {
   const LogprobsInputs& inputs;
   const LogprobsOptions& options;
   LogprobsBackend& backend;
-  ProcessGrid& grid;  ///< the backend's, of host memory
+  ProcessGrid& grid;                    ///< the backend's, of host memory
+  std::set<std::string> compared = {};  ///< arrays of answers that results were compared with
 
   /// Tokens of this rank when they are dealt in order, as evenly as can be, over context-parallel
   /// ranks.

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "apps/common/generated_lengths.hpp"
+#include "apps/logprobs/registry.hpp"
 #include "core/special_values.hpp"
 
 namespace gyre {
@@ -95,10 +97,9 @@ class RandomInputs final : public LogprobsInputs {
 class FileInputs final : public LogprobsInputs {
  public:
   FileInputs(const LogprobsFile& file, DType type, DType output_type)
-      : file_(file),
-        round_(type == DType::bf16),
-        round_gradients_(output_type == DType::bf16),
-        exact_(is_exact()) {}
+      : file_(file), round_(type == DType::bf16), round_gradients_(output_type == DType::bf16) {
+    find_rounded();
+  }
 
   void row(TokenTensor tensor, int64_t token, int64_t first, std::span<float> to) const override {
     const std::vector<float>& all = tensor == TokenTensor::teacher ? file_.teacher : file_.logits;
@@ -130,29 +131,48 @@ class FileInputs final : public LogprobsInputs {
     std::fill(to.begin() + valid, to.end(), nan_of<float>);
   }
   const LinearFactors* linear() const override { return file_.linear ? &*file_.linear : nullptr; }
-  const LogprobsReference* reference() const override {
-    return file_.reference && exact_ ? &*file_.reference : nullptr;
+  const std::vector<double>* answers(const std::string& array) const override {
+    if (!file_.reference || !rounded_input_of(array).empty()) return nullptr;
+    const auto found = file_.reference->arrays.find(array);
+    return found == file_.reference->arrays.end() ? nullptr : &found->second;
+  }
+  std::string rounded_input_of(const std::string& array) const override {
+    for (const std::string& input : find_array(array).reads)
+      if (rounded_.contains(input)) return "/logprobs/" + input;
+    return "";
   }
 
  private:
-  bool is_exact() const {
-    if (!file_.exact || !round_) return file_.exact;
-    const auto holds = [](float z) { return to_float(to_bf16(z)) == z; };
-    if (round_gradients_ && !std::ranges::all_of(file_.d_logprobs, holds)) return false;
-    if (!std::ranges::all_of(file_.teacher_values, holds)) return false;
-    if (file_.linear)
-      for (const std::vector<float>* factor : {&file_.linear->hidden, &file_.linear->head})
-        if (!std::ranges::all_of(*factor, holds)) return false;
-    for (const std::vector<float>* logits : {&file_.logits, &file_.teacher})
-      for (int64_t i = 0; i < std::ssize(*logits); ++i) {
-        const float z = (*logits)[static_cast<size_t>(i)];
-        if (i % file_.columns < file_.vocab_size && !holds(z)) return false;
-      }
-    return true;
+  void find_rounded() {
+    const auto differs = [](float z) { return to_float(to_bf16(z)) != z; };
+    const auto any = [&](const std::vector<float>& values) {
+      return std::ranges::any_of(values, differs);
+    };
+    const auto any_logit = [&](const std::vector<float>& logits) {
+      for (int64_t i = 0; i < std::ssize(logits); ++i)
+        if (i % file_.columns < file_.vocab_size && differs(logits[static_cast<size_t>(i)]))
+          return true;
+      return false;
+    };
+    const auto add = [&](const std::string& input, bool narrowed) {
+      if (narrowed || file_.rounded.contains("/logprobs/" + input)) rounded_.insert(input);
+    };
+    add("logits", round_ && any_logit(file_.logits));
+    add("teacher", round_ && any_logit(file_.teacher));
+    add("teacher_values", round_ && any(file_.teacher_values));
+    add("d_value", false);
+    add("d_logprobs",
+        round_gradients_ && any(file_.d_logprobs.empty() ? file_.d_value : file_.d_logprobs));
+    add("hidden", round_ && file_.linear && any(file_.linear->hidden));
+    add("head", round_ && file_.linear && any(file_.linear->head));
+    // What stands for a dataset that the file does not have.
+    if (file_.teacher_values.empty()) add("teacher_values", rounded_.contains("teacher"));
+    if (file_.d_logprobs.empty()) add("d_logprobs", rounded_.contains("d_value"));
   }
 
   const LogprobsFile& file_;
-  bool round_, round_gradients_, exact_;
+  bool round_, round_gradients_;
+  std::set<std::string> rounded_;  // datasets below /logprobs
 };
 
 /// As the options say, of the file's columns; dealt as evenly as they can be by default.

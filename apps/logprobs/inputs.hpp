@@ -69,8 +69,11 @@ class LogprobsInputs {
   virtual void d_logprobs(int64_t token, int64_t first, std::span<float> to) const = 0;
   /// Hidden states and the weight of a head that come with the inputs, in f32; null: none.
   virtual const LinearFactors* linear() const { return nullptr; }
-  /// Answers that come with the inputs; null: none.
-  virtual const LogprobsReference* reference() const { return nullptr; }
+  /// An array of answers that comes with the inputs and is of them; null: there is none.
+  virtual const std::vector<double>* answers(const std::string&) const { return nullptr; }
+  /// The dataset that these answers depend on and that the run rounds, so that they are answers to
+  /// other inputs; "": none.
+  virtual std::string rounded_input_of(const std::string&) const { return ""; }
 };
 
 /// `tokens` tokens in --sequences, or one pack of made-up documents. Throws usage errors of --gen.
@@ -82,7 +85,8 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o);
 std::unique_ptr<LogprobsInputs> random_inputs(const LogprobsWorkload& problem,
                                               const LogprobsOptions& o);
 /// The file's, which must outlive them, rounded to `type`, and d_logprobs to `output_type` (none:
-/// the same); with its answers if that changes nothing, and nothing was rounded before.
+/// the same); with those of its answers that depend on no input that is rounded, here or in the
+/// file's reader.
 std::unique_ptr<LogprobsInputs> inputs_of(const LogprobsFile& file, DType type,
                                           std::optional<DType> output_type = {});
 

@@ -30,6 +30,8 @@ struct Suite {
   int cycle = 1;
   std::vector<LogprobsResult> rows = {};
   std::vector<std::string> refused = {};
+  Refusals refusals = {};
+  std::set<std::string> compared = {};  ///< arrays of answers
 };
 
 std::string refusal_text(const LogprobsOperation& operation, bool upstream,
@@ -77,8 +79,10 @@ void do_workload(Suite& s, const LogprobsWorkload& problem) {
     } catch (const AgreedError& error) {
       if (error.code() != ExitCode::usage) throw;
       s.refused.push_back(refusal_text(operation, upstream, problem, error.what()));
+      s.refusals.emplace(operation.name, error.what());
     }
   });
+  s.compared.merge(context.compared);
   if (o.output.empty()) return;
   run_agreed(s.context.world, "results", [&] {
     if (output.empty())
@@ -110,8 +114,10 @@ void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsO
 }
 
 /// What comes behind the rows.
-std::string text_of(const Suite& s) {
+std::string text_of(const Suite& s, const std::vector<AnswerUse>& answers) {
   std::string text = s.table.legend(s.rows);
+  if (s.file && s.file->reference && !s.context.quiet)
+    text += answers_text(s.file->reference->generator, answers);
   for (const std::string& reason : s.refused) text += fmt::format("# refused {}\n", reason);
   if (s.context.verbose)
     for (const LogprobsResult& row : s.rows) text += details_text(row);
@@ -142,8 +148,7 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   machine.describe(report);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows_of_a_size(o));
-  if (!context.quiet)
-    context.outputs.print(method_note(o) + (file ? reference_note(*file, o) : ""));
+  if (!context.quiet) context.outputs.print(method_note(o));
   Suite suite{o,
               file,
               context,
@@ -159,7 +164,10 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
       throw_usage("{}", fmt::join(suite.refused, "\n"));
   });
   add_figures(report, suite.rows);
-  return finish_run(context, report, o.report, [&] { return text_of(suite); });
+  const std::vector<AnswerUse> answers =
+      file ? answer_uses(*file, o, suite.compared, suite.refusals) : std::vector<AnswerUse>();
+  judge_answers(report, answers);
+  return finish_run(context, report, o.report, [&] { return text_of(suite, answers); });
 }
 
 }  // namespace

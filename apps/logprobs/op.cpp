@@ -131,43 +131,59 @@ ResultArray LogprobsOp::gradient_array(const char* name, std::span<const int64_t
   return array;
 }
 
-bool LogprobsOp::is_answered(const std::string& name) const {
-  const LogprobsReference* reference = c_.inputs.reference();
-  return reference != nullptr && reference->arrays.contains(name);
+std::optional<double> LogprobsOp::answer(const std::string& name, int64_t place) const {
+  const std::vector<double>* answers = c_.inputs.answers(name);
+  if (answers == nullptr) return std::nullopt;
+  return answers->at(static_cast<size_t>(place));
+}
+
+std::span<const double> LogprobsOp::answer_row(const std::string& name, int64_t token) const {
+  const std::vector<double>* answers = c_.inputs.answers(name);
+  if (answers == nullptr) return {};
+  const auto width = static_cast<size_t>(vocab().vocab_size);
+  return std::span(*answers).subspan(static_cast<size_t>(token) * width, width);
 }
 
 std::vector<double> LogprobsOp::answers_to(const ResultArray& array) const {
-  if (is_answered(array.name)) return c_.inputs.reference()->arrays.at(array.name);
-  const auto answered = [&](const std::string& part) { return is_answered(part); };
-  if (array.sum_of.empty() || !std::ranges::all_of(array.sum_of, answered)) return {};
+  const bool whole = !array.name.empty() && c_.inputs.answers(array.name) != nullptr;
+  const std::vector<std::string> parts =
+      whole ? std::vector<std::string>{array.name} : array.sum_of;
+  const auto answered = [&](const std::string& part) { return c_.inputs.answers(part) != nullptr; };
+  if (parts.empty() || !std::ranges::all_of(parts, answered)) return {};
   std::vector<double> sum(static_cast<size_t>(h5::elements_of(array.shape)), 0);
-  for (const std::string& part : array.sum_of) {
-    const std::vector<double>& term = c_.inputs.reference()->arrays.at(part);
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += term.at(i);
+  for (const std::string& part : parts) {
+    c_.compared.insert(part);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += c_.inputs.answers(part)->at(i);
   }
   return sum;
 }
 
 void compare_row(const ResultArray& array, size_t index, std::span<const double> got,
                  const ExpectedRow& expected, const double* answer, Check& check) {
-  if (expected.values.empty()) return check.add_nothing();
   const auto width = expected.values.size();
+  const auto compare = [&](size_t at, double value, double want, double scale, bool answered,
+                           const char* which = "") {
+    const auto column = static_cast<int64_t>(at);
+    const bool other = value != want && at < width && array.is_as_right &&
+                       array.is_as_right(index, column, value, want);
+    add_value(
+        check, value, other ? value : want,
+        [&] { return array.place(index, column, answered) + which; }, scale);
+  };
   for (size_t c = 0; c < got.size(); ++c) {
     const size_t at = static_cast<size_t>(array.first) + c;
-    const bool padding = at >= width;
-    const auto column = static_cast<int64_t>(at);
-    const double want = padding             ? array.padding
-                        : answer != nullptr ? answer[at]
-                                            : expected.values[at];
-    const double scale = padding ? 1 : expected.scales[at];
-    if (scale < 0) continue;
-    const bool other = got[c] != want && !padding && array.is_as_right;
-    if (other && array.is_as_right(index, column, got[c], want))
-      check.add_nothing();
-    else
-      add_value(
-          check, got[c], want, [&] { return array.place(index, column, answer != nullptr); },
-          scale);
+    if (at >= width) {
+      compare(at, got[c], array.padding, 1, false);
+      continue;
+    }
+    if (expected.scales[at] < 0) continue;
+    const bool differs =
+        answer != nullptr && !expected.stored.empty() && !std::isnan(expected.stored[at]);
+    const bool answered = answer != nullptr && !differs;
+    compare(at, got[c], answered ? answer[at] : expected.values[at], expected.scales[at], answered);
+    if (differs)
+      compare(at, answer[at], expected.stored[at], expected.stored_scales[at], true,
+              ", the answer itself");
   }
 }
 

@@ -88,10 +88,13 @@ class LogprobsOp {
   static SentTraffic all_gather_of(const Communicator& group, int64_t bytes);
   static SentTraffic all_reduce_of(const Communicator& group, int64_t bytes);
   static SentTraffic reduce_scatter_of(const Communicator& group, int64_t bytes);
-  /// The answers to an array in the file of the inputs; empty: there are none. (An array without
-  /// elements has none, and needs none.)
+  /// The answers to an array in the file of the inputs, which count as compared; empty: there are
+  /// none. (An array without elements has none, and needs none.)
   std::vector<double> answers_to(const ResultArray& array) const;
-  bool is_answered(const std::string& name) const;
+  /// Element `place` of an array of answers; row `token` of one of [tokens, vocab_size]. Nothing
+  /// where there is no such array.
+  std::optional<double> answer(const std::string& name, int64_t place) const;
+  std::span<const double> answer_row(const std::string& name, int64_t token) const;
   bool takes_any_of_ties() const { return c_.options.ties == "any"; }
   /// `tokens` on the rank that shows results which all tensor-parallel ranks have alike; none on
   /// the others.

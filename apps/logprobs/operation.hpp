@@ -75,6 +75,9 @@ struct MemoryCase {
   double element_bytes() const { return static_cast<double>(size_of(problem.type)); }
 };
 
+/// What most gradients depend on (LogprobsArray::reads).
+inline const std::vector<std::string> gradient_inputs{"logits", "d_value"};
+
 /// The entry of an operation.
 struct LogprobsOperation {
   std::string name = "";     ///< of --op

@@ -55,6 +55,12 @@ const std::vector<LogprobsArray>& logprobs_arrays() {
   return all;
 }
 
+const LogprobsArray& find_array(const std::string& name) {
+  const auto found = std::ranges::find(logprobs_arrays(), name, &LogprobsArray::name);
+  GYRE_CHECK(found != logprobs_arrays().end(), "no operation has the array {}", name);
+  return *found;
+}
+
 const LogprobsOperation& find_operation(const std::string& name) {
   std::vector<std::string> names;
   for (const LogprobsOperation& operation : logprobs_operations()) {

@@ -10,10 +10,10 @@ namespace gyre {
 
 /// In the order of the table.
 const std::vector<LogprobsOperation>& logprobs_operations();
-/// Throws a usage error that lists the names.
 /// The arrays of all of them, each once.
 const std::vector<LogprobsArray>& logprobs_arrays();
-
+const LogprobsArray& find_array(const std::string& name);
+/// Throws a usage error that lists the names.
 const LogprobsOperation& find_operation(const std::string& name);
 
 }  // namespace gyre

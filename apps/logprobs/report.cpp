@@ -147,18 +147,46 @@ void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
     add_average(report, figure.first, figure.second, values);
 }
 
-std::string reference_note(const LogprobsFile& file, const LogprobsOptions& o) {
-  if (!file.reference) return "";
-  if (inputs_of(file, o.type(), o.output_type())->reference() == nullptr) return no_reference_text;
-  std::vector<std::string> names;
-  for (const auto& [name, values] : file.reference->arrays) names.push_back(name);
-  std::string text = fmt::format(
-      "# reference{}: compared in full: {}\n",
-      file.reference->generator.empty() ? "" : fmt::format(" by {}", file.reference->generator),
-      names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", ")));
+namespace {
+
+/// Why a run with these options has not compared an array of answers.
+AnswerUse not_compared(const std::string& name, const LogprobsFile& file, const LogprobsOptions& o,
+                       const Refusals& refused) {
+  const auto use = [&](const std::string& why_not, bool was_asked) {
+    return AnswerUse{name, why_not, was_asked};
+  };
+  std::vector<LogprobsOperation> wanted = logprobs_operations();
+  std::erase_if(wanted, [&](const LogprobsOperation& operation) {
+    const auto& arrays = operation.arrays;
+    return !o.wants(operation.name) ||
+           std::ranges::find(arrays, name, &LogprobsArray::name) == arrays.end();
+  });
+  if (wanted.empty()) return use("--op " + o.op, false);
+  if (o.pass == (name.starts_with("d_") ? "fwd" : "bwd")) return use("--pass " + o.pass, false);
+  if (o.check == "none") return use("--check none", false);
+  if (!o.wants_method("gyre") && std::ranges::none_of(wanted, &LogprobsOperation::upstream))
+    return use("--method " + o.method, false);
+  if (o.gather_gradient == "none" && wanted.front().reads(gather_gradient_option))
+    return use(fmt::format("{} none", gather_gradient_option), false);
+  const auto refusal = refused.find(wanted.front().name);
+  if (refusal != refused.end()) return use(refusal->second, true);
+  const std::string input = inputs_of(file, o.type(), o.output_type())->rounded_input_of(name);
+  if (!input.empty()) return use(fmt::format("the run rounds {}", input), true);
+  return use("its rows stay", false);
+}
+
+}  // namespace
+
+std::vector<AnswerUse> answer_uses(const LogprobsFile& file, const LogprobsOptions& o,
+                                   const std::set<std::string>& compared, const Refusals& refused) {
+  std::vector<AnswerUse> uses;
+  if (!file.reference) return uses;
+  for (const auto& [name, values] : file.reference->arrays)
+    uses.push_back(compared.contains(name) ? AnswerUse{name}
+                                           : not_compared(name, file, o, refused));
   for (const std::string& name : file.reference->unknown)
-    text += fmt::format("# note: {} is not known, and not compared\n", name);
-  return text;
+    uses.push_back({name, "not known", o.op == "all"});
+  return uses;
 }
 
 std::string rates_text(const MachineRates& rates) {

@@ -1,10 +1,13 @@
 #pragma once
 // How gyre-logprobs shows what it measured.
 
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "apps/logprobs/run.hpp"
+#include "report/answers.hpp"
 #include "report/result.hpp"
 #include "report/table.hpp"
 
@@ -26,9 +29,12 @@ ResultEntry entry_of(const LogprobsResult& row);
 /// than upstream's algorithms ours are.
 void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows);
 
-/// "#" lines: which answers of the file are compared in full, and why others are not; nothing
-/// without answers.
-std::string reference_note(const LogprobsFile& file, const LogprobsOptions& o);
+/// Reasons for which operations did not run, by name.
+using Refusals = std::map<std::string, std::string>;
+/// What became of each array of the file's answers: `compared` are those that results were compared
+/// with.
+std::vector<AnswerUse> answer_uses(const LogprobsFile& file, const LogprobsOptions& o,
+                                   const std::set<std::string>& compared, const Refusals& refused);
 
 /// "# memory ..." line: what a rank's memory and cores can do, all ranks at once.
 std::string rates_text(const MachineRates& rates);

@@ -14,8 +14,11 @@ namespace gyre {
 
 /// A row as the definition has it, in double precision.
 struct ExpectedRow {
-  std::vector<double> values;  ///< [width]; empty: rounding decides, so that nothing is compared
+  std::vector<double> values;  ///< [width]
   std::vector<double> scales;  ///< [width] of errors; negative: that element is not compared
+  /// [width] what the file's answer must be where rounding admits several right rows and the answer
+  /// is nearest to another one than the result; NaN: the same. Empty: the same everywhere.
+  std::vector<double> stored = {}, stored_scales = {};
 };
 
 struct ResultArray {

@@ -90,6 +90,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
         {job.documents, config, grid, report.verification},
         {o.input, reference, job.model, report.inputs[1].sha256, o.check_tokens, o.check_seconds},
         scorer, decoder, mine, world);
+    if (reference) judge_answers(report, answer_uses(*reference));
     result.check = report.verification.passed() ? "ok" : "FAILED";
     result.error_over_tolerance = report.verification.max_error_over_tolerance();
   }

@@ -293,15 +293,22 @@ WeightReader weights_of(ModelFile& model) {
   };
 }
 
+std::vector<AnswerUse> answer_uses(const Reference& reference) {
+  std::vector<AnswerUse> uses;
+  if (reference.logprob) uses.push_back({"logprob"});
+  if (reference.entropy) uses.push_back({"entropy"});
+  if (reference.has_hidden) uses.push_back({"hidden"});
+  for (const std::string& name : reference.unknown) uses.push_back({name, "not known"});
+  return uses;
+}
+
 std::string verify_scores(const ScoreCheck& check, const ScoreSources& sources, Scorer& scorer,
                           Decoder& decoder, const ScoreRange& mine, Communicator& world) {
   set_current_step("verification");
   std::string text;
   const Reference* reference = sources.reference ? &*sources.reference : nullptr;
   if (reference != nullptr) {
-    text = fmt::format(
-        "# check   in full against the reference in the input{}\n",
-        reference->generator.empty() ? "" : fmt::format(", by {}", reference->generator));
+    text = answers_text(reference->generator, answer_uses(*reference));
     if (!reference->model_sha256.empty() && reference->model_sha256 != sources.model_sha256)
       text += fmt::format(
           "# check   note: that reference was computed with another model file, sha256 {:.8}...\n",

@@ -10,6 +10,7 @@
 #include "io/results.hpp"
 #include "model/decoder_reference.hpp"
 #include "model/scoring.hpp"
+#include "report/answers.hpp"
 #include "report/tolerance.hpp"
 #include "report/verify.hpp"
 
@@ -72,6 +73,9 @@ struct ScoreSources {
 /// compared. Collective over `world`.
 std::string verify_scores(const ScoreCheck& check, const ScoreSources& sources, Scorer& scorer,
                           Decoder& decoder, const ScoreRange& mine, Communicator& world);
+
+/// What verify_scores makes of the arrays of a reference.
+std::vector<AnswerUse> answer_uses(const Reference& reference);
 
 /// Reads slices of the weights of `model`.
 WeightReader weights_of(ModelFile& model);

@@ -125,8 +125,13 @@ class FilteredLogprob {
                std::span<float> logprob);
   void backward(std::span<const int32_t> targets, std::span<const float> d_logprob, Stream& stream,
                 MatrixRef d_logits);
+  /// Columns that survived in the last forward pass: [tokens]. Collective: one all-gather.
+  std::vector<int32_t> survivors(Stream& stream) const;
 
  private:
+  /// Bytes of a number of 4 bytes for each row, by the rank that has the row.
+  std::vector<int64_t> bytes_of_rows() const;
+
   Shape shape_;
   SamplingFilter filter_;
   Communicator& tp_;

@@ -229,14 +229,31 @@ void FilteredLogprob::forward(ConstMatrixRef logits, std::span<const int32_t> ta
     const int32_t id = targets[static_cast<size_t>(first + r)];
     own_[r] = id >= 0 && id < vocab_size ? logp(r, id) : -infinity;
   }
+  tp_.all_gather_v(bytes_of(std::as_const(own_).span()), writable_bytes_of(logprob),
+                   bytes_of_rows(), stream, "filtered log-probabilities")
+      ->wait();
+}
+
+std::vector<int64_t> FilteredLogprob::bytes_of_rows() const {
   std::vector<int64_t> bytes;
   for (int r = 0; r < tp_.size(); ++r) {
     const int64_t end = r + 1 < tp_.size() ? exchange_.first_row(r + 1) : shape_.tokens;
     bytes.push_back((end - exchange_.first_row(r)) * static_cast<int64_t>(sizeof(float)));
   }
-  tp_.all_gather_v(bytes_of(std::as_const(own_).span()), writable_bytes_of(logprob), bytes, stream,
-                   "filtered log-probabilities")
+  return bytes;
+}
+
+std::vector<int32_t> FilteredLogprob::survivors(Stream& stream) const {
+  const int64_t rows = exchange_.rows(), vocab_size = shape_.vocab.vocab_size;
+  std::vector<int32_t> own(static_cast<size_t>(rows), static_cast<int32_t>(vocab_size)),
+      all(static_cast<size_t>(shape_.tokens));
+  for (int64_t r = 0; r < rows && kept_.size() > 0; ++r)
+    own[static_cast<size_t>(r)] = static_cast<int32_t>(
+        std::count(kept_.data() + r * vocab_size, kept_.data() + (r + 1) * vocab_size, 1));
+  tp_.all_gather_v(bytes_of(std::span<const int32_t>(own)), writable_bytes_of(std::span(all)),
+                   bytes_of_rows(), stream, "numbers of survivors")
       ->wait();
+  return all;
 }
 
 void FilteredLogprob::backward(std::span<const int32_t> targets, std::span<const float> d_logprob,

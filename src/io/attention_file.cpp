@@ -13,7 +13,7 @@ struct AttentionParts {
   std::optional<h5::Dataset> out, lse, d_q, d_k, d_v, d_sinks;
 };
 
-void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens,
+void open_reference(SchemaReader& reader, const h5::File& file, AttentionFile& a, int64_t tokens,
                     AttentionParts& parts) {
   const h5::Shape queries{tokens, a.heads, a.head_dim}, keys{tokens, a.kv_heads, a.head_dim};
   const auto open = [&](const char* path, const h5::Shape& shape) {
@@ -28,6 +28,8 @@ void open_reference(SchemaReader& reader, const AttentionFile& a, int64_t tokens
   if (parts.d_sinks && !reader.is_there("/attention/sinks"))
     reader.errors().add(
         "/reference/d_sinks is there, and '/attention/sinks', which it is of, is not");
+  a.reference->unknown =
+      unknown_datasets(file, "/reference", {"out", "lse", "d_q", "d_k", "d_v", "d_sinks"});
 }
 
 void check_attributes(SchemaReader& reader, AttentionFile& a) {
@@ -80,7 +82,7 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
     a.reference.emplace();
     if (file.attribute("/reference", "generator") != h5::AttributeValue())
       a.reference->generator = reader.text("/reference", "generator");
-    open_reference(reader, a, tokens, parts);
+    open_reference(reader, file, a, tokens, parts);
   }
   reader.throw_if_any();
   return parts;
@@ -266,18 +268,19 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
   AttentionParts parts;
   run_agreed(comm, "opening the attention of " + path, [&] { parts = open_attention(file, a); });
   a.offsets = parts.offsets->read_all<int64_t>();
-  a.q = read_floats(*parts.q, a.exact);
-  a.k = read_floats(*parts.k, a.exact);
-  a.v = read_floats(*parts.v, a.exact);
-  a.d_out = read_floats(*parts.d_out, a.exact);
+  a.q = read_floats(*parts.q, a.rounded);
+  a.k = read_floats(*parts.k, a.rounded);
+  a.v = read_floats(*parts.v, a.rounded);
+  a.d_out = read_floats(*parts.d_out, a.rounded);
   if (parts.regions) a.regions = parts.regions->read_all<int64_t>();
-  if (parts.sinks) a.sinks = read_floats(*parts.sinks, a.exact);
+  if (parts.sinks) a.sinks = read_floats(*parts.sinks, a.rounded);
   const auto read = [](const std::optional<h5::Dataset>& dataset) {
     return dataset ? dataset->read_all<double>() : std::vector<double>();
   };
   if (a.reference)
-    a.reference = {a.reference->generator, read(parts.out), read(parts.lse),    read(parts.d_q),
-                   read(parts.d_k),        read(parts.d_v), read(parts.d_sinks)};
+    a.reference = {a.reference->generator, a.reference->unknown, read(parts.out),
+                   read(parts.lse),        read(parts.d_q),      read(parts.d_k),
+                   read(parts.d_v),        read(parts.d_sinks)};
   run_agreed(comm, "checking the attention of " + path, [&] { check_numbers(file, a); });
   return a;
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,12 +23,13 @@ inline constexpr const char* attention_results_schema = "gyre/attention-results"
 /// Results computed elsewhere in double precision; lse is a natural logarithm. An array that the
 /// file does not have is empty.
 struct AttentionReference {
-  std::string generator;         ///< "" when the file does not say
-  std::vector<double> out;       ///< [tokens, heads, head_dim]
-  std::vector<double> lse;       ///< [tokens, heads], sinks included
-  std::vector<double> d_q;       ///< [tokens, heads, head_dim]
-  std::vector<double> d_k, d_v;  ///< [tokens, kv_heads, head_dim]
-  std::vector<double> d_sinks;   ///< [heads], or empty without sinks
+  std::string generator;             ///< "" when the file does not say
+  std::vector<std::string> unknown;  ///< datasets of other names, which nobody compares
+  std::vector<double> out;           ///< [tokens, heads, head_dim]
+  std::vector<double> lse;           ///< [tokens, heads], sinks included
+  std::vector<double> d_q;           ///< [tokens, heads, head_dim]
+  std::vector<double> d_k, d_v;      ///< [tokens, kv_heads, head_dim]
+  std::vector<double> d_sinks;       ///< [heads], or empty without sinks
 };
 
 /// Columns of /attention/regions: document, q_begin, q_end, k_begin, k_end, kind, window.
@@ -44,7 +46,7 @@ struct AttentionFile {
   std::vector<float> k, v;          ///< [tokens, kv_heads, head_dim]
   std::vector<float> d_out;         ///< [tokens, heads, head_dim]
   std::vector<float> sinks;         ///< [heads] logits without a value, or empty
-  bool exact = true;  ///< f32 holds all inputs; otherwise they are not those of the answers
+  std::set<std::string> rounded;    ///< datasets that f32 does not hold exactly
   std::optional<AttentionReference> reference;
 
   int64_t tokens() const { return offsets.back(); }

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "comm/agree.hpp"
-#include "core/nearest.hpp"
 
 namespace gyre {
 namespace {
@@ -96,13 +95,7 @@ void open_reference(SchemaReader& reader, const h5::File& file,
     if (array.shape == LogprobsShape::top) check_top(reader, f, path, dataset->shape()[1]);
     parts.answers.emplace_back(array.name, std::move(*dataset));
   }
-  for (const std::string& name : file.datasets_below(answers_group)) {
-    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-    const std::string meant = nearest(name, names);
-    f.reference->unknown.push_back(
-        fmt::format("{}/{}{}", answers_group, name,
-                    meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant)));
-  }
+  f.reference->unknown = unknown_datasets(file, answers_group, names);
 }
 
 /// Hidden states and a head, if the file has one of them: then it must have both.
@@ -325,21 +318,21 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
   LogprobsFile f;
   LogprobsParts parts;
   run_agreed(comm, "opening the logits of " + path, [&] { parts = open_problem(file, arrays, f); });
-  f.logits = read_floats(*parts.logits, f.exact, f.columns, f.vocab_size);
+  f.logits = read_floats(*parts.logits, f.rounded, f.columns, f.vocab_size);
   f.targets = read_int32s(*parts.targets);
   f.offsets = parts.offsets ? parts.offsets->read_all<int64_t>()
                             : std::vector<int64_t>{0, std::ssize(f.targets)};
-  f.d_value = parts.d_value ? read_floats(*parts.d_value, f.exact)
+  f.d_value = parts.d_value ? read_floats(*parts.d_value, f.rounded)
                             : std::vector<float>(f.targets.size(), 1);
-  if (parts.d_logprobs) f.d_logprobs = read_floats(*parts.d_logprobs, f.exact);
+  if (parts.d_logprobs) f.d_logprobs = read_floats(*parts.d_logprobs, f.rounded);
   f.has_teacher = parts.teacher.has_value();
   f.has_teacher_values = parts.teacher_values.has_value();
-  if (parts.teacher) f.teacher = read_floats(*parts.teacher, f.exact, f.columns, f.vocab_size);
-  if (parts.teacher_values) f.teacher_values = read_floats(*parts.teacher_values, f.exact);
+  if (parts.teacher) f.teacher = read_floats(*parts.teacher, f.rounded, f.columns, f.vocab_size);
+  if (parts.teacher_values) f.teacher_values = read_floats(*parts.teacher_values, f.rounded);
   if (parts.ids) f.ids = read_int32s(*parts.ids);
   if (f.linear) {
-    f.linear->hidden = read_floats(*parts.hidden, f.exact);
-    f.linear->head = read_floats(*parts.head, f.exact);
+    f.linear->hidden = read_floats(*parts.hidden, f.rounded);
+    f.linear->head = read_floats(*parts.head, f.rounded);
   }
   for (const auto& [name, dataset] : parts.answers)
     f.reference->arrays[name] = dataset.read_all<double>();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,8 @@ struct LogprobsArray {
   std::string name;
   LogprobsShape shape;
   bool integers = false;
+  /// The inputs of reals that it depends on, below /logprobs: answers are of their exact values.
+  std::vector<std::string> reads = {"logits"};
 };
 
 /// Answers computed elsewhere in double precision: arrays by name, row by row. Log-probabilities
@@ -73,7 +76,7 @@ struct LogprobsFile {
   std::vector<float> d_logprobs;        ///< [tokens, vocab_size], or empty: d_value of the token
   std::optional<LinearFactors> linear;  ///< if the file has them
   bool has_teacher = false, has_teacher_values = false;
-  bool exact = true;  ///< f32 holds all inputs; otherwise they are not those of the answers
+  std::set<std::string> rounded = {};  ///< datasets that f32 does not hold exactly
   std::optional<LogprobsReference> reference;
 
   int64_t tokens() const { return offsets.back(); }

@@ -31,6 +31,7 @@ struct Reference {
   std::optional<std::vector<double>> logprob;  ///< [P] of the next token
   std::optional<std::vector<double>> entropy;  ///< [P] of the distribution, nats
   bool has_hidden = false;
+  std::vector<std::string> unknown;  ///< datasets of other names, which nobody compares
 };
 
 /// The hidden states of a model: entries (layers + 1) and elements of a token's.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/agree.hpp"
+#include "core/nearest.hpp"
 #include "io/content_digest.hpp"
 
 namespace gyre {
@@ -88,15 +89,30 @@ void SchemaReader::throw_if_any() const {
       fmt::format("'{}' breaks the schema {} version {}:", file_.path(), schema_, schema_version));
 }
 
-std::vector<float> read_floats(const h5::Dataset& dataset, bool& exact, int64_t columns,
-                               int64_t valid) {
+std::vector<float> read_floats(const h5::Dataset& dataset, std::set<std::string>& rounded,
+                               int64_t columns, int64_t valid) {
   if (dataset.type() != h5::Type::f64) return dataset.read_all<float>();
   const std::vector<double> wide = dataset.read_all<double>();
   std::vector<float> floats(wide.begin(), wide.end());
   for (size_t i = 0; i < wide.size(); ++i)
-    if (static_cast<int64_t>(i) % columns < valid && !std::isnan(wide[i]))
-      exact = exact && static_cast<double>(floats[i]) == wide[i];
+    if (static_cast<int64_t>(i) % columns < valid && !std::isnan(wide[i]) &&
+        static_cast<double>(floats[i]) != wide[i]) {
+      rounded.insert(dataset.path());
+      break;
+    }
   return floats;
+}
+
+std::vector<std::string> unknown_datasets(const h5::File& file, const std::string& group,
+                                          const std::vector<std::string>& known) {
+  std::vector<std::string> unknown;
+  for (const std::string& name : file.datasets_below(group)) {
+    if (std::ranges::find(known, name) != known.end()) continue;
+    const std::string meant = nearest(name, known);
+    unknown.push_back(fmt::format("{}/{}{}", group, name,
+                                  meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant)));
+  }
+  return unknown;
 }
 
 std::vector<int32_t> read_int32s(const h5::Dataset& dataset) {

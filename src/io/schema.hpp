@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,10 +58,14 @@ class SchemaReader {
   ConfigErrors errors_;
 };
 
-/// All of a dataset of reals in f32, on every rank; `exact` becomes false if that changes a value
-/// of the first `valid` of each `columns`. Collective.
-std::vector<float> read_floats(const h5::Dataset& dataset, bool& exact, int64_t columns = 1,
-                               int64_t valid = 1);
+/// All of a dataset of reals in f32, on every rank; its name goes to `rounded` if that changes a
+/// value of the first `valid` of each `columns`. Collective.
+std::vector<float> read_floats(const h5::Dataset& dataset, std::set<std::string>& rounded,
+                               int64_t columns = 1, int64_t valid = 1);
+/// Datasets of `group` whose names are none of `known`: "/reference/logprop (did you mean
+/// logprob?)".
+std::vector<std::string> unknown_datasets(const h5::File& file, const std::string& group,
+                                          const std::vector<std::string>& known);
 /// All of a dataset of integers, on every rank. One that does not fit 32 bits is a usage error.
 /// Collective.
 std::vector<int32_t> read_int32s(const h5::Dataset& dataset);

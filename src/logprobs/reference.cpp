@@ -31,15 +31,6 @@ auto by_rank(std::span<const double> logits, bool high_ids_first) {
   };
 }
 
-/// The logits with -inf for those that did not survive.
-std::vector<double> filtered(std::span<const double> logits, const SamplingFilter& filter) {
-  const std::vector<bool> kept = filter_reference(logits, filter);
-  std::vector<double> left(logits.begin(), logits.end());
-  for (size_t v = 0; v < left.size(); ++v)
-    if (!kept[v]) left[v] = -infinity_of<double>;
-  return left;
-}
-
 std::vector<double> gathered(std::span<const double> row, std::span<const int32_t> ids) {
   std::vector<double> values;
   for (const int32_t id : ids) values.push_back(row[static_cast<size_t>(id)]);
@@ -131,47 +122,126 @@ std::vector<double> soft_cross_entropy_gradient_reference(std::span<const double
   return gradient;
 }
 
-std::vector<bool> filter_reference(std::span<const double> logits, const SamplingFilter& filter) {
-  std::vector<bool> kept(logits.size(), true);
-  if (logits.empty()) return kept;
-  const auto before_in_rank = by_rank(logits, true);
-  std::vector<int32_t> order = columns(logits);
+SurvivorsReference::SurvivorsReference(std::span<const double> logits, const SamplingFilter& filter,
+                                       double margin)
+    : logits_(logits),
+      max_(-infinity_of<double>),
+      temperature_(filter.temperature),
+      order_(columns(logits)),
+      sums_{0} {
   if (filter.top_k > 0 && filter.top_k < std::ssize(logits)) {
-    const auto last = order.begin() + (filter.top_k - 1);
-    std::nth_element(order.begin(), last, order.end(), before_in_rank);
+    const auto last = order_.begin() + (filter.top_k - 1);
+    std::nth_element(order_.begin(), last, order_.end(), by_rank(logits, true));
     const double kth = logits[static_cast<size_t>(*last)];
-    for (size_t v = 0; v < logits.size(); ++v) kept[v] = !(logits[v] < kth);
+    std::erase_if(order_, [&](int32_t v) { return logits[static_cast<size_t>(v)] < kth; });
   }
-  if (filter.top_p == 1) return kept;
-  std::vector<double> left(logits.begin(), logits.end());
-  for (size_t v = 0; v < left.size(); ++v)
-    if (!kept[v]) left[v] = -infinity_of<double>;
-  const std::vector<double> logprobs = log_softmax_reference(left, filter.temperature);
-  std::erase_if(order, [&](int32_t v) { return !kept[static_cast<size_t>(v)]; });
-  std::sort(order.begin(), order.end(), before_in_rank);
-  double before = 0;
-  for (size_t i = 0; i < order.size(); ++i) {
-    const auto v = static_cast<size_t>(order[i]);
-    if (i > 0 && !(before < filter.top_p)) kept[v] = false;
-    if (left[v] != -infinity_of<double>) before += std::exp(logprobs[v]);
+  std::sort(order_.begin(), order_.end(), by_rank(logits, true));
+  for (const double z : logits) max_ = std::max(max_, z);
+  for (const int32_t v : order_) {
+    const double z = logits[static_cast<size_t>(v)];
+    sums_.push_back(sums_.back() +
+                    (z == -infinity_of<double> ? 0 : std::exp((z - max_) / temperature_)));
   }
+  const int64_t all = std::ssize(order_);
+  usual_ = fewest_ = most_ = all;
+  if (filter.top_p == 1 || all == 0) return;
+  // How many lie before a sum of `limit`: one at least, as the largest always survives.
+  const auto before = [&](double limit) {
+    int64_t n = 1;
+    while (n < all && sums_[static_cast<size_t>(n)] < limit * sums_.back()) ++n;
+    return n;
+  };
+  usual_ = before(filter.top_p);
+  fewest_ = before(filter.top_p - margin);
+  most_ = before(filter.top_p + margin);
+}
+
+int64_t SurvivorsReference::rank(int64_t id) const {
+  if (!has(logits_, id)) return std::ssize(order_);
+  const auto place = std::lower_bound(order_.begin(), order_.end(), static_cast<int32_t>(id),
+                                      by_rank(logits_, true));
+  return place != order_.end() && *place == id ? place - order_.begin() : std::ssize(order_);
+}
+
+/// NaN if the row is no distribution.
+double SurvivorsReference::log_sum(int64_t survivors) const {
+  const double sum = sums_[static_cast<size_t>(survivors)];
+  return sum > 0 ? std::log(sum) : std::numeric_limits<double>::quiet_NaN();
+}
+
+double SurvivorsReference::logprob(int64_t id, int64_t survivors) const {
+  const double log_sum = SurvivorsReference::log_sum(survivors);
+  if (!has(logits_, id)) return -infinity_of<double>;
+  if (rank(id) >= survivors && !std::isnan(log_sum)) return -infinity_of<double>;
+  return (logits_[static_cast<size_t>(id)] - max_) / temperature_ - log_sum;
+}
+
+std::vector<double> SurvivorsReference::logprobs(int64_t survivors) const {
+  const double log_sum = SurvivorsReference::log_sum(survivors);
+  std::vector<double> all(logits_.size(), std::isnan(log_sum) ? log_sum : -infinity_of<double>);
+  for (const int32_t v : ranked().first(static_cast<size_t>(survivors)))
+    all[static_cast<size_t>(v)] = (logits_[static_cast<size_t>(v)] - max_) / temperature_ - log_sum;
+  return all;
+}
+
+int64_t SurvivorsReference::nearest(int64_t id, double value) const {
+  const int64_t place = rank(id);
+  const bool survives = value > -infinity_of<double>;
+  const int64_t low = survives ? std::max(fewest_, place + 1) : fewest_,
+                high = survives ? most_ : std::min(most_, place);
+  if (low > high || std::isnan(value)) return usual_;
+  if (!survives) return std::clamp(usual_, low, high);
+  const double sum = std::exp((logits_[static_cast<size_t>(id)] - max_) / temperature_ - value);
+  const auto end = sums_.begin() + high;
+  const auto above = std::lower_bound(sums_.begin() + low, end, sum);  // or the last one
+  const bool is_first = above == sums_.begin() + low;
+  return above - sums_.begin() - (!is_first && sum - *(above - 1) < *above - sum ? 1 : 0);
+}
+
+/// Where the group of equal logits begins that the first doubtful one is of.
+int64_t SurvivorsReference::first_doubtful() const {
+  const auto value = [&](int64_t i) {
+    return logits_[static_cast<size_t>(order_[static_cast<size_t>(i)])];
+  };
+  int64_t first = fewest_;
+  while (first > 0 && fewest_ < most_ && value(first - 1) == value(fewest_)) --first;
+  return first;
+}
+
+std::span<const int32_t> SurvivorsReference::doubtful() const {
+  const auto at = [&](int64_t i) { return order_[static_cast<size_t>(i)]; };
+  const auto value = [&](int64_t i) { return logits_[static_cast<size_t>(at(i))]; };
+  int64_t end = most_;
+  while (fewest_ < most_ && end < std::ssize(order_) && value(end) == value(most_ - 1)) ++end;
+  const int64_t first = first_doubtful();
+  return std::span(order_).subspan(static_cast<size_t>(first), static_cast<size_t>(end - first));
+}
+
+int64_t SurvivorsReference::with_doubtful(int64_t kept) const {
+  return std::clamp(first_doubtful() + kept, fewest_, most_);
+}
+
+std::vector<bool> filter_reference(std::span<const double> logits, const SamplingFilter& filter) {
+  const SurvivorsReference survivors(logits, filter);
+  std::vector<bool> kept(logits.size(), false);
+  for (const int32_t v : survivors.ranked().first(static_cast<size_t>(survivors.usual())))
+    kept[static_cast<size_t>(v)] = true;
   return kept;
 }
 
 double filtered_logprob_reference(std::span<const double> logits, int64_t target,
                                   const SamplingFilter& filter) {
-  if (!has(logits, target)) return -infinity_of<double>;
-  return log_softmax_reference(filtered(logits, filter),
-                               filter.temperature)[static_cast<size_t>(target)];
+  const SurvivorsReference survivors(logits, filter);
+  return survivors.logprob(target, survivors.usual());
 }
 
 std::vector<double> filtered_gradient_reference(std::span<const double> logits, int64_t target,
                                                 const SamplingFilter& filter, double g) {
-  const std::vector<double> left = filtered(logits, filter);
-  const std::vector<double> logprobs = log_softmax_reference(left, filter.temperature);
+  const SurvivorsReference survivors(logits, filter);
+  const std::vector<double> logprobs = survivors.logprobs(survivors.usual());
   std::vector<double> gradient;
   for (const double x : logprobs) gradient.push_back(-g * std::exp(x) / filter.temperature);
-  if (has(logits, target) && left[static_cast<size_t>(target)] != -infinity_of<double>)
+  if (has(logits, target) && logprobs[static_cast<size_t>(target)] != -infinity_of<double>)
     gradient[static_cast<size_t>(target)] += g / filter.temperature;
   return gradient;
 }

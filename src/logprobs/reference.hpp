@@ -8,7 +8,6 @@
 // logit is -inf, what ids add alone.
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -53,6 +52,43 @@ struct SamplingFilter {
   double top_p = 1;   ///< 1: no such limit
   double temperature = 1;
   bool active() const { return top_k > 0 || top_p != 1; }
+};
+
+/// The survivors of a row in order of rank: those that top_k leaves, larger logits first, of equal
+/// ones higher ids first. top_p keeps the first of them; where a sum of probabilities is nearer to
+/// top_p than `margin`, an error of that size changes how many, and several numbers are right.
+class SurvivorsReference {
+ public:
+  SurvivorsReference(std::span<const double> logits, const SamplingFilter& filter,
+                     double margin = 0);
+
+  int64_t usual() const { return usual_; }  ///< how many survive in exact arithmetic
+  int64_t fewest() const { return fewest_; }
+  int64_t most() const { return most_; }
+  /// Log-probability of an id when `survivors` survive, fewest() to most(): -inf for one that does
+  /// not, or that the row does not have; NaN if the row is no distribution.
+  double logprob(int64_t id, int64_t survivors) const;
+  /// The same of all ids, [vocab_size].
+  std::vector<double> logprobs(int64_t survivors) const;
+  /// The right number of survivors for which the log-probability of the id is nearest to `value`.
+  int64_t nearest(int64_t id, double value) const;
+  /// The ids that survive for some right numbers only, and those with equal logits.
+  std::span<const int32_t> doubtful() const;
+  /// How many survive when `kept` of the doubtful ones do: the nearest right number.
+  int64_t with_doubtful(int64_t kept) const;
+  /// All ids in order of rank.
+  std::span<const int32_t> ranked() const { return order_; }
+
+ private:
+  int64_t rank(int64_t id) const;
+  int64_t first_doubtful() const;
+  double log_sum(int64_t survivors) const;
+
+  std::span<const double> logits_;
+  double max_, temperature_;
+  std::vector<int32_t> order_;
+  std::vector<double> sums_;  // [order + 1] exp((z - max) / temperature), over the first ones
+  int64_t usual_, fewest_, most_;
 };
 
 /// [vocab_size] booleans.

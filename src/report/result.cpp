@@ -16,7 +16,6 @@
 #include "comm/cuda_device.hpp"
 #include "comm/nccl_version.hpp"
 #include "report/progress.hpp"
-#include "report/row_log.hpp"
 #include "runtime/process_memory.hpp"
 
 namespace gyre {
@@ -178,7 +177,7 @@ struct Judgement {
     verdict.validity = std::max(verdict.validity, validity);
     verdict.reasons.push_back(std::move(reason));
   }
-  /// Without any check a result is unverified, whatever else is said of it.
+  /// Without any check a result is unverified.
   Verdict of(bool checked) {
     if (!checked && verdict.validity != Validity::invalid) {
       verdict.reasons.insert(verdict.reasons.begin(), "nothing checked");
@@ -187,6 +186,31 @@ struct Judgement {
     return std::move(verdict);
   }
 };
+
+/// The checks that failed: some because they compared nothing.
+void judge_checks(const Verification& checks, Judgement& judgement) {
+  if (checks.empty() || checks.passed()) return;
+  const auto compared_nothing = [](const Check& check) { return check.count() == 0; };
+  const auto failed = [](const Check& check) { return check.outside() > 0; };
+  const auto nothing = std::ranges::find_if(checks.checks(), compared_nothing);
+  if (std::ranges::any_of(checks.checks(), failed))
+    judgement.apply(Validity::invalid, "verification failed");
+  if (nothing != checks.checks().end())
+    judgement.apply(Validity::invalid, "nothing was compared of " + nothing->name());
+}
+
+/// Rows of earlier runs: how many have which verdict, with the reasons of the first of them.
+void judge_standing(const RunReport& report, Judgement& judgement) {
+  for (const Validity validity : {Validity::unofficial, Validity::unverified, Validity::invalid}) {
+    const auto is_so = [&](const StandingRow& row) { return row.result == name_of(validity); };
+    const auto first = std::ranges::find_if(report.standing, is_so);
+    if (first == report.standing.end()) continue;
+    const auto rows = std::ranges::count_if(report.standing, is_so);
+    judgement.apply(validity, fmt::format("{} that {} {} {} ({})", count_text(rows, "row"),
+                                          rows == 1 ? "stays" : "stay", rows == 1 ? "is" : "are",
+                                          first->result, fmt::join(first->reasons, ", ")));
+  }
+}
 
 /// What concerns the whole run, and is known at its beginning.
 void judge_setting(const RunReport& report, Judgement& judgement) {
@@ -204,8 +228,9 @@ void judge_setting(const RunReport& report, Judgement& judgement) {
 Verdict judge(const RunReport& report) {
   Judgement judgement;
   const Verification& checks = report.verification;
-  if (!checks.empty() && !checks.passed())
-    judgement.apply(Validity::invalid, "verification failed");
+  judge_checks(checks, judgement);
+  for (const std::string& reason : report.unverified_reasons)
+    judgement.apply(Validity::unverified, reason);
   for (const Fom& fom : report.foms)
     if (fom.value < 0 || fom.value > fom.most)
       judgement.apply(Validity::invalid,
@@ -218,7 +243,8 @@ Verdict judge(const RunReport& report) {
     judgement.apply(Validity::unofficial, std::move(reason));
   if (std::string reason = breach_text(report.foreign_load); !timed.empty() && !reason.empty())
     judgement.apply(Validity::unofficial, std::move(reason));
-  return judgement.of(!checks.empty());
+  judge_standing(report, judgement);
+  return judgement.of(!checks.empty() || !report.standing.empty());
 }
 
 Verdict judge_row(const RunReport& report, const ResultEntry& entry) {
@@ -333,6 +359,7 @@ ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions&
   report.memory.peak = process_memory().peak_bytes;
   for (int64_t* bytes : {&report.memory.planned, &report.memory.start, &report.memory.peak})
     *bytes = all_reduce_value(context.world, *bytes, ReduceOp::max);
+  report.standing = context.rows.standing();
   const ExitCode code = exit_code_of(judge(report));
   std::vector<std::string> invalid;
   if (agree_on(context.world, code) != ExitCode::ok) invalid = context.outputs.name_as_invalid();

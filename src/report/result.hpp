@@ -18,6 +18,7 @@
 #include "report/noise.hpp"
 #include "report/repeat.hpp"
 #include "report/report_options.hpp"
+#include "report/row_log.hpp"
 #include "report/value.hpp"
 #include "report/verify.hpp"
 
@@ -84,12 +85,16 @@ struct RunReport {
   std::vector<Fom> foms;
   Verification verification;
   std::vector<std::string> unofficial_reasons;  ///< the app's own: shared GPU, emulated network
+  /// The app's own: answers of the input that nobody compared.
+  std::vector<std::string> unverified_reasons = {};
+  std::vector<StandingRow> standing = {};  ///< rows of earlier runs that take the place of some
   MemoryReport memory;
   HostLoad load_at_start;
   ForeignLoad foreign_load;  ///< known at the end
 };
 
-enum class Validity { valid, unverified, unofficial, invalid };
+/// In order: the worst of several counts.
+enum class Validity { valid, unofficial, unverified, invalid };
 std::string_view name_of(Validity validity);  ///< "VALID", ...
 
 struct Verdict {
@@ -119,10 +124,11 @@ void add_average(RunReport& report, const std::string& metric, const std::string
                  std::vector<double> values);
 
 /// INVALID when a check failed or a figure of merit is impossible, else UNVERIFIED when there was
-/// none, else UNOFFICIAL for a modified source tree, a build without optimisation or with a
-/// sanitizer, scaled tolerances, the app's own reasons or a row that breaks the run rules
-/// (report/noise.hpp), else VALID. All reasons that apply are listed. A source tree without git
-/// counts as clean.
+/// no check or for the app's own reasons, else UNOFFICIAL for a modified source tree, a build
+/// without optimisation or with a sanitizer, scaled tolerances, the app's own reasons or a row that
+/// breaks the run rules (report/noise.hpp), else VALID; no better than the verdict of any row that
+/// stands for one of this run. All reasons that apply are listed. A source tree without git counts
+/// as clean.
 Verdict judge(const RunReport& report);
 
 /// The same of one row. What other processes did is not known before the end of the run.

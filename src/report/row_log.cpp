@@ -44,12 +44,34 @@ Json parse_line(const std::string& path, int64_t number, const std::string& line
               schema, line.substr(0, 60));
 }
 
-/// Whether a row stands: its values are right and, for "measured", its timing meets the rules.
-bool stands(const Json& row, const std::string& mode) {
-  const Json status = row.value("status", Json::object());
-  if (status.value("result", "INVALID") == "INVALID") return false;
-  return mode == "finished" || status.value("measured", false);
-}
+/// A row of an earlier run.
+struct EarlierRow {
+  std::string run;
+  bool measured = false;  ///< its timing meets the rules
+  StandingRow verdict;
+
+  explicit EarlierRow(const Json& row) : run(row.value("run", "")) {
+    const Json status = row.value("status", Json::object());
+    measured = status.value("measured", false);
+    verdict = {status.value("result", "INVALID"),
+               status.value("reasons", std::vector<std::string>())};
+  }
+  /// What other processes did is known at the end of a run, and concerns all of its rows.
+  void add_load(const Json& end) {
+    const Json load = end.value("foreign_load", Json::object());
+    if (!load.value("cores", Json()).is_number()) return;
+    const std::string breach =
+        breach_text({load.value("host", ""), load.value("cores", 0.0), load.value("of_cores", 0)});
+    if (breach.empty()) return;
+    measured = false;
+    if (verdict.result == name_of(Validity::valid)) verdict.result = name_of(Validity::unofficial);
+    verdict.reasons.push_back(breach);
+  }
+  /// Whether it stands: its values are right and, for "measured", its timing meets the rules.
+  bool stands(const std::string& mode) const {
+    return verdict.result != name_of(Validity::invalid) && (mode == "finished" || measured);
+  }
+};
 
 }  // namespace
 
@@ -66,9 +88,10 @@ class RowLog::File {
     cut_torn_line();
   }
 
-  /// Keys of the rows that stand, of runs with this identity.
-  std::set<std::string> finished(const std::string& identity, const std::string& mode) const {
-    std::set<std::string> keys;
+  /// The rows that stand, by key, of runs with this identity.
+  std::map<std::string, StandingRow> finished(const std::string& identity,
+                                              const std::string& mode) const {
+    std::map<std::string, EarlierRow> rows;  // the newest row of a key counts
     std::map<std::string, bool> is_same;
     std::ifstream file(path_);
     int64_t number = 0;
@@ -76,14 +99,17 @@ class RowLog::File {
       const Json json = parse_line(path_, ++number, line);
       const std::string kind = json["kind"];
       if (kind == "run") is_same[json.value("id", "")] = identity_of(line) == identity;
-      if (kind != "row" || !is_same[json.value("run", "")] || mode == "none") continue;
-      const std::string key = dump_json(json.value("key", Json::object()));
-      if (stands(json, mode))
-        keys.insert(key);
-      else
-        keys.erase(key);  // the newest row of a key counts
+      if (kind == "run" || !is_same[json.value("run", "")] || mode == "none") continue;
+      if (kind == "row")
+        rows.insert_or_assign(dump_json(json.value("key", Json::object())), EarlierRow(json));
+      if (kind != "end") continue;
+      for (auto& [key, row] : rows)
+        if (row.run == json.value("run", "")) row.add_load(json);
     }
-    return keys;
+    std::map<std::string, StandingRow> standing;
+    for (const auto& [key, row] : rows)
+      if (row.stands(mode)) standing.emplace(key, row.verdict);
+    return standing;
   }
 
   void append(const std::string& line) {
@@ -153,24 +179,27 @@ void RowLog::begin(const RunReport& report, const ReportOptions& options) {
   });
   open_ = options.in_lines();
   if (!open_) return;
-  std::string keys;
+  std::string rows;
   run_on_root(world_, "results", [&] {
     run_ = run_id(report);
     const std::string line = run_line(report, run_);
     file_ = std::make_unique<File>(options.json);
-    for (const std::string& key : file_->finished(identity_of(line), options.resume))
-      keys += key + "\n";
+    Json list = Json::array();
+    for (const auto& [key, row] : file_->finished(identity_of(line), options.resume))
+      list.push_back({key, row.result, row.reasons});
+    rows = dump_json(list);
     file_->append(line);
   });
-  keys = broadcast_string(world_, keys, 0);
-  for (size_t at = 0, end = 0; (end = keys.find('\n', at)) != std::string::npos; at = end + 1)
-    finished_.insert(keys.substr(at, end - at));
+  for (const Json& row : parse_json("rows that stand", broadcast_string(world_, rows, 0), "JSON"))
+    finished_[row[0].get<std::string>()] = {row[1].get<std::string>(),
+                                            row[2].get<std::vector<std::string>>()};
 }
 
 bool RowLog::has(const Fields& key) {
-  const bool found = finished_.contains(key_text(key));
-  if (found) ++skipped_;
-  return found;
+  const auto found = finished_.find(key_text(key));
+  if (found == finished_.end()) return false;
+  standing_.push_back(found->second);
+  return true;
 }
 
 void RowLog::write(const RunReport& report) {

@@ -1,9 +1,10 @@
 #pragma once
 // Results as lines: each row is on disk as soon as it is measured.
 
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.hpp"
 #include "report/report_options.hpp"
@@ -12,6 +13,12 @@
 namespace gyre {
 
 struct RunReport;
+
+/// The verdict of a row of an earlier run, as the row and the end of that run have it.
+struct StandingRow {
+  std::string result;  ///< "VALID", ...
+  std::vector<std::string> reasons;
+};
 
 /// Appends a run to a file of lines (gyre-result/1: run, row, ..., end), each with one write and
 /// flushed to disk. Without begin(), or with options that ask for no such file, nothing is written.
@@ -32,8 +39,9 @@ class RowLog {
   void write(const RunReport& report);
   /// Writes those, and the end. Collective.
   void end(const RunReport& report);
-  /// Rows that has() found.
-  int64_t skipped() const { return skipped_; }
+  /// The rows that has() found.
+  const std::vector<StandingRow>& standing() const { return standing_; }
+  int64_t skipped() const { return std::ssize(standing_); }
 
  private:
   class File;
@@ -41,9 +49,9 @@ class RowLog {
   std::unique_ptr<File> file_;  // on rank 0
   bool open_ = false;           // on every rank
   std::string run_;
-  std::set<std::string> finished_;  // keys, as JSON
+  std::map<std::string, StandingRow> finished_;  // by key, as JSON
+  std::vector<StandingRow> standing_;
   size_t written_ = 0;
-  int64_t skipped_ = 0;
 };
 
 }  // namespace gyre

@@ -26,11 +26,6 @@
 
 namespace gyre {
 
-/// Printed when the inputs of a run differ from those of the reference in the file.
-inline constexpr const char* no_reference_text =
-    "# note: the type of this run rounds the inputs, and the answers in the file are of others: "
-    "those are not compared, and results are computed again\n";
-
 /// Error of `actual` in units of `scale`. Equal values, infinities included, have no error.
 /// Otherwise the error is infinite if a value is not finite (a NaN on one side or both, an infinity
 /// on one side), and for any difference at a scale of 0.

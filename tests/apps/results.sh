@@ -48,6 +48,7 @@ distinct=$(grep '"kind":"row"' sweep.jsonl | sed 's/.*"key":\({[^}]*}\).*/\1/' |
 ((distinct == all)) || fail "$distinct different rows of $all"
 conforms sweep.jsonl
 expect 0 '80 rows of sweep.jsonl stay' "${sweep[@]}" --resume finished
+grep -qF 'RESULT UNVERIFIED (80 rows that stay are UNVERIFIED (nothing checked' output || fail "rows that nobody checked: $(cat output)"
 expect 2 'nearest: finished' "${sweep[@]}" --resume finish
 expect 2 'needs -J FILE.jsonl' "$apps/gyre-shard" --input packed.h5 --resume finished
 expect 2 "there is no column 'tim'" "$apps/gyre-shard" --input packed.h5 --columns tim

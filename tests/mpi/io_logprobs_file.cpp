@@ -227,7 +227,7 @@ TEST(LogprobsFile, WhatAFileMayLackHasADefault) {
   EXPECT_EQ(f.top_p, 1);
   EXPECT_EQ(f.picks, 0);
   EXPECT_FALSE(f.has_teacher || f.has_teacher_values || f.linear.has_value());
-  EXPECT_FALSE(f.exact);
+  EXPECT_EQ(f.rounded, std::set<std::string>{"/logprobs/logits"});
   ASSERT_TRUE(f.reference.has_value());
   EXPECT_EQ(f.reference->generator, "");
   EXPECT_EQ(f.reference->arrays.size(), 1U);

@@ -265,8 +265,11 @@ double worst_of_filtered(const Case& c, const SamplingFilter& filter, const Logi
   peer.backward(targets, g, stream, d_logits.ref());
   Worst worst;
   worst.expect(same_on_all_ranks(logprob));
+  const Ints survivors = peer.survivors(stream);
   for (int64_t t = 0; t < c.tokens; ++t) {
     if (!is_clear(rows.row(t), filter)) continue;
+    worst.expect(survivors[static_cast<size_t>(t)] ==
+                 SurvivorsReference(rows.row(t), filter).usual());
     const int32_t target = targets[static_cast<size_t>(t)];
     const double want = filtered_logprob_reference(rows.row(t), target, filter);
     worst.add(at(logprob, t), want, logprob_tolerance() * logprob_scale(want));

@@ -146,7 +146,9 @@ LogprobsFile small_file() {
   file.targets = {-100, 2};
   file.ids = {0, 1};
   file.d_value = {0.5F, 0};
-  file.reference.emplace();
+  file.reference.emplace().arrays = {{"logprob", {1, 2}},   {"soft_cross_entropy", {3, 4}},
+                                     {"d_log_softmax", {}}, {"linear_logprob", {}},
+                                     {"d_logprob", {}},     {"distilled_teacher_logprob", {}}};
   return file;
 }
 
@@ -168,18 +170,42 @@ TEST(LogprobsWorkload, OfAFile) {
   test::expect_usage("--shards 1,3 are 4 columns; f.h5 has 5", [&] { workload_of(file, o); });
 }
 
-// 0.1 in a padded column is no reason to do without the file's answers; in a logit it is.
-TEST(LogprobsInputs, AnswersOfAFileBelongToExactLogits) {
+/// The arrays whose answers a run of these types does not compare.
+std::vector<std::string> dropped(const LogprobsFile& file, DType type,
+                                 std::optional<DType> output_type = {}) {
+  const auto inputs = inputs_of(file, type, output_type);
+  std::vector<std::string> names;
+  for (const auto& [name, values] : file.reference->arrays) {
+    EXPECT_EQ(inputs->answers(name) == nullptr, !inputs->rounded_input_of(name).empty()) << name;
+    if (inputs->answers(name) == nullptr) names.push_back(name);
+  }
+  return names;
+}
+using Names = std::vector<std::string>;
+
+// 0.1 in a padded column is no reason to do without the file's answers; in a logit it is, for those
+// that depend on it.
+TEST(LogprobsInputs, AnswersOfAFileBelongToExactInputs) {
   LogprobsFile file = small_file();
-  EXPECT_NE(inputs_of(file, DType::f32)->reference(), nullptr);
-  EXPECT_NE(inputs_of(file, DType::bf16)->reference(), nullptr);
+  EXPECT_EQ(dropped(file, DType::f32), Names{});
+  EXPECT_EQ(dropped(file, DType::bf16), Names{});
   file.teacher[5] = 0.1F;
-  EXPECT_NE(inputs_of(file, DType::f32)->reference(), nullptr);
-  EXPECT_EQ(inputs_of(file, DType::bf16)->reference(), nullptr);
+  EXPECT_EQ(dropped(file, DType::f32), Names{});
+  EXPECT_EQ(dropped(file, DType::bf16), (Names{"distilled_teacher_logprob", "soft_cross_entropy"}));
+  EXPECT_EQ(inputs_of(file, DType::bf16)->rounded_input_of("soft_cross_entropy"),
+            "/logprobs/teacher");
   EXPECT_EQ(whole(*inputs_of(file, DType::bf16), 1, 3, TokenTensor::teacher)[0],
             to_float(to_bf16(0.1F)));
+  file.teacher_values = {1, 2};
+  EXPECT_EQ(dropped(file, DType::bf16), Names{"soft_cross_entropy"});
+  file = small_file();
+  file.d_value[0] = 0.1F;
+  EXPECT_EQ(dropped(file, DType::bf16), Names{"d_log_softmax"}) << "others take it in f32";
+  EXPECT_EQ(dropped(file, DType::bf16, DType::f32), Names{});
+  file.rounded = {"/logprobs/d_value"};
+  EXPECT_EQ(dropped(file, DType::f32), (Names{"d_log_softmax", "d_logprob"}));
   EXPECT_EQ(inputs_of(file, DType::f32)->target(0), -100);
-  EXPECT_EQ(inputs_of(file, DType::f32)->gradient(0, 5), 0.5F);
+  EXPECT_EQ(inputs_of(small_file(), DType::f32)->gradient(0, 5), 0.5F);
 }
 
 std::vector<float> gradients_of_ids(const LogprobsInputs& inputs, int64_t token, int64_t columns) {
@@ -196,8 +222,8 @@ TEST(LogprobsInputs, GradientsOfAllIds) {
   file.d_logprobs = {1, 2, 3, 4, 5, 0.1F};
   EXPECT_EQ(gradients_of_ids(*inputs_of(file, DType::f32), 1, 3), (std::vector<float>{4, 5, 0.1F}));
   EXPECT_EQ(gradients_of_ids(*inputs_of(file, DType::bf16), 1, 3)[2], to_float(to_bf16(0.1F)));
-  EXPECT_EQ(inputs_of(file, DType::bf16)->reference(), nullptr);
-  EXPECT_NE(inputs_of(file, DType::bf16, DType::f32)->reference(), nullptr);
+  EXPECT_EQ(dropped(file, DType::bf16), Names{"d_log_softmax"});
+  EXPECT_EQ(dropped(file, DType::bf16, DType::f32), Names{});
   LogprobsOptions o = options_of(50);
   o.zero_fraction = 0.5;
   const auto made_up = random_inputs(generated_workload(o, 40), o);
@@ -235,10 +261,9 @@ TEST(LogprobsInputs, HiddenStatesOfAFile) {
   EXPECT_EQ(inputs_of(file, DType::f32)->linear(), &*file.linear);
   // 5 · 13 / √2
   EXPECT_DOUBLE_EQ(file.linear->logit_size(), 65 / std::sqrt(2));
-  EXPECT_NE(inputs_of(file, DType::bf16)->reference(), nullptr);
   file.linear->head[3] = 0.1F;
-  EXPECT_NE(inputs_of(file, DType::f32)->reference(), nullptr);
-  EXPECT_EQ(inputs_of(file, DType::bf16)->reference(), nullptr);
+  EXPECT_EQ(dropped(file, DType::f32), Names{});
+  EXPECT_EQ(dropped(file, DType::bf16), Names{"linear_logprob"});
 }
 
 TEST(FillLogits, PaddingOfAStreamIsNaN) {
@@ -350,13 +375,29 @@ TEST(CompareRow, AnAnswerTakesThePlaceOfTheDefinition) {
   EXPECT_TRUE(lenient.passed());
 }
 
-TEST(CompareRow, WhatRoundingDecidesAndWhatIsNotSampledIsNotCompared) {
-  ResultArray array{"filtered_logprob", {1}, "log-probabilities"};
+TEST(CompareRow, WhatIsNotComparedIsNotCounted) {
+  ResultArray array{"next_token_logprob", {1, 2}, "log-probabilities"};
   array.rows = {0};
   Check check("x", 1e-3);
-  compare_row(array, 0, std::vector<double>{7}, {}, nullptr, check);
-  compare_row(array, 0, std::vector<double>{7}, {{1}, {-1}}, nullptr, check);
-  EXPECT_TRUE(check.passed());
+  compare_row(array, 0, std::vector<double>{7, 8}, {{1, 2}, {-1, -1}}, nullptr, check);
+  EXPECT_EQ(check.count(), 0);
+  EXPECT_FALSE(check.passed());
+}
+
+TEST(CompareRow, AnAnswerOfAnotherRightRowIsHeldAgainstIt) {
+  ResultArray array{"filtered_logprob", {1, 2}, "log-probabilities"};
+  array.rows = {0};
+  const ExpectedRow want{{-1, -2}, {1, 1}, {NAN, -3}, {NAN, 1}};
+  const auto outside = [&](const std::vector<double>& got, const std::vector<double>& answer) {
+    Check check("x", 1e-3);
+    compare_row(array, 0, got, want, answer.data(), check);
+    EXPECT_EQ(check.count(), 3);
+    return check.outside() == 0 ? "" : check.where();
+  };
+  EXPECT_EQ(outside({-1, -2}, {-1, -3}), "");
+  EXPECT_EQ(outside({-1, -2}, {-1, -2}), "/reference/filtered_logprob[0, 1], the answer itself");
+  EXPECT_EQ(outside({-1, -3}, {-1, -3}), "filtered_logprob[0, 1]");
+  EXPECT_EQ(outside({-1, -2}, {-5, -3}), "/reference/filtered_logprob[0, 0]");
 }
 
 }  // namespace GYRE_FILE

@@ -306,6 +306,35 @@ TEST(LogprobsReference, RowsThatAreNoDistributionAreNaN) {
   }
 }
 
+// 0.5, 0.25, 0.25 of ids 3, 2 and 1, and next to nothing of id 0.
+TEST(LogprobsReference, CloseCallsHaveSeveralRightNumbersOfSurvivors) {
+  const Doubles row{-50, 0, 0, std::log(2)};
+  const SurvivorsReference clear(row, {.top_p = 0.6}, 1e-3), close(row, {.top_p = 0.75}, 1e-3),
+      end(row, {.top_p = 0.9999}, 1e-3);
+  EXPECT_EQ((Ints{static_cast<int32_t>(clear.fewest()), static_cast<int32_t>(clear.most())}),
+            (Ints{2, 2}));
+  EXPECT_TRUE(clear.doubtful().empty());
+  EXPECT_EQ(close.fewest(), 2);
+  EXPECT_EQ(close.usual(), 2);
+  EXPECT_EQ(close.most(), 3);
+  EXPECT_EQ(end.fewest(), 3);
+  EXPECT_EQ(end.most(), 4);
+  EXPECT_NEAR(close.logprob(2, 2), std::log(1.0 / 3), 1e-15);
+  EXPECT_NEAR(close.logprob(2, 3), std::log(0.25), 1e-15);
+  EXPECT_EQ(close.logprob(1, 2), -inf);
+  // Which number a value is of: by what survives, then by the sum.
+  EXPECT_EQ(close.nearest(2, std::log(0.26)), 3);
+  EXPECT_EQ(close.nearest(2, std::log(0.32)), 2);
+  EXPECT_EQ(close.nearest(1, -inf), 2);
+  EXPECT_EQ(close.nearest(1, -7.0), 3);
+  EXPECT_EQ(close.nearest(3, -inf), 2) << "none of them: the usual one";
+  // A group of equal logits is in doubt as a whole.
+  EXPECT_EQ(Ints(close.doubtful().begin(), close.doubtful().end()), (Ints{2, 1}));
+  EXPECT_EQ(close.with_doubtful(1), 2);
+  EXPECT_EQ(close.with_doubtful(2), 3);
+  EXPECT_EQ(close.with_doubtful(0), 2);
+}
+
 TEST(LogprobsReference, TheLargestAreInDescendingOrderTiesByIdAndNaNFirst) {
   EXPECT_EQ(top_ids(Doubles{1, 3, 3, -inf, 2, 3}, 4), (Ints{1, 2, 5, 4}));
   EXPECT_EQ(top_ids(Doubles{1, nan, inf, nan}, 3), (Ints{1, 3, 2}));

@@ -9,6 +9,7 @@
 
 #include "app_context.hpp"
 #include "mpi_test.hpp"
+#include "report/answers.hpp"
 #include "report/result.hpp"
 
 namespace gyre {
@@ -116,6 +117,35 @@ TEST(Report, UncheckedIsUnverifiedAndATreeWithoutGitIsFine) {
   report.verification = Verification();
   EXPECT_TRUE(
       footer_text(report).ends_with("VERIFY SKIPPED\nRESULT UNVERIFIED (nothing checked)\n"));
+}
+
+TEST(Report, ACheckThatComparedNothingIsNamed) {
+  RunReport report = sample_report();
+  report.verification.check("survivors", 1);
+  EXPECT_EQ(judge(report).reasons, std::vector<std::string>{"nothing was compared of survivors"});
+  EXPECT_EQ(exit_code_of(judge(report)), ExitCode::verification_failed);
+}
+
+TEST(Report, AnswersThatWereNotComparedMakeItUnverified) {
+  const std::vector<AnswerUse> uses{{"logprob"},
+                                    {"d_logprob", "the run rounds d_value"},
+                                    {"entropy", "--op logprob", false},
+                                    {"d_entropy", "the run rounds d_value"}};
+  EXPECT_EQ(answers_text("NumPy", uses),
+            "# reference by NumPy: compared in full: logprob; not compared: d_logprob, d_entropy "
+            "(the run rounds d_value), entropy (--op logprob)\n");
+  EXPECT_EQ(answers_text("", {}), "# reference: compared in full: nothing\n");
+  RunReport report = sample_report();
+  report.unofficial_reasons = {"ranks share a GPU"};
+  judge_answers(report, {{"entropy", "--op logprob", false}});
+  EXPECT_EQ(judge(report).validity, Validity::unofficial) << "it was not asked for";
+  judge_answers(report, uses);
+  EXPECT_TRUE(footer_text(report).ends_with(
+      "RESULT UNVERIFIED (answers not compared: d_logprob, d_entropy: the run rounds d_value; "
+      "ranks share a GPU)\n"));
+  EXPECT_EQ(exit_code_of(judge(report)), ExitCode::ok);
+  report.verification.check("attention", 1).add(9, 1, somewhere);
+  EXPECT_EQ(judge(report).validity, Validity::invalid);
 }
 
 TEST(Report, InvalidOutranksEverything) {

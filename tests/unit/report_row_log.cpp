@@ -1,5 +1,6 @@
 // Results as lines: written as they are measured, read again by --resume.
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -102,6 +103,43 @@ TEST_F(RowLogs, FinishedRowsStay) {
   EXPECT_FALSE(finished.has(key(3))) << "a wrong row is measured again";
   EXPECT_FALSE(finished.has(key(4)));
   EXPECT_EQ(finished.skipped(), 2);
+}
+
+TEST_F(RowLogs, RowsThatStayKeepTheirVerdict) {
+  ResultEntry unchecked = row(3, true, true);
+  unchecked.verified = std::nullopt;
+  write(report(), {row(1, true, true), row(2, true, false), unchecked});
+  RowLog log(world());
+  log.begin(report(), options("finished"));
+  RunReport resumed = report();
+  const auto verdict = [&](int64_t tokens) {
+    EXPECT_TRUE(log.has(key(tokens)));
+    resumed.standing = log.standing();
+    const Verdict judged = judge(resumed);
+    return fmt::format("{} {}", name_of(judged.validity), fmt::join(judged.reasons, "; "));
+  };
+  EXPECT_EQ(verdict(1), "VALID ");
+  EXPECT_EQ(verdict(2).substr(0, 54), "UNOFFICIAL 1 row that stays is UNOFFICIAL (noisy: CV 3");
+  EXPECT_EQ(verdict(3).substr(0, 10), "UNVERIFIED");
+  resumed.verification.check("x", 1).add(0, 0, [] { return ""; });
+  EXPECT_EQ(judge(resumed).validity, Validity::unverified) << "others were checked";
+}
+
+TEST_F(RowLogs, OtherProcessesBesideARunConcernItsRows) {
+  RunReport busy = report();
+  busy.foreign_load = {"node01", 1.5, 2};
+  {
+    RowLog log(world());
+    log.begin(busy, options("none"));
+    busy.results = {row(1, true, true)};
+    log.end(busy);
+  }
+  for (const char* mode : {"finished", "measured"}) {
+    RowLog log(world());
+    log.begin(report(), options(mode));
+    EXPECT_EQ(log.has(key(1)), mode == std::string("finished"));
+    for (const StandingRow& row : log.standing()) EXPECT_EQ(row.result, "UNOFFICIAL");
+  }
 }
 
 TEST_F(RowLogs, NoisyRowsAreMeasuredAgainWhenThatIsWanted) {

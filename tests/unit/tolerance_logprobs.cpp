@@ -1,5 +1,5 @@
 // Tolerances of log-probabilities, measured: how much of them a plain f32 computation uses, and
-// what they notice.
+// what they notice; answers that a close call of a filter decides.
 
 #include <gtest/gtest.h>
 
@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "apps/logprobs/op.hpp"
+#include "apps/logprobs/ops/filtered_row.hpp"
 #include "core/bf16.hpp"
 #include "logprobs/reference.hpp"
 #include "report/tolerance.hpp"
@@ -269,6 +271,111 @@ TEST(LinearTolerance, Sums) {
   EXPECT_DOUBLE_EQ(linear_logprob_tolerance(256, 3), 3 * f32(256) + logprob_tolerance());
   EXPECT_DOUBLE_EQ(linear_gradient_tolerance(256, 900, 3),
                    3 * f32(256) + logprob_tolerance() + f32(900));
+}
+
+// What filtered results and answers are held against where rounding decides how many survive.
+
+constexpr double slope = -0.5;
+
+/// Probabilities of a half, a quarter, two eighths and two of next to nothing: whether two or three
+/// reach 0.75 is a matter of rounding.
+const Doubles close_row{std::log(1e-7), std::log(2), std::log(0.5), std::log(0.5), 0, -HUGE_VAL};
+const SamplingFilter close_filter{.top_p = 0.75};
+const std::vector<int32_t> all_ids{-1, 0, 1, 2, 3, 4, 5};
+
+double logprob_of(int32_t id, int64_t survivors) {
+  return SurvivorsReference(close_row, close_filter, 1e-5).logprob(id, survivors);
+}
+Doubles gradient_of(int32_t id, int64_t survivors) {
+  Doubles gradient;
+  for (int32_t v = 0; v < std::ssize(close_row); ++v)
+    gradient.push_back(-slope * std::exp(logprob_of(v, survivors)));
+  if (id >= 0 && logprob_of(id, survivors) > -HUGE_VAL) gradient[static_cast<size_t>(id)] += slope;
+  return gradient;
+}
+
+bool passes(const Doubles& got, const Doubles& answer, const ExpectedRow& want, double tolerance) {
+  ResultArray array{"array", {1, std::ssize(got)}, "check"};
+  array.rows = {0};
+  Check check("check", tolerance);
+  compare_row(array, 0, got, want, answer.empty() ? nullptr : answer.data(), check);
+  return check.passed();
+}
+/// A log-probability, and the answers of a file, which `answer` may replace.
+bool score_passes(int32_t id, double got, double answer, const Doubles& gradient) {
+  const FilteredRow row(close_row, close_filter, id, slope);
+  return passes({got}, {answer}, row.score(got, {answer, gradient}), logprob_tolerance());
+}
+bool gradient_passes(int32_t id, int64_t survivors, const Doubles& got, double answer,
+                     const Doubles& gradient) {
+  const FilteredRow row(close_row, close_filter, id, slope);
+  return passes(got, gradient, row.gradient(survivors, {answer, gradient}),
+                logit_gradient_tolerance(DType::f32));
+}
+
+/// Calls body(id, survivors of the result, survivors of the answers).
+template <class Body>
+void for_each_case(Body body) {
+  for (const int32_t id : all_ids)
+    for (const int64_t mine : {2, 3})
+      for (const int64_t other : {2, 3}) {
+        SCOPED_TRACE(testing::Message() << id << ' ' << mine << ' ' << other);
+        body(id, mine, other);
+      }
+}
+
+TEST(FilteredRow, ResultsAndAnswersMayHaveEitherNumberOfSurvivors) {
+  for_each_case([](int32_t id, int64_t mine, int64_t other) {
+    const Doubles gradient = gradient_of(id, other);
+    EXPECT_TRUE(score_passes(id, logprob_of(id, mine), logprob_of(id, other), {}));
+    EXPECT_TRUE(score_passes(id, logprob_of(id, mine), logprob_of(id, other), gradient));
+    EXPECT_TRUE(gradient_passes(id, mine, gradient_of(id, mine), logprob_of(id, other), gradient));
+  });
+}
+
+TEST(FilteredRow, EveryAnswerThatIsChangedIsNoticed) {
+  for_each_case([](int32_t id, int64_t mine, int64_t other) {
+    const double got = logprob_of(id, mine), answer = logprob_of(id, other);
+    const Doubles gradient = gradient_of(id, other);
+    for (const double wrong : {answer + 1, answer - 1e-3, answer > -HUGE_VAL ? -HUGE_VAL : -1.0}) {
+      if (wrong == answer) continue;
+      EXPECT_FALSE(score_passes(id, got, wrong, gradient)) << wrong;
+    }
+    for (size_t v = 0; v < gradient.size(); ++v)
+      for (const double wrong : {gradient[v] + 1e-3, gradient[v] == 0 ? 1e-6 : 0.0}) {
+        Doubles changed = gradient;
+        changed[v] = wrong;
+        EXPECT_FALSE(gradient_passes(id, mine, gradient_of(id, mine), answer, changed)) << v;
+      }
+  });
+}
+
+TEST(FilteredRow, EveryResultThatIsChangedIsNoticed) {
+  for_each_case([](int32_t id, int64_t mine, int64_t other) {
+    const double got = logprob_of(id, mine), answer = logprob_of(id, other);
+    EXPECT_FALSE(score_passes(id, got > -HUGE_VAL ? got + 1e-3 : -1, answer, {}));
+    const Doubles gradient = gradient_of(id, mine);
+    for (size_t v = 0; v < gradient.size(); ++v)
+      for (const double wrong : {gradient[v] + 1e-3, gradient[v] == 0 ? 1e-6 : 0.0}) {
+        Doubles changed = gradient;
+        changed[v] = wrong;
+        EXPECT_FALSE(gradient_passes(id, mine, changed, answer, gradient_of(id, other))) << v;
+      }
+    // The other number's gradient is right, and not of this result.
+    EXPECT_FALSE(gradient_passes(id, mine, gradient_of(id, 5 - mine), answer, {}));
+  });
+}
+
+TEST(FilteredRow, SurvivorsAreCountedAndScoredTogether) {
+  const FilteredRow row(close_row, close_filter, 4, slope);
+  const auto passes = [&](int64_t survivors, double got) {
+    Check check("check", logprob_tolerance());
+    row.compare_survivors(survivors, got, false, "token 7", check);
+    return check.passed();
+  };
+  EXPECT_TRUE(passes(2, logprob_of(4, 2)) && passes(3, logprob_of(4, 3)));
+  EXPECT_FALSE(passes(2, logprob_of(4, 3)) || passes(3, logprob_of(4, 2)));
+  EXPECT_FALSE(passes(1, -HUGE_VAL) || passes(4, logprob_of(4, 3)));
 }
 
 }  // namespace GYRE_FILE

@@ -112,7 +112,12 @@ class DistillationOp final : public PicksOp {
     const double h = renormalised_ ? 0 : static_cast<double>(d_entropy_[r]);
     const double sum = std::accumulate(g.begin(), g.end(), 0.0);
     const DistillationReference forward = wanted(r);
-    if (std::isnan(forward.student[0])) return {};  // a distribution over nothing has no gradient
+    if (std::isnan(forward.student[0])) {  // a distribution over nothing has no gradient
+      ExpectedRow want{std::vector<double>(row.size(), 0), std::vector<double>(row.size(), 1)};
+      if (std::ranges::any_of(g, [](double x) { return x != 0; }))
+        for (const int32_t id : ids_of(index)) want.values[static_cast<size_t>(id)] = std::nan("");
+      return want;
+    }
     RowGradientTerms terms{log_softmax_reference(row)};
     terms.a = -(sum + h * forward.entropy);
     terms.b = -h;
@@ -144,13 +149,13 @@ std::string distinct_picks(const LogprobsWorkload& problem, const LogprobsOption
 LogprobsOperation distillation_family(const char* name, const char* summary, bool renormalised) {
   using enum LogprobsShape;
   std::vector<LogprobsArray> arrays{{"distilled_logprob", picks},
-                                    {"distilled_teacher_logprob", picks},
+                                    {"distilled_teacher_logprob", picks, false, {"teacher_values"}},
                                     {"distilled_entropy", tokens},
-                                    {"d_distilled", vocab}};
+                                    {"d_distilled", vocab, false, gradient_inputs}};
   if (renormalised)
     arrays = {{"distilled_renormalised_logprob", picks},
-              {"distilled_renormalised_teacher_logprob", picks},
-              {"d_distilled_renormalised", vocab}};
+              {"distilled_renormalised_teacher_logprob", picks, false, {"teacher_values"}},
+              {"d_distilled_renormalised", vocab, false, gradient_inputs}};
   return {.name = name,
           .summary = summary,
           .definition = "distillation_reference, distillation_gradient_reference",

@@ -1,6 +1,7 @@
 // filtered: log-probability of each token's target under temperature, top-k and top-p.
 //
-// Defined by filtered_logprob_reference and filtered_gradient_reference. A forward call is one
+// Defined by filtered_logprob_reference and filtered_gradient_reference, or where rounding decides
+// how many survive, by the same of another number (SurvivorsReference). A forward call is one
 // all-gather of 16 bytes a row and of the lists of the largest logits; rows whose threshold no list
 // holds cost rounds that depend on the logits. Backward sends nothing. NeMo RL's: an all-to-all of
 // all logits in f32 in both directions, and an all-gather of 4 bytes a row.
@@ -17,6 +18,9 @@
 
 namespace gyre {
 namespace {
+
+constexpr const char* filtered_values = "filtered_logprob";
+constexpr const char* filtered_gradient = "d_filtered_logprob";
 
 class FilteredOp final : public LogprobsOp {
  public:
@@ -37,6 +41,7 @@ class FilteredOp final : public LogprobsOp {
       backward_ = [this, theirs] {
         theirs->backward(rows_.targets(), d_logprob_, stream(), rows_.d_logits());
       };
+      survivors_ = [this, theirs] { return theirs->survivors(stream()); };
       return;
     }
     const FilterOptions options{filter, c_.options.list_length, c_.options.threads, kernels()};
@@ -48,6 +53,9 @@ class FilteredOp final : public LogprobsOp {
     };
     backward_ = [this, ours] {
       ours->backward(rows_.logits(), rows_.targets(), d_logprob_, rows_.d_logits());
+    };
+    survivors_ = [ours] {
+      return std::vector<int32_t>(ours->survivors().begin(), ours->survivors().end());
     };
   }
   void prepare_backward() override { rows_.prepare_gradient(); }
@@ -76,8 +84,15 @@ class FilteredOp final : public LogprobsOp {
     return by_digits_ == 0 ? "" : fmt::format("{} rows by digits", by_digits_);
   }
   void verify(Pass pass, const std::string& label, Verification& checks) override {
+    kept_ = survivors_();
     LogprobsOp::verify(pass, label, checks);
-    if (pass == Pass::forward) check_same_bits(label, logprob_.span(), tp(), checks);
+    if (pass == Pass::backward) return;
+    Check& survivors = check_of(label, "survivors", logprob_tolerance(), checks);
+    if (c_.grid.tp_rank() == 0)
+      compare_survivors(
+          sample(rows_.tokens()), rows_.tokens(), kept_, logprob_.span(), takes_any_of_ties(),
+          [this](size_t r) { return row_of(r); }, survivors);
+    check_same_bits(label, logprob_.span(), tp(), checks);
   }
 
  private:
@@ -98,23 +113,29 @@ class FilteredOp final : public LogprobsOp {
     }
     return sent;
   }
-  FilteredRow row_of(size_t r) const { return {whole_row(rows_.tokens()[r]), c_.problem.filter}; }
+  FilteredRow row_of(size_t r) const {
+    return {whole_row(rows_.tokens()[r]), c_.problem.filter, rows_.targets()[r], gradient(r)};
+  }
+  FilteredAnswers answers_of(size_t r) const {
+    return {answer(filtered_values, rows_.tokens()[r]),
+            answer_row(filtered_gradient, rows_.tokens()[r])};
+  }
   std::vector<ResultArray> results(Pass pass) override {
     const bool forward = pass == Pass::forward;
     ResultArray array =
-        forward ? shared_array<float>("filtered_logprob", "log-probabilities", logprob_tolerance(),
-                                      rows_.tokens(), logprob_.span(), 0)
-                : gradient_array("d_filtered_logprob", rows_.tokens(), rows_.d_logits());
+        forward ? shared_array<float>(filtered_values, "log-probabilities", logprob_tolerance(),
+                                      rows_.tokens(), std::as_const(logprob_).span(), 0)
+                : gradient_array(filtered_gradient, rows_.tokens(), rows_.d_logits());
     array.expect = expect_rows([this, forward](size_t r) {
-      const int32_t id = rows_.targets()[r];
-      return forward ? row_of(r).score(id) : row_of(r).gradient(id, gradient(r));
+      const auto got = static_cast<double>(logprob_.span()[r]);
+      return forward ? row_of(r).score(got, answers_of(r))
+                     : row_of(r).gradient(kept_.at(r), answers_of(r));
     });
     if (!takes_any_of_ties()) return {array};
     array.is_as_right = [this, forward](size_t r, int64_t column, double got, double want) {
-      const int32_t id = rows_.targets()[r];
-      return forward
-                 ? row_of(r).is_other_survivor(id, got, want)
-                 : row_of(r).is_other_gradient(id, gradient(r), c_.problem.type, column, got, want);
+      return forward ? row_of(r).is_other_survivor(got, want)
+                     : (got == 0) != (want == 0) &&
+                           row_of(r).is_other_gradient(c_.problem.type, column, got, want);
     };
     return {array};
   }
@@ -124,6 +145,8 @@ class FilteredOp final : public LogprobsOp {
   Buffer<float> logprob_;
   std::vector<float> d_logprob_;
   int64_t by_digits_ = 0;
+  std::function<std::vector<int32_t>()> survivors_;  // of the last forward pass, [rows]; collective
+  std::vector<int32_t> kept_;                        // what it gave when results were verified
 };
 
 }  // namespace
@@ -135,8 +158,8 @@ LogprobsOperation filtered_operation() {
           .upstream = true,
           .backward = RowTraffic::updates,
           .matrices = {.upstream = 6},
-          .arrays = {{"filtered_logprob", LogprobsShape::tokens},
-                     {"d_filtered_logprob", LogprobsShape::vocab}},
+          .arrays = {{filtered_values, LogprobsShape::tokens},
+                     {filtered_gradient, LogprobsShape::vocab, false, gradient_inputs}},
           .make = [](LogprobsContext& context, bool upstream) {
             return std::make_unique<FilteredOp>(context, upstream);
           }};

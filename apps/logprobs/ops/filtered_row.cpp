@@ -1,86 +1,121 @@
 #include "apps/logprobs/ops/filtered_row.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "apps/logprobs/op.hpp"
-#include "core/special_values.hpp"
 
 namespace gyre {
 namespace {
 
-/// log p of those of `row` that the filter keeps, -inf for the others.
-std::vector<double> surviving(std::vector<double> row, const SamplingFilter& filter) {
-  const std::vector<bool> kept = filter_reference(row, filter);
-  for (size_t v = 0; v < row.size(); ++v)
-    if (!kept[v]) row[v] = -HUGE_VAL;
-  return log_softmax_reference(row, filter.temperature);
+/// The row with `mine` survivors; an answer that has another number is held against `other`.
+ExpectedRow with_answer(ExpectedRow mine, ExpectedRow other) {
+  mine.stored = std::move(other.values);
+  mine.stored_scales = std::move(other.scales);
+  return mine;
 }
 
 }  // namespace
 
-FilteredRow::FilteredRow(std::vector<double> row, const SamplingFilter& filter)
-    : row_(std::move(row)), filter_(filter), left_(surviving(row_, filter)) {}
+FilteredRow::FilteredRow(std::vector<double> row, const SamplingFilter& filter, int32_t id,
+                         double g)
+    : row_(std::move(row)),
+      filter_(filter),
+      id_(id),
+      g_(g),
+      survivors_(row_, filter, logprob_tolerance()) {}
 
-bool FilteredRow::is_close() const {
-  if (filter_.top_p == 1) return false;
-  SamplingFilter largest = filter_;
-  largest.top_p = 1;
-  const std::vector<double> before = surviving(row_, largest);
-  double kept = 0, least = HUGE_VAL;
-  for (size_t v = 0; v < before.size(); ++v) {
-    if (!(left_[v] > -HUGE_VAL)) continue;
-    kept += std::exp(before[v]);
-    least = std::min(least, std::exp(before[v]));
-  }
-  const double margin = logprob_tolerance();
-  return std::abs(kept - filter_.top_p) < margin || std::abs(kept - least - filter_.top_p) < margin;
+std::optional<int64_t> FilteredRow::survivors_of(const FilteredAnswers& answers) const {
+  constexpr double least = 0x1p-120;  // what f32 has more than one bit of
+  const std::span<const int32_t> doubtful = survivors_.doubtful();
+  const int64_t most = survivors_.most();
+  if (!answers.gradient.empty() && !doubtful.empty() &&
+      std::abs(slope()) * std::exp(survivors_.logprob(at_rank(most - 1), most)) > least)
+    return survivors_.with_doubtful(std::ranges::count_if(
+        doubtful, [&](int32_t v) { return answers.gradient[static_cast<size_t>(v)] != 0; }));
+  if (answers.logprob) return survivors_.nearest(id_, *answers.logprob);
+  if (!answers.gradient.empty()) return survivors_.usual();
+  return std::nullopt;
 }
 
-ExpectedRow FilteredRow::score(int32_t id) const {
-  if (is_close()) return {};
-  const double want = filtered_logprob_reference(row_, id, filter_);
+ExpectedRow FilteredRow::score_of(int64_t survivors) const {
+  const double want = survivors_.logprob(id_, survivors);
   return {{want}, {std::isfinite(want) ? logprob_scale(want) : 1}};
 }
 
-ExpectedRow FilteredRow::gradient(int32_t id, double g) const {
-  if (is_close()) return {};
-  const double weight = g / filter_.temperature;
-  RowGradientTerms terms{left_, -weight, 0, {}, {}};
-  if (id >= 0 && id < std::ssize(left_) && left_[static_cast<size_t>(id)] > -HUGE_VAL) {
-    terms.ids = std::span(&id, 1);
+ExpectedRow FilteredRow::score(double got, const FilteredAnswers& answers) const {
+  const int64_t mine = survivors_.nearest(id_, got), other = survivors_of(answers).value_or(mine);
+  return other == mine ? score_of(mine) : with_answer(score_of(mine), score_of(other));
+}
+
+ExpectedRow FilteredRow::gradient_of(int64_t survivors) const {
+  const double weight = slope();
+  RowGradientTerms terms{survivors_.logprobs(survivors), -weight, 0, {}, {}};
+  ExpectedRow want;
+  for (const double x : terms.logprobs) want.values.push_back(-weight * std::exp(x));
+  const auto target = static_cast<size_t>(id_);
+  if (id_ >= 0 && id_ < std::ssize(row_) && terms.logprobs[target] > -HUGE_VAL) {
+    want.values[target] += weight;
+    terms.ids = std::span(&id_, 1);
     terms.weights = std::span(&weight, 1);
   }
-  return {filtered_gradient_reference(row_, id, filter_, g), terms.scales()};
+  want.scales = terms.scales();
+  return want;
 }
 
-double FilteredRow::boundary_logprob(int64_t id) const {
-  size_t least = row_.size();
-  for (size_t v = 0; v < row_.size(); ++v)
-    if (left_[v] > -HUGE_VAL && (least == row_.size() || row_[v] < row_[least])) least = v;
-  const bool ties = id >= 0 && id < std::ssize(row_) && least < row_.size() &&
-                    row_[static_cast<size_t>(id)] == row_[least];
-  return ties ? left_[least] : nan_of<double>;
+ExpectedRow FilteredRow::gradient(int64_t survivors, const FilteredAnswers& answers) const {
+  const int64_t mine = std::clamp(survivors, survivors_.fewest(), survivors_.most()),
+                other = survivors_of(answers).value_or(mine);
+  return other == mine ? gradient_of(mine) : with_answer(gradient_of(mine), gradient_of(other));
 }
 
-bool FilteredRow::is_other_survivor(int32_t id, double got, double want) const {
-  if (std::isfinite(got) == std::isfinite(want)) return false;
-  const double logprob = boundary_logprob(id);
+void FilteredRow::compare_survivors(int64_t survivors, double got, bool any_of_ties,
+                                    const std::string& place, Check& check) const {
+  if (survivors < survivors_.fewest() || survivors > survivors_.most())
+    return check.add_failure(fmt::format("{}: {} survive, not {} to {}", place, survivors,
+                                         survivors_.fewest(), survivors_.most()));
+  const ExpectedRow want = score_of(survivors);
+  const bool other = any_of_ties && is_other_survivor(got, want.values[0]);
+  check.add(
+      got, other ? got : want.values[0],
+      [&] { return fmt::format("{} of {} survivors", place, survivors); }, want.scales[0]);
+}
+
+bool FilteredRow::is_at_boundary(int64_t column) const {
+  if (column < 0 || column >= std::ssize(row_)) return false;
+  return logit(column) <= logit(at_rank(survivors_.fewest() - 1)) &&
+         logit(column) >= logit(at_rank(survivors_.most() - 1));
+}
+
+double FilteredRow::logprob_in_place(int64_t column, int64_t survivors) const {
+  const int32_t first = at_rank(0);
+  return survivors_.logprob(first, survivors) +
+         (logit(column) - logit(first)) / filter_.temperature;
+}
+
+bool FilteredRow::is_other_survivor(double got, double want) const {
+  if (std::isfinite(got) == std::isfinite(want) || !is_at_boundary(id_)) return false;
   const double finite = std::isfinite(got) ? got : want;
-  return std::abs(finite - logprob) <= logprob_tolerance() * logprob_scale(logprob);
+  const double low = logprob_in_place(id_, survivors_.most()),
+               high = logprob_in_place(id_, survivors_.fewest());
+  const double tolerance = logprob_tolerance() * logprob_scale(low);
+  return finite >= low - tolerance && finite <= high + tolerance;
 }
 
-bool FilteredRow::is_other_gradient(int32_t id, double g, DType stored, int64_t column, double got,
-                                    double want) const {
-  if ((got == 0) == (want == 0)) return false;
-  const double logprob = boundary_logprob(column);
-  if (std::isnan(logprob)) return false;
-  const double slope = g / filter_.temperature, weight = column == id ? slope : 0;
-  const double nonzero = got == 0 ? want : got;
-  return std::abs(nonzero - (weight - slope * std::exp(logprob))) <=
-         logit_gradient_tolerance(stored) *
-             logit_gradient_scale(logprob, slope, 0, std::abs(weight));
+bool FilteredRow::is_other_gradient(DType stored, int64_t column, double got, double want) const {
+  if (!is_at_boundary(column)) return false;
+  const double weight = column == id_ ? slope() : 0, nonzero = got == 0 ? want : got;
+  const auto value = [&](int64_t survivors) {
+    return weight - slope() * std::exp(logprob_in_place(column, survivors));
+  };
+  const auto [low, high] = std::minmax(value(survivors_.fewest()), value(survivors_.most()));
+  const double tolerance = logit_gradient_tolerance(stored) *
+                           logit_gradient_scale(logprob_in_place(column, survivors_.fewest()),
+                                                slope(), 0, std::abs(weight));
+  return nonzero >= low - tolerance && nonzero <= high + tolerance;
 }
 
 int64_t filter_list_bytes(const LogprobsContext& context) {

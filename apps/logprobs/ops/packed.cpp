@@ -133,6 +133,14 @@ class PackedOp final : public LogprobsOp {
   void verify(Pass pass, const std::string& label, Verification& checks) override {
     LogprobsOp::verify(pass, label, checks);
     if (pass == Pass::backward) return check_padding(label, checks);
+    if (packing_.filtered) {
+      Check& survivors = check_of(label, "survivors", logprob_tolerance(), checks);
+      if (c_.grid.tp_rank() == 0)
+        compare_survivors(
+            sample(rows_.tokens()), rows_.tokens(), survivors_(), logprob_.span(),
+            takes_any_of_ties(),
+            [this](size_t r) { return filtered_row(rows_.tokens()[r], targets_[r]); }, survivors);
+    }
     check_same_bits(label, predictions_, c_.grid.world(), checks);
   }
 
@@ -160,6 +168,7 @@ class PackedOp final : public LogprobsOp {
     backward_ = [this, scores] {
       scores->backward(rows_.logits(), targets_, own_gradients(), rows_.d_logits());
     };
+    survivors_ = [scores] { return scores->survivors(); };
   }
   void gather() {
     predictions_ = gather_predictions(packed_.layout, shape(), logprob_.span(), c_.grid.cp());
@@ -214,7 +223,13 @@ class PackedOp final : public LogprobsOp {
     const bool constant = convention_ == GatherGradient::none;  // and then it is no gradient
     ResultArray array =
         gradient_array(constant ? "" : gradient_name(packing_), rows_.tokens(), rows_.d_logits());
-    array.expect = expect_rows([this](size_t r) { return expected_gradient(rows_.tokens()[r]); });
+    array.expect = expect_rows([this](size_t r) { return expected_gradient(r); });
+    if (packing_.filtered && takes_any_of_ties())
+      array.is_as_right = [this](size_t r, int64_t column, double got, double want) {
+        return (got == 0) != (want == 0) &&
+               filtered_row(rows_.tokens()[r])
+                   .is_other_gradient(c_.problem.type, column, got, want);
+      };
     return {array};
   }
   /// Whether place p of sequence i is a slot behind its tokens: what is there is no prediction.
@@ -236,43 +251,73 @@ class PackedOp final : public LogprobsOp {
       for (size_t p = 0; p < to.size(); ++p)
         to[p] = is_padding(i, p) ? 0 : static_cast<double>(predictions_.at(i * to.size() + p));
     });
-    const auto some = std::make_shared<std::vector<bool>>(static_cast<size_t>(c_.problem.tokens()),
-                                                          is_answered(array.name));
+    const bool answered = c_.inputs.answers(array.name) != nullptr;
+    const auto some =
+        std::make_shared<std::vector<bool>>(static_cast<size_t>(c_.problem.tokens()), answered);
     std::vector<int64_t> predicting;
     for_each_prediction([&](int64_t token, size_t) { predicting.push_back(token); });
     const std::vector<size_t> sampled = sample(predicting);
     for (const size_t i : sampled) (*some)[static_cast<size_t>(predicting[i])] = true;
-    if (!is_answered(array.name)) array.sampled = {std::ssize(sampled), std::ssize(predicting)};
+    if (!answered) array.sampled = {std::ssize(sampled), std::ssize(predicting)};
     array.expect = expect_rows([this, some](size_t i) { return expected_sequence(i, *some); });
+    if (packing_.filtered && takes_any_of_ties())
+      array.is_as_right = [this](size_t i, int64_t p, double got, double want) {
+        return p + 1 < c_.problem.length(static_cast<int64_t>(i)) &&
+               filtered_row(c_.problem.offsets[i] + p).is_other_survivor(got, want);
+      };
     return array;
   }
   /// Of the tokens that are computed again; behind a sequence there are zeros.
   ExpectedRow expected_sequence(size_t i, const std::vector<bool>& some) const {
     const auto width = static_cast<size_t>(width_);
     ExpectedRow want{std::vector<double>(width, 0), std::vector<double>(width, 1)};
+    want.stored = want.stored_scales = std::vector<double>(width, nan_of<double>);
     const auto length = static_cast<size_t>(c_.problem.length(static_cast<int64_t>(i)));
     for (size_t p = 0; p + 1 < length; ++p) {
       const int64_t token = c_.problem.offsets[i] + static_cast<int64_t>(p);
       want.scales[p] = -1;
       if (!some[static_cast<size_t>(token)]) continue;
-      const ExpectedRow one = expected_score(token);
-      if (one.values.empty()) continue;
+      const ExpectedRow one = expected_score(token, i * width + p);
       want.values[p] = one.values[0];
       want.scales[p] = one.scales[0];
+      if (one.stored.empty()) continue;
+      want.stored[p] = one.stored[0];
+      want.stored_scales[p] = one.stored_scales[0];
     }
     return want;
   }
-  ExpectedRow expected_score(int64_t token) const {
+  FilteredRow filtered_row(int64_t token, int32_t next) const {
+    return {whole_row(token), c_.problem.filter, next, static_cast<double>(gradient(token))};
+  }
+  FilteredRow filtered_row(int64_t token) const {
+    return filtered_row(token, has_next(token) ? c_.inputs.target(token + 1) : 0);
+  }
+  FilteredAnswers filtered_answers(int64_t token) const {
+    FilteredAnswers answers{std::nullopt, answer_row(gradient_name(packing_), token)};
+    if (has_next(token)) answers.logprob = answer(values_name(packing_), place_of(token));
+    return answers;
+  }
+  /// Where the prediction in a token's row is gathered.
+  int64_t place_of(int64_t token) const {
+    const std::vector<int64_t>& offsets = c_.problem.offsets;
+    const auto i = std::ranges::upper_bound(offsets, token) - offsets.begin() - 1;
+    return i * width_ + token - offsets[static_cast<size_t>(i)];
+  }
+  ExpectedRow expected_score(int64_t token, size_t place) const {
+    if (packing_.filtered)
+      return filtered_row(token).score(static_cast<double>(predictions_.at(place)),
+                                       filtered_answers(token));
     const int32_t next = c_.inputs.target(token + 1);
-    if (packing_.filtered) return FilteredRow(whole_row(token), c_.problem.filter).score(next);
     const double want = score_row_reference(whole_row(token), next, temperature()).logprob;
     return {{want}, {logprob_scale(want)}};
   }
-  ExpectedRow expected_gradient(int64_t token) const {
+  ExpectedRow expected_gradient(size_t r) const {
+    const int64_t token = rows_.tokens()[r];
+    if (packing_.filtered)
+      return filtered_row(token).gradient(survivors_()[r], filtered_answers(token));
     const std::vector<double> row = whole_row(token);
     const auto g = static_cast<double>(gradient(token));
     const int32_t id = has_next(token) ? c_.inputs.target(token + 1) : 0;
-    if (packing_.filtered) return FilteredRow(row, c_.problem.filter).gradient(id, g);
     const double weight = g / temperature();
     RowGradientTerms terms{log_softmax_reference(row, temperature()), -weight, 0};
     terms.ids = std::span(&id, 1);
@@ -302,6 +347,7 @@ class PackedOp final : public LogprobsOp {
   Buffer<float> logprob_;
   std::vector<float> predictions_, d_predictions_;  // [sequences, width]
   int64_t by_digits_ = 0;
+  std::function<std::span<const int32_t>()> survivors_;  // filtered: of the last forward pass
 };
 
 std::string packable(const LogprobsWorkload& problem, const LogprobsOptions& o, bool) {
@@ -321,7 +367,7 @@ LogprobsOperation packed_family(const char* name, const char* summary, const Pac
           .backward = RowTraffic::updates,
           .own_options = {gather_gradient_option},
           .arrays = {{values_name(packing), LogprobsShape::predictions},
-                     {gradient_name(packing), LogprobsShape::vocab}},
+                     {gradient_name(packing), LogprobsShape::vocab, false, gradient_inputs}},
           .make = [packing](LogprobsContext& context,
                             bool) { return std::make_unique<PackedOp>(context, packing); },
           .why_not = packable};

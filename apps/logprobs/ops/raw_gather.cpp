@@ -81,7 +81,7 @@ LogprobsOperation raw_gather_operation() {
           .backward = RowTraffic::writes,
           .needs = {.ids = true},
           .arrays = {{"gathered_logits", LogprobsShape::picks},
-                     {"d_gathered_logits", LogprobsShape::vocab}},
+                     {"d_gathered_logits", LogprobsShape::vocab, false, {"d_value"}}},
           .make = [](LogprobsContext& context, bool) {
             return std::make_unique<RawGatherOp>(context);
           }};

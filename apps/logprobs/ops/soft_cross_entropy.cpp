@@ -111,8 +111,11 @@ LogprobsOperation soft_cross_entropy_operation() {
           .backward = RowTraffic::updates,
           .matrices = {.always = 1, .upstream = 6},
           .needs = {.teacher = true},
-          .arrays = {{"soft_cross_entropy", LogprobsShape::tokens},
-                     {"d_soft_cross_entropy", LogprobsShape::vocab}},
+          .arrays = {{"soft_cross_entropy", LogprobsShape::tokens, false, {"logits", "teacher"}},
+                     {"d_soft_cross_entropy",
+                      LogprobsShape::vocab,
+                      false,
+                      {"logits", "teacher", "d_value"}}},
           .make = [](LogprobsContext& context, bool upstream) {
             return std::make_unique<SoftCrossEntropyOp>(context, upstream);
           }};

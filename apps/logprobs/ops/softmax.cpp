@@ -133,7 +133,8 @@ LogprobsOperation log_softmax_operation() {
   operation.definition = "log_softmax_reference, log_softmax_gradient_reference";
   operation.backward = RowTraffic::updates;
   operation.matrices.d_output = 1;
-  operation.arrays.push_back({"d_log_softmax", LogprobsShape::vocab});
+  operation.arrays.push_back(
+      {"d_log_softmax", LogprobsShape::vocab, false, {"logits", "d_logprobs"}});
   return operation;
 }
 

@@ -83,12 +83,17 @@ class TopKOp final : public LogprobsOp {
     want.scales.assign(want.values.size(), 1);
     return want;
   }
-  /// Both ids are of equal logits, and ours is listed once.
+  /// Both ids are of equal logits, and each is listed once where it is from.
   bool is_of_equal_logit(size_t r, double got, double want) const {
     const std::vector<double> row = whole_row(rows_.tokens()[r]);
     const auto valid = [&](double id) { return id >= 0 && id < static_cast<double>(row.size()); };
     const auto length = static_cast<size_t>(length_);
     const auto own = ids_.span().subspan(r * length, length);
+    const std::vector<double>* answers = c_.inputs.answers(argmax_ ? "argmax_id" : "top_ids");
+    const size_t first = static_cast<size_t>(rows_.tokens()[r]) * length;
+    if (answers != nullptr &&
+        std::ranges::count(std::span(*answers).subspan(first, length), want) != 1)
+      return false;
     return valid(got) && valid(want) &&
            row[static_cast<size_t>(got)] == row[static_cast<size_t>(want)] &&
            std::ranges::count(own, static_cast<int32_t>(got)) == 1;
