@@ -27,10 +27,10 @@ std::string complain_about_seconds(const std::string& text) {
   return fmt::format("'{}' is not a number of seconds", text);
 }
 
-/// Opening a pipe would wait for its writer.
-std::string complain_about_irregular(const std::string& path) {
+/// Opening a pipe would wait for its writer; a file of terabytes would not end.
+std::string complain_about_unreadable(const std::string& path) {
   try {
-    require_regular_file(path);
+    read_text_file(path, "options in TOML");
   } catch (const Error& error) {
     return error.what();
   }
@@ -87,7 +87,7 @@ void declare_common(CLI::App& app, CommonOptions& common) {
   app.set_config("--config", "", "Read options from this TOML file; the command line wins")
       ->type_name("FILE")
       ->check(complain_about_empty)
-      ->check(complain_about_irregular)
+      ->check(complain_about_unreadable)
       ->group("Common");
   app.add_option(timeout_option, common.timeout_seconds,
                  "End the run when one wait lasts longer, in seconds; 0: never")

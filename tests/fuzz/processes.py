@@ -28,7 +28,7 @@ CODES = (0, 1, 2, 3, 77)  # 4 is a hang
 PATIENCE = 30  # seconds of a process; it is told to be patient for a quarter of them
 FULL, DEVICES = "/dev/full", {"null": (1, 3), "zero": (1, 5), "full": (1, 7)}
 NAMED = ("below a file", "without a folder", "of 300 letters", "")
-OUTPUT_KINDS = ("fifo", "socket", "folder", "loop", "nowhere", "stdout", "input", "config", *DEVICES, *NAMED)
+OUTPUT_KINDS = ("fifo", "socket", "folder", "loop", "nowhere", "stdout", "input", "input", *DEVICES, *NAMED)
 INPUT_KINDS = ("fifo", "socket", "folder", "loop", "nowhere", "no bytes", "other bytes", "sparse", *DEVICES, *NAMED)
 LIMITS = {"f": (0, 1, 2, 8, 64, 512, 4096), "n": (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32), "s": (512, 1024, 4096),
           "v": (400_000, 600_000, 800_000, 1_200_000, 2_400_000), "d": (8_000, 32_000, 64_000, 128_000, 256_000)}
@@ -59,7 +59,7 @@ def programs(source, seeds):
 
 
 def make_special(kind, folder, replaced):
-    """A file of this kind in `folder`, and the name by which it is given. `replaced`: the input or configuration."""
+    """A file of this kind in `folder`, and the name by which it is given. `replaced`: an input, --config or --machine."""
     path = folder / "special"
     if kind in DEVICES:
         try:
@@ -75,7 +75,7 @@ def make_special(kind, folder, replaced):
         path.mkdir()
     elif kind in ("loop", "nowhere", "stdout"):
         path.symlink_to({"loop": path, "nowhere": folder / "nothing", "stdout": "/proc/self/fd/1"}[kind])
-    elif kind in ("input", "config"):
+    elif kind == "input":
         return replaced
     elif kind == "sparse":
         path.touch()
@@ -154,7 +154,9 @@ class Case:
             copy = self.folder / f"{place}{pathlib.Path(self.words[place]).suffix}"
             self.words[place] = In(shutil.copy(self.words[place], copy))
         inputs = [self.words[place] for place in places]
-        name = make_special(how, self.folder, self.rng.choice(inputs) if inputs else taken)
+        if how == "input" and not inputs:
+            how = "folder"
+        name = make_special(how, self.folder, self.rng.choice(inputs) if inputs else None)
         self.words[self.words.index(str(taken))] = str(name)
         self.outputs.remove(taken)
         self.around = f"an output is {how or 'without a name'}"
