@@ -4,6 +4,7 @@ import difflib
 import math
 import operator
 from collections.abc import Collection
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -84,9 +85,20 @@ def offsets(name: str, value: Any, total: int | None = None, of: str = "") -> np
 
 def number(name: str, value: float, least: float, most: float) -> float:
     """A number in [least, most], and not NaN."""
-    if least <= value <= most:
-        return float(value)
+    if least <= (one := real(name, value)) <= most:
+        return one
     raise ValueError(f"{name} is {value}; it must be {least} to {most}")
+
+
+def real(name: str, value: Any) -> float:
+    """One number, also of NumPy or a tensor: no text, no truth value, no array of several."""
+    try:
+        one = value.item() if hasattr(value, "item") else value
+    except (ValueError, RuntimeError):  # of NumPy, of torch
+        one = value
+    if isinstance(one, Real) and not isinstance(one, bool):
+        return float(one)
+    raise TypeError(f"{name} is {value!r}; it must be one number")
 
 
 def size(name: str, value: int, least: int = 0, most: int = INT32.max) -> int:
@@ -101,8 +113,8 @@ def size(name: str, value: int, least: int = 0, most: int = INT32.max) -> int:
 
 
 def positive(name: str, value: float) -> float:
-    if 0 < value < math.inf:
-        return float(value)
+    if 0 < (one := real(name, value)) < math.inf:
+        return one
     raise ValueError(f"{name} is {value}; it must be positive")
 
 

@@ -172,7 +172,7 @@ def logprob_problem(
         arrays["head"] = checks.finite("head", checks.reals("head", head, vocab, x.shape[1]))
         checks.size("the number of elements of a hidden state", x.shape[1], 1)
     heat = checks.number("temperature", temperature, LEAST_TEMPERATURE, MOST_TEMPERATURE)
-    if not 0 < top_p <= 1:
+    if not 0 < checks.real("top_p", top_p) <= 1:
         raise ValueError(f"top_p is {top_p}; it must be above 0 and at most 1, which is no limit")
     top_k = checks.size("top_k", top_k, 0, vocab)
     return LogprobProblem(arrays, bfloat16, vocab, heat, top_k, float(top_p))

@@ -12,6 +12,7 @@ from h5py import h5s, h5t
 
 from . import digest
 from .arrays import from_bfloat16_bits
+from .schema import check_names
 from .storage import SCHEMA_VERSION, bfloat16_type
 
 
@@ -176,7 +177,9 @@ def _group(item: h5py.Group) -> Group:
 def read(path: str | os.PathLike[str]) -> File:
     """All of a file of Gyre: arrays, attributes and provenance.
 
-    ValueError: it is none, or of another version. Damaged: its contents are not what was written.
+    ValueError: it is none, of another version, or holds what changes the mathematics of its kind and
+    is none of its names (a softcap). Damaged: its contents are not what was written. A warning names
+    what else the programs do not read.
     """
     name = os.fspath(path)
     with _opened(name) as file:
@@ -186,6 +189,7 @@ def read(path: str | os.PathLike[str]) -> File:
         version = _plain(file.attrs.get("schema_version"))
         if version != SCHEMA_VERSION:
             raise ValueError(f"{name} has schema version {version}; it must be {SCHEMA_VERSION}")
+        check_names(file, schema, _plain)
         items = {key: _item(file, key) for key in file}
         groups = {key: item for key, item in items.items() if isinstance(item, h5py.Group)}
         origin = groups.pop("provenance", None)

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 
 #include "comm/local_work.hpp"
 #include "runtime/mpi_env.hpp"
@@ -51,6 +52,8 @@ Outcome attempt(std::string_view what, const std::function<void()>& work) {
     return {};
   } catch (const Error& error) {
     return {error.code(), error.what()};
+  } catch (const std::bad_alloc&) {
+    return {ExitCode::runtime, fmt::format("{}: there is not enough memory", what)};
   } catch (const std::exception& error) {
     return {ExitCode::runtime, fmt::format("{}: {}", what, error.what())};
   }

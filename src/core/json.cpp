@@ -1,6 +1,7 @@
 #include "core/json.hpp"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/error.hpp"
 
@@ -33,6 +34,12 @@ Json parse_json(const std::string& source, std::string_view text, std::string_vi
 
 std::string dump_json(const Json& json, int indent) {
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+std::optional<int64_t> whole_number(const Json& json) {
+  if (!json.is_number_integer()) return {};
+  if (json.is_number_unsigned() && !std::in_range<int64_t>(json.get<uint64_t>())) return {};
+  return json.get<int64_t>();
 }
 
 std::string shown_json(const Json& json) {

@@ -2,7 +2,9 @@
 // JSON, read and written. What nlohmann-json makes of either takes seconds to compile: it is made
 // here, once.
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -18,6 +20,9 @@ Json parse_json(const std::string& source, std::string_view text, std::string_vi
 /// In one line, or with every level indented by `indent`. Bytes that are no UTF-8, such as those of
 /// file names, become U+FFFD.
 std::string dump_json(const Json& json, int indent = -1);
+
+/// An integer that fits 64 bits; nothing for any other value.
+std::optional<int64_t> whole_number(const Json& json);
 
 /// For messages: at most 40 characters of it, in ASCII.
 std::string shown_json(const Json& json);

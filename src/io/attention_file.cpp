@@ -80,8 +80,7 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
     reader.errors().add("/attention/regions is there, but mask of '/attention' is '{}'", a.mask);
   if (file.has_group("/reference")) {
     a.reference.emplace();
-    if (file.attribute("/reference", "generator") != h5::AttributeValue())
-      a.reference->generator = reader.text("/reference", "generator");
+    a.reference->generator = reader.text("/reference", "generator", "");
     open_reference(reader, file, a, tokens, parts);
   }
   reader.throw_if_any();

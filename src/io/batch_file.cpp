@@ -43,11 +43,11 @@ constexpr const char* seq_lens_padded_path = "/bshd/seq_lens_padded";
 
 /// Tables of lengths, both or the real ones alone; rows of ids may do without if there is an id of
 /// padding.
-void open_lengths(const h5::File& file, SchemaReader& reader, BshdArrays& batch, BshdParts& parts) {
+void open_lengths(SchemaReader& reader, BshdArrays& batch, BshdParts& parts) {
   const bool real = reader.is_there(seq_lens_path), slots = reader.is_there(seq_lens_padded_path);
-  const bool told = file.has_attribute("/bshd", "pad_id");
+  const bool told = reader.has("/bshd", "pad_id");
+  if (real || reader.has("/bshd", "sentinel")) batch.sentinel = reader.integer("/bshd", "sentinel");
   if (real) {
-    batch.sentinel = reader.integer("/bshd", "sentinel");
     parts.seq_lens = reader.dataset(seq_lens_path, {h5::Type::i64}, {batch.rows, -1});
     if (parts.seq_lens) batch.segments_per_row = parts.seq_lens->shape()[1];
   }
@@ -108,7 +108,7 @@ BshdParts open_bshd(const h5::File& file, BshdArrays& batch) {
   const h5::Shape tokens{batch.rows, batch.slots};
   parts.labels = reader.dataset("/bshd/labels", {h5::Type::i64}, tokens);
   parts.positions = open_positions(file, reader, batch);
-  open_lengths(file, reader, batch, parts);
+  open_lengths(reader, batch, parts);
   parts.extras = open_extras(file, reader, "/bshd/extras", {batch.rows}, tokens, batch.extras);
   check_vocabulary(reader.errors(), "/bshd", batch.vocab_size);
   if (parts.embeddings && batch.hidden < 1)
@@ -148,19 +148,6 @@ SalmParts open_salm(const h5::File& file, SalmArrays& batch) {
 }
 
 }  // namespace
-
-std::string schema_of(Communicator& comm, const std::string& path) {
-  const h5::File file = h5::File::open(comm, path);
-  std::string schema;
-  run_agreed(comm, "reading the schema of " + path, [&] {
-    const h5::AttributeValue kind = file.attribute("/", "schema");
-    const auto* name = std::get_if<std::string>(&kind);
-    if (name == nullptr)
-      throw_usage("'{}' is not a file of Gyre: it has no text attribute 'schema'", path);
-    schema = *name;
-  });
-  return schema;
-}
 
 BshdArrays read_bshd(Communicator& comm, const std::string& path) {
   const h5::File file = open_schema_file(comm, path, bshd_schema);

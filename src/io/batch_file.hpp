@@ -45,9 +45,6 @@ struct SalmArrays {
   std::vector<float> encoder;          ///< [window, hidden]: a frame is samples · encoder
 };
 
-/// The kind of file: its attribute `schema`. A usage error when it is none of Gyre's. Collective.
-std::string schema_of(Communicator& comm, const std::string& path);
-
 /// The arrays on every rank. Types, shapes and the range of every element are checked; the tables
 /// of lengths are checked by who converts them. Collective.
 BshdArrays read_bshd(Communicator& comm, const std::string& path);

@@ -70,10 +70,6 @@ ExtraDatasets open_extras(const h5::File& file, SchemaReader& reader, const std:
                           const h5::Shape& rows, const h5::Shape& slots, StoredExtras& extras) {
   ExtraDatasets datasets;
   if (!reader.is_there(group)) return datasets;
-  if (!file.has_group(group)) {
-    reader.errors().add("'{}' is no group; it must be one of datasets", group);
-    return datasets;
-  }
   for (const std::string& name : file.datasets_below(group)) {
     const std::string path = group + "/" + name;
     const auto aligned = alignment_of(file, reader.errors(), path);

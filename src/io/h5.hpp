@@ -168,8 +168,17 @@ class Dataset {
 
 enum class Checksum { none, fletcher32 };
 
-/// Value of an attribute; std::monostate if there is none, or none of these types.
-using AttributeValue = std::variant<std::monostate, int64_t, double, std::string>;
+/// What there is instead of one value of a known type: "float64 [24]", "uint64
+/// 18446744073709551615".
+struct Unreadable {
+  std::string what;
+  bool operator==(const Unreadable&) const = default;
+};
+/// Value of an attribute; std::monostate: there is none. A bool is an enumeration of FALSE and
+/// TRUE, as h5py writes it.
+using AttributeValue = std::variant<std::monostate, bool, int64_t, double, std::string, Unreadable>;
+/// For messages: "5", "true", "'text'", "float64 [24]", "not there".
+std::string to_string(const AttributeValue& value);
 
 /// An HDF5 file. Everything read from it is in the file itself: links inside the file are followed,
 /// those to other files are usage errors, as are datasets whose elements are in other files,
@@ -200,12 +209,14 @@ class File {
   bool has_dataset(const std::string& path) const;
   /// A group, a dataset or a named type.
   bool has_object(const std::string& path) const;
+  /// Names of all links of a group, and of all attributes of an object; none without the object.
+  std::vector<std::string> links_of(const std::string& group) const;
+  std::vector<std::string> attributes_of(const std::string& object) const;
   /// Paths of all datasets in and below `group`, relative to it, sorted.
   std::vector<std::string> datasets_below(const std::string& group) const;
+  /// A dataset that another program's filter is needed for, such as lzf, is a usage error.
   Dataset dataset(const std::string& path) const;
   AttributeValue attribute(const std::string& object, const std::string& name) const;
-  /// Of any type.
-  bool has_attribute(const std::string& object, const std::string& name) const;
 
   // Writing to a file made by create(). Missing parent groups are created.
   void create_group(const std::string& path);

@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "comm/agree.hpp"
 #include "comm/mpi.hpp"
@@ -84,22 +86,47 @@ int64_t bytes_in_file(int64_t width, const Shape& shape, Checksum checksum) {
          ceil_div(shape[0], rows) * (elements_of(shape) / shape[0] * rows * width + chunk_overhead);
 }
 
+/// Enumerators FALSE and TRUE are a bool; other enumerations are not read.
+AttributeValue read_enumeration(hid_t attribute, hid_t type, const std::string& what) {
+  const Handle native(H5Tget_native_type(type, H5T_DIR_ASCEND), H5Tclose);
+  std::array<char, 64> value{}, named{};  // no integer of HDF5 is longer
+  if (H5Tget_size(native.get()) <= value.size() && H5Tget_nmembers(type) == 2) {
+    detail::check(H5Aread(attribute, native.get(), value.data()), "read " + what);
+    for (const auto& [name, truth] : {std::pair{"FALSE", false}, std::pair{"TRUE", true}})
+      if (H5Tenum_valueof(native.get(), name, named.data()) >= 0 && value == named) return truth;
+    H5Eclear2(H5E_DEFAULT);
+  }
+  return Unreadable{"an enumeration other than of FALSE and TRUE"};
+}
+
+AttributeValue read_integer(hid_t attribute, hid_t type, const std::string& what) {
+  if (H5Tget_sign(type) == H5T_SGN_NONE) {
+    uint64_t value = 0;
+    detail::check(H5Aread(attribute, H5T_NATIVE_UINT64, &value), "read " + what);
+    if (!std::in_range<int64_t>(value)) return Unreadable{fmt::format("{}, above 2^63 - 1", value)};
+    return static_cast<int64_t>(value);
+  }
+  int64_t value = 0;
+  detail::check(H5Aread(attribute, H5T_NATIVE_INT64, &value), "read " + what);
+  return value;
+}
+
 AttributeValue read_attribute(hid_t attribute, const std::string& what) {
   const Handle type(H5Aget_type(attribute), H5Tclose);
   const Handle space(H5Aget_space(attribute), H5Sclose);
-  if (H5Sget_simple_extent_npoints(space.get()) != 1) return {};
   const Type kind = detail::classify(type.get());
-  if (is_integer(kind)) {
-    int64_t value = 0;
-    detail::check(H5Aread(attribute, H5T_NATIVE_INT64, &value), "read " + what);
-    return value;
-  }
+  const Shape shape = detail::shape_of(space.get(), "read " + what);
+  if (elements_of(shape) == 0) return Unreadable{"empty"};
+  if (elements_of(shape) != 1)
+    return Unreadable{fmt::format("{} {}", name_of(kind), to_string(shape))};
+  if (kind == Type::enumeration) return read_enumeration(attribute, type.get(), what);
+  if (is_integer(kind)) return read_integer(attribute, type.get(), what);
   if (is_real(kind)) {
     double value = 0;
     detail::check(H5Aread(attribute, H5T_NATIVE_DOUBLE, &value), "read " + what);
     return value;
   }
-  if (kind != Type::text) return {};
+  if (kind != Type::text) return Unreadable{std::string(name_of(kind))};
   const auto read = [&](hid_t memory_type, hid_t, void* buffer) {
     detail::check(H5Aread(attribute, memory_type, buffer), "read " + what);
   };
@@ -125,6 +152,18 @@ Handle open_parallel(Communicator& comm, const std::string& path, unsigned flags
 }
 
 }  // namespace
+
+std::string to_string(const AttributeValue& value) {
+  if (const auto* truth = std::get_if<bool>(&value)) return *truth ? "true" : "false";
+  if (const auto* whole = std::get_if<int64_t>(&value)) return fmt::format("{}", *whole);
+  if (const auto* real = std::get_if<double>(&value)) return fmt::format("{:g}", *real);
+  constexpr size_t most_text = 60;
+  if (const auto* text = std::get_if<std::string>(&value))
+    return text->size() > most_text ? fmt::format("'{}...'", text->substr(0, most_text))
+                                    : fmt::format("'{}'", *text);
+  if (const auto* other = std::get_if<Unreadable>(&value)) return other->what;
+  return "not there";
+}
 
 void initialise() {
   std::signal(SIGXFSZ, SIG_IGN);
@@ -205,12 +244,19 @@ Dataset File::dataset(const std::string& path) const {
   if (const char* kind = detail::foreign_storage(result.id_.get()))
     throw_usage("dataset '{}' of '{}' {}: its elements are in other files; copy them into this one",
                 path, path_, kind);
+  if (const std::string filter = detail::missing_filter(result.id_.get()); !filter.empty())
+    throw_usage("dataset '{}' of '{}' needs HDF5 filter {}; store it without, or by gzip", path,
+                path_, filter);
   const Handle type(H5Dget_type(result.id_.get()), H5Tclose);
   detail::check(type.get(), what);
   result.type_ = detail::classify(type.get());
-  if (H5Tequal(type.get(), H5T_NATIVE_UINT16) > 0 &&
-      attribute(path, "dtype") == AttributeValue("bfloat16"))
-    result.type_ = Type::bfloat16;
+  if (H5Tequal(type.get(), H5T_NATIVE_UINT16) > 0) {
+    const AttributeValue dtype = attribute(path, "dtype");
+    if (dtype != AttributeValue() && !std::holds_alternative<std::string>(dtype))
+      throw_usage("attribute 'dtype' of '{}' in '{}' is {}; it must be a text, or not there", path,
+                  path_, to_string(dtype));
+    if (dtype == AttributeValue("bfloat16")) result.type_ = Type::bfloat16;
+  }
   const Handle space(H5Dget_space(result.id_.get()), H5Sclose);
   result.shape_ = detail::shape_of(detail::check(space.get(), what), what);
   return result;
@@ -225,11 +271,6 @@ AttributeValue File::attribute(const std::string& object, const std::string& nam
   const Handle attribute(H5Aopen(holder.get(), name.c_str(), H5P_DEFAULT), H5Aclose);
   detail::check(attribute.get(), "read " + what);
   return read_attribute(attribute.get(), what);
-}
-
-bool File::has_attribute(const std::string& object, const std::string& name) const {
-  const Handle holder = find(object);
-  return holder.valid() && H5Aexists(holder.get(), name.c_str()) > 0;
 }
 
 void File::create_group(const std::string& path) {

@@ -56,14 +56,11 @@ std::string value_of(hid_t group, const std::string& name, const H5L_info_t& inf
       path, file, target, object);
 }
 
-std::vector<std::string> links_of(hid_t group, const std::string& what) {
-  std::vector<std::string> names;
-  const auto collect = [](hid_t, const char* name, const H5L_info_t*, void* data) -> herr_t {
-    static_cast<std::vector<std::string>*>(data)->push_back(name);
-    return 0;
-  };
-  detail::check(H5Literate(group, H5_INDEX_NAME, H5_ITER_INC, nullptr, collect, &names), what);
-  return names;
+/// For H5Literate and H5Aiterate2, whose third arguments differ.
+template <class Info>
+herr_t collect_name(hid_t, const char* name, const Info*, void* data) {
+  static_cast<std::vector<std::string>*>(data)->push_back(name);
+  return 0;
 }
 
 }  // namespace
@@ -108,6 +105,30 @@ H5I_type_t File::kind_of(const std::string& path) const {
   return object.valid() ? H5Iget_type(object.get()) : H5I_BADID;
 }
 
+std::vector<std::string> File::links_of(const std::string& group) const {
+  const std::string what = fmt::format("list '{}' of '{}'", group, path_);
+  const Reading scope(what, path_);
+  const Handle here = find(group);
+  std::vector<std::string> names;
+  if (here.valid() && H5Iget_type(here.get()) == H5I_GROUP)
+    detail::check(H5Literate(here.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr,
+                             collect_name<H5L_info_t>, &names),
+                  what);
+  return names;
+}
+
+std::vector<std::string> File::attributes_of(const std::string& object) const {
+  const std::string what = fmt::format("list the attributes of '{}' of '{}'", object, path_);
+  const Reading scope(what, path_);
+  const Handle here = find(object);
+  std::vector<std::string> names;
+  if (here.valid())
+    detail::check(H5Aiterate2(here.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr,
+                              collect_name<H5A_info_t>, &names),
+                  what);
+  return names;
+}
+
 bool File::has_group(const std::string& path) const {
   return kind_of(path) == H5I_GROUP;
 }
@@ -128,7 +149,7 @@ void File::list_datasets(const std::string& group, const std::string& front,
   detail::check(H5Oget_info2(here.get(), &info, H5O_INFO_BASIC), what);
   if (std::find(above.begin(), above.end(), info.addr) != above.end()) return;
   above.push_back(info.addr);
-  for (const std::string& name : links_of(here.get(), what)) {
+  for (const std::string& name : links_of(group)) {
     const H5I_type_t kind = kind_of(group + "/" + name);
     if (kind == H5I_DATASET) paths.push_back(front + name);
     if (kind == H5I_GROUP) list_datasets(group + "/" + name, front + name + "/", above, paths);

@@ -136,6 +136,23 @@ const char* foreign_storage(hid_t dataset) {
                                                   : nullptr;
 }
 
+std::string missing_filter(hid_t dataset) {
+  const Handle list(H5Dget_create_plist(dataset), H5Pclose);
+  const int filters = check(H5Pget_nfilters(list.get()), "count the filters of a dataset");
+  for (int i = 0; i < filters; ++i) {
+    unsigned flags = 0;
+    size_t values = 0;
+    char name[64] = "";
+    const H5Z_filter_t filter = check(H5Pget_filter2(list.get(), static_cast<unsigned>(i), &flags,
+                                                     &values, nullptr, sizeof(name), name, nullptr),
+                                      "describe the filters of a dataset");
+    if (H5Zfilter_avail(filter) > 0) continue;
+    H5Eclear2(H5E_DEFAULT);
+    return fmt::format("{}{}", filter, *name == '\0' ? "" : fmt::format(" ({})", name));
+  }
+  return "";
+}
+
 Shape shape_of(hid_t space, const std::string& what) {
   if (H5Sget_simple_extent_type(space) == H5S_NULL) return {0};
   std::vector<hsize_t> extents(static_cast<size_t>(check(H5Sget_simple_extent_ndims(space), what)));

@@ -40,6 +40,9 @@ Type classify(hid_t type);
 /// How a dataset has its elements in other files ("is virtual"), or null.
 const char* foreign_storage(hid_t dataset);
 
+/// The filter of a dataset that this HDF5 does not have: "32000 (lzf)"; or "".
+std::string missing_filter(hid_t dataset);
+
 /// Extents of a dataspace; {0} for one without elements. A runtime error when there are more
 /// elements than can be counted.
 Shape shape_of(hid_t space, const std::string& what);

@@ -20,19 +20,12 @@ struct LogprobsParts {
   std::vector<std::pair<std::string, h5::Dataset>> answers;
 };
 
-/// An attribute that may be missing.
-double real_or(SchemaReader& reader, const h5::File& file, const char* name, double otherwise) {
-  const bool there = file.attribute("/logprobs", name) != h5::AttributeValue();
-  return there ? reader.real("/logprobs", name) : otherwise;
-}
-
-void check_attributes(SchemaReader& reader, const h5::File& file, LogprobsFile& f) {
+void check_attributes(SchemaReader& reader, LogprobsFile& f) {
   ConfigErrors& errors = reader.errors();
   f.vocab_size = reader.integer("/logprobs", "vocab_size");
-  if (file.attribute("/logprobs", "top_k") != h5::AttributeValue())
-    f.top_k = reader.integer("/logprobs", "top_k");
-  f.top_p = real_or(reader, file, "top_p", 1);
-  f.temperature = real_or(reader, file, "temperature", 1);
+  f.top_k = reader.integer("/logprobs", "top_k", 0);
+  f.top_p = reader.real("/logprobs", "top_p", 1);
+  f.temperature = reader.real("/logprobs", "temperature", 1);
   check_vocabulary(errors, "/logprobs", f.vocab_size);
   if (f.top_k < 0 || f.top_k > f.vocab_size)
     errors.add("top_k of '/logprobs' is {}; it must be 0, none, or at most vocab_size, {}", f.top_k,
@@ -131,7 +124,7 @@ void open_ids(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsPar
 LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray>& arrays,
                            LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
-  check_attributes(reader, file, f);
+  check_attributes(reader, f);
   LogprobsParts parts;
   if (reader.is_there("/logprobs/offsets"))
     parts.offsets = reader.integers("/logprobs/offsets", {-1});
@@ -154,8 +147,7 @@ LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray
   open_linear(reader, f, tokens, parts);
   if (file.has_group(answers_group)) {
     f.reference.emplace();
-    if (file.attribute(answers_group, "generator") != h5::AttributeValue())
-      f.reference->generator = reader.text(answers_group, "generator");
+    f.reference->generator = reader.text(answers_group, "generator", "");
     open_reference(reader, file, arrays, f, tokens, parts);
   }
   reader.throw_if_any();
@@ -314,7 +306,10 @@ double LinearFactors::logit_size() const {
 
 LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
                                 const std::vector<LogprobsArray>& arrays) {
-  const h5::File file = open_schema_file(comm, path, logprobs_schema);
+  std::vector<std::string> answers;
+  for (const LogprobsArray& array : arrays)
+    answers.push_back(fmt::format("{}/{}", answers_group, array.name));
+  const h5::File file = open_schema_file(comm, path, logprobs_schema, answers);
   LogprobsFile f;
   LogprobsParts parts;
   run_agreed(comm, "opening the logits of " + path, [&] { parts = open_problem(file, arrays, f); });

@@ -6,40 +6,34 @@
 #include "core/error.hpp"
 #include "core/index.hpp"
 #include "core/json.hpp"
+#include "io/decoder_keys.hpp"
 #include "io/model_file.hpp"
 #include "io/resources.hpp"
 
 namespace gyre {
 namespace {
 
-/// Keys of layers that are not those of Llama, and what they stand for.
-constexpr std::pair<const char*, const char*> other_kinds[] = {
-    {"num_experts", "experts"},
-    {"num_local_experts", "experts"},
-    {"n_routed_experts", "experts"},
-    {"kv_lora_rank", "latent attention"},
-    {"text_config", "a model of several parts"},
-};
-
 class Config {
  public:
   Config(const std::string& path, const Json& json) : path_(path), json_(json) {
     if (!json.is_object()) throw_usage("{}: no JSON object; wanted: a config.json", path);
-    for (const auto& [key, what] : other_kinds)
-      if (given(key))
-        throw_usage("{}: '{}' means {}; wanted: dense layers as of LlamaForCausalLM", path, key,
-                    what);
-    const bool unused = json.contains("use_sliding_window") && json["use_sliding_window"] == false;
-    if (given("sliding_window") && !unused)
-      throw_usage("{}: 'sliding_window' is {}; wanted: full causal attention in all layers", path,
-                  shown_json(json["sliding_window"]));
+    if (given("text_config"))
+      throw_usage("{}: 'text_config' means a model of several parts; wanted: one decoder", path);
   }
 
+  /// As an attribute of HDF5 would have it.
+  h5::AttributeValue value(const std::string& key) const {
+    if (!given(key.c_str())) return {};
+    const Json& found = json_[key];
+    if (found.is_boolean()) return found.get<bool>();
+    if (const std::optional<int64_t> number = whole_number(found)) return *number;
+    if (found.is_number()) return found.get<double>();
+    return found.is_string() ? found.get<std::string>() : dump_json(found);
+  }
   int64_t whole(const char* key) const {
     if (!given(key)) throw_usage("{} lacks '{}'", path_, key);
-    if (!json_[key].is_number_integer())
-      throw_usage("{}: '{}' is {}; wanted: a whole number", path_, key, shown_json(json_[key]));
-    return json_[key].get<int64_t>();
+    if (const std::optional<int64_t> number = whole_number(json_[key])) return *number;
+    throw_usage("{}: '{}' is {}; wanted: a whole number", path_, key, shown_json(json_[key]));
   }
   int64_t whole_or(const char* key, int64_t usual) const { return given(key) ? whole(key) : usual; }
 
@@ -71,6 +65,7 @@ ModelConfig parse_model_config(const std::string& path, const std::string& text)
   c.vocab_padded = round_up(std::clamp<int64_t>(c.vocab_size, 1, INT32_MAX), padding);
   ConfigErrors errors;
   check_config(errors, c);
+  check_decoder_keys(errors, c, true, [&](const std::string& key) { return file.value(key); });
   errors.throw_if_any(path);
   return c;
 }

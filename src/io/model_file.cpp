@@ -5,6 +5,7 @@
 #include <set>
 
 #include "comm/agree.hpp"
+#include "io/decoder_keys.hpp"
 
 namespace gyre {
 namespace {
@@ -26,41 +27,10 @@ ModelConfig read_config(SchemaReader& reader) {
   return config;
 }
 
-/// Attributes of Hugging Face's configurations that change what a decoder computes, and the one
-/// value of each that says that it does not.
-constexpr std::pair<const char*, const char*> other_decoders[] = {
-    {"rope_scaling", "none"},
-    {"partial_rotary_factor", "1"},
-    {"sliding_window", "0"},
-    {"hidden_act", "silu"},
-    {"attention_bias", "0"},
-    {"mlp_bias", "0"},
-    {"logit_scale", "1"},
-    {"final_logit_softcapping", "0"},
-    {"attn_logit_softcapping", "0"},
-    {"num_local_experts", "0"},
-    {"residual_multiplier", "1"},
-    {"embedding_multiplier", "1"},
-    {"attention_multiplier", "0"},
-    {"logits_scaling", "1"},
-};
-
-std::string text_of(const h5::AttributeValue& value) {
-  if (const auto* whole = std::get_if<int64_t>(&value)) return fmt::format("{}", *whole);
-  if (const auto* real = std::get_if<double>(&value)) return fmt::format("{:g}", *real);
-  if (const auto* text = std::get_if<std::string>(&value)) return *text;
-  return "no number and no text";
-}
-
 /// Tensors that this decoder does not read, and attributes that ask for what it does not compute.
 void check_nothing_else(SchemaReader& reader, const h5::File& file, const ModelConfig& config) {
-  for (const auto& [name, usual] : other_decoders) {
-    if (!file.has_attribute(group, name)) continue;
-    const std::string value = text_of(file.attribute(group, name));
-    if (value != usual && value != "none" && value != "None")
-      reader.errors().add("{} of '{}' is {}; this decoder knows {} alone, or leave it out", name,
-                          group, value, usual);
-  }
+  check_decoder_keys(reader.errors(), config, false,
+                     [&](const std::string& key) { return file.attribute(group, key); });
   std::set<std::string> known;
   for (const auto& [name, shape] : model_tensors(config)) known.insert(name);
   for (const std::string& name : file.datasets_below(group))
@@ -69,6 +39,12 @@ void check_nothing_else(SchemaReader& reader, const h5::File& file, const ModelC
           "dataset '{}/{}' is none of this decoder's tensors ({} layers without biases and without "
           "norms of queries and keys), and would not be read",
           group, name, config.num_hidden_layers);
+}
+
+std::vector<std::string> attributes_of_decoders() {
+  std::vector<std::string> places;
+  for (const std::string& key : decoder_keys()) places.push_back(fmt::format("{}@{}", group, key));
+  return places;
 }
 
 ModelConfig read_and_check(const h5::File& file) {
@@ -159,12 +135,11 @@ std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& 
 }
 
 ModelFile::ModelFile(Communicator& comm, const std::string& path)
-    : comm_(comm), file_(open_schema_file(comm, path, model_schema)) {
+    : comm_(comm), file_(open_schema_file(comm, path, model_schema, attributes_of_decoders())) {
   run_agreed(comm_, "checking the model " + path, [&] {
     config_ = read_and_check(file_);
-    if (!file_.has_attribute(group, "tokenizer")) return;
     SchemaReader reader(file_, model_schema);
-    tokenizer_ = reader.text(group, "tokenizer");
+    tokenizer_ = reader.text(group, "tokenizer", "");
     reader.throw_if_any();
   });
 }

@@ -267,6 +267,9 @@ PackedHeader read_packed_header(Communicator& comm, const std::string& path) {
   run_agreed(comm, "checking the packed streams of " + path, [&] {
     SchemaReader reader(file, packed_schema);
     check_packed(reader.errors(), header);
+    if (parts.names && header.names.empty() && header.document_count() > 0)
+      reader.errors().add("/packed/names is empty; it must have {}, one for each document",
+                          header.document_count());
     reader.throw_if_any();
   });
   ExtraDatasets extras;

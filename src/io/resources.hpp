@@ -9,8 +9,8 @@
 
 namespace gyre {
 
-/// Throws a usage error unless `path` is a regular file that may be read. Asks without opening: opening a pipe
-/// waits for its writer, and a device never ends.
+/// Throws a usage error unless `path` is a regular file that may be read. Asks without opening:
+/// opening a pipe waits for its writer, and a device never ends.
 void require_regular_file(const std::string& path);
 
 /// Throws "cannot read PATH: ..." for an errno: a usage error when the user named a wrong file, a

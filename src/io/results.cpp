@@ -132,12 +132,8 @@ struct ReferenceParts {
 ReferenceParts open_reference(const h5::File& file, const Documents& documents,
                               const HiddenShape& model, Reference& reference) {
   SchemaReader reader(file, documents_schema);
-  const auto text = [&](const char* name) {
-    const bool there = file.attribute("/reference", name) != h5::AttributeValue();
-    return there ? reader.text("/reference", name) : std::string();
-  };
-  reference.model_sha256 = text("model_sha256");
-  reference.generator = text("generator");
+  reference.model_sha256 = reader.text("/reference", "model_sha256", "");
+  reference.generator = reader.text("/reference", "generator", "");
   const int64_t predictions = prediction_offsets(documents.offsets).back();
   ReferenceParts parts;
   if (reader.is_there("/reference/offsets"))

@@ -17,6 +17,20 @@ std::string join(const std::vector<h5::Type>& types) {
   return text;
 }
 
+/// Every rank has all of the dataset.
+template <class T>
+[[noreturn]] void refuse_element(const h5::Dataset& dataset, size_t i, T value, const char* type) {
+  throw AgreedError(ExitCode::usage,
+                    fmt::format("dataset '{}' of '{}': element {} is {}, which does not fit {}",
+                                dataset.path(), dataset.file(), i, value, type));
+}
+
+std::string kind_of(const h5::File& file) {
+  const h5::AttributeValue kind = file.attribute("/", "schema");
+  if (const auto* name = std::get_if<std::string>(&kind)) return *name;
+  throw_usage("'{}' is not a file of Gyre: it has no text attribute 'schema'", file.path());
+}
+
 bool matches(const h5::Shape& shape, const h5::Shape& wanted) {
   return std::equal(shape.begin(), shape.end(), wanted.begin(), wanted.end(),
                     [](int64_t has, int64_t want) { return want < 0 || has == want; });
@@ -27,26 +41,51 @@ bool matches(const h5::Shape& shape, const h5::Shape& wanted) {
 SchemaReader::SchemaReader(const h5::File& file, std::string schema)
     : file_(file), schema_(std::move(schema)) {}
 
-int64_t SchemaReader::integer(const std::string& object, const std::string& attribute) {
-  const h5::AttributeValue value = file_.attribute(object, attribute);
-  if (const auto* number = std::get_if<int64_t>(&value)) return *number;
-  errors_.add("'{}' has no integer attribute '{}'", object, attribute);
-  return 0;
+template <class T, class Convert>
+T SchemaReader::attribute(const std::string& object, const std::string& name, const char* wanted,
+                          const std::optional<T>& otherwise, const Convert& convert) {
+  const h5::AttributeValue value = file_.attribute(object, name);
+  if (value == h5::AttributeValue() && otherwise) return *otherwise;
+  if (const std::optional<T> right = convert(value)) return *right;
+  if (value == h5::AttributeValue())
+    errors_.add("'{}' has no {} attribute '{}'", object, wanted, name);
+  else
+    errors_.add("attribute '{}' of '{}' is {}; it must be {}", name, object, to_string(value),
+                wanted);
+  return otherwise.value_or(T());
 }
 
-double SchemaReader::real(const std::string& object, const std::string& attribute) {
-  const h5::AttributeValue value = file_.attribute(object, attribute);
-  if (const auto* number = std::get_if<double>(&value)) return *number;
-  if (const auto* number = std::get_if<int64_t>(&value)) return static_cast<double>(*number);
-  errors_.add("'{}' has no real attribute '{}'", object, attribute);
-  return 0;
+int64_t SchemaReader::integer(const std::string& object, const std::string& name,
+                              std::optional<int64_t> otherwise) {
+  return attribute(object, name, "integer", otherwise,
+                   [](const h5::AttributeValue& value) -> std::optional<int64_t> {
+                     if (const auto* number = std::get_if<int64_t>(&value)) return *number;
+                     return {};
+                   });
 }
 
-std::string SchemaReader::text(const std::string& object, const std::string& attribute) {
-  const h5::AttributeValue value = file_.attribute(object, attribute);
-  if (const auto* text = std::get_if<std::string>(&value)) return *text;
-  errors_.add("'{}' has no text attribute '{}'", object, attribute);
-  return {};
+double SchemaReader::real(const std::string& object, const std::string& name,
+                          std::optional<double> otherwise) {
+  return attribute(object, name, "real", otherwise,
+                   [](const h5::AttributeValue& value) -> std::optional<double> {
+                     if (const auto* number = std::get_if<double>(&value)) return *number;
+                     if (const auto* number = std::get_if<int64_t>(&value))
+                       return static_cast<double>(*number);
+                     return {};
+                   });
+}
+
+std::string SchemaReader::text(const std::string& object, const std::string& name,
+                               const std::optional<std::string>& otherwise) {
+  return attribute(object, name, "text", otherwise,
+                   [](const h5::AttributeValue& value) -> std::optional<std::string> {
+                     if (const auto* text = std::get_if<std::string>(&value)) return *text;
+                     return {};
+                   });
+}
+
+bool SchemaReader::has(const std::string& object, const std::string& name) const {
+  return file_.attribute(object, name) != h5::AttributeValue();
 }
 
 std::optional<h5::Dataset> SchemaReader::dataset(const std::string& path,
@@ -91,15 +130,16 @@ void SchemaReader::throw_if_any() const {
 
 std::vector<float> read_floats(const h5::Dataset& dataset, std::set<std::string>& rounded,
                                int64_t columns, int64_t valid) {
-  if (dataset.type() != h5::Type::f64) return dataset.read_all<float>();
+  if (dataset.stored_type().bytes <= static_cast<int64_t>(sizeof(float)))
+    return dataset.read_all<float>();
   const std::vector<double> wide = dataset.read_all<double>();
   std::vector<float> floats(wide.begin(), wide.end());
-  for (size_t i = 0; i < wide.size(); ++i)
-    if (static_cast<int64_t>(i) % columns < valid && !std::isnan(wide[i]) &&
-        static_cast<double>(floats[i]) != wide[i]) {
-      rounded.insert(dataset.path());
-      break;
-    }
+  for (size_t i = 0; i < wide.size(); ++i) {
+    if (static_cast<int64_t>(i) % columns >= valid || std::isnan(wide[i])) continue;
+    if (std::isinf(floats[i]) && std::isfinite(wide[i]))
+      refuse_element(dataset, i, wide[i], "float32");
+    if (static_cast<double>(floats[i]) != wide[i]) rounded.insert(dataset.path());
+  }
   return floats;
 }
 
@@ -119,33 +159,32 @@ std::vector<int32_t> read_int32s(const h5::Dataset& dataset) {
   if (dataset.type() == h5::Type::i32) return dataset.read_all<int32_t>();
   const std::vector<int64_t> wide = dataset.read_all<int64_t>();
   for (size_t i = 0; i < wide.size(); ++i)
-    if (!std::in_range<int32_t>(wide[i]))
-      throw AgreedError(  // every rank has all of it
-          ExitCode::usage,
-          fmt::format("dataset '{}' of '{}': element {} is {}, which does not fit 32 bits",
-                      dataset.path(), dataset.file(), i, wide[i]));
+    if (!std::in_range<int32_t>(wide[i])) refuse_element(dataset, i, wide[i], "32 bits");
   return {wide.begin(), wide.end()};
 }
 
-h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema) {
+std::string schema_of(Communicator& comm, const std::string& path) {
+  const h5::File file = h5::File::open(comm, path);
+  std::string schema;
+  run_agreed(comm, "reading the schema of " + path, [&] { schema = kind_of(file); });
+  return schema;
+}
+
+h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema,
+                          const std::vector<std::string>& more) {
   h5::File file = h5::File::open(comm, path);
   run_agreed(comm, "reading the schema of " + path, [&] {
-    const h5::AttributeValue kind = file.attribute("/", "schema");
-    const auto* name = std::get_if<std::string>(&kind);
-    if (name == nullptr)
-      throw_usage("'{}' is not a file of Gyre: it has no text attribute 'schema'; {} is needed",
-                  path, schema);
-    if (*name != schema)
-      throw_usage("'{}' is of the kind '{}'; '{}' is needed", path, *name, schema);
+    const std::string kind = kind_of(file);
+    if (kind != schema) throw_usage("'{}' is of the kind '{}'; '{}' is needed", path, kind, schema);
     const h5::AttributeValue version = file.attribute("/", "schema_version");
-    const auto* number = std::get_if<int64_t>(&version);
-    if (number == nullptr)
+    if (!std::holds_alternative<int64_t>(version))
       throw_usage("'{}' has no integer attribute 'schema_version'; it must be {}", path,
                   schema_version);
-    if (*number != schema_version)
+    if (version != h5::AttributeValue(schema_version))
       throw_usage("'{}' has version {} of the schema {}; this program reads version {}", path,
-                  *number, schema, schema_version);
+                  to_string(version), schema, schema_version);
   });
+  run_on_root(comm, "reading the names in " + path, [&] { check_names(file, schema, more); });
   return file;
 }
 

@@ -14,6 +14,7 @@
 #include "comm/communicator.hpp"
 #include "core/error.hpp"
 #include "io/h5.hpp"
+#include "io/schema_names.hpp"
 #include "runtime/output_guard.hpp"
 
 namespace gyre {
@@ -26,15 +27,22 @@ inline constexpr int64_t schema_version = 1;
 /// Provenance of a file: free texts by name (generator, command, sources, ...).
 using Provenance = std::map<std::string, std::string>;
 
-/// Reads the items that a schema requires from an open file, and collects all errors. A missing
-/// item reads as zero, empty or std::nullopt. No communication.
+/// Reads the items of a schema from an open file, and collects all errors: an item that a schema
+/// requires is missing, or one is there that cannot be read as what it must be. It reads as zero,
+/// empty or std::nullopt then. No communication.
 class SchemaReader {
  public:
   SchemaReader(const h5::File& file, std::string schema);
 
-  int64_t integer(const std::string& object, const std::string& attribute);
-  double real(const std::string& object, const std::string& attribute);
-  std::string text(const std::string& object, const std::string& attribute);
+  /// The attribute of an object; one that is missing is `otherwise`, if that is given.
+  int64_t integer(const std::string& object, const std::string& attribute,
+                  std::optional<int64_t> otherwise = {});
+  double real(const std::string& object, const std::string& attribute,
+              std::optional<double> otherwise = {});
+  std::string text(const std::string& object, const std::string& attribute,
+                   const std::optional<std::string>& otherwise = {});
+  /// Whether the object has an attribute of this name, of any type.
+  bool has(const std::string& object, const std::string& attribute) const;
   /// The dataset, if it exists with one of `types` and the extents of `shape` (-1 matches any).
   std::optional<h5::Dataset> dataset(const std::string& path, const std::vector<h5::Type>& types,
                                      const h5::Shape& shape);
@@ -49,6 +57,9 @@ class SchemaReader {
   void throw_if_any() const;
 
  private:
+  template <class T, class Convert>
+  T attribute(const std::string& object, const std::string& name, const char* wanted,
+              const std::optional<T>& otherwise, const Convert& convert);
   std::optional<h5::Dataset> open(const std::string& path,
                                   const std::function<bool(h5::Type)>& is_right,
                                   const std::string& right, const h5::Shape& shape);
@@ -59,7 +70,8 @@ class SchemaReader {
 };
 
 /// All of a dataset of reals in f32, on every rank; its name goes to `rounded` if that changes a
-/// value of the first `valid` of each `columns`. Collective.
+/// value of the first `valid` of each `columns`. A finite value there that f32 has none near is a
+/// usage error. Collective.
 std::vector<float> read_floats(const h5::Dataset& dataset, std::set<std::string>& rounded,
                                int64_t columns = 1, int64_t valid = 1);
 /// Datasets of `group` whose names are none of `known`: "/reference/logprop (did you mean
@@ -70,8 +82,13 @@ std::vector<std::string> unknown_datasets(const h5::File& file, const std::strin
 /// Collective.
 std::vector<int32_t> read_int32s(const h5::Dataset& dataset);
 
-/// Opens a file of kind `schema` and this version; any other is a usage error. Collective.
-h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema);
+/// Opens a file of kind `schema` and this version, whose names are those of the schema and `more`
+/// (check_names); any other is a usage error. Collective.
+h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema,
+                          const std::vector<std::string>& more = {});
+
+/// The kind of file: its attribute `schema`. A usage error when it is none of Gyre's. Collective.
+std::string schema_of(Communicator& comm, const std::string& path);
 
 /// Marks a new file with kind, version and provenance.
 void write_schema(h5::File& file, const std::string& schema, const Provenance& provenance);

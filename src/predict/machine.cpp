@@ -9,7 +9,7 @@ namespace gyre {
 namespace {
 
 void require_rate(const char* name, double value) {
-  if (!(value > 0)) throw_usage("{} of {}; wanted: more than 0", name, value);
+  if (!(value >= 1)) throw_usage("{} of {}; wanted: at least 1", name, value);
 }
 void require_seconds(const char* name, double value) {
   if (!(value >= 0) || std::isinf(value)) throw_usage("{} of {}; wanted: 0 or more", name, value);

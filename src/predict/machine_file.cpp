@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
@@ -39,8 +40,9 @@ class Object {
     return at(key).get<std::string>();
   }
   int64_t whole(const char* key) const {
-    require(at(key).is_number_integer(), place_of(key), at(key), "a whole number");
-    return at(key).get<int64_t>();
+    const std::optional<int64_t> number = whole_number(at(key));
+    require(number.has_value(), place_of(key), at(key), "a whole number");
+    return *number;
   }
   /// The number of a key with a source.
   double figure(const char* key) const { return number(sourced(key), place_of(key)); }
@@ -70,6 +72,9 @@ class Object {
   }
 
  private:
+  /// Sizes of figures whose quotients and products with those of a problem are numbers.
+  static constexpr double least = 1e-30, most = 1e30;
+
   /// The value of {value = ..., source = "..."}.
   const Json& sourced(const char* key) const {
     const Object figure(file_, at(key), place_of(key), {"value", "source"});
@@ -80,6 +85,9 @@ class Object {
   }
   double number(const Json& value, const std::string& place) const {
     require(value.is_number(), place, value, "a number");
+    const double size = std::abs(value.get<double>());
+    require(size == 0 || (size >= least && size <= most), place, value,
+            "0, or a number from 1e-30 to 1e30");
     return value.get<double>();
   }
   void append(const Json& value, const std::string& place, std::vector<double>& values) const {

@@ -16,6 +16,7 @@
 #include "comm/mpi.hpp"
 #include "core/version.hpp"
 #include "io/h5.hpp"
+#include "io/schema_names.hpp"
 #include "report/command_line.hpp"
 #include "report/progress.hpp"
 #include "report/report_options.hpp"
@@ -94,6 +95,9 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
   Outputs outputs(world);
   RowLog rows(world);
   Progress progress(info.name, common.progress, world.rank() == 0 && !common.quiet);
+  set_note_handler([shows = world.rank() == 0 && !common.quiet](const std::string& note) {
+    if (shows) fmt::print("# note: {}\n", note);
+  });
   const std::vector<std::string> arguments = arguments_without_folder(argc, argv);
   AppContext context{info,
                      mpi,

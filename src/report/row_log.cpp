@@ -32,16 +32,24 @@ std::string run_id(const RunReport& report) {
   return sha.hex().substr(0, 12);
 }
 
+[[noreturn]] void refuse_line(const std::string& path, int64_t number, const std::string& line) {
+  throw_usage("{}: line {} is no line of {}: '{}'; another name makes a new file", path, number,
+              schema, line.substr(0, 60));
+}
+
 Json parse_line(const std::string& path, int64_t number, const std::string& line) {
   Json json;
   try {
     json = parse_json(path, line, schema);
   } catch (const Error&) {
-    json = nullptr;  // the message below shows the line
+    json = nullptr;  // the message shows the line
   }
-  if (json.is_object() && json.value("schema", "") == schema && json.contains("kind")) return json;
-  throw_usage("{}: line {} is no line of {}: '{}'; another name makes a new file", path, number,
-              schema, line.substr(0, 60));
+  const auto has_text = [&](const char* key) {
+    return json.contains(key) && json[key].is_string();
+  };
+  if (json.is_object() && has_text("schema") && json["schema"] == schema && has_text("kind"))
+    return json;
+  refuse_line(path, number, line);
 }
 
 /// A row of an earlier run.
@@ -97,14 +105,18 @@ class RowLog::File {
     int64_t number = 0;
     for (std::string line; std::getline(file, line);) {
       const Json json = parse_line(path_, ++number, line);
-      const std::string kind = json["kind"];
-      if (kind == "run") is_same[json.value("id", "")] = identity_of(line) == identity;
-      if (kind == "run" || !is_same[json.value("run", "")] || mode == "none") continue;
-      if (kind == "row")
-        rows.insert_or_assign(dump_json(json.value("key", Json::object())), EarlierRow(json));
-      if (kind != "end") continue;
-      for (auto& [key, row] : rows)
-        if (row.run == json.value("run", "")) row.add_load(json);
+      try {
+        const std::string kind = json["kind"];
+        if (kind == "run") is_same[json.value("id", "")] = identity_of(line) == identity;
+        if (kind == "run" || !is_same[json.value("run", "")] || mode == "none") continue;
+        if (kind == "row")
+          rows.insert_or_assign(dump_json(json.value("key", Json::object())), EarlierRow(json));
+        if (kind != "end") continue;
+        for (auto& [key, row] : rows)
+          if (row.run == json.value("run", "")) row.add_load(json);
+      } catch (const Json::exception&) {
+        refuse_line(path_, number, line);  // a value of another type
+      }
     }
     std::map<std::string, StandingRow> standing;
     for (const auto& [key, row] : rows)

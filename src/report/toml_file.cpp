@@ -2,6 +2,7 @@
 
 #include <toml++/toml.h>
 
+#include <cmath>
 #include <sstream>
 
 #include "core/error.hpp"
@@ -10,6 +11,17 @@ namespace gyre {
 namespace {
 
 constexpr int most_parts = 32;
+
+/// Throws for the first number that JSON has no text of.
+void require_finite(const std::string& path, const toml::node& node) {
+  if (const auto* table = node.as_table())
+    for (const auto& [key, value] : *table) require_finite(path, value);
+  if (const auto* array = node.as_array())
+    for (const toml::node& value : *array) require_finite(path, value);
+  if (const auto* number = node.as_floating_point(); number && !std::isfinite(number->get()))
+    throw_usage("{}: line {}: {}; wanted: a finite number, or a text in quotation marks", path,
+                node.source().begin.line, number->get());
+}
 
 }  // namespace
 
@@ -38,7 +50,9 @@ std::string toml_as_json(const std::string& path, const std::string& toml) {
     throw_usage("{}: line {}: a key of more than {} parts", path, line, most_parts);
   try {
     std::ostringstream json;
-    json << toml::json_formatter(toml::parse(toml));
+    const toml::table table = toml::parse(toml);
+    require_finite(path, table);
+    json << toml::json_formatter(table);
     return json.str();
   } catch (const toml::parse_error& error) {
     throw_usage("{}: line {}: {}", path, error.source().begin.line, error.description());

@@ -239,9 +239,9 @@ cp "$docs" more_docs.h5
 while read -r model what; do
   expect 2 "$what" "${mpi[@]}" 2 "$pipeline" --input "$docs" --model "$model" $quick
 done <<'MODELS'
-scaled.h5 rope_scaling of '/model' is linear
-sliding.h5 sliding_window of '/model' is 64
-gelu.h5 hidden_act of '/model' is gelu
+scaled.h5 'rope_scaling' is 'linear'
+sliding.h5 'sliding_window' is 64
+gelu.h5 'hidden_act' is 'gelu'
 norms.h5 dataset '/model/layers/0/q_norm' is none of this decoder
 biases.h5 dataset '/model/layers/1/bq' is none of this decoder
 deep.h5 dataset '/model/layers/2/wq' is none of this decoder

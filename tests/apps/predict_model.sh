@@ -62,9 +62,9 @@ with() { # NAME REPLACEMENT: another config.json
   sed "$2" "$model" >"$1.json"
 }
 with experts 's/"vocab_size"/"num_local_experts": 8, "vocab_size"/'
-refused "experts.json: 'num_local_experts' means experts" "${predict[@]::3}" --model experts.json
+refused "'num_local_experts' is 8, which means another decoder" "${predict[@]::3}" --model experts.json
 with window 's/"vocab_size"/"sliding_window": 4096, "vocab_size"/'
-refused "window.json: 'sliding_window' is 4096; wanted: full causal attention" "${predict[@]::3}" --model window.json
+refused "'sliding_window' is 4096, which means another decoder" "${predict[@]::3}" --model window.json
 with missing '/hidden_size/d'
 refused "missing.json lacks 'hidden_size'" "${predict[@]::3}" --model missing.json
 with text 's/4096/"many"/'

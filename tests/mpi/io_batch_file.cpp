@@ -160,7 +160,7 @@ TEST(BatchFile, ATypeInThePlaceOfATableIsRefused) {
     H5Tcommit2(file.get(), "/bshd/seq_lens_padded", type.get(), H5P_DEFAULT, H5P_DEFAULT,
                H5P_DEFAULT);
   });
-  expect_error(ExitCode::usage, "there is no dataset '/bshd/seq_lens_padded'",
+  expect_error(ExitCode::usage, "'/bshd/seq_lens_padded' is no dataset; it must be one",
                [&] { read_bshd(world(), folder.file("rows.h5")); });
 }
 
@@ -206,7 +206,7 @@ TEST(BatchFile, ADatasetInThePlaceOfExtrasIsRefused) {
                                         H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
                              H5Dclose);
   });
-  expect_error(ExitCode::usage, "'/bshd/extras' is no group; it must be one of datasets",
+  expect_error(ExitCode::usage, "'/bshd/extras' is no group; it must be one",
                [&] { read_bshd(world(), folder.file("rows.h5")); });
 }
 

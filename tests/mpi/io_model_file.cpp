@@ -151,7 +151,7 @@ void add_attribute(hid_t file, const char* name, int64_t value) {
 }
 
 TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
-  expect_changed_is_rejected("sliding_window of '/model' is 128; this decoder knows 0 alone",
+  expect_changed_is_rejected("'sliding_window' is 128, which means another decoder; wanted: 0 or false",
                              [](hid_t file) { add_attribute(file, "sliding_window", 128); });
   const auto add_dataset = [](const char* name) {
     return [name](hid_t file) {
@@ -208,7 +208,7 @@ TEST(ModelFileRejected, MissingAttributes) {
     file.write_attribute("/model", "hidden_size", std::string("six"));
     file.close();
   });
-  for (const char* part : {"'/model' has no integer attribute 'hidden_size'",
+  for (const char* part : {"attribute 'hidden_size' of '/model' is 'six'; it must be integer",
                            "'/model' has no real attribute 'rope_theta'"})
     expect_error(ExitCode::usage, part, [&] { ModelFile(world(), folder.file("m.h5")); });
 }

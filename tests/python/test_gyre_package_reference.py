@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks gyre.reference against stored answers, and against definitions in plain sums.
+"""Checks gyre.reference against stored answers and definitions in plain sums; names of files.
 
 Gradients are differentiated by a complex step: for an analytic f, Im f(x + i h) / h is f'(x) to the
 last bit, since nothing is subtracted.
@@ -10,11 +10,14 @@ Usage: test_gyre_package_reference.py SOURCE_DIR BUILD_DIR; needs python3-numpy 
 import re
 import sys
 import unittest
+import warnings
 from pathlib import Path
 
+import h5py
 import numpy as np
-from test_gyre_package import FILES, INF, SOURCE, gyre, small_attention, small_logprobs
+from test_gyre_package import FILES, INF, SOURCE, Scratch, gyre, small_attention, small_logprobs
 
+from gyre import schema
 from gyre.logprobs import ANSWERS
 
 STEP = 1e-30
@@ -176,6 +179,80 @@ class References(unittest.TestCase):
         self.assertEqual(real.tolist(), [[0, 2, 2, 3], [0, 3, 3, 4]])
         with self.assertRaisesRegex(ValueError, "segment 1 has 6 slots, no multiple of 2 cp = 4"):
             gyre.reference.dual_chunk_swap([0, 4, 10], 2)
+
+
+class Names(Scratch):
+    """Names that files may have: gyre.schema, and what gyre.read refuses."""
+
+    def changed(self, change):
+        """What gyre.read says of a file that `change` has changed: errors, warnings."""
+        path = self.place("x.h5")
+        gyre.write_attention(path, **small_attention())
+        with h5py.File(path, "r+") as file:
+            del file.attrs["content_sha256"]
+            change(file)
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            try:
+                gyre.read(path)
+            except ValueError as error:
+                return str(error).removeprefix(f"{path}: "), []
+        return "", [str(note.message).removeprefix(f"{path}: ") for note in notes]
+
+    def test_the_tables_are_those_of_the_programs(self):
+        text = Path(SOURCE, "src/io/schema_names.cpp").read_text(encoding="utf-8")
+        text = re.sub(r"//.*", "", text)
+        tables = text[text.index("tables[] = {") : text.index("constexpr const char* names_of_all")]
+        rows = re.findall(r'\{((?:\s*"[^"]*"\s*,?)+)\}', tables)
+        strings = [re.findall(r'"([^"]*)"', row) for row in rows]
+        self.assertEqual({name: "".join(table) for name, *table in strings}, schema.TABLES)
+        of_all = re.search(r'names_of_all = "([^"]*)"', text)
+        self.assertEqual(of_all[1], schema.ALL)
+        modifiers = text[text.index("modifiers[] = {") : text.index("most_notes")]
+        found = re.findall(r'\{"(\w+)"(?:, (\d+))?\}', modifiers)
+        wanted = {name: int(number) if number else None for name, number in found}
+        self.assertEqual(wanted, schema.MODIFIERS)
+
+    def test_items_of_another_kind_are_refused(self):
+        for name in ("mask", "window", "scale"):
+            for value in (np.ones(2), h5py.Empty("f8")):
+                message, _ = self.changed(lambda f: f["attention"].attrs.__setitem__(name, value))
+                self.assertRegex(message, f"^attribute '{name}' of '/attention' is .*one value")
+
+            def as_dataset(file):
+                del file["attention"].attrs[name]
+                file["attention"][name] = 1
+
+            message, _ = self.changed(as_dataset)
+            self.assertRegex(message, f"^'{name}' must be an attribute of '/attention'")
+        for name in ("q", "k", "v", "d_out", "offsets"):
+
+            def as_attribute(file):
+                del file["attention"][name]
+                file["attention"].attrs[name] = 1
+
+            def as_group(file):
+                del file["attention"][name]
+                file.create_group(f"attention/{name}")
+
+            self.assertRegex(self.changed(as_attribute)[0], f"^'/attention/{name}' must be a data")
+            self.assertEqual(
+                self.changed(as_group)[0], f"'/attention/{name}' is no dataset; it must be one"
+            )
+
+    def test_other_names_are_warnings_and_modifiers_refused(self):
+        def attribute(name, value):
+            return lambda file: file["attention"].attrs.__setitem__(name, value)
+
+        refused = "changes what is computed, and nobody reads it; leave it out"
+        for name, value in (("softcap", 5.0), ("SoftCap", 1), ("is_causal", True), ("bias", "x")):
+            message, _ = self.changed(attribute(name, value))
+            self.assertEqual(message, f"attribute '{name}' of '/attention' {refused}")
+        for name, value in (("softcap", 0.0), ("alibi", False), ("units", "m")):
+            wanted = f"attribute '{name}' of '/attention' is not read by the programs"
+            self.assertEqual(self.changed(attribute(name, value)), ("", [wanted]))
+        message, _ = self.changed(lambda file: file.__setitem__("attention/alibi_slopes", [1.0]))
+        self.assertEqual(message, f"'/attention/alibi_slopes' {refused}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <map>
 
 #include "io/h5.hpp"
 #include "io_files.hpp"
@@ -41,6 +43,75 @@ TEST(H5, AttributesOfAllTypes) {
   EXPECT_EQ(std::get<std::string>(read.attribute("/", "long")).size(), 200'000U);
   EXPECT_TRUE(std::holds_alternative<std::monostate>(read.attribute("/x/y", "none")));
   EXPECT_TRUE(std::holds_alternative<std::monostate>(read.attribute("/none", "real")));
+  EXPECT_EQ(to_string(read.attribute("/x/y", "text")), "'zwölf'");
+}
+
+TEST(H5, AttributesThatAreNotOneValueAreNotAbsent) {
+  const SharedFolder folder;
+  const std::string path = folder.file("a.h5");
+  {
+    const Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), H5Fclose);
+    const Handle scalar(H5Screate(H5S_SCALAR), H5Sclose), null(H5Screate(H5S_NULL), H5Sclose);
+    const hsize_t three = 3, one = 1;
+    const Handle row(H5Screate_simple(1, &three, nullptr), H5Sclose);
+    const Handle single(H5Screate_simple(1, &one, nullptr), H5Sclose);
+    const auto write = [&](const char* name, hid_t type, const Handle& space, const void* value) {
+      const Handle made(H5Acreate2(file.get(), name, type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
+                        H5Aclose);
+      if (value != nullptr) H5Awrite(made.get(), type, value);
+    };
+    const std::array<double, 3> reals{1, 2, 3};
+    write("row", H5T_NATIVE_DOUBLE, row, reals.data());
+    write("single", H5T_NATIVE_DOUBLE, single, reals.data());
+    write("null", H5T_NATIVE_DOUBLE, null, nullptr);
+    const uint64_t large = UINT64_MAX, fits = INT64_MAX;
+    write("large", H5T_NATIVE_UINT64, scalar, &large);
+    write("fits", H5T_NATIVE_UINT64, scalar, &fits);
+    const Handle truth(H5Tenum_create(H5T_NATIVE_INT8), H5Tclose);
+    const Handle colours(H5Tenum_create(H5T_NATIVE_INT8), H5Tclose);
+    const int8_t no = 0, yes = 1;
+    H5Tenum_insert(truth.get(), "FALSE", &no);
+    H5Tenum_insert(truth.get(), "TRUE", &yes);
+    H5Tenum_insert(colours.get(), "RED", &no);
+    H5Tenum_insert(colours.get(), "BLUE", &yes);
+    write("false", truth.get(), scalar, &no);
+    write("true", truth.get(), scalar, &yes);
+    write("blue", colours.get(), scalar, &yes);
+  }
+  const File read = File::open(path);
+  const std::map<std::string, AttributeValue> wanted{
+      {"row", Unreadable{"float64 [3]"}},
+      {"single", 1.0},
+      {"null", Unreadable{"empty"}},
+      {"large", Unreadable{"18446744073709551615, above 2^63 - 1"}},
+      {"fits", INT64_MAX},
+      {"false", false},
+      {"true", true},
+      {"blue", Unreadable{"an enumeration other than of FALSE and TRUE"}},
+  };
+  for (const auto& [name, value] : wanted)
+    EXPECT_EQ(to_string(read.attribute("/", name)), to_string(value)) << name;
+  EXPECT_EQ(read.attributes_of("/").size(), wanted.size());
+}
+
+// Filter 32000 is LZF, which h5py brings along.
+TEST(H5, AFilterThatIsMissingIsNamed) {
+  const SharedFolder folder;
+  const std::string path = folder.file("a.h5");
+  {
+    const Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), H5Fclose);
+    const hsize_t length = 4;
+    const Handle space(H5Screate_simple(1, &length, nullptr), H5Sclose);
+    const Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Pset_chunk(list.get(), 1, &length);
+    H5Pset_filter(list.get(), 32000, H5Z_FLAG_OPTIONAL, 0, nullptr);
+    const Handle dataset(H5Dcreate2(file.get(), "x", H5T_STD_I32LE, space.get(), H5P_DEFAULT,
+                                    list.get(), H5P_DEFAULT),
+                         H5Dclose);
+    ASSERT_TRUE(dataset.valid());
+  }
+  expect_error(ExitCode::usage, "dataset '/x' of '" + path + "' needs HDF5 filter 32000",
+               [&] { (void)File::open(path).dataset("/x"); });
 }
 
 TEST(H5, WhatThereIs) {

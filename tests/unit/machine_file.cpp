@@ -210,7 +210,7 @@ TEST(MachineFile, RefusesWhatIsNoMachine) {
   std::string dots = "a";
   for (int i = 0; i < 100000; ++i) dots += ".a";
   refuse("line 3: a key of more than 32 parts", "name", dots);
-  refuse("model.memory_bytes is \"Infinity\"; wanted: a number", "64e9", "inf");
+  refuse("line 5: inf; wanted: a finite number, or a text in quotation marks", "64e9", "inf");
 }
 
 TEST(MachineFile, RefusesKeysThatItDoesNotKnowOrLacks) {
@@ -243,12 +243,17 @@ TEST(MachineFile, RefusesValuesOfAnotherKind) {
          "64e9, source = 7");
   refuse("model.memory_bytes is \"64e9\"; wanted: a number", "64e9", "\"64e9\"");
   refuse("model.memory_bytes is true; wanted: a number", "64e9", "true");
-  refuse("model.memory_bytes is \"NaN\"; wanted: a number", "64e9", "nan");
-  refuse("model.memory_bytes is \"Infinity\"; wanted: a number", "64e9", "inf");
+  refuse("line 5: nan; wanted: a finite number, or a text in quotation marks", "64e9", "nan");
+  refuse("line 4: -inf; wanted: a finite number, or a text in quotation marks", "\"a rank\"",
+         "-inf");
+  for (const char* value : {"5e-324", "1e-31", "1e+31", "-1e+300"})
+    refuse(
+        fmt::format("model.memory_bytes is {}; wanted: 0, or a number from 1e-30 to 1e30", value),
+        "64e9", value);
+  refuse("bytes_per_s of 0.5; wanted: at least 1", "5e8", "0.5");
   refuse("model.memory_bytes is [1,2]; wanted: a number", "64e9", "[1, 2]");
   refuse("model.links[0].ranks is 8.0; wanted: a whole number", "ranks = 8", "ranks = 8.0");
   refuse("model.links[0].message_bytes[1] is \"64K\"; wanted: a number", "65536", "\"64K\"");
-  refuse("model.kernels[0].flops_per_s[1][2] is \"NaN\"; wanted: a number", "6e12", "nan");
   refuse("model.kernels[0].pass is \"forward\"; wanted: fwd or bwd", "\"fwd\"", "\"forward\"");
   refuse("model.kernels[0].dtype is \"f16\"; wanted: f32 or bf16", "\"bf16\"", "\"f16\"");
   test::expect_usage("m.json: model.links is 1; wanted: a list", [] {
@@ -277,10 +282,10 @@ TEST(MachineFile, RefusesTiersThatCannotBe) {
   refuse("ranks of 12 in tier switch; wanted: a multiple of the tier inside, 8, the nearest 16",
          "tier = \"switch\"", "tier = \"switch\"\nranks = 12");
   refuse("latency_s of -2e-05; wanted: 0 or more", "2e-5", "-2e-5");
-  refuse("bytes_per_s of 0; wanted: more than 0", "5e8", "0");
+  refuse("bytes_per_s of 0; wanted: at least 1", "5e8", "0");
   refuse("all_at_once of 1.5; wanted: more than 0, at most 1", "value = 0.5", "value = 1.5");
   refuse("kernel_slowdown of -0.25; wanted: 0 or more", "0.25", "-0.25");
-  refuse("copy_bytes_per_s of -1; wanted: more than 0", "2e12", "-1");
+  refuse("copy_bytes_per_s of -1; wanted: at least 1", "2e12", "-1");
 }
 
 TEST(MachineFile, RefusesKernelsThatCannotBe) {
@@ -295,7 +300,7 @@ TEST(MachineFile, RefusesKernelsThatCannotBe) {
          "[512, 512]\nkeys");
   refuse("keys of 0 at place 1; wanted: finite, above 0, ascending", "[256, 512", "[0, 512");
   refuse("3 flops_per_s for 2 rows and 0 keys; wanted: 2", "[7e12, 8e12]", "[7e12, 8e12, 9e12]");
-  refuse("flops_per_s of -5000000000000; wanted: more than 0", "5e12", "-5e12");
+  refuse("flops_per_s of -5000000000000; wanted: at least 1", "5e12", "-5e12");
   refuse("launch_s of -5e-06; wanted: 0 or more", "5e-6", "-5e-6");
   refuse("model.kernels[1].head_dim is 0; wanted: a number from 1 to 1024", "head_dim = 64",
          "head_dim = 0");
@@ -318,7 +323,7 @@ TEST(MachineFile, RefusesDecodersThatCannotBe) {
   refuse("model.all_reduces[0].seconds: 2 times for 1 message_bytes", "[2000, 6000]", "[2000]");
   refuse("message_bytes of 2000 behind 6000; wanted: more", "[2000, 6000]", "[6000, 2000]");
   refuse("seconds of -1; wanted: 0 or more", "[1e-5, 3e-5]", "[1e-5, -1]");
-  refuse("logprob_bytes_per_s of 0; wanted: more than 0", "{ value = 1e12", "{ value = 0");
+  refuse("logprob_bytes_per_s of 0; wanted: at least 1", "{ value = 1e12", "{ value = 0");
   refuse("model.linears[0] has no 'column'; nearest: 'columns'", "columns", "column");
 }
 

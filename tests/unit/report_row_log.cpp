@@ -186,7 +186,11 @@ TEST_F(RowLogs, ALineThatWasCutOffIsDropped) {
 }
 
 TEST_F(RowLogs, FilesOfOtherKindsAreRefusedUnharmed) {
-  for (const std::string other : {"notes\nof mine\n", "notes", "{\"a\": 1}\n", "\n"}) {
+  const std::string line = R"({"schema": "gyre-result/1", "kind": )";
+  for (const std::string& other :
+       {std::string("notes\nof mine\n"), std::string("notes"), std::string("{\"a\": 1}\n"),
+        std::string("\n"), std::string("{\"schema\": 1, \"kind\": \"row\"}\n"), line + "5}\n",
+        line + R"("row", "run": 5})" + "\n"}) {
     put(other);
     RowLog log(world());
     const std::string message =

@@ -462,13 +462,13 @@ TEST(Simulate, RefusesAMachineThatCannotBe) {
     one.flops_per_s = {1, 1, 1, 1};
     return one;
   };
-  refuse("flops_per_s of 0; wanted: more than 0",
+  refuse("flops_per_s of 0; wanted: at least 1",
          [](MachineModel& m) { m.kernel.flops_per_s = 0; });
-  refuse("bytes_per_s of -1; wanted: more than 0",
+  refuse("bytes_per_s of -1; wanted: at least 1",
          [](MachineModel& m) { m.links[1].bytes_per_s = -1; });
-  refuse("bytes_per_s of nan; wanted: more than 0",
+  refuse("bytes_per_s of nan; wanted: at least 1",
          [](MachineModel& m) { m.links[0].bytes_per_s = std::nan(""); });
-  refuse("copy_bytes_per_s of 0; wanted: more than 0",
+  refuse("copy_bytes_per_s of 0; wanted: at least 1",
          [](MachineModel& m) { m.copy_bytes_per_s = 0; });
   refuse("latency_s of -1; wanted: 0 or more", [](MachineModel& m) { m.links[0].latency_s = -1; });
   refuse("latency_s of inf; wanted: 0 or more",
@@ -490,7 +490,7 @@ TEST(Simulate, RefusesAMachineThatCannotBe) {
   refuse("4 flops_per_s for 3 rows and 2 keys; wanted: 6", [&](MachineModel& m) {
     surface(m).rows = {64, 128, 256};
   });
-  refuse("flops_per_s of 0; wanted: more than 0",
+  refuse("flops_per_s of 0; wanted: at least 1",
          [&](MachineModel& m) { surface(m).flops_per_s[2] = 0; });
   refuse("launch_s of -1; wanted: 0 or more", [&](MachineModel& m) { surface(m).launch_s = -1; });
   refuse("head_dim of 0; wanted: 1 or more", [&](MachineModel& m) { surface(m).head_dim = 0; });

@@ -1,0 +1,144 @@
+#include "io/decoder_keys.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/json.hpp"
+#include "io/schema_names.hpp"
+
+namespace gyre {
+namespace {
+
+using h5::AttributeValue;
+
+/// A key, and whether a value of it means this decoder. `layers`: others take other layers' time.
+struct DecoderKey {
+  const char* name;
+  std::string wanted;
+  std::function<bool(const AttributeValue&, const ModelConfig&)> is_ours;
+  bool layers = false;
+};
+
+DecoderKey number(const char* name, double neutral, bool layers = false) {
+  return {name, neutral == 0 ? "0 or false" : fmt::format("{}", neutral),
+          [neutral](const AttributeValue& value, const ModelConfig&) {
+            return is_neutral(value, neutral);
+          },
+          layers};
+}
+
+DecoderKey text(const char* name, const std::vector<std::string>& ours, bool layers = false) {
+  return {name, fmt::format("{}", fmt::join(ours, " or ")),
+          [ours](const AttributeValue& value, const ModelConfig&) {
+            const auto* found = std::get_if<std::string>(&value);
+            return found != nullptr && std::find(ours.begin(), ours.end(), *found) != ours.end();
+          },
+          layers};
+}
+
+/// The document in a text, or the text.
+Json json_of(const AttributeValue& value) {
+  const auto* text = std::get_if<std::string>(&value);
+  if (text == nullptr) return nullptr;
+  if (!text->starts_with('[') && !text->starts_with('{')) return *text;
+  try {
+    return parse_json("", *text, "");
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+bool is_full_attention(const AttributeValue& value, const ModelConfig&) {
+  const Json json = json_of(value);
+  const auto is_full = [](const Json& type) { return type == "full_attention"; };
+  return json.is_array() ? std::all_of(json.begin(), json.end(), is_full) : is_full(json);
+}
+
+/// Rotary embedding of whole heads by the configuration's own base.
+bool is_plain_rope(const AttributeValue& value, const ModelConfig& config) {
+  if (is_neutral(value, NAN)) return true;
+  const Json json = json_of(value);
+  if (!json.is_object()) return false;
+  const auto is = [&](const char* key, const Json& wanted) {
+    return !json.contains(key) || json[key].is_null() || json[key] == wanted;
+  };
+  return is("rope_type", "default") && is("type", "default") && is("partial_rotary_factor", 1.0) &&
+         is("rope_theta", config.rope_theta);
+}
+
+DecoderKey rope(const char* name) {
+  return {name, "the default type, of whole heads, with rope_theta as above", is_plain_rope};
+}
+
+/// A number that is in the configuration already.
+DecoderKey same(const char* name, const char* wanted, double (*value)(const ModelConfig&)) {
+  return {name, wanted, [value](const AttributeValue& found, const ModelConfig& config) {
+            const auto* whole = std::get_if<int64_t>(&found);
+            const auto* real = std::get_if<double>(&found);
+            const double wanted_value = value(config);
+            if (whole != nullptr) return static_cast<double>(*whole) == wanted_value;
+            if (real != nullptr) return std::abs(*real - wanted_value) <= 1e-6 * wanted_value;
+            return is_neutral(found, NAN);
+          }};
+}
+
+const std::vector<DecoderKey>& keys() {
+  static const std::vector<DecoderKey> all{
+      text("model_type", {"llama", "mistral"}, true),
+      {"layer_types", "full_attention in all layers", is_full_attention, true},
+      number("use_sliding_window", 0, true),
+      number("sliding_window", 0, true),
+      {"max_window_layers", "", [](const AttributeValue&, const ModelConfig&) { return true; }},
+      number("attention_chunk_size", 0, true),
+      number("use_qk_norm", 0, true),
+      number("attn_output_gate", 0, true),
+      number("num_local_experts", 0, true),
+      number("num_experts", 0, true),
+      number("n_routed_experts", 0, true),
+      number("kv_lora_rank", 0, true),
+      rope("rope_scaling"),
+      rope("rope_parameters"),
+      text("rope_type", {"default", "none"}),
+      number("partial_rotary_factor", 1),
+      text("hidden_act", {"silu", "swish"}),
+      number("attention_bias", 0),
+      number("mlp_bias", 0),
+      same("query_pre_attn_scalar", "head_dim",
+           [](const ModelConfig& c) { return static_cast<double>(c.head_dim); }),
+      same("attention_multiplier", "1 / sqrt(head_dim)",
+           [](const ModelConfig& c) { return 1 / std::sqrt(static_cast<double>(c.head_dim)); }),
+      number("final_logit_softcapping", 0),
+      number("attn_logit_softcapping", 0),
+      number("logit_scale", 1),
+      number("logits_scaling", 1),
+      number("residual_multiplier", 1),
+      number("embedding_multiplier", 1),
+  };
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> decoder_keys() {
+  std::vector<std::string> names;
+  for (const DecoderKey& key : keys()) names.emplace_back(key.name);
+  return names;
+}
+
+void check_decoder_keys(ConfigErrors& errors, const ModelConfig& config, bool only_layers,
+                        const std::function<AttributeValue(const std::string&)>& value) {
+  const bool no_window = is_neutral(value("use_sliding_window"), 0);
+  for (const DecoderKey& key : keys()) {
+    const AttributeValue found = value(key.name);
+    if (found == AttributeValue() || (only_layers && !key.layers)) continue;
+    if (no_window && std::string_view(key.name) == "sliding_window") continue;
+    if (!key.is_ours(found, config))
+      errors.add("'{}' is {}, which means another decoder; wanted: {}, or leave it out", key.name,
+                 to_string(found), key.wanted);
+  }
+}
+
+}  // namespace gyre
