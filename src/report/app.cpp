@@ -96,7 +96,7 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
   RowLog rows(world);
   Progress progress(info.name, common.progress, world.rank() == 0 && !common.quiet);
   set_note_handler([shows = world.rank() == 0 && !common.quiet](const std::string& note) {
-    if (shows) fmt::print("# note: {}\n", note);
+    if (shows) write_stdout(fmt::format("# note: {}\n", note));
   });
   const std::vector<std::string> arguments = arguments_without_folder(argc, argv);
   AppContext context{info,
