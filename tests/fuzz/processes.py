@@ -30,7 +30,7 @@ FULL, DEVICES = "/dev/full", {"null": (1, 3), "zero": (1, 5), "full": (1, 7)}
 NAMED = ("below a file", "without a folder", "of 300 letters", "")
 OUTPUT_KINDS = ("fifo", "socket", "folder", "loop", "nowhere", "stdout", "input", "input", *DEVICES, *NAMED)
 INPUT_KINDS = ("fifo", "socket", "folder", "loop", "nowhere", "no bytes", "other bytes", "sparse", *DEVICES, *NAMED)
-LIMITS = {"f": (0, 1, 2, 8, 64, 512, 4096), "n": (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32), "s": (512, 1024, 4096),
+LIMITS = {"f": (1, 2, 8, 64, 512, 4096), "n": (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32), "s": (512, 1024, 4096),
           "v": (400_000, 600_000, 800_000, 1_200_000, 2_400_000), "d": (8_000, 32_000, 64_000, 128_000, 256_000)}
 
 
