@@ -57,6 +57,7 @@ struct LogprobsArray {
 struct LogprobsReference {
   std::string generator;  ///< "" when the file does not say
   std::map<std::string, std::vector<double>> arrays;
+  std::vector<std::string> unknown;  ///< datasets of other names, which nobody compares
 };
 
 struct LogprobsFile {
