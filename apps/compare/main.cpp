@@ -79,7 +79,7 @@ ExitCode run(Options& o, AppContext& context) {
   ExitCode code = ExitCode::ok;
   run_on_root(context.world, "comparing", [&] {
     if (!(o.compare.rtol >= 0) || !(o.compare.atol >= 0))
-      throw_usage("tolerances must not be negative: --rtol {} --atol {}", o.compare.rtol,
+      throw_usage("tolerances must be finite, not negative: --rtol {} --atol {}", o.compare.rtol,
                   o.compare.atol);
     const std::vector<TensorComparison> tensors = compare_files(o.a, o.b, o.compare);
     if (!context.quiet)

@@ -33,17 +33,6 @@ void for_each_batch(const std::vector<size_t>& rows, int64_t width, Body body) {
     body(std::span(rows).subspan(begin, std::min(most, rows.size() - begin)));
 }
 
-/// Compares one value; where the definition gives NaN (a distribution over nothing), so must it.
-template <class Where>
-void add_value(Check& check, double got, double want, const Where& where, double scale) {
-  if (!std::isnan(want))
-    check.add(got, want, where, scale);
-  else if (std::isnan(got))
-    check.add_nothing();
-  else
-    check.add_failure(fmt::format("{}: got {}, expected nan", where(), got));
-}
-
 }  // namespace
 
 SentTraffic LogprobsOp::all_gather_of(const Communicator& group, int64_t bytes) {
@@ -161,29 +150,33 @@ std::vector<double> LogprobsOp::answers_to(const ResultArray& array) const {
 void compare_row(const ResultArray& array, size_t index, std::span<const double> got,
                  const ExpectedRow& expected, const double* answer, Check& check) {
   const auto width = expected.values.size();
-  const auto compare = [&](size_t at, double value, double want, double scale, bool answered,
-                           const char* which = "") {
+  // `defined`: the definition of what `value` must be; `want` is the same, or the file's answer.
+  const auto compare = [&](size_t at, double value, double want, double defined, double scale,
+                           bool answered, const char* which = "") {
     const auto column = static_cast<int64_t>(at);
+    if (expected.undefined && at < width && !answered && std::isnan(value))
+      return check.add_nothing();
     const bool other = value != want && at < width && array.is_as_right &&
                        array.is_as_right(index, column, value, want);
-    add_value(
-        check, value, other ? value : want,
-        [&] { return array.place(index, column, answered) + which; }, scale);
+    check.add(
+        value, other ? value : want, [&] { return array.place(index, column, answered) + which; },
+        scale, other ? value : defined);
   };
   for (size_t c = 0; c < got.size(); ++c) {
     const size_t at = static_cast<size_t>(array.first) + c;
     if (at >= width) {
-      compare(at, got[c], array.padding, 1, false);
+      compare(at, got[c], array.padding, array.padding, 1, false);
       continue;
     }
     if (expected.scales[at] < 0) continue;
     const bool differs =
         answer != nullptr && !expected.stored.empty() && !std::isnan(expected.stored[at]);
     const bool answered = answer != nullptr && !differs;
-    compare(at, got[c], answered ? answer[at] : expected.values[at], expected.scales[at], answered);
+    const double defined = expected.values[at];
+    compare(at, got[c], answered ? answer[at] : defined, defined, expected.scales[at], answered);
     if (differs)
-      compare(at, answer[at], expected.stored[at], expected.stored_scales[at], true,
-              ", the answer itself");
+      compare(at, answer[at], expected.stored[at], expected.stored[at], expected.stored_scales[at],
+              true, ", the answer itself");
   }
 }
 

@@ -146,7 +146,7 @@ struct RowGradientTerms {
 };
 
 /// Compares row `index` of an array: `got` [array.columns] with `expected`, or with its `answer`
-/// [width], if that is not null. What is expected to be NaN must be.
+/// [width], if that is not null. What is undefined must be NaN.
 void compare_row(const ResultArray& array, size_t index, std::span<const double> got,
                  const ExpectedRow& expected, const double* answer, Check& check);
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .arrays import to_numpy
+from .factor import CommonFactor
 from .reading import read_arrays, split_place
 from .verdict import ArrayComparison, Comparison, Difference
 
@@ -32,13 +33,14 @@ def _in_double(array: np.ndarray) -> bool:
 
 
 def _errors(
-    got: np.ndarray, expected: np.ndarray, exact: bool, tolerance: _Tolerance
+    got: np.ndarray, expected: np.ndarray, exact: bool, tolerance: _Tolerance, factor: CommonFactor
 ) -> tuple[np.ndarray, np.ndarray]:
     """|got - expected|, and the same over atol + rtol |expected|, which is 0 if exact."""
     real = got.dtype.type
     with np.errstate(all="ignore"):
         error = np.abs(got - expected)
         allowed = real(tolerance.atol) + real(tolerance.rtol) * np.abs(expected)
+        factor.add(got, expected, np.zeros_like(allowed) if exact else allowed)
         over = np.where(exact | ~(allowed > 0), np.inf, error / allowed)
         undefined = ~(np.isfinite(got) & np.isfinite(expected))
         equal = got == expected
@@ -57,10 +59,13 @@ def _compare_numbers(
     value = int if exact else float
     a, b = got.reshape(-1), expected.reshape(-1)
     worst: list[Difference] = []
-    max_error, outside = 0.0, 0
+    factor = CommonFactor()
+    max_error, outside, size = 0.0, 0, 0.0
     for begin in range(0, a.size, BLOCK):
         block = slice(begin, begin + BLOCK)
-        error, over = _errors(a[block].astype(real), b[block].astype(real), exact, tolerance)
+        x, y = a[block].astype(real), b[block].astype(real)
+        error, over = _errors(x, y, exact, tolerance, factor)
+        size += float(np.abs(y[np.isfinite(y)]).sum())
         max_error = max(max_error, float(error.max()))
         outside += int((over > 1).sum())
         unequal = np.flatnonzero(error > 0)
@@ -70,7 +75,10 @@ def _compare_numbers(
             pair = value(a[flat]), value(b[flat])
             worst.append(Difference(index, *pair, float(error[i]), float(over[i])))
         worst = sorted(worst, key=lambda d: -d.err_over_tol)[:MOST_WORST]
-    verdict = "differs" if outside else "same"
+    verdict = (factor.hint() or "differs") if outside else "same"
+    widest = max(1.0, size / max(1, a.size))
+    if not exact and a.size and (tolerance.rtol > 1 or tolerance.atol > widest):
+        verdict = "the tolerance is larger than the values"
     share = worst[0].err_over_tol if worst else 0.0
     return ArrayComparison(name, got.size, verdict, outside, max_error, share, tuple(worst))
 
@@ -198,15 +206,16 @@ def compare(
 
     Reals agree when |got - expected| <= atol + rtol |expected|, equal infinities agree, and NaN
     agrees with nothing, or with NaN if equal_nan. Integers, booleans and texts agree when they are
-    equal. Nothing is rounded before it is compared. An array that one side alone has is a
-    difference, unless common. ties="any": NAME_ids [rows, entries] beside descending NAME_values,
+    equal. Nothing is rounded before it is compared. An array of reals fails where the tolerance is
+    larger than the values: rtol above 1, or atol above 1 and above the mean of |expected|. An array
+    that one side alone has is a difference, unless common. ties="any": NAME_ids [rows, entries] beside descending NAME_values,
     as top_ids and top_values are, may have ids of equal values in any order; those of the last
     value of a row, which others may share, may be any, and both are shown as -1.
 
-    ValueError: a tolerance is negative, or there is nothing to compare.
+    ValueError: a tolerance is negative or not finite, or there is nothing to compare.
     """
-    if not (rtol >= 0 and atol >= 0):
-        raise ValueError(f"tolerances must not be negative: rtol {rtol}, atol {atol}")
+    if not (0 <= rtol < math.inf and 0 <= atol < math.inf):
+        raise ValueError(f"tolerances must be finite, not negative: rtol {rtol}, atol {atol}")
     if ties not in ("exact", "any"):
         raise ValueError(f"ties is {ties!r}; it must be 'exact' or 'any'")
     a, b = _load(got, expected), _load(expected, got)

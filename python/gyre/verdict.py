@@ -25,8 +25,9 @@ class Difference:
 class ArrayComparison:
     """One array. Errors are infinite where they are undefined, as between a number and NaN.
 
-    verdict: same; differs; only in A (what was got) or B (what was expected); shapes that differ;
-    types that cannot be compared. worst: up to ten elements that are not equal, the worst first.
+    verdict: same; differs, by a factor if all values have one whole one, or its inverse, in common;
+    the tolerance is larger than the values; only in A (what was got) or B (what was expected);
+    shapes that differ; types that cannot be compared. worst: up to ten elements that are not equal, the worst first.
     """
 
     name: str
@@ -94,7 +95,7 @@ def _text(comparison: Comparison) -> str:
     """All arrays, then up to ten of the worst values of each that differs, then the verdict."""
     lines = _aligned(HEADER, [_row(array) for array in comparison.arrays])
     for array in comparison.arrays:
-        if array.verdict != "differs":
+        if not array.verdict.startswith("differs"):
             continue
         lines += ["", f"{array.name or 'the array'}: {array.outside} of {array.elements} outside"]
         header = ("index", "a", "b", "error", "err_over_tol")

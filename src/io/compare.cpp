@@ -6,6 +6,7 @@
 #include <set>
 #include <type_traits>
 
+#include "core/common_factor.hpp"
 #include "core/error.hpp"
 #include "io/h5.hpp"
 
@@ -117,15 +118,26 @@ template <class T>
 void compare_numbers(const h5::Dataset& a, const h5::Dataset& b, const CompareOptions& options,
                      TensorComparison& result) {
   const bool exact = is_exact(a.type()) && is_exact(b.type());
+  CommonFactor factor;
+  double size = 0;
   for_each_block(a.shape(), [&](int64_t first, const h5::Slab& block) {
     const std::vector<T> x = read_block<T>(a, block), y = read_block<T>(b, block);
     for (size_t i = 0; i < x.size(); ++i) {
+      const auto expected = static_cast<double>(y[i]);
+      factor.add(static_cast<double>(x[i]), expected,
+                 exact ? 0 : options.atol + options.rtol * std::abs(expected));
+      if (std::isfinite(expected)) size += std::abs(expected);
       const ElementError error = error_of(x[i], y[i], exact, options);
       if (!record(result, a.shape(), first + static_cast<int64_t>(i), error)) continue;
       result.worst_a = value_text(x[i], a.type());
       result.worst_b = value_text(y[i], b.type());
     }
   });
+  result.hint = factor.hint();
+  const double widest =
+      std::max(1.0, size / static_cast<double>(std::max<int64_t>(1, a.elements())));
+  if (!exact && a.elements() > 0 && (options.rtol > 1 || options.atol > widest))
+    result.match = Match::wide;
 }
 
 void compare_texts(const h5::Dataset& a, const h5::Dataset& b, TensorComparison& result) {
@@ -157,7 +169,7 @@ void compare_tensors(const h5::Dataset& a, const h5::Dataset& b, const CompareOp
     compare_numbers<double>(a, b, options, result);
   else
     compare_numbers<long double>(a, b, options, result);
-  if (result.err_over_tol > 1) result.match = Match::differs;
+  if (result.err_over_tol > 1 && result.match != Match::wide) result.match = Match::differs;
 }
 
 /// "top_values" of "top_ids"; "" of other names.
@@ -231,7 +243,9 @@ std::string describe(const TensorComparison& comparison) {
     case Match::same:
       return "same";
     case Match::differs:
-      return "differs";
+      return comparison.hint.empty() ? "differs" : comparison.hint;
+    case Match::wide:
+      return "the tolerance is larger than the values";
     case Match::only_in_a:
       return "only in A";
     case Match::only_in_b:

@@ -21,7 +21,9 @@ struct CompareOptions {
   bool common_only = false;
 };
 
-enum class Match { same, differs, only_in_a, only_in_b, other_shape, other_kind };
+/// wide: the tolerance of reals is larger than the values, rtol above 1, or atol above 1 and above
+/// the mean of |b|.
+enum class Match { same, differs, wide, only_in_a, only_in_b, other_shape, other_kind };
 
 /// Result of comparing one tensor.
 struct TensorComparison {
@@ -33,6 +35,7 @@ struct TensorComparison {
   double err_over_tol = 0;  ///< largest error as a share of its tolerance
   std::string worst_index;  ///< where err_over_tol is largest; "" where everything is equal
   std::string worst_a, worst_b;
+  std::string hint;  ///< what a factor suggests that all values of the two have in common, or ""
   Match match = Match::same;
 };
 

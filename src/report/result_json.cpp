@@ -80,6 +80,7 @@ Json to_json(const Verification& verification) {
   for (const Check& c : verification.checks())
     checks.push_back({{"name", c.name()},
                       {"passed", c.passed()},
+                      {"fault", c.fault()},
                       {"count", c.count()},
                       {"outside", c.outside()},
                       {"max_error", number(c.max_error())},

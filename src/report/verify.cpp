@@ -65,6 +65,9 @@ void Check::merge(const Check& other) {
   count_ += other.count_;
   outside_ += other.outside_;
   add_sample(other.sampled_, other.sampled_of_);
+  sizes_ += other.sizes_;
+  values_ += other.values_;
+  factor_.merge(other.factor_);
   for (const Deviation& deviation : other.deviations_)
     if (is_among_worst(deviation.error)) keep(deviation);
   if (other.max_error_ > max_error_) {
@@ -81,7 +84,24 @@ void Check::merge_repeat(const Check& other) {
   if (badness(other) > badness(*this)) *this = other;
 }
 
+bool Check::is_too_wide() const {
+  const double mean = values_ > 0 ? sizes_ / static_cast<double>(values_) : 0;
+  return !std::isfinite(tolerance_) || tolerance_ > std::max(1.0, mean);
+}
+
+std::string Check::fault() const {
+  if (count_ == 0) return "nothing was compared";
+  if (is_too_wide())
+    return fmt::format("a tolerance of {:.3g} is larger than the values: nothing was verified",
+                       tolerance_);
+  if (outside_ == 0) return "";
+  const std::string hint = factor_.hint();
+  return fmt::format("{} of {} values outside{}{}", outside_, count_, hint.empty() ? "" : ", ",
+                     hint);
+}
+
 double Check::error_over_tolerance() const {
+  if (!std::isfinite(tolerance_)) return infinity;
   if (max_error_ == 0) return 0;
   return tolerance_ > 0 ? max_error_ / tolerance_ : infinity;
 }
@@ -124,7 +144,8 @@ std::string Verification::encode() const {
     for (const Deviation& d : c.deviations_)
       deviations.push_back({d.where, d.error, d.got, d.expected, d.scale, d.compared});
     list.push_back({c.name_, c.tolerance_, c.count_, c.outside_, c.max_error_, c.where_, c.sampled_,
-                    c.sampled_of_, std::move(deviations)});
+                    c.sampled_of_, std::move(deviations), c.sizes_, c.values_, c.factor_.least(),
+                    c.factor_.most(), c.factor_.values()});
   }
   std::string bytes;
   Json::to_cbor(list, bytes);  // unlike JSON text, CBOR keeps infinities
@@ -148,6 +169,9 @@ void Verification::merge_encoded(std::string_view bytes, int rank) {
     for (const Json& d : item[8])
       check.deviations_.push_back({place(d[0]), d[1].get<double>(), d[2].get<double>(),
                                    d[3].get<double>(), d[4].get<double>(), d[5].get<bool>()});
+    check.sizes_ = item[9].get<double>();
+    check.values_ = item[10].get<int64_t>();
+    check.factor_ = {item[11].get<double>(), item[12].get<double>(), item[13].get<int64_t>()};
     theirs.checks_.push_back(std::move(check));
   }
   merge(theirs);
@@ -192,11 +216,7 @@ std::string Verification::text(size_t most) const {
                   good, checks_.size(), max_error_over_tolerance(), sample_text(checks_));
   for (const Check& c : checks_) {
     if (c.passed()) continue;
-    if (c.count_ == 0) {
-      text += fmt::format("VERIFY   {}: nothing was compared\n", c.name_);
-      continue;
-    }
-    text += fmt::format("VERIFY   {}: {} of {} values outside\n", c.name_, c.outside_, c.count_);
+    text += fmt::format("VERIFY   {}: {}\n", c.name_, c.fault());
     for (size_t i = 0; i < std::min(most, c.deviations_.size()); ++i)
       text += fmt::format("VERIFY     {}\n", c.deviations_[i].text(c.tolerance_));
   }

@@ -23,16 +23,19 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "core/common_factor.hpp"
 
 namespace gyre {
 
-/// Error of `actual` in units of `scale`. Equal values, infinities included, have no error.
-/// Otherwise the error is infinite if a value is not finite (a NaN on one side or both, an infinity
-/// on one side), and for any difference at a scale of 0.
-inline double error_between(double actual, double reference, double scale = 1) {
-  if (actual == reference) return 0;
+/// Error of `actual` in units of `scale`. It is infinite if a value or the scale is not finite, and
+/// for any difference at a scale of 0. A reference may be infinite only where the definition says
+/// so: `defined` is its value there.
+inline double error_between(double actual, double reference, double scale = 1, double defined = 0) {
+  const bool is_legal = std::isfinite(reference) || reference == defined;
+  if (actual == reference && is_legal) return 0;
   const double error = std::abs(actual - reference) / scale;
-  return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
+  const bool is_known = std::isfinite(error) && std::isfinite(reference) && std::isfinite(scale);
+  return is_known ? error : std::numeric_limits<double>::infinity();
 }
 
 /// A value outside its tolerance.
@@ -55,11 +58,15 @@ class Check {
 
   /// Compares one value. `where()` names its place; it is called only when the error is one of the
   /// largest so far. Error and tolerance are relative to `scale` (the rms of the reference's row,
-  /// say).
+  /// say). `defined`: what the definition says where that may be infinite, see error_between().
   template <class Where>
-  void add(double actual, double reference, const Where& where, double scale = 1) {
-    const double error = error_between(actual, reference, scale);
+  void add(double actual, double reference, const Where& where, double scale = 1,
+           double defined = 0) {
+    const double error = error_between(actual, reference, scale, defined);
     ++count_;
+    if (std::isfinite(reference) && scale > 0) sizes_ += std::abs(reference) / scale;
+    ++values_;
+    factor_.add(actual, reference, tolerance_ * scale);
     for (const double value : {actual, reference})
       digest_ = (digest_ ^ std::bit_cast<uint64_t>(value)) * 0x100000001b3;
     const bool outside = !(error <= tolerance_);
@@ -112,11 +119,16 @@ class Check {
   /// Of the values and references given to add() on this rank, in their order: equal bits, equal
   /// digest.
   uint64_t digest() const { return digest_; }
-  /// Something was compared, and all of it was within the tolerance.
-  bool passed() const { return count_ > 0 && outside_ == 0; }
+  /// Something was compared, all of it was within the tolerance, and the tolerance is neither
+  /// infinite nor above both 1 (the size that errors are relative to) and the mean size of the
+  /// references: within such a one, zeros would pass.
+  bool passed() const { return count_ > 0 && outside_ == 0 && !is_too_wide(); }
+  /// Why it did not pass; "" if it did.
+  std::string fault() const;
 
  private:
   friend class Verification;
+  bool is_too_wide() const;
   bool is_among_worst(double error) const {
     return deviations_.size() < most_deviations || error > deviations_.back().error;
   }
@@ -131,6 +143,9 @@ class Check {
   int64_t sampled_ = 0, sampled_of_ = 0;
   uint64_t digest_ = 0xcbf29ce484222325;
   double max_error_ = 0;
+  double sizes_ = 0;  // sum of |reference| / scale over values_
+  int64_t values_ = 0;
+  CommonFactor factor_;
   std::string where_;
   std::vector<Deviation> deviations_;
 };
@@ -158,8 +173,8 @@ class Verification {
   double max_error_over_tolerance() const;
 
   /// "VERIFY PASSED n/n max_err_over_tol=0.37", with ", sampled 64 of 4096 tokens" behind it of the
-  /// check that compared the smallest share; or FAILED, and for each failed check how many values
-  /// are outside, with a line for each of the `most` worst; or "VERIFY SKIPPED".
+  /// check that compared the smallest share; or FAILED, and for each failed check its fault() and a
+  /// line for each of the `most` worst values outside; or "VERIFY SKIPPED".
   std::string text(size_t most = 1) const;
 
  private:

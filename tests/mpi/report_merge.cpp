@@ -40,6 +40,26 @@ TEST(ReportMerge, NanOnOneRankFailsAll) {
   for (const int64_t text : texts) EXPECT_EQ(text, texts[0]);
 }
 
+TEST(ReportMerge, TolerancesAndFactorsAreJudgedByTheValuesOfAllRanks) {
+  Communicator& world = test::world();
+  Verification checks;
+  const bool first = world.rank() == 0;
+  const double small = first ? 16 : 0;  // 16 / ranks on average
+  const auto here = [] { return "here"; };
+  checks.check("within", 1.5).add(small, small, here);
+  checks.check("above", 17).add(small, small, here);
+  checks.check("twice", 1e-3).add(first ? 8 : 2, first ? 4 : 1, here);
+  checks.check("twice but once", 1e-3).add(first ? 8 : 3, first ? 4 : 1, here);
+  checks.merge_over(world);
+  EXPECT_TRUE(checks.checks()[0].passed()) << checks.text();
+  EXPECT_FALSE(checks.checks()[1].passed());
+  const auto hints = [&](size_t check) {
+    return checks.checks()[check].fault().find("by a factor 2") != std::string::npos;
+  };
+  EXPECT_EQ(hints(2), world.size() > 1) << checks.text();
+  EXPECT_FALSE(hints(3));
+}
+
 TEST(ReportMerge, SamplesArriveInOrderOfRank) {
   Communicator& world = test::world();
   std::vector<double> mine(static_cast<size_t>(world.rank()));  // rank 0 has none

@@ -58,7 +58,7 @@ class Compare(Scratch):
     def test_infinities_and_nan(self):
         self.assertEqual(one([INF, -INF], [INF, -INF]).verdict, "same")
         for pair in ((INF, -INF), (INF, 1.0), (1.0, -INF), (NAN, 1.0), (1.0, NAN), (NAN, NAN)):
-            array = one([pair[0]], [pair[1]], rtol=INF)
+            array = one([pair[0]], [pair[1]], rtol=1)
             self.assertEqual((array.verdict, array.err_over_tol), ("differs", INF), pair)
         self.assertEqual(one([NAN, 1.0], [NAN, 1.0], equal_nan=True).verdict, "same")
         self.assertEqual(one([NAN], [1.0], equal_nan=True).verdict, "differs")
@@ -67,7 +67,33 @@ class Compare(Scratch):
         self.assertEqual(one([1], [2], atol=5).verdict, "differs")
         self.assertEqual(one([True], [1]).verdict, "same")
         self.assertEqual(one([2**62], [2**62 + 1]).outside, 1)
-        self.assertEqual(one([1], [2.0], atol=5).verdict, "same")
+        self.assertEqual(one([1], [2.0], atol=1).verdict, "same")
+
+    def test_a_tolerance_above_the_values_fails(self):
+        wide = "the tolerance is larger than the values"
+        for expected, options, verdict in (
+            ([1.0, 2.0], {"rtol": 1.01}, wide),
+            ([1.0, 2.0], {"atol": 1.51}, wide),
+            ([1.0, 2.0], {"atol": 1.5}, "same"),
+            ([0.0, 0.0], {"atol": 1.5}, wide),
+            ([0.0, 0.0], {"atol": 1e-3}, "same"),
+            ([1, 2], {"rtol": 9}, "same"),
+        ):
+            self.assertEqual(one(expected, expected, **options).verdict, verdict, options)
+
+    def test_a_common_factor_is_named(self):
+        expected = np.array([[1.0, -2.5, 0.0], [1e-3, 7.0, -0.125]])
+        hint = "differs by a factor {}: gather convention?"
+        for factor, named in ((2, "2"), (0.5, "1/2"), (3, "3"), (1 / 8, "1/8")):
+            for noise in (1, 1 + 2e-6):
+                verdict = one(factor * noise * expected, expected).verdict
+                self.assertEqual(verdict, hint.format(named))
+        for got in (2.5 * expected, -2 * expected, np.array([[2, -5, 0.1], [2e-3, 14, -0.25]])):
+            self.assertEqual(one(got, expected).verdict, "differs")
+        self.assertEqual(one([2.0], [1.0]).verdict, "differs")  # of one value any is a factor
+        self.assertEqual(one([2.0, NAN, 2], [1.0, 1, 1]).verdict, "differs")
+        text = str(gyre.compare(2 * expected, expected))
+        self.assertIn("the array: 5 of 6 outside", text)
 
     def test_names_shapes_and_kinds(self):
         got = {"a": np.zeros(2), "b": np.zeros(2), "c": ["x", "y"], "d": np.zeros(1)}
@@ -95,6 +121,8 @@ class Compare(Scratch):
         for got, expected, options in (
             (1.0, 1.0, {"rtol": -1}),
             (1.0, 1.0, {"atol": NAN}),
+            (1.0, 1.0, {"atol": INF}),
+            (1.0, 1.0, {"rtol": INF}),
             (1.0, 1.0, {"ties": "some"}),
             (1.0, {"x": 1.0}, {}),
             ({"x": 1.0}, {"y": 1.0}, {"common": True}),
@@ -180,7 +208,7 @@ class Check(Scratch):
         for arguments, wanted, message in (
             ((), 2, "required"),
             ((TIES, TIES, "--ties", "some"), 2, "invalid choice"),
-            ((TIES, TIES, "--rtol", "-1"), 2, "must not be negative"),
+            ((TIES, TIES, "--rtol", "-1"), 2, "must be finite, not negative"),
             (("none.npz", TIES), 2, "none.npz"),
             (("none.h5", TIES), 2, "none.h5"),
             ((broken, TIES), 2, "broken.npz"),
@@ -253,6 +281,8 @@ class SameAsGyreCompare(Scratch):
         ):
             self.agree(*files, *flags)
         x = np.array([1.0, 1.5])
+        files = self.write("a.h5", x=2 * x), self.write("b.h5", x=x)
+        self.assertEqual(self.agree(*files), 1)
         files = self.write("a.h5", x=x), self.write("b.h5", x=x + 0.5)
         self.assertEqual(self.agree(*files, "--atol", "0.5", "--rtol", "0"), 0)
         self.assertEqual(self.agree(*files, "--atol", "0.4999999", "--rtol", "0"), 1)

@@ -72,6 +72,23 @@ TEST(Compare, RelativeToTheSecond) {
   EXPECT_EQ(compare<double>({1e-30}, std::vector<double>{0}, options).match, Match::differs);
 }
 
+TEST(Compare, AToleranceAboveTheValuesFails) {
+  const std::vector<double> values{1, 2}, zeros{0, 0};
+  EXPECT_EQ(compare(values, values, {.rtol = 1.01}).match, Match::wide);
+  EXPECT_EQ(compare(values, values, {.atol = 1.51}).match, Match::wide);
+  EXPECT_EQ(compare(values, values, {.rtol = 1, .atol = 1.5}).match, Match::same);
+  EXPECT_EQ(compare(zeros, zeros, {.atol = 1}).match, Match::same);
+  EXPECT_EQ(compare(zeros, zeros, {.atol = 1.01}).match, Match::wide);
+  EXPECT_EQ(compare<int64_t>({1, 2}, std::vector<int64_t>{1, 2}, {.rtol = 9}).match, Match::same);
+}
+
+TEST(Compare, ACommonFactorIsNamed) {
+  const std::vector<double> right{1, -2.5, 0, 7};
+  EXPECT_EQ(describe(compare<float>({2, -5, 0, 14}, right)),
+            "differs by a factor 2: gather convention?");
+  EXPECT_EQ(describe(compare<double>({2, -5, 0, 14.1}, right)), "differs");
+}
+
 TEST(Compare, NanAgreesWithNanOnlyOnRequest) {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
   const CompareOptions nan_agrees{.equal_nan = true};

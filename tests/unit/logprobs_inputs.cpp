@@ -341,7 +341,7 @@ TEST(RowGradientTerms, ScalesOfACertainRow) {
 
 TEST(CompareRow, PaddingIsZeroAndNaNIsNaN) {
   std::vector<double> d{0.5, NAN, 0, 0};
-  const ExpectedRow want{{9, 0.5, NAN}, {1, 1, 1}};
+  ExpectedRow want{{9, 0.5, NAN}, {1, 1, 1}};
   ResultArray array{"d_logprob", {1, 3}, "d_logits"};
   array.first = 1, array.columns = 4, array.rows = {0};
   const auto check = [&](const double* answer = nullptr) {
@@ -350,7 +350,11 @@ TEST(CompareRow, PaddingIsZeroAndNaNIsNaN) {
     EXPECT_EQ(all.count(), 4);
     return all;
   };
+  EXPECT_EQ(check().outside(), 1) << "NaN is no value";
+  want.undefined = true;
   EXPECT_EQ(check().outside(), 0);
+  const std::vector<double> answers{9, 0.5, NAN};
+  EXPECT_EQ(check(answers.data()).outside(), 1);
   d[3] = 0.1;  // padding
   EXPECT_EQ(check().outside(), 1);
   d[1] = 0;  // NaN is wanted
@@ -358,6 +362,16 @@ TEST(CompareRow, PaddingIsZeroAndNaNIsNaN) {
   d[0] = 0.6;
   EXPECT_EQ(check().outside(), 3);
   EXPECT_EQ(check().deviations().at(1).where, "d_logprob[0, 4]");
+}
+
+TEST(CompareRow, AnInfinityIsOneOfTheDefinition) {
+  ResultArray array{"gathered", {1, 2}, "log-probabilities"};
+  array.columns = 2, array.rows = {0};
+  const std::vector<double> got{-HUGE_VAL, -HUGE_VAL}, answer{-HUGE_VAL, -HUGE_VAL};
+  Check check("x", 1e-3);
+  compare_row(array, 0, got, {{-HUGE_VAL, -2}, {1, 1}}, answer.data(), check);
+  EXPECT_EQ(check.outside(), 1);
+  EXPECT_EQ(check.where(), "/reference/gathered[0, 1]");
 }
 
 TEST(CompareRow, AnAnswerTakesThePlaceOfTheDefinition) {

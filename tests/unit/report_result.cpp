@@ -101,7 +101,7 @@ TEST(Report, UnofficialSaysWhy) {
   report.build.git_state = "dirty";
   report.build.build_type = "Debug";
   report.verification = Verification(2);
-  report.verification.check("attention", 1).add(1, 1, somewhere);
+  report.verification.check("attention", 0.5).add(1, 1, somewhere);
   report.unofficial_reasons = {"ranks share a GPU"};
   const Verdict verdict = judge(report);
   EXPECT_EQ(verdict.validity, Validity::unofficial);

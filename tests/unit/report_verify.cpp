@@ -21,8 +21,12 @@ TEST(ErrorBetween, MeasuresInUnitsOfTheScale) {
   EXPECT_EQ(error_between(0, 0, 0), 0);
 }
 
-TEST(ErrorBetween, WhatIsNotFiniteIsInfinitelyWrongUnlessEqual) {
-  EXPECT_EQ(error_between(-infinity, -infinity), 0);
+TEST(ErrorBetween, WhatIsNotFiniteIsInfinitelyWrongUnlessTheDefinitionHasIt) {
+  EXPECT_EQ(error_between(-infinity, -infinity, 1, -infinity), 0);
+  EXPECT_EQ(error_between(-infinity, -infinity), infinity) << "not by the definition";
+  EXPECT_EQ(error_between(infinity, infinity, 1, -infinity), infinity);
+  EXPECT_EQ(error_between(nan, nan, 1, nan), infinity);
+  EXPECT_EQ(error_between(1, 2, infinity), infinity);
   EXPECT_EQ(error_between(nan, 1), infinity);
   EXPECT_EQ(error_between(1, nan), infinity);
   EXPECT_EQ(error_between(nan, nan), infinity);
@@ -135,6 +139,45 @@ TEST(Verification, NanNeverPasses) {
   EXPECT_EQ(check.where(), "document 2");
 }
 
+TEST(Verification, AToleranceAboveTheValuesFails) {
+  const auto passes = [](double tolerance, std::initializer_list<double> references) {
+    Verification checks;
+    for (const double x : references) checks.check("x", tolerance).add(x, x, somewhere, 2);
+    return checks.passed();
+  };
+  EXPECT_TRUE(passes(1, {0, 0})) << "the size that errors are relative to";
+  EXPECT_TRUE(passes(3, {2, -10})) << "3 times the scale, as the values are on average";
+  EXPECT_FALSE(passes(3.1, {2, -10}));
+  EXPECT_FALSE(passes(1.1, {0, 0}));
+  EXPECT_FALSE(passes(infinity, {1}));
+  EXPECT_FALSE(passes(nan, {1}));
+  Verification checks;
+  checks.check("x", infinity).add(nan, 1, somewhere);
+  EXPECT_EQ(checks.text(),
+            "VERIFY FAILED 0/1 max_err_over_tol=inf\n"
+            "VERIFY   x: a tolerance of inf is larger than the values: nothing was verified\n");
+}
+
+TEST(Verification, AFactorThatAllValuesHaveIsNamed) {
+  const auto text = [](const std::vector<double>& got, const std::vector<double>& expected) {
+    Verification checks;
+    for (size_t i = 0; i < got.size(); ++i)
+      checks.check("d_q", 1e-3).add(got[i], expected[i], somewhere);
+    const std::string all = checks.text();
+    const size_t begin = all.find("outside") + 7;
+    return all.substr(begin, all.find('\n', begin) - begin);
+  };
+  const std::vector<double> right{1, -2, 0, 1e-4};
+  EXPECT_EQ(text({2, -4.001, 0.0005, 2e-4}, right), ", differs by a factor 2: gather convention?");
+  EXPECT_EQ(text({0.25, -0.5, 0, 0}, right), ", differs by a factor 1/4: gather convention?");
+  EXPECT_EQ(text({2, -4.1, 0, 2e-4}, right), "") << "one value has another";
+  EXPECT_EQ(text({2, -4, 0.1, 2e-4}, right), "");
+  EXPECT_EQ(text({2, -4, nan, 2e-4}, right), "");
+  EXPECT_EQ(text({-2, 4, 0, -2e-4}, right), "");
+  EXPECT_EQ(text({1.5, -3, 0, 1.5e-4}, right), "") << "no whole one";
+  EXPECT_EQ(text({2}, {1}), "") << "of one value, any is";
+}
+
 TEST(Verification, ZeroToleranceAsksForEquality) {
   Verification checks;
   Check& check = checks.check("token ids", 0);
@@ -165,9 +208,9 @@ TEST(Verification, ComparingNothingIsNotPassing) {
 
 TEST(Verification, ScaleMultipliesEveryTolerance) {
   Verification checks(4);
-  checks.check("hidden", 0.5).add(2.5, 1, somewhere);
+  checks.check("hidden", 0.125).add(1.5, 1, somewhere);
   EXPECT_TRUE(checks.passed());
-  EXPECT_EQ(checks.checks()[0].tolerance(), 2);
+  EXPECT_EQ(checks.checks()[0].tolerance(), 0.5);
 }
 
 TEST(Verification, OneNameHasOneTolerance) {

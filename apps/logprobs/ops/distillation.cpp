@@ -76,7 +76,10 @@ class DistillationOp final : public PicksOp {
   }
   static ExpectedRow scaled(const std::vector<double>& logprobs) {
     ExpectedRow want{logprobs, {}};
-    for (const double logprob : logprobs) want.scales.push_back(logprob_scale(logprob));
+    for (const double logprob : logprobs) {
+      want.scales.push_back(logprob_scale(logprob));
+      want.undefined = want.undefined || std::isnan(logprob);
+    }
     return want;
   }
   std::vector<ResultArray> results(Pass pass) override {
