@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "packing/padding.hpp"
+#include "packing/rolled_labels.hpp"
 
 namespace gyre {
 namespace {
@@ -133,6 +134,14 @@ std::vector<uint8_t> real_slots(const BshdArrays& arrays) {
     }
   }
   return real;
+}
+
+void check_labels(const BshdArrays& arrays) {
+  std::vector<uint8_t> padding = real_slots(arrays);
+  for (uint8_t& slot : padding) slot = slot == 0 ? 1 : 0;
+  const int64_t slot = find_rolled_label<int64_t>(arrays.ids, arrays.labels, padding, arrays.slots);
+  if (slot >= 0)
+    throw_usage("row {}, slot {} {}", slot / arrays.slots, slot % arrays.slots, rolled_label_text);
 }
 
 int64_t most_documents_of_row(const BshdArrays& arrays) {

@@ -33,6 +33,10 @@ Tail tail_of(const BshdArrays& arrays, const std::string& name);
 /// tables fit the rows (to_thd checks them).
 std::vector<uint8_t> real_slots(const BshdArrays& arrays);
 
+/// Usage error, by row and slot: padding that has another document's token as its label. Tables of
+/// lengths must be sound.
+void check_labels(const BshdArrays& arrays);
+
 /// The most segments with tokens that a row has.
 int64_t most_documents_of_row(const BshdArrays& arrays);
 

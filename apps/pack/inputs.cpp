@@ -195,6 +195,7 @@ ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOp
   converted.header.algorithm = "bshd";
   int64_t real_tokens = 0, supervised = 0;
   const std::vector<ThdBatch> streams = split_into_chunks(input, chunks, options);
+  check_labels(batch);
   // Boundaries of all streams in one table, as a pipeline's micro-batches carry them: rows that end
   // in sentinels, which are stripped before use.
   const ChunkBounds stacked = stack_chunk_bounds(streams);

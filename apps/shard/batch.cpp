@@ -174,6 +174,7 @@ std::vector<BatchResult> shard_batch(const std::string& file, const BshdArrays& 
         to_thd(batch, {.sentinel = arrays.sentinel, .tail = Tail::keep});
       else if (rows)
         check_padding_of_rows(arrays);
+      check_labels(arrays);
       check_mask(arrays, job);
     });
   });

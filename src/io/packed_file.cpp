@@ -6,6 +6,7 @@
 
 #include "comm/agree.hpp"
 #include "core/index.hpp"
+#include "packing/rolled_labels.hpp"
 
 namespace gyre {
 namespace {
@@ -130,6 +131,23 @@ void check_range(ConfigErrors& errors, const char* dataset, std::span<const int3
              limit - 1, may_be_ignored ? fmt::format(", or {}", ignored_label) : "");
 }
 
+/// Padding of bins [first, last) that has another document's token as its label.
+void check_labels(ConfigErrors& errors, const PackedHeader& header, const PackedSlots& slots,
+                  int64_t first, int64_t last) {
+  size_t begin = 0;
+  for (int64_t b = first; b < last; ++b) {
+    const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
+    std::vector<uint8_t> padding(static_cast<size_t>(padded.back()), 1);
+    for (size_t i = 0; i + 1 < real.size(); ++i)
+      std::fill_n(padding.begin() + padded[i], real[i + 1] - real[i], uint8_t{0});
+    const int64_t slot = find_rolled_label(std::span(slots.ids).subspan(begin, padding.size()),
+                                           std::span(slots.labels).subspan(begin, padding.size()),
+                                           padding, padded.back());
+    if (slot >= 0) return errors.add("bin {}, slot {} {}", b, slot, rolled_label_text);
+    begin += padding.size();
+  }
+}
+
 struct SlotParts {
   std::optional<h5::Dataset> ids, embeddings, labels, positions;
 };
@@ -185,9 +203,9 @@ std::vector<int64_t> PackedHeader::slot_offsets() const {
 
 void check_packed(ConfigErrors& errors, const PackedHeader& header) {
   const size_t before = errors.messages().size();
-  if (header.slot_multiple < 1)
-    errors.add("slot_multiple of '{}' is {}; it must be at least 1", packed_group,
-               header.slot_multiple);
+  if (header.slot_multiple < 1 || header.slot_multiple > most_slots)
+    errors.add("slot_multiple of '{}' is {}; it must be 1 to {}", packed_group,
+               header.slot_multiple, most_slots);
   if (header.bins.bin_capacity < 0)
     errors.add("bin_capacity of '{}' is {}; it must be at least 0", packed_group,
                header.bins.bin_capacity);
@@ -312,6 +330,7 @@ PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
     check_range(reader.errors(), labels_path, slots.labels, begin, header.vocab_size, true);
     check_range(reader.errors(), positions_path, slots.positions, begin, int64_t{1} << 31, false);
     check_finite(reader.errors(), packed_embeddings_path, slots.embeddings);
+    if (parts.ids) check_labels(reader.errors(), header, slots, first, last);
     reader.throw_if_any();
   });
   return slots;

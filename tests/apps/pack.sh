@@ -59,6 +59,23 @@ expect 0 'absorbed by the last segment' "$pack" --input "$source_dir/inputs/bshd
 expect 2 'chunks' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --chunks 3
 expect 2 'row 0, segment 0' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --cp 4
 
+# Labels rolled by cu_seqlens: the padding before a document has its first token.
+/usr/bin/python3 - "$source_dir/inputs/bshd_tiny.h5" <<'PY'
+import shutil, sys, h5py
+for path, labels, place in ((sys.argv[1], "bshd/labels", (0, 3)), ("rows.h5", "packed/labels", 3)):
+    name = "rolled_" + labels[:4] + ".h5"
+    shutil.copy(path, name)
+    with h5py.File(name, "r+") as f:
+        del f.attrs["content_sha256"]
+        f[labels][place] = 134
+PY
+rolled='slot 3 is padding, and its label is the first token of the next document: were labels rolled by cu_seqlens'
+expect 2 "rolled_bshd.h5': row 0, $rolled" "$MPIEXEC" -n 2 "$pack" --input rolled_bshd.h5
+expect 2 "rolled_bshd.h5': row 0, $rolled" "$apps/gyre-shard" --input rolled_bshd.h5 --cp 2
+expect 2 "row 0, $rolled" "$apps/gyre-shard" --input rolled_bshd.h5 --cp 2 --format bshd
+expect 2 "bin 0, $rolled" "$apps/gyre-shard" --input rolled_pack.h5
+expect 2 "bin 0, $rolled" "$pack" --input rolled_pack.h5 --repad -o never.h5
+
 # Ids alone: each row is a document, padding is at the end of a stream; slot lengths that are the real ones.
 golden=$source_dir/inputs/golden
 expect 0 'stream 0: 5 segments, 48 slots' "$pack" --input "$golden/rows_without_tables.h5" -o ids.h5

@@ -10,6 +10,7 @@
 #include "apps/pack/inputs.hpp"
 #include "apps/shard/batch.hpp"
 #include "errors.hpp"
+#include "packing/rolled_labels.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
@@ -111,6 +112,26 @@ TEST(RowsWithoutSlotLengths, HaveTheirRealOnes) {
   arrays.seq_lens_padded = arrays.seq_lens;
   EXPECT_EQ(tail_of(arrays, "absorb"), Tail::absorb);
   EXPECT_EQ(tail_of(arrays, "keep"), Tail::keep);
+}
+
+TEST(PackedRows, LabelsRolledByUnpaddedBoundariesAreNamed) {
+  BshdArrays arrays;
+  arrays.rows = 2, arrays.slots = 8, arrays.segments_per_row = 2, arrays.vocab_size = 99;
+  arrays.ids = {11, 12, 13, 0, 21, 22, 0, 0, 31, 32, 33, 34, 35, 36, 0, 0};
+  arrays.labels.assign(16, ignored_label);
+  arrays.seq_lens = Longs{3, 2, 6, length_sentinel};
+  arrays.seq_lens_padded = Longs{4, 4, 8, length_sentinel};
+  const auto text = [&](size_t slot, int64_t label) {
+    BshdArrays wrong = arrays;
+    wrong.labels[slot] = label;
+    return usage_message([&] { check_labels(wrong); });
+  };
+  EXPECT_EQ(text(3, 21), fmt::format("row 0, slot 3 {}", rolled_label_text));
+  EXPECT_EQ(text(7, 31), fmt::format("row 0, slot 7 {}", rolled_label_text));
+  EXPECT_EQ(text(3, 22), "no error") << "no roll leaves it there";
+  EXPECT_EQ(text(5, 0), "no error") << "the label of a token is the loader's business";
+  arrays.seq_lens->at(0) = 0;  // padding in front of the only document of the row
+  EXPECT_EQ(text(3, 21), "no error");
 }
 
 TEST(PackedRows, ChecksNoticeExtrasOfOtherSlotsAndRows) {

@@ -172,7 +172,7 @@ TEST(Refused, HeadersOfPackedFilesWithImpossibleSizes) {
   check_packed(problems, header);
   ASSERT_EQ(problems.messages().size(), 3u);
   EXPECT_STREQ(problems.messages()[0].c_str(),
-               "slot_multiple of '/packed' is 0; it must be at least 1");
+               "slot_multiple of '/packed' is 0; it must be 1 to 2147483647");
   EXPECT_STREQ(problems.messages()[1].c_str(),
                "vocab_size of '/packed' is 0; it must be 1 to 2147483647");
   EXPECT_STREQ(problems.messages()[2].c_str(),
