@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "attention/attention_reference.hpp"
+#include "core/special_values.hpp"
 #include "report/tolerance.hpp"
 
 namespace gyre {
@@ -126,15 +127,15 @@ AttentionChecker::AttentionChecker(AttentionRun& run, const TensorRows& inputs,
             [](const TokenRow& a, const TokenRow& b) { return a.token < b.token; });
 }
 
+int64_t AttentionChecker::pairs_of(const TokenRow& own, bool as_key) const {
+  const DocumentMask mask(workload_.mask, own.document, workload_.length(own.document));
+  const int64_t position = own.token - workload_.offsets[static_cast<size_t>(own.document)];
+  return as_key ? mask.queries_of(position) : mask.keys_of(position);
+}
+
 std::vector<TokenRow> AttentionChecker::sample(bool keys) const {
-  // Visible pairs of a token, as a key or as a query.
-  const auto pairs_of = [&](const TokenRow& own) {
-    const DocumentMask mask(workload_.mask, own.document, workload_.length(own.document));
-    const int64_t position = own.token - workload_.offsets[static_cast<size_t>(own.document)];
-    return keys ? mask.queries_of(position) : mask.keys_of(position);
-  };
   int64_t total = 0;
-  for (const TokenRow& own : own_) total += pairs_of(own) * workload_.heads.heads;
+  for (const TokenRow& own : own_) total += pairs_of(own, keys) * workload_.heads.heads;
   const int64_t budget = std::max<int64_t>(1, pairs_ / world_.size());
   const int64_t step = std::max<int64_t>(1, ceil_div(total, budget)), count = std::ssize(own_);
   // Not every step-th token: kernels work in tiles, and an error may be at the same place of each.
@@ -213,14 +214,19 @@ void AttentionChecker::check_lse(const std::vector<TokenRow>& rows,
                                  Check& check) const {
   const auto heads = static_cast<size_t>(workload_.heads.heads);
   const std::span<const double> all = answers(&AttentionReference::lse);
-  for (size_t i = 0; i < rows.size(); ++i)
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const double defined = pairs_of(rows[i], false) == 0 ? -infinity_of<double> : 0;
     for (size_t h = 0; h < heads; ++h) {
       const size_t at = static_cast<size_t>(rows[i].token) * heads + h;
-      check.add(lse[at], all.empty() ? computed[i * heads + h] : all[at], [&] {
-        return fmt::format("{}lse[{}, {}], {}", all.empty() ? "" : "/reference/", rows[i].token, h,
-                           place(rows[i]));
-      });
+      check.add(
+          lse[at], all.empty() ? computed[i * heads + h] : all[at],
+          [&] {
+            return fmt::format("{}lse[{}, {}], {}", all.empty() ? "" : "/reference/", rows[i].token,
+                               h, place(rows[i]));
+          },
+          1, defined);
     }
+  }
 }
 
 void AttentionChecker::check_queries(Pass pass, const std::vector<double>& lse,

@@ -34,6 +34,8 @@ class AttentionChecker {
  private:
   /// The check of one tensor in this run and direction.
   Check& check_of(const char* tensor, double tolerance, Verification& checks) const;
+  /// Visible pairs of a token, as a key or as a query.
+  int64_t pairs_of(const TokenRow& own, bool as_key) const;
   /// A sample of the rank's tokens: the first, the last, and one of every `step` at a varying
   /// place.
   std::vector<TokenRow> sample(bool keys) const;

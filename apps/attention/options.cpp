@@ -40,7 +40,7 @@ void declare_problem(CLI::App& app, AttentionOptions& o) {
   add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
   declare_mask_options(app, o.mask);
   add_flag(app, {"--sinks", "Learnable sinks, one a query head"}, o.sinks);
-  add_size_option(app, {"--seed", "Of inputs that are made up"}, o.seed);
+  add_seed_option(app, "Of inputs that are made up", o.seed);
 }
 
 void declare_types(CLI::App& app, AttentionOptions& o) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "apps/attention/inputs.hpp"
 #include "apps/attention/options.hpp"
@@ -33,6 +34,7 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
   workload.origin = fmt::format("{} x {} tokens", o.batch, size);
   if (!o.generate.empty()) lengths = generated_lengths(o.generate, o.capacity, workload.origin);
   for (const int64_t length : lengths) workload.offsets.push_back(workload.offsets.back() + length);
+  check_pairs(workload.offsets, workload.heads.heads);
   workload.mask = o.mask.of(lengths);
   if (o.sinks) workload.sinks = random_sinks(o.heads, static_cast<uint64_t>(o.seed));
   return workload;
@@ -40,17 +42,29 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
 
 namespace {
 
-/// With sinks: a row that sees no key is taken for padding, whose statistics stay as they are.
-void check_sinks(const AttentionWorkload& workload) {
-  if (workload.sinks.empty() || workload.mask.kind != MaskKind::regions) return;
+/// With sinks: a row that sees no key is taken for padding, whose statistics stay as they are. A
+/// log-sum-exp is -inf where a query sees no key, and nowhere else.
+void check_queries(const AttentionWorkload& workload, const AttentionFile& file) {
+  const bool answered = file.reference && !file.reference->lse.empty();
+  if (!answered && workload.sinks.empty()) return;
+  const int64_t heads = workload.heads.heads;
   for (int64_t d = 0; d < workload.documents(); ++d) {
     const DocumentMask mask(workload.mask, d, workload.length(d));
-    for (int64_t q = 0; q < workload.length(d); ++q)
-      if (mask.keys_of(q) == 0)
+    const int64_t first = workload.offsets[static_cast<size_t>(d)];
+    for (int64_t q = 0; q < workload.length(d); ++q) {
+      const int64_t keys = mask.keys_of(q);
+      if (keys == 0 && !workload.sinks.empty())
         throw_usage(
             "the query at position {} of document {} sees no key; with sinks every query must see "
             "one",
             q, d);
+      for (int64_t h = 0; answered && keys > 0 && h < heads; ++h)
+        if (std::isinf(file.reference->lse[static_cast<size_t>((first + q) * heads + h)]))
+          throw_usage(
+              "{}: /reference/lse[{}, {}] is -inf, but the query at position {} of document {} "
+              "sees {} keys; it must be finite",
+              workload.origin, first + q, h, q, d, keys);
+    }
   }
 }
 
@@ -82,9 +96,9 @@ AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
   workload.offsets = file.offsets;
   workload.mask = mask_of(file, o.input);
   workload.sinks = file.sinks;
-  check_sinks(workload);
-  workload.type = o.types().activations;
   workload.origin = o.input;
+  check_queries(workload, file);
+  workload.type = o.types().activations;
   workload.score_size = sampled_score_size(workload, *rows_of(file, workload.type));
   return workload;
 }

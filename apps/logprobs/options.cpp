@@ -77,7 +77,7 @@ void declare_problem(CLI::App& app, LogprobsOptions& o) {
   add_option(app, {"--peak-height", "By how much they do"}, o.peak_height);
   add_option(app, {"--zero-fraction", "Share of tokens whose gradient is zero, as of prompts"},
              o.zero_fraction);
-  add_size_option(app, {"--seed", "Of inputs that are made up"}, o.seed);
+  add_seed_option(app, "Of inputs that are made up", o.seed);
 }
 
 void declare_run(CLI::App& app, LogprobsOptions& o) {

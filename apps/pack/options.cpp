@@ -68,7 +68,7 @@ void declare_options(CLI::App& app, PackOptions& o) {
                   o.bin_multiple, 1);
   add_size_option(app, {"--max-items", "next-fit: most documents of a bin; 0: any number"},
                   o.max_items);
-  add_size_option(app, {"--seed", "Of first-fit-shuffle"}, o.seed);
+  add_seed_option(app, "Of first-fit-shuffle", o.seed);
   add_choice_option(app, {"--oversize", "Documents longer than a bin, or (drop) than a row"},
                     o.oversize, {"reject", "own-bin", "drop"});
   declare_shape_options(app, o);

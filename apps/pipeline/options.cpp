@@ -130,6 +130,7 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
     errors.add("{} has tokens of the tokenizer {}, the model of {}", o.input, documents.tokenizer,
                tokenizer);
   if (!(o.check_seconds > 0)) errors.add("--check-seconds {} must be positive", o.check_seconds);
+  if (!(o.tol_scale > 0)) errors.add("--tol-scale {} must be positive", o.tol_scale);
   ScoringPlan plan;
   if (grid_possible && bin_possible) {
     plan = plan_scoring(documents.offsets,

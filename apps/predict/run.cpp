@@ -93,6 +93,7 @@ std::vector<PredictedDocuments> documents_of(const PredictOptions& o) {
     documents.origin = std::move(origin);
     for (const int64_t length : lengths)
       documents.offsets.push_back(documents.offsets.back() + length);
+    check_pairs(documents.offsets, o.head_shape().heads);
     all.push_back(std::move(documents));
   };
   if (!o.generate.empty()) {

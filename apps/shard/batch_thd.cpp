@@ -188,7 +188,9 @@ StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communi
   Check* rotary = swapped ? &checks.check("rotary rows", 0) : nullptr;
   for (Check* check : {&contents, &extras, index, local, rotary})
     if (check != nullptr) check->add_nothing();  // ranks without a part, or without a token
-  StreamParts streams(static_cast<size_t>(job.options.chunks));
+  // More chunks than rows are refused below.
+  StreamParts streams(
+      static_cast<size_t>(std::min(job.options.chunks, std::max<int64_t>(1, arrays.rows))));
   for (const int rank : ranks_of(world, job.cp)) {
     const CpOptions options = cp_options(arrays, job, rank);
     std::vector<CpBatch> parts;

@@ -87,7 +87,8 @@ def attention_problem(
         arrays["regions"] = check_regions(regions, np.diff(arrays["offsets"]))
     if mask != "causal" and window > 0:
         raise ValueError(f"window is {window}, but only a causal mask has one; it must be 0")
-    scale = checks.positive("scale", width**-0.5 if scale is None else scale)
+    least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+    scale = checks.number("scale", width**-0.5 if scale is None else scale, least, most)
     return AttentionProblem(arrays, bfloat16, mask, window, scale)
 
 
@@ -127,10 +128,26 @@ def check_regions(regions: Any, lengths: np.ndarray) -> np.ndarray:
     return table
 
 
+def sees_some(problem: AttentionProblem) -> np.ndarray:
+    """[T] booleans: whether each query sees a key; a sink counts as one."""
+    seen = np.ones(len(problem.arrays["q"]), bool)
+    if problem.mask != "regions" or "sinks" in problem.arrays:
+        return seen
+    seen[:] = False
+    bounds = problem.arrays["offsets"]
+    for row in problem.arrays["regions"]:
+        begin, end = bounds[row[0]], bounds[row[0] + 1]
+        seen[begin:end] |= shown(row, end - begin).any(axis=1)
+    return seen
+
+
 def check_reference(
     problem: AttentionProblem, reference: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """The arrays of a reference, as a file holds them: any of those below, finite."""
+    """The arrays of a reference, as a file holds them: any of those below.
+
+    They are finite, but lse is -inf where a query sees no key.
+    """
     queries, keys = problem.arrays["q"].shape, problem.arrays["k"].shape
     shapes = {"out": queries, "lse": queries[:2], "d_q": queries, "d_k": keys, "d_v": keys}
     shapes["d_sinks"] = queries[1:2]
@@ -140,5 +157,10 @@ def check_reference(
     for name, value in reference.items():
         label = f"reference[{name!r}]"
         array = checks.answer(label, value, *shapes[checks.known(name, shapes)])
-        arrays[name] = checks.finite(label, array)
+        if name == "lse":
+            right = np.isfinite(array) | ((array == -np.inf) & ~sees_some(problem)[:, None])
+            checks.every(label, array, right, "finite, or -inf where a query sees no key")
+        else:
+            checks.finite(label, array)
+        arrays[name] = array
     return arrays

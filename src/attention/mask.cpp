@@ -102,7 +102,10 @@ MaskTable::MaskTable(std::vector<std::vector<Region>> documents, std::span<const
   for (size_t d = 0; d < documents_.size(); ++d) {
     std::vector<Region>& regions = documents_[d];
     const auto document = static_cast<int64_t>(d);
-    for (size_t i = 0; i < regions.size(); ++i) check_region(regions[i], document, i, lengths[d]);
+    for (size_t i = 0; i < regions.size(); ++i) {
+      check_region(regions[i], document, i, lengths[d]);
+      regions[i].window = std::min(regions[i].window, lengths[d]);
+    }
     check_overlap(regions, document);
     std::stable_sort(regions.begin(), regions.end(), [](const Region& a, const Region& b) {
       return std::tie(a.q_begin, a.k_begin) < std::tie(b.q_begin, b.k_begin);
@@ -207,6 +210,19 @@ int64_t DocumentMask::pairs(int64_t queries) const {
   for (const Region& r : regions_)
     if (r.q_begin < queries) sum += r.pairs(queries);
   return sum;
+}
+
+void check_pairs(std::span<const int64_t> offsets, int64_t heads) {
+  double pairs = 0;
+  for (size_t d = 0; d + 1 < offsets.size(); ++d) {
+    const auto length = static_cast<double>(offsets[d + 1] - offsets[d]);
+    pairs += length * length * static_cast<double>(heads);
+  }
+  constexpr double most = 0x1p63;
+  if (pairs > most)
+    throw_usage(
+        "{} tokens under {} heads have {:.3g} pairs of a query and a key; at most 2^63 are counted",
+        offsets.back(), heads, pairs);
 }
 
 int64_t visible_pairs(int64_t length, const MaskRule& mask, int64_t document) {

@@ -15,6 +15,7 @@
 // A causal diagonal ends in the last query and key of the region, an inverse one begins in the
 // first ones: the slices of FlexFlashAttention (SandAI-org/MagiAttention), and windows.
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -61,7 +62,8 @@ class MaskTable {
  public:
   /// documents[d]: the regions of document d, of lengths[d] tokens. Usage errors, with the indices
   /// of document and region: a region outside its document, or without queries or keys; a window
-  /// that is negative, or without a causal diagonal; two regions that share a pair.
+  /// that is negative, or without a causal diagonal; two regions that share a pair. A window that
+  /// is longer than its document becomes as long.
   MaskTable(std::vector<std::vector<Region>> documents, std::span<const int64_t> lengths);
   std::span<const Region> of(int64_t document) const;
   int64_t documents() const { return std::ssize(documents_); }
@@ -74,14 +76,16 @@ class MaskTable {
 enum class MaskKind { causal, full, regions };
 
 /// A mask: one rule for documents of any length, or a table. Causal with a window w > 0: a query at
-/// position p sees positions p - w + 1 .. p, itself and the w - 1 before it.
+/// position p sees positions p - w + 1 .. p, itself and the w - 1 before it. A window of more than
+/// most_positions is one of most_positions.
 struct MaskRule {
   MaskKind kind = MaskKind::causal;
   int64_t window = 0;                      ///< 0: no window; causal masks only
   std::shared_ptr<const MaskTable> table;  ///< of MaskKind::regions
 
   MaskRule() = default;
-  MaskRule(MaskKind kind_, int64_t window_ = 0) : kind(kind_), window(window_) {}
+  MaskRule(MaskKind kind_, int64_t window_ = 0)
+      : kind(kind_), window(std::min(window_, most_positions)) {}
   explicit MaskRule(MaskTable table_);
 
   /// Whether every document has the same mask: causal without a window.
@@ -122,6 +126,10 @@ class DocumentMask {
   Region whole_;
   std::span<const Region> regions_;
 };
+
+/// Throws a usage error unless the pairs of positions of each document, times the query heads, add
+/// up to a 64-bit integer. offsets [documents + 1].
+void check_pairs(std::span<const int64_t> offsets, int64_t heads);
 
 /// Visible pairs of a document. Of simple masks: length² for a full one, and for a causal one of
 /// window w, n = min(w, length):  n(n+1)/2 + (length - n) n.

@@ -123,8 +123,7 @@ std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const 
                                  Trim trimming) {
   check_mask(rule);
   // Of a simple rule, a document that has no end.
-  constexpr int64_t end = int64_t{1} << 40;
-  const DocumentMask endless(rule.table == nullptr ? rule : MaskRule(), 0, end);
+  const DocumentMask endless(rule.table == nullptr ? rule : MaskRule(), 0, most_positions);
   std::vector<Fragment> sorted;
   const std::span<const Fragment> in_order = by_segment(keys.fragments, sorted);
   std::vector<Rectangle> rectangles;

@@ -38,6 +38,9 @@ using SegmentIndex = Index<struct SegmentTag>;     ///< segment of a packed batc
 /// The most slots of a stream: boundaries of segments are 32-bit.
 inline constexpr int64_t most_slots = std::numeric_limits<int32_t>::max();
 
+/// More positions than a document has: the end of one that has no end, and the largest window.
+inline constexpr int64_t most_positions = int64_t{1} << 40;
+
 /// a / b, rounded down or up; b > 0, a of any sign.
 GYRE_HOST_DEVICE constexpr int64_t floor_div(int64_t a, int64_t b) {
   return a >= 0 ? a / b : -((-a + b - 1) / b);

@@ -1,6 +1,7 @@
 #include "io/attention_file.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "comm/agree.hpp"
@@ -44,8 +45,13 @@ void check_attributes(SchemaReader& reader, AttentionFile& a) {
   if ((a.mask == "full" || a.mask == "regions") && a.window > 0)
     errors.add("window of '/attention' is {}, but only a causal mask has one; it must be 0",
                a.window);
-  if (!(a.scale > 0) || !std::isfinite(a.scale))
-    errors.add("scale of '/attention' is {}; it must be positive, as 1 / sqrt(head_dim)", a.scale);
+  // Scores are computed in f32.
+  constexpr double least = std::numeric_limits<float>::min(),
+                   most = std::numeric_limits<float>::max();
+  if (!(a.scale >= least && a.scale <= most))
+    errors.add(
+        "scale of '/attention' is {}; it must be from {:.3g} to {:.3g}, as 1 / sqrt(head_dim)",
+        a.scale, least, most);
 }
 
 AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
@@ -117,7 +123,7 @@ void check_numbers(const h5::File& file, const AttentionFile& a) {
   check_regions(errors, a);
   if (a.reference) {
     check_finite(errors, "/reference/out", a.reference->out);
-    check_finite(errors, "/reference/lse", a.reference->lse);
+    check_finite(errors, "/reference/lse", a.reference->lse, true);
     check_finite(errors, "/reference/d_q", a.reference->d_q);
     check_finite(errors, "/reference/d_k", a.reference->d_k);
     check_finite(errors, "/reference/d_v", a.reference->d_v);

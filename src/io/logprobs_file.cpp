@@ -196,12 +196,7 @@ void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& array
   reader.throw_if_any();
   check_logits(errors, "/logprobs/logits", f, f.logits);
   if (f.has_teacher) check_logits(errors, "/logprobs/teacher", f, f.teacher);
-  for (size_t i = 0; i < f.teacher_values.size(); ++i)
-    if (!(f.teacher_values[i] < std::numeric_limits<float>::infinity())) {
-      errors.add("/logprobs/teacher_values[{}] is {}; it must be finite or -inf", i,
-                 f.teacher_values[i]);
-      break;
-    }
+  check_finite(errors, "/logprobs/teacher_values", f.teacher_values, true);
   check_finite(errors, "/logprobs/d_value", f.d_value);
   check_finite(errors, "/logprobs/d_logprobs", f.d_logprobs);
   if (f.linear) {

@@ -98,12 +98,16 @@ void write_schema(h5::File& file, const std::string& schema, const Provenance& p
 void check_offsets(ConfigErrors& errors, const std::string& name, std::span<const int64_t> offsets,
                    int64_t total, const std::string& what);
 
-/// Adds an error for the first of `values` that is not finite.
+/// Adds an error for the first of `values` that is not finite. Where `or_minus_infinity` is true,
+/// -inf is as good: logits, and logarithms of sums that may be empty.
 template <class T>
-void check_finite(ConfigErrors& errors, const std::string& name, const std::vector<T>& values) {
+void check_finite(ConfigErrors& errors, const std::string& name, const std::vector<T>& values,
+                  bool or_minus_infinity = false) {
   for (size_t i = 0; i < values.size(); ++i) {
-    if (std::isfinite(values[i])) continue;
-    errors.add("{}[{}] is {}; it must be finite", name, i, values[i]);
+    if (std::isfinite(values[i]) || (or_minus_infinity && std::isinf(values[i]) && values[i] < 0))
+      continue;
+    errors.add("{}[{}] is {}; it must be finite{}", name, i, values[i],
+               or_minus_infinity ? " or -inf" : "");
     return;
   }
 }

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <limits>
 
 #include "core/error.hpp"
@@ -52,7 +53,15 @@ void add_option(CLI::App& app, const OptionSpec& spec, std::vector<std::string>&
 }
 
 void add_option(CLI::App& app, const OptionSpec& spec, double& value) {
-  finish(app.add_option(spec.name, value, spec.description)->capture_default_str(), spec);
+  const auto check = [](const std::string& text) {
+    double number = 0;
+    if (CLI::detail::lexical_cast(text, number) && !std::isfinite(number))
+      throw_usage("'{}' is not a finite number", text);
+  };
+  finish(app.add_option(spec.name, value, spec.description)
+             ->capture_default_str()
+             ->check(validator("", check)),
+         spec);
 }
 
 void add_option(CLI::App& app, const OptionSpec& spec, int& value, int minimum) {
@@ -84,10 +93,12 @@ void add_count_option(CLI::App& app, const OptionSpec& spec, int& value, const s
   finish(option, spec);
 }
 
-void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum) {
-  const auto check = [minimum](std::string& text) {
+void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum,
+                     int64_t maximum) {
+  const auto check = [minimum, maximum](std::string& text) {
     const int64_t size = parse_size(text);
     if (size < minimum) throw_usage("'{}' is less than {}", text, minimum);
+    if (size > maximum) throw_usage("'{}' is more than {}", text, maximum);
     text = std::to_string(size);
   };
   finish(app.add_option(spec.name, value, spec.description)
@@ -95,6 +106,10 @@ void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int6
              ->type_name("SIZE")
              ->transform(validator("", check)),
          spec);
+}
+
+void add_seed_option(CLI::App& app, const std::string& description, int64_t& value) {
+  add_size_option(app, {"--seed", description}, value, 0, std::numeric_limits<int64_t>::max());
 }
 
 namespace {

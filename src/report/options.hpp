@@ -29,13 +29,19 @@ void add_flag(CLI::App& app, const OptionSpec& spec, bool& value);
 /// Texts must not be empty.
 void add_option(CLI::App& app, const OptionSpec& spec, std::string& value);
 void add_option(CLI::App& app, const OptionSpec& spec, std::vector<std::string>& values);
+/// A finite number.
 void add_option(CLI::App& app, const OptionSpec& spec, double& value);
 /// An integer that is at least `minimum`.
 void add_option(CLI::App& app, const OptionSpec& spec, int& value, int minimum);
 /// A number of at least 1, or `word`, which is the value 0.
 void add_count_option(CLI::App& app, const OptionSpec& spec, int& value, const std::string& word);
-/// A size that is at least `minimum`, in the notation of parse_size.
-void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum = 0);
+/// The largest size of an option: sums of such sizes, and small multiples, are 64-bit integers.
+inline constexpr int64_t most_size = int64_t{1} << 48;
+/// A size from `minimum` to `maximum`, in the notation of parse_size.
+void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum = 0,
+                     int64_t maximum = most_size);
+/// A seed: any size.
+void add_seed_option(CLI::App& app, const std::string& description, int64_t& value);
 /// One of `choices`; anything else is refused together with the nearest choice.
 void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value,
                        const std::vector<std::string>& choices);

@@ -69,6 +69,49 @@ PY
 expect 2 'the query at position 12 of document 2 sees no key; with sinks every query must see one' "${mpi[@]}" 2 "$attention" --input blind.h5
 expect 2 'shared.h5: /attention/regions: regions 1 and 2 of document 0 share a pair' "${mpi[@]}" 2 "$attention" --input shared.h5
 expect 2 'outside.h5: /attention/regions: region 1 of document 2' "${mpi[@]}" 2 "$attention" --input outside.h5
+# Where a query sees no key, the log-sum-exp is -inf, and nowhere else. Gradients that a gather doubled. Numbers at the ends of types.
+/usr/bin/python3 - "$regions" "$causal" <<'PY'
+import shutil, sys, h5py, numpy
+def write(name, source, change):
+    shutil.copy(source, name + ".h5")
+    with h5py.File(name + ".h5", "r+") as f:
+        del f.attrs["content_sha256"]
+        change(f)
+def unseen(f, answer):
+    table = numpy.array([[0, 0, 2, 0, 2, 0, 0], [0, 3, 8, 2, 8, 1, 2**63 - 1]])
+    a = f["attention"]
+    q, k, v, d_out = (a[n][:8] for n in ("q", "k", "v", "d_out"))
+    for n, x in {"q": q, "k": k, "v": v, "d_out": d_out, "offsets": [0, 8], "regions": table}.items():
+        if n in a: del a[n]
+        a[n] = x
+    a.attrs["mask"] = "regions"
+    s, g = a.attrs["scale"], q.shape[1] // k.shape[1]
+    lse = numpy.full((8, q.shape[1]), -numpy.inf)
+    for i in (0, 1, 3, 4, 5, 6, 7):
+        seen = slice(0, 2) if i < 2 else slice(2, i + 1)
+        for h in range(q.shape[1]):
+            lse[i, h] = numpy.log(numpy.exp(s * (k[seen, h // g].astype("f8") @ q[i, h])).sum())
+    lse[answer[0]] = answer[1]
+    del f["reference"]
+    f["reference/lse"] = lse
+for name, answer in {"unseen": (2, -numpy.inf), "seen": ((3, 1), -numpy.inf), "finite": ((2, 0), 0.0)}.items():
+    write(name, sys.argv[2], lambda f: unseen(f, answer))
+def scale(f, factors):
+    for path, factor in factors.items(): f[path][...] *= factor
+write("doubled", sys.argv[2], lambda f: scale(f, {"reference/d_q": 2, "reference/d_k": 1 / 3}))
+write("large", sys.argv[2], lambda f: scale(f, {"attention/q": 1e8, "attention/k": 1e8}))
+PY
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" --input unseen.h5 $quick
+expect 2 'seen.h5: /reference/lse[3, 1] is -inf, but the query at position 3 of document 0 sees 2 keys' "${mpi[@]}" 2 "$attention" --input seen.h5
+expect 1 '/reference/lse[2, 0], document 0 position 2: got -inf, expected 0' "$attention" --input finite.h5 $quick
+expect 1 'outside, differs by a factor 1/2: gather convention?' "${mpi[@]}" 2 "$attention" --input doubled.h5 $quick
+grep -q 'bwd: d_k: .* outside, differs by a factor 3: gather convention?' output || fail "no factor: $(cat output)"
+expect 1 'is larger than the values: nothing was verified' "${mpi[@]}" 2 "$attention" --input large.h5 $quick
+expect 1 'is larger than the values: nothing was verified' "${mpi[@]}" 2 "$attention" $small $quick --tol-scale 1e7
+expect 2 "--tol-scale: 'inf' is not a finite number" "${mpi[@]}" 2 "$attention" $small --tol-scale inf
+expect 2 "--window: '9223372036854775807' is more than 281474976710656" "${mpi[@]}" 2 "$attention" $small --window 9223372036854775807
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --window 262144G
+expect 2 'pairs of a query and a key; at most 2^63 are counted' "$attention" --explain --cp 8 --tokens 1G --heads 4096
 expect 2 'group-cast sends rows to whoever sees them' "${mpi[@]}" 4 "$attention" $small --mask prefix-lm,prefix=10 --schedule halo
 expect 2 'nearest: prefix-lm; wanted: causal' "$attention" --mask prefix
 expect 2 'needs answer; wanted: shared-prefix,prompt=N,answer=N' "$attention" --mask shared-prefix,prompt=8

@@ -80,6 +80,7 @@ expect 2 'a full attention mask under context parallelism' "$shard" --input "$le
 expect 0 'VERIFY PASSED' "$shard" --input "$left" --cp 1 --format bshd --mask dense
 expect 2 "row 0, segment 0: slot length 10 is not a multiple of 4" "$shard" --input "$left" --cp 2
 expect 2 'cannot be cut into 3 equal chunks' "$shard" --input "$rows" --cp 2 --chunks 3
+expect 2 'into 281474976710656 equal chunks; the most is 4' "$shard" --input "$rows" --cp 2 --chunks 262144G
 expect 2 'are for --format thd' "$shard" --input "$left" --cp 2 --format bshd --chunks 2
 expect 2 '--tp 2 pads the rows of --format bshd' "$shard" --input "$rows" --cp 2 --tp 2
 expect 2 'is a batch of rows' "$shard" --input "$rows" --cp 2 --ulysses

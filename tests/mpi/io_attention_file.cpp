@@ -225,10 +225,14 @@ TEST(AttentionFile, RefusesAttributesWithoutMeaning) {
   expect_refused({"window of '/attention' is 2, but only a causal mask has one; it must be 0"},
                  [](Draft& d) { d.mask = "full"; });
   expect_refused({"window of '/attention' is -1; it must be 0, none, or the number of keys",
-                  "scale of '/attention' is 0; it must be positive, as 1 / sqrt(head_dim)"},
+                  "scale of '/attention' is 0; it must be from 1.18e-38 to 3.4e+38, as 1 / "
+                  "sqrt(head_dim)"},
                  [](Draft& d) { d.window = -1, d.scale = 0; });
-  expect_refused({"scale of '/attention' is inf; it must be positive, as 1 / sqrt(head_dim)"},
-                 [](Draft& d) { d.scale = HUGE_VAL; });
+  for (const double scale : {HUGE_VAL, 1e300, 1e-39, -0.5, std::nan("")})
+    expect_refused({fmt::format("scale of '/attention' is {}; it must be from 1.18e-38 to "
+                                "3.4e+38, as 1 / sqrt(head_dim)",
+                                scale)},
+                   [&](Draft& d) { d.scale = scale; });
 }
 
 TEST(AttentionFile, RefusesShapesThatDoNotFit) {
@@ -265,9 +269,14 @@ TEST(AttentionFile, RefusesNumbersOutOfPlace) {
   for (const char* name : {"q", "k", "v", "d_out", "sinks"})
     inputs.push_back(fmt::format("/attention/{}[0] is nan; it must be finite", name));
   expect_refused(inputs, [](Draft& d) { d.value = NAN; });
-  for (const char* name : {"out", "lse", "d_q", "d_k", "d_v", "d_sinks"})
-    answers.push_back(fmt::format("/reference/{}[0] is -inf; it must be finite", name));
-  expect_refused(answers, [](Draft& d) { d.answer = -HUGE_VAL; });
+  for (const double answer : {-HUGE_VAL, HUGE_VAL}) {
+    answers.clear();
+    for (const char* name : {"out", "lse", "d_q", "d_k", "d_v", "d_sinks"})
+      if (const bool is_lse = name[0] == 'l'; !is_lse || answer > 0)
+        answers.push_back(fmt::format("/reference/{}[0] is {}; it must be finite{}", name, answer,
+                                      is_lse ? " or -inf" : ""));
+    expect_refused(answers, [&](Draft& d) { d.answer = answer; });
+  }
 }
 
 TEST(AttentionFile, RefusesOtherAndDamagedFiles) {

@@ -6,6 +6,7 @@ Usage: test_gyre_package.py SOURCE_DIR BUILD_DIR; needs python3-numpy and python
 
 import filecmp
 import os
+import re
 import sys
 import tempfile
 import unittest
@@ -373,7 +374,8 @@ class Refusals(Scratch):
                 ("sinks is [2]; it must be [4]", {"sinks": np.zeros(2)}),
                 ("mask is 'banded'; it must be causal, full or regions", {"mask": "banded"}),
                 ("window is 4, but only a causal mask has one", {"mask": "full", "window": 4}),
-                ("scale is -1; it must be positive", {"scale": -1}),
+                ("scale is -1; it must be 1.17", {"scale": -1}),
+                ("scale is 1e+300; it must be 1.17", {"scale": 1e300}),
                 (
                     "offsets[3], the last, is 6; it must be 7, the rows of q",
                     {"offsets": [0, 4, 4, 6]},
@@ -383,8 +385,29 @@ class Refusals(Scratch):
                     "reference['lse'] is [7, 2]; it must be [7, 4]",
                     {"reference": {"lse": np.zeros((7, 2))}},
                 ),
+                (
+                    "reference['lse'][0, 0] is -inf; it must be finite, or -inf where",
+                    {"reference": {"lse": np.full((7, 4), -np.inf)}},
+                ),
             ),
         )
+
+    def test_a_query_that_sees_no_key(self):
+        regions = [[0, 1, 4, 0, 3, 1, 0], [2, 0, 2, 0, 2, 0, 0]]  # of documents of 4, 0, 3 tokens
+        inputs = {**small_attention(), "mask": "regions", "regions": regions, "window": 0}
+        answers = gyre.reference.attention(**inputs)
+        blind = answers["lse"] == -np.inf
+        self.assertEqual(np.flatnonzero(blind.all(axis=1)).tolist(), [0, 6])
+        self.assertTrue(np.isfinite(answers["lse"][~blind]).all())
+        path = self.place("blind.h5")
+        gyre.write_attention(path, **inputs, reference=answers)
+        np.testing.assert_array_equal(gyre.read(path).reference["lse"], answers["lse"])
+        for place, value in (((0, 0), np.nan), ((6, 1), np.inf), ((1, 0), -np.inf)):
+            wrong = answers["lse"].copy()
+            wrong[place] = value
+            text = re.escape(f"reference['lse'][{place[0]}, {place[1]}] is {value}; it must be")
+            with self.assertRaisesRegex(ValueError, text):
+                gyre.write_attention(path, **inputs, reference={"lse": wrong})
 
     def test_documents_and_rows(self):
         def documents(changes):

@@ -42,6 +42,29 @@ TEST(Region, CountsWhatItsPictureShows) {
   }));
 }
 
+TEST(MaskRule, AWindowAtTheEndOfIntegersIsNone) {
+  const int64_t lengths[] = {9}, most = std::numeric_limits<int64_t>::max();
+  const MaskRule none(MaskKind::causal), huge(MaskKind::causal, most);
+  const Region half{2, 9, 1, 7, RegionKind::causal};
+  Region cut = half;
+  cut.window = most;
+  const MaskRule region(MaskTable({{half}}, lengths)), cut_region(MaskTable({{cut}}, lengths));
+  for (const auto& [plain, wide] : {std::pair{&none, &huge}, {&region, &cut_region}}) {
+    const DocumentMask a(*plain, 0, 9), b(*wide, 0, 9);
+    EXPECT_EQ(a.pairs(9), b.pairs(9));
+    for (int64_t t = 0; t < 9; ++t) {
+      EXPECT_EQ(a.pairs(t), b.pairs(t));
+      EXPECT_EQ(a.keys_of(t), b.keys_of(t));
+      EXPECT_EQ(a.queries_of(t), b.queries_of(t));
+    }
+  }
+  expect_usage("have 1.04e+19 pairs of a query and a key; at most 2^63", [] {
+    const int64_t offsets[] = {0, 1, int64_t{1} << 30};
+    check_pairs(std::span(offsets).first(2), int64_t{1} << 40);
+    check_pairs(offsets, 9);
+  });
+}
+
 TEST(DocumentMask, CountsKeysAndQueriesOfEachToken) {
   EXPECT_TRUE(rc::check("brute force", [] {
     const auto length = *rc::gen::inRange<int64_t>(1, 25);

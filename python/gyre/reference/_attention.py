@@ -68,6 +68,7 @@ def attention(**inputs: Any) -> dict[str, np.ndarray]:
             d_q[mine] = problem.scale * (d_x @ k[shared])
             d_k[shared] += problem.scale * (d_x.T @ q[mine])
             d_v[shared] += p.T @ d_out[mine]
-            d_sinks[head] -= (np.exp(sinks[head] - lse[mine]) * delta).sum()
+            if "sinks" in arrays:
+                d_sinks[head] -= (np.exp(sinks[head] - lse[mine]) * delta).sum()
     answers = {"out": out, "lse": lse, "d_q": d_q, "d_k": d_k, "d_v": d_v}
     return answers | ({"d_sinks": d_sinks} if "sinks" in arrays else {})
