@@ -120,18 +120,17 @@ PackingResult measured_row(const PackedHeader& header, const std::string& algori
 void check_lengths(const PackJob& job, const Documents& documents) {
   if (job.options.oversize == Oversize::own_bin) return;
   if (job.options.capacity % job.multiple != 0) return;  // pack_documents has more to say
-  for (size_t i = 0; i < job.lengths.size(); ++i) {
-    const int64_t slots = round_up(job.lengths[i], job.multiple);
-    if (slots <= job.options.capacity) continue;
-    throw_usage(
-        "{} of {} tokens takes {} slots, a bin has {}; --capacity {} would hold it, "
-        "--oversize own-bin gives it a bin of its own, {}",
-        documents.count() > 0 ? documents.label(job.documents[i]) : fmt::format("document {}", i),
-        job.lengths[i], slots, job.options.capacity, slots,
-        documents.count() > 0
-            ? "gyre-import --max-tokens cuts documents"
-            : fmt::format("max={} in --gen cuts documents", job.options.capacity));
-  }
+  const auto oversized = longest_above(job.lengths, job.options.capacity);
+  if (!oversized) return;
+  const int64_t slots = round_up(oversized->length, job.multiple);
+  throw_usage(
+      "{} of {} tokens takes {} slots, a bin has {}{}; --capacity {} would hold all, "
+      "--oversize own-bin gives each a bin of its own, {}",
+      documents.count() > 0 ? documents.label(job.documents[static_cast<size_t>(oversized->item)])
+                            : fmt::format("document {}", oversized->item),
+      oversized->length, slots, job.options.capacity, oversized->others_text(), slots,
+      documents.count() > 0 ? "gyre-import --max-tokens cuts documents"
+                            : fmt::format("max={} in --gen cuts documents", job.options.capacity));
 }
 
 std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
@@ -166,7 +165,7 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
     if (job.check) {
       Verification checks(report.verification.tolerance_scale());
       check_bins(bins, job.lengths, options.capacity, job.multiple, packer.name, checks);
-      row.check = checks.passed() ? "ok" : "FAILED";
+      row.check = check_text(report, checks);
       report.verification.merge(checks);
     }
     if (job.dp > 1) notes += ranks_text(row, job.dp);

@@ -12,6 +12,18 @@
 #include "packing/random.hpp"
 
 namespace gyre {
+
+std::optional<LongestAbove> longest_above(std::span<const int64_t> lengths, int64_t most) {
+  const auto longest = std::ranges::max_element(lengths);
+  if (longest == lengths.end() || *longest <= most) return std::nullopt;
+  return LongestAbove{longest - lengths.begin(), *longest,
+                      std::ranges::count_if(lengths, [&](int64_t l) { return l > most; })};
+}
+
+std::string LongestAbove::others_text() const {
+  return count == 1 ? "" : fmt::format(" (the longest of {} that do not fit)", count);
+}
+
 namespace detail {
 
 void check_packing(std::string_view packer, std::span<const int64_t> lengths,
@@ -27,13 +39,12 @@ void check_packing(std::string_view packer, std::span<const int64_t> lengths,
   if (options.max_items > 0 && packer != "next-fit")
     throw_usage("max_items is an option of next-fit: {} takes only 0, not {}", packer,
                 options.max_items);
-  for (size_t i = 0; i < lengths.size(); ++i) {
+  for (size_t i = 0; i < lengths.size(); ++i)
     if (lengths[i] < 0) throw_usage("length {} of item {} is negative", lengths[i], i);
-    if (lengths[i] > options.capacity && options.oversize == Oversize::reject)
-      throw_usage("length {} of item {} exceeds the bin capacity {}; the longest item needs {}",
-                  lengths[i], i, options.capacity,
-                  *std::max_element(lengths.begin(), lengths.end()));
-  }
+  const auto oversized = longest_above(lengths, options.capacity);
+  if (oversized && options.oversize == Oversize::reject)
+    throw_usage("length {} of item {} exceeds the bin capacity {}{}", oversized->length,
+                oversized->item, options.capacity, oversized->others_text());
 }
 
 std::vector<Item> longest_first(std::span<const int64_t> lengths) {

@@ -18,6 +18,7 @@
 // ever empty, and the shuffle takes a seed.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +28,15 @@ namespace gyre {
 
 /// A bin: indices of its items, in the order of packing.
 using Bin = std::vector<int64_t>;
+
+/// The longest of the items that are longer than a limit (the first of equals), and their number.
+struct LongestAbove {
+  int64_t item, length, count;
+  /// " (the longest of 3 that do not fit)", or "" when it is the only one.
+  std::string others_text() const;
+};
+/// Nothing when all lengths are at most `most`.
+std::optional<LongestAbove> longest_above(std::span<const int64_t> lengths, int64_t most);
 
 /// What to do with an item that is longer than the capacity.
 enum class Oversize {
@@ -48,7 +58,7 @@ struct BinOptions {
 // of bins is raised as adjust_bin_count says.
 //
 // Usage errors: capacity < 1; a negative length, or one above the capacity under Oversize::reject
-// (both name the item); options out of range; max_items for a packer other than next_fit; fewer
+// (the longest is named); options out of range; max_items for a packer other than next_fit; fewer
 // items than bins.
 
 /// Items in order of input; a bin is closed by the first item that does not fit. O(n).
@@ -67,8 +77,8 @@ std::vector<Bin> first_fit_shuffle(std::span<const int64_t> lengths, const BinOp
 std::vector<Bin> first_fit_shuffle_reference(std::span<const int64_t> lengths,
                                              const BinOptions& options);
 
-/// Modified first-fit decreasing (after Johnson and Garey, 1985), as NeMo-RL does it. Lengths must
-/// be at least 1. Items are large above C/2, medium above C/3, small above C/6, else tiny.
+/// Modified first-fit decreasing (after Johnson and Garey, 1985), as NeMo-RL does it. Items are
+/// large above C/2, medium above C/3, small above C/6, else tiny, as empty ones are.
 ///
 ///     1  one bin for each large item, in descending order
 ///     2  for each bin, in that order: add the largest medium item that fits
@@ -87,8 +97,7 @@ std::vector<Bin> modified_first_fit_decreasing_reference(std::span<const int64_t
                                                          const BinOptions& options);
 
 /// Packs for equal attention cost. Let T be the number of bins of first_fit_decreasing or of
-/// modified_first_fit_decreasing, whichever needs fewer, after adjust_bin_count. (For this, empty
-/// items pass through the five steps like others.)
+/// modified_first_fit_decreasing, whichever needs fewer, after adjust_bin_count.
 ///
 ///     start    the cheapest, by the largest cost of a bin, of these packings that has T bins, and
 ///              of a greedy one: longest item first, into the bin of least cost among those with

@@ -167,14 +167,6 @@ std::vector<Bin> emptiest_fit(std::span<const Item> items, int64_t capacity) {
   return ordered;
 }
 
-void check_modified(std::span<const int64_t> lengths, const BinOptions& options) {
-  detail::check_packing("modified-first-fit-decreasing", lengths, options);
-  for (size_t i = 0; i < lengths.size(); ++i)
-    if (lengths[i] == 0)
-      throw_usage("length 0 of item {}: modified-first-fit-decreasing needs lengths of at least 1",
-                  i);
-}
-
 /// Removes the first item whose length is at most `most` and adds it to the bin.
 bool move_first_at_most(int64_t most, std::vector<Item>& from, OpenBin& bin) {
   const auto item = std::find_if(from.begin(), from.end(),
@@ -231,13 +223,13 @@ std::vector<Bin> detail::modified_first_fit_of(std::span<const int64_t> lengths,
 
 std::vector<Bin> modified_first_fit_decreasing(std::span<const int64_t> lengths,
                                                const BinOptions& options) {
-  check_modified(lengths, options);
+  detail::check_packing("modified-first-fit-decreasing", lengths, options);
   return adjust_bin_count(detail::modified_first_fit_of(lengths, options.capacity), options);
 }
 
 std::vector<Bin> modified_first_fit_decreasing_reference(std::span<const int64_t> lengths,
                                                          const BinOptions& options) {
-  check_modified(lengths, options);
+  detail::check_packing("modified-first-fit-decreasing", lengths, options);
   auto [large, medium, small, tiny] = classify(lengths, options.capacity);
   sort_descending(large);
   sort_descending(medium);

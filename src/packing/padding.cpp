@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "core/index.hpp"
+#include "packing/bins.hpp"
 
 namespace gyre {
 namespace {
@@ -149,17 +150,18 @@ void pad_positions(std::vector<int64_t>& positions, int64_t length, PadPositions
 RowPacking pack_rows(std::span<const int64_t> lengths, const RowPackOptions& options) {
   const int64_t unit = chunk_unit(options.cp);
   check_multiple("row width", options.row, unit, "2·cp");
+  for (size_t i = 0; i < lengths.size(); ++i) check_length(lengths[i], i, "sample");
+  const auto oversized = longest_above(lengths, options.row);
+  if (oversized && options.oversize == OversizeSample::reject)
+    throw_usage("sample {}: length {} takes {} slots in a row of {}{}; rows of {} would hold all",
+                oversized->item, oversized->length, round_up(oversized->length, unit), options.row,
+                oversized->others_text(), round_up(oversized->length, unit));
   RowPacking packing;
   int64_t room = 0;
   for (size_t i = 0; i < lengths.size(); ++i) {
-    check_length(lengths[i], i, "sample");
     const auto sample = static_cast<int64_t>(i);
     const int64_t slots = round_up(lengths[i], unit);
     if (slots > options.row) {
-      if (options.oversize == OversizeSample::reject)
-        throw_usage(
-            "sample {}: length {} takes {} slots in a row of {}; the longest that fits is {}", i,
-            lengths[i], slots, options.row, options.row);
       packing.dropped.push_back(sample);
       continue;
     }

@@ -185,9 +185,12 @@ TEST(PackRows, RejectsRowsThatChunksCannotFill) {
 TEST(PackRows, RejectsSamplesUpFrontWhereAsked) {
   RowPackOptions options = row_options(8, 2);
   options.oversize = OversizeSample::reject;
-  expect_usage("sample 1: length 9 takes 12 slots in a row of 8; the longest that fits is 8", [&] {
-    pack_rows(Longs{3, 9}, options);
-  });
+  expect_usage(
+      "sample 2: length 14 takes 16 slots in a row of 8 (the longest of 2 that do not fit); rows "
+      "of 16 would hold all",
+      [&] {
+        pack_rows(Longs{3, 9, 14}, options);
+      });
   expect_usage("sample 0: length -1 is negative; the least is 0",
                [&] { pack_rows(Longs{-1}, options); });
   expect_usage(
