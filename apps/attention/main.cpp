@@ -54,7 +54,7 @@ AttentionResult do_pass(Suite& s, AttentionRun& run, const TensorRows& inputs, P
     // What was timed, where it cannot be compared with the next run bit by bit.
     if (o.check == "last" && s.on_gpu) check();
     run_verified(pass, run, inputs, s.reference, o.check_pairs, world, checks);
-    result.check = checks.passed() ? "ok" : "FAILED";
+    result.check = check_text(s.report, checks);
     result.error_over_tolerance = checks.max_error_over_tolerance();
     s.report.verification.merge_repeat(checks);
   }

@@ -104,6 +104,7 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                    {"check", o.check}},
                                   {});
   report.verification = Verification(o.tol_scale);
+  if (workload.tokens() == 0) report.nothing_to_verify = "no tokens";
   if (!o.network.empty()) report.unofficial_reasons.push_back("emulated network " + o.network);
   if (o.emulates_compute())
     report.unofficial_reasons.push_back("emulated compute " + o.compute + ": nothing is computed");

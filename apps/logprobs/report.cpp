@@ -105,6 +105,7 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
                     {"ties", o.ties}},
                    {});
   report.verification = Verification(o.tol_scale);
+  if (problem.tokens() == 0) report.nothing_to_verify = "no tokens";
   if (const std::string crowd = crowding(context, o.threads); !crowd.empty())
     report.unofficial_reasons.push_back(crowd);
   return report;

@@ -190,7 +190,7 @@ LogprobsResult measure(LogprobsOp& op, Pass pass, RowTraffic traffic, LogprobsRe
   row.error_over_tolerance = nan_of<double>;
   if (o.check == "none") return row;
   checks.merge_over(world);
-  row.check = checks.passed() ? "ok" : "FAILED";
+  row.check = !checks.passed() ? "FAILED" : row.tokens > 0 ? "ok" : "-";
   row.error_over_tolerance = checks.max_error_over_tolerance();
   all_checks.merge_repeat(checks);
   return row;

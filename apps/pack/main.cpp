@@ -71,6 +71,7 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
       header.vocab_size = documents.vocab_size;
       header.tokenizer = documents.tokenizer;
     }
+    if (job.lengths.empty()) report.nothing_to_verify = "no documents";
     check_lengths(job, documents);
     batches = run_packers(job, report, outcome.rows, outcome.notes);
     set_bins(header, batches, job.options.capacity, job.multiple);

@@ -11,7 +11,7 @@
 namespace gyre {
 
 void add_checked_row(PackingResult row, RunReport& report, Outcome& outcome) {
-  if (!report.verification.empty()) row.check = report.verification.passed() ? "ok" : "FAILED";
+  row.check = check_text(report, report.verification);
   add_row(report, row);
   outcome.rows.push_back(row);
 }
@@ -57,6 +57,7 @@ void repad_streams(const PackOptions& o, AppContext& context, RunReport& report,
   Communicator& world = context.world;
   const PackedHeader header = read_packed_header(world, o.input);
   const PackedSlots slots = read_packed_slots(world, o.input, header, 0, header.bin_count());
+  if (header.slot_offsets().back() == 0) report.nothing_to_verify = "no slots";
   RepaddedStreams streams;
   run_agreed(world, "padding " + o.input, [&] {
     streams = repad_streams(header, slots, o.document_multiple(), report.verification);

@@ -31,7 +31,8 @@ struct Job {
   DocumentView view() const { return {documents.tokens, documents.offsets}; }
 };
 
-RunReport start_report(const PipelineOptions& o, const Job& job, const Backend& backend,
+RunReport start_report(const PipelineOptions& o, const Job& job,
+                       const std::optional<Reference>& reference, const Backend& backend,
                        AppContext& context) {
   Fields configuration = {{"documents", job.documents.count()},
                           {"tokens", job.plan.tokens},
@@ -53,6 +54,10 @@ RunReport start_report(const PipelineOptions& o, const Job& job, const Backend& 
   report.inputs = {{o.input, sha256_of_file(context.world, o.input)},
                    {o.model, sha256_of_file(context.world, o.model)}};
   report.verification = Verification(o.tol_scale);
+  const bool has_hidden = reference && reference->has_hidden && job.plan.tokens > 0;
+  if (job.plan.predictions == 0 && !has_hidden)
+    report.nothing_to_verify = fmt::format("no token has a next one, in {}",
+                                           count_text(job.documents.count(), "document"));
   backend.describe(report);
   start_run(context, report, o.report, 1);
   return report;
@@ -66,7 +71,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   std::optional<Reference> reference;
   if (o.check != "none")
     reference = read_reference(world, o.input, job.documents, hidden_shape(config));
-  RunReport report = start_report(o, job, backend, context);
+  RunReport report = start_report(o, job, reference, backend, context);
   ProcessGrid grid(backend.world(), job.shape());
   std::optional<Scorer> planned;
   run_agreed(world, "planning", [&] { planned.emplace(job.view(), config, job.plan, grid); });
@@ -85,13 +90,13 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   details += phases_text(passes, world);
   if (context.verbose) details += ranks_text(passes, scorer, world);
   if (o.check != "none") {
-    check_passes(passes.checksums, report.verification);
+    if (job.plan.predictions > 0) check_passes(passes.checksums, report.verification);
     details += verify_scores(
         {job.documents, config, grid, report.verification},
         {o.input, reference, job.model, report.inputs[1].sha256, o.check_tokens, o.check_seconds},
         scorer, decoder, mine, world);
     if (reference) judge_answers(report, answer_uses(*reference));
-    result.check = report.verification.passed() ? "ok" : "FAILED";
+    result.check = check_text(report, report.verification);
     result.error_over_tolerance = report.verification.max_error_over_tolerance();
   }
   if (output) {

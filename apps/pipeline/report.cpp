@@ -219,6 +219,9 @@ void add_result(RunReport& report, const ScoringResult& result, const Compressio
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
                              int top) {
   const Compression all = compression_of(documents, scores);
+  if (all.predictions == 0)
+    return fmt::format("# score  nothing to score: no token has a next one, in {}\n",
+                       count_text(documents.count(), "document"));
   // Bytes of text are known of one tokenizer alone.
   const bool has_bytes = std::isfinite(all.bits_per_byte);
   std::string text = fmt::format(

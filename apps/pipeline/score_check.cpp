@@ -319,7 +319,8 @@ std::string verify_scores(const ScoreCheck& check, const ScoreSources& sources, 
   std::vector<std::string> missing;
   if (reference == nullptr || !reference->logprob) missing.emplace_back("log-probabilities");
   if (reference == nullptr || !reference->entropy) missing.emplace_back("entropies");
-  if (!missing.empty()) {
+  const bool has_predictions = prediction_offsets(check.documents.offsets).back() > 0;
+  if (!missing.empty() && has_predictions) {
     const std::vector<TwinSample> samples = check_against_twin(
         check, reference, choose_twin_samples(check.documents, sources.check_tokens),
         sources.check_seconds, load_weights(check.config, 1, 0, weights_of(sources.model)), mine,

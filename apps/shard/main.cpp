@@ -80,7 +80,7 @@ void do_layout(const ShardOptions& o, const LayoutKind& kind, const Streams& str
     check_layout(plan, streams.slots, world, checks, &backend);
     if (!o.gradient.empty())
       outcome.details += check_gather_gradients(plan, o.gradient, world, checks);
-    row.check = checks.passed() ? "ok" : "FAILED";
+    row.check = check_text(report, checks);
     report.verification.merge(checks);
   }
   if (context.verbose) outcome.details += rank_costs_text(kind.name, costs, shape);
@@ -122,6 +122,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   const AttentionShape shape = o.shape();
   RunReport report = begin_sharding_report(context, streams.header, streams.origin, o.cp, shape);
   report.inputs = streams.inputs;
+  if (streams.header.slot_offsets().back() == 0) report.nothing_to_verify = "no slots";
   backend.describe(report);
   start_run(context, report, o.report, 0);
   if (o.ulysses) return run_heads_for_tokens(o, streams.header, streams.slots, context, report);

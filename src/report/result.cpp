@@ -177,10 +177,12 @@ struct Judgement {
     verdict.validity = std::max(verdict.validity, validity);
     verdict.reasons.push_back(std::move(reason));
   }
-  /// Without any check a result is unverified.
-  Verdict of(bool checked) {
-    if (!checked && verdict.validity != Validity::invalid) {
-      verdict.reasons.insert(verdict.reasons.begin(), "nothing checked");
+  /// Without any check, or anything to check, a result is unverified.
+  Verdict of(bool checked, const std::string& nothing) {
+    if ((!checked || !nothing.empty()) && verdict.validity != Validity::invalid) {
+      verdict.reasons.insert(
+          verdict.reasons.begin(),
+          nothing.empty() ? "nothing checked" : fmt::format("nothing to check: {}", nothing));
       verdict.validity = Validity::unverified;
     }
     return std::move(verdict);
@@ -225,6 +227,11 @@ void judge_setting(const RunReport& report, Judgement& judgement) {
 
 }  // namespace
 
+std::string check_text(const RunReport& report, const Verification& checks) {
+  if (checks.empty() || (checks.passed() && !report.nothing_to_verify.empty())) return "-";
+  return checks.passed() ? "ok" : "FAILED";
+}
+
 Verdict judge(const RunReport& report) {
   Judgement judgement;
   const Verification& checks = report.verification;
@@ -244,7 +251,8 @@ Verdict judge(const RunReport& report) {
   if (std::string reason = breach_text(report.foreign_load); !timed.empty() && !reason.empty())
     judgement.apply(Validity::unofficial, std::move(reason));
   judge_standing(report, judgement);
-  return judgement.of(!checks.empty() || !report.standing.empty());
+  return judgement.of(!checks.empty() || !report.standing.empty(),
+                      report.nothing_to_verify);
 }
 
 Verdict judge_row(const RunReport& report, const ResultEntry& entry) {
@@ -253,7 +261,7 @@ Verdict judge_row(const RunReport& report, const ResultEntry& entry) {
   judge_setting(report, judgement);
   for (const Breach& breach : breaches_of(entry.timing))
     judgement.apply(Validity::unofficial, text_of(breach));
-  return judgement.of(entry.verified.has_value());
+  return judgement.of(entry.verified.has_value(), report.nothing_to_verify);
 }
 
 ExitCode exit_code_of(const Verdict& verdict) {
@@ -360,6 +368,8 @@ ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions&
   for (int64_t* bytes : {&report.memory.planned, &report.memory.start, &report.memory.peak})
     *bytes = all_reduce_value(context.world, *bytes, ReduceOp::max);
   report.standing = context.rows.standing();
+  if (check_text(report, report.verification) == "-")
+    report.verification = Verification(report.verification.tolerance_scale());
   const ExitCode code = exit_code_of(judge(report));
   std::vector<std::string> invalid;
   if (agree_on(context.world, code) != ExitCode::ok) invalid = context.outputs.name_as_invalid();

@@ -84,6 +84,9 @@ struct RunReport {
   std::vector<ResultEntry> results;
   std::vector<Fom> foms;
   Verification verification;
+  /// Why the input has no value that could be compared ("no documents"), or "". A run that says so
+  /// and has no failure is neither passed nor failed: its checks held of no element.
+  std::string nothing_to_verify;
   std::vector<std::string> unofficial_reasons;  ///< the app's own: shared GPU, emulated network
   /// The app's own: answers of the input that nobody compared.
   std::vector<std::string> unverified_reasons = {};
@@ -123,8 +126,11 @@ void finish_row(AppContext& context, RunReport& report, ResultEntry entry);
 void add_average(RunReport& report, const std::string& metric, const std::string& unit,
                  std::vector<double> values);
 
-/// INVALID when a check failed or a figure of merit is impossible, else UNVERIFIED when there was
-/// no check or for the app's own reasons, else UNOFFICIAL for a modified source tree, a build
+/// The verdict of `checks` in a row: "ok", "FAILED", or "-" where there was nothing to verify.
+std::string check_text(const RunReport& report, const Verification& checks);
+
+/// INVALID when a check failed or a figure of merit is impossible, else UNVERIFIED when nothing
+/// was checked or for the app's own reasons, else UNOFFICIAL for a modified source tree, a build
 /// without optimisation or with a sanitizer, scaled tolerances, the app's own reasons or a row that
 /// breaks the run rules (report/noise.hpp), else VALID; no better than the verdict of any row that
 /// stands for one of this run. All reasons that apply are listed. A source tree without git counts

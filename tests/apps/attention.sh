@@ -162,6 +162,9 @@ within_plan 'a check'
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" --tokens 4K --heads 16 --kv-heads 4 --head-dim 128 --window 64 -n 1 -w 0 -o memory.h5 -J memory.json
 within_plan 'a file'
 
+# No tokens: checks of no element are not claimed.
+expect 0 'RESULT UNVERIFIED (nothing to check: no tokens' "${mpi[@]}" 2 "$attention" --input "$source_dir/inputs/golden/attention_no_token.h5" $quick
+
 # Plans, of more ranks than there are; in the directions asked for; too large ones are refused.
 expect 0 'backward, rank 1 of 3' "$attention" --explain --cp 3 --tokens 1K --svg plan.svg
 grep -q '</svg>' plan.svg || fail "no picture"
@@ -169,7 +172,7 @@ expect 0 'forward, rank 0 of 64' "$attention" --explain --cp 64 --tokens 64K --p
 ! grep -q 'backward' output && grep -q 'latency 0 us' output || fail "not what was asked for: $(cat output)"
 expect 0 'backward, rank 0 of 64' "$attention" --explain --cp 64 --tokens 64K --pass bwd
 ! grep -q 'forward' output || fail "not what was asked for: $(cat output)"
-expect 2 'too large to be explained; 512 ranks work' "$attention" --explain --cp 1024 --tokens 1M --schedule all-to-all --heads 64 --kv-heads 8
+expect 2 'at most 31457280); 512 ranks work' "$attention" --explain --cp 1024 --tokens 1M --schedule all-to-all --heads 64 --kv-heads 8
 
 # What cannot be: all at once, on all ranks, before anything is written.
 expect 2 '--heads 7 is not a multiple of --kv-heads 3; the nearest is 6' "${mpi[@]}" 2 "$attention" --heads 7 --kv-heads 3 --cp 3 --factor 0.5 --window 3 --mask full \

@@ -154,6 +154,7 @@ expect 2 '--shards 100,9 are 109 columns; ' "${mpi[@]}" 2 "$logprobs" --input "$
 expect 2 'the nearest grids: --tp 4 --cp 1 | --tp 2 --cp 2 | --tp 1 --cp 4' "${mpi[@]}" 4 "$logprobs" --tp 3 --top-p 0 --factor 0.5 --temperature 0 --chunk 2 -o none.h5 --pass bwd
 [ "$(grep -c '^  - ' output)" -eq 6 ] || fail "not all problems are listed: $(cat output)"
 expect 2 '6 columns cannot be dealt evenly to 4 ranks; 8 can' "${mpi[@]}" 4 "$logprobs" --vocab 5 --padded 6
+expect 0 'RESULT UNVERIFIED (nothing to check: no tokens' "${mpi[@]}" 2 "$logprobs" --input "$source_dir/inputs/golden/logprobs_no_token.h5" $quick
 expect 2 'those of the file of --input' "${mpi[@]}" 2 "$logprobs" --input "$golden" --top-k 8
 expect 2 '--op packed has no --method upstream, which logprob, ' "$logprobs" --op packed --method upstream
 grep -q 'filtered have; the nearest is --method gyre' output || fail "operations that upstream has are not named: $(cat output)"

@@ -159,6 +159,26 @@ expect 2 "('length-120') of 120 tokens takes 120 slots, a bin has 64" "$pack" --
 expect 2 'max=8192 in --gen cuts documents' "$pack" --gen dist=fixed,length=9000,count=2
 expect 0 'RESULT' "$pack" --input "$docs" --capacity 64 --oversize own-bin
 
+expect 2 'a bin has 16 (the longest of 5 that do not fit); --capacity 120 would hold all' "$pack" --input "$docs" --capacity 16
+
+# No documents: nothing is packed, nor claimed to have been checked.
+/usr/bin/python3 - "$docs" <<'PY'
+import h5py, sys
+with h5py.File(sys.argv[1]) as full, h5py.File("empty.h5", "w") as empty:
+    for name, value in full.attrs.items():
+        if name != "content_sha256":
+            empty.attrs[name] = value
+    group = empty.create_group("documents")
+    for name, value in full["documents"].attrs.items():
+        group.attrs[name] = value
+    group["offsets"] = [0]
+    group["tokens"] = full["documents/tokens"][:0]
+PY
+expect 0 'RESULT UNVERIFIED (nothing to check: no documents' "$pack" --input empty.h5 --algorithm all
+expect 0 'RESULT UNVERIFIED (nothing to check: no documents' "$MPIEXEC" -n 3 "$pack" --input empty.h5 -o packed-empty.h5
+expect 0 'RESULT UNVERIFIED (nothing to check: no slots' "$apps/gyre-shard" --input packed-empty.h5 --cp 2
+expect 2 'nothing was packed' "$pack" --input empty.h5 --rows 64
+
 # What cannot be.
 expect 2 'one of --input and --gen' "$pack" --capacity 64
 expect 2 'needs one --algorithm' "$pack" --input "$docs" --algorithm all -o none.h5
@@ -174,7 +194,7 @@ expect 2 'it is there and no regular file' "$pack" --input "$docs" --capacity 12
 [ -c /dev/null ] || fail "/dev/null was replaced"
 expect 2 '--cp 2000000000: at most 65536' "$pack" --input "$docs" --cp 2000000000
 expect 2 "cannot read '.': it is a folder" "$pack" --input .
-expect 0 '# refused: modified-first-fit-decreasing: length 0 of item' "$pack" --input "$docs" --capacity 256 --algorithm all
+expect 0 '# refused: balanced: max_items is an option of next-fit' "$pack" --input "$docs" --capacity 256 --algorithm all --max-items 4
 expect 2 "'gyre/packed' is needed" "$pack" --unpack --input "$docs" -o none.h5
 expect 2 "'gyre/documents' is needed" "$pack" --input one.h5 -o none.h5
 expect 2 'there is no folder' "$pack" --input "$docs" -o no/none.h5

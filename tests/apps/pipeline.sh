@@ -109,7 +109,37 @@ done
 h5dump -d /packed/prefixes/nodes "$scratch/b.h5" | grep -q '(0,0): -1, 201, 0, 5' || fail "$(h5dump -g /packed "$scratch/b.h5")"
 pipeline 1 --share-prefixes --dry-run >"$scratch/log"
 grep -q '^# prefixes  6 documents in 2 trees: ' "$scratch/log" || fail "$(cat "$scratch/log")"
+# Documents without a prediction: nothing to score is said, claimed by nobody, and written as such.
+for documents in "" "0 0 0" "1 0 1"; do
+  /usr/bin/python3 - "$scratch" "$documents" <<'PY'
+import h5py, sys
+with h5py.File(f"{sys.argv[1]}/rollouts.h5") as full, h5py.File(f"{sys.argv[1]}/few.h5", "w") as few:
+    for name, value in full.attrs.items():
+        if name != "content_sha256":
+            few.attrs[name] = value
+    group = few.create_group("documents")
+    for name, value in full["documents"].attrs.items():
+        group.attrs[name] = value
+    offsets = [0]
+    for length in sys.argv[2].split():
+        offsets.append(offsets[-1] + int(length))
+    group["offsets"] = offsets
+    group["tokens"] = full["documents/tokens"][: offsets[-1]]
+PY
+  input=$scratch/few.h5
+  for grid in "1" "4 --cp 2 --tp 2"; do
+    read -ra arguments <<<"$grid"
+    pipeline "${arguments[@]}" -o "$scratch/none.h5" >"$scratch/log" || fail "exit code $?: $(cat "$scratch/log")"
+    grep -q '^# score  nothing to score: no token has a next one' "$scratch/log" || fail "$(cat "$scratch/log")"
+    grep -q '^VERIFY SKIPPED' "$scratch/log" || fail "$(cat "$scratch/log")"
+    grep -q '^RESULT UNVERIFIED (nothing to check: no token has a next one' "$scratch/log" || fail "$(cat "$scratch/log")"
+    h5dump -H -d /results/logprob "$scratch/none.h5" | grep -q '( 0 )' || fail "$(h5dump -H "$scratch/none.h5")"
+    rm "$scratch/none.h5"
+  done
+done
+input=$scratch/rollouts.h5
 out=$scratch/never.h5
+refused 'steps, messages and rectangles, at most 1073741824); ' 1 --dry-run --cp 65536
 refused '--min-prefix 8 needs --share-prefixes' 1 --min-prefix 8
 refused '--min-prefix' 1 --share-prefixes --min-prefix 0
 

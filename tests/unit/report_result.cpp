@@ -148,6 +148,21 @@ TEST(Report, AnswersThatWereNotComparedMakeItUnverified) {
   EXPECT_EQ(judge(report).validity, Validity::invalid);
 }
 
+TEST(Report, ChecksOfNoElementClaimNothing) {
+  RunReport report = sample_report();
+  report.build.git_state = "no git";
+  report.nothing_to_verify = "no documents";
+  EXPECT_EQ(judge(report).validity, Validity::unverified);
+  EXPECT_EQ(judge(report).reasons.front(), "nothing to check: no documents");
+  EXPECT_EQ(check_text(report, report.verification), "-");
+  ResultEntry entry;
+  entry.verified = true;
+  EXPECT_EQ(judge_row(report, entry).validity, Validity::unverified);
+  report.verification.check("attention", 1).add(9, 1, somewhere);
+  EXPECT_EQ(judge(report).validity, Validity::invalid);
+  EXPECT_EQ(check_text(report, report.verification), "FAILED");
+}
+
 TEST(Report, InvalidOutranksEverything) {
   RunReport report = sample_report();
   report.build.git_state = "dirty";
