@@ -92,7 +92,7 @@ class RowLog::File {
         closes_(&descriptor_) {
     if (descriptor_ < 0) fail("cannot be opened");
     if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-      throw_usage("{}: another run is writing it", path_);
+      throw_runtime("{}: another run is writing it", path_);
     cut_torn_line();
   }
 
