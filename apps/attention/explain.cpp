@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "attention/plan_size.hpp"
 #include "attention/schedules/registry.hpp"
 #include "comm/agree.hpp"
 #include "predict/explain.hpp"
@@ -20,58 +21,21 @@ MachineModel machine_of(const AttentionOptions& o) {
   return flat_machine(1e12 * o.tflops, 1e9 * o.gbytes_per_s, 1e-6 * o.latency_us);
 }
 
-constexpr int64_t most_plan_entries = int64_t{30} << 20;  // of all ranks
-
-/// Number of arrays, steps, messages, slices and rectangles of a plan; its memory is proportional
-/// to it.
-int64_t entries_of(const RankPlan& plan) {
-  int64_t entries = 0;
-  for (const PlanArray& array : plan.arrays) entries += 1 + std::ssize(array.rows);
-  for (const std::vector<Step>* steps : {&plan.forward, &plan.backward})
-    for (const Step& step : *steps) {
-      ++entries;
-      if (const auto* compute = std::get_if<step::Compute>(&step))
-        entries += std::ssize(compute->rectangles);
-      if (const auto* exchange = std::get_if<step::Exchange>(&step))
-        for (const auto* messages : {&exchange->sends, &exchange->recvs})
-          for (const Message& message : *messages) entries += 1 + std::ssize(message.slices);
-    }
-  return entries;
-}
-
 /// A schedule under a layout.
 struct Choice {
   const Schedule& schedule;
   const LayoutKind& layout;
 };
 
-/// Estimated entries of the plans of all ranks: the most of three ranks, times cp.
-int64_t estimated_entries(const AttentionWorkload& workload, const AttentionOptions& o,
-                          const Choice& choice, int cp) {
-  LayoutOptions options = o.layout_options();
-  options.cp = cp;
-  const WorkloadLayout placed(workload, choice.layout, options);
-  const AttentionProblem planned{&placed.layout, workload.heads, workload.mask,
-                                 o.schedule_options()};
-  int64_t most = 0;
-  for (const int rank : {0, cp / 2, cp - 1})
-    most = std::max(most, entries_of(plan_rank(choice.schedule, planned, rank)));
-  return most * cp;
-}
-
-void check_plan_size(const AttentionWorkload& workload, const AttentionOptions& o,
-                     const Choice& choice) {
-  constexpr int always = 64;
-  const auto fits = [&](int cp) {
-    return cp <= always || estimated_entries(workload, o, choice, cp) <= most_plan_entries;
-  };
-  // From small to large, so that no plan of one rank is made that is itself too large.
-  int largest = std::min(always, o.cp);
-  while (largest < o.cp && fits(std::min(2 * largest, o.cp))) largest = std::min(2 * largest, o.cp);
-  if (largest < o.cp)
-    throw_usage(
-        "--cp {}: the plans of all ranks under {} are too large to be explained; {} ranks work",
-        o.cp, choice.schedule.name, largest);
+void check_size(const AttentionWorkload& workload, const AttentionOptions& o,
+                const Choice& choice) {
+  check_plan_size(choice.schedule, "explained", o.cp, most_kept_entries, [&](int ranks) {
+    LayoutOptions options = o.layout_options();
+    options.cp = ranks;
+    const WorkloadLayout placed(workload, choice.layout, options);
+    return estimated_entries(choice.schedule,
+                             {&placed.layout, workload.heads, workload.mask, o.schedule_options()});
+  });
 }
 
 /// One direction of one plan.
@@ -149,7 +113,7 @@ class Explainer {
                                    o_.schedule_options()};
     const std::string refusal = choice.schedule.why_not(planned);
     if (!refusal.empty()) throw_usage("schedule {}: {}", choice.schedule.name, refusal);
-    check_plan_size(workload_, o_, choice);
+    check_size(workload_, o_, choice);
     const Plan plan = plan_all(choice.schedule, planned);
     std::vector<Simulation> directions;
     for (const Pass pass : o_.passes())

@@ -136,6 +136,7 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
     plan = plan_scoring(documents.offsets,
                         o.prefixes.forest_of({documents.tokens, documents.offsets}, bin), config,
                         setup, bin);
+    if (o.dry_run) check_scoring_size(plan, documents.offsets, config, false);
     check_first_bin(plan, config, errors);
   }
   std::string headline = "impossible configuration";

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "apps/common/generated_lengths.hpp"
+#include "attention/plan_size.hpp"
 #include "attention/schedules/registry.hpp"
 #include "core/error.hpp"
 #include "core/nearest.hpp"
@@ -126,6 +127,11 @@ std::string PredictedRow::algorithms() const {
 }
 
 std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& checks) {
+  check_plan_size(c.schedule, "predicted", c.cp, most_streamed_entries, [&](int ranks) {
+    const PredictedCase smaller{c.options, c.documents, ranks, c.schedule, c.layout, c.machine};
+    const PaddedLayout placed = layout_of(smaller);
+    return estimated_entries(c.schedule, problem_of(smaller, placed));
+  });
   const PaddedLayout placed = layout_of(c);
   const AttentionProblem problem = problem_of(c, placed);
   const ElementTypes types = c.options.types();

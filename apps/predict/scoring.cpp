@@ -131,6 +131,7 @@ PassRow predict_pass(const ModelJob& job, const Corpus& corpus, int cp, const Sc
   row.plan =
       plan_scoring(corpus.offsets, o.prefixes.forest_of({corpus.tokens, corpus.offsets}, bin),
                    job.config, setup, bin);
+  check_scoring_size(row.plan, corpus.offsets, job.config, true);
   row.prediction = predict_scoring(row.plan, job.config, o.types(), job.machine);
   checks.check("pairs of all plans", 0)
       .add(static_cast<double>(row.prediction.pairs), static_cast<double>(row.plan.pairs), [&] {

@@ -148,6 +148,9 @@ void File::list_datasets(const std::string& group, const std::string& front,
   H5O_info_t info;
   detail::check(H5Oget_info2(here.get(), &info, H5O_INFO_BASIC), what);
   if (std::find(above.begin(), above.end(), info.addr) != above.end()) return;
+  if (std::ssize(above) == most_group_levels)
+    throw_usage("what '{}' of '{}' holds is behind {} groups; at most {} are read", group, path_,
+                most_group_levels, most_group_levels - 1);
   above.push_back(info.addr);
   for (const std::string& name : links_of(group)) {
     const H5I_type_t kind = kind_of(group + "/" + name);

@@ -12,6 +12,13 @@
 #include "io/h5.hpp"
 #include "io/resources.hpp"
 
+namespace gyre::h5 {
+
+/// Objects behind more groups than this are not listed: each is opened from the root.
+inline constexpr std::ptrdiff_t most_group_levels = 64;
+
+}  // namespace gyre::h5
+
 namespace gyre::h5::detail {
 
 /// Stops HDF5 from printing its own errors.

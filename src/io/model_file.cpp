@@ -92,6 +92,9 @@ void check_config(ConfigErrors& errors, const ModelConfig& c) {
     if (value < 1) errors.add("{} is {}; it must be at least 1", name, value);
     if (value > most) errors.add("{} is {}; it must be at most {}", name, value, most);
   }
+  constexpr int64_t most_layers = 16384;
+  if (c.num_hidden_layers > most_layers && c.num_hidden_layers <= most)
+    errors.add("num_hidden_layers is {}; it must be at most {}", c.num_hidden_layers, most_layers);
   if (c.vocab_padded < c.vocab_size)
     errors.add("vocab_padded is {}; it must be at least vocab_size = {}", c.vocab_padded,
                c.vocab_size);

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -28,8 +29,9 @@ namespace {
 /// A file with more is not read in full, nor is a dataset that claims more.
 constexpr int64_t most_bytes = most_content_bytes;
 
-/// Exit code of the child for contents that are not what was written; no sanitizer has it.
-constexpr int refused = 97;
+/// Exit codes of the child for contents that are not what was written, and for a file that is not
+/// read; no sanitizer has them.
+constexpr int refused = 97, unusable = 98;
 
 /// Memory that the child may take beyond what it has: what it reads is bounded, but HDF5 takes
 /// whatever a damaged file claims, and fills it.
@@ -81,6 +83,8 @@ herr_t read_attribute(hid_t object, const char* name, const H5A_info_t*, void* d
 herr_t read_object(hid_t file, const char* name, const H5O_info_t* info, void* data) {
   auto& visit = *static_cast<Visit*>(data);
   visit.object = std::string("/") + (std::strcmp(name, ".") == 0 ? "" : name);
+  // Each object is opened from the root: a deep file would take the cube of its depth.
+  if (std::ranges::count(visit.object, '/') > most_group_levels) return 1;
   const Handle object(H5Oopen(file, name, H5P_DEFAULT), H5Oclose);
   if (!object.valid()) return 0;
   H5Aiterate2(object.get(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, read_attribute, data);
@@ -101,7 +105,9 @@ herr_t read_object(hid_t file, const char* name, const H5O_info_t* info, void* d
 void read_objects(hid_t file, const std::string& path, bool whole) {
   if (whole && has_content_digest(file, path)) return check_content_digest(file, path);
   Visit visit{path, whole, "/", ""};
-  H5Ovisit2(file, H5_INDEX_NAME, H5_ITER_INC, read_object, &visit, H5O_INFO_BASIC);
+  if (H5Ovisit2(file, H5_INDEX_NAME, H5_ITER_INC, read_object, &visit, H5O_INFO_BASIC) > 0)
+    throw_usage("'{}' of '{}' is behind {} groups; at most {} are read", visit.object, path,
+                most_group_levels, most_group_levels - 1);
   if (!visit.failure.empty()) throw_runtime("{}", visit.failure);
 }
 
@@ -134,7 +140,8 @@ constexpr size_t error_bytes = 4096;
     if (file.valid()) read_objects(file.get(), path, whole);
   } catch (const std::exception& exception) {
     std::strncpy(error, exception.what(), error_bytes - 1);
-    _exit(refused);
+    const auto* own = dynamic_cast<const Error*>(&exception);
+    _exit(own != nullptr && own->code() == ExitCode::usage ? unusable : refused);
   }
   H5garbage_collect();
   malloc_trim(0);  // both look over memory that may have been destroyed
@@ -180,6 +187,7 @@ void try_reading(const std::string& path) {
     if (errno != EINTR)
       throw_runtime("cannot wait for the process that reads '{}': {}", path, std::strerror(errno));
   if (WIFEXITED(result) && WEXITSTATUS(result) == refused) throw_runtime("{}", error.view());
+  if (WIFEXITED(result) && WEXITSTATUS(result) == unusable) throw_usage("{}", error.view());
   if (result != 0)  // an exit code: a sanitizer's
     throw_runtime("reading '{}' crashes HDF5 {} ({} {}): the file is damaged", path,
                   library_version(), WIFSIGNALED(result) ? "signal" : "exit code",

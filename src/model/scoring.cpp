@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
+#include "attention/plan_size.hpp"
 #include "core/checksum.hpp"
 #include "core/error.hpp"
 #include "model/decoder_steps.hpp"
@@ -104,6 +106,26 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
 ScoringPlan plan_scoring(std::span<const int64_t> offsets, const ModelConfig& config,
                          const ScoringSetup& setup, int64_t bin_capacity) {
   return plan_scoring(offsets, separate_documents(offsets), config, setup, bin_capacity);
+}
+
+void check_scoring_size(const ScoringPlan& plan, std::span<const int64_t> offsets,
+                        const ModelConfig& config, bool alike_once) {
+  std::set<std::vector<int32_t>> boundaries;
+  for (const PackedBatch& bin : plan.bins) boundaries.insert(bin.cu_seqlens_padded);
+  const int64_t bins = alike_once ? std::ssize(boundaries) : std::ssize(plan.bins);
+  const auto slots = [](const PackedBatch& bin) { return bin.cu_seqlens_padded.back(); };
+  check_plan_size(
+      *plan.setup.schedule, "counted", plan.setup.grid.cp, most_streamed_entries,
+      [&](int ranks) -> int64_t {
+        ScoringSetup setup = plan.setup;
+        setup.grid.cp = ranks;
+        const ScoringPlan smaller = plan_scoring(offsets, plan.forest, config, setup,
+                                                 round_up(plan.capacity, setup.slot_multiple()));
+        if (smaller.bins.empty()) return 0;
+        const BinLayout largest =
+            smaller.layout_of(*std::ranges::max_element(smaller.bins, {}, slots));
+        return bins * estimated_entries(*setup.schedule, smaller.problem(largest, config));
+      });
 }
 
 void add_bin(PlanCount& total, const PlanCount& bin) {

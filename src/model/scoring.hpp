@@ -83,6 +83,12 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
 ScoringPlan plan_scoring(std::span<const int64_t> offsets, const ModelConfig& config,
                          const ScoringSetup& setup, int64_t bin_capacity);
 
+/// Throws a usage error when making the plans of all ranks of all bins of `plan`, which was made of
+/// `offsets`, would not end in minutes (attention/plan_size.hpp). `alike_once`: of bins with the
+/// same boundaries, one is planned.
+void check_scoring_size(const ScoringPlan& plan, std::span<const int64_t> offsets,
+                        const ModelConfig& config, bool alike_once);
+
 /// Adds what attention does for one more bin: sums, but for memory, of which bins reuse the same.
 void add_bin(PlanCount& total, const PlanCount& bin);
 

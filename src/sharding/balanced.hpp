@@ -14,7 +14,8 @@
 // where kv_needed is what sharding/cost.hpp says, under a causal mask whatever the mask is:
 //
 //     for each start: the deal above, chunks in stream order, a deal by the objective itself
-//         repeat 400 n times, at most 2,000,000:
+//         (the last one of n · cp <= 2^28)
+//         repeat 400 n times, at most 2,000,000 / max(1, cp/512)²:
 //             pick a chunk x, and y: mostly of the rank that holds a neighbour of x, else any
 //             swap their ranks unless that raises
 //                 Σ_r (time of r / slowest time so far)^64 + 0.1 · needed by r / mean of a start

@@ -90,8 +90,10 @@ struct Best {
 
 void anneal(Deal deal, const Chunks& chunks, const Scale& scale, Best& best) {
   constexpr double hot = 0.05, cold = 0.0005;
-  constexpr int64_t moves_per_chunk = 400, most_moves = 2'000'000, block = 1024;
-  const int64_t moves = std::min(moves_per_chunk * chunks.count(), most_moves);
+  // A move costs O(cp): beyond 512 ranks there are fewer, so that the search ends in seconds.
+  constexpr int64_t moves_per_chunk = 400, most_moves = 2'000'000, block = 1024, usual_cp = 512;
+  const int64_t more = std::max<int64_t>(usual_cp, deal.cp()) / usual_cp;
+  const int64_t moves = std::min(moves_per_chunk * chunks.count(), most_moves / (more * more));
   const double cooling =
       std::pow(cold / hot, static_cast<double>(block) / static_cast<double>(moves));
   Proposals proposals;
@@ -126,11 +128,12 @@ std::vector<int32_t> search_joint(const Chunks& chunks, int cp, const TimeModel&
   std::vector<int32_t> in_stream_order(chunks.pairs.size());
   for (size_t c = 0; c < in_stream_order.size(); ++c)
     in_stream_order[c] = static_cast<int32_t>(static_cast<int64_t>(c) / per_rank);
-  const std::vector<Deal> starts = {
+  std::vector<Deal> starts = {
       Deal(chunks, cp, time, deal_equal_counts(chunks.pairs, cp)),
       Deal(chunks, cp, time, in_stream_order),
-      deal_by_objective(chunks, cp, time),
   };
+  constexpr int64_t most_tries = int64_t{1} << 28;
+  if (chunks.count() * cp <= most_tries) starts.push_back(deal_by_objective(chunks, cp, time));
   Scale scale{0, std::max(1.0, static_cast<double>(starts[0].all_needed())), HUGE_VAL};
   for (const Deal& start : starts)
     scale.slowest_allowed = std::min(scale.slowest_allowed, start.slowest_seconds());

@@ -24,6 +24,19 @@ expect 1 'shapes [11] and [16]' "$compare" a.h5 c.h5
 expect 0 'VERIFY PASSED 3/3' "$compare" --quiet a.h5:/documents a.h5:/documents
 [ "$(wc -l <output)" -eq 1 ] || fail "--quiet says more than the verdict: $(cat output)"
 
+# Groups in groups: the deepest that is read, and one more.
+for levels in 64 3000; do
+  /usr/bin/python3 - "$levels" <<'PY'
+import h5py, sys
+with h5py.File(f"deep{sys.argv[1]}.h5", "w") as group:
+    for _ in range(int(sys.argv[1]) - 1):
+        group = group.create_group("g")
+    group["x"] = [1.0]
+PY
+done
+expect 0 'VERIFY PASSED 1/1' "$compare" deep64.h5 deep64.h5
+expect 2 'is behind 64 groups; at most 63 are read' "$compare" deep3000.h5 deep3000.h5
+
 # Another group, and what only one of the two has.
 tiny=$source_dir/inputs/docs_tiny.h5
 expect 1 'only in B' "$compare" a.h5 "$tiny"

@@ -76,5 +76,6 @@ refused 'schedule halo: needs a causal mask with a window' "${predict[@]}" --sch
 refused 'a run of 2 ranks: gyre-predict is one process' "$MPIEXEC" -n 2 "${predict[@]}"
 sed 's/^latency_s/latency/' "$machine" >typo.toml
 refused "typo.toml: model.links[0] has no 'latency'; nearest: 'latency_s'" "$apps/gyre-predict" --machine typo.toml
+refused 'steps, messages and rectangles, at most 1073741824)' "${predict[@]}" --cp 65536 --schedule ring --tokens 1M
 [ ! -e none.json ] && [ ! -e none.svg ] || fail "a refused run left a file"
 echo "predict: all passed"

@@ -71,6 +71,9 @@ with text 's/4096/"many"/'
 refused "text.json: 'hidden_size' is \"many\"; wanted: a whole number" "${predict[@]::3}" --model text.json
 with negative 's/4096/-1/'
 refused 'hidden_size is -1; it must be at least 1' "${predict[@]::3}" --model negative.json
+with deep 's/"num_hidden_layers": [0-9]*/"num_hidden_layers": 2147483647/'
+refused 'num_hidden_layers is 2147483647; it must be at most 16384' "${predict[@]::3}" --model deep.json
+refused 'steps, messages and rectangles, at most 1073741824)' "${predict[@]}" --cp 65536 --schedule ring --gen dist=fixed,length=1K,count=4
 echo '{' >broken.json
 refused 'broken.json: parse error at line 2, column 1: ' "${predict[@]::3}" --model broken.json
 refused "cannot read 'none.json'" "${predict[@]::3}" --model none.json

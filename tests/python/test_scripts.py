@@ -95,7 +95,12 @@ class AttentionBesideTorch(unittest.TestCase):
     """Times of bench-kernels, as it has written them, beside those of a PyTorch that is not there."""
 
     def test_names_and_times(self) -> None:
-        recorded = json.loads((SOURCE / "results/cpu-2core/bench-kernels.json").read_text())["benchmarks"]
+        file = SOURCE / "results/cpu-2core/bench-kernels.json"
+        recorded = [
+            row
+            for row in json.loads(file.read_text())["benchmarks"]
+            if re.match(r"attention_\w+/tokens:4096/document:256/.*/dim:64/.*/threads:1/", row["name"])
+        ]
         with tempfile.TemporaryDirectory() as scratch:
             program = Path(scratch, "bench/bench-kernels")
             program.parent.mkdir()
