@@ -1,8 +1,8 @@
 """What JSON files must look like, so that one of another shape is refused where it is read.
 
-A shape is a type (or a union of types); a list of one shape: of all elements; a list of more: of as many elements; a
-dict: keys and shapes, where "key?" may be missing and "*" stands for all other keys; a tuple: one of these shapes; None:
-null. ANY: whatever it is.
+A shape is a type (or a union of types); a list of one shape: of all elements; a list of more: of as many elements;
+a dict: keys and shapes, where "key?" may be missing and "*" stands for all other keys; a tuple: one of these shapes;
+None: null. ANY: whatever it is.
 """
 
 import json

@@ -116,7 +116,8 @@ class AttentionBesideTorch(unittest.TestCase):
             torch = mock.MagicMock()
             torch.__version__, torch.backends.cpu.get_cpu_capability.return_value = "2.5", "none"
             modules = {"torch": torch, "torch.nn": torch.nn, "torch.nn.attention": torch.nn.attention}
-            words = [f"--build={scratch}", "--repetitions=1", "--document=256", "--dim=64", "--threads=1", f"--json={scratch}/t.json"]
+            words = [f"--build={scratch}", f"--json={scratch}/t.json", "--repetitions=1", "--threads=1"]
+            words += ["--document=256", "--dim=64"]
             shown = io.StringIO()
             with (
                 mock.patch.dict(sys.modules, modules),

@@ -1,25 +1,32 @@
 #!/usr/bin/env python3
-"""gyre-study plan: cases, placements and launches of a study, and what is refused.
+"""gyre-study plan: cases, placements and launches of a study, and what is refused; files of another shape.
 
 Usage: test_study_plan.py SOURCE_DIR BUILD_DIR
 """
 
+import json
 import random
 import sys
 import tempfile
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE, BUILD = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
 sys.dont_write_bytecode = True
 sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
+import study_results as made  # noqa: E402
 from study_plans import SMALL, app_of, study_of  # noqa: E402
 from gyre_study import sizes  # noqa: E402
 from gyre_study.app import App, load_app  # noqa: E402
 from gyre_study.cases import expand  # noqa: E402
+from gyre_study.collect import Collector  # noqa: E402
+from gyre_study.compare import read_sides  # noqa: E402
 from gyre_study.errors import StudyError  # noqa: E402
 from gyre_study.files import Site, Study, load_site, load_study  # noqa: E402
+from gyre_study.folder import Folder, write_plan  # noqa: E402
 from gyre_study.launches import launches_of  # noqa: E402
+from gyre_study.status import statuses  # noqa: E402
 
 
 class Sizes(unittest.TestCase):
@@ -333,6 +340,68 @@ class Files(unittest.TestCase):
         self.assertEqual(app.options["sinks"].kinds, ())
         self.assertEqual(app.options["iters"].kinds, ("INT", "auto"))
         self.assertEqual(set(app.build), {"version", "git", "git_state", "type", "compiler"})
+
+
+def variants(value: object) -> Iterator[object]:
+    """The value with one part of it missing, or of another kind."""
+    for other in (None, [], {}, "x"):
+        yield other
+    if isinstance(value, dict):
+        for key in value:
+            yield {name: one for name, one in value.items() if name != key}
+            for part in variants(value[key]):
+                yield {**value, key: part}
+    elif isinstance(value, list) and value:
+        for part in variants(value[0]):
+            yield [part, *value[1:]]
+
+
+class Shapes(unittest.TestCase):
+    """Files of gyre-study and of programs with a part missing or of another kind: read, or refused by name."""
+
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.path = Path(scratch.name, "study")
+
+    def plan(self, **axes: object) -> Folder:
+        study = study_of(**axes)
+        write_plan(self.path, study, SMALL, app_of(), expand(study, SMALL, app_of(), "s.toml"), {})
+        return Folder(self.path)
+
+    def test_a_plan_that_is_none(self) -> None:
+        with self.assertRaises(StudyError) as caught:
+            Folder(self.path)
+        self.assertIn("no plan.json is there", str(caught.exception))
+        self.plan(cp=[1, 2], tokens=[64])
+        file = self.path / "plan.json"
+        plan = json.loads(file.read_text())
+        for text in ("", "[]", "nul", "[" * 99999, '{"schema": "gyre-study/2"}', "\xff"):
+            file.write_text(text, encoding="latin-1")
+            with self.assertRaises(StudyError):
+                Folder(self.path)
+        for wrong in variants(plan):
+            file.write_text(json.dumps(wrong))
+            try:
+                statuses(Folder(self.path))
+            except StudyError as error:
+                self.assertIn("plan.json", str(error))
+
+    def test_results_of_another_shape(self) -> None:
+        folder = self.plan(cp=[1, 2], tokens=[64], schedule=["ring"])
+        file = folder.rows_file(folder.placements[0])
+        key = {"schedule": "ring", "pass": "fwd", "tokens": 64, "cp": 1}
+        lines = [made.run_line("r", 1), made.row_line("r", key, [1.0]), made.end_line("r")]
+        for number, line in enumerate(lines):
+            for wrong in variants(json.loads(line)):
+                changed = [*lines[:number], json.dumps(wrong) + "\n", *lines[number + 1 :]]
+                file.write_text("".join(changed), encoding="utf-8")
+                try:
+                    statuses(folder)
+                    read_sides(folder.path)
+                    Collector(folder).add_file(file)
+                except StudyError as error:
+                    self.assertIn(file.name, str(error))
 
 
 unittest.main(argv=sys.argv[:1])
