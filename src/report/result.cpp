@@ -251,8 +251,7 @@ Verdict judge(const RunReport& report) {
   if (std::string reason = breach_text(report.foreign_load); !timed.empty() && !reason.empty())
     judgement.apply(Validity::unofficial, std::move(reason));
   judge_standing(report, judgement);
-  return judgement.of(!checks.empty() || !report.standing.empty(),
-                      report.nothing_to_verify);
+  return judgement.of(!checks.empty() || !report.standing.empty(), report.nothing_to_verify);
 }
 
 Verdict judge_row(const RunReport& report, const ResultEntry& entry) {
