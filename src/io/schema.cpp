@@ -184,7 +184,7 @@ h5::File open_schema_file(Communicator& comm, const std::string& path, const std
       throw_usage("'{}' has version {} of the schema {}; this program reads version {}", path,
                   to_string(version), schema, schema_version);
   });
-  run_on_root(comm, "reading the names in " + path, [&] { check_names(file, schema, more); });
+  run_agreed(comm, "reading the names in " + path, [&] { check_names(file, schema, more); });
   return file;
 }
 

@@ -50,6 +50,8 @@ constexpr std::pair<const char*, const char*> tables[] = {
     {"gyre/logprobs",  // answers are those of the program's operations
      "/logprobs @vocab_size @temperature? @top_k? @top_p? logits targets offsets~ d_value? "
      "d_logprobs? ids~ teacher? teacher_values? hidden~ head~ /reference @generator? *"},
+    {"gyre/attention-results", "/results @input_sha256 offsets out lse d_q? d_k? d_v? d_sinks?"},
+    {"gyre/logprobs-results", "/results @input_sha256 @vocab_size @temperature @top_k @top_p *"},
 };
 constexpr const char* names_of_all = "/ @schema @schema_version @content_sha256? /provenance *";
 

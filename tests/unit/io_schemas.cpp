@@ -278,30 +278,21 @@ std::string refusal(const Sample& sample, const std::string& path) {
   return "(accepted)";
 }
 
-/// Items of a sample, all in the same state at once: missing, then in every wrong one.
-void expect_states(const Sample& sample, const std::string& path,
-                   const std::vector<SchemaName>& names) {
-  const auto change = [&](const std::function<void(hid_t, const Item&)>& spoil) {
-    make(sample, path, [&](hid_t file) {
-      for (const SchemaName& name : names) spoil(file, Item(name.place));
-    });
-    return refusal(sample, path);
-  };
-  const std::string missing = change(remove);
-  if (names[0].presence != SchemaName::Presence::depends) {
-    EXPECT_EQ(missing == "(accepted)", names[0].presence == SchemaName::Presence::optional)
-        << sample.path << ", without " << names[0].place << ": " << missing;
-  }
-  for (const auto& [state, spoil] : wrong_states()) {
-    const std::string message = change(spoil);
-    // A dataset of another size may be what others are held against.
-    const bool gives_sizes = state == "larger" || state == "without a shape";
-    for (const SchemaName& name : names)
-      EXPECT_TRUE(message.find(path) != std::string::npos &&
-                  (message.find(Item(name.place).name) != std::string::npos ||
-                   (gives_sizes && message.find("dataset '/") != std::string::npos)))
-          << sample.path << ", " << name.place << " is " << state << ": " << message;
-  }
+/// The refusal of a sample whose items are all spoiled at once.
+std::string refusal_of(const Sample& sample, const std::string& path,
+                       const std::vector<SchemaName>& names,
+                       const std::function<void(hid_t, const Item&)>& spoil) {
+  make(sample, path, [&](hid_t file) {
+    for (const SchemaName& name : names) spoil(file, Item(name.place));
+  });
+  return refusal(sample, path);
+}
+
+/// Attributes of one object, and answers, are read together: an error lists all of them.
+std::string group_of(const SchemaName& name) {
+  const Item item(name.place);
+  if (item.object == "/reference") return item.is_attribute ? "/reference@" : "/reference/";
+  return item.is_attribute && item.object != "/" ? item.object + "@" : name.place;
 }
 
 TEST(Schemas, EveryItemInEveryState) {
@@ -312,20 +303,31 @@ TEST(Schemas, EveryItemInEveryState) {
   set_note_handler([&](const std::string& note) { notes.push_back(note); });
   const std::vector<Sample> all = samples(folder);
   for (const Sample& sample : all) {
-    std::vector<std::vector<SchemaName>> here;  // the answers of a file together
+    std::map<std::string, std::vector<SchemaName>> groups;
     make(sample, path, [&](hid_t file) {
-      for (const SchemaName& name : names_of(sample.schema)) {
-        if (!is_in(file, Item(name.place)) || !seen.insert(sample.schema + name.place).second)
-          continue;
-        const auto is_answer = [](const SchemaName& n) {
-          return n.place.starts_with("/reference/");
-        };
-        if (here.empty() || !is_answer(name) || !is_answer(here.back().back())) here.emplace_back();
-        here.back().push_back(name);
-      }
+      for (const SchemaName& name : names_of(sample.schema))
+        if (is_in(file, Item(name.place)) && seen.insert(sample.schema + name.place).second)
+          groups[group_of(name)].push_back(name);
     });
     EXPECT_EQ(refusal(sample, path), "(accepted)") << sample.path;
-    for (const std::vector<SchemaName>& names : here) expect_states(sample, path, names);
+    for (const auto& [group, names] : groups) {
+      for (const SchemaName& name : names) {
+        if (name.presence == SchemaName::Presence::depends) continue;
+        const std::string missing = refusal_of(sample, path, {name}, remove);
+        EXPECT_EQ(missing == "(accepted)", name.presence == SchemaName::Presence::optional)
+            << sample.path << ", without " << name.place << ": " << missing;
+      }
+      for (const auto& [state, spoil] : wrong_states()) {
+        const std::string message = refusal_of(sample, path, names, spoil);
+        // A dataset of another size may be what others are held against.
+        const bool gives_sizes = state == "larger" || state == "without a shape";
+        for (const SchemaName& name : names)
+          EXPECT_TRUE(message.find(path) != std::string::npos &&
+                      (message.find(Item(name.place).name) != std::string::npos ||
+                       (gives_sizes && message.find("dataset '/") != std::string::npos)))
+              << sample.path << ", " << name.place << " is " << state << ": " << message;
+      }
+    }
   }
   set_note_handler({});
   EXPECT_EQ(notes, std::vector<std::string>{}) << "of names that are right, or refused";
