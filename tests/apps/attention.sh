@@ -34,7 +34,7 @@ expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --mask full --
 [ "$(column table.csv pass)" = bwd ] || fail "other directions than asked for: $(cat output)"
 
 # Nothing to attend, one token, fewer tokens than ranks, made-up documents, a sweep.
-expect 0 'VERIFY PASSED 10/10' "${mpi[@]}" 2 "$attention" --gen dist=fixed,length=0,count=3 $quick
+expect 0 'RESULT UNVERIFIED (nothing to check: no tokens' "${mpi[@]}" 2 "$attention" --gen dist=fixed,length=0,count=3 $quick
 ! grep -q '^FOM' output || fail "a figure of merit of nothing"
 for tokens in 1 3; do expect 0 'VERIFY PASSED 10/10' "${mpi[@]}" 4 "$attention" --tokens $tokens $quick; done
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" --gen dist=long-tailed,max=300 --capacity 600 $quick --heads 2 --kv-heads 1 --head-dim 8
@@ -161,9 +161,6 @@ assert beyond < 40e6, f"{beyond} bytes beyond the plan"' || fail "$1 takes memor
 within_plan 'a check'
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" --tokens 4K --heads 16 --kv-heads 4 --head-dim 128 --window 64 -n 1 -w 0 -o memory.h5 -J memory.json
 within_plan 'a file'
-
-# No tokens: checks of no element are not claimed.
-expect 0 'RESULT UNVERIFIED (nothing to check: no tokens' "${mpi[@]}" 2 "$attention" --input "$source_dir/inputs/golden/attention_no_token.h5" $quick
 
 # Plans, of more ranks than there are; in the directions asked for; too large ones are refused.
 expect 0 'backward, rank 1 of 3' "$attention" --explain --cp 3 --tokens 1K --svg plan.svg
