@@ -47,9 +47,10 @@ std::vector<std::string> attributes_of_decoders() {
   return places;
 }
 
-ModelConfig read_and_check(const h5::File& file) {
+ModelConfig read_and_check(const h5::File& file, std::string& tokenizer) {
   SchemaReader reader(file, model_schema);
   const ModelConfig config = read_config(reader);
+  tokenizer = reader.text(group, "tokenizer", "");
   if (reader.errors().empty()) check_config(reader.errors(), config);
   reader.throw_if_any();  // a wrong configuration would make all shapes wrong
   // Of a wrong number of layers, the list of all tensors could fill the memory: the last one first.
@@ -139,12 +140,8 @@ std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& 
 
 ModelFile::ModelFile(Communicator& comm, const std::string& path)
     : comm_(comm), file_(open_schema_file(comm, path, model_schema, attributes_of_decoders())) {
-  run_agreed(comm_, "checking the model " + path, [&] {
-    config_ = read_and_check(file_);
-    SchemaReader reader(file_, model_schema);
-    tokenizer_ = reader.text(group, "tokenizer", "");
-    reader.throw_if_any();
-  });
+  run_agreed(comm_, "checking the model " + path,
+             [&] { config_ = read_and_check(file_, tokenizer_); });
 }
 
 Buffer<float> ModelFile::read_matrix(const std::string& name, int64_t row_begin, int64_t row_count,
