@@ -133,7 +133,8 @@ std::vector<int32_t> search_joint(const Chunks& chunks, int cp, const TimeModel&
       Deal(chunks, cp, time, in_stream_order),
   };
   constexpr int64_t most_tries = int64_t{1} << 28;
-  if (chunks.count() * cp <= most_tries) starts.push_back(deal_by_objective(chunks, cp, time));
+  if (int64_t{chunks.count()} * cp <= most_tries)
+    starts.push_back(deal_by_objective(chunks, cp, time));
   Scale scale{0, std::max(1.0, static_cast<double>(starts[0].all_needed())), HUGE_VAL};
   for (const Deal& start : starts)
     scale.slowest_allowed = std::min(scale.slowest_allowed, start.slowest_seconds());
