@@ -151,8 +151,9 @@ void add_attribute(hid_t file, const char* name, int64_t value) {
 }
 
 TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
-  expect_changed_is_rejected("'sliding_window' is 128, which means another decoder; wanted: 0 or false",
-                             [](hid_t file) { add_attribute(file, "sliding_window", 128); });
+  expect_changed_is_rejected(
+      "'sliding_window' is 128, which means another decoder; wanted: 0 or false",
+      [](hid_t file) { add_attribute(file, "sliding_window", 128); });
   const auto add_dataset = [](const char* name) {
     return [name](hid_t file) {
       const hsize_t length = 6;

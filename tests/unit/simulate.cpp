@@ -462,8 +462,7 @@ TEST(Simulate, RefusesAMachineThatCannotBe) {
     one.flops_per_s = {1, 1, 1, 1};
     return one;
   };
-  refuse("flops_per_s of 0; wanted: at least 1",
-         [](MachineModel& m) { m.kernel.flops_per_s = 0; });
+  refuse("flops_per_s of 0; wanted: at least 1", [](MachineModel& m) { m.kernel.flops_per_s = 0; });
   refuse("bytes_per_s of -1; wanted: at least 1",
          [](MachineModel& m) { m.links[1].bytes_per_s = -1; });
   refuse("bytes_per_s of nan; wanted: at least 1",
