@@ -224,8 +224,10 @@ TEST(ModelFileRejected, AllWrongTensorsAreListed) {
 
 TEST(ModelFileRejected, MoreLayersThanThereAreAreNotListed) {
   ModelConfig bad = small;
+  bad.num_hidden_layers = 16384;
+  expect_rejected({.config = bad}, {"there is no dataset '/model/layers/16383/attn_norm'"});
   bad.num_hidden_layers = std::numeric_limits<int32_t>::max();
-  expect_rejected({.config = bad}, {"there is no dataset '/model/layers/2147483646/attn_norm'"});
+  expect_rejected({.config = bad}, {"num_hidden_layers is 2147483647; it must be at most 16384"});
   bad.num_hidden_layers = bad.head_dim = int64_t{1} << 32;
   expect_rejected({.config = bad},
                   {"num_hidden_layers is 4294967296; it must be at most 2147483647",
