@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/error.hpp"
+#include "core/rolled_labels.hpp"
 #include "packing/padding.hpp"
-#include "packing/rolled_labels.hpp"
 
 namespace gyre {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "comm/agree.hpp"
 #include "core/index.hpp"
-#include "packing/rolled_labels.hpp"
+#include "core/rolled_labels.hpp"
 
 namespace gyre {
 namespace {

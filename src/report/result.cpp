@@ -193,7 +193,7 @@ struct Judgement {
 void judge_checks(const Verification& checks, Judgement& judgement) {
   if (checks.empty() || checks.passed()) return;
   const auto compared_nothing = [](const Check& check) { return check.count() == 0; };
-  const auto failed = [](const Check& check) { return check.outside() > 0; };
+  const auto failed = [](const Check& check) { return check.count() > 0 && !check.passed(); };
   const auto nothing = std::ranges::find_if(checks.checks(), compared_nothing);
   if (std::ranges::any_of(checks.checks(), failed))
     judgement.apply(Validity::invalid, "verification failed");

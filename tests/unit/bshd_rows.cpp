@@ -9,8 +9,8 @@
 
 #include "apps/pack/inputs.hpp"
 #include "apps/shard/batch.hpp"
+#include "core/rolled_labels.hpp"
 #include "errors.hpp"
-#include "packing/rolled_labels.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {

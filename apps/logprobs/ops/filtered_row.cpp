@@ -79,9 +79,10 @@ void FilteredRow::compare_survivors(int64_t survivors, double got, bool any_of_t
                                          survivors_.fewest(), survivors_.most()));
   const ExpectedRow want = score_of(survivors);
   const bool other = any_of_ties && is_other_survivor(got, want.values[0]);
+  const double expected = other ? got : want.values[0];
   check.add(
-      got, other ? got : want.values[0],
-      [&] { return fmt::format("{} of {} survivors", place, survivors); }, want.scales[0]);
+      got, expected, [&] { return fmt::format("{} of {} survivors", place, survivors); },
+      want.scales[0], expected);
 }
 
 bool FilteredRow::is_at_boundary(int64_t column) const {
