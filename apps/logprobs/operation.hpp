@@ -76,7 +76,9 @@ struct MemoryCase {
 };
 
 /// What most gradients depend on (LogprobsArray::reads).
-inline const std::vector<std::string> gradient_inputs{"logits", "d_value"};
+inline std::vector<std::string> gradient_inputs() {
+  return {"logits", "d_value"};
+}
 
 /// The entry of an operation.
 struct LogprobsOperation {

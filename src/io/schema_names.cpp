@@ -153,7 +153,7 @@ const Modifier* modifier_in(const std::string& name) {
     words += std::isalnum(static_cast<unsigned char>(c)) != 0
                  ? static_cast<char>(std::tolower(static_cast<unsigned char>(c)))
                  : '_';
-  words += "_";
+  words += '_';
   const Modifier* longest = nullptr;
   for (const Modifier& modifier : modifiers)
     if (words.find(fmt::format("_{}_", modifier.words)) != std::string::npos &&
@@ -194,8 +194,8 @@ class NameCheck {
     }
   }
 
-  ConfigErrors errors_;
-  std::vector<std::string> notes_;
+  const ConfigErrors& errors() const { return errors_; }
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   bool knows(const std::string& place) const {
@@ -251,6 +251,8 @@ class NameCheck {
 
   const h5::File& file_;
   std::vector<std::string> places_;
+  ConfigErrors errors_;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace
@@ -280,13 +282,13 @@ void check_names(const h5::File& file, const std::string& schema,
                  const std::vector<std::string>& more) {
   NameCheck check(file, schema, more);
   check.look("");
-  check.errors_.throw_if_any(fmt::format("'{}' breaks the schema {}:", file.path(), schema));
+  check.errors().throw_if_any(fmt::format("'{}' breaks the schema {}:", file.path(), schema));
   if (!note_handler()) return;
-  for (size_t i = 0; i < std::min(check.notes_.size(), most_notes); ++i)
-    note_handler()(check.notes_[i]);
-  if (check.notes_.size() > most_notes)
-    note_handler()(fmt::format("{}: {} more names are not read", file.path(),
-                               check.notes_.size() - most_notes));
+  const std::vector<std::string>& notes = check.notes();
+  for (size_t i = 0; i < std::min(notes.size(), most_notes); ++i) note_handler()(notes[i]);
+  if (notes.size() > most_notes)
+    note_handler()(
+        fmt::format("{}: {} more names are not read", file.path(), notes.size() - most_notes));
 }
 
 void set_note_handler(std::function<void(const std::string&)> handler) {

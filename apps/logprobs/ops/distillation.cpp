@@ -154,11 +154,11 @@ LogprobsOperation distillation_family(const char* name, const char* summary, boo
   std::vector<LogprobsArray> arrays{{"distilled_logprob", picks},
                                     {"distilled_teacher_logprob", picks, false, {"teacher_values"}},
                                     {"distilled_entropy", tokens},
-                                    {"d_distilled", vocab, false, gradient_inputs}};
+                                    {"d_distilled", vocab, false, gradient_inputs()}};
   if (renormalised)
     arrays = {{"distilled_renormalised_logprob", picks},
               {"distilled_renormalised_teacher_logprob", picks, false, {"teacher_values"}},
-              {"d_distilled_renormalised", vocab, false, gradient_inputs}};
+              {"d_distilled_renormalised", vocab, false, gradient_inputs()}};
   return {.name = name,
           .summary = summary,
           .definition = "distillation_reference, distillation_gradient_reference",

@@ -159,7 +159,7 @@ LogprobsOperation filtered_operation() {
           .backward = RowTraffic::updates,
           .matrices = {.upstream = 6},
           .arrays = {{filtered_values, LogprobsShape::tokens},
-                     {filtered_gradient, LogprobsShape::vocab, false, gradient_inputs}},
+                     {filtered_gradient, LogprobsShape::vocab, false, gradient_inputs()}},
           .make = [](LogprobsContext& context, bool upstream) {
             return std::make_unique<FilteredOp>(context, upstream);
           }};

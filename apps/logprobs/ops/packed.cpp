@@ -367,7 +367,7 @@ LogprobsOperation packed_family(const char* name, const char* summary, const Pac
           .backward = RowTraffic::updates,
           .own_options = {gather_gradient_option},
           .arrays = {{values_name(packing), LogprobsShape::predictions},
-                     {gradient_name(packing), LogprobsShape::vocab, false, gradient_inputs}},
+                     {gradient_name(packing), LogprobsShape::vocab, false, gradient_inputs()}},
           .make = [packing](LogprobsContext& context,
                             bool) { return std::make_unique<PackedOp>(context, packing); },
           .why_not = packable};

@@ -168,7 +168,7 @@ LogprobsOperation rollouts_operation() {
   entry.definition = "score_row_reference, score_gradient_reference";
   entry.backward = RowTraffic::updates;
   entry.arrays = {{"rollout_logprob", LogprobsShape::tokens},
-                  {"d_rollout_logprob", LogprobsShape::vocab, false, gradient_inputs}};
+                  {"d_rollout_logprob", LogprobsShape::vocab, false, gradient_inputs()}};
   entry.make = [](LogprobsContext& context, bool) { return std::make_unique<RolloutsOp>(context); };
   return entry;
 }

@@ -238,7 +238,7 @@ LogprobsOperation score_family(const char* name, const char* summary, const Scor
   if (scores.ids == Scores::Ids::picks) entry.arrays.push_back({"gathered", LogprobsShape::picks});
   if (scores.ids == Scores::Ids::target) entry.arrays.push_back({"logprob", LogprobsShape::tokens});
   if (scores.entropy) entry.arrays.push_back({"entropy", LogprobsShape::tokens});
-  entry.arrays.push_back({gradient_name(scores), LogprobsShape::vocab, false, gradient_inputs});
+  entry.arrays.push_back({gradient_name(scores), LogprobsShape::vocab, false, gradient_inputs()});
   entry.make = [scores](LogprobsContext& context, bool upstream) {
     return std::make_unique<ScoreOp>(context, scores, upstream);
   };
