@@ -19,7 +19,8 @@ struct ExpectedRow {
   /// [width] what the file's answer must be where rounding admits several right rows and the answer
   /// is nearest to another one than the result; NaN: the same. Empty: the same everywhere.
   std::vector<double> stored = {}, stored_scales = {};
-  bool undefined = false;  ///< a distribution over nothing: `values` are NaN, as results must be
+  /// A distribution over nothing: where `values` are NaN, results must be NaN, too.
+  bool undefined = false;
 };
 
 struct ResultArray {

@@ -117,7 +117,8 @@ class DistillationOp final : public PicksOp {
     const DistillationReference forward = wanted(r);
     if (std::isnan(forward.student[0])) {  // a distribution over nothing has no gradient
       ExpectedRow want{std::vector<double>(row.size(), 0), std::vector<double>(row.size(), 1)};
-      if (std::ranges::any_of(g, [](double x) { return x != 0; }))
+      want.undefined = std::ranges::any_of(g, [](double x) { return x != 0; });
+      if (want.undefined)
         for (const int32_t id : ids_of(index)) want.values[static_cast<size_t>(id)] = std::nan("");
       return want;
     }
