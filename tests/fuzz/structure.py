@@ -204,7 +204,7 @@ def unread(file, target, rng):
     name = rng.choice(modifiers)
     if rng.random() < 0.5:
         file[group].attrs[name] = rng.choice([0.5, 30.0, 3])
-    else:
+    elif name not in file[group]:  # else of an earlier change
         file[group][name] = numpy.full(rng.choice([1, 8]), 0.5, "f4")
     return f"{group} has {name}", True
 
