@@ -83,7 +83,7 @@ namespace {
 /// Why results, or gradients, are not compared with the answers of the file; "": they are.
 std::string why_not_compared(const AttentionOptions& o, bool gradient) {
   if (o.check == "none") return "--check none";
-  // What is written is checked, and has gradients.
+  // An output file holds gradients, so they are computed and checked for it.
   const bool backward = o.passes().back() == Pass::backward || !o.output.empty();
   return gradient && !backward ? "--pass fwd" : "";
 }

@@ -165,7 +165,7 @@ class FileInputs final : public LogprobsInputs {
         round_gradients_ && any(file_.d_logprobs.empty() ? file_.d_value : file_.d_logprobs));
     add("hidden", round_ && file_.linear && any(file_.linear->hidden));
     add("head", round_ && file_.linear && any(file_.linear->head));
-    // What stands for a dataset that the file does not have.
+    // Datasets that are absent are derived from others, and inherit their rounding.
     if (file_.teacher_values.empty()) add("teacher_values", rounded_.contains("teacher"));
     if (file_.d_logprobs.empty()) add("d_logprobs", rounded_.contains("d_value"));
   }

@@ -75,7 +75,7 @@ struct MemoryCase {
   double element_bytes() const { return static_cast<double>(size_of(problem.type)); }
 };
 
-/// What most gradients depend on (LogprobsArray::reads).
+/// The inputs that most gradients depend on (LogprobsArray::reads).
 inline std::vector<std::string> gradient_inputs() {
   return {"logits", "d_value"};
 }

@@ -31,8 +31,8 @@ void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows);
 
 /// Reasons for which operations did not run, by name.
 using Refusals = std::map<std::string, std::string>;
-/// What became of each array of the file's answers: `compared` are those that results were compared
-/// with.
+/// Says for each array of the file's answers whether it was compared, or why not. `compared` names
+/// the arrays that results were compared with.
 std::vector<AnswerUse> answer_uses(const LogprobsFile& file, const LogprobsOptions& o,
                                    const std::set<std::string>& compared, const Refusals& refused);
 

@@ -74,7 +74,7 @@ struct ScoreSources {
 std::string verify_scores(const ScoreCheck& check, const ScoreSources& sources, Scorer& scorer,
                           Decoder& decoder, const ScoreRange& mine, Communicator& world);
 
-/// What verify_scores makes of the arrays of a reference.
+/// Says which arrays of a reference verify_scores compares.
 std::vector<AnswerUse> answer_uses(const Reference& reference);
 
 /// Reads slices of the weights of `model`.

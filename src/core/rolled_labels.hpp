@@ -32,7 +32,7 @@ int64_t find_rolled_label(std::span<const Id> ids, std::span<const Id> labels,
   return -1;
 }
 
-/// What a message says of it.
+/// The end of the error message; the place of the slot goes before it.
 inline constexpr const char* rolled_label_text =
     "is padding, and its label is the first token of the next document: were labels rolled by "
     "cu_seqlens instead of cu_seqlens_padded? Padding has the label -100";

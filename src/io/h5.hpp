@@ -168,7 +168,7 @@ class Dataset {
 
 enum class Checksum { none, fletcher32 };
 
-/// What there is instead of one value of a known type: "float64 [24]", "uint64
+/// Describes an attribute that is not one value of a known type: "float64 [24]", "uint64
 /// 18446744073709551615".
 struct Unreadable {
   std::string what;

@@ -55,8 +55,8 @@ constexpr std::pair<const char*, const char*> tables[] = {
 };
 constexpr const char* names_of_all = "/ @schema @schema_version @content_sha256? /provenance *";
 
-/// What changes the values that are asked for, in whole words of a name; and the number that says
-/// that it does not, if there is one. The names are those of FlashAttention, FlexAttention,
+/// A modifier of what is computed: whole words of its name, and the number, if there is one, that
+/// turns it off. The names are those of FlashAttention, FlexAttention,
 /// transformers, vLLM, Megatron and this repository's own formats, which know them elsewhere.
 struct Modifier {
   const char* words;

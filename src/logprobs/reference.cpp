@@ -198,7 +198,7 @@ int64_t SurvivorsReference::nearest(int64_t id, double value) const {
   return above - sums_.begin() - (!is_first && sum - *(above - 1) < *above - sum ? 1 : 0);
 }
 
-/// Where the group of equal logits begins that the first doubtful one is of.
+/// Rank at which the group of equal logits begins that holds the first doubtful logit.
 int64_t SurvivorsReference::first_doubtful() const {
   const auto value = [&](int64_t i) {
     return logits_[static_cast<size_t>(order_[static_cast<size_t>(i)])];

@@ -68,7 +68,7 @@ class SurvivorsReference {
   /// Log-probability of an id when `survivors` survive, fewest() to most(): -inf for one that does
   /// not, or that the row does not have; NaN if the row is no distribution.
   double logprob(int64_t id, int64_t survivors) const;
-  /// The same of all ids, [vocab_size].
+  /// Log-probabilities of all ids among so many survivors, [vocab_size].
   std::vector<double> logprobs(int64_t survivors) const;
   /// The right number of survivors for which the log-probability of the id is nearest to `value`.
   int64_t nearest(int64_t id, double value) const;

@@ -1,6 +1,5 @@
 #pragma once
-// What became of the answers that came with an input: those that were compared, and why others
-// were not.
+// Reports which answers of an input were compared, and why others were not.
 
 #include <string>
 #include <vector>

@@ -64,7 +64,7 @@ struct EarlierRow {
     verdict = {status.value("result", "INVALID"),
                status.value("reasons", std::vector<std::string>())};
   }
-  /// What other processes did is known at the end of a run, and concerns all of its rows.
+  /// Adds the load of other processes, which is known at the end of a run, to all of its rows.
   void add_load(const Json& end) {
     const Json load = end.value("foreign_load", Json::object());
     if (!load.value("cores", Json()).is_number()) return;

@@ -90,7 +90,7 @@ std::filesystem::path behind_links(const std::string& path) {
   return place;
 }
 
-/// Where an output or input is.
+/// Identifies the file behind the name of an output or input.
 struct Place {
   explicit Place(const std::string& name) : path(behind_links(name)) {
     exists = stat(name.c_str(), &status) == 0;

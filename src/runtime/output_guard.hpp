@@ -43,7 +43,7 @@ struct NamedPath {
   std::string path;
 };
 
-/// What a run reads and writes.
+/// The files that a run reads and writes.
 struct RunFiles {
   std::vector<NamedPath> outputs;  ///< regular files: HDF5, or lines that are read again
   std::vector<NamedPath> texts;    ///< documents that are written once, from begin to end

@@ -1,5 +1,5 @@
 #pragma once
-// What a process of Gyre does first, and how it writes to its standard output and standard error.
+// Prepares a process, and writes to its standard output and standard error.
 
 #include <string_view>
 

@@ -17,7 +17,7 @@
 
 namespace gyre {
 
-/// What a file says of a token under a filter; absent: nothing.
+/// The file's answers for one token under a filter; a missing answer is absent or empty.
 struct FilteredAnswers {
   std::optional<double> logprob;
   std::span<const double> gradient;  ///< [vocab_size], or empty
@@ -30,9 +30,9 @@ class FilteredRow {
   FilteredRow(const FilteredRow&) = delete;
   FilteredRow& operator=(const FilteredRow&) = delete;
 
-  /// What a log-probability `got` must be, and an answer.
+  /// The expected log-probability: of the right set nearest to `got`, and of that of the answers.
   ExpectedRow score(double got, const FilteredAnswers& answers) const;
-  /// What a gradient must be of which `survivors` survive, and an answer.
+  /// The expected gradient: of `survivors` survivors, and of the right set of the answers.
   ExpectedRow gradient(int64_t survivors, const FilteredAnswers& answers) const;
   /// Adds that as many survive as may, and that `got` is the log-probability among so many.
   /// `any_of_ties`: another one of equal logits may survive. `place` names the row.

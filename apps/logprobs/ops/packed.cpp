@@ -297,7 +297,7 @@ class PackedOp final : public LogprobsOp {
     if (has_next(token)) answers.logprob = answer(values_name(packing_), place_of(token));
     return answers;
   }
-  /// Where the prediction in a token's row is gathered.
+  /// Index in the gathered array of the prediction that a token's row makes.
   int64_t place_of(int64_t token) const {
     const std::vector<int64_t>& offsets = c_.problem.offsets;
     const auto i = std::ranges::upper_bound(offsets, token) - offsets.begin() - 1;
