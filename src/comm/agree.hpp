@@ -1,5 +1,5 @@
 #pragma once
-// Agreement about errors: what one rank finds ends all ranks, with the same code and message.
+// Agreement on errors: an error on one rank ends all ranks with the same exit code and message.
 
 #include <functional>
 #include <initializer_list>
@@ -9,8 +9,8 @@
 
 namespace gyre {
 
-/// Throws what all ranks of `comm` throw at this place: an AgreedError where these are all ranks of
-/// the run; else an Error, since the other ranks know nothing of it.
+/// Throws the error that all ranks of `comm` throw here: an AgreedError if `comm` holds all ranks
+/// of the run, otherwise an Error, because the ranks outside `comm` do not know of it.
 [[noreturn]] void throw_to_all(const Communicator& comm, ExitCode code, const std::string& message);
 
 /// Runs `local` (no communication inside) on every rank. If any rank throws, all ranks throw the
@@ -18,16 +18,16 @@ namespace gyre {
 /// ranks fail, the message names the rank.
 void run_agreed(Communicator& comm, std::string_view what, const std::function<void()>& local);
 
-/// Runs `work`, in which all ranks of `comm` wait for each other in another way than by `comm`, as
-/// in collective calls of HDF5, in the `local` of run_agreed. What it throws ends the run, because
-/// this rank would not come to where the others wait; in a group of one rank it is thrown.
+/// Runs `work` inside the `local` of run_agreed. In `work`, all ranks of `comm` wait for each other
+/// by other means than `comm`, such as collective calls of HDF5. An exception of `work` ends the
+/// run, because the other ranks wait for this one; in a group of one rank it propagates.
 void run_in_step(const Communicator& comm, const std::function<void()>& work);
 
 /// Runs `work` on rank 0 alone; if it throws, all ranks throw its error (throw_to_all).
 /// Collective.
 void run_on_root(Communicator& comm, std::string_view what, const std::function<void()>& work);
 
-/// An argument that must be the same on all ranks of a group.
+/// Argument that must be the same on all ranks of a group.
 struct SameOnAllRanks {
   std::string_view name;
   int64_t value;
@@ -40,8 +40,8 @@ void agree_on_arguments(Communicator& comm, std::string_view what,
                         const std::function<void()>& check,
                         std::initializer_list<SameOnAllRanks> arguments);
 
-/// The most severe of the ranks' codes, in the order skipped < ok < verification_failed < usage <
-/// runtime < timeout. Collective.
+/// Returns the most severe of the ranks' codes, in the order skipped < ok < verification_failed <
+/// usage < runtime < timeout. Collective.
 ExitCode agree_on(Communicator& comm, ExitCode mine);
 
 /// Blocking collectives over small host values.

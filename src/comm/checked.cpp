@@ -14,7 +14,7 @@ namespace {
 
 using Bytes = std::span<const std::byte>;
 
-/// The checksum of each peer's message; slices to one peer are one message.
+/// Checksum of each peer's message; slices to one peer are one message.
 template <class Slice>
 std::map<int, uint64_t> checksums_of(const std::vector<Slice>& slices) {
   std::map<int, Checksum> sums;
@@ -24,7 +24,7 @@ std::map<int, uint64_t> checksums_of(const std::vector<Slice>& slices) {
   return values;
 }
 
-/// The blocks of `data`, packed in rank order.
+/// Checksums of the blocks of `data`, which are packed in rank order.
 std::vector<uint64_t> checksums_of(Bytes data, std::span<const int64_t> bytes) {
   std::vector<uint64_t> sums;
   size_t begin = 0;
@@ -49,12 +49,12 @@ std::span<std::byte> write(std::vector<T>& values) {
                 what, whose);
 }
 
-/// Operations in flight, and what is compared when all are complete.
+/// Operations in flight and the check to run when all are complete.
 class CheckedWork final : public Work {
  public:
   explicit CheckedWork(std::string_view what) : what_(what) {}
   void add(WorkPtr part) { parts_.push_back(std::move(part)); }
-  /// `check` gets the name of the step.
+  /// Sets the check; it receives the name of the step.
   void then(std::function<void(const std::string& what)> check) { check_ = std::move(check); }
 
   bool test() override {
@@ -78,7 +78,7 @@ class CheckedWork final : public Work {
   std::function<void(const std::string& what)> check_;
 };
 
-/// Compares the checksums of what came from each rank with those that the ranks sent.
+/// Compares the checksums of the data received from each rank with those that the ranks sent.
 void compare(const std::string& what, const std::vector<uint64_t>& here,
              const std::vector<uint64_t>& sent) {
   for (size_t r = 0; r < here.size(); ++r)

@@ -1,5 +1,5 @@
 #pragma once
-// Communication whose results are compared with what was sent: a checksum follows every message.
+// A communicator that verifies messages: the sender's checksum follows every message.
 
 #include <memory>
 
@@ -7,20 +7,20 @@
 
 namespace gyre {
 
-/// Checks the messages of another communicator, in host memory. wait() (or the test() that finds
-/// the operation complete) throws a runtime error that names the step and the sender when what
-/// arrived is not what was sent:
+/// Checks the messages of another communicator, in host memory. wait(), or the test() that finds
+/// the operation complete, throws a runtime error that names the step and the sender when the
+/// received data differ from the data sent:
 ///     exchange, all-gather, all-to-all   the sender's checksum (64 bits, XXH3) of each message
-///                                        follows it; one of broadcast's data follows that
-///     all-reduce, reduce-scatter         are done twice; the results must have the same bits
+///                                        follows it; broadcast sends one checksum of its data
+///     all-reduce, reduce-scatter         run twice; the results must have the same bits
 /// traffic() counts neither checksums nor second reductions.
 class CheckedCommunicator final : public Communicator {
  public:
   explicit CheckedCommunicator(std::unique_ptr<Communicator> carrier);
 
-  /// Off: messages pass as they are, at their own speed. On, as at first: they are checked. All
-  /// ranks switch between the same operations, none of which is in flight. Holds for what split()
-  /// made of this, too.
+  /// Turns the checks on (the initial state) or off; off, messages pass at full speed. All ranks
+  /// switch between the same operations, while none is in flight. Also applies to communicators
+  /// made by split().
   void check_messages(bool on) { *checking_ = on; }
 
   int rank() const override { return carrier_->rank(); }

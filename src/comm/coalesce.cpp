@@ -9,14 +9,14 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t alignment = 256;  // of messages in the staging area; as in device allocations
+constexpr int64_t alignment = 256;  // of messages in the staging area, as in device allocations
 
 using Copy = CoalescedExchange::Copy;
 
 template <class Byte>
 using Message = std::vector<std::span<Byte>>;
 
-/// The message of each peer: its slices in order, without the empty ones.
+/// Message of each peer: its slices in order, without empty ones.
 template <class Byte, class Slice>
 std::map<int, Message<Byte>> messages_of(std::span<const Slice> slices) {
   std::map<int, Message<Byte>> messages;
@@ -49,7 +49,7 @@ int64_t staged_bytes(const std::map<int, Message<Byte>>& messages, int rank) {
   return bytes;
 }
 
-/// Appends the copies from one cut of a message to another of the same length. A part that is
+/// Appends the copies from a message to the same message cut into other parts. A part that is
 /// already in place needs no copy.
 void append_copies(std::vector<Copy>& copies, const Message<const std::byte>& from,
                    const Message<std::byte>& to) {

@@ -8,15 +8,15 @@
 //
 //     before: copy the slices to each peer, in order, into the staging area
 //     one send to each peer, one receive from each peer
-//     after:  copy what each peer has sent out of the staging area, in the order of the slices
+//     after:  copy the received messages out of the staging area, in the order of the slices
 //
 // Example, rank 0 to rank 1, 2 + 3 + 1 bytes received as 4 + 2:
 //
 //     rank 0   before: [0,2) [2,5) [5,6) of its staging area <- the three slices;   sends [0,6)
 //     rank 1   receives [0,6) of its staging area;   after: the two slices <- [0,4) [4,6)
 //
-// Messages of a rank to itself are copies and need no staging area. Empty slices are ignored: both
-// sides leave out a message of no bytes.
+// Messages of a rank to itself are copies and need no staging area. Empty slices are ignored; both
+// sides omit a message of 0 bytes.
 
 #include <span>
 #include <string_view>
@@ -27,7 +27,7 @@
 namespace gyre {
 
 struct CoalescedExchange {
-  /// Equal lengths, not overlapping. Both spans are parts of one slice or of the staging area.
+  /// Spans of equal length that do not overlap; each is part of one slice or of the staging area.
   struct Copy {
     std::span<const std::byte> from;
     std::span<std::byte> to;
@@ -41,9 +41,9 @@ struct CoalescedExchange {
 /// Bytes of staging area that coalesce() needs; 0 if all messages are single spans.
 int64_t staging_bytes(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, int rank);
 
-/// The exchange of rank `rank` through `staging`, an area of staging_bytes() bytes. Messages in it
-/// begin at multiples of 256 bytes. Throws a runtime error that begins with `what` when the rank
-/// sends itself more or less than it receives from itself.
+/// Returns the exchange of rank `rank` through `staging`, an area of staging_bytes() bytes, in
+/// which messages begin at multiples of 256 bytes. Throws a runtime error that begins with `what`
+/// when the rank's sends to itself and receives from itself differ in size.
 CoalescedExchange coalesce(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                            int rank, std::span<std::byte> staging, std::string_view what);
 

@@ -6,8 +6,8 @@
 // order. Buffers live in the communicator's memory space; on a device, an operation starts after
 // the work already on `stream`.
 //
-// Wire bytes are counted here, in the same way for every backend: the bytes that one rank must send
-// with the bandwidth-optimal algorithm for n ranks and b bytes:
+// Wire bytes are counted here, equally for every backend: the bytes that a rank must send with the
+// bandwidth-optimal algorithm for n ranks and b bytes:
 //     exchange        the bytes of its messages to other ranks
 //     all-gather      (n-1) · own b            reduce-scatter  (n-1)/n · b
 //     all-to-all      b that leave the rank    all-reduce      2 (n-1)/n · b
@@ -38,24 +38,24 @@ struct RecvSlice {
   std::span<std::byte> data;
 };
 
-/// Traffic that a rank has sent so far, in a communicator and its subgroups.
+/// Traffic sent so far by this rank, in a communicator and its subgroups.
 struct Traffic {
   int64_t bytes_sent = 0;
-  int64_t messages = 0;  ///< point-to-point messages sent, one to each peer of an
-                         ///< exchange, plus one for each collective
+  int64_t messages = 0;  ///< point-to-point messages sent, one per peer of an exchange, plus one
+                         ///< per collective
 };
 
-/// An operation in flight. wait() must be called before it is destroyed. One that was recorded
+/// An operation in flight. wait() must be called before it is destroyed. A recorded operation
 /// (Stream::record) is in flight while its stream has work.
 class Work {
  public:
   virtual ~Work() = default;
-  /// Drives the operation without blocking; true once it is complete.
+  /// Drives the operation without blocking; returns true once it is complete.
   virtual bool test() = 0;
-  /// Blocks, politely (poll, then yield the core), until it is complete.
+  /// Blocks until the operation is complete; polls and yields the core between polls.
   virtual void wait() = 0;
-  /// Orders work that is submitted to the operation's stream from now on behind the operation. The
-  /// host does not wait where the device can keep this order; wait() must still be called.
+  /// Work submitted to the operation's stream after this call runs after the operation. The host
+  /// does not wait if the device can keep this order; wait() must still be called.
   virtual void wait_on_stream() { wait(); }
 };
 using WorkPtr = std::unique_ptr<Work>;
@@ -70,29 +70,29 @@ class Communicator {
   virtual std::string_view backend() const = 0;  ///< "mpi", "nccl", "staged", "mpi-gpu"
   /// Ranks of equal `color` form a new communicator, in order of their rank here. Collective.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
-  /// The communicator of `ranks` (ascending, this one among them), which this one keeps: itself,
-  /// where they are all. Collective over this communicator when they are asked for first: every
-  /// rank names a group then, and groups do not overlap.
+  /// Returns the communicator of `ranks` (ascending, including this rank); this communicator owns
+  /// it. All ranks: returns *this. The first request is collective over this communicator: every
+  /// rank names its group, and groups do not overlap.
   Communicator& subgroup(const std::vector<int>& ranks);
-  /// From now on a wait for an operation that is submitted later sleeps `seconds` between two
-  /// polls, less when an event is known to come; 0, as at first: it yields the core. For ranks that
-  /// share cores and sleep for most of their time. Holds for what split() makes of this later, too.
-  /// Without effect where waits do not poll MPI.
+  /// Sets the sleep between two polls, in seconds, in waits for operations submitted later; the
+  /// sleep ends early if an event is due. 0 (initial): yield the core. Use: ranks that share cores
+  /// and sleep most of the time. Also applies to communicators that split() makes later. No effect
+  /// if waits do not poll MPI.
   virtual void sleep_between_polls(double /*seconds*/) {}
-  /// When, on the clock of monotonic_seconds(), the next poll is due that an operation needs;
-  /// infinity: no such time is known.
+  /// Time of the next poll that an operation needs, on the clock of monotonic_seconds(); infinity
+  /// if none is known.
   virtual double next_event() const { return std::numeric_limits<double>::infinity(); }
-  /// Whether operations of a stream that records (Stream::record) are recorded with its other work:
-  /// no host takes part in them.
+  /// Whether operations on a recording stream (Stream::record) are recorded with its other work, so
+  /// that the host takes no part in them.
   virtual bool can_record() const { return false; }
-  /// Lets all-gathers use `memory` where it lies, without copies through buffers of the library (a
-  /// symmetric window of NCCL's), as long as the result lives; this communicator must outlive it.
-  /// They then begin at its first byte, and send and receive in such memory only. nullptr on all
-  /// ranks where one of them cannot, or has another size. Collective.
+  /// Lets all-gathers use `memory` without copies through library buffers (a symmetric NCCL window)
+  /// while the result lives; this communicator must outlive it. All-gathers then begin at the first
+  /// byte of `memory`, and send and receive only in such memory. Returns nullptr on all ranks if
+  /// one cannot register or has another size. Collective.
   virtual std::shared_ptr<void> register_window(std::span<std::byte> /*memory*/) { return nullptr; }
-  /// Counts what recorded operations send once more.
+  /// Adds `sent` to the traffic when recorded operations run again.
   void count_again(const Traffic& sent) { count(sent.bytes_sent, sent.messages); }
-  /// What carries the bytes in the end: this, or for one that adds to another, that one's carrier.
+  /// Communicator that transports the bytes: this one, or the one that a decorator wraps.
   virtual const Communicator& carrier() const { return *this; }
 
   /// Grouped point-to-point: all slices form one operation. Slices to one peer travel as one
@@ -109,7 +109,8 @@ class Communicator {
   /// Sends equal blocks of `send` to all ranks in rank order; receives likewise.
   WorkPtr all_to_all(std::span<const std::byte> send, std::span<std::byte> recv, Stream& stream,
                      std::string_view what);
-  /// `send_bytes[r]` bytes to rank r, `recv_bytes[r]` from it; both sides packed in rank order.
+  /// Sends `send_bytes[r]` bytes to rank r and receives `recv_bytes[r]` from it; both packed in
+  /// rank order.
   WorkPtr all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
                        std::span<std::byte> recv, std::span<const int64_t> recv_bytes,
                        Stream& stream, std::string_view what);
@@ -148,10 +149,9 @@ class Communicator {
   std::map<std::vector<int>, std::unique_ptr<Communicator>> subgroups_;
 };
 
-/// A Work that was complete when it was made (groups of one rank).
+/// Returns a Work that is already complete (groups of one rank).
 WorkPtr completed_work();
 
-/// Typed spans as bytes.
 template <class T>
 std::span<const std::byte> bytes_of(std::span<const T> data) {
   return std::as_bytes(data);

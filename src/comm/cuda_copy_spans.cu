@@ -9,7 +9,7 @@ namespace gyre {
 namespace {
 
 constexpr int threads = 256;
-constexpr int most_copies = 128;  // a launch: 3 KiB of its 4 KiB of parameters
+constexpr int most_copies = 128;  // per launch: 3 KiB of its 4 KiB of parameters
 constexpr int64_t bytes_of_block = int64_t{64} << 10;
 
 struct SpanCopy {
@@ -21,18 +21,18 @@ struct SpanTable {
   SpanCopy copies[most_copies];
 };
 
-/// Bytes [begin, end) of a copy.
+/// Copies bytes [begin, end) of a copy.
 __device__ void copy_bytes(const SpanCopy& copy, int64_t begin, int64_t end) {
   for (int64_t i = begin + threadIdx.x; i < end; i += threads) copy.to[i] = copy.from[i];
 }
 
-/// Block (x, y): the x-th, and each gridDim.x-th, part of copy y.
+/// Block (x, y) copies parts x, x + gridDim.x, ... of copy y.
 __global__ void __launch_bounds__(threads) copy_spans(const __grid_constant__ SpanTable table) {
   constexpr int64_t wide = sizeof(uint4);
   const SpanCopy& copy = table.copies[blockIdx.y];
   const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(copy.to) % wide);
   const bool aligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(copy.from) % wide) == past;
-  // Where the first of the wide elements begins.
+  // Offset of the first aligned 16-byte element.
   const int64_t head = min(copy.bytes, past == 0 ? 0 : wide - past);
   for (int64_t part = blockIdx.x; part * bytes_of_block < copy.bytes; part += gridDim.x) {
     const int64_t begin = part == 0 ? 0 : part * bytes_of_block + head;
@@ -68,7 +68,7 @@ void cuda_copy_spans(std::span<const CoalescedExchange::Copy> copies, CUstream_s
       table.copies[i] = {some[i].from.data(), some[i].to.data(), bytes};
       longest = std::max(longest, bytes);
     }
-    constexpr int64_t most_parts = 1024;  // of a copy, at once
+    constexpr int64_t most_parts = 1024;  // of a copy, per launch
     const auto parts =
         static_cast<unsigned>(std::min(most_parts, ceil_div(longest, bytes_of_block)));
     launch({dim3(parts, static_cast<unsigned>(some.size())), threads, stream}, copy_spans, table);

@@ -1,6 +1,6 @@
 #pragma once
-// Copies between spans of device memory, many by one kernel: each as a call of its own would cost
-// more than most of them take.
+// Copies spans within device memory, many per kernel launch: most copies are shorter than the cost
+// of a call.
 
 #include <span>
 
@@ -10,9 +10,9 @@ struct CUstream_st;
 
 namespace gyre {
 
-/// Submits the copies, which do not overlap each other, to a stream: one launch for every 128 of
-/// them; a single one is a call of CUDA's, which needs no multiprocessor. Limit: twice their bytes
-/// over the memory bandwidth, by accesses of 16 bytes where both sides are aligned alike.
+/// Submits the copies, which must not overlap, to a stream: one launch per 128 copies. A single
+/// copy is a cudaMemcpyAsync, which needs no multiprocessor. Bound: twice the bytes over the memory
+/// bandwidth. Accesses have 16 bytes if source and target are aligned alike.
 void cuda_copy_spans(std::span<const CoalescedExchange::Copy> copies, CUstream_st* stream);
 
 }  // namespace gyre

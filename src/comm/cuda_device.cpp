@@ -23,7 +23,7 @@
 namespace gyre {
 namespace {
 
-/// This rank's number among the ranks of its host.
+/// Rank of this process among the processes of its host.
 int rank_on_host(Communicator& host) {
   const WaitScope scope("finding the ranks of this host");
   MPI_Comm group = MPI_COMM_NULL;
@@ -36,7 +36,7 @@ int rank_on_host(Communicator& host) {
   return rank;
 }
 
-/// A RankDevice as it travels.
+/// RankDevice in the form that is communicated.
 struct Claim {
   std::array<char, 256> host{}, name{};
   std::array<unsigned char, 16> uuid{};

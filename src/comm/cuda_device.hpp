@@ -1,5 +1,5 @@
 #pragma once
-// Which GPU a rank uses. In a build without CUDA bind_device throws.
+// Selects the GPU of a rank. In a build without CUDA, bind_device throws.
 
 #include <string>
 #include <vector>
@@ -9,21 +9,21 @@
 
 namespace gyre {
 
-/// The least compute capability that the kernels are made for: 8.0 (A100).
+/// Minimum compute capability of the kernels: 8.0 (A100).
 inline constexpr int least_compute_capability = 8;
 
-/// Makes one device the current one of every rank and returns the devices of all ranks, in order of
-/// rank. The ranks of a host are dealt over the devices that each of them sees, in order:
+/// Makes one device current on every rank and returns the devices of all ranks, in rank order. The
+/// ranks of a host take the visible devices in order, round robin:
 ///
 ///     4 ranks, 4 devices: 0 1 2 3      4 ranks, 2 devices: 0 1 0 1 (share_gpus)
-///     4 ranks that the launcher shows one device each: 0 0 0 0, told apart by UUID
+///     4 ranks with one visible device each: 0 0 0 0, told apart by UUID
 ///
 /// All ranks throw the same runtime error when one has no driver, no device or a device below
-/// compute capability 8.0, when two use one device and `share_gpus` is not set, or when the build
-/// has no CUDA. Collective over `host`, an MPI communicator.
+/// compute capability 8.0, when two use one device and `share_gpus` is false, or when the build has
+/// no CUDA. Collective over `host`, an MPI communicator.
 std::vector<RankDevice> bind_device(Communicator& host, bool share_gpus = false);
 
-/// The CUDA runtime's version, "13.0", or "software GPU (seed 7)"; "no" in a build without CUDA.
+/// CUDA runtime version: "13.0", "software GPU (seed 7)", or "no" in a build without CUDA.
 std::string cuda_version();
 
 }  // namespace gyre

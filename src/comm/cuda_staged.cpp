@@ -16,7 +16,7 @@ using staging::Engine;
 using staging::Operation;
 using staging::Reach;
 
-/// The slices of each peer but `rank`, in their order; a peer without a byte is left out.
+/// Slices of each peer except `rank`, in order; peers with 0 bytes are omitted.
 template <class Slice>
 std::vector<std::pair<int, std::vector<Slice>>> by_peer(std::span<const Slice> slices, int rank,
                                                         int size) {
@@ -201,7 +201,7 @@ class StagedCommunicator final : public Communicator {
   }
 
   bool on_device() const { return engine_->reach() == Reach::device; }
-  /// MPI reduces bf16 by way of f32 on the host.
+  /// MPI has no bf16 reduction; it is done in f32 on the host.
   Reach reach_to_reduce(DType type) const {
     return type == DType::bf16 ? Reach::host : engine_->reach();
   }
@@ -233,7 +233,7 @@ class StagedCommunicator final : public Communicator {
     op.to = op.sent.span();
   }
 
-  /// One message a peer, next to each other from `at` on; each(where, slice) of all slices.
+  /// Lays out one message per peer, contiguously from `at`; calls each(address, slice) per slice.
   template <class Slice, class Each>
   static std::vector<Slice> as_messages(
       const std::vector<std::pair<int, std::vector<Slice>>>& slices_of_peers, std::byte* at,
@@ -249,7 +249,7 @@ class StagedCommunicator final : public Communicator {
     return messages;
   }
 
-  /// What the rank sends itself stays on the device.
+  /// Copies the messages of the rank to itself on the device.
   void copy_own(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                 std::string_view what) {
     const auto own = [this](const auto& slices) {
@@ -261,7 +261,7 @@ class StagedCommunicator final : public Communicator {
       engine_->out().copy(copy.to.data(), copy.from.data(), copy.to.size());
   }
 
-  /// `sent`, the whole of it, as the last elements of `widened` [count].
+  /// Widens all of `sent` into the last elements of `widened` [count].
   static void widen(Operation& op, int64_t count) {
     op.widened = Buffer<float>(count);
     const int64_t sent = op.sent.size() / static_cast<int64_t>(sizeof(bf16));
@@ -269,16 +269,16 @@ class StagedCommunicator final : public Communicator {
     float* to = op.widened.data() + (count - sent);
     for (int64_t i = 0; i < sent; ++i) to[i] = to_float(from[i]);
   }
-  /// The first `count` elements of `widened`, rounded once.
+  /// Rounds the first `count` elements of `widened` to bf16.
   static void narrow(Operation& op, Buffer<std::byte>& result, int64_t count) {
     auto* to = reinterpret_cast<bf16*>(result.data());
     for (int64_t i = 0; i < count; ++i) to[i] = to_bf16(op.widened[i]);
   }
 
-  std::unique_ptr<Communicator> owned_;  ///< none for the first of all
+  std::unique_ptr<Communicator> owned_;  ///< null for the first communicator
   Communicator& host_;
   std::shared_ptr<Engine> engine_;
-  std::vector<int> world_ranks_;  ///< of the members, by which the watchdog names them
+  std::vector<int> world_ranks_;  ///< the members' ranks in the world, for the watchdog's report
   HostStream host_stream_;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// Operations on device memory on their way through MPI: what of them is submitted to the device,
-// when MPI starts, and how far they are. The inside of cuda_staged.cpp.
+// Operations on device memory by way of MPI: their copies on the device, the start of the MPI call
+// and their progress. Internal to cuda_staged.cpp.
 
 #include <sched.h>
 
@@ -22,13 +22,13 @@
 
 namespace gyre::staging {
 
-/// Where MPI finds the arrays of an operation.
+/// Where MPI accesses the arrays of an operation.
 enum class Reach {
   host,   ///< in pinned copies
-  device  ///< where they are; slices that are not one span are gathered on the device first
+  device  ///< in place; slices that are not contiguous are first gathered on the device
 };
 
-/// One operation on its way: device -> what MPI reads, MPI, what MPI writes -> device.
+/// One operation in flight: device -> memory that MPI reads, MPI, memory that MPI writes -> device.
 struct Operation {
   enum class State { copying_out, communicating, copying_in, done };
 
@@ -36,40 +36,40 @@ struct Operation {
 
   std::string what;
   State state = State::copying_out;
-  std::optional<cudaStream_t> caller;  ///< none when it was submitted from the host
-  /// Copies: pinned where MPI reads the host, of slices on the device otherwise. A reduction in
-  /// place has `sent` alone.
+  std::optional<cudaStream_t> caller;  ///< empty if submitted from the host
+  /// Copies of the data: in pinned memory for Reach::host, else of slices in device memory. An
+  /// in-place reduction uses only `sent`.
   Buffer<std::byte> sent, received;
   Reach reach = Reach::host;
-  std::span<const std::byte> from;  ///< what MPI reads
-  std::span<std::byte> to;          ///< what MPI writes, or reduces in place
-  Buffer<float> widened;            ///< MPI does not reduce bf16
+  std::span<const std::byte> from;  ///< memory that MPI reads
+  std::span<std::byte> to;          ///< memory that MPI writes or reduces in place
+  Buffer<float> widened;            ///< f32 copy of bf16 data: MPI does not reduce bf16
   std::function<WorkPtr()> start;   ///< the MPI operation
   std::function<void()> finish;     ///< on the host, between MPI and the copies to the device
-  std::vector<CoalescedExchange::Copy> results;  ///< to the device, or on it
+  std::vector<CoalescedExchange::Copy> results;  ///< copies to the device, or within it
   WorkPtr mpi;
-  CudaEvent submitted;   ///< what was on the caller's stream before
-  CudaEvent copied_out;  ///< what MPI reads is complete
+  CudaEvent submitted;   ///< after earlier work on the caller's stream
+  CudaEvent copied_out;  ///< after the copies into memory that MPI reads
   CudaEvent copied_in;
 };
 
-/// Spans of the device by a kernel, others each by a call.
+/// Copies within the device by one kernel, others by one call each.
 inline void copy_all(std::span<const CoalescedExchange::Copy> copies, Reach reach, Stream& stream) {
   if (reach == Reach::device) return cuda_copy_spans(copies, cuda_handle(stream));
   for (const auto& copy : copies) stream.copy(copy.to.data(), copy.from.data(), copy.from.size());
 }
 
-/// What all communicators that are split from one share: the copy streams, and the operations under
-/// way in the order of their submission.
+/// State shared by a communicator and all split from it: the copy streams and the operations in
+/// flight, in order of submission.
 class Engine {
  public:
-  /// Two streams, as a device copies in both directions at once.
+  /// Uses two streams because a device copies in both directions at once.
   explicit Engine(Reach reach) : reach_(reach), out_(make_cuda_stream()), in_(make_cuda_stream()) {}
 
   Reach reach() const { return reach_; }
   Stream& out() { return *out_; }
 
-  /// Behind the work already on `stream`, what follows on out() is done.
+  /// Orders later work on out() after the work already on `stream`.
   void begin(Operation& op, Stream& stream) {
     if (stream.space() != MemorySpace::device) return;
     op.caller = cuda_handle(stream);
@@ -82,8 +82,8 @@ class Engine {
     progress();
   }
 
-  /// Takes every operation as far as it goes without waiting. MPI operations start in the order of
-  /// submission: the next one only when all before it have.
+  /// Advances every operation as far as possible without waiting. MPI operations start in the order
+  /// of submission.
   void progress() {
     bool may_start = true;
     for (const std::shared_ptr<Operation>& op : under_way_) {
@@ -105,7 +105,7 @@ class Engine {
   void copy_in(Operation& op) {
     op.mpi.reset();
     if (op.finish) op.finish();
-    // What the device still does to the result's memory may have been submitted before.
+    // The caller's earlier work may still use the memory of the result.
     if (op.caller) op.submitted.wait_on_stream(cuda_handle(*in_));
     op.copied_out.wait_on_stream(cuda_handle(*in_));
     copy_all(op.results, op.reach, *in_);
@@ -126,7 +126,7 @@ class OperationWork final : public Work {
 
   bool test() override { return reaches(Operation::State::done); }
 
-  /// Waits until the copies to the device are submitted; the device waits for those.
+  /// Waits until the copies to the device are submitted; the device waits for the copies.
   void wait_on_stream() override {
     drive_to(Operation::State::copying_in);
     if (!op_->caller)

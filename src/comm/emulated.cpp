@@ -43,7 +43,7 @@ int parse_node(std::string_view value) {
 
 class DelayedExchange;
 
-/// What tells a rank that the message of an exchange has arrived, which is on its way already.
+/// A queued release: the byte that tells a rank that a message of an exchange has arrived.
 struct Release {
   double due;
   Communicator* releases;
@@ -52,9 +52,9 @@ struct Release {
 };
 constexpr std::byte token{};
 
-/// The link of this rank and the messages on it, for all communicators of one emulated network.
-/// Messages are due in the order of submission, so that those to one rank stay in order.
-/// Their releases go by a communicator of their own, so that nothing else is taken for one.
+/// Egress link of this rank with its queued messages, for all communicators of one emulated
+/// network. Messages are due in order of submission, so messages to one rank stay in order.
+/// Releases use a communicator of their own, so that no other message matches them.
 class Link {
  public:
   explicit Link(const NetworkModel& model) : model_(model) {}
@@ -82,13 +82,13 @@ class Link {
     take([&](const Release& r) { return r.owner == &owner; });
   }
   bool idle() const { return queue_.empty(); }
-  /// When the next message is due; infinity: none is.
+  /// Due time of the next message; infinity if there is none.
   double next_due() const {
     return idle() ? std::numeric_limits<double>::infinity() : queue_.front().due;
   }
-  /// Of waits between two polls, in seconds: for all operations of the network.
+  /// Sets the sleep between two polls, in seconds, for all operations of the network.
   void set_pause(double seconds) { pause_ = seconds; }
-  /// Pauses between two polls, at most until a message is due.
+  /// Sleeps between two polls, at most until a message is due.
   void pause() const {
     pause_politely(std::min(pause_, std::max(0.0, next_due() - monotonic_seconds())));
   }
@@ -110,15 +110,15 @@ class Link {
   std::deque<Release> queue_;
 };
 
-/// Waits as the MPI backend does: polls and pauses, with a WaitScope for the watchdog.
+/// Waits like the MPI backend: polls and sleeps, with a WaitScope for the watchdog.
 void wait_for(Work& work, const Link& link, std::string_view what, const std::vector<int>& peers) {
   if (work.test()) return;
   const WaitScope scope(what, peers);
   while (!work.test()) link.pause();
 }
 
-/// An exchange: all of it is submitted at once, and is complete when the messages of other nodes,
-/// its own and those that it receives, are released.
+/// An exchange. All its messages are submitted at once; it is complete when the messages to and
+/// from other nodes are released.
 class DelayedExchange final : public Work {
  public:
   DelayedExchange(std::shared_ptr<Link> link, std::string_view what, std::vector<int> peers)
@@ -137,7 +137,7 @@ class DelayedExchange final : public Work {
     add(releases.exchange(sends, {}, stream_, what_));
     --unsent_;
   }
-  /// Waits for the releases of these ranks, too.
+  /// Also waits for the releases of these ranks.
   void expect(Communicator& releases, const std::set<int>& peers) {
     tokens_.resize(peers.size());
     std::vector<RecvSlice> recvs;
@@ -155,7 +155,7 @@ class DelayedExchange final : public Work {
  private:
   std::shared_ptr<Link> link_;
   std::string what_;
-  std::vector<int> peers_;  // in the world
+  std::vector<int> peers_;  // ranks in the world
   HostStream stream_;
   std::vector<WorkPtr> under_way_;
   std::vector<std::byte> tokens_;
@@ -166,7 +166,7 @@ void Link::post(const Release& release) {
   release.owner->release(*release.releases, release.peer);
 }
 
-/// An operation of the real communicator that sends delayed messages while it is waited for: a peer
+/// An operation of the real communicator. Its waits also release delayed messages, because a peer
 /// may need one of them before it can take part.
 class DrivingWork final : public Work {
  public:
@@ -187,7 +187,7 @@ class DrivingWork final : public Work {
   std::vector<int> peers_;
 };
 
-/// Where the ranks of a communicator are.
+/// World ranks and nodes of a communicator's ranks.
 struct Places {
   std::vector<int> world_ranks;
   std::vector<int> nodes;
@@ -279,14 +279,13 @@ class EmulatedCommunicator final : public Communicator {
   }
 
  private:
-  /// Whether a rank is on another node.
   bool is_far(int peer) const {
     return places_.nodes[static_cast<size_t>(peer)] != places_.nodes[static_cast<size_t>(rank())];
   }
   WorkPtr driving(WorkPtr work, std::string_view what) const {
     return std::make_unique<DrivingWork>(link_, std::move(work), what, places_.world_ranks);
   }
-  /// Sends all delayed messages when they are due. The real split() blocks without doing so.
+  /// Releases all delayed messages when due: the real split() blocks without progress.
   void drain() {
     const WaitScope scope("delayed messages before splitting a communicator");
     while (!link_->idle()) {

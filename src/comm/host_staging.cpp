@@ -9,9 +9,8 @@
 namespace gyre {
 namespace {
 
-/// Host arrays of an operation in one buffer of the device, those that go there before those that
-/// come back, and in one of pinned memory, from which they are copied at full speed: one copy each
-/// way, whatever their number.
+/// Copies of an operation's host arrays in one device buffer, sources before results, and in one
+/// pinned buffer for copies at full speed. There is one copy in each direction for all arrays.
 class Mirror {
  public:
   explicit Mirror(Stream& stream) : stream_(stream) {}
@@ -19,9 +18,9 @@ class Mirror {
   void add_source(std::span<const std::byte> from) {
     sources_.push_back({place(from.size()), from});
   }
-  /// Behind all sources.
+  /// Must be called after all add_source().
   void add_result(std::span<std::byte> to) { results_.push_back({place(to.size()), to}); }
-  /// What is a source and becomes the result; alone.
+  /// Adds an array that is both source and result; it must be the only one.
   void add_both(std::span<std::byte> data) {
     sources_.push_back({0, data});
     results_.push_back({place(data.size()), data});
@@ -42,7 +41,7 @@ class Mirror {
   std::span<std::byte> result(size_t i) {
     return device_.span().subspan(results_[i].begin, results_[i].host.size());
   }
-  /// Copies the results back, and waits for them.
+  /// Copies the results back and waits for them.
   void download() {
     if (!results_.empty()) {
       const size_t begin = results_.front().begin;
@@ -54,7 +53,7 @@ class Mirror {
   }
 
  private:
-  /// 16-byte aligned, as vector loads of a reduction like it.
+  /// Allocates with 16-byte alignment, for vector loads of reductions.
   size_t place(size_t bytes) { return std::exchange(end_, end_ + (bytes + 15) / 16 * 16); }
 
   template <class Byte>

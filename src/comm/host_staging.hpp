@@ -9,8 +9,8 @@
 
 namespace gyre {
 
-/// A communicator of host memory over `device`, which must outlive it; its traffic is counted by
-/// both. The copies are submitted to `stream`. An operation is complete when its wait() returns.
+/// Returns a communicator of host memory over `device`, which must outlive it; both count its
+/// traffic. The copies are submitted to `stream`. An operation is complete when its wait() returns.
 std::unique_ptr<Communicator> make_host_staging_communicator(Communicator& device, Stream& stream);
 
 }  // namespace gyre

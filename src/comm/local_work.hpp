@@ -1,13 +1,13 @@
 #pragma once
-// Work of one rank between two agreements, which must not communicate.
+// Marks local work of one rank between two agreements, which must not communicate.
 
 #include <utility>
 
 namespace gyre {
 
-/// For its lifetime this thread does the `local` of run_agreed, or the `work` of run_on_root. An
-/// operation of a Communicator of several ranks would leave the others waiting when this rank fails
-/// before it: Communicator refuses it, whether anything fails or not.
+/// During its lifetime, this thread runs the `local` of run_agreed or the `work` of run_on_root. If
+/// this rank failed before an operation of a Communicator of several ranks, the others would wait
+/// for ever. Communicator therefore refuses such operations, whether or not anything fails.
 class LocalWork {
  public:
   LocalWork() { ++depth(); }
@@ -16,8 +16,8 @@ class LocalWork {
   LocalWork& operator=(const LocalWork&) = delete;
   static bool under_way() { return depth() > 0; }
 
-  /// Inside of it, groups communicate that agree with each other, when all are done: a rank that
-  /// fails outside of its group's agreement leaves that group waiting.
+  /// Inside this scope, groups may communicate; they agree with each other once all are done. A
+  /// rank that fails outside its group's agreement leaves its group waiting.
   class Groups {
    public:
     Groups() : outside_(std::exchange(depth(), 0)) {}

@@ -22,7 +22,7 @@ MPI_Datatype mpi_type(DType type) {
     case DType::f64:
       return MPI_DOUBLE;
     case DType::bf16:
-      return MPI_UINT16_T;  // its reductions are operations of our own
+      return MPI_UINT16_T;  // reduced by user-defined operations
     case DType::i32:
       return MPI_INT32_T;
     case DType::i64:
@@ -31,7 +31,7 @@ MPI_Datatype mpi_type(DType type) {
   return MPI_DATATYPE_NULL;
 }
 
-/// Each result is rounded, as NCCL's are.
+/// Rounds each partial result, as NCCL does.
 template <class Combine>
 void reduce_bf16(void* in, void* inout, int* count, MPI_Datatype* /*type*/) {
   const auto* from = static_cast<const bf16*>(in);
@@ -69,7 +69,7 @@ MPI_Op mpi_op(ReduceOp op, DType type) {
   return MPI_OP_NULL;
 }
 
-/// MPI counts are int. A larger transfer is an error with a name instead of a silent overflow.
+/// MPI counts are int; throws for a larger transfer, so that no count overflows silently.
 int to_int(int64_t count, std::string_view what) {
   if (count > std::numeric_limits<int>::max())
     throw_runtime("{}: {} elements are more than one MPI call takes ({})", what, count,
@@ -77,17 +77,17 @@ int to_int(int64_t count, std::string_view what) {
   return static_cast<int>(count);
 }
 
-/// A piece of a message.
+/// Contiguous part of a message.
 struct Part {
   const std::byte* data;
   int bytes;
 };
 
-/// All parts as one MPI message. The type may be freed while an operation in flight uses it.
+/// All parts as one MPI message. May be destroyed while an operation in flight uses its type.
 class Gathered {
  public:
   explicit Gathered(const std::vector<Part>& parts) {
-    if (parts.size() == 1) {  // needs no type of its own
+    if (parts.size() == 1) {  // needs no derived type
       start_ = const_cast<std::byte*>(parts[0].data);
       count_ = parts[0].bytes;
       return;
@@ -120,19 +120,19 @@ class Gathered {
 
 class MpiWork final : public Work {
  public:
-  /// `pause`: of a wait between two polls, in seconds.
+  /// `pause`: sleep between two polls of a wait, in seconds.
   MpiWork(std::string_view what, std::vector<int> peers, double pause)
       : what_(what), peers_(std::move(peers)), pause_(pause) {}
 
   MPI_Request* add() { return &requests_.emplace_back(MPI_REQUEST_NULL); }
-  /// As add(), for a message that must have `bytes`.
+  /// Like add(), for a message that must have exactly `bytes` bytes.
   MPI_Request* add_receive(int peer, int64_t bytes) {
     receives_.push_back({requests_.size(), peer, bytes});
     return add();
   }
-  /// Before the first add(): MPI keeps no pointer to a request, but callers of add() do.
+  /// Must precede the first add(): callers of add() keep pointers to requests.
   void reserve(size_t n) { requests_.reserve(n); }
-  /// Count and displacement arrays must live as long as the operation.
+  /// Keeps count and displacement arrays alive as long as the operation.
   std::vector<int>& keep(std::vector<int> values) { return kept_.emplace_back(std::move(values)); }
   void reserve_kept(size_t n) { kept_.reserve(n); }
 
@@ -159,7 +159,7 @@ class MpiWork final : public Work {
     int peer;
     int64_t bytes;
   };
-  /// A message that is too long is an error of MPI's; one that is too short is none.
+  /// MPI reports a message that is too long as an error, but not one that is too short.
   void check_lengths() const {
     for (const Receive& receive : receives_) {
       MPI_Count bytes = 0;
@@ -182,7 +182,7 @@ class MpiWork final : public Work {
 
 class MpiCommunicator final : public Communicator {
  public:
-  /// `world_ranks`: the members' ranks in the world, by which the watchdog names them.
+  /// `world_ranks`: the members' ranks in the world, for the watchdog's report.
   MpiCommunicator(MPI_Comm comm, std::vector<int> world_ranks, double pause = 0)
       : comm_(comm), world_ranks_(std::move(world_ranks)), pause_(pause) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
@@ -325,7 +325,7 @@ class MpiCommunicator final : public Communicator {
   int rank_ = 0;
   int size_ = 1;
   std::vector<int> world_ranks_;
-  double pause_;  // of waits between two polls, in seconds
+  double pause_;  // sleep between two polls, in seconds
 };
 
 }  // namespace

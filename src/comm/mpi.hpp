@@ -11,8 +11,7 @@ namespace gyre {
 /// Smaller groups come from split().
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm world);
 
-/// The MPI handle of a communicator made by make_mpi_communicator (or split from one); HDF5 wants
-/// it.
+/// MPI handle, for HDF5, of a communicator made by make_mpi_communicator or split from one.
 MPI_Comm mpi_handle(const Communicator& comm);
 
 }  // namespace gyre

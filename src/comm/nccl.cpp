@@ -63,7 +63,7 @@ bool is_idle(cudaStream_t stream) {
 
 class NcclWork final : public Work {
  public:
-  /// `recorded`: by the caller's stream.
+  /// `recorded`: whether the caller's stream recorded the operation.
   NcclWork(std::shared_ptr<Channel> channel, std::optional<cudaStream_t> caller, bool recorded,
            std::string_view what, std::vector<int> peers)
       : channel_(std::move(channel)),
@@ -83,7 +83,7 @@ class NcclWork final : public Work {
   }
 
   void wait_on_stream() override {
-    if (!caller_) return wait();  // the host's own work has no other order
+    if (!caller_) return wait();  // host callers have no stream to order
     if (!complete_) done_.wait_on_stream(*caller_);
   }
 
@@ -95,7 +95,7 @@ class NcclWork final : public Work {
 
  private:
   std::shared_ptr<Channel> channel_;
-  std::optional<cudaStream_t> caller_;  ///< none when the operation was submitted from the host
+  std::optional<cudaStream_t> caller_;  ///< empty if submitted from the host
   bool recorded_;
   std::string what_;
   std::vector<int> peers_;
@@ -127,7 +127,7 @@ class NcclCommunicator final : public Communicator {
   std::string_view backend() const override { return "nccl"; }
   bool can_record() const override { return true; }
   std::shared_ptr<void> register_window(std::span<std::byte> memory) override {
-    GYRE_CHECK_CUDA(cudaDeviceSynchronize());  // what had the memory of `least` before
+    GYRE_CHECK_CUDA(cudaDeviceSynchronize());  // waits for earlier users of the memory of `least`
     Buffer<int64_t> least(1, MemorySpace::device);
     return register_nccl_window(channel_, memory, [&](int64_t own) {
       const cudaStream_t stream = channel_->stream();
@@ -147,7 +147,7 @@ class NcclCommunicator final : public Communicator {
     GYRE_CHECK(color >= 0, "color {} of rank {}", color, rank());
     const WaitScope scope("splitting a communicator", channel_->world_ranks);
     channel_->require_usable("split");
-    // ncclCommSplit may not meet operations under way.
+    // ncclCommSplit requires that no operation is in flight.
     GYRE_CHECK_CUDA(cudaStreamSynchronize(channel_->stream()));
     auto part = std::make_shared<Channel>(channel_->comm_stream);
     GYRE_CHECK_NCCL(*channel_, ncclCommSplit(channel_->comm, color, rank(), &part->comm, nullptr));
@@ -223,7 +223,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  /// NCCL has no barrier; nobody has the result of a reduction before everyone has contributed.
+  /// NCCL has no barrier. A reduction completes only after every rank has contributed.
   WorkPtr do_barrier(Stream& stream, std::string_view what) override {
     return do_all_reduce(channel_->flag.data(), 1, DType::i32, ReduceOp::max, stream, what);
   }
@@ -231,7 +231,7 @@ class NcclCommunicator final : public Communicator {
  private:
   int world_rank(int peer) const { return channel_->world_ranks[static_cast<size_t>(peer)]; }
 
-  /// Runs `issue`, which puts an operation on the communication stream, behind the work already
+  /// Runs `issue`, which submits an operation to the communication stream, after the work already
   /// on `stream`.
   template <class Issue>
   WorkPtr submit(Stream& stream, std::string_view what, std::vector<int> peers, Issue issue) {
@@ -248,8 +248,8 @@ class NcclCommunicator final : public Communicator {
     return std::make_unique<NcclWork>(channel_, caller, stream.recording(), what, std::move(peers));
   }
 
-  /// Messages to other ranks as one NCCL group, one to each, as its sends and receives must agree
-  /// in length; those to this rank as copies on the device.
+  /// Messages to other ranks form one NCCL group, one message per peer, because NCCL's sends and
+  /// receives must match in length. Messages to this rank are copies on the device.
   void exchange_slices(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                        std::string_view what) {
     const std::span<std::byte> staging =
@@ -278,7 +278,7 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Channel> channel_;
 };
 
-/// The device of a rank, identified as no index can: launchers renumber devices for a rank.
+/// Identity of a rank's device. An index would not do: launchers renumber devices per rank.
 struct DeviceClaim {
   std::array<char, 16> uuid{};
   std::array<char, 64> host{};
@@ -318,7 +318,7 @@ void require_devices(Communicator& host) {
   });
 }
 
-/// The library that is loaded may be older than the one of the build.
+/// Throws if the loaded library is too old; it may be older than the one of the build.
 void require_library(Communicator& host) {
   run_agreed(host, "loading NCCL", [] {
     int version = 0;

@@ -30,13 +30,13 @@ std::span<std::byte> CommStream::staging(int64_t bytes) {
   return staging_.back().span();
 }
 
-/// What used the memory of `flag` before may still be under way on another stream.
+/// Synchronizes, because work on another stream may still use the memory of `flag`.
 Channel::Channel(std::shared_ptr<CommStream> shared) : comm_stream(std::move(shared)) {
   GYRE_CHECK_CUDA(cudaDeviceSynchronize());
   GYRE_CHECK_CUDA(cudaMemsetAsync(flag.data(), 0, sizeof(int32_t), stream()));
 }
 
-/// ncclCommDestroy waits for the peers. When an error ends the run they may never come.
+/// ncclCommDestroy waits for the peers, which may never come when an error ends the run.
 Channel::~Channel() {
   if (comm == nullptr) return;
   (void)(std::uncaught_exceptions() > 0 ? ncclCommAbort(comm) : ncclCommDestroy(comm));

@@ -1,5 +1,5 @@
 #pragma once
-// What the NCCL backend's operations share: the communication stream, an NCCL communicator with its
+// Shared parts of the NCCL operations: the communication stream, an NCCL communicator with its
 // errors, and groups of point-to-point calls. For nccl*.cpp.
 
 #include <nccl.h>
@@ -23,16 +23,16 @@ namespace gyre {
 class CommStream {
  public:
   CommStream();
-  /// The staging memory goes back when nothing uses it any more.
+  /// Synchronizes, so that the staging memory is no longer in use when it is freed.
   ~CommStream();
   CommStream(const CommStream&) = delete;
   CommStream& operator=(const CommStream&) = delete;
 
   cudaStream_t handle() const { return handle_; }
 
-  /// At least `bytes` bytes of device memory for the next operation. Operations follow each other
-  /// on the stream, so that all of them can use the same; what is too small by then is kept until
-  /// the end, because an operation under way may still use it.
+  /// At least `bytes` bytes of device memory for the next operation. Operations run in stream
+  /// order, so all share one buffer. A buffer that has become too small is kept until the end,
+  /// because an operation in flight may still use it.
   std::span<std::byte> staging(int64_t bytes);
 
  private:
@@ -40,7 +40,7 @@ class CommStream {
   std::vector<Buffer<std::byte>> staging_;
 };
 
-/// An NCCL communicator and what its operations share; a Work keeps it alive.
+/// An NCCL communicator and the state shared by its operations; each Work keeps it alive.
 struct Channel {
   explicit Channel(std::shared_ptr<CommStream> shared);
   /// Destroys the communicator, or aborts it while an exception ends the run.
@@ -51,30 +51,30 @@ struct Channel {
   cudaStream_t stream() const { return comm_stream->handle(); }
   size_t index() const { return static_cast<size_t>(rank); }
 
-  /// Throws a runtime error when the communicator was aborted.
+  /// Throws a runtime error if the communicator was aborted.
   void require_usable(std::string_view what) const;
-  /// Throws by fail() unless the call has succeeded.
+  /// Throws by fail() if `result` is an error.
   void check(ncclResult_t result, std::string_view call, std::string_view file, int line) {
     if (result != ncclSuccess) fail(result, call, file, line);
   }
-  /// Finds what has gone wrong since the call that started an operation: a dead peer, a lost link.
+  /// Throws if a started operation has failed since, by a dead peer or a lost link.
   void check_progress(std::string_view what);
-  /// Aborts the communicator, and throws a runtime error that names call, place, rank and host.
+  /// Aborts the communicator and throws a runtime error that names call, place, rank and host.
   [[noreturn]] void fail(ncclResult_t result, std::string_view call, std::string_view file,
                          int line);
 
   ncclComm_t comm = nullptr;
   int rank = 0;
   int size = 1;
-  std::vector<int> world_ranks;  ///< of the members, by which the watchdog names them
+  std::vector<int> world_ranks;  ///< the members' ranks in the world, for the watchdog's report
   std::shared_ptr<CommStream> comm_stream;
-  Buffer<int32_t> flag{1, MemorySpace::device};  ///< what a barrier reduces
+  Buffer<int32_t> flag{1, MemorySpace::device};  ///< operand of the barrier's reduction
 };
 
 #define GYRE_CHECK_NCCL(channel, call) (channel).check((call), #call, __FILE__, __LINE__)
 
-/// Point-to-point calls that start together. An error inside is thrown after the group is closed:
-/// a communicator cannot be aborted while one is open.
+/// Point-to-point calls that start together. An error is thrown after the group is closed, because
+/// a communicator cannot be aborted while a group is open.
 class Group {
  public:
   explicit Group(Channel& channel);

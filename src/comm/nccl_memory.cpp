@@ -14,7 +14,7 @@ namespace {
   return ncclGetVersion(&version) == ncclSuccess && version >= least;
 }
 
-/// Blocks that ncclMemAlloc has given.
+/// Blocks allocated by ncclMemAlloc.
 [[maybe_unused]] std::unordered_set<const void*>& blocks() {
   static auto& all = *new std::unordered_set<const void*>;
   return all;

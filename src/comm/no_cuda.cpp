@@ -1,4 +1,4 @@
-// Devices of ranks in a build without CUDA: there are none.
+// GPU functions in a build without CUDA: all throw, or report that there is none.
 
 #include "comm/cuda_device.hpp"
 #include "comm/staged.hpp"

@@ -1,4 +1,4 @@
-// NCCL in a build without it.
+// NCCL functions in a build without NCCL.
 
 #include "comm/nccl.hpp"
 #include "comm/nccl_version.hpp"

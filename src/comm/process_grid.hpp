@@ -1,5 +1,5 @@
 #pragma once
-// The dp × cp × tp grid of ranks, tp fastest:   rank = (d · cp + c) · tp + t
+// The dp × cp × tp grid of ranks, tp fastest: rank = (d · cp + c) · tp + t
 //
 // Example, 8 ranks as dp = 2, cp = 2, tp = 2:
 //     rank   0 1 2 3 4 5 6 7
@@ -26,7 +26,7 @@ struct GridShape {
 /// "dp=2 cp=2 tp=1"
 std::string to_string(const GridShape& shape);
 
-/// All shapes of exactly `ranks` ranks whose tp is in `allowed_tp`, nearest to `wanted` first
+/// All shapes of exactly `ranks` ranks with tp in `allowed_tp`, nearest to `wanted` first
 /// (distance: sum of |log ratio| of the three sizes).
 std::vector<GridShape> nearest_grids(const GridShape& wanted, int ranks,
                                      const std::vector<int>& allowed_tp);
