@@ -1,5 +1,5 @@
 #pragma once
-// Checksums that tell whether bytes are the same as before: XXH3, 64 bits. Not against forgery.
+// 64-bit XXH3 checksums that show whether bytes have changed. Not cryptographic.
 
 #include <array>
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace gyre {
 
-/// The checksum of bytes that come in slices; how they are sliced does not matter.
+/// Checksum of bytes that arrive in slices; independent of how they are sliced.
 class Checksum {
  public:
   Checksum();
@@ -16,7 +16,7 @@ class Checksum {
   uint64_t value() const;
 
  private:
-  alignas(64) std::array<std::byte, 576> state_;  // of the library
+  alignas(64) std::array<std::byte, 576> state_;  // XXH3_state_t
 };
 
 uint64_t checksum_of(std::span<const std::byte> data);

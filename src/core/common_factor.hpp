@@ -1,7 +1,7 @@
 #pragma once
-// The factor that all values of an array have in common with those expected. A gather of gradients
-// that sums over ranks where the caller expects its own slice, or the other way round, multiplies
-// an array by the number of ranks.
+// Factor between all values of an array and the expected ones. If a gather of gradients sums over
+// ranks where the caller expects its own slice, or vice versa, the array is off by the number of
+// ranks.
 
 #include <fmt/format.h>
 
@@ -13,8 +13,8 @@
 
 namespace gyre {
 
-/// The positive factors f for which |got - f expected| is within the tolerance of every value: an
-/// interval, which each value narrows.
+/// Interval of the positive factors f for which |got - f expected| is within tolerance for every
+/// value; each value narrows it.
 class CommonFactor {
  public:
   CommonFactor() = default;
@@ -23,7 +23,7 @@ class CommonFactor {
 
   void add(double got, double expected, double tolerance) {
     if (!(least_ <= most_)) return;
-    if (got == expected && !std::isfinite(got)) return;  // of any factor
+    if (got == expected && !std::isfinite(got)) return;  // any factor fits
     const double slack = std::max(tolerance, rounding * std::abs(got));
     if (expected == 0) {
       if (!(std::abs(got) <= slack)) most_ = -1;
@@ -40,8 +40,8 @@ class CommonFactor {
     most_ = std::min(most_, other.most_);
     values_ += other.values_;
   }
-  /// "differs by a factor 2: gather convention?", where one whole number of at least 2, or its
-  /// inverse, is a factor of all values, and at least two values leave no other.
+  /// Returns "differs by a factor 2: gather convention?" if a whole number of at least 2, or its
+  /// inverse, is the only such factor and at least two values determine it; "" otherwise.
   std::string hint() const {
     if (values_ < 2 || !(least_ > 0 && least_ <= most_ && most_ <= widest * least_)) return "";
     for (const bool inverse : {false, true}) {
@@ -62,7 +62,7 @@ class CommonFactor {
   static constexpr double rounding = 0x1p-20, widest = 1.1, largest = 0x1p16;
 
   double least_ = 0, most_ = infinity;
-  int64_t values_ = 0;  ///< that say something: expected is not 0
+  int64_t values_ = 0;  ///< number of values with expected != 0
 };
 
 }  // namespace gyre

@@ -1,4 +1,4 @@
-// Sums of products in double precision, as the references need them.
+// Sums of products in double precision, for reference implementations.
 #pragma once
 
 #include <array>

@@ -11,7 +11,7 @@ namespace gyre {
 
 enum class DType { f32, bf16, f64, i32, i64 };
 
-/// Those of queries, keys, values, hidden states and logits.
+/// Element types of queries, keys, values, hidden states and logits.
 inline constexpr DType activation_types[] = {DType::f32, DType::bf16};
 
 constexpr size_t size_of(DType type) {

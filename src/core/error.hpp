@@ -20,12 +20,12 @@ enum class ExitCode : int {
   skipped = 77,
 };
 
-/// An error that ends the run. Only the rank that throws is known to have found it: the others go
-/// on, and wait for that rank sooner or later. It must end them at once, and not unwind its stack,
-/// on which destructors wait for all ranks (files that are closed together, communicators).
-/// Therefore what runs on many ranks catches an Error only around work without communication
-/// (run_agreed of comm/agree.hpp), and an AgreedError elsewhere. What nobody catches calls
-/// std::terminate where it is thrown, with the stack as it was.
+/// An error that ends the run. Only the rank that throws is known to have found it; the other ranks
+/// continue and later wait for that rank. The rank must end them at once without unwinding its
+/// stack, because destructors wait for all ranks (files that are closed collectively,
+/// communicators). Code that runs on many ranks therefore catches an Error only around work without
+/// communication (run_agreed of comm/agree.hpp), and an AgreedError elsewhere. An uncaught Error
+/// calls std::terminate where it is thrown, with the stack intact.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode code, const std::string& message) : Error(code, message, false) {}
@@ -42,15 +42,15 @@ class Error : public std::runtime_error {
   bool agreed_;
 };
 
-/// Every rank of the run throws the same error at the same place: all of them unwind, and shut down
-/// in order.
+/// An error that every rank of the run throws at the same place: all ranks unwind and shut down in
+/// order.
 class AgreedError : public Error {
  public:
   AgreedError(ExitCode code, const std::string& message) : Error(code, message, true) {}
 };
 
 namespace detail {
-// Formatting is out of line: what is instantiated at every call is a list of arguments.
+// Formatting is out of line, so that each call instantiates only an argument list.
 [[noreturn]] void throw_formatted(ExitCode code, fmt::string_view format, fmt::format_args args);
 [[noreturn]] void fail_check(const char* expression, const char* file, int line,
                              fmt::string_view format, fmt::format_args args);
@@ -86,7 +86,7 @@ class ConfigErrors {
   std::vector<std::string> messages_;
 };
 
-/// What GYRE_CHECK calls when its condition does not hold: throws a runtime error.
+/// Throws the runtime error of a failed GYRE_CHECK.
 template <class... Args>
 [[noreturn]] void fail_check(const char* expression, const char* file, int line,
                              fmt::format_string<Args...> format, Args&&... args) {

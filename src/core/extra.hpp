@@ -1,5 +1,5 @@
 #pragma once
-// Arrays that go along with a batch of a data loader without being read.
+// Arrays that accompany a batch of a data loader without being read.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace gyre {
 
-/// An array that goes along with a batch without being read. Its bytes are shared; they are copied
-/// only where a batch is cut.
+/// An array that accompanies a batch without being read. Its bytes are shared; they are copied only
+/// where a batch is cut.
 struct Extra {
   enum class Aligned {
-    none,   ///< passed on as it is
+    none,   ///< passed on unchanged
     rows,   ///< [rows, ...]: cut with the rows
     slots,  ///< [rows, slots, ...]: cut with the rows, sharded with the tokens
   };
@@ -25,10 +25,10 @@ struct Extra {
 };
 using Extras = std::map<std::string, Extra>;
 
-/// The extra that no shard of a stream has: no mask by slots can describe one.
+/// Name of the extra that shards omit: no mask per slot can describe it.
 inline constexpr const char* attention_mask_extra = "attention_mask";
 
-/// An extra that holds a copy of `values`, `width` of them for each row or slot.
+/// Returns an extra that holds a copy of `values`, `width` values per row or slot.
 template <class T>
 Extra make_extra(std::span<const T> values, Extra::Aligned aligned = Extra::Aligned::none,
                  int64_t width = 1) {

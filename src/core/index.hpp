@@ -10,7 +10,7 @@
 
 namespace gyre {
 
-/// A 64-bit index of its own type. Differences and sizes are plain int64_t.
+/// A 64-bit index with a type of its own. Differences and sizes are plain int64_t.
 template <class Tag>
 class Index {
  public:
@@ -35,10 +35,10 @@ using DocPosition = Index<struct DocPositionTag>;  ///< position inside a docume
 using ChunkIndex = Index<struct ChunkTag>;         ///< chunk of a segment, 0 .. 2 cp - 1
 using SegmentIndex = Index<struct SegmentTag>;     ///< segment of a packed batch
 
-/// The most slots of a stream: boundaries of segments are 32-bit.
+/// Maximum number of slots of a stream: segment boundaries are 32-bit.
 inline constexpr int64_t most_slots = std::numeric_limits<int32_t>::max();
 
-/// More positions than a document has: the end of one that has no end, and the largest window.
+/// A bound above any document length: the end of an endless document, and the largest window.
 inline constexpr int64_t most_positions = int64_t{1} << 40;
 
 /// a / b, rounded down or up; b > 0, a of any sign.

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int most_levels = 32;
 
-/// What was wrong, without the name of the exception in front.
+/// Text of the error without the exception's name in front.
 std::string_view reason_of(const Json::exception& error) {
   const std::string_view what = error.what();
   const size_t name_end = what.find("] ");

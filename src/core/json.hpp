@@ -1,6 +1,6 @@
 #pragma once
-// JSON, read and written. What nlohmann-json makes of either takes seconds to compile: it is made
-// here, once.
+// JSON parsing and printing. Only json.cpp instantiates nlohmann-json, which takes seconds to
+// compile.
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -12,19 +12,19 @@ namespace gyre {
 
 using Json = nlohmann::ordered_json;
 
-/// Parses a document. `source` is what errors call it, `wanted` what they ask for. A usage error
-/// says where the text is no JSON, or that it has more than 32 levels of lists and objects: what
-/// prints them recurses.
+/// Parses a document. `source` names it in errors, `wanted` describes the expected content. Throws
+/// a usage error, with the position, if the text is not JSON or has more than 32 nested lists and
+/// objects: printing recurses.
 Json parse_json(const std::string& source, std::string_view text, std::string_view wanted);
 
-/// In one line, or with every level indented by `indent`. Bytes that are no UTF-8, such as those of
-/// file names, become U+FFFD.
+/// Prints on one line, or with every level indented by `indent`. Invalid UTF-8, such as in file
+/// names, becomes U+FFFD.
 std::string dump_json(const Json& json, int indent = -1);
 
-/// An integer that fits 64 bits; nothing for any other value.
+/// Value of an integer that fits in 64 bits; empty otherwise.
 std::optional<int64_t> whole_number(const Json& json);
 
-/// For messages: at most 40 characters of it, in ASCII.
+/// Text for messages: at most 40 characters, ASCII.
 std::string shown_json(const Json& json);
 
 }  // namespace gyre

@@ -1,5 +1,5 @@
 #pragma once
-// Views of row-major matrices whose element type is known at run time only: f32 or bf16.
+// Views of row-major matrices whose element type, f32 or bf16, is known only at run time.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,7 +34,7 @@ struct BasicMatrixRef {
         rows(view.rows),
         cols(view.cols),
         stride(view.stride) {}
-  /// A writable matrix converts to a read-only one. (nvcc warns of a conversion without template.)
+  /// A writable matrix converts to a read-only one. (nvcc warns if it is not a template.)
   template <class To>
   requires(std::is_same_v<To, const Byte> && !std::is_const_v<Byte>) operator BasicMatrixRef<To>()
       const {
@@ -42,18 +42,18 @@ struct BasicMatrixRef {
   }
 
   bool empty() const { return data == nullptr; }
-  /// The matrix as a view of T. T must be the type of its elements.
+  /// Returns the matrix as a view of T, which must be its element type.
   template <class T>
   MatrixView<Element<T>> as() const {
     GYRE_CHECK(type == dtype_of<T>, "a matrix of {} used as {}", name_of(type),
                name_of(dtype_of<T>));
     return {reinterpret_cast<Element<T>*>(data), rows, cols, stride};
   }
-  /// Columns [begin, begin + count).
+  /// Returns columns [begin, begin + count).
   BasicMatrixRef columns_from(int64_t begin, int64_t count) const {
     return {data + begin * static_cast<int64_t>(size_of(type)), type, rows, count, stride};
   }
-  /// The element as f32.
+  /// Returns the element as f32.
   float at(int64_t row, int64_t col) const {
     return type == DType::f32 ? as<float>()(row, col) : to_float(as<bf16>()(row, col));
   }

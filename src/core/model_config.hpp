@@ -1,13 +1,13 @@
 #pragma once
-// Shape of a Llama-style decoder. Names as in Hugging Face's LlamaConfig.
+// Shape of a Llama-style decoder. Names follow Hugging Face's LlamaConfig.
 
 #include <cstdint>
 
 namespace gyre {
 
 struct ModelConfig {
-  int64_t vocab_size = 0;  ///< real columns; token ids are below it
-  /// Columns of embed and head. The softmax excludes those from vocab_size on.
+  int64_t vocab_size = 0;  ///< columns in use; token ids are below it
+  /// Columns of embed and head. The softmax excludes columns from vocab_size on.
   int64_t vocab_padded = 0;
   int64_t hidden_size = 0;
   int64_t num_hidden_layers = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// The name that was probably meant.
+// Nearest name, for suggestions in error messages.
 
 #include <string>
 #include <string_view>
@@ -11,8 +11,8 @@ namespace gyre {
 /// `a` into `b` (optimal string alignment).
 int edit_distance(std::string_view a, std::string_view b);
 
-/// The candidate with the smallest edit distance to `text` (the first one of a tie), or "" when
-/// every distance is more than half the longer text: then a suggestion would only confuse.
+/// Returns the candidate with the smallest edit distance to `text` (the first of a tie), or "" if
+/// every distance exceeds half the length of the longer text.
 std::string nearest(std::string_view text, const std::vector<std::string>& candidates);
 
 }  // namespace gyre

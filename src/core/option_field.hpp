@@ -7,15 +7,15 @@
 
 namespace gyre {
 
-/// One number of a struct of options, or one of several words.
+/// A numeric option, or an option with several words as values, stored in a member of `Options`.
 template <class Options>
 struct OptionField {
   using Member = int64_t Options::*;
   const char* name;  ///< "heads-at-once": --heads-at-once on a command line
   const char* summary;
   Member value;
-  int64_t minimum;  ///< the smallest value that may be given
-  /// Words for the values 0, 1, ...; none: a number.
+  int64_t minimum;  ///< smallest valid value
+  /// Words for the values 0, 1, ...; empty for a number.
   std::vector<std::string> words;
 
   std::string text_of(int64_t number) const {

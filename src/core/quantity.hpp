@@ -8,14 +8,14 @@
 
 namespace gyre {
 
-/// A key and its value, in the text that was read.
+/// A key and its value, as views of the parsed text.
 struct Setting {
   std::string_view key, value;
 };
 
-/// The settings of `text`, separated by commas. Usage errors, which begin with `what`: an item that
-/// is no setting of one of `keys`, then `choices` tells them ("alpha=TIME and beta=RATE"); a key
-/// that is given twice.
+/// Splits `text` into settings, at commas. Usage errors, which begin with `what`: an item that is
+/// no setting of one of `keys`, with `choices` as the valid ones ("alpha=TIME and beta=RATE"); a
+/// repeated key.
 std::vector<Setting> parse_settings(std::string_view what, std::string_view text,
                                     std::span<const std::string_view> keys,
                                     std::string_view choices);
@@ -25,11 +25,11 @@ struct Unit {
   double factor;
 };
 
-/// A finite number that is not negative, followed by one of `units`; nothing for other texts.
+/// Parses a finite, non-negative number followed by one of `units`; empty for other texts.
 std::optional<double> parse_quantity(std::string_view text, std::span<const Unit> units);
 
-/// The value of a setting in seconds: a number with the unit us, ms or s (0 needs none). Usage
-/// error, which begins with `what`, for another.
+/// Value of a setting in seconds: a number with the unit us, ms or s (0 needs none). Throws a usage
+/// error that begins with `what` for other values.
 double parse_time(std::string_view what, const Setting& setting);
 
 }  // namespace gyre

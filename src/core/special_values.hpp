@@ -1,5 +1,5 @@
 #pragma once
-// Infinity and not-a-number of a floating-point type.
+// Infinity and NaN of a floating-point type.
 
 #include <limits>
 
@@ -8,7 +8,7 @@ namespace gyre {
 template <class T>
 inline constexpr T infinity_of = std::numeric_limits<T>::infinity();
 
-/// A quiet NaN: a result that was not written, or a figure that is not known.
+/// A quiet NaN: a result that was not written, or an unknown value.
 template <class T>
 inline constexpr T nan_of = std::numeric_limits<T>::quiet_NaN();
 

@@ -26,7 +26,7 @@ uint64_t bits_of(uint64_t key, int64_t i) {
   return splitmix64_mix(key + (static_cast<uint64_t>(i) + 1) * splitmix64_golden);
 }
 
-/// Calls put(i, value) for the values first + i of a token's row, i below `width`.
+/// Calls put(i, value) with element first + i of a token's row, for i < `width`.
 template <class Put>
 void draw_row(const TokenRandom& random, int64_t token, int64_t first, int64_t width, Put put) {
   const uint64_t key = row_key(random, token);

@@ -6,8 +6,7 @@
 
 namespace gyre {
 
-/// Row-major matrix view [rows, cols]; consecutive rows are `stride` elements apart (stride >=
-/// cols).
+/// Row-major matrix [rows, cols]; consecutive rows are `stride` >= cols elements apart.
 template <class T>
 struct MatrixView {
   T* data = nullptr;
@@ -19,7 +18,7 @@ struct MatrixView {
   MatrixView(T* data_, int64_t rows_, int64_t cols_) : MatrixView(data_, rows_, cols_, cols_) {}
   MatrixView(T* data_, int64_t rows_, int64_t cols_, int64_t stride_)
       : data(data_), rows(rows_), cols(cols_), stride(stride_) {}
-  /// A writable view converts to a read-only one. (nvcc warns of a conversion without template.)
+  /// A writable view converts to a read-only one. (nvcc warns if it is not a template.)
   template <class To>
   requires(std::is_same_v<To, const T> && !std::is_const_v<T>) operator MatrixView<To>() const {
     return {data, rows, cols, stride};

@@ -14,19 +14,18 @@
 
 namespace gyre {
 
-/// When on, new floating-point arrays start as NaN, and new device arrays as bytes 0xff. Tests turn
-/// it on: an element that is never written, or read before it is written, then shows up in the
-/// result. Returns the old setting.
+/// When on, new floating-point arrays start as NaN and new device arrays as bytes 0xff. Tests use
+/// it to find elements that are never written, or read before they are written. Returns the old
+/// setting.
 bool poison_new_buffers(bool on);
 
-/// Bytes of host, pinned and device memory that the buffers of this process hold now, and the most
-/// that they have held.
+/// Bytes of host, pinned and device memory in the buffers of this process: now, and at the peak.
 struct MemoryUse {
   int64_t current_bytes = 0;
   int64_t peak_bytes = 0;
 };
 MemoryUse memory_use();
-/// Resets the peak to the bytes that are held now.
+/// Resets the peak to the current bytes.
 void reset_memory_peak();
 
 namespace detail {
@@ -36,14 +35,14 @@ struct Release {
   void operator()(void* pointer) const;
 };
 using RawBuffer = std::unique_ptr<void, Release>;
-/// 64-byte aligned; throws a runtime error that names the size when there is no memory.
+/// 64-byte aligned; throws a runtime error that names the size if memory is exhausted.
 RawBuffer allocate(size_t bytes, MemorySpace space);
 bool poisoning();
 }  // namespace detail
 
-/// `count` elements of a trivial type, 64-byte aligned, not initialised (see poison_new_buffers).
-/// Device and pinned memory comes from pools and may get another owner as soon as the buffer is
-/// destroyed; cuda_memory.hpp gives the rules that follow for streams.
+/// `count` elements of a trivial type, 64-byte aligned, uninitialised (see poison_new_buffers).
+/// Device and pinned memory comes from pools and may be reused as soon as the buffer is destroyed;
+/// cuda_memory.hpp has the resulting rules for streams.
 template <class T>
 class Buffer {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -36,7 +36,7 @@ using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using MatrixLayout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
-/// Everything that the choice of an algorithm depends on.
+/// All inputs to the choice of an algorithm.
 using Key = std::tuple<int64_t, int64_t, int64_t, DType, DType, int64_t, int64_t, int64_t,
                        Transpose, Transpose, bool, int, int, int>;
 
@@ -61,7 +61,7 @@ cudaDataType cuda_type(DType type) {
   return type == DType::f32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
-/// One product, described to cuBLASLt, and the algorithm that its heuristic chose, if any.
+/// A product described to cuBLASLt, with the algorithm chosen by its heuristic, if any.
 class Product {
  public:
   Product(cublasLtHandle_t handle, const ColumnMajorGemm& g, size_t workspace_bytes)
@@ -72,7 +72,7 @@ class Product {
     choose(handle, g, workspace_bytes);
   }
 
-  /// True if the library has an algorithm; run() needs one.
+  /// Whether the library has an algorithm; required by run().
   bool possible() const { return possible_; }
 
   void run(cublasLtHandle_t handle, const ColumnMajorGemm& g, std::byte* result, bool accumulate,
@@ -125,8 +125,8 @@ class Product {
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(g.second.data));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(g.result.data));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(g.result.data));
-    // With split k, partial products are reduced in f32 in the workspace. In the result they would
-    // be rounded to its type before they are summed.
+    // With split k, partial products are summed in f32 in the workspace. Summed in the result, they
+    // would first be rounded to its type.
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     cublasLtMatmulHeuristicResult_t found = {};
@@ -161,11 +161,11 @@ class Library {
     return *library;
   }
 
-  /// Returns false, and does nothing, if the library has no algorithm for this product.
+  /// Returns false without effect if the library has no algorithm for this product.
   bool multiply(const ColumnMajorGemm& g, std::byte* result, bool accumulate, cudaStream_t stream) {
     const std::lock_guard lock(mutex_);
-    // Most runs repeat a few shapes. Where shapes keep changing, as with the lengths of bins, the
-    // cache is emptied when it is full.
+    // Most runs repeat a few shapes. If shapes keep changing, as with bin lengths, the full cache
+    // is cleared.
     constexpr size_t most_products = 4096;
     if (products_.size() >= most_products) products_.clear();
     const Key key = key_of(g, accumulate);
@@ -194,8 +194,7 @@ void cuda_gemm(ConstMatrixRef a, Transpose a_op, ConstMatrixRef b, Transpose b_o
                bool accumulate, Stream& stream) {
   const ColumnMajorGemm g = column_major(a, a_op, b, b_op, c);
   if (g.m == 0 || g.n == 0) return;
-  // k = 0: there is nothing to multiply, but c may have to be cleared. Version 0: the stub that
-  // replaces the library on a host without it.
+  // k = 0: only c may have to be cleared. Version 0: the stub that replaces a missing library.
   const bool done =
       g.k > 0 && cublasLtGetVersion() > 0 &&
       Library::of_current_device().multiply(g, c.data, accumulate, cuda_handle(stream));

@@ -7,15 +7,15 @@
 
 namespace gyre {
 
-/// True when `code` says that this process has no GPU to work with: no driver, one that is too old
-/// for this build, or no device.
+/// Whether `code` means that no GPU is usable: no driver, a driver too old for this build, or no
+/// device.
 bool means_no_device(cudaError_t code);
 
-/// "out of memory (cudaErrorMemoryAllocation, 2)"; for a missing or old driver, what is missing.
+/// "out of memory (cudaErrorMemoryAllocation, 2)"; for a missing or old driver, also the reason.
 std::string describe_cuda(cudaError_t code);
 
-/// Throws a runtime error with the call, its place and what `code` means. CUDA's own record of the
-/// error is cleared, so that no later check takes it for its own.
+/// Throws a runtime error with the call, its place and the meaning of `code`. Clears CUDA's last
+/// error, so that no later check reports it.
 [[noreturn]] void throw_cuda(cudaError_t code, const char* call, const char* file, int line);
 
 inline void check_cuda(cudaError_t code, const char* call, const char* file, int line) {

@@ -25,11 +25,11 @@ class CudaEvent {
   void record(cudaStream_t stream, unsigned flags = cudaEventRecordDefault) {
     GYRE_CHECK_CUDA(cudaEventRecordWithFlags(handle_, stream, flags));
   }
-  /// Work submitted to `stream` from now on comes after what was recorded.
+  /// Orders work submitted to `stream` after this call after the recorded work.
   void wait_on_stream(cudaStream_t stream) const {
     GYRE_CHECK_CUDA(cudaStreamWaitEvent(stream, handle_, 0));
   }
-  /// Whether what was recorded is done.
+  /// Whether the recorded work is done.
   bool done() const {
     const cudaError_t state = cudaEventQuery(handle_);
     if (state == cudaErrorNotReady) {
@@ -39,7 +39,7 @@ class CudaEvent {
     check_cuda(state, "cudaEventQuery", __FILE__, __LINE__);
     return true;
   }
-  /// Between two events that are done and were made with cudaEventDefault.
+  /// Time between two events that are done and were created with cudaEventDefault.
   double seconds_since(const CudaEvent& earlier) const {
     float milliseconds = 0;
     GYRE_CHECK_CUDA(cudaEventElapsedTime(&milliseconds, earlier.handle_, handle_));
@@ -50,16 +50,16 @@ class CudaEvent {
   cudaEvent_t handle_ = nullptr;
 };
 
-/// An event whose time on the host's clock is known, for others to be measured from. CUDA tells the
-/// time between two events in float milliseconds, which 100 s apart are steps of 8 us, so that
-/// origins follow each other on a stream, and each is measured from the one before:
+/// An event with a known time on the host's clock, from which other events are measured. CUDA
+/// returns the time between two events in float milliseconds: at 100 s the resolution is 8 us.
+/// Origins therefore follow each other on a stream, each measured from the one before:
 ///
 ///     first origin     the host's clock when the stream has reached it
 ///     every other      origin before + time between the two, added up in double
 class ClockOrigin {
  public:
-  /// Records the event. The first of a stream waits for it; one with an origin `before` it on the
-  /// same stream does not.
+  /// Records the event. The first origin of a stream waits for it; one with an origin `before` it
+  /// on the same stream does not.
   explicit ClockOrigin(Stream& stream, std::shared_ptr<ClockOrigin> before = nullptr)
       : before_(std::move(before)) {
     event_.record(cuda_handle(stream));
@@ -67,7 +67,7 @@ class ClockOrigin {
     made_ = monotonic_seconds();
     if (!before_) seconds_ = made_;
   }
-  /// Origins that nobody asked may be many, and would otherwise go by recursion.
+  /// Frees the chain of unmeasured origins in a loop, because it may be too long for recursion.
   ~ClockOrigin() {
     while (before_ && before_.use_count() == 1) before_ = std::exchange(before_->before_, nullptr);
   }
@@ -75,10 +75,10 @@ class ClockOrigin {
   ClockOrigin& operator=(const ClockOrigin&) = delete;
 
   const CudaEvent& event() const { return event_; }
-  /// When it was submitted, on the host's monotonic clock.
+  /// Submission time, on the host's monotonic clock.
   double made() const { return made_; }
-  /// When it was reached, on the same clock. Only when it is done; the origins before it are
-  /// measured first, and forgotten.
+  /// Time when the stream reached the event, on the same clock; the event must be done. Measures
+  /// the origins before it first and frees them.
   double seconds() {
     std::vector<ClockOrigin*> unknown;
     for (ClockOrigin* origin = this; origin->before_; origin = origin->before_.get())
@@ -93,12 +93,12 @@ class ClockOrigin {
 
  private:
   CudaEvent event_{cudaEventDefault};
-  std::shared_ptr<ClockOrigin> before_;  // none: seconds_ is known
+  std::shared_ptr<ClockOrigin> before_;  // null: seconds_ is known
   double made_ = 0, seconds_ = 0;
 };
 
-/// The origin for what is marked in a stream now, when `last` was the one before, or none: a new
-/// one after 0.25 s, so that CUDA tells times from it in steps of at most 15 ns.
+/// Returns the origin for a mark made now in a stream: `last`, or a new one if there is none or it
+/// is older than 0.25 s, so that CUDA's resolution is at most 15 ns.
 inline std::shared_ptr<ClockOrigin> next_origin(Stream& stream, std::shared_ptr<ClockOrigin> last) {
   constexpr double renewed_after = 0.25;
   if (last && monotonic_seconds() <= last->made() + renewed_after) return last;

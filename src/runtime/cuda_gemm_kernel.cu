@@ -1,5 +1,4 @@
-// A matrix product by tiles in shared memory: for what cuBLASLt is not there to do, and to check
-// it.
+// Tiled matrix product in shared memory, used where cuBLASLt is missing and to check it.
 //
 //     for every tile of c, 64 x 64:                     one block
 //         for every 16 of k:
@@ -7,8 +6,8 @@
 //             sums [4, 4] of each of 256 threads += a_tile[k, its rows] · b_tile[k, its columns]
 //         c <- sums, or c + sums, rounded once
 //
-// An element that is read once from device memory for a tile is read 16 times from shared memory,
-// and each time used for 4 products. The tensor cores are cuBLASLt's part.
+// An element of a tile is read once from device memory and 16 times from shared memory; each of
+// these reads serves 4 products. Only cuBLASLt uses the tensor cores.
 
 #include "runtime/cuda_gemm.hpp"
 #include "runtime/cuda_stream.hpp"
@@ -18,13 +17,13 @@
 namespace gyre {
 namespace {
 
-constexpr int tile = 64;   // rows and columns of c of a block
-constexpr int depth = 16;  // of k at a time
-constexpr int each = 4;    // rows and columns of a thread
+constexpr int tile = 64;   // rows and columns of c per block
+constexpr int depth = 16;  // step along k
+constexpr int each = 4;    // rows and columns per thread
 constexpr int threads_across = tile / each;
 constexpr int threads = threads_across * threads_across;
 
-/// A factor whose element (i, k) is at i · line + k · along.
+/// A factor with element (i, k) at i · line + k · along.
 template <class T>
 struct Factor {
   const T* data;
@@ -37,7 +36,7 @@ Factor<T> factor(ConstMatrixRef x, bool lines_are_rows) {
   return lines_are_rows ? Factor<T>{data, x.stride, 1} : Factor<T>{data, 1, x.stride};
 }
 
-/// to[k][i] <- the factor's elements (first + i, from + k), 0 from `lines` and `count` on.
+/// to[k][i] <- the factor's elements (first + i, from + k); 0 for indices >= `lines` or `count`.
 template <class T>
 __device__ void load_tile(const Factor<T>& x, int64_t first, int64_t lines, int64_t from,
                           int64_t count, float (*to)[tile + 1]) {
@@ -64,8 +63,8 @@ __global__ void __launch_bounds__(threads)
   __shared__ float a_tile[depth][tile + 1], b_tile[depth][tile + 1];
   const int64_t row_tiles = (shape.m + tile - 1) / tile;
   const int64_t row = blockIdx.x % row_tiles * tile, column = blockIdx.x / row_tiles * tile;
-  // Rows and columns of a thread are `threads_across` apart: no two lanes of a warp then read
-  // different words of one bank, and they write neighbouring elements.
+  // Rows and columns of a thread are `threads_across` apart, so that reads have no bank conflicts
+  // and writes are coalesced.
   const int y = static_cast<int>(threadIdx.x) / threads_across;
   const int x = static_cast<int>(threadIdx.x) % threads_across;
   float sums[each][each] = {};

@@ -21,8 +21,7 @@ std::string_view file_name(std::string_view path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-/// cudaFree and cudaFreeHost wait for the device, so that work under way with a block is done
-/// first.
+/// cudaFree and cudaFreeHost wait for the device, so a block is freed after the work that uses it.
 class DeviceMemory final : public MemorySource {
  public:
   void* allocate(size_t bytes) override {
@@ -86,8 +85,8 @@ struct Pools {
   MemoryPool pinned{pinned_memory, pools_are_on()};
 };
 
-/// Never destroyed: buffers of static lifetime may outlive everything else, and at the end of the
-/// process CUDA frees what there is.
+/// Never destroyed: buffers of static lifetime may outlive it; CUDA frees all memory at process
+/// exit.
 Pools& pools() {
   static Pools& all = *new Pools;
   return all;

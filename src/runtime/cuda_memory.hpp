@@ -1,25 +1,24 @@
 #pragma once
-// Memory of the current CUDA device, and host memory that it reads and writes. Buffers are made of
-// both (see buffer.hpp).
+// Memory of the current CUDA device and pinned host memory, for Buffer (see buffer.hpp).
 //
-// cudaMalloc and cudaFree wait for the device and take up to milliseconds, so that memory which is
-// given back is kept and handed out again:
+// cudaMalloc and cudaFree wait for the device and take up to milliseconds. Released memory is
+// therefore kept and reused:
 //
 //     allocate(bytes)   class = bytes rounded up to one of 8 sizes for each power of two, or 512
-//                       a free block of the class, else one from CUDA
-//                       CUDA has none: give all free blocks back to it, and try once more
-//     release(block)    to the free blocks of its class, at once
+//                       a free block of the class, else one from CUDA;
+//                       if CUDA has none: return all free blocks to CUDA and retry once
+//     release(block)    adds it to the free blocks of its class at once
 //
-// A block may thus be handed out while the device still works with it. That is right for what is
-// submitted to one stream: the work of the new owner comes behind that of the old one. Hence the
-// rule that all kernels and copies of a rank go on its compute stream. A communication stream is
-// ordered with it: an operation starts behind the work that was on the compute stream when it was
-// submitted, and its buffers may be released once Work::wait_on_stream() or wait() has put the
-// compute stream behind it. Pinned memory is used by the host, which waits for no stream: it may be
-// released only after the stream that copies it was synchronised.
+// A block may be reused while the device still works with it. This is correct within one stream:
+// the new owner's work runs after the old owner's. Therefore all kernels and copies of a rank go on
+// its compute stream. A communication stream is ordered with it: an operation starts after the work
+// that was on the compute stream at submission, and its buffers may be released once
+// Work::wait_on_stream() or wait() has ordered the compute stream after it. The host uses pinned
+// memory without waiting for a stream, so pinned memory may be released only after the stream that
+// copies it is synchronised.
 //
-// With GYRE_MEMORY_POOL=off in the environment every buffer comes from CUDA and goes back there, as
-// a memory checker needs it to see an access behind the end.
+// With GYRE_MEMORY_POOL=off in the environment, every buffer is allocated and freed by CUDA, so
+// that a memory checker sees accesses past the end.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,32 +27,32 @@
 
 namespace gyre {
 
-/// Memory of the current device, at least 256-byte aligned, or pinned memory, 64-byte aligned.
-/// `poison`: device memory is filled with bytes 0xff (NaN in every floating-point type) before any
-/// work that is submitted from now on; that waits for the device, and is for tests. Otherwise
-/// nothing is initialised. Throws a runtime error that names the size and the reason: a build
-/// without CUDA, no device, or what is free of the device's memory.
+/// Allocates memory of the current device, at least 256-byte aligned, or pinned memory, 64-byte
+/// aligned. `poison` fills device memory with bytes 0xff (NaN in every floating-point type) before
+/// any later work; it waits for the device and is for tests. Otherwise memory is uninitialised.
+/// Throws a runtime error with the size and the reason: a build without CUDA, no device, or the
+/// free bytes of the device.
 void* cuda_allocate(size_t bytes, MemorySpace space, bool poison);
 
-/// Gives back what cuda_allocate returned. A failure of CUDA is ignored: the error that matters has
-/// been reported by the call that caused it.
+/// Releases memory of cuda_allocate. Ignores CUDA failures: the call that caused one has reported
+/// it.
 void cuda_release(void* pointer, MemorySpace space) noexcept;
 
-/// A library that has device memory of its own kind, such as NCCL.
+/// A library with its own device memory, such as NCCL.
 struct DeviceMemoryLibrary {
-  void* (*allocate)(size_t bytes);  ///< nullptr when there is not enough
+  void* (*allocate)(size_t bytes);  ///< returns nullptr if memory is exhausted
   void (*release)(void* block);
-  size_t least_bytes;  ///< of a block that it is asked for
+  size_t least_bytes;  ///< minimum size of a block requested from it
 };
-/// Large blocks that are not there yet come from the library from now on. In a build without CUDA:
-/// nothing.
+/// Allocates later large blocks that the pool does not hold from `library`. No effect in a build
+/// without CUDA.
 void use_device_memory_of(const DeviceMemoryLibrary& library);
 
-/// How often this process has given device memory back so far. What remembers addresses of device
-/// memory that it does not own, such as recorded work, asks whether that has changed.
+/// Number of releases of device memory by this process so far. Holders of addresses that they do
+/// not own, such as recorded work, use it to detect changes.
 int64_t cuda_releases();
 
-/// Bytes of device memory that cuda_allocate can give out now on the current device. Throws a
+/// Bytes of device memory that cuda_allocate can now provide on the current device. Throws a
 /// runtime error in a build without CUDA.
 int64_t cuda_memory_available();
 

@@ -1,6 +1,6 @@
 #pragma once
-// Blocks of memory that are kept when they are given back. What that means for streams is said in
-// cuda_memory.hpp. Knows nothing of CUDA, so that it is tested with a source that can be made full.
+// Pool of memory blocks that are kept after release; cuda_memory.hpp has the rules for streams.
+// Independent of CUDA, so that tests can use a source with limited memory.
 
 #include <compare>
 #include <cstddef>
@@ -14,18 +14,18 @@
 
 namespace gyre {
 
-/// Where a pool's blocks come from.
+/// Source of a pool's blocks.
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
-  /// nullptr when there is not enough; throws when something else is wrong.
+  /// Returns nullptr if memory is exhausted; throws on other errors.
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* block) noexcept = 0;
-  /// Throws the error that there is no memory for `bytes`.
+  /// Throws the out-of-memory error for `bytes`.
   [[noreturn]] virtual void fail(size_t bytes) = 0;
 };
 
-/// A source whose large blocks come from a library once there is one.
+/// A source that takes large blocks from a library once one is set.
 class LibrarySource final : public MemorySource {
  public:
   explicit LibrarySource(MemorySource& usual) : usual_(usual) {}
@@ -51,8 +51,8 @@ class LibrarySource final : public MemorySource {
   std::unordered_map<void*, void (*)(void*)> from_library_;
 };
 
-/// The size of the block that an allocation of `bytes` > 0 gets: at least 512, and at most an
-/// eighth more than asked for from then on.
+/// Block size for an allocation of `bytes` > 0: 512 bytes or more; above 512, at most an eighth
+/// more than `bytes`.
 constexpr size_t pool_block_bytes(size_t bytes) {
   constexpr size_t least = 512;
   if (bytes <= least) return least;
@@ -65,13 +65,13 @@ constexpr size_t pool_block_bytes(size_t bytes) {
 /// Thread-safe. The source must outlive it.
 class MemoryPool {
  public:
-  /// `keeps` false: every block comes from the source, of the very size, and goes back there.
+  /// `keeps` false: every block has the exact size, comes from the source and returns to it.
   MemoryPool(MemorySource& source, bool keeps) : source_(source), keeps_(keeps) {}
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  /// A free block, else one of the source; when that has none, all free blocks go back to it first.
-  /// `device` tells blocks apart that are of one size.
+  /// Returns a free block, else one from the source; if the source has none, first returns all free
+  /// blocks to it. Blocks of different `device` are kept apart.
   void* take(size_t bytes, int device) {
     const std::lock_guard lock(mutex_);
     const Block block{device, keeps_ ? pool_block_bytes(bytes) : bytes};
@@ -122,7 +122,7 @@ class MemoryPool {
   void drop_all() noexcept {
     for (auto& [block, pointers] : ready_) {
       for (void* pointer : pointers) source_.release(pointer);
-      pointers.clear();  // the lists stay: take() holds one
+      pointers.clear();  // keeps the lists: take() holds a reference to one
     }
   }
 

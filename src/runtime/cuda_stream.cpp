@@ -14,7 +14,7 @@
 namespace gyre {
 namespace {
 
-/// From what marks are measured: those of recorded work from another origin in each submission.
+/// Origin of marks; recorded work gets a new origin at each submission.
 struct MarkClock {
   std::shared_ptr<ClockOrigin> origin;
 };
@@ -34,7 +34,7 @@ class CudaMark final : public Mark {
   CudaEvent event_{cudaEventDefault};
 };
 
-/// A graph that can be launched.
+/// An instantiated CUDA graph.
 class CudaGraph {
  public:
   explicit CudaGraph(cudaGraph_t graph) {
@@ -54,8 +54,8 @@ class CudaGraph {
   int64_t nodes_ = 0;
 };
 
-/// Records what a stream is given, and drops it when an error comes before the end. (A handler that
-/// throws again would unwind what submits, which may communicate: core/error.hpp.)
+/// Captures the work submitted to a stream; drops it if an exception comes before the end. (A catch
+/// and rethrow would unwind `submit`, which may communicate: core/error.hpp.)
 class Capture {
  public:
   /// `clock` is set while the stream records.
@@ -144,7 +144,7 @@ class CudaStream final : public Stream {
 
   cudaStream_t handle_ = nullptr;
   std::shared_ptr<ClockOrigin> origin_;
-  std::shared_ptr<MarkClock> clock_;  // of the work that is being recorded
+  std::shared_ptr<MarkClock> clock_;  // of the recording in progress
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
-// What kernels share: launches, dynamic shared memory, and instructions without a name in CUDA C++.
-// Each has a plain counterpart for the software GPU.
+// Shared code of kernels: launches, dynamic shared memory, and instructions that CUDA C++ does not
+// expose. Each has a plain counterpart for the software GPU.
 
 #include <cuda_runtime.h>
 
@@ -32,8 +32,8 @@ struct Launch {
   size_t shared_bytes = 0;  ///< dynamic
 };
 
-/// Launches `kernel` with `args`, converted to its parameters. Does nothing for a grid without
-/// blocks. Throws a runtime error that names the launch when CUDA refuses it.
+/// Launches `kernel` with `args`, converted to its parameters. Does nothing for an empty grid.
+/// Throws a runtime error that names the launch if CUDA refuses it.
 template <class... Parameters, class... Args>
 void launch(const Launch& shape, void (*kernel)(Parameters...), Args&&... args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
@@ -65,7 +65,7 @@ __device__ inline std::byte* dynamic_shared() {
 #endif
 }
 
-/// 2^x, in one instruction; relative error 2^-22. 2^-inf is 0.
+/// 2^x in one instruction; relative error 2^-22; 2^-inf is 0.
 __device__ inline float fast_exp2(float x) {
 #ifdef __CUDA_ARCH__
   float y;
@@ -76,7 +76,7 @@ __device__ inline float fast_exp2(float x) {
 #endif
 }
 
-/// Two values as bf16, rounded to nearest even; `low` in the lower half.
+/// Packs two values as bf16, rounded to nearest even, with `low` in the lower half.
 __device__ inline uint32_t pack_bf16(float low, float high) {
 #ifdef __CUDA_ARCH__
   uint32_t pair;
@@ -95,8 +95,8 @@ __device__ inline void store_once(void* to, uint4 value) {
   __stcs(static_cast<uint4*>(to), value);
 }
 
-/// Copies 16 bytes from global to shared memory without registers; complete after wait_copies.
-/// Both are 16-byte aligned. Bytes from `bytes` on are set to 0; with 0, `from` is not read.
+/// Copies 16 bytes, aligned to 16, from global to shared memory without registers; complete after
+/// wait_copies. Bytes from index `bytes` on are set to 0; for 0, `from` is not read.
 __device__ inline void copy_async(void* shared, const void* from, int bytes = 16) {
 #ifdef __CUDA_ARCH__
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));

@@ -13,27 +13,27 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 
-/// The larger of `least` and x; NaN where x is NaN.
+/// Maximum of `least` and x; NaN if x is NaN.
 template <class D, class V = hwy::HWY_NAMESPACE::Vec<D>>
 HWY_INLINE V at_least(D /*d*/, V least, V x) {
   namespace hn = hwy::HWY_NAMESPACE;
 #if HWY_ARCH_X86 && HWY_TARGET < HWY_EMU128
-  return hn::Max(least, x);  // the second if one is NaN
+  return hn::Max(least, x);  // returns the second operand if one is NaN
 #else
   return hn::IfThenElse(hn::Lt(x, least), least, x);
 #endif
 }
 
-/// Below this exp_f32 is exactly 0.
+/// exp_f32 is exactly 0 below this.
 constexpr float least_exponent = -88.0F;
 
-/// e^x for least_exponent <= x <= 80: relative error below 1e-7 + 1.4e-8·|x|, which is less than
-/// what rounding x itself to f32 costs (6e-8·|x|). e^0 is exactly 1, results below 1.2e-38 are
-/// exactly 0, NaN stays NaN.
+/// e^x for least_exponent <= x <= 80. The relative error is below 1e-7 + 1.4e-8·|x|, less than that
+/// of rounding x to f32 (6e-8·|x|). e^0 is exactly 1, results below 1.2e-38 are exactly 0, NaN
+/// stays NaN.
 ///
-/// e^x = 2^n · 2^r with n = round(x / ln 2) and |r| <= 1/2; 2^r is the minimax polynomial of degree
-/// 6 (relative error 2e-9). Thirteen instructions, half of hwy/contrib's Exp, which softmax over
-/// narrow heads notices.
+/// e^x = 2^n · 2^r with n = round(x / ln 2) and |r| <= 1/2; 2^r is a minimax polynomial of degree 6
+/// (relative error 2e-9). It takes 13 instructions, half of hwy/contrib's Exp; the difference is
+/// measurable in softmax over narrow heads.
 template <class D, class V = hwy::HWY_NAMESPACE::Vec<D>>
 HWY_INLINE V exp_f32_in_range(D d, V x) {
   namespace hn = hwy::HWY_NAMESPACE;
@@ -54,29 +54,29 @@ HWY_INLINE V exp_f32_in_range(D d, V x) {
   return hn::Mul(p, power);
 }
 
-/// The same for any x <= 80, -inf included.
+/// Like exp_f32_in_range, for any x <= 80, including -inf.
 template <class D, class V = hwy::HWY_NAMESPACE::Vec<D>>
 HWY_INLINE V exp_f32(D d, V x) {
   namespace hn = hwy::HWY_NAMESPACE;
   return exp_f32_in_range(d, at_least(d, hn::Set(d, least_exponent), x));
 }
 
-/// 2^y for y = z · scale - whole, `whole` an integer, for scans that are bound by the
-/// floating-point pipes. 2^y = power · polynomial(rest), so that the last product can be part of an
-/// FMA. With AVX-512, y is rounded to 1/32 and the fraction is looked up in a table of two
-/// registers; degree 2 is enough for the rest: relative error below 1.3e-7, with five instructions
-/// on the FMA pipes where exp_f32_in_range has ten. Elsewhere y is rounded to an integer.
+/// 2^y for y = z · scale - whole, with an integer `whole`, for scans that are bound by the
+/// floating-point pipes. 2^y = power · polynomial(rest); the last product can be part of an FMA.
+/// With AVX-512, y is rounded to 1/32 and the fraction is looked up in a table of two registers.
+/// Degree 2 then suffices for the rest: relative error below 1.3e-7, with 5 instructions on the FMA
+/// pipes instead of 10 in exp_f32_in_range. Elsewhere y is rounded to an integer.
 ///
-/// z · scale is not rounded before `whole` is subtracted (where HWY_NATIVE_FMA), so that no common
-/// offset of the z needs to be taken off first. |z · scale| and |whole| must stay below
-/// largest_exponent, y below 120 and not below -127, where 2^y is 0; NaN stays NaN.
+/// z · scale is not rounded before `whole` is subtracted (if HWY_NATIVE_FMA), so z needs no prior
+/// subtraction of a common offset. |z · scale| and |whole| must be below largest_exponent, and y in
+/// [-127, 120); 2^-127 yields 0. NaN stays NaN.
 template <class D>
 struct Exp2Scale {
   using V = hwy::HWY_NAMESPACE::Vec<D>;
 #if HWY_TARGET <= HWY_AVX3
   // Adding 1.5 · 2^18 rounds to 1/32.
   static constexpr float rounding = 393216.0F;
-  V low, high;  // bits of 2^(i/32), minus i << 18, which the shifted y adds again
+  V low, high;  // bits of 2^(i/32) minus i << 18, which the shifted y adds again
 #else
   static constexpr float rounding = 12582912.0F + 127.0F;
 #endif

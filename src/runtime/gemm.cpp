@@ -18,9 +18,9 @@
 namespace gyre {
 namespace {
 
-// A panel of b (panel_columns x depth floats, at most 64 KiB) is packed into contiguous rows: with
-// the caller's stride, often a power of two, it would map to a few cache sets only. Packing also
-// widens bf16 and transposes a transposed b. A transposed a needs no copy, since its elements are
+// A panel of b (panel_columns x depth floats, at most 64 KiB) is packed into contiguous rows,
+// because the caller's stride, often a power of two, would map it to a few cache sets. Packing also
+// widens bf16 and transposes a transposed b. A transposed a needs no copy, because its elements are
 // read one at a time.
 constexpr int64_t panel_columns = gemm_panel_columns;
 constexpr int64_t largest_depth = 256;
@@ -30,8 +30,8 @@ struct Strides {
   int64_t a, b, c;
 };
 
-/// The generated kernels of one call. A call has at most two sizes in each direction (block and
-/// rest), with and without accumulation; libxsmm keeps what it generated for later calls, by shape.
+/// Generated kernels of one call. A call has at most two sizes in each dimension (block and
+/// remainder), with and without accumulation; libxsmm caches generated kernels by shape.
 class Kernels {
  public:
   Kernels(Strides strides, bool a_transposed)
@@ -78,7 +78,7 @@ class Kernels {
   int used_ = 0;
 };
 
-/// The operands of one product as they lie in memory.
+/// Operands of one product as laid out in memory.
 struct Operands {
   MatrixView<const float> a;  // [m, k], or [k, m] when transposed
   ConstMatrixRef b;           // [k, n], or [n, k] when transposed
@@ -92,7 +92,7 @@ struct Operands {
   }
 };
 
-/// `rows` rows of `cols` elements of `from` as f32, `stride` apart.
+/// Copies `rows` rows of `cols` elements of `from` as f32; rows of `to` are `stride` apart.
 void widen(ConstMatrixRef from, int64_t row, int64_t col, int64_t rows, int64_t cols, float* to,
            int64_t stride) {
   if (from.type == DType::f32) {
@@ -117,7 +117,7 @@ Scratch& scratch() {
   return scratch;
 }
 
-/// The panel of b from depth k and column n on, as [depth, columns] in rows of `panel_columns`.
+/// Packs the panel of b at depth k and column n as [depth, columns] in rows of `panel_columns`.
 const float* pack_panel(const Operands& x, int64_t k, int64_t depth, int64_t n, int64_t columns) {
   float* panel = scratch().panel.data();
   if (!x.b_transposed) {
@@ -154,9 +154,9 @@ void multiply(const Operands& x, MatrixView<float> c, bool accumulate) {
       for (int64_t i = 0; i < c.rows; ++i) std::fill_n(c.row(i), c.cols, 0.0F);
     return;
   }
-  // With few rows, a packed panel would not be reused often enough.
+  // With few rows, a packed panel would be reused too rarely.
   const bool pack = c.rows >= row_block || x.b_transposed || x.b.type != DType::f32;
-  // A stride matters between rows only; libxsmm refuses one below the row's length.
+  // The stride matters only between rows; libxsmm refuses one below the row length.
   const auto stride_of = [](auto view) { return view.rows == 1 ? view.cols : view.stride; };
   Kernels kernels({stride_of(x.a), pack ? panel_columns : stride_of(x.b), stride_of(c)},
                   x.a_transposed);

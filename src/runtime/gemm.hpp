@@ -1,30 +1,29 @@
 #pragma once
-// Matrix products of the CPU backend in f32, by libxsmm (kernels are generated for the shape at run
-// time).
+// f32 matrix products of the CPU backend, by libxsmm, which generates kernels per shape at run
+// time.
 
 #include "core/matrix_ref.hpp"
 #include "core/view.hpp"
 
 namespace gyre {
 
-/// c [m, n] = a [m, k] · b [k, n], or c += when `accumulate`. Row-major views with any strides; b
-/// is f32 or bf16, which is widened; single-threaded, blocked over rows of c so that b stays in
-/// cache; bit-identical from run to run.
+/// c [m, n] = a [m, k] · b [k, n], or c += if `accumulate`. Row-major views with any strides; b is
+/// f32, or bf16 that is widened. Single-threaded; blocked over rows of c so that b stays in cache;
+/// bit-identical from run to run.
 void gemm(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
           bool accumulate = false);
-/// The same with aᵀ: a [k, m]. Nothing is transposed in memory.
+/// Same with aᵀ: a [k, m]. Nothing is transposed in memory.
 void gemm_a_transposed(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
                        bool accumulate = false);
-/// The same with bᵀ: b [n, k]. Each call transposes b panel by panel.
+/// Same with bᵀ: b [n, k]. Each call transposes b panel by panel.
 void gemm_b_transposed(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
                        bool accumulate = false);
 
 /// A call may be split along the columns of c into calls of multiples of this many columns; the
-/// result is bit-identical.
+/// results are bit-identical.
 inline constexpr int64_t gemm_panel_columns = 64;
 
-/// c [m, n] = a [m, k] · b [k, n] in double precision, with b widened; for references that are
-/// large.
+/// c [m, n] = a [m, k] · b [k, n] in double precision, with b widened, for large references.
 void gemm(MatrixView<const double> a, MatrixView<const float> b, MatrixView<double> c);
 
 /// Serial reference that accumulates in double precision.

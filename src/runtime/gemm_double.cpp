@@ -7,7 +7,7 @@
 #include "runtime/gemm.hpp"
 
 // libxsmm is column-major: cᵀ [n, m] = bᵀ [n, k] · aᵀ [k, m], as in gemm.cpp. A panel of b is
-// widened and packed, and used for all rows of a, block by block.
+// widened, packed, and used for all rows of a, block by block.
 
 namespace gyre {
 namespace {

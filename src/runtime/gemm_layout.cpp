@@ -12,7 +12,7 @@ std::string text_of(const char* name, const ConstMatrixRef& x, Transpose op) {
 }
 
 ColumnMajorGemm::Matrix transpose_in_place(const ConstMatrixRef& x, Transpose op) {
-  // A stride matters between rows only, and libraries refuse one below the row's length.
+  // The stride matters only between rows; libraries refuse one below the row length.
   const int64_t leading = std::max<int64_t>(x.rows <= 1 ? x.cols : x.stride, 1);
   return {x.data, x.type, x.cols, x.rows, leading, op};
 }

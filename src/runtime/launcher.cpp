@@ -19,7 +19,7 @@ namespace {
 
 constexpr char abort_message[] = "cmd=abort";
 
-/// Read once: the relay changes the variable.
+/// Reads the variable once, because the relay changes it.
 int connection() {
   static const int descriptor = [] {
     const char* text = std::getenv("PMI_FD");
@@ -28,7 +28,7 @@ int connection() {
   return descriptor;
 }
 
-/// What can be read at once; empty at the end of the connection.
+/// Bytes that can be read at once; empty at the end of the connection.
 std::string read_some(int from) {
   std::array<char, 8192> block;
   ssize_t got = 0;
@@ -43,7 +43,7 @@ void end_run_through_launcher(int code) {
   if (connection() < 0) return;
   char line[] = "cmd=abort exitcode=0\n";
   line[std::strlen("cmd=abort exitcode=")] = static_cast<char>('0' + code);
-  // A socket, of all launchers that were seen; without SIGPIPE when the launcher has gone.
+  // All known launchers use a socket; MSG_NOSIGNAL avoids SIGPIPE if the launcher has exited.
   if (send(connection(), line, std::strlen(line), MSG_NOSIGNAL) > 0) sleep(2);
 }
 
@@ -57,7 +57,7 @@ void wait_for_launcher_to_read() {
   for (int tries = 0; tries < 1000; ++tries) {
     int unread = 0;
     for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
-      int bytes = 0;  // stays 0 for what is no pipe
+      int bytes = 0;  // stays 0 if it is not a pipe
       if (ioctl(stream, FIONREAD, &bytes) == 0) unread += bytes;
     }
     if (unread == 0) return;
@@ -76,8 +76,8 @@ LauncherRelay::LauncherRelay() {
 }
 
 void LauncherRelay::enter_rank() {
-  // The other end stays open here, too: MPI gives up when it finds it closed, which would be before
-  // the rank is told of its supervisor's death.
+  // The other end stays open here, because MPI gives up when it is closed, which would be before
+  // the rank learns of its supervisor's death.
   if (rank_end_ >= 0) setenv("PMI_FD", std::to_string(rank_end_).c_str(), 1);
 }
 
@@ -93,7 +93,7 @@ bool LauncherRelay::pass(const timespec& pause, const sigset_t& unblocked) {
     const std::string text = read_some(ends[0].fd);
     rank_open_ = !text.empty();
     if (text.starts_with(abort_message)) return false;
-    write_all(connection(), text);  // who does not listen has ended
+    write_all(connection(), text);  // fails only if the launcher has exited
   }
   if (ends[1].revents != 0) {
     const std::string text = read_some(ends[1].fd);

@@ -31,8 +31,8 @@ int announced_ranks() {
   return 0;
 }
 
-/// Ends all ranks. A rank that ended by itself, as MPI_Abort does, would race with the launcher,
-/// which then may report the signal that killed the others instead of `code`.
+/// Ends all ranks. If this rank ended by itself, as MPI_Abort does, the launcher might report the
+/// signal that killed the others instead of `code`.
 void end_all(int code) {
   wait_for_launcher_to_read();
   end_run_through_launcher(code);
@@ -44,8 +44,7 @@ void end_all(int code) {
 
 int ranks_of_run = 1;
 
-/// Continues the supervisor, whenever it is stopped, while MPI needs what it relays and the
-/// watchdog does not run.
+/// Continues a stopped supervisor while MPI needs its relay and the watchdog does not run.
 class AwakeSupervisor {
  public:
   AwakeSupervisor() : thread_([this] { watch(); }) {}
@@ -173,7 +172,7 @@ std::string MpiEnvironment::library_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;
   MPI_Get_library_version(text, &length);
-  // MPICH answers a page of configuration; the first line is "MPICH Version:\t4.0.2".
+  // MPICH returns a page of configuration; its first line is "MPICH Version:\t4.0.2".
   std::string line(text, std::strcspn(text, "\n"));
   if (const size_t colon = line.find(" Version:"); colon != std::string::npos) {
     size_t begin = colon + std::strlen(" Version:");

@@ -1,5 +1,5 @@
 #pragma once
-// The MPI library of this process, and what the ranks know about each other.
+// MPI library of this process, and the identity of all ranks.
 
 #include <mpi.h>
 
@@ -10,9 +10,9 @@
 
 namespace gyre {
 
-/// Initialises MPI (MPI_THREAD_FUNNELED), gathers host and process id of every rank, starts the
-/// watchdog, and on destruction finalises MPI after a barrier. One per program; nothing else in
-/// Gyre names MPI_COMM_WORLD.
+/// Initialises MPI (MPI_THREAD_FUNNELED), gathers host and process id of every rank and starts the
+/// watchdog. The destructor finalises MPI after a barrier. One per program; nothing else in Gyre
+/// uses MPI_COMM_WORLD.
 class MpiEnvironment {
  public:
   MpiEnvironment(int& argc, char**& argv, std::string program);
@@ -22,17 +22,17 @@ class MpiEnvironment {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Number of ranks that the launcher's variables announce, or 0 when they say nothing; a mismatch
-  /// with size() means that the program was started by another MPI's launcher.
+  /// Number of ranks in the launcher's environment variables, 0 without them. If it differs from
+  /// size(), the launcher belongs to another MPI library.
   int launched_ranks() const { return launched_ranks_; }
   MPI_Comm world() const { return world_; }
   const std::vector<PeerProcess>& peers() const { return peers_; }
   /// "MPICH 4.0.2"
   static std::string library_version();
-  /// Ends all ranks now with `code`, whether MPI is up or not. For an error that only this rank has
-  /// seen.
+  /// Ends all ranks at once with `code`, with MPI initialised or not. For errors that only this
+  /// rank has found.
   [[noreturn]] static void abort(int code);
-  /// Number of ranks of the run; 1 before there is an environment.
+  /// Number of ranks of the run; 1 before the first MpiEnvironment.
   static int world_size();
 
  private:
@@ -43,19 +43,19 @@ class MpiEnvironment {
   std::vector<PeerProcess> peers_;
 };
 
-/// Whether the MPI library says that it takes pointers to memory of CUDA devices.
+/// Whether the MPI library accepts pointers to CUDA device memory, by its own account.
 bool mpi_takes_gpu_memory();
 
-/// Throws a runtime error with the MPI library's text when `code` is not MPI_SUCCESS.
+/// Throws a runtime error with the MPI library's text if `code` is not MPI_SUCCESS.
 void check_mpi(int code, const char* call);
 
-/// Between two polls of MPI: gives the core to others.
+/// Yields the core between two polls of MPI.
 void yield_politely();
 
-/// The same, asleep for `seconds`; 0: as above.
+/// Sleeps `seconds` between two polls; 0: yields the core.
 void pause_politely(double seconds);
 
-/// Waits for all `requests` politely: polls, and yields the core when nothing has happened.
+/// Waits for all `requests`: polls, and yields the core while nothing has completed.
 void wait_politely(std::vector<MPI_Request>& requests);
 
 }  // namespace gyre

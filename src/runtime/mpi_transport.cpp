@@ -15,7 +15,7 @@
 namespace gyre {
 namespace {
 
-/// The function of a library that this program has loaded, or null.
+/// Function of a library that this program has loaded; null if missing.
 template <class Function>
 Function* loaded(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
@@ -33,7 +33,7 @@ std::string endpoint_info(void* endpoint) {
   return {text, size};
 }
 
-/// An extended regular expression of POSIX; std::regex would take seconds to compile.
+/// POSIX extended regular expression; std::regex would take seconds to compile.
 class Pattern {
  public:
   explicit Pattern(const char* text) { compiled_ = regcomp(&expression_, text, REG_EXTENDED) == 0; }
@@ -43,7 +43,7 @@ class Pattern {
   Pattern(const Pattern&) = delete;
   Pattern& operator=(const Pattern&) = delete;
 
-  /// What the groups of its first match in the text hold; none: it does not match.
+  /// Texts of the groups in the first match; empty if there is no match.
   std::vector<std::string> groups(const std::string& text) const {
     std::vector<regmatch_t> found(expression_.re_nsub + 1);
     if (!compiled_ || regexec(&expression_, text.c_str(), found.size(), found.data(), 0) != 0)

@@ -1,5 +1,5 @@
-// Memory and streams of a device in a build without CUDA: every request is an error. No profiler,
-// nothing to move on.
+// Device memory and streams in a build without CUDA: every request is an error. Profiler ranges and
+// move_device_on() do nothing.
 
 #include "core/error.hpp"
 #include "runtime/cuda_memory.hpp"
@@ -24,7 +24,6 @@ void* cuda_allocate(size_t bytes, MemorySpace space, bool /*poison*/) {
                 bytes);
 }
 
-/// There is nothing to give back.
 void cuda_release(void* /*pointer*/, MemorySpace /*space*/) noexcept {}
 
 void use_device_memory_of(const DeviceMemoryLibrary& /*library*/) {}

@@ -27,7 +27,7 @@ constexpr const char* remove_unless_kept =
 }
 
 /// Starts the watcher of `file`. Returns the write end of its pipe, or -1 on a machine without a
-/// shell: then only an orderly end cleans up.
+/// shell, where only an orderly exit removes the file.
 int start_watcher(const std::string& file) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) fail_to_watch(file, errno);
@@ -55,14 +55,14 @@ int start_watcher(const std::string& file) {
   return -1;
 }
 
-/// No two guards share a name, not even one after the other: the watcher of the first may still be
-/// about to remove its file when the second has created its own.
+/// Returns a name that no other guard uses, not even later: the watcher of an earlier guard may
+/// still remove its file after a later guard has created its own.
 std::string temporary_name(const std::string& path) {
   static std::atomic<int> guards = 0;
   return fmt::format("{}.tmp-{}-{}", path, getpid(), ++guards);
 }
 
-/// "out/scores.invalid.h5" of "out/scores.h5".
+/// "out/scores.invalid.h5" for "out/scores.h5".
 std::filesystem::path invalid_name(const std::filesystem::path& path) {
   std::filesystem::path name = path.stem();
   name += ".invalid";
@@ -70,13 +70,13 @@ std::filesystem::path invalid_name(const std::filesystem::path& path) {
   return path.parent_path() / name;
 }
 
-/// Whether a path without links is that of an open descriptor.
+/// Whether a path without links is an open descriptor.
 bool is_descriptor(const std::filesystem::path& path) {
   const std::filesystem::path folder = path.parent_path();
   return folder.filename() == "fd" && folder.string().starts_with("/proc/");
 }
 
-/// A path without links: what renaming replaces.
+/// Resolves all links; the result is the path that renaming replaces.
 std::filesystem::path behind_links(const std::string& path) {
   std::error_code ignored;
   std::filesystem::path place = std::filesystem::absolute(path, ignored);
@@ -90,7 +90,7 @@ std::filesystem::path behind_links(const std::string& path) {
   return place;
 }
 
-/// Identifies the file behind the name of an output or input.
+/// Identity of the file at the path of an output or input.
 struct Place {
   explicit Place(const std::string& name) : path(behind_links(name)) {
     exists = stat(name.c_str(), &status) == 0;
@@ -104,7 +104,7 @@ struct Place {
 
   std::filesystem::path path;
   bool exists = false;
-  int error = 0;  // why it cannot be seen
+  int error = 0;  // errno of stat
   struct stat status {};
 };
 
@@ -122,7 +122,7 @@ void check_place(const std::string& path, const Place& place) {
     throw_usage("cannot write '{}' in the folder '{}': {}", path, folder, std::strerror(errno));
 }
 
-/// A file that an output must not be, and what it is.
+/// A file that an output must not be, with a name for messages.
 struct Taken {
   Place place;
   std::string name;

@@ -1,5 +1,5 @@
 #pragma once
-// Sharing independent tasks among the threads of one rank.
+// Distribution of independent tasks over the threads of one rank.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace gyre {
 
 /// Calls body(task, thread) for every task in [0, count), in order within a thread; thread 0 is the
-/// caller. When all tasks have run, the exception of the first one that failed is rethrown.
+/// caller. After all tasks have run, rethrows the exception of the first failed task.
 template <class Body>
 void for_each_task(int threads, int64_t count, Body body) {
 #ifdef _OPENMP
@@ -40,16 +40,16 @@ void for_each_task(int threads, int64_t count, Body body) {
   for (int64_t task = 0; task < count; ++task) body(task, 0);
 }
 
-/// Least work, in nanoseconds, of a loop that is shared among threads, and of one of its tasks.
-/// Waking threads and waiting for them costs several microseconds, and a scheduling quantum on a
-/// busy machine. Only tests change these limits.
+/// Minimum work, in nanoseconds, of a loop that is distributed over threads, and of one of its
+/// tasks. Waking and joining threads costs several microseconds, and on a busy machine a scheduling
+/// quantum. Only tests change these limits.
 struct SharingLimits {
   double of_loop = 100e3;
   double of_task = 20e3;
 };
 inline SharingLimits sharing_limits;
 
-/// Items per task, if an item takes about `nanoseconds`; all items if the loop is not shared.
+/// Items per task if an item takes about `nanoseconds`; all items if the loop is not distributed.
 inline int64_t items_of_task(int64_t count, double nanoseconds) {
   const auto all = std::max<int64_t>(1, count);
   const double work = static_cast<double>(all) * nanoseconds;

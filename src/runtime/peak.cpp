@@ -13,7 +13,7 @@
 namespace gyre {
 namespace {
 
-/// Fastest repetition, in seconds: of CPU time with one thread, of wall-clock time with more.
+/// Time of the fastest repetition, in seconds: CPU time for one thread, wall-clock time for more.
 template <class Body>
 double fastest(int repetitions, Body body, int threads = 1) {
   double best = HUGE_VAL;
@@ -26,7 +26,7 @@ double fastest(int repetitions, Body body, int threads = 1) {
   return best;
 }
 
-/// Calls body(begin, count) for slices of an array, each a multiple of 32 elements but the last.
+/// Calls body(begin, count) for slices of an array; all but the last are multiples of 32 elements.
 template <class Body>
 void in_slices(int threads, int64_t count, Body body) {
   constexpr int64_t slice = 1 << 18;
@@ -35,8 +35,7 @@ void in_slices(int threads, int64_t count, Body body) {
   });
 }
 
-// Twelve separate accumulators hide the latency of FMA; g++ 12 would keep an array of them in
-// memory.
+// Twelve separate accumulators hide the FMA latency; g++ 12 would keep an array in memory.
 #define GYRE_TWELVE_FMAS(fma)                                                     \
   r0 = fma(r0, a, b), r1 = fma(r1, a, b), r2 = fma(r2, a, b), r3 = fma(r3, a, b), \
   r4 = fma(r4, a, b), r5 = fma(r5, a, b), r6 = fma(r6, a, b), r7 = fma(r7, a, b), \
@@ -98,7 +97,7 @@ __attribute__((target("avx2"))) void copy_all(const float* x, int64_t count, flo
   _mm_sfence();
 }
 
-/// The widest loop of this processor, and its FLOPs; null without one.
+/// The widest FMA loop of this processor and its FLOPs; null if there is none.
 struct FmaLoop {
   void (*run)() = nullptr;
   double flops = 0;

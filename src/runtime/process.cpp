@@ -17,7 +17,7 @@ namespace {
 
 int first_stdout_error = 0;
 
-/// A closed stream becomes one that cannot be written, of the same number.
+/// Replaces each closed standard stream by one that cannot be written.
 void open_standard_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (fcntl(stream, F_GETFD) < 0) open("/dev/null", O_RDONLY);
@@ -40,7 +40,7 @@ void on_abort(int) {
   _exit(static_cast<int>(ExitCode::runtime));
 }
 
-/// Writes at most PIPE_BUF bytes, which a pipe that poll() calls writable takes at once.
+/// Writes at most PIPE_BUF bytes, which a pipe that poll() reports as writable accepts at once.
 ssize_t write_some(int descriptor, std::string_view text, int patience_ms) {
   pollfd end{descriptor, POLLOUT, 0};
   const int ready = poll(&end, 1, patience_ms);
@@ -67,7 +67,7 @@ void prepare_process() {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGCHLD, SIG_DFL);
-  // Under a launcher the supervisor says which signal ended a rank.
+  // Under a launcher, the supervisor reports which signal ended a rank.
   if (std::getenv("PMI_RANK") == nullptr) std::signal(SIGABRT, on_abort);
   on_exit(end_as_documented, nullptr);
 }

@@ -1,12 +1,11 @@
 #pragma once
-// Memory of this process, as the kernel counts it.
+// Memory of this process, as counted by the kernel.
 
 #include <cstdint>
 
 namespace gyre {
 
-/// Bytes that are resident now, and the most that ever were: VmRSS and VmHWM of /proc/self/status;
-/// 0 where there is no such file.
+/// Resident bytes now and at the peak: VmRSS and VmHWM of /proc/self/status; 0 without that file.
 struct ProcessMemory {
   int64_t now_bytes = 0;
   int64_t peak_bytes = 0;

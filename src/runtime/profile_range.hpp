@@ -1,6 +1,6 @@
 #pragma once
-// Named NVTX ranges on the timeline of NVIDIA's profilers (Nsight Systems). A range covers what the
-// host submits while its ProfileRange exists. Ranges nest, and have a domain of their own, "gyre":
+// Named NVTX ranges on the timeline of NVIDIA's profilers (Nsight Systems). A range covers the
+// host's submissions while its ProfileRange exists. Ranges nest and use the domain "gyre":
 //
 //     nsys profile --trace=cuda,nvtx --nvtx-domain-include=gyre gyre-attention ...
 //

@@ -27,7 +27,7 @@ constexpr useconds_t pause_us = 50'000;
 
 using Names = std::set<std::string>;
 
-/// Calls `see(path)` for each entry of a folder, which may vanish meanwhile.
+/// Calls `see(path)` for each entry of a folder; entries may vanish meanwhile.
 template <class See>
 void for_each_entry(const std::filesystem::path& in, See see) {
   std::error_code gone;
@@ -36,7 +36,7 @@ void for_each_entry(const std::filesystem::path& in, See see) {
     see(entry->path());
 }
 
-/// Names in /dev/shm of files of MPICH and UCX that this user has created or changed since `start`.
+/// Names in /dev/shm of MPICH and UCX files that this user has created or changed since `start`.
 Names files_since(time_t start) {
   Names found;
   for_each_entry(folder, [&](const std::filesystem::path& path) {
@@ -49,7 +49,7 @@ Names files_since(time_t start) {
   return found;
 }
 
-/// Adds the name in /dev/shm that a line of /proc/PID/maps or a link of /proc/PID/fd ends with.
+/// Adds the name in /dev/shm at the end of a line of /proc/PID/maps or of a link of /proc/PID/fd.
 void add_name(Names& names, const std::string& text) {
   if (const size_t at = text.find(folder); at != std::string::npos)
     names.insert(text.substr(at + std::strlen(folder)));
@@ -75,9 +75,9 @@ bool has_ended(pid_t process) {
   return state == 0 || state == 'Z';
 }
 
-/// The other ranks of this host end at about the same time, the launcher after them: files are
-/// looked at again until then. They are listed before processes are: who has just created one still
-/// has it.
+/// The other ranks of this host end at about the same time and the launcher after them, so files
+/// are checked repeatedly until the launcher has ended. Files are listed before processes, because
+/// the creator of a new file still uses it.
 void remove_unused_files(time_t start, pid_t launcher) {
   for (int round = 0; round < rounds; ++round) {
     const bool last_ended = has_ended(launcher);
@@ -99,7 +99,7 @@ void rename_process(int argc, char** argv) {
 }
 
 [[noreturn]] void guard(int pipe, pid_t launcher) {
-  const time_t start = time(nullptr) - 1;  // the clock of files lags behind
+  const time_t start = time(nullptr) - 1;  // file timestamps lag behind the clock
   setsid();
   for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGUSR1}) std::signal(signal, SIG_IGN);
   const int nothing = open("/dev/null", O_RDWR);
@@ -122,14 +122,14 @@ void guard_shared_memory(int argc, char** argv) {
   const pid_t launcher = getppid();
   const pid_t child = fork();
   if (child == 0) {
-    // Forked twice: nobody who looks at the children of a supervisor takes it for a rank.
+    // Forks twice, so that the guard is no child of the supervisor and is not taken for a rank.
     rename_process(argc, argv);
     close(ends[1]);
     if (fork() == 0) guard(ends[0], launcher);
     _exit(0);
   }
   if (child > 0) waitpid(child, nullptr, 0);
-  close(ends[0]);  // the other end stays open as long as a rank or its supervisor lives
+  close(ends[0]);  // the other end stays open while a rank or its supervisor lives
 }
 
 }  // namespace gyre

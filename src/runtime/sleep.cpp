@@ -9,7 +9,7 @@
 namespace gyre {
 namespace {
 
-/// Timers of this thread end when they are due.
+/// Makes timers of this thread expire without slack.
 bool make_timers_exact() {
   constexpr unsigned long slack_ns = 1;  // 0 is the default of 50 us
   return prctl(PR_SET_TIMERSLACK, slack_ns, 0UL, 0UL, 0UL) == 0;

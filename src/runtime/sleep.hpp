@@ -2,9 +2,9 @@
 
 namespace gyre {
 
-/// Sleeps until `time` on the clock of monotonic_seconds(); does nothing when it has passed. By
-/// default Linux lets a sleep end up to 50 us late, so that timers coincide; from the first call
-/// on it no longer does so for the calling thread.
+/// Sleeps until `time` on the clock of monotonic_seconds(); returns at once if it has passed. By
+/// default, Linux may end a sleep up to 50 us late to coalesce timers; the first call disables this
+/// for the calling thread.
 void sleep_until(double time);
 
 }  // namespace gyre

@@ -29,8 +29,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Written by a rank, read by its supervisor, which also reads it when the rank is dead: every text
-/// ends with a zero byte at all times.
+/// Written by a rank and read by its supervisor, even after the rank has died: every text must end
+/// with a zero byte at all times.
 struct RankState {
   std::atomic<RankPhase> phase;
   std::atomic<double> timeout_seconds;
@@ -65,7 +65,7 @@ const char* rank_name() {
   return rank != nullptr ? rank : "?";
 }
 
-/// As Hydra or Slurm number the ranks of a host; without a number, each is the first.
+/// Whether this is rank 0 of its host, as numbered by Hydra or Slurm; without a number, true.
 bool first_of_host() {
   for (const char* name : {"MPI_LOCALRANKID", "SLURM_LOCALID"})
     if (const char* number = std::getenv(name)) return std::atoi(number) == 0;
@@ -77,8 +77,8 @@ void say(const std::string& what) {
                                host_name(), static_cast<int>(worker), what, shared->doing));
 }
 
-/// Ends all ranks; this supervisor's own when the launcher does not. Others may have something to
-/// say, too.
+/// Ends all ranks, or only this supervisor's rank if the launcher does not respond. Waits first, so
+/// that others can report.
 [[noreturn]] void end_run(ExitCode code) {
   usleep(200'000);
   wait_for_launcher_to_read();
@@ -87,15 +87,15 @@ void say(const std::string& what) {
   _exit(static_cast<int>(code));
 }
 
-/// Supervisors notice the same hang moments apart; each names its own rank before the first ends
-/// all.
+/// Supervisors detect the same hang moments apart; the delay lets each name its rank before the
+/// first ends all.
 [[noreturn]] void end_after_reports(ExitCode code) {
   usleep(1500000);
   end_run(code);
 }
 
-/// Ends the run when the rank has been stopped for too long, or in MPI_Init or MPI_Finalize. Only
-/// time is counted in which this process ran: a suspended job is no hang.
+/// Ends the run if the rank has been stopped, or in MPI_Init or MPI_Finalize, for too long. Counts
+/// only time in which this process ran: a suspended job is no hang.
 class Patience {
  public:
   void check() {
@@ -113,7 +113,7 @@ class Patience {
     }
     const double limit = shared->timeout_seconds;
     if (limit <= 0) return;
-    // Of a rank that runs, the others report more: they come first.
+    // The watchdogs of running ranks report more about a stopped rank, so they go first.
     if (stopped_ > limit + 2) {
       say(fmt::format("has been stopped for {:.3g} s", stopped_));
       end_after_reports(ExitCode::timeout);
@@ -134,17 +134,17 @@ class Patience {
 
 constexpr int forwarded_signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT};
 
-/// MPI gave up on this rank, for a reason that it has printed, or because another rank has died:
-/// that one's supervisor comes first.
+/// Ends the run after MPI has aborted this rank, for a reason that MPI has printed, or because
+/// another rank has died; that rank's supervisor reports first.
 [[noreturn]] void end_aborted_run() {
   usleep(300'000);
   end_run(ExitCode::runtime);
 }
 
-/// `before`: the signals that were blocked before the fork.
+/// `before`: signals that were blocked before the fork.
 [[noreturn]] void supervise(const sigset_t& before, LauncherRelay& relay) {
   for (const int signal : forwarded_signals) std::signal(signal, forward);
-  std::signal(SIGCHLD, [](int) {});  // ends a pause
+  std::signal(SIGCHLD, [](int) {});  // interrupts a pause
   sigset_t blocked = before;
   sigaddset(&blocked, SIGCHLD);
   sigprocmask(SIG_SETMASK, &blocked, nullptr);
@@ -160,13 +160,13 @@ constexpr int forwarded_signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, 
   const int signal = WTERMSIG(status);
   say(fmt::format("was killed by signal {} ({}){}", signal, strsignal(signal),
                   signal == SIGKILL ? "; out of memory?" : ""));
-  // The other ranks notice within half a second, report and end the run, unless they cannot.
+  // The other ranks notice within half a second, report and end the run, if they can.
   if (shared->phase == RankPhase::running) sleep(5);
   end_run(ExitCode::runtime);
 }
 
-/// The value of the option that says how long one wait may last. It counts from the start, before
-/// options can be read in order; where it is given otherwise, or wrongly, the default counts.
+/// Value of the timeout option. It is needed from the start, before the options are parsed; if it
+/// is given in another way or is invalid, the default applies.
 double timeout_of(int argc, char** argv) {
   double seconds = default_timeout_seconds;
   const size_t length = std::strlen(timeout_option);
@@ -180,10 +180,10 @@ double timeout_of(int argc, char** argv) {
   return seconds;
 }
 
-/// In the rank, when its supervisor has died: only calls that are safe in a signal handler.
+/// Runs in the rank when its supervisor has died; only calls that are safe in a signal handler.
 void on_supervisor_death(int) {
-  // At once: Hydra ends the run with exit code 9 when it sees the dead supervisor, and it looks
-  // when anything happens. Both messages together reach it before.
+  // Reports at once: Hydra ends the run with exit code 9 when it sees the dead supervisor, and it
+  // checks on every event. Both messages together reach it first.
   char line[512] = "";
   const char* parts[] = {shared->program, ": rank ", rank_name(), ": its supervisor has died; ",
                          shared->doing,   "\n"};
@@ -198,7 +198,7 @@ void on_supervisor_death(int) {
                 std::strerror(errno));
 }
 
-/// In the rank: it ends when its supervisor does.
+/// Makes the rank end when its supervisor dies; runs in the rank.
 void watch_supervisor(pid_t parent) {
   supervisor = parent;
   std::signal(SIGRTMIN, on_supervisor_death);
@@ -217,7 +217,7 @@ void start_supervised(std::string_view program, int argc, char** argv) {
   copy_text(shared->program, program);
   tell_supervisor("start-up", "MPI_Init");
   LauncherRelay relay;
-  // Until the supervisor is ready to wait for the child's end and to forward what comes.
+  // Blocks signals until the supervisor is ready to wait for the child and to forward signals.
   sigset_t held, before;
   sigemptyset(&held);
   sigaddset(&held, SIGCHLD);
@@ -261,9 +261,9 @@ char process_state(int64_t pid) {
   std::ifstream stat(fmt::format("/proc/{}/stat", pid));
   std::string line;
   if (!std::getline(stat,
-                    line))  // without /proc, or a descriptor to open it, the kernel still knows
+                    line))  // without /proc, or without a free descriptor, asks the kernel
     return kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM ? 'R' : '\0';
-  const size_t end = line.rfind(')');  // of the program's name; then " S 123 ..."
+  const size_t end = line.rfind(')');  // of the program's name; " S 123 ..." follows
   return end == std::string::npos || end + 2 >= line.size() ? '\0' : line[end + 2];
 }
 

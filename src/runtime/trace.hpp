@@ -12,13 +12,13 @@ namespace gyre {
 
 enum class TraceLane { compute, communication };
 
-/// What the time of a span goes to; messages are on the communication lane, the others on that of
-/// computing.
+/// Use of a span's time. Messages are on the communication lane, all other kinds on the compute
+/// lane.
 enum class SpanKind {
   compute,
   pass,     ///< one pass over arrays: clears, deltas, sinks
-  copy,     ///< made for messages
-  wait,     ///< for messages
+  copy,     ///< copying for messages
+  wait,     ///< waiting for messages
   message,  ///< from the posting of a transfer to its end
 };
 constexpr const char* name_of(SpanKind kind) {
@@ -37,7 +37,7 @@ constexpr const char* name_of(SpanKind kind) {
   return "message";
 }
 
-/// What a transfer sends to a peer, or receives from it.
+/// Peer and bytes of a message in a transfer.
 struct TraceMessage {
   int peer = 0;
   int64_t bytes = 0;
@@ -48,16 +48,16 @@ struct TraceSpan {
   std::string name;
   double begin = 0, end = 0;  ///< seconds on this rank's monotonic clock
   SpanKind kind = SpanKind::compute;
-  int step = -1;                                       ///< index into a list of steps; -1: of none
-  std::string direction = {};                          ///< whose list: "fwd", "bwd"
-  std::vector<TraceMessage> sent = {}, received = {};  ///< of a transfer, one for each peer
+  int step = -1;                                       ///< index into a list of steps; -1 if none
+  std::string direction = {};                          ///< the list of `step`: "fwd", "bwd"
+  std::vector<TraceMessage> sent = {}, received = {};  ///< for a transfer: one per peer
 };
 
 class Trace {
  public:
   static double now() { return monotonic_seconds(); }
   void add(TraceSpan span) { spans_.push_back(std::move(span)); }
-  /// In the order in which they were added: for transfers, that of their posting.
+  /// Spans in order of add(); for transfers, in order of posting.
   const std::vector<TraceSpan>& spans() const { return spans_; }
   void clear() { spans_.clear(); }
 

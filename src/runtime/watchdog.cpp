@@ -52,11 +52,11 @@ std::atomic<int> caught_signal{0};
 thread_local bool is_watchdog = false;
 void (*end_all_ranks)(int code) = nullptr;
 
-/// SIGTERM: the launcher or the scheduler ends the run. SIGUSR1: MPICH's launcher reports that a
-/// rank has died (under -disable-auto-cleanup; otherwise it kills all ranks at once). SIGABRT: a
-/// library gave up, as UCX does when a peer has died. The watchdog thread reports the reason and
-/// ends the process; an aborting thread must not return. Nobody watches the watchdog thread: when
-/// it aborts itself, the process ends here.
+/// SIGTERM: the launcher or the scheduler ends the run. SIGUSR1: MPICH's launcher reports a dead
+/// rank (under -disable-auto-cleanup; otherwise it kills all ranks at once). SIGABRT: a library
+/// gave up, as UCX does when a peer has died. The watchdog thread reports the reason and ends the
+/// process; an aborting thread must not return. If the watchdog thread itself aborts, the process
+/// ends here.
 void on_signal(int signal) {
   caught_signal = signal;
   if (signal != SIGABRT) return;
@@ -99,13 +99,13 @@ std::string report(const State& s, const Wait& wait, const std::string& headline
   return text + (any ? "\n" : " none\n");
 }
 
-/// What the supervisor says when this process is dead. Under the lock.
+/// Publishes the text that the supervisor reports if this process dies. Requires the lock.
 void publish(const State& s) {
   tell_supervisor(s.step, s.waits.empty() ? std::string_view() : s.waits.back().what);
 }
 
-/// Ranks detect the same hang moments apart, and a launcher kills the others as soon as one has
-/// ended. The pause gives them time to report, too.
+/// Ranks detect the same hang moments apart, and a launcher kills the others when one has ended.
+/// The pause gives them time to report too.
 void end_process(const std::string& text, ExitCode code) {
   write_diagnostic(text);
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
@@ -134,7 +134,7 @@ void end_after_signal(State& s, std::unique_lock<std::mutex>& lock, int signal) 
   end_process(text, ExitCode::runtime);
 }
 
-/// True if the report of a signal should wait for the next inspection: when a peer dies, its memory
+/// Whether the report of a signal should wait for the next inspection. When a peer dies, its memory
 /// vanishes a moment before its process does, and a library may abort in between.
 bool look_again(State& s, int signal) {
   if (!s.signalled) s.signalled = Clock::now();
@@ -142,7 +142,7 @@ bool look_again(State& s, int signal) {
          Clock::now() - *s.signalled < std::chrono::seconds(1);
 }
 
-/// A library that gave up is never ignored.
+/// Whether to ignore a signal; an abort of a library is never ignored.
 bool ignored(const State& s, int signal) {
   return s.finishing && signal != SIGABRT;
 }
@@ -172,7 +172,7 @@ void inspect(State& s, std::unique_lock<std::mutex>& lock) {
   }
 }
 
-/// A child that is forked while another thread holds the lock would wait for it for ever.
+/// Prevents a deadlock in a child that is forked while another thread holds the lock.
 void hold_lock_across_forks() {
   static const int result = pthread_atfork(
       [] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });

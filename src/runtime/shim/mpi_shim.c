@@ -1,18 +1,18 @@
 /* Three UCX entry points that MPICH 4.0 calls, overridden in the executable.
  *
- * ucp_worker_progress: MPICH's blocking calls poll it without ever giving the core away, so that
- * with more ranks than cores an 8-byte all-reduce takes tens of milliseconds. Yielding when a poll
- * finds nothing brings it back to microseconds and costs nothing when every rank has its own core.
- * It also serves the MPI calls inside HDF5 and MPI-IO, which this suite cannot reach otherwise.
+ * ucp_worker_progress: MPICH's blocking calls poll it without yielding the core, so that with more
+ * ranks than cores an 8-byte all-reduce takes tens of milliseconds. Yielding after a poll without
+ * events reduces this to microseconds and costs nothing when every rank has its own core. It also
+ * covers the MPI calls inside HDF5 and MPI-IO, which this suite cannot change otherwise.
  *
- * ucp_disconnect_nb: over TCP with three or more ranks MPI_Finalize of MPICH 4.0 can wait for ever
- * for a flush of a peer that no longer progresses (fixed upstream in 2023). Answering "done" is
- * safe after the barrier with which MpiEnvironment precedes MPI_Finalize.
+ * ucp_disconnect_nb: over TCP with three or more ranks, MPI_Finalize of MPICH 4.0 can wait for ever
+ * for a flush of a peer that no longer progresses (fixed upstream in 2023). Returning "done" is
+ * safe after MpiEnvironment's barrier before MPI_Finalize.
  *
- * ucp_ep_create: its handles are remembered. Each can say which transports it uses, which UCX tells
- * nobody else.
+ * ucp_ep_create: its handles are recorded, because UCX reports the transports in use only for a
+ * handle.
  *
- * With an MPI that does not use UCX none of them is ever called. */
+ * An MPI library without UCX calls none of them. */
 #define _GNU_SOURCE
 #include "runtime/shim/mpi_shim.h"
 
@@ -45,7 +45,7 @@ int ucp_ep_create(void* worker, const void* parameters, void** endpoint) {
   if ((endpoint_count & (endpoint_count - 1)) == 0) { /* full: 1, 2, 4, 8, ... */
     size_t room = endpoint_count == 0 ? 1 : 2 * (size_t)endpoint_count;
     void** more = realloc(all_endpoints, room * sizeof(void*));
-    if (more == NULL) return status; /* one that is not remembered is no error */
+    if (more == NULL) return status; /* an unrecorded endpoint is no error */
     all_endpoints = more;
   }
   all_endpoints[endpoint_count++] = *endpoint;

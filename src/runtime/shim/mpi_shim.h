@@ -1,4 +1,4 @@
-/* What the shim knows about MPICH's use of UCX. */
+/* MPICH's UCX endpoints, as recorded by the shim. */
 #ifndef GYRE_MPI_SHIM_H
 #define GYRE_MPI_SHIM_H
 
@@ -6,9 +6,9 @@
 extern "C" {
 #endif
 
-/* The number of endpoints that MPICH has made, and through `endpoints` (which may be NULL) the list
- * of them: UCX's handles, in the order in which they were made. MPICH 4 makes one for each rank of
- * the world, in order of rank, when it starts. 0 with an MPI that does not use UCX. */
+/* Returns the number of endpoints that MPICH has created; `endpoints` (may be NULL) receives their
+ * UCX handles in order of creation. MPICH 4 creates one per rank of the world, in rank order, at
+ * start-up. Returns 0 if MPI does not use UCX. */
 int gyre_ucx_endpoints(void* const** endpoints);
 
 #ifdef __cplusplus
