@@ -14,7 +14,7 @@
 // Differences: padded columns are excluded, logits of -inf contribute nothing, ties are ordered as
 // in reference.hpp, shards and rows need not divide evenly, and the memory of temporaries is kept
 // from call to call, as on a device with a caching allocator. Their sort works on 256 rows at once,
-// ours row by row, in cache. Passes run at the speed of memory (upstream_passes.hpp).
+// ours row by row, in cache. Passes run at memory bandwidth (upstream_passes.hpp).
 //
 // Gradients are made in f32 and then cast to the type of the output, which may be the logits'
 // memory. Arguments are those of the classes that these are compared with, which check them. All

@@ -1,5 +1,5 @@
 #pragma once
-// What the files of upstream.hpp share.
+// Definitions shared by the files of upstream.hpp.
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #pragma once
 // Element-wise and row-wise operations over a whole matrix, as an eager framework runs them. Each
-// call reads its operands from memory and writes its result to memory, at the speed of memory:
+// call reads its operands from memory and writes its result to memory, at memory bandwidth:
 // vectorised with run-time dispatch, rows shared among threads.
 //
 // Comments give bytes per element as read + written; elements are f32 unless said otherwise.

@@ -16,8 +16,8 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// A sort key of an element: its value in the upper half, as an integer in the order of f32, and
-/// its position in the lower half. NaN is the largest value; both zeros are equal.
+/// Sort key of an element. The upper half holds its value as an integer in the order of f32, the
+/// lower half its position. NaN is the largest value; both zeros are equal.
 using Item = uint64_t;
 
 uint32_t key_of(float x) {
@@ -57,7 +57,7 @@ void sort_by_value(std::span<Item> items, std::span<Item> spare) {
   }
 }
 
-/// Calls body(row, thread) for all rows; a column takes about `nanoseconds`.
+/// Calls body(row, thread) for all rows; one element costs about `nanoseconds`.
 template <class Body>
 void for_each_row(int threads, MatrixView<const float> z, double nanoseconds, Body body) {
   for_each_part(threads, z.rows, nanoseconds * static_cast<double>(z.cols) + 10,
@@ -66,7 +66,7 @@ void for_each_row(int threads, MatrixView<const float> z, double nanoseconds, Bo
                 });
 }
 
-/// Arrays of one thread, one row each.
+/// Row-sized arrays of one thread.
 struct FilterScratch {
   Buffer<Item> items, spare;
   Buffer<float> exponentials;
@@ -75,7 +75,7 @@ struct FilterScratch {
       : items(columns), spare(columns), exponentials(columns), cumulative(columns) {}
 };
 
-/// Marks the survivors of top_k alone: elements not below the k-th largest.
+/// Marks the survivors of top_k alone: elements that are at least the k-th largest.
 void keep_largest(std::span<Item> items, int64_t k, std::span<uint8_t> kept) {
   const auto kth = items.begin() + (std::ssize(items) - k);
   std::nth_element(items.begin(), kth, items.end());

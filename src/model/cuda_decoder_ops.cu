@@ -1,4 +1,4 @@
-// One block a row: rows of a decoder are a few thousand elements long, and there are thousands.
+// One block per row: a decoder has thousands of rows of a few thousand elements.
 
 #include <vector>
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int threads = 256;
 
-/// A row-major matrix, of which each block has one row.
+/// A row-major matrix; block b works on row b.
 struct Rows {
   float* data;
   int64_t stride, cols;
@@ -33,7 +33,7 @@ ConstRows rows_of(MatrixView<const float> x) {
   return {x.data, x.stride, x.cols};
 }
 
-/// The sum over all threads of the block, the same bits in each of them; `threads` of them.
+/// Sum over the `threads` threads of the block; every thread gets the same bits.
 __device__ float block_sum(float x) {
   constexpr int warps = threads / warp_lanes;
   __shared__ float sums[warps];
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(threads)
   }
   const float scale = rms_scale(block_sum(squares), x.cols, eps);
   float* to = h.mine();
-  // A thread reads what it wrote itself.
+  // Each thread reads only what it wrote itself, so no barrier is needed.
   for (int64_t c = threadIdx.x; c < x.cols; c += threads) to[c] = mine[c] * scale * weight[c];
 }
 
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(threads) silu_multiply_kernel(Rows gate, Const
   for (int64_t c = threadIdx.x; c < gate.cols; c += threads) to[c] = silu_product(to[c], from[c]);
 }
 
-/// Rotates the pairs (i, i + half) of all heads of a row.
+/// Rotates the pairs (i, i + half) of all heads of one row.
 __device__ void rotate(float* row, int64_t pairs, int64_t half, const Rotation* rotations) {
   for (int64_t e = threadIdx.x; e < pairs; e += threads) {
     const int64_t pair = e % half;
@@ -159,7 +159,7 @@ class CudaDecoderOps final : public DecoderOps {
                cols);
   }
 
-  /// Kernels that still read what was there before come first in the stream.
+  /// Work submitted earlier to the stream still reads the old contents and runs first.
   void upload(std::span<const int32_t> from, Buffer<int32_t>& to) {
     if (to.size() < std::ssize(from)) {
       stream_.synchronize();
@@ -168,7 +168,7 @@ class CudaDecoderOps final : public DecoderOps {
     stream_.copy(to.data(), from.data(), from.size_bytes());
   }
 
-  /// Keeps those of the last call if they fit.
+  /// Keeps the table of the previous call if the arguments are the same.
   void prepare_turns(int64_t head_dim, double theta) {
     if (head_dim == head_dim_ && theta == theta_) return;
     stream_.synchronize();

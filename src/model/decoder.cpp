@@ -14,13 +14,13 @@ namespace gyre {
 
 namespace {
 
-/// The times of phases, from marks in the stream.
+/// Durations of phases, from marks in the stream.
 class Phases {
  public:
   using Phase = double DecoderTimes::*;
 
   explicit Phases(Stream& stream) : stream_(stream) { end(nullptr); }
-  /// Ends a phase that began with the last call; null: its time is counted elsewhere.
+  /// Ends the phase that began at the previous call; null: its time is counted elsewhere.
   void end(Phase phase) { marks_.push_back({stream_.mark(), phase}); }
   /// The stream must be synchronised.
   void add_to(DecoderTimes& times) const {
@@ -40,8 +40,7 @@ class Phases {
 
 }  // namespace
 
-/// Activations of one forward pass over `n` slots. What the scores are made of has a row for each
-/// target.
+/// Activations of one forward pass over `n` slots; h and logits have one row per target.
 struct Decoder::Workspace {
   Workspace(int64_t n, const ModelConfig& c, int tp, const LocalBatch& b,
             AttentionExecutor& executor, std::span<LogprobEntropy> scores, Stream& stream)
@@ -53,7 +52,7 @@ struct Decoder::Workspace {
       memory_.emplace_back((scored ? targets() : n) * width, stream.space());
       at(a) = memory_.back().matrix(a == Activation::logits ? targets() : n, width);
     }
-    // The executor's own arrays.
+    // These arrays belong to the executor.
     at(Activation::q) = executor.matrix(ArrayKind::q).as<float>();
     at(Activation::k) = executor.keys().as<float>();
     at(Activation::v) = executor.values().as<float>();
@@ -69,7 +68,7 @@ struct Decoder::Workspace {
   const LocalBatch& batch;
   AttentionExecutor& attention;
   std::span<LogprobEntropy> out;
-  bool added = false;  // partial, to x, before the norm that would
+  bool added = false;  // `partial` has already been added to x; the next norm must not add it again
   Phases phases;
   std::vector<WorkPtr> works;  // communications that the host has not yet waited for
   DecoderTimes times;
@@ -93,13 +92,13 @@ void move_to(Stream& stream, Buffer<float>& buffer) {
   buffer = std::move(moved);
 }
 
-/// For errors and the watchdog.
+/// Name of a layer for errors and the watchdog.
 std::string name_of_layer(int64_t layer, const ModelConfig& config) {
   if (layer == 0) return "embedding";
   return layer > config.num_hidden_layers ? "log-probabilities" : fmt::format("layer {}", layer);
 }
 
-/// A communicator of host memory over that of a device's stream; none on the host.
+/// Host-memory communicator that stages through a device's stream; null on the host.
 std::unique_ptr<Communicator> host_staging_of(Communicator& comm, Stream& stream) {
   if (stream.space() == MemorySpace::host) return nullptr;
   return make_host_staging_communicator(comm, stream);

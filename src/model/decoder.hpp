@@ -4,10 +4,10 @@
 //     for (step : decoder_steps(config)) do it to the slots of this rank
 //
 // Context parallelism splits tokens: every rank runs its own slots, and only attention
-// communicates, by the plan. Tensor parallelism (Shoeybi et al., arXiv 1909.08053) splits heads,
-// intermediate columns and vocabulary: wq, wk, wv, w_gate, w_up and head by columns, wo and w_down
-// by rows, embed by rows. Partial sums meet in one all-reduce after embed, wo and w_down; x is the
-// same on all ranks of a tensor-parallel group. Example, tp = 2, 8 heads over 4 KV heads:
+// communicates, as its plan says. Tensor parallelism (Shoeybi et al., arXiv 1909.08053) splits
+// heads, intermediate columns and vocabulary: wq, wk, wv, w_gate, w_up and head by columns, wo,
+// w_down and embed by rows. All-reduces after embed, wo and w_down sum the parts; x is the same on
+// all ranks of a tensor-parallel group. Example, tp = 2, 8 heads over 4 KV heads:
 //
 //     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)
 //     rank 1: heads 4-7, KV heads 2-3, vocabulary [V/2, V)
@@ -36,8 +36,8 @@ namespace gyre {
 using WeightReader = std::function<Buffer<float>(const std::string& name, int64_t row, int64_t rows,
                                                  int64_t column, int64_t columns)>;
 
-/// One tensor-parallel rank's part of the weights, all row-major [in, out]; host memory, or device
-/// memory after move_to.
+/// One tensor-parallel rank's part of the weights, all row-major [in, out]; in host memory, or in
+/// device memory after move_to.
 struct DecoderWeights {
   struct Layer {
     Buffer<float> attn_norm, wq, wk, wv, wo, mlp_norm, w_gate, w_up, w_down;
@@ -47,13 +47,13 @@ struct DecoderWeights {
   Buffer<float> final_norm;  ///< [hidden]
   Buffer<float> head;        ///< [hidden, vocab_padded / tp]
 
-  /// `layer` from 1 on; any for the weights that no layer has.
+  /// `layer` counts from 1; it is ignored for weights outside the layers.
   const Buffer<float>& of(Weight weight, int64_t layer) const;
-  /// Copies all of them to the stream's space, unless they are there.
+  /// Copies all weights to the stream's memory space unless they are there already.
   void move_to(Stream& stream);
 };
 
-/// Adds to `errors` whatever keeps `config` from being split over `tp` ranks.
+/// Adds one error to `errors` for each reason why `config` cannot be split over `tp` ranks.
 void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors);
 /// The tensor-parallel sizes up to `ranks` that the model's head counts, intermediate size and
 /// vocabulary admit.
@@ -62,24 +62,24 @@ std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks);
 DecoderWeights load_weights(const ModelConfig& config, int tp, int tp_rank,
                             const WeightReader& read);
 
-/// Heads of one tensor-parallel rank: what its attention is planned for. `tp` must be allowed.
+/// Head counts of one tensor-parallel rank, for its attention plan. `tp` must be allowed.
 HeadShape local_heads(const ModelConfig& config, int tp);
 /// Element types of the decoder's attention: f32 throughout.
 inline constexpr ElementTypes attention_types = {};
 
-/// Where the time of a forward pass went, seconds on this rank.
+/// Time of a forward pass by phase, in seconds on this rank.
 struct DecoderTimes {
   double linear = 0;                       ///< matrix products, norms, activations
-  double attention = 0;                    ///< block kernel, and packing of what travels
+  double attention = 0;                    ///< block kernel, and packing of messages
   double logprobs = 0;                     ///< row statistics and merge
-  double attention_wait = 0, tp_wait = 0;  ///< communication that nothing hides
+  double attention_wait = 0, tp_wait = 0;  ///< communication that is not overlapped
   DecoderTimes& operator+=(const DecoderTimes& other);
   double exposed() const { return attention_wait + tp_wait; }
   double total() const { return linear + attention + logprobs + exposed(); }
 };
 
 /// Called with the residual stream x [slots, hidden], or a copy of it in host memory: index 0 after
-/// the embedding, l after layer l.
+/// the embedding, index l after layer l.
 using HiddenObserver = std::function<void(int64_t index, MatrixView<const float> x)>;
 
 /// The score of one prediction.
@@ -90,15 +90,15 @@ struct LogprobEntropy {
 
 class Decoder {
  public:
-  /// `weights` are host memory. The grid's communicators are of the stream's space, and `kernel`
-  /// works there. Collective over the tp group.
+  /// `weights` are in host memory. The grid's communicators and `kernel` work in the stream's
+  /// memory space. Collective over the tp group.
   Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid& grid, BlockKernel& kernel,
           Stream& stream);
   ~Decoder();
 
-  /// Scores the targets of `batch`: out [targets] (slots without a target get logprob 0; padding
-  /// holds no meaning). `plan` is this rank's plan for the batch's layout and
-  /// local_heads; only its forward steps are used. Everything is done at return. Collective over
+  /// Scores the targets of `batch`: out [targets] (slots without a target get logprob 0; the scores
+  /// of padding have no meaning). `plan` is this rank's plan for the batch's layout and
+  /// local_heads; only its forward steps are used. All work is complete at return. Collective over
   /// the cp and tp groups.
   DecoderTimes forward(const LocalBatch& batch, const RankPlan& plan, std::span<LogprobEntropy> out,
                        const HiddenObserver& observe = {});
@@ -123,9 +123,9 @@ class Decoder {
   Stream& stream_;
   std::unique_ptr<DecoderOps> ops_;
   std::vector<DecoderStep> steps_;
-  HeadShape heads_;  // of this rank
+  HeadShape heads_;  // heads of this rank
   AttentionWorkspace attention_memory_;
-  // For the scores of a device; null on the host, where the grid and the CPU kernels serve.
+  // Used for scores on a device; null on the host, which uses the grid and the CPU kernels.
   std::unique_ptr<Communicator> host_tp_;
   std::unique_ptr<RowKernels> row_kernels_;
   VocabScores scores_;

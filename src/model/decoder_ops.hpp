@@ -1,5 +1,5 @@
 #pragma once
-// What a decoder does to rows of activations, on the host and on a device.
+// Operations of a decoder on rows of activations, on the host and on a device.
 //
 //     embed           x <- rows of the embedding, those of this rank's part of the vocabulary
 //     add_rms_norm    x <- x + y;  h <- rms_norm(x) · weight       one pass over the row
@@ -7,9 +7,9 @@
 //     rope            q, k rotated in place                        one pass, angles once for all
 //     heads silu_multiply   gate <- silu(gate) · up                      one pass
 //
-// The host's are the functions of elementwise.hpp and gemm.hpp; a device's are cuda_decoder_ops.cu
-// and cuda_gemm.hpp. Limit of all but linear: bytes over the memory bandwidth; for each element of
-// a row add_rms_norm moves 16 bytes (12 without y), rope 8, silu_multiply 12, embed 8.
+// The host uses elementwise.hpp and gemm.hpp; a device uses cuda_decoder_ops.cu and cuda_gemm.hpp.
+// All but linear are bound by memory bandwidth. Bytes moved per element of a row: add_rms_norm 16
+// (12 without y), rope 8, silu_multiply 12, embed 8.
 
 #include <cstdint>
 #include <memory>
@@ -20,17 +20,17 @@
 
 namespace gyre {
 
-/// Matrices, and weights of norms, are in the space of the stream that the operations were made
+/// Matrices and norm weights are in the memory space of the stream that the operations were made
 /// for. All operations are submitted to that stream, in order.
 class DecoderOps {
  public:
   virtual ~DecoderOps() = default;
 
-  /// The tokens [slots] and positions [slots] for the operations that follow: host memory, which
-  /// must stay unchanged until the stream is synchronised.
+  /// Sets tokens [slots] and positions [slots] for the operations that follow. Both are in host
+  /// memory and must stay unchanged until the stream is synchronised.
   virtual void set_slots(std::span<const int32_t> tokens, std::span<const int32_t> positions) = 0;
 
-  /// out [slots, hidden] <- rows `token - first` of table [rows, hidden], 0 for tokens outside.
+  /// out [slots, hidden] <- rows `token - first` of table [rows, hidden]; 0 for tokens outside.
   virtual void embed(MatrixView<const float> table, int64_t first, MatrixView<float> out) = 0;
   /// x += y, unless y is empty (data == nullptr); h_i = x_i / sqrt(mean(x²) + eps) · weight. All
   /// [slots, hidden], weight [hidden].
@@ -41,14 +41,14 @@ class DecoderOps {
   /// y [slots, n] <- x [slots, k] · w [k, n]
   virtual void linear(MatrixView<const float> x, MatrixView<const float> w,
                       MatrixView<float> y) = 0;
-  /// Rotary embedding of q [slots, heads · head_dim] and k [slots, kv_heads · head_dim] in place,
-  /// by the positions of the slots: see apply_rope.
+  /// Rotates q [slots, heads · head_dim] and k [slots, kv_heads · head_dim] in place by the
+  /// positions of the slots; see apply_rope.
   virtual void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim, double theta) = 0;
   /// gate <- silu(gate) · up, both [slots, columns].
   virtual void silu_multiply(MatrixView<float> gate, MatrixView<const float> up) = 0;
 };
 
-/// Those of the stream's space. The stream must outlive them.
+/// Operations for the stream's memory space. The stream must outlive them.
 std::unique_ptr<DecoderOps> make_decoder_ops(Stream& stream);
 
 }  // namespace gyre

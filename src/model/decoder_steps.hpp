@@ -1,7 +1,7 @@
 #pragma once
 // A forward pass of the decoder as data: what one tensor-parallel rank does to its slots, in order.
-// The decoder walks the list, and predictions read it, so that what runs and what is predicted are
-// the same operations of the same shapes.
+// The decoder walks the list and predictions read it, so both use the same operations with the same
+// shapes.
 //
 // Example, one layer:
 //
@@ -16,7 +16,7 @@
 //     SiluMultiply gate <- silu(gate) · up
 //     Linear       partial <- gate · w_down          AllReduce partial
 //     Norm         x += partial,  h <- rms_norm(x) · final_norm
-//     Again        h grows by the rows of slots that predict several tokens
+//     Again        h grows by a copy of the row of each slot that predicts several tokens
 //     Linear       logits <- h · head
 //     Score        log-probabilities and entropies
 
@@ -29,7 +29,7 @@
 
 namespace gyre {
 
-/// Arrays [slots, width_of()] of a rank.
+/// Arrays of one rank, [slots, width_of()].
 enum class Activation { x, h, partial, q, k, v, out, gate, up, logits };
 inline constexpr size_t activation_kinds = 10;
 
@@ -51,7 +51,7 @@ enum class Weight {
 namespace decoder_step {
 
 struct Embed {};
-/// The sum over the tensor-parallel group, in place.
+/// Sums over the tensor-parallel group, in place.
 struct AllReduce {
   Activation data = Activation::partial;
   const char* what = "";  ///< for traces and errors
@@ -69,8 +69,8 @@ struct Linear {
 struct Rope {};
 struct Attention {};
 struct SiluMultiply {};
-/// Rows of h that are scored more than once (LocalBatch::again) are copied behind it: from here on
-/// h and logits have a row for each prediction.
+/// Appends copies of the rows of h that are scored more than once (LocalBatch::again): from here on
+/// h and logits have one row per prediction.
 struct Again {};
 struct Score {};
 
@@ -82,11 +82,11 @@ using DecoderOperation =
                  decoder_step::SiluMultiply, decoder_step::Again, decoder_step::Score>;
 
 struct DecoderStep {
-  int64_t layer = 0;  ///< 0: the embedding; from 1 on; num_hidden_layers + 1: the scores
+  int64_t layer = 0;  ///< 0: embedding; num_hidden_layers + 1: scores; layers between
   DecoderOperation operation;
 };
 
-/// A pass over all layers.
+/// Steps of one forward pass over all layers.
 std::vector<DecoderStep> decoder_steps(const ModelConfig& config);
 
 /// Columns of an activation on one of `tp` ranks.

@@ -22,7 +22,7 @@ using F = hn::ScalableTag<float>;
 using V = hn::Vec<F>;
 constexpr int64_t most_lanes = HWY_MAX_BYTES / sizeof(float);
 
-/// The first `count` elements, zeros behind them.
+/// Loads the first `count` elements and pads with zeros.
 HWY_INLINE V load_tail(F f, const float* from, int64_t count) {
   HWY_ALIGN float padded[most_lanes] = {};
   std::memcpy(padded, from, static_cast<size_t>(count) * sizeof(float));
@@ -83,8 +83,8 @@ void silu_multiply_row(const float* gate, const float* up, float* out, int64_t c
   const F f;
   const V one = hn::Set(f, 1.0F);
   transform(gate, up, out, count, [&](V g, V u) HWY_ATTR {
-    // With e = exp(-|g|) nothing overflows: 1 / (1 + e^-g) is 1 / (1 + e), or e / (1 + e) for g <
-    // 0.
+    // With e = exp(-|g|) nothing overflows: 1 / (1 + e^-g) is 1 / (1 + e) for g >= 0 and e / (1 +
+    // e) for g < 0.
     const V e = exp_f32(f, hn::Neg(hn::Abs(g)));
     const V numerator = hn::IfThenElse(hn::Lt(g, hn::Zero(f)), e, one);
     return hn::Mul(hn::Mul(g, hn::Div(numerator, hn::Add(one, e))), u);
@@ -95,8 +95,8 @@ void add_row(float* x, const float* y, int64_t count) {
   transform(x, y, x, count, [](V a, V b) HWY_ATTR { return hn::Add(a, b); });
 }
 
-/// cos and sin of a + b from those of a and b, in double, rounded to float. Arrays are padded to
-/// whole vectors.
+/// cos and sin of a + b from those of a and b, computed in double and rounded to float. Arrays are
+/// padded to whole vectors.
 void add_angles(const double* cos_a, const double* sin_a, const double* cos_b, const double* sin_b,
                 int64_t count, float* cos_out, float* sin_out) {
   const hn::ScalableTag<double> d;
@@ -151,12 +151,12 @@ HWY_EXPORT(rotate_row);
 /// and tens of megabytes for long contexts.
 class Angles {
  public:
-  /// Keeps the tables of the last call if they fit.
+  /// Keeps the tables of the previous call if the arguments are the same.
   void prepare(int64_t head_dim, double theta) {
     if (head_dim == head_dim_ && theta == theta_) return;
     head_dim_ = head_dim;
     theta_ = theta;
-    constexpr int64_t widest_vector = 8;  // doubles, of any target (HWY_MAX_BYTES is that of one)
+    constexpr int64_t widest_vector = 8;  // doubles of any target (HWY_MAX_BYTES: one)
     stride_ = round_up(head_dim / 2, widest_vector);
     low_ = {};
     high_ = {};
@@ -165,7 +165,7 @@ class Angles {
     row_sin_.assign(static_cast<size_t>(stride_), 0.0F);
   }
 
-  /// Sets row_cos() and row_sin() to those of `position`.
+  /// Sets row_cos() and row_sin() to the values at `position`.
   void move_to(int64_t position) {
     const int64_t high = position / steps, low = position % steps;
     while (high_.rows <= high) append(high_, high_.rows * steps);

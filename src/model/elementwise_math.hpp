@@ -1,6 +1,6 @@
 #pragma once
-// The arithmetic of the decoder's operations on rows, as kernels use it. The host's own, in
-// vectors, is in elementwise.cpp; both keep to the definitions of elementwise.hpp.
+// Scalar arithmetic of the decoder's row operations, used by kernels. The host's vector version is
+// in elementwise.cpp; both follow the definitions in elementwise.hpp.
 
 #include <cmath>
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace gyre {
 
-/// What a row of x is multiplied with, from its sum of squares: 1 / sqrt(mean(x²) + eps).
+/// Factor for a row of x, from its sum of squares: 1 / sqrt(mean(x²) + eps).
 GYRE_HOST_DEVICE inline float rms_scale(float sum_of_squares, int64_t columns, float eps) {
   return 1.0F / std::sqrt(sum_of_squares / static_cast<float>(columns) + eps);
 }
 
-/// silu(gate) · up. With e = exp(-|g|) nothing overflows: 1 / (1 + e^-g) is 1 / (1 + e), or e / (1
-/// + e) for g < 0.
+/// silu(gate) · up. With e = exp(-|g|) nothing overflows: 1 / (1 + e^-g) is 1 / (1 + e) for g >= 0
+/// and e / (1 + e) for g < 0.
 GYRE_HOST_DEVICE inline float silu_product(float gate, float up) {
   const float e = std::exp(-std::fabs(gate));
   return gate * ((gate < 0 ? e : 1.0F) / (1.0F + e)) * up;
@@ -24,8 +24,7 @@ GYRE_HOST_DEVICE inline float silu_product(float gate, float up) {
 
 inline constexpr double full_turn = 2 * std::numbers::pi;
 
-/// Turns of 2π by which pair `pair` of a head rotates from one position to the next: theta^(-2i /
-/// head_dim) / 2π.
+/// Full turns by which pair `pair` of a head rotates per position: theta^(-2i / head_dim) / 2π.
 inline double rope_turns(int64_t pair, int64_t head_dim, double theta) {
   return std::pow(theta, -2.0 * static_cast<double>(pair) / static_cast<double>(head_dim)) /
          full_turn;
@@ -37,10 +36,10 @@ struct Rotation {
   GYRE_HOST_DEVICE float high(float a, float b) const { return b * cos + a * sin; }
 };
 
-/// The rotation of a pair at a position. An angle p · theta^(-2i / head_dim) in f32 would be wrong
-/// by 2^-24 of itself, 0.008 at position 128 K. So whole turns are taken off in f64, where the
-/// difference is exact, and what is left, at most half a turn, is rounded to f32: an error of 2^-23
-/// whatever the position, for one product in f64 a pair and position.
+/// Rotation of a pair at a position. An angle p · theta^(-2i / head_dim) in f32 has a relative
+/// error of 2^-24, which is 0.008 at position 128 K. So whole turns are subtracted in f64, where
+/// that is exact, and the remainder, at most half a turn, is rounded to f32. The error is 2^-23 at
+/// any position, for one f64 product per pair and position.
 GYRE_HOST_DEVICE inline Rotation rope_rotation(int64_t position, double turns_each) {
   const double turns = static_cast<double>(position) * turns_each;
   const auto angle = static_cast<float>((turns - std::rint(turns)) * full_turn);

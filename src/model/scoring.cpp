@@ -13,7 +13,7 @@
 namespace gyre {
 namespace {
 
-/// One prediction on its way to document order; 16 bytes.
+/// One score with its index in document order; 16 bytes.
 struct Scored {
   int64_t index;
   LogprobEntropy score;

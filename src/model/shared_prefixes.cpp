@@ -7,7 +7,7 @@
 namespace gyre {
 namespace {
 
-/// Rows of one node: tokens at, at + stride, ... of the stream of a tree.
+/// Rows of one node: tokens at, at + stride, ... of the token stream of a tree.
 struct NodeRun {
   int64_t segment;
   std::span<const PrefixNode> tree;

@@ -1,6 +1,6 @@
 #pragma once
-// A bin of trees of documents (packing/prefix_forest.hpp) as a decoder reads it: who sees whom,
-// where tokens stand in their documents, and what each row predicts.
+// A bin of document trees (packing/prefix_forest.hpp) as a decoder reads it: the mask, the
+// positions of tokens in their documents, and what each row predicts.
 
 #include <span>
 #include <vector>
@@ -12,29 +12,29 @@
 
 namespace gyre {
 
-/// The mask of segments that hold these trees: every token sees its node causally, and all of the
-/// nodes above it. A plain causal mask where no tree has a second node.
+/// Mask of segments that hold these trees: every token sees its own node causally and all tokens of
+/// the node's ancestors. Plain causal where every tree has a single node.
 MaskRule mask_of(const PrefixForest& forest, std::span<const int64_t> trees);
 
-/// Rows of one rank and the documents that have them: positions start, start + stride, ... of each
-/// of the documents lie at rows row, row + 1, ...
+/// A run of rows of one rank, with the documents that share it: positions start, start + stride,
+/// ... of each document are at rows row, row + 1, ...
 struct DocumentRun {
   std::span<const int64_t> documents;  ///< at least one
   int64_t start = 0, stride = 1, length = 0;
   int64_t row = 0;
 };
 
-/// The tokens of a shard, by ascending slot, every slot in one run; each run is of one node.
-/// trees[i] is that of segment i. Runs view the forest.
+/// Token runs of a shard, in ascending order of slots; every slot is in one run and each run lies
+/// in one node. trees[i] is the tree of segment i. Runs are views into the forest.
 std::vector<DocumentRun> token_runs(const PrefixForest& forest, std::span<const int64_t> trees,
                                     const Shard& shard);
 
-/// The predictions of a shard: of rows inside a node, each in its slot; and of the last row of a
-/// node the first token of each child, one after the other behind the slots.
+/// Prediction runs of a shard. A row inside a node predicts the next token, in its own slot. The
+/// last row of a node predicts the first token of each child; these predictions follow the slots.
 std::vector<DocumentRun> prediction_runs(const PrefixForest& forest, std::span<const int64_t> trees,
                                          const Shard& shard);
 
-/// One rank's view of the trees; texts[i] are the tokens of the stream of trees[i].
+/// One rank's view of the trees; texts[i] is the token stream of trees[i].
 LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
                             const PrefixForest& forest, std::span<const int64_t> trees,
                             std::span<const std::span<const int32_t>> texts, int rank);
