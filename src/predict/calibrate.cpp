@@ -17,13 +17,13 @@ constexpr std::array<int64_t, 9> measured_sizes = {16, 32, 64, 128, 256, 512, 10
 constexpr std::array<int64_t, 3> diagonal_sizes = {256, 1024, 4096};
 constexpr int64_t measured_heads = 2;
 constexpr int samples_of_a_call = 3;
-constexpr double least_seconds = 1e-3;  // of a sample
+constexpr double least_seconds = 1e-3;  // of one sample
 
 double mean_over_ranks(Communicator& world, double value) {
   return all_reduce_value(world, value, ReduceOp::sum) / world.size();
 }
 
-/// Arrays of the largest rectangle, and the kernel that attends parts of them.
+/// Arrays for the largest rectangle, and the kernel under test, which runs on parts of them.
 class KernelUnderTest {
  public:
   KernelUnderTest(const CalibratedBackend& backend, DType type, int head_dim)
@@ -46,7 +46,7 @@ class KernelUnderTest {
     backend_.stream.synchronize();
   }
 
-  /// Attends once; `progress` is called as a run does.
+  /// Runs the kernel once; `progress` is called as in a real run.
   void attend(Pass pass, const Rectangle& r, const std::function<void()>& progress = {}) {
     if (pass == Pass::forward) {
       ForwardBlock block;
@@ -77,7 +77,7 @@ class KernelUnderTest {
  private:
   MemorySpace space() const { return backend_.stream.space(); }
   int64_t width() const { return measured_heads * head_dim_; }
-  /// Bytes of the largest array of queries, or of several such.
+  /// Bytes of `arrays` arrays with as many queries as the largest rectangle.
   int64_t activations(int64_t arrays) const {
     return arrays * measured_sizes.back() * width() * static_cast<int64_t>(size_of(type_));
   }
@@ -142,7 +142,7 @@ KernelSurface measure_surface(KernelUnderTest& kernel, Pass pass, DType type, in
   for (const int64_t rows : measured_sizes)
     for (const int64_t keys : measured_sizes) {
       const double seconds = kernel.seconds(pass, rectangle_of(rows, keys));
-      // What remains behind the launch, but a third at least of a call that is little more.
+      // The launch time is subtracted, but at least a third of a short call counts as work.
       const double work = std::max(seconds - surface.launch_s, seconds / 3);
       surface.flops_per_s.push_back(flops * static_cast<double>(rows * keys) / work);
     }
@@ -159,8 +159,8 @@ KernelSurface measure_surface(KernelUnderTest& kernel, Pass pass, DType type, in
   return surface;
 }
 
-/// How much longer a kernel takes for each second of a transfer beside it: each rank attends while
-/// it sends to the next and receives from the one before.
+/// Seconds that a kernel loses per second of a concurrent transfer, from 0 to 1. Each rank attends
+/// while it sends to the next rank and receives from the previous one.
 double measure_slowdown(const CalibratedBackend& b) {
   Communicator& world = b.world;
   if (world.size() == 1) return 0;
@@ -196,8 +196,8 @@ double measure_slowdown(const CalibratedBackend& b) {
   return std::clamp((both - alone) / transfer, 0.0, 1.0);
 }
 
-/// A tier from times of messages: the shortest one is the latency, the rest of each its time on
-/// the link.
+/// A tier from message times: the shortest time is the latency, the rest of each time is the time
+/// on the link.
 LinkTier tier_of(const MeasuredLink& link, const std::string& name, int ranks) {
   LinkTier tier;
   tier.name = name;

@@ -1,6 +1,6 @@
 #pragma once
-// Measures what predictions need of the machine at hand: the kernel's rates as surfaces, how much a
-// transfer slows it; the rest is taken from what gyre-info measures anyway.
+// Measures what predictions need to know about this machine: kernel rates as surfaces, and the
+// slowdown by transfers. Everything else comes from the measurements of gyre-info.
 
 #include <functional>
 #include <string>
@@ -13,26 +13,26 @@
 
 namespace gyre {
 
-/// What is measured with: `data` is what programs communicate with, of the memory of `stream`.
+/// What is measured; `data` is the communicator of the programs, in the memory of `stream`.
 struct CalibratedBackend {
-  Communicator& world;  ///< of host memory
+  Communicator& world;  ///< host memory
   Communicator& data;
   Stream& stream;
-  int threads = 1;  ///< of a rank's kernel
+  int threads = 1;  ///< of each rank's kernel
 };
 
-/// The model of the machine: kernels in f32 and bf16 of these head dimensions, all ranks at once,
-/// mean over ranks; what a decoder does beside attention, in f32; links and copies from `measured`,
-/// of all ranks at once. `name`: of the machine. Collective; complete on rank 0. Takes some 2
-/// GFLOP a rank for each element of a head.
+/// Model of this machine. All ranks measure at once: kernels in f32 and bf16 for these head
+/// dimensions (mean over ranks), and the other operations of a decoder in f32. Links and copies
+/// come from `measured`. `name` is the machine's. Collective; complete on rank 0. Costs about 2
+/// GFLOP per rank for each element of a head dimension.
 MachineModel calibrate(const CalibratedBackend& backend, const MeasuredMachine& measured,
                        const std::vector<int>& head_dims, const std::string& name);
 
-/// Seconds of a call while all ranks call: the median of samples of many calls, the mean over
-/// ranks. Collective.
+/// Seconds per call while all ranks call: median over samples of many calls, mean over ranks.
+/// Collective.
 double seconds_of_call(const CalibratedBackend& backend, const std::function<void()>& call);
 
-/// What a decoder does beside attention; see calibrate().
+/// Measures the decoder's operations other than attention; see calibrate().
 DecoderModel calibrate_decoder(const CalibratedBackend& backend);
 
 }  // namespace gyre

@@ -1,4 +1,4 @@
-// What predictions need of a decoder's layers, measured: matrix products, row operations,
+// Measures a decoder's operations for predictions: matrix products, row operations,
 // log-probabilities, all-reduces.
 
 #include <array>
@@ -17,7 +17,7 @@ constexpr std::array<int64_t, 5> measured_slots = {16, 64, 256, 1024, 4096};
 constexpr std::array<int64_t, 6> measured_columns = {32, 64, 128, 256, 512, 1024};
 constexpr std::array<int64_t, 5> measured_bytes = {1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23};
 
-/// Values that no operation turns into denormal or infinite ones.
+/// Ones: no operation turns them into denormal or infinite values.
 Buffer<float> ones(Stream& stream, int64_t count) {
   Buffer<float> host(count), there(count, stream.space());
   std::fill_n(host.data(), count, 1.0F);
@@ -44,7 +44,7 @@ LinearSurface measure_linears(const CalibratedBackend& b, DecoderOps& ops) {
   return surface;
 }
 
-/// Bytes per second of a norm, a rotation and an activation function, one after the other.
+/// Bytes per second of a norm, a rotation and an activation function, run in sequence.
 double measure_elementwise(const CalibratedBackend& b, DecoderOps& ops) {
   constexpr int64_t slots = 1024, columns = 512, head_dim = 64;
   Buffer<float> x = ones(b.stream, slots * columns), h = ones(b.stream, slots * columns);
@@ -62,7 +62,7 @@ double measure_elementwise(const CalibratedBackend& b, DecoderOps& ops) {
   return bytes_of_element * slots * columns / seconds;
 }
 
-/// Sets the rate of logits and the time of a row, from rows of two lengths.
+/// Sets the logit rate and the time per row, from rows of two lengths.
 void measure_logprobs(const CalibratedBackend& b, DecoderModel& model) {
   constexpr int64_t slots = 256, few = 256, many = 32768;
   const auto alone = b.world.split(b.world.rank());

@@ -1,11 +1,11 @@
 #pragma once
-// How long the parts of a decoder take that are not attention.
+// Durations of a decoder's operations other than attention.
 //
 //     linear        launch + 2 m k n / rate(m, sqrt(k n))      [m, k] · [k, n]
 //     elementwise   bytes read and written / rate               norms, rotations, activations
 //     log-probs     rows · (row + columns · bytes / rate)       one pass over the logits
 //     all-reduce    as measured, by the number of ranks; otherwise by a ring over the links:
-//                   2 (p - 1) messages of bytes / p, one behind the other
+//                   2 (p - 1) messages of bytes / p, one after the other
 
 #include <limits>
 #include <string>
@@ -16,14 +16,14 @@
 
 namespace gyre {
 
-/// Rates of matrix products of one type: rows are those of the activations, keys the side of a
-/// square weight of as many elements.
+/// Rates of matrix products of one type. rows: activation rows; keys: side of the square weight
+/// with the same number of elements.
 struct LinearSurface : RateSurface {
   DType type = DType::f32;
-  double launch_s = 0;  ///< of a call
+  double launch_s = 0;  ///< per call
 };
 
-/// Times of a collective operation of the communicator's library, over some ranks of a node.
+/// Durations of one collective of the communicator's library within a node.
 struct CollectiveTimes {
   struct Point {
     double bytes = 0, seconds = 0;
@@ -31,7 +31,7 @@ struct CollectiveTimes {
   int ranks = 0;
   std::vector<Point> points;  ///< ascending in bytes
 
-  /// Linear between two points, in proportion above the last one, that of the first one below.
+  /// Linear between two points, proportional above the last, constant below the first.
   double seconds(double bytes) const;
 };
 

@@ -15,10 +15,10 @@
 namespace gyre {
 namespace {
 
-constexpr size_t most_messages = 4;  // shown of one exchange; the others are summed up
-constexpr int most_rows = 64;        // of the table over ranks
+constexpr size_t most_messages = 4;  // shown per exchange; the others are summed up
+constexpr int most_rows = 64;        // in the table over ranks
 
-/// "A", "B", ..., "Z", "A1": storages in the order of their numbers.
+/// Names of storages in order: "A", "B", ..., "Z", "A1".
 std::string storage_name(int storage) {
   const int i = storage - array_kinds;
   const std::string letter(1, static_cast<char>('A' + i % 26));
@@ -35,7 +35,7 @@ std::string owners_text(const std::vector<RankRows>& rows) {
   return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", fmt::join(runs, ", "));
 }
 
-/// Puts the steps of one rank into words.
+/// Writes the steps of one rank as text.
 class StepWriter {
  public:
   StepWriter(const RankPlan& plan, const AttentionProblem& problem, const ElementTypes& types)

@@ -17,9 +17,9 @@
 
 namespace gyre {
 
-/// For each simulated direction: the steps of `rank` (-1: of every rank up to cp = 8, and of rank 0
-/// beyond), then a table over ranks with pairs, messages, bytes, memory and the simulated times.
-/// Beyond 64 ranks the table shows evenly spaced ranks, and says so. Throws a usage error for a
+/// For each simulated direction: the steps of `rank` (-1: of every rank if cp <= 8, else of rank
+/// 0), then a table over ranks with pairs, messages, bytes, memory and the simulated times. With
+/// more than 64 ranks the table shows evenly spaced ones, and says so. Throws a usage error for a
 /// rank that does not exist.
 std::string explain(const Plan& plan, const AttentionProblem& problem, const ElementTypes& types,
                     const std::vector<Simulation>& directions, int rank = -1);
@@ -27,8 +27,7 @@ std::string explain(const Plan& plan, const AttentionProblem& problem, const Ele
 /// "ring, dual-chunk-swap, cp = 4, 8192 tokens, causal" or "..., causal window of 1024".
 std::string plan_title(const Plan& plan, const AttentionProblem& problem);
 
-/// Ranks to show when there is room for `most` of `ranks`: all, or evenly spaced ones from the
-/// first to the last.
+/// Ranks to show when `most` of `ranks` fit: all, or evenly spaced ones from the first to the last.
 std::vector<int> shown_ranks(int ranks, int most);
 
 }  // namespace gyre

@@ -15,7 +15,7 @@ double products_in(const ModelledCall& call) {
   return products_of(call.pass, call.d_q, call.d_kv);
 }
 
-/// The call by one surface, as if it were of the surface's head dimension.
+/// Time of the call by one surface, as if the call had the surface's head dimension.
 ModelledTime time_on(const KernelSurface& surface, const ModelledCall& call) {
   const double all_products = call.pass == Pass::forward ? 2 : 5;
   const double share = products_in(call) / all_products;

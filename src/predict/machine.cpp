@@ -15,7 +15,7 @@ void require_seconds(const char* name, double value) {
   if (!(value >= 0) || std::isinf(value)) throw_usage("{} of {}; wanted: 0 or more", name, value);
 }
 
-/// Sizes of messages ascend: `last` is the one before, and becomes this one.
+/// Message sizes must ascend: `last` is the previous size, and becomes this one.
 void require_more(double bytes, double& last) {
   if (!(bytes > last) || std::isinf(bytes))
     throw_usage("message_bytes of {} behind {}; wanted: more", bytes, last);
@@ -35,7 +35,7 @@ void check_tier(const LinkTier& tier) {
   }
 }
 
-/// Each tier but the last joins a number of ranks, and the next one several of it.
+/// Each tier but the last joins a fixed number of ranks, a multiple of the tier inside it.
 void check_tiers(const std::vector<LinkTier>& links) {
   int inner = 1;
   for (size_t i = 0; i < links.size(); ++i) {

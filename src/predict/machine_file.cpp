@@ -14,7 +14,7 @@
 namespace gyre {
 namespace {
 
-/// An object of the file, whose keys are all read or refused.
+/// An object of the file; every key is either read or refused.
 class Object {
  public:
   Object(const std::string& file, const Json& json, std::string place,
@@ -44,16 +44,16 @@ class Object {
     require(number.has_value(), place_of(key), at(key), "a whole number");
     return *number;
   }
-  /// The number of a key with a source.
+  /// Number with a source.
   double figure(const char* key) const { return number(sourced(key), place_of(key)); }
   double figure_or(const char* key, double usual) const { return has(key) ? figure(key) : usual; }
-  /// One number, or a list of them, or a list of lists, row by row; with a source.
+  /// Numbers with a source: one number, a list, or a list of lists in row-major order.
   std::vector<double> figures(const char* key) const {
     std::vector<double> values;
     append(sourced(key), place_of(key), values);
     return values;
   }
-  /// A list without a source: where something was measured.
+  /// List without a source: the points at which something was measured.
   std::vector<double> points(const char* key) const {
     std::vector<double> values;
     if (has(key)) append(at(key), place_of(key), values);
@@ -72,7 +72,7 @@ class Object {
   }
 
  private:
-  /// Sizes of figures whose quotients and products with those of a problem are numbers.
+  /// Limits of figures; their products and quotients with the numbers of a problem stay finite.
   static constexpr double least = 1e-30, most = 1e30;
 
   /// The value of {value = ..., source = "..."}.
@@ -179,7 +179,7 @@ CollectiveTimes collective_of(const Object& o) {
   return times;
 }
 
-/// Tiers are told apart by their names, surfaces by what they are of.
+/// Throws a usage error if two tiers have the same name or two surfaces the same parameters.
 void require_distinct(const MachineModel& machine) {
   for (size_t i = 0; i < machine.links.size(); ++i)
     for (size_t j = 0; j < i; ++j)
@@ -205,7 +205,7 @@ void require_distinct(const MachineModel& machine) {
                     decoder.all_reduces[i].ranks);
 }
 
-/// Rates that are not there are those of copies.
+/// Missing rates default to the copy rate.
 DecoderModel decoder_of(const std::string& path, const Object& o, double copy_bytes_per_s) {
   DecoderModel decoder;
   if (o.has("linears"))

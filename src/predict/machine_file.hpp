@@ -1,6 +1,6 @@
 #pragma once
-// A machine to predict for, as a file of gyre-machine/1: its object `model`
-// (inputs/machines/README.md says what is in it).
+// A machine model read from a file of schema gyre-machine/1: its object `model` (described in
+// inputs/machines/README.md).
 
 #include <string>
 
@@ -9,11 +9,11 @@
 
 namespace gyre {
 
-/// Parses the bytes of a file, TOML or JSON by the end of its name. A usage error names file, key
-/// and value of what is not known, missing, of another kind or impossible, with the nearest key.
+/// Parses a TOML or JSON file, as its extension says. A usage error names file, key and value of
+/// what is unknown, missing, of the wrong type or impossible, with the nearest key.
 MachineModel parse_machine_model(const std::string& path, const std::string& text);
 
-/// What parse_machine_model reads; each figure with this source.
+/// Inverse of parse_machine_model; every figure gets this source.
 Json model_json(const MachineModel& machine, const std::string& source);
 
 }  // namespace gyre

@@ -1,6 +1,5 @@
 #pragma once
-// Plans as JSON, schema gyre-plan/1 (results/gyre-plan-1.schema.json): what `explain` says in
-// words.
+// Plans as JSON, schema gyre-plan/1 (results/gyre-plan-1.schema.json): what `explain` prints.
 
 #include <vector>
 
@@ -12,8 +11,8 @@ namespace gyre {
 
 inline constexpr const char* plan_schema = "gyre-plan/1";
 
-/// One schedule under one layout: for each simulated direction its times, and for each rank counts
-/// and times; with `steps` also the rank's arrays and steps, in order.
+/// One schedule under one layout. Holds the times of each simulated direction and the counts and
+/// times of each rank; with `steps` also each rank's arrays and steps, in order.
 Json plan_json(const Plan& plan, const AttentionProblem& problem, const ElementTypes& types,
                const std::vector<Simulation>& directions, bool steps);
 

@@ -24,8 +24,8 @@ using svg::color;
 using svg::rect;
 using svg::text;
 
-/// The ranks whose keys a Compute step uses, each with its share of the pairs. A rectangle over
-/// rows of several ranks counts for each in proportion to its rows.
+/// Ranks whose keys a Compute step uses, each with its fraction of the pairs. A rectangle over rows
+/// of several ranks counts for each in proportion to its rows.
 std::map<int, double> key_shares(const RankPlan& plan, const step::Compute& compute) {
   std::map<int, double> shares;
   double all = 0;
@@ -55,7 +55,7 @@ int owner_of(const RankPlan& plan, const Slice& slice) {
   return plan.rank;
 }
 
-/// Distance between ticks: 1, 2 or 5 times a power of ten, for at most eight ticks.
+/// Distance between ticks: 1, 2 or 5 times a power of ten, at most eight ticks.
 double tick_of(double longest) {
   const double power = std::pow(10.0, std::floor(std::log10(longest / 8)));
   for (const double factor : {1.0, 2.0, 5.0})
@@ -212,7 +212,7 @@ class Picture {
     return svg;
   }
 
-  /// The colours of the ranks, and the meaning of the other fills.
+  /// Legend: the colours of the ranks and the meaning of the other fills.
   std::string legend(double y) const {
     const int cp = problem_.cp();
     const double cell = std::min(24.0, 384.0 / cp);

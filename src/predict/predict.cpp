@@ -11,7 +11,7 @@
 namespace gyre {
 namespace {
 
-/// One direction while plans pass by.
+/// Accumulates one direction from plans that arrive one rank at a time.
 class PassReader {
  public:
   PassReader(Pass pass, const PredictedProblem& of, const MachineModel& machine)
@@ -20,7 +20,7 @@ class PassReader {
     result_.bytes_by_tier.resize(std::max<size_t>(1, machine.links.size()));
   }
 
-  /// What is known of one rank. Several threads may read at a time.
+  /// Results for one rank. Several threads may call read() at once.
   struct Rank {
     CompiledRank compiled;
     PlanCount counted;
@@ -29,7 +29,7 @@ class PassReader {
     return {programs_.compile(plan, of_.schedule.name),
             count(plan, result_.pass, of_.problem.heads, of_.types)};
   }
-  /// Adds the next rank.
+  /// Adds the next rank, in order.
   void add(const Rank& rank) {
     programs_.add(rank.compiled);
     const PlanCount& counted = rank.counted;
@@ -65,8 +65,8 @@ class PassReader {
   PassPrediction result_;
 };
 
-/// Reads the plans of all ranks, in order. OpenMP's threads make and read them, a few at a time,
-/// and drop them.
+/// Reads the plans of all ranks, in order. OpenMP threads make and read a few plans at a time, then
+/// drop them.
 void read_plans(const PredictedProblem& of, std::vector<PassReader>& passes) {
   const int threads = omp_get_max_threads(), at_once = 8 * threads;
   for (int first = 0; first < of.problem.cp(); first += at_once) {
@@ -93,7 +93,7 @@ PassPrediction::Bound PassPrediction::bound() const {
   const double imbalance = kernel_most - kernel_mean;
   const double network = exposed() - copies_most;
   const double most = std::max({imbalance, network, copies_most});
-  // A tenth of the time lost in all is a schedule that the kernel bounds.
+  // The kernel is the bound if at most a tenth of the time is lost to everything else.
   if (kernel_mean >= 0.9 * seconds || most <= 0) return Bound::kernel;
   if (most == imbalance) return Bound::imbalance;
   return most == network ? Bound::network : Bound::copies;

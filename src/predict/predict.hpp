@@ -1,5 +1,5 @@
 #pragma once
-// The time of a schedule on a machine, from the plans of all ranks, without keeping them.
+// Predicts the time of a schedule on a machine from the plans of all ranks, without keeping them.
 
 #include <array>
 #include <set>
@@ -16,28 +16,28 @@ namespace gyre {
 /// One direction of a schedule on a machine.
 struct PassPrediction {
   Pass pass = Pass::forward;
-  double seconds = 0;      ///< until the last rank has ended
-  double kernel_mean = 0;  ///< seconds of the kernel as if nothing were sent beside it, over ranks
+  double seconds = 0;      ///< until the last rank ends
+  double kernel_mean = 0;  ///< kernel seconds without concurrent transfers, mean over ranks
   double kernel_most = 0;
-  double compute_only = 0;    ///< the slowest rank as if nothing were sent
-  double copies_most = 0;     ///< seconds of copies for messages, of the rank that has most
-  double extrapolated = 0;    ///< share of the kernel's time outside of its surface
-  int64_t pairs = 0;          ///< of all ranks, times query heads
-  int64_t messages_most = 0;  ///< of a rank
-  int64_t bytes_most = 0;     ///< sent by a rank
-  std::vector<int64_t> bytes_by_tier;        ///< of all ranks
-  int64_t transient_bytes = 0;               ///< as PlanCount, of the rank that has most
-  std::set<CollectiveAlgorithm> algorithms;  ///< of a library's all-gathers and reduce-scatters
+  double compute_only = 0;                   ///< time of the slowest rank without messages
+  double copies_most = 0;                    ///< copy seconds for messages, maximum over ranks
+  double extrapolated = 0;                   ///< fraction of the kernel's time outside its surface
+  int64_t pairs = 0;                         ///< over all ranks, times query heads
+  int64_t messages_most = 0;                 ///< maximum over ranks
+  int64_t bytes_most = 0;                    ///< sent by a rank, maximum over ranks
+  std::vector<int64_t> bytes_by_tier;        ///< over all ranks
+  int64_t transient_bytes = 0;               ///< as PlanCount, maximum over ranks
+  std::set<CollectiveAlgorithm> algorithms;  ///< of the library's all-gathers and reduce-scatters
 
-  /// What communication adds; 0 where the two differ by rounding.
+  /// Time that communication adds; 0 where the difference is rounding.
   double exposed() const;
-  /// What most of the time beyond a perfectly divided kernel goes to.
+  /// Main cause of the time beyond an evenly divided kernel.
   enum class Bound { kernel, imbalance, network, copies };
   Bound bound() const;
 };
 const char* name_of(PassPrediction::Bound bound);
 
-/// What a prediction is of.
+/// The problem to predict.
 struct PredictedProblem {
   const Schedule& schedule;
   const AttentionProblem& problem;
@@ -45,10 +45,10 @@ struct PredictedProblem {
   GroupPlace place = {};
 };
 
-/// Forward, then backward if `problem.passes` asks for both. Plans are made by
-/// OpenMP's threads, a few at a time, and dropped: O(operations) time, and memory that grows with
-/// the different blocks of steps and the ranks. Throws the schedule's refusal and the kernel
-/// model's as usage errors.
+/// Predicts forward, then backward if `problem.passes` asks for both. OpenMP threads make a few
+/// plans at a time and drop them: O(operations) time, and memory that grows with the number of
+/// distinct blocks and of ranks. Throws the refusals of the schedule and of the kernel model as
+/// usage errors.
 std::vector<PassPrediction> predict(const PredictedProblem& of, const MachineModel& machine);
 
 }  // namespace gyre

@@ -29,13 +29,13 @@ class ProgramWriter {
   }
 
  private:
-  /// An exchange under way.
+  /// An exchange in flight.
   struct Open {
     int id = 0, step = 0;
     int16_t slot = 0;
-    int64_t unpacked = 0;  ///< bytes read and written by unpacking and adding
-    /// [tier], seconds of the transfers that no kernel has run beside: of sending or of receiving,
-    /// whichever takes longer.
+    int64_t unpacked = 0;  ///< bytes that unpacking and adding read and write
+    /// [tier] seconds of transfers not yet overlapped by a kernel: the larger of sending and
+    /// receiving.
     std::array<double, most_tiers> beside = {};
   };
 
@@ -76,7 +76,7 @@ class ProgramWriter {
       open.beside.at(tier) = std::max(open.beside.at(tier), receiving.at(tier));
   }
 
-  /// An operation of the library: what each other rank gets, or gives, is as much as another does.
+  /// Adds a library collective, in which every peer sends and receives the same number of bytes.
   void join(const step::Exchange& e, Open& open) {
     for (const Message& m : e.recvs) write_rows(m.slices);
     const auto ranks = static_cast<int>(e.group.size());
@@ -132,7 +132,7 @@ class ProgramWriter {
     compiled_.cost.extrapolated += time.extrapolated;
     spend(SpanKind::compute, time.seconds + slowed, slowed);
   }
-  /// Elements of results that the call finds and merges its own into.
+  /// Elements of earlier results that the call merges its own into.
   int64_t merged_by(const step::Compute& c, int64_t query_heads) {
     const auto found = [&](int index, const RowSet& rows) {
       int64_t count = 0;
@@ -145,7 +145,7 @@ class ProgramWriter {
     if (c.d_kv >= 0) elements += found(c.d_kv, keys_of(c.rectangles)) * c.kv_heads.count * 2;
     return elements * p_.heads_.head_dim;
   }
-  /// Of received gradients: a call adds to them.
+  /// Marks the rows of received gradients as written; a later call adds to them.
   void write_rows(const std::vector<Slice>& slices) {
     for (const Slice& slice : slices)
       if (array(slice).kind == ArrayKind::d_kv)
@@ -164,7 +164,7 @@ class ProgramWriter {
     spend(SpanKind::pass, static_cast<double>(size) / p_.machine_.copy_bytes_per_s);
   }
 
-  /// `moved`: bytes read and bytes written.
+  /// `moved`: bytes read plus bytes written.
   void copy(int64_t moved) {
     spend(SpanKind::copy, static_cast<double>(moved) / p_.machine_.copy_bytes_per_s);
   }
@@ -229,7 +229,7 @@ class ProgramWriter {
   bool as_it_lies(const Slice& slice) const {
     return travels_as_it_lies(array(slice), slice, p_.types_);
   }
-  /// The position in the plan: the beginning of an error message.
+  /// Position in the plan, for error messages.
   std::string place() const {
     return fmt::format("schedule {}, {}: rank {} at step {}", schedule_, name_of(p_.pass_),
                        plan_.rank, step_);

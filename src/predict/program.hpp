@@ -1,13 +1,13 @@
 #pragma once
-// What a rank's plan costs on a machine, as a program of few kinds of operations.
+// The cost of a rank's plan on a machine, as a program of a few kinds of operations.
 //
 //     Exchange   spend (packing), send ..., receive ...; or spend, join (an operation of a library)
 //     Wait       wait, spend (unpacking, adding)
 //     Compute, Clear, Delta     spend
 //
-// Programs of all ranks share their blocks: the operations up to a wait, with peers relative to the
-// rank, are kept once. A ring over n ranks has n² steps, but a handful of different blocks; that is
-// what lets one process simulate thousands of ranks.
+// The programs of all ranks share blocks. A block is the operations up to a wait, with peers
+// relative to the rank; equal blocks are kept once. A ring over n ranks has n² steps but only a few
+// distinct blocks, so that one process can simulate thousands of ranks.
 
 #include <array>
 #include <cstdint>
@@ -22,8 +22,8 @@
 
 namespace gyre {
 
-/// Where the ranks of a context-parallel group are on the machine: rank r is the machine's rank
-/// first + r · stride.
+/// Place of a context-parallel group on the machine: its rank r is the machine's rank first + r ·
+/// stride.
 struct GroupPlace {
   int64_t first = 0, stride = 1;
 };
@@ -34,19 +34,19 @@ struct Op {
   OpKind kind = OpKind::spend;
   SpanKind spends = SpanKind::compute;                        ///< spend
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;  ///< join
-  int16_t tier = 0;                                           ///< send, join: of the link
-  int16_t exchange = 0;  ///< send, receive, join, wait: which of the rank's exchanges under way
-  int32_t step = 0;      ///< index into the plan's steps, from the first step of the block
+  int16_t tier = 0;                                           ///< send, join: tier of the link
+  int16_t exchange = 0;  ///< send, receive, join, wait: which of the rank's open exchanges
+  int32_t step = 0;      ///< index into the plan's steps, relative to the block's first step
   int32_t hop = 0;       ///< send, receive: (peer - rank) modulo the ranks
   int32_t message = 0;   ///< send: index into the step's sends
-  int32_t group = 0;     ///< join: ranks of the group, of which the first is a multiple of it
-  double seconds = 0;    ///< spend; send: how long the link is held; join: from the last rank's
-  double slowed = 0;     ///< spend: how many of them a kernel loses to transfers beside it
-  int64_t bytes = 0;     ///< send, receive; join: to each other rank
+  int32_t group = 0;     ///< join: number of ranks of the group; its first rank is a multiple of it
+  double seconds = 0;    ///< spend; send: link occupation; join: from the last rank's arrival
+  double slowed = 0;     ///< spend: seconds of these that a kernel loses to transfers
+  int64_t bytes = 0;     ///< send, receive: of the message; join: to each other rank
   friend bool operator==(const Op&, const Op&) = default;
 };
 
-/// Different blocks, each kept once.
+/// Distinct blocks, each kept once.
 class BlockTable {
  public:
   struct Block {
@@ -54,7 +54,7 @@ class BlockTable {
     int32_t steps = 0;
     friend bool operator==(const Block&, const Block&) = default;
   };
-  /// The index of an equal block, which is added where there is none.
+  /// Index of an equal block, which is added if there is none.
   uint32_t index_of(const Block& block);
   const Block& at(uint32_t index) const { return blocks_[index]; }
   size_t size() const { return blocks_.size(); }
@@ -64,24 +64,24 @@ class BlockTable {
   std::unordered_multimap<uint64_t, uint32_t> by_hash_;
 };
 
-/// What a rank does in one direction.
+/// Program of one rank in one direction.
 struct RankProgram {
   struct Part {
-    uint32_t block = 0, times = 0;  ///< the block is done this many times in a row
+    uint32_t block = 0, times = 0;  ///< the block runs this many times in a row
   };
   std::vector<Part> parts;
 };
 
-/// What the programs say without being run.
+/// Costs that are known without running the program.
 struct ProgramCost {
-  double kernel = 0;        ///< seconds, without what transfers beside it cost
-  double extrapolated = 0;  ///< seconds of them outside of the surface
+  double kernel = 0;                                ///< kernel seconds without concurrent transfers
+  double extrapolated = 0;                          ///< kernel seconds outside the surface
   std::array<int64_t, most_tiers> bytes_sent = {};  ///< [tier]
-  /// Algorithms of the library's operations: none, or one for each.
+  /// Algorithms of the library's collectives; empty without collectives.
   std::set<CollectiveAlgorithm> algorithms;
 };
 
-/// A program with blocks of its own.
+/// A program with its own blocks.
 struct CompiledRank {
   BlockTable blocks;
   RankProgram program;
@@ -94,11 +94,11 @@ class Programs {
   Programs(Pass pass, const HeadShape& heads, const ElementTypes& types,
            const MachineModel& machine, int ranks, GroupPlace place = {});
 
-  /// The program of a rank's plan. Throws a runtime error, which names rank and step, for a plan
-  /// that waits for what is not under way, never waits for an exchange, or exchanges with a rank
-  /// that does not exist. Several threads may compile at a time.
+  /// Compiles a rank's plan. Throws a runtime error that names rank and step if the plan waits for
+  /// an exchange that is not open, never waits for an exchange, or exchanges with a rank that does
+  /// not exist. Several threads may compile at once.
   CompiledRank compile(const RankPlan& plan, const std::string& schedule) const;
-  /// Adds the next rank.
+  /// Adds the next rank, in order.
   void add(const CompiledRank& rank);
 
   const BlockTable::Block& block(uint32_t index) const { return blocks_.at(index); }

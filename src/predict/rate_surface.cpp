@@ -8,7 +8,7 @@
 namespace gyre {
 namespace {
 
-/// Place of a value among ascending points: the points around it and how far it is to the second.
+/// Position of a value among ascending points: its neighbours and the fraction between them.
 struct Between {
   size_t low = 0, high = 0;
   double share = 0;

@@ -14,15 +14,15 @@
 namespace gyre {
 namespace {
 
-/// All layers of a bin.
+/// Cost of a bin over all layers.
 struct BinCost {
   DecoderTimes times;
-  double kernel = 0, extrapolated = 0;  ///< seconds, of all ranks
+  double kernel = 0, extrapolated = 0;  ///< seconds, over all ranks
   int64_t bytes_sent = 0, pairs = 0;
-  int64_t memory = 0;  ///< of a rank
+  int64_t memory = 0;  ///< per rank
 };
 
-/// Adds up the steps of one bin on one rank.
+/// Adds up the costs of one bin's steps on one rank.
 class StepCosts {
  public:
   StepCosts(const ModelConfig& config, int tp, int64_t slots, DType type,
@@ -41,7 +41,7 @@ class StepCosts {
   }
 
  private:
-  // Bytes of each element: see model/decoder_ops.hpp, for elements of four bytes.
+  // Passes: the bytes per element in model/decoder_ops.hpp, divided by 4.
   void add(const decoder_step::Embed&) { elementwise(2, Activation::x); }
   void add(const decoder_step::Norm& step) { elementwise(step.adds ? 4 : 3, Activation::x); }
   void add(const decoder_step::Rope&) {
@@ -57,7 +57,7 @@ class StepCosts {
   void add(const decoder_step::AllReduce& step) {
     times_.tp_wait += all_reduce_seconds(bytes(step.data));
   }
-  void add(const decoder_step::Again&) {}  // rows of few slots
+  void add(const decoder_step::Again&) {}  // copies only a few rows: not counted
   void add(const decoder_step::Attention&) {
     const double busy =
         std::min(attention_.seconds, attention_.compute_only + attention_.copies_most);
@@ -68,7 +68,7 @@ class StepCosts {
     const DecoderModel& decoder = machine_.decoder;
     times_.logprobs += decoder.logprob_row_s * static_cast<double>(slots_) +
                        bytes(Activation::logits) / decoder.logprob_bytes_per_s;
-    constexpr double record = 16;  // of a slot: moments and the target's logit
+    constexpr double record = 16;  // bytes per slot: RowMoments and the target's logit
     if (tp_ > 1)
       times_.tp_wait += (tp_ - 1) * link().latency_s +
                         (tp_ - 1) * link().seconds(record * static_cast<double>(slots_));
@@ -81,7 +81,7 @@ class StepCosts {
   void elementwise(double passes, Activation a) {
     times_.linear += passes * bytes(a) / machine_.decoder.elementwise_bytes_per_s;
   }
-  /// Between the first and the last of a tp group, which begins at a multiple of tp.
+  /// Link between the first and the last rank of a tp group, which begins at a multiple of tp.
   const LinkTier& link() const {
     return machine_.links[static_cast<size_t>(machine_.tier_between(0, tp_ - 1))];
   }
@@ -101,7 +101,7 @@ class StepCosts {
   DecoderTimes times_;
 };
 
-/// Simulates bins, equal ones on equal places once.
+/// Simulates all bins; equal bins in equal places are simulated once.
 class ScoringSimulation {
  public:
   ScoringSimulation(const ScoringPlan& plan, const ModelConfig& config, const ElementTypes& types,
@@ -122,11 +122,11 @@ class ScoringSimulation {
     });
   }
 
-  /// Of a bin on the replica `d`.
+  /// Cost of a bin on replica `d`.
   const BinCost& cost(int64_t bin, int d) const { return known_.at(key_of(bin, d)).cost; }
 
  private:
-  /// Boundaries, nodes of trees as (descendants, length), place.
+  /// Boundaries, tree nodes as (descendants, length), place.
   using Key = std::tuple<std::vector<int32_t>, std::vector<int32_t>,
                          std::vector<std::pair<int32_t, int64_t>>, int64_t>;
   struct Simulated {
@@ -135,7 +135,7 @@ class ScoringSimulation {
   };
 
   int64_t first_of(int d) const { return int64_t{d} * plan_.setup.grid.cp * plan_.setup.grid.tp; }
-  /// Places are alike where they are at the same rank of the last tier but one.
+  /// Two places are equal if they are at the same rank within the last tier but one.
   Key key_of(int64_t bin, int d) const {
     const PackedBatch& batch = plan_.bins[static_cast<size_t>(bin)];
     const size_t tiers = machine_.links.size();
@@ -167,7 +167,7 @@ class ScoringSimulation {
     return cost;
   }
 
-  /// Activations of so many slots, those of attention included.
+  /// Bytes of the activations of `slots` slots, attention included.
   int64_t memory_of(const HeadShape& heads, int64_t slots) const {
     int64_t bytes = activation_bytes(config_, plan_.setup.grid.tp, slots, 0, types_.activations);
     for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats}) {

@@ -14,7 +14,7 @@ namespace {
 
 using namespace simulation;
 
-/// Is told of what happens: of nothing.
+/// Observer that ignores all events.
 struct NoObserver {
   void spent(int /*rank*/, const Op& /*op*/, int /*step*/, double /*begin*/, double /*end*/) {}
   void waited(int /*rank*/, int /*step*/, int /*posted*/, double /*begin*/, double /*end*/) {}
@@ -52,7 +52,7 @@ class Engine {
   RankState& state(int rank) { return states_[static_cast<size_t>(rank)]; }
   RankTimes& times(int rank) { return times_[static_cast<size_t>(rank)]; }
 
-  /// Runs a rank until it ends or waits for a message that is not yet sent.
+  /// Advances a rank until it ends or waits for a message that has not been sent.
   void advance(int rank) {
     const std::vector<RankProgram::Part>& parts = programs_.rank(rank).parts;
     RankState& s = state(rank);
@@ -71,7 +71,7 @@ class Engine {
     times(rank).total = s.clock;
   }
 
-  /// False if the rank has to wait for a message that is not yet sent.
+  /// Returns false if the rank must wait for a message that has not been sent.
   bool done(int rank, RankState& s, const Op& op) {
     const int step = s.steps + op.step;
     switch (op.kind) {
@@ -157,7 +157,7 @@ class Engine {
   }
 
   bool wait(int rank, RankState& s, const Op& op, int step) {
-    // Local copies alone have posted nothing.
+    // An exchange of local copies alone has posted nothing.
     if (s.pending.size() <= static_cast<size_t>(op.exchange)) return true;
     Pending& pending = s.pending[static_cast<size_t>(op.exchange)];
     for (const Joined& joined : pending.operations) {
@@ -195,12 +195,12 @@ class Engine {
     return true;
   }
 
-  /// The position of a rank: the beginning of an error message.
+  /// Position of a rank, for error messages.
   std::string place(int rank, int step) const {
     return fmt::format("schedule {}, {}: rank {} at step {}", schedule_, name_of(programs_.pass()),
                        rank, step);
   }
-  /// The step at which a rank waits, or the number of its steps.
+  /// Step at which a rank waits, or the number of its steps if it has ended.
   int step_of(int rank) {
     const RankState& s = state(rank);
     const auto& parts = programs_.rank(rank).parts;
@@ -241,7 +241,7 @@ class Engine {
   std::deque<int> runnable_;
 };
 
-/// Writes spans, with the names that the plan's steps have.
+/// Writes spans with the names of the plan's steps.
 class SpanWriter {
  public:
   SpanWriter(const Plan& plan, Pass pass)
@@ -338,7 +338,7 @@ class SpanWriter {
   const Plan& plan_;
   Pass pass_;
   std::vector<RankTimeline> lines_;  ///< [rank]
-  std::vector<int> waited_for_;      ///< [rank], the step that posted it
+  std::vector<int> waited_for_;      ///< [rank] step that posted the exchange waited for
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// Simulates the plans of all ranks on a machine model (predict/machine.hpp): how long a pass takes.
+// Simulates the plans of all ranks on a machine model (predict/machine.hpp) and times a pass.
 //
 //     for every rank, in the order of its steps:
 //         Exchange   packs and copies slices that need it, then posts. A message waits for the
@@ -7,14 +7,14 @@
 //                    bytes / bandwidth, and arrives one latency later
 //         Wait       until all received messages of the exchange have arrived and all sent ones
 //                    have left the link; then unpacks or adds slices that need it
-//         Compute    the time that the kernel model says, and what a transfer beside it costs
+//         Compute    the kernel model's time, plus the slowdown by concurrent transfers
 //         Clear, Delta   bytes / copy rate
 //
 // The k-th message from one rank to another matches the k-th receive that the other has posted for
 // it. Messages leave when they are posted, even before the receive is, and receiving does not slow
-// a rank down: the network has buffers, and what is lost while all send is LinkTier::all_at_once.
-// A library's all-gather or reduce-scatter begins when the last rank of its group has posted it,
-// and takes what predict/collective_model.hpp says. All ranks start at time 0.
+// a rank down: the network buffers, and LinkTier::all_at_once holds what is lost while all send. A
+// library's all-gather or reduce-scatter begins when the last rank of its group has posted it, and
+// its duration is that of predict/collective_model.hpp. All ranks start at time 0.
 //
 // Example, a ring of n ranks in which every step takes t, with blocks of k bytes: each step but the
 // last overlaps with the transfer of the next block, so that the pass takes
@@ -30,40 +30,40 @@
 
 namespace gyre {
 
-/// Seconds from the start. Lane, name, kind and step are as in traces of real runs, but that a
-/// message lasts from taking the link to arrival, and each has its own span.
+/// Times are seconds from the start. Lane, name, kind and step are as in traces of real runs,
+/// except that each message has its own span, from taking the link to its arrival.
 struct SimulatedSpan : TraceSpan {
-  int peer = -1;     ///< messages: receiver; -1: an operation of the library
+  int peer = -1;     ///< messages: receiver; -1: a library collective
   int message = -1;  ///< messages: index into the step's sends
-  double left = 0;   ///< messages: when the link is free again
+  double left = 0;   ///< messages: when the link becomes free
 };
 
-/// Where the time of a rank goes, in seconds.
+/// Time of a rank by cause, in seconds.
 struct RankTimes {
   double compute = 0;  ///< in Compute steps
-  double slowed = 0;   ///< of them: what the kernel loses to transfers beside it
+  double slowed = 0;   ///< part of compute: kernel time lost to concurrent transfers
   double pass = 0;     ///< in Clear and Delta steps
   double copy = 0;     ///< copies for messages, and sums of received slices
   double wait = 0;
-  double total = 0;  ///< when the last step ends: compute, pass, copy and wait
-  /// What communication adds: copies, waiting, and a slower kernel.
+  double total = 0;  ///< end of the last step: compute + pass + copy + wait
+  /// Time that communication adds: copies, waits, and a slower kernel.
   double exposed() const { return copy + wait + slowed; }
 };
 struct RankTimeline : RankTimes {
-  std::vector<SimulatedSpan> spans;  ///< of each lane in the order of time
-  /// Exchanges as traces of real runs have them: from the posting to the end of the Wait, with all
+  std::vector<SimulatedSpan> spans;  ///< ascending in time within each lane
+  /// Exchanges as in traces of real runs: from the posting to the end of the Wait, with everything
   /// that is sent and received.
   std::vector<TraceSpan> transfers;
 };
 
-/// Time until the last rank has ended.
+/// Time until the last rank ends.
 template <class Ranks>
 double makespan_of(const Ranks& ranks) {
   double longest = 0;
   for (const RankTimes& rank : ranks) longest = std::max(longest, rank.total);
   return longest;
 }
-/// The same without messages: no copies for them, no waits, no slower kernel.
+/// As makespan_of, but without messages: no copies for them, no waits, no slower kernel.
 template <class Ranks>
 double compute_only_of(const Ranks& ranks) {
   double longest = 0;
@@ -80,18 +80,18 @@ struct Simulation {
   double exposed() const { return makespan() - compute_only(); }
 };
 
-/// The timeline of one direction. O(steps + messages) time and memory. Throws a runtime error,
-/// which names rank, step and peer, for a wrong plan: ranks wait for each other or for a message
-/// that no rank sends, the two ends of a message differ in bytes, a message is never received, or
-/// an exchange is never waited for.
+/// Simulates one direction. O(steps + messages) time and memory. Throws a runtime error that names
+/// rank, step and peer if the plan is wrong: ranks wait for each other or for a message that no
+/// rank sends, the two ends of a message differ in bytes, a message is never received, or an
+/// exchange is never waited for.
 Simulation simulate(const Plan& plan, Pass pass, const HeadShape& heads, const ElementTypes& types,
                     const MachineModel& machine, GroupPlace place = {});
 
-/// What a trace of a real run has: spans of the kernel's lane, and the transfers.
+/// Trace in the form of a real run: spans of the kernel's lane, and the transfers.
 std::vector<TraceSpan> trace_of(const RankTimeline& rank, Pass pass);
 
-/// The times of programs, without spans: O(operations) time, O(ranks + messages under way) memory.
-/// Throws as simulate() does; `schedule` is named in errors.
+/// Times of programs, without spans: O(operations) time, O(ranks + messages in flight) memory.
+/// Throws as simulate() does; `schedule` appears in errors.
 std::vector<RankTimes> run_programs(const Programs& programs, const MachineModel& machine,
                                     const std::string& schedule);
 
