@@ -60,7 +60,7 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   AttentionParts parts;
   parts.offsets = reader.integers("/attention/offsets", {-1});
   parts.q = reader.reals("/attention/q", {-1, -1, -1});
-  int64_t tokens = -1;  // matches any extent until it is known; so do the heads
+  int64_t tokens = -1;  // -1 matches any extent; the heads are still -1 as well
   a.heads = a.kv_heads = a.head_dim = -1;
   if (parts.q) {
     const h5::Shape& shape = parts.q->shape();
@@ -93,7 +93,7 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   return parts;
 }
 
-/// What can be said of regions without their documents' lengths, which the mask knows.
+/// Checks of regions that need no document lengths; the mask checks the rest.
 void check_regions(ConfigErrors& errors, const AttentionFile& a) {
   const int64_t documents = std::ssize(a.offsets) - 1;
   for (size_t at = 0; at < a.regions.size(); at += attention_region_columns) {
@@ -132,7 +132,7 @@ void check_numbers(const h5::File& file, const AttentionFile& a) {
   reader.throw_if_any();
 }
 
-/// Tokens [begin, end), which rank `rank` of `ranks` writes.
+/// Tokens [begin, end), the block that rank `rank` of `ranks` writes.
 struct Block {
   int64_t begin, end;
   Block(int64_t tokens, int rank, int ranks)
@@ -143,7 +143,7 @@ struct Block {
 /// Maps each row to the rank that writes it, and to its position in that rank's block.
 class Routes {
  public:
-  /// Collective; throws an agreed error unless every token of every block is there exactly once.
+  /// Collective; throws an agreed error unless every token of every block occurs exactly once.
   Routes(Communicator& comm, const std::vector<int64_t>& tokens, int64_t total)
       : comm_(comm), block_(total, comm.rank(), comm.size()) {
     run_agreed(comm, "looking for the tokens of results", [&] { sort(tokens, total); });
@@ -160,13 +160,13 @@ class Routes {
     run_agreed(comm, "checking who has which results", [&] { check_coverage(total); });
   }
 
-  /// The rows of this rank's block, in token order: [block, width] <- [rows, width].
+  /// Rows of this rank's block, in token order: [block, width] <- [rows, width].
   std::vector<float> collect(const MatrixView<const float>& rows, int64_t width) const {
     std::vector<float> out, in(arrived_.size() * static_cast<size_t>(width));
     out.reserve(rows_.size() * static_cast<size_t>(width));
     for (const int64_t row : rows_) out.insert(out.end(), rows.row(row), rows.row(row) + width);
     move<float>(out, in, width);
-    out = {};  // before the next array of the same size
+    out = {};  // frees the memory before the next array of this size
     std::vector<float> ordered(in.size());
     for (size_t i = 0; i < arrived_.size(); ++i)
       std::copy_n(in.begin() + static_cast<int64_t>(i) * width, width,
@@ -176,7 +176,7 @@ class Routes {
   const Block& block() const { return block_; }
 
  private:
-  /// Sorts the rows by the rank that they go to.
+  /// Sorts the rows by destination rank.
   void sort(const std::vector<int64_t>& tokens, int64_t total) {
     counts_out_.assign(static_cast<size_t>(comm_.size()), 0);
     for (int64_t row = 0; row < std::ssize(tokens); ++row) {
@@ -223,7 +223,7 @@ class Routes {
   Communicator& comm_;
   Block block_;
   std::vector<int64_t> rows_;                    // rows that hold a token, sorted by token
-  std::vector<int64_t> counts_out_, counts_in_;  // [ranks] in rows
+  std::vector<int64_t> counts_out_, counts_in_;  // [ranks] numbers of rows
   std::vector<int64_t> arrived_;                 // tokens of the received rows
 };
 

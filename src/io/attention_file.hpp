@@ -1,6 +1,6 @@
 #pragma once
-// Files of attention inputs with their reference results, "gyre/attention", and of the results of a
-// run, "gyre/attention-results". inputs/SCHEMA.md describes both.
+// Files of attention inputs with their reference results, "gyre/attention", and of a run's results,
+// "gyre/attention-results"; both are described in inputs/SCHEMA.md.
 //
 // Rows are tokens, one document after another: document i is rows offsets[i] to offsets[i+1] - 1. A
 // token attends only to tokens of its own document.
@@ -21,10 +21,10 @@ inline constexpr const char* attention_schema = "gyre/attention";
 inline constexpr const char* attention_results_schema = "gyre/attention-results";
 
 /// Results computed elsewhere in double precision; lse is a natural logarithm. An array that the
-/// file does not have is empty.
+/// file lacks is empty.
 struct AttentionReference {
   std::string generator;             ///< "" when the file does not say
-  std::vector<std::string> unknown;  ///< datasets of other names, which nobody compares
+  std::vector<std::string> unknown;  ///< datasets of other names, which are not compared
   std::vector<double> out;           ///< [tokens, heads, head_dim]
   std::vector<double> lse;           ///< [tokens, heads], sinks included
   std::vector<double> d_q;           ///< [tokens, heads, head_dim]
@@ -38,21 +38,21 @@ inline constexpr int64_t attention_region_columns = 7;
 struct AttentionFile {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   std::string mask = "causal";      ///< causal, full, or regions
-  int64_t window = 0;               ///< keys that a query sees, itself included; 0: all before it
-  std::vector<int64_t> regions;     ///< [regions, columns], of mask regions; else empty
-  double scale = 0;                 ///< of <q, k>
+  int64_t window = 0;               ///< keys that a query sees, itself included; 0: no limit
+  std::vector<int64_t> regions;     ///< [regions, columns] if mask is regions; else empty
+  double scale = 0;                 ///< factor of <q, k>
   std::vector<int64_t> offsets{0};  ///< [documents + 1]
   std::vector<float> q;             ///< [tokens, heads, head_dim]
   std::vector<float> k, v;          ///< [tokens, kv_heads, head_dim]
   std::vector<float> d_out;         ///< [tokens, heads, head_dim]
   std::vector<float> sinks;         ///< [heads] logits without a value, or empty
-  std::set<std::string> rounded;    ///< datasets that f32 does not hold exactly
+  std::set<std::string> rounded;    ///< datasets that f32 cannot represent exactly
   std::optional<AttentionReference> reference;
 
   int64_t tokens() const { return offsets.back(); }
 };
 
-/// All of a file, on every rank; types, shapes and the finiteness of every number are checked. A
+/// Reads a whole file onto every rank, and checks types, shapes and that every number is finite. A
 /// file that breaks the schema is a usage error that lists all problems, a damaged one a runtime
 /// error. Collective; every rank reads a share.
 AttentionFile read_attention_file(Communicator& comm, const std::string& path);
@@ -61,9 +61,9 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path);
 struct AttentionResultsHeader {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   std::vector<int64_t> offsets{0};  ///< [documents + 1]
-  bool gradients = false;           ///< true: there are d_q, d_k and d_v
+  bool gradients = false;           ///< whether d_q, d_k and d_v are present
   std::vector<double> d_sinks;      ///< [heads], or empty
-  std::string input_sha256;         ///< of the input file, or "" for generated inputs
+  std::string input_sha256;         ///< SHA-256 of the input file, or "" for generated inputs
   Provenance provenance;
 };
 
@@ -76,9 +76,9 @@ struct AttentionResultRows {
   MatrixView<const float> d_k, d_v;  ///< [rows, kv_heads · head_dim]
 };
 
-/// Writes the results of all ranks in token order, and gives the file its name. Every token must be
-/// in exactly one row of one rank; anything else is a runtime error that names the token. Each row
-/// is first sent to the rank that writes its block of tokens; the rows of one array on a rank must
+/// Writes the results of all ranks in token order, and gives the file its final name. Every token
+/// must be in exactly one row of one rank; otherwise a runtime error names the token. Each row is
+/// first sent to the rank that writes its block of tokens; the rows of one array on a rank must
 /// take less than 2 GiB. Collective.
 void write_attention_results(OutputFile& output, const AttentionResultsHeader& header,
                              const AttentionResultRows& mine);

@@ -19,7 +19,7 @@ std::vector<T> read_if(const OptionalDataset& dataset) {
 
 constexpr int64_t most_index = int64_t{1} << 31;
 
-/// The first of `values` [rows, columns] outside [0, limit) that is none of `also`.
+/// Adds an error for the first of `values` [rows, columns] neither in [0, limit) nor in `also`.
 void check_cells(ConfigErrors& errors, const char* dataset, const std::vector<int64_t>& values,
                  int64_t columns, int64_t limit, const std::vector<int64_t>& also) {
   for (size_t i = 0; i < values.size(); ++i) {
@@ -41,8 +41,8 @@ struct BshdParts {
 constexpr const char* seq_lens_path = "/bshd/seq_lens";
 constexpr const char* seq_lens_padded_path = "/bshd/seq_lens_padded";
 
-/// Tables of lengths, both or the real ones alone; rows of ids may do without if there is an id of
-/// padding.
+/// Opens the tables of lengths: both or only the real ones; rows of ids need neither if there is a
+/// padding id.
 void open_lengths(SchemaReader& reader, BshdArrays& batch, BshdParts& parts) {
   const bool real = reader.is_there(seq_lens_path), slots = reader.is_there(seq_lens_padded_path);
   const bool told = reader.has("/bshd", "pad_id");
@@ -72,8 +72,8 @@ void open_lengths(SchemaReader& reader, BshdArrays& batch, BshdParts& parts) {
                         batch.vocab_size - 1);
 }
 
-/// Positions of each row, of all rows alike, or of several axes; rows that are not packed may do
-/// without.
+/// Opens positions: per row, one array for all rows, or several axes. Rows that are not packed may
+/// lack them.
 OptionalDataset open_positions(const h5::File& file, SchemaReader& reader, BshdArrays& batch) {
   constexpr const char* path = "/bshd/position_ids";
   if (!file.has_dataset(path)) return {};
@@ -91,7 +91,7 @@ BshdParts open_bshd(const h5::File& file, BshdArrays& batch) {
   SchemaReader reader(file, bshd_schema);
   BshdParts parts;
   batch.vocab_size = reader.integer("/bshd", "vocab_size");
-  batch.rows = batch.slots = batch.segments_per_row = -1;  // whatever it is, until it is known
+  batch.rows = batch.slots = batch.segments_per_row = -1;  // -1: any extent, until known
   if (file.has_dataset("/bshd/inputs_embeds") && file.has_dataset("/bshd/input_ids"))
     reader.errors().add(
         "there are both '/bshd/input_ids' and '/bshd/inputs_embeds'; one is needed");
@@ -128,7 +128,7 @@ SalmParts open_salm(const h5::File& file, SalmArrays& batch) {
   batch.vocab_size = reader.integer("/salm", "vocab_size");
   batch.pad_id = reader.integer("/salm", "pad_id");
   batch.placeholder_id = reader.integer("/salm", "placeholder_id");
-  batch.rows = batch.width = batch.hidden = -1;  // whatever it is, until it is known
+  batch.rows = batch.width = batch.hidden = -1;  // -1: any extent, until known
   parts.ids = reader.dataset("/salm/input_ids", {h5::Type::i64}, {-1, -1});
   if (parts.ids) batch.rows = parts.ids->shape()[0], batch.width = parts.ids->shape()[1];
   parts.embeddings =

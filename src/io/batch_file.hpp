@@ -1,6 +1,6 @@
 #pragma once
 // Rectangular batches, as data loaders of training frameworks make them: files "gyre/bshd" (rows of
-// packed segments) and "gyre/salm" (rows of text with places for audio).
+// packed segments) and "gyre/salm" (rows of text with placeholders for audio).
 
 #include <cstdint>
 #include <optional>
@@ -14,21 +14,21 @@ namespace gyre {
 inline constexpr const char* bshd_schema = "gyre/bshd";
 inline constexpr const char* salm_schema = "gyre/salm";
 
-/// Datasets of a gyre/bshd file, as they are. Absent optional ones are empty.
+/// Datasets of a gyre/bshd file, unconverted. Absent optional ones are empty.
 struct BshdArrays {
   int64_t rows = 0, slots = 0;
-  int64_t hidden = 0;              ///< 0: ids; else embeddings of that width
+  int64_t hidden = 0;              ///< 0: rows hold ids; else embeddings of this width
   int64_t vocab_size = 0;          ///< ids and labels are below it
-  std::optional<int64_t> pad_id;   ///< there without seq_lens: the id in slots of padding
+  std::optional<int64_t> pad_id;   ///< only without seq_lens: the id in padding slots
   int64_t segments_per_row = 0;    ///< columns of the length tables
-  int64_t sentinel = -1000;        ///< a cell without a segment
+  int64_t sentinel = -1000;        ///< marks a cell without a segment
   std::vector<int64_t> ids;        ///< [rows, slots]
   std::vector<float> embeddings;   ///< [rows, slots, hidden]
   std::vector<int64_t> labels;     ///< [rows, slots]
-  int64_t position_axes = 1;       ///< of multi-axis rotary embeddings; with several, all rows
+  int64_t position_axes = 1;       ///< axes of rotary embeddings; several: of all rows
   std::vector<int64_t> positions;  ///< [position_axes, rows, slots], or [slots] for every row
   std::optional<std::vector<int64_t>> seq_lens;         ///< [rows, segments_per_row]
-  std::optional<std::vector<int64_t>> seq_lens_padded;  ///< absent without seq_lens
+  std::optional<std::vector<int64_t>> seq_lens_padded;  ///< absent if seq_lens is
   StoredExtras extras;
 };
 
@@ -41,15 +41,15 @@ struct SalmArrays {
   std::vector<int64_t> targets;        ///< [rows, width]
   std::vector<float> samples;          ///< all audio, one item after another
   std::vector<int64_t> audio_offsets;  ///< [items + 1]
-  int64_t window = 0;                  ///< samples of a frame
+  int64_t window = 0;                  ///< samples per frame
   std::vector<float> encoder;          ///< [window, hidden]: a frame is samples · encoder
 };
 
-/// The arrays on every rank. Types, shapes and the range of every element are checked; the tables
-/// of lengths are checked by who converts them. Collective.
+/// Reads the arrays onto every rank. Types, shapes and the range of every element are checked; the
+/// caller that converts the tables of lengths checks those. Collective.
 BshdArrays read_bshd(Communicator& comm, const std::string& path);
-/// Writes the temporary file of `output`, which the caller commits, from rank 0's arrays. Of ids
-/// with both tables, without extras. Collective.
+/// Writes the temporary file of `output` from rank 0's arrays; the caller commits it. Only batches
+/// of ids with both tables and without extras. Collective.
 void fill_bshd(OutputFile& output, const BshdArrays& batch, const Provenance& provenance);
 SalmArrays read_salm(Communicator& comm, const std::string& path);
 

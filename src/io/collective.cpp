@@ -14,7 +14,7 @@ namespace {
 
 int64_t the_transfer_limit = int64_t{1} << 30;
 
-/// Encodes texts as one byte string: each text follows its length (8 bytes).
+/// Encodes texts as one byte string: 8 bytes with the length before each text.
 std::string encode(const std::vector<std::string>& texts) {
   std::string encoded;
   for (const std::string& text : texts) {

@@ -39,7 +39,7 @@ std::string index_text(int64_t flat, const h5::Shape& shape) {
   return h5::to_string(index);
 }
 
-/// Calls visit(first element, slab) for blocks of whole rows of a dataset.
+/// Calls visit(index of the first element, slab) for blocks of whole rows of a dataset.
 template <class Visit>
 void for_each_block(const h5::Shape& shape, const Visit& visit) {
   const int64_t total = h5::elements_of(shape);
@@ -62,14 +62,14 @@ struct ElementError {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// Integers and enumerations: exact, whatever the tolerances say.
+/// Integers and enumerations are compared exactly, whatever the tolerances.
 bool is_exact(h5::Type type) {
   return is_integer(type) || type == h5::Type::enumeration;
 }
 bool is_number(h5::Type type) {
   return is_exact(type) || is_real(type);
 }
-/// A double holds every value; of the others, a long double does.
+/// Whether a double represents every value; a long double does so for the other types.
 bool fits_double(h5::Type type) {
   return type == h5::Type::f32 || type == h5::Type::f64 || type == h5::Type::i32;
 }
@@ -172,21 +172,21 @@ void compare_tensors(const h5::Dataset& a, const h5::Dataset& b, const CompareOp
   if (result.err_over_tol > 1 && result.match != Match::wide) result.match = Match::differs;
 }
 
-/// "top_values" of "top_ids"; "" of other names.
+/// "top_values" for "top_ids"; "" for other names.
 std::string values_beside(const std::string& path) {
   const std::string ids = "_ids";
   if (!path.ends_with(ids)) return "";
   return path.substr(0, path.size() - ids.size()) + "_values";
 }
 
-/// Ids [rows, entries] of values that descend, where equal values have no order: sorts the ids of
-/// each run of equal values, and replaces those of the last run of a row, which could go on, by -1.
+/// Ids [rows, entries] of descending values, without the order among equal values: each run of
+/// equal values is sorted, and a row's last run, which may be cut off, becomes -1.
 std::vector<double> without_order(std::vector<double> ids, const std::vector<double>& values,
                                   int64_t entries) {
   for (size_t row = 0; row < ids.size(); row += static_cast<size_t>(entries)) {
     const size_t end = row + static_cast<size_t>(entries);
     for (size_t begin = row, next = row; begin < end; begin = next) {
-      ++next;  // also behind a NaN, which equals nothing
+      ++next;  // also after a NaN, which equals nothing
       while (next < end && values[next] == values[begin]) ++next;
       const auto at = [&](size_t i) { return ids.begin() + static_cast<int64_t>(i); };
       if (next == end)
@@ -198,8 +198,8 @@ std::vector<double> without_order(std::vector<double> ids, const std::vector<dou
   return ids;
 }
 
-/// Compares ids whose order among equal values is free; false where the values do not have the
-/// shape of the ids, or are not the same.
+/// Compares ids whose order among equal values is free. Returns false if the values differ or do
+/// not have the shape of the ids.
 bool compare_ids(const Place& in_a, const Place& in_b, const std::string& path,
                  TensorComparison& result) {
   const std::string values = values_beside(path);

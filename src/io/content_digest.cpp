@@ -17,20 +17,20 @@ namespace {
 
 using detail::check;
 
-/// Bytes that an attribute adds to a file, at most.
+/// Upper limit of the bytes that an attribute adds to a file.
 constexpr int64_t attribute_bytes = 8192;
 
 bool is_number(H5T_class_t kind) {
   return kind == H5T_INTEGER || kind == H5T_FLOAT || kind == H5T_ENUM;
 }
 
-/// An object of the file: its identifier, and its path in errors.
+/// An HDF5 object, and its path for errors.
 struct Object {
   hid_t id;
   const std::string& path;
 };
 
-/// Adds everything of a file to a digest, part by part. Every part follows its length.
+/// Adds the whole contents of a file to a digest, part by part, each after its length.
 class Walk {
  public:
   Walk(hid_t file, const std::string& name) : file_(file), name_(name) {}
@@ -195,7 +195,7 @@ class Walk {
       const auto member = static_cast<unsigned>(i);
       const std::unique_ptr<char, herr_t (*)(void*)> name(H5Tget_member_name(type, member),
                                                           H5free_memory);
-      int64_t value[2] = {};  // H5Tconvert works in place: room for the wider one
+      int64_t value[2] = {};  // H5Tconvert works in place: sized for the wider type
       if (name == nullptr || H5Tget_size(type) > sizeof(value))
         detail::fail("read the type of " + what);
       check(H5Tget_member_value(type, member, value), "read the type of " + what);
@@ -246,7 +246,7 @@ class Walk {
   hid_t file_;
   const std::string& name_;
   Sha256 sha256_;
-  std::map<haddr_t, std::string> first_path_;  // of objects, by their address
+  std::map<haddr_t, std::string> first_path_;  // first path of each object, by address
 };
 
 std::string recorded_digest(hid_t file, const std::string& path) {

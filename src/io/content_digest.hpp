@@ -1,7 +1,7 @@
 #pragma once
-// The root attribute `content_sha256` of a file: a digest of all that the file says, as
-// inputs/SCHEMA.md defines it. Checksums of HDF5 1.10 cover the elements of chunks; a changed byte
-// of what describes them (a type, the extents, the names, the addresses) shows here.
+// The root attribute `content_sha256` of a file: a digest of the file's whole contents, as defined
+// in inputs/SCHEMA.md. Checksums of HDF5 1.10 cover only chunk elements; this also detects changed
+// bytes in metadata (types, extents, names, addresses).
 
 #include <hdf5.h>
 
@@ -12,21 +12,21 @@ namespace gyre::h5 {
 
 inline constexpr const char* content_attribute = "content_sha256";
 
-/// A file with more bytes has no digest, and values of a dataset with more are left out of it.
+/// Larger files have no digest, and larger values of a dataset are left out of it.
 inline constexpr int64_t most_content_bytes = int64_t{1} << 26;
 
-/// The digest of an open file, 64 hexadecimal digits. `path` is its name in errors. Throws a
-/// runtime error when something cannot be read. Serial.
+/// Digest of an open file, 64 hexadecimal digits. `path` names the file in errors. Throws a runtime
+/// error if something cannot be read. Serial.
 std::string content_digest(hid_t file, const std::string& path);
 
 /// Whether an open file has the attribute.
 bool has_content_digest(hid_t file, const std::string& path);
 
-/// Throws a runtime error unless an open file has the attribute with the digest of its contents.
+/// Throws a runtime error unless the attribute exists and equals the digest of the contents.
 void check_content_digest(hid_t file, const std::string& path);
 
-/// Adds the attribute to a complete, closed file that is not larger than `most_content_bytes`, and
-/// reserves space before. `name` is the file's name in errors. Serial.
+/// Adds the attribute to a complete, closed file of at most `most_content_bytes`, after reserving
+/// disk space. `name` names the file in errors. Serial.
 void record_content_digest(const std::string& path, const std::string& name);
 
 }  // namespace gyre::h5

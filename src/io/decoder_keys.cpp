@@ -14,7 +14,7 @@ namespace {
 
 using h5::AttributeValue;
 
-/// A key, and whether a value of it means this decoder. `layers`: others take other layers' time.
+/// A key, and whether a value of it describes this decoder. `layers`: it changes a layer's time.
 struct DecoderKey {
   const char* name;
   std::string wanted;
@@ -39,7 +39,7 @@ DecoderKey text(const char* name, const std::vector<std::string>& ours, bool lay
           layers};
 }
 
-/// The document in a text, or the text.
+/// Parses the text as JSON; a text that is no JSON list or object is returned as it is.
 Json json_of(const AttributeValue& value) {
   const auto* text = std::get_if<std::string>(&value);
   if (text == nullptr) return nullptr;
@@ -57,7 +57,7 @@ bool is_full_attention(const AttributeValue& value, const ModelConfig&) {
   return json.is_array() ? std::all_of(json.begin(), json.end(), is_full) : is_full(json);
 }
 
-/// Rotary embedding of whole heads by the configuration's own base.
+/// Whether a value asks for rotary embedding of whole heads with the configuration's own base.
 bool is_plain_rope(const AttributeValue& value, const ModelConfig& config) {
   if (is_neutral(value, NAN)) return true;
   const Json json = json_of(value);
@@ -73,7 +73,7 @@ DecoderKey rope(const char* name) {
   return {name, "the default type, of whole heads, with rope_theta as above", is_plain_rope};
 }
 
-/// A number that is in the configuration already.
+/// A key that repeats a number of the configuration.
 DecoderKey same(const char* name, const char* wanted, double (*value)(const ModelConfig&)) {
   return {name, wanted, [value](const AttributeValue& found, const ModelConfig& config) {
             const auto* whole = std::get_if<int64_t>(&found);

@@ -1,5 +1,5 @@
 #pragma once
-// Keys of Hugging Face's configurations that ask for another decoder than model/decoder.hpp.
+// Keys of Hugging Face configurations that ask for a decoder other than model/decoder.hpp.
 
 #include <functional>
 #include <string>
@@ -14,9 +14,9 @@ namespace gyre {
 /// Names of all keys that check_decoder_keys() knows.
 std::vector<std::string> decoder_keys();
 
-/// Adds an error for each key whose value, `value(key)`, makes other layers than those of `config`:
-/// with `only_layers`, layers that differ in what they take; else, in what they compute. Lists and
-/// objects are texts in JSON.
+/// Adds an error for each key whose value, `value(key)`, asks for other layers than those of
+/// `config`: layers that take another time if `only_layers`, else layers that compute something
+/// else. Lists and objects are given as JSON texts.
 void check_decoder_keys(ConfigErrors& errors, const ModelConfig& config, bool only_layers,
                         const std::function<h5::AttributeValue(const std::string&)>& value);
 

@@ -11,7 +11,7 @@ constexpr const char* tokens_path = "/documents/tokens";
 constexpr const char* offsets_path = "/documents/offsets";
 constexpr const char* names_path = "/documents/names";
 
-/// Datasets of a documents file. open_parts sets tokens and offsets, and names if there are any.
+/// Datasets of a documents file. open_parts always sets tokens and offsets, and names if present.
 struct DocumentParts {
   std::optional<h5::Dataset> tokens, offsets, names;
 };

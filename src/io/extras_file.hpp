@@ -1,6 +1,6 @@
 #pragma once
-// Arrays that go along with a batch without being read (core/extra.hpp): in a file, the datasets of
-// any numeric type below a group `extras`. The attribute `aligned` of each says what its first
+// Arrays that accompany a batch without being interpreted (core/extra.hpp). In a file they are the
+// numeric datasets below a group `extras`. Each has an attribute `aligned` that says what its first
 // extents are; types and further extents are kept.
 
 #include <map>
@@ -11,11 +11,11 @@
 
 namespace gyre {
 
-/// An extra, and what a file says of its elements.
+/// An extra, and the type and shape of its elements in the file.
 struct StoredExtra {
-  Extra extra;  ///< item_bytes of Aligned::none: those of the array
+  Extra extra;  ///< Aligned::none: item_bytes is the whole array's
   h5::StoredType type;
-  h5::Shape item;  ///< extents of a row or of a slot; Aligned::none: of the array
+  h5::Shape item;  ///< extents per row or slot; Aligned::none: of the whole array
 };
 using StoredExtras = std::map<std::string, StoredExtra>;  ///< by path below the group
 
@@ -25,18 +25,18 @@ std::string name_of(Extra::Aligned aligned);
 /// Datasets of extras by name.
 using ExtraDatasets = std::map<std::string, h5::Dataset>;
 
-/// Opens the extras below `group`, if the file has it, and describes them in `extras`, without
-/// bytes. `rows` and `slots` are the extents in front of items that are aligned so; -1 is any.
-/// Types, attributes and extents that break the schema go to the errors of `reader`. No
+/// Opens the extras below `group`, if present, and describes them in `extras`, without bytes.
+/// `rows` and `slots` are the leading extents of items aligned to rows or slots; -1 matches any.
+/// Types, attributes and extents that break the schema are added to the reader's errors. No
 /// communication.
 ExtraDatasets open_extras(const h5::File& file, SchemaReader& reader, const std::string& group,
                           const h5::Shape& rows, const h5::Shape& slots, StoredExtras& extras);
 
-/// All bytes of the datasets that are of this kind, on every rank. Collective.
+/// Reads the bytes of all extras aligned to slots, or of all others, onto every rank. Collective.
 void read_extras(const ExtraDatasets& datasets, bool of_slots, StoredExtras& extras);
 
-/// Writes the extras of a file that create() has made below `group`; those aligned to slots, with
-/// the extents `slots` in front, wait for open_to_fill.
+/// Writes extras below `group` of a file made by create(). Those aligned to slots, whose leading
+/// extents are `slots`, are only created; open_to_fill fills them.
 void create_extras(h5::File& file, const std::string& group, const StoredExtras& extras,
                    const h5::Shape& slots);
 

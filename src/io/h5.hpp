@@ -1,14 +1,14 @@
 #pragma once
-// HDF5 files: handles that close themselves, errors that name file and dataset, and rectangles of
-// datasets moved between file and memory by one process or by all ranks together.
+// HDF5 files: handles that close themselves, errors that name file and dataset, and transfers of
+// hyperslabs between file and memory by one process or by all ranks together.
 //
 // A file opened over a communicator is collective: every rank makes the same calls in the same
-// order, each with its own rectangles or with none. An error on one rank becomes one agreed error
+// order, each with its own slabs or none. An error on one rank becomes one agreed error
 // on all ranks. Queries of the structure (attributes, shapes, existence) are not collective.
 //
 // A file that many ranks write is made in two steps, because HDF5 cannot write variable-length
-// texts in parallel: one process creates it, with its attributes, texts and empty datasets; then
-// all ranks open it to fill the datasets.
+// texts in parallel. First one process creates it with its attributes, texts and empty datasets;
+// then all ranks open it and fill the datasets.
 
 #include <hdf5.h>
 
@@ -40,9 +40,9 @@ class Handle {
     return *this;
   }
   ~Handle() { reset(); }
-  /// Closes now; negative when HDF5 failed.
+  /// Closes now; negative if HDF5 failed.
   herr_t reset() { return id_ < 0 ? 0 : close_(std::exchange(id_, -1)); }
-  /// Never closes.
+  /// Gives the identifier up without closing it.
   void abandon() { id_ = -1; }
   hid_t get() const { return id_; }
   bool valid() const { return id_ >= 0; }
@@ -58,15 +58,15 @@ int64_t elements_of(const Shape& shape);
 /// "[3, 4]"; extents of -1 print as "any".
 std::string to_string(const Shape& shape);
 
-/// A rectangle of a dataset: count[d] elements from start[d] in dimension d.
+/// A hyperslab of a dataset: count[d] elements from start[d] in dimension d.
 struct Slab {
   Shape start;
   Shape count;
 };
 
-/// Type of the elements of a dataset. `integer` and `real` are those without an own name that a
-/// long double holds exactly, float16 and HDF5's bfloat16 among them; `bfloat16` is that stored as
-/// uint16, with the text attribute `dtype`; `enumeration` names integers, as booleans of h5py do.
+/// Element type of a dataset. `integer` and `real` are other types that a long double represents
+/// exactly, float16 and HDF5's own bfloat16 among them. `bfloat16` is stored as uint16 with the
+/// text attribute `dtype`. `enumeration` names integers, such as the booleans of h5py.
 enum class Type { f32, f64, i32, i64, integer, real, bfloat16, enumeration, text, other };
 std::string_view name_of(Type type);
 inline bool is_integer(Type t) {
@@ -76,14 +76,14 @@ inline bool is_real(Type t) {
   return t == Type::f32 || t == Type::f64 || t == Type::real || t == Type::bfloat16;
 }
 
-/// The type of a dataset's elements as it is in the file, byte order included: what another dataset
-/// needs to hold the same bytes.
+/// Element type as stored in the file, byte order included: another dataset of this type holds the
+/// same bytes.
 struct StoredType {
   std::string description;  ///< HDF5's encoding
-  int64_t bytes = 0;        ///< of an element
-  bool is_words = false;    ///< of bfloat16 that is stored as uint16, with the attribute `dtype`
+  int64_t bytes = 0;        ///< per element
+  bool is_words = false;    ///< bfloat16 stored as uint16 with the attribute `dtype`
 };
-/// Whether equal bytes are equal values.
+/// Whether equal bytes mean equal values.
 bool operator==(const StoredType& a, const StoredType& b);
 
 class Dataset {
@@ -103,15 +103,15 @@ class Dataset {
   void read(std::span<const Slab> slabs, std::span<T> out) const {
     transfer(false, dtype_of<T>, slabs, out.data(), std::ssize(out));
   }
-  /// Writes `data` to `slabs`; same order. Ranks write disjoint slabs. Collective.
+  /// Writes `data` to `slabs`, in the same order. Ranks write disjoint slabs. Collective.
   template <class T>
   void write(std::span<const Slab> slabs, std::span<const T> data) const {
     transfer(true, dtype_of<T>, slabs, const_cast<T*>(data.data()), std::ssize(data));
   }
   /// Reads any integers, reals or enumerations without loss. Collective.
   void read_exactly(std::span<const Slab> slabs, std::span<long double> out) const;
-  /// The whole dataset on every rank: each rank reads its share of the rows, then all shares are
-  /// gathered. Collective.
+  /// Reads the whole dataset onto every rank: each rank reads a share of the rows, then all shares
+  /// are gathered. Collective.
   template <class T>
   std::vector<T> read_all() const {
     std::vector<T> out;
@@ -120,19 +120,19 @@ class Dataset {
     return out;
   }
   StoredType stored_type() const;
-  /// read, write and read_all of elements as they lie in the file, whatever their type. Collective.
+  /// As read, write and read_all, for elements in their stored form, whatever the type. Collective.
   void read_bytes(std::span<const Slab> slabs, std::span<std::byte> out) const;
   void write_bytes(std::span<const Slab> slabs, std::span<const std::byte> data) const;
   std::vector<std::byte> read_all_bytes() const;
-  /// Runs `allocate`, which takes memory for `count` elements of `width` bytes. A damaged file can
-  /// ask for any size: more than the machine has is a runtime error. Collective.
+  /// Runs `allocate`, which allocates `count` elements of `width` bytes. A damaged file can claim
+  /// any size; more than the machine's memory is a runtime error. Collective.
   void make_room(int64_t count, int64_t width, const std::function<void()>& allocate) const;
-  /// All texts, on every rank. Collective.
+  /// Reads all texts onto every rank. Collective.
   std::vector<std::string> read_texts() const;
 
  private:
   friend class File;
-  /// Elements in memory: HDF5's type and bytes.
+  /// Elements in memory: their HDF5 type and size in bytes.
   struct Element {
     hid_t type;
     int64_t width;
@@ -142,14 +142,14 @@ class Dataset {
                 int64_t size) const;
   void transfer(bool writing, Element element, std::span<const Slab> slabs, void* data,
                 int64_t size) const;
-  /// Reads bfloat16 that is stored as integers.
+  /// Reads bfloat16 stored as integers.
   template <class T>
   void read_words(std::span<const Slab> slabs, T* out, int64_t size) const;
-  /// Reads back what this rank has written: between ranks and file data goes by messages of the
-  /// libraries' own, which nobody checks.
+  /// Reads back what this rank has written: the libraries send file data between ranks in messages
+  /// of their own, which are not checksummed.
   void compare_written(Element element, std::span<const Slab> slabs, const void* data,
                        int64_t size) const;
-  /// The error of the transfer; "": none.
+  /// Returns the error of the transfer, or "".
   std::string transfer_round(bool writing, hid_t type, std::span<const Slab> slabs,
                              void* data) const;
   /// Reads one slab into memory. Collective.
@@ -160,7 +160,7 @@ class Dataset {
 
   std::string file_;
   std::string path_;
-  Communicator* comm_ = nullptr;  // null: this process alone
+  Communicator* comm_ = nullptr;  // null: serial
   Handle id_;
   Shape shape_;
   Type type_ = Type::other;
@@ -174,32 +174,32 @@ struct Unreadable {
   std::string what;
   bool operator==(const Unreadable&) const = default;
 };
-/// Value of an attribute; std::monostate: there is none. A bool is an enumeration of FALSE and
-/// TRUE, as h5py writes it.
+/// Value of an attribute; std::monostate: the attribute is missing. A bool is an enumeration of
+/// FALSE and TRUE, as in h5py.
 using AttributeValue = std::variant<std::monostate, bool, int64_t, double, std::string, Unreadable>;
 /// For messages: "5", "true", "'text'", "float64 [24]", "not there".
 std::string to_string(const AttributeValue& value);
 
-/// An HDF5 file. Everything read from it is in the file itself: links inside the file are followed,
-/// those to other files are usage errors, as are datasets whose elements are in other files,
-/// because the file's checksum would not cover them. A link to nothing is an error, too.
+/// An HDF5 file. All data come from the file itself: links inside the file are followed; links to
+/// other files and datasets stored in other files are usage errors, because the file's checksum
+/// would not cover them. So are dangling links.
 class File {
  public:
-  /// Opens for reading, in this process alone. A path that cannot be opened, or that is no HDF5
-  /// file, is a usage error; a truncated or damaged file is a runtime error.
+  /// Opens for reading, serially. A path that cannot be opened, or that is no HDF5 file, is a usage
+  /// error; a truncated or damaged file is a runtime error.
   static File open(const std::string& path);
   /// Opens for reading by all ranks, after rank 0 has checked the file. Collective.
   static File open(Communicator& comm, const std::string& path);
-  /// Creates or empties a file, in this process alone. Space on the disk is reserved before
-  /// anything is written, also for what open_to_fill will write: HDF5 neither reports a full disk
-  /// on all ranks nor survives it.
+  /// Creates or truncates a file, serially. Disk space is reserved before anything is written, also
+  /// for what open_to_fill will write: HDF5 neither reports a full disk on all ranks nor survives
+  /// it.
   static File create(const std::string& path);
-  /// Opens an existing file, so that all ranks write to its datasets. Collective.
+  /// Opens an existing file whose datasets all ranks will write. Collective.
   static File open_to_fill(Communicator& comm, const std::string& path);
   File(File&&) = default;
   File& operator=(File&&) = default;
-  /// A file that an exception leaves half written stays open: closing it would write, and would
-  /// wait for ranks that may not come.
+  /// A file left half written by an exception stays open: closing it would write, and wait for
+  /// ranks that may not come.
   ~File();
   /// Closes; throws if not everything could be written. Collective; no dataset may be open.
   void close();
@@ -207,18 +207,18 @@ class File {
   const std::string& path() const { return path_; }
   bool has_group(const std::string& path) const;
   bool has_dataset(const std::string& path) const;
-  /// A group, a dataset or a named type.
+  /// Whether a group, a dataset or a named type exists at the path.
   bool has_object(const std::string& path) const;
-  /// Names of all links of a group, and of all attributes of an object; none without the object.
+  /// Names of a group's links, or of an object's attributes; empty if there is no such object.
   std::vector<std::string> links_of(const std::string& group) const;
   std::vector<std::string> attributes_of(const std::string& object) const;
   /// Paths of all datasets in and below `group`, relative to it, sorted.
   std::vector<std::string> datasets_below(const std::string& group) const;
-  /// A dataset that another program's filter is needed for, such as lzf, is a usage error.
+  /// Opens a dataset. One that needs an external filter, such as lzf, is a usage error.
   Dataset dataset(const std::string& path) const;
   AttributeValue attribute(const std::string& object, const std::string& name) const;
 
-  // Writing to a file made by create(). Missing parent groups are created.
+  // These write to a file made by create(). Missing parent groups are created.
   void create_group(const std::string& path);
   void write_attribute(const std::string& object, const std::string& name, int64_t value);
   void write_attribute(const std::string& object, const std::string& name, double value);
@@ -228,7 +228,7 @@ class File {
   void create_dataset(const std::string& path, const StoredType& type, const Shape& shape,
                       Checksum checksum);
   void write_dataset(const std::string& path, std::span<const std::string> texts);
-  /// A dataset with checksums; one-dimensional, unless it has a shape.
+  /// Writes a dataset with checksums; it is one-dimensional unless a shape is given.
   template <class T>
   void write_dataset(const std::string& path, std::span<const T> data) {
     write_dataset(path, data, {std::ssize(data)});
@@ -241,7 +241,7 @@ class File {
     dataset(path).template write<T>(std::span(&all, 1), data);
     --unfilled_;
   }
-  /// The same of elements as they lie in a file.
+  /// As above, for elements in their stored form.
   void write_dataset(const std::string& path, const StoredType& type,
                      std::span<const std::byte> data, const Shape& shape);
 
@@ -251,7 +251,7 @@ class File {
       : path_(std::move(path)), comm_(comm), id_(std::move(id)), access_(access) {}
   void write_attribute(const std::string& object, const std::string& name, hid_t type,
                        const void* value);
-  /// Elements of HDF5's `type`, of `width` bytes.
+  /// `type` is the HDF5 type of the elements, `width` their size in bytes.
   void create_dataset(const std::string& path, hid_t type, int64_t width, const Shape& shape,
                       Checksum checksum);
   /// The object at a path; invalid if there is none.
@@ -259,24 +259,24 @@ class File {
   H5I_type_t kind_of(const std::string& path) const;
   void list_datasets(const std::string& group, const std::string& front,
                      std::vector<haddr_t>& above, std::vector<std::string>& paths) const;
-  /// Reserves space for all that was created so far.
+  /// Reserves disk space for everything created so far.
   void reserve() const;
 
   std::string path_;
   Communicator* comm_ = nullptr;
   Handle id_;
   Access access_ = Access::read;
-  int64_t planned_bytes_ = 0;  // of what was created, at most
-  int unfilled_ = 0;           // datasets that wait for open_to_fill
+  int64_t planned_bytes_ = 0;  // upper limit of the size of what was created
+  int unfilled_ = 0;           // datasets that open_to_fill must fill
   int exceptions_ = std::uncaught_exceptions();
 };
 
-/// Prepares HDF5 for programs of many ranks; to be called before MPI is initialised. At the end of
-/// a program, or of MPI, HDF5 writes what it could not write before, and crashes when that fails
-/// again: it is told not to. A file that gets too large is an error, not a signal.
+/// Prepares HDF5 for programs of many ranks; must be called before MPI is initialised. By default
+/// HDF5 retries failed writes at the end of the program, or of MPI, and crashes if they fail again:
+/// this is turned off. A file that gets too large is an error instead of a signal.
 void initialise();
 
-/// Version of the loaded library: "1.10.8".
+/// Version of the loaded library, such as "1.10.8".
 std::string library_version();
 
 }  // namespace gyre::h5

@@ -22,7 +22,7 @@ Extents to_extents(const Shape& shape) {
   return {shape.begin(), shape.end()};
 }
 
-/// Cuts slabs by rows into rounds of at most `limit` elements each (at least one row).
+/// Cuts slabs by rows into rounds of at most `limit` elements (and at least one row) each.
 std::vector<std::vector<Slab>> cut_into_rounds(std::span<const Slab> slabs, int64_t limit) {
   std::vector<std::vector<Slab>> rounds;
   int64_t room = 0;
@@ -85,7 +85,7 @@ void run(Communicator* comm, const std::string& what, const std::function<void()
   if (comm == nullptr) return work();
   run_agreed(*comm, what, work);
 }
-/// Calls HDF5 directly, or together with the other ranks of a communicator.
+/// Calls HDF5 directly, or in step with the other ranks of a communicator.
 void in_step(const Communicator* comm, const std::function<void()>& call) {
   if (comm == nullptr) return call();
   run_in_step(*comm, call);
@@ -186,7 +186,7 @@ void Dataset::transfer(bool writing, Element element, std::span<const Slab> slab
       fmt::format("{} {} of {}", writing ? "writing" : "reading", path_, file_);
   run(comm_, what, [&] {
     GYRE_CHECK(wanted == size, "{}: {} elements selected for a buffer of {}", what, wanted, size);
-    std::string failure;  // the first one; a rank that failed still takes part in all rounds
+    std::string failure;  // first error; a rank that failed still takes part in all rounds
     in_step(comm_, [&] {
       const Reading scope(what, file_);
       auto* bytes = static_cast<std::byte*>(data);

@@ -20,18 +20,18 @@ namespace {
 
 constexpr int64_t chunk_bytes = int64_t{1} << 20;
 
-// What HDF5 writes beside the elements, at most: of a file, of a group or dataset with its first
-// index block, of an attribute, of a chunk, of a text.
+// Upper limits of what HDF5 writes besides the elements: per file, per group or dataset with its
+// first index block, per attribute, per chunk, per text.
 constexpr int64_t file_overhead = int64_t{1} << 16;
 constexpr int64_t object_overhead = 8192;
 constexpr int64_t attribute_overhead = 1024;
 constexpr int64_t chunk_overhead = 256;
 constexpr int64_t text_overhead = 64;
 
-/// A file is not begun on a disk with less.
+/// With less free disk space, a file is not created.
 constexpr int64_t least_space = int64_t{1} << 18;
 
-/// Throws when `path` cannot be opened, or is no complete HDF5 file. Serial.
+/// Throws if `path` cannot be opened or is not a complete HDF5 file. Serial.
 void check_readable(const std::string& path) {
   detail::silence();
   require_regular_file(path);
@@ -54,7 +54,7 @@ Handle with_groups() {
   return list;
 }
 
-/// Chunks of whole rows of elements of `width` bytes, about `chunk_bytes` each.
+/// Extents of a chunk: whole rows, about `chunk_bytes` in all.
 std::vector<hsize_t> chunk_of(const Shape& shape, int64_t width) {
   std::vector<hsize_t> chunk(shape.begin(), shape.end());
   const int64_t row = elements_of(shape) / shape[0] * width;
@@ -76,7 +76,7 @@ Handle creation_list(int64_t width, const Shape& shape, Checksum checksum) {
   return list;
 }
 
-/// Bytes of a dataset in the file. Chunks at its end are stored in full.
+/// Bytes of a dataset in the file. The last chunk counts in full.
 int64_t bytes_in_file(int64_t width, const Shape& shape, Checksum checksum) {
   if (elements_of(shape) == 0 || shape.empty() || checksum == Checksum::none)
     return object_overhead + elements_of(shape) * width;
@@ -86,7 +86,7 @@ int64_t bytes_in_file(int64_t width, const Shape& shape, Checksum checksum) {
          ceil_div(shape[0], rows) * (elements_of(shape) / shape[0] * rows * width + chunk_overhead);
 }
 
-/// Enumerators FALSE and TRUE are a bool; other enumerations are not read.
+/// Enumerations of FALSE and TRUE are read as bool; others are not read.
 AttributeValue read_enumeration(hid_t attribute, hid_t type, const std::string& what) {
   const Handle native(H5Tget_native_type(type, H5T_DIR_ASCEND), H5Tclose);
   std::array<char, 64> value{}, named{};  // no integer of HDF5 is longer
@@ -240,7 +240,7 @@ Dataset File::dataset(const std::string& path) const {
   if (!result.id_.valid()) throw_runtime("cannot {}: there is none", what);
   if (H5Iget_type(result.id_.get()) != H5I_DATASET)
     throw_runtime("cannot {}: it is no dataset", what);
-  // This comes before the shape: a virtual dataset would open other files for it.
+  // Checked before the shape: HDF5 would open other files for the shape of a virtual dataset.
   if (const char* kind = detail::foreign_storage(result.id_.get()))
     throw_usage("dataset '{}' of '{}' {}: its elements are in other files; copy them into this one",
                 path, path_, kind);

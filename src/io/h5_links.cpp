@@ -1,6 +1,5 @@
-// Finding objects of an HDF5 file by their paths, and listing its datasets. Links are followed
-// here, one at a time, so that HDF5 never leaves the file, and a link to nothing is told from no
-// link.
+// Finds objects of an HDF5 file by path, and lists its datasets. Links are followed here, one at a
+// time, so that HDF5 never leaves the file, and dangling links differ from missing ones.
 
 #include <algorithm>
 
@@ -11,9 +10,9 @@
 namespace gyre::h5 {
 namespace {
 
-constexpr int most_links = 32;  // of one path; more are a circle
+constexpr int most_links = 32;  // per path; more indicate a cycle
 
-/// Names of a path, the first one last, without those that stay in place: "/a/./b" -> "b", "a".
+/// Components of a path in reverse order, without empty ones and ".": "/a/./b" -> "b", "a".
 std::vector<std::string> names_of(const std::string& path) {
   std::vector<std::string> names;
   for (size_t at = 0; at < path.size();) {
@@ -44,7 +43,7 @@ std::string value_of(hid_t group, const std::string& name, const H5L_info_t& inf
   return value;
 }
 
-/// Throws for a link that leaves the file.
+/// Throws a usage error for a link that leaves the file.
 [[noreturn]] void refuse_foreign_link(const std::string& path, const std::string& file,
                                       const H5L_info_t& info, const std::string& value) {
   const char *target = "", *object = "";
@@ -56,7 +55,7 @@ std::string value_of(hid_t group, const std::string& name, const H5L_info_t& inf
       path, file, target, object);
 }
 
-/// For H5Literate and H5Aiterate2, whose third arguments differ.
+/// Callback for H5Literate and H5Aiterate2, whose third arguments differ.
 template <class Info>
 herr_t collect_name(hid_t, const char* name, const Info*, void* data) {
   static_cast<std::vector<std::string>*>(data)->push_back(name);
@@ -70,8 +69,8 @@ Handle File::find(const std::string& path) const {
   const Reading scope(what, path_);
   Handle object = open_object(id_.get(), "/", what);
   std::vector<std::string> names = names_of(path);
-  std::string link;        // the last one followed
-  size_t behind_link = 0;  // names left when its target is reached
+  std::string link;        // last link followed
+  size_t behind_link = 0;  // components left when its target is reached
   int followed = 0;
   while (!names.empty()) {
     const std::string name = names.back();
@@ -139,7 +138,7 @@ bool File::has_object(const std::string& path) const {
   return kind_of(path) != H5I_BADID;
 }
 
-/// `above` are the addresses of the groups that lead to `group`: links may form a circle.
+/// `above`: addresses of the groups that lead to `group`, since links may form a cycle.
 void File::list_datasets(const std::string& group, const std::string& front,
                          std::vector<haddr_t>& above, std::vector<std::string>& paths) const {
   const std::string what = fmt::format("list '{}' of '{}'", group, path_);

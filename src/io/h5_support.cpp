@@ -59,7 +59,7 @@ Handle type_of(const StoredType& type) {
 
 namespace {
 
-/// The reals of 16 bits that h5py and PyTorch's users write, of which HDF5 1.10 has no own type.
+/// 16-bit reals as h5py and PyTorch users write them; HDF5 1.10 has no such type.
 hid_t real_of_16_bits(hid_t like, size_t exponent_bits, size_t mantissa_bits) {
   const hid_t type = H5Tcopy(like);
   H5Tset_fields(type, 15, mantissa_bits, exponent_bits, 0, mantissa_bits);
@@ -68,14 +68,14 @@ hid_t real_of_16_bits(hid_t like, size_t exponent_bits, size_t mantissa_bits) {
   return type;
 }
 
-/// A type whose values this program understands.
+/// An element type that this program understands.
 struct KnownType {
   hid_t type;
   Type kind;
 };
 
-/// All of them but enumerations and texts. A damaged file can describe any others, with another
-/// bias of the exponent, for one, as which HDF5 would read other values.
+/// All known types but enumerations and texts. A damaged file can describe any other type, for
+/// example one with another exponent bias, whose values HDF5 would silently convert.
 const std::vector<KnownType>& known_types() {
   static_assert(LDBL_MANT_DIG >= 64, "a long double holds every integer of 64 bits");
   static const std::vector<KnownType> types{

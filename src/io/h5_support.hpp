@@ -1,5 +1,5 @@
 #pragma once
-// Internals of io/h5: error texts and types that its source files share.
+// Internals of io/h5: error texts and types shared by its source files.
 
 #include <hdf5.h>
 
@@ -14,7 +14,7 @@
 
 namespace gyre::h5 {
 
-/// Objects behind more groups than this are not listed: each is opened from the root.
+/// Objects nested deeper are not listed: each is opened from the root.
 inline constexpr std::ptrdiff_t most_group_levels = 64;
 
 }  // namespace gyre::h5
@@ -24,7 +24,7 @@ namespace gyre::h5::detail {
 /// Stops HDF5 from printing its own errors.
 void silence();
 
-/// The deepest message on HDF5's error stack, in one line; clears the stack.
+/// Deepest message on HDF5's error stack, as one line; clears the stack.
 std::string deepest_message();
 
 /// "cannot <what>: <HDF5's reason>"
@@ -32,7 +32,7 @@ std::string failure_text(const std::string& what);
 /// Throws a runtime error with this text.
 [[noreturn]] void fail(const std::string& what);
 
-/// Returns a result of HDF5; throws a runtime error if it is negative.
+/// Returns an HDF5 result; throws a runtime error if it is negative.
 template <class T>
 T check(T result, const std::string& what) {
   if (result < 0) fail(what);
@@ -40,34 +40,34 @@ T check(T result, const std::string& what) {
 }
 
 hid_t native_type(DType type);
-/// HDF5's type of what a dataset stores. A runtime error when its description is none.
+/// HDF5 type of a StoredType. A runtime error if the description is invalid.
 Handle type_of(const StoredType& type);
 Type classify(hid_t type);
 
-/// How a dataset has its elements in other files ("is virtual"), or null.
+/// How a dataset stores its elements in other files ("is virtual"), or null.
 const char* foreign_storage(hid_t dataset);
 
-/// The filter of a dataset that this HDF5 does not have: "32000 (lzf)"; or "".
+/// Filter of a dataset that this HDF5 lacks, such as "32000 (lzf)"; or "".
 std::string missing_filter(hid_t dataset);
 
-/// Extents of a dataspace; {0} for one without elements. A runtime error when there are more
-/// elements than can be counted.
+/// Extents of a dataspace; {0} for a null dataspace. A runtime error if the number of elements
+/// overflows.
 Shape shape_of(hid_t space, const std::string& what);
 
-/// The variable-length text type of the character set of `like`, or UTF-8.
+/// Variable-length text type with the character set of `like`, or UTF-8.
 Handle text_type(hid_t like = -1);
 
-/// Memory for what H5Dread reads of variable length, up to a number of bytes: a damaged file can
-/// claim gigabytes for each text. Whoever reads without an error frees it by H5Dvlen_reclaim.
+/// Memory for the variable-length data of H5Dread, with a limit: a damaged file can claim gigabytes
+/// per text. After a successful read, the caller frees it by H5Dvlen_reclaim.
 class TextMemory {
  public:
   explicit TextMemory(int64_t most_bytes);
   TextMemory(const TextMemory&) = delete;
   TextMemory& operator=(const TextMemory&) = delete;
-  /// For H5Dread.
+  /// Transfer property list for H5Dread.
   hid_t transfer_list() const { return list_.get(); }
   bool is_exceeded() const { return exceeded_; }
-  /// After an error, when HDF5 has forgotten what it took.
+  /// Call after an error, when HDF5 has lost its allocations.
   void free_all();
 
  private:
@@ -80,9 +80,9 @@ class TextMemory {
   std::set<void*> blocks_;
 };
 
-/// Reads `count` texts, together at most `most_bytes` long, through `read(memory type, transfer
-/// list, buffer)`, which wraps H5Dread or H5Aread. Throws a runtime error when `what`, their name,
-/// does not fit into memory, or is longer. (H5Aread cannot be limited.)
+/// Reads `count` texts of at most `most_bytes` in all through `read(memory type, transfer list,
+/// buffer)`, which wraps H5Dread or H5Aread. Throws a runtime error that names `what` if they
+/// exceed the limit or memory. (H5Aread cannot be limited.)
 template <class Read>
 std::vector<std::string> read_texts(const std::string& what, hid_t file_type, hid_t space,
                                     size_t count, int64_t most_bytes, const Read& read) {

@@ -37,7 +37,7 @@ void check_attributes(SchemaReader& reader, LogprobsFile& f) {
                least_temperature, most_temperature);
 }
 
-/// Without ids, any number of the largest logits is asked for, the same of values and ids.
+/// Without ids, K is taken from the first array of largest logits; values and ids must agree on it.
 void check_top(SchemaReader& reader, LogprobsFile& f, const std::string& path, int64_t entries) {
   if (entries < 1 || entries > f.vocab_size || (f.top > 0 && entries != f.top))
     reader.errors().add("{} has {} entries a token; it must be {}", path, entries,
@@ -46,7 +46,7 @@ void check_top(SchemaReader& reader, LogprobsFile& f, const std::string& path, i
   f.top = entries;
 }
 
-/// The extents of an array, -1 where they are not known.
+/// Extents of an array; -1 where unknown.
 h5::Shape shape_of(LogprobsShape shape, const LogprobsFile& f, int64_t tokens, int64_t sequences) {
   const int64_t ids = f.vocab_size > 0 ? f.vocab_size : -1, width = f.linear ? f.linear->width : -1;
   switch (shape) {
@@ -68,7 +68,7 @@ h5::Shape shape_of(LogprobsShape shape, const LogprobsFile& f, int64_t tokens, i
   return {};
 }
 
-/// Opens those arrays of answers that are there, and notes those whose names are not known.
+/// Opens the arrays of answers that are present, and notes datasets of unknown names.
 void open_reference(SchemaReader& reader, const h5::File& file,
                     const std::vector<LogprobsArray>& arrays, LogprobsFile& f, int64_t tokens,
                     LogprobsParts& parts) {
@@ -91,7 +91,7 @@ void open_reference(SchemaReader& reader, const h5::File& file,
   f.reference->unknown = unknown_datasets(file, answers_group, names);
 }
 
-/// Hidden states and a head, if the file has one of them: then it must have both.
+/// Opens hidden states and head; a file must have both or neither.
 void open_linear(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsParts& parts) {
   const char *hidden = "/logprobs/hidden", *head = "/logprobs/head";
   if (!reader.is_there(hidden) && !reader.is_there(head)) return;
@@ -105,7 +105,7 @@ void open_linear(SchemaReader& reader, LogprobsFile& f, int64_t tokens, Logprobs
   f.linear.emplace().width = width;
 }
 
-/// What a token is asked for beside its target, if the file has it.
+/// Opens ids and teacher, if the file has them.
 void open_ids(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsParts& parts) {
   const char *ids = "/logprobs/ids", *teacher = "/logprobs/teacher",
              *values = "/logprobs/teacher_values";
@@ -129,7 +129,7 @@ LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray
   if (reader.is_there("/logprobs/offsets"))
     parts.offsets = reader.integers("/logprobs/offsets", {-1});
   parts.logits = reader.reals("/logprobs/logits", {-1, -1});
-  int64_t tokens = -1;  // whatever it is, until it is known
+  int64_t tokens = -1;  // -1 matches any extent until the number is known
   f.columns = -1;
   if (parts.logits) {
     tokens = parts.logits->shape()[0], f.columns = parts.logits->shape()[1];
@@ -154,7 +154,7 @@ LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray
   return parts;
 }
 
-/// A problem for the first logit that is NaN or +inf, and for the first row without a finite one.
+/// Adds errors for the first logit that is NaN or +inf and for the first row without a finite one.
 void check_logits(ConfigErrors& errors, const std::string& name, const LogprobsFile& f,
                   const std::vector<float>& logits) {
   for (int64_t t = 0; t < f.tokens(); ++t) {
@@ -212,7 +212,7 @@ void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& array
   reader.throw_if_any();
 }
 
-/// Fails unless every element of an array comes from exactly one rank.
+/// Throws unless every element of an array comes from exactly one rank.
 void check_coverage(Communicator& comm, const LogprobsPart& part) {
   const int64_t rows = part.shape[0];
   const int64_t width = h5::elements_of(part.shape) / std::max<int64_t>(1, rows);
@@ -247,7 +247,7 @@ void create_results(const std::string& path, const LogprobsResultsHeader& header
   file.close();
 }
 
-/// Writes this rank's rows, `values` [rows, columns], in the order of the file.
+/// Writes this rank's rows, `values` [rows, columns], in file order.
 template <class T>
 void write_rows(const h5::Dataset& dataset, const LogprobsPart& part,
                 const std::vector<T>& values) {

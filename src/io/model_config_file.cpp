@@ -21,7 +21,7 @@ class Config {
       throw_usage("{}: 'text_config' means a model of several parts; wanted: one decoder", path);
   }
 
-  /// As an attribute of HDF5 would have it.
+  /// Value of a key in the form of an HDF5 attribute.
   h5::AttributeValue value(const std::string& key) const {
     if (!given(key.c_str())) return {};
     const Json& found = json_[key];
@@ -58,7 +58,7 @@ ModelConfig parse_model_config(const std::string& path, const std::string& text)
   c.head_dim =
       file.whole_or("head_dim", c.hidden_size / std::max<int64_t>(1, c.num_attention_heads));
   c.intermediate_size = file.whole("intermediate_size");
-  // Of no consequence for its time.
+  // These do not affect the time.
   c.rope_theta = 1e4;
   c.rms_norm_eps = 1e-5;
   constexpr int64_t padding = 128;

@@ -27,7 +27,7 @@ ModelConfig read_config(SchemaReader& reader) {
   return config;
 }
 
-/// Tensors that this decoder does not read, and attributes that ask for what it does not compute.
+/// Adds errors for tensors that this decoder does not read and attributes that it does not support.
 void check_nothing_else(SchemaReader& reader, const h5::File& file, const ModelConfig& config) {
   check_decoder_keys(reader.errors(), config, false,
                      [&](const std::string& key) { return file.attribute(group, key); });
@@ -53,7 +53,7 @@ ModelConfig read_and_check(const h5::File& file, std::string& tokenizer) {
   tokenizer = reader.text(group, "tokenizer", "");
   if (reader.errors().empty()) check_config(reader.errors(), config);
   reader.throw_if_any();  // a wrong configuration would make all shapes wrong
-  // Of a wrong number of layers, the list of all tensors could fill the memory: the last one first.
+  // A wrong number of layers could list enough tensors to fill memory: check the last one first.
   const std::string last = layer_tensor(config.num_hidden_layers - 1, "attn_norm");
   reader.dataset(fmt::format("{}/{}", group, last), {h5::Type::f32}, {config.hidden_size});
   reader.throw_if_any();
@@ -64,7 +64,7 @@ ModelConfig read_and_check(const h5::File& file, std::string& tokenizer) {
   return config;
 }
 
-/// Throws a usage error that names the first NaN or infinity of what was read from `slab`.
+/// Throws a usage error that names the first NaN or infinity of the values read from `slab`.
 void check_finite(const Buffer<float>& values, const h5::Dataset& dataset, const h5::Slab& slab) {
   for (int64_t i = 0; i < values.size(); ++i) {
     if (std::isfinite(values[i])) continue;
@@ -88,7 +88,7 @@ void check_config(ConfigErrors& errors, const ModelConfig& c) {
       {"head_dim", c.head_dim},
       {"intermediate_size", c.intermediate_size},
   };
-  constexpr int64_t most = std::numeric_limits<int32_t>::max();  // a product of two is an int64_t
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();  // the product of two fits int64_t
   for (const auto& [name, value] : sizes) {
     if (value < 1) errors.add("{} is {}; it must be at least 1", name, value);
     if (value > most) errors.add("{} is {}; it must be at most {}", name, value, most);

@@ -1,5 +1,5 @@
 #pragma once
-// The weights of a decoder and their file, "gyre/model".
+// Weights of a decoder and their file, "gyre/model".
 
 #include <string>
 #include <utility>
@@ -20,25 +20,25 @@ std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& 
 /// "layers/3/wq"
 std::string layer_tensor(int64_t layer, const std::string& name);
 
-/// An open model. Each rank reads the rectangles that it needs; the calls are collective over the
-/// communicator of the constructor, which must outlive the object.
+/// An open model. Each rank reads the blocks that it needs. Calls are collective over the
+/// constructor's communicator, which must outlive the object.
 class ModelFile {
  public:
-  /// Reads the configuration and checks that every tensor is there with its type and shape, and
-  /// that there is nothing that the decoder would have to do and does not (other tensors, a scaled
-  /// rotary embedding); throws a usage error that lists all errors.
+  /// Reads the configuration, and checks that every tensor has its type and shape and that the file
+  /// asks for nothing that the decoder does not support (other tensors, a scaled rotary embedding).
+  /// Throws a usage error that lists all errors.
   ModelFile(Communicator& comm, const std::string& path);
 
   const ModelConfig& config() const { return config_; }
-  /// The name of the tokenizer whose ids it takes; "" when the file does not say.
+  /// Name of the tokenizer whose ids the model takes; "" if the file does not say.
   const std::string& tokenizer() const { return tokenizer_; }
 
-  /// Rows [row_begin, + row_count) and columns [col_begin, + col_count) of the tensor `name`, as a
-  /// packed [row_count, col_count]; a tensor of one dimension is one row. A NaN or an infinity is a
-  /// usage error that names its place. Collective; the rectangles may differ by rank and be empty.
+  /// Reads rows [row_begin, + row_count) and columns [col_begin, + col_count) of tensor `name` as a
+  /// packed [row_count, col_count]; a one-dimensional tensor is one row. A NaN or infinity is a
+  /// usage error that names its place. Collective; blocks may differ between ranks and be empty.
   Buffer<float> read_matrix(const std::string& name, int64_t row_begin, int64_t row_count,
                             int64_t col_begin, int64_t col_count);
-  /// A whole tensor of one dimension.
+  /// Reads a whole one-dimensional tensor.
   Buffer<float> read_vector(const std::string& name);
 
  private:

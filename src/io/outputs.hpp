@@ -1,5 +1,5 @@
 #pragma once
-// The outputs of a run: all of them get their names together, at its end, or none does.
+// Outputs of a run: at its end all of them get their final names, or none does.
 
 #include <map>
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace gyre {
 
-/// Complete files under temporary names. Without publish() they are removed.
+/// Complete files under temporary names. Files that publish() has not named are removed.
 class Outputs {
  public:
   explicit Outputs(Communicator& world) : world_(world) {}
@@ -19,30 +19,30 @@ class Outputs {
   Outputs(const Outputs&) = delete;
   Outputs& operator=(const Outputs&) = delete;
 
-  /// Refuses impossible outputs (check_output_places), and opens the texts that are special files:
-  /// they are written to, not replaced. Waits for the reader of a pipe. Collective.
+  /// Refuses impossible outputs (check_output_places), and opens texts that are special files,
+  /// which are written to instead of replaced. Waits for the reader of a pipe. Collective.
   void plan(const RunFiles& files);
 
-  /// Takes a file that all ranks have written and closed. Every rank calls it.
+  /// Takes a file that all ranks have written and closed. All ranks must call it.
   void add(OutputFile file);
   /// Keeps a text for the special file that plan() has opened, or writes it to a temporary file. An
-  /// empty path is no file. On rank 0.
+  /// empty path is ignored. Rank 0 only.
   void add_text(const std::string& path, const std::string& text);
 
-  /// Prints `text` of rank 0 to standard output at once. When that is not possible, rank 0 throws a
-  /// runtime error if standard output is all that the run writes; otherwise the run goes on, for
-  /// the sake of its files, and publish() throws.
+  /// Prints rank 0's `text` to standard output at once. If that fails, rank 0 throws a runtime
+  /// error if the run writes nothing but standard output; otherwise the run goes on to save its
+  /// files, and publish() throws.
   void print(const std::string& text);
 
-  /// What the files of add() hold was found to be wrong: publish() names each NAME.invalid.h5
-  /// instead of NAME.h5. Returns these names, on rank 0. Those of add_text() keep theirs.
+  /// Marks the files of add() as wrong: publish() names each NAME.invalid.h5 instead of NAME.h5.
+  /// Returns these names on rank 0. Files of add_text() keep their names.
   std::vector<std::string> name_as_invalid();
 
-  /// Ends the work of the run: writes the special files, gives the others their names and prints
-  /// `text` (of rank 0) to standard output. From here on a signal that asks the run to end is
-  /// ignored; one that came to any rank before ends all ranks here, with nothing named and nothing
-  /// printed. Throws a runtime error when a file cannot be written or named, or, with all files in
-  /// their places, when something could not be printed. Collective.
+  /// Completes the run: writes the special files, gives the other files their names and prints rank
+  /// 0's `text` to standard output. From here on a signal that asks the run to end is ignored; if
+  /// one has reached any rank before, all ranks end here, with nothing named or printed. Throws a
+  /// runtime error if a file cannot be written or named, or, after all files are named, if
+  /// something could not be printed. Collective.
   void publish(const std::string& text);
 
  private:
@@ -53,7 +53,7 @@ class Outputs {
   std::vector<std::pair<std::string, std::string>> special_texts_;  // path and text
 };
 
-/// Throws a runtime error when what was printed to standard output did not get there.
+/// Throws a runtime error if text printed to standard output was lost.
 void require_stdout();
 
 }  // namespace gyre

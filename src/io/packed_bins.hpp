@@ -1,6 +1,6 @@
 #pragma once
-// Tables of packed bins: which documents lie where. Group /packed of results files and of packed
-// streams.
+// Tables of packed bins, which say which documents each bin holds. They are the group /packed of
+// results files and packed streams.
 
 #include <cstdint>
 #include <optional>
@@ -14,15 +14,15 @@ namespace gyre {
 /// The HDF5 group of packed streams.
 inline constexpr const char* packed_group = "/packed";
 
-/// The tables of all bins, one bin after another. The cu_seqlens of each bin start at 0: those of
-/// bin b, which has s segments, are the s + 1 numbers from index bin_offsets[b] + b on.
+/// Tables of all bins, one after the other. The cu_seqlens of each bin start at 0; those of bin b,
+/// which has s segments, are the s + 1 numbers from index bin_offsets[b] + b on.
 struct PackedBins {
   int64_t bin_capacity = 0;
   std::vector<int64_t> bin_offsets{0};     ///< [bins + 1], in segments
-  std::vector<int64_t> document;           ///< [segments], or the tree of each
+  std::vector<int64_t> document;           ///< [segments] document, or tree, of each segment
   std::vector<int32_t> cu_seqlens;         ///< [segments + bins], real lengths
-  std::vector<int32_t> cu_seqlens_padded;  ///< [segments + bins], slots
-  PrefixTables prefixes;                   ///< of documents that are stored as trees
+  std::vector<int32_t> cu_seqlens_padded;  ///< [segments + bins], slots included
+  PrefixTables prefixes;                   ///< for documents stored as trees
 
   /// Appends a bin: document, real boundaries and slot boundaries of its segments.
   void add_bin(std::span<const int64_t> documents, std::span<const int32_t> real,
@@ -32,14 +32,14 @@ struct PackedBins {
 /// Creates the group and writes the tables. One process.
 void write_packed_bins(h5::File& file, const PackedBins& bins);
 
-/// The datasets of the tables. All are set unless the reader found errors.
+/// Datasets of the tables. All are set unless the reader found errors.
 struct PackedBinParts {
   std::optional<h5::Dataset> bin_offsets, document, cu_seqlens, cu_seqlens_padded;
   PrefixParts prefixes;
 };
 /// Finds the tables and checks their shapes. No communication.
 PackedBinParts open_packed_bins(SchemaReader& reader, PackedBins& bins);
-/// Reads them. Collective.
+/// Reads the tables. Collective.
 void read_packed_bins(const PackedBinParts& parts, PackedBins& bins);
 
 }  // namespace gyre

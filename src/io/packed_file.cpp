@@ -21,14 +21,14 @@ std::string path_of_extra(const std::string& name) {
   return fmt::format("{}/{}", packed_extras_path, name);
 }
 
-/// Calls visit(name, item_bytes) for the extras that are aligned to slots.
+/// Calls visit(name, item_bytes) for each extra aligned to slots.
 template <class Visit>
 void for_each_slot_extra(const PackedHeader& header, const Visit& visit) {
   for (const auto& [name, stored] : header.extras)
     if (stored.extra.aligned == Extra::Aligned::slots) visit(name, stored.extra.item_bytes);
 }
 
-/// The bytes of an extra of slots; none of ranks that bring no slots.
+/// Bytes of an extra aligned to slots; empty on ranks without slots.
 std::span<const std::byte> bytes_of_extra(const PackedSlots& slots, const std::string& name) {
   const auto extra = slots.extras.find(name);
   if (extra == slots.extras.end()) return {};
@@ -80,7 +80,7 @@ PackedParts open_parts(const h5::File& file, PackedHeader& header) {
   return parts;
 }
 
-/// Boundaries of one bin; true when all is well.
+/// Checks the boundaries of one bin; returns whether they are valid.
 bool check_bin(ConfigErrors& errors, const PackedHeader& header, int64_t b) {
   const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
   if (real[0] != 0 || padded[0] != 0) {
@@ -120,7 +120,7 @@ bool check_bin(ConfigErrors& errors, const PackedHeader& header, int64_t b) {
   return true;
 }
 
-/// The first value outside [0, limit), ignored ones aside.
+/// Adds an error for the first value outside [0, limit); ignored labels may be allowed.
 void check_range(ConfigErrors& errors, const char* dataset, std::span<const int32_t> values,
                  int64_t begin, int64_t limit, bool may_be_ignored) {
   const auto bad = std::find_if(values.begin(), values.end(), [&](int32_t value) {
@@ -131,7 +131,7 @@ void check_range(ConfigErrors& errors, const char* dataset, std::span<const int3
              limit - 1, may_be_ignored ? fmt::format(", or {}", ignored_label) : "");
 }
 
-/// Padding of bins [first, last) that has another document's token as its label.
+/// Adds an error for padding of bins [first, last) whose label is another document's token.
 void check_labels(ConfigErrors& errors, const PackedHeader& header, const PackedSlots& slots,
                   int64_t first, int64_t last) {
   size_t begin = 0;
@@ -167,7 +167,7 @@ SlotParts open_slots(const h5::File& file, const PackedHeader& header) {
   return parts;
 }
 
-/// Slots [begin, begin + count) of an array [slots, item...].
+/// Hyperslab of slots [begin, begin + count) of an array [slots, item...].
 h5::Slab slots_of(const h5::Shape& item, int64_t begin, int64_t count) {
   h5::Slab slab{{begin}, {count}};
   slab.start.resize(item.size() + 1, 0);
@@ -230,7 +230,7 @@ void check_packed(ConfigErrors& errors, const PackedHeader& header) {
                 "the elements of /packed/document");
   if (errors.messages().size() != before) return;
   for (int64_t b = 0; b < header.bin_count(); ++b)
-    if (!check_bin(errors, header, b)) return;  // one bin says enough
+    if (!check_bin(errors, header, b)) return;  // the errors of one bin suffice
 }
 
 void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlots& mine) {

@@ -1,9 +1,9 @@
 #pragma once
-// Packed streams and their file, "gyre/packed": bins one after another, each with its segments,
+// Packed streams and their file, "gyre/packed": bins one after the other, each with its segments,
 // and for every slot an id (or an embedding), a label and a position.
 //
-// Boundaries always stand beside real lengths, so that nothing needs to be guessed from ids or
-// positions: slot k of a segment's range is padding iff k >= its real length.
+// Slot boundaries are always stored beside real lengths, so that padding is never guessed from ids
+// or positions: slot k of a segment's range is padding iff k >= its real length.
 
 #include <cstdint>
 #include <map>
@@ -20,17 +20,17 @@ namespace gyre {
 
 inline constexpr const char* packed_schema = "gyre/packed";
 
-/// What all ranks know alike.
+/// The part of a stream that is the same on all ranks.
 struct PackedHeader {
   PackedBins bins;
-  int64_t slot_multiple = 1;  ///< every segment's slots are a multiple of it
+  int64_t slot_multiple = 1;  ///< every segment's slots are a multiple of this
   int64_t documents = 0;      ///< segments name documents (or trees) 0 .. documents - 1
   int64_t vocab_size = 0;     ///< ids are in [0, vocab_size); labels too, or ignored_label
-  int64_t hidden_size = 0;    ///< 0: ids; else embeddings of that width
+  int64_t hidden_size = 0;    ///< 0: ids; else embeddings of this width
   std::string tokenizer;
-  std::string algorithm;           ///< how documents came into bins
-  std::vector<std::string> names;  ///< of all documents, or empty
-  StoredExtras extras;             ///< bytes of those aligned to slots are in PackedSlots
+  std::string algorithm;           ///< how documents were packed into bins
+  std::vector<std::string> names;  ///< per document, or empty
+  StoredExtras extras;             ///< PackedSlots holds the bytes of those aligned to slots
   Provenance provenance;
 
   int64_t bin_count() const { return std::ssize(bins.bin_offsets) - 1; }
@@ -39,11 +39,11 @@ struct PackedHeader {
   std::span<const int32_t> cu_seqlens_padded(int64_t b) const {
     return bounds(bins.cu_seqlens_padded, b);
   }
-  /// Without trees every segment holds a document.
+  /// Number of documents; without trees every segment holds one.
   int64_t document_count() const {
     return bins.prefixes.empty() ? documents : std::ssize(bins.prefixes.documents);
   }
-  /// The document, or tree, of each segment of bin b.
+  /// Document, or tree, of each segment of bin b.
   std::span<const int64_t> documents_of(int64_t b) const {
     const auto begin = static_cast<size_t>(bins.bin_offsets[static_cast<size_t>(b)]);
     const auto end = static_cast<size_t>(bins.bin_offsets[static_cast<size_t>(b) + 1]);
@@ -58,7 +58,7 @@ struct PackedHeader {
 
 /// Bytes of consecutive slots of an extra.
 struct ExtraSlots {
-  int64_t item_bytes = 1;        ///< of a slot
+  int64_t item_bytes = 1;        ///< per slot
   std::vector<std::byte> bytes;  ///< [slots, item_bytes]
 };
 
@@ -67,21 +67,21 @@ struct PackedSlots {
   std::vector<int32_t> ids;        ///< [slots], or empty with embeddings
   std::vector<float> embeddings;   ///< [slots, hidden_size], or empty with ids
   std::vector<int32_t> labels;     ///< [slots] what the slot predicts; ignored_label: nothing
-  std::vector<int32_t> positions;  ///< [slots] inside the segment, padding included
-  std::map<std::string, ExtraSlots> extras;  ///< those of the header that are aligned to slots
+  std::vector<int32_t> positions;  ///< [slots] position in the segment, padding included
+  std::map<std::string, ExtraSlots> extras;  ///< the header's extras that are aligned to slots
 };
 
-/// Adds whatever is wrong with the tables of a header to `errors`, by bin and segment.
+/// Adds all errors in the tables of a header to `errors`, by bin and segment.
 void check_packed(ConfigErrors& errors, const PackedHeader& header);
 
-/// Writes the temporary file of `output`, which the caller commits. Every rank brings consecutive
-/// slots, in order of rank and without gaps. Collective.
+/// Writes the temporary file of `output`; the caller commits it. Every rank passes consecutive
+/// slots, in rank order and without gaps. Collective.
 void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlots& mine);
 
-/// The header, checked, on every rank. Collective.
+/// Reads and checks the header on every rank. Collective.
 PackedHeader read_packed_header(Communicator& comm, const std::string& path);
 
-/// The slots of bins [first, last), which may differ between ranks, checked. Collective.
+/// Reads and checks the slots of bins [first, last), which may differ between ranks. Collective.
 PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
                               const PackedHeader& header, int64_t first, int64_t last);
 

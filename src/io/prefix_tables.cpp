@@ -13,8 +13,8 @@ constexpr const char* nodes_path = "/packed/prefixes/nodes";
 constexpr const char* documents_path = "/packed/prefixes/documents";
 constexpr int64_t node_columns = 4;
 
-/// What is wrong with a node, or "". The documents of its tree begin at `first` of the list, which
-/// has `count`.
+/// Describes what is wrong with a node, or returns "". The documents of its tree begin at `first`
+/// in the list, which has `count` entries.
 std::string fault_of(std::span<const StoredNode> tree, size_t n, int64_t first, int64_t count) {
   const StoredNode& node = tree[n];
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
@@ -29,7 +29,7 @@ std::string fault_of(std::span<const StoredNode> tree, size_t n, int64_t first, 
                          node.documents, node.first_document, first, count - first);
     return "";
   }
-  // Depth first: the parent is the node before, or one above it.
+  // Depth first: the parent is the previous node or one of its ancestors.
   int64_t above = static_cast<int64_t>(n) - 1, begin = tree[n - 1].first_document;
   for (; above >= 0 && above != node.parent; above = tree[static_cast<size_t>(above)].parent)
     begin = tree[static_cast<size_t>(above)].first_document +

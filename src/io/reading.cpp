@@ -17,10 +17,10 @@ namespace {
 constexpr const char* version = &H5_VERS_INFO[std::string_view(H5_VERS_INFO).rfind(' ') + 1];
 const char* volatile file_read = nullptr;
 const bool launched = std::getenv("PMI_RANK") != nullptr;
-alignas(16) char handler_stack[1 << 16];  // HDF5 may have used up the program's own
+alignas(16) char handler_stack[1 << 16];  // HDF5 may have exhausted the normal stack
 
-/// Calls only what a signal handler may call. Under a launcher the signal then ends the process:
-/// its parent (runtime/supervisor) and the other ranks make exit code 3 of it.
+/// Calls only async-signal-safe functions. Under a launcher the signal then ends the process; its
+/// parent (runtime/supervisor) and the other ranks turn that into exit code 3.
 void on_crash(int signal) {
   const char digits[] = {static_cast<char>('0' + signal / 10), static_cast<char>('0' + signal % 10),
                          '\0'};
@@ -32,7 +32,7 @@ void on_crash(int signal) {
   write_diagnostic(" (signal ");
   write_diagnostic(signal < 10 ? digits + 1 : digits);
   write_diagnostic(signal == SIGABRT
-                       ? "): the file is damaged, or another rank has died\n"  // UCX aborts, too
+                       ? "): the file is damaged, or another rank has died\n"  // UCX aborts as well
                        : "): the file is damaged\n");
   if (!launched) _exit(static_cast<int>(ExitCode::runtime));
   std::signal(signal, SIG_DFL);

@@ -1,5 +1,5 @@
 #pragma once
-// Reading a file by HDF5, which can crash or loop for ever in a damaged one.
+// Guards HDF5 reads, which can crash or loop forever in a damaged file.
 
 #include <csignal>
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace gyre::h5 {
 
-/// For its lifetime, the main thread reads a file by HDF5. The watchdog can end it. A crash, of a
-/// file that passed the trial (io/trial_reading.hpp), prints the file's name before it ends the
-/// program with exit code 3; nothing else of the process can be relied on then. Outside of these
-/// scopes signals do what they did before. Scopes nest.
+/// Scope in which the main thread reads a file by HDF5. The watchdog can end the read. If a file
+/// that passed the trial (io/trial_reading.hpp) makes HDF5 crash, the file's name is printed and
+/// the program ends with exit code 3, since its memory can no longer be trusted. Outside of these
+/// scopes signals keep their previous handlers. Scopes nest.
 class Reading {
  public:
   /// `what` names the step: "opening a.h5". `file` must live as long as the scope.

@@ -20,7 +20,7 @@
 namespace gyre {
 namespace {
 
-/// Bytes that are free on the file system of an existing path, if it tells.
+/// Free bytes on the file system of an existing path, if it reports them.
 std::optional<int64_t> free_bytes(const std::string& path) {
   struct statvfs status;
   if (statvfs(path.c_str(), &status) != 0 || status.f_blocks == 0) return {};
@@ -73,7 +73,7 @@ void read_blocks(const std::string& path, const std::function<void(std::string_v
   if (file == nullptr) throw_unreadable(path, errno);
   std::vector<char> block(size_t{1} << 20);
   while (true) {
-    const WaitScope scope("reading " + path);  // of one block: a long file is no reason to give up
+    const WaitScope scope("reading " + path);  // per block: long files take long
     errno = 0;
     const size_t count = std::fread(block.data(), 1, block.size(), file.get());
     if (std::ferror(file.get()) != 0) throw_unreadable(path, errno);
@@ -128,7 +128,7 @@ void reserve_space(const std::string& path, int64_t bytes) {
 }
 
 void release_space(const std::string& path) {
-  const int file = open(path.c_str(), O_WRONLY | O_CLOEXEC);  // a network file system looks again
+  const int file = open(path.c_str(), O_WRONLY | O_CLOEXEC);  // updates network file systems
   if (file < 0) return;
   struct stat status {};
   if (fstat(file, &status) == 0 && allocated_bytes(file) > status.st_size) {

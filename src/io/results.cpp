@@ -12,14 +12,14 @@ namespace {
 constexpr const char* logprob_path = "/results/logprob";
 constexpr const char* entropy_path = "/results/entropy";
 
-/// A piece without its values, as it is sent to the other ranks.
+/// A piece without its values, as sent to the other ranks.
 struct Claim {
   int64_t begin;
   int64_t count;
   int64_t rank;
 };
 
-/// Throws unless the pieces of all ranks hold every one of `total` predictions exactly once.
+/// Throws unless the pieces of all ranks cover each of `total` predictions exactly once.
 void check_coverage(Communicator& comm, std::span<const ResultPiece> pieces, int64_t total) {
   std::vector<Claim> mine;
   for (const ResultPiece& piece : pieces) {
@@ -46,7 +46,7 @@ void check_coverage(Communicator& comm, std::span<const ResultPiece> pieces, int
   });
 }
 
-/// This rank's pieces in file order; adjacent ones are merged.
+/// This rank's pieces in file order, adjacent ones merged.
 struct SortedPieces {
   std::vector<h5::Slab> slabs;
   std::vector<float> logprob;
@@ -89,7 +89,7 @@ void create_results(const std::string& path, const ResultsHeader& header) {
   file.close();
 }
 
-/// Datasets of a results file. open_parts sets all of them, names if there are any.
+/// Datasets of a results file. open_parts sets all of them, but names only if present.
 struct ResultParts {
   std::optional<h5::Dataset> logprob, entropy, offsets, names;
   PackedBinParts bins;
@@ -157,7 +157,7 @@ ReferenceParts open_reference(const h5::File& file, const Documents& documents,
   return parts;
 }
 
-/// `offsets`: those of the reference; empty: it has none.
+/// `offsets`: the reference's offsets; empty if it has none.
 void check_reference(const h5::File& file, const Documents& documents,
                      const std::vector<int64_t>& offsets, const Reference& reference) {
   SchemaReader reader(file, documents_schema);

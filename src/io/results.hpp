@@ -1,9 +1,9 @@
 #pragma once
-// Log-probabilities of documents: the reference beside the documents (group /reference), and the
+// Log-probabilities of documents: the reference in a documents file (group /reference), and the
 // results of a run (file "gyre/results").
 //
-// Predictions are numbered document by document: prediction offsets[i] + p is that of token p + 1
-// of document i, given tokens 0 to p.
+// Predictions are numbered document by document: prediction offsets[i] + p predicts token p + 1 of
+// document i, given tokens 0 to p.
 
 #include <optional>
 #include <span>
@@ -23,30 +23,30 @@ struct Rows {
   int64_t count = 0;
 };
 
-/// Reference values, computed elsewhere in double precision; all of them on every rank. Texts that
-/// the file does not have are empty.
+/// Reference values, computed elsewhere in double precision, in full on every rank. Texts that the
+/// file lacks are empty.
 struct Reference {
-  std::string model_sha256;  ///< of the model file's bytes
+  std::string model_sha256;  ///< SHA-256 of the model file
   std::string generator;
   std::optional<std::vector<double>> logprob;  ///< [P] of the next token
   std::optional<std::vector<double>> entropy;  ///< [P] of the distribution, nats
   bool has_hidden = false;
-  std::vector<std::string> unknown;  ///< datasets of other names, which nobody compares
+  std::vector<std::string> unknown;  ///< datasets of other names, which are not compared
 };
 
-/// The hidden states of a model: entries (layers + 1) and elements of a token's.
+/// Shape of a model's hidden states: entries (layers + 1), and elements per token.
 struct HiddenShape {
   int64_t entries = 0;
   int64_t width = 0;
 };
 
-/// The reference in a documents file, checked against its documents and, where it has hidden
-/// states, against the model's; std::nullopt if the file has none. Collective.
+/// Reads a documents file's reference and checks it against the documents and, for hidden states,
+/// the model; std::nullopt if the file has none. Collective.
 std::optional<Reference> read_reference(Communicator& comm, const std::string& path,
                                         const Documents& documents, const HiddenShape& model);
 
 /// Hidden states [rows, width] of the tokens in `rows` (ascending, disjoint): entry 0 is the
-/// embedding's output, entry l the residual stream after layer l. Collective; rows differ by rank.
+/// embedding's output, entry l the residual stream after layer l. Collective; rows may differ.
 Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path, int64_t entry,
                                      std::span<const Rows> rows);
 
@@ -56,22 +56,22 @@ struct ResultsHeader {
   std::string input_sha256;
   std::vector<int64_t> offsets;    ///< [n + 1], see prediction_offsets
   std::vector<std::string> names;  ///< [n], or empty
-  int64_t cp = 0;                  ///< context-parallel ranks that the bins were made for
+  int64_t cp = 0;                  ///< number of context-parallel ranks of the bins
   PackedBins packed;
   Provenance provenance;
 };
 
-/// Predictions begin, begin + 1, ... as one rank computed them.
+/// Consecutive predictions from `begin` on, computed by one rank.
 struct ResultPiece {
   int64_t begin = 0;
   std::span<const float> logprob;
   std::span<const float> entropy;
 };
 
-/// Writes the results of all ranks to the temporary file. Every prediction must be in exactly
-/// one piece of one rank; anything else is a runtime error that names the prediction. Collective.
-/// Adjacent pieces of a rank count as one. HDF5 takes time quadratic in the number of other pieces:
-/// some thousands per rank are quick, tens of thousands are not.
+/// Writes the results of all ranks to the temporary file. Every prediction must be in exactly one
+/// piece of one rank; otherwise a runtime error names the prediction. Collective. Adjacent pieces
+/// of a rank count as one. HDF5's time is quadratic in the number of pieces: thousands per rank are
+/// quick, tens of thousands are not.
 void write_results(OutputFile& output, const ResultsHeader& header,
                    std::span<const ResultPiece> pieces);
 
@@ -81,7 +81,7 @@ struct Results {
   std::vector<float> entropy;  ///< [P]
 };
 
-/// All of a results file on every rank, checked against the schema. Collective.
+/// Reads a whole results file onto every rank, and checks it against the schema. Collective.
 Results read_results(Communicator& comm, const std::string& path);
 
 }  // namespace gyre

@@ -17,7 +17,7 @@ std::string join(const std::vector<h5::Type>& types) {
   return text;
 }
 
-/// Every rank has all of the dataset.
+/// The error is agreed because every rank has the whole dataset.
 template <class T>
 [[noreturn]] void refuse_element(const h5::Dataset& dataset, size_t i, T value, const char* type) {
   throw AgreedError(ExitCode::usage,

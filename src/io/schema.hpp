@@ -1,6 +1,6 @@
 #pragma once
-// What all files of Gyre share: kind, version, provenance, and reading against a schema.
-// inputs/SCHEMA.md describes the files.
+// Common parts of all Gyre files, which inputs/SCHEMA.md describes: kind, version, provenance, and
+// reading against a schema.
 
 #include <cmath>
 #include <functional>
@@ -27,14 +27,14 @@ inline constexpr int64_t schema_version = 1;
 /// Provenance of a file: free texts by name (generator, command, sources, ...).
 using Provenance = std::map<std::string, std::string>;
 
-/// Reads the items of a schema from an open file, and collects all errors: an item that a schema
-/// requires is missing, or one is there that cannot be read as what it must be. It reads as zero,
-/// empty or std::nullopt then. No communication.
+/// Reads the items of a schema from an open file, and collects all errors: required items that are
+/// missing, and items of a wrong type or shape. Such items read as zero, empty or std::nullopt. No
+/// communication.
 class SchemaReader {
  public:
   SchemaReader(const h5::File& file, std::string schema);
 
-  /// The attribute of an object; one that is missing is `otherwise`, if that is given.
+  /// Reads an attribute of an object; a missing one is `otherwise`, if given.
   int64_t integer(const std::string& object, const std::string& attribute,
                   std::optional<int64_t> otherwise = {});
   double real(const std::string& object, const std::string& attribute,
@@ -43,14 +43,14 @@ class SchemaReader {
                    const std::optional<std::string>& otherwise = {});
   /// Whether the object has an attribute of this name, of any type.
   bool has(const std::string& object, const std::string& attribute) const;
-  /// The dataset, if it exists with one of `types` and the extents of `shape` (-1 matches any).
+  /// Opens a dataset of one of `types` and of shape `shape` (-1 matches any extent).
   std::optional<h5::Dataset> dataset(const std::string& path, const std::vector<h5::Type>& types,
                                      const h5::Shape& shape);
-  /// Whether there is anything of that name: what is optional and there must be a right dataset.
+  /// Whether an object of this name exists: then an optional dataset must be valid.
   bool is_there(const std::string& path) const;
-  /// The same as dataset(), of reals of any type.
+  /// As dataset(), for reals of any type.
   std::optional<h5::Dataset> reals(const std::string& path, const h5::Shape& shape);
-  /// The same of integers of any width.
+  /// As dataset(), for integers of any width.
   std::optional<h5::Dataset> integers(const std::string& path, const h5::Shape& shape);
   ConfigErrors& errors() { return errors_; }
   /// Throws a usage error that lists all errors, if there are any.
@@ -69,37 +69,37 @@ class SchemaReader {
   ConfigErrors errors_;
 };
 
-/// All of a dataset of reals in f32, on every rank; its name goes to `rounded` if that changes a
-/// value of the first `valid` of each `columns`. A finite value there that f32 has none near is a
-/// usage error. Collective.
+/// Reads a dataset of reals as f32 onto every rank. Its name is added to `rounded` if that changes
+/// a value among the first `valid` of each `columns`. A finite value there outside the range of f32
+/// is a usage error. Collective.
 std::vector<float> read_floats(const h5::Dataset& dataset, std::set<std::string>& rounded,
                                int64_t columns = 1, int64_t valid = 1);
-/// Datasets of `group` whose names are none of `known`: "/reference/logprop (did you mean
+/// Datasets of `group` whose names are not in `known`: "/reference/logprop (did you mean
 /// logprob?)".
 std::vector<std::string> unknown_datasets(const h5::File& file, const std::string& group,
                                           const std::vector<std::string>& known);
-/// All of a dataset of integers, on every rank. One that does not fit 32 bits is a usage error.
+/// Reads a dataset of integers onto every rank. A value that does not fit 32 bits is a usage error.
 /// Collective.
 std::vector<int32_t> read_int32s(const h5::Dataset& dataset);
 
 /// Opens a file of kind `schema` and this version, whose names are those of the schema and `more`
-/// (check_names); any other is a usage error. Collective.
+/// (check_names); other files are usage errors. Collective.
 h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema,
                           const std::vector<std::string>& more = {});
 
-/// The kind of file: its attribute `schema`. A usage error when it is none of Gyre's. Collective.
+/// Kind of a file: its attribute `schema`. A usage error if it is not a Gyre file. Collective.
 std::string schema_of(Communicator& comm, const std::string& path);
 
-/// Marks a new file with kind, version and provenance.
+/// Writes kind, version and provenance to a new file.
 void write_schema(h5::File& file, const std::string& schema, const Provenance& provenance);
 
-/// Adds an error unless `offsets` cut `total` elements of `what` into parts: they start at 0, do
-/// not decrease, and end at `total`.
+/// Adds an error unless `offsets` divide `total` elements of `what`: they must start at 0, not
+/// decrease, and end at `total`.
 void check_offsets(ConfigErrors& errors, const std::string& name, std::span<const int64_t> offsets,
                    int64_t total, const std::string& what);
 
-/// Adds an error for the first of `values` that is not finite. Where `or_minus_infinity` is true,
-/// -inf is as good: logits, and logarithms of sums that may be empty.
+/// Adds an error for the first of `values` that is not finite. `or_minus_infinity` allows -inf, as
+/// for logits and for logarithms of sums that may be empty.
 template <class T>
 void check_finite(ConfigErrors& errors, const std::string& name, const std::vector<T>& values,
                   bool or_minus_infinity = false) {
@@ -112,27 +112,27 @@ void check_finite(ConfigErrors& errors, const std::string& name, const std::vect
   }
 }
 
-/// Adds an error unless ids of a vocabulary of this size, an attribute of `object`, fit 32 bits.
+/// Adds an error unless ids below `vocab_size`, an attribute of `object`, fit 32 bits.
 void check_vocabulary(ConfigErrors& errors, const std::string& object, int64_t vocab_size);
 
-/// An output file of all ranks that appears complete or not at all. Constructed early, it finds a
-/// missing folder before hours of work. All members are collective.
+/// An output file of all ranks that appears complete or not at all. If it is constructed early, a
+/// missing folder is found before hours of work. All members are collective.
 class OutputFile {
  public:
-  /// A usage error when the folder of `path` is missing or cannot be written.
+  /// A missing or read-only folder of `path` is a usage error.
   OutputFile(Communicator& comm, std::string path);
 
   Communicator& comm() const { return comm_; }
   const std::string& path() const { return path_; }
   const std::string& temporary_path() const { return temporary_path_; }
-  /// Gives the complete file its name. All ranks must have closed it. A program hands the file to
-  /// its Outputs instead.
+  /// Gives the complete file its final name. All ranks must have closed it. Programs hand the file
+  /// to their Outputs instead.
   void commit();
-  /// On rank 0, once: who removes the complete file or gives it its name.
+  /// Returns, once and on rank 0, the guard that removes the file or gives it its final name.
   std::unique_ptr<OutputGuard> take_guard();
 
  private:
-  /// Adds the digest of what the complete file says.
+  /// Adds the digest of the file's contents.
   void record_contents();
 
   Communicator& comm_;

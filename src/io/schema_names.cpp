@@ -16,14 +16,14 @@
 namespace gyre {
 namespace {
 
-/// Groups with their names, "@" in front of attributes. Behind a name: "?", it may be missing; "~",
-/// whether it may depends on others. "*": other datasets below are the reader's business: answers
-/// that it does not know, and so does not compare, tensors.
+/// Groups with their names; "@" precedes attributes. Suffix "?": may be missing; "~": may be
+/// missing depending on others. "*": the reader handles any other datasets below, such as tensors,
+/// or answers that it does not know and so does not compare.
 constexpr std::pair<const char*, const char*> tables[] = {
     {"gyre/documents",
      "/documents @vocab_size @tokenizer tokens offsets names? "
      "/reference @model_sha256? @generator? offsets? logprob? entropy? hidden?"},
-    {"gyre/model",  // its reader refuses datasets that it does not know
+    {"gyre/model",  // its reader refuses unknown datasets
      "/model @vocab_size @vocab_padded @hidden_size @num_hidden_layers @num_attention_heads "
      "@num_key_value_heads @head_dim @intermediate_size @rope_theta @rms_norm_eps @tokenizer? *"},
     {"gyre/results",
@@ -55,15 +55,15 @@ constexpr std::pair<const char*, const char*> tables[] = {
 };
 constexpr const char* names_of_all = "/ @schema @schema_version @content_sha256? /provenance *";
 
-/// A modifier of what is computed: whole words of its name, and the number, if there is one, that
-/// turns it off. The names are those of FlashAttention, FlexAttention,
-/// transformers, vLLM, Megatron and this repository's own formats, which know them elsewhere.
+/// A modifier of the computation: whole words of its name, and the number, if any, that turns it
+/// off. The names are those of FlashAttention, FlexAttention, transformers, vLLM, Megatron and
+/// Gyre's other formats.
 struct Modifier {
   const char* words;
   std::optional<double> neutral = {};
 };
 const Modifier modifiers[] = {
-    // Scores of attention, and who sees whom.
+    // Attention scores and masks.
     {"softcap", 0},
     {"soft_cap", 0},
     {"softcapping", 0},
@@ -94,7 +94,7 @@ const Modifier modifiers[] = {
     {"chunk_size", 0},
     {"cu_seqlens"},
     {"segment_ids"},
-    // Distributions over a vocabulary, and what is drawn from them.
+    // Distributions over a vocabulary, and sampling.
     {"temperature", 1},
     {"temperatures"},
     {"top_k", 0},
@@ -119,7 +119,7 @@ const Modifier modifiers[] = {
     {"z_loss", 0},
 };
 
-constexpr size_t most_notes = 8;  // of a file
+constexpr size_t most_notes = 8;  // per file
 
 std::function<void(const std::string&)>& note_handler() {
   static std::function<void(const std::string&)> handler;
@@ -146,7 +146,7 @@ std::vector<SchemaName> parse_table(const std::string& text) {
   return names;
 }
 
-/// The modifier whose words stand in a name.
+/// Finds the modifier whose words occur in a name.
 const Modifier* modifier_in(const std::string& name) {
   std::string words = "_";
   for (const char c : name)
@@ -162,7 +162,7 @@ const Modifier* modifier_in(const std::string& name) {
   return longest;
 }
 
-/// The names of a file against those of its schema.
+/// Checks the names of a file against those of its schema.
 class NameCheck {
  public:
   NameCheck(const h5::File& file, const std::string& schema, const std::vector<std::string>& more)
@@ -171,7 +171,7 @@ class NameCheck {
     places_.insert(places_.end(), more.begin(), more.end());
   }
 
-  /// All names in and below a group, "" is the root.
+  /// Checks all names in and below a group; "" is the root.
   void look(const std::string& above) {
     const std::string object = above.empty() ? "/" : above;
     look_at_attributes(object);
@@ -237,7 +237,7 @@ class NameCheck {
                   last_of(meant) == last_of(name) ? hint : "");
   }
 
-  /// The place that was probably meant, or "".
+  /// Place that was probably meant, or "".
   std::string nearest_place(const std::string& name) const {
     std::vector<std::string> names;
     for (const std::string& place : places_) names.push_back(last_of(place));

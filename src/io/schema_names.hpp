@@ -1,6 +1,6 @@
 #pragma once
-// The names of attributes, datasets and groups that files of each kind have: the tables of
-// inputs/SCHEMA.md. Each reader asks for its own; here is what else a file may not have silently.
+// Names of attributes, datasets and groups in files of each kind: the tables of inputs/SCHEMA.md.
+// Readers look up the names that they need; this checks the names that nobody reads.
 
 #include <functional>
 #include <string>
@@ -13,26 +13,25 @@ namespace gyre {
 /// A name of a schema.
 struct SchemaName {
   enum class Presence { required, optional, depends };  ///< depends: on other names or values
-  std::string place;  ///< "/logprobs/ids", a dataset; "/logprobs@top_k", an attribute
+  std::string place;  ///< "/logprobs/ids": a dataset; "/logprobs@top_k": an attribute
   Presence presence = Presence::required;
 };
 
-/// All names of a schema; none of one that is not known. What is behind a place that ends in "/*"
-/// is free: it is checked by its reader, or is another program's.
+/// All names of a schema; empty for an unknown one. Objects below a place that ends in "/*" are
+/// free: their reader checks them, or they belong to another program.
 const std::vector<SchemaName>& names_of_schema(const std::string& schema);
 
 /// Compares a file's names with its schema's and `more` places. Throws a usage error for an
-/// attribute that should be a dataset or the other way round, and for names that change what is
-/// computed and that nobody reads ("softcap"), unless their values say that they do not. Every
-/// other name is a note. No communication.
+/// attribute that should be a dataset or vice versa, and for unread names that change the
+/// computation ("softcap"), unless their values turn them off. Every other name is a note. No
+/// communication.
 void check_names(const h5::File& file, const std::string& schema,
                  const std::vector<std::string>& more);
 
-/// Whether an attribute that changes what is computed has a value that says that it does not:
-/// `neutral`, false, or a text such as "none".
+/// Whether the value of a modifier turns it off: `neutral`, false, or a text such as "none".
 bool is_neutral(const h5::AttributeValue& value, double neutral);
 
-/// Who prints notes about inputs: "a.h5: attribute 'x' of '/' is not read". Nobody at first.
+/// Sets the printer of notes such as "a.h5: attribute 'x' of '/' is not read". By default none.
 void set_note_handler(std::function<void(const std::string&)> handler);
 
 }  // namespace gyre

@@ -7,11 +7,11 @@
 
 #include "comm/communicator.hpp"
 
-struct evp_md_ctx_st;  // of OpenSSL
+struct evp_md_ctx_st;  // OpenSSL's type
 
 namespace gyre {
 
-/// SHA-256 of bytes that come in parts. Throws a runtime error when OpenSSL fails.
+/// SHA-256 of bytes added in parts. Throws a runtime error if OpenSSL fails.
 class Sha256 {
  public:
   Sha256();
@@ -26,7 +26,7 @@ class Sha256 {
 /// SHA-256 of a file's bytes, 64 hexadecimal digits. A file that cannot be opened is a usage error.
 std::string sha256_of_file(const std::string& path);
 
-/// The same on every rank; rank 0 reads the file. Collective.
+/// As above, on every rank; rank 0 reads the file. Collective.
 std::string sha256_of_file(Communicator& comm, const std::string& path);
 
 }  // namespace gyre

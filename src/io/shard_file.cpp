@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* shards_group = "/shards";
 
-/// The integer arrays of a row: dataset and member.
+/// An integer array with one row per rank: its dataset and its member.
 struct Column {
   const char* path;
   std::vector<int32_t> ShardRows::*values;
@@ -25,12 +25,12 @@ constexpr Column columns[] = {
 constexpr const char* shards_embeddings_path = "/shards/embeddings";
 constexpr const char* shards_extras_path = "/shards/extras";
 
-/// The extents in front of the items of extras.
+/// Leading extents of extras.
 h5::Shape slots_of_ranks(const ShardsHeader& header) {
   return {header.cp, header.slot_offsets.back()};
 }
 
-/// Elements of a row of the dataset.
+/// Elements per row of the dataset.
 int64_t width_of(const std::string& path, const ShardsHeader& header) {
   const int64_t bins = std::ssize(header.slot_offsets) - 1;
   return path.find("cu_seqlens") != std::string::npos ? header.bin_offsets.back() + bins
@@ -63,7 +63,7 @@ void create_shards(const std::string& path, const ShardsHeader& header) {
   file.close();
 }
 
-/// This rank's rows of an extra of slots.
+/// Writes this rank's rows of an extra aligned to slots.
 void fill_extra(const h5::File& file, const ShardsHeader& header, const std::string& name,
                 const Communicator& comm, std::span<const ShardRows> mine) {
   const StoredExtra& stored = header.extras.at(name);

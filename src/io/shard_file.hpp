@@ -1,6 +1,6 @@
 #pragma once
-// What each context-parallel rank holds of packed streams: file "gyre/shards". Row r of every array
-// is rank r's; bins follow one another in it.
+// Shards of packed streams by context-parallel rank: file "gyre/shards". Row r of every array
+// belongs to rank r and holds its parts of all bins in order.
 
 #include "io/packed_file.hpp"
 
@@ -8,35 +8,35 @@ namespace gyre {
 
 inline constexpr const char* shards_schema = "gyre/shards";
 
-/// What all ranks know alike.
+/// The part of the shards that is the same on all ranks.
 struct ShardsHeader {
   std::string layout;
   int64_t cp = 0;
-  int64_t hidden_size = 0;               ///< 0: ids; else embeddings of that width
-  std::vector<int64_t> bin_offsets;      ///< [bins + 1] segments of the packed streams
-  std::vector<int64_t> slot_offsets{0};  ///< [bins + 1] local slots of a rank
-  std::string packed_sha256;             ///< of the packed file, or "" when it was generated
-  StoredExtras extras;                   ///< bytes of those aligned to slots are in ShardRows
+  int64_t hidden_size = 0;               ///< 0: ids; else embeddings of this width
+  std::vector<int64_t> bin_offsets;      ///< [bins + 1] in segments of the packed streams
+  std::vector<int64_t> slot_offsets{0};  ///< [bins + 1] in local slots of a rank
+  std::string packed_sha256;             ///< SHA-256 of the packed file, or "" if generated
+  StoredExtras extras;                   ///< ShardRows holds the bytes of those aligned to slots
   Provenance provenance;
 };
 
-/// What one rank holds. Contents as in PackedSlots; `index` is the slot of the bin's stream behind
-/// each local slot (padding of the layout: at or past the end of the stream).
+/// Shard of one rank. Contents as in PackedSlots; `index` is the slot of the bin's stream that each
+/// local slot holds (padding of the layout: at or past the end of the stream).
 struct ShardRows : PackedSlots {
   std::vector<int32_t> index;              ///< [local slots]
-  std::vector<int32_t> cu_seqlens;         ///< [segments + bins] real local lengths, summed
-  std::vector<int32_t> cu_seqlens_padded;  ///< [segments + bins] local slots
+  std::vector<int32_t> cu_seqlens;         ///< [segments + bins] prefix sums of real local lengths
+  std::vector<int32_t> cu_seqlens_padded;  ///< [segments + bins] prefix sums of local slots
 };
 
-/// Writes the temporary file of `output`: rows rank, rank + size, ... of the cp rows come from this
-/// rank. The caller commits. Collective.
+/// Writes the temporary file of `output`; the caller commits it. This rank passes rows rank, rank +
+/// size, ... of the cp rows. Collective.
 void fill_shards(OutputFile& output, const ShardsHeader& header, std::span<const ShardRows> mine);
 
-/// The extras of a file, those aligned to slots without bytes, on every rank. Collective.
+/// Reads the extras of a file onto every rank; those aligned to slots without bytes. Collective.
 StoredExtras read_shard_extras(Communicator& comm, const std::string& path,
                                const ShardsHeader& header);
 
-/// All rows, on every rank. Collective; not checked beyond sizes.
+/// Reads all rows onto every rank; only sizes are checked. Collective.
 std::vector<ShardRows> read_shard_rows(Communicator& comm, const std::string& path,
                                        const ShardsHeader& header);
 

@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Finds files below `folder`. Skips hidden names and folders already seen (links may form a
-/// cycle).
+/// Finds files below `folder`. Skips hidden names and folders already visited (links may form
+/// cycles).
 void walk(const fs::path& folder, std::set<fs::path>& seen, std::vector<std::string>& found,
           FileList& list) {
   if (!seen.insert(fs::canonical(folder)).second) return;
@@ -45,7 +45,7 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
-/// Names are UTF-8 texts in HDF5.
+/// Names must be UTF-8: HDF5 stores them as UTF-8 texts.
 bool is_utf8(const std::string& text) {
   for (size_t i = 0; i < text.size();) {
     const auto lead = static_cast<unsigned char>(text[i]);
@@ -70,7 +70,7 @@ void append_document(Documents& documents, std::string_view text, std::string na
   documents.names.push_back(std::move(name));
 }
 
-/// The whole file, or its parts of at most `max_tokens` tokens.
+/// Appends the file as one document, or as parts of at most `max_tokens` tokens.
 void append_file(Documents& documents, std::string_view text, const std::string& path,
                  int64_t max_tokens) {
   const size_t part =
@@ -80,7 +80,7 @@ void append_file(Documents& documents, std::string_view text, const std::string&
     append_document(documents, text.substr(at, part), fmt::format("{}#{}", path, number));
 }
 
-/// The half-open range of files that `rank` reads. All ranks read about equally many bytes.
+/// Half-open range of files that `rank` reads. All ranks read about equally many bytes.
 std::pair<size_t, size_t> share_of(const std::vector<int64_t>& bytes, int rank, int ranks) {
   const int64_t total = std::accumulate(bytes.begin(), bytes.end(), std::ssize(bytes));
   std::pair<size_t, size_t> share{0, 0};
@@ -95,7 +95,7 @@ std::pair<size_t, size_t> share_of(const std::vector<int64_t>& bytes, int rank, 
   return share;
 }
 
-/// The documents of all ranks, in rank order.
+/// Gathers the documents of all ranks, in rank order.
 Documents gather(Communicator& comm, const Documents& mine) {
   Documents all;
   std::vector<int64_t> lengths;
@@ -159,7 +159,7 @@ Documents import_text(Communicator& comm, const std::vector<std::string>& paths,
     }
   });
   list.files = broadcast_texts(comm, list.files);
-  bytes = all_gather_elements(comm, std::span<const int64_t>(bytes));  // only rank 0 has any
+  bytes = all_gather_elements(comm, std::span<const int64_t>(bytes));  // only rank 0 has sizes
 
   const auto share = share_of(bytes, comm.rank(), comm.size());
   Documents mine;

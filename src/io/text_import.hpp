@@ -1,5 +1,5 @@
 #pragma once
-// Imports text files as documents: one document per file, bytes as tokens.
+// Imports text files as documents: one document per file, one token per byte.
 
 #include <cstdint>
 #include <string>
@@ -10,18 +10,18 @@
 
 namespace gyre {
 
-/// The files that a list of paths stands for.
+/// Files that a list of paths expands to.
 struct FileList {
   std::vector<std::string> files;
   int64_t duplicates = 0;   ///< paths that lead to a file already listed
-  int64_t not_regular = 0;  ///< found in folders, neither file nor folder: dangling links, pipes
-  int64_t left_out = 0;     ///< found in folders: the output, under any name
+  int64_t not_regular = 0;  ///< dangling links, pipes and the like, found in folders
+  int64_t left_out = 0;     ///< the output file, found in folders under any name
 };
 
-/// Expands paths in their order. A file stands for itself; a folder for all files below it, sorted
-/// by path, without names that begin with a dot; links are followed. A file reached twice counts
-/// once. A path that does not exist, or is neither file nor folder, is a usage error, and so is the
-/// file `output` itself; found in a folder, that is left out: it is of an earlier run. Serial.
+/// Expands paths in their order. A file stands for itself; a folder stands for all files below it,
+/// sorted by path, except names that begin with a dot; links are followed. A file reached twice
+/// counts once. A path that does not exist, or is neither file nor folder, is a usage error. So is
+/// the file `output` itself, but in a folder it is skipped as the result of an earlier run. Serial.
 FileList list_files(const std::vector<std::string>& paths, const std::string& output = {});
 
 struct ImportReport {
@@ -30,13 +30,13 @@ struct ImportReport {
   int64_t duplicates = 0;
   int64_t not_regular = 0;
   int64_t left_out = 0;
-  std::vector<std::string> binary;  ///< skipped, because they hold a NUL byte
+  std::vector<std::string> binary;  ///< skipped because they contain a NUL byte
 };
 
-/// Reads the files that `paths` stand for. A document is bos, the bytes, eos. A file of more than
-/// `max_tokens` tokens (0: no limit, else at least 3) becomes several documents, the later ones
-/// named "path#2", "path#3", ... Ranks share the reading of files; all ranks get all documents.
-/// `output` is the file that will hold them, see list_files. Collective.
+/// Reads the files that `paths` expand to. A document is bos, the bytes, eos. A file of more than
+/// `max_tokens` tokens (0: no limit, else at least 3) becomes several documents; the later ones are
+/// named "path#2", "path#3", ... Ranks share the reading; all ranks get all documents. `output` is
+/// the file that will hold them, see list_files. Collective.
 Documents import_text(Communicator& comm, const std::vector<std::string>& paths, int64_t max_tokens,
                       ImportReport& report, const std::string& output = {});
 

@@ -26,28 +26,28 @@
 namespace gyre::h5 {
 namespace {
 
-/// A file with more is not read in full, nor is a dataset that claims more.
+/// Larger files are not read in full, nor are datasets that claim to be larger.
 constexpr int64_t most_bytes = most_content_bytes;
 
-/// Exit codes of the child for contents that are not what was written, and for a file that is not
-/// read; no sanitizer has them.
+/// Exit codes of the child for damaged contents and for a file that is not read; sanitizers use
+/// neither.
 constexpr int refused = 97, unusable = 98;
 
-/// Memory that the child may take beyond what it has: what it reads is bounded, but HDF5 takes
-/// whatever a damaged file claims, and fills it.
+/// Additional memory that the child may use: what it reads is bounded, but HDF5 allocates, and
+/// fills, whatever a damaged file claims.
 constexpr int64_t most_memory = int64_t{1} << 30;
 
-/// A reading of all objects of a file. HDF5 calls the functions below, and knows no exceptions.
+/// Visit of all objects of a file. HDF5 calls the functions below, which must not throw.
 struct Visit {
   const std::string& path;
-  bool whole;           // elements are read, too
+  bool whole;           // whether elements are read as well
   std::string object;   // the current one
-  std::string failure;  // of the first text or list that takes too much memory
+  std::string failure;  // error of the first text or list that takes too much memory
 };
 
-/// Reads the elements of a dataset or attribute through `read(type, transfer list, buffer)`,
-/// whatever they are. What cannot be read is the program's business, if it wants to read it; but
-/// with claims of gigabytes it would not come to an end. Negative ends the visit.
+/// Reads the elements of a dataset or attribute, of any type, through `read(type, transfer list,
+/// buffer)`. A failed read is ignored: the program reports it if it reads the object. Claims of
+/// gigabytes are refused, since the read would not end. A negative result ends the visit.
 template <class Read>
 herr_t read_elements(Visit& visit, const Handle& type, const Handle& space, const std::string& what,
                      const Read& read) {
@@ -59,7 +59,7 @@ herr_t read_elements(Visit& visit, const Handle& type, const Handle& space, cons
   const detail::TextMemory text_memory(most_bytes);
   if (read(memory.get(), text_memory.transfer_list(), buffer.data()) >= 0) {
     if (H5Tdetect_class(memory.get(), H5T_STRING) > 0 ||
-        H5Tdetect_class(memory.get(), H5T_VLEN) > 0)  // of numbers, it takes its time
+        H5Tdetect_class(memory.get(), H5T_VLEN) > 0)  // it is slow for numbers
       H5Dvlen_reclaim(memory.get(), space.get(), H5P_DEFAULT, buffer.data());
     return 0;
   }
@@ -83,7 +83,7 @@ herr_t read_attribute(hid_t object, const char* name, const H5A_info_t*, void* d
 herr_t read_object(hid_t file, const char* name, const H5O_info_t* info, void* data) {
   auto& visit = *static_cast<Visit*>(data);
   visit.object = std::string("/") + (std::strcmp(name, ".") == 0 ? "" : name);
-  // Each object is opened from the root: a deep file would take the cube of its depth.
+  // Each object is opened from the root: the time would be cubic in the depth.
   if (std::ranges::count(visit.object, '/') > most_group_levels) return 1;
   const Handle object(H5Oopen(file, name, H5P_DEFAULT), H5Oclose);
   if (!object.valid()) return 0;
@@ -100,8 +100,8 @@ herr_t read_object(hid_t file, const char* name, const H5O_info_t* info, void* d
                        });
 }
 
-/// Reads the objects of an open file; their elements as well if `whole` is set. Contents that are
-/// not what was written are a runtime error.
+/// Reads the objects of an open file, and their elements if `whole` is set. Contents that fail
+/// their checksum are a runtime error.
 void read_objects(hid_t file, const std::string& path, bool whole) {
   if (whole && has_content_digest(file, path)) return check_content_digest(file, path);
   Visit visit{path, whole, "/", ""};
@@ -121,20 +121,20 @@ void limit_memory() {
   setrlimit(RLIMIT_AS, &limit);
 }
 
-/// Where the child leaves its error.
+/// Size of the memory in which the child leaves its error.
 constexpr size_t error_bytes = 4096;
 
-/// What the child does. It is a copy of one thread: it takes no lock of this program, and its
-/// signals do what they do by default.
+/// Body of the child. It is a copy of one thread: it takes no lock of this program, and resets its
+/// signals to their defaults.
 [[noreturn]] void read_everything(pid_t parent, const std::string& path, bool whole, char* error) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(refused);  // it has died before
+  if (getppid() != parent) _exit(refused);  // the parent has died already
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTERM, SIGUSR1})
     std::signal(signal, SIG_DFL);
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
   limit_memory();
-  dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);  // the C library's last words
+  dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);  // discards messages of the C library
   try {
     const Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
     if (file.valid()) read_objects(file.get(), path, whole);
@@ -144,7 +144,7 @@ constexpr size_t error_bytes = 4096;
     _exit(own != nullptr && own->code() == ExitCode::usage ? unusable : refused);
   }
   H5garbage_collect();
-  malloc_trim(0);  // both look over memory that may have been destroyed
+  malloc_trim(0);  // both walk memory that may have been corrupted
   _exit(0);
 }
 
@@ -188,7 +188,7 @@ void try_reading(const std::string& path) {
       throw_runtime("cannot wait for the process that reads '{}': {}", path, std::strerror(errno));
   if (WIFEXITED(result) && WEXITSTATUS(result) == refused) throw_runtime("{}", error.view());
   if (WIFEXITED(result) && WEXITSTATUS(result) == unusable) throw_usage("{}", error.view());
-  if (result != 0)  // an exit code: a sanitizer's
+  if (result != 0)  // exit code of a sanitizer
     throw_runtime("reading '{}' crashes HDF5 {} ({} {}): the file is damaged", path,
                   library_version(), WIFSIGNALED(result) ? "signal" : "exit code",
                   WIFSIGNALED(result) ? WTERMSIG(result) : WEXITSTATUS(result));
