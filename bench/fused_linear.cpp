@@ -1,10 +1,10 @@
 // The fused linear layer against the four matrix products that it cannot avoid (logits twice, dX
-// and dW), which the same program measures in alternation, in the same shapes.
+// and dW), which the same program measures in alternation, with the same shapes.
 //
-// gemms_ratio is the best time of a forward and a backward pass over the best time of the four
-// products; extra_bytes is the memory that the layer needs besides inputs and outputs; logits is
-// the size of the logits that it does not store. Times are CPU time on one thread, which a shared
-// machine disturbs less, and wall-clock time on more.
+// gemms_ratio is the best time of a forward and a backward pass divided by the best time of the
+// four products; extra_bytes is the layer's memory besides inputs and outputs; logits is the size
+// of the logits that it does not store. Times are CPU time on one thread, which other load disturbs
+// less, and wall-clock time on several.
 
 #include "logprobs/fused_linear.hpp"
 
@@ -86,7 +86,7 @@ struct Shape {
   int threads;
 };
 
-/// The smallest time of a piece of work so far.
+/// Shortest time so far.
 class Best {
  public:
   explicit Best(int threads) : one_thread_(threads == 1) {}
@@ -106,7 +106,7 @@ class Best {
   double best_ = std::numeric_limits<double>::infinity();
 };
 
-/// The four products alone. Values do not matter.
+/// The four products alone; the values do not matter.
 class FourProducts {
  public:
   explicit FourProducts(const Shape& s)

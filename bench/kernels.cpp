@@ -1,8 +1,8 @@
-// The CPU kernels against the limit of the core that they run on: the FMA rate of a register-only
-// loop, which is measured before each repetition. Log-probabilities are in logprobs.cpp.
+// CPU kernels against the limit of the core that they run on: the FMA rate of a register-only loop,
+// measured before each repetition. Log-probabilities are in logprobs.cpp.
 //
-// Rates are per second of CPU time. A shared machine is slower at times, by half and for seconds:
-// "best" is the largest of nine repetitions, which find it at its best if they are interleaved
+// Rates are per second of CPU time. A shared machine can be slower by half for seconds: "best" is
+// the largest of nine repetitions, which meet quiet times if they are interleaved
 // (--benchmark_enable_random_interleaving=true), and the limit is the largest so far.
 
 #include <benchmark/benchmark.h>
@@ -27,7 +27,7 @@
 namespace gyre {
 namespace {
 
-/// Largest FLOP/s of multiply-adds on registers so far; 0 where there is no such loop.
+/// Largest FLOP/s so far of multiply-adds on registers; 0 where there is no such loop.
 double fma_rate() {
   static double best = measured_fma_peak();
   for (int i = 0; i < 3; ++i) {
@@ -38,7 +38,7 @@ double fma_rate() {
   return best;
 }
 
-/// Times `body` of `flops`, beside the FMA rate of as many cores as it has threads.
+/// Times `body` of `flops`, next to the FMA rate of as many cores as it has threads.
 template <class Body>
 void time_flops(benchmark::State& state, double flops, int64_t threads, Body body) {
   const double peak = static_cast<double>(threads) * fma_rate();
@@ -55,7 +55,7 @@ Buffer<float> random_buffer(int64_t count) {
   return buffer;
 }
 
-/// "best" is that of rates; of times it is the longest.
+/// "best" is the largest value: the best of rates, but the longest of times.
 void repeated(benchmark::internal::Benchmark* cases) {
   cases->Repetitions(9)->ReportAggregatesOnly()->ComputeStatistics(
       "best",
@@ -165,13 +165,13 @@ AttentionProblem::Shape attention_shape(const benchmark::State& state) {
   return {state.range(0), state.range(1), state.range(2),      state.range(3),
           state.range(4), state.range(5), state.range(6) != 0, static_cast<int>(state.range(7))};
 }
-/// FLOPs of visible pairs only: two products of `dim` multiply-adds a pair.
+/// Counts FLOPs of visible pairs only: two products of `dim` multiply-adds per pair.
 void attention_forward(benchmark::State& state) {
   AttentionProblem problem(attention_shape(state));
   time_flops(state, 4.0 * static_cast<double>(problem.visible()), state.range(7),
              [&] { problem.forward(); });
 }
-/// Five products a pair.
+/// Five products per pair.
 void attention_backward(benchmark::State& state) {
   AttentionProblem problem(attention_shape(state));
   problem.forward();
@@ -220,7 +220,7 @@ BENCHMARK(gemm_f32)
     ->Unit(benchmark::kMillisecond)
     ->Apply(repeated);
 
-/// Bytes read and written by the operation, once each.
+/// Counts each byte that the operation reads or writes once.
 void elementwise(benchmark::State& state, int64_t arrays,
                  const std::function<void(MatrixView<float>, MatrixView<float>)>& operation) {
   const int64_t rows = state.range(0), columns = state.range(1);

@@ -1,14 +1,14 @@
-// The kernels of the log-probabilities against the limits of the machine, which the same program
-// measures next to each result, with the same memory and the same number of threads:
+// Log-probability kernels against the limits of the machine, which the same program measures next
+// to each result, with the same memory and number of threads:
 //
 //     row_moments            the rate at which the logits' memory can be read
 //     gradients in place     the rate of an update loop in that memory
 //     other gradients        the rate of a copy with non-temporal stores
 //
-// `of_limit` is the share of that limit; NaN where no limit was measured. Bytes are those that the
-// operation must move: each element read once and written once. Rates are per second of CPU time on
-// one thread, which a shared machine disturbs less, and of wall-clock time on more. Medians of five
-// repetitions.
+// `of_limit` is the fraction of that limit; NaN where no limit was measured. Bytes are those that
+// the operation must move: each element read once and written once. Rates are per second of CPU
+// time on one thread, which other load disturbs less, and of wall-clock time on several. Results
+// are medians of five repetitions.
 
 #include <benchmark/benchmark.h>
 
@@ -66,7 +66,7 @@ class Logits {
   int64_t columns_, rows_;
 };
 
-/// Sets the counters, the same for all benchmarks so that they fit one table. `limit` in bytes/s.
+/// Sets the same counters for all benchmarks, so that they fit one table. `limit` is in bytes/s.
 void report(benchmark::State& state, double bytes, double seconds, int64_t rows, double limit) {
   state.counters["B/s"] = bytes / seconds;
   state.counters["s/row"] = seconds / static_cast<double>(rows);
@@ -117,7 +117,7 @@ void cross_statistics(benchmark::State& state) {
 }
 BENCHMARK(cross_statistics)->Apply(sizes);
 
-/// One target a row, log-probabilities alone or with entropies.
+/// Inputs with one target per row: log-probabilities alone or with entropies.
 struct Gradients {
   std::vector<RowNormalizer> normalizers;
   std::vector<RowSlope> slopes;
@@ -174,9 +174,9 @@ void softmax(benchmark::State& state, bool exponentiate) {
 BENCHMARK_CAPTURE(softmax, probabilities, true)->Apply(sizes);
 BENCHMARK_CAPTURE(softmax, logarithms, false)->Apply(sizes);
 
-/// Log-probability and entropy of one target a row, forward and backward in place, the kernels
-/// alone: each element is read, read again and written, 12 or 6 bytes, and nothing else grows with
-/// them. The limit is the time of these passes at the measured rates.
+/// Log-probability and entropy of one target per row, forward and backward in place, kernels alone.
+/// Each element is read twice and written once, 12 or 6 bytes; all else is independent of the
+/// columns. The limit is the time of these passes at the measured rates.
 void forward_and_backward(benchmark::State& state) {
   const Arguments a(state);
   Logits logits(a.columns, a.narrow);
@@ -195,7 +195,7 @@ void forward_and_backward(benchmark::State& state) {
 }
 BENCHMARK(forward_and_backward)->Apply(sizes);
 
-/// Rows of a small vocabulary, in cache: the cost per row.
+/// Rows of a small vocabulary, in cache: measures the cost per row.
 void short_rows(benchmark::State& state) {
   const int64_t rows = 4096, columns = state.range(0);
   Buffer<float> memory(rows * columns);

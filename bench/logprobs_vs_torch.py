@@ -52,7 +52,7 @@ import machine
 
 SKIPPED, FAILED = 77, 1
 
-# glibc keeps what is freed: no mappings of their own for large blocks, and nothing given back.
+# Makes glibc keep freed memory: no separate mappings for large blocks, and no trimming.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 if __name__ == "__main__" and "--fresh-memory" not in sys.argv:
     if any(os.environ.get(name) != value for name, value in KEEP_MEMORY.items()):
@@ -75,7 +75,7 @@ PICKS, TOP_K, TOP_P = 64, 50, 0.9
 PEAKS, HEIGHT = 32, 12.0
 OPERATIONS = ("logprob-entropy", "soft-ce", "top-k", "filtered")
 SIDES = ("eager", "bf16", "compiled")
-# Bytes of an element at the most: what autograd keeps, and what is made while it runs.
+# Most bytes per element: what autograd keeps, and temporaries.
 PEAK_BYTES = {"logprob-entropy": 26, "soft-ce": 34, "top-k": 10, "filtered": 60}
 # Quiets the MPI library.
 ENVIRONMENT = {"UCX_MEM_EVENTS": "n", "HWLOC_COMPONENTS": "-pci,-linux:pci"}

@@ -1,6 +1,6 @@
-// The bin packers on a million documents of the long-tailed distribution, capacity 64K: seconds,
-// and the quality of the packing. Documents are cut at C/4 (where attention cost can be balanced)
-// and at C (where a bin with one document of C is a lower bound of the largest cost).
+// Bin packers on a million documents of the long-tailed distribution, capacity C = 64K: seconds,
+// and quality of the packing. Documents are cut at C/4 (where attention cost can be balanced) and
+// at C (where a bin with one document of length C bounds the largest cost from below).
 
 #include <benchmark/benchmark.h>
 
@@ -24,7 +24,7 @@ void report(benchmark::State& state, const std::vector<Bin>& bins,
   state.counters["max_over_bound"] = measures.max_cost / bound;
 }
 
-/// Arguments: documents, capacity, the longest document.
+/// Arguments: number of documents, capacity, longest document.
 void pack(benchmark::State& state, const BinPacker& packer) {
   LengthSpec spec;
   spec.count = state.range(0);

@@ -1,12 +1,12 @@
-// The M largest logits of rows, and rounds of the radix search, against the rate at which the same
+// The M largest logits per row, and rounds of the radix search, against the rate at which the same
 // array can be read.
 //
-// The limit, for one core: a pass reads 2 or 4 bytes an element from memory, at measured_read_rate.
-// Instructions come second: a pass for the largest alone is a load and a comparison for 16
-// elements; moments add an exponential, about 16 instructions. So f32 should run at the read
-// rate, and bf16, whose elements come twice as fast, somewhat below it with moments. Candidates
-// above the threshold cost M · ln(columns / run) appends per row and a few rounds of pruning: 2 to
-// 5 µs per row, as long as reading 32 K columns of bf16 at 20 GB/s, and little for 152 K.
+// Limit for one core: a pass reads 2 or 4 bytes per element from memory, at measured_read_rate.
+// Instructions come second: a pass for the largest alone is a load and a comparison per 16
+// elements; moments add an exponential, about 16 instructions. So f32 should reach the read rate,
+// and bf16, whose elements arrive twice as fast, somewhat less with moments. Candidates above the
+// threshold cost M · ln(columns / run) appends per row and a few rounds of pruning: 2 to 5 µs per
+// row, as long as reading 32 K columns of bf16 at 20 GB/s; for 152 K that is little.
 //
 // A round of the radix search adds probabilities one by one to 256 sums, without vectors: 1 ns per
 // element in the first round. Later rounds skip vectors without a column in range.
@@ -29,7 +29,7 @@ namespace {
 
 constexpr int64_t bytes = int64_t{96} << 20;  // larger than the caches
 
-/// Rows of one type and standard deviation, as many as fit `bytes`.
+/// As many rows of one type and standard deviation as fit `bytes`.
 class Logits {
  public:
   Logits(int64_t columns, DType type, double size)
@@ -69,7 +69,7 @@ Logits logits_of(const benchmark::State& state) {
           static_cast<double>(state.range(2))};
 }
 
-/// Runs the benchmark; reports the read rate per CPU time, and its share of the limit.
+/// Runs the benchmark; reports the read rate per CPU time, and its fraction of the limit.
 template <class Body>
 void measure(benchmark::State& state, const Logits& logits, Body body) {
   const double limit = measured_read_rate(logits.array());
@@ -102,7 +102,7 @@ void moments_alone(benchmark::State& state) {
   measure(state, logits, [&] { row_moments(logits.ref(), {state.range(0)}, moments); });
 }
 
-/// The first round of a search over 24 bits of key for f32, 8 for bf16; or the second.
+/// First or second round of a search over key digits: 24 bits for f32, 8 for bf16.
 void digit_round(benchmark::State& state) {
   Logits logits = logits_of(state);
   const bool first = state.range(3) == 0;

@@ -1,14 +1,14 @@
-// Sharding and unsharding against memcpy of the same bytes, and layouts against each other: work of
-// the slowest rank and keys that ranks need from others, for packed long-tailed documents.
+// Sharding and unsharding against memcpy of the same bytes, and layouts against each other: pairs
+// of the slowest rank and keys needed from other ranks, for packed long-tailed documents.
 //
-// Rates are per second of CPU time, which a shared machine disturbs less. A copy is measured
-// as a whole job, all ranks' shards of one stream, and alternates with memcpy of the stream: a call
-// for each rank (shard, unshard), or one for all (shard-all, unshard-all).
+// Rates are per second of CPU time, which other load disturbs less. A copy is measured as a whole
+// job, all ranks' shards of one stream, in alternation with memcpy of the stream: by one call per
+// rank (shard, unshard), or one for all (shard-all, unshard-all).
 //
-// The target is of_memcpy of the latter on streams beyond the caches: at least 0.8 for rows of 4
-// bytes and more, but for 64-token documents, whose runs are of 16 bytes then. On one core of an
-// AMD EPYC 9004 (memcpy 12.5 GB/s) whose memory other processes use too, shard-all / unshard-all of
-// 128 MiB over 8 ranks, and in brackets rank by rank:
+// The target is of_memcpy of the latter for streams beyond the caches: at least 0.8 for rows of 4
+// bytes and more, except for 64-token documents, whose runs then have 16 bytes. On one core of an
+// AMD EPYC 9004 (memcpy 12.5 GB/s) whose memory other processes also use, shard-all / unshard-all
+// of 128 MiB over 8 ranks, and in brackets rank by rank:
 //
 //     row bytes          64                       8                        4
 //     contiguous      1.37 / 1.27 (1.00, 0.98)  1.40 / 1.30 (1.00, 0.98)  1.41 / 1.31 (1.02, 0.98)
@@ -54,7 +54,7 @@ struct Bounds {
   }
 };
 
-/// Long-tailed document lengths, cut at `longest`: enough to fill `slots` slots.
+/// Long-tailed document lengths, cut at `longest`, enough to fill `slots` slots.
 std::vector<int64_t> long_tailed_lengths(int64_t slots, int64_t longest) {
   LengthSpec spec;
   spec.distribution = "long-tailed";
@@ -63,8 +63,8 @@ std::vector<int64_t> long_tailed_lengths(int64_t slots, int64_t longest) {
   return draw_lengths(spec);
 }
 
-/// Rows of `slots` slots, full of documents that are cut at slots / 4, each in a multiple of
-/// `multiple` slots.
+/// Packs of `slots` slots, filled with documents that are cut at slots / 4 and padded to a multiple
+/// of `multiple` slots.
 std::vector<Bounds> long_tailed_packs(int64_t count, int64_t slots, int64_t multiple) {
   std::vector<Bounds> packs(1);
   for (const int64_t length : long_tailed_lengths(count * slots, slots / 4)) {
@@ -90,7 +90,7 @@ constexpr int64_t small_stream = int64_t{1} << 20;    // ids of 256K tokens
 struct CopyCase {
   std::string name;
   std::string layout;
-  int64_t document;  ///< length of all; 0: long-tailed, cut at 16K
+  int64_t document;  ///< length of every document; 0: long-tailed, cut at 16K
 };
 
 Layout copy_layout(const CopyCase& which, int64_t slots) {
@@ -108,7 +108,7 @@ Layout copy_layout(const CopyCase& which, int64_t slots) {
   return find_layout(which.layout).make(bounds.view(), options);
 }
 
-/// The layout of a copy. The last one is cached for consecutive cases that share it.
+/// Layout of a copy case. The last one is cached for consecutive cases that share it.
 const Layout& kept_copy_layout(const CopyCase& which, int64_t slots) {
   static std::string kept_for;
   static Layout layout;
@@ -119,7 +119,7 @@ const Layout& kept_copy_layout(const CopyCase& which, int64_t slots) {
   return layout;
 }
 
-/// Direction of the copy, and ranks per call.
+/// Direction of the copy; `all`: one call for all ranks.
 struct CopyMode {
   const char* name;
   bool back;
@@ -170,7 +170,7 @@ void copy_job(benchmark::State& state, const CopyCase& which, const CopyMode& mo
   state.counters["of_memcpy"] = best_memcpy / best;
 }
 
-/// Packs of long-tailed documents, on which layouts are compared.
+/// Packs of long-tailed documents for comparing layouts.
 struct PackCase {
   int64_t slots;
   int cp;
@@ -180,8 +180,8 @@ struct PackCase {
   }
 };
 
-/// Means over the packs of max/mean of pairs, of the needed share of a ring's bytes (all ranks,
-/// and the one that needs most), and of the tokens of a piece.
+/// Means over the packs: max/mean of pairs, fraction of a ring's bytes that is needed (over all
+/// ranks, and by the rank that needs most), and tokens per piece.
 struct CostMeans {
   double pair_ratio = 0, worst_ratio = 0, needed = 0, needed_most = 0, run = 0;
   void add(const LayoutCost& cost, double packs) {
@@ -218,8 +218,8 @@ void make_layouts(benchmark::State& state, const PackCase& which, const std::str
   means.report(state);
 }
 
-/// `communication`: time for the keys that ranks need under the balanced layout over time for its
-/// pairs, means over ranks. Times are relative to perfectly balanced compute.
+/// `communication`: ratio of the time for needed keys to the time for pairs under the balanced
+/// layout, means over ranks. Times are relative to perfectly balanced compute.
 void make_joint(benchmark::State& state, const PackCase& which, int64_t chunk,
                 double communication) {
   LayoutOptions options;

@@ -1,5 +1,5 @@
 #pragma once
-// Timing of the CPU benchmarks.
+// Timing of CPU benchmarks.
 
 #include <benchmark/benchmark.h>
 
@@ -10,8 +10,8 @@
 
 namespace gyre {
 
-/// Runs the benchmark; the median over its iterations of their seconds, of CPU time on one thread
-/// and of wall-clock time on more.
+/// Runs the benchmark; returns the median seconds of its iterations: CPU time on one thread,
+/// wall-clock time on several.
 template <class Body>
 double time_iterations(benchmark::State& state, int64_t threads, Body body) {
   const Stopwatch watch;

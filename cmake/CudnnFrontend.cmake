@@ -1,7 +1,7 @@
-# The C++ front end of cuDNN: headers, which live in a wheel on PyPI (MIT and Apache 2.0). Downloaded once into the
-# build folder. -DGYRE_CUDNN_FRONTEND=DIR names a copy that is there; OFF builds without.
+# The C++ front end of cuDNN: headers from a wheel on PyPI (MIT and Apache 2.0), downloaded once into the build folder.
+# -DGYRE_CUDNN_FRONTEND=DIR names an existing copy; OFF builds without.
 #
-# Sets GYRE_CUDNN_FRONTEND_INCLUDE, empty when there is none (no network, no pip): the build then goes on without
+# Sets GYRE_CUDNN_FRONTEND_INCLUDE. It is empty if there is none (no network, no pip): the build then goes on without
 # cuDNN, and GYRE_CUDNN_FRONTEND_WHY says why.
 set(cudnn_frontend_version 1.32.0)
 set(cudnn_frontend_wheel
@@ -11,7 +11,7 @@ set(cudnn_frontend_sha256 c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4ede
 set(GYRE_CUDNN_FRONTEND AUTO
     CACHE STRING "Folder with cudnn_frontend.h; AUTO: downloaded from PyPI into the build folder; OFF: no cuDNN")
 
-# The headers do not depend on Python: any interpreter's pip may fetch the wheel of one.
+# The headers do not depend on Python: any pip can download this wheel, built for another version of Python.
 function(gyre_download_cudnn_frontend folder)
   find_program(GYRE_PYTHON NAMES python3)
   if(NOT GYRE_PYTHON)
@@ -31,7 +31,7 @@ function(gyre_download_cudnn_frontend folder)
     ERROR_VARIABLE text)
   if(NOT result EQUAL 0 OR NOT EXISTS ${folder}/${cudnn_frontend_wheel})
     string(STRIP "${text}" text)
-    string(REGEX REPLACE ".*\n" "" text "${text}") # the last line says it
+    string(REGEX REPLACE ".*\n" "" text "${text}") # the last line has the reason
     set(GYRE_CUDNN_FRONTEND_WHY "its front end cannot be downloaded: ${text}" PARENT_SCOPE)
     return()
   endif()

@@ -1,10 +1,10 @@
-# Everything Gyre links comes from here. Each package is required: a build that silently lost MPI or
-# parallel HDF5 would measure something else.
+# All dependencies of Gyre. Each package is required: a build that silently lost MPI or parallel HDF5 would measure
+# something else.
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(MPI REQUIRED COMPONENTS C CXX)
 
-set(HDF5_PREFER_PARALLEL ON) # without this CMake takes the serial library without a word
+set(HDF5_PREFER_PARALLEL ON) # otherwise CMake silently takes the serial library
 find_package(HDF5 REQUIRED COMPONENTS C)
 if(NOT HDF5_IS_PARALLEL)
   message(FATAL_ERROR "Gyre needs parallel HDF5 (Debian: libhdf5-mpich-dev); found a serial one: "
@@ -19,11 +19,11 @@ find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc) # topology of hosts
-# Configuration files. Where there is toml++ as a library, as in Debian, pkg-config says so: headers alone compile for seconds.
+# Configuration files. A compiled toml++, as in Debian, is found by pkg-config; headers alone compile for seconds.
 pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
 
-# Small matrix products: libxsmm generates a kernel per shape at run time. Its link line wants a BLAS
-# for the shapes that it does not generate; Gyre asks for none of those.
+# Small matrix products: libxsmm generates a kernel per shape at run time. It links against BLAS for shapes that it does
+# not generate; Gyre uses none of those.
 find_path(LIBXSMM_INCLUDE_DIR libxsmm.h REQUIRED)
 find_library(LIBXSMM_LIBRARY xsmm REQUIRED)
 find_library(LIBXSMM_NOBLAS_LIBRARY xsmmnoblas REQUIRED)
@@ -32,10 +32,10 @@ target_include_directories(gyre_libxsmm SYSTEM INTERFACE ${LIBXSMM_INCLUDE_DIR})
 target_link_libraries(gyre_libxsmm INTERFACE ${LIBXSMM_LIBRARY} ${LIBXSMM_NOBLAS_LIBRARY}
                                              Threads::Threads ${CMAKE_DL_LIBS})
 
-find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED) # headers alone: checksums
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED) # headers only: checksums
 
-# CUDA: nvcc decides. SOFTWARE compiles the same sources for the software GPU (softgpu/) instead: a
-# device made of host code, on which the tests run where there is no other.
+# CUDA needs nvcc. SOFTWARE compiles the same sources for the software GPU (softgpu/) instead: a device implemented in
+# host code, for tests on machines without a GPU.
 #
 #   GYRE_WITH_CUDA   *.cu and cuda*.cpp are built, else no_cuda*.cpp        GYRE_WITH_NCCL   nccl*.cpp, no_nccl*.cpp
 #   GYRE_WITH_CUBLAS cublas*.cpp                                            GYRE_WITH_CUDNN  cudnn*.cpp, no_cudnn*.cpp
@@ -66,14 +66,14 @@ elseif(NOT GYRE_CUDA STREQUAL "OFF")
   endif()
   if(GYRE_WITH_CUDA)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES "80-real;90-real;100") # 100: also PTX for what comes after
+      set(CMAKE_CUDA_ARCHITECTURES "80-real;90-real;100") # 100: also PTX for later architectures
     endif()
     if(NOT DEFINED CMAKE_CUDA_COMPILER)
       set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
     endif()
     enable_language(CUDA)
     set(CMAKE_CUDA_STANDARD 20)
-    # cuDNN: fused attention. Without it the tiled kernel of our own serves all.
+    # cuDNN: fused attention. Without it Gyre's own tiled kernel is used.
     find_library(CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})
     find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
     if(CUDNN_LIBRARY AND CUDNN_INCLUDE_DIR)

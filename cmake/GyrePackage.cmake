@@ -1,5 +1,5 @@
-# find_package(gyre) for programs outside of this tree (docs/library.md): of the build folder (-Dgyre_DIR=...), and of
-# what `cmake --install` has installed. gyre_export() says which targets.
+# find_package(gyre) for programs outside this tree (docs/library.md): from the build folder (-Dgyre_DIR=...), or from
+# what `cmake --install` has installed. gyre_export() selects the targets.
 include(CMakePackageConfigHelpers)
 configure_file(${CMAKE_SOURCE_DIR}/cmake/gyreConfig.cmake.in ${CMAKE_BINARY_DIR}/gyreConfig.cmake @ONLY)
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/gyreConfigVersion.cmake COMPATIBILITY SameMinorVersion)

@@ -1,9 +1,9 @@
-add_custom_target(host-libraries) # all that gyre_static() compiles
+add_custom_target(host-libraries) # all libraries compiled by gyre_static()
 
-# gyre_flags: what every target of ours is compiled with. Libraries link it PRIVATE: of it, clients of the package get
-# what linking needs, which is the sanitizer.
+# gyre_flags: compile options of every target. Libraries link it PRIVATE: clients of the package get only its link
+# options, which are the sanitizer's.
 add_library(gyre_flags INTERFACE)
-# "module/file.hpp" is below src; "apps/app/file.hpp" is found from the root.
+# "module/file.hpp" is found below src, "apps/app/file.hpp" from the root.
 target_include_directories(gyre_flags INTERFACE "$<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/src;${CMAKE_SOURCE_DIR}>")
 target_compile_options(
   gyre_flags
@@ -13,31 +13,31 @@ target_compile_options(
             -Wshadow
             -Wnon-virtual-dtor
             -Woverloaded-virtual
-            -Wno-restrict # GCC 12 false positives in std::string (GCC bug 105651), of both
+            -Wno-restrict # GCC 12 false positives in std::string (GCC bug 105651), also the next
             -Wno-stringop-overflow
-            -Wno-subobject-linkage # a unity build includes its sources, as if they were headers
+            -Wno-subobject-linkage # in a unity build, sources are included like headers
             -ffp-contract=off
-            -ffunction-sections # each function can be left out of a program: tests/unit/reached.sh
+            -ffunction-sections # unused functions can be dropped: tests/unit/reached.sh
             -fdata-sections>
             $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${GYRE_WERROR}>>:-Werror>)
-# GCC looks for garbage less often: a tenth to a quarter less time, for some half a gigabyte more a job.
+# Fewer garbage collections in GCC: a tenth to a quarter less time, for about half a gigabyte more per job.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-expand=300
                                               --param=ggc-min-heapsize=500000>)
 endif()
-# nvcc: warnings of the host's side too; -Wpedantic would find the code that nvcc itself generates.
+# nvcc: warnings of the host compiler too, except -Wpedantic, which would find code that nvcc itself generates.
 target_compile_options(
   gyre_flags
   INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra
             --expt-relaxed-constexpr
             -lineinfo>
             $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${GYRE_WERROR}>>:-Werror=all-warnings>)
-# Kernels that only have to compile: a quarter of the time.
+# Kernels that only have to compile: takes a quarter of the time.
 target_compile_options(
   gyre_flags INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Debug>,$<VERSION_GREATER_EQUAL:$<CUDA_COMPILER_VERSION>,12.9>>:-Ofc=max>)
-# fmt 9 turns constexpr off for nvcc, and then fails its own compile-time checks under C++20.
+# fmt 9 turns constexpr off under nvcc, and then fails its own compile-time checks under C++20.
 target_compile_definitions(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
-# FEW: one without, one with fused multiply-add, and the widest; with a sanitizer, the first and the last.
+# FEW: a target without fused multiply-add, one with it, and the widest; with a sanitizer, the first and the last.
 if(GYRE_SIMD STREQUAL "FEW")
   set(disabled HWY_SSSE3|HWY_SSE4)
   if(GYRE_SANITIZE)
@@ -45,8 +45,8 @@ if(GYRE_SIMD STREQUAL "FEW")
   endif()
   target_compile_definitions(gyre_flags INTERFACE "HWY_DISABLED_TARGETS=(${disabled})")
 endif()
-# What a sanitizer finds ends the program: a message alone would fail no test. Its checks make gcc take initialized
-# variables for others.
+# A sanitizer's finding ends the program: a message alone would fail no test. With its checks, GCC warns that
+# initialised variables may be uninitialised.
 if(GYRE_SANITIZE)
   target_compile_options(gyre_flags INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${GYRE_SANITIZE}
                                               -fno-sanitize-recover=all -fno-omit-frame-pointer -g1>
@@ -54,7 +54,7 @@ if(GYRE_SANITIZE)
   target_link_options(gyre_flags INTERFACE -fsanitize=${GYRE_SANITIZE})
 endif()
 
-# What a program that uses the GPU is compiled with.
+# Compile definitions of a program that uses the GPU.
 function(gyre_cuda_definitions target)
   foreach(feature WITH_CUDA WITH_NCCL WITH_CUBLAS WITH_CUDNN SOFTGPU)
     if(GYRE_${feature})
@@ -63,7 +63,7 @@ function(gyre_cuda_definitions target)
   endforeach()
 endfunction()
 
-# The software GPU's kernels are C++. To be called where the sources are compiled, .cpp files among them.
+# The software GPU's kernels are C++. Call this in the directory that compiles the sources, including .cpp files.
 function(gyre_cuda_sources)
   set(kernels ${ARGN})
   list(FILTER kernels INCLUDE REGEX "\\.cu$")
@@ -72,9 +72,9 @@ function(gyre_cuda_sources)
   endif()
 endfunction()
 
-# Sources of one target are compiled several at a time where CMAKE_UNITY_BUILD is on: headers are most of the work. Alone
-# stay entries of a registry, which may all call their parts by the same names, and what Highway compiles once an
-# instruction set (foreach_target.h), which includes itself.
+# With CMAKE_UNITY_BUILD, the sources of a target are compiled several at a time, since headers are most of the work.
+# Exceptions: entries of a registry, which may use the same names, and sources that Highway compiles once per
+# instruction set (foreach_target.h), which include themselves.
 function(gyre_compile_alone)
   foreach(source ${ARGN})
     file(STRINGS ${source} self_inclusion REGEX "HWY_TARGET_INCLUDE" LIMIT_COUNT 1)
@@ -84,16 +84,16 @@ function(gyre_compile_alone)
   endforeach()
 endfunction()
 
-# Compiles with the headers of src/precompiled.hpp. Not without optimisation: behind precompiled headers and one of Highway's
-# pragmas, GCC 12 takes its intrinsics for optimised ones.
+# Compiles with the headers of src/precompiled.hpp, but not without optimisation: after precompiled headers and one of
+# Highway's pragmas, GCC 12 treats its intrinsics as optimised ones.
 function(gyre_use_precompiled target)
   if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
     target_precompile_headers(${target} REUSE_FROM gyre_precompiled)
   endif()
 endfunction()
 
-# gyre_export(TARGET...): what clients get by find_package(gyre), gyre_NAME as gyre::NAME; see GyrePackage.cmake. Nothing
-# where libraries are those of another build.
+# gyre_export(TARGET...): targets that clients get from find_package(gyre), gyre_NAME as gyre::NAME; see
+# GyrePackage.cmake. Does nothing where the libraries come from another build.
 function(gyre_export)
   if(GYRE_HOST_LIBRARIES)
     return()
@@ -105,8 +105,8 @@ function(gyre_export)
   install(TARGETS ${ARGN} EXPORT gyre OBJECTS DESTINATION ${CMAKE_INSTALL_LIBDIR}/gyre)
 endfunction()
 
-# Sources of a device, by their names: cuda*.cpp and *.cu are compiled with CUDA, no_cuda*.cpp without it, and likewise
-# nccl*, cublas* and cudnn*. A no_* file defines the factories of what is missing; they throw. Sets `others` and `device`.
+# Sorts sources by name: cuda*.cpp and *.cu are compiled with CUDA, no_cuda*.cpp without it, and likewise nccl*, cublas*
+# and cudnn*. A no_* file defines the factories of what is missing; they throw. Sets `others` and `device`.
 macro(gyre_sort_sources folder)
   file(GLOB_RECURSE others CONFIGURE_DEPENDS ${folder}/*.cpp)
   set(device "")
@@ -129,9 +129,9 @@ macro(gyre_sort_sources folder)
   endforeach()
 endmacro()
 
-# gyre_static(NAME DEPENDS ... SOURCES ... DEFINITIONS ...): a static library that is the same in every build: compiled, or
-# taken from the build that GYRE_HOST_LIBRARIES names. Options that the library gets later, as by gyre_compile_quickly, do not
-# apply to the sources in DEFINITIONS.
+# gyre_static(NAME DEPENDS ... SOURCES ... DEFINITIONS ...): a static library that is the same in every build. It is
+# compiled, or taken from the build that GYRE_HOST_LIBRARIES names. Options set on the library later, as by
+# gyre_compile_quickly, do not apply to the sources in DEFINITIONS.
 function(gyre_static target)
   cmake_parse_arguments(ARG "" "" "DEPENDS;SOURCES;DEFINITIONS" ${ARGN})
   if(GYRE_HOST_LIBRARIES)
@@ -154,9 +154,9 @@ function(gyre_static target)
   endif()
 endfunction()
 
-# gyre_module(NAME DEPENDS ...): static library gyre_NAME from the sources below this folder, and gyre_NAME_device from those
-# of a device. The first knows the second only as something to link: what it is compiled with does not depend on the device.
-# The DEPENDS lists are the dependency rule of the project; tests/unit/dependencies checks the includes.
+# gyre_module(NAME DEPENDS ...): static library gyre_NAME from the sources below this folder, and gyre_NAME_device from
+# its device sources. The first only links the second: its compile options do not depend on the device. The DEPENDS
+# lists are the project's dependency rule; tests/unit/dependencies checks the includes.
 function(gyre_module name)
   cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
   gyre_sort_sources(${CMAKE_CURRENT_SOURCE_DIR}/${name})
@@ -179,7 +179,7 @@ function(gyre_module name)
   endif()
 endfunction()
 
-# Options, JSON, tables and calls of HDF5 take no time where they run, and much where they are compiled.
+# For code that is slow to compile and takes no time at run time: options, JSON, tables and calls of HDF5.
 function(gyre_compile_quickly target)
   get_target_property(taken ${target} IMPORTED)
   if(taken)
@@ -194,8 +194,8 @@ function(gyre_compile_quickly target)
   endif()
 endfunction()
 
-# gyre_app_parts(FOLDER [LIBRARY...]): static library gyre_app_FOLDER from every .cpp of the folder but main.cpp, with what it
-# needs of other apps.
+# gyre_app_parts(FOLDER [LIBRARY...]): static library gyre_app_FOLDER from every .cpp of the folder but main.cpp, and
+# the parts of other apps that it needs.
 function(gyre_app_parts folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
   list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/main.cpp)
@@ -204,25 +204,25 @@ function(gyre_app_parts folder)
     list(APPEND needed gyre_app_common)
   endif()
   if(sources)
-    set(definitions ${sources}) # of operations, in double precision: not to be compiled quickly
+    set(definitions ${sources}) # operations compute in double precision: full optimisation
     list(FILTER definitions INCLUDE REGEX "/ops/")
     list(FILTER sources EXCLUDE REGEX "/ops/")
     gyre_static(gyre_app_${folder} DEPENDS ${needed} SOURCES ${sources} DEFINITIONS ${definitions})
     gyre_compile_quickly(gyre_app_${folder})
-  else() # an app that is all in its main file
+  else() # the app consists of its main file
     add_library(gyre_app_${folder} INTERFACE)
     target_link_libraries(gyre_app_${folder} INTERFACE ${needed})
   endif()
 endfunction()
 
-# gyre_app(NAME [LIBRARY...]): program gyre-NAME from apps/NAME/main.cpp and the library of that folder, which tests link, too.
+# gyre_app(NAME [LIBRARY...]): program gyre-NAME from apps/NAME/main.cpp and that folder's library, which tests also link.
 function(gyre_app name)
   gyre_app_parts(${name} ${ARGN})
   add_executable(gyre-${name} ${name}/main.cpp)
   target_link_libraries(gyre-${name} PRIVATE gyre_app_${name})
   gyre_use_precompiled(gyre-${name})
   gyre_compile_quickly(gyre-${name})
-  # What the program cannot reach is left out; tests/unit/reached.sh reads what stays.
+  # Drops what the program cannot reach; tests/unit/reached.sh reads what stays.
   target_link_options(gyre-${name} PRIVATE -Wl,--gc-sections)
   install(TARGETS gyre-${name} RUNTIME)
   set_property(GLOBAL APPEND PROPERTY GYRE_APPS ${name})

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The entry of a bundle: what it takes from the host is its driver, and NCCL, cuBLASLt and cuDNN where it has them.
+# Entry point of a bundle. From the host it uses the driver, and NCCL, cuBLASLt and cuDNN where present.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 GYRE_SOFTGPU=$(cat "$here/softgpu")

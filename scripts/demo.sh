@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 apps=$1/apps
 mpiexec=${MPIEXEC:-mpiexec}
-# At most as many ranks as cores, so that timings count; 2 or 4, for cp = 2 by tp.
+# At most as many ranks as cores, so that timings are meaningful; 2 or 4, for cp = 2 by tp.
 cores=$(env -u OMP_NUM_THREADS nproc)
 ranks=2
 [[ $cores -lt 4 ]] || ranks=4
@@ -14,7 +14,7 @@ tp=$((ranks / 2))
 LOG_TAIL=15
 steps=0
 
-# step NAME TITLE COMMAND...: runs it with all output in demo/NAME.log; the demo ends where one fails.
+# step NAME TITLE COMMAND...: runs the command with all output in demo/NAME.log; a failure ends the demo.
 step() {
   local name=$1 title=$2 status=0 start log=demo/$1.log
   shift 2
@@ -33,7 +33,7 @@ step() {
 
 rm -rf demo/text demo/*.json demo/*.h5 demo/*.svg
 mkdir -p demo/text
-# English text that the model has not been trained on, and some C++: lengths from a screenful to two thirds of a bin.
+# English text that the model was not trained on, and some C++; lengths from a screenful to two thirds of a bin.
 cp --parents -r LICENSE softgpu/README.md src/core/*.hpp demo/text
 for licence in BSD CC0-1.0 LGPL-3 Apache-2.0; do
   [[ ! -e /usr/share/common-licenses/$licence ]] || cp -L "/usr/share/common-licenses/$licence" demo/text

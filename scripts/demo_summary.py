@@ -6,7 +6,7 @@ import json
 import pathlib
 import sys
 
-# Program, JSON file, what it ran on (a format of its configuration), what the results were compared with.
+# Program, JSON file, what it ran on (a format of its configuration), what its results were compared with.
 CHECKED = [
     ("gyre-pack", "pack", "{source}, bins of {capacity} tokens", "documents found again in their bins"),
     ("gyre-shard", "shard", "{segments} documents in {bins} bins, cp = {cp}", "stream put together from its shards"),

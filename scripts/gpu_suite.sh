@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# What `run test-gpu` and `run bench-gpu` do once programs are there: in a build folder, or in a bundle.
+# Implements `run test-gpu` and `run bench-gpu` for built programs, in a build folder or in a bundle.
 #
 #   gpu_suite.sh test [--apps-only]    the GPU's unit tests, the programs on 1 to 4 ranks, compute-sanitizer
 #   gpu_suite.sh bench [ARGS]          the GPU benchmarks; JSON to results/gpu/
 #
 # Environment: GYRE_PROGRAMS (folder with apps/, tests/, bench/), GYRE_INPUTS, GYRE_RESULTS, MPIEXEC,
-# GYRE_SOFTGPU=1 where the programs are those of the software GPU.
+# GYRE_SOFTGPU=1 if the programs use the software GPU.
 # Exit codes: 0 all passed, 1 something failed, 3 there is no usable GPU.
 set -euo pipefail
 
 : "${GYRE_PROGRAMS:?}" "${GYRE_INPUTS:?}" "${MPIEXEC:=mpiexec}" "${GYRE_SOFTGPU:=0}"
-export NCCL_MULTI_RANK_GPU_ENABLE=1 # ranks share a GPU here, where NCCL lets them
+export NCCL_MULTI_RANK_GPU_ENABLE=1 # ranks share a GPU here, if NCCL allows it
 export UCX_HANDLE_ERRORS=none UCX_MEM_EVENTS=n HWLOC_COMPONENTS=-pci,-linux:pci OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 apps=$GYRE_PROGRAMS/apps
 tests=$GYRE_PROGRAMS/tests
@@ -22,7 +22,7 @@ failed=0
 skipped=0
 say() { printf 'gpu: %s\n' "$*"; }
 
-# piece NAME COMMAND...: one line, and the output when it fails. 77 is a skip; its last line says why.
+# piece NAME COMMAND...: prints one line, and the output if it fails. 77 is a skip; the last line says why.
 piece() {
   local name=$1 status=0 begin=$SECONDS
   shift
@@ -45,7 +45,7 @@ ranks() { # RANKS PROGRAM ARGS...
 }
 limited() { timeout --kill-after=10 "${GYRE_SECONDS:-600}" "$@"; }
 
-# verified PATTERN COMMAND...: exit code 0 and a line that begins with PATTERN.
+# verified PATTERN COMMAND...: expects exit code 0 and a line that begins with PATTERN.
 verified() {
   local pattern=$1 status=0
   shift
@@ -55,8 +55,8 @@ verified() {
   grep -q "^$pattern" "$scratch/out" || { echo "no line begins with '$pattern'" && return 1; }
 }
 
-# verified_or_lacks WHAT COMMAND...: several ranks on one GPU need an NCCL that allows it, and GPU memory an MPI that takes
-# it; one that does not says so.
+# verified_or_lacks WHAT COMMAND...: as verified, but skips where a library lacks support and says so: several ranks on
+# one GPU need an NCCL that allows it, and messages in GPU memory an MPI that takes them.
 verified_or_lacks() {
   local status=0
   verified 'VERIFY PASSED' "${@:2}" || status=$?
@@ -69,7 +69,7 @@ verified_or_lacks() {
 
 env_of_mpi_gpu() { GYRE_SOFTGPU_MPI=1 "$@"; }
 
-# Exit code 3 unless a program can use a GPU.
+# Exits with code 3 unless a program can use a GPU.
 need_gpu() {
   local status=0
   timeout 120 "$MPIEXEC" -n 1 "$apps/gyre-attention" --backend cuda --comm staged --tokens 64 --heads 1 --kv-heads 1 \
@@ -80,8 +80,8 @@ need_gpu() {
   exit 3
 }
 
-# each_test COMMAND...: calls COMMAND NAME PROGRAM OPTION for each file of tests, which is run by a process of its own: what
-# one does to a GPU ends with it.
+# each_test COMMAND...: calls COMMAND NAME PROGRAM OPTION for each file of tests. Each runs in its own process, so that
+# its effects on a GPU end with it.
 each_test() {
   local program files file name
   for program in "$tests"/gpu.*; do
@@ -123,9 +123,9 @@ sanitizers() {
   fi
   for tool in memcheck racecheck; do
     options=(--tool "$tool" --error-exitcode 99 --target-processes all)
-    # A call that CUDA refuses is no wrong access, and a test launches on purpose what no device can do.
+    # An API error is not a wrong access, and a test launches on purpose what no device can run.
     [[ $tool != memcheck ]] || options+=(--report-api-errors no)
-    # cuDNN's own kernels order accesses by means that racecheck does not know.
+    # cuDNN's kernels order accesses by means that racecheck does not know.
     [[ $tool != racecheck ]] || options+=(--kernel-name-exclude kernel_substring=cudnn)
     each_test under_sanitizer "$tool" "$checker" "${options[@]}"
   done
@@ -140,9 +140,9 @@ programs() {
     for comm in nccl staged mpi-gpu; do
       local check=(verified 'VERIFY PASSED') with=("${gpu[@]}" --comm "$comm")
       [[ $n -eq 1 ]] || with+=(--share-gpus)
-      # Alone on a GPU, NCCL must work; the software GPU may be built without.
+      # NCCL must work with one rank per GPU; the software GPU may be built without it.
       [[ $comm != nccl || $n -eq 1 && $GYRE_SOFTGPU == 0 ]] || check=(verified_or_lacks nccl)
-      # The software GPU's MPI takes device memory where it is told to.
+      # The software GPU's MPI takes device memory only if told to.
       [[ $comm != mpi-gpu ]] || check=(env_of_mpi_gpu verified_or_lacks 'takes no GPU memory')
       piece "gyre-attention $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-attention" "${with[@]}" \
         --tokens $tokens "${heads[@]}" --schedule all -d bf16 -n 1 -w 0

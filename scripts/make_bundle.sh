@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packs a build into one archive that runs where no package of it is installed:
+# Packs a build into one archive that runs on hosts where none of its packages is installed:
 #
 #   make_bundle.sh BUILD_FOLDER OUTPUT [--with-cuda-libs]
 #
@@ -8,11 +8,11 @@
 #   gyre/libexec               hydra's mpiexec and its proxy
 #   gyre/lib                   the libraries of all of them: ucx/ plugins, libc/ for hosts with an older glibc,
 #                              stubs/ in the place of NCCL and cuBLASLt (700 MB) where the host has none
-#   gyre/inputs, scripts       small inputs, what run runs
+#   gyre/inputs, scripts       small inputs, scripts that run needs
 #
-# The driver is the host's. So are NCCL, cuBLASLt and cuDNN, unless --with-cuda-libs packs them; a host's are looked
-# for in the usual places, and in CUDA_HOME, NCCL_HOME, and Python's site-packages. Without NCCL and cuBLASLt the
-# stubs answer every call with an error: --comm nccl ends with it, and products are those of a kernel of Gyre's own.
+# The driver is the host's. So are NCCL, cuBLASLt and cuDNN, unless --with-cuda-libs packs them; they are looked for in
+# the usual places, in CUDA_HOME, NCCL_HOME, and Python's site-packages. Without NCCL and cuBLASLt the stubs return
+# errors from every call: --comm nccl then fails, and products use Gyre's own kernel.
 set -Eeuo pipefail
 trap 'echo "bundle: line $LINENO failed: $BASH_COMMAND" >&2' ERR
 
@@ -27,14 +27,14 @@ mkdir -p "$root"/{apps,tests,bench,libexec,inputs,scripts,lib/{ucx,libc,stubs}}
 
 say() { printf 'bundle: %s\n' "$*"; }
 
-# Of glibc and of the driver: not to be mixed with another version of themselves. And those of CUDA that are large.
+# Libraries of glibc and of the driver must not be mixed with other versions; those of CUDA are large.
 is_libc() { [[ $1 =~ ^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|anl|nss_.*))\.so ]]; }
 is_driver() { [[ $1 =~ ^lib(cuda|nvidia-.*)\.so ]]; }
 is_large() { [[ $1 =~ ^lib(nccl|cublasLt|cublas|cudnn.*|nvrtc.*)\.so ]]; }
 
 declare -A taken=()
 large=()
-# take FILE: the libraries that a program or library needs, into lib/.
+# take FILE: copies the libraries that a program or library needs to lib/.
 take() {
   local name path
   while read -r name path; do
@@ -53,7 +53,7 @@ take() {
   done < <(ldd "$1" | awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 } $1 ~ /^\/.*ld-linux/ { n = split($1, p, "/"); print p[n], $1 }')
 }
 
-# program FILE FOLDER NAME: FOLDER/NAME.bin behind a wrapper.
+# program FILE FOLDER NAME: installs FOLDER/NAME.bin and a wrapper.
 program() {
   local to=$root/$2/$3
   cp -L "$1" "$to.bin"
@@ -76,12 +76,12 @@ for file in "$build"/apps/gyre-* "$build"/tests/gpu.* "$build"/bench/bench-gpu-*
 done
 [[ $count -gt 0 ]] || { echo "bundle: there are no programs in $build" >&2 && exit 2; }
 
-# The launcher of the MPI that the programs were linked with; mpiexec starts the proxy that lies beside it.
+# Launcher of the MPI that the programs were linked with; mpiexec starts the proxy in its own folder.
 mpiexec=$(readlink -f "$(command -v mpiexec.hydra || command -v mpiexec.mpich || command -v mpiexec)")
 program "$mpiexec" libexec mpiexec
 program "$(dirname "$mpiexec")/hydra_pmi_proxy" libexec hydra_pmi_proxy
 
-# UCX loads its transports by itself.
+# UCX loads its transports at run time.
 ucx_dir=$(dirname "${taken[libucs.so.0]:-/none}")/ucx
 if [[ -d $ucx_dir ]]; then
   for file in "$ucx_dir"/lib*.so.0; do
@@ -90,7 +90,7 @@ if [[ -d $ucx_dir ]]; then
   done
 fi
 
-# cuDNN and NVRTC are loaded by name when they are asked for.
+# cuDNN and NVRTC are loaded by name on first use.
 cuda=13 # major version of the build's CUDA
 for name in "${!taken[@]}"; do [[ ! $name =~ ^lib(cudart|cublasLt)\.so\.([0-9]+)$ ]] || cuda=${BASH_REMATCH[2]}; done
 if [[ $with_cuda == --with-cuda-libs && -n ${taken[libcudart.so.$cuda]:-} ]]; then
@@ -100,7 +100,7 @@ if [[ $with_cuda == --with-cuda-libs && -n ${taken[libcudart.so.$cuda]:-} ]]; th
   done
 fi
 
-# stub NAME LIBRARY: every function of the library that a program here calls, failing.
+# stub NAME LIBRARY: defines every function of the library that a program here calls; each returns an error.
 stub() {
   local name=$1 library=$2 symbols version
   symbols=$(find "$root" -name '*.bin' -exec nm -D --undefined-only {} + | awk '$1 == "U" { print $2 }' |
@@ -167,7 +167,7 @@ grep -q 'GYRE_CUDA:STRING=SOFTWARE' "$build/CMakeCache.txt" && echo 1 >"$root/so
 git -C "$source_dir" describe --always --dirty >"$root/VERSION" 2>/dev/null || echo unknown >"$root/VERSION"
 
 mkdir -p "$(dirname "$output")"
-# A window of 128 MB: programs share most of their code.
+# A window of 128 MB: the programs share most of their code.
 case $output in
   *.zst) tar -C "$stage" -cf - gyre | zstd -q -12 --long=27 -T0 -f -o "$output" ;;
   *.gz) tar -C "$stage" -czf "$output" gyre ;;

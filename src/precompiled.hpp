@@ -1,6 +1,6 @@
 #pragma once
-// What most sources include, compiled once for all of them (target_precompile_headers). Each source
-// still includes what it uses: clang-tidy and presets of other compilers go without this.
+// Headers that most sources include, compiled once (target_precompile_headers). Each source still
+// includes what it uses: clang-tidy and presets of other compilers do not use this.
 
 #include <fmt/format.h>
 

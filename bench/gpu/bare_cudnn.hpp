@@ -1,6 +1,6 @@
 #pragma once
-// cuDNN's fused attention by itself, without anything of ours around it: one causal sequence, as
-// its own samples call it. What the executor is compared with.
+// cuDNN's fused attention called directly, as in its own samples, on one causal sequence: the
+// baseline of the executor.
 
 #include <memory>
 
@@ -18,13 +18,13 @@ class BareCudnn {
   virtual bool ordered() const = 0;
 };
 
-/// Arrays of the caller's: [tokens, heads · head_dim] in bf16, lse [heads, tokens] in f32.
+/// The caller's arrays: [tokens, heads · head_dim] in bf16, lse [heads, tokens] in f32.
 struct BareArrays {
   const void *q, *k, *v, *d_out;
   void *out, *lse, *d_q, *d_k, *d_v;
 };
-/// `ordered`: with an ordered backward pass, where our kernel (cuda_ragged_kernel.hpp) would take
-/// one. Throws a runtime error when cuDNN is not there, or refuses.
+/// `ordered`: uses an ordered backward pass where our kernel (cuda_ragged_kernel.hpp) would. Throws
+/// a runtime error if cuDNN is missing or refuses.
 std::unique_ptr<BareCudnn> make_bare_cudnn(Stream& stream, const HeadShape& heads, int64_t tokens,
                                            const BareArrays& arrays, bool ordered);
 

@@ -1,19 +1,19 @@
-// The GPU's kernels against their limits, each measured in turns with what it is compared with:
+// GPU kernels against their limits, each measured in alternation with its baseline:
 //
-//     attention   the executor on one rank, causal, with cuDNN and with the tiled kernel, against
-//                 cuDNN by itself on the same shapes, in bf16 but for log-sum-exps and the sums of
-//                 dK and dV; where there is no cuDNN, the tiled kernel alone is the baseline. FLOPs
-//                 are those of visible pairs: 4 D forward, 10 D backward. Where the executor has a
-//                 backward pass with the same bits in every run ("fixed_order" of the shape), so
-//                 has the baseline, and cuDNN in any order is measured beside it
-//     rows        statistics and gradient of log-probability and entropy, in bf16, as the stream
-//                 takes them, and a call that ends with scores on the host, against a device copy
-//                 of the same logits; bytes that must be read and written
-//     gather      shard maps of tokens against a device copy of them
+//     attention   the executor on one rank, causal, with cuDNN and with the tiled kernel. Baseline:
+//                 cuDNN called directly with the same shapes; without cuDNN, the tiled kernel.
+//                 Types are bf16, except log-sum-exps and the sums of dK and dV. FLOPs are those of
+//                 visible pairs: 4 D forward, 10 D backward. If the executor's backward pass gives
+//                 the same bits in every run ("fixed_order" of the shape), so does the baseline's,
+//                 and cuDNN in any order is measured as well
+//     rows        statistics and gradient of log-probability and entropy, in bf16, as stream work,
+//                 and a call that ends with scores on the host. Baseline: a device copy of the
+//                 logits. Bytes are those that must be read and written
+//     gather      shard maps of tokens. Baseline: a device copy of the tokens
 //
 //     bench-gpu-kernels [--json FILE] [--repetitions N] [--only GROUP] [--smoke]
 //
-// --smoke: tiny shapes; that everything runs, and nothing else.
+// --smoke runs everything once with tiny shapes.
 
 #include <fmt/format.h>
 
@@ -56,7 +56,7 @@ struct Bench {
   bench::Suite& suite;
 };
 
-/// `count` normal numbers in bf16 in device memory, a pool of them again and again.
+/// `count` bf16 values in device memory: a pool of normal numbers, repeated.
 Buffer<bf16> random_values(Stream& stream, int64_t count) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
@@ -71,7 +71,7 @@ Buffer<bf16> random_values(Stream& stream, int64_t count) {
   return values;
 }
 
-/// One causal sequence through a plan of one rank.
+/// One causal sequence with a plan for one rank.
 class OneRank {
  public:
   OneRank(Bench& b, const HeadShape& heads, int64_t tokens, BlockKernel& kernel)
@@ -87,7 +87,7 @@ class OneRank {
     fill(b.stream, executor_.matrix(ArrayKind::d_out), tokens * columns);
     executor_.run(Pass::forward);
   }
-  /// From now on a run is one launch: this prepares and records both directions.
+  /// Prepares and records both directions; later runs are one graph launch each.
   void use_graphs() {
     executor_.record_runs(true);
     for (int i = 0; i < 2; ++i)
@@ -110,7 +110,7 @@ class OneRank {
   AttentionExecutor executor_;
 };
 
-/// Arrays of cuDNN by itself.
+/// Arrays for cuDNN called directly.
 struct BareMemory {
   Buffer<bf16> q, k, v, d_out, out, d_q, d_k, d_v;
   Buffer<float> lse;
@@ -132,7 +132,7 @@ struct BareMemory {
 
 void attention_shape(Bench& b, int64_t head_dim, int64_t tokens) {
   HeadShape heads;
-  heads.heads = b.o.smoke ? 2 : head_dim == 64 ? 64 : 32;  // 4096 columns, as models have them
+  heads.heads = b.o.smoke ? 2 : head_dim == 64 ? 64 : 32;  // 4096 columns, as in real models
   heads.kv_heads = b.o.smoke ? 1 : 8;
   heads.head_dim = head_dim;
   heads.scale = 1 / std::sqrt(static_cast<float>(head_dim));
@@ -147,7 +147,7 @@ void attention_shape(Bench& b, int64_t head_dim, int64_t tokens) {
 
   const std::unique_ptr<BlockKernel> tiled = make_cuda_kernel(b.stream);
   OneRank with_tiled(b, heads, tokens, *tiled);
-  // Tiles as on a device with less shared memory: forward, 16 rows a warp and not 32.
+  // Tiles as on a device with less shared memory: 16 rows per warp in forward instead of 32.
   const std::unique_ptr<BlockKernel> wide = make_cuda_kernel(b.stream, int64_t{100} << 10);
   OneRank with_wide(b, heads, tokens, *wide);
   std::vector<Alternative> forward, backward;
@@ -231,7 +231,7 @@ void rows_of(Bench& b, int64_t columns) {
         2 * read}});
 }
 
-/// Slots of the stream in the order in which the ranks hold them.
+/// Slots of the stream in the order of the ranks that hold them.
 std::vector<int32_t> shard_map(const Layout& layout) {
   std::vector<int32_t> map;
   for (const Shard& shard : layout.shards)

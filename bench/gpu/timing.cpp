@@ -17,7 +17,7 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-/// One run, from mark to mark.
+/// Seconds of one run, between two marks.
 double seconds_of(const Alternative& a, Stream& stream) {
   if (a.timed) return a.timed();
   const MarkPtr begin = stream.mark();
@@ -27,7 +27,7 @@ double seconds_of(const Alternative& a, Stream& stream) {
   return end->seconds() - begin->seconds();
 }
 
-/// What is compared: more is better.
+/// The quantity compared; more is better.
 double rate(const Alternative& a, double seconds) {
   const double work = a.bytes > 0 ? a.bytes : a.flops > 0 ? a.flops : 1;
   return work / seconds;
@@ -40,7 +40,7 @@ void Suite::measure(const std::string& group, const nlohmann::json& shape,
   std::vector<std::vector<double>> seconds(alternatives.size());
   for (int i = -options_.warmup; i < options_.repetitions; ++i)
     for (size_t turn = 0; turn < alternatives.size(); ++turn) {
-      // Back and forth: none always follows the one that heats the GPU most.
+      // Alternates the direction: none always follows the alternative that heats the GPU most.
       const size_t n = i % 2 == 0 ? turn : alternatives.size() - 1 - turn;
       const double taken = seconds_of(alternatives[n], stream_);
       if (i >= 0) seconds[n].push_back(taken);

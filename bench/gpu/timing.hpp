@@ -1,11 +1,11 @@
 #pragma once
-// Times of work on a device: alternatives of one thing, measured in turns.
+// Times alternatives on a device, in alternation.
 //
 //     for each repetition, for each alternative:   mark, run, mark
 //
-// so that all meet the same clocks, the same temperature and the same neighbours; every other
-// repetition goes through them backwards. Of each the median counts; a ratio is that of two medians
-// of one run, never of two runs.
+// All alternatives thus meet the same clocks, temperature and neighbours; every other repetition
+// runs in reverse order. The result of each is its median. A ratio is that of two medians of one
+// run, never of two runs.
 
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -16,13 +16,13 @@
 
 namespace gyre::bench {
 
-/// One way of doing something.
+/// One alternative.
 struct Alternative {
   std::string name;
   std::function<void()> run;  ///< submits to the stream
-  double bytes = 0;           ///< that it must read and write; 0: not limited by memory
-  double flops = 0;           ///< of what it computes; 0: not limited by these
-  /// In the place of run, for work that waits for its own end: its seconds between such marks.
+  double bytes = 0;           ///< bytes that it must move; 0: not limited by memory
+  double flops = 0;           ///< FLOPs that it computes; 0: not limited by them
+  /// Replaces run for work that waits for its own end: returns its seconds between such marks.
   std::function<double()> timed = {};
 };
 
@@ -35,14 +35,14 @@ class Suite {
  public:
   Suite(Stream& stream, Options options) : stream_(stream), options_(options) {}
 
-  /// Measures alternatives of `group` on `shape` in turns. The first is what the others are
-  /// compared with: their `ratio` is the share of its rate (bytes, or else FLOPs, or else runs, in
-  /// a second) that they reach.
+  /// Measures alternatives of `group` on `shape` in alternation. The first is the baseline; `ratio`
+  /// of each other is its rate (bytes, or else FLOPs, or else runs, per second) over the
+  /// baseline's.
   void measure(const std::string& group, const nlohmann::json& shape,
                const std::vector<Alternative>& alternatives);
 
-  /// One entry for each alternative measured: group, shape, name, seconds (all, in order),
-  /// median_s, bytes_per_s or flops_per_s, and of all but the first of a group baseline and ratio.
+  /// One entry per alternative: group, shape, name, seconds (all, in order), median_s, bytes_per_s
+  /// or flops_per_s, and, except for the first of a group, baseline and ratio.
   const nlohmann::json& results() const { return results_; }
 
  private:
@@ -51,7 +51,7 @@ class Suite {
   nlohmann::json results_ = nlohmann::json::array();
 };
 
-/// "nvidia-smi"'s clocks and driver version of a device; null where it is not there.
+/// Clocks and driver version of a device as reported by nvidia-smi; null without it.
 nlohmann::json device_state(int device);
 
 }  // namespace gyre::bench
