@@ -23,7 +23,7 @@ def to_numpy(value: Any) -> np.ndarray:
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """The upper halves of float32 values, uint16: all of a value that bfloat16 holds exactly."""
+    """Upper halves of float32 values as uint16; exact for values that bfloat16 represents."""
     return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 

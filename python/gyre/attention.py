@@ -93,7 +93,7 @@ def attention_problem(
 
 
 def shown(region: np.ndarray, length: int) -> np.ndarray:
-    """[length, length] booleans: what one row of regions shows of its document."""
+    """[length, length] booleans: pairs of a document that one row of regions makes visible."""
     _, q_begin, q_end, k_begin, k_end, kind, window = region
     q, k = np.ogrid[:length, :length]
     pairs = (q >= q_begin) & (q < q_end) & (k >= k_begin) & (k < k_end)

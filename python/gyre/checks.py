@@ -94,7 +94,7 @@ def real(name: str, value: Any) -> float:
     """One number, also of NumPy or a tensor: no text, no truth value, no array of several."""
     try:
         one = value.item() if hasattr(value, "item") else value
-    except (ValueError, RuntimeError):  # of NumPy, of torch
+    except (ValueError, RuntimeError):  # raised by NumPy, by torch
         one = value
     if isinstance(one, Real) and not isinstance(one, bool):
         return float(one)
@@ -146,7 +146,7 @@ def answer(label: str, value: Any, *extents: int | None) -> np.ndarray:
 
 
 def float32(name: str, array: np.ndarray) -> np.ndarray:
-    """The same values as float32; one that it does not hold is refused."""
+    """The same values as float32; a value that float32 cannot represent is refused."""
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float32)
     every(name, array, narrow == array, "a value that float32 holds: round the array first")

@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _complain(error: Exception, code: int) -> int:
-    """Says an error on standard error, if that can be written; the exit code."""
+    """Prints an error to standard error, if possible; returns the exit code."""
     with contextlib.suppress(OSError, AttributeError):  # None, if it was closed
         sys.stderr.write(f"gyre-check: {error}\n")
         sys.stderr.flush()
@@ -48,14 +48,14 @@ def _complain(error: Exception, code: int) -> int:
 
 
 def _drop_output() -> None:
-    """Sends what is still to be written to nowhere: the interpreter would end with a code of its own."""
+    """Discards unwritten output: otherwise the interpreter would end with its own exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; the exit code."""
+    """Runs the command; returns the exit code."""
     try:
         code = _run(arguments)
         if sys.stdout is None:

@@ -174,7 +174,7 @@ def _flattened(arrays: Mapping[str, Any], front: str = "") -> Iterator[tuple[str
 
 
 def _load(source: Any, other: Any) -> dict[str, np.ndarray]:
-    """The arrays of one side by name; those of an array alone by no name."""
+    """The arrays of one side by name; a single array has the name ""."""
     if isinstance(source, Mapping):
         return dict(_flattened(source))
     if is_npz(source):

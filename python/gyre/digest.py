@@ -1,4 +1,4 @@
-"""The digest of all that an HDF5 file says (inputs/SCHEMA.md, Digest of contents)."""
+"""Digest of the whole contents of an HDF5 file (inputs/SCHEMA.md, Digest of contents)."""
 
 import hashlib
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from h5py import h5a, h5d, h5g, h5l, h5o, h5s, h5t
 
 ATTRIBUTE = "content_sha256"
-MOST_BYTES = 1 << 26  # of a file that has a digest, and of values that are part of one
+MOST_BYTES = 1 << 26  # larger files have no digest, and larger values are not part of one
 
 WITH_VALUES = (h5t.INTEGER, h5t.FLOAT, h5t.ENUM, h5t.STRING)
 EXTENTS = {h5s.NULL: "null", h5s.SCALAR: "scalar", h5s.SIMPLE: "simple"}
@@ -19,7 +19,7 @@ KINDS = {h5g.GroupID: "group", h5d.DatasetID: "dataset"}
 
 
 class _Digest:
-    """SHA-256 of an open file; every part follows its length in bytes."""
+    """SHA-256 of an open file; each part is preceded by its length in bytes."""
 
     def __init__(self, file: h5py.File) -> None:
         root = file["/"].id

@@ -21,7 +21,7 @@ class CommonFactor:
         self.least, self.most, self.values = 0.0, math.inf, 0
 
     def add(self, got: np.ndarray, expected: np.ndarray, tolerance: np.ndarray) -> None:
-        """Narrows it by values of a floating-point type."""
+        """Narrows the factors by values of a floating-point type."""
         if got.size == 0 or not self.least <= self.most:
             return
         with np.errstate(all="ignore"):

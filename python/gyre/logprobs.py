@@ -76,7 +76,7 @@ class LogprobProblem:
 
     @property
     def offsets(self) -> np.ndarray:
-        """[n + 1] boundaries of the sequences: of one, when none were given."""
+        """[n + 1] boundaries of the sequences; one sequence if none were given."""
         return self.arrays.get("offsets", np.array([0, len(self.arrays["logits"])]))
 
     def lacks(self, answer: str) -> str | None:
@@ -87,7 +87,7 @@ class LogprobProblem:
         return None
 
     def shape_of(self, answer: str) -> tuple[int | None, ...]:
-        """Of an answer that lacks nothing. How many are the largest is not known without ids."""
+        """Shape of an answer whose inputs are all given; the number of largest is unknown without ids."""
         longest = int(np.diff(self.offsets).max(initial=0))
         ids = self.arrays["ids"].shape[1] if "ids" in self.arrays else 0
         extents = {

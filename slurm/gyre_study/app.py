@@ -104,7 +104,7 @@ def options_of(help_text: str) -> dict[str, Option]:
 
 
 def build_of(version_text: str) -> dict[str, str]:
-    """From "gyre-attention 0.1.0 / git 022e938d (clean) / Release build by GNU 12.2.0, ..."."""
+    """Parses "gyre-attention 0.1.0 / git 022e938d (clean) / Release build by GNU 12.2.0, ..."."""
     match = re.match(r"\S+ (\S+)\ngit (\S+) \((.+?)\)\n(\S+) build by ([^,\n]+)", version_text)
     if match is None:
         raise StudyError(f"unexpected answer to --version: {version_text[:200]!r}", RUNTIME)
@@ -133,7 +133,7 @@ def ask(program: Path, question: str) -> str:
 
 
 def load_app(folder: Path, name: str) -> App:
-    """`folder`: of the programs (build/cpu/apps)."""
+    """`folder`: the folder of the programs (build/cpu/apps)."""
     program = folder.resolve() / name
     if not program.is_file():
         there = sorted(

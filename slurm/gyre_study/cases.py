@@ -71,7 +71,7 @@ class Expander:
             "tokens",
             *app.swept,
             *GRID,
-        ):  # an option that can be an axis is an axis of one value
+        ):  # such an option is an axis with one value
             if name in self.options and name not in axes:
                 axes[name] = self.options.pop(name)
         self.axes = {name: self.values(name, value) for name, value in axes.items()}
@@ -89,7 +89,7 @@ class Expander:
         )
 
     def values(self, name: str, value: Any) -> list[Any]:
-        """The values of an axis, without those that are wrong."""
+        """The valid values of an axis."""
         if name not in self.known_axes():
             grid = " x ".join(self.app.grid) or "ranks"
             near = (
@@ -194,7 +194,7 @@ class Expander:
     # Expansion
 
     def total_tokens(self, tokens: int, grid: dict[str, int]) -> int:
-        """Of a run, from what the axis says."""
+        """Total tokens of a run, from the value of the axis."""
         cp, dp, tp = grid.get("cp", 1), grid.get("dp", 1), grid.get("tp", 1)
         multiple = 2 * cp * parse_size(self.options.get("stripe", 1))
         if self.study.kind == "weak-tokens":

@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
         return run_command(arguments)
     except StudyError as error:
         return failed(str(error), error.code)
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         silence(sys.stdout)
         return 0
     except OSError as error:
@@ -177,12 +177,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def silence(stream: TextIO) -> None:
-    """What is still in the stream's buffer is dropped, where its file takes no more."""
+    """Drops what is left in the stream's buffer if its file accepts no more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def failed(message: str, code: int) -> int:
-    """Says why, line by line, to whoever can read it."""
+    """Prints the reason to standard error, line by line, if possible."""
     try:
         for line in message.splitlines():
             print(f"gyre-study: error: {line}", file=sys.stderr)

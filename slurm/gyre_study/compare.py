@@ -32,7 +32,7 @@ VERDICTS = (
     "unchanged",
 )
 MOST_THRESHOLD = 2.0  # where the noise hides more than a doubling, a case is not called unchanged
-# Of a configuration: what says how it was measured, or repeats the first row's key.
+# Entries of a configuration that describe the measurement, or repeat the first row's key.
 NOT_COMPARED = ("iters", "warmup", "check", "tokens", "max_seconds")
 
 
@@ -50,12 +50,12 @@ class Change:
     """`ratio`: after / before, with its interval; None where nothing could be said."""
 
     case: str
-    verdict: str  # of VERDICTS
+    verdict: str  # one of VERDICTS
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
     p: float | None = None
-    threshold: float = 1.0  # the ratio from which on a change counts
+    threshold: float = 1.0  # smallest ratio that counts as a change
     before: str = ""
     after: str = ""
 
@@ -168,7 +168,7 @@ def sides_of_database(path: Path) -> dict[str, Side]:
 
 
 def read_sides(path: Path) -> dict[str, Side]:
-    """Of a study's folder (its rows), an SQLite file, or a file of results."""
+    """Reads a study's folder (its rows), an SQLite file, or a file of results."""
     if path.is_dir():
         files = sorted((path / "rows").glob("*.jsonl"))
         if not files:
@@ -257,7 +257,7 @@ def compare(
     own_width = max(math.sqrt(2), own_width)  # as if each run were off by as much as a sample of it
     spreads = [
         max(own, median(spreads)) for own in spreads
-    ]  # that of few samples may be small by chance
+    ]  # the spread of few samples may be small by chance
     quantile = NormalDist().inv_cdf(1 - alpha / (2 * max(1, len(tested))))
     for change, own in zip(tested, spreads):
         change.threshold = math.exp(
@@ -280,7 +280,7 @@ def verdict_of(change: Change, least: float, alpha: float) -> str:
 
 
 def first_verdict(before: Side, after: Side) -> str:
-    """What can be said without a test, or ""."""
+    """The verdict that needs no test, or ""."""
     if after.wrong:
         return "wrong result"
     if not before.samples or not after.samples:
@@ -297,7 +297,7 @@ def percent(ratio: float) -> str:
 
 
 def shared_part(names: list[str]) -> set[str]:
-    """Words that all the names have: nothing is said by repeating them."""
+    """Words that all names share; they need not be repeated."""
     return (
         set.intersection(*(set(name.split(" | ")[-1].split()) for name in names))
         if len(names) > 1

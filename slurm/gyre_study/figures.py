@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402  (behind the choice of a backend)
+import matplotlib.pyplot as plt  # noqa: E402  (after the choice of a backend)
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator  # noqa: E402
 

@@ -60,7 +60,7 @@ EVENT = {"launch": str, "event": str, "time": NUMBER, "code?": int, "process?": 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Names the file where the disk is full, say: errors of writes do not."""
+    """Adds the file's name to write errors, such as a full disk, which do not have it."""
     try:
         yield
     except OSError as error:
@@ -68,7 +68,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Under another name first: a reader sees the old text or the new one."""
+    """Writes under another name and renames: a reader sees the old text or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with writing(path):
@@ -79,7 +79,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_events(file: Path) -> list[dict[str, Any]]:
-    """Of a .state file. A job that is ended in the middle of a line leaves a torn one, which is left out."""
+    """Lines of a .state file. A job killed in the middle of a line leaves an incomplete one, which is skipped."""
     found = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -135,7 +135,7 @@ class Folder:
         return self.path / "rows" / f"{placement.name}.jsonl"
 
     def submissions(self) -> list[dict[str, Any]]:
-        """Of all times, oldest first."""
+        """All submissions, oldest first."""
         files = sorted((self.path / "jobs").glob("*/submission.json"))
         return [read_json(file, SUBMISSION) for file in files]
 
@@ -154,7 +154,7 @@ class Folder:
         return False
 
     def new_submission(self) -> Path:
-        """An empty folder jobs/NNN."""
+        """Creates an empty folder jobs/NNN."""
         numbers = [int(one.name) for one in (self.path / "jobs").glob("[0-9]*")]
         place = self.path / "jobs" / f"{max(numbers, default=0) + 1:03d}"
         place.mkdir(parents=True)
@@ -162,7 +162,7 @@ class Folder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One command at a time starts launches."""
+        """Lock that lets one command at a time start launches."""
         with (self.path / ".lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,7 +184,7 @@ def write_plan(
     for name in ("rows", "jobs", "logs"):
         (path / name).mkdir(parents=True, exist_ok=True)
     options = {option.name: [option.kinds, option.usual] for option in app.options.values()}
-    program = os.path.relpath(app.path, path.resolve())  # of a published study: from its folder on
+    program = os.path.relpath(app.path, path.resolve())  # relative: a published study names no folder of this host
     plan = {
         "schema": SCHEMA,
         "study": asdict(study),

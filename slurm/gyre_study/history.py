@@ -30,7 +30,7 @@ def seconds_by_kin(folders: list[Path]) -> dict[str, float]:
 
 
 def expected_seconds(cases: list[Case], known: dict[str, float]) -> float | None:
-    """Of all the cases, or None when one of them was never run."""
+    """Expected seconds of all the cases, or None if one of them was never run."""
     if any(case.kin not in known for case in cases):
         return None
     return sum(known[case.kin] for case in cases)

@@ -24,7 +24,7 @@ from .status import ENDED, TIMED_OUT, UNDER_WAY, attempts, code_text, is_alive, 
 
 JOB_SCRIPT = Path(__file__).resolve().parent.parent / "job.sbatch"
 PR_SET_PDEATHSIG = 1
-PATIENCE = 60.0  # seconds for a launch to end whose gyre-study has ended
+PATIENCE = 60.0  # seconds that a launch may outlive its gyre-study
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Task:
 
     @property
     def shape(self) -> str:
-        """Of an allocation."""
+        """Shape of the allocation."""
         return f"{self.placement.nodes}x{self.placement.ranks_per_node}-{self.placement.ranks}"
 
 
@@ -70,7 +70,7 @@ def launcher(folder: Folder, placement: Placement, how: str) -> list[str]:
 
 
 def tasks_to_do(folder: Folder, number: str, how: str, again: bool) -> list[Task]:
-    """One for each placement that lacks cases. `again`: refused cases, too."""
+    """One task per placement that lacks cases. `again`: includes refused cases."""
     together: dict[str, list[Case]] = {}
     alone: dict[str, list[Case]] = {}
     for status in statuses(folder):
@@ -88,7 +88,7 @@ def tasks_to_do(folder: Folder, number: str, how: str, again: bool) -> list[Task
         for launch in (
             one for cases in groups for one in launches_of(placement, cases, folder.app)
         ):
-            # Launches start in the study's folder: what is published names no folder of this host.
+            # Launches start in the study's folder, so that published files name no folder of this host.
             rows = folder.rows_file(placement).relative_to(folder.path)
             output = ["--json", str(rows), "--resume", folder.accept]
             name = f"{number}.{placement.name}.{len(launches) + 1}"
@@ -138,7 +138,7 @@ def environment_script(folder: Folder) -> str:
 
 
 def sbatch(words: list[str]) -> str:
-    """The number of the job."""
+    """Submits a job and returns its number."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", *words],
@@ -167,7 +167,7 @@ def partition_words(folder: Folder) -> list[str]:
 
 
 def job_words(folder: Folder, place: Path, tasks: list[Task], after: str) -> list[str]:
-    """Of an array with an element for each task; all of one shape."""
+    """Submits an array with one element per task, all of one shape."""
     placement, shape = tasks[0].placement, tasks[0].shape
     gpus = folder.site.gpus_per_node if folder.study.options.get("backend") == "cuda" else 0
     words = [
@@ -224,7 +224,7 @@ def submit(
 
 
 def submit_report(folder: Folder, jobs: list[str]) -> str:
-    """A job that collects and reports when the others have ended, however they did."""
+    """Submits a job that collects and reports after the others have ended, even if they failed."""
     study = [sys.executable, str(JOB_SCRIPT.parent / "gyre-study")]
     both = [shlex.join([*study, name, str(folder.path)]) for name in ("collect", "report")]
     command = " && ".join(both)
@@ -307,14 +307,14 @@ def run_tasks(folder: Folder, tasks: list[Task], held: IO[str]) -> tuple[int, in
 
 
 def dies_with_parent() -> Callable[[], None]:
-    """What a child calls first: SIGTERM ends it when this process dies, however it does (Linux)."""
+    """Called first in a child: sends it SIGTERM when this process dies for any reason (Linux)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     parent = os.getpid()
 
     def prepare() -> None:
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGTERM.value)
-        if os.getppid() != parent:  # it has died before
+        if os.getppid() != parent:  # the parent has died already
             os._exit(TIMED_OUT)
 
     return prepare

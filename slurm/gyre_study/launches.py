@@ -12,7 +12,7 @@ from .sizes import sweeps
 
 @dataclass
 class Launch:
-    """`arguments`: of the program, all of them but output and --resume."""
+    """`arguments`: the program's arguments except output and --resume."""
 
     cases: list[str]
     arguments: list[str]

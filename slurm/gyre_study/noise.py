@@ -115,4 +115,4 @@ def scatter(values: Sequence[float]) -> float:
     shortest = min(ordered[i + half - 1] - ordered[i] for i in range(count - half + 1))
     return (
         shortest / (2 * NormalDist().inv_cdf(0.75)) * (1 + 5 / count)
-    )  # small sets make it too short
+    )  # small sets make the interval too short

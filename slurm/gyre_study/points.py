@@ -101,7 +101,7 @@ def what(value: Any, name: str) -> str:
 
 
 def title_of(data: StudyData, row: pd.Series) -> str:
-    """Of a point: what it is, how it was measured, where it stands."""
+    """Description of a point: its case, how it was measured, and its row."""
     keys = " ".join(
         f"{name[4:]}={row[name]}"
         for name in data.rows

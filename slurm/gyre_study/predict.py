@@ -1,4 +1,4 @@
-"""What the machine model of a site says of cases: gyre-attention --explain, for sites that have a [model]."""
+"""Predicts cases by the machine model of a site: gyre-attention --explain, for sites that have a [model]."""
 
 import os
 import re
@@ -8,8 +8,8 @@ from .app import QUIET, App
 from .cases import Case, Expansion, Placement
 from .files import Site
 
-MOST_RANKS = 64  # the plans of more take long to simulate
-# What --explain does not read.
+MOST_RANKS = 64  # plans for more ranks take long to simulate
+# Options that --explain does not read.
 LEFT_OUT = (
     "iters max-seconds warmup check check-pairs tol-scale threads backend comm share-gpus emulate-network "
     "emulate-compute kernel timeout machine pass cp"
@@ -19,7 +19,7 @@ IN_MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 
 
 def options_left(arguments: list[str]) -> list[str]:
-    """Without those that --explain does not read, and their values."""
+    """Arguments without those that --explain does not read, and their values."""
     left: list[str] = []
     keep = True
     for word in arguments:
@@ -82,7 +82,7 @@ def predict_case(case: Case, placement: Placement, app: App, site: Site) -> dict
 
 
 def predict(expansion: Expansion, app: App, site: Site) -> dict[str, dict[str, float]]:
-    """By case. Nothing of other programs, sites without a model, more than MOST_RANKS ranks and emulated networks."""
+    """Predictions by case; none for other programs, sites without a model, over MOST_RANKS ranks or emulated networks."""
     if not site.model or "explain" not in app.options:
         return {}
     found = {}

@@ -154,7 +154,7 @@ class Report:
         )
 
     def counted(self) -> str:
-        """Of programs that pack and shard: what they count, and their time where they are timed."""
+        """Figures of programs that pack and shard: their counts, and their times where measured."""
         length = self.length_axis()
         if length is None or self.data.has("rate"):
             return ""

@@ -55,7 +55,7 @@ class Row:
 
     @property
     def is_measured(self) -> bool:
-        """Its timing meets the run rules."""
+        """Whether its timing meets the run rules."""
         return bool(self.data.get("status", {}).get("measured", False))
 
     def slowest(self) -> list[float]:
@@ -66,7 +66,7 @@ class Row:
 
 @dataclass
 class Run:
-    """`head`: what is known before the first row; `end`: what is known behind the last one, or nothing."""
+    """`head`: what is known before the first row; `end`: what is known after the last one, or nothing."""
 
     id: str
     file: Path
@@ -133,5 +133,5 @@ def read_document(path: Path) -> list[Run]:
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Of one file, lines or a document."""
+    """The runs of one file, of lines or a document."""
     return read_document(path) if path.suffix == ".json" else read_lines(path)

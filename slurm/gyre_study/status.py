@@ -60,7 +60,7 @@ def stands(row: Row, accept: str, unchecked: bool) -> bool:
 
 
 def newest_rows(runs: list[Run], app: App) -> dict[str, tuple[Run, Row]]:
-    """By key, of runs of this build."""
+    """The newest row of each key, from runs of this build."""
     rows = {}
     for run in runs:
         if run.build == app.build:
@@ -97,7 +97,7 @@ class Attempt:
     code: int | None
     submission: dict[str, Any]
     cases: int = 1
-    process: int | None = None  # of a launch of `gyre-study run`: its process group
+    process: int | None = None  # process group of a launch of `gyre-study run`
 
     @property
     def is_local(self) -> bool:
@@ -109,7 +109,7 @@ class Attempt:
 
 
 def attempts(folder: Folder) -> dict[str, Attempt]:
-    """By case."""
+    """The last launch of each case."""
     found: dict[str, Attempt] = {}
     for submission in folder.submissions():
         events: dict[str, dict[str, Any]] = {}
@@ -233,7 +233,7 @@ def from_attempt(
 
 
 def statuses(folder: Folder) -> list[CaseStatus]:
-    """Of all cases, in the order of the plan."""
+    """States of all cases, in the order of the plan."""
     handed = attempts(folder)
     waits = any(one.code is None and one.job and not one.is_local for one in handed.values())
     queue = queued_jobs() if waits else {}
