@@ -16,7 +16,7 @@
 
 namespace gyre::bench {
 
-/// One alternative.
+/// One way of doing the work that is compared.
 struct Alternative {
   std::string name;
   std::function<void()> run;  ///< submits to the stream

@@ -2,10 +2,10 @@
 // Operations of a decoder on rows of activations, on the host and on a device.
 //
 //     embed           x <- rows of the embedding, those of this rank's part of the vocabulary
-//     add_rms_norm    x <- x + y;  h <- rms_norm(x) · weight       one pass over the row
+//     add_rms_norm    x <- x + y;  h <- rms_norm(x) · weight   one pass over the row
 //     linear          y <- x · w
-//     rope            q, k rotated in place                        one pass, angles once for all
-//     heads silu_multiply   gate <- silu(gate) · up                      one pass
+//     rope            q, k rotated in place            one pass, angles once for all heads
+//     silu_multiply   gate <- silu(gate) · up          one pass
 //
 // The host uses elementwise.hpp and gemm.hpp; a device uses cuda_decoder_ops.cu and cuda_gemm.hpp.
 // All but linear are bound by memory bandwidth. Bytes moved per element of a row: add_rms_norm 16

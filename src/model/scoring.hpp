@@ -83,9 +83,9 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
 ScoringPlan plan_scoring(std::span<const int64_t> offsets, const ModelConfig& config,
                          const ScoringSetup& setup, int64_t bin_capacity);
 
-/// Throws a usage error if planning all ranks of all bins of `plan` would take longer than minutes
-/// (attention/plan_size.hpp). `offsets` are those `plan` was made of. `alike_once`: bins with the
-/// same boundaries are planned once.
+/// Throws a usage error if planning all ranks of all bins of `plan`, which was made of `offsets`,
+/// would take more than minutes (attention/plan_size.hpp). `alike_once`: bins with the same
+/// boundaries are planned once.
 void check_scoring_size(const ScoringPlan& plan, std::span<const int64_t> offsets,
                         const ModelConfig& config, bool alike_once);
 

@@ -37,7 +37,6 @@ struct PassPrediction {
 };
 const char* name_of(PassPrediction::Bound bound);
 
-/// The problem to predict.
 struct PredictedProblem {
   const Schedule& schedule;
   const AttentionProblem& problem;
