@@ -1,6 +1,6 @@
 #pragma once
-// The fields of what describes a machine, by their names in gyre-machine/1: one list of each struct
-// makes what is written, what is read and what ranks tell each other.
+// Fields of the structs that describe a machine, with their names in gyre-machine/1. Writing,
+// reading and communication between ranks all use the same list per struct.
 
 #include <concepts>
 #include <type_traits>
@@ -13,7 +13,7 @@ namespace gyre {
 template <class T, class Struct>
 concept FieldsOf = std::same_as<std::remove_const_t<T>, Struct>;
 
-/// Calls f(name, field) for each field of a NumaNode; of the others below, likewise.
+/// Calls f(name, field) for each field of a NumaNode; overloads for the other structs follow.
 template <FieldsOf<NumaNode> T, class F>
 void for_each_field(T& node, F f) {
   f("index", node.index);

@@ -1,4 +1,4 @@
-// What a host is: its topology by hwloc, the rest from files of Linux.
+// Identity of a host: topology from hwloc, the rest from Linux system files.
 
 #include "runtime/host.hpp"
 
@@ -19,8 +19,8 @@
 namespace gyre {
 namespace {
 
-/// The machine's topology: all of it, also what this process may not use. Not what takes long to
-/// find: devices, and what each processor says of itself, for which the process visits all of them.
+/// Topology of the whole machine, including parts that this process may not use. Leaves out what is
+/// slow to find: devices, and CPUID data, for which hwloc would visit every processor.
 class Topology {
  public:
   Topology() {
@@ -39,7 +39,7 @@ class Topology {
   hwloc_obj_t object(hwloc_obj_type_t type, int i) const {
     return hwloc_get_obj_by_type(topology_, type, static_cast<unsigned>(i));
   }
-  /// A property of the first socket, or of the machine.
+  /// Returns a property of the first socket, or else of the machine.
   std::string property(const char* name) const {
     for (const hwloc_obj_type_t type : {HWLOC_OBJ_PACKAGE, HWLOC_OBJ_MACHINE})
       if (hwloc_obj_t thing = object(type, 0))
@@ -87,7 +87,7 @@ void add_topology(const Topology& topology, HostIdentity& host) {
           {name, static_cast<int64_t>(cache->attr->cache.size), topology.count(type)});
 }
 
-/// Governor, boost and highest clock. A virtual machine says nothing about them.
+/// Adds governor, boost and highest clock, which a virtual machine does not report.
 void add_clocks(HostIdentity& host) {
   const std::string cpus = "/sys/devices/system/cpu/";
   const auto of_cpu = [&](int cpu, const std::string& file) {
@@ -107,7 +107,7 @@ void add_clocks(HostIdentity& host) {
     host.boost = off == "0" ? "on" : "off";
 }
 
-/// NVIDIA's driver lists its GPUs without being asked through CUDA, which takes long to start.
+/// Adds the GPUs listed by NVIDIA's driver: initialising CUDA would be slow.
 void add_gpus(HostIdentity& host) {
   const std::filesystem::path driver = "/proc/driver/nvidia";
   std::error_code none;
@@ -116,7 +116,7 @@ void add_gpus(HostIdentity& host) {
   host.gpu_driver = read_small_file("/sys/module/nvidia/version");
 }
 
-/// A bit that processors leave 0, and hypervisors set.
+/// Tests a CPUID bit that is 0 on processors and set by hypervisors.
 bool has_hypervisor() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 31) != 0;
@@ -131,7 +131,7 @@ HostIdentity find_host() {
   add_clocks(host);
   add_gpus(host);
   const int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
-  host.simd = hwy::TargetName(targets & -targets);  // the best one is the lowest bit
+  host.simd = hwy::TargetName(targets & -targets);  // the best target is the lowest bit
   host.memory_bytes = 1024 * number_in(value_in(read_small_file("/proc/meminfo"), "MemTotal"));
   host.huge_pages = chosen_in(read_small_file("/sys/kernel/mm/transparent_hugepage/enabled"));
   host.system = value_in(read_small_file("/etc/os-release"), "PRETTY_NAME");

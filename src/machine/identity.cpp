@@ -19,7 +19,7 @@ namespace {
 using detail::FieldReader;
 using detail::FieldWriter;
 
-/// Every rank's text, in order of rank.
+/// Gathers every rank's text, in rank order.
 std::vector<std::string> all_gather_texts(Communicator& comm, const std::string& mine) {
   const std::vector<int64_t> lengths = all_gather_value(comm, std::ssize(mine));
   int64_t total = 0;
@@ -55,8 +55,8 @@ bool close(int64_t a, int64_t b) {
   return 100 * std::abs(a - b) <= std::max(a, b);
 }
 
-/// Whether two hosts differ in their names alone, and in a little of memory, which the kernel keeps
-/// for itself.
+/// Whether two hosts differ only in name and slightly in memory, of which the kernel reserves a
+/// part.
 bool same_kind(const HostIdentity& a, HostIdentity b) {
   if (a.numa.size() != b.numa.size() || !close(a.memory_bytes, b.memory_bytes)) return false;
   b.host = a.host;
@@ -73,7 +73,7 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// Host, CPUs and NUMA nodes of this rank, a line each.
+/// Host, CPUs and NUMA nodes of this rank, one per line.
 std::string placement_text() {
   const std::string folder = "/sys/devices/system/node/";
   std::vector<NumaNode> nodes;
@@ -84,7 +84,7 @@ std::string placement_text() {
   return fmt::format("{}\n{}\n{}", host_name(), cpus, numa_of(cpus, nodes));
 }
 
-/// As the first rank sees it.
+/// MPI library, and transports from the first rank to others.
 MpiIdentity find_mpi(const std::vector<RankPlacement>& ranks) {
   MpiIdentity mpi{MpiEnvironment::library_version(), mpich_device(), transport_version(), {}, {}};
   const auto to_first = [&](auto is_wanted) -> MpiRoute {

@@ -1,5 +1,5 @@
 #pragma once
-// A machine as JSON: the parts of gyre-machine/1.
+// JSON of a machine: the parts of gyre-machine/1.
 
 #include <string>
 
@@ -11,33 +11,33 @@ namespace gyre {
 
 inline constexpr const char* machine_schema = "gyre-machine/1";
 
-/// {"hosts": [...], "mpi": {...}, "slurm": {...} or null}. Hosts that differ in their names, and by
-/// less than a hundredth in their memory, are one entry, whose "names" are theirs.
+/// {"hosts": [...], "mpi": {...}, "slurm": {...} or null}. Hosts of one kind (kinds_of_hosts) are
+/// one entry, with all their names in "names".
 Json json_of(const MachineIdentity& machine);
 
-/// With samples: all of it. Without: neither them nor how it was measured.
+/// Without `with_samples`, omits the samples and the descriptions of the methods ("how").
 Json json_of(const MeasuredMachine& measured, bool with_samples);
 
-/// A kind of host in a file, as far as it is compared.
+/// Properties of a kind of host that are compared.
 struct HostKind {
   std::string cpu;
   int sockets = 0, cores = 0;
   bool operator==(const HostKind&) const = default;
 };
 
-/// What a file of gyre-machine/1 says.
+/// Contents of a gyre-machine/1 file.
 struct MachineFile {
   std::string path;    ///< as given; shown without its folder
-  std::string sha256;  ///< of its bytes
+  std::string sha256;  ///< SHA-256 of the file's bytes
   std::vector<HostKind> hosts;
   MeasuredMachine measured;
 };
 
-/// Parses the bytes of a file. A usage error names file, place and value of what is not JSON, not
-/// gyre-machine/1, missing or of another kind, and files without measurements.
+/// Parses the bytes of a file. Throws a usage error that names file, place and value for invalid
+/// JSON, another schema, a missing or wrong field, or missing measurements.
 MachineFile parse_machine_file(const std::string& path, const std::string& text);
 
-/// Throws a usage error when a host of the run is of a kind that was not measured.
+/// Throws a usage error if a host of the run is of a kind that the file does not have.
 void require_same_kind(const MachineFile& file, const MachineIdentity& machine);
 
 }  // namespace gyre

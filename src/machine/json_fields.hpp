@@ -1,5 +1,5 @@
 #pragma once
-// Structs with fields (machine/fields.hpp) to JSON and back. For the sources of this folder.
+// Converts structs with fields (machine/fields.hpp) to JSON and back. For sources of this folder.
 
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -16,9 +16,9 @@ concept HasFields = requires(T& value) {
   for_each_field(value, [](const char*, auto&) {});
 };
 
-/// What is not known becomes null.
+/// Writes fields as JSON; unknown values become null.
 struct FieldWriter {
-  bool with_samples = true;  ///< else a Sampled is its value
+  bool with_samples = true;  ///< if false, a Sampled is written as its value
 
   Json operator()(const std::string& text) const { return text.empty() ? Json() : Json(text); }
   Json operator()(double value) const { return std::isfinite(value) ? Json(value) : Json(); }
@@ -45,8 +45,8 @@ struct FieldWriter {
   }
 };
 
-/// Reads what FieldWriter has written with samples. What is missing or of another kind is a usage
-/// error that names file, place, value and what is wanted.
+/// Reads JSON written by FieldWriter with samples. Throws a usage error that names file, place,
+/// value and expected content for a field that is missing or of the wrong kind.
 class FieldReader {
  public:
   explicit FieldReader(std::string file) : file_(std::move(file)) {}
@@ -90,7 +90,7 @@ class FieldReader {
     });
   }
 
-  /// A field of an object; a usage error names the nearest one that there is.
+  /// Returns a field of an object. If it is missing, the usage error names the nearest field.
   const Json& get(const Json& json, const std::string& place, const std::string& name) const;
   void require(bool good, const Json& json, const std::string& place,
                const std::string& wanted) const;

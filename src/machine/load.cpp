@@ -19,7 +19,7 @@ double seconds_of(const timeval& time) {
   return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
 }
 
-/// Of the line "cpu user nice system idle iowait irq softirq steal ...", in ticks.
+/// Sums the busy ticks of the line "cpu user nice system idle iowait irq softirq steal ...".
 double busy_seconds() {
   std::ifstream file("/proc/stat");
   std::string name;

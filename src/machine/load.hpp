@@ -1,5 +1,5 @@
 #pragma once
-// How busy the hosts of a run are, and how much of that is not the run's.
+// Load of a run's hosts, and the part that other processes cause.
 
 #include <cstdint>
 #include <string>
@@ -9,23 +9,22 @@
 
 namespace gyre {
 
-/// CPU time on this host since its start, of all processes and of this one (with its children that
-/// have ended).
+/// CPU time on this host since boot, of all processes and of this process with its ended children.
 struct HostLoad {
   double wall_seconds = 0;  ///< monotonic
-  double busy_seconds = 0;  ///< of all cores, and what a hypervisor took; NaN: unknown
+  double busy_seconds = 0;  ///< of all cores, including time taken by a hypervisor; NaN: unknown
   double own_seconds = 0;
   int64_t cores = 0;
 };
 HostLoad host_load();
 
-/// Cores that processes other than the ranks kept busy, between two moments.
+/// Number of cores kept busy by processes other than the ranks, between two samples.
 struct ForeignLoad {
   std::string host;
-  double cores = 0;  ///< NaN: unknown, or less than 0.1 s
+  double cores = 0;  ///< NaN: unknown, or an interval below 0.1 s
   int64_t of_cores = 0;
 };
-/// Of the host that had most of it. `hosts`: of all ranks. Collective.
+/// Returns the highest load of any host. `hosts`: host of each rank. Collective.
 ForeignLoad foreign_load(Communicator& world, const std::vector<std::string>& hosts,
                          const HostLoad& begin, const HostLoad& end);
 

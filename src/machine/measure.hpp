@@ -8,22 +8,22 @@
 namespace gyre {
 
 struct MeasureOptions {
-  int threads = 1;              ///< of a rank
-  double window_seconds = 0.1;  ///< of each sample of a rate, and of all samples of a message
+  int threads = 1;              ///< per rank
+  double window_seconds = 0.1;  ///< of each sample of a rate; of all samples of a message
 };
 
-/// What messages are made of and go through: `data` is what programs compute and communicate with,
-/// of host or GPU memory. Its ranks are those of `world`, which is of host memory.
+/// Communicators of a measurement: programs compute and communicate with `data`, in host or GPU
+/// memory. `world` has the same ranks, in host memory.
 struct MeasuredTransport {
   Communicator& world;
   Communicator& data;
   Stream& stream;
 };
 
-/// Measures all of it; complete on rank 0, but for the time. Collective over all ranks. Takes about
-/// 40 windows, and 1 GiB of memory a rank at most.
+/// Measures everything except the time stamp; the result is complete on rank 0. Collective over all
+/// ranks. Takes about 40 windows and at most 1 GiB of memory per rank.
 ///
-/// Ranks that have nothing to do sleep, and look once a millisecond whether they may go on.
+/// Idle ranks sleep and poll once per millisecond.
 MeasuredMachine measure_machine(const MachineIdentity& machine, const MeasuredTransport& transport,
                                 const MeasureOptions& options);
 

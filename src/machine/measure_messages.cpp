@@ -1,4 +1,4 @@
-// Times of messages: ping-pong of two ranks, and a ring of all.
+// Message times: ping-pong between two ranks, and a ring of all ranks.
 
 #include <fmt/format.h>
 
@@ -17,7 +17,7 @@ namespace {
 constexpr std::array<int64_t, 5> message_bytes = {8, 4 << 10, 64 << 10, 1 << 20, 16 << 20};
 constexpr int samples = detail::samples_of_a_message;
 
-/// Sends and receives the first bytes of two arrays.
+/// Sends from one array and receives into another, `bytes` from the beginning.
 class Messenger {
  public:
   Messenger(Communicator& data, Stream& stream)
@@ -29,7 +29,7 @@ class Messenger {
     stream.synchronize();
   }
 
-  /// To one rank, and from one; -1: none.
+  /// Sends to rank `to` and receives from rank `from`; -1: none.
   void exchange(int to, int from, int64_t bytes) {
     const auto count = static_cast<size_t>(bytes);
     const SendSlice send{to, {out_.data(), count}};
@@ -47,8 +47,8 @@ class Messenger {
   Buffer<std::byte> out_, in_;
 };
 
-/// Seconds of one call of `body`, `samples` times: each of as many calls as fit into a tenth of the
-/// window, but one at least. `group`, of host memory, agrees about their number.
+/// Measures `samples` times the seconds per call of `body`. Each sample makes as many calls as fit
+/// into a tenth of the window, at least one; `group`, in host memory, agrees on their number.
 template <class Body>
 std::vector<double> times_of(Communicator& group, double window_seconds, Body body) {
   HostStream host;
@@ -58,7 +58,7 @@ std::vector<double> times_of(Communicator& group, double window_seconds, Body bo
     for (int64_t i = 0; i < calls; ++i) body();
     return watch.seconds() / static_cast<double>(calls);
   };
-  seconds_of(2);  // connections are made by the first message
+  seconds_of(2);  // the first message opens the connections
   const double first = all_reduce_value(group, seconds_of(3), ReduceOp::max);
   const double fit = window_seconds / samples / std::max(first, 1e-9);
   const auto calls = static_cast<int64_t>(std::clamp(fit, 1.0, 10000.0));
@@ -80,7 +80,7 @@ MeasuredLink link_of(std::vector<int> ranks, const std::vector<double>& times) {
   return link;
 }
 
-/// A ping-pong of ranks a and b, while all others sleep.
+/// Measures a ping-pong of ranks a and b while all others sleep.
 MeasuredLink measure_pair(int a, int b, const MeasuredTransport& transport, double window) {
   Communicator& world = transport.world;
   const bool takes_part = world.rank() == a || world.rank() == b;
@@ -107,7 +107,7 @@ MeasuredLink measure_pair(int a, int b, const MeasuredTransport& transport, doub
   return link_of({a, b}, times);
 }
 
-/// Every rank sends to the next one and receives from the one before it.
+/// Measures a ring: every rank sends to the next and receives from the previous one.
 MeasuredLink measure_ring(const MeasuredTransport& transport, double window) {
   Communicator& world = transport.world;
   const int rank = world.rank(), n = world.size();

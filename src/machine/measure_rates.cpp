@@ -24,12 +24,12 @@ constexpr std::array kinds_of_work = {
     KindOfWork{CoreWork::fma, &WorkRates::fma}, KindOfWork{CoreWork::read, &WorkRates::read},
     KindOfWork{CoreWork::update, &WorkRates::update}, KindOfWork{CoreWork::copy, &WorkRates::copy}};
 
-/// Work a second of this rank. All ranks of `group`, on one host, begin at once, and go on until
-/// the window is over. Of one thread of one rank: a second of its CPU time, so that the time is not
-/// counted in which others have its core. Else of wall-clock time: ranks and threads share cores.
+/// Work per second of this rank. All ranks of `group`, on one host, start together and stop at the
+/// end of the window. One thread of one rank counts CPU time, which excludes other processes' use of
+/// its core; otherwise wall-clock time counts, because ranks and threads share cores.
 double rate_in_window(Communicator& group, CoreWork work, std::span<float> array, int threads,
                       double seconds) {
-  constexpr double delay = 1e-3;  // all have heard of the beginning before it comes
+  constexpr double delay = 1e-3;  // all ranks learn `begin` before it comes
   const double begin = all_reduce_value(group, monotonic_seconds(), ReduceOp::max) + delay;
   while (monotonic_seconds() < begin) {
   }
@@ -43,7 +43,7 @@ double rate_in_window(Communicator& group, CoreWork work, std::span<float> array
   return done / (by_itself ? thread_cpu_seconds() - cpu_begin : now - begin);
 }
 
-/// Much more than the caches that a rank reaches; an eighth of its share of the memory at most.
+/// Array size for memory rates: 4 x the largest cache, at most 1/8 of the rank's share of memory.
 int64_t array_bytes(const MachineIdentity& machine, int rank) {
   constexpr int64_t least = int64_t{64} << 20, most = int64_t{1} << 30, unit = 4096;
   const HostIdentity& host = machine.hosts[static_cast<size_t>(host_index(machine, rank))];

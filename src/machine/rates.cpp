@@ -15,7 +15,7 @@ int64_t largest(Communicator& world, int64_t mine) {
   return all_reduce_value(world, mine, ReduceOp::max);
 }
 
-/// Bytes a second of the fastest of some runs of `submit`, which moves `bytes`.
+/// Bytes per second of the fastest of ten runs of `submit`, which moves `bytes`.
 template <class Submit>
 double device_rate(Stream& stream, int64_t bytes, Submit submit) {
   double fastest = std::numeric_limits<double>::infinity();
