@@ -52,7 +52,7 @@ void BranchingScores::backward(ConstMatrixRef logits, std::span<const int32_t> i
                                MatrixRef d_logits) const {
   GYRE_CHECK(std::ssize(d_logprob) == predictions(), "{} gradients of {}", d_logprob.size(),
              predictions());
-  // Rows of branches are computed elsewhere: the pass over all rows may take the logits' place.
+  // Branch rows go to buffers first, because the pass over all rows may overwrite the logits.
   const auto columns = d_logits.cols,
              bytes = columns * static_cast<int64_t>(size_of(d_logits.type));
   std::vector<Buffer<std::byte>> gradients;

@@ -1,13 +1,13 @@
 #pragma once
-// Log-probabilities where some rows predict several ids: the last row of a prompt predicts the
+// Log-probabilities with several ids predicted by one row: the last row of a prompt predicts the
 // first token of every answer to it.
 //
 //     rows      p0 p1 p2 | a0 a1 | b0 b1        prompt p, answers a and b, each stored once
-//     ids       p1 p2  - | a1  - | b1  -        one of each row, or none
-//     branch    row 2: a0 b0                    the rest
+//     ids       p1 p2  - | a1  - | b1  -        at most one per row
+//     branch    row 2: a0 b0                    the other ids
 //
-// A row's gradient is the sum over its predictions. Each branch is a row of VocabScores with as
-// many picks as it has ids: one all-gather of 4 (2 + K) bytes, behind that of the rows of 12 bytes
+// A row's gradient is the sum over its predictions. Each branch is a row of VocabScores with one
+// pick per id: one all-gather of 4 (2 + K) bytes, after the all-gather of the rows with 12 bytes
 // each.
 
 #include <cstdint>
@@ -26,21 +26,21 @@ struct Branch {
 
 class BranchingScores {
  public:
-  /// Collective over `tp`, as VocabScores, whose errors it throws; options.picks and entropy are
-  /// not read. Every row is in one branch at most.
+  /// Collective over `tp`; throws the errors of VocabScores. options.picks and options.entropy are
+  /// ignored. Every row is in at most one branch.
   BranchingScores(int64_t rows, std::vector<Branch> branches, const VocabPartition& vocab,
                   const ScoreOptions& options, Communicator& tp);
 
-  /// logprob <- those of ids [rows], then those of the branches, one after the other, from logits
-  /// [rows, columns]. Rows of branches have the id -1. Returns the seconds waited. Collective.
+  /// logprob <- values of ids [rows], then of the branches in order, from logits [rows, columns].
+  /// Rows of branches must have id -1. Returns the seconds waited. Collective.
   double forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                  std::span<float> logprob);
-  /// d_logits [rows, columns] <- the gradient, from that of logprob (0 for ids of -1), after a
-  /// forward pass; may be the logits' memory. No communication.
+  /// d_logits [rows, columns] <- gradient, from that of logprob (0 for ids of -1), after a forward
+  /// pass; may be the logits' memory. No communication.
   void backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                 std::span<const float> d_logprob, Stream& stream, MatrixRef d_logits) const;
 
-  /// Elements of logprob.
+  /// Number of elements of logprob.
   int64_t predictions() const { return rows_ + branch_ids_; }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// The records of which soft cross entropies are made, 20 bytes a row (CrossMoments), in the memory
-// that the logits lie in; as score_records.hpp.
+// Per-row records for soft cross entropies, 20 bytes each (CrossMoments), in the memory space of
+// the logits; like score_records.hpp.
 
 #include <cmath>
 #include <cstdint>
@@ -19,18 +19,18 @@ namespace gyre {
 
 class RowKernels;
 
-/// What is made of the records of all ranks, in host memory. [rows]
+/// Results from the records of all ranks, in host memory. [rows]
 struct CrossScores {
   std::span<RowNormalizer> students, teachers;
   std::span<float> value;  ///< nats
 };
 
-/// One row of student and teacher over all shards.
+/// Totals of one student and teacher row over all shards.
 struct CrossTotal {
   float student_max = -std::numeric_limits<float>::infinity(), teacher_max = student_max;
   double student_sum = 0, teacher_sum = 0, cross = 0;
 
-  /// `records`: those of the row, of all ranks in rank order, `distance` records apart.
+  /// `records`: the row's record of rank 0; records of consecutive ranks are `distance` apart.
   GYRE_HOST_DEVICE CrossTotal(const CrossMoments* records, int64_t distance, int ranks) {
     for (int r = 0; r < ranks; ++r) {
       const CrossMoments& part = records[r * distance];
@@ -59,7 +59,7 @@ struct CrossTotal {
     const double factor =
         std::exp(static_cast<double>(part.teacher_max) - static_cast<double>(teacher_max));
     teacher_sum += of_teacher * factor;
-    // Only the student has -inf somewhere: infinite, for any probability of the teacher.
+    // Only the student has -inf here: infinite for any probability of the teacher.
     cross += part.cross == nothing
                  ? static_cast<double>(nothing)
                  : (static_cast<double>(part.cross) + shift * of_teacher) * factor;
@@ -71,24 +71,24 @@ class CrossRecords {
   CrossRecords(int ranks, int threads) : ranks_(ranks), threads_(threads) {}
   virtual ~CrossRecords() = default;
 
-  /// From the first `columns` of student and teacher [rows, >= columns], which are read in the
-  /// order of the kernels' stream; one all-gather by `arrays`, which is of their memory. Results
-  /// are complete on return. Returns the seconds that `stream`, the kernels', waited. Collective.
+  /// Scores of the first `columns` of student and teacher [rows, >= columns], which are read in
+  /// order of `stream`, the kernels' stream; one all-gather by `arrays`, of their memory space.
+  /// Results are complete on return. Returns the seconds that `stream` waited. Collective.
   double merge(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
                Communicator& arrays, Stream& stream, std::string_view what, const CrossScores& out);
 
  protected:
-  /// This rank's, [rows].
+  /// Computes this rank's records [rows].
   virtual std::span<const CrossMoments> make(ConstMatrixRef student, ConstMatrixRef teacher,
                                              int64_t columns) = 0;
-  /// Room for those of all ranks, [ranks, rows].
+  /// Returns the buffer for the records of all ranks [ranks, rows].
   virtual std::span<CrossMoments> all() = 0;
   virtual void merge_records(std::span<const CrossMoments> records, const CrossScores& out) = 0;
 
   int ranks_, threads_;
 };
 
-/// On the host, of rows that `kernels`, the host's, read.
+/// Creates records on the host; `kernels` are the host's.
 std::unique_ptr<CrossRecords> make_host_cross_records(RowKernels& kernels, int ranks, int threads);
 
 }  // namespace gyre

@@ -11,13 +11,13 @@ namespace gyre {
 namespace {
 
 using rows::block_threads;
-/// Pieces of a row that a thread copies before another one would.
+/// Number of units that a thread loads before it stores the first.
 constexpr int pieces_of_thread = 4;
-/// Of a grid, either way: enough to fill a device; the rest is their loops'.
+/// Grid limit per dimension; grid-stride loops cover the rest.
 constexpr int64_t most_blocks = 1024;
 
-/// Threads of x take pieces of a row, those of y rows. A thread's pieces are all under way before
-/// the first is written; bytes behind the last whole piece go one by one.
+/// Dimension x covers the units of a row, dimension y the rows. A thread loads all its units before
+/// it stores the first; bytes after the last whole unit are copied one by one.
 template <class Unit>
 __global__ void __launch_bounds__(block_threads) copy_rows(BlockCopy block) {
   constexpr int64_t unit = sizeof(Unit);
@@ -67,7 +67,7 @@ BlockCopy block_copy(ConstMatrixRef from, MatrixRef to) {
       from.data,          to.data, from.rows, from.cols * element, from.stride * element,
       to.stride * element};
   if (block.from_stride == block.bytes && block.to_stride == block.bytes) {
-    block.bytes *= block.rows;  // one long row
+    block.bytes *= block.rows;  // contiguous on both sides: one long row
     block.rows = 1;
   }
   if (block.rows == 1) block.from_stride = block.to_stride = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// Blocks of matrices in device memory, copied elsewhere: columns of some rows to a message, and
-// back. Limit: bytes read and written over the memory's bandwidth.
+// Copies of matrix blocks in device memory, such as columns of some rows into a message and back.
+// Bound: bytes read and written over memory bandwidth.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace gyre {
 
-/// `rows` runs of `bytes`, so many bytes apart on either side.
+/// `rows` runs of `bytes` bytes; strides are in bytes.
 struct BlockCopy {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   int64_t rows = 0, bytes = 0;
   int64_t from_stride = 0, to_stride = 0;
 
-  /// Bytes that one instruction may move: 16, 8, 4, 2 or 1, of which both sides are multiples in
-  /// every row. The last piece of a row may be shorter.
+  /// Largest access in bytes, 16, 8, 4, 2 or 1, to which both sides are aligned in every row. The
+  /// last access of a row may be shorter.
   GYRE_HOST_DEVICE int64_t unit() const {
     const auto bits = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) |
                       static_cast<uintptr_t>(from_stride) | static_cast<uintptr_t>(to_stride) | 16U;
@@ -27,15 +27,14 @@ struct BlockCopy {
   }
 };
 
-/// The block that makes `to` equal to `from`. They must have the same shape and type.
+/// Returns the block that copies `from` to `to`, which must have the same shape and type.
 BlockCopy block_copy(ConstMatrixRef from, MatrixRef to);
 
-/// Asynchronous, on a CUDA stream. The two sides must not overlap. Nothing is read or written
-/// between the runs.
+/// Copies asynchronously on a CUDA stream. The two sides must not overlap. Bytes between the runs
+/// are neither read nor written.
 void cuda_copy_block(const BlockCopy& block, Stream& stream);
 
-/// to <- from, of one shape and type: that of block_copy. Throws a runtime error in a build without
-/// CUDA.
+/// Copies `from` to `to` by block_copy. Throws a runtime error in a build without CUDA.
 void cuda_copy(ConstMatrixRef from, MatrixRef to, Stream& stream);
 
 }  // namespace gyre

@@ -1,4 +1,4 @@
-// Sums by digits, counts, and ties of single rows. Sums are of integers: their order does not
+// Digit sums, counts, and ties in single rows. All sums are of integers, so their order does not
 // matter.
 
 #include "logprobs/cuda_row_lanes.cuh"
@@ -7,12 +7,12 @@
 namespace gyre::rows {
 namespace {
 
-// What CUDA's atomics on 64 bits are declared for.
+// Type of CUDA's 64-bit atomics.
 using Sum = unsigned long long;
 static_assert(sizeof(Sum) == sizeof(int64_t));
 
-/// Adds `mass` to a sum in two words of shared memory, modulo 2^64. An atomic on 64 bits there
-/// would be a loop around compare-and-swap; one on 32 bits is an instruction.
+/// Adds `mass` to a sum in two words of shared memory, modulo 2^64. A 64-bit atomic in shared
+/// memory would be a compare-and-swap loop; a 32-bit one is a single instruction.
 __device__ void add_mass(unsigned& low, unsigned& high, Sum mass) {
   const auto part = static_cast<unsigned>(mass);
   const unsigned before = atomicAdd(&low, part);
@@ -24,7 +24,7 @@ template <class T>
 __global__ void __launch_bounds__(block_threads)
     masses_of_parts(const T* logits, int64_t stride, int64_t columns, int64_t parts,
                     const MassRow* rows, int64_t* masses) {
-  // Neighbours often have the same bucket: each warp has a table of its own.
+  // Neighbouring elements often share a bucket, so each warp has its own table.
   __shared__ unsigned lows[block_warps][digit_sums], highs[block_warps][digit_sums];
   const PartOfRow mine(parts, columns, part_columns);
   const MassRow query = rows[mine.row];
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(block_threads)
     for_each_vector(
         grid,
         [&](Place at, const auto& values) {
-          // Elements outside of the range come as -inf, which may be asked for.
+          // Elements outside the range are read as -inf, which may equal the query's value.
           const unsigned valid = at.whole ? ~0U : grid.valid(at.column);
           for (int i = 0; i < lanes_of<T>; ++i) {
             above += (valid >> i & 1U) != 0 && values.x[i] > query.value ? 1 : 0;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(block_threads)
   if (equal != 0) atomicAdd(&counts[2 * mine.row + 1], static_cast<Sum>(equal));
 }
 
-/// One block a query: tiles from the end until the one with the element, then it alone.
+/// One block per query: scans tiles from the end to the one with the element, then that tile.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     ties_of_rows(const T* logits, int64_t stride, int64_t columns, const TieQuery* queries,
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(block_threads)
     n -= count;
   }
   for (; end > 0; end -= block_threads) {
-    // Thread i has the i-th last column, so that those of lower threads come first.
+    // Thread i has the i-th last column, so that lower threads hold later columns.
     const int64_t column = end - 1 - threadIdx.x;
     const int mine = equals(column), lane = static_cast<int>(threadIdx.x) % warp_lanes;
     const int count = __syncthreads_count(mine);

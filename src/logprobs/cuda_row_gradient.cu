@@ -1,10 +1,10 @@
-// Gradients and log-probabilities: each element alone, from its row's constants. Weights of ids are
-// added by two small kernels around the pass, because it may overwrite the logits:
+// Gradients and log-probabilities: each element is computed from its row's constants. Two small
+// kernels around the pass add the weights of ids, because the pass may overwrite the logits:
 //
-//     before   what each row gets (zeros, NaN, values), and of each id in the shard its element's
-//              gradient in f32
+//     before   kind of each row (zeros, NaN, values); gradient in f32 of the element of each id in
+//              the shard
 //     the pass
-//     behind   the elements of ids: that gradient and all weights of the id, rounded once
+//     after    elements of ids: that gradient plus all weights of the id, rounded once
 
 #include "logprobs/cuda_row_lanes.cuh"
 #include "logprobs/cuda_row_launch.hpp"
@@ -12,10 +12,10 @@
 namespace gyre::rows {
 namespace {
 
-/// Of a row, by one block; no bit depends on it.
+/// Columns of a row per block; the results do not depend on it.
 constexpr int64_t written_columns = 16384;
 
-/// `constant` in columns [begin, end); nothing is read.
+/// Writes `constant` to columns [begin, end); reads nothing.
 template <class To>
 __device__ void fill_part(To* to, int64_t begin, int64_t end, float constant) {
   if (begin >= end) return;
@@ -27,8 +27,8 @@ __device__ void fill_part(To* to, int64_t begin, int64_t end, float constant) {
     grid.store(to, {at, grid.whole(at)}, out);
 }
 
-/// What is in columns that no id has to do with: op(values...) where `kind` says so, elsewhere
-/// constants. `to` may be one of the rows read.
+/// Writes the columns without regard to ids: op(values...) for RowKind::values, else constants.
+/// `to` may be one of the rows read.
 template <class Op, class To, class... From>
 __device__ void write_part(const PartOfRow& mine, int64_t columns, float padding, RowKind kind,
                            const Op& op, To* to, const From*... from) {
@@ -45,7 +45,7 @@ __device__ void write_part(const PartOfRow& mine, int64_t columns, float padding
   fill_part(to, max(mine.begin, columns), mine.end, padding);
 }
 
-/// A row's element by element.
+/// Applies `element` to each element of a vector.
 template <class Element>
 struct EachLane {
   Element element;
@@ -62,8 +62,8 @@ __device__ EachLane<Element> each_lane(const Element& element) {
   return {element};
 }
 
-/// As each_lane of the elements that survive, and 0; the column of the cut is looked for once a
-/// vector, and no element branches.
+/// Like each_lane for elements that survive, 0 for others. The column of the cut is computed once
+/// per vector, and no element needs a branch.
 struct SlopeOfSurvivors {
   SlopeOf slope;
   RowSurvivors kept;
@@ -83,7 +83,7 @@ __device__ RowSlope slope_of_row(const GradientTask& task, int64_t row) {
   return task.slopes == nullptr ? RowSlope{} : task.slopes[row];
 }
 
-/// One warp a row: its kind, and the ids that lie in its columns.
+/// One warp per row: determines its kind and which ids lie in its columns.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     before_gradient(const T* logits, int64_t stride, int64_t rows, GradientTask task) {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(block_threads)
   const RowNormalizer normalizer =
       task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[row];
   RowKind kind = kind_of(normalizer, sloped, sloped || weighted);
-  // Columns that a filter dropped are told from the others even if no slope is asked for.
+  // Filtered columns must be distinguished even if the slopes are 0.
   if (task.survivors != nullptr && kind == RowKind::zeros && weighted) kind = RowKind::values;
   if (lane == 0) task.kinds[row] = kind;
   const SlopeOf op(normalizer, task.pass.scale, slope);
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// One thread an id. Of ids of the same column the last one writes, the sum in their order.
+/// One thread per id. Of several ids in one column, the last writes the sum, in order of the ids.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     behind_gradient(T* out, int64_t stride, int64_t count, DevicePicks picks) {
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(block_threads)
   if (column >= 0) values[k] = to_float(logits[k / picks.per_row * stride + column]);
 }
 
-/// One block for each part of a row.
+/// One block per part of a row.
 Launch over_parts(CUstream_st* stream, const MatrixRef& out) {
   return {blocks_of(out.rows * parts_of(out.cols, written_columns)), block_threads, stream};
 }

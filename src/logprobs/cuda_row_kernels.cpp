@@ -28,7 +28,7 @@ void check_output(const ConstMatrixRef& from, const MatrixRef& to, int64_t colum
              "in place of logits of another layout");
 }
 
-/// Bytes of scratch that selection may take for the rows that it does at once.
+/// Scratch limit, in bytes, for the rows that one selection processes together.
 constexpr int64_t selection_scratch_bytes = int64_t{256} << 20;
 
 class CudaRowKernels final : public RowKernels {
@@ -148,7 +148,7 @@ class CudaRowKernels final : public RowKernels {
     rows::GradientTask task;
     task.pass = {columns, 1, 1};
     std::tie(task.picks.ids, task.picks.weights) = uploads_.send(picks.ids, picks.weights);
-    // No logits are read where there are no slopes.
+    // Without slopes, no logits are read.
     launch_gradient({nullptr, d_logits.type, d_logits.rows, d_logits.cols, 0}, picks, task,
                     d_logits);
   }
@@ -236,7 +236,7 @@ class CudaRowKernels final : public RowKernels {
     rows::launch_gradient(handle(), logits, task, d_logits);
   }
 
-  /// Scratch of zeros.
+  /// Returns scratch filled with zeros.
   template <class T>
   T* cleared(int64_t count) {
     const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
@@ -288,7 +288,7 @@ void CudaRowKernels::select_rows(ConstMatrixRef logits, const RowScan& scan,
                                  const rows::SelectionShape& shape, const RowTop& top,
                                  std::span<RowMoments> moments) {
   const int64_t rows = logits.rows, parts = rows * shape.parts;
-  // Results first: they are fetched by one copy.
+  // Results come first, so that one copy fetches them.
   Places places;
   const int64_t values = places.add<float>(std::ssize(top.values));
   const int64_t ids = places.add<int32_t>(std::ssize(top.ids));

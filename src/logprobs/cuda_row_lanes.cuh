@@ -1,8 +1,7 @@
 #pragma once
-// Rows of f32 or bf16 as a block of threads reads and writes them: vectors of 16 bytes of the
-// widest element, on a grid of aligned addresses, so that rows may start anywhere. Vectors that are
-// not wholly in the range, and all of them where two rows are not aligned alike, go element by
-// element.
+// Access of a thread block to rows of f32 or bf16: 16-byte vectors of the widest element type, on a
+// grid of aligned addresses, so that rows may start anywhere. Vectors partly outside the range, and
+// all vectors if two rows are not aligned alike, are accessed element by element.
 
 #include <type_traits>
 #include <utility>
@@ -15,12 +14,12 @@ namespace gyre::rows {
 
 inline constexpr int block_threads = 256;
 inline constexpr int block_warps = block_threads / warp_lanes;
-/// Vectors, of all rows together, that a thread has asked for and not looked at. With 40 to 80
-/// registers a thread (of 65536) that is 96 to 48 KiB a multiprocessor, 40 where 8 bytes of bf16
-/// are read for 16 of f32.
+/// Vectors, over all rows, that a thread has loaded ahead. With 40 to 80 registers per thread (of
+/// 65536) these are 96 to 48 KiB per multiprocessor, and 40 KiB if 8 bytes of bf16 are read per 16
+/// bytes of f32.
 inline constexpr int in_flight = 4;
 
-/// Elements of a vector of rows of these types.
+/// Elements per vector, for rows of these types.
 template <class... T>
 inline constexpr int lanes_of = sizeof...(T) == 0 ? 0 : (((sizeof(T) > 2) || ...) ? 4 : 8);
 
@@ -29,7 +28,7 @@ struct Lanes {
   float x[lanes];
 };
 
-/// body(0), body(1), ...: each place in an array known to the compiler, which keeps it in
+/// Calls body(0), body(1), ... with indices known at compile time, so that arrays stay in
 /// registers.
 template <int count, class Body>
 __device__ void unrolled(const Body& body) {
@@ -45,7 +44,7 @@ __device__ inline float low_half(unsigned word) {
 __device__ inline float high_half(unsigned word) {
   return __uint_as_float(word & 0xffff0000U);
 }
-/// A vector as it comes from memory: 16 bytes, or 8 of bf16 beside f32.
+/// A vector in memory: 16 bytes, or 8 for bf16 read together with f32.
 template <class T, int lanes>
 using Words = std::conditional_t<sizeof(T) * lanes == 16, uint4, uint2>;
 
@@ -85,21 +84,20 @@ __device__ inline void store_one(bf16* to, float x) {
   *to = to_bf16(x);
 }
 
-/// Vectors of a row that a thread has asked for, as they come: what is loaded waits for nothing,
-/// what is unpacked waits for the load.
+/// Vectors of a row that a thread has loaded ahead. ask() does not wait; get() waits for the load.
 template <class T, int lanes, int count>
 struct Asked {
   const T* row;
   Words<T, lanes> words[count];
 
-  /// If it is not wanted, nothing is read.
+  /// Reads nothing if `wanted` is false.
   __device__ void ask(int k, int64_t at, bool wanted) {
     words[k] = wanted ? load_words<lanes>(row + at) : Words<T, lanes>{};
   }
   __device__ Lanes<lanes> get(int k) const { return lanes_in<T>(words[k]); }
 };
 
-/// Where a vector begins, and whether all of it is read and written at once.
+/// Column of a vector, and whether it is accessed as a whole.
 struct Place {
   int64_t column;
   bool whole;
@@ -109,8 +107,8 @@ struct Place {
 template <int lanes>
 struct Grid {
   int64_t begin, end;
-  int64_t first;  ///< column of the first vector: begin, or some columns before
-  bool aligned;   ///< whether all of the rows are, on that grid
+  int64_t first;  ///< column of the first vector: begin, or up to a vector before it
+  bool aligned;   ///< whether all rows are aligned on this grid
 
   template <class T, class... More>
   __device__ Grid(int64_t begin_, int64_t end_, const T* row, const More*... more)
@@ -128,7 +126,7 @@ struct Grid {
     return bits;
   }
 
-  /// The vector at column `at`, element by element; -inf outside of [begin, end).
+  /// Loads the vector at column `at` element by element; -inf outside [begin, end).
   template <class T>
   __device__ Lanes<lanes> elements(const T* row, int64_t at) const {
     Lanes<lanes> values;
@@ -148,9 +146,9 @@ struct Grid {
   }
 };
 
-/// The loop of for_each_vector, of `count` vectors a row under way. The vector that takes another's
-/// place is asked for before that other's body: loads of a group that merely stood first in the
-/// loop were moved down between the bodies by the assembler, but none moves into the next round.
+/// Loop of for_each_vector with `count` vectors per row in flight. The next load is issued before
+/// the body of the vector that it replaces: when a group of loads stood first in the loop, the
+/// assembler moved them down between the bodies, but it moves none into the next iteration.
 template <int count, int lanes, class Body, class... T>
 __device__ void for_each_asked(const Grid<lanes>& grid, const Body& body,
                                Asked<T, lanes, count>... rows) {
@@ -159,11 +157,11 @@ __device__ void for_each_asked(const Grid<lanes>& grid, const Body& body,
   const auto one_by_one = [&](int64_t end) {
     for (; at < end; at += step) body(Place{at, false}, grid.elements(rows.row, at)...);
   };
-  // `certain`: the vector is there, and nothing has to be compared.
+  // `certain`: the vector is inside the range, so no comparison is needed.
   const auto ask = [&](int k, int64_t column, bool certain) {
     (rows.ask(k, column, certain || column + lanes <= grid.end), ...);
   };
-  // While all vectors of a round from `more` columns ahead on are there.
+  // Iterates while all vectors of an iteration, `more` columns ahead, are inside the range.
   const auto rounds = [&](int64_t more, bool certain) {
     for (; at + more + (count - 1) * step + lanes <= grid.end; at += count * step)
       unrolled<count>([&](int k) {
@@ -174,7 +172,7 @@ __device__ void for_each_asked(const Grid<lanes>& grid, const Body& body,
         turn(rows.get(k)...);
       });
   };
-  // Of aligned rows the thread's first vector may begin before the range, and its last end behind.
+  // With aligned rows, the first vector may begin before the range and the last end after it.
   one_by_one(grid.aligned ? grid.begin : grid.end);
   unrolled<count>([&](int k) { ask(k, at + k * step, false); });
   rounds(count * step, true);
@@ -187,21 +185,21 @@ __device__ void for_each_asked(const Grid<lanes>& grid, const Body& body,
   one_by_one(grid.end);
 }
 
-/// body(Place, values of each row...) for the vectors of the grid that are this thread's, in order;
-/// a value is -inf outside of the grid's columns. Vectors read ahead are later ones of the same
-/// thread: a body may write to the elements that it has been given.
+/// Calls body(Place, values of each row...) for this thread's vectors of the grid, in order; values
+/// outside the grid's columns are -inf. Prefetched vectors are later ones of the same thread, so a
+/// body may write to its own elements.
 template <int lanes, class Body, class... T>
 __device__ void for_each_vector(const Grid<lanes>& grid, const Body& body, const T*... rows) {
   constexpr int count = in_flight / static_cast<int>(sizeof...(T));
   for_each_asked<count>(grid, body, Asked<T, lanes, count>{rows, {}}...);
 }
 
-/// The sum over the threads of the block, on all of them; `shared` [warps].
+/// Sum over the threads of the block, returned to all of them; `shared` [warps].
 template <class T>
 __device__ T block_sum(T mine, T* shared) {
   const int warp = static_cast<int>(threadIdx.x) / warp_lanes;
   mine = warp_sum(mine);
-  __syncthreads();  // what was there before has been read
+  __syncthreads();  // earlier contents have been read
   if (threadIdx.x % warp_lanes == 0) shared[warp] = mine;
   __syncthreads();
   T sum = shared[0];
@@ -219,7 +217,7 @@ __device__ inline float block_max(float mine, float* shared) {
   return max;
 }
 
-/// The sums of the lanes of a warp together, on all of them; `scale` as in move_sums.
+/// Combines the sums of a warp's lanes, for all lanes; `scale` as in move_sums.
 template <bool weighted>
 __device__ PartSums warp_sums(PartSums mine, float scale) {
   const float top = warp_max(mine.max);
@@ -227,8 +225,8 @@ __device__ PartSums warp_sums(PartSums mine, float scale) {
   return {top, warp_sum(mine.sum), weighted ? warp_sum(mine.weighted) : 0};
 }
 
-/// The sums of the block's threads together, on its first warp: those of each warp, and then of
-/// these. Once in a kernel.
+/// Combines the sums of the block's threads, on its first warp: first within each warp, then over
+/// the warps. At most once per kernel.
 template <bool weighted>
 __device__ PartSums block_sums(const ThreadSums<weighted>& mine) {
   __shared__ float maxima[block_warps];
@@ -249,19 +247,18 @@ __device__ PartSums block_sums(const ThreadSums<weighted>& mine) {
   return warp_sums<weighted>(part, mine.scale);
 }
 
-/// A grid of so many blocks.
 inline unsigned blocks_of(int64_t count) {
   GYRE_CHECK(count <= std::numeric_limits<int32_t>::max(), "{} blocks of one launch", count);
   return static_cast<unsigned>(count);
 }
 
-/// A view of known type, and that type.
+/// A view with its element type.
 template <class View, class T>
 struct Elements {
   using Type = T;
   View view;
 };
-/// body(Elements) of the matrix, whatever its type.
+/// Calls body(Elements) with the matrix's element type.
 template <class Byte, class Body>
 void with_elements(const BasicMatrixRef<Byte>& matrix, const Body& body) {
   if (matrix.type == DType::f32) {
@@ -273,7 +270,7 @@ void with_elements(const BasicMatrixRef<Byte>& matrix, const Body& body) {
   }
 }
 
-/// A block of a launch over the parts of rows.
+/// Part of a row that a block processes.
 struct PartOfRow {
   int64_t row, part, begin, end;
 

@@ -1,5 +1,5 @@
 #pragma once
-// Small arrays of the row passes: from the host to the device, there, and back.
+// Transfers of the row passes' small arrays between host and device.
 
 #include <sched.h>
 
@@ -17,7 +17,7 @@
 
 namespace gyre {
 
-/// Memory that grows to what is asked for, and is kept.
+/// A buffer that grows to the requested size and is kept.
 class Pool {
  public:
   explicit Pool(MemorySpace space) : space_(space) {}
@@ -34,7 +34,7 @@ class Pool {
   Buffer<std::byte> memory_;
 };
 
-/// Arrays one behind the other.
+/// Offsets of consecutive arrays, 256-byte aligned.
 class Places {
  public:
   template <class T>
@@ -49,13 +49,13 @@ class Places {
   int64_t end_ = 0;
 };
 
-/// Host arrays on their way to the device. The pinned memory of a call is written again only once
-/// the device has read it; that of the device is kept in order by the stream.
+/// Uploads of host arrays. A call's pinned memory is reused only after the device has read it; the
+/// stream orders the use of device memory.
 class Uploads {
  public:
   explicit Uploads(Stream& stream) : stream_(stream) {}
 
-  /// Device addresses of copies, until the next call.
+  /// Returns device addresses of copies, valid until the next call.
   template <class... T>
   std::tuple<const T*...> send(std::span<const T>... arrays) {
     Places places;
@@ -93,12 +93,12 @@ class Uploads {
   Pool device_{MemorySpace::device};
 };
 
-/// Results on their way to the host.
+/// Downloads of results to the host.
 class Download {
  public:
   explicit Download(Stream& stream) : stream_(stream) {}
 
-  /// The array in pinned memory, once it is there; until the next call. Waits for the stream.
+  /// Returns the array in pinned memory, valid until the next call. Waits for the stream.
   template <class T>
   const T* fetch(const T* from, int64_t count) {
     const int64_t bytes = count * static_cast<int64_t>(sizeof(T));

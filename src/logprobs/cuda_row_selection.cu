@@ -1,8 +1,9 @@
-// The largest logits of rows: a block keeps the candidates of a part of a row above a bar that
-// rises, then another merges the lists of the row's parts in the same way and sorts the result.
+// Selection of the largest logits of rows: a block keeps the candidates of a part of a row above a
+// rising threshold (`bar`). Another block merges the lists of the row's parts in the same way and
+// sorts the result.
 //
-// Candidates are kept as integers that order as the entries of a list do (entry_of), no two of them
-// equal, so that the largest are one set, in whatever order threads append theirs.
+// Candidates are distinct integers in the order of list entries (entry_of). The set of the largest
+// is therefore unique, in whatever order threads append theirs.
 
 #include "logprobs/cuda_row_lanes.cuh"
 #include "logprobs/cuda_row_launch.hpp"
@@ -11,16 +12,16 @@ namespace gyre::rows {
 namespace {
 
 constexpr int select_threads = 128;
-constexpr int64_t select_columns = 32768;  // of a part
-constexpr int64_t run_columns = 2048;      // offered between two looks at how many are kept
+constexpr int64_t select_columns = 32768;  // columns per part
+constexpr int64_t run_columns = 2048;      // columns offered between two calls of make_room()
 constexpr int64_t most_shared_entries = 12288;
 
-/// What the threads of a block share beside the candidates.
+/// Shared memory of a block, besides the candidates.
 struct SelectionRoom {
   int kept, moved, scratch[block_warps];
 };
 
-/// A block's candidates. All threads hold the same members but `rejected`.
+/// Candidates of a block. All members except `rejected_` are equal on all threads.
 class Selector {
  public:
   __device__ Selector(uint64_t* entries, int64_t length, SelectionRoom& room)
@@ -29,7 +30,7 @@ class Selector {
     __syncthreads();
   }
 
-  /// Of one thread: takes those of `count` values whose bit in `valid` is set, from `column` on.
+  /// Per thread: offers those of `count` values from `column` on whose bit in `valid` is set.
   template <int count>
   __device__ void offer(const float (&z)[count], int64_t column, unsigned valid) {
     unsigned taken = 0;
@@ -49,23 +50,23 @@ class Selector {
     if (entry != 0 && wanted(entry)) entries_[atomicAdd(&room_.kept, 1)] = entry;
   }
 
-  /// All threads, behind what they offered: makes room for another run.
+  /// All threads, after their offers: makes room for another run.
   __device__ void make_room() { prune(2 * length_ + 64, length_ + length_ / 4 + 8); }
-  /// All threads: the `length` largest, or fewer, are left, in no order. Returns how many.
+  /// All threads: keeps the `length` largest, or fewer, unordered. Returns their number.
   __device__ int finish() {
     prune(length_, length_);
     return room_.kept;
   }
 
-  /// After finish(): how often the last value of the list was offered, -inf if the list is short.
-  /// All threads get it.
+  /// After finish(): number of times that the list's last value was offered, -inf if the list is
+  /// not full. Returned to all threads.
   __device__ int count_of_last(uint32_t last) {
     int mine = last == bar_order_ ? rejected_ : 0;
     for (int i = static_cast<int>(threadIdx.x); i < room_.kept; i += select_threads)
       mine += order_of_entry(entries_[i]) == last ? 1 : 0;
     return block_sum(mine, room_.scratch) + (last == bar_order_ ? dropped_ : 0);
   }
-  /// The order of the smallest entry; of -inf if there are fewer than `length`.
+  /// Order of the smallest entry; order of -inf if there are fewer than `length`.
   __device__ uint32_t last_order() {
     if (room_.kept < length_) return order_of(minus_infinity);
     uint32_t least = ~0U;
@@ -97,13 +98,13 @@ class Selector {
     return block_sum(mine, room_.scratch);
   }
 
-  /// If more than `limit` are kept: raises the bar until `most` are, or fewer, but `length`.
+  /// If more than `limit` are kept: raises the bar until `length` to `most` are left.
   __device__ void prune(int64_t limit, int64_t most) {
     __syncthreads();
     const int kept = room_.kept;
-    __syncthreads();  // nobody offers more before all have seen that
+    __syncthreads();  // all threads read `kept` before the next offer
     if (kept <= limit) return;
-    // At least `length` entries are not below `low`, fewer not below `high`.
+    // At least `length` entries are >= `low`, fewer are >= `high`.
     uint64_t low = bar_, high = ~uint64_t{0};
     int64_t above_low = kept;
     while (above_low > most && high - low > 1) {
@@ -123,7 +124,7 @@ class Selector {
     __syncthreads();
     if (threadIdx.x == 0) room_.kept = 0;
     int ties = 0;
-    // What a round moves lies below what it has read.
+    // An iteration writes only below the entries that it has read.
     for (int first = 0; first < before; first += select_threads) {
       const int at = first + static_cast<int>(threadIdx.x);
       const uint64_t entry = at < before ? entries_[at] : 0;
@@ -144,15 +145,14 @@ class Selector {
   uint64_t* entries_;
   int64_t length_;
   SelectionRoom& room_;
-  uint64_t bar_ = entry_of(minus_infinity, 0) + 1;  // entries below it are no candidates
+  uint64_t bar_ = entry_of(minus_infinity, 0) + 1;  // smaller entries are no candidates
   uint32_t bar_order_ = order_of(minus_infinity);
   float bar_value_ = minus_infinity;
-  int rejected_ = 0;  // of this thread: values of the bar's order that were not taken
-  int dropped_ = 0;   // of the block: those that were, and then dropped
+  int rejected_ = 0;  // per thread: values equal to the bar's that were not taken
+  int dropped_ = 0;   // per block: values equal to the bar's that were taken and then dropped
 };
 
-// A run that is under way takes 8 registers a thread, or 16 of f32: as many blocks as have room for
-// them without spilling.
+// A run in flight needs 8 registers per thread, or 16 for f32; the bound on blocks avoids spilling.
 template <class T, bool summed, bool weighted>
 __global__ void __launch_bounds__(select_threads, lanes_of<T> == 8 ? 10 : 8)
     select_in_parts(const T* logits, int64_t stride, float scale, SelectionShape shape,
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(select_threads, lanes_of<T> == 8 ? 10 : 8)
   ask(grid.first);
   for (int64_t run = grid.first; run < grid.end; run += run_columns) {
     const Asked<T, lanes, vectors> here = next;
-    ask(run + run_columns);  // under way while this run is offered and room is made
+    ask(run + run_columns);  // loads the next run while this one is offered
     unrolled<vectors>([&](int k) {
       const int64_t at = column_of_vector(run, k);
       const bool whole = grid.whole(at);
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(select_threads, lanes_of<T> == 8 ? 10 : 8)
   }
 }
 
-/// Sorts `count` entries, a power of two, the largest first.
+/// Sorts `count` entries, a power of two, in descending order.
 __device__ void sort_entries(uint64_t* entries, int64_t count) {
   for (int64_t size = 2; size <= count; size *= 2)
     for (int64_t distance = size / 2; distance > 0; distance /= 2) {
@@ -218,8 +218,8 @@ __device__ void sort_entries(uint64_t* entries, int64_t count) {
   __syncthreads();
 }
 
-/// How often the value of this order occurs in the row: a part's list holds all of it, unless it is
-/// the list's last value.
+/// Counts a value, given by its order, in the row: a part's list holds all its occurrences, unless
+/// it is the list's last value.
 __device__ int count_in_row(const uint64_t* lists, const int32_t* lasts,
                             const SelectionShape& shape, uint32_t order, int* scratch) {
   int count = 0;
@@ -242,7 +242,7 @@ __device__ int count_in_row(const uint64_t* lists, const int32_t* lasts,
   return count;
 }
 
-/// The first warp: columns of a row that are -inf, in order, to ids [begin, end); -1 for the rest.
+/// The first warp writes the row's columns with -inf, in order, to ids [begin, end), then -1.
 template <class T>
 __device__ void put_infinite(const T* row, int64_t columns, int32_t* ids, int64_t begin,
                              int64_t end) {
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(select_threads)
   }
 }
 
-/// Candidates that a block has room for: what it keeps, another run, and a list to be sorted.
+/// Capacity of a block's list of candidates: those kept, and another run.
 int64_t capacity_for(int64_t length) {
   return 2 * length + 64 + run_columns;
 }

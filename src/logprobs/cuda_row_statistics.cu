@@ -1,4 +1,4 @@
-// Moments of rows: a block adds up a part of a row, then a thread the parts of a row.
+// Row moments: a block sums a part of a row, then one thread sums the parts of a row.
 
 #include "logprobs/cuda_row_lanes.cuh"
 #include "logprobs/cuda_row_launch.hpp"
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(block_threads)
   out[row] = moments_of(sums + row * parts, parts, scale, weighted);
 }
 
-// Registers for all of a group's loads: with fewer, those of bf16 would come one pair at a time.
+// Reserves registers for all loads of a group; with fewer, bf16 would be loaded one pair at a time.
 template <class S, class T>
 __global__ void __launch_bounds__(block_threads, 3)
     cross_moments_of_parts(const S* students, int64_t student_stride, const T* teachers,

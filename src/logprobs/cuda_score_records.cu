@@ -13,7 +13,7 @@ namespace {
 
 using rows::block_threads;
 
-/// The number of this thread in a launch over_all().
+/// Index of this thread in a launch of over_all().
 __device__ int64_t thread_number() {
   return static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
 }
@@ -45,18 +45,18 @@ __global__ void __launch_bounds__(block_threads)
   if (moments == 3) out[row * moments + 2] = total.weighted;
 }
 
-/// What is made of the records of all ranks.
+/// Arguments of the merge of all ranks' records.
 struct Merge {
   const float* records = nullptr;  // [ranks, rows · (moments + picks)]
   int64_t rows = 0, moments = 0, picks = 0;
   int ranks = 0;
   double scale = 1;
-  const int64_t* offsets = nullptr;  // of the partition, [ranks + 1]
+  const int64_t* offsets = nullptr;  // partition offsets, [ranks + 1]
   int64_t vocab_size = 0;
   const int32_t* ids = nullptr;  // [rows, picks]
   double* log_sums = nullptr;    // [rows]
   RowNormalizer* normalizers = nullptr;
-  float* entropy = nullptr;  // null: not asked for
+  float* entropy = nullptr;  // null: not requested
   float* logprob = nullptr;
 
   __device__ int64_t block() const { return rows * (moments + picks); }
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(block_threads) score_ids(Merge m) {
                                            m.scale, m.log_sums[row]);
 }
 
-/// What was fetched, from `place` on.
+/// Copies an array at offset `place` of the fetched results.
 template <class T>
 void take(const std::byte* fetched, int64_t place, std::span<T> to) {
   std::copy_n(reinterpret_cast<const T*>(fetched + place), to.size(), to.begin());
@@ -109,7 +109,7 @@ class CudaScoreRecords final : public ScoreRecords {
     totals_ = at_least<RowTotal>(totals_memory_, rows);
     own_ = at_least<float>(own_memory_, rows * shape_.width());
     launch(over_all(rows, handle()), clear, totals_, rows);
-    // The logits of ids that no tile has.
+    // Ids that no tile contains keep a logit of 0.
     stream_.fill(own_ + rows * shape_.moments(), std::byte{0}, bytes<float>(rows * shape_.picks));
   }
 
@@ -182,7 +182,7 @@ class CudaScoreRecords final : public ScoreRecords {
 
   Stream& stream_;
   int64_t rows_ = 0;
-  Uploads ids_, partition_;  // of the last start(); of the shape
+  Uploads ids_, partition_;  // ids of the last start(); the partition's offsets
   const int32_t* ids_there_ = nullptr;
   const int64_t* offsets_ = nullptr;
   Pool totals_memory_{MemorySpace::device}, own_memory_{MemorySpace::device},
@@ -193,7 +193,7 @@ class CudaScoreRecords final : public ScoreRecords {
   Download results_;
 };
 
-/// From records [ranks, rows] of CrossMoments.
+/// Merges records [ranks, rows] of CrossMoments.
 __global__ void __launch_bounds__(block_threads)
     merge_crosses(const CrossMoments* records, int64_t rows, int ranks, RowNormalizer* students,
                   RowNormalizer* teachers, float* value) {

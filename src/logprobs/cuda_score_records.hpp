@@ -1,9 +1,9 @@
 #pragma once
-// score_records.hpp and cross_records.hpp on a device.
+// Device implementation of score_records.hpp and cross_records.hpp.
 //
-//     add      two kernels and one for the ids; nothing is waited for
-//     merge    three kernels around the all-gather, and one copy of 12 (16 with entropies) bytes a
-//              row, for one id each, to pinned memory: the one time that the host waits
+//     add      two kernels and one for the ids; no wait
+//     merge    three kernels around the all-gather, and one copy to pinned memory of 12 bytes per
+//              row (16 with entropies) for one id each: the only wait of the host
 
 #include <memory>
 

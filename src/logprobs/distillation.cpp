@@ -11,7 +11,7 @@
 namespace gyre {
 namespace {
 
-/// body(row) for rows of `picks` exponentials.
+/// Calls body(row) for rows of `picks` exponentials each.
 template <class Body>
 void for_each_row(int threads, int64_t rows, int64_t picks, Body body) {
   const double nanoseconds = 5 * static_cast<double>(picks);
@@ -20,7 +20,7 @@ void for_each_row(int threads, int64_t rows, int64_t picks, Body body) {
   });
 }
 
-/// out <- log-softmax of a few logits.
+/// out <- log-softmax of one row of logits.
 void log_softmax(std::span<const float> logits, std::span<float> out) {
   float max = -std::numeric_limits<float>::infinity();
   for (const float z : logits) max = std::max(max, z);
@@ -31,7 +31,7 @@ void log_softmax(std::span<const float> logits, std::span<float> out) {
     out[k] = static_cast<float>(static_cast<double>(logits[k] - max) - log_sum);
 }
 
-/// Of all rows of `picks` logits; may be in place.
+/// The same for all rows of `picks` logits; may be in place.
 void log_softmax_rows(int threads, int64_t picks, std::span<const float> logits,
                       std::span<float> out) {
   const auto row = static_cast<size_t>(picks);
@@ -115,7 +115,7 @@ void DistillationScores::backward(ConstMatrixRef logits, std::span<const int32_t
       sum += static_cast<double>(g);
       some = some || g != 0;
     }
-    if (!some) {  // also where the row holds NaN
+    if (!some) {  // even if the row holds NaN
       std::fill(d_values.data() + begin, d_values.data() + end, 0.0F);
       return;
     }

@@ -1,16 +1,16 @@
 #pragma once
-// Student log-probabilities at a teacher's K largest logits, for distillation losses.
+// Student log-probabilities at the teacher's K largest logits, for distillation losses.
 //
 //     teacher_k = log-softmax over the K logits of the teacher (replicated, no gradient)
-//     all_ids:      student_k = log p(id_k) over the whole vocabulary, and the entropy if wanted:
-//                   one pass, one all-gather of 4 (2 + K + 1) bytes a token
+//     all_ids:      student_k = log p(id_k) over the whole vocabulary, and optionally the entropy:
+//                   one pass, one all-gather of 4 (2 + K + 1) bytes per token
 //     renormalised: student_k = log-softmax over the K gathered logits; the partition function
-//                   cancels, so that only K elements a token are read: one all-reduce of 4 K bytes
+//                   cancels, so only K elements per token are read: one all-reduce of 4 K bytes
 //
-// Ids may repeat; their gradients add up, and when renormalised each occurrence is a term of the
-// sum. After get_distillation_topk_logprobs_from_logits of NeMo RL (zero_outside_topk = all_ids);
-// the entropy's sign is Shannon's. Dropping the last position of a sequence is the business of
-// sequence_scores.hpp.
+// Ids may repeat: their gradients add up, and when renormalised each occurrence is a term of the
+// sum. Based on get_distillation_topk_logprobs_from_logits of NeMo RL (zero_outside_topk =
+// all_ids), but with Shannon's sign of the entropy. sequence_scores.hpp drops the last position of
+// a sequence.
 
 #include <memory>
 
@@ -20,7 +20,7 @@ namespace gyre {
 
 struct DistillationOptions {
   int64_t picks = 1;          ///< K
-  bool renormalised = false;  ///< over the K ids alone
+  bool renormalised = false;  ///< over the K ids only
   bool entropy = false;       ///< of the student; needs the whole vocabulary
   int threads = 1;
   RowKernels* kernels = nullptr;   ///< as in ScoreOptions
@@ -29,21 +29,20 @@ struct DistillationOptions {
 
 class DistillationScores {
  public:
-  /// Collective; errors as VocabScores, and when K < 1 or an entropy is asked for with
+  /// Collective. Throws the errors of VocabScores, and one for K < 1 or an entropy with
   /// `renormalised`.
   DistillationScores(int64_t tokens, const VocabPartition& vocab,
                      const DistillationOptions& options, Communicator& tp);
 
-  /// student, teacher [tokens, K], entropy [tokens] or empty <- logits [tokens, columns], the
-  /// teacher's logits and ids [tokens, K]. Ids must be below the vocabulary's size and not
-  /// negative: an error of the program otherwise. Collective: one operation. Returns the seconds
-  /// waited.
+  /// student, teacher [tokens, K], entropy [tokens] or empty <- scores from logits [tokens,
+  /// columns] and the teacher's logits and ids [tokens, K]. Ids outside [0, vocabulary size) are an
+  /// error of the program. Collective: one operation. Returns the seconds waited.
   double forward(ConstMatrixRef logits, std::span<const float> teacher_logits,
                  std::span<const int32_t> ids, Stream& stream, std::span<float> student,
                  std::span<float> teacher, std::span<float> entropy);
 
-  /// d_logits <- the gradient, from those of student [tokens, K] and entropy [tokens] or empty. May
-  /// be the logits' memory. No communication.
+  /// d_logits <- gradient, from those of student [tokens, K] and entropy [tokens] or empty. May be
+  /// the logits' memory. No communication.
   void backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                 std::span<const float> d_student, std::span<const float> d_entropy,
                 MatrixRef d_logits) const;

@@ -1,4 +1,4 @@
-// The search of FilteredScores for thresholds that are below the last value of a list.
+// Digit search of FilteredScores, for thresholds below the last value of a list.
 
 #include <algorithm>
 #include <bit>
@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-/// Narrows the range to the part in which the sum from above reaches the share top_p of the total.
+/// Narrows the range to the part where the cumulative mass from above reaches top_p of the total.
 void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
   if (first) {
     for (int64_t i = 0; i < digit_sums; ++i) row.total += masses[i];
@@ -32,9 +32,9 @@ void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
 
 }  // namespace
 
-/// The range of keys for the threshold of a row. The threshold is below `bound`. It is not below
-/// the value z for which all columns, if they had it, would have half of the mass that top_p leaves
-/// out.
+/// Returns the key range that contains a row's threshold. The upper limit is `bound`. The lower
+/// limit is the value z at which all columns together would have half of the mass that top_p
+/// excludes.
 DigitRow FilteredScores::Forward::digit_row(int64_t t, float max, double total, float bound) const {
   using Limits = std::numeric_limits<float>;
   const auto columns = static_cast<double>(s_.vocab_.vocab_size);
@@ -66,7 +66,7 @@ void FilteredScores::Forward::search() {
   for (size_t i = 0; i < rows_.size(); ++i) finish_by_digits(rows_[i], i, counts, ties);
 }
 
-/// One round for all active rows.
+/// Runs one round for all active rows.
 void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool first) {
   const auto count = static_cast<int64_t>(active.size());
   const int bits = fraction_bits_for(s_.vocab_.vocab_size);
@@ -83,14 +83,14 @@ void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool fi
             *active[static_cast<size_t>(i)]);
 }
 
-/// The counts of all ranks, [ranks, rows].
+/// Gathers the counts of all ranks, [ranks, rows].
 Buffer<DigitCounts> FilteredScores::Forward::gather_counts() {
   const int64_t count = std::ssize(rows_);
   Buffer<DigitCounts> own(count), all(ranks_ * count);
   std::vector<ColumnQuery> queries;
   for (const DigitRow& row : rows_)
     queries.push_back({row.token, 0, own_columns(), value_of_key(row.low, s_.type_)});
-  std::vector<int64_t> asked;  // rows whose target is at the threshold
+  std::vector<int64_t> asked;  // rows whose target equals the threshold
   for (int64_t i = 0; i < count; ++i) {
     const ColumnQuery& whole = queries[static_cast<size_t>(i)];
     if (owner(whole.row) != mine_ || records_.scalars(mine_, whole.row).target != whole.value)

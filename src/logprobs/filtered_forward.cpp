@@ -11,8 +11,8 @@
 namespace gyre {
 namespace {
 
-/// Calls body(token, scratch) for all tokens, shared among threads; scratch [ranks]. A walk reads
-/// up to `length` entries of each rank's list.
+/// Calls body(token, scratch) for all tokens, distributed over threads; scratch [ranks]. A walk
+/// reads up to `length` entries of each rank's list.
 template <class Body>
 void for_each_row(int threads, int64_t tokens, int ranks, int64_t length, Body body) {
   const double nanoseconds = 10 * static_cast<double>(ranks * std::min<int64_t>(length, 32));
@@ -54,7 +54,7 @@ void FilteredScores::Forward::make_records(ListRecords& own) {
   Buffer<float> values(tokens * length);
   Buffer<RowMoments> moments(summed ? tokens : 0);
   Buffer<int32_t> last(filtered ? tokens : 0);
-  // Only the boundary of top-p distinguishes ties, and needs their ids.
+  // Only the cut of top-p distinguishes ties, which needs their ids.
   ids_ = Buffer<int32_t>(s_.by_mass() ? tokens * length : 0);
   if (filtered) {
     s_.kernels_.top(logits_, scan, {values.span(), ids_.span(), last.span(), length},
@@ -73,7 +73,7 @@ void FilteredScores::Forward::make_records(ListRecords& own) {
   if (s_.by_mass()) count_behind(own, values.span());
 }
 
-/// Sets `behind` of the tokens whose target is here; values [tokens, length].
+/// Sets `behind` for tokens with their target in this shard; values [tokens, length].
 void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const float> values) {
   const auto length = static_cast<size_t>(s_.length_);
   std::vector<ColumnQuery> queries;  // for rows whose lists are too short
@@ -92,9 +92,9 @@ void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const flo
     own.scalars(queries[i].row).behind = static_cast<int32_t>(counts[i].equal);
 }
 
-/// The number of columns of this shard behind the target's that equal it. Sets `more` if the list
-/// does not contain all of them. 0 if the target is below the list's last value, where the number
-/// is not needed.
+/// Number of this shard's columns after the target's that equal it. Sets `more` if the list does
+/// not contain all of them. Returns 0 if the target is below the list's last value, where the
+/// number is not needed.
 int32_t FilteredScores::Forward::behind_in_list(int64_t t, std::span<const float> list,
                                                 const ListScalars& scalars, bool& more) const {
   const auto column = target_column(t);
@@ -122,7 +122,7 @@ void FilteredScores::Forward::walk() {
   }
 }
 
-/// Finishes the row; false if its lists are too short.
+/// Finishes the row; returns false if its lists are too short.
 bool FilteredScores::Forward::walk_row(int64_t t, std::span<int64_t> scratch) {
   ListWalk lists(records_, t, columns_, scratch);
   FilterCut cut;
@@ -164,7 +164,7 @@ double FilteredScores::Forward::total_mass(int64_t t, float max) const {
   return total;
 }
 
-/// Keeps the top_k largest and the ties of the last one, then of these the share top_p.
+/// Keeps the top_k largest and the ties of the last one, then the share top_p of these.
 FilterCut FilteredScores::Forward::cut_by_count(ListWalk& walk, float max) const {
   const SamplingFilter& filter = s_.options_.filter;
   std::vector<std::pair<ValueGroup, double>> groups;
@@ -185,7 +185,7 @@ FilterCut FilteredScores::Forward::cut_by_count(ListWalk& walk, float max) const
     return cut;
   }
   cut.mass = total;
-  if (count < filter.top_k) {  // the k-th largest is -inf, and with it all columns survive
+  if (count < filter.top_k) {  // the k-th largest is -inf, so all columns survive
     cut.above = s_.vocab_.vocab_size;
     return cut;
   }
@@ -195,8 +195,8 @@ FilterCut FilteredScores::Forward::cut_by_count(ListWalk& walk, float max) const
   return cut;
 }
 
-/// How often a rank has the value. If the rank's list is incomplete, the value must not be below
-/// the last one of the list.
+/// Number of a rank's columns with this value. If the rank's list is incomplete, the value must not
+/// be below the list's last one.
 int64_t FilteredScores::Forward::ties_by_lists(int64_t rank, int64_t t, float value) const {
   if (records_.value(rank, t, s_.length_ - 1) == value) return records_.scalars(rank, t).last;
   int64_t count = 0;
@@ -213,14 +213,14 @@ void FilteredScores::Forward::finish_nan(int64_t t) {
   logprob_[static_cast<size_t>(t)] = nan;
 }
 
-/// The first column of this shard from which ties survive. `own`: ties in the shard; `higher`: ties
-/// on higher ranks. If the list does not contain all ties of the shard, leaves it to find_cuts.
+/// First column of this shard whose ties survive. `own`: ties in the shard; `higher`: ties on
+/// higher ranks. If the list does not contain all ties of the shard, find_cuts determines it.
 int32_t FilteredScores::Forward::column_of_cut(int64_t t, const FilterCut& cut, int64_t own,
                                                int64_t higher) {
   const int64_t kept = std::clamp<int64_t>(cut.kept_ties - higher, 0, own);
   if (kept == own) return 0;
   if (kept == 0) return static_cast<int32_t>(own_columns());
-  // If the list has as many, it has all of them, by ascending id.
+  // A list with as many ties as the shard contains all of them, by ascending id.
   int64_t in_list = 0, end = 0;
   for (int64_t i = 0; i < s_.length_; ++i)
     if (records_.value(mine_, t, i) == cut.threshold) ++in_list, end = i + 1;

@@ -1,6 +1,6 @@
 #pragma once
-// One forward pass of FilteredScores: thresholds from the lists of the largest logits, and for rows
-// whose lists are too short, a search by digits. For filtered_*.cpp only.
+// One forward pass of FilteredScores: thresholds from the lists of the largest logits, and a digit
+// search for rows whose lists are too short. For filtered_*.cpp only.
 
 #include <cmath>
 #include <cstdint>
@@ -15,18 +15,18 @@
 
 namespace gyre {
 
-/// The threshold of a row, and what survives it.
+/// Threshold of a row, and statistics of the survivors.
 struct FilterCut {
   float max = 0;
   float threshold = std::numeric_limits<float>::lowest();  ///< above -inf
   int64_t above = 0;                                       ///< columns above the threshold
   int64_t ties = 0;                                        ///< columns equal to it
-  int64_t kept_ties = 0;  ///< how many of them survive: those with the highest ids
-  double mass = 0;        ///< Σ exp((z - max) · scale) of what survives
+  int64_t kept_ties = 0;  ///< surviving ties: those with the highest ids
+  double mass = 0;        ///< Σ exp((z - max) · scale) over the survivors
 };
 
-/// Adds to what survives the columns of a group before which the mass is below `limit`. False if
-/// the mass has reached the limit.
+/// Adds columns of a group to the survivors while the mass before them is below `limit`. Returns
+/// false if the mass has reached the limit.
 bool add_group(const ValueGroup& group, double weight, double limit, FilterCut& cut);
 
 /// A row whose threshold is searched by digits.
@@ -35,10 +35,10 @@ struct DigitRow {
   float max;
   uint32_t low;                             ///< the threshold's key is low .. low + 2^bits - 1
   int bits;                                 ///< a multiple of digit_bits
-  int64_t total = 0, above = 0, equal = 0;  ///< masses: of all, above the range, in it
+  int64_t total = 0, above = 0, equal = 0;  ///< masses: of all columns, above the range, inside it
 };
 
-/// What a rank says of a row at the end of its search.
+/// Counts that a rank reports for a row at the end of its search.
 struct DigitCounts {
   int32_t above, equal, behind;
 };
@@ -97,9 +97,9 @@ class FilteredScores::Forward {
   Buffer<DigitCounts> gather_counts();
   void finish_by_digits(const DigitRow& row, size_t i, const Buffer<DigitCounts>& counts,
                         std::span<int64_t> ties);
-  /// Writes the results of a row. ties_of(rank): columns of the rank that equal the threshold;
-  /// called only if some of them do not survive. `behind`: columns behind the target's, on its
-  /// rank, that equal it.
+  /// Writes the results of a row. ties_of(rank): number of the rank's columns equal to the
+  /// threshold, called only if some do not survive. `behind`: number of columns after the target's,
+  /// on its rank, that equal it.
   template <class Ties>
   void finish(int64_t t, const FilterCut& cut, Ties ties_of, int64_t behind);
   void finish_nan(int64_t t);
@@ -113,11 +113,11 @@ class FilteredScores::Forward {
   Stream& stream_;
   std::span<float> logprob_;
   int ranks_, mine_;
-  std::vector<int64_t> columns_;   // [ranks] valid ones
+  std::vector<int64_t> columns_;   // [ranks] valid columns
   ListRecords records_;            // of all ranks
-  Buffer<int32_t> ids_;            // [tokens, length] columns of the own list, if by mass
-  std::vector<DigitRow> rows_;     // that lists are too short for
-  std::vector<int64_t> cut_ties_;  // [tokens] which tie from the end the cut is at; 0: it is known
+  Buffer<int32_t> ids_;            // [tokens, length] columns of the own list, with top-p
+  std::vector<DigitRow> rows_;     // rows whose lists are too short
+  std::vector<int64_t> cut_ties_;  // [tokens] the cut is at this tie from the end; 0: already known
   double waited_ = 0;
 };
 

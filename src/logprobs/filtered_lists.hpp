@@ -1,10 +1,10 @@
 #pragma once
-// The records that ranks exchange about the rows of a sampling filter, which are their lists of the
-// largest logits, and the walk down the lists of all ranks. For filtered_*.cpp only.
+// Records of rows that the ranks of a sampling filter exchange (lists of the largest logits), and
+// the walk down the lists of all ranks. For filtered_*.cpp only.
 //
 //     record of a rank    scalars [tokens], then values [tokens, length], f32 or bf16, descending
 //     walk of a row       lists 5 5 1 and 4 3 2: (5, 2 times), (4, 1), (3, 1), (2, as often as the
-//                         second rank says); below 2 values may be missing
+//                         second rank reports); below 2, values may be missing
 
 #include <algorithm>
 #include <cmath>
@@ -18,15 +18,15 @@
 
 namespace gyre {
 
-/// What a rank says of a row beside its list.
+/// Per-row data of a rank besides its list.
 struct ListScalars {
-  float sum;       ///< of the moments, whose maximum is the first of the list; 0 if not needed
-  int32_t last;    ///< how often the last value of the list occurs
-  float target;    ///< logit of the target, on the rank that owns it
-  int32_t behind;  ///< columns behind the target's, on that rank, that equal it
+  float sum;       ///< RowMoments::sum, relative to the first value of the list; 0 if not needed
+  int32_t last;    ///< number of occurrences of the list's last value
+  float target;    ///< logit of the target, on its owner
+  int32_t behind;  ///< number of columns after the target's, on its owner, that equal it
 };
 
-/// The records of some ranks: of each rank scalars [tokens], then lists [tokens, length].
+/// Records of one or more ranks: for each rank scalars [tokens], then lists [tokens, length].
 class ListRecords {
  public:
   ListRecords(int64_t tokens, int64_t length, DType type, int ranks)
@@ -53,7 +53,7 @@ class ListRecords {
     return type_ == DType::f32 ? reinterpret_cast<const float*>(values)[at]
                                : to_float(reinterpret_cast<const bf16*>(values)[at]);
   }
-  /// Of the first rank.
+  /// Sets the lists of the first rank.
   void set_values(std::span<const float> values) {
     std::byte* const to = bytes_.data() + tokens_ * static_cast<int64_t>(sizeof(ListScalars));
     if (type_ == DType::f32)
@@ -72,16 +72,16 @@ class ListRecords {
   Buffer<std::byte> bytes_;
 };
 
-/// A value and how often it occurs in a row, over all ranks.
+/// A value and its number of occurrences in a row, over all ranks.
 struct ValueGroup {
   float value;
   int64_t count;
 };
 
-/// Walks the values of one row downwards, over the lists of all ranks.
+/// Walks down the values of one row, over the lists of all ranks.
 class ListWalk {
  public:
-  /// `columns` [ranks]: valid ones of each rank; `heads` [ranks] is scratch.
+  /// `columns` [ranks]: valid columns per rank; `heads` [ranks] is scratch.
   ListWalk(const ListRecords& lists, int64_t token, std::span<const int64_t> columns,
            std::span<int64_t> heads)
       : lists_(lists), token_(token), heads_(heads) {
@@ -90,7 +90,7 @@ class ListWalk {
       if (columns[static_cast<size_t>(r)] > lists.length()) bound_ = std::max(bound_, last(r));
   }
 
-  /// The largest of the row; NaN if there is a NaN.
+  /// Maximum of the row; NaN if it contains NaN.
   float max() const {
     float max = none;
     for (int64_t r = 0; r < ranks(); ++r) {
@@ -100,7 +100,7 @@ class ListWalk {
     }
     return max;
   }
-  /// The next smaller value but -inf; false if there is none, or too_short().
+  /// Advances to the next smaller value except -inf; false if there is none, or too_short().
   bool next(ValueGroup& group) {
     float value = none;
     for (int64_t r = 0; r < ranks(); ++r)
@@ -112,16 +112,16 @@ class ListWalk {
     for (int64_t r = 0; r < ranks(); ++r) group.count += take(r, value);
     return true;
   }
-  /// Whether smaller values may be missing in the lists.
+  /// Whether smaller values may be missing from the lists.
   bool too_short() const { return too_short_; }
-  /// Below this, values may be missing.
+  /// Values below this may be missing.
   float bound() const { return bound_; }
 
  private:
   static constexpr float none = -std::numeric_limits<float>::infinity();
   int64_t ranks() const { return std::ssize(heads_); }
   float last(int64_t rank) const { return lists_.value(rank, token_, lists_.length() - 1); }
-  /// How often a rank has the value; its head moves on.
+  /// Number of occurrences on a rank; advances the rank's head.
   int64_t take(int64_t rank, float value) {
     int64_t& head = heads_[static_cast<size_t>(rank)];
     const int64_t before = head;

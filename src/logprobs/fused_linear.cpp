@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t most_tokens = std::numeric_limits<int32_t>::max();  // rows have such numbers
+constexpr int64_t most_tokens = std::numeric_limits<int32_t>::max();  // row indices are int32
 
 }  // namespace
 FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& vocab,

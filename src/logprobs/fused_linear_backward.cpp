@@ -1,4 +1,4 @@
-// The backward pass of the fused linear layer.
+// Backward pass of the fused linear layer.
 
 #include <algorithm>
 #include <array>
@@ -11,8 +11,7 @@
 
 namespace gyre {
 
-/// What a backward pass does. Rows are dealt, also when every rank has all of X: each rank sums its
-/// own.
+/// One backward pass. Rows are distributed even if every rank has all of X: each rank sums its own.
 class FusedLinear::Backward {
  public:
   struct Inputs {
@@ -34,16 +33,16 @@ class FusedLinear::Backward {
         weights_(layer.options_.tile_rows),
         ids_(layer.options_.tile_rows) {}
 
-  /// sum [rows of this rank, D] <- the gradient of its rows of X. Adds to d_weight. Returns the
-  /// seconds waited.
+  /// sum [rows of this rank, D] <- gradient of its rows of X. Adds to d_weight. Returns the seconds
+  /// waited.
   double run(MatrixView<float> sum);
 
  private:
-  /// Rows of several ranks, in the order of `ranks`, are [rows, D] of one part.
+  /// Rows of several ranks that form one part [rows, D], in the order of `ranks`.
   struct Batch {
-    int first_step = 0, end_step = 0;  // ranks this one + step
+    int first_step = 0, end_step = 0;  // rank r has step r - this rank
     int64_t rows = 0;
-    int64_t begin = 0, end = 0;  // of the list of tokens: those with a gradient
+    int64_t begin = 0, end = 0;  // indices into tokens_
   };
 
   int ranks() const { return layer_.tp_.size(); }
@@ -66,8 +65,8 @@ class FusedLinear::Backward {
   LinearOps& ops_;
   std::unique_ptr<LinearTile> tile_;
   Buffer<float> d_x_;  // [tile_rows, D]
-  // Tokens with a gradient, of one batch after the other, and their rows in the batch's part; also
-  // where ops_ need them.
+  // Tokens with a gradient, batch after batch, and their rows in the batch's part; also in the
+  // memory space of ops_.
   std::vector<int32_t> tokens_, places_;
   Buffer<int32_t> token_list_, place_list_;
   Buffer<RowNormalizer> normalizers_;
@@ -75,7 +74,7 @@ class FusedLinear::Backward {
   Buffer<float> weights_;
   Buffer<int32_t> ids_;
   Batch travelling_;
-  Buffer<float> received_;  // [ranks of the batch that travels, own rows, D]
+  Buffer<float> received_;  // [ranks of the batch in flight, own rows, D]
   WorkPtr work_ = completed_work();
   bool summed_ = false;
   double waited_ = 0;
@@ -86,7 +85,7 @@ bool FusedLinear::Backward::active(int64_t token) const {
   return in_.d_logprob[at] != 0 || (!in_.d_entropy.empty() && in_.d_entropy[at] != 0);
 }
 
-/// Adds the batch's tokens to the lists.
+/// Appends the batch's tokens with a gradient to the lists.
 void FusedLinear::Backward::list(Batch& batch) {
   batch.begin = std::ssize(tokens_);
   for (int step = batch.first_step; step < batch.end_step; ++step)
@@ -176,7 +175,7 @@ void FusedLinear::Backward::compute_tile(int64_t begin, int64_t count) {
     first = false;
     work_->test();
   });
-  if (first) ops_.fill_zero(d_x);  // no columns here
+  if (first) ops_.fill_zero(d_x);  // no columns on this rank
 }
 
 void FusedLinear::Backward::post(const Batch& batch, MatrixView<float> part) {
@@ -197,7 +196,7 @@ void FusedLinear::Backward::post(const Batch& batch, MatrixView<float> part) {
   work_ = layer_.arrays_.exchange(sends, recvs, stream_, "gradients of hidden states");
 }
 
-/// Adds what travels to the sum, behind its arrival.
+/// Adds the part in flight to the sum, after its arrival.
 void FusedLinear::Backward::finish(MatrixView<float> sum) {
   const Stopwatch watch;
   work_->wait_on_stream();

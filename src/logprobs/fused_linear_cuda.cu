@@ -11,12 +11,12 @@ namespace gyre {
 namespace {
 
 constexpr int block_threads = 256;
-/// Of a grid, either way: enough to fill a device; the rest is their loops'.
+/// Grid limit per dimension; grid-stride loops cover the rest.
 constexpr int64_t most_blocks = 1024;
 
 enum class Move { store, add };
 
-/// Row to_rows[r] of `to` <- or += row from_rows[r] of `from`, r < rows; no list: r itself.
+/// Row to_rows[r] of `to` <- or += row from_rows[r] of `from`, for r < rows; null list: row r.
 template <class From, class To>
 struct RowMove {
   const From* from = nullptr;
@@ -26,7 +26,7 @@ struct RowMove {
   const int32_t* to_rows = nullptr;
 };
 
-// Moves are a D-th of what the products do: element by element is fast enough.
+// Row moves take 1/D of the products' work, so element-wise access is fast enough.
 template <class From, class To, Move how>
 __global__ void move_rows(RowMove<From, To> m) {
   for (int64_t r = blockIdx.y; r < m.rows; r += gridDim.y) {
@@ -62,7 +62,7 @@ void move(const RowMove<From, To>& m, Stream& stream) {
   launch(shape_of(m.rows, m.cols, stream), move_rows<From, To, how>, m);
 }
 
-/// to <- rows of `from`, those of a list or the first ones; bf16 is widened where `to` is f32.
+/// to <- listed rows of `from`, or its first rows without a list; bf16 is widened if `to` is f32.
 void gather(ConstMatrixRef from, const int32_t* numbers, MatrixRef to, Stream& stream) {
   const auto start = [&](const auto* source, auto* target) {
     using From = std::remove_cvref_t<decltype(*source)>;
@@ -79,7 +79,7 @@ void gather(ConstMatrixRef from, const int32_t* numbers, MatrixRef to, Stream& s
     start(from.as<bf16>().data, to.as<float>().data);
 }
 
-/// Memory for a matrix of either type.
+/// Device memory for a matrix of either type.
 class Scratch {
  public:
   Scratch() = default;
@@ -92,7 +92,7 @@ class Scratch {
   Buffer<std::byte> bytes_;
 };
 
-/// Products are made of elements of one type: bf16 where both factors are, else f32.
+/// Both factors of a product have one type: bf16 if both are bf16, else f32.
 class DeviceTile final : public LinearTile {
  public:
   DeviceTile(TileSize most, int64_t hidden, DType x, DType weight, Stream& stream)

@@ -1,5 +1,5 @@
 #pragma once
-// What the two passes of fused_linear.hpp share: tiles of the logits.
+// Tiles of logits, shared by the two passes of fused_linear.hpp.
 
 #include <algorithm>
 
@@ -21,7 +21,7 @@ inline size_t row_bytes(ConstMatrixRef m) {
 
 namespace gyre {
 
-/// Calls body(first column, their rows of the weight) for each tile of this rank's valid columns.
+/// Calls body(first column, rows of the weight) for each tile of this rank's valid columns.
 template <class Body>
 void FusedLinear::for_each_column_tile(ConstMatrixRef weight, Body body) const {
   const int64_t columns = vocab_.valid(tp_.rank());

@@ -1,4 +1,4 @@
-// The fused linear layer's products and moves on the host.
+// Host products and row moves of the fused linear layer.
 
 #include <algorithm>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-// Measured with bench/fused_linear.cpp: a few percent between 256 and 1024 either way; 128 rows,
+// Measured with bench/fused_linear.cpp: sizes from 256 to 1024 differ by a few percent; 128 rows,
 // which pack the weight more often, cost 7 % more.
 constexpr TileSize usual_size{512, 512};
 
@@ -25,8 +25,8 @@ void widen_row(ConstMatrixRef from, int64_t row, float* to) {
   for (int64_t i = 0; i < from.cols; ++i) to[i] = to_float(source[i]);
 }
 
-/// Calls body(begin, count) for parts of [0, columns) that products may be cut into; a column takes
-/// `products` multiplications, of 0.02 ns.
+/// Calls body(begin, count) for parts of [0, columns) at which products may be split; a column
+/// takes `products` multiplications of 0.02 ns each.
 template <class Body>
 void share_columns(int threads, int64_t columns, int64_t products, Body body) {
   const int64_t panels = ceil_div(columns, gemm_panel_columns);
@@ -39,7 +39,7 @@ void share_columns(int threads, int64_t columns, int64_t products, Body body) {
   });
 }
 
-/// Rows are widened to f32; a gradient takes the place of its logits.
+/// Rows are widened to f32; a gradient overwrites its logits.
 class HostTile final : public LinearTile {
  public:
   HostTile(TileSize most, int64_t hidden, int threads)

@@ -1,5 +1,5 @@
 #pragma once
-// Records of all ranks, gathered where they lie, on the host or on a device, and merged there.
+// Gathers the records of all ranks and merges them in their memory space, host or device.
 
 #include <span>
 #include <string_view>
@@ -8,10 +8,10 @@
 
 namespace gyre {
 
-/// merge(records): own's, or on several ranks `all`, [ranks, own], in rank order, behind one
-/// all-gather by `arrays`, which is of the memory of both; merge() waits for what it submits.
-/// Returns the seconds that `stream`, on which the records are made and merged, waited for other
-/// ranks. Collective.
+/// Calls merge(records) with `own`, or with several ranks with `all`, [ranks, own] in rank order,
+/// after one all-gather by `arrays`, in the memory space of both; merge() waits for the work that
+/// it submits. Returns the seconds that `stream`, which makes and merges the records, waited for
+/// other ranks. Collective.
 template <class T, class Merge>
 double merge_gathered(int ranks, std::span<const T> own, std::span<T> all, Communicator& arrays,
                       Stream& stream, std::string_view what, Merge merge) {

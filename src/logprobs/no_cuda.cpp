@@ -1,4 +1,4 @@
-// Log-probabilities on a device in a build without CUDA.
+// Device functions of log-probabilities in a build without CUDA.
 
 #include "core/error.hpp"
 #include "logprobs/cuda_block_copy.hpp"

@@ -1,5 +1,5 @@
 #pragma once
-// The picks of a row while a pass writes its gradient. For the sources of this folder only.
+// Picks of a row while a pass writes its gradient. For the sources of this folder only.
 
 #include <algorithm>
 #include <bit>
@@ -12,16 +12,16 @@
 
 namespace gyre {
 
-/// Throws unless there are as many ids and weights as picks, and not too many of a row.
+/// Throws if the numbers of ids and weights differ from the picks, or a row has too many.
 void check_picks(const RowPicks& picks, int64_t rows);
 
-/// The picks of one row. Their gradients are kept in f32 until the weights are added, so that the
-/// sum is rounded once.
+/// Picks of one row. Their gradients are kept in f32 until the weights are added, so that the sum
+/// is rounded once.
 class PickedColumns {
  public:
   PickedColumns(const RowPicks& picks, int64_t columns) : picks_(picks), columns_(columns) {}
 
-  /// Begins row r. True if any of its weights is not 0, also of an id of another shard.
+  /// Starts row r. Returns true if any weight is not 0, including those of ids on other shards.
   bool start(int64_t r) {
     const auto first = static_cast<size_t>(r * picks_.per_row);
     const auto count = static_cast<size_t>(picks_.per_row);
@@ -32,8 +32,7 @@ class PickedColumns {
     values_.clear();
     return std::any_of(weights_.begin(), weights_.end(), [](float w) { return w != 0; });
   }
-  /// Keeps the picks of this shard for which keep(column) is true, each with the value
-  /// base(column).
+  /// Keeps the picks of this shard for which keep(column) is true, with the value base(column).
   template <class Keep, class Base>
   void keep(Keep keep, Base base) {
     kept_weights_.clear();
@@ -45,11 +44,11 @@ class PickedColumns {
       kept_weights_.push_back(weights_[k]);
     }
   }
-  /// Keeps all picks of this shard, each with the value 0: put() then writes the sums of weights.
+  /// Keeps all picks of this shard with the value 0, so that put() writes the sums of weights.
   void keep_weights() {
     keep([](int64_t) { return true; }, [](int64_t) { return 0.0F; });
   }
-  /// [kept] the values: logits, which the caller replaces by gradients.
+  /// [kept] values: logits, which the caller replaces by gradients.
   std::span<float> values() { return values_; }
 
   /// Overwrites the picked columns of the output with the sums of value and weights.
@@ -68,8 +67,8 @@ class PickedColumns {
   static uint32_t marked(float at) { return std::bit_cast<uint32_t>(at); }
   static uint32_t marked(bf16 at) { return at.bits; }
 
-  /// The last pick of a column owns it: it collects the weights of all picks of the column. Each
-  /// pick first writes its number to the column of the output, so that the owner's number remains.
+  /// The last pick of a column owns it and collects the weights of all its picks. Each pick first
+  /// writes its index to the column of the output, where the owner's index remains.
   template <class T>
   void put(T* row) {
     if (at_.size() == 1) return set(row[at_[0]], values_[0] + kept_weights_[0]);

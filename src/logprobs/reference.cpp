@@ -20,8 +20,8 @@ std::vector<int32_t> columns(std::span<const double> logits) {
   return all;
 }
 
-/// Before: a column of a larger logit, NaN before all; of equal ones the larger id when
-/// `high_ids_first`, else the smaller.
+/// Order by descending logit, NaN first; equal logits by descending id if `high_ids_first`, else by
+/// ascending id.
 auto by_rank(std::span<const double> logits, bool high_ids_first) {
   return [logits, high_ids_first](int32_t a, int32_t b) {
     const double x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
@@ -52,7 +52,7 @@ std::vector<double> log_softmax_reference(std::span<const double> logits, double
   return logprobs;
 }
 
-/// A row of -inf only is no distribution: its entropy is NaN.
+/// A row with only -inf is no distribution: its entropy is NaN.
 TokenScore score_row_reference(std::span<const double> logits, int64_t target, double temperature) {
   const std::vector<double> logprobs = log_softmax_reference(logits, temperature);
   TokenScore score;
@@ -104,7 +104,7 @@ double soft_cross_entropy_reference(std::span<const double> student,
   double sum = 0, mass = 0;
   for (size_t v = 0; v < log_q.size(); ++v) {
     if (teacher[v] == -infinity_of<double>) continue;
-    const double p = std::exp(log_p[v]);  // 0 for a very small one
+    const double p = std::exp(log_p[v]);  // 0 for very small probabilities
     mass += p;
     sum -= log_q[v] == -infinity_of<double> ? -infinity_of<double> : p * log_q[v];
   }
@@ -145,7 +145,7 @@ SurvivorsReference::SurvivorsReference(std::span<const double> logits, const Sam
   const int64_t all = std::ssize(order_);
   usual_ = fewest_ = most_ = all;
   if (filter.top_p == 1 || all == 0) return;
-  // How many lie before a sum of `limit`: one at least, as the largest always survives.
+  // Number of columns up to a sum of `limit`; at least one, because the largest always survives.
   const auto before = [&](double limit) {
     int64_t n = 1;
     while (n < all && sums_[static_cast<size_t>(n)] < limit * sums_.back()) ++n;
@@ -163,7 +163,7 @@ int64_t SurvivorsReference::rank(int64_t id) const {
   return place != order_.end() && *place == id ? place - order_.begin() : std::ssize(order_);
 }
 
-/// NaN if the row is no distribution.
+/// Returns NaN if the row is no distribution.
 double SurvivorsReference::log_sum(int64_t survivors) const {
   const double sum = sums_[static_cast<size_t>(survivors)];
   return sum > 0 ? std::log(sum) : std::numeric_limits<double>::quiet_NaN();
@@ -198,7 +198,7 @@ int64_t SurvivorsReference::nearest(int64_t id, double value) const {
   return above - sums_.begin() - (!is_first && sum - *(above - 1) < *above - sum ? 1 : 0);
 }
 
-/// Rank at which the group of equal logits begins that holds the first doubtful logit.
+/// Rank at which the group of logits equal to the first doubtful one begins.
 int64_t SurvivorsReference::first_doubtful() const {
   const auto value = [&](int64_t i) {
     return logits_[static_cast<size_t>(order_[static_cast<size_t>(i)])];

@@ -1,11 +1,11 @@
 #pragma once
-// Log-probabilities as defined, over whole rows: serial, double precision, never tuned. What every
-// other routine of this folder is compared with.
+// Reference definitions of log-probabilities over whole rows: serial, double precision, never
+// tuned. All other routines of this folder are compared with them.
 //
-// A row holds the logits of one token, [vocab_size], padding left out. -inf is a logit with
-// probability 0, and 0 · log 0 = 0. `temperature` divides the logits. A row with a NaN or +inf, or
-// of nothing but -inf, is no distribution: its values are NaN, and its gradients NaN or, where the
-// logit is -inf, what ids add alone.
+// A row holds the logits of one token, [vocab_size], without padding. A logit of -inf has
+// probability 0, and 0 · log 0 = 0. `temperature` divides the logits. A row with NaN or +inf, or
+// with only -inf, is no distribution: its values are NaN, and its gradients NaN or, where the logit
+// is -inf, only the terms of the ids.
 
 #include <cstdint>
 #include <span>
@@ -17,64 +17,64 @@ namespace gyre {
 std::vector<double> log_softmax_reference(std::span<const double> logits, double temperature = 1);
 
 struct TokenScore {
-  double logprob = 0;  ///< 0 for an id that the row does not have
+  double logprob = 0;  ///< 0 for an id outside the row
   double entropy = 0;  ///< nats, >= 0
 };
 TokenScore score_row_reference(std::span<const double> logits, int64_t target,
                                double temperature = 1);
 
-/// Gradient of Σ_k g_k log p(id_k) + h · entropy by the logits: [vocab_size]. As in NeMo RL, an id
-/// that the row does not have scores the constant 0 and yet its g counts: callers give it g = 0.
+/// Gradient of Σ_k g_k log p(id_k) + h · entropy with respect to the logits: [vocab_size]. As in
+/// NeMo RL, an id outside the row scores the constant 0 but its g still counts; callers pass g = 0.
 std::vector<double> score_gradient_reference(std::span<const double> logits,
                                              std::span<const int32_t> ids,
                                              std::span<const double> g, double h,
                                              double temperature = 1);
 
-/// Gradient of Σ_v g_v log p_v by the logits, (g_v - p_v Σ g) / temperature: [vocab_size]. A column
-/// whose logit is -inf has g_v / temperature, as if its derivative were that of any other.
+/// Gradient of Σ_v g_v log p_v with respect to the logits, (g_v - p_v Σ g) / temperature:
+/// [vocab_size]. A column with logit -inf has g_v / temperature, by the same formula as any other.
 std::vector<double> log_softmax_gradient_reference(std::span<const double> logits,
                                                    std::span<const double> g,
                                                    double temperature = 1);
 
-/// -Σ_v p_v log q_v with p the teacher's distribution and q the student's: infinite where the
-/// student alone has a logit of -inf. And its gradient by the student's logits times g.
+/// -Σ_v p_v log q_v for the teacher's distribution p and the student's q; infinite if only the
+/// student has a logit of -inf. Its gradient is with respect to the student's logits, times g.
 double soft_cross_entropy_reference(std::span<const double> student,
                                     std::span<const double> teacher);
 std::vector<double> soft_cross_entropy_gradient_reference(std::span<const double> student,
                                                           std::span<const double> teacher,
                                                           double g);
 
-/// Which logits survive: temperature first, then the top_k largest, with all ties of the k-th; then
-/// of what is left, renormalised, those ranked before which lies a probability below top_p. Ties at
-/// that boundary go to higher ids first. The largest always survives.
+/// Sampling filter: divides by the temperature, then keeps the top_k largest with all ties of the
+/// k-th, then of these, renormalised, those before which the cumulative probability is below top_p.
+/// Ties at that boundary survive by descending id. The largest always survives.
 struct SamplingFilter {
-  int64_t top_k = 0;  ///< 0: no such limit
-  double top_p = 1;   ///< 1: no such limit
+  int64_t top_k = 0;  ///< 0: no limit
+  double top_p = 1;   ///< 1: no limit
   double temperature = 1;
   bool active() const { return top_k > 0 || top_p != 1; }
 };
 
-/// The survivors of a row in order of rank: those that top_k leaves, larger logits first, of equal
-/// ones higher ids first. top_p keeps the first of them; where a sum of probabilities is nearer to
-/// top_p than `margin`, an error of that size changes how many, and several numbers are right.
+/// Survivors of a row in order of rank: those that top_k keeps, by descending logit, equal ones by
+/// descending id. top_p keeps the first of them. If a cumulative probability is within `margin` of
+/// top_p, an error of that size changes their number, and several numbers are valid.
 class SurvivorsReference {
  public:
   SurvivorsReference(std::span<const double> logits, const SamplingFilter& filter,
                      double margin = 0);
 
-  int64_t usual() const { return usual_; }  ///< how many survive in exact arithmetic
+  int64_t usual() const { return usual_; }  ///< number of survivors in exact arithmetic
   int64_t fewest() const { return fewest_; }
   int64_t most() const { return most_; }
-  /// Log-probability of an id when `survivors` survive, fewest() to most(): -inf for one that does
-  /// not, or that the row does not have; NaN if the row is no distribution.
+  /// Log-probability of an id if `survivors` survive, fewest() to most(): -inf if the id does not,
+  /// or is outside the row; NaN if the row is no distribution.
   double logprob(int64_t id, int64_t survivors) const;
-  /// Log-probabilities of all ids among so many survivors, [vocab_size].
+  /// Log-probabilities of all ids if `survivors` survive, [vocab_size].
   std::vector<double> logprobs(int64_t survivors) const;
-  /// The right number of survivors for which the log-probability of the id is nearest to `value`.
+  /// Valid number of survivors for which the id's log-probability is nearest to `value`.
   int64_t nearest(int64_t id, double value) const;
-  /// The ids that survive for some right numbers only, and those with equal logits.
+  /// Ids that survive for some valid numbers only, and those with equal logits.
   std::span<const int32_t> doubtful() const;
-  /// How many survive when `kept` of the doubtful ones do: the nearest right number.
+  /// Valid number of survivors nearest to the case that `kept` of the doubtful ids survive.
   int64_t with_doubtful(int64_t kept) const;
   /// All ids in order of rank.
   std::span<const int32_t> ranked() const { return order_; }
@@ -87,19 +87,19 @@ class SurvivorsReference {
   std::span<const double> logits_;
   double max_, temperature_;
   std::vector<int32_t> order_;
-  std::vector<double> sums_;  // [order + 1] exp((z - max) / temperature), over the first ones
+  std::vector<double> sums_;  // [order + 1] prefix sums of exp((z - max) / temperature)
   int64_t usual_, fewest_, most_;
 };
 
-/// [vocab_size] booleans.
+/// Returns [vocab_size] booleans: whether the id survives.
 std::vector<bool> filter_reference(std::span<const double> logits, const SamplingFilter& filter);
 
-/// Log-probability of the target among the survivors: -inf for an id that did not survive or that
-/// the row does not have.
+/// Log-probability of the target among the survivors: -inf for an id that does not survive or is
+/// outside the row.
 double filtered_logprob_reference(std::span<const double> logits, int64_t target,
                                   const SamplingFilter& filter);
-/// Its gradient times g, as if dropped logits were not there: 0 for them; -g p_v for the others
-/// when the target did not survive.
+/// Gradient of that log-probability times g: 0 for dropped logits; -g p_v for the others if the
+/// target did not survive.
 std::vector<double> filtered_gradient_reference(std::span<const double> logits, int64_t target,
                                                 const SamplingFilter& filter, double g);
 
@@ -116,13 +116,13 @@ struct DistillationReference {
   std::vector<double> teacher;  ///< [K] log-softmax over the K logits
   double entropy = 0;           ///< of the student, all ids
 };
-/// `renormalise`: the student's log-softmax over the K ids alone (an id that occurs twice counts
-/// twice); otherwise over the vocabulary.
+/// `renormalise`: the student's log-softmax is over the K ids only (an id that occurs twice counts
+/// twice), otherwise over the vocabulary.
 DistillationReference distillation_reference(std::span<const double> student,
                                              std::span<const int32_t> ids,
                                              std::span<const double> teacher_logits,
                                              bool renormalise);
-/// Gradient of Σ_k g_k student_k + h · entropy by the student's logits.
+/// Gradient of Σ_k g_k student_k + h · entropy with respect to the student's logits.
 std::vector<double> distillation_gradient_reference(std::span<const double> student,
                                                     std::span<const int32_t> ids,
                                                     std::span<const double> g, double h,

@@ -1,16 +1,15 @@
 #pragma once
-// The arithmetic of the row passes on a device, element by element and part by part, which host
-// tests call too. What the passes compute is said in row_statistics.hpp, row_gradient.hpp,
-// row_selection.hpp and row_digits.hpp; exponents are of base 2 here.
+// Arithmetic of the device row passes, per element and per part of a row, also called by host
+// tests. row_statistics.hpp, row_gradient.hpp, row_selection.hpp and row_digits.hpp define the
+// results. Here, exponentials have base 2.
 //
 //     a row of 80000 columns     parts [0, 32768), [32768, 65536), [65536, 80000): one block each
-//     a thread of a block        every 256th vector of the part: sums in f32 of at most 128
-//     columns,
+//     a thread of a block        every 256th vector of the part: f32 sums of at most 128 columns,
 //                                relative to the largest logit that the thread has read
-//     a block, a row             sums of threads, and of parts in their order, in f64, relative to
-//                                the largest logit of all
+//     a block, a row             f64 sums over threads, and over parts in order, relative to the
+//                                largest logit of all
 //
-// A thread looks for a new maximum once a vector, so that an element costs one exponential.
+// A thread updates the maximum once per vector, so that an element costs one exponential.
 
 #include <bit>
 #include <cmath>
@@ -34,11 +33,11 @@ inline constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float lowest_number = std::numeric_limits<float>::lowest();
 inline constexpr double log2_e = 1.44269504088896341;
 inline constexpr double ln_2 = 0.693147180559945309;
-/// The factor before a logit whose exponential is taken as a power of 2.
+/// Factor of a logit whose exponential is computed as a power of 2.
 GYRE_HOST_DEVICE inline float base_2(float scale) {
   return static_cast<float>(static_cast<double>(scale) * log2_e);
 }
-/// 2 to this power is 0 in f32, and a product with it finite.
+/// 2 to this power is 0 in f32, but its product with the power stays finite.
 inline constexpr float no_exponent = -200;
 
 GYRE_HOST_DEVICE inline float power_of_2(float x) {
@@ -48,7 +47,7 @@ GYRE_HOST_DEVICE inline float power_of_2(float x) {
   return std::exp2(x);
 #endif
 }
-/// The larger one; the other one of a NaN.
+/// Maximum; if one is NaN, the other.
 GYRE_HOST_DEVICE inline float larger(float a, float b) {
 #ifdef __CUDA_ARCH__
   return fmaxf(a, b);
@@ -56,7 +55,7 @@ GYRE_HOST_DEVICE inline float larger(float a, float b) {
   return a < b || a != a ? b : a;
 #endif
 }
-/// x, or `least` if that is larger; NaN if x is.
+/// Maximum of x and `least`; NaN if x is NaN.
 GYRE_HOST_DEVICE inline float at_least(float x, float least) {
 #ifdef __CUDA_ARCH__
   float y;
@@ -67,31 +66,31 @@ GYRE_HOST_DEVICE inline float at_least(float x, float least) {
 #endif
 }
 
-/// Columns of a row that make one part, whatever the device: bits depend on it.
+/// Columns per part of a row, on every device: the bits depend on it.
 inline constexpr int64_t part_columns = 32768;
 GYRE_HOST_DEVICE constexpr int64_t parts_of(int64_t columns, int64_t columns_of_part) {
   return (columns + columns_of_part - 1) / columns_of_part;
 }
 
-/// How many elements of this size lie between the last multiple of `lanes` of them and the address.
+/// Number of elements of `size` bytes between the address and the `lanes`-aligned one before it.
 GYRE_HOST_DEVICE inline int64_t past_alignment(const void* address, int64_t size, int64_t lanes) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(address)) / size % lanes;
 }
 
 // ---- moments ----
 
-/// Sums of 2^y and y 2^y with y = (z - max) · scale turn into those that count from `to`.
+/// Rescales sums of 2^y and y 2^y with y = (z - max) · scale from maximum `from` to `to`.
 template <class T>
 GYRE_HOST_DEVICE void move_sums(float from, float to, float scale, T& sum, T& weighted) {
   if (from == to || sum == 0) return;
   const float distance = (from - to) * scale, factor = power_of_2(distance);
-  // Where nothing is left, a distance may be infinite; a NaN stays.
+  // If factor is 0, distance may be infinite; a NaN in `sum` is kept.
   weighted =
       factor == 0 ? sum * 0 : (weighted + static_cast<T>(distance) * sum) * static_cast<T>(factor);
   sum *= static_cast<T>(factor);
 }
 
-/// Of a part of a row, counted from its maximum.
+/// Sums of a part of a row, relative to its maximum.
 struct PartSums {
   float max = minus_infinity;
   double sum = 0, weighted = 0;
@@ -106,7 +105,8 @@ struct PartSums {
   }
 };
 
-/// Of the elements that one thread reads. A NaN or +inf makes `sum` NaN, and stays unseen in `max`.
+/// Sums of the elements that one thread reads. NaN or +inf makes `sum` NaN, but does not affect
+/// `max`.
 template <bool with_weights>
 struct ThreadSums {
   float scale = 1;
@@ -130,7 +130,7 @@ struct ThreadSums {
       if (with_weights) weighted += y * term;
     }
   }
-  /// The same counted from a maximum of several threads, in f64.
+  /// Returns the sums in f64, relative to the common maximum `to` of several threads.
   GYRE_HOST_DEVICE PartSums part(float to) const {
     PartSums part{to, static_cast<double>(sum), static_cast<double>(weighted)};
     move_sums(max, to, scale, part.sum, part.weighted);
@@ -138,7 +138,7 @@ struct ThreadSums {
   }
 };
 
-/// The maximum's own term is 1: no sum is less, by rounding.
+/// The maximum's term is 1, so a smaller sum is a rounding error.
 GYRE_HOST_DEVICE inline float sum_of(double sum) {
   return sum < 1 ? 1.0F : static_cast<float>(sum);
 }
@@ -150,7 +150,7 @@ GYRE_HOST_DEVICE inline RowMoments moments_of(const PartSums& row, bool weighted
   return {row.max, sum_of(row.sum), weighted ? static_cast<float>(product > 0 ? 0 : product) : 0};
 }
 
-/// The same of a row from its parts, added in order.
+/// Moments of a row from its parts, added in order.
 GYRE_HOST_DEVICE inline RowMoments moments_of(const PartSums* row, int64_t parts, float scale,
                                               bool weighted) {
   PartSums total;
@@ -160,15 +160,15 @@ GYRE_HOST_DEVICE inline RowMoments moments_of(const PartSums* row, int64_t parts
 
 // ---- cross moments ----
 
-/// Sums of a student's and a teacher's row, or parts of them, counted from the maxima; `cross` in
-/// f64 also in a thread: what a later maximum makes nothing of may be large before.
+/// Sums of a student's and a teacher's row, or parts of them, relative to the maxima. `cross` is
+/// f64 even in a thread: a term that a later maximum makes negligible may be large before.
 struct CrossSums {
   float student_max = minus_infinity, teacher_max = minus_infinity;
   double student_sum = 0, teacher_sum = 0, cross = 0;
 
   GYRE_HOST_DEVICE void raise_student(float top) {
     if (top == student_max) return;
-    // While the student has had nothing but -inf, cross is 0 or -inf.
+    // While all student logits are -inf, cross is 0 or -inf.
     if (student_max != minus_infinity && cross != static_cast<double>(minus_infinity))
       cross += (static_cast<double>(student_max) - static_cast<double>(top)) * teacher_sum;
     double none = 0;
@@ -196,7 +196,7 @@ struct CrossSums {
     cross += part.cross;
   }
 
-  /// cross gains e^T (S - max): 0 where the teacher has -inf, and -inf where the student alone has.
+  /// Adds e^T (S - max) to cross: 0 if the teacher is -inf, -inf if only the student is.
   template <int count>
   GYRE_HOST_DEVICE void add(const float (&s)[count], const float (&t)[count]) {
     constexpr auto scale = static_cast<float>(log2_e);
@@ -212,7 +212,7 @@ struct CrossSums {
       student_terms += power_of_2(below * scale);
       const float p = power_of_2((t[i] - teacher_origin) * scale);
       teacher_terms += p;
-      // Where both have the lowest finite number, as masks often do, the product is 0.
+      // If both are the lowest finite number, as masks often are, the product is 0.
       const float product = s[i] == minus_infinity ? s[i] : p * at_least(below, lowest_number);
       cross_terms += t[i] == minus_infinity ? 0 : product;
     }
@@ -223,7 +223,7 @@ struct CrossSums {
   }
 
  private:
-  /// What cross gains where f32 does not hold it, or where the student has -inf.
+  /// Contribution to cross if it overflows f32 or the student has -inf.
   template <int count>
   GYRE_HOST_DEVICE static double large_terms(const float (&s)[count], const float (&t)[count],
                                              float student_origin, float teacher_origin) {
@@ -264,17 +264,17 @@ GYRE_HOST_DEVICE inline bool usable(const RowNormalizer& row) {
   return is_finite(row.max) && is_finite(row.log_sum);
 }
 
-/// What is written to a row's valid columns.
+/// Values of a row's valid columns.
 enum class RowKind : int32_t { zeros, nans, values };
 
-/// `needed`: whether any of the row's slopes or weights is not 0.
+/// `needed`: whether any slope or weight of the row is not 0.
 GYRE_HOST_DEVICE inline RowKind kind_of(const RowNormalizer& row, bool sloped, bool needed) {
   if (!needed) return RowKind::zeros;
   if (!usable(row)) return RowKind::nans;
   return sloped ? RowKind::values : RowKind::zeros;
 }
 
-/// p and its logarithm of a row's elements, which are no NaN.
+/// p and log2 p of a row's elements, which must not be NaN.
 struct Distribution {
   float max, scale, log2_sum;
 
@@ -292,7 +292,7 @@ struct Distribution {
 /// p (a + b log p)
 struct SlopeOf {
   Distribution row;
-  float a, b;  // b of the logarithm of base 2
+  float a, b;  // b: for the base-2 logarithm
 
   GYRE_HOST_DEVICE SlopeOf(const RowNormalizer& normalizer, float scale, const RowSlope& slope)
       : row(normalizer, scale),
@@ -305,12 +305,12 @@ struct SlopeOf {
 };
 
 GYRE_HOST_DEVICE inline bool survives(const RowSurvivors& survivors, float z, int64_t column) {
-  // Both are looked at: no branch.
+  // Evaluates both conditions, to avoid a branch.
   const bool tied = z == survivors.threshold, kept = column >= survivors.cut;
   return (z > survivors.threshold) | (tied & kept);
 }
 
-/// The column of an id in the shard; -1 if it has none there.
+/// Column of an id in the shard; -1 if it is not there.
 GYRE_HOST_DEVICE inline int64_t column_of(int32_t id, int64_t first_column, int64_t columns) {
   const int64_t column = id - first_column;
   return id >= 0 && column >= 0 && column < columns ? column : -1;
@@ -318,7 +318,7 @@ GYRE_HOST_DEVICE inline int64_t column_of(int32_t id, int64_t first_column, int6
 
 // ---- selection ----
 
-/// An integer in the order of the values: -0 as +0, and any NaN above all.
+/// An integer in the order of the values; -0 equals +0, and NaN is above all.
 GYRE_HOST_DEVICE inline uint32_t order_of(float z) {
   constexpr uint32_t sign = 0x80000000U;
   if (z != z) return ~0U;
@@ -331,8 +331,7 @@ GYRE_HOST_DEVICE inline float value_of_order(uint32_t order) {
   return std::bit_cast<float>((order & sign) != 0 ? order ^ sign : ~order);
 }
 
-/// A value and its column in one integer, in the order of a list, backwards: what comes first is
-/// larger. 0 is no entry.
+/// A value and its column in one integer; entries earlier in a list are larger. 0 is no entry.
 GYRE_HOST_DEVICE inline uint64_t entry_of(float z, int64_t column) {
   return (static_cast<uint64_t>(order_of(z)) << 32) | static_cast<uint64_t>(0x7fffffff - column);
 }
@@ -345,13 +344,13 @@ GYRE_HOST_DEVICE inline int32_t column_of_entry(uint64_t entry) {
 
 // ---- digits ----
 
-/// As key_of in row_digits.hpp, of a number.
+/// Like key_of in row_digits.hpp, for a number.
 GYRE_HOST_DEVICE inline uint32_t digit_key(float z, DType type) {
   const uint32_t key = order_of(z);
   return type == DType::bf16 ? key >> 16 : key;
 }
 
-/// Where a column's mass belongs among digit_sums.
+/// Index of a column's mass in digit_sums.
 GYRE_HOST_DEVICE inline int64_t bucket_of(float z, DType type, const MassScan& scan) {
   const uint32_t key = digit_key(z, type);
   if (key < scan.low) return digit_buckets + 1;
@@ -359,7 +358,7 @@ GYRE_HOST_DEVICE inline int64_t bucket_of(float z, DType type, const MassScan& s
   return bucket < digit_buckets ? bucket : digit_buckets;
 }
 
-/// floor(exp((z - max) · scale) · 2^fraction_bits). The same for equal values, on any rank.
+/// floor(exp((z - max) · scale) · 2^fraction_bits); equal for equal values on all ranks.
 GYRE_HOST_DEVICE inline uint64_t mass_of(float z, const MassScan& scan) {
   const float scale = base_2(scan.scale);
   const float p = power_of_2((z - scan.max) * scale);

@@ -21,9 +21,9 @@ struct CrossTerms {
   V student, teacher, cross;
 };
 
-/// Adds e^T (S - reference) to cross. Where the teacher has -inf, that is 0 for any S; where only
-/// the student has it, -inf, even if e^T underflows to 0. Where both have the lowest finite number,
-/// which is common for masks, e^T is 0 and so is the product.
+/// Adds e^T (S - reference) to cross: 0 if the teacher has -inf, whatever S is; -inf if only the
+/// student has, even if e^T underflows to 0. If both have the lowest finite number, as masks often
+/// do, e^T and the product are 0.
 HWY_INLINE void add_cross(F f, V s, V t, V reference, const Exponential<true>& students,
                           const Exponential<true>& teachers, const Exp2Polynomial<F>& polynomial,
                           CrossTerms& sums) {
@@ -38,8 +38,8 @@ HWY_INLINE void add_cross(F f, V s, V t, V reference, const Exponential<true>& s
   sums.cross = hn::Add(sums.cross, hn::IfThenElseZero(hn::Ne(t, lowest), product));
 }
 
-/// The sums of a pair of rows so far; `cross` is relative to the student's maximum and to the
-/// teacher's origin.
+/// Running sums of a pair of rows; `cross` is relative to the student's maximum and the teacher's
+/// origin.
 struct CrossSums {
   Sums student, teacher;
   double cross = 0;
@@ -47,7 +47,7 @@ struct CrossSums {
   void raise(float student_top, float teacher_top) {
     const float old = student.max;
     if (student_top != minus_infinity) student.raise(student_top);
-    // While the student has had nothing but -inf, cross is 0 or -inf.
+    // While all student logits are -inf, cross is 0 or -inf.
     if (old != minus_infinity && cross != -HUGE_VAL)
       cross += (static_cast<double>(old) - static_cast<double>(student.max)) * teacher.sum;
     if (teacher_top != minus_infinity) {
@@ -89,7 +89,7 @@ void add_cross_block(F f, const S* s, const T* t, int64_t count, CrossSums& sums
 template <class S, class T>
 CrossMoments cross_row(const S* s, const T* t, int64_t count) {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
-  constexpr int64_t columns = block_columns / 4;  // of both rows twice: in L1
+  constexpr int64_t columns = block_columns / 4;  // both rows, read twice, fit in L1
   const F f;
   CrossSums sums;
   sums.student.scale = sums.teacher.scale = log2_e;

@@ -19,7 +19,7 @@ namespace {
 using U = hn::RebindToUnsigned<F>;
 constexpr int64_t most_lanes = HWY_MAX_BYTES / sizeof(float);
 
-/// Buckets of a vector of values; as in digit_sums.
+/// Buckets of a vector of values, as indices of digit_sums.
 template <class T>
 HWY_INLINE hn::Vec<U> buckets_of(F f, V v, const MassScan& scan) {
   const U u;
@@ -35,7 +35,7 @@ HWY_INLINE hn::Vec<U> buckets_of(F f, V v, const MassScan& scan) {
                         bucket);
 }
 
-/// Sums in turn, because neighbours often have the same bucket, and one would wait for the other.
+/// Tables used in turn: neighbours often share a bucket, and adds to it would wait for each other.
 constexpr size_t tables = 4;
 
 template <class T>
@@ -64,7 +64,7 @@ HWY_INLINE void add_row(const T* row, int64_t columns, T nothing, const MassScan
   int64_t c = 0;
   for (; c + n <= columns; c += n) add_vector<T>(load(f, row + c), scan, unit, masses);
   if (c < columns) {
-    // The same arithmetic as for the others: a vector, filled up with what weighs nothing.
+    // Uses the same arithmetic as above: a vector padded with values of mass 0.
     HWY_ALIGN T tail[most_lanes];
     std::fill(std::copy(row + c, row + columns, tail), tail + n, nothing);
     add_vector<T>(load(f, tail), scan, unit, masses);

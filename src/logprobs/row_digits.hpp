@@ -1,10 +1,10 @@
 #pragma once
-// Passes over one row of a shard for the rows whose threshold no short list holds: probabilities
-// added up by digits of the values' keys, and counts of columns.
+// Passes over one row for rows whose lists are too short for the threshold: sums of probabilities
+// by digits of the values' keys, and counts of columns.
 //
-// A key is an integer in the order of the values: 16 bits for bf16, 32 for f32; -0 has that of +0.
-// Probabilities are added as integers, in units of 2^-fraction_bits of the largest one, so that the
-// sums do not depend on how a row is cut or in which order parts are added.
+// A key is an integer in the order of the values: 16 bits for bf16, 32 for f32; -0 and +0 share a
+// key. Probabilities are summed as integers, in units of 2^-fraction_bits of the largest, so the
+// sums do not depend on how a row is split or in which order parts are added.
 
 #include <cstdint>
 
@@ -13,12 +13,12 @@
 namespace gyre {
 
 uint32_t key_of(float value, DType type);
-/// The inverse, for keys of numbers.
+/// Inverse of key_of, for keys of numbers.
 float value_of_key(uint32_t key, DType type);
 
 inline constexpr int digit_bits = 8;
 inline constexpr int64_t digit_buckets = int64_t{1} << digit_bits;
-/// Sums of a round: by bucket, then of the columns above the range of keys, then of those below.
+/// Sums per round: one per bucket, then the columns above the range of keys, then those below.
 inline constexpr int64_t digit_sums = digit_buckets + 2;
 
 struct MassScan {
@@ -27,10 +27,10 @@ struct MassScan {
   int fraction_bits = 0;
   uint32_t low = 0;  ///< bucket of a key: (key - low) >> shift
   int shift = 0;
-  bool all = false;  ///< whether columns above and below are wanted too
+  bool all = false;  ///< whether to include columns above and below the range
 };
 
-/// How many of `columns` values of at most 1 can be added up.
+/// Largest fraction_bits for which a sum of `columns` masses of at most 1 does not overflow.
 int fraction_bits_for(int64_t columns);
 
 /// masses [digit_sums] += floor(exp((z - max) · scale) · 2^fraction_bits) of the first `columns`
@@ -42,12 +42,12 @@ struct ColumnCounts {
   int64_t above = 0, equal = 0;
 };
 
-/// Columns [begin, end) of the row that are above `value`, and equal to it.
+/// Counts the columns in [begin, end) of the row that are above `value`, and equal to it.
 ColumnCounts count_columns(ConstMatrixRef logits, int64_t row, int64_t begin, int64_t end,
                            float value);
 
-/// The column of the n-th last of the first `columns` elements that equal `value`; n >= 1, and
-/// there are as many.
+/// Column of the n-th last of the first `columns` elements that equal `value`; n >= 1, and there
+/// must be at least n.
 int64_t nth_last_equal(ConstMatrixRef logits, int64_t row, int64_t columns, float value, int64_t n);
 
 }  // namespace gyre

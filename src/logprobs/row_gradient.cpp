@@ -15,16 +15,16 @@
 #include "logprobs/row_lanes-inl.hpp"
 #include "logprobs/row_output.hpp"
 
-// The constants of a row are folded into those of the exponential. With an origin near the row's
+// A row's constants are folded into those of the exponential. With an origin near the row's
 // normaliser, p = C 2^y for a C between 0.7 and 1.4, and a C 2^y takes as many instructions as 2^y.
-// The gradient of an entropy computes log p from z - max, which is exact where p is near 1 and its
-// logarithm is small.
+// The gradient of an entropy computes log p from z - max, which is exact where p is near 1 and log
+// p is small.
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 namespace {
 
-/// Base 2: log2 p = y + excess, with y counted from the origin and |excess| <= 1/2.
+/// Base 2: log2 p = y + excess, with y relative to the origin and |excess| <= 1/2.
 struct Base {
   RowNormalizer row;
   float natural_scale, scale;
@@ -40,7 +40,7 @@ struct Base {
   }
 };
 
-/// p (a + b log p), b being 0 unless `sloped`.
+/// p (a + b log p); b is 0 unless `sloped`.
 template <bool shifted, bool sloped>
 class Slope {
  public:
@@ -120,13 +120,13 @@ class Logarithm {
   V max_, scale_, log_sum_;
 };
 
-// Kernels of one row. They dispatch on the types of elements.
+// Kernels of one row, which dispatch on the element types.
 
 template <bool sloped, class From, class To>
 void slope_row(const Base& base, const RowSlope& slope, int64_t count, bool stream, const From* z,
                To* to) {
   const F f;
-  // A row of two types is bound by its conversions, which one variant does as fast.
+  // With two types, conversions are the bound; the second variant would not be faster.
   if constexpr (std::is_same_v<From, To>)
     if (HWY_NATIVE_FMA && base.origin.shift == 0)
       return map_row(f, Slope<false, sloped>(f, base, slope), count, stream, to, z);

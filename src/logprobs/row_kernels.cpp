@@ -10,7 +10,7 @@
 namespace gyre {
 namespace {
 
-/// body(i) for `count` rows with a pass over their columns that takes so long a column.
+/// Calls body(i) for `count` rows, each with a pass over its columns of `nanoseconds` per column.
 template <class Body>
 void for_each_query(int threads, size_t count, int64_t columns, double nanoseconds, Body body) {
   const auto cost = static_cast<double>(1 + columns) * nanoseconds;

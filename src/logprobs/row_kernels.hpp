@@ -1,15 +1,15 @@
 #pragma once
-// The passes over the rows of a shard, on the host or on a device. row_statistics.hpp,
-// row_gradient.hpp, row_picks.hpp, row_selection.hpp and row_digits.hpp say what each pass does,
-// and implement it for the host; cuda_row_kernels.hpp implements it for a device.
+// Passes over the rows of a shard, on the host or on a device. row_statistics.hpp,
+// row_gradient.hpp, row_picks.hpp, row_selection.hpp and row_digits.hpp define the passes and
+// implement them for the host; cuda_row_kernels.hpp implements them for a device.
 //
-//     matrices of logits, of gradients, of log-probabilities     in the memory of the kernels
-//     arrays with one or some numbers for each row               in host memory
+//     matrices of logits, gradients, log-probabilities     in the kernels' memory space
+//     arrays with one or a few numbers per row             in host memory
 //
-// A function has read its host arrays, and completed its results in host memory, when it returns;
-// it reads and writes matrices in the order of the kernels' stream. So a function with results in
-// host memory waits for the device, and a function that writes a matrix does not. Passes over
-// single rows (ties, digits) take many rows in one call, because one row does not fill a device.
+// On return, a function has read its host arrays and completed its results in host memory; it
+// accesses matrices in order of the kernels' stream. So a function with results in host memory
+// waits for the device, and a function that writes a matrix does not. Passes over single rows
+// (ties, digits) take many rows per call, because one row does not fill a device.
 
 #include <cstdint>
 #include <memory>
@@ -26,19 +26,19 @@
 
 namespace gyre {
 
-/// A row whose probabilities are to be added up by digits.
+/// A row whose probabilities are summed by digits.
 struct MassRow {
   int64_t row = 0;
   MassScan scan;
 };
 
-/// Columns [begin, end) of a row, to be compared with a value.
+/// Columns [begin, end) of a row to compare with a value.
 struct ColumnQuery {
   int64_t row = 0, begin = 0, end = 0;
   float value = 0;
 };
 
-/// The n-th last of the elements of a row that equal a value; n >= 1, and there are as many.
+/// The n-th last element of a row that equals a value; n >= 1, and there must be at least n.
 struct TieQuery {
   int64_t row = 0;
   float value = 0;
@@ -48,10 +48,10 @@ struct TieQuery {
 class RowKernels {
  public:
   virtual ~RowKernels() = default;
-  /// The memory of the matrices: host or device.
+  /// Memory space of the matrices: host or device.
   virtual MemorySpace space() const = 0;
 
-  // As the functions row_moments, row_cross_moments, row_gradient and so on.
+  // Equivalents of the functions row_moments, row_cross_moments, row_gradient and so on.
   virtual void moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out) = 0;
   virtual void cross_moments(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
                              int threads, std::span<CrossMoments> out) = 0;
@@ -81,9 +81,9 @@ class RowKernels {
   virtual void top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
                    std::span<RowMoments> moments) = 0;
 
-  // Passes over some rows; `columns` are the valid ones, the first of each row.
+  // Passes over selected rows; `columns` is the number of valid columns, the first of each row.
 
-  /// masses [rows.size(), digit_sums] <- those of add_masses.
+  /// masses [rows.size(), digit_sums] <- sums of add_masses.
   virtual void masses(ConstMatrixRef logits, int64_t columns, std::span<const MassRow> rows,
                       int threads, std::span<int64_t> masses) = 0;
   /// counts [queries.size()]
@@ -93,18 +93,18 @@ class RowKernels {
   virtual void find_ties(ConstMatrixRef logits, int64_t columns, std::span<const TieQuery> queries,
                          int threads, std::span<int64_t> found) = 0;
 
-  /// Records of such rows, in space(); these kernels must outlive them.
+  /// Creates records for these rows, in space(); the kernels must outlive them.
   virtual std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) = 0;
   virtual std::unique_ptr<CrossRecords> make_cross_records(int ranks, int threads) = 0;
 };
 
-/// The host's. They have no state: any number of threads may use them.
+/// Kernels of the host. They are stateless, so any number of threads may use them.
 RowKernels& cpu_row_kernels();
 
-/// Those of the stream's space. The stream must outlive them.
+/// Creates kernels for the stream's memory space. The stream must outlive them.
 std::unique_ptr<RowKernels> make_row_kernels(Stream& stream);
 
-/// `kernels`, or the host's where it is null.
+/// Returns `kernels`, or the host's kernels if it is null.
 inline RowKernels& kernels_or_cpu(RowKernels* kernels) {
   return kernels == nullptr ? cpu_row_kernels() : *kernels;
 }

@@ -1,9 +1,9 @@
 // Rows of f32 or bf16 as vectors of f32, compiled once per Highway target. Include after
 // hwy/highway.h, inside a file that Highway includes once per target (hence no #pragma once).
 //
-// Elements come in pairs of vectors. Of bf16 one register holds 2 N elements, and its halves in
-// memory order would cost a permutation: a pair is its even and its odd elements instead, one
-// instruction each. Where f32 and bf16 rows meet, both are in memory order.
+// Elements come in pairs of vectors. One register holds 2 N elements of bf16, and splitting it in
+// memory order would cost a permutation. A pair therefore holds its even and its odd elements, one
+// instruction each. If f32 and bf16 rows are combined, both are in memory order.
 
 #if defined(GYRE_LOGPROBS_ROW_LANES_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_LOGPROBS_ROW_LANES_INL_HPP_
@@ -32,7 +32,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F = hn::ScalableTag<float>;
 using V = hn::Vec<F>;
 using Words = hn::Repartition<uint32_t, F>;
-#if HWY_TARGET != HWY_SCALAR  // where a vector is one element, of whatever size
+#if HWY_TARGET != HWY_SCALAR  // where a vector is one element of any size
 using Halves = hn::Repartition<uint16_t, F>;
 #endif
 
@@ -52,7 +52,7 @@ HWY_INLINE T narrow(float x) {
     return to_bf16(x);
 }
 
-/// Even and odd elements, for rows that are all of bf16.
+/// Whether pairs hold even and odd elements: if all rows are bf16.
 template <class... T>
 inline constexpr bool even_odd = (std::is_same_v<T, bf16> && ...);
 
@@ -72,7 +72,7 @@ HWY_INLINE Pair load_halves(F f, const uint16_t* from) {
   }
 }
 
-/// Rounds to nearest, ties away from zero: two instructions less than ties to even.
+/// Rounds to nearest, ties away from zero: two instructions fewer than ties to even.
 template <bool evens_first>
 HWY_INLINE void store_halves(const Pair& x, uint16_t* to, bool stream) {
   const Words words;
@@ -96,7 +96,7 @@ HWY_INLINE void store_halves(const Pair& x, uint16_t* to, bool stream) {
 }
 #endif
 
-/// One vector, in memory order.
+/// Loads one vector, in memory order.
 HWY_INLINE V load(F f, const float* from) {
   return hn::LoadU(f, from);
 }
@@ -118,7 +118,7 @@ HWY_INLINE Pair load_pair(F f, const T* from) {
 #endif
   }
 }
-/// `to` is aligned to a vector when `stream`, and written past the caches.
+/// With `stream`, `to` must be aligned to a vector and the store bypasses the caches.
 template <bool evens_first, class T>
 HWY_INLINE void store_pair(F f, const Pair& x, T* to, bool stream) {
   if constexpr (std::is_same_v<T, float>) {
@@ -140,7 +140,7 @@ HWY_INLINE void store_pair(F f, const Pair& x, T* to, bool stream) {
   }
 }
 
-/// The same of fewer elements than a pair; the others are -inf.
+/// Like load_pair for fewer elements than a pair; the others are -inf.
 template <bool evens_first, class T>
 HWY_INLINE Pair load_part(F f, const T* from, int64_t count) {
   HWY_ALIGN T padded[2 * HWY_MAX_BYTES / sizeof(float)];
@@ -162,7 +162,7 @@ HWY_INLINE void prefetch_pair(F f, const T* from, int64_t bytes_ahead) {
   for (int64_t i = 0; i < bytes; i += line_bytes) hwy::Prefetch(at + i);
 }
 
-/// body(pointer to the first element of row r), of the matrix's type.
+/// Calls body(pointer to the first element of row r) with the matrix's type.
 template <class Matrix, class Body>
 HWY_INLINE void with_row(const Matrix& matrix, int64_t r, const Body& body) {
   if (matrix.type == DType::f32)
@@ -171,13 +171,13 @@ HWY_INLINE void with_row(const Matrix& matrix, int64_t r, const Body& body) {
     body(matrix.template as<bf16>().row(r));
 }
 
-/// Where the exponents of a row are counted from: y = (z - shift) · scale - whole. The shift is 0
-/// if a whole number can do all of it, which saves an instruction.
+/// Origin of a row's exponents: y = (z - shift) · scale - whole. The shift is 0 if `whole`
+/// suffices, which saves an instruction.
 struct Origin {
   float shift = 0;
   float whole = 0;
 
-  /// Puts y = 0 near `max`, finite.
+  /// Origin with y = 0 near `max`, which must be finite.
   static Origin at(float max, float scale) {
     const float y = max * scale;
     if (HWY_NATIVE_FMA && y > -largest_exponent && y < largest_exponent)
@@ -190,8 +190,8 @@ struct Origin {
   }
 };
 
-/// 2^y for any z but NaN, +inf and what is far above the origin; 0 where it would be below 2^-126,
-/// and for -inf.
+/// 2^y for any z except NaN, +inf and values far above the origin; 0 for results below 2^-126 and
+/// for z = -inf.
 template <bool shifted>
 struct Exponential {
   Exp2Scale<F> scale;
@@ -201,7 +201,7 @@ struct Exponential {
       : scale(f, scale_, origin.whole),
         shift(hn::Set(f, origin.shift)),
         least(hn::Set(f, (least_exponent_of_2 + origin.whole) / scale_)) {}
-  /// z - shift, but not below what gives 0: finite where z is -inf.
+  /// Returns z - shift, limited below to where 2^y is 0: finite even if z is -inf.
   HWY_INLINE V clamp(V z) const {
     if constexpr (shifted) z = hn::Sub(z, shift);
     return at_least(F(), least, z);
@@ -214,8 +214,8 @@ HWY_INLINE Pair apply(const Op& op, const X&... x) {
   return {op(x.a...), op(x.b...)};
 }
 
-/// to[i] = op(from[i]...): each element alone, so that neither memory nor position matters. A
-/// `from` may be `to`. `stream`: past the caches.
+/// to[i] = op(from[i]...). Each element is independent, so results do not depend on alignment or
+/// position. A `from` may be `to`. `stream`: bypass the caches.
 template <class Op, class To, class... From>
 void map_row(F f, const Op& op, int64_t count, bool stream, To* to, const From*... from) {
   constexpr bool evens_first = even_odd<To, From...>;

@@ -36,7 +36,7 @@ namespace gyre {
 HWY_EXPORT(fill_row);
 
 namespace {
-/// Whether so many results are not found in a cache later.
+/// Whether the results are too large to be found in a cache later.
 bool exceeds_caches(const MatrixRef& results) {
   return results.rows * results.cols * static_cast<int64_t>(size_of(results.type)) > 4 << 20;
 }

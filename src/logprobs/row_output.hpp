@@ -1,5 +1,5 @@
 #pragma once
-// Where the passes over a shard write: whole rows, past the caches where that is faster.
+// Output of the passes over a shard: whole rows, bypassing the caches where that is faster.
 
 #include <hwy/cache_control.h>
 
@@ -12,26 +12,26 @@ namespace gyre {
 
 struct RowOutput {
   MatrixRef matrix;
-  bool stream;  ///< past the caches
+  bool stream;  ///< bypass the caches
 };
 
-/// Results at `to`: past the caches if they are too many to be found there later, and not in place
+/// Output to `to`; bypasses the caches if it is too large to be found there later, and not in place
 /// of `from`.
 RowOutput output_at(const MatrixRef& to, const ConstMatrixRef& from);
 
 /// Columns [begin, end) of row r <- value.
 void fill(const RowOutput& out, int64_t r, int64_t begin, int64_t end, float value);
-/// The same with 0, past the caches also in place: what lies there has not been read.
+/// Same with 0; may bypass the caches even in place, because the logits there have not been read.
 void clear(const RowOutput& out, int64_t r, int64_t begin, int64_t end);
 
-/// Calls body(begin, end) for parts of the rows, shared among threads; a column takes about 0.15
-/// ns.
+/// Calls body(begin, end) for parts of the rows, distributed over threads; a column takes about
+/// 0.15 ns.
 template <class Body>
 void for_each_row_part(int threads, int64_t rows, int64_t columns, Body body) {
   const double nanoseconds = 0.15 * static_cast<double>(columns) + 10;
   for_each_part(threads, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
     body(begin, end);
-    hwy::FlushStream();  // makes what went past the caches visible to other threads
+    hwy::FlushStream();  // makes streaming stores visible to other threads
   });
 }
 

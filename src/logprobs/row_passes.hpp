@@ -1,5 +1,5 @@
 #pragma once
-// Passes over a shard that make some numbers of each row.
+// Passes over a shard that compute a few numbers per row.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace gyre {
 
-/// Calls body(row) for all rows, shared among threads; a column takes about 0.12 ns.
+/// Calls body(row) for all rows, distributed over threads; a column takes about 0.12 ns.
 template <class Body>
 void for_each_row(int threads, int64_t rows, int64_t columns, Body body) {
   const double nanoseconds = 0.12 * static_cast<double>(columns) + 10;

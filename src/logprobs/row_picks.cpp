@@ -11,7 +11,7 @@
 namespace gyre {
 
 void check_picks(const RowPicks& picks, int64_t rows) {
-  constexpr int64_t most = 1 << 16;  // a pick's number must fit in a bf16 output
+  constexpr int64_t most = 1 << 16;  // a pick's index must fit in a bf16 output
   GYRE_CHECK(0 <= picks.per_row && picks.per_row <= most &&
                  std::cmp_equal(picks.ids.size(), rows * picks.per_row) &&
                  picks.ids.size() == picks.weights.size(),
@@ -40,7 +40,7 @@ void gather_picks(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t p
                  std::cmp_equal(ids.size(), logits.rows * per_row),
              "{} of {} columns, {} ids and {} values of {} rows of {}", columns, logits.cols,
              ids.size(), values.size(), logits.rows, per_row);
-  // Each pick is a cache miss: prefetch some picks ahead.
+  // Each pick is a cache miss, so prefetch ahead.
   constexpr int64_t ahead = 16;
   const auto owned = [&](int64_t i) {
     const int64_t column = ids[static_cast<size_t>(i)] - first_column;

@@ -25,24 +25,24 @@
 namespace gyre {
 namespace {
 
-/// Elements that may be among the largest of a row, in the order of columns.
+/// Elements that may be among the largest of a row, in column order.
 struct Candidates {
   float* values;
   int32_t *ids, *keys;
   int64_t count = 0;
-  float bar = -std::numeric_limits<float>::infinity();  ///< all candidates are above it, but for
-                                                        ///< those that equal it and came first
-  int64_t at_bar = 0;  ///< elements so far that equal the bar and are not candidates
+  float bar = -std::numeric_limits<float>::infinity();  ///< candidates are above it, or equal to it
+                                                        ///< and earlier
+  int64_t at_bar = 0;  ///< elements so far that equal the bar and are no candidates
 };
 
-constexpr int64_t most_columns = 1024;  ///< that are scanned at once
+constexpr int64_t most_columns = 1024;  ///< columns per scan
 
-// Keys are integers in the order of the values: both zeros have 0, and any NaN has nan_key.
+// Keys are integers in the order of the values: both zeros have key 0, any NaN has nan_key.
 constexpr int32_t nan_key = std::numeric_limits<int32_t>::max();
-constexpr int32_t lowest_key = std::numeric_limits<int32_t>::min();  ///< below that of -inf
+constexpr int32_t lowest_key = std::numeric_limits<int32_t>::min();  ///< below the key of -inf
 
-/// The largest value whose key is not above `key`. Infinity stands for NaN: as a bar, that keeps
-/// rows full of NaN as fast as others.
+/// Largest value with a key <= `key`. Infinity stands for NaN: as a bar, this keeps rows full of
+/// NaN as fast as others.
 float value_of(int32_t key) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   if (key >= std::bit_cast<int32_t>(infinity)) return infinity;
@@ -59,7 +59,7 @@ namespace {
 
 using I = hn::RebindToSigned<F>;
 
-/// Whether the elements of four vectors from `from` on are all below the bar: no NaN either.
+/// Whether the elements of four vectors from `from` on are all below the bar; false with a NaN.
 HWY_INLINE bool all_below(F f, V bar, const float* from) {
   const size_t n = hn::Lanes(f);
   const auto a = hn::Lt(hn::LoadU(f, from), bar), b = hn::Lt(hn::LoadU(f, from + n), bar);
@@ -75,7 +75,7 @@ HWY_INLINE bool all_below(F f, V bar, const bf16* from) {
 #else
   const hn::Repartition<uint16_t, F> halves;
   const hn::RebindToUnsigned<F> words;
-  const auto below = [&](const bf16* at) HWY_ATTR {  // even and odd ones
+  const auto below = [&](const bf16* at) HWY_ATTR {  // even and odd elements
     const auto both = hn::BitCast(words, hn::LoadU(halves, reinterpret_cast<const uint16_t*>(at)));
     const V even = hn::BitCast(f, hn::ShiftLeft<16>(both));
     const V odd = hn::BitCast(f, hn::And(both, hn::Set(words, 0xffff0000U)));
@@ -85,8 +85,8 @@ HWY_INLINE bool all_below(F f, V bar, const bf16* from) {
 #endif
 }
 
-/// Appends the lanes of a vector at columns from `column` on that are above the bar, NaN included.
-/// Whole vectors are written, because a masked store costs Zen 4 a hundred cycles.
+/// Appends the lanes above the bar, including NaN, of a vector at columns from `column` on. Stores
+/// whole vectors, because a masked store takes a hundred cycles on Zen 4.
 HWY_INLINE void append(F f, V v, int64_t column, Candidates& c) {
   const I i;
   const V bar = hn::Set(f, c.bar);
@@ -106,11 +106,11 @@ HWY_INLINE void append(float x, int64_t column, Candidates& c) {
   c.count += at_bar || x < c.bar ? 0 : 1;
 }
 
-/// Appends the elements of columns [begin, end), at most most_columns, that are above the bar, NaN
-/// included. There must be room for all of them, and a vector more.
+/// Appends the elements of columns [begin, end), at most most_columns, that are above the bar,
+/// including NaN. The arrays must have room for all of them and one more vector.
 ///
 /// Once the bar has risen, about one group of vectors in ten has an element above it. A first loop
-/// lists these groups without a branch that could be mispredicted; a second loop scans them.
+/// lists these groups without unpredictable branches; a second loop scans them.
 template <class T>
 HWY_INLINE void scan(const T* row, int64_t begin, int64_t end, Candidates& c) {
   const F f;
@@ -156,7 +156,7 @@ struct KeyRange {
   int32_t least, most;
 };
 
-/// Sets the keys of the candidates, and of the vector behind them to lowest_key.
+/// Sets the keys of the candidates, and lowest_key in the rest of the last vector.
 HWY_INLINE KeyRange make_keys(const Candidates& c) {
   const F f;
   const I i;
@@ -186,7 +186,7 @@ HWY_INLINE int64_t count_above(const Candidates& c, int32_t key) {
   return hn::GetLane(hn::SumOfLanes(i, count));
 }
 
-/// Drops the candidates whose key is not above `key`, but the first `equal` of those with that key.
+/// Drops candidates with keys <= `key`, except the first `equal` of those with this key.
 HWY_INLINE void drop_up_to(int32_t key, int64_t equal, Candidates& c) {
   const F f;
   const I i;
@@ -222,17 +222,17 @@ HWY_INLINE void drop_up_to(int32_t key, int64_t equal, Candidates& c) {
     hn::StoreU(hn::Compress(ids, kept), i, c.ids + c.count);
     c.count += static_cast<int64_t>(hn::CountTrue(i, kept));
   }
-  // The bar stays where it is if the candidates equal to it are still needed.
+  // The bar is unchanged if the candidates equal to it are still needed.
   const float bar = value_of(key);
   c.at_bar = dropped + (bar == c.bar ? c.at_bar : 0);
   c.bar = bar;
 }
 
-/// Drops candidates that are not among the `length` largest, until there are `most` at the most;
-/// length <= most < count.
+/// Drops candidates that are not among the `length` largest until at most `most` remain; length <=
+/// most < count.
 void prune(int64_t length, int64_t most, Candidates& c) {
   const KeyRange range = make_keys(c);
-  // More than `length` candidates are above `low`, fewer above `high`.
+  // At least `length` candidates are above `low`, fewer above `high`.
   int64_t low = static_cast<int64_t>(range.least) - 1, high = range.most;
   int64_t above_low = c.count, above_high = 0;
   while (high - low > 1 && above_low > most) {
@@ -249,9 +249,9 @@ void prune(int64_t length, int64_t most, Candidates& c) {
     drop_up_to(static_cast<int32_t>(high), length - above_high, c);
 }
 
-/// order[rank] = place of the candidate of that rank by (key descending, place ascending).
+/// order[rank] = index of the candidate of that rank by (key descending, index ascending).
 void rank_candidates(const Candidates& c, int32_t* order) {
-  constexpr int64_t quadratic = 512;  // above that, sorting is faster than comparing all with all
+  constexpr int64_t quadratic = 512;  // above this, sorting is faster than all comparisons
   const I i;
   const auto n = static_cast<int64_t>(hn::Lanes(i));
   make_keys(c);
@@ -288,11 +288,11 @@ HWY_EXPORT(prune);
 HWY_EXPORT(rank_candidates);
 
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
-/// Columns whose moments are computed at once, 256 KB of f32, so that the scan reads them from L2.
-/// Shorter blocks would fit in L1, but row_moments reads the first 4096 columns of a call twice.
+/// Columns per computation of moments, 256 KB of f32, so that the scan reads them from L2. Shorter
+/// blocks would fit in L1, but row_moments reads the first 4096 columns of a call twice.
 constexpr int64_t block = 65536;
-constexpr int64_t run = most_columns;  // columns that are scanned with one bar
-constexpr int64_t widest_vector = 64;  // lanes, at least
+constexpr int64_t run = most_columns;  // columns scanned with one bar
+constexpr int64_t widest_vector = 64;  // lanes, an upper bound
 
 /// Scratch arrays of one thread.
 struct Room {
@@ -302,7 +302,7 @@ struct Room {
         ids(values.size()),
         keys(values.size()),
         order(length) {}
-  int64_t limit;  ///< candidates that are not pruned yet
+  int64_t limit;  ///< number of candidates above which they are pruned
   Buffer<float> values;
   Buffer<int32_t> ids, keys, order;
 };
@@ -355,7 +355,7 @@ class RowSelector {
       HWY_DYNAMIC_DISPATCH(scan_bf16)(logits_.as<bf16>().row(r), begin, end, c);
   }
 
-  /// `infinite`: elements of the row that are -inf, if all others are candidates.
+  /// `infinite`: number of elements of the row that are -inf, if all others are candidates.
   void write(int64_t r, const Candidates& c, int32_t* order, int64_t infinite) const {
     HWY_DYNAMIC_DISPATCH(rank_candidates)(c, order);
     const int64_t length = top_.length;
@@ -404,7 +404,7 @@ void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
   std::vector<Room> rooms;
   for (int t = 0; t < std::max(1, scan.threads); ++t) rooms.emplace_back(length);
   const RowSelector selector(logits, scan, top);
-  // A list takes some microseconds more than the pass.
+  // A list takes a few microseconds in addition to the pass.
   const double nanoseconds = 0.12 * static_cast<double>(scan.columns) + 2000;
   for_each_part(scan.threads, logits.rows, nanoseconds,
                 [&](int64_t begin, int64_t end, int thread) {

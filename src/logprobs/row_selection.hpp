@@ -1,21 +1,21 @@
 #pragma once
-// The largest logits of a shard's rows, in one pass.
+// Selection of the largest logits of a shard's rows, in one pass.
 //
 //     bar = -inf; kept = {}
-//     for each block of the row                    its moments are taken first, from memory
-//       for each run of it                         from L2
+//     for each block of the row                    moments first, read from memory
+//       for each run of it                         read from L2
 //         append the elements above bar to kept    few, once bar has risen
-//         if kept is long: bar = some value with M elements or a few more above it;
-//                          drop what is not above bar
+//         if kept is long: bar = a value with M elements or a few more above it;
+//                          drop elements not above bar
 //     keep the M largest, in order
 //
-// Bisection over the bits of the values finds the bar. Each step counts the elements of kept above
-// a value, vector by vector: unlike partial sorting, this has no branches to mispredict. If so many
-// elements are equal that no value has between M and a few more above it, the first of them stay.
+// Bisection over the bits of the values finds the bar. Each step counts the elements of `kept`
+// above a value, vector by vector; unlike partial sorting, it has no unpredictable branches. If too
+// many elements are equal for any such value, the first of them are kept.
 //
-// Equal values are ordered by ascending id, so that the result is one list, whatever the blocks.
-// In random data about M / i elements of run i are above the bar. So the limit is memory: 2 or 4
-// bytes are read for each element; with moments it is also one exponential for each element.
+// Equal values are ordered by ascending id, so the result does not depend on the blocks. In random
+// data, about M / i elements of run i are above the bar. The bound is therefore memory: 2 or 4
+// bytes read per element; with moments, also one exponential per element.
 
 #include <cstdint>
 #include <span>
@@ -26,22 +26,22 @@
 namespace gyre {
 
 struct RowTop {
-  std::span<float> values;  ///< [rows, length] descending; -inf where the row has fewer
-  std::span<int32_t> ids;   ///< [rows, length] columns of the shard, or empty: not wanted; -1
-                            ///< where the row has fewer
-  std::span<int32_t> last;  ///< [rows] how often the last value of the list occurs in the row (in
-                            ///< the list and beyond it; 0 if it is NaN), or empty: not wanted
+  std::span<float> values;  ///< [rows, length] descending; -inf if the row has fewer
+  std::span<int32_t> ids;   ///< [rows, length] columns of the shard, -1 if the row has fewer; or
+                            ///< empty: not requested
+  std::span<int32_t> last;  ///< [rows] occurrences of the list's last value in the row, in the list
+                            ///< and beyond (0 for NaN); or empty: not requested
   int64_t length = 0;       ///< M, at least 1
 };
 
-/// Throws an internal error unless shapes and lengths fit each other.
+/// Throws an internal error if shapes and lengths do not match.
 void check_row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
                    std::span<const RowMoments> moments);
 
-/// The `length` largest of the first scan.columns elements of each row and, unless `moments` is
-/// empty, the moments [rows] of row_moments, in the same pass (summed in other blocks, so that
-/// their last bits may differ). A NaN ranks as the largest. Vectorised; run-time dispatch. Bits do
-/// not depend on scan.threads.
+/// Selects the `length` largest of the first scan.columns elements of each row and, unless
+/// `moments` is empty, computes the moments [rows] of row_moments in the same pass (summed in other
+/// blocks, so their last bits may differ). NaN ranks as the largest. Vectorised with run-time
+/// dispatch. The bits do not depend on scan.threads.
 void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
              std::span<RowMoments> moments);
 

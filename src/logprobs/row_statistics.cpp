@@ -14,10 +14,10 @@
 
 // A row is summed in blocks, relative to an origin near the largest element so far. Each block is
 // read once. While its exponentials are summed, integer instructions on the bits find its range;
-// they hardly use the floating-point pipes, and take a whole register of bf16 at a time. The range
-// says whether the block needs a higher origin, whether it has a NaN or +inf, and whether an
-// element is so low that its exponent must be clamped (as for -inf). If the sums did not take that
-// into account, which is rare, the block is summed again.
+// they hardly use the floating-point pipes and process a whole register of bf16 at a time. The
+// range shows whether the block needs a higher origin, has a NaN or +inf, or has an element so low
+// that its exponent must be clamped (as for -inf). If the sums did not account for this, which is
+// rare, the block is summed again.
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
@@ -28,7 +28,7 @@ template <bool weighted>
 struct Terms {
   V sum, product;
 
-  /// z as the exponential takes it, and `reference` too.
+  /// z and `reference` must be in the exponential's form (shifted and clamped).
   HWY_INLINE void add(F f, const Exp2Scale<F>& scale, const Exp2Polynomial<F>& polynomial,
                       V reference, V z) {
     const auto parts = scale.split(f, z);
@@ -39,7 +39,7 @@ struct Terms {
   }
 };
 
-/// The sums of a block, and its range, which may show that they are not valid.
+/// Sums of a block, and its range, which may show that they are invalid.
 struct BlockSums {
   Range range;
   double sum = 0, weighted = 0;
@@ -84,8 +84,8 @@ BlockSums sum_block(F f, const T* z, int64_t count, const Sums& sums) {
   return block;
 }
 
-/// Adds a block; false if it has a NaN or +inf. `clamped`: whether the last block was clamped, as a
-/// first guess for this one.
+/// Adds a block; returns false if it has a NaN or +inf. `clamped`: in, whether the last block was
+/// clamped, as a first guess; out, whether this one needs it.
 template <bool weighted, class T>
 bool add_block(F f, const T* z, int64_t count, Sums& sums, bool& clamped) {
   if (!sums.started()) {
@@ -125,7 +125,7 @@ RowMoments scan_row(const T* z, int64_t count, float scale) {
           weighted ? static_cast<float>(sums.weighted_to_max(scale)) : 0};
 }
 
-/// The moments of row r, of either type.
+/// Moments of row r, of either type.
 void moments_of_row(const ConstMatrixRef& logits, int64_t r, const RowScan& row, RowMoments& out) {
   with_row(logits, r, [&](const auto* z) HWY_ATTR {
     out = row.weighted ? scan_row<true>(z, row.columns, row.scale)

@@ -1,6 +1,5 @@
-// The range and the sums of exponentials of a row's blocks, compiled once per Highway target.
-// Include after hwy/highway.h, inside a file that Highway includes once per target (hence no
-// #pragma once).
+// Range and sums of exponentials of a row's blocks, compiled once per Highway target. Include after
+// hwy/highway.h, inside a file that Highway includes once per target (hence no #pragma once).
 
 #if defined(GYRE_LOGPROBS_ROW_SUMS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_LOGPROBS_ROW_SUMS_INL_HPP_
@@ -19,16 +18,15 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 namespace {
 
-/// Columns over which sums are in f32.
+/// Columns summed in f32.
 inline constexpr int64_t block_columns = 4096;
-/// Distance of the prefetches.
+/// Prefetch distance.
 inline constexpr int64_t bytes_ahead = 12288;
 
-/// Sums move to a new origin when a block's maximum has an exponent above this.
+/// Sums move to a new origin if a block's maximum has an exponent above this.
 inline constexpr double highest_exponent = 32;
 
-/// The largest element, and the smallest of the elements and 0. Neither is set when there is a NaN
-/// or +inf.
+/// Largest element, and minimum of the elements and 0; both unset if there is a NaN or +inf.
 struct Range {
   float top = minus_infinity, low = 0;
   bool regular = true;
@@ -64,8 +62,8 @@ class RangeLanes {
   Range range_;
 };
 #else
-/// The range of pairs of vectors, from their bits as integers: positive numbers order as signed
-/// integers do, negative ones backwards, as unsigned integers do.
+/// Range of pairs of vectors, from their bits: positive floats order like signed integers, negative
+/// floats in reverse order of unsigned integers.
 template <class T>
 class RangeLanes {
  public:
@@ -78,7 +76,7 @@ class RangeLanes {
     add_to(load(z), positive_, negative_);
     if constexpr (sizeof(T) == sizeof(float)) add_to(load(z + n), positive_b_, negative_b_);
   }
-  /// The range of all that was added: `count` elements from z on.
+  /// Range of all added elements: `count` from z on.
   Range range(const T* z, int64_t count) const {
     constexpr Integer infinity =
         sizeof(T) == sizeof(float) ? Integer(0x7f800000U) : Integer(0x7f80U);
@@ -128,7 +126,7 @@ class RangeLanes {
     const Pair floats = floats_of(x);
     return hn::GetLane(hn::MaxOfLanes(F(), hn::Max(floats.a, floats.b)));
   }
-  /// Where all elements are negative the largest has the least bits.
+  /// If all elements are negative, the largest has the smallest bits.
   static Lanes least_bits(const T* z, int64_t count) {
     Lanes least = load(z);
     for (int64_t i = 0; i + n <= count; i += n) least = hn::Min(least, load(z + i));
@@ -140,7 +138,7 @@ class RangeLanes {
 };
 #endif
 
-/// The range of any number of elements.
+/// Range of any number of elements.
 template <class T>
 Range range_of(F f, const T* z, int64_t count) {
   const auto n = static_cast<int64_t>(2 * hn::Lanes(f));
@@ -153,22 +151,23 @@ Range range_of(F f, const T* z, int64_t count) {
   return range;
 }
 
-/// Sums of a row so far: of 2^y, with exponents y counted from the origin, and of (z - reference)
+/// Running sums of a row: of 2^y, with exponents y relative to the origin, and of (z - reference)
 /// 2^y.
 struct Sums {
-  float scale = 0;  // of the exponents, base 2
+  float scale = 0;  // of the exponents, in base 2
   float max = minus_infinity;
-  float reference = 0;  // the maximum when the origin was chosen
+  float reference = 0;  // maximum when the origin was chosen
   Origin origin;
   double sum = 0, weighted = 0;
 
   bool started() const { return max != minus_infinity; }
-  /// Whether elements up to `top` need another origin.
+  /// Whether elements up to `top` need a new origin.
   bool outgrown(float top) const {
     return top != minus_infinity &&
            (!started() || origin.exponent_of(top, scale) > highest_exponent);
   }
-  /// Moves the origin if elements up to `top` need it. Returns the factor of the sums of 2^y.
+  /// Moves the origin if elements up to `top` need it. Returns the factor applied to the sums of
+  /// 2^y.
   double raise(float top) {
     const bool first = !started(), enough = !outgrown(top);
     max = std::max(max, top);
@@ -185,7 +184,7 @@ struct Sums {
     sum *= factor;
     return factor;
   }
-  /// The sum of e^(x - max), at least 1, the term of the maximum itself, so that rounding makes no
+  /// Sum of e^(x - max). It is at least 1, the maximum's own term, so that rounding makes no
   /// probability exceed 1. Replaces that term, as computed, by the exact 1.
   double sum_to_max(F f) const {
     const Exponential<true> exponential(f, scale, origin);
@@ -194,13 +193,13 @@ struct Sums {
     const double to_max = exponent_to_max(), own = std::exp2(-to_max);
     return std::max(1.0, (sum + (own - static_cast<double>(hn::GetLane(term)))) / own);
   }
-  /// The sum of x e^x with x = (z - max) · natural_scale.
+  /// Sum of x e^x with x = (z - max) · natural_scale.
   double weighted_to_max(float natural_scale) const {
     const double distance = static_cast<double>(reference) - static_cast<double>(max);
     return std::min(0.0, static_cast<double>(natural_scale) * (weighted + distance * sum) *
                              std::exp2(exponent_to_max()));
   }
-  /// 2 to this power turns sums of 2^y into sums that count from the maximum.
+  /// 2 to this power converts sums of 2^y to sums relative to the maximum.
   double exponent_to_max() const { return -origin.exponent_of(max, scale); }
   bool clamp_needed(float low) const {
     return origin.shift != 0 || !HWY_NATIVE_FMA ||

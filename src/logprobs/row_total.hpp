@@ -1,5 +1,5 @@
 #pragma once
-// The moments of a row from those of parts of its columns: of blocks, tiles or ranks.
+// Merges the moments of parts of a row's columns: blocks, tiles or ranks.
 
 #include <cmath>
 #include <limits>
@@ -9,13 +9,13 @@
 
 namespace gyre {
 
-/// In f64. The bits depend only on the order of the parts.
+/// Totals in f64. The bits depend only on the order of the parts.
 struct RowTotal {
   float max = -std::numeric_limits<float>::infinity();
   double sum = 0, weighted = 0;
 
-  /// A part with nothing but -inf has the sum 0 and adds nothing; one with a NaN has the sum NaN,
-  /// whatever its maximum, and makes the total NaN.
+  /// A part with only -inf has sum 0 and adds nothing. A part with NaN has sum NaN, whatever its
+  /// maximum, and makes the total NaN.
   GYRE_HOST_DEVICE void add(const RowMoments& part, double scale) {
     if (part.sum == 0) return;
     const auto old_max = static_cast<double>(max), part_max = static_cast<double>(part.max);
@@ -33,19 +33,19 @@ struct RowTotal {
     return {max, static_cast<float>(sum), static_cast<float>(weighted)};
   }
 
-  /// The log-probability of a column with the logit z, and the entropy (nats, at least 0, or NaN);
-  /// `log_sum` is the logarithm of `sum`.
+  /// Log-probability of a column with logit z, and entropy (nats, at least 0, or NaN); `log_sum` is
+  /// the logarithm of `sum`.
   GYRE_HOST_DEVICE float logprob(float z, double scale, double log_sum) const {
     return static_cast<float>((static_cast<double>(z) - static_cast<double>(max)) * scale -
                               log_sum);
   }
   GYRE_HOST_DEVICE float entropy(double log_sum) const {
     const double h = log_sum - weighted / sum;
-    return static_cast<float>(h < 0 ? 0 : h);  // rounding may dip below 0; NaN stays
+    return static_cast<float>(h < 0 ? 0 : h);  // rounding may go below 0; NaN stays
   }
 
  private:
-  /// Moments that count from a maximum which is `shift` (scaled) above the new one.
+  /// Rescales moments to the new maximum; the old one is `shift` (scaled) above it.
   GYRE_HOST_DEVICE static void count_from(double& of_sum, double& of_weighted, double shift) {
     if (of_sum == 0 || shift == 0) return;
     const double factor = std::exp(shift);

@@ -1,6 +1,6 @@
 #pragma once
-// What the routines on split vocabularies share: checks of arguments, the distribution of rows,
-// messages, and the coefficients of gradients.
+// Shared by the routines on sharded vocabularies: argument checks, distribution of rows, messages,
+// and gradient coefficients.
 
 #include <algorithm>
 #include <span>
@@ -17,24 +17,24 @@ void check_tokens(int64_t tokens);
 
 /// Throws a usage error unless the temperature and its inverse in f32 are positive and finite.
 void check_temperature(double temperature);
-/// The inverse, which logits are multiplied by.
+/// Inverse of the temperature, which multiplies the logits.
 float scale_of(double temperature);
 
-/// All ranks throw the same usage error, which names `what` and `name`, unless all of them have the
-/// same value. Collective: one small all-gather.
+/// All ranks throw the same usage error, which names `what` and `name`, if the values differ
+/// between ranks. Collective: one small all-gather.
 void agree_on_number(Communicator& tp, std::string_view what, std::string_view name, double value);
 
-/// The first item of part `part`, when `count` items are split into `parts` parts, in order and as
-/// evenly as possible: the first count % parts get one more. `part` may be `parts`: the end.
+/// First item of part `part` if `count` items are distributed over `parts` parts, in order and
+/// evenly: the first count % parts parts get one more. `part` may be `parts`: returns count.
 inline int64_t first_dealt(int64_t count, int64_t parts, int64_t part) {
   return count / parts * part + std::min(part, count % parts);
 }
 
-/// Throws unless `arrays` are the ranks of `tp` in their order and, where there are several, of
-/// this memory.
+/// Throws unless `arrays` has the ranks of `tp` in the same order and, with several ranks, this
+/// memory space.
 void check_arrays(const Communicator& tp, const Communicator& arrays, MemorySpace space);
 
-/// Adds a message, or a part of one, in slices: one MPI call takes less than 2 GiB.
+/// Adds a message, or a part of one, as slices, because one MPI call takes less than 2 GiB.
 template <class Slice, class Byte>
 void add_slices(int peer, std::span<Byte> data, std::vector<Slice>& slices) {
   constexpr size_t longest = size_t{1} << 30;
@@ -43,8 +43,8 @@ void add_slices(int peer, std::span<Byte> data, std::vector<Slice>& slices) {
   slices.push_back({peer, data});
 }
 
-/// The coefficients of row_gradient for a row: g is the sum of the gradients of its
-/// log-probabilities, h the gradient of its entropy. If h is 0, `entropy` is not used.
+/// Coefficients of row_gradient for a row: g is the sum of the gradients of its log-probabilities,
+/// h the gradient of its entropy. If h is 0, `entropy` is not used.
 RowSlope slope_of(double g, double h, double entropy, double scale);
 
 }  // namespace gyre

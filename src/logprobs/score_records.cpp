@@ -74,7 +74,7 @@ class HostScoreRecords final : public ScoreRecords {
   }
 
  private:
-  /// body(row), which adds up so many parts, for all rows, shared among threads.
+  /// Calls body(row) for all rows, distributed over threads; each call merges `parts` parts.
   template <class Body>
   void for_each_row(int64_t rows, int64_t parts, Body body) const {
     const double nanoseconds = 30 * static_cast<double>(parts + 2);
@@ -112,7 +112,7 @@ class HostScoreRecords final : public ScoreRecords {
   Buffer<RowTotal> totals_;     // [rows]
   Buffer<float> own_;           // [rows, width]
   Buffer<float> all_;           // [ranks, rows, width]; empty on one rank
-  Buffer<RowMoments> moments_;  // of the rows that are added
+  Buffer<RowMoments> moments_;  // of the rows being added
 };
 
 }  // namespace

@@ -1,16 +1,15 @@
 #pragma once
-// The records from which log-probabilities and entropies are made, in the memory that the logits
-// lie in: on a device, nothing of them passes through the host but the results.
+// Per-row records for log-probabilities and entropies, in the memory space of the logits. On a
+// device, only the results pass through the host.
 //
-//     add      for each tile of logits: its moments join the totals of its rows, in f64, and the
-//              logits of ids that it holds are kept
+//     add      for each tile of logits: adds its moments to the totals of its rows, in f64, and
+//              keeps the logits of ids in the tile
 //     own      the totals in f32: max, sum and, with entropies, weighted of each row, [rows, 2] or
-//              [rows, 3]; behind them the logits of its ids, [rows, K], 0 where another rank has
-//              them
-//     merge    one all-gather of own, 4 (2 + K + 1 if entropy) bytes a row; each rank merges all
+//              [rows, 3]; then the logits of its ids, [rows, K], 0 for ids on other ranks
+//     merge    one all-gather of own, 4 (2 + K + 1 if entropy) bytes per row; each rank merges all
 //              ranks' records in rank order: the same bits everywhere
 //
-// A merge on a device ends with the one copy to the host for which the host waits.
+// A merge on a device ends with one copy to the host, the only wait of the host.
 
 #include <cstdint>
 #include <memory>
@@ -28,22 +27,22 @@ class RowKernels;
 
 struct RecordShape {
   VocabPartition vocab;
-  int rank = 0;          ///< whose columns are added
-  int64_t picks = 1;     ///< K: ids of each row
-  bool entropy = false;  ///< whether entropies are asked for
+  int rank = 0;          ///< the rank whose columns are added
+  int64_t picks = 1;     ///< K: ids per row
+  bool entropy = false;  ///< whether entropies are requested
   float scale = 1;       ///< 1 / temperature
-  int threads = 1;       ///< of the host
+  int threads = 1;       ///< host threads
 
-  int64_t moments() const { return entropy ? 3 : 2; }     ///< floats of a row's moments
-  int64_t width() const { return moments() + picks; }     ///< floats of a row's record
-  int64_t first_id() const { return vocab.begin(rank); }  ///< of the first column
+  int64_t moments() const { return entropy ? 3 : 2; }     ///< floats per row's moments
+  int64_t width() const { return moments() + picks; }     ///< floats per row's record
+  int64_t first_id() const { return vocab.begin(rank); }  ///< id of the first column
 };
 
-/// What is made of the records of all ranks, in host memory.
+/// Results from the records of all ranks, in host memory.
 struct RowScores {
   std::span<RowNormalizer> normalizers;  ///< [rows]
-  std::span<float> logprob;              ///< [rows, K]; 0 for ids that nobody owns
-  std::span<float> entropy;              ///< [rows] (nats), or empty: not asked for
+  std::span<float> logprob;              ///< [rows, K]; 0 for ids that no rank owns
+  std::span<float> entropy;              ///< [rows] (nats), or empty: not requested
 };
 
 class ScoreRecords {
@@ -51,29 +50,29 @@ class ScoreRecords {
   explicit ScoreRecords(RecordShape shape) : shape_(std::move(shape)) {}
   virtual ~ScoreRecords() = default;
 
-  /// From now on of `rows` rows, of which nothing is known yet; ids [rows, K] (global), which must
-  /// stay as they are until merge().
+  /// Starts records of `rows` rows without columns; ids [rows, K] (global) must not change until
+  /// merge().
   virtual void start(int64_t rows, std::span<const int32_t> ids) = 0;
-  /// Rows [row, row + logits.rows) gain columns [column, column + columns) of the shard: the first
-  /// ones of `logits`, which is read in the order of the kernels' stream. No column is added twice.
+  /// Adds columns [column, column + columns) of the shard to rows [row, row + logits.rows): the
+  /// first columns of `logits`, read in stream order of the kernels. No column may be added twice.
   virtual void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) = 0;
-  /// One all-gather over the ranks of the shape, by `arrays`, which is of the memory of the logits;
-  /// not asked for on one rank. Results are complete on return. Returns the seconds that `stream`,
-  /// the kernels', waited for other ranks. Collective.
+  /// Merges by one all-gather over the shape's ranks by `arrays`, in the memory space of the logits
+  /// (unused on one rank). Results are complete on return. Returns the seconds that `stream`, the
+  /// kernels' stream, waited for other ranks. Collective.
   double merge(Communicator& arrays, Stream& stream, std::string_view what, const RowScores& out);
 
  protected:
-  /// This rank's records, [rows, moments] and [rows, picks], in the order of the kernels' stream.
+  /// This rank's records, [rows, moments] and [rows, picks], in order of the kernels' stream.
   virtual std::span<const float> own() = 0;
-  /// Room for those of all ranks, [ranks, rows · width].
+  /// Returns the buffer for the records of all ranks, [ranks, rows · width].
   virtual std::span<float> all() = 0;
-  /// `records` are own(), or all() when they have arrived.
+  /// `records` is own(), or all() after the all-gather.
   virtual void merge_records(std::span<const float> records, const RowScores& out) = 0;
 
   RecordShape shape_;
 };
 
-/// On the host, of rows that `kernels`, the host's, read.
+/// Creates records on the host; `kernels` are the host's.
 std::unique_ptr<ScoreRecords> make_host_score_records(RowKernels& kernels,
                                                       const RecordShape& shape);
 

@@ -9,7 +9,7 @@
 namespace gyre {
 namespace {
 
-/// Slots of one piece and one segment: `length` of them from the local slot `local` on, at the
+/// Consecutive slots of one piece and one segment: `length` slots from local slot `local` on, at
 /// positions position, position + stride, ... of the segment.
 struct Run {
   int64_t segment, position, stride, length, local;
@@ -36,7 +36,7 @@ void check_rank(const Layout& layout, int rank) {
     throw_usage("rank {} of a layout of {} ranks", rank, layout.cp());
 }
 
-/// Target of each local slot: next(segment, position) of those that are in the stream.
+/// Target of each local slot: next(segment, position) if the slot is in the stream.
 template <class Next>
 std::vector<int32_t> targets_of(const Layout& layout, std::span<const int32_t> bounds, int rank,
                                 Next next) {
@@ -49,7 +49,7 @@ std::vector<int32_t> targets_of(const Layout& layout, std::span<const int32_t> b
   return targets;
 }
 
-/// All ranks throw the same error unless everything fits. Collective.
+/// All ranks throw the same error if an argument does not fit. Collective.
 void check_gather(const Layout& layout, const PredictionShape& shape, size_t elements,
                   bool gradient, Communicator& cp, GatherGradient convention) {
   const char* what = gradient ? "gradient of predictions" : "gathering predictions";
@@ -78,8 +78,8 @@ void check_gather(const Layout& layout, const PredictionShape& shape, size_t ele
                       {"the gradient convention", static_cast<int64_t>(convention)}});
 }
 
-/// Where the predictions of `rank` are on both sides: body(local, place, step, length) moves
-/// `length` of them, from the local slot on and `step` apart in [segments * width].
+/// Positions of `rank`'s predictions on both sides: body(local, place, step, length) moves `length`
+/// predictions, from the local slot on, `step` apart in [segments * width].
 template <class Body>
 void for_each_prediction(const Layout& layout, const PredictionShape& shape, int rank, Body body) {
   for_each_run(layout, shape.bounds, rank, [&](const Run& run) {
@@ -89,7 +89,7 @@ void for_each_prediction(const Layout& layout, const PredictionShape& shape, int
   });
 }
 
-/// local [slots, row] of `rank` <- predictions [segments, width, row]; other slots are left alone.
+/// local [slots, row] of `rank` <- predictions [segments, width, row]; other slots are unchanged.
 void take_predictions(const Layout& layout, const PredictionShape& shape, int rank,
                       std::span<const float> predictions, float* local) {
   const int64_t row = shape.row;

@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-/// The block of a matrix that goes to a rank, or comes from it.
+/// Block of a matrix that is sent to a rank or received from it.
 template <class Byte>
 struct Block {
   BasicMatrixRef<Byte> matrix;
@@ -25,7 +25,7 @@ struct Block {
   }
   bool empty() const { return rows == 0 || columns == 0; }
 
-  /// Adds it to a message: lines, or all of them at once where they are neighbours in memory.
+  /// Adds the block to a message: line by line, or at once if contiguous in memory.
   template <class Slice>
   void add_to(int peer, std::vector<Slice>& slices) const {
     if (empty()) return;
@@ -38,7 +38,7 @@ struct Block {
 using From = Block<const std::byte>;
 using To = Block<std::byte>;
 
-/// The elements of a block as a matrix.
+/// Returns the elements of a block as a matrix.
 template <class Byte>
 BasicMatrixRef<Byte> matrix_of(const Block<Byte>& block) {
   return {block.line(0), block.matrix.type, block.rows, block.columns, block.matrix.stride};
@@ -51,14 +51,14 @@ void copy(const From& from, const To& to, Stream& stream) {
   for (int64_t r = 0; r < from.rows; ++r) std::memcpy(to.line(r), from.line(r), from.line_bytes());
 }
 
-/// Copies without gaps of the blocks that have gaps, which are sent or received instead of them. On
-/// the host there are none.
+/// Contiguous copies of blocks with gaps, which are sent or received in their place. Unused on the
+/// host.
 template <class Byte>
 class Packed {
  public:
   explicit Packed(const Stream& stream) : packs_(stream.space() == MemorySpace::device) {}
 
-  /// The block that is passed to the communicator.
+  /// Returns the block to pass to the communicator.
   Block<Byte> stand_in(const Block<Byte>& block) {
     if (!packs_ || block.empty() || block.rows == 1 || block.columns == block.matrix.stride)
       return block;
@@ -67,12 +67,12 @@ class Packed {
     blocks_.push_back(block);
     return packed(block, memory);
   }
-  /// Fills the copies.
+  /// Fills the copies from their blocks.
   void pack(Stream& stream) {
     for (size_t i = 0; i < blocks_.size(); ++i)
       copy(blocks_[i], packed<std::byte>(blocks_[i], memory_[i]), stream);
   }
-  /// Copies what was received to the blocks.
+  /// Copies the received data to their blocks.
   void unpack(Stream& stream) {
     for (size_t i = 0; i < blocks_.size(); ++i)
       copy(packed<const std::byte>(blocks_[i], memory_[i]), blocks_[i], stream);
@@ -93,7 +93,7 @@ class Packed {
   std::vector<Buffer<std::byte>> memory_;
 };
 
-/// from(peer) to every rank, to(peer) from every rank.
+/// Sends from(peer) to every rank and receives to(peer) from every rank.
 template <class FromOf, class ToOf>
 void exchange_blocks(Communicator& tp, Stream& stream, std::string_view what, FromOf from,
                      ToOf to) {

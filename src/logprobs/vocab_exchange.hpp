@@ -1,5 +1,5 @@
 #pragma once
-// Logits split by columns into logits split by rows, and back.
+// Exchange between logits sharded by columns and logits sharded by rows.
 //
 //     rank r has [tokens, its columns]                      rank r has [its rows, all columns]
 //         0 | 1 | 2                                                0 0 0
@@ -8,16 +8,16 @@
 //                                                                  -----
 //                                                                  2 2 2
 //
-// One grouped exchange, with at most one message to each rank. On the host the communicator gets
-// the blocks of a message in place, so that neither side makes a permuted copy. On a device this
-// holds for blocks without gaps between their rows; a block with gaps would be a message for each
-// row, so one kernel for each rank copies it on the side that has the gaps. The rank copies its own
-// block during the exchange. Rows are distributed in order, as evenly as possible. The two
-// directions are exact inverses: all_to_all_vp2sq and all_to_all_sq2vp of NeMo RL, without their
-// condition that the number of ranks divides tokens and columns.
+// One grouped exchange with at most one message per rank. On the host, the communicator gets the
+// blocks of a message in place, so neither side makes a permuted copy. On a device this holds for
+// blocks without gaps between their rows; a block with gaps would be one message per row, so one
+// kernel per rank copies it on the side that has the gaps. The rank copies its own block during the
+// exchange. Rows are distributed in order and evenly. The two directions are exact inverses:
+// all_to_all_vp2sq and all_to_all_sq2vp of NeMo RL, without the requirement that the number of
+// ranks divides tokens and columns.
 //
-// Limit: the bytes that leave a rank, (n - 1) / n of its matrix, over the bandwidth of its link. On
-// a device each side with gaps also reads and writes that many bytes in memory, and allocates them.
+// Bound: the bytes that leave a rank, (n - 1) / n of its matrix, over its link bandwidth. On a
+// device, each side with gaps also reads, writes and allocates as many bytes.
 
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
@@ -27,18 +27,18 @@ namespace gyre {
 
 class VocabExchange {
  public:
-  /// Collective; all ranks throw the same usage error when the partition is not of as many ranks as
-  /// `tp`, a communicator of host memory, or when an argument differs between ranks. Matrices lie
-  /// in the memory of `arrays`, a communicator of the same ranks in the same order; null: tp.
+  /// Collective. All ranks throw the same usage error if the partition and `tp`, in host memory,
+  /// have different numbers of ranks, or an argument differs between ranks. Matrices are in the
+  /// memory space of `arrays`, a communicator of the same ranks in the same order; null: tp.
   VocabExchange(int64_t tokens, const VocabPartition& vocab, DType type, Communicator& tp,
                 Communicator* arrays = nullptr);
 
-  /// The first row of a rank, which has the rows up to the first one of the next rank.
+  /// First row of a rank; its rows end at the first row of the next rank.
   int64_t first_row(int rank) const;
   int64_t rows() const;  ///< of this rank
 
   /// by_rows [rows(), padded columns] <- by_columns [tokens, own columns]. Any strides. Collective.
-  /// `stream` is one of the matrices' memory; on a device they are read and written in its order.
+  /// `stream` has the matrices' memory space; a device accesses them in its order.
   void to_sequence(ConstMatrixRef by_columns, Stream& stream, MatrixRef by_rows) const;
   /// The inverse.
   void to_vocab(ConstMatrixRef by_rows, Stream& stream, MatrixRef by_columns) const;
@@ -50,7 +50,7 @@ class VocabExchange {
   int64_t tokens_;
   VocabPartition vocab_;
   DType type_;
-  Communicator& tp_;  // of the matrices' memory
+  Communicator& tp_;  // in the matrices' memory space
 };
 
 }  // namespace gyre

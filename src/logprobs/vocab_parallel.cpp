@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-/// Calls body(token), which merges the records of all ranks, for all tokens, shared among threads.
+/// Calls body(token) for all tokens, distributed over threads; each call merges all ranks' records.
 template <class Body>
 void for_each_token(int threads, int64_t tokens, int64_t ranks, Body body) {
   const double nanoseconds = 30 * static_cast<double>(ranks + 2);
@@ -220,7 +220,7 @@ double GatheredLogits::forward(ConstMatrixRef logits, std::span<const int32_t> i
   kernels_.gather_picks(logits, ids, picks_, vocab_.begin(tp_.rank()), vocab_.valid(tp_.rank()),
                         values);
   const Stopwatch watch;
-  // One rank has the value and all others 0: the sum is exact in any order.
+  // One rank has the value, all others 0, so the sum is exact in any order.
   tp_.all_reduce(values.data(), std::ssize(values), DType::f32, ReduceOp::sum, stream,
                  "logits of ids")
       ->wait();

@@ -1,12 +1,12 @@
 #pragma once
-// Log-probabilities of given ids and entropies from a vocabulary that is split over tensor-parallel
+// Log-probabilities of given ids, and entropies, from a vocabulary sharded over tensor-parallel
 // ranks.
 //
 //     serial:   m = max z     s = Σ e^{x}     t = Σ x e^{x}     with x = (z - m) / temperature
 //               log p_k = x_{id_k} - log s         H = log s - t / s
 //
 //     forward   each rank: one pass over its columns (row_moments), and the logits of its ids
-//               one all-gather of 4 · (2 + K + 1 if entropy) bytes a token
+//               one all-gather of 4 · (2 + K + 1 if entropy) bytes per token
 //               each rank merges all ranks' records in rank order: the same bits everywhere
 //               (score_records.hpp)
 //     backward  each rank: one pass over its columns (row_gradient); no communication
@@ -15,16 +15,16 @@
 //     rank 0   max 2, sum 1.503, logit -        rank 1   max 4, sum 1.368, logit 4
 //     merged   m = 4, s = 1.503 e^-2 + 1.368 = 1.571, log p_4 = (4 - 4) - log 1.571 = -0.452
 //
-// Gradients: what comes from above is the same on all ranks of the group, and each rank
-// differentiates its own columns. This is the contract of a loss that every rank computes alike.
+// Gradients: the upstream gradient is the same on all ranks of the group, and each rank
+// differentiates its own columns, as for a loss that every rank computes identically.
 //
-// After DistributedLogprob, ChunkedDistributedGatherLogprob and ChunkedDistributedEntropy of NeMo
-// RL; entropies here are Shannon's, -Σ p log p >= 0, the negative of what it returns, and padded
-// columns and -inf logits take no part.
+// Based on DistributedLogprob, ChunkedDistributedGatherLogprob and ChunkedDistributedEntropy of
+// NeMo RL, but entropies are Shannon's, -Σ p log p >= 0 (NeMo RL returns the negative), and padding
+// columns and -inf logits are excluded.
 //
-// Logits and their gradients lie in the memory of the RowKernels, and so do the records that
-// VocabScores and SoftCrossEntropy exchange, by `arrays`; all else is host memory, and so are the
-// buffers of `tp`.
+// Logits, their gradients, and the records that VocabScores and SoftCrossEntropy exchange by
+// `arrays` are in the memory space of the RowKernels; all else, including the buffers of `tp`, is
+// host memory.
 
 #include <cstdint>
 #include <memory>
@@ -43,56 +43,56 @@
 namespace gyre {
 
 struct ScoreOptions {
-  int64_t picks = 1;     ///< K: ids of each token
-  bool entropy = false;  ///< whether entropies are asked for
+  int64_t picks = 1;     ///< K: ids per token
+  bool entropy = false;  ///< whether entropies are requested
   double temperature = 1;
   int threads = 1;
-  RowKernels* kernels = nullptr;  ///< of the memory that logits and gradients lie in; null: host
-  /// The ranks of `tp` in their order, in the memory of `kernels`; null: tp itself, which does
-  /// where that is the host's, and on one rank.
+  RowKernels* kernels = nullptr;  ///< in the memory space of logits and gradients; null: host
+  /// The ranks of `tp` in the same order, in the memory space of `kernels`. null: tp, which
+  /// suffices for host memory or one rank.
   Communicator* arrays = nullptr;
 };
 
-/// The scores of `tokens` rows. Holds what backward needs, 8 bytes a token (12 with entropies), and
-/// the moments and records of all ranks.
+/// Scores of `tokens` rows. Keeps 8 bytes per token for backward (12 with entropies), and the
+/// moments and records of all ranks.
 class VocabScores {
  public:
-  /// Collective over `tp`: all ranks throw the same usage error when the partition is not of as
-  /// many ranks, when an argument differs between ranks, when picks < 0, or unless the temperature
-  /// is positive and finite. Nothing is checked by communication after that.
+  /// Collective over `tp`. All ranks throw the same usage error if the partition has another number
+  /// of ranks, an argument differs between ranks, picks < 0, or the temperature is not positive and
+  /// finite. Later calls check nothing by communication.
   VocabScores(int64_t tokens, const VocabPartition& vocab, const ScoreOptions& options,
               Communicator& tp);
 
-  /// For another number of rows, the same on all ranks. No communication; forgets the last pass.
+  /// Sets the number of rows, equal on all ranks. No communication; discards the last pass.
   void resize(int64_t tokens);
 
   /// logprob [tokens, K] <- log-probabilities of ids [tokens, K] (global), and entropy [tokens]
-  /// (empty unless asked for), from logits [tokens, this rank's columns], f32 or bf16. An id that
-  /// nobody owns scores 0. `stream` is the kernels'. Returns the seconds that it waited for other
-  /// ranks. Collective: one all-gather.
+  /// (empty unless requested), from logits [tokens, this rank's columns], f32 or bf16. An id that
+  /// no rank owns scores 0. `stream` is the kernels' stream. Returns the seconds that it waited for
+  /// other ranks. Collective: one all-gather.
   double forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                  std::span<float> logprob, std::span<float> entropy);
 
-  /// d_logits [tokens, columns] <- the gradient, from those of logprob [tokens, K] and entropy
-  /// [tokens] (empty: none), after a forward pass of the same logits and ids. d_logits may be the
-  /// logits' memory. The g of an id that nobody owns counts, as if it were a column elsewhere: set
-  /// it to 0 for tokens without a target. No communication.
+  /// d_logits [tokens, columns] <- gradient, from those of logprob [tokens, K] and entropy [tokens]
+  /// (empty: none), after a forward pass with the same logits and ids. d_logits may be the logits'
+  /// memory. The g of an id that no rank owns counts as for a column elsewhere: set it to 0 for
+  /// tokens without a target. No communication.
   void backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                 std::span<const float> d_logprob, std::span<const float> d_entropy,
                 MatrixRef d_logits) const;
 
-  /// out [tokens, columns] <- log-probabilities of all columns, or probabilities, after a forward
-  /// pass. No communication.
+  /// out [tokens, columns] <- log-probabilities of all columns, or probabilities if `exponentiate`,
+  /// after a forward pass. No communication.
   void write_log_softmax(ConstMatrixRef logits, bool exponentiate, MatrixRef out) const;
 
-  /// d_logits [tokens, columns] <- the gradient, from that of every log-probability of
+  /// d_logits [tokens, columns] <- gradient, from that of every log-probability of
   /// write_log_softmax, d_logprobs [tokens, columns], after a forward pass; may be the logits'
-  /// memory. d_logprobs differs between ranks: each has the part of its columns. Collective: one
-  /// all-gather of 8 bytes a token. Returns the seconds waited.
+  /// memory. Each rank has the part of d_logprobs for its columns. Collective: one all-gather of 8
+  /// bytes per token. Returns the seconds waited.
   double log_softmax_backward(ConstMatrixRef logits, ConstMatrixRef d_logprobs, Stream& stream,
                               MatrixRef d_logits) const;
 
-  /// Of the last forward pass: log p_v = (z_v - max) / temperature - log_sum. [tokens]
+  /// Normalizers of the last forward pass: log p_v = (z_v - max) / temperature - log_sum. [tokens]
   std::span<const RowNormalizer> normalizers() const { return normalizers_.span(); }
   const VocabPartition& vocab() const { return vocab_; }
 
@@ -111,17 +111,17 @@ class VocabScores {
   Buffer<float> entropy_;              // [tokens] or empty
 };
 
-/// -Σ_v p_v log q_v with p a teacher's distribution and q the student's, both split alike. One
-/// all-gather of 20 bytes a token; 16 are kept. No gradient to the teacher. After
+/// -Σ_v p_v log q_v for a teacher's distribution p and the student's q, with equal shards. One
+/// all-gather of 20 bytes per token; 16 are kept. The teacher gets no gradient. Based on
 /// DistributedCrossEntropy of NeMo RL.
 class SoftCrossEntropy {
  public:
-  /// Collective; errors as VocabScores. `arrays`: as in ScoreOptions.
+  /// Collective. Throws the errors of VocabScores. `arrays`: as in ScoreOptions.
   SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, int threads, Communicator& tp,
                    RowKernels* kernels = nullptr, Communicator* arrays = nullptr);
 
-  /// value [tokens] (nats). `stream` is the kernels'. Collective: one all-gather. Returns the
-  /// seconds that the stream waited for other ranks.
+  /// value [tokens] (nats) <- cross entropies. `stream` is the kernels' stream. Collective: one
+  /// all-gather. Returns the seconds that the stream waited for other ranks.
   double forward(ConstMatrixRef student, ConstMatrixRef teacher, Stream& stream,
                  std::span<float> value);
   /// d_student [tokens, columns] <- d_value (q - p); may be the student's memory.
@@ -139,19 +139,19 @@ class SoftCrossEntropy {
   Buffer<RowNormalizer> students_, teachers_;  // [tokens]
 };
 
-/// Raw logits at given global ids; touches nothing else. One all-reduce of 4 K bytes a token. After
-/// gather_logits_at_global_indices of NeMo RL.
+/// Raw logits at given global ids; reads nothing else. One all-reduce of 4 K bytes per token. Based
+/// on gather_logits_at_global_indices of NeMo RL.
 class GatheredLogits {
  public:
-  /// Collective; errors as VocabScores.
+  /// Collective. Throws the errors of VocabScores.
   GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t picks, int threads,
                  Communicator& tp, RowKernels* kernels = nullptr);
 
-  /// values [tokens, K] <- logits at ids [tokens, K]; 0 where nobody owns the id. Collective: one
+  /// values [tokens, K] <- logits at ids [tokens, K]; 0 if no rank owns the id. Collective: one
   /// all-reduce. Returns the seconds waited.
   double forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                  std::span<float> values);
-  /// d_logits [tokens, columns] <- the sums of d_values at the ids, 0 elsewhere.
+  /// d_logits [tokens, columns] <- sums of d_values at the ids, 0 elsewhere.
   void backward(std::span<const int32_t> ids, std::span<const float> d_values,
                 MatrixRef d_logits) const;
 

@@ -1,11 +1,11 @@
 #pragma once
-// Who holds which columns of a vocabulary that is split over tensor-parallel ranks.
+// Distribution of a vocabulary's columns over tensor-parallel ranks.
 //
 //     vocabulary of 259 ids in 264 columns, 3 ranks      offsets 0 88 176 264, vocab_size 259
 //     rank 0 holds 0 .. 87, rank 1 88 .. 175, rank 2 176 .. 263, of which 259 .. 263 are padding
 //
-// Padding takes part in nothing: it is told by its column, not by a value in it. Shards may be of
-// any sizes, empty ones included.
+// Padding is excluded everywhere; it is identified by its column, not by a value in it. Shards may
+// have any sizes, including 0.
 
 #include <cstdint>
 #include <span>
@@ -26,37 +26,37 @@ GYRE_HOST_DEVICE inline int owner_of(const int64_t* offsets, int64_t vocab_size,
 }
 
 struct VocabPartition {
-  std::vector<int64_t> offsets{0};  ///< [ranks + 1]: rank r holds columns offsets[r] to
-                                    ///< offsets[r + 1] - 1
-  int64_t vocab_size = 0;           ///< ids; columns from here on are padding
+  std::vector<int64_t> offsets{0};  ///< [ranks + 1]: rank r holds columns offsets[r] to offsets[r +
+                                    ///< 1] - 1
+  int64_t vocab_size = 0;           ///< number of ids; later columns are padding
 
   int ranks() const { return static_cast<int>(offsets.size()) - 1; }
   int64_t padded() const { return offsets.back(); }
   int64_t begin(int rank) const { return offsets[static_cast<size_t>(rank)]; }
   int64_t columns(int rank) const { return begin(rank + 1) - begin(rank); }
-  /// Columns of the shard that are not padding: its first ones.
+  /// Number of columns of the shard that are not padding, its first ones.
   int64_t valid(int rank) const;
-  /// The rank that holds an id; -1 for one that nobody owns: negative, or not below vocab_size.
+  /// Rank that holds an id; -1 if no rank owns it: negative, or not below vocab_size.
   int owner(int64_t id) const { return owner_of(offsets.data(), vocab_size, id); }
 };
 
 /// Equal shards of `padded` columns. Throws a usage error, with the nearest valid number, unless
-/// `ranks` divides it and 1 <= vocab_size <= padded.
+/// `ranks` divides `padded` and 1 <= vocab_size <= padded.
 VocabPartition even_partition(int64_t vocab_size, int64_t padded, int ranks);
 
-/// Shards of these sizes, in rank order. Throws a usage error when a size is negative, or unless
-/// 1 <= vocab_size <= their sum.
+/// Shards of these sizes, in rank order. Throws a usage error if a size is negative, or unless 1 <=
+/// vocab_size <= their sum.
 VocabPartition partition_of(std::span<const int64_t> columns, int64_t vocab_size);
 
-/// As even as the ids allow, without padding: the first vocab_size % ranks shards are one longer.
+/// Shards as even as possible, without padding: the first vocab_size % ranks are one column longer.
 VocabPartition balanced_partition(int64_t vocab_size, int ranks);
 
-/// Throws a usage error unless the partition is of `ranks` ranks, its offsets go up from 0, and 1
-/// <= vocab_size <= padded().
+/// Throws a usage error unless the partition has `ranks` ranks, its offsets start at 0 and do not
+/// decrease, and 1 <= vocab_size <= padded().
 void check_partition(const VocabPartition& vocab, int ranks);
 
-/// All ranks throw the same usage error, which names `what`, the place and both values, unless all
-/// of them have the same partition. It must be one for tp.size() ranks. Collective: one small
+/// All ranks throw the same usage error, which names `what`, the place and both values, if the
+/// partition differs between ranks. It must be one for tp.size() ranks. Collective: one small
 /// all-gather.
 void agree_on_partition(Communicator& tp, std::string_view what, const VocabPartition& vocab);
 

@@ -17,9 +17,9 @@ namespace {
 
 constexpr std::string_view call_name = "largest logits";
 
-/// The lists of all ranks: of each rank ids [tokens, entries], then values [tokens, entries].
+/// Lists of all ranks: for each rank ids [tokens, entries], then values [tokens, entries].
 struct Lists {
-  int64_t tokens, entries;  // the most that any rank has
+  int64_t tokens, entries;  // maximum over the ranks
   DType type;
 
   int64_t block_bytes() const {
@@ -36,12 +36,12 @@ struct Lists {
   }
 };
 
-/// Whether a comes before b, if its id is the lower one.
+/// Whether a precedes b, if a has the lower id.
 bool not_behind(float a, float b) {
   return std::isnan(a) || a >= b;
 }
 
-/// The first values.size() entries of all ranks' lists of one token.
+/// Merges all ranks' lists of one token; writes the first values.size() entries.
 void merge_lists(const Lists& lists, const std::byte* all, int64_t token, std::span<int64_t> heads,
                  std::span<float> values, std::span<int32_t> ids) {
   std::fill(heads.begin(), heads.end(), 0);

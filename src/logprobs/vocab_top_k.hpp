@@ -1,15 +1,15 @@
 #pragma once
-// The k largest logits of a vocabulary that is split over ranks, and their ids.
+// The k largest logits of a vocabulary sharded over ranks, and their ids.
 //
 //     each rank   its min(k, columns) largest by (value, then lower id)       one pass
-//     all-gather  ids and values, 8 bytes an entry; 6 if the logits are bf16
-//     each rank   the k largest of all ranks' lists, merged alike
+//     all-gather  ids and values, 8 bytes per entry; 6 if the logits are bf16
+//     each rank   the k largest of all ranks' lists, merged in the same way
 //
 // Example, k = 3, ranks hold 5 1 5 | 4 5 2: lists 5 5 1 of ids 0 2 1 and 5 4 2 of ids 4 3 5; merged
-// 5 5 5 of ids 0 2 4. Lower ranks hold lower ids, so that ties between lists go to the first list.
+// 5 5 5 of ids 0 2 4. Lower ranks hold lower ids, so ties between lists go to the first list.
 //
-// Padded columns are never returned. A NaN ranks as the largest. With k = 1 this is the argmax.
-// After distributed_vocab_topk of NeMo RL, which leaves the order of ties open.
+// Padding columns are never returned. NaN ranks as the largest. k = 1 is the argmax. Based on
+// distributed_vocab_topk of NeMo RL, which does not define the order of ties.
 
 #include "comm/communicator.hpp"
 #include "logprobs/row_kernels.hpp"
@@ -19,16 +19,16 @@ namespace gyre {
 
 class VocabTopK {
  public:
-  /// Collective; all ranks throw the same usage error when k < 1, when tokens < 0, when the
-  /// partition is not of as many ranks as `tp`, or when an argument differs between ranks.
+  /// Collective. All ranks throw the same usage error if k < 1, tokens < 0, the partition and `tp`
+  /// have different numbers of ranks, or an argument differs between ranks.
   VocabTopK(int64_t tokens, const VocabPartition& vocab, int64_t k, int threads, Communicator& tp,
             RowKernels* kernels = nullptr);
 
-  /// min(k, vocab_size): entries of a row.
+  /// min(k, vocab_size): entries per row.
   int64_t length() const { return length_; }
-  /// values, ids [tokens, length()] in descending order, equal values by ascending id, on all ranks
-  /// alike, from logits [tokens, own columns] in the kernels' memory, f32 or bf16 on all ranks
-  /// alike. Collective: one all-gather. Returns the seconds waited.
+  /// values, ids [tokens, length()] in descending order, equal values by ascending id, equal on all
+  /// ranks, from logits [tokens, own columns] in the kernels' memory, f32 or bf16, alike on all
+  /// ranks. Collective: one all-gather. Returns the seconds waited.
   double run(ConstMatrixRef logits, Stream& stream, std::span<float> values,
              std::span<int32_t> ids);
 
