@@ -295,7 +295,7 @@ class EmulatedCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Communicator> own_, releases_;
-  Communicator& real_;  // own_
+  Communicator& real_;  // *own_
   Places places_;
   std::shared_ptr<Link> link_;
 };

@@ -24,7 +24,7 @@ struct DistillationOptions {
   bool entropy = false;       ///< of the student; needs the whole vocabulary
   int threads = 1;
   RowKernels* kernels = nullptr;   ///< as in ScoreOptions
-  Communicator* arrays = nullptr;  ///< likewise
+  Communicator* arrays = nullptr;  ///< as in ScoreOptions
 };
 
 class DistillationScores {

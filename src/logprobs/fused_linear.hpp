@@ -17,8 +17,8 @@
 // then 0, then 1; the gradient of rows 1 is part 0 + part 2 + part 1, in this order in every run.
 //
 // Bound: four products of 2 n D columns FLOPs each (one forward, three backward). Measured on the
-// host in bench/fused_linear.cpp: 0.8 to 0.95 times the four products as single calls, which exceed
-// the cache; fused_linear_cuda.hpp describes the cost on a device. Tokens without gradient cost
+// host in bench/fused_linear.cpp: 0.8 to 0.95 times the four as single calls, whose data exceed the
+// cache; fused_linear_cuda.hpp describes the cost on a device. Tokens without gradient cost
 // nothing in backward. Memory beyond inputs and outputs: X of all ranks, two outgoing parts of dX
 // and an incoming one, the records of all ranks, 8 bytes per token with a gradient, and tiles;
 // nothing of size n · V. dW is accumulated in f32. Each rank's dW covers its own columns and its

@@ -76,7 +76,7 @@ class SurvivorsReference {
   std::span<const int32_t> doubtful() const;
   /// Valid number of survivors nearest to the case that `kept` of the doubtful ids survive.
   int64_t with_doubtful(int64_t kept) const;
-  /// All ids in order of rank.
+  /// The ids that top_k keeps, in order of rank.
   std::span<const int32_t> ranked() const { return order_; }
 
  private:

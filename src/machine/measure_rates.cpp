@@ -25,8 +25,8 @@ constexpr std::array kinds_of_work = {
     KindOfWork{CoreWork::update, &WorkRates::update}, KindOfWork{CoreWork::copy, &WorkRates::copy}};
 
 /// Work per second of this rank. All ranks of `group`, on one host, start together and stop at the
-/// end of the window. One thread of one rank counts CPU time, which excludes other processes' use of
-/// its core; otherwise wall-clock time counts, because ranks and threads share cores.
+/// end of the window. One thread of one rank counts CPU time, without other processes' use of its
+/// core; otherwise wall-clock time counts, because ranks and threads share cores.
 double rate_in_window(Communicator& group, CoreWork work, std::span<float> array, int threads,
                       double seconds) {
   constexpr double delay = 1e-3;  // all ranks learn `begin` before it comes
