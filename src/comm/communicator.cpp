@@ -42,7 +42,7 @@ void Communicator::count(int64_t bytes, int64_t messages) {
 
 Communicator& Communicator::subgroup(const std::vector<int>& ranks) {
   GYRE_CHECK(std::ranges::is_sorted(ranks) && std::ranges::binary_search(ranks, rank()),
-             "rank {} asks for a group that it is not in", rank());
+             "rank {} requests a group without itself", rank());
   if (std::ssize(ranks) == size()) return *this;
   std::unique_ptr<Communicator>& group = subgroups_[ranks];
   if (group == nullptr) group = split(ranks.front());

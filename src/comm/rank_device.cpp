@@ -33,9 +33,9 @@ std::string visibility_note(const std::vector<RankDevice>& devices) {
         ranks.push_back(other.rank);
     if (ranks.size() < 2) continue;
     return fmt::format(
-        "ranks {} on host {} see one GPU each, and none that of another: NCCL may copy through the "
-        "host; let each see all, it takes its own: srun --gpus-per-node={} --gpu-bind=none instead "
-        "of --gpus-per-task=1, or CUDA_VISIBLE_DEVICES unset",
+        "ranks {} on host {} see one GPU each and no other rank's, so NCCL may copy through the "
+        "host; let every rank see all GPUs (it uses its own): srun --gpus-per-node={} "
+        "--gpu-bind=none instead of --gpus-per-task=1, or CUDA_VISIBLE_DEVICES unset",
         fmt::join(ranks, ", "), first.host, ranks.size());
   }
   return "";

@@ -25,7 +25,7 @@ void check_output(const ConstMatrixRef& from, const MatrixRef& to, int64_t colum
              from.cols, to.rows, to.cols);
   check_rows(to, columns, row_values);
   GYRE_CHECK(from.data != to.data || (from.type == to.type && from.stride == to.stride),
-             "in place of logits of another layout");
+             "in place, but the type or stride differs from the logits'");
 }
 
 /// Scratch limit, in bytes, for the rows that one selection processes together.

@@ -221,7 +221,7 @@ void check(const ConstMatrixRef& from, const MatrixRef& to, int64_t columns, siz
   GYRE_CHECK(0 <= columns && columns <= to.cols && std::cmp_equal(row_values, to.rows),
              "{} of {} columns, {} values for {} rows", columns, to.cols, row_values, to.rows);
   GYRE_CHECK(from.data != to.data || (from.type == to.type && from.stride == to.stride),
-             "in place of logits of another layout");
+             "in place, but the type or stride differs from the logits'");
 }
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 

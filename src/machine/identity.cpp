@@ -27,7 +27,7 @@ std::vector<std::string> all_gather_texts(Communicator& comm, const std::string&
   std::string all(static_cast<size_t>(total), ' ');
   HostStream stream;
   comm.all_gather_v(bytes_of(std::span<const char>(mine)), writable_bytes_of(std::span<char>(all)),
-                    lengths, stream, "what ranks say about the machine")
+                    lengths, stream, "descriptions of the machine by all ranks")
       ->wait();
   std::vector<std::string> texts;
   size_t at = 0;
@@ -116,13 +116,13 @@ MachineIdentity find_machine(Communicator& world) {
   }
   const auto first = std::ranges::find(machine.ranks, host_name(), &RankPlacement::host);
   std::string host;
-  run_agreed(world, "looking at the machine", [&] {
+  run_agreed(world, "inspecting the machine", [&] {
     if (first->rank == me) host = packed(find_host());
   });
   for (const std::string& text : all_gather_texts(world, host))
     if (!text.empty()) machine.hosts.push_back(unpacked<HostIdentity>(text));
   std::string mpi, slurm;
-  run_on_root(world, "looking at MPI", [&] {
+  run_on_root(world, "inspecting MPI", [&] {
     mpi = packed(find_mpi(machine.ranks));
     slurm = packed(find_slurm());
   });

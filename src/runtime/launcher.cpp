@@ -69,7 +69,7 @@ LauncherRelay::LauncherRelay() {
   int ends[2];
   if (connection() < 0) return;
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-    throw_runtime("cannot stand between this rank and its launcher: socketpair: {}",
+    throw_runtime("cannot relay between this rank and its launcher: socketpair: {}",
                   std::strerror(errno));
   rank_end_ = ends[0];
   supervisor_end_ = ends[1];

@@ -22,7 +22,7 @@ constexpr const char* remove_unless_kept =
     "trap '' HUP INT TERM; read -r verdict; [ \"$verdict\" = keep ] || rm -f -- \"$1\"";
 
 [[noreturn]] void fail_to_watch(const std::string& file, int reason) {
-  throw_runtime("cannot watch over '{}', to remove it should this process be killed: {}", file,
+  throw_runtime("cannot start the process that removes '{}' if this one is killed: {}", file,
                 std::strerror(reason));
 }
 
