@@ -25,7 +25,7 @@ struct Block {
   }
   bool empty() const { return rows == 0 || columns == 0; }
 
-  /// Adds the block to a message: line by line, or at once if contiguous in memory.
+  /// Adds the block to a message: one slice per line, or a single one if contiguous in memory.
   template <class Slice>
   void add_to(int peer, std::vector<Slice>& slices) const {
     if (empty()) return;
