@@ -57,7 +57,7 @@ std::vector<Item> longest_first(std::span<const int64_t> lengths) {
 
 namespace {
 
-/// Most free room per subtree of the bins, so that "first bin with room for n" costs O(log bins).
+/// Segment tree of the largest free room, so that "first bin with room for n" costs O(log bins).
 /// Bins that do not exist yet have room -1.
 class RoomTree {
  public:

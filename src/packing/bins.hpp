@@ -10,12 +10,12 @@
 //     first-fit-decreasing            [7 5] [6 0] [2 3 4 1]     3 bins
 //     modified-first-fit-decreasing   [7 2] [5 3 1 4] [0 6]     3 bins
 //
-// A bin's length is what its stream costs in linear layers; attention costs Σ L(L+1)/2 of its
-// items: one item of 100 and ten of 10 both fill C = 100, but have 5050 and 550 visible pairs.
-// `balanced` uses no more bins than the better of the decreasing packers, and evens out that cost.
+// The length of a bin is the cost of its stream in linear layers. Attention costs Σ L(L+1)/2 over
+// its items: one item of 100 and ten of 10 both fill C = 100, but have 5050 and 550 visible pairs.
+// `balanced` uses no more bins than the better of the decreasing packers and equalises that cost.
 //
-// The first four packers and their measures are those of NeMo-RL's sequence packing; here no bin is
-// ever empty, and the shuffle takes a seed.
+// The first four packers and their measures follow NeMo-RL's sequence packing. Unlike there, no bin
+// is ever empty, and the shuffle takes a seed.
 
 #include <cstdint>
 #include <optional>
@@ -29,56 +29,56 @@ namespace gyre {
 /// A bin: indices of its items, in the order of packing.
 using Bin = std::vector<int64_t>;
 
-/// The longest of the items that are longer than a limit (the first of equals), and their number.
+/// The longest item above a limit (the first of equals), and the number of items above it.
 struct LongestAbove {
   int64_t item, length, count;
   /// " (the longest of 3 that do not fit)", or "" when it is the only one.
   std::string others_text() const;
 };
-/// Nothing when all lengths are at most `most`.
+/// Returns nothing when all lengths are at most `most`.
 std::optional<LongestAbove> longest_above(std::span<const int64_t> lengths, int64_t most);
 
 /// What to do with an item that is longer than the capacity.
 enum class Oversize {
   reject,   ///< a usage error
-  own_bin,  ///< a bin without room for anything but empty items
+  own_bin,  ///< it gets a bin of its own, which accepts only empty items besides
 };
 
 struct BinOptions {
   int64_t capacity = 0;            ///< C, at least 1
-  int64_t min_bin_count = 0;       ///< at least so many bins
+  int64_t min_bin_count = 0;       ///< smallest number of bins
   int64_t bin_count_multiple = 1;  ///< the number of bins is a multiple of this
-  uint64_t seed = 0;               ///< of first_fit_shuffle; the others draw nothing
-  int64_t max_items = 0;           ///< of next_fit: most items of a bin; 0: any number
+  uint64_t seed = 0;               ///< seed of first_fit_shuffle; the other packers are not random
+  int64_t max_items = 0;           ///< next_fit: largest number of items of a bin; 0: no limit
   Oversize oversize = Oversize::reject;
 };
 
-// The packers. Common to all: lengths [n] >= 0; every index is in exactly one bin; no bin is empty;
-// without items there are no bins; the same arguments give the same bins. After packing the number
-// of bins is raised as adjust_bin_count says.
+// The packers. All of them: lengths [n] >= 0; every index is in exactly one bin; no bin is empty;
+// zero items give zero bins; equal arguments give equal bins. After packing, adjust_bin_count
+// raises the number of bins.
 //
 // Usage errors: capacity < 1; a negative length, or one above the capacity under Oversize::reject
 // (the longest is named); options out of range; max_items for a packer other than next_fit; fewer
 // items than bins.
 
-/// Items in order of input; a bin is closed by the first item that does not fit. O(n).
+/// Packs items in input order. The first item that does not fit closes the bin. O(n).
 std::vector<Bin> next_fit(std::span<const int64_t> lengths, const BinOptions& options);
 
-/// Items by (length, index), both descending; each goes into the first bin with room. O(n log n),
-/// by a tree of free room over the bins.
+/// Takes items by (length, index), both descending; each goes into the first bin with room. O(n log
+/// n), by a segment tree of free room over the bins.
 std::vector<Bin> first_fit_decreasing(std::span<const int64_t> lengths, const BinOptions& options);
-/// The O(n · bins) twin that scans the bins one by one.
+/// O(n · bins) reference: scans the bins one by one.
 std::vector<Bin> first_fit_decreasing_reference(std::span<const int64_t> lengths,
                                                 const BinOptions& options);
 
-/// First fit of the items in a random order (Fisher-Yates, options.seed). O(n log n).
+/// First fit of the items in random order (Fisher-Yates, options.seed). O(n log n).
 std::vector<Bin> first_fit_shuffle(std::span<const int64_t> lengths, const BinOptions& options);
-/// The O(n · bins) twin.
+/// O(n · bins) reference of first_fit_shuffle.
 std::vector<Bin> first_fit_shuffle_reference(std::span<const int64_t> lengths,
                                              const BinOptions& options);
 
-/// Modified first-fit decreasing (after Johnson and Garey, 1985), as NeMo-RL does it. Items are
-/// large above C/2, medium above C/3, small above C/6, else tiny, as empty ones are.
+/// Modified first-fit decreasing (after Johnson and Garey, 1985), as in NeMo-RL. Items are large
+/// above C/2, medium above C/3, small above C/6, else tiny; empty items are tiny.
 ///
 ///     1  one bin for each large item, in descending order
 ///     2  for each bin, in that order: add the largest medium item that fits
@@ -88,41 +88,41 @@ std::vector<Bin> first_fit_shuffle_reference(std::span<const int64_t> lengths,
 ///     5  the rest, in descending order: into the emptiest of the bins made in this step if it fits
 ///        there, otherwise into a new one; these bins follow in ascending order of their load
 ///
-/// Equal lengths: the lower index first, except for the second item of step 3 (the higher). Step 5
-/// is worst fit and can need more bins than first_fit_decreasing does. O(n log n).
+/// Of equal lengths the lower index comes first, except for the second item of step 3 (the higher).
+/// Step 5 is worst fit and can need more bins than first_fit_decreasing does. O(n log n).
 std::vector<Bin> modified_first_fit_decreasing(std::span<const int64_t> lengths,
                                                const BinOptions& options);
-/// The O(n · n) twin: the five steps by scans of lists.
+/// O(n²) reference: the five steps by scans of lists.
 std::vector<Bin> modified_first_fit_decreasing_reference(std::span<const int64_t> lengths,
                                                          const BinOptions& options);
 
-/// Packs for equal attention cost. Let T be the number of bins of first_fit_decreasing or of
-/// modified_first_fit_decreasing, whichever needs fewer, after adjust_bin_count.
+/// Packs for equal attention cost. Let T be the smaller of the numbers of bins of
+/// first_fit_decreasing and modified_first_fit_decreasing, after adjust_bin_count.
 ///
-///     start    the cheapest, by the largest cost of a bin, of these packings that has T bins, and
-///              of a greedy one: longest item first, into the bin of least cost among those with
-///              room. When an item finds no room, the greedy packing is tried again with only the
-///              longer items (C/256, C/64, C/16, C/4) placed by cost, and the rest by best fit.
-///     improve  take the costliest bin and, in turn, the 128 cheapest. Deal the items of the pair
-///              anew by the same greedy rule; or else exchange up to two items of one for up to two
-///              of the other, among the 24 longest of each. Keep what makes the dearer of the two
-///              bins cheaper. A costliest bin that no partner improves is done, and the next has
-///              its turn.
+///     start    candidates: those of the two packings that have T bins, and a greedy one, which
+///              places the longest item first into the bin of least cost that has room. If an item
+///              finds no room, the packing is repeated with only the items above C/256, C/64, C/16
+///              or C/4 placed by cost and the rest by best fit. The candidate whose largest cost is
+///              smallest wins.
+///     improve  pair the costliest bin with each of the 128 cheapest. Deal the items of the pair
+///              again by the greedy rule, or else exchange up to two items of one for up to two of
+///              the other, among the 24 longest of each. Keep a change that lowers the larger cost
+///              of the pair. If no partner improves the costliest bin, continue with the next one.
 ///
-/// So it has T bins and the same utilisation, and its largest cost is never above that of a
-/// decreasing packer with T bins. No packing into T bins is below the cost of the longest item, nor
-/// below the mean cost. Measured (bench/packing.cpp): for 4096 documents of the long-tailed
-/// distribution of lengths.hpp, cut at C/4 or at C, the largest cost is within 1 % of the larger of
-/// the two, for C = 32K, 64K and 128K; for a million, where all bins are full to the last slots,
-/// within 20 %. It can stay far above where bins have few items and no room to spare (lengths even
-/// up to C/2: 1.45 times). The search does work in proportion to 2^22 + 64 n, so that all takes
-/// O(n log n). Lengths and capacity are at most 2^31 - 1.
+/// The result has T bins and the same utilisation. Its largest cost is never above that of a
+/// decreasing packer with T bins. Lower bounds of the largest cost: the cost of the longest item,
+/// and the mean cost. Measured (bench/packing.cpp) for the long-tailed distribution of lengths.hpp,
+/// cut at C/4 or at C, with C = 32K, 64K and 128K: for 4096 documents the largest cost is within
+/// 1 % of the larger bound; for a million, where all bins are full to the last slots, within 20 %.
+/// It can stay far above where bins have few items and no spare room (uniform lengths up to C/2:
+/// 1.45 times). The search budget is 2^22 + 64 n items, so that the total is O(n log n). Lengths
+/// and capacity are at most 2^31 - 1.
 std::vector<Bin> balanced_bins(std::span<const int64_t> lengths, const BinOptions& options);
 
-/// Raises the number of bins to max(bins, min_bin_count), rounded up to bin_count_multiple. New
-/// bins get one item each: the last one of the bin with most items (ties: the higher bin), again
-/// and again until one is left there; then of the next in that order. Loads only fall, so that no
-/// capacity is exceeded; balance is not looked at. Throws a usage error when there are fewer items
+/// Raises the number of bins to max(bins, min_bin_count), rounded up to bin_count_multiple. Each
+/// new bin gets one item: the last item of the bin with the most items (ties: the higher bin) until
+/// that bin has one item left; then the next bin in that order gives. Loads only fall, so no bin
+/// exceeds the capacity. Balance is not considered. Throws a usage error when there are fewer items
 /// than bins. O(bins log bins).
 std::vector<Bin> adjust_bin_count(std::vector<Bin> bins, const BinOptions& options);
 
@@ -135,21 +135,21 @@ struct BinPacker {
 /// next-fit, first-fit-decreasing, first-fit-shuffle, modified-first-fit-decreasing, balanced.
 const std::vector<BinPacker>& bin_packers();
 
-/// The packer of this name, in full; case does not matter, and '_' is as good as '-'. Throws a
-/// usage error that lists the names ("mffd" is none of them).
+/// Finds a packer by its full name; case does not matter and '_' equals '-'. Throws a usage error
+/// that lists the names (abbreviations such as "mffd" are unknown).
 const BinPacker& find_bin_packer(std::string_view name);
 
-/// The options under which bins can be dealt to `ranks` data-parallel ranks: at least so many bins,
-/// and a multiple. What `options` ask for besides still holds.
+/// Adds what data-parallel dealing to `ranks` ranks requires: at least `ranks` bins, in a multiple
+/// of `ranks`. Requirements in `options` still hold.
 BinOptions options_for_ranks(BinOptions options, int ranks);
 
 /// Bin k goes to rank k mod ranks: [ranks] lists of bins, ascending. Packers that place long items
-/// first give rank 0 the heaviest bins; balance_over_groups (packing.hpp) looks at costs instead.
+/// first give rank 0 the heaviest bins; balance_over_groups (packing.hpp) deals by cost instead.
 /// Throws a usage error when ranks < 1, or when the number of bins is not a multiple of it.
 std::vector<std::vector<int64_t>> assign_bins_to_ranks(int64_t bins, int ranks);
 
-/// How good a packing is. For the linear measures (as in NeMo-RL) an item takes its length rounded
-/// up to a multiple; a bin with an oversize item counts as filled by it. All are 0 without bins.
+/// Quality of a packing. The linear measures (as in NeMo-RL) round each length up to a multiple and
+/// count a bin with an oversize item as filled by it. All are 0 without bins.
 struct BinMeasures {
   int64_t bins = 0;
   int64_t tokens = 0;      ///< Σ lengths
@@ -161,14 +161,14 @@ struct BinMeasures {
   /// 1 - (sample standard deviation of the bins' utilisation) / (their mean); 1 for a single bin;
   /// may be negative.
   double balance = 0;
-  std::vector<double> costs;  ///< [bins] Σ L(L+1)/2 of the lengths: visible pairs, causal
+  std::vector<double> costs;  ///< [bins] causally visible pairs, Σ L(L+1)/2
   double max_cost = 0;
   double mean_cost = 0;
-  double cost_imbalance = 0;  ///< max_cost / mean_cost, 1 at best; 0 when nothing costs anything
+  double cost_imbalance = 0;  ///< max_cost / mean_cost, at least 1; 0 when all costs are 0
 };
 
-/// Measures bins of items with these lengths, packed as round_up(length, multiple). Preconditions:
-/// indices are valid, capacity and multiple at least 1.
+/// Measures bins of items with these lengths; each item takes round_up(length, multiple).
+/// Preconditions: valid indices; capacity and multiple at least 1.
 BinMeasures measure_bins(std::span<const Bin> bins, std::span<const int64_t> lengths,
                          int64_t capacity, int64_t multiple = 1);
 

@@ -1,5 +1,5 @@
-// Packing for equal attention cost: see balanced_bins in bins.hpp. Here: the packings that the
-// search (bins_search.cpp) starts from.
+// Packing for equal attention cost (balanced_bins in bins.hpp): the packings from which the search
+// (bins_search.cpp) starts.
 
 #include <algorithm>
 #include <limits>
@@ -17,7 +17,7 @@ namespace {
 using detail::CostBin;
 using detail::Item;
 
-constexpr int64_t work_per_item = 64;  // of the search
+constexpr int64_t work_per_item = 64;  // search budget
 constexpr int64_t least_work = int64_t{1} << 22;
 
 std::vector<CostBin> with_costs(const std::vector<Bin>& bins, std::span<const int64_t> lengths) {
@@ -35,17 +35,17 @@ int64_t largest_cost(const std::vector<CostBin>& bins) {
   return largest;
 }
 
-/// Places items, longest first. Those of at least `cost_matters`: into the bin of least cost (ties:
-/// fewer items, lower bin) among those with room. A bin without room for an item waits until the
-/// items, which only become shorter, are short enough: so each is set aside at most once per item
-/// placed. Shorter ones: where they leave the least room, which fills bins to the last slot.
+/// Places items, longest first. Items of at least `cost_matters` go into the bin of least cost
+/// (ties: fewer items, lower bin) that has room. A bin without room for an item waits until items
+/// are short enough. Items only become shorter, so each item sets a bin aside at most once. Shorter
+/// items go where they leave the least room (best fit), which fills bins to the last slot.
 class GreedyStart {
  public:
   GreedyStart(size_t count, int64_t capacity) : bins_(count), capacity_(capacity) {
     for (size_t b = 0; b < count; ++b) enter(b);
   }
-  /// The bins, or nothing when an item finds no room. No bin is empty: the first `count` items go
-  /// into one each.
+  /// Returns the bins, or nothing when an item finds no room. No bin is empty: each of the first
+  /// `count` items gets its own bin.
   std::optional<std::vector<CostBin>> place(std::span<const Item> items, int64_t cost_matters) {
     size_t placed = 0;
     for (; placed < items.size(); ++placed) {
@@ -90,8 +90,8 @@ class GreedyStart {
   std::priority_queue<std::pair<int64_t, size_t>> waiting_;  // room, bin
 };
 
-/// The greedy packing that looks at the cost of as many items as it can without running out of
-/// room, or nothing.
+/// Greedy packing with the smallest length threshold for placement by cost at which all items fit;
+/// nothing if none does.
 std::optional<std::vector<CostBin>> greedy_start(std::span<const Item> items, size_t count,
                                                  int64_t capacity) {
   for (int64_t cost_matters :

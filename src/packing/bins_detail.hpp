@@ -1,5 +1,5 @@
 #pragma once
-// What the packers share.
+// Helpers that the packers share.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace gyre::detail {
 
-/// Throws the usage errors that bins.hpp lists for the packer of this name, before any packing.
+/// Throws the usage errors that bins.hpp lists for the packer of this name.
 void check_packing(std::string_view packer, std::span<const int64_t> lengths,
                    const BinOptions& options);
 
-/// Room of a new bin whose first item has this length: an oversize one fills it to the brim.
+/// Capacity of a new bin whose first item has this length; an oversize item fills it completely.
 inline int64_t room_of_new_bin(int64_t capacity, int64_t length) {
   return std::max(capacity, length);
 }
@@ -30,19 +30,19 @@ inline bool comes_first(const Item& a, const Item& b) {
 }
 std::vector<Item> longest_first(std::span<const int64_t> lengths);
 
-/// The number of bins that adjust_bin_count makes of `bins`. Unsigned, so that rounding up the
-/// largest options does not overflow.
+/// The number of bins after adjust_bin_count. Unsigned, so that rounding up the largest options
+/// does not overflow.
 inline uint64_t adjusted_count(size_t bins, const BinOptions& options) {
   const auto multiple = static_cast<uint64_t>(options.bin_count_multiple);
   const uint64_t least = std::max<uint64_t>(bins, static_cast<uint64_t>(options.min_bin_count));
   return (least + multiple - 1) / multiple * multiple;
 }
 
-/// The packings before adjust_bin_count, of lengths and options that are checked already.
+/// Packings before adjust_bin_count. Precondition: lengths and options are checked.
 std::vector<Bin> first_fit_of(std::span<const Item> items, int64_t capacity);
 std::vector<Bin> modified_first_fit_of(std::span<const int64_t> lengths, int64_t capacity);
 
-/// Visible pairs. A bin's items of together at most 2^31 slots have less than 2^62.
+/// Causally visible pairs. Items of a bin with at most 2^31 slots have less than 2^62 in total.
 inline int64_t cost_of(int64_t length) {
   return length * (length + 1) / 2;
 }
@@ -62,9 +62,9 @@ struct CostBin {
   }
 };
 
-/// The search of balanced_bins: lowers the largest cost, in place, with about `budget` items looked
-/// at. Bins that hold more than the capacity stay as they are. Items of a bin are longest first,
-/// before and after.
+/// Search of balanced_bins: lowers the largest cost in place and examines about `budget` items.
+/// Bins above the capacity stay unchanged. Items of a bin are sorted longest first, before and
+/// after.
 void even_out_costs(std::vector<CostBin>& bins, int64_t capacity, int64_t budget);
 
 }  // namespace gyre::detail

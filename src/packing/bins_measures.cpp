@@ -8,7 +8,7 @@
 namespace gyre {
 namespace {
 
-/// 1 - (sample standard deviation) / mean; 1 where there is nothing to tell apart.
+/// 1 - (sample standard deviation) / mean; 1 for a single value and for a mean of 0.
 double balance_of(std::span<const double> values) {
   const auto n = static_cast<double>(values.size());
   const double mean = std::accumulate(values.begin(), values.end(), 0.0) / n;

@@ -13,8 +13,8 @@ namespace {
 
 using detail::Item;
 
-/// Items sorted by length, from which items are taken: "the next one left at or after position p"
-/// and "the last one left at or before p" in nearly constant time (two union-find forests).
+/// Sorted items that are removed one by one. Finds the next remaining item at or after position p
+/// and the last one at or before p in nearly constant time (two union-find forests).
 class Shelf {
  public:
   explicit Shelf(std::vector<Item> items) : items_(std::move(items)) {
@@ -26,9 +26,9 @@ class Shelf {
   }
   int64_t left() const { return left_; }
   const Item& item(int64_t position) const { return items_[static_cast<size_t>(position)]; }
-  /// size() when there is none.
+  /// Returns size() when there is none.
   int64_t next(int64_t position) { return root(after_, position + 1) - 1; }
-  /// -1 when there is none.
+  /// Returns -1 when there is none.
   int64_t previous(int64_t position) { return root(before_, position + 1) - 1; }
   int64_t size() const { return std::ssize(items_); }
   Item take(int64_t position) {
@@ -38,7 +38,7 @@ class Shelf {
     --left_;
     return item(position);
   }
-  /// The items that are left, in order.
+  /// The remaining items, in order.
   std::vector<Item> rest() {
     std::vector<Item> items;
     for (int64_t p = next(0); p < size(); p = next(p + 1)) items.push_back(item(p));
@@ -68,7 +68,7 @@ class Shelf {
   int64_t left_ = 0;
 };
 
-/// Items of each class in ascending order of their indices.
+/// Items of each class, ascending by index.
 struct Classes {
   std::vector<Item> large, medium, small, tiny;
 };
@@ -77,7 +77,7 @@ Classes classify(std::span<const int64_t> lengths, int64_t capacity) {
   Classes classes;
   for (size_t i = 0; i < lengths.size(); ++i) {
     const Item item{lengths[i], static_cast<int64_t>(i)};
-    // For integers, L > C/k and L > floor(C/k) are the same.
+    // For integers, L > C/k and L > floor(C/k) are equivalent.
     if (item.length > capacity / 2)
       classes.large.push_back(item);
     else if (item.length > capacity / 3)
@@ -122,7 +122,7 @@ void add_mediums(std::vector<OpenBin>& bins, Shelf& medium) {
   }
 }
 
-/// A bin with a medium item has less than C/6 left, where no two small ones fit.
+/// Step 3. A bin with a medium item has less than C/6 left, where no two small items fit.
 void add_pairs_of_smalls(std::vector<OpenBin>& bins, Shelf& small) {
   for (auto bin = bins.rbegin(); bin != bins.rend(); ++bin) {
     if (small.left() < 2) return;
@@ -143,8 +143,8 @@ void fill_greedily(std::vector<OpenBin>& bins, Shelf& rest) {
   }
 }
 
-/// Step 5, of items in descending order. The emptiest bin is the top of a heap; of equally empty
-/// ones, that which was filled first.
+/// Step 5 for items in descending order. The top of the heap is the emptiest bin; of equally empty
+/// bins, the one that was filled first.
 std::vector<Bin> emptiest_fit(std::span<const Item> items, int64_t capacity) {
   using Entry = std::tuple<int64_t, int64_t, size_t>;  // load, when it was filled, bin
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> heap;
@@ -177,7 +177,7 @@ bool move_first_at_most(int64_t most, std::vector<Item>& from, OpenBin& bin) {
   return true;
 }
 
-/// Step 5 with the bins kept in order of their loads.
+/// Step 5 by a list of bins sorted by load.
 void place_rest_by_scan(std::span<const Item> rest, int64_t capacity, std::vector<Bin>& bins) {
   std::vector<std::pair<int64_t, Bin>> by_load;
   for (const Item& item : rest) {

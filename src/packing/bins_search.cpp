@@ -1,4 +1,4 @@
-// The search of balanced_bins: pairs of bins, the costliest with a cheap one.
+// Search of balanced_bins: improves pairs of a costly and a cheap bin.
 
 #include <algorithm>
 #include <set>
@@ -11,9 +11,9 @@ namespace gyre::detail {
 namespace {
 
 constexpr int partners_tried = 128;
-constexpr int64_t items_picked_from = 24;  // of each bin, by an exchange
+constexpr int64_t items_picked_from = 24;  // candidates of each bin in an exchange
 
-/// The items of two bins, dealt anew in the same way; false when one fits in neither.
+/// Deals the items of two bins again by the greedy rule; false when an item fits in neither.
 bool split_anew(const CostBin& a, const CostBin& b, int64_t capacity, CostBin& x, CostBin& y) {
   std::vector<Item> pool(a.items.size() + b.items.size());
   std::merge(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(), pool.begin(),
@@ -32,7 +32,7 @@ bool split_anew(const CostBin& a, const CostBin& b, int64_t capacity, CostBin& x
   return true;
 }
 
-/// At most two of the longest items of a bin.
+/// Up to two of the longest items of a bin.
 struct Pick {
   int64_t load = 0;
   int64_t cost = 0;
@@ -40,7 +40,7 @@ struct Pick {
   int64_t second = -1;
 };
 
-/// All picks from the longest items, in ascending order of their load.
+/// All picks from the longest items, sorted by ascending load.
 std::vector<Pick> picks_of(const CostBin& bin) {
   std::vector<Pick> picks = {{}};
   const int64_t count = std::min<int64_t>(items_picked_from, std::ssize(bin.items));
@@ -58,7 +58,7 @@ std::vector<Pick> picks_of(const CostBin& bin) {
   return picks;
 }
 
-/// Moves the items of `from` other than those of the pick to `kept`, and those to `given`.
+/// Copies the items of the pick to `given` and the other items of `from` to `kept`.
 void deal(const CostBin& from, const Pick& pick, std::vector<Item>& kept,
           std::vector<Item>& given) {
   for (int64_t i = 0; i < std::ssize(from.items); ++i)
@@ -73,8 +73,8 @@ CostBin bin_of(std::vector<Item> items) {
   return bin;
 }
 
-/// The exchange of up to two items of the dearer bin a for up to two of b after which the dearer of
-/// the results x, y costs least; false when none is cheaper than a. Adds its work to `looked_at`.
+/// Finds the exchange of up to two items of bin a (the costlier) for up to two of b that minimises
+/// the larger cost of the results x, y; false when none costs less than a. Adds to `looked_at`.
 bool exchange(const CostBin& a, const CostBin& b, int64_t capacity, CostBin& x, CostBin& y,
               int64_t& looked_at) {
   const std::vector<Pick> from_a = picks_of(a), from_b = picks_of(b);
@@ -83,8 +83,8 @@ bool exchange(const CostBin& a, const CostBin& b, int64_t capacity, CostBin& x, 
   std::pair<const Pick*, const Pick*> best = {nullptr, nullptr};
   size_t begin = 0;
   for (const Pick& p : from_a) {
-    // b must have room for p without q, and a for q without p. Neither is left empty: the other
-    // would cost no less than a.
+    // b must have room for p without q, and a for q without p. Neither becomes empty: the other
+    // would then cost no less than a.
     while (begin < from_b.size() && from_b[begin].load < b.load + p.load - capacity) ++begin;
     for (size_t k = begin; k < from_b.size() && from_b[k].load <= capacity - a.load + p.load; ++k) {
       ++looked_at;
@@ -104,7 +104,7 @@ bool exchange(const CostBin& a, const CostBin& b, int64_t capacity, CostBin& x, 
   return true;
 }
 
-/// The bounded search of bins.hpp.
+/// The search that bins.hpp describes, within its budget.
 class PairSearch {
  public:
   PairSearch(std::vector<CostBin>& bins, int64_t capacity, int64_t budget)
@@ -152,7 +152,7 @@ class PairSearch {
   std::vector<CostBin>& bins_;
   int64_t capacity_;
   int64_t budget_;
-  std::set<std::pair<int64_t, size_t>> order_;  // cost, bin; of the bins that are not done
+  std::set<std::pair<int64_t, size_t>> order_;  // (cost, bin) of bins that can still improve
 };
 
 }  // namespace

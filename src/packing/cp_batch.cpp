@@ -38,7 +38,7 @@ ThdOptions thd_options(const CpOptions& options) {
   return thd;
 }
 
-/// Metadata of the whole stream, which every rank has.
+/// Metadata of the whole stream; equal on all ranks.
 CpBatch stream_metadata(const ThdBatch& stream, int cp, int rank) {
   const SegmentBounds bounds = stream.bounds();
   CpBatch batch;
@@ -52,7 +52,7 @@ CpBatch stream_metadata(const ThdBatch& stream, int cp, int rank) {
   return batch;
 }
 
-/// All of the stream as the only rank's part.
+/// The whole stream as the part of a single rank.
 CpBatch whole_stream(ThdBatch stream) {
   CpBatch batch = stream_metadata(stream, 1, 0);
   batch.index.resize(static_cast<size_t>(stream.slots));
@@ -72,12 +72,12 @@ CpBatch take_part(ThdBatch stream, const CpOptions& options) {
   layout.cp = options.cp;
   layout.stripe = options.stripe;
   layout.chunk = options.chunk;
-  // Slots behind the last boundary would belong to no rank; shard_thd says so.
+  // Slots after the last boundary would belong to no rank; shard_thd reports them.
   return shard_thd(stream, find_layout(options.layout).make(stream.bounds(), layout), options.rank,
                    options.pad_id);
 }
 
-/// The rank's rows of one array [slots, row] of the stream.
+/// Local rows of one array [slots, row] of the stream.
 template <class T>
 std::vector<T> part_of(const Layout& layout, int rank, std::span<const T> stream, int64_t row,
                        T fill) {
@@ -119,7 +119,7 @@ Extras part_of_extras(const Layout& layout, int rank, const Extras& extras) {
   return local;
 }
 
-/// FNV-1a over the bytes of arrays and their lengths.
+/// FNV-1a over arrays and their lengths.
 class Digest {
  public:
   template <class T>
@@ -157,7 +157,7 @@ std::optional<LocalBounds> local_bounds(const SegmentBounds& bounds,
     current = segment;
     const auto i = static_cast<size_t>(segment);
     if (slot - bounds.begin(segment) < bounds.real_length(segment)) {
-      if (real[i] < slots[i]) return std::nullopt;  // a real token behind padding
+      if (real[i] < slots[i]) return std::nullopt;  // a real token after padding
       ++real[i];
     }
     ++slots[i];

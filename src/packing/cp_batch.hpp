@@ -1,5 +1,5 @@
 #pragma once
-// One context-parallel rank's part of a packed batch.
+// Local part of a packed batch on one context-parallel rank.
 //
 //     every rank starts from the same full batch; nothing is communicated
 //     stream = to_thd(batch)
@@ -15,9 +15,9 @@
 //     cu_seqlens       0 7 10                      local 0 3 4   local 0 4 6
 //     cu_seqlens_padded 0 8 12                     local 0 4 6   local 0 4 6
 //
-// After NeMo Automodel's make_cp_batch_for_te. Unlike there the real lengths survive beside the
-// slots (bidirectional attention, routing and token counts need them), embeddings stay floats, and
-// positions of several axes are gathered along the stream.
+// Follows NeMo Automodel's make_cp_batch_for_te, with three differences: real lengths are kept
+// beside slot lengths (bidirectional attention, routing and token counts need them), embeddings
+// stay floats, and positions of several axes are sharded along the stream.
 
 #include <array>
 #include <cstdint>
@@ -32,18 +32,18 @@
 
 namespace gyre {
 
-/// Boundaries of a rank's slots, as of a packed stream of its own.
+/// Segment boundaries of the local slots, as if they were a packed stream.
 struct LocalBounds {
   std::vector<int32_t> cu_seqlens;         ///< [N + 1]
   std::vector<int32_t> cu_seqlens_padded;  ///< [N + 1]
   SegmentBounds view() const { return {cu_seqlens, cu_seqlens_padded}; }
 };
 
-/// The boundaries of the local slots `index` (shard_index) of a stream: there are some if each
-/// segment is one run of local slots with its real tokens first, which always holds under
-/// dual-chunk-swap. Real lengths are counted: real length / cp would be wrong on some rank unless
-/// a segment is empty, half full or full. Slots past the stream, which a layout appended, lie after
-/// the last boundary.
+/// Boundaries of the local slots `index` (shard_index) of a stream. Returns nothing unless each
+/// segment is one run of local slots with its real tokens first; under dual-chunk-swap this always
+/// holds. Real lengths are counted: real length / cp would be wrong on some rank unless a segment
+/// is empty, half full or full. Slots past the stream, which a layout appended, lie after the last
+/// boundary.
 std::optional<LocalBounds> local_bounds(const SegmentBounds& bounds,
                                         std::span<const int32_t> index);
 
@@ -51,34 +51,33 @@ struct CpBatch {
   std::string qkv_format = "thd";
   int cp_size = 1;
   int cp_rank = 0;
-  std::vector<int32_t> index;         ///< [slots] slot of the stream behind each local slot
+  std::vector<int32_t> index;         ///< [slots] stream slot of each local slot
   TokenInputs inputs;                 ///< [slots] or [slots, hidden]
   std::vector<int64_t> labels;        ///< [slots]
   PositionIds positions;              ///< [axes, slots]
   std::vector<uint8_t> padding_mask;  ///< [slots] 1 = padding
-  // Boundaries of the whole stream, not of this rank:
+  // Boundaries of the whole stream:
   std::vector<int32_t> cu_seqlens;         ///< [N + 1] real; pads included if `absorbed`
   std::vector<int32_t> cu_seqlens_padded;  ///< [N + 1] slots; equal if there is no padding
   int32_t max_seqlen = 0;                  ///< widest slot range of a segment
   bool absorbed = false;
-  std::optional<LocalBounds> local;  ///< of this rank; see local_bounds
+  std::optional<LocalBounds> local;  ///< boundaries of the local slots; see local_bounds
   Extras extras;
   SegmentBounds bounds() const { return {cu_seqlens, cu_seqlens_padded}; }
 };
 
-/// This rank's part of `stream` under `layout`, which is one of stream.bounds(). Slots that the
-/// layout appends hold pad_id or zeros, ignored_label, position 0 and mask 1. Extras aligned to
-/// slots are sharded too; "attention_mask" is dropped, since no mask by slots can describe a
-/// shard; others are passed on. Throws a usage error when the stream has no boundaries or
-/// positions, when boundaries do not cover it, when the layout is of another length, or when rank
-/// is out of range.
+/// This rank's part of `stream`. Precondition: `layout` is made from stream.bounds(). Slots that
+/// the layout appends hold pad_id or zeros, ignored_label, position 0 and mask 1. Extras aligned to
+/// slots are sharded too; "attention_mask" is dropped, since no per-slot mask can describe a shard;
+/// others are passed on. Throws a usage error when the stream has no boundaries or positions, when
+/// boundaries do not cover it, when the layout has another length, or when rank is out of range.
 CpBatch shard_thd(const ThdBatch& stream, const Layout& layout, int rank, int64_t pad_id = 0);
 
 struct CpOptions {
-  std::string qkv_format = "thd";  ///< the only one that works
+  std::string qkv_format = "thd";  ///< the only supported format
   int cp = 1;
   int rank = 0;
-  std::string layout = default_layout().name;  ///< see layout_kinds; not used for cp = 1
+  std::string layout = default_layout().name;  ///< see layout_kinds; unused for cp = 1
   int64_t stripe = 1;                          ///< as in LayoutOptions
   int64_t chunk = 0;                           ///< as in LayoutOptions
   int64_t sentinel = length_sentinel;
@@ -87,20 +86,19 @@ struct CpOptions {
   std::optional<Tail> tail;  ///< unset: absorb for cp = 1, own_segment for cp > 1
 };
 
-/// Converts the batch and takes this rank's part. For cp = 1 that is all of it, in order, with
-/// local = the whole stream's bounds. Usage errors: a qkv_format other than "thd" (before anything
-/// else); cp or rank out of range; seq_lens, seq_lens_padded or position_ids absent, by name; under
-/// dual-chunk-swap a slot length that is no multiple of 2·cp, by row and segment; all of to_thd.
+/// Converts the batch and takes this rank's part. For cp = 1 that is the whole stream, in order.
+/// Usage errors: a qkv_format other than "thd" (checked first); cp or rank out of range; seq_lens,
+/// seq_lens_padded or position_ids absent, by name; under dual-chunk-swap a slot length that is not
+/// a multiple of 2·cp, by row and segment; the errors of to_thd.
 CpBatch make_cp_batch(BshdBatch batch, const CpOptions& options);
 
-/// The same for each of `chunks` equal groups of rows: [chunks]. Errors also as split_into_chunks.
+/// make_cp_batch for each of `chunks` equal groups of rows; errors also as split_into_chunks.
 std::vector<CpBatch> make_cp_chunks(const BshdBatch& batch, int64_t chunks,
                                     const CpOptions& options);
 
-/// Throws the same usage error on all ranks of the group unless their batches are the same: in
-/// rows, slots, and by digests of inputs, of labels, positions and length tables, and of extras.
-/// Every sharder starts from the identical batch and none would notice another one. Collective; two
-/// small all-gathers.
+/// Throws the same usage error on all ranks of the group unless their batches agree in rows, slots,
+/// and digests of inputs, of labels, positions and length tables, and of extras. Sharding assumes
+/// identical batches and would not notice a difference. Collective: two small all-gathers.
 void agree_on_batch(Communicator& comm, const BshdBatch& batch);
 
 /// Positions [begin, end) of a segment.
@@ -109,10 +107,10 @@ struct PositionRange {
   int64_t end = 0;
   friend bool operator==(const PositionRange&, const PositionRange&) = default;
 };
-/// The rows of a rotary table that a dual-chunk-swap shard of a segment with `local_slots` slots a
-/// rank reads, in local order: with c = local_slots / 2, [rank·c, (rank + 1)·c) and [cp·local_slots
-/// - (rank + 1)·c, cp·local_slots - rank·c). Throws a usage error when local_slots is negative or
-/// odd, or cp or rank are out of range.
+/// Rows of a rotary table that a dual-chunk-swap shard reads, in local order, for a segment with
+/// `local_slots` slots per rank: with c = local_slots / 2, [rank·c, (rank + 1)·c) and
+/// [cp·local_slots - (rank + 1)·c, cp·local_slots - rank·c). Throws a usage error when local_slots
+/// is negative or odd, or cp or rank is out of range.
 std::array<PositionRange, 2> rope_slices(int64_t local_slots, int cp, int rank);
 
 }  // namespace gyre

@@ -1,7 +1,7 @@
 #pragma once
-// Slots packed on a device: one thread a slot. The limit is memory: 12 bytes are written and 4 read
-// for each slot (the next token is in the same line). The search for the segment reads tables that
-// stay in the caches. Embeddings are gathered as cuda_gather.hpp says.
+// Packs slots on a device, one thread per slot. Memory bandwidth is the limit: each slot writes 12
+// bytes and reads 4 (the next token is in the same cache line). The binary search for the segment
+// reads tables that stay in the caches. Embeddings are gathered as in cuda_gather.hpp.
 
 #include <memory>
 
@@ -9,7 +9,7 @@
 
 namespace gyre {
 
-/// On `stream`, a CUDA stream. Throws a runtime error in a build without CUDA.
+/// Packer on `stream`, a CUDA stream. Throws a runtime error in a build without CUDA.
 std::unique_ptr<SlotPacker> make_cuda_slot_packer(Stream& stream);
 
 }  // namespace gyre

@@ -20,11 +20,11 @@ namespace {
 
 constexpr int64_t most = int64_t{1} << 30;
 
-/// What a key of the text sets, and the values it may have.
+/// A key of the specification text and its valid range.
 struct Key {
   std::string_view name;
   std::variant<int64_t LengthSpec::*, uint64_t LengthSpec::*, double LengthSpec::*> field;
-  double least = 0;  // not of the seed, which may have any value
+  double least = 0;  // unused for the seed, which may have any value
   double largest = 0;
 };
 
@@ -63,7 +63,7 @@ const LengthDistribution& find_distribution(std::string_view name) {
   throw_usage("there is no length distribution '{}'; there are {}", name, fmt::join(names, ", "));
 }
 
-/// The keys of a distribution in the order in which they are written, without "dist".
+/// Keys of a distribution in output order, without "dist".
 std::vector<Key> keys_of(const LengthDistribution& distribution) {
   std::vector<Key> keys;
   for (const Key& key : all_keys())
@@ -74,7 +74,7 @@ std::vector<Key> keys_of(const LengthDistribution& distribution) {
   return keys;
 }
 
-/// Digits, and K, M or G where `units` are allowed; false for anything else or above 2^64 - 1.
+/// Reads digits with K, M or G if `units`; returns false for anything else or above 2^64 - 1.
 bool read_integer(std::string_view text, bool units, uint64_t& value) {
   const char* const last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, value);
@@ -110,7 +110,7 @@ void set_value(LengthSpec& spec, const Key& key, std::string_view text) {
   }
   if (!read_integer(text, true, value))
     throw_not_a("a size (digits, then K, M or G for 2^10, 2^20, 2^30)", key, text);
-  // A value that is too large for the field is too large for its range as well.
+  // A value too large for the field also exceeds the range of the key.
   spec.*std::get<int64_t LengthSpec::*>(key.field) = static_cast<int64_t>(
       std::min(value, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())));
 }
@@ -141,7 +141,7 @@ void check_spec(const LengthSpec& spec) {
                 spec.seconds, spec.min_seconds, spec.max_seconds);
 }
 
-/// A value of the standard normal distribution (Box-Muller, the cosine of each pair).
+/// Draws from the standard normal distribution (Box-Muller, the cosine of each pair).
 double draw_normal(RandomBits& random) {
   const double radius = std::sqrt(-2 * std::log(uniform_open(random)));
   return radius * std::cos(2 * std::numbers::pi * uniform_open(random));
@@ -159,7 +159,7 @@ int64_t draw_log_normal(const LengthSpec& spec, RandomBits& random) {
   return std::llround(cut);
 }
 
-/// Documents in a million with 64 · 2^k to 128 · 2^k - 1 tokens.
+/// Documents with 64 · 2^k to 128 · 2^k - 1 tokens, per million documents.
 constexpr std::array<int64_t, 14> documents_per_octave = {
     105706, 132133, 217075, 259546, 148649, 75504, 32561, 16222, 7373, 3318, 1290, 461, 138, 24};
 static_assert(std::accumulate(documents_per_octave.begin(), documents_per_octave.end(),

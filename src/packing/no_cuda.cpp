@@ -1,4 +1,4 @@
-// Slots packed on a device in a build without CUDA.
+// Stub of the CUDA slot packer for builds without CUDA.
 
 #include "core/error.hpp"
 #include "packing/cuda_packing.hpp"

@@ -20,7 +20,7 @@ std::vector<int64_t> slots_of(std::span<const int64_t> lengths, int64_t multiple
   slots.reserve(lengths.size());
   for (int64_t length : lengths) {
     if (length < 0) throw_usage("length {} of document {} is negative", length, slots.size());
-    // Checked before rounding, which would overflow.
+    // Checked before rounding, which could overflow.
     if (length > most_slots) throw_beyond_int32(std::ssize(slots), length);
     slots.push_back(round_up(length, multiple));
   }

@@ -45,7 +45,7 @@ int64_t chunk_unit(int cp) {
   return cp > 1 ? 2 * static_cast<int64_t>(cp) : 1;
 }
 
-/// The last sample of a row takes what is left of it.
+/// Extends the last sample of the row by the remaining room.
 void close_row(RowPacking& packing, int64_t room) {
   if (!packing.rows.empty()) packing.rows.back().seq_lens_padded.back() += room;
 }
@@ -77,7 +77,7 @@ std::vector<int32_t> pad_boundaries(std::span<const int32_t> cu, int64_t multipl
     if (cu[i + 1] < cu[i])
       throw_usage("segment {}: cu_seqlens falls from {} to {}; it must not decrease", i, cu[i],
                   cu[i + 1]);
-    // A multiple beyond int32 is as good as any other that is too large.
+    // The limit keeps round_up from overflowing; any larger multiple is rejected as well.
     extend(padded, round_up(cu[i + 1] - cu[i], std::min(multiple, most_slots + 1)));
   }
   return padded;

@@ -7,7 +7,7 @@
 namespace gyre {
 namespace {
 
-/// Makes nodes of documents in the order of their tokens.
+/// Builds nodes from documents sorted by their tokens.
 class TreeBuilder {
  public:
   TreeBuilder(const DocumentView& documents, const PrefixOptions& options)
@@ -26,7 +26,7 @@ class TreeBuilder {
     }
   }
 
-  /// Documents [begin, end) in the order of their tokens, which share their first `depth` tokens.
+  /// Sorted documents [begin, end), which share their first `depth` tokens.
   struct Range {
     size_t begin, end;
     int64_t depth;
@@ -34,7 +34,7 @@ class TreeBuilder {
     int64_t first;  ///< the smallest document number
   };
 
-  /// The trees of all documents, by their first document.
+  /// Root ranges of all trees, ordered by their first document.
   std::vector<Range> trees() const {
     std::vector<Range> all;
     for (const Range& group : groups({0, order_.size(), 0, -1, 0})) {
@@ -49,7 +49,7 @@ class TreeBuilder {
     return all;
   }
 
-  /// Appends the nodes and documents of a tree.
+  /// Appends the nodes and documents of one tree.
   void add_tree(const Range& tree, PrefixForest& forest) const {
     const auto first = static_cast<size_t>(forest.tree_offsets.back());
     int64_t tokens = 0;
@@ -89,13 +89,13 @@ class TreeBuilder {
             *std::min_element(order_.begin() + static_cast<std::ptrdiff_t>(begin),
                               order_.begin() + static_cast<std::ptrdiff_t>(end))};
   }
-  /// The tokens that all documents of a range begin with.
+  /// Length of the prefix that all documents of a range share.
   int64_t shared_by(const Range& range) const {
     if (range.end - range.begin == 1) return length(range.begin);
     return *std::min_element(shared_.begin() + static_cast<std::ptrdiff_t>(range.begin) + 1,
                              shared_.begin() + static_cast<std::ptrdiff_t>(range.end));
   }
-  /// The parts of a range that share min_prefix tokens behind its depth, by their first documents.
+  /// Parts of a range that share min_prefix tokens after its depth, ordered by first document.
   std::vector<Range> groups(const Range& all) const {
     std::vector<Range> parts;
     for (size_t begin = all.begin; begin < all.end;) {
@@ -112,8 +112,8 @@ class TreeBuilder {
     add_tree(range(begin, end, 0, -1), one);
     return one.tokens(0);
   }
-  /// The end of the longest part from `begin` on that is a tree of at most max_tokens. More
-  /// documents never have fewer tokens.
+  /// End of the longest part from `begin` on that makes a tree of at most max_tokens. The number of
+  /// tokens grows with the number of documents.
   size_t last_that_fits(size_t begin, size_t end) const {
     if (options_.max_tokens <= 0) return end;
     size_t fits = begin + 1, step = 1;
@@ -129,7 +129,7 @@ class TreeBuilder {
   const DocumentView& documents_;
   const PrefixOptions& options_;
   std::vector<int64_t> order_;   // document numbers
-  std::vector<int64_t> shared_;  // [i]: tokens that order_[i] begins with like order_[i - 1]
+  std::vector<int64_t> shared_;  // [i] length of the common prefix of order_[i] and order_[i - 1]
 };
 
 }  // namespace

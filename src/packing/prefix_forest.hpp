@@ -1,19 +1,19 @@
 #pragma once
-// Documents that begin alike, stored once: what a model reads of prompts with several answers.
+// Prefix trees: documents with a common prefix store it once, e.g. prompts with several answers.
 //
 //     documents     0: P P P P a a a      1: P P P P b b      2: P P P P a a a c c
 //     min_prefix    3
 //
-//     tree          node 0   P P P P      of documents 0 2 1
-//                   node 1   a a a        of documents 0 2, child of 0; document 0 ends here
-//                   node 2   c c          of document  2,   child of 1
-//                   node 3   b b          of document  1,   child of 0
+//     tree          node 0   P P P P      documents 0 2 1
+//                   node 1   a a a        documents 0 2, child of 0; document 0 ends here
+//                   node 2   c c          document  2,   child of 1
+//                   node 3   b b          document  1,   child of 0
 //     stream        P P P P a a a c c b b          11 tokens instead of 22
-//     positions     0 1 2 3 4 5 6 7 8 4 5          those in the documents
+//     positions     0 1 2 3 4 5 6 7 8 4 5          positions in the documents
 //
 // A token sees its node and the ancestors of it. Inside a node each row predicts the next one; the
-// last row of a node predicts the first token of every child. A document that shares nothing is a
-// tree of one node, so that code which reads trees has no other case.
+// last row of a node predicts the first token of every child. A document without a shared prefix is
+// a tree of one node, so that readers need no special case.
 
 #include <cstdint>
 #include <span>
@@ -24,39 +24,39 @@
 namespace gyre {
 
 struct PrefixOptions {
-  int64_t min_prefix = 64;  ///< tokens that a node adds to those before it, if documents share it
-  int64_t max_tokens = 0;   ///< of a tree of several documents; 0: any number
+  int64_t min_prefix = 64;  ///< smallest number of tokens that a shared node adds
+  int64_t max_tokens = 0;   ///< limit for a tree of several documents; 0: no limit
 };
 
-/// Tokens that lie next to each other in the stream of a tree.
+/// Consecutive tokens in the stream of a tree.
 struct PrefixNode {
-  int32_t parent = -1;         ///< in the tree, before this node; -1: none
-  int32_t descendants = 0;     ///< they follow this node
-  int64_t begin = 0;           ///< of the stream
+  int32_t parent = -1;         ///< index in the tree, lower than this node's; -1: root
+  int32_t descendants = 0;     ///< number of nodes below; they follow this node
+  int64_t begin = 0;           ///< first token in the stream
   int64_t length = 0;          ///< 0: an empty document
-  int64_t position = 0;        ///< of its first token in the documents
-  int64_t first_document = 0;  ///< in PrefixForest::documents
-  int64_t documents = 0;       ///< that have these tokens: the weight of what the node predicts
+  int64_t position = 0;        ///< of the first token, in its documents
+  int64_t first_document = 0;  ///< index into PrefixForest::documents
+  int64_t documents = 0;       ///< number that share these tokens: weight of what the node predicts
   int64_t end() const { return begin + length; }
   friend bool operator==(const PrefixNode&, const PrefixNode&) = default;
 };
 
 struct PrefixForest {
   std::vector<int64_t> tree_offsets{0};  ///< [trees + 1], in nodes
-  std::vector<PrefixNode> nodes;         ///< of a tree: parents before children, depth first
-  std::vector<int64_t> documents;  ///< document numbers; those of a node, then of its children
+  std::vector<PrefixNode> nodes;         ///< by tree: parents before children, depth first
+  std::vector<int64_t> documents;        ///< document numbers; those that end at a node come first
 
   int64_t trees() const { return std::ssize(tree_offsets) - 1; }
   std::span<const PrefixNode> tree(int64_t t) const;
   std::span<const int64_t> documents_of(const PrefixNode& node) const;
-  /// Tokens of the stream of a tree.
+  /// Length of the stream of tree t.
   int64_t tokens(int64_t t) const { return tree(t).back().end(); }
-  std::vector<int64_t> lengths() const;  ///< [trees] of their streams
-  /// Pairs that see each other: Σ over nodes of L(L+1)/2 + L · position.
+  std::vector<int64_t> lengths() const;  ///< [trees] stream lengths
+  /// Visible pairs: Σ over nodes of L(L+1)/2 + L · position.
   int64_t pairs(int64_t t) const;
-  /// Whether some token is stored for several documents.
+  /// Whether any token is stored once for several documents.
   bool shares() const { return trees() < std::ssize(documents); }
-  /// Token `at` of the stream of a tree, as token `position` of document `document`.
+  /// Token `position` of document `document`.
   struct Source {
     int64_t document, position;
   };
@@ -76,34 +76,33 @@ void for_each_child(std::span<const PrefixNode> tree, size_t node, F f) {
     f(child);
 }
 
-/// Every document a tree of its own: documents of these offsets [documents + 1].
+/// One tree per document. offsets: [documents + 1].
 PrefixForest separate_documents(std::span<const int64_t> offsets);
 
-/// Trees of documents that begin with the same tokens, at least min_prefix of them, in the order of
-/// their first documents. A tree that would have more than max_tokens becomes several; a document
-/// that alone has more is a tree of its own. Throws a usage error unless min_prefix >= 1.
-/// O(n log n) comparisons of documents.
+/// Builds trees of documents that share at least min_prefix first tokens, in the order of their
+/// first documents. A tree above max_tokens is split; a single document above it is a tree of its
+/// own. Throws a usage error unless min_prefix >= 1. O(n log n) comparisons of documents.
 PrefixForest share_prefixes(const DocumentView& documents, const PrefixOptions& options);
 
-/// The tokens of the stream of a tree. [tokens(t)]
+/// Tokens of the stream of tree t: [tokens(t)].
 std::vector<int32_t> tokens_of_tree(const PrefixForest& forest, int64_t t,
                                     const DocumentView& documents);
 
-/// Tokens of trees, or of documents, one after the other.
+/// Concatenated tokens of trees or of documents.
 struct RaggedTokens {
   std::vector<int32_t> tokens;
   std::vector<int64_t> offsets{0};  ///< [items + 1]
 };
 
-/// The documents that trees were made of, from the tokens of these. Throws a usage error when the
-/// offsets [trees + 1] are not those of the trees, or a document number is missing or twice.
+/// Inverse of share_prefixes: documents from the tokens of their trees. Throws a usage error when
+/// the offsets [trees + 1] do not match the trees, or a document number is missing or repeated.
 RaggedTokens separated_tokens(const PrefixForest& forest, const RaggedTokens& stored);
 
-/// What sharing saves.
+/// Savings by sharing prefixes.
 struct PrefixSavings {
   int64_t documents = 0, trees = 0;
   int64_t tokens = 0, stored_tokens = 0;  ///< of all documents, of all trees
-  int64_t pairs = 0, stored_pairs = 0;    ///< under a causal mask, a head and layer
+  int64_t pairs = 0, stored_pairs = 0;    ///< causal mask, per head and layer
 };
 PrefixSavings savings_of(const PrefixForest& forest);
 

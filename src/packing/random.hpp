@@ -1,6 +1,6 @@
 #pragma once
-// Random integers and reals whose bits do not depend on the standard library: std::mt19937_64 is
-// defined to the bit, the distributions of <random> and std::shuffle are not.
+// Random integers and reals that do not depend on the standard library: std::mt19937_64 is defined
+// to the bit, the distributions of <random> and std::shuffle are not.
 
 #include <cstdint>
 #include <random>
@@ -9,8 +9,8 @@ namespace gyre {
 
 using RandomBits = std::mt19937_64;
 
-/// Uniform in [0, n), n >= 1, without bias: values from the incomplete last block of n are drawn
-/// again.
+/// Uniform in [0, n), n >= 1, without bias: draws again when the value lies in the last, incomplete
+/// block of n values.
 inline uint64_t uniform_below(RandomBits& random, uint64_t n) {
   const uint64_t end = RandomBits::max() - RandomBits::max() % n;
   uint64_t value = random();
@@ -18,7 +18,7 @@ inline uint64_t uniform_below(RandomBits& random, uint64_t n) {
   return value % n;
 }
 
-/// Uniform in (0, 1): the middle of one of 2^52 equal intervals.
+/// Uniform in (0, 1): the midpoint of one of 2^52 equal intervals.
 inline double uniform_open(RandomBits& random) {
   return (static_cast<double>(random() >> 12) + 0.5) * 0x1p-52;
 }

@@ -47,14 +47,14 @@ void check_audio(const SalmBatch& batch, const SalmOptions& options) {
                   batch.audio[k].cols, batch.hidden);
 }
 
-/// The audio that the next placeholder stands for, and how many frames are before it.
+/// Next audio to insert, and the number of frames before it.
 struct AudioPlace {
   size_t next = 0;
   int64_t frames = 0;
 };
 
-/// Appends one row to `packed`, frames in place of placeholders, without padding; `audio_place` is
-/// that of the row and then of the next row. Returns the slots appended.
+/// Appends one row to `packed`, with frames in place of placeholders and without padding. Advances
+/// `audio_place` to the next row. Returns the number of slots appended.
 int64_t append_row(SalmPacked& packed, const SalmBatch& batch, const SalmOptions& options,
                    int64_t row, AudioPlace& audio_place) {
   const int64_t width = std::ssize(batch.ids) / batch.rows;
@@ -83,13 +83,13 @@ int64_t append_row(SalmPacked& packed, const SalmBatch& batch, const SalmOptions
   const auto length = static_cast<int64_t>(packed.labels.size() - begin);
   if (length == 0)
     throw_usage("row {}: its only content is audio of no frames; leave the row out", row);
-  // The shift, while the row is alone at the end of the stream.
+  // Shift the labels of this row before another row follows.
   packed.labels.erase(packed.labels.begin() + static_cast<int64_t>(begin));
   packed.labels.push_back(ignored_label);
   return length;
 }
 
-/// Slots up to `end` of the stream as padding of the last row, and its positions.
+/// Fills slots up to `end` of the stream with padding of the last row.
 void close_row(SalmPacked& packed, int64_t end) {
   const auto slots = static_cast<size_t>(end);
   packed.embeddings.resize(slots * static_cast<size_t>(packed.hidden), 0.0f);
@@ -101,7 +101,7 @@ void close_row(SalmPacked& packed, int64_t end) {
   packed.cu_seqlens_padded.push_back(static_cast<int32_t>(end));
 }
 
-/// What the total is rounded up to: a multiple of a row's own unit, so that the last row stays
+/// Unit to which the total is rounded: a multiple of the row unit, so that the last row stays
 /// aligned.
 int64_t total_unit(const SalmOptions& options, int64_t row_unit) {
   const int64_t cp = options.cp, tp = options.tp;

@@ -1,23 +1,23 @@
 #pragma once
-// Utterances of text and audio into one packed stream (speech-augmented language models; after
-// NeMo Speech's SALM).
+// Packs utterances of text and audio into one stream (speech-augmented language models; after NeMo
+// Speech's SALM).
 //
 //     for each row: strip the padding on its left; replace each placeholder by the frames of the
 //                   next audio; label -100 for frames and for the pad id;
 //                   shift the labels left by one *inside the row*, -100 at its end
 //     lay the rows one after the other, each in slots rounded up for context parallelism
 //
-// Two rows, pad id 0, placeholder A, audio of 4, 3 and 2 frames (f), cp = tp = 1; labels are given
-// for the last id of row 0 and the last two of row 1:
+// Two rows, pad id 0, placeholder A, audio of 4, 3 and 2 frames (f), cp = tp = 1; the last id of
+// row 0 and the last two of row 1 have labels:
 //
 //     ids     7 A 1 2 A 1 | 0 0 3 A 4 5
 //     slots   7 f f f f 1 2 f f f 1     3 f f 4 5          real lengths 11 and 5
 //     labels  . . . . . . . . . 1 .     . . 4 5 .          . = -100
 //
-// Shifted only after laying the rows out, the last slot of a row would learn the first token of the
-// next one. The acceptance test: the ordered pairs (embedding, label) with a label are those of the
-// unpacked path (splice, pad on the left, drop the last input and the first target), for every cp
-// and tp, also after sharding.
+// If labels were shifted after laying the rows out, the last slot of a row would learn the first
+// token of the next row. Acceptance test: the ordered pairs (embedding, label) with a label equal
+// those of the unpacked path (splice, pad on the left, drop the last input and the first target),
+// for every cp and tp, also after sharding.
 
 #include <cstdint>
 #include <span>
@@ -28,22 +28,21 @@
 
 namespace gyre {
 
-/// What the length of the stream is rounded to for tp ranks that share a sequence.
+/// Rounding of the stream length for tp ranks that share a sequence.
 enum class TpRounding {
   per_rank,  ///< tp divides the slots of each context-parallel rank: lcm(2·cp, cp·tp)
-  total,     ///< tp divides the slots of all ranks, as SALM has it: lcm(2·cp, tp)
+  total,     ///< tp divides the slots of all ranks, as in SALM: lcm(2·cp, tp)
 };
 
 struct SalmOptions {
   int64_t pad_id = 0;
-  int64_t placeholder_id = -1;  ///< stands for one audio
+  int64_t placeholder_id = -1;  ///< replaced by the frames of one audio
   int cp = 1;
   int tp = 1;
   TpRounding rounding = TpRounding::per_rank;
 };
 
-/// Rows of equal width, padded on the left, and the audio for their placeholders in row-major
-/// order.
+/// Rows of equal width, padded on the left, and the audio of their placeholders in row-major order.
 struct SalmBatch {
   int64_t rows = 0;
   int64_t hidden = 1;
@@ -58,39 +57,38 @@ struct SalmPacked {
   int64_t hidden = 1;
   std::vector<float> embeddings;           ///< [T, hidden]; padding is 0
   std::vector<int64_t> labels;             ///< [T] shifted; -100: none
-  std::vector<int64_t> positions;          ///< [T] in the row, from 0; count on in its padding
+  std::vector<int64_t> positions;          ///< [T] in the row, from 0; continue through its padding
   std::vector<int64_t> seq_lens;           ///< [N] real
   std::vector<int64_t> seq_lens_padded;    ///< [N] slots
   std::vector<int32_t> cu_seqlens;         ///< [N + 1] real
   std::vector<int32_t> cu_seqlens_padded;  ///< [N + 1] slots: the boundaries that attention needs
   int32_t max_seqlen = 0;                  ///< slots of the widest row
-  /// [T] where each embedding comes from: row of [text of all ids, frames of all audio], or -1 in
-  /// padding. Gathered by it, these rows are `embeddings`.
+  /// [T] source row of each embedding in [text of all ids, frames of all audio]; -1: padding.
+  /// Gathering by these indices gives `embeddings`.
   std::vector<int32_t> sources;
   SegmentBounds bounds() const { return {cu_seqlens, cu_seqlens_padded}; }
   int64_t tokens() const { return cu_seqlens.back(); }
   int64_t slots() const { return cu_seqlens_padded.back(); }
 };
 
-/// Packs a batch. With cp > 1 each row gets its real length rounded up to 2·cp slots, with cp = 1
-/// its real length; with tp > 1 the last row is enlarged until the total is as options.rounding
-/// says. A row of pads only keeps one. Throws a usage error that names the row, slot or audio:
-/// no rows, sizes that do not fit, a placeholder that is also the pad id, cp or tp below 1, more
-/// placeholders than audio or fewer, audio of another hidden size, a row without any slot (its only
-/// content is audio of no frames: it would have a label and no embedding), more slots than int32.
+/// Packs a batch. With cp > 1 the slots of each row are its real length rounded up to 2·cp; with cp
+/// = 1, its real length. With tp > 1 the last row grows until the total satisfies options.rounding.
+/// A row of pads keeps one pad. Throws a usage error that names the row, slot or audio: no rows;
+/// wrong sizes; a placeholder equal to the pad id; cp or tp below 1; more or fewer placeholders
+/// than audio; audio of another hidden size; a row without any slot (audio of no frames only: it
+/// would have a label and no embedding); more slots than int32.
 SalmPacked pack_salm(const SalmBatch& batch, const SalmOptions& options);
 
 /// One context-parallel rank's slots of a packed stream.
 struct SalmShard {
   std::vector<float> embeddings;   ///< [T / cp, hidden]
   std::vector<int64_t> labels;     ///< [T / cp]
-  std::vector<int64_t> positions;  ///< [T / cp], in the whole row
+  std::vector<int64_t> positions;  ///< [T / cp], positions in the whole row
 };
 
 /// The shard of `rank`. With cp > 1 rows are rounded for dual-chunk-swap over cp ranks; with cp = 1
 /// they are not (contiguous holds the whole stream). Boundaries and max_seqlen stay those of the
-/// whole stream. Throws a usage error when the rank or the length of the stream is not the
-/// layout's.
+/// whole stream. Throws a usage error when the layout has another stream length or no such rank.
 SalmShard shard_salm(const SalmPacked& packed, const Layout& layout, int rank);
 
 }  // namespace gyre

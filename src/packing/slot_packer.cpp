@@ -35,7 +35,7 @@ class HostSlotPacker final : public SlotPacker {
   }
 
  private:
-  /// Segment by segment, which needs no search.
+  /// Walks segment by segment, so that no search is needed.
   SlotArrays do_pack(const SegmentLists& segments, std::span<const int32_t> tokens) override {
     SlotArrays slots;
     for (auto* array : {&slots.ids, &slots.labels, &slots.positions})

@@ -1,6 +1,6 @@
 #pragma once
-// Documents into packed slots: ids, next-token labels and positions of every slot out of the
-// documents' tokens, and rows of embeddings by an index list.
+// Packs documents into slots: fills ids, next-token labels and positions of every slot from the
+// documents' tokens, and gathers rows of embeddings by an index list.
 //
 //     for each slot   (token, next, position) = slot_source(segments, slot)     slot_source.hpp
 //                     ids[slot]       = token < 0 ? 0 : tokens[token]
@@ -36,14 +36,14 @@ struct SlotArrays {
   std::vector<int32_t> ids, labels, positions;
 };
 
-/// Arguments and results are in host memory; where they are put together is the packer's matter.
+/// Arguments and results are in host memory; the packer decides where they are computed.
 class SlotPacker {
  public:
   virtual ~SlotPacker() = default;
-  /// The slots of the segments out of `tokens` [count]. Throws a usage error that names the segment
-  /// unless 0 <= real length <= slots and its tokens are among the `tokens`.
+  /// Packs the segments from `tokens` [count]. Throws a usage error that names the segment unless 0
+  /// <= real length <= slots and its tokens lie within `tokens`.
   SlotArrays pack(const SegmentLists& segments, std::span<const int32_t> tokens);
-  /// [sources.size(), row] <- rows [any number, row] by `sources`; -1: zeros.
+  /// Gathers rows [any number, row] by `sources` into [sources.size(), row]; -1 gives zeros.
   virtual std::vector<float> gather(std::span<const float> rows, std::span<const int32_t> sources,
                                     int64_t row) = 0;
 
@@ -51,8 +51,8 @@ class SlotPacker {
   virtual SlotArrays do_pack(const SegmentLists& segments, std::span<const int32_t> tokens) = 0;
 };
 
-/// The packer of the stream's space. The stream must outlive it. Throws a runtime error for a
-/// device in a build without CUDA.
+/// The packer for the stream's memory space. The stream must outlive it. Throws a runtime error for
+/// a device in a build without CUDA.
 std::unique_ptr<SlotPacker> make_slot_packer(Stream& stream);
 
 }  // namespace gyre

@@ -1,14 +1,14 @@
 #pragma once
-// Which token fills a packed slot: the arithmetic of packing on a device.
+// Source token of a packed slot: index arithmetic shared by host and device.
 //
 //     segment     the last one whose first slot is <= the slot, which skips empty segments
 //     index       slot - first slot of the segment
-//     position    first position + index: not 0 where a document goes on behind a shared prefix
+//     position    first position + index: not 0 where a document continues a shared prefix
 //     token       first token + index, if index < real length; else none
 //     next        token + 1, if index + 1 < real length; else none: the label is ignored
 //
-// 2 segments of 3 and 1 real tokens in 4 and 2 slots, from tokens 10 and 0 and positions 0 and 7
-// on:
+// 2 segments of 3 and 1 real tokens in 4 and 2 slots; first tokens 10 and 0, first positions 0 and
+// 7:
 //
 //     slot        0   1   2   3   4   5
 //     token      10  11  12   -   0   -
@@ -21,7 +21,7 @@
 
 namespace gyre {
 
-/// Segments of consecutive slots, from slot 0 on. Views.
+/// Views of the segments of consecutive slots, from slot 0 on.
 struct SegmentTable {
   int64_t segments = 0;
   const int64_t* first_slot = nullptr;      ///< [segments + 1], ascending, from 0
@@ -36,7 +36,7 @@ struct SlotSource {
   int32_t position = 0;  ///< in the document, padding included
 };
 
-/// Of a slot below first_slot[segments].
+/// Precondition: slot < first_slot[segments].
 GYRE_HOST_DEVICE inline SlotSource slot_source(const SegmentTable& table, int64_t slot) {
   int64_t low = 0, high = table.segments;  // first_slot[low] <= slot < first_slot[high]
   while (high - low > 1) {

@@ -13,7 +13,7 @@ struct Segment {
   int64_t slots;
 };
 
-/// Reads segments from the tables of rows of `slots` slots. `first_row` numbers rows in messages.
+/// Reads segments from the length tables. `first_row` numbers rows in messages.
 class SegmentReader {
  public:
   SegmentReader(const BshdBatch& batch, const ThdOptions& options, int64_t first_row)
@@ -114,7 +114,7 @@ class SegmentReader {
                 advice);
   }
 
-  /// Makes what the last segment of a row does not need a segment of its own.
+  /// Moves the slots that the last segment of a row does not need into a segment of their own.
   void split_tail(std::vector<Segment>& row) const {
     Segment& last = row.back();
     const int64_t needed = round_up(last.real, options_.slot_multiple);
@@ -153,7 +153,7 @@ void check_metadata(const BshdBatch& batch, const ThdOptions& options) {
                 batch.seq_lens->columns, batch.seq_lens_padded->columns);
 }
 
-/// One stream holds all rows; its last boundary must be an int32.
+/// Throws if the last boundary of the stream would exceed int32.
 void check_range(const BshdBatch& batch, int64_t first_row) {
   if (batch.slots == 0 || batch.rows <= most_slots / batch.slots) return;
   const int64_t fitting = most_slots / batch.slots;
@@ -199,7 +199,7 @@ void check_arrays(const BshdBatch& batch) {
   }
 }
 
-/// Padding by comparison with the pad id, for batches that say nothing better.
+/// Marks slots with the pad id as padding, for batches without seq_lens.
 std::vector<uint8_t> mask_by_pad_id(const BshdBatch& batch, int64_t pad_id, int64_t first_row) {
   const auto& ids = std::get<TokenIds>(batch.inputs);
   size_t end = ids.size();
@@ -227,7 +227,7 @@ std::vector<uint8_t> mask_by_segments(const std::vector<Segment>& segments, int6
   return mask;
 }
 
-/// See Tail::absorb; whether it applied.
+/// Applies Tail::absorb; returns whether it applied.
 bool absorb_tail(std::vector<int32_t>& cu, std::vector<int32_t>& cup, int64_t slots) {
   if (cu.size() < 2 || !std::equal(cu.begin(), cu.end() - 1, cup.begin()) || cu.back() >= slots)
     return false;
@@ -243,7 +243,7 @@ void set_bounds(ThdBatch& thd, const std::vector<Segment>& segments, bool may_ab
     cup.push_back(cup.back() + static_cast<int32_t>(segment.slots));
   }
   thd.absorbed = may_absorb && absorb_tail(cu, cup, thd.slots);
-  // Kernels write out of bounds when a segment is wider than this: it must follow absorption.
+  // Computed after absorption: kernels write out of bounds when a segment is wider than this.
   int32_t widest = 0;
   for (size_t i = 0; i + 1 < cu.size(); ++i) widest = std::max(widest, cu[i + 1] - cu[i]);
   thd.max_seqlen = widest;
@@ -279,7 +279,7 @@ std::vector<T> slice(const std::vector<T>& values, int64_t first, int64_t count)
   return {begin, begin + count};
 }
 
-/// Rows [first, first + rows) of a batch whose arrays have the right sizes.
+/// Rows [first, first + rows) of a batch. Precondition: its arrays have the right sizes.
 BshdBatch slice_rows(const BshdBatch& batch, int64_t first, int64_t rows) {
   const int64_t begin = first * batch.slots, count = rows * batch.slots;
   BshdBatch part;

@@ -1,9 +1,9 @@
 #pragma once
-// A rectangular batch of packed rows (BSHD) as one stream of slots (THD).
+// Converts a rectangular batch of packed rows (BSHD) into one stream of slots (THD).
 //
 //     2 rows of 6 slots, sentinel _      row 0  a a a . b b      row 1  c c c c c c
-//     seq_lens          [[3 2] [6 _]]    real tokens of each segment, the first ones of its slots
-//     seq_lens_padded   [[4 2] [6 _]]    slots of each segment; those of a row fill the row
+//     seq_lens          [[3 2] [6 _]]    real tokens of each segment; they come first in its slots
+//     seq_lens_padded   [[4 2] [6 _]]    slots of each segment; they fill the row
 //
 //     stream            a a a . b b c c c c c c      rows one after the other, no token moves
 //     cu_seqlens        0 3 5 11                     prefix sums of the real lengths
@@ -15,10 +15,10 @@
 //     cu, cup      prefix sums of their real lengths and of their slots
 //     tail         see Tail: cu and cup may change, the mask does not
 //     max_seqlen   widest segment of the final cu
-//     mask         offset in the segment >= real length, or beyond the last segment
+//     mask         1 where offset in segment >= real length, or after the last segment
 //
-// As NeMo Automodel's process_input_for_thd does it, except that what it assumes of the tables is
-// checked here: a row that is not filled would shift every boundary after it.
+// Follows NeMo Automodel's process_input_for_thd, but checks what that assumes of the tables: a row
+// that is not filled would shift every later boundary.
 
 #include <cstdint>
 #include <optional>
@@ -46,7 +46,7 @@ struct LengthTable {
 };
 
 using TokenIds = std::vector<int64_t>;  ///< [slots]
-/// Activations of an earlier pipeline stage, or spliced frames. One value a token is still a row.
+/// Activations of an earlier pipeline stage, or spliced frames; hidden = 1 is a row too.
 struct TokenEmbeddings {
   int64_t hidden = 1;
   std::vector<float> values;  ///< [slots, hidden]
@@ -71,22 +71,22 @@ struct BshdBatch {
   Extras extras;
 };
 
-/// What becomes of padding behind the last real token of a row. One row, R = 5 in 16 slots:
+/// Treatment of padding after the last real token of a row. One row, 5 real tokens in 16 slots:
 ///
 ///                   cu_seqlens  cu_seqlens_padded
-///     absorb        0 16        -                   the last segment takes it as if it were real
+///     absorb        0 16        -                   the last segment takes it as real tokens
 ///     own_segment   0 5 5       0 8 16              (slot_multiple 4) a segment of no tokens
 ///     keep          0 5         0 16                as declared
 enum class Tail {
-  /// As NeMo Automodel: if the tables differ in nothing but the end of the whole stream,
-  /// cu_seqlens ends at the last slot and cu_seqlens_padded is dropped, which spares kernels the
-  /// slower path for padding between segments. Harmless for causal attention on one rank. From then
-  /// on cu_seqlens counts padding as real: count tokens by the mask or the labels.
+  /// As in NeMo Automodel: if the tables differ only at the end of the whole stream, cu_seqlens
+  /// ends at the last slot and cu_seqlens_padded is dropped, which avoids the slower kernel path
+  /// for padding between segments. Harmless for causal attention on one rank. cu_seqlens then
+  /// counts padding as real tokens: count tokens by the mask or the labels.
   absorb,
-  /// The last segment of each row keeps round_up(real, slot_multiple) slots, the rest of the row is
-  /// a segment of real length 0; so are slots beyond the last boundary. Under context parallelism
+  /// The last segment of each row keeps round_up(real, slot_multiple) slots; the rest of the row is
+  /// a segment of real length 0, as are slots after the last boundary. Under context parallelism
   /// this keeps the chunks of the last segment small: real lengths 16 16 5 in 16 16 96 slots over 4
-  /// ranks leave 13 8 8 8 real tokens a rank if kept or absorbed, but 9 9 9 10 if split at 8.
+  /// ranks give 13 8 8 8 real tokens per rank if kept or absorbed, but 9 9 9 10 if split at 8.
   own_segment,
   keep,
 };
@@ -96,7 +96,7 @@ struct ThdOptions {
   int64_t pad_id = 0;         ///< read only where seq_lens is absent
   Tail tail = Tail::absorb;   ///< without seq_lens_padded, absorb is the same as keep
   int64_t slot_multiple = 1;  ///< every slot length must be a multiple: 2·cp under DualChunkSwap
-  /// Accept a last row whose segments end before the row does; otherwise rows must be full.
+  /// Accept a last row whose segments end before the row does; other rows must be full.
   bool allow_undeclared_tail = false;
 };
 
@@ -107,27 +107,25 @@ struct ThdBatch {
   std::vector<int64_t> labels;                            ///< [slots]
   std::optional<PositionIds> positions;                   ///< [slots] or [axes, slots]
   std::optional<std::vector<int32_t>> cu_seqlens;         ///< [N + 1]; absent without seq_lens
-  std::optional<std::vector<int32_t>> cu_seqlens_padded;  ///< [N + 1] only if it differs: its
-                                                          ///< presence says "padding in between"
+  std::optional<std::vector<int32_t>> cu_seqlens_padded;  ///< [N + 1] only if it differs: present =
+                                                          ///< padding between segments
   std::optional<int32_t> max_seqlen;  ///< widest segment of cu_seqlens, 0 without segments
-  std::vector<uint8_t> padding_mask;  ///< [slots] 1 = padding, also where it was absorbed
+  std::vector<uint8_t> padding_mask;  ///< [slots] 1 = padding, including absorbed slots
   bool absorbed = false;
   Extras extras;
 
-  /// Real and padded boundaries; views of this batch. Precondition: cu_seqlens is there.
+  /// Views of real and padded boundaries. Precondition: cu_seqlens is present.
   SegmentBounds bounds() const {
     return {*cu_seqlens, cu_seqlens_padded ? *cu_seqlens_padded : *cu_seqlens};
   }
 };
 
-/// Flattens a batch; moves its arrays. Rows of nothing but sentinels are padding, and may only
-/// follow the last row that has a segment; the slots of such rows are a tail of the stream (see
-/// Tail; kept, they lie beyond the last boundary). A real length of 0 is legal and repeats a
-/// boundary.
+/// Flattens a batch by moving its arrays. Rows of sentinels only are padding and must come last;
+/// their slots are a tail of the stream (see Tail; with Tail::keep they lie after the last
+/// boundary). A real length of 0 is valid and repeats a boundary.
 ///
-/// Without seq_lens (ids only) a slot is padding where it holds options.pad_id, which is accepted
-/// only if these slots are the end of the stream. Without seq_lens_padded the real lengths are the
-/// slot lengths.
+/// Without seq_lens (ids only) slots that hold options.pad_id are padding; they must be the end of
+/// the stream. Without seq_lens_padded the real lengths are the slot lengths.
 ///
 /// Usage errors, by row and segment (column of the table), with the nearest valid value: arrays or
 /// tables of the wrong size; sentinels in one table only; not 0 <= real <= slots; slot lengths of a
@@ -136,14 +134,14 @@ struct ThdBatch {
 /// seq_lens_padded without seq_lens; pad ids among content without seq_lens.
 ThdBatch to_thd(BshdBatch batch, const ThdOptions& options = {});
 
-/// Cuts the rows into `chunks` equal groups and converts each by itself (so each has a tail of its
-/// own): [chunks]. Positions of all axes, and extras by their alignment, are cut with the rows.
-/// Throws a usage error unless rows is a multiple of chunks, with the nearest counts that divide;
-/// other errors as to_thd, rows numbered in the whole batch.
+/// Cuts the rows into `chunks` equal groups and converts each separately, each with its own tail:
+/// [chunks]. Positions of all axes, and extras by their alignment, are cut with the rows. Throws a
+/// usage error unless rows is a multiple of chunks, with the nearest divisors, and the errors of
+/// to_thd, with rows numbered in the whole batch.
 std::vector<ThdBatch> split_into_chunks(const BshdBatch& batch, int64_t chunks,
                                         const ThdOptions& options = {});
 
-/// Boundaries of several chunks in one rectangle: short rows end in sentinels.
+/// Boundaries of several chunks as a rectangular table; short rows end with sentinels.
 struct StackedBounds {
   int64_t rows = 0;
   int64_t columns = 0;
@@ -153,7 +151,7 @@ struct StackedBounds {
   }
 };
 
-/// The chunks' metadata as arrays with an axis of chunks in front.
+/// Metadata of the chunks, stacked along a leading axis.
 struct ChunkBounds {
   StackedBounds cu_seqlens;
   std::optional<StackedBounds> cu_seqlens_padded;  ///< if any chunk has one; others: cu_seqlens
@@ -163,13 +161,13 @@ struct ChunkBounds {
 ChunkBounds stack_chunk_bounds(std::span<const ThdBatch> chunks,
                                int32_t sentinel = static_cast<int32_t>(length_sentinel));
 
-/// One row without the sentinels at its end: the boundaries that a consumer may use.
+/// Removes the sentinels at the end of one row.
 std::span<const int32_t> strip_sentinels(std::span<const int32_t> row,
                                          int32_t sentinel = static_cast<int32_t>(length_sentinel));
 
-/// Slots that are no padding. (The end of cu_seqlens says the same only if nothing was absorbed.)
+/// Number of slots that are not padding. Equals the end of cu_seqlens only if nothing was absorbed.
 int64_t count_real_tokens(std::span<const uint8_t> padding_mask);
-/// Labels other than ignored_label.
+/// Number of labels other than ignored_label.
 int64_t count_supervised_tokens(std::span<const int64_t> labels);
 
 }  // namespace gyre
