@@ -24,7 +24,7 @@ std::vector<T> shard_batch(const Layout& layout, int rank, std::span<const T> ro
   return shard;
 }
 
-/// Dual-chunk-swap of a row of n slots that is padded to `width`: the padding is the layout's own.
+/// Dual-chunk-swap of a row of n slots padded to `width`; the layout treats the padding as its own.
 Layout row_layout(int64_t n, int64_t width, int cp) {
   const std::vector<int32_t> real = {0, static_cast<int32_t>(n)};
   const std::vector<int32_t> padded = {0, static_cast<int32_t>(width)};

@@ -19,7 +19,7 @@ std::vector<int32_t> by_descending_cost(const std::vector<int64_t>& costs) {
 std::vector<int32_t> deal_equal_counts(const std::vector<int64_t>& costs, int cp) {
   GYRE_CHECK(std::ssize(costs) % cp == 0, "{} chunks for {} ranks", costs.size(), cp);
   const int64_t most = std::ssize(costs) / cp;
-  using Load = std::pair<int64_t, int32_t>;  // cost so far, rank
+  using Load = std::pair<int64_t, int32_t>;  // accumulated cost, rank
   std::priority_queue<Load, std::vector<Load>, std::greater<>> open;
   for (int32_t r = 0; r < cp; ++r) open.emplace(0, r);
   std::vector<int64_t> held(static_cast<size_t>(cp), 0);

@@ -1,6 +1,6 @@
 #pragma once
-// Chunks of a row dealt to ranks: the greedy deal of balanced.hpp, and the state of its joint
-// search, which joint_search.cpp changes two chunks at a time.
+// Assignment (deal) of chunks of a row to ranks: the greedy deal of balanced.hpp, and the state of
+// its joint search (joint_search.cpp), which swaps two chunks per move.
 
 #include <algorithm>
 #include <array>
@@ -13,17 +13,17 @@
 
 namespace gyre {
 
-/// Chunks by descending cost; among equals the lower one first.
+/// Chunks by descending cost; ties: lower index first.
 std::vector<int32_t> by_descending_cost(const std::vector<int64_t>& costs);
 
-/// The rank of each of costs.size() = m·cp chunks, m on each rank, by the greedy rule of
-/// balanced.hpp (ties: lower chunk first, lower rank first).
+/// The rank of each of costs.size() = m·cp chunks, m per rank, by the greedy rule of balanced.hpp
+/// (ties: lower chunk first, lower rank first).
 std::vector<int32_t> deal_equal_counts(const std::vector<int64_t>& costs, int cp);
-/// The O(n · cp) twin that looks at every rank.
+/// O(n · cp) reference that compares all ranks for each chunk.
 std::vector<int32_t> deal_equal_counts_reference(const std::vector<int64_t>& costs, int cp);
 
-/// The chunks as the joint search sees them. Only a document that spans several chunks can make a
-/// rank need keys of other ranks; a chunk holds parts of at most two such documents, at its ends.
+/// Chunks as input of the joint search. Only a document that spans several chunks can make a rank
+/// need keys of other ranks; a chunk holds parts of at most two such documents, at its ends.
 struct Chunks {
   struct Document {
     int64_t begin, length;
@@ -32,10 +32,10 @@ struct Chunks {
   static constexpr int32_t none = -1;
 
   int64_t chunk;
-  std::vector<Document> documents;               ///< that span several chunks
+  std::vector<Document> documents;               ///< those that span several chunks
   std::vector<int64_t> pairs;                    ///< [n]
-  std::vector<int64_t> tokens;                   ///< [n] of such documents
-  std::vector<std::array<int32_t, 2>> parts_of;  ///< [n] such documents, or none
+  std::vector<int64_t> tokens;                   ///< [n] tokens of such documents in each chunk
+  std::vector<std::array<int32_t, 2>> parts_of;  ///< [n] such documents in each chunk, or none
 
   int32_t count() const { return static_cast<int32_t>(pairs.size()); }
   const std::array<int32_t, 2>& parts(int32_t c) const { return parts_of[static_cast<size_t>(c)]; }
@@ -46,10 +46,10 @@ struct Chunks {
   }
 };
 
-/// Chunks of `chunk` slots that hold the row of `bounds`. pairs [n]: the cost of each.
+/// Cuts the row of `bounds` into chunks of `chunk` slots. pairs [n]: cost of each chunk.
 Chunks chunks_of(const SegmentBounds& bounds, int64_t chunk, std::vector<int64_t> pairs);
 
-/// Which rank holds which chunk, with the costs of every rank, updated by each change.
+/// Which rank holds which chunk. Keeps the costs of every rank up to date.
 class Deal {
  public:
   Deal(const Chunks& chunks, int cp, const TimeModel& time)
@@ -83,8 +83,8 @@ class Deal {
   }
   int64_t all_needed() const { return std::accumulate(needed_.begin(), needed_.end(), int64_t{0}); }
 
-  /// By how much the number of keys that `rank` needs changes when it gives chunk `out` away and
-  /// gets `in` (either may be none).
+  /// Change of the number of keys that `rank` needs when it gives up chunk `out` and receives `in`
+  /// (either may be none).
   int64_t needed_change(int32_t rank, int32_t out, int32_t in) const {
     int64_t change = tokens(out) - tokens(in);
     for_each_document(out, in, [&](int32_t document) {
@@ -143,7 +143,7 @@ class Deal {
     return holds_part(in, document) ? std::max(result, in) : result;
   }
 
-  /// Visits each document of which chunk `a` or `b` holds a part once.
+  /// Visits once each document that has a part in chunk `a` or `b`.
   template <class Visit>
   void for_each_document(int32_t a, int32_t b, Visit visit) const {
     if (a != Chunks::none)
@@ -154,7 +154,7 @@ class Deal {
         if (document != Chunks::none && !holds_part(a, document)) visit(document);
   }
 
-  /// Updates the costs of `rank`, which gives `out` away and gets `in`.
+  /// Updates the costs of `rank`, which gives up `out` and receives `in`.
   void exchange(int32_t rank, int32_t out, int32_t in) {
     needed_[static_cast<size_t>(rank)] += needed_change(rank, out, in);
     pairs_[static_cast<size_t>(rank)] += chunk_pairs_of(in) - chunk_pairs_of(out);
@@ -166,7 +166,7 @@ class Deal {
   const Chunks* chunks_;
   TimeModel time_;
   std::vector<int32_t> rank_of_;            // [n]
-  std::vector<int64_t> place_of_;           // [n] where the chunk stands in its rank's list
+  std::vector<int64_t> place_of_;           // [n] index in the list of the chunk's rank
   std::vector<std::vector<int32_t>> held_;  // [cp][m]
   std::vector<int64_t> pairs_, needed_;     // [cp]
   std::vector<int32_t> last_;               // [cp, documents]

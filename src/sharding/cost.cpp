@@ -20,7 +20,7 @@ int64_t pairs_of(const Fragment& f) {
   return f.length * (f.start.value() + 1) + f.stride * (f.length * (f.length - 1) / 2);
 }
 
-/// Tokens of a fragment at positions up to `last`.
+/// Number of tokens of a fragment at positions up to `last`.
 int64_t tokens_up_to(const Fragment& f, DocPosition last) {
   if (last < f.start) return 0;
   return std::min(f.length, (last - f.start) / f.stride + 1);
@@ -31,15 +31,15 @@ std::vector<Held> by_document_and_rank(const Layout& layout) {
   std::vector<Held> held;
   for (int r = 0; r < layout.cp(); ++r)
     for (const Fragment& fragment : layout.shard(r).fragments) held.push_back({r, &fragment});
-  // Within a document they are sorted by rank already.
+  // The order by rank within a document is already given.
   std::stable_sort(held.begin(), held.end(), [](const Held& a, const Held& b) {
     return a.fragment->segment < b.fragment->segment;
   });
   return held;
 }
 
-/// Calls visit(documents_fragments, rank, last position that the rank holds) for every document and
-/// every rank that holds some of it.
+/// Calls visit(document_fragments, rank, last position that the rank holds) for every pair of a
+/// document and a rank that holds tokens of it.
 template <class Visit>
 void for_each_holder(const std::vector<Held>& held, Visit visit) {
   for (auto first = held.begin(); first != held.end();) {

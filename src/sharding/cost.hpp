@@ -1,13 +1,13 @@
 #pragma once
-// What a layout costs each rank under a causal mask: pairs to compute and keys to fetch.
+// Cost of a layout per rank under a causal mask: pairs to compute and keys to fetch.
 //
-// A query at position p of a document meets p + 1 keys. A rank that holds queries of a document up
-// to position p needs the document's keys 0 .. p; those that it does not hold come from others:
+// A query at position p of a document attends to p + 1 keys. A rank that holds queries of a
+// document up to position p needs keys 0 .. p; other ranks send those that it does not hold:
 //
 //     needed(r) = Σ over documents of (largest position on r + 1) - tokens of it on r
 //
-// A ring sends every block to every rank, (cp - 1)/cp of the stream to each. The share of it that
-// is needed says how much a schedule could save that sends keys only to ranks that use them.
+// A ring sends every block to every rank: each receives (cp - 1)/cp of the stream. The needed share
+// of that bounds what a schedule can save by sending keys only to ranks that use them.
 
 #include <cstdint>
 #include <vector>
@@ -25,18 +25,18 @@ struct RankCost {
 
 struct LayoutCost {
   std::vector<RankCost> ranks;  ///< [cp]
-  int64_t slots = 0;            ///< slots of a rank
-  int64_t pieces = 0;           ///< fragments of all ranks: runs of consecutive queries in kernels
+  int64_t slots = 0;            ///< slots per rank
+  int64_t pieces = 0;           ///< fragments of all ranks; in kernels, runs of consecutive queries
 
   int64_t pairs() const;
   int64_t max_pairs() const;
-  /// max/mean of pairs over ranks (1: perfect; 1 when there are none).
+  /// max/mean of pairs over ranks; 1 is perfect balance, and the value without pairs.
   double pair_ratio() const;
-  /// Share of the ring's traffic that is needed: mean over ranks, and of the rank that needs most.
-  /// The ring moves (cp - 1) · slots tokens to each rank; 0 for cp = 1.
+  /// Needed share of the ring's traffic: mean over ranks, and the maximum. The ring moves (cp - 1)
+  /// · slots tokens to each rank. 0 for cp = 1.
   double needed_share() const;
   double largest_needed_share() const;
-  /// Seconds of the slowest rank if compute hides communication: max over ranks of the larger one.
+  /// Seconds of the slowest rank if compute and communication overlap fully.
   double seconds(const TimeModel& time) const;
 };
 

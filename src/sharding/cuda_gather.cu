@@ -12,18 +12,18 @@ struct RowMove {
   std::byte* out;
   const int32_t* map;
   int64_t rows;
-  int64_t other_rows;  ///< of the side that the map points into
+  int64_t other_rows;  ///< rows of the array that the map indexes
   RowMapShape shape;
   RowFill fill;
 };
 
-/// The unit that a row's fill has at its place: 16 bytes are a whole number of units.
+/// The first unit of the fill pattern. The pattern has 16 bytes, a whole number of units.
 template <class Unit>
 __device__ Unit fill_unit(const RowFill& fill) {
   return *reinterpret_cast<const Unit*>(fill.bytes);
 }
 
-/// First all loads of a thread, then all stores: a pass does not wait for the one before.
+/// A thread issues all loads before its stores, so that passes do not wait for each other.
 template <class Unit, bool gather>
 __global__ void __launch_bounds__(RowMapShape::threads) move_rows(const RowMove move) {
   constexpr int passes = RowMapShape::rows_of_thread;

@@ -10,7 +10,7 @@
 namespace gyre {
 namespace {
 
-/// A copy on the device, complete on return: the caller's may go.
+/// Copies to the device and waits, so that `values` may be freed on return.
 Buffer<int32_t> upload(std::span<const int32_t> values, Stream& stream) {
   Buffer<int32_t> there(std::ssize(values), MemorySpace::device);
   stream.copy(there.data(), values.data(), values.size_bytes());
@@ -60,7 +60,7 @@ class DeviceShift {
     result_ = upload(result, stream);
   }
 
-  /// out [slots] <- local [slots]. Complete in the stream's order on return.
+  /// Shifts local [slots] into out [slots]. Complete in stream order on return.
   void shift(Communicator& comm, const int32_t* local, int32_t* out, int32_t fill) const {
     constexpr int64_t bytes = sizeof(int32_t);
     Buffer<int32_t> outgoing(sent_, MemorySpace::device);
@@ -92,8 +92,8 @@ class DeviceShift {
   Stream& stream_;
   int64_t slots_, sent_ = 0, received_ = 0;
   std::vector<Message> sends_, recvs_;
-  Buffer<int32_t> outgoing_;  ///< [sent] local slots, message after message
-  Buffer<int32_t> result_;    ///< [slots] row of [local, received], or -1: the fill
+  Buffer<int32_t> outgoing_;  ///< [sent] local slots, grouped by message
+  Buffer<int32_t> result_;    ///< [slots] row of [local, received]; -1: the fill
 };
 
 class CudaStreamShards final : public StreamShards {
@@ -153,7 +153,7 @@ class CudaStreamShards final : public StreamShards {
   Stream& stream_;
   int64_t slots_;
   Buffer<int32_t> index_;   ///< [cp, slots] slot of the stream
-  Buffer<int32_t> owners_;  ///< [padded_slots] row of the shards of all ranks
+  Buffer<int32_t> owners_;  ///< [padded_slots] row in the concatenated shards of all ranks
 };
 
 }  // namespace

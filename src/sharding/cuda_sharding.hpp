@@ -1,16 +1,15 @@
 #pragma once
-// Streams and their shards in the memory of a device: the maps of a layout as gathers.
+// Sharding of streams in device memory: the index maps of a layout as gathers.
 //
 //     shard        local[t]  = stream[index[rank][t]]          gather
-//     unshard      stream[index[rank][t]] = local[t]           scatter: other slots are left alone
-//     gather       stream[s] = shards[owner of s]              all-gather, then a gather: every
-//     slot
-//                                                              is written once
-//     shift_left   what is sent is gathered into one buffer; the result is one gather from
+//     unshard      stream[index[rank][t]] = local[t]           scatter: other slots keep theirs
+//     gather       stream[s] = shards[owner of s]              all-gather, then a gather that
+//                                                              writes every slot once
+//     shift_left   the slots to send are gathered into one buffer; the result is one gather from
 //                  [local, received], with the fill value where segments end
 //
-// The limit is memory: each row is moved in and out, and 4 bytes of a map are read (see
-// cuda_gather.hpp). The maps take 8 bytes of device memory a slot.
+// Memory bandwidth is the limit: each row is read and written once, and 4 bytes of a map are read
+// (see cuda_gather.hpp). The maps take 8 bytes of device memory per slot.
 
 #include <memory>
 
@@ -19,8 +18,8 @@
 
 namespace gyre {
 
-/// On `stream`, a CUDA stream. The index lists of all ranks and their inverse are copied to the
-/// device here. Throws a runtime error in a build without CUDA.
+/// Shards on `stream`, a CUDA stream. Copies the index lists of all ranks and their inverse to the
+/// device. Throws a runtime error in a build without CUDA.
 std::unique_ptr<StreamShards> make_cuda_stream_shards(const Layout& layout, Stream& stream);
 
 }  // namespace gyre

@@ -20,7 +20,7 @@ void check_rows(int64_t batch, int64_t row) {
   if (row < 1) throw_usage("{} elements a slot; there is at least 1", row);
 }
 
-/// Slots that cross a rank boundary, with the slot of the stream by which both ends order them.
+/// A slot that crosses a rank boundary; both ends sort by its stream slot.
 struct Crossing {
   int64_t stream_slot;
   int32_t local;
@@ -31,7 +31,7 @@ std::vector<ShiftPlan::Message> messages(std::vector<std::vector<Crossing>>& by_
   for (size_t peer = 0; peer < by_peer.size(); ++peer) {
     std::vector<Crossing>& crossings = by_peer[peer];
     if (crossings.empty()) continue;
-    // The runs of a rank may be in any order of the stream.
+    // A rank may hold its runs in any order.
     std::sort(crossings.begin(), crossings.end(),
               [](const Crossing& a, const Crossing& b) { return a.stream_slot < b.stream_slot; });
     ShiftPlan::Message& message = result.emplace_back();
@@ -77,7 +77,7 @@ void gather_bytes(const Layout& layout, Communicator& comm, std::span<const std:
   comm.all_gather(local, blocks, host, "gathering a stream")->wait();
   const auto block = static_cast<size_t>(layout.slots_of_rank() * row_bytes);
   const auto row = static_cast<size_t>(layout.stream_slots * row_bytes);
-  // [cp, batch, slots, row]: the shards of one row of the batch lie a rank's whole block apart.
+  // Blocks are [cp, batch, slots, row]: consecutive shards of one batch row are a rank block apart.
   const std::span<const std::byte> all(blocks);
   const size_t reach = blocks.size() - local.size() + block;
   for (size_t b = 0; b < static_cast<size_t>(batch); ++b)

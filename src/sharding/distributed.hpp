@@ -1,29 +1,29 @@
 #pragma once
-// Streams and their shards over the ranks of a context-parallel group.
+// Streams and their shards across the ranks of a context-parallel group.
 //
 //     gather_stream            all-gather the shards; put each rank's block on its slots; trim
-//     gather_stream_backward   the way back of a gradient, by one of three conventions
+//     gather_stream_backward   gradient of gather_stream, by one of three conventions
 //     shift_left_sharded       every slot gets the value of the next slot of its segment
 //
-// The shift, serially:
+// Serial pseudo-code of the shift:
 //
 //     for each segment [begin, end) of the stream
 //       for t in [begin, end - 1)   out[t] = in[t + 1]
 //       out[end - 1] = fill
 //
-// Shift before sharding (shift_left, then shard_rows) wherever the whole stream is at hand: a roll
-// of a shard is wrong at the end of every run of slots. Only values that are born sharded need
-// shift_left_sharded, which fetches the successors of those ends. One segment of 8 slots, value =
-// position, cp = 2, dual-chunk-swap:
+// Shift before sharding (shift_left, then shard_rows) wherever the whole stream is available: a
+// roll of a shard is wrong at the end of every run of slots. Only values that are computed sharded
+// need shift_left_sharded, which fetches the successors of those ends. One segment of 8 slots,
+// value = position, cp = 2, dual-chunk-swap:
 //
 //     rank 0 holds 0 1 | 6 7   gets 1 2 | 7 fill   2 comes from rank 1, 7 ends the segment
-//     rank 1 holds 2 3 | 4 5   gets 3 4 | 5 6      4 is its own, 6 comes from rank 0
-//     a roll of the shard      1 6 7 fill and 3 4 5 fill
+//     rank 1 holds 2 3 | 4 5   gets 3 4 | 5 6      4 is local, 6 comes from rank 0
+//     a roll of each shard would give  1 6 7 fill  and  3 4 5 fill
 //
-// In general, under dual-chunk-swap rank r needs the first slot of chunk r + 1 for the end of its
-// head chunk: from rank r + 1, or from its own tail chunk when r = cp - 1. The end of its tail
-// chunk needs the first slot of the next chunk, from rank r - 1; on rank 0 it is the segment's end.
-// No routine here contains that case: who owns a successor is read from the layout.
+// In general, under dual-chunk-swap, the end of rank r's head chunk needs the first slot of chunk r
+// + 1: from rank r + 1, or from its own tail chunk when r = cp - 1. The end of its tail chunk needs
+// the first slot of the next chunk, from rank r - 1; on rank 0 it ends the segment. The code here
+// has no case for this: it reads the owner of a successor from the layout.
 
 #include <span>
 #include <vector>
@@ -34,11 +34,11 @@
 
 namespace gyre {
 
-/// How the gradient of a gathered stream comes back to the shards. All three are in use, and the
-/// wrong one is a silent factor of cp or a silent zero, so that there is no default.
+/// Convention for the gradient of a gathered stream. All three are in use, and the wrong one
+/// silently scales by cp or returns zeros; therefore there is no default.
 enum class GatherGradient {
-  split,  ///< own slots of this rank's gradient: right when every rank computes the same whole loss
-  sum,    ///< sum over ranks, then own slots: right when the ranks' losses are parts of one sum
+  split,  ///< local slots of the local gradient: right when every rank computes the same whole loss
+  sum,    ///< sum over ranks, then local slots: right when the ranks' losses are parts of one sum
   none,   ///< zero: the gather is a constant
 };
 
@@ -49,11 +49,11 @@ void gather_bytes(const Layout& layout, Communicator& comm, std::span<const std:
                   int64_t batch, std::span<std::byte> stream, int64_t row_bytes);
 }  // namespace detail
 
-/// [batch, stream_slots, row] on every rank <- local [batch, slots, row] of each: all rows of a
-/// batch are cut by the same layout, and padding that the layout appended is trimmed. T is any
+/// Gathers local [batch, slots, row] of each rank into [batch, stream_slots, row] on every rank.
+/// One layout cuts all rows of the batch; padding that the layout appended is trimmed. T is any
 /// trivially copyable type. Collective over the context-parallel group; all ranks throw the same
-/// usage error when the layout is of another number of ranks, when `local` is of another size, or
-/// when batch, row or slots differ between ranks.
+/// usage error when the layout has another number of ranks, when `local` has another size, or when
+/// batch, row or slots differ between ranks.
 template <class T>
 std::vector<T> gather_batch(const Layout& layout, Communicator& comm, std::span<const T> local,
                             int64_t batch, int64_t row = 1) {
@@ -65,24 +65,23 @@ std::vector<T> gather_batch(const Layout& layout, Communicator& comm, std::span<
   return stream;
 }
 
-/// stream [stream_slots, row] on every rank <- local [slots, row] of each. As gather_batch.
+/// gather_batch of one row: local [slots, row] of each rank to [stream_slots, row] on every rank.
 template <class T>
 std::vector<T> gather_stream(const Layout& layout, Communicator& comm, std::span<const T> local,
                              int64_t row = 1) {
   return gather_batch(layout, comm, local, 1, row);
 }
 
-/// The gradient of gather_stream: grad [slots, row] of this rank's shard from the gradient
-/// [stream_slots, row] of what this rank gathered. Padding of the layout gets 0. `sum` is a
-/// reduce-scatter; the other two move no data. T is float or double. Collective; same errors, and
-/// one when the convention differs between ranks.
+/// Gradient of gather_stream: grad [slots, row] of the local shard from the gradient [stream_slots,
+/// row] of this rank's gathered stream. Padding of the layout gets 0. `sum` is a reduce-scatter;
+/// the other conventions move no data. T is float or double. Collective; errors as gather_batch,
+/// and one when the convention differs between ranks.
 template <class T>
 std::vector<T> gather_stream_backward(const Layout& layout, Communicator& comm,
                                       std::span<const T> grad_stream, int64_t row,
                                       GatherGradient convention);
 
-/// What one rank does in a shift. Slots are local; both ends of a message list them in the order of
-/// the stream.
+/// One rank's part of a shift. Slots are local; sender and receiver list them in stream order.
 struct ShiftPlan {
   struct Move {  ///< out[to + i] = in[from + i]
     int32_t from, to, length;
@@ -92,33 +91,33 @@ struct ShiftPlan {
     std::vector<int32_t> slots;  ///< sent: in[slot]; received: out[slot]
   };
   std::vector<Move> moves;
-  std::vector<int32_t> ends;   ///< last slots of segments, and padding of the layout: out[slot] =
-                               ///< fill
-  std::vector<Message> sends;  ///< ascending in peer, at most one a peer
+  std::vector<int32_t> ends;   ///< last slots of segments, and padding of the layout; they get the
+                               ///< fill value
+  std::vector<Message> sends;  ///< ascending by peer, at most one per peer
   std::vector<Message> recvs;  ///< likewise
   int64_t slots = 0;
 };
 
-/// The plan of `rank`. `bounds` are the segments' slot ranges (padded boundaries) [segments + 1]: a
+/// The plan of `rank`. `bounds` are slot ranges of segments (padded boundaries), [segments + 1]; a
 /// shift by real boundaries would pull the first token of a segment into the padding before it.
 /// Throws a usage error unless they run from 0 to layout.stream_slots without decreasing. Time and
 /// memory O(stream_slots).
 ShiftPlan plan_shift_left(const Layout& layout, std::span<const int32_t> bounds, int rank);
 
-/// out [slots] <- local [slots], shifted left by one slot inside each segment over all ranks. One
-/// grouped exchange, at most one message to each other rank. T is int32_t or int64_t. Collective;
-/// all ranks throw the same usage error when the layout is of another number of ranks, or when the
-/// boundaries or the length of `local` do not fit it.
+/// Shifts local [slots] left by one slot inside each segment, across all ranks; returns [slots].
+/// One grouped exchange, at most one message per peer. T is int32_t or int64_t. Collective; all
+/// ranks throw the same usage error when the layout has another number of ranks, or when the
+/// boundaries or the length of `local` do not match it.
 template <class T>
 std::vector<T> shift_left_sharded(const Layout& layout, std::span<const int32_t> bounds,
                                   Communicator& comm, std::span<const T> local, T fill);
 
-/// The same by a plan that was made before; local.size() == plan.slots.
+/// Shifts by a given plan; local.size() == plan.slots.
 template <class T>
 std::vector<T> shift_left_sharded(const ShiftPlan& plan, Communicator& comm,
                                   std::span<const T> local, T fill);
 
-/// The shift of a whole stream [bounds.back()], before sharding.
+/// Shifts a whole stream [bounds.back()], before sharding.
 template <class T>
 std::vector<T> shift_left(std::span<const int32_t> bounds, std::span<const T> stream, T fill) {
   std::vector<T> out(stream.size(), fill);

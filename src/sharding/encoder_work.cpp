@@ -32,10 +32,10 @@ void check_audio(Communicator& comm, const AudioBatch& audio, const EncodeOption
        {"the way of gathering", static_cast<int64_t>(options.gather)}});
 }
 
-/// What a rank encodes beside its share.
+/// Values on which the ranks agree before encoding.
 struct Joint {
-  int64_t calls;         ///< of the encoder, on every rank
-  int64_t dummy_length;  ///< samples of a dummy: the shortest real length
+  int64_t calls;         ///< encoder calls on every rank
+  int64_t dummy_length;  ///< samples of a dummy item: the shortest real length
 };
 
 Joint agree_on_calls(const AudioBatch& audio, int64_t share, const EncodeOptions& options) {
@@ -50,13 +50,13 @@ Joint agree_on_calls(const AudioBatch& audio, int64_t share, const EncodeOptions
   return joint;
 }
 
-/// The encodings of this rank's share, those of dummies among them.
+/// Encodings of this rank's items and dummies.
 std::vector<std::vector<float>> encode_share(const AudioBatch& audio,
                                              const std::vector<int64_t>& share, const Joint& joint,
                                              const AudioEncoder& encode, int64_t hidden) {
   std::vector<std::vector<float>> encodings;
   const auto width = static_cast<size_t>(audio.samples.cols);
-  // A text-only rank may have no width of its own.
+  // A rank without audio may have width 0.
   std::vector<float> silence;
   for (int64_t call = 0; call < joint.calls; ++call) {
     const int64_t item = call < std::ssize(share) ? share[static_cast<size_t>(call)] : dummy_item;
@@ -86,7 +86,7 @@ std::vector<T> all_gather_vector(Communicator& comm, const std::vector<T>& mine,
   return all;
 }
 
-/// Values of every item of all ranks, dummies included: [W · q].
+/// Number of values of each item of all ranks, dummies included: [W · q].
 std::vector<int64_t> gather_sizes(Communicator& comm,
                                   const std::vector<std::vector<float>>& encodings) {
   std::vector<int64_t> sizes;
@@ -94,7 +94,7 @@ std::vector<int64_t> gather_sizes(Communicator& comm,
   return all_gather_vector(comm, sizes, "lengths of encodings");
 }
 
-/// Every item in a slot of the longest encoding of all.
+/// All-gather with every item padded to the longest encoding of any rank.
 std::vector<std::vector<float>> gather_padded(Communicator& comm,
                                               const std::vector<std::vector<float>>& encodings,
                                               int64_t items) {
@@ -109,14 +109,14 @@ std::vector<std::vector<float>> gather_padded(Communicator& comm,
   const std::vector<float> all = all_gather_vector(comm, mine, "padded encodings");
   const std::vector<int64_t> sizes = gather_sizes(comm, encodings);
   std::vector<std::vector<float>> result;
-  // Items lie in order over the ranks and dummies last, so that item i is the i-th of all.
+  // Items are in rank order with dummies last, so that item i is the i-th overall.
   for (int64_t i = 0; i < items; ++i)
     result.emplace_back(all.begin() + i * longest,
                         all.begin() + i * longest + sizes[static_cast<size_t>(i)]);
   return result;
 }
 
-/// The real items of each rank one after the other.
+/// All-gather of each rank's concatenated real items, without padding.
 std::vector<std::vector<float>> gather_ragged(Communicator& comm,
                                               const std::vector<std::vector<float>>& encodings,
                                               const std::vector<int64_t>& share, int64_t items) {
@@ -148,8 +148,7 @@ int64_t total_size(std::span<const std::vector<float>> values) {
   return total;
 }
 
-/// The sum over ranks of the gradients of each rank's share: one flat block a rank, as long as the
-/// longest.
+/// Reduce-scatter of the gradients: one flat block per rank, padded to the longest.
 std::vector<float> reduce_shares(Communicator& comm, std::span<const std::vector<float>> grads,
                                  int64_t each) {
   std::vector<int64_t> sizes(static_cast<size_t>(comm.size()), 0);
@@ -187,8 +186,8 @@ std::vector<std::vector<float>> encode_distributed(Communicator& comm, const Aud
                                                    const AudioEncoder& encode,
                                                    const EncodeOptions& options) {
   Communicator& together = options.encoder_group != nullptr ? *options.encoder_group : comm;
-  // The groups agree one by one (every rank takes part), and then with each other: an error in one
-  // must not leave another waiting in the encoder.
+  // The context-parallel groups agree within themselves (every rank takes part), then across the
+  // encoder group: an error in one must not leave another group waiting in the encoder.
   run_agreed(together, "encoding audio", [&] {
     const LocalWork::Groups groups;
     check_audio(comm, audio, options);
@@ -199,7 +198,7 @@ std::vector<std::vector<float>> encode_distributed(Communicator& comm, const Aud
   const Joint joint = agree_on_calls(audio, std::ssize(share), options);
   std::vector<std::vector<float>> encodings;
   run_agreed(together, "encoding audio", [&] {
-    const LocalWork::Groups groups;  // of the encoder's own
+    const LocalWork::Groups groups;  // allows communication inside the encoder
     encodings = encode_share(audio, share, joint, encode, options.hidden);
   });
   if (items == 0) return {};

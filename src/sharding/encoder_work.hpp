@@ -1,5 +1,5 @@
 #pragma once
-// Encoding a batch of audio with the work shared by the ranks of a context-parallel group.
+// Distributed encoding of an audio batch over the ranks of a context-parallel group.
 //
 // Every rank of the group starts from the same batch of A items and needs all encodings:
 //
@@ -10,7 +10,7 @@
 //     A = 5, W = 4     rank 0: 0 1    rank 1: 2 3    rank 2: 4 dummy    rank 3: dummy dummy
 //
 // Every rank calls the encoder equally often, even if only for dummies: with sharded weights the
-// call itself is a collective. Work is split by the number of items, not by their duration. (As
+// call itself is a collective. Work is split by the number of items, not by their duration. (After
 // encode_audio_with_cp_distribution of NeMo Speech, which gathers `padded`.)
 
 #include <cstdint>
@@ -30,49 +30,47 @@ struct AudioBatch {
   std::span<const int64_t> lengths;  ///< [A], each 0 to n
 };
 
-/// Encodes one item: samples [n] of which the first `length` count, into [frames, hidden].
+/// Encodes one item: samples [n], of which the first `length` are valid, into [frames, hidden].
 using AudioEncoder =
     std::function<std::vector<float>(std::span<const float> samples, int64_t length)>;
 
-/// How encodings travel.
+/// How encodings are gathered.
 enum class GatherKind {
-  padded,  ///< every item, dummies too, padded to the longest encoding: q · F_max rows a rank
-  ragged,  ///< the rows that each rank has of real items, and no more (NeMo's flat buffers are
-           ///< padded to the longest of them)
+  padded,  ///< all items and dummies, padded to the longest encoding: q · F_max rows per rank
+  ragged,  ///< only the real rows of each rank (NeMo pads its flat buffers to the longest one)
 };
 
 struct EncodeOptions {
   int64_t hidden = 1;
   GatherKind gather = GatherKind::ragged;
-  /// The ranks that call the encoder together, if more than the context-parallel group (weights
-  /// sharded over data-parallel ranks as well). A rank whose batch is smaller, or text only, then
-  /// joins with dummies. It must contain the group.
+  /// Ranks that call the encoder together, if more than the context-parallel group (weights also
+  /// sharded over data-parallel ranks). A rank with a smaller or text-only batch then joins with
+  /// dummies. Must contain the context-parallel group.
   Communicator* encoder_group = nullptr;
 };
 
-/// The dummy of distribute_items.
+/// Marks a dummy in the result of distribute_items.
 inline constexpr int64_t dummy_item = -1;
 
 /// Which items each of `ranks` ranks encodes, in order: [ranks][q], dummies included.
 std::vector<std::vector<int64_t>> distribute_items(int64_t items, int ranks);
 
-/// The encodings [frames, hidden] of all items in their order, identical on all ranks and to those
-/// of one rank alone. Collective over `comm` and the encoder group. All ranks of the group throw
-/// the same usage error when their batches differ in number, width or total length of the items
-/// (it names both values; unchecked, that would hang), when a length is not within 0 to n, or when
-/// an encoding is not a number of rows of `hidden` values. An error of the encoder on one rank ends
-/// all. comm.traffic() counts what is moved.
+/// The encodings [frames, hidden] of all items in order, identical on all ranks and to those of a
+/// single rank. Collective over `comm` and the encoder group. All ranks of the group throw the same
+/// usage error when their batches differ in number, width or total length of the items (it names
+/// both values; unchecked, that would hang), when a length is not within 0 to n, or when an
+/// encoding is not a whole number of rows of `hidden` values. An encoder error on one rank ends all
+/// ranks. comm.traffic() counts the bytes moved.
 std::vector<std::vector<float>> encode_distributed(Communicator& comm, const AudioBatch& audio,
                                                    const AudioEncoder& encode,
                                                    const EncodeOptions& options);
 
-/// The gradient that the encoder gets. `grads` [A][frames, hidden] are this rank's gradients with
-/// respect to the encodings of all items; the result are those of the items that this rank encoded
-/// (real ones, in order), to be propagated through its own encoder calls. With
-/// GatherGradient::sum, gradients of all ranks are summed (a reduce-scatter), as the ranks' losses
-/// are parts of one sum when the sequence is sharded; with `split` the own ones are taken as they
-/// are; with `none` the encoder gets zeros. Collective; all ranks throw the same usage error when
-/// the sizes or the convention differ between ranks.
+/// Gradient of encode_distributed. `grads` [A][frames, hidden] are this rank's gradients with
+/// respect to the encodings of all items. Returns those of the items that this rank encoded (real
+/// ones, in order), for the backward pass of its own encoder calls. `sum` adds the gradients of all
+/// ranks (a reduce-scatter): the ranks' losses are parts of one sum when the sequence is sharded.
+/// `split` takes the local gradients unchanged; `none` returns zeros. Collective; all ranks throw
+/// the same usage error when the sizes or the convention differ between ranks.
 std::vector<std::vector<float>> encoder_gradient(Communicator& comm,
                                                  std::span<const std::vector<float>> grads,
                                                  GatherGradient convention);

@@ -9,9 +9,9 @@
 namespace gyre {
 namespace {
 
-/// Deals chunks by descending cost, each to the rank that is fastest with it (ties: that needs the
-/// fewest keys, lower rank). Chunks of a document come last part first, and so join the ranks that
-/// already need the parts before.
+/// Deals chunks by descending cost, each to the rank that is fastest with it (ties: fewest needed
+/// keys, lower rank). The last chunk of a document comes first, so that earlier chunks join ranks
+/// that already need them.
 Deal deal_by_objective(const Chunks& chunks, int cp, const TimeModel& time) {
   Deal deal(chunks, cp, time);
   const int64_t most = chunks.count() / cp;
@@ -35,29 +35,29 @@ Deal deal_by_objective(const Chunks& chunks, int cp, const TimeModel& time) {
   return deal;
 }
 
-/// The units of the terms that the search adds.
+/// Normalisation of the terms of the search.
 struct Scale {
   double seconds;          ///< about the best objective
   double needed;           ///< keys that all ranks need under the deal by compute
   double slowest_allowed;  ///< objective of the best start
 };
 
-/// Lower is better; infinite when slower than the best start.
+/// Objective, to be minimised; infinite when slower than the best start.
 double score(const Deal& deal, const Scale& scale) {
   const double seconds = deal.slowest_seconds();
   if (seconds > scale.slowest_allowed) return HUGE_VAL;
   return seconds / scale.seconds + 0.01 * static_cast<double>(deal.all_needed()) / scale.needed;
 }
 
-/// A rank's term of the sum that the search lowers. `slowest`: the seconds of the slowest rank,
-/// which are the unit of time, so that a threshold means the same in every case.
+/// One rank's term of the energy. `slowest`, the time of the slowest rank, is the unit of time, so
+/// that a threshold means the same in every case.
 double energy(const Deal& deal, const Scale& scale, double slowest, int64_t pairs, int64_t needed) {
   double power = deal.seconds(pairs, needed) / slowest;
   for (int i = 0; i < 6; ++i) power *= power;
   return power + 0.1 * static_cast<double>(needed) * deal.cp() / scale.needed;
 }
 
-/// Random chunks and neighbours; see balanced.hpp.
+/// Generates random pairs of chunks to swap; see balanced.hpp.
 class Proposals {
  public:
   std::pair<int32_t, int32_t> next(const Deal& deal) {
@@ -76,7 +76,7 @@ class Proposals {
   std::mt19937_64 random_{1};
 };
 
-/// The best deal that the search has met, by score.
+/// The best deal visited so far, by score.
 struct Best {
   double score = HUGE_VAL;
   std::vector<int32_t> rank_of_chunk;
@@ -90,7 +90,7 @@ struct Best {
 
 void anneal(Deal deal, const Chunks& chunks, const Scale& scale, Best& best) {
   constexpr double hot = 0.05, cold = 0.0005;
-  // A move costs O(cp): beyond 512 ranks there are fewer, so that the search ends in seconds.
+  // A move costs O(cp): beyond 512 ranks there are fewer moves, so that the search ends in seconds.
   constexpr int64_t moves_per_chunk = 400, most_moves = 2'000'000, block = 1024, usual_cp = 512;
   const int64_t more = std::max<int64_t>(usual_cp, deal.cp()) / usual_cp;
   const int64_t moves = std::min(moves_per_chunk * chunks.count(), most_moves / (more * more));
@@ -141,7 +141,7 @@ std::vector<int32_t> search_joint(const Chunks& chunks, int cp, const TimeModel&
   const int64_t pairs = std::accumulate(chunks.pairs.begin(), chunks.pairs.end(), int64_t{0});
   scale.seconds = std::max(static_cast<double>(pairs) * time.seconds_per_pair / cp,
                            0.5 * scale.slowest_allowed);
-  // The best start takes no time: only the needed tokens count.
+  // If the best start takes no time, only the needed tokens count.
   if (scale.seconds == 0) scale.seconds = 1;
   Best best;
   for (const Deal& start : starts) best.offer(start, scale);

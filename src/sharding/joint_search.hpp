@@ -1,5 +1,5 @@
 #pragma once
-// The search for the joint deal of balanced.hpp, which says what it minimises and how.
+// Search for the joint deal; balanced.hpp defines the objective and the algorithm.
 
 #include <cstdint>
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace gyre {
 
-/// The rank of each chunk, equally many on each of `cp` ranks: the best deal that the search meets.
-/// There is at least one chunk.
+/// Returns the rank of each chunk, equally many per rank: the best deal visited. Precondition: at
+/// least one chunk.
 std::vector<int32_t> search_joint(const Chunks& chunks, int cp, const TimeModel& time);
 
 }  // namespace gyre

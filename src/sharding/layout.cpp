@@ -8,7 +8,7 @@
 namespace gyre {
 namespace {
 
-/// The part of `run` that holds real tokens of segment `i`, as a fragment; length 0 if none.
+/// The real tokens of segment `i` in `run` as a fragment; length 0 if there are none.
 Fragment fragment_of(const SlotRun& run, const SegmentBounds& bounds, int64_t i) {
   const int64_t begin = bounds.begin(i), end = begin + bounds.real_length(i);
   const int64_t start = run.start.value();
@@ -18,7 +18,7 @@ Fragment fragment_of(const SlotRun& run, const SegmentBounds& bounds, int64_t i)
           std::max<int64_t>(0, last - first), run.local_begin + first};
 }
 
-/// Appends the fragments of one run, segment by segment.
+/// Appends the fragments of one run, by segment.
 void add_fragments(std::vector<Fragment>& fragments, const SlotRun& run,
                    const SegmentBounds& bounds) {
   const int64_t last_slot = run.start.value() + (run.length - 1) * run.stride;

@@ -1,9 +1,9 @@
 #pragma once
 // Layouts: which slots of a packed stream a context-parallel rank owns.
 //
-// A layout is a value: for every rank a list of runs of slots of the stream, and the fragments that
-// follow from it, runs of real tokens of one document. Index maps, schedules, kernels and reports
-// read nothing else, so that none of them contains a case for a particular layout.
+// A layout is a value: for every rank the runs of stream slots that it owns, and the fragments
+// derived from them, which are runs of real tokens of one document. Index maps, schedules, kernels
+// and reports read only these, so none of them has a case for a particular layout.
 //
 //     two segments, real lengths 5 and 2 in 8 and 4 slots, cp = 2
 //     slots        0 1 2 3 4 5 6 7 | 8 9 10 11
@@ -12,8 +12,8 @@
 //     rank 0       runs 0+2, 6+2, 8+1, 11+1     holds a b . . x .   fragments ab, x
 //     rank 1       runs 2+2, 4+2, 9+1, 10+1     holds c d e . y .   fragments cd, e, y
 //
-// All ranks hold the same number of slots. A layout that needs a longer stream than it is given
-// appends padding on the right: the slots s >= stream_slots.
+// All ranks hold the same number of slots. A layout that needs a longer stream than given appends
+// padding on the right: slots s >= stream_slots.
 
 #include <cstdint>
 #include <span>
@@ -46,10 +46,10 @@ struct Fragment {
   friend bool operator==(const Fragment&, const Fragment&) = default;
 };
 
-/// What one rank holds.
+/// The slots and tokens that one rank holds.
 struct Shard {
   std::vector<SlotRun> runs;        ///< ascending in local_begin; cover all local slots
-  std::vector<Fragment> fragments;  ///< ascending in local_begin; empty fragments are left out
+  std::vector<Fragment> fragments;  ///< ascending in local_begin; none is empty
   int64_t slots = 0;                ///< local slots, padding included
 };
 
@@ -57,9 +57,9 @@ struct Layout {
   std::string name;
   std::vector<Shard> shards;  ///< [cp]
   int64_t stream_slots = 0;   ///< slots of the stream that was sharded
-  int64_t padded_slots = 0;   ///< the same and padding on the right: cp · slots of a rank
+  int64_t padded_slots = 0;   ///< stream_slots and padding on the right: cp · slots_of_rank()
   int cp() const { return static_cast<int>(shards.size()); }
-  /// Local slots: as many on every rank.
+  /// Local slots, the same on every rank.
   int64_t slots_of_rank() const { return shards.empty() ? 0 : padded_slots / cp(); }
   const Shard& shard(int rank) const {
     GYRE_CHECK(rank >= 0 && rank < cp(), "layout {}: rank {} of {}", name, rank, cp());
@@ -68,8 +68,7 @@ struct Layout {
 };
 
 /// Boundaries of a packed stream of N segments, each [N + 1], from 0 and non-decreasing: `padded`
-/// is where segments lie (slots), `real` counts valid tokens, which are the first ones of each slot
-/// range.
+/// are prefix sums of slots, `real` of valid tokens, which come first in each slot range.
 struct SegmentBounds {
   std::span<const int32_t> real;
   std::span<const int32_t> padded;
@@ -84,36 +83,36 @@ struct SegmentBounds {
   }
 };
 
-/// Throws a usage error unless the boundaries are as SegmentBounds says; names the segment.
+/// Throws a usage error that names the segment unless the boundaries satisfy SegmentBounds.
 void check_bounds(const SegmentBounds& bounds);
 
-/// Throws a usage error unless `bounds` [segments + 1] cut the layout's stream: from 0 to
-/// stream_slots without decreasing. Names the segment.
+/// Throws a usage error that names the segment unless `bounds` [segments + 1] run from 0 to the
+/// layout's stream_slots without decreasing.
 void check_boundaries(const Layout& layout, std::span<const int32_t> bounds);
 
-/// The layout in which rank r owns the slots of runs[r], in the order given; sets local_begin.
-/// Every slot below the total must be in exactly one run, and all ranks must own the same number of
-/// slots. A debug build checks the former, every build the latter.
+/// The layout in which rank r owns the slots of runs[r], in that order; sets local_begin. Every
+/// slot below the total must be in exactly one run, and all ranks must own the same number of
+/// slots. Debug builds check the former, all builds the latter.
 Layout make_layout(std::string name, const SegmentBounds& bounds,
                    std::vector<std::vector<SlotRun>> runs);
 
-/// The slot of the stream behind each local slot of `rank`, padding included: int32 [slots], the
-/// index list by which ids, labels, positions and masks are gathered. Padding that the layout
-/// appended has slots >= layout.stream_slots.
+/// The stream slot of each local slot of `rank`, padding included: int32 [slots], the index list
+/// that gathers ids, labels, positions and masks. Padding that the layout appended has slots >=
+/// layout.stream_slots.
 std::vector<int32_t> shard_index(const Layout& layout, int rank);
 
-/// Where a slot of the stream lies.
+/// Rank and local slot of a stream slot.
 struct Owner {
   int32_t rank;
   int32_t local;
   friend bool operator==(const Owner&, const Owner&) = default;
 };
-/// The inverse of all ranks' index lists: [padded_slots].
+/// Inverse of all ranks' index lists: [padded_slots].
 std::vector<Owner> slot_owners(const Layout& layout);
 
-/// The segment of each slot of a stream with these boundaries, [bounds.back()]: the last i with
-/// bounds[i] <= slot (an upper-bound search; a lower-bound search would be wrong at the first slot
-/// of every segment, and empty segments are skipped for free).
+/// The segment of each slot, [bounds.back()]: the last i with bounds[i] <= slot. This is an
+/// upper-bound search, which skips empty segments; a lower-bound search would be wrong at the first
+/// slot of every segment.
 std::vector<int32_t> segment_ids(std::span<const int32_t> bounds);
 
 }  // namespace gyre

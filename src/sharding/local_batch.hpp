@@ -1,5 +1,5 @@
 #pragma once
-// One rank's view of a packed batch: token ids, positions and next-token targets of its slots.
+// One rank's slots of a packed batch: token ids, positions and next-token targets.
 //
 // Targets are shifted in document order *before* sharding: a roll of the local tokens would be
 // wrong at the end of every chunk.
@@ -14,21 +14,21 @@
 
 namespace gyre {
 
-/// The label of a token that no loss counts.
+/// Target of a token that no loss counts.
 inline constexpr int32_t no_target = -1;
 
 struct LocalBatch {
   std::vector<int32_t> tokens;     ///< [slots]; padding holds id 0
-  std::vector<int32_t> positions;  ///< [slots] position inside the document; padding inside a
-                                   ///< segment counts on, padding of the layout is 0
-  std::vector<int32_t> targets;    ///< [slots] next token of the document, no_target for its last
+  std::vector<int32_t> positions;  ///< [slots] position inside the document; continues through the
+                                   ///< padding of a segment; padding of the layout is 0
+  std::vector<int32_t> targets;    ///< [slots] next token of the document; no_target for its last
                                    ///< token and for padding; then those of the slots in `again`
-  std::vector<int32_t> again;      ///< slots that predict more tokens than one: those by which a
-                                   ///< text goes on in several ways (model/shared_prefixes.hpp)
+  std::vector<int32_t> again;      ///< slots that predict further tokens, because the text has
+                                   ///< several continuations (model/shared_prefixes.hpp)
 };
 
-/// `documents[i]` are the tokens of segment i (bounds.real_length(i) of them), a document each;
-/// `layout` is one of these bounds.
+/// documents[i] holds the tokens of segment i, bounds.real_length(i) of them. Precondition:
+/// `layout` is made from these bounds.
 LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
                             std::span<const std::span<const int32_t>> documents, int rank);
 

@@ -1,4 +1,4 @@
-// Shards on a device in a build without CUDA.
+// Stub of sharding on a device for builds without CUDA.
 
 #include "core/error.hpp"
 #include "sharding/cuda_sharding.hpp"

@@ -1,5 +1,5 @@
 #pragma once
-// Documents of any length in a layout.
+// A layout of documents of any length.
 
 #include <cstdint>
 #include <span>
@@ -9,9 +9,9 @@
 
 namespace gyre {
 
-/// Documents one after the other, each in as many slots as the layout requires of a segment.
-/// `offsets`: [documents + 1], where documents begin and the last one ends, in tokens. Throws a
-/// usage error for more than 2^31 - 1 slots.
+/// Concatenates documents, each padded to the slots that the layout requires of a segment.
+/// `offsets` [documents + 1]: prefix sums of document lengths in tokens. Throws a usage error for
+/// more than 2^31 - 1 slots.
 struct PaddedLayout {
   std::vector<int32_t> real = {0}, padded = {0};  ///< as SegmentBounds
   Layout layout;

@@ -1,5 +1,5 @@
 #pragma once
-// Copies of rows, of any number of bytes. All are inline: a run of slots is often some ids of a
+// Copies of rows of any number of bytes. All are inline: a run of slots is often a few ids of a
 // short document, and a call would take longer than the copy.
 
 #include <algorithm>
@@ -20,8 +20,8 @@ struct Vector {
   std::byte bytes[16];
 };
 
-/// Loads before stores: a load that follows a store to the same offset of another page, as between
-/// shards of 2^n slots, waits for it.
+/// Loads precede stores: a load that follows a store to the same page offset of another page waits
+/// for it, which happens between shards of 2^n slots.
 inline void copy_line(std::byte* to, const std::byte* from) {
   Vector a, b, c, d;
   std::memcpy(&a, from, 16);
@@ -34,16 +34,16 @@ inline void copy_line(std::byte* to, const std::byte* from) {
   std::memcpy(to + 48, &d, 16);
 }
 
-/// `bytes` in n .. 2n, by two copies of n bytes that may overlap.
+/// Copies `bytes` in n .. 2n by two copies of n bytes that may overlap.
 template <size_t n>
 void copy_both_ends(std::byte* to, const std::byte* from, int64_t bytes) {
   std::memcpy(to, from, n);
   std::memcpy(to + bytes - n, from + bytes - n, n);
 }
 
-/// A line or more. No call of memcpy below 256 KiB: from 2 KiB on its string instructions
-/// are slow where both addresses have the same offset in a page, as shards of a stream of 2^n slots
-/// do (2 KiB at a time: 0.4 of the rate of one large memcpy, against 0.7).
+/// Copies at least one cache line. Calls memcpy only above 256 KiB: from 2 KiB on its string
+/// instructions are slow where both addresses have the same page offset, as shards of a stream of
+/// 2^n slots do (2 KiB at a time: 0.4 of the rate of one large memcpy, against 0.7).
 inline void copy_lines(std::byte* to, const std::byte* from, int64_t bytes) {
   constexpr int64_t longest = 256 << 10;
   if (bytes > longest) {
@@ -54,7 +54,7 @@ inline void copy_lines(std::byte* to, const std::byte* from, int64_t bytes) {
   copy_line(to + bytes - line, from + bytes - line);
 }
 
-/// memcpy, for sizes that are mostly some ids of a short document or very large.
+/// memcpy, tuned for sizes that are mostly a few ids of a short document or very large.
 inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes >= line)
     copy_lines(to, from, bytes);
@@ -70,9 +70,9 @@ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
     for (int64_t at = 0; at < bytes; ++at) to[at] = from[at];
 }
 
-/// Whole lines to an address at the begin of one, past the caches: a store then does not read the
-/// line that it overwrites. Readers need a hwy::FlushStream() first. (Highway's own Stream would
-/// need run-time dispatch: its baseline target on x86 is scalar.)
+/// Copies whole lines to a line-aligned address by non-temporal stores, which do not read the lines
+/// that they overwrite. Readers need a hwy::FlushStream() first. (Highway's own Stream would need
+/// run-time dispatch: its baseline target on x86 is scalar.)
 inline void stream_lines(std::byte* to, const std::byte* from, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += line) {
 #if defined(__SSE2__)
@@ -90,13 +90,13 @@ inline void stream_lines(std::byte* to, const std::byte* from, int64_t bytes) {
   }
 }
 
-/// Bytes from `p` to the next begin of a line.
+/// Bytes from `p` to the next line boundary.
 inline int64_t to_line(const std::byte* p) {
   return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(p) % line);
 }
 
-/// Past the caches, but for the incomplete first and last line. (Not inlined: GCC 12 would warn of
-/// reads that its branches exclude.)
+/// Non-temporal copy, except for the incomplete first and last line. (Not inlined: GCC 12 would
+/// warn about reads that its branches exclude.)
 [[gnu::noinline]] inline void stream_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (to_line(to) == 0 && bytes % line == 0) return stream_lines(to, from, bytes);
   const int64_t head = std::min(to_line(to), bytes), whole = (bytes - head) / line * line;
@@ -105,8 +105,8 @@ inline int64_t to_line(const std::byte* p) {
   copy_bytes(to + head + whole, from + head + whole, bytes - head - whole);
 }
 
-/// body(size) for `row_bytes` rows; a size that the compiler knows makes a row one load and one
-/// store, not a call.
+/// Calls body(size) with size = `row_bytes`; common sizes are compile-time constants, so that a row
+/// is one load and one store instead of a call.
 template <class Body>
 void for_row_size(int64_t row_bytes, Body body) {
   switch (row_bytes) {
@@ -135,8 +135,8 @@ inline void copy_row(std::byte* to, const std::byte* from, int64_t bytes) {
   copy_bytes(to, from, bytes);
 }
 
-/// to[k · to_step] = from[k · from_step] for `count` rows of `size`; steps in bytes. Four at a
-/// time: the loop would cost more than the rows.
+/// to[k · to_step] = from[k · from_step] for `count` rows of `size`; steps in bytes. Unrolled by
+/// four: the loop overhead would exceed the copies.
 template <class Size>
 void copy_rows(std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step,
                int64_t count, Size size) {
@@ -165,8 +165,8 @@ inline void fill_rows(std::byte* to, std::byte* end, std::span<const std::byte> 
   for (; to != end; to += fill.size()) std::memcpy(to, fill.data(), fill.size());
 }
 
-/// Writes one shard from its begin on, past the caches: collects short runs, and streams long ones
-/// directly. Shards of 2^n bytes would otherwise compete for the same few lines of the caches.
+/// Writes one shard sequentially by non-temporal stores: buffers short runs and streams long ones
+/// directly. Shards of 2^n bytes would otherwise compete for the same few cache lines.
 class ShardWriter {
  public:
   explicit ShardWriter(std::byte* to) : to_(to) {
@@ -197,8 +197,8 @@ class ShardWriter {
  private:
   static constexpr int64_t size = 8 * line;
   alignas(line) std::byte bytes_[size];
-  std::byte* to_;                ///< where bytes_[begin_] belongs; at a line's begin if begin_ == 0
-  int64_t begin_ = 0, end_ = 0;  ///< what is collected
+  std::byte* to_;                ///< destination of bytes_[begin_]; line-aligned if begin_ == 0
+  int64_t begin_ = 0, end_ = 0;  ///< range of buffered bytes
 };
 
 }  // namespace gyre

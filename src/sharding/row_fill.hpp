@@ -1,15 +1,15 @@
 #pragma once
-// The value of rows that a map does not name.
+// Fill value of rows that a map does not name.
 
 #include <cstring>
 #include <type_traits>
 
 namespace gyre {
 
-/// The element that fills rows which a map does not name.
+/// Fill pattern of rows that a map does not name: one element, repeated.
 struct RowFill {
   alignas(16) unsigned char bytes[16] = {};  ///< the element repeated
-  /// All elements of a row are `value`. T has 1, 2, 4, 8 or 16 bytes, and rows are multiples of it.
+  /// Fills with `value`. T has 1, 2, 4, 8 or 16 bytes; row sizes must be multiples of it.
   template <class T>
   static RowFill of(const T& value) {
     static_assert(std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0);

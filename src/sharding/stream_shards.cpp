@@ -23,7 +23,7 @@ class HostStreamShards final : public StreamShards {
 
   void shard(int rank, const void* stream, int64_t rows, void* local, int64_t row_bytes,
              const RowFill& fill) override {
-    // An element divides both the pattern of 16 bytes and the row.
+    // The element size divides both the 16-byte pattern and the row.
     const int64_t element = std::gcd(row_bytes, std::ssize(fill.bytes));
     detail::shard_bytes(layout_, rank, span_at(stream, rows * row_bytes),
                         std::as_bytes(std::span(fill.bytes)).first(static_cast<size_t>(element)),

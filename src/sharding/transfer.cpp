@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-/// Rows of an array of `bytes` bytes; throws unless they are `slots` or `padded`.
+/// Rows of an array of `bytes` bytes; throws unless that is `slots` or `padded`.
 int64_t check_rows(const Layout& layout, const char* what, size_t bytes, int64_t row_bytes,
                    int64_t slots, int64_t padded) {
   const auto size = static_cast<int64_t>(bytes);
@@ -31,7 +31,7 @@ void check_row(const Layout& layout, int64_t row_bytes) {
   if (row_bytes < 1) throw_usage("layout {}: a row must have at least 1 element", layout.name);
 }
 
-/// Rows of the stream; throws when an array has a wrong length.
+/// Number of rows of the stream; throws when an array has a wrong length.
 int64_t check_arrays(const Layout& layout, int rank, size_t stream_bytes, size_t local_bytes,
                      int64_t row_bytes) {
   GYRE_CHECK(rank >= 0 && rank < layout.cp(), "layout {}: rank {} of {}", layout.name, rank,
@@ -43,7 +43,7 @@ int64_t check_arrays(const Layout& layout, int rank, size_t stream_bytes, size_t
                     layout.padded_slots);
 }
 
-/// The same for all ranks' shards, which lie `step` bytes apart.
+/// check_arrays for the shards of all ranks, which lie `step` bytes apart.
 int64_t check_arrays(const Layout& layout, size_t stream_bytes, size_t shard_bytes, int64_t step,
                      int64_t row_bytes) {
   check_row(layout, row_bytes);
@@ -60,23 +60,23 @@ int64_t check_arrays(const Layout& layout, size_t stream_bytes, size_t shard_byt
                     layout.padded_slots);
 }
 
-/// Slots of a run that lie inside a stream of `rows` rows; the others follow them.
+/// Number of slots of a run inside a stream of `rows` rows; they precede the slots outside.
 int64_t slots_inside(const SlotRun& run, int64_t rows) {
   const int64_t left = rows - run.start.value();
   if (run.stride == 1) return std::clamp<int64_t>(left, 0, run.length);  // no division
   return std::clamp<int64_t>(ceil_div(left, run.stride), 0, run.length);
 }
 
-constexpr int64_t long_run = 1024;  ///< bytes from which on a run is worth two broken lines
+constexpr int64_t long_run = 1024;  ///< bytes that outweigh the two partial lines of a run
 
-/// Calls visit(rank, run) for the runs of all ranks in stream order. A run begins where the last
-/// one ended, mostly on the next rank, on the same one or on the one before, which takes three
-/// comparisons to find; elsewhere it takes up to one for each rank. Returns false, after any number
-/// of visits, if a run has a stride or a rank's runs are not in stream order.
+/// Calls visit(rank, run) for the runs of all ranks in stream order. The next run mostly lies on
+/// the next, the same or the previous rank, which takes three comparisons to find; otherwise up to
+/// one per rank. Returns false, after any number of visits, if a run has a stride or a rank's runs
+/// are not in stream order.
 template <class Visit>
 bool walk_stream(const Layout& layout, Visit visit) {
   const auto cp = static_cast<size_t>(layout.cp());
-  std::vector<const SlotRun*> ahead(cp + 2), ends(cp + 2);  // of ranks 1 .. cp; both ends have none
+  std::vector<const SlotRun*> ahead(cp + 2), ends(cp + 2);  // ranks 1 .. cp; both ends: none
   std::vector<int64_t> begins(cp + 2, -1);
   for (size_t r = 1; r <= cp; ++r) {
     const std::vector<SlotRun>& runs = layout.shards[r - 1].runs;
@@ -102,7 +102,7 @@ bool walk_stream(const Layout& layout, Visit visit) {
   return true;
 }
 
-/// Whether the runs of a layout have at least `bytes` bytes in the mean.
+/// Whether the mean length of the layout's runs is at least `bytes` bytes.
 bool mean_run_reaches(int64_t bytes, const Layout& layout, int64_t row_bytes) {
   int64_t runs = 0;
   for (const Shard& shard : layout.shards) runs += std::ssize(shard.runs);
@@ -118,9 +118,9 @@ bool interleaved(const Layout& layout) {
   return layout.cp() > 1;
 }
 
-/// Slot t of the stream is slot t / cp of rank t mod cp: blocks of some slots of each rank, which
-/// stay in the first cache while every rank takes, or gives, its part of each line. They cover the
-/// whole blocks of a stream of `rows` rows; the rest is moved by runs.
+/// Moves a layout in which stream slot t is slot t / cp of rank t mod cp. Works in blocks that stay
+/// in the L1 cache while every rank takes, or gives, its part of each line. Covers the whole blocks
+/// of a stream of `rows` rows; the rest is moved by runs.
 struct Interleave {
   int64_t cp, rows;
 
@@ -161,12 +161,12 @@ struct Interleave {
   }
 };
 
-/// The slots of a run from `first` on.
+/// The part of a run from slot `first` on.
 SlotRun rest_of(const SlotRun& run, int64_t first) {
   return {run.start + first * run.stride, run.stride, run.length - first, run.local_begin + first};
 }
 
-/// One run of a shard <- a stream of `rows` rows.
+/// Copies one run from a stream of `rows` rows into its shard.
 inline void shard_run(const SlotRun& run, std::span<const std::byte> stream, int64_t rows,
                       std::span<const std::byte> fill, std::byte* shard, int64_t row_bytes) {
   const int64_t inside = slots_inside(run, rows);
@@ -179,7 +179,7 @@ inline void shard_run(const SlotRun& run, std::span<const std::byte> stream, int
   fill_rows(to + inside * row_bytes, to + run.length * row_bytes, fill);
 }
 
-/// A stream of `rows` rows <- one run of a shard.
+/// Copies one run of a shard into a stream of `rows` rows.
 inline void unshard_run(const SlotRun& run, const std::byte* shard, std::byte* stream, int64_t rows,
                         int64_t row_bytes) {
   const int64_t inside = slots_inside(run, rows);
@@ -191,7 +191,7 @@ inline void unshard_run(const SlotRun& run, const std::byte* shard, std::byte* s
     scatter_rows(to, run.stride * row_bytes, from, inside, row_bytes);
 }
 
-/// Writes the shards of all ranks past the caches; false where walk_stream returns false.
+/// Writes the shards of all ranks by non-temporal stores; false if walk_stream returns false.
 bool shard_past_caches(const Layout& layout, std::span<const std::byte> stream, int64_t rows,
                        std::span<const std::byte> fill, std::byte* shards, int64_t row_bytes) {
   const int64_t each = layout.slots_of_rank() * row_bytes;
@@ -210,7 +210,7 @@ bool shard_past_caches(const Layout& layout, std::span<const std::byte> stream, 
   return whole;
 }
 
-/// Writes the stream past the caches; false where walk_stream returns false.
+/// Writes the stream by non-temporal stores; false if walk_stream returns false.
 bool unshard_past_caches(const Layout& layout, const std::byte* shards, int64_t step,
                          std::byte* stream, int64_t rows, int64_t row_bytes) {
   const bool whole = walk_stream(layout, [&](size_t r, const SlotRun& run) {
@@ -227,15 +227,15 @@ bool unshard_past_caches(const Layout& layout, const std::byte* shards, int64_t 
   return whole;
 }
 
-/// The stream that move_all moves.
+/// Size of the stream that move_all moves.
 struct StreamSize {
   int64_t rows, row_bytes;
-  int64_t cached_bytes;  ///< a stream of fewer bytes is in the caches
+  int64_t cached_bytes;  ///< smaller streams are assumed to be in the caches
 };
 
-/// Moves the runs of all ranks in the order that suits the layout: by blocks(interleave, row size)
-/// for an interleaved one; by past_caches() where runs have at least `least_run` bytes in the mean;
-/// else move(rank, run) in stream order; rank by rank in the caches, and where none of these can.
+/// Moves the runs of all ranks: by blocks(interleave, row size) if the layout is interleaved; by
+/// past_caches() if runs have at least `least_run` bytes on average; else by move(rank, run) in
+/// stream order. Streams in the caches, and other layouts, are moved rank by rank.
 template <class Move, class Blocks, class PastCaches>
 void move_all(const Layout& layout, const StreamSize& stream, int64_t least_run, Move move,
               Blocks blocks, PastCaches past_caches) {

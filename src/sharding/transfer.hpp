@@ -1,28 +1,27 @@
 #pragma once
-// Moving token-aligned arrays between a stream and its shards, in memory.
+// Copies of token-aligned arrays between a stream and its shards, in memory.
 //
 //     local[t] = stream[index[t]]           shard_rows
 //     stream[index[t]] = local[t]           unshard_rows
 //
-// over the runs of the layout rather than an index list: a run of slots is one memcpy. Rows are
-// [row] elements of any trivially copyable type: ids, labels, positions, masks, embeddings. (A cast
-// to integers on the way would ruin embeddings, so there is none.)
+// The copies follow the runs of the layout instead of an index list: a run of slots is one memcpy.
+// Rows are [row] elements of any trivially copyable type: ids, labels, positions, masks,
+// embeddings. Elements are never cast, since a cast to integers would ruin embeddings.
 //
-// A process that reads or writes the shards of all ranks moves them in one pass:
+// A process that reads or writes the shards of all ranks moves them in one pass over the stream:
 //
 //     for each run of any rank, in stream order:           rank 0 0 1 2 3 3 2 1 0 ...
-//         copy its slots, the next of the stream, to, or from, the next of its rank's shard
+//         copy its slots between the stream and the rank's shard; both advance sequentially
 //
-// Then one side is one sequential stream, the other is cp of them, and each cache line is accessed
-// once. Rank by rank, short runs would access a part of every page, cp times.
+// One side is then one sequential stream and the other is cp of them, and each cache line is
+// accessed once. Rank by rank, short runs would access a part of every page cp times.
 //
-// The limit is memory: a call moves each byte in and out, and reads 32 bytes of metadata for each
-// run. A run takes 5 ns at least, so that runs of some cache lines reach memcpy's rate, and ids of
-// 64-token documents over 8 ranks (16 bytes a run) a quarter of it. Results are written past the
-// caches (non-temporal stores) where runs are long enough, which saves reading the lines that are
+// Memory bandwidth is the limit: a call reads and writes each byte once, and reads 32 bytes of
+// metadata per run. A run takes at least 5 ns: runs of several cache lines reach memcpy's rate; ids
+// of 64-token documents over 8 ranks (16 bytes a run) reach a quarter of it. Results are written by
+// non-temporal stores where runs are long enough, which avoids reading the lines that are
 // overwritten and can be faster than memcpy. Streams below 16 MiB are in the caches, where moving
-// them rank by rank is faster. Numbers are in
-// bench/sharding.cpp.
+// rank by rank is faster. See bench/sharding.cpp for numbers.
 
 #include <cstddef>
 #include <cstdint>
@@ -37,20 +36,20 @@ void shard_bytes(const Layout& layout, int rank, std::span<const std::byte> stre
                  std::span<const std::byte> fill, std::span<std::byte> local, int64_t row_bytes);
 void unshard_bytes(const Layout& layout, int rank, std::span<const std::byte> local,
                    std::span<std::byte> stream, int64_t row_bytes);
-/// Streams of fewer bytes are in the caches with their shards: rank by rank is faster there.
+/// Smaller streams are in the caches with their shards, where moving rank by rank is faster.
 inline constexpr int64_t cached_stream_bytes = 16 << 20;
 void shard_all_bytes(const Layout& layout, std::span<const std::byte> stream,
                      std::span<const std::byte> fill, std::span<std::byte> shards,
                      int64_t row_bytes, int64_t cached_bytes = cached_stream_bytes);
-/// Shards of consecutive ranks begin `step` bytes apart, at least the bytes of one.
+/// Shards of consecutive ranks begin `step` bytes apart; step is at least the size of one shard.
 void unshard_all_bytes(const Layout& layout, std::span<const std::byte> shards, int64_t step,
                        std::span<std::byte> stream, int64_t row_bytes,
                        int64_t cached_bytes = cached_stream_bytes);
 }  // namespace detail
 
-/// local [slots, row] <- the rank's slots of stream [stream_slots or padded_slots, row]; slots past
-/// the end of the stream become `fill`. Throws a usage error that names the lengths when the stream
-/// is neither long, or `local` is not [slots, row], or row < 1.
+/// Copies the rank's slots of stream [stream_slots or padded_slots, row] into local [slots, row];
+/// slots past the end of the stream become `fill`. Throws a usage error that names the lengths when
+/// either array has another shape, or row < 1.
 template <class T>
 void shard_rows(const Layout& layout, int rank, std::span<const T> stream, std::span<T> local,
                 int64_t row = 1, T fill = T{}) {
@@ -60,9 +59,9 @@ void shard_rows(const Layout& layout, int rank, std::span<const T> stream, std::
                       row * static_cast<int64_t>(sizeof(T)));
 }
 
-/// The rank's slots of stream [stream_slots or padded_slots, row] <- local [slots, row]; others are
-/// left alone, and slots past the end of the stream are dropped. Same errors. All ranks' calls, or
-/// one for each block of an all-gather in rank order, restore the stream.
+/// Copies local [slots, row] into the rank's slots of stream [stream_slots or padded_slots, row].
+/// Other slots keep their value; slots past the end are dropped. Errors as shard_rows. Calls for
+/// all ranks, or for each block of an all-gather in rank order, restore the stream.
 template <class T>
 void unshard_rows(const Layout& layout, int rank, std::span<const T> local, std::span<T> stream,
                   int64_t row = 1) {
@@ -71,9 +70,9 @@ void unshard_rows(const Layout& layout, int rank, std::span<const T> local, std:
                         row * static_cast<int64_t>(sizeof(T)));
 }
 
-/// shards [cp, slots, row] <- stream [stream_slots or padded_slots, row]: shard_rows for every rank
-/// in one pass over the stream. Throws a usage error that names the lengths when the stream is
-/// neither long, or `shards` is not [cp, slots, row], or row < 1.
+/// Copies stream [stream_slots or padded_slots, row] into shards [cp, slots, row]: shard_rows for
+/// every rank in one pass. Throws a usage error that names the lengths when either array has
+/// another shape, or row < 1.
 template <class T>
 void shard_all_rows(const Layout& layout, std::span<const T> stream, std::span<T> shards,
                     int64_t row = 1, T fill = T{}) {
@@ -83,9 +82,9 @@ void shard_all_rows(const Layout& layout, std::span<const T> stream, std::span<T
                           std::as_writable_bytes(shards), row * static_cast<int64_t>(sizeof(T)));
 }
 
-/// stream [stream_slots or padded_slots, row] <- shards [cp, slots, row]: unshard_rows for every
-/// rank in one pass over the stream, all of which is written; slots past its end are dropped. Same
-/// errors.
+/// Copies shards [cp, slots, row] into stream [stream_slots or padded_slots, row]: unshard_rows for
+/// every rank in one pass, which writes the whole stream; slots past its end are dropped. Errors as
+/// shard_all_rows.
 template <class T>
 void unshard_all_rows(const Layout& layout, std::span<const T> shards, std::span<T> stream,
                       int64_t row = 1) {
@@ -96,7 +95,7 @@ void unshard_all_rows(const Layout& layout, std::span<const T> shards, std::span
                             std::as_writable_bytes(stream), row_bytes);
 }
 
-/// The twins by index list, row by row.
+/// Reference implementations by index list, row by row.
 void shard_rows_reference(const Layout& layout, int rank, std::span<const double> stream,
                           std::span<double> local, int64_t row, double fill);
 void unshard_rows_reference(const Layout& layout, int rank, std::span<const double> local,

@@ -13,7 +13,7 @@
 namespace gyre {
 namespace {
 
-/// Elements of the axes [from, to).
+/// Product of the axes [from, to).
 int64_t product(const std::vector<int64_t>& shape, int from, int to) {
   return std::accumulate(shape.begin() + from, shape.begin() + to, int64_t{1}, std::multiplies<>());
 }
@@ -22,9 +22,9 @@ int rank_of(const std::vector<int64_t>& shape) {
   return static_cast<int>(shape.size());
 }
 
-/// out [n, m, run] <- in [m, n, run]. With m the elements before an axis and n the parts that the
-/// axis is cut into, that splits a tensor into n contiguous blocks; with m and n swapped, it joins
-/// n blocks along the axis.
+/// Transposes in [m, n, run] to out [n, m, run]. With m the elements before an axis and n the parts
+/// of the axis, this splits a tensor into n contiguous blocks; with m and n swapped, it joins n
+/// blocks along the axis.
 template <class T>
 void swap_outer(std::span<const T> in, std::span<T> out, int64_t m, int64_t n, int64_t run) {
   for (int64_t i = 0; i < m; ++i)
@@ -32,7 +32,7 @@ void swap_outer(std::span<const T> in, std::span<T> out, int64_t m, int64_t n, i
       std::copy_n(in.begin() + (i * n + j) * run, run, out.begin() + (j * m + i) * run);
 }
 
-/// The n blocks [n, ...] of `shape` with axis `dim` cut into n parts.
+/// Splits axis `dim` of `shape` into n parts: blocks [n, ...].
 template <class T>
 std::vector<T> split_axis(std::span<const T> x, const std::vector<int64_t>& shape, int dim,
                           int64_t n) {
@@ -43,7 +43,7 @@ std::vector<T> split_axis(std::span<const T> x, const std::vector<int64_t>& shap
   return blocks;
 }
 
-/// n blocks of `shape` each, joined along axis `dim`.
+/// Joins n blocks of `shape` each along axis `dim`.
 template <class T>
 std::vector<T> join_axis(std::span<const T> blocks, const std::vector<int64_t>& shape, int dim,
                          int64_t n) {
@@ -58,7 +58,7 @@ std::vector<int64_t> gathered_shape(const AxisGather& gather, int ranks) {
   return shape;
 }
 
-/// Elements of a gathered tensor after the padding is gone.
+/// Elements of a gathered tensor after the padding is dropped.
 int64_t unpadded_size(const AxisGather& gather, int ranks) {
   std::vector<int64_t> shape = gathered_shape(gather, ranks);
   if (gather.pad > 0) shape[static_cast<size_t>(gather.unpad_dim)] -= gather.pad;
@@ -106,14 +106,14 @@ int64_t gather_parts(const AxisExchange& exchange, int ranks) {
   return ranks / exchange.gather_replicas;
 }
 
-/// The shape of what goes to one rank.
+/// Shape of the block that one rank receives.
 std::vector<int64_t> block_shape(const AxisExchange& exchange, int ranks) {
   std::vector<int64_t> shape = exchange.shape;
   shape[static_cast<size_t>(exchange.scatter)] /= scatter_parts(exchange, ranks);
   return shape;
 }
 
-/// Every block `replicas` times in a row: [n · replicas, block].
+/// Repeats every block `replicas` times: [n · replicas, block].
 template <class T>
 std::vector<T> repeat_blocks(const std::vector<T>& blocks, int64_t n, int64_t replicas) {
   const int64_t block = std::ssize(blocks) / n;
@@ -125,8 +125,8 @@ std::vector<T> repeat_blocks(const std::vector<T>& blocks, int64_t n, int64_t re
   return repeated;
 }
 
-/// The sum of every `replicas` consecutive blocks: [n, block]. In rank order, so that the same run
-/// gives the same bits.
+/// Sums every `replicas` consecutive blocks: [n, block]. The order is by rank, so that results are
+/// reproducible to the bit.
 template <class T>
 std::vector<T> sum_blocks(const std::vector<T>& blocks, int64_t n, int64_t replicas) {
   const int64_t block = std::ssize(blocks) / (n * replicas);
@@ -139,8 +139,8 @@ std::vector<T> sum_blocks(const std::vector<T>& blocks, int64_t n, int64_t repli
   return sums;
 }
 
-/// "the nearest valid ones are 2 and 4": the nearest values on both sides for which `valid` holds,
-/// between 1 and `most`.
+/// Text such as "the nearest valid ones are 2 and 4": the nearest values on both sides for which
+/// `valid` holds, between 1 and `most`.
 template <class Valid>
 std::string nearest(int64_t value, int64_t most, Valid valid) {
   int64_t below = std::min(value - 1, most), above = std::max<int64_t>(value + 1, 1);
@@ -325,7 +325,7 @@ UlyssesPlan plan_ulysses(Communicator& comm, const UlyssesShape& shape) {
                       {"the dimension of a head", shape.dim}});
   const int64_t b = shape.batch, n = shape.tokens * ranks, d = shape.dim;
   UlyssesPlan plan;
-  const int64_t q_heads = dealt_heads(shape.heads, ranks, 0).count;  // of every rank
+  const int64_t q_heads = dealt_heads(shape.heads, ranks, 0).count;  // per rank
   const int64_t replicas = kv_heads_dealt(shape.heads, shape.kv_heads, ranks) / shape.kv_heads;
   plan.query = {{b, shape.heads, shape.tokens, d}, 1, 2};
   plan.key_value = {{b, shape.kv_heads, shape.tokens, d}, 1, 2, replicas};
@@ -341,8 +341,8 @@ struct Part {
   size_t begin, length;
 };
 
-/// Calls move(rank, plane, shard) for all planes and ranks: the elements of the plane in stream
-/// order, and those of the rank's shard of the plane in rank order.
+/// Calls move(rank, plane, shard) for all planes and ranks, with the range of the plane in stream
+/// order, and the range of the rank's shard of the plane in rank order.
 template <class Move>
 void for_each_shard(const Layout& layout, int64_t planes, int64_t row, Move move) {
   const auto plane = static_cast<size_t>(layout.padded_slots * row);

@@ -1,23 +1,23 @@
 #pragma once
-// Sequence parallelism by exchanging heads for tokens (DeepSpeed-Ulysses; the helpers follow
-// LightRFT's parallel utilities).
+// Sequence parallelism that exchanges heads for tokens (DeepSpeed-Ulysses; helpers after LightRFT's
+// parallel utilities).
 //
 //     before attention   a rank holds all heads of its tokens       [b, h, n/W, d]
 //                        all-to-all: scatter heads, gather tokens   [b, h/W, n, d]
 //     attention          over the whole sequence, heads h/W a rank
 //     after attention    all-to-all: scatter tokens, gather heads   [b, h, n/W, d]
-//     backward           of each exchange is the one with the two axes swapped
+//     backward           each exchange is reversed: its two axes are swapped
 //
-// W is the size of the communicator, which every collective here takes: there is no process-wide
-// group that could be forgotten and silently mean all ranks. W = 2, two heads A B of four tokens:
+// W is the size of the communicator, an argument of every collective here. There is no process-wide
+// group, which could be forgotten and silently mean all ranks. W = 2, two heads A B of four tokens:
 //
 //     rank 0   A0 A1 / B0 B1    ->   A0 A1 A2 A3    ->   A0 A1 / B0 B1
 //     rank 1   A2 A3 / B2 B3    ->   B0 B1 B2 B3    ->   A2 A3 / B2 B3
 //
-// With fewer key/value heads than ranks each is sent to W / h_kv ranks, those whose query heads it
+// With fewer key/value heads than ranks, each is sent to the W / h_kv ranks whose query heads it
 // serves; backward sums their gradients. An exchange joins tokens in rank order. Where shards are
-// not contiguous (dual-chunk-swap), to_sequence_order follows it, and to_rank_order precedes the
-// return trip.
+// not contiguous (dual-chunk-swap), call to_sequence_order after it, and to_rank_order before the
+// return exchange.
 
 #include <numeric>
 #include <span>
@@ -33,8 +33,8 @@ std::vector<int64_t> bytes_of_all(Communicator& comm, size_t mine);
 void check_split(Communicator& comm, size_t items);
 }  // namespace detail
 
-/// Everyone's items, in rank order, the same on all ranks. Counts may differ (then split_list is
-/// not the inverse). T is any trivially copyable type. Collective.
+/// All-gathers the items of all ranks in rank order. Counts may differ (then split_list is not the
+/// inverse). T is any trivially copyable type. Collective.
 template <class T>
 std::vector<T> gather_lists(Communicator& comm, std::span<const T> mine) {
   const std::vector<int64_t> bytes = detail::bytes_of_all(comm, mine.size_bytes());
@@ -47,8 +47,8 @@ std::vector<T> gather_lists(Communicator& comm, std::span<const T> mine) {
   return all;
 }
 
-/// This rank's of W equal consecutive blocks. All ranks throw the same usage error when W does not
-/// divide the length. Collective.
+/// Returns this rank's block of W equal consecutive blocks. All ranks throw the same usage error
+/// when W does not divide the length. Collective.
 template <class T>
 std::vector<T> split_list(Communicator& comm, std::span<const T> all) {
   detail::check_split(comm, all.size());
@@ -57,11 +57,11 @@ std::vector<T> split_list(Communicator& comm, std::span<const T> all) {
   return {mine.begin(), mine.end()};
 }
 
-/// One rank's part of a padded row of input.
+/// One rank's part of padded input rows.
 struct SlicedInput {
   std::vector<int64_t> ids;                ///< [batch, n'/ranks]; padding holds id 0
-  std::vector<int64_t> positions;          ///< [n'], of the whole row; padding counts from 0 again
-  std::vector<int32_t> cu_seqlens;         ///< [segments + 1] real tokens; padding counts none
+  std::vector<int64_t> positions;          ///< [n'] of the whole row; padding restarts at 0
+  std::vector<int32_t> cu_seqlens;         ///< [segments + 1] real tokens; padding has none
   std::vector<int32_t> cu_seqlens_padded;  ///< [segments + 1] slots
   int64_t pad = 0;                         ///< n' - n
   SegmentBounds bounds() const { return {cu_seqlens, cu_seqlens_padded}; }
@@ -70,32 +70,31 @@ struct SlicedInput {
 /// Pads ids [batch, n] on the right to n', the next multiple of `ranks`, and takes block `rank` of
 /// each row. Positions [n] (or empty: none) are padded with 0, 1, ... and not sliced, because
 /// rotary embedding runs after the exchange, on whole sequences. `bounds` [documents + 1] are those
-/// of the documents in the row, from 0 to n; they come back with the padding as a segment of its
-/// own without real tokens. Boundaries must not be inferred from zeros of the positions: padding
-/// would become a document. No communication. Throws a usage error when a size or a boundary does
-/// not fit.
+/// of the documents in the row, from 0 to n; the result adds the padding as a segment without real
+/// tokens. Boundaries must not be inferred from zeros of the positions: padding would become a
+/// document. No communication. Throws a usage error when a size or a boundary does not match.
 ///     n = 10, 4 ranks, one document: pad 2; ids 0 1 2 | 3 4 5 | 6 7 8 | 9 . .
 ///     positions 0 .. 9 0 1 on every rank; segments end at slots 10 and 12, real tokens at 10
 SlicedInput slice_and_pad(std::span<const int64_t> ids, int64_t batch,
                           std::span<const int64_t> positions, std::span<const int32_t> bounds,
                           int ranks, int rank);
 
-/// An all-gather along one axis of a tensor, and what is dropped afterwards.
+/// An all-gather along one axis of a tensor, then removal of padding.
 struct AxisGather {
   std::vector<int64_t> shape;  ///< of the local tensor, the same on all ranks
-  int dim = 0;                 ///< the axis along which the ranks' tensors are joined
+  int dim = 0;                 ///< axis along which the ranks' tensors are joined
   int64_t pad = 0;             ///< entries to drop at the end of axis unpad_dim of the result
   int unpad_dim = -1;          ///< needed when pad > 0
 };
 
 /// The tensors of all ranks joined along gather.dim, without the last gather.pad entries of
 /// gather.unpad_dim. T is float or double. Collective; all ranks throw the same usage error when an
-/// axis does not exist, the padding is more than there is or has no axis, or x does not fit.
+/// axis does not exist, gather.pad has no axis or exceeds it, or x has another size.
 template <class T>
 std::vector<T> gather_forward_and_unpad(Communicator& comm, std::span<const T> x,
                                         const AxisGather& gather);
 
-/// Its backward: the gradient of the result with zeros where entries were dropped, own block of
+/// Backward of gather_forward_and_unpad: pads the gradient with zeros and takes the local block of
 /// gather.dim. No reduction over ranks and no scaling (GatherGradient::split): right when all ranks
 /// compute the same whole loss. Moves no data. Collective; same errors.
 template <class T>
@@ -107,22 +106,22 @@ struct AxisExchange {
   std::vector<int64_t> shape;    ///< of the local tensor before, the same on all ranks
   int scatter = 0;               ///< axis that is cut into W / scatter_replicas parts
   int gather = 0;                ///< another axis, along which W / gather_replicas parts are joined
-  int64_t scatter_replicas = 1;  ///< each part goes to so many consecutive ranks
-  int64_t gather_replicas = 1;   ///< so many consecutive ranks send terms of the same part, summed
+  int64_t scatter_replicas = 1;  ///< each part goes to this many consecutive ranks
+  int64_t gather_replicas = 1;   ///< terms of a part from this many consecutive ranks are summed
 };
 
 /// The shape of the local tensor after the exchange.
 std::vector<int64_t> exchanged_shape(const AxisExchange& exchange, int ranks);
 
-/// The exchange that takes gradients back: axes and replicas swapped, on the shape after.
+/// The inverse exchange, for gradients: axes and replicas swapped, on exchanged_shape.
 AxisExchange backward_of(const AxisExchange& exchange, int ranks);
 
-/// An exchange under way. finish() must be called before it is destroyed.
+/// An exchange in progress. finish() must be called before destruction.
 template <class T>
 class PendingExchange {
  public:
   PendingExchange(Communicator& comm, std::span<const T> x, AxisExchange exchange);
-  /// Waits; the local tensor after the exchange.
+  /// Waits, then returns the local tensor after the exchange.
   std::vector<T> finish();
 
  private:
@@ -132,22 +131,22 @@ class PendingExchange {
   WorkPtr work_;
 };
 
-/// Starts an exchange of x [exchange.shape] (T is float or double). Several may be under way: post
-/// all, then finish in the same order, so that the next transfer runs while one is unpacked. An
-/// exchange that W does not divide is an error of the program: shapes come from plan_ulysses.
+/// Starts an exchange of x [exchange.shape] (T is float or double). Several may be in progress:
+/// post all, then finish in the same order, so that the next transfer overlaps with unpacking. An
+/// exchange that W does not divide is a programming error: shapes come from plan_ulysses.
 template <class T>
 PendingExchange<T> post_exchange(Communicator& comm, std::span<const T> x,
                                  const AxisExchange& exchange) {
   return PendingExchange<T>(comm, x, exchange);
 }
 
-/// Attention on the shard of one rank, all heads.
+/// Dimensions of the local Q, K and V of one rank, with all heads.
 struct UlyssesShape {
   int64_t batch = 1;
   int64_t heads = 1;     ///< query heads
   int64_t kv_heads = 1;  ///< key/value heads; a divisor of `heads`
-  int64_t tokens = 0;    ///< of one rank, padding included
-  int64_t dim = 1;       ///< of a head
+  int64_t tokens = 0;    ///< per rank, padding included
+  int64_t dim = 1;       ///< head dimension
 };
 
 /// The exchanges around attention.
@@ -163,13 +162,13 @@ struct UlyssesPlan {
 /// `heads`, and W divides kv_heads or kv_heads divides W; and when the shape differs between ranks.
 UlyssesPlan plan_ulysses(Communicator& comm, const UlyssesShape& shape);
 
-/// x [planes, padded_slots, row], slots in rank order (rank 0's shard, rank 1's, ...), in the order
-/// of the stream. Planes are whatever lies before the token axis: batch · heads. T is float or
-/// double. No communication; throws a usage error when x is of another size.
+/// Permutes x [planes, padded_slots, row] from rank order (rank 0's shard, rank 1's, ...) to stream
+/// order. Planes are the product of the axes before the token axis: batch · heads. T is float or
+/// double. No communication; throws a usage error when x has another size.
 template <class T>
 std::vector<T> to_sequence_order(const Layout& layout, std::span<const T> x, int64_t planes,
                                  int64_t row);
-/// The inverse.
+/// Inverse of to_sequence_order.
 template <class T>
 std::vector<T> to_rank_order(const Layout& layout, std::span<const T> x, int64_t planes,
                              int64_t row);

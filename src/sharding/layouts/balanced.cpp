@@ -1,4 +1,4 @@
-// Equal chunks, equally many on each rank, dealt by the pairs of their queries; see balanced.hpp.
+// Equal chunks, equally many per rank, assigned by visible pairs; see balanced.hpp.
 
 #include "sharding/balanced.hpp"
 

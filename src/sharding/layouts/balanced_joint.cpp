@@ -1,4 +1,4 @@
-// The chunks of balanced, dealt by compute and communication; see balanced.hpp.
+// The chunks of balanced, assigned by compute and communication; see balanced.hpp.
 
 #include "sharding/balanced.hpp"
 #include "sharding/layouts/list.hpp"

@@ -1,22 +1,21 @@
 #pragma once
-// What layouts of equal chunks share.
+// Helpers of layouts with equal chunks.
 
 #include "core/error.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
 
-/// Throws a usage error when there are no ranks, or more than layouts are made for.
+/// Throws a usage error unless 1 <= cp <= most_ranks.
 void check_cp(int cp);
 
 /// `length` consecutive slots.
 SlotRun slot_run(int64_t start, int64_t length);
 
-/// Chunks of rank r of 2·cp, swapped: r and 2·cp-1-r. Where they are neighbours (the last rank),
-/// two all the same.
+/// Chunks r and 2·cp-1-r of 2·cp. They stay two entries where they are adjacent (the last rank).
 std::vector<int64_t> swapped_chunks(int rank, int cp);
 
-/// Those chunks, of `length` slots each, as slots.
+/// swapped_chunks as runs of `length` slots each.
 std::vector<SlotRun> swapped_runs(int rank, int cp, int64_t length);
 
 }  // namespace gyre

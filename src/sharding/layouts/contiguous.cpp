@@ -13,7 +13,7 @@ std::optional<OwnedSlots> owned(const Layout& layout, const EqualSequences&, int
   return OwnedSlots{{slot_run(rank * length, length)}};
 }
 
-/// All rows of the ranks before.
+/// Rank r needs all rows of ranks before it.
 std::optional<double> share(const Layout&, int64_t) {
   return 0.5;
 }

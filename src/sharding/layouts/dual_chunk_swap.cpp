@@ -12,7 +12,7 @@ std::optional<OwnedSlots> owned(const Layout& layout, const EqualSequences& sequ
   return OwnedSlots{swapped_runs(rank, layout.cp(), sequences.length / (2 * layout.cp())), true};
 }
 
-/// The first half of the rows of ranks before, all rows of ranks after.
+/// A rank needs the first half of the rows of lower ranks and all rows of higher ranks.
 std::optional<double> share(const Layout&, int64_t) {
   return 0.75;
 }
@@ -25,8 +25,8 @@ Layout dual_chunk_swap(const SegmentBounds& bounds, int cp) {
   std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(cp));
   for (int64_t i = 0; i < bounds.segments(); ++i) {
     const int64_t slots = bounds.slot_length(i), chunk = slots / (2 * cp);
-    // "The shards cover the stream" would not be enough of a check: a misaligned boundary can give
-    // a perfect permutation that splits a segment at the wrong slot.
+    // Checking that the shards cover the stream is not enough: a misaligned boundary can give a
+    // perfect permutation that splits a segment at the wrong slot.
     if (slots % (2 * cp) != 0)
       throw_usage(
           "segment {}: slot length {} is not a multiple of 2·cp = {}; the next valid one is {}", i,

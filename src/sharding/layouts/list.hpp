@@ -1,5 +1,5 @@
 #pragma once
-// The layouts that exist: one line each, in the order of tables.
+// List of the layouts, one line each, in table order.
 //
 // To add a layout, write a file in this folder that defines `LayoutKind NAME_layout()`, and add
 // X(NAME) here. See layouts.hpp for what an entry needs.
@@ -15,7 +15,7 @@
   X(balanced_joint)     \
   /* the end */
 
-/// The one that apps and options start from.
+/// The default of apps and options.
 #define GYRE_DEFAULT_LAYOUT dual_chunk_swap_layout
 
 namespace gyre {

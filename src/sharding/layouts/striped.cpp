@@ -1,4 +1,4 @@
-// Runs of `stripe` slots dealt round robin.
+// Runs of `stripe` slots in round-robin order.
 
 #include <limits>
 
@@ -22,7 +22,7 @@ std::optional<OwnedSlots> owned(const Layout& layout, const EqualSequences& sequ
   return OwnedSlots{{{GlobalToken(rank), cp, sequences.length / cp, {}}}, true};
 }
 
-/// All rows, but the last one of ranks after.
+/// A rank needs all rows of the others, except the last row of each higher rank.
 std::optional<double> share(const Layout& layout, int64_t length) {
   if (!striped_by_one(layout)) return std::nullopt;
   return 1 - layout.cp() / (2.0 * static_cast<double>(length));
