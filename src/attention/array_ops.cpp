@@ -5,7 +5,7 @@
 namespace gyre {
 namespace {
 
-/// Calls f with a value of the C++ type behind an element type that attention arrays have.
+/// Calls f with a value of the C++ type for an element type of attention arrays.
 template <class F>
 void with_type(DType type, F f) {
   GYRE_CHECK(type == DType::f32 || type == DType::bf16, "attention arrays of {}", name_of(type));
@@ -94,7 +94,7 @@ class HostArrayOps final : public ArrayOps {
   }
 };
 
-/// Bytes from the first element of a matrix to behind its last one.
+/// Bytes from the first element of a matrix to the end of its last one.
 size_t extent_of(const ConstMatrixRef& m) {
   if (m.rows == 0 || m.cols == 0) return 0;
   return static_cast<size_t>((m.rows - 1) * m.stride + m.cols) * size_of(m.type);

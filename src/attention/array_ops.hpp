@@ -1,15 +1,15 @@
 #pragma once
-// What the executor does to the elements of plan arrays outside the block kernel, on the host and
-// on a device. All of it is bound by memory: a device should take bytes / bandwidth.
+// Elementwise operations of the executor on plan arrays outside the block kernel, on the host and
+// on a device. Memory bandwidth is the limit: a device should take bytes / bandwidth.
 //
-//     copy                  pack, unpack and add what travels; copies from a rank to itself
-//     fill                  log-sum-exps of cleared arrays
+//     copy                  pack, unpack and add messages; copy from a rank to itself
+//     fill                  initialise log-sum-exps of cleared arrays
 //     take_in_sinks         O, L <- O · exp(L - L'), L'         L' = log(exp L + exp z)
 //     delta                 delta_i <- <O_i, dO_i>
 //     add_sink_gradient     dz <- dz - sum_i exp(z - L_i) · delta_i
 //
-// Both implementations copy, add and take in sinks by the same arithmetic, element by element; sums
-// over rows and heads are kept in f64, in an order of their own that no run changes.
+// Both implementations copy, add and take in sinks by the same arithmetic, element by element. Sums
+// over rows and heads are in f64; each implementation has its own fixed order of summation.
 
 #include <cmath>
 #include <limits>
@@ -23,8 +23,8 @@
 
 namespace gyre {
 
-/// The rows of an array, or of some of its heads, in memory: row r of plane p begins at element
-/// r · row + p · plane of `data`.
+/// Memory layout of the rows of an array or of some of its heads: row r of plane p begins at
+/// element r · row + p · plane of `data`.
 struct RowPlace {
   std::byte* data = nullptr;
   DType type = DType::f32;  ///< f32 or bf16
@@ -40,7 +40,7 @@ struct RowCopy {
   bool add = false;
 };
 
-/// x as a To: bf16 is rounded to nearest.
+/// Converts x to To; bf16 is rounded to nearest.
 template <class To, class From>
 GYRE_HOST_DEVICE constexpr To converted(From x) {
   if constexpr (std::is_same_v<To, From>)
@@ -51,8 +51,8 @@ GYRE_HOST_DEVICE constexpr To converted(From x) {
     return to_bf16(to_float(x));
 }
 
-/// How a sink of logit `sink` changes a row: its log-sum-exp, and the factor of its output. Not for
-/// rows that saw nothing (lse = -inf), which stay as they are: padding.
+/// Effect of a sink of logit `sink` on a row: the new log-sum-exp, and the factor of its output.
+/// Precondition: lse > -inf. Rows without visible keys (padding) stay unchanged.
 struct SinkWeights {
   float lse, keep;
 };
@@ -61,20 +61,20 @@ GYRE_HOST_DEVICE inline SinkWeights take_in_sink(float lse, float sink) {
   const float after = top + std::log1p(std::exp(low - top));
   return {after, std::exp(lse - after)};
 }
-/// What a row takes off the gradient of a sink: exp(z - L) · delta, L with the sink in it; 0 for a
-/// row that saw nothing.
+/// Term that a row subtracts from the gradient of a sink: exp(z - L) · delta, where L includes the
+/// sink; 0 for a row without visible keys.
 GYRE_HOST_DEVICE inline double sink_gradient_term(float sink, float lse, float delta) {
   if (lse == -std::numeric_limits<float>::infinity()) return 0;
   return std::exp(static_cast<double>(sink) - static_cast<double>(lse)) *
          static_cast<double>(delta);
 }
 
-/// Arrays are in the space of the stream that the implementation was made for. All operations are
-/// submitted to that stream, in order.
+/// Arrays lie in the memory space of the implementation's stream. All operations are submitted to
+/// that stream, in order.
 class ArrayOps {
  public:
   virtual ~ArrayOps() = default;
-  /// Performs the copies as if one after the other: two may add to the same elements. No copy reads
+  /// Performs the copies as if sequentially: several may add to the same elements. No copy may read
   /// what another one writes.
   virtual void copy(std::span<const RowCopy> copies) = 0;
   virtual void fill(MatrixView<float> to, float value) = 0;
@@ -92,11 +92,11 @@ std::unique_ptr<ArrayOps> make_host_array_ops();
 /// Kernels on a stream made by make_cuda_stream, which must outlive them. Throws a runtime error in
 /// a build without CUDA.
 std::unique_ptr<ArrayOps> make_cuda_array_ops(Stream& stream);
-/// Those of the stream's space.
+/// The implementation for the stream's memory space.
 std::unique_ptr<ArrayOps> make_array_ops(Stream& stream);
 
-/// A matrix of the stream's space as the host can read it, after all work submitted so far: itself
-/// on the host, a copy that was waited for on a device.
+/// Host view of a matrix in the stream's space, after all work submitted so far: the matrix itself
+/// on the host; on a device a copy, complete when constructed.
 class HostCopy {
  public:
   HostCopy() = default;
@@ -109,13 +109,13 @@ class HostCopy {
   ConstMatrixRef matrix_;
 };
 
-/// A whole matrix (cols = stride) of the stream's space as the host can fill it in: itself on the
-/// host; on a device a matrix of its own, of which every element is to be written before upload().
+/// Host buffer for filling a whole matrix (cols = stride) in the stream's space: the matrix itself
+/// on the host; on a device a separate matrix whose elements must all be written before upload().
 class HostFill {
  public:
   HostFill(const MatrixRef& to, Stream& stream);
   const MatrixRef& matrix() const { return matrix_; }
-  /// Waits until everything is there.
+  /// Copies the buffer to the matrix and waits for completion.
   void upload();
 
  private:

@@ -15,7 +15,7 @@ double square(const T* a, int64_t n) {
   return dot(a, a, n);
 }
 
-/// The keys that the query at `position` of a document sees.
+/// Keys visible to the query at `position` of a document.
 std::vector<int64_t> visible_keys(int64_t position, const DocumentRange& document,
                                   const MaskRule& mask) {
   std::vector<int64_t> keys;
@@ -28,7 +28,7 @@ std::vector<int64_t> visible_keys(int64_t position, const DocumentRange& documen
   return keys;
 }
 
-/// log(exp a + exp b), also of -inf.
+/// log(exp a + exp b); either may be -inf.
 double log_add(double a, double b) {
   const double top = std::max(a, b), bottom = std::min(a, b);
   return bottom == -infinity_of<double> ? top : top + std::log1p(std::exp(bottom - top));
@@ -72,7 +72,7 @@ void check_inputs(const AttentionInputs<T>& in) {
   if (!in.sinks.empty()) check_length("sinks", in.sinks, in.heads.heads);
 }
 
-/// One row after the other, pair by pair.
+/// Computes row by row and pair by pair.
 template <class T>
 class FullReference {
  public:
@@ -102,7 +102,7 @@ class FullReference {
   }
 
  private:
-  /// One query and head: sizes are left as sums of squares over the head's values.
+  /// One query and head. Sizes are kept as sums of squares over the head's values.
   void row(const DocumentRange& document, int64_t token, int64_t head) {
     const std::vector<int64_t> keys = visible_keys(token - document.begin, document, in_.mask);
     const int64_t kv_head = head / in_.heads.group();
@@ -132,7 +132,7 @@ class FullReference {
     sink(token, head, lse);
   }
 
-  /// Gradients by one query, head and key.
+  /// Adds the gradients of one query, head and key.
   void pair(int64_t token, int64_t head, size_t kv_row, double p) {
     const int64_t row = token * heads_ + head;
     const T* const q = &in_.q[at(row * dim_)];
@@ -179,14 +179,14 @@ void check_tokens(const DocumentRange& document, std::span<const int64_t> tokens
                   document.end);
 }
 
-/// One query and head while keys pass by. With m the largest score so far and w = exp(x - m):
+/// Running sums of a query and head over its keys. With m the largest score so far, w = exp(x-m):
 ///   sum = Σ w   out = Σ w v   with_dp = Σ w <dO, v> k   with_one = Σ w k
-/// so that dq = scale · (with_dp - delta · with_one) / sum needs no second pass over the keys.
+/// Then dq = scale · (with_dp - delta · with_one) / sum needs no second pass over the keys.
 struct OnlineRow {
   double max = -infinity_of<double>, sum = 0, out_size = 0, d_q_size = 0;
   std::vector<double> out, with_dp, with_one;
 
-  /// The factor of a new term with score x; what was added before is scaled down if x is larger.
+  /// Returns the factor of a new term with score x; rescales earlier terms if x is larger.
   double weight(double x) {
     if (x > max) {
       const double factor = std::exp(max - x);
@@ -201,7 +201,7 @@ struct OnlineRow {
   }
 };
 
-/// A query that was asked for: its rows and what was collected for each head.
+/// A requested query: its rows and the running sums of each head.
 struct SampledQuery {
   int64_t position = 0;
   std::vector<double> q, d_out;  ///< [heads · head_dim]
@@ -278,7 +278,7 @@ class QuerySampler {
     const auto dim = static_cast<double>(dim_);
     double lse = row.sum > 0 ? row.max + std::log(row.sum) : -infinity_of<double>;
     if (!rows_.sinks.empty()) lse = log_add(lse, static_cast<double>(rows_.sinks[at(head)]));
-    // exp(x - lse) = w · factor.
+    // exp(x - lse) = w · factor
     const double factor = row.sum > 0 ? std::exp(row.max - lse) : 0;
     for (double& x : row.out) x *= factor;
     results.out.insert(results.out.end(), row.out.begin(), row.out.end());
@@ -299,7 +299,7 @@ class QuerySampler {
   std::vector<SampledQuery> queries_;
 };
 
-/// Keys that were asked for, while queries pass by; sizes are sums of squares until take().
+/// Gradients of the requested keys, summed over queries; sizes are sums of squares until take().
 class KeySampler {
  public:
   KeySampler(const AttentionRows& rows, const DocumentRange& document,
@@ -316,7 +316,7 @@ class KeySampler {
     r_.d_v_size = r_.d_k_size;
   }
 
-  /// lse, delta: of this query, [heads].
+  /// lse, delta: [heads] of this query.
   void visit(int64_t position, const double* lse, const double* delta) {
     const DocumentMask mask(rows_.mask, document_.index, document_.length());
     const float *q = nullptr, *d_out = nullptr;

@@ -1,9 +1,9 @@
 #pragma once
-// Attention of packed documents in double precision, serial, by the definition. What every schedule
-// and kernel is compared with.
+// Attention of packed documents by its definition, serial, in double precision: the reference for
+// every schedule and kernel.
 //
-// For query i of a document and query head h, over the keys j that the mask shows it, all of KV
-// head h / (heads / kv_heads):
+// For query i of a document and query head h, over the keys j that the mask makes visible to i, of
+// KV head h / (heads / kv_heads):
 //
 //     x_ij = scale · <q_i, k_j>,  L_i = log Σ exp(x_ij),  O_i = Σ exp(x_ij - L_i) v_j
 //     with a sink z_h:  L'_i = log(exp L_i + exp z_h),  O'_i = O_i · exp(L_i - L'_i)
@@ -14,8 +14,8 @@
 // A query that sees no key has O = 0 and L = -inf, or L' = z_h with a sink.
 //
 // Rounding errors are relative to the terms of a result, not to the result, which cancellation can
-// make arbitrarily small: a query that sees one key has dq = 0 for any inputs. So every result
-// comes with a size: the root of the sum of the squares of its terms, as an rms over a row of
+// make arbitrarily small: a query that sees one key has dq = 0 for any inputs. Therefore every
+// result comes with a size: the root of the sum of squares of its terms, as an rms over a row of
 // head_dim values:
 //
 //     size of O      sqrt Σ_j (p |v_j|)² / dim
@@ -38,20 +38,20 @@
 
 namespace gyre {
 
-/// What is attended; T is float or double. Rows are tokens, without padding.
+/// Inputs of attention; T is float or double. Rows are tokens, without padding.
 template <class T>
 struct AttentionInputs {
   HeadShape heads;
   MaskRule mask;
-  std::span<const int64_t> documents;  ///< [documents + 1] first token of each, from 0, ascending
+  std::span<const int64_t> documents;  ///< [documents + 1] first tokens, ascending from 0
   std::span<const T> q;                ///< [tokens, heads, head_dim]
   std::span<const T> k, v;             ///< [tokens, kv_heads, head_dim]
-  std::span<const T> d_out;            ///< as q; empty: no gradients are wanted
-  std::span<const T> sinks = {};       ///< [heads] logits; empty: none
+  std::span<const T> d_out;            ///< shape of q; empty: no gradients
+  std::span<const T> sinks = {};       ///< [heads] logits; empty: no sinks
 };
 
-/// Results and their sizes (above). Gradients are empty when d_out is; d_sinks is empty without
-/// sinks, too.
+/// Results and their sizes (above). Gradients are empty when d_out is; d_sinks is also empty
+/// without sinks.
 struct AttentionResults {
   std::vector<double> out;                 ///< [tokens, heads, head_dim]
   std::vector<double> lse, delta;          ///< [tokens, heads]; lse is L' with sinks
@@ -68,8 +68,8 @@ struct AttentionResults {
 template <class T>
 AttentionResults attention_reference(const AttentionInputs<T>& inputs);
 
-/// The same inputs by accessors, for problems that do not fit in memory. An accessor returns the
-/// row of a token, [heads · head_dim] or [kv_heads · head_dim], valid until its next call.
+/// Inputs through accessors, for problems that do not fit in memory. An accessor returns the row of
+/// a token, [heads · head_dim] or [kv_heads · head_dim], valid until its next call.
 struct AttentionRows {
   using Row = std::function<const float*(int64_t token)>;
   HeadShape heads;
@@ -78,32 +78,32 @@ struct AttentionRows {
   std::span<const float> sinks = {};  ///< [heads] or empty
 };
 
-/// Tokens [begin, end) of one document, which is number `index` of the mask.
+/// Tokens [begin, end) of one document; `index` is its number in the mask.
 struct DocumentRange {
   int64_t begin = 0, end = 0, index = 0;
   int64_t length() const { return end - begin; }
 };
 
-/// Results of the queries asked for, in their order.
+/// Results of the requested queries, in their order.
 struct QueryResults {
   std::vector<double> out;                 ///< [queries, heads, head_dim]
   std::vector<double> lse, delta;          ///< [queries, heads]; no delta without d_out
   std::vector<double> d_q;                 ///< as out; empty without d_out
   std::vector<double> out_size, d_q_size;  ///< [queries, heads]
 };
-/// Full rows of some queries of one document: every key is fetched once. O(queries · keys · heads ·
+/// Computes requested queries of one document; fetches every key once. O(queries · keys · heads ·
 /// head_dim) time. A usage error names a token that is not in the document.
 QueryResults reference_queries(const AttentionRows& rows, const DocumentRange& document,
                                std::span<const int64_t> tokens);
 
-/// Results of the keys asked for, in their order.
+/// Results of the requested keys, in their order.
 struct KeyResults {
   std::vector<double> d_k, d_v;            ///< [keys, kv_heads, head_dim]
   std::vector<double> d_k_size, d_v_size;  ///< [keys, kv_heads]
 };
-/// Gradients of some keys of one document, from the final log-sum-exps (with sinks, if there are
-/// any) and deltas of all its queries, [document length, heads]. Every query is fetched once. A
-/// usage error names a token that is not in the document, or says that d_out is missing.
+/// Gradients of requested keys of one document from the final log-sum-exps (including sinks) and
+/// deltas of all its queries, [document length, heads]. Fetches every query once. A usage error
+/// names a token that is not in the document, or says that d_out is missing.
 KeyResults reference_keys(const AttentionRows& rows, const DocumentRange& document,
                           std::span<const int64_t> tokens, std::span<const double> lse,
                           std::span<const double> delta);

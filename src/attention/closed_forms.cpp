@@ -26,7 +26,7 @@ std::optional<EqualSequences> equal_sequences(const Layout& layout) {
   return result;
 }
 
-/// Pairs of the queries in slots [begin, end) of a stream of equal sequences.
+/// Visible pairs of the queries in slots [begin, end) of a stream of equal sequences.
 int64_t range_pairs(int64_t begin, int64_t end, const EqualSequences& all,
                     const DocumentMask& mask) {
   const auto up_to = [&](int64_t slot) {
@@ -36,8 +36,8 @@ int64_t range_pairs(int64_t begin, int64_t end, const EqualSequences& all,
   return up_to(end) - up_to(begin);
 }
 
-/// Pairs of the tokens of a run within one sequence: under a causal mask token p sees
-/// min(p + 1, window) keys.
+/// Visible pairs of the tokens of a run within one sequence: under a causal mask token p sees min(p
+/// + 1, window) keys.
 int64_t strided_pairs(const SlotRun& run, int64_t length, const MaskRule& mask) {
   if (mask.kind == MaskKind::full) return run.length * length;
   if (mask.kind == MaskKind::regions) {
@@ -48,7 +48,7 @@ int64_t strided_pairs(const SlotRun& run, int64_t length, const MaskRule& mask) 
     return pairs;
   }
   const int64_t first = run.start.value();
-  int64_t whole = run.length;  // tokens that see all before them
+  int64_t whole = run.length;  // tokens that see all earlier tokens
   if (mask.window > 0)
     whole = std::clamp<int64_t>(ceil_div(mask.window - first, run.stride), 0, run.length);
   return whole * (first + 1) + run.stride * (whole * (whole - 1) / 2) +

@@ -8,18 +8,18 @@
 namespace gyre {
 namespace {
 
-/// `unit` elements that a lane moves at once: 1, or 8 where every line is aligned for that.
+/// `unit` elements that a lane moves at once: 1, or 8 where every line is aligned to 16 bytes.
 template <class T, int unit>
 struct alignas(unit == 1 ? sizeof(T) : 16) Pack {
   T values[unit];
 };
 
-/// Lines [begin, begin + lines) of a copy, four packs of each lane at once: all are under way
-/// before the first is looked at. Lines of one copy do not overlap.
+/// Copies lines [begin, begin + lines) of a copy. Each lane loads four packs before it uses the
+/// first, to keep four loads in flight. Lines of one copy do not overlap.
 template <class From, class To, int unit, bool add>
 __device__ void copy_packs(const DeviceCopy& copy, int64_t begin, int lines) {
   constexpr int at_once = 4;
-  // What is a bf16, or is rounded to one next, is not changed by being rounded before.
+  // Rounding via bf16 changes nothing if the source is bf16 or the result becomes bf16 next.
   constexpr bool via_changes = std::is_same_v<From, float> && (add || std::is_same_v<To, float>);
   const BlockLines block(copy, begin);
   const From* from = reinterpret_cast<const From*>(copy.from) + block.first_row * copy.from_row;
@@ -32,7 +32,7 @@ __device__ void copy_packs(const DeviceCopy& copy, int64_t begin, int lines) {
     GYRE_UNROLL
     for (int i = 0; i < at_once; ++i, walk.advance()) {
       inside[i] = walk.line < lines;
-      const int line = inside[i] ? walk.line : 0, at = walk.pack * unit;  // read in any case
+      const int line = inside[i] ? walk.line : 0, at = walk.pack * unit;  // lanes outside also read
       x[i] = *reinterpret_cast<const Pack<From, unit>*>(
           from + block.at(line, copy.from_row, copy.from_plane) + at);
       place[i] =
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(array_threads)
     copy_of_types<float, float>(copy, begin, lines);
 }
 
-/// One plane of row statistics [rows, heads] as kernels take it.
+/// One plane of row statistics [rows, heads] as a kernel argument.
 template <class T>
 struct Stats {
   T* data;
@@ -97,18 +97,18 @@ __global__ void __launch_bounds__(array_threads) fill_stats(Stats<float> to, flo
   if (i < to.rows * to.heads) to.at(i / to.heads, i % to.heads) = value;
 }
 
-/// The (row, head) of a warp.
+/// Row and head of a warp.
 struct RowHead {
   int64_t row, head;
 };
-/// False behind the last one.
+/// Returns false past the last row.
 __device__ bool find_row_head(int64_t rows, int64_t heads, RowHead& at) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * array_warps + threadIdx.x / warp_lanes;
   at = {i / heads, i % heads};
   return at.row < rows;
 }
 
-/// A matrix of heads as kernels take it.
+/// A matrix of heads as a kernel argument.
 struct HeadRows {
   const std::byte* data;
   int64_t stride;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(array_threads)
   if (before == -std::numeric_limits<float>::infinity()) return;  // padding
   const SinkWeights with = take_in_sink(before, sinks[at.head]);
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
-  __syncwarp();  // all lanes have read what one of them writes
+  __syncwarp();  // all lanes have read the value before lane 0 overwrites it
   if (lane == 0) lse.at(at.row, at.head) = with.lse;
   auto* line = const_cast<std::byte*>(out.line(at));
   for (int d = lane; d < out.dim; d += warp_lanes) {
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(array_threads)
 
 constexpr int most_sink_parts = 256;
 
-/// Threads of a block that stand side by side along heads: a power of two.
+/// Threads of a block along the head axis: a power of two.
 __host__ __device__ constexpr int sink_width(int64_t heads) {
   int width = 1;
   while (width < heads && width < warp_lanes) width *= 2;
@@ -174,7 +174,7 @@ unsigned sink_parts(int64_t rows, int64_t heads) {
       std::min<int64_t>(most_sink_parts, ceil_div(rows, array_threads / sink_width(heads))));
 }
 
-/// partial [gridDim.x][heads]: sums over every gridDim.x-th group of rows.
+/// Writes partial [gridDim.x][heads]: sums over every gridDim.x-th group of rows.
 __global__ void __launch_bounds__(array_threads)
     sum_sink_parts(Stats<const float> lse, Stats<const float> delta, const float* sinks,
                    double* partial) {
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(array_threads)
   partial[blockIdx.x * lse.heads + head] = sum;
 }
 
-/// A warp for each head.
+/// One warp per head.
 __global__ void __launch_bounds__(array_threads)
     take_off_sink_parts(const double* partial, int parts, int heads, double* d_sinks) {
   const int head = static_cast<int>(blockIdx.x * array_warps + threadIdx.x / warp_lanes);
@@ -211,7 +211,7 @@ int32_t small(int64_t x) {
   return static_cast<int32_t>(x);
 }
 
-/// Whether 8 elements at once can be moved: every line begins at a multiple of 16 bytes.
+/// Whether 8 elements can be moved at once: every line begins at a multiple of 16 bytes.
 bool in_eights(const RowCopy& c) {
   const auto aligned = [&](const RowPlace& place) {
     return reinterpret_cast<uintptr_t>(place.data) % 16 == 0 && place.row % 8 == 0 &&
@@ -243,10 +243,10 @@ DeviceCopy device_copy(const RowCopy& c) {
   return copy;
 }
 
-/// The bytes that the copies of a table write.
+/// Byte ranges that the copies of a table write.
 class Written {
  public:
-  /// False if some of the copy's bytes are there already; they are not taken then.
+  /// Adds the bytes that a copy writes; if they overlap earlier ones, adds none and returns false.
   bool take(const RowCopy& c) {
     const int64_t elements = (c.rows - 1) * c.to.row + (c.planes - 1) * c.to.plane + c.width;
     const std::byte* end = c.to.data + elements * static_cast<int64_t>(size_of(c.to.type));
@@ -311,7 +311,7 @@ class CudaArrayOps final : public ArrayOps {
   }
 
   cudaStream_t stream_;
-  Buffer<double> sink_parts_;  // used by one launch after the other
+  Buffer<double> sink_parts_;  // shared by successive launches
 };
 
 }  // namespace

@@ -1,10 +1,10 @@
 #pragma once
-// How a list of copies becomes launches: a table of up to 64 copies is a parameter of the kernel,
-// so that nothing has to be kept until the device has read it. A line is one plane of one row; a
-// block takes several, whose elements its threads share out; which copy a block belongs to follows
-// from the first block of each.
+// Batches a list of copies into kernel launches. A table of up to 64 copies is passed as a kernel
+// parameter, so that no memory must be kept until the device has read it. A line is one plane of
+// one row. A block copies several lines with all its threads; the first block of each copy
+// determines which copy a block belongs to.
 //
-//     copies (rows 100, planes 2), (rows 3, planes 1)     32 lines a block
+//     copies (rows 100, planes 2), (rows 3, planes 1)     32 lines per block
 //     blocks 0..6 the 200 lines of the first, block 7 the 3 lines of the second
 
 #include <limits>
@@ -16,7 +16,7 @@
 
 namespace gyre {
 
-/// A copy as the kernel sees it. Strides and width in elements.
+/// A copy as a kernel argument. Strides and width in elements.
 struct DeviceCopy {
   const std::byte* from;
   std::byte* to;
@@ -35,11 +35,11 @@ struct CopyTable {
 };
 static_assert(sizeof(CopyTable) <= 4096, "what every device takes as parameters of a kernel");
 
-inline constexpr int array_warps = 8;  ///< of a block
+inline constexpr int array_warps = 8;  ///< per block
 inline constexpr int array_threads = array_warps * warp_lanes;
-inline constexpr int lines_of_a_block = 32;  ///< of one copy
+inline constexpr int lines_of_a_block = 32;  ///< all of one copy
 
-/// Which of the copies a block works on.
+/// Index of the copy that a block works on.
 GYRE_HOST_DEVICE inline int copy_of_block(const CopyTable& table, int block) {
   int index = 0;
   for (int step = most_copies / 2; step > 0; step /= 2)
@@ -48,11 +48,10 @@ GYRE_HOST_DEVICE inline int copy_of_block(const CopyTable& table, int block) {
   return index;
 }
 
-/// What a thread of a block copies: packs (what is moved at once) t, t + threads, t + 2 threads,
-/// ... of all lines of the block, one line behind the other, so that short lines leave no lane
-/// idle.
+/// Walk of a thread over the packs (units moved at once) of all lines of a block: packs t, t +
+/// threads, t + 2 threads, ... with lines concatenated, so that short lines leave no lane idle.
 struct PackWalk {
-  int packs, down, right;  ///< packs of a line; what a step goes down, and to the right
+  int packs, down, right;  ///< packs per line; lines and packs that a step advances
   int line, pack;
   GYRE_HOST_DEVICE PackWalk(int packs_of_line, int thread)
       : packs(packs_of_line),
@@ -69,7 +68,7 @@ struct PackWalk {
   }
 };
 
-/// Rows and planes of a block's lines, line 0 being line `begin` of the copy.
+/// Maps the lines of a block to rows and planes; line 0 is line `begin` of the copy.
 struct BlockLines {
   int64_t first_row;  ///< of line 0
   int first_plane, planes, inverse;
@@ -78,8 +77,8 @@ struct BlockLines {
         first_plane(static_cast<int>(begin - first_row * copy.planes)),
         planes(copy.planes),
         inverse(0xffff / copy.planes + 1) {}
-  /// Elements from first_row to a line. To divide by `planes` is to multiply here: exact, as lines
-  /// and planes of a block are fewer than 2^8.
+  /// Elements from first_row to a line. Divides by `planes` through a multiplication, which is
+  /// exact since lines and planes of a block are fewer than 2^8.
   GYRE_HOST_DEVICE int64_t at(int line, int row_stride, int plane_stride) const {
     const int i = first_plane + line, row = i * inverse >> 16;
     return static_cast<int64_t>(row) * row_stride +
@@ -88,10 +87,10 @@ struct BlockLines {
 };
 static_assert(lines_of_a_block + std::numeric_limits<int8_t>::max() < 1 << 8);
 
-/// The copies that have elements, in tables whose launches may run one after the other. Copies of
-/// one table run at once: if any of them adds, those that write into the same bytes (taken from the
-/// first to the last byte of each, so that interleaved heads count as the same) are kept apart.
-/// Throws a check error for strides of 2^31 elements.
+/// Groups the nonempty copies into tables to be launched one after the other. Copies of one table
+/// run concurrently: if any of them adds, copies that write overlapping byte ranges (from the first
+/// to the last byte of each, so that interleaved heads count as overlapping) go to different
+/// tables. Throws a check error for strides of 2^31 elements.
 std::vector<CopyTable> copy_tables(std::span<const RowCopy> copies);
 
 }  // namespace gyre

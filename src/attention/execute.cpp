@@ -129,13 +129,13 @@ void AttentionExecutor::unpack(int id) {
     copy.add = received.slice.add;
   }
   ops_->copy(copies);
-  // Their next user writes to them after these copies, in the order of the stream.
+  // Safe: the stream orders the next use of these buffers after the copies.
   for (Buffer<float>& staging : pending.staging) workspace_.give_back(std::move(staging));
   pending_.erase(id);
 }
 
 void AttentionExecutor::progress() {
-  if (stream_.recording()) return;  // nothing is under way
+  if (stream_.recording()) return;  // nothing is in progress
   for (auto& [id, pending] : pending_)
     if (!pending.done && pending.work->test()) {
       pending.done = true;
@@ -144,7 +144,7 @@ void AttentionExecutor::progress() {
 }
 
 void AttentionExecutor::clear(int index) {
-  // The array that had the storage before is not used any more.
+  // The array that used this storage before is dead.
   std::erase_if(deferred_clears_,
                 [&](int other) { return array(other).storage == array(index).storage; });
   deferred_clears_.insert(index);
@@ -267,7 +267,7 @@ void AttentionExecutor::record_runs(bool on) {
 }
 
 void AttentionExecutor::register_gathered_arrays() {
-  // By group and storage: the most that an all-gather uses of it.
+  // Largest range that any all-gather uses, by group and storage.
   std::map<std::pair<std::vector<int>, int>, std::span<std::byte>> used;
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const Step& s : plan_.steps(pass)) {
@@ -285,7 +285,7 @@ void AttentionExecutor::register_gathered_arrays() {
     }
   for (const auto& [place, memory] : used)
     windows_.push_back(group_.subgroup(place.first).register_window(memory));
-  // What an all-gather uses has windows, or nothing has.
+  // All all-gathers have windows, or none has.
   if (std::ranges::find(windows_, nullptr) != windows_.end()) windows_.clear();
 }
 
@@ -314,7 +314,7 @@ ExecutionTimes AttentionExecutor::finish_run(Pass pass, const Submission& submis
 ExecutionTimes AttentionExecutor::run_recorded(Pass pass, Execute what) {
   Recording& recording = recordings_[{pass, what}];
   if (recording.releases != cuda_releases()) {
-    recording.steps.reset();  // before the marks in them
+    recording.steps.reset();  // before the marks that they refer to
     recording = {};
     const ExecutionTimes times = finish_run(pass, submit(pass, what));
     recording.releases = cuda_releases();

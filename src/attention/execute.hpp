@@ -8,15 +8,15 @@
 //     fill attention.matrix(ArrayKind::d_out)
 //     attention.run(Pass::backward);            results in .matrix(ArrayKind::d_q), .d_keys(), ...
 //
-// The host walks the steps. On a device it only submits them, and runs ahead of the computation. At
-// a Wait it makes the stream wait for the messages, and does not wait itself:
+// The host walks the steps. On a device it only submits them and runs ahead of the computation: at
+// a Wait the stream waits for the messages, the host does not.
 //
 //     host      post KV | compute | Wait KV | compute | ... | synchronize: results are complete
 //     stream            pack | own keys ------- | keys of rank 2 --- | ...
 //     messages               | KV --------- |
 //
-// Or it has the stream record the steps, and submits them with one call from then on: a direction
-// of a plan is the same steps on the same arrays in every run.
+// Alternatively the stream records the steps, which are the same in every run of a direction, and
+// later runs submit the recording with one call.
 //
 // HostCopy and HostFill (array_ops.hpp) read and fill arrays on a device.
 
@@ -38,49 +38,48 @@
 
 namespace gyre {
 
-/// Time spent in one execution, in seconds of the host or of the device's stream. On a device a
-/// step lasts from the end of the step before it, and so includes the time until the host submits
-/// it.
+/// Time spent in one execution, in seconds, measured on the host or on the device's stream. On a
+/// device a step lasts from the end of the previous step and so includes the time until the host
+/// submits it.
 struct ExecutionTimes {
-  double compute = 0;  ///< in the block kernel, with its calls of progress()
-  double wait = 0;     ///< in Wait steps: communication that compute does not hide
+  double compute = 0;  ///< in the block kernel, including its calls of progress()
+  double wait = 0;     ///< in Wait steps: exposed communication
   double copy = 0;     ///< packing, unpacking, adding received gradients, clearing, delta, sinks
   double total = 0;
 };
 
-/// Which steps of a plan to run. With compute_only the kernels read what an earlier run has
-/// received; with communication_only the messages carry whatever the arrays hold.
+/// Which steps of a plan to run. With compute_only the kernels read data received by an earlier
+/// run; with communication_only the messages carry the current contents of the arrays.
 enum class Execute { all, compute_only, communication_only };
 
 class AttentionExecutor {
  public:
-  /// Allocates the arrays of the forward pass, and of the backward pass if wanted, in the space of
-  /// `stream`, to which it submits all work. `group` is the context-parallel group, in which this
-  /// rank is plan.rank. `group` and `kernel` work in the same space. All references must outlive
-  /// the executor.
+  /// Allocates the arrays of the forward pass, and of the backward pass if wanted, in the memory
+  /// space of `stream`, to which it submits all work. `group` is the context-parallel group, where
+  /// this rank is plan.rank. `group` and `kernel` work in the same space. All references must
+  /// outlive the executor.
   AttentionExecutor(const RankPlan& plan, const HeadShape& heads, const ElementTypes& types,
                     Communicator& group, BlockKernel& kernel, Stream& stream,
                     AttentionWorkspace& workspace, bool with_backward);
 
-  /// Learnable sinks [heads], one logit for each query head; empty: no sinks. They must outlive the
+  /// Sets learnable sinks [heads], one logit per query head; empty: no sinks. They must outlive the
   /// executor.
   void set_sinks(std::span<const float> sinks) { sinks_ = sinks; }
   Stream& stream() { return stream_; }
-  /// Runs from now on add their spans to `trace`; null: none are recorded.
+  /// Later runs add their spans to `trace`; null turns recording of spans off.
   void set_trace(Trace* trace) { trace_ = trace; }
-  /// On: each kind of run submits its steps one by one at first, then records them, and from then
-  /// on submits them with one call; all over again whenever this process has given device memory
-  /// back, which kernels and messages may have used. Without effect on runs with a trace. For a
-  /// stream that can record, and a group that can_record() unless the plan has no exchanges.
-  /// Arrays of the library's all-gathers are registered with their group where that is possible.
-  /// Collective over the group.
+  /// On: the first run of each kind submits its steps one by one, the second records them, and
+  /// later ones submit the recording with one call. All start over when this process frees device
+  /// memory, which a recording may use. Has no effect on runs with a trace. Requires a stream that
+  /// can record, and a group that can_record() unless the plan has no exchanges. Registers arrays
+  /// of library all-gathers with their group where possible. Collective over the group.
   void record_runs(bool on);
-  /// Arrays that are registered.
+  /// Number of registered arrays.
   int64_t windows() const { return std::ssize(windows_); }
-  /// The operations that the latest run submitted with one call; 0: it submitted them one by one.
+  /// Operations that the latest run submitted as one recording; 0: it submitted them one by one.
   int64_t replayed() const { return replayed_; }
 
-  // Views of arrays in the stream's space.
+  // Views of arrays in the stream's memory space.
   /// The rank's own arrays as [slots, heads · head_dim]; stats as [slots, 2 · heads] (LSE, delta).
   MatrixRef matrix(ArrayKind kind) { return matrix_of(own(kind)); }
   MatrixRef keys() { return plane(own(ArrayKind::kv), 0); }
@@ -89,26 +88,26 @@ class AttentionExecutor {
   MatrixRef d_values() { return plane(own(ArrayKind::d_kv), 1); }
   /// Final log-sum-exps after a forward pass, [rows, heads] of plan.arrays[plan.stats].
   MatrixView<const float> lse() { return final_stats(0); }
-  /// Plane 0: the same. Plane 1: the deltas, after a backward pass.
+  /// Plane 0: final log-sum-exps. Plane 1: deltas, after a backward pass.
   MatrixView<const float> final_stats(int64_t p) { return plane(plan_.stats, p).as<float>(); }
 
-  /// Runs one direction. Padding rows, which no rectangle contains, get out = 0, LSE = -inf and the
-  /// gradient 0. Collective over the group. backward needs the arrays as forward left them. The
-  /// results are complete at return, on a device too.
+  /// Runs one direction. Padding rows, which are in no rectangle, get out = 0, LSE = -inf and
+  /// gradient 0. Collective over the group. The backward pass needs the arrays as the forward pass
+  /// left them. Results are complete on return, also on a device.
   ExecutionTimes run(Pass pass, Execute what = Execute::all);
-  /// Gradient of the sinks after a backward pass: [heads], the sum over the group.
+  /// Gradient of the sinks after a backward pass, summed over the group: [heads].
   const std::vector<double>& d_sinks() const { return d_sinks_; }
 
  private:
   class Walker;
-  /// Hands out one buffer in pieces, to the slices of a message that are not sent as they lie: in
-  /// their order, so that a message of these alone is one span.
+  /// Sub-allocates one buffer for the slices that cannot be sent in place, in their order, so that
+  /// a message of only such slices is contiguous.
   class Staging;
   struct Received {
     Slice slice;
     std::span<std::byte> data;
   };
-  /// An exchange that has been posted, with the staging buffers of its messages.
+  /// A posted exchange with the staging buffers of its messages.
   struct Pending {
     const step::Exchange* exchange = nullptr;
     WorkPtr work = {};
@@ -117,17 +116,17 @@ class AttentionExecutor {
     bool done = false;
     size_t span = 0;  ///< index into spans_, with a trace
   };
-  /// The steps of a run as they were submitted, or recorded.
+  /// Submitted or recorded steps of a run.
   struct Submission {
-    std::shared_ptr<Walker> walker;  ///< its marks
+    std::shared_ptr<Walker> walker;  ///< holds the time marks
     MarkPtr end = {};
-    std::vector<WorkPtr> communication = {};  ///< for which the stream of a device waits
+    std::vector<WorkPtr> communication = {};  ///< operations for which the device stream waits
   };
   struct Recording {
     Submission submission = {};
     Traffic traffic = {};
-    int64_t releases = -1;                ///< of device memory, before it was recorded
-    std::unique_ptr<RecordedWork> steps;  ///< none yet
+    int64_t releases = -1;                ///< count of device memory releases before recording
+    std::unique_ptr<RecordedWork> steps;  ///< null: not recorded yet
   };
   /// A transfer in the trace. Its marks are read after the run.
   struct Span {
@@ -145,35 +144,35 @@ class AttentionExecutor {
   /// The columns of the heads `part` in plane `p` of an array.
   MatrixRef columns(int index, int64_t p, HeadRange part);
 
-  /// `step`: its index in the list.
+  /// `step`: index in the list of steps.
   void post(const step::Exchange& s, int step);
-  /// What is sent and received, with the copies that have to be made before.
+  /// Messages of an exchange and the copies that must precede them.
   struct Posting {
     std::vector<SendSlice> sends;
     std::vector<RecvSlice> recvs;
     std::vector<RowCopy> copies;
   };
   Posting messages_of(const step::Exchange& s, Pending& pending);
-  /// Of an operation of the library: one span each for all-gather and reduce-scatter; for
-  /// all-to-all one for each member of the group, one behind the other.
+  /// For a library operation: one span for an all-gather or reduce-scatter; for an all-to-all one
+  /// per member of the group, in consecutive memory.
   Posting library_parts_of(const step::Exchange& s, Pending& pending);
   WorkPtr submit(const step::Exchange& s, const Posting& posting);
-  /// A staging buffer of the exchange; none for no bytes.
+  /// A staging buffer of the exchange; empty for 0 bytes.
   std::span<std::byte> stage(int64_t bytes, Pending& pending);
-  /// Adds the copy of a slice into a message, at `to`, which it returns.
+  /// Adds the copy of a slice into a message at `to`. Returns the copied bytes.
   std::span<const std::byte> pack(const Slice& slice, std::span<std::byte> to,
                                   std::vector<RowCopy>& copies);
-  /// The bytes for, or from, each other rank.
+  /// Bytes to or from each other rank.
   std::vector<TraceMessage> traced(const std::vector<Message>& messages) const;
   void complete(int id);
   void add_spans(Pass pass);
   void unpack(int id);
-  /// Makes all work that is submitted from now on wait for a communication. On a device the
-  /// operation is kept until the end of the run.
+  /// Makes all work submitted from now on wait for a communication. On a device the operation is
+  /// kept until the end of the run.
   void wait_on_stream(WorkPtr work);
   void add_local_copies(const step::Exchange& s, std::vector<RowCopy>& copies);
   std::span<std::byte> place(const Slice& slice);
-  /// The rows and heads of a slice in their array, and in a message, where they are contiguous.
+  /// Addresses of a slice in its array, and in a message, where it is contiguous.
   RowPlace in_array(const Slice& slice);
   RowPlace in_message(const Slice& slice, std::byte* data) const;
   /// A copy of a slice, without its source and destination.
@@ -183,9 +182,9 @@ class AttentionExecutor {
   void clear(int index);
   /// Carries out the clear of an array if it is deferred.
   void clear_deferred(int index);
-  /// Whether the next call, which writes `heads` of these arrays, overwrites them: the clears of
-  /// all of them are deferred and `heads` are all their heads. Then the call replaces the clears;
-  /// otherwise the deferred ones are carried out.
+  /// Whether the next call may overwrite `heads` of these arrays, which it writes: the clears of
+  /// all of them are deferred and `heads` covers each array. If so, drops the deferred clears;
+  /// otherwise carries them out.
   bool replaces_clears(std::initializer_list<int> arrays, HeadRange heads);
   void compute(const step::Compute& s, Pass pass);
   void finish(const step::Finish& s);
@@ -193,12 +192,12 @@ class AttentionExecutor {
   void sink_gradient(const step::SinkGradient& s);
   void progress();
   void begin_sinks(Pass pass);
-  /// The sinks of the heads of an array, in the stream's space.
+  /// The sinks of the heads of an array, in the stream's memory space.
   const float* sinks_of(const PlanArray& stats) const;
   void register_gathered_arrays();
   Submission submit(Pass pass, Execute what);
   ExecutionTimes run_recorded(Pass pass, Execute what);
-  /// Waits for all that a run has submitted, copies the gradients of sinks to the host, and returns
+  /// Waits for all submitted work of a run, copies the gradients of sinks to the host, and returns
   /// the times.
   ExecutionTimes finish_run(Pass pass, const Submission& submission);
 
@@ -211,15 +210,15 @@ class AttentionExecutor {
   AttentionWorkspace& workspace_;
   std::unique_ptr<ArrayOps> ops_;
   std::span<const float> sinks_;
-  Buffer<float> device_sinks_;   // [heads], the sinks in the stream's space; empty on the host
+  Buffer<float> device_sinks_;   // [heads], copy of the sinks on a device; empty on the host
   Buffer<double> sums_;          // [heads], gradients of the sinks in the stream's space
-  std::vector<double> d_sinks_;  // [heads], the same on the host after a run
+  std::vector<double> d_sinks_;  // [heads], gradients of the sinks on the host after a run
   Trace* trace_ = nullptr;
   std::vector<std::span<std::byte>> data_;  // [arrays]
-  std::set<int> deferred_clears_;           // arrays
-  std::optional<step::Delta> delta_;        // the last Delta step of this run
-  std::map<int, Pending> pending_;          // by the id of the exchange
-  std::vector<WorkPtr> in_stream_;          // operations for which the stream of a device waits
+  std::set<int> deferred_clears_;           // array indices
+  std::optional<step::Delta> delta_;        // latest Delta step of this run
+  std::map<int, Pending> pending_;          // by exchange id
+  std::vector<WorkPtr> in_stream_;          // operations for which the device stream waits
   std::vector<Span> spans_;
   bool records_ = false;
   int64_t replayed_ = 0;

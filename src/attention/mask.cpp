@@ -14,7 +14,7 @@ bool has(RegionKind kind, RegionKind diagonal) {
   return (static_cast<int>(kind) & static_cast<int>(diagonal)) != 0;
 }
 
-/// Whether two regions of a document share a visible pair. O(queries that both have).
+/// Whether two regions of a document share a visible pair. O(common queries).
 bool overlap(const Region& a, const Region& b) {
   const int64_t begin = std::max(a.q_begin, b.q_begin), end = std::min(a.q_end, b.q_end);
   if (begin >= end || std::max(a.k_begin, b.k_begin) >= std::min(a.k_end, b.k_end)) return false;
@@ -39,7 +39,7 @@ void check_region(const Region& r, int64_t document, size_t index, int64_t lengt
     refuse("a window needs a causal diagonal; it must be 0");
 }
 
-/// Pairs of regions that share queries, O(regions log regions + such pairs).
+/// Throws if two regions share a visible pair. O(regions log regions + pairs with common queries).
 void check_overlap(const std::vector<Region>& regions, int64_t document) {
   std::vector<size_t> order(regions.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -75,10 +75,10 @@ Region::Keys Region::keys_of(int64_t p) const {
 
 int64_t Region::pairs(int64_t end) const {
   const int64_t queries = std::clamp(end, q_begin, q_end) - q_begin, keys = k_end - k_begin;
-  // Keys before the causal diagonal, less those before the first that a query sees; both grow with
-  // the query. The first may lie behind the diagonal, where a region with both sees nothing.
+  // Keys before the causal diagonal minus keys before the first visible one; both grow with the
+  // query. The first key may lie after the diagonal: a region with both diagonals is empty there.
   const int64_t diagonal = q_begin + k_end - q_end - k_begin;
-  int64_t first = std::numeric_limits<int64_t>::min();  // key of the first query, from k_begin
+  int64_t first = std::numeric_limits<int64_t>::min();  // first visible key, from k_begin
   if (has(kind, RegionKind::inverse)) first = 0;
   if (window > 0) first = std::max(first, diagonal - window + 1);
   const bool causal = has(kind, RegionKind::causal);
@@ -164,7 +164,7 @@ bool DocumentMask::sees(int64_t query, int64_t key) const {
 int64_t DocumentMask::keys_of(int64_t query) const {
   int64_t sum = 0;
   for (const Region& r : regions_) {
-    if (r.q_begin > query) break;  // they are sorted
+    if (r.q_begin > query) break;  // regions are sorted by q_begin
     if (query < r.q_end) sum += r.keys_of(query).count();
   }
   return sum;

@@ -1,6 +1,6 @@
 #pragma once
-// The mask of an attention as data: for each document a list of regions, each a rectangle of query
-// positions x key positions in which pairs are visible, cut off along diagonals or not. Documents
+// The attention mask as data: per document a list of regions. A region is a rectangle of query
+// positions x key positions whose pairs are visible, optionally cut off along diagonals. Documents
 // never see each other.
 //
 //     region of queries [2, 6) and keys [1, 5)
@@ -12,8 +12,8 @@
 //     4 x x x x    4 x x x .    4 . . x x    4 . . x .    4 . x x .
 //     5 x x x x    5 x x x x    5 . . . x    5 . . . x    5 . . x x
 //
-// A causal diagonal ends in the last query and key of the region, an inverse one begins in the
-// first ones: the slices of FlexFlashAttention (SandAI-org/MagiAttention), and windows.
+// A causal diagonal ends at the last query and key of the region; an inverse diagonal begins at the
+// first ones. These are the slices of FlexFlashAttention (SandAI-org/MagiAttention), plus windows.
 
 #include <algorithm>
 #include <cstdint>
@@ -27,20 +27,20 @@
 
 namespace gyre {
 
-/// Bits: 1 is a causal diagonal, 2 an inverse one. The codes of files.
+/// Bits: 1 is a causal diagonal, 2 an inverse one. Files use the same codes.
 enum class RegionKind { full = 0, causal = 1, inverse = 2, both = 3 };
 
-/// Visible pairs of a document: queries [q_begin, q_end) and keys [k_begin, k_end), of which the
-/// query at position p sees keys
-///     with a causal diagonal:    up to  p + k_end - q_end, and with a window w no more than w
-///     with an inverse diagonal:  from   p + k_begin - q_begin on
+/// Visible pairs of queries [q_begin, q_end) and keys [k_begin, k_end) of a document. The query at
+/// position p sees the keys
+///     with a causal diagonal:    up to p + k_end - q_end; with a window w the last w of them
+///     with an inverse diagonal:  from p + k_begin - q_begin on
 struct Region {
   int64_t q_begin = 0, q_end = 0;
   int64_t k_begin = 0, k_end = 0;
   RegionKind kind = RegionKind::full;
-  int64_t window = 0;  ///< 0: none; of regions with a causal diagonal only
+  int64_t window = 0;  ///< 0: none; requires a causal diagonal
 
-  /// Keys [first, last] that a query at position p of [q_begin, q_end) sees; first > last: none.
+  /// Keys [first, last] that the query at position p of [q_begin, q_end) sees; first > last: none.
   struct Keys {
     int64_t first, last;
     int64_t count() const { return last < first ? 0 : last - first + 1; }
@@ -54,16 +54,16 @@ struct Region {
 /// "queries [0, 4), keys [0, 4), causal".
 std::string to_string(const Region& region);
 
-/// Sum over i in [0, n) of clamp(i + first, 0, cap), cap >= 0: keys up to a diagonal.
+/// Sum over i in [0, n) of clamp(i + first, 0, cap), cap >= 0: counts keys up to a diagonal.
 int64_t clamped_ramp(int64_t n, int64_t first, int64_t cap);
 
-/// The regions of every document, by increasing first query, then first key.
+/// The regions of every document, sorted by first query, then first key.
 class MaskTable {
  public:
-  /// documents[d]: the regions of document d, of lengths[d] tokens. Usage errors, with the indices
-  /// of document and region: a region outside its document, or without queries or keys; a window
-  /// that is negative, or without a causal diagonal; two regions that share a pair. A window that
-  /// is longer than its document becomes as long.
+  /// documents[d]: the regions of document d, which has lengths[d] tokens. Usage errors, with the
+  /// indices of document and region: a region outside its document, or without queries or keys; a
+  /// window that is negative, or without a causal diagonal; two regions that share a pair. A window
+  /// longer than its document is cut to the document length.
   MaskTable(std::vector<std::vector<Region>> documents, std::span<const int64_t> lengths);
   std::span<const Region> of(int64_t document) const;
   int64_t documents() const { return std::ssize(documents_); }
@@ -75,13 +75,13 @@ class MaskTable {
 
 enum class MaskKind { causal, full, regions };
 
-/// A mask: one rule for documents of any length, or a table. Causal with a window w > 0: a query at
-/// position p sees positions p - w + 1 .. p, itself and the w - 1 before it. A window of more than
-/// most_positions is one of most_positions.
+/// A mask: one rule for documents of any length, or a table. Causal with a window w > 0: the query
+/// at position p sees positions p - w + 1 .. p, itself and the w - 1 before it. Windows are cut to
+/// most_positions.
 struct MaskRule {
   MaskKind kind = MaskKind::causal;
   int64_t window = 0;                      ///< 0: no window; causal masks only
-  std::shared_ptr<const MaskTable> table;  ///< of MaskKind::regions
+  std::shared_ptr<const MaskTable> table;  ///< for MaskKind::regions
 
   MaskRule() = default;
   MaskRule(MaskKind kind_, int64_t window_ = 0)
@@ -107,19 +107,19 @@ class DocumentMask {
   DocumentMask& operator=(const DocumentMask&) = delete;
 
   std::span<const Region> regions() const& { return regions_; }
-  std::span<const Region> regions() && = delete;  // they would outlive this object
+  std::span<const Region> regions() && = delete;  // would outlive this object
   bool sees(int64_t query, int64_t key) const;
-  /// Keys that the query at a position sees, and queries that see the key at one.
+  /// Number of keys that a query sees, and of queries that see a key.
   int64_t keys_of(int64_t query) const;
   int64_t queries_of(int64_t key) const;
-  /// The most keys that a query sees, and the most queries that see a key.
+  /// Largest number of keys that a query sees, and of queries that see a key.
   int64_t most_keys() const;
   int64_t most_queries() const;
   /// Visible pairs of the first `queries` queries, O(regions).
   int64_t pairs(int64_t queries) const;
 
  private:
-  /// Of a simple mask: both of the above.
+  /// For simple masks: equals both most_keys() and most_queries().
   int64_t reach() const;
 
   int64_t length_;
@@ -127,12 +127,12 @@ class DocumentMask {
   std::span<const Region> regions_;
 };
 
-/// Throws a usage error unless the pairs of positions of each document, times the query heads, add
-/// up to a 64-bit integer. offsets [documents + 1].
+/// Throws a usage error unless the sum over documents of squared length, times query heads, fits
+/// into a 64-bit integer. offsets [documents + 1].
 void check_pairs(std::span<const int64_t> offsets, int64_t heads);
 
-/// Visible pairs of a document. Of simple masks: length² for a full one, and for a causal one of
-/// window w, n = min(w, length):  n(n+1)/2 + (length - n) n.
+/// Visible pairs of a document. Simple masks: length² if full; if causal with window w and n =
+/// min(w, length): n(n+1)/2 + (length - n) n.
 int64_t visible_pairs(int64_t length, const MaskRule& mask, int64_t document = 0);
 
 }  // namespace gyre

@@ -8,16 +8,16 @@
 
 namespace gyre {
 
-/// Weights by which two partials (O1, L1), (O2, L2) combine: O = w1·O1 + w2·O2, with the
-/// log-sum-exp of both.
+/// Weights that combine two partials (O1, L1), (O2, L2): O = w1·O1 + w2·O2; `lse` is the combined
+/// log-sum-exp.
 template <class T>
 struct MergeWeights {
   T w1, w2, lse;
 };
 
 /// M = max(L1, L2), a_i = exp(L_i - M), w_i = a_i / (a1 + a2), L = M + log(a1 + a2). Two empty
-/// partials (both -inf) give (0, 0, -inf): the identity, never NaN. A NaN on either side, whatever
-/// is on the other, gives NaN throughout.
+/// partials (both -inf) give (0, 0, -inf), the identity, never NaN. A NaN on either side makes all
+/// results NaN.
 template <class T>
 GYRE_HOST_DEVICE MergeWeights<T> merge_lse(T lse1, T lse2) {
   constexpr T empty = -std::numeric_limits<T>::infinity();

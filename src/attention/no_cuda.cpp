@@ -1,4 +1,4 @@
-// Attention on a device in a build without CUDA.
+// Stubs of attention on a device for builds without CUDA.
 
 #include "attention/array_ops.hpp"
 #include "attention/kernels/cuda_kernel.hpp"

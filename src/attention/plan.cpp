@@ -27,8 +27,8 @@ int64_t PlanArray::tokens() const {
 
 namespace {
 
-/// Appends a fragment, to the last one if it goes on where that ends: the keys of a document that
-/// several ranks hold become one run where their rows are neighbours.
+/// Appends a fragment. Extends the last fragment if the new one continues it: keys of a document on
+/// several ranks become one run where their rows are adjacent.
 void append(std::vector<Fragment>& fragments, const Fragment& next) {
   if (!fragments.empty()) {
     Fragment& last = fragments.back();
@@ -94,7 +94,7 @@ int64_t row_elements(ArrayKind kind, int64_t heads, int64_t head_dim) {
 
 namespace {
 
-/// Walks one list of steps.
+/// Counts one list of steps.
 class Counter {
  public:
   Counter(const RankPlan& plan, const HeadShape& heads, const ElementTypes& types)
@@ -157,7 +157,7 @@ class Counter {
     return gyre::wire_bytes(array(slice.array).kind, slice, heads_, types_);
   }
   void touch(int index) {
-    // Once is enough, and arrays may have as many runs of rows as there are tokens.
+    // Early exit: arrays may have as many runs of rows as there are tokens.
     if (index < array_kinds || touched_[static_cast<size_t>(index)]) return;
     touched_[static_cast<size_t>(index)] = true;
     const PlanArray& a = array(index);
@@ -169,7 +169,7 @@ class Counter {
   const HeadShape& heads_;
   const ElementTypes& types_;
   PlanCount count_;
-  std::map<int, int64_t> copies_;    ///< [exchange] under way
+  std::map<int, int64_t> copies_;    ///< [exchange] bytes of copies in progress
   std::map<int, int64_t> storages_;  ///< bytes
   std::vector<bool> touched_;        ///< [array]
   int64_t copies_now_ = 0, most_copies_ = 0;

@@ -1,4 +1,4 @@
-// How an executor posts an exchange: what it copies before, and what it hands to the communicator.
+// Posting of an exchange by the executor: copies before it, then arguments of the communicator.
 
 #include <algorithm>
 
@@ -17,7 +17,7 @@ void AttentionExecutor::add_local_copies(const step::Exchange& s, std::vector<Ro
   GYRE_CHECK(sends.size() == recvs.size(), "{}: {} local slices to {}", s.what, sends.size(),
              recvs.size());
   for (size_t i = 0; i < sends.size(); ++i) {
-    RowCopy& copy = copies.emplace_back(copy_of(sends[i]));  // rounded as a message is
+    RowCopy& copy = copies.emplace_back(copy_of(sends[i]));  // rounds like a message
     copy.from = in_array(sends[i]);
     copy.to = in_array(recvs[i]);
     copy.add = recvs[i].add;
@@ -52,7 +52,7 @@ class AttentionExecutor::Staging {
   int64_t bytes(const Slice& slice) const {
     return wire_bytes(executor_.array(slice.array).kind, slice, executor_.heads_, executor_.types_);
   }
-  /// Every piece begins at a whole float.
+  /// Every piece is padded to whole floats.
   int64_t reserved(const Slice& slice) const {
     return round_up(bytes(slice), static_cast<int64_t>(sizeof(float)));
   }
@@ -161,7 +161,7 @@ WorkPtr AttentionExecutor::submit(const step::Exchange& s, const Posting& postin
     for (const auto& part : parts) bytes.push_back(std::ssize(part.data));
     return bytes;
   };
-  // The parts lie one behind the other.
+  // The parts are consecutive in memory.
   const std::span from(sends.front().data.data(),
                        sends.back().data.data() + sends.back().data.size());
   const std::span to(recvs.front().data.data(),

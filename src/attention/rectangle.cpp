@@ -7,8 +7,8 @@
 namespace gyre {
 namespace {
 
-/// Equal strides are as good as strides of 1: positions are counted in strides. False if the window
-/// is so short that no key of these residues lies in it.
+/// Reduces equal strides to strides of 1 by counting positions in strides. Returns false if the
+/// window is too short to contain a key of these residues.
 bool normalise(Mask& mask) {
   if (mask.q_stride != mask.k_stride || mask.q_stride == 1) return true;
   const int64_t stride = mask.q_stride, last = floor_div(mask.offset, stride);
@@ -25,7 +25,7 @@ bool normalise(Mask& mask) {
   return true;
 }
 
-/// Leaves out queries that see none of the keys at both ends, then keys that none of the rest sees.
+/// Drops queries at both ends that see no key, then keys that no remaining query sees.
 void trim(Rectangle& r) {
   const Mask& mask = r.mask;
   int64_t first = 0, end = r.q_length;
@@ -44,7 +44,7 @@ void trim(Rectangle& r) {
   r.mask.offset += first * mask.q_stride - k_first * mask.k_stride;
 }
 
-/// Rows [first, first + count) of a fragment whose positions are in [begin, end).
+/// Rows [first, first + count) of a fragment: those with positions in [begin, end).
 struct FragmentPart {
   int64_t first, count;
   FragmentPart(const Fragment& f, int64_t begin, int64_t end) {
@@ -54,7 +54,7 @@ struct FragmentPart {
   }
 };
 
-/// The mask of a region, for a query and a key at these positions in the corner.
+/// The mask of a region, relative to a corner at query position q and key position k.
 Mask mask_at(const Region& region, int64_t q, int64_t q_stride, int64_t k, int64_t k_stride) {
   const int64_t last = region.k_end - region.q_end, first = region.k_begin - region.q_begin;
   switch (region.kind) {
@@ -73,7 +73,7 @@ Mask mask_at(const Region& region, int64_t q, int64_t q_stride, int64_t k, int64
   return {};
 }
 
-/// The pairs of a region in one pair of fragments; no queries or no keys if there are none.
+/// Visible pairs of a region in one pair of fragments; an empty rectangle if there are none.
 Rectangle intersect(const Fragment& q, const Fragment& k, const Region& region, Trim trimming) {
   const FragmentPart queries(q, region.q_begin, region.q_end);
   const FragmentPart keys(k, region.k_begin, region.k_end);
@@ -91,8 +91,8 @@ Rectangle intersect(const Fragment& q, const Fragment& k, const Region& region, 
   return r;
 }
 
-/// The fragments by segment and then in their order: themselves where they are sorted already, else
-/// a copy in `sorted`.
+/// Sorts fragments by segment, stably. Returns the argument if it is sorted, else a copy in
+/// `sorted`.
 std::span<const Fragment> by_segment(const std::vector<Fragment>& fragments,
                                      std::vector<Fragment>& sorted) {
   const auto before = [](const Fragment& a, const Fragment& b) { return a.segment < b.segment; };
@@ -122,7 +122,7 @@ int64_t Rectangle::pairs() const {
 std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const MaskRule& rule,
                                  Trim trimming) {
   check_mask(rule);
-  // Of a simple rule, a document that has no end.
+  // For a simple rule, one document of unlimited length serves all segments.
   const DocumentMask endless(rule.table == nullptr ? rule : MaskRule(), 0, most_positions);
   std::vector<Fragment> sorted;
   const std::span<const Fragment> in_order = by_segment(keys.fragments, sorted);

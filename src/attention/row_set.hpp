@@ -1,5 +1,5 @@
 #pragma once
-// Which rows of an array have been written.
+// Set of rows of an array, for example those that have been written.
 
 #include <cstdint>
 #include <span>
@@ -16,10 +16,10 @@ class RowSet {
     int64_t begin = 0, end = 0;
     friend bool operator==(const Run&, const Run&) = default;
   };
-  /// Adds rows [begin, end); returns how many of them were in it before. O(log runs) where rows
-  /// come in ascending order or are in it already, else O(runs).
+  /// Adds rows [begin, end); returns how many of them were in the set before. O(log runs) if rows
+  /// come in ascending order or are in the set already, else O(runs).
   int64_t add(int64_t begin, int64_t end);
-  /// Its rows in ascending order: runs that do not touch.
+  /// The rows in ascending order, as maximal runs.
   const std::vector<Run>& runs() const { return runs_; }
   int64_t count() const;
 

@@ -1,5 +1,5 @@
 #pragma once
-// The walk of an AttentionExecutor over the steps of its plan, with the time that each step takes.
+// Walks the steps of a plan for AttentionExecutor and measures the time of each step.
 
 #include <vector>
 
@@ -7,14 +7,14 @@
 
 namespace gyre {
 
-/// Executes steps and times them in laps, one or two for each step. A lap begins where the one
-/// before it ends, so that one mark for each lap is enough.
+/// Executes steps and times them in laps, one or two per step. A lap begins where the previous one
+/// ends, so that one mark per lap is enough.
 class AttentionExecutor::Walker {
  public:
   Walker(AttentionExecutor& executor, Pass pass, Execute what)
       : executor_(executor), pass_(pass), what_(what), begin_(executor.stream_.mark()) {}
 
-  /// The next step of the list.
+  /// Executes the next step of the list.
   void walk(const Step& s) {
     ++step_;
     std::visit(*this, s);
@@ -30,13 +30,13 @@ class AttentionExecutor::Walker {
   /// After the last step: carries out the clears that are still deferred.
   void finish();
 
-  /// The times, once everything is done; `end`: the mark behind the last lap. Adds the laps to the
-  /// trace, if there is one.
+  /// Returns the times after all work is done; `end` is the mark after the last lap. Adds the laps
+  /// to the trace, if there is one.
   ExecutionTimes times(const Mark& end, Trace* trace) const;
 
  private:
   using Part = double ExecutionTimes::*;
-  /// In the trace its name is `name`, or that of the keys, and then that of the exchange.
+  /// Trace label: the keys' owner, or `name`, plus the exchange.
   struct Lap {
     SpanKind kind;
     const char* name;
@@ -49,14 +49,14 @@ class AttentionExecutor::Walker {
   std::string name_of_lap(const Lap& lap) const;
   void lap(SpanKind kind, const char* name, const step::Exchange* exchange = nullptr,
            const step::Compute* compute = nullptr);
-  /// A step without communication.
+  /// Runs and times a step without communication.
   template <class Body>
   void local(const char* name, SpanKind kind, Body body, const step::Compute* compute = nullptr);
 
   AttentionExecutor& executor_;
   Pass pass_;
   Execute what_;
-  int step_ = -1;  ///< index of the present step
+  int step_ = -1;  ///< index of the current step
   MarkPtr begin_;
   std::vector<Lap> laps_;
 };

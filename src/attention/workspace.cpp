@@ -27,14 +27,14 @@ void AttentionWorkspace::use(MemorySpace space) {
 std::span<std::byte> AttentionWorkspace::storage(int id, int64_t bytes) {
   Buffer<float>& buffer = storages_[id];
   if (bytes_of(buffer) < bytes) {
-    buffer = {};  // release first: the two need not fit together
+    buffer = {};  // release first: both may not fit together
     buffer = buffer_of_bytes(bytes, space_);
   }
   return std::as_writable_bytes(buffer.span()).first(static_cast<size_t>(bytes));
 }
 
 Buffer<float> AttentionWorkspace::take_staging(int64_t bytes) {
-  auto best = free_.end();  // the smallest that fits, so that larger ones stay for larger messages
+  auto best = free_.end();  // smallest sufficient buffer; larger ones stay free for larger messages
   for (auto b = free_.begin(); b != free_.end(); ++b)
     if (bytes_of(*b) >= bytes && (best == free_.end() || b->size() < best->size())) best = b;
   if (best != free_.end()) {

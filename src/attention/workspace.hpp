@@ -1,5 +1,5 @@
 #pragma once
-// Memory that executors of plans use one after the other.
+// Memory that executors of plans reuse one after the other.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace gyre {
 
-/// Memory of the arrays of plans, by storage number, and of the copies that messages need. It
-/// outlives the executors (of layers, of bins), so that it is allocated once; it grows on demand.
+/// Memory for the arrays of plans, by storage number, and for copies of messages. It outlives the
+/// executors (of layers, of bins), so that it is allocated once; it grows on demand.
 class AttentionWorkspace {
  public:
-  /// Takes memory from this space from now on; at first, from the host's. Releases what it holds in
+  /// Allocates in this memory space from now on (initially the host's). Releases memory held in
   /// another space. An executor passes the space of its stream.
   void use(MemorySpace space);
-  /// At least `bytes` bytes. A storage that grows loses its contents.
+  /// Memory of storage `id`, at least `bytes` bytes. Growing a storage loses its contents.
   std::span<std::byte> storage(int id, int64_t bytes);
   /// Takes a free staging buffer of at least `bytes` bytes, or allocates one. Return it with
   /// give_back().
