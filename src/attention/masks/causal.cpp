@@ -4,7 +4,7 @@
 namespace gyre {
 namespace {
 
-/// With kept tokens, which are keys 0 .. keep - 1: their column, and the window over the others.
+/// One region for the kept tokens, keys 0 .. keep - 1, and windows over the other keys.
 MaskRule make_causal(std::span<const int64_t> lengths, std::span<const int64_t> values) {
   const int64_t window = values[0], keep = values[1];
   if (keep > 0 && window == 0)

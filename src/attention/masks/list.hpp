@@ -1,5 +1,5 @@
 #pragma once
-// The masks that have a name: one line each, in the order of --help. The first is the default.
+// List of the named masks, one line each, in the order of --help. The first is the default.
 //
 // To add a mask, write a file in this folder that defines `NamedMask NAME_mask()`, and add X(NAME)
 // here. See named_mask.hpp for what an entry needs.

@@ -1,5 +1,5 @@
 #pragma once
-// A mask by name: what an entry of list.hpp has to say.
+// A mask by name: the entry type of list.hpp.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,22 +11,22 @@
 
 namespace gyre {
 
-/// A number that a mask reads.
+/// A parameter of a mask.
 struct MaskKey {
   std::string name, summary;
   int64_t minimum = 0;
-  bool required = false;  ///< otherwise 0 when it is not given
+  bool required = false;  ///< if not required, the default is 0
 };
 
 struct NamedMask {
   std::string name, summary;
   std::vector<MaskKey> keys;
-  /// The mask of documents of these lengths; values[i] is that of keys[i].
+  /// The mask for documents of these lengths; values[i] is the value of keys[i].
   MaskRule (&make)(std::span<const int64_t> lengths, std::span<const int64_t> values);
 };
 
-/// A table of what regions_of(length) gives for each document; regions end with their document, and
-/// those without queries or keys are left out.
+/// A mask table with regions_of(length) for each document. Regions are clipped to their document;
+/// empty ones are dropped.
 template <class RegionsOf>
 MaskRule mask_of_regions(std::span<const int64_t> lengths, RegionsOf regions_of) {
   std::vector<std::vector<Region>> documents;

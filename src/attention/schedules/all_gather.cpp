@@ -1,5 +1,5 @@
 // All-gather attention (Llama 3, arXiv 2407.21783, section 3.3.2): every rank gets the keys and
-// values of all others at once. The steps and an account of them are in builder/gather.hpp.
+// values of all others at once. builder/gather.hpp describes and builds the steps.
 
 #include "attention/schedules/builder/gather.hpp"
 #include "attention/schedules/list.hpp"

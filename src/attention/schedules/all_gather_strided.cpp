@@ -1,6 +1,6 @@
-// All-gather attention for a few KV heads at a time. Memory for two stages instead of all heads;
-// cp-1 messages a stage instead of cp-1. The steps and an account of them are in
-// builder/gather.hpp.
+// All-gather attention for a few KV heads at a time. Needs memory for two stages instead of all
+// heads, and cp-1 messages per stage instead of cp-1 in all. builder/gather.hpp describes and
+// builds the steps.
 
 #include <algorithm>
 #include <vector>

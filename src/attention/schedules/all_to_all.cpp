@@ -1,5 +1,5 @@
-// All-to-all attention (DeepSpeed Ulysses, arXiv 2309.14509): tokens are exchanged for heads, so
-// that each rank attends all tokens with some of the heads.
+// All-to-all attention (DeepSpeed Ulysses, arXiv 2309.14509): exchanges tokens for heads, so that
+// each rank attends to all tokens with some of the heads.
 //
 // Forward:
 //
@@ -7,10 +7,10 @@
 //     attend
 //     out:    [all tokens, own heads]  ->  [own tokens, all heads]
 //
-// Backward: d_out goes to the heads, d_q and d_kv come back in one exchange; q, kv, out and the
-// statistics are still there from forward. Tokens lie in the order of the packed stream.
-// A KV head that several ranks read is sent to each. With more ranks than query heads the last
-// ranks get none and only send and receive; see sharding/heads.hpp.
+// Backward: d_out goes to the heads; d_q and d_kv come back in one exchange. q, kv, out and the
+// statistics are kept from forward. Tokens lie in the order of the packed stream. A KV head that
+// several ranks read is sent to each. With more ranks than query heads the last ranks get none and
+// only send and receive; see sharding/heads.hpp.
 
 #include <utility>
 #include <vector>

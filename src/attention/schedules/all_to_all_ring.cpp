@@ -1,12 +1,12 @@
 // All-to-all inside groups of ranks, ring across them (USP, arXiv 2405.07719; TransformerEngine's
-// "a2a+p2p"): heads are exchanged over fast links, and a ring of fewer, larger blocks goes over the
-// slow ones.
+// "a2a+p2p"): heads are exchanged over fast links, while slow links carry a ring of fewer, larger
+// blocks.
 //
-// cp = inner · outer; a group is `inner` consecutive ranks. Rank r is place r mod inner in group
-// r / inner.
+// cp = inner · outer; a group is `inner` consecutive ranks. Rank r has position r mod inner in
+// group r / inner.
 //
 //     exchange tokens for heads inside the group
-//     ring over the ranks with the same place, one of each group: attend the group's queries to
+//     ring over the ranks with the same position, one per group: attend the group's queries to
 //         the keys of each group, for this rank's heads
 //     exchange back
 //
@@ -31,10 +31,10 @@ std::vector<int> group_ranks(int group, int inner) {
   return ranks;
 }
 
-/// The ranks of an inner group: those of the option, or what is chosen for 0.
+/// Ranks per inner group: the option, or a default if it is 0.
 int64_t inner_ranks(const AttentionProblem& problem) {
   if (problem.options.inner != 0) return problem.options.inner;
-  // As near to a square as can be without sending a KV head to several ranks.
+  // Closest to a square without sending a KV head to several ranks.
   const auto most = static_cast<int>(std::gcd<int64_t>(problem.cp(), problem.heads.kv_heads));
   int inner = 1;
   for (int d = 2; d <= most; ++d)

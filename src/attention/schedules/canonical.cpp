@@ -1,7 +1,7 @@
-// Attention whose results are the same bits for every number of ranks and every layout.
+// Attention with bit-identical results for every number of ranks and every layout.
 //
-// Sums in floating point depend on their order. Here every sum of one row runs over the tokens of
-// its document from the first to the last, in tiles counted from the document's beginning:
+// Floating-point sums depend on their order. Here every sum of one row runs over the tokens of its
+// document from first to last, in tiles counted from the beginning of the document:
 //
 //     forward     gather KV of all ranks in stream order
 //                 own queries x all keys                         out, log-sum-exp
@@ -10,16 +10,16 @@
 //                 all queries x own keys                         d_kv
 //                 sinks from the statistics of all rows
 //
-// A gathered array has real tokens only, by document and position, so that a document's rows are
-// one run whatever the layout was: a query meets its document's keys as one rectangle, and a key
-// its document's queries. Nothing is summed over ranks.
+// A gathered array holds real tokens only, sorted by document and position, so that a document is
+// one run under any layout: a query and the keys of its document form one rectangle, as do a key
+// and its queries. Nothing is summed over ranks.
 //
 // Example, cp = 2, dual-chunk-swap, documents abcd and xy in 4 slots: rank 0 has a d x, rank 1
 // b c y; both gather abcdxy.
 //
-// The price, against all-gather: 7 products backward instead of 5 (scores and <dO, v> twice), q,
-// d_out and statistics gathered as well, and no transfer of forward hidden. A layout in stripes of
-// one slot sends every row as a slice of its own. For checks, not for speed.
+// Cost compared with all-gather: 7 products backward instead of 5 (scores and <dO, v> twice), q,
+// d_out and statistics are gathered as well, and no transfer of forward is hidden. A layout in
+// stripes of one slot sends every row as its own slice. For checks, not for speed.
 
 #include <algorithm>
 #include <tuple>
@@ -31,8 +31,7 @@
 namespace gyre {
 namespace {
 
-/// All real tokens of all ranks, document by document in order of position; neighbouring rows are
-/// one run.
+/// All real tokens of all ranks, sorted by document and position; adjacent rows are one run.
 std::vector<RankRows> stream_order(const Layout& layout) {
   struct Place {
     SegmentIndex segment;
@@ -54,7 +53,7 @@ std::vector<RankRows> stream_order(const Layout& layout) {
   return rows;
 }
 
-/// Starts the gather of own rows of some kinds into new arrays, in stream order.
+/// Gathers own rows of some kinds into new arrays, in stream order.
 class StreamGather {
  public:
   StreamGather(PlanBuilder& plan, const std::vector<RankRows>& rows)
@@ -144,7 +143,7 @@ class Canonical {
   int kv_storage_;
 };
 
-/// Real tokens only: t of this rank, T of all.
+/// Counts real tokens only: t on this rank, T on all.
 ClosedForm closed_form(const FormContext& c) {
   ClosedForm form;
   form.pairs = own_pairs(c);

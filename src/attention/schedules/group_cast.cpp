@@ -1,20 +1,20 @@
 // Attention that sends keys only where they are used (MagiAttention's group-cast and group-reduce,
-// https://github.com/SandAI-org/MagiAttention): a rank receives of another's keys and values just
-// the rows that its queries see.
+// https://github.com/SandAI-org/MagiAttention): a rank receives only the keys and values that its
+// queries see.
 //
-// Forward, stages by distance: at stage i rank r sends to r+i and receives from r-i.
+// Forward has one stage per distance: at stage i rank r sends to r+i and receives from r-i.
 //
 //     start stage 1; attend own queries to own keys
 //     for i in 1 .. cp-1:
 //         wait for stage i; start the next stage
 //         attend own queries to the rows received from r-i
 //
-// A stage in which nobody sends this rank a row, and it sends none, costs nothing; the next one
-// that has rows is started in its place. Two storages suffice for what is received.
+// A stage in which this rank neither sends nor receives rows costs nothing: the next nonempty stage
+// starts in its place. Two storages suffice for received rows.
 //
 // Backward receives the same rows again: keeping them would take the memory of all stages at once,
-// which is what the ring avoids. Their gradients go back one stage behind and are added to the
-// owner's in order of distance, after its own terms:
+// which the ring avoids. Their gradients are returned one stage later and added to the owner's in
+// order of distance, after its own terms:
 //
 //     start stage 1; gradient of own keys, into d_kv
 //     for i in 1 .. cp-1:
@@ -22,13 +22,12 @@
 //         gradient of the rows received from r-i
 //         wait for the gradients of stage i-1; start sending those of stage i to r-i
 //
-// Here empty stages are not skipped over: every rank keeps the order KV 1, KV 2, dKV 1, KV 3,
-// dKV 2, ..., so that transfers which a device carries out one after the other cannot wait for
-// each other in a circle.
+// Here empty stages are not skipped: every rank keeps the order KV 1, KV 2, dKV 1, KV 3, dKV 2,
+// ..., so that transfers which a device executes in sequence cannot deadlock in a cycle.
 //
 // Example, one causal document, cp = 3: contiguous, rank 0 receives nothing, rank 1 all rows of
-// rank 0, rank 2 all rows of ranks 1 and 0: half of what a ring moves. Under dual-chunk-swap a rank
-// needs the first half of the rows of ranks before it and all rows of ranks after it: 3/4.
+// rank 0, rank 2 all rows of ranks 1 and 0: half of a ring's bytes. Under dual-chunk-swap a rank
+// needs the first half of the rows of lower ranks and all rows of higher ranks: 3/4.
 
 #include <algorithm>
 #include <array>
@@ -106,7 +105,7 @@ class GroupCast {
   };
 
   bool receives(size_t i) const { return !stages_[i].received.empty(); }
-  /// The first stage from `i` on that sends or receives; stages_.size() if none does.
+  /// First stage from `i` on that sends or receives; stages_.size() if there is none.
   size_t busy_from(size_t i) const {
     while (i < stages_.size() && !receives(i) && stages_[i].sent.empty()) ++i;
     return i;
@@ -126,7 +125,7 @@ class GroupCast {
                           std::move(recvs));
   }
 
-  /// Gradients of a stage's rows, the other way.
+  /// Returns the gradients of a stage's rows to their owner.
   int send_back(size_t i, int d_kv) {
     std::vector<Message> sends;
     if (d_kv >= 0) sends.push_back({stages_[i].from, plan_.slices_of(d_kv)});
@@ -140,15 +139,15 @@ class GroupCast {
   std::vector<Stage> stages_;  // [cp]; [0] is empty
   std::vector<int> kv_;        // [cp] arrays of received rows
   std::array<int, 2> kv_storages_{}, d_kv_storages_{};
-  size_t received_ = 0;  // stages with rows received so far
+  size_t received_ = 0;  // number of stages with rows received so far
 };
 
-/// phi (cp-1) k in place of (cp-1) k, phi being the share of the rows that is seen.
+/// phi (cp-1) k instead of (cp-1) k, where phi is the share of the rows that is seen.
 ClosedForm closed_form(const FormContext& c) {
   ClosedForm form;
   form.pairs = own_pairs(c);
   const int cp = c.problem.cp();
-  int64_t largest[2] = {0, 0};  // rows in each of the two storages that take turns
+  int64_t largest[2] = {0, 0};  // rows in each of the two alternating storages
   int64_t turn = 0, copies = 0;
   for (int i = 1; i < cp; ++i) {
     const int to = (c.rank + i) % cp, from = (c.rank - i + cp) % cp;

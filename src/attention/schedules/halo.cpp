@@ -1,15 +1,15 @@
-// Attention with a causal window whose keys are the rank's own or a neighbour's: one exchange of
-// borders, as in a stencil code.
+// Attention with a causal window whose keys belong to the rank itself or a neighbour: one halo
+// exchange, as in a stencil code.
 //
 // Forward:
 //
 //     start sending to r-1 and r+1 the rows of own KV that their queries see, receiving theirs
 //     attend own queries to own keys
 //     wait
-//     attend own queries to what was received
+//     attend own queries to the received rows
 //
-// Backward uses the received rows again, which are few and stay from forward, and sends their
-// gradients back while it computes on its own keys:
+// Backward reuses the received rows, which are few and kept from forward, and returns their
+// gradients while it computes on its own keys:
 //
 //     gradient of the received rows; start sending it to their owners, to be added there
 //     gradient of own keys
@@ -18,7 +18,7 @@
 // Ranks cp-1 and 0 are neighbours too. Example, a window of w tokens, one document, cp = 3: under
 // dual-chunk-swap (chunks 0|5, 1|4, 2|3) chunk 1 needs the last w-1 tokens of chunk 0, chunk 4
 // those of chunk 3, and so on: rank 1 gets w-1 tokens from rank 0 and w-1 from rank 2, if w-1 is at
-// most a chunk. Under contiguous each rank gets w-1 tokens from the rank before it.
+// most a chunk. Under contiguous each rank gets w-1 tokens from the previous rank.
 
 #include <algorithm>
 #include <limits>
@@ -31,10 +31,10 @@
 namespace gyre {
 namespace {
 
-/// How far queries can look back before they meet a token of a rank that is not a neighbour.
+/// Largest window in which queries see only tokens of the rank and its neighbours.
 struct Reach {
-  int64_t window = std::numeric_limits<int64_t>::max();  ///< the largest that works
-  int reader = 0, owner = 0;                             ///< the first that a larger one needs
+  int64_t window = std::numeric_limits<int64_t>::max();  ///< the largest valid one
+  int reader = 0, owner = 0;                             ///< the pair that a larger one needs first
 };
 
 bool are_neighbours(int a, int b, int cp) {
@@ -42,7 +42,7 @@ bool are_neighbours(int a, int b, int cp) {
   return distance <= 1 || distance == cp - 1;
 }
 
-/// O(runs log runs) if runs of three ranks seldom follow each other.
+/// O(runs log runs) if consecutive runs rarely belong to three ranks.
 Reach reach_of(const Layout& layout) {
   struct Run {
     SegmentIndex segment;
@@ -51,7 +51,7 @@ Reach reach_of(const Layout& layout) {
     int rank;
   };
   Reach reach;
-  if (layout.cp() <= 3) return reach;  // all are neighbours
+  if (layout.cp() <= 3) return reach;  // all ranks are neighbours
   std::vector<Run> runs;
   for (int r = 0; r < layout.cp(); ++r)
     for (const Fragment& f : layout.shard(r).fragments) {
@@ -119,9 +119,9 @@ class Halo {
  private:
   struct Neighbour {
     int rank = 0;
-    std::vector<RankRows> seen_there, seen_here;  // own rows and the neighbour's rows that are seen
+    std::vector<RankRows> seen_there, seen_here;  // own rows that it sees; its rows seen here
   };
-  /// The rows of an array of received rows, by the neighbour that they belong to.
+  /// Slices of an array of received rows, grouped by the neighbour that owns them.
   std::vector<Message> messages(int array) const {
     std::vector<Message> messages;
     for (const Neighbour& n : neighbours_) messages.push_back({n.rank, {}});
@@ -138,7 +138,7 @@ class Halo {
   int kv_ = -1, d_kv_ = -1;
 };
 
-/// Of a mask of regions: the first rank that sees keys of a rank that is not its neighbour.
+/// Mask of regions: the first rank that sees keys of a rank that is not its neighbour, as an error.
 std::string far_reader(const AttentionProblem& problem) {
   for (int reader = 0; reader < problem.cp(); ++reader)
     for (int owner = 0; owner < problem.cp(); ++owner)
@@ -167,7 +167,7 @@ std::string refusal(const AttentionProblem& problem) {
       problem.mask.window, reach.reader, reach.owner, reach.window);
 }
 
-/// As group-cast, all at once and with the ranks before and after only.
+/// As group-cast, but in one exchange with the previous and the next rank only.
 ClosedForm closed_form(const FormContext& c) {
   ClosedForm form;
   form.pairs = own_pairs(c);

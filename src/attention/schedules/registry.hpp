@@ -1,5 +1,5 @@
 #pragma once
-// The schedules that exist, by name. list.hpp says how to add one.
+// Registry of the schedules; list.hpp explains how to add one.
 
 #include <string>
 #include <vector>
@@ -9,18 +9,18 @@
 
 namespace gyre {
 
-/// In the order of list.hpp.
+/// Entries in the order of list.hpp.
 const std::vector<Schedule>& schedules();
 
 /// The first of the list.
 const Schedule& default_schedule();
 
-/// Throws a usage error that lists the names when there is none such.
+/// Throws a usage error that lists the names if there is none of this name.
 const Schedule& find_schedule(const std::string& name);
 
-/// The schedule's plan of one rank; a usage error with the schedule's refusal if it has one.
+/// The schedule's plan of one rank. Throws a usage error if the schedule refuses the problem.
 RankPlan plan_rank(const Schedule& schedule, const AttentionProblem& problem, int rank);
-/// The same of all ranks.
+/// plan_rank for all ranks.
 Plan plan_all(const Schedule& schedule, const AttentionProblem& problem);
 
 }  // namespace gyre

@@ -1,5 +1,5 @@
 // Ring attention (Liu et al., arXiv 2310.01889): keys and values travel, queries stay; backward
-// turns round. The steps and an account of them are in builder/ring_steps.hpp.
+// reverses direction. builder/ring_steps.hpp describes and builds the steps.
 
 #include "attention/schedules/builder/ring_steps.hpp"
 #include "attention/schedules/list.hpp"

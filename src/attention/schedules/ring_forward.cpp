@@ -1,5 +1,5 @@
-// A ring that does not turn round: backward runs like forward from the own block on, which needs
-// n-1 hops of the block and n of its gradient, the last of which nothing hides.
+// A ring without reversal: backward travels like forward, from the own block on. It needs n-1 hops
+// of the block and n of its gradient; the last hop is not hidden.
 
 #include "attention/schedules/builder/ring_steps.hpp"
 #include "attention/schedules/list.hpp"

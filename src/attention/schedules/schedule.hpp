@@ -1,5 +1,5 @@
 #pragma once
-// What a schedule is: one entry of the registry, made in one file.
+// An entry of the schedule registry; each schedule is defined in one file.
 
 #include <optional>
 #include <string>
@@ -10,9 +10,9 @@
 
 namespace gyre {
 
-/// What count() should say of one direction of one rank's plan, by formula.
+/// Expected count() of one direction of one rank's plan, by formula.
 struct ClosedForm {
-  /// As PlanCount::pairs; none where visible_pairs_of has none.
+  /// As PlanCount::pairs; nothing where visible_pairs_of returns nothing.
   std::optional<int64_t> pairs;
   int64_t messages = 0;
   int64_t bytes_sent = 0;
@@ -20,7 +20,7 @@ struct ClosedForm {
   int64_t transient_bytes = 0;
 };
 
-/// What a closed form is of: one direction of one rank. Refers to its parts, which must outlive it.
+/// Arguments of a closed form: one direction of one rank. The referenced objects must outlive it.
 struct FormContext {
   const AttentionProblem& problem;
   const ElementTypes& types;
@@ -35,16 +35,16 @@ struct FormContext {
 struct Schedule {
   std::string name;
   std::string summary;
-  /// The plan of one rank, both directions. Any problem for which why_not() is empty.
+  /// The plan of one rank, both directions. Precondition: why_not() is empty.
   RankPlan (&plan)(const AttentionProblem& problem, int rank);
-  /// What count() says of that plan, without looking at a step. The same problems.
+  /// Expected count() of that plan, without reading its steps. Same precondition.
   ClosedForm (&closed_form)(const FormContext& context);
-  /// Why this schedule cannot do the problem, with the nearest that it can; "" when it can. Null:
-  /// it can do all.
+  /// Why this schedule cannot solve the problem, with the nearest solvable one; "" if it can. Null:
+  /// no problem is refused.
   std::string (*refusal)(const AttentionProblem& problem) = nullptr;
-  /// It does causal masks with a window alone.
+  /// The schedule requires a causal mask with a window.
   bool needs_window = false;
-  /// The members of ScheduleOptions that plan and refusal read.
+  /// Members of ScheduleOptions that plan and refusal read.
   std::vector<int64_t ScheduleOptions::*> reads = {};
 
   /// refusal(), "" where there is none.
@@ -58,7 +58,7 @@ inline bool by_library(const AttentionProblem& problem) {
   return problem.options.collectives == 1;
 }
 
-/// Every member of ScheduleOptions, by the name under which apps offer it.
+/// Members of ScheduleOptions, each with its option name in apps.
 const std::vector<OptionField<ScheduleOptions>>& schedule_option_fields();
 
 }  // namespace gyre

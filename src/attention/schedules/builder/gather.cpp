@@ -94,7 +94,7 @@ class Gather {
     return plan_.exchange("all-gather KV", std::move(sends), std::move(recvs),
                           library() ? Carrier::all_gather : Carrier::messages, ranks_);
   }
-  /// By the library, at once.
+  /// Starts the library's reduce-scatter.
   int reduce_scatter(int d_kv) {
     const HeadRange heads = plan_.array(d_kv).heads;
     std::vector<Message> sends, recvs;
@@ -121,10 +121,10 @@ class Gather {
   PlanBuilder& plan_;
   ArraySet set_;
   std::vector<HeadRange> stages_;
-  std::vector<int> ranks_;        // all
-  std::vector<RankRows> rows_;    // of all other ranks, in rank order; of a library's, own rows too
-  std::vector<RowRange> block_;   // [cp] each rank's rows among them
-  std::vector<RowRange> others_;  // those of the others
+  std::vector<int> ranks_;        // all ranks
+  std::vector<RankRows> rows_;    // rows of other ranks (library: of all), in rank order
+  std::vector<RowRange> block_;   // [cp] rows of each rank in the gathered array
+  std::vector<RowRange> others_;  // [cp - 1] rows of the other ranks in the gathered array
   std::array<int, 2> kv_storages_{}, d_kv_storages_{};
   std::vector<int> kv_;  // [stages] array of the gathered keys and values
 };
@@ -147,7 +147,7 @@ ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stage
   const int64_t slots = c.slots(), others = c.problem.cp() - 1;
   const int64_t rows = (others + (library ? 1 : 0)) * slots;
   if (others == 0 || slots == 0) return form;
-  int64_t hop = 0, most_copies = 0;  // copies of one hop of the stage before
+  int64_t hop = 0, most_copies = 0;  // bytes of the copies of one hop of the previous stage
   for (size_t g = 0; g < stages.size(); ++g) {
     const int64_t heads = stages[g].count;
     form.messages += (library ? 1 : others) * (c.forward() ? 1 : 2);
@@ -157,7 +157,7 @@ ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stage
       form.transient_bytes += stored(c, ArrayKind::kv, rows, heads);
       if (!c.forward()) form.transient_bytes += stored(c, ArrayKind::d_kv, rows, heads);
     }
-    // The gather of this stage is under way during the hops of the stage before.
+    // The gather of this stage overlaps with the hops of the previous stage.
     const int64_t gather =
         (library ? 1 : others) * copy(c, ArrayKind::kv, slots, heads, c.kv_heads());
     most_copies = std::max(most_copies, gather + hop);

@@ -10,14 +10,14 @@
 namespace gyre {
 namespace {
 
-/// Heads of an array that goes to heads, at one member of `inner`.
+/// Number of heads of `kind` that a member of an inner group gets.
 int64_t heads_at(const FormContext& c, ArrayKind kind, int inner, int member) {
   const HeadRange q = dealt_heads(c.problem.heads.heads, inner, member);
   const bool kv = kind == ArrayKind::kv || kind == ArrayKind::d_kv;
   return kv ? kv_heads_read(q, c.problem.heads.group()).count : q.count;
 }
 
-/// Sum over the ranks of a group; for all ranks together there is a form for any documents.
+/// Sum over the ranks of a group; the group of all ranks has a form for any documents.
 std::optional<int64_t> group_pairs(const FormContext& c, int inner, int64_t heads) {
   if (inner == c.problem.cp()) return pairs_of_all_ranks(c.problem) * heads;
   int64_t pairs = 0;
@@ -30,8 +30,8 @@ std::optional<int64_t> group_pairs(const FormContext& c, int inner, int64_t head
   return pairs * heads;
 }
 
-/// What member j sends when its tokens go to the others' heads: n · heads_m to each other member m,
-/// of which it gets n · heads_j. Returns the bytes of copies.
+/// Adds what member j sends when its tokens go to the other members' heads: n · heads_m to each
+/// other member m, from which it receives n · heads_j. Returns the bytes of copies.
 int64_t to_heads(const FormContext& c, ClosedForm& form, int inner, ArrayKind kind) {
   const int mine = c.rank % inner;
   const int64_t all = kind == ArrayKind::kv ? c.kv_heads() : c.problem.heads.heads;
@@ -50,8 +50,8 @@ int64_t to_heads(const FormContext& c, ClosedForm& form, int inner, ArrayKind ki
   return copies;
 }
 
-/// The reverse: n · heads_j to each other member, n · heads_m from each; messages are counted by
-/// the caller. With `adds`, what comes is added.
+/// Reverse of to_heads: n · heads_j to each other member, n · heads_m from each; the caller counts
+/// the messages. With `adds`, received rows are added.
 int64_t to_tokens(const FormContext& c, ClosedForm& form, int inner, ArrayKind kind, bool adds) {
   const int mine = c.rank % inner;
   const int64_t all = kind == ArrayKind::d_kv ? c.kv_heads() : c.problem.heads.heads;
@@ -72,8 +72,8 @@ int64_t to_tokens(const FormContext& c, ClosedForm& form, int inner, ArrayKind k
   return copies;
 }
 
-/// Whether the rank's group sees a key of its own, and whether it sees one of the other one of two
-/// groups.
+/// Whether the rank's group sees a key of its own, and whether it sees a key of the other group (of
+/// two groups).
 std::pair<bool, bool> group_sees(const FormContext& c, int inner) {
   const int first = c.rank - c.rank % inner, cp = c.problem.cp();
   bool own_group = false, other_group = false;
@@ -195,7 +195,7 @@ ClosedForm head_exchange_form(const FormContext& c, int inner) {
   if (inner == 1 || c.slots() == 0) return form;
 
   const bool replicated = kv_heads_dealt(c.problem.heads.heads, c.kv_heads(), inner) > c.kv_heads();
-  int64_t before = 0, ring = 0, after = 0;  // copies of exchanges that are not under way together
+  int64_t before = 0, ring = 0, after = 0;  // bytes of copies of exchanges that do not overlap
   int64_t arrays = stored(c, ArrayKind::out, rows, q) + stored(c, ArrayKind::stats, rows, q);
   const int64_t inputs = stored(c, ArrayKind::q, rows, q) + stored(c, ArrayKind::kv, rows, kv);
   if (c.forward()) {
@@ -213,8 +213,8 @@ ClosedForm head_exchange_form(const FormContext& c, int inner) {
   if (by_library(c.problem))
     ++form.messages;
   else if (q > 0)
-    form.messages += inner - 1;  // back to tokens, one to each
-  // ring_form has counted the ring's copies already.
+    form.messages += inner - 1;  // back to tokens, one message per member
+  // ring_form has already counted the ring's copies.
   form.transient_bytes += arrays + std::max({before, ring, after}) - ring;
   return form;
 }

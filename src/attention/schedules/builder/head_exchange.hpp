@@ -1,6 +1,6 @@
 #pragma once
-// Tokens exchanged for heads among a group of ranks, as steps of a plan. sharding/heads.hpp says
-// who gets which heads.
+// Exchange of tokens for heads within a group of ranks, as steps of a plan. sharding/heads.hpp
+// defines the heads of each rank.
 //
 //     q, kv, d_out          [own tokens, all heads]    ->  [tokens of the group, own heads]
 //     out, d_q, d_kv        [tokens of the group, own heads]  ->  [own tokens, all heads]
@@ -15,12 +15,12 @@
 
 namespace gyre {
 
-/// Ranks that exchange tokens for heads; see above. Makes the arrays of all tokens of these ranks,
-/// in the order of the packed stream, with this rank's heads. A group of one rank exchanges
-/// nothing: its arrays are the rank's own.
+/// Exchanges tokens for heads (above). Makes the arrays of all tokens of these ranks, in the order
+/// of the packed stream, with this rank's heads. In a group of one rank nothing is exchanged and
+/// the arrays are the rank's own.
 class HeadExchange {
  public:
-  /// `ranks`: the group, this rank among them.
+  /// `ranks`: the group, including this rank.
   HeadExchange(PlanBuilder& plan, std::vector<int> ranks);
 
   const ArraySet& arrays() const { return set_; }
@@ -32,31 +32,31 @@ class HeadExchange {
   void after_backward();
 
  private:
-  /// Slots of a member, and the rows of the arrays where they lie.
+  /// Slots of a member, and their rows in the exchanged arrays.
   struct Piece {
     int64_t slot = 0, row = 0, length = 0;
   };
   int members() const { return static_cast<int>(ranks_.size()); }
   HeadRange heads_of(ArrayKind kind, int member) const;
   bool replicated() const;
-  /// Slices that leave for each member, and come from it, when `kind` goes to its heads.
+  /// Slices to and from each member when `kind` is exchanged for heads.
   void there(ArrayKind kind, int array, std::vector<Message>& sends,
              std::vector<Message>& recvs) const;
   void back(ArrayKind kind, int array, bool add, std::vector<Message>& sends,
             std::vector<Message>& recvs) const;
   std::vector<Message> messages() const;
-  /// By messages, or by the library's all-to-all.
+  /// Exchanges by messages, or by the library's all-to-all.
   int exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs) const;
 
   PlanBuilder& plan_;
   std::vector<int> ranks_;                  // [members]
-  int mine_ = 0;                            // place among them
+  int mine_ = 0;                            // index of this rank in ranks_
   std::vector<std::vector<Piece>> pieces_;  // [members]
   ArraySet set_;
 };
 
-/// One direction of an exchange of heads among groups of `inner` consecutive ranks, around a ring
-/// of cp / inner blocks of a group's rows.
+/// One direction of a head exchange in groups of `inner` consecutive ranks, around a ring of cp /
+/// inner blocks with the rows of one group each.
 ClosedForm head_exchange_form(const FormContext& c, int inner);
 
 }  // namespace gyre

@@ -6,7 +6,7 @@
 namespace gyre {
 namespace {
 
-/// The runs behind some rows of an array.
+/// The runs that make up some rows of an array.
 std::vector<RankRows> part_of(const std::vector<RankRows>& rows, RowRange range) {
   std::vector<RankRows> part;
   int64_t row = 0;

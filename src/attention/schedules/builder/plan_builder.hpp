@@ -1,5 +1,5 @@
 #pragma once
-// What schedules write their plans with.
+// Builder of the plans of schedules.
 
 #include <span>
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace gyre {
 
-/// The arrays of one place where attention is computed: the rank's own shard, or what an exchange
-/// of heads has brought together. -1: not there.
+/// The arrays of one attention computation: the rank's own shard, or the result of a head exchange.
+/// -1: absent.
 struct ArraySet {
   int q = own(ArrayKind::q), kv = own(ArrayKind::kv), out = own(ArrayKind::out),
       stats = own(ArrayKind::stats), d_out = own(ArrayKind::d_out), d_q = own(ArrayKind::d_q),
@@ -23,7 +23,7 @@ struct RowRange {
   int64_t begin = 0, length = 0;
 };
 
-/// Appends a run of rows, to the last one if it goes on where that ends.
+/// Appends a run of rows, or extends the last run if it continues there.
 void append(std::vector<RankRows>& rows, const RankRows& next);
 
 class PlanBuilder {
@@ -37,36 +37,36 @@ class PlanBuilder {
 
   /// All slots of a rank's shard.
   std::vector<RankRows> rows_of(int rank) const;
-  /// All slots of some ranks in the order of the packed stream, so that a document that these ranks
-  /// hold whole lies in one piece: its pairs are few large rectangles. Strided runs of slots stay
-  /// as they are. Example, DualChunkSwap of 2 ranks, slots 0 to 7:
+  /// All slots of some ranks in the order of the packed stream. A document that these ranks hold as
+  /// a whole is then contiguous: its pairs are few large rectangles. Strided runs of slots stay as
+  /// they are. Example, DualChunkSwap of 2 ranks, slots 0 to 7:
   ///     rank 0 has 0 1 6 7, rank 1 has 2 3 4 5;  rows: rank 0 [0, 2), rank 1 [0, 4), rank 0 [2, 4)
   std::vector<RankRows> rows_in_order(const std::vector<int>& ranks) const;
   HeadRange all_heads(ArrayKind kind) const;
 
   int new_storage() { return storages_++; }
-  /// A new array; in a storage of its own if none is named.
+  /// Adds an array; storage = -1: in a new storage.
   int add_array(ArrayKind kind, std::vector<RankRows> rows, HeadRange heads, int storage = -1);
 
-  /// The steps that follow go to this list (at first: forward). If problem().passes leaves it out,
-  /// they are dropped, and their rectangles are not computed.
+  /// Later steps go to this list (initially forward). If problem().passes excludes it, they are
+  /// dropped and their rectangles are not computed.
   void begin(Pass pass) { pass_ = pass; }
-  /// Returns the id to wait for. Slices of no bytes and messages without slices are left out, and
-  /// so is an exchange without messages: the id is -1 then, for which wait does nothing.
-  /// With another carrier than messages, one operation of the library over `group`.
+  /// Returns the id to wait for. Drops empty slices and messages without slices; without messages
+  /// there is no exchange, and the id is -1, for which wait does nothing. A carrier other than
+  /// messages makes one library collective over `group`.
   int exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs,
                Carrier carrier = Carrier::messages, std::vector<int> group = {});
-  /// One message each way.
+  /// An exchange of one message each way.
   int exchange_pair(std::string what, Message send, Message recv);
   void wait(int id);
   void clear(int array);
-  /// The pairs of all rows of set.q with all rows of `kv`, for the KV heads that kv holds (or some
-  /// of them). Forward into set.out; backward into set.d_q and `d_kv`, of which either may be -1.
-  /// Nothing at all if no pair is visible.
+  /// Attends all rows of set.q to all rows of `kv`, for the KV heads in kv (or some of them).
+  /// Forward into set.out; backward into set.d_q and `d_kv`, either of which may be -1. Adds no
+  /// step if no pair is visible.
   void compute(const ArraySet& set, int kv, int d_kv = -1);
-  /// The same with the keys of some rows of `kv` only, given in ascending order.
+  /// compute with the keys of some rows of `kv` only, in ascending order.
   void compute(const ArraySet& set, int kv, int d_kv, const std::vector<RowRange>& keys);
-  /// As compute, with everything said by the caller but the rectangles.
+  /// Computes the rectangles of a step whose other members are set.
   void compute(step::Compute step, Trim trim = Trim::both);
   void finish(const ArraySet& set);
   void delta(const ArraySet& set);
@@ -78,13 +78,13 @@ class PlanBuilder {
 
   /// All rows and heads of an array; `add`: see Slice.
   Slice whole(int index, bool add = false) const;
-  /// One slice for each run of rows of the rank's own array of a kind.
+  /// One slice per run of rows of the rank's own array of this kind.
   std::vector<Slice> slices_of(ArrayKind kind, const std::vector<RankRows>& runs,
                                bool add = false) const;
-  /// One slice for each run of rows that an array has.
+  /// One slice per run of rows of an array.
   std::vector<Slice> slices_of(int index) const;
 
-  /// `stats`: where the final log-sum-exps are.
+  /// Returns the plan. `stats`: the array of the final log-sum-exps.
   RankPlan take(int stats = own(ArrayKind::stats));
 
  private:
@@ -98,11 +98,11 @@ class PlanBuilder {
   Pass pass_ = Pass::forward;
   int storages_ = array_kinds;
   int exchanges_ = 0;
-  int queries_of_ = -1;  ///< the array of `queries_`: most steps of a plan have the same queries
+  int queries_of_ = -1;  ///< the array of `queries_`: a cache, since most steps share it
   Shard queries_;
 };
 
-/// The plan of a schedule that is a class: made from a builder, with forward() and backward().
+/// The plan of a schedule class, which is made from a builder and has forward() and backward().
 template <class Passes>
 RankPlan plan_both_passes(const AttentionProblem& problem, int rank) {
   PlanBuilder plan(problem, rank);
@@ -113,9 +113,9 @@ RankPlan plan_both_passes(const AttentionProblem& problem, int rank) {
   return plan.take();
 }
 
-/// The slots of `owner` whose keys the queries of `reader` see, as runs in the owner's order. Rows
-/// between the first and the last key that one fragment of queries sees of one fragment of keys
-/// count as seen.
+/// The slots of `owner` whose keys the queries of `reader` see, as runs in the owner's order.
+/// Includes all rows between the first and the last key that a fragment of queries sees of a
+/// fragment of keys.
 std::vector<RankRows> needed_rows(const AttentionProblem& problem, int reader, int owner);
 
 }  // namespace gyre

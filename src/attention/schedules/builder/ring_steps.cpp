@@ -8,7 +8,7 @@
 namespace gyre {
 namespace {
 
-/// What one step of a backward ring moves.
+/// Slices that one step of a backward ring moves.
 struct Hop {
   std::vector<Slice> sent, received;
   void add(Slice from, Slice to) {
@@ -26,7 +26,7 @@ class Circle {
   int block(ArrayKind kind, int member, int storage) {
     return plan_.add_array(kind, rows(member), plan_.array(ring_.set.kv).heads, storage);
   }
-  /// In the storage that `other` is not in.
+  /// A block in the storage that `other` does not use.
   int kv_block(int member, int other) {
     const auto& [a, b] = ring_.storages;
     return block(ArrayKind::kv, member, plan_.array(other).storage == a ? b : a);
@@ -41,7 +41,7 @@ class Circle {
   const Ring& ring_;
 };
 
-/// Backward in one direction: at step i the block of member first + i · direction is held.
+/// Backward in one direction: at step i the rank holds the block of member first + i · direction.
 /// `first_block` is its array at step 0; blocks are fetched at steps below `fetches`.
 void travel_back(PlanBuilder& plan, const Ring& ring, int first, int first_block, int direction,
                  int fetches) {
@@ -138,7 +138,7 @@ ClosedForm ring_form(const FormContext& c, int members, int64_t rows, int64_t he
   const int64_t n = members;
   if (n == 1 || rows == 0 || heads == 0) return form;
   const int64_t block = stored(c, ArrayKind::kv, rows, heads);
-  // Two storages take turns, or one does all; one that forward left behind counts if it is used.
+  // Two storages alternate, or one suffices; a block kept from forward counts if it is used.
   const int64_t held =
       n == 2 && !c.forward() && turn_round && !sees_other ? 0 : std::min(n - 1, int64_t{2});
   form.transient_bytes = held * block;
@@ -147,8 +147,8 @@ ClosedForm ring_form(const FormContext& c, int members, int64_t rows, int64_t he
   if (!c.forward()) {
     kv_hops = turn_round ? n - 2 : n - 1;
     d_kv_hops = turn_round ? n - 1 : n;
-    // A block and the gradients of the one before it travel as one message; the first block goes
-    // alone, and so do the gradients of the last one, and of the own one if it has to come home.
+    // A block and the gradients of the previous block travel as one message. The first block and
+    // the gradients of the last block travel alone, as do the own block's if they must be returned.
     form.messages = turn_round ? (n == 2 ? 1 : n) : n + 1;
     const int64_t sums = turn_round ? std::min(n - 1, int64_t{2}) : 2;
     form.transient_bytes +=

@@ -8,24 +8,24 @@
 //         attend own queries to the current block
 //         if i < n-1: wait for the transfer
 //
-// The transfer of step i overlaps the computation of step i. Two receive storages suffice: while
-// step i computes on and sends from one of them, the other receives; what it held was last used at
-// step i-1, which has ended.
+// The transfer of step i overlaps with the computation of step i. Two receive storages suffice:
+// step i reads and sends one of them while the other receives; the contents of the latter were last
+// used at step i-1, which has ended.
 //
-// Backward starts from the block held last, member r+1's, and turns round: at step i it holds the
-// block of member (r + 1 + i) mod n, the last of which is its own. The gradient of a block collects
-// the terms of the members it passes, one step behind the block:
+// Backward starts from the block held last, member r+1's, and reverses direction: at step i it
+// holds the block of member (r + 1 + i) mod n, finally its own. The gradient of a block accumulates
+// the terms of the members that it passes, one step after the block:
 //
 //     for i in 0 .. n-1:
 //         if i < n-2: start sending the current block to r-1 and receiving the next from r+1
-//         if i > 0:   start sending the last step's gradient to r-1 and receiving from r+1 what the
-//                     current block's gradient has collected so far
+//         if i > 0:   start sending the last step's gradient to r-1 and receiving from r+1 the
+//                     gradient accumulated so far for the current block
 //         gradient of the current block = terms of own queries
 //         wait; add what was received
 //
-// so that a block's owner adds the last term and nothing remains to be sent. Hops: n-1 forward; n-2
-// of the block and n-1 of its gradient backward. Messages: n-1 and n (both travel as one); 1 for n
-// = 2.
+// The owner of a block adds the last term, so nothing remains to be sent. Hops: n-1 forward;
+// backward n-2 of the block and n-1 of its gradient. Messages: n-1 and n (both travel as one); 1
+// for n = 2.
 
 #include <array>
 #include <vector>
@@ -35,30 +35,30 @@
 
 namespace gyre {
 
-/// A ring of ranks, each with a block of keys and values. `mine` is this rank's place in it, and
-/// `set` has its arrays; all blocks have the heads of set.kv.
+/// A ring of ranks, each with a block of keys and values. `mine` is this rank's position and `set`
+/// its arrays; all blocks have the heads of set.kv.
 struct Ring {
   std::vector<int> ranks;                     ///< [members]
   std::vector<std::vector<RankRows>> blocks;  ///< [members] rows of each member's block
   int mine = 0;
   ArraySet set;
-  std::array<int, 2> storages{-1, -1};  ///< of received blocks, in turn
+  std::array<int, 2> storages{-1, -1};  ///< of received blocks, alternating
   int members() const { return static_cast<int>(ranks.size()); }
 };
 
-/// Appends the steps of one direction of ring attention; see above. `last_block` is what
-/// ring_forward returned: the array held last, where ring_backward begins.
+/// Appends the steps of one direction of ring attention (above). `last_block` is the result of
+/// ring_forward: the array held last, where ring_backward begins.
 int ring_forward(PlanBuilder& plan, const Ring& ring);
 void ring_backward(PlanBuilder& plan, const Ring& ring, int last_block);
 
 /// The plan of a ring of all ranks. Without `turn_round`, backward travels like forward.
 RankPlan flat_ring_plan(const AttentionProblem& problem, int rank, bool turn_round);
 
-/// One direction of a ring of `members` blocks of `rows` rows and `heads` KV heads, without its
-/// pairs. `sees_other`, of two members: whether this one sees anything of the other's block.
+/// One direction of a ring of `members` blocks of `rows` rows and `heads` KV heads, without pairs.
+/// `sees_other` (two members only): whether this rank sees any key of the other's block.
 ClosedForm ring_form(const FormContext& c, int members, int64_t rows, int64_t heads,
                      bool turn_round, bool sees_other);
-/// That of flat_ring_plan.
+/// Closed form of flat_ring_plan.
 ClosedForm flat_ring_form(const FormContext& c, bool turn_round);
 
 }  // namespace gyre
