@@ -1,15 +1,15 @@
 #pragma once
-// A library's fused attention over ragged batches (ragged_batch.hpp), such as cuDNN's, as our
-// kernel around it sees it.
+// Interface to a library's fused attention over ragged batches (ragged_batch.hpp), such as cuDNN's,
+// for the kernel in cuda_ragged_kernel.hpp.
 //
-// All arrays are row-major [rows, heads · head_dim] in device memory; an entry begins at the
-// element that a table of offsets names, and has as many rows as a table of lengths says. Both are
-// read on the device when the graph runs, so that one graph serves all batches up to its limits.
-// Inputs and outputs are bf16, log-sum-exps and sums f32.
+// All arrays are row-major [rows, heads · head_dim] in device memory. Tables give the first element
+// (offsets) and the number of rows (lengths) of each entry. The device reads them when the graph
+// runs, so that one graph serves all batches up to its limits. Inputs and outputs are bf16,
+// log-sum-exps and sums f32.
 //
-// Of an even batch (even_batch) arrays are [batch, rows, heads · head_dim]: addresses are those of
-// the first entry, the others follow at equal distances, and there are no tables. Libraries have
-// faster engines for these, and a graph serves one length alone.
+// Even batches (even_batch) are [batch, rows, heads · head_dim]: the address is that of the first
+// entry, the others follow at equal distances, and there are no tables. Libraries have faster
+// engines for these, but a graph serves only one length.
 
 #include <compare>
 #include <cstddef>
@@ -22,31 +22,31 @@
 
 namespace gyre {
 
-/// What a graph is built for.
+/// Parameters of a graph.
 struct AttentionGraphShape {
   bool backward = false;
   RaggedMask mask = RaggedMask::full;
-  int64_t window = 0;  ///< of the batch
+  int64_t window = 0;  ///< see RaggedBatch
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 0;
-  int64_t batch = 0;                     ///< entries, at most
-  int64_t longest_q = 0, longest_k = 0;  ///< rows of an entry, at most
-  bool even = false;                     ///< as many entries, and rows, as that
-  /// Rows from entry to entry of an even batch, of q and d_out, of k and v, of out, and of d_q;
-  /// those of d_k and d_v lie one behind the other, and so do the log-sum-exps of the backward
-  /// pass: [batch, heads, rows].
+  int64_t batch = 0;                     ///< largest number of entries
+  int64_t longest_q = 0, longest_k = 0;  ///< largest number of rows of an entry
+  bool even = false;                     ///< the batch is even; the limits above are exact
+  /// Even batches: rows between the starts of consecutive entries, for q and d_out, for k and v,
+  /// for out, and for d_q. Entries of d_k and d_v are contiguous, as are the log-sum-exps of the
+  /// backward pass, [batch, heads, rows].
   int64_t q_distance = 0, k_distance = 0, out_distance = 0, d_q_distance = 0;
-  /// Elements between rows; those of d_k and d_v lie side by side.
+  /// Elements between rows; rows of d_k and d_v are contiguous.
   int64_t q_stride = 0, k_stride = 0, v_stride = 0, out_stride = 0, lse_stride = 0;
   int64_t d_out_stride = 0, d_q_stride = 0;  ///< backward
-  bool deterministic = false;                ///< backward: the same bits in every run
+  bool deterministic = false;                ///< backward: bit-identical results in every run
   friend auto operator<=>(const AttentionGraphShape&, const AttentionGraphShape&) = default;
 };
 
-/// The tensors of both graphs. The forward graph reads q, k and v and writes out and lse; the
-/// backward graph reads out, lse and d_out beside them and writes d_q, d_k and d_v. What is wanted
-/// of out there is its product with d_out alone. With as many heads of queries as of keys, d_k and
-/// d_v of a ragged batch lie as k and v do.
+/// The tensors of both graphs. Forward reads q, k and v and writes out and lse; backward also reads
+/// out, lse and d_out and writes d_q, d_k and d_v, and uses out only for its product with d_out.
+/// With equal numbers of query and KV heads, d_k and d_v of a ragged batch have the layout of k and
+/// v.
 enum class AttentionTensor : int64_t {
   q = 1,
   k,
@@ -66,7 +66,7 @@ enum class AttentionTensor : int64_t {
   lse_offsets,
   d_out_offsets,
   d_q_offsets,
-  d_k_offsets,  ///< of d_v too
+  d_k_offsets,  ///< also of d_v
 };
 
 using AttentionAddresses = std::map<AttentionTensor, void*>;
@@ -75,7 +75,7 @@ class AttentionGraph {
  public:
   virtual ~AttentionGraph() = default;
   virtual int64_t workspace_bytes() const = 0;
-  /// Submits one run. `addresses`: of all tensors of the graph.
+  /// Submits one run. `addresses` has all tensors of the graph.
   virtual void execute(const AttentionAddresses& addresses, std::byte* workspace) = 0;
 };
 
@@ -85,12 +85,12 @@ class AttentionLibrary {
   virtual std::string name() const = 0;
   /// Whether a batch may have entries without rows.
   virtual EmptyEntries empty_entries() const { return EmptyEntries::taken; }
-  /// Even batches of so many queries, or more, an entry are taken as such.
+  /// Smallest number of queries per entry from which even batches get a graph of their own.
   virtual int64_t least_even_queries() const { return std::numeric_limits<int64_t>::max(); }
-  /// Whether the graphs of a shape multiply values of rows that are in no entry, but in a tile with
-  /// rows that are: by weights of 0, so that NaN there would be NaN in the results.
+  /// Whether graphs of a shape multiply, by weights of 0, rows outside all entries that share a
+  /// tile with rows of an entry: NaN there would become NaN in the results.
   virtual bool multiplies_masked_rows(const AttentionGraphShape& /*shape*/) { return false; }
-  /// nullptr where the library does not take the shape; `problem` then says why.
+  /// Returns nullptr if the library does not support the shape; `problem` then says why.
   virtual std::unique_ptr<AttentionGraph> build(const AttentionGraphShape& shape,
                                                 std::string& problem) = 0;
 };

@@ -1,14 +1,13 @@
 #pragma once
-// Attention of one array of queries against one array of keys and values, accumulated.
+// Attention of one array of queries to one array of keys and values, accumulated over calls.
 //
-// Forward, for query row i, head h, over the keys j that the rectangles let it see:
+// Forward, for query row i and head h, over the visible keys j of the rectangles:
 //     x_ij = scale · <q_i, k_j>,  O_i = Σ exp(x_ij - LSE_i) v_j,  LSE_i = log Σ exp(x_ij)
-// merged with what (O, LSE) held before: merge.hpp. Backward, with the LSE of the whole row and
-// delta_i = <O_i, dO_i> (Dao, arXiv 2307.08691, algorithm 2):
+// merged with the previous (O, LSE): merge.hpp. Backward, with the LSE of the whole row and delta_i
+// = <O_i, dO_i> (Dao, arXiv 2307.08691, algorithm 2):
 //     p = exp(x_ij - LSE_i)      dv_j += p · dO_i      ds = p · (<dO_i, v_j> - delta_i)
 //     dq_i += scale · ds · k_j   dk_j += scale · ds · q_i
-// so that the gradients of blocks simply add up, in any order. Sums are kept in f32 whatever the
-// arrays are.
+// Gradients of blocks can thus be added in any order. Sums are kept in f32 for all element types.
 
 #include <algorithm>
 #include <functional>
@@ -30,8 +29,8 @@ struct HeadShape {
   int64_t group() const { return heads / kv_heads; }
 };
 
-/// The heads of one call, which may be a part of an attention's: query head i of the arrays reads
-/// KV head (i + skew) / group of the arrays, with skew < group.
+/// Heads of one call, possibly a part of the attention's heads: query head i of the arrays reads KV
+/// head (i + skew) / group of the arrays, where skew < group.
 struct BlockHeads {
   int64_t heads = 0;
   int64_t kv_heads = 0;
@@ -44,50 +43,49 @@ struct BlockHeads {
   int64_t head_end(int64_t kv_head) const { return std::min(heads, (kv_head + 1) * group - skew); }
 };
 
-/// What both directions read. Matrices are [rows, heads · head_dim] or [rows, kv_heads · head_dim],
-/// f32 or bf16, all of q, k, v (and d_out) of one type.
+/// Inputs of both directions. Matrices are [rows, heads · head_dim] or [rows, kv_heads · head_dim],
+/// f32 or bf16; q, k, v (and d_out) have the same type.
 struct BlockInput {
   BlockHeads heads;
   ConstMatrixRef q, k, v;
   /// Sorted by q_begin; the rectangles of one query are disjoint in keys.
   std::span<const Rectangle> rectangles;
-  /// Counts tiles from the corners of rectangles. Then the bits of a row (of O and dQ: a query; of
-  /// dK and dV: a key) depend on its own rectangle only, not on the other rows of its tile, nor on
-  /// how rows are distributed over calls.
+  /// Counts tiles from the corners of rectangles. The bits of a row (O and dQ: a query; dK and dV:
+  /// a key) then depend only on its own rectangle, not on other rows of its tile or on how rows are
+  /// distributed over calls.
   bool fixed_tiles = false;
-  /// Called between tiles, so that communication under way can advance; may be empty.
+  /// Called between tiles to advance communication; may be empty.
   std::function<void()> progress = {};
 };
 
 struct ForwardBlock : BlockInput {
   MatrixRef out;          ///< [rows, heads · head_dim], f32 or bf16, normalised
-  MatrixView<float> lse;  ///< [rows, heads]; -inf: nothing seen yet, out is 0
-  /// Overwrites out and lse, whose old values are not read (BLAS: beta = 0): all rows of both, with
-  /// (0, -inf) for a query that sees no key. Otherwise merges into them. For kernels with
-  /// can_overwrite().
+  MatrixView<float> lse;  ///< [rows, heads]; -inf: no key seen yet, out is 0
+  /// Overwrites all rows of out and lse without reading them (BLAS: beta = 0); a query without
+  /// visible keys gets (0, -inf). Otherwise merges into them. Requires can_overwrite().
   bool overwrite = false;
 };
 
-/// An output matrix may be empty: then that gradient is not computed.
+/// An empty output matrix means that its gradient is not computed.
 struct BackwardBlock : BlockInput {
   ConstMatrixRef d_out = {};             ///< [rows, heads · head_dim]
   MatrixView<const float> lse = {};      ///< [rows, heads]; -inf: the row has no gradient
   MatrixView<const float> delta = {};    ///< [rows, heads]
   MatrixRef d_q = {};                    ///< [rows, heads · head_dim], f32 or bf16, added to
   MatrixView<float> d_k = {}, d_v = {};  ///< [keys, kv_heads · head_dim], added to; both or none
-  /// The output of the forward pass, of which delta = <out, d_out>, if the caller has it; else
-  /// empty. A kernel may then compute delta itself, and may assume a finite lse for every row that
-  /// sees a key in a rectangle.
+  /// Output of the forward pass, with delta = <out, d_out>; may be empty. If given, a kernel may
+  /// compute delta itself, and may assume a finite lse for every row with a visible key in a
+  /// rectangle.
   ConstMatrixRef out = {};
   /// Overwrites all rows of d_q, or of d_k and d_v, instead of adding to them, as in ForwardBlock.
   bool overwrite_d_q = false, overwrite_d_kv = false;
 };
 
-/// What a kernel rounds to bf16 inside its calls, even if the arrays are f32.
+/// Values that a kernel rounds to bf16 inside its calls, even if the arrays are f32.
 struct KernelPrecision {
   bool narrow_weights =
       false;  ///< softmax weights p and their gradients ds, as factors of products
-  bool narrow_results = false;  ///< what a call merges into out, and adds to gradients
+  bool narrow_results = false;  ///< what a call merges into out or adds to gradients
 };
 
 class BlockKernel {
@@ -95,21 +93,21 @@ class BlockKernel {
   virtual ~BlockKernel() = default;
   virtual void forward(const ForwardBlock& block) = 0;
   virtual void backward(const BackwardBlock& block) = 0;
-  /// Whether calls may set `overwrite`, which saves clearing the outputs before the call and
+  /// Whether calls may set `overwrite`, which avoids clearing the outputs before the call and
   /// reading them in it.
   virtual bool can_overwrite() const { return false; }
-  /// For arrays of queries, keys and values of a type.
+  /// Precision for queries, keys and values of this type.
   virtual KernelPrecision precision(DType /*activations*/) const { return {}; }
-  /// A remark for reports about the calls so far, such as how many rectangles another kernel
-  /// computed; empty: none.
+  /// A remark for reports about the calls so far, e.g. the number of rectangles that another kernel
+  /// computed; may be empty.
   virtual std::string note() const { return ""; }
 };
 
-/// Tiled, vectorised (AVX2 or AVX-512 chosen at run time): matrix products by libxsmm, online
-/// softmax by Highway. `threads` > 1: tiles are shared among OpenMP threads; results do not depend
-/// on their number.
+/// Tiled and vectorised (AVX2 or AVX-512 chosen at run time): matrix products by libxsmm, online
+/// softmax by Highway. `threads` > 1: OpenMP threads share the tiles; results do not depend on
+/// their number.
 std::unique_ptr<BlockKernel> make_cpu_kernel(int threads = 1);
-/// Serial, double-precision twin: loops over queries and their visible keys, in order.
+/// Serial double-precision reference: loops over queries and their visible keys, in order.
 std::unique_ptr<BlockKernel> make_reference_kernel();
 
 }  // namespace gyre

@@ -1,16 +1,16 @@
-// Flash attention on the cores of one rank.
+// Flash attention on the CPU cores of one rank.
 //
 //     for every group of tiles of one KV head, shared among threads
 //         (tile: up to 64 lanes, which are query rows x the query heads of that KV head):
 //       for every window of up to 256 keys that they see, for every tile:
 //         (at its first window: pack its queries, transposed: Q [d][lane])
 //         for every block of visible keys of the window:
-//         scores [key][lane]   = K [key][d] · Q [d][lane]           libxsmm
-//         scores               = exp(scores - top), online          lane_ops, reductions vertical
-//         out    [d][lane]    += Vᵀ [d][key] · scores [key][lane]   libxsmm
+//           scores [key][lane]   = K [key][d] · Q [d][lane]           libxsmm
+//           scores               = exp(scores - top), online          lane_ops, vertical reductions
+//           out    [d][lane]    += Vᵀ [d][key] · scores [key][lane]   libxsmm
 //         (after its last window: merge (out, top + log sum) into the result)
 //
-// Backward, the same loops with five products on a block:
+// Backward uses the same loops with five products per block:
 //
 //         p      [key][lane]     = exp(K · Q - lse)
 //         ds     [key][lane]     = p (V · dO - delta)
@@ -18,20 +18,20 @@
 //         dk     [key][d]       += ds · Q [lane][d]
 //         dq     [d][lane]      += Kᵀ · ds
 //
-// Lanes are along the vectors, so that no array whose size grows with the number of pairs is
-// transposed, or reduced inside a vector. Blocks outside the mask are skipped. On diagonals a block
-// has 16 keys, and leaves out lanes that see none of them, in steps of 16.
+// Vectors run along lanes, so that no array whose size grows with the number of pairs is transposed
+// or reduced within a vector. Blocks outside the mask are skipped. On diagonals a block has 16 keys
+// and omits, in steps of 16, lanes that see none of them.
 //
-// f32 keys and values are read in place, but where rows are a multiple of 4 KiB apart and share the
-// same sets of a cache (8 KV heads of 64: copies are 20 % faster on Zen 3). Elsewhere copies were
-// not faster. Windows of bf16 keys are converted once for a group. Fixed tiles are copied and
-// padded with zeros.
+// f32 keys and values are read in place, unless rows are a multiple of 4 KiB apart and share the
+// same cache sets (8 KV heads of 64: copies are 20 % faster on Zen 3); elsewhere copies were not
+// faster. Windows of bf16 keys are converted once per group. Fixed tiles are copied and padded with
+// zeros.
 //
-// Short documents go another way: one_pass.cpp.
+// one_pass.cpp computes short documents.
 //
 // The scores and weights of hidden keys are overwritten, so that their weights are exactly 0. The
-// products still read hidden keys: a NaN or infinity in one of them reaches the whole tile, which
-// belongs to one document.
+// products still read hidden keys: a NaN or infinity in one reaches the whole tile, which belongs
+// to one document.
 
 #include <algorithm>
 #include <cstring>
@@ -106,14 +106,14 @@ class CpuKernel final : public BlockKernel {
  private:
   void start(const BlockInput& in);
   static void clear(const MatrixRef& m);
-  /// What rows hold is not read as long as their log-sum-exp says that they have seen nothing...
+  /// Rows whose log-sum-exp is -inf on entry are not read ...
   static void forget(const ForwardBlock& block);
-  /// ... and where it still says so in the end, the result is 0.
+  /// ... and are set to 0 if it is still -inf in the end.
   static void clear_unseen(const ForwardBlock& block);
 
   Worker& worker(int thread) { return workers_[static_cast<size_t>(thread)]; }
 
-  /// body(share, thread) for consecutive shares of all rectangles, several for each thread.
+  /// Calls body(share, thread) for consecutive shares of all rectangles, several per thread.
   template <class Body>
   static void for_each_share(Rectangles all, int threads, Body body) {
     if (all.empty()) return;
@@ -125,7 +125,7 @@ class CpuKernel final : public BlockKernel {
     });
   }
 
-  /// Rectangles with keys in common add to the same rows of dK and dV, one after the other.
+  /// Rectangles with common keys add to the same rows of dK and dV and must run sequentially.
   void one_pass(const BackwardBlock& block, const OnePassSplit& split) {
     const int64_t kv_heads = block.heads.kv_heads;
     if (threads_ == 1 || split.keys_apart)

@@ -1,5 +1,5 @@
 #pragma once
-// What the attention kernels on a GPU are given, and the functions that start them.
+// Arguments of the CUDA attention kernels, and the functions that launch them.
 
 #include <cstdint>
 
@@ -22,20 +22,20 @@ struct DeviceTiles {
   int count = 0;  ///< tiles
 };
 
-/// Whether every row of every head starts at a multiple of 16 bytes and is a multiple of that long,
-/// so that it can be copied 16 bytes at a time.
+/// Whether every row of every head starts at, and has a length of, a multiple of 16 bytes, so that
+/// it can be copied 16 bytes at a time.
 constexpr bool in_pieces_of_16(uint64_t address, int64_t stride_bytes, int64_t head_bytes) {
   return address % 16 == 0 && stride_bytes % 16 == 0 && head_bytes % 16 == 0;
 }
 
-/// [rows, heads · head_dim] in device memory, of the type that the kernel is made for.
+/// An input [rows, heads · head_dim] in device memory, of the kernel's element type.
 struct DeviceInput {
   const void* data = nullptr;
   int64_t rows = 0, stride = 0;
   bool aligned = false;  ///< in_pieces_of_16()
 };
 
-/// The same, written to; f32, or bf16 if `narrow`.
+/// An output [rows, heads · head_dim] in device memory; f32, or bf16 if `narrow`.
 struct DeviceOutput {
   void* data = nullptr;
   int64_t rows = 0, stride = 0;
@@ -54,17 +54,16 @@ struct KernelHeads {
 };
 
 struct ForwardArguments {
-  DeviceTiles tiles;  ///< of queries
+  DeviceTiles tiles;  ///< tiles of queries
   KernelHeads heads;
-  bool visit_by_visit =
-      false;  ///< results are stored after every visit: see BlockInput::fixed_tiles
+  bool visit_by_visit = false;  ///< store results after every visit: see BlockInput::fixed_tiles
   DeviceInput q, k, v;
   DeviceOutput out;
   DeviceStatistic lse;
 };
 
 struct BackwardArguments {
-  DeviceTiles tiles;  ///< of queries or of keys
+  DeviceTiles tiles;  ///< tiles of queries or of keys
   KernelHeads heads;
   bool visit_by_visit = false;
   DeviceInput q, k, v, d_out;
@@ -73,7 +72,7 @@ struct BackwardArguments {
   DeviceOutput d_k, d_v;       ///< key gradients; f32
 };
 
-/// Start the kernel for arrays of `type` (f32 or bf16) and tile_dim_for(head_dim); asynchronous.
+/// Launch the kernel for arrays of `type` (f32 or bf16) and tile_dim_for(head_dim); asynchronous.
 void start_forward(const ForwardArguments& arguments, DType type, TileForm form,
                    CUstream_st* stream);
 void start_query_gradients(const BackwardArguments& arguments, DType type, TileForm form,

@@ -13,7 +13,7 @@
 namespace gyre {
 namespace {
 
-/// Two entries, [0, 100) and [120, 128); the rows between them hold NaN.
+/// Probe of two entries, [0, 100) and [120, 128), with NaN in the rows between them.
 constexpr int64_t probe_rows = 128, gap_begin = 100, gap_end = 120;
 
 template <class T>
@@ -24,7 +24,7 @@ T element_of(float x) {
     return to_bf16(x);
 }
 
-/// Rows of one head: ones, but for the gap.
+/// Rows of one head: all ones, except the gap.
 template <class T>
 class ProbeArray {
  public:
@@ -35,9 +35,9 @@ class ProbeArray {
     stream.copy(device_.data(), host_.data(), bytes());
   }
   T* data() { return device_.data(); }
-  /// Submits the copy back to the host.
+  /// Submits the copy to the host.
   void fetch() { stream_.copy(host_.data(), device_.data(), bytes()); }
-  /// Of what was fetched, in the rows of entries.
+  /// Whether the fetched rows of entries are finite.
   bool is_finite() const {
     for (int64_t i = 0; i < host_.size(); ++i)
       if (!in_gap(i / (host_.size() / probe_rows)) && !std::isfinite(to_float(host_[i])))
@@ -59,7 +59,7 @@ Buffer<T> on_device(const std::vector<T>& values, Stream& stream) {
   return copy;
 }
 
-/// One head.
+/// Shape of the probe, with one head.
 AttentionGraphShape probed(const AttentionGraphShape& shape) {
   AttentionGraphShape one;
   one.backward = shape.backward;

@@ -1,12 +1,12 @@
 #pragma once
-// What a library is given that multiplies rows which it masks.
+// Input copies for libraries that multiply masked rows.
 //
-//     rows of an array     0 .. 4 of an entry | 5, 6 of none: NaN | 7 .. of another entry
+//     rows of an array     0 .. 4 of one entry | 5, 6 of no entry: NaN | 7 .. of another entry
 //     a tile of keys       0 .. 7, of which 5 .. 7 are masked
-//     weights of a query   p0 .. p4, 0, 0, 0: with 0 · NaN, all of the query's results are NaN
+//     weights of a query   p0 .. p4, 0, 0, 0: since 0 · NaN = NaN, all results of the query are NaN
 //
-// Such a library gets copies of its inputs in which rows of no entry are 0. They cost the bytes of
-// the arrays, read and written, for each call that has such rows; other calls cost nothing.
+// Such a library gets copies of its inputs in which rows of no entry are 0. Each call with such
+// rows reads and writes the bytes of the arrays once; other calls cost nothing.
 
 #include <cstdint>
 #include <map>
@@ -19,20 +19,20 @@
 
 namespace gyre {
 
-/// Whether the library's graphs of this direction, mask and head size let NaN of rows that are in
-/// no entry into their results: asked of the library itself, by a run of two entries with NaN
-/// between. False where it has no such graph. Waits for the stream.
+/// Whether graphs of this direction, mask and head size let NaN from rows outside all entries into
+/// their results. Tests the library by a run of two entries with NaN between them. False if there
+/// is no such graph. Waits for the stream.
 bool find_masked_products(AttentionLibrary& library, const AttentionGraphShape& shape,
                           Stream& stream);
 
-/// Copies for the calls of one stream.
+/// Copies of inputs for the calls of one stream.
 class FiniteCopies {
  public:
   explicit FiniteCopies(Stream& stream) : stream_(stream) {}
 
-  /// The rows of m, as far apart, with 0 in those of `outside`; until the next copy for `id`.
+  /// A copy of m with the same stride and 0 in rows `outside`; valid until the next copy for `id`.
   ConstMatrixRef of(AttentionTensor id, ConstMatrixRef m, const DeviceRound& outside);
-  /// Read and written so far.
+  /// Bytes read and written so far.
   int64_t bytes() const { return bytes_; }
 
  private:

@@ -1,21 +1,20 @@
-// Attention forward on a GPU, after FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1): a block
-// of threads keeps (O, top, sum) of up to 128 query rows of one head in registers over all keys
-// that they see.
+// Attention forward on a GPU, after FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1): a thread
+// block keeps (O, top, sum) of up to 128 query rows of one head in registers over all keys that
+// they see.
 //
-//     (top, sum, O) = what (O, LSE) held
+//     (top, sum, O) = previous (O, LSE)
 //     for every inner tile of keys:
 //       x     = Q Kᵀ, -inf where hidden,  c = scale log2(e)
 //       top'  = max(top, c x),  w = 2^(c x - top'),  keep = 2^(top - top')
 //       sum   = keep · sum + Σ w,  O = keep · O + W V,  top = top'
-//     O / sum and ln 2 · top + ln sum are stored
+//     store O / sum and ln 2 · top + ln sum
 //
-// So what was there before costs nothing but its reading: a separate merge would read and write all
-// of O again. A tile that is hidden from a row gives it keep = 1 and w = 0, which changes no bit.
+// Merging thus costs only the read of earlier results; a separate merge would read and write all of
+// O again. For a tile hidden from a row, keep = 1 and w = 0, which changes no bit of the row.
 //
-// Limit: 4 · head_dim FLOPs a visible pair over the peak of the tensor cores (f32: of the FMA
-// units, and of shared memory, which feeds each FMA there); what share of the peak this reaches has
-// not been measured. bf16: weights are rounded to bf16 for the second product, the sum is of those
-// before rounding.
+// Limit: 4 · head_dim FLOPs per visible pair over the peak of the tensor cores (f32: of the FMA
+// units and of shared memory, which feeds each FMA); the share reached has not been measured. bf16:
+// weights are rounded to bf16 for the second product; the sum uses them before rounding.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"
@@ -30,7 +29,7 @@ struct ForwardKernel {
   static constexpr int stride = tile_stride(dtype_of<T>, dim);
   using Lane = LaneGroups<groups>;
 
-  /// A lane's part of 16 rows a group: sum of its own columns only, until finish().
+  /// A lane's part of 16 rows per group; until finish(), sums cover only its own columns.
   struct Rows {
     GroupSums<dim, groups> out;
     RowSum sums[groups][2];
@@ -47,12 +46,12 @@ struct ForwardKernel {
       if (at >= a.out.rows) return;
       row = partial_of(a.lse.data[at * a.lse.stride + head]);
       if (row.sum == 0) return;
-      if (place.t != 0) row.sum = 0;  // the first lane of four has what was there
+      if (place.t != 0) row.sum = 0;  // only the first of four lanes keeps the previous sum
       out.template read<dim>(lane.of[j], i, [&](int n, int e, float x) { rows.out[j][n][e] = x; });
     });
   }
 
-  /// Weights from scores, relative to a maximum that has grown; scales what was summed before.
+  /// Turns scores into weights relative to the new maximum, and rescales earlier sums.
   __device__ __forceinline__ static void weigh(float scale, Sums<inner>& x, RowSum (&sums)[2],
                                                Sums<dim>& out) {
     for_rows([&](int i) {
@@ -88,7 +87,7 @@ struct ForwardKernel {
     add_weighted_rows<dim, inner, dim>(x, v, rows.out, weights);
   }
 
-  /// Stores the rows that saw something.
+  /// Stores the rows that saw a key.
   __device__ __forceinline__ static void finish(const ForwardArguments& a, const OutputHead& out,
                                                 const Lane& lane, int head, const Rows& rows) {
     const LanePlace place;

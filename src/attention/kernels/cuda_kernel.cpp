@@ -17,9 +17,9 @@
 namespace gyre {
 namespace {
 
-/// The parts of a table, one behind the other in one array of bytes.
+/// Offsets of the consecutive parts of a table in one byte array.
 struct TableParts {
-  size_t visits, tiles, bytes;  ///< where they begin, and the end; rectangles begin at 0
+  size_t visits, tiles, bytes;  ///< begins of two parts, and the end; rectangles begin at 0
   explicit TableParts(const TileTable& table)
       : visits(table.rectangles.size() * sizeof(TileRectangle)),
         tiles(visits + round_up(static_cast<int64_t>(table.visits.size() * sizeof(TileVisit)),
@@ -27,12 +27,12 @@ struct TableParts {
         bytes(tiles + table.tiles.size() * sizeof(OuterTile)) {}
 };
 
-/// Tables in device memory, found again by what they were made from.
+/// Cache of tables in device memory, by the rectangles they were made from.
 class TileTables {
  public:
   explicit TileTables(Stream& stream) : stream_(stream) {}
 
-  /// Of tiles of `outer` rows and inner tiles of `inner`; complete when the stream gets there.
+  /// Table of tiles with `outer` rows and inner tiles of `inner` rows; complete in stream order.
   DeviceTiles find(std::span<const Rectangle> rectangles, TileSide side, int outer, int inner) {
     const auto same = [&](const Entry& e) {
       return e.side == side && e.outer == outer && e.inner == inner &&
@@ -44,7 +44,7 @@ class TileTables {
       entries_.splice(entries_.begin(), entries_, found);
     } else {
       if (entries_.size() >= most) {
-        stream_.synchronize();  // it may be being read
+        stream_.synchronize();  // a kernel may still read it
         entries_.pop_back();
       }
       entries_.push_front(upload(rectangles, side, outer, inner));
@@ -53,7 +53,7 @@ class TileTables {
   }
 
  private:
-  static constexpr size_t most = 256;  ///< a plan has a few for each of its steps
+  static constexpr size_t most = 256;  ///< a plan has a few per step
 
   struct Entry {
     std::vector<Rectangle> rectangles;

@@ -1,4 +1,4 @@
-// dK and dV of attention on a GPU: a block of threads keeps the sums of up to 64 key rows of one KV
+// dK and dV of attention on a GPU: a thread block keeps the sums of up to 64 key rows of one KV
 // head over all queries that see them, of all query heads of its group.
 //
 //     for every visit, for every query head of the KV head, for every inner tile of queries:
@@ -6,9 +6,9 @@
 //       ds  = w (V dOᵀ - delta)
 //       dV += w dO,  dK += scale · ds Q
 //
-// Limit: 8 · head_dim FLOPs a visible pair over the peak of the tensor cores; not measured. bf16: w
-// and ds are rounded to bf16 for the products that they are weights of. Dimension 256: each of two
-// blocks sums half of the columns, and both make all of w and ds.
+// Limit: 8 · head_dim FLOPs per visible pair over the peak of the tensor cores; not measured. bf16:
+// w and ds are rounded to bf16 as factors of products. Dimension 256: each of two blocks sums half
+// of the columns, and both compute all of w and ds.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"
@@ -26,7 +26,7 @@ struct KeyGradients {
   using Lane = LaneGroups<groups>;
   using Scores = GroupSums<inner, groups>;
 
-  /// A lane's part of 16 rows a group.
+  /// A lane's part of 16 rows per group.
   struct Rows {
     GroupSums<columns, groups> d_k, d_v;
   };
@@ -37,7 +37,7 @@ struct KeyGradients {
     int head, begin;
   };
 
-  /// w and ds from scores and dO · V.
+  /// Computes w and ds from scores and dO · V.
   __device__ __forceinline__ static void weigh(const BackwardArguments& a, const Lane& lane,
                                                const Queries& queries, Scores& x, Scores& d_s) {
     const LanePlace place;
@@ -53,12 +53,12 @@ struct KeyGradients {
       for_group_rows<groups>([&](int j, int i) {
         float &w = x[j][n][2 * i + c], &ds = d_s[j][n][2 * i + c];
         w = fast_exp2(fmaf(w, scale, -shift));
-        ds = w != 0 ? w * (ds - delta) : 0;  // a row that saw nothing has any delta
+        ds = w != 0 ? w * (ds - delta) : 0;  // delta of a row without keys is arbitrary
       });
     });
   }
 
-  /// `part` of the columns.
+  /// Adds to columns of part `part`.
   __device__ __forceinline__ static void differentiate(const BackwardArguments& a, const Lane& lane,
                                                        const Queries& queries, const T* k,
                                                        const T* v, int part, float* weights,
@@ -119,10 +119,9 @@ __global__ void __launch_bounds__(KeyGradients<T, dim, form>::shape.threads())
     const int64_t first = r.inner_begin + walk.begin;
     const int64_t from = walk.head * a.heads.head_dim;
     const float* const lse = a.lse.data + first * a.lse.stride + walk.head;
-    // Rows without a gradient are zeros, whatever lies there: their weights of 0 meet finite
-    // numbers.
+    // Rows without a gradient are loaded as zeros: their weights of 0 then multiply finite numbers.
     const auto wanted = [&](int row) {
-      const int some = row < left ? row : 0;  // read in any case: no branch for each row
+      const int some = row < left ? row : 0;  // always read: avoids a branch per row
       return lse[some * a.lse.stride] != -std::numeric_limits<float>::infinity() && row < left;
     };
     load_tiles<dim, shape.inner, shape.threads()>(

@@ -13,13 +13,13 @@ namespace {
 constexpr int threads = 256;
 constexpr int rows_of_block = 4;
 
-/// `width` elements that lie side by side, moved at once.
+/// `width` consecutive elements, moved at once.
 template <class T, int width>
 struct alignas(width * sizeof(T)) Pack {
   T values[width];
 };
 
-/// A MatrixView as kernels see it.
+/// A MatrixView as a kernel argument.
 template <class T>
 struct Rows {
   T* data;
@@ -48,7 +48,7 @@ dim3 grid_of(const DeviceRound& round) {
           static_cast<unsigned>(round.count), 1};
 }
 
-/// Elements that can be moved at once: 8, or 1 where something is not aligned for that.
+/// Whether 8 elements can be moved at once: all addresses and strides are aligned.
 template <class Byte>
 bool in_packs(const BasicMatrixRef<Byte>& m, int64_t head_dim) {
   constexpr int64_t width = 8;
@@ -79,7 +79,7 @@ __global__ void merge_rows(const RowPiece* pieces, Rows<const From> partial,
       const auto p = *reinterpret_cast<const Pack<From, width>*>(partial.row(scratch) + c);
       auto* to = reinterpret_cast<Pack<To, width>*>(out.row(row) + c);
       Pack<To, width> o{};
-      // A weight of 0 is an empty side: what it holds is not looked at.
+      // A weight of 0 means an empty side, which is not read.
       if (w.w1 != 0) o = *to;
       for (int x = 0; x < width; ++x)
         o.values[x] = rounded<To>((w.w1 != 0 ? w.w1 * as_float(o.values[x]) : 0) +
@@ -105,7 +105,7 @@ __global__ void stand_in_rows(const RowPiece* pieces, Rows<const T> d_out, Rows<
     const auto h = static_cast<int>(n % heads);
     const T* from = d_out.row(row) + h * head_dim;
     T* to = stand_in.row(scratch) + h * head_dim;
-    double squared = 0;  // bf16 has the range of f32, whose squares are not f32's
+    double squared = 0;  // f64: squares of bf16 overflow f32
     for (int d = lane; d < head_dim; d += warp_lanes) {
       const auto x = static_cast<double>(as_float(from[d]));
       squared += x * x;
@@ -136,7 +136,7 @@ __global__ void add_rows(const RowPiece* pieces, Rows<const From> partial, Rows<
   }
 }
 
-/// A thread for each number, rows side by side.
+/// One thread per element; consecutive threads take consecutive rows.
 __global__ void pack_lse(Rows<const float> lse, int64_t first, int64_t distance, int64_t rows,
                          int64_t count, float* to) {
   const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
@@ -165,7 +165,7 @@ void with_type(DType type, F f) {
   GYRE_CHECK(type == DType::bf16, "a matrix of {}", name_of(type));
   f(bf16{});
 }
-/// Calls f(From{}, To{}) with those of two.
+/// Calls f(From{}, To{}) with the element types of two matrices.
 template <class F>
 void with_types(DType from, DType to, F f) {
   with_type(from, [&](auto first) { with_type(to, [&](auto second) { f(first, second); }); });
@@ -224,7 +224,7 @@ void cuda_pack_lse(MatrixView<const float> lse, int64_t first, int64_t distance,
 }
 
 void cuda_fill_rows(const DeviceRound& round, MatrixRef m, float value, Stream& stream) {
-  constexpr int64_t most_pieces = 65535;  // blocks side by side
+  constexpr int64_t most_pieces = 65535;  // limit of gridDim.y
   const bool packs = in_packs(m, m.cols);
   const int64_t count = round.pieces != nullptr ? round.count : 1;
   for (int64_t begin = 0; begin < count; begin += most_pieces) {

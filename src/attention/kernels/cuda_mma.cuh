@@ -1,5 +1,5 @@
 #pragma once
-// Products of small matrices by a warp: tensor cores for bf16.
+// Products of small matrices by one warp, on tensor cores for bf16.
 //
 // mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"): with
 // g = lane / 4 and t = lane % 4, a lane holds
@@ -9,18 +9,18 @@
 //     B [16 x 8],  2 registers of two    rows 2t, 2t + 1, and 8 rows further; column g
 //     C [16 x 8],  4 floats              rows g, g, g + 8, g + 8; columns 2t, 2t + 1, 2t, 2t + 1
 //
-// so that C of one product, rounded, is A of the next: columns 0-7 and 8-15 of A are two Cs side by
-// side. ldmatrix fills such registers from shared memory, 8 x 8 elements at a time, each row of
-// which is 16 bytes long and where a lane says; transposed, a lane gets columns for rows.
+// C of one product, rounded, is therefore A of the next: columns 0-7 and 8-15 of A are two adjacent
+// Cs. ldmatrix loads such registers from shared memory in blocks of 8 x 8 elements; each lane gives
+// the address of one 16-byte row. The transposed form exchanges rows and columns.
 //
-// Neither needs more than compute capability 8.0. On 9.0 and 10.0 there are wider instructions
-// (wgmma, tcgen05) with a higher peak; what share of it these reach has not been measured.
+// Both require only compute capability 8.0. On 9.0 and 10.0 wider instructions (wgmma, tcgen05)
+// have a higher peak; the share of it that these reach has not been measured.
 
 #include "runtime/device_code.cuh"
 
 namespace gyre {
 
-/// Four registers of two bf16 each, the lower half first.
+/// Four registers of two bf16 each, lower half first.
 struct FourPairs {
   uint32_t pairs[4];
 };
@@ -56,8 +56,8 @@ __device__ inline void mma_bf16(float (&c)[4], const FourPairs& a, uint32_t b_lo
 #endif
 }
 
-/// Four matrices of 8 x 8 from shared memory; `row` is where row lane % 8 of matrix lane / 8 lies.
-/// The lane gets elements (g, 2t) and (g, 2t + 1) of each, or (2t, g) and (2t + 1, g) transposed.
+/// Loads four 8 x 8 matrices from shared memory; `row`: address of row lane % 8 of matrix lane / 8.
+/// The lane gets elements (g, 2t) and (g, 2t + 1) of each; transposed: (2t, g) and (2t + 1, g).
 template <bool transposed>
 __device__ FourPairs load_matrices(const bf16* row) {
   FourPairs x;
@@ -87,17 +87,17 @@ __device__ FourPairs load_matrices(const bf16* row) {
   return x;
 }
 
-/// A of rows [0, 16) and columns [0, 16) of a tile.
+/// A from rows [0, 16) and columns [0, 16) of a tile.
 __device__ inline FourPairs load_a(const bf16* tile, int stride) {
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   return load_matrices<false>(tile + lane % 16 * stride + lane / 16 * 8);
 }
-/// Two Bs, in the first and the last two registers: rows of the tile [16, 16] are columns of B.
+/// Two Bs, in the first and last two registers; rows of the [16, 16] tile are columns of B.
 __device__ inline FourPairs load_b_of_rows(const bf16* tile, int stride) {
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   return load_matrices<false>(tile + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
 }
-/// The same where rows of the tile are rows of B.
+/// Two Bs; rows of the [16, 16] tile are rows of B.
 __device__ inline FourPairs load_b_of_columns(const bf16* tile, int stride) {
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   return load_matrices<true>(tile + lane % 16 * stride + lane / 16 * 8);

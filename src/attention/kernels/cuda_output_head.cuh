@@ -1,12 +1,12 @@
 #pragma once
-// How the tiled kernels read and write their results: a lane has neighbouring columns of a row, two
-// at a time, which are accessed at once where the row is aligned for that.
+// Access of the tiled kernels to their results: a lane has adjacent columns of a row in pairs,
+// which are accessed at once if the row is aligned.
 
 #include "attention/kernels/cuda_tile_code.cuh"
 
 namespace gyre {
 
-/// Two neighbours in a row, accessed at once.
+/// Two adjacent elements of a row, accessed at once.
 template <class T>
 struct alignas(2 * sizeof(T)) Neighbours {
   T x[2];
@@ -21,15 +21,15 @@ __device__ inline void store(bf16& to, float x) {
 /// Columns from `begin` on of one head of an output.
 struct OutputHead {
   DeviceOutput to;
-  int64_t first;  ///< column of the matrix where the head begins
+  int64_t first;  ///< first column of the head in the matrix
   int head_dim, begin;
 
-  /// f(n, e, element) for each of a lane's sums of row lane.row[which].
+  /// Calls f(n, e, element) for each of the lane's sums of row lane.row[which].
   template <int columns, class F>
   __device__ __forceinline__ void read(const LaneRows& lane, int which, F f) const {
     access<true, false, columns>(lane, which, f);
   }
-  /// Stores f(n, e) for each of them.
+  /// Stores f(n, e) for each of these sums.
   template <int columns, class F>
   __device__ __forceinline__ void write(const LaneRows& lane, int which, F f) const {
     access<false, true, columns>(lane, which, [&](int n, int e, float& x) { x = f(n, e); });
@@ -43,7 +43,7 @@ struct OutputHead {
   }
 
  private:
-  /// f(n, e, x): x is the element, if it is read, and becomes it, if it is written.
+  /// f(n, e, x): x holds the element if `reads`, and its new value is stored if `writes`.
   template <bool reads, bool writes, int columns, class F>
   __device__ __forceinline__ void access(const LaneRows& lane, int which, F f) const {
     const int64_t at = lane.row[which] * to.stride + first + begin;
@@ -56,7 +56,7 @@ struct OutputHead {
   __device__ __forceinline__ void access_row(T* row, int which, F f) const {
     const LanePlace place;
     T* const own = row + 2 * place.t;
-    const int left = head_dim - begin - 2 * place.t;  // columns from own on
+    const int left = head_dim - begin - 2 * place.t;  // columns from `own` on
     if (left % 2 == 0 && reinterpret_cast<uintptr_t>(own) % sizeof(Neighbours<T>) == 0) {
       GYRE_UNROLL
       for (int n = 0; n < columns / 8; ++n)

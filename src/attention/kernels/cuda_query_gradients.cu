@@ -1,15 +1,15 @@
-// dQ of attention on a GPU: a block of threads keeps the sums of up to 64 query rows of one head
-// over all keys that they see.
+// dQ of attention on a GPU: a thread block keeps the sums of up to 64 query rows of one head over
+// all keys that they see.
 //
 //     for every inner tile of keys:
 //       w   = 2^(scale log2(e) · Q Kᵀ - LSE log2(e)), 0 where hidden
 //       ds  = w (dO Vᵀ - delta)
 //       dQ += scale · ds K
 //
-// Three products here and four in cuda_key_gradients.cu, where one sweep would do with five: no two
-// blocks ever add to one sum, so that there are no atomics, and the same bits from run to run.
+// This file computes three products and cuda_key_gradients.cu four, where one sweep would need
+// five. In return no two blocks add to the same sum: no atomics, and equal bits in every run.
 //
-// Limit: 6 · head_dim FLOPs a visible pair over the peak of the tensor cores; not measured. bf16:
+// Limit: 6 · head_dim FLOPs per visible pair over the peak of the tensor cores; not measured. bf16:
 // ds is rounded to bf16 for the third product.
 
 #include "attention/kernels/cuda_output_head.cuh"
@@ -25,7 +25,7 @@ struct QueryGradients {
   static constexpr int stride = tile_stride(dtype_of<T>, dim);
   using Lane = LaneGroups<groups>;
 
-  /// A lane's part of 16 rows a group.
+  /// A lane's part of 16 rows per group.
   struct Rows {
     GroupSums<dim, groups> d_q;
     float shift[groups][2], delta[groups][2];
@@ -91,11 +91,11 @@ __global__ void __launch_bounds__(QueryGradients<T, dim, form>::shape.threads())
   const OuterTile tile = a.tiles.tiles[static_cast<int>(blockIdx.x) / a.heads.heads];
   const int64_t column = head * a.heads.head_dim;
   const int64_t kv_column = (head + a.heads.skew) / a.heads.group * a.heads.head_dim;
-  // Rows without a gradient are zeros, whatever lies there: their weights of 0 meet finite numbers.
+  // Rows without a gradient are loaded as zeros: their weights of 0 then multiply finite numbers.
   const int rows_left = rows_in(a.q, tile, shape.outer());
   const float* const lse = a.lse.data + tile.first_row * a.lse.stride + head;
   const auto wanted_row = [&](int row) {
-    const int some = row < rows_left ? row : 0;  // read in any case: no branch for each row
+    const int some = row < rows_left ? row : 0;  // always read: avoids a branch per row
     return lse[some * a.lse.stride] != -std::numeric_limits<float>::infinity() && row < rows_left;
   };
   load_tiles<dim, shape.outer(), shape.threads()>(

@@ -18,8 +18,8 @@ namespace gyre {
 namespace {
 
 constexpr int64_t most_plans = 256;
-/// Graphs of even batches that a kernel builds, each for one length; what comes then is taken as
-/// ragged.
+/// Largest number of graphs of even batches that a kernel builds, each for one length; later even
+/// batches are treated as ragged.
 constexpr int64_t most_even_graphs = 64;
 
 class RaggedKernel final : public BlockKernel {
@@ -72,7 +72,7 @@ class RaggedKernel final : public BlockKernel {
           if (give_finite_rows(given, ragged_gradient_shape(block, b, {}), plan)) {
             stand_ins_are_there_ = false;  // those of even batches have NaN in rows of no entry
             given.d_out = finite_.of(AttentionTensor::d_out, block.d_out, plan.q_outside);
-            given.out = {};  // a stand-in has rows of its own
+            given.out = {};  // a stand-in has its own rows
           }
           return backward_batch(given, plan, b);
         });
@@ -118,7 +118,7 @@ class RaggedKernel final : public BlockKernel {
     std::string problem;
   };
 
-  /// Results of a call that hold nothing yet, and what they are where nothing is added.
+  /// Results that a call overwrites, each with the value of rows to which nothing is added.
   struct OverwrittenArrays {
     std::vector<std::pair<MatrixRef, float>> q, k;
   };
@@ -126,8 +126,8 @@ class RaggedKernel final : public BlockKernel {
     for (const auto& [matrix, value] : results) cuda_fill_rows(round, matrix, value, stream_);
   }
 
-  /// Calls run(plan, batch) for what the library may take; it returns whether that did. Returns the
-  /// rest, whose fresh rows are cleared.
+  /// Calls run(plan, batch) for every batch that the library may compute; it returns whether the
+  /// library did. Returns the remaining rectangles, after clearing their overwritten rows.
   template <class Run>
   std::vector<Rectangle> each_batch(const BlockInput& block, const TableSizes& sizes,
                                     const OverwrittenArrays& fresh, const char* unfit_reason,
@@ -198,15 +198,15 @@ class RaggedKernel final : public BlockKernel {
                      block.rectangles.end()))
         return *plan;
     if (std::ssize(plans_) == most_plans) {
-      stream_.synchronize();  // copies of tables may be under way
+      stream_.synchronize();  // copies of tables may be in progress
       plans_.clear();
     }
     return *plans_.emplace_back(
         make_ready(block.rectangles, sizes, block.fixed_tiles, *library_, stream_));
   }
 
-  /// Once a call, if the library would let rows of no entry in: puts copies in the place of what
-  /// the call reads. Returns whether that was now.
+  /// If the library would read NaN from rows of no entry, replaces the inputs by copies, once per
+  /// call. Returns whether this call did so.
   bool give_finite_rows(BlockInput& block, const AttentionGraphShape& shape,
                         const ReadyPlan& plan) {
     if (rows_are_finite_ || plan.q_outside.count + plan.k_outside.count == 0 ||
@@ -224,7 +224,7 @@ class RaggedKernel final : public BlockKernel {
     return built;
   }
 
-  /// The graph of a shape; nullptr when it is refused.
+  /// The graph of a shape; nullptr if it is refused.
   AttentionGraph* graph_of(const AttentionGraphShape& shape) {
     auto found = graphs_.find(shape);
     if (found == graphs_.end() && shape.even && ++even_graphs_ > most_even_graphs) return nullptr;
@@ -232,7 +232,7 @@ class RaggedKernel final : public BlockKernel {
       found = graphs_.emplace(shape, shape.backward ? gradient_graph(shape) : build(shape)).first;
     return found->second.graph.get();
   }
-  /// Deterministic, if that is demanded, or if it can be and does not cost too much workspace.
+  /// Deterministic if demanded, or if available at a moderate cost in workspace.
   BuiltGraph gradient_graph(const AttentionGraphShape& shape) {
     AttentionGraphShape in_order = shape;
     in_order.deterministic = true;
@@ -262,7 +262,7 @@ class RaggedKernel final : public BlockKernel {
     if (is_whole(ready, block.out) && forward_in_place(block, plan, ready, shape)) return true;
     return forward_to_scratch(block, plan, ready, shape) || refused(shape, ready);
   }
-  /// False if the batch is no even one, or the library has no engine for those.
+  /// False if the batch is not even, or the library has no engine for it.
   bool forward_even(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
     if (!ready.even) return false;
     AttentionGraphShape shape = even_shape(block, ready), in_place = shape;
@@ -271,11 +271,11 @@ class RaggedKernel final : public BlockKernel {
            forward_to_scratch(block, plan, ready, shape);
   }
 
-  /// False if results cannot be written where they belong.
+  /// False if results cannot be written directly to the caller's arrays.
   bool forward_in_place(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready,
                         AttentionGraphShape shape) {
     using enum AttentionTensor;
-    // Of a ragged batch addresses are those of the first row.
+    // For ragged batches, addresses are those of the first row of the array.
     MatrixView<float> first_lse = block.lse;
     if (shape.even) first_lse.data += ready.batch.entries.front().q_begin * first_lse.stride;
     if (!block.overwrite || !ready.first_q || !usable(block.out, DType::bf16) ||
@@ -292,7 +292,7 @@ class RaggedKernel final : public BlockKernel {
     execute(*graph, arrays);
     return true;
   }
-  /// False if the library does not take the shape.
+  /// False if the library does not support the shape.
   bool forward_to_scratch(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready,
                           const AttentionGraphShape& shape) {
     using enum AttentionTensor;
@@ -311,8 +311,8 @@ class RaggedKernel final : public BlockKernel {
     return true;
   }
 
-  /// Whether a batch that is the first to write its rows writes all. Only then is a ragged one
-  /// given a result of the caller's: of what lies between its entries a library promises nothing.
+  /// Whether the batch writes all rows of the result. Only then may a ragged batch write it
+  /// directly: the library does not specify what it writes between entries.
   static bool is_whole(const ReadyBatch& ready, ConstMatrixRef result) {
     return ready.batch.q_rows == result.rows;
   }
@@ -324,7 +324,7 @@ class RaggedKernel final : public BlockKernel {
            differentiate(block, plan, ready, {}, false) ||
            refused(ragged_gradient_shape(block, ready, {}), ready);
   }
-  /// False if the batch is no even one, or the library has no engine for those.
+  /// False if the batch is not even, or the library has no engine for it.
   bool backward_even(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
     return ready.even && differentiate(block, plan, ready, direct_arrays(block, ready), true);
   }
@@ -337,7 +337,7 @@ class RaggedKernel final : public BlockKernel {
     for (const MatrixRef m : {out, lse}) cuda_fill_rows(plan.q_outside, m, 0, stream_);
   }
 
-  /// K and V of a ragged batch, where its d_k and d_v lie.
+  /// K or V of a ragged batch, copied to the layout of its d_k and d_v.
   ConstMatrixRef gathered(Scratch& memory, ConstMatrixRef from, const ReadyBatch& ready) {
     const MatrixRef rows = memory.matrix(DType::bf16, ready.batch.k_rows, from.cols);
     cuda_add_rows(ready.gathered_keys, from, rows, Fold::replace, stream_);
@@ -354,7 +354,7 @@ class RaggedKernel final : public BlockKernel {
     arrays.add(v, gathered(v_, block.v, ready), v_offsets, ready.gathered);
   }
 
-  /// False if the library does not take the shape.
+  /// False if the library does not support the shape.
   bool differentiate(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready,
                      DirectArrays direct, bool even) {
     using enum AttentionTensor;
@@ -399,7 +399,7 @@ class RaggedKernel final : public BlockKernel {
     return true;
   }
 
-  /// Those of the queries of an even batch.
+  /// Log-sum-exps of the queries of an even batch.
   float* packed_lse(const BackwardBlock& block, const ReadyBatch& ready) {
     const RaggedBatch& batch = ready.batch;
     const MatrixRef to = packed_lse_.matrix(DType::f32, batch.q_rows, block.heads.heads);
@@ -416,12 +416,12 @@ class RaggedKernel final : public BlockKernel {
   std::map<AttentionGraphShape, BuiltGraph> graphs_;
   std::vector<std::unique_ptr<ReadyPlan>> plans_;
   Scratch out_, lse_, packed_lse_, k_, v_, d_q_, d_k_, d_v_, workspace_;
-  int64_t rectangles_ = 0;                           // entries of batches, and what is none
+  int64_t rectangles_ = 0;                           // entries of batches, and other rectangles
   std::map<std::string, int64_t> tiled_rectangles_;  // by reason
-  int64_t even_graphs_ = 0;                          // that were asked for
+  int64_t even_graphs_ = 0;                          // requested so far
   bool unordered_ = false;                           // some graph has no fixed order
-  bool stand_ins_are_there_ = false;                 // those of this call
-  bool rows_are_finite_ = false;                     // of what the library is given in this call
+  bool stand_ins_are_there_ = false;                 // of this call
+  bool rows_are_finite_ = false;                     // inputs of this call are copies without NaN
 };
 
 }  // namespace

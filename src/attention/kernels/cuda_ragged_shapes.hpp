@@ -1,6 +1,6 @@
 #pragma once
-// What the kernel around a library's attention asks the library for: the graphs of a batch, by
-// where its results go.
+// Graph shapes that the ragged kernel requests from the library for a batch, by destination of its
+// results.
 
 #include "attention/kernels/attention_library.hpp"
 #include "attention/kernels/block_kernel.hpp"
@@ -9,29 +9,29 @@
 
 namespace gyre {
 
-/// Why the library takes no part of a call; nullptr when it may.
+/// Why the library can compute no part of a call; nullptr if it may.
 const char* unfit(const BlockInput& block, ConstMatrixRef d_out);
 
-/// Whether the library may use an array of the caller's as it is.
+/// Whether the library may access an array of the caller directly.
 bool usable(ConstMatrixRef m, DType type);
 
-/// Of a ragged batch, forward, with results in scratch rows.
+/// Shape of a ragged batch, forward, with results in scratch rows.
 AttentionGraphShape ragged_shape(const BlockInput& block, const ReadyBatch& ready);
-/// The same of a batch that is even.
+/// Shape of an even batch, forward.
 AttentionGraphShape even_shape(const BlockInput& block, const ReadyBatch& ready);
 
-/// Arrays of the caller's that a backward graph uses as they are; `out` with its log-sum-exps.
+/// Arrays of the caller that a backward graph accesses directly; `out` includes its log-sum-exps.
 struct DirectArrays {
   bool out = false, d_q = false;
 };
 DirectArrays direct_arrays(const BackwardBlock& block, const ReadyBatch& ready);
 
-/// Whether the library's d_k and d_v lie as its k and v do (attention_library.hpp): it is then
-/// given copies of these, in scratch rows.
+/// Whether the library's d_k and d_v have the layout of its k and v (attention_library.hpp), so
+/// that it needs copies of these in scratch rows.
 bool gathers_keys(const BlockInput& block);
 AttentionGraphShape ragged_gradient_shape(const BackwardBlock& block, const ReadyBatch& ready,
                                           DirectArrays direct);
-/// O, or its stand-in, has a row for each query.
+/// O, or its stand-in, has one row per query.
 AttentionGraphShape even_gradient_shape(const BackwardBlock& block, const ReadyBatch& ready,
                                         DirectArrays direct);
 

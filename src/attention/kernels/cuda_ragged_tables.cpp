@@ -8,11 +8,11 @@ namespace gyre {
 namespace {
 
 constexpr int64_t most_entries = 1024;
-/// Of a batch, with those that are made up to the longest entry: twice the rows of the arrays, or
-/// this.
+/// Limit on the padded rows of a batch (every entry as long as the longest): twice the rows of the
+/// arrays, or this if larger.
 constexpr int64_t least_rows_of_a_batch = 16384;
 
-/// Lays tables one behind the other, 16-byte aligned.
+/// Concatenates tables, each 16-byte aligned.
 class TableWriter {
  public:
   template <class T>
@@ -28,7 +28,7 @@ class TableWriter {
   std::vector<std::byte> bytes_;
 };
 
-/// Rounds among the tables: `pieces` is set when these are in device memory.
+/// Writes rounds into the tables; their `pieces` are set once these are in device memory.
 class RoundsWriter {
  public:
   explicit RoundsWriter(TableWriter& tables) : tables_(tables) {}
@@ -67,7 +67,7 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready)
   offsets(ready.tables, Id::k_offsets, RaggedRows::k, sizes.k);
   offsets(ready.tables, Id::v_offsets, RaggedRows::k, sizes.v);
   offsets(ready.tables, Id::d_out_offsets, RaggedRows::q, sizes.d_out);
-  // Of the backward pass: stand-ins, one for each query whatever its entries.
+  // In the backward pass these are stand-ins, one per query for all its entries.
   const RaggedRows results = sizes.backward ? RaggedRows::q : RaggedRows::scratch_q;
   offsets(ready.tables, Id::out_offsets, results, sizes.q_columns);
   offsets(ready.tables, Id::lse_offsets, results, sizes.heads);
@@ -79,7 +79,7 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready)
   offsets(ready.in_place, Id::d_q_offsets, RaggedRows::q, sizes.d_q);
 }
 
-/// Where the keys of each entry are, as rows of a scratch array.
+/// Round that maps the keys of each entry to rows of a scratch array.
 Round keys_gathered(const RaggedBatch& batch) {
   Round round;
   for (const RaggedEntry& e : batch.entries)
@@ -135,7 +135,7 @@ std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
   plan->reasons = ragged.reasons;
   TableWriter writer;
   RoundsWriter rounds(writer);
-  plan->batches.resize(ragged.batches.size());  // rounds stay where they are
+  plan->batches.resize(ragged.batches.size());  // rounds must not move after this
   for (size_t i = 0; i < plan->batches.size(); ++i) {
     ReadyBatch& ready = plan->batches[i];
     ready.batch = std::move(ragged.batches[i]);

@@ -1,7 +1,7 @@
 #pragma once
-// What the kernel around a library's attention keeps of a list of rectangles in device memory: the
-// tables that a library reads of each batch (attention_library.hpp), and the pieces in which its
-// scratch rows are folded into the results (cuda_merge.hpp).
+// Device data that the ragged kernel keeps for a list of rectangles: the tables that a library
+// reads for each batch (attention_library.hpp), and the pieces by which scratch rows are folded
+// into the results (cuda_merge.hpp).
 
 #include <array>
 #include <cstdint>
@@ -20,25 +20,25 @@
 namespace gyre {
 
 struct TablePlace {
-  int64_t begin = 0;  ///< bytes from the begin of a plan's tables
-  int64_t first = 0;  ///< what the table begins with
+  int64_t begin = 0;  ///< byte offset in a plan's tables
+  int64_t first = 0;  ///< the first value of the table
 };
 using TablePlaces = std::map<AttentionTensor, TablePlace>;
 
-/// What the library was given of a list of rectangles: built once, and kept.
+/// A batch with its library tables: built once and kept.
 struct ReadyBatch {
   RaggedBatch batch;
   RaggedLimits limits;
-  std::optional<EvenBatch> even;  // if it may be taken as such
-  TablePlaces tables;             // where what it writes lies in scratch arrays
-  TablePlaces in_place;           // the tables of arrays that may be the caller's instead
-  TablePlaces gathered;           // of keys and values in scratch rows
+  std::optional<EvenBatch> even;  // set if it may be used as an even batch
+  TablePlaces tables;             // tables of scratch arrays, for results
+  TablePlaces in_place;           // tables of arrays that may be the caller's
+  TablePlaces gathered;           // tables of keys and values in scratch rows
   std::vector<DeviceRound> q_rounds, k_rounds;
-  DeviceRound gathered_keys;              // keys from the rows of scratch arrays, to these
+  DeviceRound gathered_keys;              // pairs of key rows and scratch rows
   bool first_q = false, first_k = false;  // see FirstWriters
 };
 
-/// What tables depend on: the direction, rows, and elements between them.
+/// Key of the tables: direction, numbers of rows, and strides in elements.
 struct TableSizes {
   bool backward = false;
   int64_t rows = 0, keys = 0;
@@ -51,22 +51,22 @@ struct ReadyPlan {
   std::vector<Rectangle> rectangles;
   TableSizes sizes;
   bool fixed_tiles = false;
-  Buffer<std::byte> pinned, device;  // all tables and pieces; the copy may be under way
+  Buffer<std::byte> pinned, device;  // all tables and pieces; the copy may be in progress
   std::vector<ReadyBatch> batches;
   DeviceRound q_rest, k_rest;        // rows that no batch is the first to write
-  DeviceRound q_touched;             // rows of all batches
-  DeviceRound q_outside, k_outside;  // rows of none
+  DeviceRound q_touched;             // rows in any batch
+  DeviceRound q_outside, k_outside;  // rows in no batch
   std::vector<Rectangle> others;
   std::array<int64_t, not_ragged_reasons> reasons{};
 };
 
-/// The arrays of one run of a batch, and where their entries are: by tables, or, of an even batch,
-/// the address of the first.
+/// Addresses of the arrays of one batch run, with tables of their entries, or for an even batch the
+/// address of its first entry.
 class BatchArrays {
  public:
   BatchArrays(const ReadyPlan& plan, const ReadyBatch& ready, bool even);
   void add(AttentionTensor id, ConstMatrixRef m, AttentionTensor table, const TablePlaces& tables);
-  /// Without a table.
+  /// Adds an array without a table.
   void add(AttentionTensor id, void* address) { addresses_[id] = address; }
   void add_inputs(ConstMatrixRef q, ConstMatrixRef k, ConstMatrixRef v);
   const AttentionAddresses& addresses() const { return addresses_; }
@@ -79,7 +79,7 @@ class BatchArrays {
   AttentionAddresses addresses_;
 };
 
-/// Plans the rectangles in batches and submits the tables to `stream`.
+/// Plans the rectangles in batches and submits the upload of the tables to `stream`.
 std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
                                       const TableSizes& sizes, bool fixed_tiles,
                                       const AttentionLibrary& library, Stream& stream);

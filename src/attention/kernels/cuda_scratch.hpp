@@ -1,5 +1,5 @@
 #pragma once
-// Memory of the device that is kept and grows.
+// Growing scratch memory on a device.
 
 #include "core/matrix_ref.hpp"
 #include "runtime/buffer.hpp"

@@ -1,6 +1,6 @@
 #pragma once
-// What the attention kernels on a GPU have in common beside their products: tiles into shared
-// memory, the walk over visits, the choice of a kernel.
+// Common code of the CUDA attention kernels, except products: loading tiles into shared memory, the
+// walk over visits, the choice of a kernel.
 
 #include <numeric>
 #include <utility>
@@ -9,10 +9,9 @@
 
 namespace gyre {
 
-/// Which 16-byte pieces of a tile [rows][dim] a thread of `threads` copies. Pieces are numbered row
-/// by row; thread t has pieces t, t + threads, t + 2 threads, ... A thread meets `columns`
-/// different columns (1, or 3 for dim 96), and from one piece of a column to the next it goes down
-/// `hop` rows.
+/// The 16-byte pieces of a tile [rows][dim] that a thread of `threads` copies. Pieces are numbered
+/// row by row; thread t has pieces t, t + threads, t + 2 threads, ... A thread has `columns`
+/// different columns (1, or 3 for dim 96); consecutive pieces of a column are `hop` rows apart.
 template <class T, int dim, int rows, int threads>
 struct TilePieces {
   static constexpr int together = 16 / sizeof(T), of_row = dim / together;
@@ -20,7 +19,7 @@ struct TilePieces {
   static constexpr int hop = columns * threads / of_row, of_column = rows / hop;
   static_assert(rows % hop == 0, "every thread has equally many pieces");
 
-  int row[columns], begin[columns];  ///< of the first piece of each column
+  int row[columns], begin[columns];  ///< of the first piece per column
 
   __device__ __forceinline__ TilePieces() {
     GYRE_UNROLL
@@ -32,7 +31,7 @@ struct TilePieces {
   }
 };
 
-/// What a tile is filled with: row i is row first + i of `from`, from `column` on.
+/// Source of a tile: row i is row first + i of `from`, starting at `column`.
 template <class T>
 struct TileSource {
   T* tile;
@@ -40,7 +39,7 @@ struct TileSource {
   int64_t first, column;
 };
 
-/// Copies the pieces of one tile, asynchronously: zeros unless some[column][j].
+/// Copies the pieces of one tile asynchronously; writes zeros unless some[column][j].
 template <class T, int dim, int rows, int threads>
 __device__ __forceinline__ void copy_pieces(
     const TilePieces<T, dim, rows, threads>& pieces,
@@ -62,7 +61,7 @@ __device__ __forceinline__ void copy_pieces(
   }
 }
 
-/// The same element by element, where rows are not aligned.
+/// Copies a tile element by element, for rows that are not aligned.
 template <int dim, int rows, int threads, class T, class Wanted>
 __device__ void copy_elements(const TileSource<T>& source, int head_dim, const Wanted& wanted) {
   constexpr int together = 16 / sizeof(T), of_row = dim / together;
@@ -79,9 +78,9 @@ __device__ void copy_elements(const TileSource<T>& source, int head_dim, const W
   }
 }
 
-/// Fills tiles of `rows` rows with head_dim elements of each row, and zeros; all zeros in row i
-/// unless wanted(i), which is asked once for all tiles, and for all rows before the first copy: a
-/// copy is a barrier to what the compiler may move. Asynchronous where rows are aligned.
+/// Fills tiles of `rows` rows with head_dim elements of each row and zeros after them; row i is all
+/// zeros unless wanted(i). Evaluates wanted once for all tiles, before the first copy, across which
+/// the compiler moves no code. Asynchronous if rows are aligned.
 template <int dim, int rows, int threads, class Wanted, class T, class... Others>
 __device__ __forceinline__ void load_tiles(int head_dim, const Wanted& wanted,
                                            const TileSource<T>& source, const Others&... others) {
@@ -104,7 +103,7 @@ __device__ __forceinline__ void load_tiles(int head_dim, const Wanted& wanted,
   (load(others), ...);
 }
 
-/// Goes over the inner tiles of some visits, those of a visit for one head after the other.
+/// Iterates over the inner tiles of some visits; each visit is repeated for every head.
 struct Walk {
   const TileVisit *visit, *last;  ///< [visit, last)
   int head_begin, head_end, inner;
@@ -132,9 +131,9 @@ struct Walk {
   }
 };
 
-/// use(walk, next, stage) for every step of the walk, with what load(walk, stage) has brought into
-/// shared memory; with two stages the next is loaded meanwhile. What was loaded before is complete
-/// with the first.
+/// Calls use(walk, next, stage) for every step of the walk after load(walk, stage) has filled
+/// shared memory. With two stages, the next step is loaded during use. The first wait also
+/// completes earlier asynchronous copies.
 template <int stages, class Load, class Use>
 __device__ void pipeline(Walk walk, Load load, Use use) {
   static_assert(stages == 1 || stages == 2);
@@ -156,17 +155,17 @@ __device__ void pipeline(Walk walk, Load load, Use use) {
     }
     __syncthreads();
     use(walk, next, stages == 2 ? step % 2 : 0);
-    __syncthreads();  // before it is filled again
+    __syncthreads();  // before it is refilled
     walk = next;
   }
 }
 
-/// The two outer rows of a lane, in 16 rows from `first_row` on for each warp, under the rectangle
-/// of a visit.
+/// The two outer rows of a lane among the 16 of its warp, from `first_row` on, and what they see in
+/// the rectangle of a visit.
 struct LaneRows {
   int64_t row[2];
   InnerRange sees[2];
-  bool seen[2] = {false, false};  ///< whether a visit since forget() showed them anything
+  bool seen[2] = {false, false};  ///< whether they saw a key or query since forget()
 
   __device__ explicit LaneRows(int64_t first_row) {
     const LanePlace place;
@@ -179,7 +178,7 @@ struct LaneRows {
       seen[i] = seen[i] || sees[i].begin < sees[i].end;
     });
   }
-  /// Whether the rows of the warp see any, and all, of an inner tile.
+  /// Whether any, or all, rows of the warp see any, or all, rows of an inner tile.
   __device__ bool any_in(int begin, int count) const {
     return __any_sync(all_lanes, meets(sees[0], begin, count) || meets(sees[1], begin, count)) != 0;
   }
@@ -201,7 +200,7 @@ struct LaneGroups {
   __device__ void enter(const TileRectangle& r) {
     for_groups([&](LaneRows& lane) { lane.enter(r); });
   }
-  /// Whether the rows of the warp see any of an inner tile.
+  /// Whether any row of the warp sees any row of an inner tile.
   __device__ bool any_in(int begin, int count) const {
     bool any = false;
     GYRE_UNROLL
@@ -211,7 +210,7 @@ struct LaneGroups {
 
  private:
   using Numbers = std::make_integer_sequence<int, groups>;
-  /// LaneRows counts 16 rows a warp.
+  /// LaneRows assumes 16 rows per warp.
   template <int... j>
   __device__ LaneGroups(int64_t first_row, int warp, std::integer_sequence<int, j...>)
       : of{LaneRows(first_row + 16 * ((groups - 1) * warp + j))...} {}
@@ -222,8 +221,8 @@ struct LaneGroups {
   }
 };
 
-/// Goes over a walk: begin() before its first step, step(walk, stage) with `lane` under the visit's
-/// rectangle, finish() behind the last; visit by visit, both for each of them.
+/// Runs a walk: begin() before its first step, step(walk, stage) with `lane` set to the visit's
+/// rectangle, finish() after the last step; if visit_by_visit, begin and finish for each visit.
 template <int stages, class Lane, class Load, class Begin, class Step, class Finish>
 __device__ __forceinline__ void walk_visits(const DeviceTiles& tiles, bool visit_by_visit,
                                             const Walk& walk, Lane& lane, Load load, Begin begin,
@@ -243,7 +242,7 @@ __device__ __forceinline__ void walk_visits(const DeviceTiles& tiles, bool visit
   });
 }
 
-/// -inf for what rows do not see of inner tile [begin, begin + inner).
+/// Sets scores that rows do not see in the inner tile [begin, begin + inner) to -inf.
 template <int inner>
 __device__ __forceinline__ void hide(const LaneRows& lane, int begin, Sums<inner>& scores) {
   if (lane.all_in(begin, inner)) return;
@@ -254,12 +253,12 @@ __device__ __forceinline__ void hide(const LaneRows& lane, int begin, Sums<inner
   });
 }
 
-/// How many of `count` rows from the first of a tile on there are; at most that.
+/// Number of existing rows from the first of a tile on, at most `count`.
 __device__ inline int rows_in(const DeviceInput& from, const OuterTile& tile, int count) {
   return static_cast<int>(min(from.rows - tile.first_row, static_cast<int64_t>(count)));
 }
 
-/// Starts a kernel for tiles of `shape`: a block for each tile and head, `column_parts` times.
+/// Launches a kernel for tiles of `shape`: `column_parts` blocks per tile and head.
 template <class T, Sweep sweep, class Arguments>
 void launch_tiles(const TileShape& shape, int heads, void (*kernel)(Arguments),
                   const Arguments& arguments, CUstream_st* stream) {
@@ -271,7 +270,7 @@ void launch_tiles(const TileShape& shape, int heads, void (*kernel)(Arguments),
          kernel, arguments);
 }
 
-/// Calls start(kernel of this element type, dimension and form); `Kernels` names them.
+/// Calls start(kernel) with the kernel of this element type, dimension and form from `Kernels`.
 template <template <class, int, TileForm> class Kernels, Sweep sweep, class T, int dim, class Start>
 void with_form(TileForm form, Start start) {
   if constexpr (has_form(dtype_of<T>, sweep, dim, TileForm::tall))

@@ -1,6 +1,6 @@
 #pragma once
-// The two products of the attention kernels on a GPU. Lanes hold sums as mma's C (cuda_mma.cuh): of
-// 16 outer rows, rows g and g + 8, and of every 8 columns, columns 2t and 2t + 1.
+// The two products of the CUDA attention kernels. Lanes hold sums in the layout of mma's C
+// (cuda_mma.cuh): rows g and g + 8 of 16 outer rows, columns 2t and 2t + 1 of every 8 columns.
 
 #include "attention/kernels/cuda_arguments.hpp"
 #include "attention/kernels/cuda_mma.cuh"
@@ -12,7 +12,7 @@ namespace gyre {
 template <int columns>
 using Sums = float[columns / 8][4];
 
-/// f(n, e) for each of a lane's sums; of one of its two rows only, `which` = 0 or 1.
+/// Calls f(n, e) for each of a lane's sums; with `which` = 0 or 1, only for that row.
 template <int columns, class F>
 __device__ __forceinline__ void for_sums(F f) {
   GYRE_UNROLL
@@ -23,7 +23,7 @@ __device__ __forceinline__ void for_row_sums(int which, F f) {
   GYRE_UNROLL
   for (int i = 0; i < columns / 4; ++i) f(i / 2, 2 * which + i % 2);
 }
-/// f(0) and f(1), for each of a lane's rows.
+/// Calls f(0) and f(1), for the two rows of a lane.
 template <class F>
 __device__ __forceinline__ void for_rows(F f) {
   f(0);
@@ -35,16 +35,16 @@ __device__ __forceinline__ void set_zero(Sums<columns>& sums) {
   for_sums<columns>([&](int n, int e) { sums[n][e] = 0; });
 }
 
-/// The lane's place among the sums of its warp.
+/// Position of the lane among the sums of its warp.
 struct LanePlace {
   int warp, g, t;
   __device__ LanePlace()
       : warp(static_cast<int>(threadIdx.x) / warp_lanes),
         g(static_cast<int>(threadIdx.x) % warp_lanes / 4),
         t(static_cast<int>(threadIdx.x) % 4) {}
-  /// Row of the tile that sums [e] and [e + 1] are of, e = 0 or 2: `which` = 0 or 1.
+  /// Tile row of sums [e] and [e + 1] with e = 2 · which, `which` = 0 or 1.
   __device__ int row(int which) const { return 16 * warp + g + 8 * which; }
-  /// Column of sums[n][e].
+  /// Tile column of sums[n][e].
   __device__ int column(int n, int e) const { return 8 * n + 2 * t + e % 2; }
 };
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ void set_zero(GroupSums<columns, groups>& sums) {
   GYRE_UNROLL
   for (int j = 0; j < groups; ++j) set_zero<columns>(sums[j]);
 }
-/// f(j, i) for row i of the lane in group j.
+/// Calls f(j, i) for row i of the lane in group j.
 template <int groups, class F>
 __device__ __forceinline__ void for_group_rows(F f) {
   GYRE_UNROLL
@@ -71,8 +71,8 @@ __device__ __forceinline__ const float (&one_group(const float (&sums)[n][4]))[1
   return reinterpret_cast<const float(&)[1][n][4]>(sums);
 }
 
-/// sums [16 groups][inner] += rows of `outer` [16 groups][dim] times rows of `inner_tile`
-/// [inner][dim]. All groups use what is loaded of the inner tile.
+/// sums [16 groups][inner] += `outer` [16 groups][dim] · `inner_tile` [inner][dim]ᵀ. All groups
+/// share the loads of the inner tile.
 template <int dim, int inner, int groups>
 __device__ __forceinline__ void add_row_products(const bf16* outer, const bf16* inner_tile,
                                                  GroupSums<inner, groups>& sums) {
@@ -117,16 +117,16 @@ __device__ __forceinline__ void add_row_products(const float* outer, const float
   }
 }
 
-/// The same for 16 outer rows.
+/// add_row_products for 16 outer rows.
 template <int dim, int inner, class T>
 __device__ __forceinline__ void add_row_products(const T* outer, const T* inner_tile,
                                                  Sums<inner>& sums) {
   add_row_products<dim, inner>(outer, inner_tile, one_group(sums));
 }
 
-/// sums [16 groups][columns] += weights [16 groups][inner] times inner_tile [inner][columns], which
-/// starts at the first of those columns of a tile of `dim`. bf16: weights are rounded. f32: by way
-/// of `shared`, the warp's own [16][weight_stride(inner)].
+/// sums [16 groups][columns] += weights [16 groups][inner] · inner_tile [inner][columns], which
+/// starts at the first of those columns in a tile of `dim`. bf16: weights are rounded. f32: weights
+/// pass through `shared`, the warp's own [16][weight_stride(inner)].
 template <int dim, int inner, int columns, int groups>
 __device__ __forceinline__ void add_weighted_rows(const GroupSums<inner, groups>& weights,
                                                   const bf16* inner_tile,
@@ -164,7 +164,7 @@ __device__ __forceinline__ void add_weighted_rows(const GroupSums<inner, groups>
   Sums<columns>& sums = group_sums[0];
   constexpr int stride = tile_stride(DType::f32, dim);
   const LanePlace place;
-  __syncwarp();  // the weights of the product before have been read
+  __syncwarp();  // the previous product has read its weights
   for_sums<inner>([&](int n, int e) {
     shared[(place.g + e / 2 * 8) * weight_stride(inner) + place.column(n, e)] = weights[n][e];
   });

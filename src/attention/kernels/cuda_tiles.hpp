@@ -1,26 +1,26 @@
 #pragma once
-// What the attention kernels on a GPU visit, and the arithmetic of masks and softmax that they and
-// the tests on the host share.
+// Tiles and visits of the CUDA attention kernels, and the arithmetic of masks and softmax that they
+// share with host tests.
 //
-//     side        queries: what is summed belongs to queries (out, dQ), the inner rows are keys;
-//                 keys: the other way round (dK, dV)
-//     tile        outer rows [n t, n t + n) of that array, whatever lies there: one block of
-//     threads visit       the inner rows of one rectangle that the rows of the tile see inner tile
-//     some rows of a visit, counted from the corner of the rectangle
+//     side        queries: sums belong to queries (out, dQ), inner rows are keys;
+//                 keys: sums belong to keys (dK, dV), inner rows are queries
+//     tile        outer rows [n t, n t + n) of that array, whatever they hold: one thread block
+//     visit       the inner rows of one rectangle that the rows of the tile see
+//     inner tile  some rows of a visit, counted from the corner of the rectangle
 //
-//     for every tile, longest first                                   a block of threads each
+//     for every tile, longest first                                   one thread block each
 //       for every visit, in the order of rectangles
-//         for every inner tile: hide what inner_range() of a row leaves out; add
+//         for every inner tile: hide rows outside inner_range(); add
 //
-// Inner tiles start at multiples of their size from the rectangle's corner, and one that a row sees
-// nothing of leaves the row as it is. So the bits of a row depend on its rectangles alone, not on
-// where tiles of outer rows begin.
+// Inner tiles start at multiples of their size from the rectangle's corner, and a hidden inner tile
+// leaves a row unchanged. The bits of a row therefore depend only on its rectangles, not on where
+// tiles of outer rows begin.
 //
 // Example: causal documents of 3 and 100 tokens at rows 0 and 3, tiles of 64 rows, inner tiles of
 // 32. Tile 0 (rows 0-63) visits rows 0-2 of document 0 and rows 0-60 of document 1; tile 1 (rows
 // 64-102) visits rows 0-99 of document 1. Tiles of keys: tile 0 visits queries 0-2 of document 0
-// and 0-99 of document 1, tile 1 (keys 61-99 of document 1) visits queries 32-99 of it: 61 rounded
-// down to the size of an inner tile.
+// and 0-99 of document 1; tile 1 (keys 61-99 of document 1) visits queries 32-99 of it, since 61 is
+// rounded down to a multiple of the inner tile.
 
 #include <algorithm>
 #include <cmath>
@@ -39,7 +39,7 @@ namespace gyre {
 
 enum class TileSide { queries, keys };
 
-/// A rectangle as tiles of one side see it. Rows of arrays; the mask is that of Mask.
+/// A rectangle seen from one side, in rows of arrays; the mask is that of Mask.
 struct TileRectangle {
   int64_t outer_begin = 0, outer_length = 0;
   int64_t inner_begin = 0, inner_length = 0;
@@ -53,9 +53,9 @@ struct InnerRange {
   int begin = 0, end = 0;
 };
 
-/// Where what row `outer` of the rectangle, counted from its corner, sees begins and ends, clipped
-/// to the rectangle; begin >= end if it sees nothing. Neither decreases from row to row. Query i
-/// and key j see each other when offset + i q_stride - j k_stride is >= 0 if `causal`, and < window
+/// Begin and end of the inner rows that row `outer` of the rectangle (from its corner) sees,
+/// clipped to the rectangle; begin >= end if none. Both are nondecreasing in `outer`. Query i and
+/// key j see each other when offset + i q_stride - j k_stride is >= 0 if `causal`, and < window
 /// unless window is 0.
 GYRE_HOST_DEVICE inline InnerRange inner_limits(const TileRectangle& r, int64_t outer) {
   int64_t begin = 0, end = r.inner_length;
@@ -74,7 +74,7 @@ GYRE_HOST_DEVICE inline InnerRange inner_limits(const TileRectangle& r, int64_t 
   return {clip(begin), clip(end)};
 }
 
-/// What row `outer` sees; (0, 0) if that is nothing, or if it is outside the rectangle.
+/// Inner rows that row `outer` sees; (0, 0) if none, or if it is outside the rectangle.
 GYRE_HOST_DEVICE inline InnerRange inner_range(const TileRectangle& r, int64_t outer) {
   if (outer < 0 || outer >= r.outer_length) return {};
   const InnerRange seen = inner_limits(r, outer);
@@ -82,7 +82,7 @@ GYRE_HOST_DEVICE inline InnerRange inner_range(const TileRectangle& r, int64_t o
   return seen;
 }
 
-/// Whether some, and whether all, of inner rows [begin, begin + count) are in the range.
+/// Whether any (meets), or all (covers), inner rows [begin, begin + count) are in the range.
 GYRE_HOST_DEVICE inline bool meets(InnerRange range, int begin, int count) {
   return range.begin < begin + count && range.end > begin && range.begin < range.end;
 }
@@ -103,7 +103,7 @@ struct RowSum {
   float top = -std::numeric_limits<float>::infinity();
   float sum = 0;
 };
-/// a · b, rounded before anything is added to it: a row that is left as it is has to keep its bits.
+/// a · b, rounded before any addition (no FMA): an unchanged row must keep its bits.
 GYRE_HOST_DEVICE inline float rounded_product(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __fmul_rn(a, b);
@@ -118,8 +118,8 @@ GYRE_HOST_DEVICE inline RowSum partial_of(float lse) {
 GYRE_HOST_DEVICE inline float lse_of(RowSum row) {
   return fmaf(row.top, ln_2, std::log(row.sum));
 }
-/// What is taken away before the exponential: `top`, but 0 for a row that has seen nothing, where
-/// -inf - -inf would be NaN.
+/// Reference of the exponential: `top`, but 0 for a row that has seen nothing, where -inf - -inf
+/// would be NaN.
 GYRE_HOST_DEVICE inline float shift_of(float top) {
   return top == -std::numeric_limits<float>::infinity() ? 0.0F : top;
 }
@@ -134,7 +134,7 @@ GYRE_HOST_DEVICE inline float backward_shift(float lse) {
 struct TileVisit {
   int rectangle = 0, begin = 0, end = 0;
 };
-/// Outer rows from first_row on; visits [visit_begin, visit_end) of the table.
+/// Outer rows from first_row on, with visits [visit_begin, visit_end) of the table.
 struct OuterTile {
   int64_t first_row = 0;
   int visit_begin = 0, visit_end = 0;
@@ -156,9 +156,9 @@ inline TileRectangle seen_from(const Rectangle& r, TileSide side) {
   return t;
 }
 
-/// Tiles of `outer_rows` rows that see anything, those with most inner rows first, so that the last
-/// blocks to run are short ones; visits of a tile in the order of `rectangles`.
-/// O(visits log visits). Rectangles are shorter than 2^31 rows.
+/// Tiles of `outer_rows` rows that see anything. The longest come first, so that the last blocks to
+/// run are short; visits of a tile are in the order of `rectangles`. O(visits log visits).
+/// Rectangles are shorter than 2^31 rows.
 inline TileTable make_tile_table(std::span<const Rectangle> rectangles, TileSide side,
                                  int outer_rows, int inner_rows) {
   TileTable table;

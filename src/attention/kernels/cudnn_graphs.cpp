@@ -37,8 +37,8 @@ class Builder {
 
   std::shared_ptr<CudnnGraph> forward() {
     fe::graph::SDPA_attributes options;
-    // One for all masks: AUTO takes another for some, and what that refuses would be the tiled
-    // kernel's.
+    // One implementation for all masks: AUTO selects another for some masks, and its refusals would
+    // fall back to the tiled kernel.
     options.set_name("attention")
         .set_generate_stats(true)
         .set_implementation(fe::AttentionImplementation_t::COMPOSITE);
@@ -52,7 +52,7 @@ class Builder {
     return graph_;
   }
 
-  /// Without max_total_seq_len, with which cuDNN 9.19 mixes up d_k and d_v of several entries.
+  /// Omits max_total_seq_len, with which cuDNN 9.19 mixes up d_k and d_v of several entries.
   std::shared_ptr<CudnnGraph> backward() {
     const TensorPtr out =
         input("out", AttentionTensor::out, queries(s_.out_stride, s_.out_distance),
@@ -79,10 +79,10 @@ class Builder {
   }
 
  private:
-  /// Of an array, for each entry.
+  /// Dimensions of an array, per entry.
   struct Rows {
     int64_t heads, count, stride;
-    int64_t distance;  ///< of an even batch
+    int64_t distance;  ///< rows between entries of an even batch
   };
   Rows queries(int64_t stride, int64_t distance) const {
     return {s_.heads, s_.longest_q, stride, distance};
@@ -97,7 +97,7 @@ class Builder {
                               .set_stride({1, 1, 1, 1})
                               .set_data_type(type));
   }
-  /// Nothing for an even batch.
+  /// Null for an even batch.
   TensorPtr offsets(AttentionTensor id) {
     return s_.even ? nullptr : table("offsets", id, s_.batch + 1, fe::DataType_t::INT64);
   }
@@ -133,7 +133,7 @@ class Builder {
     return graph_->tensor(tensor);
   }
 
-  /// Ragged batches need a padding mask: it is what reads the lengths.
+  /// Ragged batches need a padding mask: it makes cuDNN read the lengths.
   template <class Options>
   void set_common(Options& options) const {
     options.set_attn_scale(s_.scale);
@@ -141,7 +141,7 @@ class Builder {
       options.set_padding_mask(true).set_seq_len_q(q_lengths_).set_seq_len_kv(k_lengths_);
     if (const auto diagonal = diagonal_of(s_.mask))
       options.set_diagonal_alignment(*diagonal).set_diagonal_band_right_bound(0);
-    // Key j is seen up to the diagonal d if j + bound > d: as many keys as the bound says.
+    // Key j is visible up to the diagonal d if j + bound > d: `bound` keys are visible.
     if (s_.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(s_.window));
   }
 

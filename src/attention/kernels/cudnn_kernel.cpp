@@ -15,7 +15,7 @@
 #include "runtime/cuda_stream.hpp"
 
 namespace cudnn_frontend {
-void* cudnn_dlhandle = nullptr;  // the front end looks its functions up in it
+void* cudnn_dlhandle = nullptr;  // handle in which the front end looks up its functions
 }
 
 namespace gyre {
@@ -23,18 +23,18 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-/// 9.25: sequences of no tokens are supported from there on; ragged sweeps with some failed on 9.22
-/// (cudnn-frontend, issues 943 and 944).
+/// 9.25, the first version that supports sequences without tokens; ragged sweeps with some failed
+/// on 9.22 (cudnn-frontend, issues 943 and 944).
 constexpr size_t first_with_empty_entries = 92500;
 
-/// Loads the library once; the reason why it cannot be, or an empty string.
+/// Loads the library once. Returns why it cannot be loaded, or an empty string.
 const std::string& load_error() {
   static const std::string error = []() -> std::string {
     const std::string name = "libcudnn.so." + std::to_string(CUDNN_MAJOR);
-    // The front end would look for a CUDA runtime by itself; it is to use the one that is here.
+    // Otherwise the front end would search for a CUDA runtime instead of using the linked one.
     setenv("CUDNN_FRONTEND_CUDART_LIB_NAME",
            ("libcudart.so." + std::to_string(CUDART_VERSION / 1000)).c_str(), 0);
-    // From 9.25 on, a fixed order that needs more workspace has another that needs little.
+    // From 9.25 on, deterministic engines above this limit give way to one with little workspace.
     setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(most_ordered_workspace).c_str(),
            0);
     fe::cudnn_dlhandle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -89,19 +89,19 @@ class CudnnLibrary final : public AttentionLibrary {
   CudnnLibrary& operator=(const CudnnLibrary&) = delete;
 
   std::string name() const override { return "cuDNN"; }
-  /// A graph takes tenths of a second to build, which shorter ones do not make up for.
+  /// Building a graph takes tenths of a second, which shorter entries do not recover.
   int64_t least_even_queries() const override { return 512; }
   EmptyEntries empty_entries() const override {
     return fe::detail::get_backend_version() < first_with_empty_entries ? EmptyEntries::refused
                                                                         : EmptyEntries::taken;
   }
 
-  /// Not documented, and another thing for each engine: asked once of each kind.
+  /// Undocumented and different for each engine: probed once per kind.
   bool multiplies_masked_rows(const AttentionGraphShape& shape) override {
     AttentionGraphShape kind;
     kind.backward = shape.backward;
     kind.mask = shape.mask;
-    kind.window = std::min<int64_t>(shape.window, 1);  // whether there is one
+    kind.window = std::min<int64_t>(shape.window, 1);  // whether there is a window
     kind.head_dim = shape.head_dim;
     if (const auto found = masked_products_.find(kind); found != masked_products_.end())
       return found->second;

@@ -1,7 +1,6 @@
 #pragma once
-// Attention by cuDNN's fused kernels, under our kernel for such libraries (cuda_ragged_kernel.hpp).
-// Needs CUDA, cuDNN's headers and its C++ front end to be built; the library itself is loaded when
-// it is first asked for.
+// Attention by cuDNN's fused kernels, through the ragged kernel (cuda_ragged_kernel.hpp). Building
+// needs CUDA, cuDNN's headers and its C++ front end; the library itself is loaded on first use.
 
 #include <memory>
 #include <string>
@@ -15,7 +14,7 @@ namespace gyre {
 std::string cudnn_version(std::string* why = nullptr);
 
 /// A kernel whose calls are submitted to `stream`, a CUDA stream that must outlive it. The first
-/// call of a shape builds a graph, which takes a second or so. `deterministic`: as for
+/// call of a shape builds a graph, which takes about a second. `deterministic`: see
 /// make_ragged_kernel().
 ///
 /// Throws a runtime error when the build has no cuDNN, when cuDNN cannot be loaded, or when it does

@@ -1,29 +1,29 @@
 #pragma once
-// A kernel that takes the time that a model says, asleep, and computes nothing.
+// A kernel that sleeps for the time given by a model and computes nothing.
 //
-// Ranks that sleep leave their cores to others: 64 of them run on two cores as if each had a core
-// or a GPU of its own, with real messages, real waiting and the executor's own steps. The results
-// are those that the arrays happened to hold.
+// Sleeping ranks leave their cores to others: 64 of them run on two cores as if each had a core or
+// a GPU of its own, with real messages, real waiting and the executor's own steps. The arrays keep
+// arbitrary contents.
 //
-// A call that begins at b and takes t ends at b + t:
+// A call that begins at time b with duration t ends at b + t:
 //
 //     b ---- sleep, slice by slice ---- | ---- | -- b + t -- end
 //                                  progress()        debt
 //
 // Between two slices it calls progress(), so that messages advance as they do between the tiles of
-// a real kernel. A slice lasts `slice_s`, or less: until next_event(), which is when an emulated
+// a real kernel. A slice lasts at most `slice_s`, and at most until next_event(), when an emulated
 // network wants to send (comm/emulated.hpp).
 //
-// It ends late: a sleep ends late, and longest when other ranks hold the cores; progress() may copy
-// a message. What it is late by is a debt. The next call of the rank repays it, so that the sum of
-// a pass is right:
+// A call ends late because a sleep ends late, most of all when other ranks hold the cores, and
+// because progress() may copy a message. The delay is a debt that the rank's next call repays, so
+// that the total of a pass is right:
 //
 //     debt = max(0, end - (b + t) - time from that end to the next call)
-//     the next call ends at its begin + its t - debt, at the earliest at once
+//     the next call ends at its begin + its t - debt, but not before its begin
 //
-// The time between the two calls is subtracted because the rank may have waited in it for a
-// message, and a rank that waits anyway loses nothing by coming late. What it spent copying
-// messages is subtracted too: less is repaid then than could be, never more.
+// The time between the two calls is subtracted because the rank may have waited for a message in
+// it, and a waiting rank loses nothing by a late end. Time spent copying messages is subtracted
+// too, so that the repayment may be too small but never too large.
 
 #include <functional>
 #include <memory>
@@ -34,37 +34,37 @@
 
 namespace gyre {
 
-/// A call of a kernel, as far as its time depends on it.
+/// The parameters of a kernel call that determine its time.
 struct KernelCall {
   Pass pass = Pass::forward;
   const BlockInput& input;
   bool d_q = false, d_kv = false;  ///< backward: the gradients that are computed
-  int64_t merged = 0;  ///< elements of results that the call adds to, and does not overwrite
+  int64_t merged = 0;  ///< elements of results that the call adds to without overwriting
 };
 
-/// Seconds of a call of the kernel that is emulated.
+/// Returns the seconds that a call of the emulated kernel takes.
 using KernelTime = std::function<double(const KernelCall&)>;
 
-/// FLOPs of a call: 2 · head_dim for each visible pair, query head and product; two products
-/// forward; backward two, one more for dQ, and two more for dK and dV.
+/// FLOPs of a call: 2 · head_dim per visible pair, query head and product. Forward has two
+/// products; backward has two, one more for dQ and two more for dK and dV.
 double flops_of(const KernelCall& call);
 
-/// Reads what --emulate-compute says: "tflops=0.1,launch=10us", a rate in 10^12 FLOP/s and the time
-/// of a call that computes nothing (0 when not given). A call without rectangles takes no time. A
-/// usage error names key, value and what is allowed.
+/// Parses the value of --emulate-compute, e.g. "tflops=0.1,launch=10us": the rate in 10^12 FLOP/s
+/// and the time of a call that computes nothing (default 0). A call without rectangles takes no
+/// time. A usage error names the key, the value and what is allowed.
 KernelTime parse_kernel_time(std::string_view text);
 
-/// How an emulated kernel sleeps. Times are of the clock of monotonic_seconds().
+/// Sleep of an emulated kernel. Times are of the clock of monotonic_seconds().
 struct KernelSleep {
   double slice_s = 200e-6;
-  /// When communication next needs a call of progress(); empty: not known.
+  /// When communication next needs a call of progress(); empty: unknown.
   std::function<double()> next_event = {};
-  /// Of tests; empty: the real ones.
+  /// Replacements for tests; empty: the real functions.
   std::function<double()> now = {};
   std::function<void(double)> sleep_until = {};
 };
 
-/// The kernel. Its calls may overwrite outputs, so that clearing them takes no time.
+/// Makes an emulated kernel. Its calls may overwrite outputs, so that clearing takes no time.
 std::unique_ptr<BlockKernel> make_emulated_kernel(KernelTime time, KernelSleep sleep = {});
 
 }  // namespace gyre

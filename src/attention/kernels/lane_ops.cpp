@@ -122,15 +122,15 @@ void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state) {
         hn::Store(hn::Mul(hn::Load(f, o), shrink), f, o);
       }
     }
-    // A lane without a visible key so far has -inf scores only; -inf - 0 gives 0, -inf - -inf NaN.
+    // A lane without a visible key has only scores of -inf; exp(-inf - 0) is 0, -inf - -inf is NaN.
     const V reference = hn::IfThenElse(hn::Eq(top, empty), hn::Zero(f), top);
     sum = hn::Add(sum, column_exp(f, scores + lane, keys, reference));
     hn::Store(sum, f, state.sum + lane);
   }
 }
 
-/// row = w1 · row + w2 · tile[.][lane], with the instructions of blend_four_lanes: a row gets the
-/// same bits wherever it is in a tile.
+/// row = w1 · row + w2 · tile[.][lane], with the instructions of blend_four_lanes, so that the bits
+/// of a row do not depend on its position in a tile.
 void blend_one_lane(const float* tile, int64_t lane, int64_t from, int64_t head_dim, float w1,
                     float w2, float* row) {
   const hn::CappedTag<float, 1> f;
@@ -141,8 +141,8 @@ void blend_one_lane(const float* tile, int64_t lane, int64_t from, int64_t head_
 }
 
 #if HWY_TARGET != HWY_SCALAR
-/// The same for four lanes, for as many dimensions as come in fours. With `overwrite`, row = w2 ·
-/// tile, in the same instructions: the rows are not read (beta = 0).
+/// blend_one_lane for four lanes and the largest multiple of four dimensions. With `overwrite`, row
+/// = w2 · tile with the same instructions; rows are not read (beta = 0).
 template <bool overwrite>
 void blend_four_lanes(const float* tile, int64_t lane, int64_t head_dim, const float* w1,
                       const float* w2, float* const* rows) {
@@ -176,7 +176,7 @@ void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* cons
     return state.sum[lane] != 0.0F;
   };  // NaN counts as seen
   const auto first_result = [&](int64_t at) { return *lse[at] == minus_infinity; };
-  // What a row without a result holds is not read.
+  // A row without an earlier result is not read.
   const auto open_row = [&](int64_t at) {
     if (first_result(at)) std::fill_n(rows[at], state.head_dim, 0.0F);
   };

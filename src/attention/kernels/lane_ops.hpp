@@ -1,5 +1,5 @@
 #pragma once
-// The vector part of the CPU attention kernel.
+// Vectorised part of the CPU attention kernel.
 //
 // A lane is one (query row, head) pair. All tiles are stored with lanes along the fastest
 // dimension, `lane_stride` floats from one row to the next: queries [head_dim][lane], scores
@@ -10,14 +10,14 @@
 
 namespace gyre {
 
-constexpr int64_t lane_stride = 64;       ///< most lanes in a tile
+constexpr int64_t lane_stride = 64;       ///< largest number of lanes in a tile
 constexpr int64_t lane_granularity = 16;  ///< lane counts are multiples of this
 
-/// Online softmax of every lane: exp(score - top) sums to `sum`, and to `out` when weighted by
+/// Online softmax of every lane: `sum` is Σ exp(score - top), `out` is the same sum weighted by the
 /// values.
 struct LaneState {
-  float* top;  ///< [lanes] reference maximum, -inf before the first visible key; may be less than
-               ///< the maximum, see softmax_tile
+  float* top;  ///< [lanes] reference maximum, -inf before the first visible key; may be below the
+               ///< maximum, see softmax_tile
   float* sum;  ///< [lanes]
   float* out;  ///< [head_dim][lane_stride]
   int64_t head_dim;
@@ -28,20 +28,20 @@ struct LaneState {
 void pack_lanes(const float* const* rows, int64_t lanes, int64_t head_dim, float scale,
                 float* packed);
 
-/// Replaces scores [keys][lane_stride] by exp(score - top) and adds them to `sum`. `top` moves, and
-/// `sum` and `out` are rescaled, only where a score exceeds it by more than 8 (terms up to e^8 cost
-/// no accuracy); hidden scores are -inf and become 0. `lanes` is a multiple of lane_granularity.
+/// Replaces scores [keys][lane_stride] by exp(score - top) and adds them to `sum`. Raises `top`,
+/// and rescales `sum` and `out`, only where a score exceeds it by more than 8 (terms up to e^8 cost
+/// no accuracy). Hidden scores are -inf and become 0. `lanes` is a multiple of lane_granularity.
 void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state);
 
-/// Replaces scores [keys][lane_stride] by p = exp(score - lse[lane]), and products [keys]
-/// [lane_stride], <dO, v>, by p · (product - delta[lane]). A lane with lse = inf gets 0, unless its
+/// Replaces scores [keys][lane_stride] by p = exp(score - lse[lane]), and products <dO, v>
+/// [keys][lane_stride] by p · (product - delta[lane]). A lane with lse = inf gets 0, unless its
 /// product or delta is not finite. `lanes` is a multiple of lane_granularity.
 void gradient_tile(float* scores, float* products, int64_t keys, int64_t lanes, const float* lse,
                    const float* delta);
 
-/// Merges lanes into rows by merge_lse: rows[lane] [head_dim] and lse[lane] are the partial result
-/// so far. A lane that saw no key leaves its row unchanged. A row with lse = -inf must be 0; it may
-/// be overwritten without being read.
+/// Merges lanes into the partial results rows[lane] [head_dim] and lse[lane] by merge_lse. A lane
+/// that saw no key leaves its row unchanged. A row with lse = -inf must be 0; it may be overwritten
+/// without being read.
 void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* const* lse);
 
 /// rows[lane] [head_dim] += factor · tile [head_dim][lane]

@@ -1,6 +1,6 @@
-// Merging the softmax of some keys into a partial result, compiled once per Highway target. Include
-// after hwy/highway.h and hwy/contrib/math/math-inl.h, inside a file that Highway includes once per
-// target (hence no #pragma once).
+// Merges the softmax over some keys into a partial result, compiled once per Highway target.
+// Include after hwy/highway.h and hwy/contrib/math/math-inl.h, inside a file that Highway includes
+// once per target (hence no #pragma once).
 
 #if defined(GYRE_ATTENTION_KERNELS_MERGE_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_ATTENTION_KERNELS_MERGE_INL_HPP_
@@ -18,8 +18,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 
-/// Of `count` rows: the factors of the earlier result and of the new sums, Σ exp(score - top) ·
-/// value, and the new LSE (in place). `sum` is Σ exp(score - top). `count` is a multiple of the
+/// For `count` rows, computes the factors of the earlier result and of the new sums, Σ exp(score -
+/// top) · value, and updates lse. `sum` is Σ exp(score - top). `count` is a multiple of the
 /// vector's lanes.
 template <class D>
 HWY_INLINE void merge_factors(D f, const float* top, const float* sum, int64_t count,
@@ -38,7 +38,7 @@ HWY_INLINE void merge_factors(D f, const float* top, const float* sum, int64_t c
     const V total = hn::Add(a1, a2);
     hn::Store(hn::Div(a1, total), f, old_factor + i);
     hn::Store(hn::Div(a2, hn::Mul(total, s)), f, new_factor + i);
-    // Log's own NaN handling does not matter: a NaN sum must stay NaN.
+    // hn::Log need not handle NaN: the added term keeps a NaN sum NaN.
     hn::Store(hn::Add(hn::Add(larger, hn::Log(f, total)), hn::Sub(s, s)), f, lse + i);
   }
 }

@@ -1,4 +1,4 @@
-// cuDNN in a build without it.
+// Stub of cuDNN for builds without it.
 
 #include "attention/kernels/cudnn_kernel.hpp"
 #include "core/error.hpp"

@@ -1,22 +1,22 @@
-// Attention of short documents.
+// Attention of short documents on the CPU.
 //
 //     for every rectangle, for every KV head:
-//       K, V   copied next to each other, but for a few, which are read where they are;
+//       K, V   copied to consecutive rows, unless they are few;
 //              Kᵀ [d][key] (backward also Vᵀ)
 //       for every query head of that KV head, for every 8 rows:
-//         scores [row][key]  = Q · Kᵀ, from the first key that one of them sees to the last
+//         scores [row][key]  = Q · Kᵀ, from the first key that any of the rows sees to the last
 //         scores             = exp(scores - top)
-//         out    [row][d]    = scores · V, merged into the result; where there is none yet, the
+//         out    [row][d]    = scores · V, merged into the result; without an earlier result, the
 //                              scores are divided by their sums instead
 //
-// Of up to 24 rows and keys nothing is transposed: scores are dot products, [key][row] of 8 rows.
+// For up to 24 rows and keys nothing is transposed: scores are dot products, [key][row] of 8 rows.
 //
-// Backward, for up to 64 rows at a time: p and ds as scores above, dQ = ds · K for every 8 rows,
-// then dV = pᵀ · dO and dK = dsᵀ · Q for some keys at a time and the rows that see some of them.
+// Backward, for up to 64 rows at a time: p and ds like the scores above, dQ = ds · K for every 8
+// rows, then dV = pᵀ · dO and dK = dsᵀ · Q for some keys at a time and the rows that see them.
 //
-// All data of a rectangle fits into the first- or second-level cache, and no product is called
-// through a table: of a document of 8 tokens, the tiles of tile_worker.cpp take longer to set up
-// than to compute. They win from some hundred keys on (bench/kernels.cpp).
+// All data of a rectangle fits into the L1 or L2 cache, and no product is called through a table.
+// For a document of 8 tokens, setting up the tiles of tile_worker.cpp takes longer than computing.
+// Tiles win from several hundred keys on (bench/kernels.cpp).
 
 #include "attention/kernels/one_pass.hpp"
 
@@ -29,7 +29,7 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t tile_rows = 64;  ///< most rows of a tile, which bounds p and ds
+constexpr int64_t tile_rows = 64;  ///< largest number of rows of a tile, which bounds p and ds
 constexpr int64_t most_columns = one_pass_columns(one_pass_keys);
 
 void reserve(Buffer<float>& buffer, int64_t count) {
@@ -42,7 +42,7 @@ OnePassSplit split_one_pass(const BlockInput& in) {
   const std::span<const Rectangle> rectangles = in.rectangles;
   const bool served = !in.fixed_tiles && in.heads.scale > 0;
   OnePassSplit split;
-  int64_t rows_end = 0, keys_end = 0;  // of the rectangles before
+  int64_t rows_end = 0, keys_end = 0;  // over all earlier rectangles
   for (size_t i = 0; i < rectangles.size(); ++i) {
     const Rectangle& r = rectangles[i];
     const int64_t begin = r.q_begin.value(), end = begin + r.q_length;
@@ -70,12 +70,12 @@ void OnePassWorker::start(int64_t head_dim, Progress progress) {
   end_.resize(one_pass_rows);
 }
 
-/// A query head of a rectangle, and where the next one is.
+/// A query head of a rectangle, and the position of the next one.
 struct OnePassWorker::Position {
   const Rectangle& rectangle;
   int64_t kv_head, head;
   bool first_of_kv_head, last_of_kv_head;
-  int64_t row_offset, column_offset;  ///< of the next head's rows, from this one's; 0: none
+  int64_t row_offset, column_offset;  ///< from this head's rows to the next head's; 0: none
 };
 
 template <class Body>
@@ -139,7 +139,7 @@ void OnePassWorker::load_panel(ConstMatrixRef from, int64_t row, int64_t count, 
   }
 }
 
-/// Rows that are used where they are.
+/// View of rows in their array.
 HeadRows<const float> OnePassWorker::rows_of(ConstMatrixRef from, int64_t row, int64_t column) {
   return {from.as<float>().row(row) + column, from.stride, nullptr};
 }
@@ -148,10 +148,9 @@ HeadRows<const float> OnePassWorker::panel_of(const Buffer<float>& panel) const 
   return {panel.data(), padded_dim_, nullptr};
 }
 
-/// A copy of few rows would be read about once, and rows that lie close together do not share sets
-/// of the first-level cache.
+/// A copy of few rows would be read about once, and rows close together do not compete for L1 sets.
 bool OnePassWorker::needs_no_panel(ConstMatrixRef from, int64_t count) const {
-  constexpr int64_t close_together = int64_t{64} << 10;  // bytes
+  constexpr int64_t close_together = int64_t{64} << 10;  // in bytes
   const int64_t bytes = count * from.stride * static_cast<int64_t>(sizeof(float));
   return from.type == DType::f32 && head_dim_ == padded_dim_ &&
          (count <= 2 * one_pass_strip || bytes <= close_together);
@@ -163,7 +162,7 @@ void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t 
   const int64_t columns = one_pass_columns(r.k_length);
   const bool by_dots =
       std::max(r.q_length, r.k_length) <= one_pass_dots && head_dim_ == padded_dim_;
-  // As rows they are needed for dot products, and for dQ = ds · K and out = p · V.
+  // Rows are needed for dot products, and for dQ = ds · K and out = p · V.
   const auto load = [&](ConstMatrixRef from, bool as_rows, Buffer<float>& panel, bool transposed,
                         Buffer<float>& to) {
     const bool copied =
@@ -223,7 +222,7 @@ void OnePassWorker::forward(const ForwardBlock& block, std::span<const Rectangle
   });
 }
 
-/// The rows of a tile; those without a gradient are zeros.
+/// Loads the rows of a tile; rows without a gradient become zeros.
 void OnePassWorker::load_gradient_rows(const BackwardBlock& block, int64_t row, int64_t rows,
                                        int64_t head) {
   const int64_t column = head * head_dim_;
@@ -250,8 +249,8 @@ void OnePassWorker::load_gradient_rows(const BackwardBlock& block, int64_t row, 
   }
 }
 
-/// Where the key gradients of a rectangle are summed: in place, or in a panel if rows of the result
-/// are not a multiple of a vector.
+/// Destination of the key gradients of a rectangle: the result itself, or a panel if rows of the
+/// result are not a multiple of a vector.
 HeadRows<float> OnePassWorker::open_gradients(MatrixView<float> result, const Rectangle& r,
                                               int64_t kv_head, Buffer<float>& panel) {
   if (head_dim_ == padded_dim_)

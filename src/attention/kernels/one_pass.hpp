@@ -1,6 +1,6 @@
 #pragma once
 // Attention of short documents on the CPU: rectangles with so few keys that all scores of some rows
-// are kept until their softmax is complete. See one_pass.cpp for the loops.
+// are kept until their softmax is complete. one_pass.cpp describes the loops.
 
 #include <cstdint>
 #include <functional>
@@ -14,23 +14,23 @@
 
 namespace gyre {
 
-/// Most rows and keys of a rectangle of one pass.
+/// Largest numbers of rows and keys of a rectangle for the one-pass method.
 constexpr int64_t one_pass_rows = 256, one_pass_keys = 256;
 
-/// Rectangles of a call, those of one pass apart from the others.
+/// Rectangles of a call, split by method.
 struct OnePassSplit {
   std::vector<Rectangle> one_pass, others;  ///< both in order
-  bool keys_apart = true;                   ///< no two of one_pass have a key in common
+  bool keys_apart = true;                   ///< no two rectangles of one_pass share a key
 };
-/// One pass computes small ones that have their queries for themselves; none with fixed tiles, or
+/// Selects small rectangles that share no queries with others. Selects none with fixed tiles or
 /// with a scale that is not positive.
 OnePassSplit split_one_pass(const BlockInput& in);
 
-/// One thread: its scratch arrays and the loops over the heads of a rectangle.
+/// Scratch arrays of one thread, and the loops over the heads of a rectangle.
 class OnePassWorker {
  public:
   void start(int64_t head_dim, Progress progress);
-  /// Heads that read KV heads [kv_begin, kv_end), of several rectangles.
+  /// Computes the query heads of KV heads [kv_begin, kv_end) for several rectangles.
   void forward(const ForwardBlock& block, std::span<const Rectangle> rectangles, int64_t kv_begin,
                int64_t kv_end);
   void backward(const BackwardBlock& block, std::span<const Rectangle> rectangles, int64_t kv_begin,
@@ -43,7 +43,7 @@ class OnePassWorker {
                      int64_t kv_end, Body body);
   void set_limits(const Rectangle& r);
   OnePassTile tile(const BlockInput& in, const Rectangle& r, int64_t row, int64_t rows) const;
-  /// Rows of one head as a panel.
+  /// Copies rows of one head to a panel.
   void load_panel(ConstMatrixRef from, int64_t row, int64_t count, int64_t column,
                   Buffer<float>& panel, int64_t capacity);
   static HeadRows<const float> rows_of(ConstMatrixRef from, int64_t row, int64_t column);
@@ -58,11 +58,11 @@ class OnePassWorker {
 
   int64_t head_dim_ = 0, padded_dim_ = 0;
   Progress progress_;
-  std::vector<int32_t> begin_, end_;           ///< keys that each row of the rectangle sees
+  std::vector<int32_t> begin_, end_;           ///< [rows] keys that each row sees
   Buffer<float> k_, v_, d_k_, d_v_;            ///< [one_pass_keys][padded_dim]
   Buffer<float> k_transposed_, v_transposed_;  ///< [head_dim][columns]
   Buffer<float> q_, d_out_, out_;              ///< [tile rows][padded_dim]
-  /// Where rows are read: in their arrays, or in the panels above.
+  /// Location of rows: in their arrays, or in the panels above.
   OnePassKeys keys_{}, values_{};
   HeadRows<const float> q_rows_{}, d_out_rows_{};
   Buffer<float> scores_, d_scores_;  ///< [tile rows][columns]

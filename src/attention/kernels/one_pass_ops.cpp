@@ -24,7 +24,7 @@ namespace gyre::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// body(vector of scores): of one_pass_columns(keys).
+/// Calls body(d) with the vector type for the scores of `keys` keys.
 template <class Body>
 HWY_INLINE void with_vector(int64_t keys, Body body) {
   if constexpr (!std::is_same_v<Wide, Narrow>)
@@ -48,7 +48,7 @@ void pack_panel(HeadRows<const float> rows, int64_t count, int64_t head_dim, int
 #if HWY_TARGET != HWY_SCALAR
 constexpr int64_t block = 4;
 
-/// Four columns of four rows a block of the vector: block b is that of row 4b.
+/// Loads four columns of four rows per block of the vector; block b holds row 4b.
 template <class D>
 HWY_INLINE hn::Vec<D> load_blocks(D d, const float* row, int64_t stride) {
   if constexpr (hn::MaxLanes(D()) == block) {
@@ -60,7 +60,7 @@ HWY_INLINE hn::Vec<D> load_blocks(D d, const float* row, int64_t stride) {
   }
 }
 
-/// Columns [0, 4) of as many rows as a vector has lanes, to four rows of them.
+/// Transposes columns [0, 4) of as many rows as a vector has lanes into four rows.
 template <class D>
 HWY_INLINE void transpose_block(D f, const float* from, int64_t stride, float* to,
                                 int64_t to_stride) {
@@ -78,7 +78,7 @@ HWY_INLINE void transpose_block(D f, const float* from, int64_t stride, float* t
   hn::Store(hn::BitCast(f, hn::InterleaveUpper(wide, ab_high, cd_high)), f, to + 3 * to_stride);
 }
 
-/// Of whole blocks, from row `row` on; returns the first row that is left.
+/// Transposes whole blocks from row `row` on; returns the first remaining row.
 template <class D>
 HWY_INLINE int64_t transpose_blocks(D d, HeadRows<const float> from, int64_t row, int64_t count,
                                     int64_t head_dim, float* to, int64_t columns) {
@@ -92,7 +92,7 @@ HWY_INLINE int64_t transpose_blocks(D d, HeadRows<const float> from, int64_t row
 
 void transpose_rows(HeadRows<const float> from, int64_t count, int64_t head_dim, int64_t columns,
                     float* to) {
-  int64_t rows = 0, dims = 0;  // that are done
+  int64_t rows = 0, dims = 0;  // already transposed
 #if HWY_TARGET != HWY_SCALAR
   rows = transpose_blocks(Narrow(), from, 0, count, head_dim, to, columns);
   rows = transpose_blocks(hn::FixedTag<float, block>(), from, rows, count, head_dim, to, columns);
@@ -107,7 +107,7 @@ void transpose_rows(HeadRows<const float> from, int64_t count, int64_t head_dim,
   }
 }
 
-/// result = w1 · result + w2 · sums; if w1 is 0, it is not read.
+/// result = w1 · result + w2 · sums; does not read `result` if w1 is 0.
 HWY_INLINE void blend(const float* sums, int64_t head_dim, float w1, float w2, float* result) {
   constexpr Wide d;
   const auto v1 = hn::Set(d, w1), v2 = hn::Set(d, w2);
@@ -131,7 +131,7 @@ HWY_INLINE void scale_row(D d, float factor, float* row, int64_t begin, int64_t 
     hn::Store(hn::Mul(f, hn::Load(d, row + c)), d, row + c);
 }
 
-/// Rows that lie behind each other are a stream, which the processor fetches by itself.
+/// Skips contiguous rows: the hardware prefetcher handles that stream.
 template <class T>
 HWY_INLINE void prefetch_next(const HeadRows<T>& rows, int64_t begin, int64_t count,
                               int64_t head_dim) {
@@ -149,19 +149,19 @@ struct StripLse {
   HWY_INLINE float& operator[](int64_t row) const { return data[row * stride]; }
 };
 
-/// What the scores of a strip are relative to, and their sums.
+/// Reference and sum of the scores of a strip.
 struct StripSums {
   HWY_ALIGN float top[one_pass_strip] = {}, sum[one_pass_strip] = {};
 };
 
-/// Whether the strip sees keys in all of its rows, and nothing was seen before it.
+/// Whether all rows of the strip see keys and none has an earlier result.
 HWY_INLINE bool is_first(const StripLse& lse, const StripSums& sums) {
   bool first = true;
   for (int64_t i = 0; i < lse.rows; ++i) first &= lse[i] == minus_infinity && sums.sum[i] != 0.0F;
   return first;
 }
 
-/// Sets lse; factors = 1 / sum.
+/// Sets lse and factors = 1 / sum.
 HWY_INLINE void set_lse(const StripSums& sums, const StripLse& lse, float* factors) {
   constexpr Narrow rows;
   HWY_ALIGN float logs[one_pass_strip];
@@ -170,11 +170,11 @@ HWY_INLINE void set_lse(const StripSums& sums, const StripLse& lse, float* facto
     hn::Store(hn::Div(hn::Set(rows, 1.0F), s), rows, factors + i);
     hn::Store(hn::Add(hn::Load(rows, sums.top + i), hn::Log(rows, s)), rows, logs + i);
   }
-  // Log's own NaN handling does not matter: a NaN sum must stay NaN.
+  // hn::Log need not handle NaN: the added term keeps a NaN sum NaN.
   for (int64_t i = 0; i < lse.rows; ++i) lse[i] = logs[i] + (sums.sum[i] - sums.sum[i]);
 }
 
-/// Merges `values`, the sums of values of a strip, into its results and lse.
+/// Merges `values`, the weighted sums of a strip, into its results and lse.
 HWY_INLINE void merge_strip(const OnePassTile& tile, const StripSums& sums, const float* values,
                             HeadRows<float> out, const StripLse& lse) {
   HWY_ALIGN float w1[one_pass_strip], w2[one_pass_strip], merged[one_pass_strip];
@@ -208,7 +208,7 @@ HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float>
       multiply_seen_keys<Terms::many>(tile, row, strip.rows, {scores, tile.columns, 1}, v, to,
                                       false);
     };
-    // Dividing the scores takes less than a pass over the results where they are fewer.
+    // Dividing the scores is cheaper than a pass over the results if they are fewer.
     if (tile.head_dim == tile.padded_dim && strip.end - strip.begin <= tile.head_dim &&
         is_first(strip_lse, sums)) {
       HWY_ALIGN float factors[one_pass_strip];
@@ -223,7 +223,7 @@ HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float>
   }
 }
 
-/// Of one strip, whose scores are [keys][one_pass_strip].
+/// Forward pass of one strip with scores [keys][one_pass_strip].
 HWY_INLINE void forward_strip(const OnePassTile& tile, HeadRows<const float> q,
                               HeadRows<const float> k, HeadRows<const float> v, HeadRows<float> out,
                               const StripLse& lse, float* scores, float* values) {
@@ -275,12 +275,12 @@ void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const On
 }
 
 /// Replaces the products <q, k> of a strip by p, and <dO, v> by scale · ds, in all columns; hidden
-/// ones by 0.
+/// entries become 0.
 template <class D>
 HWY_INLINE void differentiate(D d, const OnePassTile& tile, const Strip& strip, const float* lse,
                               const float* delta, float* p, float* d_scores) {
   const bool one_vector = strip.end - strip.begin == lanes(d);
-  const bool shown = one_vector || strip.open(tile);  // nothing is left to be hidden
+  const bool shown = one_vector || strip.open(tile);  // no entries remain to be hidden
   const auto scale = hn::Set(d, tile.scale);
   const auto columns = columns_from(d, strip.begin);
   for (int64_t i = strip.row; i < strip.row + strip.rows; ++i) {
@@ -331,7 +331,7 @@ HWY_INLINE void backward_tile(D d, const OnePassTile& tile, const OnePassGradien
   multiply_seeing_rows<Terms::many>(tile, {d_scores, 1, tile.columns}, in.q, d_k);
 }
 
-/// Of one strip, whose p and d_scores are [keys][one_pass_strip].
+/// Backward pass of one strip with p and d_scores [keys][one_pass_strip].
 HWY_INLINE void backward_strip(const OnePassTile& tile, const OnePassGradientInput& in,
                                HeadRows<float> d_q, HeadRows<float> d_k, HeadRows<float> d_v,
                                float* p, float* d_scores) {

@@ -1,8 +1,8 @@
 #pragma once
-// The vector part of attention in one pass: rectangles with so few keys that all scores of some
-// rows are kept until their softmax is complete.
+// Vectorised part of one-pass attention: rectangles with so few keys that all scores of some rows
+// are kept until their softmax is complete.
 //
-// Scores of rows are [row][columns]. All matrix products have one form,
+// Scores are [row][columns]. All matrix products have the form
 //     to [i][n] (+)= Σ_j weight(i, j) · from [j][n],
 // with 8 rows i in registers at a time.
 
@@ -10,22 +10,22 @@
 
 namespace gyre {
 
-constexpr int64_t one_pass_strip = 8;  ///< rows whose products are computed at a time
+constexpr int64_t one_pass_strip = 8;  ///< rows whose products are computed together
 constexpr int64_t one_pass_unit = 16;  ///< padded head dimensions are multiples of this
 
-/// Most rows and keys of a rectangle whose scores are dot products. They are summed within vectors,
-/// which takes more than to transpose the keys of more rows (bench/kernels.cpp).
+/// Largest numbers of rows and keys of a rectangle whose scores are dot products. Their reductions
+/// within vectors cost more than transposing keys if there are more rows (bench/kernels.cpp).
 constexpr int64_t one_pass_dots = 24;
 
-/// Some rows of a rectangle and its keys. Row i sees keys [begin[i], end[i]); neither decreases.
+/// Some rows of a rectangle and its keys. Row i sees keys [begin[i], end[i]), both nondecreasing.
 struct OnePassTile {
   int64_t rows, keys;
-  int64_t columns;  ///< from one row of scores to the next: one_pass_columns(keys)
+  int64_t columns;  ///< between rows of scores: one_pass_columns(keys)
   int64_t head_dim, padded_dim;
   const int32_t *begin, *end;
   float scale;  ///< > 0: maxima are found before scores are scaled
 
-  /// Rows [row, row + one_pass_strip) of it, or as many as there are.
+  /// Rows [row, row + one_pass_strip) of the tile, or fewer at its end.
   OnePassTile strip(int64_t row) const {
     OnePassTile part = *this;
     part.rows = rows - row < one_pass_strip ? rows - row : one_pass_strip;
@@ -33,8 +33,8 @@ struct OnePassTile {
     return part;
   }
 };
-/// Columns of scores are multiples of a vector, of at most 8 floats for up to 8 keys. More than 64
-/// are never a multiple of 64: rows at such a distance share few sets of the first-level cache.
+/// Columns of scores: a multiple of a vector, of at most 8 floats for up to 8 keys. Above 64 never
+/// a multiple of 64: rows at such a distance share few L1 sets.
 constexpr int64_t one_pass_columns(int64_t keys) {
   const int64_t unit = keys <= one_pass_strip ? one_pass_strip : one_pass_unit;
   const int64_t columns = (keys + unit - 1) / unit * unit;
@@ -42,7 +42,7 @@ constexpr int64_t one_pass_columns(int64_t keys) {
 }
 
 /// Rows of an array of one head: [count] [head_dim], `stride` floats apart. `next` is an array of
-/// the same shape that is used after this one, and is prefetched; may be null.
+/// the same shape that is used next and is prefetched; may be null.
 template <class T>
 struct HeadRows {
   T* data;
@@ -51,9 +51,9 @@ struct HeadRows {
   HeadRows from(int64_t row) const { return {data + row * stride, stride, nullptr}; }
 };
 
-/// Keys or values of a rectangle: rows of padded_dim elements, and the same transposed, [head_dim]
-/// [columns]. Where nothing is transposed (null), products with rows are dot products, which takes
-/// a head_dim without padding.
+/// Keys or values of a rectangle: rows of padded_dim elements, and their transpose [head_dim]
+/// [columns]. If the transpose is null, products with rows are dot products, which require an
+/// unpadded head_dim.
 struct OnePassKeys {
   HeadRows<const float> rows;
   const float* transposed;
@@ -67,22 +67,22 @@ void transpose_rows(HeadRows<const float> rows, int64_t count, int64_t head_dim,
                     float* to);
 
 /// Attention of the rows over the keys, merged into `out` and lse[i · lse_stride] by merge_lse. A
-/// row that sees no key stays as it is; one with lse = -inf is overwritten without being read. Of
-/// `k` either member is read. `v`: rows of padded_dim elements. `scores`:
+/// row that sees no key stays unchanged; a row with lse = -inf is overwritten without being read.
+/// Reads either member of `k`. `v`: rows of padded_dim elements. `scores`:
 /// [one_pass_strip][columns], `sums`: [one_pass_strip][padded_dim].
 void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const OnePassKeys& k,
                       HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums);
 
-/// What the backward pass of a tile reads: rows of padded_dim elements of queries and dO; keys and
-/// values; delta times the scale. lse = inf: the row has no gradient, its rows and delta are zeros.
+/// Inputs of the backward pass of a tile: rows of q and d_out with padded_dim elements; delta times
+/// the scale. lse = inf: the row has no gradient; its rows and delta are zeros.
 struct OnePassGradientInput {
   HeadRows<const float> q, d_out;
   OnePassKeys k, v;
   const float *lse, *delta;
 };
-/// Adds to `d_q`, and [keys][stride ≥ padded_dim] to `d_k` and `d_v`; those with null data are left
-/// out. `p`, `d_scores`: [rows][columns], `sums`: [one_pass_strip][padded_dim].
+/// Adds to `d_q`, and to `d_k` and `d_v` [keys][stride ≥ padded_dim]; null outputs are skipped.
+/// `p`, `d_scores`: [rows][columns], `sums`: [one_pass_strip][padded_dim].
 void one_pass_backward(const OnePassTile& tile, const OnePassGradientInput& in, HeadRows<float> d_q,
                        HeadRows<float> d_k, HeadRows<float> d_v, float* p, float* d_scores,
                        float* sums);

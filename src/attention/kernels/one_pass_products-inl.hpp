@@ -1,4 +1,4 @@
-// Matrix products of attention in one pass, compiled once per Highway target. Include after
+// Matrix products of one-pass attention, compiled once per Highway target. Include after
 // hwy/highway.h, inside a file that Highway includes once per target (hence no #pragma once).
 
 #if defined(GYRE_ATTENTION_KERNELS_ONE_PASS_PRODUCTS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
@@ -29,7 +29,7 @@ HWY_INLINE int64_t lanes(D d) {
   return static_cast<int64_t>(hn::Lanes(d));
 }
 
-/// A matrix of weights, given by the distances between rows and between columns.
+/// A matrix of weights, given by its row and column strides.
 struct Weights {
   const float* data;
   int64_t row_stride, column_stride;
@@ -67,14 +67,14 @@ HWY_INLINE void multiply_few(D d, Weights weights, const float* from, int64_t fr
     for (int v = 0; v < vectors; ++v) hn::StoreU(sums[i][v], d, to + i * to_stride + v * lanes(d));
 }
 
-/// The same, not part of the loops around it, which would take registers from it.
+/// multiply_few, not inlined: the surrounding loops would take registers from it.
 template <int rows, int vectors, class D>
 HWY_NOINLINE void multiply_block(D d, Weights weights, const float* from, int64_t from_stride,
                                  float* to, int64_t to_stride, int64_t terms, bool add) {
   multiply_few<rows, vectors>(d, weights, from, from_stride, to, to_stride, terms, add);
 }
 
-/// Three vectors at a time, and two or one at the end: of four rows, they fill 16 registers.
+/// Three vectors at a time, two or one at the end: with four rows they fill 16 registers.
 template <int rows, class D>
 HWY_INLINE void multiply_rows(D d, Weights weights, const float* from, int64_t from_stride,
                               float* to, int64_t to_stride, int64_t terms, int64_t columns,
@@ -89,14 +89,14 @@ HWY_INLINE void multiply_rows(D d, Weights weights, const float* from, int64_t f
     multiply_block<rows, 1>(d, weights, from + c, from_stride, to + c, to_stride, terms, add);
 }
 
-inline constexpr int rows_at_once = HWY_TARGET <= HWY_AVX3 ? 8 : 4;  ///< with 32 registers, or 16
+inline constexpr int rows_at_once = HWY_TARGET <= HWY_AVX3 ? 8 : 4;  ///< for 32 or 16 registers
 
-/// The same for up to one_pass_strip rows; `columns` is a multiple of the lanes.
+/// multiply_few for up to one_pass_strip rows; `columns` is a multiple of the lanes.
 template <class D>
 HWY_INLINE void multiply(D d, int64_t rows, Weights weights, const float* from, int64_t from_stride,
                          float* to, int64_t to_stride, int64_t terms, int64_t columns,
                          bool add = false) {
-  if (rows == 8 && columns == lanes(d)) {  // enough sums to hide the latency of an FMA
+  if (rows == 8 && columns == lanes(d)) {  // enough sums to hide the FMA latency
     multiply_block<8, 1>(d, weights, from, from_stride, to, to_stride, terms, add);
     return;
   }
@@ -128,13 +128,13 @@ HWY_INLINE V sums_of_blocks(D d, V a, V b, V c, V e) {
 }
 #endif
 
-/// Which form of a product: blocks of rows for many terms, or for the few of a tile of dot
-/// products, as part of the code around it.
+/// Form of a product: not inlined, for many terms, or inlined, for the few terms of a tile of dot
+/// products.
 enum class Terms { many, few };
 template <Terms form>
 inline constexpr int64_t rows_of_block = form == Terms::few ? 4 : rows_at_once;
 
-/// to [rows] (+)= Σ_j weights(i, j) · from [j], rows being one block. `to` and `from`: padded_dim.
+/// to [rows] (+)= Σ_j weights(i, j) · from [j], for one block of rows of padded_dim elements.
 template <Terms form>
 HWY_INLINE void multiply_rows_of_block(int64_t rows, Weights weights, HeadRows<const float> from,
                                        HeadRows<float> to, int64_t terms, int64_t padded_dim,
@@ -150,7 +150,7 @@ HWY_INLINE void multiply_rows_of_block(int64_t rows, Weights weights, HeadRows<c
     multiply_few<4, 1>(d, weights, from.data + c, from.stride, to.data + c, to.stride, terms, add);
 }
 
-/// to [i] (+)= Σ weights(i, key) · keys [key], over the keys that row `row` + i of the tile sees.
+/// to [i] (+)= Σ weights(i, key) · keys [key] over the keys that row `row` + i of the tile sees.
 template <Terms form>
 HWY_INLINE void multiply_seen_keys(const OnePassTile& tile, int64_t row, int64_t count,
                                    Weights weights, HeadRows<const float> keys, HeadRows<float> to,
@@ -163,11 +163,11 @@ HWY_INLINE void multiply_seen_keys(const OnePassTile& tile, int64_t row, int64_t
   }
 }
 
-/// to [key] += Σ weights(key, row) · rows [row], over the rows of the tile that see a key.
+/// to [key] += Σ weights(key, row) · rows [row] over the rows of the tile that see a key.
 template <Terms form>
 HWY_INLINE void multiply_seeing_rows(const OnePassTile& tile, Weights weights,
                                      HeadRows<const float> rows, HeadRows<float> to) {
-  int64_t row = 0, end = 0;  // rows whose last key is not before the block, whose first is
+  int64_t row = 0, end = 0;  // range of rows that see a key of the block
   for (int64_t key = 0; key < tile.keys; key += rows_of_block<form>) {
     const int64_t keys = std::min(rows_of_block<form>, tile.keys - key);
     while (row < tile.rows && tile.end[row] <= key) ++row;
@@ -178,11 +178,11 @@ HWY_INLINE void multiply_seeing_rows(const OnePassTile& tile, Weights weights,
   }
 }
 
-inline constexpr int64_t dot_rows = 4, dot_keys = 2;  ///< whose products are computed at a time
+inline constexpr int64_t dot_rows = 4, dot_keys = 2;  ///< products computed at a time
 
-/// to [keys][one_pass_strip] = the products <row, key> of a strip of rows, as dot products: nothing
-/// is transposed. Those that no row sees are left out, in blocks. The rows of `to` come in pairs;
-/// columns of rows that the strip does not have are arbitrary.
+/// to [keys][one_pass_strip] = <row, key> for a strip of rows, as dot products without a transpose.
+/// Skips products that no row sees, in blocks. The rows of `to` come in pairs; columns of rows that
+/// the strip does not have are arbitrary.
 template <class D>
 HWY_INLINE void dot_products(D d, const OnePassTile& strip, HeadRows<const float> rows,
                              HeadRows<const float> keys, float* to) {

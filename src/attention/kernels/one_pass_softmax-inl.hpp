@@ -1,4 +1,4 @@
-// Which keys the rows of a tile see, and the softmax of its products, compiled once per Highway
+// Visible keys of the rows of a tile, and the softmax of its products, compiled once per Highway
 // target. Include after hwy/highway.h and hwy/contrib/math/math-inl.h, inside a file that Highway
 // includes once per target (hence no #pragma once).
 
@@ -25,8 +25,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr float minus_infinity = -__builtin_inff();
 
-/// Rows [row, row + rows) of a tile; outside of columns [begin, end) they see nothing, and outside
-/// of keys [first, last).
+/// Rows [row, row + rows) of a tile. They see only keys in [first, last), which lie in columns
+/// [begin, end).
 struct Strip {
   int64_t row, rows, first, last, begin, end;
   template <class D>
@@ -44,7 +44,7 @@ struct Strip {
   }
 };
 
-/// The columns that one row sees, and the whole vectors that hold them.
+/// The columns that one row sees, and the range of whole vectors among them.
 struct Span {
   int64_t begin, end, first, last;
   template <class D>
@@ -60,7 +60,7 @@ HWY_INLINE void fill(D d, float* row, int64_t begin, int64_t end, float value) {
   for (int64_t c = begin; c < end; c += lanes(d)) hn::Store(hn::Set(d, value), d, row + c);
 }
 
-/// Overwrites what a row does not see of columns [begin, end).
+/// Overwrites the columns of [begin, end) that a row does not see.
 template <class D>
 HWY_INLINE void hide(D d, float* row, const Span& span, int64_t begin, int64_t end, float value) {
   const auto v = hn::Set(d, value);
@@ -78,13 +78,13 @@ HWY_INLINE void hide(D d, float* row, const Span& span, int64_t begin, int64_t e
   fill(d, row, span.last, end, value);
 }
 
-/// The columns of a vector, from `first` on. To be called once: it is not quick.
+/// Column numbers of a vector, from `first` on. Slow: call once.
 template <class D>
 HWY_INLINE hn::Vec<hn::RebindToSigned<D>> columns_from(D, int64_t first) {
   return hn::Iota(hn::RebindToSigned<D>(), static_cast<int32_t>(first));
 }
 
-/// Which of the columns of a vector are in [begin, end).
+/// Mask of the columns of a vector that are in [begin, end).
 template <class D>
 HWY_INLINE hn::Mask<D> within(D d, hn::Vec<hn::RebindToSigned<D>> columns, int32_t begin,
                               int32_t end) {
@@ -93,7 +93,7 @@ HWY_INLINE hn::Mask<D> within(D d, hn::Vec<hn::RebindToSigned<D>> columns, int32
                                       hn::Lt(columns, hn::Set(integers, end))));
 }
 
-/// Which rows of a vector, first in `begin` and `end`, see a key.
+/// Mask of the rows of a vector, from `row` on, that see a key.
 template <class D>
 HWY_INLINE hn::Mask<D> see(D d, const OnePassTile& tile, int64_t row, int64_t key) {
   const hn::RebindToSigned<D> integers;
@@ -102,7 +102,7 @@ HWY_INLINE hn::Mask<D> see(D d, const OnePassTile& tile, int64_t row, int64_t ke
                                       hn::Gt(hn::LoadU(integers, tile.end + row), at)));
 }
 
-/// What softmax() does to a row whose columns are one vector, all of it in registers.
+/// softmax() for a row whose columns are one vector, entirely in registers.
 template <class D>
 HWY_INLINE void softmax_of_vector(D d, hn::Mask<D> seen, float scale, float* row, float* top,
                                   float* sum) {
@@ -117,8 +117,8 @@ HWY_INLINE void softmax_of_vector(D d, hn::Mask<D> seen, float scale, float* row
   *sum = hn::GetLane(hn::SumOfLanes(d, e));
 }
 
-/// Replaces the products of a strip by exp(scale · product - top), hidden ones by 0. Loops over all
-/// rows for every step of it: the steps of one row wait for each other.
+/// Replaces the products of a strip by exp(scale · product - top); hidden ones become 0. Each step
+/// loops over all rows, since successive steps of one row depend on each other.
 template <class D>
 HWY_INLINE void softmax(D d, const OnePassTile& tile, const Strip& strip, float* scores, float* top,
                         float* sum) {
@@ -147,7 +147,7 @@ HWY_INLINE void softmax(D d, const OnePassTile& tile, const Strip& strip, float*
   for (int64_t i = 0; i < strip.rows; ++i) {
     float* row = scores + i * tile.columns;
     const V largest = hn::Set(d, top[i]);
-    // -inf - 0 gives 0, -inf - -inf NaN.
+    // exp(-inf - 0) is 0, but -inf - -inf is NaN.
     const V reference = hn::IfThenElse(hn::Eq(largest, empty), hn::Zero(d), largest);
     V total = hn::Zero(d);
     for (int64_t c = strip.begin; c < strip.end; c += lanes(d)) {
@@ -159,7 +159,7 @@ HWY_INLINE void softmax(D d, const OnePassTile& tile, const Strip& strip, float*
   }
 }
 
-/// The same for products as dot_products() leaves them: rows are lanes.
+/// softmax() for the output of dot_products(), whose lanes are rows.
 template <class D>
 HWY_INLINE void softmax_of_lanes(D d, const OnePassTile& tile, float* scores, float* top,
                                  float* sum) {

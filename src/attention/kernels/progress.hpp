@@ -1,11 +1,11 @@
 #pragma once
-// Lets communication advance while a kernel computes.
+// Advances communication while a kernel computes.
 
 #include <functional>
 
 namespace gyre {
 
-/// Calls a function whenever about 1.5 MFLOP (15 to 40 µs) have been computed since the last call.
+/// Calls a function after every 1.5 MFLOP or so (15 to 40 µs).
 class Progress {
  public:
   Progress() = default;

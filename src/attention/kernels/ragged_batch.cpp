@@ -17,18 +17,18 @@ struct Part {
   int64_t window = 0;
 };
 
-/// Of a rectangle; `rest` is what is no entry.
+/// Parts of a rectangle: entries, and a remainder that cannot be an entry.
 struct Parts {
   std::vector<Part> entries;
   std::optional<Rectangle> rest;
 };
 
-/// `keys` keys from the first of a rectangle, for `queries` queries from `first`.
+/// Part with `queries` queries from `first` and the first `keys` keys of a rectangle.
 Part part_of(const Rectangle& r, RaggedMask mask, int64_t first, int64_t queries, int64_t keys) {
   return {mask, {r.q_begin.value() + first, queries, r.k_begin.value(), keys, 0, 0}};
 }
 
-/// Queries of a rectangle from `first` on.
+/// The queries of a rectangle from `first` on.
 Rectangle queries_from(const Rectangle& r, int64_t first) {
   Rectangle rest = r;
   rest.q_begin += first;
@@ -37,19 +37,19 @@ Rectangle queries_from(const Rectangle& r, int64_t first) {
   return rest;
 }
 
-/// A rectangle with a diagonal: equal strides.
+/// Parts of a rectangle with a diagonal. Precondition: equal strides.
 Parts diagonal_parts(const Rectangle& r) {
   const int64_t stride = r.mask.q_stride;
   const int64_t offset = floor_div(r.mask.offset, stride);
-  // Keys that a query sees, but for those behind the first: the same number for each.
+  // Largest number of keys that a query sees; the same for all queries.
   const int64_t window =
       r.mask.window == 0 ? 0 : offset - floor_div(r.mask.offset - r.mask.window, stride);
   const int64_t first = std::max<int64_t>(0, -offset);
   const int64_t keys = std::min(r.k_length, offset + r.q_length);
   if (first >= r.q_length || keys <= 0 || (r.mask.window > 0 && window == 0)) return {};
-  // The last query of the diagonal is the first that sees all keys.
+  // The last query on the diagonal is the first that sees all keys.
   const int64_t on_diagonal = std::min(r.q_length, keys - offset) - first;
-  // Keys before the first that the first query sees are nobody's.
+  // Keys before the first query's window are seen by no query.
   const int64_t skipped = window == 0 ? 0 : std::max<int64_t>(0, offset + first - window + 1);
   if (on_diagonal <= 0 || skipped >= keys) return {{}, queries_from(r, first)};
   const bool square = on_diagonal == keys - skipped;
@@ -58,7 +58,7 @@ Parts diagonal_parts(const Rectangle& r) {
                            on_diagonal, keys - skipped)};
   RaggedEntry& entry = parts.entries.front().entry;
   entry.k_begin += skipped;
-  // A window that reaches the first key from the last query hides nothing.
+  // A window that includes the first key for the last query hides nothing.
   if (window < entry.k_length) parts.entries.front().window = window;
   const int64_t rest = first + on_diagonal;
   if (rest == r.q_length) return parts;
@@ -69,13 +69,13 @@ Parts diagonal_parts(const Rectangle& r) {
   return parts;
 }
 
-/// The entries of a rectangle; what is left has a `reason`.
+/// Entries of a rectangle; a remainder sets `reason`.
 Parts parts_of(const Rectangle& r, NotRagged& reason) {
   if (r.q_length <= 0 || r.k_length <= 0) return {};
   const bool nothing_behind = r.mask.begin_key(r.q_length - 1) <= 0;
   if (nothing_behind && r.mask.end_key(0) >= r.k_length)
     return {{part_of(r, RaggedMask::full, 0, r.q_length, r.k_length)}, {}};
-  if (r.q_length == 1) {  // whatever the strides
+  if (r.q_length == 1) {  // for any strides
     const int64_t begin = std::max<int64_t>(0, r.mask.begin_key(0));
     const int64_t keys = std::min(r.k_length, r.mask.end_key(0)) - begin;
     if (keys <= 0) return {};
@@ -99,7 +99,7 @@ void append(RaggedBatch& batch, const RaggedEntry& entry) {
   batch.entries.push_back(entry);
 }
 
-/// Sorts the entries and deals out scratch rows.
+/// Sorts the entries and assigns scratch rows.
 void complete(RaggedBatch& batch) {
   std::stable_sort(
       batch.entries.begin(), batch.entries.end(),
@@ -131,7 +131,7 @@ int64_t length_of(const RaggedEntry& e, RaggedRows rows) {
 
 using RowInterval = std::pair<int64_t, int64_t>;  // rows [first, second)
 
-/// Sorts intervals and makes one of those that meet or overlap; returns whether some overlapped.
+/// Sorts intervals and joins those that touch or overlap; returns whether any overlapped.
 bool unite(std::vector<RowInterval>& intervals) {
   std::sort(intervals.begin(), intervals.end());
   bool overlap = false;
@@ -155,7 +155,7 @@ std::vector<Round> rounds_of(const RaggedBatch& batch, RaggedRows result, Ragged
   };
   for (const RaggedEntry& e : batch.entries) {
     const RowPiece piece = {row_of(e, result), row_of(e, scratch), length_of(e, result)};
-    // Behind the last round that touches its rows: every row keeps the order of the entries.
+    // After the last round that touches its rows, so that each row keeps the order of entries.
     size_t round = rounds.size();
     while (round > 0 && std::none_of(rounds[round - 1].begin(), rounds[round - 1].end(),
                                      [&](const RowPiece& p) { return meets(p, piece); }))
@@ -242,7 +242,7 @@ std::vector<Round> key_rounds(const RaggedBatch& batch) {
 
 FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side, int64_t rows) {
   FirstWriters result;
-  std::vector<RowInterval> touched, written;  // by any batch so far; by those that are first
+  std::vector<RowInterval> touched, written;  // by all batches so far; by first writers
   for (const RaggedBatch& batch : batches) {
     std::vector<RowInterval> mine;
     for (const RaggedEntry& e : batch.entries)

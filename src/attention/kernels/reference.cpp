@@ -21,12 +21,12 @@ void store(MatrixRef m, int64_t row, int64_t col, double x) {
     m.as<bf16>()(row, col) = to_bf16(rounded);
 }
 
-/// One query row and head.
+/// A query row and head.
 struct Query {
   int64_t row, head, column, kv_column;
 };
 
-/// Calls body(query) for every head of every query row that a rectangle covers, rows in order.
+/// Calls body(query) for every head of every query row that a rectangle covers, in row order.
 template <class Body>
 void for_each_query(const BlockInput& in, Body body) {
   const BlockHeads& h = in.heads;
@@ -41,7 +41,7 @@ void for_each_query(const BlockInput& in, Body body) {
   }
 }
 
-/// Calls body(key row, score) for every key that the query sees: rectangles and keys in order.
+/// Calls body(key row, score) for every key that the query sees, by rectangle and key.
 template <class Body>
 void for_each_key(const BlockInput& in, const Query& query, Body body) {
   for (const Rectangle& r : in.rectangles) {
@@ -93,7 +93,7 @@ class ReferenceKernel final : public BlockKernel {
   }
 
  private:
-  /// Each visible key is merged as a partial of its own, (v_j, x_ij).
+  /// Merges each visible key as a separate partial (v_j, x_ij).
   static void attend(const ForwardBlock& block, const Query& query) {
     const int64_t dim = block.heads.head_dim;
     std::vector<double> out(static_cast<size_t>(dim));

@@ -1,5 +1,5 @@
 #pragma once
-// Rows of matrices whose element type is known at run time, as f32.
+// Access in f32 to rows of matrices whose element type is known at run time.
 
 #include <algorithm>
 #include <cstdint>

@@ -12,14 +12,14 @@
 namespace gyre {
 namespace {
 
-/// The distance between rows as libxsmm requires it: at least their length, even of a single row.
+/// Distance between rows as libxsmm requires it: at least their length, even for a single row.
 template <class Matrix>
 int64_t row_stride(const Matrix& m) {
   return std::max(m.stride, m.cols);
 }
 
-/// Whether rows of f32 fall into the same sets of a first-level cache, of 64 lines of 64 bytes: of
-/// a block of 64, most are gone before they are read again.
+/// Whether f32 rows fall into the same sets of an L1 cache with 64 sets of 64-byte lines: most of a
+/// block of 64 rows is then evicted before it is read again.
 bool share_cache_sets(int64_t stride) {
   return stride * static_cast<int64_t>(sizeof(float)) % 4096 == 0;
 }
@@ -35,7 +35,7 @@ void TileWorker::start(int64_t head_dim, Progress progress) {
 }
 
 Products& TileWorker::products(int64_t stride) {
-  constexpr size_t most = 16;  // a call uses up to five; the last ones used stay
+  constexpr size_t most = 16;  // a call uses up to five; least recently used ones are dropped
   for (auto p = products_.begin(); p != products_.end(); ++p)
     if (p->serves(head_dim_, stride)) {
       products_.splice(products_.begin(), products_, p);
@@ -49,16 +49,16 @@ void TileWorker::prefetch_tile(ConstMatrixRef from, const Tile& tile) const {
   prefetch(from, tile.row_begin, tile.rows, tile.head_begin * head_dim_, tile.heads * head_dim_);
 }
 
-/// Walks the visits of a group: open(visits) for each window returns its KeyBlock; begin(tile,
-/// slot) before the first visit of a tile and end(tile, slot) after its last; piece(...) for every
-/// piece; close(keys) at the end of a window. A slot holds the arrays of a tile between begin and
-/// end. Slots are reused, so that the arrays of short documents stay in the first-level cache.
+/// Walks the visits of a group. open(visits) for each window returns its KeyBlock; begin(tile,
+/// slot) runs before the first visit of a tile and end(tile, slot) after its last; piece(...) for
+/// every piece; close(keys) at the end of a window. A slot holds the arrays of a tile between begin
+/// and end. Slots are reused, so that the arrays of short documents stay in the L1 cache.
 template <class Open, class Begin, class Piece, class End, class Close>
 void TileWorker::walk(const TileSweep& sweep, const TileGroup& group, Open open, Begin begin,
                       Piece piece, End end, Close close) {
   std::array<size_t, largest_group> visits_left{}, slot_of{}, free_slots;
   for (const Visit& v : visits_) ++visits_left[v.tile];
-  std::iota(free_slots.rbegin(), free_slots.rend(), size_t{0});  // the last one is taken first
+  std::iota(free_slots.rbegin(), free_slots.rend(), size_t{0});  // used as a stack
   size_t free_count = free_slots.size();
   std::array<bool, largest_group> begun{};
   for (size_t first = 0; first < visits_.size();) {
@@ -167,11 +167,11 @@ void TileWorker::begin_forward(const ForwardBlock& block, const Tile& tile, int6
   std::fill_n(lane_array(sum_, slot), padded, 0.0F);
   float* out = tile_array(out_, slot);
   for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(out + d * lane_stride, padded, 0.0F);
-  prefetch_tile(block.out, tile);  // for end_forward
+  prefetch_tile(block.out, tile);  // used by end_forward
   progress_.account(16.0 * static_cast<double>(head_dim_ * lane_stride));
 }
 
-/// The piece's first key is row `key` of `keys`.
+/// The first key of the piece is row `key` of `keys`.
 void TileWorker::attend(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
                         size_t slot) {
   const int64_t lane = piece.lane_begin, lanes = piece.lanes();
@@ -291,7 +291,7 @@ void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, in
       load_row(block.d_out, row, head * head_dim_, head_dim_, 1, d_out_row);
       lse[lane] = block.lse(row, head);
       delta[lane] = block.delta(row, head);
-    } else {  // has the weight 0, whatever its row contains
+    } else {  // weight 0 for any contents of the row
       std::fill_n(q_row, head_dim_, 0.0F);
       std::fill_n(d_out_row, head_dim_, 0.0F);
       lse[lane] = infinity_of<float>;
@@ -305,7 +305,7 @@ void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, in
   progress_.account(32.0 * static_cast<double>(head_dim_ * lane_stride));
 }
 
-/// The piece's first key is row `key` of `keys`.
+/// The first key of the piece is row `key` of `keys`.
 void TileWorker::differentiate(const Tile& tile, const KeyPiece& piece, int64_t key,
                                const KeyBlock& keys, size_t slot, Gradients wanted) {
   const int64_t lane = piece.lane_begin, lanes = piece.lanes(), count = piece.count;

@@ -1,5 +1,5 @@
 #pragma once
-// The arithmetic of the CPU attention kernel on tiles; see cpu.cpp for the loops.
+// Arithmetic of the CPU attention kernel on tiles; cpu.cpp describes the loops.
 
 #include <array>
 #include <list>
@@ -14,7 +14,7 @@
 
 namespace gyre {
 
-constexpr size_t largest_group = 16;  ///< most tiles of a group
+constexpr size_t largest_group = 16;  ///< largest number of tiles in a group
 
 /// Keys and values of a window for one KV head, and the destinations of their gradients.
 struct KeyBlock {
@@ -31,7 +31,7 @@ struct Gradients {
   bool queries, keys;
 };
 
-/// One thread of the CPU attention kernel: its scratch arrays and the loops over one group of
+/// One thread of the CPU attention kernel: its scratch arrays, and the loops over one group of
 /// tiles.
 class TileWorker {
  public:
@@ -76,8 +76,8 @@ class TileWorker {
   Progress progress_;
   std::vector<Visit> visits_;
   PieceList pieces_;
-  // Of every slot: [head_dim][lane_stride], rows_ and d_out_rows_ [lane][head_dim],
-  // top_ and sum_ [lane]. Backward, out_ is dQ, top_ the log-sum-exp and sum_ delta.
+  // Per slot: [head_dim][lane_stride]; rows_ and d_out_rows_ [lane][head_dim]; top_ and sum_
+  // [lane]. Backward, out_ is dQ, top_ the log-sum-exp and sum_ delta.
   Buffer<float> packed_, out_, packed_d_out_, rows_, d_out_rows_, top_, sum_;
   Buffer<float> scores_, d_scores_;                          // [key_tile][lane_stride]
   Buffer<float> k_panel_, v_panel_, d_k_panel_, d_v_panel_;  // [largest_window][head_dim]

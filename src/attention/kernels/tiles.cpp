@@ -14,8 +14,8 @@ int64_t q_end(const Rectangle& r) {
   return r.q_begin.value() + r.q_length;
 }
 
-/// Keys that the first to the last row of the tile see, clipped to the rectangle: all of them see
-/// [open_begin, open_end), none sees any outside [begin, end).
+/// Keys that the rows of a tile see, clipped to the rectangle: all rows see [open_begin, open_end),
+/// no row sees keys outside [begin, end).
 struct KeyLimits {
   int64_t begin, open_begin, open_end, end;
 };
@@ -36,7 +36,7 @@ void set_row_limits(const Tile& tile, const Rectangle& r, PieceList& list) {
   }
 }
 
-/// The rows of the tile that see key `key` are [first, second).
+/// Rows [first, second) of the tile that see any key in [key_begin, key_end).
 std::pair<int64_t, int64_t> rows_that_see(const Tile& tile, const PieceList& list,
                                           int64_t key_begin, int64_t key_end) {
   const auto begins = list.begin.begin(), ends = list.end.begin();
@@ -101,7 +101,7 @@ void TileSweep::cut_tiles(const BlockHeads& heads, int64_t tiles_per_group) {
     int64_t kv_head;
     size_t first, last;
   };
-  std::vector<Range> ranges;  // of tiles_, which moves while it grows
+  std::vector<Range> ranges;  // index ranges of tiles_, which moves while it grows
   for (const Band& band : bands_)
     for (int64_t kv_head = 0; kv_head < heads.kv_heads; ++kv_head) {
       size_t first = tiles_.size();
@@ -177,7 +177,7 @@ void TileSweep::cut(const Tile& tile, const Visit& visit, PieceList& list) const
           {j, key_tile, 0, lanes, keys.open_begin > j || keys.open_end < j + key_tile});
     return;
   }
-  // Whole blocks of 16 keys are masked on the left, so that those that follow are aligned to them.
+  // On the left, whole blocks of 16 keys are masked, so that later blocks stay aligned.
   const int64_t left = std::max<int64_t>(0, keys.open_begin - visit.begin);
   int64_t open_begin = visit.begin + round_up(left, diagonal_block);
   int64_t open_end = visit.end;

@@ -1,11 +1,11 @@
 #pragma once
-// What the CPU attention kernel visits, and in which order.
+// Blocking of the CPU attention kernel, and the order of its work.
 //
-//     sweep      all rectangles of a call; with fixed tiles, one rectangle
+//     sweep     all rectangles of a call; with fixed tiles, one rectangle
 //     window    up to 256 rows of the key array; windows end where rectangles do, so that a short
-//               document lies in one
+//               document lies in one window
 //     tile      up to 64 lanes: query rows under the same rectangles x the query heads of a KV head
-//     group     up to some tiles of one KV head under the same rectangles, in order of rows
+//     group     consecutive tiles of one KV head under the same rectangles, up to a limit
 //     visit     the keys of one window that the queries of one tile see through one rectangle
 //     piece     a block of up to 64 keys and the lanes that see some of it
 //
@@ -36,7 +36,7 @@ struct KeyWindow {
 /// Lane i is row row_begin + i / heads, query head head_begin + i % heads.
 struct Tile {
   int64_t row_begin, rows, head_begin, heads;
-  std::span<const Rectangle* const> rectangles;  ///< that cover it
+  std::span<const Rectangle* const> rectangles;  ///< the rectangles that cover the tile
   int64_t lanes() const { return rows * heads; }
 };
 
@@ -53,7 +53,7 @@ struct Visit {
   int64_t begin, end;
 };
 
-/// Part of a visit: all lanes of [lane_begin, lane_end), multiples of 16, meet the keys.
+/// Part of a visit: lanes [lane_begin, lane_end), multiples of 16, attend to its keys.
 struct KeyPiece {
   int64_t begin, count;  ///< keys, counted from the rectangle's corner
   int64_t lane_begin, lane_end;
@@ -64,33 +64,33 @@ struct KeyPiece {
 /// A visit cut into pieces, in order of keys.
 struct PieceList {
   std::vector<KeyPiece> pieces;
-  /// Row i of the tile sees keys [begin[i], end[i]), clipped to the rectangle; neither decreases
-  /// from row to row. Set if some piece is masked.
+  /// Row i of the tile sees keys [begin[i], end[i]), clipped to the rectangle; both are
+  /// nondecreasing. Set if any piece is masked.
   std::array<int64_t, lane_stride> begin, end;
 };
 
 class TileSweep {
  public:
-  /// `rectangles` sorted by q_begin. Tiles of the groups refer to them and to the sweep.
+  /// `rectangles` are sorted by q_begin. Tiles refer to them and to the sweep.
   TileSweep(const BlockHeads& heads, std::span<const Rectangle> rectangles, bool fixed_tiles,
             int64_t tiles_per_group);
   TileSweep(const TileSweep&) = delete;
   TileSweep& operator=(const TileSweep&) = delete;
 
   bool fixed_tiles() const { return fixed_tiles_; }
-  /// In order of rows, so that the rows of a short document are touched by all KV heads while they
-  /// are in cache; for one KV head, in order of tiles.
+  /// In row order, so that all KV heads use the rows of a short document while they are cached;
+  /// within one KV head, in tile order.
   const std::vector<TileGroup>& groups() const { return groups_; }
   const std::vector<KeyWindow>& windows() const { return windows_; }
   /// The tile after this one in the order of groups; null after the last.
   const Tile* next(const Tile& tile) const { return &tile == &tiles_.back() ? nullptr : &tile + 1; }
-  /// The visits of a group, sorted by window, then by tile; of one window only if that is given.
+  /// Lists the visits of a group, sorted by window, then by tile; only one window if it is given.
   void list_visits(const TileGroup& group, size_t only_window, std::vector<Visit>& visits) const;
-  /// Fixed tiles: always all 64 lanes; otherwise what the tile needs.
+  /// Fixed tiles: always 64 lanes; otherwise only as many as the tile needs.
   int64_t padded_lanes(const Tile& tile) const;
-  /// Diagonals are cut into blocks of 16 keys, which leave out lanes that see none of them; fixed
-  /// tiles into blocks of 64 keys x 64 lanes, counted from the rectangle's corner, where the last
-  /// one may reach beyond the visit.
+  /// Cuts diagonals into blocks of 16 keys, which omit lanes that see none of them. Cuts fixed
+  /// tiles into blocks of 64 keys x 64 lanes from the rectangle's corner; the last block may extend
+  /// past the visit.
   void cut(const Tile& tile, const Visit& visit, PieceList& list) const;
 
  private:
@@ -109,14 +109,14 @@ class TileSweep {
   std::vector<TileGroup> groups_;
 };
 
-/// Query rows [begin, end) that are covered by the same rectangles: members_ [first, last).
+/// Query rows [begin, end) covered by the same rectangles, members_ [first, last).
 struct TileSweep::Band {
   int64_t begin, end;
   size_t first, last;
 };
 
-/// Writes `value` to the entries of a piece's block [count][lane_stride] that are hidden; the block
-/// starts at lane 0.
+/// Writes `value` to the hidden entries of a piece's block [count][lane_stride], which starts at
+/// lane 0.
 void hide(const Tile& tile, const PieceList& list, const KeyPiece& piece, float value,
           float* block);
 
