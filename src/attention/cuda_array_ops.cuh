@@ -48,8 +48,8 @@ GYRE_HOST_DEVICE inline int copy_of_block(const CopyTable& table, int block) {
   return index;
 }
 
-/// Walk of a thread over the packs (units moved at once) of all lines of a block: packs t, t +
-/// threads, t + 2 threads, ... with lines concatenated, so that short lines leave no lane idle.
+/// Walk of a thread over the packs (units moved at once) of all lines of a block: t, t + threads, t
+/// + 2 threads, ... with lines concatenated, so that short lines leave no lane idle.
 struct PackWalk {
   int packs, down, right;  ///< packs per line; lines and packs that a step advances
   int line, pack;

@@ -131,8 +131,8 @@ class DocumentMask {
 /// into a 64-bit integer. offsets [documents + 1].
 void check_pairs(std::span<const int64_t> offsets, int64_t heads);
 
-/// Visible pairs of a document. Simple masks: length² if full; if causal with window w and n =
-/// min(w, length): n(n+1)/2 + (length - n) n.
+/// Visible pairs of a document. Simple masks: length² if full; n(n+1)/2 + (length - n) n if causal
+/// with window w, where n = min(w, length).
 int64_t visible_pairs(int64_t length, const MaskRule& mask, int64_t document = 0);
 
 }  // namespace gyre

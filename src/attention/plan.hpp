@@ -128,8 +128,8 @@ struct Compute {
   std::vector<Rectangle> rectangles;
   bool fixed_tiles = false;  ///< see BlockInput
 };
-/// Forward, once after the last merge: includes learnable sinks z_h, if any, in the softmax: L' =
-/// log(exp L + exp z),  O' = O · exp(L - L').
+/// Forward, once after the last merge: includes learnable sinks z_h, if any, in the softmax:
+///     L' = log(exp L + exp z),  O' = O · exp(L - L')
 struct Finish {
   int out = -1, stats = -1;
 };
@@ -247,8 +247,8 @@ constexpr int products_of(Pass pass, bool d_q, bool d_kv) {
   return pass == Pass::forward ? 2 : 2 + (d_q ? 1 : 0) + (d_kv ? 2 : 0);
 }
 
-/// FLOPs of one direction, per pair and head: forward 4 · head_dim (two products), backward 10 ·
-/// head_dim (five).
+/// FLOPs of one direction, per pair and head: 4 · head_dim forward (two products), 10 · head_dim
+/// backward (five).
 constexpr double attention_flops(Pass pass, int64_t pair_heads, int64_t head_dim) {
   return (pass == Pass::forward ? 4.0 : 10.0) * static_cast<double>(pair_heads) *
          static_cast<double>(head_dim);

@@ -37,8 +37,8 @@ struct Mask {
   friend bool operator==(const Mask&, const Mask&) = default;
 };
 
-/// Attention of rows [q_begin, q_begin + q_length) of a query array to rows [k_begin, k_begin +
-/// k_length) of a key array. Queries and keys are runs of one document.
+/// Attention of rows [q_begin, q_begin + q_length) of a query array to key rows [k_begin, k_begin +
+/// k_length). Queries and keys are runs of one document.
 struct Rectangle {
   LocalToken q_begin;
   int64_t q_length = 0;

@@ -18,9 +18,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 
-/// For `count` rows, computes the factors of the earlier result and of the new sums, Σ exp(score -
-/// top) · value, and updates lse. `sum` is Σ exp(score - top). `count` is a multiple of the
-/// vector's lanes.
+/// For `count` rows, computes the factors of the earlier result and of the new weighted sums, and
+/// updates lse. `sum` is Σ exp(score - top); the weighted sums are Σ exp(score - top) · value.
+/// `count` is a multiple of the vector's lanes.
 template <class D>
 HWY_INLINE void merge_factors(D f, const float* top, const float* sum, int64_t count,
                               float* old_factor, float* new_factor, float* lse) {

@@ -55,8 +55,8 @@ class HeadExchange {
   ArraySet set_;
 };
 
-/// One direction of a head exchange in groups of `inner` consecutive ranks, around a ring of cp /
-/// inner blocks with the rows of one group each.
+/// One direction of a head exchange in groups of `inner` consecutive ranks, with a ring around cp /
+/// inner blocks, each with the rows of one group.
 ClosedForm head_exchange_form(const FormContext& c, int inner);
 
 }  // namespace gyre
