@@ -29,7 +29,7 @@ void check_audio(Communicator& comm, const AudioBatch& audio, const EncodeOption
       {{"the number of items", audio.samples.rows},
        {"the width of the batch", audio.samples.cols},
        {"the total length of the items", total},
-       {"the way of gathering", static_cast<int64_t>(options.gather)}});
+       {"the kind of gather", static_cast<int64_t>(options.gather)}});
 }
 
 /// Values on which the ranks agree before encoding.

@@ -137,7 +137,7 @@ class CudaKernel final : public BlockKernel {
         tables_(stream) {}
 
   void forward(const ForwardBlock& block) override {
-    GYRE_CHECK(!block.overwrite, "a fresh result for a kernel that merges into what is there");
+    GYRE_CHECK(!block.overwrite, "overwrite is set, but this kernel merges into out");
     check(block);
     check_output("out", block.out.type);
     const int64_t dim = block.heads.head_dim;
@@ -154,7 +154,7 @@ class CudaKernel final : public BlockKernel {
 
   void backward(const BackwardBlock& block) override {
     GYRE_CHECK(!block.overwrite_d_q && !block.overwrite_d_kv,
-               "fresh gradients for a kernel that adds to what is there");
+               "overwrite is set, but this kernel adds to the gradients");
     check(block);
     check_type("d_out", block.d_out.type, block.q.type);
     const int64_t dim = block.heads.head_dim;

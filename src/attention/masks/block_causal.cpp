@@ -17,8 +17,8 @@ MaskRule make_block_causal(std::span<const int64_t> lengths, std::span<const int
 
 NamedMask block_causal_mask() {
   return {"block-causal",
-          "a query sees its block, all of it, and the blocks before",
-          {{"block", "tokens of a block: of a frame of a video, say", 1, true}},
+          "a query sees its whole block and all earlier blocks",
+          {{"block", "tokens per block, e.g. of a video frame", 1, true}},
           make_block_causal};
 }
 

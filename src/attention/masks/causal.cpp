@@ -26,8 +26,8 @@ MaskRule make_causal(std::span<const int64_t> lengths, std::span<const int64_t> 
 NamedMask causal_mask() {
   return {"causal",
           "a query sees itself and what is before it",
-          {{"window", "only itself and the window - 1 before it", 1},
-           {"keep", "with a window: and the first tokens of the document, always", 1}},
+          {{"window", "a query sees only itself and the window - 1 tokens before it", 1},
+           {"keep", "with a window: number of first tokens that are always visible", 1}},
           make_causal};
 }
 

@@ -17,8 +17,8 @@ MaskRule make_chunked(std::span<const int64_t> lengths, std::span<const int64_t>
 
 NamedMask chunked_mask() {
   return {"chunked",
-          "causal inside of a chunk, as the local layers of Llama 4",
-          {{"chunk", "tokens of a chunk", 1, true}},
+          "causal within each chunk, as in the local layers of Llama 4",
+          {{"chunk", "tokens per chunk", 1, true}},
           make_chunked};
 }
 

@@ -15,7 +15,7 @@ MaskRule make_prefix_lm(std::span<const int64_t> lengths, std::span<const int64_
 
 NamedMask prefix_lm_mask() {
   return {"prefix-lm",
-          "causal, and the first tokens are seen by all",
+          "causal, and all queries see the first tokens",
           {{"prefix", "how many", 1, true}},
           make_prefix_lm};
 }

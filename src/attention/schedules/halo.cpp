@@ -197,7 +197,7 @@ ClosedForm closed_form(const FormContext& c) {
 
 Schedule halo_schedule() {
   return {.name = "halo",
-          .summary = "causal windows: one exchange of borders with the neighbours",
+          .summary = "causal windows: one halo exchange with the neighbours",
           .plan = plan_both_passes<Halo>,
           .closed_form = closed_form,
           .refusal = refusal,

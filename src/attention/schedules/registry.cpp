@@ -17,7 +17,7 @@ const std::vector<OptionField<ScheduleOptions>>& schedule_option_fields() {
       {"inner", "Ranks of an inner group; 0: by heads", &ScheduleOptions::inner, 0, {}},
       {"heads-at-once", "KV heads of a stage", &ScheduleOptions::heads_at_once, 1, {}},
       {"collectives",
-       "What all-gathers, reduce-scatters and all-to-alls are made of",
+       "Transport of all-gathers, reduce-scatters and all-to-alls",
        &ScheduleOptions::collectives,
        0,
        {"messages", "library"}}};

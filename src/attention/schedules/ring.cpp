@@ -19,7 +19,7 @@ ClosedForm closed_form(const FormContext& c) {
 
 Schedule ring_schedule() {
   return {.name = "ring",
-          .summary = "KV blocks travel round the ring; backward turns round, dKV one step behind",
+          .summary = "KV blocks travel round the ring; backward in reverse, dKV one step later",
           .plan = plan,
           .closed_form = closed_form};
 }
