@@ -63,7 +63,6 @@ enum class Trim {
 std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const MaskRule& rule,
                                  Trim trim = Trim::both);
 
-/// Sum of pairs().
 int64_t total_pairs(std::span<const Rectangle> rectangles);
 
 }  // namespace gyre

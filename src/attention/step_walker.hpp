@@ -14,7 +14,6 @@ class AttentionExecutor::Walker {
   Walker(AttentionExecutor& executor, Pass pass, Execute what)
       : executor_(executor), pass_(pass), what_(what), begin_(executor.stream_.mark()) {}
 
-  /// Executes the next step of the list.
   void walk(const Step& s) {
     ++step_;
     std::visit(*this, s);

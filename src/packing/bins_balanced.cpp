@@ -37,8 +37,8 @@ int64_t largest_cost(const std::vector<CostBin>& bins) {
 
 /// Places items, longest first. Items of at least `cost_matters` go into the bin of least cost
 /// (ties: fewer items, lower bin) that has room. A bin without room for an item waits until items
-/// are short enough. Items only become shorter, so each item sets a bin aside at most once. Shorter
-/// items go where they leave the least room (best fit), which fills bins to the last slot.
+/// are short enough. Items only become shorter, so a bin waits at most once per item placed in it.
+/// Shorter items go where they leave the least room (best fit), which fills bins to the last slot.
 class GreedyStart {
  public:
   GreedyStart(size_t count, int64_t capacity) : bins_(count), capacity_(capacity) {

@@ -101,7 +101,6 @@ class Deal {
     rank_of_[static_cast<size_t>(c)] = rank;
   }
 
-  /// Swaps the ranks of chunks x and y.
   void swap(int32_t x, int32_t y) {
     exchange(rank_of(x), x, y);
     exchange(rank_of(y), y, x);

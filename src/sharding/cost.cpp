@@ -5,7 +5,6 @@
 namespace gyre {
 namespace {
 
-/// A fragment and the rank that holds it.
 struct Held {
   int rank;
   const Fragment* fragment;

@@ -110,7 +110,6 @@ struct AxisExchange {
   int64_t gather_replicas = 1;   ///< terms of a part from this many consecutive ranks are summed
 };
 
-/// The shape of the local tensor after the exchange.
 std::vector<int64_t> exchanged_shape(const AxisExchange& exchange, int ranks);
 
 /// The inverse exchange, for gradients: axes and replicas swapped, on exchanged_shape.

@@ -30,9 +30,9 @@ struct ReadyBatch {
   RaggedBatch batch;
   RaggedLimits limits;
   std::optional<EvenBatch> even;  // set if it may be used as an even batch
-  TablePlaces tables;             // tables of scratch arrays, for results
-  TablePlaces in_place;           // tables of arrays that may be the caller's
-  TablePlaces gathered;           // tables of keys and values in scratch rows
+  TablePlaces tables;             // of inputs, and of results in scratch
+  TablePlaces in_place;           // of arrays that may be the caller's
+  TablePlaces gathered;           // of keys and values in scratch rows
   std::vector<DeviceRound> q_rounds, k_rounds;
   DeviceRound gathered_keys;              // pairs of key rows and scratch rows
   bool first_q = false, first_k = false;  // see FirstWriters

@@ -178,7 +178,7 @@ struct LaneRows {
       seen[i] = seen[i] || sees[i].begin < sees[i].end;
     });
   }
-  /// Whether any, or all, rows of the warp see any, or all, rows of an inner tile.
+  /// Whether any row of the warp sees a row of an inner tile, and whether all rows see all of it.
   __device__ bool any_in(int begin, int count) const {
     return __any_sync(all_lanes, meets(sees[0], begin, count) || meets(sees[1], begin, count)) != 0;
   }

@@ -44,7 +44,7 @@ struct Strip {
   }
 };
 
-/// The columns that one row sees, and the range of whole vectors among them.
+/// Columns [begin, end) that one row sees, and whole vectors [first, last) that hold them.
 struct Span {
   int64_t begin, end, first, last;
   template <class D>

@@ -21,7 +21,6 @@ void store(MatrixRef m, int64_t row, int64_t col, double x) {
     m.as<bf16>()(row, col) = to_bf16(rounded);
 }
 
-/// A query row and head.
 struct Query {
   int64_t row, head, column, kv_column;
 };

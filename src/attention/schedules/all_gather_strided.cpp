@@ -11,7 +11,6 @@
 namespace gyre {
 namespace {
 
-/// KV heads of each stage.
 std::vector<HeadRange> stages_of(const AttentionProblem& problem) {
   const int64_t kv_heads = problem.heads.kv_heads, at_once = problem.options.heads_at_once;
   std::vector<HeadRange> stages;

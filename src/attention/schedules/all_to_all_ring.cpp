@@ -24,7 +24,6 @@
 namespace gyre {
 namespace {
 
-/// The ranks of group `group`.
 std::vector<int> group_ranks(int group, int inner) {
   std::vector<int> ranks(static_cast<size_t>(inner));
   std::iota(ranks.begin(), ranks.end(), group * inner);

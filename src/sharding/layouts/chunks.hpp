@@ -9,7 +9,6 @@ namespace gyre {
 /// Throws a usage error unless 1 <= cp <= most_ranks.
 void check_cp(int cp);
 
-/// `length` consecutive slots.
 SlotRun slot_run(int64_t start, int64_t length);
 
 /// Chunks r and 2·cp-1-r of 2·cp. They stay two entries where they are adjacent (the last rank).

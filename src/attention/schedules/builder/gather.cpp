@@ -107,7 +107,6 @@ class Gather {
                           Carrier::reduce_scatter, ranks_);
   }
 
-  /// Hop s of the reduce-scatter.
   int start_hop(int d_kv, int s) {
     const HeadRange heads = plan_.array(d_kv).heads;
     const RowRange sent = block(plan_.rank() - 1 - s), added = block(plan_.rank() - 2 - s);
@@ -124,7 +123,7 @@ class Gather {
   std::vector<int> ranks_;        // all ranks
   std::vector<RankRows> rows_;    // rows of other ranks (library: of all), in rank order
   std::vector<RowRange> block_;   // [cp] rows of each rank in the gathered array
-  std::vector<RowRange> others_;  // [cp - 1] rows of the other ranks in the gathered array
+  std::vector<RowRange> others_;  // [2] rows before and after the own ones
   std::array<int, 2> kv_storages_{}, d_kv_storages_{};
   std::vector<int> kv_;  // [stages] array of the gathered keys and values
 };
