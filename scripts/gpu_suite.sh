@@ -69,6 +69,40 @@ verified_or_lacks() {
 
 env_of_mpi_gpu() { GYRE_SOFTGPU_MPI=1 "$@"; }
 
+# with VARIABLE=VALUE... -- COMMAND...
+with() {
+  local settings=()
+  while [[ $1 != -- ]]; do settings+=("$1") && shift; done
+  (export "${settings[@]}" && "${@:2}")
+}
+
+# disturbed DISTURB COMMAND...: calls DISTURB PID with the process id of one rank of the command, which runs until then, once
+# the ranks have printed the head of their table.
+disturbed() {
+  local disturb=$1 status=0 launcher victim
+  "${@:2}" >"$scratch/out" 2>&1 &
+  launcher=$!
+  while kill -0 "$launcher" 2>/dev/null && ! grep -q '^# schedule' "$scratch/out"; do sleep 0.1; done
+  victim=$(pgrep -n -x 'gyre-.*' || true)
+  [[ -z $victim ]] || "$disturb" "$victim"
+  wait "$launcher" || status=$?
+  cat "$scratch/out"
+  return "$status"
+}
+skew() { # the rank is late for its messages
+  for _ in {1..20}; do
+    kill -STOP "$1" && sleep 0.05 && kill -CONT "$1" && sleep 0.02 || return 0
+  done
+}
+kill_rank() { kill -KILL "$1" || true; }
+skewed_ranks() { disturbed skew "$@" && grep -q '^VERIFY PASSED' "$scratch/out"; }
+# Exit code 3, and who died of what.
+killed_rank() {
+  local status=0
+  disturbed kill_rank "$@" || status=$?
+  [[ $status -eq 3 ]] && grep -qE 'rank [0-9]+.* was killed by signal 9' "$scratch/out"
+}
+
 # Exits with code 3 unless a program can use a GPU.
 need_gpu() {
   local status=0
@@ -131,6 +165,21 @@ sanitizers() {
   done
 }
 
+# NCCL between ranks of one GPU, by every transport that one node has, and with ranks that are late or die.
+between_ranks() {
+  local n run=("$apps/gyre-attention" --backend cuda --comm nccl --share-gpus --tokens 8K --heads 8 --kv-heads 2
+    --head-dim 64 --schedule all -d bf16)
+  for n in 2 4; do
+    local check=(verified_or_lacks nccl ranks "$n" "${run[@]}" -w 0)
+    piece "gyre-attention, shared memory, on $n" with NCCL_P2P_DISABLE=1 -- "${check[@]}" -n 1
+    piece "gyre-attention, sockets, on $n" with NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 -- "${check[@]}" -n 1
+    piece "gyre-attention, nonblocking, on $n" with NCCL_COMM_BLOCKING=0 -- "${check[@]}" -n 1
+    piece "gyre-attention, late ranks, on $n" skewed_ranks ranks "$n" "${run[@]}" -n 100
+    piece "gyre-attention --cuda-graph, late ranks, on $n" skewed_ranks ranks "$n" "${run[@]}" -n 100 --cuda-graph
+    piece "gyre-attention, a killed rank, on $n" killed_rank ranks "$n" "${run[@]}" -n 100000
+  done
+}
+
 programs() {
   local n comm gpu=(--backend cuda) tokens=8K vocab=32K heads=(--heads 8 --kv-heads 2 --head-dim 64)
   if [[ $GYRE_SOFTGPU == 1 ]]; then
@@ -147,7 +196,7 @@ programs() {
       piece "gyre-attention $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-attention" "${with[@]}" \
         --tokens $tokens "${heads[@]}" --schedule all -d bf16 -n 1 -w 0
       [[ $comm != nccl ]] || piece "gyre-attention --cuda-graph $comm on $n" "${check[@]}" ranks "$n" \
-        "$apps/gyre-attention" "${with[@]}" --tokens $tokens "${heads[@]}" --schedule all -d bf16 -n 1 --cuda-graph
+        "$apps/gyre-attention" "${with[@]}" --tokens $tokens "${heads[@]}" --schedule all -d bf16 -n 10 --cuda-graph
       piece "gyre-logprobs $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-logprobs" "${with[@]}" \
         --op all --tokens 128 --vocab $vocab -d bf16 --tp "$n" -n 1 -w 0
       piece "gyre-pipeline $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-pipeline" "${with[@]}" \
@@ -160,6 +209,7 @@ run_tests() {
   need_gpu
   [[ ${1:-} == --apps-only ]] || unit_tests
   programs
+  [[ $GYRE_SOFTGPU == 1 ]] || between_ranks
   [[ ${1:-} == --apps-only ]] || sanitizers
   printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
   [[ $failed -eq 0 ]]

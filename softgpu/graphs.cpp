@@ -76,6 +76,9 @@ void add_work(CUstream_st& stream, std::function<Task()> make) {
   node.make = std::move(make);
   add_node(stream, std::move(node));
 }
+bool is_recorded(cudaStream_t stream) {
+  return resolve(stream).recorder != nullptr;
+}
 cudaError_t refuse_while_recording() {
   return refuse(open_recording().get(), cudaErrorStreamCaptureUnsupported);
 }

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <list>
-#include <set>
+#include <map>
 #include <utility>
 
 #include "nccl_internal.hpp"
@@ -23,14 +23,15 @@ namespace {
 
 std::string text_of(const Description& d, bool sent) {
   static const char* const ops[] = {"sum", "prod", "max", "min"};
+  const std::string memory = d.registered == 0 ? "" : " in registered memory";
   if (d.kind == Kind::send_recv)
     return std::string(sent ? "ncclSend" : "ncclRecv") + " of " + std::to_string(d.count) +
-           " bytes";
+           " bytes" + memory;
   const auto place = [](const char* side, long at) {
     return at < 0 ? std::string() : side + std::to_string(at) + " of a window";
   };
   const std::string what = " of " + std::to_string(d.count) + " " + name_of(d.type),
-                    where = place(" from byte ", d.from_at) + place(" to byte ", d.to_at);
+                    where = place(" from byte ", d.from_at) + place(" to byte ", d.to_at) + memory;
   if (d.kind == Kind::all_gather) return "ncclAllGather" + what + where;
   if (d.kind == Kind::broadcast)
     return "ncclBroadcast" + what + " from " + std::to_string(d.root) + where;
@@ -247,13 +248,16 @@ struct Grouped {
 };
 int group_depth = 0;
 std::vector<Grouped> group;
-void submit_group() {
+ncclResult_t submit_group() {
+  ncclResult_t result = ncclSuccess;
   for (Grouped& part : std::exchange(group, {})) {
     submit_made(part.stream, [comm = part.comm, calls = std::move(part.calls)] {
       auto operation = std::make_shared<Operation>(comm, calls);
       return Task{[operation] { return operation->step(); }, nullptr, true, {}};
     });
+    result = started(*part.comm);
   }
+  return result;
 }
 
 }  // namespace
@@ -263,10 +267,23 @@ bool in_nccl_group() {
 }
 
 namespace {
+std::map<const std::byte*, size_t> nccl_memory;  // bytes by the begin of a block
+}  // namespace
+
+bool is_nccl_memory(const void* pointer) {
+  const auto* at = static_cast<const std::byte*>(pointer);
+  const auto after = nccl_memory.upper_bound(at);
+  if (after == nccl_memory.begin()) return false;
+  const auto& [begin, bytes] = *std::prev(after);
+  return at < begin + bytes;
+}
+
+namespace {
 
 ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const Call& call) {
   if (comm == nullptr || comm->shared->aborted) return fail(ncclInvalidArgument, "no communicator");
   const Shared& shared = *comm->shared;
+  if (shared.in_progress) return fail(ncclInvalidUsage, "the communicator is still in progress");
   for (const void* data : {static_cast<const void*>(call.from), static_cast<const void*>(call.to)})
     if (data != nullptr && call.description.count > 0 && place_of(data) != Place::device)
       return fail(ncclInvalidArgument, "an array that is not in device memory");
@@ -279,13 +296,18 @@ ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const Call& call) {
   auto part = std::find_if(group.begin(), group.end(), same);
   if (part == group.end()) part = group.insert(part, {comm->shared, stream, {}});
   part->calls.push_back(call);
-  if (call.peer < 0) {
-    Description& description = part->calls.back().description;
+  Description& description = part->calls.back().description;
+  // A graph registers what is in memory of ncclMemAlloc. NCCL's behaviour is undefined where one
+  // rank of an operation passes registered memory and another does not.
+  if (is_recorded(stream) && call.description.count > 0)
+    description.registered = int{is_nccl_memory(call.from)} | 2 * int{is_nccl_memory(call.to)};
+  if (call.peer >= 0) {
+    description.registered = description.registered != 0;
+  } else {
     description.from_at = shared.in_window(call.from);
     description.to_at = shared.in_window(call.to);
   }
-  if (group_depth == 0) submit_group();
-  return ncclSuccess;
+  return group_depth == 0 ? submit_group() : ncclSuccess;
 }
 
 Call call_of(Kind kind, const void* from, void* to, size_t count, ncclDataType_t type, int op = 0,
@@ -315,20 +337,13 @@ using softgpu::call_of;
 using softgpu::Kind;
 using softgpu::message_of;
 
-namespace {
-std::set<const void*> nccl_memory;
-}  // namespace
-
-bool softgpu::is_nccl_memory(const void* pointer) {
-  return nccl_memory.contains(pointer);
-}
 ncclResult_t ncclMemAlloc(void** pointer, size_t bytes) {
   if (cudaMalloc(pointer, bytes) != cudaSuccess) return ncclUnhandledCudaError;
-  nccl_memory.insert(*pointer);
+  softgpu::nccl_memory[static_cast<const std::byte*>(*pointer)] = bytes;
   return ncclSuccess;
 }
 ncclResult_t ncclMemFree(void* pointer) {
-  if (nccl_memory.erase(pointer) == 0)
+  if (softgpu::nccl_memory.erase(static_cast<const std::byte*>(pointer)) == 0)
     return softgpu::fail(ncclInvalidArgument, "memory that is not of ncclMemAlloc");
   return cudaFree(pointer) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
@@ -340,8 +355,7 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   if (softgpu::group_depth == 0)
     return softgpu::fail(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
-  if (--softgpu::group_depth == 0) softgpu::submit_group();
-  return ncclSuccess;
+  return --softgpu::group_depth == 0 ? softgpu::submit_group() : ncclSuccess;
 }
 
 ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer,

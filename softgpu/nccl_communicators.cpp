@@ -146,6 +146,12 @@ long Shared::in_window(const void* data) const {
   return -1;
 }
 
+ncclResult_t started(Shared& comm) {
+  const char* blocking = std::getenv("NCCL_COMM_BLOCKING");
+  comm.in_progress = blocking != nullptr && *blocking == '0';
+  return comm.in_progress ? ncclInProgress : ncclSuccess;
+}
+
 void Shared::stop_listening() {
   if (notice_request == MPI_REQUEST_NULL) return;
   MPI_Cancel(&notice_request);
@@ -202,12 +208,12 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
   for (const softgpu::Member& member : members) shared->world.push_back(member.world);
   shared->listen();
   *comm = new ncclComm{std::move(shared)};
-  return ncclSuccess;
+  return started(*(*comm)->shared);
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t*) {
   *part = nullptr;
-  const softgpu::Shared& parent = *comm->shared;
+  softgpu::Shared& parent = *comm->shared;
   if (parent.aborted) return softgpu::fail(ncclInvalidUsage, "the communicator was aborted");
   if (parent.pending > 0)
     softgpu::die("ncclCommSplit while operations of the communicator are under way");
@@ -227,7 +233,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
   }
   shared->listen();
   *part = new ncclComm{std::move(shared)};
-  return ncclSuccess;
+  started(*(*part)->shared);
+  return started(*comm->shared);
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
@@ -284,10 +291,12 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   comm->shared->hear();
-  *error = comm->shared->error;
+  *error = std::exchange(comm->shared->in_progress, false) ? ncclInProgress : comm->shared->error;
   return ncclSuccess;
 }
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
+  if (comm->shared->in_progress)
+    return softgpu::fail(ncclInvalidUsage, "the communicator is still in progress");
   *rank = comm->shared->rank;
   return ncclSuccess;
 }

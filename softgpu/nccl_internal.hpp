@@ -30,6 +30,7 @@ struct Description {
   int type = 0, op = 0, root = 0;  // send_recv: 0; types may differ
   size_t count = 0;                // of elements; send_recv: of bytes
   long from_at = -1, to_at = -1;   // of a collective: offsets in windows; -1: in none
+  int registered = 0;              // bits 0 and 1: recorded, with input and output in NCCL's memory
   bool operator==(const Description&) const = default;
 };
 
@@ -44,7 +45,8 @@ struct Shared {
   bool aborted = false;
   ncclResult_t error = ncclSuccess;
   std::string last_error;
-  int pending = 0;  // operations in streams
+  int pending = 0;           // operations in streams
+  bool in_progress = false;  // since a call that did not block, until its state was asked for
   int notice = 0;
   MPI_Request notice_request = MPI_REQUEST_NULL;
   std::list<ncclWindow_vidmem> windows = {};
@@ -60,6 +62,9 @@ struct Shared {
   void stop_listening();
 };
 
+/// Returns the result of a call that has started something on a communicator: ncclInProgress with
+/// NCCL_COMM_BLOCKING=0, else ncclSuccess.
+ncclResult_t started(Shared& comm);
 /// Keeps the text for ncclGetLastError, and returns `result`.
 ncclResult_t fail(ncclResult_t result, std::string why);
 

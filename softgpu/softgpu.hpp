@@ -104,6 +104,8 @@ bool in_use(const void* begin, const void* end);
 
 // ---- graphs.cpp
 
+/// Whether work of the stream is being recorded.
+bool is_recorded(cudaStream_t stream);
 /// What a call that waits for the device, or gets memory, returns while a stream is recorded.
 cudaError_t refuse_while_recording();
 /// Breaks the recording of a stream and returns the error; cudaSuccess where none is recorded.

@@ -16,7 +16,7 @@ bool throw_errors(bool on);
 /// What orders of threads are drawn from: GYRE_SOFTGPU_SEED, or another number in every process.
 uint64_t seed();
 
-/// Whether ncclMemAlloc gave this.
+/// Whether this is in a block of ncclMemAlloc.
 bool is_nccl_memory(const void* pointer);
 
 /// How often this process has waited for a stream, an event or the device so far.

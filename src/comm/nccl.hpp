@@ -12,11 +12,12 @@ namespace gyre {
 /// NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment.
 bool nccl_shares_gpus();
 
-/// Allocates later device buffers of at least `least_bytes` with NCCL, in multiples of 2 MiB. NCCL
-/// can register this memory, and does so for recorded operations (NCCL_GRAPH_REGISTER); transfers
-/// then need no copies through NCCL's buffers. Returns false without effect if NCCL is older than
-/// 2.19 or not in the build.
-bool use_nccl_memory(size_t least_bytes = size_t{2} << 20);
+/// Allocates all later device buffers by ncclMemAlloc, in multiples of 2 MiB. NCCL can register
+/// this memory for windows and, with NCCL_GRAPH_REGISTER=1, for recorded operations; transfers then
+/// need no copies through NCCL's buffers. NCCL hangs if one rank of an operation passes registered
+/// memory and another does not; therefore all buffers of all ranks come from it, whatever their
+/// size. Returns false without effect if NCCL is older than 2.19 or not in the build.
+bool use_nccl_memory();
 
 /// Returns a communicator over `host`, the MPI communicator of all ranks, on each rank's current
 /// device (see cuda_device.hpp). Broadcasts the unique id over `host`, then runs a barrier, because

@@ -1,5 +1,7 @@
 #include "comm/nccl_channel.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <exception>
 #include <string>
@@ -7,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "runtime/host.hpp"
+#include "runtime/watchdog.hpp"
 
 namespace gyre {
 
@@ -47,6 +50,18 @@ void Channel::require_usable(std::string_view what) const {
     throw_runtime("{}: the NCCL communicator was aborted after an earlier error", what);
 }
 
+void Channel::check(ncclResult_t result, std::string_view call, std::string_view file, int line) {
+  if (result == ncclInProgress) {
+    const WaitScope scope(call, world_ranks);
+    while (result == ncclInProgress) {
+      sched_yield();
+      const ncclResult_t asked = ncclCommGetAsyncError(comm, &result);
+      if (asked != ncclSuccess) result = asked;
+    }
+  }
+  if (result != ncclSuccess) fail(result, call, file, line);
+}
+
 void Channel::check_progress(std::string_view what) {
   require_usable(what);
   ncclResult_t state = ncclSuccess;
@@ -85,7 +100,7 @@ void Group::end() {
 }
 
 void Group::note(ncclResult_t result, const char* call) {
-  if (first_error_ != ncclSuccess || result == ncclSuccess) return;
+  if (first_error_ != ncclSuccess || result == ncclSuccess || result == ncclInProgress) return;
   first_error_ = result;
   failed_call_ = call;
 }

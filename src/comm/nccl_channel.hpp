@@ -53,10 +53,9 @@ struct Channel {
 
   /// Throws a runtime error if the communicator was aborted.
   void require_usable(std::string_view what) const;
-  /// Throws by fail() if `result` is an error.
-  void check(ncclResult_t result, std::string_view call, std::string_view file, int line) {
-    if (result != ncclSuccess) fail(result, call, file, line);
-  }
+  /// Throws by fail() if `result` is an error. Waits while it is ncclInProgress, which calls return
+  /// with NCCL_COMM_BLOCKING=0.
+  void check(ncclResult_t result, std::string_view call, std::string_view file, int line);
   /// Throws if a started operation has failed since, by a dead peer or a lost link.
   void check_progress(std::string_view what);
   /// Aborts the communicator and throws a runtime error that names call, place, rank and host.

@@ -24,7 +24,7 @@ namespace {
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
 
-bool use_nccl_memory(size_t least_bytes) {
+bool use_nccl_memory() {
   if (!library_is(NCCL_VERSION(2, 19, 0))) return false;
   const auto allocate = [](size_t bytes) -> void* {
     void* block = nullptr;
@@ -39,13 +39,13 @@ bool use_nccl_memory(size_t least_bytes) {
     blocks().erase(block);
     (void)ncclMemFree(block);
   };
-  use_device_memory_of({allocate, release, least_bytes});
+  use_device_memory_of({allocate, release});
   return true;
 }
 
 #else
 
-bool use_nccl_memory(size_t /*least_bytes*/) {
+bool use_nccl_memory() {
   return false;
 }
 

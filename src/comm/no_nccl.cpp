@@ -10,7 +10,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(Communicator& /*host*/) {
   throw_runtime("communication by NCCL: this build has no NCCL");
 }
 
-bool use_nccl_memory(size_t /*least_bytes*/) {
+bool use_nccl_memory() {
   return false;
 }
 

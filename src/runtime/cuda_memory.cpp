@@ -126,6 +126,7 @@ void throw_cuda(cudaError_t code, const char* call, const char* file, int line) 
 }
 
 void use_device_memory_of(const DeviceMemoryLibrary& library) {
+  pools().device.replace_blocks();
   pools().device_memory.use(library);
 }
 

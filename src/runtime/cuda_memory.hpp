@@ -42,10 +42,8 @@ void cuda_release(void* pointer, MemorySpace space) noexcept;
 struct DeviceMemoryLibrary {
   void* (*allocate)(size_t bytes);  ///< returns nullptr if memory is exhausted
   void (*release)(void* block);
-  size_t least_bytes;  ///< minimum size of a block requested from it
 };
-/// Allocates later large blocks that the pool does not hold from `library`. No effect in a build
-/// without CUDA.
+/// Allocates all later device buffers from `library`. No effect in a build without CUDA.
 void use_device_memory_of(const DeviceMemoryLibrary& library);
 
 /// Number of releases of device memory by this process so far. Holders of addresses that they do

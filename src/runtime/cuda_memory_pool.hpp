@@ -25,14 +25,14 @@ class MemorySource {
   [[noreturn]] virtual void fail(size_t bytes) = 0;
 };
 
-/// A source that takes large blocks from a library once one is set.
+/// A source that takes blocks from a library once one is set.
 class LibrarySource final : public MemorySource {
  public:
   explicit LibrarySource(MemorySource& usual) : usual_(usual) {}
   void use(const DeviceMemoryLibrary& library) { library_ = library; }
 
   void* allocate(size_t bytes) override {
-    if (!library_ || bytes < library_->least_bytes) return usual_.allocate(bytes);
+    if (!library_) return usual_.allocate(bytes);
     void* block = library_->allocate(bytes);
     if (block != nullptr) from_library_[block] = library_->release;
     return block;
@@ -88,7 +88,7 @@ class MemoryPool {
       }
       if (pointer == nullptr) source_.fail(bytes);
     }
-    taken_[pointer] = block;
+    taken_[pointer] = {block, keeps_};
     return pointer;
   }
 
@@ -96,11 +96,18 @@ class MemoryPool {
     const std::lock_guard lock(mutex_);
     const auto found = taken_.find(pointer);
     if (found == taken_.end()) return;
-    if (keeps_)
-      ready_[found->second].push_back(pointer);
+    if (found->second.keeps)
+      ready_[found->second.block].push_back(pointer);
     else
       source_.release(pointer);
     taken_.erase(found);
+  }
+
+  /// Hands out no block again that exists now: the source allocates another kind from now on.
+  void replace_blocks() noexcept {
+    const std::lock_guard lock(mutex_);
+    drop_all();
+    for (auto& [pointer, taken] : taken_) taken.keeps = false;
   }
 
   /// Bytes of the free blocks of `device`.
@@ -118,6 +125,10 @@ class MemoryPool {
     size_t bytes;
     auto operator<=>(const Block&) const = default;
   };
+  struct Taken {
+    Block block;
+    bool keeps;
+  };
 
   void drop_all() noexcept {
     for (auto& [block, pointers] : ready_) {
@@ -130,7 +141,7 @@ class MemoryPool {
   bool keeps_;
   mutable std::mutex mutex_;
   std::map<Block, std::vector<void*>> ready_;
-  std::unordered_map<void*, Block> taken_;
+  std::unordered_map<void*, Taken> taken_;
 };
 
 }  // namespace gyre

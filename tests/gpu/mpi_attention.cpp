@@ -42,7 +42,7 @@ class DeviceAttention : public test::GpuTest {
     GpuTest::SetUp();
     if (IsSkipped()) return;
 #ifdef GYRE_WITH_NCCL
-    use_nccl_memory(1);
+    use_nccl_memory();
 #endif
     group_ = make_staged_communicator(world());
     kernel_ = make_cuda_kernel(stream());
