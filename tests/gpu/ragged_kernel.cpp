@@ -100,6 +100,15 @@ TEST_P(RaggedKernelGpu, KeysThatDescendAndOverlap) {
                          full(199, 100, 5, 200)}));
 }
 
+TEST_P(RaggedKernelGpu, Staircases) {
+  for (const int64_t length : {40, 65}) {
+    std::vector<Rectangle> steps;
+    for (int64_t begin = 0; begin < 7 * length; begin += length)
+      steps.push_back({LocalToken(begin), length, LocalToken(0), begin + length, {}});
+    check_library(problem(heads_of(2, 1, head_dim()), 7 * length, 7 * length, steps));
+  }
+}
+
 TEST_P(RaggedKernelGpu, SeveralRectanglesForTheSameRows) {
   check_library(problem(heads_of(2, 1, head_dim()), 130, 400,
                         {full(0, 130, 0, 70), causal(0, 130, 150, 130, 0), full(50, 60, 80, 65),

@@ -6,9 +6,11 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <set>
 
+#include "attention/kernels/staircase.hpp"
 #include "layout_cases.hpp"
 
 namespace gyre {
@@ -61,8 +63,22 @@ Rectangle arbitrary_rectangle(int64_t row) {
                {{3, rc::gen::just<int64_t>(0)}, {1, rc::gen::inRange<int64_t>(1, 30)}})}};
 }
 
+/// Steps of adjacent queries from `row` on that see keys from `key` on, each more than the last.
+std::vector<Rectangle> staircase(int64_t row, int64_t key, std::span<const int64_t> lengths) {
+  std::vector<Rectangle> steps;
+  int64_t begin = row, keys = 0;
+  for (const int64_t length : lengths) {
+    keys += length;
+    steps.push_back({LocalToken(begin), length, LocalToken(key), keys, {}});
+    begin += length;
+  }
+  return steps;
+}
+
 std::vector<Rectangle> arbitrary_rectangles() {
-  std::vector<Rectangle> rectangles;
+  std::vector<Rectangle> rectangles = staircase(
+      *rc::gen::inRange(0, 9), *rc::gen::inRange(0, 9),
+      *rc::gen::resize(12, rc::gen::container<std::vector<int64_t>>(rc::gen::inRange(1, 5))));
   const int count = *rc::gen::inRange(0, 9);
   for (int i = 0; i < count; ++i) rectangles.push_back(arbitrary_rectangle(4 * i));
   return rectangles;
@@ -75,6 +91,34 @@ TEST(RaggedPlan, HasEveryVisiblePairOnceAndNoOther) {
         plan_ragged(rectangles, *rc::gen::element(false, false, true),
                     *rc::gen::inRange<int64_t>(1, 6), *rc::gen::inRange<int64_t>(1, 40));
     RC_ASSERT(pairs_of(plan) == pairs_of(rectangles));
+  }));
+}
+
+TEST(RaggedPlan, AStaircaseOfEqualStepsIsALogarithmOfEvenBatches) {
+  const std::vector<int64_t> lengths(128, 256);
+  const RaggedPlan plan = plan_ragged(staircase(0, 0, lengths), false, 1024, 2 * 32768);
+  ASSERT_EQ(plan.batches.size(), 8U);
+  for (const RaggedBatch& batch : plan.batches) {
+    EXPECT_NE(even_batch(batch), std::nullopt);
+    EXPECT_LE(batch.k_rows, 32768);
+  }
+  const FirstWriters keys = first_writers(plan.batches, RaggedRows::k, 32768);
+  EXPECT_TRUE(keys.first.front());
+  EXPECT_TRUE(keys.rest.empty());
+}
+
+TEST(RaggedPlan, EntriesOfAStaircaseShareNoRows) {
+  EXPECT_TRUE(rc::check("disjoint", [] {
+    const auto steps = *rc::gen::inRange<size_t>(0, 40);
+    const RaggedPlan plan = plan_ragged(
+        staircase(3, 5, *rc::gen::container<std::vector<int64_t>>(steps, rc::gen::inRange(1, 5))),
+        false, 1024, no_limit);
+    if (steps < least_steps) return;
+    RC_ASSERT(plan.batches.size() <= 2 * static_cast<size_t>(std::bit_width(steps)));
+    for (const RaggedBatch& batch : plan.batches) {
+      RC_ASSERT(query_rounds(batch).size() == 1);
+      RC_ASSERT(key_rounds(batch).size() == 1);
+    }
   }));
 }
 

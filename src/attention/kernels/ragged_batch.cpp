@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "attention/kernels/staircase.hpp"
 #include "core/error.hpp"
 
 namespace gyre {
@@ -72,9 +73,7 @@ Parts diagonal_parts(const Rectangle& r) {
 /// Entries of a rectangle; a remainder sets `reason`.
 Parts parts_of(const Rectangle& r, NotRagged& reason) {
   if (r.q_length <= 0 || r.k_length <= 0) return {};
-  const bool nothing_behind = r.mask.begin_key(r.q_length - 1) <= 0;
-  if (nothing_behind && r.mask.end_key(0) >= r.k_length)
-    return {{part_of(r, RaggedMask::full, 0, r.q_length, r.k_length)}, {}};
+  if (is_full(r)) return {{part_of(r, RaggedMask::full, 0, r.q_length, r.k_length)}, {}};
   if (r.q_length == 1) {  // for any strides
     const int64_t begin = std::max<int64_t>(0, r.mask.begin_key(0));
     const int64_t keys = std::min(r.k_length, r.mask.end_key(0)) - begin;
@@ -86,7 +85,7 @@ Parts parts_of(const Rectangle& r, NotRagged& reason) {
   reason = r.mask.window > 0 ? NotRagged::window : NotRagged::strides;
   if (!r.mask.causal || r.mask.q_stride != r.mask.k_stride) return {{}, r};
   Rectangle seen = r;
-  if (nothing_behind) seen.mask.window = 0;
+  if (r.mask.begin_key(r.q_length - 1) <= 0) seen.mask.window = 0;  // hides no key
   return diagonal_parts(seen);
 }
 
@@ -189,7 +188,7 @@ RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles,
     complete(batch);
     plan.batches.push_back(std::exchange(batch, {}));
   };
-  for (const Rectangle& r : rectangles) {
+  const auto add = [&](const Rectangle& r) {
     NotRagged reason = NotRagged::fixed_tiles;
     const Parts parts = fixed_tiles ? Parts{{}, r} : parts_of(r, reason);
     if (parts.rest) {
@@ -207,8 +206,15 @@ RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles,
       batch.window = part.window;
       append(batch, part.entry);
     }
+  };
+  if (fixed_tiles) {
+    for (const Rectangle& r : rectangles) add(r);
+    return plan;
   }
-  for (auto& [key, batch] : open) close(batch);
+  for (const std::vector<Rectangle>& layer : staircase_layers(rectangles)) {
+    for (const Rectangle& r : layer) add(r);
+    for (auto& [key, batch] : open) close(batch);
+  }
   return plan;
 }
 

@@ -1,0 +1,100 @@
+#include "attention/kernels/staircase.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <utility>
+
+namespace gyre {
+namespace {
+
+int64_t queries_end(const Rectangle& r) {
+  return r.q_begin.value() + r.q_length;
+}
+LocalToken keys_end(const Rectangle& r) {
+  return r.k_begin + r.k_length;
+}
+
+class Layers {
+ public:
+  /// Adds the pairs of `steps` with keys from `begin` on.
+  void split(std::span<const Rectangle> steps, LocalToken begin) {
+    const Rectangle& top = steps.front();
+    if (steps.size() == 1) {
+      steps_.push_back(
+          {top.q_begin, top.q_length, begin, keys_end(top).value() - begin.value(), {}});
+      return;
+    }
+    // Equal sizes at all places of a level: the first part has a power of two of steps.
+    const size_t first = std::bit_floor(steps.size() - 1);
+    const LocalToken middle = keys_end(steps[first - 1]), row = steps[first].q_begin;
+    split(steps.first(first), begin);
+    add(first,
+        {row, queries_end(steps.back()) - row.value(), begin, middle.value() - begin.value(), {}});
+    split(steps.subspan(first), middle);
+  }
+
+  /// The layers, the first of which also has `others`.
+  std::vector<std::vector<Rectangle>> with(std::vector<Rectangle> others) && {
+    others.insert(others.end(), steps_.begin(), steps_.end());
+    std::vector<std::vector<Rectangle>> layers = {std::move(others)};
+    for (auto& [level, rectangles] : levels_) layers.push_back(std::move(rectangles));
+    return layers;
+  }
+
+ private:
+  /// Rectangles of other sizes than the first of their level are a layer of their own.
+  void add(size_t level, const Rectangle& r) {
+    const std::vector<Rectangle>& like = levels_[{level, false}];
+    const bool differs = !like.empty() && (like.front().q_length != r.q_length ||
+                                           like.front().k_length != r.k_length);
+    levels_[{level, differs}].push_back(r);
+  }
+
+  std::vector<Rectangle> steps_;
+  std::map<std::pair<size_t, bool>, std::vector<Rectangle>> levels_;
+};
+
+bool continues(const std::vector<Rectangle>& steps, const Rectangle& r) {
+  return !steps.empty() && queries_end(steps.back()) == r.q_begin.value() &&
+         steps.back().k_length < r.k_length;
+}
+
+}  // namespace
+
+bool is_full(const Rectangle& r) {
+  return r.mask.begin_key(r.q_length - 1) <= 0 && r.mask.end_key(0) >= r.k_length;
+}
+
+std::vector<std::vector<Rectangle>> staircase_layers(std::span<const Rectangle> rectangles) {
+  // By first key: steps of a staircase that may go on, and the places of its rectangles.
+  struct Open {
+    std::vector<Rectangle> steps;
+    std::vector<size_t> places;
+  };
+  std::map<LocalToken, Open> open;
+  std::vector<bool> split(rectangles.size(), false);
+  Layers layers;
+  const auto close = [&](Open& staircase) {
+    if (std::ssize(staircase.steps) >= least_steps) {
+      layers.split(staircase.steps, staircase.steps.front().k_begin);
+      for (const size_t place : staircase.places) split[place] = true;
+    }
+    staircase = {};
+  };
+  for (size_t i = 0; i < rectangles.size(); ++i) {
+    const Rectangle& r = rectangles[i];
+    if (r.q_length <= 0 || r.k_length <= 0 || !is_full(r)) continue;
+    Open& staircase = open[r.k_begin];
+    if (!continues(staircase.steps, r)) close(staircase);
+    staircase.steps.push_back(r);
+    staircase.places.push_back(i);
+  }
+  for (auto& [begin, staircase] : open) close(staircase);
+  std::vector<Rectangle> others;
+  for (size_t i = 0; i < rectangles.size(); ++i)
+    if (!split[i]) others.push_back(rectangles[i]);
+  return std::move(layers).with(std::move(others));
+}
+
+}  // namespace gyre
