@@ -11,6 +11,8 @@ PART is one of:
     attention         causal, bf16, forward and backward: gyre-attention (its executor, kernel cudnn and
                       kernel tiled) against scaled_dot_product_attention with PyTorch's cuDNN backend
                       and with its flash backend
+    masks             packed documents, a window, blocks and a shared prefix: gyre-attention against
+                      compiled FlexAttention with a block mask, which is made before the time begins
     logprob-entropy   bf16 logits: gyre-logprobs, gradients in place, against eager PyTorch after a
                       cast to f32 (log_softmax, gather, sum(p log p)), and torch.compile of it
 
@@ -36,6 +38,30 @@ import gyre_result  # noqa: E402
 SKIPPED, FAILED = 77, 1
 
 HEADS, KV_HEADS = 16, 8
+
+# Options of gyre-attention, and whether a query sees a key, of positions as tensors.
+MASKS = {
+    "documents 16 x 2048": (
+        ["--gen", "dist=fixed,count=16,length=2048", "--capacity", "32768"],
+        32768,
+        lambda q, k: (q >= k) & (q // 2048 == k // 2048),
+    ),
+    "window 4096 of 32768": (
+        ["--tokens", "32768", "--mask", "causal,window=4096"],
+        32768,
+        lambda q, k: (q >= k) & (q - k < 4096),
+    ),
+    "blocks of 256 of 32768": (
+        ["--tokens", "32768", "--mask", "block-causal,block=256"],
+        32768,
+        lambda q, k: q // 256 >= k // 256,
+    ),
+    "prefix 1024 + 64 x 512": (
+        ["--tokens", "33792", "--mask", "shared-prefix,prompt=1024,answer=512"],
+        33792,
+        lambda q, k: (q >= k) & ((k < 1024) | ((q - 1024) // 512 == (k - 1024) // 512)),
+    ),
+}
 
 
 def skip(reason):
@@ -164,6 +190,34 @@ def attention_sides(torch, build, tokens, head_dim):
     }
 
 
+def mask_sides(torch, build, name):
+    from torch.nn.attention import flex_attention as flex  # pylint: disable=import-error
+
+    heads, kv_heads, head_dim = 32, 8, 128
+    arguments, tokens, sees = MASKS[name]
+
+    def tensor(count, grad=True):
+        x = torch.randn(1, count, tokens, head_dim, device="cuda", dtype=torch.bfloat16)
+        return x.requires_grad_(grad)
+
+    def theirs():
+        q, k, v = tensor(heads), tensor(kv_heads), tensor(kv_heads)
+        mask = flex.create_block_mask(lambda b, h, q, k: sees(q, k), None, None, tokens, tokens)
+        attention = torch.compile(flex.flex_attention)
+        forward = lambda: attention(q, k, v, block_mask=mask, enable_gqa=True)  # noqa: E731
+        return forward_and_backward(torch, forward, (q, k, v), (tensor(heads, grad=False),))
+
+    return {
+        "gyre": lambda: our_times(
+            [os.path.join(build, "apps", "gyre-attention"), *arguments, "-d", "bf16",
+             "--heads", str(heads), "--kv-heads", str(kv_heads), "--head-dim", str(head_dim),
+             "--partial-out", "bf16", "--partial-dq", "bf16", "--layout", "contiguous",
+             "--schedule", "ring", "--check", "none"]
+        ),
+        "torch flex": theirs,
+    }  # fmt: skip
+
+
 def logprob_sides(torch, build, tokens, vocab):
     z = torch.randn(tokens, vocab, device="cuda", dtype=torch.bfloat16).requires_grad_()
     ids = torch.randint(vocab, (tokens,), device="cuda")
@@ -208,7 +262,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", nargs="?", default="build/cuda")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--only", choices=["attention", "logprob-entropy"])
+    parser.add_argument("--only", choices=["attention", "masks", "logprob-entropy"])
     parser.add_argument("--record", metavar="FOLDER")
     options = parser.parse_args()
     try:
@@ -223,7 +277,8 @@ def main():
         (f"attention D={d} tokens={t}", "gyre cudnn", attention_sides, (t, d))
         for d in (64, 128)
         for t in (8192, 16384, 32768)
-    ] + [(f"logprob-entropy V={v}", "gyre", logprob_sides, (4096, v)) for v in (32768, 152064)]
+    ] + [(f"masks {name}", "gyre", mask_sides, (name,)) for name in MASKS]
+    cases += [(f"logprob-entropy V={v}", "gyre", logprob_sides, (4096, v)) for v in (32768, 152064)]
     cases = [case for case in cases if case[0].startswith(options.only or "")]
     results = {"device": device, "torch": torch.__version__, "repetitions": options.repetitions, "cases": []}
     for case, ours, sides, shape in cases:
