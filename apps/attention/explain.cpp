@@ -29,7 +29,8 @@ struct Choice {
 
 void check_size(const AttentionWorkload& workload, const AttentionOptions& o,
                 const Choice& choice) {
-  check_plan_size(choice.schedule, "explained", o.cp, most_kept_entries, [&](int ranks) {
+  const PlannedRequest asked{choice.schedule, "explained", o.cp, workload.tokens()};
+  check_plan_size(asked, most_kept_entries, [&](int ranks) {
     LayoutOptions options = o.layout_options();
     options.cp = ranks;
     const WorkloadLayout placed(workload, choice.layout, options);

@@ -20,9 +20,7 @@ int64_t AttentionWorkload::longest() const {
 }
 
 int64_t AttentionWorkload::pairs() const {
-  int64_t sum = 0;
-  for (int64_t d = 0; d < documents(); ++d) sum += visible_pairs(length(d), mask, d);
-  return sum * heads.heads;
+  return pairs_of_heads(offsets, mask, heads.heads);
 }
 
 AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
@@ -34,8 +32,8 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
   workload.origin = fmt::format("{} x {} tokens", o.batch, size);
   if (!o.generate.empty()) lengths = generated_lengths(o.generate, o.capacity, workload.origin);
   for (const int64_t length : lengths) workload.offsets.push_back(workload.offsets.back() + length);
-  check_pairs(workload.offsets, workload.heads.heads);
   workload.mask = o.mask.of(lengths);
+  workload.pairs();  // throws when they cannot be counted
   if (o.sinks) workload.sinks = random_sinks(o.heads, static_cast<uint64_t>(o.seed));
   return workload;
 }

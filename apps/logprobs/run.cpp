@@ -7,6 +7,7 @@
 
 #include "apps/logprobs/registry.hpp"
 #include "comm/agree.hpp"
+#include "core/index.hpp"
 #include "core/special_values.hpp"
 #include "report/result.hpp"
 #include "report/value.hpp"
@@ -237,8 +238,7 @@ int64_t planned_bytes(const LogprobsOperation& operation, bool upstream,
   const auto picks = static_cast<double>(std::max(problem.picks, problem.top));
   // A few arrays of a number or of `picks` a token, and their copies from all ranks.
   const double small = run.tokens() * (40 + 24 * picks + 8 * o.tp * (1 + picks));
-  if (operation.bytes_without_logits)
-    return static_cast<int64_t>(small + operation.bytes_without_logits(run));
+  if (operation.bytes_without_logits) return saturated(small + operation.bytes_without_logits(run));
   const MatrixNeeds& needs = operation.matrices;
   const bool differentiates = operation.has_backward() && o.pass != "fwd";
   const double backward = differentiates ? needs.backward : 0;
@@ -247,7 +247,7 @@ int64_t planned_bytes(const LogprobsOperation& operation, bool upstream,
              (needs.output + (differentiates ? needs.d_output : 0));
   if (upstream) element += 4 * needs.upstream;
   if (!o.output.empty() && backward > 0) element += 4;  // the gradient, kept for the file
-  return static_cast<int64_t>(small + run.tokens() * run.columns() * element);
+  return saturated(small + run.tokens() * run.columns() * element);
 }
 
 std::string why_not(const LogprobsOperation& operation, bool upstream,

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 namespace gyre {
 namespace {
 
-double megabytes(int64_t bytes) {
+template <class Bytes>
+double megabytes(Bytes bytes) {
   return static_cast<double>(bytes) / 1e6;
 }
 
@@ -70,9 +72,8 @@ ResultEntry entry_of(const PredictedRow& row, const Table<PredictedRow>& table) 
   entry.measurements = table.fields(row);
   entry.units = table.units();
   entry.flops = row.flops;
-  double wire = 0;
-  for (const int64_t bytes : row.prediction.bytes_by_tier) wire += static_cast<double>(bytes);
-  entry.bytes_wire = wire;
+  const std::vector<double>& wire = row.prediction.bytes_by_tier;
+  entry.bytes_wire = std::accumulate(wire.begin(), wire.end(), 0.0);
   return entry;
 }
 

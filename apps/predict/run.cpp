@@ -80,13 +80,6 @@ void apply_link(const std::string& text, MachineModel& machine) {
 
 }  // namespace
 
-int64_t PredictedDocuments::pairs(int64_t heads, const MaskRule& mask) const {
-  int64_t sum = 0;
-  for (size_t d = 0; d + 1 < offsets.size(); ++d)
-    sum += visible_pairs(offsets[d + 1] - offsets[d], mask, static_cast<int64_t>(d));
-  return sum * heads;
-}
-
 std::vector<PredictedDocuments> documents_of(const PredictOptions& o) {
   std::vector<PredictedDocuments> all;
   const auto add = [&](const std::vector<int64_t>& lengths, std::string origin) {
@@ -94,7 +87,8 @@ std::vector<PredictedDocuments> documents_of(const PredictOptions& o) {
     documents.origin = std::move(origin);
     for (const int64_t length : lengths)
       documents.offsets.push_back(documents.offsets.back() + length);
-    check_pairs(documents.offsets, o.head_shape().heads);
+    // Throws when the pairs cannot be counted.
+    pairs_of_heads(documents.offsets, o.mask.of(lengths), o.head_shape().heads);
     all.push_back(std::move(documents));
   };
   if (!o.generate.empty()) {
@@ -127,7 +121,8 @@ std::string PredictedRow::algorithms() const {
 }
 
 std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& checks) {
-  check_plan_size(c.schedule, "predicted", c.cp, most_streamed_entries, [&](int ranks) {
+  const PlannedRequest asked{c.schedule, "predicted", c.cp, c.documents.tokens()};
+  check_plan_size(asked, most_streamed_entries, [&](int ranks) {
     const PredictedCase smaller{c.options, c.documents, ranks, c.schedule, c.layout, c.machine};
     const PaddedLayout placed = layout_of(smaller);
     return estimated_entries(c.schedule, problem_of(smaller, placed));
@@ -135,7 +130,7 @@ std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& che
   const PaddedLayout placed = layout_of(c);
   const AttentionProblem problem = problem_of(c, placed);
   const ElementTypes types = c.options.types();
-  const int64_t pairs = c.documents.pairs(problem.heads.heads, problem.mask);
+  const int64_t pairs = pairs_of_heads(c.documents.offsets, problem.mask, problem.heads.heads);
   std::vector<PredictedRow> rows;
   for (PassPrediction& prediction :
        predict({c.schedule, problem, types, {0, c.options.tp}}, c.machine)) {

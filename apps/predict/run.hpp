@@ -16,8 +16,6 @@ struct PredictedDocuments {
   std::vector<int64_t> offsets = {0};  ///< [documents + 1]
   std::string origin;
   int64_t tokens() const { return offsets.back(); }
-  /// Visible pairs, times the query heads.
-  int64_t pairs(int64_t heads, const MaskRule& mask) const;
 };
 /// Those of each size of the options.
 std::vector<PredictedDocuments> documents_of(const PredictOptions& o);

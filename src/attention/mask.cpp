@@ -212,21 +212,32 @@ int64_t DocumentMask::pairs(int64_t queries) const {
   return sum;
 }
 
-void check_pairs(std::span<const int64_t> offsets, int64_t heads) {
-  double pairs = 0;
-  for (size_t d = 0; d + 1 < offsets.size(); ++d) {
-    const auto length = static_cast<double>(offsets[d + 1] - offsets[d]);
-    pairs += length * length * static_cast<double>(heads);
-  }
-  constexpr double most = 0x1p63;
-  if (pairs > most)
-    throw_usage(
-        "{} tokens under {} heads have {:.3g} pairs of a query and a key; at most 2^63 are counted",
-        offsets.back(), heads, pairs);
-}
-
 int64_t visible_pairs(int64_t length, const MaskRule& mask, int64_t document) {
   return DocumentMask(mask, document, length).pairs(length);
+}
+
+int64_t pairs_of_heads(std::span<const int64_t> pairs, int64_t tokens, int64_t heads) {
+  int64_t sum = 0, product = 0;
+  double about = 0;
+  bool fits = true;
+  for (const int64_t of_document : pairs) {
+    fits = fits && !__builtin_add_overflow(sum, of_document, &sum);
+    about += static_cast<double>(of_document);
+  }
+  if (fits && !__builtin_mul_overflow(sum, heads, &product)) return product;
+  const int64_t most = fits ? std::numeric_limits<int64_t>::max() / sum : 0;
+  throw_usage(
+      "{} tokens under {} heads have {:.3g} visible pairs of a query and a key; at most 2^63 - 1 "
+      "can be counted: {}",
+      tokens, heads, about * static_cast<double>(heads),
+      most > 0 ? fmt::format("{} heads work", most) : "take shorter documents");
+}
+
+int64_t pairs_of_heads(std::span<const int64_t> offsets, const MaskRule& mask, int64_t heads) {
+  std::vector<int64_t> pairs;
+  for (size_t d = 0; d + 1 < offsets.size(); ++d)
+    pairs.push_back(visible_pairs(offsets[d + 1] - offsets[d], mask, static_cast<int64_t>(d)));
+  return pairs_of_heads(pairs, offsets.back(), heads);
 }
 
 }  // namespace gyre

@@ -127,12 +127,14 @@ class DocumentMask {
   std::span<const Region> regions_;
 };
 
-/// Throws a usage error unless the sum over documents of squared length, times query heads, fits
-/// into a 64-bit integer. offsets [documents + 1].
-void check_pairs(std::span<const int64_t> offsets, int64_t heads);
-
 /// Visible pairs of a document. Simple masks: length² if full; n(n+1)/2 + (length - n) n if causal
 /// with window w, where n = min(w, length).
 int64_t visible_pairs(int64_t length, const MaskRule& mask, int64_t document = 0);
+
+/// Sum of `pairs` [documents], times `heads`. Throws a usage error that names `tokens`, the tokens
+/// of these documents, and the most heads that work, when that is more than a 64-bit integer holds.
+int64_t pairs_of_heads(std::span<const int64_t> pairs, int64_t tokens, int64_t heads);
+/// The same of the visible pairs of documents with these offsets [documents + 1].
+int64_t pairs_of_heads(std::span<const int64_t> offsets, const MaskRule& mask, int64_t heads);
 
 }  // namespace gyre

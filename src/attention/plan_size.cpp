@@ -1,6 +1,10 @@
 #include "attention/plan_size.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
+#include <set>
 #include <variant>
 
 #include "attention/schedules/registry.hpp"
@@ -29,23 +33,27 @@ int64_t entries_of(const RankPlan& plan) {
 int64_t estimated_entries(const Schedule& schedule, const AttentionProblem& problem) {
   const int cp = problem.layout->cp();
   int64_t most = 0;
-  for (const int rank : {0, cp / 2, cp - 1})
+  for (const int rank : std::set{0, cp / 2, cp - 1})
     most = std::max(most, entries_of(plan_rank(schedule, problem, rank)));
   return most * cp;
 }
 
-void check_plan_size(const Schedule& schedule, const char* purpose, int cp, int64_t most,
+void check_plan_size(const PlannedRequest& asked, int64_t most,
                      const std::function<int64_t(int ranks)>& estimate) {
-  int largest = std::min(64, cp);
-  while (largest < cp) {
-    const int ranks = std::min(2 * largest, cp);
+  for (int works = 0; works < asked.cp;) {
+    const int ranks = std::min(works == 0 ? 64 : 2 * works, asked.cp);
     const int64_t entries = estimate(ranks);
     if (entries > most)
       throw_usage(
-          "--cp {}: the plans of all ranks under {} are too large to be {} ({} ranks: about {} "
-          "steps, messages and rectangles, at most {}); {} ranks work",
-          cp, schedule.name, purpose, ranks, entries, most, largest);
-    largest = ranks;
+          "--cp {}: the plans of all ranks under {} are too large to be {} ({} ranks, {} tokens: "
+          "about {} steps, messages and rectangles, at most {}); {}",
+          asked.cp, asked.schedule.name, asked.purpose, ranks, asked.tokens, entries, most,
+          works > 0
+              ? fmt::format("{} ranks work", works)
+              : fmt::format("about {:.0f} tokens work",
+                            std::floor(static_cast<double>(asked.tokens) *
+                                       static_cast<double>(most) / static_cast<double>(entries))));
+    works = ranks;
   }
 }
 

@@ -14,14 +14,22 @@ inline constexpr int64_t most_kept_entries = int64_t{30} << 20;
 inline constexpr int64_t most_streamed_entries = int64_t{1} << 30;
 
 /// Estimated number of arrays, steps, messages, slices and rectangles in the plans of all ranks:
-/// the maximum of three ranks, times their number. Throws the refusals of the schedule.
+/// the maximum of three ranks, times the number of ranks. Throws the refusals of the schedule.
 int64_t estimated_entries(const Schedule& schedule, const AttentionProblem& problem);
 
-/// Throws a usage error, with the nearest valid number of ranks, when the plans of `cp` ranks have
-/// more than `most` entries by `estimate(ranks)`. 64 ranks always work; larger numbers are tried in
-/// ascending order, so that no oversized plan is made. `purpose`: what the plans are made for
-/// ("explained").
-void check_plan_size(const Schedule& schedule, const char* purpose, int cp, int64_t most,
+/// Plans that were asked for.
+struct PlannedRequest {
+  const Schedule& schedule;
+  const char* purpose;  ///< what the plans are made for ("explained")
+  int cp;
+  int64_t tokens;  ///< of all documents
+};
+
+/// Throws a usage error when the plans of all ranks have more than `most` entries by
+/// `estimate(ranks)`, with the nearest number of ranks that works, or, where even 64 have more,
+/// about how many tokens do. Numbers of ranks are tried from small to large, so that no plan is
+/// made that is itself too large.
+void check_plan_size(const PlannedRequest& asked, int64_t most,
                      const std::function<int64_t(int ranks)>& estimate);
 
 }  // namespace gyre

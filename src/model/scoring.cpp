@@ -88,12 +88,15 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
   plan.capacity = bin_capacity;
   plan.bins = pack_documents(plan.forest.lengths(), bin_capacity, setup.slot_multiple());
   plan.predictions = prediction_offsets(offsets).back();
+  std::vector<int64_t> pairs_of_trees;
+  for (int64_t t = 0; t < plan.forest.trees(); ++t) pairs_of_trees.push_back(plan.forest.pairs(t));
+  plan.pairs = pairs_of_heads(pairs_of_trees, offsets.back(), config.num_attention_heads) /
+               config.num_attention_heads;
   std::vector<double> costs;
   for (const PackedBatch& bin : plan.bins) {
     int64_t pairs = 0;
-    for (const int64_t tree : bin.documents) pairs += plan.forest.pairs(tree);
+    for (const int64_t tree : bin.documents) pairs += pairs_of_trees[static_cast<size_t>(tree)];
     plan.tokens += bin.tokens();
-    plan.pairs += pairs;
     costs.push_back(
         linear_flops_per_token(config) * static_cast<double>(bin.slots()) +
         static_cast<double>(config.num_hidden_layers) *
@@ -114,18 +117,21 @@ void check_scoring_size(const ScoringPlan& plan, std::span<const int64_t> offset
   for (const PackedBatch& bin : plan.bins) boundaries.insert(bin.cu_seqlens_padded);
   const int64_t bins = alike_once ? std::ssize(boundaries) : std::ssize(plan.bins);
   const auto slots = [](const PackedBatch& bin) { return bin.cu_seqlens_padded.back(); };
-  check_plan_size(
-      *plan.setup.schedule, "counted", plan.setup.grid.cp, most_streamed_entries,
-      [&](int ranks) -> int64_t {
-        ScoringSetup setup = plan.setup;
-        setup.grid.cp = ranks;
-        const ScoringPlan smaller = plan_scoring(offsets, plan.forest, config, setup,
-                                                 round_up(plan.capacity, setup.slot_multiple()));
-        if (smaller.bins.empty()) return 0;
-        const BinLayout largest =
-            smaller.layout_of(*std::ranges::max_element(smaller.bins, {}, slots));
-        return bins * estimated_entries(*setup.schedule, smaller.problem(largest, config));
-      });
+  const auto estimate = [&](const ScoringPlan& of_ranks) -> int64_t {
+    if (of_ranks.bins.empty()) return 0;
+    const BinLayout largest =
+        of_ranks.layout_of(*std::ranges::max_element(of_ranks.bins, {}, slots));
+    return bins * estimated_entries(*plan.setup.schedule, of_ranks.problem(largest, config));
+  };
+  const int cp = plan.setup.grid.cp;
+  check_plan_size({*plan.setup.schedule, "counted", cp, plan.tokens}, most_streamed_entries,
+                  [&](int ranks) {
+                    if (ranks == cp) return estimate(plan);
+                    ScoringSetup setup = plan.setup;
+                    setup.grid.cp = ranks;
+                    return estimate(plan_scoring(offsets, plan.forest, config, setup,
+                                                 round_up(plan.capacity, setup.slot_multiple())));
+                  });
 }
 
 void add_bin(PlanCount& total, const PlanCount& bin) {

@@ -19,6 +19,7 @@ namespace gyre {
 namespace {
 
 constexpr int64_t most = int64_t{1} << 30;
+constexpr int64_t most_documents = int64_t{1} << 24;  // packers take seconds for each million
 
 /// A key of the specification text and its valid range.
 struct Key {
@@ -30,7 +31,7 @@ struct Key {
 
 const std::vector<Key>& all_keys() {
   static const std::vector<Key> keys = {
-      {"count", &LengthSpec::count, 1, most},
+      {"count", &LengthSpec::count, 1, most_documents},
       {"length", &LengthSpec::length, 0, most},
       {"min", &LengthSpec::min, 0, most},
       {"max", &LengthSpec::max, 1, most},

@@ -52,7 +52,7 @@ class PassReader {
       result_.copies_most = std::max(result_.copies_most, times[static_cast<size_t>(r)].copy);
       result_.algorithms.insert(cost.algorithms.begin(), cost.algorithms.end());
       for (size_t tier = 0; tier < result_.bytes_by_tier.size(); ++tier)
-        result_.bytes_by_tier[tier] += cost.bytes_sent.at(tier);
+        result_.bytes_by_tier[tier] += static_cast<double>(cost.bytes_sent.at(tier));
     }
     result_.kernel_mean = kernel / programs_.ranks();
     result_.extrapolated = kernel > 0 ? extrapolated / kernel : 0;

@@ -25,7 +25,7 @@ struct PassPrediction {
   int64_t pairs = 0;                         ///< over all ranks, times query heads
   int64_t messages_most = 0;                 ///< maximum over ranks
   int64_t bytes_most = 0;                    ///< sent by a rank, maximum over ranks
-  std::vector<int64_t> bytes_by_tier;        ///< over all ranks
+  std::vector<double> bytes_by_tier;         ///< over all ranks
   int64_t transient_bytes = 0;               ///< as PlanCount, maximum over ranks
   std::set<CollectiveAlgorithm> algorithms;  ///< of the library's all-gathers and reduce-scatters
 

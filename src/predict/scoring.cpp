@@ -18,7 +18,8 @@ namespace {
 struct BinCost {
   DecoderTimes times;
   double kernel = 0, extrapolated = 0;  ///< seconds, over all ranks
-  int64_t bytes_sent = 0, pairs = 0;
+  double bytes_sent = 0;
+  int64_t pairs = 0;
   int64_t memory = 0;  ///< per rank
 };
 
@@ -160,8 +161,8 @@ class ScoringSimulation {
     const auto layers = static_cast<double>(config_.num_hidden_layers);
     cost.kernel = layers * attention.kernel_mean;
     cost.extrapolated = cost.kernel * attention.extrapolated;
-    for (const int64_t bytes : attention.bytes_by_tier)
-      cost.bytes_sent += bytes * config_.num_hidden_layers * setup.grid.tp;
+    for (const double bytes : attention.bytes_by_tier)
+      cost.bytes_sent += bytes * layers * setup.grid.tp;
     cost.pairs = attention.pairs / problem.heads.heads;
     cost.memory = memory_of(problem.heads, slots) + attention.transient_bytes;
     return cost;

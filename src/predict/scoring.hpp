@@ -21,7 +21,7 @@ struct ScoringPrediction {
   double mean_seconds = 0;  ///< mean over replicas
   DecoderTimes times;       ///< of the slowest replica
   double extrapolated = 0;  ///< fraction of the kernels' time outside their surfaces
-  int64_t bytes_sent = 0;   ///< by attention, over all ranks
+  double bytes_sent = 0;    ///< by attention, over all ranks
   int64_t pairs = 0;        ///< over all plans, per head and layer
   /// Bytes on one rank for its largest bin, without the weights.
   int64_t activation_bytes = 0;

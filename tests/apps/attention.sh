@@ -111,7 +111,7 @@ expect 1 'is larger than the values: nothing was verified' "${mpi[@]}" 2 "$atten
 expect 2 "--tol-scale: 'inf' is not a finite number" "${mpi[@]}" 2 "$attention" $small --tol-scale inf
 expect 2 "--window: '9223372036854775807' is more than 281474976710656" "${mpi[@]}" 2 "$attention" $small --window 9223372036854775807
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --window 262144G
-expect 2 'pairs of a query and a key; at most 2^63 are counted' "$attention" --explain --cp 8 --tokens 1G --heads 4096
+expect 2 'visible pairs of a query and a key; at most 2^63 - 1 can be counted: ' "$attention" --explain --cp 8 --tokens 1G --heads 4096
 expect 2 'group-cast sends rows to whoever sees them' "${mpi[@]}" 4 "$attention" $small --mask prefix-lm,prefix=10 --schedule halo
 expect 2 'nearest: prefix-lm; wanted: causal' "$attention" --mask prefix
 expect 2 'needs answer; wanted: shared-prefix,prompt=N,answer=N' "$attention" --mask shared-prefix,prompt=8

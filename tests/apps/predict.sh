@@ -54,7 +54,7 @@ conforms empty.json empty.csv
 expect 0 'RESULT' "${predict[@]}" --pass fwd --head-dim 64 --window 4K --cp 2 --schedule halo --layout contiguous
 
 refused() { expect 2 "$@"; }
-refused 'pairs of a query and a key; at most 2^63 are counted' "${predict[@]}" --cp 8 --tokens 1G --mask full
+refused 'visible pairs of a query and a key; at most 2^63 - 1 can be counted: ' "${predict[@]}" --cp 8 --tokens 1G --mask full
 refused "--cp '0': '0' is no number of ranks from 1 to 65536" "${predict[@]}" --cp 0
 refused "--cp '8,x': 'x' is no number of ranks from 1 to 65536" "${predict[@]}" --cp 8,x
 refused "--cp '8,16,8': 8 is there twice" "${predict[@]}" --cp 8,16,8

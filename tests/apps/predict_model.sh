@@ -73,6 +73,9 @@ with negative 's/4096/-1/'
 refused 'hidden_size is -1; it must be at least 1' "${predict[@]::3}" --model negative.json
 with deep 's/"num_hidden_layers": [0-9]*/"num_hidden_layers": 2147483647/'
 refused 'num_hidden_layers is 2147483647; it must be at most 16384' "${predict[@]::3}" --model deep.json
+with wide 's/"hidden_size": [0-9]*/"hidden_size": 2147483646/'
+refused 'hidden_size is 2147483646; it must be at most 1048576' "${predict[@]::3}" --model wide.json
+refused 'visible pairs of a query and a key; at most 2^63 - 1 can be counted: ' "${predict[@]}" --schedule ring --tokens 1G
 refused 'steps, messages and rectangles, at most 1073741824)' "${predict[@]}" --cp 65536 --schedule ring --gen dist=fixed,length=1K,count=4
 echo '{' >broken.json
 refused 'broken.json: parse error at line 2, column 1: ' "${predict[@]::3}" --model broken.json

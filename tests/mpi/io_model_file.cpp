@@ -228,10 +228,21 @@ TEST(ModelFileRejected, MoreLayersThanThereAreAreNotListed) {
   expect_rejected({.config = bad}, {"there is no dataset '/model/layers/16383/attn_norm'"});
   bad.num_hidden_layers = std::numeric_limits<int32_t>::max();
   expect_rejected({.config = bad}, {"num_hidden_layers is 2147483647; it must be at most 16384"});
-  bad.num_hidden_layers = bad.head_dim = int64_t{1} << 32;
-  expect_rejected({.config = bad},
-                  {"num_hidden_layers is 4294967296; it must be at most 2147483647",
-                   "head_dim is 4294967296; it must be at most 2147483647"});
+}
+
+TEST(ModelFileRejected, SizesWhoseBytesCouldNotBeCounted) {
+  ModelConfig bad = small;
+  bad.vocab_size = bad.vocab_padded = bad.hidden_size = bad.num_hidden_layers =
+      bad.num_attention_heads = bad.num_key_value_heads = bad.head_dim = bad.intermediate_size =
+          int64_t{1} << 25;
+  expect_rejected({.config = bad}, {"vocab_size is 33554432; it must be at most 16777216",
+                                    "vocab_padded is 33554432; it must be at most 16777216",
+                                    "hidden_size is 33554432; it must be at most 1048576",
+                                    "num_hidden_layers is 33554432; it must be at most 16384",
+                                    "num_attention_heads is 33554432; it must be at most 4096",
+                                    "num_key_value_heads is 33554432; it must be at most 4096",
+                                    "head_dim is 33554432; it must be at most 1024",
+                                    "intermediate_size is 33554432; it must be at most 4194304"});
 }
 
 TEST(ModelFileRejected, NotFinite) {

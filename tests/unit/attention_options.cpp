@@ -9,6 +9,7 @@
 #include "apps/attention/options.hpp"
 #include "apps/attention/report.hpp"
 #include "apps/attention/setup.hpp"
+#include "attention/plan_size.hpp"
 #include "errors.hpp"
 
 namespace gyre {
@@ -229,8 +230,20 @@ TEST(ExplainCase, RefusesPlansThatAreTooLarge) {
   o.heads = 64;
   test::expect_usage(
       "--cp 1024: the plans of all ranks under all-to-all are too large to be explained (1024 "
-      "ranks: about 33650688 steps, messages and rectangles, at most 31457280); 512 ranks work",
+      "ranks, 1048576 tokens: about 33650688 steps, messages and rectangles, at most 31457280); "
+      "512 "
+      "ranks work",
       [&] { explain_workload(generated_workload(o, 1 << 20), o); });
+}
+
+TEST(ExplainCase, RefusesDocumentsThatAreTooManyForAnyNumberOfRanks) {
+  const PlannedRequest asked{find_schedule("ring"), "explained", 8, 4000};
+  const auto estimate = [](int ranks) { return int64_t{1000} * ranks; };
+  check_plan_size(asked, 8000, estimate);
+  test::expect_usage(
+      "--cp 8: the plans of all ranks under ring are too large to be explained (8 ranks, 4000 "
+      "tokens: about 8000 steps, messages and rectangles, at most 2000); about 1000 tokens work",
+      [&] { check_plan_size(asked, 2000, estimate); });
 }
 
 TEST(MemoryOfAPlan, IsRefusedWithWhatFits) {

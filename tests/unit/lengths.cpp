@@ -117,7 +117,7 @@ TEST(DrawLengths, SeedsDiffer) {
 TEST(DrawLengths, ChecksSpecificationsThatWereNotParsed) {
   LengthSpec spec;
   spec.count = -1;
-  expect_usage("count=-1: must be from 1 to 1073741824; the nearest is 1",
+  expect_usage("count=-1: must be from 1 to 16777216; the nearest is 1",
                [&] { draw_lengths(spec); });
   spec = {};
   spec.distribution = "bimodal";
@@ -133,7 +133,7 @@ TEST(ParseLengthSpec, ReadsKeysInAnyOrder) {
   EXPECT_EQ(spec.count, 4096);
   EXPECT_EQ(spec.max, 65536);
   EXPECT_EQ(spec.seed, 7U);
-  EXPECT_EQ(parse_length_spec("dist=fixed,length=2m,count=1g").length, 2 << 20);
+  EXPECT_EQ(parse_length_spec("dist=fixed,length=2m,count=16m").length, 2 << 20);
   EXPECT_EQ(parse_length_spec(""), LengthSpec{});
   EXPECT_EQ(parse_length_spec("seed=18446744073709551615").seed, UINT64_MAX);
   EXPECT_EQ(parse_length_spec("dist=speech").sigma, 0.6);
@@ -189,7 +189,8 @@ TEST(ParseLengthSpec, RefusesValuesOutOfRange) {
   const auto refuses = [](const char* text, const char* message) {
     expect_usage(message, [&] { parse_length_spec(text); });
   };
-  refuses("count=0", "count=0: must be from 1 to 1073741824; the nearest is 1");
+  refuses("count=0", "count=0: must be from 1 to 16777216; the nearest is 1");
+  refuses("count=1G", "count=1073741824: must be from 1 to 16777216; the nearest is 16777216");
   refuses("max=2G", "max=2147483648: must be from 1 to 1073741824; the nearest is 1073741824");
   refuses("max=18446744073709551615",
           "max=9223372036854775807: must be from 1 to 1073741824; the nearest is 1073741824");

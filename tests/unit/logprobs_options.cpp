@@ -252,6 +252,16 @@ TEST(Memory, IsRefusedWithWhatFits) {
   EXPECT_EQ(planned_bytes(op, false, generated_workload(o, 4096), o, 0), matrix / 2 + small);
 }
 
+TEST(Memory, OfMoreBytesThanIntegersCountIsRefused) {
+  LogprobsOptions o;
+  o.vocab = o.sweep.tokens = int64_t{1} << 30;
+  check_options(o, 1);
+  const LogprobsWorkload problem = generated_workload(o, o.sweep.tokens);
+  EXPECT_EQ(why_not(find_operation("logprob"), false, problem, o, 1 << 30, 0),
+            "needs 9.22 EB a rank, and 1.07 GB are available; not even one token fits: take more "
+            "ranks");
+}
+
 TEST(Operations, SayWhatTheyCannotDo) {
   LogprobsOptions o;
   o.vocab = 8;

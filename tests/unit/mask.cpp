@@ -58,11 +58,21 @@ TEST(MaskRule, AWindowAtTheEndOfIntegersIsNone) {
       EXPECT_EQ(a.queries_of(t), b.queries_of(t));
     }
   }
-  expect_usage("have 1.04e+19 pairs of a query and a key; at most 2^63", [] {
-    const int64_t offsets[] = {0, 1, int64_t{1} << 30};
-    check_pairs(std::span(offsets).first(2), int64_t{1} << 40);
-    check_pairs(offsets, 9);
-  });
+}
+
+TEST(MaskRule, PairsOfAllHeadsAreCountedUpToTheEndOfIntegers) {
+  const int64_t giga = int64_t{1} << 30, offsets[] = {0, 1, 1 + giga}, heads = int64_t{1} << 32;
+  EXPECT_EQ(pairs_of_heads(std::span(offsets).first(2), MaskRule(), heads), heads);
+  const int64_t causal = 1 + giga / 2 * (giga + 1);
+  EXPECT_EQ(pairs_of_heads(offsets, MaskRule(), 15), 15 * causal);
+  EXPECT_EQ(pairs_of_heads(offsets, {MaskKind::causal, 1}, heads), heads * (giga + 1));
+  expect_usage(
+      "1073741825 tokens under 32 heads have 1.84e+19 visible pairs of a query and a key; "
+      "at most 2^63 - 1 can be counted: 15 heads work",
+      [&] { pairs_of_heads(offsets, MaskRule(), 32); });
+  const std::vector<int64_t> many(16, 4 * giga * (giga / 4));
+  expect_usage("at most 2^63 - 1 can be counted: take shorter documents",
+               [&] { pairs_of_heads(many, 8 * giga, 1); });
 }
 
 TEST(DocumentMask, CountsKeysAndQueriesOfEachToken) {

@@ -8,6 +8,7 @@
 
 #include <deque>
 #include <map>
+#include <numeric>
 
 #include "attention/schedules/builder/plan_builder.hpp"
 #include "attention/schedules/registry.hpp"
@@ -228,9 +229,9 @@ class StepWalk {
 };
 
 /// Bytes of all messages between ranks, by the tier that joins them.
-std::vector<int64_t> bytes_by_tier(const Plan& plan, Pass pass, const MachineModel& machine,
-                                   GroupPlace place) {
-  std::vector<int64_t> bytes(machine.links.size());
+std::vector<double> bytes_by_tier(const Plan& plan, Pass pass, const MachineModel& machine,
+                                  GroupPlace place) {
+  std::vector<double> bytes(machine.links.size());
   for (const RankPlan& rank : plan.ranks)
     for (const Step& step : rank.steps(pass)) {
       const auto* const exchange = std::get_if<step::Exchange>(&step);
@@ -291,9 +292,8 @@ void expect_equal(const PassPrediction& predicted, const Plan& plan, const Machi
   expect_seconds(predicted.kernel_most, kernel_most);
   EXPECT_EQ(predicted.copies_most, copies);
   EXPECT_EQ(predicted.bytes_by_tier, bytes_by_tier(plan, predicted.pass, machine, place));
-  int64_t all_tiers = 0;
-  for (const int64_t bytes : predicted.bytes_by_tier) all_tiers += bytes;
-  EXPECT_EQ(all_tiers, sent);
+  EXPECT_EQ(std::accumulate(predicted.bytes_by_tier.begin(), predicted.bytes_by_tier.end(), 0.0),
+            static_cast<double>(sent));
 }
 
 TEST(Predict, IsWhatTheWholePlansSayOfEveryScheduleAndLayout) {
@@ -355,7 +355,7 @@ TEST(Predict, ARingInsideANodeIsTimedByTheNodesLinks) {
     expect_seconds(p.seconds, step + 7 * std::max(step, inside));
     expect_seconds(p.compute_only, 8 * step);
     EXPECT_EQ(p.bytes_by_tier[1], 0);
-    EXPECT_EQ(p.bytes_by_tier[0], 8 * 7 * static_cast<int64_t>(ring.bytes()));
+    EXPECT_EQ(p.bytes_by_tier[0], 8 * 7 * ring.bytes());
   }
 }
 
@@ -369,7 +369,7 @@ TEST(Predict, ASlowLinkOfARingHoldsUpEveryStep) {
   ASSERT_LT(hop(machine.links[0], ring.bytes()), step);
   const PassPrediction p = ring.predict_on(machine);
   expect_seconds(p.seconds, step + 7 * crossing);
-  EXPECT_EQ(p.bytes_by_tier[1], 2 * 7 * static_cast<int64_t>(ring.bytes()));
+  EXPECT_EQ(p.bytes_by_tier[1], 2 * 7 * ring.bytes());
 }
 
 TEST(Predict, TheLatencyOfASlowLinkIsPaidWhereABlockCrossesIt) {
@@ -393,8 +393,8 @@ TEST(Predict, RanksThatShareHeadsPutNeighboursIntoOtherNodesEarlier) {
   const FullRing ring(8, 100);
   MachineModel machine = nodes_of(4, tier("rack", 8, 1e6));
   machine.links.push_back(tier("switch", 0, 1e5));
-  const int64_t of_a_link = 7 * static_cast<int64_t>(ring.bytes());
-  using Bytes = std::vector<int64_t>;
+  const double of_a_link = 7 * ring.bytes();
+  using Bytes = std::vector<double>;
   // Neighbours are 1, 2 or 4 ranks of the machine apart; a rank in the middle of a node.
   EXPECT_EQ(ring.predict_on(machine).bytes_by_tier, (Bytes{6 * of_a_link, 2 * of_a_link, 0}));
   EXPECT_EQ(ring.predict_on(machine, {0, 2}).bytes_by_tier,
@@ -490,7 +490,7 @@ TEST(Predict, WithoutLinksMessagesTakeNoTime) {
   machine.links.clear();
   const PassPrediction p = ring.predict_on(machine);
   expect_seconds(p.seconds, 4 * ring.step(machine));
-  EXPECT_EQ(p.bytes_by_tier, std::vector<int64_t>{4 * 3 * static_cast<int64_t>(ring.bytes())});
+  EXPECT_EQ(p.bytes_by_tier, std::vector<double>{4 * 3 * ring.bytes()});
   EXPECT_EQ(p.exposed(), 0);
 }
 
