@@ -19,8 +19,7 @@ std::string length_help() {
 std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity,
                                        std::string& origin) {
   PackedHeader header;
-  PackedSlots slots;
-  origin = generate_streams(spec, "first-fit-shuffle", capacity, 1, false, header, slots);
+  origin = generate_streams(spec, "first-fit-shuffle", capacity, 1, 0, header, nullptr);
   std::vector<int64_t> lengths;
   if (header.bin_count() == 0) throw_usage("--gen {}: there is no document", spec);
   const auto cu_seqlens = header.cu_seqlens(0);

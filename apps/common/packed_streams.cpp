@@ -7,6 +7,7 @@
 #include "apps/common/prefix_options.hpp"
 #include "comm/agree.hpp"
 #include "packing/lengths.hpp"
+#include "report/value.hpp"
 
 namespace gyre {
 namespace {
@@ -112,9 +113,17 @@ PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
   return fill_slots(header, first, last, tokens, *make_slot_packer(host));
 }
 
+void check_slots_fit(int64_t slots, int64_t memory_bytes) {
+  constexpr int64_t bytes_of_slot = 16;  // id, label, position, and the token that it is made of
+  if (memory_bytes == 0 || slots <= memory_bytes / bytes_of_slot) return;
+  throw_usage("--gen: {} slots need {} at least, and {} are available; at most {} slots fit", slots,
+              si_text(static_cast<double>(bytes_of_slot) * static_cast<double>(slots), "B"),
+              si_text(static_cast<double>(memory_bytes), "B"), memory_bytes / bytes_of_slot);
+}
+
 std::string generate_streams(const std::string& spec, const std::string& packer, int64_t capacity,
-                             int64_t multiple, bool with_slots, PackedHeader& header,
-                             PackedSlots& slots) {
+                             int64_t multiple, int64_t memory_bytes, PackedHeader& header,
+                             PackedSlots* slots) {
   const LengthSpec drawn = parse_length_spec(spec);
   const std::vector<int64_t> lengths = draw_lengths(drawn);
   const BinPacker& chosen = find_bin_packer(packer);
@@ -124,9 +133,11 @@ std::string generate_streams(const std::string& spec, const std::string& packer,
   set_bins(header, pack_documents(lengths, multiple, chosen, options), options.capacity, multiple);
   header.documents = std::ssize(lengths);
   header.vocab_size = synthetic_vocab;
-  if (with_slots)
-    slots =
+  if (slots != nullptr) {
+    check_slots_fit(header.slot_offsets().back(), memory_bytes);
+    *slots =
         fill_slots(header, 0, header.bin_count(), synthetic_tokens(drawn.seed, synthetic_vocab));
+  }
   return to_string(drawn) + " " + chosen.name;
 }
 

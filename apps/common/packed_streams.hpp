@@ -37,12 +37,17 @@ PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
 PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
                        const TokenSource& tokens);
 
+/// Throws a usage error when so many slots, made of documents of --gen, do not fit `memory_bytes`
+/// (0: unknown).
+void check_slots_fit(int64_t slots, int64_t memory_bytes);
+
 /// Streams of made-up documents: lengths from `spec` (packing/lengths.hpp), packed by the packer of
 /// that name (whose seed is that of the lengths) into bins of `capacity`, segments in multiples of
-/// `multiple` slots; slots too when they are wanted. Returns what to repeat it with.
+/// `multiple` slots; slots too unless `slots` is null. Returns what to repeat it with. Throws the
+/// usage error of check_slots_fit, besides those of the packer.
 std::string generate_streams(const std::string& spec, const std::string& packer, int64_t capacity,
-                             int64_t multiple, bool with_slots, PackedHeader& header,
-                             PackedSlots& slots);
+                             int64_t multiple, int64_t memory_bytes, PackedHeader& header,
+                             PackedSlots* slots);
 
 /// The documents in the slots of all bins, by their number. Throws a usage error when a document is
 /// missing, in two segments, or when the slots hold embeddings.

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "apps/common/host.hpp"
 #include "apps/pack/inputs.hpp"
 #include "apps/pack/options.hpp"
 #include "apps/pack/runs.hpp"
@@ -23,6 +24,12 @@ void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSo
   const std::vector<int64_t> parts = split_bins(header, context.world.size());
   const int64_t first = parts[static_cast<size_t>(context.world.rank())];
   const int64_t last = parts[static_cast<size_t>(context.world.rank()) + 1];
+  run_agreed(context.world, "slots", [&] {
+    const std::vector<int64_t> slots = header.slot_offsets();
+    if (o.input.empty())
+      check_slots_fit(slots[static_cast<size_t>(last)] - slots[static_cast<size_t>(first)],
+                      memory_for_rank(context));
+  });
   const bool check = o.check != "none", on_gpu = backend.on_gpu();
   PackedSlots slots, expected;
   if (check || !on_gpu) expected = fill_slots(header, first, last, tokens);

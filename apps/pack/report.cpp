@@ -8,6 +8,7 @@
 #include "apps/common/extras.hpp"
 #include "packing/lengths.hpp"
 #include "runtime/clock.hpp"
+#include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
@@ -142,6 +143,7 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
     BinOptions options = job.options;
     if (packer.pack != next_fit && job.algorithm == "all") options.max_items = 0;
     Repeats repeats(job.repeats, nullptr);
+    set_current_step(packer.name);
     try {
       while (repeats.next())
         repeats.time([&] { batches = pack_documents(job.lengths, job.multiple, packer, options); });

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <numeric>
+
+#include "apps/common/host.hpp"
 #include "apps/pack/rows.hpp"
 #include "apps/pack/streams.hpp"
 #include "comm/agree.hpp"
@@ -36,6 +39,9 @@ void pack_into_rows(const PackOptions& o, AppContext& context, RunReport& report
     std::vector<int64_t> lengths;
     if (o.input.empty()) lengths = draw_lengths(spec = parse_length_spec(o.generate));
     for (int64_t i = 0; i < documents.count(); ++i) lengths.push_back(documents.length(i));
+    if (o.input.empty())
+      check_slots_fit(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}),
+                      memory_for_rank(context));
     const int64_t vocab_size = o.input.empty() ? synthetic_vocab : documents.vocab_size;
     const TokenSource tokens =
         o.input.empty() ? synthetic_tokens(spec.seed, vocab_size) : tokens_of(documents);

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "apps/common/extras.hpp"
+#include "apps/common/host.hpp"
 #include "apps/common/layout_options.hpp"
 #include "apps/common/packed_streams.hpp"
 #include "apps/shard/gradients.hpp"
@@ -31,7 +32,8 @@ struct Streams {
   std::string notes;  ///< "#" lines
 };
 
-Streams open_streams(const ShardOptions& o, Communicator& world) {
+Streams open_streams(const ShardOptions& o, AppContext& context) {
+  Communicator& world = context.world;
   Streams streams;
   PackedHeader& header = streams.header;
   const bool wanted = o.check != "none" || !o.output.empty() || o.ulysses;
@@ -47,9 +49,9 @@ Streams open_streams(const ShardOptions& o, Communicator& world) {
   run_agreed(world, "drawing lengths", [&] {
     const int64_t multiple = int64_t{chunks_for_all_layouts()} * o.cp;
     const int64_t capacity = o.capacity > 0 ? o.capacity : round_up(65536, multiple);
-    streams.origin =
-        generate_streams(o.generate, o.algorithm.empty() ? "first-fit-shuffle" : o.algorithm,
-                         capacity, multiple, wanted, header, streams.slots);
+    streams.origin = generate_streams(
+        o.generate, o.algorithm.empty() ? "first-fit-shuffle" : o.algorithm, capacity, multiple,
+        memory_for_rank(context), header, wanted ? &streams.slots : nullptr);
   });
   return streams;
 }
@@ -114,7 +116,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   plan_outputs(context, o.report,
                {{{"--output", o.output}}, {{"--svg", o.svg}}, {{"--input", o.input}}});
   if (!o.input.empty() && schema_of(world, o.input) == bshd_schema) return run_batch(o, context);
-  const Streams streams = open_streams(o, world);
+  const Streams streams = open_streams(o, context);
   run_agreed(world, "--bin", [&] {
     check_bin_exists(o, streams.header);
     check_mask(o, streams.header);

@@ -156,6 +156,8 @@ expect 2 'go with --attention' "$pack" --input "$docs" --device 9.0
 
 # Documents longer than a bin.
 expect 2 "('length-120') of 120 tokens takes 120 slots, a bin has 64" "$pack" --input "$docs" --capacity 64
+expect 2 '--gen: 1099511627776 slots need 17.6 TB at least, and ' "$pack" --gen dist=fixed,length=64M,count=16K --capacity 64M -o none.h5
+expect 2 '--gen: 1099511627776 slots need 17.6 TB at least, and ' "$pack" --gen dist=fixed,length=64M,count=16K --rows 64M
 expect 2 'max=8192 in --gen cuts documents' "$pack" --gen dist=fixed,length=9000,count=2
 expect 0 'RESULT' "$pack" --input "$docs" --capacity 64 --oversize own-bin
 

@@ -146,6 +146,7 @@ expect 2 "--output 'packed.h5' is the file of --input" "$shard" --input packed.h
 expect 2 'is not a positive multiple of 6' "$shard" --gen dist=fixed,length=10,count=5 --cp 3 --capacity 7
 # As many ranks as there can be, under every layout, the searched ones as well.
 expect 0 'RESULT UNVERIFIED' "$shard" --gen dist=fixed,length=128K,count=1 --capacity 128K --cp 65536 -c none --layout balanced-joint
+expect 2 '--gen: 1099511627776 slots need 17.6 TB at least, and ' "$shard" --gen dist=fixed,length=64M,count=16K --capacity 64M --cp 2
 expect 2 '--cp 100000: at most 65536' "$shard" --gen dist=fixed,length=10,count=5 --cp 100000
 expect 2 '--stripe 2: layout contiguous does not read it; striped does' "$shard" --input packed.h5 --layout contiguous --stripe 2 -o none.h5
 expect 2 '--chunk 8: layout dual-chunk-swap does not read it; balanced and balanced-joint do' "$shard" --input packed.h5 --layout dual-chunk-swap --chunk 8
