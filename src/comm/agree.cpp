@@ -6,6 +6,7 @@
 #include <new>
 
 #include "comm/local_work.hpp"
+#include "core/checksum.hpp"
 #include "runtime/mpi_env.hpp"
 
 namespace gyre {
@@ -76,6 +77,66 @@ std::vector<T> gather_value(Communicator& comm, T value) {
   return all;
 }
 
+/// Status of a rank, in one word: its exit code (8 bits), a checksum of that (24) and one of the
+/// arguments that it sends next (32). A changed bit makes it the status of no rank.
+uint64_t status_of(uint64_t code, std::span<const int64_t> arguments) {
+  const uint64_t of_code = checksum_of(bytes_of(std::span<const uint64_t>(&code, 1)));
+  return checksum_of(bytes_of(arguments)) << 32 | (of_code & 0xffffff) << 8 | code;
+}
+
+/// run_agreed of ranks that compare `arguments` next. Returns the status of each rank.
+std::vector<int64_t> run_agreed_before(Communicator& comm, std::string_view what,
+                                       const std::function<void()>& local,
+                                       std::span<const int64_t> arguments) {
+  const Outcome mine = attempt(what, local);
+  const uint64_t status = status_of(static_cast<uint64_t>(mine.code), arguments);
+  const std::vector<int64_t> all = all_gather_value(comm, static_cast<int64_t>(status));
+  const auto code_of = [](int64_t of_rank) { return of_rank & 0xff; };
+  const auto failed = [&](int64_t of_rank) { return code_of(of_rank) != 0; };
+  for (size_t r = 0; r < all.size(); ++r) {
+    const int64_t code = code_of(all[r]);
+    const auto expected = static_cast<uint32_t>(status_of(static_cast<uint64_t>(code), {}));
+    if (!is_exit_code(code) || static_cast<uint32_t>(all[r]) != expected)
+      throw_runtime("{}: rank {} says that its status is {:#x}, which no rank can", what, r,
+                    static_cast<uint64_t>(all[r]));
+  }
+  const auto first = std::find_if(all.begin(), all.end(), failed);
+  if (first == all.end()) return all;
+  const int rank = static_cast<int>(first - all.begin());
+  std::string message = broadcast_string(comm, mine.message, rank);
+  if (!std::all_of(all.begin(), all.end(), failed))
+    message += fmt::format(" (found on rank {})", rank);
+  throw_to_all(comm, static_cast<ExitCode>(code_of(*first)), message);
+}
+
+/// What differs between the ranks after run_agreed of `check`; "" if nothing does.
+std::string difference(Communicator& comm, std::string_view what,
+                       const std::function<void()>& check,
+                       std::initializer_list<SameOnAllRanks> arguments) {
+  std::vector<int64_t> mine;
+  for (const SameOnAllRanks& argument : arguments) mine.push_back(argument.value);
+  const std::vector<int64_t> status = run_agreed_before(comm, what, check, mine);
+  std::vector<int64_t> all(mine.size() * status.size());
+  HostStream stream;
+  comm.all_gather(bytes_of(std::span<const int64_t>(mine)),
+                  writable_bytes_of(std::span<int64_t>(all)), stream, what)
+      ->wait();
+  const auto of_rank = [&](size_t r) {
+    return std::span<const int64_t>(all).subspan(r * mine.size(), mine.size());
+  };
+  for (size_t r = 0; r < status.size(); ++r)
+    if (status_of(0, of_rank(r)) != static_cast<uint64_t>(status[r]))
+      throw_runtime("{}: the arguments of rank {} are not those that it sent", what, r);
+  for (size_t i = 0; i < mine.size(); ++i)
+    for (size_t r = 1; r < status.size(); ++r)
+      if (of_rank(r)[i] != all[i])
+        return fmt::format(
+            "{}: {} is {} on rank 0, but {} on rank {}; it must be the same on all ranks of the "
+            "group",
+            what, arguments.begin()[i].name, all[i], of_rank(r)[i], r);
+  return "";
+}
+
 }  // namespace
 
 void throw_to_all(const Communicator& comm, ExitCode code, const std::string& message) {
@@ -109,27 +170,18 @@ std::string broadcast_string(Communicator& comm, std::string value, int root) {
 
 void agree_on_arguments(Communicator& comm, std::string_view what,
                         const std::function<void()>& check,
-                        std::initializer_list<SameOnAllRanks> arguments) {
-  run_agreed(comm, what, check);
-  std::vector<int64_t> mine;
-  for (const SameOnAllRanks& argument : arguments) mine.push_back(argument.value);
-  std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm.size()));
-  HostStream stream;
-  comm.all_gather(bytes_of(std::span<const int64_t>(mine)),
-                  writable_bytes_of(std::span<int64_t>(all)), stream, what)
-      ->wait();
-  size_t i = 0;
-  for (const SameOnAllRanks& argument : arguments) {
-    for (int r = 1; r < comm.size(); ++r) {
-      const int64_t other = all[static_cast<size_t>(r) * mine.size() + i];
-      if (other != all[i])
-        throw_to_all(comm, ExitCode::usage,
-                     fmt::format("{}: {} is {} on rank 0, but {} on rank {}; it must be the same "
-                                 "on all ranks of the group",
-                                 what, argument.name, all[i], other, r));
-    }
-    ++i;
+                        std::initializer_list<SameOnAllRanks> arguments, Communicator* together) {
+  if (together == nullptr) {
+    const std::string different = difference(comm, what, check, arguments);
+    if (!different.empty()) throw_to_all(comm, ExitCode::usage, different);
+    return;
   }
+  run_agreed(*together, what, check);
+  const std::string different = difference(
+      comm, what, [] {}, arguments);
+  run_agreed(*together, what, [&] {
+    if (!different.empty()) throw_usage("{}", different);
+  });
 }
 
 ExitCode agree_on(Communicator& comm, ExitCode mine) {
@@ -140,19 +192,7 @@ ExitCode agree_on(Communicator& comm, ExitCode mine) {
 }
 
 void run_agreed(Communicator& comm, std::string_view what, const std::function<void()>& local) {
-  const Outcome mine = attempt(what, local);
-  const std::vector<int64_t> codes = all_gather_value(comm, static_cast<int64_t>(mine.code));
-  const auto failed = [](int64_t code) { return code != 0; };
-  for (size_t r = 0; r < codes.size(); ++r)
-    if (!is_exit_code(codes[r]))
-      throw_runtime("{}: rank {} says that its status is {}, which no rank can", what, r, codes[r]);
-  const auto first = std::find_if(codes.begin(), codes.end(), failed);
-  if (first == codes.end()) return;
-  const int rank = static_cast<int>(first - codes.begin());
-  std::string message = broadcast_string(comm, mine.message, rank);
-  if (!std::all_of(codes.begin(), codes.end(), failed))
-    message += fmt::format(" (found on rank {})", rank);
-  throw_to_all(comm, static_cast<ExitCode>(*first), message);
+  run_agreed_before(comm, what, local, {});
 }
 
 void run_in_step(const Communicator& comm, const std::function<void()>& work) {

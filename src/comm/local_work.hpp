@@ -1,8 +1,6 @@
 #pragma once
 // Marks local work of one rank between two agreements, which must not communicate.
 
-#include <utility>
-
 namespace gyre {
 
 /// During its lifetime, this thread runs the `local` of run_agreed or the `work` of run_on_root. If
@@ -15,19 +13,6 @@ class LocalWork {
   LocalWork(const LocalWork&) = delete;
   LocalWork& operator=(const LocalWork&) = delete;
   static bool under_way() { return depth() > 0; }
-
-  /// Inside this scope, groups may communicate; they agree with each other once all are done. A
-  /// rank that fails outside its group's agreement leaves its group waiting.
-  class Groups {
-   public:
-    Groups() : outside_(std::exchange(depth(), 0)) {}
-    ~Groups() { depth() = outside_; }
-    Groups(const Groups&) = delete;
-    Groups& operator=(const Groups&) = delete;
-
-   private:
-    int outside_;
-  };
 
  private:
   static int& depth() {

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "comm/agree.hpp"
-#include "comm/local_work.hpp"
 #include "core/error.hpp"
 #include "core/index.hpp"
 
@@ -29,7 +28,8 @@ void check_audio(Communicator& comm, const AudioBatch& audio, const EncodeOption
       {{"the number of items", audio.samples.rows},
        {"the width of the batch", audio.samples.cols},
        {"the total length of the items", total},
-       {"the kind of gather", static_cast<int64_t>(options.gather)}});
+       {"the kind of gather", static_cast<int64_t>(options.gather)}},
+      options.encoder_group);
 }
 
 /// Values on which the ranks agree before encoding.
@@ -185,22 +185,19 @@ std::vector<std::vector<int64_t>> distribute_items(int64_t items, int ranks) {
 std::vector<std::vector<float>> encode_distributed(Communicator& comm, const AudioBatch& audio,
                                                    const AudioEncoder& encode,
                                                    const EncodeOptions& options) {
-  Communicator& together = options.encoder_group != nullptr ? *options.encoder_group : comm;
-  // The context-parallel groups agree within themselves (every rank takes part), then across the
-  // encoder group: an error in one must not leave another group waiting in the encoder.
-  run_agreed(together, "encoding audio", [&] {
-    const LocalWork::Groups groups;
-    check_audio(comm, audio, options);
-  });
+  check_audio(comm, audio, options);
   const int64_t items = audio.samples.rows;
   const std::vector<int64_t> share =
       distribute_items(items, comm.size())[static_cast<size_t>(comm.rank())];
   const Joint joint = agree_on_calls(audio, std::ssize(share), options);
   std::vector<std::vector<float>> encodings;
-  run_agreed(together, "encoding audio", [&] {
-    const LocalWork::Groups groups;  // allows communication inside the encoder
+  const auto encode_all = [&] {
     encodings = encode_share(audio, share, joint, encode, options.hidden);
-  });
+  };
+  if (options.encoder_group != nullptr)
+    encode_all();
+  else
+    run_agreed(comm, "encoding audio", encode_all);
   if (items == 0) return {};
   return options.gather == GatherKind::padded ? gather_padded(comm, encodings, items)
                                               : gather_ragged(comm, encodings, share, items);

@@ -43,9 +43,9 @@ enum class GatherKind {
 struct EncodeOptions {
   int64_t hidden = 1;
   GatherKind gather = GatherKind::ragged;
-  /// Ranks that call the encoder together, if more than the context-parallel group (weights also
-  /// sharded over data-parallel ranks). A rank with a smaller or text-only batch then joins with
-  /// dummies. Must contain the context-parallel group.
+  /// Ranks that communicate inside the encoder, because its weights are sharded over them. A rank
+  /// with a smaller or text-only batch joins with dummies. Must contain the context-parallel group.
+  /// Without an encoder group, the encoder must not communicate.
   Communicator* encoder_group = nullptr;
 };
 
@@ -59,8 +59,9 @@ std::vector<std::vector<int64_t>> distribute_items(int64_t items, int ranks);
 /// single rank. Collective over `comm` and the encoder group. All ranks of the group throw the same
 /// usage error when their batches differ in number, width or total length of the items (it names
 /// both values; unchecked, that would hang), when a length is not within 0 to n, or when an
-/// encoding is not a whole number of rows of `hidden` values. An encoder error on one rank ends all
-/// ranks. comm.traffic() counts the bytes moved.
+/// encoding is not a whole number of rows of `hidden` values. All ranks throw the error of an
+/// encoder on one rank; with an encoder group, where other ranks may wait for that rank inside the
+/// encoder, only that rank throws. comm.traffic() counts the bytes moved.
 std::vector<std::vector<float>> encode_distributed(Communicator& comm, const AudioBatch& audio,
                                                    const AudioEncoder& encode,
                                                    const EncodeOptions& options);

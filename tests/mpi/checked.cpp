@@ -197,6 +197,25 @@ TEST(Checked, PartsCheckAsTheWholeDoes) {
     EXPECT_EQ(members[i], checked.rank() % 2 + 2 * static_cast<int64_t>(i));
 }
 
+TEST(Agreement, ArgumentsOfOtherBitsThanWereSentAreNoDifferenceBetweenRanks) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank sends nothing";
+  const bool victim = world().rank() + 1 == world().size();
+  for (const int fault : {0, 1}) {  // the status and checksum of the arguments, then the arguments
+    FaultyCommunicator faulty(world(), fault);
+    std::string message;
+    try {
+      agree_on_arguments(faulty, "work", [] {}, {{"the size", 7}});
+    } catch (const Error& error) {
+      message = error.what();
+      EXPECT_EQ(error.code(), ExitCode::runtime);
+    }
+    EXPECT_EQ(message, victim ? fmt::format("work: the arguments of rank {} are not those that it "
+                                            "sent",
+                                            world().size() - 1)
+                              : "");
+  }
+}
+
 TEST(Agreement, AStatusThatNoRankCanHaveIsAnError) {
   // A communicator that changes the status of the last rank into one of no meaning: 256 would be
   // exit code 0.
@@ -251,7 +270,7 @@ TEST(Agreement, AStatusThatNoRankCanHaveIsAnError) {
   };
   EXPECT_NE(message_of([&] {
               run_agreed(liar, "work", [] {});
-            }).find("says that its status is 256, which no rank can"),
+            }).find("says that its status is 0x100, which no rank can"),
             std::string::npos);
   if (world().size() > 1) {
     EXPECT_EQ(message_of([&] { agree_on(liar, ExitCode::ok); }),

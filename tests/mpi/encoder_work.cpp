@@ -172,6 +172,39 @@ TEST(EncodeDistributed, ARankWithoutAudioJoinsTheEncoderOfTheOthers) {
   EXPECT_EQ(calls, n - 1);
 }
 
+TEST(EncodeDistributed, AnEncoderOfNoGroupDoesNotCommunicate) {
+  // A rank that failed before the encoder's message would leave the others waiting for it.
+  const AudioEncoder encode = [](std::span<const float> samples, int64_t length) {
+    all_reduce_value(world(), length, ReduceOp::min);
+    return encode_item(samples, length, 1);
+  };
+  const Audio audio({4, 6});
+  std::string message;
+  try {
+    encode_distributed(world(), audio.batch(), encode, {hidden});
+  } catch (const AgreedError& error) {
+    message = error.what();
+  }
+  EXPECT_EQ(message.find("communication in work that each rank does alone") != std::string::npos,
+            world().size() > 1)
+      << message;
+}
+
+TEST(EncodeDistributed, GroupsThatAgreeHearOfOneThatDoesNot) {
+  // Every rank is a group of its own, but for the last two, whose batches differ.
+  const int n = world().size(), me = world().rank();
+  if (n == 1) GTEST_SKIP() << "one rank agrees with itself";
+  const auto group = world().split(std::min(me, n - 2));
+  const Audio audio(me == n - 1 ? Longs{4, 6, 8} : Longs{4, 6});
+  const EncodeOptions options{hidden, GatherKind::ragged, &world()};
+  EXPECT_EQ(agreed_message([&] {
+              encode_distributed(*group, audio.batch(), CountingEncoder().function(), options);
+            }),
+            "encoding audio: the number of items is 2 on rank 0, but 3 on rank 1; it must be the "
+            "same on all ranks of the group" +
+                (n == 2 ? std::string() : fmt::format(" (found on rank {})", n - 2)));
+}
+
 TEST(EncodeDistributed, BatchesThatDifferAreAnErrorThatNamesBothCounts) {
   const int n = world().size(), last = n - 1;
   if (n == 1) GTEST_SKIP() << "one rank agrees with itself";
