@@ -134,7 +134,7 @@ int64_t visible_pairs(int64_t length, const MaskRule& mask, int64_t document = 0
 /// Sum of `pairs` [documents], times `heads`. Throws a usage error that names `tokens`, the tokens
 /// of these documents, and the most heads that work, when that is more than a 64-bit integer holds.
 int64_t pairs_of_heads(std::span<const int64_t> pairs, int64_t tokens, int64_t heads);
-/// The same of the visible pairs of documents with these offsets [documents + 1].
+/// The sum for the visible pairs of documents with these offsets [documents + 1].
 int64_t pairs_of_heads(std::span<const int64_t> offsets, const MaskRule& mask, int64_t heads);
 
 }  // namespace gyre

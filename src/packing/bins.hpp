@@ -88,7 +88,7 @@ std::vector<Bin> first_fit_shuffle_reference(std::span<const int64_t> lengths,
 ///     5  the rest, in descending order: into the emptiest of the bins made in this step if it fits
 ///        there, otherwise into a new one; these bins follow in ascending order of their load
 ///
-/// Of equal lengths the lower index comes first, except for the second item of step 3 (the higher).
+/// Among equal lengths the lower index comes first, except for the second item of step 3 (the higher).
 /// Step 5 is worst fit and can need more bins than first_fit_decreasing does. O(n log n).
 std::vector<Bin> modified_first_fit_decreasing(std::span<const int64_t> lengths,
                                                const BinOptions& options);
