@@ -164,18 +164,7 @@ expect 0 'RESULT' "$pack" --input "$docs" --capacity 64 --oversize own-bin
 expect 2 'a bin has 16 (the longest of 5 that do not fit); --capacity 120 would hold all' "$pack" --input "$docs" --capacity 16
 
 # No documents: nothing is packed, nor claimed to have been checked.
-/usr/bin/python3 - "$docs" <<'PY'
-import h5py, sys
-with h5py.File(sys.argv[1]) as full, h5py.File("empty.h5", "w") as empty:
-    for name, value in full.attrs.items():
-        if name != "content_sha256":
-            empty.attrs[name] = value
-    group = empty.create_group("documents")
-    for name, value in full["documents"].attrs.items():
-        group.attrs[name] = value
-    group["offsets"] = [0]
-    group["tokens"] = full["documents/tokens"][:0]
-PY
+documents_of "$docs" empty.h5
 expect 0 'RESULT UNVERIFIED (nothing to check: no documents' "$pack" --input empty.h5 --algorithm all
 expect 0 'RESULT UNVERIFIED (nothing to check: no documents' "$MPIEXEC" -n 3 "$pack" --input empty.h5 -o packed-empty.h5
 expect 0 'RESULT UNVERIFIED (nothing to check: no slots' "$apps/gyre-shard" --input packed-empty.h5 --cp 2

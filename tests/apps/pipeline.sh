@@ -111,21 +111,8 @@ pipeline 1 --share-prefixes --dry-run >"$scratch/log"
 grep -q '^# prefixes  6 documents in 2 trees: ' "$scratch/log" || fail "$(cat "$scratch/log")"
 # Documents without a prediction: nothing to score is said, claimed by nobody, and written as such.
 for documents in "" "0 0 0" "1 0 1"; do
-  /usr/bin/python3 - "$scratch" "$documents" <<'PY'
-import h5py, sys
-with h5py.File(f"{sys.argv[1]}/rollouts.h5") as full, h5py.File(f"{sys.argv[1]}/few.h5", "w") as few:
-    for name, value in full.attrs.items():
-        if name != "content_sha256":
-            few.attrs[name] = value
-    group = few.create_group("documents")
-    for name, value in full["documents"].attrs.items():
-        group.attrs[name] = value
-    offsets = [0]
-    for length in sys.argv[2].split():
-        offsets.append(offsets[-1] + int(length))
-    group["offsets"] = offsets
-    group["tokens"] = full["documents/tokens"][: offsets[-1]]
-PY
+  read -ra lengths <<<"$documents"
+  documents_of "$scratch/rollouts.h5" "$scratch/few.h5" "${lengths[@]}"
   input=$scratch/few.h5
   for grid in "1" "4 --cp 2 --tp 2"; do
     read -ra arguments <<<"$grid"

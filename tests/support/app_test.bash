@@ -1,5 +1,6 @@
 # What the shell tests of the programs share; sourced with the test's arguments, SOURCE_DIR BUILD_DIR.
-# Gives source_dir, apps, MPIEXEC, a scratch folder (removed at exit, and the present one), fail, expect and column.
+# Gives source_dir, apps, MPIEXEC, a scratch folder (removed at exit, and the present one), fail, expect, column and
+# documents_of.
 set -euo pipefail
 
 source_dir=$1
@@ -23,6 +24,20 @@ expect() {
 $(cat output)"
   grep -qF -- "$pattern" output || fail "no line holds '$pattern': $*
 $(cat output)"
+}
+
+# documents_of FROM.h5 TO.h5 LENGTH...: the first tokens of a file of documents, as documents of these lengths.
+documents_of() {
+  /usr/bin/python3 - "$@" <<'PY'
+import h5py, sys
+path, made, *lengths = sys.argv[1:]
+with h5py.File(path) as full, h5py.File(made, "w") as few:
+    few.attrs.update({name: value for name, value in full.attrs.items() if name != "content_sha256"})
+    group = few.create_group("documents")
+    group.attrs.update(full["documents"].attrs)
+    group["offsets"] = [sum(map(int, lengths[:i])) for i in range(len(lengths) + 1)]
+    group["tokens"] = full["documents/tokens"][: group["offsets"][-1]]
+PY
 }
 
 # column FILE.csv NAME [OTHER=VALUE...]: the cells of a column, of the rows in which other columns have these values.
