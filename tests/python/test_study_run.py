@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""gyre-study run and status: what is measured again and what is not, and what is said of each case.
+"""gyre-study run and status with a real program on this host: what is measured again and what is not, and how it ends.
 
 Usage: test_study_run.py SOURCE_DIR BUILD_DIR   (MPIEXEC: the launcher)
 """
@@ -8,7 +8,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,22 +18,6 @@ from pathlib import Path
 
 SOURCE, BUILD = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
 MPIEXEC = os.environ.get("MPIEXEC", "mpiexec")
-sys.dont_write_bytecode = True
-sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
-import study_results as made  # noqa: E402
-from study_plans import SMALL, app_of, study_of  # noqa: E402
-from gyre_study.cases import expand  # noqa: E402
-from gyre_study.errors import StudyError  # noqa: E402
-from gyre_study.files import Site, Study  # noqa: E402
-from gyre_study.folder import Folder, write_plan  # noqa: E402
-from gyre_study.launch import (  # noqa: E402
-    Task,
-    environment_script,
-    job_words,
-    launcher,
-    wait_for,
-)
-from gyre_study.status import counts, statuses  # noqa: E402
 
 SITE = f"""
 launcher = "mpiexec"
@@ -60,229 +43,6 @@ kv_heads = 2
 iters = 1
 warmup = 0
 """
-
-
-class States(unittest.TestCase):
-    """What rows, notes of jobs and logs make of cases; no program is run."""
-
-    def setUp(self) -> None:
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.path = Path(scratch.name, "study")
-
-    def plan(self, study: Study) -> Folder:
-        expansion = expand(study, SMALL, app_of(), "study.toml")
-        write_plan(self.path, study, SMALL, app_of(), expansion, {})
-        return Folder(self.path)
-
-    def rows(self, folder: Folder, text: str) -> None:
-        folder.rows_file(folder.placements[0]).write_text(text, encoding="utf-8")
-
-    def key(self, direction: str, schedule: str = "ring") -> dict[str, object]:
-        return {"schedule": schedule, "pass": direction, "tokens": 64, "cp": 1}
-
-    def both(self, result: str = "VALID", schedule: str = "ring") -> str:
-        return "".join(
-            made.row_line("r", self.key(one, schedule), [1.0] * 7, result) for one in ("fwd", "bwd")
-        )
-
-    def states(self, folder: Folder) -> list[str]:
-        return [one.state for one in statuses(folder) if one.placement is not folder.placements[-1]]
-
-    def test_from_rows(self) -> None:
-        folder = self.plan(study_of(cp=[1, 2], tokens=[64], schedule=["ring", "halo"]))
-        begin, end = made.run_line("r", 1), made.end_line("r")
-        fwd = made.row_line("r", self.key("fwd"), [1.0] * 7)
-        for text, wanted in (
-            ("", "missing"),
-            (begin, "missing"),
-            (begin + fwd, "missing"),  # backward is not there
-            (begin + fwd + end, "done"),  # of an operation that has no backward pass
-            (begin + self.both(), "done"),
-            (begin + self.both()[:-1], "missing"),  # the last line is torn
-            (begin + self.both() + end[:20], "done"),
-            (begin + self.both("UNOFFICIAL") + end, "noisy"),
-            (begin + self.both("UNVERIFIED") + end, "noisy"),
-            (begin + self.both("INVALID") + self.both() + end, "done"),  # the newest counts
-            (begin + self.both() + self.both("INVALID") + end, "invalid"),
-            (begin.replace("0123abcd", "other") + self.both() + end, "missing"),  # of another build
-            (begin + self.both(schedule="halo") + end, "missing"),
-        ):
-            self.rows(folder, text)
-            self.assertEqual(self.states(folder)[0], wanted, text)
-
-    def test_what_is_accepted(self) -> None:
-        folder = self.plan(study_of(accept="finished", cp=[1, 2], tokens=[64], schedule=["ring"]))
-        self.rows(folder, made.run_line("r", 1) + self.both("UNOFFICIAL"))
-        self.assertEqual(self.states(folder), ["done"])
-        self.rows(folder, made.run_line("r", 1) + self.both("UNVERIFIED"))
-        self.assertEqual(self.states(folder), ["noisy"])
-        folder = self.plan(
-            study_of(
-                accept="finished",
-                cp=[1, 2],
-                tokens=[64],
-                schedule=["ring"],
-                options={"check": "none"},
-            )
-        )
-        self.rows(folder, made.run_line("r", 1) + self.both("UNVERIFIED"))
-        self.assertEqual(self.states(folder), ["done"])
-
-    def test_from_notes(self) -> None:
-        folder = self.plan(study_of(cp=[1, 2], tokens=[64], schedule=["ring", "halo"]))
-        place = folder.new_submission()
-        cases = [case.id for case in folder.placements[0].cases]
-        (place / "submission.json").write_text(
-            json.dumps(
-                {
-                    "number": place.name,
-                    "how": "slurm",
-                    "time": 0,
-                    "host": "h",
-                    "pid": 1,
-                    "launches": [
-                        {"id": "l", "job": "", "log": "l.log", "cases": cases, "kin": cases}
-                    ],
-                }
-            )
-        )
-        log = folder.path / "logs/l.log"
-        note = '{"launch":"l","event":"begin","time":1}\n'
-        for notes, said, wanted in (
-            ("", "", "missing"),
-            (note, "slurmstepd: error: *** STEP 1.0 CANCELLED ***", "cut off"),
-            (note + '{"launch":"l","ev', "", "cut off"),
-            (
-                note + '{"launch":"l","event":"end","time":2,"code":3}\n',
-                "gyre-attention: error: rank 1 has died",
-                "failed",
-            ),
-            (
-                note + '{"launch":"l","event":"end","time":2,"code":0}\n',
-                "# refused: needs a window",
-                "refused",
-            ),
-            (note + '{"launch":"l","event":"end","time":2,"code":0}\n', "", "failed"),
-            (note + '[]\n{"launch":1,"event":"end"}\n', "", "cut off"),
-        ):
-            (place / "1.state").write_text(notes)
-            log.write_text(said)
-            found = [one for one in statuses(folder) if one.placement is folder.placements[0]]
-            self.assertEqual([one.state for one in found], [wanted] * 2)
-            self.assertIn(
-                said.removeprefix("# ").removeprefix("refused: "), found[1].reason + found[1].state
-            )
-        log.write_text("# refused: schedule halo: needs a window")
-        (place / "1.state").write_text(note + '{"launch":"l","event":"end","time":2,"code":0}\n')
-        self.assertEqual(counts(statuses(folder)), {"failed": 1, "refused": 1, "missing": 2})
-
-    def test_only_the_program_refuses(self) -> None:
-        """Launchers have an exit code 2, and are killed by signals."""
-        folder = self.plan(study_of(cp=[1, 2], tokens=[64]))
-        place = folder.new_submission()
-        launch = {"id": "l", "job": "", "log": "l.log", "cases": [folder.cases[0].id], "kin": ["k"]}
-        submission = {"number": place.name, "how": "run", "time": 0, "host": "h", "pid": 1}
-        submission["host"] = socket.gethostname()
-        (place / "submission.json").write_text(json.dumps({**submission, "launches": [launch]}))
-        for code, said, state, reason in (
-            (2, "gyre-attention: error: no", "refused", "gyre-attention: error: no"),
-            (2, "mpiexec: unknown option", "failed", "exit code 2: mpiexec: unknown option"),
-            (-9, "", "failed", "its launcher was killed by SIGKILL"),
-            (124, "", "failed", "it took longer than the study's minutes"),
-        ):
-            notes = [{"launch": "l", "event": "begin", "time": 1}]
-            notes.append({"launch": "l", "event": "end", "time": 2, "code": code})
-            (place / "run.state").write_text("".join(json.dumps(one) + "\n" for one in notes))
-            (folder.path / "logs/l.log").write_text(said)
-            found = statuses(folder)[0]
-            self.assertEqual(found.state, state)
-            self.assertIn(reason, found.reason)
-            self.assertEqual(found.alone, state == "refused")
-
-    def test_a_queue_that_does_not_answer(self) -> None:
-        folder = self.plan(study_of(cp=[1, 2], tokens=[64]))
-        launch = {
-            "id": "l",
-            "job": "7_0",
-            "log": "l.log",
-            "cases": [folder.cases[0].id],
-            "kin": ["k"],
-        }
-        text = json.dumps(
-            {
-                "number": "001",
-                "how": "slurm",
-                "time": 0,
-                "host": "h",
-                "pid": 1,
-                "launches": [launch],
-            }
-        )
-        (folder.new_submission() / "submission.json").write_text(text)
-        squeue = self.path / "squeue"
-        path = os.environ["PATH"]
-        self.addCleanup(os.environ.__setitem__, "PATH", path)
-        os.environ["PATH"] = str(self.path)
-        for script, wanted in (
-            ("exit 1", "squeue: exit code 1"),
-            (None, "jobs were submitted, but squeue does not say"),
-        ):
-            squeue.write_text(f"#!/bin/sh\n{script}\n") if script else squeue.unlink()
-            if script:
-                squeue.chmod(0o755)
-            with self.assertRaises(StudyError) as caught:
-                statuses(folder)
-            self.assertIn(wanted, str(caught.exception))
-        for answer, state in (
-            ("7_0 RUNNING", "queued"),
-            ("7_0 PENDING", "queued"),
-            ("8_0 RUNNING", "missing"),
-        ):
-            squeue.write_text(f"#!/bin/sh\necho '{answer}'\n")
-            squeue.chmod(0o755)
-            self.assertEqual(statuses(folder)[0].state, state)
-
-    def test_words_for_slurm(self) -> None:
-        """Of what no node here has: GPUs, modules, an account, mpiexec on several nodes."""
-        site = Site("c", 8, gpus_per_node=4, partition="p", account="a", sbatch_options=["--qos=x"])
-        site.modules, site.environment = ["mpich/4", "a b"], {"UCX_TLS": "tcp,self"}
-        study = study_of(cp=[1, 8], tokens=[64])
-        write_plan(self.path, study, site, app_of(), expand(study, site, app_of(), "s.toml"), {})
-        folder = Folder(self.path)
-        task = Task(folder.placements[1], [])
-        words = job_words(folder, self.path / "jobs/001", [task, task], "17")
-        for word in (
-            "--array=0-1",
-            "--nodes=2",
-            "--ntasks=8",
-            "--ntasks-per-node=4",
-            "--cpus-per-task=2",
-            "--partition=p",
-            "--account=a",
-            "--qos=x",
-            "--exclusive",
-            "--time=30",
-            "--dependency=afterany:17",
-        ):
-            self.assertIn(word, words)
-        self.assertNotIn("--gpus-per-node=4", words)
-        folder.study.options["backend"] = "cuda"
-        self.assertIn("--gpus-per-node=4", job_words(folder, self.path, [task], ""))
-        self.assertIn("--cpu-bind=cores", launcher(folder, task.placement, "srun"))
-        wanted = ["mpiexec", "-n", "8", "-ppn", "4", "-bind-to", "core"]
-        self.assertEqual(launcher(folder, task.placement, "mpiexec"), wanted)
-        self.assertEqual(
-            environment_script(folder),
-            "module load mpich/4\nmodule load 'a b'\nexport UCX_TLS=tcp,self\n",
-        )
-
-    def test_a_launcher_that_takes_too_long_is_ended(self) -> None:
-        begin = time.monotonic()
-        process = subprocess.Popen(["sleep", "60"], start_new_session=True)
-        self.assertEqual(wait_for(process, 0.1), 124)
-        self.assertIsNotNone(process.poll())
-        self.assertLess(time.monotonic() - begin, 20)
 
 
 class Command(unittest.TestCase):
