@@ -29,8 +29,7 @@ void open_reference(SchemaReader& reader, const h5::File& file, AttentionFile& a
   if (parts.d_sinks && !reader.is_there("/attention/sinks"))
     reader.errors().add(
         "/reference/d_sinks is there, and '/attention/sinks', which it is of, is not");
-  a.reference->unknown =
-      unknown_datasets(file, "/reference", {"out", "lse", "d_q", "d_k", "d_v", "d_sinks"});
+  a.reference->unknown = unknown_answers(file, attention_schema);
 }
 
 void check_attributes(SchemaReader& reader, AttentionFile& a) {

@@ -68,15 +68,22 @@ h5::Shape shape_of(LogprobsShape shape, const LogprobsFile& f, int64_t tokens, i
   return {};
 }
 
+std::string place_of(const LogprobsArray& array) {
+  return fmt::format("{}/{}", answers_group, array.name);
+}
+std::vector<std::string> places_of(const std::vector<LogprobsArray>& arrays) {
+  std::vector<std::string> places;
+  for (const LogprobsArray& array : arrays) places.push_back(place_of(array));
+  return places;
+}
+
 /// Opens the arrays of answers that are present, and notes datasets of unknown names.
 void open_reference(SchemaReader& reader, const h5::File& file,
                     const std::vector<LogprobsArray>& arrays, LogprobsFile& f, int64_t tokens,
                     LogprobsParts& parts) {
   const int64_t sequences = parts.offsets ? parts.offsets->shape()[0] - 1 : 1;
-  std::vector<std::string> names;
   for (const LogprobsArray& array : arrays) {
-    names.push_back(array.name);
-    const std::string path = fmt::format("{}/{}", answers_group, array.name);
+    const std::string path = place_of(array);
     if (!reader.is_there(path)) continue;
     const h5::Shape shape = shape_of(array.shape, f, tokens, sequences);
     auto dataset = array.integers ? reader.integers(path, shape) : reader.reals(path, shape);
@@ -88,7 +95,7 @@ void open_reference(SchemaReader& reader, const h5::File& file,
     if (array.shape == LogprobsShape::top) check_top(reader, f, path, dataset->shape()[1]);
     parts.answers.emplace_back(array.name, std::move(*dataset));
   }
-  f.reference->unknown = unknown_datasets(file, answers_group, names);
+  f.reference->unknown = unknown_answers(file, logprobs_schema, places_of(arrays));
 }
 
 /// Opens hidden states and head; a file must have both or neither.
@@ -301,10 +308,7 @@ double LinearFactors::logit_size() const {
 
 LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
                                 const std::vector<LogprobsArray>& arrays) {
-  std::vector<std::string> answers;
-  for (const LogprobsArray& array : arrays)
-    answers.push_back(fmt::format("{}/{}", answers_group, array.name));
-  const h5::File file = open_schema_file(comm, path, logprobs_schema, answers);
+  const h5::File file = open_schema_file(comm, path, logprobs_schema, places_of(arrays));
   LogprobsFile f;
   LogprobsParts parts;
   run_agreed(comm, "opening the logits of " + path, [&] { parts = open_problem(file, arrays, f); });

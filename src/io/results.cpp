@@ -151,8 +151,7 @@ ReferenceParts open_reference(const h5::File& file, const Documents& documents,
           "{}: take the model that the reference was computed with, or --check none",
           hidden->shape()[0] - 1, hidden->shape()[2], model.entries - 1, model.width);
   }
-  reference.unknown =
-      unknown_datasets(file, "/reference", {"offsets", "logprob", "entropy", "hidden"});
+  reference.unknown = unknown_answers(file, documents_schema);
   reader.throw_if_any();
   return parts;
 }

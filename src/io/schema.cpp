@@ -143,14 +143,18 @@ std::vector<float> read_floats(const h5::Dataset& dataset, std::set<std::string>
   return floats;
 }
 
-std::vector<std::string> unknown_datasets(const h5::File& file, const std::string& group,
-                                          const std::vector<std::string>& known) {
-  std::vector<std::string> unknown;
+std::vector<std::string> unknown_answers(const h5::File& file, const std::string& schema,
+                                         const std::vector<std::string>& more) {
+  const std::string group = "/reference/";
+  std::vector<std::string> known, places = more, unknown;
+  for (const SchemaName& name : names_of_schema(schema)) places.push_back(name.place);
+  for (const std::string& place : places)
+    if (place.starts_with(group)) known.push_back(place.substr(group.size()));
   for (const std::string& name : file.datasets_below(group)) {
     if (std::ranges::find(known, name) != known.end()) continue;
     const std::string meant = nearest(name, known);
-    unknown.push_back(fmt::format("{}/{}{}", group, name,
-                                  meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant)));
+    unknown.push_back(group + name +
+                      (meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant)));
   }
   return unknown;
 }

@@ -74,10 +74,10 @@ class SchemaReader {
 /// is a usage error. Collective.
 std::vector<float> read_floats(const h5::Dataset& dataset, std::set<std::string>& rounded,
                                int64_t columns = 1, int64_t valid = 1);
-/// Datasets of `group` whose names are not in `known`: "/reference/logprop (did you mean
-/// logprob?)".
-std::vector<std::string> unknown_datasets(const h5::File& file, const std::string& group,
-                                          const std::vector<std::string>& known);
+/// Datasets below /reference that are neither of the schema nor `more` places:
+/// "/reference/logprop (did you mean logprob?)".
+std::vector<std::string> unknown_answers(const h5::File& file, const std::string& schema,
+                                         const std::vector<std::string>& more = {});
 /// Reads a dataset of integers onto every rank. A value that does not fit 32 bits is a usage error.
 /// Collective.
 std::vector<int32_t> read_int32s(const h5::Dataset& dataset);
