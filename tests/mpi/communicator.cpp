@@ -186,6 +186,31 @@ TEST(RunAgreed, OneRanksErrorEndsAllRanksAlike) {
   EXPECT_NO_THROW(run_agreed(world(), "test", [] {}));
 }
 
+TEST(RunAgreed, TheLowestRankThatFailsIsHeard) {
+  if (world().size() < 3) GTEST_SKIP() << "one rank of several fails otherwise";
+  try {
+    run_agreed(world(), "test", [] {
+      if (world().rank() == 1) throw_usage("wrong");
+      if (world().rank() == 2) throw_runtime("worse");
+    });
+    ADD_FAILURE() << "no error on rank " << world().rank();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_STREQ(error.what(), "wrong (found on rank 1)");
+  }
+}
+
+TEST(RunOnRoot, ItsErrorEndsAllRanks) {
+  try {
+    run_on_root(world(), "test", [] { throw_usage("wrong"); });
+    ADD_FAILURE() << "no error on rank " << world().rank();
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.agreed());
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_STREQ(error.what(), "wrong");
+  }
+}
+
 TEST(RunAgreed, APartOfTheRanksDoesNotAgreeForAll) {
   const auto part = world().split(world().rank() % 2);
   try {
@@ -216,6 +241,13 @@ TEST(RunAgreed, ForeignExceptionsBecomeRuntimeErrors) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::runtime);
     EXPECT_STREQ(error.what(), "reading: disk on fire");
+  }
+  try {
+    run_agreed(world(), "reading", [] { throw std::bad_alloc(); });
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::runtime);
+    EXPECT_STREQ(error.what(), "reading: there is not enough memory");
   }
 }
 

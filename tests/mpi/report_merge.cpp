@@ -43,21 +43,23 @@ TEST(ReportMerge, NanOnOneRankFailsAll) {
 TEST(ReportMerge, TolerancesAndFactorsAreJudgedByTheValuesOfAllRanks) {
   Communicator& world = test::world();
   Verification checks;
-  const bool first = world.rank() == 0;
-  const double small = first ? 16 : 0;  // 16 / ranks on average
+  const bool first = world.rank() == 0, last = world.rank() == world.size() - 1;
+  const double value = last ? 16.0 * world.size() : 0;  // 16 on average
   const auto here = [] { return "here"; };
-  checks.check("within", 1.5).add(small, small, here);
-  checks.check("above", 17).add(small, small, here);
+  checks.check("within", 15).add(value, value, here);
+  checks.check("above", 17).add(value, value, here);
   checks.check("twice", 1e-3).add(first ? 8 : 2, first ? 4 : 1, here);
   checks.check("twice but once", 1e-3).add(first ? 8 : 3, first ? 4 : 1, here);
+  checks.check("four times, then twice", 1e-3).add(first ? 8 : 2, first ? 2 : 1, here);
   checks.merge_over(world);
   EXPECT_TRUE(checks.checks()[0].passed()) << checks.text();
   EXPECT_FALSE(checks.checks()[1].passed());
   const auto hints = [&](size_t check) {
-    return checks.checks()[check].fault().find("by a factor 2") != std::string::npos;
+    return checks.checks()[check].fault().find("by a factor ") != std::string::npos;
   };
   EXPECT_EQ(hints(2), world.size() > 1) << checks.text();
   EXPECT_FALSE(hints(3));
+  EXPECT_FALSE(hints(4));
 }
 
 TEST(ReportMerge, SamplesArriveInOrderOfRank) {

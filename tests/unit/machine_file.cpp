@@ -250,6 +250,9 @@ TEST(MachineFile, RefusesValuesOfAnotherKind) {
     refuse(
         fmt::format("model.memory_bytes is {}; wanted: 0, or a number from 1e-30 to 1e30", value),
         "64e9", value);
+  refuse("model.links[0].bytes_per_s[1] is 5e-324; wanted: 0, or a number from 1e-30 to 1e30",
+         "4e9]", "5e-324]");
+  refuse("line 15: inf; wanted: a finite number, or a text in quotation marks", "4e9]", "inf]");
   refuse("bytes_per_s of 0.5; wanted: at least 1", "5e8", "0.5");
   refuse("model.memory_bytes is [1,2]; wanted: a number", "64e9", "[1, 2]");
   refuse("model.links[0].ranks is 8.0; wanted: a whole number", "ranks = 8", "ranks = 8.0");

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -80,6 +81,7 @@ TEST_F(OutputGuardTest, AnInputMayNotHaveTheNameOfWrongResults) {
       [&] {
         check_output_places({{{"--output", path()}}, {}, {{"--input", input}}});
       });
+  check_output_places({{}, {{"--json", path()}}, {{"--input", input}}});  // a text has one name
 }
 
 TEST_F(OutputGuardTest, WithoutCommitNothingIsLeft) {
@@ -126,6 +128,8 @@ TEST_F(OutputGuardTest, UnwritablePlacesAreRefusedAtOnce) {
   EXPECT_EQ(message((folder_ / "no" / "x.h5").string()),
             fmt::format("cannot write '{}': there is no folder '{}'",
                         (folder_ / "no" / "x.h5").string(), (folder_ / "no").string()));
+  write(path(), "a file");
+  EXPECT_EQ(message(path() + "/x.h5"), "cannot write '" + path() + "/x.h5': Not a directory");
   EXPECT_EQ(message(folder_.string()),
             fmt::format("cannot write '{}': it is a folder", folder_.string()));
 }
@@ -146,6 +150,19 @@ TEST_F(OutputGuardTest, DevicesAreNotReplaced) {
   }
 }
 
+TEST_F(OutputGuardTest, WhatBecameSpecialIsNotReplacedEither) {
+  OutputGuard guard(path());
+  write(guard.temporary_path(), "new");
+  ASSERT_EQ(mkfifo(path().c_str(), 0600), 0);
+  try {
+    guard.commit();
+    ADD_FAILURE() << "the pipe is gone";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::runtime);
+    EXPECT_TRUE(fs::is_fifo(path()));
+  }
+}
+
 TEST_F(OutputGuardTest, LinksStay) {
   const std::string link = path() + ".link";
   fs::create_symlink("result.h5", link);
@@ -162,7 +179,13 @@ TEST_F(OutputGuardTest, WhatIsSpecialIsNotReplaced) {
   EXPECT_TRUE(is_special("/dev/null"));
   EXPECT_FALSE(is_special(path()));
   EXPECT_FALSE(is_special(path() + ".new"));
+  const int input = dup(STDIN_FILENO);
+  close(STDIN_FILENO);
   const int own = open_special(descriptor);
+  dup2(input, STDIN_FILENO);
+  close(input);
+  EXPECT_GT(own, STDERR_FILENO) << "a standard stream";
+  EXPECT_EQ(fcntl(own, F_GETFD), FD_CLOEXEC);
   EXPECT_EQ(write_all(own, "text"), 0);
   EXPECT_EQ(read(path()), "text");
   close(own);
@@ -203,6 +226,11 @@ TEST_F(OutputGuardTest, OutputsAreNoInputsAndDiffer) {
               check_output_places({{}, {{"--csv", path()}, {"--json", detour}}});
             }),
             "--json '" + detour + "' is the file of --csv");
+  EXPECT_EQ(test::usage_message([&] {
+              check_output_places({{}, {{"--csv", path() + ".new"}, {"--json", detour + ".new"}}});
+            }),
+            "--json '" + detour + ".new' is the file of --csv");
+  check_output_places({{}, {{"--csv", "/dev/null"}, {"--json", "/dev/null"}}});
   fs::create_hard_link(path(), path() + ".hard");
   fs::create_symlink("result.h5", path() + ".link");
   for (const std::string& other : {path() + ".hard", path() + ".link"})
@@ -210,6 +238,21 @@ TEST_F(OutputGuardTest, OutputsAreNoInputsAndDiffer) {
                 check_output_places({{}, {{"--csv", other}}, {{"--config", path()}}});
               }),
               "--csv '" + other + "' is the file of --config");
+}
+
+TEST_F(OutputGuardTest, OutputsAreNotTheFilesOfTheStandardStreams) {
+  write(path(), "");
+  for (const auto& [stream, name] :
+       {std::pair{STDOUT_FILENO, "output"}, {STDERR_FILENO, "error"}}) {
+    const int usual = dup(stream), file = ::open(path().c_str(), O_WRONLY | O_APPEND);
+    dup2(file, stream);
+    const std::string message = test::usage_message([&] {
+      check_output_places({{}, {{"--csv", path()}}});
+    });
+    dup2(usual, stream);
+    close(usual), close(file);
+    EXPECT_EQ(message, fmt::format("--csv '{}' is the file of standard {}", path(), name));
+  }
 }
 
 }  // namespace GYRE_FILE

@@ -96,6 +96,11 @@ TEST_F(RowLogs, HaveARunItsRowsAndItsEnd) {
 
 TEST_F(RowLogs, FinishedRowsStay) {
   write(report(), {row(1, true, true), row(2, true, false), row(3, false, true)});
+  {
+    RowLog none(world());
+    none.begin(report(), options("none"));
+    EXPECT_FALSE(none.has(key(1))) << "nobody asked for it";
+  }
   RowLog finished(world());
   finished.begin(report(), options("finished"));
   EXPECT_TRUE(finished.has(key(1)));
@@ -103,6 +108,34 @@ TEST_F(RowLogs, FinishedRowsStay) {
   EXPECT_FALSE(finished.has(key(3))) << "a wrong row is measured again";
   EXPECT_FALSE(finished.has(key(4)));
   EXPECT_EQ(finished.skipped(), 2);
+}
+
+TEST_F(RowLogs, TheNewestRowOfAKeyCounts) {
+  write(report(), {row(1, true, true), row(2, false, true)});
+  write(report(), {row(1, false, true), row(2, true, true)});
+  RowLog log(world());
+  log.begin(report(), options("finished"));
+  EXPECT_FALSE(log.has(key(1)));
+  EXPECT_TRUE(log.has(key(2)));
+}
+
+TEST_F(RowLogs, RowsThatDoNotSayHowTheyEndedDoNotStand) {
+  write(report(), {row(1, true, true), row(2, true, true)});
+  std::string unsaid;
+  std::istringstream file(text());
+  for (std::string said; std::getline(file, said);) {
+    auto line = nlohmann::ordered_json::parse(said);
+    if (line["kind"] == "row" && line["key"]["tokens"] == 1) line.erase("status");
+    if (line["kind"] == "row" && line["key"]["tokens"] == 2) line["status"].erase("measured");
+    unsaid += line.dump() + "\n";
+  }
+  for (const char* mode : {"finished", "measured"}) {
+    put(unsaid);
+    RowLog log(world());
+    log.begin(report(), options(mode));
+    EXPECT_FALSE(log.has(key(1)));
+    EXPECT_EQ(log.has(key(2)), mode == std::string("finished"));
+  }
 }
 
 TEST_F(RowLogs, RowsThatStayKeepTheirVerdict) {
@@ -123,23 +156,36 @@ TEST_F(RowLogs, RowsThatStayKeepTheirVerdict) {
   EXPECT_EQ(verdict(3).substr(0, 10), "UNVERIFIED");
   resumed.verification.check("x", 1).add(0, 0, [] { return ""; });
   EXPECT_EQ(judge(resumed).validity, Validity::unverified) << "others were checked";
+  resumed.standing = {{"INVALID", {"verification failed"}}};
+  EXPECT_EQ(judge(resumed).validity, Validity::invalid);
 }
 
 TEST_F(RowLogs, OtherProcessesBesideARunConcernItsRows) {
   RunReport busy = report();
+  busy.start = "2026-01-31T12:00:00Z";
   busy.foreign_load = {"node01", 1.5, 2};
+  ResultEntry unchecked = row(2, true, true);
+  unchecked.verified = std::nullopt;
+  write(report(), {row(3, true, true)});
   {
     RowLog log(world());
     log.begin(busy, options("none"));
-    busy.results = {row(1, true, true)};
+    busy.results = {row(1, true, true), unchecked};
     log.end(busy);
   }
-  for (const char* mode : {"finished", "measured"}) {
+  const auto standing = [&](const char* mode) {
     RowLog log(world());
     log.begin(report(), options(mode));
-    EXPECT_EQ(log.has(key(1)), mode == std::string("finished"));
-    for (const StandingRow& row : log.standing()) EXPECT_EQ(row.result, "UNOFFICIAL");
-  }
+    for (const int64_t tokens : {1, 2, 3}) log.has(key(tokens));
+    return log.standing();
+  };
+  const std::vector<StandingRow> finished = standing("finished");
+  ASSERT_EQ(finished.size(), 3U);
+  EXPECT_EQ(finished[0].result, "UNOFFICIAL");
+  EXPECT_EQ(finished[0].reasons, std::vector<std::string>{breach_text(busy.foreign_load)});
+  EXPECT_EQ(finished[1].result, "UNVERIFIED") << "which is worse";
+  EXPECT_EQ(finished[2].result, "VALID") << "of another run";
+  EXPECT_EQ(standing("measured").size(), 1U);
 }
 
 TEST_F(RowLogs, NoisyRowsAreMeasuredAgainWhenThatIsWanted) {

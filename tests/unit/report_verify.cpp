@@ -291,6 +291,14 @@ TEST(Check, ArraysAreComparedByElementAndLength) {
   EXPECT_EQ(check.where(), "c: 1 elements, not 2");
 }
 
+TEST(Check, TakesInfinityWhereTheDefinitionHasIt) {
+  for (const double defined : {-infinity, 0.0}) {
+    Check check("lse", 1);
+    check.add(-infinity, -infinity, somewhere, 1, defined);
+    EXPECT_EQ(check.passed(), defined == -infinity);
+  }
+}
+
 TEST(Check, NothingToCompareHolds) {
   Check check("ids", 0);
   EXPECT_FALSE(check.passed());
