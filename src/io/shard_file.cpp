@@ -84,6 +84,56 @@ void fill_extra(const h5::File& file, const ShardsHeader& header, const std::str
   file.dataset(fmt::format("{}/{}", shards_extras_path, name)).write_bytes(slabs, bytes);
 }
 
+/// What a file has of a header, and its datasets.
+struct ShardParts {
+  ShardsHeader header;
+  std::optional<h5::Dataset> bin_offsets, slot_offsets, embeddings;
+  std::vector<std::pair<const Column*, std::optional<h5::Dataset>>> columns;
+};
+
+/// Throws a usage error unless types and shapes are those of the header.
+ShardParts open_rows(const h5::File& file, const ShardsHeader& header) {
+  SchemaReader reader(file, shards_schema);
+  ShardParts parts;
+  parts.header.layout = reader.text(shards_group, "layout");
+  parts.header.cp = reader.integer(shards_group, "cp");
+  parts.header.hidden_size = reader.integer(shards_group, "hidden_size");
+  parts.header.packed_sha256 = reader.text(shards_group, "packed_sha256");
+  parts.bin_offsets =
+      reader.dataset("/shards/bin_offsets", {h5::Type::i64}, {std::ssize(header.bin_offsets)});
+  parts.slot_offsets =
+      reader.dataset("/shards/slot_offsets", {h5::Type::i64}, {std::ssize(header.slot_offsets)});
+  for (const Column& column : columns)
+    if (has(column, header))
+      parts.columns.emplace_back(
+          &column,
+          reader.dataset(column.path, {h5::Type::i32}, {header.cp, width_of(column.path, header)}));
+  if (header.hidden_size > 0)
+    parts.embeddings = reader.dataset(shards_embeddings_path, {h5::Type::f32},
+                                      {header.cp, header.slot_offsets.back(), header.hidden_size});
+  reader.throw_if_any();
+  return parts;
+}
+
+/// Throws a usage error unless a file has the attributes and offsets of the header `wanted`.
+void check_header(const h5::File& file, const ShardsHeader& stored, const ShardsHeader& wanted) {
+  SchemaReader reader(file, shards_schema);
+  const auto require = [&](const std::string& what, const auto& has, const auto& must) {
+    if (has != must) reader.errors().add("{} is {}; it must be {}", what, has, must);
+  };
+  require("layout of '/shards'", stored.layout, wanted.layout);
+  require("cp of '/shards'", stored.cp, wanted.cp);
+  require("hidden_size of '/shards'", stored.hidden_size, wanted.hidden_size);
+  require("packed_sha256 of '/shards'", stored.packed_sha256, wanted.packed_sha256);
+  for (size_t i = 0; i < wanted.bin_offsets.size(); ++i)
+    require(fmt::format("/shards/bin_offsets[{}]", i), stored.bin_offsets[i],
+            wanted.bin_offsets[i]);
+  for (size_t i = 0; i < wanted.slot_offsets.size(); ++i)
+    require(fmt::format("/shards/slot_offsets[{}]", i), stored.slot_offsets[i],
+            wanted.slot_offsets[i]);
+  reader.throw_if_any();
+}
+
 }  // namespace
 
 void fill_shards(OutputFile& output, const ShardsHeader& header, std::span<const ShardRows> mine) {
@@ -138,24 +188,26 @@ StoredExtras read_shard_extras(Communicator& comm, const std::string& path,
 std::vector<ShardRows> read_shard_rows(Communicator& comm, const std::string& path,
                                        const ShardsHeader& header) {
   const h5::File file = open_schema_file(comm, path, shards_schema);
+  ShardParts parts;
+  run_agreed(comm, "opening the shards of " + path, [&] { parts = open_rows(file, header); });
+  parts.header.bin_offsets = parts.bin_offsets->read_all<int64_t>();
+  parts.header.slot_offsets = parts.slot_offsets->read_all<int64_t>();
+  run_agreed(comm, "checking the shards of " + path,
+             [&] { check_header(file, parts.header, header); });
   std::vector<ShardRows> rows(static_cast<size_t>(header.cp));
   const auto cut = [](const auto& all, size_t row, int64_t width, auto& to) {
     const auto begin = all.begin() + static_cast<int64_t>(row) * width;
     to.assign(begin, begin + width);
   };
-  for (const Column& column : columns) {
-    if (!has(column, header)) continue;
-    const int64_t width = width_of(column.path, header);
-    const auto all = file.dataset(column.path).read_all<int32_t>();
-    GYRE_CHECK(std::ssize(all) == header.cp * width, "{}: {} elements", column.path, all.size());
-    for (size_t r = 0; r < rows.size(); ++r) cut(all, r, width, rows[r].*column.values);
+  for (const auto& [column, dataset] : parts.columns) {
+    const auto all = dataset->read_all<int32_t>();
+    for (size_t r = 0; r < rows.size(); ++r)
+      cut(all, r, width_of(column->path, header), rows[r].*column->values);
   }
-  if (header.hidden_size > 0) {
-    const int64_t width = header.slot_offsets.back() * header.hidden_size;
-    const auto all = file.dataset(shards_embeddings_path).read_all<float>();
-    GYRE_CHECK(std::ssize(all) == header.cp * width, "{}: {} elements", shards_embeddings_path,
-               all.size());
-    for (size_t r = 0; r < rows.size(); ++r) cut(all, r, width, rows[r].embeddings);
+  if (parts.embeddings) {
+    const auto all = parts.embeddings->read_all<float>();
+    for (size_t r = 0; r < rows.size(); ++r)
+      cut(all, r, header.slot_offsets.back() * header.hidden_size, rows[r].embeddings);
   }
   for (const auto& [name, stored] : header.extras) {
     if (stored.extra.aligned != Extra::Aligned::slots) continue;

@@ -36,7 +36,8 @@ void fill_shards(OutputFile& output, const ShardsHeader& header, std::span<const
 StoredExtras read_shard_extras(Communicator& comm, const std::string& path,
                                const ShardsHeader& header);
 
-/// Reads all rows onto every rank; only sizes are checked. Collective.
+/// All rows, on every rank. A file with another header, or with datasets of other types or shapes
+/// than follow from it, is a usage error that lists all problems. Collective.
 std::vector<ShardRows> read_shard_rows(Communicator& comm, const std::string& path,
                                        const ShardsHeader& header);
 

@@ -93,6 +93,8 @@ Digests read_packed(Communicator& comm, const std::string& path) {
 ShardsHeader shards_header(const std::string& path) {
   const h5::File file = h5::File::open(path);
   ShardsHeader header;
+  header.layout = std::get<std::string>(file.attribute("/shards", "layout"));
+  header.packed_sha256 = std::get<std::string>(file.attribute("/shards", "packed_sha256"));
   header.cp = std::get<int64_t>(file.attribute("/shards", "cp"));
   header.hidden_size = std::get<int64_t>(file.attribute("/shards", "hidden_size"));
   header.bin_offsets = file.dataset("/shards/bin_offsets").read_all<int64_t>();
