@@ -23,15 +23,23 @@ LOGPROBS = ("logprobs", "--op", "all", "-n", "1", "-w", "0", "--pass", "both")
 ATTENTION = ("attention", "--schedule", "ring", "-n", "1", "-w", "0", "--pass", "both")
 
 
-def write_close_calls(source, path):
-    """Rows of the same logits in other orders, and a top_p that a sum of their probabilities misses by less than 5e-6."""
+def write_close_calls(path, ties):
+    """Rows of the same logits in other orders, and a top_p that a sum of their probabilities misses by less than 5e-6.
+
+    With `ties`, logits are halves, and the sum ends in the midst of equal ones.
+    """
     problem, rng = make_logprobs.golden_problem(), numpy.random.default_rng(7)
     vocab, logits = problem["vocab_size"], problem["logits"]
     row = rng.standard_normal(vocab) * 2
+    if ties:
+        row = numpy.round(row) / 2
     for t in range(len(logits)):
         logits[t, :vocab] = rng.permutation(row)
     sums = numpy.cumsum(-numpy.sort(-numpy.exp(make_logprobs.log_softmax(row.astype(numpy.float32).astype(float)))))
-    problem.update(top_k=0, top_p=float(sums[numpy.searchsorted(sums, 0.9)] + 2e-6), temperature=1.0)
+    last = numpy.searchsorted(sums, 0.9)
+    while ties and numpy.sort(-row)[last] != numpy.sort(-row)[last + 1]:
+        last += 1
+    problem.update(top_k=0, top_p=float(sums[last] + 2e-6), temperature=1.0)
     make_logprobs.NEGLIGIBLE = 0
     with numpy.errstate(divide="ignore"):
         make_logprobs.write_logprobs(str(path), problem, make_logprobs.answer(problem))
@@ -41,7 +49,8 @@ def files(source, seeds):
     """[(file, program and options, how the file is given)]"""
     inputs = source / "inputs"
     model = ("pipeline", "--model", str(inputs / "model_tiny.h5"), "-n", "1")
-    return [(seeds / "close_calls.h5", LOGPROBS), (inputs / "logprobs_ties.h5", LOGPROBS), (inputs / "logprobs_golden.h5", LOGPROBS),
+    return [(seeds / "close_calls.h5", LOGPROBS), (seeds / "close_ties.h5", LOGPROBS),
+            (inputs / "logprobs_ties.h5", LOGPROBS), (inputs / "logprobs_golden.h5", LOGPROBS),
             (inputs / "golden/attention_sinks_extreme.h5", ATTENTION), (inputs / "attention_window.h5", ATTENTION),
             (inputs / "docs_tiny.h5", model)]
 
