@@ -39,7 +39,11 @@ void end_all(int code) {
   int started = 0, finished = 0;
   MPI_Initialized(&started);
   MPI_Finalized(&finished);
-  if (started != 0 && finished == 0) MPI_Abort(MPI_COMM_WORLD, code);
+  if (started == 0 || finished != 0) return;
+  // MPI_Abort may call exit(), whose handlers free what other threads still compute with, such as
+  // generated code. The handler that is registered last runs first.
+  on_exit([](int status, void*) { _exit(status); }, nullptr);
+  MPI_Abort(MPI_COMM_WORLD, code);
 }
 
 int ranks_of_run = 1;
