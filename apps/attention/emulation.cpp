@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "apps/common/host.hpp"
 #include "attention/kernels/emulated.hpp"
 #include "attention/kernels/make_kernel.hpp"
 #include "comm/agree.hpp"
 #include "comm/emulated.hpp"
+#include "harness/host.hpp"
 #include "predict/machine_file.hpp"
 #include "report/machine_report.hpp"
 

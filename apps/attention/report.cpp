@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "apps/common/host.hpp"
 #include "attention/kernels/make_kernel.hpp"
+#include "harness/host.hpp"
 #include "predict/explain.hpp"
-#include "report/row_columns.hpp"
 
 namespace gyre {
 namespace {
@@ -28,16 +27,6 @@ int64_t rows_of_a_size(const AttentionOptions& o) {
          std::ssize(o.passes());
 }
 
-Fields key_of(const AttentionResult& result) {
-  Fields key{{"schedule", result.schedule},
-             {"layout", result.layout},
-             {"pass", std::string(name_of(result.pass))},
-             {"tokens", result.tokens},
-             {"cp", int64_t{result.cp}}};
-  if (result.cycle > 1) key.emplace_back("cycle", int64_t{result.cycle});
-  return key;
-}
-
 const Table<AttentionResult>& attention_table() {
   using Row = AttentionResult;
   static const Table<Row> table(joined<Row>(
@@ -54,8 +43,8 @@ const Table<AttentionResult>& attention_table() {
                .with_prefix(),
            {"of_peak", "%", 7, 1, [](const Row& r) { return 100 * r.share_of_peak(); }},
            {"sent", "MB/rank", 9, 3,
-            [](const Row& r) { return static_cast<double>(r.busiest_bytes()) / 1e6; }},
-           Column<Row>{"msgs", "", 5, 0, [](const Row& r) { return r.messages(); }}.extra(),
+            [](const Row& r) { return static_cast<double>(r.bytes_sent) / 1e6; }},
+           Column<Row>{"msgs", "", 5, 0, [](const Row& r) { return r.messages; }}.extra(),
            Column<Row>{"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed(); }}
                .doubted(drowns_in_noise),
            Column<Row>{"overlap", "%", 7, 1, [](const Row& r) { return 100 * r.overlap(); }}
@@ -114,24 +103,6 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
   return report;
 }
 
-ResultEntry entry_of(const AttentionResult& result) {
-  ResultEntry entry;
-  entry.key = key_of(result);
-  entry.timing = result.timing;
-  entry.measurements = attention_table().fields(result);
-  entry.units = attention_table().units();
-  entry.add("compute_only", result.compute_ms, "ms");
-  entry.add("communication_only", result.communicate_ms, "ms");
-  entry.add("exposed_time", result.exposed_ms, "ms");
-  entry.add("exposed_noise", result.exposed_noise_ms, "ms");
-  if (result.graph_operations > 0)
-    entry.add("graph_operations", static_cast<double>(result.graph_operations), "");
-  if (result.check != "-") entry.verified = result.check == "ok";
-  entry.flops = result.flops;
-  entry.bytes_wire = result.wire_bytes;
-  return entry;
-}
-
 void add_figures(RunReport& report, const std::vector<AttentionResult>& results) {
   std::vector<const AttentionResult*> fastest;
   for (const AttentionResult& result : results) {
@@ -147,7 +118,7 @@ void add_figures(RunReport& report, const std::vector<AttentionResult>& results)
   }
   for (const AttentionResult* result : fastest)
     report.foms.push_back(
-        {"attention_rate", result->tflops_per_rank(), "TFLOP/s/rank", key_of(*result)});
+        {"attention_rate", result->tflops_per_rank(), "TFLOP/s/rank", result->key});
   std::vector<double> rates;
   for (const AttentionResult& result : results)
     if (result.flops > 0) rates.push_back(result.tflops_per_rank());
@@ -200,13 +171,6 @@ std::string graph_text(const std::vector<AttentionResult>& results) {
     text += fmt::format("; {}, {}, {}: not every iteration launched one, as memory was given back",
                         least->schedule, least->layout, name_of(least->pass));
   return text + "\n";
-}
-
-std::string notes_text(const std::vector<std::string>& refused, const std::string& kernel_note) {
-  std::string text;
-  for (const std::string& reason : refused) text += fmt::format("# refused {}\n", reason);
-  if (!kernel_note.empty()) text += fmt::format("# kernel on rank 0: {}\n", kernel_note);
-  return text;
 }
 
 std::string details_text(const std::vector<AttentionResult>& results, int threads) {

@@ -4,18 +4,13 @@
 #include <string>
 #include <vector>
 
+#include "apps/attention/case.hpp"
 #include "apps/attention/options.hpp"
-#include "apps/attention/run.hpp"
-#include "report/result.hpp"
-#include "report/table.hpp"
 
 namespace gyre {
 
 /// Rows of a sweep's size, when nothing is refused.
 int64_t rows_of_a_size(const AttentionOptions& o);
-
-/// The independent variables of a row.
-Fields key_of(const AttentionResult& result);
 
 const Table<AttentionResult>& attention_table();
 
@@ -26,18 +21,12 @@ std::string kernel_of(const AttentionOptions& o);
 RunReport begin_attention_report(const AppContext& context, const AttentionOptions& o,
                                  const AttentionWorkload& workload, const Backend& backend);
 
-/// Adds the result to the report.
-ResultEntry entry_of(const AttentionResult& result);
-
 /// Adds the figures of merit: for each direction and number of tokens, the rate of the fastest
 /// result.
 void add_figures(RunReport& report, const std::vector<AttentionResult>& results);
 
 /// How many operations the CUDA graphs of --cuda-graph have, and whether all runs launched one.
 std::string graph_text(const std::vector<AttentionResult>& results);
-
-/// "# refused ..." lines, and one of what the kernel says of itself, if it does.
-std::string notes_text(const std::vector<std::string>& refused, const std::string& kernel_note);
 
 /// "# peak ..." line: the measured FMA peak of a core, n/a on GPUs. Then the parts of each result's
 /// time: a "#" line with total, compute only, communication only and exposed time; a line for each

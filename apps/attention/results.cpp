@@ -1,6 +1,5 @@
 #include "apps/attention/results.hpp"
 
-#include "apps/attention/check.hpp"
 #include "core/index.hpp"
 
 namespace gyre {
@@ -30,11 +29,11 @@ class AsFloat {
 
 }  // namespace
 
-void write_results(OutputFile& output, AttentionRun& run, const std::string& input_sha256,
-                   const Provenance& provenance, Communicator& world) {
-  const AttentionWorkload& workload = run.workload();
-  AttentionExecutor& executor = run.executor();
-  const std::vector<double> all_lse = gather_statistics(run, 0, world);
+void write_results(OutputFile& output, AttentionCase& of, const std::string& input_sha256,
+                   const Provenance& provenance) {
+  const AttentionWorkload& workload = of.workload();
+  AttentionExecutor& executor = of.executor();
+  const std::vector<double> all_lse = of.statistics(0);
   AttentionResultsHeader header;
   header.heads = workload.heads.heads;
   header.kv_heads = workload.heads.kv_heads;
@@ -45,19 +44,19 @@ void write_results(OutputFile& output, AttentionRun& run, const std::string& inp
   header.input_sha256 = input_sha256;
   header.provenance = provenance;
   AttentionResultRows mine;
-  mine.tokens.assign(static_cast<size_t>(run.shard().slots), -1);
-  Buffer<float> lse(run.shard().slots * header.heads);
-  for (const TokenRow& own : token_rows(workload, run.shard())) {
+  mine.tokens.assign(static_cast<size_t>(of.shard().slots), -1);
+  Buffer<float> lse(of.shard().slots * header.heads);
+  for (const TokenRow& own : token_rows(workload, of.shard())) {
     mine.tokens[static_cast<size_t>(own.row)] = own.token;
     for (int64_t h = 0; h < header.heads; ++h)
       lse[own.row * header.heads + h] =
           static_cast<float>(all_lse[static_cast<size_t>(own.token * header.heads + h)]);
   }
-  const AsFloat out(executor.matrix(ArrayKind::out), run.stream()),
-      d_q(executor.matrix(ArrayKind::d_q), run.stream()), d_k(executor.d_keys(), run.stream()),
-      d_v(executor.d_values(), run.stream());
+  const AsFloat out(executor.matrix(ArrayKind::out), of.stream()),
+      d_q(executor.matrix(ArrayKind::d_q), of.stream()), d_k(executor.d_keys(), of.stream()),
+      d_v(executor.d_values(), of.stream());
   mine.out = out.view();
-  mine.lse = lse.matrix(run.shard().slots, header.heads);
+  mine.lse = lse.matrix(of.shard().slots, header.heads);
   mine.d_q = d_q.view();
   mine.d_k = d_k.view();
   mine.d_v = d_v.view();

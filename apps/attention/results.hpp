@@ -3,15 +3,15 @@
 
 #include <string>
 
-#include "apps/attention/run.hpp"
+#include "apps/attention/case.hpp"
 #include "io/attention_file.hpp"
 
 namespace gyre {
 
 /// Writes out, log-sum-exps and gradients of all tokens, after a forward and a backward pass.
 /// Collective.
-void write_results(OutputFile& output, AttentionRun& run, const std::string& input_sha256,
-                   const Provenance& provenance, Communicator& world);
+void write_results(OutputFile& output, AttentionCase& of, const std::string& input_sha256,
+                   const Provenance& provenance);
 
 /// Bytes that a rank needs while results are written: its rows of the largest array as they are
 /// sent, as they arrive, in the order of the file, and as MPI-IO hands them on. 0 without an

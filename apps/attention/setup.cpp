@@ -11,7 +11,7 @@
 namespace gyre {
 namespace {
 
-/// Throws the usage error that an AttentionRun of this setup on `rank` would throw, without
+/// Throws the usage error that an AttentionCase of this setup on `rank` would throw, without
 /// allocating the memory of the plan.
 void check_plan(const AttentionWorkload& workload, const AttentionSetup& setup, int rank) {
   const WorkloadLayout placed(workload, setup.layout, setup.layout_options);
@@ -22,11 +22,13 @@ void check_plan(const AttentionWorkload& workload, const AttentionSetup& setup, 
 }  // namespace
 
 AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
-                        const LayoutKind& layout, int64_t memory_bytes) {
+                        const LayoutKind& layout, int64_t memory_bytes, double peak_flops) {
   // On a GPU, the statistics for the checks are in host memory instead.
   const bool checks_here = o.check != "none" && !o.backend.on_gpu();
-  return {schedule,        layout,      o.schedule_options(), o.layout_options(), o.types(),
-          o.pass != "fwd", checks_here, memory_bytes,         o.cuda_graph};
+  return {
+      schedule,        layout,      o.schedule_options(), o.layout_options(), o.types(),
+      o.pass != "fwd", checks_here, memory_bytes,         o.cuda_graph,       o.emulates_compute(),
+      peak_flops};
 }
 
 void prepare_graphs(const Communicator& network) {

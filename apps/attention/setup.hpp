@@ -24,11 +24,13 @@ struct AttentionSetup {
   bool checks = true;
   int64_t memory_bytes = 0;  ///< available to this rank; 0: no limit
   bool cuda_graph = false;   ///< runs are recorded
+  bool only_sleeps = false;  ///< the kernel does, and leaves no results
+  double peak_flops = 0;     ///< of a rank, measured; 0: unknown
 };
 
 /// The setup of one schedule under one layout, by the options.
 AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
-                        const LayoutKind& layout, int64_t memory_bytes);
+                        const LayoutKind& layout, int64_t memory_bytes, double peak_flops = 0);
 
 /// For --cuda-graph, before any array is made. Throws a usage error where the messages of `network`
 /// cannot be recorded.

@@ -1,6 +1,6 @@
 #include "apps/info/capabilities.hpp"
 
-#include "apps/common/backend.hpp"
+#include "harness/backend.hpp"
 #include "apps/common/type_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "attention/kernels/make_kernel.hpp"

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "apps/common/host.hpp"
+#include "harness/host.hpp"
 #include "apps/info/options.hpp"
 #include "apps/info/report.hpp"
 #include "comm/agree.hpp"

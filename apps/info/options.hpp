@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/common/backend.hpp"
+#include "harness/backend.hpp"
 
 namespace CLI {
 class App;

@@ -4,6 +4,23 @@
 
 namespace gyre {
 
+LogprobsBackend::LogprobsBackend(ProcessGrid& grid)
+    : grid_(grid),
+      arrays_(grid),
+      stream_(host_),
+      row_kernels_(make_row_kernels(stream_)),
+      linear_ops_(make_linear_ops(stream_, *row_kernels_)) {}
+
+LogprobsBackend::LogprobsBackend(Backend& backend, const GridShape& shape)
+    : own_grid_(std::make_unique<ProcessGrid>(backend.host_staging(), shape)),
+      own_arrays_(backend.on_gpu() ? std::make_unique<ProcessGrid>(backend.world(), shape)
+                                   : nullptr),
+      grid_(*own_grid_),
+      arrays_(backend.on_gpu() ? *own_arrays_ : *own_grid_),
+      stream_(backend.stream()),
+      row_kernels_(make_row_kernels(stream_)),
+      linear_ops_(make_linear_ops(stream_, *row_kernels_)) {}
+
 std::vector<int64_t> LogprobsContext::tokens_in_order() const {
   const int64_t cp = grid.shape().cp, rank = grid.cp_rank(), tokens = problem.tokens();
   std::vector<int64_t> own;

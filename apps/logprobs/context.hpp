@@ -1,5 +1,6 @@
 #pragma once
-// What the operations of one run of gyre-logprobs share: inputs, options, ranks and rows.
+// What the cases of one run of gyre-logprobs share: inputs, options, ranks, rows, and what they
+// compute and communicate with.
 
 #include <cstdint>
 #include <memory>
@@ -7,12 +8,42 @@
 #include <string>
 #include <vector>
 
-#include "apps/logprobs/backend.hpp"
 #include "apps/logprobs/rows.hpp"
+#include "comm/process_grid.hpp"
+#include "harness/backend.hpp"
+#include "logprobs/fused_linear_ops.hpp"
+#include "logprobs/row_kernels.hpp"
 
 namespace gyre {
 
-/// What the operations of one case share.
+class LogprobsBackend {
+ public:
+  /// The host, and one grid for everything.
+  explicit LogprobsBackend(ProcessGrid& grid);
+  /// A backend of the options. Collective over all ranks.
+  LogprobsBackend(Backend& backend, const GridShape& shape);
+
+  /// Memory space of logits, gradients, hidden states and weights.
+  MemorySpace space() const { return stream_.space(); }
+  /// They are read and written in its order.
+  Stream& stream() { return stream_; }
+  /// Groups of ranks for the few numbers of a row: host memory.
+  ProcessGrid& grid() { return grid_; }
+  /// The same groups for arrays as large as logits or hidden states: memory of space().
+  ProcessGrid& arrays() { return arrays_; }
+  RowKernels* row_kernels() { return row_kernels_.get(); }
+  LinearOps* linear_ops() { return linear_ops_.get(); }
+
+ private:
+  HostStream host_;
+  std::unique_ptr<ProcessGrid> own_grid_, own_arrays_;
+  ProcessGrid& grid_;
+  ProcessGrid& arrays_;
+  Stream& stream_;
+  std::unique_ptr<RowKernels> row_kernels_;
+  std::unique_ptr<LinearOps> linear_ops_;
+};
+
 class LogprobsContext {
  public:
   LogprobsContext(const LogprobsWorkload& problem_, const LogprobsInputs& inputs_,

@@ -8,120 +8,110 @@
 
 #include "apps/logprobs/registry.hpp"
 #include "apps/logprobs/report.hpp"
-#include "comm/agree.hpp"
+#include "harness/suite.hpp"
 #include "io/sha256.hpp"
 #include "report/app.hpp"
 #include "report/provenance.hpp"
 #include "report/row_log.hpp"
+#include "runtime/watchdog.hpp"
 
 namespace {
 
 using namespace gyre;
 
-/// Everything that all operations of a run share.
-struct Suite {
+/// What the cases of a run share.
+struct Setting {
   const LogprobsOptions& o;
   const std::optional<LogprobsFile>& file;
   AppContext& context;
+  Backend& machine;
   LogprobsBackend& backend;
   RunReport& report;
   int64_t memory_bytes;
-  Table<LogprobsResult> table;  ///< the columns that are shown
-  int cycle = 1;
-  std::vector<LogprobsResult> rows = {};
-  std::vector<std::string> refused = {};
   Refusals refusals = {};
   std::set<std::string> compared = {};  ///< arrays of answers
 };
 
-std::string refusal_text(const LogprobsOperation& operation, bool upstream,
-                         const LogprobsWorkload& problem, const std::string& reason) {
-  return fmt::format("{} by {}, {} tokens: {}", operation.name, upstream ? "upstream" : "gyre",
-                     problem.tokens(), reason);
+std::string name_of(const LogprobsRun& run, const LogprobsWorkload& problem) {
+  return fmt::format("{} by {}, {} tokens", run.operation.name, run.method.name, problem.tokens());
 }
 
-void do_operation(Suite& s, LogprobsContext& context, const LogprobsOperation& operation,
-                  bool upstream, const MachineRates& rates, std::vector<LogprobsPart>* output) {
-  const auto wanted = [&](const LogprobsResult& row) { return !s.context.rows.has(key_of(row)); };
-  const auto add = [&](LogprobsResult row) {
-    finish_row(s.context, s.report, entry_of(row));
-    s.context.outputs.print(s.table.row(row));
-    s.rows.push_back(std::move(row));
-  };
-  run_operation(operation, upstream, context, rates, {s.cycle, wanted, add}, output,
-                s.report.verification);
+/// Plans, makes and measures an operation by one method; its results go to `output`.
+void do_run(Setting& s, Suite<LogprobsResult>& suite, LogprobsContext& c, const LogprobsRun& run,
+            const MachineRates& rates, int cycle, std::vector<LogprobsPart>& output) {
+  const LogprobsOptions& o = s.o;
+  const int rank = s.context.world.rank();
+  run_agreed(s.context.world, run.operation.name, [&] {
+    int64_t kept = 0;  // for --output
+    for (const LogprobsPart& part : output) kept += part.bytes();
+    const int64_t left = s.memory_bytes == 0 ? 0 : std::max<int64_t>(1, s.memory_bytes - kept);
+    const std::string reason = run.why_not(c.problem, o, left, rank);
+    if (!reason.empty()) throw_usage("{}", reason);
+  });
+  s.report.memory.plan(run.planned_bytes(c.problem, o, rank));
+  std::vector<LogprobsResult> rows = suite.wanted(rows_of(run, o, c.problem, cycle));
+  if (rows.empty()) return;
+  set_current_step(fmt::format("{}, {}: making inputs", run.operation.name, run.method.name));
+  const std::unique_ptr<LogprobsOp> op = run.make(c);
+  if (run.operation.has_backward() && o.pass != "fwd") op->prepare_backward();
+  const int64_t memory_before = memory_use().current_bytes;
+  op->start();
+  for (LogprobsResult& row : rows) {
+    const Pass pass = row.pass;
+    reset_memory_peak();
+    suite.measure(*op, pass, {o.repeats, o.warmup, o.check, o.tol_scale}, s.machine, std::move(row),
+                  [&](LogprobsResult& result, const Measured&) {
+                    complete(result, *op, run, memory_before, rates, o.in_place, s.context.world);
+                  });
+    if (!o.output.empty() && run.method.name == "gyre") op->collect(pass, output);
+  }
 }
 
-void do_workload(Suite& s, const LogprobsWorkload& problem) {
+void write_output(Setting& s, const std::vector<LogprobsPart>& output, const LogprobsContext& c) {
+  run_agreed(s.context.world, "results", [&] {
+    if (output.empty())
+      throw_usage("--output {}: --op {} has no results for a file", s.o.output, s.o.op);
+  });
+  OutputFile file(s.context.world, s.o.output);
+  write_results(file, output, c, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
+                provenance_of(s.context, c.problem.origin));
+  s.context.outputs.add(std::move(file));
+}
+
+void do_workload(Setting& s, Suite<LogprobsResult>& suite, const LogprobsWorkload& problem,
+                 int cycle) {
   const LogprobsOptions& o = s.o;
   const auto inputs =
       s.file ? inputs_of(*s.file, problem.type, problem.output_type) : random_inputs(problem, o);
-  LogprobsContext context(problem, *inputs, o, s.backend);
-  const int64_t shard = ceil_div(problem.tokens(), o.cp) *
-                        problem.vocab.columns(context.grid.tp_rank()) *
+  LogprobsContext c(problem, *inputs, o, s.backend);
+  const int64_t shard = ceil_div(problem.tokens(), o.cp) * problem.vocab.columns(c.grid.tp_rank()) *
                         static_cast<int64_t>(size_of(problem.type));
   const MachineRates rates = measure_rates(shard, o.threads, s.context.world, s.backend.stream());
   if (s.context.verbose) s.context.outputs.print(rates_text(rates));
   if (!s.context.quiet) s.context.outputs.print(smallness_text(rates, problem.tokens()));
   std::vector<LogprobsPart> output;
-  for_each_run(o, [&](const LogprobsOperation& operation, bool upstream) {
-    try {
-      run_agreed(s.context.world, operation.name, [&] {
-        int64_t kept = 0;  // for --output
-        for (const LogprobsPart& part : output) kept += part.bytes();
-        const int64_t left = s.memory_bytes == 0 ? 0 : std::max<int64_t>(1, s.memory_bytes - kept);
-        const std::string reason =
-            why_not(operation, upstream, problem, o, left, s.context.world.rank());
-        if (!reason.empty()) throw_usage("{}", reason);
-      });
-      s.report.memory.plan(planned_bytes(operation, upstream, problem, o, s.context.world.rank()));
-      do_operation(s, context, operation, upstream, rates, o.output.empty() ? nullptr : &output);
-    } catch (const AgreedError& error) {
-      if (error.code() != ExitCode::usage) throw;
-      s.refused.push_back(refusal_text(operation, upstream, problem, error.what()));
-      s.refusals.emplace(operation.name, error.what());
-    }
-  });
-  s.compared.merge(context.compared);
-  if (o.output.empty()) return;
-  run_agreed(s.context.world, "results", [&] {
-    if (output.empty())
-      throw_usage("--output {}: --op {} has no results for a file", o.output, o.op);
-  });
-  OutputFile file(s.context.world, o.output);
-  write_results(file, output, context, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
-                provenance_of(s.context, problem.origin));
-  s.context.outputs.add(std::move(file));
+  for (const LogprobsRun& run : runs_of(o)) {
+    const std::string refusal = suite.attempt(
+        name_of(run, problem), true, [&] { do_run(s, suite, c, run, rates, cycle, output); });
+    if (!refusal.empty()) s.refusals.emplace(run.operation.name, refusal);
+  }
+  s.compared.merge(c.compared);
+  if (!o.output.empty()) write_output(s, output, c);
 }
 
-/// Throws a usage error that lists what cannot be, or needs more memory than `rank` has: with one
-/// operation, any of its sizes. A run of all operations goes on with the others, if there are any.
+/// Throws a usage error that lists the refused runs: with one operation, all of them. A run of all
+/// operations goes on with the others, if there are any.
 void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsOptions& o,
                      int64_t memory, int rank) {
-  ConfigErrors all, fatal;
+  ConfigErrors refused;
   bool some = false;
   for (const LogprobsWorkload& problem : cases)
-    for_each_run(o, [&](const LogprobsOperation& operation, bool upstream) {
-      const std::string reason = why_not(operation, upstream, problem, o, memory, rank);
+    for (const LogprobsRun& run : runs_of(o)) {
+      const std::string reason = run.why_not(problem, o, memory, rank);
       some = some || reason.empty();
-      if (reason.empty()) return;
-      for (ConfigErrors* errors : {&all, o.op != "all" ? &fatal : nullptr})
-        if (errors != nullptr)
-          errors->add("{}", refusal_text(operation, upstream, problem, reason));
-    });
-  fatal.throw_if_any("impossible configuration");
-  if (!some) all.throw_if_any("impossible configuration");
-}
-
-/// What comes behind the rows.
-std::string text_of(const Suite& s, const std::vector<AnswerUse>& answers) {
-  std::string text = s.table.legend(s.rows);
-  if (s.file && s.file->reference && !s.context.quiet)
-    text += answers_text(s.file->reference->generator, answers);
-  for (const std::string& reason : s.refused) text += fmt::format("# refused {}\n", reason);
-  if (s.context.verbose)
-    for (const LogprobsResult& row : s.rows) text += details_text(row);
-  return text;
+      if (!reason.empty()) refused.add("{}: {}", name_of(run, problem), reason);
+    }
+  if (o.op != "all" || !some) refused.throw_if_any("impossible configuration");
 }
 
 ExitCode run(LogprobsOptions& o, AppContext& context) {
@@ -147,27 +137,28 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   RunReport report = begin_logprobs_report(context, o, cases.front());
   machine.describe(report);
   if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
-  start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows_of_a_size(o));
+  int64_t rows = 0;
+  for (const LogprobsRun& run : runs_of(o)) rows += std::ssize(run.passes(o));
+  start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows);
   if (!context.quiet) context.outputs.print(method_note(o));
-  Suite suite{o,
-              file,
-              context,
-              backend,
-              report,
-              memory,
-              logprobs_table().chosen(shown_columns(context, o.report))};
-  context.outputs.print(suite.table.header());
-  for (; suite.cycle <= o.sweep.cycles; ++suite.cycle)
-    for (const LogprobsWorkload& problem : cases) do_workload(suite, problem);
-  run_agreed(world, "report", [&] {
-    if (suite.rows.empty() && context.rows.skipped() == 0)
-      throw_usage("{}", fmt::join(suite.refused, "\n"));
-  });
-  add_figures(report, suite.rows);
+  Setting setting{o, file, context, machine, backend, report, memory};
+  Suite<LogprobsResult> suite(context, report, o.report, logprobs_table());
+  for (int cycle = 1; cycle <= o.sweep.cycles; ++cycle)
+    for (const LogprobsWorkload& problem : cases) do_workload(setting, suite, problem, cycle);
+  suite.require_rows();
+  add_figures(report, suite.rows());
   const std::vector<AnswerUse> answers =
-      file ? answer_uses(*file, o, suite.compared, suite.refusals) : std::vector<AnswerUse>();
+      file ? answer_uses(*file, o, setting.compared, setting.refusals) : std::vector<AnswerUse>();
   judge_answers(report, answers);
-  return finish_run(context, report, o.report, [&] { return text_of(suite, answers); });
+  return finish_run(context, report, o.report, [&] {
+    std::string text = suite.legend();
+    if (file && file->reference && !context.quiet)
+      text += answers_text(file->reference->generator, answers);
+    text += suite.refusals();
+    if (context.verbose)
+      for (const LogprobsResult& row : suite.rows()) text += details_text(row);
+    return text;
+  });
 }
 
 }  // namespace

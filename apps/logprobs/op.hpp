@@ -1,6 +1,6 @@
 #pragma once
-// An operation of gyre-logprobs as the app runs it: one interface for whatever src/logprobs can do,
-// and what the adaptors in ops/ share. operation.hpp says what an operation is made of.
+// A case of gyre-logprobs: an operation by one method. The files of ops/ derive from it; what they
+// share is here. operation.hpp says what an entry of the registry is made of.
 
 #include <functional>
 #include <limits>
@@ -11,62 +11,58 @@
 #include <vector>
 
 #include "apps/logprobs/context.hpp"
-#include "apps/logprobs/result_array.hpp"
+#include "harness/case.hpp"
+#include "harness/result_array.hpp"
 #include "logprobs/vocab_parallel.hpp"
 #include "report/tolerance.hpp"
-#include "report/verify.hpp"
 
 namespace gyre {
 
-/// What a rank sends in one call, on all communicators of the backend's grids together.
-struct SentTraffic {
-  int64_t messages = 0;
-  int64_t bytes = 0;
-};
-
-class LogprobsOp {
+class LogprobsOp : public Case {
  public:
-  LogprobsOp(LogprobsContext& context, bool upstream) : c_(context), upstream_(upstream) {}
-  virtual ~LogprobsOp() = default;
-  LogprobsOp(const LogprobsOp&) = delete;
-  LogprobsOp& operator=(const LogprobsOp&) = delete;
+  explicit LogprobsOp(LogprobsContext& context) : c_(context) {}
 
   /// Makes the object of src/logprobs. What it holds counts as extra memory. Collective.
   virtual void start() = 0;
-  /// One call. Backward needs a forward before it. Collective.
-  void run(Pass pass) { pass == Pass::forward ? forward_() : backward_(); }
   bool has_backward() const { return static_cast<bool>(backward_); }
-  /// Makes room for the outputs of backward, which may be that of inputs; not timed.
+  /// Makes room for the outputs of backward, which may be the memory of inputs; not timed.
   virtual void prepare_backward() {}
   /// Puts inputs back that backward took the place of; not timed.
   virtual void restore() {}
   /// Fills outputs with NaN.
   virtual void poison() = 0;
-
-  /// What this rank must send in a call; nothing if that depends on the logits.
-  virtual std::optional<SentTraffic> expected(Pass pass) const = 0;
   /// Bytes that this rank must read and write in memory at least; NaN: hardly any.
   virtual double ideal_bytes(Pass pass) const = 0;
-  /// Of this rank; NaN where bytes are what counts.
+  /// FLOPs of this rank; NaN where bytes are what counts.
   virtual double flops(Pass) const { return std::numeric_limits<double>::quiet_NaN(); }
   /// Something to say about the last call, or nothing.
   virtual std::string note() const { return ""; }
-  /// Adds what the last call of `pass` left to that of other operations, for a file. An array that
-  /// is there already stays. Collective.
+  /// Adds the results of the last call of `pass` to those of other operations, for a file. An array
+  /// that is there already stays. Collective.
   void collect(Pass pass, std::vector<LogprobsPart>& output);
-  /// Compares what the last call of `pass` left: results with the answers of the file, in full, or
-  /// with the definition, of a sample. `label` begins the names of checks. Collective.
-  virtual void verify(Pass pass, const std::string& label, Verification& checks);
+  /// Names of the operation and the method.
+  void set_names(const std::string& op, const std::string& method) { names_ = op + ", " + method; }
+
+  std::string label(Pass pass) const override;
+  const char* run_word() const override { return "call"; }
+  void begin(Pass) override { is_first_ = true; }
+  void prepare(Pass pass, bool poisoned) override;
+  /// One call. Backward needs a forward before it.
+  void run(Pass pass) override;
+  SentTraffic sent() const override;
+  std::optional<uint64_t> checksum(Pass pass) override;
+  /// Compares results(pass) one by one.
+  void verify(Pass pass, Verification& checks) override;
 
  protected:
-  /// What a call of `pass` leaves.
+  /// The results of a call of `pass`.
   virtual std::vector<ResultArray> results(Pass) { return {}; }
 
   Communicator& tp() const { return c_.grid.tp(); }
   /// The same ranks, for matrices.
   Communicator& tp_arrays() const { return c_.backend.arrays().tp(); }
   Stream& stream() const { return c_.backend.stream(); }
-  /// Of matrices; null: the host's.
+  /// For matrices; null: the host's.
   RowKernels* kernels() const { return c_.backend.row_kernels(); }
   MemorySpace space() const { return c_.backend.space(); }
   double temperature() const { return c_.problem.filter.temperature; }
@@ -83,56 +79,76 @@ class LogprobsOp {
   int64_t columns() const { return vocab().columns(c_.grid.tp_rank()); }
   int64_t valid_columns() const { return vocab().valid(c_.grid.tp_rank()); }
   double element_bytes() const { return static_cast<double>(size_of(c_.problem.type)); }
-  /// Of an all-gather to which each rank gives so many bytes; of an all-reduce and of a
-  /// reduce-scatter of so many on each rank.
+  /// Traffic of an all-gather of `bytes` from each rank; of an all-reduce and of a reduce-scatter of
+  /// `bytes` on each rank.
   static SentTraffic all_gather_of(const Communicator& group, int64_t bytes);
   static SentTraffic all_reduce_of(const Communicator& group, int64_t bytes);
   static SentTraffic reduce_scatter_of(const Communicator& group, int64_t bytes);
-  /// The answers to an array in the file of the inputs, which count as compared; empty: there are
-  /// none. (An array without elements has none, and needs none.)
-  std::vector<double> answers_to(const ResultArray& array) const;
   /// Element `place` of an array of answers; row `token` of one of [tokens, vocab_size]. Nothing
   /// where there is no such array.
   std::optional<double> answer(const std::string& name, int64_t place) const;
   std::span<const double> answer_row(const std::string& name, int64_t token) const;
   bool takes_any_of_ties() const { return c_.options.ties == "any"; }
-  /// `tokens` on the rank that shows results which all tensor-parallel ranks have alike; none on
-  /// the others.
-  std::vector<int64_t> shown_once(std::span<const int64_t> tokens) const;
-  /// An array of `values` [rows, width], which all tensor-parallel ranks have alike. Width 0: a
-  /// number a token, [tokens].
+  /// An array of `values` [rows, width], which all tensor-parallel ranks have alike: the first one
+  /// shows it. Width 0: a number a token, [tokens].
   template <class T>
   ResultArray shared_array(const char* name, const char* check, double tolerance,
                            std::span<const int64_t> tokens, std::span<const T> values,
                            int64_t width) const;
   /// A gradient [tokens, vocab_size] of which every rank has its columns.
   ResultArray gradient_array(const char* name, std::span<const int64_t> tokens, MatrixRef d_logits);
+  /// Reads row `row` of a matrix.
+  void read_row(ConstMatrixRef matrix, size_t row, std::span<double> to);
   /// A whole row without padding, [vocab_size].
   std::vector<double> whole_row(int64_t token, TokenTensor tensor = TokenTensor::logits) const;
-  /// Some of `tokens` rows (of this rank's): one of every `step` at a place that varies, the first
-  /// and the last. Padding is left out. The same on all tensor-parallel ranks.
-  std::vector<size_t> sample(std::span<const int64_t> tokens) const;
+  /// Number of rows of this rank in a sample (--check-tokens).
+  int64_t sample_rows() const {
+    return std::max<int64_t>(1, c_.options.check_tokens / c_.grid.shape().cp);
+  }
   /// The check of one result; it passes when there is no token at all.
-  Check& check_of(const std::string& label, const std::string& what, double tolerance,
-                  Verification& checks) const;
-  /// Of `rows` rows of this rank's columns, without padding.
+  Check& check_of(Pass pass, const char* what, double tolerance, Verification& checks) const {
+    return gyre::check_of(label(pass), what, tolerance, c_.problem.tokens(), checks);
+  }
+  /// Bytes of `rows` rows of this rank's columns, without padding.
   double shard_bytes(int64_t rows) const {
     return element_bytes() * static_cast<double>(rows * valid_columns());
   }
-  /// Adds a check that the bits of `results` are the same on all ranks of the group.
-  static void check_same_bits(const std::string& label, std::span<const float> results,
-                              Communicator& group, Verification& checks);
+  /// Adds the check that the bits of `results` are the same on all ranks of the group.
+  void check_same_bits(std::span<const float> results, Communicator& group,
+                       Verification& checks) const;
 
   LogprobsContext& c_;
-  bool upstream_;
   std::function<void()> forward_, backward_;
 
  private:
-  void compare(const ResultArray& array, const std::string& label, Verification& checks) const;
-  /// Of an array with answers all; else a sample, which is noted in `check`.
-  std::vector<size_t> rows_to_compare(const ResultArray& array, bool answered, Check& check) const;
+  /// The results, with the answers of the file.
+  std::vector<ResultArray> answered_results(Pass pass);
+  /// Answers of the file to an array; empty: there are none.
+  std::vector<double> answers_to(const ResultArray& array);
 
+  std::string names_;
+  bool is_first_ = true;  // no forward call has been made for this pass
   HostRow host_row_;
+};
+
+/// An operation on rows of logits, whose results are the `outputs`: the same on all tensor-parallel
+/// ranks after a forward call.
+class RowsOp : public LogprobsOp {
+ public:
+  RowsOp(LogprobsContext& context, LogprobsRows& rows) : LogprobsOp(context), rows_(rows) {}
+  explicit RowsOp(LogprobsContext& context) : RowsOp(context, context.in_order()) {}
+
+  void prepare_backward() override { rows_.prepare_gradient(); }
+  void restore() override { rows_.restore(); }
+  void poison() override;
+  void verify(Pass pass, Verification& checks) override;
+
+ protected:
+  virtual std::vector<std::span<float>> outputs() { return {}; }
+  int64_t token(int64_t r) const { return rows_.tokens()[static_cast<size_t>(r)]; }
+  std::vector<double> row_of(size_t r) const { return whole_row(rows_.tokens()[r]); }
+
+  LogprobsRows& rows_;
 };
 
 /// What a gradient of one token's row is made of (logprobs/row_gradient.hpp).
@@ -145,11 +161,6 @@ struct RowGradientTerms {
   std::vector<double> scales() const;
 };
 
-/// Compares row `index` of an array: `got` [array.columns] with `expected`, or with its `answer`
-/// [width], if that is not null. What is undefined must be NaN.
-void compare_row(const ResultArray& array, size_t index, std::span<const double> got,
-                 const ExpectedRow& expected, const double* answer, Check& check);
-
 template <class T>
 ResultArray LogprobsOp::shared_array(const char* name, const char* check, double tolerance,
                                      std::span<const int64_t> tokens, std::span<const T> values,
@@ -158,7 +169,7 @@ ResultArray LogprobsOp::shared_array(const char* name, const char* check, double
   if (width > 0) array.shape.push_back(width);
   array.columns = array.width();
   array.whole_numbers = std::is_integral_v<T>;
-  array.rows = shown_once(tokens);
+  if (c_.grid.tp_rank() == 0) array.rows.assign(tokens.begin(), tokens.end());
   array.read = read_rows(array.columns, [values](size_t r, std::span<double> to) {
     for (size_t k = 0; k < to.size(); ++k) to[k] = static_cast<double>(values[r * to.size() + k]);
   });

@@ -47,7 +47,6 @@ struct RateFigure {
 /// Matrices as large as a rank's logits that an operation needs besides them.
 struct MatrixNeeds {
   double always = 0;    ///< of the logits' type
-  double upstream = 0;  ///< of f32, by NeMo RL's algorithm
   double output = 0;    ///< of the output type (--f32-output)
   double d_output = 0;  ///< likewise, if backward is run: gradients of results
   double backward = 1;  ///< of the logits' type, if backward is run: the gradient or, in place, a
@@ -62,14 +61,13 @@ struct InputNeeds {
   bool hidden = false;          ///< hidden states and the weight of a head
 };
 
-/// One run of an operation, whose memory is asked for.
+/// The rank whose memory is planned.
 struct MemoryCase {
   const LogprobsWorkload& problem;
   const LogprobsOptions& options;
-  bool upstream = false;
   int tp_rank = 0;
 
-  /// Of the context-parallel rank that has most.
+  /// Tokens of the context-parallel rank that has most.
   double tokens() const { return static_cast<double>(ceil_div(problem.tokens(), options.cp)); }
   double columns() const { return static_cast<double>(problem.vocab.columns(tp_rank)); }
   double element_bytes() const { return static_cast<double>(size_of(problem.type)); }
@@ -80,6 +78,22 @@ inline std::vector<std::string> gradient_inputs() {
   return {"logits", "d_value"};
 }
 
+/// A way to compute an operation: each is a case of its own.
+struct LogprobsMethod {
+  std::string name;  ///< of --method: gyre, or upstream for NeMo RL's algorithm
+  std::function<std::unique_ptr<LogprobsOp>(LogprobsContext& context)> make;
+  double f32_matrices = 0;  ///< as large as a rank's logits, that it needs besides MatrixNeeds
+  /// Why the case does not admit it; empty: it does.
+  std::function<std::string(const LogprobsWorkload& problem, const LogprobsOptions& options)>
+      why_not = [](const LogprobsWorkload&, const LogprobsOptions&) { return ""; };
+};
+
+/// Makes an Op from a context and these arguments.
+template <class Op, class... Args>
+auto makes(Args... args) {
+  return [=](LogprobsContext& context) { return std::make_unique<Op>(context, args...); };
+}
+
 /// The entry of an operation.
 struct LogprobsOperation {
   std::string name = "";     ///< of --op
@@ -87,7 +101,7 @@ struct LogprobsOperation {
   /// What results are checked against, in double precision: a routine of logprobs/reference.hpp, or
   /// the inputs themselves.
   std::string definition = "";
-  bool upstream = false;                      ///< NeMo RL's algorithm is there too
+  std::vector<LogprobsMethod> methods = {};   ///< gyre's first
   RowTraffic forward = RowTraffic::reads;     ///< what a forward pass does
   std::optional<RowTraffic> backward = {};    ///< likewise; nothing: there is no backward pass
   MatrixNeeds matrices = {};                  ///< what it needs beside logits
@@ -95,18 +109,32 @@ struct LogprobsOperation {
   InputNeeds needs = {};                      ///< beside logits and targets
   std::vector<LogprobsArray> arrays = {};     ///< its results and gradients in files
   RateFigure figure = {};                     ///< of its rate
-
-  std::function<std::unique_ptr<LogprobsOp>(LogprobsContext& context, bool upstream)> make = {};
-  /// Why the case does not admit it; empty: it does.
-  std::function<std::string(const LogprobsWorkload& problem, const LogprobsOptions& options,
-                            bool upstream)>
-      why_not = [](const LogprobsWorkload&, const LogprobsOptions&, bool) { return ""; };
   /// Bytes of the matrices, of an operation that works without logits; none: as `matrices` says.
   std::function<double(const MemoryCase& run)> bytes_without_logits = {};
 
   bool has_backward() const { return backward.has_value(); }
+  bool has_upstream() const { return methods.size() > 1; }
   RowTraffic traffic(Pass pass) const { return pass == Pass::forward ? forward : *backward; }
   bool reads(const std::string& option) const;
 };
+
+/// An operation by one of its methods: what a case is made from.
+struct LogprobsRun {
+  const LogprobsOperation& operation;
+  const LogprobsMethod& method;
+
+  /// Bytes that a rank needs, made-up inputs and outputs included.
+  int64_t planned_bytes(const LogprobsWorkload& problem, const LogprobsOptions& o, int rank) const;
+  /// Why it cannot be run here: the case does not admit it, or it needs more memory than
+  /// `memory_bytes` (0: unknown) on `rank` of the world. Empty: it can.
+  std::string why_not(const LogprobsWorkload& problem, const LogprobsOptions& o,
+                      int64_t memory_bytes, int rank) const;
+  std::unique_ptr<LogprobsOp> make(LogprobsContext& context) const;
+  /// Passes of the options that the operation has.
+  std::vector<Pass> passes(const LogprobsOptions& o) const;
+};
+
+/// The runs that the options want, in the order of the table.
+std::vector<LogprobsRun> runs_of(const LogprobsOptions& o);
 
 }  // namespace gyre

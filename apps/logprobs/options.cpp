@@ -286,9 +286,9 @@ void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& errors) {
   layout_choices().check(o.layout, errors);
   for (const LogprobsOperation& operation : logprobs_operations()) {
     if (operation.name != o.op) continue;
-    if (o.method == "upstream" && !operation.upstream)
+    if (o.method == "upstream" && !operation.has_upstream())
       errors.add("--op {} has no --method upstream, which {} have; the nearest is --method gyre",
-                 o.op, operations_of([](const auto& other) { return other.upstream; }));
+                 o.op, operations_of([](const auto& other) { return other.has_upstream(); }));
     if (o.pass == "bwd" && !operation.has_backward())
       errors.add("--op {} has no backward pass; the nearest is --pass fwd", o.op);
   }
@@ -352,7 +352,7 @@ void check_options(LogprobsOptions& o, int ranks) {
 std::string method_note(const LogprobsOptions& o) {
   if (!o.wants_method("upstream")) return "";
   const std::string names = operations_of([&](const LogprobsOperation& operation) {
-    return o.wants(operation.name) && !operation.upstream &&
+    return o.wants(operation.name) && !operation.has_upstream() &&
            (o.pass != "bwd" || operation.has_backward());
   });
   if (names.empty()) return "";
@@ -363,7 +363,7 @@ std::string method_note(const LogprobsOptions& o) {
 std::string operation_help() {
   std::string text = "Operations (u: upstream's algorithm too; f: forward only):\n";
   for (const LogprobsOperation& operation : logprobs_operations())
-    text += fmt::format("  {:<22}{}{} {}\n", operation.name, operation.upstream ? 'u' : ' ',
+    text += fmt::format("  {:<22}{}{} {}\n", operation.name, operation.has_upstream() ? 'u' : ' ',
                         operation.has_backward() ? ' ' : 'f', operation.summary);
   return text + layout_help();
 }

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "apps/common/backend.hpp"
 #include "apps/common/layout_options.hpp"
 #include "attention/plan.hpp"
 #include "comm/process_grid.hpp"
+#include "harness/backend.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "report/options.hpp"

@@ -32,10 +32,6 @@ namespace gyre {
 GYRE_LOGPROBS_OPERATIONS(GYRE_DECLARE)
 #undef GYRE_DECLARE
 
-bool LogprobsOperation::reads(const std::string& option) const {
-  return std::ranges::find(own_options, option) != own_options.end();
-}
-
 const std::vector<LogprobsOperation>& logprobs_operations() {
 #define GYRE_ENTRY(name) name##_operation(),
   static const std::vector<LogprobsOperation> all = {GYRE_LOGPROBS_OPERATIONS(GYRE_ENTRY)};

@@ -7,9 +7,10 @@
 #include <map>
 #include <utility>
 
-#include "apps/common/host.hpp"
 #include "apps/logprobs/registry.hpp"
-#include "report/row_columns.hpp"
+#include "comm/agree.hpp"
+#include "core/special_values.hpp"
+#include "harness/host.hpp"
 #include "report/value.hpp"
 
 namespace gyre {
@@ -29,15 +30,65 @@ const LogprobsResult* upstream_of(const LogprobsResult& row,
   return same == rows.end() ? nullptr : &*same;
 }
 
+/// What this machine can do at most of what a pass does; of a GPU fills and copies alone are known.
+double limit_of(RowTraffic traffic, const MachineRates& rates, bool in_place) {
+  const double update = in_place && rates.update > 0 ? rates.update : rates.copy;
+  switch (traffic) {
+    case RowTraffic::reads:
+      return rates.read > 0 ? rates.read : rates.copy;
+    case RowTraffic::updates:
+      return update;
+    case RowTraffic::copies:
+      return rates.copy;
+    case RowTraffic::writes:
+      return rates.fill > 0 ? rates.fill : update;
+    case RowTraffic::products:
+      return rates.flops;
+  }
+  return 0;
+}
+
+/// The largest of all ranks; NaN if it is one here, and with it everywhere.
+double largest(Communicator& world, double mine) {
+  return std::isnan(mine) ? mine : all_reduce_value(world, mine, ReduceOp::max);
+}
+
 }  // namespace
 
-Fields key_of(const LogprobsResult& row) {
-  Fields key{
-      {"op", row.op},         {"method", row.method}, {"pass", std::string(name_of(row.pass))},
-      {"tokens", row.tokens}, {"vocab", row.vocab},   {"tp", int64_t{row.tp}},
-      {"cp", int64_t{row.cp}}};
-  if (row.cycle > 1) key.emplace_back("cycle", int64_t{row.cycle});
-  return key;
+double LogprobsResult::share_of_limit() const {
+  if (!(limit > 0)) return nan_of<double>;
+  const double amount = std::isnan(flops) ? ideal_bytes : flops;
+  return amount / (1e-3 * time_ms.median) / limit;
+}
+
+std::vector<LogprobsResult> rows_of(const LogprobsRun& run, const LogprobsOptions& o,
+                                    const LogprobsWorkload& problem, int cycle) {
+  std::vector<LogprobsResult> rows;
+  for (const Pass pass : run.passes(o)) {
+    LogprobsResult& row = rows.emplace_back();
+    row.op = run.operation.name;
+    row.method = run.method.name;
+    row.pass = pass;
+    row.tokens = problem.tokens();
+    row.vocab = problem.vocab.vocab_size;
+    row.key = {
+        {"op", row.op},         {"method", row.method}, {"pass", std::string(name_of(row.pass))},
+        {"tokens", row.tokens}, {"vocab", row.vocab},   {"tp", int64_t{o.tp}},
+        {"cp", int64_t{o.cp}}};
+    if (cycle > 1) row.key.emplace_back("cycle", int64_t{cycle});
+  }
+  return rows;
+}
+
+void complete(LogprobsResult& row, const LogprobsOp& op, const LogprobsRun& run,
+              int64_t memory_before, const MachineRates& rates, bool in_place,
+              Communicator& world) {
+  const int64_t extra = std::max<int64_t>(0, memory_use().peak_bytes - memory_before);
+  row.extra_bytes = all_reduce_value(world, extra, ReduceOp::max);
+  row.ideal_bytes = largest(world, op.ideal_bytes(row.pass));
+  row.flops = largest(world, op.flops(row.pass));
+  row.limit = limit_of(run.operation.traffic(row.pass), rates, in_place);
+  row.note = op.note();
 }
 
 const Table<LogprobsResult>& logprobs_table() {
@@ -111,21 +162,6 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
   return report;
 }
 
-ResultEntry entry_of(const LogprobsResult& row) {
-  ResultEntry entry;
-  entry.key = key_of(row);
-  entry.timing = row.timing;
-  entry.measurements = logprobs_table().fields(row);
-  entry.units = logprobs_table().units();
-  entry.add("ideal_bytes", row.ideal_bytes, "B");
-  entry.add("flop_rate", row.tflops_per_rank(), "TF/s/rank");
-  entry.add("share_of_limit", row.share_of_limit(), "");
-  if (row.check != "-") entry.verified = row.check == "ok";
-  entry.flops = row.flops;
-  entry.bytes_wire = row.wire_bytes;
-  return entry;
-}
-
 void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
   const bool headline = std::ranges::any_of(rows, [](const LogprobsResult& row) {
     return find_operation(row.op).figure.shown == RateShown::headline;
@@ -137,12 +173,12 @@ void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
     const double rate = std::isnan(row.flops) ? row.gbytes_per_s() : row.tflops_per_rank();
     const bool stands_in = !headline && row.op == rows.front().op;
     if ((figure.shown != RateShown::if_no_headline || stands_in) && !std::isnan(rate)) {
-      report.foms.push_back({figure.metric, rate, figure.unit, key_of(row)});
+      report.foms.push_back({figure.metric, rate, figure.unit, row.key});
       rates[{figure.metric, figure.unit}].push_back(rate);
     }
     if (const LogprobsResult* other = upstream_of(row, rows))
       report.foms.push_back(
-          {"speedup_over_upstream", other->time_ms.median / row.time_ms.median, "x", key_of(row)});
+          {"speedup_over_upstream", other->time_ms.median / row.time_ms.median, "x", row.key});
   }
   for (const auto& [figure, values] : rates)
     add_average(report, figure.first, figure.second, values);
@@ -165,7 +201,7 @@ AnswerUse not_compared(const std::string& name, const LogprobsFile& file, const 
   if (wanted.empty()) return use("--op " + o.op, false);
   if (o.pass == (name.starts_with("d_") ? "fwd" : "bwd")) return use("--pass " + o.pass, false);
   if (o.check == "none") return use("--check none", false);
-  if (!o.wants_method("gyre") && std::ranges::none_of(wanted, &LogprobsOperation::upstream))
+  if (!o.wants_method("gyre") && std::ranges::none_of(wanted, &LogprobsOperation::has_upstream))
     return use("--method " + o.method, false);
   if (o.gather_gradient == "none" && wanted.front().reads(gather_gradient_option))
     return use(fmt::format("{} none", gather_gradient_option), false);

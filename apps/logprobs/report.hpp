@@ -6,24 +6,48 @@
 #include <string>
 #include <vector>
 
-#include "apps/logprobs/run.hpp"
+#include "apps/logprobs/operation.hpp"
+#include "harness/row.hpp"
+#include "machine/rates.hpp"
 #include "report/answers.hpp"
-#include "report/result.hpp"
-#include "report/table.hpp"
 
 namespace gyre {
 
-/// The independent variables of a row.
-Fields key_of(const LogprobsResult& row);
+/// An operation by one method in one direction, measured. Its messages are those of a call.
+struct LogprobsResult : MeasuredRow {
+  std::string op, method;
+  Pass pass = Pass::forward;
+  int64_t tokens = 0, vocab = 0;
+  double ideal_bytes = 0;   ///< of the rank that has most; NaN: hardly any
+  double limit = 0;         ///< what memory can do of this kind, bytes/s, or cores, FLOP/s
+  int64_t extra_bytes = 0;  ///< beyond inputs and outputs, of the rank that has most
+  std::string note;
+
+  double gbytes_per_s() const { return ideal_bytes / time_ms.median / 1e6; }
+  /// `flops` are of the rank that has most; NaN: bytes are what counts.
+  double tflops_per_rank() const { return flops / time_ms.median / 1e9; }
+  double share_of_limit() const;
+  std::vector<std::tuple<std::string, Value, std::string>> further() const {
+    return {{"ideal_bytes", ideal_bytes, "B"},
+            {"flop_rate", tflops_per_rank(), "TF/s/rank"},
+            {"share_of_limit", share_of_limit(), ""}};
+  }
+};
+
+/// The rows of a run, with their keys; `cycle`: how often the sweep has been run.
+std::vector<LogprobsResult> rows_of(const LogprobsRun& run, const LogprobsOptions& o,
+                                    const LogprobsWorkload& problem, int cycle);
+
+/// Fills in what a measured operation says of itself; `memory_before`: bytes in use before it was
+/// started. Collective over `world`.
+void complete(LogprobsResult& row, const LogprobsOp& op, const LogprobsRun& run,
+              int64_t memory_before, const MachineRates& rates, bool in_place, Communicator& world);
 
 const Table<LogprobsResult>& logprobs_table();
 
 /// A report whose configuration says what is scored.
 RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions& o,
                                 const LogprobsWorkload& problem);
-
-/// Adds the row to the results.
-ResultEntry entry_of(const LogprobsResult& row);
 
 /// Figures of merit: our rates, of the operations whose entries say so, and how many times faster
 /// than upstream's algorithms ours are.

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "apps/common/backend.hpp"
 #include "apps/pack/report.hpp"
+#include "harness/backend.hpp"
 #include "io/batch_file.hpp"
 #include "packing/salm.hpp"
 #include "packing/thd.hpp"

@@ -3,11 +3,11 @@
 
 #include <fmt/format.h>
 
-#include "apps/common/host.hpp"
 #include "apps/pack/inputs.hpp"
 #include "apps/pack/options.hpp"
 #include "apps/pack/runs.hpp"
 #include "comm/agree.hpp"
+#include "harness/host.hpp"
 #include "io/sha256.hpp"
 #include "packing/lengths.hpp"
 #include "report/app.hpp"
@@ -161,8 +161,7 @@ ExitCode run(const PackOptions& o, AppContext& context) {
     pack_lengths(o, context, backend, report, outcome);
   if (context.quiet) outcome.notes.clear();
   return finish_run(context, report, o.report, [&] {
-    return packing_table().chosen(shown_columns(context, o.report)).text(outcome.rows) +
-           outcome.notes;
+    return shown_table(context, o.report, packing_table()).text(outcome.rows) + outcome.notes;
   });
 }
 

@@ -3,11 +3,11 @@
 
 #include <string>
 
-#include "apps/common/backend.hpp"
 #include "apps/common/prefix_options.hpp"
 #include "apps/pack/compatibility.hpp"
 #include "apps/pack/streams.hpp"
 #include "core/index.hpp"
+#include "harness/backend.hpp"
 #include "report/options.hpp"
 
 namespace gyre {

@@ -81,7 +81,7 @@ const Table<PackingResult>& packing_table() {
       {"cost", "max/mean", 9, 4, [](const Row& r) { return r.measures.cost_imbalance; }},
       Column<Row>{"cost_bound", "max/bound", 10, 4, [](const Row& r) { return over_bound(r); }}
           .extra(),
-      Column<Row>{"time", "ms", 10, 3, [](const Row& r) { return r.time_ms; }}.doubted(
+      Column<Row>{"time", "ms", 10, 3, [](const Row& r) { return r.time_ms.median; }}.doubted(
           [](const Row& r) { return !breaches_of(r.timing).empty(); }),
       {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
   });
@@ -113,8 +113,7 @@ PackingResult measured_row(const PackedHeader& header, const std::string& algori
   row.measures.mean_cost = costs.mean_cost;
   row.measures.cost_imbalance = costs.cost_imbalance;
   row.longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-  row.time_ms = std::nan("");  // nothing was packed
-  row.check = "-";
+  row.time_ms.median = std::nan("");  // nothing was packed
   return row;
 }
 
@@ -161,9 +160,8 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
     if (!job.lengths.empty())
       row.longest = *std::max_element(job.lengths.begin(), job.lengths.end());
     const Timing timing = repeats.timing();
-    row.time_ms = timing.statistics().median;
+    row.time_ms = timing.statistics();
     if (job.repeats.iterations != 1) row.timing = timing;
-    row.check = "-";
     if (job.check) {
       Verification checks(report.verification.tolerance_scale());
       check_bins(bins, job.lengths, options.capacity, job.multiple, packer.name, checks);
@@ -212,16 +210,11 @@ void write_checked(const std::string& path, const PackedHeader& header, const Pa
   outputs.add(std::move(output));
 }
 
-void add_row(RunReport& report, const PackingResult& row) {
-  ResultEntry entry;
-  entry.key = {{"algorithm", row.algorithm}};
-  entry.timing = row.timing;
-  entry.measurements = packing_table().fields(row);
-  entry.units = packing_table().units();
-  if (row.check != "-") entry.verified = row.check == "ok";
-  report.foms.push_back({"utilisation", row.measures.utilisation, "of slots", entry.key, 1});
-  report.foms.push_back({"cost_imbalance", row.measures.cost_imbalance, "max/mean", entry.key});
-  report.results.push_back(std::move(entry));
+void add_row(RunReport& report, PackingResult& row) {
+  row.key = {{"algorithm", row.algorithm}};
+  report.foms.push_back({"utilisation", row.measures.utilisation, "of slots", row.key, 1});
+  report.foms.push_back({"cost_imbalance", row.measures.cost_imbalance, "max/mean", row.key});
+  report.results.push_back(entry_of(row, packing_table()));
 }
 
 std::string packer_help() {

@@ -6,23 +6,19 @@
 #include <vector>
 
 #include "apps/common/packed_streams.hpp"
+#include "harness/row.hpp"
 #include "io/outputs.hpp"
 #include "io/packed_file.hpp"
 #include "packing/packing.hpp"
-#include "report/result.hpp"
-#include "report/table.hpp"
 
 namespace gyre {
 
-/// One way of packing, measured.
-struct PackingResult {
+/// One way of packing, measured on rank 0; the timing has no samples where it was packed but once.
+struct PackingResult : MeasuredRow {
   std::string algorithm;
   int64_t items = 0;     ///< documents, or segments of a batch
   BinMeasures measures;  ///< see packing/bins.hpp
   int64_t longest = 0;   ///< tokens of the longest document: its pairs bound cost from below
-  Timing timing;         ///< of rank 0; without samples when it was packed but once
-  double time_ms = 0;    ///< median over repetitions, rank 0
-  std::string check;     ///< "ok", "FAILED" or "-"
 };
 const Table<PackingResult>& packing_table();
 
@@ -69,6 +65,6 @@ void write_checked(const std::string& path, const PackedHeader& header, const Pa
                    Verification& checks, Outputs& outputs, const PackedSlots* expected = nullptr);
 
 /// Adds the row to the results, with the measured times, and its figures of merit.
-void add_row(RunReport& report, const PackingResult& row);
+void add_row(RunReport& report, PackingResult& row);
 
 }  // namespace gyre

@@ -49,8 +49,7 @@ DocumentRows make_rows(std::span<const int64_t> lengths, const RowPackOptions& o
   for (const Bin& bin : bins)
     for (const int64_t item : bin)
       made.row.longest = std::max(made.row.longest, lengths[static_cast<size_t>(item)]);
-  made.row.time_ms = std::nan("");
-  made.row.check = "-";
+  made.row.time_ms.median = std::nan("");
   return made;
 }
 

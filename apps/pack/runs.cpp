@@ -4,10 +4,10 @@
 
 #include <numeric>
 
-#include "apps/common/host.hpp"
 #include "apps/pack/rows.hpp"
 #include "apps/pack/streams.hpp"
 #include "comm/agree.hpp"
+#include "harness/host.hpp"
 #include "packing/lengths.hpp"
 #include "report/provenance.hpp"
 

@@ -1,5 +1,5 @@
-// gyre-pipeline: documents in, per-token log-probabilities and entropies out, on a dp × cp × tp
-// grid.
+// gyre-pipeline: documents in, per-token log-probabilities and entropies out,
+// on a dp × cp × tp grid.
 
 #include <fmt/format.h>
 
@@ -9,10 +9,10 @@
 
 #include "apps/pipeline/options.hpp"
 #include "apps/pipeline/report.hpp"
-#include "apps/pipeline/score_check.hpp"
 #include "attention/kernels/make_kernel.hpp"
 #include "comm/agree.hpp"
 #include "comm/process_grid.hpp"
+#include "harness/suite.hpp"
 #include "io/model_file.hpp"
 #include "io/results.hpp"
 #include "io/sha256.hpp"
@@ -28,7 +28,6 @@ struct Job {
   ModelFile model;
   ScoringPlan plan;
   const GridShape& shape() const { return plan.setup.grid; }
-  DocumentView view() const { return {documents.tokens, documents.offsets}; }
 };
 
 RunReport start_report(const PipelineOptions& o, const Job& job,
@@ -73,32 +72,30 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
     reference = read_reference(world, o.input, job.documents, hidden_shape(config));
   RunReport report = start_report(o, job, reference, backend, context);
   ProcessGrid grid(backend.world(), job.shape());
-  std::optional<Scorer> planned;
-  run_agreed(world, "planning", [&] { planned.emplace(job.view(), config, job.plan, grid); });
-  Scorer& scorer = *planned;
-  Stream& stream = backend.stream();
-  const auto kernel = make_block_kernel(stream, {.activations = DType::f32});
+  std::optional<ScoringCase> planned;
+  run_agreed(world, "planning", [&] {
+    const ScoringInputs inputs{job.documents,           o.input,        reference,      job.model,
+                               report.inputs[1].sha256, o.check_tokens, o.check_seconds};
+    planned.emplace(job.plan, inputs, grid, world, context.progress);
+  });
+  ScoringCase& of = *planned;
+  const auto kernel = make_block_kernel(backend.stream(), {.activations = DType::f32});
   Decoder decoder(config,
                   load_weights(config, grid.shape().tp, grid.tp_rank(), weights_of(job.model)),
-                  grid, *kernel, stream);
-  report.memory.plan(planned_bytes(job.plan, config, scorer));
-  const Passes passes = measure_passes(scorer, decoder, grid, backend, world,
-                                       {o.repeats, o.warmup, o.check != "none", context.progress});
-  const ScoreRange mine = scorer.in_document_order(world);
-  ScoringResult result = make_result(job.plan, scorer, passes, config, world);
+                  grid, *kernel, backend.stream());
+  of.set_decoder(decoder);
+  report.memory.plan(planned_bytes(job.plan, config, of.scorer()));
   std::string details = o.prefixes.share ? savings_text(job.plan.forest) : "";
-  details += phases_text(passes, world);
-  if (context.verbose) details += ranks_text(passes, scorer, world);
-  if (o.check != "none") {
-    if (job.plan.predictions > 0) check_passes(passes.checksums, report.verification);
-    details += verify_scores(
-        {job.documents, config, grid, report.verification},
-        {o.input, reference, job.model, report.inputs[1].sha256, o.check_tokens, o.check_seconds},
-        scorer, decoder, mine, world);
-    if (reference) judge_answers(report, answer_uses(*reference));
-    result.check = check_text(report, report.verification);
-    result.error_over_tolerance = report.verification.max_error_over_tolerance();
-  }
+  Suite<ScoringResult> suite(context, report, o.report, scoring_table());
+  suite.measure(of, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend, of.row(),
+                [&](ScoringResult& row, const Measured& measured) {
+                  of.complete(row, measured.last_ms);
+                  details += phases_text(of.times(), measured.last_ms, world);
+                });
+  if (context.verbose) details += ranks_text(of, world);
+  details += of.comparison_text();
+  if (reference) judge_answers(report, answer_uses(*reference));
+  const ScoreRange& mine = of.scores();
   if (output) {
     write_results(*output, make_results_header(report, job.documents, job.plan),
                   std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
@@ -106,11 +103,10 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   }
   const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets), world);
   details += compression_text(job.documents, scores, o.top);
-  if (context.quiet) details.clear();
-  add_result(report, result, compression_of(job.documents, scores), config.vocab_size);
-  return finish_run(context, report, o.report, [&] {
-    return scoring_table().chosen(shown_columns(context, o.report)).text({result}) + details;
-  });
+  add_figures(report, suite.rows().front(), compression_of(job.documents, scores),
+              config.vocab_size);
+  return finish_run(context, report, o.report,
+                    [&] { return suite.legend() + (context.quiet ? "" : details); });
 }
 
 ExitCode run(const PipelineOptions& o, AppContext& context) {
@@ -142,7 +138,8 @@ int main(int argc, char** argv) {
   PipelineOptions options;
   const AppInfo info{"gyre-pipeline",
                      "Scores documents with a decoder: per-token log-probability and entropy.",
-                     "Example: mpirun -n 4 gyre-pipeline --input docs.h5 --model inputs/model.h5 "
+                     "Example: mpirun -n 4 gyre-pipeline --input docs.h5 --model "
+                     "inputs/model.h5 "
                      "--cp 2 --tp 2 -o scores.h5"};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },

@@ -10,8 +10,8 @@
 namespace gyre {
 namespace {
 
-/// What the numbers of ranks rule out, before anything else; false if nothing can be planned for
-/// such a grid.
+/// What the numbers of ranks rule out, before anything else; false if nothing
+/// can be planned for such a grid.
 bool check_grid(const PipelineOptions& o, const GridShape& grid, const ModelConfig& config,
                 int ranks, ConfigErrors& errors) {
   for (const auto& [option, value] :
@@ -78,11 +78,11 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
                                             "How queries meet the keys of other ranks", false);
   declare_backend_options(app, o.backend);
   declare_repeats(app, "Timed passes over all documents", o.repeats);
-  add_option(
-      app,
-      {"-w,--warmup",
-       "Passes before them; one at least, with checked messages, where results are verified"},
-      o.warmup, 0);
+  add_option(app,
+             {"-w,--warmup",
+              "Passes before them; one at least, with checked "
+              "messages, where results are verified"},
+             o.warmup, 0);
   add_choice_option(app, {"-c,--check", "Verify the last pass, or nothing"}, o.check,
                     {"none", "last"});
   add_size_option(app,
@@ -94,7 +94,8 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
   declare_report_options(app, o.report);
   add_flag(app,
            {"--dry-run",
-            "Show sizes, bytes and memory of the grid and stop; any grid, any number of ranks"},
+            "Show sizes, bytes and memory of the grid and stop; "
+            "any grid, any number of ranks"},
            o.dry_run);
 }
 

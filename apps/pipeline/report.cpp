@@ -8,9 +8,6 @@
 
 #include "apps/common/prefix_options.hpp"
 #include "comm/agree.hpp"
-#include "report/progress.hpp"
-#include "report/row_columns.hpp"
-#include "runtime/clock.hpp"
 
 namespace gyre {
 namespace {
@@ -99,65 +96,6 @@ const Table<ScoringResult>& scoring_table() {
   return table;
 }
 
-Passes measure_passes(Scorer& scorer, Decoder& decoder, ProcessGrid& grid, Backend& backend,
-                      Communicator& world, const PassOptions& options) {
-  HostStream stream;
-  Passes passes;
-  const int warmup = options.verify ? std::max(1, options.warmup) : options.warmup;
-  const auto sent = [&] { return grid.cp().traffic().bytes_sent + grid.tp().traffic().bytes_sent; };
-  int64_t pass = 0;
-  const auto run = [&](Repeats& repeats, bool summed) {
-    const int64_t before = sent();
-    ++pass;
-    world.barrier(stream, "start of a pass")->wait();
-    repeats.time([&] { passes.times = scorer.run(decoder); });
-    passes.wire_bytes = static_cast<double>(sent() - before);
-    if (options.verify && summed) passes.checksums.push_back(scorer.checksum());
-  };
-  scorer.on_progress([&](int64_t done, int64_t all) {
-    options.progress.detail(fmt::format("pass {}, bin {} of {}", pass, done + 1, all));
-  });
-  Repeats untimed({warmup}, nullptr);
-  while (warmup > 0 && untimed.next()) {
-    backend.check_messages(options.verify && untimed.last());
-    run(untimed, untimed.last());
-  }
-  backend.check_messages(false);
-  Repeats repeats(options.repeats, &world, !backend.on_gpu());
-  while (repeats.next()) run(repeats, true);
-  backend.check_messages(true);
-  scorer.on_progress({});
-  passes.timing = repeats.timing();
-  passes.last_ms = repeats.last_ms();
-  passes.wire_bytes = all_reduce_value(world, passes.wire_bytes, ReduceOp::sum);
-  return passes;
-}
-
-ScoringResult make_result(const ScoringPlan& plan, const Scorer& scorer, const Passes& passes,
-                          const ModelConfig& config, Communicator& world) {
-  ScoringResult result;
-  result.shape = plan.setup.grid;
-  result.layout = plan.setup.layout->name;
-  result.schedule = plan.setup.schedule->name;
-  result.tokens = plan.tokens;
-  result.predictions = plan.predictions;
-  result.bins = std::ssize(plan.bins);
-  result.packing = packing_efficiency(plan.bins, plan.capacity);
-  result.timing = passes.timing;
-  result.time_ms = passes.timing.statistics();
-  result.finished = utc_now();
-  result.flops = plan.flops(config);
-  result.wire_bytes = passes.wire_bytes;
-  result.exposed =
-      all_reduce_value(world, 1e3 * passes.times.exposed() / passes.last_ms, ReduceOp::max);
-  result.pair_imbalance =
-      imbalance(all_gather_value(world, static_cast<double>(scorer.count().pairs)));
-  result.time_imbalance = imbalance(all_gather_value(world, passes.times.attention));
-  result.error_over_tolerance = std::nan("");
-  result.check = "-";
-  return result;
-}
-
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
                                   const ScoringPlan& plan) {
   const ScoringSetup& setup = plan.setup;
@@ -197,23 +135,13 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
   return result;
 }
 
-void add_result(RunReport& report, const ScoringResult& result, const Compression& compression,
-                int64_t vocab_size) {
+void add_figures(RunReport& report, const ScoringResult& result, const Compression& compression,
+                 int64_t vocab_size) {
   // Rounding may take a uniform distribution a little above its entropy.
   const double most_entropy = std::log2(static_cast<double>(vocab_size)) + 1e-3;
-  ResultEntry entry;
-  entry.key = {
-      {"grid", to_string(result.shape)}, {"layout", result.layout}, {"schedule", result.schedule}};
-  entry.timing = result.timing;
-  entry.measurements = scoring_table().fields(result);
-  entry.units = scoring_table().units();
-  if (result.check != "-") entry.verified = result.check == "ok";
-  entry.flops = result.flops;
-  entry.bytes_wire = result.wire_bytes;
-  report.foms = {{"tokens_per_s", result.tokens_per_second(), "1/s", entry.key},
+  report.foms = {{"tokens_per_s", result.tokens_per_second(), "1/s", result.key},
                  {"bits_per_byte", compression.bits_per_byte, "bit", {}},
                  {"mean_entropy", compression.mean_entropy_bits, "bit", {}, most_entropy}};
-  report.results.push_back(std::move(entry));
 }
 
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
@@ -225,7 +153,8 @@ std::string compression_text(const Documents& documents, std::span<const Documen
   // Bytes of text are known of one tokenizer alone.
   const bool has_bytes = std::isfinite(all.bits_per_byte);
   std::string text = fmt::format(
-      "# score  {} predictions in {} documents: {}{:.4f} bits/token, mean entropy {:.4f} bits\n",
+      "# score  {} predictions in {} documents: {}{:.4f} bits/token, mean "
+      "entropy {:.4f} bits\n",
       all.predictions, documents.count(),
       has_bytes ? fmt::format("{:.4f} bits/byte, ", all.bits_per_byte) : "", all.bits_per_token,
       all.mean_entropy_bits);
@@ -245,15 +174,14 @@ std::string compression_text(const Documents& documents, std::span<const Documen
   return text;
 }
 
-std::string phases_text(const Passes& passes, Communicator& world) {
-  const DecoderTimes& times = passes.times;
+std::string phases_text(const DecoderTimes& times, double last_ms, Communicator& world) {
   const std::pair<const char*, double> phases[] = {{"linear", times.linear},
                                                    {"attention", times.attention},
                                                    {"attention wait", times.attention_wait},
                                                    {"tensor-parallel wait", times.tp_wait},
                                                    {"log-probs", times.logprobs}};
   std::string text = "# phase, slowest rank, share of the pass:";
-  const double total = all_reduce_value(world, passes.last_ms / 1e3, ReduceOp::max);
+  const double total = all_reduce_value(world, last_ms / 1e3, ReduceOp::max);
   for (const auto& [name, seconds] : phases) {
     const double worst = all_reduce_value(world, seconds, ReduceOp::max);
     text += fmt::format("{} {} {:.1f} ms {:.1f} %", text.back() == ':' ? "" : ";", name,
@@ -262,7 +190,7 @@ std::string phases_text(const Passes& passes, Communicator& world) {
   return text + "\n";
 }
 
-std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator& world) {
+std::string ranks_text(const ScoringCase& of, Communicator& world) {
   struct Row {
     int64_t rank, pairs;
     double linear, attention, attention_wait, tp_wait;
@@ -275,8 +203,8 @@ std::string ranks_text(const Passes& passes, const Scorer& scorer, Communicator&
       {"cp_wait", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention_wait; }},
       {"tp_wait", "ms", 10, 1, [](const Row& r) { return 1e3 * r.tp_wait; }},
   });
-  const DecoderTimes& times = passes.times;
-  const auto pairs = all_gather_value(world, scorer.count().pairs);
+  const DecoderTimes& times = of.times();
+  const auto pairs = all_gather_value(world, of.scorer().count().pairs);
   const auto linear = all_gather_value(world, times.linear);
   const auto attention = all_gather_value(world, times.attention);
   const auto attention_wait = all_gather_value(world, times.attention_wait);
@@ -298,7 +226,8 @@ int64_t own_bytes(const RankPlan& rank, const HeadShape& heads) {
   return bytes;
 }
 
-/// Work of the ranks of a planned run in one pass; all ranks of a tp group do the same.
+/// Work of the ranks of a planned run in one pass; all ranks of a tp group do
+/// the same.
 struct Load {
   int64_t slots = 0;                           ///< of all bins, padding of layouts included
   int64_t most_slots = 0;                      ///< of a rank, its largest bin
@@ -361,18 +290,23 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
   constexpr double mib = 1048576;
   std::string text = fmt::format("# dry run, {}, {}, {}: nothing was computed\n", to_string(grid),
                                  plan.setup.layout->name, plan.setup.schedule->name);
-  text += fmt::format("#   tokens {}  slots {}  bins {} of {}  packing {:.1f} %  predictions {}\n",
-                      plan.tokens, load.slots, plan.bins.size(), plan.capacity,
-                      100 * packing_efficiency(plan.bins, plan.capacity), plan.predictions);
   text += fmt::format(
-      "#   FLOPs of a pass {:.4g}  attention pairs of a head and layer {}  imbalance {:.2f} %\n",
+      "#   tokens {}  slots {}  bins {} of {}  packing {:.1f} "
+      "%  predictions {}\n",
+      plan.tokens, load.slots, plan.bins.size(), plan.capacity,
+      100 * packing_efficiency(plan.bins, plan.capacity), plan.predictions);
+  text += fmt::format(
+      "#   FLOPs of a pass {:.4g}  attention pairs of a head "
+      "and layer {}  imbalance {:.2f} %\n",
       plan.flops(c), plan.pairs, mean_pairs > 0 ? 100 * (load.most_pairs / mean_pairs - 1) : 0);
   text += fmt::format(
-      "#   attention sends in a pass, busiest rank {:.4g} MB, at most {} messages; all ranks "
+      "#   attention sends in a pass, busiest rank {:.4g} MB, "
+      "at most {} messages; all ranks "
       "{:.4g} MB\n",
       static_cast<double>(load.most_sent) / 1e6, load.messages, load.sent * grid.tp / 1e6);
   text += fmt::format(
-      "#   memory of a rank: weights {:.1f} MiB, activations of the largest bin {:.1f} MiB, "
+      "#   memory of a rank: weights {:.1f} MiB, activations of "
+      "the largest bin {:.1f} MiB, "
       "blocks of other ranks and copies for messages {:.1f} MiB\n",
       static_cast<double>(weight_bytes(c, grid.tp)) / mib, static_cast<double>(activations) / mib,
       static_cast<double>(load.transient_bytes) / mib);

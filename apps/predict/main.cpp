@@ -12,6 +12,7 @@
 #include "apps/predict/run.hpp"
 #include "apps/predict/scoring.hpp"
 #include "attention/schedules/registry.hpp"
+#include "harness/suite.hpp"
 #include "report/app.hpp"
 #include "report/progress.hpp"
 
@@ -19,42 +20,28 @@ namespace {
 
 using namespace gyre;
 
-/// All passes of one attention, as rows of the report and the table `shown`.
-std::vector<PredictedRow> predict_configuration(const PredictedCase& c,
-                                                const Table<PredictedRow>& table,
-                                                const Table<PredictedRow>& shown,
-                                                AppContext& context, RunReport& report) {
-  context.progress.detail(fmt::format("{}, {}, cp {}, {} tokens", c.schedule.name, c.layout.name,
-                                      c.cp, c.documents.tokens()));
-  std::vector<PredictedRow> rows = predict_case(c, report.verification);
-  for (const PredictedRow& row : rows) {
-    finish_row(context, report, entry_of(row, table));
-    context.outputs.print(shown.row(row));
-  }
-  return rows;
-}
-
 ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
                            AppContext& context) {
   const std::vector<PredictedDocuments> sizes = documents_of(o);
   RunReport report = begin_predicting(context, o, machine, sizes.front().origin);
   start_run(context, report, o.report, rows_of(o, sizes.size()));
   const Table<PredictedRow> table = predicted_table(machine);
-  const Table<PredictedRow> shown = table.chosen(shown_columns(context, o.report));
-  context.outputs.print(shown.header());
-  std::vector<PredictedRow> rows;
+  Suite<PredictedRow> suite(context, report, o.report, table);
   Refusals refused;
   for_each_configuration(
       o, sizes.size(),
       [&](int cp, size_t size, const Schedule& schedule, const LayoutKind& layout) {
+        const PredictedDocuments& documents = sizes[size];
+        context.progress.detail(fmt::format("{}, {}, cp {}, {} tokens", schedule.name, layout.name,
+                                            cp, documents.tokens()));
         refused.collect(o, cp, schedule, layout, [&] {
-          const PredictedCase of{o, sizes[size], cp, schedule, layout, machine};
-          for (PredictedRow& row : predict_configuration(of, table, shown, context, report))
-            rows.push_back(std::move(row));
+          for (PredictedRow& row :
+               predict_case({o, documents, cp, schedule, layout, machine}, report.verification))
+            suite.add(std::move(row));
         });
       });
-  if (rows.empty()) throw_usage("nothing can be predicted:\n{}", refused.text());
-  const std::vector<Winner> winners = winners_of(rows);
+  if (suite.rows().empty()) throw_usage("nothing can be predicted:\n{}", refused.text());
+  const std::vector<Winner> winners = winners_of(suite.rows());
   for (const Winner& w : winners)
     report.foms.push_back({"predicted_tflops_per_rank",
                            w.tflops_per_rank,

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <tuple>
 
 namespace gyre {
@@ -59,22 +58,6 @@ Table<PredictedRow> predicted_table(const MachineModel& machine) {
           return megabytes(r.prediction.bytes_by_tier[tier]);
         }}.extra());
   return Table<Row>(std::move(columns));
-}
-
-ResultEntry entry_of(const PredictedRow& row, const Table<PredictedRow>& table) {
-  ResultEntry entry;
-  entry.key = {{"schedule", row.schedule},
-               {"layout", row.layout},
-               {"pass", std::string(name_of(row.prediction.pass))},
-               {"tokens", row.tokens},
-               {"cp", int64_t{row.cp}},
-               {"tp", int64_t{row.tp}}};
-  entry.measurements = table.fields(row);
-  entry.units = table.units();
-  entry.flops = row.flops;
-  const std::vector<double>& wire = row.prediction.bytes_by_tier;
-  entry.bytes_wire = std::accumulate(wire.begin(), wire.end(), 0.0);
-  return entry;
 }
 
 std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows) {

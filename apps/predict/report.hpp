@@ -5,15 +5,11 @@
 #include <vector>
 
 #include "apps/predict/run.hpp"
-#include "report/result.hpp"
-#include "report/table.hpp"
 
 namespace gyre {
 
 /// The table, with a column of bytes for each tier of the machine.
 Table<PredictedRow> predicted_table(const MachineModel& machine);
-
-ResultEntry entry_of(const PredictedRow& row, const Table<PredictedRow>& table);
 
 /// The fastest configuration of one number of ranks and tokens.
 struct Winner {

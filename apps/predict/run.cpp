@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <numeric>
 #include <utility>
 
 #include "apps/common/generated_lengths.hpp"
@@ -143,8 +144,15 @@ std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& che
     row.schedule = c.schedule.name;
     row.layout = c.layout.name;
     row.cp = c.cp;
-    row.tp = c.options.tp;
     row.tokens = c.documents.tokens();
+    row.key = {{"schedule", row.schedule},
+               {"layout", row.layout},
+               {"pass", std::string(name_of(prediction.pass))},
+               {"tokens", row.tokens},
+               {"cp", int64_t{c.cp}},
+               {"tp", int64_t{c.options.tp}}};
+    const std::vector<double>& wire = prediction.bytes_by_tier;
+    row.wire_bytes = std::accumulate(wire.begin(), wire.end(), 0.0);
     row.flops = attention_flops(prediction.pass, pairs, problem.heads.head_dim);
     row.own_bytes = own_bytes(problem, types);
     row.memory_limit = c.machine.memory_bytes;

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "apps/predict/options.hpp"
+#include "harness/row.hpp"
 #include "predict/predict.hpp"
-#include "report/verify.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -33,12 +33,11 @@ struct PredictedCase {
   const MachineModel& machine;
 };
 
-/// One direction of it.
-struct PredictedRow {
+/// One direction of it. FLOPs are of visible pairs, all ranks of the group.
+struct PredictedRow : MeasuredRow {
   std::string schedule, layout;
-  int cp = 1, tp = 1;
+  int cp = 1;
   int64_t tokens = 0;
-  double flops = 0;         ///< of visible pairs, all ranks of the group
   int64_t own_bytes = 0;    ///< of a rank's own arrays in both passes
   double memory_limit = 0;  ///< of a rank; 0: unknown
   PassPrediction prediction;

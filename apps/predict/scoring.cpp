@@ -5,12 +5,12 @@
 #include <algorithm>
 
 #include "apps/predict/frame.hpp"
+#include "harness/suite.hpp"
 #include "io/documents.hpp"
 #include "io/model_config_file.hpp"
 #include "packing/lengths.hpp"
 #include "predict/scoring.hpp"
 #include "report/progress.hpp"
-#include "report/table.hpp"
 
 namespace gyre {
 namespace {
@@ -28,9 +28,8 @@ struct Corpus {
   }
 };
 
-struct PassRow {
+struct PassRow : MeasuredRow {
   ScoringPlan plan;
-  double flops = 0;
   int64_t memory = 0;       ///< bytes of a rank
   double memory_limit = 0;  ///< 0: unknown
   ScoringPrediction prediction;
@@ -76,18 +75,6 @@ const Table<PassRow>& pass_table() {
           .extra(),
   });
   return table;
-}
-
-ResultEntry entry_of(const PassRow& row) {
-  ResultEntry entry;
-  entry.key = {{"grid", to_string(row.grid())},
-               {"layout", row.plan.setup.layout->name},
-               {"schedule", row.plan.setup.schedule->name},
-               {"tokens", row.plan.tokens}};
-  entry.measurements = pass_table().fields(row);
-  entry.units = pass_table().units();
-  entry.flops = row.flops;
-  return entry;
 }
 
 std::vector<Corpus> corpora_of(const PredictOptions& o, Communicator& world) {
@@ -138,6 +125,10 @@ PassRow predict_pass(const ModelJob& job, const Corpus& corpus, int cp, const Sc
         return fmt::format("{} under {}, {}", schedule.name, layout.name, to_string(setup.grid));
       });
   row.flops = row.plan.flops(job.config);
+  row.key = {{"grid", to_string(row.grid())},
+             {"layout", layout.name},
+             {"schedule", schedule.name},
+             {"tokens", row.plan.tokens}};
   row.memory =
       weight_bytes(job.config, o.tp, o.types().activations) + row.prediction.activation_bytes;
   row.memory_limit = job.machine.memory_bytes;
@@ -182,26 +173,20 @@ ExitCode predict_model(const PredictOptions& o, const MachineModel& machine, App
   const std::vector<Corpus> corpora = corpora_of(o, context.world);
   RunReport report = begin_predicting(context, o, machine, corpora.front().origin);
   start_run(context, report, o.report, rows_of(o, corpora.size()));
-  const Table<PassRow> shown = pass_table().chosen(shown_columns(context, o.report));
-  context.outputs.print(shown.header());
-  std::vector<PassRow> rows;
+  Suite<PassRow> suite(context, report, o.report, pass_table());
   Refusals refused;
   for_each_configuration(
       o, corpora.size(),
       [&](int cp, size_t size, const Schedule& schedule, const LayoutKind& layout) {
         context.progress.detail(fmt::format("{}, {}, cp {}", schedule.name, layout.name, cp));
         refused.collect(o, cp, schedule, layout, [&] {
-          rows.push_back(
-              predict_pass(job, corpora[size], cp, schedule, layout, report.verification));
-          finish_row(context, report, entry_of(rows.back()));
-          context.outputs.print(shown.row(rows.back()));
+          suite.add(predict_pass(job, corpora[size], cp, schedule, layout, report.verification));
         });
       });
-  if (rows.empty()) throw_usage("nothing can be predicted:\n{}", refused.text());
-  const std::vector<const PassRow*> fastest = fastest_of(rows);
+  if (suite.rows().empty()) throw_usage("nothing can be predicted:\n{}", refused.text());
+  const std::vector<const PassRow*> fastest = fastest_of(suite.rows());
   for (const PassRow* row : fastest)
-    report.foms.push_back(
-        {"predicted_tokens_per_s", row->tokens_per_second(), "1/s", entry_of(*row).key});
+    report.foms.push_back({"predicted_tokens_per_s", row->tokens_per_second(), "1/s", row->key});
   return finish_run(context, report, o.report,
                     [&] { return fastest_text(fastest) + refused.text(); });
 }

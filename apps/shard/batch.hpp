@@ -11,10 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "harness/row.hpp"
 #include "io/batch_file.hpp"
 #include "packing/compatibility.hpp"
-#include "report/result.hpp"
-#include "report/table.hpp"
 
 namespace gyre {
 
@@ -38,7 +37,7 @@ struct BatchJob {
 };
 
 /// One stream (thd), or all rows (bshd), over all context-parallel ranks.
-struct BatchResult {
+struct BatchResult : MeasuredRow {
   std::string format;
   int64_t stream = 0;
   int64_t slots = 0;                          ///< of a rank
@@ -49,7 +48,6 @@ struct BatchResult {
                              ///< key mask has to hide them
   double mean_loss = 0;      ///< of a stand-in loss, the id of the label: Σ loss / Σ labels
   double mean_of_means = 0;  ///< the same, had each rank divided by its own labels
-  std::string check;         ///< "ok", "FAILED" or "-"
 };
 const Table<BatchResult>& batch_table();
 

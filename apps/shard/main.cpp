@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "apps/common/extras.hpp"
-#include "apps/common/host.hpp"
 #include "apps/common/layout_options.hpp"
 #include "apps/common/packed_streams.hpp"
 #include "apps/shard/gradients.hpp"
@@ -14,6 +13,7 @@
 #include "apps/shard/report.hpp"
 #include "apps/shard/runs.hpp"
 #include "comm/agree.hpp"
+#include "harness/host.hpp"
 #include "io/sha256.hpp"
 #include "io/shard_file.hpp"
 #include "report/app.hpp"
@@ -146,7 +146,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
     if (!o.svg.empty())
       context.outputs.add_text(
           o.svg, picture_of_bin(streams.header, o.bin, o.layout.name, o.layout_options(), o.repad));
-    std::string text = sharding_table().chosen(shown_columns(context, o.report)).text(outcome.rows);
+    std::string text = shown_table(context, o.report, sharding_table()).text(outcome.rows);
     for (const std::string& reason : refused) text += fmt::format("# refused: {}\n", reason);
     return text + outcome.details;
   });

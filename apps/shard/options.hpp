@@ -3,10 +3,10 @@
 
 #include <string>
 
-#include "apps/common/backend.hpp"
 #include "apps/common/layout_options.hpp"
 #include "apps/shard/batch.hpp"
 #include "apps/shard/report.hpp"
+#include "harness/backend.hpp"
 #include "report/options.hpp"
 
 namespace gyre {

@@ -208,7 +208,7 @@ ShardingResult plan_layout(ShardingPlan& plan, const AttentionShape& shape, Comm
   row.communicate_s = totals.communicate_s;
   row.step_s = totals.step_s;
   row.planning_s = totals.planning_s;
-  row.check = "-";
+  row.key = {{"layout", row.layout}, {"cp", row.cp}};
   return row;
 }
 
@@ -256,14 +256,9 @@ RunReport begin_sharding_report(const AppContext& context, const PackedHeader& h
 }
 
 void add_row(RunReport& report, const ShardingResult& row) {
-  ResultEntry entry;
-  entry.key = {{"layout", row.layout}, {"cp", row.cp}};
-  entry.measurements = sharding_table().fields(row);
-  entry.units = sharding_table().units();
-  if (row.check != "-") entry.verified = row.check == "ok";
-  report.foms.push_back({"pair_ratio", row.pair_ratio, "max/mean", entry.key});
-  report.foms.push_back({"needed_share", row.needed, "of ring", entry.key, 1});
-  report.results.push_back(std::move(entry));
+  report.foms.push_back({"pair_ratio", row.pair_ratio, "max/mean", row.key});
+  report.foms.push_back({"needed_share", row.needed, "of ring", row.key, 1});
+  report.results.push_back(entry_of(row, sharding_table()));
 }
 
 std::string picture_of_bin(const PackedHeader& header, int64_t bin, const std::string& layout,

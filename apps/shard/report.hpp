@@ -5,12 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "apps/common/backend.hpp"
 #include "apps/common/prefix_options.hpp"
 #include "attention/mask.hpp"
+#include "harness/backend.hpp"
+#include "harness/row.hpp"
 #include "io/shard_file.hpp"
-#include "report/result.hpp"
-#include "report/table.hpp"
 #include "sharding/cost.hpp"
 #include "sharding/layouts.hpp"
 
@@ -29,7 +28,7 @@ struct AttentionShape {
 };
 
 /// One layout, over all bins. A bin is a step: ranks wait for the slowest of each.
-struct ShardingResult {
+struct ShardingResult : MeasuredRow {
   std::string layout;
   int64_t cp = 1;
   int64_t slots = 0;         ///< of a rank, all bins
@@ -44,7 +43,6 @@ struct ShardingResult {
   double communicate_s = 0;  ///< the same for needed keys
   double step_s = 0;         ///< the same for the larger of the two: all overlapped
   double planning_s = 0;     ///< CPU time that making the layouts took, all bins
-  std::string check;         ///< "ok", "FAILED" or "-"
 };
 const Table<ShardingResult>& sharding_table();
 

@@ -69,7 +69,7 @@ class ExchangeStep {
   /// The row, with what all ranks took. Collective.
   UlyssesResult finish() {
     row_.bytes = static_cast<double>(all_reduce_value(world_, sent_, ReduceOp::sum));
-    row_.time_ms = 1e3 * all_reduce_value(world_, seconds_, ReduceOp::max);
+    row_.step_ms = 1e3 * all_reduce_value(world_, seconds_, ReduceOp::max);
     if (check_ != nullptr && !std::isnan(row_.formula))
       check_->add(row_.bytes, row_.formula, [&] { return row_.step + ": bytes sent"; });
     return row_;
@@ -270,7 +270,7 @@ const Table<UlyssesResult>& ulysses_table() {
       {"padding", "slots", 8, 0, [](const Row& r) { return r.padding; }},
       {"sent", "B", 14, 0, [](const Row& r) { return r.bytes; }},
       {"formula", "B", 14, 0, [](const Row& r) { return r.formula; }},
-      {"t", "ms", 10, 3, [](const Row& r) { return r.time_ms; }},
+      {"t", "ms", 10, 3, [](const Row& r) { return r.step_ms; }},
       {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
   });
   return table;

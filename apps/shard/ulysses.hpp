@@ -4,22 +4,20 @@
 #include <string>
 #include <vector>
 
+#include "harness/row.hpp"
 #include "io/packed_file.hpp"
-#include "report/result.hpp"
-#include "report/table.hpp"
 
 namespace gyre {
 
 /// One step of Ulysses over all bins, measured.
-struct UlyssesResult {
+struct UlyssesResult : MeasuredRow {
   std::string step;
   int ranks = 1;
   int64_t slots = 0;    ///< of a rank, all bins
   int64_t padding = 0;  ///< slots that the step appended to the streams
   double bytes = 0;     ///< sent by all ranks, counted
   double formula = 0;   ///< the same by its closed form; NaN: there is none
-  double time_ms = 0;   ///< of the slowest rank, all bins
-  std::string check;    ///< "ok", "FAILED" or "-"
+  double step_ms = 0;   ///< of the slowest rank, all bins
 };
 const Table<UlyssesResult>& ulysses_table();
 

@@ -13,7 +13,6 @@
 
 #include <fmt/format.h>
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <deque>
@@ -67,8 +66,6 @@ class Check {
     if (std::isfinite(reference) && scale > 0) sizes_ += std::abs(reference) / scale;
     ++values_;
     factor_.add(actual, reference, tolerance_ * scale);
-    for (const double value : {actual, reference})
-      digest_ = (digest_ ^ std::bit_cast<uint64_t>(value)) * 0x100000001b3;
     const bool outside = !(error <= tolerance_);
     if (outside && is_among_worst(error)) keep({where(), error, actual, reference, scale});
     outside_ += outside ? 1 : 0;
@@ -116,9 +113,6 @@ class Check {
   int64_t sampled_of() const { return sampled_of_; }  ///< of so many; 0: of all
   /// max_error over tolerance; 0 without an error, also at a tolerance of 0.
   double error_over_tolerance() const;
-  /// Of the values and references given to add() on this rank, in their order: equal bits, equal
-  /// digest.
-  uint64_t digest() const { return digest_; }
   /// Something was compared, all of it was within the tolerance, and the tolerance is neither
   /// infinite nor above both 1 (the size that errors are relative to) and the mean size of the
   /// references: within such a one, zeros would pass.
@@ -141,7 +135,6 @@ class Check {
   int64_t count_ = 0;
   int64_t outside_ = 0;
   int64_t sampled_ = 0, sampled_of_ = 0;
-  uint64_t digest_ = 0xcbf29ce484222325;
   double max_error_ = 0;
   double sizes_ = 0;  // sum of |reference| / scale over values_
   int64_t values_ = 0;

@@ -29,19 +29,19 @@ ends() { # CODE TEXT MESSAGE|FAULT PROGRAM ARGUMENTS...
 
 logprobs=(gyre-logprobs --op logprob --pass fwd --tp 2 --tokens 16 --vocab 64 -w 0 -n 1)
 with_fault count "${logprobs[@]}" || fail "a clean run: $(cat log)"
-mapfile -t timed_then_checked < <(messages iallgatherv 192)
-((${#timed_then_checked[@]} == 2)) || fail "not two calls: $(cat messages/rank.0)"
-ends 1 'other bits than with checked messages' "${timed_then_checked[0]}" "${logprobs[@]}"
-ends 3 'arrived with other bits' "${timed_then_checked[1]}" "${logprobs[@]}"
+mapfile -t checked_then_timed < <(messages iallgatherv 192)
+((${#checked_then_timed[@]} == 2)) || fail "not two calls: $(cat messages/rank.0)"
+ends 3 'arrived with other bits' "${checked_then_timed[0]}" "${logprobs[@]}"
+ends 1 'other bits than with checked messages' "${checked_then_timed[1]}" "${logprobs[@]}"
 
 attention=(gyre-attention --pass fwd --mask full --tokens 64 --heads 2 --kv-heads 1 --head-dim 16 --schedule ring -w 0 -n 1)
 with_fault count "${attention[@]}" || fail "a clean run: $(cat log)"
 cp messages/rank.0 attention.messages
 mapfile -t blocks < <(messages isend 4096)
-((${#blocks[@]} == 3)) || fail "not three blocks of keys and values: $(cat messages/rank.0)" # alone, timed, checked
-ends 0 'VERIFY PASSED' "${blocks[0]}" "${attention[@]}"
-ends 1 'VERIFY FAILED' "${blocks[1]}" "${attention[@]}"
-ends 3 'arrived with other bits' "${blocks[2]}" "${attention[@]}"
+((${#blocks[@]} == 3)) || fail "not three blocks of keys and values: $(cat messages/rank.0)" # checked, alone, timed
+ends 3 'arrived with other bits' "${blocks[0]}" "${attention[@]}"
+ends 0 'VERIFY PASSED' "${blocks[1]}" "${attention[@]}"
+ends 1 'VERIFY FAILED' "${blocks[2]}" "${attention[@]}"
 
 # The rank that notices has the model file open, which is closed by all ranks together, and would wait there.
 inputs=$source_dir/inputs

@@ -13,9 +13,9 @@ MESSAGE_FAULTS = ("corrupt", "truncate", "drop", "delay", "fail", "memory")
 AT_ONCE = ("corrupt", "truncate", "fail", "memory")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
 NOTICED, HARMLESS, MISSED, HANG, IDLE, UNSEEN = "noticed", "harmless", "missed", "hang", "not struck", "unseen"
-# Functions of gyre-attention whose messages carry what nobody looks at: warm-up, communication timed alone.
+# Functions of gyre-attention whose messages nobody looks at: warm-up without checks, communication timed alone.
 HDF5 = re.compile(r"\bh5::")
-IGNORED = re.compile(r"\bAttentionRun::(warm_up|time_parts)\b")
+IGNORED = re.compile(r"\b(Measurement::warm_up|AttentionCase::run_parts)\b")
 # A report must tell where the run was: its step, or one of those that have none.
 STEP = re.compile(r"step '|start-?up|MPI_Init|before the run|finali[sz]e|at the end of the program|end of MPI", re.I)
 MARGIN = 5  # seconds that a run may take to end, after the timeout
@@ -156,7 +156,7 @@ def what_was_struck(site, program, folder, rank):
         return None
     names = callers_of(site, program, line[4:])
     words = f"{line[1]} of {line[2]} bytes from {' < '.join(names[1:7])}"
-    timed = any("AttentionRun::time_whole" in name for name in names) and not any(map(IGNORED.search, names))
+    timed = any("Measurement::timed_run" in name for name in names) and not any(map(IGNORED.search, names))
     return words, words if timed and int(line[2]) > 8 else "", any(map(HDF5.search, names))
 
 

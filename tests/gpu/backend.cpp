@@ -1,6 +1,6 @@
 // What --backend, --comm and --share-gpus come to.
 
-#include "apps/common/backend.hpp"
+#include "harness/backend.hpp"
 
 #include "app_context.hpp"
 #include "errors.hpp"

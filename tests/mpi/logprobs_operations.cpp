@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "apps/logprobs/registry.hpp"
-#include "apps/logprobs/run.hpp"
 #include "mpi_test.hpp"
 
 namespace gyre {
@@ -31,33 +30,24 @@ LogprobsOptions small_options(int tp, int cp, const std::string& gather_gradient
   return o;
 }
 
-SentTraffic sent_by(ProcessGrid& grid) {
-  SentTraffic sent;
-  for (const Communicator* group : {&grid.tp(), &grid.cp()}) {
-    sent.messages += group->traffic().messages;
-    sent.bytes += group->traffic().bytes_sent;
-  }
-  return sent;
-}
-
 /// Runs all passes of an operation and compares what is counted with the closed form.
-void expect_counts(const LogprobsOperation& operation, bool upstream, LogprobsContext& context) {
-  const std::unique_ptr<LogprobsOp> op = operation.make(context, upstream);
+void expect_counts(const LogprobsRun& run, LogprobsContext& context) {
+  const LogprobsOperation& operation = run.operation;
+  const std::unique_ptr<LogprobsOp> op = run.make(context);
   if (operation.has_backward()) op->prepare_backward();
   op->start();
   EXPECT_EQ(op->has_backward(), operation.has_backward()) << operation.name;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     if (pass == Pass::backward && !operation.has_backward()) continue;
-    const SentTraffic before = sent_by(context.grid);
+    const SentTraffic before = op->sent();
     op->run(pass);
-    const SentTraffic after = sent_by(context.grid);
-    const std::string label = operation.name + (upstream ? " by upstream, " : ", ") +
-                              std::string(name_of(pass)) + " " + context.options.gather_gradient;
+    const SentTraffic sent = op->sent() - before;
+    const std::string label = op->label(pass) + " " + context.options.gather_gradient;
     const std::optional<SentTraffic> expected = op->expected(pass);
     EXPECT_TRUE(expected.has_value()) << label;
     if (!expected) continue;
-    EXPECT_EQ(after.messages - before.messages, expected->messages) << label;
-    EXPECT_EQ(after.bytes - before.bytes, expected->bytes) << label;
+    EXPECT_EQ(sent.messages, expected->messages) << label;
+    EXPECT_EQ(sent.bytes, expected->bytes) << label;
     const bool is_product = operation.traffic(pass) == RowTraffic::products;
     EXPECT_EQ(std::isnan(op->flops(pass)), !is_product) << label;
     EXPECT_TRUE(!is_product || std::isnan(op->ideal_bytes(pass))) << label;
@@ -74,11 +64,11 @@ TEST(Operations, HaveAClosedFormForEveryPassAndMethod) {
     const LogprobsWorkload problem = generated_workload(o, o.sweep.tokens);
     const auto inputs = random_inputs(problem, o);
     LogprobsContext context(problem, *inputs, o, backend);
-    for (const LogprobsOperation& operation : logprobs_operations()) {
-      EXPECT_EQ(operation.why_not(problem, o, operation.upstream), "") << operation.name;
-      expect_counts(operation, false, context);
-      if (operation.upstream) expect_counts(operation, true, context);
-    }
+    for (const LogprobsOperation& operation : logprobs_operations())
+      for (const LogprobsMethod& method : operation.methods) {
+        EXPECT_EQ(method.why_not(problem, o), "") << operation.name;
+        expect_counts({operation, method}, context);
+      }
   }
 }
 
@@ -94,7 +84,7 @@ TEST(Operations, HaveAClosedFormForEveryOptionOfTheirOwn) {
     int readers = 0;
     for (const LogprobsOperation& operation : logprobs_operations()) {
       if (!operation.reads(gather_gradient_option)) continue;
-      expect_counts(operation, false, context);
+      expect_counts({operation, operation.methods[0]}, context);
       ++readers;
     }
     EXPECT_EQ(readers, 3);
@@ -116,7 +106,8 @@ TEST(Operations, HaveCompleteEntries) {
     EXPECT_TRUE(names.insert(operation.name).second) << operation.name;
     EXPECT_TRUE(summaries.insert(operation.summary).second) << operation.name;
     EXPECT_FALSE(operation.summary.empty()) << operation.name;
-    EXPECT_TRUE(operation.make) << operation.name;
+    ASSERT_FALSE(operation.methods.empty()) << operation.name;
+    EXPECT_EQ(operation.methods[0].name, "gyre") << operation.name;
     EXPECT_FALSE(operation.figure.metric.empty() || operation.figure.unit.empty())
         << operation.name;
     // Each routine that an entry names as its definition exists.

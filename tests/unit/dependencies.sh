@@ -4,7 +4,7 @@
 set -euo pipefail
 
 # The quoted includes that a module of src may use, its own included:
-#     apps -> {predict, baselines, report, io} -> model -> {attention, logprobs, packing, sharding, machine} -> comm -> runtime
+#     apps -> {harness, predict, baselines} -> {report, io} -> model -> {attention, logprobs, packing, sharding, machine} -> comm -> runtime
 #          -> core
 # predict draws with report's SVG, and report tells the provenance that io writes.
 declare -A ALLOWED=(
@@ -20,6 +20,7 @@ declare -A ALLOWED=(
   [model]='model attention logprobs packing sharding comm runtime core'
   [baselines]='baselines logprobs sharding comm runtime core'
   [report]='report machine io attention sharding comm runtime core'
+  [harness]='harness report io model attention logprobs machine sharding comm runtime core'
   [predict]='predict report model machine attention logprobs packing sharding comm runtime core'
 )
 PRINTING='std::(cout|cerr|clog|puts|printf|print)|\b(vf?|f|d)?printf *\(|\bf?put[cs] *\(|\bputchar *\(|\bperror *\('
@@ -146,8 +147,10 @@ must_notice apps/long/main.cpp "$(printf '%.0s\\n' $(seq 200))" 'at most 200'
 must_notice apps/long/run.cpp "$(printf '%.0s\\n' $(seq 450))" 'at most 450'
 must_notice src/io/long.cpp "$(printf '%.0s\\n' $(seq 450))" 'at most 450'
 must_notice apps/one/a.cpp '#include "apps/other/run.hpp"' 'apps/one may include'
-must_notice src/io/a.cpp '#include "apps/common/host.hpp"' 'io may include only'
+must_notice src/io/a.cpp '#include "harness/host.hpp"' 'io may include only'
 must_notice src/report/a.cpp '#include "predict/explain.hpp"' 'report may include only'
+must_notice src/report/a.cpp '#include "harness/suite.hpp"' 'report may include only'
+must_notice src/harness/a.cpp '#include "predict/explain.hpp"' 'harness may include only'
 must_notice src/logprobs/a.cpp '#include "baselines/upstream.hpp"' 'logprobs may include only'
 must_notice apps/one/a.cpp '#include "apps/other/registry.hpp"' 'apps/one may include'
 must_notice src/machine/a.cpp '#include "report/value.hpp"' 'machine may include only'
@@ -158,7 +161,7 @@ must_notice src/runtime/cuda_a.cpp '#ifdef GYRE_SOFTGPU' ''
 must_notice src/attention/a.cuh '#ifdef GYRE_SOFTGPU' ''
 must_notice apps/info/a.cpp '#include "apps/other/registry.hpp"' ''
 must_notice src/report/a.cpp '#include "io/schema.hpp"\n#include <CLI/CLI.hpp>\nwrite_stdout("x");' ''
-must_notice apps/one/a.cpp '#include "apps/common/host.hpp"\n#include "model/decoder.hpp"' ''
+must_notice apps/one/a.cpp '#include "apps/common/extras.hpp"\n#include "harness/suite.hpp"' ''
 must_notice src/runtime/mpi_env.cpp 'MPI_Comm_dup(MPI_COMM_WORLD, &world);' ''
 must_notice src/report/a.cpp 'getenv("OMPI_COMM_WORLD_SIZE");' ''
 must_notice src/model/a.cpp '// MPI_COMM_WORLD and printf() in a comment\nsnprintf(text, 3, "x");' ''

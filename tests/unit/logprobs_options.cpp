@@ -235,21 +235,22 @@ TEST(Memory, IsRefusedWithWhatFits) {
   o.picks = 1;
   const LogprobsWorkload problem = small_case(o);
   const LogprobsOperation& op = find_operation("logprob");
+  const LogprobsRun ours{op, op.methods[0]}, theirs{op, op.methods[1]};
   // Logits and gradient, f32; 40 + 24 + 8 · 4 · 2 bytes a token beside them.
   const int64_t matrix = 4096 * 8192 * 4, small = 4096 * 128;
-  EXPECT_EQ(planned_bytes(op, false, problem, o, 0), 2 * matrix + small);
-  EXPECT_EQ(planned_bytes(op, true, problem, o, 0), 7 * matrix + small);
-  EXPECT_EQ(why_not(op, false, problem, o, 0, 0), "");
-  EXPECT_EQ(why_not(op, false, problem, o, 2 * matrix + small, 0), "");
-  EXPECT_EQ(why_not(op, false, problem, o, matrix + small / 2, 0),
+  EXPECT_EQ(ours.planned_bytes(problem, o, 0), 2 * matrix + small);
+  EXPECT_EQ(theirs.planned_bytes(problem, o, 0), 7 * matrix + small);
+  EXPECT_EQ(ours.why_not(problem, o, 0, 0), "");
+  EXPECT_EQ(ours.why_not(problem, o, 2 * matrix + small, 0), "");
+  EXPECT_EQ(ours.why_not(problem, o, matrix + small / 2, 0),
             "needs 269 MB a rank, and 134 MB are available; about 2048 tokens fit");
   EXPECT_EQ(
-      why_not(op, false, problem, o, 1000, 0),
+      ours.why_not(problem, o, 1000, 0),
       "needs 269 MB a rank, and 1 kB are available; not even one token fits: take more ranks");
   o.pass = "fwd";
-  EXPECT_EQ(planned_bytes(op, false, problem, o, 0), matrix + small);
+  EXPECT_EQ(ours.planned_bytes(problem, o, 0), matrix + small);
   o.dtype = "bf16";
-  EXPECT_EQ(planned_bytes(op, false, generated_workload(o, 4096), o, 0), matrix / 2 + small);
+  EXPECT_EQ(ours.planned_bytes(generated_workload(o, 4096), o, 0), matrix / 2 + small);
 }
 
 TEST(Memory, OfMoreBytesThanIntegersCountIsRefused) {
@@ -257,7 +258,8 @@ TEST(Memory, OfMoreBytesThanIntegersCountIsRefused) {
   o.vocab = o.sweep.tokens = int64_t{1} << 30;
   check_options(o, 1);
   const LogprobsWorkload problem = generated_workload(o, o.sweep.tokens);
-  EXPECT_EQ(why_not(find_operation("logprob"), false, problem, o, 1 << 30, 0),
+  const LogprobsOperation& op = find_operation("logprob");
+  EXPECT_EQ((LogprobsRun{op, op.methods[0]}.why_not(problem, o, 1 << 30, 0)),
             "needs 9.22 EB a rank, and 1.07 GB are available; not even one token fits: take more "
             "ranks");
 }
@@ -267,11 +269,13 @@ TEST(Operations, SayWhatTheyCannotDo) {
   o.vocab = 8;
   o.temperature = 2;
   const LogprobsWorkload problem = small_case(o);
-  EXPECT_EQ(why_not(find_operation("distill"), false, problem, o, 0, 0),
-            "a teacher has no 64 largest of 8 logits; the most are 8");
-  EXPECT_EQ(why_not(find_operation("entropy"), true, problem, o, 0, 0),
-            "upstream has no temperature but 1, not 2");
-  EXPECT_EQ(why_not(find_operation("entropy"), false, problem, o, 0, 0), "");
+  const auto refusal = [&](const char* name, size_t method) {
+    const LogprobsOperation& op = find_operation(name);
+    return LogprobsRun{op, op.methods.at(method)}.why_not(problem, o, 0, 0);
+  };
+  EXPECT_EQ(refusal("distill", 0), "a teacher has no 64 largest of 8 logits; the most are 8");
+  EXPECT_EQ(refusal("entropy", 1), "upstream has no temperature but 1, not 2");
+  EXPECT_EQ(refusal("entropy", 0), "");
 }
 
 LogprobsResult measured_row(const std::string& op, const std::string& method, double ms) {

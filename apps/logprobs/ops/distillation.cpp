@@ -47,11 +47,6 @@ class DistillationOp final : public PicksOp {
       scores->backward(rows_.logits(), rows_.ids(), d_values_.span(), d_entropy_, rows_.d_logits());
     };
   }
-  void poison() override {
-    for (Buffer<float>* results : {&values_, &teacher_, &entropy_})
-      std::ranges::fill(results->span(), nan_of<float>);
-    rows_.poison();
-  }
   std::optional<SentTraffic> expected(Pass pass) const override {
     if (pass == Pass::backward) return SentTraffic{};
     if (renormalised_) return all_reduce_of(tp(), 4 * rows_.rows() * picks_);
@@ -62,12 +57,11 @@ class DistillationOp final : public PicksOp {
     if (pass == Pass::forward) return renormalised_ ? nan_of<double> : once;
     return renormalised_ ? once : 2 * once;
   }
-  void verify(Pass pass, const std::string& label, Verification& checks) override {
-    LogprobsOp::verify(pass, label, checks);
-    if (pass == Pass::forward) check_same_bits(label, values_.span(), tp(), checks);
-  }
 
  private:
+  std::vector<std::span<float>> outputs() override {
+    return {values_.span(), teacher_.span(), entropy_.span()};
+  }
   DistillationReference wanted(size_t r) const {
     const float* first = teacher_logits_.data() + static_cast<int64_t>(r) * picks_;
     const std::vector<double> teacher(first, first + picks_);
@@ -144,7 +138,7 @@ class DistillationOp final : public PicksOp {
   std::vector<float> d_entropy_;
 };
 
-std::string distinct_picks(const LogprobsWorkload& problem, const LogprobsOptions&, bool) {
+std::string distinct_picks(const LogprobsWorkload& problem, const LogprobsOptions&) {
   if (problem.picks <= problem.vocab.vocab_size) return "";
   return fmt::format("a teacher has no {} largest of {} logits; the most are {}", problem.picks,
                      problem.vocab.vocab_size, problem.vocab.vocab_size);
@@ -163,13 +157,10 @@ LogprobsOperation distillation_family(const char* name, const char* summary, boo
   return {.name = name,
           .summary = summary,
           .definition = "distillation_reference, distillation_gradient_reference",
+          .methods = {{"gyre", makes<DistillationOp>(renormalised), 0, distinct_picks}},
           .backward = renormalised ? RowTraffic::writes : RowTraffic::updates,
           .needs = {.ids = true, .teacher_values = true},
-          .arrays = std::move(arrays),
-          .make = [renormalised](
-                      LogprobsContext& context,
-                      bool) { return std::make_unique<DistillationOp>(context, renormalised); },
-          .why_not = distinct_picks};
+          .arrays = std::move(arrays)};
 }
 
 }  // namespace

@@ -13,11 +13,10 @@
 namespace gyre {
 namespace {
 
-class ExchangeOp final : public LogprobsOp {
+class ExchangeOp final : public RowsOp {
  public:
   explicit ExchangeOp(LogprobsContext& context)
-      : LogprobsOp(context, false),
-        rows_(context.in_order()),
+      : RowsOp(context),
         exchange_(rows_.rows(), vocab(), context.problem.type, tp(), &tp_arrays()),
         by_rows_(exchange_.rows(), vocab().padded(), context.problem.type, space()) {}
 
@@ -26,10 +25,9 @@ class ExchangeOp final : public LogprobsOp {
     backward_ = [this] { exchange_.to_vocab(by_rows_.ref(), stream(), rows_.d_logits()); };
   }
   void prepare_backward() override {
-    rows_.prepare_gradient();
+    RowsOp::prepare_backward();
     rows_.clobber();  // what is to come back must not be there already
   }
-  void restore() override { rows_.restore(); }
   void poison() override { by_rows_.poison(stream()); }
   std::optional<SentTraffic> expected(Pass pass) const override {
     SentTraffic sent;
@@ -48,33 +46,42 @@ class ExchangeOp final : public LogprobsOp {
     return element_bytes() *
            static_cast<double>(rows_.rows() * columns() + exchange_.rows() * vocab().padded());
   }
-  void verify(Pass pass, const std::string& label, Verification& checks) override {
-    Check& check = check_of(label, "bits of logits", 0, checks);
+
+ private:
+  std::vector<ResultArray> results(Pass pass) override {
     const bool forward = pass == Pass::forward;
     const int64_t first = forward ? exchange_.first_row(c_.grid.tp_rank()) : 0;
     const int64_t first_id = forward ? 0 : first_column();
     const MatrixRef got = forward ? by_rows_.ref() : rows_.d_logits();
     const auto tokens =
         rows_.tokens().subspan(static_cast<size_t>(first), static_cast<size_t>(got.rows));
-    LogitMatrix want(1, got.cols, got.type);
-    for (const size_t r : sample(tokens)) {
-      const auto token = tokens.subspan(r, 1);
-      fill_logits(c_.inputs, TokenTensor::logits, token, first_id, want.ref());
+    ResultArray array{"", {c_.problem.tokens(), vocab().padded()}, "bits of logits"};
+    array.first = first_id;
+    array.columns = got.cols;
+    array.rows.assign(tokens.begin(), tokens.end());
+    array.of_tokens = false;
+    array.read = read_rows(got.cols, [this, got](size_t r, std::span<double> to) {
       const ConstMatrixRef row = host_row(got, static_cast<int64_t>(r));
       for (int64_t c = 0; c < got.cols; ++c)
-        check.add(static_cast<double>(bits(row, 0, c)), static_cast<double>(bits(want.ref(), 0, c)),
-                  [&] { return fmt::format("token {} column {}", token[0], first_id + c); });
-    }
-    if (got.rows * got.cols == 0) check.add_nothing();
+        to[static_cast<size_t>(c)] = static_cast<double>(bits(row, 0, c));
+    });
+    array.expect = expect_rows([this, got, tokens, first_id](size_t r) {
+      LogitMatrix want(1, got.cols, got.type);
+      fill_logits(c_.inputs, TokenTensor::logits, tokens.subspan(r, 1), first_id, want.ref());
+      const auto width = static_cast<size_t>(vocab().padded());
+      ExpectedRow expected{std::vector<double>(width, 0), std::vector<double>(width, 1)};
+      for (int64_t c = 0; c < got.cols; ++c)
+        expected.values[static_cast<size_t>(first_id + c)] =
+            static_cast<double>(bits(want.ref(), 0, c));
+      return expected;
+    });
+    return {array};
   }
-
- private:
   static uint32_t bits(ConstMatrixRef m, int64_t row, int64_t col) {
     return m.type == DType::f32 ? std::bit_cast<uint32_t>(m.as<float>()(row, col))
                                 : uint32_t{m.as<bf16>()(row, col).bits};
   }
 
-  LogprobsRows& rows_;
   VocabExchange exchange_;
   LogitMatrix by_rows_;
 };
@@ -82,14 +89,13 @@ class ExchangeOp final : public LogprobsOp {
 }  // namespace
 
 LogprobsOperation exchange_operation() {
-  return {
-      .name = "exchange",
-      .summary = "columns for rows (forward) and back (backward)",
-      .definition = "the logits",
-      .forward = RowTraffic::copies,
-      .backward = RowTraffic::copies,
-      .matrices = {.always = 1},
-      .make = [](LogprobsContext& context, bool) { return std::make_unique<ExchangeOp>(context); }};
+  return {.name = "exchange",
+          .summary = "columns for rows (forward) and back (backward)",
+          .definition = "the logits",
+          .methods = {{"gyre", makes<ExchangeOp>()}},
+          .forward = RowTraffic::copies,
+          .backward = RowTraffic::copies,
+          .matrices = {.always = 1}};
 }
 
 }  // namespace gyre

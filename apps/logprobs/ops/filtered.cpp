@@ -22,29 +22,14 @@ namespace {
 constexpr const char* filtered_values = "filtered_logprob";
 constexpr const char* filtered_gradient = "d_filtered_logprob";
 
-class FilteredOp final : public LogprobsOp {
+class FilteredOp : public RowsOp {
  public:
-  FilteredOp(LogprobsContext& context, bool upstream)
-      : LogprobsOp(context, upstream),
-        rows_(context.in_order()),
-        logprob_(rows_.rows()),
-        d_logprob_(rows_.gradients(0)) {}
+  explicit FilteredOp(LogprobsContext& context)
+      : RowsOp(context), logprob_(rows_.rows()), d_logprob_(rows_.gradients(0)) {}
 
   void start() override {
-    const SamplingFilter& filter = c_.problem.filter;
-    if (upstream_) {
-      const upstream::Shape shape{rows_.rows(), vocab(), 0, c_.options.threads};
-      auto theirs = std::make_shared<upstream::FilteredLogprob>(shape, filter, tp());
-      forward_ = [this, theirs] {
-        theirs->forward(rows_.logits(), rows_.targets(), stream(), logprob_.span());
-      };
-      backward_ = [this, theirs] {
-        theirs->backward(rows_.targets(), d_logprob_, stream(), rows_.d_logits());
-      };
-      survivors_ = [this, theirs] { return theirs->survivors(stream()); };
-      return;
-    }
-    const FilterOptions options{filter, c_.options.list_length, c_.options.threads, kernels()};
+    const FilterOptions options{c_.problem.filter, c_.options.list_length, c_.options.threads,
+                                kernels()};
     auto ours =
         std::make_shared<FilteredScores>(rows_.rows(), vocab(), c_.problem.type, options, tp());
     forward_ = [this, ours] {
@@ -58,22 +43,10 @@ class FilteredOp final : public LogprobsOp {
       return std::vector<int32_t>(ours->survivors().begin(), ours->survivors().end());
     };
   }
-  void prepare_backward() override { rows_.prepare_gradient(); }
-  void restore() override { rows_.restore(); }
-  void poison() override {
-    std::ranges::fill(logprob_.span(), nan_of<float>);
-    rows_.poison();
-  }
   std::optional<SentTraffic> expected(Pass pass) const override {
-    if (!upstream_) {
-      if (pass == Pass::backward) return SentTraffic{};
-      if (by_digits_ > 0) return std::nullopt;
-      return all_gather_of(tp(), round_up(rows_.rows() * (16 + filter_list_bytes(c_)), 4));
-    }
-    const SentTraffic rows = exchanged(pass == Pass::forward);
-    if (pass == Pass::backward) return rows;
-    const SentTraffic scores = all_gather_of(tp(), 4 * dealt(c_.grid.tp_rank()));
-    return SentTraffic{rows.messages + scores.messages, rows.bytes + scores.bytes};
+    if (pass == Pass::backward) return SentTraffic{};
+    if (by_digits_ > 0) return std::nullopt;
+    return all_gather_of(tp(), round_up(rows_.rows() * (16 + filter_list_bytes(c_)), 4));
   }
   double ideal_bytes(Pass pass) const override {
     if (pass == Pass::forward) return shard_bytes(rows_.rows());
@@ -83,16 +56,75 @@ class FilteredOp final : public LogprobsOp {
   std::string note() const override {
     return by_digits_ == 0 ? "" : fmt::format("{} rows by digits", by_digits_);
   }
-  void verify(Pass pass, const std::string& label, Verification& checks) override {
+  void verify(Pass pass, Verification& checks) override {
     kept_ = survivors_();
-    LogprobsOp::verify(pass, label, checks);
-    if (pass == Pass::backward) return;
-    Check& survivors = check_of(label, "survivors", logprob_tolerance(), checks);
-    if (c_.grid.tp_rank() == 0)
-      compare_survivors(
-          sample(rows_.tokens()), rows_.tokens(), kept_, logprob_.span(), takes_any_of_ties(),
-          [this](size_t r) { return row_of(r); }, survivors);
-    check_same_bits(label, logprob_.span(), tp(), checks);
+    RowsOp::verify(pass, checks);
+    if (pass == Pass::backward || c_.grid.tp_rank() != 0) return;
+    compare_survivors(
+        sample_of(rows_.tokens(), sample_rows()), rows_.tokens(), kept_, logprob_.span(),
+        takes_any_of_ties(), [this](size_t r) { return filtered_row(r); },
+        check_of(pass, "survivors", logprob_tolerance(), checks));
+  }
+
+ protected:
+  std::vector<std::span<float>> outputs() override { return {logprob_.span()}; }
+
+  Buffer<float> logprob_;
+  std::vector<float> d_logprob_;
+  std::function<std::vector<int32_t>()> survivors_;  // of the last forward pass, [rows]; collective
+
+ private:
+  FilteredRow filtered_row(size_t r) const {
+    return {row_of(r), c_.problem.filter, rows_.targets()[r], gradient(r)};
+  }
+  FilteredAnswers answers_of(size_t r) const {
+    return {answer(filtered_values, rows_.tokens()[r]),
+            answer_row(filtered_gradient, rows_.tokens()[r])};
+  }
+  std::vector<ResultArray> results(Pass pass) override {
+    const bool forward = pass == Pass::forward;
+    ResultArray array =
+        forward ? shared_array<float>(filtered_values, "log-probabilities", logprob_tolerance(),
+                                      rows_.tokens(), std::as_const(logprob_).span(), 0)
+                : gradient_array(filtered_gradient, rows_.tokens(), rows_.d_logits());
+    array.expect = expect_rows([this, forward](size_t r) {
+      const auto got = static_cast<double>(logprob_.span()[r]);
+      return forward ? filtered_row(r).score(got, answers_of(r))
+                     : filtered_row(r).gradient(kept_.at(r), answers_of(r));
+    });
+    if (!takes_any_of_ties()) return {array};
+    array.is_as_right = [this, forward](size_t r, int64_t column, double got, double want) {
+      return forward ? filtered_row(r).is_other_survivor(got, want)
+                     : (got == 0) != (want == 0) &&
+                           filtered_row(r).is_other_gradient(c_.problem.type, column, got, want);
+    };
+    return {array};
+  }
+  double gradient(size_t r) const { return static_cast<double>(d_logprob_[r]); }
+
+  int64_t by_digits_ = 0;
+  std::vector<int32_t> kept_;  // what it gave when results were verified
+};
+
+/// NeMo RL's algorithm.
+class UpstreamFilteredOp final : public FilteredOp {
+ public:
+  using FilteredOp::FilteredOp;
+  void start() override {
+    const upstream::Shape shape{rows_.rows(), vocab(), 0, c_.options.threads};
+    auto theirs = std::make_shared<upstream::FilteredLogprob>(shape, c_.problem.filter, tp());
+    forward_ = [this, theirs] {
+      theirs->forward(rows_.logits(), rows_.targets(), stream(), logprob_.span());
+    };
+    backward_ = [this, theirs] {
+      theirs->backward(rows_.targets(), d_logprob_, stream(), rows_.d_logits());
+    };
+    survivors_ = [this, theirs] { return theirs->survivors(stream()); };
+  }
+  std::optional<SentTraffic> expected(Pass pass) const override {
+    const SentTraffic rows = exchanged(pass == Pass::forward);
+    if (pass == Pass::backward) return rows;
+    return rows + all_gather_of(tp(), 4 * dealt(c_.grid.tp_rank()));
   }
 
  private:
@@ -108,45 +140,10 @@ class FilteredOp final : public LogprobsOp {
       const int64_t block =
           columns_for_rows ? dealt(r) * columns() : dealt(me) * vocab().columns(r);
       if (r == me || block == 0) continue;
-      ++sent.messages;
-      sent.bytes += 4 * block;
+      sent += {1, 4 * block};
     }
     return sent;
   }
-  FilteredRow row_of(size_t r) const {
-    return {whole_row(rows_.tokens()[r]), c_.problem.filter, rows_.targets()[r], gradient(r)};
-  }
-  FilteredAnswers answers_of(size_t r) const {
-    return {answer(filtered_values, rows_.tokens()[r]),
-            answer_row(filtered_gradient, rows_.tokens()[r])};
-  }
-  std::vector<ResultArray> results(Pass pass) override {
-    const bool forward = pass == Pass::forward;
-    ResultArray array =
-        forward ? shared_array<float>(filtered_values, "log-probabilities", logprob_tolerance(),
-                                      rows_.tokens(), std::as_const(logprob_).span(), 0)
-                : gradient_array(filtered_gradient, rows_.tokens(), rows_.d_logits());
-    array.expect = expect_rows([this, forward](size_t r) {
-      const auto got = static_cast<double>(logprob_.span()[r]);
-      return forward ? row_of(r).score(got, answers_of(r))
-                     : row_of(r).gradient(kept_.at(r), answers_of(r));
-    });
-    if (!takes_any_of_ties()) return {array};
-    array.is_as_right = [this, forward](size_t r, int64_t column, double got, double want) {
-      return forward ? row_of(r).is_other_survivor(got, want)
-                     : (got == 0) != (want == 0) &&
-                           row_of(r).is_other_gradient(c_.problem.type, column, got, want);
-    };
-    return {array};
-  }
-  double gradient(size_t r) const { return static_cast<double>(d_logprob_[r]); }
-
-  LogprobsRows& rows_;
-  Buffer<float> logprob_;
-  std::vector<float> d_logprob_;
-  int64_t by_digits_ = 0;
-  std::function<std::vector<int32_t>()> survivors_;  // of the last forward pass, [rows]; collective
-  std::vector<int32_t> kept_;                        // what it gave when results were verified
 };
 
 }  // namespace
@@ -155,14 +152,10 @@ LogprobsOperation filtered_operation() {
   return {.name = "filtered",
           .summary = "log-probability under temperature, top-k and top-p",
           .definition = "filtered_logprob_reference, filtered_gradient_reference",
-          .upstream = true,
+          .methods = {{"gyre", makes<FilteredOp>()}, {"upstream", makes<UpstreamFilteredOp>(), 6}},
           .backward = RowTraffic::updates,
-          .matrices = {.upstream = 6},
           .arrays = {{filtered_values, LogprobsShape::tokens},
-                     {filtered_gradient, LogprobsShape::vocab, false, gradient_inputs()}},
-          .make = [](LogprobsContext& context, bool upstream) {
-            return std::make_unique<FilteredOp>(context, upstream);
-          }};
+                     {filtered_gradient, LogprobsShape::vocab, false, gradient_inputs()}}};
 }
 
 }  // namespace gyre

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "apps/logprobs/context.hpp"
-#include "apps/logprobs/result_array.hpp"
+#include "harness/result_array.hpp"
 #include "logprobs/reference.hpp"
 #include "report/verify.hpp"
 

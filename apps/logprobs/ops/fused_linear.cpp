@@ -30,7 +30,7 @@ constexpr int64_t most_products = int64_t{1} << 29;
 class LinearOp final : public LogprobsOp {
  public:
   explicit LinearOp(LogprobsContext& context)
-      : LogprobsOp(context, false),
+      : LogprobsOp(context),
         hidden_(context.problem.hidden),
         factors_(context.inputs.linear()),
         logit_scale_(factors_ == nullptr ? context.options.logit_scale : factors_->logit_size()),
@@ -95,11 +95,11 @@ class LinearOp final : public LogprobsOp {
     return pass == Pass::forward ? product * static_cast<double>(count())
                                  : 3 * product * static_cast<double>(active);
   }
-  void verify(Pass pass, const std::string& label, Verification& checks) override {
-    LogprobsOp::verify(pass, label, checks);
+  void verify(Pass pass, Verification& checks) override {
+    LogprobsOp::verify(pass, checks);
     if (pass == Pass::backward) return;
-    check_same_bits(label, logprob_.span(), tp(), checks);
-    check_same_bits(label, entropy_.span(), tp(), checks);
+    check_same_bits(logprob_.span(), tp(), checks);
+    check_same_bits(entropy_.span(), tp(), checks);
   }
 
  private:
@@ -312,11 +312,6 @@ class LinearOp final : public LogprobsOp {
     sum_over_tokens(sums.squares);
     return sums.rows();
   }
-  void read_row(MatrixRef matrix, size_t row, std::span<double> to) {
-    const ConstMatrixRef here = host_row(matrix, static_cast<int64_t>(row));
-    for (int64_t d = 0; d < here.cols; ++d)
-      to[static_cast<size_t>(d)] = static_cast<double>(here.at(0, d));
-  }
   /// values <- their sums over the ranks that share the tokens. Collective over these.
   void sum_over_tokens(std::span<double> values) const {
     HostStream host;
@@ -363,20 +358,19 @@ double matrix_bytes(const MemoryCase& run) {
 }  // namespace
 
 LogprobsOperation fused_linear_operation() {
-  return {
-      .name = "fused-linear",
-      .summary = "hidden states to log-probability and entropy, no logits",
-      .definition = "score_row_reference, log_softmax_reference",
-      .forward = RowTraffic::products,
-      .backward = RowTraffic::products,
-      .needs = {.hidden = true},
-      .arrays = {{"linear_logprob", LogprobsShape::tokens, false, {"hidden", "head"}},
-                 {"linear_entropy", LogprobsShape::tokens, false, {"hidden", "head"}},
-                 {"d_hidden", LogprobsShape::hidden, false, {"hidden", "head", "d_value"}},
-                 {"d_head", LogprobsShape::head, false, {"hidden", "head", "d_value"}}},
-      .figure = {RateShown::always, "fused_linear_rate", "TFLOP/s/rank"},
-      .make = [](LogprobsContext& context, bool) { return std::make_unique<LinearOp>(context); },
-      .bytes_without_logits = matrix_bytes};
+  return {.name = "fused-linear",
+          .summary = "hidden states to log-probability and entropy, no logits",
+          .definition = "score_row_reference, log_softmax_reference",
+          .methods = {{"gyre", makes<LinearOp>()}},
+          .forward = RowTraffic::products,
+          .backward = RowTraffic::products,
+          .needs = {.hidden = true},
+          .arrays = {{"linear_logprob", LogprobsShape::tokens, false, {"hidden", "head"}},
+                     {"linear_entropy", LogprobsShape::tokens, false, {"hidden", "head"}},
+                     {"d_hidden", LogprobsShape::hidden, false, {"hidden", "head", "d_value"}},
+                     {"d_head", LogprobsShape::head, false, {"hidden", "head", "d_value"}}},
+          .figure = {RateShown::always, "fused_linear_rate", "TFLOP/s/rank"},
+          .bytes_without_logits = matrix_bytes};
 }
 
 }  // namespace gyre

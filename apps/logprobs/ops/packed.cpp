@@ -73,13 +73,14 @@ const char* gradient_name(const Packing& packing) {
   return packing.filtered ? "d_next_token_filtered_logprob" : "d_next_token_logprob";
 }
 
-class PackedOp final : public LogprobsOp {
+class PackedOp final : public RowsOp {
  public:
   PackedOp(LogprobsContext& context, const Packing& packing)
-      : LogprobsOp(context, false),
+      : PackedOp(context, packing, PackedSequences(context.problem, context.options)) {}
+  PackedOp(LogprobsContext& context, const Packing& packing, PackedSequences packed)
+      : RowsOp(context, context.by_layout(packed.tokens_of_rank(context.grid.cp_rank()))),
         packing_(packing),
-        packed_(context.problem, context.options),
-        rows_(context.by_layout(packed_.tokens_of_rank(context.grid.cp_rank()))),
+        packed_(std::move(packed)),
         width_(std::max<int64_t>(0, context.problem.longest() - 1)),
         convention_(context.options.gather_convention()),
         targets_(packing.prerolled ? rolled() : shifted()),
@@ -96,29 +97,20 @@ class PackedOp final : public LogprobsOp {
     else
       start_scores();
   }
-  void prepare_backward() override { rows_.prepare_gradient(); }
-  void restore() override { rows_.restore(); }
   void poison() override {
-    std::ranges::fill(logprob_.span(), nan_of<float>);
     std::ranges::fill(predictions_, nan_of<float>);
-    rows_.poison();
+    RowsOp::poison();
   }
   std::optional<SentTraffic> expected(Pass pass) const override {
     // Both directions compare their arguments: whether all are right, then five numbers.
     const Communicator& cp = c_.grid.cp();
-    std::vector<SentTraffic> parts{all_gather_of(cp, 8), all_gather_of(cp, 5 * 8)};
+    SentTraffic sent = all_gather_of(cp, 8) + all_gather_of(cp, 5 * 8);
     if (pass == Pass::forward && by_digits_ > 0) return std::nullopt;
     if (pass == Pass::forward) {
       const int64_t bytes = rows_.rows() * (packing_.filtered ? 16 + filter_list_bytes(c_) : 12);
-      parts.push_back(all_gather_of(tp(), round_up(bytes, 4)));
-      parts.push_back(all_gather_of(cp, 4 * rows_.rows()));
+      sent += all_gather_of(tp(), round_up(bytes, 4)) + all_gather_of(cp, 4 * rows_.rows());
     } else if (convention_ == GatherGradient::sum) {
-      parts.push_back(reduce_scatter_of(cp, 4 * rows_.rows() * cp.size()));
-    }
-    SentTraffic sent;
-    for (const SentTraffic& part : parts) {
-      sent.messages += part.messages;
-      sent.bytes += part.bytes;
+      sent += reduce_scatter_of(cp, 4 * rows_.rows() * cp.size());
     }
     return sent;
   }
@@ -130,21 +122,22 @@ class PackedOp final : public LogprobsOp {
     return once + shard_bytes(active);
   }
 
-  void verify(Pass pass, const std::string& label, Verification& checks) override {
-    LogprobsOp::verify(pass, label, checks);
-    if (pass == Pass::backward) return check_padding(label, checks);
+  void verify(Pass pass, Verification& checks) override {
+    LogprobsOp::verify(pass, checks);
+    if (pass == Pass::backward) return check_padding(checks);
     if (packing_.filtered) {
-      Check& survivors = check_of(label, "survivors", logprob_tolerance(), checks);
+      Check& survivors = check_of(pass, "survivors", logprob_tolerance(), checks);
       if (c_.grid.tp_rank() == 0)
         compare_survivors(
-            sample(rows_.tokens()), rows_.tokens(), survivors_(), logprob_.span(),
+            sample_of(rows_.tokens(), sample_rows()), rows_.tokens(), survivors_(), logprob_.span(),
             takes_any_of_ties(),
             [this](size_t r) { return filtered_row(rows_.tokens()[r], targets_[r]); }, survivors);
     }
-    check_same_bits(label, predictions_, c_.grid.world(), checks);
+    check_same_bits(predictions_, c_.grid.world(), checks);
   }
 
  private:
+  std::vector<std::span<float>> outputs() override { return {logprob_.span()}; }
   void start_scores() {
     auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(), score_options(1), tp());
     forward_ = [this, scores] {
@@ -256,7 +249,7 @@ class PackedOp final : public LogprobsOp {
         std::make_shared<std::vector<bool>>(static_cast<size_t>(c_.problem.tokens()), answered);
     std::vector<int64_t> predicting;
     for_each_prediction([&](int64_t token, size_t) { predicting.push_back(token); });
-    const std::vector<size_t> sampled = sample(predicting);
+    const std::vector<size_t> sampled = sample_of(predicting, sample_rows());
     for (const size_t i : sampled) (*some)[static_cast<size_t>(predicting[i])] = true;
     if (!answered) array.sampled = {std::ssize(sampled), std::ssize(predicting)};
     array.expect = expect_rows([this, some](size_t i) { return expected_sequence(i, *some); });
@@ -326,8 +319,8 @@ class PackedOp final : public LogprobsOp {
             terms.scales()};
   }
   /// The gradient of slots without a token is 0.
-  void check_padding(const std::string& label, Verification& checks) {
-    Check& check = check_of(label, "d_logits of padding", 0, checks);
+  void check_padding(Verification& checks) {
+    Check& check = check_of(Pass::backward, "d_logits of padding", 0, checks);
     for (int64_t r = 0; r < rows_.rows(); ++r) {
       if (rows_.tokens()[static_cast<size_t>(r)] >= 0) continue;
       const ConstMatrixRef row = host_row(rows_.d_logits(), r);
@@ -340,7 +333,6 @@ class PackedOp final : public LogprobsOp {
 
   Packing packing_;
   PackedSequences packed_;
-  LogprobsRows& rows_;
   int64_t width_;
   GatherGradient convention_;
   std::vector<int32_t> targets_;
@@ -350,7 +342,7 @@ class PackedOp final : public LogprobsOp {
   std::function<std::span<const int32_t>()> survivors_;  // filtered: of the last forward pass
 };
 
-std::string packable(const LogprobsWorkload& problem, const LogprobsOptions& o, bool) {
+std::string packable(const LogprobsWorkload& problem, const LogprobsOptions& o) {
   const int64_t multiple = find_layout(o.layout.name).segment_multiple(o.cp);
   int64_t slots = 0;
   for (int64_t i = 0; i < problem.sequences(); ++i) slots += round_up(problem.length(i), multiple);
@@ -364,13 +356,11 @@ LogprobsOperation packed_family(const char* name, const char* summary, const Pac
           .summary = summary,
           .definition = packing.filtered ? "filtered_logprob_reference, filtered_gradient_reference"
                                          : "score_row_reference, score_gradient_reference",
+          .methods = {{"gyre", makes<PackedOp>(packing), 0, packable}},
           .backward = RowTraffic::updates,
           .own_options = {gather_gradient_option},
           .arrays = {{values_name(packing), LogprobsShape::predictions},
-                     {gradient_name(packing), LogprobsShape::vocab, false, gradient_inputs()}},
-          .make = [packing](LogprobsContext& context,
-                            bool) { return std::make_unique<PackedOp>(context, packing); },
-          .why_not = packable};
+                     {gradient_name(packing), LogprobsShape::vocab, false, gradient_inputs()}}};
 }
 
 }  // namespace

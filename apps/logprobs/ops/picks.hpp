@@ -9,11 +9,10 @@
 namespace gyre {
 
 /// What the operations on a token's ids share: gradients [rows, picks] of their results.
-class PicksOp : public LogprobsOp {
+class PicksOp : public RowsOp {
  public:
   explicit PicksOp(LogprobsContext& context)
-      : LogprobsOp(context, false),
-        rows_(context.in_order()),
+      : RowsOp(context),
         picks_(context.problem.picks),
         values_(rows_.rows() * picks_),
         d_values_(rows_.rows() * picks_) {
@@ -23,11 +22,9 @@ class PicksOp : public LogprobsOp {
         d_values_[r * picks_ + k] = g[static_cast<size_t>(r)];
     }
   }
-  void prepare_backward() override { rows_.prepare_gradient(); }
-  void restore() override { rows_.restore(); }
 
  protected:
-  int64_t token(int64_t r) const { return rows_.tokens()[static_cast<size_t>(r)]; }
+  std::vector<std::span<float>> outputs() override { return {values_.span()}; }
   std::span<const int32_t> ids_of(int64_t r) const {
     return rows_.ids().subspan(static_cast<size_t>(r * picks_), static_cast<size_t>(picks_));
   }
@@ -36,7 +33,6 @@ class PicksOp : public LogprobsOp {
     return {first, first + picks_};
   }
 
-  LogprobsRows& rows_;
   int64_t picks_;
   Buffer<float> values_, d_values_;  // [rows, picks]
 };

@@ -29,19 +29,11 @@ class RawGatherOp final : public PicksOp {
       gathered->backward(rows_.ids(), d_values_.span(), rows_.d_logits());
     };
   }
-  void poison() override {
-    std::ranges::fill(values_.span(), nan_of<float>);
-    rows_.poison();
-  }
   std::optional<SentTraffic> expected(Pass pass) const override {
     return pass == Pass::forward ? all_reduce_of(tp(), 4 * rows_.rows() * picks_) : SentTraffic{};
   }
   double ideal_bytes(Pass pass) const override {
     return pass == Pass::forward ? nan_of<double> : shard_bytes(rows_.rows());
-  }
-  void verify(Pass pass, const std::string& label, Verification& checks) override {
-    LogprobsOp::verify(pass, label, checks);
-    if (pass == Pass::forward) check_same_bits(label, values_.span(), tp(), checks);
   }
 
  private:
@@ -50,7 +42,7 @@ class RawGatherOp final : public PicksOp {
       ResultArray values = shared_array<float>("gathered_logits", "logits", 0, rows_.tokens(),
                                                values_.span(), picks_);
       values.expect = expect_rows([this](size_t r) {
-        const std::vector<double> row = whole_row(rows_.tokens()[r]);
+        const std::vector<double> row = row_of(r);
         ExpectedRow want{{}, std::vector<double>(static_cast<size_t>(picks_), 1)};
         for (const int32_t id : ids_of(static_cast<int64_t>(r)))
           want.values.push_back(row[static_cast<size_t>(id)]);
@@ -78,13 +70,11 @@ LogprobsOperation raw_gather_operation() {
   return {.name = "raw-gather",
           .summary = "logits of --picks ids a token",
           .definition = "the logits",
+          .methods = {{"gyre", makes<RawGatherOp>()}},
           .backward = RowTraffic::writes,
           .needs = {.ids = true},
           .arrays = {{"gathered_logits", LogprobsShape::picks},
-                     {"d_gathered_logits", LogprobsShape::vocab, false, {"d_value"}}},
-          .make = [](LogprobsContext& context, bool) {
-            return std::make_unique<RawGatherOp>(context);
-          }};
+                     {"d_gathered_logits", LogprobsShape::vocab, false, {"d_value"}}}};
 }
 
 }  // namespace gyre

@@ -19,13 +19,12 @@
 namespace gyre {
 namespace {
 
-class RolloutsOp final : public LogprobsOp {
+class RolloutsOp final : public RowsOp {
  public:
-  explicit RolloutsOp(LogprobsContext& context)
-      : LogprobsOp(context, false), rows_(context.in_order()), ids_(rows_.tokens().size(), -1) {
+  explicit RolloutsOp(LogprobsContext& context) : RowsOp(context), ids_(rows_.tokens().size(), -1) {
     std::vector<int64_t> of_branches;
     for (int64_t r = 0; r < rows_.rows(); ++r) {
-      const int64_t token = rows_.tokens()[static_cast<size_t>(r)];
+      const int64_t token = this->token(r);
       const std::vector<int64_t> next = predicted_by(token);
       predicted_.push_back(next.size() == 1 ? next.front() : -1);
       if (next.size() == 1) ids_[static_cast<size_t>(r)] = c_.inputs.target(next.front());
@@ -50,20 +49,11 @@ class RolloutsOp final : public LogprobsOp {
       scores->backward(rows_.logits(), ids_, d_logprob_, stream(), rows_.d_logits());
     };
   }
-  void prepare_backward() override { rows_.prepare_gradient(); }
-  void restore() override { rows_.restore(); }
-  void poison() override {
-    std::ranges::fill(logprob_.span(), nan_of<float>);
-    rows_.poison();
-  }
   std::optional<SentTraffic> expected(Pass pass) const override {
     if (pass == Pass::backward) return SentTraffic{};
     SentTraffic sent = all_gather_of(tp(), 12 * rows_.rows());
-    for (const Branch& branch : branches_) {
-      const SentTraffic one = all_gather_of(tp(), 4 * (2 + std::ssize(branch.ids)));
-      sent.messages += one.messages;
-      sent.bytes += one.bytes;
-    }
+    for (const Branch& branch : branches_)
+      sent += all_gather_of(tp(), 4 * (2 + std::ssize(branch.ids)));
     return sent;
   }
   double ideal_bytes(Pass pass) const override {
@@ -72,12 +62,9 @@ class RolloutsOp final : public LogprobsOp {
         rows_.tokens(), [&](int64_t token) { return !predicted_by(token).empty(); });
     return shard_bytes(rows_.rows()) + shard_bytes(active);
   }
-  void verify(Pass pass, const std::string& label, Verification& checks) override {
-    LogprobsOp::verify(pass, label, checks);
-    if (pass == Pass::forward) check_same_bits(label, logprob_.span(), tp(), checks);
-  }
 
  private:
+  std::vector<std::span<float>> outputs() override { return {logprob_.span()}; }
   int64_t begin_of(int64_t i) const {
     return c_.problem.offsets[static_cast<size_t>(std::min(i, c_.problem.sequences()))];
   }
@@ -148,7 +135,6 @@ class RolloutsOp final : public LogprobsOp {
     return {score_gradient_reference(row, ids, g, 0, temperature()), terms.scales()};
   }
 
-  LogprobsRows& rows_;
   std::vector<int32_t> ids_;          // [rows] the id that the row predicts; -1: none, or several
   std::vector<Branch> branches_;      // the prompt's last row, on the rank that has it
   std::vector<int64_t> predicted_;    // tokens, of rows and of branches; -1: none
@@ -162,15 +148,13 @@ class RolloutsOp final : public LogprobsOp {
 }  // namespace
 
 LogprobsOperation rollouts_operation() {
-  LogprobsOperation entry;
-  entry.name = "rollouts";
-  entry.summary = "next tokens of a prompt, stored once, and of the answers to it";
-  entry.definition = "score_row_reference, score_gradient_reference";
-  entry.backward = RowTraffic::updates;
-  entry.arrays = {{"rollout_logprob", LogprobsShape::tokens},
-                  {"d_rollout_logprob", LogprobsShape::vocab, false, gradient_inputs()}};
-  entry.make = [](LogprobsContext& context, bool) { return std::make_unique<RolloutsOp>(context); };
-  return entry;
+  return {.name = "rollouts",
+          .summary = "next tokens of a prompt, stored once, and of the answers to it",
+          .definition = "score_row_reference, score_gradient_reference",
+          .methods = {{"gyre", makes<RolloutsOp>()}},
+          .backward = RowTraffic::updates,
+          .arrays = {{"rollout_logprob", LogprobsShape::tokens},
+                     {"d_rollout_logprob", LogprobsShape::vocab, false, gradient_inputs()}}};
 }
 
 }  // namespace gyre

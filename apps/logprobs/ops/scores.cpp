@@ -3,7 +3,7 @@
 //
 // Defined by score_row_reference, log_softmax_reference and score_gradient_reference. A forward
 // call is one all-gather of 4 (2 + K + 1 with entropies) bytes a row, K ids each; backward sends
-// nothing. NeMo RL's: all-reduces of 4 bytes a row or value, see expected_upstream().
+// nothing. NeMo RL's: all-reduces of 4 bytes a row or value, see UpstreamScoreOp::expected.
 
 #include <fmt/format.h>
 
@@ -31,11 +31,10 @@ const char* gradient_name(const Scores& scores) {
   return scores.entropy ? "d_logprob_entropy" : "d_logprob";
 }
 
-class ScoreOp final : public LogprobsOp {
+class ScoreOp : public RowsOp {
  public:
-  ScoreOp(LogprobsContext& context, const Scores& scores, bool upstream)
-      : LogprobsOp(context, upstream),
-        rows_(context.in_order()),
+  ScoreOp(LogprobsContext& context, const Scores& scores)
+      : RowsOp(context),
         gathers_(scores.ids == Scores::Ids::picks),
         gradient_(gradient_name(scores)),
         picks_(picks_of(scores, context.problem)),
@@ -55,42 +54,6 @@ class ScoreOp final : public LogprobsOp {
   }
 
   void start() override {
-    if (upstream_)
-      start_upstream();
-    else
-      start_ours();
-  }
-  void prepare_backward() override { rows_.prepare_gradient(); }
-  void restore() override { rows_.restore(); }
-  void poison() override {
-    std::ranges::fill(logprob_.span(), nan_of<float>);
-    std::ranges::fill(entropies_.span(), nan_of<float>);
-    rows_.poison();
-  }
-  std::optional<SentTraffic> expected(Pass pass) const override {
-    if (upstream_) return expected_upstream(pass);
-    if (pass == Pass::backward) return SentTraffic{};
-    return all_gather_of(tp(), 4 * (2 + picks_ + (entropy_ ? 1 : 0)) * rows_.rows());
-  }
-  double ideal_bytes(Pass pass) const override {
-    if (pass == Pass::forward) return shard_bytes(rows_.rows());
-    int64_t active = 0;
-    for (int64_t r = 0; r < rows_.rows(); ++r) active += has_gradient(r) ? 1 : 0;
-    return shard_bytes(rows_.rows()) + shard_bytes(active);
-  }
-  void verify(Pass pass, const std::string& label, Verification& checks) override {
-    LogprobsOp::verify(pass, label, checks);
-    if (pass == Pass::backward) return;
-    check_same_bits(label, logprob_.span(), tp(), checks);
-    if (entropy_) check_same_bits(label, entropies_.span(), tp(), checks);
-  }
-
- private:
-  static int64_t picks_of(const Scores& scores, const LogprobsWorkload& problem) {
-    if (scores.ids == Scores::Ids::picks) return problem.picks;
-    return scores.ids == Scores::Ids::target ? 1 : 0;
-  }
-  void start_ours() {
     auto scores =
         std::make_shared<VocabScores>(rows_.rows(), vocab(), score_options(picks_, entropy_), tp());
     forward_ = [this, scores] {
@@ -100,48 +63,36 @@ class ScoreOp final : public LogprobsOp {
       scores->backward(rows_.logits(), ids_, d_logprob_.span(), d_entropy_, rows_.d_logits());
     };
   }
-  void start_upstream() {
-    const upstream::Shape shape{rows_.rows(), vocab(), c_.options.chunk, c_.options.threads};
-    if (entropy_) {
-      auto theirs = std::make_shared<upstream::Entropy>(shape, tp());
-      forward_ = [this, theirs] { theirs->forward(rows_.logits(), stream(), entropies_.span()); };
-      backward_ = [this, theirs] {
-        theirs->backward(rows_.logits(), d_entropy_, stream(), rows_.d_logits());
-      };
-    } else if (gathers_) {
-      start_with_ids(std::make_shared<upstream::GatherLogprob>(shape, picks_, tp()));
-    } else {
-      start_with_ids(std::make_shared<upstream::Logprob>(shape, tp()));
-    }
+  std::optional<SentTraffic> expected(Pass pass) const override {
+    if (pass == Pass::backward) return SentTraffic{};
+    return all_gather_of(tp(), 4 * (2 + picks_ + (entropy_ ? 1 : 0)) * rows_.rows());
   }
-  template <class Theirs>
-  void start_with_ids(const std::shared_ptr<Theirs>& theirs) {
-    forward_ = [this, theirs] { theirs->forward(rows_.logits(), ids_, stream(), logprob_.span()); };
-    backward_ = [this, theirs] {
-      theirs->backward(rows_.logits(), ids_, d_logprob_.span(), stream(), rows_.d_logits());
-    };
-  }
-  /// Two all-reduces of a number a token for a log-softmax, one more for values.
-  SentTraffic expected_upstream(Pass pass) const {
-    const int64_t rows = rows_.rows(), chunk = c_.options.chunk;
-    const bool recomputes = gathers_ || entropy_ || chunk > 0;
-    if (pass == Pass::backward && !recomputes) return {};
-    SentTraffic sent;
-    const int64_t step = chunk > 0 ? chunk : std::max<int64_t>(rows, 1);
-    for (int64_t at = 0; at < rows; at += step) {
-      const int64_t n = std::min(step, rows - at);
-      std::vector<int64_t> numbers{n, n};
-      if (pass == Pass::forward) numbers.push_back(entropy_ ? n : n * picks_);
-      if (pass == Pass::backward && entropy_) numbers.push_back(n);
-      for (const int64_t count : numbers) {
-        const SentTraffic one = all_reduce_of(tp(), 4 * count);
-        sent.messages += one.messages;
-        sent.bytes += one.bytes;
-      }
-    }
-    return sent;
+  double ideal_bytes(Pass pass) const override {
+    if (pass == Pass::forward) return shard_bytes(rows_.rows());
+    int64_t active = 0;
+    for (int64_t r = 0; r < rows_.rows(); ++r) active += has_gradient(r) ? 1 : 0;
+    return shard_bytes(rows_.rows()) + shard_bytes(active);
   }
 
+ protected:
+  std::vector<std::span<float>> outputs() override { return {logprob_.span(), entropies_.span()}; }
+  /// The coefficient `a` of a gradient's errors, from the sum of its terms and of their sizes: ours
+  /// rounds the sum; many terms may cancel.
+  virtual double slope_of(double sum, double) const { return -sum; }
+
+  bool gathers_;
+  const char* gradient_;  // the name of its array
+  int64_t picks_;
+  bool entropy_;
+  std::span<const int32_t> ids_;
+  Buffer<float> logprob_, entropies_, d_logprob_;
+  std::vector<float> d_entropy_;
+
+ private:
+  static int64_t picks_of(const Scores& scores, const LogprobsWorkload& problem) {
+    if (scores.ids == Scores::Ids::picks) return problem.picks;
+    return scores.ids == Scores::Ids::target ? 1 : 0;
+  }
   std::span<const int32_t> ids_of(int64_t r) const {
     return ids_.subspan(static_cast<size_t>(r * picks_), static_cast<size_t>(picks_));
   }
@@ -150,7 +101,6 @@ class ScoreOp final : public LogprobsOp {
       if (d_logprob_[r * picks_ + k] != 0) return true;
     return entropy_ && d_entropy_[static_cast<size_t>(r)] != 0;
   }
-  std::vector<double> row_of(size_t r) const { return whole_row(rows_.tokens()[r]); }
   std::vector<ResultArray> results(Pass pass) override {
     std::vector<ResultArray> arrays;
     if (pass == Pass::backward) return {gradient()};
@@ -197,32 +147,68 @@ class ScoreOp final : public LogprobsOp {
     }
     const double h = entropy_ ? static_cast<double>(d_entropy_[r]) : 0;
     RowGradientTerms terms{log_softmax_reference(row, temperature())};
-    // Upstream rounds each term of the sum, ours the sum; many terms may cancel.
     double sum = h * score_row_reference(row, -1, temperature()).entropy, absolute = std::abs(sum);
     for (const double term : g) {
       sum += term;
       absolute += std::abs(term);
     }
-    terms.a = (upstream_ ? absolute : -sum) / temperature();
+    terms.a = slope_of(sum, absolute) / temperature();
     terms.b = -h / temperature();
     terms.ids = ids;
     terms.weights = weights;
     return {score_gradient_reference(row, ids, g, h, temperature()), terms.scales()};
   }
-
-  LogprobsRows& rows_;
-  bool gathers_;
-  const char* gradient_;  // the name of its array
-  int64_t picks_;
-  bool entropy_;
-  std::span<const int32_t> ids_;
-  Buffer<float> logprob_, entropies_, d_logprob_;
-  std::vector<float> d_entropy_;
 };
 
-std::string without_temperature(const LogprobsWorkload& problem, const LogprobsOptions&,
-                                bool upstream) {
-  if (!upstream || problem.filter.temperature == 1) return "";
+/// NeMo RL's algorithm.
+class UpstreamScoreOp final : public ScoreOp {
+ public:
+  using ScoreOp::ScoreOp;
+  void start() override {
+    const upstream::Shape shape{rows_.rows(), vocab(), c_.options.chunk, c_.options.threads};
+    if (entropy_) {
+      auto theirs = std::make_shared<upstream::Entropy>(shape, tp());
+      forward_ = [this, theirs] { theirs->forward(rows_.logits(), stream(), entropies_.span()); };
+      backward_ = [this, theirs] {
+        theirs->backward(rows_.logits(), d_entropy_, stream(), rows_.d_logits());
+      };
+    } else if (gathers_) {
+      start_with_ids(std::make_shared<upstream::GatherLogprob>(shape, picks_, tp()));
+    } else {
+      start_with_ids(std::make_shared<upstream::Logprob>(shape, tp()));
+    }
+  }
+  /// Two all-reduces of a number a token for a log-softmax, one more for values.
+  std::optional<SentTraffic> expected(Pass pass) const override {
+    const int64_t rows = rows_.rows(), chunk = c_.options.chunk;
+    const bool recomputes = gathers_ || entropy_ || chunk > 0;
+    if (pass == Pass::backward && !recomputes) return SentTraffic{};
+    SentTraffic sent;
+    const int64_t step = chunk > 0 ? chunk : std::max<int64_t>(rows, 1);
+    for (int64_t at = 0; at < rows; at += step) {
+      const int64_t n = std::min(step, rows - at);
+      std::vector<int64_t> numbers{n, n};
+      if (pass == Pass::forward) numbers.push_back(entropy_ ? n : n * picks_);
+      if (pass == Pass::backward && entropy_) numbers.push_back(n);
+      for (const int64_t count : numbers) sent += all_reduce_of(tp(), 4 * count);
+    }
+    return sent;
+  }
+
+ private:
+  template <class Theirs>
+  void start_with_ids(const std::shared_ptr<Theirs>& theirs) {
+    forward_ = [this, theirs] { theirs->forward(rows_.logits(), ids_, stream(), logprob_.span()); };
+    backward_ = [this, theirs] {
+      theirs->backward(rows_.logits(), ids_, d_logprob_.span(), stream(), rows_.d_logits());
+    };
+  }
+  /// Upstream rounds each term of the sum.
+  double slope_of(double, double absolute) const override { return absolute; }
+};
+
+std::string without_temperature(const LogprobsWorkload& problem, const LogprobsOptions&) {
+  if (problem.filter.temperature == 1) return "";
   return fmt::format("upstream has no temperature but 1, not {}", problem.filter.temperature);
 }
 
@@ -239,30 +225,22 @@ LogprobsOperation score_family(const char* name, const char* summary, const Scor
   if (scores.ids == Scores::Ids::target) entry.arrays.push_back({"logprob", LogprobsShape::tokens});
   if (scores.entropy) entry.arrays.push_back({"entropy", LogprobsShape::tokens});
   entry.arrays.push_back({gradient_name(scores), LogprobsShape::vocab, false, gradient_inputs()});
-  entry.make = [scores](LogprobsContext& context, bool upstream) {
-    return std::make_unique<ScoreOp>(context, scores, upstream);
-  };
-  return entry;
-}
-
-/// Of what NeMo RL computes too, by way of a log-softmax of f32.
-LogprobsOperation compared(LogprobsOperation entry) {
-  entry.upstream = true;
-  entry.matrices.upstream = 5;
-  entry.why_not = without_temperature;
+  entry.methods = {{"gyre", makes<ScoreOp>(scores)}};
+  // NeMo RL computes one or the other, by way of a log-softmax of f32.
+  if (!scores.entropy || scores.ids == Scores::Ids::none)
+    entry.methods.push_back({"upstream", makes<UpstreamScoreOp>(scores), 5, without_temperature});
   return entry;
 }
 
 }  // namespace
 
 LogprobsOperation logprob_operation() {
-  return compared(score_family("logprob", "log-probability of each token's target",
-                               {Scores::Ids::target, false}));
+  return score_family("logprob", "log-probability of each token's target",
+                      {Scores::Ids::target, false});
 }
 
 LogprobsOperation entropy_operation() {
-  return compared(
-      score_family("entropy", "entropy of each token's distribution", {Scores::Ids::none, true}));
+  return score_family("entropy", "entropy of each token's distribution", {Scores::Ids::none, true});
 }
 
 LogprobsOperation logprob_entropy_operation() {
@@ -273,8 +251,8 @@ LogprobsOperation logprob_entropy_operation() {
 }
 
 LogprobsOperation gather_operation() {
-  return compared(score_family("gather", "log-probabilities of --picks ids a token",
-                               {Scores::Ids::picks, false}));
+  return score_family("gather", "log-probabilities of --picks ids a token",
+                      {Scores::Ids::picks, false});
 }
 
 }  // namespace gyre

@@ -17,25 +17,15 @@
 namespace gyre {
 namespace {
 
-class SoftCrossEntropyOp final : public LogprobsOp {
+class SoftCrossEntropyOp : public RowsOp {
  public:
-  SoftCrossEntropyOp(LogprobsContext& context, bool upstream)
-      : LogprobsOp(context, upstream),
-        rows_(context.in_order()),
+  explicit SoftCrossEntropyOp(LogprobsContext& context)
+      : RowsOp(context),
         teacher_(rows_.teacher()),
         values_(rows_.rows()),
         d_values_(rows_.gradients(0)) {}
 
   void start() override {
-    if (upstream_) {
-      const upstream::Shape shape{rows_.rows(), vocab(), 0, c_.options.threads};
-      auto theirs = std::make_shared<upstream::SoftCrossEntropy>(shape, tp());
-      forward_ = [this, theirs] {
-        theirs->forward(rows_.logits(), teacher_, stream(), values_.span());
-      };
-      backward_ = [this, theirs] { theirs->backward(d_values_, rows_.d_logits()); };
-      return;
-    }
     auto ours = std::make_shared<SoftCrossEntropy>(rows_.rows(), vocab(), c_.options.threads, tp(),
                                                    kernels(), &tp_arrays());
     forward_ = [this, ours] { ours->forward(rows_.logits(), teacher_, stream(), values_.span()); };
@@ -43,27 +33,22 @@ class SoftCrossEntropyOp final : public LogprobsOp {
       ours->backward(rows_.logits(), teacher_, d_values_, rows_.d_logits());
     };
   }
-  void prepare_backward() override { rows_.prepare_gradient(); }
-  void restore() override { rows_.restore(); }
-  void poison() override {
-    std::ranges::fill(values_.span(), nan_of<float>);
-    rows_.poison();
-  }
   std::optional<SentTraffic> expected(Pass pass) const override {
     if (pass == Pass::backward) return SentTraffic{};
-    if (!upstream_) return all_gather_of(tp(), 20 * rows_.rows());
-    const SentTraffic one = all_reduce_of(tp(), 4 * rows_.rows());
-    return SentTraffic{5 * one.messages, 5 * one.bytes};
+    return all_gather_of(tp(), 20 * rows_.rows());
   }
   double ideal_bytes(Pass pass) const override {
     if (pass == Pass::forward) return 2 * shard_bytes(rows_.rows());
     const auto active = std::ranges::count_if(d_values_, [](float g) { return g != 0; });
     return shard_bytes(rows_.rows()) + 2 * shard_bytes(active);
   }
-  void verify(Pass pass, const std::string& label, Verification& checks) override {
-    LogprobsOp::verify(pass, label, checks);
-    if (pass == Pass::forward) check_same_bits(label, values_.span(), tp(), checks);
-  }
+
+ protected:
+  std::vector<std::span<float>> outputs() override { return {values_.span()}; }
+
+  MatrixRef teacher_;
+  Buffer<float> values_;
+  std::vector<float> d_values_;
 
  private:
   std::vector<ResultArray> results(Pass pass) override {
@@ -94,31 +79,42 @@ class SoftCrossEntropyOp final : public LogprobsOp {
                             logit_gradient_scale(log_p[v], g, 0, 0));
     return want;
   }
+};
 
-  LogprobsRows& rows_;
-  MatrixRef teacher_;
-  Buffer<float> values_;
-  std::vector<float> d_values_;
+/// NeMo RL's algorithm.
+class UpstreamSoftCrossEntropyOp final : public SoftCrossEntropyOp {
+ public:
+  using SoftCrossEntropyOp::SoftCrossEntropyOp;
+  void start() override {
+    const upstream::Shape shape{rows_.rows(), vocab(), 0, c_.options.threads};
+    auto theirs = std::make_shared<upstream::SoftCrossEntropy>(shape, tp());
+    forward_ = [this, theirs] {
+      theirs->forward(rows_.logits(), teacher_, stream(), values_.span());
+    };
+    backward_ = [this, theirs] { theirs->backward(d_values_, rows_.d_logits()); };
+  }
+  std::optional<SentTraffic> expected(Pass pass) const override {
+    if (pass == Pass::backward) return SentTraffic{};
+    const SentTraffic one = all_reduce_of(tp(), 4 * rows_.rows());
+    return SentTraffic{5 * one.messages, 5 * one.bytes};
+  }
 };
 
 }  // namespace
 
 LogprobsOperation soft_cross_entropy_operation() {
-  return {.name = "soft-ce",
-          .summary = "cross entropy with a teacher's distribution",
-          .definition = "soft_cross_entropy_reference, soft_cross_entropy_gradient_reference",
-          .upstream = true,
-          .backward = RowTraffic::updates,
-          .matrices = {.always = 1, .upstream = 6},
-          .needs = {.teacher = true},
-          .arrays = {{"soft_cross_entropy", LogprobsShape::tokens, false, {"logits", "teacher"}},
-                     {"d_soft_cross_entropy",
-                      LogprobsShape::vocab,
-                      false,
-                      {"logits", "teacher", "d_value"}}},
-          .make = [](LogprobsContext& context, bool upstream) {
-            return std::make_unique<SoftCrossEntropyOp>(context, upstream);
-          }};
+  return {
+      .name = "soft-ce",
+      .summary = "cross entropy with a teacher's distribution",
+      .definition = "soft_cross_entropy_reference, soft_cross_entropy_gradient_reference",
+      .methods = {{"gyre", makes<SoftCrossEntropyOp>()},
+                  {"upstream", makes<UpstreamSoftCrossEntropyOp>(), 6}},
+      .backward = RowTraffic::updates,
+      .matrices = {.always = 1},
+      .needs = {.teacher = true},
+      .arrays = {
+          {"soft_cross_entropy", LogprobsShape::tokens, false, {"logits", "teacher"}},
+          {"d_soft_cross_entropy", LogprobsShape::vocab, false, {"logits", "teacher", "d_value"}}}};
 }
 
 }  // namespace gyre

@@ -15,12 +15,11 @@
 namespace gyre {
 namespace {
 
-class SoftmaxOp final : public LogprobsOp {
+class SoftmaxOp final : public RowsOp {
  public:
   SoftmaxOp(LogprobsContext& context, bool exponentiate)
-      : LogprobsOp(context, false),
+      : RowsOp(context),
         exponentiate_(exponentiate),
-        rows_(context.in_order()),
         out_(rows_.rows(), columns(), context.problem.output_type, space()) {}
 
   void start() override {
@@ -35,13 +34,12 @@ class SoftmaxOp final : public LogprobsOp {
     };
   }
   void prepare_backward() override {
-    rows_.prepare_gradient();
+    RowsOp::prepare_backward();
     rows_.d_logprobs();
   }
-  void restore() override { rows_.restore(); }
   void poison() override {
     out_.poison(stream());
-    rows_.poison();
+    RowsOp::poison();
   }
   std::optional<SentTraffic> expected(Pass) const override {
     return all_gather_of(tp(), 8 * rows_.rows());
@@ -66,7 +64,7 @@ class SoftmaxOp final : public LogprobsOp {
     array.tolerance = tolerance();
     array.padding = exponentiate_ ? 0 : -std::numeric_limits<double>::infinity();
     array.expect = expect_rows([this](size_t r) {
-      ExpectedRow want{log_softmax_reference(whole_row(rows_.tokens()[r]), temperature()), {}};
+      ExpectedRow want{log_softmax_reference(row_of(r), temperature()), {}};
       for (double& logprob : want.values) {
         want.scales.push_back(scale(logprob));
         if (exponentiate_) logprob = std::exp(logprob);
@@ -107,7 +105,6 @@ class SoftmaxOp final : public LogprobsOp {
   }
 
   bool exponentiate_;
-  LogprobsRows& rows_;
   LogitMatrix out_;
   std::unique_ptr<VocabScores> scores_;
 };
@@ -116,13 +113,11 @@ LogprobsOperation softmax_family(const char* name, const char* summary, bool exp
   return {.name = name,
           .summary = summary,
           .definition = "log_softmax_reference",
+          .methods = {{"gyre", makes<SoftmaxOp>(exponentiate)}},
           .forward = RowTraffic::copies,
           .matrices = {.output = 1},
           .own_options = {f32_output_option},
-          .arrays = {{exponentiate ? "softmax" : "log_softmax", LogprobsShape::vocab}},
-          .make = [exponentiate](LogprobsContext& context, bool) {
-            return std::make_unique<SoftmaxOp>(context, exponentiate);
-          }};
+          .arrays = {{exponentiate ? "softmax" : "log_softmax", LogprobsShape::vocab}}};
 }
 
 }  // namespace

@@ -16,11 +16,10 @@
 namespace gyre {
 namespace {
 
-class TopKOp final : public LogprobsOp {
+class TopKOp : public RowsOp {
  public:
-  TopKOp(LogprobsContext& context, bool argmax, bool upstream)
-      : LogprobsOp(context, upstream),
-        rows_(context.in_order()),
+  TopKOp(LogprobsContext& context, bool argmax)
+      : RowsOp(context),
         argmax_(argmax),
         k_(argmax ? 1 : context.problem.top),
         length_(std::min(k_, vocab().vocab_size)),
@@ -28,38 +27,35 @@ class TopKOp final : public LogprobsOp {
         ids_(rows_.rows() * length_) {}
 
   void start() override {
-    if (upstream_) {
-      const upstream::Shape shape{rows_.rows(), vocab(), c_.options.chunk, c_.options.threads};
-      auto theirs = std::make_shared<upstream::TopK>(shape, k_, tp());
-      forward_ = [this, theirs] {
-        theirs->run(rows_.logits(), stream(), values_.span(), ids_.span());
-      };
-      return;
-    }
     auto ours =
         std::make_shared<VocabTopK>(rows_.rows(), vocab(), k_, c_.options.threads, tp(), kernels());
     forward_ = [this, ours] { ours->run(rows_.logits(), stream(), values_.span(), ids_.span()); };
   }
+  void prepare_backward() override {}
+  void restore() override {}
   void poison() override {
     std::ranges::fill(values_.span(), nan_of<float>);
     std::ranges::fill(ids_.span(), -2);
   }
   std::optional<SentTraffic> expected(Pass) const override {
-    int64_t longest = 0;
-    for (int r = 0; r < vocab().ranks(); ++r) longest = std::max(longest, vocab().valid(r));
-    const int64_t entries = rows_.rows() * std::min(k_, longest);
     const auto value_bytes = static_cast<int64_t>(size_of(c_.problem.type));
-    if (!upstream_) return all_gather_of(tp(), round_up(entries * (4 + value_bytes), 4));
-    const int64_t chunk = c_.options.chunk > 0 ? c_.options.chunk : rows_.rows();
-    const int64_t slices = rows_.rows() == 0 ? 0 : ceil_div(rows_.rows(), chunk);
-    const SentTraffic all = all_gather_of(tp(), 12 * entries);
-    return SentTraffic{2 * slices * all.messages, all.bytes};
+    return all_gather_of(tp(), round_up(entries() * (4 + value_bytes), 4));
   }
   double ideal_bytes(Pass) const override { return shard_bytes(rows_.rows()); }
-  void verify(Pass pass, const std::string& label, Verification& checks) override {
-    LogprobsOp::verify(pass, label, checks);
-    check_same_bits(label, values_.span(), tp(), checks);
+
+ protected:
+  std::vector<std::span<float>> outputs() override { return {values_.span()}; }
+  /// Entries that each rank sends.
+  int64_t entries() const {
+    int64_t longest = 0;
+    for (int r = 0; r < vocab().ranks(); ++r) longest = std::max(longest, vocab().valid(r));
+    return rows_.rows() * std::min(k_, longest);
   }
+
+  bool argmax_;
+  int64_t k_, length_;
+  Buffer<float> values_;
+  Buffer<int32_t> ids_;
 
  private:
   std::vector<ResultArray> results(Pass) override {
@@ -98,41 +94,45 @@ class TopKOp final : public LogprobsOp {
            row[static_cast<size_t>(got)] == row[static_cast<size_t>(want)] &&
            std::ranges::count(own, static_cast<int32_t>(got)) == 1;
   }
-
-  LogprobsRows& rows_;
-  bool argmax_;
-  int64_t k_, length_;
-  Buffer<float> values_;
-  Buffer<int32_t> ids_;
 };
 
-std::unique_ptr<LogprobsOp> make_top_k(LogprobsContext& context, bool upstream) {
-  return std::make_unique<TopKOp>(context, false, upstream);
-}
-
-std::unique_ptr<LogprobsOp> make_argmax(LogprobsContext& context, bool upstream) {
-  return std::make_unique<TopKOp>(context, true, upstream);
-}
+/// NeMo RL's algorithm.
+class UpstreamTopKOp final : public TopKOp {
+ public:
+  using TopKOp::TopKOp;
+  void start() override {
+    const upstream::Shape shape{rows_.rows(), vocab(), c_.options.chunk, c_.options.threads};
+    auto theirs = std::make_shared<upstream::TopK>(shape, k_, tp());
+    forward_ = [this, theirs] {
+      theirs->run(rows_.logits(), stream(), values_.span(), ids_.span());
+    };
+  }
+  std::optional<SentTraffic> expected(Pass) const override {
+    const int64_t chunk = c_.options.chunk > 0 ? c_.options.chunk : rows_.rows();
+    const int64_t slices = rows_.rows() == 0 ? 0 : ceil_div(rows_.rows(), chunk);
+    const SentTraffic all = all_gather_of(tp(), 12 * entries());
+    return SentTraffic{2 * slices * all.messages, all.bytes};
+  }
+};
 
 }  // namespace
 
 LogprobsOperation top_k_operation() {
-  return {.name = "top-k",
-          .summary = "the --picks largest logits and their ids",
-          .definition = "top_k_reference",
-          .upstream = true,
-          .matrices = {.upstream = 2},
-          .arrays = {{"top_values", LogprobsShape::top}, {"top_ids", LogprobsShape::top, true}},
-          .make = make_top_k};
+  return {
+      .name = "top-k",
+      .summary = "the --picks largest logits and their ids",
+      .definition = "top_k_reference",
+      .methods = {{"gyre", makes<TopKOp>(false)}, {"upstream", makes<UpstreamTopKOp>(false), 2}},
+      .arrays = {{"top_values", LogprobsShape::top}, {"top_ids", LogprobsShape::top, true}}};
 }
 
 LogprobsOperation argmax_operation() {
   return {.name = "argmax",
           .summary = "the largest logit and its id",
           .definition = "top_k_reference",
+          .methods = {{"gyre", makes<TopKOp>(true)}},
           .arrays = {{"argmax_value", LogprobsShape::tokens},
-                     {"argmax_id", LogprobsShape::tokens, true}},
-          .make = make_argmax};
+                     {"argmax_id", LogprobsShape::tokens, true}}};
 }
 
 }  // namespace gyre

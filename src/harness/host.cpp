@@ -1,4 +1,4 @@
-#include "apps/common/host.hpp"
+#include "harness/host.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>

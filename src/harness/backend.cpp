@@ -1,4 +1,4 @@
-#include "apps/common/backend.hpp"
+#include "harness/backend.hpp"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "apps/common/host.hpp"
 #include "comm/agree.hpp"
 #include "comm/checked.hpp"
 #include "comm/cuda_device.hpp"
@@ -14,6 +13,7 @@
 #include "comm/mpi.hpp"
 #include "comm/nccl.hpp"
 #include "comm/staged.hpp"
+#include "harness/host.hpp"
 #include "report/options.hpp"
 #include "runtime/cuda_memory.hpp"
 #include "runtime/cuda_stream.hpp"

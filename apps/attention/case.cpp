@@ -1,0 +1,271 @@
+#include "apps/attention/case.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "comm/agree.hpp"
+#include "core/checksum.hpp"
+#include "runtime/clock.hpp"
+#include "runtime/watchdog.hpp"
+
+namespace gyre {
+namespace {
+
+double median(std::span<const double> samples) {
+  return quantile(samples, 0.5);
+}
+
+/// Median over iterations of one part of their times.
+double median_of(const std::vector<ExecutionTimes>& times, double ExecutionTimes::*part) {
+  std::vector<double> values;
+  for (const ExecutionTimes& one : times) values.push_back(one.*part);
+  return median(values);
+}
+
+}  // namespace
+
+double AttentionResult::share_of_peak() const {
+  return peak > 0 ? tflops_per_rank() * 1e12 / peak : std::nan("");
+}
+
+double AttentionResult::kernel_imbalance() const {
+  std::vector<double> times;
+  for (const AttentionRankTimes& rank : ranks) times.push_back(rank.kernel_ms);
+  return imbalance(times);
+}
+
+double AttentionResult::exposed() const {
+  return wire_bytes > 0 ? exposed_ms / time_ms.median : std::nan("");
+}
+
+double AttentionResult::overlap() const {
+  if (!(wire_bytes > 0) || exposed_noise_ms > communicate_ms) return std::nan("");
+  return std::clamp(1 - exposed_ms / communicate_ms, 0.0, 1.0);
+}
+
+std::vector<std::tuple<std::string, Value, std::string>> AttentionResult::further() const {
+  std::vector<std::tuple<std::string, Value, std::string>> all{
+      {"compute_only", compute_ms, "ms"},
+      {"communication_only", communicate_ms, "ms"},
+      {"exposed_time", exposed_ms, "ms"},
+      {"exposed_noise", exposed_noise_ms, "ms"}};
+  if (graph_operations > 0)
+    all.emplace_back("graph_operations", static_cast<double>(graph_operations), "");
+  return all;
+}
+
+AttentionCase::AttentionCase(const AttentionWorkload& workload, const AttentionSetup& setup,
+                             const AttentionMachine& machine, const AttentionExpectation& expected)
+    : workload_(workload),
+      placed_(workload, setup.layout, setup.layout_options),
+      planned_{&placed_.layout, workload.heads, workload.mask, setup.schedule_options},
+      setup_(setup),
+      plan_(plan_that_fits(workload, planned_, setup, machine.network.rank())),
+      machine_(machine),
+      expected_(expected) {}
+
+void AttentionCase::allocate() {
+  executor_.emplace(plan_, workload_.heads, setup_.types, machine_.network, machine_.kernel,
+                    machine_.stream, machine_.workspace, setup_.with_backward);
+  executor_->set_sinks(workload_.sinks);
+  executor_->record_runs(setup_.cuda_graph);
+  overwrite(std::byte{0});  // kernels that are timed alone read what no message has brought yet
+  const auto fill = [&](ArrayKind kind, std::initializer_list<InputTensor> planes) {
+    HostFill array(executor_->matrix(kind), machine_.stream);
+    int64_t column = 0;
+    for (const InputTensor tensor : planes) {
+      const int64_t width = workload_.width(tensor);
+      fill_rows(workload_, expected_.inputs, tensor, shard(),
+                array.matrix().columns_from(column, width));
+      column += width;
+    }
+    array.upload();
+  };
+  fill(ArrayKind::q, {InputTensor::q});
+  fill(ArrayKind::kv, {InputTensor::k, InputTensor::v});
+  if (setup_.with_backward) fill(ArrayKind::d_out, {InputTensor::d_out});
+}
+
+std::string AttentionCase::name() const {
+  return fmt::format("{}, {}, {} tokens", setup_.schedule.name, layout().name, workload_.tokens());
+}
+
+std::string AttentionCase::label(Pass pass) const {
+  return fmt::format("{}, {}", name(), name_of(pass));
+}
+
+AttentionResult AttentionCase::row(Pass pass, int cycle) const {
+  AttentionResult row;
+  row.schedule = setup_.schedule.name;
+  row.layout = layout().name;
+  row.pass = pass;
+  row.tokens = workload_.tokens();
+  row.cp = layout().cp();
+  row.key = {{"schedule", row.schedule},
+             {"layout", row.layout},
+             {"pass", std::string(name_of(pass))},
+             {"tokens", row.tokens},
+             {"cp", int64_t{row.cp}}};
+  if (cycle > 1) row.key.emplace_back("cycle", int64_t{cycle});
+  return row;
+}
+
+AttentionTolerances AttentionCase::tolerances() const {
+  AttentionReductions lengths = attention_reductions(plan_, planned_, machine_.world);
+  lengths.score_size = workload_.score_size;
+  return attention_tolerances(lengths, setup_.types,
+                              machine_.kernel.precision(setup_.types.activations));
+}
+
+void AttentionCase::check_counts(Verification& checks) const {
+  Communicator& world = machine_.world;
+  Verification counters;
+  Check& check = counters.check(name() + ": counters", 0);
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    const PlanCount mine = count(plan_, pass, workload_.heads, setup_.types);
+    const auto expect = [&](const char* what, int64_t counted, int64_t expected) {
+      check.add(static_cast<double>(counted), static_cast<double>(expected), [&] {
+        return fmt::format("{}, rank {}, {}: {} counted, {} expected", name_of(pass), plan_.rank,
+                           what, counted, expected);
+      });
+    };
+    expect("pairs of all ranks", all_reduce_value(world, mine.pairs, ReduceOp::sum),
+           workload_.pairs());
+    expect("bytes received by all ranks",
+           all_reduce_value(world, mine.bytes_received, ReduceOp::sum),
+           all_reduce_value(world, mine.bytes_sent, ReduceOp::sum));
+    const ClosedForm form = setup_.schedule.closed_form({planned_, setup_.types, plan_.rank, pass});
+    expect("messages", mine.messages, form.messages);
+    expect("bytes sent", mine.bytes_sent, form.bytes_sent);
+    expect("bytes received", mine.bytes_received, form.bytes_received);
+    expect("transient bytes", mine.transient_bytes, form.transient_bytes);
+    if (form.pairs) expect("pairs", mine.pairs, *form.pairs);
+  }
+  counters.merge_over(world);
+  checks.merge_repeat(counters);
+}
+
+void AttentionCase::overwrite(std::byte value) {
+  std::set<int> inputs;
+  for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::d_out})
+    inputs.insert(plan_.arrays[static_cast<size_t>(own(kind))].storage);
+  for (const PlanArray& array : plan_.arrays) {
+    if (inputs.contains(array.storage)) continue;
+    if (!setup_.with_backward && array.kind > ArrayKind::stats) continue;
+    const auto bytes = machine_.workspace.storage(
+        array.storage, stored_bytes(array, workload_.heads, setup_.types));
+    machine_.stream.fill(bytes.data(), value, bytes.size());
+  }
+}
+
+void AttentionCase::prepare(Pass pass, bool poisoned) {
+  if (poisoned) overwrite(std::byte{0xff});  // NaN in every type
+  if (pass == Pass::backward) executor_->run(Pass::forward);
+}
+
+void AttentionCase::run(Pass pass) {
+  const SentTraffic before = sent();
+  times_.push_back(executor_->run(pass));
+  graph_operations_ = std::min(graph_operations_, executor_->replayed());
+  // The gradients of sinks are summed by a collective that is no part of the plan.
+  if (!workload_.sinks.empty()) return;
+  const PlanCount planned = count(plan_, pass, workload_.heads, setup_.types);
+  const SentTraffic now = sent() - before;
+  GYRE_CHECK(now.bytes == planned.bytes_sent && now.messages == planned.messages,
+             "schedule {} sent {} bytes in {} messages, planned {} in {}", setup_.schedule.name,
+             now.bytes, now.messages, planned.bytes_sent, planned.messages);
+}
+
+SentTraffic AttentionCase::sent() const {
+  const Traffic traffic = machine_.network.traffic();
+  return {traffic.messages, traffic.bytes_sent};
+}
+
+void AttentionCase::start_timing(Pass) {
+  compute_ms_.clear();
+  communicate_ms_.clear();
+  times_.clear();
+  graph_operations_ = std::numeric_limits<int64_t>::max();
+}
+
+void AttentionCase::time_part(Pass pass, Execute part, std::vector<double>& to) {
+  HostStream host;
+  machine_.world.barrier(host, "before an iteration")->wait();
+  const Stopwatch watch;
+  executor_->run(pass, part);
+  to.push_back(1e3 * watch.seconds());
+}
+
+void AttentionCase::run_parts(Pass pass, bool ahead) {
+  if (ahead) prepare(pass, false);
+  time_part(pass, Execute::compute_only, compute_ms_);
+  time_part(pass, Execute::communication_only, communicate_ms_);
+}
+
+std::optional<uint64_t> AttentionCase::checksum(Pass pass) {
+  if (machine_.stream.space() != MemorySpace::host) return {};
+  std::vector<MatrixRef> results{executor_->matrix(ArrayKind::out)};
+  if (pass == Pass::backward)
+    results = {executor_->matrix(ArrayKind::d_q), executor_->d_keys(), executor_->d_values()};
+  Checksum sum;
+  for (const TokenRow& own : token_rows(workload_, shard()))
+    for (const MatrixRef& matrix : results)
+      sum.add({matrix.data + own.row * matrix.stride * static_cast<int64_t>(size_of(matrix.type)),
+               static_cast<size_t>(matrix.cols) * size_of(matrix.type)});
+  if (pass == Pass::backward) sum.add(bytes_of(std::span<const double>(executor_->d_sinks())));
+  return sum.value();
+}
+
+void AttentionCase::complete(AttentionResult& row) const {
+  Communicator& world = machine_.world;
+  const auto slowest = [&](const std::vector<double>& mine) {
+    return slowest_rank(gather_samples(world, mine));
+  };
+  // Exposed communication: the median of the differences of each iteration and its compute. A
+  // machine that is slow for a while slows both alike.
+  const std::vector<double> compute = slowest(compute_ms_);
+  std::vector<double> added = slowest_rank(row.timing.samples_ms);
+  for (size_t i = 0; i < added.size(); ++i) added[i] -= compute[i];
+  row.compute_ms = median(compute);
+  row.communicate_ms = median(slowest(communicate_ms_));
+  row.exposed_ms = median(added);
+  row.exposed_noise_ms = quantile(added, 0.75) - quantile(added, 0.25);
+  row.flops = attention_flops(row.pass, workload_.pairs(), workload_.heads.head_dim);
+  row.peak = setup_.peak_flops;
+  row.graph_operations = graph_operations_;
+  row.graph_windows = executor_->windows();
+
+  const PlanCount counted = count(plan_, row.pass, workload_.heads, setup_.types);
+  const auto parts = [&](double ExecutionTimes::*part) {
+    return all_gather_value(world, 1e3 * median_of(times_, part));
+  };
+  const std::vector<double> kernel = parts(&ExecutionTimes::compute),
+                            wait = parts(&ExecutionTimes::wait),
+                            copy = parts(&ExecutionTimes::copy);
+  const std::vector<int64_t> pairs = all_gather_value(world, counted.pairs),
+                             bytes = all_gather_value(world, counted.bytes_sent),
+                             messages = all_gather_value(world, counted.messages);
+  row.messages = row.bytes_sent = 0;
+  row.wire_bytes = 0;
+  for (size_t r = 0; r < kernel.size(); ++r) {
+    row.ranks.push_back({kernel[r], wait[r], copy[r], pairs[r], bytes[r], messages[r]});
+    row.messages = std::max(row.messages, messages[r]);
+    row.bytes_sent = std::max(row.bytes_sent, bytes[r]);
+    row.wire_bytes += static_cast<double>(bytes[r]);
+  }
+  row.transient_bytes = all_reduce_value(world, counted.transient_bytes, ReduceOp::max);
+}
+
+void AttentionCase::record(Pass pass, Trace& trace) {
+  set_current_step(label(pass) + ", for the timeline");
+  prepare(pass, true);
+  executor_->set_trace(&trace);
+  executor_->run(pass);
+  executor_->set_trace(nullptr);
+}
+
+}  // namespace gyre

@@ -1,0 +1,151 @@
+#pragma once
+// A case of gyre-attention: one schedule under one layout, planned and filled. case.cpp runs it,
+// verify.cpp compares its results with the definition in double precision.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/attention/inputs.hpp"
+#include "apps/attention/setup.hpp"
+#include "attention/execute.hpp"
+#include "harness/case.hpp"
+#include "harness/row.hpp"
+#include "io/attention_file.hpp"
+#include "report/tolerance.hpp"
+
+namespace gyre {
+
+/// Times and counts of one rank in one direction.
+struct AttentionRankTimes {
+  double kernel_ms = 0;  ///< in the block kernel, median over iterations
+  double wait_ms = 0;    ///< waiting for messages
+  double copy_ms = 0;    ///< packing, unpacking, adding, clearing, deltas
+  int64_t pairs = 0;     ///< visible, times query heads
+  int64_t bytes_sent = 0;
+  int64_t messages = 0;
+};
+
+/// Measurements of a schedule under a layout in one direction. FLOPs are of visible pairs.
+struct AttentionResult : MeasuredRow {
+  std::string schedule, layout;
+  Pass pass = Pass::forward;
+  int64_t tokens = 0;
+  int cp = 1;
+  double peak = 0;              ///< FLOP/s of a rank, measured; 0: unknown
+  double compute_ms = 0;        ///< the same kernels without communication, slowest rank, median
+  double communicate_ms = 0;    ///< the messages alone
+  double exposed_ms = 0;        ///< median of (iteration - its compute), slowest ranks
+  double exposed_noise_ms = 0;  ///< distance of the quartiles of these differences
+  int64_t transient_bytes = 0;  ///< of the rank that needs the most
+  /// Operations of the CUDA graph that an iteration launched on this rank; 0: one launched none.
+  int64_t graph_operations = 0;
+  int64_t graph_windows = 0;  ///< arrays that are registered with NCCL for the graph
+  std::vector<AttentionRankTimes> ranks;
+
+  double tflops_per_rank() const { return flops / cp / time_ms.median / 1e9; }
+  double share_of_peak() const;
+  /// max/mean - 1 of the time in kernels; NaN if that is 0.
+  double kernel_imbalance() const;
+  /// Exposed communication, including copies for messages, as a share of the iteration: exposed_ms
+  /// over time_ms. Noise may make it negative. NaN if nothing is sent.
+  double exposed() const;
+  /// Share of the communication's own time that overlaps with compute: 1 - exposed_ms /
+  /// communicate_ms, within [0, 1]. NaN if nothing is sent, and if the noise of exposed_ms exceeds
+  /// communicate_ms.
+  double overlap() const;
+  std::vector<std::tuple<std::string, Value, std::string>> further() const;
+};
+
+/// The resources that an attention runs on.
+struct AttentionMachine {
+  Communicator& world;  ///< the ranks of the network, in host memory
+  BlockKernel& kernel;
+  Communicator& network;  ///< the context-parallel group
+  Stream& stream;         ///< arrays and messages are in its memory space
+  AttentionWorkspace& workspace;
+};
+
+/// What results are compared with.
+struct AttentionExpectation {
+  const TensorRows& inputs;
+  const AttentionReference* reference;  ///< of the file; null: expected values are recomputed
+  int64_t pairs;  ///< (query head, key) pairs that all ranks together recompute in one direction
+};
+
+class AttentionCase final : public Case {
+ public:
+  /// Plans. Throws a usage error if layout or schedule refuses the workload, or if it needs more
+  /// memory than the setup allows. Every rank of the context-parallel group constructs its own.
+  AttentionCase(const AttentionWorkload& workload, const AttentionSetup& setup,
+                const AttentionMachine& machine, const AttentionExpectation& expected);
+  /// Allocates and fills the arrays, and makes the groups that the plan communicates in; before
+  /// anything runs. Collective over the context-parallel group.
+  void allocate();
+  /// The row of a direction, with its key. `cycle`: how often the sweep has been run.
+  AttentionResult row(Pass pass, int cycle) const;
+  /// Checks pairs, messages, bytes and memory, counted on all ranks, against closed forms and the
+  /// workload. Collective.
+  void check_counts(Verification& checks) const;
+  /// Fills in the columns of a measured direction. Collective.
+  void complete(AttentionResult& row) const;
+  /// Runs one more iteration, not timed, and records a timeline. Collective.
+  void record(Pass pass, Trace& trace);
+
+  std::string label(Pass pass) const override;
+  /// The arrays hold the forward results that a backward pass needs.
+  void prepare(Pass pass, bool poisoned) override;
+  /// Throws unless it sends what the plan says.
+  void run(Pass pass) override;
+  void start_timing(Pass pass) override;
+  /// The kernels, clears and deltas alone; the messages alone, with the copies that they need. What
+  /// these carry is not looked at: tests/faults finds this name in backtraces.
+  [[gnu::noinline]] void run_parts(Pass pass, bool ahead) override;
+  bool computes() const override { return !setup_.only_sleeps; }
+  SentTraffic sent() const override;
+  std::optional<uint64_t> checksum(Pass pass) override;
+  /// Every rank recomputes a sample of its own tokens, all of them if the budget suffices: as
+  /// queries (out, lse, d_q) and as keys (d_k, d_v). Keys need the log-sum-exps and deltas of all
+  /// queries, which are gathered; lse is itself verified for the recomputed queries. Gradients of
+  /// sinks are recomputed from the gathered values. Arrays with answers are compared in full; the
+  /// recomputation then only gives the scale of errors, and a row outside the sample takes the
+  /// largest size of the sampled rows of its head. A backward pass verifies forward results, too.
+  void verify(Pass pass, Verification& checks) override;
+
+  /// Log-sum-exps (plane 0) or deltas (plane 1) of all tokens, [tokens, heads], on every rank.
+  /// Collective.
+  std::vector<double> statistics(int64_t plane);
+  const Layout& layout() const { return placed_.layout; }
+  const Shard& shard() const { return layout().shard(plan_.rank); }
+  const RankPlan& plan() const { return plan_; }
+  const AttentionWorkload& workload() const { return workload_; }
+  const AttentionExpectation& expectation() const { return expected_; }
+  AttentionExecutor& executor() { return *executor_; }
+  Stream& stream() { return machine_.stream; }
+  Communicator& world() { return machine_.world; }
+  /// Collective.
+  AttentionTolerances tolerances() const;
+
+ private:
+  /// "ring, dual-chunk-swap, 4096 tokens"
+  std::string name() const;
+  /// Fills all arrays but the inputs with this byte.
+  void overwrite(std::byte value);
+  /// Runs a part, and adds its milliseconds, from a barrier on.
+  void time_part(Pass pass, Execute part, std::vector<double>& to);
+
+  const AttentionWorkload& workload_;
+  WorkloadLayout placed_;
+  AttentionProblem planned_;
+  AttentionSetup setup_;
+  RankPlan plan_;
+  AttentionMachine machine_;
+  AttentionExpectation expected_;
+  std::optional<AttentionExecutor> executor_;
+  // Of the timed iterations on this rank.
+  std::vector<double> compute_ms_, communicate_ms_;
+  std::vector<ExecutionTimes> times_;
+  int64_t graph_operations_ = 0;
+};
+
+}  // namespace gyre

@@ -1,0 +1,368 @@
+// What the results of an attention must be: rows recomputed by the definition in double precision
+// (attention/attention_reference.hpp), or the answers of a file.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "apps/attention/case.hpp"
+#include "attention/attention_reference.hpp"
+#include "core/special_values.hpp"
+#include "harness/result_array.hpp"
+
+namespace gyre {
+namespace {
+
+/// Input rows for the reference; each tensor has its own buffer for one row.
+AttentionRows rows_for_reference(const AttentionWorkload& workload, const TensorRows& inputs,
+                                 bool with_gradients) {
+  AttentionRows rows;
+  rows.heads = workload.heads;
+  rows.mask = workload.mask;
+  rows.sinks = workload.sinks;
+  const auto accessor = [&](InputTensor tensor) {
+    auto buffer = std::make_shared<std::vector<float>>(static_cast<size_t>(workload.width(tensor)));
+    return [&inputs, tensor, buffer](int64_t token) {
+      inputs.row(tensor, token, *buffer);
+      return static_cast<const float*>(buffer->data());
+    };
+  };
+  rows.q = accessor(InputTensor::q);
+  rows.k = accessor(InputTensor::k);
+  rows.v = accessor(InputTensor::v);
+  if (with_gradients) rows.d_out = accessor(InputTensor::d_out);
+  return rows;
+}
+
+std::span<const double> part(const std::vector<double>& all, size_t index, size_t length) {
+  return std::span(all).subspan(index * length, length);
+}
+
+/// With answers, so many times the pairs of a sample are recomputed for the sizes of errors: a
+/// second or so a rank.
+constexpr int64_t more_pairs_with_answers = 256;
+
+/// Recomputed rows of one array: values [rows, width], and the size of each head [rows, heads].
+struct Recomputed {
+  std::vector<double> values, sizes;
+  void append(const std::vector<double>& more_values, const std::vector<double>& more_sizes) {
+    values.insert(values.end(), more_values.begin(), more_values.end());
+    sizes.insert(sizes.end(), more_sizes.begin(), more_sizes.end());
+  }
+};
+
+/// The results of one pass on this rank, and what they must be.
+class Verifier {
+ public:
+  Verifier(AttentionCase& of, Pass pass)
+      : case_(of),
+        workload_(of.workload()),
+        backward_(pass == Pass::backward),
+        tolerance_(of.tolerances()),
+        rows_(rows_for_reference(workload_, of.expectation().inputs, backward_)),
+        heads_(static_cast<size_t>(workload_.heads.heads)),
+        dim_(static_cast<size_t>(workload_.heads.head_dim)),
+        lse_(of.statistics(0)),
+        own_(token_rows(workload_, of.shard())) {
+    std::ranges::sort(own_, {}, &TokenRow::token);
+    AttentionExecutor& executor = of.executor();
+    out_ = {executor.matrix(ArrayKind::out), of.stream()};
+    if (!backward_) return;
+    d_q_ = {executor.matrix(ArrayKind::d_q), of.stream()};
+    d_k_ = {executor.d_keys(), of.stream()};
+    d_v_ = {executor.d_values(), of.stream()};
+    delta_ = of.statistics(1);
+  }
+
+  void verify(const std::string& label, Verification& checks) {
+    for (const bool answered : {false, true}) {
+      compare_arrays(query_arrays(answered), label, checks);
+      if (backward_) compare_arrays(key_arrays(answered), label, checks);
+    }
+    if (backward_ && !workload_.sinks.empty())
+      compare_arrays(std::vector<ResultArray>{sink_array()}, label, checks);
+  }
+
+ private:
+  using Answers = std::vector<double> AttentionReference::*;
+  /// Rows that are recomputed, and after them those that only have answers.
+  struct Rows {
+    std::vector<TokenRow> all;
+    size_t recomputed = 0;
+  };
+
+  const std::vector<double>& answers(Answers array) const {
+    static const std::vector<double> none;
+    const AttentionReference* reference = case_.expectation().reference;
+    return reference == nullptr ? none : reference->*array;
+  }
+  /// Visible pairs of a token, as a key or as a query.
+  int64_t pairs_of(const TokenRow& own, bool as_key) const {
+    const DocumentMask mask(workload_.mask, own.document, workload_.length(own.document));
+    const int64_t position = own.token - workload_.offsets[static_cast<size_t>(own.document)];
+    return as_key ? mask.queries_of(position) : mask.keys_of(position);
+  }
+  std::shared_ptr<const Rows> rows_of(bool keys, bool answered) const {
+    int64_t total = 0, pairs = case_.expectation().pairs;
+    for (const TokenRow& own : own_) total += pairs_of(own, keys) * workload_.heads.heads;
+    if (case_.expectation().reference != nullptr) pairs *= more_pairs_with_answers;
+    const int64_t budget = std::max<int64_t>(1, pairs / case_.world().size());
+    auto rows = std::make_shared<Rows>();
+    std::vector<bool> chosen(own_.size(), false);
+    for (const size_t i :
+         spread_sample(std::ssize(own_), std::max<int64_t>(1, ceil_div(total, budget)))) {
+      rows->all.push_back(own_[i]);
+      chosen[i] = true;
+    }
+    rows->recomputed = rows->all.size();
+    for (size_t i = 0; answered && i < own_.size(); ++i)
+      if (!chosen[i]) rows->all.push_back(own_[i]);
+    return rows;
+  }
+  /// An array of these rows, without its columns.
+  ResultArray array_of(const char* name, double tolerance, Answers of,
+                       const std::shared_ptr<const Rows>& rows) const {
+    ResultArray array{name, {workload_.tokens()}, name, tolerance};
+    array.answers = answers(of);
+    array.samples_itself = true;
+    array.batch_rows = 16;  // under a short window, every row is recomputed
+    if (array.answers.empty())
+      array.sampled = {static_cast<int64_t>(rows->recomputed), std::ssize(own_)};
+    for (const TokenRow& own : rows->all) array.rows.push_back(own.token);
+    array.where = [this, rows](size_t r) {
+      const TokenRow& own = rows->all[r];
+      return fmt::format(", document {} position {}", own.document,
+                         own.token - workload_.offsets[static_cast<size_t>(own.document)]);
+    };
+    return array;
+  }
+  /// An array of heads. recompute(batch): the rows of the batch that are recomputed.
+  ResultArray head_array(const char* name, double tolerance, Answers of, int64_t heads,
+                         const HostCopy& got, const std::shared_ptr<const Rows>& rows,
+                         const std::function<const Recomputed&(ResultArray::Batch)>& recompute) {
+    ResultArray array = array_of(name, tolerance, of, rows);
+    array.shape.insert(array.shape.end(), {heads, workload_.heads.head_dim});
+    array.columns = array.width();
+    array.read = read_rows(array.columns, [&got, rows](size_t r, std::span<double> to) {
+      for (size_t c = 0; c < to.size(); ++c)
+        to[c] = static_cast<double>(got.at(rows->all[r].row, static_cast<int64_t>(c)));
+    });
+    const auto largest = std::make_shared<std::vector<double>>(static_cast<size_t>(heads), 0.0);
+    array.expect = [this, of, rows, recompute, largest](ResultArray::Batch batch) {
+      const Recomputed& want = recompute(batch);
+      const size_t width = largest->size() * dim_;
+      std::vector<ExpectedRow> all;
+      for (size_t b = 0; b < batch.size(); ++b) {
+        const bool is_known = batch[b] < rows->recomputed;
+        ExpectedRow& row = all.emplace_back();
+        row.values.assign(width, 0);
+        if (is_known) std::ranges::copy(part(want.values, b, width), row.values.begin());
+        const auto token = static_cast<size_t>(rows->all[batch[b]].token);
+        const auto compared = answers(of).empty() ? std::span<const double>(row.values)
+                                                  : part(answers(of), token, width);
+        for (size_t h = 0; h < largest->size(); ++h) {
+          double size = (*largest)[h];
+          if (is_known) size = want.sizes[b * largest->size() + h];
+          (*largest)[h] = std::max((*largest)[h], size);
+          row.scales.insert(row.scales.end(), dim_,
+                            error_scale(compared.subspan(h * dim_, dim_), size));
+        }
+      }
+      return all;
+    };
+    return array;
+  }
+  /// Calls f(range of the document, tokens) for each run of recomputed rows of one document.
+  template <class F>
+  void for_each_document(const Rows& rows, ResultArray::Batch batch, F f) const {
+    for (size_t begin = 0, end = 0; begin < batch.size(); begin = end) {
+      const int64_t document = rows.all[batch[begin]].document;
+      std::vector<int64_t> tokens;
+      for (; end < batch.size() && rows.all[batch[end]].document == document; ++end)
+        if (batch[end] < rows.recomputed) tokens.push_back(rows.all[batch[end]].token);
+      const auto d = static_cast<size_t>(document);
+      if (!tokens.empty())
+        f(DocumentRange{workload_.offsets[d], workload_.offsets[d + 1], document}, tokens);
+    }
+  }
+
+  /// Rows of a batch as queries; recomputed once for all arrays that stand together.
+  struct Queries {
+    size_t first = SIZE_MAX;  // of the batch
+    std::vector<double> lse;
+    Recomputed out, d_q;
+  };
+  std::vector<ResultArray> query_arrays(bool answered) {
+    const auto rows = rows_of(false, answered);
+    const auto memo = std::make_shared<Queries>();
+    const auto queries = [this, rows, memo](ResultArray::Batch batch) -> const Queries& {
+      if (memo->first == batch.front()) return *memo;
+      *memo = {batch.front(), {}, {}, {}};
+      for_each_document(*rows, batch,
+                        [&](const DocumentRange& of, const std::vector<int64_t>& tokens) {
+                          const QueryResults want = reference_queries(rows_, of, tokens);
+                          memo->lse.insert(memo->lse.end(), want.lse.begin(), want.lse.end());
+                          memo->out.append(want.out, want.out_size);
+                          memo->d_q.append(want.d_q, want.d_q_size);
+                        });
+      return *memo;
+    };
+    std::vector<ResultArray> arrays{
+        lse_array(rows, [queries](ResultArray::Batch b) { return std::span(queries(b).lse); }),
+        head_array("out", tolerance_.out, &AttentionReference::out, workload_.heads.heads, out_,
+                   rows, [queries](auto b) -> const Recomputed& { return queries(b).out; })};
+    if (backward_)
+      arrays.push_back(
+          head_array("d_q", tolerance_.d_q, &AttentionReference::d_q, workload_.heads.heads, d_q_,
+                     rows, [queries](auto b) -> const Recomputed& { return queries(b).d_q; }));
+    return with_answers(std::move(arrays), answered);
+  }
+  static std::vector<ResultArray> with_answers(std::vector<ResultArray> arrays, bool answered) {
+    std::erase_if(arrays, [&](const ResultArray& a) { return a.answers.empty() == answered; });
+    return arrays;
+  }
+  /// Infinite where a query sees no key, and nowhere else.
+  template <class Recompute>
+  ResultArray lse_array(const std::shared_ptr<const Rows>& rows, const Recompute& recompute) {
+    ResultArray array = array_of("lse", tolerance_.lse, &AttentionReference::lse, rows);
+    array.shape.push_back(workload_.heads.heads);
+    array.columns = array.width();
+    array.read = read_rows(array.columns, [this, rows](size_t r, std::span<double> to) {
+      std::ranges::copy(part(lse_, static_cast<size_t>(rows->all[r].token), heads_), to.begin());
+    });
+    array.expect = [this, rows, recompute](ResultArray::Batch batch) {
+      const std::span<const double> want = recompute(batch);
+      std::vector<ExpectedRow> all;
+      for (size_t b = 0; b < batch.size(); ++b) {
+        const bool is_empty = pairs_of(rows->all[batch[b]], false) == 0;
+        ExpectedRow row{std::vector<double>(heads_, is_empty ? -infinity_of<double> : 0),
+                        std::vector<double>(heads_, 1)};
+        if (batch[b] < rows->recomputed)
+          std::ranges::copy(want.subspan(b * heads_, heads_), row.values.begin());
+        all.push_back(std::move(row));
+      }
+      return all;
+    };
+    return array;
+  }
+
+  /// Rows of a batch as keys.
+  struct Keys {
+    size_t first = SIZE_MAX;  // of the batch
+    Recomputed d_k, d_v;
+  };
+  std::vector<ResultArray> key_arrays(bool answered) {
+    const auto rows = rows_of(true, answered);
+    const auto memo = std::make_shared<Keys>();
+    const auto keys = [this, rows, memo](ResultArray::Batch batch) -> const Keys& {
+      if (memo->first == batch.front()) return *memo;
+      *memo = {batch.front(), {}, {}};
+      for_each_document(
+          *rows, batch, [&](const DocumentRange& of, const std::vector<int64_t>& tokens) {
+            const auto statistics = [&](const std::vector<double>& all) {
+              return std::span(all).subspan(static_cast<size_t>(of.begin) * heads_,
+                                            static_cast<size_t>(of.end - of.begin) * heads_);
+            };
+            const KeyResults want =
+                reference_keys(rows_, of, tokens, statistics(lse_), statistics(delta_));
+            memo->d_k.append(want.d_k, want.d_k_size);
+            memo->d_v.append(want.d_v, want.d_v_size);
+          });
+      return *memo;
+    };
+    const int64_t heads = workload_.heads.kv_heads;
+    return with_answers(
+        {head_array("d_k", tolerance_.d_k, &AttentionReference::d_k, heads, d_k_, rows,
+                    [keys](auto b) -> const Recomputed& { return keys(b).d_k; }),
+         head_array("d_v", tolerance_.d_v, &AttentionReference::d_v, heads, d_v_, rows,
+                    [keys](auto b) -> const Recomputed& { return keys(b).d_v; })},
+        answered);
+  }
+
+  /// Sum over all tokens of the squares of the terms of a sink's gradient (a size as in
+  /// attention/attention_reference.hpp), [heads]. Collective.
+  std::vector<double> sink_term_squares() const {
+    std::vector<float> d_out(heads_ * dim_);
+    std::vector<double> squares(heads_, 0.0);
+    for (const TokenRow& own : own_) {
+      case_.expectation().inputs.row(InputTensor::d_out, own.token, d_out);
+      for (size_t h = 0; h < heads_; ++h) {
+        double out_squares = 0, d_out_squares = 0;
+        for (size_t i = h * dim_; i < (h + 1) * dim_; ++i) {
+          const auto o = static_cast<double>(out_.at(own.row, static_cast<int64_t>(i)));
+          const auto g = static_cast<double>(d_out[i]);
+          out_squares += o * o;
+          d_out_squares += g * g;
+        }
+        const double weight = std::exp(static_cast<double>(workload_.sinks[h]) -
+                                       lse_[static_cast<size_t>(own.token) * heads_ + h]);
+        squares[h] += weight * weight * out_squares * d_out_squares / static_cast<double>(dim_);
+      }
+    }
+    HostStream stream;
+    case_.world()
+        .all_reduce(squares.data(), std::ssize(squares), DType::f64, ReduceOp::sum, stream,
+                    "sizes of the gradients of sinks")
+        ->wait();
+    return squares;
+  }
+  /// All ranks have all gradients: each shows some.
+  ResultArray sink_array() const {
+    const std::vector<double>& stored = answers(&AttentionReference::d_sinks);
+    ResultArray array{"d_sinks", {workload_.heads.heads}, "d_sinks", tolerance_.d_sinks};
+    array.answers = stored;
+    array.samples_itself = true;
+    for (int64_t h = case_.world().rank(); h < workload_.heads.heads; h += case_.world().size())
+      array.rows.push_back(h);
+    const std::vector<int64_t> shown = array.rows;
+    array.read = read_rows(1, [this, shown](size_t r, std::span<double> to) {
+      to[0] = case_.executor().d_sinks().at(static_cast<size_t>(shown[r]));
+    });
+    array.expect = expect_rows([this, shown, &stored, squares = sink_term_squares()](size_t r) {
+      const auto h = static_cast<size_t>(shown[r]);
+      double sum = 0;
+      for (size_t at = h; at < lse_.size(); at += heads_)
+        sum -= std::exp(static_cast<double>(workload_.sinks[h]) - lse_[at]) * delta_[at];
+      const double want = stored.empty() ? sum : stored[h];
+      return ExpectedRow{{sum}, {error_scale(std::span(&want, 1), std::sqrt(squares[h]))}};
+    });
+    return array;
+  }
+
+  AttentionCase& case_;
+  const AttentionWorkload& workload_;
+  bool backward_;
+  AttentionTolerances tolerance_;
+  AttentionRows rows_;
+  size_t heads_, dim_;
+  std::vector<double> lse_, delta_;  // of all tokens, [tokens, heads]
+  HostCopy out_, d_q_, d_k_, d_v_;   // results of this rank
+  std::vector<TokenRow> own_;        // sorted by token
+};
+
+}  // namespace
+
+std::vector<double> AttentionCase::statistics(int64_t plane) {
+  const int64_t heads = workload_.heads.heads;
+  std::vector<double> all(static_cast<size_t>(workload_.tokens() * heads), 0.0);
+  const PlanArray& stats = plan_.arrays[static_cast<size_t>(plan_.stats)];
+  const HostCopy mine(executor_->final_stats(plane), stream());
+  for (const TokenRow& at : token_rows(workload_, shard_of(layout(), stats.rows)))
+    for (int64_t h = 0; h < stats.heads.count; ++h)
+      all[static_cast<size_t>(at.token * heads + stats.heads.begin + h)] =
+          static_cast<double>(mine.at(at.row, h));
+  HostStream host;
+  world()
+      .all_reduce(all.data(), std::ssize(all), DType::f64, ReduceOp::sum, host,
+                  "statistics of all rows")
+      ->wait();
+  return all;
+}
+
+void AttentionCase::verify(Pass pass, Verification& checks) {
+  Verifier(*this, pass).verify(label(pass), checks);
+}
+
+}  // namespace gyre

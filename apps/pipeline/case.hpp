@@ -1,0 +1,118 @@
+#pragma once
+// The case of gyre-pipeline: a pass of the decoder over all documents. case.cpp
+// runs it, verify.cpp compares its scores with the reference in the input file,
+// or with the serial reference decoder (the "twin").
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/process_grid.hpp"
+#include "harness/case.hpp"
+#include "harness/result_array.hpp"
+#include "harness/row.hpp"
+#include "io/model_file.hpp"
+#include "io/results.hpp"
+#include "model/decoder_reference.hpp"
+#include "model/scoring.hpp"
+#include "report/answers.hpp"
+#include "report/progress.hpp"
+#include "report/tolerance.hpp"
+
+namespace gyre {
+
+/// Measurements of one configuration. FLOPs and wire bytes are those of a pass.
+struct ScoringResult : MeasuredRow {
+  GridShape shape;
+  std::string layout, schedule;
+  int64_t tokens = 0, predictions = 0, bins = 0;
+  double packing = 0;         ///< real tokens over capacity
+  double exposed = 0;         ///< share of the pass that the worst rank waited for communication
+  double pair_imbalance = 0;  ///< of attention, counted from the plans
+  double time_imbalance = 0;  ///< of attention, measured
+  int ranks() const { return shape.ranks(); }
+  double tokens_per_second() const { return static_cast<double>(tokens) / time_ms.median * 1e3; }
+};
+
+/// The inputs of a run.
+struct ScoringInputs {
+  const Documents& documents;
+  const std::string& input;                   ///< their file
+  const std::optional<Reference>& reference;  ///< in it
+  ModelFile& model;
+  const std::string& model_sha256;
+  int64_t check_tokens;  ///< budget of the twin, in tokens
+  double check_seconds;  ///< and in seconds
+};
+
+class ScoringCase final : public Case {
+ public:
+  /// Plans; the decoder's grid is `grid`. Collective over `world`: all ranks,
+  /// in host memory.
+  ScoringCase(const ScoringPlan& plan, const ScoringInputs& inputs, ProcessGrid& grid,
+              Communicator& world, Progress& progress);
+  /// The decoder that passes run.
+  void set_decoder(Decoder& decoder) { decoder_ = &decoder; }
+  /// The row, with its key.
+  ScoringResult row() const;
+  /// Fills in the columns of a measured pass; `last_ms`: time of the last one
+  /// on this rank. Collective.
+  void complete(ScoringResult& row, double last_ms);
+  /// This rank's part of the scores of the last pass. Collective.
+  const ScoreRange& scores();
+  /// "#" lines that say what scores were compared with.
+  const std::string& comparison_text() const { return notes_; }
+  const Scorer& scorer() const { return scorer_; }
+  /// Times of the last pass.
+  const DecoderTimes& times() const { return times_; }
+
+  std::string label(Pass) const override { return ""; }
+  const char* run_word() const override { return "pass"; }
+  void prepare(Pass, bool) override {}
+  void run(Pass pass) override;
+  SentTraffic sent() const override;
+  std::optional<uint64_t> checksum(Pass pass) override;
+  /// Compares with the reference in the input, in full, and a sample of what
+  /// that does not have with the twin.
+  void verify(Pass pass, Verification& checks) override;
+
+ private:
+  /// Runs the decoder once more and compares the residual stream after the
+  /// embedding and after every layer with the reference's: checks "hidden[0]",
+  /// "hidden[1]", ...
+  void verify_hidden(Verification& checks);
+  /// Compares arrays that the reference does not have with the scores of the
+  /// twin.
+  void verify_by_twin(Verification& checks);
+  /// Bound of the errors of scores of documents of up to `longest` tokens.
+  double tolerance(std::span<const double> logprobs, int64_t longest) const;
+  DecoderShape shape_of(int64_t layers, int64_t longest) const;
+  /// An array of scores, [predictions], of which these rows are compared.
+  ResultArray score_array(const char* name, double tolerance, const std::vector<float>& got,
+                          std::vector<int64_t> rows) const;
+
+  const ScoringPlan& plan_;
+  ScoringInputs in_;
+  ModelConfig config_;
+  ProcessGrid& grid_;
+  Communicator& world_;
+  Progress& progress_;
+  Scorer scorer_;
+  Decoder* decoder_ = nullptr;
+  DecoderTimes times_;
+  int64_t passes_ = 0;
+  std::optional<ScoreRange> scores_;
+  std::vector<int64_t> offsets_;  // of predictions, by document
+  std::string notes_;
+};
+
+/// The shape of the hidden states of a model of this configuration.
+HiddenShape hidden_shape(const ModelConfig& config);
+
+/// Says which arrays of a reference are compared.
+std::vector<AnswerUse> answer_uses(const Reference& reference);
+
+/// Reads slices of the weights of `model`.
+WeightReader weights_of(ModelFile& model);
+
+}  // namespace gyre
