@@ -227,7 +227,6 @@ def logprob_sides(torch, build, tokens, vocab):
         logs = torch.log_softmax(z.float(), -1)
         return logs.gather(-1, ids[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
 
-    torch._functorch.config.donated_buffer = False  # the graph is kept for the next repetition
     compiled = torch.compile(eager)
     return {
         "gyre": lambda: our_times(
@@ -271,6 +270,7 @@ def main():
         skip(f"no PyTorch in {sys.executable} ({error})")
     if not torch.cuda.is_available():
         skip(f"PyTorch {torch.__version__} sees no GPU")
+    torch._functorch.config.donated_buffer = False  # graphs are kept for the next repetition
     device = torch.cuda.get_device_name()
     print(f"# {device}, PyTorch {torch.__version__}; ratio: PyTorch's time / ours")
     cases = [
