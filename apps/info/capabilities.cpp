@@ -1,10 +1,10 @@
 #include "apps/info/capabilities.hpp"
 
-#include "harness/backend.hpp"
 #include "apps/common/type_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "attention/kernels/make_kernel.hpp"
 #include "attention/schedules/registry.hpp"
+#include "harness/backend.hpp"
 #include "packing/bins.hpp"
 #include "runtime/features.hpp"
 #include "runtime/mpi_env.hpp"

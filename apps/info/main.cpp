@@ -4,10 +4,10 @@
 
 #include <optional>
 
-#include "harness/host.hpp"
 #include "apps/info/options.hpp"
 #include "apps/info/report.hpp"
 #include "comm/agree.hpp"
+#include "harness/host.hpp"
 #include "io/h5.hpp"
 #include "machine/measure.hpp"
 #include "predict/calibrate.hpp"
