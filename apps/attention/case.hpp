@@ -142,7 +142,7 @@ class AttentionCase final : public Case {
   AttentionMachine machine_;
   AttentionExpectation expected_;
   std::optional<AttentionExecutor> executor_;
-  // Of the timed iterations on this rank.
+  // Times of the timed iterations on this rank.
   std::vector<double> compute_ms_, communicate_ms_;
   std::vector<ExecutionTimes> times_;
   int64_t graph_operations_ = 0;

@@ -13,9 +13,9 @@
 namespace gyre {
 namespace {
 
-/// Of ranks that sleep, between two polls, by measurement: waking up for a poll takes some 15 us of
-/// a core. With shorter pauses, ranks that poll hold up those whose time has come; with longer
-/// ones, they find messages late.
+/// Pause between two polls of a sleeping rank. Measured: waking up for a poll takes some 15 us of a
+/// core. With shorter pauses, polling ranks delay those that have work; with longer ones, messages
+/// are found late.
 double seconds_between_polls(const AppContext& context) {
   return std::max(50e-6, 12.5e-6 * ranks_per_core(context));
 }

@@ -11,12 +11,12 @@ namespace gyre {
 
 /// The plans of all ranks, in the directions of --pass.
 struct Explanation {
-  /// Of one plan, its steps and a table over ranks; of several, a table with a row for each.
+  /// For one plan its steps and a table over ranks; for several a table with a row for each.
   std::string text;
   std::string svg;   ///< empty without --svg
   std::string json;  ///< gyre-plan/1; empty without --json
 };
-/// Of every schedule and layout that the options want. Throws a usage error that names the largest
+/// Explains every schedule and layout of the options. Throws a usage error that names the largest
 /// --cp that works if the plans of all ranks of one are too large for memory (some 30 million
 /// entries, a few GB), and where all are refused.
 Explanation explain_workload(const AttentionWorkload& workload, const AttentionOptions& o);

@@ -22,7 +22,7 @@ struct MaskOptions {
 
   /// The mask of documents of these lengths.
   MaskRule of(std::span<const int64_t> lengths) const;
-  /// The same of documents that begin at these tokens; the last one is where they end.
+  /// The mask of documents that begin at these tokens; the last value is their end.
   MaskRule of_offsets(std::span<const int64_t> offsets) const;
 };
 

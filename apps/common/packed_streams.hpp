@@ -16,7 +16,7 @@ namespace gyre {
 /// Token `position` of document `document`.
 using TokenSource = std::function<int32_t(int64_t document, int64_t position)>;
 TokenSource tokens_of(const Documents& documents);
-/// Of the streams of trees of these documents: both must outlive it.
+/// Tokens of the trees' streams of these documents. Both must outlive the result.
 TokenSource tokens_of(const PrefixForest& forest, const Documents& documents);
 /// The vocabulary of made-up tokens.
 inline constexpr int64_t synthetic_vocab = 32000;

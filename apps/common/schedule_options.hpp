@@ -16,7 +16,7 @@ struct ScheduleChoice : RegistryChoice<ScheduleOptions> {
 /// For declaring and checking a ScheduleChoice.
 RegistryOptions<Schedule, ScheduleOptions> schedule_choices();
 
-/// The same of an app whose masks never have a window.
+/// Choices of an app whose masks never have a window.
 RegistryOptions<Schedule, ScheduleOptions> schedule_choices_without_window();
 
 /// A line for each schedule.

@@ -40,7 +40,7 @@ struct LogprobsOptions {
   LogprobsOptions() { layout.taken = {"chunk"}; }
 
   DType type() const { return dtype == "bf16" ? DType::bf16 : DType::f32; }
-  /// Of log-probabilities of all ids.
+  /// Type of the log-probabilities of all ids.
   DType output_type() const { return f32_output ? DType::f32 : type(); }
   SamplingFilter filter() const { return {top_k, top_p, temperature}; }
   LayoutOptions layout_options() const { return layout.for_ranks(cp); }

@@ -32,9 +32,9 @@ class LogprobsRows {
   void poison();
   /// Fills them with NaN in any case, after prepare_gradient(): for what is no gradient.
   void clobber();
-  /// Made when it is asked for.
+  /// Made on first use.
   MatrixRef teacher();
-  /// Of the log-probabilities of all ids, in the output type; made when it is asked for.
+  /// Gradient of the log-probabilities of all ids, in the output type; made on first use.
   MatrixRef d_logprobs();
   std::span<const int32_t> targets() const { return targets_.span(); }  ///< [rows]
   std::span<const int32_t> ids() const { return ids_.span(); }          ///< [rows, picks]

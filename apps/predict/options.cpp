@@ -48,7 +48,7 @@ void check_documents(PredictOptions& o, ConfigErrors& errors) {
   if (packed && o.capacity == 0) o.capacity = 16384;
 }
 
-/// Of one attention.
+/// Checks the options of one attention.
 void check_attention(PredictOptions& o, ConfigErrors& errors) {
   if (o.pass.empty()) o.pass = "both";
   if (o.dp != 1) errors.add("--dp {} goes with --model", o.dp);
@@ -56,7 +56,7 @@ void check_attention(PredictOptions& o, ConfigErrors& errors) {
     if (*value == 0) *value = usual;
 }
 
-/// Of a scoring pass, in which the model says what attention is.
+/// Checks the options of a scoring pass, whose attention the model defines.
 void check_model(PredictOptions& o, ConfigErrors& errors) {
   if (o.pass.empty()) o.pass = "fwd";
   if (o.pass != "fwd") errors.add("--pass {}: a scoring pass has no backward", o.pass);

@@ -17,7 +17,7 @@ struct PredictedDocuments {
   std::string origin;
   int64_t tokens() const { return offsets.back(); }
 };
-/// Those of each size of the options.
+/// The documents of each size of the options.
 std::vector<PredictedDocuments> documents_of(const PredictOptions& o);
 
 /// The machine of --machine, with the rates of --link. Throws usage errors of both.

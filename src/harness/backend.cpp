@@ -56,7 +56,7 @@ void check_build(const BackendOptions& o) {
     throw_runtime("--comm nccl: this build has no NCCL; run with --comm staged");
 }
 
-/// Of arrays on GPUs. `network` compares messages with what was sent, which it reads on the host.
+/// Communicator for arrays on GPUs. `network` checks messages; it reads them on the host.
 std::unique_ptr<Communicator> make_device_world(const std::string& comm, AppContext& context,
                                                 Communicator& network) {
   if (comm == "nccl") return make_nccl_communicator(context.world);

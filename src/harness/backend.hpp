@@ -27,7 +27,7 @@ const std::vector<std::string>& backend_names();
 /// What --comm may be: mpi, staged, mpi-gpu, nccl.
 const std::vector<std::string>& comm_names();
 
-/// Those of them that this build has.
+/// The backends, and the communicators, of this build.
 std::vector<std::string> built_backends();
 std::vector<std::string> built_comms();
 

@@ -32,7 +32,7 @@ class Suite {
     context_.outputs.print(shown_.header());
   }
 
-  /// Those of the rows, of which the keys are known, that no row of an earlier run stands for.
+  /// The rows, by their keys, that no row of an earlier run replaces.
   std::vector<Row> wanted(std::vector<Row> rows) {
     std::erase_if(rows, [&](const Row& row) { return context_.rows.has(row.key); });
     return rows;

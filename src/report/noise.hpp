@@ -10,7 +10,7 @@
 
 namespace gyre {
 
-/// Of fewer samples the range is no 95 % confidence interval of the median.
+/// With fewer samples the range is no 95 % confidence interval of the median.
 inline constexpr int64_t least_repetitions = 6;
 inline constexpr double least_measured_seconds = 0.1;  ///< sum over repetitions
 inline constexpr double most_variation = 0.2;          ///< CV of the slowest ranks' times

@@ -21,11 +21,11 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Starts, with so many rows to do.
+  /// Starts; `rows` is the total.
   void expect(int64_t rows);
-  /// So many are done. Clears the line: a row may be printed now.
+  /// Sets the number of finished rows, and clears the line so that a row may be printed.
   void rows_done(int64_t rows);
-  /// What is being done, more closely than the step that the watchdog knows: "pass 3, bin 7 of 12".
+  /// Describes the work in more detail than the watchdog's step: "pass 3, bin 7 of 12".
   void detail(std::string text);
   /// Ends, and clears its line.
   void stop();

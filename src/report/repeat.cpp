@@ -14,8 +14,8 @@ namespace gyre {
 namespace {
 
 constexpr double wanted_half_width = 0.02;  // of the median's interval, as a share of the median
-// Of nine samples the median's interval leaves out the least and the greatest: one spike says
-// nothing.
+// With nine samples the median's interval excludes the least and the greatest, so that one spike
+// has no effect.
 constexpr int64_t fewest_repetitions = 9, most_repetitions = 10000;
 constexpr double growth = 1.25;  // of the number of repetitions between two decisions
 

@@ -57,7 +57,7 @@ class Repeats {
   bool next();
   /// Whether this is the last one: known before it runs.
   bool last() const { return index_ + 1 == total_; }
-  /// Of the present one, from 0.
+  /// Index of the current repetition, from 0.
   int64_t index() const { return index_; }
 
   /// Times `body`.

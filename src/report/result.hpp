@@ -137,7 +137,7 @@ std::string check_text(const RunReport& report, const Verification& checks);
 /// as clean.
 Verdict judge(const RunReport& report);
 
-/// The same of one row. What other processes did is not known before the end of the run.
+/// Verdict on one row. The load of other processes is not known before the end of the run.
 Verdict judge_row(const RunReport& report, const ResultEntry& entry);
 
 /// 1 for INVALID, else 0.

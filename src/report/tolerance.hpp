@@ -204,7 +204,7 @@ struct DecoderShape {
   int64_t merges = 0;  ///< of partial attention results, per layer
 };
 
-/// Of a decoder, up to and including layer `layers`.
+/// Shape of a decoder up to and including layer `layers`.
 DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t longest_document,
                            int64_t merges);
 

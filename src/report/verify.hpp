@@ -50,7 +50,7 @@ struct Deviation {
 /// One kind of comparison: many values, one tolerance. Remembers the worst.
 class Check {
  public:
-  /// So many of the values outside are remembered, the worst ones.
+  /// Number of values outside the tolerance that are kept: the worst ones.
   static constexpr size_t most_deviations = 10;
 
   Check(std::string name, double tolerance) : name_(std::move(name)), tolerance_(tolerance) {}
@@ -156,7 +156,7 @@ class Verification {
   /// (in host memory).
   void merge_over(Communicator& comm);
   void merge(const Verification& other);
-  /// The same of another look at the same values: each is counted once, as the worse look saw it.
+  /// Merges a second check of the same values: each counts once, with its larger error.
   void merge_repeat(const Verification& other);
 
   bool empty() const { return checks_.empty(); }

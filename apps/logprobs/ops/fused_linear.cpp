@@ -132,7 +132,6 @@ class LinearOp final : public LogprobsOp {
     return rounded(factors_ == nullptr ? made_up_row(TokenTensor::weight, id, weight_scale_)
                                        : stored_row(factors_->head, id));
   }
-  /// Of two rows of hidden_ elements.
   double product(const std::vector<float>& a, const std::vector<float>& b) const {
     return dot(a.data(), b.data(), hidden_);
   }
@@ -320,7 +319,7 @@ class LinearOp final : public LogprobsOp {
                     "summing d_weight for a check")
         ->wait();
   }
-  /// Of the exponentials of token i's logits over the temperature.
+  /// Log-sum-exp of token i's logits over the temperature.
   double log_sum_of(size_t i, const std::vector<float>& x) const {
     if (vocab().owner(targets_[i]) >= 0)
       return product(x, weight_row(targets_[i])) / temperature() -

@@ -171,7 +171,7 @@ class PackedOp final : public RowsOp {
                                        convention_);
   }
   PredictionShape shape() const { return {packed_.padded, width_, 1}; }
-  /// Of the log-probability of the token's next one, over all ranks.
+  /// Upstream gradient of the log-probability of the token's next one, over all ranks.
   float gradient(int64_t token) const {
     const bool constant = convention_ == GatherGradient::none || !has_next(token);
     return constant ? 0 : c_.inputs.gradient(token, 0);
@@ -260,7 +260,7 @@ class PackedOp final : public RowsOp {
       };
     return array;
   }
-  /// Of the tokens that are computed again; behind a sequence there are zeros.
+  /// Expected values of the tokens that are computed again; zeros after the end of the sequence.
   ExpectedRow expected_sequence(size_t i, const std::vector<bool>& some) const {
     const auto width = static_cast<size_t>(width_);
     ExpectedRow want{std::vector<double>(width, 0), std::vector<double>(width, 1)};

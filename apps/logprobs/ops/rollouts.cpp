@@ -89,7 +89,7 @@ class RolloutsOp final : public RowsOp {
   std::vector<ResultArray> results(Pass pass) override {
     return {pass == Pass::forward ? logprobs() : gradient()};
   }
-  /// Of every token, on the rank with the row that predicts it; 0 where none does.
+  /// Log-probability of every token, on the rank with the row that predicts it; 0 if none does.
   ResultArray logprobs() {
     tokens_.clear();
     values_.clear();
