@@ -30,7 +30,7 @@ std::vector<int64_t> LogprobsContext::tokens_in_order() const {
 
 LogprobsRows& LogprobsContext::in_order() {
   if (!rows_ || !ordered_) {
-    rows_ = nullptr;  // before the others are there
+    rows_ = nullptr;  // free the old rows before the new ones are allocated
     rows_ = std::make_unique<LogprobsRows>(problem, inputs, tokens_in_order(), grid.tp_rank(),
                                            options.in_place, backend.stream());
     ordered_ = true;

@@ -1,6 +1,6 @@
 #pragma once
-// What the cases of one run of gyre-logprobs share: inputs, options, ranks, rows, and what they
-// compute and communicate with.
+// State that the cases of one run of gyre-logprobs share: inputs, options, process grids, rows,
+// and compute and communication backends.
 
 #include <cstdint>
 #include <memory>
@@ -18,18 +18,18 @@ namespace gyre {
 
 class LogprobsBackend {
  public:
-  /// The host, and one grid for everything.
+  /// Computes on the host and uses one grid for all communication.
   explicit LogprobsBackend(ProcessGrid& grid);
-  /// A backend of the options. Collective over all ranks.
+  /// Computes on `backend`. Collective over all ranks.
   LogprobsBackend(Backend& backend, const GridShape& shape);
 
   /// Memory space of logits, gradients, hidden states and weights.
   MemorySpace space() const { return stream_.space(); }
-  /// They are read and written in its order.
+  /// Stream that orders all reads and writes of these arrays.
   Stream& stream() { return stream_; }
-  /// Groups of ranks for the few numbers of a row: host memory.
+  /// Process grid for the few numbers of each row, in host memory.
   ProcessGrid& grid() { return grid_; }
-  /// The same groups for arrays as large as logits or hidden states: memory of space().
+  /// The same grid for arrays as large as logits or hidden states, in memory of space().
   ProcessGrid& arrays() { return arrays_; }
   RowKernels* row_kernels() { return row_kernels_.get(); }
   LinearOps* linear_ops() { return linear_ops_.get(); }
@@ -58,17 +58,16 @@ class LogprobsContext {
   const LogprobsInputs& inputs;
   const LogprobsOptions& options;
   LogprobsBackend& backend;
-  ProcessGrid& grid;                    ///< the backend's, of host memory
-  std::set<std::string> compared = {};  ///< arrays of answers that results were compared with
+  ProcessGrid& grid;                    ///< backend.grid(), for host memory
+  std::set<std::string> compared = {};  ///< answer arrays that results were compared with
 
-  /// Tokens of this rank when they are dealt in order, as evenly as can be, over context-parallel
-  /// ranks.
+  /// Tokens of this rank when context-parallel ranks get contiguous, balanced blocks of them.
   std::vector<int64_t> tokens_in_order() const;
-  /// Their rows.
+  /// Rows of tokens_in_order(), with the logits restored.
   LogprobsRows& in_order();
-  /// Rows under --layout, for packed sequences; made anew, and takes the place of the other.
+  /// Rows under --layout, for packed sequences. Rebuilds them and replaces the current rows.
   LogprobsRows& by_layout(std::vector<int64_t> tokens);
-  /// Gives the memory of rows back.
+  /// Frees the memory of the rows.
   void release() { rows_ = nullptr; }
 
  private:

@@ -13,7 +13,7 @@
 namespace gyre {
 namespace {
 
-// Elements of a token's row of TokenTensor::ids: peaks, its target, its other ids.
+// Element offsets in a token's row of TokenTensor::ids. The peaks start at element 0.
 constexpr int64_t first_target = 1 << 20, first_other = 1 << 21;
 
 class RandomInputs final : public LogprobsInputs {
@@ -77,7 +77,7 @@ class RandomInputs final : public LogprobsInputs {
                                 static_cast<uint64_t>(vocab_size_));
   }
   int64_t peak(int64_t token, int64_t k) const { return column(token, k); }
-  /// Each once.
+  /// Distinct peak columns, sorted.
   std::vector<int64_t> peaks(int64_t token) const {
     std::vector<int64_t> columns;
     for (int64_t k = 0; k < peaks_; ++k) columns.push_back(peak(token, k));
@@ -165,7 +165,7 @@ class FileInputs final : public LogprobsInputs {
         round_gradients_ && any(file_.d_logprobs.empty() ? file_.d_value : file_.d_logprobs));
     add("hidden", round_ && file_.linear && any(file_.linear->hidden));
     add("head", round_ && file_.linear && any(file_.linear->head));
-    // Datasets that are absent are derived from others, and inherit their rounding.
+    // Absent datasets are derived from others and inherit their rounding.
     if (file_.teacher_values.empty()) add("teacher_values", rounded_.contains("teacher"));
     if (file_.d_logprobs.empty()) add("d_logprobs", rounded_.contains("d_value"));
   }
@@ -175,7 +175,7 @@ class FileInputs final : public LogprobsInputs {
   std::set<std::string> rounded_;  // datasets below /logprobs
 };
 
-/// As the options say, of the file's columns; dealt as evenly as they can be by default.
+/// Partitions the file's columns by --shards, or as evenly as possible without it.
 VocabPartition partition_of_file(const LogprobsFile& file, const LogprobsOptions& o) {
   LogprobsOptions shape = o;
   shape.vocab = file.vocab_size;

@@ -1,5 +1,5 @@
-// gyre-logprobs: log-probabilities, entropies and their kin from logits that are split over ranks:
-// every operation, forward and backward, timed, counted and verified.
+// gyre-logprobs computes log-probabilities, entropies and related results from logits that are
+// split over ranks. It times, counts and verifies every operation, forward and backward.
 
 #include <fmt/format.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 using namespace gyre;
 
-/// What the cases of a run share.
+/// State that the cases of a run share.
 struct Setting {
   const LogprobsOptions& o;
   const std::optional<LogprobsFile>& file;
@@ -29,20 +29,20 @@ struct Setting {
   RunReport& report;
   int64_t memory_bytes;
   Refusals refusals = {};
-  std::set<std::string> compared = {};  ///< arrays of answers
+  std::set<std::string> compared = {};  ///< answer arrays that results were compared with
 };
 
 std::string name_of(const LogprobsRun& run, const LogprobsWorkload& problem) {
   return fmt::format("{} by {}, {} tokens", run.operation.name, run.method.name, problem.tokens());
 }
 
-/// Plans, makes and measures an operation by one method; its results go to `output`.
+/// Plans, creates and measures an operation by one method. Adds its results to `output`.
 void do_run(Setting& s, Suite<LogprobsResult>& suite, LogprobsContext& c, const LogprobsRun& run,
             const MachineRates& rates, int cycle, std::vector<LogprobsPart>& output) {
   const LogprobsOptions& o = s.o;
   const int rank = s.context.world.rank();
   run_agreed(s.context.world, run.operation.name, [&] {
-    int64_t kept = 0;  // for --output
+    int64_t kept = 0;  // bytes kept for --output
     for (const LogprobsPart& part : output) kept += part.bytes();
     const int64_t left = s.memory_bytes == 0 ? 0 : std::max<int64_t>(1, s.memory_bytes - kept);
     const std::string reason = run.why_not(c.problem, o, left, rank);
@@ -99,8 +99,8 @@ void do_workload(Setting& s, Suite<LogprobsResult>& suite, const LogprobsWorkloa
   if (!o.output.empty()) write_output(s, output, c);
 }
 
-/// Throws a usage error that lists the refused runs: with one operation, all of them. A run of all
-/// operations goes on with the others, if there are any.
+/// Throws a usage error that lists the refused runs if any is refused. With --op all, it throws
+/// only if all runs are refused.
 void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsOptions& o,
                      int64_t memory, int rank) {
   ConfigErrors refused;

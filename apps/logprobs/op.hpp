@@ -1,6 +1,6 @@
 #pragma once
-// A case of gyre-logprobs: an operation by one method. The files of ops/ derive from it; what they
-// share is here. operation.hpp says what an entry of the registry is made of.
+// A case of gyre-logprobs: an operation by one method. The classes in ops/ derive from this base.
+// operation.hpp describes the entries of the registry.
 
 #include <functional>
 #include <limits>
@@ -22,32 +22,31 @@ class LogprobsOp : public Case {
  public:
   explicit LogprobsOp(LogprobsContext& context) : c_(context) {}
 
-  /// Makes the object of src/logprobs. What it holds counts as extra memory. Collective.
+  /// Creates the object of src/logprobs. Its memory counts as extra memory. Collective.
   virtual void start() = 0;
   bool has_backward() const { return static_cast<bool>(backward_); }
-  /// Makes room for the outputs of backward, which may be the memory of inputs; not timed.
+  /// Allocates the outputs of backward, which may share memory with inputs. Not timed.
   virtual void prepare_backward() {}
-  /// Puts inputs back that backward took the place of; not timed.
+  /// Restores inputs that backward overwrote. Not timed.
   virtual void restore() {}
   /// Fills outputs with NaN.
   virtual void poison() = 0;
-  /// Bytes that this rank must read and write in memory at least; NaN: hardly any.
+  /// Lower bound of this rank's memory traffic in bytes; NaN if it is negligible.
   virtual double ideal_bytes(Pass pass) const = 0;
-  /// FLOPs of this rank; NaN where bytes are what counts.
+  /// FLOPs of this rank; NaN if memory traffic is the limit.
   virtual double flops(Pass) const { return std::numeric_limits<double>::quiet_NaN(); }
-  /// Something to say about the last call, or nothing.
+  /// A note about the last call, or "".
   virtual std::string note() const { return ""; }
-  /// Adds the results of the last call of `pass` to those of other operations, for a file. An array
-  /// that is there already stays. Collective.
+  /// Appends the results of the last call of `pass` to `output`, for --output. Keeps an array that
+  /// is there already. Collective.
   void collect(Pass pass, std::vector<LogprobsPart>& output);
-  /// Names of the operation and the method.
   void set_names(const std::string& op, const std::string& method) { names_ = op + ", " + method; }
 
   std::string label(Pass pass) const override;
   const char* run_word() const override { return "call"; }
   void begin(Pass) override { is_first_ = true; }
   void prepare(Pass pass, bool poisoned) override;
-  /// One call. Backward needs a forward before it.
+  /// Runs one call. A forward call must precede backward.
   void run(Pass pass) override;
   SentTraffic sent() const override;
   std::optional<uint64_t> checksum(Pass pass) override;
@@ -59,18 +58,17 @@ class LogprobsOp : public Case {
   virtual std::vector<ResultArray> results(Pass) { return {}; }
 
   Communicator& tp() const { return c_.grid.tp(); }
-  /// The same ranks, for matrices.
+  /// Communicator of the same ranks, for matrices.
   Communicator& tp_arrays() const { return c_.backend.arrays().tp(); }
   Stream& stream() const { return c_.backend.stream(); }
-  /// For matrices; null: the host's.
+  /// Kernels for matrices; null selects the host's.
   RowKernels* kernels() const { return c_.backend.row_kernels(); }
   MemorySpace space() const { return c_.backend.space(); }
   double temperature() const { return c_.problem.filter.temperature; }
-  /// For `picks` ids a row, with entropies or without.
   ScoreOptions score_options(int64_t picks, bool entropy = false) const {
     return {picks, entropy, temperature(), c_.options.threads, kernels(), &tp_arrays()};
   }
-  /// A row of a result to be verified; holds until the next call.
+  /// Row `row` of a result, on the host. Valid until the next call.
   ConstMatrixRef host_row(ConstMatrixRef matrix, int64_t row) {
     return host_row_.read(matrix, row, stream());
   }
@@ -79,33 +77,32 @@ class LogprobsOp : public Case {
   int64_t columns() const { return vocab().columns(c_.grid.tp_rank()); }
   int64_t valid_columns() const { return vocab().valid(c_.grid.tp_rank()); }
   double element_bytes() const { return static_cast<double>(size_of(c_.problem.type)); }
-  /// Traffic of an all-gather of `bytes` from each rank; of an all-reduce and of a reduce-scatter of
-  /// `bytes` on each rank.
+  /// Traffic that a rank sends in a collective. `bytes` is each rank's contribution to an
+  /// all-gather, and the buffer size of an all-reduce or reduce-scatter.
   static SentTraffic all_gather_of(const Communicator& group, int64_t bytes);
   static SentTraffic all_reduce_of(const Communicator& group, int64_t bytes);
   static SentTraffic reduce_scatter_of(const Communicator& group, int64_t bytes);
-  /// Element `place` of an array of answers; row `token` of one of [tokens, vocab_size]. Nothing
-  /// where there is no such array.
+  /// Element `place` of an answer array, and row `token` of a [tokens, vocab_size] one. Empty if
+  /// there is no such array.
   std::optional<double> answer(const std::string& name, int64_t place) const;
   std::span<const double> answer_row(const std::string& name, int64_t token) const;
   bool takes_any_of_ties() const { return c_.options.ties == "any"; }
-  /// An array of `values` [rows, width], which all tensor-parallel ranks have alike: the first one
-  /// shows it. Width 0: a number a token, [tokens].
+  /// An array of `values` [rows, width] that all tensor-parallel ranks hold; only the first reports
+  /// its rows. Width 0 means one number per token: [tokens].
   template <class T>
   ResultArray shared_array(const char* name, const char* check, double tolerance,
                            std::span<const int64_t> tokens, std::span<const T> values,
                            int64_t width) const;
-  /// A gradient [tokens, vocab_size] of which every rank has its columns.
+  /// A gradient [tokens, vocab_size]; every rank holds its own columns.
   ResultArray gradient_array(const char* name, std::span<const int64_t> tokens, MatrixRef d_logits);
-  /// Reads row `row` of a matrix.
   void read_row(ConstMatrixRef matrix, size_t row, std::span<double> to);
-  /// A whole row without padding, [vocab_size].
+  /// A whole input row without padding, [vocab_size].
   std::vector<double> whole_row(int64_t token, TokenTensor tensor = TokenTensor::logits) const;
-  /// Number of rows of this rank in a sample (--check-tokens).
+  /// Number of rows that this rank samples (--check-tokens).
   int64_t sample_rows() const {
     return std::max<int64_t>(1, c_.options.check_tokens / c_.grid.shape().cp);
   }
-  /// The check of one result; it passes when there is no token at all.
+  /// The check of one result, which passes if there are no tokens.
   Check& check_of(Pass pass, const char* what, double tolerance, Verification& checks) const {
     return gyre::check_of(label(pass), what, tolerance, c_.problem.tokens(), checks);
   }
@@ -113,7 +110,7 @@ class LogprobsOp : public Case {
   double shard_bytes(int64_t rows) const {
     return element_bytes() * static_cast<double>(rows * valid_columns());
   }
-  /// Adds the check that the bits of `results` are the same on all ranks of the group.
+  /// Adds a check that `results` are bitwise equal on all ranks of the group.
   void check_same_bits(std::span<const float> results, Communicator& group,
                        Verification& checks) const;
 
@@ -121,9 +118,9 @@ class LogprobsOp : public Case {
   std::function<void()> forward_, backward_;
 
  private:
-  /// The results, with the answers of the file.
+  /// results(pass), with the file's answers attached.
   std::vector<ResultArray> answered_results(Pass pass);
-  /// Answers of the file to an array; empty: there are none.
+  /// The file's answers for an array; empty if there are none.
   std::vector<double> answers_to(const ResultArray& array);
 
   std::string names_;
@@ -131,8 +128,8 @@ class LogprobsOp : public Case {
   HostRow host_row_;
 };
 
-/// An operation on rows of logits, whose results are the `outputs`: the same on all tensor-parallel
-/// ranks after a forward call.
+/// An operation on rows of logits. Its results are outputs(), which a forward call makes equal on
+/// all tensor-parallel ranks.
 class RowsOp : public LogprobsOp {
  public:
   RowsOp(LogprobsContext& context, LogprobsRows& rows) : LogprobsOp(context), rows_(rows) {}
@@ -151,13 +148,13 @@ class RowsOp : public LogprobsOp {
   LogprobsRows& rows_;
 };
 
-/// What a gradient of one token's row is made of (logprobs/row_gradient.hpp).
+/// Terms of the gradient of one token's row (logprobs/row_gradient.hpp).
 struct RowGradientTerms {
-  std::vector<double> logprobs;          ///< [vocab_size], of what survived
-  double a = 0, b = 0;                   ///< of logprobs/row_gradient.hpp
-  std::span<const int32_t> ids = {};     ///< with a gradient of their own
-  std::span<const double> weights = {};  ///< theirs
-  /// Scale of errors at every column: logit_gradient_scale().
+  std::vector<double> logprobs;          ///< [vocab_size], among the ids that survive
+  double a = 0, b = 0;                   ///< coefficients of logprobs/row_gradient.hpp
+  std::span<const int32_t> ids = {};     ///< ids with a gradient term of their own
+  std::span<const double> weights = {};  ///< the terms of `ids`
+  /// Error scale at every column: logit_gradient_scale().
   std::vector<double> scales() const;
 };
 

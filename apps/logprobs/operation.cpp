@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-/// What the operation reads and the file does not have; empty: nothing.
+/// Names an input that the operation reads and the file lacks; empty if it lacks none.
 std::string missing_input(const InputNeeds& needs, const LogprobsWorkload& problem) {
   if (needs.ids && problem.picks == 0) return problem.origin + " has no /logprobs/ids";
   if (needs.hidden && !problem.has_hidden) return problem.origin + " has no /logprobs/hidden";
@@ -54,7 +54,7 @@ int64_t LogprobsRun::planned_bytes(const LogprobsWorkload& problem, const Logpro
                                    int rank) const {
   const MemoryCase run{problem, o, rank % o.tp};
   const auto picks = static_cast<double>(std::max(problem.picks, problem.top));
-  // A few arrays of a number or of `picks` a token, and their copies from all ranks.
+  // A few arrays of one or `picks` numbers per token, and their copies from all ranks.
   const double small = run.tokens() * (40 + 24 * picks + 8 * o.tp * (1 + picks));
   if (operation.bytes_without_logits) return saturated(small + operation.bytes_without_logits(run));
   const MatrixNeeds& needs = operation.matrices;

@@ -29,7 +29,7 @@ std::vector<std::string> operation_names() {
   return names;
 }
 
-/// The names of those for which `wanted` is true: "a, b and c".
+/// Lists the names of operations for which `wanted` is true: "a, b and c".
 template <class Wanted>
 std::string operations_of(Wanted wanted) {
   std::vector<std::string> names;
@@ -41,7 +41,7 @@ std::string operations_of(Wanted wanted) {
   return fmt::format("{} and {}", fmt::join(names, ", "), last);
 }
 
-/// Columns of each rank; throws a usage error for what is no size.
+/// Columns of each rank. Throws a usage error if an item is not a size.
 std::vector<int64_t> parse_shards(const std::string& text) {
   std::vector<int64_t> sizes;
   for (size_t begin = 0; begin <= text.size();) {
@@ -188,7 +188,7 @@ void check_made_up(const LogprobsOptions& o, ConfigErrors& errors) {
   if (!std::isfinite(o.peak_height)) errors.add("--peak-height {} must be finite", o.peak_height);
   if (o.logit_scale > most_scale)
     errors.add("--logit-scale {}: at most {}", o.logit_scale, most_scale);
-  // A normal number is hardly above 8; what becomes of logits stays far from the limits of f32.
+  // Normal numbers rarely exceed 8. The check keeps scaled logits far from the limits of f32.
   const double largest =
       (8 * o.logit_scale + std::abs(o.peak_height)) / std::min(1.0, o.temperature);
   if (is_temperature(o.temperature) && std::isfinite(o.peak_height) && largest > most_logit)
@@ -203,7 +203,7 @@ void check_made_up(const LogprobsOptions& o, ConfigErrors& errors) {
                o.zero_fraction > 1 ? 1 : 0);
 }
 
-/// Grids of as many ranks as the run has that come nearest to what is wanted.
+/// Up to three grids of `ranks` ranks that are nearest to the requested one.
 std::string grid_hint(const LogprobsOptions& o, int ranks) {
   std::vector<int> all(static_cast<size_t>(ranks));
   std::iota(all.begin(), all.end(), 1);
@@ -244,7 +244,7 @@ void check_columns(const LogprobsOptions& o, ConfigErrors& errors) {
   }
 }
 
-/// What was given must be read by an operation of the run.
+/// Reports an error if `option` is given and no operation of the run reads it.
 void check_own_option(const LogprobsOptions& o, const char* option, const std::string& given,
                       ConfigErrors& errors) {
   bool read = false;

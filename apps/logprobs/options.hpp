@@ -40,14 +40,14 @@ struct LogprobsOptions {
   LogprobsOptions() { layout.taken = {"chunk"}; }
 
   DType type() const { return dtype == "bf16" ? DType::bf16 : DType::f32; }
-  /// Type of the log-probabilities of all ids.
+  /// Type of (log-)softmax results.
   DType output_type() const { return f32_output ? DType::f32 : type(); }
   SamplingFilter filter() const { return {top_k, top_p, temperature}; }
   LayoutOptions layout_options() const { return layout.for_ranks(cp); }
-  /// The columns of each rank, as --shards, --padded and --tp say.
+  /// The columns of each rank, from --shards, --padded and --tp.
   VocabPartition partition() const;
   GatherGradient gather_convention() const;
-  /// Both, forward or backward only. Backward needs a forward, which is then not timed.
+  /// Passes to time. A backward-only run also does forward, untimed.
   std::vector<Pass> passes() const;
   bool wants(const std::string& op_name) const { return op == "all" || op == op_name; }
   bool wants_method(const std::string& name) const { return method == "all" || method == name; }
@@ -55,15 +55,15 @@ struct LogprobsOptions {
 
 void declare_options(CLI::App& app, LogprobsOptions& o);
 
-/// Fills in what was left to be chosen; throws a usage error that lists everything that is wrong
+/// Fills in options that were left open. Throws a usage error that lists everything that is wrong
 /// with the options in a run of `ranks` ranks, with the nearest valid values.
 void check_options(LogprobsOptions& o, int ranks);
 
-/// A "# note" line that names the operations of the run that --method upstream or all does not find
-/// in upstream; "" if it finds all.
+/// A "# note" line that names the operations of the run that have no upstream method although
+/// --method asks for it; "" if there are none.
 std::string method_note(const LogprobsOptions& o);
 
-/// A line for each operation (its methods, what it computes), and for each layout.
+/// One line per operation, with its methods and summary, and one line per layout.
 std::string operation_help();
 
 }  // namespace gyre

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-// One line for each operation, in the order of the table; NAME_operation() in ops/ is its entry.
+// One line per operation, in the order of the table. NAME_operation() in ops/ returns its entry.
 #define GYRE_LOGPROBS_OPERATIONS(X) \
   X(log_softmax)                    \
   X(softmax)                        \

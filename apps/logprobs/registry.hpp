@@ -8,9 +8,9 @@
 
 namespace gyre {
 
-/// In the order of the table.
+/// All operations, in the order of the table.
 const std::vector<LogprobsOperation>& logprobs_operations();
-/// The arrays of all of them, each once.
+/// The arrays of all operations, without duplicates.
 const std::vector<LogprobsArray>& logprobs_arrays();
 const LogprobsArray& find_array(const std::string& name);
 /// Throws a usage error that lists the names.

@@ -20,7 +20,7 @@ double megabytes(int64_t bytes) {
   return static_cast<double>(bytes) / 1e6;
 }
 
-/// The same operation, direction and size by upstream's algorithm; null: not run.
+/// The upstream result with the same operation, pass and size; null if there is none.
 const LogprobsResult* upstream_of(const LogprobsResult& row,
                                   const std::vector<LogprobsResult>& rows) {
   const auto same = std::ranges::find_if(rows, [&](const LogprobsResult& other) {
@@ -30,7 +30,7 @@ const LogprobsResult* upstream_of(const LogprobsResult& row,
   return same == rows.end() ? nullptr : &*same;
 }
 
-/// What this machine can do at most of what a pass does; of a GPU fills and copies alone are known.
+/// The measured rate limit for this kind of traffic. On a GPU, only fills and copies are measured.
 double limit_of(RowTraffic traffic, const MachineRates& rates, bool in_place) {
   const double update = in_place && rates.update > 0 ? rates.update : rates.copy;
   switch (traffic) {
@@ -48,7 +48,7 @@ double limit_of(RowTraffic traffic, const MachineRates& rates, bool in_place) {
   return 0;
 }
 
-/// The largest of all ranks; NaN if it is one here, and with it everywhere.
+/// The largest value of all ranks. NaN if `mine` is NaN, which must then hold on all ranks.
 double largest(Communicator& world, double mine) {
   return std::isnan(mine) ? mine : all_reduce_value(world, mine, ReduceOp::max);
 }
@@ -186,7 +186,7 @@ void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
 
 namespace {
 
-/// Why a run with these options has not compared an array of answers.
+/// Returns why a run with these options has not compared an array of answers.
 AnswerUse not_compared(const std::string& name, const LogprobsFile& file, const LogprobsOptions& o,
                        const Refusals& refused) {
   const auto use = [&](const std::string& why_not, bool was_asked) {

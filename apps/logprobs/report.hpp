@@ -1,5 +1,5 @@
 #pragma once
-// How gyre-logprobs shows what it measured.
+// Results, tables and reports of gyre-logprobs.
 
 #include <map>
 #include <set>
@@ -13,18 +13,18 @@
 
 namespace gyre {
 
-/// An operation by one method in one direction, measured. Its messages are those of a call.
+/// Measured result of one pass of an operation by one method. Messages are counted per call.
 struct LogprobsResult : MeasuredRow {
   std::string op, method;
   Pass pass = Pass::forward;
   int64_t tokens = 0, vocab = 0;
-  double ideal_bytes = 0;   ///< of the rank that has most; NaN: hardly any
-  double limit = 0;         ///< what memory can do of this kind, bytes/s, or cores, FLOP/s
-  int64_t extra_bytes = 0;  ///< beyond inputs and outputs, of the rank that has most
+  double ideal_bytes = 0;   ///< maximum over ranks; NaN if negligible
+  double limit = 0;         ///< rate limit of memory (bytes/s) or cores (FLOP/s)
+  int64_t extra_bytes = 0;  ///< memory beyond inputs and outputs, maximum over ranks
   std::string note;
 
   double gbytes_per_s() const { return ideal_bytes / time_ms.median / 1e6; }
-  /// `flops` are of the rank that has most; NaN: bytes are what counts.
+  /// `flops` is the maximum over ranks; NaN if memory traffic is the limit.
   double tflops_per_rank() const { return flops / time_ms.median / 1e9; }
   double share_of_limit() const;
   std::vector<std::tuple<std::string, Value, std::string>> further() const {
@@ -34,41 +34,41 @@ struct LogprobsResult : MeasuredRow {
   }
 };
 
-/// The rows of a run, with their keys; `cycle`: how often the sweep has been run.
+/// The rows of a run, with their keys. `cycle` counts repetitions of the sweep, from 1.
 std::vector<LogprobsResult> rows_of(const LogprobsRun& run, const LogprobsOptions& o,
                                     const LogprobsWorkload& problem, int cycle);
 
-/// Fills in what a measured operation says of itself; `memory_before`: bytes in use before it was
-/// started. Collective over `world`.
+/// Fills in the traffic, memory, limit and note of a measured operation. `memory_before` is the
+/// bytes in use before start(). Collective over `world`.
 void complete(LogprobsResult& row, const LogprobsOp& op, const LogprobsRun& run,
               int64_t memory_before, const MachineRates& rates, bool in_place, Communicator& world);
 
 const Table<LogprobsResult>& logprobs_table();
 
-/// A report whose configuration says what is scored.
+/// Begins a report with the configuration of the workload.
 RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions& o,
                                 const LogprobsWorkload& problem);
 
-/// Figures of merit: our rates, of the operations whose entries say so, and how many times faster
-/// than upstream's algorithms ours are.
+/// Adds figures of merit: rates of the operations whose entries ask for them, and speedups over
+/// upstream's algorithms.
 void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows);
 
-/// Reasons for which operations did not run, by name.
+/// Why operations did not run, by operation name.
 using Refusals = std::map<std::string, std::string>;
-/// Says for each array of the file's answers whether it was compared, or why not. `compared` names
+/// Returns for each answer array of the file whether it was compared, or why not. `compared` names
 /// the arrays that results were compared with.
 std::vector<AnswerUse> answer_uses(const LogprobsFile& file, const LogprobsOptions& o,
                                    const std::set<std::string>& compared, const Refusals& refused);
 
-/// "# memory ..." line: what a rank's memory and cores can do, all ranks at once.
+/// A "#" line with the memory and FMA rates of a rank while all ranks run.
 std::string rates_text(const MachineRates& rates);
-/// A "#" line where shards are too small for rates to say anything; else nothing.
+/// A "#" line that warns if shards are too small for rates to be meaningful, else "".
 std::string smallness_text(const MachineRates& rates, int64_t tokens);
 
-/// A "#" line of what the table has no column for.
+/// A "#" line of results that have no column in the table.
 std::string details_text(const LogprobsResult& row);
 
-/// Writes the results that ranks have collected. Collective.
+/// Writes the results that all ranks have collected. Collective.
 void write_results(OutputFile& output, const std::vector<LogprobsPart>& mine,
                    const LogprobsContext& context, const std::string& input_sha256,
                    const Provenance& provenance);
