@@ -1,9 +1,9 @@
-// distill, distill-renormalised: a student's log-probabilities of a teacher's --picks ids, over the
-// vocabulary (with the entropy) or over those ids alone.
+// distill, distill-renormalised: a student's log-probabilities of a teacher's --picks ids.
+// distill normalises over the vocabulary and adds the entropy; the other over those ids alone.
 //
-// Defined by distillation_reference and distillation_gradient_reference. A forward call is one
-// all-gather of 4 (3 + K) bytes a row or, renormalised, one all-reduce of 4 K; backward sends
-// nothing.
+// References: distillation_reference and distillation_gradient_reference. Forward does one
+// all-gather of 4 (3 + K) bytes per row or, renormalised, one all-reduce of 4 K bytes per row.
+// Backward sends nothing.
 
 #include "logprobs/distillation.hpp"
 
@@ -109,7 +109,7 @@ class DistillationOp final : public PicksOp {
     const double h = renormalised_ ? 0 : static_cast<double>(d_entropy_[r]);
     const double sum = std::accumulate(g.begin(), g.end(), 0.0);
     const DistillationReference forward = wanted(r);
-    if (std::isnan(forward.student[0])) {  // a distribution over nothing has no gradient
+    if (std::isnan(forward.student[0])) {  // an empty distribution has no gradient
       ExpectedRow want{std::vector<double>(row.size(), 0), std::vector<double>(row.size(), 1)};
       want.undefined = std::ranges::any_of(g, [](double x) { return x != 0; });
       if (want.undefined)
@@ -121,7 +121,7 @@ class DistillationOp final : public PicksOp {
     terms.b = -h;
     terms.ids = ids_of(index);
     std::vector<double> weights = g;
-    if (renormalised_) {  // all of the gradient is at the ids: g_k - p_k Σ g
+    if (renormalised_) {  // only the ids have a gradient: g_k - p_k Σ g
       terms.a = 0;
       for (size_t k = 0; k < g.size(); ++k) {
         const double size = std::abs(forward.student[k]);

@@ -1,7 +1,7 @@
-// exchange: columns for rows (forward) and back (backward).
+// exchange: turns column shards of the logits into row shards (forward) and back (backward).
 //
-// Defined by the logits themselves, to the bit. A call is one exchange, a message to every rank
-// with which this one shares a block of logits.
+// Results must equal the logits bitwise. A call is one exchange. It sends one message to every
+// other rank for which this rank has a nonempty block of logits.
 
 #include <fmt/format.h>
 
@@ -26,7 +26,7 @@ class ExchangeOp final : public RowsOp {
   }
   void prepare_backward() override {
     RowsOp::prepare_backward();
-    rows_.clobber();  // what is to come back must not be there already
+    rows_.clobber();  // so that only backward can put the logits there
   }
   void poison() override { by_rows_.poison(stream()); }
   std::optional<SentTraffic> expected(Pass pass) const override {

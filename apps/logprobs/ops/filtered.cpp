@@ -1,10 +1,10 @@
 // filtered: log-probability of each token's target under temperature, top-k and top-p.
 //
-// Defined by filtered_logprob_reference and filtered_gradient_reference, or where rounding decides
-// how many survive, by the same of another number (SurvivorsReference). A forward call is one
-// all-gather of 16 bytes a row and of the lists of the largest logits; rows whose threshold no list
-// holds cost rounds that depend on the logits. Backward sends nothing. NeMo RL's: an all-to-all of
-// all logits in f32 in both directions, and an all-gather of 4 bytes a row.
+// References: filtered_logprob_reference and filtered_gradient_reference. Where rounding decides
+// how many ids survive, they use another number of survivors (SurvivorsReference). Forward does one
+// all-gather of 16 bytes per row plus the lists of the largest logits. Rows whose threshold is in
+// no list need extra rounds that depend on the logits. Backward sends nothing. NeMo RL does an f32
+// all-to-all of all logits in both directions, and an all-gather of 4 bytes per row.
 
 #include <fmt/format.h>
 
@@ -71,7 +71,7 @@ class FilteredOp : public RowsOp {
 
   Buffer<float> logprob_;
   std::vector<float> d_logprob_;
-  std::function<std::vector<int32_t>()> survivors_;  // of the last forward pass, [rows]; collective
+  std::function<std::vector<int32_t>()> survivors_;  // last forward's counts, [rows]; collective
 
  private:
   FilteredRow filtered_row(size_t r) const {
@@ -103,7 +103,7 @@ class FilteredOp : public RowsOp {
   double gradient(size_t r) const { return static_cast<double>(d_logprob_[r]); }
 
   int64_t by_digits_ = 0;
-  std::vector<int32_t> kept_;  // what it gave when results were verified
+  std::vector<int32_t> kept_;  // result of survivors_ when verify() ran
 };
 
 /// NeMo RL's algorithm.
@@ -128,11 +128,11 @@ class UpstreamFilteredOp final : public FilteredOp {
   }
 
  private:
-  /// Rows of the exchange, dealt in order as evenly as they can be.
+  /// Number of rows that `rank` has after the exchange: contiguous, balanced blocks.
   int64_t dealt(int rank) const {
     return rows_.rows() / tp().size() + (rank < rows_.rows() % tp().size() ? 1 : 0);
   }
-  /// What upstream's all-to-all sends, of f32.
+  /// Traffic of upstream's all-to-all, which sends f32.
   SentTraffic exchanged(bool columns_for_rows) const {
     SentTraffic sent;
     const int me = c_.grid.tp_rank();

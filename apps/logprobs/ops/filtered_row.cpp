@@ -11,7 +11,7 @@
 namespace gyre {
 namespace {
 
-/// The row with `mine` survivors; an answer that has another number is held against `other`.
+/// Expects `mine` of the result, and `other` of the answer, which has another number of survivors.
 ExpectedRow with_answer(ExpectedRow mine, ExpectedRow other) {
   mine.stored = std::move(other.values);
   mine.stored_scales = std::move(other.scales);
@@ -29,7 +29,7 @@ FilteredRow::FilteredRow(std::vector<double> row, const SamplingFilter& filter, 
       survivors_(row_, filter, logprob_tolerance()) {}
 
 std::optional<int64_t> FilteredRow::survivors_of(const FilteredAnswers& answers) const {
-  constexpr double least = 0x1p-120;  // what f32 has more than one bit of
+  constexpr double least = 0x1p-120;  // f32 holds larger numbers with more than one bit
   const std::span<const int32_t> doubtful = survivors_.doubtful();
   const int64_t most = survivors_.most();
   if (!answers.gradient.empty() && !doubtful.empty() &&

@@ -1,7 +1,7 @@
 #pragma once
-// A row of logits under a filter, by the definition: what `filtered` and `packed-filtered` compare
-// their results with. Where rounding decides how many survive, a result is held against the row
-// with as many survivors as it has, and so is an answer of the file, which may have another number.
+// Reference for a row of logits under a filter, used to check `filtered` and `packed-filtered`.
+// Where rounding decides how many ids survive, a result is compared with the reference that has the
+// same number of survivors. So is an answer of the file, whose number may differ.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace gyre {
 
-/// The file's answers for one token under a filter; a missing answer is absent or empty.
+/// The file's answers for one token under a filter. A missing answer is empty.
 struct FilteredAnswers {
   std::optional<double> logprob;
   std::span<const double> gradient;  ///< [vocab_size], or empty
@@ -25,34 +25,34 @@ struct FilteredAnswers {
 
 class FilteredRow {
  public:
-  /// row [vocab_size], without padding. `id` is asked for; g: the gradient of its log-probability.
+  /// `row` [vocab_size] has no padding. `id` is scored; g is the gradient of its log-probability.
   FilteredRow(std::vector<double> row, const SamplingFilter& filter, int32_t id, double g);
   FilteredRow(const FilteredRow&) = delete;
   FilteredRow& operator=(const FilteredRow&) = delete;
 
-  /// The expected log-probability: of the right set nearest to `got`, and of that of the answers.
+  /// The expected log-probability for the valid survivor set nearest to `got`, and for the answers.
   ExpectedRow score(double got, const FilteredAnswers& answers) const;
-  /// The expected gradient: of `survivors` survivors, and of the right set of the answers.
+  /// The expected gradient for `survivors` survivors, and for the survivor set of the answers.
   ExpectedRow gradient(int64_t survivors, const FilteredAnswers& answers) const;
-  /// Adds that as many survive as may, and that `got` is the log-probability among so many.
-  /// `any_of_ties`: another one of equal logits may survive. `place` names the row.
+  /// Checks that the number of survivors is valid and that `got` is the log-probability among them.
+  /// `any_of_ties` lets any one of equal logits survive. `place` names the row.
   void compare_survivors(int64_t survivors, double got, bool any_of_ties, const std::string& place,
                          Check& check) const;
-  /// One of both log-probabilities says that the id survives, the other one that an equal logit
-  /// does in its place.
+  /// Whether the id survives by only one of the two log-probabilities, and by the other an equal
+  /// logit may survive in its place.
   bool is_other_survivor(double got, double want) const;
-  /// One of both gradients at column `column` is 0, as of one that does not survive; whether the
-  /// other one is that of an equal logit that does. `stored`: type of the gradient.
+  /// Requires that exactly one gradient at `column` is 0, so the column was dropped. Whether the
+  /// other is right for an equal logit that survives. `stored` is the type of the gradient.
   bool is_other_gradient(DType stored, int64_t column, double got, double want) const;
 
  private:
   ExpectedRow score_of(int64_t survivors) const;
   ExpectedRow gradient_of(int64_t survivors) const;
-  /// How many survive, as the answers say; nothing without answers.
+  /// The number of survivors that the answers imply; empty without answers.
   std::optional<int64_t> survivors_of(const FilteredAnswers& answers) const;
   /// Whether the filter may drop the column and keep an equal logit.
   bool is_at_boundary(int64_t column) const;
-  /// The log-probability that a column has, or would have in the place of an equal logit.
+  /// The log-probability that a column has, or would have if it replaced an equal logit.
   double logprob_in_place(int64_t column, int64_t survivors) const;
   int32_t at_rank(int64_t rank) const { return survivors_.ranked()[static_cast<size_t>(rank)]; }
   double logit(int64_t column) const { return row_[static_cast<size_t>(column)]; }
@@ -65,8 +65,8 @@ class FilteredRow {
   SurvivorsReference survivors_;
 };
 
-/// Holds the numbers of survivors `kept` and the log-probabilities of `rows`, which are of
-/// `tokens`, against row_of(row): FilteredRow::compare_survivors.
+/// Compares survivor counts `kept` and log-probabilities of the sampled `rows` with row_of(row),
+/// by FilteredRow::compare_survivors. `tokens` has the token of every row.
 template <class RowOf>
 void compare_survivors(std::span<const size_t> rows, std::span<const int64_t> tokens,
                        std::span<const int32_t> kept, std::span<const float> logprob,
@@ -78,8 +78,8 @@ void compare_survivors(std::span<const size_t> rows, std::span<const int64_t> to
   check.add_sample(std::ssize(rows), std::ssize(tokens) - padding);
 }
 
-/// Bytes of the list of a token's largest logits that a rank sends: top_k of them, or as many as
-/// the options say.
+/// Bytes that a rank sends for a token's list of largest logits: top_k entries. Without top_k, the
+/// list has --list-length entries, or 1 if top_p is 1.
 int64_t filter_list_bytes(const LogprobsContext& context);
 
 }  // namespace gyre

@@ -1,9 +1,9 @@
-// fused-linear: hidden states to log-probabilities and entropies, without logits.
+// fused-linear: hidden states to log-probabilities and entropies, without stored logits.
 //
-// Defined by score_row_reference and log_softmax_reference of the product of hidden states and the
-// head's weight, both in double precision, or by the answers of the file. A forward call is an
-// exchange of hidden states, a message to every other rank, and one all-gather of 16 bytes a token;
-// backward is a message to every other rank, of the gradient of its hidden states in f32.
+// References: score_row_reference and log_softmax_reference of the product of hidden states and
+// head weight, both in double precision, or the answers of the file. Forward sends hidden states
+// in one message to every other rank, then does one all-gather of 16 bytes per token. Backward
+// sends every other rank one message with the f32 gradient of that rank's hidden states.
 
 #include "logprobs/fused_linear.hpp"
 
@@ -22,11 +22,11 @@
 namespace gyre {
 namespace {
 
-/// Products of a check, about a second's work: rows of large vocabularies are sampled less.
+/// Limit of products per check, about one second of work. It reduces samples of large vocabularies.
 constexpr int64_t most_products = int64_t{1} << 29;
 
-/// Hidden states and weights are those of the file; otherwise hidden states are normal, and weights
-/// so that logits are as large as the options say.
+/// Takes hidden states and weights from the file if it has them. Otherwise hidden states are normal
+/// numbers, and weights are scaled so that logits have the size that the options set.
 class LinearOp final : public LogprobsOp {
  public:
   explicit LinearOp(LogprobsContext& context)
@@ -75,7 +75,7 @@ class LinearOp final : public LogprobsOp {
     for (Buffer<float>* results : {&d_x_, &d_weight_})
       stream().fill(results->data(), std::byte{0xff}, results->span().size_bytes());
   }
-  /// Own hidden states to everybody, then records; parts of d_x to those whose rows they are.
+  /// Forward sends own hidden states to all ranks, then records. Backward sends d_x to row owners.
   std::optional<SentTraffic> expected(Pass pass) const override {
     const int64_t others = tp().size() - 1, own = layer_.rows() * hidden_;
     if (pass == Pass::backward)
@@ -86,7 +86,7 @@ class LinearOp final : public LogprobsOp {
         others * own * static_cast<int64_t>(size_of(c_.problem.type)) + records.bytes};
   }
   double ideal_bytes(Pass) const override { return nan_of<double>; }
-  /// One product forward; the logits again, and two more, backward, of tokens with a gradient.
+  /// Forward: one product. Backward: three, with recomputed logits, for tokens with a gradient.
   double flops(Pass pass) const override {
     int64_t active = 0;
     for (size_t i = 0; i < tokens_.size(); ++i)
@@ -104,7 +104,7 @@ class LinearOp final : public LogprobsOp {
 
  private:
   int64_t count() const { return std::ssize(tokens_); }
-  /// A row of made-up numbers.
+  /// A row of generated normal numbers times `scale`.
   std::vector<float> made_up_row(TokenTensor tensor, int64_t index, double scale) const {
     std::vector<float> row(static_cast<size_t>(hidden_));
     fill_token_row({static_cast<uint64_t>(c_.options.seed), tensor}, index, row);
@@ -115,7 +115,7 @@ class LinearOp final : public LogprobsOp {
     const auto begin = all.begin() + index * hidden_;
     return {begin, begin + hidden_};
   }
-  /// To numbers that the type of the run holds exactly.
+  /// Rounds to the workload's type.
   std::vector<float> rounded(std::vector<float> row) const {
     if (c_.problem.type == DType::bf16)
       for (float& value : row) value = to_float(to_bf16(value));
@@ -125,7 +125,7 @@ class LinearOp final : public LogprobsOp {
     return rounded(factors_ == nullptr ? made_up_row(TokenTensor::hidden, token, 1)
                                        : stored_row(factors_->hidden, token));
   }
-  /// Padded columns hold NaN, which nothing may read.
+  /// Padding columns hold NaN and must not be read.
   std::vector<float> weight_row(int64_t id) const {
     if (id >= vocab().vocab_size)
       return std::vector<float>(static_cast<size_t>(hidden_), nan_of<float>);
@@ -138,13 +138,13 @@ class LinearOp final : public LogprobsOp {
   int64_t most_rows() const {
     return std::max<int64_t>(1, most_products / (vocab().vocab_size * hidden_));
   }
-  /// Calls body(id, weights of the id) for the whole vocabulary.
+  /// Calls body(id, weight row of the id) for the whole vocabulary.
   template <class Body>
   void for_each_id(Body body) const {
     for (int64_t id = 0; id < vocab().vocab_size; ++id)
       body(static_cast<size_t>(id), weight_row(id));
   }
-  /// Whole rows of logits of these tokens.
+  /// Whole rows of logits of the tokens at `indices`.
   std::vector<std::vector<double>> logits_of(std::span<const size_t> indices) const {
     std::vector<std::vector<float>> x;
     for (const size_t i : indices) x.push_back(hidden_row(tokens_[i]));
@@ -155,10 +155,10 @@ class LinearOp final : public LogprobsOp {
     });
     return z;
   }
-  /// The rms of logits over the temperature.
+  /// RMS of the logits divided by the temperature.
   double logit_size() const { return logit_scale_ / temperature(); }
   double score_tolerance() const { return linear_logprob_tolerance(hidden_, logit_size()); }
-  /// On a device, gradients of logits of bf16 factors are rounded to bf16 themselves.
+  /// On a device with bf16 factors, logit gradients are rounded to bf16 too.
   double gradient_tolerance(int64_t terms) const {
     const double exact = linear_gradient_tolerance(hidden_, terms, logit_size());
     const bool rounded = space() == MemorySpace::device && c_.problem.type == DType::bf16;
@@ -193,7 +193,7 @@ class LinearOp final : public LogprobsOp {
     return rows;
   }
 
-  /// What makes the gradient of token i's logits.
+  /// Coefficients of the gradient of one token's logits; see logit_gradient().
   struct Slopes {
     double a, b, weight;
   };
@@ -201,14 +201,14 @@ class LinearOp final : public LogprobsOp {
     const auto g = static_cast<double>(d_logprob_[i]), h = static_cast<double>(d_entropy_[i]);
     return {-(g + h * entropy) / temperature(), -h / temperature(), g / temperature()};
   }
-  /// Rows of a gradient as sums of products, and of the squares of their sizes.
+  /// Accumulates gradient rows as sums of products, and the squared error scales of the products.
   struct GradientSums {
     size_t width;
     std::vector<double> values, squares;  // [rows, width]
 
     GradientSums(size_t count, int64_t hidden)
         : width(static_cast<size_t>(hidden)), values(count * width, 0), squares(values) {}
-    /// Adds a logit's gradient, with what its errors are relative to, times `factors`.
+    /// Adds `gradient`, a logit's gradient and its error scale, times `factors`.
     void add(size_t row, const std::pair<double, double>& gradient,
              const std::vector<float>& factors) {
       for (size_t d = 0; d < width; ++d) {
@@ -231,14 +231,14 @@ class LinearOp final : public LogprobsOp {
       return all;
     }
   };
-  /// A logit's gradient, and what its errors are relative to.
+  /// A logit's gradient and its error scale.
   static std::pair<double, double> logit_gradient(double logprob, const Slopes& s, bool is_target) {
     const double weight = is_target ? s.weight : 0;
     return {std::exp(logprob) * (s.a + s.b * logprob) + weight,
             logit_gradient_scale(logprob, s.a, s.b, std::abs(weight))};
   }
 
-  /// dX = G W: rows of this rank.
+  /// dX = G W for the rows of this rank.
   ResultArray hidden_gradient() {
     const auto mine =
         std::span(tokens_).subspan(static_cast<size_t>(first_), static_cast<size_t>(layer_.rows()));
@@ -273,8 +273,8 @@ class LinearOp final : public LogprobsOp {
     return sums.rows();
   }
 
-  /// dW = G^T X: this rank's columns, summed over the ranks that share the tokens. Normalisers are
-  /// those that the forward pass implies, which is verified by itself.
+  /// dW = G^T X for this rank's columns, summed over context-parallel ranks. The reference takes
+  /// normalisers from the forward results, which are verified separately.
   ResultArray head_gradient() {
     const int64_t most_terms = ceil_div(c_.problem.tokens(), c_.grid.shape().cp);
     ResultArray array{
@@ -311,7 +311,7 @@ class LinearOp final : public LogprobsOp {
     sum_over_tokens(sums.squares);
     return sums.rows();
   }
-  /// values <- their sums over the ranks that share the tokens. Collective over these.
+  /// Sums `values` in place over context-parallel ranks. Collective over these.
   void sum_over_tokens(std::span<double> values) const {
     HostStream host;
     c_.grid.cp()
@@ -319,7 +319,7 @@ class LinearOp final : public LogprobsOp {
                     "summing d_weight for a check")
         ->wait();
   }
-  /// Log-sum-exp of token i's logits over the temperature.
+  /// Log-sum-exp of token i's logits divided by the temperature.
   double log_sum_of(size_t i, const std::vector<float>& x) const {
     if (vocab().owner(targets_[i]) >= 0)
       return product(x, weight_row(targets_[i])) / temperature() -
@@ -329,10 +329,10 @@ class LinearOp final : public LogprobsOp {
   }
 
   int64_t hidden_;
-  const LinearFactors* factors_;  // null: made up
-  double logit_scale_;            // root of the mean square of logits, or a bound of it
+  const LinearFactors* factors_;  // null if generated
+  double logit_scale_;            // RMS of the logits, or a bound of it
   double weight_scale_;
-  std::vector<int64_t> tokens_;  // of this context-parallel rank
+  std::vector<int64_t> tokens_;  // tokens of this context-parallel rank
   FusedLinear layer_;
   int64_t first_;
   LogitMatrix x_, weight_;
@@ -341,8 +341,8 @@ class LinearOp final : public LogprobsOp {
   std::vector<float> d_logprob_, d_entropy_;
 };
 
-/// Hidden states of all ranks, two parts of their gradient that leave and one that comes; weights
-/// and their gradient; on a GPU, a tile of logits and of their gradient.
+/// Bytes of the hidden states of all ranks, two send parts and one receive part of their gradient,
+/// the weights and their gradient, and on a GPU a tile of logits and of their gradient.
 double matrix_bytes(const MemoryCase& run) {
   const auto hidden = static_cast<double>(run.problem.hidden);
   const double tile =

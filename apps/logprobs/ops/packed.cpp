@@ -1,18 +1,18 @@
 // packed, packed-prerolled, packed-filtered: next tokens of packed sequences, end to end.
 //
-// Targets by index arithmetic of the layout; log-probabilities of the local slots, or those under
-// the filter; all sequences gathered to [sequences, longest - 1]. Slots of padding hold NaN, which
-// reaches no result. Defined by score_row_reference and score_gradient_reference, or by
+// Index arithmetic on the layout finds the targets. Each rank computes (filtered) log-probabilities
+// of its slots, and all sequences are gathered to [sequences, longest - 1]. Padding slots hold NaN,
+// which reaches no result. References: score_row_reference and score_gradient_reference, or
 // filtered_logprob_reference and filtered_gradient_reference.
 //
-// Backward, by --gather-gradient: `split`, every rank has the gradient of the whole loss, and takes
-// its own part; `sum`, the ranks' losses are parts of one sum, and every prediction is in two of
-// them; `none`, the gathered log-probabilities are constants.
+// --gather-gradient sets backward. With `split`, every rank has the gradient of the whole loss and
+// takes its own part. With `sum`, the ranks' losses add up to the loss, and every prediction is in
+// two of them. With `none`, the gathered log-probabilities are constants.
 //
-// A call is two all-gathers that compare arguments, of 8 and 40 bytes. Forward adds one of 12 bytes
-// a slot (filtered: 16 and the lists of the largest logits, and more where these are too short)
-// over tensor-parallel and one of 4 over context-parallel ranks; backward adds, with `sum` alone, a
-// reduce-scatter of 4 bytes a slot of every rank.
+// A call compares arguments in two all-gathers of 8 and 40 bytes. Forward adds an all-gather over
+// tensor-parallel ranks of 12 bytes per slot (filtered: 16, the lists of the largest logits, and
+// more if these are too short) and one of 4 bytes per slot over context-parallel ranks. Backward
+// adds a reduce-scatter of 4 bytes per slot of every rank, with `sum` only.
 
 #include <fmt/format.h>
 
@@ -33,10 +33,10 @@
 namespace gyre {
 namespace {
 
-/// Sequences in slots, under the layout of the options.
+/// Assigns sequences to slots under --layout.
 struct PackedSequences {
   std::vector<int32_t> real{0}, padded{0};
-  std::vector<int64_t> token_of_slot;  // negative: padding
+  std::vector<int64_t> token_of_slot;  // negative for padding
   Layout layout;
 
   PackedSequences(const LogprobsWorkload& problem, const LogprobsOptions& o) {
@@ -60,7 +60,7 @@ struct PackedSequences {
   }
 };
 
-/// What distinguishes the members of the family.
+/// Variant of the packed operation.
 struct Packing {
   bool prerolled = false;  ///< targets were rolled ahead of time
   bool filtered = false;
@@ -102,7 +102,7 @@ class PackedOp final : public RowsOp {
     RowsOp::poison();
   }
   std::optional<SentTraffic> expected(Pass pass) const override {
-    // Both directions compare their arguments: whether all are right, then five numbers.
+    // Both passes compare arguments over ranks: first their validity, then five numbers.
     const Communicator& cp = c_.grid.cp();
     SentTraffic sent = all_gather_of(cp, 8) + all_gather_of(cp, 5 * 8);
     if (pass == Pass::forward && by_digits_ > 0) return std::nullopt;
@@ -171,13 +171,13 @@ class PackedOp final : public RowsOp {
                                        convention_);
   }
   PredictionShape shape() const { return {packed_.padded, width_, 1}; }
-  /// Upstream gradient of the log-probability of the token's next one, over all ranks.
+  /// Upstream gradient, over all ranks, of the log-probability of the token that follows `token`.
   float gradient(int64_t token) const {
     const bool constant = convention_ == GatherGradient::none || !has_next(token);
     return constant ? 0 : c_.inputs.gradient(token, 0);
   }
-  /// How much of a prediction's gradient is this rank's: of `sum`, half on each of two ranks, so
-  /// that the sum is exact and neither rank has all of it.
+  /// Share of a prediction's gradient on this rank. With `sum`, two ranks have half each, so that
+  /// the sum is exact and neither rank has all of it.
   float share(size_t place) const {
     const auto ranks = static_cast<size_t>(c_.grid.cp().size());
     if (convention_ != GatherGradient::sum || ranks == 1) return 1;
@@ -188,7 +188,7 @@ class PackedOp final : public RowsOp {
   bool has_next(int64_t token) const {
     return token >= 0 && !std::ranges::binary_search(c_.problem.offsets, token + 1);
   }
-  /// body(token, place) for every token that another one follows.
+  /// Calls body(token, place) for every token that has a next one.
   template <class Body>
   void for_each_prediction(Body body) const {
     for (int64_t i = 0; i < c_.problem.sequences(); ++i)
@@ -213,7 +213,7 @@ class PackedOp final : public RowsOp {
   }
   std::vector<ResultArray> results(Pass pass) override {
     if (pass == Pass::forward) return {predictions()};
-    const bool constant = convention_ == GatherGradient::none;  // and then it is no gradient
+    const bool constant = convention_ == GatherGradient::none;  // then the file gets no gradient
     ResultArray array =
         gradient_array(constant ? "" : gradient_name(packing_), rows_.tokens(), rows_.d_logits());
     array.expect = expect_rows([this](size_t r) { return expected_gradient(r); });
@@ -225,13 +225,13 @@ class PackedOp final : public RowsOp {
       };
     return {array};
   }
-  /// Whether place p of sequence i is a slot behind its tokens: what is there is no prediction.
+  /// Whether place p of sequence i belongs to a padding slot after its tokens, not a prediction.
   bool is_padding(size_t i, size_t p) const {
     const auto length = static_cast<size_t>(c_.problem.length(static_cast<int64_t>(i)));
     const auto slots = static_cast<size_t>(packed_.padded[i + 1] - packed_.padded[i]);
     return p + 1 >= length && p + 1 < slots;
   }
-  /// All ranks have all sequences. Of what has no answer, some tokens are computed again.
+  /// Predictions of all sequences, which all ranks hold. Without answers, only a sample is checked.
   ResultArray predictions() const {
     ResultArray array{values_name(packing_), {c_.problem.sequences(), width_}, "log-probabilities"};
     array.tolerance = logprob_tolerance();
@@ -260,7 +260,7 @@ class PackedOp final : public RowsOp {
       };
     return array;
   }
-  /// Expected values of the tokens that are computed again; zeros after the end of the sequence.
+  /// Expected values of the tokens marked in `some`, and zeros after the end of the sequence.
   ExpectedRow expected_sequence(size_t i, const std::vector<bool>& some) const {
     const auto width = static_cast<size_t>(width_);
     ExpectedRow want{std::vector<double>(width, 0), std::vector<double>(width, 1)};
@@ -290,7 +290,7 @@ class PackedOp final : public RowsOp {
     if (has_next(token)) answers.logprob = answer(values_name(packing_), place_of(token));
     return answers;
   }
-  /// Index in the gathered array of the prediction that a token's row makes.
+  /// Index of the prediction by a token's row in the gathered array.
   int64_t place_of(int64_t token) const {
     const std::vector<int64_t>& offsets = c_.problem.offsets;
     const auto i = std::ranges::upper_bound(offsets, token) - offsets.begin() - 1;
@@ -318,7 +318,7 @@ class PackedOp final : public RowsOp {
     return {score_gradient_reference(row, std::span(&id, 1), std::span(&g, 1), 0, temperature()),
             terms.scales()};
   }
-  /// The gradient of slots without a token is 0.
+  /// Checks that the gradient of padding slots is 0.
   void check_padding(Verification& checks) {
     Check& check = check_of(Pass::backward, "d_logits of padding", 0, checks);
     for (int64_t r = 0; r < rows_.rows(); ++r) {
@@ -328,7 +328,7 @@ class PackedOp final : public RowsOp {
         check.add(static_cast<double>(row.at(0, c)), 0,
                   [&] { return fmt::format("slot {} column {}", r, first_column() + c); });
     }
-    if (c_.grid.world().rank() == 0) check.add_nothing();  // there may be none
+    if (c_.grid.world().rank() == 0) check.add_nothing();  // there may be no padding
   }
 
   Packing packing_;
@@ -339,7 +339,7 @@ class PackedOp final : public RowsOp {
   Buffer<float> logprob_;
   std::vector<float> predictions_, d_predictions_;  // [sequences, width]
   int64_t by_digits_ = 0;
-  std::function<std::span<const int32_t>()> survivors_;  // filtered: of the last forward pass
+  std::function<std::span<const int32_t>()> survivors_;  // filtered: last forward's counts
 };
 
 std::string packable(const LogprobsWorkload& problem, const LogprobsOptions& o) {

@@ -1,5 +1,5 @@
 #pragma once
-// What raw-gather and the distillations share.
+// Base class of raw-gather and the distillations.
 
 #include <span>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace gyre {
 
-/// What the operations on a token's ids share: gradients [rows, picks] of their results.
+/// Base of operations on a token's ids, with values and gradients [rows, picks].
 class PicksOp : public RowsOp {
  public:
   explicit PicksOp(LogprobsContext& context)

@@ -1,7 +1,7 @@
-// raw-gather: logits of --picks ids a token.
+// raw-gather: logits of --picks ids per token.
 //
-// Defined by the logits themselves; the gradient puts that of each id where it is. A forward call
-// is one all-reduce of 4 bytes an id; backward sends nothing.
+// The reference is the logits themselves. Backward adds each id's gradient to the id's column.
+// Forward does one all-reduce of 4 bytes per id; backward sends nothing.
 
 #include <fmt/format.h>
 

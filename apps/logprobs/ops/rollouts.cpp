@@ -1,10 +1,10 @@
-// rollouts: a prompt that is stored once, and answers to it: the first sequence and the others.
+// rollouts: a prompt, stored once as the first sequence, and answers to it, the other sequences.
 //
-// Each token is predicted by the row before it, the first one of every answer by the last row of
-// the prompt, whose gradient is the sum over the answers. The prompt's first token is predicted by
-// nobody. Defined by score_row_reference and score_gradient_reference. A forward call is one
-// all-gather of 12 bytes a row, and where there are several answers one of 4 (2 + answers) bytes on
-// ranks that hold the last row of the prompt; backward sends nothing.
+// The row before a token predicts it. The prompt's last row predicts the first token of every
+// answer, and its gradient is the sum over the answers. No row predicts the prompt's first token.
+// References: score_row_reference and score_gradient_reference. Forward does one all-gather of 12
+// bytes per row and, if there are several answers, one of 4 (2 + answers) bytes on ranks that hold
+// the last row of the prompt. Backward sends nothing.
 
 #include <fmt/format.h>
 
@@ -72,12 +72,12 @@ class RolloutsOp final : public RowsOp {
   bool has_next(int64_t token) const {
     return token >= 0 && !std::ranges::binary_search(c_.problem.offsets, token + 1);
   }
-  /// The token in whose row this one is predicted; -1: in none.
+  /// The token whose row predicts this one; -1 if there is none.
   int64_t predicting_row(int64_t token) const {
     if (token == 0) return -1;
     return has_next(token - 1) ? token - 1 : begin_of(1) - 1;
   }
-  /// Tokens that are predicted in the row of this one.
+  /// Tokens that the row of `token` predicts.
   std::vector<int64_t> predicted_by(int64_t token) const {
     if (has_next(token)) return {token + 1};
     std::vector<int64_t> answers;
@@ -89,7 +89,7 @@ class RolloutsOp final : public RowsOp {
   std::vector<ResultArray> results(Pass pass) override {
     return {pass == Pass::forward ? logprobs() : gradient()};
   }
-  /// Log-probability of every token, on the rank with the row that predicts it; 0 if none does.
+  /// Log-probability of every token, on the rank whose row predicts it; 0 if no row does.
   ResultArray logprobs() {
     tokens_.clear();
     values_.clear();
@@ -135,13 +135,13 @@ class RolloutsOp final : public RowsOp {
     return {score_gradient_reference(row, ids, g, 0, temperature()), terms.scales()};
   }
 
-  std::vector<int32_t> ids_;          // [rows] the id that the row predicts; -1: none, or several
+  std::vector<int32_t> ids_;          // [rows] the id that the row predicts; -1 if none or several
   std::vector<Branch> branches_;      // the prompt's last row, on the rank that has it
-  std::vector<int64_t> predicted_;    // tokens, of rows and of branches; -1: none
-  std::vector<int64_t> unpredicted_;  // tokens of rows here that no row predicts
+  std::vector<int64_t> predicted_;    // predicted tokens, of rows, then of branches; -1 if none
+  std::vector<int64_t> unpredicted_;  // tokens of local rows that no row predicts
   Buffer<float> logprob_{0};          // [predicted]
   std::vector<float> d_logprob_;      // [predicted]
-  std::vector<int64_t> tokens_;       // of the result
+  std::vector<int64_t> tokens_;       // tokens of the result
   std::vector<float> values_;
 };
 

@@ -1,9 +1,8 @@
-// logprob, entropy, logprob-entropy, gather: scores of ids that are given, from one pass over the
-// rows.
+// logprob, entropy, logprob-entropy, gather: scores of given ids, from one pass over the rows.
 //
-// Defined by score_row_reference, log_softmax_reference and score_gradient_reference. A forward
-// call is one all-gather of 4 (2 + K + 1 with entropies) bytes a row, K ids each; backward sends
-// nothing. NeMo RL's: all-reduces of 4 bytes a row or value, see UpstreamScoreOp::expected.
+// References: score_row_reference, log_softmax_reference and score_gradient_reference. Forward does
+// one all-gather of 4 (2 + K) bytes per row with K ids, and 4 more with entropies. Backward sends
+// nothing. NeMo RL does all-reduces of 4 bytes per row or value; see UpstreamScoreOp::expected.
 
 #include <fmt/format.h>
 
@@ -19,7 +18,7 @@
 namespace gyre {
 namespace {
 
-/// What a member of the family computes of each row.
+/// The scores that an operation of this family computes for each row.
 struct Scores {
   enum class Ids { none, target, picks } ids = Ids::none;
   bool entropy = false;
@@ -76,12 +75,12 @@ class ScoreOp : public RowsOp {
 
  protected:
   std::vector<std::span<float>> outputs() override { return {logprob_.span(), entropies_.span()}; }
-  /// The coefficient `a` of a gradient's errors, from the sum of its terms and of their sizes: ours
-  /// rounds the sum; many terms may cancel.
+  /// Coefficient `a` of a gradient's error scale, from the sum of its terms and the sum of their
+  /// magnitudes. Gyre rounds only the sum, and many terms may cancel.
   virtual double slope_of(double sum, double) const { return -sum; }
 
   bool gathers_;
-  const char* gradient_;  // the name of its array
+  const char* gradient_;  // name of the gradient array
   int64_t picks_;
   bool entropy_;
   std::span<const int32_t> ids_;
@@ -124,7 +123,7 @@ class ScoreOp : public RowsOp {
     const std::vector<double> logprobs = log_softmax_reference(row_of(r), temperature());
     ExpectedRow want;
     for (const int32_t id : ids_of(static_cast<int64_t>(r))) {
-      // 0: an id that no rank has.
+      // An id that no rank has scores 0.
       want.values.push_back(id >= 0 && id < std::ssize(logprobs) ? logprobs[static_cast<size_t>(id)]
                                                                  : 0);
       want.scales.push_back(logprob_scale(want.values.back()));
@@ -178,7 +177,7 @@ class UpstreamScoreOp final : public ScoreOp {
       start_with_ids(std::make_shared<upstream::Logprob>(shape, tp()));
     }
   }
-  /// Two all-reduces of a number a token for a log-softmax, one more for values.
+  /// A log-softmax takes two all-reduces of one number per row, and values take one more.
   std::optional<SentTraffic> expected(Pass pass) const override {
     const int64_t rows = rows_.rows(), chunk = c_.options.chunk;
     const bool recomputes = gathers_ || entropy_ || chunk > 0;
@@ -226,7 +225,7 @@ LogprobsOperation score_family(const char* name, const char* summary, const Scor
   if (scores.entropy) entry.arrays.push_back({"entropy", LogprobsShape::tokens});
   entry.arrays.push_back({gradient_name(scores), LogprobsShape::vocab, false, gradient_inputs()});
   entry.methods = {{"gyre", makes<ScoreOp>(scores)}};
-  // NeMo RL computes one or the other, by way of a log-softmax of f32.
+  // NeMo RL computes log-probabilities or entropies, not both, through an f32 log-softmax.
   if (!scores.entropy || scores.ids == Scores::Ids::none)
     entry.methods.push_back({"upstream", makes<UpstreamScoreOp>(scores), 5, without_temperature});
   return entry;

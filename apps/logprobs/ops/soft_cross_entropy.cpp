@@ -1,8 +1,8 @@
 // soft-ce: cross entropy with a teacher's distribution.
 //
-// Defined by soft_cross_entropy_reference and soft_cross_entropy_gradient_reference. A forward call
-// is one all-gather of 20 bytes a row; backward sends nothing. NeMo RL's: five all-reduces of 4
-// bytes a row.
+// References: soft_cross_entropy_reference and soft_cross_entropy_gradient_reference. Forward does
+// one all-gather of 20 bytes per row; backward sends nothing. NeMo RL does five all-reduces of 4
+// bytes per row.
 
 #include <fmt/format.h>
 
@@ -73,7 +73,7 @@ class SoftCrossEntropyOp : public RowsOp {
     const std::vector<double> log_q = log_softmax_reference(student),
                               log_p = log_softmax_reference(teacher);
     ExpectedRow want{soft_cross_entropy_gradient_reference(student, teacher, g), {}};
-    // g (q - p): made of two terms, each with the error of its own log-probability.
+    // g (q - p) has two terms, and each has the error of its own log-probability.
     for (size_t v = 0; v < want.values.size(); ++v)
       want.scales.push_back(logit_gradient_scale(log_q[v], g, 0, 0) +
                             logit_gradient_scale(log_p[v], g, 0, 0));

@@ -1,7 +1,7 @@
-// log-softmax, softmax: log-probabilities or probabilities of all ids, where the logits are.
+// log-softmax, softmax: (log-)probabilities of all ids, sharded like the logits.
 //
-// Defined by log_softmax_reference and log_softmax_gradient_reference. A call is one all-gather of
-// 8 bytes a row, in each direction. Backward, of log-softmax, takes a gradient for every id.
+// References: log_softmax_reference and log_softmax_gradient_reference. Each pass does one
+// all-gather of 8 bytes per row. The log-softmax backward takes a gradient for every id.
 
 #include <fmt/format.h>
 
@@ -44,8 +44,8 @@ class SoftmaxOp final : public RowsOp {
   std::optional<SentTraffic> expected(Pass) const override {
     return all_gather_of(tp(), 8 * rows_.rows());
   }
-  /// Two passes over what decides a row, because no row is known before all ranks have read their
-  /// part of it: logits forward, gradients backward.
+  /// Counts two reads of the logits (forward) or of the gradients (backward): all ranks must read
+  /// their part of a row before any of them can compute its results.
   double ideal_bytes(Pass pass) const override {
     const double logits = shard_bytes(rows_.rows());
     const double outputs =
@@ -84,7 +84,7 @@ class SoftmaxOp final : public RowsOp {
     c_.inputs.d_logprobs(token, 0, read);
     const std::vector<double> g(read.begin(), read.end());
     ExpectedRow want{log_softmax_gradient_reference(logits, g, temperature()), {}};
-    double sizes = 0;  // of what is added up
+    double sizes = 0;  // sum of the magnitudes of the terms
     for (const double x : g) sizes += std::abs(x);
     const std::vector<double> logprobs = log_softmax_reference(logits, temperature());
     for (size_t v = 0; v < g.size(); ++v)
@@ -93,12 +93,12 @@ class SoftmaxOp final : public RowsOp {
     return want;
   }
 
-  /// Values that are stored in bf16 have one rounding more.
+  /// Storing values in bf16 adds one rounding.
   double tolerance() const {
     return c_.problem.output_type == DType::bf16 ? logit_gradient_tolerance(DType::bf16)
                                                  : logprob_tolerance();
   }
-  /// An error of log p is a relative one of p.
+  /// An absolute error of log p is a relative error of p.
   double scale(double logprob) const {
     if (!exponentiate_) return std::isfinite(logprob) ? logprob_scale(logprob) : 1;
     return logit_gradient_scale(logprob, 1, 0, 0);

@@ -1,7 +1,7 @@
 // top-k, argmax: the largest logits of each row and their ids.
 //
-// Defined by top_k_reference, to the bit. A call is one all-gather of a value of the logits' type
-// and an id of 4 bytes for each entry; NeMo RL's: two for each slice of rows, of 12 bytes an entry.
+// Results must equal top_k_reference bitwise. A call does one all-gather of a value in the logits'
+// type and a 4-byte id per entry. NeMo RL does two per slice of rows, of 12 bytes per entry.
 
 #include <fmt/format.h>
 
@@ -45,7 +45,7 @@ class TopKOp : public RowsOp {
 
  protected:
   std::vector<std::span<float>> outputs() override { return {values_.span()}; }
-  /// Entries that each rank sends.
+  /// Number of entries that each rank sends.
   int64_t entries() const {
     int64_t longest = 0;
     for (int r = 0; r < vocab().ranks(); ++r) longest = std::max(longest, vocab().valid(r));
@@ -79,7 +79,7 @@ class TopKOp : public RowsOp {
     want.scales.assign(want.values.size(), 1);
     return want;
   }
-  /// Both ids are of equal logits, and each is listed once where it is from.
+  /// Whether the two ids have equal logits and each occurs exactly once in its own list.
   bool is_of_equal_logit(size_t r, double got, double want) const {
     const std::vector<double> row = whole_row(rows_.tokens()[r]);
     const auto valid = [&](double id) { return id >= 0 && id < static_cast<double>(row.size()); };
