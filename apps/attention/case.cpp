@@ -19,7 +19,7 @@ double median(std::span<const double> samples) {
   return quantile(samples, 0.5);
 }
 
-/// Median over iterations of one part of their times.
+/// Median of one part of the times over iterations.
 double median_of(const std::vector<ExecutionTimes>& times, double ExecutionTimes::*part) {
   std::vector<double> values;
   for (const ExecutionTimes& one : times) values.push_back(one.*part);
@@ -73,7 +73,7 @@ void AttentionCase::allocate() {
                     machine_.stream, machine_.workspace, setup_.with_backward);
   executor_->set_sinks(workload_.sinks);
   executor_->record_runs(setup_.cuda_graph);
-  overwrite(std::byte{0});  // kernels that are timed alone read what no message has brought yet
+  overwrite(std::byte{0});  // kernels that are timed alone read arrays that no message has filled
   const auto fill = [&](ArrayKind kind, std::initializer_list<InputTensor> planes) {
     HostFill array(executor_->matrix(kind), machine_.stream);
     int64_t column = 0;
@@ -171,7 +171,7 @@ void AttentionCase::run(Pass pass) {
   const SentTraffic before = sent();
   times_.push_back(executor_->run(pass));
   graph_operations_ = std::min(graph_operations_, executor_->replayed());
-  // The gradients of sinks are summed by a collective that is no part of the plan.
+  // A collective that is not part of the plan sums the gradients of sinks.
   if (!workload_.sinks.empty()) return;
   const PlanCount planned = count(plan_, pass, workload_.heads, setup_.types);
   const SentTraffic now = sent() - before;
@@ -225,8 +225,8 @@ void AttentionCase::complete(AttentionResult& row) const {
   const auto slowest = [&](const std::vector<double>& mine) {
     return slowest_rank(gather_samples(world, mine));
   };
-  // Exposed communication: the median of the differences of each iteration and its compute. A
-  // machine that is slow for a while slows both alike.
+  // Exposed communication is the median difference of each iteration and its compute. A temporary
+  // slowdown of the machine affects both alike.
   const std::vector<double> compute = slowest(compute_ms_);
   std::vector<double> added = slowest_rank(row.timing.samples_ms);
   for (size_t i = 0; i < added.size(); ++i) added[i] -= compute[i];

@@ -21,7 +21,7 @@ struct AttentionRankTimes {
   double kernel_ms = 0;  ///< in the block kernel, median over iterations
   double wait_ms = 0;    ///< waiting for messages
   double copy_ms = 0;    ///< packing, unpacking, adding, clearing, deltas
-  int64_t pairs = 0;     ///< visible, times query heads
+  int64_t pairs = 0;     ///< visible pairs, times query heads
   int64_t bytes_sent = 0;
   int64_t messages = 0;
 };
@@ -32,13 +32,13 @@ struct AttentionResult : MeasuredRow {
   Pass pass = Pass::forward;
   int64_t tokens = 0;
   int cp = 1;
-  double peak = 0;              ///< FLOP/s of a rank, measured; 0: unknown
-  double compute_ms = 0;        ///< the same kernels without communication, slowest rank, median
+  double peak = 0;              ///< measured FLOP/s of a rank; 0: unknown
+  double compute_ms = 0;        ///< kernels without communication, slowest rank, median
   double communicate_ms = 0;    ///< the messages alone
   double exposed_ms = 0;        ///< median of (iteration - its compute), slowest ranks
-  double exposed_noise_ms = 0;  ///< distance of the quartiles of these differences
-  int64_t transient_bytes = 0;  ///< of the rank that needs the most
-  /// Operations of the CUDA graph that an iteration launched on this rank; 0: one launched none.
+  double exposed_noise_ms = 0;  ///< interquartile range of these differences
+  int64_t transient_bytes = 0;  ///< maximum over ranks
+  /// Operations of the CUDA graph that an iteration launches on this rank; 0: no graph.
   int64_t graph_operations = 0;
   int64_t graph_windows = 0;  ///< arrays that are registered with NCCL for the graph
   std::vector<AttentionRankTimes> ranks;
@@ -66,25 +66,25 @@ struct AttentionMachine {
   AttentionWorkspace& workspace;
 };
 
-/// What results are compared with.
 struct AttentionExpectation {
   const TensorRows& inputs;
-  const AttentionReference* reference;  ///< of the file; null: expected values are recomputed
+  const AttentionReference* reference;  ///< from the file; null: expected values are recomputed
   int64_t pairs;  ///< (query head, key) pairs that all ranks together recompute in one direction
 };
 
 class AttentionCase final : public Case {
  public:
-  /// Plans. Throws a usage error if layout or schedule refuses the workload, or if it needs more
-  /// memory than the setup allows. Every rank of the context-parallel group constructs its own.
+  /// Makes this rank's plan; every rank of the context-parallel group constructs its own. Throws a
+  /// usage error if layout or schedule refuses the workload, or if the plan needs more memory than
+  /// the setup allows.
   AttentionCase(const AttentionWorkload& workload, const AttentionSetup& setup,
                 const AttentionMachine& machine, const AttentionExpectation& expected);
-  /// Allocates and fills the arrays, and makes the groups that the plan communicates in; before
-  /// anything runs. Collective over the context-parallel group.
+  /// Allocates and fills the arrays, and makes the plan's communication groups. Must precede every
+  /// run. Collective over the context-parallel group.
   void allocate();
-  /// The row of a direction, with its key. `cycle`: how often the sweep has been run.
+  /// The row of a direction, with its key. `cycle`: number of the sweep's repetition.
   AttentionResult row(Pass pass, int cycle) const;
-  /// Checks pairs, messages, bytes and memory, counted on all ranks, against closed forms and the
+  /// Compares pairs, messages, bytes and memory, counted on all ranks, with closed forms and the
   /// workload. Collective.
   void check_counts(Verification& checks) const;
   /// Fills in the columns of a measured direction. Collective.
@@ -93,23 +93,23 @@ class AttentionCase final : public Case {
   void record(Pass pass, Trace& trace);
 
   std::string label(Pass pass) const override;
-  /// The arrays hold the forward results that a backward pass needs.
+  /// Runs the forward before a backward pass, which needs its results.
   void prepare(Pass pass, bool poisoned) override;
-  /// Throws unless it sends what the plan says.
+  /// Throws unless the traffic is that of the plan.
   void run(Pass pass) override;
   void start_timing(Pass pass) override;
-  /// The kernels, clears and deltas alone; the messages alone, with the copies that they need. What
-  /// these carry is not looked at: tests/faults finds this name in backtraces.
+  /// Times kernels, clears and deltas alone, then messages alone with their copies. The contents of
+  /// these messages are not checked: tests/faults finds this name in backtraces.
   [[gnu::noinline]] void run_parts(Pass pass, bool ahead) override;
   bool computes() const override { return !setup_.only_sleeps; }
   SentTraffic sent() const override;
   std::optional<uint64_t> checksum(Pass pass) override;
   /// Every rank recomputes a sample of its own tokens, all of them if the budget suffices: as
   /// queries (out, lse, d_q) and as keys (d_k, d_v). Keys need the log-sum-exps and deltas of all
-  /// queries, which are gathered; lse is itself verified for the recomputed queries. Gradients of
-  /// sinks are recomputed from the gathered values. Arrays with answers are compared in full; the
+  /// queries, which are gathered; lse itself is verified for the recomputed queries. Gradients of
+  /// sinks are recomputed from the gathered values. Arrays with answers are compared in full. The
   /// recomputation then only gives the scale of errors, and a row outside the sample takes the
-  /// largest size of the sampled rows of its head. A backward pass verifies forward results, too.
+  /// largest size of the sampled rows of its head. A backward pass also verifies forward results.
   void verify(Pass pass, Verification& checks) override;
 
   /// Log-sum-exps (plane 0) or deltas (plane 1) of all tokens, [tokens, heads], on every rank.
@@ -131,7 +131,7 @@ class AttentionCase final : public Case {
   std::string name() const;
   /// Fills all arrays but the inputs with this byte.
   void overwrite(std::byte value);
-  /// Runs a part, and adds its milliseconds, from a barrier on.
+  /// Runs a part after a barrier and appends its milliseconds.
   void time_part(Pass pass, Execute part, std::vector<double>& to);
 
   const AttentionWorkload& workload_;

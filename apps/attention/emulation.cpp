@@ -20,7 +20,7 @@ double seconds_between_polls(const AppContext& context) {
   return std::max(50e-6, 12.5e-6 * ranks_per_core(context));
 }
 
-/// A kernel by its rate, or by the model of a machine's file. Collective.
+/// The kernel's time, from a rate or from the model in a machine file. Collective.
 KernelTime kernel_time_of(Communicator& world, const AttentionOptions& o) {
   if (!names_machine(o.compute)) return parse_kernel_time(o.compute);
   std::string text;

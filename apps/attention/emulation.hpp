@@ -16,12 +16,12 @@ inline bool names_machine(const std::string& compute) {
 
 struct NetworkAndKernel {
   std::unique_ptr<Communicator> emulated_network;  ///< null: there is none
-  Communicator& network;                           ///< that, or the backend's
+  Communicator& network;                           ///< the emulated one, or the backend's
   std::unique_ptr<BlockKernel> kernel;
 };
 
-/// Makes both. With --emulate-compute, waits of the network and of context.world sleep from now on.
-/// Collective.
+/// Makes network and kernel. With --emulate-compute, waits of the network and of context.world
+/// sleep from now on. Collective.
 NetworkAndKernel make_network_and_kernel(AppContext& context, const AttentionOptions& o,
                                          Backend& backend);
 

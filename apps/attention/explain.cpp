@@ -43,7 +43,7 @@ void check_size(const AttentionWorkload& workload, const AttentionOptions& o,
 struct PlanRow {
   std::string schedule, layout;
   Pass pass;
-  int64_t kernel_calls = 0, messages = 0, sent = 0, transient = 0;  ///< of the rank that has most
+  int64_t kernel_calls = 0, messages = 0, sent = 0, transient = 0;  ///< maximum over ranks
   int64_t sent_by_all = 0;
   double pairs_most = 0, pairs_mean = 0;
   double seconds = 0, exposed = 0;
@@ -131,7 +131,7 @@ class Explainer {
       svg_ = plan_svg(plan, planned, directions, assumptions_text(workload_, o_));
   }
 
-  /// Keeps the reason why a choice cannot be made, where there are others.
+  /// Adds a choice. Keeps the reason of a refusal if there are other choices.
   void try_to_add(const Choice& choice) {
     try {
       add(choice);

@@ -17,11 +17,11 @@ struct Explanation {
   std::string json;  ///< gyre-plan/1; empty without --json
 };
 /// Explains every schedule and layout of the options. Throws a usage error that names the largest
-/// --cp that works if the plans of all ranks of one are too large for memory (some 30 million
-/// entries, a few GB), and where all are refused.
+/// --cp that works if a choice's plans of all ranks are too large for memory (some 30 million
+/// entries, a few GB). Throws a usage error if every choice is refused.
 Explanation explain_workload(const AttentionWorkload& workload, const AttentionOptions& o);
 
-/// What --explain does: prints the text on rank 0, and writes drawing and JSON. Collective.
+/// Runs --explain: prints the text on rank 0, and writes drawing and JSON. Collective.
 ExitCode explain(AttentionOptions& o, AppContext& context);
 
 }  // namespace gyre

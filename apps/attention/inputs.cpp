@@ -80,7 +80,7 @@ std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type) {
 
 namespace {
 
-/// Why results, or gradients, are not compared with the answers of the file; "": they are.
+/// The reason why results, or gradients, are not compared with the file's answers; "": they are.
 std::string why_not_compared(const AttentionOptions& o, bool gradient) {
   if (o.check == "none") return "--check none";
   // An output file holds gradients, so they are computed and checked for it.

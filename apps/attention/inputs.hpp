@@ -26,12 +26,12 @@ std::unique_ptr<TensorRows> random_rows(const AttentionWorkload& workload, uint6
 std::vector<float> random_sinks(int64_t heads, uint64_t seed);
 /// Rows of the file, which must outlive them, rounded to `type`.
 std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type);
-/// Takes those answers out of the file that depend on an input which the run rounds, and says of
-/// all of them what becomes of them.
+/// Removes the answers that depend on an input which the run rounds. Returns the use of every
+/// answer.
 std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions& o);
 
-/// The rms of scale · <q, k> over some of the visible pairs (up to 32 queries of each of up to 32
-/// documents, with up to 32 keys each, all heads); at least 1.
+/// The rms of scale · <q, k> over a sample of the visible pairs (all heads; up to 32 documents, 32
+/// queries per document, 32 keys per query); at least 1.
 double sampled_score_size(const AttentionWorkload& workload, const TensorRows& inputs);
 
 /// A token and its slot in a shard.
@@ -41,8 +41,8 @@ struct TokenRow {
 /// The tokens of a shard (or of any rows of an array: shard_of), in the order of its fragments.
 std::vector<TokenRow> token_rows(const AttentionWorkload& workload, const Shard& shard);
 
-/// Fills `to` [slots, heads · head_dim] with the rows of a rank's tokens, and padding with NaN,
-/// since nothing may read it.
+/// Fills `to` [slots, heads · head_dim] with the rows of a rank's tokens, and its padding, which
+/// nothing may read, with NaN.
 void fill_rows(const AttentionWorkload& workload, const TensorRows& inputs, InputTensor tensor,
                const Shard& shard, MatrixRef to);
 

@@ -23,7 +23,7 @@ namespace {
 
 using namespace gyre;
 
-/// What the cases of a run share.
+/// State that the cases of a run share.
 struct Setting {
   const AttentionOptions& o;
   const std::optional<AttentionFile>& file;
@@ -31,12 +31,12 @@ struct Setting {
   Backend& backend;
   AttentionMachine machine;
   RunReport& report;
-  double peak_flops;  ///< of a rank; 0: unknown
+  double peak_flops;  ///< FLOP/s of a rank; 0: unknown
   int64_t memory_bytes;
 };
 
-/// The results of the last timed iteration, which have been verified, unless --check is none; wrong
-/// ones under another name.
+/// Writes the results of the last timed iteration, verified unless --check is none. Wrong results
+/// go to a file of another name.
 void write_output(Setting& s, AttentionCase& of) {
   OutputFile output(s.context.world, s.o.output);
   write_results(output, of, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
@@ -53,7 +53,7 @@ void write_timeline(Setting& s, AttentionCase& of) {
   run_on_root(s.context.world, "timeline", [&] { s.context.outputs.add_text(s.o.trace, text); });
 }
 
-/// One schedule under one layout.
+/// Runs one schedule under one layout.
 void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& setup,
              const AttentionWorkload& workload, const AttentionExpectation& expected, int cycle) {
   const AttentionOptions& o = s.o;

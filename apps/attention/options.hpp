@@ -35,14 +35,14 @@ struct AttentionOptions {
   ElementTypes types() const;
   ScheduleOptions schedule_options() const { return schedule.options; }
   LayoutOptions layout_options() const { return layout.for_ranks(cp); }
-  /// Both, forward or backward only. Backward needs a forward, which is then not timed.
+  /// Passes to time: both, or one of them. A backward alone runs a forward that is not timed.
   std::vector<Pass> passes() const;
 };
 
 void declare_options(CLI::App& app, AttentionOptions& o);
 
-/// Fills in what was left to be chosen; throws a usage error that lists everything that is wrong
-/// with the options in a run of `ranks` ranks.
+/// Fills in defaults. Throws a usage error that lists all problems of the options in a run of
+/// `ranks` ranks.
 void check_options(AttentionOptions& o, int ranks);
 
 }  // namespace gyre

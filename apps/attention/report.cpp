@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-/// Whether the exposed time is less than the distance of the quartiles of what it is the median of.
+/// Whether the exposed time, a median, is below the interquartile range of its samples.
 bool drowns_in_noise(const AttentionResult& r) {
   return r.wire_bytes > 0 && std::abs(r.exposed_ms) < r.exposed_noise_ms;
 }

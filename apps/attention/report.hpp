@@ -9,7 +9,7 @@
 
 namespace gyre {
 
-/// Rows of a sweep's size, when nothing is refused.
+/// Number of rows for one size of a sweep if nothing is refused.
 int64_t rows_of_a_size(const AttentionOptions& o);
 
 const Table<AttentionResult>& attention_table();
@@ -25,12 +25,12 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
 /// result.
 void add_figures(RunReport& report, const std::vector<AttentionResult>& results);
 
-/// How many operations the CUDA graphs of --cuda-graph have, and whether all runs launched one.
+/// States the number of operations of the CUDA graphs, and whether all runs launched one.
 std::string graph_text(const std::vector<AttentionResult>& results);
 
-/// "# peak ..." line: the measured FMA peak of a core, n/a on GPUs. Then the parts of each result's
-/// time: a "#" line with total, compute only, communication only and exposed time; a line for each
-/// of up to 64 ranks.
+/// A "# peak ..." line with the measured FMA peak of a core (n/a on GPUs). Each result follows: a
+/// "#" line with total, compute-only, communication-only and exposed time, and a line for each of
+/// up to 64 ranks.
 std::string details_text(const std::vector<AttentionResult>& results, int threads);
 
 }  // namespace gyre

@@ -5,7 +5,7 @@
 namespace gyre {
 namespace {
 
-/// A matrix as the host can read it, in f32: itself where it is that.
+/// An f32 view of a matrix in host memory. Only a matrix of another type is converted.
 class AsFloat {
  public:
   AsFloat(const MatrixRef& from, Stream& stream) : here_(from, stream) {

@@ -13,9 +13,8 @@ namespace gyre {
 void write_results(OutputFile& output, AttentionCase& of, const std::string& input_sha256,
                    const Provenance& provenance);
 
-/// Bytes that a rank needs while results are written: its rows of the largest array as they are
-/// sent, as they arrive, in the order of the file, and as MPI-IO hands them on. 0 without an
-/// output.
+/// Bytes that a rank needs while results are written: four copies of its rows of the largest array
+/// (sent, received, in file order, in MPI-IO). 0 without an output.
 int64_t writing_bytes(const std::string& output, const AttentionWorkload& workload, int ranks);
 
 }  // namespace gyre

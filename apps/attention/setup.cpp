@@ -23,7 +23,7 @@ void check_plan(const AttentionWorkload& workload, const AttentionSetup& setup, 
 
 AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
                         const LayoutKind& layout, int64_t memory_bytes, double peak_flops) {
-  // On a GPU, the statistics for the checks are in host memory instead.
+  // On a GPU, the statistics for the checks are in host memory.
   const bool checks_here = o.check != "none" && !o.backend.on_gpu();
   return {
       schedule,        layout,      o.schedule_options(), o.layout_options(), o.types(),

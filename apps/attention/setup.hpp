@@ -20,20 +20,20 @@ struct AttentionSetup {
   LayoutOptions layout_options;
   ElementTypes types;
   bool with_backward = true;
-  /// Results are verified, which needs statistics of all tokens in the memory of the arrays.
+  /// Results are verified; the statistics of all tokens that this needs share the arrays' memory.
   bool checks = true;
   int64_t memory_bytes = 0;  ///< available to this rank; 0: no limit
   bool cuda_graph = false;   ///< runs are recorded
-  bool only_sleeps = false;  ///< the kernel does, and leaves no results
-  double peak_flops = 0;     ///< of a rank, measured; 0: unknown
+  bool only_sleeps = false;  ///< the kernel only sleeps and leaves no results
+  double peak_flops = 0;     ///< measured FLOP/s of a rank; 0: unknown
 };
 
 /// The setup of one schedule under one layout, by the options.
 AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
                         const LayoutKind& layout, int64_t memory_bytes, double peak_flops = 0);
 
-/// For --cuda-graph, before any array is made. Throws a usage error where the messages of `network`
-/// cannot be recorded.
+/// Prepares --cuda-graph; call it before any array is made. Throws a usage error if the messages of
+/// `network` cannot be recorded.
 void prepare_graphs(const Communicator& network);
 
 /// Bytes that a rank allocates for a plan: the plan itself, its arrays, copies for messages.
@@ -45,9 +45,9 @@ int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,
 RankPlan plan_that_fits(const AttentionWorkload& workload, const AttentionProblem& planned,
                         const AttentionSetup& setup, int rank);
 
-/// With one schedule and one layout: throws a usage error that lists all workloads that they
-/// refuse, or that do not fit the memory of `rank`. With several, does nothing: the run skips those
-/// that it cannot do.
+/// With one schedule and one layout, throws a usage error that lists all workloads that they refuse
+/// or that do not fit the memory of `rank`. With several it does nothing: the run skips those that
+/// are refused.
 void check_workloads(const std::vector<AttentionWorkload>& workloads, const AttentionOptions& o,
                      int64_t memory_bytes, int rank);
 

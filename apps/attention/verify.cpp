@@ -1,4 +1,4 @@
-// What the results of an attention must be: rows recomputed by the definition in double precision
+// Expected results of an attention: rows recomputed by the definition in double precision
 // (attention/attention_reference.hpp), or the answers of a file.
 
 #include <fmt/format.h>
@@ -40,8 +40,8 @@ std::span<const double> part(const std::vector<double>& all, size_t index, size_
   return std::span(all).subspan(index * length, length);
 }
 
-/// With answers, so many times the pairs of a sample are recomputed for the sizes of errors: a
-/// second or so a rank.
+/// With answers, the sample that gives the sizes of errors has this many times the pairs; it takes
+/// about a second per rank.
 constexpr int64_t more_pairs_with_answers = 256;
 
 /// Recomputed rows of one array: values [rows, width], and the size of each head [rows, heads].
@@ -53,7 +53,7 @@ struct Recomputed {
   }
 };
 
-/// The results of one pass on this rank, and what they must be.
+/// Results of one pass on this rank, and their expected values.
 class Verifier {
  public:
   Verifier(AttentionCase& of, Pass pass)
@@ -87,7 +87,7 @@ class Verifier {
 
  private:
   using Answers = std::vector<double> AttentionReference::*;
-  /// Rows that are recomputed, and after them those that only have answers.
+  /// Recomputed rows, then rows that only have answers.
   struct Rows {
     std::vector<TokenRow> all;
     size_t recomputed = 0;
@@ -98,7 +98,7 @@ class Verifier {
     const AttentionReference* reference = case_.expectation().reference;
     return reference == nullptr ? none : reference->*array;
   }
-  /// Visible pairs of a token, as a key or as a query.
+  /// Visible pairs of a token as a key or as a query.
   int64_t pairs_of(const TokenRow& own, bool as_key) const {
     const DocumentMask mask(workload_.mask, own.document, workload_.length(own.document));
     const int64_t position = own.token - workload_.offsets[static_cast<size_t>(own.document)];
@@ -121,7 +121,7 @@ class Verifier {
       if (!chosen[i]) rows->all.push_back(own_[i]);
     return rows;
   }
-  /// An array of these rows, without its columns.
+  /// An array of these rows whose columns are not set.
   ResultArray array_of(const char* name, double tolerance, Answers of,
                        const std::shared_ptr<const Rows>& rows) const {
     ResultArray array{name, {workload_.tokens()}, name, tolerance};
@@ -138,7 +138,7 @@ class Verifier {
     };
     return array;
   }
-  /// An array of heads. recompute(batch): the rows of the batch that are recomputed.
+  /// An array [tokens, heads, head_dim]. recompute(batch) returns the recomputed rows of the batch.
   ResultArray head_array(const char* name, double tolerance, Answers of, int64_t heads,
                          const HostCopy& got, const std::shared_ptr<const Rows>& rows,
                          const std::function<const Recomputed&(ResultArray::Batch)>& recompute) {
@@ -188,9 +188,9 @@ class Verifier {
     }
   }
 
-  /// Rows of a batch as queries; recomputed once for all arrays that stand together.
+  /// Rows of a batch as queries; recomputed once for all arrays that are compared together.
   struct Queries {
-    size_t first = SIZE_MAX;  // of the batch
+    size_t first = SIZE_MAX;  // first row of the batch
     std::vector<double> lse;
     Recomputed out, d_q;
   };
@@ -223,7 +223,7 @@ class Verifier {
     std::erase_if(arrays, [&](const ResultArray& a) { return a.answers.empty() == answered; });
     return arrays;
   }
-  /// Infinite where a query sees no key, and nowhere else.
+  /// The array of log-sum-exps, infinite exactly where a query sees no key.
   template <class Recompute>
   ResultArray lse_array(const std::shared_ptr<const Rows>& rows, const Recompute& recompute) {
     ResultArray array = array_of("lse", tolerance_.lse, &AttentionReference::lse, rows);
@@ -250,7 +250,7 @@ class Verifier {
 
   /// Rows of a batch as keys.
   struct Keys {
-    size_t first = SIZE_MAX;  // of the batch
+    size_t first = SIZE_MAX;  // first row of the batch
     Recomputed d_k, d_v;
   };
   std::vector<ResultArray> key_arrays(bool answered) {
@@ -281,8 +281,8 @@ class Verifier {
         answered);
   }
 
-  /// Sum over all tokens of the squares of the terms of a sink's gradient (a size as in
-  /// attention/attention_reference.hpp), [heads]. Collective.
+  /// Sum of squares, over all tokens, of the terms of a sink's gradient, [heads]; a size as in
+  /// attention/attention_reference.hpp. Collective.
   std::vector<double> sink_term_squares() const {
     std::vector<float> d_out(heads_ * dim_);
     std::vector<double> squares(heads_, 0.0);
@@ -308,7 +308,7 @@ class Verifier {
         ->wait();
     return squares;
   }
-  /// All ranks have all gradients: each shows some.
+  /// The array of the sinks' gradients. All ranks have all of them, so each rank shows some.
   ResultArray sink_array() const {
     const std::vector<double>& stored = answers(&AttentionReference::d_sinks);
     ResultArray array{"d_sinks", {workload_.heads.heads}, "d_sinks", tolerance_.d_sinks};
@@ -339,7 +339,7 @@ class Verifier {
   size_t heads_, dim_;
   std::vector<double> lse_, delta_;  // of all tokens, [tokens, heads]
   HostCopy out_, d_q_, d_k_, d_v_;   // results of this rank
-  std::vector<TokenRow> own_;        // sorted by token
+  std::vector<TokenRow> own_;        // this rank's tokens, sorted
 };
 
 }  // namespace

@@ -40,8 +40,8 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
 
 namespace {
 
-/// With sinks: a row that sees no key is taken for padding, whose statistics stay as they are. A
-/// log-sum-exp is -inf where a query sees no key, and nowhere else.
+/// With sinks every query must see a key: a row without keys would be taken for padding, whose
+/// statistics are not updated. A log-sum-exp must be -inf exactly where a query sees no key.
 void check_queries(const AttentionWorkload& workload, const AttentionFile& file) {
   const bool answered = file.reference && !file.reference->lse.empty();
   if (!answered && workload.sinks.empty()) return;

@@ -22,7 +22,7 @@
 namespace gyre {
 namespace {
 
-/// What --comm stands for.
+/// Resolves the default of --comm.
 std::string comm_of(const BackendOptions& o) {
   if (!o.comm.empty()) return o.comm;
   if (!o.on_gpu()) return "mpi";

@@ -1,6 +1,6 @@
 #pragma once
-// What a suite measures: one case is one row of a table for each of its passes. As nccl-tests'
-// testColl, a case is a table of functions, and everything around them is common: harness/suite.hpp.
+// The interface that a suite measures (harness/suite.hpp). A case gives one row of a table for each
+// of its passes. Like testColl of nccl-tests it is a table of functions; the rest is common.
 
 #include <cstdint>
 #include <optional>
@@ -26,7 +26,7 @@ struct SentTraffic {
   }
 };
 
-/// A case that is made: planned, allocated, filled. All functions are collective.
+/// A case that is planned, allocated and filled. All functions are collective.
 class Case {
  public:
   Case() = default;
@@ -34,33 +34,33 @@ class Case {
   Case(const Case&) = delete;
   Case& operator=(const Case&) = delete;
 
-  /// "ring, dual-chunk-swap, 4096 tokens, fwd": the step of the run, and the beginning of the names
-  /// of checks.
+  /// "ring, dual-chunk-swap, 4096 tokens, fwd": names the step of the run and prefixes the names of
+  /// checks.
   virtual std::string label(Pass pass) const = 0;
-  /// What messages call a run.
+  /// The word for a run in messages.
   virtual const char* run_word() const { return "iteration"; }
   /// Called before the first run of a pass.
   virtual void begin(Pass) {}
-  /// Brings the arrays into the state that a run of `pass` needs; poisoned: all but the inputs hold
-  /// NaN before. Not timed.
+  /// Brings the arrays into the state that a run of `pass` needs. If poisoned, fills all but the
+  /// inputs with NaN first. Not timed.
   virtual void prepare(Pass pass, bool poisoned) = 0;
   /// Runs `pass` once. All of its work is done on return.
   virtual void run(Pass pass) = 0;
-  /// Called before the first timed run: what the case notes of runs is of timed ones from here on.
+  /// Called before the first timed run. From here on the case records measurements of timed runs.
   virtual void start_timing(Pass) {}
-  /// Runs parts of the pass alone (its kernels, its messages) and times them by itself. After a run,
-  /// whose results are lost, or `ahead` of the last one, for which nothing is prepared.
+  /// Runs parts of the pass alone (its kernels, its messages) and times them itself. Called after a
+  /// run, whose results it destroys, or `ahead` of the last run; then nothing is prepared for it.
   virtual void run_parts(Pass, [[maybe_unused]] bool ahead) {}
   /// False: the thread sleeps instead of computing (emulation), and leaves no results.
   virtual bool computes() const { return true; }
-  /// Everything that this rank has sent so far.
+  /// Total traffic that this rank has sent so far.
   virtual SentTraffic sent() const = 0;
-  /// What a run must send, by closed form; nothing if that depends on the data.
+  /// Closed form of the traffic that a run must send; empty if it depends on the data.
   virtual std::optional<SentTraffic> expected(Pass) const { return {}; }
-  /// Name of the check that compares the two.
+  /// Name of the check that compares sent and expected traffic.
   virtual std::string counters(Pass pass) const { return label(pass) + ": counters"; }
-  /// Checksum of this rank's results of the last run; nothing where they are not compared bit by
-  /// bit: there are none, or they are on a GPU. The same answer on all ranks.
+  /// Checksum of this rank's results of the last run; empty if they are not compared bitwise (no
+  /// results, or results on a GPU). All ranks agree on whether it is empty.
   virtual std::optional<uint64_t> checksum(Pass pass) = 0;
   /// Compares the results of the last run with answers or with the definition.
   virtual void verify(Pass pass, Verification& checks) = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// What a rank can have of the host that it runs on.
+// Resources of a rank on its host.
 
 #include <string>
 
@@ -7,9 +7,9 @@
 
 namespace gyre {
 
-/// Bytes of memory that are available on this rank's host now, over the ranks there; 0: unknown.
+/// Available bytes of memory on this rank's host divided by the number of ranks on it; 0: unknown.
 int64_t memory_for_rank(const AppContext& context);
-/// Ranks on this rank's host, over the cores there.
+/// Number of ranks on this rank's host divided by the number of its cores.
 double ranks_per_core(const AppContext& context);
 /// "4 ranks of 1 threads on 2 cores" if this rank's host has fewer cores than that, else "".
 std::string crowding(const AppContext& context, int threads);

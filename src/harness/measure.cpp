@@ -45,7 +45,7 @@ class Measurement {
   }
 
  private:
-  /// Runs of which no time is kept. tests/faults finds this name, and the next, in backtraces.
+  /// Runs whose times are discarded. tests/faults finds this name, and the next, in backtraces.
   [[gnu::noinline]] void warm_up() {
     const int runs = o_.verifies() ? std::max(1, o_.warmup) : o_.warmup;
     if (runs == 0) return;
@@ -59,7 +59,7 @@ class Measurement {
       if (repeats.index() < o_.warmup) case_.run_parts(pass_, false);
     }
   }
-  /// From a barrier, before which all work is done.
+  /// Times one run after a barrier; all earlier work is complete at the barrier.
   [[gnu::noinline]] void timed_run(Repeats& repeats, bool poisoned) {
     case_.prepare(pass_, poisoned);
     backend_.stream().synchronize();
@@ -109,7 +109,7 @@ class Measurement {
   Communicator& world_;
   Backend& backend_;
   Verification checks_;
-  SentTraffic sent_;                 // by the last run
+  SentTraffic sent_;                 // traffic of the last run
   std::optional<uint64_t> checked_;  // checksum of the run whose messages were checked
   std::vector<uint64_t> timed_;
 };

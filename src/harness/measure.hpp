@@ -2,13 +2,13 @@
 // One measurement: warm-up, a run with poisoned arrays and checked messages, timed runs,
 // verification.
 //
-//     for each of the warm-up runs:           the last one, if results are verified: arrays hold NaN
-//       prepare, run, parts                   before, and messages are checked
+//     for each of the warm-up runs:           if results are verified, the last one starts with NaN
+//       prepare, run, parts                   in the arrays, and its messages are checked
 //     until the median is known:
-//       prepare, barrier, run (timed), parts  the last run comes after its parts: its results stay
+//       prepare, barrier, run (timed), parts  the last run follows its parts, so its results stay
 //     compare the checksum of every timed run with that of the checked run
-//     verify the results of the last run, or of every run (--check last, all); without checksums
-//     (GPUs), those of the checked run, too
+//     verify the results of the last run or of every run (--check last, all), and without checksums
+//     (GPUs) also those of the checked run
 
 #include <string>
 
@@ -18,10 +18,9 @@
 
 namespace gyre {
 
-/// How cases are measured.
 struct MeasureOptions {
   RepeatOptions repeats;
-  int warmup = 1;  ///< runs before the timed ones; where results are verified, 1 at least
+  int warmup = 1;              ///< runs before the timed ones; at least 1 if results are verified
   std::string check = "last";  ///< none, last, all
   double tol_scale = 1;
   bool verifies() const { return check != "none"; }

@@ -1,5 +1,5 @@
 #pragma once
-// Rows of results: what every row has, and how it gets into the report.
+// Rows of results: their common fields, and their form in the report.
 
 #include <limits>
 #include <string>
@@ -13,15 +13,15 @@
 
 namespace gyre {
 
-/// What every row has. Rows of an app derive from it, and may hide further().
+/// Common fields of rows. Rows of an app derive from it, and may hide further().
 struct MeasuredRow {
   Fields key;          ///< the independent variables that tell rows apart
-  Timing timing;       ///< of a run; without samples: nothing was timed
-  Statistics time_ms;  ///< of its slowest rank
-  double flops = std::numeric_limits<double>::quiet_NaN();       ///< of a run, all ranks
+  Timing timing;       ///< times of a run; no samples: nothing was timed
+  Statistics time_ms;  ///< times of the slowest rank
+  double flops = std::numeric_limits<double>::quiet_NaN();       ///< of a run, sum over ranks
   double wire_bytes = std::numeric_limits<double>::quiet_NaN();  ///< sum over ranks, counted
-  int64_t messages = 0;    ///< in a run, of the rank that sends most
-  int64_t bytes_sent = 0;  ///< likewise
+  int64_t messages = 0;                                          ///< in a run, maximum over ranks
+  int64_t bytes_sent = 0;                                        ///< in a run, maximum over ranks
   double error_over_tolerance = std::numeric_limits<double>::quiet_NaN();  ///< NaN: not checked
   std::string check = "-";                                                 ///< "ok", "FAILED", "-"
   std::string finished;                                                    ///< UTC, ISO 8601
