@@ -9,7 +9,7 @@
 namespace gyre {
 namespace {
 
-/// Segments of row `row` that hold tokens; without tables the row is one.
+/// Number of segments of row `row` that hold tokens; 1 without tables.
 int64_t documents_of_row(const BshdArrays& arrays, int64_t row) {
   if (!arrays.seq_lens) return 1;
   const auto begin = arrays.seq_lens->begin() + row * arrays.segments_per_row;
@@ -30,7 +30,7 @@ PositionIds positions_of(const BshdArrays& arrays) {
   return {1, broadcast_positions(arrays.positions, arrays.rows, arrays.slots)};
 }
 
-/// Padding is at the end of every row, if anywhere.
+/// Whether all padding is at the ends of rows.
 bool rows_end_in_padding(const BshdArrays& arrays) {
   for (int64_t row = 0; row < arrays.rows; ++row) {
     const auto begin = arrays.ids.begin() + row * arrays.slots, end = begin + arrays.slots;
@@ -40,7 +40,7 @@ bool rows_end_in_padding(const BshdArrays& arrays) {
   return true;
 }
 
-/// The streams of rows without tables, for their padding masks.
+/// The streams of rows without tables; their padding masks are used.
 std::vector<ThdBatch> streams_of_ids(const BshdArrays& arrays, int64_t chunks) {
   BshdBatch batch;
   batch.rows = arrays.rows;

@@ -1,5 +1,5 @@
 #pragma once
-// Extras of a batch (core/extra.hpp) in the programs that pass them on: compared, and named.
+// Comparison and names of the extras of a batch (core/extra.hpp).
 
 #include <span>
 #include <string>
@@ -9,20 +9,20 @@
 
 namespace gyre {
 
-/// Compares bytes, those of an array of this name.
+/// Compares the bytes of the array `name`.
 void compare_bytes(Check& check, std::span<const std::byte> actual,
                    std::span<const std::byte> expected, const std::string& name);
 
-/// Compares what two files say of their extras: names, alignments, types, extents; and the bytes of
-/// those that are not aligned to slots.
+/// Compares the extras of two files: names, alignments, types and extents, and the bytes of extras
+/// that are not aligned to slots.
 void compare_extras(Check& check, const StoredExtras& actual, const StoredExtras& expected);
 
-/// Compares the bytes of those that are; `where` names the slots.
+/// Compares the bytes of extras that are aligned to slots; `where` names the slots.
 void compare_slot_extras(Check& check, const PackedSlots& actual, const PackedSlots& expected,
                          const std::string& where);
 
-/// "# extras: image (slots), weights (rows)\n", or "" without extras. `of_shards`: of a stream,
-/// which leave the attention mask out; a second line says so.
+/// "# extras: image (slots), weights (rows)\n", or "" without extras. `of_shards`: the extras of a
+/// stream's shards, which omit the attention mask; a second line says so.
 std::string extras_text(const StoredExtras& extras, bool of_shards = false);
 
 }  // namespace gyre

@@ -8,20 +8,20 @@
 
 namespace gyre {
 
-/// At first the default layout.
+/// A chosen layout; initially the default.
 struct LayoutChoice : RegistryChoice<LayoutOptions> {
   LayoutChoice() { name = default_layout().name; }
-  /// Its options for `cp` ranks.
+  /// The layout's options for `cp` ranks.
   LayoutOptions for_ranks(int cp) const;
 };
 
-/// For declaring and checking a LayoutChoice.
+/// Declares and checks a LayoutChoice.
 RegistryOptions<LayoutKind, LayoutOptions> layout_choices();
 
 /// A line for each layout.
 std::string layout_help();
 
-/// What layouts want of the slots of segments: "a multiple of 2 cp under dual-chunk-swap".
+/// Requirements of layouts on segment slots: "a multiple of 2 cp under dual-chunk-swap".
 std::string segment_rule_help();
 
 }  // namespace gyre

@@ -17,7 +17,7 @@ namespace gyre {
 
 struct MaskOptions {
   std::string mask = "causal";  ///< a name and its numbers; see attention/masks/registry.hpp
-  int64_t window = 0;           ///< that of a causal mask, for short
+  int64_t window = 0;           ///< shorthand for the window of a causal mask
   bool operator==(const MaskOptions&) const = default;
 
   /// The mask of documents of these lengths.
@@ -26,7 +26,7 @@ struct MaskOptions {
   MaskRule of_offsets(std::span<const int64_t> offsets) const;
 };
 
-/// The options, for layouts that weigh visible pairs: those of this mask. Both must outlive them.
+/// Options for layouts that weigh the visible pairs of this mask. Mask and offsets must outlive it.
 LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
                          std::span<const int64_t> offsets);
 

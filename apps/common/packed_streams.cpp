@@ -12,8 +12,8 @@
 namespace gyre {
 namespace {
 
-/// Finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves every bit of the
-/// result.
+/// Finalizer of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input affects every bit of
+/// the result.
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
@@ -23,7 +23,7 @@ uint64_t mix(uint64_t x) {
 /// The tokens of some documents, ordered by document number.
 struct Gathered {
   std::vector<int32_t> tokens;
-  std::map<int64_t, int64_t> first;  ///< by document: where its tokens begin
+  std::map<int64_t, int64_t> first;  ///< document -> index of its first token
 };
 
 Gathered documents_of_bins(const PackedHeader& header, int64_t first, int64_t last,
@@ -42,7 +42,7 @@ Gathered documents_of_bins(const PackedHeader& header, int64_t first, int64_t la
   return gathered;
 }
 
-/// The nodes of a tree, the last one with the padding of its `slots`.
+/// Adds the nodes of a tree as segments. The last one gets the rest of the tree's `slots`.
 void add_tree(SegmentLists& segments, std::span<const PrefixNode> tree, int64_t slots,
               int64_t token) {
   for (const PrefixNode& node : tree)

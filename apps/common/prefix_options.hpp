@@ -1,5 +1,5 @@
 #pragma once
-// Documents that begin alike, stored once: --share-prefixes and --min-prefix.
+// Shared prefixes of documents, stored once: --share-prefixes and --min-prefix.
 
 #include <cstdint>
 #include <string>
@@ -18,18 +18,18 @@ struct PrefixChoice {
   bool share = false;
   int64_t min_prefix = 64;
 
-  /// The trees of documents, or each a tree of its own; a tree of several documents has at most
-  /// `max_tokens`.
+  /// The trees of documents; without sharing, each document is a tree. A tree of several documents
+  /// has at most `max_tokens`.
   PrefixForest forest_of(const DocumentView& documents, int64_t max_tokens) const;
 };
 
 void declare_prefix_options(CLI::App& app, PrefixChoice& o);
 void check_prefix_options(const PrefixChoice& o, ConfigErrors& errors);
 
-/// A "#" line that says what sharing saves.
+/// A "#" line with the savings of sharing.
 std::string savings_text(const PrefixForest& forest);
 
-/// Between trees and their tables in files. Tables must have been checked.
+/// Convert between trees and their tables in files. Precondition: the tables were checked.
 PrefixTables tables_of(const PrefixForest& forest);
 PrefixForest forest_of(const PrefixTables& tables);
 

@@ -1,7 +1,7 @@
 #pragma once
 // An entry of a registry (a schedule, a layout) as options of an app: its name, and the numbers
-// that entries read. The registry says which entry reads which number; --help and the refusal of a
-// number that the chosen entry does not read follow from that.
+// that entries read. The registry defines which entry reads which number. --help and the refusal of
+// a number that the chosen entry does not read follow from that.
 
 #include <fmt/format.h>
 
@@ -16,10 +16,10 @@
 
 namespace gyre {
 
-/// What was chosen.
+/// The chosen entry and its options.
 template <class Options>
 struct RegistryChoice {
-  std::string name;  ///< of an entry, or "all" where the app admits it
+  std::string name;  ///< name of an entry, or "all" if the app admits it
   Options options;
   std::vector<std::string> taken;  ///< names that the app uses for something else; see flag_of
 
@@ -27,7 +27,7 @@ struct RegistryChoice {
   bool wants(const std::string& entry) const { return all() || name == entry; }
 };
 
-/// A registry as options. `word` is what its entries are: "layout" for --layout.
+/// A registry as options. `word` is the kind of its entries: "layout" for --layout.
 template <class Entry, class Options>
 struct RegistryOptions {
   using Choice = RegistryChoice<Options>;
@@ -36,7 +36,7 @@ struct RegistryOptions {
   const std::vector<Entry>& entries;
   const std::vector<Field>& fields;
 
-  /// "--chunk", or "--layout-chunk" where the app has another --chunk.
+  /// "--chunk", or "--layout-chunk" if the app has another --chunk.
   std::string flag_of(const Choice& choice, const Field& field) const {
     const bool taken =
         std::find(choice.taken.begin(), choice.taken.end(), field.name) != choice.taken.end();
@@ -57,7 +57,7 @@ struct RegistryOptions {
     return fmt::format("{} and {}", fmt::join(names, ", "), last);
   }
 
-  /// --layout, and one option for each number.
+  /// Declares --layout and one option for each number.
   void declare(CLI::App& app, Choice& choice, const std::string& summary, bool with_all) const {
     std::vector<std::string> names;
     if (with_all) names.emplace_back("all");
@@ -74,7 +74,7 @@ struct RegistryOptions {
     }
   }
 
-  /// The values that are not the usual ones, by name: "heads_at_once", for reports.
+  /// The values that differ from the defaults, by name ("heads_at_once"), for reports.
   std::vector<std::pair<std::string, std::string>> given(const Choice& choice) const {
     std::vector<std::pair<std::string, std::string>> given;
     for (const Field& field : fields)
@@ -86,8 +86,8 @@ struct RegistryOptions {
     return given;
   }
 
-  /// Adds a problem for each number that is given to an entry which does not read it. With "all",
-  /// every number is read by some entry.
+  /// Adds an error for each given number that the entry does not read. With "all", some entry reads
+  /// every number.
   void check(const Choice& choice, ConfigErrors& errors) const {
     for (const Entry& entry : entries) {
       if (choice.name != entry.name) continue;
@@ -102,7 +102,7 @@ struct RegistryOptions {
     }
   }
 
-  /// A line for each entry.
+  /// The title, and a line for each entry.
   std::string help(const std::string& title) const {
     std::string text = title + ":\n";
     for (const Entry& entry : entries)

@@ -8,12 +8,12 @@
 
 namespace gyre {
 
-/// At first the default schedule.
+/// A chosen schedule; initially the default.
 struct ScheduleChoice : RegistryChoice<ScheduleOptions> {
   ScheduleChoice() { name = default_schedule().name; }
 };
 
-/// For declaring and checking a ScheduleChoice.
+/// Declares and checks a ScheduleChoice.
 RegistryOptions<Schedule, ScheduleOptions> schedule_choices();
 
 /// Choices of an app whose masks never have a window.

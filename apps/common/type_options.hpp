@@ -1,5 +1,5 @@
 #pragma once
-// The types of what is computed on, as an option of apps: --dtype.
+// The element types of computations as an option of apps: --dtype.
 
 #include <string>
 #include <vector>

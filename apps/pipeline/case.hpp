@@ -21,14 +21,14 @@
 
 namespace gyre {
 
-/// Measurements of one configuration. FLOPs and wire bytes are those of a pass.
+/// Measurements of one configuration. FLOPs and wire bytes are per pass.
 struct ScoringResult : MeasuredRow {
   GridShape shape;
   std::string layout, schedule;
   int64_t tokens = 0, predictions = 0, bins = 0;
   double packing = 0;         ///< real tokens over capacity
-  double exposed = 0;         ///< share of the pass that the worst rank waited for communication
-  double pair_imbalance = 0;  ///< of attention, counted from the plans
+  double exposed = 0;         ///< maximum over ranks of the pass's share spent waiting for messages
+  double pair_imbalance = 0;  ///< of attention, from the plans
   double time_imbalance = 0;  ///< of attention, measured
   int ranks() const { return shape.ranks(); }
   double tokens_per_second() const { return static_cast<double>(tokens) / time_ms.median * 1e3; }
@@ -37,30 +37,30 @@ struct ScoringResult : MeasuredRow {
 /// The inputs of a run.
 struct ScoringInputs {
   const Documents& documents;
-  const std::string& input;                   ///< their file
-  const std::optional<Reference>& reference;  ///< in it
+  const std::string& input;                   ///< the file of the documents
+  const std::optional<Reference>& reference;  ///< from that file
   ModelFile& model;
   const std::string& model_sha256;
   int64_t check_tokens;  ///< budget of the twin, in tokens
-  double check_seconds;  ///< and in seconds
+  double check_seconds;  ///< budget of the twin, in seconds
 };
 
 class ScoringCase final : public Case {
  public:
-  /// Plans; the decoder's grid is `grid`. Collective over `world`: all ranks,
-  /// in host memory.
+  /// Makes the plans; the decoder runs on `grid`. Collective over `world`, which
+  /// holds all ranks and is in host memory.
   ScoringCase(const ScoringPlan& plan, const ScoringInputs& inputs, ProcessGrid& grid,
               Communicator& world, Progress& progress);
-  /// The decoder that passes run.
+  /// Sets the decoder that passes run.
   void set_decoder(Decoder& decoder) { decoder_ = &decoder; }
   /// The row, with its key.
   ScoringResult row() const;
-  /// Fills in the columns of a measured pass; `last_ms`: time of the last one
-  /// on this rank. Collective.
+  /// Fills in the columns of a measured pass; `last_ms` is the time of the last
+  /// pass on this rank. Collective.
   void complete(ScoringResult& row, double last_ms);
   /// This rank's part of the scores of the last pass. Collective.
   const ScoreRange& scores();
-  /// "#" lines that say what scores were compared with.
+  /// "#" lines that name the references of the comparisons.
   const std::string& comparison_text() const { return notes_; }
   const Scorer& scorer() const { return scorer_; }
   /// Times of the last pass.
@@ -72,8 +72,8 @@ class ScoringCase final : public Case {
   void run(Pass pass) override;
   SentTraffic sent() const override;
   std::optional<uint64_t> checksum(Pass pass) override;
-  /// Compares with the reference in the input, in full, and a sample of what
-  /// that does not have with the twin.
+  /// Compares all scores with the reference in the input. Arrays that it lacks
+  /// are compared with the twin on a sample.
   void verify(Pass pass, Verification& checks) override;
 
  private:
@@ -81,8 +81,7 @@ class ScoringCase final : public Case {
   /// embedding and after every layer with the reference's: checks "hidden[0]",
   /// "hidden[1]", ...
   void verify_hidden(Verification& checks);
-  /// Compares arrays that the reference does not have with the scores of the
-  /// twin.
+  /// Compares arrays that the reference lacks with the scores of the twin.
   void verify_by_twin(Verification& checks);
   /// Bound of the errors of scores of documents of up to `longest` tokens.
   double tolerance(std::span<const double> logprobs, int64_t longest) const;
@@ -102,14 +101,14 @@ class ScoringCase final : public Case {
   DecoderTimes times_;
   int64_t passes_ = 0;
   std::optional<ScoreRange> scores_;
-  std::vector<int64_t> offsets_;  // of predictions, by document
+  std::vector<int64_t> offsets_;  // first prediction of each document
   std::string notes_;
 };
 
 /// The shape of the hidden states of a model of this configuration.
 HiddenShape hidden_shape(const ModelConfig& config);
 
-/// Says which arrays of a reference are compared.
+/// States which arrays of a reference are compared.
 std::vector<AnswerUse> answer_uses(const Reference& reference);
 
 /// Reads slices of the weights of `model`.

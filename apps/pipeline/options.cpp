@@ -10,8 +10,8 @@
 namespace gyre {
 namespace {
 
-/// What the numbers of ranks rule out, before anything else; false if nothing
-/// can be planned for such a grid.
+/// Checks the grid first of all. Returns false if nothing can be planned for
+/// such a grid.
 bool check_grid(const PipelineOptions& o, const GridShape& grid, const ModelConfig& config,
                 int ranks, ConfigErrors& errors) {
   for (const auto& [option, value] :
@@ -26,7 +26,7 @@ bool check_grid(const PipelineOptions& o, const GridShape& grid, const ModelConf
   return possible;
 }
 
-/// `setup` says what the bin must be a multiple of.
+/// Checks the bin's size; `setup` gives the number that must divide it.
 bool check_bin(int64_t bin, const ScoringSetup& setup, ConfigErrors& errors) {
   const int64_t multiple = setup.slot_multiple();
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
@@ -44,7 +44,7 @@ bool check_bin(int64_t bin, const ScoringSetup& setup, ConfigErrors& errors) {
   return false;
 }
 
-/// The layout and the schedule, tried on the first bin.
+/// Tries the layout and the schedule on the first bin.
 void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigErrors& errors) {
   if (plan.bins.empty()) return;
   const Schedule& schedule = *plan.setup.schedule;

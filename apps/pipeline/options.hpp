@@ -33,12 +33,11 @@ struct PipelineOptions {
 
 void declare_options(CLI::App& app, PipelineOptions& o);
 
-/// Packs `documents` as the options say, for a run of `ranks` ranks. Throws a
-/// usage error with everything that is wrong: options that do not go together,
-/// a grid that the model or the run does not admit (with the nearest ones),
-/// documents of another tokenizer than the model's (empty: the model names
-/// none), a layout or schedule that cannot do the first bin. (Whether they can
-/// do all bins is found when these are planned.)
+/// Packs `documents` by the options for a run of `ranks` ranks. Throws a usage
+/// error that lists all problems: incompatible options, a grid that the model or
+/// the run does not admit (with the nearest ones), documents of another
+/// tokenizer than the model's (empty: the model names none), a layout or
+/// schedule that refuses the first bin. Planning finds refusals of later bins.
 ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
                       const std::string& tokenizer, const Documents& documents, int ranks);
 

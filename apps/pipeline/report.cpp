@@ -137,7 +137,7 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
 
 void add_figures(RunReport& report, const ScoringResult& result, const Compression& compression,
                  int64_t vocab_size) {
-  // Rounding may take a uniform distribution a little above its entropy.
+  // Rounding may put the entropy of a uniform distribution slightly above log2.
   const double most_entropy = std::log2(static_cast<double>(vocab_size)) + 1e-3;
   report.foms = {{"tokens_per_s", result.tokens_per_second(), "1/s", result.key},
                  {"bits_per_byte", compression.bits_per_byte, "bit", {}},
@@ -150,7 +150,7 @@ std::string compression_text(const Documents& documents, std::span<const Documen
   if (all.predictions == 0)
     return fmt::format("# score  nothing to score: no token has a next one, in {}\n",
                        count_text(documents.count(), "document"));
-  // Bytes of text are known of one tokenizer alone.
+  // The bytes of a text are known only for one tokenizer.
   const bool has_bytes = std::isfinite(all.bits_per_byte);
   std::string text = fmt::format(
       "# score  {} predictions in {} documents: {}{:.4f} bits/token, mean "
@@ -218,7 +218,7 @@ std::string ranks_text(const ScoringCase& of, Communicator& world) {
 
 namespace {
 
-/// What attention stores of a rank's own rows.
+/// Bytes that attention stores for a rank's own rows.
 int64_t own_bytes(const RankPlan& rank, const HeadShape& heads) {
   int64_t bytes = 0;
   for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats})
@@ -229,9 +229,9 @@ int64_t own_bytes(const RankPlan& rank, const HeadShape& heads) {
 /// Work of the ranks of a planned run in one pass; all ranks of a tp group do
 /// the same.
 struct Load {
-  int64_t slots = 0;                           ///< of all bins, padding of layouts included
-  int64_t most_slots = 0;                      ///< of a rank, its largest bin
-  int64_t own_bytes = 0, transient_bytes = 0;  ///< of attention, its largest bin
+  int64_t slots = 0;                           ///< in all bins, with padding of layouts
+  int64_t most_slots = 0;                      ///< of a rank in its largest bin
+  int64_t own_bytes = 0, transient_bytes = 0;  ///< of attention in its largest bin
   double most_pairs = 0, pairs = 0;            ///< busiest rank; sum over dp and cp
   int64_t most_sent = 0, messages = 0;         ///< of attention, busiest rank
   double sent = 0;                             ///< bytes, sum over dp and cp

@@ -1,5 +1,5 @@
 #pragma once
-// How gyre-pipeline shows what it measured.
+// Output of gyre-pipeline: report, text and tables of the measurements.
 
 #include <string>
 #include <vector>
@@ -10,12 +10,11 @@ namespace gyre {
 
 const Table<ScoringResult>& scoring_table();
 
-/// The part of the output file beside the scores.
+/// The header of the output file, which holds everything but the scores.
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
                                   const ScoringPlan& plan);
 
-/// Bits per byte (if the tokenizer is one of bytes), bits per token, and mean
-/// entropy.
+/// Bits per byte (for a byte tokenizer only), bits per token, and mean entropy.
 struct Compression {
   double bits_per_byte = 0;  ///< NaN without bytes
   double bits_per_token = 0;
@@ -33,8 +32,8 @@ void add_figures(RunReport& report, const ScoringResult& result, const Compressi
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
                              int top);
 
-/// "# phase ..." line: each phase of the last pass, which took this rank
-/// `last_ms`, on its slowest rank. Collective.
+/// "# phase ..." line: time of each phase of the last pass on its slowest rank.
+/// `last_ms`: time of the last pass on this rank. Collective.
 std::string phases_text(const DecoderTimes& times, double last_ms, Communicator& world);
 
 /// A "#" table with a line for each rank: its share of attention and its times

@@ -38,8 +38,8 @@ std::vector<double> broadcast_values(Communicator& world, std::vector<double> va
   return values;
 }
 
-/// A sample of about `budget` tokens: documents spread evenly over the lengths,
-/// and the beginning of the longest one.
+/// Chooses about `budget` tokens: documents spread evenly over the lengths, and
+/// the beginning of the longest one.
 std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t budget) {
   std::vector<int64_t> order;
   for (int64_t d = 0; d < documents.count(); ++d)
@@ -60,8 +60,8 @@ std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t 
   };
   take(order.back());
   order.pop_back();
-  // Takes every stride-th document, then halves the stride for the rest: an
-  // even spread for any budget.
+  // Takes every stride-th document, then halves the stride for the rest, which
+  // spreads the sample evenly for any budget.
   for (size_t stride = std::max<size_t>(1, order.size() / 8); !order.empty() && left > 1;
        stride = std::max<size_t>(1, stride / 2)) {
     std::vector<int64_t> rest;
@@ -76,18 +76,18 @@ std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t 
   return samples;
 }
 
-/// Scores samples one after the other, while there is time.
+/// Scores samples one after the other until the time is up.
 class TimedTwin {
  public:
   TimedTwin(const Documents& documents, const ModelConfig& config, const DecoderWeights& weights,
             double seconds)
       : documents_(documents), config_(config), weights_(weights), seconds_(seconds) {}
 
-  /// Shortens `sample` to what there is time for, and to nothing when that is
-  /// less than two tokens.
+  /// Scores `sample` after shortening it to the remaining time. It becomes empty
+  /// if less than two tokens fit.
   ReferenceScores score(TwinSample& sample) {
     constexpr int64_t few = 16;
-    if (work_ == 0 && sample.tokens > few) score_all({sample.document, few});  // how fast is it?
+    if (work_ == 0 && sample.tokens > few) score_all({sample.document, few});  // measures the speed
     while (sample.tokens > 1 && expected(sample.tokens) > seconds_ - watch_.seconds())
       sample.tokens = sample.tokens / 2;
     if (sample.tokens < 2) {
@@ -98,7 +98,7 @@ class TimedTwin {
   }
 
  private:
-  /// Multiplications, about.
+  /// Approximate number of multiplications.
   double work_of(int64_t tokens) const {
     return static_cast<double>(tokens) *
            (static_cast<double>(config_.parameters()) +
@@ -128,8 +128,8 @@ DecoderShape ScoringCase::shape_of(int64_t layers, int64_t longest) const {
 }
 
 double ScoringCase::tolerance(std::span<const double> logprobs, int64_t longest) const {
-  // Estimates the size of the logits, which a reference does not hold: the
-  // least likely target lies below the largest logit by their spread.
+  // Estimates the size of the logits, which a reference does not hold. The
+  // least likely target is below the largest logit by their spread.
   double logits = 1;
   for (const double x : logprobs) logits = std::max(logits, std::abs(x));
   return score_tolerance(shape_of(config_.num_hidden_layers, longest), logits);
@@ -171,7 +171,7 @@ void ScoringCase::verify_hidden(Verification& checks) {
     if (index == 0) first = rows.size();
     size_t next = first;
     for (const DocumentRun& run : shard.tokens) {
-      const int64_t document = run.documents.front();  // all that have the row have the same tokens
+      const int64_t document = run.documents.front();  // all documents of the row share its tokens
       for (int64_t i = 0; i < run.length; ++i, ++next) {
         const int64_t position = run.start + i * run.stride, slot = run.row + i;
         if (index == 0)
@@ -214,7 +214,7 @@ void ScoringCase::verify_by_twin(Verification& checks) {
   const DecoderWeights weights = load_weights(config_, 1, 0, weights_of(in_.model));
   std::vector<TwinSample> samples = choose_twin_samples(in_.documents, in_.check_tokens);
   std::vector<ReferenceScores> scores(samples.size());
-  std::vector<int64_t> lengths(samples.size(), 0);  // of what was scored
+  std::vector<int64_t> lengths(samples.size(), 0);  // scored tokens
   TimedTwin twin(in_.documents, config_, weights, in_.check_seconds);
   const auto ranks = static_cast<size_t>(world_.size());
   for (auto i = static_cast<size_t>(world_.rank()); i < samples.size(); i += ranks) {
@@ -226,7 +226,7 @@ void ScoringCase::verify_by_twin(Verification& checks) {
       .all_reduce(lengths.data(), std::ssize(lengths), DType::i64, ReduceOp::sum, stream,
                   "lengths of the samples of the serial twin")
       ->wait();
-  // Scores of all samples, with the numbers of their predictions.
+  // Scores of all samples, and the indices of their predictions.
   std::vector<int64_t> numbers;
   std::vector<double> all_logprobs, all_entropies;
   int64_t longest = 0, tokens = 0, documents = 0;

@@ -13,23 +13,23 @@
 
 namespace gyre {
 
-/// `origin`: of the documents.
+/// Starts the report. `origin`: source of the documents.
 RunReport begin_predicting(AppContext& context, const PredictOptions& o,
                            const MachineModel& machine, const std::string& origin);
 
-/// Calls f for each configuration that the options want, of each of so many sizes.
+/// Calls f for each configuration of the options and each size in [0, sizes).
 void for_each_configuration(const PredictOptions& o, size_t sizes,
                             const std::function<void(int cp, size_t size, const Schedule& schedule,
                                                      const LayoutKind& layout)>& f);
 
-/// Rows of the table when nothing is refused.
+/// Number of rows of the table if nothing is refused.
 int64_t rows_of(const PredictOptions& o, size_t sizes);
 
-/// Configurations that schedule or layout refuse.
+/// Collects configurations that schedule or layout refuse.
 class Refusals {
  public:
-  /// Predicts a configuration. Where the options ask for several schedules or layouts, a usage
-  /// error is kept instead of thrown.
+  /// Predicts a configuration. If the options ask for several schedules or layouts, a usage error
+  /// is kept, not thrown.
   void collect(const PredictOptions& o, int cp, const Schedule& schedule, const LayoutKind& layout,
                const std::function<void()>& predict);
   /// The first refusal of each schedule, and how many more there are.

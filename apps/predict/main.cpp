@@ -1,5 +1,5 @@
-// gyre-predict: which schedule is the fastest on a machine, at which number of ranks and tokens;
-// from the plans that gyre-attention and gyre-pipeline run and a file that describes the machine.
+// gyre-predict: predicts the fastest schedule on a machine for each number of ranks and tokens. It
+// uses the plans of gyre-attention and gyre-pipeline and a file that describes the machine.
 
 #include <fmt/format.h>
 #include <malloc.h>
@@ -75,8 +75,8 @@ ExitCode run(PredictOptions& o, AppContext& context) {
                          : predict_model(o, machine, context);
 }
 
-/// Plans of megabytes are made and dropped by the thousand. glibc would return their memory to the
-/// system, which clears it again for the next.
+/// Thousands of plans of megabytes are made and freed. glibc would return their memory to the
+/// system, which would clear it again for the next plan.
 void keep_freed_memory() {
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_MMAP_THRESHOLD, 30 << 20);

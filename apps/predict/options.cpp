@@ -21,7 +21,7 @@ DType type_of(const std::string& name) {
   return name == "bf16" ? DType::bf16 : DType::f32;
 }
 
-/// The next multiple of kv_heads that tp divides, and so on: what to write instead.
+/// Checks the numbers of heads; errors name the nearest valid value.
 void check_heads(const PredictOptions& o, ConfigErrors& errors) {
   if (o.heads % o.kv_heads != 0)
     errors.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
@@ -34,7 +34,7 @@ void check_heads(const PredictOptions& o, ConfigErrors& errors) {
     }());
 }
 
-/// Where the documents come from.
+/// Checks the options that choose the documents.
 void check_documents(PredictOptions& o, ConfigErrors& errors) {
   const bool packed = !o.generate.empty() || !o.input.empty();
   if (!o.generate.empty() && !o.input.empty())

@@ -18,7 +18,7 @@ namespace gyre {
 struct PredictOptions {
   std::string machine, model, input, cp_list = "8", generate, pass, dtype = "bf16",
                                      partial_out = "f32", partial_dq = "f32", wire_dkv, svg, trace;
-  std::vector<std::string> links;  ///< "switch=25G": other rates than the machine's
+  std::vector<std::string> links;  ///< "switch=25G": replaces the machine's rate
   MaskOptions mask;
   ScheduleChoice schedule;
   PrefixChoice prefixes;
@@ -28,7 +28,7 @@ struct PredictOptions {
   int64_t capacity = 0;
   ReportOptions report;
 
-  std::vector<int> cps;  ///< of cp_list, by check_options
+  std::vector<int> cps;  ///< values of cp_list, set by check_options
 
   /// The heads of one tensor-parallel rank.
   HeadShape head_shape() const;
@@ -38,8 +38,8 @@ struct PredictOptions {
 
 void declare_options(CLI::App& app, PredictOptions& o);
 
-/// Fills in what was left to be chosen; throws a usage error that lists everything that is wrong
-/// with the options in a run of `ranks` ranks.
+/// Fills in defaults. Throws a usage error that lists all problems of the options in a run of
+/// `ranks` ranks.
 void check_options(PredictOptions& o, int ranks);
 
 }  // namespace gyre

@@ -1,5 +1,5 @@
 #pragma once
-// What gyre-predict says: rows, the fastest of each size, the map of winners.
+// Output of gyre-predict: rows, the fastest configuration of each size, the map of winners.
 
 #include <string>
 #include <vector>
@@ -20,13 +20,13 @@ struct Winner {
   double tflops_per_rank = 0;
   double efficiency = 0;  ///< share of the time in which the kernel works
   std::string second;     ///< the fastest other schedule; "" without one
-  double margin = 0;      ///< how much longer that takes, as a share
+  double margin = 0;      ///< relative extra time of `second`
 };
 
-/// In the order of the rows; configurations that do not fit the memory are left out.
+/// Winners in the order of the rows, without configurations that do not fit the memory.
 std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows);
 
-/// A line for each, below the table.
+/// A line for each winner, below the table.
 std::string winners_text(const std::vector<Winner>& winners);
 
 /// A map: ranks to the right, tokens upwards, a cell coloured by the schedule that wins there.

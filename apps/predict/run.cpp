@@ -36,7 +36,7 @@ AttentionProblem problem_of(const PredictedCase& c, const PaddedLayout& placed) 
   return problem;
 }
 
-/// Bytes of a rank's own arrays of all kinds.
+/// Bytes of all of a rank's own arrays.
 int64_t own_bytes(const AttentionProblem& problem, const ElementTypes& types) {
   const int64_t rows = problem.layout->slots_of_rank();
   int64_t bytes = 0;
@@ -49,7 +49,7 @@ int64_t own_bytes(const AttentionProblem& problem, const ElementTypes& types) {
   return bytes;
 }
 
-/// Reads "switch=25G".
+/// Applies a rate such as "switch=25G".
 void apply_link(const std::string& text, MachineModel& machine) {
   const size_t equals = std::min(text.find('='), text.size());
   const std::string name = text.substr(0, equals);

@@ -1,5 +1,5 @@
 #pragma once
-// What gyre-predict predicts: one configuration after the other.
+// Predictions of gyre-predict for single configurations.
 
 #include <string>
 #include <vector>
@@ -33,13 +33,13 @@ struct PredictedCase {
   const MachineModel& machine;
 };
 
-/// One direction of it. FLOPs are of visible pairs, all ranks of the group.
+/// One direction of a configuration. FLOPs count visible pairs of all ranks of the group.
 struct PredictedRow : MeasuredRow {
   std::string schedule, layout;
   int cp = 1;
   int64_t tokens = 0;
   int64_t own_bytes = 0;    ///< of a rank's own arrays in both passes
-  double memory_limit = 0;  ///< of a rank; 0: unknown
+  double memory_limit = 0;  ///< bytes per rank; 0: unknown
   PassPrediction prediction;
 
   double tflops_per_rank() const { return flops / prediction.seconds / cp / 1e12; }
@@ -49,16 +49,16 @@ struct PredictedRow : MeasuredRow {
     return static_cast<double>(own_bytes + prediction.transient_bytes);
   }
   bool fits() const { return memory_limit == 0 || memory_bytes() <= memory_limit; }
-  /// "outside" where over a hundredth of the kernel's time is outside of the measured shapes.
+  /// "outside" if over 1 % of the kernel's time is outside of the measured shapes.
   std::string surface() const { return prediction.extrapolated > 0.01 ? "outside" : "inside"; }
   /// The algorithms of the library's operations: "ring and tree", "none".
   std::string algorithms() const;
-  /// What bounds it: "kernel", "imbalance", "network", "copies", or "memory" where it does not fit.
+  /// The bottleneck: "kernel", "imbalance", "network", "copies", or "memory" if it does not fit.
   std::string bound() const { return fits() ? name_of(prediction.bound()) : "memory"; }
 };
 
-/// The rows of the passes that the options want; throws a usage error when schedule or layout
-/// refuse. `checks` gets the pairs of the plans against those of the mask.
+/// The rows of the passes of the options. Adds to `checks` that the plans have the pairs of the
+/// mask. Throws a usage error if schedule or layout refuses.
 std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& checks);
 
 /// The timelines of all ranks in the form of --trace of a real run.

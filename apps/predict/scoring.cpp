@@ -15,12 +15,11 @@
 namespace gyre {
 namespace {
 
-/// What is scored, as offsets of documents [documents + 1]; tokens are read where prefixes are
-/// shared.
+/// The scored documents as offsets [documents + 1]. Tokens are read only if prefixes are shared.
 struct Corpus {
   std::vector<int64_t> offsets = {0};
   std::vector<int32_t> tokens;
-  int64_t capacity = 0;  ///< of a bin
+  int64_t capacity = 0;  ///< slots of a bin
   std::string origin;
 
   void add(const std::vector<int64_t>& lengths) {
@@ -30,7 +29,7 @@ struct Corpus {
 
 struct PassRow : MeasuredRow {
   ScoringPlan plan;
-  int64_t memory = 0;       ///< bytes of a rank
+  int64_t memory = 0;       ///< bytes per rank
   double memory_limit = 0;  ///< 0: unknown
   ScoringPrediction prediction;
 
@@ -97,7 +96,7 @@ std::vector<Corpus> corpora_of(const PredictOptions& o, Communicator& world) {
   return all;
 }
 
-/// What is the same for all rows.
+/// State that all rows share.
 struct ModelJob {
   const PredictOptions& options;
   const MachineModel& machine;

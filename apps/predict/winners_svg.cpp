@@ -18,7 +18,7 @@ size_t index_in(const std::set<T>& values, T value) {
   return static_cast<size_t>(std::distance(values.begin(), values.find(value)));
 }
 
-/// A schedule has the same colour in every picture: that of its place in the registry.
+/// The colour of a schedule, from its place in the registry, so that all pictures agree.
 std::string colour_of(const std::string& schedule) {
   const auto& all = schedules();
   const auto at = std::ranges::find_if(all, [&](const Schedule& s) { return s.name == schedule; }) -
@@ -28,7 +28,7 @@ std::string colour_of(const std::string& schedule) {
                      at % 2 == 0 ? 78 : 68);
 }
 
-/// "64K", or all digits.
+/// "2M", "64K", or all digits.
 std::string size_text(int64_t tokens) {
   if (tokens % (1 << 20) == 0) return fmt::format("{}M", tokens >> 20);
   if (tokens % 1024 == 0) return fmt::format("{}K", tokens >> 10);
