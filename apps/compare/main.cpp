@@ -37,7 +37,7 @@ void declare(CLI::App& app, Options& o) {
   add_flag(app, {"--common", "Leave out what only one of the two has"}, o.compare.common_only);
 }
 
-/// Texts can be long; the table shows their beginnings.
+/// The beginning of a text for the table, which has no room for long ones.
 std::string shortened(const std::string& text) {
   return text.size() <= 24 ? text : text.substr(0, 21) + "...";
 }

@@ -1,4 +1,4 @@
-// gyre-import: text files in, a documents file out; one document per file, bytes as tokens.
+// gyre-import: converts text files to a documents file: one document per file, bytes as tokens.
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// What this build can do, from its registries.
+// Capabilities of this build, from its registries.
 
 #include <string>
 #include <utility>
@@ -7,13 +7,13 @@
 
 namespace gyre {
 
-/// Names of one sort: "schedules".
+/// Names of one kind, such as "schedules".
 struct Capability {
   std::string sort;
   std::vector<std::string> names;
 };
 
-/// What a run can choose from. What the build lacks is left out.
+/// The choices of a run, without those that the build lacks.
 std::vector<Capability> capabilities();
 
 }  // namespace gyre

@@ -1,4 +1,4 @@
-// gyre-info: what this machine and this build are, and what they can do, measured.
+// gyre-info: describes this machine and this build, and measures what they can do.
 
 #include <fmt/format.h>
 

@@ -18,13 +18,13 @@ struct InfoOptions {
   double seconds = 0.1;
   int threads = 1;
   std::string head_dim_list = "32,64,128";
-  std::vector<int> head_dims;  ///< after check_options
+  std::vector<int> head_dims;  ///< set by check_options
   std::string json;
 };
 
 void declare_options(CLI::App& app, InfoOptions& o);
 
-/// Throws a usage error that lists all that is wrong in a run of `ranks` ranks.
+/// Throws a usage error that lists all problems of the options in a run of `ranks` ranks.
 void check_options(InfoOptions& o, int ranks);
 
 }  // namespace gyre

@@ -14,14 +14,14 @@
 namespace gyre {
 namespace {
 
-constexpr size_t most_columns = 112;  // behind the labels
+constexpr size_t most_columns = 112;  // of a line
 constexpr size_t most_ranks = 32;
 
 std::string known(const std::string& text) {
   return text.empty() ? "n/a" : text;
 }
 
-/// "  label        text", in more than one line if it is long: broken at blanks.
+/// "  label        text"; a long text is broken at blanks.
 std::string line(const std::string& label, const std::string& text) {
   std::string lines = fmt::format("  {:<19}", label), rest = text;
   while (rest.size() > most_columns - 21) {

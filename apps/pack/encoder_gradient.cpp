@@ -13,12 +13,12 @@ constexpr std::pair<const char*, GatherGradient> conventions[] = {
     {"encoder gradient, none", GatherGradient::none},
 };
 
-/// The gradient that `rank` has: small whole numbers, so that sums over ranks are exact.
+/// The gradient on `rank`: small integers, so that sums over ranks are exact.
 float gradient(int rank, size_t item, size_t element) {
   return static_cast<float>((rank + 1) * static_cast<int>((item * 31 + element) % 97 + 1));
 }
 
-/// What the encoder of `rank` gets, by the definition of the convention.
+/// The gradient that the encoder of `rank` gets by the definition of the convention.
 float expected_gradient(GatherGradient convention, int rank, int ranks, size_t item,
                         size_t element) {
   if (convention == GatherGradient::none) return 0;
@@ -35,7 +35,7 @@ void check_encoder_gradients(const std::vector<std::vector<float>>& frames, Comm
   std::vector<std::vector<float>> mine(frames.size());
   for (size_t i = 0; i < frames.size(); ++i)
     for (size_t e = 0; e < frames[i].size(); ++e) mine[i].push_back(gradient(world.rank(), i, e));
-  // Blocks of equally many items, the last ones shorter.
+  // Blocks have equally many items; the last ones may be shorter.
   const size_t block =
       (frames.size() + static_cast<size_t>(world.size()) - 1) / static_cast<size_t>(world.size());
   const size_t first = std::min(frames.size(), static_cast<size_t>(world.rank()) * block);

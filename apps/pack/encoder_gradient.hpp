@@ -1,5 +1,5 @@
 #pragma once
-// The gradient of encodings whose work ranks share, by each convention.
+// Gradients of encodings that ranks compute together, for each convention.
 
 #include <vector>
 
@@ -7,8 +7,8 @@
 
 namespace gyre {
 
-/// Adds to `checks`: what the encoder of a rank gets for gradients of all encodings `frames`
-/// [items][frames, hidden] is, for the items that the rank encoded, the sum over ranks
+/// Checks the gradients that a rank's encoder gets from gradients of all encodings `frames`
+/// [items][frames, hidden]. For the items that the rank encoded they must be the sum over ranks
 /// (GatherGradient::sum), the rank's own (split), or zero (none). Collective.
 void check_encoder_gradients(const std::vector<std::vector<float>>& frames, Communicator& world,
                              Verification& checks);

@@ -17,7 +17,7 @@
 namespace gyre {
 namespace {
 
-/// Ids, labels or positions as packed files hold them; readers have checked that they fit.
+/// Converts ids, labels or positions to the type of packed files. Readers have checked their range.
 std::vector<int32_t> narrow(const std::vector<int64_t>& values) {
   std::vector<int32_t> narrow;
   narrow.reserve(values.size());
@@ -30,8 +30,8 @@ void append(std::vector<T>& all, const std::vector<U>& part) {
   all.insert(all.end(), part.begin(), part.end());
 }
 
-/// Appends one stream as a bin; its segments are numbered on. Slots behind the last segment become
-/// one without tokens, so that every slot is in a segment.
+/// Appends one stream as a bin and continues the numbering of segments. Slots after the last
+/// segment become a segment without tokens, so that every slot is in a segment.
 void add_stream(ConvertedBatch& batch, std::vector<int32_t> real, std::vector<int32_t> padded,
                 int64_t slots) {
   PackedHeader& header = batch.header;
@@ -45,7 +45,7 @@ void add_stream(ConvertedBatch& batch, std::vector<int32_t> real, std::vector<in
   header.bins.bin_capacity = std::max(header.bins.bin_capacity, slots);
 }
 
-/// One frame for each full window of samples: samples · encoder.
+/// Returns one frame, samples · encoder, for each full window of samples.
 std::vector<float> encode_frames(const SalmArrays& batch, std::span<const float> samples,
                                  int64_t length) {
   const int64_t frames = length / batch.window;
@@ -59,7 +59,7 @@ std::vector<float> encode_frames(const SalmArrays& batch, std::span<const float>
   return out;
 }
 
-/// The audio as a rectangle, silence behind each item.
+/// The audio as a rectangle; silence follows each item.
 struct AudioRectangle {
   std::vector<float> samples;
   std::vector<int64_t> lengths;
@@ -109,7 +109,7 @@ std::vector<std::vector<float>> encode_and_compare(const SalmArrays& batch, Comm
   return ragged;
 }
 
-/// Adds what goes along with a stream to that of the streams before it.
+/// Appends the extras of a stream to those of the streams before it.
 void append_extras(ConvertedBatch& batch, const Extras& extras, const StoredExtras& of_file) {
   for (const auto& [name, extra] : extras) {
     const auto [known, is_first] = batch.header.extras.emplace(name, of_file.at(name));
@@ -129,8 +129,7 @@ void append_extras(ConvertedBatch& batch, const Extras& extras, const StoredExtr
   }
 }
 
-/// Slot t of all streams is slot t mod S of row t / S, and its items are those of the file; so are
-/// all rows.
+/// Checks that extras equal those of the file. Slot t of all streams is slot t mod S of row t / S.
 void check_extras(Check& check, const BshdArrays& batch, const ConvertedBatch& converted) {
   for (const auto& [name, stored] : batch.extras) {
     const std::vector<std::byte>& from = *stored.extra.bytes;
@@ -157,7 +156,7 @@ void check_extras(Check& check, const BshdArrays& batch, const ConvertedBatch& c
   if (check.count() == 0) check.add_nothing();
 }
 
-/// Rows without tables are documents: their tokens are the ids before the padding at their end.
+/// Checks the documents of rows without tables: the ids before the padding at the end of each row.
 void check_documents(Check& check, const BshdArrays& batch, const PackedHeader& header) {
   std::vector<int64_t> expected, tokens(static_cast<size_t>(batch.rows), 0);
   for (int64_t row = 0; row < batch.rows; ++row) {
@@ -196,8 +195,8 @@ ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOp
   int64_t real_tokens = 0, supervised = 0;
   const std::vector<ThdBatch> streams = split_into_chunks(input, chunks, options);
   check_labels(batch);
-  // Boundaries of all streams in one table, as a pipeline's micro-batches carry them: rows that end
-  // in sentinels, which are stripped before use.
+  // Puts the boundaries of all streams in one table, like the micro-batches of a pipeline. Its rows
+  // end in sentinels, which are stripped before use.
   const ChunkBounds stacked = stack_chunk_bounds(streams);
   for (size_t c = 0; c < streams.size(); ++c) {
     const ThdBatch& stream = streams[c];
@@ -229,7 +228,7 @@ ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOp
   return converted;
 }
 
-/// Runs `work` on every rank; what it finds wrong is said to be of `file`.
+/// Runs `work` on every rank. Its errors name `file`.
 void run_on_file(Communicator& world, const std::string& file, const std::function<void()>& work) {
   run_agreed(world, "converting " + file, [&] {
     try {

@@ -1,5 +1,5 @@
-// gyre-pack: documents (or lengths drawn from a distribution, or batches of a training framework)
-// into packed streams; packers compared.
+// gyre-pack: packs documents (or lengths drawn from a distribution, or batches of a training
+// framework) into streams, and compares packers.
 
 #include <fmt/format.h>
 
@@ -17,8 +17,8 @@ namespace {
 
 using namespace gyre;
 
-/// Writes the slots of this rank's bins, which the backend's device fills if it has one: then what
-/// is read back is compared with the host's.
+/// Writes the slots of this rank's bins. If the backend has a device, it fills them, and the check
+/// of the file compares them with the host's.
 void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSource& tokens,
                  AppContext& context, Backend& backend, RunReport& report) {
   const std::vector<int64_t> parts = split_bins(header, context.world.size());
@@ -41,7 +41,7 @@ void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSo
                 report.verification, context.outputs, &expected);
 }
 
-/// Documents, or lengths alone, through one packer or all.
+/// Packs documents, or lengths alone, with one packer or all.
 void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, RunReport& report,
                   Outcome& outcome) {
   Communicator& world = context.world;
@@ -98,7 +98,7 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
   write_slots(o, header, tokens, context, backend, report);
 }
 
-/// A batch of a training framework as packed streams.
+/// Converts a batch of a training framework to packed streams.
 void pack_batch(const PackOptions& o, const std::string& schema, AppContext& context,
                 Backend& backend, RunReport& report, Outcome& outcome) {
   Communicator& world = context.world;

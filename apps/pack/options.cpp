@@ -10,7 +10,7 @@ namespace gyre {
 
 namespace {
 
-/// What shape streams get, or rows instead of streams.
+/// Declares the options for the shape of streams, or of rows.
 void declare_shape_options(CLI::App& app, PackOptions& o) {
   add_size_option(app, {"--chunks", "gyre/bshd: streams to make of the rows"}, o.chunks, 1);
   add_choice_option(app,

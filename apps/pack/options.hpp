@@ -27,9 +27,9 @@ struct PackOptions {
   AttentionTarget target;
   BackendOptions backend;
 
-  /// Slots of a segment are a multiple of this.
+  /// Divisor of the slots of a segment.
   int64_t multiple() const { return cp > 1 ? 2 * cp : 1; }
-  /// The same where ranks of sequence parallelism share the stream of documents.
+  /// Divisor of the slots of a segment if sequence-parallel ranks share the stream of documents.
   int64_t document_multiple() const { return multiple() * tp; }
   int64_t bin_slots() const {
     return capacity > 0 ? capacity : round_up(8192, document_multiple());
@@ -39,9 +39,9 @@ struct PackOptions {
 
 void declare_options(CLI::App& app, PackOptions& o);
 
-/// Throws a usage error with everything that is wrong with the options.
+/// Throws a usage error that lists all problems of the options.
 void check_options(const PackOptions& o);
-/// Throws a usage error for options of packers, given for a file whose rows are packed already.
+/// Throws a usage error for options of packers if the file's rows are already packed.
 void check_batch_options(const PackOptions& o, const std::string& schema);
 
 }  // namespace gyre

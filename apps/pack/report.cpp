@@ -13,15 +13,15 @@
 namespace gyre {
 namespace {
 
-/// The largest cost over the larger of the mean and the longest document's: 1 when no packing into
-/// so many bins could be better.
+/// Ratio of the largest cost to its lower bound, the larger of the mean and the longest document's
+/// cost. If it is 1, no packing into as many bins can be better.
 double over_bound(const PackingResult& row) {
   const auto n = static_cast<double>(row.longest);
   const double bound = std::max(row.measures.mean_cost, n * (n + 1) / 2);
   return bound > 0 ? row.measures.max_cost / bound : 1;
 }
 
-/// The packed file at `path`, read back, against what it was written from. All ranks end with the
+/// Reads the packed file at `path` back and compares it with its source. All ranks end with the
 /// same checks.
 void check_packed_file(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
                        int64_t first, int64_t last, Communicator& world, Verification& checks) {
@@ -45,7 +45,7 @@ void check_packed_file(const std::string& path, const PackedHeader& header, cons
   checks.merge(local);
 }
 
-/// How even the cost of data-parallel ranks is when bins are dealt in their order, and by cost.
+/// Cost imbalance of data-parallel ranks with bins dealt in order and by cost.
 std::string ranks_text(const PackingResult& row, int dp) {
   const std::vector<double>& costs = row.measures.costs;
   const auto ratio = [&](const std::vector<std::vector<int64_t>>& dealt) {
@@ -119,7 +119,7 @@ PackingResult measured_row(const PackedHeader& header, const std::string& algori
 
 void check_lengths(const PackJob& job, const Documents& documents) {
   if (job.options.oversize == Oversize::own_bin) return;
-  if (job.options.capacity % job.multiple != 0) return;  // pack_documents has more to say
+  if (job.options.capacity % job.multiple != 0) return;  // pack_documents throws for it
   const auto oversized = longest_above(job.lengths, job.options.capacity);
   if (!oversized) return;
   const int64_t slots = round_up(oversized->length, job.multiple);

@@ -1,5 +1,5 @@
 #pragma once
-// What gyre-pack measures and checks.
+// Measurements and checks of gyre-pack.
 
 #include <functional>
 #include <string>
@@ -13,19 +13,19 @@
 
 namespace gyre {
 
-/// One way of packing, measured on rank 0; the timing has no samples where it was packed but once.
+/// One way of packing, measured on rank 0. The timing has no samples if it was packed only once.
 struct PackingResult : MeasuredRow {
   std::string algorithm;
   int64_t items = 0;     ///< documents, or segments of a batch
   BinMeasures measures;  ///< see packing/bins.hpp
-  int64_t longest = 0;   ///< tokens of the longest document: its pairs bound cost from below
+  int64_t longest = 0;   ///< tokens of the longest document; its pairs are a lower bound of cost
 };
 const Table<PackingResult>& packing_table();
 
-/// The row of streams that were packed already: linear measures by slots, costs by real lengths.
+/// The row of streams that are already packed: linear measures by slots, costs by real lengths.
 PackingResult measured_row(const PackedHeader& header, const std::string& algorithm);
 
-/// What to pack, and how.
+/// Input and parameters of packing.
 struct PackJob {
   std::vector<int64_t> lengths;
   std::vector<int64_t> documents;  ///< the first one of each item, for messages
@@ -38,28 +38,28 @@ struct PackJob {
 };
 
 /// Throws a usage error that names the first document that no bin can hold, unless such documents
-/// get bins of their own. `documents` may be empty: then lengths were drawn.
+/// get bins of their own. `documents` is empty if lengths were drawn.
 void check_lengths(const PackJob& job, const Documents& documents);
 
-/// Runs the packers that the job names and adds to `report`: rows, figures of merit, and the checks
-/// that every item is in one bin and no bin above its capacity. Returns the bins of the last packer
-/// as streams; `rows` and `notes` are appended to. Throws the usage errors of pack_documents; among
-/// all packers, those that refuse are noted instead, unless all do.
+/// Runs the packers of the job. Adds to `report` rows, figures of merit, and the checks that every
+/// item is in one bin and no bin exceeds its capacity. Appends to `rows` and `notes`. Returns the
+/// bins of the last packer as streams. Throws the usage errors of pack_documents; with "all",
+/// refusals are noted instead unless every packer refuses.
 std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
                                      std::vector<PackingResult>& rows, std::string& notes);
 
-/// Adds to `checks`: every item is in one bin; no bin exceeds the capacity (but for an item that
-/// exceeds it by itself).
+/// Checks that every item is in one bin and that no bin exceeds the capacity, except the bin of an
+/// item that exceeds it alone.
 void check_bins(std::span<const Bin> bins, std::span<const int64_t> lengths, int64_t capacity,
                 int64_t multiple, const std::string& algorithm, Verification& checks);
 
 /// A line for each packer.
 std::string packer_help();
 
-/// Writes the packed file `path` from every rank's slots, `mine` being those of bins [first, last).
-/// With `check`, it is read back first, and `checks` get that its tables are those of `header` and
-/// its slots those written, or those `expected` where a device made what is written. The file is
-/// one of the `outputs`. Collective.
+/// Writes the packed file `path`, one of the `outputs`, from every rank's slots; `mine` are those
+/// of bins [first, last). With `check`, reads it back first, and adds to `checks` that its tables
+/// equal `header` and its slots those written, or `expected` if a device filled the written slots.
+/// Collective.
 void write_checked(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
                    int64_t first, int64_t last, Communicator& world, bool check,
                    Verification& checks, Outputs& outputs, const PackedSlots* expected = nullptr);

@@ -8,7 +8,7 @@
 namespace gyre {
 namespace {
 
-/// Tokens, labels and positions of one row.
+/// Appends tokens, labels and positions of one row.
 void append_row(BshdArrays& arrays, const PackedRow& row, const TokenSource& tokens) {
   std::vector<int32_t> bounds{0};
   for (size_t i = 0; i < row.samples.size(); ++i) {

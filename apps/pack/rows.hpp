@@ -1,5 +1,5 @@
 #pragma once
-// Documents as rectangular rows of packed segments: a gyre/bshd file, as data loaders make them.
+// Packs documents into rectangular rows of segments, like data loaders: a gyre/bshd file.
 
 #include "apps/common/packed_streams.hpp"
 #include "apps/pack/report.hpp"
@@ -9,27 +9,27 @@
 
 namespace gyre {
 
-/// Rows of documents, and how they came about.
+/// Rows of documents, and the packing that made them.
 struct DocumentRows {
   BshdArrays arrays;
   RowPacking packing;
-  PackingResult row;  ///< of the table
+  PackingResult row;  ///< row of the table
 };
 
-/// Documents of `lengths` in order in rows of options.row slots (packing/padding.hpp: pack_rows);
-/// labels are the next tokens of the document, positions count on through a segment's padding, but
-/// not above options.row - 1. Throws the usage errors of pack_rows.
+/// Packs documents of `lengths` in order into rows of options.row slots (packing/padding.hpp:
+/// pack_rows). Labels are the next tokens of the document. Positions continue through a segment's
+/// padding up to at most options.row - 1. Throws the usage errors of pack_rows.
 DocumentRows make_rows(std::span<const int64_t> lengths, const RowPackOptions& options,
                        const TokenSource& tokens, int64_t vocab_size);
 
-/// Adds to `checks`: every document that was not dropped is in one segment, its tokens, labels and
-/// positions in place; the segments of a row fill it in multiples of 2·cp slots; the batch converts
-/// into a stream with these documents (to_thd).
+/// Checks that every document that was not dropped is in one segment with its tokens, labels and
+/// positions, that segments are multiples of 2·cp slots and fill their row, and that the batch
+/// converts into a stream with these documents (to_thd).
 void check_rows(const DocumentRows& rows, std::span<const int64_t> lengths,
                 const RowPackOptions& options, const TokenSource& tokens, Verification& checks);
 
-/// Writes the rows to `path`, one of the `outputs`; with `check` reads them back and compares them.
-/// Collective.
+/// Writes the rows to `path`, one of the `outputs`. With `check`, reads them back and compares
+/// them. Collective.
 void write_rows(const std::string& path, const BshdArrays& arrays, const Provenance& provenance,
                 Communicator& world, bool check, Verification& checks, Outputs& outputs);
 

@@ -1,5 +1,5 @@
 #pragma once
-// The runs of gyre-pack that no packer takes part in, and what all runs end with.
+// The runs of gyre-pack that use no packer, and the common end of all runs.
 
 #include "apps/pack/options.hpp"
 #include "apps/pack/report.hpp"
@@ -13,18 +13,18 @@ struct Outcome {
   std::string notes;
 };
 
-/// Ends a run that packs once: its row, with what the checks have found.
+/// Ends a run that packs once: adds its row with the verdict of the checks.
 void add_checked_row(PackingResult row, RunReport& report, Outcome& outcome);
 
-/// Writes --output from streams that are complete on every rank: they are small, and one rank
-/// brings all. Of those that a device has made, `expected` are the host's. Collective.
+/// Writes --output from streams that are complete on every rank. They are small, so one rank writes
+/// all. If a device made them, `expected` are the host's slots. Collective.
 void write_on_root(const PackOptions& o, const PackedHeader& header, const PackedSlots& slots,
                    AppContext& context, RunReport& report, const PackedSlots* expected = nullptr);
 
-/// Documents, or lengths alone, into rows (--rows). Collective.
+/// Packs documents, or lengths alone, into rows (--rows). Collective.
 void pack_into_rows(const PackOptions& o, AppContext& context, RunReport& report, Outcome& outcome);
 
-/// Packed streams for another number of ranks (--repad). Collective.
+/// Pads packed streams for another number of ranks (--repad). Collective.
 void repad_streams(const PackOptions& o, AppContext& context, RunReport& report, Outcome& outcome);
 
 }  // namespace gyre

@@ -13,7 +13,7 @@ std::vector<int64_t> widths(std::span<const int32_t> bounds) {
   return lengths;
 }
 
-/// Against the lengths that went in: documents in multiples, streams as long as they should be.
+/// Checks that documents begin at their multiples and that streams have the requested lengths.
 void check_rounded(Check& check, const RoundedStream& stream, const std::vector<int64_t>& lengths,
                    const RoundOptions& options, int64_t bin) {
   int64_t needed = 0;
@@ -47,7 +47,7 @@ Gapless without_padding(const PackedHeader& header, const PackedSlots& slots, in
   return stream;
 }
 
-/// The extras of a bin's real tokens, where its segments `to` want them; zeros in padding.
+/// Moves the extras of a bin's real tokens to its segments `to`; padding holds zeros.
 void move_extras(const PackedHeader& header, const PackedSlots& slots, int64_t bin,
                  std::span<const int32_t> to, PackedSlots& repadded) {
   const auto real = header.cu_seqlens(bin), from = header.cu_seqlens_padded(bin);
@@ -62,7 +62,7 @@ void move_extras(const PackedHeader& header, const PackedSlots& slots, int64_t b
   }
 }
 
-/// Slot by slot: what the segment held, then zeros.
+/// Checks the extras of one slot: those of the old slot if `held`, else zeros.
 void check_moved_extras(Check& check, const PackedSlots& slots, const PackedSlots& repadded,
                         bool held, size_t there, size_t here) {
   for (const auto& [name, extra] : slots.extras) {
@@ -76,7 +76,7 @@ void check_moved_extras(Check& check, const PackedSlots& slots, const PackedSlot
   }
 }
 
-/// Slot by slot: what the segment held, then padding; positions from 0 through both.
+/// Checks every slot: the segment's old content, then padding; positions start at 0 and continue.
 void check_repadded(Check& check, const PackedHeader& header, const PackedSlots& slots,
                     const RepaddedStreams& repadded) {
   const std::vector<int64_t> old_first = header.slot_offsets();
