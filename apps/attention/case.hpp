@@ -82,7 +82,7 @@ class AttentionCase final : public Case {
   /// Allocates and fills the arrays, and makes the plan's communication groups. Must precede every
   /// run. Collective over the context-parallel group.
   void allocate();
-  /// The row of a direction, with its key. `cycle`: number of the sweep's repetition.
+  /// The row of a direction, with its key. `cycle`: number of the sweep's repetition, from 1.
   AttentionResult row(Pass pass, int cycle) const;
   /// Compares pairs, messages, bytes and memory, counted on all ranks, with closed forms and the
   /// workload. Collective.

@@ -20,7 +20,7 @@ struct AttentionSetup {
   LayoutOptions layout_options;
   ElementTypes types;
   bool with_backward = true;
-  /// Results are verified; the statistics of all tokens that this needs share the arrays' memory.
+  /// Results are verified, which needs the statistics of all tokens in the arrays' memory space.
   bool checks = true;
   int64_t memory_bytes = 0;  ///< available to this rank; 0: no limit
   bool cuda_graph = false;   ///< runs are recorded

@@ -26,7 +26,7 @@ namespace {
 std::string comm_of(const BackendOptions& o) {
   if (!o.comm.empty()) return o.comm;
   if (!o.on_gpu()) return "mpi";
-  return with_nccl && !o.share_gpus ? "nccl" : "staged";  // NCCL wants a GPU for each rank
+  return with_nccl && !o.share_gpus ? "nccl" : "staged";  // NCCL needs a GPU per rank
 }
 
 void check_backend_options(const BackendOptions& o) {
