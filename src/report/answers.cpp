@@ -10,7 +10,7 @@ namespace {
 
 using Group = std::pair<std::string, std::vector<std::string>>;
 
-/// Names of the answers that were not compared, by reason, in order of the first of each.
+/// Names of the answers that were not compared, grouped by reason in order of first occurrence.
 std::vector<Group> groups_of(const std::vector<AnswerUse>& uses, bool only_asked) {
   std::vector<Group> groups;
   for (const AnswerUse& use : uses) {

@@ -46,7 +46,7 @@ std::vector<std::string> arguments_without_folder(int argc, char** argv) {
   return arguments;
 }
 
-/// Joins arguments by blanks; quotes those that a shell would interpret.
+/// Joins arguments with blanks and quotes those that a shell would interpret.
 std::string join_quoted(const std::vector<std::string>& arguments) {
   std::string line;
   for (const std::string& argument : arguments) {
@@ -117,7 +117,7 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
 /// "NAME: error on rank 2 (HOST): ", for on_uncaught(), which takes no arguments.
 std::string message_start;
 
-/// Ends all ranks after an error that perhaps only this rank has seen. Allocates nothing.
+/// Ends all ranks after an error that may have occurred only on this rank. Does not allocate.
 [[noreturn]] void end_all_ranks(ExitCode code, const char* message) {
   std::array<char, 4096> line;  // ranks that fail together write whole lines
   const int size =
@@ -129,7 +129,7 @@ std::string message_start;
   MpiEnvironment::abort(static_cast<int>(code));
 }
 
-/// Called where an exception is thrown that nobody catches. Of several threads, the first ends all.
+/// The std::terminate handler, for uncaught exceptions. The first thread here ends all ranks.
 [[noreturn]] void on_uncaught() {
   static std::atomic<bool> ending = false;
   while (ending.exchange(true)) pause();

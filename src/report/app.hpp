@@ -26,7 +26,7 @@ struct AppInfo {
   std::string name;           ///< "gyre-pipeline"
   std::string description;    ///< one sentence, shown by --help
   std::string footer;         ///< examples, shown by --help
-  bool takes_machine = true;  ///< has --machine: its results name the machine
+  bool takes_machine = true;  ///< has the option --machine; results name the machine
 };
 
 /// What the body of an app gets.
@@ -34,20 +34,20 @@ struct AppContext {
   const AppInfo& info;
   MpiEnvironment& mpi;
   Communicator& world;
-  std::vector<std::string> arguments;  ///< argv, program without its folder
-  std::string command_line;            ///< the same, joined
+  std::vector<std::string> arguments;  ///< argv; the program without its folder
+  std::string command_line;            ///< `arguments` as one text
   Outputs& outputs;
   RowLog& rows;
   Progress& progress;
   bool verbose = false;
   bool quiet = false;
-  std::shared_ptr<const MachineFile> machine = nullptr;  ///< of --machine
-  std::string config = {};                               ///< file of --config
+  std::shared_ptr<const MachineFile> machine = nullptr;  ///< from --machine
+  std::string config = {};                               ///< path of --config
   bool root() const { return world.rank() == 0; }
 };
 
-/// Plans the outputs of a run (Outputs::plan), whose inputs are those of `files`, --config and
-/// --machine. The second also plans --json and --csv. Collective.
+/// Plans the outputs of a run (Outputs::plan). Its inputs are those of `files`, --config and
+/// --machine. The second overload also plans --json and --csv. Collective.
 void plan_outputs(AppContext& context, RunFiles files);
 void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles files);
 
@@ -58,12 +58,11 @@ void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles fil
 /// reason, the nearest valid option and a hint at --help on rank 0's stderr and exit with 2. Only
 /// rank 0 writes to stdout.
 ///
-/// An AgreedError, or whatever is thrown in a world of one rank, is printed once as "NAME: error:
-/// ...", and all ranks exit in order. Nothing else is caught, whatever it is: it prints rank and
-/// host and ends all ranks through MpiEnvironment::abort from std::terminate. Not from a handler
-/// here: a rank would come to it through the destructors on its stack, some of which wait for the
-/// other ranks, which know of no error. An exception for which there is no handler unwinds nothing.
-/// So no destructor needs to know why it is called, and none can be forgotten.
+/// An AgreedError, or any exception in a world of one rank, is printed once as "NAME: error: ...",
+/// and all ranks exit in order. No other exception is caught. std::terminate prints rank and host
+/// and ends all ranks through MpiEnvironment::abort. A handler here would run after the destructors
+/// on the stack. Some of them wait for the other ranks, which know of no error. An exception
+/// without a handler unwinds nothing, so destructors need not know why they are called.
 int run_app(int argc, char** argv, const AppInfo& info,
             const std::function<void(CLI::App&)>& declare,
             const std::function<ExitCode(AppContext&)>& body);

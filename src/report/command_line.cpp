@@ -37,8 +37,8 @@ std::string complain_about_unreadable(const std::string& path) {
   return {};
 }
 
-/// Complaints about flags with values that are no switch's: --flag=VALUE. CLI11 takes any number,
-/// and throws std::out_of_range for one beyond 64 bits.
+/// Complaints about invalid values of flags (--flag=VALUE). CLI11 accepts any number, and throws
+/// std::out_of_range for one beyond 64 bits.
 std::vector<std::string> describe_switches(const CLI::App& app, int argc, const char* const* argv) {
   std::vector<std::string> complaints;
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
@@ -107,7 +107,7 @@ void declare_common(CLI::App& app, CommonOptions& common) {
       ->group("Common");
   app.set_help_flag("-h,--help", "Print this help, and exit")->group("Common");
   app.config_formatter(std::make_shared<ConfigFile>(app));
-  // Leftovers are collected, so that all of them can be named at once, each with a suggestion.
+  // Unknown arguments are collected, so that one error names them all, each with a suggestion.
   app.allow_extras();
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Reading a command line and its configuration file: what all programs have in common.
+// Parsing of the command line and the configuration file, common to all programs.
 
 #include "runtime/watchdog.hpp"
 
@@ -24,7 +24,7 @@ enum class Request { run, help, version };
 /// Called after the app's own declarations, so that --help shows those first.
 void declare_common(CLI::App& app, CommonOptions& common);
 
-/// Throws a usage error that lists everything that one parse finds wrong.
+/// Throws a usage error that lists all errors of the parse.
 Request parse_command_line(CLI::App& app, int argc, const char* const* argv);
 
 }  // namespace gyre

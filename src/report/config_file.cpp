@@ -19,7 +19,7 @@ std::string text_of(const toml::node& node) {
   return text.str();
 }
 
-/// A value as the command line would give it; nothing: the type is none of a single value.
+/// A value as a command-line argument; nullopt if its type is not that of a single value.
 std::optional<std::string> argument_of(const toml::node& node) {
   if (const auto* text = node.as_string()) return text->get();
   if (const auto* number = node.as_integer()) return fmt::format("{}", number->get());
@@ -39,7 +39,7 @@ bool is_switch(const CLI::Option& option) {
   return option.get_items_expected_max() == 0;
 }
 
-/// What an option is called in a file: without dashes.
+/// Names of the options in a file: without dashes.
 std::vector<std::string> keys_of(const CLI::App& app) {
   std::vector<std::string> keys;
   for (const CLI::Option* option : app.get_options()) {
@@ -59,7 +59,7 @@ CLI::Option* find_option(CLI::App& app, const std::string& key) {
   return nullptr;
 }
 
-/// The values of a key as arguments. `complaint`: why they cannot be any, or "".
+/// The values of a key as arguments. `complaint`: why they cannot be arguments, or "".
 std::vector<std::string> arguments_of(const CLI::Option& option, const std::string& key,
                                       const toml::node& node, std::string& complaint) {
   const auto several = [&] { return option.get_items_expected_max() > 1; };
@@ -88,7 +88,7 @@ std::vector<std::string> arguments_of(const CLI::Option& option, const std::stri
   return arguments;
 }
 
-/// Gives an option the value of its key, unless the command line has given it one. Returns the
+/// Sets an option to the value of its key unless the command line has set it. Returns the
 /// complaint, or "".
 std::string apply(CLI::Option& option, const std::string& key, const toml::node& node) {
   std::string complaint;

@@ -10,17 +10,17 @@
 
 namespace gyre {
 
-/// The complaint about what the switch `name` is given, or "".
+/// The complaint about the value `text` of the switch `name`, or "".
 std::string complain_about_switch(const std::string& name, const std::string& text);
 
-/// Reads TOML by toml++ for an app. What the command line gives wins.
+/// Reads TOML with toml++ for an app. Values on the command line win.
 class ConfigFile : public CLI::ConfigTOML {
  public:
   explicit ConfigFile(CLI::App& app) : app_(app) {}
 
-  /// Gives the options of the app their values and returns nothing. Throws CLI::ConfigError, which
-  /// lists everything that is wrong by file, line, key and value: what is no TOML, sections, keys
-  /// that no option has, values of a wrong type or that the option refuses.
+  /// Sets the app's options and returns an empty list. Throws CLI::ConfigError, which lists all
+  /// errors by file, line, key and value: invalid TOML, sections, keys without an option, values of
+  /// a wrong type and values that the option refuses.
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override;
 
  private:

@@ -19,17 +19,17 @@ struct AppContext;
 /// The machine of a run.
 struct MachineReport {
   MachineIdentity identity;
-  std::shared_ptr<const MachineFile> file;  ///< of --machine; null without
+  std::shared_ptr<const MachineFile> file;  ///< from --machine; null without it
 };
 
 /// Adds --machine, which binds `path`.
 void declare_machine_option(CLI::App& app, std::string& path);
 
-/// The bytes of a file of a machine. A usage error names a file that is none, or is too large.
+/// The bytes of a machine file. Throws a usage error if `path` is not a file or is too large.
 std::string read_machine_text(const std::string& path);
 
-/// Reads a file of gyre-machine/1; null for an empty path. All ranks throw the same usage error for
-/// one that cannot be read, or is not right. Collective.
+/// Reads a gyre-machine/1 file; null for an empty path. All ranks throw the same usage error if it
+/// cannot be read or is invalid. Collective.
 std::shared_ptr<const MachineFile> read_machine_file(Communicator& world, const std::string& path);
 
 /// Finds the machine of the run. Throws a usage error when --machine was measured on another kind
@@ -37,11 +37,11 @@ std::shared_ptr<const MachineFile> read_machine_file(Communicator& world, const 
 MachineReport describe_machine(const AppContext& context);
 
 /// "# machine AMD EPYC, 1 socket, 2 cores, 1 NUMA node, 24 GiB, governor n/a": the most frequent
-/// kind of host, at most 120 columns; "" of an empty report.
+/// kind of host, at most 120 columns; "" for an empty report.
 std::string machine_text(const MachineReport& machine);
 
 /// {"hosts": ..., "mpi": ..., "slurm": ..., "measured": {"file": ..., "sha256": ..., ...}}; without
-/// "measured" where no file is, null of an empty report.
+/// "measured" if there is no file; null for an empty report.
 Json machine_json(const MachineReport& machine);
 
 /// Adds "cpus" and "numa" to the entry of a rank.

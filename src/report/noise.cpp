@@ -11,10 +11,10 @@
 namespace gyre {
 namespace {
 
-/// How a rule is told: "noisy: CV 31.2 % in 3 of 12 rows, at most 20 %".
+/// Text of a broken rule: "noisy: CV 31.2 % in 3 of 12 rows, at most 20 %".
 struct RuleText {
   const char* kind;
-  const char* before;  ///< the value
+  const char* before;  ///< text before the value
   const char* after;
   double scale;
   bool at_least;

@@ -24,7 +24,7 @@ struct OptionSpec {
   bool required = false;
 };
 
-/// Each binds a variable. Its value at the time of the call is the default that --help shows.
+/// Each function binds a variable. Its value at the call is the default that --help shows.
 void add_flag(CLI::App& app, const OptionSpec& spec, bool& value);
 /// Texts must not be empty.
 void add_option(CLI::App& app, const OptionSpec& spec, std::string& value);
@@ -35,36 +35,36 @@ void add_option(CLI::App& app, const OptionSpec& spec, double& value);
 void add_option(CLI::App& app, const OptionSpec& spec, int& value, int minimum);
 /// A number of at least 1, or `word`, which is the value 0.
 void add_count_option(CLI::App& app, const OptionSpec& spec, int& value, const std::string& word);
-/// The largest size of an option: sums of such sizes, and small multiples, are 64-bit integers.
+/// The largest size of an option. Sums and small multiples of such sizes fit 64-bit integers.
 inline constexpr int64_t most_size = int64_t{1} << 48;
 /// A size from `minimum` to `maximum`, in the notation of parse_size.
 void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum = 0,
                      int64_t maximum = most_size);
 /// A seed: any size.
 void add_seed_option(CLI::App& app, const std::string& description, int64_t& value);
-/// One of `choices`; anything else is refused together with the nearest choice.
+/// One of `choices`. The error for any other text names the nearest choice.
 void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value,
                        const std::vector<std::string>& choices);
 
-/// The same for the index of a choice.
+/// Binds the index of the choice.
 void add_choice_option(CLI::App& app, const OptionSpec& spec, int64_t& index,
                        const std::vector<std::string>& choices);
 
-/// The complaint about an empty text, or "". An empty text is mostly a shell variable that was
-/// never set: taken as "no file", it would lose a result.
+/// The complaint about an empty text, or "". An empty text is usually an unset shell variable. If
+/// it meant "no file", a result would be lost.
 std::string complain_about_empty(const std::string& text);
 
-/// Numbers of a list: what they count, which are allowed, and an example.
+/// Format of a list of numbers: what they count, the allowed range and an example.
 struct NumberList {
   const char* what;
   int least = 1, most = 1;
   const char* example;
 };
-/// "8,16,32": in any order, each once. Adds what is wrong to `errors`.
+/// Parses "8,16,32": any order, no repetition. Adds errors to `errors`.
 std::vector<int> parse_numbers(const char* option, const std::string& text, const NumberList& list,
                                ConfigErrors& errors);
 
-/// "4096", "128K", "2M", "1G" with K, M, G = 2^10, 2^20, 2^30 (either case), exact.
+/// Parses "4096", "128K", "2M", "1G" with K, M, G = 2^10, 2^20, 2^30 (either case), exactly.
 /// Throws a usage error for anything else: signs, fractions, other units, more than 2^63 - 1.
 int64_t parse_size(std::string_view text);
 

@@ -1,5 +1,5 @@
 #pragma once
-// What a long run is doing, on stderr.
+// Progress of a long run, on stderr.
 
 #include <condition_variable>
 #include <cstdint>

@@ -13,11 +13,11 @@
 namespace gyre {
 namespace {
 
-constexpr double wanted_half_width = 0.02;  // of the median's interval, as a share of the median
-// With nine samples the median's interval excludes the least and the greatest, so that one spike
-// has no effect.
+constexpr double wanted_half_width = 0.02;  // of the median's interval, relative to the median
+// From nine samples on, the median's interval excludes the least and the greatest sample, so one
+// spike has no effect.
 constexpr int64_t fewest_repetitions = 9, most_repetitions = 10000;
-constexpr double growth = 1.25;  // of the number of repetitions between two decisions
+constexpr double growth = 1.25;  // factor on the number of repetitions between decisions
 
 }  // namespace
 

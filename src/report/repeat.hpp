@@ -16,8 +16,8 @@ class App;
 
 namespace gyre {
 
-/// `iterations` 0: until the 95 % confidence interval of the median is within 2 % of it, both ways,
-/// and 0.1 s are measured, but no longer than `max_seconds`; at least 9 times, at most 10000 times.
+/// With `iterations` 0, repetition ends when the 95 % confidence interval of the median is within
+/// ±2 % and 0.1 s are measured, or after `max_seconds`. There are 9 to 10000 repetitions.
 struct RepeatOptions {
   int iterations = 0;
   double max_seconds = 1;
@@ -33,9 +33,8 @@ void check_repeats(const RepeatOptions& options, ConfigErrors& errors);
 /// What repetitions of one configuration took.
 struct Timing {
   Samples samples_ms;  ///< [rank][iteration]
-  /// CPU time over wall time of the measuring thread, of the rank that had least of its core. All
-  /// waits poll, so that it is 1 on a core of one's own. NaN where a GPU computes, or
-  /// nothing does.
+  /// CPU time over wall time of the measuring thread: the minimum over ranks. All waits poll, so it
+  /// is 1 if the thread has a core of its own. NaN if a GPU computes or nothing does.
   double cpu_share = 0;
   Statistics statistics() const { return summarize(slowest_rank(samples_ms)); }
 };
@@ -47,15 +46,15 @@ struct Timing {
 ///       repeats.time([&] { run(); });
 ///     }
 ///
-/// Every rank does the same number of them.
+/// Every rank does the same number of repetitions.
 class Repeats {
  public:
-  /// `world` null: this rank alone. `owns_core`: the calling thread never sleeps while it measures.
+  /// Null `world`: this rank alone. `owns_core`: the calling thread never sleeps while it measures.
   Repeats(const RepeatOptions& options, Communicator* world, bool owns_core = true);
 
-  /// Goes to the next repetition; false behind the last. With `world`, collective.
+  /// Starts the next repetition; false after the last. Collective if there is a `world`.
   bool next();
-  /// Whether this is the last one: known before it runs.
+  /// Whether this repetition is the last. This is known before it runs.
   bool last() const { return index_ + 1 == total_; }
   /// Index of the current repetition, from 0.
   int64_t index() const { return index_; }
@@ -70,7 +69,7 @@ class Repeats {
     add(seconds, thread_cpu_seconds() - cpu);
   }
 
-  /// Takes a repetition that took so long, and so much time of the calling thread.
+  /// Records a repetition: its wall time and the CPU time of the calling thread.
   void add(double seconds, double cpu_seconds) {
     cpu_seconds_ += cpu_seconds;
     wall_seconds_ += seconds;
@@ -79,7 +78,7 @@ class Repeats {
 
   /// Milliseconds of this rank's last repetition.
   double last_ms() const { return mine_ms_.back(); }
-  /// With `world`, collective.
+  /// Collective if there is a `world`.
   Timing timing() const;
 
  private:
@@ -93,8 +92,8 @@ class Repeats {
   Stopwatch since_start_;
   int64_t index_ = -1, total_ = 0, decide_at_ = 0;
   double cpu_seconds_ = 0, wall_seconds_ = 0;
-  std::vector<double> mine_ms_;     // of this rank
-  std::vector<double> slowest_ms_;  // of all ranks, as far as known
+  std::vector<double> mine_ms_;     // times of this rank
+  std::vector<double> slowest_ms_;  // maximum over ranks, as far as known
 };
 
 }  // namespace gyre

@@ -13,10 +13,10 @@ namespace gyre {
 struct AppContext;
 
 struct ReportOptions {
-  std::string json;  ///< "" for none; a name that ends in ".jsonl": a line a row, as it is measured
+  std::string json;  ///< "": none. NAME.jsonl gets one line per row, written when measured
   std::string csv;
-  std::string resume = "none";      ///< "finished", "measured": rows of `json` that stay
-  std::string columns = "default";  ///< "all", or names with commas between them
+  std::string resume = "none";      ///< "finished" or "measured": which rows of `json` are kept
+  std::string columns = "default";  ///< "default", "all" or comma-separated names
 
   bool in_lines() const { return json.ends_with(".jsonl"); }
 };
@@ -24,8 +24,8 @@ struct ReportOptions {
 /// Adds -J,--json, --csv, --resume and --columns.
 void declare_report_options(CLI::App& app, ReportOptions& options);
 
-/// For a mode that measures nothing ("--explain"): a usage error that names each of these options,
-/// and --machine, that was given. All ranks throw alike.
+/// Throws a usage error that names each of these options, and --machine, if given: `mode`
+/// ("--explain") measures nothing. All ranks throw the same error.
 void refuse_report_options(const AppContext& context, const ReportOptions& options,
                            std::string_view mode);
 

@@ -180,7 +180,7 @@ struct Judgement {
     verdict.validity = std::max(verdict.validity, validity);
     verdict.reasons.push_back(std::move(reason));
   }
-  /// Without any check, or anything to check, a result is unverified.
+  /// A result without any check, or with nothing to check, is unverified.
   Verdict of(bool checked, const std::string& nothing) {
     if ((!checked || !nothing.empty()) && verdict.validity != Validity::invalid) {
       verdict.reasons.insert(
@@ -192,7 +192,7 @@ struct Judgement {
   }
 };
 
-/// The checks that failed: some because they compared nothing.
+/// Judges the checks that failed. Some fail because they compared nothing.
 void judge_checks(const Verification& checks, Judgement& judgement) {
   if (checks.empty() || checks.passed()) return;
   const auto compared_nothing = [](const Check& check) { return check.count() == 0; };
@@ -204,7 +204,7 @@ void judge_checks(const Verification& checks, Judgement& judgement) {
     judgement.apply(Validity::invalid, "nothing was compared of " + nothing->name());
 }
 
-/// Rows of earlier runs: how many have which verdict, with the reasons of the first of them.
+/// Counts the kept rows of earlier runs by verdict, with the reasons of the first of each.
 void judge_standing(const RunReport& report, Judgement& judgement) {
   for (const Validity validity : {Validity::unofficial, Validity::unverified, Validity::invalid}) {
     const auto is_so = [&](const StandingRow& row) { return row.result == name_of(validity); };
@@ -217,7 +217,7 @@ void judge_standing(const RunReport& report, Judgement& judgement) {
   }
 }
 
-/// What concerns the whole run, and is known at its beginning.
+/// Judges what holds for the whole run and is known at its start.
 void judge_setting(const RunReport& report, Judgement& judgement) {
   if (report.build.git_state == "dirty") judgement.apply(Validity::unofficial, "dirty tree");
   if (report.build.build_type != "Release" && report.build.build_type != "RelWithDebInfo")

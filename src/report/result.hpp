@@ -28,7 +28,7 @@ struct RankInfo {
   int rank = 0;
   std::string host;
   std::string device;            ///< "cpu", or index, name and compute capability of the GPU
-  std::string device_uuid = {};  ///< of the GPU, else ""
+  std::string device_uuid = {};  ///< UUID of the GPU, else ""
 };
 
 struct InputInfo {
@@ -39,11 +39,11 @@ struct InputInfo {
 /// One measured configuration.
 struct ResultEntry {
   Fields key;                         ///< the independent variables that tell entries apart
-  Timing timing;                      ///< without samples: nothing was timed
+  Timing timing;                      ///< has no samples if nothing was timed
   Fields measurements;                ///< further results: rates, imbalance, exposed communication
-  Fields units;                       ///< of those measurements that have one
-  std::optional<bool> verified = {};  ///< nothing: not checked
-  double flops = std::numeric_limits<double>::quiet_NaN();  ///< of visible pairs only; NaN: unknown
+  Fields units;                       ///< units of the measurements that have one
+  std::optional<bool> verified = {};  ///< nullopt: not checked
+  double flops = std::numeric_limits<double>::quiet_NaN();  ///< visible pairs only; NaN: unknown
   double bytes_wire = std::numeric_limits<double>::quiet_NaN();  ///< counted, sum over ranks
   void add(const std::string& name, const Value& value, const std::string& unit);
 };
@@ -54,16 +54,16 @@ struct Fom {
   double value = 0;    ///< NaN: unknown
   std::string unit;    ///< "1/s"
   Fields tags;         ///< the configuration it belongs to
-  /// The largest possible value; the least is 0. A finite one that is possible is no proof, but one
-  /// that is impossible makes the result INVALID.
+  /// The largest possible value; the least is 0. A value outside this range makes the result
+  /// INVALID.
   double most = std::numeric_limits<double>::max();
 };
 
-/// Memory of the rank that has most of it, in bytes.
+/// Memory of the rank that uses most, in bytes.
 struct MemoryReport {
   int64_t planned = 0;  ///< arrays of the largest configuration; 0: not planned
-  int64_t start = 0;    ///< of the process at the beginning: program, libraries, what MPI shares
-  int64_t peak = 0;     ///< of the process at most
+  int64_t start = 0;    ///< of the process at the start: program, libraries, shared memory of MPI
+  int64_t peak = 0;     ///< largest of the process
   void plan(int64_t bytes) { planned = std::max(planned, bytes); }
 };
 
@@ -84,19 +84,19 @@ struct RunReport {
   std::vector<ResultEntry> results;
   std::vector<Fom> foms;
   Verification verification;
-  /// Why the input has no value that could be compared ("no documents"), or "". A run that says so
-  /// and has no failure is neither passed nor failed: its checks held of no element.
+  /// Why the input has no value to compare ("no documents"), or "". Such a run, if it has no
+  /// failure, neither passed nor failed: its checks compared no element.
   std::string nothing_to_verify;
-  std::vector<std::string> unofficial_reasons;  ///< the app's own: shared GPU, emulated network
-  /// The app's own: answers of the input that nobody compared.
+  std::vector<std::string> unofficial_reasons;  ///< from the app: shared GPU, emulated network
+  /// Reasons from the app: answers of the input that were not compared.
   std::vector<std::string> unverified_reasons = {};
-  std::vector<StandingRow> standing = {};  ///< rows of earlier runs that take the place of some
+  std::vector<StandingRow> standing = {};  ///< rows of earlier runs, kept instead of measured
   MemoryReport memory;
   HostLoad load_at_start;
   ForeignLoad foreign_load;  ///< known at the end
 };
 
-/// In order: the worst of several counts.
+/// Ordered: the worst of several values counts.
 enum class Validity { valid, unofficial, unverified, invalid };
 std::string_view name_of(Validity validity);  ///< "VALID", ...
 
@@ -106,35 +106,35 @@ struct Verdict {
 };
 
 /// Starts a report at the beginning of an app's body, with everything that is known about the run
-/// and its machine. Collective.
-/// `libraries` are added to mpi, cuda and nccl (HDF5's version, say).
+/// and its machine. `libraries` (such as HDF5's version) are added to mpi, cuda and nccl.
+/// Collective.
 RunReport begin_report(const AppContext& context, Fields configuration, const Fields& libraries);
 
-/// Prints the header, unless the run is quiet, and begins the file of rows (context.rows), if
-/// `options` ask for one, and the progress line of `rows` rows. From here on the load of the hosts
-/// counts. Collective.
+/// Prints the header unless the run is quiet. Begins the file of rows (context.rows), if `options`
+/// name one, and the progress line of `rows` rows. The load of the hosts counts from here on.
+/// Collective.
 void start_run(AppContext& context, RunReport& report, const ReportOptions& options, int64_t rows);
 
-/// The columns that --columns names; all of them with -v, unless it names some.
+/// The choice of --columns; with -v "all", unless --columns names some.
 std::string shown_columns(const AppContext& context, const ReportOptions& options);
 
-/// Adds a row: to the report, to the file of rows and to the progress. Collective.
+/// Adds a row to the report, the file of rows and the progress. Collective.
 void finish_row(AppContext& context, RunReport& report, ResultEntry entry);
 
-/// Adds the figure "average_METRIC", the mean over the rows of a sweep, as nccl-tests' average bus
-/// bandwidth is; nothing for fewer than two rows. NaN values are left out.
+/// Adds the figure "average_METRIC", the mean over the rows of a sweep, like the average bus
+/// bandwidth of nccl-tests. NaN values are left out. Adds nothing for fewer than two rows.
 void add_average(RunReport& report, const std::string& metric, const std::string& unit,
                  std::vector<double> values);
 
-/// The verdict of `checks` in a row: "ok", "FAILED", or "-" where there was nothing to verify.
+/// The verdict of `checks` in a row: "ok", "FAILED", or "-" if there was nothing to verify.
 std::string check_text(const RunReport& report, const Verification& checks);
 
-/// INVALID when a check failed or a figure of merit is impossible, else UNVERIFIED when nothing
-/// was checked or for the app's own reasons, else UNOFFICIAL for a modified source tree, a build
-/// without optimisation or with a sanitizer, scaled tolerances, the app's own reasons or a row that
-/// breaks the run rules (report/noise.hpp), else VALID; no better than the verdict of any row that
-/// stands for one of this run. All reasons that apply are listed. A source tree without git counts
-/// as clean.
+/// The first of these that applies, with all reasons that apply:
+///   INVALID     a check failed, or a figure of merit is impossible
+///   UNVERIFIED  nothing was checked, or for a reason from the app
+///   UNOFFICIAL  modified source tree (without git: clean), build without optimisation or with a
+///               sanitizer, scaled tolerances, a reason from the app, broken run rules (noise.hpp)
+/// else VALID. The verdict is no better than that of any kept row of an earlier run.
 Verdict judge(const RunReport& report);
 
 /// Verdict on one row. The load of other processes is not known before the end of the run.
@@ -150,8 +150,8 @@ std::string memory_text(const MemoryReport& memory);
 /// The "#" lines that identify the run. Ends with a newline, as all texts here do.
 std::string header_text(const RunReport& report);
 
-/// FOM lines (none when the result is INVALID), VERIFY lines with the `most` worst values of each
-/// failed check, the RESULT line.
+/// FOM lines (none if the result is INVALID), VERIFY lines with the `most` worst values of each
+/// failed check, and the RESULT line.
 std::string footer_text(const RunReport& report, size_t most = 1);
 
 /// "hosts node01: 0-3, 8 | node02: 4-7": at most `most` hosts, then the number of the others.
@@ -167,24 +167,24 @@ Fields allowed_environment();
 
 /// The document `gyre-result/1`; NaN and infinities become null. `end`: UTC, ISO 8601.
 std::string json_text(const RunReport& report, const std::string& end);
-/// The same as lines (kinds run, row and end of gyre-result/1), each without its newline. `run`
-/// tells runs of a file apart.
+/// The lines of kind run, row and end of gyre-result/1, without newlines. `run` distinguishes the
+/// runs of a file.
 std::string run_line(const RunReport& report, const std::string& run);
 std::string row_line(const RunReport& report, const ResultEntry& entry, const std::string& run);
 std::string end_line(const RunReport& report, const std::string& run);
 /// A row's key as a "row" line has it.
 std::string key_text(const Fields& key);
-/// What must be equal for a row of an earlier run to stand for one of this run: program, build,
-/// ranks on hosts and devices, configuration and inputs, as the "run" line has them.
+/// The part of a "run" line that must be equal for rows of that run to be kept: program, build,
+/// ranks on hosts and devices, configuration and inputs.
 std::string identity_of(const std::string& run_line);
-/// One row a result: program, build, host, ranks, configuration, key, measurements with their
+/// One row per result: program, build, host, ranks, configuration, key, measurements with their
 /// units, statistics and verdict. Names are in snake_case.
 std::string csv_text(const RunReport& report);
 
-/// Ends a run: names all outputs of `context`, data files of an INVALID result NAME.invalid.h5, and
-/// writes the files that `options` ask for, and prints (Outputs::publish). `make` is called on rank
-/// 0 and returns what stands before the FOM, VERIFY and RESULT lines. Returns the exit code of the
-/// verdict. Collective.
+/// Ends a run. Gives all outputs of `context` their names (data files of an INVALID result are
+/// NAME.invalid.h5), writes the files that `options` name, and prints (Outputs::publish). `make` is
+/// called on rank 0 and returns the text before the FOM, VERIFY and RESULT lines. Returns the exit
+/// code of the verdict. Collective.
 ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions& options,
                     const std::function<std::string()>& make);
 

@@ -1,4 +1,4 @@
-// The CSV of a run: every row has all independent variables, so that files can be put together.
+// The CSV of a run. Every row has all independent variables, so that files can be concatenated.
 
 #include <algorithm>
 #include <cctype>
@@ -25,7 +25,7 @@ std::string snake_case(const std::string& text) {
   return name;
 }
 
-/// A later value of the same name takes the place of an earlier one.
+/// Adds a value, or replaces the value of the same name.
 void put(Fields& row, const std::string& name, const Value& value) {
   const auto same = std::ranges::find(row, name, &Fields::value_type::first);
   if (same == row.end())

@@ -51,7 +51,7 @@ Json to_json(const Verdict& verdict) {
   return {{"result", name_of(verdict.validity)}, {"reasons", verdict.reasons}};
 }
 
-/// What a row is, in a document and on a line.
+/// A row, as in the document and in a "row" line.
 Json row_json(const RunReport& report, const ResultEntry& entry) {
   Json status = to_json(judge_row(report, entry));
   status["measured"] = breaches_of(entry.timing).empty();
@@ -155,7 +155,7 @@ Json foms_json(const RunReport& report) {
   return foms;
 }
 
-/// What is known before the first row.
+/// Adds the fields that are known before the first row.
 void add_run(Json& json, const RunReport& report) {
   json["suite"] = suite_json(report);
   json["build"] = build_json(report);
@@ -168,7 +168,7 @@ void add_run(Json& json, const RunReport& report) {
   json["inputs"] = inputs_json(report);
 }
 
-/// What is known behind the last row.
+/// Adds the fields that are known after the last row.
 void add_end(Json& json, const RunReport& report) {
   const Verdict verdict = judge(report);
   json["memory"] = to_json(report.memory);

@@ -1,5 +1,5 @@
 #pragma once
-// Columns that the tables of several apps have, and the list of lists that a table is made of.
+// Columns that the tables of several apps share, and the concatenation of lists of columns.
 
 #include <vector>
 
@@ -8,7 +8,7 @@
 
 namespace gyre {
 
-/// Time and its spread: of rows with `timing`, and with `time_ms`, its statistics.
+/// Time and its spread. Rows have `timing` and its statistics `time_ms`.
 template <class Row>
 std::vector<Column<Row>> timing_columns(int width, int precision) {
   return {Column<Row>{"time", "ms", width, precision, [](const Row& r) { return r.time_ms.median; }}
@@ -21,7 +21,7 @@ std::vector<Column<Row>> timing_columns(int width, int precision) {
           Column<Row>{"reps", "", 5, 0, [](const Row& r) { return r.time_ms.count; }}.extra()};
 }
 
-/// How a row ended: of rows with `error_over_tolerance`, `check` and `finished`.
+/// Outcome of a row. Rows have `error_over_tolerance`, `check` and `finished`.
 template <class Row>
 std::vector<Column<Row>> verdict_columns() {
   return {
@@ -32,7 +32,7 @@ std::vector<Column<Row>> verdict_columns() {
           .extra()};
 }
 
-/// One list, in order.
+/// Concatenates the lists.
 template <class Row>
 std::vector<Column<Row>> joined(const std::vector<std::vector<Column<Row>>>& parts) {
   std::vector<Column<Row>> all;

@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* schema = "gyre-result/1";
 
-/// Tells runs of one file apart.
+/// Distinguishes the runs of one file.
 std::string run_id(const RunReport& report) {
   Sha256 sha;
   const std::string text = fmt::format("{} {} {} {}", report.start, report.command_line, getpid(),
@@ -42,7 +42,7 @@ Json parse_line(const std::string& path, int64_t number, const std::string& line
   try {
     json = parse_json(path, line, schema);
   } catch (const Error&) {
-    json = nullptr;  // the message shows the line
+    json = nullptr;  // the error message below shows the line
   }
   const auto has_text = [&](const char* key) {
     return json.contains(key) && json[key].is_string();
@@ -64,7 +64,7 @@ struct EarlierRow {
     verdict = {status.value("result", "INVALID"),
                status.value("reasons", std::vector<std::string>())};
   }
-  /// Adds the load of other processes, which is known at the end of a run, to all of its rows.
+  /// Applies the load of other processes, which the "end" line of the row's run reports.
   void add_load(const Json& end) {
     const Json load = end.value("foreign_load", Json::object());
     if (!load.value("cores", Json()).is_number()) return;
@@ -75,7 +75,7 @@ struct EarlierRow {
     if (verdict.result == name_of(Validity::valid)) verdict.result = name_of(Validity::unofficial);
     verdict.reasons.push_back(breach);
   }
-  /// Whether it stands: its values are right and, for "measured", its timing meets the rules.
+  /// The row is kept if it is not INVALID and, for "measured", its timing meets the run rules.
   bool stands(const std::string& mode) const {
     return verdict.result != name_of(Validity::invalid) && (mode == "finished" || measured);
   }
@@ -83,7 +83,7 @@ struct EarlierRow {
 
 }  // namespace
 
-/// On rank 0.
+/// The open file. Exists on rank 0 only.
 class RowLog::File {
  public:
   explicit File(std::string path)
@@ -96,7 +96,7 @@ class RowLog::File {
     cut_torn_line();
   }
 
-  /// The rows that stand, by key, of runs with this identity.
+  /// Kept rows, by key, of the runs with this identity.
   std::map<std::string, StandingRow> finished(const std::string& identity,
                                               const std::string& mode) const {
     std::map<std::string, EarlierRow> rows;  // the newest row of a key counts
@@ -115,7 +115,7 @@ class RowLog::File {
         for (auto& [key, row] : rows)
           if (row.run == json.value("run", "")) row.add_load(json);
       } catch (const Json::exception&) {
-        refuse_line(path_, number, line);  // a value of another type
+        refuse_line(path_, number, line);  // a value has the wrong type
       }
     }
     std::map<std::string, StandingRow> standing;
@@ -142,7 +142,7 @@ class RowLog::File {
     throw_runtime("{} {}: {}", path_, what, std::strerror(errno));
   }
 
-  /// Nobody would find the rows of a file that has lost its name.
+  /// Throws if the file was removed or replaced: nobody would find its rows.
   void require_its_name() const {
     struct stat mine {
     }, named{};
@@ -153,13 +153,13 @@ class RowLog::File {
                     path_);
   }
 
-  /// A run that was killed in the middle of a write leaves the beginning of a line.
+  /// Truncates the incomplete last line that a run leaves if it is killed during a write.
   void cut_torn_line() {
     std::ifstream file(path_);
     std::string line;
     off_t complete = 0;
     for (int64_t number = 1; std::getline(file, line); ++number) {
-      if (file.eof()) break;  // no newline behind it
+      if (file.eof()) break;  // the line has no newline
       if (number == 1) parse_line(path_, number, line);
       complete += static_cast<off_t>(line.size()) + 1;
     }
@@ -178,7 +178,7 @@ class RowLog::File {
 
   std::string path_;
   int descriptor_;
-  std::unique_ptr<int, Close> closes_;  // also when the constructor throws
+  std::unique_ptr<int, Close> closes_;  // closes also if the constructor throws
 };
 
 RowLog::RowLog(Communicator& world) : world_(world) {}

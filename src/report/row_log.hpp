@@ -1,5 +1,5 @@
 #pragma once
-// Results as lines: each row is on disk as soon as it is measured.
+// Results as JSON lines. Each row is on disk as soon as it is measured.
 
 #include <map>
 #include <memory>
@@ -14,14 +14,14 @@ namespace gyre {
 
 struct RunReport;
 
-/// The verdict of a row of an earlier run, as the row and the end of that run have it.
+/// The verdict on a row of an earlier run, from that row and the "end" line of its run.
 struct StandingRow {
   std::string result;  ///< "VALID", ...
   std::vector<std::string> reasons;
 };
 
-/// Appends a run to a file of lines (gyre-result/1: run, row, ..., end), each with one write and
-/// flushed to disk. Without begin(), or with options that ask for no such file, nothing is written.
+/// Appends a run to a file of lines (gyre-result/1: run, row, ..., end). Each line is one write and
+/// is flushed to disk. Nothing is written without begin() or if the options name no such file.
 class RowLog {
  public:
   explicit RowLog(Communicator& world);
@@ -29,15 +29,15 @@ class RowLog {
   RowLog(const RowLog&) = delete;
   RowLog& operator=(const RowLog&) = delete;
 
-  /// Opens the file, drops a last line that was cut off, reads the rows that need not be measured
-  /// again, and writes the run. Throws a usage error when the file holds anything but results, or
-  /// is being written by another run. Collective.
+  /// Opens the file, drops a truncated last line, reads the rows that need not be measured again
+  /// and writes the "run" line. Throws a usage error if the file holds anything but results or
+  /// another run is writing it. Collective.
   void begin(const RunReport& report, const ReportOptions& options);
-  /// Whether the row with this key stays; counts it. Same answer on every rank.
+  /// Whether the row with this key is kept. If so, counts it. The answer is equal on all ranks.
   bool has(const Fields& key);
-  /// Writes the rows of the report that are not written yet. Collective.
+  /// Writes the rows of the report that have not been written yet. Collective.
   void write(const RunReport& report);
-  /// Writes those, and the end. Collective.
+  /// Writes the remaining rows and the "end" line. Collective.
   void end(const RunReport& report);
   /// The rows that has() found.
   const std::vector<StandingRow>& standing() const { return standing_; }

@@ -37,7 +37,7 @@ double Statistics::half_width() const {
 
 Interval median_interval(std::span<const double> sorted) {
   const auto n = static_cast<double>(sorted.size());
-  // The smallest and largest k samples are outside; P(fewer than k of n are below the median).
+  // k samples at each end lie outside. sum: probability that at most k of n are below the median.
   size_t k = 0;
   if (sorted.size() > 1000) {
     k = static_cast<size_t>(n / 2 - 0.98 * std::sqrt(n));
@@ -86,7 +86,7 @@ std::vector<double> slowest_rank(const Samples& samples) {
   for (const std::vector<double>& rank : samples) {
     GYRE_CHECK(rank.size() == slowest.size(), "{} and {} iterations", rank.size(), slowest.size());
     for (size_t i = 0; i < rank.size(); ++i)
-      if (rank[i] > slowest[i] || std::isnan(rank[i])) slowest[i] = rank[i];  // a NaN stays
+      if (rank[i] > slowest[i] || std::isnan(rank[i])) slowest[i] = rank[i];  // keeps NaN
   }
   return slowest;
 }

@@ -19,29 +19,28 @@ struct Statistics {
   double p95 = 0;
   double mean = 0;
   double cv = 0;  ///< sample standard deviation / mean; NaN for fewer than two samples
-  /// 95 % confidence interval of the median, as median_interval() says.
+  /// 95 % confidence interval of the median, see median_interval().
   double median_low = 0, median_high = 0;
-  /// Largest distance of its ends from the median, as a share of the median; NaN: unknown.
+  /// Larger distance of an end of that interval from the median, over the median; NaN: unknown.
   double half_width() const;
 };
 
-/// The interval between two of the sorted samples that holds the median of what they were drawn
-/// from with a probability of at least 95 %, whatever the distribution: ranks by the binomial
-/// distribution (Hollander, Wolfe: Nonparametric Statistical Methods, 3.6). NaN for fewer than 6
-/// samples, whose range is not enough.
+/// Distribution-free confidence interval of the median, at least 95 %. Its ends are two order
+/// statistics, chosen by the binomial distribution (Hollander, Wolfe: Nonparametric Statistical
+/// Methods, 3.6). NaN for fewer than 6 samples, whose whole range does not reach 95 %.
 struct Interval {
   double low, high;
 };
 Interval median_interval(std::span<const double> sorted);
 
-/// All NaN when there is no sample or one of them is NaN.
+/// All values are NaN if there is no sample or one of them is NaN.
 Statistics summarize(std::span<const double> samples);
 
 /// The q-quantile, 0 <= q <= 1, interpolated linearly between the two nearest samples (q = 0.5: the
 /// median).
 double quantile(std::span<const double> samples, double q);
 
-/// Time of each iteration: the maximum over ranks. All ranks have equally many iterations.
+/// Time of each iteration: the maximum over ranks. All ranks have the same number of iterations.
 std::vector<double> slowest_rank(const Samples& samples);
 
 /// max / mean - 1 of one value per rank: 0 is perfect balance. NaN when the mean is 0.

@@ -1,5 +1,5 @@
 #pragma once
-// Result tables: one list of columns makes the header, the rows and the CSV.
+// Result tables. One list of columns defines the header, the rows and the CSV.
 //
 //     Table<Row> table({
 //         {"tokens", "", 8, 0, [](const Row& r) { return r.tokens; }},
@@ -29,32 +29,32 @@ struct ColumnFormat {
   int width = 0;
   int precision = 0;  ///< digits after the point of doubles
   Align align = Align::right;
-  bool scaled = false;  ///< a prefix for each cell: 0.1352 TF/s is "135 G" under "F/s"
+  bool scaled = false;  ///< SI prefix in each cell: 0.1352 TF/s is "135 G" under "F/s"
 };
 
-/// One cell. Doubles: fixed point, or scientific when that does not fit, or three digits and an SI
-/// prefix when the column is scaled; NaN is "n/a".
+/// One cell. A double is in fixed point, in scientific notation if that does not fit, or has three
+/// digits and an SI prefix if the column is scaled. NaN is "n/a".
 std::string cell_text(const ColumnFormat& format, const Value& value);
-/// Behind a figure that is noisy or below its noise.
+/// Follows a figure that is noisy or below its noise.
 inline constexpr char doubt_mark = '~';
-/// What the mark says; goes below a table that has one.
+/// Explains the mark, below a table that has one.
 inline constexpr const char* doubt_legend =
     "# ~ the timing breaks a run rule (RESULT says which), or the figure is below its noise\n";
 
 /// Two lines that start with '#': names and units. Ends with a newline, as all texts here do.
 std::string header_text(const std::vector<ColumnFormat>& formats);
 
-/// One line. A cell that is too wide pushes the next ones to the right, at least one blank apart;
-/// columns realign as soon as there is room.
+/// One line. A cell that is too wide shifts the next ones to the right, at least one blank apart.
+/// Columns realign as soon as there is room.
 std::string row_text(const std::vector<ColumnFormat>& formats,
                      const std::vector<std::string>& cells);
 
-/// One line of CSV. Doubles have all their digits, NaN is an empty field; text is quoted where CSV
-/// needs it (RFC 4180).
+/// One line of CSV. Doubles have all their digits, and NaN is an empty field. Text is quoted where
+/// CSV needs it (RFC 4180).
 std::string csv_row(const std::vector<Value>& values);
 
-/// The columns of `all` that --columns names, by index: the default ones, "all", or names. Throws a
-/// usage error that names the nearest column.
+/// Indices of the columns of `all` that --columns chooses: the default ones, "all", or names. The
+/// usage error for an unknown name suggests the nearest column.
 std::vector<size_t> chosen_columns(const std::vector<ColumnFormat>& all,
                                    const std::vector<bool>& is_default, const std::string& choice);
 
@@ -72,19 +72,19 @@ struct Column {
         value(std::move(value_of)),
         align(alignment) {}
 
-  /// Shown by --columns alone.
+  /// Shown only if --columns asks for it.
   Column extra() const {
     Column column = *this;
     column.by_default = false;
     return column;
   }
-  /// With a prefix for each cell. The unit begins with that of the value.
+  /// Gives each cell its own SI prefix. The unit begins with the prefix of the value.
   Column with_prefix() const {
     Column column = *this;
     column.scaled = true;
     return column;
   }
-  /// Marked where `when` holds.
+  /// Marks the cells of rows for which `when` holds.
   Column doubted(std::function<bool(const Row&)> when) const {
     Column column = *this;
     column.doubtful = std::move(when);
@@ -110,7 +110,7 @@ class Table {
       formats_.push_back({c.name, c.unit, c.width, c.precision, c.align, c.scaled});
   }
 
-  /// The columns that --columns names.
+  /// The table with the columns that --columns chooses.
   Table chosen(const std::string& choice) const {
     std::vector<bool> is_default;
     for (const Column<Row>& c : columns_) is_default.push_back(c.by_default);
@@ -129,13 +129,13 @@ class Table {
     }
     return row_text(formats_, cells);
   }
-  /// The header and the rows, and what their marks mean.
+  /// The header, the rows and the legend.
   std::string text(const std::vector<Row>& rows) const {
     std::string text = header();
     for (const Row& each : rows) text += row(each);
     return text + legend(rows);
   }
-  /// The legend, when a row has a mark.
+  /// The legend if a row has a mark, else "".
   std::string legend(const std::vector<Row>& rows) const {
     for (const Row& row : rows)
       for (const Column<Row>& c : columns_)
@@ -148,7 +148,7 @@ class Table {
     for (const Column<Row>& c : columns_) result.emplace_back(c.name, c.value(row));
     return result;
   }
-  /// The units of those that have one.
+  /// The units of the columns that have one.
   Fields units() const {
     Fields result;
     for (const Column<Row>& c : columns_)

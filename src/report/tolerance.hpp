@@ -2,17 +2,17 @@
 // All tolerances, and the error model that they follow from.
 //
 // Model. The error of one rounding is uniform in [-eps/2, eps/2]: its standard deviation is
-// eps/sqrt(12). Roundings go up as often as down, so that n of them add up like a random walk, as
-// sqrt(n), not as n, the worst case that never happens. The partial sums that are rounded grow
+// eps/sqrt(12). Roundings go up as often as down. So n of them add up like a random walk, as
+// sqrt(n), not as n, the worst case, which never happens. The partial sums that are rounded grow
 // towards the result, which divides the error by another sqrt(3). After n roundings, the error of a
-// result, relative to its size, thus has the standard deviation
+// result, relative to its size, has the standard deviation
 //
 //     sigma = eps / 6 · sqrt(n)
 //
 // n is the sum of the lengths of all reductions between the inputs and the result (a dot product of
 // length k rounds k times), plus four for every merge of partial attention results, plus one. A
-// tolerance bounds the largest error of millions of values, five or six sigma, and a softmax over
-// large scores amplifies the error of its input:
+// tolerance bounds the largest error of millions of values, which is five or six sigma. A softmax
+// over large scores also amplifies the error of its input:
 //
 //     tolerance = safety · sigma          safety = 32
 //
@@ -89,7 +89,7 @@ double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
 // not enough either: rows of dK and dV shrink with the number of queries that see them, to 1/K at
 // the end of a document, and an error there must not be masked by the large rows at its beginning.
 // The first queries of a document, which see few keys, have the largest dQ and the largest errors.
-// So each row has a size of its own.
+// So each row has its own scale.
 //
 // Measured with a plain f32 computation, key by key, on normal inputs, documents of 1 to 2048
 // tokens, head_dim 32 to 128, P = 1 and 8: the largest errors, as shares of the tolerances, are 0.1
@@ -112,15 +112,15 @@ struct AttentionReductions {
   double score_size = 1;  ///< rms of scores; 1 for normal inputs and a scale of head_dim^-1/2
 };
 
-/// Counted from the steps of one rank's plan and the documents of the layout. Ranks may differ.
+/// Counts the steps of one rank's plan and the documents of the layout. Ranks may differ.
 AttentionReductions attention_reductions(const RankPlan& plan, const AttentionProblem& problem);
 /// The largest counts of all ranks.
 AttentionReductions attention_reductions(const Plan& plan, const AttentionProblem& problem);
-/// The same from each rank's own plan, on all ranks. Collective over `group`.
+/// The largest counts, from each rank's own plan, on all ranks. Collective over `group`.
 AttentionReductions attention_reductions(const RankPlan& mine, const AttentionProblem& problem,
                                          Communicator& group);
 
-/// Tolerances of each tensor, relative to error_scale(); lse absolute.
+/// Tolerances of each tensor, relative to error_scale(); that of lse is absolute.
 struct AttentionTolerances {
   double out = 0, lse = 0, d_q = 0, d_k = 0, d_v = 0, d_sinks = 0;
 };
@@ -173,7 +173,7 @@ double logit_gradient_tolerance(DType stored);
 /// 0.
 double logit_gradient_scale(double logprob, double a, double b, double weights);
 
-// The same from hidden states. Logits are dot products of length `hidden`; their error is
+// Log-probabilities from hidden states. Logits are dot products of length `hidden`; their error is
 // tolerance_for(f32, hidden) times their size, which is their rms (over the temperature), at least
 // 1. Log-softmax passes this error on unchanged, an entropy as a mean weighted by |log p|; for a p
 // it is a relative error. So
@@ -201,7 +201,7 @@ struct DecoderShape {
   int64_t intermediate = 0;
   int64_t vocab = 0;
   int64_t longest_document = 0;
-  int64_t merges = 0;  ///< of partial attention results, per layer
+  int64_t merges = 0;  ///< merges of partial attention results, per layer
 };
 
 /// Shape of a decoder up to and including layer `layers`.

@@ -1,13 +1,13 @@
 #pragma once
-// TOML through toml++, whose tables of tables are as deep as a key has dots, and are destroyed by
-// recursion: such keys are refused before it sees them.
+// TOML through toml++. It nests tables as deep as a key has dots and destroys them recursively, so
+// keys of too many parts are refused before parsing.
 
 #include <string>
 #include <string_view>
 
 namespace gyre {
 
-/// The line, from 1 on, of a key of more than 32 dotted parts; 0: there is none.
+/// The line, from 1 on, of a key with more than 32 dotted parts; 0 if there is none.
 int line_of_deep_key(std::string_view toml);
 
 /// The document as JSON. Throws a usage error that begins with `path` and the line.

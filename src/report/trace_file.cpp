@@ -26,7 +26,6 @@ const char* name_of(TraceLane lane) {
   return lane == TraceLane::compute ? "compute" : "communication";
 }
 
-/// Messages of one double.
 void send_double(Communicator& world, int peer, const double& value) {
   HostStream stream;
   const SendSlice slice{peer, bytes_of(std::span<const double>(&value, 1))};
@@ -44,15 +43,15 @@ constexpr int64_t nanoseconds(double seconds) {
   return std::llround(seconds * 1e9);
 }
 
-/// A span on the common clock, in whole nanoseconds: spans that do not overlap do not overlap in
-/// print either. A transfer lasts 2 ns at least: its arrows begin and end inside.
+/// A span on the common clock. Whole nanoseconds keep disjoint spans disjoint in the text. A
+/// transfer lasts at least 2 ns, so that its arrows begin and end inside it.
 struct PlacedSpan {
   const TraceSpan* span;
   int64_t begin, end;
   int tid = 0;
 };
 
-/// All spans of a rank, in their order there.
+/// All spans of a rank, in the order of `rank.spans`.
 std::vector<PlacedSpan> placed(const RankTrace& rank, double origin) {
   std::vector<PlacedSpan> spans;
   for (const TraceSpan& span : rank.spans) {
@@ -113,7 +112,7 @@ double microseconds(int64_t nanoseconds) {
   return static_cast<double>(nanoseconds) / 1000;
 }
 
-/// Decides on the threads of the spans.
+/// Adds the metadata and the spans of a rank, and sets the thread of each span.
 void add_rank(Json& events, size_t pid, const std::string& host, std::vector<PlacedSpan>& spans) {
   const std::string name = fmt::format("rank {} on {}", pid, host);
   events.push_back(metadata("process_name", pid, 0, "name", name));
@@ -150,7 +149,7 @@ struct Arrow {
   MessageEnd from, to;
 };
 
-/// The k-th message from one rank to another, and the k-th that the other receives.
+/// Pairs the k-th message from one rank to another with the k-th that the other receives.
 std::vector<Arrow> arrows_of(const std::vector<RankTrace>& ranks) {
   struct Channel {
     std::vector<MessageEnd> sent, received;
@@ -172,10 +171,10 @@ std::vector<Arrow> arrows_of(const std::vector<RankTrace>& ranks) {
 }
 
 /// Moves clocks forward until no message is received before it is sent (Lamport's condition, CACM
-/// 21, 1978). Offsets that fulfil all conditions exist, and are found in as many rounds as there
-/// are ranks at most: the conditions are those of longest paths (Bellman and Ford).
+/// 21, 1978). Offsets that fulfil all conditions exist. They are longest paths, which the
+/// Bellman-Ford algorithm finds in at most as many rounds as there are ranks.
 void keep_order(std::vector<RankTrace>& ranks, const std::vector<Arrow>& arrows) {
-  constexpr double least = 3e-9;  // so that it holds in whole nanoseconds, too
+  constexpr double least = 3e-9;  // keeps the order after rounding to whole nanoseconds
   bool moved = true;
   for (size_t round = 0; moved && round <= ranks.size(); ++round) {
     moved = false;
@@ -208,7 +207,7 @@ void add_arrow(Json& events, size_t id, const std::vector<std::vector<PlacedSpan
     return events.back();
   };
   add("s", arrow.from, from, arrow.to, from.begin);
-  // Bound to the span around it, which is closed at its end.
+  // The arrow is bound to the enclosing span, so it ends 1 ns before the span does.
   add("f", arrow.to, to, arrow.from, to.end - 1)["bp"] = "e";
 }
 
@@ -224,7 +223,7 @@ std::vector<TraceMessage> messages_from(const Json& list) {
   return messages;
 }
 
-/// A rank's trace as it travels to rank 0.
+/// Serializes a rank's trace for sending to rank 0.
 std::vector<uint8_t> packed(const RankTrace& rank) {
   Json spans = Json::array();
   for (const TraceSpan& span : rank.spans)
@@ -244,7 +243,7 @@ RankTrace unpacked(std::span<const uint8_t> bytes) {
   return rank;
 }
 
-/// The bytes of all ranks on rank 0, in rank order; nothing on other ranks.
+/// The bytes of all ranks in rank order on rank 0; an empty list on other ranks.
 std::vector<std::vector<uint8_t>> gather_on_root(Communicator& world,
                                                  const std::vector<uint8_t>& mine) {
   const std::vector<int64_t> sizes = all_gather_value(world, std::ssize(mine));
@@ -321,7 +320,7 @@ std::string trace_json(std::vector<RankTrace> ranks) {
                       {"offset_us", ranks[r].clock.seconds * 1e6},
                       {"uncertainty_us", ranks[r].clock.uncertainty_s * 1e6}});
   }
-  // Behind the spans: an arrow is bound to one that is read before it.
+  // Arrows follow the spans: an arrow is bound to a span that is read before it.
   for (size_t i = 0; i < arrows.size(); ++i) add_arrow(events, i + 1, spans, arrows[i]);
   const Json document = {{"displayTimeUnit", "ms"},
                          {"otherData", {{"clocks", std::move(clocks)}}},

@@ -16,10 +16,11 @@
 //                       communication     |KV ------------|
 //                       communication 2          |dKV ---------|
 //
-// What is in the file: events X, one for each span (cat: name_of its kind; args: pass, step and, of
-// transfers, bytes_sent, bytes_received, to and from, lists of {peer, bytes}); s and f, one of each
-// for each message (args: the other rank, bytes, step); M, names and order of processes and
-// threads; otherData.clocks, how the ranks' clocks were aligned.
+// Contents of the file:
+//   X        a span (cat: name_of its kind; args: pass, step; of a transfer also bytes_sent,
+//            bytes_received and the lists `to` and `from` of {peer, bytes})
+//   s, f     both ends of a message (args: the other rank, bytes, step)
+//   M        names and order of processes and threads; otherData.clocks: alignment of the clocks
 
 #include <functional>
 #include <string>
@@ -39,18 +40,17 @@ struct ClockOffset {
 /// Reads a monotonic clock, in seconds.
 using TraceClock = std::function<double()>;
 
-/// Compares clocks with rank 0 by Cristian's algorithm (Distributed Computing 3, 1989). A rank asks
-/// for rank 0's time, `rounds` times. The shortest round trip counts; rank 0 is assumed to have
-/// read its clock halfway, so the error is at most half the round trip. Collective; ranks take
-/// turns. `rounds` >= 1.
+/// Compares clocks with rank 0 by Cristian's algorithm (Distributed Computing 3, 1989). Each rank
+/// in turn asks rank 0 for its time, `rounds` times (>= 1), and uses the shortest round trip. Rank
+/// 0 is assumed to read its clock halfway, so the error is at most half that trip. Collective.
 ClockOffset align_clocks(Communicator& world, int rounds = 20, const TraceClock& now = &Trace::now);
 
-/// Names the clock of Trace::now(): processes of equal numbers read the same one. Linux has one
-/// since each boot, and one for each time namespace. 0: unknown.
+/// Identifies the clock of Trace::now(). Processes with equal numbers read the same clock. Linux
+/// has one clock per boot and time namespace. Returns 0 if the clock is unknown.
 int64_t monotonic_clock_id();
 
-/// The offset of Trace::now(). Ranks that read one clock (`clock_id`) take the best of their
-/// comparisons; nothing is compared if all read rank 0's. Collective.
+/// The offset of Trace::now(). Ranks that read the same clock (`clock_id`) use the best of their
+/// comparisons. Nothing is compared if all ranks read rank 0's clock. Collective.
 ClockOffset common_clock(Communicator& world, int64_t clock_id = monotonic_clock_id());
 
 /// The spans of one rank.
@@ -62,7 +62,7 @@ struct RankTrace {
 
 /// The text of the file. `ranks` are in rank order; time 0 is the earliest begin of all spans. The
 /// k-th message from one rank to another is the k-th that the other receives from it. Clocks are
-/// moved forward where a message would else be received before it is sent.
+/// moved forward if a message would otherwise be received before it is sent.
 std::string trace_json(std::vector<RankTrace> ranks);
 
 /// The text of the file, on rank 0, from the spans of all ranks. Collective.

@@ -28,7 +28,7 @@ std::string si_text(double value, const std::string& unit) {
   constexpr std::array prefixes = {"n", "u", "m", "", "k", "M", "G", "T", "P", "E"};
   if (!std::isfinite(value)) return fmt::format("{} {}", value, unit);
   size_t i = 3;
-  // Three digits are shown: what rounds to 1000 takes the next prefix.
+  // Three digits are shown, so a value that rounds to 1000 takes the next prefix.
   for (; std::abs(value) >= 999.5 && i + 1 < prefixes.size(); ++i) value /= 1000;
   for (; value != 0 && std::abs(value) < 0.9995 && i > 0; --i) value *= 1000;
   const std::string name = prefixes.at(i) + unit;

@@ -1,5 +1,5 @@
 #pragma once
-// Values of reports, and their texts: in a table cell, in "key=value" or in JSON.
+// Values of reports and their texts in table cells, in "key=value" and in JSON.
 
 #include <cstdint>
 #include <string>
@@ -14,7 +14,7 @@ using Value = std::variant<bool, int64_t, double, std::string>;
 /// Named values in the order in which they are printed.
 using Fields = std::vector<std::pair<std::string, Value>>;
 
-/// "true", "42", "text"; doubles with the fewest digits that read back to the same number, NaN as
+/// "true", "42", "text". A double has the fewest digits that read back to the same number; NaN is
 /// "n/a".
 std::string to_text(const Value& value);
 

@@ -17,7 +17,7 @@ namespace gyre {
 namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// ", sampled 64 of 4096 tokens", of the check that compared the smallest share; "" when all was.
+/// ", sampled 64 of 4096 tokens" for the smallest share of any check; "" if none was sampled.
 std::string sample_text(const std::deque<Check>& checks) {
   const Check* least = nullptr;
   for (const Check& c : checks)

@@ -8,8 +8,8 @@
 //     checks.merge_over(world);            // every rank gets the worst values of all ranks
 //     fmt::print("{}", checks.text());     // VERIFY PASSED 3/3 max_err_over_tol=0.21
 //
-// Values are counted once: two looks at the same ones (of two runs, say) are joined by
-// merge_repeat(), and of what all ranks have alike one rank adds it.
+// Each value is counted once. merge_repeat() joins two checks of the same values (from two runs,
+// say). One rank adds the values that all ranks have in common.
 
 #include <fmt/format.h>
 
@@ -26,8 +26,8 @@
 
 namespace gyre {
 
-/// Error of `actual` in units of `scale`. It is infinite if a value or the scale is not finite, and
-/// for any difference at a scale of 0. A reference may be infinite only where the definition says
+/// Error of `actual` in units of `scale`. It is infinite if a value or the scale is not finite, or
+/// if the values differ at a scale of 0. A reference may be infinite only where the definition says
 /// so: `defined` is its value there.
 inline double error_between(double actual, double reference, double scale = 1, double defined = 0) {
   const bool is_legal = std::isfinite(reference) || reference == defined;
@@ -47,7 +47,7 @@ struct Deviation {
   std::string text(double tolerance) const;
 };
 
-/// One kind of comparison: many values, one tolerance. Remembers the worst.
+/// One kind of comparison: many values, one tolerance. Keeps the worst values.
 class Check {
  public:
   /// Number of values outside the tolerance that are kept: the worst ones.
@@ -76,7 +76,7 @@ class Check {
   }
   /// Counts something that cannot be compared (a wrong shape, a missing row) as infinitely wrong.
   void add_failure(const std::string& where);
-  /// Compares arrays element by element; another length counts as a failure. `name` is the array's.
+  /// Compares arrays element by element. Different lengths are a failure. `name` is the array's.
   template <class T>
   void add_all(const std::vector<T>& actual, const std::vector<T>& expected,
                const std::string& name) {
@@ -89,16 +89,15 @@ class Check {
   }
   /// Passes for an input without elements: a statement about all of its elements is true.
   void add_nothing() { ++count_; }
-  /// What was compared are values of so many of all `of` tokens; several calls add up. The whole,
-  /// when nobody calls it.
+  /// States that values of `tokens` out of `of` tokens were compared. Calls add up. Without a call
+  /// all tokens were compared.
   void add_sample(int64_t tokens, int64_t of) {
     sampled_ += tokens;
     sampled_of_ += of;
   }
-  /// Adds the counts of `other`, a check of the same name, and takes its worst values where they
-  /// are worse.
+  /// Adds the counts of `other`, a check of the same name, and keeps the worst values of both.
   void merge(const Check& other);
-  /// Takes the place of this one, of the same name and of the same values, if it is worse.
+  /// Replaces this check by `other`, of the same name and values, if that one is worse.
   void merge_repeat(const Check& other);
 
   const std::string& name() const { return name_; }
@@ -109,15 +108,15 @@ class Check {
   const std::string& where() const { return where_; }  ///< place of max_error; "" when it is 0
   /// The worst of the values outside, the largest error first.
   const std::vector<Deviation>& deviations() const { return deviations_; }
-  int64_t sampled() const { return sampled_; }        ///< tokens of which values were compared
-  int64_t sampled_of() const { return sampled_of_; }  ///< of so many; 0: of all
+  int64_t sampled() const { return sampled_; }        ///< tokens whose values were compared
+  int64_t sampled_of() const { return sampled_of_; }  ///< out of this number; 0: all were compared
   /// max_error over tolerance; 0 without an error, also at a tolerance of 0.
   double error_over_tolerance() const;
-  /// Something was compared, all of it was within the tolerance, and the tolerance is neither
-  /// infinite nor above both 1 (the size that errors are relative to) and the mean size of the
-  /// references: within such a one, zeros would pass.
+  /// True if something was compared, all of it was within the tolerance, and the tolerance is not
+  /// too wide: neither infinite nor above both 1 (the size that errors are relative to) and the
+  /// mean size of the references. Zeros would pass a wider one.
   bool passed() const { return count_ > 0 && outside_ == 0 && !is_too_wide(); }
-  /// Why it did not pass; "" if it did.
+  /// Why the check did not pass; "" if it did.
   std::string fault() const;
 
  private:
@@ -149,10 +148,10 @@ class Verification {
   /// Tolerances are multiplied by `tolerance_scale`; anything but 1 makes a result unofficial.
   explicit Verification(double tolerance_scale = 1) : scale_(tolerance_scale) {}
 
-  /// The check `name`, created when it is new; the reference stays valid. A name has one tolerance.
+  /// The check `name`, created if new. The reference stays valid. A name has one tolerance.
   Check& check(std::string_view name, double tolerance);
 
-  /// Every rank gets every rank's checks, in order of rank, merged by name. Collective over `comm`
+  /// Every rank gets the checks of all ranks, in rank order, merged by name. Collective over `comm`
   /// (in host memory).
   void merge_over(Communicator& comm);
   void merge(const Verification& other);
@@ -165,7 +164,7 @@ class Verification {
   const std::deque<Check>& checks() const { return checks_; }
   double max_error_over_tolerance() const;
 
-  /// "VERIFY PASSED n/n max_err_over_tol=0.37", with ", sampled 64 of 4096 tokens" behind it of the
+  /// "VERIFY PASSED n/n max_err_over_tol=0.37", followed by ", sampled 64 of 4096 tokens" for the
   /// check that compared the smallest share; or FAILED, and for each failed check its fault() and a
   /// line for each of the `most` worst values outside; or "VERIFY SKIPPED".
   std::string text(size_t most = 1) const;
