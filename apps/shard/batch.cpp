@@ -25,7 +25,7 @@ void check_mask(const BshdArrays& arrays, const BatchJob& job) {
         documents);
 }
 
-/// Sums of every rank of the layout, in their order, on all ranks of the run.
+/// The parts of all ranks of the layout, in rank order, on all ranks of the run.
 std::vector<RankPart> all_parts(const std::vector<RankPart>& mine, int cp, Communicator& world) {
   std::vector<RankPart> all;
   for (int r = 0; r < cp; ++r) {
@@ -44,7 +44,7 @@ std::vector<RankPart> all_parts(const std::vector<RankPart>& mine, int cp, Commu
   return all;
 }
 
-/// The mean loss of all ranks, and the mean of their own means.
+/// Sets the mean loss over all ranks, and the mean of the ranks' own means.
 void set_losses(BatchResult& row, const std::vector<RankPart>& parts) {
   std::vector<LossSums> sums;
   double means = 0, ranks = 0;
@@ -81,7 +81,7 @@ BatchResult result_of(const BatchJob& job, int64_t stream, const std::vector<Ran
   return row;
 }
 
-/// The mean loss of the labels of stream `stream` of `streams`, without shards.
+/// The mean loss of the unsharded labels of stream `stream` of `streams`.
 double whole_mean_loss(const BshdArrays& arrays, int64_t stream, int64_t streams) {
   const int64_t count = arrays.rows / streams * arrays.slots;
   double loss = 0, tokens = 0;
@@ -170,7 +170,7 @@ std::vector<BatchResult> shard_batch(const std::string& file, const BshdArrays& 
   run_agreed(world, "reading rows", [&] {
     of_file([&] {
       batch = batch_of(arrays);
-      if (arrays.seq_lens)  // are the tables sound?
+      if (arrays.seq_lens)  // throws if the tables are invalid
         to_thd(batch, {.sentinel = arrays.sentinel, .tail = Tail::keep});
       else if (rows)
         check_padding_of_rows(arrays);

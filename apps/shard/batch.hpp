@@ -2,10 +2,10 @@
 // Batches of a training framework (gyre/bshd) over context-parallel ranks, in the two formats that
 // attention takes.
 //
-//     thd    one stream of segments, each cut by the layout (packing/cp_batch.hpp)
-//     bshd   rows as they are, each cut by dual-chunk-swap, with their key mask (sharding/bshd.hpp)
+//     thd    one stream of segments; the layout cuts each segment (packing/cp_batch.hpp)
+//     bshd   rows with a key mask; dual-chunk-swap cuts each row (sharding/bshd.hpp)
 //
-// Rows without tables of lengths are one document each in thd; in bshd their key mask hides the pad
+// Rows without tables of lengths are one document each in thd. In bshd their key mask hides the pad
 // id at both ends of a row.
 
 #include <string>
@@ -27,36 +27,36 @@ struct BatchOptions {
 };
 void declare_batch_options(CLI::App& app, BatchOptions& o);
 
-/// What a batch is sharded for.
+/// The ranks, layout and mask that a batch is sharded for.
 struct BatchJob {
   BatchOptions options;
   int cp = 1;
-  std::string layout;  ///< of the format thd
+  std::string layout;  ///< for the format thd
   int64_t stripe = 1, chunk = 0;
   AttentionMask mask = AttentionMask::causal_segments;
 };
 
-/// One stream (thd), or all rows (bshd), over all context-parallel ranks.
+/// One stream (thd) or all rows (bshd), over all context-parallel ranks.
 struct BatchResult : MeasuredRow {
   std::string format;
   int64_t stream = 0;
-  int64_t slots = 0;                          ///< of a rank
-  int64_t least_tokens = 0, most_tokens = 0;  ///< real ones of a rank
+  int64_t slots = 0;                          ///< per rank
+  int64_t least_tokens = 0, most_tokens = 0;  ///< real tokens of a rank
   int64_t least_labels = 0, most_labels = 0;  ///< supervised tokens of a rank
   double pair_ratio = 1;                      ///< visible (query, key) pairs, max / mean over ranks
-  int64_t hidden_pairs = 0;  ///< pairs with a key of padding that causality leaves visible: the
-                             ///< key mask has to hide them
-  double mean_loss = 0;      ///< of a stand-in loss, the id of the label: Σ loss / Σ labels
-  double mean_of_means = 0;  ///< the same, had each rank divided by its own labels
+  int64_t hidden_pairs = 0;  ///< causally visible pairs with a padding key, which the key mask
+                             ///< has to hide
+  double mean_loss = 0;      ///< Σ loss / Σ labels, where the stand-in loss is the label's id
+  double mean_of_means = 0;  ///< mean over ranks of each rank's own mean loss
 };
 const Table<BatchResult>& batch_table();
 
-/// Shards the rows of `file`, which every rank has, for all ranks of the layout, this rank's share
-/// of them, and adds to `checks`: what each rank holds is what the definition of its slots says;
-/// boundaries are those of the tables; the mean loss of the shards is that of the batch; with as
-/// many ranks as the run has, rows come back over the communicator. Returns a row for each stream.
-/// Throws a usage error that names file, row and segment for batches that cannot be sharded, when
-/// the ranks' batches differ, and for a mask that sharded attention cannot keep. Collective.
+/// Shards the rows of `file`, which every rank has. Each rank of the run makes the parts of some
+/// ranks of the layout. Adds checks to `checks`: each part holds what the definition of its slots
+/// says; boundaries are those of the tables; the mean loss of the shards is that of the batch; rows
+/// come back over the communicator if the run has as many ranks as the layout. Returns a row per
+/// stream. Throws a usage error if a batch cannot be sharded (names file, row and segment), ranks'
+/// batches differ, or sharded attention cannot keep the mask. Collective.
 std::vector<BatchResult> shard_batch(const std::string& file, const BshdArrays& arrays,
                                      const BatchJob& job, Communicator& world,
                                      Verification& checks);

@@ -1,4 +1,4 @@
-// Batches as rows with their key mask: what each rank gets, against the definition of its slots.
+// Batches as rows with a key mask: checks each rank's part against the definition of its slots.
 
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@
 namespace gyre {
 namespace {
 
-/// The rows as shard_bshd takes them; T is the type of the inputs.
+/// The rows as arguments of shard_bshd. T is the type of the inputs.
 template <class T>
 struct Rows {
   const BshdArrays& arrays;
@@ -42,14 +42,14 @@ PadPositions kind_of(const std::string& name) {
   return name == "zero" ? PadPositions::zero : PadPositions::restarted;
 }
 
-/// What a position behind the row's own `n` slots is.
+/// The position of the padding slot `behind` slots after the end of a row.
 int64_t padded_position(const std::string& kind, int64_t last, int64_t behind) {
   if (kind == "counting") return last + 1 + behind;
   return kind == "zero" ? 0 : behind;
 }
 
-/// The rank's slots of each row are chunks `rank` and 2·cp-1-rank of the padded width; new padding
-/// is 0, no key, and without a label.
+/// Checks that the rank's slots of each row are chunks `rank` and 2·cp-1-rank of the padded width.
+/// New padding is 0, is no key and has no label.
 template <class T>
 void check_shard(Check& check, const Rows<T>& rows, const BshdShard<T>& shard, const BatchJob& job,
                  int rank) {
@@ -81,7 +81,7 @@ void check_shard(Check& check, const Rows<T>& rows, const BshdShard<T>& shard, c
     }
 }
 
-/// Positions of each row, padded as asked for, cut as the row is.
+/// Checks the positions of each row, which are padded as in the options and cut like the row.
 void check_positions(Check& check, const BshdArrays& arrays, const Layout& layout,
                      const BatchJob& job, int rank) {
   const PositionIds positions = *batch_of(arrays).positions;
@@ -104,7 +104,7 @@ void check_positions(Check& check, const BshdArrays& arrays, const Layout& layou
   }
 }
 
-/// Extras of slots are cut as the rows are; zeros behind them. Others stay whole.
+/// Checks that extras of slots are cut like the rows and padded with zeros. Others stay whole.
 void check_extras(Check& check, const BshdArrays& arrays, const Layout& layout, int rank) {
   const auto slots = static_cast<size_t>(arrays.slots);
   for (const auto& [name, stored] : arrays.extras) {
@@ -127,8 +127,8 @@ void check_extras(Check& check, const BshdArrays& arrays, const Layout& layout, 
   }
 }
 
-/// A real token sees the real keys before it in its row, and itself; causality leaves the padding
-/// before it visible as well.
+/// Counts pairs: a real token sees itself and the real keys before it in its row. Causality alone
+/// leaves the padding before it visible, too.
 template <class T>
 RankPart counted(const Rows<T>& rows, const BshdShard<T>& shard, int rank) {
   RankPart part;
@@ -139,7 +139,7 @@ RankPart counted(const Rows<T>& rows, const BshdShard<T>& shard, int rank) {
   const std::vector<int32_t> index = shard_index(shard.layout, rank);
   const int64_t n = rows.arrays.slots;
   for (int64_t b = 0; b < rows.arrays.rows; ++b) {
-    std::vector<int64_t> keys(static_cast<size_t>(n) + 1, 0);  // real ones below each slot
+    std::vector<int64_t> keys(static_cast<size_t>(n) + 1, 0);  // real keys before each slot
     for (size_t t = 0; t < static_cast<size_t>(n); ++t)
       keys[t + 1] = keys[t] + rows.mask[static_cast<size_t>(b * n) + t];
     for (size_t t = 0; t < index.size(); ++t) {
@@ -159,7 +159,7 @@ std::vector<RankPart> shard_rows_of(const Rows<T>& rows, const BatchJob& job, Co
   Check& positions = checks.check("positions", 0);
   Check* extras = rows.arrays.extras.empty() ? nullptr : &checks.check("extras", 0);
   for (Check* check : {&contents, &positions, extras})
-    if (check != nullptr) check->add_nothing();  // ranks without a part
+    if (check != nullptr) check->add_nothing();  // a rank may have no part
   std::vector<RankPart> parts;
   for (const int rank : ranks_of(world, job.cp)) {
     const BshdShard<T> shard = rows.shard(job, rank);

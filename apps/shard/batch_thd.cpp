@@ -1,4 +1,4 @@
-// Batches as streams of segments: what each rank gets, against the definition of its slots.
+// Batches as streams of segments: checks each rank's part against the definition of its slots.
 
 #include <fmt/format.h>
 
@@ -12,21 +12,21 @@
 namespace gyre {
 namespace {
 
-/// One rank's part of one stream, and what it is compared with.
+/// One rank's part of one stream, and the data to compare it with.
 struct PartView {
   const BshdArrays& arrays;
   const BshdBatch& batch;
-  const std::vector<uint8_t>& real;  ///< of all rows
+  const std::vector<uint8_t>& real;  ///< mask of real tokens of all rows
   const CpBatch& part;
-  size_t first_row = 0, rows = 0;  ///< of the stream
+  size_t first_row = 0, rows = 0;  ///< row range of the stream
   std::string name;                ///< "stream 0 rank 1"
-  /// The slot among those of all rows.
+  /// Index of the slot among the slots of all rows.
   size_t whole(int32_t slot) const {
     return first_row * static_cast<size_t>(arrays.slots) + static_cast<size_t>(slot);
   }
 };
 
-/// The slots are those of dual-chunk-swap over the boundaries.
+/// Checks that the slots are those of dual-chunk-swap over the boundaries.
 void check_index(Check& check, const PartView& view) {
   const CpBatch& part = view.part;
   std::vector<int32_t> expected;
@@ -38,7 +38,7 @@ void check_index(Check& check, const PartView& view) {
   check.add_all(part.index, expected, view.name + " slots");
 }
 
-/// Every array holds what the rows hold at the part's slots.
+/// Checks that every array holds the values of the rows at the part's slots.
 void check_contents(Check& check, const PartView& view) {
   const CpBatch& part = view.part;
   const PositionIds& positions = *view.batch.positions;
@@ -66,19 +66,19 @@ void check_contents(Check& check, const PartView& view) {
   }
 }
 
-/// What goes along with rows that bring nothing: which slots have a label.
+/// The extra of rows without extras: the mask of slots that have a label.
 Extra loss_mask_of(const std::vector<int64_t>& labels) {
   std::vector<uint8_t> mask;
   for (const int64_t label : labels) mask.push_back(label != ignored_label ? 1 : 0);
   return make_extra(std::span<const uint8_t>(mask), Extra::Aligned::slots);
 }
 
-/// Slot by slot, the rows' extras are at the part's slots, and zeros where the layout pads.
+/// Checks that each slot has the extra of the rows' slot, or zeros where the layout pads.
 void check_slot_extra(Check& check, const PartView& view, const std::string& name,
                       const Extra& whole) {
   const std::vector<std::byte>& mine = *view.part.extras.at(name).bytes;
   const auto width = static_cast<size_t>(whole.item_bytes);
-  const size_t slots = view.rows * static_cast<size_t>(view.arrays.slots);  // of the stream
+  const size_t slots = view.rows * static_cast<size_t>(view.arrays.slots);  // slots of the stream
   if (mine.size() != view.part.index.size() * width)
     return check.add_failure(fmt::format("{} {} of {} bytes", view.name, name, mine.size()));
   for (size_t i = 0; i < mine.size(); ++i) {
@@ -91,8 +91,8 @@ void check_slot_extra(Check& check, const PartView& view, const std::string& nam
   }
 }
 
-/// What goes along: slots as above, the rows of the stream, or all of it; no mask of attention over
-/// several ranks.
+/// Checks the extras: those of slots as above, those of the rows of the stream, and whole ones. A
+/// part of several ranks has no attention mask.
 void check_extras(Check& check, const PartView& view) {
   for (const auto& [name, whole] : view.batch.extras) {
     const auto where = [&, &name = name] { return fmt::format("{} {}", view.name, name); };
@@ -112,7 +112,7 @@ void check_extras(Check& check, const PartView& view) {
   }
 }
 
-/// The part's own boundaries: real tokens and slots of each segment, counted in the mask.
+/// Checks the part's own boundaries: real tokens (counted in the mask) and slots per segment.
 void check_local_bounds(Check& check, const PartView& view) {
   const CpBatch& part = view.part;
   if (!part.local || part.absorbed) return;  // absorbed padding counts as real in the boundaries
@@ -126,7 +126,7 @@ void check_local_bounds(Check& check, const PartView& view) {
   }
 }
 
-/// The rows of a rotary table that a rank reads are its positions in each segment.
+/// Checks that a rank reads the rows of a rotary table that are its positions in each segment.
 void check_rotary_rows(Check& check, const PartView& view) {
   const CpBatch& part = view.part;
   if (!part.local) return;
@@ -141,7 +141,7 @@ void check_rotary_rows(Check& check, const PartView& view) {
   }
 }
 
-/// A real token sees the real tokens before it in its segment, and itself.
+/// Counts pairs: a real token sees itself and the real tokens before it in its segment.
 RankPart counted(const CpBatch& part) {
   RankPart counts;
   counts.rank = part.cp_rank;
@@ -187,7 +187,7 @@ StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communi
   Check* local = swapped ? &checks.check("local boundaries", 0) : nullptr;
   Check* rotary = swapped ? &checks.check("rotary rows", 0) : nullptr;
   for (Check* check : {&contents, &extras, index, local, rotary})
-    if (check != nullptr) check->add_nothing();  // ranks without a part, or without a token
+    if (check != nullptr) check->add_nothing();  // a rank may have no part or no token
   // More chunks than rows are refused below.
   StreamParts streams(
       static_cast<size_t>(std::min(job.options.chunks, std::max<int64_t>(1, arrays.rows))));

@@ -7,7 +7,7 @@
 namespace gyre {
 namespace {
 
-/// What results hold before they are written: values that no input holds.
+/// Fills results before they are written. No input holds this value.
 constexpr std::byte unwritten{0xa5};
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// The slots of one bin, cut by a layout where a stream of work computes: on the host or a device.
+// Cuts the slots of one bin by a layout, on the stream's device or on the host.
 
 #include <map>
 #include <memory>
@@ -13,21 +13,21 @@
 
 namespace gyre {
 
-/// The arrays of a bin in the memory of `stream`. What is returned is in host memory. Layout and
-/// stream must outlive this.
+/// The arrays of a bin in the memory of `stream`. Results are in host memory. Layout and stream
+/// must outlive this object.
 class BinShards {
  public:
-  /// `hidden_size` > 0: embeddings of that width take the place of ids.
+  /// With `hidden_size` > 0, embeddings of that width replace the ids.
   BinShards(const Layout& layout, const PackedSlots& bin, int64_t hidden_size, Stream& stream);
 
   /// The slots of `rank`.
   PackedSlots shard(int rank) const;
-  /// The bin, put together from the shards of all ranks, one after the other.
+  /// The bin, restored from the shards of all ranks in turn.
   PackedSlots round_trip() const;
   /// The bin, gathered over `comm` from the shards that its ranks hold. Collective.
   PackedSlots gathered(Communicator& comm) const;
   /// The ids of this rank's shard, shifted to the left inside the segments of `bounds` over `comm`;
-  /// `fill` where segments end. Collective.
+  /// with `fill` at the ends of segments. Collective.
   std::vector<int32_t> shifted_ids(Communicator& comm, std::span<const int32_t> bounds,
                                    int32_t fill) const;
 
@@ -36,7 +36,7 @@ class BinShards {
   struct Array {
     Buffer<std::byte> stream;
     int64_t row_bytes = 0;  ///< 0: the bin has no such array
-    RowFill fill;           ///< of slots that the layout appends
+    RowFill fill;           ///< value of the slots that the layout appends
   };
   template <class T>
   Array make_array(const std::vector<T>& values, int64_t row, T fill) const;

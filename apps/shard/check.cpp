@@ -1,4 +1,4 @@
-// Checks of layouts on real slots, and the rows of shards files.
+// Checks layouts on real slots, and makes the rows of shards files.
 
 #include <fmt/format.h>
 
@@ -15,17 +15,17 @@
 namespace gyre {
 namespace {
 
-/// The matrix of who needs whose keys is cp x cp: beyond this it is not made.
+/// The matrix of needed keys is cp x cp, so it is not made for more ranks.
 constexpr int most_ranks_for_matrix = 1024;
 
-/// The arrays of a shard by name; embeddings apart.
+/// The arrays of a shard by name, except embeddings.
 constexpr std::pair<const char*, std::vector<int32_t> PackedSlots::*> arrays[] = {
     {"ids", &PackedSlots::ids},
     {"labels", &PackedSlots::labels},
     {"positions", &PackedSlots::positions},
 };
 
-/// A stream to restore a bin into: values that it does not hold.
+/// A stream to restore a bin into. It is filled with values that no bin holds.
 PackedSlots blank_like(const PackedSlots& bin) {
   PackedSlots blank;
   for (const auto& [name, array] : arrays) (blank.*array).assign((bin.*array).size(), -7777);
@@ -55,8 +55,8 @@ void compare_slots(Check& check, const PackedSlots& actual, const PackedSlots& e
   compare_slot_extras(check, actual, expected, fmt::format("bin {}", bin));
 }
 
-/// The extras of a rank are, slot by slot, those of the bin that the layout's index names; zeros
-/// where it names none.
+/// Checks that each slot of a rank has the extras of the bin's slot that the layout's index names,
+/// or zeros if it names none.
 void check_extras(Check& check, const Layout& layout, int rank, const PackedSlots& mine,
                   const PackedSlots& bin) {
   const std::vector<int32_t> index = shard_index(layout, rank);
@@ -78,7 +78,7 @@ void check_extras(Check& check, const Layout& layout, int rank, const PackedSlot
   }
 }
 
-/// The bin's slots, moved to where a repadded layout wants them.
+/// The bin's slots, moved to their places in a repadded layout.
 PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bin,
                      const PackedSlots& from) {
   const auto padded = header.cu_seqlens_padded(bin);
@@ -115,18 +115,18 @@ PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bi
   return moved;
 }
 
-/// Where shards are made, and over what they are gathered.
+/// The stream that makes shards and the communicator that gathers them.
 struct Place {
   Stream& stream;
   Communicator& comm;
 };
-/// That of the backend; without one, the host's.
+/// The place of the backend; without a backend, the host.
 Place place_of(Backend* backend, Stream& host, Communicator& world) {
   if (backend == nullptr) return {host, world};
   return {backend->stream(), backend->world()};
 }
 
-/// Slots of one bin out of those of several.
+/// The slots of one bin, copied from those of several.
 PackedSlots part_of(const PackedSlots& all, int64_t begin, int64_t count, int64_t hidden_size) {
   PackedSlots part;
   const auto cut = [](const auto& from, auto& to, int64_t first, int64_t n) {
@@ -142,7 +142,7 @@ PackedSlots part_of(const PackedSlots& all, int64_t begin, int64_t count, int64_
   return part;
 }
 
-/// Bin b of all slots, where the layout wants it.
+/// The slots of `bin`, at their places in the layout.
 PackedSlots bin_of(const ShardingPlan& plan, const PackedSlots& all, int64_t bin) {
   const PackedHeader& header = plan.header();
   const int64_t count = header.cu_seqlens_padded(bin).back();
@@ -150,7 +150,7 @@ PackedSlots bin_of(const ShardingPlan& plan, const PackedSlots& all, int64_t bin
                   part_of(all, plan.first_slot(bin), count, header.hidden_size));
 }
 
-/// Round trips of this rank's bins, and the sums of their costs.
+/// Checks the round trips of this rank's bins and the sums of their costs.
 void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicator& world,
                     Stream& stream, Verification& checks) {
   const int64_t hidden = plan.header().hidden_size;

@@ -14,13 +14,13 @@ constexpr std::pair<const char*, GatherGradient> conventions[] = {
     {"none", GatherGradient::none},
 };
 
-/// The gradient that `rank` has with respect to a slot of the stream: small whole numbers, so that
-/// sums over ranks are exact.
+/// Gradient that `rank` has for a slot of the stream. It is a small integer, so that sums over
+/// ranks are exact.
 double gradient(int rank, int64_t slot) {
   return static_cast<double>((rank + 1) * (slot % 1000 + 1));
 }
 
-/// What a local slot gets, by the definition of the convention.
+/// The gradient of a local slot by the definition of the convention.
 double expected_gradient(GatherGradient convention, int rank, int ranks, int64_t slot) {
   if (convention == GatherGradient::none) return 0;
   if (convention == GatherGradient::split) return gradient(rank, slot);
@@ -29,7 +29,7 @@ double expected_gradient(GatherGradient convention, int rank, int ranks, int64_t
   return sum;
 }
 
-/// One convention over all bins; returns the bytes that this rank sent.
+/// Checks one convention over all bins. Returns the bytes that this rank sent.
 int64_t check_convention(ShardingPlan& plan, GatherGradient convention, Communicator& world,
                          Check& check) {
   int64_t sent = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// The gradient of a gathered stream, by each convention (sharding/distributed.hpp: GatherGradient).
+// The gradient of a gathered stream by each convention (GatherGradient, sharding/distributed.hpp).
 
 #include <string>
 
@@ -7,11 +7,11 @@
 
 namespace gyre {
 
-/// Adds to `checks`, for every bin and the convention of this name ("split", "sum", "none", or
-/// "all" of them): a rank's gradient is that of its own slots (split), the sum of all ranks'
-/// gradients at its slots (sum), or zero (none), and zero at padding of the layout. Returns a "#"
-/// line for each with the bytes that all ranks sent. Throws a usage error unless the run has as
-/// many ranks as the layout. Collective.
+/// Adds checks to `checks`, for every bin and the convention of this name ("split", "sum", "none",
+/// or "all"). A rank's gradient is that of its own slots (split), the sum of all ranks' gradients
+/// at its slots (sum), or zero (none). It is zero at padding of the layout. Returns a "#" line per
+/// convention with the bytes that all ranks sent. Throws a usage error unless the run has as many
+/// ranks as the layout. Collective.
 std::string check_gather_gradients(ShardingPlan& plan, const std::string& convention,
                                    Communicator& world, Verification& checks);
 

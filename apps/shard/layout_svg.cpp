@@ -18,7 +18,7 @@ using svg::color;
 using svg::rect;
 using svg::text;
 
-/// What is at a slot of the stream.
+/// Content of a slot of the stream.
 struct SlotView {
   int owner = 0;
   int64_t segment = -1;  ///< -1: padding of the layout
@@ -43,7 +43,7 @@ std::vector<SlotView> view_slots(const LayoutPicture& picture) {
   return slots;
 }
 
-/// Runs of sampled slots that look alike: f(first slot, slot after the last, view).
+/// Calls f(first slot, slot after the last, view) for each run of equal sampled slots.
 template <class F>
 void for_each_run(const std::vector<SlotView>& slots, F f) {
   const int64_t n = std::ssize(slots), points = std::min(n, samples);
@@ -93,7 +93,7 @@ std::string mask_picture(const LayoutPicture& picture, const std::vector<SlotVie
 std::string pair_bars(const Layout& layout, const LayoutCost& cost, double x, double y) {
   const double mean = static_cast<double>(cost.pairs()) / layout.cp();
   const double height = mask_size / layout.cp();
-  const double widest = std::max(1.1, 1.05 * cost.pair_ratio());  // of the mean
+  const double widest = std::max(1.1, 1.05 * cost.pair_ratio());  // relative to the mean
   const double scale = bars_width / widest / std::max(1.0, mean);
   std::string svg = rect(x, y, bars_width, mask_size, "#f2f2f2");
   for (int r = 0; r < layout.cp(); ++r) {

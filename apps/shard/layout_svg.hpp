@@ -1,6 +1,6 @@
 #pragma once
-// A picture of a layout: who owns which slots, who computes which part of the attention mask, and
-// whose keys each rank needs.
+// A picture of a layout: the owner of each slot, the rank that computes each part of the attention
+// mask, and the ranks whose keys each rank needs.
 
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace gyre {
 
-/// One layout of a stream, and the boundaries that it was made for.
+/// A layout of a stream and the boundaries that it was made for.
 struct LayoutPicture {
   const Layout& layout;
   SegmentBounds bounds;

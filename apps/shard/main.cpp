@@ -1,5 +1,5 @@
-// gyre-shard: packed streams over context-parallel ranks: who owns what, who computes what, who
-// needs whose keys, under every layout, for any number of ranks.
+// gyre-shard shards packed streams over any number of context-parallel ranks under every layout. It
+// shows what each rank owns and computes, and whose keys it needs.
 
 #include <fmt/format.h>
 
@@ -23,10 +23,10 @@ namespace {
 
 using namespace gyre;
 
-/// The streams to shard: from a file, or made up.
+/// The streams to shard, from a file or generated.
 struct Streams {
   PackedHeader header;
-  PackedSlots slots;  ///< of all bins, when something is checked or written
+  PackedSlots slots;  ///< slots of all bins, if checked or written
   std::vector<InputInfo> inputs;
   std::string origin;
   std::string notes;  ///< "#" lines

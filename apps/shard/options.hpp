@@ -19,7 +19,7 @@ struct ShardOptions {
   int64_t capacity = 0, bin = 0;
   double tflops = 400, gbytes_per_s = 50;
   bool repad = false;
-  std::string mask, gradient;  ///< "": as the shards keep it; not checked
+  std::string mask, gradient;  ///< "": the mask that shards keep; no gradient check
   bool ulysses = false;
   BatchOptions batch;
   ReportOptions report;
@@ -38,9 +38,9 @@ struct ShardOptions {
 
 void declare_options(CLI::App& app, ShardOptions& o);
 
-/// Throws a usage error with everything that is wrong with the options.
+/// Throws a usage error that lists all errors of the options.
 void check_options(const ShardOptions& o);
-/// Throws a usage error for options of packed streams, given for a gyre/bshd file.
+/// Throws a usage error for options of packed streams that are given with a gyre/bshd file.
 void check_batch_options(const ShardOptions& o);
 
 }  // namespace gyre

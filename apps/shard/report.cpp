@@ -16,7 +16,7 @@
 namespace gyre {
 namespace {
 
-/// Sums over bins, of this rank's bins at first.
+/// Sums over bins: first over this rank's bins, later over all.
 struct Totals {
   double mean_pairs = 0, most_pairs = 0, worst_ratio = 1;
   double slots = 0, real_tokens = 0, runs = 0;
@@ -24,7 +24,7 @@ struct Totals {
   double compute_s = 0, communicate_s = 0, step_s = 0, planning_s = 0;
 };
 
-/// Runs of neighbouring tokens of a document at neighbouring slots of a rank, all ranks.
+/// Counts the runs, over all ranks, of consecutive tokens of a document at consecutive slots.
 int64_t count_runs(const Layout& layout) {
   int64_t runs = 0;
   for (const Shard& shard : layout.shards) {
@@ -63,7 +63,7 @@ void add(Totals& t, const Layout& layout, const LayoutCost& cost, const TimeMode
   t.step_s += cost.seconds(time);
 }
 
-/// Under masks other than a causal one, keys are needed as a group-cast sends them.
+/// For masks other than the causal one, the needed keys are those that a group-cast sends.
 LayoutCost cost_of(const Layout& layout, const MaskRule& mask) {
   LayoutCost cost = layout_cost(layout);
   if (mask.plain_causal()) return cost;
@@ -273,7 +273,7 @@ std::string picture_of_bin(const PackedHeader& header, int64_t bin, const std::s
     try {
       pictures.push_back({plan.layout(bin), b.view()});
     } catch (const Error&) {
-      if (layout != "all") throw;  // among all, a layout that refuses is left out
+      if (layout != "all") throw;  // "all" leaves out layouts that refuse the bin
     }
   }
   const int64_t slots = header.cu_seqlens_padded(bin).back();

@@ -13,7 +13,7 @@
 namespace gyre {
 namespace {
 
-/// Prints the table and the "#" lines below it, and writes the files that were asked for.
+/// Prints the table and the "#" lines below it, and writes the requested files.
 template <class Row>
 ExitCode present(const ShardOptions& o, AppContext& context, RunReport& report,
                  const Table<Row>& table, const std::vector<Row>& rows, const char* key,

@@ -6,10 +6,10 @@
 
 namespace gyre {
 
-/// A batch of rows (gyre/bshd) over the ranks of --cp. Collective.
+/// Shards a batch of rows (gyre/bshd) over the ranks of --cp. Collective.
 ExitCode run_batch(const ShardOptions& o, AppContext& context);
 
-/// Packed streams under Ulysses, over the ranks of the run. Collective.
+/// Runs Ulysses on packed streams over the ranks of the run. Collective.
 ExitCode run_heads_for_tokens(const ShardOptions& o, const PackedHeader& header,
                               const PackedSlots& slots, AppContext& context, RunReport& report);
 

@@ -16,7 +16,7 @@
 namespace gyre {
 namespace {
 
-/// What lies at a place of a tensor. Below 2^16, so that float holds sums over 256 copies exactly.
+/// Element of a tensor. It is below 2^16, so float holds sums over 256 copies exactly.
 float element(int64_t head, int64_t slot, int64_t lane) {
   return static_cast<float>((head * 7919 + slot * 31 + lane * 3) % (1 << 16));
 }
@@ -25,11 +25,11 @@ float element(int64_t head, int64_t slot, int64_t lane) {
 struct BinView {
   int64_t index = 0;
   std::vector<int64_t> ids, positions;
-  std::vector<int32_t> bounds;  ///< of its segments, in slots
+  std::vector<int32_t> bounds;  ///< segment boundaries, in slots
   int64_t slots() const { return std::ssize(ids); }
 };
 
-/// A step over all bins: times it and counts its bytes.
+/// Times one step over all bins and counts its bytes.
 class ExchangeStep {
  public:
   ExchangeStep(std::string name, Communicator& world, Verification& checks, bool check)
@@ -38,14 +38,14 @@ class ExchangeStep {
     row_.ranks = world.size();
     row_.check = "-";
     row_.formula = std::numeric_limits<double>::quiet_NaN();
-    if (check_ != nullptr) check_->add_nothing();  // a rank whose part of all bins is empty
+    if (check_ != nullptr) check_->add_nothing();  // a rank may have no part of any bin
   }
   UlyssesResult& row() { return row_; }
   Communicator& world() { return world_; }
   int ranks() const { return world_.size(); }
   int rank() const { return world_.rank(); }
 
-  /// Runs `work`, which is collective, and counts what it takes.
+  /// Runs `work`, which is collective, and adds its time and its bytes.
   template <class Work>
   auto measured(const Work& work) {
     const int64_t before = world_.traffic().bytes_sent;
@@ -55,8 +55,8 @@ class ExchangeStep {
     sent_ += world_.traffic().bytes_sent - before;
     return result;
   }
-  int64_t sent() const { return sent_; }  ///< by this rank so far
-  /// What all ranks should have sent.
+  int64_t sent() const { return sent_; }  ///< bytes sent by this rank so far
+  /// Adds to the bytes that all ranks should send.
   void add_formula(double bytes) {
     row_.formula = std::isnan(row_.formula) ? bytes : row_.formula + bytes;
   }
@@ -66,7 +66,7 @@ class ExchangeStep {
     if (check_ != nullptr) check_->add_all(actual, expected, what);
   }
 
-  /// The row, with what all ranks took. Collective.
+  /// The row, with the bytes of all ranks and the time of the slowest. Collective.
   UlyssesResult finish() {
     row_.bytes = static_cast<double>(all_reduce_value(world_, sent_, ReduceOp::sum));
     row_.step_ms = 1e3 * all_reduce_value(world_, seconds_, ReduceOp::max);
@@ -83,7 +83,7 @@ class ExchangeStep {
   int64_t sent_ = 0;
 };
 
-/// Documents dealt to ranks in blocks, as data loaders hold them: the lists of all ranks are one.
+/// Deals documents to ranks in blocks, as data loaders do, gathers the lists and splits them.
 void exchange_lists(ExchangeStep& step, const PackedHeader& header) {
   const int64_t each = header.documents / step.ranks();
   std::vector<int64_t> mine, all;
@@ -96,7 +96,7 @@ void exchange_lists(ExchangeStep& step, const PackedHeader& header) {
                "split list");
 }
 
-/// The stream in slices, and back; a gradient the other way.
+/// Slices the stream and gathers it again, and splits a gradient.
 void slice_bin(ExchangeStep& step, const BinView& bin) {
   const SlicedInput sliced =
       slice_and_pad(bin.ids, 1, bin.positions, bin.bounds, step.ranks(), step.rank());
@@ -133,7 +133,7 @@ void slice_bin(ExchangeStep& step, const BinView& bin) {
                                             gather);
   });
   step.compare(own, expected, name + " gradient");
-  // Both ways agree on their arguments; only the way there moves data.
+  // Both directions check that arguments agree. Only forward moves data.
   const int64_t agreement = step.sent() - before - forward;
   step.compare(std::vector<int64_t>{forward - agreement},
                std::vector<int64_t>{(step.ranks() - 1) * width * int64_t{sizeof(double)}},
@@ -151,7 +151,7 @@ std::vector<float> tensor(int64_t first_head, int64_t heads, const std::vector<i
   return x;
 }
 
-/// The same with tokens before heads: [slots, heads, dim].
+/// A token-major tensor [slots, heads, dim].
 std::vector<float> token_major(int64_t first_head, int64_t heads, const std::vector<int32_t>& slots,
                                int64_t dim) {
   std::vector<float> x;
@@ -176,8 +176,8 @@ std::vector<int32_t> slots_from(int64_t begin, int64_t count) {
   return slots;
 }
 
-/// Heads for tokens and back, forward and backward. `mine` are the slots of this rank, `joined`
-/// those of all ranks in rank order.
+/// Exchanges heads for tokens and back, forward and backward. `mine`: slots of this rank. `joined`:
+/// slots of all ranks in rank order.
 void exchange_bin(ExchangeStep& step, const UlyssesHeads& heads, const std::vector<int32_t>& mine,
                   const std::vector<int32_t>& joined, const std::string& name) {
   const int64_t ranks = step.ranks(), d = heads.head_dim, own = heads.heads / ranks;
@@ -185,7 +185,7 @@ void exchange_bin(ExchangeStep& step, const UlyssesHeads& heads, const std::vect
       plan_ulysses(step.world(), {1, heads.heads, heads.kv_heads, std::ssize(mine), d});
   const std::vector<float> q = tensor(0, heads.heads, mine, d);
   const std::vector<float> kv = tensor(0, heads.kv_heads, mine, d);
-  // Queries, keys and values under way together.
+  // The exchanges of queries, keys and values overlap.
   const auto [queries, keys, values] = step.measured([&] {
     auto first = post_exchange<float>(step.world(), std::span<const float>(q), plan.query);
     auto second = post_exchange<float>(step.world(), std::span<const float>(kv), plan.key_value);
@@ -203,10 +203,10 @@ void exchange_bin(ExchangeStep& step, const UlyssesHeads& heads, const std::vect
   step.compare(
       exchanged(step, token_major(step.rank() * own, own, joined, d), plan.output_token_major),
       token_major(0, heads.heads, mine, d), name + " output, tokens first");
-  // Every copy of a key head brings the same gradient: they add up to `copies` of it.
+  // All copies of a key head have the same gradient, so their sum is `copies` times that.
   step.compare(exchanged(step, keys, backward_of(plan.key_value, step.ranks())),
                tensor(0, heads.kv_heads, mine, d, static_cast<float>(copies)), name + " gradient");
-  // Each tensor leaves a rank but for its own part.
+  // A rank sends each tensor except its own part.
   const double slots =
       static_cast<double>(std::ssize(mine)) * static_cast<double>(d) * sizeof(float);
   const auto q_heads = static_cast<double>(heads.heads);
@@ -222,7 +222,7 @@ void exchange_slices(ExchangeStep& step, const UlyssesHeads& heads, const BinVie
                slots_from(0, width * step.ranks()), fmt::format("bin {}", bin.index));
 }
 
-/// From dual-chunk-swap shards: tokens arrive in rank order and are put in that of the stream.
+/// Exchanges dual-chunk-swap shards. Tokens arrive in rank order and are put in stream order.
 void exchange_swapped(ExchangeStep& step, const UlyssesHeads& heads, const BinView& bin) {
   LayoutOptions options;
   options.cp = step.ranks();
@@ -251,7 +251,7 @@ BinView bin_view(const PackedHeader& header, const PackedSlots& slots, int64_t b
   return {b, part(slots.ids), part(slots.positions), {padded.begin(), padded.end()}};
 }
 
-/// Dual-chunk-swap wants slots of segments in multiples of 2·ranks.
+/// Dual-chunk-swap requires that the slots of each segment are a multiple of 2·ranks.
 bool can_be_swapped(const PackedHeader& header, int ranks) {
   for (int64_t b = 0; b < header.bin_count(); ++b)
     for (const int32_t bound : header.cu_seqlens_padded(b))
