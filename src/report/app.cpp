@@ -69,7 +69,7 @@ void refuse_foreign_launcher(const MpiEnvironment& mpi) {
       mpi.launched_ranks(), MpiEnvironment::library_version());
 }
 
-/// Everything between the start and the end of MPI. run_app handles what it throws.
+/// Runs everything between the start and the end of MPI. run_app handles its exceptions.
 ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Communicator& world,
              const std::function<void(CLI::App&)>& declare,
              const std::function<ExitCode(AppContext&)>& body) {

@@ -29,7 +29,7 @@ struct AppInfo {
   bool takes_machine = true;  ///< has the option --machine; results name the machine
 };
 
-/// What the body of an app gets.
+/// Arguments of the body of an app.
 struct AppContext {
   const AppInfo& info;
   MpiEnvironment& mpi;

@@ -27,7 +27,7 @@ std::string complain_about_seconds(const std::string& text) {
   return fmt::format("'{}' is not a number of seconds", text);
 }
 
-/// Opening a pipe would wait for its writer; a file of terabytes would not end.
+/// The complaint about a file that is unreadable, not regular (a pipe would block) or too large.
 std::string complain_about_unreadable(const std::string& path) {
   try {
     read_text_file(path, "options in TOML");

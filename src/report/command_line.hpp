@@ -18,7 +18,7 @@ struct CommonOptions {
   bool quiet = false;
 };
 
-/// What a command line without errors asks for.
+/// The request of a valid command line.
 enum class Request { run, help, version };
 
 /// Called after the app's own declarations, so that --help shows those first.

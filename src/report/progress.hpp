@@ -9,13 +9,13 @@
 
 namespace gyre {
 
-/// How far a run is, from rank 0. On a terminal a line that is drawn again and again, from 5 s on;
-/// elsewhere, as under a launcher, a line of text every 10 s. Without a number of rows, or with
-/// "off", nothing.
+/// Shows the progress of a run. On a terminal it redraws one line, from 5 s on. Elsewhere, as under
+/// a launcher, it prints a line of text every 10 s. It shows nothing without a number of rows or
+/// with "off".
 class Progress {
  public:
-  /// `mode`: "auto"; "on": stderr ends at a terminal even if it is a pipe; "off". `shows`: this
-  /// rank does.
+  /// `mode`: "auto", "on" (treat stderr as a terminal even if it is a pipe) or "off". `shows`: this
+  /// rank shows the progress.
   Progress(std::string program, const std::string& mode, bool shows);
   ~Progress();
   Progress(const Progress&) = delete;

@@ -1,5 +1,5 @@
 #pragma once
-// Repeated measurements: how often, and what is known about each.
+// Repeated measurements: the number of repetitions and their times.
 
 #include <cstdint>
 #include <string>
@@ -30,7 +30,7 @@ void declare_repeats(CLI::App& app, const std::string& what, RepeatOptions& opti
 /// Adds an error when the seconds are not positive.
 void check_repeats(const RepeatOptions& options, ConfigErrors& errors);
 
-/// What repetitions of one configuration took.
+/// Times of the repetitions of one configuration.
 struct Timing {
   Samples samples_ms;  ///< [rank][iteration]
   /// CPU time over wall time of the measuring thread: the minimum over ranks. All waits poll, so it

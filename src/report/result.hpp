@@ -63,7 +63,7 @@ struct Fom {
 struct MemoryReport {
   int64_t planned = 0;  ///< arrays of the largest configuration; 0: not planned
   int64_t start = 0;    ///< of the process at the start: program, libraries, shared memory of MPI
-  int64_t peak = 0;     ///< largest of the process
+  int64_t peak = 0;     ///< peak of the process
   void plan(int64_t bytes) { planned = std::max(planned, bytes); }
 };
 

@@ -16,10 +16,10 @@
 //
 //     tolerance = safety · sigma          safety = 32
 //
-// Measured, as a share of these tolerances: 0.05 to 0.12 for hidden states of decoders of 2 to 24
-// layers and up to 2048 tokens in f32 against f64, with weights of the usual random size
-// (1/sqrt(fan-in)); up to 0.7 with weights 1.5 to 3 times larger; 0.1 to 0.3 for trained models.
-// Eight layers of weights twice as large, where attention is a near-argmax and every layer
+// Measured errors, as shares of these tolerances, are 0.05 to 0.12 for hidden states of decoders of
+// 2 to 24 layers and up to 2048 tokens in f32 against f64, with random weights of the usual size
+// (1/sqrt(fan-in)), up to 0.7 with weights 1.5 to 3 times larger, and 0.1 to 0.3 for trained
+// models. Eight layers of weights twice as large, where attention is a near-argmax and every layer
 // amplifies the error of the previous one, reach 1.2: --tol-scale exists for such models. For
 // comparison, leaving out one key of every block gives errors of 2 and more, where tolerances are
 // 1e-5 to 1e-4.
@@ -75,10 +75,10 @@ double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
 //     n_dQ   = n_p + n_out + 2D + K                   n_dV   = n_p + Q + H
 //     n_dK   = n_p + n_out + 2D + Q + H               n_dz   = n_p + n_out + D, summed in f64
 //
-// Roundings to bf16 are counted separately, because they are 65536 times as large: P of out if
-// partial results are bf16, which reach dQ, dK and the sinks through delta; P of dQ; H of dK and
-// dV; and one for every time that out or dQ is sent as an activation. Inputs are exact values of
-// bf16.
+// Roundings to bf16 are counted separately, because they are 65536 times as large. Their numbers
+// are: P for out if partial results are bf16 (these reach dQ, dK and the sinks through delta), P
+// for dQ, H for dK and dV, and one for every time that out or dQ is sent as an activation. Inputs
+// are exact values of bf16.
 //
 //     tolerance = safety / 6 · sqrt(eps_f32² n_f32 + eps_bf16² n_bf16)
 //
@@ -91,13 +91,13 @@ double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
 // The first queries of a document, which see few keys, have the largest dQ and the largest errors.
 // So each row has its own scale.
 //
-// Measured with a plain f32 computation, key by key, on normal inputs, documents of 1 to 2048
-// tokens, head_dim 32 to 128, P = 1 and 8: the largest errors, as shares of the tolerances, are 0.1
-// to 0.35 for out, dQ, dK and dV if everything is f32, 0.1 to 0.6 if everything that can be is
-// bf16, 0.05 to 0.1 for log-sum-exps, 0.01 to 0.1 for gradients of sinks, which are few; up to 0.7
-// with scores of size 4 to 64. Leaving out one block of 64 keys gives 17000 times the tolerance of
-// every tensor in f32, except the sinks' gradients (4 times and more), and 13 times in bf16, where
-// the sinks' gradients do not show it.
+// Errors were measured with a plain f32 computation, key by key, on normal inputs, documents of 1
+// to 2048 tokens, head_dim 32 to 128, P = 1 and 8. The largest ones, as shares of the tolerances,
+// are 0.1 to 0.35 for out, dQ, dK and dV if everything is f32, 0.1 to 0.6 if all that can be is
+// bf16, 0.05 to 0.1 for log-sum-exps, 0.01 to 0.1 for gradients of sinks, which are few, and up to
+// 0.7 with scores of size 4 to 64. Leaving out one block of 64 keys gives 17000 times the tolerance
+// of every tensor in f32, except the sinks' gradients (4 times and more), and 13 times in bf16,
+// where the sinks' gradients do not show it.
 
 /// The properties of an attention that determine its tolerances.
 struct AttentionReductions {
@@ -158,10 +158,10 @@ double error_scale(std::span<const double> row, double size);
 //
 //     p (|a| + |b| max(1, |log p|)) (1 + |log p|) + |weights|
 //
-// Measured with a plain f32 computation that adds up runs of row_roundings columns, with up to 152
-// K columns, logits of size 0 to 20, with and without a common offset of 1000, and rows where one
-// column is nearly certain: shares of 0.01 to 0.1. Leaving out one of 32 K columns of equal
-// probability moves every log p by 3e-5; |log p| is 10 there, and the tolerance is 1.3e-5.
+// A plain f32 computation that adds up runs of row_roundings columns, with up to 152 K columns,
+// logits of size 0 to 20, with and without a common offset of 1000, and rows where one column is
+// nearly certain, has errors of 0.01 to 0.1 of the tolerances. Leaving out one of 32 K columns of
+// equal probability moves every log p by 3e-5; |log p| is 10 there, and the tolerance is 1.3e-5.
 
 inline constexpr int64_t row_roundings = 64;
 
@@ -169,8 +169,8 @@ double logprob_tolerance();
 double logprob_scale(double logprob);
 double entropy_scale(int64_t vocab_size);
 double logit_gradient_tolerance(DType stored);
-/// `weights`: sum of the magnitudes of the ids' terms. At least 2^-80: f32 flushes small terms to
-/// 0.
+/// `weights`: sum of the magnitudes of the ids' terms. The result is at least 2^-80, because f32
+/// flushes small terms to 0.
 double logit_gradient_scale(double logprob, double a, double b, double weights);
 
 // Log-probabilities from hidden states. Logits are dot products of length `hidden`; their error is
@@ -186,8 +186,8 @@ double logit_gradient_scale(double logprob, double a, double b, double weights);
 //                              size is the root of the sum of squares of its terms, which are
 //                              logit_gradient_scale() times the other factor
 //
-// bf16 inputs are widened exactly and add no error. Measured for normal hidden states and
-// logits of size 0.5 to 8: shares of 0.003 to 0.08.
+// bf16 inputs are widened exactly and add no error. Measured errors for normal hidden states and
+// logits of size 0.5 to 8 are 0.003 to 0.08 of the tolerances.
 
 double linear_logprob_tolerance(int64_t hidden, double logit_size = 1);
 double linear_gradient_tolerance(int64_t hidden, int64_t terms, double logit_size = 1);

@@ -16,11 +16,11 @@
 //                       communication     |KV ------------|
 //                       communication 2          |dKV ---------|
 //
-// Contents of the file:
+// The file holds otherData.clocks, the alignment of the ranks' clocks, and these events:
 //   X        a span (cat: name_of its kind; args: pass, step; of a transfer also bytes_sent,
 //            bytes_received and the lists `to` and `from` of {peer, bytes})
 //   s, f     both ends of a message (args: the other rank, bytes, step)
-//   M        names and order of processes and threads; otherData.clocks: alignment of the clocks
+//   M        names and order of processes and threads
 
 #include <functional>
 #include <string>
