@@ -107,12 +107,6 @@ TEST(RaggedPlan, AStaircaseOfEqualStepsIsALogarithmOfEvenBatches) {
   EXPECT_TRUE(keys.rest.empty());
 }
 
-TEST(RaggedPlan, RestsOfAStaircaseAreBatchesOfTheirOwn) {
-  const std::vector<int64_t> lengths(100, 256);  // rests in the levels of 64, 32 and 4 steps
-  const RaggedPlan plan = plan_ragged(staircase(0, 0, lengths), false, 1024, no_limit);
-  for (const RaggedBatch& batch : plan.batches) EXPECT_NE(even_batch(batch), std::nullopt);
-}
-
 TEST(RaggedPlan, EntriesOfAStaircaseShareNoRows) {
   EXPECT_TRUE(rc::check("disjoint", [] {
     const auto steps = *rc::gen::inRange<size_t>(0, 40);
