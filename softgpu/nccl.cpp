@@ -1,7 +1,7 @@
-// NCCL for the software GPU, over MPI. Every operation is work of a stream: it starts when what is
-// before it in the stream is done, and moves on whenever this process waits for anything.
+// NCCL for the software GPU, over MPI. Every operation is queued on a stream. It starts when all
+// earlier work of the stream is done, and progresses whenever this process waits for anything.
 //
-//     start    copy what is sent out of device memory; for each peer: send a description of the
+//     start    copy the data to send out of device memory; for each peer: send a description of the
 //              operation and the data, receive the peer's
 //     then     compare descriptions; when all data is there, combine it in order of the ranks and
 //              write it into device memory
@@ -189,7 +189,7 @@ class Operation {
   }
   void compare(const Description& mine, const Description& theirs, int peer) {
     if (mine == theirs) return;
-    failed_ = true;  // and is not tried again, where tests go on
+    failed_ = true;  // tests go on after die(): the operation must not be tried again
     die(text_of(mine, false) + " on rank " + std::to_string(comm_->rank) + " of " +
         std::to_string(comm_->size()) + " meets " + text_of(theirs, true) + " on rank " +
         std::to_string(peer));

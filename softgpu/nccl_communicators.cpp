@@ -65,7 +65,7 @@ void wait_all(std::vector<MPI_Request>& requests) {
   });
 }
 
-/// Everyone's Member at the rank that made the id, and from there at everyone.
+/// Gathers the Members of all ranks on the rank that made the id, and sends them to all ranks.
 std::vector<Member> meet(const Member& me, int root, int id) {
   std::vector<Member> all(static_cast<size_t>(me.size));
   constexpr int bytes = sizeof(Member);
@@ -279,7 +279,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, size_t bytes,
                    std::to_string(member.window_bytes) + " on another");
   *win =
       &shared.windows.emplace_back(ncclWindow_vidmem{static_cast<const std::byte*>(memory), bytes});
-  return ncclSuccess;
+  return softgpu::started(shared);
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
   std::list<ncclWindow_vidmem>& windows = comm->shared->windows;

@@ -12,8 +12,6 @@
 
 #include "nccl.h"
 
-namespace softgpu {}  // namespace softgpu
-
 /// Memory that all members have registered together.
 struct ncclWindow_vidmem {
   const std::byte* begin;
@@ -46,12 +44,12 @@ struct Shared {
   ncclResult_t error = ncclSuccess;
   std::string last_error;
   int pending = 0;           // operations in streams
-  bool in_progress = false;  // since a call that did not block, until its state was asked for
+  bool in_progress = false;  // after a nonblocking call, until its state is asked for
   int notice = 0;
   MPI_Request notice_request = MPI_REQUEST_NULL;
   std::list<ncclWindow_vidmem> windows = {};
 
-  /// Where `data` is in a window; -1: in none.
+  /// Offset of `data` in a window; -1 if it is in none.
   long in_window(const void* data) const;
 
   int size() const { return static_cast<int>(world.size()); }
@@ -71,7 +69,7 @@ ncclResult_t fail(ncclResult_t result, std::string why);
 // ---- nccl_reductions.cpp
 
 std::string name_of(int type);
-/// Of an element; 0: no such type.
+/// Bytes of an element; 0 for an unknown type.
 size_t bytes_of(ncclDataType_t type);
 /// to[i] <- to[i] op from[i] for all elements of the operation.
 void reduce(std::byte* to, const std::byte* from, const Description& d);

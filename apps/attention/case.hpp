@@ -94,6 +94,7 @@ class AttentionCase final : public Case {
 
   std::string label(Pass pass) const override;
   /// Runs the forward before a backward pass, which needs its results.
+  void begin(Pass pass) override;
   void prepare(Pass pass, bool poisoned) override;
   /// Throws unless the traffic is that of the plan.
   void run(Pass pass) override;
@@ -145,6 +146,7 @@ class AttentionCase final : public Case {
   // Times of the timed iterations on this rank.
   std::vector<double> compute_ms_, communicate_ms_;
   std::vector<ExecutionTimes> times_;
+  SentTraffic planned_sent_;  // by one run of the present pass
   int64_t graph_operations_ = 0;
 };
 

@@ -50,6 +50,7 @@ void write_timeline(Setting& s, AttentionCase& of) {
   s.backend.check_messages(false);
   for (const Pass pass : s.o.passes()) of.record(pass, trace);
   const std::string text = trace_text(trace, s.context.world, offset);
+  s.backend.check_messages(true);
   run_on_root(s.context.world, "timeline", [&] { s.context.outputs.add_text(s.o.trace, text); });
 }
 
@@ -67,7 +68,7 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
   if (o.check != "none") of.check_counts(s.report.verification);
   std::vector<AttentionResult> rows;
   for (const Pass pass : o.passes()) rows.push_back(of.row(pass, cycle));
-  // With --cuda-graph, the first run of a kind prepares, the second records.
+  // With --cuda-graph, the first run of a pass allocates and the second records the graph.
   const MeasureOptions measuring{o.repeats, o.cuda_graph ? std::max(2, o.warmup) : o.warmup,
                                  o.check, o.tol_scale};
   for (AttentionResult& row : suite.wanted(std::move(rows)))

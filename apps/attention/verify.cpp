@@ -40,8 +40,8 @@ std::span<const double> part(const std::vector<double>& all, size_t index, size_
   return std::span(all).subspan(index * length, length);
 }
 
-/// With answers, the sample that gives the sizes of errors has this many times the pairs; it takes
-/// about a second per rank.
+/// With answers, the sample that gives the sizes of errors has this many times the pairs.
+/// Recomputing it takes about a second per rank.
 constexpr int64_t more_pairs_with_answers = 256;
 
 /// Recomputed rows of one array: values [rows, width], and the size of each head [rows, heads].
@@ -239,6 +239,7 @@ class Verifier {
         const bool is_empty = pairs_of(rows->all[batch[b]], false) == 0;
         ExpectedRow row{std::vector<double>(heads_, is_empty ? -infinity_of<double> : 0),
                         std::vector<double>(heads_, 1)};
+        row.defined = row.values;
         if (batch[b] < rows->recomputed)
           std::ranges::copy(want.subspan(b * heads_, heads_), row.values.begin());
         all.push_back(std::move(row));

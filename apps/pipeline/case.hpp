@@ -47,8 +47,8 @@ struct ScoringInputs {
 
 class ScoringCase final : public Case {
  public:
-  /// Makes the plans; the decoder runs on `grid`. Collective over `world`, which
-  /// holds all ranks and is in host memory.
+  /// Plans the bins of this rank, without communication; the decoder runs on `grid`. `world`: all
+  /// ranks, in host memory.
   ScoringCase(const ScoringPlan& plan, const ScoringInputs& inputs, ProcessGrid& grid,
               Communicator& world, Progress& progress);
   /// Sets the decoder that passes run.

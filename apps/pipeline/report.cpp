@@ -137,7 +137,7 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
 
 void add_figures(RunReport& report, const ScoringResult& result, const Compression& compression,
                  int64_t vocab_size) {
-  // Rounding may put the entropy of a uniform distribution slightly above log2.
+  // Rounding may put the entropy of a uniform distribution slightly above log2(vocab_size).
   const double most_entropy = std::log2(static_cast<double>(vocab_size)) + 1e-3;
   report.foms = {{"tokens_per_s", result.tokens_per_second(), "1/s", result.key},
                  {"bits_per_byte", compression.bits_per_byte, "bit", {}},

@@ -37,8 +37,8 @@ void dot(MatrixView<const float> a, MatrixView<const float> b, std::span<float> 
 void widen(MatrixView<const bf16> a, MatrixView<float> out, int threads);
 void narrow(MatrixView<const float> a, MatrixView<bf16> out, int threads);
 
-/// PyTorch's one-hot in int64: zeros with a 1 at column ids[row], 8 bytes written; the product of
-/// each row with its 0 or 1, 8 + 8; conversion of zeros and ones to f32, 8 + 4. ids are columns.
+/// PyTorch's one-hot in int64, in three passes (bytes per element): zeros with a 1 at column
+/// ids[row] (8), the product of each row with its 0 or 1 (8 + 8), conversion to f32 (8 + 4).
 void one_hot(std::span<const int64_t> ids, MatrixView<int64_t> out, int threads);
 void multiply_rows(MatrixView<const int64_t> a, std::span<const int64_t> s, MatrixView<int64_t> out,
                    int threads);

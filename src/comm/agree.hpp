@@ -36,8 +36,8 @@ struct SameOnAllRanks {
 /// Runs `check` (no communication inside) on every rank and compares `arguments` over the ranks. If
 /// a check throws or an argument differs, all ranks throw the same error (throw_to_all); a
 /// difference is a usage error that names both values. Collective: two small all-gathers.
-/// `together`: a group whose ranks are all in groups like `comm`, and compare arguments in them at
-/// the same time; then all ranks of `together` throw. Arguments that arrive with other bits than
+/// If `together` is given, all its ranks must call this at the same time, each in a group like
+/// `comm`, and all of them throw if one group differs. Arguments that arrive with other bits than
 /// were sent are a runtime error of the rank that receives them.
 void agree_on_arguments(Communicator& comm, std::string_view what,
                         const std::function<void()>& check,

@@ -22,7 +22,7 @@
 
 namespace gyre::staging {
 
-/// Where MPI accesses the arrays of an operation.
+/// Memory in which MPI accesses the arrays of an operation.
 enum class Reach {
   host,   ///< in pinned copies
   device  ///< in place; slices that are not contiguous are first gathered on the device

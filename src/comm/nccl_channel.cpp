@@ -50,16 +50,20 @@ void Channel::require_usable(std::string_view what) const {
     throw_runtime("{}: the NCCL communicator was aborted after an earlier error", what);
 }
 
-void Channel::check(ncclResult_t result, std::string_view call, std::string_view file, int line) {
-  if (result == ncclInProgress) {
-    const WaitScope scope(call, world_ranks);
-    while (result == ncclInProgress) {
-      sched_yield();
-      const ncclResult_t asked = ncclCommGetAsyncError(comm, &result);
-      if (asked != ncclSuccess) result = asked;
-    }
+ncclResult_t Channel::settled(ncclResult_t result, std::string_view call) {
+  if (result != ncclInProgress) return result;
+  const WaitScope scope(call, world_ranks);
+  while (result == ncclInProgress) {
+    sched_yield();
+    const ncclResult_t asked = ncclCommGetAsyncError(comm, &result);
+    if (asked != ncclSuccess) result = asked;
   }
-  if (result != ncclSuccess) fail(result, call, file, line);
+  return result;
+}
+
+void Channel::check(ncclResult_t result, std::string_view call, std::string_view file, int line) {
+  const ncclResult_t final_result = settled(result, call);
+  if (final_result != ncclSuccess) fail(final_result, call, file, line);
 }
 
 void Channel::check_progress(std::string_view what) {

@@ -53,8 +53,10 @@ struct Channel {
 
   /// Throws a runtime error if the communicator was aborted.
   void require_usable(std::string_view what) const;
-  /// Throws by fail() if `result` is an error. Waits while it is ncclInProgress, which calls return
-  /// with NCCL_COMM_BLOCKING=0.
+  /// Waits while `result` is ncclInProgress, which calls return with NCCL_COMM_BLOCKING=0; `call`
+  /// names the wait. Returns the final result.
+  ncclResult_t settled(ncclResult_t result, std::string_view call);
+  /// Throws by fail() if `result` is an error, once it is settled.
   void check(ncclResult_t result, std::string_view call, std::string_view file, int line);
   /// Throws if a started operation has failed since, by a dead peer or a lost link.
   void check_progress(std::string_view what);

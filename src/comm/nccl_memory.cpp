@@ -58,9 +58,10 @@ class Window {
  public:
   Window(std::shared_ptr<Channel> channel, std::span<std::byte> memory)
       : channel_(std::move(channel)) {
-    made_ = ncclCommWindowRegister(channel_->comm, memory.data(), memory.size(), &handle_,
-                                   NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess &&
-            handle_ != nullptr;
+    const ncclResult_t result = ncclCommWindowRegister(channel_->comm, memory.data(), memory.size(),
+                                                       &handle_, NCCL_WIN_COLL_SYMMETRIC);
+    made_ =
+        channel_->settled(result, "ncclCommWindowRegister") == ncclSuccess && handle_ != nullptr;
   }
   ~Window() {
     if (made_ && channel_->comm != nullptr) (void)ncclCommWindowDeregister(channel_->comm, handle_);

@@ -54,13 +54,13 @@ class Backend {
   /// Communicator of all ranks for small arrays in host memory. On CPUs it uses MPI, on GPUs the
   /// links of world(). See comm/host_staging.hpp.
   Communicator& host_staging();
-  /// Switches the check that MPI messages of world() arrive as sent (comm/checked.hpp). It starts
-  /// on, and is off in timed runs. All ranks must switch between the same operations.
+  /// Switches the check that messages arrive as sent (comm/checked.hpp), which only mpi and staged
+  /// have. It starts on, and is off in timed runs. All ranks must switch between the same operations.
   void check_messages(bool on);
   /// Bytes that this rank may allocate in space() now; 0: unknown.
   int64_t memory_bytes() const;
 
-  /// Adds devices, library versions and reasons why figures are unofficial (a shared GPU, the
+  /// Adds devices, backend, communicator, and reasons why figures are unofficial (a shared GPU, the
   /// software GPU) to a report.
   void describe(RunReport& report) const;
 

@@ -24,6 +24,7 @@ struct SentTraffic {
   friend SentTraffic operator-(const SentTraffic& a, const SentTraffic& b) {
     return {a.messages - b.messages, a.bytes - b.bytes};
   }
+  friend bool operator==(const SentTraffic&, const SentTraffic&) = default;
 };
 
 /// A case that is planned, allocated and filled. All functions are collective.
@@ -42,7 +43,7 @@ class Case {
   /// Called before the first run of a pass.
   virtual void begin(Pass) {}
   /// Brings the arrays into the state that a run of `pass` needs. If poisoned, fills all but the
-  /// inputs with NaN first. Not timed.
+  /// inputs with NaN first; a case without such arrays may ignore it. Not timed.
   virtual void prepare(Pass pass, bool poisoned) = 0;
   /// Runs `pass` once. All of its work is done on return.
   virtual void run(Pass pass) = 0;
@@ -59,8 +60,8 @@ class Case {
   virtual std::optional<SentTraffic> expected(Pass) const { return {}; }
   /// Name of the check that compares sent and expected traffic.
   virtual std::string counters(Pass pass) const { return label(pass) + ": counters"; }
-  /// Checksum of this rank's results of the last run; empty if they are not compared bitwise (no
-  /// results, or results on a GPU). All ranks agree on whether it is empty.
+  /// Checksum of results of the last run on this rank; empty if they are not compared bitwise. All
+  /// ranks agree on whether it is empty.
   virtual std::optional<uint64_t> checksum(Pass pass) = 0;
   /// Compares the results of the last run with answers or with the definition.
   virtual void verify(Pass pass, Verification& checks) = 0;

@@ -5,7 +5,8 @@
 //     for each of the warm-up runs:           if results are verified, the last one starts with NaN
 //       prepare, run, parts                   in the arrays, and its messages are checked
 //     until the median is known:
-//       prepare, barrier, run (timed), parts  the last run follows its parts, so its results stay
+//       prepare, barrier, run (timed), parts  a verified run starts with NaN; the last one follows
+//                                             its parts, so its results stay
 //     compare the checksum of every timed run with that of the checked run
 //     verify the results of the last run or of every run (--check last, all), and without checksums
 //     (GPUs) also those of the checked run

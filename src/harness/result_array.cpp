@@ -15,9 +15,12 @@ namespace {
 
 std::vector<size_t> rows_to_compare(const ResultArray& array) {
   if (!array.answers.empty() || array.samples_itself) return real_rows(array.rows);
-  std::vector<size_t> rows = sample_of(array.rows, array.sample_rows);
-  rows.resize(std::min(rows.size(), static_cast<size_t>(array.most_rows)));
-  return rows;
+  return sample_of(array.rows, std::min(array.sample_rows, array.most_rows));
+}
+
+/// Size of a row for batches, which must be equal on all ranks if reading is collective.
+int64_t elements_of_row(const ResultArray& array) {
+  return std::max(array.width(), array.columns);
 }
 
 /// Records how many tokens the comparison covers.
@@ -110,7 +113,7 @@ void compare_arrays(std::span<const ResultArray> together, const std::string& la
     of.push_back(
         &check_of(label, array.check, array.tolerance, h5::elements_of(array.shape), checks));
     note_sample(array, rows.size(), *of.back());
-    widest = std::max({widest, array.width(), array.columns});
+    widest = std::max(widest, elements_of_row(array));
   }
   for_each_batch(
       rows, widest,
@@ -123,7 +126,7 @@ void compare_arrays(std::span<const ResultArray> together, const std::string& la
 uint64_t checksum_of(std::span<const ResultArray> arrays) {
   Checksum sum;
   for (const ResultArray& array : arrays)
-    for_each_batch(rows_to_compare(array), array.columns, [&](ResultArray::Batch batch) {
+    for_each_batch(rows_to_compare(array), elements_of_row(array), [&](ResultArray::Batch batch) {
       std::vector<double> values(batch.size() * static_cast<size_t>(array.columns));
       array.read(batch, values);
       sum.add(bytes_of(std::span<const double>(values)));
@@ -134,7 +137,7 @@ uint64_t checksum_of(std::span<const ResultArray> arrays) {
 void compare_row(const ResultArray& array, size_t index, std::span<const double> got,
                  const ExpectedRow& expected, const double* answer, Check& check) {
   const auto width = expected.values.size();
-  // `defined` is the expected value by the definition; `want` equals it, or is the file's answer.
+  // `defined` is infinite where the definition is; `want` is the expected value, or the file's answer.
   const auto compare = [&](size_t at, double value, double want, double defined, double scale,
                            bool answered, const char* which = "") {
     const auto column = static_cast<int64_t>(at);
@@ -156,8 +159,9 @@ void compare_row(const ResultArray& array, size_t index, std::span<const double>
     const bool differs =
         answer != nullptr && !expected.stored.empty() && !std::isnan(expected.stored[at]);
     const bool answered = answer != nullptr && !differs;
-    const double defined = expected.values[at];
-    compare(at, got[c], answered ? answer[at] : defined, defined, expected.scales[at], answered);
+    const double value = expected.values[at];
+    compare(at, got[c], answered ? answer[at] : value,
+            expected.defined.empty() ? value : expected.defined[at], expected.scales[at], answered);
     if (differs)
       compare(at, answer[at], expected.stored[at], expected.stored[at], expected.stored_scales[at],
               true, ", the answer itself");

@@ -20,9 +20,12 @@ namespace gyre {
 struct ExpectedRow {
   std::vector<double> values;  ///< [width]
   std::vector<double> scales;  ///< [width] error scales; negative: the element is not compared
-  /// [width] Expected answers of the file, which differ from `values` if rounding admits several
-  /// right rows and the answer is nearest to another one than the result. NaN or empty: the same.
+  /// [width] Expected answers of the file. They differ from `values` if rounding admits several
+  /// right rows and the answer is closest to another one than the result. NaN or empty: `values`.
   std::vector<double> stored = {}, stored_scales = {};
+  /// [width] Values whose infinities say where results are infinite by definition, independently of
+  /// the computation of `values`. Empty: `values`.
+  std::vector<double> defined = {};
   /// The distribution is over no element: results must be NaN where `values` are.
   bool undefined = false;
 };
@@ -38,7 +41,7 @@ struct ResultArray {
   int64_t first = 0;     ///< first column here, as a column of the whole array
   int64_t columns = 1;   ///< columns of a row here, including padding
   /// Without answers, about `sample_rows` of this rank's rows are compared, spread over all of them
-  /// (spread_sample), but at most `most_rows`.
+  /// (spread_sample), or about `most_rows` if that is less.
   int64_t sample_rows = all_rows, most_rows = all_rows;
   int64_t batch_rows = all_rows;  ///< maximum rows of a batch
   /// `rows` are already the sample; `sampled` is {sampled tokens, all tokens}.

@@ -95,7 +95,7 @@ class Suite {
     for (const std::string& reason : refused_) text += "# refused " + reason + "\n";
     return text;
   }
-  /// What the marks in the table mean, if there are any.
+  /// Explains the marks in the table; "" without marks.
   std::string legend() const { return shown_.legend(rows_); }
 
  private:

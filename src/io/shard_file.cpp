@@ -84,7 +84,7 @@ void fill_extra(const h5::File& file, const ShardsHeader& header, const std::str
   file.dataset(fmt::format("{}/{}", shards_extras_path, name)).write_bytes(slabs, bytes);
 }
 
-/// What a file has of a header, and its datasets.
+/// Header of a file, as its attributes and datasets give it, and the datasets.
 struct ShardParts {
   ShardsHeader header;
   std::optional<h5::Dataset> bin_offsets, slot_offsets, embeddings;

@@ -55,7 +55,7 @@ struct BinLayout {
   Layout layout;
 };
 
-/// What is known about a scoring before it runs; the same on all ranks.
+/// Plan of a scoring pass; the same on all ranks.
 struct ScoringPlan {
   ScoringSetup setup;
   PrefixForest forest;                                ///< all documents

@@ -13,7 +13,7 @@
 
 namespace gyre {
 
-/// What is measured; `data` is the communicator of the programs, in the memory of `stream`.
+/// Backend to measure. `data` is the communicator of the programs, in the memory of `stream`.
 struct CalibratedBackend {
   Communicator& world;  ///< host memory
   Communicator& data;

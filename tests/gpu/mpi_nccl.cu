@@ -250,8 +250,11 @@ TEST_F(Nccl, CommunicatorsThatDoNotBlock) {
   setenv("NCCL_COMM_BLOCKING", "0", 1);
   const std::unique_ptr<Communicator> comm = make_nccl_communicator(test::world());
   const std::unique_ptr<Communicator> half = comm->split(comm->rank() % 2);
+  ASSERT_TRUE(use_nccl_memory());
   for (Communicator* one : {comm.get(), half.get()}) {
     const int n = one->size(), me = one->rank();
+    Buffer<int32_t> memory(64, MemorySpace::device);
+    EXPECT_NE(one->register_window(std::as_writable_bytes(memory.span())), nullptr);
     OnStream<int32_t> data(std::vector<int32_t>(4, me), stream());
     const SendSlice sends[] = {{(me + 1) % n, part<int32_t>(data.data(), 0, 2)}};
     const RecvSlice recvs[] = {{(me + n - 1) % n, writable_part(data.data(), 2, 2)}};

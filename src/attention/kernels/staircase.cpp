@@ -25,7 +25,7 @@ class Layers {
           {top.q_begin, top.q_length, begin, keys_end(top).value() - begin.value(), {}});
       return;
     }
-    // Equal sizes at all places of a level: the first part has a power of two of steps.
+    // The first part has a power of two of steps, so that rectangles of a level have equal sizes.
     const size_t first = std::bit_floor(steps.size() - 1);
     const LocalToken middle = keys_end(steps[first - 1]), row = steps[first].q_begin;
     split(steps.first(first), begin);
@@ -67,7 +67,7 @@ bool is_full(const Rectangle& r) {
 }
 
 std::vector<std::vector<Rectangle>> staircase_layers(std::span<const Rectangle> rectangles) {
-  // By first key: steps of a staircase that may go on, and the places of its rectangles.
+  // Staircases that may go on, by their first key. `places`: indices of the steps in `rectangles`.
   struct Open {
     std::vector<Rectangle> steps;
     std::vector<size_t> places;

@@ -2,11 +2,11 @@
 // Staircases of full rectangles, as block-causal masks have them. The steps attend adjacent queries
 // to keys with a common begin, and each step sees more keys than the one before. As entries of one
 // batch the steps would share keys, and a library would need scratch rows for all keys of each:
-// O(steps) times the sequence. Halving gives O(log steps) layers in which rectangles share neither
-// queries nor keys, and in which equal steps give rectangles of equal sizes:
+// O(steps) times the sequence. Halving gives O(log steps) layers in which rectangles of a staircase
+// share neither queries nor keys, and in which equal steps give rectangles of equal sizes:
 //
 //     keys     0 1 2 3        layer    queries x keys
-//     step 0   a              a        each step x the keys that only it and later steps see
+//     step 0   a              a        each step x the keys that the step before does not see
 //     step 1   b a            b        1 x 0, 3 x 2
 //     step 2   c c a          c        2-3 x 0-1
 //     step 3   c c b a
