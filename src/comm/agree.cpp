@@ -77,8 +77,8 @@ std::vector<T> gather_value(Communicator& comm, T value) {
   return all;
 }
 
-/// Status of a rank in one word: its exit code (8 bits), a checksum of the code (24), and a checksum
-/// of the arguments that it sends next (32). A changed bit makes it the status of no rank.
+/// Status of a rank in one word: its exit code (8 bits), a checksum of the code (24), and one of
+/// the arguments that it sends next (32). A changed bit makes it the status of no rank.
 uint64_t status_of(uint64_t code, std::span<const int64_t> arguments) {
   const uint64_t of_code = checksum_of(bytes_of(std::span<const uint64_t>(&code, 1)));
   return checksum_of(bytes_of(arguments)) << 32 | (of_code & 0xffffff) << 8 | code;

@@ -55,7 +55,8 @@ class Backend {
   /// links of world(). See comm/host_staging.hpp.
   Communicator& host_staging();
   /// Switches the check that messages arrive as sent (comm/checked.hpp), which only mpi and staged
-  /// have. It starts on, and is off in timed runs. All ranks must switch between the same operations.
+  /// have. It starts on, and is off in timed runs. All ranks must switch it between the same
+  /// operations.
   void check_messages(bool on);
   /// Bytes that this rank may allocate in space() now; 0: unknown.
   int64_t memory_bytes() const;

@@ -137,7 +137,7 @@ uint64_t checksum_of(std::span<const ResultArray> arrays) {
 void compare_row(const ResultArray& array, size_t index, std::span<const double> got,
                  const ExpectedRow& expected, const double* answer, Check& check) {
   const auto width = expected.values.size();
-  // `defined` is infinite where the definition is; `want` is the expected value, or the file's answer.
+  // `defined` is infinite where the definition is; `want` is expected, or is the file's answer.
   const auto compare = [&](size_t at, double value, double want, double defined, double scale,
                            bool answered, const char* which = "") {
     const auto column = static_cast<int64_t>(at);
